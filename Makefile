@@ -1,0 +1,71 @@
+# `make` alone lists the targets. All they need is Python 3.11, git and make: the
+# first one that runs builds .venv from requirements/dev.txt.
+
+SHELL := bash
+PYTHON ?= $(shell python3.11 --version >/dev/null 2>&1 && echo python3.11 || echo python3)
+BACKENDS := tensorflow jax torch
+TESTS := $(addprefix test-,$(BACKENDS))
+PYTEST_ARGS ?=
+
+BIN := .venv/bin
+INSTALLED := .venv/.installed
+LOGS := build/test-logs
+
+export TF_CPP_MIN_LOG_LEVEL := 3
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.NOTPARALLEL:
+.PHONY: help setup demo test $(TESTS) lint format bench clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z$$].*## / { sub(/\$$\(TESTS\)/, "test-<backend>", $$1); \
+	    printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+setup: $(INSTALLED) ## build .venv from the pinned requirements
+
+$(INSTALLED): requirements/dev.txt pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+	    echo "keras-lso needs Python 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; \
+	    exit 1; }
+	@echo "Installing requirements/dev.txt into .venv; the first time takes minutes."
+	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install -qq -r requirements/dev.txt
+	@$(BIN)/python -m pip install -qq --no-deps --no-build-isolation -e .
+	@touch $@
+
+demo: $(INSTALLED) ## train the example model
+	$(BIN)/python examples/train_digits.py
+
+test: $(INSTALLED) ## lint, then the whole suite under every backend
+	@rm -rf $(LOGS); lint=failed; status=0; \
+	$(MAKE) --no-print-directory lint && lint=passed || status=1; \
+	$(MAKE) --no-print-directory --keep-going $(TESTS) || status=1; \
+	printf '\n%-12s%s\n' lint $$lint; \
+	for backend in $(BACKENDS); do \
+	    counts=$$(grep -E '(passed|failed|skipped|error|ran).* in [0-9.]+s' \
+	        $(LOGS)/$$backend.txt | tail -n 1); \
+	    printf '%-12s%s\n' $$backend "$${counts:-no result: see above}"; \
+	done; \
+	exit $$status
+
+$(TESTS): test-%: $(INSTALLED) ## the suite and the doctests under one backend
+	@mkdir -p $(LOGS)
+	@set -o pipefail; KERAS_BACKEND=$* $(BIN)/python -m pytest --doctest-modules \
+	    $(wildcard keras_lso tests integration_tests) $(PYTEST_ARGS) 2>&1 | tee $(LOGS)/$*.txt
+
+lint: $(INSTALLED) ## ruff check, ruff format --check, mypy
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+format: $(INSTALLED) ## let ruff format the code and fix what it can
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(INSTALLED) ## time a step under every backend
+	@set -e; for backend in $(BACKENDS); do \
+	    KERAS_BACKEND=$$backend $(BIN)/python benchmarks/step_time.py; done
+
+clean: ## remove caches and build products, but not .venv
+	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +

@@ -1,0 +1,11 @@
+"""Loss scaling for Keras 3, on TensorFlow, JAX and PyTorch."""
+
+from importlib.metadata import version as _version
+
+from keras_lso import loss_scales
+from keras_lso.loss_scale_optimizer import LossScaleOptimizer
+from keras_lso.saving import deserialize, load_model
+
+__version__ = _version("keras-lso")
+
+__all__ = ["LossScaleOptimizer", "deserialize", "load_model", "loss_scales"]

@@ -1,0 +1,245 @@
+"""The state of a `LossScaleOptimizer`: its variables, counters and files."""
+
+import warnings
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_lso import adapters, loss_scales
+
+
+class OptimizerState(keras.optimizers.Optimizer):
+    """What a `LossScaleOptimizer` counts, keeps, saves and loads.
+
+    Its variables, in order:
+
+    - `iteration`: the attempted steps (the inner optimizer counts the applied
+      ones), and `learning_rate`, which has no use;
+    - `step_counter` and `dynamic_scale`, of the loss-scale policy;
+    - those of the inner optimizer;
+    - what else the policy keeps;
+    - `consecutive_skips`, which is not saved: how many steps in a row were
+      skipped, and how many of those at the lowest scale.
+
+    Up to the inner optimizer's this is the layout of Keras's own class, so that
+    files go both ways.
+    """
+
+    built: bool
+
+    def _build_skip_counter(self):
+        self._consecutive_skips = self.add_variable(
+            shape=(2,),
+            dtype="int",
+            initializer="zeros",
+            aggregation="only_first_replica",
+            name="consecutive_skips",
+        )
+
+    def _count_step(self, finite):
+        """Counts an attempted step; to be called before the scale moves."""
+        self._attempted_steps.assign_add(1)
+        skips = ops.convert_to_tensor(self._consecutive_skips)
+        policy = self.loss_scale_policy
+        at_lowest = ops.stack([True, policy.value <= policy.min_scale])
+        nothing = ops.zeros_like(skips)
+        skips = ops.where(at_lowest, skips + 1, nothing)
+        self._consecutive_skips.assign(ops.where(finite, nothing, skips))
+
+    # --- What a user asks ---------------------------------------------------
+
+    @property
+    def dynamic(self):
+        """Whether the loss scale adapts itself."""
+        return not isinstance(self.loss_scale_policy, loss_scales.FixedLossScale)
+
+    @property
+    def initial_scale(self):
+        """The loss scale of the first step, a float."""
+        return self.loss_scale_policy.initial_loss_scale
+
+    @property
+    def dynamic_growth_steps(self):
+        """Number of finite steps after which the scale grows; None if fixed."""
+        return getattr(self.loss_scale_policy, "increment_period", None)
+
+    @property
+    def dynamic_counter(self):
+        """Number of finite steps since the scale last moved; None if fixed."""
+        if not self.dynamic:
+            return None
+        if not self.built:
+            return ops.zeros((), dtype="int32")
+        return ops.copy(self.loss_scale_policy.step_counter)
+
+    @property
+    def step_counter(self):
+        """The variable behind `dynamic_counter`; None before `build`."""
+        return getattr(self.loss_scale_policy, "step_counter", None)
+
+    @property
+    def dynamic_scale(self):
+        """The variable behind `loss_scale`; None before `build`."""
+        return getattr(self.loss_scale_policy, "scale", None)
+
+    @property
+    def skipped_steps(self):
+        """The number of steps that were skipped, an integer scalar tensor."""
+        applied = adapters.iteration_variable(self.inner_optimizer)
+        return ops.subtract(self._attempted_steps, applied)
+
+    @property
+    def last_step_applied(self):
+        """Whether the last step was applied, a boolean scalar tensor.
+
+        True before the first one.
+        """
+        if not self.built:
+            return ops.ones((), dtype="bool")
+        return ops.equal(ops.convert_to_tensor(self._consecutive_skips)[0], 0)
+
+    def check_stalled(self, patience=50):
+        """Raises an error if training has come to a standstill.
+
+        When even the lowest scale overflows, step after step, the model itself
+        has diverged, and no loss scale can help it. This reads one number from
+        the device: call it every now and then, not at every step.
+
+        Args:
+            patience: Int. Number of steps in a row, all skipped at the lowest
+                scale, from which on training has stalled. Defaults to `50`.
+
+        Raises:
+            FloatingPointError: If that many steps were skipped.
+        """
+        patience = loss_scales.check_positive_int("patience", patience)
+        if not self.built:
+            return
+        skips = int(ops.convert_to_numpy(self._consecutive_skips)[1])
+        if skips >= patience:
+            raise FloatingPointError(
+                f"The last {skips} steps were all skipped, at the lowest loss scale "
+                f"there is ({self.loss_scale_policy.min_scale}): the gradients are "
+                "inf or NaN at any scale, so the model itself has diverged. Go back "
+                "to a checkpoint and lower the learning rate or clip the gradients "
+                "(`global_clipnorm` of the inner optimizer)."
+            )
+
+    # --- Variables ----------------------------------------------------------
+
+    @property
+    def _attempted_steps(self):
+        return adapters.iteration_variable(self)
+
+    @property
+    def variables(self):
+        """All variables of this optimizer and of the inner one."""
+        skip_counter = [self._consecutive_skips] if self.built else []
+        return self._saved_variables + skip_counter
+
+    @property
+    def weights(self):
+        """All variables, as in tf.keras."""
+        return self.variables
+
+    @property
+    def _saved_variables(self):
+        policy = self.loss_scale_policy.variables
+        return [
+            *adapters.base_variables(self),
+            *policy[:2],
+            *self.inner_optimizer.variables,
+            *policy[2:],
+        ]
+
+    # --- Files --------------------------------------------------------------
+
+    def save_own_variables(self, store):
+        """Writes the state into `store`, in the layout of Keras's own class."""
+        for i, variable in enumerate(self._saved_variables):
+            store[str(i)] = variable.numpy()
+        self._hides_inner_optimizer = False
+
+    def load_own_variables(self, store):
+        """Reads the state from `store`.
+
+        Three layouts are known: our own, that of
+        `keras.optimizers.LossScaleOptimizer`, and that of the bare inner
+        optimizer, after which the scale starts afresh.
+        """
+        self._hides_inner_optimizer = True
+        saved = self._saved_variables
+        inner = self.inner_optimizer.variables
+        extras = len(self.loss_scale_policy.variables[2:])
+        count = len(store.keys())
+        if count == len(saved):
+            targets = saved
+        elif count == len(saved) - extras:
+            targets = saved[:count]
+        elif count == len(inner):
+            targets = inner
+        else:
+            # What Keras does: a model may be loaded without its optimizer.
+            hint = "" if self.built else " The optimizer has not been built yet."
+            warnings.warn(
+                f"Skipping variable loading for optimizer '{self.name}', because it "
+                f"has {len(saved)} variables whereas the saved optimizer has {count} "
+                f"variables.{hint}",
+                stacklevel=2,
+            )
+            return
+        self._assign_all(targets, [store[str(i)] for i in range(count)])
+
+    def set_weights(self, weights):
+        """Sets the state from a list of arrays, in the order of `variables`.
+
+        Args:
+            weights: List of arrays. `consecutive_skips`, the last, may be missing.
+        """
+        if not self.built:
+            raise ValueError(
+                "You are calling `set_weights()` on an optimizer that has not yet "
+                "been built. Please call `optimizer.build(trainable_variables)` "
+                "first."
+            )
+        saved = self._saved_variables
+        weights = list(weights)
+        if len(weights) not in (len(saved), len(saved) + 1):
+            raise ValueError(
+                f"Argument `weights` must be a list of {len(saved)} arrays, in the "
+                f"order of `optimizer.variables`. Received {len(weights)}."
+            )
+        self._assign_all(saved, weights[: len(saved)])
+
+    def _assign_all(self, variables, values):
+        values = [np.asarray(v) for v in values]
+        for variable, value in zip(variables, values, strict=True):
+            if tuple(variable.shape) != value.shape:
+                raise ValueError(
+                    f"The optimizer's variable '{variable.path}' has shape "
+                    f"{tuple(variable.shape)}, but the saved one has shape "
+                    f"{value.shape}. Nothing was loaded."
+                )
+        assigned = set(map(id, variables))
+        # What the file does not hold starts afresh.
+        self.loss_scale_policy.reset()
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+        self.loss_scale_policy.restore()
+        self._consecutive_skips.assign(np.zeros(2, "int32"))
+        # Keras's class leaves the count of attempted steps at 0.
+        applied = int(adapters.iteration_variable(self.inner_optimizer).numpy())
+        attempted = int(self._attempted_steps.numpy())
+        if attempted < applied or id(self._attempted_steps) not in assigned:
+            self._attempted_steps.assign(applied)
+
+    def __dir__(self):
+        """Keras finds what to save and load inside an object by its `dir()`.
+
+        Keras's own class saves the inner optimizer a second time that way, and
+        so do we, for its sake. When loading, ours is complete already: a second
+        reading could only undo it, or warn about a copy that is not there.
+        """
+        hidden = vars(self).get("_hides_inner_optimizer", False)
+        return [n for n in super().__dir__() if not (hidden and n == "inner_optimizer")]

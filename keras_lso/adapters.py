@@ -1,0 +1,157 @@
+"""What this package knows of Keras's own optimizers.
+
+The only place that touches Keras's private attributes. Everything that another
+version of Keras might spell differently stands here.
+"""
+
+import keras
+from keras import ops
+
+from keras_lso.backend import rules
+
+_TORCH_OPTIMIZERS = "keras.src.backend.torch.optimizers"
+
+
+# --- Canonical classes ------------------------------------------------------
+
+
+def canonical_class(optimizer):
+    """Returns the public Keras class that `optimizer` is an instance of.
+
+    On PyTorch `keras.optimizers.SGD(...)` is an instance of another, private
+    class. A user's own subclass is its own canonical class.
+    """
+    cls = type(optimizer)
+    if cls.__module__.startswith(_TORCH_OPTIMIZERS):
+        return getattr(keras.optimizers, cls.__name__, cls)
+    return cls
+
+
+def public_config(config):
+    """Returns a copy of `config` in which torch-only classes have public names.
+
+    Keras writes the private class that it swaps in on PyTorch into its configs,
+    and no other backend can read those.
+    """
+    if isinstance(config, list | tuple):
+        return type(config)(public_config(item) for item in config)
+    if not isinstance(config, dict):
+        return config
+    config = {key: public_config(value) for key, value in config.items()}
+    if str(config.get("module", "")).startswith(_TORCH_OPTIMIZERS):
+        config["module"] = "keras.optimizers"
+        config["registered_name"] = None
+    return config
+
+
+# --- The state of an optimizer ----------------------------------------------
+
+
+def iteration_variable(optimizer):
+    """Returns the variable that counts the optimizer's applied steps."""
+    return optimizer._iterations
+
+
+def base_variables(optimizer):
+    """Returns `[iteration, learning_rate]`, which every optimizer starts with."""
+    return optimizer._variables[:2]
+
+
+def trainable_variables(optimizer):
+    """Returns the variables that the optimizer was built for."""
+    return list(optimizer._trainable_variables)
+
+
+def remember_trainable_variables(optimizer, variables):
+    """Does what `BaseOptimizer.build` does for an optimizer without slots.
+
+    That method would also create EMA and accumulation variables, by hyper-
+    parameters that a wrapper only reads through from its inner optimizer.
+    """
+    # Plain attributes: the tracker would count the model's variables among the
+    # optimizer's.
+    object.__setattr__(optimizer, "_trainable_variables", list(variables))
+    object.__setattr__(
+        optimizer,
+        "_trainable_variables_indices",
+        {optimizer._var_key(v): i for i, v in enumerate(variables)},
+    )
+
+
+def check_known(optimizer, variables):
+    """Refuses variables that the optimizer was not built for."""
+    optimizer._check_variables_are_known(variables)
+
+
+def is_overwritten(variable):
+    """Whether the variable takes its gradient as its new value (float8 scales).
+
+    Such a gradient does not come from the loss, so it is never scaled.
+    """
+    return getattr(variable, "overwrite_with_gradient", False)
+
+
+# --- Rules ------------------------------------------------------------------
+
+
+def find_rule(optimizer, variables):
+    """Returns the optimizer's rule and its slots for these variables.
+
+    Args:
+        optimizer: A built `keras.optimizers.Optimizer`.
+        variables: List of trainable variables.
+
+    Returns:
+        A tuple of a rule of `rules.py`, with the coefficients of this step, and
+        a list with a tuple of slot variables for each variable. `(None, None)`
+        where no rule says all that the optimizer does: an unknown class, or one
+        that clips, decays, accumulates, averages or constrains.
+    """
+    make = _RULES.get(canonical_class(optimizer))
+    if make is None or _does_more_than_its_rule(optimizer, variables):
+        return None, None
+    return make(optimizer, [optimizer._get_variable_index(v) for v in variables])
+
+
+def _does_more_than_its_rule(optimizer, variables):
+    return (
+        optimizer.weight_decay is not None
+        or optimizer.clipnorm
+        or optimizer.clipvalue
+        or optimizer.global_clipnorm
+        or optimizer.use_ema
+        or optimizer.gradient_accumulation_steps
+        or getattr(optimizer, "amsgrad", False)
+        or any(v.constraint is not None or is_overwritten(v) for v in variables)
+    )
+
+
+def _sgd(optimizer, indices):
+    learning_rate = _learning_rate(optimizer)
+    if optimizer.momentum == 0:
+        return rules.SGD(learning_rate), [() for _ in indices]
+    rule = rules.Momentum(learning_rate, optimizer.momentum, optimizer.nesterov)
+    return rule, [(optimizer.momentums[i],) for i in indices]
+
+
+def _adam(optimizer, indices):
+    step = ops.cast(iteration_variable(optimizer) + 1, "float32")
+    beta_1_power = ops.power(ops.cast(optimizer.beta_1, "float32"), step)
+    beta_2_power = ops.power(ops.cast(optimizer.beta_2, "float32"), step)
+    rule = rules.Adam(
+        alpha=_learning_rate(optimizer)
+        * ops.sqrt(1 - beta_2_power)
+        / (1 - beta_1_power),
+        beta_1=optimizer.beta_1,
+        beta_2=optimizer.beta_2,
+        epsilon=optimizer.epsilon,
+    )
+    slots = [(optimizer._momentums[i], optimizer._velocities[i]) for i in indices]
+    return rule, slots
+
+
+def _learning_rate(optimizer):
+    return ops.cast(ops.convert_to_tensor(optimizer.learning_rate), "float32")
+
+
+_RULES = {keras.optimizers.SGD: _sgd, keras.optimizers.Adam: _adam}

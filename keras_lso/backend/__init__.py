@@ -1,0 +1,56 @@
+"""The seam to the frameworks: four primitives, one module a framework.
+
+| primitive | does |
+| --- | --- |
+| `measure(grads, norms, amax)` | reads the gradients once: are they finite? |
+| `run_if(finite, step, grads, state)` | runs a step or leaves all as it was |
+| `fused_step(rule, ...)` | unscales, skips and updates in one pass |
+| `compute_gradients(loss_fn, variables)` | the gradients of a callable |
+
+`keras_lso/backend/` is the only place that imports a framework. `generic` is
+the reference in `keras.ops` that the others are tested against; the environment
+variable `KERAS_LSO_KERNELS=generic` (default `auto`) turns every fast path off.
+"""
+
+import importlib
+import os
+
+import keras
+
+from keras_lso.backend import generic
+
+_MODULES = {"tensorflow": "_tensorflow", "jax": "_jax", "torch": "_torch"}
+
+KERNELS = os.environ.get("KERAS_LSO_KERNELS", "auto")
+if KERNELS not in ("auto", "generic"):
+    raise ValueError(
+        "The environment variable KERAS_LSO_KERNELS must be 'auto' or 'generic'. "
+        f"Received: KERAS_LSO_KERNELS={KERNELS!r}"
+    )
+
+_name = _MODULES.get(keras.backend.backend())
+# NumPy and OpenVINO cannot train, but a model that was trained elsewhere and
+# carries our optimizer must load there.
+_framework = importlib.import_module(f"keras_lso.backend.{_name}") if _name else generic
+_kernels = _framework if KERNELS == "auto" else generic
+
+Measurement = generic.Measurement
+measure = _kernels.measure
+fused_step = _kernels.fused_step
+run_if = _framework.run_if
+compute_gradients = _framework.compute_gradients
+map_values = _framework.map_values
+
+
+def check_stateless_is_supported():
+    """Refuses `stateless_apply` where Keras itself does."""
+    if not getattr(_framework, "SUPPORTS_STATELESS", True):
+        raise ValueError(
+            "stateless_apply is not supported with the TensorFlow backend (as it is "
+            "incompatible with tf.distribute). Call `optimizer.apply` instead."
+        )
+
+
+def fused_step_takes(rule, variables, gradients):
+    """Whether `fused_step` is the faster way for these tensors, right here."""
+    return KERNELS == "auto" and _framework.fused_step_takes(rule, variables, gradients)

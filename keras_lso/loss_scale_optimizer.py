@@ -1,0 +1,599 @@
+"""`LossScaleOptimizer`: the guard around an inner optimizer."""
+
+import warnings
+
+import keras
+from keras import ops
+
+from keras_lso import adapters, backend, loss_scales
+from keras_lso._inner_attributes import InnerAttributes
+from keras_lso._optimizer_state import OptimizerState
+from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
+
+DEFAULT_NAME = "loss_scale_optimizer"
+
+
+@keras.saving.register_keras_serializable("keras_lso", name="LossScaleOptimizer")
+class LossScaleOptimizer(
+    InnerAttributes, OptimizerState, keras.optimizers.LossScaleOptimizer
+):
+    """An optimizer that scales the loss, so that float16 gradients survive.
+
+    Loss scaling multiplies the loss by a number, the loss scale, before the
+    gradients are computed, and divides the gradients by it afterwards. In exact
+    arithmetic that changes nothing. In float16 it keeps small gradients from
+    being flushed to zero.
+
+    ```python
+    gradients = gradients_of(loss * scale)
+    if all_finite(gradients):
+        inner_optimizer.apply(gradients / scale)
+        scale *= 2 after every dynamic_growth_steps such steps, up to max_scale
+    else:
+        # The scale was too high. The step is skipped: nothing changes.
+        scale /= 2, down to min_scale
+    ```
+
+    It is a `keras.optimizers.LossScaleOptimizer`, so `Model.compile` takes it as
+    it is and `fit` scales the loss and hands the scaled gradients to `apply`. In
+    a loop of your own, either let `apply` unscale:
+
+    ```python
+    loss = optimizer.scale_loss(loss)
+    gradients = ...                     # of the scaled loss
+    optimizer.apply(gradients, variables)
+    ```
+
+    or unscale yourself, say to look at the gradients or to clip them:
+
+    ```python
+    loss = optimizer.get_scaled_loss(loss)
+    gradients = optimizer.get_unscaled_gradients(...)
+    optimizer.apply_gradients(zip(gradients, variables))
+    ```
+
+    Whether the gradients are scaled is told from which of these you called
+    last; `scaled=True` or `scaled=False` says it outright.
+
+    With `gradient_accumulation_steps` on the inner optimizer, a micro-batch that
+    overflows is dropped whole, and the window waits for the next finite one.
+
+    Args:
+        inner_optimizer: The `keras.optimizers.Optimizer` to wrap.
+        dynamic: Bool. Whether the scale adapts itself. Defaults to `True`. If
+            `False`, it stays at `initial_scale`.
+        initial_scale: Float. The scale of the first step. Defaults to `2**15`;
+            required if `dynamic` is `False`. Too high is better than too low:
+            the scale falls at every overflow but rises slowly.
+        dynamic_growth_steps: Int. Number of finite steps after which the scale
+            doubles. Defaults to `2000`. Not for a fixed scale.
+        loss_scale: A `keras_lso.loss_scales.LossScale` to use in place of the
+            scale that the other arguments describe, none of which may then be
+            given. Also what `keras_lso.loss_scales.get` takes: a number,
+            `"dynamic"`, a config dict.
+        min_scale: Float. The dynamic scale never falls below it. Defaults to
+            `2**-14`.
+        max_scale: Float. The dynamic scale never rises above it. Defaults to
+            `2**24`.
+        name: String. The name of the optimizer. Defaults to
+            `"loss_scale_optimizer"`.
+
+    Attributes:
+        inner_optimizer: The wrapped optimizer. Its hyperparameters (`momentum`,
+            `beta_1`, `clipnorm`, ...) read and write through this one as well.
+        loss_scale: Float32 scalar tensor. The current scale.
+        loss_scale_policy: The `keras_lso.loss_scales.LossScale` behind it.
+        iterations: The number of steps that were applied.
+        skipped_steps: Integer scalar tensor. The number that were not.
+        last_step_applied: Boolean scalar tensor. Whether the last one was.
+
+    Example:
+
+    >>> import keras, keras_lso
+    >>> optimizer = keras_lso.LossScaleOptimizer(
+    ...     keras.optimizers.SGD(0.5), initial_scale=1024
+    ... )
+    >>> w = keras.Variable([1.0, 2.0])
+    >>> loss = optimizer.scale_loss(3.0)
+    >>> float(loss)
+    3072.0
+    >>> optimizer.apply([keras.ops.array([1024.0, 0.0])], [w])
+    >>> print(w.numpy())
+    [0.5 2. ]
+    >>> optimizer.apply([keras.ops.array([float("inf"), 0.0])], [w])
+    >>> print(w.numpy())
+    [0.5 2. ]
+    >>> float(optimizer.loss_scale), int(optimizer.skipped_steps)
+    (512.0, 1)
+
+    Reference:
+
+    - [Micikevicius et al., 2018, Mixed Precision Training](
+        https://arxiv.org/abs/1710.03740)
+    """
+
+    def __init__(
+        self,
+        inner_optimizer,
+        dynamic=True,
+        initial_scale=None,
+        dynamic_growth_steps=None,
+        *,
+        loss_scale=None,
+        min_scale=DEFAULT_MIN_SCALE,
+        max_scale=DEFAULT_MAX_SCALE,
+        name=DEFAULT_NAME,
+        **kwargs,
+    ):
+        _refuse_unsupported(kwargs)
+        _check_inner_optimizer(inner_optimizer)
+        policy = _make_policy(
+            dynamic,
+            initial_scale,
+            dynamic_growth_steps,
+            loss_scale,
+            min_scale,
+            max_scale,
+        )
+        # Keras's wrapper sets itself up for a dynamic scale without bounds.
+        super(keras.optimizers.LossScaleOptimizer, self).__init__(
+            learning_rate=0.0, name=DEFAULT_NAME if name is None else name
+        )
+        policy.claim(self)
+        self.loss_scale_policy = policy
+        self.inner_optimizer = inner_optimizer
+        self._gradients_are_scaled = True
+        _clear_loss_scale_factor(inner_optimizer)
+        # An inner optimizer that has trained before has skipped nothing.
+        self._attempted_steps.assign(adapters.iteration_variable(inner_optimizer))
+
+    def build(self, variables):
+        """Creates the variables of the inner optimizer and of the loss scale.
+
+        Args:
+            variables: List of the trainable variables.
+        """
+        if self.built:
+            return
+        variables = list(variables)
+        self.inner_optimizer.build(variables)
+        # An inner optimizer that was built before keeps the variables it knows.
+        adapters.check_known(self.inner_optimizer, variables)
+        self.loss_scale_policy.build(self.add_variable)
+        self._build_skip_counter()
+        adapters.remember_trainable_variables(self, variables)
+        self.built = True
+
+    # --- Scaling and unscaling ----------------------------------------------
+
+    @property
+    def loss_scale(self):
+        """The current loss scale, a float32 scalar tensor."""
+        return self.loss_scale_policy.value
+
+    def scale_loss(self, loss):
+        """Multiplies the loss by the loss scale.
+
+        Args:
+            loss: Tensor or number. A float16 loss is promoted to float32, in
+                which no loss scale overflows.
+
+        Returns:
+            The scaled loss.
+        """
+        self._gradients_are_scaled = True
+        return ops.multiply(loss, self.loss_scale)
+
+    def get_scaled_loss(self, loss):
+        """Multiplies the loss by the loss scale; also takes a callable.
+
+        Args:
+            loss: Tensor, or callable that returns one.
+
+        Returns:
+            The scaled loss, or a callable that returns it.
+        """
+        if callable(loss):
+            self._gradients_are_scaled = True
+            return lambda: self.scale_loss(loss())
+        return self.scale_loss(loss)
+
+    def get_unscaled_gradients(self, grads):
+        """Divides gradients of a scaled loss by the loss scale.
+
+        `apply` takes the gradients for unscaled from here on, until the next
+        loss is scaled.
+
+        Args:
+            grads: List of tensors, dense or sparse. None passes through.
+
+        Returns:
+            A new list. What was narrower than float32 is float32 now: dividing
+            in float16 would lose what loss scaling saved.
+        """
+        self._gradients_are_scaled = False
+        scale = self.loss_scale
+        return [None if g is None else _unscale(g, scale) for g in grads]
+
+    # --- Applying -----------------------------------------------------------
+
+    def apply(self, grads, trainable_variables=None, scaled=None, update_scale=True):
+        """Updates the variables, or skips the step if a gradient is not finite.
+
+        A skipped step changes no trainable variable and nothing of the inner
+        optimizer, bit for bit.
+
+        Args:
+            grads: List of gradients, one for each variable; None where a
+                variable has none.
+            trainable_variables: List of variables. Defaults to those that the
+                optimizer was built for; the first call builds it.
+            scaled: Bool or None. Whether `grads` are of the scaled loss.
+                Defaults to `None`: they are, unless `get_unscaled_gradients` was
+                called after the last `scale_loss` or `get_scaled_loss`.
+            update_scale: Bool. Whether this step moves the loss scale. Defaults
+                to `True`. With several losses in one step, set it to `False` for
+                all but the last.
+        """
+        grads, variables = self._match(grads, trainable_variables)
+        if not variables:
+            return
+        if scaled is None:
+            scaled = self._gradients_are_scaled
+        policy = self.loss_scale_policy
+        found = backend.measure(
+            [g for g in grads if g is not None], amax=policy.needs_amax
+        )
+        self._step_inner_optimizer(grads, variables, found.finite, scaled)
+        self._count_step(found.finite)
+        if update_scale:
+            amax = found.amax
+            if amax is not None and scaled:
+                amax = amax / policy.value
+            policy.step(found.finite, amax)
+
+    def apply_gradients(self, grads_and_vars, scaled=None, update_scale=True):
+        """Updates the variables, or skips the step if a gradient is not finite.
+
+        Args:
+            grads_and_vars: List of `(gradient, variable)` pairs.
+            scaled: See `apply`. Defaults to `None`.
+            update_scale: See `apply`. Defaults to `True`.
+
+        Returns:
+            The variable that counts the applied steps.
+        """
+        grads, variables = _split_pairs(grads_and_vars)
+        self.apply(grads, variables, scaled=scaled, update_scale=update_scale)
+        return adapters.iteration_variable(self.inner_optimizer)
+
+    def stateless_apply(
+        self,
+        optimizer_variables,
+        grads,
+        trainable_variables,
+        scaled=None,
+        update_scale=True,
+    ):
+        """Does what `apply` does, on values that come in and go out.
+
+        Args:
+            optimizer_variables: List of tensors, the values of
+                `optimizer.variables`.
+            grads: List of gradients, one for each trainable variable.
+            trainable_variables: List of tensors, the values of the variables that
+                the optimizer was built for.
+            scaled: See `apply`. Defaults to `None`.
+            update_scale: See `apply`. Defaults to `True`.
+
+        Returns:
+            A tuple of the new values of `trainable_variables` and of
+            `optimizer_variables`.
+        """
+        backend.check_stateless_is_supported()
+        if not self.built:
+            raise ValueError(
+                "To call `stateless_apply`, LossScaleOptimizer must be built (i.e. "
+                "its variables must have been created). You can build it via "
+                "`optimizer.build(trainable_variables)`."
+            )
+        trained = adapters.trainable_variables(self)
+        own = self.variables
+        for name, values, expected in (
+            ("optimizer_variables", optimizer_variables, own),
+            ("trainable_variables", trainable_variables, trained),
+        ):
+            if len(values) != len(expected):
+                raise ValueError(
+                    f"Argument `{name}` must be a list of {len(expected)} tensors, "
+                    "one for each variable that the optimizer was built with. "
+                    f"Received {len(values)}. If layers were frozen or unfrozen "
+                    "since, compile the model with a new optimizer."
+                )
+        mapping = [
+            *zip(trained, trainable_variables, strict=True),
+            *zip(own, optimizer_variables, strict=True),
+        ]
+        with keras.StatelessScope(state_mapping=mapping) as scope:
+            self.apply(grads, scaled=scaled, update_scale=update_scale)
+        return (
+            [scope.get_current_value(v) for v in trained],
+            [scope.get_current_value(v) for v in own],
+        )
+
+    def _match(self, grads, variables):
+        """Pairs gradients and variables, building the optimizer if need be."""
+        grads = list(grads)
+        if variables is None:
+            if not self.built:
+                raise ValueError(
+                    "When passing `grads` without `trainable_variables`, the "
+                    "optimizer must already be built on a list of variables. Call "
+                    "`optimizer.build(trainable_variables)` first."
+                )
+            variables = adapters.trainable_variables(self)
+        else:
+            variables = list(variables)
+        if len(grads) != len(variables):
+            raise ValueError(
+                "`grads` and `trainable_variables` must match one-to-one. Received "
+                f"{len(grads)} gradients for {len(variables)} variables. Pass None "
+                "for a variable without a gradient."
+            )
+        # A model whose layers are all frozen trains nothing; that is no error.
+        nothing_to_train = self.built and not adapters.trainable_variables(self)
+        if all(g is None for g in grads) and not nothing_to_train:
+            raise ValueError("No gradients provided for any variable.")
+        if not self.built:
+            self.build(variables)
+        adapters.check_known(self, variables)
+        return grads, variables
+
+    def _step_inner_optimizer(self, grads, variables, finite, scaled):
+        inner = self.inner_optimizer
+        if self._fused_step(grads, variables, finite, scaled):
+            return
+
+        def step(grads):
+            scale = self.loss_scale
+            unscaled = [
+                g
+                if g is None or not scaled or adapters.is_overwritten(v)
+                else _unscale(g, scale)
+                for g, v in zip(grads, variables, strict=True)
+            ]
+            inner.apply(unscaled, variables)
+
+        backend.run_if(finite, step, grads, state=variables + inner.variables)
+
+    def _fused_step(self, grads, variables, finite, scaled):
+        """Takes the fast path, if there is one; returns whether it did."""
+        inner = self.inner_optimizer
+        rule, slots = adapters.find_rule(inner, variables)
+        if rule is None or not backend.fused_step_takes(rule, variables, grads):
+            return False
+        inv_scale = 1.0 / self.loss_scale if scaled else 1.0
+        backend.fused_step(rule, variables, slots, grads, finite, inv_scale)
+        iteration = adapters.iteration_variable(inner)
+        iteration.assign_add(ops.cast(finite, iteration.dtype))
+        return True
+
+    def finalize_variable_values(self, var_list):
+        """Lets the inner optimizer set the final values (EMA) of `var_list`.
+
+        Args:
+            var_list: List of trainable variables.
+        """
+        self.inner_optimizer.finalize_variable_values(var_list)
+
+    # --- Serialization ------------------------------------------------------
+
+    def get_config(self):
+        """Returns the config: Keras's four keys, and what is not the default."""
+        inner = keras.saving.serialize_keras_object(self.inner_optimizer)
+        policy = self.loss_scale_policy
+        config = {
+            "name": self.name,
+            "inner_optimizer": adapters.public_config(inner),
+            "initial_scale": self.initial_scale,
+            "dynamic_growth_steps": self.dynamic_growth_steps,
+        }
+        if type(policy) is loss_scales.FixedLossScale:
+            return {**config, "dynamic": False}
+        arguments = policy.get_config()
+        bounds = {k: arguments.pop(k) for k in _BOUNDS if k in arguments}
+        if type(policy) is loss_scales.DynamicLossScale and arguments == {
+            "initial_loss_scale": policy.initial_loss_scale,
+            "increment_period": policy.increment_period,
+            "multiplier": 2.0,
+        }:
+            return {**config, **bounds}
+        policy = keras.saving.serialize_keras_object(policy)
+        return {**config, "loss_scale": policy}
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Makes an optimizer from what `get_config` returned.
+
+        Args:
+            config: Dict. One of Keras's own `LossScaleOptimizer` will do.
+            custom_objects: Dict of names to classes that the config refers to.
+
+        Returns:
+            A `LossScaleOptimizer`.
+        """
+        config = dict(config)
+        if not isinstance(config.get("inner_optimizer"), dict):
+            raise ValueError(
+                "The config of a LossScaleOptimizer must hold the config dict of its "
+                "inner optimizer as 'inner_optimizer'. Received: "
+                f"inner_optimizer={config.get('inner_optimizer')!r}"
+            )
+        inner = keras.saving.deserialize_keras_object(
+            adapters.public_config(config.pop("inner_optimizer")),
+            custom_objects=custom_objects,
+        )
+        if config.get("loss_scale") is not None:
+            # They are there for readers that know Keras's four keys only.
+            config.pop("initial_scale", None)
+            config.pop("dynamic_growth_steps", None)
+            with keras.saving.CustomObjectScope(custom_objects or {}):
+                config["loss_scale"] = loss_scales.get(config["loss_scale"])
+        return cls(inner, **config)
+
+
+_BOUNDS = ("min_scale", "max_scale")
+
+# Older versions of Keras wrote these, which never had an effect, into the config.
+_IGNORED_AT_THEIR_DEFAULTS = {
+    "weight_decay": None,
+    "clipnorm": None,
+    "global_clipnorm": None,
+    "clipvalue": None,
+    "use_ema": False,
+    "ema_momentum": 0.99,
+    "ema_overwrite_frequency": None,
+    "loss_scale_factor": None,
+    "gradient_accumulation_steps": None,
+}
+
+
+def _refuse_unsupported(kwargs):
+    for argument, default in _IGNORED_AT_THEIR_DEFAULTS.items():
+        if kwargs.pop(argument, default) != default:
+            raise ValueError(
+                f"LossScaleOptimizer does not support `{argument}`. "
+                f"Instead, set `{argument}` on the `inner_optimizer`."
+            )
+    if kwargs:
+        raise ValueError(
+            "LossScaleOptimizer does not support arguments: "
+            f"`{'`, `'.join(kwargs.keys())}`."
+        )
+
+
+def _check_inner_optimizer(inner):
+    if isinstance(inner, keras.optimizers.LossScaleOptimizer):
+        raise TypeError(
+            "Argument `inner_optimizer` must not be a LossScaleOptimizer itself: the "
+            "loss would be scaled twice. Pass its `inner_optimizer` instead. "
+            f"Received: inner_optimizer={inner!r}"
+        )
+    if not isinstance(inner, keras.optimizers.Optimizer):
+        hint = (
+            f'keras.optimizers.get("{inner}")'
+            if isinstance(inner, str)
+            else "keras.optimizers.Adam()"
+        )
+        raise TypeError(
+            "Argument `inner_optimizer` must be an instance of "
+            f"`keras.optimizers.Optimizer`, such as `{hint}`. Received: "
+            f"inner_optimizer={inner!r} of type {type(inner).__name__}"
+        )
+
+
+def _make_policy(
+    dynamic, initial_scale, dynamic_growth_steps, loss_scale, min_scale, max_scale
+):
+    """Returns the policy that the constructor's arguments describe."""
+    if not isinstance(dynamic, bool):
+        raise TypeError(
+            "Argument `dynamic` must be True or False. Received: "
+            f"dynamic={dynamic!r}. To start at a scale, write "
+            "`LossScaleOptimizer(inner_optimizer, initial_scale=...)`; to fix it, add "
+            "`dynamic=False`."
+        )
+    bounded = (min_scale, max_scale) != (DEFAULT_MIN_SCALE, DEFAULT_MAX_SCALE)
+    if loss_scale is not None:
+        given = {
+            "dynamic=False": not dynamic,
+            "initial_scale": initial_scale is not None,
+            "dynamic_growth_steps": dynamic_growth_steps is not None,
+            "min_scale or max_scale": bounded,
+        }
+        if any(given.values()):
+            raise ValueError(
+                "`loss_scale` is a whole policy and does not go together with "
+                f"{', '.join(name for name, is_given in given.items() if is_given)}. "
+                "Set them on the policy instead, for example "
+                "`loss_scale=keras_lso.loss_scales.DynamicLossScale(...)`. "
+                f"Received: loss_scale={loss_scale!r}"
+            )
+        return loss_scales.get(loss_scale)
+    if dynamic:
+        return _make_dynamic_policy(
+            initial_scale, dynamic_growth_steps, min_scale, max_scale
+        )
+    if initial_scale is None:
+        raise ValueError(
+            "With `dynamic=False`, `initial_scale` must be given: it is the fixed "
+            "scale. Write for example `LossScaleOptimizer(inner_optimizer, "
+            "dynamic=False, initial_scale=1024)`. (Keras's own class has no fixed "
+            "scale and would say: set `loss_scale_factor` on the inner optimizer.)"
+        )
+    if dynamic_growth_steps is not None:
+        raise ValueError(
+            "With `dynamic=False` the scale never grows, so `dynamic_growth_steps` "
+            "must not be given. Received: "
+            f"dynamic_growth_steps={dynamic_growth_steps!r}"
+        )
+    if bounded:
+        raise ValueError(
+            "With `dynamic=False` the scale never moves, so `min_scale` and "
+            f"`max_scale` must not be given. Received: min_scale={min_scale!r}, "
+            f"max_scale={max_scale!r}"
+        )
+    loss_scales.check_scale("initial_scale", initial_scale)
+    return loss_scales.FixedLossScale(initial_scale)
+
+
+def _make_dynamic_policy(initial_scale, dynamic_growth_steps, min_scale, max_scale):
+    if initial_scale is None:
+        initial_scale = loss_scales.DEFAULT_INITIAL_SCALE
+    if dynamic_growth_steps is None:
+        dynamic_growth_steps = loss_scales.DEFAULT_GROWTH_STEPS
+    # Checked here too, under the names by which the user gave them.
+    loss_scales.check_bounds(
+        loss_scales.check_scale("min_scale", min_scale),
+        loss_scales.check_scale("max_scale", max_scale),
+        initial_scale=loss_scales.check_scale("initial_scale", initial_scale),
+    )
+    loss_scales.check_positive_int("dynamic_growth_steps", dynamic_growth_steps)
+    return loss_scales.DynamicLossScale(
+        initial_scale,
+        dynamic_growth_steps,
+        min_scale=min_scale,
+        max_scale=max_scale,
+    )
+
+
+def _clear_loss_scale_factor(inner):
+    factor = inner.loss_scale_factor
+    if factor is None:
+        return
+    inner.loss_scale_factor = None
+    warnings.warn(
+        f"The inner optimizer has loss_scale_factor={factor}, which would scale the "
+        "loss twice. It has been set to None. For a fixed loss scale, leave it out "
+        f"and write `LossScaleOptimizer(inner_optimizer, dynamic=False, "
+        f"initial_scale={factor})`.",
+        stacklevel=3,
+    )
+
+
+def _split_pairs(grads_and_vars):
+    grads, variables = [], []
+    for pair in grads_and_vars:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise TypeError(
+                "`grads_and_vars` must be a list of (gradient, variable) pairs, such "
+                "as `zip(gradients, model.trainable_variables)`. "
+                f"It holds: {pair!r}"
+            )
+        grads.append(pair[0])
+        variables.append(pair[1])
+    return grads, variables
+
+
+def _unscale(grad, scale):
+    return backend.map_values(lambda values: ops.divide(values, scale), grad)

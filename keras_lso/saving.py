@@ -1,0 +1,123 @@
+"""Reading optimizers and models that Keras's own functions cannot give us."""
+
+import json
+import os
+import tempfile
+import zipfile
+
+import keras
+
+from keras_lso import adapters
+
+_CONFIG = "config.json"
+
+
+def deserialize(config, custom_objects=None):
+    """Returns the optimizer that a config dict describes.
+
+    `keras.optimizers.deserialize` goes by the bare class name. It returns Keras's
+    own `LossScaleOptimizer` where this returns ours, and cannot read a config
+    that was written on PyTorch anywhere else.
+
+    Args:
+        config: Dict, as `keras.optimizers.serialize` returns it.
+        custom_objects: Dict of names to classes that the config refers to.
+            Defaults to `None`.
+
+    Returns:
+        A Keras optimizer.
+
+    Example:
+
+    >>> import keras, keras_lso
+    >>> theirs = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5))
+    >>> ours = keras_lso.deserialize(keras.optimizers.serialize(theirs))
+    >>> isinstance(ours, keras_lso.LossScaleOptimizer)
+    True
+    """
+    if not isinstance(config, dict) or "class_name" not in config:
+        raise ValueError(
+            "`config` must be the dict that `keras.optimizers.serialize` returns. "
+            f"Received: {config!r}"
+        )
+    optimizer = keras.saving.deserialize_keras_object(
+        adopt(config), custom_objects=custom_objects
+    )
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise ValueError(
+            "`config` must describe an optimizer. It describes a "
+            f"{type(optimizer).__name__}: {config!r}"
+        )
+    return optimizer
+
+
+def load_model(filepath, custom_objects=None, compile=True, safe_mode=True):
+    """Loads a model whose optimizer may be Keras's, or saved by any backend.
+
+    Does what `keras.saving.load_model` does, except that a
+    `keras.optimizers.LossScaleOptimizer` in the file becomes ours, with its
+    state, and that a file written on PyTorch loads everywhere.
+
+    Args:
+        filepath: Path of a `.keras` file.
+        custom_objects: Dict of names to classes that the file refers to.
+            Defaults to `None`.
+        compile: Bool. Whether to compile the model as it was when it was saved.
+            Defaults to `True`.
+        safe_mode: Bool. Whether to refuse files that carry code. Defaults to
+            `True`.
+
+    Returns:
+        A Keras model.
+    """
+    arguments = {
+        "custom_objects": custom_objects,
+        "compile": compile,
+        "safe_mode": safe_mode,
+    }
+    if not zipfile.is_zipfile(filepath):
+        return keras.saving.load_model(filepath, **arguments)
+    with zipfile.ZipFile(filepath) as archive:
+        names = archive.namelist()
+        config = json.loads(archive.read(_CONFIG)) if _CONFIG in names else {}
+        adopted = adopt(config)
+        if adopted == config:
+            return keras.saving.load_model(filepath, **arguments)
+        with tempfile.TemporaryDirectory() as folder:
+            copy = os.path.join(folder, "model.keras")
+            _copy_with_config(archive, copy, adopted)
+            return keras.saving.load_model(copy, **arguments)
+
+
+def adopt(config):
+    """Returns a copy of `config` in which Keras's `LossScaleOptimizer` is ours."""
+    return _rename(adapters.public_config(config))
+
+
+def _rename(config):
+    if isinstance(config, list | tuple):
+        return type(config)(_rename(item) for item in config)
+    if not isinstance(config, dict):
+        return config
+    config = {key: _rename(value) for key, value in config.items()}
+    is_keras_class = (
+        str(config.get("class_name")).lower() == "lossscaleoptimizer"
+        and isinstance(config.get("config"), dict)
+        and str(config.get("module") or "keras").startswith("keras.")
+    )
+    if is_keras_class:
+        config["module"] = "keras_lso.loss_scale_optimizer"
+        config["class_name"] = "LossScaleOptimizer"
+        config["registered_name"] = "keras_lso>LossScaleOptimizer"
+    return config
+
+
+def _copy_with_config(archive, path, config):
+    with zipfile.ZipFile(path, "w") as copy:
+        for item in archive.infolist():
+            if item.filename == _CONFIG:
+                copy.writestr(item, json.dumps(config))
+                continue
+            with archive.open(item) as source, copy.open(item, "w") as target:
+                while block := source.read(1 << 20):
+                    target.write(block)
