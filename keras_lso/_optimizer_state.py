@@ -18,7 +18,7 @@ class OptimizerState(keras.optimizers.Optimizer):
       ones), and `learning_rate`, which has no use;
     - `step_counter` and `dynamic_scale`, of the loss-scale policy;
     - those of the inner optimizer;
-    - what else the policy keeps;
+    - what else the policy keeps, and the float32 master weights, if any;
     - `consecutive_skips`, which is not saved: how many steps in a row were
       skipped, and how many of those at the lowest scale.
 
@@ -151,6 +151,7 @@ class OptimizerState(keras.optimizers.Optimizer):
             *policy[:2],
             *self.inner_optimizer.variables,
             *policy[2:],
+            *(self._masters.variables if self.built else []),
         ]
 
     # --- Files --------------------------------------------------------------
@@ -171,11 +172,11 @@ class OptimizerState(keras.optimizers.Optimizer):
         self._hides_inner_optimizer = True
         saved = self._saved_variables
         inner = self.inner_optimizer.variables
-        extras = len(self.loss_scale_policy.variables[2:])
         count = len(store.keys())
+        own_and_inner = 4 + len(inner)
         if count == len(saved):
             targets = saved
-        elif count == len(saved) - extras:
+        elif count == own_and_inner:
             targets = saved[:count]
         elif count == len(inner):
             targets = inner

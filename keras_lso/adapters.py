@@ -78,6 +78,40 @@ def remember_trainable_variables(optimizer, variables):
     )
 
 
+def index_of(optimizer, variable):
+    """Returns the position of a variable among those the optimizer was built for."""
+    return optimizer._get_variable_index(variable)
+
+
+def twin(variable, dtype):
+    """Returns a new variable with another dtype, and all else like `variable`.
+
+    It carries the same path, by which patterns exclude variables and pick their
+    optimizer, and the same constraint and layout.
+    """
+    twin = keras.Variable(
+        lambda shape, dtype: ops.cast(ops.convert_to_tensor(variable), dtype),
+        shape=variable.shape,
+        dtype=dtype,
+        trainable=variable.trainable,
+        aggregation=variable.aggregation,
+        layout=getattr(variable, "_layout", None),
+        name=variable.name,
+    )
+    twin._path = variable.path
+    twin.constraint = variable.constraint
+    return twin
+
+
+def exclude_twins_from_weight_decay(optimizer, variables, twins):
+    """Carries exclusions that name a variable itself over to its twin."""
+    excluded = getattr(optimizer, "_exclude_from_weight_decay", None)
+    if excluded:
+        for variable, its_twin in zip(variables, twins, strict=True):
+            if optimizer._var_key(variable) in excluded:
+                excluded.add(optimizer._var_key(its_twin))
+
+
 def check_known(optimizer, variables):
     """Refuses variables that the optimizer was not built for."""
     optimizer._check_variables_are_known(variables)

@@ -9,6 +9,7 @@ from keras_lso import adapters, backend, loss_scales
 from keras_lso._inner_attributes import InnerAttributes
 from keras_lso._optimizer_state import OptimizerState
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
+from keras_lso.master_weights import MasterWeights, check_argument
 
 DEFAULT_NAME = "loss_scale_optimizer"
 
@@ -75,6 +76,12 @@ class LossScaleOptimizer(
             `2**-14`.
         max_scale: Float. The dynamic scale never rises above it. Defaults to
             `2**24`.
+        master_weights: `"auto"`, True or False. Whether the inner optimizer trains
+            float32 copies of variables that are narrower, as in a model under the
+            `"float16"` policy; small steps would be rounded away otherwise.
+            Defaults to `"auto"`: of float16 ones. `True`: of bfloat16 ones too.
+            Under `"mixed_float16"` the variables are float32, and nothing is
+            copied.
         name: String. The name of the optimizer. Defaults to
             `"loss_scale_optimizer"`.
 
@@ -122,6 +129,7 @@ class LossScaleOptimizer(
         loss_scale=None,
         min_scale=DEFAULT_MIN_SCALE,
         max_scale=DEFAULT_MAX_SCALE,
+        master_weights="auto",
         name=DEFAULT_NAME,
         **kwargs,
     ):
@@ -135,6 +143,7 @@ class LossScaleOptimizer(
             min_scale,
             max_scale,
         )
+        master_weights = check_argument(master_weights)
         # Keras's wrapper sets itself up for a dynamic scale without bounds.
         super(keras.optimizers.LossScaleOptimizer, self).__init__(
             learning_rate=0.0, name=DEFAULT_NAME if name is None else name
@@ -142,10 +151,13 @@ class LossScaleOptimizer(
         policy.claim(self)
         self.loss_scale_policy = policy
         self.inner_optimizer = inner_optimizer
+        self.master_weights = master_weights
         self._gradients_are_scaled = True
         _clear_loss_scale_factor(inner_optimizer)
-        # An inner optimizer that has trained before has skipped nothing.
-        self._attempted_steps.assign(adapters.iteration_variable(inner_optimizer))
+        # An inner optimizer that has trained before has skipped nothing. A copy: on
+        # JAX two variables must not share a buffer that `fit` donates.
+        applied_steps = adapters.iteration_variable(inner_optimizer)
+        self._attempted_steps.assign(ops.copy(applied_steps))
 
     def build(self, variables):
         """Creates the variables of the inner optimizer and of the loss scale.
@@ -156,9 +168,13 @@ class LossScaleOptimizer(
         if self.built:
             return
         variables = list(variables)
-        self.inner_optimizer.build(variables)
+        inner = self.inner_optimizer
+        masters = MasterWeights(variables, self.master_weights)
+        adapters.exclude_twins_from_weight_decay(inner, variables, masters.trained)
+        inner.build(masters.trained)
         # An inner optimizer that was built before keeps the variables it knows.
-        adapters.check_known(self.inner_optimizer, variables)
+        adapters.check_known(inner, masters.trained)
+        self._masters = masters
         self.loss_scale_policy.build(self.add_variable)
         self._build_skip_counter()
         adapters.remember_trainable_variables(self, variables)
@@ -350,9 +366,10 @@ class LossScaleOptimizer(
         return grads, variables
 
     def _step_inner_optimizer(self, grads, variables, finite, scaled):
-        inner = self.inner_optimizer
         if self._fused_step(grads, variables, finite, scaled):
             return
+        inner, masters = self.inner_optimizer, self._masters
+        trained = self._trained(variables)
 
         def step(grads):
             scale = self.loss_scale
@@ -362,12 +379,17 @@ class LossScaleOptimizer(
                 else _unscale(g, scale)
                 for g, v in zip(grads, variables, strict=True)
             ]
-            inner.apply(unscaled, variables)
+            masters.read()
+            inner.apply(unscaled, trained)
+            masters.write()
 
-        backend.run_if(finite, step, grads, state=variables + inner.variables)
+        state = variables + masters.variables + inner.variables
+        backend.run_if(finite, step, grads, state)
 
     def _fused_step(self, grads, variables, finite, scaled):
         """Takes the fast path, if there is one; returns whether it did."""
+        if self._masters.variables or any(g is None for g in grads):
+            return False
         inner = self.inner_optimizer
         rule, slots = adapters.find_rule(inner, variables)
         if rule is None or not backend.fused_step_takes(rule, variables, grads):
@@ -378,13 +400,19 @@ class LossScaleOptimizer(
         iteration.assign_add(ops.cast(finite, iteration.dtype))
         return True
 
+    def _trained(self, variables):
+        """Returns what the inner optimizer trains in place of each variable."""
+        trained = self._masters.trained
+        return [trained[adapters.index_of(self, v)] for v in variables]
+
     def finalize_variable_values(self, var_list):
         """Lets the inner optimizer set the final values (EMA) of `var_list`.
 
         Args:
             var_list: List of trainable variables.
         """
-        self.inner_optimizer.finalize_variable_values(var_list)
+        self.inner_optimizer.finalize_variable_values(self._trained(var_list))
+        self._masters.write()
 
     # --- Serialization ------------------------------------------------------
 
@@ -398,6 +426,8 @@ class LossScaleOptimizer(
             "initial_scale": self.initial_scale,
             "dynamic_growth_steps": self.dynamic_growth_steps,
         }
+        if self.master_weights != "auto":
+            config["master_weights"] = self.master_weights
         if type(policy) is loss_scales.FixedLossScale:
             return {**config, "dynamic": False}
         arguments = policy.get_config()

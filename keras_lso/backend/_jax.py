@@ -49,23 +49,31 @@ def run_if(finite, step, grads, state):
     into the update: what the step reads back is masked already, so that it never
     needs an old value beside the new one and all stays in place.
     """
-    with _MaskedWrites(finite, state) as scope:
+    with _MaskedWrites(finite) as scope:
         step(grads)
-    for variable in state:
+    for variable in scope.written.values():
         variable.assign(scope.get_current_value(variable))
 
 
 class _MaskedWrites(keras.StatelessScope):
     """A scope in which variables take new values only where `finite` is True."""
 
-    def __init__(self, finite, state):
-        super().__init__([(v, v.value) for v in state])
+    def __init__(self, finite):
+        super().__init__()
+        self.written = {}
         self._finite = finite
+
+    def get_current_value(self, variable):
+        """Returns what was written here, else what an outer scope holds."""
+        value = super().get_current_value(variable)
+        if value is None and self.original_scope is not None:
+            return self.original_scope.get_current_value(variable)
+        return value
 
     def add_update(self, update):
         variable, value = update
-        old = self.get_current_value(variable)
-        super().add_update((variable, jnp.where(self._finite, value, old)))
+        self.written[id(variable)] = variable
+        super().add_update((variable, jnp.where(self._finite, value, variable.value)))
 
 
 def fused_step_takes(rule, variables, gradients):

@@ -93,7 +93,7 @@ def fused_step(rule, variables, slots, grads, finite, inv_scale):
     if _in_xla():
         generic.fused_step(rule, variables, slots, grads, finite, inv_scale)
         return
-    kernel: Callable[..., None] = _KERNELS[type(rule)]
+    kernel = _KERNELS[type(rule)]
 
     def step():
         for variable, slot, grad in zip(variables, slots, grads, strict=True):
@@ -155,7 +155,7 @@ def _apply_adam(rule, grad, inv_scale, w, m, v):
     )
 
 
-_KERNELS = {
+_KERNELS: dict[type, Callable[..., None]] = {
     rules.SGD: _apply_sgd,
     rules.Momentum: _apply_momentum,
     rules.Adam: _apply_adam,

@@ -1,0 +1,73 @@
+"""Float32 masters of float16 variables.
+
+A float16 weight of 1.0 cannot take a step smaller than 0.0005: it is rounded
+away. So the optimizer trains a float32 copy, the master, and the model's variable
+is that copy, rounded.
+"""
+
+import keras
+from keras import ops
+
+from keras_lso import adapters
+
+_NARROW = {"auto": ("float16",), True: ("float16", "bfloat16"), False: ()}
+
+
+def check_argument(master_weights):
+    """Returns `master_weights`, or says which values there are."""
+    # 0 and 1 equal False and True, but are not what anybody means.
+    if isinstance(master_weights, str | bool) and master_weights in _NARROW:
+        return master_weights
+    raise ValueError(
+        "Argument `master_weights` must be 'auto' (for float16 variables), True (for "
+        "float16 and bfloat16 ones) or False. "
+        f"Received: master_weights={master_weights!r}"
+    )
+
+
+class MasterWeights:
+    """The masters of a model's variables, and how the two keep in step.
+
+    Args:
+        variables: List of trainable variables.
+        master_weights: `"auto"`, True or False; which of them get a master.
+    """
+
+    def __init__(self, variables, master_weights):
+        self.variables = []
+        self._pairs = []
+        self.trained = [self._master_of(v, master_weights) for v in variables]
+
+    def _master_of(self, variable, master_weights):
+        """Returns a new master, or the variable itself if it needs none."""
+        dtype = keras.backend.standardize_dtype(variable.dtype)
+        if dtype not in _NARROW[master_weights] or adapters.is_overwritten(variable):
+            return variable
+        master = adapters.twin(variable, dtype="float32")
+        self.variables.append(master)
+        self._pairs.append((variable, master))
+        return master
+
+    def read(self):
+        """Lets a master start again where its variable was assigned from outside.
+
+        After `set_weights`, say, or when a file was loaded that holds no masters.
+        """
+        for variable, master in self._pairs:
+            value = ops.convert_to_tensor(variable)
+            in_step = ops.equal(_saturating_cast(master, value.dtype), value)
+            master.assign(ops.where(in_step, master.value, ops.cast(value, "float32")))
+
+    def write(self):
+        """Rounds the masters into the model's variables."""
+        for variable, master in self._pairs:
+            variable.assign(_saturating_cast(master, variable.dtype))
+
+
+def _saturating_cast(master, dtype):
+    """Rounds to `dtype`; what is too large for it becomes its largest number."""
+    dtype = keras.backend.standardize_dtype(dtype)
+    value = ops.convert_to_tensor(master)
+    if dtype == "float16":
+        value = ops.clip(value, -65504.0, 65504.0)
+    return ops.cast(value, dtype)
