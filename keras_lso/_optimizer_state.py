@@ -144,13 +144,16 @@ class OptimizerState(keras.optimizers.Optimizer):
         return self.variables
 
     @property
+    def _own_variables(self):
+        """Those that Keras's class has as well."""
+        return adapters.base_variables(self) + self.loss_scale_policy.variables[:2]
+
+    @property
     def _saved_variables(self):
-        policy = self.loss_scale_policy.variables
         return [
-            *adapters.base_variables(self),
-            *policy[:2],
+            *self._own_variables,
             *self.inner_optimizer.variables,
-            *policy[2:],
+            *self.loss_scale_policy.variables[2:],
             *(self._masters.variables if self.built else []),
         ]
 
@@ -172,12 +175,12 @@ class OptimizerState(keras.optimizers.Optimizer):
         self._hides_inner_optimizer = True
         saved = self._saved_variables
         inner = self.inner_optimizer.variables
+        keras_layout = self._own_variables + inner
         count = len(store.keys())
-        own_and_inner = 4 + len(inner)
         if count == len(saved):
             targets = saved
-        elif count == own_and_inner:
-            targets = saved[:count]
+        elif count == len(keras_layout):
+            targets = keras_layout
         elif count == len(inner):
             targets = inner
         else:
@@ -222,17 +225,18 @@ class OptimizerState(keras.optimizers.Optimizer):
                     f"{tuple(variable.shape)}, but the saved one has shape "
                     f"{value.shape}. Nothing was loaded."
                 )
-        assigned = set(map(id, variables))
         # What the file does not hold starts afresh.
-        self.loss_scale_policy.reset()
+        self._attempted_steps.assign(0)
+        if self.built:
+            self.loss_scale_policy.reset()
+            self._consecutive_skips.assign([0, 0])
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
-        self.loss_scale_policy.restore()
-        self._consecutive_skips.assign(np.zeros(2, "int32"))
+        if self.built:
+            self.loss_scale_policy.restore()
         # Keras's class leaves the count of attempted steps at 0.
         applied = int(adapters.iteration_variable(self.inner_optimizer).numpy())
-        attempted = int(self._attempted_steps.numpy())
-        if attempted < applied or id(self._attempted_steps) not in assigned:
+        if int(self._attempted_steps.numpy()) < applied:
             self._attempted_steps.assign(applied)
 
     def __dir__(self):

@@ -1,12 +1,17 @@
 """`LossScaleOptimizer`: the guard around an inner optimizer."""
 
-import warnings
-
 import keras
 from keras import ops
 
 from keras_lso import adapters, backend, loss_scales
 from keras_lso._inner_attributes import InnerAttributes
+from keras_lso._optimizer_arguments import (
+    check_inner_optimizer,
+    clear_loss_scale_factor,
+    make_policy,
+    policy_arguments,
+    refuse_unsupported,
+)
 from keras_lso._optimizer_state import OptimizerState
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
 from keras_lso.master_weights import MasterWeights, check_argument
@@ -133,9 +138,9 @@ class LossScaleOptimizer(
         name=DEFAULT_NAME,
         **kwargs,
     ):
-        _refuse_unsupported(kwargs)
-        _check_inner_optimizer(inner_optimizer)
-        policy = _make_policy(
+        refuse_unsupported(kwargs)
+        check_inner_optimizer(inner_optimizer)
+        policy = make_policy(
             dynamic,
             initial_scale,
             dynamic_growth_steps,
@@ -153,7 +158,7 @@ class LossScaleOptimizer(
         self.inner_optimizer = inner_optimizer
         self.master_weights = master_weights
         self._gradients_are_scaled = True
-        _clear_loss_scale_factor(inner_optimizer)
+        clear_loss_scale_factor(inner_optimizer)
         # An inner optimizer that has trained before has skipped nothing. A copy: on
         # JAX two variables must not share a buffer that `fit` donates.
         applied_steps = adapters.iteration_variable(inner_optimizer)
@@ -419,27 +424,16 @@ class LossScaleOptimizer(
     def get_config(self):
         """Returns the config: Keras's four keys, and what is not the default."""
         inner = keras.saving.serialize_keras_object(self.inner_optimizer)
-        policy = self.loss_scale_policy
         config = {
             "name": self.name,
             "inner_optimizer": adapters.public_config(inner),
             "initial_scale": self.initial_scale,
             "dynamic_growth_steps": self.dynamic_growth_steps,
+            **policy_arguments(self.loss_scale_policy),
         }
         if self.master_weights != "auto":
             config["master_weights"] = self.master_weights
-        if type(policy) is loss_scales.FixedLossScale:
-            return {**config, "dynamic": False}
-        arguments = policy.get_config()
-        bounds = {k: arguments.pop(k) for k in _BOUNDS if k in arguments}
-        if type(policy) is loss_scales.DynamicLossScale and arguments == {
-            "initial_loss_scale": policy.initial_loss_scale,
-            "increment_period": policy.increment_period,
-            "multiplier": 2.0,
-        }:
-            return {**config, **bounds}
-        policy = keras.saving.serialize_keras_object(policy)
-        return {**config, "loss_scale": policy}
+        return config
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
@@ -470,145 +464,6 @@ class LossScaleOptimizer(
             with keras.saving.CustomObjectScope(custom_objects or {}):
                 config["loss_scale"] = loss_scales.get(config["loss_scale"])
         return cls(inner, **config)
-
-
-_BOUNDS = ("min_scale", "max_scale")
-
-# Older versions of Keras wrote these, which never had an effect, into the config.
-_IGNORED_AT_THEIR_DEFAULTS = {
-    "weight_decay": None,
-    "clipnorm": None,
-    "global_clipnorm": None,
-    "clipvalue": None,
-    "use_ema": False,
-    "ema_momentum": 0.99,
-    "ema_overwrite_frequency": None,
-    "loss_scale_factor": None,
-    "gradient_accumulation_steps": None,
-}
-
-
-def _refuse_unsupported(kwargs):
-    for argument, default in _IGNORED_AT_THEIR_DEFAULTS.items():
-        if kwargs.pop(argument, default) != default:
-            raise ValueError(
-                f"LossScaleOptimizer does not support `{argument}`. "
-                f"Instead, set `{argument}` on the `inner_optimizer`."
-            )
-    if kwargs:
-        raise ValueError(
-            "LossScaleOptimizer does not support arguments: "
-            f"`{'`, `'.join(kwargs.keys())}`."
-        )
-
-
-def _check_inner_optimizer(inner):
-    if isinstance(inner, keras.optimizers.LossScaleOptimizer):
-        raise TypeError(
-            "Argument `inner_optimizer` must not be a LossScaleOptimizer itself: the "
-            "loss would be scaled twice. Pass its `inner_optimizer` instead. "
-            f"Received: inner_optimizer={inner!r}"
-        )
-    if not isinstance(inner, keras.optimizers.Optimizer):
-        hint = (
-            f'keras.optimizers.get("{inner}")'
-            if isinstance(inner, str)
-            else "keras.optimizers.Adam()"
-        )
-        raise TypeError(
-            "Argument `inner_optimizer` must be an instance of "
-            f"`keras.optimizers.Optimizer`, such as `{hint}`. Received: "
-            f"inner_optimizer={inner!r} of type {type(inner).__name__}"
-        )
-
-
-def _make_policy(
-    dynamic, initial_scale, dynamic_growth_steps, loss_scale, min_scale, max_scale
-):
-    """Returns the policy that the constructor's arguments describe."""
-    if not isinstance(dynamic, bool):
-        raise TypeError(
-            "Argument `dynamic` must be True or False. Received: "
-            f"dynamic={dynamic!r}. To start at a scale, write "
-            "`LossScaleOptimizer(inner_optimizer, initial_scale=...)`; to fix it, add "
-            "`dynamic=False`."
-        )
-    bounded = (min_scale, max_scale) != (DEFAULT_MIN_SCALE, DEFAULT_MAX_SCALE)
-    if loss_scale is not None:
-        given = {
-            "dynamic=False": not dynamic,
-            "initial_scale": initial_scale is not None,
-            "dynamic_growth_steps": dynamic_growth_steps is not None,
-            "min_scale or max_scale": bounded,
-        }
-        if any(given.values()):
-            raise ValueError(
-                "`loss_scale` is a whole policy and does not go together with "
-                f"{', '.join(name for name, is_given in given.items() if is_given)}. "
-                "Set them on the policy instead, for example "
-                "`loss_scale=keras_lso.loss_scales.DynamicLossScale(...)`. "
-                f"Received: loss_scale={loss_scale!r}"
-            )
-        return loss_scales.get(loss_scale)
-    if dynamic:
-        return _make_dynamic_policy(
-            initial_scale, dynamic_growth_steps, min_scale, max_scale
-        )
-    if initial_scale is None:
-        raise ValueError(
-            "With `dynamic=False`, `initial_scale` must be given: it is the fixed "
-            "scale. Write for example `LossScaleOptimizer(inner_optimizer, "
-            "dynamic=False, initial_scale=1024)`. (Keras's own class has no fixed "
-            "scale and would say: set `loss_scale_factor` on the inner optimizer.)"
-        )
-    if dynamic_growth_steps is not None:
-        raise ValueError(
-            "With `dynamic=False` the scale never grows, so `dynamic_growth_steps` "
-            "must not be given. Received: "
-            f"dynamic_growth_steps={dynamic_growth_steps!r}"
-        )
-    if bounded:
-        raise ValueError(
-            "With `dynamic=False` the scale never moves, so `min_scale` and "
-            f"`max_scale` must not be given. Received: min_scale={min_scale!r}, "
-            f"max_scale={max_scale!r}"
-        )
-    loss_scales.check_scale("initial_scale", initial_scale)
-    return loss_scales.FixedLossScale(initial_scale)
-
-
-def _make_dynamic_policy(initial_scale, dynamic_growth_steps, min_scale, max_scale):
-    if initial_scale is None:
-        initial_scale = loss_scales.DEFAULT_INITIAL_SCALE
-    if dynamic_growth_steps is None:
-        dynamic_growth_steps = loss_scales.DEFAULT_GROWTH_STEPS
-    # Checked here too, under the names by which the user gave them.
-    loss_scales.check_bounds(
-        loss_scales.check_scale("min_scale", min_scale),
-        loss_scales.check_scale("max_scale", max_scale),
-        initial_scale=loss_scales.check_scale("initial_scale", initial_scale),
-    )
-    loss_scales.check_positive_int("dynamic_growth_steps", dynamic_growth_steps)
-    return loss_scales.DynamicLossScale(
-        initial_scale,
-        dynamic_growth_steps,
-        min_scale=min_scale,
-        max_scale=max_scale,
-    )
-
-
-def _clear_loss_scale_factor(inner):
-    factor = inner.loss_scale_factor
-    if factor is None:
-        return
-    inner.loss_scale_factor = None
-    warnings.warn(
-        f"The inner optimizer has loss_scale_factor={factor}, which would scale the "
-        "loss twice. It has been set to None. For a fixed loss scale, leave it out "
-        f"and write `LossScaleOptimizer(inner_optimizer, dynamic=False, "
-        f"initial_scale={factor})`.",
-        stacklevel=3,
-    )
 
 
 def _split_pairs(grads_and_vars):

@@ -1,0 +1,176 @@
+"""What the constructor of `LossScaleOptimizer` takes, checks and hands on."""
+
+import warnings
+
+import keras
+
+from keras_lso import loss_scales
+from keras_lso._checks import check_bounds, check_positive_int, check_scale
+from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
+
+# Older versions of Keras wrote these, which never had an effect, into the config.
+_IGNORED_AT_THEIR_DEFAULTS = {
+    "weight_decay": None,
+    "clipnorm": None,
+    "global_clipnorm": None,
+    "clipvalue": None,
+    "use_ema": False,
+    "ema_momentum": 0.99,
+    "ema_overwrite_frequency": None,
+    "loss_scale_factor": None,
+    "gradient_accumulation_steps": None,
+}
+
+
+def refuse_unsupported(kwargs):
+    """Refuses all keywords, in Keras's own words."""
+    for argument, default in _IGNORED_AT_THEIR_DEFAULTS.items():
+        if kwargs.pop(argument, default) != default:
+            raise ValueError(
+                f"LossScaleOptimizer does not support `{argument}`. "
+                f"Instead, set `{argument}` on the `inner_optimizer`."
+            )
+    if kwargs:
+        raise ValueError(
+            "LossScaleOptimizer does not support arguments: "
+            f"`{'`, `'.join(kwargs.keys())}`."
+        )
+
+
+def check_inner_optimizer(inner):
+    """Refuses what is not an optimizer, and what scales the loss already."""
+    if isinstance(inner, keras.optimizers.LossScaleOptimizer):
+        raise TypeError(
+            "Argument `inner_optimizer` must not be a LossScaleOptimizer itself: the "
+            "loss would be scaled twice. Pass its `inner_optimizer` instead. "
+            f"Received: inner_optimizer={inner!r}"
+        )
+    if not isinstance(inner, keras.optimizers.Optimizer):
+        hint = (
+            f'keras.optimizers.get("{inner}")'
+            if isinstance(inner, str)
+            else "keras.optimizers.Adam()"
+        )
+        raise TypeError(
+            "Argument `inner_optimizer` must be an instance of "
+            f"`keras.optimizers.Optimizer`, such as `{hint}`. Received: "
+            f"inner_optimizer={inner!r} of type {type(inner).__name__}"
+        )
+
+
+def clear_loss_scale_factor(inner):
+    """Clears the inner optimizer's own scaling, with a warning."""
+    factor = inner.loss_scale_factor
+    if factor is None:
+        return
+    inner.loss_scale_factor = None
+    warnings.warn(
+        f"The inner optimizer has loss_scale_factor={factor}, which would scale the "
+        "loss twice. It has been set to None. For a fixed loss scale, leave it out "
+        "and write `LossScaleOptimizer(inner_optimizer, dynamic=False, "
+        f"initial_scale={factor})`.",
+        stacklevel=3,
+    )
+
+
+def make_policy(
+    dynamic, initial_scale, dynamic_growth_steps, loss_scale, min_scale, max_scale
+):
+    """Returns the policy that the constructor's arguments describe."""
+    if not isinstance(dynamic, bool):
+        raise TypeError(
+            "Argument `dynamic` must be True or False. Received: "
+            f"dynamic={dynamic!r}. To start at a scale, write "
+            "`LossScaleOptimizer(inner_optimizer, initial_scale=...)`; to fix it, add "
+            "`dynamic=False`."
+        )
+    has_bounds = (min_scale, max_scale) != (DEFAULT_MIN_SCALE, DEFAULT_MAX_SCALE)
+    given = {
+        "dynamic=False": not dynamic,
+        "initial_scale": initial_scale is not None,
+        "dynamic_growth_steps": dynamic_growth_steps is not None,
+        "min_scale or max_scale": has_bounds,
+    }
+    if loss_scale is not None:
+        return _given_policy(loss_scale, [name for name in given if given[name]])
+    if dynamic:
+        return _dynamic_policy(
+            initial_scale, dynamic_growth_steps, min_scale, max_scale
+        )
+    return _fixed_policy(
+        initial_scale,
+        {
+            "dynamic_growth_steps": dynamic_growth_steps,
+            **({"min_scale": min_scale, "max_scale": max_scale} if has_bounds else {}),
+        },
+    )
+
+
+def _given_policy(loss_scale, other_arguments):
+    if other_arguments:
+        raise ValueError(
+            "`loss_scale` is a whole policy and does not go together with "
+            f"{', '.join(other_arguments)}. Set them on the policy instead, for "
+            "example `loss_scale=keras_lso.loss_scales.DynamicLossScale(...)`. "
+            f"Received: loss_scale={loss_scale!r}"
+        )
+    return loss_scales.get(loss_scale)
+
+
+def _dynamic_policy(initial_scale, dynamic_growth_steps, min_scale, max_scale):
+    if initial_scale is None:
+        initial_scale = loss_scales.DEFAULT_INITIAL_SCALE
+    if dynamic_growth_steps is None:
+        dynamic_growth_steps = loss_scales.DEFAULT_GROWTH_STEPS
+    # Checked here too, under the names by which the user gave them.
+    check_bounds(
+        check_scale("min_scale", min_scale),
+        check_scale("max_scale", max_scale),
+        initial_scale=check_scale("initial_scale", initial_scale),
+    )
+    check_positive_int("dynamic_growth_steps", dynamic_growth_steps)
+    return loss_scales.DynamicLossScale(
+        initial_scale,
+        dynamic_growth_steps,
+        min_scale=min_scale,
+        max_scale=max_scale,
+    )
+
+
+def _fixed_policy(initial_scale, for_dynamic_only):
+    if initial_scale is None:
+        raise ValueError(
+            "With `dynamic=False`, `initial_scale` must be given: it is the fixed "
+            "scale. Received: initial_scale=None. Write for example "
+            "`LossScaleOptimizer(inner_optimizer, dynamic=False, initial_scale=1024)`. "
+            "(Keras's own class has no fixed scale and would say: set "
+            "`loss_scale_factor` on the inner optimizer.)"
+        )
+    for argument, value in for_dynamic_only.items():
+        if value is not None:
+            raise ValueError(
+                f"With `dynamic=False` the scale never moves, so `{argument}` must "
+                f"not be given. Received: {argument}={value!r}"
+            )
+    check_scale("initial_scale", initial_scale)
+    return loss_scales.FixedLossScale(initial_scale)
+
+
+def policy_arguments(policy):
+    """Returns the arguments that make `policy`, beyond Keras's own two.
+
+    Those are `initial_scale` and `dynamic_growth_steps`, and all that the default
+    policy needs.
+    """
+    if type(policy) is loss_scales.FixedLossScale:
+        return {"dynamic": False}
+    plain = {
+        "initial_loss_scale": policy.initial_loss_scale,
+        "increment_period": getattr(policy, "increment_period", None),
+        "multiplier": 2.0,
+    }
+    config = policy.get_config()
+    bounds = {k: config.pop(k) for k in ("min_scale", "max_scale") if k in config}
+    if type(policy) is loss_scales.DynamicLossScale and config == plain:
+        return bounds
+    return {"loss_scale": keras.saving.serialize_keras_object(policy)}
