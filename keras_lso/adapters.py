@@ -128,23 +128,30 @@ def is_overwritten(variable):
 # --- Rules ------------------------------------------------------------------
 
 
-def find_rule(optimizer, variables):
-    """Returns the optimizer's rule and its slots for these variables.
-
-    Args:
-        optimizer: A built `keras.optimizers.Optimizer`.
-        variables: List of trainable variables.
+def rule_of(optimizer, variables):
+    """Returns the rule that says all that the optimizer does to these variables.
 
     Returns:
-        A tuple of a rule of `rules.py`, with the coefficients of this step, and
-        a list with a tuple of slot variables for each variable. `(None, None)`
-        where no rule says all that the optimizer does: an unknown class, or one
-        that clips, decays, accumulates, averages or constrains.
+        A class of `rules.py`; None for an optimizer of an unknown class, and for
+        one that clips, decays, accumulates, averages or constrains.
     """
-    make = _RULES.get(canonical_class(optimizer))
-    if make is None or _does_more_than_its_rule(optimizer, variables):
-        return None, None
-    return make(optimizer, [optimizer._get_variable_index(v) for v in variables])
+    cls = canonical_class(optimizer)
+    if cls not in _RULES or _does_more_than_its_rule(optimizer, variables):
+        return None
+    return _RULES[cls](optimizer)
+
+
+def make_rule(optimizer, variables):
+    """Returns the optimizer's rule for this step, and its slots.
+
+    Returns:
+        A tuple of a rule with the coefficients of this step, and a list with a
+        tuple of slot variables for each of `variables`.
+    """
+    rule = _COEFFICIENTS[rule_of(optimizer, variables)](optimizer)
+    slots = [getattr(optimizer, name) for name in _SLOTS[type(rule)]]
+    indices = [index_of(optimizer, v) for v in variables]
+    return rule, [tuple(slot[i] for slot in slots) for i in indices]
 
 
 def _does_more_than_its_rule(optimizer, variables):
@@ -156,23 +163,38 @@ def _does_more_than_its_rule(optimizer, variables):
         or optimizer.use_ema
         or optimizer.gradient_accumulation_steps
         or getattr(optimizer, "amsgrad", False)
-        or any(v.constraint is not None or is_overwritten(v) for v in variables)
+        or not all(_is_plain(v) for v in variables)
     )
 
 
-def _sgd(optimizer, indices):
-    learning_rate = _learning_rate(optimizer)
-    if optimizer.momentum == 0:
-        return rules.SGD(learning_rate), [() for _ in indices]
-    rule = rules.Momentum(learning_rate, optimizer.momentum, optimizer.nesterov)
-    return rule, [(optimizer.momentums[i],) for i in indices]
+def _is_plain(variable):
+    # Keras's optimizers also take a bare `tf.Variable`.
+    return (
+        isinstance(variable, keras.Variable)
+        and variable.constraint is None
+        and not is_overwritten(variable)
+    )
 
 
-def _adam(optimizer, indices):
+def _learning_rate(optimizer):
+    return ops.cast(ops.convert_to_tensor(optimizer.learning_rate), "float32")
+
+
+def _sgd(optimizer):
+    return rules.SGD(_learning_rate(optimizer))
+
+
+def _momentum(optimizer):
+    return rules.Momentum(
+        _learning_rate(optimizer), optimizer.momentum, optimizer.nesterov
+    )
+
+
+def _adam(optimizer):
     step = ops.cast(iteration_variable(optimizer) + 1, "float32")
     beta_1_power = ops.power(ops.cast(optimizer.beta_1, "float32"), step)
     beta_2_power = ops.power(ops.cast(optimizer.beta_2, "float32"), step)
-    rule = rules.Adam(
+    return rules.Adam(
         alpha=_learning_rate(optimizer)
         * ops.sqrt(1 - beta_2_power)
         / (1 - beta_1_power),
@@ -180,12 +202,16 @@ def _adam(optimizer, indices):
         beta_2=optimizer.beta_2,
         epsilon=optimizer.epsilon,
     )
-    slots = [(optimizer._momentums[i], optimizer._velocities[i]) for i in indices]
-    return rule, slots
 
 
-def _learning_rate(optimizer):
-    return ops.cast(ops.convert_to_tensor(optimizer.learning_rate), "float32")
-
-
-_RULES = {keras.optimizers.SGD: _sgd, keras.optimizers.Adam: _adam}
+_RULES = {
+    keras.optimizers.SGD: lambda o: rules.SGD if o.momentum == 0 else rules.Momentum,
+    keras.optimizers.Adam: lambda o: rules.Adam,
+}
+_COEFFICIENTS = {rules.SGD: _sgd, rules.Momentum: _momentum, rules.Adam: _adam}
+# Where the optimizer keeps the slots, in the order of `rule.slots`.
+_SLOTS: dict[type, tuple[str, ...]] = {
+    rules.SGD: (),
+    rules.Momentum: ("momentums",),
+    rules.Adam: ("_momentums", "_velocities"),
+}

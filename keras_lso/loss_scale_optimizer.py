@@ -344,7 +344,7 @@ class LossScaleOptimizer(
 
     def _match(self, grads, variables):
         """Pairs gradients and variables, building the optimizer if need be."""
-        grads = list(grads)
+        grads = [_as_tensor(g) for g in grads]
         if variables is None:
             if not self.built:
                 raise ValueError(
@@ -396,9 +396,10 @@ class LossScaleOptimizer(
         if self._masters.variables or any(g is None for g in grads):
             return False
         inner = self.inner_optimizer
-        rule, slots = adapters.find_rule(inner, variables)
+        rule = adapters.rule_of(inner, variables)
         if rule is None or not backend.fused_step_takes(rule, variables, grads):
             return False
+        rule, slots = adapters.make_rule(inner, variables)
         inv_scale = 1.0 / self.loss_scale if scaled else 1.0
         backend.fused_step(rule, variables, slots, grads, finite, inv_scale)
         iteration = adapters.iteration_variable(inner)
@@ -478,6 +479,12 @@ def _split_pairs(grads_and_vars):
         grads.append(pair[0])
         variables.append(pair[1])
     return grads, variables
+
+
+def _as_tensor(grad):
+    if grad is None or ops.is_tensor(grad):
+        return grad
+    return backend.map_values(ops.convert_to_tensor, grad)
 
 
 def _unscale(grad, scale):

@@ -312,13 +312,13 @@ class DynamicLossScale(LossScale):
         grows = ops.logical_and(finite, good_steps >= self.increment_period)
         overflows = ops.logical_not(finite)
         drops = self._spend_overflow(overflows, finite, grows)
-        factor = ops.where(
-            grows,
-            self.growth_factor,
-            ops.where(drops, self.backoff_factor, 1.0),
+        # In float32 whatever `keras.config.floatx()` is.
+        growth, backoff, stay = ops.convert_to_tensor(
+            [self.growth_factor, self.backoff_factor, 1.0], dtype="float32"
         )
+        factor = ops.where(grows, growth, ops.where(drops, backoff, stay))
         restarts = ops.logical_or(grows, overflows)
-        self.assign_scale(self.value * ops.cast(factor, "float32"))
+        self.assign_scale(self.value * factor)
         self.step_counter.assign(
             ops.where(restarts, ops.zeros_like(good_steps), good_steps)
         )

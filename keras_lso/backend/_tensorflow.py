@@ -106,7 +106,7 @@ def fused_step(rule, variables, slots, grads, finite, inv_scale):
 def fused_step_takes(rule, variables, gradients):
     """Whether these are dense float32 variables that no replicas share."""
     return (
-        type(rule) in _KERNELS
+        rule in _KERNELS
         and tf.distribute.get_strategy().num_replicas_in_sync == 1
         and not any(isinstance(g, tf.IndexedSlices) for g in gradients)
         and all(v.dtype == "float32" for v in variables)

@@ -24,13 +24,16 @@ def measure(grads, norms=False, amax=False):
     nothing (1e20 squared is inf): only then every element is looked at.
     """
     values = [_values(g) for g in grads]
-    norm_list = torch._foreach_norm(values, 2, dtype=torch.float32)
+    # A norm may accumulate in a wider type than its tensor's, never a narrower one.
+    is_double = any(v.dtype == torch.float64 for v in values)
+    wide = torch.float64 if is_double else torch.float32
+    norm_list = torch._foreach_norm(values, 2, dtype=wide)
     finite = torch.stack(norm_list).isfinite().all()
     if not finite:
         finite = torch.stack([v.isfinite().all() for v in values]).all()
     return Measurement(
         finite,
-        norm_list if norms else None,
+        [n.float() for n in norm_list] if norms else None,
         generic.largest_magnitude(values) if amax else None,
     )
 

@@ -1,0 +1,160 @@
+"""Float16 variables train through float32 masters."""
+
+import keras
+import ml_dtypes
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+
+DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+def variable(values, dtype="float16"):
+    return keras.Variable(np.array(values, DTYPES.get(dtype, dtype)), dtype=dtype)
+
+
+def gradient(values, scale=1.0):
+    return ops.convert_to_tensor(np.array(values, "float32") * scale)
+
+
+def wrap(inner, **arguments):
+    return keras_lso.LossScaleOptimizer(inner, initial_scale=4.0, **arguments)
+
+
+def masters(optimizer):
+    return [ops.convert_to_numpy(v) for v in optimizer.variables[-2:-1]]
+
+
+def as_float(variable):
+    return ops.convert_to_numpy(ops.cast(variable, "float32"))
+
+
+def test_steps_too_small_for_float16_add_up():
+    with_masters, without = variable([1.0]), variable([1.0])
+    ours = wrap(keras.optimizers.SGD(1.0))
+    plain = wrap(keras.optimizers.SGD(1.0), master_weights=False)
+    for _ in range(100):
+        ours.apply([gradient([1e-4], 4.0)], [with_masters])
+        plain.apply([gradient([1e-4], 4.0)], [without])
+    # The spacing of float16 numbers below 1 is 0.0005.
+    np.testing.assert_allclose(as_float(with_masters), [0.99], atol=0.00025)
+    assert as_float(without) == [1.0]
+
+
+def test_a_float32_variable_has_no_master():
+    float32, float16 = variable([1.0], "float32"), variable([1.0])
+    optimizer = wrap(keras.optimizers.SGD(0.5))
+    optimizer.build([float32, float16])
+    assert len(optimizer.variables) == 2 + 2 + 2 + 1 + 1
+    assert masters(optimizer)[0].dtype == np.float32
+    optimizer.apply([gradient([1.0], 4.0)] * 2, [float32, float16])
+    assert as_float(float32) == as_float(float16) == [0.5]
+
+
+@pytest.mark.parametrize(
+    "master_weights, dtype, count",
+    [
+        ("auto", "float16", 1),
+        ("auto", "bfloat16", 0),
+        (True, "float16", 1),
+        (True, "bfloat16", 1),
+        (False, "float16", 0),
+    ],
+)
+def test_which_variables_have_masters(master_weights, dtype, count):
+    optimizer = wrap(keras.optimizers.SGD(0.5), master_weights=master_weights)
+    optimizer.build([variable([1.0], dtype)])
+    assert len(optimizer.variables) == 2 + 2 + 2 + count + 1
+
+
+@pytest.mark.parametrize("value", ["yes", None, 1, 0])
+def test_other_values_are_refused(value):
+    with pytest.raises(ValueError, match=f"master_weights={value!r}"):
+        wrap(keras.optimizers.SGD(0.5), master_weights=value)
+
+
+def test_a_skipped_step_changes_neither_variable_nor_master():
+    w = variable([1.0, -0.0])
+    optimizer = wrap(keras.optimizers.Adam(0.1))
+    optimizer.apply([gradient([0.3, 0.0], 4.0)], [w])
+    kept = [w, *optimizer.inner_optimizer.variables, optimizer.variables[-2]]
+    before = [ops.convert_to_numpy(v).tobytes() for v in kept]
+    optimizer.apply([gradient([np.inf, 0.0])], [w])
+    assert [ops.convert_to_numpy(v).tobytes() for v in kept] == before
+
+
+def test_a_master_restarts_where_its_variable_was_assigned():
+    w = variable([1.0, 2.0])
+    optimizer = wrap(keras.optimizers.SGD(1.0))
+    optimizer.apply([gradient([1e-4, 1e-4], 4.0)], [w])
+    w.assign(ops.cast(ops.array([5.0, 2.0]), "float16"))
+    optimizer.apply([gradient([1e-4, 1e-4], 4.0)], [w])
+    # The first starts again at 5, the second goes on from 2 - 1e-4.
+    np.testing.assert_allclose(masters(optimizer)[0], [5 - 1e-4, 2 - 2e-4], rtol=1e-7)
+
+
+def test_what_is_too_large_for_float16_saturates():
+    w = variable([60000.0])
+    optimizer = wrap(keras.optimizers.SGD(1.0))
+    optimizer.apply([gradient([-1e5], 4.0)], [w])
+    assert as_float(w) == [65504.0]
+    assert masters(optimizer)[0] == [160000.0]
+    optimizer.apply([gradient([1e5], 4.0)], [w])
+    assert as_float(w) == [60000.0]
+
+
+def test_a_master_carries_path_constraint_and_exclusions():
+    with keras.name_scope("block"):
+        w = variable([1.0])
+        excluded = variable([1.0])
+    w.constraint = keras.constraints.NonNeg()
+    inner = keras.optimizers.SGD(1.0, weight_decay=0.5)
+    inner.exclude_from_weight_decay(var_list=[excluded])
+    optimizer = wrap(inner)
+    optimizer.build([w, excluded])
+    assert [v.path for v in optimizer.variables[-3:-1]] == [w.path, excluded.path]
+    optimizer.apply([gradient([9.0], 4.0), gradient([0.0])], [w, excluded])
+    assert as_float(w) == [0.0]
+    assert as_float(excluded) == [1.0]
+
+
+def test_final_values_are_those_of_the_averaged_masters():
+    w = variable([1.0])
+    optimizer = wrap(keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5))
+    for _ in range(2):
+        optimizer.apply([gradient([0.25], 4.0)], [w])
+    optimizer.finalize_variable_values([w])
+    # The average starts at 0.75 and takes half a step towards 0.5.
+    assert as_float(w) == [0.625]
+    assert masters(optimizer)[0] == [0.625]
+
+
+def test_masters_are_saved_and_loaded():
+    def train(optimizer, w, steps):
+        for _ in range(steps):
+            optimizer.apply([gradient([1e-4], 4.0)], [w])
+
+    first = variable([1.0])
+    optimizer = wrap(keras.optimizers.SGD(1.0))
+    train(optimizer, first, 3)
+    store = {}
+    optimizer.save_own_variables(store)
+
+    second = variable(ops.convert_to_numpy(first))
+    resumed = wrap(keras.optimizers.SGD(1.0))
+    resumed.build([second])
+    resumed.load_own_variables(store)
+    train(optimizer, first, 3)
+    train(resumed, second, 3)
+    assert masters(resumed)[0].tobytes() == masters(optimizer)[0].tobytes()
+
+
+def test_the_config_holds_what_is_not_the_default():
+    optimizer = wrap(keras.optimizers.SGD(1.0), master_weights=False)
+    config = optimizer.get_config()
+    assert config["master_weights"] is False
+    again = keras_lso.LossScaleOptimizer.from_config(config)
+    assert again.master_weights is False
+    assert "master_weights" not in wrap(keras.optimizers.SGD(1.0)).get_config()
