@@ -84,26 +84,29 @@ def make_policy(
             "`LossScaleOptimizer(inner_optimizer, initial_scale=...)`; to fix it, add "
             "`dynamic=False`."
         )
-    has_bounds = (min_scale, max_scale) != (DEFAULT_MIN_SCALE, DEFAULT_MAX_SCALE)
-    given = {
-        "dynamic=False": not dynamic,
-        "initial_scale": initial_scale is not None,
-        "dynamic_growth_steps": dynamic_growth_steps is not None,
-        "min_scale or max_scale": has_bounds,
+    bounds = {
+        "min_scale": _unless_default("min_scale", min_scale, DEFAULT_MIN_SCALE),
+        "max_scale": _unless_default("max_scale", max_scale, DEFAULT_MAX_SCALE),
     }
     if loss_scale is not None:
-        return _given_policy(loss_scale, [name for name in given if given[name]])
+        others = {
+            "dynamic=False": None if dynamic else False,
+            "initial_scale": initial_scale,
+            "dynamic_growth_steps": dynamic_growth_steps,
+            **bounds,
+        }
+        return _given_policy(loss_scale, [k for k in others if others[k] is not None])
     if dynamic:
         return _dynamic_policy(
             initial_scale, dynamic_growth_steps, min_scale, max_scale
         )
-    return _fixed_policy(
-        initial_scale,
-        {
-            "dynamic_growth_steps": dynamic_growth_steps,
-            **({"min_scale": min_scale, "max_scale": max_scale} if has_bounds else {}),
-        },
-    )
+    moves = {"dynamic_growth_steps": dynamic_growth_steps, **bounds}
+    return _fixed_policy(initial_scale, moves)
+
+
+def _unless_default(name, value, default):
+    value = check_scale(name, value)
+    return None if value == default else value
 
 
 def _given_policy(loss_scale, other_arguments):
@@ -123,11 +126,8 @@ def _dynamic_policy(initial_scale, dynamic_growth_steps, min_scale, max_scale):
     if dynamic_growth_steps is None:
         dynamic_growth_steps = loss_scales.DEFAULT_GROWTH_STEPS
     # Checked here too, under the names by which the user gave them.
-    check_bounds(
-        check_scale("min_scale", min_scale),
-        check_scale("max_scale", max_scale),
-        initial_scale=check_scale("initial_scale", initial_scale),
-    )
+    check_scale("initial_scale", initial_scale)
+    check_bounds(min_scale, max_scale, initial_scale=initial_scale)
     check_positive_int("dynamic_growth_steps", dynamic_growth_steps)
     return loss_scales.DynamicLossScale(
         initial_scale,
@@ -137,7 +137,7 @@ def _dynamic_policy(initial_scale, dynamic_growth_steps, min_scale, max_scale):
     )
 
 
-def _fixed_policy(initial_scale, for_dynamic_only):
+def _fixed_policy(initial_scale, moves):
     if initial_scale is None:
         raise ValueError(
             "With `dynamic=False`, `initial_scale` must be given: it is the fixed "
@@ -146,7 +146,7 @@ def _fixed_policy(initial_scale, for_dynamic_only):
             "(Keras's own class has no fixed scale and would say: set "
             "`loss_scale_factor` on the inner optimizer.)"
         )
-    for argument, value in for_dynamic_only.items():
+    for argument, value in moves.items():
         if value is not None:
             raise ValueError(
                 f"With `dynamic=False` the scale never moves, so `{argument}` must "

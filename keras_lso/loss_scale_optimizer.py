@@ -203,7 +203,7 @@ class LossScaleOptimizer(
             The scaled loss.
         """
         self._gradients_are_scaled = True
-        return ops.multiply(loss, self.loss_scale)
+        return _in_float32(loss) * self.loss_scale
 
     def get_scaled_loss(self, loss):
         """Multiplies the loss by the loss scale; also takes a callable.
@@ -364,7 +364,11 @@ class LossScaleOptimizer(
         # A model whose layers are all frozen trains nothing; that is no error.
         nothing_to_train = self.built and not adapters.trainable_variables(self)
         if all(g is None for g in grads) and not nothing_to_train:
-            raise ValueError("No gradients provided for any variable.")
+            raise ValueError(
+                "No gradients provided for any variable: `grads` holds only None, for "
+                f"{len(variables)} variables. Compute the gradients of a loss that "
+                "depends on `trainable_variables`."
+            )
         if not self.built:
             self.build(variables)
         adapters.check_known(self, variables)
@@ -488,4 +492,10 @@ def _as_tensor(grad):
 
 
 def _unscale(grad, scale):
-    return backend.map_values(lambda values: ops.divide(values, scale), grad)
+    return backend.map_values(lambda values: _in_float32(values) / scale, grad)
+
+
+def _in_float32(values):
+    """Returns `values` in float32, or in float64 if that is what they are in."""
+    values = ops.convert_to_tensor(values)
+    return ops.cast(values, keras.backend.result_type(values.dtype, "float32"))

@@ -309,7 +309,9 @@ class DynamicLossScale(LossScale):
     def step(self, finite, amax=None):
         finite = ops.convert_to_tensor(finite, dtype="bool")
         good_steps = ops.convert_to_tensor(self.step_counter) + 1
-        grows = ops.logical_and(finite, good_steps >= self.increment_period)
+        # The counter is an int32 on most backends.
+        period = min(self.increment_period, 2**31 - 1)
+        grows = ops.logical_and(finite, good_steps >= period)
         overflows = ops.logical_not(finite)
         drops = self._spend_overflow(overflows, finite, grows)
         # In float32 whatever `keras.config.floatx()` is.

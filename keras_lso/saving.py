@@ -100,10 +100,11 @@ def _rename(config):
     if not isinstance(config, dict):
         return config
     config = {key: _rename(value) for key, value in config.items()}
+    module = str(config.get("module") or "keras")
     is_keras_class = (
         str(config.get("class_name")).lower() == "lossscaleoptimizer"
         and isinstance(config.get("config"), dict)
-        and str(config.get("module") or "keras").startswith("keras.")
+        and module.split(".")[0] == "keras"
     )
     if is_keras_class:
         config["module"] = "keras_lso.loss_scale_optimizer"

@@ -34,8 +34,9 @@ def measure(grads, norms=False, amax=False):
         A `Measurement`. `finite` is what all replicas, processes and shards
         agree on, never one replica's word.
     """
-    values = [ops.cast(g, "float32") for g in (to_dense(g) for g in grads)]
+    values = [to_dense(g) for g in grads]
     finite = ops.all(ops.stack([ops.all(ops.isfinite(v)) for v in values]))
+    values = [ops.cast(v, "float32") for v in values]
     return Measurement(
         finite,
         [ops.sqrt(ops.sum(ops.square(v))) for v in values] if norms else None,
@@ -90,7 +91,8 @@ def run_if(finite, step, grads, state):
         grads: List of tensors or None, handed to `step`.
         state: List of `keras.Variable`s, all that `step` may write.
     """
-    before = [ops.convert_to_tensor(v) for v in state]
+    # Copies: on PyTorch a step changes the variable's own tensor.
+    before = [ops.copy(v) for v in state]
     step(grads)
     for v, old in zip(state, before, strict=True):
         v.assign(ops.where(finite, ops.convert_to_tensor(v), old))
