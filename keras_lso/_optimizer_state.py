@@ -175,15 +175,12 @@ class OptimizerState(keras.optimizers.Optimizer):
         self._hides_inner_optimizer = True
         saved = self._saved_variables
         inner = self.inner_optimizer.variables
-        keras_layout = self._own_variables + inner
+        layouts = [saved, self._own_variables + inner, inner]
         count = len(store.keys())
-        if count == len(saved):
-            targets = saved
-        elif count == len(keras_layout):
-            targets = keras_layout
-        elif count == len(inner):
-            targets = inner
-        else:
+        variables = next((v for v in layouts if len(v) == count), None)
+        # Before `build` a wrapper has so few that other files may have as many.
+        by_chance = not self.built and not _fit(variables or (), store)
+        if variables is None or by_chance:
             # What Keras does: a model may be loaded without its optimizer.
             hint = "" if self.built else " The optimizer has not been built yet."
             warnings.warn(
@@ -193,7 +190,7 @@ class OptimizerState(keras.optimizers.Optimizer):
                 stacklevel=2,
             )
             return
-        self._assign_all(targets, [store[str(i)] for i in range(count)])
+        self._assign_all(variables, [store[str(i)] for i in range(count)])
 
     def set_weights(self, weights):
         """Sets the state from a list of arrays, in the order of `variables`.
@@ -248,3 +245,10 @@ class OptimizerState(keras.optimizers.Optimizer):
         """
         hidden = vars(self).get("_hides_inner_optimizer", False)
         return [n for n in super().__dir__() if not (hidden and n == "inner_optimizer")]
+
+
+def _fit(variables, store):
+    """Whether what is stored has the variables' shapes."""
+    return all(
+        tuple(v.shape) == np.shape(store[str(i)]) for i, v in enumerate(variables)
+    )

@@ -466,8 +466,7 @@ class LossScaleOptimizer(
             # They are there for readers that know Keras's four keys only.
             config.pop("initial_scale", None)
             config.pop("dynamic_growth_steps", None)
-            with keras.saving.CustomObjectScope(custom_objects or {}):
-                config["loss_scale"] = loss_scales.get(config["loss_scale"])
+            config["loss_scale"] = loss_scales.get(config["loss_scale"], custom_objects)
         return cls(inner, **config)
 
 

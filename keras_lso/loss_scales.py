@@ -363,12 +363,14 @@ class DynamicLossScale(LossScale):
         return config
 
 
-def get(identifier):
+def get(identifier, custom_objects=None):
     """Returns the policy that `identifier` stands for.
 
     Args:
         identifier: A number (a fixed scale), `"dynamic"`, a `LossScale` (which
             is returned as it is), or the config dict of one.
+        custom_objects: Dict of names to classes that the config may refer to.
+            Defaults to `None`.
 
     Returns:
         A `LossScale`.
@@ -393,7 +395,7 @@ def get(identifier):
             )
         return DynamicLossScale()
     if isinstance(identifier, dict):
-        return _from_config_dict(identifier)
+        return _from_config_dict(identifier, custom_objects)
     if is_number(identifier):
         return FixedLossScale(identifier)
     raise TypeError(
@@ -403,23 +405,18 @@ def get(identifier):
     )
 
 
-def _from_config_dict(config):
-    if not isinstance(config.get("class_name"), str) or "config" not in config:
+def _from_config_dict(config, custom_objects):
+    name = config.get("class_name")
+    if not isinstance(name, str) or "config" not in config:
         raise ValueError(
             "The config dict of a loss-scale policy has the keys 'class_name' and "
             f"'config'. Received: {config!r}"
         )
+    # TF1 wrote the bare class name.
     builtin = {cls.__name__: cls for cls in (FixedLossScale, DynamicLossScale)}
-    # TF1 wrote the bare class name; a user's own policy is found by its
-    # registered name.
-    cls = builtin.get(config["class_name"])
-    if cls is not None and config.get("registered_name") in (
-        None,
-        config["class_name"],
-        f"keras_lso>{config['class_name']}",
-    ):
-        return cls.from_config(config["config"])
-    policy = keras.saving.deserialize_keras_object(config)
+    if name in builtin and set(config) == {"class_name", "config"}:
+        return builtin[name].from_config(config["config"])
+    policy = keras.saving.deserialize_keras_object(config, custom_objects)
     if not isinstance(policy, LossScale):
         raise ValueError(
             "The config dict must describe a `keras_lso.loss_scales.LossScale`. "
