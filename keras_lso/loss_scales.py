@@ -114,7 +114,7 @@ class LossScale:
     def value(self):
         """The current loss scale, a float32 scalar tensor."""
         if not self.built:
-            return ops.convert_to_tensor(self.initial_loss_scale, dtype="float32")
+            return _float32(self.initial_loss_scale)
         # A copy: on PyTorch the variable's own tensor changes in place, under the
         # hands of whoever kept it (autograd, say).
         return ops.copy(self.scale)
@@ -125,7 +125,7 @@ class LossScale:
 
     def assign_scale(self, value):
         """Sets the current scale to `value`, kept within the bounds."""
-        self.scale.assign(ops.clip(value, self.min_scale, self.max_scale))
+        self.scale.assign(ops.clip(_float32(value), self.min_scale, self.max_scale))
 
     def step(self, finite, amax=None):
         """Moves the scale and the counters after a step.
@@ -314,11 +314,11 @@ class DynamicLossScale(LossScale):
         grows = ops.logical_and(finite, good_steps >= period)
         overflows = ops.logical_not(finite)
         drops = self._spend_overflow(overflows, finite, grows)
-        # In float32 whatever `keras.config.floatx()` is.
-        growth, backoff, stay = ops.convert_to_tensor(
-            [self.growth_factor, self.backoff_factor, 1.0], dtype="float32"
+        factor = ops.where(
+            grows,
+            _float32(self.growth_factor),
+            ops.where(drops, _float32(self.backoff_factor), _float32(1.0)),
         )
-        factor = ops.where(grows, growth, ops.where(drops, backoff, stay))
         restarts = ops.logical_or(grows, overflows)
         self.assign_scale(self.value * factor)
         self.step_counter.assign(
@@ -423,6 +423,11 @@ def _from_config_dict(config, custom_objects):
             f"Received one of {type(policy).__name__}: {config!r}"
         )
     return policy
+
+
+def _float32(value):
+    """Returns a tensor, in float32 whatever `keras.config.floatx()` is."""
+    return ops.convert_to_tensor(value, dtype="float32")
 
 
 def _free_variable(shape, dtype, initializer, aggregation, name):
