@@ -40,9 +40,15 @@ def deserialize(config, custom_objects=None):
             "`config` must be the dict that `keras.optimizers.serialize` returns. "
             f"Received: {config!r}"
         )
-    optimizer = keras.saving.deserialize_keras_object(
-        adopt(config), custom_objects=custom_objects
+    config = adopt(config)
+    # Keras knows its own classes by their bare names too.
+    has_address = config.get("module") or config.get("registered_name")
+    read = (
+        keras.saving.deserialize_keras_object
+        if has_address
+        else keras.optimizers.deserialize
     )
+    optimizer = read(config, custom_objects=custom_objects)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise ValueError(
             "`config` must describe an optimizer. It describes a "

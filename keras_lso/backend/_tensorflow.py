@@ -140,18 +140,29 @@ def _apply_momentum(rule, grad, inv_scale, w, m):
 
 
 def _apply_adam(rule, grad, inv_scale, w, m, v):
+    grad = grad * inv_scale
+
+    def move(slot, target, share):
+        old = tf.raw_ops.ReadVariableOp(resource=slot, dtype=tf.float32)
+        step = (target - old) * share
+        tf.raw_ops.AssignAddVariableOp(resource=slot, value=step)
+
+    # The kernel could move the slots too, but it takes `1 - beta` in float32, which
+    # is off by 1e-5 for a beta of 0.999. Betas of 1 leave them as they are.
+    move(m, grad, 1 - rule.beta_1)
+    move(v, tf.square(grad), 1 - rule.beta_2)
     tf.raw_ops.ResourceApplyAdam(
         var=w,
         m=m,
         v=v,
-        # The rate holds the bias correction already.
+        # `alpha` holds the bias correction already.
         beta1_power=0.0,
         beta2_power=0.0,
         lr=rule.alpha,
-        beta1=rule.beta_1,
-        beta2=rule.beta_2,
+        beta1=1.0,
+        beta2=1.0,
         epsilon=rule.epsilon,
-        grad=grad * inv_scale,
+        grad=grad,
     )
 
 
