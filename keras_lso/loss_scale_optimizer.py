@@ -223,7 +223,8 @@ class LossScaleOptimizer(
         """Divides gradients of a scaled loss by the loss scale.
 
         `apply` takes the gradients for unscaled from here on, until the next
-        loss is scaled.
+        loss is scaled. Variables that are overwritten with their gradients (float8
+        scales) need the other way: hand `apply` the scaled gradients.
 
         Args:
             grads: List of tensors, dense or sparse. None passes through.
@@ -421,7 +422,11 @@ class LossScaleOptimizer(
         Args:
             var_list: List of trainable variables.
         """
-        self.inner_optimizer.finalize_variable_values(self._trained(var_list))
+        if not self.built:
+            return
+        if self._masters.variables:
+            var_list = self._trained(var_list)
+        self.inner_optimizer.finalize_variable_values(var_list)
         self._masters.write()
 
     # --- Serialization ------------------------------------------------------

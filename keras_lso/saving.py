@@ -3,6 +3,7 @@
 import json
 import os
 import tempfile
+import warnings
 import zipfile
 
 import keras
@@ -10,6 +11,12 @@ import keras
 from keras_lso import adapters
 
 _CONFIG = "config.json"
+_WEIGHTS = "model.weights.h5"
+_OURS = {
+    "module": "keras_lso.loss_scale_optimizer",
+    "class_name": "LossScaleOptimizer",
+    "registered_name": "keras_lso>LossScaleOptimizer",
+}
 
 
 def deserialize(config, custom_objects=None):
@@ -82,11 +89,24 @@ def load_model(filepath, custom_objects=None, compile=True, safe_mode=True):
         "safe_mode": safe_mode,
     }
     if not zipfile.is_zipfile(filepath):
-        return keras.saving.load_model(filepath, **arguments)
+        model = keras.saving.load_model(filepath, **arguments)
+        if (
+            type(getattr(model, "optimizer", None))
+            is keras.optimizers.LossScaleOptimizer
+        ):
+            warnings.warn(
+                "Only in a `.keras` file is Keras's LossScaleOptimizer replaced by "
+                "ours. Compile the model with a `keras_lso.LossScaleOptimizer`, or "
+                f"save it as `.keras` first. Received: filepath={filepath!r}",
+                stacklevel=2,
+            )
+        return model
     with zipfile.ZipFile(filepath) as archive:
         names = archive.namelist()
         config = json.loads(archive.read(_CONFIG)) if _CONFIG in names else {}
         adopted = adopt(config)
+        if _was_wrapped_by_keras(archive, adopted):
+            _wrap_optimizer(adopted)
         if adopted == config:
             return keras.saving.load_model(filepath, **arguments)
         with tempfile.TemporaryDirectory() as folder:
@@ -113,10 +133,34 @@ def _rename(config):
         and module.split(".")[0] == "keras"
     )
     if is_keras_class:
-        config["module"] = "keras_lso.loss_scale_optimizer"
-        config["class_name"] = "LossScaleOptimizer"
-        config["registered_name"] = "keras_lso>LossScaleOptimizer"
+        config.update(_OURS)
     return config
+
+
+def _was_wrapped_by_keras(archive, config):
+    """Whether `compile` wrapped the optimizer by itself, as for `mixed_float16`.
+
+    The config then names the bare optimizer, but the state is that of a wrapper,
+    which has the inner optimizer's as its child.
+    """
+    # Keras does without h5py until a file is read.
+    import h5py
+
+    optimizer = (config.get("compile_config") or {}).get("optimizer")
+    if not isinstance(optimizer, dict) or _WEIGHTS not in archive.namelist():
+        return False
+    if "inner_optimizer" in (optimizer.get("config") or {}):
+        return False
+    with archive.open(_WEIGHTS) as file, h5py.File(file, "r") as weights:
+        return "optimizer/inner_optimizer" in weights
+
+
+def _wrap_optimizer(config):
+    inner = config["compile_config"]["optimizer"]
+    config["compile_config"]["optimizer"] = {
+        **_OURS,
+        "config": {"name": "loss_scale_optimizer", "inner_optimizer": inner},
+    }
 
 
 def _copy_with_config(archive, path, config):

@@ -30,8 +30,8 @@ def measure(grads, norms=False, amax=False):
     squares = [jnp.sum(jnp.square(v.astype("float32"))) for v in values]
     finite = jax.lax.cond(
         jnp.isfinite(jnp.stack(squares)).all(),
-        lambda _: jnp.array(True),
-        lambda values: jnp.stack([jnp.isfinite(v).all() for v in values]).all(),
+        _true,
+        _all_finite,
         values,
     )
     return Measurement(
@@ -39,6 +39,17 @@ def measure(grads, norms=False, amax=False):
         [jnp.sqrt(s) for s in squares] if norms else None,
         generic.largest_magnitude(values) if amax else None,
     )
+
+
+# Outside `jax.jit` a `cond` is compiled anew for functions that are new.
+
+
+def _true(values):
+    return jnp.array(True)
+
+
+def _all_finite(values):
+    return jnp.stack([jnp.isfinite(v).all() for v in values]).all()
 
 
 def run_if(finite, step, grads, state):

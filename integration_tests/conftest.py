@@ -1,0 +1,152 @@
+"""A tiny model in any precision, data for it, and ways to look at what happened."""
+
+import types
+
+import keras
+import numpy as np
+import pytest
+
+BATCH_SIZE = 8
+
+
+@pytest.fixture
+def data():
+    """Four batches of a linear problem.
+
+    Small enough for the default scale: no gradient times 2**15 overflows float16.
+    """
+    random = np.random.default_rng(0)
+    x = random.normal(scale=0.5, size=(4 * BATCH_SIZE, 4)).astype("float32")
+    y = x @ np.array([[0.5], [-0.75], [0.25], [0.5]], dtype="float32")
+    return x, y
+
+
+@pytest.fixture
+def with_overflows():
+    """Returns a copy of the inputs in which the given batches are all inf."""
+
+    def poison(x, batches, batch_size=BATCH_SIZE):
+        x = x.copy()
+        for batch in batches:
+            x[batch * batch_size : (batch + 1) * batch_size] = np.inf
+        return x
+
+    return poison
+
+
+@pytest.fixture
+def make_model():
+    """Builds a model; at every call the same one, with the same weights."""
+
+    def make(dtype_policy="mixed_float16", **hidden_layer):
+        # `Model.compile` asks for the policy of the model, not of its layers.
+        before = keras.config.dtype_policy()
+        keras.config.set_dtype_policy(dtype_policy)
+        try:
+            return keras.Sequential(
+                [
+                    keras.Input((4,)),
+                    keras.layers.Dense(
+                        8,
+                        activation="tanh",
+                        kernel_initializer=keras.initializers.GlorotUniform(seed=1),
+                        name="hidden",
+                        **hidden_layer,
+                    ),
+                    keras.layers.Dense(
+                        1,
+                        kernel_initializer=keras.initializers.GlorotUniform(seed=2),
+                        name="output",
+                    ),
+                ]
+            )
+        finally:
+            keras.config.set_dtype_policy(before)
+
+    return make
+
+
+@pytest.fixture
+def fit():
+    """Calls `model.fit` on the batches in their order, without a progress bar."""
+
+    def fit(model, x, y, epochs=1, callbacks=(), batch_size=BATCH_SIZE, **options):
+        return model.fit(
+            x,
+            y,
+            batch_size=batch_size,
+            epochs=epochs,
+            shuffle=False,
+            verbose=0,
+            callbacks=list(callbacks),
+            **options,
+        )
+
+    return fit
+
+
+@pytest.fixture
+def values():
+    """Copies the values of variables to the host."""
+
+    def copy(variables):
+        # On PyTorch `numpy()` is a view of the variable.
+        return [np.array(v.numpy()) for v in variables]
+
+    return copy
+
+
+@pytest.fixture
+def bits(values):
+    """Copies the bytes of variables: -0.0 differs from 0.0, and NaN equals NaN."""
+    return lambda variables: [value.tobytes() for value in values(variables)]
+
+
+@pytest.fixture
+def assert_close():
+    """Compares arrays within a share of the largest magnitude in each of them."""
+
+    def check(actual, expected, share=1e-6):
+        assert len(actual) == len(expected)
+        for i, (a, e) in enumerate(zip(actual, expected, strict=True)):
+            np.testing.assert_allclose(
+                a, e, rtol=0, atol=share * np.abs(e).max(initial=0.0), err_msg=str(i)
+            )
+
+    return check
+
+
+class Recorder(keras.callbacks.Callback):
+    """Writes down after each step what the optimizer and the weights are.
+
+    It reads what Keras's own `LossScaleOptimizer` has as well.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.steps = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        optimizer = self.model.optimizer
+        # As numbers: on TensorFlow and PyTorch a variable changes in place.
+        applied = int(optimizer.iterations)
+        self.steps.append(
+            types.SimpleNamespace(
+                scale=float(optimizer.dynamic_scale),
+                counter=int(optimizer.step_counter),
+                skipped=len(self.steps) + 1 - applied,
+                weights=[np.array(w) for w in self.model.get_weights()],
+            )
+        )
+
+    def column(self, name):
+        return [getattr(step, name) for step in self.steps]
+
+    @property
+    def weights_are_finite(self):
+        return all(np.isfinite(w).all() for step in self.steps for w in step.weights)
+
+
+@pytest.fixture
+def make_recorder():
+    return Recorder

@@ -1,0 +1,195 @@
+"""A run that was saved under one backend goes on under each other one.
+
+For each other backend that is installed, `worker_across_backends.py` trains in a
+process of its own, with an overflow in every epoch, saves, and trains on. Here the
+files are loaded: the scale, the counters, the slots and the weights are those that
+the worker had, bit for bit, and from there training takes the course that it took
+there.
+"""
+
+import importlib.util
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import warnings
+import zipfile
+
+import keras
+import numpy as np
+import pytest
+
+import keras_lso
+from keras_lso import LossScaleOptimizer
+
+WORKER = pathlib.Path(__file__).with_name("worker_across_backends.py")
+BACKENDS = {"tensorflow", "jax", "torch"}
+OTHERS = sorted(BACKENDS - {keras.backend.backend()})
+
+OURS = ["default", "hysteresis", "fixed"]
+
+# How far two backends may drift apart in one epoch: some of their sums have another
+# order, so the last bits of the computing dtype differ, and each of four steps adds
+# to that. Weights and steps are around 1 and below.
+DRIFT = {
+    "float32": 100 * 2.0**-24,
+    "mixed_float16": 10 * 2.0**-11,
+    "float16": 10 * 2.0**-11,
+}
+
+
+@pytest.fixture(scope="session", params=OTHERS)
+def folder(request, tmp_path_factory):
+    """What the other backend wrote; each is started once."""
+    if importlib.util.find_spec(request.param) is None:
+        pytest.skip(f"{request.param} is not installed")
+    folder = tmp_path_factory.mktemp(request.param)
+    finished = subprocess.run(
+        [sys.executable, str(WORKER), str(folder)],
+        env={**os.environ, "KERAS_BACKEND": request.param},
+        capture_output=True,
+        text=True,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        yield
+
+
+class Expected:
+    """What the worker had when it saved, and later."""
+
+    def __init__(self, folder, name):
+        with np.load(folder / f"{name}.npz") as file:
+            self.arrays = dict(file)
+
+    def __getattr__(self, name):
+        return self.arrays[name]
+
+    def all(self, prefix):
+        count = sum(key.startswith(f"{prefix}_") for key in self.arrays)
+        return [self.arrays[f"{prefix}_{i}"] for i in range(count)]
+
+
+def config_in(path):
+    with zipfile.ZipFile(path) as archive:
+        return json.loads(archive.read("config.json"))
+
+
+def assert_same(actual, expected):
+    """Equal bit for bit, but for the width of integers, which is the backend's."""
+    assert len(actual) == len(expected)
+    for a, b in zip(actual, expected, strict=True):
+        assert a.shape == b.shape
+        if np.issubdtype(b.dtype, np.integer):
+            assert a.tolist() == b.tolist()
+        else:
+            assert a.dtype == b.dtype
+            assert a.tobytes() == b.tobytes()
+
+
+def assert_takes_the_same_course(model, expected, dtype):
+    """Another epoch, here as there."""
+    # The file holds the other backend's choice of `jit_compile`; this one makes its
+    # own. (Under PyTorch, True would take half a minute.)
+    model.compile(model.optimizer, loss="mean_squared_error")
+    model.fit(expected.x, expected.y, batch_size=4, shuffle=False, verbose=0)
+    assert int(model.optimizer.iterations) == expected.later_iterations
+    if isinstance(model.optimizer, LossScaleOptimizer):
+        assert float(model.optimizer.loss_scale) == expected.later_scale
+    for here, there in zip(
+        model.get_weights(), expected.all("later_weights"), strict=True
+    ):
+        np.testing.assert_allclose(here, there, rtol=0, atol=DRIFT[dtype])
+
+
+def dtype_of(model):
+    return model.layers[0].dtype_policy.name
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_keras_file_goes_on(name, folder):
+    expected = Expected(folder, name)
+    for load in (keras.saving.load_model, keras_lso.load_model):
+        model = load(folder / f"{name}.keras")
+        optimizer = model.optimizer
+        assert type(optimizer) is LossScaleOptimizer
+        assert_same(model.get_weights(), expected.all("weights"))
+        assert_same([v.numpy() for v in optimizer.variables], expected.all("state"))
+        assert int(optimizer.iterations) == 6
+        assert int(optimizer.skipped_steps) == 2
+    assert_takes_the_same_course(model, expected, dtype_of(model))
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_a_weights_file_goes_on(name, folder):
+    expected = Expected(folder, name)
+    # The same architecture, with other weights and an optimizer that has none yet.
+    config = config_in(folder / f"{name}.keras")
+    model = keras.models.clone_model(
+        keras.saving.load_model(folder / f"{name}.keras", compile=False)
+    )
+    model.compile(
+        keras_lso.deserialize(config["compile_config"]["optimizer"]),
+        loss="mean_squared_error",
+    )
+    model.optimizer.build(model.trainable_variables)
+    model.load_weights(folder / f"{name}.weights.h5")
+
+    assert_same(model.get_weights(), expected.all("weights"))
+    assert_same([v.numpy() for v in model.optimizer.variables], expected.all("state"))
+    assert_takes_the_same_course(model, expected, dtype_of(model))
+
+
+def test_our_files_name_public_classes_only(folder):
+    for name in OURS:
+        config = config_in(folder / f"{name}.keras")
+        assert "keras.src" not in json.dumps(config["compile_config"])
+        inner = config["compile_config"]["optimizer"]["config"]["inner_optimizer"]
+        assert inner["module"] == "keras.optimizers"
+
+
+def test_a_file_of_keras_own_class_goes_on(folder):
+    expected = Expected(folder, "keras")
+    model = keras_lso.load_model(folder / "keras.keras")
+
+    optimizer = model.optimizer
+    assert type(optimizer) is LossScaleOptimizer
+    assert_same(model.get_weights(), expected.all("weights"))
+    # Keras's class leaves the count of attempted steps, which comes first, at 0.
+    state = [v.numpy() for v in optimizer.variables[:-1]]
+    assert_same(state[1:], expected.all("state")[1:])
+    assert int(optimizer.iterations) == 6
+    assert int(optimizer.skipped_steps) == 0
+    assert_takes_the_same_course(model, expected, "float32")
+
+
+def test_a_file_of_a_bare_optimizer_goes_on(folder):
+    expected = Expected(folder, "bare")
+    model = keras_lso.load_model(folder / "bare.keras")
+
+    assert type(model.optimizer) is type(keras.optimizers.Adam())
+    assert_same(model.get_weights(), expected.all("weights"))
+    assert_same([v.numpy() for v in model.optimizer.variables], expected.all("state"))
+    assert_takes_the_same_course(model, expected, "float32")
+
+
+def test_the_weights_of_a_bare_optimizer_go_on_with_loss_scaling(folder):
+    expected = Expected(folder, "bare")
+    model = keras_lso.load_model(folder / "bare.keras")
+    inner = keras_lso.deserialize(keras.optimizers.serialize(model.optimizer))
+    model.compile(LossScaleOptimizer(inner), loss="mean_squared_error")
+    model.optimizer.build(model.trainable_variables)
+    model.load_weights(folder / "bare.weights.h5")
+
+    assert_same([v.numpy() for v in inner.variables], expected.all("state"))
+    assert float(model.optimizer.loss_scale) == 2.0**15
+    model.fit(expected.x, expected.y, batch_size=4, shuffle=False, verbose=0)
+    assert int(model.optimizer.iterations) == expected.later_iterations
+    assert int(model.optimizer.skipped_steps) == 0

@@ -1,0 +1,217 @@
+"""Keras's callbacks find in the wrapper what they look for in an optimizer."""
+
+import keras
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util import tensor_util
+
+import keras_lso
+
+
+def make_optimizer(**inner):
+    return keras_lso.LossScaleOptimizer(
+        keras.optimizers.SGD(0.125, momentum=0.5, **inner), dynamic_growth_steps=3
+    )
+
+
+@pytest.fixture
+def compiled(make_model):
+    def build(**inner):
+        model = make_model()
+        model.compile(make_optimizer(**inner), loss="mse")
+        return model
+
+    return build
+
+
+# --- The learning rate -------------------------------------------------------
+
+
+def test_learning_rate_scheduler_sets_the_inner_learning_rate(compiled, data, fit):
+    model = compiled()
+    scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+    history = fit(model, *data, epochs=3, callbacks=[scheduler])
+    assert history.history["learning_rate"] == [0.0625, 0.03125, 0.015625]
+    assert float(model.optimizer.inner_optimizer.learning_rate) == 0.015625
+
+
+def test_a_scheduled_learning_rate_of_zero_trains_nothing(compiled, data, fit, bits):
+    model = compiled()
+    before = bits(model.trainable_variables)
+    stop = keras.callbacks.LearningRateScheduler(lambda epoch: 0.0)
+    fit(model, *data, callbacks=[stop])
+    assert bits(model.trainable_variables) == before
+    assert int(model.optimizer.iterations) == 4
+
+
+def test_reduce_lr_on_plateau_reduces_the_inner_learning_rate(compiled, data, fit):
+    model = compiled()
+    # No epoch after the first is an improvement by so much.
+    plateau = keras.callbacks.ReduceLROnPlateau(
+        monitor="loss", factor=0.5, patience=1, min_delta=1e6
+    )
+    history = fit(model, *data, epochs=4, callbacks=[plateau])
+    assert history.history["learning_rate"] == [0.125, 0.125, 0.0625, 0.03125]
+    assert float(model.optimizer.inner_optimizer.learning_rate) == 0.015625
+
+
+# --- Logs --------------------------------------------------------------------
+
+
+def test_tensorboard_writes_the_inner_learning_rate(compiled, data, fit, tmp_path):
+    model = compiled()
+    halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+    board = keras.callbacks.TensorBoard(tmp_path, write_graph=False)
+    fit(model, *data, epochs=2, callbacks=[halve, board])
+
+    events = EventAccumulator(str(tmp_path / "train"))
+    events.Reload()
+    rates = [
+        float(tensor_util.make_ndarray(event.tensor_proto))
+        for event in events.Tensors("epoch_learning_rate")
+    ]
+    assert rates == [0.0625, 0.03125]
+
+
+# --- Checkpoints -------------------------------------------------------------
+
+
+def test_model_checkpoint_keeps_weights_that_load(
+    compiled, data, fit, with_overflows, bits, tmp_path
+):
+    x, y = data
+    x = with_overflows(x, [1])
+    path = tmp_path / "{epoch}.weights.h5"
+    model = compiled()
+    fit(
+        model,
+        x,
+        y,
+        epochs=2,
+        callbacks=[keras.callbacks.ModelCheckpoint(path, save_weights_only=True)],
+    )
+    again = compiled()
+    again.optimizer.build(again.trainable_variables)
+    again.load_weights(tmp_path / "2.weights.h5")
+    # The count of skips in a row is not saved; the last step was applied.
+    assert bits(again.variables) == bits(model.variables)
+    assert bits(again.optimizer.variables) == bits(model.optimizer.variables)
+    assert int(again.optimizer.skipped_steps) == 2
+
+
+def test_model_checkpoint_keeps_models_that_load_and_go_on(
+    compiled, data, fit, with_overflows, bits, tmp_path
+):
+    x, y = data
+    x = with_overflows(x, [1])
+    path = tmp_path / "{epoch}.keras"
+    model = compiled()
+    fit(model, x, y, epochs=3, callbacks=[keras.callbacks.ModelCheckpoint(path)])
+
+    again = keras_lso.load_model(tmp_path / "1.keras")
+    assert type(again.optimizer) is keras_lso.LossScaleOptimizer
+    assert int(again.optimizer.skipped_steps) == 1
+    fit(again, x, y, epochs=2)
+    assert bits(again.trainable_variables) == bits(model.trainable_variables)
+    assert bits(again.optimizer.variables) == bits(model.optimizer.variables)
+
+
+class Interruption(keras.callbacks.Callback):
+    """Ends the program, as far as `fit` can tell, in the third epoch."""
+
+    def on_train_batch_end(self, batch, logs=None):
+        if self.epoch == 2 and batch == 1:
+            raise KeyboardInterrupt
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.epoch = epoch
+
+
+def test_backup_and_restore_resumes_an_interrupted_run(
+    compiled, data, fit, with_overflows, bits, values, tmp_path
+):
+    x, y = data
+    x = with_overflows(x, [1])
+    uninterrupted = compiled()
+    fit(uninterrupted, x, y, epochs=5)
+
+    def backup():
+        return keras.callbacks.BackupAndRestore(tmp_path / "backup")
+
+    with pytest.raises(KeyboardInterrupt):
+        fit(compiled(), x, y, epochs=5, callbacks=[backup(), Interruption()])
+    assert (tmp_path / "backup").exists()
+
+    resumed = compiled()
+    first_epochs = []
+    fit(
+        resumed,
+        x,
+        y,
+        epochs=5,
+        callbacks=[
+            backup(),
+            keras.callbacks.LambdaCallback(
+                on_epoch_begin=lambda epoch, logs: first_epochs.append(epoch)
+            ),
+        ],
+    )
+    assert first_epochs == [2, 3, 4]
+    assert bits(resumed.trainable_variables) == bits(uninterrupted.trainable_variables)
+    assert bits(resumed.optimizer.variables) == bits(uninterrupted.optimizer.variables)
+    assert int(resumed.optimizer.skipped_steps) == 5
+    assert int(resumed.optimizer.iterations) == 15
+
+
+# --- Averages ----------------------------------------------------------------
+
+
+def test_swap_ema_weights_evaluates_the_averages(compiled, data, make_model, values):
+    x, y = data
+    model = compiled(use_ema=True, ema_momentum=0.75)
+    # `fit` would end with the averages in place of the weights.
+    for _ in range(4):
+        model.train_on_batch(x, y)
+    averages = [
+        v for v in model.optimizer.inner_optimizer.variables if "average" in v.name
+    ]
+    weights, averages = values(model.trainable_variables), values(averages)
+    assert all((w != a).any() for w, a in zip(weights, averages, strict=True))
+
+    averaged = make_model()
+    averaged.set_weights(averages)
+    averaged.compile(loss="mse")
+    expected = averaged.evaluate(x, y, batch_size=8, verbose=0)
+    assert expected != model.evaluate(x, y, batch_size=8, verbose=0)
+
+    swap = keras.callbacks.SwapEMAWeights()
+    loss = model.evaluate(x, y, batch_size=8, verbose=0, callbacks=[swap])
+    # TensorFlow swaps by adding and subtracting: one rounding of the float32
+    # weights, which float16 may turn into one of its own (2**-11).
+    assert loss == pytest.approx(expected, rel=2 * 2.0**-11)
+    for now, before in zip(values(model.trainable_variables), weights, strict=True):
+        np.testing.assert_allclose(now, before, rtol=0, atol=1e-6)
+
+
+def test_swap_ema_weights_validates_each_epoch_with_the_averages(compiled, data, fit):
+    x, y = data
+
+    def losses(callbacks, **inner):
+        model = compiled(**inner)
+        history = fit(
+            model,
+            x,
+            y,
+            epochs=3,
+            validation_data=(x, y),
+            validation_batch_size=8,
+            callbacks=callbacks,
+        )
+        return history.history["val_loss"]
+
+    ema = {"use_ema": True, "ema_momentum": 0.9}
+    plain = losses([], **ema)
+    swapped = losses([keras.callbacks.SwapEMAWeights(swap_on_epoch=True)], **ema)
+    # The averages trail behind weights that get better.
+    assert all(s > p for s, p in zip(swapped, plain, strict=True))

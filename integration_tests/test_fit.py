@@ -1,0 +1,173 @@
+"""`compile`, `fit` and their relatives on a mixed_float16 model, in every mode.
+
+The modes are those in which Keras runs a training step: compiled by XLA or by
+`torch.compile`, as a plain graph, eagerly, and several steps at once.
+"""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_lso
+
+MODES = {
+    "jit_compile=True": {"jit_compile": True},
+    "jit_compile=False": {"jit_compile": False},
+    "jit_compile=auto": {"jit_compile": "auto"},
+    "run_eagerly=True": {"run_eagerly": True},
+}
+
+# In float16 this scale times any gradient above 65504 / 2**24 = 0.004 is inf.
+OVERFLOWING_SCALE = 2.0**24
+
+
+@pytest.fixture
+def compiled(make_model):
+    """Builds and compiles the mixed_float16 model with an SGD and its wrapper."""
+
+    def build(initial_scale=None, compile_options=None, **wrapper):
+        model = make_model()
+        optimizer = keras_lso.LossScaleOptimizer(
+            keras.optimizers.SGD(0.1, momentum=0.5),
+            initial_scale=initial_scale,
+            **wrapper,
+        )
+        model.compile(optimizer, loss="mse", **(compile_options or {}))
+        return model
+
+    return build
+
+
+def test_compile_does_not_wrap_a_second_time(make_model):
+    model = make_model()
+    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    model.compile(optimizer, loss="mse")
+    assert model.optimizer is optimizer
+
+    # The same model would have wrapped another optimizer.
+    model.compile(keras.optimizers.SGD(0.1), loss="mse")
+    assert type(model.optimizer) is keras.optimizers.LossScaleOptimizer
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_fit_settles_on_a_scale_that_float16_can_hold(
+    mode, compiled, data, fit, make_recorder
+):
+    model = compiled(OVERFLOWING_SCALE, MODES[mode])
+    recorder = make_recorder()
+    history = fit(model, *data, epochs=6, callbacks=[recorder])
+
+    steps, optimizer = recorder.steps, model.optimizer
+    assert len(steps) == 24
+    skipped = steps[-1].skipped
+    # From 2**24 it takes some halvings, one a skipped step, and then the scale holds.
+    assert steps[0].skipped == 1
+    assert 2 <= skipped <= 15
+    assert steps[16].skipped == skipped
+    assert recorder.column("scale") == [
+        OVERFLOWING_SCALE * 0.5**step.skipped for step in steps
+    ]
+    assert int(optimizer.skipped_steps) == skipped
+    assert int(optimizer.iterations) == 24 - skipped
+    assert bool(optimizer.last_step_applied)
+    assert recorder.weights_are_finite
+    assert history.history["loss"][-1] < 0.5 * history.history["loss"][0]
+
+
+def test_that_overflow_is_real(make_model, data, fit):
+    model = make_model()
+    inner = keras.optimizers.SGD(0.1, loss_scale_factor=OVERFLOWING_SCALE)
+    model.compile(inner, loss="mse", auto_scale_loss=False)
+    fit(model, *data)
+    assert not all(np.isfinite(w).all() for w in model.get_weights())
+
+
+@pytest.mark.parametrize("mode", ["jit_compile=False", "jit_compile=auto"])
+def test_fit_gives_the_same_weights_in_each_mode(
+    mode, compiled, data, fit, with_overflows, values, assert_close
+):
+    x, y = data
+    x = with_overflows(x, [1])
+    weights = []
+    for compile_options in (MODES[mode], MODES["run_eagerly=True"]):
+        model = compiled(compile_options=compile_options)
+        fit(model, x, y, epochs=2)
+        assert int(model.optimizer.skipped_steps) == 2
+        weights.append(values(model.trainable_variables))
+    # A compiler may leave out a rounding to float16 (2**-11) within the model.
+    assert_close(*weights, share=4 * 2.0**-11)
+
+
+def test_losses_are_reported_unscaled(compiled, data):
+    x, y = (array[:8] for array in data)
+    model = compiled()
+    prediction = model.predict(x, verbose=0)
+    assert prediction.dtype == "float16"
+    expected = np.mean((prediction.astype("float32") - y) ** 2)
+    # The loss of float16 outputs is computed in float16 or in float32.
+    tolerance = 4 * 2.0**-11
+    assert model.evaluate(x, y, verbose=0) == pytest.approx(expected, rel=tolerance)
+    assert model.test_on_batch(x, y) == pytest.approx(expected, rel=tolerance)
+    assert model.train_on_batch(x, y) == pytest.approx(expected, rel=tolerance)
+
+
+def test_train_on_batch_trains_and_skips(compiled, data, values, bits):
+    x, y = (array[:8] for array in data)
+    model = compiled()
+    first = model.train_on_batch(x, y)
+    for _ in range(20):
+        last = model.train_on_batch(x, y)
+    assert last < 0.5 * first
+    before = bits(model.trainable_variables)
+    model.train_on_batch(np.full_like(x, np.inf), y)
+    assert bits(model.trainable_variables) == before
+    assert (int(model.optimizer.iterations), int(model.optimizer.skipped_steps)) == (
+        21,
+        1,
+    )
+    assert not bool(model.optimizer.last_step_applied)
+    assert float(model.optimizer.loss_scale) == 2.0**14
+
+
+def test_evaluate_and_predict_leave_the_optimizer_alone(compiled, data, fit, bits):
+    x, y = data
+    model = compiled()
+    fit(model, x, y)
+    before = bits(model.optimizer.variables + model.trainable_variables)
+    model.evaluate(x, y, verbose=0)
+    model.predict(x, verbose=0)
+    assert bits(model.optimizer.variables + model.trainable_variables) == before
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() == "torch",
+    reason="Keras refuses steps_per_execution above 1 on PyTorch.",
+)
+@pytest.mark.parametrize("mode", ["jit_compile=False", "jit_compile=True"])
+def test_several_steps_per_execution_are_the_same_steps(
+    mode, compiled, data, fit, with_overflows, values, assert_close
+):
+    x, y = data
+    x = with_overflows(x, [2])
+    state = []
+    for steps in (1, 3):
+        options = {"steps_per_execution": steps, **MODES[mode]}
+        model = compiled(dynamic_growth_steps=2, compile_options=options)
+        fit(model, x, y, epochs=2)
+        optimizer = model.optimizer
+        assert (int(optimizer.iterations), int(optimizer.skipped_steps)) == (6, 2)
+        state.append(values(optimizer.variables + model.trainable_variables))
+    # Two programs: the compiler may leave out another rounding to float16.
+    assert_close(*state, share=4 * 2.0**-11)
+
+
+@pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
+def test_a_model_whose_layers_are_all_frozen_trains_nothing(compiled, data, fit, bits):
+    model = compiled()
+    for layer in model.layers:
+        layer.trainable = False
+    model.compile(model.optimizer, loss="mse")
+    before = bits(model.variables)
+    fit(model, *data)
+    assert bits(model.variables) == before
+    assert int(model.optimizer.iterations) == 0

@@ -1,0 +1,179 @@
+"""Every optimizer of Keras, and a user's own, works as the inner one.
+
+Without an overflow the wrapper leaves no trace: the weights are those that the
+inner optimizer gives alone. With one, everything stays as it was, bit for bit.
+"""
+
+import inspect
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+
+INF = float("inf")
+
+
+@keras.saving.register_keras_serializable("keras_lso_tests")
+class SignSGD(keras.optimizers.SGD):
+    """A user's own version of a known optimizer, with another formula."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(ops.sign(gradient), variable, learning_rate)
+
+
+@keras.saving.register_keras_serializable("keras_lso_tests")
+class LargestSoFar(keras.optimizers.Optimizer):
+    """An optimizer like none of Keras's, with a slot and a scalar of its own."""
+
+    def __init__(self, learning_rate=0.1, **options):
+        super().__init__(learning_rate=learning_rate, **options)
+
+    def build(self, variables):
+        if self.built:
+            return
+        super().build(variables)
+        self.largest = self.add_optimizer_variables(variables, "largest")
+        self.updates = self.add_variable(shape=(), name="updates")
+
+    def update_step(self, gradient, variable, learning_rate):
+        largest = self.largest[self._get_variable_index(variable)]
+        self.assign(largest, ops.maximum(largest, ops.abs(gradient)))
+        self.assign_add(self.updates, ops.ones(()))
+        self.assign_sub(variable, learning_rate * gradient / (largest + 1e-7))
+
+
+def keras_optimizers():
+    """All that `keras.optimizers` has, so that what it will have is tested too."""
+    wrappers = {
+        keras.optimizers.Optimizer,
+        keras.optimizers.LossScaleOptimizer,
+        keras.optimizers.MultiOptimizer,
+    }
+    classes = inspect.getmembers(keras.optimizers, inspect.isclass)
+    return {
+        name: cls
+        for name, cls in classes
+        if issubclass(cls, keras.optimizers.Optimizer) and cls not in wrappers
+    }
+
+
+def multi_optimizer():
+    return keras.optimizers.MultiOptimizer(
+        keras.optimizers.OptimizerMap(
+            keras.optimizers.SGD(0.1, momentum=0.5),
+            {".*/output/.*": keras.optimizers.Adam(0.01)},
+        )
+    )
+
+
+INNER = {
+    **keras_optimizers(),
+    "SGD with momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "SGD with Nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "Adam with amsgrad": lambda: keras.optimizers.Adam(amsgrad=True),
+    "RMSprop, centered": lambda: keras.optimizers.RMSprop(momentum=0.5, centered=True),
+    "MultiOptimizer": multi_optimizer,
+    "subclass of SGD": lambda: SignSGD(0.1, momentum=0.5),
+    "custom optimizer": LargestSoFar,
+}
+
+
+def test_the_optimizers_of_keras_are_found():
+    assert {"SGD", "Adam", "AdamW", "RMSprop", "Lion", "Muon"} <= set(INNER)
+
+
+@pytest.fixture
+def gradients():
+    """Three gradients for each variable of the model, of all magnitudes."""
+    random = np.random.default_rng(0)
+    shapes = [(4, 8), (8,), (8, 1), (1,)]
+    return [
+        [
+            random.normal(scale=scale, size=shape).astype("float32")
+            for scale, shape in zip((1e-3, 1.0, 1e2, 1.0), shapes, strict=True)
+        ]
+        for _ in range(3)
+    ]
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_apply_gives_the_weights_of_the_inner_optimizer_alone(
+    inner, make_model, gradients, values, bits, assert_close
+):
+    expected, model = make_model("float32"), make_model("float32")
+    variables = list(model.trainable_variables)
+    start = values(variables)
+    bare = INNER[inner]()
+    wrapper = keras_lso.LossScaleOptimizer(INNER[inner](), dynamic_growth_steps=2)
+    for step, bad in zip(gradients, (INF, -INF, float("nan")), strict=True):
+        scale = float(wrapper.loss_scale)
+        bare.apply([ops.array(g) for g in step], expected.trainable_variables)
+        wrapper.apply([ops.array(g * scale) for g in step], variables)
+
+        # One element that is not finite, and everything stays, bit for bit.
+        before = bits([*variables, *wrapper.inner_optimizer.variables])
+        step[2][5, 0] = bad
+        wrapper.apply([ops.array(g) for g in step], variables)
+        assert bits([*variables, *wrapper.inner_optimizer.variables]) == before
+
+    weights = values(variables)
+    assert all((a != b).any() for a, b in zip(start, weights, strict=True))
+    assert_close(weights, values(expected.trainable_variables))
+    assert (int(wrapper.iterations), int(wrapper.skipped_steps)) == (3, 3)
+
+
+@pytest.mark.parametrize("inner", INNER)
+def test_fit_with_an_overflow_gives_the_weights_of_fit_without_it(
+    inner, make_model, data, fit, with_overflows, values, assert_close
+):
+    x, y = data
+    # The first batch, then an overflow, then the others.
+    longer_x = with_overflows(np.concatenate([x[:8], x]), [1])
+    longer_y = np.concatenate([y[:8], y])
+    weights = []
+    for wrap, inputs, targets in (
+        (lambda inner: inner, x, y),
+        (keras_lso.LossScaleOptimizer, longer_x, longer_y),
+    ):
+        model = make_model("float32")
+        optimizer = wrap(INNER[inner]())
+        model.compile(optimizer, loss="mse")
+        fit(model, inputs, targets)
+        assert int(optimizer.iterations) == 4
+        weights.append(values(model.trainable_variables))
+    assert int(optimizer.skipped_steps) == 1
+    assert_close(*weights)
+
+
+def test_a_subclass_keeps_its_own_formula(values):
+    optimizer = keras_lso.LossScaleOptimizer(SignSGD(0.5), initial_scale=1024)
+    variable = keras.Variable([1.0, 1.0])
+    optimizer.apply([ops.array([2048.0, -10.0])], [variable])
+    np.testing.assert_array_equal(values([variable])[0], [0.5, 1.5])
+
+
+def test_a_custom_optimizer_sees_unscaled_gradients(values):
+    optimizer = keras_lso.LossScaleOptimizer(LargestSoFar(0.5), initial_scale=1024)
+    variable = keras.Variable([1.0, 1.0])
+    optimizer.apply([ops.array([2048.0, -1024.0])], [variable])
+    largest = optimizer.inner_optimizer.largest[0]
+    np.testing.assert_array_equal(values([largest])[0], [2.0, 1.0])
+    # One for the 1e-7 that its formula adds.
+    np.testing.assert_allclose(values([variable])[0], [0.5, 1.5], rtol=1e-6)
+
+
+def test_multi_optimizer_steps_each_variable_with_its_own(make_model, data, fit, bits):
+    model = make_model()
+    optimizer = keras_lso.LossScaleOptimizer(multi_optimizer())
+    model.compile(optimizer, loss="mse")
+    fit(model, *data)
+    parts = {type(o).__name__: o for o in optimizer.inner_optimizer.optimizers}
+    # `iteration`, `learning_rate`, and the slots of a kernel and a bias.
+    assert len(parts["SGD"].variables) == 2 + 2
+    assert len(parts["Adam"].variables) == 2 + 4
+    assert [int(o.iterations) for o in (optimizer, *parts.values())] == [4, 4, 4]
+    # Its learning rates are those of its parts; the wrapper has none to offer.
+    assert not hasattr(optimizer, "learning_rate")

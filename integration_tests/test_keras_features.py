@@ -1,0 +1,522 @@
+"""What a Keras optimizer can do besides its formula still works inside the wrapper.
+
+Most of it is shown by one comparison: training with the wrapper on a stream in
+which some batches overflow gives the same weights and the same inner state as
+training with the bare inner optimizer on the stream without those batches.
+"""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+
+INF = float("inf")
+
+# Arguments of the inner optimizer. The thresholds are such that they take effect.
+FEATURES = {
+    "plain": {},
+    "gradient accumulation": {"gradient_accumulation_steps": 2},
+    "EMA": {"use_ema": True, "ema_momentum": 0.75},
+    "EMA that overwrites": {
+        "use_ema": True,
+        "ema_momentum": 0.75,
+        "ema_overwrite_frequency": 2,
+    },
+    "clipnorm": {"clipnorm": 0.05},
+    "global_clipnorm": {"global_clipnorm": 0.05},
+    "clipvalue": {"clipvalue": 0.01},
+    "weight decay": {"weight_decay": 0.5},
+    "schedule": {
+        "learning_rate": keras.optimizers.schedules.PiecewiseConstantDecay(
+            [0, 2, 4], [0.03, 0.003, 0.02, 0.01]
+        )
+    },
+    "accumulation, EMA and clipping": {
+        "gradient_accumulation_steps": 3,
+        "use_ema": True,
+        "ema_momentum": 0.75,
+        "clipvalue": 0.01,
+        "weight_decay": 0.5,
+    },
+}
+
+INNER = {
+    "SGD": lambda **options: keras.optimizers.SGD(
+        **{"learning_rate": 0.1, "momentum": 0.9, **options}
+    ),
+    "Adam": lambda **options: keras.optimizers.Adam(
+        **{"learning_rate": 0.01, **options}
+    ),
+}
+
+
+@pytest.fixture
+def batches_with_overflows(data, with_overflows):
+    """Nine batches, of which the first, the fourth and the fifth overflow."""
+    x, y = (np.concatenate([array] * 3)[: 9 * 8] for array in data)
+    overflowing = np.repeat(np.isin(np.arange(9), [0, 3, 4]), 8)
+    x = with_overflows(x, [0, 3, 4])
+    return x, y, x[~overflowing], y[~overflowing]
+
+
+@pytest.mark.parametrize("feature", FEATURES)
+def test_fit_is_as_if_the_overflowing_batches_were_not_there(
+    feature, make_model, batches_with_overflows, fit, values, assert_close
+):
+    x, y, finite_x, finite_y = batches_with_overflows
+    make_inner = INNER["Adam"]
+
+    bare = make_inner(**FEATURES[feature])
+    expected = make_model("float32")
+    start = values(expected.trainable_variables)
+    expected.compile(bare, loss="mse")
+    fit(expected, finite_x, finite_y)
+
+    wrapper = keras_lso.LossScaleOptimizer(make_inner(**FEATURES[feature]))
+    model = make_model("float32")
+    model.compile(wrapper, loss="mse")
+    fit(model, x, y)
+
+    assert int(wrapper.skipped_steps) == 3
+    assert float(wrapper.loss_scale) == 2.0**12
+    assert any(
+        (a != b).any() for a, b in zip(start, values(model.variables), strict=True)
+    )
+    assert_close(
+        values(model.trainable_variables), values(expected.trainable_variables)
+    )
+    # A fused Adam takes `1 - beta_2`, 0.001, in float32: off by up to 2**-25.
+    inner = wrapper.inner_optimizer
+    assert_close(values(inner.variables), values(bare.variables), share=5e-5)
+
+
+@pytest.mark.parametrize("feature", list(FEATURES)[:-1])
+def test_apply_is_as_if_the_overflowing_gradients_were_not_there(
+    feature, values, assert_close
+):
+    random = np.random.default_rng(0)
+    gradients = random.normal(size=(6, 6)).astype("float32")
+    start = random.normal(size=6).astype("float32")
+    make_inner = INNER["SGD"]
+
+    bare, expected = make_inner(**FEATURES[feature]), keras.Variable(start)
+    wrapper = keras_lso.LossScaleOptimizer(make_inner(**FEATURES[feature]))
+    variable = keras.Variable(start)
+    for step, gradient in enumerate(gradients):
+        scaled = gradient * float(wrapper.loss_scale)
+        if step in (0, 3):
+            scaled[2] = INF
+        else:
+            bare.apply([ops.array(gradient)], [expected])
+        wrapper.apply([ops.array(scaled)], [variable])
+
+    assert int(wrapper.skipped_steps) == 2
+    assert (values([variable])[0] != start).all()
+    inner = wrapper.inner_optimizer
+    assert_close(
+        values([variable, *inner.variables]), values([expected, *bare.variables])
+    )
+
+
+# --- Gradient accumulation ---------------------------------------------------
+
+
+def test_the_window_waits_for_the_next_finite_micro_batch(values, bits):
+    optimizer = keras_lso.LossScaleOptimizer(
+        keras.optimizers.SGD(0.5, gradient_accumulation_steps=2), initial_scale=1024
+    )
+    variable = keras.Variable([1.0, 2.0])
+
+    optimizer.apply([ops.array([1.0, 2.0]) * 1024], [variable])
+    np.testing.assert_array_equal(values([variable])[0], [1.0, 2.0])
+    before = bits([variable, *optimizer.inner_optimizer.variables])
+
+    # Dropped whole: neither of its elements is accumulated.
+    optimizer.apply([ops.array([7.0, INF])], [variable])
+    assert bits([variable, *optimizer.inner_optimizer.variables]) == before
+
+    # The scale is 512 now. 1 - 0.5 * (1 + 3) / 2, and 2 - 0.5 * (2 - 4) / 2.
+    optimizer.apply([ops.array([3.0, -4.0]) * 512], [variable])
+    np.testing.assert_array_equal(values([variable])[0], [0.0, 2.5])
+    assert int(optimizer.skipped_steps) == 1
+    assert int(optimizer.iterations) == 1
+
+
+# --- EMA ---------------------------------------------------------------------
+
+
+def test_fit_ends_on_the_averages_of_the_applied_steps(make_model, data, fit, values):
+    model = make_model()
+    optimizer = keras_lso.LossScaleOptimizer(
+        keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
+    )
+    model.compile(optimizer, loss="mse")
+    fit(model, *data)
+    averages = [v for v in optimizer.variables if v.name.endswith("average")]
+    assert len(averages) == 4
+    for weight, average in zip(
+        values(model.trainable_variables), values(averages), strict=True
+    ):
+        np.testing.assert_array_equal(weight, average)
+        assert average.any()
+
+
+# --- Weight decay ------------------------------------------------------------
+
+
+def test_a_skipped_step_does_not_decay(values):
+    optimizer = keras_lso.LossScaleOptimizer(
+        keras.optimizers.SGD(0.5, weight_decay=0.5), initial_scale=16
+    )
+    variable = keras.Variable([8.0])
+    optimizer.apply([ops.array([INF])], [variable])
+    assert values([variable])[0] == 8.0
+    # By 0.5 * 0.5 of itself, the gradient being zero.
+    optimizer.apply([ops.array([0.0])], [variable])
+    assert values([variable])[0] == 6.0
+
+
+@pytest.mark.parametrize("how", ["var_list", "var_names"])
+def test_variables_are_excluded_from_weight_decay_through_the_wrapper(how, values):
+    kernel = keras.Variable([8.0], name="kernel")
+    bias = keras.Variable([8.0], name="bias")
+    optimizer = keras_lso.LossScaleOptimizer(
+        keras.optimizers.SGD(0.5, weight_decay=0.5)
+    )
+    excluded = {"var_list": [bias], "var_names": ["bias"]}
+    optimizer.exclude_from_weight_decay(**{how: excluded[how]})
+    optimizer.apply([ops.array([0.0]), ops.array([0.0])], [kernel, bias])
+    assert [float(v[0]) for v in values([kernel, bias])] == [6.0, 8.0]
+
+
+# --- Learning-rate schedules -------------------------------------------------
+
+
+def test_a_schedule_steps_on_applied_steps_only(values):
+    schedule = keras.optimizers.schedules.PiecewiseConstantDecay(
+        [0, 1], [4.0, 2.0, 1.0]
+    )
+    optimizer = keras_lso.LossScaleOptimizer(
+        keras.optimizers.SGD(schedule), initial_scale=1024
+    )
+    variable = keras.Variable([0.0])
+    rates, weights = [], []
+    for overflows in (True, False, True, True, False, False):
+        rates.append(float(optimizer.learning_rate))
+        gradient = INF if overflows else float(optimizer.loss_scale)
+        optimizer.apply([ops.array([gradient])], [variable])
+        weights.append(float(values([variable])[0][0]))
+    assert rates == [4.0, 4.0, 2.0, 2.0, 2.0, 1.0]
+    assert weights == [0.0, -4.0, -4.0, -4.0, -6.0, -7.0]
+
+
+def test_a_learning_rate_set_through_the_wrapper_counts(values):
+    optimizer = keras_lso.LossScaleOptimizer(
+        keras.optimizers.SGD(1.0), initial_scale=1024
+    )
+    variable = keras.Variable([0.0])
+    optimizer.apply([ops.array([1024.0])], [variable])
+    optimizer.learning_rate = 0.25
+    optimizer.apply([ops.array([1024.0])], [variable])
+    assert values([variable])[0] == -1.25
+
+
+# --- Constraints -------------------------------------------------------------
+
+
+def test_constraints_hold_and_a_skipped_step_does_not_call_upon_them(
+    make_model, data, fit, values, bits
+):
+    x, y = data
+    constraint = keras.constraints.MaxNorm(0.25, axis=0)
+    model = make_model("float32", kernel_constraint=constraint)
+    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    model.compile(optimizer, loss="mse")
+
+    # The initial kernel breaks the constraint, which only a step enforces.
+    kernel = model.get_layer("hidden").kernel
+    norms = np.linalg.norm(values([kernel])[0], axis=0)
+    assert norms.max() > 0.3
+    before = bits([kernel])
+    fit(model, np.full_like(x, INF), y)
+    assert bits([kernel]) == before
+
+    fit(model, x, y)
+    norms = np.linalg.norm(values([kernel])[0], axis=0)
+    # One rounding of the division by the norm and one of the norm itself.
+    assert norms.max() <= 0.25 * (1 + 1e-6)
+
+
+# --- Frozen layers -----------------------------------------------------------
+
+
+def compile_and_fit(model, optimizer, data, fit):
+    model.compile(optimizer, loss="mse")
+    fit(model, *data)
+
+
+def test_a_layer_frozen_between_compiles_stays_as_it_is(make_model, data, fit, bits):
+    model = make_model()
+    hidden, output = model.layers
+    compile_and_fit(
+        model, keras_lso.LossScaleOptimizer(keras.optimizers.Adam(0.01)), data, fit
+    )
+    hidden.trainable = False
+    frozen, trained = bits(hidden.variables), bits(output.variables)
+    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.Adam(0.01))
+    compile_and_fit(model, optimizer, data, fit)
+    assert bits(hidden.variables) == frozen
+    assert bits(output.variables) != trained
+    assert int(optimizer.iterations) == 4
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() == "jax",
+    reason="Keras's trainer on JAX wants the variables the optimizer was built with.",
+)
+def test_the_same_optimizer_goes_on_with_fewer_layers(make_model, data, fit, bits):
+    model = make_model()
+    hidden, output = model.layers
+    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.Adam(0.01))
+    compile_and_fit(model, optimizer, data, fit)
+    hidden.trainable = False
+    frozen, trained = bits(hidden.variables), bits(output.variables)
+    compile_and_fit(model, optimizer, data, fit)
+    assert bits(hidden.variables) == frozen
+    assert bits(output.variables) != trained
+    assert int(optimizer.iterations) == 8
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() != "jax",
+    reason="Elsewhere the same optimizer may go on with fewer layers.",
+)
+def test_the_same_optimizer_with_fewer_layers_is_refused_on_jax(make_model, data, fit):
+    model = make_model()
+    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.Adam(0.01))
+    compile_and_fit(model, optimizer, data, fit)
+    model.layers[0].trainable = False
+    with pytest.raises(ValueError, match="compile the model with a new optimizer"):
+        compile_and_fit(model, optimizer, data, fit)
+
+
+def test_the_same_optimizer_with_more_layers_is_refused(make_model, data, fit):
+    model = make_model()
+    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.Adam(0.01))
+    model.layers[0].trainable = False
+    compile_and_fit(model, optimizer, data, fit)
+    model.layers[0].trainable = True
+    with pytest.raises(ValueError, match="new optimizer"):
+        compile_and_fit(model, optimizer, data, fit)
+
+
+# --- None gradients ----------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("inner", INNER)
+def test_a_variable_without_a_gradient_stays_as_it_is(inner, values, bits):
+    optimizer = keras_lso.LossScaleOptimizer(INNER[inner](), initial_scale=1024)
+    bare = INNER[inner]()
+    used, unused, expected = (keras.Variable([1.0, -0.0]) for _ in range(3))
+    before = bits([unused])
+    gradient = ops.array([0.5, -2.0])
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        optimizer.apply([None, gradient * 1024], [unused, used])
+    bare.apply([gradient], [expected])
+    assert bits([unused]) == before
+    # One rounding: the same formula on either path.
+    np.testing.assert_allclose(*values([used, expected]), rtol=1e-6)
+    assert int(optimizer.iterations) == 1
+
+    applied = bits([unused, used])
+    optimizer.apply([None, gradient * INF], [unused, used])
+    assert bits([unused, used]) == applied
+    assert int(optimizer.skipped_steps) == 1
+
+
+@keras.saving.register_keras_serializable("keras_lso_tests")
+class WithAnUnusedWeight(keras.layers.Layer):
+    def build(self, input_shape):
+        self.unused = self.add_weight(shape=(3,), initializer="ones", name="unused")
+
+    def call(self, inputs):
+        return inputs
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_fit_trains_a_model_with_an_unused_weight(make_model, data, fit, values):
+    model = make_model()
+    model.add(WithAnUnusedWeight())
+    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    model.compile(optimizer, loss="mse")
+    history = fit(model, *data, epochs=5)
+    assert history.history["loss"][-1] < 0.5 * history.history["loss"][0]
+    np.testing.assert_array_equal(values([model.layers[-1].unused])[0], np.ones(3))
+    assert int(optimizer.iterations) == 20
+
+
+# --- Sparse gradients --------------------------------------------------------
+
+
+def _tensorflow_sparse(values, indices, shape):
+    import tensorflow as tf
+
+    return tf.IndexedSlices(
+        tf.constant(values, tf.float32), tf.constant(indices), tf.constant(shape)
+    )
+
+
+def _jax_sparse(values, indices, shape):
+    import jax.numpy as jnp
+    from jax.experimental import sparse
+
+    indices = jnp.array(indices)[:, None]
+    return sparse.BCOO((jnp.array(values, "float32"), indices), shape=shape)
+
+
+@pytest.fixture
+def sparse_gradient():
+    """Builds a gradient of a (5, 2) variable from rows and their indices."""
+    makers = {"tensorflow": _tensorflow_sparse, "jax": _jax_sparse}
+    make = makers.get(keras.backend.backend())
+    if make is None:
+        pytest.skip("Keras has no sparse gradients on PyTorch.")
+    return lambda values, indices: make(values, indices, (5, 2))
+
+
+SPARSE_INNER = {
+    "SGD": lambda: keras.optimizers.SGD(0.5),
+    "momentum": lambda: keras.optimizers.SGD(0.5, momentum=0.5),
+    "Adam": lambda: keras.optimizers.Adam(0.5),
+    "Adagrad": lambda: keras.optimizers.Adagrad(0.5),
+}
+
+
+@pytest.mark.parametrize("inner", SPARSE_INNER)
+def test_sparse_gradients_give_the_weights_of_the_inner_optimizer(
+    inner, sparse_gradient, values, bits, assert_close
+):
+    start = np.arange(10, dtype="float32").reshape(5, 2)
+    start[3] = -0.0
+    variable, expected = keras.Variable(start), keras.Variable(start)
+    bare = SPARSE_INNER[inner]()
+    optimizer = keras_lso.LossScaleOptimizer(SPARSE_INNER[inner](), initial_scale=1024)
+    for rows in ([[1.0, 2.0], [3.0, 4.0]], [[-3.0, 0.5], [0.25, 8.0]]):
+        scaled = np.array(rows) * float(optimizer.loss_scale)
+        optimizer.apply([sparse_gradient(scaled, [1, 4])], [variable])
+        bare.apply([sparse_gradient(rows, [1, 4])], [expected])
+        before = bits([variable, *optimizer.inner_optimizer.variables])
+        optimizer.apply([sparse_gradient([[1.0, 2.0], [INF, 4.0]], [0, 3])], [variable])
+        assert bits([variable, *optimizer.inner_optimizer.variables]) == before
+    assert (values([variable])[0][[1, 4]] != start[[1, 4]]).all()
+    assert_close(values([variable]), values([expected]))
+    assert (int(optimizer.iterations), int(optimizer.skipped_steps)) == (2, 2)
+
+
+def test_slices_that_overflow_only_together_are_found(sparse_gradient, bits):
+    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.5))
+    variable = keras.Variable(np.ones((5, 2), "float32"))
+    optimizer.build([variable])
+    before = bits([variable])
+    optimizer.apply([sparse_gradient([[3e38, 0.0], [3e38, 0.0]], [2, 2])], [variable])
+    assert bits([variable]) == before
+    assert int(optimizer.skipped_steps) == 1
+
+
+def test_sparse_gradients_are_unscaled_as_sparse_ones(sparse_gradient, values):
+    optimizer = keras_lso.LossScaleOptimizer(
+        keras.optimizers.SGD(0.5), initial_scale=1024
+    )
+    variable = keras.Variable(np.zeros((5, 2), "float32"))
+    gradient = sparse_gradient([[1024.0, 2048.0]], [3])
+    unscaled = optimizer.get_unscaled_gradients([gradient])
+    assert type(unscaled[0]) is type(gradient)
+    optimizer.apply_gradients(zip(unscaled, [variable], strict=True))
+    expected = np.zeros((5, 2))
+    expected[3] = [-0.5, -1.0]
+    np.testing.assert_array_equal(values([variable])[0], expected)
+
+
+@pytest.mark.parametrize("inner", ["SGD", "Adam"])
+def test_fit_trains_an_embedding(inner, fit, values, assert_close):
+    def build():
+        return keras.Sequential(
+            [
+                keras.layers.Embedding(
+                    6, 3, embeddings_initializer=keras.initializers.RandomNormal(seed=1)
+                ),
+                keras.layers.Flatten(),
+                keras.layers.Dense(
+                    1, kernel_initializer=keras.initializers.RandomNormal(seed=2)
+                ),
+            ]
+        )
+
+    tokens = np.random.default_rng(0).integers(0, 6, size=(32, 2))
+    y = tokens.sum(axis=1, keepdims=True).astype("float32")
+    weights = []
+    for wrap in (lambda inner: inner, keras_lso.LossScaleOptimizer):
+        model = build()
+        optimizer = wrap(INNER[inner]())
+        model.compile(optimizer, loss="mse")
+        fit(model, tokens, y)
+        assert int(optimizer.iterations) == 4
+        weights.append(values(model.trainable_variables))
+    assert_close(*weights)
+
+
+# --- Variables that take their gradient as their value -----------------------
+
+
+def overwritten_variable(value):
+    variable = keras.Variable(value)
+    variable.overwrite_with_gradient = True
+    return variable
+
+
+def test_an_overwritten_variable_takes_its_gradient_unscaled(values, bits):
+    optimizer = keras_lso.LossScaleOptimizer(
+        keras.optimizers.SGD(0.5), initial_scale=1024
+    )
+    weight, amax = keras.Variable([1.0]), overwritten_variable([3.0])
+    optimizer.apply([ops.array([1024.0]), ops.array([7.0])], [weight, amax])
+    assert [float(v[0]) for v in values([weight, amax])] == [0.5, 7.0]
+
+    before = bits([weight, amax])
+    optimizer.apply([ops.array([INF]), ops.array([9.0])], [weight, amax])
+    assert bits([weight, amax]) == before
+
+
+def test_an_overwritten_variable_takes_its_gradient_in_the_unscaled_idiom(values):
+    optimizer = keras_lso.LossScaleOptimizer(
+        keras.optimizers.SGD(0.5), initial_scale=1024
+    )
+    weight, amax = keras.Variable([1.0]), overwritten_variable([3.0])
+    gradients = [ops.array([1.0]), ops.array([7.0])]
+    optimizer.apply(gradients, [weight, amax], scaled=False)
+    assert [float(v[0]) for v in values([weight, amax])] == [0.5, 7.0]
+
+
+@pytest.mark.filterwarnings("ignore:Layer InputLayer does not have")
+def test_fit_trains_a_float8_model_as_with_the_wrapper_of_keras(
+    make_model, data, fit, values, assert_close
+):
+    # Not as with the bare inner optimizer: what the model keeps of the range of its
+    # gradients, and learns by overwriting, is rightly that of the scaled ones.
+    weights = []
+    for wrap in (keras.optimizers.LossScaleOptimizer, keras_lso.LossScaleOptimizer):
+        model = make_model("float32")
+        model.quantize("float8")
+        start = values(model.trainable_variables)
+        optimizer = wrap(keras.optimizers.SGD(0.1))
+        model.compile(optimizer, loss="mse")
+        fit(model, *data)
+        assert int(optimizer.iterations) == 4
+        weights.append(values(model.trainable_variables))
+        assert all((a != b).any() for a, b in zip(start, weights[-1], strict=True))
+    overwritten = [v for v in model.trainable_variables if v.overwrite_with_gradient]
+    assert len(overwritten) == 12
+    assert_close(*weights)

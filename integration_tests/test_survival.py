@@ -1,0 +1,321 @@
+"""What the wrapper must survive, and that it leaves no trace where it need not act.
+
+1. A long run of overflows: training goes on, and the scale keeps to its minimum.
+2. A long run of zero gradients: training goes on, and the scale to its maximum.
+3. A skipped step changes nothing, bit for bit.
+4. Scale, counters and skips are those of Keras's own class; without an overflow
+   the weights are those of the inner optimizer alone: bitwise on the generic
+   path, within 1e-6 of each tensor's largest magnitude on a fast one.
+
+The generic path is chosen by an environment variable when keras_lso is imported.
+This file, run as a program, is the process that does so for the tests.
+"""
+
+import os
+import subprocess
+import sys
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+
+INF = float("inf")
+
+# 2**-14 and 2**24, the bounds that a LossScaleOptimizer has by default.
+LOWEST, HIGHEST = 2.0**-14, 2.0**24
+
+
+# --- 1 and 2: training goes on ------------------------------------------------
+
+
+def repeated(data, batches):
+    """Returns so many batches of one sample."""
+    return tuple(np.concatenate([a] * (batches // len(a) + 1))[:batches] for a in data)
+
+
+def test_training_goes_on_after_400_overflows_in_a_row(
+    make_model, data, fit, make_recorder
+):
+    x, y = repeated(data, 480)
+    x[:400] = INF
+    model = make_model("mixed_float16")
+    optimizer = keras_lso.LossScaleOptimizer(
+        keras.optimizers.SGD(0.05, momentum=0.5), dynamic_growth_steps=4
+    )
+    model.compile(optimizer, loss="mse")
+    start = model.get_weights()
+    before = model.evaluate(*data, verbose=0)
+    recorder = make_recorder()
+    fit(model, x, y, batch_size=1, callbacks=[recorder])
+
+    steps = recorder.steps
+    assert recorder.weights_are_finite
+    assert min(recorder.column("scale")) == LOWEST
+    # From 2**15 it is there after 29 halvings, and stays.
+    assert set(recorder.column("scale")[28:400]) == {LOWEST}
+    assert steps[399].skipped == 400
+    for weight, old in zip(steps[399].weights, start, strict=True):
+        assert weight.tobytes() == old.tobytes()
+    # Every finite step counts, and the scale recovers.
+    assert steps[479].skipped == 400
+    assert steps[479].scale == LOWEST * 2.0 ** (80 // 4)
+    assert model.evaluate(*data, verbose=0) < 0.5 * before
+
+
+def test_training_goes_on_after_400_growth_periods_of_zero_gradients(
+    make_model, data, fit, make_recorder
+):
+    x, y = repeated(data, 480)
+    sample_weight = np.ones(480, "float32")
+    sample_weight[:400] = 0.0
+    model = make_model("mixed_float16")
+    optimizer = keras_lso.LossScaleOptimizer(
+        keras.optimizers.SGD(0.05, momentum=0.5), dynamic_growth_steps=1
+    )
+    model.compile(optimizer, loss="mse")
+    start = model.get_weights()
+    before = model.evaluate(*data, verbose=0)
+    recorder = make_recorder()
+    fit(model, x, y, batch_size=1, callbacks=[recorder], sample_weight=sample_weight)
+
+    steps = recorder.steps
+    assert recorder.weights_are_finite
+    assert max(recorder.column("scale")) == HIGHEST
+    # From 2**15 it is there after 9 doublings, and stays.
+    assert set(recorder.column("scale")[8:400]) == {HIGHEST}
+    assert steps[399].skipped == 0
+    for weight, old in zip(steps[399].weights, start, strict=True):
+        assert weight.tobytes() == old.tobytes()
+    # Now float16 overflows for real, the scale comes down, and training goes on.
+    assert 1 <= steps[479].skipped <= 60
+    assert min(recorder.column("scale")[400:]) < HIGHEST
+    assert model.evaluate(*data, verbose=0) < 0.5 * before
+
+
+# --- 3: a skipped step changes nothing ---------------------------------------
+
+SKIPPING = {
+    "SGD": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "Adam": lambda: keras.optimizers.Adam(0.1),
+    "AdamW": lambda: keras.optimizers.AdamW(0.1),
+    "RMSprop": lambda: keras.optimizers.RMSprop(0.1, momentum=0.5),
+    "accumulation and clipping": lambda: keras.optimizers.Adam(
+        0.1, gradient_accumulation_steps=2, global_clipnorm=1.0
+    ),
+    "EMA that overwrites": lambda: keras.optimizers.SGD(
+        0.1, use_ema=True, ema_overwrite_frequency=1, weight_decay=0.5
+    ),
+}
+
+GRAPH, XLA, EAGER = (
+    {"jit_compile": False},
+    {"jit_compile": True},
+    {"run_eagerly": True},
+)
+COMPILE = {
+    "tensorflow": {"graph": GRAPH, "XLA": XLA, "eager": EAGER},
+    "jax": {"XLA": XLA, "eager": EAGER},
+    # `torch.compile` takes half a minute; test_fit.py has a test of it.
+    "torch": {"eager": EAGER},
+}[keras.backend.backend()]
+
+# -0.0 turns into 0.0 when anything is added to it, and a subnormal number into
+# 0.0 by any arithmetic at all under XLA.
+FRAGILE = np.array([-0.0, 0.0, 1e-40, -1e-40, 1.0, -3.0, 1e30, -0.0], "float32")
+
+
+def make_fragile(variables):
+    """Fills the tensors among the variables with values that break easily."""
+    for variable in variables:
+        if len(variable.shape) > 0:
+            size = int(np.prod(variable.shape))
+            value = np.resize(FRAGILE, size).reshape(variable.shape)
+            variable.assign(value)
+
+
+@pytest.mark.parametrize("bad", [INF, -INF, float("nan")])
+@pytest.mark.parametrize("inner", SKIPPING)
+def test_a_skipped_apply_changes_nothing(inner, bad, bits):
+    optimizer = keras_lso.LossScaleOptimizer(SKIPPING[inner]())
+    variables = [keras.Variable(FRAGILE), keras.Variable(FRAGILE.reshape(2, 4))]
+    optimizer.build(variables)
+    state = [*variables, *optimizer.inner_optimizer.variables]
+    make_fragile(state)
+    before = bits(state)
+    gradients = [np.ones(8, "float32"), np.ones((2, 4), "float32")]
+    gradients[1][0, 2] = bad
+    optimizer.apply([ops.array(g) for g in gradients], variables)
+    assert bits(state) == before
+    assert int(optimizer.skipped_steps) == 1
+
+
+@pytest.mark.parametrize("compile_options", COMPILE)
+@pytest.mark.parametrize("inner", ["momentum", "Adam", "EMA that overwrites"])
+def test_a_skipped_step_of_fit_changes_nothing(
+    inner, compile_options, make_model, data, bits
+):
+    x, y = (array[:8] for array in data)
+    model = make_model("float32")
+    optimizer = keras_lso.LossScaleOptimizer(SKIPPING[inner]())
+    model.compile(optimizer, loss="mse", **COMPILE[compile_options])
+    optimizer.build(model.trainable_variables)
+    state = [*model.trainable_variables, *optimizer.inner_optimizer.variables]
+    make_fragile(state)
+    before = bits(state)
+    # Not by `fit`, which ends with the averages in place of the weights.
+    model.train_on_batch(np.full_like(x, INF), y)
+    assert bits(state) == before
+    assert int(optimizer.skipped_steps) == 1
+
+
+# --- 4: no trace -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("compile_options", COMPILE)
+def test_scale_counters_and_skips_are_those_of_keras(
+    compile_options, make_model, data, fit, make_recorder, assert_close
+):
+    # The same batch fifteen times; three are given an infinite weight.
+    x, y = (np.concatenate([array[:8]] * 15) for array in data)
+    sample_weight = np.ones((15, 8), "float32")
+    sample_weight[[0, 1, 11], 3] = INF
+
+    recorders = []
+    for cls in (keras.optimizers.LossScaleOptimizer, keras_lso.LossScaleOptimizer):
+        model = make_model("float32")
+        optimizer = cls(
+            keras.optimizers.SGD(0.1), initial_scale=1024.0, dynamic_growth_steps=2
+        )
+        model.compile(optimizer, loss="mse", **COMPILE[compile_options])
+        recorders.append(make_recorder())
+        fit(model, x, y, sample_weight=sample_weight.ravel(), callbacks=recorders[-1:])
+
+    theirs, ours = recorders
+    assert len(ours.steps) == 15
+    for name in ("scale", "counter", "skipped"):
+        assert ours.column(name) == theirs.column(name)
+    assert ours.steps[-1].skipped == 3
+    # It went both ways, and stayed inside the bounds.
+    assert (min(ours.column("scale")), max(ours.column("scale"))) == (256, 4096)
+    for our_step, their_step in zip(ours.steps, theirs.steps, strict=True):
+        assert_close(our_step.weights, their_step.weights)
+
+
+OPTIMIZERS = {
+    "SGD": lambda: keras.optimizers.SGD(0.1),
+    "SGD with Nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "Adam": lambda: keras.optimizers.Adam(),
+    "AdamW": lambda: keras.optimizers.AdamW(),
+}
+
+STEPS = 50
+
+
+def train_by_apply(optimizer):
+    """Returns the weights after 50 calls of `apply` on gradients given beforehand."""
+    random = np.random.default_rng(0)
+    # In the second one is nothing but the steps themselves.
+    start = np.stack([random.normal(size=6), np.zeros(6)]).astype("float32")
+    variables = [keras.Variable(row) for row in start]
+    for _ in range(STEPS):
+        scale = float(optimizer.scale_loss(1.0))
+        gradients = random.normal(size=(2, 6)).astype("float32") * np.float32(scale)
+        optimizer.apply([ops.array(g) for g in gradients], variables)
+    return [np.array(v.numpy()) for v in variables]
+
+
+def train_by_fit(optimizer, jit_compile="auto"):
+    """Returns the weights after 50 batches of `fit`."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(8 * STEPS, 4)).astype("float32")
+    y = x @ random.normal(size=(4, 1)).astype("float32")
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            keras.layers.Dense(
+                8, "tanh", kernel_initializer=keras.initializers.GlorotUniform(1)
+            ),
+            keras.layers.Dense(
+                1, kernel_initializer=keras.initializers.GlorotUniform(2)
+            ),
+        ]
+    )
+    model.compile(optimizer, loss="mse", jit_compile=jit_compile)
+    model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
+    return [np.array(v.numpy()) for v in model.trainable_variables]
+
+
+def train_by_fit_under_xla(optimizer):
+    return train_by_fit(optimizer, jit_compile=True)
+
+
+TRAIN = {"apply": train_by_apply, "fit": train_by_fit}
+if "graph" in COMPILE:
+    # Elsewhere `fit` is under XLA by itself, or never.
+    TRAIN["fit under XLA"] = train_by_fit_under_xla
+
+
+def weights_alone_and_wrapped(how, name):
+    # It grows every ten steps: to 2**20.
+    wrapper = keras_lso.LossScaleOptimizer(OPTIMIZERS[name](), dynamic_growth_steps=10)
+    wrapped = TRAIN[how](wrapper)
+    assert float(wrapper.loss_scale) == 2.0**20
+    assert int(wrapper.iterations) == STEPS
+    return TRAIN[how](OPTIMIZERS[name]()), wrapped
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("how", TRAIN)
+def test_the_weights_are_those_of_the_inner_optimizer(how, name, assert_close):
+    alone, wrapped = weights_alone_and_wrapped(how, name)
+    assert all(weight.any() for weight in alone)
+    assert_close(wrapped, alone, share=1e-6)
+
+
+@pytest.fixture(scope="module")
+def weights_on_the_generic_path(tmp_path_factory):
+    """Runs this file as a program, once for all the tests."""
+    path = tmp_path_factory.mktemp("generic") / "weights.npz"
+    environment = {
+        **os.environ,
+        "KERAS_BACKEND": keras.backend.backend(),
+        "KERAS_LSO_KERNELS": "generic",
+    }
+    subprocess.run([sys.executable, __file__, str(path)], env=environment, check=True)
+    return np.load(path)
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("how", TRAIN)
+def test_on_the_generic_path_they_are_so_bitwise(
+    how, name, weights_on_the_generic_path
+):
+    saved = weights_on_the_generic_path
+    alone, wrapped = (
+        [saved[key] for key in saved if key.startswith(f"{how}/{name}/{which}/")]
+        for which in ("alone", "wrapped")
+    )
+    assert len(alone) >= 2
+    for expected, actual in zip(alone, wrapped, strict=True):
+        np.testing.assert_array_equal(actual, expected)
+        assert actual.tobytes() == expected.tobytes()
+
+
+def main(path):
+    assert keras_lso.backend.KERNELS == "generic"
+    arrays = {}
+    for how in TRAIN:
+        for name in OPTIMIZERS:
+            both = weights_alone_and_wrapped(how, name)
+            for which, weights in zip(("alone", "wrapped"), both, strict=True):
+                for i, weight in enumerate(weights):
+                    arrays[f"{how}/{name}/{which}/{i}"] = weight
+    np.savez(path, **arrays)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -1,0 +1,129 @@
+"""Writes the files that `test_across_backends.py` reads under another backend.
+
+    KERAS_BACKEND=... python worker_across_backends.py FOLDER
+
+For each run: NAME.keras, NAME.weights.h5, and NAME.npz with what the other side must
+find in them (`state_0`, ...: the optimizer's variables; `weights_0`, ...: the
+model's), what it needs to go on (`x`, `y`), and where this side went from there
+(`later_scale`, `later_iterations`, `later_weights_0`, ...).
+"""
+
+import pathlib
+import sys
+
+import keras
+import numpy as np
+from keras import layers
+
+from keras_lso import LossScaleOptimizer
+from keras_lso.loss_scales import DynamicLossScale
+
+
+def momentum_sgd():
+    return keras.optimizers.SGD(0.05, momentum=0.9)
+
+
+def decaying_adam():
+    return keras.optimizers.Adam(
+        keras.optimizers.schedules.ExponentialDecay(0.05, decay_steps=3, decay_rate=0.5)
+    )
+
+
+def both():
+    return keras.optimizers.MultiOptimizer(
+        keras.optimizers.OptimizerMap(momentum_sgd(), {".*bias": decaying_adam()})
+    )
+
+
+# Name: the dtype policy of the layers, and the optimizer.
+RUNS = {
+    "default": (
+        "float32",
+        lambda: LossScaleOptimizer(
+            momentum_sgd(), initial_scale=2.0**10, dynamic_growth_steps=3
+        ),
+    ),
+    "hysteresis": (
+        "mixed_float16",
+        lambda: LossScaleOptimizer(
+            both(), loss_scale=DynamicLossScale(2.0**10, 50, hysteresis=4)
+        ),
+    ),
+    # Float16 variables have float32 masters.
+    "fixed": (
+        "float16",
+        lambda: LossScaleOptimizer(
+            keras.optimizers.AdamW(0.05), dynamic=False, initial_scale=128.0
+        ),
+    ),
+    "keras": (
+        "float32",
+        lambda: keras.optimizers.LossScaleOptimizer(momentum_sgd(), 2.0**10, 3),
+    ),
+    "bare": ("float32", decaying_adam),
+}
+
+
+def new_model(dtype, optimizer):
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Dense(3, activation="tanh", dtype=dtype),
+            layers.Dense(2, dtype=dtype),
+        ]
+    )
+    model.compile(optimizer, loss="mean_squared_error")
+    return model
+
+
+def batches(name):
+    """Four batches of four rows; the gradients of the second overflow."""
+    numbers = np.random.default_rng(0)
+    x = numbers.normal(size=(16, 4)).astype("float32")
+    y = numbers.normal(size=(16, 2)).astype("float32")
+    if name != "bare":
+        x[4, 0] = np.inf
+    return x, y
+
+
+def named(prefix, arrays):
+    return {f"{prefix}_{i}": array for i, array in enumerate(arrays)}
+
+
+def write(folder, name):
+    dtype, make_optimizer = RUNS[name]
+    model = new_model(dtype, make_optimizer())
+    x, y = batches(name)
+
+    def fit(epochs):
+        model.fit(x, y, batch_size=4, epochs=epochs, shuffle=False, verbose=0)
+
+    fit(epochs=2)
+    model.save(folder / f"{name}.keras")
+    model.save_weights(folder / f"{name}.weights.h5")
+    found = {
+        **named("state", [v.numpy() for v in model.optimizer.variables]),
+        **named("weights", model.get_weights()),
+    }
+    fit(epochs=1)
+    optimizer = model.optimizer
+    scale = getattr(optimizer, "dynamic_scale", None)
+    np.savez(
+        folder / f"{name}.npz",
+        x=x,
+        y=y,
+        **found,
+        later_scale=1.0 if scale is None else scale.numpy(),
+        later_iterations=int(optimizer.iterations),
+        **named("later_weights", model.get_weights()),
+    )
+
+
+def main(folder):
+    for name in RUNS:
+        keras.utils.set_random_seed(0)
+        write(pathlib.Path(folder), name)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
