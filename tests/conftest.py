@@ -1,0 +1,100 @@
+"""What the tests here share: the ways to run a step, and exact comparisons."""
+
+import hypothesis
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+hypothesis.settings.register_profile(
+    "keras_lso", deadline=None, max_examples=20, derandomize=True, database=None
+)
+hypothesis.settings.load_profile("keras_lso")
+
+
+def _eager(function, variables):
+    return function
+
+
+def _tf_function(jit_compile):
+    def compile_(function, variables):
+        import tensorflow as tf
+
+        return tf.function(function, jit_compile=jit_compile)
+
+    return compile_
+
+
+def _jax_jit(function, variables):
+    """Compiles what Keras's trainer does: values go in, new values come out."""
+    import jax
+
+    @jax.jit
+    def stateless(values, *arguments):
+        scope = keras.StatelessScope(list(zip(variables, values, strict=True)))
+        with scope:
+            result = function(*arguments)
+        return result, [scope.get_current_value(v) for v in variables]
+
+    def call(*arguments):
+        result, values = stateless([v.value for v in variables], *arguments)
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+        return result
+
+    return call
+
+
+_COMPILERS = {
+    "tensorflow": {
+        "eager": _eager,
+        "graph": _tf_function(jit_compile=False),
+        "xla": _tf_function(jit_compile=True),
+    },
+    "jax": {"eager": _eager, "jit": _jax_jit},
+    "torch": {"eager": _eager},
+}[keras.backend.backend()]
+
+
+@pytest.fixture(params=_COMPILERS)
+def compiled(request):
+    """`compiled(function, variables)`, in each way that the backend has.
+
+    `variables` are all that the function may read and write.
+    """
+    return _COMPILERS[request.param]
+
+
+@pytest.fixture
+def snapshot():
+    """`snapshot(variables)`: their bits, in which -0.0 is not 0.0."""
+
+    def take(variables):
+        return [np.asarray(ops.convert_to_numpy(v)).tobytes() for v in variables]
+
+    return take
+
+
+def _indexed_slices(values, rows, shape):
+    import tensorflow as tf
+
+    return tf.IndexedSlices(
+        tf.convert_to_tensor(values), tf.constant(rows, "int64"), tf.constant(shape)
+    )
+
+
+def _bcoo(values, rows, shape):
+    import jax.numpy as jnp
+    from jax.experimental import sparse
+
+    indices = jnp.asarray(rows)[:, None]
+    return sparse.BCOO((jnp.asarray(values), indices), shape=shape)
+
+
+@pytest.fixture
+def sparse_gradient():
+    """`sparse_gradient(values, rows, shape)`: a gradient of some rows only."""
+    makers = {"tensorflow": _indexed_slices, "jax": _bcoo}
+    if keras.backend.backend() not in makers:
+        pytest.skip("Keras has sparse gradients on TensorFlow and JAX only")
+    return makers[keras.backend.backend()]

@@ -1,0 +1,210 @@
+"""The inner optimizer's hyperparameters read and write through its wrapper."""
+
+import copy
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_lso import LossScaleOptimizer
+
+
+@pytest.fixture
+def inner():
+    return keras.optimizers.Adam(
+        0.5,
+        beta_1=0.8,
+        weight_decay=0.125,
+        clipnorm=3.0,
+        use_ema=True,
+        ema_momentum=0.75,
+        ema_overwrite_frequency=7,
+        gradient_accumulation_steps=4,
+    )
+
+
+@pytest.fixture
+def optimizer(inner):
+    return LossScaleOptimizer(inner)
+
+
+def weight_and_gradient():
+    return keras.Variable([1.0, 2.0]), ops.ones(2)
+
+
+PROPERTIES = {
+    "weight_decay": (0.125, 0.25),
+    "clipnorm": (3.0, 4.0),
+    "clipvalue": (None, 5.0),
+    "global_clipnorm": (None, 6.0),
+    "use_ema": (True, False),
+    "ema_momentum": (0.75, 0.5),
+    "ema_overwrite_frequency": (7, 8),
+    "gradient_accumulation_steps": (4, 2),
+    "beta_1": (0.8, 0.7),
+    "beta_2": (0.999, 0.99),
+    "epsilon": (1e-7, 1e-3),
+    "amsgrad": (False, True),
+}
+
+
+@pytest.mark.parametrize(
+    "name, before, after", [(k, *v) for k, v in PROPERTIES.items()], ids=PROPERTIES
+)
+def test_a_hyperparameter_reads_and_writes_through(
+    optimizer, inner, name, before, after
+):
+    assert getattr(optimizer, name) == getattr(inner, name) == before
+    setattr(optimizer, name, after)
+    assert getattr(optimizer, name) == getattr(inner, name) == after
+    setattr(inner, name, before)
+    assert getattr(optimizer, name) == before
+    assert name not in vars(optimizer)
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "lr"])
+def test_the_learning_rate_reads_and_writes_through(optimizer, inner, name):
+    assert float(getattr(optimizer, name)) == 0.5
+    setattr(optimizer, name, 0.25)
+    assert float(inner.learning_rate) == float(optimizer.learning_rate) == 0.25
+    assert float(optimizer.lr) == 0.25
+
+
+def test_a_schedule_may_be_set_through_the_wrapper(optimizer, inner):
+    optimizer.learning_rate = keras.optimizers.schedules.PiecewiseConstantDecay(
+        [3], [0.5, 0.25]
+    )
+    assert float(optimizer.learning_rate) == 0.5
+    inner._iterations.assign(4)  # `iterations` counts whole windows
+    assert float(optimizer.lr) == 0.25
+
+
+def test_a_hyperparameter_that_was_written_takes_effect():
+    optimizer = LossScaleOptimizer(
+        keras.optimizers.SGD(1.0, momentum=0.5), initial_scale=8.0
+    )
+    weight, gradient = weight_and_gradient()
+    optimizer.apply([gradient * 8.0], [weight])
+    optimizer.momentum = 0.0  # forgets the step before
+    optimizer.learning_rate = 0.5
+    optimizer.apply([gradient * 8.0], [weight])
+    np.testing.assert_array_equal(weight.numpy(), [1.0 - 1.5, 2.0 - 1.5])
+    optimizer.clipvalue = 0.25
+    optimizer.apply([gradient * 8.0], [weight])
+    np.testing.assert_array_equal(weight.numpy(), [-0.5 - 0.125, 0.5 - 0.125])
+
+
+def test_the_steps_are_those_of_the_inner_optimizer():
+    inner = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+    optimizer = LossScaleOptimizer(inner, initial_scale=8.0)
+    weight, gradient = weight_and_gradient()
+    for applied in [0, 1, 1, 2]:
+        optimizer.apply([gradient], [weight])
+        assert int(optimizer.iterations) == int(inner.iterations) == applied
+
+
+def test_the_attributes_of_a_users_own_optimizer_read_and_write_through():
+    class Mine(keras.optimizers.SGD):
+        sharpness = 3
+
+        def sharpen(self, by):
+            self.sharpness += by
+            return self.sharpness
+
+    inner = Mine(0.5)
+    inner.note = "mine"
+    optimizer = LossScaleOptimizer(inner)
+    assert optimizer.sharpness == 3
+    assert optimizer.sharpen(by=2) == 5
+    assert inner.sharpness == 5
+    optimizer.sharpness = 9
+    assert inner.sharpness == 9
+    assert optimizer.note == "mine"
+
+
+def test_a_new_attribute_is_the_wrappers_own(optimizer, inner):
+    optimizer.note = "mine"
+    assert optimizer.note == "mine"
+    assert not hasattr(inner, "note")
+    # And stays its own when the inner optimizer gets one of that name.
+    inner.note = "inner"
+    assert optimizer.note == "mine"
+    optimizer.note = "still mine"
+    assert inner.note == "inner"
+
+
+def test_private_attributes_are_not_read_through(optimizer, inner):
+    inner._secret = 3
+    assert not hasattr(optimizer, "_secret")
+    optimizer._secret = 4
+    assert inner._secret == 3
+    assert optimizer._iterations is not inner._iterations
+
+
+def test_what_neither_has_is_an_attribute_error(optimizer):
+    assert not hasattr(optimizer, "momentum_of_inertia")
+    with pytest.raises(AttributeError, match="momentum_of_inertia"):
+        _ = optimizer.momentum_of_inertia
+    with pytest.raises(AttributeError, match="LossScaleOptimizer.*'_missing'"):
+        _ = optimizer._missing
+
+
+def test_the_wrappers_own_attributes_come_before_those_of_the_inner_optimizer(
+    optimizer, inner
+):
+    inner.loss_scale = 3.0
+    assert float(optimizer.loss_scale) == 2.0**15
+    assert optimizer.name != inner.name
+    assert optimizer.inner_optimizer is inner
+
+
+@pytest.mark.parametrize(
+    "name", ["iterations", "loss_scale", "dynamic", "skipped_steps", "variables"]
+)
+def test_what_is_read_only_cannot_be_set(optimizer, inner, name):
+    with pytest.raises(AttributeError):
+        setattr(optimizer, name, 1)
+    assert name not in vars(inner)
+
+
+def test_there_is_no_loss_scale_factor(optimizer, inner):
+    # A trainer that looks for one finds none to scale the loss by again.
+    assert optimizer.loss_scale_factor is None
+    assert inner.loss_scale_factor is None
+
+
+def test_no_slots_are_made_for_what_is_only_read_through(optimizer, inner):
+    # The inner optimizer averages and accumulates; the wrapper has no variables
+    # for that: its own four, the inner ones, and the count of skips.
+    weight, _ = weight_and_gradient()
+    optimizer.build([weight])
+    assert len(optimizer.variables) == 4 + len(inner.variables) + 1
+    twin = keras.optimizers.Adam.from_config(inner.get_config())
+    twin.build([keras.Variable([1.0, 2.0])])
+    assert len(inner.variables) == len(twin.variables)
+
+
+def test_exclusions_from_weight_decay_reach_the_inner_optimizer():
+    weights = [
+        keras.Variable([1.0], name=name) for name in ("kernel", "bias", "embedding")
+    ]
+    optimizer = LossScaleOptimizer(keras.optimizers.AdamW(1.0, weight_decay=0.5))
+    optimizer.exclude_from_weight_decay(var_list=weights[2:], var_names=["bias"])
+    optimizer.apply([ops.zeros(1) for _ in weights], weights)
+    # Without a gradient all that is left is the decay.
+    assert [float(w.numpy()[0]) for w in weights] == [0.5, 1.0, 1.0]
+
+
+def test_a_copy_is_an_optimizer_of_its_own():
+    # Copying looks for many attributes on an object that has none yet.
+    optimizer = LossScaleOptimizer(
+        keras.optimizers.SGD(1.0, momentum=0.5), initial_scale=8.0
+    )
+    twin = copy.deepcopy(optimizer)
+    assert type(twin) is LossScaleOptimizer
+    assert twin.momentum == 0.5
+    assert twin.inner_optimizer is not optimizer.inner_optimizer
+    assert float(twin.loss_scale) == 8.0
+    twin.momentum = 0.25
+    assert optimizer.momentum == 0.5

@@ -1,0 +1,678 @@
+"""`LossScaleOptimizer`: scaling, unscaling, applying, skipping, configs.
+
+Most numbers here are small whole ones and powers of two, in which float32 is exact.
+"""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+from keras_lso import LossScaleOptimizer
+from keras_lso.loss_scales import DynamicLossScale, FixedLossScale
+
+INF = np.inf
+
+
+def tensors(*values, dtype="float32"):
+    return [
+        None if v is None else ops.convert_to_tensor(np.asarray(v, dtype))
+        for v in values
+    ]
+
+
+def values_of(variables):
+    return [np.asarray(v.numpy()).tolist() for v in variables]
+
+
+@pytest.fixture
+def weights():
+    return [keras.Variable([10.0, 20.0]), keras.Variable(30.0)]
+
+
+@pytest.fixture
+def optimizer(weights):
+    """One step subtracts the unscaled gradients; the scale is 8."""
+    optimizer = LossScaleOptimizer(
+        keras.optimizers.SGD(1.0), initial_scale=8.0, dynamic_growth_steps=1000
+    )
+    optimizer.build(weights)
+    return optimizer
+
+
+# --- Scaling ----------------------------------------------------------------
+
+
+def test_the_loss_is_multiplied_by_the_scale(optimizer):
+    assert float(optimizer.scale_loss(3.0)) == 24.0
+    assert float(optimizer.get_scaled_loss(3.0)) == 24.0
+    assert float(optimizer.scale_loss(ops.convert_to_tensor(3.0))) == 24.0
+    optimizer.apply(tensors([INF, 0], 0.0))
+    assert float(optimizer.scale_loss(3.0)) == 12.0
+
+
+def test_a_loss_is_scaled_before_the_optimizer_is_built():
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=64.0)
+    assert float(optimizer.scale_loss(2.0)) == 128.0
+    assert float(optimizer.loss_scale) == 64.0
+
+
+def test_a_callable_loss_gives_a_callable_that_scales_when_called(optimizer):
+    losses = iter([3.0, 5.0])
+    scaled = optimizer.get_scaled_loss(lambda: next(losses))
+    assert float(scaled()) == 24.0
+    optimizer.apply(tensors([INF, 0], 0.0))
+    assert float(scaled()) == 20.0
+
+
+@pytest.mark.parametrize("loss", [3.0, [3.0], [[3.0, 3.0], [3.0, 3.0]]])
+def test_a_float16_loss_is_scaled_in_float32(loss):
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(1.0))
+    loss = ops.convert_to_tensor(loss, dtype="float16")
+    for scaled in (optimizer.scale_loss(loss), optimizer.get_scaled_loss(loss)):
+        assert keras.backend.standardize_dtype(scaled.dtype) == "float32"
+        # Above what float16 holds.
+        assert np.all(ops.convert_to_numpy(scaled) == 3 * 2.0**15)
+
+
+# --- Unscaling --------------------------------------------------------------
+
+
+def test_gradients_are_divided_by_the_scale_and_none_passes_through(optimizer):
+    unscaled = optimizer.get_unscaled_gradients(tensors([8.0, -4.0], None, 1.0))
+    assert isinstance(unscaled, list)
+    np.testing.assert_array_equal(ops.convert_to_numpy(unscaled[0]), [1.0, -0.5])
+    assert unscaled[1] is None
+    assert float(unscaled[2]) == 0.125
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_narrow_gradients_come_out_float32(dtype):
+    optimizer = LossScaleOptimizer(
+        keras.optimizers.SGD(1.0), initial_scale=2.0**20, max_scale=2.0**24
+    )
+    tiny = 2.0**-14  # the smallest normal float16
+    gradient = ops.convert_to_tensor([tiny, 1.0], dtype=dtype)
+    (unscaled,) = optimizer.get_unscaled_gradients([gradient])
+    assert keras.backend.standardize_dtype(unscaled.dtype) == "float32"
+    np.testing.assert_array_equal(
+        ops.convert_to_numpy(unscaled), [tiny / 2.0**20, 2.0**-20]
+    )
+
+
+def test_apply_does_not_flush_small_float16_gradients():
+    weight = keras.Variable([0.0])
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=2.0**20)
+    gradient = ops.convert_to_tensor([2.0**-14], dtype="float16")
+    optimizer.apply([gradient], [weight])
+    assert values_of([weight]) == [[-(2.0**-34)]]
+
+
+def test_sparse_gradients_are_unscaled_and_stay_sparse(optimizer, sparse_gradient):
+    values = np.array([[8.0], [16.0], [24.0]], "float32")
+    gradient = sparse_gradient(values, [2, 0, 0], (3, 1))
+    (unscaled,) = optimizer.get_unscaled_gradients([gradient])
+    assert type(unscaled) is type(gradient)
+    table = keras.Variable(np.zeros((3, 1), "float32"))
+    plain = keras.optimizers.SGD(1.0)
+    plain.apply([unscaled], [table])
+    assert values_of([table]) == [[[-5.0], [0.0], [-1.0]]]
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_sparse_gradients_are_applied(sparse_gradient, compiled, scaled):
+    table = keras.Variable(np.zeros((3, 1), "float32"))
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=8.0)
+    optimizer.build([table])
+
+    def apply(gradient):
+        optimizer.apply([gradient], [table], scaled=scaled)
+
+    step = compiled(apply, [table, *optimizer.variables])
+    values = np.array([[8.0], [16.0], [24.0]], "float32")
+    step(sparse_gradient(values, [2, 0, 0], (3, 1)))
+    expected = [[-40.0], [0.0], [-8.0]]
+    if scaled:
+        expected = [[-5.0], [0.0], [-1.0]]
+    assert values_of([table]) == [expected]
+    values[1] = np.nan
+    step(sparse_gradient(values, [2, 0, 0], (3, 1)))
+    assert values_of([table]) == [expected]
+    assert float(optimizer.loss_scale) == 4.0
+
+
+# --- Scaled or unscaled? ----------------------------------------------------
+
+
+def _apply(optimizer, grads, weights, **arguments):
+    optimizer.apply(grads, weights, **arguments)
+
+
+def _apply_gradients(optimizer, grads, weights, **arguments):
+    optimizer.apply_gradients(zip(grads, weights, strict=True), **arguments)
+
+
+def _stateless_apply(optimizer, grads, weights, **arguments):
+    if keras.backend.backend() == "tensorflow":
+        pytest.skip("Keras has no `stateless_apply` on TensorFlow")
+    variables = optimizer.variables
+    new_weights, new_variables = optimizer.stateless_apply(
+        [ops.copy(v) for v in variables],
+        grads,
+        [ops.copy(w) for w in weights],
+        **arguments,
+    )
+    for variable, value in zip(weights, new_weights, strict=True):
+        variable.assign(value)
+    for variable, value in zip(variables, new_variables, strict=True):
+        variable.assign(value)
+
+
+@pytest.fixture(params=[_apply, _apply_gradients, _stateless_apply])
+def apply(request):
+    return request.param
+
+
+AS_SCALED = [[9.0, 20.0], 28.0]  # a step with (8, 0) and 16 at a scale of 8
+AS_UNSCALED = [[2.0, 20.0], 14.0]
+GRADIENTS = ([8.0, 0.0], 16.0)
+
+
+def test_gradients_are_taken_for_scaled_at_first(optimizer, weights, apply):
+    apply(optimizer, tensors(*GRADIENTS), weights)
+    assert values_of(weights) == AS_SCALED
+
+
+def test_unscaled_gradients_are_not_unscaled_again(optimizer, weights, apply):
+    optimizer.scale_loss(1.0)
+    gradients = optimizer.get_unscaled_gradients(tensors(*GRADIENTS))
+    apply(optimizer, gradients, weights)
+    assert values_of(weights) == AS_SCALED
+
+
+SCALINGS = {
+    "scale_loss": lambda o: o.scale_loss(1.0),
+    "get_scaled_loss": lambda o: o.get_scaled_loss(1.0),
+    "get_scaled_loss of a callable": lambda o: o.get_scaled_loss(lambda: 1.0),
+}
+
+
+@pytest.mark.parametrize("scale", SCALINGS.values(), ids=SCALINGS)
+def test_the_next_scaled_loss_means_scaled_gradients(optimizer, weights, apply, scale):
+    optimizer.get_unscaled_gradients(tensors(1.0))
+    scale(optimizer)
+    apply(optimizer, tensors(*GRADIENTS), weights)
+    assert values_of(weights) == AS_SCALED
+
+
+def test_calling_a_scaled_callable_means_scaled_gradients(optimizer, weights):
+    scaled = optimizer.get_scaled_loss(lambda: 1.0)
+    optimizer.get_unscaled_gradients(tensors(1.0))
+    scaled()
+    optimizer.apply(tensors(*GRADIENTS), weights)
+    assert values_of(weights) == AS_SCALED
+
+
+@pytest.mark.parametrize("unscaled", [True, False])
+def test_two_steps_in_a_row_take_their_gradients_alike(
+    optimizer, weights, apply, unscaled
+):
+    optimizer.scale_loss(1.0)
+    gradients = tensors(*GRADIENTS)
+    if unscaled:
+        gradients = optimizer.get_unscaled_gradients(gradients)
+    apply(optimizer, gradients, weights)
+    apply(optimizer, gradients, weights)
+    assert values_of(weights) == [[8.0, 20.0], 26.0]
+
+
+@pytest.mark.parametrize("marked_unscaled", [True, False])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_the_argument_overrides_what_was_called_last(
+    optimizer, weights, apply, marked_unscaled, scaled
+):
+    optimizer.scale_loss(1.0)
+    if marked_unscaled:
+        optimizer.get_unscaled_gradients(tensors(1.0))
+    apply(optimizer, tensors(*GRADIENTS), weights, scaled=scaled)
+    assert values_of(weights) == (AS_SCALED if scaled else AS_UNSCALED)
+    # It holds for this one step only.
+    for weight, value in zip(weights, ([10.0, 20.0], 30.0), strict=True):
+        weight.assign(value)
+    apply(optimizer, tensors(*GRADIENTS), weights)
+    assert values_of(weights) == (AS_UNSCALED if marked_unscaled else AS_SCALED)
+
+
+def test_unscaled_gradients_that_are_not_finite_skip_the_step(
+    optimizer, weights, apply
+):
+    optimizer.scale_loss(1.0)
+    gradients = optimizer.get_unscaled_gradients(tensors([8.0, np.nan], 16.0))
+    apply(optimizer, gradients, weights)
+    assert values_of(weights) == [[10.0, 20.0], 30.0]
+    assert float(optimizer.loss_scale) == 4.0
+
+
+def test_a_compiled_step_does_not_depend_on_what_is_called_outside_it(
+    optimizer, weights, compiled
+):
+    def tf_keras_step(*grads):
+        optimizer.get_scaled_loss(1.0)
+        unscaled = optimizer.get_unscaled_gradients(list(grads))
+        optimizer.apply_gradients(zip(unscaled, weights, strict=True))
+
+    def keras_3_step(*grads):
+        optimizer.scale_loss(1.0)
+        optimizer.apply(list(grads), weights)
+
+    state = weights + optimizer.variables
+    first, second = compiled(tf_keras_step, state), compiled(keras_3_step, state)
+    for _ in range(2):  # traced, then not
+        for step in (first, second):
+            for stray in (
+                lambda: optimizer.scale_loss(1.0),
+                lambda: optimizer.get_unscaled_gradients(tensors(1.0)),
+            ):
+                stray()
+                step(*tensors(*GRADIENTS))
+    assert values_of(weights) == [[10.0 - 8, 20.0], 30.0 - 16]
+
+
+def test_a_step_that_is_traced_again_stays_the_same(compiled):
+    table = [keras.Variable(np.zeros(2, "float32"))]
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=8.0)
+    optimizer.build(table)
+
+    def step(gradients):
+        unscaled = optimizer.get_unscaled_gradients([ops.sum(gradients, axis=0)])
+        optimizer.apply(unscaled, table)
+
+    step = compiled(step, table + optimizer.variables)
+    for rows in (1, 2, 1, 3):  # each new shape is a new trace
+        step(ops.ones((rows, 2)) * 8.0)
+    assert values_of(table) == [[-7.0, -7.0]]
+
+
+# --- Applying ---------------------------------------------------------------
+
+
+def test_the_first_call_builds_the_optimizer(weights):
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=8.0)
+    optimizer.apply(tensors(*GRADIENTS), weights)
+    assert optimizer.built and optimizer.inner_optimizer.built
+    assert values_of(weights) == AS_SCALED
+
+
+def test_the_variables_default_to_those_it_was_built_for(optimizer, weights):
+    optimizer.apply(tensors(*GRADIENTS))
+    assert values_of(weights) == AS_SCALED
+
+
+def test_some_of_the_variables_may_be_trained_alone(optimizer, weights):
+    optimizer.apply(tensors(16.0), weights[1:])
+    assert values_of(weights) == [[10.0, 20.0], 28.0]
+
+
+def test_gradients_and_pairs_may_come_from_any_iterable(optimizer, weights):
+    optimizer.apply(iter(tensors(*GRADIENTS)), iter(weights))
+    assert values_of(weights) == AS_SCALED
+    optimizer.apply_gradients(list(zip(tensors([0.0, 8.0], 0.0), weights, strict=True)))
+    assert values_of(weights) == [[9.0, 19.0], 28.0]
+
+
+def test_apply_gradients_returns_the_count_of_applied_steps(optimizer, weights):
+    pairs = list(zip(tensors(*GRADIENTS), weights, strict=True))
+    assert int(optimizer.apply_gradients(pairs)) == 1
+    pairs = list(zip(tensors([INF, 0], 1.0), weights, strict=True))
+    assert int(optimizer.apply_gradients(pairs)) == 1
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_a_variable_without_a_gradient_stays(optimizer, weights, apply):
+    apply(optimizer, tensors([8.0, 8.0], None), weights)
+    assert values_of(weights) == [[9.0, 19.0], 30.0]
+
+
+def test_a_model_that_trains_nothing_is_no_error():
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.build([])
+    optimizer.apply([], [])
+    optimizer.apply([])
+    assert int(optimizer.iterations) == 0
+    assert float(optimizer.loss_scale) == 2.0**15
+
+
+@pytest.mark.parametrize("finite", [True, False])
+def test_update_scale_false_leaves_the_scale_and_its_counter(
+    optimizer, weights, apply, finite
+):
+    optimizer.apply(tensors([0.0, 0.0], 0.0), weights)
+    assert int(optimizer.dynamic_counter) == 1
+    gradients = tensors(*GRADIENTS) if finite else tensors([INF, 0.0], 0.0)
+    apply(optimizer, gradients, weights, update_scale=False)
+    assert float(optimizer.loss_scale) == 8.0
+    assert int(optimizer.dynamic_counter) == 1
+    # All else happens: the step is applied, or skipped, and counted.
+    assert values_of(weights) == (AS_SCALED if finite else [[10.0, 20.0], 30.0])
+    assert int(optimizer.skipped_steps) == (0 if finite else 1)
+    assert bool(optimizer.last_step_applied) is finite
+
+
+def test_the_scale_grows_after_as_many_finite_steps(weights, apply):
+    optimizer = LossScaleOptimizer(
+        keras.optimizers.SGD(0.0), initial_scale=8.0, dynamic_growth_steps=3
+    )
+    optimizer.build(weights)
+    scales = []
+    for bad in [0, 0, 0, 0, 0, INF, 0, 0, 0]:
+        apply(optimizer, tensors([0.0, bad], 0.0), weights)
+        scales.append(float(optimizer.loss_scale))
+    assert scales == [8, 8, 16, 16, 16, 8, 8, 8, 16]
+
+
+def test_a_gradient_is_divided_by_the_scale_it_was_multiplied_by(weights):
+    # The scale moves only after the step: 16 / 8, not 16 / 16.
+    optimizer = LossScaleOptimizer(
+        keras.optimizers.SGD(1.0), initial_scale=8.0, dynamic_growth_steps=1
+    )
+    optimizer.apply(tensors([16.0, 0.0], 0.0), weights)
+    assert values_of(weights) == [[8.0, 20.0], 30.0]
+    assert float(optimizer.loss_scale) == 16.0
+
+
+def test_gradients_that_overwrite_their_variable_are_not_scaled():
+    weight, amax = keras.Variable([1.0]), keras.Variable(1.0)
+    amax.overwrite_with_gradient = True
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=8.0)
+    optimizer.apply(tensors([8.0], 5.0), [weight, amax])
+    assert values_of([weight, amax]) == [[0.0], 5.0]
+    optimizer.apply(tensors([INF], 7.0), [weight, amax])
+    assert values_of([weight, amax]) == [[0.0], 5.0]
+
+
+INNER = {
+    "SGD": lambda: keras.optimizers.SGD(0.5),
+    "SGD with momentum": lambda: keras.optimizers.SGD(0.5, momentum=0.9),
+    "Adam": lambda: keras.optimizers.Adam(0.5),
+    "AdamW": lambda: keras.optimizers.AdamW(0.5),
+    "RMSprop": lambda: keras.optimizers.RMSprop(0.5, centered=True, momentum=0.9),
+    "accumulation and EMA": lambda: keras.optimizers.SGD(
+        0.5, use_ema=True, gradient_accumulation_steps=3
+    ),
+}
+
+
+@pytest.mark.parametrize("bad", [INF, -INF, np.nan])
+@pytest.mark.parametrize("make", INNER.values(), ids=INNER)
+def test_a_skipped_step_changes_nothing(make, bad, compiled, snapshot):
+    weights = [
+        keras.Variable(np.array([1.0, -0.0], "float32")),
+        keras.Variable(np.array(-0.0, "float32")),
+    ]
+    optimizer = LossScaleOptimizer(make(), initial_scale=8.0)
+    optimizer.build(weights)
+    slots = [v for v in optimizer.inner_optimizer.variables if v.shape == (2,)]
+    for slot in slots:
+        slot.assign(np.array([0.25, -0.0], "float32"))
+    owned = weights + optimizer.inner_optimizer.variables
+    step = compiled(
+        lambda *grads: optimizer.apply(list(grads), weights),
+        [*weights, *optimizer.variables],
+    )
+    before = snapshot(owned)
+    step(*tensors([1.0, 0.0], bad))
+    assert snapshot(owned) == before
+    assert float(optimizer.loss_scale) == 4.0
+    step(*tensors([1.0, 1.0], 2.0))
+    assert snapshot(owned) != before
+
+
+@pytest.mark.parametrize("make", INNER.values(), ids=INNER)
+def test_gradients_that_overflow_only_when_unscaled_skip_the_step(
+    make, weights, compiled, snapshot
+):
+    # At a scale below 1 a finite float32 becomes inf when it is divided by it.
+    optimizer = LossScaleOptimizer(make(), initial_scale=2.0**-14)
+    optimizer.build(weights)
+
+    def apply(*grads):
+        optimizer.apply(list(grads), weights)
+
+    step = compiled(apply, weights + optimizer.variables)
+    owned = weights + optimizer.inner_optimizer.variables
+    before = snapshot(owned)
+    step(*tensors([1e36, 1.0], 1.0))
+    assert snapshot(owned) == before
+    assert int(optimizer.skipped_steps) == 1
+
+
+@pytest.mark.parametrize("loss_scale", [64.0, "dynamic"])
+def test_no_overflow_reaches_a_weight(loss_scale, weights):
+    optimizer = LossScaleOptimizer(keras.optimizers.Adam(), loss_scale=loss_scale)
+    optimizer.apply(tensors([INF, 0.0], 0.0), weights)
+    assert values_of(weights) == [[10.0, 20.0], 30.0]
+    assert int(optimizer.skipped_steps) == 1
+
+
+def test_a_fixed_scale_stays_over_finite_and_skipped_steps(weights, apply):
+    optimizer = LossScaleOptimizer(
+        keras.optimizers.SGD(1.0), dynamic=False, initial_scale=8.0
+    )
+    optimizer.build(weights)
+    for gradients in (GRADIENTS, ([INF, 0.0], 0.0), ([0.0, 8.0], 0.0)):
+        apply(optimizer, tensors(*gradients), weights)
+        assert float(optimizer.loss_scale) == 8.0
+    assert values_of(weights) == [[9.0, 19.0], 28.0]
+
+
+def test_final_values_come_from_the_inner_optimizer():
+    weight = keras.Variable([0.0])
+    inner = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
+    optimizer = LossScaleOptimizer(inner, initial_scale=8.0)
+    for _ in range(2):
+        optimizer.apply(tensors([8.0]), [weight])
+    assert values_of([weight]) == [[-2.0]]
+    optimizer.finalize_variable_values([weight])
+    # The average is the first value at first, then half of each.
+    assert values_of([weight]) == [[-1.5]]
+
+
+@pytest.mark.parametrize("update_scale", [True, False])
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_stateless_step_does_what_apply_does(
+    compiled, snapshot, scaled, update_scale
+):
+    if keras.backend.backend() == "tensorflow":
+        pytest.skip("Keras has no `stateless_apply` on TensorFlow")
+    weights = [[keras.Variable([1.0, -0.0]), keras.Variable(3.0)] for _ in range(2)]
+    # A slot for each, and a policy with state of its own.
+    optimizers = [
+        LossScaleOptimizer(
+            keras.optimizers.SGD(0.5, momentum=0.5),
+            loss_scale=DynamicLossScale(8.0, increment_period=2, hysteresis=2),
+        )
+        for _ in weights
+    ]
+    for optimizer, its_weights in zip(optimizers, weights, strict=True):
+        optimizer.build(its_weights)
+    stateful, stateless = optimizers
+
+    def step(own, grads, trained):
+        return stateless.stateless_apply(
+            own, grads, trained, scaled=scaled, update_scale=update_scale
+        )
+
+    step = compiled(step, [])
+    own = [ops.copy(v) for v in stateless.variables]
+    trained = [ops.copy(w) for w in weights[1]]
+    untouched = snapshot(stateless.variables + weights[1])
+    for bad in [0.0, INF, 2.0, 0.0, np.nan, INF, 1.0]:
+        grads = tensors([8.0, 0.0], bad)
+        stateful.apply(grads, scaled=scaled, update_scale=update_scale)
+        trained, own = step(own, grads, trained)
+        # Whole numbers times powers of two: every product and sum is exact.
+        assert snapshot(own) == snapshot(stateful.variables)
+        assert snapshot(trained) == snapshot(weights[0])
+    assert snapshot(stateless.variables + weights[1]) == untouched
+
+
+# --- Construction -----------------------------------------------------------
+
+
+def test_it_is_one_of_keras_own():
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+def test_a_loss_scale_factor_is_cleared_with_a_warning_that_says_what_to_write():
+    inner = keras.optimizers.SGD(0.1, loss_scale_factor=512.0)
+    with pytest.warns(UserWarning, match="initial_scale=512.0") as record:
+        optimizer = LossScaleOptimizer(inner)
+    assert len(record) == 1
+    assert record[0].filename == __file__
+    assert inner.loss_scale_factor is None
+    assert optimizer.loss_scale_factor is None
+
+
+def test_an_inner_optimizer_that_has_trained_has_skipped_nothing(weights):
+    inner = keras.optimizers.SGD(1.0)
+    for _ in range(3):
+        inner.apply(tensors([0.0, 0.0], 0.0), weights)
+    optimizer = LossScaleOptimizer(inner, initial_scale=8.0)
+    optimizer.apply(tensors(*GRADIENTS), weights)
+    assert values_of(weights) == AS_SCALED
+    assert int(optimizer.iterations) == 4
+    assert int(optimizer.skipped_steps) == 0
+
+
+def test_building_twice_changes_nothing(optimizer, weights, snapshot):
+    optimizer.apply(tensors([INF, 0.0], 0.0))
+    before = snapshot(optimizer.variables)
+    optimizer.build(weights)
+    assert snapshot(optimizer.variables) == before
+
+
+# --- Configs ----------------------------------------------------------------
+
+
+def test_the_config_holds_keras_four_keys_by_default():
+    ours = LossScaleOptimizer(keras.optimizers.SGD(0.5)).get_config()
+    theirs = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5))
+    assert list(ours) == list(theirs.get_config())
+    assert ours["name"] == "loss_scale_optimizer"
+    assert ours["initial_scale"] == 2.0**15
+    assert ours["dynamic_growth_steps"] == 2000
+    assert ours["inner_optimizer"]["module"] == "keras.optimizers"
+    assert ours["inner_optimizer"]["class_name"] == "SGD"
+
+
+def test_two_optimizers_built_alike_have_equal_configs():
+    first, second = (
+        LossScaleOptimizer(keras.optimizers.SGD(0.5, name="sgd")) for _ in range(2)
+    )
+    assert first.get_config() == second.get_config()
+    assert first.name == second.name == "loss_scale_optimizer"
+    assert LossScaleOptimizer(keras.optimizers.SGD(), name="mine").name == "mine"
+
+
+ARGUMENTS = {
+    "default": ({}, {}),
+    "dynamic": (
+        {"initial_scale": 64.0, "dynamic_growth_steps": 5, "name": "mine"},
+        {},
+    ),
+    "lowest scale": ({"min_scale": 1.0}, {"min_scale": 1.0}),
+    "highest scale": ({"max_scale": 2.0**16}, {"max_scale": 2.0**16}),
+    "fixed": ({"dynamic": False, "initial_scale": 64}, {"dynamic": False}),
+    "number": ({"loss_scale": 64}, {"dynamic": False}),
+}
+
+
+@pytest.mark.parametrize("arguments, extra", ARGUMENTS.values(), ids=ARGUMENTS)
+def test_a_config_makes_the_same_optimizer_again(arguments, extra):
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5, momentum=0.9), **arguments)
+    config = optimizer.get_config()
+    fours = {"name", "inner_optimizer", "initial_scale", "dynamic_growth_steps"}
+    assert {k: v for k, v in config.items() if k not in fours} == extra
+
+    before = repr(config)
+    twin = LossScaleOptimizer.from_config(config)
+    assert repr(config) == before, "from_config changed its argument"
+    assert twin.get_config() == config
+    assert repr(twin.loss_scale_policy) == repr(optimizer.loss_scale_policy)
+    assert twin.name == optimizer.name
+    assert type(twin.inner_optimizer) is type(optimizer.inner_optimizer)
+    assert twin.inner_optimizer.momentum == 0.9
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [
+        DynamicLossScale(64.0, 5, hysteresis=2, min_scale=1.0),
+        DynamicLossScale(64.0, multiplier=4.0),
+        DynamicLossScale(64.0, growth_factor=1.5, consecutive_hysteresis=True),
+    ],
+    ids=repr,
+)
+def test_a_policy_beyond_keras_arguments_is_in_the_config(policy):
+    policy = DynamicLossScale.from_config(policy.get_config())  # of this test's own
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5), loss_scale=policy)
+    config = optimizer.get_config()
+    assert config["initial_scale"] == 64.0
+    assert config["loss_scale"]["class_name"] == "DynamicLossScale"
+    twin = LossScaleOptimizer.from_config(config)
+    assert twin.get_config() == config
+    assert twin.loss_scale_policy.get_config() == policy.get_config()
+
+
+def test_a_policy_within_keras_arguments_leaves_the_config_as_keras_has_it():
+    by_policy = LossScaleOptimizer(
+        keras.optimizers.SGD(0.5, name="sgd"), loss_scale=DynamicLossScale(64.0, 5)
+    )
+    by_arguments = LossScaleOptimizer(
+        keras.optimizers.SGD(0.5, name="sgd"),
+        initial_scale=64.0,
+        dynamic_growth_steps=5,
+    )
+    assert by_policy.get_config() == by_arguments.get_config()
+
+
+def test_keras_serializes_and_deserializes_it():
+    optimizer = LossScaleOptimizer(keras.optimizers.Adam(0.5), min_scale=1.0)
+    config = keras.saving.serialize_keras_object(optimizer)
+    assert config["registered_name"] == "keras_lso>LossScaleOptimizer"
+    twin = keras.saving.deserialize_keras_object(config)
+    assert type(twin) is LossScaleOptimizer
+    assert twin.get_config() == optimizer.get_config()
+
+
+def test_the_config_of_keras_own_class_is_understood():
+    theirs = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.5, name="sgd"), initial_scale=64.0
+    )
+    ours = LossScaleOptimizer.from_config(theirs.get_config())
+    assert float(ours.loss_scale) == 64.0
+    # Older versions of Keras wrote these, at their defaults.
+    older = {"weight_decay": None, "use_ema": False, "ema_momentum": 0.99}
+    ours = LossScaleOptimizer.from_config({**theirs.get_config(), **older})
+    assert ours.inner_optimizer.get_config()["learning_rate"] == 0.5
+
+
+def test_a_custom_inner_optimizer_is_found_among_custom_objects():
+    class Mine(keras.optimizers.SGD):
+        pass
+
+    config = LossScaleOptimizer(Mine(0.5)).get_config()
+    twin = LossScaleOptimizer.from_config(config, custom_objects={"Mine": Mine})
+    assert isinstance(twin.inner_optimizer, Mine)
+
+
+def test_the_public_names_are_these():
+    assert keras_lso.__all__ == [
+        "LossScaleOptimizer",
+        "deserialize",
+        "load_model",
+        "loss_scales",
+    ]
+    assert isinstance(keras_lso.loss_scales.get(2), FixedLossScale)

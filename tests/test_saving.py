@@ -1,0 +1,196 @@
+"""`deserialize` and `adopt`: configs in, our optimizer out.
+
+Whole files are the business of the integration tests.
+"""
+
+import copy
+
+import keras
+import pytest
+
+import keras_lso
+from keras_lso import LossScaleOptimizer
+from keras_lso.saving import adopt
+
+
+class Mine(keras.optimizers.SGD):
+    pass
+
+
+def theirs(**arguments):
+    return keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.5, momentum=0.75), **arguments
+    )
+
+
+def written_on_pytorch(config):
+    """What Keras writes there for the optimizer inside."""
+    config = copy.deepcopy(config)
+    inner = config["config"]["inner_optimizer"]
+    inner["module"] = "keras.src.backend.torch.optimizers.torch_sgd"
+    inner["registered_name"] = "SGD"
+    return config
+
+
+@pytest.mark.parametrize("on_pytorch", [False, True])
+def test_keras_own_class_becomes_ours(on_pytorch):
+    config = keras.optimizers.serialize(
+        theirs(initial_scale=64.0, dynamic_growth_steps=7, name="mine")
+    )
+    if on_pytorch:
+        config = written_on_pytorch(config)
+    ours = keras_lso.deserialize(config)
+    assert type(ours) is LossScaleOptimizer
+    assert float(ours.loss_scale) == 64.0
+    assert ours.dynamic_growth_steps == 7
+    assert ours.name == "mine"
+    assert isinstance(ours.inner_optimizer, keras.optimizers.SGD)
+    assert ours.momentum == 0.75
+    assert float(ours.learning_rate) == 0.5
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {},
+        {"initial_scale": 64.0, "min_scale": 1.0},
+        {"dynamic": False, "initial_scale": 64.0},
+        {
+            "loss_scale": {
+                "class_name": "FixedLossScale",
+                "config": {"loss_scale_value": 3.0},
+            }
+        },
+    ],
+)
+@pytest.mark.parametrize("on_pytorch", [False, True])
+def test_ours_comes_back_as_it_was(arguments, on_pytorch):
+    ours = LossScaleOptimizer(keras.optimizers.SGD(0.5, momentum=0.75), **arguments)
+    config = keras.optimizers.serialize(ours)
+    if on_pytorch:
+        config = written_on_pytorch(config)
+    twin = keras_lso.deserialize(config)
+    assert type(twin) is LossScaleOptimizer
+    assert twin.get_config() == ours.get_config()
+
+
+BARE = {
+    "without a module": {"class_name": "LossScaleOptimizer"},
+    "in lower case": {"class_name": "lossscaleoptimizer", "module": "keras.optimizers"},
+    "from its source module": {
+        "class_name": "LossScaleOptimizer",
+        "module": "keras.src.optimizers.loss_scale_optimizer",
+    },
+}
+
+
+@pytest.mark.parametrize("spelling", BARE.values(), ids=BARE)
+def test_every_spelling_of_keras_class_becomes_ours(spelling):
+    # `keras.optimizers.deserialize` takes all of these for its own class.
+    config = {**spelling, "config": theirs(initial_scale=64.0).get_config()}
+    assert isinstance(
+        keras.optimizers.deserialize(copy.deepcopy(config)),
+        keras.optimizers.LossScaleOptimizer,
+    )
+    ours = keras_lso.deserialize(config)
+    assert type(ours) is LossScaleOptimizer
+    assert float(ours.loss_scale) == 64.0
+
+
+@pytest.mark.parametrize(
+    "optimizer", [keras.optimizers.Adam(0.5), keras.optimizers.RMSprop(0.5)]
+)
+def test_other_optimizers_come_back_as_they_were(optimizer):
+    twin = keras_lso.deserialize(keras.optimizers.serialize(optimizer))
+    assert type(twin) is type(optimizer)
+    assert twin.get_config() == optimizer.get_config()
+
+
+@pytest.mark.parametrize("name", ["Adam", "adam"])
+def test_a_config_without_a_module_is_read_as_keras_reads_it(name):
+    config = {"class_name": name, "config": {"learning_rate": 0.25}}
+    for deserialize in (keras.optimizers.deserialize, keras_lso.deserialize):
+        optimizer = deserialize(copy.deepcopy(config))
+        assert isinstance(optimizer, keras.optimizers.Adam)
+        assert float(optimizer.learning_rate) == 0.25
+
+
+def test_an_optimizer_written_on_pytorch_is_read():
+    config = {
+        "module": "keras.src.backend.torch.optimizers.torch_adam",
+        "class_name": "Adam",
+        "config": keras.optimizers.Adam(0.25).get_config(),
+        "registered_name": "Adam",
+    }
+    twin = keras_lso.deserialize(config)
+    assert isinstance(twin, keras.optimizers.Adam)
+    assert float(twin.learning_rate) == 0.25
+
+
+@pytest.mark.parametrize("wrap", [theirs, None])
+def test_custom_objects_are_found_inside(wrap):
+    wrapper = keras.optimizers.LossScaleOptimizer if wrap else LossScaleOptimizer
+    config = keras.optimizers.serialize(wrapper(Mine(0.25)))
+    config["config"]["inner_optimizer"]["module"] = None
+    twin = keras_lso.deserialize(config, custom_objects={"Mine": Mine})
+    assert type(twin) is LossScaleOptimizer
+    assert isinstance(twin.inner_optimizer, Mine)
+
+
+def test_the_config_is_not_changed():
+    config = written_on_pytorch(keras.optimizers.serialize(theirs()))
+    before = copy.deepcopy(config)
+    keras_lso.deserialize(config)
+    adopt(config)
+    assert config == before
+
+
+@pytest.mark.parametrize("config", [None, "adam", 3, [], {}, {"config": {}}])
+def test_what_is_no_config_is_refused(config):
+    with pytest.raises(ValueError, match="`config` must be the dict") as error:
+        keras_lso.deserialize(config)
+    assert "keras.optimizers.serialize" in str(error.value)
+    assert repr(config) in str(error.value)
+
+
+def test_the_config_of_something_else_is_refused():
+    config = keras.saving.serialize_keras_object(keras.layers.Dense(2))
+    with pytest.raises(ValueError, match="must describe an optimizer.*Dense"):
+        keras_lso.deserialize(config)
+
+
+# --- adopt ---------------------------------------------------------------------
+
+
+def test_keras_class_is_renamed_however_deep():
+    config = keras.optimizers.serialize(theirs())
+    nested = {"compile_config": {"optimizer": config, "loss": ["mse", ("a", 1)]}}
+    adopted = adopt(nested)
+    ours = adopted["compile_config"].pop("optimizer")
+    assert ours["registered_name"] == "keras_lso>LossScaleOptimizer"
+    assert ours["config"]["inner_optimizer"]["module"] == "keras.optimizers"
+    assert adopted == {"compile_config": {"loss": ["mse", ("a", 1)]}}
+
+
+def test_a_config_without_keras_class_stays_as_it_is():
+    config = {
+        "layers": [keras.saving.serialize_keras_object(keras.layers.Dense(2))],
+        "ours": keras.saving.serialize_keras_object(
+            LossScaleOptimizer(keras.optimizers.SGD(0.5))
+        ),
+        "text": "LossScaleOptimizer",
+    }
+    assert adopt(config) == config
+
+
+def test_another_packages_class_of_that_name_stays_its_own():
+    config = {
+        "module": "somebody.optimizers",
+        "class_name": "LossScaleOptimizer",
+        "config": {"inner_optimizer": None},
+        "registered_name": "somebody>LossScaleOptimizer",
+    }
+    assert adopt(config) == config
+    # A layer of that name has no config of an optimizer.
+    config = {"class_name": "LossScaleOptimizer", "config": "not a dict"}
+    assert adopt(config) == config
