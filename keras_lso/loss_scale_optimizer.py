@@ -203,7 +203,7 @@ class LossScaleOptimizer(
             The scaled loss.
         """
         self._gradients_are_scaled = True
-        return _in_float32(loss) * self.loss_scale
+        return backend.in_float32(loss) * self.loss_scale
 
     def get_scaled_loss(self, loss):
         """Multiplies the loss by the loss scale; also takes a callable.
@@ -263,15 +263,18 @@ class LossScaleOptimizer(
         if scaled is None:
             scaled = self._gradients_are_scaled
         policy = self.loss_scale_policy
+        inv_scale = 1.0 / policy.value if scaled else 1.0
         found = backend.measure(
-            [g for g in grads if g is not None], amax=policy.needs_amax
+            [g for g in grads if g is not None],
+            amax=policy.needs_amax,
+            inv_scale=inv_scale,
         )
         self._step_inner_optimizer(grads, variables, found.finite, scaled)
         self._count_step(found.finite)
         if update_scale:
             amax = found.amax
-            if amax is not None and scaled:
-                amax = amax / policy.value
+            if amax is not None:
+                amax = amax * inv_scale
             policy.step(found.finite, amax)
 
     def apply_gradients(self, grads_and_vars, scaled=None, update_scale=True):
@@ -496,10 +499,4 @@ def _as_tensor(grad):
 
 
 def _unscale(grad, scale):
-    return backend.map_values(lambda values: _in_float32(values) / scale, grad)
-
-
-def _in_float32(values):
-    """Returns `values` in float32, or in float64 if that is what they are in."""
-    values = ops.convert_to_tensor(values)
-    return ops.cast(values, keras.backend.result_type(values.dtype, "float32"))
+    return backend.map_values(lambda values: backend.in_float32(values) / scale, grad)

@@ -35,6 +35,7 @@ _framework = importlib.import_module(f"keras_lso.backend.{_name}") if _name else
 _kernels = _framework if KERNELS == "auto" else generic
 
 Measurement = generic.Measurement
+in_float32 = generic.in_float32
 measure = _kernels.measure
 fused_step = _kernels.fused_step
 run_if = _framework.run_if

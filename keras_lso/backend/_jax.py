@@ -19,20 +19,22 @@ __all__ = [
 ]
 
 
-def measure(grads, norms=False, amax=False):
+def measure(grads, norms=False, amax=False, inv_scale=1.0):
     """See `generic.measure`.
 
     A sum of squares that is finite proves finite elements, at a third of the cost
     of `isfinite` over all of them. One that is not proves nothing (1e20 squared
-    is inf): only then every element is looked at.
+    is inf), nor does any if unscaling makes the gradients larger: only then every
+    element is looked at.
     """
     values = [jnp.asarray(_values(g)) for g in grads]
     squares = [jnp.sum(jnp.square(v.astype("float32"))) for v in values]
     finite = jax.lax.cond(
-        jnp.isfinite(jnp.stack(squares)).all(),
+        jnp.isfinite(jnp.stack(squares)).all() & (inv_scale <= 1),
         _true,
         _all_finite,
         values,
+        jnp.asarray(inv_scale, "float32"),
     )
     return Measurement(
         finite,
@@ -44,12 +46,14 @@ def measure(grads, norms=False, amax=False):
 # Outside `jax.jit` a `cond` is compiled anew for functions that are new.
 
 
-def _true(values):
+def _true(values, inv_scale):
     return jnp.array(True)
 
 
-def _all_finite(values):
-    return jnp.stack([jnp.isfinite(v).all() for v in values]).all()
+def _all_finite(values, inv_scale):
+    values = [generic.in_float32(v) for v in values]
+    finite = [jnp.isfinite(v).all() & jnp.isfinite(v * inv_scale).all() for v in values]
+    return jnp.stack(finite).all()
 
 
 def run_if(finite, step, grads, state):

@@ -16,12 +16,13 @@ __all__ = [
 
 
 @torch.no_grad()
-def measure(grads, norms=False, amax=False):
+def measure(grads, norms=False, amax=False, inv_scale=1.0):
     """See `generic.measure`.
 
     A finite norm proves finite elements, and one multi-tensor norm costs a
     tenth of `isfinite` over all tensors. A norm that is not finite proves
-    nothing (1e20 squared is inf): only then every element is looked at.
+    nothing (1e20 squared is inf), nor does any if unscaling makes the gradients
+    larger: only then every element is looked at.
     """
     values = [_values(g) for g in grads]
     # A norm may accumulate in a wider type than its tensor's, never a narrower one.
@@ -29,13 +30,19 @@ def measure(grads, norms=False, amax=False):
     wide = torch.float64 if is_double else torch.float32
     norm_list = torch._foreach_norm(values, 2, dtype=wide)
     finite = torch.stack(norm_list).isfinite().all()
-    if not finite:
-        finite = torch.stack([v.isfinite().all() for v in values]).all()
+    if not finite & (inv_scale <= 1):
+        finite = _all_finite(values, inv_scale)
     return Measurement(
         finite,
         [n.float() for n in norm_list] if norms else None,
         generic.largest_magnitude(values) if amax else None,
     )
+
+
+def _all_finite(values, inv_scale):
+    values = [generic.in_float32(v) for v in values]
+    finite = [(v.isfinite() & (v * inv_scale).isfinite()).all() for v in values]
+    return torch.stack(finite).all()
 
 
 def run_if(finite, step, grads, state):

@@ -5,6 +5,7 @@ It is written to be read, not to be fast.
 
 from typing import Any, NamedTuple
 
+import keras
 from keras import ops
 
 
@@ -12,7 +13,8 @@ class Measurement(NamedTuple):
     """What one read of the gradients found; all of it device tensors.
 
     Attributes:
-        finite: Boolean scalar. No gradient holds an inf or a NaN.
+        finite: Boolean scalar. No gradient holds an inf or a NaN, nor will it once
+            it is unscaled.
         norms: List of float32 scalars, the L2 norm of each gradient, or None.
         amax: Float32 scalar, the largest magnitude of all, or None.
     """
@@ -22,26 +24,36 @@ class Measurement(NamedTuple):
     amax: Any = None
 
 
-def measure(grads, norms=False, amax=False):
+def measure(grads, norms=False, amax=False, inv_scale=1.0):
     """Reads the gradients once.
 
     Args:
         grads: List of tensors of any float dtype, dense or sparse. No None.
         norms: Bool. Whether to return the norm of each. Defaults to `False`.
         amax: Bool. Whether to return the largest magnitude. Defaults to `False`.
+        inv_scale: Float32 scalar. What the gradients will be multiplied by; one
+            above 1 can make a finite gradient overflow. Defaults to `1.0`.
 
     Returns:
         A `Measurement`. `finite` is what all replicas, processes and shards
         agree on, never one replica's word.
     """
-    values = [to_dense(g) for g in grads]
-    finite = ops.all(ops.stack([ops.all(ops.isfinite(v)) for v in values]))
+    values = [in_float32(to_dense(g)) for g in grads]
+    finite = [ops.all(ops.isfinite(v)) for v in values]
+    finite += [ops.all(ops.isfinite(v * ops.cast(inv_scale, v.dtype))) for v in values]
     values = [ops.cast(v, "float32") for v in values]
     return Measurement(
-        finite,
+        ops.all(ops.stack(finite)),
         [ops.sqrt(ops.sum(ops.square(v))) for v in values] if norms else None,
         largest_magnitude(values) if amax else None,
     )
+
+
+def in_float32(values):
+    """Returns `values` in float32, or in float64 if that is what they are in."""
+    values = ops.convert_to_tensor(values)
+    is_double = keras.backend.standardize_dtype(values.dtype) == "float64"
+    return values if is_double else ops.cast(values, "float32")
 
 
 def largest_magnitude(values):
