@@ -20,7 +20,8 @@ class OptimizerState(keras.optimizers.Optimizer):
     - those of the inner optimizer;
     - what else the policy keeps, and the float32 master weights, if any;
     - `consecutive_skips`, which is not saved: how many steps in a row were
-      skipped, and how many of those at the lowest scale.
+      skipped, how many of those at the lowest scale, and how many since the scale
+      was last updated.
 
     Up to the inner optimizer's this is the layout of Keras's own class, so that
     files go both ways.
@@ -30,22 +31,37 @@ class OptimizerState(keras.optimizers.Optimizer):
 
     def _build_skip_counter(self):
         self._consecutive_skips = self.add_variable(
-            shape=(2,),
+            shape=(3,),
             dtype="int",
             initializer="zeros",
             aggregation="only_first_replica",
             name="consecutive_skips",
         )
 
-    def _count_step(self, finite):
-        """Counts an attempted step; to be called before the scale moves."""
+    def _count_step(self, finite, update_scale):
+        """Counts an attempted step; to be called before the scale moves.
+
+        Returns:
+            Whether all steps since the scale was last updated were finite: a loss
+            that was applied with `update_scale=False` counts as well.
+        """
         self._attempted_steps.assign_add(1)
         skips = ops.convert_to_tensor(self._consecutive_skips)
+        in_a_row, at_lowest, since_update = skips[0], skips[1], skips[2]
         policy = self.loss_scale_policy
-        at_lowest = ops.stack([True, policy.value <= policy.min_scale])
-        nothing = ops.zeros_like(skips)
-        skips = ops.where(at_lowest, skips + 1, nothing)
-        self._consecutive_skips.assign(ops.where(finite, nothing, skips))
+        skipped = ops.cast(ops.logical_not(finite), skips.dtype)
+        is_lowest = ops.cast(policy.value <= policy.min_scale, skips.dtype)
+        since_update = since_update + skipped
+        self._consecutive_skips.assign(
+            ops.stack(
+                [
+                    skipped * (in_a_row + 1),
+                    skipped * is_lowest * (at_lowest + 1),
+                    since_update * (0 if update_scale else 1),
+                ]
+            )
+        )
+        return ops.equal(since_update, 0)
 
     # --- What a user asks ---------------------------------------------------
 
@@ -226,7 +242,7 @@ class OptimizerState(keras.optimizers.Optimizer):
         self._attempted_steps.assign(0)
         if self.built:
             self.loss_scale_policy.reset()
-            self._consecutive_skips.assign([0, 0])
+            self._consecutive_skips.assign([0, 0, 0])
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
         if self.built:

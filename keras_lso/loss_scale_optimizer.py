@@ -255,7 +255,7 @@ class LossScaleOptimizer(
                 called after the last `scale_loss` or `get_scaled_loss`.
             update_scale: Bool. Whether this step moves the loss scale. Defaults
                 to `True`. With several losses in one step, set it to `False` for
-                all but the last.
+                all but the last, which then answers for their overflows too.
         """
         grads, variables = self._match(grads, trainable_variables)
         if not variables:
@@ -270,12 +270,12 @@ class LossScaleOptimizer(
             inv_scale=inv_scale,
         )
         self._step_inner_optimizer(grads, variables, found.finite, scaled)
-        self._count_step(found.finite)
+        all_finite = self._count_step(found.finite, update_scale)
         if update_scale:
             amax = found.amax
             if amax is not None:
                 amax = amax * inv_scale
-            policy.step(found.finite, amax)
+            policy.step(all_finite, amax)
 
     def apply_gradients(self, grads_and_vars, scaled=None, update_scale=True):
         """Updates the variables, or skips the step if a gradient is not finite.

@@ -498,3 +498,25 @@ def test_loading_what_was_saved_warns_of_nothing():
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         optimizer.load_own_variables(saved(optimizer))
+
+
+def test_an_overflow_without_an_update_counts_at_the_next_update(compiled):
+    weight = keras.Variable(np.array([1.0], "float32"))
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=1024.0)
+    optimizer.build([weight])
+    variables = [weight, *optimizer.variables]
+
+    def apply(update_scale):
+        return compiled(
+            lambda grad: optimizer.apply([grad], [weight], update_scale=update_scale),
+            variables,
+        )
+
+    first, last = apply(False), apply(True)
+    scales = []
+    for values in [(np.inf, 0.0), (0.0, 0.0), (0.0, np.inf), (np.nan, np.nan)]:
+        for step, value in zip((first, last), values, strict=True):
+            step(ops.convert_to_tensor(np.array([value], "float32")))
+        scales.append(float(optimizer.loss_scale))
+    assert scales == [512.0, 512.0, 256.0, 128.0]
+    assert int(optimizer.skipped_steps) == 4
