@@ -269,7 +269,8 @@ class LossScaleOptimizer(
             amax=policy.needs_amax,
             inv_scale=inv_scale,
         )
-        self._step_inner_optimizer(grads, variables, found.finite, scaled)
+        if not self._fused_step(grads, variables, found.finite, inv_scale):
+            self._step_inner_optimizer(grads, variables, found.finite, scaled)
         all_finite = self._count_step(found.finite, update_scale)
         if update_scale:
             amax = found.amax
@@ -379,12 +380,11 @@ class LossScaleOptimizer(
         return grads, variables
 
     def _step_inner_optimizer(self, grads, variables, finite, scaled):
-        if self._fused_step(grads, variables, finite, scaled):
-            return
         inner, masters = self.inner_optimizer, self._masters
         trained = self._trained(variables)
 
         def step(grads):
+            # Read here: each replica runs this, with its own gradients.
             inv_scale = 1.0 / self.loss_scale
             unscaled = [
                 g
@@ -399,7 +399,7 @@ class LossScaleOptimizer(
         state = variables + masters.variables + inner.variables
         backend.run_if(finite, step, grads, state)
 
-    def _fused_step(self, grads, variables, finite, scaled):
+    def _fused_step(self, grads, variables, finite, inv_scale):
         """Takes the fast path, if there is one; returns whether it did."""
         if self._masters.variables or any(g is None for g in grads):
             return False
@@ -408,7 +408,6 @@ class LossScaleOptimizer(
         if rule is None or not backend.fused_step_takes(rule, variables, grads):
             return False
         rule, slots = adapters.make_rule(inner, variables)
-        inv_scale = 1.0 / self.loss_scale if scaled else 1.0
         backend.fused_step(rule, variables, slots, grads, finite, inv_scale)
         iteration = adapters.iteration_variable(inner)
         iteration.assign_add(ops.cast(finite, iteration.dtype))

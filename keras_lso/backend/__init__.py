@@ -2,7 +2,7 @@
 
 | primitive | does |
 | --- | --- |
-| `measure(grads, norms, amax)` | reads the gradients once: are they finite? |
+| `measure(grads, ..., inv_scale)` | reads the gradients once: are they finite? |
 | `run_if(finite, step, grads, state)` | runs a step or leaves all as it was |
 | `fused_step(rule, ...)` | unscales, skips and updates in one pass |
 | `compute_gradients(loss_fn, variables)` | the gradients of a callable |

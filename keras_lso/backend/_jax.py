@@ -52,8 +52,7 @@ def _true(values, inv_scale):
 
 def _all_finite(values, inv_scale):
     values = [generic.in_float32(v) for v in values]
-    finite = [jnp.isfinite(v).all() & jnp.isfinite(v * inv_scale).all() for v in values]
-    return jnp.stack(finite).all()
+    return jnp.stack([jnp.isfinite(v * inv_scale).all() for v in values]).all()
 
 
 def run_if(finite, step, grads, state):

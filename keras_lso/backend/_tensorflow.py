@@ -43,7 +43,7 @@ def measure(grads, norms=False, amax=False, inv_scale=1.0):
 
 def _all_finite(values, inv_scale):
     values = [generic.in_float32(v) for v in values]
-    values += [v * tf.cast(inv_scale, v.dtype) for v in values]
+    values = [v * tf.cast(inv_scale, v.dtype) for v in values]
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in values])
 
 

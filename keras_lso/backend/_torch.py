@@ -41,8 +41,7 @@ def measure(grads, norms=False, amax=False, inv_scale=1.0):
 
 def _all_finite(values, inv_scale):
     values = [generic.in_float32(v) for v in values]
-    finite = [(v.isfinite() & (v * inv_scale).isfinite()).all() for v in values]
-    return torch.stack(finite).all()
+    return torch.stack([(v * inv_scale).isfinite().all() for v in values]).all()
 
 
 def run_if(finite, step, grads, state):

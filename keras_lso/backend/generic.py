@@ -39,8 +39,8 @@ def measure(grads, norms=False, amax=False, inv_scale=1.0):
         agree on, never one replica's word.
     """
     values = [in_float32(to_dense(g)) for g in grads]
-    finite = [ops.all(ops.isfinite(v)) for v in values]
-    finite += [ops.all(ops.isfinite(v * ops.cast(inv_scale, v.dtype))) for v in values]
+    # An inf or a NaN stays one, whatever it is multiplied by.
+    finite = [ops.all(ops.isfinite(v * ops.cast(inv_scale, v.dtype))) for v in values]
     values = [ops.cast(v, "float32") for v in values]
     return Measurement(
         ops.all(ops.stack(finite)),
