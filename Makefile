@@ -1,5 +1,5 @@
 # `make` alone lists the targets. All they need is Python 3.11, git and make: the
-# first one that runs builds .venv from requirements/dev.txt.
+# first one that runs builds .venv from requirements/dev.txt and judges.txt.
 
 SHELL := bash
 PYTHON ?= $(shell python3.11 --version >/dev/null 2>&1 && echo python3.11 || echo python3)
@@ -23,13 +23,14 @@ help: ## list the targets
 
 setup: $(INSTALLED) ## build .venv from the pinned requirements
 
-$(INSTALLED): requirements/dev.txt pyproject.toml
+$(INSTALLED): requirements/dev.txt requirements/judges.txt pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
 	    echo "keras-lso needs Python 3.11 or newer: make PYTHON=/path/to/python3.11" >&2; \
 	    exit 1; }
 	@echo "Installing requirements/dev.txt into .venv; the first time takes minutes."
 	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install -qq -r requirements/dev.txt
+	@$(BIN)/python -m pip install -qq --no-deps -r requirements/judges.txt
 	@$(BIN)/python -m pip install -qq --no-deps --no-build-isolation -e .
 	@touch $@
 

@@ -76,6 +76,21 @@ INNER = {
     "Adam with amsgrad": lambda: keras.optimizers.Adam(amsgrad=True),
     "RMSprop, centered": lambda: keras.optimizers.RMSprop(momentum=0.5, centered=True),
     "MultiOptimizer": multi_optimizer,
+    "LARS": lambda: keras_lso.LARS(1.0),
+    "LARS with decay": lambda: keras_lso.LARS(
+        1.0, weight_decay_rate=0.01, nesterov=True, exclude_1d=True
+    ),
+    "LARS, popular": lambda: keras_lso.LARS(
+        1.0, weight_decay_rate=0.01, classic_momentum=False
+    ),
+    "LARS of the paper": lambda: keras_lso.LARS(
+        1.0, weight_decay_rate=0.01, trust_ratio="paper"
+    ),
+    "LARS, clipped": lambda: keras_lso.LARS(1.0, global_clipnorm=1.0),
+    "LARC around SGD": lambda: keras_lso.LARC(keras.optimizers.SGD(0.1, momentum=0.9)),
+    "LARC around Adam": lambda: keras_lso.LARC(
+        keras.optimizers.Adam(0.1), mode="scale", exclude=["bias"]
+    ),
     "subclass of SGD": lambda: SignSGD(0.1, momentum=0.5),
     "custom optimizer": LargestSoFar,
 }

@@ -1,5 +1,8 @@
 """Trains on two replicas of which one at a time overflows; prints the state.
 
+Then lets optimizers that take norms step on gradients that differ by replica, and
+prints how far they are from one step on the sum of them.
+
 Run by `test_replicas.py` in a process of its own: logical devices must be set up
 before TensorFlow starts.
 """
@@ -46,3 +49,55 @@ for overflowing_replica in [0, 1, -1, 1]:
         "applied": int(optimizer.iterations.numpy()),
     }
     print("STATE", json.dumps(state))
+
+
+OPTIMIZERS = {
+    "LARS": lambda: keras_lso.LARS(
+        1.0, eeta=0.1, weight_decay_rate=0.01, exclude_from_weight_decay=["skipped"]
+    ),
+    "LARS, popular": lambda: keras_lso.LARS(1.0, eeta=0.1, classic_momentum=False),
+    "LARC": lambda: keras_lso.LARC(keras.optimizers.SGD(1.0), eta=0.1, mode="scale"),
+}
+# One a replica, of two variables.
+GRADIENTS = np.array([[[1.0, -2.0], [3.0, 0.5]], [[2.0, 6.0], [1.0, 1.0]]], "float32")
+
+
+def make_weights():
+    return [
+        keras.Variable(np.array([3.0, 4.0], "float32"), name="adapted"),
+        keras.Variable(np.array([1.0, -1.0], "float32"), name="skipped"),
+    ]
+
+
+def on_two_replicas(make_optimizer):
+    """Returns the weights of each replica after two steps."""
+    with strategy.scope():
+        weights, optimizer = make_weights(), make_optimizer()
+        optimizer.build(weights)
+    scaled = GRADIENTS * float(getattr(optimizer, "loss_scale", 1.0))
+
+    def on_each_replica():
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        optimizer.apply(tf.unstack(tf.gather(scaled, replica), 2), weights)
+
+    step = tf.function(lambda: strategy.run(on_each_replica))
+    step()
+    step()
+    local = [strategy.experimental_local_results(w.value) for w in weights]
+    return np.array([[replica.numpy() for replica in values] for values in local])
+
+
+def alone(optimizer):
+    weights = make_weights()
+    for _ in range(2):
+        optimizer.apply([tf.constant(g) for g in GRADIENTS.sum(axis=0)], weights)
+    return np.array([[w.numpy()] for w in weights])
+
+
+for name, make in OPTIMIZERS.items():
+    expected = alone(make())
+    for wrap in (lambda inner: inner, keras_lso.LossScaleOptimizer):
+        weights = on_two_replicas(lambda make=make, wrap=wrap: wrap(make()))
+        moved = float(np.abs(expected - [[w.numpy()] for w in make_weights()]).max())
+        difference = float(np.abs(weights - expected).max())
+        print("NORMS", json.dumps([name, moved, difference]))

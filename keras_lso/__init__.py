@@ -3,9 +3,18 @@
 from importlib.metadata import version as _version
 
 from keras_lso import loss_scales
+from keras_lso.larc import LARC
+from keras_lso.lars import LARS
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 from keras_lso.saving import deserialize, load_model
 
 __version__ = _version("keras-lso")
 
-__all__ = ["LossScaleOptimizer", "deserialize", "load_model", "loss_scales"]
+__all__ = [
+    "LARC",
+    "LARS",
+    "LossScaleOptimizer",
+    "deserialize",
+    "load_model",
+    "loss_scales",
+]

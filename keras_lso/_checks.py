@@ -1,8 +1,11 @@
 """What a number has to be, and the errors that say so."""
 
+import itertools
 import math
 import operator
+import re
 
+import keras
 import numpy as np
 
 
@@ -73,3 +76,144 @@ def check_factor(argument, value, above, below=math.inf):
             f"Received: {argument}={value!r}"
         )
     return float(value)
+
+
+def check_real(argument, value):
+    """Returns `value` as a float, or says why it is not a finite number."""
+    if not is_number(value):
+        raise TypeError(
+            f"Argument `{argument}` must be a number. "
+            f"Received: {argument}={value!r} of type {type(value).__name__}"
+        )
+    if not abs(value) <= float(np.finfo("float32").max):
+        raise ValueError(
+            f"Argument `{argument}` must be finite in float32. "
+            f"Received: {argument}={value!r}"
+        )
+    return float(value)
+
+
+def check_rate(argument, value):
+    """Returns `value` as a float of zero or more, as learning rates are."""
+    value = check_real(argument, value)
+    if value < 0:
+        raise ValueError(
+            f"Argument `{argument}` must be zero or more. "
+            f"Received: {argument}={value!r}"
+        )
+    return value
+
+
+def check_int(argument, value, at_least=-math.inf):
+    """Returns `value` as an int of `at_least` so much."""
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = None
+    if number is None or isinstance(value, (bool, np.bool_)) or number < at_least:
+        floor = "" if at_least == -math.inf else f" of at least {at_least}"
+        raise ValueError(
+            f"Argument `{argument}` must be an integer{floor}. "
+            f"Received: {argument}={value!r} of type {type(value).__name__}"
+        )
+    return number
+
+
+def check_list(argument, values, at_least=0):
+    """Returns `values` as a list of `at_least` so many items."""
+    if not isinstance(values, (list, tuple, np.ndarray)):
+        raise TypeError(
+            f"Argument `{argument}` must be a list. "
+            f"Received: {argument}={values!r} of type {type(values).__name__}"
+        )
+    if len(values) < at_least:
+        raise ValueError(
+            f"Argument `{argument}` must have at least {at_least} "
+            f"{'entry' if at_least == 1 else 'entries'}. "
+            f"Received: {argument}={values!r}"
+        )
+    return list(values)
+
+
+def check_boundaries(boundaries, count, reason):
+    """Returns `boundaries` as a list of `count` strictly increasing steps."""
+    boundaries = [
+        check_int(f"boundaries[{i}]", boundary, at_least=0)
+        for i, boundary in enumerate(check_list("boundaries", boundaries))
+    ]
+    if len(boundaries) != count:
+        raise ValueError(
+            f"Argument `boundaries` must have {count} "
+            f"{'entry' if count == 1 else 'entries'}, {reason}. "
+            f"Received: boundaries={boundaries}"
+        )
+    if any(low >= high for low, high in itertools.pairwise(boundaries)):
+        raise ValueError(
+            "Argument `boundaries` must be strictly increasing. "
+            f"Received: boundaries={boundaries}"
+        )
+    return boundaries
+
+
+def check_share(argument, value):
+    """Returns `value` as a float between 0 and 1."""
+    if not is_number(value) or not 0 <= value <= 1:
+        raise ValueError(
+            f"Argument `{argument}` must be a number between 0 and 1. "
+            f"Received: {argument}={value!r}"
+        )
+    return float(value)
+
+
+def check_bool(argument, value):
+    """Returns `value` as a bool, and takes no number for one."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise TypeError(
+            f"Argument `{argument}` must be True or False. "
+            f"Received: {argument}={value!r} of type {type(value).__name__}"
+        )
+    return bool(value)
+
+
+def check_choice(argument, value, choices):
+    """Returns `value`, which has to be one of the strings in `choices`."""
+    if value not in choices:
+        raise ValueError(
+            f"Argument `{argument}` must be one of {', '.join(map(repr, choices))}. "
+            f"Received: {argument}={value!r}"
+        )
+    return value
+
+
+def check_patterns(argument, value):
+    """Returns a list of regular expressions, or None for None."""
+    if value is None:
+        return None
+    if isinstance(value, str) or not isinstance(value, (list, tuple)):
+        raise TypeError(
+            f"Argument `{argument}` must be a list of regular expressions, such as "
+            f"['bias', 'gamma', 'beta']. Received: {argument}={value!r}"
+        )
+    for pattern in value:
+        if not isinstance(pattern, str):
+            raise TypeError(
+                f"Argument `{argument}` must hold strings. "
+                f"Received: {argument}={value!r}"
+            )
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(
+                f"Argument `{argument}` must hold regular expressions. {pattern!r} is "
+                f"none: {error}. To match it letter by letter write "
+                f"{re.escape(pattern)!r}. Received: {argument}={value!r}"
+            ) from error
+    return list(value)
+
+
+def check_learning_rate(argument, value):
+    """Returns what Keras takes for a learning rate; a number as a float."""
+    schedule = keras.optimizers.schedules.LearningRateSchedule
+    if isinstance(value, schedule) or callable(value):
+        return value
+    return check_rate(argument, value)

@@ -3,8 +3,8 @@
 import keras
 
 
-def _read_through(name, doc):
-    """Makes a property over the inner optimizer's attribute of the same name."""
+def read_through(name, doc):
+    """Returns a property over the inner optimizer's attribute of the same name."""
 
     def get(self):
         return getattr(self.inner_optimizer, name)
@@ -24,42 +24,29 @@ class InnerAttributes(keras.optimizers.Optimizer):
     attribute (`momentum`, `beta_1`, a user's own) is looked up when asked for.
     """
 
-    weight_decay = _read_through("weight_decay", "The inner optimizer's weight decay.")
-    clipnorm = _read_through("clipnorm", "The inner optimizer's `clipnorm`.")
-    clipvalue = _read_through("clipvalue", "The inner optimizer's `clipvalue`.")
-    global_clipnorm = _read_through(
+    built: bool
+
+    weight_decay = read_through("weight_decay", "The inner optimizer's weight decay.")
+    clipnorm = read_through("clipnorm", "The inner optimizer's `clipnorm`.")
+    clipvalue = read_through("clipvalue", "The inner optimizer's `clipvalue`.")
+    global_clipnorm = read_through(
         "global_clipnorm", "The inner optimizer's `global_clipnorm`."
     )
-    use_ema = _read_through("use_ema", "Whether the inner optimizer averages weights.")
-    ema_momentum = _read_through("ema_momentum", "The inner optimizer's EMA momentum.")
-    ema_overwrite_frequency = _read_through(
+    use_ema = read_through("use_ema", "Whether the inner optimizer averages weights.")
+    ema_momentum = read_through("ema_momentum", "The inner optimizer's EMA momentum.")
+    ema_overwrite_frequency = read_through(
         "ema_overwrite_frequency", "The inner optimizer's EMA overwrite frequency."
     )
-    gradient_accumulation_steps = _read_through(
+    gradient_accumulation_steps = read_through(
         "gradient_accumulation_steps", "The inner optimizer's accumulation window."
     )
-    learning_rate = _read_through("learning_rate", "The inner learning rate.")
-    lr = _read_through("learning_rate", "The inner learning rate, as in tf.keras.")
+    learning_rate = read_through("learning_rate", "The inner learning rate.")
+    lr = read_through("learning_rate", "The inner learning rate, as in tf.keras.")
 
     @property
     def iterations(self):
         """The number of steps that the inner optimizer applied."""
         return self.inner_optimizer.iterations
-
-    @property
-    def loss_scale_factor(self):
-        """None: the loss scale of a `LossScaleOptimizer` is its own."""
-        return None
-
-    @loss_scale_factor.setter
-    def loss_scale_factor(self, value):
-        if value is not None:
-            raise ValueError(
-                "LossScaleOptimizer scales the loss itself and has no "
-                "`loss_scale_factor`. For a fixed scale write "
-                f"`LossScaleOptimizer(inner_optimizer, dynamic=False, "
-                f"initial_scale={value})`."
-            )
 
     def exclude_from_weight_decay(self, var_list=None, var_names=None):
         """Excludes variables from the inner optimizer's weight decay.

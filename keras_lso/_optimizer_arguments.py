@@ -4,7 +4,7 @@ import warnings
 
 import keras
 
-from keras_lso import loss_scales
+from keras_lso import adapters, loss_scales
 from keras_lso._checks import check_bounds, check_positive_int, check_scale
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
 
@@ -39,10 +39,13 @@ def refuse_unsupported(kwargs):
 
 def check_inner_optimizer(inner):
     """Refuses what is not an optimizer, and what scales the loss already."""
-    if isinstance(inner, keras.optimizers.LossScaleOptimizer):
+    if isinstance(inner, keras.optimizers.Optimizer) and any(
+        isinstance(o, keras.optimizers.LossScaleOptimizer)
+        for o in adapters.chain(inner)
+    ):
         raise TypeError(
-            "Argument `inner_optimizer` must not be a LossScaleOptimizer itself: the "
-            "loss would be scaled twice. Pass its `inner_optimizer` instead. "
+            "Argument `inner_optimizer` must not be a LossScaleOptimizer, nor wrap "
+            "one: the loss would be scaled twice. Pass its `inner_optimizer` instead. "
             f"Received: inner_optimizer={inner!r}"
         )
     if not isinstance(inner, keras.optimizers.Optimizer):

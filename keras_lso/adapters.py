@@ -7,6 +7,7 @@ version of Keras might spell differently stands here.
 import keras
 from keras import ops
 
+from keras_lso import backend
 from keras_lso.backend import rules
 
 _TORCH_OPTIMIZERS = "keras.src.backend.torch.optimizers"
@@ -103,18 +104,37 @@ def twin(variable, dtype):
     return twin
 
 
+def chain(optimizer):
+    """Returns the optimizer, what it wraps, what that wraps, and so on."""
+    optimizers = [optimizer]
+    while isinstance(vars(optimizers[-1]).get("inner_optimizer"), keras.Optimizer):
+        optimizers.append(optimizers[-1].inner_optimizer)
+    return optimizers
+
+
+def count_by(wrapper, inner):
+    """Lets a wrapper without state of its own count its inner optimizer's steps."""
+    wrapper._iterations = iteration_variable(inner)
+
+
 def exclude_twins_from_weight_decay(optimizer, variables, twins):
     """Carries exclusions that name a variable itself over to its twin."""
-    excluded = getattr(optimizer, "_exclude_from_weight_decay", None)
+    innermost = chain(optimizer)[-1]
+    excluded = getattr(innermost, "_exclude_from_weight_decay", None)
     if excluded:
         for variable, its_twin in zip(variables, twins, strict=True):
-            if optimizer._var_key(variable) in excluded:
-                excluded.add(optimizer._var_key(its_twin))
+            if innermost._var_key(variable) in excluded:
+                excluded.add(innermost._var_key(its_twin))
 
 
 def check_known(optimizer, variables):
     """Refuses variables that the optimizer was not built for."""
     optimizer._check_variables_are_known(variables)
+
+
+def uses_weight_decay(optimizer, variable):
+    """Whether the variable decays, unless `exclude_from_weight_decay` was called."""
+    return optimizer._use_weight_decay(variable)
 
 
 def is_overwritten(variable):
@@ -135,23 +155,38 @@ def rule_of(optimizer, variables):
         A class of `rules.py`; None for an optimizer of an unknown class, and for
         one that clips, decays, accumulates, averages or constrains.
     """
-    cls = canonical_class(optimizer)
-    if cls not in _RULES or _does_more_than_its_rule(optimizer, variables):
+    if _does_more_than_its_rule(optimizer, variables):
         return None
-    return _RULES[cls](optimizer)
+    if isinstance(optimizer, RuleOptimizer):
+        return optimizer._rule()
+    cls = canonical_class(optimizer)
+    return _RULES[cls](optimizer) if cls in _RULES else None
 
 
-def make_rule(optimizer, variables):
-    """Returns the optimizer's rule for this step, and its slots.
+def make_rules(rule, optimizer, variables, learning_rate=None):
+    """Returns the optimizer's rules for this step, and its slots.
+
+    Args:
+        rule: What `rule_of` returned.
+        optimizer: The optimizer.
+        variables: List of its trainable variables.
+        learning_rate: Scalar tensor, of this step. Defaults to `None`: the
+            optimizer is asked for it.
 
     Returns:
-        A tuple of a rule with the coefficients of this step, and a list with a
-        tuple of slot variables for each of `variables`.
+        A tuple of two lists with an item for each of `variables`: the rule with the
+        coefficients of this step, and the tuple of slot variables.
     """
-    rule = _COEFFICIENTS[rule_of(optimizer, variables)](optimizer)
-    slots = [getattr(optimizer, name) for name in _SLOTS[type(rule)]]
+    if learning_rate is None:
+        learning_rate = optimizer.learning_rate
+    learning_rate = ops.cast(ops.convert_to_tensor(learning_rate), "float32")
     indices = [index_of(optimizer, v) for v in variables]
-    return rule, [tuple(slot[i] for slot in slots) for i in indices]
+    if isinstance(optimizer, RuleOptimizer):
+        made = optimizer._make_rules(indices, learning_rate)
+    else:
+        made = [_COEFFICIENTS[rule](optimizer, learning_rate)] * len(indices)
+    slots = [getattr(optimizer, name) for name in _SLOTS[rule]]
+    return made, [tuple(slot[i] for slot in slots) for i in indices]
 
 
 def _does_more_than_its_rule(optimizer, variables):
@@ -176,28 +211,20 @@ def _is_plain(variable):
     )
 
 
-def _learning_rate(optimizer):
-    return ops.cast(ops.convert_to_tensor(optimizer.learning_rate), "float32")
+def _sgd(optimizer, learning_rate):
+    return rules.SGD(learning_rate)
 
 
-def _sgd(optimizer):
-    return rules.SGD(_learning_rate(optimizer))
+def _momentum(optimizer, learning_rate):
+    return rules.Momentum(learning_rate, optimizer.momentum, optimizer.nesterov)
 
 
-def _momentum(optimizer):
-    return rules.Momentum(
-        _learning_rate(optimizer), optimizer.momentum, optimizer.nesterov
-    )
-
-
-def _adam(optimizer):
+def _adam(optimizer, learning_rate):
     step = ops.cast(iteration_variable(optimizer) + 1, "float32")
     beta_1_power = ops.power(ops.cast(optimizer.beta_1, "float32"), step)
     beta_2_power = ops.power(ops.cast(optimizer.beta_2, "float32"), step)
     return rules.Adam(
-        alpha=_learning_rate(optimizer)
-        * ops.sqrt(1 - beta_2_power)
-        / (1 - beta_1_power),
+        alpha=learning_rate * ops.sqrt(1 - beta_2_power) / (1 - beta_1_power),
         beta_1=optimizer.beta_1,
         beta_2=optimizer.beta_2,
         epsilon=optimizer.epsilon,
@@ -214,4 +241,64 @@ _SLOTS: dict[type, tuple[str, ...]] = {
     rules.SGD: (),
     rules.Momentum: ("momentums",),
     rules.Adam: ("_momentums", "_velocities"),
+    rules.LARS: ("momentums",),
 }
+
+
+class RuleOptimizer(keras.optimizers.Optimizer):
+    """An optimizer of our own, whose step is a rule of `rules.py`.
+
+    A subclass names the rule as `_rule_class`, builds the lists of slots that
+    `_SLOTS` has for it and `_may_decay`, a bool for each variable, and makes the
+    rules of each step.
+    """
+
+    def _rule(self):
+        """Returns `_rule_class`; None in a subclass, which may do something else."""
+        return vars(type(self)).get("_rule_class")
+
+    def _make_rules(self, indices, learning_rate):
+        """Returns a rule for each of the variables at `indices`.
+
+        Args:
+            indices: List of integers, positions among the variables that the
+                optimizer was built for.
+            learning_rate: Float32 scalar tensor, or float64 for float64 variables.
+
+        Returns:
+            A list of rules. Variables that are treated alike share one.
+        """
+        raise NotImplementedError
+
+    def _use_weight_decay(self, variable):
+        """Whether a variable decays, by Keras's rules and by `_may_decay`."""
+        return self._may_decay[
+            self._get_variable_index(variable)
+        ] and super()._use_weight_decay(variable)
+
+    def update_step(self, gradient, variable, learning_rate):
+        """Updates one variable, of any dtype, with a dense or sparse gradient."""
+        index = self._get_variable_index(variable)
+        value = backend.in_float32(variable)
+        [rule] = self._make_rules([index], ops.cast(learning_rate, value.dtype))
+        slots = [getattr(self, name)[index] for name in _SLOTS[type(rule)]]
+        new_values = rule(
+            lambda new, old: new,
+            ops.cast(backend.to_dense(gradient), value.dtype),
+            value,
+            *(ops.cast(slot, value.dtype) for slot in slots),
+        )
+        for v, new in zip((variable, *slots), new_values, strict=True):
+            self.assign(v, ops.cast(new, v.dtype))
+
+    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+        rule = self._rule()
+        if (
+            rule is None
+            or not all(isinstance(v, keras.Variable) for v in trainable_variables)
+            or not backend.fused_step_takes(rule, trainable_variables, grads)
+        ):
+            super()._backend_update_step(grads, trainable_variables, learning_rate)
+            return
+        step_rules, slots = make_rules(rule, self, trainable_variables, learning_rate)
+        backend.fused_step(step_rules, trainable_variables, slots, grads)

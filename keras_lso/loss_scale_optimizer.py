@@ -4,6 +4,7 @@ import keras
 from keras import ops
 
 from keras_lso import adapters, backend, loss_scales
+from keras_lso._gradients import match, split_pairs
 from keras_lso._inner_attributes import InnerAttributes
 from keras_lso._optimizer_arguments import (
     check_inner_optimizer,
@@ -157,7 +158,8 @@ class LossScaleOptimizer(
         self.loss_scale_policy = policy
         self.inner_optimizer = inner_optimizer
         self.master_weights = master_weights
-        self._gradients_are_scaled = True
+        # None: nobody has scaled or unscaled anything yet.
+        self._gradients_are_scaled = None
         clear_loss_scale_factor(inner_optimizer)
         # An inner optimizer that has trained before has skipped nothing. A copy: on
         # JAX two variables must not share a buffer that `fit` donates.
@@ -191,6 +193,21 @@ class LossScaleOptimizer(
     def loss_scale(self):
         """The current loss scale, a float32 scalar tensor."""
         return self.loss_scale_policy.value
+
+    @property
+    def loss_scale_factor(self):
+        """None: the loss scale of a `LossScaleOptimizer` is its own."""
+        return None
+
+    @loss_scale_factor.setter
+    def loss_scale_factor(self, value):
+        if value is not None:
+            raise ValueError(
+                "LossScaleOptimizer scales the loss itself and has no "
+                "`loss_scale_factor`. For a fixed scale write "
+                f"`LossScaleOptimizer(inner_optimizer, dynamic=False, "
+                f"initial_scale={value})`."
+            )
 
     def scale_loss(self, loss):
         """Multiplies the loss by the loss scale.
@@ -237,6 +254,26 @@ class LossScaleOptimizer(
         inv_scale = 1.0 / self.loss_scale
         return [None if g is None else _unscale(g, inv_scale) for g in grads]
 
+    @property
+    def _has_scaled(self):
+        """Whether a loss was scaled, or a gradient unscaled, by this object."""
+        return self._gradients_are_scaled is not None
+
+    def _inv_scale(self, scaled=None):
+        """Returns what unscales the gradients that `apply` would take now.
+
+        Args:
+            scaled: See `apply`. Defaults to `None`.
+
+        Returns:
+            `1 / loss_scale`, a float32 scalar tensor; 1.0 if they are not scaled.
+        """
+        return 1.0 / self.loss_scale if self._are_scaled(scaled) else 1.0
+
+    def _are_scaled(self, scaled):
+        # Keras's trainers scale, and so does who has said nothing.
+        return self._gradients_are_scaled is not False if scaled is None else scaled
+
     # --- Applying -----------------------------------------------------------
 
     def apply(self, grads, trainable_variables=None, scaled=None, update_scale=True):
@@ -257,20 +294,29 @@ class LossScaleOptimizer(
                 to `True`. With several losses in one step, set it to `False` for
                 all but the last, which then answers for their overflows too.
         """
-        grads, variables = self._match(grads, trainable_variables)
+        grads, variables = match(self, grads, trainable_variables)
         if not variables:
             return
-        if scaled is None:
-            scaled = self._gradients_are_scaled
         policy = self.loss_scale_policy
-        inv_scale = 1.0 / policy.value if scaled else 1.0
+        inv_scale = self._inv_scale(scaled)
+        rules, slots = self._rules(grads, variables)
         found = backend.measure(
             [g for g in grads if g is not None],
             amax=policy.needs_amax,
             inv_scale=inv_scale,
+            rules=rules,
+            state=[(v, *s) for v, s in zip(variables, slots, strict=False)],
         )
-        if not self._fused_step(grads, variables, found.finite, inv_scale):
-            self._step_inner_optimizer(grads, variables, found.finite, scaled)
+        if rules:
+            backend.fused_step(
+                rules, variables, slots, grads, found.finite, inv_scale, found.norms
+            )
+            iteration = adapters.iteration_variable(self.inner_optimizer)
+            iteration.assign_add(ops.cast(found.finite, iteration.dtype))
+        else:
+            self._step_inner_optimizer(
+                grads, variables, found.finite, self._are_scaled(scaled)
+            )
         all_finite = self._count_step(found.finite, update_scale)
         if update_scale:
             amax = found.amax
@@ -289,7 +335,7 @@ class LossScaleOptimizer(
         Returns:
             The variable that counts the applied steps.
         """
-        grads, variables = _split_pairs(grads_and_vars)
+        grads, variables = split_pairs(grads_and_vars)
         self.apply(grads, variables, scaled=scaled, update_scale=update_scale)
         return adapters.iteration_variable(self.inner_optimizer)
 
@@ -347,38 +393,6 @@ class LossScaleOptimizer(
             [scope.get_current_value(v) for v in own],
         )
 
-    def _match(self, grads, variables):
-        """Pairs gradients and variables, building the optimizer if need be."""
-        grads = [_as_tensor(g) for g in grads]
-        if variables is None:
-            if not self.built:
-                raise ValueError(
-                    "When passing `grads` without `trainable_variables`, the "
-                    "optimizer must already be built on a list of variables. Call "
-                    "`optimizer.build(trainable_variables)` first."
-                )
-            variables = adapters.trainable_variables(self)
-        else:
-            variables = list(variables)
-        if len(grads) != len(variables):
-            raise ValueError(
-                "`grads` and `trainable_variables` must match one-to-one. Received "
-                f"{len(grads)} gradients for {len(variables)} variables. Pass None "
-                "for a variable without a gradient."
-            )
-        # A model whose layers are all frozen trains nothing; that is no error.
-        nothing_to_train = self.built and not adapters.trainable_variables(self)
-        if all(g is None for g in grads) and not nothing_to_train:
-            raise ValueError(
-                "No gradients provided for any variable: `grads` holds only None, for "
-                f"{len(variables)} variables. Compute the gradients of a loss that "
-                "depends on `trainable_variables`."
-            )
-        if not self.built:
-            self.build(variables)
-        adapters.check_known(self, variables)
-        return grads, variables
-
     def _step_inner_optimizer(self, grads, variables, finite, scaled):
         inner, masters = self.inner_optimizer, self._masters
         trained = self._trained(variables)
@@ -399,19 +413,15 @@ class LossScaleOptimizer(
         state = variables + masters.variables + inner.variables
         backend.run_if(finite, step, grads, state)
 
-    def _fused_step(self, grads, variables, finite, inv_scale):
-        """Takes the fast path, if there is one; returns whether it did."""
+    def _rules(self, grads, variables):
+        """Returns the rules and slots of the fast path, empty if there is none."""
         if self._masters.variables or any(g is None for g in grads):
-            return False
+            return [], []
         inner = self.inner_optimizer
         rule = adapters.rule_of(inner, variables)
         if rule is None or not backend.fused_step_takes(rule, variables, grads):
-            return False
-        rule, slots = adapters.make_rule(inner, variables)
-        backend.fused_step(rule, variables, slots, grads, finite, inv_scale)
-        iteration = adapters.iteration_variable(inner)
-        iteration.assign_add(ops.cast(finite, iteration.dtype))
-        return True
+            return [], []
+        return adapters.make_rules(rule, inner, variables)
 
     def _trained(self, variables):
         """Returns what the inner optimizer trains in place of each variable."""
@@ -475,26 +485,6 @@ class LossScaleOptimizer(
             config.pop("dynamic_growth_steps", None)
             config["loss_scale"] = loss_scales.get(config["loss_scale"], custom_objects)
         return cls(inner, **config)
-
-
-def _split_pairs(grads_and_vars):
-    grads, variables = [], []
-    for pair in grads_and_vars:
-        if not isinstance(pair, list | tuple) or len(pair) != 2:
-            raise TypeError(
-                "`grads_and_vars` must be a list of (gradient, variable) pairs, such "
-                "as `zip(gradients, model.trainable_variables)`. "
-                f"It holds: {pair!r}"
-            )
-        grads.append(pair[0])
-        variables.append(pair[1])
-    return grads, variables
-
-
-def _as_tensor(grad):
-    if grad is None or ops.is_tensor(grad):
-        return grad
-    return backend.map_values(ops.convert_to_tensor, grad)
 
 
 def _unscale(grad, inv_scale):

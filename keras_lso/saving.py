@@ -17,6 +17,11 @@ _OURS = {
     "class_name": "LossScaleOptimizer",
     "registered_name": "keras_lso>LossScaleOptimizer",
 }
+_LARS = {
+    "module": "keras_lso.lars",
+    "class_name": "LARS",
+    "registered_name": "keras_lso>LARS",
+}
 
 
 def deserialize(config, custom_objects=None):
@@ -116,7 +121,10 @@ def load_model(filepath, custom_objects=None, compile=True, safe_mode=True):
 
 
 def adopt(config):
-    """Returns a copy of `config` in which Keras's `LossScaleOptimizer` is ours."""
+    """Returns a copy of `config` in which the classes that we succeed are ours.
+
+    These are Keras's `LossScaleOptimizer` and the Model Garden's `LARS`.
+    """
     return _rename(adapters.public_config(config))
 
 
@@ -126,14 +134,14 @@ def _rename(config):
     if not isinstance(config, dict):
         return config
     config = {key: _rename(value) for key, value in config.items()}
-    module = str(config.get("module") or "keras")
-    is_keras_class = (
-        str(config.get("class_name")).lower() == "lossscaleoptimizer"
-        and isinstance(config.get("config"), dict)
-        and module.split(".")[0] == "keras"
-    )
-    if is_keras_class:
-        config.update(_OURS)
+    if isinstance(config.get("config"), dict):
+        name = str(config.get("class_name"))
+        package = str(config.get("module") or "").split(".")[0]
+        if name.lower() == "lossscaleoptimizer" and package in ("", "keras"):
+            config.update(_OURS)
+        # Keras has no LARS; the Model Garden's package is called official.
+        if name == "LARS" and package in ("", "official"):
+            config.update(_LARS)
     return config
 
 

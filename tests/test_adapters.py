@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+import keras_lso
 from keras_lso import adapters
 from keras_lso.backend import rules
 
@@ -25,6 +26,15 @@ def by_name(cls):
 class MySGD(keras.optimizers.SGD):
     def update_step(self, gradient, variable, learning_rate):
         super().update_step(-gradient, variable, learning_rate)
+
+
+class MyLARS(keras_lso.LARS):
+    """Changes nothing, but might."""
+
+
+def made_rules(optimizer, variables):
+    rule = adapters.rule_of(optimizer, variables)
+    return adapters.make_rules(rule, optimizer, variables)
 
 
 # --- Classes ------------------------------------------------------------------
@@ -125,6 +135,7 @@ WITH_RULE = {
         rules.Adam,
     ),
     "callable rate": (lambda: keras.optimizers.SGD(lambda: 0.5), rules.SGD),
+    "LARS": (lambda: keras_lso.LARS(0.5), rules.LARS),
 }
 
 
@@ -137,6 +148,9 @@ def test_known_optimizers_have_a_rule(make, rule, weights):
 
 WITHOUT_RULE = {
     "subclass": lambda: MySGD(0.5),
+    "subclass of ours": lambda: MyLARS(0.5),
+    "LARS, clipped": lambda: keras_lso.LARS(0.5, clipnorm=1.0),
+    "LARC": lambda: keras_lso.LARC(keras.optimizers.SGD(0.5)),
     "another class": lambda: keras.optimizers.RMSprop(0.5),
     "AdamW": lambda: keras.optimizers.AdamW(0.5),
     "clipnorm": lambda: keras.optimizers.SGD(0.5, clipnorm=1.0),
@@ -191,7 +205,7 @@ def test_a_rule_holds_the_coefficients_of_the_next_step(weights):
     optimizer.build(weights)
     alphas = []
     for _ in range(3):
-        rule, _ = adapters.make_rule(optimizer, weights)
+        rule = made_rules(optimizer, weights)[0][0]
         alphas.append(float(rule.alpha))
         assert (rule.beta_1, rule.beta_2, rule.epsilon) == (0.5, 0.75, 1e-3)
         optimizer.apply([ops.zeros(2), ops.zeros(())], weights)
@@ -203,7 +217,7 @@ def test_a_rule_holds_the_coefficients_of_the_next_step(weights):
 
     optimizer = keras.optimizers.SGD(0.5, momentum=0.75, nesterov=True)
     optimizer.build(weights)
-    rule, _ = adapters.make_rule(optimizer, weights)
+    rule = made_rules(optimizer, weights)[0][0]
     assert (float(rule.learning_rate), rule.momentum, rule.nesterov) == (
         0.5,
         0.75,
@@ -217,14 +231,15 @@ def test_a_rule_holds_the_coefficients_of_the_next_step(weights):
         (lambda: keras.optimizers.SGD(0.5), ()),
         (lambda: keras.optimizers.SGD(0.5, momentum=0.9), ("momentum",)),
         (lambda: keras.optimizers.Adam(0.5), ("momentum", "velocity")),
+        (lambda: keras_lso.LARS(0.5), ("momentum",)),
     ],
-    ids=["SGD", "momentum", "Adam"],
+    ids=["SGD", "momentum", "Adam", "LARS"],
 )
 def test_the_slots_are_those_of_each_variable_in_any_order(make, names, weights):
     optimizer = make()
     optimizer.build(weights)
-    rule, slots = adapters.make_rule(optimizer, weights[::-1])
-    assert type(rule).slots == names
+    rules_, slots = made_rules(optimizer, weights[::-1])
+    assert [type(rule).slots for rule in rules_] == [names, names]
     assert len(slots) == 2
     for variable, its_slots in zip(weights[::-1], slots, strict=True):
         assert [s.shape for s in its_slots] == [variable.shape] * len(names)

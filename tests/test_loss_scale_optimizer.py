@@ -670,6 +670,8 @@ def test_a_custom_inner_optimizer_is_found_among_custom_objects():
 
 def test_the_public_names_are_these():
     assert keras_lso.__all__ == [
+        "LARC",
+        "LARS",
         "LossScaleOptimizer",
         "deserialize",
         "load_model",

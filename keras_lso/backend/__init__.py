@@ -36,11 +36,14 @@ _kernels = _framework if KERNELS == "auto" else generic
 
 Measurement = generic.Measurement
 in_float32 = generic.in_float32
+to_dense = generic.to_dense
 measure = _kernels.measure
 fused_step = _kernels.fused_step
 run_if = _framework.run_if
 compute_gradients = _framework.compute_gradients
 map_values = _framework.map_values
+l2_norms = _framework.l2_norms
+total = _framework.total
 
 
 def check_stateless_is_supported():

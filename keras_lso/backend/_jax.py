@@ -7,30 +7,39 @@ from jax.experimental import sparse
 from keras import ops
 
 from keras_lso.backend import generic
-from keras_lso.backend.generic import Measurement, fused_step
+from keras_lso.backend.generic import Measurement, fused_step, l2_norms, total
 
 __all__ = [
     "compute_gradients",
     "fused_step",
     "fused_step_takes",
+    "l2_norms",
     "map_values",
     "measure",
     "run_if",
+    "total",
 ]
 
 
-def measure(grads, norms=False, amax=False, inv_scale=1.0):
+def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None):
     """See `generic.measure`.
 
     A sum of squares that is finite proves finite elements, at a third of the cost
-    of `isfinite` over all of them. One that is not proves nothing (1e20 squared
-    is inf), nor does any if unscaling makes the gradients larger: only then every
-    element is looked at.
+    of `isfinite` over all of them, and so does a norm that a rule needs anyway. One
+    that is not proves nothing (1e20 squared is inf), nor does any if unscaling
+    makes the gradients larger: only then every element is looked at.
     """
     values = [jnp.asarray(_values(g)) for g in grads]
-    squares = [jnp.sum(jnp.square(v.astype("float32"))) for v in values]
+    norms = [None] * len(values)
+    if rules:
+        unscaled = [generic.in_float32(v) * inv_scale for v in values]
+        norms = generic.norms_of(rules, unscaled, state)
+    proofs = [
+        jnp.sum(jnp.square(v.astype("float32"))) if n is None else n[0]
+        for v, n in zip(values, norms, strict=True)
+    ]
     finite = jax.lax.cond(
-        jnp.isfinite(jnp.stack(squares)).all() & (inv_scale <= 1),
+        jnp.isfinite(jnp.stack(proofs)).all() & (inv_scale <= 1),
         _true,
         _all_finite,
         values,
@@ -38,7 +47,7 @@ def measure(grads, norms=False, amax=False, inv_scale=1.0):
     )
     return Measurement(
         finite,
-        [jnp.sqrt(s) for s in squares] if norms else None,
+        norms if rules else None,
         generic.largest_magnitude(values) if amax else None,
     )
 
@@ -91,8 +100,17 @@ class _MaskedWrites(keras.StatelessScope):
 
 
 def fused_step_takes(rule, variables, gradients):
-    """`run_if` is a select on JAX, which XLA fuses into any optimizer's update."""
-    return False
+    """Whether the rule has norms, which then need not be taken twice.
+
+    `run_if` is a select on JAX, which XLA fuses into any optimizer's update: no
+    other rule is faster than the optimizer itself.
+    """
+    return (
+        rule.has_norms
+        and not any(isinstance(g, sparse.BCOO) for g in gradients)
+        and not any(g.dtype == "float64" for g in gradients)
+        and all(v.dtype == "float32" for v in variables)
+    )
 
 
 def compute_gradients(loss_fn, variables):

@@ -6,39 +6,79 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 from keras_lso.backend import generic, rules
-from keras_lso.backend.generic import Measurement
+from keras_lso.backend.generic import Measurement, l2_norms
 
 __all__ = [
     "compute_gradients",
     "fused_step",
     "fused_step_takes",
+    "l2_norms",
     "map_values",
     "measure",
     "run_if",
+    "total",
 ]
 
 SUPPORTS_STATELESS = False
 
 
-def measure(grads, norms=False, amax=False, inv_scale=1.0):
+def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None):
     """See `generic.measure`.
 
-    A sum that is finite proves finite elements: an inf or a NaN never leaves it.
-    One that is not proves nothing (large numbers add up to inf), nor does any if
-    unscaling makes the gradients larger: only then every element is looked at. XLA
-    takes half the time for it.
+    A sum that is finite proves finite elements: an inf or a NaN never leaves it. So
+    does a norm, if the rules want any. One that is not proves nothing (large numbers
+    add up to inf), nor does any if unscaling makes the gradients larger: only then
+    every element is looked at. XLA takes half the time for it.
     """
     values = [_values(g) for g in grads]
-    sums = tf.stack([tf.reduce_sum(tf.cast(v, tf.float32)) for v in values])
-    proven = tf.reduce_all(tf.math.is_finite(sums)) & (inv_scale <= 1.0)
-    finite = tf.cond(
-        proven, lambda: tf.constant(True), lambda: _all_finite(values, inv_scale)
+    if not rules or not rules[0].has_norms:
+        proofs = [tf.reduce_sum(tf.cast(v, tf.float32)) for v in values]
+        finite, norms = _check(values, inv_scale, proofs), None
+    elif _in_xla():
+        unscaled = [generic.in_float32(v) * inv_scale for v in values]
+        norms = generic.norms_of(rules, unscaled, state)
+        proofs = [
+            tf.reduce_sum(v) if n is None else n[0]
+            for v, n in zip(unscaled, norms, strict=True)
+        ]
+        finite = _check(values, inv_scale, proofs)
+    else:
+        finite, norms = _check_by_norms(values, inv_scale)
+    amax = generic.largest_magnitude(values) if amax else None
+    return Measurement(_agree(finite), norms, amax)
+
+
+def _check(values, inv_scale, proofs):
+    """Whether all are finite, which they are if the `proofs` are."""
+    return tf.cond(
+        _are_proven(proofs, inv_scale),
+        lambda: tf.constant(True),
+        lambda: _all_finite(values, inv_scale),
     )
-    return Measurement(
-        _agree(finite),
-        [tf.norm(tf.cast(v, tf.float32)) for v in values] if norms else None,
-        generic.largest_magnitude(values) if amax else None,
+
+
+def _check_by_norms(values, inv_scale):
+    """Does the same by the norms; returns the unscaled gradients' norms as well."""
+    values = [tf.cast(v, tf.float32) for v in values]
+    proofs = tf.stack([_norm(v) for v in values])
+    finite, norms = tf.cond(
+        _are_proven(proofs, inv_scale),
+        lambda: (tf.constant(True), proofs * inv_scale),
+        lambda: (
+            _all_finite(values, inv_scale),
+            tf.stack([_norm(v * inv_scale) for v in values]),
+        ),
     )
+    return finite, tf.unstack(norms, len(values))
+
+
+def _are_proven(proofs, inv_scale):
+    return tf.reduce_all(tf.math.is_finite(tf.stack(proofs))) & (inv_scale <= 1.0)
+
+
+def _norm(values):
+    """Returns the L2 norm, by one kernel that writes no squares."""
+    return tf.sqrt(2.0 * tf.nn.l2_loss(values))
 
 
 def _all_finite(values, inv_scale):
@@ -54,6 +94,14 @@ def _agree(finite):
         return finite
     overflows = tf.cast(tf.logical_not(finite), tf.float32)
     return tf.equal(context.all_reduce(tf.distribute.ReduceOp.SUM, overflows), 0.0)
+
+
+def total(grads):
+    """See `generic.total`."""
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return grads
+    return context.all_reduce(tf.distribute.ReduceOp.SUM, grads)
 
 
 def run_if(finite, step, grads, state):
@@ -90,31 +138,39 @@ def _nothing(*_):
     return None
 
 
-def fused_step(rule, variables, slots, grads, finite, inv_scale):
+def fused_step(rules, variables, slots, grads, finite=None, inv_scale=None, norms=None):
     """See `generic.fused_step`.
 
     Under XLA a masked update stays in place, where a `tf.cond` copies the state.
     Outside XLA, TensorFlow has one kernel a variable for each rule.
     """
     if _in_xla():
-        generic.fused_step(rule, variables, slots, grads, finite, inv_scale)
+        generic.fused_step(rules, variables, slots, grads, finite, inv_scale, norms)
         return
-    kernel = _KERNELS[type(rule)]
+    inv_scale = 1.0 if inv_scale is None else inv_scale
+    norms = norms or [None] * len(rules)
 
     def step():
-        for variable, slot, grad in zip(variables, slots, grads, strict=True):
-            handles = [v.value.handle for v in (variable, *slot)]
-            kernel(rule, tf.cast(grad, tf.float32), inv_scale, *handles)
+        for rule, variable, slot, grad, norm in zip(
+            rules, variables, slots, grads, norms, strict=True
+        ):
+            state = [v.value.handle for v in (variable, *slot)]
+            kernel = _KERNELS[type(rule)]
+            kernel(rule, tf.cast(grad, tf.float32), inv_scale, norm, *state)
 
-    tf.cond(finite, step, _nothing)
+    if finite is None:
+        step()
+    else:
+        tf.cond(finite, step, _nothing)
 
 
 def fused_step_takes(rule, variables, gradients):
-    """Whether these are dense float32 variables that no replicas share."""
+    """Whether these are float32 variables that no replicas share."""
     return (
         rule in _KERNELS
         and tf.distribute.get_strategy().num_replicas_in_sync == 1
         and not any(isinstance(g, tf.IndexedSlices) for g in gradients)
+        and not any(g.dtype == tf.float64 for g in gradients)
         and all(v.dtype == "float32" for v in variables)
     )
 
@@ -125,16 +181,16 @@ def _in_xla():
     )
 
 
-# In the first two the scale goes into the learning rate: the gradient is not
+# Where a gradient is only multiplied, the scale goes into that factor: it is not
 # written a second time.
 
 
-def _apply_sgd(rule, grad, inv_scale, w):
+def _apply_sgd(rule, grad, inv_scale, norms, w):
     rate = rule.learning_rate * inv_scale
     tf.raw_ops.ResourceApplyGradientDescent(var=w, alpha=rate, delta=grad)
 
 
-def _apply_momentum(rule, grad, inv_scale, w, m):
+def _apply_momentum(rule, grad, inv_scale, norms, w, m):
     tf.raw_ops.ResourceApplyKerasMomentum(
         var=w,
         accum=m,
@@ -145,12 +201,11 @@ def _apply_momentum(rule, grad, inv_scale, w, m):
     )
 
 
-def _apply_adam(rule, grad, inv_scale, w, m, v):
+def _apply_adam(rule, grad, inv_scale, norms, w, m, v):
     grad = grad * inv_scale
 
     def move(slot, target, share):
-        old = tf.raw_ops.ReadVariableOp(resource=slot, dtype=tf.float32)
-        step = (target - old) * share
+        step = (target - _read(slot)) * share
         tf.raw_ops.AssignAddVariableOp(resource=slot, value=step)
 
     # The kernel could move the slots too, but it takes `1 - beta` in float32, which
@@ -172,10 +227,50 @@ def _apply_adam(rule, grad, inv_scale, w, m, v):
     )
 
 
+def _apply_lars(rule, grad, inv_scale, norm, w, v):
+    factor = inv_scale
+    if rule.weight_decay or not rule.classic_momentum:
+        grad, factor = _unscale(grad, inv_scale), 1.0
+    d = rule.decayed(grad, _read(w))
+    if not rule.classic_momentum:
+        new_v, update = rule.advance(lambda new, old: new, d, _read(v))
+        rate = _lars_rate(rule, _norm(update), w)
+        tf.raw_ops.AssignVariableOp(resource=v, value=new_v)
+        tf.raw_ops.ResourceApplyGradientDescent(var=w, alpha=rate, delta=update)
+        return
+    if rule.weight_decay and not rule.is_paper:
+        # What `measure` found is the norm of the gradient.
+        norm = _norm(d)
+    elif norm is None:
+        norm = _norm(grad) * factor
+    tf.raw_ops.ResourceApplyMomentum(
+        var=w,
+        accum=v,
+        lr=1.0,
+        grad=d * (_lars_rate(rule, norm, w) * factor),
+        momentum=tf.cast(rule.momentum, tf.float32),
+        use_nesterov=rule.nesterov,
+    )
+
+
+def _lars_rate(rule, norm, w):
+    return rule.rate((norm, _norm(_read(w))))
+
+
+def _unscale(grad, inv_scale):
+    # A product with 1 is a pass over memory here.
+    return grad if isinstance(inv_scale, float) else grad * inv_scale
+
+
+def _read(handle):
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+
+
 _KERNELS: dict[type, Callable[..., None]] = {
     rules.SGD: _apply_sgd,
     rules.Momentum: _apply_momentum,
     rules.Adam: _apply_adam,
+    rules.LARS: _apply_lars,
 }
 
 

@@ -1,42 +1,82 @@
 """The primitives on PyTorch: eager, in place."""
 
+import math
+
 import torch
 
 from keras_lso.backend import generic
-from keras_lso.backend.generic import Measurement, fused_step
+from keras_lso.backend.generic import Measurement, total
+from keras_lso.backend.rules import LARS
 
 __all__ = [
     "compute_gradients",
     "fused_step",
     "fused_step_takes",
+    "l2_norms",
     "map_values",
     "measure",
     "run_if",
+    "total",
 ]
 
 
 @torch.no_grad()
-def measure(grads, norms=False, amax=False, inv_scale=1.0):
+def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None):
     """See `generic.measure`.
 
     A finite norm proves finite elements, and one multi-tensor norm costs a
     tenth of `isfinite` over all tensors. A norm that is not finite proves
     nothing (1e20 squared is inf), nor does any if unscaling makes the gradients
     larger: only then every element is looked at.
+
+    The norms of what no rule changes before it takes the norm serve the step as
+    well. It measures the others itself, where it has them in the cache.
     """
     values = [_values(g) for g in grads]
+    if rules:
+        norms = torch.stack(l2_norms(values))
+    else:
+        # As a proof any norm will do.
+        norms = torch.stack(torch._foreach_norm(values, 2, dtype=_wide_dtype(values)))
+    finite = norms.isfinite().all()
+    if finite & (inv_scale <= 1):
+        unscaled_norms = list((norms * inv_scale).unbind()) if rules else None
+    else:
+        finite, unscaled_norms = _all_finite(values, inv_scale), None
+    amax = generic.largest_magnitude(values) if amax else None
+    return Measurement(finite, unscaled_norms, amax)
+
+
+@torch.no_grad()
+def l2_norms(tensors):
+    """See `generic.l2_norms`.
+
+    By rows: PyTorch adds up one square after the other, and of two million elements
+    four digits would be left.
+    """
+    values = [_values(t) for t in tensors]
+    dtype = _wide_dtype(values)
+    rows = [_row_norms(v, dtype) if v.numel() > 4 * _ROW else v for v in values]
+    return list(torch._foreach_norm(rows, 2, dtype=dtype))
+
+
+_ROW = 1024
+
+
+def _row_norms(values, dtype):
+    flat = values.reshape(-1)
+    whole = flat.numel() // _ROW * _ROW
+    rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1, dtype=dtype)
+    if whole == flat.numel():
+        return rows
+    rest = torch.linalg.vector_norm(flat[whole:], dtype=dtype)
+    return torch.cat([rows, rest.view(1)])
+
+
+def _wide_dtype(values):
     # A norm may accumulate in a wider type than its tensor's, never a narrower one.
     is_double = any(v.dtype == torch.float64 for v in values)
-    wide = torch.float64 if is_double else torch.float32
-    norm_list = torch._foreach_norm(values, 2, dtype=wide)
-    finite = torch.stack(norm_list).isfinite().all()
-    if not finite & (inv_scale <= 1):
-        finite = _all_finite(values, inv_scale)
-    return Measurement(
-        finite,
-        [n.float() for n in norm_list] if norms else None,
-        generic.largest_magnitude(values) if amax else None,
-    )
+    return torch.float64 if is_double else torch.float32
 
 
 def _all_finite(values, inv_scale):
@@ -50,9 +90,136 @@ def run_if(finite, step, grads, state):
         step(grads)
 
 
+# The number of elements that a kernel works on at a time, unless one tensor has more:
+# what one of its operations has written is then still in the cache for the next.
+_CHUNK = 2**18
+
+
+@torch.no_grad()
+def fused_step(rules, variables, slots, grads, finite=None, inv_scale=None, norms=None):
+    """See `generic.fused_step`."""
+    if finite is not None and not finite:
+        return
+    state = [
+        [v.value.detach() for v in (variable, *slot)]
+        for variable, slot in zip(variables, slots, strict=True)
+    ]
+    chunks = _chunks(rules, [tensors[0] for tensors in state])
+    # One for all chunks: fresh memory costs more than the arithmetic on it.
+    largest = max(sum(state[i][0].numel() for i in chunk) for chunk in chunks)
+    scratch = state[0][0].new_empty(largest)
+    for chunk in chunks:
+        rule = rules[chunk[0]]
+        _KERNELS[type(rule)](
+            rule,
+            [grads[i].detach() for i in chunk],
+            inv_scale,
+            norms and [norms[i] for i in chunk],
+            _views(scratch, [state[i][0] for i in chunk]),
+            *zip(*(state[i] for i in chunk), strict=True),
+        )
+
+
+def _chunks(rules, tensors):
+    """Splits the positions into chunks of one rule, small enough for the cache."""
+    chunks: list[list[int]] = []
+    open_chunks: dict[int, tuple[list[int], float]] = {}
+    for i, (rule, tensor) in enumerate(zip(rules, tensors, strict=True)):
+        chunk, size = open_chunks.get(id(rule), ([], math.inf))
+        if size + tensor.numel() > _CHUNK:
+            chunk, size = [], 0
+            chunks.append(chunk)
+        chunk.append(i)
+        open_chunks[id(rule)] = chunk, size + tensor.numel()
+    return chunks
+
+
+def _views(memory, tensors):
+    """Returns pieces of `memory` with the tensors' shapes."""
+    sizes = [t.numel() for t in tensors]
+    pieces = memory[: sum(sizes)].split(sizes)
+    return [p.view(t.shape) for p, t in zip(pieces, tensors, strict=True)]
+
+
+def _step_lars(rule, g, inv_scale, norms, scratch, w, v):
+    if inv_scale is not None:
+        g = _multiply(g, [inv_scale] * len(g), scratch)
+    rates = None
+    if rule.classic_momentum and (rule.is_paper or not rule.weight_decay):
+        # What `measure` found are norms of the gradients.
+        rates = _lars_rates(rule, g, w, norms)
+    d = g
+    if rule.weight_decay:
+        for g_i, w_i, out in zip(g, w, scratch, strict=True):
+            torch.add(g_i, w_i, alpha=rule.weight_decay, out=out)
+        d = scratch
+    if rule.classic_momentum:
+        d = _multiply(d, rates or _lars_rates(rule, d, w), scratch)
+        _step_momentum(rule, d, w, v)
+        return
+    torch._foreach_mul_(v, rule.momentum)
+    torch._foreach_add_(v, d)
+    update = v
+    if rule.nesterov:
+        for d_i, v_i, out in zip(d, v, scratch, strict=True):
+            torch.add(d_i, v_i, alpha=rule.momentum, out=out)
+        update = scratch
+    torch._foreach_sub_(w, _multiply(update, _lars_rates(rule, update, w), scratch))
+
+
+def _step_momentum(rule, d, w, v):
+    if not rule.momentum:
+        # The kernel has no slot then.
+        torch._foreach_copy_(v, d)
+        torch._foreach_sub_(w, d)
+        return
+    torch._fused_sgd_(
+        w,
+        d,
+        v,
+        lr=1.0,
+        momentum=rule.momentum,
+        nesterov=rule.nesterov,
+        dampening=0.0,
+        weight_decay=0.0,
+        maximize=False,
+        is_first_step=False,
+    )
+
+
+def _multiply(tensors, factors, out):
+    for tensor, factor, out_i in zip(tensors, factors, out, strict=True):
+        torch.mul(tensor, factor, out=out_i)
+    return out
+
+
+def _lars_rates(rule, direction, w, norms=None):
+    """Returns the learning rate of each tensor, 0-d tensors."""
+    if rule.trust_ratio is None:
+        return [rule.learning_rate] * len(w)
+    norms = l2_norms(direction) if norms is None else norms
+    return list(rule.rate((torch.stack(norms), torch.stack(l2_norms(w)))).unbind())
+
+
+_KERNELS = {LARS: _step_lars}
+
+
 def fused_step_takes(rule, variables, gradients):
-    """PyTorch's fused kernels are still to come."""
-    return False
+    """Whether there is a kernel for these tensors."""
+    return rule in _KERNELS and all(
+        _is_plain(g) and _is_plain(w) and w.is_contiguous() and g.shape == w.shape
+        for g, w in zip(gradients, (v.value for v in variables), strict=True)
+    )
+
+
+def _is_plain(tensor):
+    """Whether this is a dense float32 tensor of a device that has fused kernels."""
+    return (
+        type(tensor) in (torch.Tensor, torch.nn.Parameter)
+        and tensor.layout == torch.strided
+        and tensor.dtype == torch.float32
+        and tensor.device.type in ("cpu", "cuda")
+    )
 
 
 def compute_gradients(loss_fn, variables):

@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
+from keras_lso.backend.rules import l2_norm
+
 
 class Measurement(NamedTuple):
     """What one read of the gradients found; all of it device tensors.
@@ -15,7 +17,8 @@ class Measurement(NamedTuple):
     Attributes:
         finite: Boolean scalar. No gradient holds an inf or a NaN, nor will it once
             it is unscaled.
-        norms: List of float32 scalars, the L2 norm of each gradient, or None.
+        norms: List of what `rule.norms` returns, one for each rule; None where
+            there is no rule, or where the step has to measure it itself.
         amax: Float32 scalar, the largest magnitude of all, or None.
     """
 
@@ -24,15 +27,18 @@ class Measurement(NamedTuple):
     amax: Any = None
 
 
-def measure(grads, norms=False, amax=False, inv_scale=1.0):
+def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None):
     """Reads the gradients once.
 
     Args:
         grads: List of tensors of any float dtype, dense or sparse. No None.
-        norms: Bool. Whether to return the norm of each. Defaults to `False`.
         amax: Bool. Whether to return the largest magnitude. Defaults to `False`.
         inv_scale: Float32 scalar. What the gradients will be multiplied by; one
             above 1 can make a finite gradient overflow. Defaults to `1.0`.
+        rules: List of formulas of `rules.py`, one a gradient, whose norms are
+            wanted. A finite norm proves that its gradient is finite: they are the
+            check as well. Defaults to `None`.
+        state: List of tuples of tensors, `(variable, *slots)`, one a rule.
 
     Returns:
         A `Measurement`. `finite` is what all replicas, processes and shards
@@ -40,13 +46,31 @@ def measure(grads, norms=False, amax=False, inv_scale=1.0):
     """
     values = [in_float32(to_dense(g)) for g in grads]
     # An inf or a NaN stays one, whatever it is multiplied by.
-    finite = [ops.all(ops.isfinite(v * ops.cast(inv_scale, v.dtype))) for v in values]
-    values = [ops.cast(v, "float32") for v in values]
+    unscaled = [v * ops.cast(inv_scale, v.dtype) for v in values]
+    finite = [ops.all(ops.isfinite(v)) for v in unscaled]
     return Measurement(
         ops.all(ops.stack(finite)),
-        [ops.sqrt(ops.sum(ops.square(v))) for v in values] if norms else None,
+        rules and norms_of(rules, unscaled, state),
         largest_magnitude(values) if amax else None,
     )
+
+
+def norms_of(rules, grads, state):
+    """Returns the norms that each rule needs of its unscaled gradient."""
+    return [
+        rule.norms(g, *map(in_float32, tensors)) if rule.has_norms else None
+        for rule, g, tensors in zip(rules, grads, state, strict=True)
+    ]
+
+
+def l2_norms(tensors):
+    """Returns the L2 norms of tensors, dense or sparse, summed in float32 or wider."""
+    return [l2_norm(in_float32(to_dense(t))) for t in tensors]
+
+
+def total(grads):
+    """Returns the sum of the gradients over all replicas that apply them."""
+    return grads
 
 
 def in_float32(values):
@@ -65,26 +89,40 @@ def largest_magnitude(values):
     return ops.cast(ops.max(ops.stack(tops)), "float32")
 
 
-def fused_step(rule, variables, slots, grads, finite, inv_scale):
+def fused_step(rules, variables, slots, grads, finite=None, inv_scale=None, norms=None):
     """Unscales, skips and updates in one pass.
 
     Args:
-        rule: A formula of `rules.py`, holding the step's coefficients.
+        rules: For each variable a formula of `rules.py`, holding the step's
+            coefficients.
         variables: List of `keras.Variable`s, the ones that are trained.
         slots: For each variable a tuple of `keras.Variable`s, in the order of
             `rule.slots`.
-        grads: List of dense tensors, scaled. No None.
+        grads: List of dense tensors. No None.
         finite: Boolean scalar tensor. Where False, nothing changes, bit for bit.
+            Defaults to `None`: the step is applied.
         inv_scale: Float32 scalar tensor. What the gradients are multiplied by.
+            Defaults to `None`: they are not scaled.
+        norms: What `measure` found, for rules that have norms. Defaults to
+            `None`: nothing was measured.
     """
 
     def keep(new, old):
-        return ops.where(finite, new, old)
+        return new if finite is None else ops.where(finite, new, old)
 
-    for variable, slot, grad in zip(variables, slots, grads, strict=True):
+    norms = norms or [None] * len(rules)
+    for rule, variable, slot, grad, norm in zip(
+        rules, variables, slots, grads, norms, strict=True
+    ):
+        grad = ops.cast(grad, "float32")
+        if inv_scale is not None:
+            grad = grad * inv_scale
         state = [variable, *slot]
         old = [ops.convert_to_tensor(v) for v in state]
-        new = rule(keep, ops.cast(grad, "float32") * inv_scale, *old)
+        if norm is None:
+            new = rule(keep, grad, *old)
+        else:
+            new = rule(keep, grad, *old, norms=norm)
         for v, value in zip(state, new, strict=True):
             v.assign(value)
 

@@ -4,11 +4,15 @@ A rule holds the coefficients of one step as scalars. It is called with plain
 tensors, `rule(keep, gradient, variable, *slots)`, and returns the new values of
 the variable and of its slots. The gradient is unscaled already.
 
+A rule whose `has_norms` is True looks at whole tensors as well: `norms(gradient,
+variable, *slots)` returns the norms that the step needs, and the step takes them
+as `norms=` from whoever has measured them already.
+
 `keep(new, old)` is `new` where the step is applied and `old` where it is skipped.
 It stands around every new value as soon as there is one: what is computed from it
 then never needs the old value as well, so that a compiler can update in place.
 
-Each is Keras's own formula, in float32.
+SGD, Momentum and Adam are Keras's own formulas, in float32.
 """
 
 from dataclasses import dataclass
@@ -27,6 +31,7 @@ class SGD:
     """
 
     slots: ClassVar = ()
+    has_norms: ClassVar = False
     learning_rate: Any
 
     def __call__(self, keep, g, w):
@@ -45,6 +50,7 @@ class Momentum:
     """
 
     slots: ClassVar = ("momentum",)
+    has_norms: ClassVar = False
     learning_rate: Any
     momentum: Any
     nesterov: bool = False
@@ -69,6 +75,7 @@ class Adam:
     """
 
     slots: ClassVar = ("momentum", "velocity")
+    has_norms: ClassVar = False
     alpha: Any
     beta_1: Any
     beta_2: Any
@@ -78,3 +85,118 @@ class Adam:
         m = keep(m + (g - m) * (1 - self.beta_1), m)
         v = keep(v + (ops.square(g) - v) * (1 - self.beta_2), v)
         return keep(w - m * self.alpha / (ops.sqrt(v) + self.epsilon), w), m, v
+
+
+@dataclass(frozen=True)
+class TrustRatio:
+    """How far a layer may move, as a share of its size.
+
+    ```python
+    ratio = eeta * |w| / (|d| + epsilon)                        # paper=False
+    ratio = eeta * |w| / (|d| + weight_decay * |w| + epsilon)   # paper=True
+    ratio = min(ratio, 1)                                       # clip=True
+    ratio = 1 where |w| or |d| is 0
+    ```
+    """
+
+    eeta: float
+    epsilon: float = 0.0
+    clip: bool = False
+    paper: bool = False
+
+    def __call__(self, d_norm, w_norm, weight_decay):
+        denominator = d_norm + self.epsilon
+        if self.paper:
+            denominator = denominator + weight_decay * w_norm
+        ratio = self.eeta * w_norm / denominator
+        # Not finite: 0 / 0, or a variable so large that its norm overflows.
+        usable = (w_norm > 0) & (d_norm > 0) & ops.isfinite(ratio)
+        ratio = ops.where(usable, ratio, ops.ones_like(ratio))
+        return ops.minimum(ratio, ops.ones_like(ratio)) if self.clip else ratio
+
+
+@dataclass(frozen=True)
+class LARS:
+    """Layer-wise adaptive rate scaling, as in `keras_lso.LARS`.
+
+    ```python
+    d = g + weight_decay * w
+
+    # classic_momentum=True; paper: the trust ratio is of g
+    d = learning_rate * trust_ratio(|d|, |w|) * d
+    v = momentum * v + d
+    w = w - v                                           # nesterov=False
+    w = w - (momentum * v + d)                          # nesterov=True
+
+    # classic_momentum=False
+    v = momentum * v + d
+    u = v                                               # nesterov=False
+    u = momentum * v + d                                # nesterov=True
+    w = w - learning_rate * trust_ratio(|u|, |w|) * u
+    ```
+    """
+
+    slots: ClassVar = ("momentum",)
+    has_norms: ClassVar = True
+    learning_rate: Any
+    momentum: float
+    weight_decay: float
+    trust_ratio: TrustRatio | None
+    nesterov: bool = False
+    classic_momentum: bool = True
+
+    @property
+    def is_paper(self):
+        """Whether the trust ratio is the paper's."""
+        return self.trust_ratio is not None and self.trust_ratio.paper
+
+    def norms(self, g, w, v):
+        """Returns the norms of the direction and of the variable, or None.
+
+        An inf or a NaN in the gradient is one in the first of them.
+        """
+        if self.trust_ratio is None:
+            return None
+        return l2_norm(self.direction(g, w, v)), l2_norm(w)
+
+    def direction(self, g, w, v):
+        """Returns what the trust ratio is taken of."""
+        if self.is_paper:
+            return g
+        d = self.decayed(g, w)
+        return d if self.classic_momentum else self.advance(_always, d, v)[1]
+
+    def decayed(self, g, w):
+        """Returns the gradient of the loss with its L2 penalty."""
+        return g + w * self.weight_decay if self.weight_decay else g
+
+    def advance(self, keep, d, v):
+        """Returns the new momentum, and the update that goes with it."""
+        v = keep(v * self.momentum + d, v)
+        return v, (v * self.momentum + d if self.nesterov else v)
+
+    def rate(self, norms):
+        """Returns the learning rate of a layer with these norms."""
+        if self.trust_ratio is None:
+            return self.learning_rate
+        d_norm, w_norm = norms
+        return self.learning_rate * self.trust_ratio(d_norm, w_norm, self.weight_decay)
+
+    def __call__(self, keep, g, w, v, norms=None):
+        rate = self.rate(norms or self.norms(g, w, v))
+        d = self.decayed(g, w)
+        if self.classic_momentum:
+            v, update = self.advance(keep, d * rate, v)
+        else:
+            v, update = self.advance(keep, d, v)
+            update = update * rate
+        return keep(w - update, w), v
+
+
+def l2_norm(values):
+    """Returns the L2 norm of a tensor, summed up in the tensor's own dtype."""
+    return ops.sqrt(ops.sum(ops.square(values)))
+
+
+def _always(new, old):
+    return new

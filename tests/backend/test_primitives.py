@@ -1,8 +1,9 @@
 """The primitives of the backend seam, each held against something independent.
 
-`measure` against NumPy in float64, `run_if` bit for bit, `fused_step` against the
-Keras optimizer's own step, `compute_gradients` against derivatives by hand; and
-the reference in `generic` as well as the framework's own.
+`measure` and `l2_norms` against NumPy in float64, `run_if` bit for bit, `fused_step`
+against the Keras optimizer's own step and, for LARS, against its formula in NumPy
+float64, `compute_gradients` against derivatives by hand; and the reference in
+`generic` as well as the framework's own.
 """
 
 import hypothesis
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from keras import ops
 
-from keras_lso import adapters, backend
-from keras_lso.backend import generic
+from keras_lso import LARS, adapters, backend
+from keras_lso.backend import generic, rules
 
 # JAX has float64 only where x64 is on; `tensor` skips where it is not.
 pytestmark = [
@@ -26,9 +27,12 @@ DTYPES = ["float16", "bfloat16", "float32", "float64"]
 NOT_FINITE = [np.inf, -np.inf, np.nan]
 
 
-@pytest.fixture(params=["generic", "framework"])
+KERNELS = {"generic": generic, "framework": backend}
+
+
+@pytest.fixture(params=KERNELS)
 def kernels(request):
-    return {"generic": generic, "framework": backend}[request.param]
+    return KERNELS[request.param]
 
 
 def tensor(values, dtype="float32"):
@@ -44,11 +48,49 @@ def numpy(values):
     return ops.convert_to_numpy(values).astype("float64")
 
 
+def transposed(values):
+    """On PyTorch a view, whose elements do not lie in their order."""
+    return ops.transpose(values, axes=tuple(range(len(values.shape)))[::-1])
+
+
 def number(value):
     return float(ops.convert_to_numpy(ops.cast(value, "float32")))
 
 
 # --- measure ----------------------------------------------------------------
+
+MODEL_GARDEN, PAPER = (
+    rules.TrustRatio(eeta=0.1),
+    rules.TrustRatio(eeta=0.1, epsilon=1e-3, clip=True, paper=True),
+)
+ADAPTIVE = rules.LARS(1.0, momentum=0.9, weight_decay=0.0, trust_ratio=MODEL_GARDEN)
+# With the norms that each of them needs, the check is done another way.
+MEASURED_RULES = {
+    "no rule": None,
+    "without norms": rules.Momentum(1.0, 0.9),
+    "classic": ADAPTIVE,
+    "decayed": rules.LARS(1.0, 0.9, weight_decay=0.5, trust_ratio=MODEL_GARDEN),
+    "popular": rules.LARS(
+        1.0, 0.9, 0.5, MODEL_GARDEN, nesterov=True, classic_momentum=False
+    ),
+    "paper": rules.LARS(1.0, 0.9, weight_decay=0.5, trust_ratio=PAPER),
+    "excluded": rules.LARS(1.0, 0.9, weight_decay=0.0, trust_ratio=None),
+}
+with_and_without_rules = pytest.mark.parametrize(
+    "rule", MEASURED_RULES.values(), ids=MEASURED_RULES
+)
+
+
+def measured_for(rule, grads):
+    """What `measure` is told of the rules: variables of 2, slots of -1."""
+    if rule is None:
+        return {}
+    return {
+        "rules": [rule] * len(grads),
+        "state": [
+            tuple(ops.full(g.shape, value) for value in (2.0, -1.0)) for g in grads
+        ],
+    }
 
 
 @pytest.mark.parametrize("bad", NOT_FINITE)
@@ -65,89 +107,102 @@ def test_one_bad_element_anywhere_is_found(kernels, dtype, bad):
     assert bool(kernels.measure([tensor(g, dtype) for g in good]).finite)
 
 
-@pytest.mark.parametrize("norms", [False, True])
-def test_infinities_that_cancel_are_found(kernels, norms):
-    found = kernels.measure([tensor([np.inf, -np.inf, 1.0])], norms=norms)
-    assert not bool(found.finite)
+@with_and_without_rules
+@pytest.mark.parametrize("bad", NOT_FINITE)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_one_bad_element_is_found_for_every_rule(kernels, dtype, bad, rule):
+    for position in range(4):
+        values = [0.5, -0.5, 0.25, 1.0]
+        values[position] = bad
+        grads = [tensor([1.0], dtype), tensor(values, dtype)]
+        assert not bool(kernels.measure(grads, **measured_for(rule, grads)).finite)
+    grads = [tensor([1.0], dtype), tensor([0.5, -0.5, 0.25, 1.0], dtype)]
+    assert bool(kernels.measure(grads, **measured_for(rule, grads)).finite)
+
+
+@with_and_without_rules
+def test_infinities_that_cancel_are_found(kernels, rule):
+    grads = [tensor([np.inf, -np.inf, 1.0])]
+    assert not bool(kernels.measure(grads, **measured_for(rule, grads)).finite)
 
 
 LARGEST = {"float16": 65504.0, "bfloat16": 3.38e38, "float32": 3.4e38, "float64": 1e300}
 
 
-@pytest.mark.parametrize("norms", [False, True])
+@with_and_without_rules
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_huge_gradients_are_finite(kernels, dtype, norms):
+def test_huge_gradients_are_finite(kernels, dtype, rule):
+    if rule is not None and dtype == "float64":
+        rule = None  # `fused_step_takes` refuses them
     huge = LARGEST[dtype]
     for grads in (
         [[huge] * 5],  # the sum overflows
         [[huge, huge, -huge, -huge]],  # so may part of it
         [[huge], [huge], [-huge]],
         [[min(huge, 1e20)]],  # the sum does not, but its square does
+        [[min(huge, 1e25)] * 3],
     ):
-        found = kernels.measure([tensor(g, dtype) for g in grads], norms=norms)
-        assert bool(found.finite), grads
+        grads = [tensor(g, dtype) for g in grads]
+        assert bool(kernels.measure(grads, **measured_for(rule, grads)).finite), grads
 
 
-def test_one_bad_element_among_huge_ones_is_found(kernels):
-    found = kernels.measure([tensor([3e38, 3e38]), tensor([1e20, np.nan])])
-    assert not bool(found.finite)
+UNSCALED = [
+    # magnitude, inv_scale, finite
+    (1e38, 2.0, True),
+    (1e38, 8.0, False),
+    (1e25, 1e15, False),
+    (1e25, 1e10, True),
+    (np.inf, 2.0**-15, False),
+    (3e38, 2.0**-15, True),
+    (3e38, 1.0, True),
+    (np.nan, 1e-3, False),
+]
+
+
+@with_and_without_rules
+@pytest.mark.parametrize("magnitude, inv_scale, finite", UNSCALED)
+def test_gradients_that_overflow_only_when_unscaled_are_found(
+    kernels, magnitude, inv_scale, finite, rule
+):
+    grads = [tensor([1.0]), tensor([0.5, -magnitude])]
+    told = measured_for(rule, grads)
+    found = kernels.measure(grads, inv_scale=tensor(inv_scale), **told)
+    assert bool(found.finite) is finite
 
 
 def test_empty_gradients_are_finite(kernels):
-    found = kernels.measure(
-        [tensor(np.zeros(0)), tensor(np.zeros((3, 0)))], norms=True, amax=True
-    )
+    found = kernels.measure([tensor(np.zeros(0)), tensor(np.zeros((3, 0)))], amax=True)
     assert bool(found.finite)
-    assert [number(n) for n in found.norms] == [0.0, 0.0]
     assert number(found.amax) == 0.0
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_norms_and_largest_magnitude_equal_numpy_in_float64(kernels, dtype):
+def test_the_largest_magnitude_equals_numpy_in_float64(kernels, dtype):
     random = np.random.default_rng(0)
     shapes = [(3, 4, 5), (), (0,), (7,), (2, 0)]
     grads = [tensor(random.normal(size=shape), dtype) for shape in shapes]
-    found = kernels.measure(grads, norms=True, amax=True)
+    found = kernels.measure(grads, amax=True)
     exact = [numpy(g) for g in grads]
-
     assert bool(found.finite)
-    # At most 60 squares are added up in float32: 60 roundings of 6e-8 each, of
-    # which the square root halves the effect.
-    np.testing.assert_allclose(
-        [number(n) for n in found.norms],
-        [np.sqrt(np.sum(e**2)) for e in exact],
-        rtol=2e-6,
-    )
     top = max(np.abs(e).max() for e in exact if e.size)
     assert number(found.amax) == np.float32(top)
 
 
 def test_dtypes_may_be_mixed(kernels):
     grads = [tensor([3.0, 4.0], "float16"), tensor([-12.0], "bfloat16"), tensor(5.0)]
-    found = kernels.measure(grads, norms=True, amax=True)
+    found = kernels.measure(grads, amax=True, **measured_for(ADAPTIVE, grads))
     assert bool(found.finite)
-    assert [number(n) for n in found.norms] == [5.0, 12.0, 5.0]
     assert number(found.amax) == 12.0
 
 
-def test_float16_norms_are_accumulated_in_float32(kernels):
-    # 300 squared is 90000, which float16 does not hold.
-    found = kernels.measure([tensor([300.0, 400.0], "float16")], norms=True, amax=True)
-    assert bool(found.finite)
-    assert number(found.norms[0]) == 500.0
-    assert number(found.amax) == 400.0
-
-
 def test_the_results_are_float32_and_boolean_scalars(kernels):
-    found = kernels.measure([tensor([1.0], "float16")], norms=True, amax=True)
-    dtypes = [
-        keras.backend.standardize_dtype(t.dtype)
-        for t in (found.finite, found.norms[0], found.amax)
+    found = kernels.measure([tensor([1.0], "float16")], amax=True)
+    results = found.finite, found.amax
+    assert [keras.backend.standardize_dtype(r.dtype) for r in results] == [
+        "bool",
+        "float32",
     ]
-    assert dtypes == ["bool", "float32", "float32"]
-    assert [tuple(t.shape) for t in (found.finite, *found.norms, found.amax)] == [
-        ()
-    ] * 3
+    assert [tuple(r.shape) for r in results] == [(), ()]
 
 
 def test_norms_and_largest_magnitude_come_only_when_asked_for(kernels):
@@ -156,25 +211,55 @@ def test_norms_and_largest_magnitude_come_only_when_asked_for(kernels):
     assert found.amax is None
 
 
-@pytest.mark.parametrize("norms", [False, True])
-@pytest.mark.parametrize(
-    "grads, finite",
-    [
-        ([[1.0, -2.0], [3.0]], True),
-        ([[3e38, 3e38], [3.0]], True),
-        ([[1.0, np.nan], [3.0]], False),
-        ([[1.0, -2.0], [-np.inf]], False),
-        ([[3e38, 3e38], [np.inf]], False),
-    ],
-)
-def test_measuring_is_the_same_when_compiled(kernels, compiled, grads, finite, norms):
-    def measure(grads):
-        return tuple(kernels.measure(grads, norms=norms, amax=True))
+def test_the_reference_returns_the_norms_that_each_rule_asks_for():
+    # The variable is 2, 2 and the slot -1, -1; the gradient is unscaled first.
+    grads = [tensor([12.0, 16.0])] * len(MEASURED_RULES)
+    told = [measured_for(rule, grads[:1]) for rule in list(MEASURED_RULES.values())[1:]]
+    found = generic.measure(
+        grads[1:],
+        inv_scale=0.25,
+        rules=[t["rules"][0] for t in told],
+        state=[t["state"][0] for t in told],
+    )
+    of_the_variable = np.sqrt(8.0)
+    # Popular: d is 4, 5; v is 3.1, 4.1; u is 0.9 * v + d.
+    expected = {
+        "without norms": None,
+        "classic": (5.0, of_the_variable),
+        "decayed": (np.hypot(4, 5), of_the_variable),
+        "popular": (np.hypot(6.79, 8.69), of_the_variable),
+        "paper": (5.0, of_the_variable),
+        "excluded": None,
+    }
+    for norms, (name, by_hand) in zip(found.norms, expected.items(), strict=True):
+        if by_hand is None:
+            assert norms is None, name
+        else:
+            # A few roundings of 6e-8.
+            actual = [number(n) for n in norms]
+            np.testing.assert_allclose(actual, by_hand, rtol=5e-7, err_msg=name)
 
-    found = compiled(measure, [])([tensor(g) for g in grads])
-    assert bool(found[0]) is finite
-    if finite:
-        assert number(found[2]) == np.float32(max(map(np.max, map(np.abs, grads))))
+
+@with_and_without_rules
+def test_measuring_is_the_same_when_compiled(compiled, rule):
+    def measure(grads, inv_scale):
+        told = measured_for(rule, grads)
+        found = backend.measure(grads, amax=True, inv_scale=inv_scale, **told)
+        return found.finite, found.amax
+
+    call = compiled(measure, [])
+    for values, inv_scale, finite in [
+        ([1.0, -2.0], 1.0, True),
+        ([3e38, 3e38], 1.0, True),
+        ([1.0, np.nan], 1.0, False),
+        ([-np.inf, -2.0], 1.0, False),
+        ([3e38, np.inf], 1.0, False),
+        *(([0.5, -m], inv_scale, finite) for m, inv_scale, finite in UNSCALED),
+    ]:
+        found = call([tensor(values), tensor([0.25])], tensor(inv_scale))
+        assert bool(found[0]) is finite, (values, inv_scale)
+        if np.all(np.isfinite(values)):
+            assert number(found[1]) == np.float32(np.abs(values).max())
 
 
 @pytest.mark.parametrize("bad", NOT_FINITE)
@@ -186,7 +271,7 @@ def test_a_bad_element_in_a_sparse_gradient_is_found(kernels, sparse_gradient, b
         assert not bool(kernels.measure(grads).finite), row
 
 
-def test_norms_of_a_sparse_gradient_add_up_rows_that_come_twice(
+def test_the_largest_magnitude_adds_up_rows_that_come_twice(
     kernels, sparse_gradient, compiled
 ):
     values = np.array([[3.0, -1.0], [1.0, 2.0], [1.0, 5.0], [-4.0, 2.0]], "float32")
@@ -196,12 +281,12 @@ def test_norms_of_a_sparse_gradient_add_up_rows_that_come_twice(
     assert np.abs(dense).max() == 6.0  # and 5.0 in `values`
 
     def measure(grads):
-        return tuple(kernels.measure(grads, norms=True, amax=True))
+        found = kernels.measure(grads, amax=True)
+        return found.finite, found.amax
 
     gradient = sparse_gradient(values, rows, (6, 2))
-    finite, norms, amax = compiled(measure, [])([gradient])
+    finite, amax = compiled(measure, [])([gradient])
     assert bool(finite)
-    np.testing.assert_allclose(number(norms[0]), np.linalg.norm(dense), rtol=1e-6)
     assert number(amax) == 6.0
 
 
@@ -210,6 +295,96 @@ def test_rows_that_overflow_only_when_added_up_are_found(kernels, sparse_gradien
     values = np.array([[60000.0], [60000.0]], "float16")
     assert not bool(kernels.measure([sparse_gradient(values, [2, 2], (3, 1))]).finite)
     assert bool(kernels.measure([sparse_gradient(values, [2, 1], (3, 1))]).finite)
+
+
+# --- l2_norms and total -----------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_norms_equal_numpy_in_float64(kernels, dtype):
+    random = np.random.default_rng(0)
+    shapes = [(3, 4, 5), (), (0,), (7,), (2, 0)]
+    values = [tensor(random.normal(size=shape), dtype) for shape in shapes]
+    norms = kernels.l2_norms(values)
+    assert [tuple(n.shape) for n in norms] == [()] * 5
+    # At most 60 squares are added up in float32: 60 roundings of 6e-8 each, of
+    # which the square root halves the effect. In float64 they are of 1e-16.
+    np.testing.assert_allclose(
+        [float(ops.convert_to_numpy(n)) for n in norms],
+        [np.sqrt(np.sum(numpy(v) ** 2)) for v in values],
+        rtol=1e-14 if dtype == "float64" else 2e-6,
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_narrow_norms_are_summed_up_and_returned_in_float32(kernels, dtype):
+    # 256 squared is 65536, which float16 does not hold; nor does it the second norm.
+    norms = kernels.l2_norms(
+        [tensor([192.0, -256.0], dtype), tensor([49152.0] * 4, dtype)]
+    )
+    assert [keras.backend.standardize_dtype(n.dtype) for n in norms] == ["float32"] * 2
+    assert [number(n) for n in norms] == [320.0, 98304.0]
+
+
+def test_norms_of_mixed_dtypes_are_each_right(kernels):
+    values = [tensor([3.0, 4.0], "float16"), tensor([-12.0], "bfloat16"), tensor(5.0)]
+    assert [number(n) for n in kernels.l2_norms(values)] == [5.0, 12.0, 5.0]
+
+
+def test_a_wide_tensor_among_others_keeps_its_range(kernels):
+    values = [tensor([3.0, 4.0]), tensor([3e30, 4e30], "float64")]
+    norms = [float(ops.convert_to_numpy(n)) for n in kernels.l2_norms(values)]
+    np.testing.assert_allclose(norms, [5.0, 5e30], rtol=1e-14)
+
+
+def test_norms_of_many_elements_keep_their_digits(kernels, compiled):
+    # As large as the last layer of a VGG. One by one in float32 the squares would
+    # add up with an error of 1e-4; in blocks or by halves it is some 1e-7.
+    values = np.random.default_rng(0).standard_normal(2**22, dtype="float32")
+    exact = np.linalg.norm(values.astype("float64"))
+
+    def norms(values):
+        return kernels.l2_norms([values])
+
+    [norm] = compiled(norms, [])(ops.convert_to_tensor(values))
+    np.testing.assert_allclose(number(norm), exact, rtol=1e-6)
+
+
+def test_norms_of_a_transposed_tensor_are_its_own(kernels):
+    values = np.arange(6.0).reshape(2, 3)
+    [norm] = kernels.l2_norms([transposed(tensor(values))])
+    np.testing.assert_allclose(number(norm), np.linalg.norm(values), rtol=2e-7)
+
+
+@pytest.mark.parametrize("bad", NOT_FINITE)
+def test_norms_of_what_is_not_finite_are_not_finite(kernels, bad):
+    [norm] = kernels.l2_norms([tensor([1.0, bad])])
+    assert not np.isfinite(number(norm))
+
+
+def test_norms_of_a_sparse_gradient_add_up_rows_that_come_twice(
+    kernels, sparse_gradient, compiled
+):
+    values = np.array([[3.0, -1.0], [1.0, 2.0], [1.0, 5.0], [-4.0, 2.0]], "float32")
+    rows = [4, 1, 4, 4]
+    dense = np.zeros((6, 2))
+    np.add.at(dense, rows, values.astype("float64"))
+    assert np.linalg.norm(dense) != np.linalg.norm(values)
+
+    def norms(grads):
+        return kernels.l2_norms(grads)
+
+    grads = [tensor([3.0, 4.0]), sparse_gradient(values, rows, (6, 2))]
+    found = compiled(norms, [])(grads)
+    np.testing.assert_allclose(
+        [number(n) for n in found], [5.0, np.linalg.norm(dense)], rtol=1e-6
+    )
+
+
+def test_on_one_replica_the_total_is_the_gradient(kernels):
+    grads = [tensor([3.0, 4.0]), tensor(5.0)]
+    for total, g in zip(kernels.total(grads), grads, strict=True):
+        np.testing.assert_array_equal(numpy(total), numpy(g))
 
 
 # --- run_if -----------------------------------------------------------------
@@ -288,7 +463,26 @@ OPTIMIZERS = {
     "adam with a schedule": lambda: keras.optimizers.Adam(
         keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
     ),
+    "lars": lambda: LARS(0.5, weight_decay_rate=0.1, eeta=0.1),
+    "lars, popular": lambda: LARS(
+        0.5, weight_decay_rate=0.1, eeta=0.1, nesterov=True, classic_momentum=False
+    ),
+    "lars with a schedule and decay": lambda: LARS(
+        keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5), decay=0.5
+    ),
 }
+
+
+class StepByStepLARS(LARS):
+    """A subclass, which Keras updates variable by variable."""
+
+
+def plain_optimizer(make):
+    """The optimizer itself, whose steps no kernel takes."""
+    optimizer = make()
+    if type(optimizer) is LARS:
+        return StepByStepLARS.from_config(optimizer.get_config())
+    return optimizer
 
 
 class FusedOptimizer:
@@ -301,10 +495,16 @@ class FusedOptimizer:
         self.optimizer.build(self.weights)
         self.state = self.weights + self.optimizer.variables
         self.largest = np.zeros(len(self.state))
+        self.rule = adapters.rule_of(self.optimizer, self.weights)
+        zeros = [ops.zeros(w.shape) for w in self.weights]
+        if fused_step is not generic.fused_step and not backend.fused_step_takes(
+            self.rule, self.weights, zeros
+        ):
+            pytest.skip("This backend has no kernel for it, or the reference is it")
 
     def step(self, grads, finite, inv_scale):
-        rule, slots = adapters.make_rule(self.optimizer, self.weights)
-        self.fused_step(rule, self.weights, slots, grads, finite, inv_scale)
+        made, slots = adapters.make_rules(self.rule, self.optimizer, self.weights)
+        self.fused_step(made, self.weights, slots, grads, finite, inv_scale)
         iteration = adapters.iteration_variable(self.optimizer)
         iteration.assign_add(ops.cast(finite, iteration.dtype))
 
@@ -325,7 +525,7 @@ class FusedOptimizer:
             np.testing.assert_allclose(a, e, rtol=0, atol=tolerance)
 
 
-FUSED_STEPS = {"generic": generic.fused_step, "framework": backend.fused_step}
+FUSED_STEPS = {name: module.fused_step for name, module in KERNELS.items()}
 
 
 @pytest.mark.parametrize("fused_step", FUSED_STEPS.values(), ids=FUSED_STEPS)
@@ -349,7 +549,7 @@ def test_fused_steps_equal_the_steps_of_the_keras_optimizer(
     random = np.random.default_rng(seed)
     weights = [random.normal(size=s).astype("float32") for s in shapes]
     fused = FusedOptimizer(make, weights, fused_step)
-    plain, plain_weights = make(), [keras.Variable(w) for w in weights]
+    plain, plain_weights = plain_optimizer(make), [keras.Variable(w) for w in weights]
     for finite in pattern:
         largest = 6e4 if dtype == "float16" else 3e38
         grads = [
@@ -381,7 +581,7 @@ def test_fused_steps_are_the_same_when_compiled(make, compiled, snapshot):
     scale = 2.0**10
     fast = FusedOptimizer(make, weights, backend.fused_step)
     reference = FusedOptimizer(make, weights, generic.fused_step)
-    plain, plain_weights = make(), [keras.Variable(w) for w in weights]
+    plain, plain_weights = plain_optimizer(make), [keras.Variable(w) for w in weights]
     step = compiled(fast.step, fast.state)
     for finite in [True, True, False, True]:
         grads = [random.normal(size=w.shape).astype("float32") for w in weights]
@@ -408,7 +608,7 @@ def test_fifty_fused_steps_from_zero_equal_those_of_the_keras_optimizer(make, ke
     random = np.random.default_rng(0)
     weights = [np.zeros((3, 4), "float32"), np.zeros(4, "float32")]
     fused = FusedOptimizer(make, weights, FUSED_STEPS[kernels])
-    plain, plain_weights = make(), [keras.Variable(w) for w in weights]
+    plain, plain_weights = plain_optimizer(make), [keras.Variable(w) for w in weights]
     for _ in range(50):
         grads = [random.uniform(0.5, 1.5, size=w.shape) for w in weights]
         grads = [tensor(g) for g in grads]
@@ -431,6 +631,345 @@ def test_a_skipped_fused_step_keeps_negative_zeros(make, compiled, snapshot):
 
 def test_the_reference_never_claims_to_be_the_faster_way():
     assert generic.fused_step_takes(None, [], []) is False
+
+
+# --- fused_step of LARS -----------------------------------------------------
+
+LEARNING_RATE = 0.5
+
+
+def lars_rule(**settings):
+    return rules.LARS(learning_rate=tensor(LEARNING_RATE), **settings)
+
+
+def lars_in_numpy(rule, g, w, v):
+    """One step in float64, written from the formulas in the class's docstring."""
+
+    def rate(direction):
+        trust = rule.trust_ratio
+        w_norm, d_norm = np.linalg.norm(w), np.linalg.norm(direction)
+        if trust is None or w_norm == 0 or d_norm == 0:
+            return LEARNING_RATE
+        penalty = rule.weight_decay * w_norm if trust.paper else 0.0
+        ratio = trust.eeta * w_norm / (d_norm + penalty + trust.epsilon)
+        return LEARNING_RATE * (min(ratio, 1.0) if trust.clip else ratio)
+
+    d = g + rule.weight_decay * w
+    if rule.classic_momentum:
+        is_paper = rule.trust_ratio is not None and rule.trust_ratio.paper
+        d = rate(g if is_paper else d) * d
+        v = rule.momentum * v + d
+        return w - (rule.momentum * v + d if rule.nesterov else v), v
+    v = rule.momentum * v + d
+    u = rule.momentum * v + d if rule.nesterov else v
+    return w - rate(u) * u, v
+
+
+class LARSSteps:
+    """Variables, each with its slot and its rule, and `measure` and `fused_step`."""
+
+    def __init__(self, kernels, weights, momentums, rules_, is_measured):
+        self.kernels, self.rules, self.is_measured = kernels, rules_, is_measured
+        self.weights = [keras.Variable(w, dtype="float32") for w in weights]
+        self.momentums = [keras.Variable(v, dtype="float32") for v in momentums]
+        self.slots = [(v,) for v in self.momentums]
+        self.state = self.weights + self.momentums
+
+    def step(self, grads, finite=None, inv_scale=None):
+        """Returns what `measure` says, if it is asked."""
+        found = backend.Measurement(True)
+        if self.is_measured:
+            found = self.kernels.measure(
+                grads,
+                inv_scale=1.0 if inv_scale is None else inv_scale,
+                rules=self.rules,
+                state=list(zip(self.weights, self.momentums, strict=True)),
+            )
+        self.kernels.fused_step(
+            self.rules,
+            self.weights,
+            self.slots,
+            grads,
+            finite=finite,
+            inv_scale=inv_scale,
+            norms=found.norms,
+        )
+        return found.finite
+
+    def values(self):
+        return [np.array(v.numpy()) for v in self.state]
+
+    def assert_stepped_like_numpy(self, before, grads):
+        count = len(self.weights)
+        for i, (rule, g) in enumerate(zip(self.rules, grads, strict=True)):
+            w, v = (before[j].astype("float64") for j in (i, count + i))
+            expected = lars_in_numpy(rule, g, w, v)
+            actual = [self.values()[j] for j in (i, count + i)]
+            for a, e, old in zip(actual, expected, (w, v), strict=True):
+                # A dozen roundings of 6e-8 of the largest number that takes part.
+                largest = max(np.abs(x).max(initial=0) for x in (w, v, e, old))
+                np.testing.assert_allclose(a, e, rtol=0, atol=1e-6 * largest)
+
+
+# Not by the fixture, which hypothesis would not set up for each example.
+@pytest.mark.parametrize("kernels_of_lars", KERNELS.values(), ids=KERNELS)
+@pytest.mark.parametrize("is_measured", [False, True])
+@hypothesis.settings(max_examples=40)
+@hypothesis.given(
+    # A few, for each of which some backends compile every operation once.
+    shapes=st.lists(
+        st.sampled_from([(), (3,), (2, 3), (2, 0), (3, 1, 2)]), min_size=1, max_size=4
+    ),
+    classic_momentum=st.booleans(),
+    nesterov=st.booleans(),
+    paper=st.booleans(),
+    clip=st.booleans(),
+    momentum=st.sampled_from([0.9, 0.0, 1.0]),
+    weight_decay=st.sampled_from([0.1, 0.0]),
+    epsilon=st.sampled_from([0.0, 0.1]),
+    eeta=st.sampled_from([0.01, 10.0]),
+    excluded=st.lists(st.booleans(), min_size=4, max_size=4),
+    finite=st.sampled_from([None, True, False]),
+    inv_scale=st.sampled_from([None, 2.0**-15, 1e-3, 8.0]),
+    is_transposed=st.booleans(),
+    is_zero=st.sampled_from([None, "gradients", "weights"]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_lars_steps_equal_numpy_in_float64(
+    kernels_of_lars,
+    is_measured,
+    shapes,
+    classic_momentum,
+    nesterov,
+    paper,
+    clip,
+    momentum,
+    weight_decay,
+    epsilon,
+    eeta,
+    excluded,
+    finite,
+    inv_scale,
+    is_transposed,
+    is_zero,
+    seed,
+):
+    random = np.random.default_rng(seed)
+    forms = dict(
+        momentum=momentum, nesterov=nesterov, classic_momentum=classic_momentum
+    )
+    ratio = rules.TrustRatio(eeta, epsilon, clip, paper and classic_momentum)
+    # Variables that are treated alike share a rule.
+    adapted = lars_rule(weight_decay=weight_decay, trust_ratio=ratio, **forms)
+    left_out = lars_rule(weight_decay=0.0, trust_ratio=None, **forms)
+    steps = LARSSteps(
+        kernels_of_lars,
+        [random.normal(size=s) * (is_zero != "weights") for s in shapes],
+        [random.normal(size=s) for s in shapes],
+        [left_out if excluded[i] else adapted for i in range(len(shapes))],
+        is_measured,
+    )
+    scale = 1.0 if inv_scale is None else 1 / inv_scale
+    grads = [
+        np.asarray(random.normal(size=s) * scale * (is_zero != "gradients"), "float32")
+        for s in shapes
+    ]
+    has_elements = any(g.size for g in grads)
+    if finite is False:
+        grads = [np.full_like(g, np.nan) for g in grads]
+    given = [transposed(tensor(g.T)) if is_transposed else tensor(g) for g in grads]
+    before = steps.values()
+    found = steps.step(
+        given,
+        None if finite is None else ops.convert_to_tensor(finite),
+        None if inv_scale is None else tensor(inv_scale),
+    )
+    if is_measured:
+        assert bool(found) is not (finite is False and has_elements)
+    if finite is False:
+        assert [a.tobytes() for a in steps.values()] == [b.tobytes() for b in before]
+    else:
+        factor = np.float32(1.0 if inv_scale is None else inv_scale)
+        steps.assert_stepped_like_numpy(
+            before, [g.astype("float64") * factor for g in grads]
+        )
+    for tensor_, g in zip(given, grads, strict=True):
+        assert ops.convert_to_numpy(tensor_).tobytes() == g.tobytes()
+
+
+LARS_FORMS = {
+    f"{name}{', nesterov' if nesterov else ''}": dict(nesterov=nesterov, **settings)
+    for name, settings in {
+        "classic": dict(momentum=0.9, weight_decay=0.1, trust_ratio=MODEL_GARDEN),
+        "not decayed": dict(momentum=0.9, weight_decay=0.0, trust_ratio=MODEL_GARDEN),
+        "without momentum": dict(
+            momentum=0.0, weight_decay=0.1, trust_ratio=MODEL_GARDEN
+        ),
+        "popular": dict(
+            momentum=0.9,
+            weight_decay=0.1,
+            trust_ratio=MODEL_GARDEN,
+            classic_momentum=False,
+        ),
+        "paper": dict(momentum=0.9, weight_decay=0.1, trust_ratio=PAPER),
+        "excluded": dict(momentum=0.9, weight_decay=0.0, trust_ratio=None),
+    }.items()
+    for nesterov in (False, True)
+}
+
+
+@pytest.mark.parametrize("form", LARS_FORMS.values(), ids=LARS_FORMS)
+def test_lars_steps_equal_numpy_in_float64_when_compiled(compiled, snapshot, form):
+    random = np.random.default_rng(0)
+    shapes = [(3, 4), (), (5,), (2, 0)]
+    weights, momentums = ([random.normal(size=s) for s in shapes] for _ in range(2))
+    momentums[2] = np.full(5, -0.0)
+    inv_scale = 2.0**-10
+    rule = lars_rule(**form)
+    steps = LARSSteps(backend, weights, momentums, [rule] * 4, is_measured=True)
+    call = compiled(steps.step, steps.state)
+    for finite in [True, False, True]:
+        grads = [random.normal(size=s).astype("float32") for s in shapes]
+        given = [g / np.float32(inv_scale) for g in grads]
+        if not finite:
+            given[1] = np.float32(np.inf)
+        before, bits = steps.values(), snapshot(steps.state)
+        found = call(
+            [tensor(g) for g in given],
+            ops.convert_to_tensor(finite),
+            tensor(inv_scale),
+        )
+        assert bool(found) is finite
+        if finite:
+            steps.assert_stepped_like_numpy(before, grads)
+        else:
+            assert snapshot(steps.state) == bits
+
+
+def test_the_step_takes_the_norms_that_were_measured(kernels):
+    # So that it reads the gradient no second time. To show it, they are of another.
+    weights, gradient = np.array([3.0, 4.0]), np.array([6.0, -8.0])
+    rule = lars_rule(momentum=0.0, weight_decay=0.0, trust_ratio=MODEL_GARDEN)
+    steps = LARSSteps(kernels, [weights], [np.zeros(2)], [rule], is_measured=False)
+    found = kernels.measure(
+        [tensor(4.0 * gradient)],
+        rules=[rule],
+        state=[(tensor(weights), tensor([0, 0]))],
+    )
+    kernels.fused_step(
+        [rule], steps.weights, steps.slots, [tensor(gradient)], norms=found.norms
+    )
+    expected, _ = lars_in_numpy(rule, gradient, weights, np.zeros(2))
+    moved = steps.values()[0] - weights
+    np.testing.assert_allclose(moved, (expected - weights) / 4, rtol=1e-5)
+
+
+@pytest.mark.parametrize("is_measured", [False, True])
+@pytest.mark.parametrize("form", LARS_FORMS.values(), ids=LARS_FORMS)
+def test_how_a_gradient_lies_in_memory_does_not_matter(
+    kernels, snapshot, form, is_measured
+):
+    random = np.random.default_rng(0)
+    weights, momentums = (random.normal(size=(3, 4)) for _ in range(2))
+    gradient = np.outer([1.0, -2.0, 3.0], np.ones(4))
+    layouts = [
+        tensor(gradient),
+        transposed(tensor(gradient.T)),
+        ops.broadcast_to(tensor([[1.0], [-2.0], [3.0]]), (3, 4)),
+        ops.flip(tensor(gradient[::-1]), axis=0),
+    ]
+    results = []
+    for layout in layouts:
+        steps = LARSSteps(
+            kernels, [weights], [momentums], [lars_rule(**form)], is_measured
+        )
+        steps.step([layout], inv_scale=tensor(0.5))
+        results.append(snapshot(steps.state))
+    assert results[1:] == results[:1] * 3
+
+
+@pytest.mark.parametrize("is_measured", [False, True])
+def test_each_variable_takes_its_own_rule_whatever_its_size(kernels, is_measured):
+    # On PyTorch they go to the kernels in chunks of 2**18 elements and of one rule.
+    random = np.random.default_rng(0)
+    sizes = [3, 2**18 + 1, 0, 2**17, 5, 2**17, 2**17, 2]
+    forms = [LARS_FORMS[name] for name in ("classic", "popular, nesterov", "excluded")]
+    rules_ = [lars_rule(**form) for form in forms]
+    steps = LARSSteps(
+        kernels,
+        [random.normal(size=s) for s in sizes],
+        [random.normal(size=s) for s in sizes],
+        [rules_[i % 3] for i in range(len(sizes))],
+        is_measured,
+    )
+    before = steps.values()
+    grads = [random.normal(size=s).astype("float32") for s in sizes]
+    steps.step([tensor(g) for g in grads])
+    steps.assert_stepped_like_numpy(before, grads)
+
+
+@pytest.mark.parametrize("is_measured", [False, True])
+@pytest.mark.parametrize("form", ["classic", "not decayed", "popular", "paper"])
+def test_trust_ratios_of_many_elements_keep_their_digits(kernels, form, is_measured):
+    # As many as the last layer of a ResNet-50 has. What is lost of the one norm must
+    # not be lost of the other as well, so the gradient is of another kind.
+    weights = np.random.default_rng(0).standard_normal(2**21, dtype="float32")
+    gradient = np.ones(2**21, "float32")
+    rule = lars_rule(**LARS_FORMS[form])
+    steps = LARSSteps(kernels, [weights], [np.zeros(2**21)], [rule], is_measured)
+    steps.step([tensor(gradient)])
+    expected, _ = lars_in_numpy(
+        rule, *(np.asarray(x, "float64") for x in (gradient, weights)), np.zeros(2**21)
+    )
+    moved = np.linalg.norm(weights - steps.values()[0].astype("float64"))
+    np.testing.assert_allclose(moved, np.linalg.norm(weights - expected), rtol=1e-6)
+
+
+@pytest.mark.parametrize("inv_scale", [None, 2.0**-15, 2.0])
+@pytest.mark.parametrize("is_measured", [False, True])
+def test_a_gradient_whose_norm_overflows_moves_nothing_and_is_no_overflow(
+    compiled, is_measured, inv_scale
+):
+    # 1e25 is finite, its square is not: eeta * |w| / inf is 0.
+    rule = lars_rule(momentum=0.5, weight_decay=0.0, trust_ratio=MODEL_GARDEN)
+    steps = LARSSteps(
+        backend, [np.array([3.0, 4.0])], [np.ones(2)], [rule], is_measured
+    )
+
+    def step(grads, finite):
+        return steps.step(
+            grads, finite, None if inv_scale is None else tensor(inv_scale)
+        )
+
+    call = compiled(step, steps.state)
+    found = call([tensor([1e25, -1e30])], ops.convert_to_tensor(True))
+    assert bool(found)
+    weights, momentum = steps.values()
+    assert momentum.tolist() == [0.5, 0.5]
+    assert weights.tolist() == [2.5, 3.5]
+
+
+def test_a_kernel_takes_float32_variables_and_dense_gradients_only():
+    variables = [keras.Variable([1.0, 2.0]), keras.Variable(3.0)]
+    grads = [tensor([1.0, 2.0]), tensor(3.0)]
+    assert backend.fused_step_takes(rules.LARS, variables, grads)
+    for dtype in ("float16", "bfloat16"):
+        narrow = keras.Variable([1.0, 2.0], dtype=dtype)
+        assert not backend.fused_step_takes(
+            rules.LARS, [narrow, variables[1]], [tensor([1.0, 2.0], dtype), grads[1]]
+        )
+
+
+def test_no_kernel_takes_a_float64_gradient():
+    variables = [keras.Variable([1.0, 2.0]), keras.Variable(3.0)]
+    grads = [tensor([1.0, 2.0]), tensor(3.0, "float64")]
+    assert not backend.fused_step_takes(rules.LARS, variables, grads)
+
+
+def test_no_kernel_takes_a_sparse_gradient(sparse_gradient):
+    variables = [keras.Variable(np.ones((3, 1), "float32"))]
+    grads = [sparse_gradient(np.ones((1, 1), "float32"), [2], (3, 1))]
+    assert not backend.fused_step_takes(rules.LARS, variables, grads)
 
 
 # --- compute_gradients ------------------------------------------------------

@@ -1,0 +1,318 @@
+"""`LARS` does what the originals do: the Model Garden's, optax's and MLPerf's.
+
+Each judge runs in its own framework, beside the backend under test, on the same
+gradients. Largest difference allowed, after each of 50 steps: 2e-6 of the tensor's
+largest magnitude. Rounding of a step is 6e-8 of it at most; sums of squares in
+another order add as much to a trust ratio.
+"""
+
+import gc
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_lso import LARC, LARS, LossScaleOptimizer
+
+TENSORS = {type(ops.ones(1)), type(keras.Variable(1.0).value)}
+STEPS = 50
+SHARE = 2e-6
+SHAPES = {
+    "conv/kernel": (3, 3, 2, 4),
+    "conv/bias": (4,),
+    "bn/gamma": (4,),
+    "bn/beta": (4,),
+    "dense/kernel": (4, 3),
+    "scale": (),
+}
+ZERO_AT_FIRST = ("conv/bias", "bn/beta")  # |w| is 0
+WITHOUT_GRADIENT = ("dense/kernel",)  # |g| is 0
+
+
+@pytest.fixture
+def start():
+    random = np.random.default_rng(1)
+    return {
+        path: np.zeros(shape, "float32")
+        if path in ZERO_AT_FIRST
+        else random.standard_normal(shape).astype("float32")
+        for path, shape in SHAPES.items()
+    }
+
+
+@pytest.fixture
+def gradients():
+    """The gradients of each step; those of some are 0 at every third step."""
+    random = np.random.default_rng(2)
+    steps = []
+    for step in range(STEPS):
+        steps.append(
+            {
+                path: np.float32(10.0 ** random.integers(-3, 3))
+                * random.standard_normal(shape).astype("float32")
+                * np.float32(not (path in WITHOUT_GRADIENT and step % 3 == 0))
+                for path, shape in SHAPES.items()
+            }
+        )
+    return steps
+
+
+def make_variables(start):
+    variables = []
+    for path, value in start.items():
+        *scopes, name = path.split("/")
+        with keras.name_scope(scopes[0] if scopes else "top"):
+            variables.append(keras.Variable(value, name=name))
+    return variables
+
+
+def trajectory(optimizer, start, gradients):
+    """Returns the weights, by path, after each step of ours."""
+    variables = make_variables(start)
+    steps = []
+    for grads in gradients:
+        optimizer.apply([ops.array(g) for g in grads.values()], variables)
+        steps.append([np.array(ops.convert_to_numpy(v)) for v in variables])
+    return steps
+
+
+def assert_same(ours, theirs, assert_close):
+    assert len(ours) == len(theirs) == STEPS
+    for mine, judge in zip(ours, theirs, strict=True):
+        assert_close(mine, judge, share=SHARE)
+
+
+def model_garden_trajectory(optimizer, start, gradients):
+    import tensorflow as tf
+
+    variables = [tf.Variable(value, name=path) for path, value in start.items()]
+    steps = []
+    for grads in gradients:
+        optimizer.apply_gradients(
+            zip([tf.constant(g) for g in grads.values()], variables, strict=True)
+        )
+        steps.append([v.numpy() for v in variables])
+    return steps
+
+
+@pytest.mark.parametrize("excluded", [None, ["bn", "bias"]], ids=["all", "some"])
+@pytest.mark.parametrize("decay", [0.0, 0.02])
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize("classic", [True, False], ids=["classic", "popular"])
+def test_it_is_the_model_gardens(
+    classic, nesterov, decay, excluded, start, gradients, model_garden, assert_close
+):
+    settings = dict(
+        learning_rate=0.5,
+        momentum=0.9,
+        weight_decay_rate=decay,
+        eeta=0.01,
+        nesterov=nesterov,
+        classic_momentum=classic,
+        exclude_from_weight_decay=excluded,
+    )
+    theirs = model_garden("lars").LARS(**settings)
+    assert_same(
+        trajectory(LARS(**settings), start, gradients),
+        model_garden_trajectory(theirs, start, gradients),
+        assert_close,
+    )
+
+
+@pytest.mark.parametrize("classic", [True, False], ids=["classic", "popular"])
+def test_its_rate_follows_a_schedule_as_in_the_model_garden(
+    classic, start, gradients, model_garden, assert_close
+):
+    import tf_keras
+
+    rates = dict(
+        initial_learning_rate=0.8, decay_steps=40, end_learning_rate=0.01, power=2.0
+    )
+    settings = dict(eeta=0.01, classic_momentum=classic, weight_decay_rate=0.01)
+    theirs = model_garden("lars").LARS(
+        tf_keras.optimizers.schedules.PolynomialDecay(**rates), **settings
+    )
+    ours = LARS(keras.optimizers.schedules.PolynomialDecay(**rates), **settings)
+    assert_same(
+        trajectory(ours, start, gradients),
+        model_garden_trajectory(theirs, start, gradients),
+        assert_close,
+    )
+
+
+def test_inverse_time_decay_is_that_of_tf_keras(
+    start, gradients, model_garden, assert_close
+):
+    settings = dict(learning_rate=0.5, eeta=0.01, decay=0.1)
+    assert_same(
+        trajectory(LARS(**settings), start, gradients),
+        model_garden_trajectory(
+            model_garden("lars").LARS(**settings), start, gradients
+        ),
+        assert_close,
+    )
+
+
+@pytest.mark.parametrize("excluded", [None, ["bn", "bias"]], ids=["all", "some"])
+@pytest.mark.parametrize("decay", [0.0, 0.02])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_it_is_optaxs(nesterov, decay, excluded, start, gradients, assert_close):
+    import jax
+    import optax
+
+    ours = LARS(
+        learning_rate=0.5,
+        momentum=0.9,
+        weight_decay_rate=decay,
+        eeta=0.01,
+        nesterov=nesterov,
+        exclude_from_weight_decay=excluded,
+    )
+    mask = {
+        path: not any(pattern in path for pattern in excluded or []) for path in start
+    }
+    theirs = optax.lars(
+        0.5,
+        weight_decay=decay,
+        weight_decay_mask=mask,
+        trust_coefficient=0.01,
+        trust_ratio_mask=mask,
+        momentum=0.9,
+        nesterov=nesterov,
+    )
+    weights = jax.tree.map(jax.numpy.asarray, start)
+    state = theirs.init(weights)
+    steps = []
+    for grads in gradients:
+        updates, state = theirs.update(
+            jax.tree.map(jax.numpy.asarray, grads), state, weights
+        )
+        weights = optax.apply_updates(weights, updates)
+        steps.append([np.asarray(weights[path]) for path in start])
+    assert_same(trajectory(ours, start, gradients), steps, assert_close)
+
+
+@pytest.mark.parametrize("clip", [False, True], ids=["", "clip"])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_the_papers_trust_ratio_is_mlperfs(
+    nesterov, clip, start, gradients, assert_close
+):
+    """MLPerf's reference, mlcommons/training, lars_optimizer.py, in float64.
+
+    Its skip list is that of `exclude_1d`.
+    """
+    rate, momentum, decay, eeta, epsilon = 0.5, 0.9, 0.02, 0.05, 1e-3
+    ours = LARS(
+        learning_rate=rate,
+        momentum=momentum,
+        weight_decay_rate=decay,
+        eeta=eeta,
+        nesterov=nesterov,
+        trust_ratio="paper",
+        epsilon=epsilon,
+        trust_clip=clip,
+        exclude_1d=True,
+    )
+    weights = {path: value.astype("float64") for path, value in start.items()}
+    momenta = {path: np.zeros(shape) for path, shape in SHAPES.items()}
+    steps, ratios = [], []
+    for grads in gradients:
+        for path, w in weights.items():
+            g, ratio = grads[path].astype("float64"), 1.0
+            if w.ndim > 1:
+                w_norm, g_norm = np.linalg.norm(w), np.linalg.norm(g)
+                if w_norm > 0 and g_norm > 0:
+                    ratio = eeta * w_norm / (g_norm + decay * w_norm + epsilon)
+                ratio = min(ratio, 1.0) if clip else ratio
+                ratios.append(ratio)
+                g = g + decay * w
+            m = momenta[path] = momentum * momenta[path] - rate * ratio * g
+            weights[path] = w + (momentum * m - rate * ratio * g if nesterov else m)
+        steps.append(list(weights.values()))
+    # The case is one in which clipping makes a difference.
+    assert (max(ratios) > 1) is not clip
+    assert_same(trajectory(ours, start, gradients), steps, assert_close)
+
+
+@pytest.mark.parametrize("classic", [True, False], ids=["classic", "popular"])
+@pytest.mark.parametrize("decay", [0.0, 0.02])
+def test_loss_scaling_leaves_no_trace(decay, classic, start, gradients, assert_close):
+    """Of scaled gradients, with overflows now and then: as without both."""
+    settings = dict(
+        learning_rate=0.5, eeta=0.01, weight_decay_rate=decay, classic_momentum=classic
+    )
+    ours = LossScaleOptimizer(LARS(**settings), initial_scale=2.0**10)
+    variables = make_variables(start)
+    steps = []
+    for step, grads in enumerate(gradients):
+        if step % 7 == 3:
+            overflow = [np.full_like(g, np.inf) for g in grads.values()]
+            ours.apply([ops.array(g) for g in overflow], variables)
+        scale = np.float32(ours.loss_scale)
+        ours.apply([ops.array(g * scale) for g in grads.values()], variables)
+        steps.append([np.array(ops.convert_to_numpy(v)) for v in variables])
+    assert int(ours.skipped_steps) == 7
+    assert int(ours.iterations) == STEPS
+    assert_same(steps, trajectory(LARS(**settings), start, gradients), assert_close)
+
+
+def full_size_tensors(size):
+    """Counts the tensors in memory that have as many elements as that."""
+    gc.collect()
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return sum(array.size == size for array in jax.live_arrays())
+    tensors = (o for o in gc.get_objects() if type(o) in TENSORS)
+    return sum(int(np.prod(tensor.shape)) == size for tensor in tensors)
+
+
+@pytest.mark.parametrize("wrap", [lambda inner: inner, LossScaleOptimizer])
+def test_it_keeps_one_slot_a_variable_and_no_temporaries(wrap):
+    size = 12_347
+    weight, gradient = keras.Variable(np.ones(size, "float32")), ops.ones(size)
+    optimizer = wrap(LARS(1.0, weight_decay_rate=0.01))
+    optimizer.build([weight])
+    slots = [v for v in optimizer.variables if tuple(v.shape) == (size,)]
+    assert len(slots) == 1
+    before = full_size_tensors(size)
+    for _ in range(3):
+        optimizer.apply([gradient], [weight])
+    assert full_size_tensors(size) == before
+    # It does count: one that is kept is found.
+    kept = gradient * 2
+    assert full_size_tensors(size) == before + 1
+    del kept
+
+
+INNER = {
+    "LARS": lambda: LARS(1.0, weight_decay_rate=0.01, exclude_1d=True),
+    "LARC": lambda: LARC(keras.optimizers.SGD(0.1, momentum=0.9), exclude=["bias"]),
+}
+
+
+@pytest.mark.parametrize("jit_compile", [False, "auto"])
+@pytest.mark.parametrize("make", INNER.values(), ids=INNER)
+def test_fit_in_float16_skips_an_overflow_without_a_trace(
+    make, jit_compile, make_model, data, fit, with_overflows, bits
+):
+    x, y = data
+    states = []
+    for inputs, targets in (
+        (x, y),
+        # The first batch, then an overflow, then the others.
+        (with_overflows(np.concatenate([x[:8], x]), [1]), np.concatenate([y[:8], y])),
+    ):
+        model = make_model("mixed_float16")
+        optimizer = LossScaleOptimizer(make(), initial_scale=2.0**10)
+        model.compile(optimizer, loss="mse", jit_compile=jit_compile)
+        before = bits(model.trainable_variables)
+        # Skipping halves the scale; 2**9 and 2**10 are as good for these gradients.
+        fit(model, inputs, targets)
+        after = bits(model.trainable_variables)
+        assert all(a != b for a, b in zip(after, before, strict=True))
+        states.append(after + bits(optimizer.inner_optimizer.variables))
+    assert int(optimizer.skipped_steps) == 1
+    assert int(optimizer.iterations) == 4
+    assert states[0] == states[1]

@@ -1,0 +1,68 @@
+"""Gradients, and the variables that they belong to."""
+
+from keras import ops
+
+from keras_lso import adapters, backend
+
+
+def split_pairs(grads_and_vars):
+    """Returns the gradients and the variables of `(gradient, variable)` pairs."""
+    grads, variables = [], []
+    for pair in grads_and_vars:
+        if not isinstance(pair, list | tuple) or len(pair) != 2:
+            raise TypeError(
+                "`grads_and_vars` must be a list of (gradient, variable) pairs, such "
+                "as `zip(gradients, model.trainable_variables)`. "
+                f"It holds: {pair!r}"
+            )
+        grads.append(pair[0])
+        variables.append(pair[1])
+    return grads, variables
+
+
+def match(optimizer, grads, variables):
+    """Pairs gradients and variables, building the optimizer if need be.
+
+    Args:
+        optimizer: The optimizer that is to apply them.
+        grads: List of tensors, arrays or None.
+        variables: List of variables, or None for those that the optimizer knows.
+
+    Returns:
+        A tuple of the list of tensors or None, and the list of variables.
+    """
+    grads = [_as_tensor(g) for g in grads]
+    if variables is None:
+        if not optimizer.built:
+            raise ValueError(
+                "When passing `grads` without `trainable_variables`, the "
+                "optimizer must already be built on a list of variables. Call "
+                "`optimizer.build(trainable_variables)` first."
+            )
+        variables = adapters.trainable_variables(optimizer)
+    else:
+        variables = list(variables)
+    if len(grads) != len(variables):
+        raise ValueError(
+            "`grads` and `trainable_variables` must match one-to-one. Received "
+            f"{len(grads)} gradients for {len(variables)} variables. Pass None "
+            "for a variable without a gradient."
+        )
+    # A model whose layers are all frozen trains nothing; that is no error.
+    nothing_to_train = optimizer.built and not adapters.trainable_variables(optimizer)
+    if all(g is None for g in grads) and not nothing_to_train:
+        raise ValueError(
+            "No gradients provided for any variable: `grads` holds only None, for "
+            f"{len(variables)} variables. Compute the gradients of a loss that "
+            "depends on `trainable_variables`."
+        )
+    if not optimizer.built:
+        optimizer.build(variables)
+    adapters.check_known(optimizer, variables)
+    return grads, variables
+
+
+def _as_tensor(grad):
+    if grad is None or ops.is_tensor(grad):
+        return grad
+    return backend.map_values(ops.convert_to_tensor, grad)

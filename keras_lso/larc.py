@@ -1,0 +1,304 @@
+"""`LARC`: layer-wise adaptive rate control, in front of any optimizer."""
+
+import re
+
+import keras
+from keras import ops
+
+from keras_lso import adapters, backend
+from keras_lso._checks import check_choice, check_patterns, check_rate
+from keras_lso._gradients import match, split_pairs
+from keras_lso._inner_attributes import InnerAttributes, read_through
+from keras_lso.loss_scale_optimizer import LossScaleOptimizer
+
+CLIP, SCALE = MODES = ("clip", "scale")
+
+
+@keras.saving.register_keras_serializable("keras_lso", name="LARC")
+class LARC(InnerAttributes, keras.optimizers.Optimizer):
+    """Optimizer that rescales each layer's gradient before an inner optimizer.
+
+    It holds every layer's step down to a share `eta` of the norm of its weights,
+    whatever optimizer takes that step.
+
+    ```python
+    # mode="clip": the gradient shrinks where the step would be too long
+    ratio = eta * |w| / (learning_rate * (|g| + epsilon))
+    ratio = min(max(ratio, min_update), 1)
+
+    # mode="scale": as LARS, the learning rate comes on top of it
+    ratio = eta * |w| / (|g| + epsilon)
+    ratio = max(ratio, min_update)
+
+    inner_optimizer.apply(ratio * g)
+    ```
+
+    A layer whose weights are all zero, a new bias for one, moves by `min_update`
+    only: leave biases out with `exclude`.
+
+    For float16 write `LossScaleOptimizer(LARC(inner_optimizer))`: ratios are of
+    unscaled gradients. The other way round, `LARC(LossScaleOptimizer(...))`, is the
+    same in a loop of your own, but not for `compile` under `"mixed_float16"`, which
+    would scale the loss a second time.
+
+    With `gradient_accumulation_steps` on the inner optimizer it is the gradient of
+    each micro-batch that is rescaled. `clipnorm` and the like come after it.
+
+    Args:
+        inner_optimizer: The `keras.optimizers.Optimizer` to wrap. Its
+            hyperparameters (`learning_rate`, `momentum`, ...) read and write
+            through this one as well.
+        eta: Float. The trust coefficient, the share of a layer's norm by which it
+            may move. Defaults to `0.002`.
+        mode: `"clip"` or `"scale"`. Defaults to `"clip"`.
+        min_update: Float. The lowest ratio. Defaults to `1e-7`.
+        epsilon: Float. Added to the norm of the gradient. Defaults to `1e-7`.
+        exclude: List of regular expressions. The gradient of a variable whose path
+            (`"block/bn/gamma"`) holds a match of one of them stays as it is.
+            Defaults to `None`: all are rescaled.
+        name: String. The name of the optimizer. Defaults to `"LARC"`.
+
+    Raises:
+        ValueError, TypeError: If an argument is none of the above.
+
+    Example:
+
+    >>> import keras, keras_lso
+    >>> optimizer = keras_lso.LARC(keras.optimizers.SGD(1.0), eta=0.01)
+    >>> w = keras.Variable([3.0, 4.0])
+    >>> optimizer.apply([keras.ops.array([0.0, 100.0])], [w])
+    >>> print(w.numpy())  # |w| is 5: a step of 0.01 * 5
+    [3.   3.95]
+
+    References:
+
+    - [OpenSeq2Seq, `optimize_loss`](
+        https://nvidia.github.io/OpenSeq2Seq/html/optimizers.html)
+    - [You, Gitman, Ginsburg, 2017, Large Batch Training of Convolutional Networks](
+        https://arxiv.org/abs/1708.03888)
+    """
+
+    loss_scale_factor = read_through(
+        "loss_scale_factor", "The inner optimizer's fixed loss scale."
+    )
+
+    def __init__(
+        self,
+        inner_optimizer,
+        eta=0.002,
+        mode=CLIP,
+        min_update=1e-7,
+        epsilon=1e-7,
+        exclude=None,
+        name="LARC",
+    ):
+        if not isinstance(inner_optimizer, keras.optimizers.Optimizer):
+            raise TypeError(
+                "Argument `inner_optimizer` must be an instance of "
+                "`keras.optimizers.Optimizer`, such as `keras.optimizers.SGD(0.1)`. "
+                f"Received: inner_optimizer={inner_optimizer!r} of type "
+                f"{type(inner_optimizer).__name__}"
+            )
+        if type(inner_optimizer) is keras.optimizers.LossScaleOptimizer:
+            raise TypeError(
+                "LARC needs unscaled gradients, and Keras's own LossScaleOptimizer "
+                "does not hand them over. Write "
+                "keras_lso.LossScaleOptimizer(keras_lso.LARC(inner_optimizer))."
+            )
+        eta = check_rate("eta", eta)
+        check_choice("mode", mode, MODES)
+        min_update = check_rate("min_update", min_update)
+        epsilon = check_rate("epsilon", epsilon)
+        exclude = check_patterns("exclude", exclude)
+        super().__init__(learning_rate=0.0, name=name)
+        self.inner_optimizer = inner_optimizer
+        self.eta = eta
+        self.mode = mode
+        self.min_update = min_update
+        self.epsilon = epsilon
+        self.exclude = exclude
+        adapters.count_by(self, inner_optimizer)
+
+    def build(self, variables):
+        """Creates the variables of the inner optimizer.
+
+        Args:
+            variables: List of the trainable variables.
+        """
+        if self.built:
+            return
+        variables = list(variables)
+        self.inner_optimizer.build(variables)
+        adapters.remember_trainable_variables(self, variables)
+        self.built = True
+
+    def scale_loss(self, loss):
+        """Scales the loss as the inner optimizer asks for it.
+
+        Args:
+            loss: Tensor or number.
+
+        Returns:
+            The scaled loss.
+        """
+        return self.inner_optimizer.scale_loss(loss)
+
+    def apply(self, grads, trainable_variables=None, **kwargs):
+        """Rescales the gradients, and lets the inner optimizer apply them.
+
+        Args:
+            grads: List of gradients, one for each variable; None where a variable
+                has none.
+            trainable_variables: List of variables. Defaults to those that the
+                optimizer was built for; the first call builds it.
+            **kwargs: For the inner optimizer: `scaled` and `update_scale` of a
+                `LossScaleOptimizer`.
+        """
+        # First of all: it may refuse.
+        inv_scale = self._inv_scale(kwargs.get("scaled"))
+        grads, variables = match(self, grads, trainable_variables)
+        if not variables:
+            return
+        rescaled = self._rescale(grads, variables, inv_scale)
+        self.inner_optimizer.apply(rescaled, variables, **kwargs)
+
+    def _rescale(self, grads, variables, inv_scale):
+        chosen = [
+            i
+            for i, (g, v) in enumerate(zip(grads, variables, strict=True))
+            if g is not None and not adapters.is_overwritten(v) and self._adapts(v)
+        ]
+        if not chosen:
+            return grads
+        grads = list(grads)
+        g_norms = backend.l2_norms(backend.total([grads[i] for i in chosen]))
+        w_norms = backend.l2_norms(
+            [ops.convert_to_tensor(variables[i]) for i in chosen]
+        )
+        ratios = self._ratios(_stack(g_norms) * inv_scale, _stack(w_norms))
+        for i, ratio in zip(chosen, ops.unstack(ratios, len(chosen)), strict=True):
+            grads[i] = _multiply(grads[i], ratio)
+        return grads
+
+    def _ratios(self, g_norms, w_norms):
+        limits = g_norms + self.epsilon
+        if self.mode == CLIP:
+            limits = limits * ops.cast(self.learning_rate, "float32")
+        ratios = self.eta * w_norms / limits
+        # A tensor: Keras may convert numbers to `floatx`, which may be float16.
+        lowest = ops.convert_to_tensor(self.min_update, "float32")
+        highest = ops.ones_like(ratios)
+        # Not finite: nothing moves at all, or a norm is too large for float32.
+        ratios = ops.where(ops.isfinite(ratios), ops.maximum(ratios, lowest), highest)
+        return ops.minimum(ratios, highest) if self.mode == CLIP else ratios
+
+    def _inv_scale(self, scaled):
+        """Returns what the gradients' norms are multiplied by to unscale them."""
+        inner = self.inner_optimizer
+        if isinstance(inner, LARC):
+            return inner._inv_scale(scaled)
+        if not isinstance(inner, LossScaleOptimizer):
+            factor = inner.loss_scale_factor
+            return 1.0 if factor is None else 1.0 / factor
+        if scaled is None and not inner._has_scaled:
+            raise ValueError(
+                "LARC wraps a LossScaleOptimizer that has scaled no loss yet, so it "
+                "cannot tell whether the gradients are scaled. Under 'mixed_float16' "
+                "`compile` wraps LARC in a second LossScaleOptimizer, which then "
+                "scales: write LossScaleOptimizer(LARC(inner_optimizer)) instead. In "
+                "a loop of your own call `optimizer.scale_loss(loss)` first, or say "
+                "`apply(..., scaled=True)` or `scaled=False`."
+            )
+        return inner._inv_scale(scaled)
+
+    def _adapts(self, variable):
+        # Keras's optimizers also take a bare `tf.Variable`, which has no path.
+        path = getattr(variable, "path", variable.name)
+        return not any(re.search(pattern, path) for pattern in self.exclude or [])
+
+    def apply_gradients(self, grads_and_vars, **kwargs):
+        """Does what `apply` does.
+
+        Args:
+            grads_and_vars: List of `(gradient, variable)` pairs.
+            **kwargs: See `apply`.
+
+        Returns:
+            The variable that counts the applied steps.
+        """
+        grads, variables = split_pairs(grads_and_vars)
+        self.apply(grads, variables, **kwargs)
+        return adapters.iteration_variable(adapters.chain(self)[-1])
+
+    def finalize_variable_values(self, var_list):
+        """Lets the inner optimizer set the final values (EMA) of `var_list`.
+
+        Args:
+            var_list: List of trainable variables.
+        """
+        self.inner_optimizer.finalize_variable_values(var_list)
+
+    # --- State: the inner optimizer's, and nothing else -----------------------
+
+    @property
+    def variables(self):
+        """The variables of the inner optimizer."""
+        return self.inner_optimizer.variables
+
+    def set_weights(self, weights):
+        self.inner_optimizer.set_weights(weights)
+
+    def save_own_variables(self, store):
+        """Writes the state of the inner optimizer, as it would itself."""
+        self.inner_optimizer.save_own_variables(store)
+
+    def load_own_variables(self, store):
+        """Reads the state of the inner optimizer, as it would itself."""
+        self.inner_optimizer.load_own_variables(store)
+
+    def __dir__(self):
+        """Keras finds what to save inside an object by its `dir()`.
+
+        The inner optimizer's state is saved as this one's already: a file is the
+        same with LARC and without it.
+        """
+        return [n for n in super().__dir__() if n != "inner_optimizer"]
+
+    def get_config(self):
+        inner = keras.saving.serialize_keras_object(self.inner_optimizer)
+        return {
+            "name": self.name,
+            "inner_optimizer": adapters.public_config(inner),
+            "eta": self.eta,
+            "mode": self.mode,
+            "min_update": self.min_update,
+            "epsilon": self.epsilon,
+            "exclude": None if self.exclude is None else list(self.exclude),
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Makes an optimizer from what `get_config` returned.
+
+        Args:
+            config: Dict.
+            custom_objects: Dict of names to classes that the config refers to.
+
+        Returns:
+            A `LARC`.
+        """
+        config = dict(config)
+        inner = keras.saving.deserialize_keras_object(
+            adapters.public_config(config.pop("inner_optimizer")),
+            custom_objects=custom_objects,
+        )
+        return cls(inner, **config)
+
+
+def _stack(norms):
+    return ops.stack([ops.cast(norm, "float32") for norm in norms])
+
+
+def _multiply(grad, ratio):
+    # In float32: in float16 a small ratio would flush the gradient to zero.
+    return backend.map_values(lambda v: backend.in_float32(v) * ratio, grad)

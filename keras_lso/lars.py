@@ -1,0 +1,309 @@
+"""`LARS`: layer-wise adaptive rate scaling, for large batches."""
+
+import re
+
+import keras
+from keras import ops
+
+from keras_lso import adapters
+from keras_lso._checks import (
+    check_bool,
+    check_choice,
+    check_learning_rate,
+    check_patterns,
+    check_rate,
+    check_share,
+)
+from keras_lso.backend import rules
+
+DEFAULT_LEARNING_RATE = 0.01
+MODEL_GARDEN, PAPER = TRUST_RATIOS = ("model_garden", "paper")
+
+
+@keras.saving.register_keras_serializable("keras_lso", name="LARS")
+class LARS(adapters.RuleOptimizer):
+    """Optimizer that gives each layer a learning rate of its own.
+
+    LARS moves each layer in proportion to its size: by a share `eeta` of the norm
+    of its weights, whatever the norm of its gradient. A learning rate that is high
+    enough for large batches then throws no layer off the course.
+
+    ```python
+    d = g + weight_decay_rate * w
+    trust_ratio = eeta * |w| / |d|                          # 1 where a norm is 0
+
+    v = momentum * v + learning_rate * trust_ratio * d
+    w = w - v                                               # nesterov=False
+    w = w - (momentum * v + learning_rate * trust_ratio * d)    # nesterov=True
+    ```
+
+    With `classic_momentum=False` the learning rate stays out of the momentum, and
+    the trust ratio is of the update:
+
+    ```python
+    v = momentum * v + d
+    u = v                                                   # nesterov=False
+    u = momentum * v + d                                    # nesterov=True
+    trust_ratio = eeta * |w| / |u|                          # 1 where a norm is 0
+    w = w - learning_rate * trust_ratio * u
+    ```
+
+    Norms are summed up in float32 at least, whatever the dtype of the weights. They
+    are of the whole variable. Trust ratios are of unscaled gradients: wrap it as
+    `keras_lso.LossScaleOptimizer(LARS(...))` for float16.
+
+    Args:
+        learning_rate: A float, a `keras.optimizers.schedules.LearningRateSchedule`,
+            or a callable without arguments that returns the value to use. The
+            learning rate of a layer is this times its trust ratio, so that it is
+            far higher than with SGD: 10 for a ResNet-50 at batch size 4,096.
+            Defaults to `0.01`.
+        momentum: Float between 0 and 1. Defaults to `0.9`.
+        weight_decay_rate: Float. The factor of the L2 penalty's gradient, which
+            takes part in the trust ratio. Defaults to `0.0`.
+        eeta: Float. The share of a layer's norm by which it moves at a learning
+            rate of 1; the paper's trust coefficient. Defaults to `0.001`.
+        nesterov: Bool. Whether to use Nesterov momentum. Defaults to `False`.
+        classic_momentum: Bool. Whether the learning rate enters the momentum.
+            Defaults to `True`.
+        exclude_from_weight_decay: List of regular expressions. A variable whose
+            path (`"block/bn/gamma"`) holds a match of one of them is not decayed.
+            Defaults to `None`: all are. A variable that Keras's method of the same
+            name excludes is not decayed either.
+        exclude_from_layer_adaptation: List of regular expressions. A variable whose
+            path holds a match has a trust ratio of 1. Defaults to `None`: the same
+            as `exclude_from_weight_decay`. An empty list excludes none.
+        name: String. The name of the optimizer. Defaults to `"LARS"`.
+        trust_ratio: `"model_garden"`, as above, or `"paper"`, as in the paper and
+            in MLPerf's reference, for classic momentum only:
+            `eeta * |w| / (|g| + weight_decay_rate * |w| + epsilon)`. Defaults to
+            `"model_garden"`.
+        epsilon: Float. Added to the denominator of the trust ratio. Defaults to
+            `0.0`.
+        trust_clip: Bool. Whether trust ratios above 1 become 1. Defaults to
+            `False`.
+        exclude_1d: Bool. Whether to exclude every variable of less than two
+            dimensions, such as biases and the weights of normalization, from both
+            decay and adaptation. Defaults to `False`. The habit of MLPerf and
+            MoCo.
+        **kwargs: The keywords of every Keras optimizer (`clipnorm`,
+            `global_clipnorm`, `clipvalue`, `use_ema`, `ema_momentum`,
+            `ema_overwrite_frequency`, `gradient_accumulation_steps`,
+            `weight_decay`, ...), and two of tf.keras: `lr`, another name of
+            `learning_rate`, and `decay`, which divides the learning rate by
+            `1 + decay * iterations`.
+
+    Raises:
+        ValueError, TypeError: If an argument is none of the above.
+
+    Example:
+
+    >>> import keras, keras_lso
+    >>> optimizer = keras_lso.LARS(learning_rate=10.0, momentum=0.9)
+    >>> w = keras.Variable([3.0, 4.0])
+    >>> optimizer.apply([keras.ops.array([0.0, 100.0])], [w])
+    >>> print(w.numpy())  # |w| is 5: a step of 10 * 0.001 * 5
+    [3.   3.95]
+
+    In place of a list of names, say that only matrices and kernels adapt:
+
+    >>> optimizer = keras_lso.LARS(
+    ...     learning_rate=10.0, weight_decay_rate=2e-4, exclude_1d=True
+    ... )
+
+    References:
+
+    - [You, Gitman, Ginsburg, 2017, Large Batch Training of Convolutional Networks](
+        https://arxiv.org/abs/1708.03888)
+    - [TensorFlow Model Garden, `tfm.optimization.lars.LARS`](
+        https://www.tensorflow.org/api_docs/python/tfm/optimization/lars/LARS)
+    """
+
+    _rule_class = rules.LARS
+
+    def __init__(
+        self,
+        learning_rate=DEFAULT_LEARNING_RATE,
+        momentum=0.9,
+        weight_decay_rate=0.0,
+        eeta=0.001,
+        nesterov=False,
+        classic_momentum=True,
+        exclude_from_weight_decay=None,
+        exclude_from_layer_adaptation=None,
+        name="LARS",
+        *,
+        trust_ratio=MODEL_GARDEN,
+        epsilon=0.0,
+        trust_clip=False,
+        exclude_1d=False,
+        **kwargs,
+    ):
+        learning_rate = _learning_rate(learning_rate, kwargs)
+        decay = check_rate("decay", kwargs.pop("decay", 0.0))
+        momentum = check_share("momentum", momentum)
+        weight_decay_rate = check_rate("weight_decay_rate", weight_decay_rate)
+        eeta = check_rate("eeta", eeta)
+        nesterov = check_bool("nesterov", nesterov)
+        classic_momentum = check_bool("classic_momentum", classic_momentum)
+        no_decay = check_patterns(
+            "exclude_from_weight_decay", exclude_from_weight_decay
+        )
+        no_adaptation = check_patterns(
+            "exclude_from_layer_adaptation", exclude_from_layer_adaptation
+        )
+        check_choice("trust_ratio", trust_ratio, TRUST_RATIOS)
+        epsilon = check_rate("epsilon", epsilon)
+        trust_clip = check_bool("trust_clip", trust_clip)
+        exclude_1d = check_bool("exclude_1d", exclude_1d)
+        if trust_ratio == PAPER and not classic_momentum:
+            raise ValueError(
+                "The paper's trust ratio is of the gradient, before it enters the "
+                "momentum, so trust_ratio='paper' needs classic_momentum=True. "
+                "Received: classic_momentum=False. For popular momentum write "
+                "trust_ratio='model_garden'."
+            )
+        if weight_decay_rate and kwargs.get("weight_decay"):
+            raise ValueError(
+                "`weight_decay_rate` is an L2 penalty that takes part in the trust "
+                "ratio; `weight_decay` shrinks the weights beside the step. Give one "
+                f"of them. Received: weight_decay_rate={weight_decay_rate}, "
+                f"weight_decay={kwargs['weight_decay']}. LARS as published has "
+                "`weight_decay_rate` only."
+            )
+        super().__init__(learning_rate=learning_rate, name=name, **kwargs)
+        self.momentum = momentum
+        self.weight_decay_rate = weight_decay_rate
+        self.eeta = eeta
+        self.nesterov = nesterov
+        self.classic_momentum = classic_momentum
+        self.trust_ratio = trust_ratio
+        self.epsilon = epsilon
+        self.trust_clip = trust_clip
+        self.exclude_1d = exclude_1d
+        self.decay = decay
+        # Not by the argument's name, which is a method of every Keras optimizer.
+        self._no_decay_patterns = no_decay
+        self.exclude_from_layer_adaptation = no_adaptation
+
+    @property
+    def lr(self):
+        """The learning rate, as tf.keras called it."""
+        return self.learning_rate
+
+    @lr.setter
+    def lr(self, value):
+        self.learning_rate = value
+
+    def build(self, variables):
+        """Creates the momentum of each variable, and sorts out who is excluded.
+
+        Args:
+            variables: List of the trainable variables.
+        """
+        if self.built:
+            return
+        super().build(variables)
+        self.momentums = self.add_optimizer_variables(variables, "momentum")
+        no_decay = self._no_decay_patterns
+        no_adaptation = self.exclude_from_layer_adaptation
+        if no_adaptation is None:
+            no_adaptation = no_decay
+        self._may_decay = tuple(not self._is_excluded(v, no_decay) for v in variables)
+        self._adapts = tuple(not self._is_excluded(v, no_adaptation) for v in variables)
+        self._decays = tuple(adapters.uses_weight_decay(self, v) for v in variables)
+
+    def _is_excluded(self, variable, patterns):
+        if self.exclude_1d and len(variable.shape) < 2:
+            return True
+        # Keras's optimizers also take a bare `tf.Variable`, which has no path.
+        path = getattr(variable, "path", variable.name)
+        return any(re.search(pattern, path) for pattern in patterns or [])
+
+    def _make_rules(self, indices, learning_rate):
+        if self.decay:
+            steps = ops.cast(self.iterations, learning_rate.dtype)
+            learning_rate = learning_rate / (1 + self.decay * steps)
+        trust_ratio = rules.TrustRatio(
+            self.eeta, self.epsilon, self.trust_clip, self.trust_ratio == PAPER
+        )
+        made = {
+            (decays, adapts): rules.LARS(
+                learning_rate=learning_rate,
+                momentum=self.momentum,
+                weight_decay=self.weight_decay_rate if decays else 0.0,
+                trust_ratio=trust_ratio if adapts else None,
+                nesterov=self.nesterov,
+                classic_momentum=self.classic_momentum,
+            )
+            for decays in (True, False)
+            for adapts in (True, False)
+        }
+        return [made[self._decays[i], self._adapts[i]] for i in indices]
+
+    def get_config(self):
+        config = super().get_config()
+        config.update(
+            {
+                "momentum": self.momentum,
+                "weight_decay_rate": self.weight_decay_rate,
+                "eeta": self.eeta,
+                "nesterov": self.nesterov,
+                "classic_momentum": self.classic_momentum,
+                "exclude_from_weight_decay": _as_list(self._no_decay_patterns),
+                "exclude_from_layer_adaptation": _as_list(
+                    self.exclude_from_layer_adaptation
+                ),
+                "trust_ratio": self.trust_ratio,
+                "epsilon": self.epsilon,
+                "trust_clip": self.trust_clip,
+                "exclude_1d": self.exclude_1d,
+                "decay": self.decay,
+            }
+        )
+        return config
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Makes an optimizer from what `get_config` returned.
+
+        Args:
+            config: Dict. One of the Model Garden's `LARS` will do.
+            custom_objects: Dict of names to classes that the config refers to.
+
+        Returns:
+            A `LARS`.
+        """
+        config = dict(config)
+        learning_rate = config.get("learning_rate")
+        if isinstance(learning_rate, dict):
+            config["learning_rate"] = _read_schedule(learning_rate, custom_objects)
+        return super().from_config(config, custom_objects=custom_objects)
+
+
+def _learning_rate(learning_rate, kwargs):
+    """Returns the learning rate, which `kwargs` may hold as `lr`."""
+    if "lr" not in kwargs:
+        return check_learning_rate("learning_rate", learning_rate)
+    if learning_rate != DEFAULT_LEARNING_RATE:
+        raise TypeError(
+            "`lr` is another name of `learning_rate`: give one of them. Received: "
+            f"learning_rate={learning_rate!r}, lr={kwargs['lr']!r}"
+        )
+    return check_learning_rate("lr", kwargs.pop("lr"))
+
+
+def _read_schedule(config, custom_objects):
+    """Returns the schedule that Keras 3 or tf.keras has serialized."""
+    arguments = dict(config.get("config") or {})
+    if arguments.get("name", "") is None:
+        # The default of tf.keras, which Keras 3 refuses.
+        del arguments["name"]
+    return keras.optimizers.schedules.deserialize(
+        {**config, "config": arguments}, custom_objects=custom_objects
+    )
+
+
+def _as_list(patterns):
+    # Keras tracks the lists that are attributes, and hands out its own kind.
+    return None if patterns is None else list(patterns)

@@ -1,0 +1,420 @@
+"""`LARC`: the ratio against the original's formula, and what it wraps or refuses."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+from keras_lso import LARC, LossScaleOptimizer
+
+# A ratio is a few float32 operations, on norms that are sums of a few squares.
+CLOSE = dict(rtol=2e-6)
+
+
+def original(g, w, rate, eta, mode, min_update=1e-7, epsilon=1e-7):
+    """The rescaled gradient, as in OpenSeq2Seq's `post_process_gradients`."""
+    g, w = np.asarray(g, "float64"), np.asarray(w, "float64")
+    w_norm, g_norm = np.linalg.norm(w), np.linalg.norm(g)
+    if mode == "clip":
+        ratio = max(eta * w_norm / (rate * (g_norm + epsilon)), min_update)
+        return min(ratio, 1.0) * g
+    return max(eta * w_norm / (g_norm + epsilon), min_update) * g
+
+
+class Recorder(keras.optimizers.SGD):
+    """Keeps the gradients that it gets."""
+
+    def apply(self, grads, trainable_variables=None):
+        self.got = [None if g is None else np.array(_numpy(g)) for g in grads]
+        super().apply(grads, trainable_variables)
+
+
+def _numpy(grad):
+    return ops.convert_to_numpy(ops.convert_to_tensor(grad))
+
+
+@pytest.fixture
+def weights():
+    random = np.random.default_rng(0)
+    return [
+        keras.Variable(random.standard_normal((4, 3)).astype("float32"), name="kernel"),
+        keras.Variable(np.zeros(3, "float32"), name="bias"),
+        keras.Variable(np.float32(2.0), name="scale"),
+    ]
+
+
+@pytest.fixture
+def make_gradients(weights):
+    def make(size=1.0, seed=1):
+        random = np.random.default_rng(seed)
+        return [
+            np.asarray(size * random.standard_normal(v.shape), "float32")
+            for v in weights
+        ]
+
+    return make
+
+
+def tensors(grads):
+    return [None if g is None else ops.array(g) for g in grads]
+
+
+# --- The ratio ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
+@pytest.mark.parametrize("rate", [0.01, 5.0])
+@pytest.mark.parametrize("mode", ["clip", "scale"])
+def test_the_ratio_is_the_originals(mode, rate, size, weights, make_gradients):
+    grads = make_gradients(size)
+    expected = [
+        original(g, v.numpy(), rate, 0.002, mode)
+        for g, v in zip(grads, weights, strict=True)
+    ]
+    inner = Recorder(rate)
+    LARC(inner, mode=mode).apply(tensors(grads), weights)
+    for got, expect in zip(inner.got, expected, strict=True):
+        np.testing.assert_allclose(got, expect, **CLOSE)
+
+
+@pytest.mark.parametrize("mode", ["clip", "scale"])
+def test_each_argument_has_its_part_in_it(mode, weights, make_gradients):
+    grads = make_gradients(0.1)
+    arguments = dict(eta=0.3, min_update=0.05, epsilon=0.7)
+    expected = [
+        original(g, v.numpy(), 0.5, mode=mode, **arguments)
+        for g, v in zip(grads, weights, strict=True)
+    ]
+    inner = Recorder(0.5)
+    LARC(inner, mode=mode, **arguments).apply(tensors(grads), weights)
+    for got, expect in zip(inner.got, expected, strict=True):
+        np.testing.assert_allclose(got, expect, **CLOSE)
+
+
+def test_clip_goes_by_the_rate_of_the_step(weights, make_gradients):
+    rates = keras.optimizers.schedules.PiecewiseConstantDecay([1], [4.0, 0.25])
+    inner = Recorder(rates)
+    optimizer = LARC(inner)
+    for rate in (4.0, 4.0, 0.25):
+        grads = make_gradients()
+        expected = original(grads[0], weights[0].numpy(), rate, 0.002, "clip")
+        optimizer.apply(tensors(grads), weights)
+        np.testing.assert_allclose(inner.got[0], expected, **CLOSE)
+
+
+def test_an_excluded_gradient_stays_as_it_is(weights, make_gradients):
+    grads = make_gradients()
+    inner = Recorder(1.0)
+    LARC(inner, exclude=["^bias$", "sca"]).apply(tensors(grads), weights)
+    assert (inner.got[0] != grads[0]).all()
+    for got, grad in zip(inner.got[1:], grads[1:], strict=True):
+        np.testing.assert_array_equal(got, grad)
+
+
+@pytest.mark.parametrize("mode", ["clip", "scale"])
+@pytest.mark.parametrize("rate", [0.0, 1.0])
+def test_nothing_is_divided_by_zero(rate, mode, weights):
+    before = [v.numpy().copy() for v in weights]
+    inner = Recorder(rate)
+    optimizer = LARC(inner, mode=mode, epsilon=0.0)
+    optimizer.apply([ops.zeros(v.shape) for v in weights], weights)
+    for v, old in zip(weights, before, strict=True):
+        np.testing.assert_array_equal(v.numpy(), old)
+    assert all((got == 0).all() for got in inner.got)
+
+
+def test_norms_of_float16_gradients_do_not_overflow(weights):
+    grads = [np.full(v.shape, 6e4, "float16") for v in weights]
+    inner = Recorder(1.0)
+    LARC(inner).apply(tensors(grads), weights)
+    expected = original(grads[0], weights[0].numpy() + inner.got[0], 1.0, 0.002, "clip")
+    np.testing.assert_allclose(inner.got[0], expected, **CLOSE)
+
+
+def test_a_sparse_gradient_is_rescaled_by_the_norm_of_the_whole(sparse_gradient):
+    table = keras.Variable(np.ones((5, 2), "float32"))
+    twin = keras.Variable(np.ones((5, 2), "float32"))
+    dense = np.zeros((5, 2), "float32")
+    dense[1], dense[3] = 1.0, 5.0
+    LARC(keras.optimizers.SGD(1.0)).apply([ops.array(dense)], [twin])
+    # Row 3 twice: its parts add up.
+    rows = sparse_gradient(
+        np.array([[1, 1], [2, 2], [3, 3]], "float32"), [1, 3, 3], (5, 2)
+    )
+    LARC(keras.optimizers.SGD(1.0)).apply([rows], [table])
+    np.testing.assert_allclose(table.numpy(), twin.numpy(), **CLOSE)
+    assert (table.numpy()[0] == 1).all() and (table.numpy()[3] < 1).all()
+
+
+def test_a_missing_gradient_stays_missing(weights, make_gradients):
+    grads = make_gradients()
+    inner = Recorder(1.0)
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        LARC(inner).apply(tensors([grads[0], None, grads[2]]), weights)
+    assert inner.got[1] is None
+    assert (weights[1].numpy() == 0).all()
+
+
+def test_the_ratio_is_a_float32_whatever_floatx_is(weights):
+    inner = Recorder(1.0)
+    optimizer = LARC(inner, eta=0.0, min_update=1e-8)
+    before = keras.config.floatx()
+    keras.config.set_floatx("float16")  # in which 1e-8 is 0
+    try:
+        optimizer.apply([ops.full(v.shape, 3.0, "float32") for v in weights], weights)
+    finally:
+        keras.config.set_floatx(before)
+    np.testing.assert_allclose(inner.got[0], np.full((4, 3), 3e-8), **CLOSE)
+
+
+# --- Any inner optimizer ----------------------------------------------------------
+
+
+INNER = {
+    "SGD": lambda: keras.optimizers.SGD(0.5, momentum=0.9, nesterov=True),
+    "Adam": lambda: keras.optimizers.Adam(0.5),
+    "AdamW": lambda: keras.optimizers.AdamW(0.5, clipnorm=0.1, use_ema=True),
+    "LARS": lambda: keras_lso.LARS(0.5),
+}
+
+
+@pytest.mark.parametrize("make", INNER.values(), ids=INNER)
+def test_it_is_the_inner_optimizer_on_rescaled_gradients(
+    make, weights, make_gradients, compiled
+):
+    twins = [keras.Variable(v.numpy(), name=v.name) for v in weights]
+    optimizer, alone = LARC(make(), eta=0.01, mode="scale"), make()
+    optimizer.build(weights)
+    step = compiled(
+        lambda *grads: optimizer.apply(list(grads), weights),
+        weights + optimizer.variables,
+    )
+    for seed in range(4):
+        grads = make_gradients(seed=seed)
+        rescaled = [
+            original(g, v.numpy(), 0.5, 0.01, "scale").astype("float32")
+            for g, v in zip(grads, twins, strict=True)
+        ]
+        step(*tensors(grads))
+        alone.apply(tensors(rescaled), twins)
+    for v, twin in zip(weights, twins, strict=True):
+        # Adam divides by roots of squares as small as a rescaled gradient's.
+        np.testing.assert_allclose(v.numpy(), twin.numpy(), rtol=1e-4, atol=1e-6)
+    assert int(optimizer.iterations) == 4
+
+
+def test_it_has_no_state_of_its_own(weights):
+    inner = keras.optimizers.Adam(0.5)
+    optimizer = LARC(inner)
+    optimizer.build(weights)
+    assert [id(v) for v in optimizer.variables] == [id(v) for v in inner.variables]
+
+
+def test_the_inner_hyperparameters_read_and_write_through(weights):
+    inner = keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=2.0)
+    optimizer = LARC(inner)
+    assert float(optimizer.learning_rate) == 0.5
+    assert (optimizer.momentum, optimizer.clipnorm) == (0.9, 2.0)
+    optimizer.learning_rate = 0.25
+    optimizer.clipnorm = None
+    optimizer.eta = 0.5
+    assert float(inner.learning_rate) == 0.25
+    assert inner.clipnorm is None
+    assert not hasattr(inner, "eta")
+
+
+def test_stateless_apply_is_apply(weights, make_gradients):
+    if keras.backend.backend() == "tensorflow":
+        pytest.skip("Keras has no stateless_apply on TensorFlow")
+    twins = [keras.Variable(v.numpy(), name=v.name) for v in weights]
+    stateless, eager = (LARC(keras.optimizers.SGD(0.5, momentum=0.9)) for _ in "ab")
+    stateless.build(weights)
+    grads = tensors(make_gradients())
+    new, state = stateless.stateless_apply(
+        [ops.copy(v) for v in stateless.variables],
+        grads,
+        [ops.copy(v) for v in weights],
+    )
+    eager.apply(grads, twins)
+    for value, twin in zip([*new, *state], [*twins, *eager.variables], strict=True):
+        np.testing.assert_array_equal(_numpy(value), twin.numpy())
+
+
+def test_the_averages_of_the_inner_optimizer_become_final(weights, make_gradients):
+    optimizer = LARC(keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5))
+    for seed in range(3):
+        optimizer.apply(tensors(make_gradients(seed=seed)), weights)
+    before = weights[0].numpy().copy()
+    optimizer.finalize_variable_values(weights)
+    assert (weights[0].numpy() != before).any()
+
+
+# --- With loss scaling --------------------------------------------------------------
+
+
+def larc_inside(**arguments):
+    sgd = keras.optimizers.SGD(0.5, momentum=0.9)
+    return LossScaleOptimizer(LARC(sgd, **arguments), initial_scale=2.0**12)
+
+
+def larc_outside(**arguments):
+    sgd = keras.optimizers.SGD(0.5, momentum=0.9)
+    return LARC(LossScaleOptimizer(sgd, initial_scale=2.0**12), **arguments)
+
+
+NESTED = {"inside": larc_inside, "outside": larc_outside}
+
+
+@pytest.mark.parametrize("mode", ["clip", "scale"])
+@pytest.mark.parametrize("make", NESTED.values(), ids=NESTED)
+def test_ratios_are_of_unscaled_gradients(make, mode, weights, make_gradients):
+    twins = [keras.Variable(v.numpy(), name=v.name) for v in weights]
+    optimizer = make(mode=mode)
+    alone = LARC(keras.optimizers.SGD(0.5, momentum=0.9), mode=mode)
+    for seed in range(3):
+        grads = make_gradients(seed=seed)
+        scale = np.float32(optimizer.scale_loss(1.0))
+        assert scale == 2.0**12
+        optimizer.apply(tensors([g * scale for g in grads]), weights)
+        alone.apply(tensors(grads), twins)
+    for v, twin in zip(weights, twins, strict=True):
+        np.testing.assert_allclose(v.numpy(), twin.numpy(), **CLOSE)
+    assert int(optimizer.skipped_steps) == 0
+
+
+@pytest.mark.parametrize("value", [np.inf, np.nan])
+@pytest.mark.parametrize("make", NESTED.values(), ids=NESTED)
+def test_an_overflow_is_still_seen(make, value, weights, make_gradients, snapshot):
+    optimizer = make()
+    optimizer.apply(tensors(make_gradients()), weights, scaled=True)
+    inner = optimizer
+    while hasattr(inner, "inner_optimizer"):
+        inner = inner.inner_optimizer
+    before = snapshot(weights + inner.variables)
+    grads = make_gradients()
+    grads[1][0] = value
+    optimizer.apply(tensors(grads), weights, scaled=True)
+    assert snapshot(weights + inner.variables) == before
+    assert int(optimizer.skipped_steps) == 1
+    assert float(optimizer.loss_scale) == 2.0**11
+
+
+def test_unscaled_gradients_are_known_for_such(weights, make_gradients):
+    twins = [keras.Variable(v.numpy(), name=v.name) for v in weights]
+    optimizer = larc_outside()
+    grads = make_gradients()
+    scaled = tensors([g * np.float32(2.0**12) for g in grads])
+    optimizer.apply(optimizer.get_unscaled_gradients(scaled), weights)
+    LARC(keras.optimizers.SGD(0.5, momentum=0.9)).apply(tensors(grads), twins)
+    for v, twin in zip(weights, twins, strict=True):
+        np.testing.assert_allclose(v.numpy(), twin.numpy(), **CLOSE)
+
+
+def test_a_fixed_loss_scale_factor_is_taken_out_of_the_norm(weights, make_gradients):
+    grads = make_gradients()
+    expected = 256 * original(grads[0], weights[0].numpy(), 0.5, 0.002, "scale")
+    inner = Recorder(0.5, loss_scale_factor=256.0)
+    optimizer = LARC(inner, mode="scale")
+    assert float(optimizer.scale_loss(ops.array(1.0))) == 256.0
+    optimizer.apply(tensors([256 * g for g in grads]), weights)
+    np.testing.assert_allclose(inner.got[0], expected, **CLOSE)
+
+
+def test_a_second_loss_scale_around_it_is_refused(weights, make_gradients, snapshot):
+    inner = LARC(LossScaleOptimizer(keras.optimizers.SGD(0.5)))
+    with pytest.raises(TypeError, match="nor wrap one.*scaled twice"):
+        LossScaleOptimizer(inner)
+    # What `compile` does under mixed_float16.
+    theirs = keras.optimizers.LossScaleOptimizer(inner)
+    theirs.build(weights)
+    before = snapshot(weights)
+    with pytest.raises(
+        ValueError, match=r"write LossScaleOptimizer\(LARC\(inner_optimizer\)\)"
+    ):
+        theirs.apply(tensors(make_gradients()), weights)
+    assert snapshot(weights) == before
+
+
+def test_kerass_own_loss_scale_inside_it_is_refused():
+    theirs = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5))
+    with pytest.raises(
+        TypeError, match=r"keras_lso\.LossScaleOptimizer\(keras_lso\.LA"
+    ):
+        LARC(theirs)
+
+
+# --- Files and configs ----------------------------------------------------------------
+
+
+def test_the_config_holds_everything():
+    optimizer = LARC(
+        keras.optimizers.SGD(0.5, momentum=0.9),
+        eta=0.1,
+        mode="scale",
+        min_update=1e-3,
+        epsilon=1e-4,
+        exclude=["bias"],
+        name="mine",
+    )
+    config = json.loads(json.dumps(keras.optimizers.serialize(optimizer)))
+    copy = keras_lso.deserialize(config)
+    assert type(copy) is LARC
+    assert copy.get_config() == optimizer.get_config()
+    assert type(copy.inner_optimizer) is type(optimizer.inner_optimizer)
+    assert copy.get_config()["exclude"] == ["bias"]
+    assert copy.name == "mine"
+    assert copy.inner_optimizer.momentum == 0.9
+
+
+def test_a_file_is_that_of_the_inner_optimizer(weights, make_gradients):
+    """A run may go on with LARC, or without it."""
+    optimizer = LARC(keras.optimizers.Adam(0.5))
+    for seed in range(3):
+        optimizer.apply(tensors(make_gradients(seed=seed)), weights)
+    store, alone = {}, keras.optimizers.Adam(0.5)
+    optimizer.save_own_variables(store)
+    alone.build(weights)
+    alone.load_own_variables(store)
+    for mine, theirs in zip(optimizer.variables, alone.variables, strict=True):
+        np.testing.assert_array_equal(mine.numpy(), theirs.numpy())
+    assert int(alone.iterations) == 3
+    assert "inner_optimizer" not in dir(optimizer)
+
+
+# --- Refusals -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments, error, words",
+    [
+        (dict(eta=-0.1), ValueError, "`eta` must be zero or more.*eta=-0.1"),
+        (dict(eta=float("nan")), ValueError, "`eta`.*nan"),
+        (dict(eta="0.1"), TypeError, "`eta`.*'0.1'"),
+        (dict(mode="clamp"), ValueError, "`mode`.*'clip', 'scale'.*'clamp'"),
+        (dict(min_update=-1.0), ValueError, "`min_update`"),
+        (dict(epsilon=float("inf")), ValueError, "`epsilon`"),
+        (dict(exclude="bias"), TypeError, r"`exclude`.*\['bias'.*exclude='bias'"),
+        (dict(exclude=["("]), ValueError, r"`exclude`.*'\('"),
+        (dict(exclude=[3]), TypeError, "`exclude`.*3"),
+    ],
+)
+def test_a_wrong_argument_is_named(arguments, error, words):
+    with pytest.raises(error, match=words):
+        LARC(keras.optimizers.SGD(0.5), **arguments)
+
+
+def test_the_inner_optimizer_has_to_be_one():
+    with pytest.raises(TypeError, match="`inner_optimizer`.*'sgd'"):
+        LARC("sgd")
+
+
+def test_gradients_and_variables_have_to_match(weights, make_gradients):
+    optimizer = LARC(keras.optimizers.SGD(0.5))
+    with pytest.raises(ValueError, match="2 gradients for 3 variables"):
+        optimizer.apply(tensors(make_gradients()[:2]), weights)
+    assert not optimizer.built
+    with pytest.raises(ValueError, match="already be built"):
+        optimizer.apply(tensors(make_gradients()))
