@@ -2,7 +2,7 @@
 
 from importlib.metadata import version as _version
 
-from keras_lso import loss_scales
+from keras_lso import loss_scales, schedules
 from keras_lso.larc import LARC
 from keras_lso.lars import LARS
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
@@ -17,4 +17,5 @@ __all__ = [
     "deserialize",
     "load_model",
     "loss_scales",
+    "schedules",
 ]

@@ -676,5 +676,6 @@ def test_the_public_names_are_these():
         "deserialize",
         "load_model",
         "loss_scales",
+        "schedules",
     ]
     assert isinstance(keras_lso.loss_scales.get(2), FixedLossScale)

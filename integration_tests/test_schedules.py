@@ -1,0 +1,420 @@
+"""The schedules give the rates of the originals: Model Garden's and optax's.
+
+Each is compared with its judge at every step, called alone and inside `fit`, where
+the weights show the rate that SGD used. Tolerance: the judge and we do the same ten
+or fewer float32 operations, each off by half a unit in the last place (6e-8), `pow`
+and `cos` by a few; so 8 units of the rate, and 4 of the highest rate of the case, as a
+rate near zero may be the difference of two large numbers.
+"""
+
+import types
+
+import keras
+import numpy as np
+import optax
+import pytest
+from keras import ops
+
+import keras_lso
+from keras_lso import schedules
+
+EPSILON = float(np.finfo("float32").eps)
+STEPS = 40
+
+POLYNOMIAL = {
+    "initial_learning_rate": 0.8,
+    "decay_steps": 20,
+    "end_learning_rate": 0.01,
+    "power": 2.0,
+}
+COSINE = {"initial_learning_rate": 0.8, "decay_steps": 17, "alpha": 0.05}
+EXPONENTIAL = {"initial_learning_rate": 0.8, "decay_steps": 7, "decay_rate": 0.6}
+PIECEWISE = {"boundaries": [3, 9, 20], "values": [0.8, 0.4, 0.1, 0.03]}
+
+# Which schedule, with which arguments; those that the Model Garden has, by its names.
+SINGLE = {
+    "piecewise": ("PiecewiseConstantDecayWithOffset", PIECEWISE),
+    "piecewise-later": ("PiecewiseConstantDecayWithOffset", {**PIECEWISE, "offset": 6}),
+    "piecewise-twice": (
+        "PiecewiseConstantDecayWithOffset",
+        {"boundaries": [5], "values": [0.8, 0.4], "offset": 2},
+    ),
+    "polynomial": ("PolynomialDecayWithOffset", POLYNOMIAL),
+    "polynomial-later": ("PolynomialDecayWithOffset", {**POLYNOMIAL, "offset": 11}),
+    "polynomial-earlier": ("PolynomialDecayWithOffset", {**POLYNOMIAL, "offset": -5}),
+    "polynomial-root": (
+        "PolynomialDecayWithOffset",
+        {**POLYNOMIAL, "power": 0.5, "offset": 4},
+    ),
+    "polynomial-cycle": (
+        "PolynomialDecayWithOffset",
+        {**POLYNOMIAL, "decay_steps": 9, "cycle": True},
+    ),
+    "exponential": ("ExponentialDecayWithOffset", EXPONENTIAL),
+    "exponential-later": ("ExponentialDecayWithOffset", {**EXPONENTIAL, "offset": 10}),
+    "exponential-stairs": (
+        "ExponentialDecayWithOffset",
+        {**EXPONENTIAL, "offset": 10, "staircase": True},
+    ),
+    "cosine": ("CosineDecayWithOffset", COSINE),
+    "cosine-later": ("CosineDecayWithOffset", {**COSINE, "offset": 12}),
+    "cosine-warmup": (
+        "CosineDecayWithOffset",
+        {**COSINE, "offset": 4, "warmup_target": 1.6, "warmup_steps": 6},
+    ),
+    "direct-power": ("DirectPowerDecay", {"initial_learning_rate": 0.8, "power": -0.5}),
+    "direct-power-up": ("DirectPowerDecay", {"initial_learning_rate": 0.02}),
+    "power-and-linear": (
+        "PowerAndLinearDecay",
+        {"initial_learning_rate": 0.8, "total_decay_steps": 30, "power": -0.5},
+    ),
+    "power-and-linear-later": (
+        "PowerAndLinearDecay",
+        {
+            "initial_learning_rate": 0.8,
+            "total_decay_steps": 23,
+            "power": -0.3,
+            "linear_decay_fraction": 0.4,
+            "offset": 9,
+        },
+    ),
+    "power-and-no-linear": (
+        "PowerAndLinearDecay",
+        {
+            "initial_learning_rate": 0.02,
+            "total_decay_steps": 23,
+            "linear_decay_fraction": 0.0,
+        },
+    ),
+    "power": (
+        "PowerDecayWithOffset",
+        {
+            "initial_learning_rate": 0.8,
+            "power": -0.5,
+            "offset": 9,
+            "pre_offset_learning_rate": 0.5,
+        },
+    ),
+    "power-default": ("PowerDecayWithOffset", {"initial_learning_rate": 0.8}),
+    "step-cosine": (
+        "StepCosineDecayWithOffset",
+        {"boundaries": [0, 10, 25, STEPS], "values": [0.8, 0.4, 0.3, 0.01]},
+    ),
+    "step-cosine-later": (
+        "StepCosineDecayWithOffset",
+        {"boundaries": [0, 12, STEPS], "values": [0.8, 0.2, 0.0], "offset": 8},
+    ),
+    # The first cosine starts at 0 all the same.
+    "step-cosine-first": (
+        "StepCosineDecayWithOffset",
+        {"boundaries": [5, 12, STEPS], "values": [0.8, 0.2, 0.1]},
+    ),
+}
+
+
+@pytest.fixture(scope="session")
+def judge(model_garden):
+    return model_garden("lr_schedule")
+
+
+def single(case):
+    name, arguments = SINGLE[case]
+    return lambda module: getattr(module, name)(**arguments)
+
+
+def warmup(case, name, *arguments, **options):
+    return lambda module: getattr(module, name)(
+        case if isinstance(case, float) else single(case)(module), *arguments, **options
+    )
+
+
+# Each makes a schedule from the module of either side.
+CASES = {
+    **{case: single(case) for case in SINGLE},
+    "linear-warmup-constant": warmup(0.8, "LinearWarmup", 7, 0.1),
+    "linear-warmup-none": warmup("cosine", "LinearWarmup", 1, 0.1),
+    "linear-warmup-cosine": warmup("cosine", "LinearWarmup", 7, 0.0),
+    "linear-warmup-later": warmup("polynomial-later", "LinearWarmup", 11, 0.0),
+    "linear-warmup-step-cosine": warmup("step-cosine-later", "LinearWarmup", 8, 0.02),
+    "linear-warmup-power": warmup("power-default", "LinearWarmup", 9, 0.0),
+    "linear-warmup-by-name": lambda module: module.LinearWarmup(
+        after_warmup_lr_sched=0.8, warmup_steps=5, warmup_learning_rate=0.2
+    ),
+    "polynomial-warmup-constant": warmup(0.8, "PolynomialWarmUp", 7),
+    "polynomial-warmup-none": warmup("exponential", "PolynomialWarmUp", 0),
+    "polynomial-warmup-root": warmup("cosine-later", "PolynomialWarmUp", 12, power=0.5),
+    "polynomial-warmup-square": warmup("direct-power", "PolynomialWarmUp", 9, 2.0),
+}
+
+every_case = pytest.mark.parametrize("make", CASES.values(), ids=CASES.keys())
+
+
+def rates(schedule, steps=range(STEPS)):
+    return np.array([np.asarray(schedule(step), "float32") for step in steps])
+
+
+def our_rates(schedule, kind, steps=range(STEPS)):
+    return np.array([ops.convert_to_numpy(schedule(kind(step))) for step in steps])
+
+
+def assert_same_rates(actual, expected):
+    assert actual.dtype == expected.dtype == np.float32
+    assert len(set(expected.tolist())) > 1
+    assert np.isfinite(expected).all()
+    # The default rate before a power decay, 1e6, is no yardstick for the others.
+    highest = expected[expected < 100].max()
+    np.testing.assert_allclose(
+        actual, expected, rtol=8 * EPSILON, atol=4 * EPSILON * highest
+    )
+
+
+def of_variable(step):
+    variable = keras.Variable(0, dtype="int", trainable=False)
+    variable.assign(step)
+    return variable
+
+
+@pytest.mark.parametrize("kind", [int, ops.convert_to_tensor, of_variable])
+@every_case
+def test_each_rate_is_the_model_gardens(make, kind, judge):
+    assert_same_rates(our_rates(make(schedules), kind), rates(make(judge)))
+
+
+def test_every_schedule_of_the_model_garden_has_been_judged(judge):
+    import tf_keras
+
+    theirs = {
+        name
+        for name, item in vars(judge).items()
+        if isinstance(item, type)
+        and issubclass(item, tf_keras.optimizers.schedules.LearningRateSchedule)
+    }
+    assert theirs == {
+        *(name for name, _ in SINGLE.values()),
+        "LinearWarmup",
+        "PolynomialWarmUp",
+    }
+    assert all(hasattr(schedules, name) for name in theirs)
+
+
+def test_where_the_model_garden_has_no_number_there_is_one(judge):
+    def make_cosine(module):
+        return module.StepCosineDecayWithOffset([0, 10], [0.8, 0.1], offset=3)
+
+    def make_cycle(module):
+        return module.PolynomialDecayWithOffset(**POLYNOMIAL, offset=5, cycle=True)
+
+    expected = rates(make_cosine(judge))
+    actual = our_rates(make_cosine(schedules), int)
+    assert np.isfinite(expected).tolist() == [step < 13 for step in range(STEPS)]
+    assert_same_rates(actual[:13], expected[:13])
+    np.testing.assert_array_equal(actual[13:], np.float32(0.1))
+
+    assert np.isinf(rates(make_cycle(judge), range(5))).all()
+    np.testing.assert_array_equal(
+        our_rates(make_cycle(schedules), int, range(6)), np.float32(0.8)
+    )
+    assert_same_rates(
+        our_rates(make_cycle(schedules), int, range(5, STEPS)),
+        rates(make_cycle(judge), range(5, STEPS)),
+    )
+
+
+def test_a_warmup_of_no_steps_is_none_as_the_model_gardens(judge):
+    # Its own rate of step 0 is that of the schedule; it divides by zero on the way.
+    make = warmup("cosine", "LinearWarmup", 0, 0.1)
+    assert_same_rates(our_rates(make(schedules), int), rates(make(judge)))
+
+
+JOINED = {
+    "two": (
+        [
+            (0.3, optax.constant_schedule(0.3)),
+            (
+                keras.optimizers.schedules.ExponentialDecay(0.8, 7, 0.6),
+                optax.exponential_decay(0.8, 7, 0.6),
+            ),
+        ],
+        [9],
+    ),
+    "three": (
+        [
+            (
+                schedules.LinearWarmup(0.8, 6),
+                optax.linear_schedule(0.0, 0.8, 6),
+            ),
+            (
+                schedules.PolynomialDecayWithOffset(**POLYNOMIAL),
+                optax.polynomial_schedule(0.8, 0.01, 2.0, 20),
+            ),
+            (0.02, optax.constant_schedule(0.02)),
+        ],
+        [6, 30],
+    ),
+    # The second is never seen to its end, the third starts with step 0 of its own.
+    "cut-short": (
+        [
+            (
+                schedules.LinearWarmup(0.8, 6, 0.2),
+                optax.linear_schedule(0.2, 0.8, 6),
+            ),
+            (
+                keras.optimizers.schedules.CosineDecay(0.8, 30),
+                optax.cosine_decay_schedule(0.8, 30),
+            ),
+            (
+                keras.optimizers.schedules.CosineDecay(0.6, 10, alpha=0.1),
+                optax.cosine_decay_schedule(0.6, 10, alpha=0.1),
+            ),
+            (0.0, optax.constant_schedule(0.0)),
+        ],
+        [4, 13, 35],
+    ),
+}
+
+
+@pytest.fixture(params=JOINED)
+def joined(request):
+    pairs, boundaries = JOINED[request.param]
+    ours, theirs = zip(*pairs, strict=True)
+    return types.SimpleNamespace(
+        ours=schedules.Sequential(ours, boundaries),
+        optax=optax.join_schedules(theirs, boundaries),
+    )
+
+
+@pytest.mark.parametrize("kind", [int, ops.convert_to_tensor, of_variable])
+def test_joined_schedules_are_those_of_optax(joined, kind):
+    assert_same_rates(our_rates(joined.ours, kind), rates(joined.optax))
+
+
+# In training
+
+
+@pytest.fixture
+def make_meter():
+    """A model that measures learning rates: one weight for each step.
+
+    The gradient of weight i is 1 at step i and 0 at all others, so that after training
+    it is minus the rate of that step, not rounded once more.
+    """
+
+    def make(optimizer, **options):
+        model = keras.Sequential(
+            [
+                keras.Input((STEPS,)),
+                keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros"),
+            ]
+        )
+        # Of the absolute error of a prediction that is always too high.
+        model.compile(optimizer, loss="mean_absolute_error", **options)
+        return model
+
+    return make
+
+
+@pytest.fixture
+def used_rates(fit):
+    """Trains a meter; returns the rates that its optimizer used from `start` on."""
+
+    def run(model, start=0, stop=STEPS):
+        x = np.eye(STEPS, dtype="float32")[start:stop]
+        y = np.full((stop - start, 1), -1e9, "float32")
+        fit(model, x, y, batch_size=1)
+        return -model.get_weights()[0][start:stop, 0]
+
+    return run
+
+
+# One of each class.
+IN_TRAINING = [
+    "piecewise-later",
+    "polynomial-later",
+    "exponential-stairs",
+    "cosine-warmup",
+    "direct-power",
+    "power-and-linear-later",
+    "power",
+    "step-cosine-later",
+    "linear-warmup-later",
+    "polynomial-warmup-root",
+]
+
+
+@pytest.mark.parametrize("case", IN_TRAINING)
+def test_sgd_trains_with_the_rates_of_the_model_garden(
+    case, judge, make_meter, used_rates
+):
+    model = make_meter(keras.optimizers.SGD(CASES[case](schedules)))
+    assert_same_rates(used_rates(model), rates(CASES[case](judge)))
+
+
+def test_training_with_joined_schedules_has_the_rates_of_optax(
+    joined, make_meter, used_rates
+):
+    model = make_meter(keras.optimizers.SGD(joined.ours))
+    assert_same_rates(used_rates(model), rates(joined.optax))
+
+
+@pytest.mark.parametrize("options", [{"jit_compile": False}, {"run_eagerly": True}])
+def test_training_without_a_compiler_has_the_same_rates(
+    options, judge, make_meter, used_rates
+):
+    case = "linear-warmup-step-cosine"
+    model = make_meter(keras.optimizers.SGD(CASES[case](schedules)), **options)
+    assert_same_rates(used_rates(model), rates(CASES[case](judge)))
+
+
+@pytest.mark.parametrize("load", [keras_lso.load_model, keras.saving.load_model])
+@pytest.mark.parametrize("scaled", [False, True], ids=["plain", "loss-scaled"])
+def test_a_saved_model_goes_on_where_its_schedule_was(
+    load, scaled, judge, make_meter, used_rates, tmp_path
+):
+    case = "linear-warmup-later"
+    optimizer = keras.optimizers.SGD(CASES[case](schedules))
+    if scaled:
+        optimizer = keras_lso.LossScaleOptimizer(optimizer)
+    model = make_meter(optimizer)
+    first = used_rates(model, stop=17)
+    model.save(tmp_path / "model.keras")
+
+    loaded = load(tmp_path / "model.keras")
+    inner = loaded.optimizer.inner_optimizer if scaled else loaded.optimizer
+    schedule = inner._learning_rate
+    assert isinstance(schedule, schedules.LinearWarmup)
+    assert schedule.get_config() == CASES[case](schedules).get_config()
+    second = used_rates(loaded, start=17)
+    assert_same_rates(np.concatenate([first, second]), rates(CASES[case](judge)))
+
+
+@pytest.mark.parametrize("batch_size", [4096, 8192, 32768])
+def test_the_mlperf_recipe_builds_lars_and_its_rates_are_used(
+    batch_size, make_meter, used_rates
+):
+    schedule, settings = schedules.mlperf_resnet(batch_size, steps_per_epoch=0.8)
+    expected = our_rates(schedule, int)
+    assert expected[0] == 0.0
+    assert_same_rates(used_rates(make_meter(keras.optimizers.SGD(schedule))), expected)
+
+    optimizer = keras_lso.LARS(schedule, **settings)
+    restored = keras_lso.LARS.from_config(optimizer.get_config())
+    config = restored.get_config()
+    assert {key: config[key] for key in settings} == settings
+    assert config["learning_rate"] == keras.optimizers.schedules.serialize(schedule)
+
+    kernel = keras.Variable([[3.0], [4.0]])
+    bias = keras.Variable([1.0])
+    # The momentum is still 0 after the first step, whose rate is 0.
+    for step, rate in enumerate(expected[:2]):
+        if step == 0:
+            assert rate == 0.0
+        gradients = [ops.array([[0.0], [2.0]]), ops.array([2.0])]
+        optimizer.apply(gradients, [kernel, bias])
+        decay = settings["weight_decay_rate"]
+        ratio = 0.001 * 5.0 / (2.0 + decay * 5.0)
+        update = rate * ratio * np.array([[decay * 3.0], [2.0 + decay * 4.0]])
+        # Of numbers of a few units, after a handful of operations.
+        np.testing.assert_allclose(
+            kernel.numpy(), [[3.0], [4.0]] - update, rtol=4 * EPSILON
+        )
+        np.testing.assert_allclose(bias.numpy(), [1.0 - rate * 2.0], rtol=4 * EPSILON)

@@ -1,0 +1,45 @@
+"""Learning-rate schedules for large batches.
+
+Every class here is a `keras.optimizers.schedules.LearningRateSchedule`: give it to
+an optimizer as the `learning_rate`. Step 0 is the first one. The arithmetic of the
+schedules that the TensorFlow Model Garden has is that of its
+`official.modeling.optimization.lr_schedule`, and its configs load.
+"""
+
+from keras_lso.schedules.keras_decays import (
+    CosineDecayWithOffset,
+    ExponentialDecayWithOffset,
+    PiecewiseConstantDecayWithOffset,
+    PolynomialDecayWithOffset,
+)
+from keras_lso.schedules.other_decays import (
+    DirectPowerDecay,
+    PowerAndLinearDecay,
+    PowerDecayWithOffset,
+    StepCosineDecayWithOffset,
+)
+from keras_lso.schedules.recipes import Recipe, linear_scaling, mlperf_resnet
+from keras_lso.schedules.sequential import Sequential
+from keras_lso.schedules.warmup import (
+    LinearWarmup,
+    PolynomialWarmUp,
+    PolynomialWarmup,
+)
+
+__all__ = [
+    "CosineDecayWithOffset",
+    "DirectPowerDecay",
+    "ExponentialDecayWithOffset",
+    "LinearWarmup",
+    "PiecewiseConstantDecayWithOffset",
+    "PolynomialDecayWithOffset",
+    "PolynomialWarmUp",
+    "PolynomialWarmup",
+    "PowerAndLinearDecay",
+    "PowerDecayWithOffset",
+    "Recipe",
+    "Sequential",
+    "StepCosineDecayWithOffset",
+    "linear_scaling",
+    "mlperf_resnet",
+]

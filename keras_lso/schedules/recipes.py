@@ -1,0 +1,172 @@
+"""Learning rates that papers and benchmarks publish for large batches."""
+
+from typing import Any, NamedTuple
+
+from keras.optimizers.schedules import LearningRateSchedule
+
+from keras_lso._checks import check_factor, check_positive_int, check_rate
+from keras_lso.schedules.keras_decays import PolynomialDecayWithOffset
+from keras_lso.schedules.warmup import LinearWarmup
+
+_IMAGENET_IMAGES = 1_281_167
+
+
+def linear_scaling(base_learning_rate, batch_size, base_batch_size=256):
+    """Scales a learning rate in proportion to the batch size.
+
+    ```python
+    base_learning_rate * batch_size / base_batch_size
+    ```
+
+    The rule of Goyal et al., who train ResNet-50 with 0.1 per 256 images and need a
+    warm-up of five epochs for it: see `keras_lso.schedules.LinearWarmup`.
+
+    Args:
+        base_learning_rate: Float. The rate that suits `base_batch_size`.
+        batch_size: Positive int. The number of examples a step, over all devices.
+        base_batch_size: Positive int. Defaults to `256`.
+
+    Returns:
+        A float, the learning rate.
+
+    Raises:
+        TypeError: If the rate is not a number.
+        ValueError: If the rate is negative, NaN or infinite, or a batch size is not
+            a positive integer.
+
+    Example:
+
+    >>> import keras_lso
+    >>> keras_lso.schedules.linear_scaling(0.1, batch_size=8192)
+    3.2
+
+    Reference:
+
+    - [Goyal et al., 2017, Accurate, Large Minibatch SGD](
+        https://arxiv.org/abs/1706.02677)
+    """
+    base_learning_rate = check_rate("base_learning_rate", base_learning_rate)
+    batch_size = check_positive_int("batch_size", batch_size)
+    base_batch_size = check_positive_int("base_batch_size", base_batch_size)
+    return base_learning_rate * batch_size / base_batch_size
+
+
+class Recipe(NamedTuple):
+    """A learning-rate schedule and the optimizer settings that go with it."""
+
+    learning_rate: LearningRateSchedule
+    """The schedule: the optimizer's `learning_rate`."""
+
+    lars: dict[str, Any]
+    """The other keyword arguments of `keras_lso.LARS`."""
+
+
+class _ReferencePoint(NamedTuple):
+    learning_rate: float
+    warmup_epochs: int
+    momentum: float
+    weight_decay_rate: float
+    decay_steps: int
+
+
+_MLPERF_RESNET = {
+    4096: _ReferencePoint(10.0, 5, 0.9, 2e-4, 13137),
+    8192: _ReferencePoint(17.0, 5, 0.9, 2e-4, 6095),
+    32768: _ReferencePoint(21.2, 16, 0.94, 2.5e-5, 2267),
+}
+
+
+def mlperf_resnet(batch_size, steps_per_epoch):
+    """Returns how the MLPerf reference trains ResNet-50 with LARS at a batch size.
+
+    Three reference convergence points of MLPerf training 2.0:
+
+    | batch size | base rate | warm-up | decay | momentum | weight decay |
+    | ---: | ---: | ---: | ---: | ---: | ---: |
+    | 4096 | 10 | 5 epochs | 13137 steps (42 epochs) | 0.9 | 2e-4 |
+    | 8192 | 17 | 5 epochs | 6095 steps (39 epochs) | 0.9 | 2e-4 |
+    | 32768 | 21.2 | 16 epochs | 2267 steps (58 epochs) | 0.94 | 2.5e-5 |
+
+    ```python
+    warmup_steps = round(warmup_epochs * steps_per_epoch)
+    decay_steps = round(published * steps_per_epoch * batch_size / 1281167)
+    if step < warmup_steps:
+        rate = base * step / warmup_steps
+    else:
+        left = 1 - min((step - warmup_steps) / decay_steps, 1)
+        rate = (base - 1e-4) * left ** 2 + 1e-4
+    ```
+
+    The end rate and the power of the decay are those of the reference's code. The
+    published decay steps are at ImageNet's 1,281,167 images an epoch. For other
+    data they change in proportion, so that the decay takes as many epochs. The rate
+    of step 0 is exactly 0, as in the reference. LARS has the form of the paper,
+    without decay or adaptation of biases and normalisation, with `eeta=0.001` and
+    `epsilon=0.0`. (The reference's code replaces an epsilon of 0 by 1e-7.)
+
+    Args:
+        batch_size: Int. 4096, 8192 or 32768 examples a step, over all devices.
+        steps_per_epoch: Positive int or float, such as `1281167 / batch_size`.
+
+    Returns:
+        A `Recipe`: the schedule and the keyword arguments for `keras_lso.LARS`.
+
+    Raises:
+        ValueError: If there is no reference point for the batch size, or
+            `steps_per_epoch` is not a positive, finite number.
+
+    Example:
+
+    >>> import keras_lso
+    >>> schedule, settings = keras_lso.schedules.mlperf_resnet(8192, 157)
+    >>> for step in (0, 1, 157, 784, 785, 786, 3845, 6904, 10_000):
+    ...     print(step, f"{float(schedule(step)):.4f}")
+    0 0.0000
+    1 0.0217
+    157 3.4000
+    784 16.9783
+    785 17.0000
+    786 16.9944
+    3845 4.2487
+    6904 0.0001
+    10000 0.0001
+    >>> settings["momentum"], settings["weight_decay_rate"]
+    (0.9, 0.0002)
+
+    Build the optimizer with `keras_lso.LARS(schedule, **settings)`.
+
+    References:
+
+    - [The reference convergence points](
+        https://github.com/mlcommons/logging/blob/master/mlperf_logging/rcp_checker/training_2.0.0/rcps_resnet.json)
+    - [The reference implementation](
+        https://github.com/mlcommons/training/blob/master/image_classification/tensorflow2/lars_util.py)
+    """
+    batch_size = check_positive_int("batch_size", batch_size)
+    steps_per_epoch = check_factor("steps_per_epoch", steps_per_epoch, above=0.0)
+    if batch_size not in _MLPERF_RESNET:
+        raise ValueError(
+            "MLPerf's reference points are for the batch sizes "
+            f"{', '.join(map(str, _MLPERF_RESNET))}. For others, scale a rate with "
+            "`keras_lso.schedules.linear_scaling` and warm it up with "
+            f"`keras_lso.schedules.LinearWarmup`. Received: batch_size={batch_size}"
+        )
+    point = _MLPERF_RESNET[batch_size]
+    warmup_steps = round(point.warmup_epochs * steps_per_epoch)
+    share_of_imagenet = steps_per_epoch * batch_size / _IMAGENET_IMAGES
+    decay = PolynomialDecayWithOffset(
+        offset=warmup_steps,
+        initial_learning_rate=point.learning_rate,
+        decay_steps=max(1, round(point.decay_steps * share_of_imagenet)),
+        end_learning_rate=1e-4,
+        power=2.0,
+    )
+    settings = {
+        "momentum": point.momentum,
+        "weight_decay_rate": point.weight_decay_rate,
+        "eeta": 0.001,
+        "trust_ratio": "paper",
+        "epsilon": 0.0,
+        "exclude_1d": True,
+    }
+    return Recipe(LinearWarmup(decay, warmup_steps), settings)
