@@ -15,7 +15,7 @@ export TF_CPP_MIN_LOG_LEVEL := 3
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .NOTPARALLEL:
-.PHONY: help setup demo test $(TESTS) lint format bench clean
+.PHONY: help setup demo large-batch test $(TESTS) lint format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$].*## / { sub(/\$$\(TESTS\)/, "test-<backend>", $$1); \
@@ -36,6 +36,9 @@ $(INSTALLED): requirements/dev.txt requirements/judges.txt pyproject.toml
 
 demo: $(INSTALLED) ## train the example model
 	$(BIN)/python examples/train_digits.py
+
+large-batch: $(INSTALLED) ## compare LARS with SGD at growing batch sizes
+	$(BIN)/python examples/large_batch_digits.py
 
 test: $(INSTALLED) ## lint, then the whole suite under every backend
 	@rm -rf $(LOGS); lint=failed; status=0; \

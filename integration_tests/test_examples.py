@@ -1,8 +1,9 @@
 """The programs in `examples/`, run as a user runs them.
 
 Each runs in a process of its own, with small settings. A custom loop belongs to one
-backend and is run in that backend's turn; `train_digits.py` trains on any, and is
-told to use this one.
+backend and is run in that backend's turn; `train_digits.py` and
+`large_batch_digits.py` train on any, and are told to use this one. The code in
+`docs/large-batches.md`, which leans on the latter, runs here too.
 """
 
 import os
@@ -21,7 +22,7 @@ EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 NUMBER = r"(\d+(?:\.\d+)?)"
 
 
-def run_example(name, *arguments, folder):
+def run_example(name, *arguments, folder, backend=None):
     """Runs an example in `folder` and returns what it printed."""
     environment = {
         **os.environ,
@@ -29,8 +30,10 @@ def run_example(name, *arguments, folder):
         # Other tests may want the other cores.
         "OMP_NUM_THREADS": "1",
     }
-    # Nothing says which backend to use: an example has to know.
+    # If nothing says which backend to use, an example has to know.
     del environment["KERAS_BACKEND"]
+    if backend is not None:
+        environment["KERAS_BACKEND"] = backend
     finished = subprocess.run(
         [sys.executable, str(EXAMPLES / name), *arguments],
         cwd=folder,
@@ -161,6 +164,157 @@ def test_train_digits_says_which_backend_is_missing(
     train_digits.main()
     assert trained == [BACKEND]
     assert "no_such_framework is not installed: left out." in capsys.readouterr().out
+
+
+# --- large_batch_digits.py ------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def large_batch_run(tmp_path_factory):
+    """What `large_batch_digits.py --fast` prints, and the folder it writes to."""
+    folder = tmp_path_factory.mktemp("large_batch")
+    printed = run_example(
+        "large_batch_digits.py",
+        *("--fast", "--output", "pictures"),
+        folder=folder,
+        backend=BACKEND,
+    )
+    return printed, folder / "pictures"
+
+
+def large_batch_row(printed, optimizer):
+    """The numbers in the row of an optimizer."""
+    row = rf"{optimizer} +{NUMBER}\*? +{NUMBER} +{NUMBER} \({NUMBER} to {NUMBER}\)"
+    return [
+        float(number)
+        for number in re.search(rf"{row} +{NUMBER} +(\d+)\s", printed).groups()
+    ]
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "base_rates"), [("SGD, Nesterov", (0.2, 0.4)), ("LARS", (8.0, 16.0))]
+)
+def test_large_batch_runs_fast(large_batch_run, optimizer, base_rates):
+    printed, _ = large_batch_run
+    # Three batches an epoch, eight epochs.
+    assert re.search(r" 384 +24 +SGD, Nesterov ", printed)
+    row = large_batch_row(printed, optimizer)
+    base_rate, peak_rate, mean, lowest, highest, training_loss, skipped = row
+    assert base_rate in base_rates
+    assert peak_rate == pytest.approx(base_rate * 384 / 256)
+    assert lowest <= mean <= highest <= 100.0
+    # A guess gets 10 %; 24 steps are enough to read most digits with either.
+    assert mean > 60.0
+    # That of a guess is log 10 = 2.3.
+    assert 0.0 < training_loss < 1.5
+    # 24 steps with each of two seeds.
+    assert skipped < 48
+    assert f"Trained on {BACKEND}." in printed
+
+
+def test_large_batch_says_in_words_what_the_table_shows(large_batch_run):
+    printed, _ = large_batch_run
+    _, _, sgd, *_ = large_batch_row(printed, "SGD, Nesterov")
+    _, _, lars, *_ = large_batch_row(printed, "LARS")
+    comparison = rf"LARS (?:equals|is {NUMBER} points (above|below)) SGD"
+    points, side = re.search(f"Batches of 384: {comparison}", printed).groups()
+    gain = {"above": 1, "below": -1, None: 0}[side] * float(points or 0)
+    # Both means and their difference are rounded to a tenth.
+    assert gain == pytest.approx(lars - sgd, abs=0.16)
+    for finding in ("arXiv:1708.03888", "arXiv:2102.06356"):
+        assert finding in printed
+
+
+def test_large_batch_draws_a_picture(large_batch_run):
+    _, folder = large_batch_run
+    assert [path.name for path in folder.iterdir()] == ["large_batch.png"]
+    picture = matplotlib.image.imread(folder / "large_batch.png")
+    height, width, _ = picture.shape
+    assert height > 800
+    assert width > 1600
+    # Some of it is white and some of it is not.
+    assert 0.5 < (picture[..., :3] == 1).all(axis=-1).mean() < 0.99
+
+
+@pytest.fixture
+def large_batch(monkeypatch):
+    """The module itself, for what needs no process of its own."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    policy = keras.config.dtype_policy()
+    import large_batch_digits
+
+    yield large_batch_digits
+    del sys.modules["large_batch_digits"]
+    keras.config.set_dtype_policy(policy)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "base_rate"), [("SGD, Nesterov", 1.0), ("LARS", 16.0)]
+)
+def test_a_trial_starts_afresh_from_each_seed(large_batch, optimizer, base_rate):
+    keras.config.set_dtype_policy("mixed_float16")
+    train_data, valid_data, test_data = large_batch.load_data()
+    assert [len(data[0]) for data in (train_data, valid_data, test_data)] == [
+        *(1152, 285, 360)
+    ]
+    trial = large_batch.Trial(optimizer, 384, base_rate, epochs=1)
+    # What Keras builds in the first run draws random numbers, too.
+    _, first, other, again = (
+        trial.run(seed, train_data, valid_data) for seed in (0, 1, 2, 1)
+    )
+    for measure in ("training_loss", "cross_entropy"):
+        from_other_seed = abs(other[measure] - first[measure])
+        assert from_other_seed > 0.0
+        # Not 0: a multithreaded float16 convolution may round otherwise.
+        assert abs(again[measure] - first[measure]) < 0.1 * from_other_seed
+    assert int(trial.optimizer.iterations) == 3
+
+
+def test_the_rate_with_most_digits_right_is_taken(large_batch):
+    runs = [
+        {"accuracy": 0.9, "cross_entropy": 0.1},
+        {"accuracy": 0.95, "cross_entropy": float("nan")},
+        {"accuracy": 0.95, "cross_entropy": 0.4},
+        {"accuracy": 0.95, "cross_entropy": 0.3},
+    ]
+    assert max(runs, key=large_batch.merit) == runs[3]
+    assert max(reversed(runs[:3]), key=large_batch.merit) == runs[2]
+
+
+@pytest.mark.parametrize(
+    ("lars", "words"),
+    [
+        ([0.90, 0.95], "equals SGD; their ranges overlap"),
+        ([0.92, 0.98], "is 2.5 points above SGD; their ranges overlap"),
+        ([0.80, 0.88], "is 8.5 points below SGD; their ranges do not overlap"),
+        ([0.96, 0.98], "is 4.5 points above SGD; their ranges do not overlap"),
+    ],
+)
+def test_the_comparison_in_words_falls_either_way(large_batch, lars, words):
+    sgd = {"accuracies": [0.90, 0.95], "batch_size": 1152}
+    assert large_batch.compare_in_words(sgd, {"accuracies": lars}) == (
+        f"Batches of 1,152: LARS {words}."
+    )
+
+
+def test_the_code_in_the_guide_to_large_batches_runs():
+    guide = EXAMPLES.parent / "docs" / "large-batches.md"
+    blocks = re.findall(r"```python\n(.*?)```", guide.read_text(), re.DOTALL)
+    assert len(blocks) == 5
+    policy = keras.config.dtype_policy()
+    names = {}
+    try:
+        for block in blocks:
+            exec(block, names)
+    finally:
+        keras.config.set_dtype_policy(policy)
+    # Where the decay by the power of 2 is half-way, a quarter of the rate is left.
+    middle = 5 * 313 + 42 * 313 // 2
+    assert float(names["decay"](middle)) == pytest.approx(10 / 4, rel=1e-3)
+    assert isinstance(names["model"].optimizer, names["keras_lso"].LossScaleOptimizer)
+    # |w| is 4; the norm of (2, 3) against the sum of 2 and 3.
+    assert float(names["model_garden"]) == pytest.approx(0.004 / 13**0.5)
+    assert float(names["paper"]) == pytest.approx(0.004 / 5)
 
 
 # --- Custom loops ---------------------------------------------------------------
