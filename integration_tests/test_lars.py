@@ -292,7 +292,7 @@ INNER = {
 }
 
 
-@pytest.mark.parametrize("jit_compile", [False, "auto"])
+@pytest.mark.parametrize("jit_compile", [False, True, "auto"])
 @pytest.mark.parametrize("make", INNER.values(), ids=INNER)
 def test_fit_in_float16_skips_an_overflow_without_a_trace(
     make, jit_compile, make_model, data, fit, with_overflows, bits

@@ -205,10 +205,14 @@ _KERNELS = {LARS: _step_lars}
 
 
 def fused_step_takes(rule, variables, gradients):
-    """Whether there is a kernel for these tensors."""
-    return rule in _KERNELS and all(
-        _is_plain(g) and _is_plain(w) and w.is_contiguous() and g.shape == w.shape
-        for g, w in zip(gradients, (v.value for v in variables), strict=True)
+    """Whether there is a kernel for these tensors; `torch.compile` writes its own."""
+    return (
+        rule in _KERNELS
+        and not torch.compiler.is_compiling()
+        and all(
+            _is_plain(g) and _is_plain(w) and w.is_contiguous() and g.shape == w.shape
+            for g, w in zip(gradients, (v.value for v in variables), strict=True)
+        )
     )
 
 
