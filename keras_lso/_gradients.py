@@ -1,7 +1,5 @@
 """Gradients, and the variables that they belong to."""
 
-from keras import ops
-
 from keras_lso import adapters, backend
 
 
@@ -31,7 +29,7 @@ def match(optimizer, grads, variables):
     Returns:
         A tuple of the list of tensors or None, and the list of variables.
     """
-    grads = [_as_tensor(g) for g in grads]
+    grads = [backend.as_tensor(g) for g in grads]
     if variables is None:
         if not optimizer.built:
             raise ValueError(
@@ -60,9 +58,3 @@ def match(optimizer, grads, variables):
         optimizer.build(variables)
     adapters.check_known(optimizer, variables)
     return grads, variables
-
-
-def _as_tensor(grad):
-    if grad is None or ops.is_tensor(grad):
-        return grad
-    return backend.map_values(ops.convert_to_tensor, grad)

@@ -292,7 +292,7 @@ class RuleOptimizer(keras.optimizers.Optimizer):
             self.assign(v, ops.cast(new, v.dtype))
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
-        rule = self._rule()
+        rule, grads = self._rule(), [backend.as_tensor(g) for g in grads]
         if (
             rule is None
             or not all(isinstance(v, keras.Variable) for v in trainable_variables)

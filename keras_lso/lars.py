@@ -211,7 +211,28 @@ class LARS(adapters.RuleOptimizer):
             no_adaptation = no_decay
         self._may_decay = tuple(not self._is_excluded(v, no_decay) for v in variables)
         self._adapts = tuple(not self._is_excluded(v, no_adaptation) for v in variables)
-        self._decays = tuple(adapters.uses_weight_decay(self, v) for v in variables)
+        self._find_decays()
+
+    def exclude_from_weight_decay(self, var_list=None, var_names=None):
+        """Excludes variables from both kinds of weight decay, not from adaptation.
+
+        What the argument of the same name excludes stays excluded.
+
+        Args:
+            var_list: List of variables to exclude. Defaults to `None`.
+            var_names: List of regular expressions; a variable is excluded if its
+                name, which is the last part of its path, holds a match of one of
+                them. Defaults to `None`.
+        """
+        super().exclude_from_weight_decay(var_list, var_names)
+        if self.built:
+            self._find_decays()
+
+    def _find_decays(self):
+        self._decays = tuple(
+            adapters.uses_weight_decay(self, v)
+            for v in adapters.trainable_variables(self)
+        )
 
     def _is_excluded(self, variable, patterns):
         if self.exclude_1d and len(variable.shape) < 2:

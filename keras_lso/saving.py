@@ -52,7 +52,7 @@ def deserialize(config, custom_objects=None):
             "`config` must be the dict that `keras.optimizers.serialize` returns. "
             f"Received: {config!r}"
         )
-    config = adopt(config)
+    config = adopt(config, custom_objects)
     # Keras knows its own classes by their bare names too.
     has_address = config.get("module") or config.get("registered_name")
     read = (
@@ -109,7 +109,7 @@ def load_model(filepath, custom_objects=None, compile=True, safe_mode=True):
     with zipfile.ZipFile(filepath) as archive:
         names = archive.namelist()
         config = json.loads(archive.read(_CONFIG)) if _CONFIG in names else {}
-        adopted = adopt(config)
+        adopted = adopt(config, custom_objects)
         if _was_wrapped_by_keras(archive, adopted):
             _wrap_optimizer(adopted)
         if adopted == config:
@@ -120,22 +120,23 @@ def load_model(filepath, custom_objects=None, compile=True, safe_mode=True):
             return keras.saving.load_model(copy, **arguments)
 
 
-def adopt(config):
+def adopt(config, custom_objects=None):
     """Returns a copy of `config` in which the classes that we succeed are ours.
 
-    These are Keras's `LossScaleOptimizer` and the Model Garden's `LARS`.
+    These are Keras's `LossScaleOptimizer` and the Model Garden's `LARS`, unless the
+    caller has a class of that name in `custom_objects`.
     """
-    return _rename(adapters.public_config(config))
+    return _rename(adapters.public_config(config), custom_objects or {})
 
 
-def _rename(config):
+def _rename(config, custom_objects):
     if isinstance(config, list | tuple):
-        return type(config)(_rename(item) for item in config)
+        return type(config)(_rename(item, custom_objects) for item in config)
     if not isinstance(config, dict):
         return config
-    config = {key: _rename(value) for key, value in config.items()}
-    if isinstance(config.get("config"), dict):
-        name = str(config.get("class_name"))
+    config = {key: _rename(value, custom_objects) for key, value in config.items()}
+    name = str(config.get("class_name"))
+    if isinstance(config.get("config"), dict) and name not in custom_objects:
         package = str(config.get("module") or "").split(".")[0]
         if name.lower() == "lossscaleoptimizer" and package in ("", "keras"):
             config.update(_OURS)

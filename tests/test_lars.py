@@ -1590,3 +1590,30 @@ def test_too_many_positional_arguments_are_refused():
     # What follows the name in the Model Garden are keywords, and so it is here.
     with pytest.raises(TypeError, match="positional"):
         LARS(0.5, 0.9, 0.0, 0.001, False, True, None, None, "LARS", "paper")
+
+
+def test_keras_s_exclusion_counts_after_build_as_well():
+    w, bias = variable("kernel", [3.0, 4.0]), variable("bias", [1.0, 2.0])
+    optimizer = LARS(1.0, weight_decay_rate=0.5, eeta=1.0, momentum=0.0)
+    optimizer.build([w, bias])
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    optimizer.apply([ops.zeros(2), ops.zeros(2)], [w, bias])
+    # Without decay a gradient of zero moves nothing.
+    assert values_of([bias])[0].tolist() == [1.0, 2.0]
+    assert (values_of([w])[0] < [3.0, 4.0]).all()
+
+
+def test_lists_will_do_as_gradients():
+    w = variable("w", [3.0, 4.0])
+    LARS(10.0, momentum=0.0).apply([[0.0, 100.0]], [w])
+    np.testing.assert_allclose(values_of([w])[0], [3.0, 3.95], rtol=1e-6)
+
+
+def test_a_custom_lars_is_preferred_to_ours():
+    class Mine(keras.optimizers.SGD):
+        pass
+
+    config = {"class_name": "LARS", "config": {"learning_rate": 0.5}}
+    assert type(keras_lso.deserialize(config)) is LARS
+    mine = keras_lso.deserialize(config, custom_objects={"LARS": Mine})
+    assert isinstance(mine, Mine)

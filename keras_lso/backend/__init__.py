@@ -16,6 +16,7 @@ import importlib
 import os
 
 import keras
+from keras import ops
 
 from keras_lso.backend import generic
 
@@ -36,14 +37,21 @@ _kernels = _framework if KERNELS == "auto" else generic
 
 Measurement = generic.Measurement
 in_float32 = generic.in_float32
-to_dense = generic.to_dense
 measure = _kernels.measure
 fused_step = _kernels.fused_step
 run_if = _framework.run_if
 compute_gradients = _framework.compute_gradients
 map_values = _framework.map_values
 l2_norms = _framework.l2_norms
+to_dense = _framework.to_dense
 total = _framework.total
+
+
+def as_tensor(grad):
+    """Returns an array or a list as a tensor, and a tensor or None as it is."""
+    if grad is None or ops.is_tensor(grad):
+        return grad
+    return map_values(ops.convert_to_tensor, grad)
 
 
 def check_stateless_is_supported():

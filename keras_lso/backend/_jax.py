@@ -17,6 +17,7 @@ __all__ = [
     "map_values",
     "measure",
     "run_if",
+    "to_dense",
     "total",
 ]
 
@@ -128,6 +129,11 @@ def map_values(fn, grad):
     if isinstance(grad, sparse.BCOO):
         return sparse.BCOO((fn(grad.data), grad.indices), shape=grad.shape)
     return fn(grad)
+
+
+def to_dense(grad):
+    """See `generic.to_dense`."""
+    return grad.todense() if isinstance(grad, sparse.BCOO) else grad
 
 
 def _values(grad):

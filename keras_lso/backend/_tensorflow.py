@@ -16,6 +16,7 @@ __all__ = [
     "map_values",
     "measure",
     "run_if",
+    "to_dense",
     "total",
 ]
 
@@ -286,6 +287,11 @@ def map_values(fn, grad):
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(fn(grad.values), grad.indices, grad.dense_shape)
     return fn(grad)
+
+
+def to_dense(grad):
+    """See `generic.to_dense`."""
+    return tf.convert_to_tensor(grad)
 
 
 def _values(grad):

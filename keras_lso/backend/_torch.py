@@ -16,6 +16,7 @@ __all__ = [
     "map_values",
     "measure",
     "run_if",
+    "to_dense",
     "total",
 ]
 
@@ -34,7 +35,7 @@ def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None):
     """
     values = [_values(g) for g in grads]
     if rules:
-        norms = torch.stack(l2_norms(values))
+        norms = _norms(values)
     else:
         # As a proof any norm will do.
         norms = torch.stack(torch._foreach_norm(values, 2, dtype=_wide_dtype(values)))
@@ -54,13 +55,17 @@ def l2_norms(tensors):
     By rows: PyTorch adds up one square after the other, and of two million elements
     four digits would be left.
     """
-    values = [_values(t) for t in tensors]
-    dtype = _wide_dtype(values)
-    rows = [_row_norms(v, dtype) if v.numel() > 4 * _ROW else v for v in values]
-    return list(torch._foreach_norm(rows, 2, dtype=dtype))
+    return list(_norms([_values(t) for t in tensors]).unbind())
 
 
 _ROW = 1024
+
+
+def _norms(values):
+    """Returns the norms as one tensor."""
+    dtype = _wide_dtype(values)
+    rows = [_row_norms(v, dtype) if v.numel() > 4 * _ROW else v for v in values]
+    return torch.stack(torch._foreach_norm(rows, 2, dtype=dtype))
 
 
 def _row_norms(values, dtype):
@@ -92,7 +97,7 @@ def run_if(finite, step, grads, state):
 
 # The number of elements that a kernel works on at a time, unless one tensor has more:
 # what one of its operations has written is then still in the cache for the next.
-_CHUNK = 2**18
+_CHUNK = 2**20
 
 
 @torch.no_grad()
@@ -101,7 +106,7 @@ def fused_step(rules, variables, slots, grads, finite=None, inv_scale=None, norm
     if finite is not None and not finite:
         return
     state = [
-        [v.value.detach() for v in (variable, *slot)]
+        [v.value for v in (variable, *slot)]
         for variable, slot in zip(variables, slots, strict=True)
     ]
     chunks = _chunks(rules, [tensors[0] for tensors in state])
@@ -112,7 +117,7 @@ def fused_step(rules, variables, slots, grads, finite=None, inv_scale=None, norm
         rule = rules[chunk[0]]
         _KERNELS[type(rule)](
             rule,
-            [grads[i].detach() for i in chunk],
+            [grads[i] for i in chunk],
             inv_scale,
             norms and [norms[i] for i in chunk],
             _views(scratch, [state[i][0] for i in chunk]),
@@ -197,8 +202,11 @@ def _lars_rates(rule, direction, w, norms=None):
     """Returns the learning rate of each tensor, 0-d tensors."""
     if rule.trust_ratio is None:
         return [rule.learning_rate] * len(w)
-    norms = l2_norms(direction) if norms is None else norms
-    return list(rule.rate((torch.stack(norms), torch.stack(l2_norms(w)))).unbind())
+    if norms is None:
+        d_norms, w_norms = _norms([*direction, *w]).split(len(w))
+    else:
+        d_norms, w_norms = torch.stack(norms), _norms(w)
+    return list(rule.rate((d_norms, w_norms)).unbind())
 
 
 _KERNELS = {LARS: _step_lars}
@@ -237,6 +245,11 @@ def compute_gradients(loss_fn, variables):
 def map_values(fn, grad):
     """See `generic.map_values`."""
     return fn(grad)
+
+
+def to_dense(grad):
+    """See `generic.to_dense`: Keras has no sparse gradients on PyTorch."""
+    return grad
 
 
 def _values(grad):

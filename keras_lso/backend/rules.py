@@ -15,6 +15,7 @@ then never needs the old value as well, so that a compiler can update in place.
 SGD, Momentum and Adam are Keras's own formulas, in float32.
 """
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -110,9 +111,9 @@ class TrustRatio:
             denominator = denominator + weight_decay * w_norm
         ratio = self.eeta * w_norm / denominator
         # Not finite: 0 / 0, or a variable so large that its norm overflows.
-        usable = (w_norm > 0) & (d_norm > 0) & ops.isfinite(ratio)
-        ratio = ops.where(usable, ratio, ops.ones_like(ratio))
-        return ops.minimum(ratio, ops.ones_like(ratio)) if self.clip else ratio
+        usable = (w_norm > 0) & (d_norm > 0) & (ratio < math.inf)
+        ratio = ops.where(usable, ratio, 1.0)
+        return ops.minimum(ratio, 1.0) if self.clip else ratio
 
 
 @dataclass(frozen=True)

@@ -152,6 +152,8 @@ UNSCALED = [
     (1e38, 8.0, False),
     (1e25, 1e15, False),
     (1e25, 1e10, True),
+    (1e15, 1e25, False),  # the norm is finite
+    (1e15, 1e20, True),
     (np.inf, 2.0**-15, False),
     (3e38, 2.0**-15, True),
     (3e38, 1.0, True),
