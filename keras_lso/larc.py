@@ -9,6 +9,7 @@ from keras_lso import adapters, backend
 from keras_lso._checks import check_choice, check_patterns, check_rate
 from keras_lso._gradients import match, split_pairs
 from keras_lso._inner_attributes import InnerAttributes, read_through
+from keras_lso.lars import LARS
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
 CLIP, SCALE = MODES = ("clip", "scale")
@@ -19,7 +20,7 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
     """Optimizer that rescales each layer's gradient before an inner optimizer.
 
     It holds every layer's step down to a share `eta` of the norm of its weights,
-    whatever optimizer takes that step.
+    whatever optimizer takes that step, unless `min_update` is above that.
 
     ```python
     # mode="clip": the gradient shrinks where the step would be too long
@@ -107,6 +108,12 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
             )
         eta = check_rate("eta", eta)
         check_choice("mode", mode, MODES)
+        if mode == CLIP and not hasattr(inner_optimizer, "learning_rate"):
+            raise ValueError(
+                "mode='clip' divides by the learning rate, and a "
+                f"{type(inner_optimizer).__name__} has no single one. Wrap each of its "
+                "optimizers in a LARC of its own, or write mode='scale'."
+            )
         min_update = check_rate("min_update", min_update)
         epsilon = check_rate("epsilon", epsilon)
         exclude = check_patterns("exclude", exclude)
@@ -183,7 +190,7 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
     def _ratios(self, g_norms, w_norms):
         limits = g_norms + self.epsilon
         if self.mode == CLIP:
-            limits = limits * ops.cast(self.learning_rate, "float32")
+            limits = limits * ops.cast(self._rate(), "float32")
         ratios = self.eta * w_norms / limits
         # A tensor: Keras may convert numbers to `floatx`, which may be float16.
         lowest = ops.convert_to_tensor(self.min_update, "float32")
@@ -191,6 +198,12 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
         # Not finite: nothing moves at all, or a norm is too large for float32.
         ratios = ops.where(ops.isfinite(ratios), ops.maximum(ratios, lowest), highest)
         return ops.minimum(ratios, highest) if self.mode == CLIP else ratios
+
+    def _rate(self):
+        """Returns the learning rate that the innermost optimizer steps with."""
+        innermost = adapters.chain(self)[-1]
+        rate = innermost.learning_rate
+        return innermost.decayed(rate) if isinstance(innermost, LARS) else rate
 
     def _inv_scale(self, scaled):
         """Returns what the gradients' norms are multiplied by to unscale them."""
@@ -301,4 +314,4 @@ def _stack(norms):
 
 def _multiply(grad, ratio):
     # In float32: in float16 a small ratio would flush the gradient to zero.
-    return backend.map_values(lambda v: backend.in_float32(v) * ratio, grad)
+    return backend.map_values(lambda v: backend.times(v, ratio), grad)

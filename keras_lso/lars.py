@@ -48,9 +48,11 @@ class LARS(adapters.RuleOptimizer):
     w = w - learning_rate * trust_ratio * u
     ```
 
-    Norms are summed up in float32 at least, whatever the dtype of the weights. They
-    are of the whole variable. Trust ratios are of unscaled gradients: wrap it as
-    `keras_lso.LossScaleOptimizer(LARS(...))` for float16.
+    Norms are summed up in float32 at least, whatever the dtype of the weights: one
+    above 1.8e19 counts as infinite (the layer stays where it is), one below 1e-22 as
+    0. They are of the whole variable. Trust ratios are of unscaled gradients: wrap it
+    as `keras_lso.LossScaleOptimizer(LARS(...))` for float16. Who is excluded is
+    settled in `build`.
 
     Args:
         learning_rate: A float, a `keras.optimizers.schedules.LearningRateSchedule`,
@@ -241,10 +243,23 @@ class LARS(adapters.RuleOptimizer):
         path = getattr(variable, "path", variable.name)
         return any(re.search(pattern, path) for pattern in patterns or [])
 
+    def decayed(self, learning_rate):
+        """Returns the learning rate of this step, after `decay`.
+
+        Args:
+            learning_rate: Scalar tensor.
+
+        Returns:
+            A scalar tensor.
+        """
+        if not self.decay:
+            return learning_rate
+        learning_rate = ops.convert_to_tensor(learning_rate)
+        steps = ops.cast(self.iterations, learning_rate.dtype)
+        return learning_rate / (1 + self.decay * steps)
+
     def _make_rules(self, indices, learning_rate):
-        if self.decay:
-            steps = ops.cast(self.iterations, learning_rate.dtype)
-            learning_rate = learning_rate / (1 + self.decay * steps)
+        learning_rate = self.decayed(learning_rate)
         trust_ratio = rules.TrustRatio(
             self.eeta, self.epsilon, self.trust_clip, self.trust_ratio == PAPER
         )

@@ -490,4 +490,4 @@ class LossScaleOptimizer(
 def _unscale(grad, inv_scale):
     # Not a division: it takes twice as long in XLA's Adam, and is the same for the
     # powers of two that loss scales are.
-    return backend.map_values(lambda v: backend.in_float32(v) * inv_scale, grad)
+    return backend.map_values(lambda v: backend.times(v, inv_scale), grad)

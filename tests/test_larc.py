@@ -170,6 +170,47 @@ def test_the_ratio_is_a_float32_whatever_floatx_is(weights):
     np.testing.assert_allclose(inner.got[0], np.full((4, 3), 3e-8), **CLOSE)
 
 
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
+def test_a_float64_variable_takes_float64_steps():
+    try:
+        w = keras.Variable(np.ones((3, 4)), dtype="float64")
+        gradient = ops.full((3, 4), 2.0, dtype="float64")
+    except (TypeError, ValueError):
+        pytest.skip("This backend has no float64 here")
+    if keras.backend.standardize_dtype(gradient.dtype) != "float64":
+        pytest.skip("This backend has no float64 here (JAX: x64 is off)")
+    expected = 1.0 - original(np.full((3, 4), 2.0), np.ones((3, 4)), 1.0, 0.002, "clip")
+    optimizer = LossScaleOptimizer(LARC(keras.optimizers.SGD(1.0)))
+    optimizer.apply([gradient * 2.0**15], [w])
+    np.testing.assert_allclose(w.numpy(), expected, **CLOSE)
+
+
+def test_clip_goes_by_the_decayed_rate_of_lars():
+    w = keras.Variable(np.full((2, 2), 1000.0, "float32"))
+    inner = keras_lso.LARS(
+        100.0, decay=1.0, momentum=0.0, exclude_from_layer_adaptation=[".*"]
+    )
+    optimizer = LARC(inner, eta=0.01)
+    for _ in range(3):
+        before = np.linalg.norm(w.numpy())
+        optimizer.apply([ops.full((2, 2), 1000.0)], [w])
+        # float32 weights: 1000 times 6e-8 for a step of 10.
+        assert 1 - np.linalg.norm(w.numpy()) / before == pytest.approx(0.01, rel=1e-4)
+
+
+def test_clip_needs_one_learning_rate():
+    if not hasattr(keras.optimizers, "MultiOptimizer"):
+        pytest.skip("Keras has a MultiOptimizer since 3.15")
+    several = keras.optimizers.MultiOptimizer(
+        keras.optimizers.OptimizerMap(
+            keras.optimizers.SGD(0.1), {"x": keras.optimizers.SGD(0.2)}
+        )
+    )
+    with pytest.raises(ValueError, match="MultiOptimizer has no single.*mode='scale'"):
+        LARC(several)
+    assert LARC(several, mode="scale").mode == "scale"
+
+
 # --- Any inner optimizer ----------------------------------------------------------
 
 

@@ -6,8 +6,8 @@ import keras
 from jax.experimental import sparse
 from keras import ops
 
-from keras_lso.backend import generic
-from keras_lso.backend.generic import Measurement, fused_step, l2_norms, total
+from keras_lso.backend import generic, rules
+from keras_lso.backend.generic import Measurement, fused_step, total
 
 __all__ = [
     "compute_gradients",
@@ -129,6 +129,11 @@ def map_values(fn, grad):
     if isinstance(grad, sparse.BCOO):
         return sparse.BCOO((fn(grad.data), grad.indices), shape=grad.shape)
     return fn(grad)
+
+
+def l2_norms(tensors):
+    """See `generic.l2_norms`."""
+    return [rules.l2_norm(generic.in_float32(_values(t))) for t in tensors]
 
 
 def to_dense(grad):

@@ -6,7 +6,7 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 from keras_lso.backend import generic, rules
-from keras_lso.backend.generic import Measurement, l2_norms
+from keras_lso.backend.generic import Measurement
 
 __all__ = [
     "compute_gradients",
@@ -287,6 +287,11 @@ def map_values(fn, grad):
     if isinstance(grad, tf.IndexedSlices):
         return tf.IndexedSlices(fn(grad.values), grad.indices, grad.dense_shape)
     return fn(grad)
+
+
+def l2_norms(tensors):
+    """See `generic.l2_norms`."""
+    return [rules.l2_norm(generic.in_float32(_values(t))) for t in tensors]
 
 
 def to_dense(grad):

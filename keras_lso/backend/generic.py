@@ -80,6 +80,12 @@ def in_float32(values):
     return values if is_double else ops.cast(values, "float32")
 
 
+def times(values, factor):
+    """Returns the product in float32, or in float64 if the values are in that."""
+    values = in_float32(values)
+    return values * ops.cast(factor, values.dtype)
+
+
 def largest_magnitude(values):
     """Returns the largest magnitude in a list of dense tensors, in float32."""
     # `ops.max` refuses empty tensors.
