@@ -16,6 +16,16 @@ def is_number(value):
     )
 
 
+def _integer(value):
+    """Returns `value` as an int; None if it is none, or a bool."""
+    if isinstance(value, (bool, np.bool_)):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
 def check_scale(argument, value):
     """Returns `value` as a float, or says why it cannot be a loss scale."""
     if not is_number(value):
@@ -55,11 +65,8 @@ def check_bounds(min_scale, max_scale, **initial):
 
 def check_positive_int(argument, value):
     """Returns `value` as an int, or says why it is not a count of steps."""
-    try:
-        count = operator.index(value)
-    except TypeError:
-        count = None
-    if count is None or isinstance(value, (bool, np.bool_)) or count < 1:
+    count = _integer(value)
+    if count is None or count < 1:
         raise ValueError(
             f"Argument `{argument}` must be a positive integer. "
             f"Received: {argument}={value!r} of type {type(value).__name__}"
@@ -106,11 +113,8 @@ def check_rate(argument, value):
 
 def check_int(argument, value, at_least=-math.inf):
     """Returns `value` as an int of `at_least` so much."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        number = None
-    if number is None or isinstance(value, (bool, np.bool_)) or number < at_least:
+    number = _integer(value)
+    if number is None or number < at_least:
         floor = "" if at_least == -math.inf else f" of at least {at_least}"
         raise ValueError(
             f"Argument `{argument}` must be an integer{floor}. "

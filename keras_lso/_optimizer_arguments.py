@@ -48,6 +48,11 @@ def check_inner_optimizer(inner):
             "one: the loss would be scaled twice. Pass its `inner_optimizer` instead. "
             f"Received: inner_optimizer={inner!r}"
         )
+    check_optimizer(inner)
+
+
+def check_optimizer(inner):
+    """Refuses what is not an optimizer."""
     if not isinstance(inner, keras.optimizers.Optimizer):
         hint = (
             f'keras.optimizers.get("{inner}")'

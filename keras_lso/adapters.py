@@ -4,6 +4,8 @@ The only place that touches Keras's private attributes. Everything that another
 version of Keras might spell differently stands here.
 """
 
+import re
+
 import keras
 from keras import ops
 
@@ -130,6 +132,13 @@ def exclude_twins_from_weight_decay(optimizer, variables, twins):
 def check_known(optimizer, variables):
     """Refuses variables that the optimizer was not built for."""
     optimizer._check_variables_are_known(variables)
+
+
+def path_matches(variable, patterns):
+    """Whether one of the regular expressions is found in the variable's path."""
+    # Keras's optimizers also take a bare `tf.Variable`, which has no path.
+    path = getattr(variable, "path", variable.name)
+    return any(re.search(pattern, path) for pattern in patterns or [])
 
 
 def uses_weight_decay(optimizer, variable):

@@ -1,7 +1,5 @@
 """`LARC`: layer-wise adaptive rate control, in front of any optimizer."""
 
-import re
-
 import keras
 from keras import ops
 
@@ -9,6 +7,7 @@ from keras_lso import adapters, backend
 from keras_lso._checks import check_choice, check_patterns, check_rate
 from keras_lso._gradients import match, split_pairs
 from keras_lso._inner_attributes import InnerAttributes, read_through
+from keras_lso._optimizer_arguments import check_optimizer
 from keras_lso.lars import LARS
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
@@ -93,13 +92,7 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
         exclude=None,
         name="LARC",
     ):
-        if not isinstance(inner_optimizer, keras.optimizers.Optimizer):
-            raise TypeError(
-                "Argument `inner_optimizer` must be an instance of "
-                "`keras.optimizers.Optimizer`, such as `keras.optimizers.SGD(0.1)`. "
-                f"Received: inner_optimizer={inner_optimizer!r} of type "
-                f"{type(inner_optimizer).__name__}"
-            )
+        check_optimizer(inner_optimizer)
         if type(inner_optimizer) is keras.optimizers.LossScaleOptimizer:
             raise TypeError(
                 "LARC needs unscaled gradients, and Keras's own LossScaleOptimizer "
@@ -173,7 +166,9 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
         chosen = [
             i
             for i, (g, v) in enumerate(zip(grads, variables, strict=True))
-            if g is not None and not adapters.is_overwritten(v) and self._adapts(v)
+            if g is not None
+            and not adapters.is_overwritten(v)
+            and not adapters.path_matches(v, self.exclude)
         ]
         if not chosen:
             return grads
@@ -223,11 +218,6 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
                 "`apply(..., scaled=True)` or `scaled=False`."
             )
         return inner._inv_scale(scaled)
-
-    def _adapts(self, variable):
-        # Keras's optimizers also take a bare `tf.Variable`, which has no path.
-        path = getattr(variable, "path", variable.name)
-        return not any(re.search(pattern, path) for pattern in self.exclude or [])
 
     def apply_gradients(self, grads_and_vars, **kwargs):
         """Does what `apply` does.

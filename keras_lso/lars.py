@@ -1,7 +1,5 @@
 """`LARS`: layer-wise adaptive rate scaling, for large batches."""
 
-import re
-
 import keras
 from keras import ops
 
@@ -239,9 +237,7 @@ class LARS(adapters.RuleOptimizer):
     def _is_excluded(self, variable, patterns):
         if self.exclude_1d and len(variable.shape) < 2:
             return True
-        # Keras's optimizers also take a bare `tf.Variable`, which has no path.
-        path = getattr(variable, "path", variable.name)
-        return any(re.search(pattern, path) for pattern in patterns or [])
+        return adapters.path_matches(variable, patterns)
 
     def decayed(self, learning_rate):
         """Returns the learning rate of this step, after `decay`.
