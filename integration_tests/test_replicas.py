@@ -11,8 +11,7 @@ import sys
 import keras
 import pytest
 
-WORKER = pathlib.Path(__file__).parent / "worker_mirrored.py"
-
+FOLDER = pathlib.Path(__file__).parent
 
 pytestmark = pytest.mark.skipif(
     keras.backend.backend() != "tensorflow",
@@ -21,15 +20,24 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(scope="module")
-def printed():
-    """`printed(word)`: what the worker prints in the lines that start with it."""
+def run_worker(name):
+    """Returns `printed(word)`: what the worker prints in lines that start with it."""
     run = subprocess.run(
-        [sys.executable, WORKER], capture_output=True, text=True, timeout=300
+        [sys.executable, FOLDER / name], capture_output=True, text=True, timeout=300
     )
     assert run.returncode == 0, run.stderr
     lines = [line.split(" ", 1) for line in run.stdout.splitlines()]
     return lambda word: [json.loads(line[1]) for line in lines if line[0] == word]
+
+
+@pytest.fixture(scope="module")
+def printed():
+    return run_worker("worker_mirrored.py")
+
+
+@pytest.fixture(scope="module")
+def printed_by_tf_keras_methods():
+    return run_worker("worker_mirrored_tf_keras.py")
 
 
 def test_an_overflow_on_any_replica_skips_the_step_on_all(printed):
@@ -51,3 +59,24 @@ def test_norms_are_of_the_sum_over_the_replicas(printed):
         assert moved > 0.1, name
         # Two steps on weights below 8, each a few float32 roundings.
         assert difference < 8 * 1e-6, name
+
+
+def test_gradients_that_were_added_up_are_not_added_up_again(
+    printed_by_tf_keras_methods,
+):
+    results = printed_by_tf_keras_methods("REDUCED")
+    assert len(results) == 7 * 2 + 2
+    for name, expected, replicas in results:
+        assert len(replicas) == 2
+        assert replicas[0] == replicas[1], name
+        # Three steps on weights below 8, each a few float32 roundings.
+        assert replicas[0] == pytest.approx(expected, abs=8 * 1e-6), name
+        assert max(abs(replicas[0][0] - 4.0), abs(replicas[0][1] - 3.0)) > 0.1
+
+
+def test_outside_of_a_replica_nothing_is_applied(printed_by_tf_keras_methods):
+    results = printed_by_tf_keras_methods("CROSS")
+    assert len(results) == 6 * 3 + 2
+    for name, error, is_unchanged in results:
+        assert "cannot be called in cross-replica context" in error, name
+        assert is_unchanged, name

@@ -103,6 +103,12 @@ def through_json(config):
     return json.loads(json.dumps(config))
 
 
+def arguments_of(inner_optimizer):
+    """Its config, but for the number that Keras gives to each of a class (`sgd_1`)."""
+    config = inner_optimizer.get_config()
+    return {**config, "name": config["name"].rstrip("_0123456789")}
+
+
 CONFIG_ROUTES = {
     "from_config": lambda o: LossScaleOptimizer.from_config(
         through_json(o.get_config())
@@ -217,7 +223,9 @@ def test_a_config_makes_an_optimizer_that_behaves_alike(policy, route, no_warnin
     assert type(loaded) is LossScaleOptimizer
     assert loaded.get_config() == optimizer.get_config()
     assert repr(loaded.loss_scale_policy) == repr(optimizer.loss_scale_policy)
-    assert loaded.inner_optimizer.get_config() == optimizer.inner_optimizer.get_config()
+    assert arguments_of(loaded.inner_optimizer) == arguments_of(
+        optimizer.inner_optimizer
+    )
     steps = "fffoofooofffffff"
     assert scales_after(loaded, steps) == scales_after(optimizer, steps)
 
@@ -289,7 +297,7 @@ def test_the_inner_config_names_the_public_class(name):
     assert named["registered_name"] is None
     loaded = LossScaleOptimizer.from_config(config).inner_optimizer
     assert type(loaded) is type(inner)
-    assert loaded.get_config() == inner.get_config()
+    assert arguments_of(loaded) == arguments_of(inner)
 
 
 needs_multi_optimizer = pytest.mark.skipif(

@@ -2,7 +2,7 @@
 
 from importlib.metadata import version as _version
 
-from keras_lso import loss_scales, schedules
+from keras_lso import compat, loss_scales, mixed_precision, schedules
 from keras_lso.larc import LARC
 from keras_lso.lars import LARS
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
@@ -14,8 +14,10 @@ __all__ = [
     "LARC",
     "LARS",
     "LossScaleOptimizer",
+    "compat",
     "deserialize",
     "load_model",
     "loss_scales",
+    "mixed_precision",
     "schedules",
 ]

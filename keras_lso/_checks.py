@@ -8,6 +8,8 @@ import re
 import keras
 import numpy as np
 
+from keras_lso import backend
+
 
 def is_number(value):
     """Whether `value` is a real number, bools aside."""
@@ -221,3 +223,71 @@ def check_learning_rate(argument, value):
     if isinstance(value, schedule) or callable(value):
         return value
     return check_rate(argument, value)
+
+
+def check_array(target, value, shape, dtype="float32"):
+    """Returns `value` as an array of numbers that fits into `target`.
+
+    Args:
+        target: String that says what it is for.
+        value: Array, or what NumPy makes one of.
+        shape: Tuple of integers, the shape that it has to have.
+        dtype: String. Whole numbers only fit into an integer one.
+    """
+    array = np.asarray(value)
+    # Objects, strings, times, complex numbers; records, but not bfloat16.
+    if array.dtype.kind in "OSUMmc" or array.dtype.type is np.void:
+        raise TypeError(
+            f"{target} takes an array of numbers. Received one of dtype "
+            f"{array.dtype}: {value!r}. Nothing was assigned."
+        )
+    if array.shape != tuple(shape):
+        raise ValueError(
+            f"{target} has shape {tuple(shape)}, but the array given for it has shape "
+            f"{array.shape}. Nothing was assigned."
+        )
+    if "int" in dtype and not np.array_equal(array, np.floor(array)):
+        raise ValueError(
+            f"{target} takes whole numbers. Received: {value!r}. Nothing was assigned."
+        )
+    return array
+
+
+def check_state(variable, value):
+    """Returns `value` as an array that fits into a variable of an optimizer."""
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    target = f"The optimizer's variable '{variable.path}'"
+    return check_array(target, value, variable.shape, dtype)
+
+
+def check_operation_name(name):
+    """Refuses a name that is none, for a method of tf.keras that takes one."""
+    if name is not None and not isinstance(name, str):
+        raise TypeError(
+            "Argument `name` must be a string or None. To say whether the gradients "
+            "are scaled, write `scaled=True` or `scaled=False`. "
+            f"Received: name={name!r}"
+        )
+
+
+def check_variable_option(argument, value, choices):
+    """Returns one of the strings in `choices`, which TensorFlow has as an enum."""
+    if value is None:
+        return "none"
+    return check_choice(argument, str(getattr(value, "name", value)).lower(), choices)
+
+
+def check_variables(argument, variables):
+    """Returns `variables` as a flat list of variables."""
+    variables = keras.tree.flatten(variables)
+    for variable in variables:
+        if not backend.is_variable(variable):
+            raise ValueError(
+                f"Argument `{argument}` takes variables only, such as "
+                "`model.trainable_variables` holds. Received: "
+                f"{variable!r} of type {type(variable).__name__}"
+            )
+    if len({id(v) for v in variables}) < len(variables):
+        names = [v.name for v in variables]
+        raise ValueError(f"Argument `{argument}` holds a variable twice: {names}")
+    return variables

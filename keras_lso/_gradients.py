@@ -1,13 +1,23 @@
 """Gradients, and the variables that they belong to."""
 
+from collections.abc import Iterable
+
+from keras import ops
+
 from keras_lso import adapters, backend
 
 
 def split_pairs(grads_and_vars):
     """Returns the gradients and the variables of `(gradient, variable)` pairs."""
     grads, variables = [], []
-    for pair in grads_and_vars:
-        if not isinstance(pair, list | tuple) or len(pair) != 2:
+    # A variable or a tensor may be iterated over, on JAX for ever.
+    is_array = backend.is_variable(grads_and_vars) or ops.is_tensor(grads_and_vars)
+    if is_array or not isinstance(grads_and_vars, Iterable):
+        grads_and_vars = [grads_and_vars]
+    pairs = list(grads_and_vars)
+    for pair in pairs:
+        is_pair = isinstance(pair, list | tuple) and len(pair) == 2
+        if not is_pair or not backend.is_variable(pair[1]):
             raise TypeError(
                 "`grads_and_vars` must be a list of (gradient, variable) pairs, such "
                 "as `zip(gradients, model.trainable_variables)`. "
@@ -16,6 +26,18 @@ def split_pairs(grads_and_vars):
         grads.append(pair[0])
         variables.append(pair[1])
     return grads, variables
+
+
+def check_some_gradient(optimizer, grads, variables):
+    """Refuses gradients that are all None, unless there is nothing to train."""
+    # A model whose layers are all frozen trains nothing; that is no error.
+    nothing_to_train = optimizer.built and not adapters.trainable_variables(optimizer)
+    if all(g is None for g in grads) and not nothing_to_train:
+        raise ValueError(
+            "No gradients provided for any variable: `grads` holds only None, for "
+            f"{len(variables)} variables. Compute the gradients of a loss that "
+            "depends on `trainable_variables`."
+        )
 
 
 def match(optimizer, grads, variables):
@@ -46,14 +68,7 @@ def match(optimizer, grads, variables):
             f"{len(grads)} gradients for {len(variables)} variables. Pass None "
             "for a variable without a gradient."
         )
-    # A model whose layers are all frozen trains nothing; that is no error.
-    nothing_to_train = optimizer.built and not adapters.trainable_variables(optimizer)
-    if all(g is None for g in grads) and not nothing_to_train:
-        raise ValueError(
-            "No gradients provided for any variable: `grads` holds only None, for "
-            f"{len(variables)} variables. Compute the gradients of a loss that "
-            "depends on `trainable_variables`."
-        )
+    check_some_gradient(optimizer, grads, variables)
     if not optimizer.built:
         optimizer.build(variables)
     adapters.check_known(optimizer, variables)

@@ -37,21 +37,21 @@ def refuse_unsupported(kwargs):
         )
 
 
-def check_inner_optimizer(inner):
+def check_inner_optimizer(inner, argument="inner_optimizer"):
     """Refuses what is not an optimizer, and what scales the loss already."""
     if isinstance(inner, keras.optimizers.Optimizer) and any(
         isinstance(o, keras.optimizers.LossScaleOptimizer)
         for o in adapters.chain(inner)
     ):
         raise TypeError(
-            "Argument `inner_optimizer` must not be a LossScaleOptimizer, nor wrap "
+            f"Argument `{argument}` must not be a LossScaleOptimizer, nor wrap "
             "one: the loss would be scaled twice. Pass its `inner_optimizer` instead. "
-            f"Received: inner_optimizer={inner!r}"
+            f"Received: {argument}={inner!r}"
         )
-    check_optimizer(inner)
+    check_optimizer(inner, argument)
 
 
-def check_optimizer(inner):
+def check_optimizer(inner, argument="inner_optimizer"):
     """Refuses what is not an optimizer."""
     if not isinstance(inner, keras.optimizers.Optimizer):
         hint = (
@@ -60,9 +60,9 @@ def check_optimizer(inner):
             else "keras.optimizers.Adam()"
         )
         raise TypeError(
-            "Argument `inner_optimizer` must be an instance of "
+            f"Argument `{argument}` must be an instance of "
             f"`keras.optimizers.Optimizer`, such as `{hint}`. Received: "
-            f"inner_optimizer={inner!r} of type {type(inner).__name__}"
+            f"{argument}={inner!r} of type {type(inner).__name__}"
         )
 
 

@@ -2,14 +2,16 @@
 
 import warnings
 
-import keras
 import numpy as np
 from keras import ops
 
 from keras_lso import adapters, loss_scales
+from keras_lso._checks import check_state
+from keras_lso._tf_keras_methods import TFKerasMethods
+from keras_lso._variable_list import VariableList
 
 
-class OptimizerState(keras.optimizers.Optimizer):
+class OptimizerState(TFKerasMethods):
     """What a `LossScaleOptimizer` counts, keeps, saves and loads.
 
     Its variables, in order:
@@ -150,14 +152,14 @@ class OptimizerState(keras.optimizers.Optimizer):
 
     @property
     def variables(self):
-        """All variables of this optimizer and of the inner one."""
-        skip_counter = [self._consecutive_skips] if self.built else []
-        return self._saved_variables + skip_counter
+        """All variables of this optimizer and of the inner one.
 
-    @property
-    def weights(self):
-        """All variables, as in tf.keras."""
-        return self.variables
+        A list; called, `variables()`, it gives those that tf.keras's method gave.
+        """
+        skip_counter = [self._consecutive_skips] if self.built else []
+        return VariableList(
+            self._saved_variables + skip_counter, called=self._called_variables
+        )
 
     @property
     def _own_variables(self):
@@ -209,10 +211,16 @@ class OptimizerState(keras.optimizers.Optimizer):
         self._assign_all(variables, [store[str(i)] for i in range(count)])
 
     def set_weights(self, weights):
-        """Sets the state from a list of arrays, in the order of `variables`.
+        """Sets the state from a list of arrays.
 
         Args:
-            weights: List of arrays. `consecutive_skips`, the last, may be missing.
+            weights: List of arrays. Either the number of steps and the slots, as
+                `get_weights` returns them: the loss scale stays as it is. Or the
+                values of `variables`, of which the last may be missing.
+
+        Raises:
+            ValueError: If there are too few or too many, or if one has another
+                shape. Nothing is assigned then.
         """
         if not self.built:
             raise ValueError(
@@ -222,22 +230,26 @@ class OptimizerState(keras.optimizers.Optimizer):
             )
         saved = self._saved_variables
         weights = list(weights)
+        if len(weights) == len(self.weights):
+            skipped = ops.copy(self.skipped_steps)
+            super().set_weights(weights)
+            applied = adapters.iteration_variable(self.inner_optimizer)
+            self._attempted_steps.assign(ops.add(applied, skipped))
+            return
         if len(weights) not in (len(saved), len(saved) + 1):
             raise ValueError(
-                f"Argument `weights` must be a list of {len(saved)} arrays, in the "
-                f"order of `optimizer.variables`. Received {len(weights)}."
+                f"Argument `weights` must be a list of {len(self.weights)} arrays, as "
+                f"`get_weights` returns it, or of {len(saved)}, in the order of "
+                f"`optimizer.variables`. Received {len(weights)}."
             )
+        for value in weights[len(saved) :]:
+            check_state(self._consecutive_skips, value)
         self._assign_all(saved, weights[: len(saved)])
 
     def _assign_all(self, variables, values):
-        values = [np.asarray(v) for v in values]
-        for variable, value in zip(variables, values, strict=True):
-            if tuple(variable.shape) != value.shape:
-                raise ValueError(
-                    f"The optimizer's variable '{variable.path}' has shape "
-                    f"{tuple(variable.shape)}, but the saved one has shape "
-                    f"{value.shape}. Nothing was loaded."
-                )
+        values = [
+            check_state(v, value) for v, value in zip(variables, values, strict=True)
+        ]
         # What the file does not hold starts afresh.
         self._attempted_steps.assign(0)
         if self.built:

@@ -173,7 +173,10 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
         if not chosen:
             return grads
         grads = list(grads)
-        g_norms = backend.l2_norms(backend.total([grads[i] for i in chosen]))
+        totals = [grads[i] for i in chosen]
+        if not adapters.has_reduced_gradients():
+            totals = backend.total(totals)
+        g_norms = backend.l2_norms(totals)
         w_norms = backend.l2_norms(
             [ops.convert_to_tensor(variables[i]) for i in chosen]
         )
@@ -268,10 +271,9 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
         return [n for n in super().__dir__() if n != "inner_optimizer"]
 
     def get_config(self):
-        inner = keras.saving.serialize_keras_object(self.inner_optimizer)
         return {
             "name": self.name,
-            "inner_optimizer": adapters.public_config(inner),
+            "inner_optimizer": adapters.config_of(self.inner_optimizer),
             "eta": self.eta,
             "mode": self.mode,
             "min_update": self.min_update,

@@ -12,6 +12,8 @@ from keras_lso._checks import (
     check_rate,
     check_share,
 )
+from keras_lso._legacy.configs import read_schedule_config
+from keras_lso._tf_keras_methods import TFKerasMethods
 from keras_lso.backend import rules
 
 DEFAULT_LEARNING_RATE = 0.01
@@ -19,7 +21,7 @@ MODEL_GARDEN, PAPER = TRUST_RATIOS = ("model_garden", "paper")
 
 
 @keras.saving.register_keras_serializable("keras_lso", name="LARS")
-class LARS(adapters.RuleOptimizer):
+class LARS(TFKerasMethods, adapters.RuleOptimizer):
     """Optimizer that gives each layer a learning rate of its own.
 
     LARS moves each layer in proportion to its size: by a share `eeta` of the norm
@@ -120,6 +122,7 @@ class LARS(adapters.RuleOptimizer):
     """
 
     _rule_class = rules.LARS
+    _tf_keras_slots = {"momentum": "momentums"}
 
     def __init__(
         self,
@@ -309,7 +312,10 @@ class LARS(adapters.RuleOptimizer):
         config = dict(config)
         learning_rate = config.get("learning_rate")
         if isinstance(learning_rate, dict):
-            config["learning_rate"] = _read_schedule(learning_rate, custom_objects)
+            config["learning_rate"] = keras.optimizers.schedules.deserialize(
+                read_schedule_config(learning_rate, custom_objects),
+                custom_objects=custom_objects,
+            )
         return super().from_config(config, custom_objects=custom_objects)
 
 
@@ -323,17 +329,6 @@ def _learning_rate(learning_rate, kwargs):
             f"learning_rate={learning_rate!r}, lr={kwargs['lr']!r}"
         )
     return check_learning_rate("lr", kwargs.pop("lr"))
-
-
-def _read_schedule(config, custom_objects):
-    """Returns the schedule that Keras 3 or tf.keras has serialized."""
-    arguments = dict(config.get("config") or {})
-    if arguments.get("name", "") is None:
-        # The default of tf.keras, which Keras 3 refuses.
-        del arguments["name"]
-    return keras.optimizers.schedules.deserialize(
-        {**config, "config": arguments}, custom_objects=custom_objects
-    )
 
 
 def _as_list(patterns):

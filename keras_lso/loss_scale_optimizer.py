@@ -4,8 +4,9 @@ import keras
 from keras import ops
 
 from keras_lso import adapters, backend, loss_scales
-from keras_lso._gradients import match, split_pairs
+from keras_lso._gradients import match
 from keras_lso._inner_attributes import InnerAttributes
+from keras_lso._legacy.configs import modern_arguments, read_optimizer
 from keras_lso._optimizer_arguments import (
     check_inner_optimizer,
     clear_loss_scale_factor,
@@ -220,6 +221,9 @@ class LossScaleOptimizer(
             The scaled loss.
         """
         self._gradients_are_scaled = True
+        return self._scaled(loss)
+
+    def _scaled(self, loss):
         return backend.in_float32(loss) * self.loss_scale
 
     def get_scaled_loss(self, loss):
@@ -253,6 +257,9 @@ class LossScaleOptimizer(
         self._gradients_are_scaled = False
         inv_scale = 1.0 / self.loss_scale
         return [None if g is None else _unscale(g, inv_scale) for g in grads]
+
+    def _unscaled(self, grads):
+        return self.get_unscaled_gradients(grads)
 
     @property
     def _has_scaled(self):
@@ -294,6 +301,7 @@ class LossScaleOptimizer(
                 to `True`. With several losses in one step, set it to `False` for
                 all but the last, which then answers for their overflows too.
         """
+        backend.check_replica_context("apply")
         grads, variables = match(self, grads, trainable_variables)
         if not variables:
             return
@@ -324,20 +332,50 @@ class LossScaleOptimizer(
                 amax = amax * inv_scale
             policy.step(all_finite, amax)
 
-    def apply_gradients(self, grads_and_vars, scaled=None, update_scale=True):
+    def apply_gradients(
+        self,
+        grads_and_vars,
+        name=None,
+        experimental_aggregate_gradients=True,
+        skip_gradients_aggregation=False,
+        *,
+        scaled=None,
+        update_scale=True,
+    ):
         """Updates the variables, or skips the step if a gradient is not finite.
 
         Args:
             grads_and_vars: List of `(gradient, variable)` pairs.
+            name: String. Defaults to `None`. Keras 3 has no operations to name.
+            experimental_aggregate_gradients: Bool. Whether to add up the gradients
+                of all replicas of a `tf.distribute.Strategy`. Defaults to `True`.
+                If `False`, the caller has done so.
+            skip_gradients_aggregation: Bool. The opposite, as later versions of
+                tf.keras spelled it. Defaults to `False`.
             scaled: See `apply`. Defaults to `None`.
             update_scale: See `apply`. Defaults to `True`.
 
         Returns:
             The variable that counts the applied steps.
+
+        Raises:
+            TypeError: If `grads_and_vars` is malformed.
+            ValueError: If no variable has a gradient.
+            RuntimeError: If called in a cross-replica context.
         """
-        grads, variables = split_pairs(grads_and_vars)
-        self.apply(grads, variables, scaled=scaled, update_scale=update_scale)
-        return adapters.iteration_variable(self.inner_optimizer)
+        if scaled is None and not self._has_scaled:
+            scaled = self._takes_scaled_pairs
+        are_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
+        return self._apply_pairs(
+            grads_and_vars, name, are_reduced, scaled=scaled, update_scale=update_scale
+        )
+
+    # What `apply_gradients` takes before anything was scaled or unscaled. Code for
+    # Keras 3 has scaled the loss.
+    _takes_scaled_pairs = True
+
+    def _apply_scaled(self, grads_and_vars, name):
+        return self.apply_gradients(grads_and_vars, name=name, scaled=True)
 
     def stateless_apply(
         self,
@@ -396,6 +434,8 @@ class LossScaleOptimizer(
     def _step_inner_optimizer(self, grads, variables, finite, scaled):
         inner, masters = self.inner_optimizer, self._masters
         trained = self._trained(variables)
+        # Each replica runs `step` in a thread of its own.
+        are_reduced = adapters.has_reduced_gradients()
 
         def step(grads):
             # Read here: each replica runs this, with its own gradients.
@@ -407,7 +447,8 @@ class LossScaleOptimizer(
                 for g, v in zip(grads, variables, strict=True)
             ]
             masters.read()
-            inner.apply(unscaled, trained)
+            with adapters.reduced_gradients(inner, are_reduced):
+                inner.apply(unscaled, trained)
             masters.write()
 
         state = variables + masters.variables + inner.variables
@@ -445,10 +486,9 @@ class LossScaleOptimizer(
 
     def get_config(self):
         """Returns the config: Keras's four keys, and what is not the default."""
-        inner = keras.saving.serialize_keras_object(self.inner_optimizer)
         config = {
             "name": self.name,
-            "inner_optimizer": adapters.public_config(inner),
+            "inner_optimizer": adapters.config_of(self.inner_optimizer),
             "initial_scale": self.initial_scale,
             "dynamic_growth_steps": self.dynamic_growth_steps,
             **policy_arguments(self.loss_scale_policy),
@@ -462,29 +502,33 @@ class LossScaleOptimizer(
         """Makes an optimizer from what `get_config` returned.
 
         Args:
-            config: Dict. One of Keras's own `LossScaleOptimizer` will do.
+            config: Dict. One of Keras's own `LossScaleOptimizer` will do, and one of
+                any version of tf.keras.
             custom_objects: Dict of names to classes that the config refers to.
 
         Returns:
             A `LossScaleOptimizer`.
         """
-        config = dict(config)
+        inner, arguments = cls._read_config(config, custom_objects)
+        return cls(inner, **arguments)
+
+    @staticmethod
+    def _read_config(config, custom_objects):
+        """Returns the inner optimizer and the constructor's other arguments."""
+        config = modern_arguments(config)
         if not isinstance(config.get("inner_optimizer"), dict):
             raise ValueError(
                 "The config of a LossScaleOptimizer must hold the config dict of its "
                 "inner optimizer as 'inner_optimizer'. Received: "
                 f"inner_optimizer={config.get('inner_optimizer')!r}"
             )
-        inner = keras.saving.deserialize_keras_object(
-            adapters.public_config(config.pop("inner_optimizer")),
-            custom_objects=custom_objects,
-        )
+        inner = read_optimizer(config.pop("inner_optimizer"), custom_objects)
         if config.get("loss_scale") is not None:
             # They are there for readers that know Keras's four keys only.
             config.pop("initial_scale", None)
             config.pop("dynamic_growth_steps", None)
             config["loss_scale"] = loss_scales.get(config["loss_scale"], custom_objects)
-        return cls(inner, **config)
+        return inner, config
 
 
 def _unscale(grad, inv_scale):

@@ -10,6 +10,7 @@ import math
 import keras
 from keras import ops
 
+from keras_lso import backend
 from keras_lso._checks import (
     check_bounds,
     check_factor,
@@ -136,6 +137,43 @@ class LossScale:
                 unscaled gradients; given where `needs_amax` is True.
         """
         raise NotImplementedError(f"{type(self).__name__} must override `step`.")
+
+    def update(self, grads):
+        """Moves the scale after a step, by the gradients: TF1's form of `step`.
+
+        For loops that scale the loss themselves, by `policy()`. A
+        `LossScaleOptimizer` calls `step` by itself.
+
+        Args:
+            grads: Nested structure of unscaled gradients, dense or sparse. None is
+                ignored.
+
+        Returns:
+            A tuple of None, where TF1 had an operation to run, and a boolean scalar
+            tensor: whether the gradients are finite and should be applied. (TF1 said
+            True whatever they were if the scale is fixed.)
+
+        Raises:
+            RuntimeError: If called in a cross-replica context.
+
+        Example:
+
+        >>> import keras_lso
+        >>> policy = keras_lso.loss_scales.DynamicLossScale(1024)
+        >>> _, should_apply = policy.update([ops.array([1.0, float("inf")])])
+        >>> bool(should_apply), float(policy())
+        (False, 512.0)
+        """
+        backend.check_replica_context("update")
+        self.build(None if self._owner is None else self._owner.add_variable)
+        grads = [backend.as_tensor(g) for g in keras.tree.flatten(grads)]
+        grads = [g for g in grads if g is not None]
+        finite, amax = ops.ones((), dtype="bool"), None
+        if grads:
+            found = backend.measure(grads, amax=self.needs_amax)
+            finite, amax = found.finite, found.amax
+        self.step(finite, amax)
+        return None, finite
 
     def reset(self):
         """Sets the state back to what it was at the first step."""

@@ -8,20 +8,10 @@ import zipfile
 
 import keras
 
-from keras_lso import adapters
+from keras_lso._legacy.configs import OURS, adopt, read_optimizer
 
 _CONFIG = "config.json"
 _WEIGHTS = "model.weights.h5"
-_OURS = {
-    "module": "keras_lso.loss_scale_optimizer",
-    "class_name": "LossScaleOptimizer",
-    "registered_name": "keras_lso>LossScaleOptimizer",
-}
-_LARS = {
-    "module": "keras_lso.lars",
-    "class_name": "LARS",
-    "registered_name": "keras_lso>LARS",
-}
 
 
 def deserialize(config, custom_objects=None):
@@ -52,21 +42,7 @@ def deserialize(config, custom_objects=None):
             "`config` must be the dict that `keras.optimizers.serialize` returns. "
             f"Received: {config!r}"
         )
-    config = adopt(config, custom_objects)
-    # Keras knows its own classes by their bare names too.
-    has_address = config.get("module") or config.get("registered_name")
-    read = (
-        keras.saving.deserialize_keras_object
-        if has_address
-        else keras.optimizers.deserialize
-    )
-    optimizer = read(config, custom_objects=custom_objects)
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise ValueError(
-            "`config` must describe an optimizer. It describes a "
-            f"{type(optimizer).__name__}: {config!r}"
-        )
-    return optimizer
+    return read_optimizer(config, custom_objects)
 
 
 def load_model(filepath, custom_objects=None, compile=True, safe_mode=True):
@@ -120,32 +96,6 @@ def load_model(filepath, custom_objects=None, compile=True, safe_mode=True):
             return keras.saving.load_model(copy, **arguments)
 
 
-def adopt(config, custom_objects=None):
-    """Returns a copy of `config` in which the classes that we succeed are ours.
-
-    These are Keras's `LossScaleOptimizer` and the Model Garden's `LARS`, unless the
-    caller has a class of that name in `custom_objects`.
-    """
-    return _rename(adapters.public_config(config), custom_objects or {})
-
-
-def _rename(config, custom_objects):
-    if isinstance(config, list | tuple):
-        return type(config)(_rename(item, custom_objects) for item in config)
-    if not isinstance(config, dict):
-        return config
-    config = {key: _rename(value, custom_objects) for key, value in config.items()}
-    name = str(config.get("class_name"))
-    if isinstance(config.get("config"), dict) and name not in custom_objects:
-        package = str(config.get("module") or "").split(".")[0]
-        if name.lower() == "lossscaleoptimizer" and package in ("", "keras"):
-            config.update(_OURS)
-        # Keras has no LARS; the Model Garden's package is called official.
-        if name == "LARS" and package in ("", "official"):
-            config.update(_LARS)
-    return config
-
-
 def _was_wrapped_by_keras(archive, config):
     """Whether `compile` wrapped the optimizer by itself, as for `mixed_float16`.
 
@@ -167,7 +117,7 @@ def _was_wrapped_by_keras(archive, config):
 def _wrap_optimizer(config):
     inner = config["compile_config"]["optimizer"]
     config["compile_config"]["optimizer"] = {
-        **_OURS,
+        **OURS,
         "config": {"name": "loss_scale_optimizer", "inner_optimizer": inner},
     }
 

@@ -578,7 +578,7 @@ def test_another_number_of_weights_is_refused(optimizer, less):
 def test_weights_of_other_shapes_are_refused(optimizer):
     weights = [v.numpy() for v in optimizer.variables]
     weights[6] = np.zeros(5, "float32")
-    words = (optimizer.variables[6].path, "(2,)", "(5,)", "Nothing was loaded")
+    words = (optimizer.variables[6].path, "(2,)", "(5,)", "Nothing was assigned")
     with refused(ValueError, *words):
         optimizer.set_weights(weights)
 

@@ -673,9 +673,11 @@ def test_the_public_names_are_these():
         "LARC",
         "LARS",
         "LossScaleOptimizer",
+        "compat",
         "deserialize",
         "load_model",
         "loss_scales",
+        "mixed_precision",
         "schedules",
     ]
     assert isinstance(keras_lso.loss_scales.get(2), FixedLossScale)

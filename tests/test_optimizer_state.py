@@ -238,7 +238,6 @@ def test_the_variables_come_in_keras_order_and_then_ours(hysteresis):
     )
     assert optimizer.variables[2] is optimizer.step_counter
     assert optimizer.variables[3] is optimizer.dynamic_scale
-    assert [id(v) for v in optimizer.weights] == [id(v) for v in optimizer.variables]
 
 
 def test_keras_own_class_has_the_same_variables_in_the_same_order():

@@ -1,24 +1,38 @@
 """The primitives on JAX: stateless under `jax.jit`, eager outside it."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
-import keras
 from jax.experimental import sparse
 from keras import ops
 
 from keras_lso.backend import generic, rules
-from keras_lso.backend.generic import Measurement, fused_step, total
+from keras_lso.backend.generic import (
+    Measurement,
+    check_replica_context,
+    fused_step,
+    is_variable,
+    total,
+    with_positions,
+)
 
 __all__ = [
+    "check_replica_context",
     "compute_gradients",
+    "differentiate",
     "fused_step",
     "fused_step_takes",
+    "is_variable",
     "l2_norms",
     "map_values",
     "measure",
+    "register_list_class",
     "run_if",
     "to_dense",
     "total",
+    "trained_variables",
+    "with_positions",
 ]
 
 
@@ -79,24 +93,15 @@ def run_if(finite, step, grads, state):
         variable.assign(scope.get_current_value(variable))
 
 
-class _MaskedWrites(keras.StatelessScope):
+class _MaskedWrites(generic.RecordingScope):
     """A scope in which variables take new values only where `finite` is True."""
 
     def __init__(self, finite):
         super().__init__()
-        self.written = {}
         self._finite = finite
-
-    def get_current_value(self, variable):
-        """Returns what was written here, else what an outer scope holds."""
-        value = super().get_current_value(variable)
-        if value is None and self.original_scope is not None:
-            return self.original_scope.get_current_value(variable)
-        return value
 
     def add_update(self, update):
         variable, value = update
-        self.written[id(variable)] = variable
         super().add_update((variable, jnp.where(self._finite, value, variable.value)))
 
 
@@ -114,14 +119,60 @@ def fused_step_takes(rule, variables, gradients):
     )
 
 
-def compute_gradients(loss_fn, variables):
-    """See `generic.compute_gradients`."""
+def compute_gradients(loss_fn, variables, grad_loss=None):
+    """See `generic.compute_gradients`.
+
+    JAX differentiates by the values that the variables are to have. A list of
+    variables that only `loss_fn` makes complete takes a first run.
+    """
+    if callable(variables):
+        trained_variables(loss_fn)
+        variables = variables()
+    scope: Any = None
 
     def stateless_loss(values):
-        with keras.StatelessScope(list(zip(variables, values, strict=True))):
-            return ops.convert_to_tensor(loss_fn())
+        nonlocal scope
+        state_mapping = list(zip(variables, values, strict=True))
+        with generic.RecordingScope(state_mapping) as scope:
+            loss = ops.convert_to_tensor(loss_fn())
+        return loss, [scope.state_mapping[key] for key in scope.written]
 
-    return jax.value_and_grad(stateless_loss)([v.value for v in variables])
+    values = [v.value for v in variables]
+    loss, pull_back, new_values = jax.vjp(stateless_loss, values, has_aux=True)
+    for variable, value in zip(scope.written.values(), new_values, strict=True):
+        variable.assign(value)
+    [grads] = pull_back(generic.weights_of(loss, grad_loss))
+    # JAX has zeros for what the loss does not depend on.
+    return loss, [
+        g if id(v) in scope.read else None
+        for g, v in zip(grads, variables, strict=True)
+    ]
+
+
+def differentiate(loss, variables, transform, grad_loss=None, tape=None):
+    """See `generic.differentiate`."""
+    generic.refuse_tape(tape)
+    raise ValueError(
+        "On JAX a tensor does not know how it was computed, so it cannot be "
+        "differentiated. Pass a `loss` without arguments to be called, such as "
+        "`lambda: loss_fn(y, model(x))`. "
+        f"Received: loss={loss!r}"
+    )
+
+
+def trained_variables(loss_fn):
+    """See `generic.trained_variables`."""
+    # Shapes are all that is needed to see who is read.
+    return generic.trained_variables(
+        lambda: ops.convert_to_tensor(loss_fn()), jax.eval_shape
+    )
+
+
+def register_list_class(cls):
+    """See `generic.register_list_class`."""
+    jax.tree_util.register_pytree_node(
+        cls, lambda items: (list(items), None), lambda _, items: cls(items)
+    )
 
 
 def map_values(fn, grad):

@@ -2,22 +2,34 @@
 
 from collections.abc import Callable
 
+import keras
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 from keras_lso.backend import generic, rules
-from keras_lso.backend.generic import Measurement
+from keras_lso.backend.generic import (
+    Measurement,
+    register_list_class,
+    trained_variables,
+    with_positions,
+)
 
 __all__ = [
+    "check_replica_context",
     "compute_gradients",
+    "differentiate",
     "fused_step",
     "fused_step_takes",
+    "is_variable",
     "l2_norms",
     "map_values",
     "measure",
+    "register_list_class",
     "run_if",
     "to_dense",
     "total",
+    "trained_variables",
+    "with_positions",
 ]
 
 SUPPORTS_STATELESS = False
@@ -113,11 +125,6 @@ def run_if(finite, step, grads, state):
     replicas meet first and the `tf.cond` stands around all of them.
     """
     context = tf.distribute.get_replica_context()
-    if context is None:
-        raise RuntimeError(
-            "`apply()` must be called in a replica context. Call it inside a "
-            "function that you pass to `strategy.run`."
-        )
     if context.num_replicas_in_sync == 1:
         tf.cond(finite, lambda: _nothing(step(grads)), _nothing)
         return
@@ -275,11 +282,53 @@ _KERNELS: dict[type, Callable[..., None]] = {
 }
 
 
-def compute_gradients(loss_fn, variables):
+def compute_gradients(loss_fn, variables, grad_loss=None):
     """See `generic.compute_gradients`."""
     with tf.GradientTape() as tape:
-        loss = loss_fn()
-    return loss, tape.gradient(loss, [v.value for v in variables])
+        if not callable(variables):
+            # It follows those that are trainable, and no others, by itself.
+            tape.watch(_tf_variables(variables))
+        loss = tf.convert_to_tensor(loss_fn())
+    if callable(variables):
+        variables = variables()
+    return loss, tape.gradient(
+        loss, _tf_variables(variables), generic.weights_of(loss, grad_loss)
+    )
+
+
+def differentiate(loss, variables, transform, grad_loss=None, tape=None):
+    """See `generic.differentiate`."""
+    variables = _tf_variables(variables)
+    if tape is None:
+        if tf.executing_eagerly():
+            raise ValueError(
+                "`tape` is required when a Tensor loss is passed: the "
+                "`tf.GradientTape` under which it was computed. Or pass a `loss` "
+                f"without arguments to be called. Received: loss={loss!r}, tape=None"
+            )
+        loss = transform(loss)
+        return tf.gradients(loss, variables, generic.weights_of(loss, grad_loss))
+    with tape:
+        loss = transform(loss)
+    return tape.gradient(loss, variables, generic.weights_of(loss, grad_loss))
+
+
+def _tf_variables(variables):
+    return [v.value if isinstance(v, keras.Variable) else v for v in variables]
+
+
+def is_variable(value):
+    """See `generic.is_variable`: Keras takes TensorFlow's own as well."""
+    return isinstance(value, keras.Variable | tf.Variable)
+
+
+def check_replica_context(method):
+    """See `generic.check_replica_context`."""
+    if tf.distribute.in_cross_replica_context():
+        raise RuntimeError(
+            f"`{method}()` cannot be called in cross-replica context. Use "
+            "`tf.distribute.Strategy.run` to enter replica context."
+        )
 
 
 def map_values(fn, grad):

@@ -1,23 +1,37 @@
 """The primitives on PyTorch: eager, in place."""
 
+import contextlib
 import math
 
 import torch
+from torch.utils import _pytree
 
 from keras_lso.backend import generic
-from keras_lso.backend.generic import Measurement, total
+from keras_lso.backend.generic import (
+    Measurement,
+    check_replica_context,
+    is_variable,
+    register_list_class,
+    total,
+)
 from keras_lso.backend.rules import LARS
 
 __all__ = [
+    "check_replica_context",
     "compute_gradients",
+    "differentiate",
     "fused_step",
     "fused_step_takes",
+    "is_variable",
     "l2_norms",
     "map_values",
     "measure",
+    "register_list_class",
     "run_if",
     "to_dense",
     "total",
+    "trained_variables",
+    "with_positions",
 ]
 
 
@@ -234,12 +248,56 @@ def _is_plain(tensor):
     )
 
 
-def compute_gradients(loss_fn, variables):
+def compute_gradients(loss_fn, variables, grad_loss=None):
     """See `generic.compute_gradients`."""
-    loss = loss_fn()
-    return loss, torch.autograd.grad(
-        loss, [v.value for v in variables], allow_unused=True
-    )
+    known = () if callable(variables) else [v.value for v in variables]
+    with torch.enable_grad(), _requiring_grad(known):
+        loss = torch.as_tensor(loss_fn())
+        if callable(variables):
+            variables = variables()
+        return loss, _gradients(loss, variables, grad_loss)
+
+
+def differentiate(loss, variables, transform, grad_loss=None, tape=None):
+    """See `generic.differentiate`."""
+    generic.refuse_tape(tape)
+    with torch.enable_grad():
+        return _gradients(transform(loss), variables, grad_loss)
+
+
+def _gradients(loss, variables, grad_loss):
+    values = [v.value for v in variables]
+    # Autograd refuses those that it was never told to follow.
+    followed = [v for v in values if v.requires_grad]
+    if not loss.requires_grad or not followed:
+        return [None] * len(variables)
+    weights = generic.weights_of(loss, grad_loss)
+    grads = iter(torch.autograd.grad(loss, followed, weights, allow_unused=True))
+    return [next(grads) if v.requires_grad else None for v in values]
+
+
+@contextlib.contextmanager
+def _requiring_grad(tensors):
+    """Lets autograd follow variables that are not trainable, too."""
+    frozen = [t for t in tensors if not t.requires_grad]
+    for tensor in frozen:
+        tensor.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for tensor in frozen:
+            tensor.requires_grad_(False)
+
+
+@torch.no_grad()
+def trained_variables(loss_fn):
+    """See `generic.trained_variables`."""
+    return generic.trained_variables(loss_fn)
+
+
+def with_positions(items):
+    """See `generic.with_positions`."""
+    return [(_pytree.SequenceKey(i), item) for i, item in enumerate(items)]
 
 
 def map_values(fn, grad):

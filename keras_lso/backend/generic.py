@@ -154,12 +154,138 @@ def run_if(finite, step, grads, state):
         v.assign(ops.where(finite, ops.convert_to_tensor(v), old))
 
 
-def compute_gradients(loss_fn, variables):
-    """Returns the loss and its gradients, of which None where there is none."""
+def compute_gradients(loss_fn, variables, grad_loss=None):
+    """Returns a loss and its gradients.
+
+    Args:
+        loss_fn: Callable without arguments that returns the loss, a tensor of any
+            shape (its sum is differentiated). What it assigns to variables stays
+            assigned.
+        variables: List of variables, or callable that returns it once `loss_fn`
+            has run.
+        grad_loss: Tensor of the loss's shape, by which its elements are weighted.
+            Defaults to `None`: by 1.
+
+    Returns:
+        A tuple of the loss and the list of gradients, of which None where the loss
+        does not depend on the variable.
+    """
+    _refuse_to_differentiate()
+
+
+def differentiate(loss, variables, transform, grad_loss=None, tape=None):
+    """Returns the gradients of a tensor, where the framework knows its history.
+
+    Args:
+        loss: Tensor.
+        variables: List of variables.
+        transform: Callable. It is `transform(loss)` that is differentiated.
+        grad_loss: See `compute_gradients`. Defaults to `None`.
+        tape: The `tf.GradientTape` that recorded the loss. Defaults to `None`:
+            there is none outside TensorFlow.
+
+    Returns:
+        The list of gradients.
+    """
+    _refuse_to_differentiate()
+
+
+def weights_of(loss, grad_loss):
+    """Returns what the elements of the loss are weighted by, a tensor like it."""
+    if grad_loss is None:
+        return ops.ones_like(loss)
+    weights = ops.cast(ops.convert_to_tensor(grad_loss), loss.dtype)
+    try:
+        return ops.broadcast_to(weights, loss.shape)
+    except (RuntimeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"Argument `grad_loss` must have the loss's shape, {tuple(loss.shape)}. "
+            f"Received one of shape {tuple(weights.shape)}."
+        ) from error
+
+
+def _refuse_to_differentiate():
     raise NotImplementedError(
         "This Keras backend computes no gradients. Set KERAS_BACKEND to "
         "'tensorflow', 'jax' or 'torch' to train."
     )
+
+
+def refuse_tape(tape):
+    """Refuses what only TensorFlow has."""
+    if tape is not None:
+        raise ValueError(
+            "A `tape` is TensorFlow's: this Keras backend has none, and does not need "
+            "it. Pass a `loss` without arguments to be called, and no `tape`. "
+            f"Received: tape={tape!r}"
+        )
+
+
+def trained_variables(loss_fn, run=lambda fn: fn()):
+    """Returns the trainable variables that `loss_fn` reads, in that order.
+
+    It is run once, and what it assigns is forgotten. Variables that it creates are
+    there afterwards: layers can create theirs so. For those that are made of a value
+    it takes a run in earnest before.
+
+    Args:
+        loss_fn: Callable without arguments that returns the loss.
+        run: Callable that runs it. Defaults to a plain call.
+
+    Returns:
+        List of variables.
+    """
+    try:
+        with RecordingScope() as scope:
+            run(loss_fn)
+    except ValueError:
+        loss_fn()
+        with RecordingScope() as scope:
+            run(loss_fn)
+    return [v for v in scope.read.values() if v.trainable]
+
+
+class RecordingScope(keras.StatelessScope):
+    """A scope that remembers which variables were read in it, and which written.
+
+    Args:
+        state_mapping: List of tuples of a variable and the value that it has in the
+            scope. Others have the value that they have outside.
+    """
+
+    def __init__(self, state_mapping=()):
+        super().__init__(state_mapping)
+        self.read, self.written = {}, {}
+
+    def get_current_value(self, variable):
+        """Returns what was written here, else what an outer scope holds."""
+        self.read[id(variable)] = variable
+        value = super().get_current_value(variable)
+        if value is None and self.original_scope is not None:
+            return self.original_scope.get_current_value(variable)
+        return value
+
+    def add_update(self, update):
+        self.written[id(update[0])] = update[0]
+        super().add_update(update)
+
+
+def is_variable(value):
+    """Whether `value` is a variable that can be trained."""
+    return isinstance(value, keras.Variable)
+
+
+def check_replica_context(method):
+    """Refuses to be called where no replica is: there are none here."""
+
+
+def register_list_class(cls):
+    """Lets the framework's own functions on nested structures see a list in `cls`."""
+
+
+def with_positions(items):
+    """Returns the items of a list with their positions, as `keras.tree` wants them."""
+    return list(enumerate(items))
 
 
 def map_values(fn, grad):

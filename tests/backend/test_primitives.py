@@ -1029,3 +1029,178 @@ def test_a_function_is_mapped_over_the_values_of_a_sparse_gradient(sparse_gradie
     assert type(halved) is type(gradient)
     dense = ops.convert_to_numpy(generic.to_dense(halved))
     np.testing.assert_array_equal(dense, [[4.0, 5.0], [0.0, 0.0], [0.5, 1.0]])
+
+
+# --- compute_gradients: weights, writes, and variables that come later -----------
+
+
+@pytest.mark.parametrize("weights", [[1.0, -2.0], np.array([1.0, -2.0]), None])
+def test_the_elements_of_a_loss_are_weighted(weights):
+    a = keras.Variable([3.0, 4.0])
+    loss, [gradient] = backend.compute_gradients(lambda: a * a, [a], weights)
+    np.testing.assert_array_equal(ops.convert_to_numpy(loss), [9.0, 16.0])
+    by_hand = [6.0, 8.0] if weights is None else [6.0, -16.0]
+    np.testing.assert_array_equal(ops.convert_to_numpy(gradient), by_hand)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_the_weights_take_the_dtype_of_the_loss(dtype):
+    a = keras.Variable([3.0, 4.0], dtype=dtype)
+    _, [gradient] = backend.compute_gradients(
+        lambda: a * a, [a], tensor([1.0, 0.5], "float32")
+    )
+    assert keras.backend.standardize_dtype(gradient.dtype) == dtype
+    np.testing.assert_array_equal(numpy(gradient), [6.0, 4.0])
+
+
+def test_what_the_loss_does_not_depend_on_has_no_gradient():
+    a, b = keras.Variable(2.0), keras.Variable(3.0)
+    for variables in ([a, b], lambda: [a, b]):
+        _, gradients = backend.compute_gradients(lambda: a * a, variables)
+        assert gradients[1] is None
+        assert number(gradients[0]) == 4.0
+    loss, gradients = backend.compute_gradients(lambda: 5.0, [a, b])
+    assert gradients == [None, None]
+    assert number(loss) == 5.0
+
+
+def test_of_no_variables_there_are_no_gradients():
+    a = keras.Variable(2.0)
+    loss, gradients = backend.compute_gradients(lambda: a * a, [])
+    assert list(gradients) == []
+    assert number(loss) == 4.0
+
+
+def test_variables_that_are_not_trainable_have_gradients():
+    frozen = keras.Variable(3.0, trainable=False)
+    _, [gradient] = backend.compute_gradients(lambda: frozen * frozen, [frozen])
+    assert number(gradient) == 6.0
+    # It is not followed from then on.
+    _, gradients = backend.compute_gradients(lambda: frozen * frozen, [frozen])
+    assert number(gradients[0]) == 6.0
+    assert not frozen.trainable
+
+
+def test_what_the_loss_writes_stays_written(compiled):
+    a, count = keras.Variable(2.0), keras.Variable(0.0, trainable=False)
+    average = keras.Variable([0.0, 0.0], trainable=False)
+
+    def loss(x):
+        count.assign_add(1.0)
+        new = 0.5 * average + 0.5 * a * x
+        average.assign(new)
+        count.assign_add(10.0)
+        return ops.sum(new) * count
+
+    run = compiled(
+        lambda x: backend.compute_gradients(lambda: loss(x), [a])[1][0],
+        [a, count, average],
+    )
+    # d/da of 11 * sum(a * x / 2).
+    assert number(run(tensor([1.0, 3.0]))) == 22.0
+    assert number(count.value) == 11.0
+    np.testing.assert_array_equal(average.numpy(), [1.0, 3.0])
+    # The average is a number by now: d/da of 22 * sum(old / 2 + a * x / 2).
+    assert number(run(tensor([1.0, 3.0]))) == 44.0
+    np.testing.assert_array_equal(average.numpy(), [1.5, 4.5])
+
+
+def test_variables_may_come_when_the_loss_has_run():
+    made = []
+
+    def loss():
+        if not made:
+            made.append(keras.layers.Dense(1, kernel_initializer="ones"))
+        return ops.sum(made[0](np.array([[1.0, 2.0]], "float32")))
+
+    loss, gradients = backend.compute_gradients(
+        loss, lambda: made[0].trainable_variables
+    )
+    assert number(loss) == 3.0
+    np.testing.assert_array_equal(numpy(gradients[0]), [[1.0], [2.0]])
+    np.testing.assert_array_equal(numpy(gradients[1]), [1.0])
+
+
+# --- trained_variables and differentiate -----------------------------------------
+
+
+def test_the_trainable_variables_that_a_loss_reads_are_found(snapshot):
+    a, b, unread = keras.Variable(2.0), keras.Variable(3.0), keras.Variable(4.0)
+    frozen = keras.Variable(5.0, trainable=False)
+
+    def loss():
+        frozen.assign(frozen * a)
+        return b * a * b + frozen
+
+    before = snapshot([a, b, unread, frozen])
+    found = backend.trained_variables(loss)
+    assert [id(v) for v in found] == [id(a), id(b)]
+    # What it assigned is forgotten.
+    assert snapshot([a, b, unread, frozen]) == before
+
+
+def test_layers_that_a_loss_builds_are_found():
+    dense = keras.layers.Dense(2, kernel_initializer="ones")
+    found = backend.trained_variables(lambda: ops.sum(dense(np.ones((1, 3)))))
+    assert {id(v) for v in found} == {id(dense.kernel), id(dense.bias)}
+    np.testing.assert_array_equal(dense.kernel.numpy(), np.ones((3, 2)))
+
+
+def differentiated(a, power, **arguments):
+    """The gradient of `sum(a ** 2) * 3`, from the tensor `a ** 2`."""
+    variables = [a, keras.Variable(1.0)]
+    transform = lambda loss: loss * 3.0  # noqa: E731
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        with tf.GradientTape() as tape:
+            loss = power()
+        arguments["tape"] = tape
+    else:
+        loss = power()
+    return backend.differentiate(loss, variables, transform, **arguments)
+
+
+@pytest.mark.parametrize(
+    "grad_loss, expected", [(None, [18, 24]), ([1, -1], [18, -24])]
+)
+def test_a_tensor_is_differentiated_where_its_history_is_known(grad_loss, expected):
+    a = keras.Variable([3.0, 4.0])
+    if keras.backend.backend() == "jax":
+        with pytest.raises(ValueError, match="does not know how it was computed"):
+            differentiated(a, lambda: a * a, grad_loss=grad_loss)
+        return
+    gradient, of_unused = differentiated(a, lambda: a * a, grad_loss=grad_loss)
+    np.testing.assert_array_equal(numpy(gradient), expected)
+    assert of_unused is None
+
+
+def test_a_tape_is_refused_where_there_are_none():
+    if keras.backend.backend() == "tensorflow":
+        pytest.skip("There are tapes")
+    with pytest.raises(ValueError, match="`tape` is TensorFlow's"):
+        backend.differentiate(ops.ones(()), [], lambda loss: loss, tape=object())
+
+
+def test_without_a_framework_no_tensor_is_differentiated():
+    with pytest.raises(NotImplementedError, match="Set KERAS_BACKEND to"):
+        generic.differentiate(1.0, [], lambda loss: loss)
+
+
+# --- Variables and replicas -------------------------------------------------------
+
+
+def test_variables_are_told_from_other_things():
+    assert backend.is_variable(keras.Variable(1.0))
+    assert backend.is_variable(keras.Variable(1, trainable=False, dtype="int32"))
+    for other in (ops.ones(()), np.ones(()), 1.0, None, "w", keras.Variable):
+        assert not backend.is_variable(other)
+    if keras.backend.backend() == "tensorflow":
+        import tensorflow as tf
+
+        assert backend.is_variable(tf.Variable(1.0))
+        words = "`mine..` cannot be called in cross-replica context"
+        scope = tf.distribute.MirroredStrategy(["CPU:0"]).scope()
+        with scope, pytest.raises(RuntimeError, match=words):
+            backend.check_replica_context("mine")
+    backend.check_replica_context("mine")

@@ -1,160 +1,16 @@
-"""What this package knows of Keras's own optimizers.
-
-The only place that touches Keras's private attributes. Everything that another
-version of Keras might spell differently stands here.
-"""
-
-import re
+"""Which optimizer has which rule, and the base of our own optimizers."""
 
 import keras
 from keras import ops
 
 from keras_lso import backend
+from keras_lso.adapters.optimizers import (
+    canonical_class,
+    index_of,
+    iteration_variable,
+)
+from keras_lso.adapters.variables import is_overwritten
 from keras_lso.backend import rules
-
-_TORCH_OPTIMIZERS = "keras.src.backend.torch.optimizers"
-
-
-# --- Canonical classes ------------------------------------------------------
-
-
-def canonical_class(optimizer):
-    """Returns the public Keras class that `optimizer` is an instance of.
-
-    On PyTorch `keras.optimizers.SGD(...)` is an instance of another, private
-    class. A user's own subclass is its own canonical class.
-    """
-    cls = type(optimizer)
-    if cls.__module__.startswith(_TORCH_OPTIMIZERS):
-        return getattr(keras.optimizers, cls.__name__, cls)
-    return cls
-
-
-def public_config(config):
-    """Returns a copy of `config` in which torch-only classes have public names.
-
-    Keras writes the private class that it swaps in on PyTorch into its configs,
-    and no other backend can read those.
-    """
-    if isinstance(config, list | tuple):
-        return type(config)(public_config(item) for item in config)
-    if not isinstance(config, dict):
-        return config
-    config = {key: public_config(value) for key, value in config.items()}
-    if str(config.get("module", "")).startswith(_TORCH_OPTIMIZERS):
-        config["module"] = "keras.optimizers"
-        config["registered_name"] = None
-    return config
-
-
-# --- The state of an optimizer ----------------------------------------------
-
-
-def iteration_variable(optimizer):
-    """Returns the variable that counts the optimizer's applied steps."""
-    return optimizer._iterations
-
-
-def base_variables(optimizer):
-    """Returns `[iteration, learning_rate]`, which every optimizer starts with."""
-    return optimizer._variables[:2]
-
-
-def trainable_variables(optimizer):
-    """Returns the variables that the optimizer was built for."""
-    return list(optimizer._trainable_variables)
-
-
-def remember_trainable_variables(optimizer, variables):
-    """Does what `BaseOptimizer.build` does for an optimizer without slots.
-
-    That method would also create EMA and accumulation variables, by hyper-
-    parameters that a wrapper only reads through from its inner optimizer.
-    """
-    # Plain attributes: the tracker would count the model's variables among the
-    # optimizer's.
-    object.__setattr__(optimizer, "_trainable_variables", list(variables))
-    object.__setattr__(
-        optimizer,
-        "_trainable_variables_indices",
-        {optimizer._var_key(v): i for i, v in enumerate(variables)},
-    )
-
-
-def index_of(optimizer, variable):
-    """Returns the position of a variable among those the optimizer was built for."""
-    return optimizer._get_variable_index(variable)
-
-
-def twin(variable, dtype):
-    """Returns a new variable with another dtype, and all else like `variable`.
-
-    It carries the same path, by which patterns exclude variables and pick their
-    optimizer, and the same constraint and layout.
-    """
-    twin = keras.Variable(
-        lambda shape, dtype: ops.cast(ops.convert_to_tensor(variable), dtype),
-        shape=variable.shape,
-        dtype=dtype,
-        trainable=variable.trainable,
-        aggregation=variable.aggregation,
-        layout=getattr(variable, "_layout", None),
-        name=variable.name,
-    )
-    twin._path = variable.path
-    twin.constraint = variable.constraint
-    return twin
-
-
-def chain(optimizer):
-    """Returns the optimizer, what it wraps, what that wraps, and so on."""
-    optimizers = [optimizer]
-    while isinstance(vars(optimizers[-1]).get("inner_optimizer"), keras.Optimizer):
-        optimizers.append(optimizers[-1].inner_optimizer)
-    return optimizers
-
-
-def count_by(wrapper, inner):
-    """Lets a wrapper without state of its own count its inner optimizer's steps."""
-    wrapper._iterations = iteration_variable(inner)
-
-
-def exclude_twins_from_weight_decay(optimizer, variables, twins):
-    """Carries exclusions that name a variable itself over to its twin."""
-    innermost = chain(optimizer)[-1]
-    excluded = getattr(innermost, "_exclude_from_weight_decay", None)
-    if excluded:
-        for variable, its_twin in zip(variables, twins, strict=True):
-            if innermost._var_key(variable) in excluded:
-                excluded.add(innermost._var_key(its_twin))
-
-
-def check_known(optimizer, variables):
-    """Refuses variables that the optimizer was not built for."""
-    optimizer._check_variables_are_known(variables)
-
-
-def path_matches(variable, patterns):
-    """Whether one of the regular expressions is found in the variable's path."""
-    # Keras's optimizers also take a bare `tf.Variable`, which has no path.
-    path = getattr(variable, "path", variable.name)
-    return any(re.search(pattern, path) for pattern in patterns or [])
-
-
-def uses_weight_decay(optimizer, variable):
-    """Whether the variable decays, unless `exclude_from_weight_decay` was called."""
-    return optimizer._use_weight_decay(variable)
-
-
-def is_overwritten(variable):
-    """Whether the variable takes its gradient as its new value (float8 scales).
-
-    Such a gradient does not come from the loss, so it is never scaled.
-    """
-    return getattr(variable, "overwrite_with_gradient", False)
-
-
-# --- Rules ------------------------------------------------------------------
 
 
 def rule_of(optimizer, variables):

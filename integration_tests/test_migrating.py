@@ -1,0 +1,274 @@
+"""What docs/migrating.md and TensorFlow's own pages promise, run.
+
+The originals run in the same process, whatever the backend of Keras 3 is:
+`tf_keras` for tf.keras 2, and the classes of older versions that TensorFlow still
+carries inside.
+"""
+
+import contextlib
+import doctest
+import importlib
+import pathlib
+import re
+import types
+import warnings
+
+import keras
+import numpy as np
+import pytest
+
+import keras_lso
+
+GUIDE = pathlib.Path(__file__).parents[1] / "docs" / "migrating.md"
+BACKEND = keras.backend.backend()
+
+MODERN = keras_lso.mixed_precision.LossScaleOptimizer
+EXPERIMENTAL = keras_lso.mixed_precision.experimental.LossScaleOptimizer
+TF1 = keras_lso.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:.*LossScaleOptimizer is deprecated"),
+]
+
+
+# --- The examples on TensorFlow's pages --------------------------------------------
+
+
+def original_class():
+    from tensorflow.python.keras.mixed_precision import loss_scale_optimizer
+
+    return loss_scale_optimizer.LossScaleOptimizerV1
+
+
+def run_doctest(source, **names):
+    """Runs the examples in `source`; returns how many there were."""
+    test = doctest.DocTestParser().get_doctest(source, names, "page", None, 0)
+    report = []
+    result = doctest.DocTestRunner(verbose=False).run(test, out=report.append)
+    assert not result.failed, "".join(report)
+    return result.attempted
+
+
+def test_the_examples_on_the_page_of_the_experimental_class_run():
+    page = original_class().__doc__
+    for old, new in (
+        ("tf.keras.mixed_precision", "keras_lso.mixed_precision"),
+        ("tf.keras.optimizers", "keras.optimizers"),
+        ("tf.compat.v1", "keras_lso.compat.v1"),
+    ):
+        assert old in page
+        page = page.replace(old, new)
+    assert run_doctest(page, keras=keras, keras_lso=keras_lso) == 14
+
+
+# `get_weights` and `set_weights` on the page, but for the optimizer, the output of
+# `fit`, and the shape of the labels, which Keras 3 no longer broadcasts.
+RMSPROP = """
+>>> m = keras.models.Sequential([keras.layers.Dense(10)])
+>>> m.compile(opt, loss='mse')
+>>> data = np.arange(100).reshape(5, 20)
+>>> labels = np.zeros((5, 1))
+>>> results = m.fit(data, labels, verbose=0)
+>>> len(opt.get_weights())
+3
+>>> new_weights = [np.array(10), np.ones([20, 10]), np.zeros([10])]
+>>> opt.set_weights(new_weights)
+>>> int(opt.iterations)
+10
+"""
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: MODERN(keras.optimizers.RMSprop()),
+        lambda: EXPERIMENTAL(keras.optimizers.RMSprop(), "dynamic"),
+        lambda: keras_lso.LARS(),
+    ],
+    ids=["modern", "experimental", "LARS"],
+)
+def test_the_examples_of_get_weights_and_set_weights_run(make):
+    optimizer = make()
+    assert run_doctest(RMSPROP, keras=keras, np=np, opt=optimizer) == 9
+    iterations, kernel, bias = optimizer.get_weights()
+    assert iterations == 10
+    np.testing.assert_array_equal(kernel, np.ones([20, 10]))
+    np.testing.assert_array_equal(bias, np.zeros([10]))
+
+
+# --- The names on the pages --------------------------------------------------------
+
+# ruff: noqa: SIM905
+
+# TensorFlow 2.0 and 2.4.
+OF_TF_KERAS = set(
+    "__init__ optimizer loss_scale iterations learning_rate lr weights add_slot "
+    "add_weight apply_gradients from_config get_config get_gradients get_scaled_loss "
+    "get_slot get_slot_names get_unscaled_gradients get_updates get_weights minimize "
+    "set_weights variables clipnorm clipvalue dynamic dynamic_counter "
+    "dynamic_growth_steps global_clipnorm initial_scale inner_optimizer".split()
+)
+OF_TF1 = set(
+    "opt loss_scale use_locking name apply_gradients compute_gradients minimize "
+    "variables get_name get_slot get_slot_names".split()
+)
+OF_LOSS_SCALES = set(
+    "__call__ update initial_loss_scale increment_period multiplier get_config "
+    "from_config repr".split()
+)
+# The Model Garden's page.
+OF_LARS = set(
+    "learning_rate momentum weight_decay_rate eeta nesterov classic_momentum "
+    "exclude_from_weight_decay exclude_from_layer_adaptation name clipnorm clipvalue "
+    "global_clipnorm iterations weights add_slot add_weight apply_gradients "
+    "from_config get_config get_gradients get_slot get_slot_names get_updates "
+    "get_weights minimize set_weights variables".split()
+)
+
+
+def rows_below(heading):
+    """Returns the names in the first column of the table below a heading."""
+    table = GUIDE.read_text().split(f"### {heading}\n")[1].strip().split("\n\n")[0]
+    rows = [line.split("|")[1] for line in table.splitlines()[2:]]
+    return {name for row in rows for name in re.findall(r"`(\w+)`", row)} | {
+        "repr" for row in rows if "repr" in row
+    }
+
+
+@pytest.mark.parametrize(
+    ("heading", "names"),
+    [
+        (
+            "`LossScaleOptimizer`, of `tf.keras.mixed_precision` and its "
+            "`experimental`",
+            OF_TF_KERAS,
+        ),
+        ("`MixedPrecisionLossScaleOptimizer`, of TF1", OF_TF1),
+        ("`LossScale`, `FixedLossScale`, `DynamicLossScale`", OF_LOSS_SCALES),
+    ],
+)
+def test_the_guide_has_a_row_for_each_name_on_the_pages(heading, names):
+    assert not names - rows_below(heading)
+
+
+@pytest.mark.parametrize(
+    ("make", "names"),
+    [
+        (lambda: MODERN(keras.optimizers.SGD()), OF_TF_KERAS),
+        (lambda: EXPERIMENTAL(keras.optimizers.SGD(), "dynamic"), OF_TF_KERAS),
+        (lambda: TF1(keras.optimizers.SGD(), "dynamic"), OF_TF1),
+        (lambda: keras_lso.loss_scales.DynamicLossScale(), OF_LOSS_SCALES),
+        (lambda: keras_lso.LARS(), OF_LARS),
+    ],
+    ids=["modern", "experimental", "TF1", "DynamicLossScale", "LARS"],
+)
+def test_every_name_on_the_pages_is_there(make, names):
+    made = make()
+    # Arguments of the constructor; the rest are attributes and methods.
+    for name in names - {"optimizer", "opt", "repr"}:
+        assert hasattr(made, name), name
+
+
+def test_each_new_name_in_the_guide_is_the_class_it_says():
+    table = GUIDE.read_text().split("\n\n")[2]
+    new_names = [
+        re.findall(r"`([\w.]+)`", line.split("|")[2]) for line in table.splitlines()[2:]
+    ]
+    for names in new_names:
+        found = {id(resolve(name)) for name in names}
+        # "A, which is B".
+        assert len(found) == 1, names
+
+
+def resolve(name):
+    # As `import` finds it, where it is a module; not by attributes alone.
+    module, _, last = name.rpartition(".")
+    return getattr(importlib.import_module(module), last)
+
+
+# --- Before and after --------------------------------------------------------------
+
+
+def blocks_below(heading):
+    section = GUIDE.read_text().split(f"### {heading}\n")[1].split("\n#")[0]
+    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+
+
+def old_tensorflow():
+    """TensorFlow, with the `tf.keras` that it had in its first versions."""
+    import tensorflow as tf
+    import tf_keras
+    from tensorflow.python.keras.optimizer_v2 import gradient_descent
+
+    optimizers = types.SimpleNamespace(SGD=gradient_descent.SGD)
+    experimental = types.SimpleNamespace(LossScaleOptimizer=original_class())
+    tape_era = types.SimpleNamespace(
+        optimizers=tf_keras.optimizers, mixed_precision=tf_keras.mixed_precision
+    )
+    minimize_era = types.SimpleNamespace(
+        optimizers=optimizers,
+        mixed_precision=types.SimpleNamespace(experimental=experimental),
+    )
+    return types.SimpleNamespace(
+        tf=tf, tf1=tf.compat.v1, tape_era=tape_era, minimize_era=minimize_era
+    )
+
+
+def run_block(block, **names):
+    with contextlib.redirect_stdout(None), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        exec(block, names)
+    return names
+
+
+def with_keras(tf, old_keras):
+    """Returns `tf` with another `tf.keras`; `import tensorflow as tf` would undo it."""
+    names = {n: getattr(tf, n) for n in ("Variable", "GradientTape", "reduce_sum")}
+    return types.SimpleNamespace(**names, keras=old_keras)
+
+
+@pytest.mark.parametrize(
+    ("heading", "era"),
+    [
+        pytest.param(
+            "A loop with a tape, TensorFlow 2.4 and later",
+            "tape_era",
+            marks=pytest.mark.skipif(
+                BACKEND != "tensorflow", reason="a tf.GradientTape is TensorFlow's"
+            ),
+        ),
+        ("`minimize`, TensorFlow 2.0 to 2.3", "minimize_era"),
+        ("`compute_gradients` and `global_step`, TF1", None),
+    ],
+)
+def test_before_and_after_give_the_same_weights(heading, era):
+    before, after = blocks_below(heading)
+    old = old_tensorflow()
+    if era is None:
+        theirs = run_block(before)
+    else:
+        import_line = "import tensorflow as tf\n"
+        assert before.startswith(import_line)
+        tf = with_keras(old.tf, getattr(old, era))
+        theirs = run_block(before.removeprefix(import_line), tf=tf)
+    ours = run_block(after)
+    # Five steps of float32 arithmetic, of numbers near 3.
+    np.testing.assert_allclose(ours["w"].numpy(), theirs["w"].numpy(), rtol=2e-6)
+    assert np.abs(ours["w"].numpy() - [3.0, 4.0]).min() > 1
+    assert float(ours["opt"].loss_scale) == 2.0**15
+    if "step" in theirs:
+        assert int(ours["step"].numpy()) == int(theirs["step"].numpy()) == 5
+
+
+def test_the_config_in_the_guide_is_read():
+    [block] = re.findall(
+        r"```python\n(.*?)```",
+        GUIDE.read_text().split("## Configs and files\n")[1].split("\n### ")[0],
+        re.DOTALL,
+    )[:1]
+    optimizer = run_block(block)["opt"]
+    assert type(optimizer) is keras_lso.LossScaleOptimizer
+    assert (optimizer.initial_scale, optimizer.dynamic_growth_steps) == (1024, 500)
+    assert float(optimizer.learning_rate) == 0.5
+    assert optimizer.momentum == 0.9

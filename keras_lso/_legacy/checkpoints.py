@@ -1,0 +1,169 @@
+"""The optimizer state in TensorFlow's checkpoints and SavedModels."""
+
+import os
+
+import numpy as np
+
+from keras_lso._legacy.state import SavedState, split_name
+from keras_lso.backend import _tf_checkpoint
+
+_ENDINGS = ("pb", "pbtxt")
+# Lists that a SavedModel has besides the attributes of a layer.
+_LISTS = {"variables", "trainable_variables", "regularization_losses", "keras_api"}
+
+
+def is_prefix(path):
+    """Whether `path` is the prefix of a checkpoint, or its index file."""
+    return os.path.isfile(path.removesuffix(".index") + ".index")
+
+
+def read(path, optimizer):
+    """Returns the `SavedState` of the one optimizer in a checkpoint.
+
+    Args:
+        path: Folder of a SavedModel or of checkpoints, or prefix of a checkpoint.
+        optimizer: Keras 3 optimizer, whose class says what the slots are called.
+    """
+    graph = _tf_checkpoint.read(_prefix(path))
+    node = _find_optimizer(graph)
+    if _is_legacy(node):
+        state = _read_legacy(graph, node)
+    else:
+        state = _read_new(graph, node, optimizer)
+    scale = _loss_scale(graph, node)
+    if scale is not None:
+        state.loss_scale = graph.value(scale.children.get("current_loss_scale"))
+        state.good_steps = graph.value(scale.children.get("good_steps"))
+    return state
+
+
+def _prefix(path):
+    if not os.path.isdir(path):
+        return path.removesuffix(".index")
+    if any(os.path.isfile(os.path.join(path, f"saved_model.{e}")) for e in _ENDINGS):
+        prefix = os.path.join(path, "variables", "variables")
+    else:
+        prefix = _tf_checkpoint.latest(path)
+    if prefix is None or not is_prefix(prefix):
+        raise ValueError(
+            "The folder holds neither a SavedModel nor a checkpoint with its index "
+            "and its `checkpoint` file."
+        )
+    return prefix
+
+
+# --- The optimizer in the graph of objects ----------------------------------
+
+
+def _find_optimizer(graph):
+    """Returns the node of the optimizer, or says why there is not one."""
+    found = [node for node in graph.nodes if _is_new(node) or _is_legacy(node)]
+    if not found:
+        raise ValueError(
+            "The file holds no optimizer state. `model.save` and `model.save_weights` "
+            "write that of a compiled model, and `tf.train.Checkpoint` of what it is "
+            "given: `tf.train.Checkpoint(model=model, optimizer=optimizer)`."
+        )
+    if len(found) > 1:
+        raise ValueError(
+            f"The file holds the state of {len(found)} optimizers: "
+            f"{[graph.path(node) for node in found]}. Write one with a single "
+            "optimizer: `tf.train.Checkpoint(model=model, optimizer=optimizer)`."
+        )
+    [node] = found
+    if "_trainable_variables" in node.children:
+        raise ValueError(
+            "The file was written by Keras 3, not by tf.keras 2. Restore it with "
+            "`tf.train.Checkpoint` into the same objects."
+        )
+    return node
+
+
+def _is_new(node):
+    return {"_iterations", "_variables"} <= node.children.keys()
+
+
+def _is_legacy(node):
+    return bool(node.slots) or {"iter", "decay"} <= node.children.keys()
+
+
+def _loss_scale(graph, node):
+    """Returns the node of the loss scale, None if there is none."""
+    # The wrapper is one object with its optimizer; in TF 2.2 it was the parent.
+    for owner in graph.nodes:
+        if owner is node or owner.children.get("base_optimizer") == node.index:
+            index = owner.children.get("loss_scale")
+            if index is not None:
+                return graph.nodes[index]
+    return None
+
+
+# --- Its state --------------------------------------------------------------
+
+
+def _read_legacy(graph, node):
+    """Reads an optimizer of before TF 2.11, whose slots the graph names."""
+    slots: dict[str, dict] = {}
+    for slot, variable, slot_variable in node.slots:
+        slots.setdefault(slot, {})[variable] = slot_variable
+    # The slots stand in the order of a search breadth first.
+    order = {index: i for i, index in enumerate(_variables_in_order(graph))}
+    decay = graph.value(node.children.get("decay"))
+    return SavedState(
+        iterations=_iterations(graph.value(node.children.get("iter"))),
+        slots={
+            slot: [
+                (graph.nodes[v].name or None, graph.value(by_variable[v]))
+                for v in sorted(by_variable, key=lambda v: order.get(v, len(order)))
+            ]
+            for slot, by_variable in slots.items()
+        },
+        is_legacy=True,
+        learning_rate=graph.value(node.children.get("learning_rate")),
+        decay=0.0 if decay is None else float(decay),
+        u_product=graph.value(node.children.get("momentum_cache")),
+    )
+
+
+def _read_new(graph, node, optimizer):
+    """Reads an optimizer of TF 2.11 and newer: a list of variables with names."""
+    listed = graph.nodes[node.children["_variables"]].children
+    slots: dict[str, list] = {}
+    for position in sorted(listed, key=int):
+        variable = graph.nodes[listed[position]]
+        if variable.index == node.children["_iterations"]:
+            continue
+        slot, name = split_name(variable.name, optimizer)
+        slots.setdefault(slot, []).append((name, graph.value(variable.index)))
+    return SavedState(
+        iterations=_iterations(graph.value(node.children["_iterations"])),
+        slots=slots,
+        is_legacy=False,
+        learning_rate=graph.value(node.children.get("_learning_rate")),
+        u_product=graph.value(node.children.get("_u_product")),
+    )
+
+
+def _iterations(value):
+    if value is None:
+        raise ValueError("The file holds an optimizer, but not its iterations.")
+    return np.asarray(value)
+
+
+def _variables_in_order(graph):
+    """Returns the indices of the variables, layer by layer, as a model lists them."""
+    order: dict[int, None] = {}
+    seen = set()
+
+    def visit(node):
+        if node.index in seen or _is_new(node) or _is_legacy(node):
+            return
+        seen.add(node.index)
+        children = [i for name, i in node.children.items() if name not in _LISTS]
+        # A layer lists its own variables before those of the layers in it.
+        order.update(dict.fromkeys(i for i in children if graph.nodes[i].key))
+        for index in children:
+            visit(graph.nodes[index])
+
+    visit(graph.nodes[0])
+    return list(order)

@@ -1,0 +1,365 @@
+"""Reading the optimizer state that tf.keras 2 wrote: `.h5`, `.keras`, checkpoints."""
+
+import itertools
+import json
+import os
+import warnings
+import zipfile
+
+import keras
+import numpy as np
+
+from keras_lso import adapters
+from keras_lso._legacy import checkpoints
+from keras_lso._legacy.state import (
+    SavedState,
+    layout_of,
+    learning_rate_variable,
+    loss_scale_values,
+    split_legacy_name,
+    split_name,
+    values_for,
+)
+from keras_lso.loss_scales import DynamicLossScale
+
+_NO_STATE = (
+    "The file holds no optimizer state. tf.keras writes it only if the model is "
+    "compiled, has trained, and is saved as a whole, with `include_optimizer=True`."
+)
+
+
+def load_optimizer_state(optimizer, path):
+    """Loads the optimizer state that tf.keras 2 wrote into a Keras 3 optimizer.
+
+    The run goes on: iterations, slots and learning rate are those of the file. The
+    hyperparameters of `optimizer` stay its own, and so does a learning-rate schedule.
+
+    | file | holds a loss scale |
+    | --- | --- |
+    | `model.save("model.h5")` | no |
+    | `model.save("model.keras")`, of the classes of TF 2.11 and newer | no |
+    | `model.save("folder")`, a SavedModel | yes |
+    | `model.save_weights("prefix")` of a compiled model | yes |
+    | `tf.train.Checkpoint(model=model, optimizer=optimizer).save("prefix")` | yes |
+
+    Where the file holds no loss scale, that of a `LossScaleOptimizer` starts afresh.
+
+    The next steps are those of tf.keras within float32 rounding, save for three of the
+    `tf.keras.optimizers.legacy`: its Nadam had another schedule of the momentum, and
+    its RMSprop without momentum and its Adagrad added epsilon outside of the root.
+
+    Slots are given to variables by the names of layer and variable. Layers that were
+    numbered by Keras itself, and all those of a `.keras` file, which has no names,
+    go by their order: build the same model, and the optimizer with its
+    `trainable_variables`. Layers of other names in another order are refused where
+    the names or the shapes show it.
+
+    Args:
+        optimizer: Keras 3 optimizer of the class that was saved, which may be wrapped
+            in a `LossScaleOptimizer`. It must be built.
+        path: Path of a `.h5` or `.keras` file, of the folder of a SavedModel or of
+            checkpoints (the latest is read), or the prefix of a checkpoint. The last
+            three need TensorFlow, whatever the backend.
+
+    Raises:
+        FileNotFoundError: If there is nothing at `path`.
+        ImportError: If TensorFlow or h5py is needed and not installed.
+        ValueError: If the file is damaged, or holds no optimizer state, that of
+            several optimizers, or one of other slots, counts, shapes or dtypes
+            than `optimizer` has. Nothing is loaded then.
+
+    Example:
+
+    >>> import h5py, keras, keras_lso, numpy as np, os, tempfile
+    >>> from keras_lso.mixed_precision import load_optimizer_state
+    >>> path = os.path.join(tempfile.mkdtemp(), "model.h5")
+    >>> with h5py.File(path, "w") as file:  # `model.save(path)` in tf.keras
+    ...     weights = file.create_group("optimizer_weights")
+    ...     weights["SGD/iter:0"] = np.int64(7)
+    ...     weights["SGD/dense/kernel/momentum:0"] = np.float32([0.5, -0.5])
+    ...     weights.attrs["weight_names"] = [
+    ...         "SGD/iter:0", "SGD/dense/kernel/momentum:0"
+    ...     ]
+    >>> optimizer = keras.optimizers.SGD(0.1, momentum=0.9)
+    >>> optimizer.build([keras.Variable([1.0, 2.0], name="kernel")])
+    >>> load_optimizer_state(optimizer, path)
+    >>> int(optimizer.iterations), optimizer.momentums[0].numpy().tolist()
+    (7, [0.5, -0.5])
+    """
+    _check_is_built(optimizer)
+    innermost = adapters.chain(optimizer)[-1]
+    path = os.path.expanduser(os.fspath(path))
+    try:
+        state = _read(path, innermost)
+        pairs = values_for(innermost, state)
+        scale = loss_scale_values(state)
+    except ValueError as error:
+        raise ValueError(f"{error} Nothing was loaded. Received: {path=}") from error
+    messages = _assign(optimizer, pairs, scale)
+    messages += _remarks(innermost, state)
+    for message in messages:
+        warnings.warn(message, stacklevel=2)
+
+
+def _check_is_built(optimizer):
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(
+            "`optimizer` must be a Keras 3 optimizer. Received: "
+            f"{optimizer!r} of type {type(optimizer).__name__}"
+        )
+    if not all(o.built for o in adapters.chain(optimizer)):
+        raise ValueError(
+            "The optimizer must be built before its state can be loaded. Call "
+            "`optimizer.build(model.trainable_variables)` first."
+        )
+
+
+# --- Into the optimizer -----------------------------------------------------
+
+
+def _assign(optimizer, pairs, scale):
+    """Assigns what has been checked.
+
+    Returns:
+        List of messages on the loss scale, of which there may be one.
+    """
+    scaler = _loss_scaler(optimizer)
+    if scaler is None:
+        _assign_pairs(pairs)
+        return []
+    policy = getattr(scaler, "loss_scale_policy", None)
+    if policy is None:
+        return _assign_to_keras_wrapper(scaler, pairs, scale)
+    is_dynamic = isinstance(policy, DynamicLossScale)
+    if scale is not None and is_dynamic:
+        step_counter, scale_variable = policy.variables[:2]
+        pairs = [*pairs, (scale_variable, scale[0]), (step_counter, scale[1])]
+    scaler._assign_all([v for v, _ in pairs], [value for _, value in pairs])
+    if is_dynamic:
+        return [] if scale is not None else [_fresh_scale(scaler)]
+    if scale is not None:
+        return [
+            f"The file's loss scale of {float(scale[0])} is ignored: that of the "
+            f"optimizer comes from its {type(policy).__name__}."
+        ]
+    return [] if not scaler.dynamic else [_fresh_scale(scaler)]
+
+
+def _loss_scaler(optimizer):
+    wrapper = keras.optimizers.LossScaleOptimizer
+    return next((o for o in adapters.chain(optimizer) if isinstance(o, wrapper)), None)
+
+
+def _assign_pairs(pairs):
+    for variable, value in pairs:
+        variable.assign(value)
+
+
+def _assign_to_keras_wrapper(scaler, pairs, scale):
+    """Assigns to a `keras.optimizers.LossScaleOptimizer`, which knows no bounds."""
+    has_scale = scale is not None and 0 < scale[0] < np.inf
+    value, steps = scale if has_scale else (scaler.initial_scale, 0)
+    _assign_pairs(pairs)
+    scaler.dynamic_scale.assign(value)
+    scaler.step_counter.assign(min(steps, scaler.dynamic_growth_steps - 1))
+    return [] if has_scale else [_fresh_scale(scaler)]
+
+
+def _fresh_scale(scaler):
+    return (
+        "The file holds no loss scale: that of the optimizer starts at "
+        f"initial_scale={scaler.initial_scale}."
+    )
+
+
+def _remarks(optimizer, state):
+    """Returns what the user should know about the learning rate."""
+    is_rate = not isinstance(optimizer, keras.optimizers.Nadam)
+    if not (state.decay and is_rate and learning_rate_variable(optimizer) is not None):
+        return []
+    return [
+        f"The learning rate in the file decays (decay={state.decay}), and that of a "
+        "Keras 3 optimizer does not by itself. Give the optimizer "
+        "`keras.optimizers.schedules.InverseTimeDecay(learning_rate, 1, "
+        f"{state.decay})`."
+    ]
+
+
+# --- Out of the file --------------------------------------------------------
+
+
+def _read(path, optimizer):
+    """Returns the `SavedState` at `path`, whatever the format."""
+    if os.path.isdir(path) or checkpoints.is_prefix(path):
+        return checkpoints.read(path, optimizer)
+    if not os.path.exists(path):
+        raise FileNotFoundError(
+            f"There is no file, folder or checkpoint at path={path!r}."
+        )
+    h5py = _import_h5py()
+    try:
+        if zipfile.is_zipfile(path):
+            with zipfile.ZipFile(path) as archive:
+                return _read_archive(h5py, archive, optimizer)
+        if h5py.is_hdf5(path):
+            with h5py.File(path, "r") as file:
+                return _read_h5(h5py, file, optimizer)
+    except (OSError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+        raise ValueError(f"The file seems to be damaged ({error}).") from error
+    raise ValueError(
+        "The file is neither an HDF5 file, nor a `.keras` file, nor part of a "
+        "checkpoint, or it is damaged."
+    )
+
+
+def _import_h5py():
+    # Keras does without h5py until a file is read.
+    try:
+        import h5py
+    except ImportError as error:
+        raise ImportError(
+            "Reading `.h5` and `.keras` files needs h5py: `pip install h5py`."
+        ) from error
+    return h5py
+
+
+def _read_archive(h5py, archive, optimizer):
+    """Reads a `.keras` file."""
+    names = archive.namelist()
+    if "metadata.json" in names:
+        _refuse_keras_3(json.loads(archive.read("metadata.json")).get("keras_version"))
+    config = json.loads(archive.read("config.json")) if "config.json" in names else {}
+    saved = _unwrap((config.get("compile_config") or {}).get("optimizer"))
+    weights = [n for n in ("model.weights.h5", "variables.h5") if n in names]
+    if not weights:
+        raise ValueError(_NO_STATE)
+    with archive.open(weights[0]) as stored, h5py.File(stored, "r") as file:
+        if "optimizer/vars" in file:
+            return _from_numbered(_arrays(file["optimizer/vars"]), optimizer, saved)
+    if "legacy" in str((saved or {}).get("module")):
+        raise ValueError(
+            "The file holds no optimizer state: tf.keras never writes that of "
+            "`tf.keras.optimizers.legacy` into a `.keras` file. Save the model as "
+            "`.h5`, or write a checkpoint."
+        )
+    raise ValueError(_NO_STATE)
+
+
+def _read_h5(h5py, file, optimizer):
+    """Reads a whole model, or what `save_weights("....weights.h5")` writes."""
+    _refuse_keras_3(_text(file.attrs.get("keras_version")))
+    if "optimizer/vars" in file:
+        return _from_numbered(_arrays(file["optimizer/vars"]), optimizer, None)
+    if "optimizer_weights" not in file:
+        raise ValueError(_NO_STATE)
+    group = file["optimizer_weights"]
+    names = [_text(name) for name in _chunks(group.attrs, "weight_names")]
+    values = {name: np.asarray(group[name]) for name in names}
+    config = json.loads(_text(file.attrs.get("training_config")) or "{}")
+    return _from_named(values, optimizer, _unwrap(config.get("optimizer_config")))
+
+
+def _from_named(values, optimizer, saved):
+    """Makes a state of arrays by the names of their variables."""
+    state = _described(saved)
+    values = {name.removesuffix(":0"): value for name, value in values.items()}
+    state.is_legacy = any(name.split("/")[-1] == "iter" for name in values)
+    for name, value in values.items():
+        last = name.split("/")[-1]
+        if last in ("iter", "iteration"):
+            state.iterations = value
+        elif last == "momentum_cache":
+            state.u_product = value
+        else:
+            split = split_legacy_name if state.is_legacy else split_name
+            slot, variable = split(name, optimizer)
+            state.slots.setdefault(slot, []).append((variable, value))
+    return _complete(state)
+
+
+def _from_numbered(values, optimizer, saved):
+    """Makes a state of arrays in the order in which tf.keras made the variables."""
+    layout = layout_of(optimizer, saved and saved["config"])
+    if layout is None:
+        raise ValueError(
+            "The file has no names for the optimizer's variables, and the order of "
+            f"those of {type(optimizer).__name__} is not known. Save the model as "
+            "`.h5`, or write a checkpoint."
+        )
+    state = _described(saved)
+    state.iterations, *values = values
+    width = sum(len(group) for group in layout)
+    count = len(adapters.trainable_variables(optimizer))
+    if saved is None and len(values) == width * count + 1:
+        _refuse_keras_3("3, it seems")
+    if values and len(values) != width * count:
+        raise ValueError(
+            f"The file holds {len(values)} slot variables, but {width} for each of "
+            f"the {count} variables that the optimizer was built for make "
+            f"{width * count}. Slots: {[s for group in layout for s in group]}."
+        )
+    rest = iter(values)
+    for group in layout if values else []:
+        rows = [[next(rest) for _ in group] for _ in range(count)]
+        for slot, arrays in zip(group, zip(*rows, strict=True), strict=True):
+            state.slots[slot] = [(None, array) for array in arrays]
+    return _complete(state)
+
+
+def _described(saved):
+    """Starts a state with what the file's config says about the optimizer."""
+    config = (saved or {}).get("config") or {}
+    rate = config.get("learning_rate")
+    return SavedState(
+        iterations=np.asarray(-1),
+        slots={},
+        is_legacy=False,
+        class_name=saved and str(saved.get("class_name")).split(">")[-1],
+        config=config if saved else None,
+        learning_rate=rate if isinstance(rate, int | float) else None,
+        decay=float(config.get("decay") or 0.0),
+    )
+
+
+def _complete(state):
+    if not state.slots and state.iterations == -1:
+        raise ValueError(_NO_STATE)
+    return state
+
+
+def _unwrap(saved):
+    """Returns the config dict of the innermost optimizer; None if there is none."""
+    while isinstance(saved, dict) and isinstance(saved.get("config"), dict):
+        config = saved["config"]
+        # Before TF 2.4 the wrapper called it `optimizer`.
+        inner = config.get("inner_optimizer") or config.get("optimizer")
+        if not isinstance(inner, dict):
+            return saved
+        saved = inner
+    return None
+
+
+def _refuse_keras_3(version):
+    if str(version).startswith("3"):
+        raise ValueError(
+            f"The file was written by Keras {version}, not by tf.keras 2. Call "
+            "`keras_lso.load_model(path)`, which loads the optimizer with the model."
+        )
+
+
+def _arrays(group):
+    return [np.asarray(group[str(i)]) for i in range(len(group))]
+
+
+def _chunks(attributes, name):
+    """Returns a list that HDF5 may have had to split, its attributes being small."""
+    if name in attributes:
+        return list(attributes[name])
+    names = itertools.takewhile(
+        attributes.__contains__, (f"{name}{i}" for i in itertools.count())
+    )
+    return [item for chunk in names for item in attributes[chunk]]
+
+
+def _text(value):
+    return value.decode() if isinstance(value, bytes) else value

@@ -1,0 +1,367 @@
+"""The methods that optimizers had in tf.keras 2 and have lost in Keras 3."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_lso import adapters, backend
+from keras_lso._checks import (
+    check_array,
+    check_operation_name,
+    check_state,
+    check_variable_option,
+    check_variables,
+)
+from keras_lso._gradients import check_some_gradient, split_pairs
+from keras_lso._variable_list import VariableList
+
+_AGGREGATIONS = ("none", "sum", "mean", "only_first_replica")
+_SYNCHRONIZATIONS = ("auto", "none", "on_write", "on_read")
+
+
+class TFKerasMethods(keras.optimizers.Optimizer):
+    """What code written for a tf.keras 2 optimizer calls.
+
+    Args:
+        *args: For the next class.
+        **kwargs: For the next class.
+    """
+
+    # --- Gradients ------------------------------------------------------------
+
+    def minimize(self, loss, var_list, grad_loss=None, name=None, tape=None):
+        """Computes the gradients of a loss and applies them.
+
+        Args:
+            loss: Callable without arguments that returns the loss. Or a tensor: on
+                TensorFlow together with `tape`, on PyTorch by itself. On JAX a
+                tensor does not know how it was computed.
+            var_list: List or tuple of the variables to update, or callable that
+                returns it. Use a callable where variables are created only when
+                `loss` is called for the first time. (On JAX that first call is
+                then repeated.)
+            grad_loss: Tensor of the loss's shape, by which its elements are
+                weighted. Defaults to `None`: by 1.
+            name: String. Defaults to `None`. Keras 3 has no operations to name.
+            tape: The `tf.GradientTape` under which a tensor `loss` was computed.
+                Defaults to `None`.
+
+        Returns:
+            The variable that counts the applied steps.
+
+        Raises:
+            ValueError: If `var_list` holds something else than variables, if no
+                variable has a gradient, or if a tensor cannot be differentiated.
+            RuntimeError: If called in a cross-replica context.
+
+        Example:
+
+        >>> import keras, keras_lso
+        >>> optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.5))
+        >>> w = keras.Variable([3.0, 4.0])
+        >>> _ = optimizer.minimize(lambda: keras.ops.sum(w * w) / 2, [w])
+        >>> print(w.numpy())
+        [1.5 2. ]
+        """
+        backend.check_replica_context("minimize")
+        grads, variables = self._scaled_gradients(loss, var_list, grad_loss, tape)
+        return self._apply_scaled(zip(grads, variables, strict=True), name)
+
+    def apply_gradients(
+        self,
+        grads_and_vars,
+        name=None,
+        experimental_aggregate_gradients=True,
+        skip_gradients_aggregation=False,
+    ):
+        """Applies gradients to variables.
+
+        Args:
+            grads_and_vars: List of `(gradient, variable)` pairs.
+            name: String. Defaults to `None`. Keras 3 has no operations to name.
+            experimental_aggregate_gradients: Bool. Whether to add up the gradients
+                of all replicas of a `tf.distribute.Strategy`. Defaults to `True`.
+                If `False`, the caller has done so.
+            skip_gradients_aggregation: Bool. The opposite, as later versions of
+                tf.keras spelled it. Defaults to `False`.
+
+        Returns:
+            The variable that counts the applied steps.
+
+        Raises:
+            TypeError: If `grads_and_vars` is malformed.
+            ValueError: If no variable has a gradient.
+            RuntimeError: If called in a cross-replica context.
+        """
+        are_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
+        return self._apply_pairs(grads_and_vars, name, are_reduced)
+
+    def _apply_pairs(self, grads_and_vars, name, are_reduced, **kwargs):
+        check_operation_name(name)
+        backend.check_replica_context("apply_gradients")
+        grads, variables = split_pairs(grads_and_vars)
+        check_some_gradient(self, grads, variables)
+        with adapters.reduced_gradients(self, are_reduced):
+            self.apply(grads, variables, **kwargs)
+        return adapters.iteration_variable(adapters.chain(self)[-1])
+
+    def get_gradients(self, loss, params):
+        """Returns the gradients of a loss, for `apply_gradients`.
+
+        Args:
+            loss: Callable without arguments that returns the loss. Or a tensor: on
+                PyTorch, and on TensorFlow inside of a `tf.function`.
+            params: List of variables.
+
+        Returns:
+            List of gradients; those of a `LossScaleOptimizer` are unscaled.
+
+        Raises:
+            ValueError: If a variable has no gradient, or if a tensor cannot be
+                differentiated.
+        """
+        backend.check_replica_context("get_gradients")
+        grads, variables = self._scaled_gradients(loss, params)
+        for grad, variable in zip(grads, variables, strict=True):
+            if grad is None:
+                raise ValueError(
+                    f"Variable {variable.name} has `None` for gradient: `loss` does "
+                    "not depend on it. Leave it out of `params`, or make sure that "
+                    "all operations in between can be differentiated (`ops.argmax` "
+                    "and `ops.round` cannot)."
+                )
+        return self._unscaled(grads)
+
+    def get_updates(self, loss, params):
+        """Computes the gradients of a loss and applies them, as `minimize` does.
+
+        Args:
+            loss: See `get_gradients`.
+            params: List of variables.
+
+        Returns:
+            List of one item, what `apply_gradients` returns.
+        """
+        grads = self.get_gradients(loss, params)
+        variables = keras.tree.flatten(params)
+        return [self.apply_gradients(zip(grads, variables, strict=True))]
+
+    def _scaled_gradients(self, loss, var_list, grad_loss=None, tape=None):
+        """Returns the gradients of the scaled loss, and their variables."""
+
+        def variables():
+            given = var_list() if callable(var_list) else var_list
+            return check_variables("var_list", given)
+
+        if not callable(loss):
+            trained = variables()
+            grads = backend.differentiate(loss, trained, self._scaled, grad_loss, tape)
+            return grads, trained
+        # Which variables there are may show only once `loss` has run; not so after
+        # `build`.
+        is_known = self.built or not callable(var_list)
+        trained = variables() if is_known else variables
+        _, grads = backend.compute_gradients(
+            lambda: self._scaled(loss()), trained, grad_loss
+        )
+        return grads, trained if is_known else variables()
+
+    # What follows differs in optimizers with a loss scale of their own.
+
+    def _scaled(self, loss):
+        return self.scale_loss(loss)
+
+    def _unscaled(self, grads):
+        # `apply` divides by `loss_scale_factor`, if there is one.
+        return grads
+
+    def _apply_scaled(self, grads_and_vars, name):
+        return self.apply_gradients(grads_and_vars, name=name)
+
+    # --- Slots and weights ----------------------------------------------------
+
+    def add_slot(self, var, slot_name, initializer="zeros", shape=None):
+        """Returns the slot variable of that name, creating it if there is none.
+
+        It is saved with the other variables of the optimizer, and loaded into one that
+        has it as well.
+
+        Args:
+            var: The variable that the slot belongs to.
+            slot_name: String. The name of the slot.
+            initializer: Name of an initializer, a callable, or an array with the
+                initial value. Defaults to `"zeros"`.
+            shape: Tuple of integers. Defaults to `None`: the shape of `var`.
+
+        Returns:
+            A variable of the dtype of `var`.
+        """
+        slot = self._find_slot(var, slot_name)
+        if slot is not None:
+            return slot
+        shape = tuple(var.shape if shape is None else shape)
+        if not isinstance(initializer, str | dict) and not callable(initializer):
+            value = ops.convert_to_numpy(initializer)
+            value = check_array(f"The slot {slot_name!r}", value, shape)
+            initializer = keras.initializers.Constant(value)
+        slot = self.add_weight(
+            f"{adapters.flat_path(var)}_{slot_name}",
+            shape,
+            dtype=keras.backend.standardize_dtype(var.dtype),
+            initializer=initializer,
+        )
+        # With `var`, whose `id` is then not given to another.
+        self._added_slots.setdefault(slot_name, {})[id(var)] = var, slot
+        return slot
+
+    def get_slot(self, var, slot_name):
+        """Returns the slot variable of `var`.
+
+        Args:
+            var: The variable that the slot belongs to.
+            slot_name: String, one of `get_slot_names()`.
+
+        Returns:
+            A variable.
+
+        Raises:
+            KeyError: If there is no such slot.
+        """
+        slot = self._find_slot(var, slot_name)
+        if slot is None:
+            hint = "" if self.built else " The optimizer has not been built yet."
+            raise KeyError(
+                f"Variable {var.name} has no slot {slot_name!r}. The slots are "
+                f"{self.get_slot_names()}.{hint}"
+            )
+        return slot
+
+    def get_slot_names(self):
+        """Returns the names of the slots, as tf.keras called them.
+
+        Returns:
+            List of strings, `["m", "v"]` for Adam. Empty before `build`.
+        """
+        return list(dict.fromkeys([*self._built_slots(), *self._added_slots]))
+
+    def _find_slot(self, var, slot_name):
+        _, slot = self._added_slots.get(slot_name, {}).get(id(var), (var, None))
+        slots = self._built_slots().get(slot_name)
+        if slot is None and slots is not None and adapters.is_known(self, var):
+            return slots[adapters.index_of(self, var)]
+        return slot
+
+    def _built_slots(self):
+        return adapters.slots(adapters.chain(self)[-1]) if self.built else {}
+
+    @property
+    def _added_slots(self):
+        # Not by assignment: Keras would track the slots a second time.
+        return self.__dict__.setdefault("_slots_added_by_name", {})
+
+    def add_weight(
+        self,
+        name,
+        shape,
+        dtype=None,
+        initializer="zeros",
+        trainable=None,
+        synchronization="auto",
+        aggregation="none",
+    ):
+        """Adds a variable to the optimizer's state.
+
+        Args:
+            name: String. The name of the variable.
+            shape: Tuple of integers.
+            dtype: String. Defaults to `None`: `keras.config.floatx()`.
+            initializer: Name of an initializer, or a callable. Defaults to
+                `"zeros"`.
+            trainable: Bool. Defaults to `None`: `False`.
+            synchronization: `"auto"`, `"none"`, `"on_write"`, `"on_read"`, or a
+                `tf.VariableSynchronization`. Defaults to `"auto"`.
+            aggregation: `"none"`, `"sum"`, `"mean"`, `"only_first_replica"`, or a
+                `tf.VariableAggregation`. Defaults to `"none"`.
+
+        Returns:
+            A variable.
+        """
+        synchronization = check_variable_option(
+            "synchronization", synchronization, _SYNCHRONIZATIONS
+        )
+        aggregation = check_variable_option("aggregation", aggregation, _AGGREGATIONS)
+        if synchronization == "on_read" and trainable:
+            raise ValueError(
+                "Synchronization value can be set to 'on_read' only for non-trainable "
+                "variables. Received: trainable=True, synchronization='on_read'"
+            )
+        return adapters.add_variable(
+            adapters.chain(self)[-1],
+            name=name,
+            shape=shape,
+            dtype=dtype,
+            initializer=keras.initializers.get(initializer),
+            trainable=bool(trainable),
+            synchronization=synchronization,
+            aggregation=aggregation,
+        )
+
+    def __dir__(self):
+        """TensorFlow's checkpoints look for slots wherever `dir()` has this name.
+
+        They would save them a second time, which they refuse to do.
+        """
+        return [n for n in super().__dir__() if n != "get_slot_names"]
+
+    @property
+    def variables(self):
+        """The variables: a list, as in Keras 3, that can be called, as in tf.keras."""
+        return VariableList(super().variables, called=self._called_variables)
+
+    def _called_variables(self):
+        return self.weights
+
+    @property
+    def weights(self):
+        """The step count, then the slots, one after the other as in tf.keras."""
+        return adapters.weights(adapters.chain(self)[-1])
+
+    def get_weights(self):
+        """Returns the values of `weights`.
+
+        Returns:
+            List of arrays: the number of steps, then the slots.
+        """
+        return [np.array(ops.convert_to_numpy(v)) for v in self.weights]
+
+    def set_weights(self, weights):
+        """Sets the state from a list of arrays.
+
+        Args:
+            weights: List of arrays, as `get_weights` returns it; or the values of
+                `variables`.
+
+        Raises:
+            ValueError: If there are too few or too many, or if one has another
+                shape. Nothing is assigned then.
+        """
+        if not self.built:
+            raise ValueError(
+                "You are calling `set_weights()` on an optimizer that has not yet "
+                "been built. Please call `optimizer.build(trainable_variables)` "
+                "first."
+            )
+        weights = list(weights)
+        layouts = [self.weights, super().variables]
+        variables = next((v for v in layouts if len(v) == len(weights)), None)
+        if variables is None:
+            raise ValueError(
+                f"Argument `weights` must be a list of {len(layouts[0])} arrays, as "
+                f"`get_weights` returns it, or of {len(layouts[1])}, in the order of "
+                f"`optimizer.variables`. Received {len(weights)}."
+            )
+        values = [
+            check_state(v, value) for v, value in zip(variables, weights, strict=True)
+        ]
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)

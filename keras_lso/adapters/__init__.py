@@ -1,0 +1,75 @@
+"""What this package knows of Keras's own optimizers and variables.
+
+The only place that touches Keras's private attributes. Everything that another
+version of Keras might spell differently stands here.
+"""
+
+from keras_lso.adapters.optimizers import (
+    add_variable,
+    base_variables,
+    canonical_class,
+    chain,
+    check_known,
+    config_of,
+    count_by,
+    exclude_twins_from_weight_decay,
+    index_of,
+    is_known,
+    iteration_variable,
+    public_config,
+    remember_trainable_variables,
+    trainable_variables,
+    uses_weight_decay,
+)
+from keras_lso.adapters.replicas import (
+    has_reduced_gradients,
+    reduced_gradients,
+)
+from keras_lso.adapters.rules import (
+    RuleOptimizer,
+    make_rules,
+    rule_of,
+)
+from keras_lso.adapters.slots import (
+    slots,
+    weights,
+)
+from keras_lso.adapters.variables import (
+    flat_path,
+    is_overwritten,
+    path_matches,
+    path_of,
+    register_tree_node,
+    twin,
+)
+
+__all__ = [
+    "RuleOptimizer",
+    "add_variable",
+    "base_variables",
+    "canonical_class",
+    "chain",
+    "check_known",
+    "config_of",
+    "count_by",
+    "exclude_twins_from_weight_decay",
+    "flat_path",
+    "has_reduced_gradients",
+    "index_of",
+    "is_known",
+    "is_overwritten",
+    "iteration_variable",
+    "make_rules",
+    "path_matches",
+    "path_of",
+    "public_config",
+    "reduced_gradients",
+    "register_tree_node",
+    "remember_trainable_variables",
+    "rule_of",
+    "slots",
+    "trainable_variables",
+    "twin",
+    "uses_weight_decay",
+    "weights",
+]

@@ -1,0 +1,55 @@
+"""Keras's variables, and TensorFlow's own where Keras takes them."""
+
+import re
+
+import keras
+from keras import ops
+from keras.src.tree.tree_api import register_tree_node_class
+
+# Lets `keras.tree` look into a class of ours.
+register_tree_node = register_tree_node_class
+
+
+def twin(variable, dtype):
+    """Returns a new variable with another dtype, and all else like `variable`.
+
+    It carries the same path, by which patterns exclude variables and pick their
+    optimizer, and the same constraint and layout.
+    """
+    twin = keras.Variable(
+        lambda shape, dtype: ops.cast(ops.convert_to_tensor(variable), dtype),
+        shape=variable.shape,
+        dtype=dtype,
+        trainable=variable.trainable,
+        # TensorFlow's own variables have neither a path nor Keras's words for this.
+        aggregation=getattr(variable.aggregation, "name", variable.aggregation).lower(),
+        layout=getattr(variable, "_layout", None),
+        name=variable.name.replace("/", "_"),
+    )
+    twin._path = path_of(variable)
+    twin.constraint = variable.constraint
+    return twin
+
+
+def path_matches(variable, patterns):
+    """Whether one of the regular expressions is found in the variable's path."""
+    path = path_of(variable)
+    return any(re.search(pattern, path) for pattern in patterns or [])
+
+
+def path_of(variable):
+    """Returns the variable's path, of a bare `tf.Variable` its name."""
+    return getattr(variable, "path", variable.name)
+
+
+def is_overwritten(variable):
+    """Whether the variable takes its gradient as its new value (float8 scales).
+
+    Such a gradient does not come from the loss, so it is never scaled.
+    """
+    return getattr(variable, "overwrite_with_gradient", False)
+
+
+def flat_path(variable):
+    """Returns the variable's path, as names of slots start with it."""
+    return path_of(variable).replace("/", "_").replace(":", "_")

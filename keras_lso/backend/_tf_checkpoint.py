@@ -1,0 +1,121 @@
+"""Reading TensorFlow's checkpoints, whatever the backend of Keras is.
+
+TensorFlow is imported by the functions, so that this module can be imported
+without it.
+"""
+
+import collections
+import dataclasses
+
+_GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
+
+
+@dataclasses.dataclass
+class Node:
+    """An object that was saved.
+
+    Attributes:
+        index: Int, its position in `Graph.nodes`.
+        children: Dict of the names of its attributes to the indices of their nodes.
+        name: String, what the variable was called; empty if it is no variable.
+        key: String, under which its value is stored; empty if it has none.
+        slots: List of `(slot name, index of the variable, index of the slot)`.
+    """
+
+    index: int
+    children: dict
+    name: str
+    key: str
+    slots: list
+
+
+class Graph:
+    """The objects in a checkpoint; the first is what `save` was called on."""
+
+    def __init__(self, nodes, read_value):
+        self.nodes = nodes
+        self._read_value = read_value
+
+    def value(self, index):
+        """Returns the array of a variable; None for `None` and other objects."""
+        if index is None or not self.nodes[index].key:
+            return None
+        return self._read_value(self.nodes[index].key)
+
+    def path(self, node):
+        """Returns the shortest path of attributes that leads to a node."""
+        paths = {0: ""}
+        queue = collections.deque([0])
+        while queue:
+            index = queue.popleft()
+            for name, child in self.nodes[index].children.items():
+                if child not in paths:
+                    paths[child] = f"{paths[index]}.{name}".lstrip(".")
+                    queue.append(child)
+        return paths.get(node.index, "") or "(root)"
+
+
+def latest(folder):
+    """Returns the prefix of the latest checkpoint in a folder, None without one."""
+    return _import_tensorflow().train.latest_checkpoint(folder)
+
+
+def read(prefix):
+    """Returns the `Graph` of a checkpoint.
+
+    Args:
+        prefix: String, the path without `.index`.
+    """
+    tf = _import_tensorflow()
+    from tensorflow.core.protobuf import trackable_object_graph_pb2
+
+    def read_value(key):
+        # What it raises for a damaged file depends on the damage.
+        try:
+            return reader.get_tensor(key)
+        except Exception as error:
+            raise ValueError(
+                f"The checkpoint is damaged or incomplete ({error})."
+            ) from error
+
+    try:
+        reader = tf.train.load_checkpoint(prefix)
+        is_object_based = reader.has_tensor(_GRAPH)
+    except Exception as error:
+        raise ValueError(
+            f"The checkpoint is damaged or incomplete ({error})."
+        ) from error
+    if not is_object_based:
+        raise ValueError(
+            "The checkpoint was written by `tf.compat.v1.train.Saver`, which stores "
+            "names only. Write one with `tf.train.Checkpoint`."
+        )
+    proto = trackable_object_graph_pb2.TrackableObjectGraph()
+    proto.ParseFromString(read_value(_GRAPH))
+    return Graph([_node(i, n) for i, n in enumerate(proto.nodes)], read_value)
+
+
+def _node(index, proto):
+    values = [a for a in proto.attributes if a.name == "VARIABLE_VALUE"]
+    return Node(
+        index=index,
+        children={child.local_name: child.node_id for child in proto.children},
+        name=values[0].full_name if values else "",
+        key=values[0].checkpoint_key if values else "",
+        slots=[
+            (s.slot_name, s.original_variable_node_id, s.slot_variable_node_id)
+            for s in proto.slot_variables
+        ],
+    )
+
+
+def _import_tensorflow():
+    try:
+        import tensorflow as tf
+    except ImportError as error:
+        raise ImportError(
+            "Reading a SavedModel or a checkpoint needs TensorFlow, whatever the "
+            "backend of Keras is: `pip install tensorflow`. Or save the model as "
+            "`.h5` in tf.keras, which holds all but the loss scale."
+        ) from error
+    return tf

@@ -1,0 +1,5 @@
+"""The names of `tf.compat.v1` that have to do with loss scaling."""
+
+from keras_lso.compat.v1 import keras, mixed_precision
+
+__all__ = ["keras", "mixed_precision"]

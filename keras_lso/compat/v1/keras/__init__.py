@@ -1,0 +1,5 @@
+"""The names of `tf.compat.v1.keras` that have to do with loss scaling."""
+
+from keras_lso.compat.v1.keras import mixed_precision
+
+__all__ = ["mixed_precision"]

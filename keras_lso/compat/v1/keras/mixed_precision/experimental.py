@@ -1,0 +1,5 @@
+"""The name in `tf.compat.v1.keras.mixed_precision.experimental`."""
+
+from keras_lso.mixed_precision.experimental import LossScaleOptimizer
+
+__all__ = ["LossScaleOptimizer"]

@@ -1,0 +1,233 @@
+"""`MixedPrecisionLossScaleOptimizer`: TF1's optimizer that applies loss scaling."""
+
+import keras
+from keras import ops
+
+from keras_lso import adapters, backend, loss_scales
+from keras_lso._checks import check_bool, check_choice, check_variables
+from keras_lso._optimizer_arguments import check_inner_optimizer
+from keras_lso.loss_scale_optimizer import LossScaleOptimizer
+
+
+@keras.saving.register_keras_serializable(
+    "keras_lso", name="compat.v1.MixedPrecisionLossScaleOptimizer"
+)
+class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
+    """An optimizer that applies loss scaling, with the methods that TF1 gave it.
+
+    ```python
+    optimizer = MixedPrecisionLossScaleOptimizer(keras.optimizers.SGD(0.1), "dynamic")
+    grads_and_vars = optimizer.compute_gradients(loss, variables)
+    # The gradients are unscaled: look at them, clip them, ...
+    optimizer.apply_gradients(grads_and_vars, global_step=step)
+    ```
+
+    There is no session: everything happens when it is called, or when the
+    `tf.function` or the `jax.jit` around it runs.
+
+    Args:
+        opt: The `keras.optimizers.Optimizer` to wrap.
+        loss_scale: A number, the string `"dynamic"`, or a
+            `keras_lso.loss_scales.LossScale`.
+        use_locking: Bool. Whether to lock variables while they are updated.
+            Defaults to `False`. Keras 3 updates a variable from one place at a
+            time, locked or not.
+        name: A non-empty string. The name of the optimizer. Defaults to `None`:
+            that of `opt`.
+
+    Raises:
+        ValueError: If an argument is none of these.
+
+    Example:
+
+    >>> import keras
+    >>> from keras_lso.compat.v1.mixed_precision import (
+    ...     MixedPrecisionLossScaleOptimizer,
+    ... )
+    >>> optimizer = MixedPrecisionLossScaleOptimizer(keras.optimizers.SGD(0.5), 1024)
+    >>> w = keras.Variable([3.0, 4.0])
+    >>> step = keras.Variable(0, trainable=False, dtype="int32")
+    >>> _ = optimizer.minimize(lambda: keras.ops.sum(w * w) / 2, global_step=step)
+    >>> print(w.numpy(), int(step.numpy()))
+    [1.5 2. ] 1
+
+    Reference:
+
+    - [tf.compat.v1.mixed_precision.MixedPrecisionLossScaleOptimizer](
+        https://www.tensorflow.org/api_docs/python/tf/compat/v1/mixed_precision/MixedPrecisionLossScaleOptimizer)
+    """
+
+    # How much of a backward pass may run at the same time. Accepted, and left to the
+    # framework: none of the three has such a choice.
+    GATE_NONE, GATE_OP, GATE_GRAPH = 0, 1, 2
+
+    _takes_scaled_pairs = False
+
+    def __init__(self, opt, loss_scale, use_locking=False, name=None):
+        if not isinstance(opt, keras.optimizers.Optimizer):
+            raise ValueError(
+                "Argument `opt` must be an instance of `keras.optimizers.Optimizer`, "
+                "such as `keras.optimizers.SGD(0.1, momentum=0.9)` in place of "
+                "`tf.compat.v1.train.MomentumOptimizer(0.1, 0.9)`. Received: "
+                f"opt={opt!r} of type {type(opt).__name__}"
+            )
+        check_inner_optimizer(opt, "opt")
+        name = opt.name if name is None else name
+        if not isinstance(name, str) or not name or "/" in name:
+            raise ValueError(
+                "Argument `name` must be a non-empty string without '/'. Received: "
+                f"name={name!r}"
+            )
+        use_locking = check_bool("use_locking", use_locking)
+        super().__init__(opt, loss_scale=_policy(loss_scale), name=name)
+        self.use_locking = use_locking
+
+    def get_name(self):
+        """Returns the name of the optimizer."""
+        return self.name
+
+    def compute_gradients(
+        self,
+        loss,
+        var_list=None,
+        gate_gradients=GATE_OP,
+        aggregation_method=None,
+        colocate_gradients_with_ops=False,
+        grad_loss=None,
+    ):
+        """Computes the gradients of a loss, scaling the loss and unscaling them.
+
+        Args:
+            loss: Callable without arguments that returns the loss. Or a tensor: on
+                PyTorch, and on TensorFlow inside of a `tf.function`.
+            var_list: List of variables. Defaults to `None`: those that the
+                optimizer was built for; before that, all trainable variables that
+                `loss` reads, for which it is called once more.
+            gate_gradients: `GATE_NONE`, `GATE_OP` or `GATE_GRAPH`. Left to the
+                framework. Defaults to `GATE_OP`.
+            aggregation_method: How the terms of a gradient are added up. Left to
+                the framework. Defaults to `None`.
+            colocate_gradients_with_ops: Bool. On which device they are. Left to
+                the framework. Defaults to `False`.
+            grad_loss: Tensor of the loss's shape, by which its elements are
+                weighted. Defaults to `None`: by 1.
+
+        Returns:
+            List of `(gradient, variable)` pairs. A gradient may be None.
+        """
+        check_choice("gate_gradients", gate_gradients, (0, 1, 2))
+        backend.check_replica_context("compute_gradients")
+        if var_list is None:
+            var_list = self._trained_by(loss)
+        grads, variables = self._scaled_gradients(loss, var_list, grad_loss)
+        grads = self.get_unscaled_gradients(grads)
+        return list(zip(grads, variables, strict=True))
+
+    def _trained_by(self, loss):
+        if self.built:
+            return adapters.trainable_variables(self)
+        if not callable(loss):
+            raise ValueError(
+                "Keras 3 keeps no list of all variables, so `var_list` must be given "
+                "with a tensor `loss`, or the optimizer be built: "
+                "`optimizer.build(model.trainable_variables)`. Received: var_list=None"
+            )
+        return backend.trained_variables(loss)
+
+    def apply_gradients(  # type: ignore[override]
+        self, grads_and_vars, global_step=None, name=None, **kwargs
+    ):
+        """Updates the variables if all gradients are finite.
+
+        Args:
+            grads_and_vars: List of `(gradient, variable)` pairs, as
+                `compute_gradients` returns them.
+            global_step: Variable to increment by one if they are updated. Defaults
+                to `None`.
+            name: String. Defaults to `None`. Keras 3 has no operations to name.
+            **kwargs: `scaled` and `update_scale` of
+                `keras_lso.LossScaleOptimizer.apply_gradients`, and its
+                `experimental_aggregate_gradients`.
+
+        Returns:
+            The variable that counts the applied steps.
+
+        Raises:
+            RuntimeError: If called in a cross-replica context.
+        """
+        if global_step is not None:
+            check_variables("global_step", [global_step])
+        applied_steps = super().apply_gradients(grads_and_vars, name, **kwargs)
+        if global_step is not None:
+            global_step.assign_add(
+                ops.cast(
+                    self.last_step_applied,
+                    keras.backend.standardize_dtype(global_step.dtype),
+                )
+            )
+        return applied_steps
+
+    def minimize(  # type: ignore[override]
+        self,
+        loss,
+        global_step=None,
+        var_list=None,
+        gate_gradients=GATE_OP,
+        aggregation_method=None,
+        colocate_gradients_with_ops=False,
+        name=None,
+        grad_loss=None,
+    ):
+        """Does what `compute_gradients` and `apply_gradients` do.
+
+        Args:
+            loss: See `compute_gradients`.
+            global_step: See `apply_gradients`. Defaults to `None`.
+            var_list: See `compute_gradients`. Defaults to `None`.
+            gate_gradients: See `compute_gradients`. Defaults to `GATE_OP`.
+            aggregation_method: See `compute_gradients`. Defaults to `None`.
+            colocate_gradients_with_ops: See `compute_gradients`. Defaults to
+                `False`.
+            name: String. Defaults to `None`.
+            grad_loss: See `compute_gradients`. Defaults to `None`.
+
+        Returns:
+            The variable that counts the applied steps.
+        """
+        grads_and_vars = self.compute_gradients(
+            loss,
+            var_list,
+            gate_gradients,
+            aggregation_method,
+            colocate_gradients_with_ops,
+            grad_loss,
+        )
+        return self.apply_gradients(grads_and_vars, global_step, name)
+
+    def _called_variables(self):
+        # TF1 gave out the loss scale as well.
+        return [*self.weights, *self.loss_scale_policy.variables]
+
+    def get_config(self):
+        return {**super().get_config(), "use_locking": self.use_locking}
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        inner, arguments = cls._read_config(config, custom_objects)
+        use_locking = arguments.pop("use_locking", False)
+        optimizer = cls.__new__(cls)
+        LossScaleOptimizer.__init__(optimizer, inner, **arguments)
+        optimizer.use_locking = use_locking
+        return optimizer
+
+
+def _policy(loss_scale):
+    """Returns the policy that `loss_scale` stands for."""
+    try:
+        return loss_scales.get(loss_scale)
+    except TypeError as error:
+        raise ValueError(
+            "Argument `loss_scale` must be a number, the string 'dynamic', or a "
+            "`keras_lso.loss_scales.LossScale`. Received: "
+            f"loss_scale={loss_scale!r}"
+        ) from error

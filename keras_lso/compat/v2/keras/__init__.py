@@ -1,0 +1,5 @@
+"""The names of `tf.compat.v2.keras` that have to do with loss scaling."""
+
+from keras_lso.compat.v2.keras import mixed_precision
+
+__all__ = ["mixed_precision"]

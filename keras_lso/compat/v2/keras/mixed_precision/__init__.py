@@ -1,0 +1,6 @@
+"""The names of `tf.compat.v2.keras.mixed_precision` to do with loss scaling."""
+
+from keras_lso.compat.v2.keras.mixed_precision import experimental
+from keras_lso.mixed_precision import LossScaleOptimizer, load_optimizer_state
+
+__all__ = ["LossScaleOptimizer", "experimental", "load_optimizer_state"]

@@ -1,0 +1,7 @@
+"""The names of `tf.keras.mixed_precision` that have to do with loss scaling."""
+
+from keras_lso._legacy.files import load_optimizer_state
+from keras_lso.loss_scale_optimizer import LossScaleOptimizer
+from keras_lso.mixed_precision import experimental
+
+__all__ = ["LossScaleOptimizer", "experimental", "load_optimizer_state"]

@@ -1,0 +1,136 @@
+"""The names of `tf.keras.mixed_precision.experimental` to do with loss scaling."""
+
+import warnings
+
+import keras
+
+from keras_lso import loss_scales
+from keras_lso._checks import is_number
+from keras_lso._optimizer_arguments import check_inner_optimizer, policy_arguments
+from keras_lso.loss_scale_optimizer import LossScaleOptimizer as ModernOptimizer
+from keras_lso.loss_scales import DynamicLossScale, FixedLossScale, LossScale
+
+__all__ = ["LossScaleOptimizer"]
+
+
+@keras.saving.register_keras_serializable(
+    "keras_lso", name="mixed_precision.experimental.LossScaleOptimizer"
+)
+class LossScaleOptimizer(ModernOptimizer):
+    """The deprecated optimizer that applies loss scaling.
+
+    It is `keras_lso.LossScaleOptimizer`, but for the arguments of its constructor.
+    Like that of tf.keras it takes the pairs of `apply_gradients` for unscaled, unless
+    the loss was scaled by `scale_loss` or `get_scaled_loss`, or `scaled=True` says
+    otherwise.
+
+    Args:
+        optimizer: The `keras.optimizers.Optimizer` to wrap.
+        loss_scale: The loss scale. An int or a float for a fixed one, the string
+            `"dynamic"` for one that adapts itself, a
+            `keras_lso.loss_scales.FixedLossScale` or `DynamicLossScale`, or the
+            config dict of one of them. The multiplier of a `DynamicLossScale` must
+            be 2.
+
+    Raises:
+        ValueError: If `loss_scale` is none of these, or has another multiplier.
+        TypeError: If `loss_scale` is a `LossScale` of another class, or `optimizer`
+            is not an optimizer.
+
+    Example:
+
+    >>> import keras, keras_lso
+    >>> optimizer = keras_lso.mixed_precision.experimental.LossScaleOptimizer(
+    ...     keras.optimizers.SGD(), loss_scale="dynamic"
+    ... )
+    >>> modern = keras_lso.LossScaleOptimizer(keras.optimizers.SGD())
+    >>> optimizer.get_config() == modern.get_config()
+    True
+
+    Reference:
+
+    - [tf.keras.mixed_precision.experimental.LossScaleOptimizer, TensorFlow 2.4](
+        https://github.com/tensorflow/docs/tree/r2.4/site/en/api_docs)
+    """
+
+    _takes_scaled_pairs = False
+
+    def __init__(self, optimizer, loss_scale):
+        check_inner_optimizer(optimizer, "optimizer")
+        policy = _policy(loss_scale)
+        super().__init__(optimizer, loss_scale=policy)
+        warnings.warn(
+            "keras_lso.mixed_precision.experimental.LossScaleOptimizer is deprecated, "
+            f"as it was in TensorFlow. Write instead: {_modern_call(policy)}",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        inner, arguments = cls._read_config(config, custom_objects)
+        if "loss_scale" in arguments:
+            _policy(arguments["loss_scale"])
+        optimizer = cls.__new__(cls)
+        # Without the warning: a file is no code that somebody could change.
+        ModernOptimizer.__init__(optimizer, inner, **arguments)
+        return optimizer
+
+
+def _policy(loss_scale):
+    """Returns the policy that `loss_scale` stands for."""
+    is_name = isinstance(loss_scale, str) and loss_scale == "dynamic"
+    if is_name or isinstance(loss_scale, dict) or is_number(loss_scale):
+        try:
+            loss_scale = loss_scales.get(loss_scale)
+        except TypeError as error:
+            raise ValueError(
+                f"Argument `loss_scale` describes no loss scale: {error} Received: "
+                f"loss_scale={loss_scale!r}"
+            ) from error
+    if isinstance(loss_scale, DynamicLossScale):
+        if loss_scale.multiplier != 2:
+            raise ValueError(
+                "When passing a DynamicLossScale to `loss_scale`, its `multiplier` "
+                f"must be 2. Received: loss_scale={loss_scale!r}. Write "
+                "keras_lso.LossScaleOptimizer(optimizer, loss_scale=...), which takes "
+                "any multiplier."
+            )
+        return loss_scale
+    if isinstance(loss_scale, FixedLossScale):
+        return loss_scale
+    if isinstance(loss_scale, LossScale):
+        raise TypeError(
+            "Passing a LossScale that is not a FixedLossScale or a DynamicLossScale is "
+            f"not supported. Received: loss_scale={loss_scale!r}. Write "
+            "keras_lso.LossScaleOptimizer(optimizer, loss_scale=...), which takes any."
+        )
+    raise ValueError(
+        "Argument `loss_scale` must be the string 'dynamic' (recommended), an int, a "
+        "float, a FixedLossScale, a DynamicLossScale, or the config dict of one of "
+        f"them. Received: loss_scale={loss_scale!r}"
+    )
+
+
+def _modern_call(policy):
+    """Returns the code that makes the same optimizer by the modern class."""
+    arguments = policy_arguments(policy)
+    if "loss_scale" in arguments:
+        arguments = {"loss_scale": policy}
+    elif isinstance(policy, FixedLossScale):
+        arguments["initial_scale"] = policy.initial_loss_scale
+    else:
+        if policy.initial_loss_scale != loss_scales.DEFAULT_INITIAL_SCALE:
+            arguments["initial_scale"] = policy.initial_loss_scale
+        if policy.increment_period != loss_scales.DEFAULT_GROWTH_STEPS:
+            arguments["dynamic_growth_steps"] = policy.increment_period
+    written = "".join(f", {k}={_literal(v)}" for k, v in arguments.items())
+    return f"keras_lso.LossScaleOptimizer(optimizer{written})"
+
+
+def _literal(value):
+    if isinstance(value, float) and value.is_integer():
+        return str(int(value))
+    if isinstance(value, LossScale):
+        return f"{type(value).__module__}.{value!r}"
+    return repr(value)

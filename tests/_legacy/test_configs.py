@@ -1,0 +1,416 @@
+"""Configs of tf.keras 2, read as ours. What tf.keras writes: integration_tests."""
+
+import copy
+
+import keras
+import numpy as np
+import pytest
+
+import keras_lso
+from keras_lso import LARS, LossScaleOptimizer
+from keras_lso.loss_scales import DynamicLossScale
+from keras_lso.mixed_precision import experimental
+
+SGD = {
+    "class_name": "SGD",
+    "config": {
+        "name": "SGD",
+        "learning_rate": 0.5,
+        "decay": 0.0,
+        "momentum": 0.75,
+        "nesterov": True,
+    },
+}
+
+
+def dynamic(**arguments):
+    config = {
+        "initial_loss_scale": 64.0,
+        "increment_period": 7,
+        "multiplier": 2.0,
+        **arguments,
+    }
+    return {"class_name": "DynamicLossScale", "config": config}
+
+
+FIXED = {"class_name": "FixedLossScale", "config": {"loss_scale_value": 64.0}}
+
+# The arguments of `from_config`, and the scale that they describe: the first one, and
+# the number of steps until it grows.
+LOSS_SCALE_OPTIMIZERS = {
+    "2.0, dynamic": ({"optimizer": SGD, "loss_scale": dynamic()}, (64.0, 7)),
+    "2.0, fixed": ({"optimizer": SGD, "loss_scale": FIXED}, (64.0, None)),
+    "2.4, dynamic": (
+        {
+            "inner_optimizer": SGD,
+            "dynamic": True,
+            "initial_scale": 64.0,
+            "dynamic_growth_steps": 7,
+        },
+        (64.0, 7),
+    ),
+    "2.4, fixed": (
+        {
+            "inner_optimizer": SGD,
+            "dynamic": False,
+            "initial_scale": 64.0,
+            "dynamic_growth_steps": None,
+        },
+        (64.0, None),
+    ),
+}
+NAMES = [
+    "LossScaleOptimizer",
+    "LossScaleOptimizerV1",
+    "LossScaleOptimizerV3",
+    "lossscaleoptimizer",
+]
+ADDRESSES = [
+    {},
+    {
+        "module": "tf_keras.src.mixed_precision.loss_scale_optimizer",
+        "registered_name": "LossScaleOptimizerV3",
+    },
+    {"module": "keras.mixed_precision", "registered_name": None},
+    {"module": "keras.src.mixed_precision.loss_scale_optimizer"},
+]
+
+
+def read(config):
+    """Reads a copy, as it comes from a file, and sees that it stays as it is."""
+    before = copy.deepcopy(config)
+    optimizer = keras_lso.deserialize(config)
+    assert config == before
+    return optimizer
+
+
+def rates(optimizer, steps=(0, 1, 2, 10, 1000)):
+    """The learning rate at some steps."""
+    found = []
+    for step in steps:
+        optimizer.iterations.assign(step)
+        found.append(float(optimizer.learning_rate))
+    return found
+
+
+# --- LossScaleOptimizer -------------------------------------------------------
+
+
+@pytest.mark.parametrize("address", ADDRESSES, ids=str)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("kind", LOSS_SCALE_OPTIMIZERS)
+def test_every_form_and_name_is_read(kind, name, address):
+    config, (scale, growth_steps) = LOSS_SCALE_OPTIMIZERS[kind]
+    optimizer = read({"class_name": name, "config": config, **address})
+    assert type(optimizer) is LossScaleOptimizer
+    assert float(optimizer.loss_scale) == scale
+    assert optimizer.dynamic is (growth_steps is not None)
+    assert optimizer.dynamic_growth_steps == growth_steps
+    inner = optimizer.inner_optimizer
+    assert isinstance(inner, keras.optimizers.SGD)
+    assert (inner.momentum, inner.nesterov) == (0.75, True)
+    assert float(inner.learning_rate) == 0.5
+    again = keras_lso.deserialize(keras.optimizers.serialize(optimizer))
+    assert again.get_config() == optimizer.get_config()
+
+
+@pytest.mark.parametrize(
+    "cls", [LossScaleOptimizer, experimental.LossScaleOptimizer], ids=["modern", "old"]
+)
+@pytest.mark.parametrize("kind", LOSS_SCALE_OPTIMIZERS)
+def test_from_config_reads_every_form(cls, kind):
+    config, (scale, growth_steps) = LOSS_SCALE_OPTIMIZERS[kind]
+    before = copy.deepcopy(config)
+    optimizer = cls.from_config(config)
+    assert config == before
+    assert type(optimizer) is cls
+    assert float(optimizer.loss_scale) == scale
+    assert optimizer.dynamic_growth_steps == growth_steps
+    assert optimizer.momentum == 0.75
+
+
+def test_another_multiplier_is_read():
+    config = {"optimizer": SGD, "loss_scale": dynamic(multiplier=4.0)}
+    optimizer = read({"class_name": "LossScaleOptimizer", "config": config})
+    assert isinstance(optimizer.loss_scale_policy, DynamicLossScale)
+    assert optimizer.loss_scale_policy.multiplier == 4.0
+
+
+def test_the_experimental_class_has_no_other_multiplier_by_config_either():
+    config = {"optimizer": SGD, "loss_scale": dynamic(multiplier=4.0)}
+    with pytest.raises(ValueError, match="multiplier"):
+        experimental.LossScaleOptimizer.from_config(config)
+
+
+def test_a_scale_above_our_bounds_is_read():
+    config = {
+        "inner_optimizer": SGD,
+        "dynamic": True,
+        "initial_scale": 2.0**30,
+        "dynamic_growth_steps": 2000,
+    }
+    optimizer = read({"class_name": "LossScaleOptimizer", "config": config})
+    assert float(optimizer.loss_scale) in (2.0**24, 2.0**30)
+
+
+MALFORMED = {
+    "nothing": ({}, "inner_optimizer"),
+    "no scale": ({"optimizer": SGD}, "must hold a 'loss_scale'"),
+    "no config of one": ({"optimizer": "sgd", "loss_scale": FIXED}, "config dict"),
+    "another optimizer": (
+        {"inner_optimizer": SGD, "optimizer": SGD, "loss_scale": FIXED},
+        "`optimizer`",
+    ),
+    "an unknown policy": (
+        {"optimizer": SGD, "loss_scale": {"class_name": "Mine", "config": {}}},
+        "Mine",
+    ),
+    "a number for dynamic": (
+        {"inner_optimizer": SGD, "dynamic": 1, "initial_scale": 8.0},
+        "dynamic",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_malformed_configs_are_refused(kind):
+    config, words = MALFORMED[kind]
+    with pytest.raises((TypeError, ValueError), match=words):
+        read({"class_name": "LossScaleOptimizer", "config": config})
+    with pytest.raises((TypeError, ValueError), match=words):
+        LossScaleOptimizer.from_config(config)
+
+
+# --- Inner optimizers ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("class_name", ["SGD", "sgd", "Adam", "adam", "RMSprop"])
+@pytest.mark.parametrize("rate", [0.5, 1, np.float32(0.5)])
+@pytest.mark.parametrize("key", ["lr", "learning_rate"])
+def test_the_rate_has_two_names(class_name, rate, key):
+    optimizer = read({"class_name": class_name, "config": {key: rate, "decay": 0.0}})
+    assert type(optimizer).__name__.lower() == class_name.lower()
+    assert float(optimizer.learning_rate) == rate
+
+
+@pytest.mark.parametrize(
+    "rate, decay",
+    [
+        (0.5, 0.1),
+        (1, 1),
+        (0.5, 1e-6),
+        (np.float32(0.5), np.float32(0.25)),
+        (np.float32(0.5), 0.25),
+    ],
+    ids=str,
+)
+def test_decay_becomes_a_schedule(rate, decay):
+    steps = (0, 1, 2, 10, 1000)
+    expected = [rate / (1.0 + decay * step) for step in steps]
+    for config in (
+        {"class_name": "SGD", "config": {"lr": rate, "decay": decay}},
+        {"class_name": "Adam", "config": {"learning_rate": rate, "decay": decay}},
+    ):
+        # Keras computes the rate in float32.
+        np.testing.assert_allclose(rates(read(config), steps), expected, rtol=1e-6)
+
+
+def test_decay_without_a_rate_is_of_the_default_rate():
+    optimizer = read({"class_name": "SGD", "config": {"decay": 0.5}})
+    assert rates(optimizer, [0, 2]) == pytest.approx([0.01, 0.005])
+
+
+def test_decay_of_nadam_is_not_that_of_the_rate():
+    config = {
+        "class_name": "Nadam",
+        "config": {"name": "Nadam", "learning_rate": 0.5, "decay": 0.004},
+    }
+    assert rates(read(config)) == [0.5] * 5
+
+
+SCHEDULES = {
+    "ExponentialDecay": {
+        "initial_learning_rate": 0.5,
+        "decay_steps": 10,
+        "decay_rate": 0.25,
+        "staircase": True,
+    },
+    "PiecewiseConstantDecay": {"boundaries": [1, 5], "values": [0.5, 0.25, 0.125]},
+    "PolynomialDecay": {
+        "initial_learning_rate": 0.5,
+        "decay_steps": 10,
+        "end_learning_rate": 0.0,
+        "power": 1.0,
+        "cycle": False,
+    },
+    "InverseTimeDecay": {
+        "initial_learning_rate": 0.5,
+        "decay_steps": 10,
+        "decay_rate": 0.25,
+        "staircase": False,
+    },
+    "CosineDecay": {"initial_learning_rate": 0.5, "decay_steps": 10, "alpha": 0.0},
+    "CosineDecayRestarts": {
+        "initial_learning_rate": 0.5,
+        "first_decay_steps": 10,
+        "t_mul": 2.0,
+        "m_mul": 1.0,
+        "alpha": 0.0,
+    },
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("marks", [{"decay": 0.0}, {"jit_compile": True}, {}], ids=str)
+def test_schedules_without_a_name_are_read(name, marks):
+    schedule = {"class_name": name, "config": {**SCHEDULES[name], "name": None}}
+    expected = getattr(keras.optimizers.schedules, name)(**SCHEDULES[name])
+    for optimizer in (
+        read({"class_name": "SGD", "config": {"learning_rate": schedule, **marks}}),
+        read({"class_name": "LARS", "config": {"learning_rate": schedule}}),
+    ):
+        assert rates(optimizer) == rates(keras.optimizers.SGD(expected))
+
+
+def test_a_schedule_and_a_decay_are_refused():
+    schedule = {
+        "class_name": "ExponentialDecay",
+        "config": SCHEDULES["ExponentialDecay"],
+    }
+    config = {"learning_rate": schedule, "decay": 0.5}
+    with pytest.raises(ValueError, match="both a schedule and a `decay`.*Write the"):
+        read({"class_name": "SGD", "config": config})
+
+
+NEW_STYLE = {
+    "name": "Adam",
+    "weight_decay": None,
+    "clipnorm": 2.0,
+    "global_clipnorm": None,
+    "clipvalue": None,
+    "use_ema": True,
+    "ema_momentum": 0.75,
+    "ema_overwrite_frequency": 3,
+    "jit_compile": False,
+    "is_legacy_optimizer": False,
+    "learning_rate": 0.5,
+    "beta_1": 0.5,
+    "beta_2": 0.75,
+    "epsilon": 0.25,
+    "amsgrad": True,
+}
+
+
+@pytest.mark.parametrize(
+    "address",
+    [
+        {},
+        {"module": "keras.optimizers", "registered_name": None},
+        {"module": "keras.optimizers", "registered_name": "Adam"},
+        {"module": "keras.optimizers.legacy", "registered_name": None},
+        {"module": "tf_keras.src.optimizers.adam", "registered_name": "Adam"},
+        {"module": "tf_keras.optimizers", "registered_name": "Custom>Adam"},
+        {"module": "keras.src.optimizers.adam", "registered_name": "Custom>Adam"},
+    ],
+    ids=str,
+)
+def test_the_new_optimizers_of_tf_keras_are_read(address):
+    optimizer = read({"class_name": "Adam", "config": NEW_STYLE, **address})
+    assert isinstance(optimizer, keras.optimizers.Adam)
+    found = optimizer.get_config()
+    for key, value in NEW_STYLE.items():
+        if key not in ("jit_compile", "is_legacy_optimizer"):
+            assert found[key] == value, key
+
+
+def test_the_name_that_tf_keras_writes_into_h5_files_is_read():
+    optimizer = read({"class_name": "Custom>Adam", "config": NEW_STYLE})
+    assert isinstance(optimizer, keras.optimizers.Adam)
+    assert optimizer.beta_1 == 0.5
+    config = {"inner_optimizer": {"class_name": "Custom>Adam", "config": NEW_STYLE}}
+    optimizer = read({"class_name": "LossScaleOptimizerV3", "config": config})
+    assert optimizer.beta_1 == 0.5
+
+
+@pytest.mark.parametrize("name", ["AdamWeightDecay", "Novograd", "unknown"])
+def test_an_unknown_optimizer_is_named(name):
+    with pytest.raises((TypeError, ValueError), match=f"(?i)(unknown|locate).*{name}"):
+        read({"class_name": name, "config": {}})
+
+
+def test_lars_of_the_model_garden_is_read():
+    config = {
+        "name": "LARS",
+        "learning_rate": 0.5,
+        "decay": 0.25,
+        "momentum": 0.75,
+        "weight_decay_rate": 0.125,
+        "eeta": 0.01,
+        "nesterov": True,
+        "classic_momentum": False,
+    }
+    optimizer = read({"class_name": "LARS", "config": config})
+    assert type(optimizer) is LARS
+    found = optimizer.get_config()
+    assert {key: found[key] for key in config} == config
+
+
+# --- What is not tf.keras's stays what it is -----------------------------------
+
+
+@keras.saving.register_keras_serializable("my_optimizers")
+class Adam(keras.optimizers.Adam):
+    """A user's own, with a `decay` of its own."""
+
+    def __init__(self, learning_rate=0.5, decay=0.0, **kwargs):
+        super().__init__(learning_rate, **kwargs)
+        self.decay = decay
+
+    def get_config(self):
+        return {**super().get_config(), "decay": self.decay}
+
+
+def test_a_registered_optimizer_of_that_name_stays(monkeypatch):
+    monkeypatch.setattr(Adam, "__module__", "my_project.optimizers")
+    optimizer = LossScaleOptimizer(Adam(0.5, decay=0.25))
+    for again in (
+        read(keras.optimizers.serialize(optimizer)),
+        LossScaleOptimizer.from_config(optimizer.get_config()),
+    ):
+        assert type(again.inner_optimizer) is Adam
+        assert again.inner_optimizer.decay == 0.25
+
+
+@pytest.mark.parametrize("how", ["argument", "scope"])
+def test_a_custom_object_of_that_name_stays(how):
+    config = {
+        "module": "my_project.optimizers",
+        "class_name": "Adam",
+        "config": {"learning_rate": 0.5, "decay": 0.25},
+        "registered_name": "Adam",
+    }
+    wrapped = {
+        "class_name": "LossScaleOptimizer",
+        "config": {"inner_optimizer": config, "dynamic": True},
+    }
+    mine = {"Adam": Adam}
+    if how == "argument":
+        found = keras_lso.deserialize(config, custom_objects=mine)
+        wrapper = keras_lso.deserialize(wrapped, custom_objects=mine)
+    else:
+        with keras.saving.custom_object_scope(mine):
+            found, wrapper = read(config), read(wrapped)
+    assert type(found) is Adam and found.decay == 0.25
+    assert type(wrapper.inner_optimizer) is Adam
+
+
+def test_optimizers_of_keras_3_are_left_to_keras():
+    for optimizer in (
+        keras.optimizers.Adam(0.5, amsgrad=True, name="mine"),
+        keras.optimizers.SGD(
+            keras.optimizers.schedules.CosineDecay(0.5, 10, name="c"), momentum=0.25
+        ),
+    ):
+        again = read(keras.optimizers.serialize(optimizer))
+        assert type(again) is type(optimizer)
+        assert again.get_config() == optimizer.get_config()

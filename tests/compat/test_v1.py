@@ -1,0 +1,469 @@
+"""`keras_lso.compat.v1`: loss scaling as TF1 had it."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+from keras_lso import LossScaleOptimizer, compat, loss_scales
+from keras_lso.compat.v1 import mixed_precision
+from keras_lso.compat.v1.mixed_precision import (
+    DynamicLossScale,
+    FixedLossScale,
+    MixedPrecisionLossScaleOptimizer,
+)
+
+BACKEND = keras.backend.backend()
+SCALE = 1024.0
+
+
+def sgd(**arguments):
+    return keras.optimizers.SGD(0.5, **arguments)
+
+
+def make(loss_scale=SCALE, **arguments):
+    return MixedPrecisionLossScaleOptimizer(sgd(), loss_scale, **arguments)
+
+
+def new_variable():
+    return keras.Variable([3.0, 4.0])
+
+
+def new_step(dtype="int32"):
+    return keras.Variable(5, trainable=False, dtype=dtype)
+
+
+def values(variable):
+    return np.array(ops.convert_to_numpy(variable)).tolist()
+
+
+def array(*values):
+    return ops.convert_to_tensor(np.array(values, "float32"))
+
+
+# --- Names --------------------------------------------------------------------
+
+
+def test_the_policies_are_ours():
+    for module in (mixed_precision, mixed_precision.experimental):
+        for name in ("LossScale", "FixedLossScale", "DynamicLossScale"):
+            assert getattr(module, name) is getattr(loss_scales, name)
+    assert compat.v1.mixed_precision is mixed_precision
+    assert keras_lso.compat is compat
+
+
+# --- Policies -----------------------------------------------------------------
+
+
+def test_policies_are_called_and_come_back_from_their_configs():
+    for policy in (FixedLossScale(8), DynamicLossScale(2048, 500, 4.0)):
+        again = type(policy).from_config(policy.get_config())
+        assert again.get_config() == policy.get_config()
+        assert float(again()) == float(policy()) == policy.initial_loss_scale
+        assert keras.backend.standardize_dtype(policy().dtype) == "float32"
+        assert eval(repr(policy)).get_config() == policy.get_config()
+
+
+STRUCTURES = {
+    "a list": lambda g: [g, array(1.0)],
+    "a tuple with None": lambda g: (None, g, None),
+    "a dict": lambda g: {"a": [g], "b": {"c": None}},
+    "a tensor": lambda g: g,
+    "an empty one beside": lambda g: [ops.zeros((0, 3)), g],
+    "float16": lambda g: [ops.cast(g, "float16"), array(1.0)],
+}
+
+
+@pytest.mark.parametrize("kind", STRUCTURES)
+def test_update_looks_into_any_structure(kind, compiled):
+    policy = DynamicLossScale(8, increment_period=2)
+    policy.build()
+    run = compiled(
+        lambda g: policy.update(STRUCTURES[kind](g))[1], list(policy.variables)
+    )
+    seen = []
+    for last in [1.0, 1.0, np.inf, 1.0, np.nan, -np.inf]:
+        should_apply = run(array(1.0, last))
+        assert ops.is_tensor(should_apply) and tuple(should_apply.shape) == ()
+        seen.append((bool(should_apply), float(policy())))
+    assert seen == [
+        (True, 8.0),
+        (True, 16.0),
+        (False, 8.0),
+        (True, 8.0),
+        (False, 4.0),
+        (False, 2.0),
+    ]
+
+
+def test_update_returns_a_pair_of_which_the_first_is_nothing():
+    result = DynamicLossScale().update([array(1.0)])
+    assert isinstance(result, tuple) and len(result) == 2
+    assert result[0] is None
+
+
+@pytest.mark.parametrize("grads", [[], None, [None], {}, {"a": [None, ()]}], ids=str)
+def test_no_gradients_are_finite(grads):
+    policy = DynamicLossScale(8, increment_period=1)
+    assert bool(policy.update(grads)[1])
+    assert float(policy()) == 16.0
+
+
+@pytest.mark.parametrize("bad", [False, True])
+def test_update_takes_sparse_gradients(sparse_gradient, bad):
+    rows = np.array([[1.0, 2.0], [3.0, np.inf if bad else 4.0]], "float32")
+    policy = DynamicLossScale(8)
+    grads = {"a": [sparse_gradient(rows, [2, 0], (3, 2)), None]}
+    assert bool(policy.update(grads)[1]) is not bad
+    assert float(policy()) == (4.0 if bad else 8.0)
+
+
+def test_a_fixed_scale_says_what_is_finite_and_stays():
+    policy = FixedLossScale(8)
+    assert bool(policy.update([array(1.0)])[1])
+    assert not bool(policy.update([array(np.inf)])[1])
+    assert float(policy()) == 8.0
+
+
+class Doubling(mixed_precision.LossScale):
+    needs_amax = True
+
+    def step(self, finite, amax=None):
+        self.assign_scale(ops.where(amax > 4.0, self.value * 2, self.value))
+
+
+def test_a_policy_of_ones_own_can_be_updated():
+    policy = Doubling(8)
+    for last, expected in ((1.0, 8.0), (-5.0, 16.0)):
+        assert bool(policy.update({"a": array(0.5, last)})[1])
+        assert float(policy()) == expected
+
+
+def test_a_policy_that_was_never_built_works_in_a_compiled_function():
+    policy = DynamicLossScale(8, increment_period=2)
+    if BACKEND == "jax":
+        pytest.skip("On JAX state is made outside: `policy.build()`")
+
+    def step(g):
+        scale = policy()
+        return scale, policy.update([g])[1]
+
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        step = tf.function(step)
+    seen = [[float(x) for x in step(array(last))] for last in (1.0, np.inf, 1.0, 1.0)]
+    assert seen == [[8.0, 1.0], [8.0, 0.0], [4.0, 1.0], [4.0, 1.0]]
+    assert float(policy()) == 8.0
+
+
+def test_the_policy_of_an_optimizer_can_be_updated_before_it_is_built():
+    policy = DynamicLossScale(8)
+    optimizer = LossScaleOptimizer(sgd(), loss_scale=policy)
+    policy.update([array(np.inf)])
+    assert float(optimizer.loss_scale) == 4.0
+    w = new_variable()
+    optimizer.minimize(lambda: ops.sum(w), [w])
+    assert values(w) == [2.5, 3.5]
+    assert sum(v is policy.scale for v in optimizer.variables) == 1
+
+
+def test_a_loop_by_hand_trains(compiled):
+    """The loop of TF1's page on LossScale, with a tensor for a condition."""
+    policy, w = DynamicLossScale(8), new_variable()
+    policy.build()
+
+    def step(g):
+        grads = [g / policy()]
+        _, should_apply = policy.update(grads)
+        w.assign(ops.where(should_apply, w.value - 0.5 * grads[0], w.value))
+
+    run = compiled(step, [w, *policy.variables])
+    for g in (array(8.0, 16.0), array(np.inf, 1.0), array(4.0, 4.0)):
+        run(g)
+    assert values(w) == [2.0, 2.5]
+    assert float(policy()) == 4.0
+
+
+# --- The optimizer: compute and apply -----------------------------------------
+
+
+def test_gradients_come_unscaled_and_are_applied(compiled):
+    optimizer, w, step = make(), new_variable(), new_step()
+    optimizer.build([w])
+
+    def train(x):
+        pairs = optimizer.compute_gradients(lambda: ops.sum(w * w) * x / 2, [w])
+        assert len(pairs) == 1 and pairs[0][1] is w
+        optimizer.apply_gradients(pairs, global_step=step)
+        return pairs[0][0]
+
+    run = compiled(train, [w, step, *optimizer.variables])
+    assert values(run(array(1.0)[0])) == [3.0, 4.0]
+    assert (values(w), values(step)) == ([1.5, 2.0], 6)
+    run(array(np.inf)[0])
+    assert (values(w), values(step)) == ([1.5, 2.0], 6)
+    run(array(1.0)[0])
+    assert (values(w), values(step)) == ([0.75, 1.0], 7)
+    assert (int(optimizer.iterations), int(optimizer.skipped_steps)) == (2, 1)
+
+
+def test_pairs_are_unscaled_whoever_computed_them():
+    optimizer, w = make(), new_variable()
+    optimizer.apply_gradients([(array(1.0, 0.0), w)])
+    assert values(w) == [2.5, 4.0]
+    assert optimizer.apply_gradients([(array(1.0, 0.0), w)]) is optimizer.iterations
+
+
+@pytest.mark.parametrize("dtype", ["int32", "int64", "float32", "uint8"])
+def test_global_step_may_have_any_dtype(dtype):
+    optimizer, w, step = make("dynamic"), new_variable(), new_step(dtype)
+    for last in (1.0, np.nan, 1.0):
+        optimizer.apply_gradients([(array(1.0, last), w)], step, "train")
+    assert values(step) == 7
+    assert float(optimizer.loss_scale) == 2.0**14
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow's own variables")
+def test_global_step_and_variables_may_be_tensorflows():
+    import tensorflow as tf
+
+    optimizer, w = make(), tf.Variable([3.0, 4.0])
+    step = tf.Variable(0, dtype=tf.int64)
+
+    @tf.function
+    def train():
+        pairs = optimizer.compute_gradients(tf.reduce_sum(w * w) / 2, [w])
+        return optimizer.apply_gradients(pairs, global_step=step)
+
+    train()
+    assert (w.numpy().tolist(), int(step)) == ([1.5, 2.0], 1)
+
+
+@pytest.mark.parametrize("wrong", [5, "step", np.array(0)])
+def test_global_step_is_a_variable(wrong):
+    optimizer, w = make(), new_variable()
+    with pytest.raises(ValueError, match="`global_step` takes variables only"):
+        optimizer.apply_gradients([(array(1.0, 1.0), w)], global_step=wrong)
+    assert values(w) == [3.0, 4.0]
+
+
+def test_what_cannot_be_applied_leaves_global_step():
+    optimizer, w, step = make(), new_variable(), new_step()
+    for pairs in ([], [(None, w)]):
+        with pytest.raises(ValueError, match="No gradients provided"):
+            optimizer.apply_gradients(pairs, global_step=step)
+    with pytest.raises(TypeError):
+        optimizer.apply_gradients([w.value], global_step=step)
+    assert (values(step), values(w)) == (5, [3.0, 4.0])
+
+
+def test_a_gradient_may_be_none():
+    optimizer, w, unused = make(), new_variable(), new_variable()
+    pairs = optimizer.compute_gradients(lambda: ops.sum(w), [w, unused])
+    assert [g is None for g, _ in pairs] == [False, True]
+    assert [v for _, v in pairs][1] is unused
+    optimizer.apply_gradients(pairs)
+    assert (values(w), values(unused)) == ([2.5, 3.5], [3.0, 4.0])
+
+
+def test_clipped_gradients_are_applied_as_they_are():
+    optimizer, w = make(), new_variable()
+    pairs = optimizer.compute_gradients(lambda: ops.sum(w * w), [w])
+    optimizer.apply_gradients([(ops.clip(g, -7.0, 7.0), v) for g, v in pairs])
+    assert values(w) == [0.0, 0.5]
+
+
+def test_grad_loss_and_the_arguments_that_are_left_to_the_framework():
+    optimizer, w = make(), new_variable()
+    pairs = optimizer.compute_gradients(
+        lambda: w * w,
+        [w],
+        optimizer.GATE_GRAPH,
+        2,
+        True,
+        array(1.0, -1.0),
+    )
+    assert values(pairs[0][0]) == [6.0, -8.0]
+    with pytest.raises(ValueError, match="gate_gradients"):
+        optimizer.compute_gradients(lambda: ops.sum(w), [w], gate_gradients=7)
+
+
+# --- The optimizer: which variables -------------------------------------------
+
+
+def test_without_var_list_all_that_the_loss_reads_are_trained():
+    w, b, other = new_variable(), keras.Variable(2.0), new_variable()
+    frozen = keras.Variable(1.0, trainable=False)
+    optimizer = make()
+    pairs = optimizer.compute_gradients(lambda: ops.sum(w * w) * b * frozen)
+    assert [v for _, v in pairs][0] is w and [v for _, v in pairs][1] is b
+    assert len(pairs) == 2
+    optimizer.minimize(lambda: ops.sum(w) + b)
+    assert (values(w), values(b)) == ([2.5, 3.5], 1.5)
+    assert values(other) == [3.0, 4.0]
+
+
+def test_once_built_those_are_trained_that_it_was_built_for():
+    w, unused = new_variable(), new_variable()
+    optimizer = make()
+    optimizer.build([unused, w])
+    pairs = optimizer.compute_gradients(lambda: ops.sum(w))
+    assert [g is None for g, _ in pairs] == [True, False]
+
+
+def test_without_var_list_layers_may_be_built_by_the_loss():
+    dense = keras.layers.Dense(1, kernel_initializer="ones")
+    norm = keras.layers.BatchNormalization(momentum=0.5)
+    dropout = keras.layers.Dropout(0.5)
+    x = np.array([[1.0, 2.0], [3.0, 4.0]], "float32")
+    optimizer = make()
+
+    def loss():
+        y = norm(dense(x), training=True)
+        return ops.mean(ops.square(dropout(y, training=True) - 1.0))
+
+    optimizer.minimize(loss)
+    # The run that finds the variables leaves no trace: the mean of 3 and 7, halved.
+    assert values(norm.moving_mean) == [2.5]
+    assert int(optimizer.iterations) == 1
+    assert len(optimizer.compute_gradients(loss)) == 4
+
+
+def test_without_var_list_variables_may_be_made_by_the_loss():
+    made = []
+
+    def loss():
+        if not made:
+            made.append(new_variable())
+        return ops.sum(made[0])
+
+    make().minimize(loss)
+    assert values(made[0]) == [2.5, 3.5]
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="There a tensor is refused anyway")
+def test_a_tensor_needs_var_list():
+    w = new_variable()
+    with pytest.raises(ValueError, match="`var_list` must be given"):
+        make().compute_gradients(ops.sum(w))
+
+
+def test_var_list_takes_variables_only():
+    w = new_variable()
+    with pytest.raises(ValueError, match="`var_list` takes variables only"):
+        make().compute_gradients(lambda: ops.sum(w), [w, 3.0])
+
+
+def test_minimize_does_both_in_the_order_of_tf1():
+    optimizer, w, step = make(), new_variable(), new_step()
+    optimizer.minimize(lambda: ops.sum(w * w) / 2, step, [w])
+    assert (values(w), values(step)) == ([1.5, 2.0], 6)
+    optimizer.minimize(
+        lambda: w * w / 2,
+        global_step=step,
+        var_list=[w],
+        gate_gradients=0,
+        aggregation_method=None,
+        colocate_gradients_with_ops=True,
+        name="train",
+        grad_loss=array(1.0, 0.0),
+    )
+    assert (values(w), values(step)) == ([0.75, 2.0], 7)
+    optimizer.minimize(lambda: ops.sum(w) * np.float32(np.nan), step, [w])
+    assert (values(w), values(step)) == ([0.75, 2.0], 7)
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="Replicas are TensorFlow's")
+@pytest.mark.parametrize("method", ["apply", "minimize", "compute", "update"])
+def test_a_cross_replica_context_is_refused(method):
+    import tensorflow as tf
+
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        optimizer, w, policy = make(), new_variable(), DynamicLossScale()
+        calls = {
+            "apply": lambda: optimizer.apply_gradients([(array(1.0, 1.0), w)]),
+            "minimize": lambda: optimizer.minimize(lambda: ops.sum(w), var_list=[w]),
+            "compute": lambda: optimizer.compute_gradients(lambda: ops.sum(w), [w]),
+            "update": lambda: policy.update([array(1.0)]),
+        }
+        with pytest.raises(RuntimeError, match="cross-replica context"):
+            calls[method]()
+    assert values(w) == [3.0, 4.0]
+
+
+# --- The optimizer: the rest --------------------------------------------------
+
+
+def test_name_and_use_locking():
+    inner = sgd(name="mine")
+    optimizer = MixedPrecisionLossScaleOptimizer(inner, 8)
+    assert optimizer.name == optimizer.get_name() == "mine"
+    assert optimizer.use_locking is False
+    optimizer = make(8, use_locking=True, name="other")
+    assert (optimizer.get_name(), optimizer.use_locking) == ("other", True)
+    assert optimizer.inner_optimizer.name != "other"
+
+
+@pytest.mark.parametrize("name", ["", 3, b"a", ["a"], "a/b"])
+def test_a_malformed_name_is_refused(name):
+    with pytest.raises(ValueError, match="`name` must be a non-empty string"):
+        make(8, name=name)
+
+
+@pytest.mark.parametrize("loss_scale", [None, "static", 0, -1, True, [8], {}])
+def test_a_malformed_loss_scale_is_refused(loss_scale):
+    with pytest.raises(ValueError):
+        make(loss_scale)
+
+
+def test_any_policy_may_be_the_loss_scale():
+    for policy in (FixedLossScale(8), DynamicLossScale(8, multiplier=4), Doubling(8)):
+        optimizer = make(policy)
+        assert optimizer.loss_scale_policy is policy
+        assert ops.is_tensor(optimizer.loss_scale)
+        assert float(optimizer.loss_scale) == 8.0
+
+
+@pytest.mark.parametrize("opt", [None, "sgd", keras.optimizers.SGD])
+def test_opt_must_be_an_optimizer(opt):
+    with pytest.raises(ValueError, match="Argument `opt` must be an instance"):
+        MixedPrecisionLossScaleOptimizer(opt, 8)
+
+
+def test_opt_must_not_scale_the_loss_itself():
+    with pytest.raises(TypeError, match="`opt` must not be a LossScaleOptimizer"):
+        MixedPrecisionLossScaleOptimizer(LossScaleOptimizer(sgd()), 8)
+
+
+def test_variables_are_the_slots_and_the_scale():
+    optimizer = MixedPrecisionLossScaleOptimizer(sgd(momentum=0.5), "dynamic")
+    w = keras.Variable([3.0, 4.0], name="w")
+    optimizer.minimize(lambda: ops.sum(w), var_list=[w])
+    names = [v.name for v in optimizer.variables()]
+    assert names[0] == "iteration"
+    assert sorted(names[1:]) == ["dynamic_scale", "step_counter", "w_momentum"]
+    assert {id(v) for v in optimizer.variables()} <= {
+        id(v) for v in optimizer.variables
+    }
+    assert optimizer.get_slot_names() == ["momentum"]
+    assert values(optimizer.get_slot(w, "momentum")) == [-0.5, -0.5]
+
+
+def test_it_comes_back_from_its_config_and_from_a_file(tmp_path):
+    optimizer = make(64, use_locking=True, name="mine")
+    config = keras.optimizers.serialize(optimizer)
+    for again in (keras_lso.deserialize(config), keras.optimizers.deserialize(config)):
+        assert type(again) is MixedPrecisionLossScaleOptimizer
+        assert again.get_config() == optimizer.get_config()
+        assert (again.name, again.use_locking) == ("mine", True)
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(optimizer, "mse")
+    model.fit(np.ones((4, 2)), np.ones((4, 1)), epochs=3, verbose=0)
+    path = str(tmp_path / "model.keras")
+    model.save(path)
+    loaded = keras_lso.load_model(path).optimizer
+    assert type(loaded) is MixedPrecisionLossScaleOptimizer
+    assert int(loaded.iterations) == 3
+    assert float(loaded.loss_scale) == 64.0

@@ -1,0 +1,270 @@
+"""`keras_lso.mixed_precision`: the names of tf.keras, and the deprecated class."""
+
+import importlib
+import pickle
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+from keras_lso import LossScaleOptimizer, loss_scales
+from keras_lso.loss_scales import DynamicLossScale, FixedLossScale, LossScale
+from keras_lso.mixed_precision import experimental
+
+
+def sgd():
+    return keras.optimizers.SGD(0.5)
+
+
+def make(loss_scale):
+    return experimental.LossScaleOptimizer(sgd(), loss_scale)
+
+
+class Mine(LossScale):
+    def step(self, finite, amax=None):
+        pass
+
+
+# --- Names --------------------------------------------------------------------
+
+
+def test_the_modern_class_is_ours():
+    assert keras_lso.mixed_precision.LossScaleOptimizer is LossScaleOptimizer
+    assert keras_lso.mixed_precision.experimental is experimental
+
+
+def test_the_experimental_class_is_a_modern_one_and_not_the_other_way_round():
+    assert issubclass(experimental.LossScaleOptimizer, LossScaleOptimizer)
+    assert isinstance(make("dynamic"), keras_lso.mixed_precision.LossScaleOptimizer)
+    assert isinstance(make("dynamic"), keras.optimizers.LossScaleOptimizer)
+    modern = LossScaleOptimizer(sgd())
+    assert not isinstance(modern, experimental.LossScaleOptimizer)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "keras_lso.mixed_precision.experimental",
+        "keras_lso.compat.v1.keras.mixed_precision.experimental",
+        "keras_lso.compat.v2.keras.mixed_precision.experimental",
+    ],
+)
+def test_the_names_of_tensorflow_lead_to_it(path):
+    found = keras_lso
+    for name in path.split(".")[1:]:
+        found = getattr(found, name)
+    assert found.LossScaleOptimizer is experimental.LossScaleOptimizer
+    module = importlib.import_module(path)
+    assert module.LossScaleOptimizer is experimental.LossScaleOptimizer
+
+
+# --- What `loss_scale` may be -------------------------------------------------
+
+# What is given, and the arguments of the modern class for the same.
+GIVEN = {
+    "dynamic": (lambda: "dynamic", {}),
+    "an int": (lambda: 123, {"dynamic": False, "initial_scale": 123}),
+    "a float": (lambda: 0.1, {"dynamic": False, "initial_scale": 0.1}),
+    "a huge float": (lambda: 1e30, {"dynamic": False, "initial_scale": 1e30}),
+    "a tiny one": (lambda: 2**-30, {"dynamic": False, "initial_scale": 2.0**-30}),
+    "NumPy's": (lambda: np.float32(8), {"dynamic": False, "initial_scale": 8}),
+    "NumPy's int": (lambda: np.int64(8), {"dynamic": False, "initial_scale": 8}),
+    "a fixed one": (
+        lambda: FixedLossScale(7),
+        {"dynamic": False, "initial_scale": 7},
+    ),
+    "a dynamic one": (DynamicLossScale, {}),
+    "another dynamic one": (
+        lambda: DynamicLossScale(2048, 500),
+        {"initial_scale": 2048, "dynamic_growth_steps": 500},
+    ),
+    "with a bound": (lambda: DynamicLossScale(min_scale=1), {"min_scale": 1}),
+    "with another factor": (
+        lambda: DynamicLossScale(growth_factor=4.0, hysteresis=2),
+        {"loss_scale": DynamicLossScale(growth_factor=4.0, hysteresis=2)},
+    ),
+    "a config": (
+        lambda: {
+            "class_name": "DynamicLossScale",
+            "config": {
+                "initial_loss_scale": 4.0,
+                "increment_period": 3,
+                "multiplier": 2.0,
+            },
+        },
+        {"initial_scale": 4, "dynamic_growth_steps": 3},
+    ),
+    "a fixed config": (
+        lambda: keras.saving.serialize_keras_object(FixedLossScale(16)),
+        {"dynamic": False, "initial_scale": 16},
+    ),
+}
+given = pytest.mark.parametrize("kind", GIVEN)
+
+
+@given
+def test_the_config_equals_that_of_the_modern_class(kind):
+    value, arguments = GIVEN[kind]
+    if "loss_scale" in arguments:
+        arguments = {"loss_scale": value()}
+    optimizer, modern = make(value()), LossScaleOptimizer(sgd(), **arguments)
+    assert optimizer.get_config() == modern.get_config()
+    assert float(optimizer.loss_scale) == float(modern.loss_scale)
+    assert optimizer.dynamic is modern.dynamic
+    assert optimizer.dynamic_growth_steps == modern.dynamic_growth_steps
+
+
+@given
+def test_the_warning_prints_the_modern_call(kind):
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        optimizer = make(GIVEN[kind][0]())
+    [warning] = caught
+    assert warning.category is DeprecationWarning
+    assert warning.filename == __file__
+    message = str(warning.message)
+    assert "experimental.LossScaleOptimizer is deprecated" in message
+    call = message.split("Write instead: ")[1]
+    modern = eval(call, {"keras_lso": keras_lso, "optimizer": sgd()})
+    assert type(modern) is LossScaleOptimizer
+    assert modern.get_config() == optimizer.get_config()
+
+
+WRONG = {
+    "another multiplier": (lambda: DynamicLossScale(multiplier=4), ValueError),
+    "one in a config": (
+        lambda: {"class_name": "DynamicLossScale", "config": {"multiplier": 3.0}},
+        ValueError,
+    ),
+    "another class": (lambda: Mine(8), TypeError),
+    "none": (lambda: None, ValueError),
+    "another string": (lambda: "static", ValueError),
+    "bytes": (lambda: b"dynamic", ValueError),
+    "a bool": (lambda: True, ValueError),
+    "zero": (lambda: 0, ValueError),
+    "below zero": (lambda: -1.0, ValueError),
+    "NaN": (lambda: float("nan"), ValueError),
+    "too large": (lambda: 2**200, ValueError),
+    "a list": (lambda: [8], ValueError),
+    "a tensor": (lambda: ops.ones(()), ValueError),
+    "a class": (lambda: DynamicLossScale, ValueError),
+    "an empty dict": (dict, ValueError),
+    "another dict": (lambda: {"scale": 8}, ValueError),
+    "an unknown class": (
+        lambda: {"class_name": "Unknown", "config": {}},
+        ValueError,
+    ),
+    "a wrong value": (
+        lambda: {"class_name": "FixedLossScale", "config": {"loss_scale_value": "a"}},
+        ValueError,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", WRONG)
+def test_anything_else_is_refused(kind):
+    value, error = WRONG[kind]
+    inner = sgd()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # no deprecation before the error
+        with pytest.raises(error):
+            experimental.LossScaleOptimizer(inner, value())
+    experimental.LossScaleOptimizer(inner, 8)
+
+
+@pytest.mark.parametrize("kind", ["another multiplier", "another class"])
+def test_the_error_says_what_to_write(kind):
+    value, error = WRONG[kind]
+    with pytest.raises(error, match=r"keras_lso.LossScaleOptimizer\(optimizer, loss"):
+        make(value())
+
+
+@pytest.mark.parametrize("inner", [None, "sgd", LossScaleOptimizer(sgd())])
+def test_optimizer_must_be_one_that_does_not_scale(inner):
+    with pytest.raises(TypeError, match="Argument `optimizer` must"):
+        experimental.LossScaleOptimizer(inner, 8)
+
+
+def test_a_policy_belongs_to_one_optimizer():
+    policy = DynamicLossScale()
+    optimizer = make(policy)
+    assert optimizer.loss_scale_policy is policy
+    with pytest.raises(ValueError, match="belongs to one optimizer"):
+        make(policy)
+
+
+def test_arguments_may_be_keywords_and_both_are_needed():
+    optimizer = experimental.LossScaleOptimizer(loss_scale=8, optimizer=sgd())
+    assert float(optimizer.loss_scale) == 8.0
+    with pytest.raises(TypeError):
+        experimental.LossScaleOptimizer(sgd())
+
+
+# --- Attributes ---------------------------------------------------------------
+
+
+def test_attributes_of_the_pages_are_there():
+    inner = keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=3.0)
+    optimizer = experimental.LossScaleOptimizer(inner, "dynamic")
+    for _ in range(2):
+        assert optimizer.inner_optimizer is inner
+        assert (optimizer.clipnorm, optimizer.clipvalue) == (3.0, None)
+        assert optimizer.global_clipnorm is None
+        assert optimizer.dynamic is True
+        assert optimizer.initial_scale == 2.0**15
+        assert optimizer.dynamic_growth_steps == 2000
+        assert int(optimizer.dynamic_counter) == 0
+        assert int(optimizer.iterations) == 0
+        assert float(optimizer.learning_rate) == float(optimizer.lr) == 0.5
+        assert ops.is_tensor(optimizer.loss_scale)
+        assert keras.backend.standardize_dtype(optimizer.loss_scale.dtype) == "float32"
+        assert float(optimizer.loss_scale_policy()) == 2.0**15
+        assert len(optimizer.weights) == len(optimizer.get_weights())
+        optimizer.build([keras.Variable([1.0, 2.0])])
+    optimizer.lr = 0.25
+    assert float(inner.learning_rate) == 0.25
+    fixed = make(8)
+    assert fixed.dynamic is False
+    assert fixed.initial_scale == 8.0
+    assert fixed.dynamic_growth_steps is None and fixed.dynamic_counter is None
+
+
+# --- Configs and files --------------------------------------------------------
+
+
+@given
+def test_it_comes_back_from_its_config_without_a_warning(kind):
+    optimizer = make(GIVEN[kind][0]())
+    config = keras.optimizers.serialize(optimizer)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*LossScaleOptimizer is deprecated")
+        again = [
+            keras_lso.deserialize(config),
+            keras.optimizers.deserialize(config),
+            experimental.LossScaleOptimizer.from_config(optimizer.get_config()),
+            pickle.loads(pickle.dumps(optimizer)),
+        ]
+    for other in again:
+        assert type(other) is experimental.LossScaleOptimizer
+        assert other.get_config() == optimizer.get_config()
+        assert float(other.loss_scale) == float(optimizer.loss_scale)
+
+
+def test_it_comes_back_from_a_file(tmp_path):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile(make(loss_scales.DynamicLossScale(64, 2)), "mse")
+    model.fit(np.ones((4, 2)), np.ones((4, 1)), epochs=3, verbose=0)
+    path = str(tmp_path / "model.keras")
+    model.save(path)
+    for load in (keras_lso.load_model, keras.models.load_model):
+        optimizer = load(path).optimizer
+        assert type(optimizer) is experimental.LossScaleOptimizer
+        assert float(optimizer.loss_scale) == 128.0
+        assert int(optimizer.iterations) == 3
+        w = keras.Variable([3.0])
+        fresh = experimental.LossScaleOptimizer.from_config(optimizer.get_config())
+        fresh.apply_gradients([(ops.ones(1), w)])
+        assert w.numpy().tolist() == [2.5]  # pairs are unscaled, as in tf.keras

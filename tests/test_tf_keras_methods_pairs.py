@@ -1,0 +1,247 @@
+"""`apply_gradients` as tf.keras called it: pairs, scaled or not, and by replicas."""
+
+import signal
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_lso import LARS, LossScaleOptimizer
+from keras_lso.mixed_precision import experimental
+
+SCALE = 1024.0
+
+
+def sgd():
+    return keras.optimizers.SGD(0.5)
+
+
+# Steps of plain SGD at a rate of 0.5, all numbers exact.
+MAKERS = {
+    "modern": lambda: LossScaleOptimizer(sgd(), initial_scale=SCALE),
+    "experimental": lambda: experimental.LossScaleOptimizer(sgd(), SCALE),
+    "LARS": lambda: LARS(0.5, momentum=0.0, exclude_from_layer_adaptation=[""]),
+}
+
+
+@pytest.fixture(params=MAKERS)
+def optimizer(request):
+    return MAKERS[request.param]()
+
+
+@pytest.fixture(params=["modern", "experimental"])
+def scaling(request):
+    return MAKERS[request.param]()
+
+
+def new_variable():
+    return keras.Variable([3.0, 4.0])
+
+
+def values(variable):
+    return np.array(ops.convert_to_numpy(variable)).tolist()
+
+
+def grad(*values):
+    return ops.convert_to_tensor(np.array(values, "float32"))
+
+
+# --- Scaled or not ------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name, scale", [("modern", SCALE), ("experimental", 1.0)])
+def test_before_anything_was_scaled_the_class_decides(name, scale):
+    optimizer, w = MAKERS[name](), new_variable()
+    optimizer.apply_gradients([(grad(scale, -scale), w)])
+    assert values(w) == [2.5, 4.5]
+    # `minimize` says nothing about the pairs that come next.
+    optimizer.minimize(lambda: ops.sum(w), [w])
+    optimizer.apply_gradients([(grad(scale, -scale), w)])
+    assert values(w) == [1.5, 4.5]
+
+
+def test_after_a_loss_was_scaled_pairs_are_scaled(scaling):
+    w = new_variable()
+    scaling.get_scaled_loss(1.0)
+    scaling.apply_gradients([(grad(SCALE, 0.0), w)])
+    assert values(w) == [2.5, 4.0]
+    scaling.get_scaled_loss(lambda: 1.0)
+    scaling.apply_gradients([(grad(SCALE, 0.0), w)])
+    assert values(w) == [2.0, 4.0]
+
+
+def test_after_gradients_were_unscaled_pairs_are_not_scaled(scaling):
+    w = new_variable()
+    scaling.get_scaled_loss(1.0)
+    grads = scaling.get_unscaled_gradients([grad(SCALE, 0.0), None])
+    assert values(grads[0]) == [1.0, 0.0] and grads[1] is None
+    scaling.apply_gradients(zip(grads, [w, new_variable()], strict=True))
+    assert values(w) == [2.5, 4.0]
+    scaling.apply_gradients([(grad(1.0, 0.0), w)])
+    assert values(w) == [2.0, 4.0]
+
+
+@pytest.mark.parametrize("scaled, scale", [(True, SCALE), (False, 1.0)])
+def test_an_argument_says_it_outright(scaling, scaled, scale):
+    w = new_variable()
+    scaling.apply_gradients([(grad(scale, 0.0), w)], scaled=scaled)
+    scaling.get_scaled_loss(1.0)
+    scaling.apply_gradients([(grad(scale, 0.0), w)], scaled=scaled)
+    scaling.get_unscaled_gradients([grad(1.0, 1.0)])
+    scaling.apply_gradients([(grad(scale, 0.0), w)], scaled=scaled)
+    assert values(w) == [1.5, 4.0]
+
+
+def test_the_scale_can_be_left_where_it_is():
+    optimizer, w = LossScaleOptimizer(sgd(), initial_scale=SCALE), new_variable()
+    optimizer.apply_gradients([(grad(np.inf, 0.0), w)], update_scale=False)
+    assert float(optimizer.loss_scale) == SCALE
+    optimizer.apply_gradients([(grad(np.inf, 0.0), w)])
+    assert float(optimizer.loss_scale) == SCALE / 2
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_a_fixed_scale_skips_a_bad_step_too(bad):
+    optimizer, w = MAKERS["experimental"](), new_variable()
+    optimizer.apply_gradients([(grad(1.0, bad), w)])
+    assert values(w) == [3.0, 4.0]
+    assert float(optimizer.loss_scale) == SCALE
+    assert int(optimizer.iterations) == 0
+
+
+def test_fit_takes_the_experimental_class():
+    def fit(optimizer):
+        model = keras.Sequential(
+            [keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")]
+        )
+        model.compile(optimizer, "mse")
+        x = np.array([[1.0, 2.0], [0.5, -1.0]], "float32")
+        model.fit(x, np.zeros((2, 1)), epochs=3, verbose=0)
+        return [np.array(w) for w in model.get_weights()]
+
+    # A scale that is a power of two changes no bit of a float32 model.
+    for a, b in zip(fit(MAKERS["experimental"]()), fit(sgd()), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+# --- Arguments ----------------------------------------------------------------
+
+
+def make_step(optimizer, w, **arguments):
+    scale = SCALE if type(optimizer) is LossScaleOptimizer else 1.0
+    return optimizer.apply_gradients([(grad(scale, 0.0), w)], **arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"name": "train"},
+        {"experimental_aggregate_gradients": True},
+        {"experimental_aggregate_gradients": False},
+        {"skip_gradients_aggregation": True},
+        {"name": None, "skip_gradients_aggregation": False},
+    ],
+    ids=str,
+)
+def test_with_one_replica_the_arguments_change_nothing(optimizer, arguments):
+    w = new_variable()
+    for expected in ([2.5, 4.0], [2.0, 4.0]):
+        assert make_step(optimizer, w, **arguments) is optimizer.iterations
+        assert values(w) == expected
+    make_step(optimizer, w)
+    assert values(w) == [1.5, 4.0]
+
+
+def test_pairs_may_come_from_any_iterable(optimizer):
+    w = new_variable()
+    pairs = iter([[grad(0.0, 0.0), w]])
+    optimizer.apply_gradients(pairs)
+    assert int(optimizer.iterations) == 1
+
+
+MALFORMED = {
+    "none": lambda w: None,
+    "a number": lambda w: 5,
+    "a string": lambda w: "ab",
+    "a dict": lambda w: {"a": w},
+    "a gradient": lambda w: [grad(1.0, 1.0)],
+    "an array": lambda w: grad(1.0, 1.0),
+    "one item": lambda w: [(grad(1.0, 1.0),)],
+    "three items": lambda w: [(grad(1.0, 1.0), w, w)],
+    "none inside": lambda w: [(grad(1.0, 1.0), w), None],
+    "no variable": lambda w: [(grad(1.0, 1.0), "w")],
+    "none for a variable": lambda w: [(grad(1.0, 1.0), None)],
+    "the wrong way round": lambda w: [(w, grad(1.0, 1.0))],
+}
+
+
+@pytest.mark.parametrize("built", [False, True])
+@pytest.mark.parametrize("kind", MALFORMED)
+def test_malformed_pairs_are_a_type_error(optimizer, kind, built, snapshot):
+    w = new_variable()
+    if built:
+        optimizer.build([w])
+    before = snapshot([w, *optimizer.variables])
+    with pytest.raises(TypeError, match="grads_and_vars"):
+        optimizer.apply_gradients(MALFORMED[kind](w))
+    assert snapshot([w, *optimizer.variables]) == before
+    make_step(optimizer, w)
+    assert values(w) == [2.5, 4.0]
+
+
+def test_a_variable_in_place_of_the_pairs_is_a_type_error(optimizer):
+    # On JAX `list(variable)` never ends: an index that is too large is clipped.
+    def stop(*_):
+        raise TimeoutError("apply_gradients(variable) does not end")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.alarm(5)
+    try:
+        with pytest.raises(TypeError, match="grads_and_vars"):
+            optimizer.apply_gradients(new_variable())
+    finally:
+        signal.alarm(0)
+
+
+@pytest.mark.parametrize("pairs", ["none", "only None"])
+def test_no_gradients_are_a_value_error(optimizer, pairs):
+    w = new_variable()
+    with pytest.raises(ValueError, match="No gradients provided for any variable"):
+        optimizer.apply_gradients([] if pairs == "none" else [(None, w)])
+    assert int(optimizer.iterations) == 0
+
+
+# --- Replicas -----------------------------------------------------------------
+
+
+def calls(optimizer, w):
+    def loss():
+        return ops.sum(w)
+
+    return {
+        "minimize": lambda: optimizer.minimize(loss, [w]),
+        "get_gradients": lambda: optimizer.get_gradients(loss, [w]),
+        "get_updates": lambda: optimizer.get_updates(loss, [w]),
+        "apply_gradients": lambda: optimizer.apply_gradients([(grad(1.0, 1.0), w)]),
+        "skipping": lambda: optimizer.apply_gradients(
+            [(grad(1.0, 1.0), w)], skip_gradients_aggregation=True
+        ),
+    }
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="Replicas are TensorFlow's"
+)
+@pytest.mark.parametrize("method", calls(None, None))
+def test_a_cross_replica_context_is_refused(optimizer, method):
+    import tensorflow as tf
+
+    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
+        w = new_variable()
+        if method == "get_gradients" and isinstance(optimizer, LARS):
+            pytest.skip("It touches no variable")
+        with pytest.raises(RuntimeError, match="cross-replica context"):
+            calls(optimizer, w)[method]()
+    assert values(w) == [3.0, 4.0]
+    assert not optimizer.built

@@ -1,0 +1,415 @@
+"""Slots and weights of an optimizer, as tf.keras named and ordered them."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_lso import LARC, LARS, LossScaleOptimizer
+from keras_lso.mixed_precision import experimental
+
+BACKEND = keras.backend.backend()
+
+
+def adam(**arguments):
+    return keras.optimizers.Adam(0.5, **arguments)
+
+
+MAKERS = {
+    "modern": lambda: LossScaleOptimizer(adam(), initial_scale=8),
+    "experimental": lambda: experimental.LossScaleOptimizer(adam(), 8),
+    "LARS": lambda: LARS(0.5),
+    "LARC": lambda: LossScaleOptimizer(LARC(adam()), initial_scale=8),
+}
+
+
+@pytest.fixture(params=MAKERS)
+def optimizer(request):
+    return MAKERS[request.param]()
+
+
+@pytest.fixture
+def weights():
+    return [
+        keras.Variable([1.0, 2.0], name="kernel"),
+        keras.Variable(3.0, name="bias"),
+    ]
+
+
+def step(optimizer, weights):
+    def loss():
+        return sum(ops.sum(w * w) for w in weights)
+
+    optimizer.minimize(loss, weights)
+
+
+def names(variables):
+    return [v.name for v in variables]
+
+
+# --- Slots --------------------------------------------------------------------
+
+SLOTS = {
+    "SGD": ([], {}),
+    "SGD with momentum": (["momentum"], {"momentum": 0.9}),
+    "Adam": (["m", "v"], {}),
+    "Adam with amsgrad": (["m", "v", "vhat"], {"amsgrad": True}),
+    "AdamW": (["m", "v"], {}),
+    "RMSprop": (["rms"], {}),
+    "RMSprop with both": (["rms", "momentum", "mg"], {"momentum": 1, "centered": True}),
+    "Adagrad": (["accumulator"], {}),
+    "Adadelta": (["accum_grad", "accum_var"], {}),
+    "Adamax": (["m", "v"], {}),
+    "Nadam": (["m", "v"], {}),
+    "Ftrl": (["accumulator", "linear"], {}),
+    "Lion": (["m"], {}),
+    "Lamb": (["momentum", "velocity"], {}),
+}
+
+
+@pytest.mark.parametrize("kind", SLOTS)
+def test_slots_have_the_names_of_tf_keras(kind, weights):
+    expected, arguments = SLOTS[kind]
+    inner = getattr(keras.optimizers, kind.split()[0])(0.5, **arguments)
+    optimizer = LossScaleOptimizer(inner)
+    optimizer.build(weights)
+    assert optimizer.get_slot_names() == expected
+    found = [optimizer.get_slot(w, name) for name in expected for w in weights]
+    assert len({id(slot) for slot in found}) == len(found)
+    for slot, w in zip(found, weights * len(expected), strict=True):
+        assert any(slot is v for v in optimizer.variables)
+        assert slot.name.startswith(f"{w.name}_")
+        assert tuple(slot.shape) == tuple(w.shape)
+
+
+def test_lars_has_the_slot_of_the_model_garden(weights):
+    optimizer = LARS(0.5)
+    optimizer.build(weights)
+    assert optimizer.get_slot_names() == ["momentum"]
+    assert [optimizer.get_slot(w, "momentum") for w in weights] == (
+        optimizer.variables[2:]
+    )
+
+
+@pytest.mark.parametrize("make", [LARS, keras.optimizers.Lamb], ids=["LARS", "Lamb"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_names_that_begin_alike_are_told_apart(make, order):
+    # Variables without a name are called `variable`, `variable_1`, ...
+    weights = [keras.Variable([1.0, 2.0], name=n) for n in ("w", "w_1")][::order]
+    optimizer = make()
+    optimizer.build(weights)
+    if make is not LARS:
+        optimizer = LossScaleOptimizer(optimizer)
+        optimizer.build(weights)
+    assert "1_momentum" not in optimizer.get_slot_names()
+    for w in weights:
+        assert optimizer.get_slot(w, "momentum").name == f"{w.name}_momentum"
+
+
+def test_slots_of_float16_variables_are_those_of_their_masters(weights):
+    half = [keras.Variable([1.0, 2.0], dtype="float16", name="w")]
+    optimizer = LossScaleOptimizer(adam(), initial_scale=8)
+    step(optimizer, half)
+    assert optimizer.get_slot_names() == ["m", "v"]
+    assert optimizer.get_slot(half[0], "m").dtype == "float32"
+    assert np.all(np.array(optimizer.get_slot(half[0], "v")) > 0)
+
+
+def test_an_unknown_slot_is_a_key_error(optimizer, weights):
+    with pytest.raises(KeyError, match="has not been built yet"):
+        optimizer.get_slot(weights[0], "m")
+    assert optimizer.get_slot_names() == []
+    optimizer.build(weights[:1])
+    for var, name in ((weights[0], "other"), (weights[1], "m")):
+        with pytest.raises(KeyError, match=f"{var.name} has no slot '{name}'"):
+            optimizer.get_slot(var, name)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_slot_can_be_added(optimizer, weights, when):
+    if when == "after":
+        step(optimizer, weights)
+    slot = optimizer.add_slot(weights[0], "average", "ones")
+    assert optimizer.add_slot(weights[0], "average") is slot
+    other = optimizer.add_slot(weights[1], "average", 7.0)
+    step(optimizer, weights)
+    assert optimizer.get_slot(weights[0], "average") is slot
+    assert optimizer.get_slot(weights[1], "average") is other
+    assert optimizer.get_slot_names().count("average") == 1
+    assert slot.name == "kernel_average"
+    np.testing.assert_array_equal(slot.numpy(), [1.0, 1.0])
+    assert float(other.numpy()) == 7.0
+    for variables in (optimizer.variables, optimizer.weights, optimizer.variables()):
+        assert sum(v is slot for v in variables) == 1
+    assert int(optimizer.iterations) == (2 if when == "after" else 1)
+
+
+def test_a_slot_that_the_optimizer_has_is_not_added(weights):
+    optimizer = LossScaleOptimizer(adam())
+    optimizer.build(weights)
+    count = len(optimizer.variables)
+    m = optimizer.get_slot(weights[0], "m")
+    assert optimizer.add_slot(weights[0], "m", "ones") is m
+    assert len(optimizer.variables) == count
+
+
+INITIALIZERS = {
+    "a name": "ones",
+    "an initializer": keras.initializers.Constant(1.0),
+    "a function": lambda shape, dtype=None: ops.ones(shape, dtype=dtype),
+    "an array": np.ones(2),
+    "a list": [1, 1],
+    "a tensor": ops.ones(2),
+    "a class": keras.initializers.Ones,
+}
+
+
+@pytest.mark.parametrize("kind", INITIALIZERS)
+def test_a_slot_starts_as_it_is_told(optimizer, weights, kind):
+    slot = optimizer.add_slot(weights[0], "s", INITIALIZERS[kind])
+    np.testing.assert_array_equal(slot.numpy(), [1.0, 1.0])
+    assert slot.dtype == "float32"
+    assert not slot.trainable
+
+
+def test_a_slot_may_have_a_shape_of_its_own(optimizer, weights):
+    slot = optimizer.add_slot(weights[0], "s", shape=(3, 1))
+    np.testing.assert_array_equal(slot.numpy(), np.zeros((3, 1)))
+    half = keras.Variable([1.0], dtype="float16")
+    assert optimizer.add_slot(half, "s").dtype == "float16"
+
+
+@pytest.mark.parametrize("wrong", [np.ones(3), 1.0, None, np.array(["a", "b"])])
+def test_a_wrong_initial_value_adds_nothing(optimizer, weights, wrong):
+    count = len(optimizer.variables)
+    with pytest.raises((TypeError, ValueError), match="slot 's'"):
+        optimizer.add_slot(weights[0], "s", wrong)
+    assert len(optimizer.variables) == count
+    assert optimizer.get_slot_names() == []
+
+
+def test_added_slots_are_saved(optimizer, weights):
+    optimizer.build(weights)
+    optimizer.add_slot(weights[0], "s").assign([5.0, 6.0])
+    store = {}
+    optimizer.save_own_variables(store)
+    optimizer.get_slot(weights[0], "s").assign([0.0, 0.0])
+    optimizer.load_own_variables(store)
+    slot = optimizer.get_slot(weights[0], "s")
+    np.testing.assert_array_equal(slot.numpy(), [5.0, 6.0])
+
+
+# --- add_weight ---------------------------------------------------------------
+
+
+def test_a_weight_can_be_added(optimizer, weights):
+    optimizer.build(weights)
+    weight = optimizer.add_weight("cache", (2,), "int32", "ones")
+    assert weight.dtype == "int32" and not weight.trainable
+    np.testing.assert_array_equal(weight.numpy(), [1, 1])
+    assert optimizer.weights[-1] is weight
+    assert any(v is weight for v in optimizer.variables)
+    assert optimizer.add_weight("other", []).dtype == keras.config.floatx()
+    assert optimizer.add_weight("third", [], trainable=True).trainable
+
+
+@pytest.mark.parametrize("synchronization", ["auto", "NONE", "on_write", "on_read"])
+@pytest.mark.parametrize("aggregation", ["none", "SUM", "mean", "only_first_replica"])
+def test_options_of_a_weight(optimizer, synchronization, aggregation):
+    options = {"synchronization": synchronization, "aggregation": aggregation}
+    weight = optimizer.add_weight("w", (), **options)
+    assert weight.aggregation == aggregation.lower()
+    assert weight.synchronization == synchronization.lower()
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow's own enums")
+def test_options_of_a_weight_may_be_tensorflows(optimizer):
+    import tensorflow as tf
+
+    weight = optimizer.add_weight(
+        "w",
+        [],
+        tf.int64,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.compat.v1.VariableAggregation.ONLY_FIRST_REPLICA,
+    )
+    assert (weight.aggregation, weight.synchronization, weight.dtype) == (
+        "only_first_replica",
+        "on_read",
+        "int64",
+    )
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"synchronization": "never"}, "`synchronization` must be one of 'auto'"),
+        ({"aggregation": 3}, "`aggregation` must be one of 'none'"),
+        ({"trainable": True, "synchronization": "on_read"}, "'on_read' only for"),
+    ],
+)
+def test_wrong_options_of_a_weight_add_nothing(optimizer, arguments, words):
+    count = len(optimizer.variables)
+    with pytest.raises(ValueError, match=words):
+        optimizer.add_weight("w", (), **arguments)
+    assert len(optimizer.variables) == count
+
+
+# --- get_weights and set_weights ----------------------------------------------
+
+
+def test_rmsprop_and_a_dense_layer_have_three_weights():
+    model = keras.Sequential([keras.layers.Dense(10)])
+    optimizer = LossScaleOptimizer(keras.optimizers.RMSprop(), initial_scale=8)
+    model.compile(optimizer, loss="mse")
+    x = np.arange(100).reshape(5, 20).astype("float32")
+    model.fit(x, np.zeros((5, 10)), verbose=0)
+    assert [w.shape for w in optimizer.get_weights()] == [(), (20, 10), (10,)]
+    assert int(optimizer.get_weights()[0]) == 1
+    optimizer.set_weights([np.array(10), np.ones([20, 10]), np.zeros([10])])
+    assert int(optimizer.iterations) == 10
+    assert (optimizer.get_weights()[1] == 1).all()
+    assert not optimizer.get_weights()[2].any()
+    assert float(optimizer.loss_scale) == 8.0
+
+
+def test_the_weights_are_the_count_and_the_slots(optimizer, weights):
+    assert names(optimizer.weights) == ["iteration"]
+    step(optimizer, weights)
+    slots = [
+        optimizer.get_slot(w, name)
+        for name in optimizer.get_slot_names()
+        for w in weights
+    ]
+    assert [id(v) for v in optimizer.weights] == [
+        id(optimizer.iterations),
+        *(id(v) for v in slots),
+    ]
+    assert [id(v) for v in optimizer.variables()] == [id(v) for v in optimizer.weights]
+    for array, variable in zip(optimizer.get_weights(), optimizer.weights, strict=True):
+        assert type(array) is np.ndarray
+        np.testing.assert_array_equal(array, variable.numpy())
+
+
+def test_what_get_weights_returned_stays(optimizer, weights):
+    step(optimizer, weights)
+    arrays = optimizer.get_weights()
+    before = [a.copy() for a in arrays]
+    step(optimizer, weights)
+    for array, old, new in zip(arrays, before, optimizer.get_weights(), strict=True):
+        np.testing.assert_array_equal(array, old)
+        assert not np.array_equal(old, new)
+
+
+@pytest.mark.parametrize("kind", ["arrays", "lists", "variables", "tensors", "tuple"])
+def test_set_weights_takes_what_get_weights_gave(optimizer, weights, kind, snapshot):
+    step(optimizer, weights)
+    expected = snapshot(optimizer.weights)
+    given = optimizer.get_weights()
+    if kind == "lists":
+        given = [a.tolist() for a in given]
+    elif kind == "variables":
+        given = [keras.Variable(a, dtype=a.dtype, trainable=False) for a in given]
+    elif kind == "tensors":
+        given = [ops.convert_to_tensor(a) for a in given]
+    elif kind == "tuple":
+        given = tuple(given)
+    step(optimizer, weights)
+    optimizer.set_weights(given)
+    assert snapshot(optimizer.weights) == expected
+
+
+def test_set_weights_leaves_the_scale_and_the_skipped_steps(weights):
+    optimizer = LossScaleOptimizer(adam(), initial_scale=8)
+    step(optimizer, weights)
+    saved = optimizer.get_weights()
+    bad = [ops.full(w.shape, np.nan) for w in weights]
+    optimizer.apply(bad, weights)
+    step(optimizer, weights)
+    optimizer.set_weights(saved)
+    assert int(optimizer.iterations) == 1
+    assert int(optimizer.skipped_steps) == 1
+    assert float(optimizer.loss_scale) == 4.0
+
+
+def test_set_weights_takes_the_values_of_all_variables(optimizer, weights, snapshot):
+    step(optimizer, weights)
+    values = [np.array(v.numpy()) for v in optimizer.variables]
+    expected = snapshot(optimizer.variables)
+    step(optimizer, weights)
+    optimizer.set_weights(values)
+    assert snapshot(optimizer.variables) == expected
+
+
+WRONG = {
+    "none": lambda a: [],
+    "too few": lambda a: a[:-1],
+    "too many": lambda a: [*a, a[-1], a[-1]],
+    "far too many": lambda a: a * 7,
+    "a shape": lambda a: [*a[:-2], np.ones(3), a[-1]],
+    "strings": lambda a: [*a[:-1], np.array("x")],
+    "None": lambda a: [*a[:-1], None],
+    "complex": lambda a: [*a[:-1], np.array(1j)],
+    "ragged": lambda a: [*a[:-1], [[1.0], [1.0, 2.0]]],
+    "records": lambda a: [*a[:-1], np.zeros((), [("a", "f4")])],
+}
+
+
+@pytest.mark.parametrize("all_variables", [False, True])
+@pytest.mark.parametrize("kind", WRONG)
+def test_wrong_weights_change_nothing(
+    optimizer, weights, kind, all_variables, snapshot
+):
+    # Keras's own method assigns one after the other and stops half-way.
+    step(optimizer, weights)
+    variables = optimizer.variables if all_variables else optimizer.weights
+    arrays = [np.array(v.numpy()) + 1 for v in variables]
+    if all_variables and type(optimizer) is not LARS:
+        arrays = arrays[:-1]  # of which `consecutive_skips` may be missing
+    before = snapshot(optimizer.variables)
+    with pytest.raises((TypeError, ValueError)):
+        optimizer.set_weights(WRONG[kind](arrays))
+    assert snapshot(optimizer.variables) == before
+
+
+def test_weights_cannot_be_set_before_build(optimizer):
+    with pytest.raises(ValueError, match="has not yet been built"):
+        optimizer.set_weights([np.array(1)])
+
+
+def test_setting_all_variables_to_zero_starts_afresh(weights):
+    """The idiom of tf.keras, which must spare the loss scale and the rate."""
+    optimizer = LossScaleOptimizer(adam(), initial_scale=8)
+    step(optimizer, weights)
+    optimizer.apply([ops.full(w.shape, np.nan) for w in weights], weights)
+    for v in optimizer.variables():
+        v.assign(np.zeros(v.shape))
+    assert int(optimizer.iterations) == 0
+    assert not any(w.any() for w in optimizer.get_weights())
+    assert float(optimizer.loss_scale) == 4.0
+    assert float(optimizer.learning_rate) == 0.5
+    step(optimizer, weights)
+    assert int(optimizer.iterations) == 1
+
+
+# --- TensorFlow's checkpoints -------------------------------------------------
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow's own format")
+@pytest.mark.parametrize("with_weights", [False, True])
+def test_a_tensorflow_checkpoint_holds_the_optimizer(
+    optimizer, weights, with_weights, tmp_path, snapshot
+):
+    # TensorFlow asks whatever has a `get_slot_names` for its slots, and then refuses
+    # those that it finds among the variables as well.
+    import tensorflow as tf
+
+    step(optimizer, weights)
+    parts = {"optimizer": optimizer}
+    if with_weights:
+        parts |= {"kernel": weights[0], "bias": weights[1]}
+    path = tf.train.Checkpoint(**parts).save(str(tmp_path / "checkpoint"))
+    expected = snapshot(optimizer.variables)
+    step(optimizer, weights)
+    tf.train.Checkpoint(**parts).restore(path).assert_existing_objects_matched()
+    assert snapshot(optimizer.variables) == expected
