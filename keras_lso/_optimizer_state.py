@@ -210,41 +210,19 @@ class OptimizerState(TFKerasMethods):
             return
         self._assign_all(variables, [store[str(i)] for i in range(count)])
 
-    def set_weights(self, weights):
-        """Sets the state from a list of arrays.
+    def _weight_layouts(self):
+        """The loss scale is in all but the first; it stays as it is there."""
+        return [self.weights, self._saved_variables, list(self.variables)]
 
-        Args:
-            weights: List of arrays. Either the number of steps and the slots, as
-                `get_weights` returns them: the loss scale stays as it is. Or the
-                values of `variables`, of which the last may be missing.
-
-        Raises:
-            ValueError: If there are too few or too many, or if one has another
-                shape. Nothing is assigned then.
-        """
-        if not self.built:
-            raise ValueError(
-                "You are calling `set_weights()` on an optimizer that has not yet "
-                "been built. Please call `optimizer.build(trainable_variables)` "
-                "first."
-            )
+    def _assign_weights(self, variables, values):
         saved = self._saved_variables
-        weights = list(weights)
-        if len(weights) == len(self.weights):
-            skipped = ops.copy(self.skipped_steps)
-            super().set_weights(weights)
-            applied = adapters.iteration_variable(self.inner_optimizer)
-            self._attempted_steps.assign(ops.add(applied, skipped))
+        if len(variables) >= len(saved):
+            self._assign_all(saved, values[: len(saved)])
             return
-        if len(weights) not in (len(saved), len(saved) + 1):
-            raise ValueError(
-                f"Argument `weights` must be a list of {len(self.weights)} arrays, as "
-                f"`get_weights` returns it, or of {len(saved)}, in the order of "
-                f"`optimizer.variables`. Received {len(weights)}."
-            )
-        for value in weights[len(saved) :]:
-            check_state(self._consecutive_skips, value)
-        self._assign_all(saved, weights[: len(saved)])
+        skipped = ops.copy(self.skipped_steps)
+        super()._assign_weights(variables, values)
+        applied = adapters.iteration_variable(self.inner_optimizer)
+        self._attempted_steps.assign(ops.add(applied, skipped))
 
     def _assign_all(self, variables, values):
         values = [

@@ -338,8 +338,8 @@ class TFKerasMethods(keras.optimizers.Optimizer):
         """Sets the state from a list of arrays.
 
         Args:
-            weights: List of arrays, as `get_weights` returns it; or the values of
-                `variables`.
+            weights: List of arrays, as `get_weights` returns it: a loss scale stays
+                as it is. Or the values of `variables`.
 
         Raises:
             ValueError: If there are too few or too many, or if one has another
@@ -352,7 +352,7 @@ class TFKerasMethods(keras.optimizers.Optimizer):
                 "first."
             )
         weights = list(weights)
-        layouts = [self.weights, super().variables]
+        layouts = self._weight_layouts()
         variables = next((v for v in layouts if len(v) == len(weights)), None)
         if variables is None:
             raise ValueError(
@@ -363,5 +363,12 @@ class TFKerasMethods(keras.optimizers.Optimizer):
         values = [
             check_state(v, value) for v, value in zip(variables, weights, strict=True)
         ]
+        self._assign_weights(variables, values)
+
+    def _weight_layouts(self):
+        """Returns the lists of variables whose values `set_weights` takes."""
+        return [self.weights, list(self.variables)]
+
+    def _assign_weights(self, variables, values):
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)

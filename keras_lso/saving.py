@@ -42,7 +42,13 @@ def deserialize(config, custom_objects=None):
             "`config` must be the dict that `keras.optimizers.serialize` returns. "
             f"Received: {config!r}"
         )
-    return read_optimizer(config, custom_objects)
+    optimizer = read_optimizer(config, custom_objects)
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise ValueError(
+            "`config` must describe an optimizer. It describes a "
+            f"{type(optimizer).__name__}: {config!r}"
+        )
+    return optimizer
 
 
 def load_model(filepath, custom_objects=None, compile=True, safe_mode=True):

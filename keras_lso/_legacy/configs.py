@@ -52,13 +52,11 @@ def read_optimizer(config, custom_objects=None):
         else keras.optimizers.deserialize
     )
     optimizer = read(adopted, custom_objects=custom_objects)
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        # Keras returns the name of a class that it does not know.
-        what = "an unknown class" if isinstance(optimizer, str) else "something else"
+    if isinstance(optimizer, str):
+        # What Keras returns for the name of a class that it does not know.
         raise ValueError(
-            f"`config` must describe an optimizer. '{config.get('class_name')}' is "
-            f"{what}: if it is an optimizer of your own, pass it in `custom_objects`. "
-            f"Received: {config!r}"
+            f"Unknown optimizer class '{optimizer}'. If it is one of your "
+            f"own, pass it in `custom_objects`. Received: {config!r}"
         )
     return optimizer
 

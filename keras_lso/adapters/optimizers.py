@@ -63,7 +63,7 @@ def iteration_variable(optimizer):
 
 
 def base_variables(optimizer):
-    """Returns `[iteration, learning_rate]`, which every optimizer starts with."""
+    """Returns `[iteration, learning_rate]`, of an optimizer that has no schedule."""
     return optimizer._variables[:2]
 
 
