@@ -272,3 +272,28 @@ def test_the_config_in_the_guide_is_read():
     assert (optimizer.initial_scale, optimizer.dynamic_growth_steps) == (1024, 500)
     assert float(optimizer.learning_rate) == 0.5
     assert optimizer.momentum == 0.9
+
+
+@pytest.mark.filterwarnings("ignore:The file holds no loss scale")
+def test_the_run_in_the_guide_goes_on(tmp_path, monkeypatch):
+    import tf_keras
+
+    x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+    y = x.sum(axis=1, keepdims=True)
+    theirs = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(4,))])
+    inner = tf_keras.optimizers.Adam(1e-3)
+    theirs.compile(tf_keras.mixed_precision.LossScaleOptimizer(inner), loss="mse")
+    fit = {"batch_size": 8, "shuffle": False, "verbose": 0}
+    theirs.fit(x, y, **fit)
+    theirs.save(tmp_path / "model.h5")
+
+    section = GUIDE.read_text().split("### The state of an optimizer\n")[1]
+    [block] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    model = run_block(block)["model"]
+    assert int(model.optimizer.iterations) == 4
+    theirs.fit(x, y, epochs=3, **fit)
+    model.fit(x, y, epochs=3, **fit)
+    for ours, expected in zip(model.get_weights(), theirs.get_weights(), strict=True):
+        # Twelve steps of 0.001; a slot of zeros would be off by several of them.
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-6)

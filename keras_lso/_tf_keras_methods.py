@@ -20,12 +20,7 @@ _SYNCHRONIZATIONS = ("auto", "none", "on_write", "on_read")
 
 
 class TFKerasMethods(keras.optimizers.Optimizer):
-    """What code written for a tf.keras 2 optimizer calls.
-
-    Args:
-        *args: For the next class.
-        **kwargs: For the next class.
-    """
+    """What code written for an optimizer of tf.keras 2 calls."""
 
     # --- Gradients ------------------------------------------------------------
 

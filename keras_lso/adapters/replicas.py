@@ -24,11 +24,12 @@ def reduced_gradients(optimizer, are_reduced=True):
     reduce = getattr(innermost, "_all_reduce_sum_gradients", None)
     if reduce is not None and not isinstance(reduce, _ReduceUnlessReduced):
         innermost._all_reduce_sum_gradients = _ReduceUnlessReduced(reduce)
+    before = has_reduced_gradients()
     _this_replica.has_reduced = True
     try:
         yield
     finally:
-        _this_replica.has_reduced = False
+        _this_replica.has_reduced = before
 
 
 def has_reduced_gradients():

@@ -50,7 +50,7 @@ class LossScaleOptimizer(ModernOptimizer):
     Reference:
 
     - [tf.keras.mixed_precision.experimental.LossScaleOptimizer, TensorFlow 2.4](
-        https://github.com/tensorflow/docs/tree/r2.4/site/en/api_docs)
+        https://www.tensorflow.org/versions/r2.4/api_docs/python/tf/keras/mixed_precision/experimental/LossScaleOptimizer)
     """
 
     _takes_scaled_pairs = False
