@@ -65,7 +65,7 @@ def test_gradients_that_were_added_up_are_not_added_up_again(
     printed_by_tf_keras_methods,
 ):
     results = printed_by_tf_keras_methods("REDUCED")
-    assert len(results) == 7 * 2 + 2
+    assert len(results) == 8 * 2 + 2
     for name, expected, replicas in results:
         assert len(replicas) == 2
         assert replicas[0] == replicas[1], name
@@ -76,7 +76,7 @@ def test_gradients_that_were_added_up_are_not_added_up_again(
 
 def test_outside_of_a_replica_nothing_is_applied(printed_by_tf_keras_methods):
     results = printed_by_tf_keras_methods("CROSS")
-    assert len(results) == 6 * 3 + 2
+    assert len(results) == 7 * 3 + 2
     for name, error, is_unchanged in results:
         assert "cannot be called in cross-replica context" in error, name
         assert is_unchanged, name

@@ -232,7 +232,7 @@ def check_array(target, value, shape, dtype="float32"):
         target: String that says what it is for.
         value: Array, or what NumPy makes one of.
         shape: Tuple of integers, the shape that it has to have.
-        dtype: String. Whole numbers only fit into an integer one.
+        dtype: String. Only counts, whole and not negative, fit into an integer one.
     """
     array = np.asarray(value)
     # Objects, strings, times, complex numbers; records, but not bfloat16.
@@ -246,10 +246,13 @@ def check_array(target, value, shape, dtype="float32"):
             f"{target} has shape {tuple(shape)}, but the array given for it has shape "
             f"{array.shape}. Nothing was assigned."
         )
-    if "int" in dtype and not np.array_equal(array, np.floor(array)):
-        raise ValueError(
-            f"{target} takes whole numbers. Received: {value!r}. Nothing was assigned."
-        )
+    if "int" in dtype:
+        is_count = np.array_equal(array, np.floor(array)) and np.all(array >= 0)
+        if not is_count or np.any(array > np.iinfo(dtype).max):
+            raise ValueError(
+                f"{target} takes whole numbers from 0 to {np.iinfo(dtype).max}. "
+                f"Received: {value!r}. Nothing was assigned."
+            )
     return array
 
 

@@ -13,7 +13,7 @@ from keras_lso._checks import (
     check_variables,
 )
 from keras_lso._gradients import check_some_gradient, split_pairs
-from keras_lso._variable_list import VariableList
+from keras_lso._variable_list import VariableList, like
 
 _AGGREGATIONS = ("none", "sum", "mean", "only_first_replica")
 _SYNCHRONIZATIONS = ("auto", "none", "on_write", "on_read")
@@ -38,8 +38,8 @@ class TFKerasMethods(keras.optimizers.Optimizer):
             grad_loss: Tensor of the loss's shape, by which its elements are
                 weighted. Defaults to `None`: by 1.
             name: String. Defaults to `None`. Keras 3 has no operations to name.
-            tape: The `tf.GradientTape` under which a tensor `loss` was computed.
-                Defaults to `None`.
+            tape: The `tf.GradientTape` under which a tensor `loss` was computed, or
+                a part of what a callable returns. Defaults to `None`.
 
         Returns:
             The variable that counts the applied steps.
@@ -116,6 +116,7 @@ class TFKerasMethods(keras.optimizers.Optimizer):
                 differentiated.
         """
         backend.check_replica_context("get_gradients")
+        params = check_variables("params", params)
         grads, variables = self._scaled_gradients(loss, params)
         for grad, variable in zip(grads, variables, strict=True):
             if grad is None:
@@ -138,7 +139,7 @@ class TFKerasMethods(keras.optimizers.Optimizer):
             List of one item, what `apply_gradients` returns.
         """
         grads = self.get_gradients(loss, params)
-        variables = keras.tree.flatten(params)
+        variables = check_variables("params", params)
         return [self.apply_gradients(zip(grads, variables, strict=True))]
 
     def _scaled_gradients(self, loss, var_list, grad_loss=None, tape=None):
@@ -157,7 +158,7 @@ class TFKerasMethods(keras.optimizers.Optimizer):
         is_known = self.built or not callable(var_list)
         trained = variables() if is_known else variables
         _, grads = backend.compute_gradients(
-            lambda: self._scaled(loss()), trained, grad_loss
+            lambda: self._scaled(loss()), trained, grad_loss, tape
         )
         return grads, trained if is_known else variables()
 
@@ -172,6 +173,25 @@ class TFKerasMethods(keras.optimizers.Optimizer):
 
     def _apply_scaled(self, grads_and_vars, name):
         return self.apply_gradients(grads_and_vars, name=name)
+
+    def stateless_apply(self, optimizer_variables, grads, trainable_variables):
+        """Does what `apply` does, on values that come in and go out.
+
+        Args:
+            optimizer_variables: List of tensors, the values of
+                `optimizer.variables`.
+            grads: List of gradients, one for each trainable variable.
+            trainable_variables: List of tensors, the values of the variables that
+                the optimizer was built for.
+
+        Returns:
+            A tuple of the new values of `trainable_variables` and of
+            `optimizer_variables`.
+        """
+        trained, own = super().stateless_apply(
+            optimizer_variables, grads, trainable_variables
+        )
+        return trained, like(optimizer_variables, own)
 
     # --- Slots and weights ----------------------------------------------------
 

@@ -28,7 +28,10 @@ class VariableList(list):
     def __reduce__(self):
         """Copies and pickles the variables, without the optimizer behind them."""
         positions = {id(v): i for i, v in enumerate(self)}
-        return _from_positions, (list(self), [positions[id(v)] for v in self()])
+        return _from_positions, (
+            list(self),
+            [positions[id(v)] for v in self() if id(v) in positions],
+        )
 
     # --- A list among nested structures: `keras.tree`, with optree and with torch ---
 
@@ -53,6 +56,15 @@ class VariableList(list):
     def torchtree_flatten_with_keys(self):
         """Returns the items with their positions, as `torch` wants them."""
         return backend.with_positions(list(self)), None
+
+
+def like(variables, values):
+    """Returns `values` in a list of the kind that `variables` is.
+
+    What comes out of a stateless step then has the structure of what went in, as
+    `jax.lax.scan` and `keras.tree` ask of it.
+    """
+    return VariableList(values) if isinstance(variables, VariableList) else list(values)
 
 
 def _from_positions(variables, called):

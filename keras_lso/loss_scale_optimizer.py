@@ -15,6 +15,7 @@ from keras_lso._optimizer_arguments import (
     refuse_unsupported,
 )
 from keras_lso._optimizer_state import OptimizerState
+from keras_lso._variable_list import like
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
 from keras_lso.master_weights import MasterWeights, check_argument
 
@@ -161,6 +162,8 @@ class LossScaleOptimizer(
         self.master_weights = master_weights
         # None: nobody has scaled or unscaled anything yet.
         self._gradients_are_scaled = None
+        # Whether `scale_loss` did, which Keras 3's trainers call, and last.
+        self._scaled_as_keras_does = False
         clear_loss_scale_factor(inner_optimizer)
         # An inner optimizer that has trained before has skipped nothing. A copy: on
         # JAX two variables must not share a buffer that `fit` donates.
@@ -221,6 +224,7 @@ class LossScaleOptimizer(
             The scaled loss.
         """
         self._gradients_are_scaled = True
+        self._scaled_as_keras_does = True
         return self._scaled(loss)
 
     def _scaled(self, loss):
@@ -235,10 +239,11 @@ class LossScaleOptimizer(
         Returns:
             The scaled loss, or a callable that returns it.
         """
+        self._gradients_are_scaled = True
+        self._scaled_as_keras_does = False
         if callable(loss):
-            self._gradients_are_scaled = True
-            return lambda: self.scale_loss(loss())
-        return self.scale_loss(loss)
+            return lambda: self.get_scaled_loss(loss())
+        return self._scaled(loss)
 
     def get_unscaled_gradients(self, grads):
         """Divides gradients of a scaled loss by the loss scale.
@@ -254,9 +259,11 @@ class LossScaleOptimizer(
             A new list. What was narrower than float32 is float32 now: dividing
             in float16 would lose what loss scaling saved.
         """
-        self._gradients_are_scaled = False
         inv_scale = 1.0 / self.loss_scale
-        return [None if g is None else _unscale(g, inv_scale) for g in grads]
+        unscaled = [None if g is None else _unscale(g, inv_scale) for g in grads]
+        self._gradients_are_scaled = False
+        self._scaled_as_keras_does = False
+        return unscaled
 
     def _unscaled(self, grads):
         return self.get_unscaled_gradients(grads)
@@ -363,16 +370,15 @@ class LossScaleOptimizer(
             ValueError: If no variable has a gradient.
             RuntimeError: If called in a cross-replica context.
         """
-        if scaled is None and not self._has_scaled:
-            scaled = self._takes_scaled_pairs
+        if scaled is None and self._takes_unscaled_pairs:
+            scaled = self._scaled_as_keras_does
         are_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
         return self._apply_pairs(
             grads_and_vars, name, are_reduced, scaled=scaled, update_scale=update_scale
         )
 
-    # What `apply_gradients` takes before anything was scaled or unscaled. Code for
-    # Keras 3 has scaled the loss.
-    _takes_scaled_pairs = True
+    # What `apply_gradients` means in code for tf.keras; Keras 3's trainers call it too.
+    _takes_unscaled_pairs = False
 
     def _apply_scaled(self, grads_and_vars, name):
         return self.apply_gradients(grads_and_vars, name=name, scaled=True)
@@ -428,7 +434,7 @@ class LossScaleOptimizer(
             self.apply(grads, scaled=scaled, update_scale=update_scale)
         return (
             [scope.get_current_value(v) for v in trained],
-            [scope.get_current_value(v) for v in own],
+            like(optimizer_variables, [scope.get_current_value(v) for v in own]),
         )
 
     def _step_inner_optimizer(self, grads, variables, finite, scaled):

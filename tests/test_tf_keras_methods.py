@@ -487,3 +487,45 @@ def test_minimize_is_not_misled_by_what_was_unscaled_before(scaling):
     scaling.get_gradients(lambda: ops.sum(w), [w])
     scaling.minimize(lambda: ops.sum(w), [w])
     assert values(w) == [2.5, 3.5]
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="a tape is TensorFlow's")
+def test_a_callable_may_use_what_its_tape_has_recorded(optimizer):
+    import tensorflow as tf
+
+    w = new_variable()
+    with tf.GradientTape() as tape:
+        squares = w * w
+    optimizer.minimize(lambda: tf.reduce_sum(squares) / 2, [w], tape=tape)
+    assert values(w) == [1.5, 2.0]
+
+
+@pytest.mark.skipif(BACKEND == "tensorflow", reason="TensorFlow has tapes")
+def test_a_tape_is_refused_beside_a_callable_too(optimizer):
+    w = new_variable()
+    with pytest.raises(ValueError, match="A `tape` is TensorFlow's"):
+        optimizer.minimize(lambda: ops.sum(w), [w], tape=object())
+    assert values(w) == [3.0, 4.0]
+
+
+@pytest.mark.parametrize("shape", [(3,), (2, 2), (1, 2)])
+def test_a_grad_loss_of_another_shape_is_refused(optimizer, shape):
+    w = new_variable()
+    with pytest.raises(ValueError, match="`grad_loss` must have the loss's shape"):
+        optimizer.minimize(lambda: w * w, [w], grad_loss=np.ones(shape, "float32"))
+    assert values(w) == [3.0, 4.0]
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="tf.function is TensorFlow's")
+def test_grad_loss_weights_a_loss_whose_length_is_not_known_yet(optimizer):
+    import tensorflow as tf
+
+    w = new_variable()
+    optimizer.build([w])
+
+    @tf.function(input_signature=[tf.TensorSpec([None])])
+    def step(x):
+        optimizer.minimize(lambda: w * x, [w], grad_loss=tf.ones_like(x) * 2)
+
+    step(tf.constant([0.5, 1.0]))
+    assert values(w) == [2.5, 3.0]

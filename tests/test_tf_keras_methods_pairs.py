@@ -61,14 +61,35 @@ def test_before_anything_was_scaled_the_class_decides(name, scale):
     assert values(w) == [1.5, 4.5]
 
 
-def test_after_a_loss_was_scaled_pairs_are_scaled(scaling):
+@pytest.mark.parametrize("name, scale", [("modern", SCALE), ("experimental", 1.0)])
+def test_after_a_loss_was_scaled_the_class_decides(name, scale):
+    optimizer, w = MAKERS[name](), new_variable()
+    optimizer.get_scaled_loss(1.0)
+    optimizer.apply_gradients([(grad(scale, 0.0), w)])
+    assert values(w) == [2.5, 4.0]
+    optimizer.get_scaled_loss(lambda: 1.0)
+    optimizer.apply_gradients([(grad(scale, 0.0), w)])
+    assert values(w) == [2.0, 4.0]
+
+
+def test_after_scale_loss_pairs_are_scaled_until_another_method_is_used(scaling):
+    # Keras 3's TensorFlow trainer calls these two.
     w = new_variable()
-    scaling.get_scaled_loss(1.0)
+    scaling.scale_loss(1.0)
     scaling.apply_gradients([(grad(SCALE, 0.0), w)])
     assert values(w) == [2.5, 4.0]
-    scaling.get_scaled_loss(lambda: 1.0)
-    scaling.apply_gradients([(grad(SCALE, 0.0), w)])
+    scaling.get_unscaled_gradients([None])
+    scaling.apply_gradients([(grad(1.0, 0.0), w)])
     assert values(w) == [2.0, 4.0]
+
+
+def test_what_cannot_be_unscaled_leaves_scaled_pairs_scaled(scaling):
+    w = new_variable()
+    scaling.scale_loss(1.0)
+    with pytest.raises(TypeError):
+        scaling.get_unscaled_gradients(None)
+    scaling.apply_gradients([(grad(SCALE, 0.0), w)])
+    assert values(w) == [2.5, 4.0]
 
 
 def test_after_gradients_were_unscaled_pairs_are_not_scaled(scaling):

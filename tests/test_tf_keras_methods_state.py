@@ -413,3 +413,63 @@ def test_a_tensorflow_checkpoint_holds_the_optimizer(
     step(optimizer, weights)
     tf.train.Checkpoint(**parts).restore(path).assert_existing_objects_matched()
     assert snapshot(optimizer.variables) == expected
+
+
+@pytest.mark.parametrize(
+    "count", [2.0**40, -5.0, -1, 2**70], ids=["above int32", "below", "int", "huge"]
+)
+def test_a_count_that_the_variable_cannot_hold_is_refused(weights, count):
+    optimizer = MAKERS["modern"]()
+    optimizer.build(weights)
+    values = optimizer.get_weights()
+    if count == 2.0**40 and optimizer.inner_optimizer.iterations.dtype == "int64":
+        pytest.skip("an int64 holds it, on TensorFlow")
+    with pytest.raises((TypeError, ValueError), match="Nothing was assigned"):
+        optimizer.set_weights([np.array(count), *values[1:]])
+    assert int(optimizer.iterations) == 0
+
+
+@pytest.mark.parametrize(
+    "more", [{"use_ema": True}, {"gradient_accumulation_steps": 2}]
+)
+def test_lars_with_a_schedule_takes_both_kinds_of_weights(weights, more):
+    # Without a variable for the learning rate both are equally long.
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
+    optimizer = LARS(schedule, **more)
+    optimizer.build(weights)
+    for i, v in enumerate(optimizer.variables):
+        v.assign(np.full(v.shape, i))
+    for values in (
+        [np.array(v.numpy()) for v in optimizer.variables],
+        optimizer.get_weights(),
+    ):
+        optimizer.set_weights(values)
+        for i, v in enumerate(optimizer.variables):
+            np.testing.assert_array_equal(np.array(v.numpy()), np.full(v.shape, i))
+
+
+@pytest.mark.skipif(
+    not hasattr(keras.optimizers, "MultiOptimizer"),
+    reason="Keras has a MultiOptimizer since 3.15",
+)
+def test_several_inner_optimizers_have_the_slots_of_each(weights):
+    inner = keras.optimizers.MultiOptimizer(
+        keras.optimizers.OptimizerMap(
+            adam(), {"bias": keras.optimizers.SGD(0.25, momentum=0.9)}
+        )
+    )
+    optimizer = LossScaleOptimizer(inner, initial_scale=8)
+    step(optimizer, weights)
+    kernel, bias = weights
+    assert set(optimizer.get_slot_names()) == {"m", "v", "momentum"}
+    assert optimizer.get_slot(kernel, "m").shape == (2,)
+    assert optimizer.get_slot(bias, "momentum").shape == ()
+    with pytest.raises(KeyError):
+        optimizer.get_slot(bias, "m")
+    # Three counts and three slots; no learning rate, which zeros would freeze.
+    assert len(optimizer.get_weights()) == 6
+    before = float(bias.numpy())
+    for v in optimizer.variables():
+        v.assign(np.zeros(v.shape))
+    step(optimizer, weights)
+    assert float(bias.numpy()) != before

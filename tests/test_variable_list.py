@@ -237,3 +237,27 @@ def test_fit_and_files_are_unaffected(tmp_path):
     for a, b in list(pairs)[:-1]:
         np.testing.assert_array_equal(a.numpy(), b.numpy())
     assert int(again.optimizer.iterations) == 3
+
+
+def test_a_list_that_was_shortened_can_be_copied(optimizer):
+    variables = optimizer.variables
+    called = {id(v) for v in variables()}
+    del variables[0]
+    clone = copy.copy(variables)
+    assert [id(v) for v in clone] == [id(v) for v in variables]
+    assert {id(v) for v in clone()} == called & {id(v) for v in variables}
+
+
+@pytest.mark.skipif(
+    BACKEND == "tensorflow", reason="Keras has no stateless_apply there"
+)
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_stateless_step_gives_the_kind_of_list_that_it_was_given(name):
+    optimizer, trained = MAKERS[name](), keras.Variable([1.0, 2.0])
+    optimizer.build([trained])
+    grads = [ops.ones(2)]
+    as_mapped = tree.map_structure(lambda v: v.value, optimizer.variables)
+    for own in (as_mapped, list(as_mapped)):
+        _, new = optimizer.stateless_apply(own, grads, [trained.value])
+        assert type(new) is type(own)
+        tree.assert_same_structure(own, new)

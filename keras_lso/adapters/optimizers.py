@@ -114,6 +114,13 @@ def chain(optimizer):
     return optimizers
 
 
+def members(optimizer):
+    """Returns the optimizers among which a `MultiOptimizer` shares the variables."""
+    # Keras 3.12 has none.
+    cls = getattr(keras.optimizers, "MultiOptimizer", None)
+    return list(optimizer.optimizers) if cls and isinstance(optimizer, cls) else []
+
+
 def count_by(wrapper, inner):
     """Lets a wrapper without state of its own count its inner optimizer's steps."""
     wrapper._iterations = iteration_variable(inner)

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 
-from keras_lso.adapters.optimizers import chain
+from keras_lso.adapters.optimizers import chain, members
 
 _this_replica = threading.local()
 
@@ -20,10 +20,11 @@ def reduced_gradients(optimizer, are_reduced=True):
         yield
         return
     innermost = chain(optimizer)[-1]
-    # Only Keras's TensorFlow optimizers add them up.
-    reduce = getattr(innermost, "_all_reduce_sum_gradients", None)
-    if reduce is not None and not isinstance(reduce, _ReduceUnlessReduced):
-        innermost._all_reduce_sum_gradients = _ReduceUnlessReduced(reduce)
+    for reducing in (innermost, *members(innermost)):
+        # Only Keras's TensorFlow optimizers add them up.
+        reduce = getattr(reducing, "_all_reduce_sum_gradients", None)
+        if reduce is not None and not isinstance(reduce, _ReduceUnlessReduced):
+            reducing._all_reduce_sum_gradients = _ReduceUnlessReduced(reduce)
     before = has_reduced_gradients()
     _this_replica.has_reduced = True
     try:

@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_lso.adapters.optimizers import iteration_variable
+from keras_lso.adapters.optimizers import index_of, members
 from keras_lso.adapters.variables import flat_path
 
 
@@ -18,11 +18,25 @@ def slots(optimizer):
         Dict of slot names to lists of variables, one for each variable that the
         optimizer was built for; None for a variable without that slot.
     """
+    if members(optimizer):
+        return _slots_of_members(optimizer)
     attributes = _slot_attributes(optimizer)
     if attributes is None:
         return _slots_by_name(optimizer)
     found = {name: getattr(optimizer, a, None) for name, a in attributes.items()}
     return {name: list(variables) for name, variables in found.items() if variables}
+
+
+def _slots_of_members(optimizer):
+    """Returns the slots of a `MultiOptimizer`, each variable's from its own."""
+    found: dict[str, list] = {}
+    for member in members(optimizer):
+        trained = member._trainable_variables
+        for name, column in slots(member).items():
+            whole = found.setdefault(name, [None] * len(optimizer._trainable_variables))
+            for variable, slot in zip(trained, column, strict=True):
+                whole[index_of(optimizer, variable)] = slot
+    return found
 
 
 def _slot_attributes(optimizer):
@@ -96,8 +110,13 @@ _TF_KERAS_SLOTS = {
 
 def weights(optimizer):
     """Returns the step count and the slots, as tf.keras 2.0 to 2.10 ordered them."""
-    learning_rate = getattr(optimizer, "_learning_rate", None)
-    kept = [v for v in optimizer.variables if v is not learning_rate]
-    in_order = [iteration_variable(optimizer), *_slots_in_order(optimizer)]
-    seen = {id(v) for v in in_order}
-    return in_order + [v for v in kept if id(v) not in seen]
+    rates = {
+        id(getattr(o, "_learning_rate", None)) for o in (optimizer, *members(optimizer))
+    }
+    kept = [v for v in optimizer.variables if id(v) not in rates]
+    in_order = _slots_in_order(optimizer)
+    of_slots = {id(v) for v in in_order}
+    # What Keras creates before the slots (averages, accumulators) stays before them.
+    first = next((i for i, v in enumerate(kept) if id(v) in of_slots), len(kept))
+    others = [v for v in kept[first:] if id(v) not in of_slots]
+    return kept[:first] + in_order + others

@@ -5,7 +5,9 @@
 | `measure(grads, ..., inv_scale)` | reads the gradients once: are they finite? |
 | `run_if(finite, step, grads, state)` | runs a step or leaves all as it was |
 | `fused_step(rule, ...)` | unscales, skips and updates in one pass |
-| `compute_gradients(loss_fn, variables)` | the gradients of a callable |
+| `compute_gradients(loss_fn, ...)` | the gradients of a callable |
+
+`differentiate` is the last one's twin for a tensor. The rest are helpers.
 
 `keras_lso/backend/` is the only place that imports a framework. `generic` is
 the reference in `keras.ops` that the others are tested against; the environment

@@ -119,12 +119,13 @@ def fused_step_takes(rule, variables, gradients):
     )
 
 
-def compute_gradients(loss_fn, variables, grad_loss=None):
+def compute_gradients(loss_fn, variables, grad_loss=None, tape=None):
     """See `generic.compute_gradients`.
 
     JAX differentiates by the values that the variables are to have. A list of
     variables that only `loss_fn` makes complete takes a first run.
     """
+    generic.refuse_tape(tape)
     if callable(variables):
         trained_variables(loss_fn)
         variables = variables()

@@ -282,9 +282,9 @@ _KERNELS: dict[type, Callable[..., None]] = {
 }
 
 
-def compute_gradients(loss_fn, variables, grad_loss=None):
+def compute_gradients(loss_fn, variables, grad_loss=None, tape=None):
     """See `generic.compute_gradients`."""
-    with tf.GradientTape() as tape:
+    with tape or tf.GradientTape() as tape:
         if not callable(variables):
             # It follows those that are trainable, and no others, by itself.
             tape.watch(_tf_variables(variables))
@@ -292,7 +292,7 @@ def compute_gradients(loss_fn, variables, grad_loss=None):
     if callable(variables):
         variables = variables()
     return loss, tape.gradient(
-        loss, _tf_variables(variables), generic.weights_of(loss, grad_loss)
+        loss, _tf_variables(variables), _weights_of(loss, grad_loss)
     )
 
 
@@ -302,15 +302,26 @@ def differentiate(loss, variables, transform, grad_loss=None, tape=None):
     if tape is None:
         if tf.executing_eagerly():
             raise ValueError(
-                "`tape` is required when a Tensor loss is passed: the "
-                "`tf.GradientTape` under which it was computed. Or pass a `loss` "
-                f"without arguments to be called. Received: loss={loss!r}, tape=None"
+                "`tape` is required when a Tensor loss is passed to `minimize`: the "
+                "`tf.GradientTape` under which it was computed. Without one, a tensor "
+                "can be differentiated in a `tf.function` only. Or pass a `loss` "
+                f"without arguments to be called. Received: loss={loss!r}"
             )
         loss = transform(loss)
-        return tf.gradients(loss, variables, generic.weights_of(loss, grad_loss))
+        return tf.gradients(loss, variables, _weights_of(loss, grad_loss))
     with tape:
         loss = transform(loss)
-    return tape.gradient(loss, variables, generic.weights_of(loss, grad_loss))
+    return tape.gradient(loss, variables, _weights_of(loss, grad_loss))
+
+
+def _weights_of(loss, grad_loss):
+    """See `generic.weights_of`; in a `tf.function` shapes may be unknown."""
+    if grad_loss is None:
+        return None
+    weights = tf.cast(grad_loss, loss.dtype)
+    if loss.shape.is_fully_defined() and weights.shape.is_fully_defined():
+        generic.check_shape_of_weights(loss.shape, weights.shape)
+    return tf.broadcast_to(weights, tf.shape(loss))
 
 
 def _tf_variables(variables):

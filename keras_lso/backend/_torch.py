@@ -248,8 +248,9 @@ def _is_plain(tensor):
     )
 
 
-def compute_gradients(loss_fn, variables, grad_loss=None):
+def compute_gradients(loss_fn, variables, grad_loss=None, tape=None):
     """See `generic.compute_gradients`."""
+    generic.refuse_tape(tape)
     known = () if callable(variables) else [v.value for v in variables]
     with torch.enable_grad(), _requiring_grad(known):
         loss = torch.as_tensor(loss_fn())

@@ -154,7 +154,7 @@ def run_if(finite, step, grads, state):
         v.assign(ops.where(finite, ops.convert_to_tensor(v), old))
 
 
-def compute_gradients(loss_fn, variables, grad_loss=None):
+def compute_gradients(loss_fn, variables, grad_loss=None, tape=None):
     """Returns a loss and its gradients.
 
     Args:
@@ -165,6 +165,8 @@ def compute_gradients(loss_fn, variables, grad_loss=None):
             has run.
         grad_loss: Tensor of the loss's shape, by which its elements are weighted.
             Defaults to `None`: by 1.
+        tape: A `tf.GradientTape`, which may have recorded a part of the loss already.
+            Defaults to `None`: there is none outside TensorFlow.
 
     Returns:
         A tuple of the loss and the list of gradients, of which None where the loss
@@ -195,13 +197,20 @@ def weights_of(loss, grad_loss):
     if grad_loss is None:
         return ops.ones_like(loss)
     weights = ops.cast(ops.convert_to_tensor(grad_loss), loss.dtype)
-    try:
-        return ops.broadcast_to(weights, loss.shape)
-    except (RuntimeError, TypeError, ValueError) as error:
+    check_shape_of_weights(loss.shape, weights.shape)
+    return ops.broadcast_to(weights, loss.shape)
+
+
+def check_shape_of_weights(loss_shape, shape):
+    """Refuses a `grad_loss` that cannot be broadcast to the loss's shape."""
+    loss_shape, shape = tuple(loss_shape), tuple(shape)
+    is_shorter = len(shape) <= len(loss_shape)
+    aligned = zip(reversed(shape), reversed(loss_shape), strict=False)
+    if not is_shorter or any(size not in (1, of_loss) for size, of_loss in aligned):
         raise ValueError(
-            f"Argument `grad_loss` must have the loss's shape, {tuple(loss.shape)}. "
-            f"Received one of shape {tuple(weights.shape)}."
-        ) from error
+            f"Argument `grad_loss` must have the loss's shape, {loss_shape}. "
+            f"Received one of shape {shape}."
+        )
 
 
 def _refuse_to_differentiate():

@@ -10,7 +10,7 @@ from keras_lso._optimizer_arguments import check_inner_optimizer, policy_argumen
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer as ModernOptimizer
 from keras_lso.loss_scales import DynamicLossScale, FixedLossScale, LossScale
 
-__all__ = ["LossScaleOptimizer"]
+__all__ = ["DynamicLossScale", "FixedLossScale", "LossScale", "LossScaleOptimizer"]
 
 
 @keras.saving.register_keras_serializable(
@@ -21,7 +21,7 @@ class LossScaleOptimizer(ModernOptimizer):
 
     It is `keras_lso.LossScaleOptimizer`, but for the arguments of its constructor.
     Like that of tf.keras it takes the pairs of `apply_gradients` for unscaled, unless
-    the loss was scaled by `scale_loss` or `get_scaled_loss`, or `scaled=True` says
+    the loss was scaled by `scale_loss`, as Keras 3's `fit` does, or `scaled=True` says
     otherwise.
 
     Args:
@@ -53,18 +53,19 @@ class LossScaleOptimizer(ModernOptimizer):
         https://www.tensorflow.org/versions/r2.4/api_docs/python/tf/keras/mixed_precision/experimental/LossScaleOptimizer)
     """
 
-    _takes_scaled_pairs = False
+    _takes_unscaled_pairs = True
 
     def __init__(self, optimizer, loss_scale):
         check_inner_optimizer(optimizer, "optimizer")
         policy = _policy(loss_scale)
-        super().__init__(optimizer, loss_scale=policy)
+        # First of all: where warnings are errors, nothing has happened yet.
         warnings.warn(
             "keras_lso.mixed_precision.experimental.LossScaleOptimizer is deprecated, "
             f"as it was in TensorFlow. Write instead: {_modern_call(policy)}",
             DeprecationWarning,
             stacklevel=2,
         )
+        super().__init__(optimizer, loss_scale=policy)
 
     @classmethod
     def from_config(cls, config, custom_objects=None):

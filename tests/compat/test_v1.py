@@ -448,6 +448,7 @@ def test_variables_are_the_slots_and_the_scale():
         id(v) for v in optimizer.variables
     }
     assert optimizer.get_slot_names() == ["momentum"]
+    assert optimizer.get_slot(w, "m") is None
     assert values(optimizer.get_slot(w, "momentum")) == [-0.5, -0.5]
 
 

@@ -268,3 +268,12 @@ def test_it_comes_back_from_a_file(tmp_path):
         fresh = experimental.LossScaleOptimizer.from_config(optimizer.get_config())
         fresh.apply_gradients([(ops.ones(1), w)])
         assert w.numpy().tolist() == [2.5]  # pairs are unscaled, as in tf.keras
+
+
+def test_where_warnings_are_errors_the_policy_is_still_free():
+    policy = DynamicLossScale()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(DeprecationWarning):
+            make(policy)
+    LossScaleOptimizer(sgd(), loss_scale=policy)

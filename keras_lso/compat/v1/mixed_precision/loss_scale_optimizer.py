@@ -36,7 +36,7 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
             that of `opt`.
 
     Raises:
-        ValueError: If an argument is none of these.
+        ValueError, TypeError: If an argument is none of these.
 
     Example:
 
@@ -61,7 +61,7 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
     # framework: none of the three has such a choice.
     GATE_NONE, GATE_OP, GATE_GRAPH = 0, 1, 2
 
-    _takes_scaled_pairs = False
+    _takes_unscaled_pairs = True
 
     def __init__(self, opt, loss_scale, use_locking=False, name=None):
         if not isinstance(opt, keras.optimizers.Optimizer):
@@ -85,6 +85,18 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
     def get_name(self):
         """Returns the name of the optimizer."""
         return self.name
+
+    def get_slot(self, var, slot_name):
+        """Returns the slot variable of `var`; None if there is none.
+
+        Args:
+            var: The variable that the slot belongs to.
+            slot_name: String, one of `get_slot_names()`.
+
+        Returns:
+            A variable or None.
+        """
+        return self._find_slot(var, slot_name)
 
     def compute_gradients(
         self,
