@@ -128,12 +128,10 @@ OF_LARS = set(
 
 
 def rows_below(heading):
-    """Returns the names in the first column of the table below a heading."""
+    """Returns the name in the first column of each row of the table below a heading."""
     table = GUIDE.read_text().split(f"### {heading}\n")[1].strip().split("\n\n")[0]
-    rows = [line.split("|")[1] for line in table.splitlines()[2:]]
-    return {name for row in rows for name in re.findall(r"`(\w+)`", row)} | {
-        "repr" for row in rows if "repr" in row
-    }
+    cells = [line.split("|")[1] for line in table.splitlines()[2:]]
+    return [name for cell in cells for name in re.findall(r"`(\w+)`", cell)]
 
 
 @pytest.mark.parametrize(
@@ -149,7 +147,11 @@ def rows_below(heading):
     ],
 )
 def test_the_guide_has_a_row_for_each_name_on_the_pages(heading, names):
-    assert not names - rows_below(heading)
+    rows = rows_below(heading)
+    assert not names - set(rows)
+    # One each, but that tf.keras's `loss_scale` is an argument and an attribute.
+    rows = [name for name in rows if name != "loss_scale"]
+    assert len(rows) == len(set(rows))
 
 
 @pytest.mark.parametrize(
