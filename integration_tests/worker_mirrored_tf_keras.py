@@ -9,14 +9,9 @@ import json
 import keras
 import numpy as np
 import tensorflow as tf
+from two_replicas import strategy
 
 import keras_lso
-
-cpu = tf.config.list_physical_devices("CPU")[0]
-tf.config.set_logical_device_configuration(
-    cpu, [tf.config.LogicalDeviceConfiguration()] * 2
-)
-strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
 
 SGD = keras.optimizers.SGD
 MODERN = keras_lso.LossScaleOptimizer

@@ -14,8 +14,7 @@ def split_pairs(grads_and_vars):
     is_array = backend.is_variable(grads_and_vars) or ops.is_tensor(grads_and_vars)
     if is_array or not isinstance(grads_and_vars, Iterable):
         grads_and_vars = [grads_and_vars]
-    pairs = list(grads_and_vars)
-    for pair in pairs:
+    for pair in grads_and_vars:
         is_pair = isinstance(pair, list | tuple) and len(pair) == 2
         if not is_pair or not backend.is_variable(pair[1]):
             raise TypeError(
@@ -30,9 +29,11 @@ def split_pairs(grads_and_vars):
 
 def check_some_gradient(optimizer, grads, variables):
     """Refuses gradients that are all None, unless there is nothing to train."""
+    if any(g is not None for g in grads):
+        return
     # A model whose layers are all frozen trains nothing; that is no error.
     nothing_to_train = optimizer.built and not adapters.trainable_variables(optimizer)
-    if all(g is None for g in grads) and not nothing_to_train:
+    if not nothing_to_train:
         raise ValueError(
             "No gradients provided for any variable: `grads` holds only None, for "
             f"{len(variables)} variables. Compute the gradients of a loss that "

@@ -260,11 +260,13 @@ class TFKerasMethods(keras.optimizers.Optimizer):
         return list(dict.fromkeys([*self._built_slots(), *self._added_slots]))
 
     def _find_slot(self, var, slot_name):
-        _, slot = self._added_slots.get(slot_name, {}).get(id(var), (var, None))
+        added = self._added_slots.get(slot_name, {})
+        if id(var) in added:
+            return added[id(var)][1]
         slots = self._built_slots().get(slot_name)
-        if slot is None and slots is not None and adapters.is_known(self, var):
-            return slots[adapters.index_of(self, var)]
-        return slot
+        if slots is None or not adapters.is_known(self, var):
+            return None
+        return slots[adapters.index_of(self, var)]
 
     def _built_slots(self):
         return adapters.slots(adapters.chain(self)[-1]) if self.built else {}

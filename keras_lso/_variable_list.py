@@ -36,7 +36,7 @@ class VariableList(list):
     # --- A list among nested structures: `keras.tree`, with optree and with torch ---
 
     def tree_flatten(self):
-        """Returns the items, as `optree` wants them."""
+        """Returns the items, as `optree` and `torch` want them."""
         return list(self), None
 
     @classmethod
@@ -44,9 +44,7 @@ class VariableList(list):
         """Returns a list of `children`."""
         return cls(children)
 
-    def torchtree_flatten(self):
-        """Returns the items, as `torch` wants them."""
-        return list(self), None
+    torchtree_flatten = tree_flatten
 
     @classmethod
     def torchtree_unflatten(cls, children, metadata):

@@ -518,6 +518,13 @@ class LossScaleOptimizer(
         inner, arguments = cls._read_config(config, custom_objects)
         return cls(inner, **arguments)
 
+    @classmethod
+    def _with_arguments(cls, inner, arguments):
+        """Makes one past the constructor of a subclass, which takes other arguments."""
+        optimizer = cls.__new__(cls)
+        LossScaleOptimizer.__init__(optimizer, inner, **arguments)
+        return optimizer
+
     @staticmethod
     def _read_config(config, custom_objects):
         """Returns the inner optimizer and the constructor's other arguments."""

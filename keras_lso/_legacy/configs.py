@@ -77,10 +77,11 @@ def _adopt(config, custom_objects):
     if not isinstance(config, dict):
         return config
     config = {key: _adopt(value, custom_objects) for key, value in config.items()}
+    if not isinstance(config.get("config"), dict):
+        return config
     # TensorFlow 2.11 to 2.15 put this before the names of its own optimizers.
     name = str(config.get("class_name")).removeprefix("Custom>")
-    is_users = keras.saving.get_registered_object(name, custom_objects) is not None
-    if not isinstance(config.get("config"), dict) or is_users:
+    if keras.saving.get_registered_object(name, custom_objects) is not None:
         return config
     package = str(config.get("module") or "").split(".")[0]
     if name.lower() in _LOSS_SCALE_OPTIMIZERS and package in ("", "keras", "tf_keras"):

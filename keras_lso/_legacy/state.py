@@ -261,7 +261,7 @@ def _check(slot, trainable, variable, name, value):
             f"The {where} has shape {tuple(variable.shape)}, but that of {source} "
             f"has shape {value.shape}."
         )
-    dtype = keras.backend.standardize_dtype(variable.dtype)
+    dtype = _dtype(variable)
     if value.dtype.name != dtype and dtype not in _WIDER.get(value.dtype.name, ()):
         raise ValueError(
             f"The {where} has dtype {dtype}, which does not hold the "

@@ -69,8 +69,8 @@ def _slots_by_name(optimizer):
     """Returns those slots that are called `<path of the variable>_<slot>`."""
     trained = optimizer._trainable_variables
     found: dict[str, list] = {}
+    prefixes = [flat_path(v) + "_" for v in trained]
     for slot in optimizer.variables:
-        prefixes = [flat_path(v) + "_" for v in trained]
         # The longest: `w_1_momentum` is the slot of `w_1`, not of `w`.
         prefix = max(filter(slot.name.startswith, prefixes), key=len, default=None)
         if prefix is None:

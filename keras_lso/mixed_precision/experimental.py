@@ -72,10 +72,8 @@ class LossScaleOptimizer(ModernOptimizer):
         inner, arguments = cls._read_config(config, custom_objects)
         if "loss_scale" in arguments:
             _policy(arguments["loss_scale"])
-        optimizer = cls.__new__(cls)
         # Without the warning: a file is no code that somebody could change.
-        ModernOptimizer.__init__(optimizer, inner, **arguments)
-        return optimizer
+        return cls._with_arguments(inner, arguments)
 
 
 def _policy(loss_scale):

@@ -227,8 +227,7 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
     def from_config(cls, config, custom_objects=None):
         inner, arguments = cls._read_config(config, custom_objects)
         use_locking = arguments.pop("use_locking", False)
-        optimizer = cls.__new__(cls)
-        LossScaleOptimizer.__init__(optimizer, inner, **arguments)
+        optimizer = cls._with_arguments(inner, arguments)
         optimizer.use_locking = use_locking
         return optimizer
 
