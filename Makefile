@@ -6,6 +6,8 @@ PYTHON ?= $(shell python3.11 --version >/dev/null 2>&1 && echo python3.11 || ech
 BACKENDS := tensorflow jax torch
 TESTS := $(addprefix test-,$(BACKENDS))
 PYTEST_ARGS ?=
+# A suite keeps one core busy, whatever its backend.
+AT_ONCE ?= 2
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -14,7 +16,6 @@ LOGS := build/test-logs
 export TF_CPP_MIN_LOG_LEVEL := 3
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.NOTPARALLEL:
 .PHONY: help setup demo large-batch test $(TESTS) lint format bench clean
 
 help: ## list the targets
@@ -43,7 +44,7 @@ large-batch: $(INSTALLED) ## compare LARS with SGD at growing batch sizes
 test: $(INSTALLED) ## lint, then the whole suite under every backend
 	@rm -rf $(LOGS); lint=failed; status=0; \
 	$(MAKE) --no-print-directory lint && lint=passed || status=1; \
-	$(MAKE) --no-print-directory --keep-going $(TESTS) || status=1; \
+	$(MAKE) --no-print-directory --keep-going -j$(AT_ONCE) $(TESTS) || status=1; \
 	printf '\n%-12s%s\n' lint $$lint; \
 	for backend in $(BACKENDS); do \
 	    counts=$$(grep -E '(passed|failed|skipped|error|ran).* in [0-9.]+s' \
@@ -55,7 +56,8 @@ test: $(INSTALLED) ## lint, then the whole suite under every backend
 $(TESTS): test-%: $(INSTALLED) ## the suite and the doctests under one backend
 	@mkdir -p $(LOGS)
 	@set -o pipefail; KERAS_BACKEND=$* $(BIN)/python -m pytest --doctest-modules \
-	    $(wildcard keras_lso tests integration_tests) $(PYTEST_ARGS) 2>&1 | tee $(LOGS)/$*.txt
+	    $(wildcard keras_lso tests integration_tests) $(PYTEST_ARGS) 2>&1 | \
+	    tee $(LOGS)/$*.txt | awk '{ print "$* | " $$0; fflush() }'
 
 lint: $(INSTALLED) ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff check .
