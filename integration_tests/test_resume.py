@@ -20,7 +20,7 @@ from keras import layers
 
 import keras_lso
 from keras_lso import LossScaleOptimizer
-from keras_lso.loss_scales import DynamicLossScale
+from keras_lso.loss_scales import DynamicLossScale, LogMaxLossScale
 
 BATCHES = 4
 
@@ -123,6 +123,10 @@ RUNS = {
     ),
     "EMA": lambda: LossScaleOptimizer(
         momentum_sgd(use_ema=True, ema_momentum=0.5, ema_overwrite_frequency=4)
+    ),
+    # Its averages are in the middle of things.
+    "LogMax": lambda: LossScaleOptimizer(
+        momentum_sgd(), loss_scale=LogMaxLossScale(beta1=0.5, beta2=0.75)
     ),
 }
 

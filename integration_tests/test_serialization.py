@@ -22,7 +22,7 @@ from keras import layers, ops
 
 import keras_lso
 from keras_lso import LossScaleOptimizer
-from keras_lso.loss_scales import DynamicLossScale, LossScale
+from keras_lso.loss_scales import DynamicLossScale, LogMaxLossScale, LossScale
 
 INNER_CLASSES = sorted(
     name
@@ -94,6 +94,9 @@ POLICIES = {
             2.0**10, 3, hysteresis=3, consecutive_hysteresis=True
         )
     },
+    "LogMax": lambda: {
+        "loss_scale": LogMaxLossScale(0.5, 2.0**12, beta2=0.9, original_overflow=True)
+    },
     "user's own": lambda: {"loss_scale": CountingLossScale(2.0**10, min_scale=16.0)},
 }
 every_policy = pytest.mark.parametrize("policy", POLICIES)
@@ -134,7 +137,8 @@ def scales_after(optimizer, steps):
     optimizer.build([keras.Variable([1.0])])
     scales = []
     for step in steps:
-        optimizer.loss_scale_policy.step(step == "f")
+        # The largest gradient, for policies that ask for it.
+        optimizer.loss_scale_policy.step(step == "f", ops.ones(()))
         scales.append(float(optimizer.loss_scale))
     return scales
 

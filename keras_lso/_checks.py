@@ -49,12 +49,13 @@ def check_scale(argument, value):
     return float(value)
 
 
-def check_bounds(min_scale, max_scale, **initial):
+def check_bounds(min_scale, max_scale, names=("min_scale", "max_scale"), **initial):
     """Refuses bounds that cross, or that exclude the initial scale."""
     if min_scale > max_scale:
+        low, high = names
         raise ValueError(
-            "`min_scale` must not be above `max_scale`. "
-            f"Received: min_scale={min_scale}, max_scale={max_scale}"
+            f"`{low}` must not be above `{high}`. "
+            f"Received: {low}={min_scale}, {high}={max_scale}"
         )
     for name, value in initial.items():
         if not min_scale <= value <= max_scale:

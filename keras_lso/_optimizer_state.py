@@ -6,7 +6,7 @@ import numpy as np
 from keras import ops
 
 from keras_lso import adapters, loss_scales
-from keras_lso._checks import check_state
+from keras_lso._checks import check_positive_int, check_state
 from keras_lso._tf_keras_methods import TFKerasMethods
 from keras_lso._variable_list import VariableList
 
@@ -21,7 +21,9 @@ class OptimizerState(TFKerasMethods):
     - `step_counter` and `dynamic_scale`, of the loss-scale policy;
     - those of the inner optimizer;
     - what else the policy keeps, and the float32 master weights, if any;
-    - `consecutive_skips`, which is not saved: how many steps in a row were
+    - `amax_since_update`, for a policy that asks for it, which is not saved: the
+      largest magnitude among the gradients since the scale was last updated;
+    - `consecutive_skips`, which is not saved either: how many steps in a row were
       skipped, how many of those at the lowest scale, and how many since the scale
       was last updated.
 
@@ -31,14 +33,22 @@ class OptimizerState(TFKerasMethods):
 
     built: bool
 
-    def _build_skip_counter(self):
-        self._consecutive_skips = self.add_variable(
-            shape=(3,),
-            dtype="int",
+    def _build_counters(self):
+        self._unsaved_variables = []
+        if self.loss_scale_policy.needs_amax:
+            self._amax_since_update = self._add_counter("amax_since_update", "float32")
+        self._consecutive_skips = self._add_counter("consecutive_skips", "int", (3,))
+
+    def _add_counter(self, name, dtype, shape=()):
+        counter = self.add_variable(
+            shape=shape,
+            dtype=dtype,
             initializer="zeros",
             aggregation="only_first_replica",
-            name="consecutive_skips",
+            name=name,
         )
+        self._unsaved_variables.append(counter)
+        return counter
 
     def _count_step(self, finite, update_scale):
         """Counts an attempted step; to be called before the scale moves.
@@ -64,6 +74,12 @@ class OptimizerState(TFKerasMethods):
             )
         )
         return ops.equal(since_update, 0)
+
+    def _count_amax(self, amax, update_scale):
+        """Returns the largest magnitude since the scale was last updated."""
+        amax = ops.maximum(amax, ops.convert_to_tensor(self._amax_since_update))
+        self._amax_since_update.assign(ops.zeros_like(amax) if update_scale else amax)
+        return amax
 
     # --- What a user asks ---------------------------------------------------
 
@@ -131,7 +147,7 @@ class OptimizerState(TFKerasMethods):
         Raises:
             FloatingPointError: If that many steps were skipped.
         """
-        patience = loss_scales.check_positive_int("patience", patience)
+        patience = check_positive_int("patience", patience)
         if not self.built:
             return
         skips = int(ops.convert_to_numpy(self._consecutive_skips)[1])
@@ -156,9 +172,9 @@ class OptimizerState(TFKerasMethods):
 
         A list; called, `variables()`, it gives those that tf.keras's method gave.
         """
-        skip_counter = [self._consecutive_skips] if self.built else []
+        unsaved = self._unsaved_variables if self.built else []
         return VariableList(
-            self._saved_variables + skip_counter, called=self._called_variables
+            [*self._saved_variables, *unsaved], called=self._called_variables
         )
 
     @property
@@ -232,7 +248,8 @@ class OptimizerState(TFKerasMethods):
         self._attempted_steps.assign(0)
         if self.built:
             self.loss_scale_policy.reset()
-            self._consecutive_skips.assign([0, 0, 0])
+            for variable in self._unsaved_variables:
+                variable.assign(ops.zeros(variable.shape, variable.dtype))
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
         if self.built:

@@ -1,5 +1,7 @@
 """`LossScaleOptimizer`: the guard around an inner optimizer."""
 
+import contextlib
+
 import keras
 from keras import ops
 
@@ -187,7 +189,7 @@ class LossScaleOptimizer(
         adapters.check_known(inner, masters.trained)
         self._masters = masters
         self.loss_scale_policy.build(self.add_variable)
-        self._build_skip_counter()
+        self._build_counters()
         adapters.remember_trainable_variables(self, variables)
         self.built = True
 
@@ -333,10 +335,10 @@ class LossScaleOptimizer(
                 grads, variables, found.finite, self._are_scaled(scaled)
             )
         all_finite = self._count_step(found.finite, update_scale)
+        amax = None
+        if policy.needs_amax:
+            amax = self._count_amax(found.amax * inv_scale, update_scale)
         if update_scale:
-            amax = found.amax
-            if amax is not None:
-                amax = amax * inv_scale
             policy.step(all_finite, amax)
 
     def apply_gradients(
@@ -486,6 +488,21 @@ class LossScaleOptimizer(
         if self._masters.variables:
             var_list = self._trained(var_list)
         self.inner_optimizer.finalize_variable_values(var_list)
+        self._masters.write()
+
+    @contextlib.contextmanager
+    def masters_in_step(self):
+        """Lets what is assigned to the variables that are trained reach the model's.
+
+        For who changes what the inner optimizer trains, as
+        `keras_lso.callbacks.SwapEMAWeights` does: where those are float32 masters,
+        they are rounded into the model's variables afterwards.
+        """
+        if not self.built:
+            yield
+            return
+        self._masters.read()
+        yield
         self._masters.write()
 
     # --- Serialization ------------------------------------------------------

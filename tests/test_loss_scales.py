@@ -13,7 +13,12 @@ from keras import ops
 
 import keras_lso
 from keras_lso import loss_scales
-from keras_lso.loss_scales import DynamicLossScale, FixedLossScale, LossScale
+from keras_lso.loss_scales import (
+    DynamicLossScale,
+    FixedLossScale,
+    LogMaxLossScale,
+    LossScale,
+)
 
 PATTERNS = st.lists(st.booleans(), min_size=1, max_size=24)
 
@@ -309,6 +314,16 @@ POLICIES = {
         hysteresis=3,
         consecutive_hysteresis=True,
     ),
+    "log max": lambda: LogMaxLossScale(),
+    "log max in full": lambda: LogMaxLossScale(
+        scale_min=0.5,
+        scale_max=4096.0,
+        log_max=15.0,
+        beta1=0.9,
+        beta2=0.95,
+        overflow_std_dev=2.0,
+        original_overflow=True,
+    ),
     "custom": lambda: CountingOverflows(target=5.0, max_scale=99.0),
 }
 
@@ -342,8 +357,8 @@ def test_get_reads_the_config_dict_of_a_policy(policy):
 
 
 def test_the_representation_of_a_policy_is_code_that_makes_it(policy):
-    names = {cls.__name__: cls for cls in (FixedLossScale, DynamicLossScale)}
-    names["CountingOverflows"] = CountingOverflows
+    classes = FixedLossScale, DynamicLossScale, LogMaxLossScale, CountingOverflows
+    names = {cls.__name__: cls for cls in classes}
     twin = eval(repr(policy), names)
     assert type(twin) is type(policy)
     assert plain_attributes(twin) == plain_attributes(policy)
@@ -524,12 +539,37 @@ def test_a_custom_policy_is_told_the_largest_unscaled_gradient(
     np.testing.assert_array_equal(variables[0].numpy(), [-1.0, 4.0])
 
 
+def test_a_custom_policy_is_told_the_largest_of_several_losses(
+    with_custom_policy, compiled
+):
+    optimizer, [weight, _] = with_custom_policy
+
+    def apply(grads, update_scale):
+        optimizer.apply([grads], [weight], scaled=False, update_scale=update_scale)
+
+    first = compiled(lambda g: apply(g, False), [weight, *optimizer.variables])
+    last = compiled(lambda g: apply(g, True), [weight, *optimizer.variables])
+    for step, gradient, scale in [
+        (first, 16.0, 8.0),
+        (first, 2.0, 8.0),
+        (last, 4.0, 64.0 / 16.0),
+        # What came before an update is forgotten.
+        (last, 4.0, 64.0 / 4.0),
+        (first, np.nan, 64.0 / 4.0),
+        (last, 4.0, 64.0 / 8.0),
+        (last, 4.0, 64.0 / 4.0),
+    ]:
+        step(ops.convert_to_tensor(np.float32([gradient, 1.0])))
+        assert float(optimizer.loss_scale) == scale
+
+
 def test_the_state_of_a_custom_policy_follows_that_of_the_inner_optimizer(
     with_custom_policy,
 ):
     optimizer, _ = with_custom_policy
     policy, inner = optimizer.loss_scale_policy, optimizer.inner_optimizer
-    assert [id(v) for v in optimizer.variables[2:-1]] == [
+    # The last two are not saved.
+    assert [id(v) for v in optimizer.variables[2:-2]] == [
         id(v)
         for v in [policy.step_counter, policy.scale, *inner.variables, policy.overflows]
     ]

@@ -1,0 +1,164 @@
+"""`DynamicLossScale`: a loss scale that is as high as the gradients allow."""
+
+import keras
+from keras import ops
+
+from keras_lso._checks import check_bool, check_factor, check_positive_int
+from keras_lso.loss_scales.loss_scale import (
+    DEFAULT_MAX_SCALE,
+    DEFAULT_MIN_SCALE,
+    LossScale,
+    float32,
+)
+
+DEFAULT_INITIAL_SCALE = 2.0**15
+DEFAULT_GROWTH_STEPS = 2000
+
+
+@keras.saving.register_keras_serializable("keras_lso", name="DynamicLossScale")
+class DynamicLossScale(LossScale):
+    """A loss scale that is as high as the gradients allow.
+
+    ```python
+    if finite:
+        good_steps += 1
+        if good_steps == increment_period:
+            scale, good_steps = min(scale * growth_factor, max_scale), 0
+    else:
+        scale, good_steps = max(scale * backoff_factor, min_scale), 0
+    ```
+
+    With `hysteresis=n` the scale drops at the n-th overflow and at each one
+    after it, until the scale has grown once, which refills the budget
+    (`consecutive_hysteresis=True`: every good step refills it). This is what
+    DeepSpeed and Megatron-LM do.
+
+    Args:
+        initial_loss_scale: Float. The scale of the first step. Defaults to
+            `2**15`.
+        increment_period: Int. Number of finite steps after which the scale
+            grows. Defaults to `2000`.
+        multiplier: Float above 1. The factor of growth, and its inverse that of
+            backoff. Defaults to `2.0`.
+        growth_factor: Float above 1. Defaults to `multiplier`.
+        backoff_factor: Float between 0 and 1. Defaults to `1 / multiplier`.
+        min_scale: Float. The scale never falls below it. Defaults to `2**-14`.
+        max_scale: Float. The scale never rises above it. Defaults to `2**24`.
+        hysteresis: Int. The number of overflows at which the scale first drops.
+            Defaults to `1`: at once.
+        consecutive_hysteresis: Bool. Whether every good step refills the budget
+            of overflows. Defaults to `False`: growth does.
+
+    Example:
+
+    >>> import keras_lso
+    >>> policy = keras_lso.loss_scales.DynamicLossScale(1024, increment_period=2)
+    >>> policy.build()
+    >>> scales = []
+    >>> for finite in [True, True, True, False]:
+    ...     policy.step(finite)
+    ...     scales.append(float(policy()))
+    >>> scales
+    [1024.0, 2048.0, 2048.0, 1024.0]
+
+    Reference:
+
+    - [Micikevicius et al., 2018, Mixed Precision Training](
+        https://arxiv.org/abs/1710.03740)
+    """
+
+    def __init__(
+        self,
+        initial_loss_scale=DEFAULT_INITIAL_SCALE,
+        increment_period=DEFAULT_GROWTH_STEPS,
+        multiplier=2.0,
+        growth_factor=None,
+        backoff_factor=None,
+        min_scale=DEFAULT_MIN_SCALE,
+        max_scale=DEFAULT_MAX_SCALE,
+        hysteresis=1,
+        consecutive_hysteresis=False,
+    ):
+        super().__init__(initial_loss_scale, min_scale, max_scale)
+        self.increment_period = check_positive_int("increment_period", increment_period)
+        self.multiplier = check_factor("multiplier", multiplier, above=1.0)
+        self.growth_factor = check_factor(
+            "growth_factor",
+            self.multiplier if growth_factor is None else growth_factor,
+            above=1.0,
+        )
+        self.backoff_factor = check_factor(
+            "backoff_factor",
+            1.0 / self.multiplier if backoff_factor is None else backoff_factor,
+            above=0.0,
+            below=1.0,
+        )
+        self.hysteresis = check_positive_int("hysteresis", hysteresis)
+        self.consecutive_hysteresis = check_bool(
+            "consecutive_hysteresis", consecutive_hysteresis
+        )
+
+    def build(self, add_variable=None):
+        if self.built:
+            return
+        super().build(add_variable)
+        if self.hysteresis > 1:
+            self.overflows_left = self.add_variable(
+                "overflows_left", self.hysteresis, dtype="int"
+            )
+
+    def step(self, finite, amax=None):
+        finite = ops.convert_to_tensor(finite, dtype="bool")
+        good_steps = ops.convert_to_tensor(self.step_counter) + 1
+        # The counter is an int32 on most backends.
+        period = min(self.increment_period, 2**31 - 1)
+        grows = ops.logical_and(finite, good_steps >= period)
+        overflows = ops.logical_not(finite)
+        drops = self._spend_overflow(overflows, finite, grows)
+        factor = ops.where(
+            grows,
+            float32(self.growth_factor),
+            ops.where(drops, float32(self.backoff_factor), float32(1.0)),
+        )
+        restarts = ops.logical_or(grows, overflows)
+        self.assign_scale(self.value * factor)
+        self.step_counter.assign(
+            ops.where(restarts, ops.zeros_like(good_steps), good_steps)
+        )
+
+    def _spend_overflow(self, overflows, finite, grows):
+        """Takes an overflow off the budget; returns whether the scale drops."""
+        if self.hysteresis == 1:
+            return overflows
+        left = ops.convert_to_tensor(self.overflows_left)
+        left = ops.maximum(left - ops.cast(overflows, left.dtype), 0)
+        drops = ops.logical_and(overflows, left <= 0)
+        refills = finite if self.consecutive_hysteresis else grows
+        self.overflows_left.assign(ops.where(refills, self.hysteresis, left))
+        return drops
+
+    def restore(self):
+        super().restore()
+        counters = [(self.step_counter, 0, self.increment_period - 1)]
+        if self.hysteresis > 1:
+            counters.append((self.overflows_left, 0, self.hysteresis))
+        for counter, low, high in counters:
+            counter.assign(min(max(int(ops.convert_to_numpy(counter)), low), high))
+
+    def get_config(self):
+        bounds = super().get_config()
+        config = {
+            "initial_loss_scale": bounds.pop("initial_loss_scale"),
+            "increment_period": self.increment_period,
+            "multiplier": self.multiplier,
+            **bounds,
+        }
+        if self.growth_factor != self.multiplier:
+            config["growth_factor"] = self.growth_factor
+        if self.backoff_factor != 1.0 / self.multiplier:
+            config["backoff_factor"] = self.backoff_factor
+        if self.hysteresis != 1:
+            config["hysteresis"] = self.hysteresis
+        if self.consecutive_hysteresis:
+            config["consecutive_hysteresis"] = True
+        return config

@@ -1,0 +1,36 @@
+"""`FixedLossScale`: a loss scale that never changes."""
+
+import keras
+
+from keras_lso._checks import check_scale
+from keras_lso.loss_scales.loss_scale import LossScale
+
+
+@keras.saving.register_keras_serializable("keras_lso", name="FixedLossScale")
+class FixedLossScale(LossScale):
+    """A loss scale that never changes.
+
+    Steps whose gradients are not finite are skipped all the same, so an
+    overflow never reaches a weight. (In tf.keras and TF1 it does.)
+
+    Args:
+        loss_scale_value: Float. The loss scale, positive and finite in float32.
+
+    Example:
+
+    >>> import keras_lso
+    >>> policy = keras_lso.loss_scales.FixedLossScale(1024)
+    >>> float(policy())
+    1024.0
+    """
+
+    def __init__(self, loss_scale_value):
+        value = check_scale("loss_scale_value", loss_scale_value)
+        super().__init__(value, min_scale=value, max_scale=value)
+        self.loss_scale_value = value
+
+    def step(self, finite, amax=None):
+        """Leaves the scale as it is."""
+
+    def get_config(self):
+        return {"loss_scale_value": self.loss_scale_value}

@@ -1,0 +1,211 @@
+"""`LogMaxLossScale`: a loss scale from a model of the largest gradient."""
+
+import math
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_lso._checks import (
+    check_bool,
+    check_bounds,
+    check_factor,
+    check_rate,
+    check_real,
+    check_scale,
+)
+from keras_lso.loss_scales.loss_scale import LossScale, float32
+
+# Float16 ends just below 2**16.
+_LOG_LIMIT = 16.0
+_SMALLEST_NORMAL = float(np.finfo("float32").tiny)
+
+
+@keras.saving.register_keras_serializable("keras_lso", name="LogMaxLossScale")
+class LogMaxLossScale(LossScale):
+    """A loss scale from a model of the gradients' largest magnitude.
+
+    The logarithm of the largest magnitude is taken for normally distributed. Its
+    mean and its spread are followed step by step, and the scale is as high as it
+    can be if `2**16`, where float16 ends, is to lie `overflow_std_dev` standard
+    deviations above the mean. So it need not overflow to find out how high it may
+    be.
+
+    ```python
+    x = log2(amax) if finite else log_max       # amax: of the unscaled gradients
+    mean = average(x, beta1)
+    sigma = sqrt(average(x**2, beta2) - average(x, beta2) ** 2)
+    scale = 2 ** (16 - (mean + overflow_std_dev * sigma))
+    scale = min(max(scale, scale_min), scale_max)
+    ```
+
+    `average` is the moving average with bias correction, as in Adam. Before the
+    first step the scale is 1. A step whose gradients are all zero has no logarithm
+    and leaves the state as it is.
+
+    OpenSeq2Seq, which this comes from, takes `2**log_max` for the `x` of an overflow,
+    where the logarithm belongs: a magnitude of `2**65536`. One overflow then keeps the
+    scale at its lowest for thousands of steps. `original_overflow=True` does that.
+
+    The scale is no power of two in general, so scaling and unscaling round the
+    gradients, by 1e-7 at most. The scale never falls below 1 unless you say so:
+    gradients above `2**16` need a lower `scale_min`.
+
+    Args:
+        scale_min: Float. The scale never falls below it. Defaults to `1.0`.
+        scale_max: Float. The scale never rises above it. Defaults to `2**14`.
+        log_max: Float. The logarithm (base 2) that stands for the largest magnitude
+            of a step that overflows. Defaults to `16.0`.
+        beta1: Float between 0 and 1. The decay of the mean. Defaults to `0.99`.
+        beta2: Float between 0 and 1. The decay of the averages behind the spread.
+            Defaults to `0.999`.
+        overflow_std_dev: Float of zero or more. How many standard deviations above
+            the mean float16 is to end. Defaults to `3.09`: a thousandth of the steps
+            overflow, if the distribution is normal.
+        original_overflow: Bool. Whether an overflow counts as OpenSeq2Seq counts it.
+            Defaults to `False`.
+
+    Raises:
+        ValueError, TypeError: If an argument is none of these.
+
+    Example:
+
+    >>> import keras_lso
+    >>> policy = keras_lso.loss_scales.LogMaxLossScale()
+    >>> policy.build()
+    >>> scales = [float(policy())]
+    >>> for amax in [64.0, 64.0, 128.0]:
+    ...     policy.step(finite=True, amax=keras.ops.array(amax))
+    ...     scales.append(float(policy()))
+    >>> [round(scale, 1) for scale in scales]
+    [1.0, 1024.0, 1024.0, 295.4]
+
+    Reference:
+
+    - [OpenSeq2Seq, Mixed Precision Training](
+        https://nvidia.github.io/OpenSeq2Seq/html/mixed-precision.html)
+    """
+
+    needs_amax = True
+
+    def __init__(
+        self,
+        scale_min=1.0,
+        scale_max=2.0**14,
+        log_max=16.0,
+        beta1=0.99,
+        beta2=0.999,
+        overflow_std_dev=3.09,
+        original_overflow=False,
+    ):
+        scale_min = check_scale("scale_min", scale_min)
+        scale_max = check_scale("scale_max", scale_max)
+        check_bounds(scale_min, scale_max, ("scale_min", "scale_max"))
+        # 1.0 where the bounds allow it.
+        initial = min(max(1.0, scale_min), scale_max)
+        super().__init__(initial, scale_min, scale_max)
+        self.log_max = check_real("log_max", log_max)
+        self.beta1 = check_factor("beta1", beta1, above=0.0, below=1.0)
+        self.beta2 = check_factor("beta2", beta2, above=0.0, below=1.0)
+        self.overflow_std_dev = check_rate("overflow_std_dev", overflow_std_dev)
+        self.original_overflow = check_bool("original_overflow", original_overflow)
+
+    def build(self, add_variable=None):
+        if self.built:
+            return
+        super().build(add_variable)
+        self.mean = self.add_variable("log_max_mean", 0.0)
+        self.slow_mean = self.add_variable("log_max_slow_mean", 0.0)
+        self.variance = self.add_variable("log_max_variance", 0.0)
+
+    @property
+    def scale_min(self):
+        """The lowest scale, which other policies call `min_scale`."""
+        return self.min_scale
+
+    @property
+    def scale_max(self):
+        """The highest scale, which other policies call `max_scale`."""
+        return self.max_scale
+
+    def step(self, finite, amax=None):
+        """Moves the scale after a step.
+
+        Args:
+            finite: Boolean scalar (tensor). Whether every gradient was finite.
+            amax: Float32 scalar tensor. The largest magnitude among the unscaled
+                gradients; of no meaning if they are not finite.
+        """
+        if amax is None:
+            raise ValueError(
+                "LogMaxLossScale follows the largest magnitude of the gradients. Call "
+                "`step(finite, amax)`, or let `update(gradients)` find both. Received: "
+                "amax=None"
+            )
+        finite = ops.convert_to_tensor(finite, dtype="bool")
+        amax = float32(amax)
+        observed = ops.logical_or(ops.logical_not(finite), amax > 0)
+        overflow = 2.0**self.log_max if self.original_overflow else self.log_max
+        # Both branches of a `where` are computed: no logarithm of zero or NaN.
+        magnitude = ops.where(ops.logical_and(finite, observed), amax, float32(1))
+        magnitude = ops.maximum(magnitude, float32(_SMALLEST_NORMAL))
+        x = ops.where(finite, ops.log2(magnitude), float32(overflow))
+
+        count = ops.convert_to_tensor(self.step_counter) + 1
+        mean = _moved(self.mean, x, _share(self.beta1, count))
+        # The spread about a moving mean is E[x**2] - E[x]**2, without its cancellation.
+        share = _share(self.beta2, count)
+        away = ops.square(x - ops.convert_to_tensor(self.slow_mean))
+        variance = ops.convert_to_tensor(self.variance)
+        variance = (1 - share) * (variance + share * away)
+        slow_mean = _moved(self.slow_mean, x, share)
+
+        cutoff = mean + self.overflow_std_dev * ops.sqrt(variance)
+        scale = ops.power(float32(2), _LOG_LIMIT - cutoff)
+        self.assign_scale(ops.where(observed, scale, self.value))
+        for variable, new in (
+            (self.step_counter, count),
+            (self.mean, mean),
+            (self.slow_mean, slow_mean),
+            (self.variance, variance),
+        ):
+            variable.assign(ops.where(observed, new, ops.convert_to_tensor(variable)))
+
+    def restore(self):
+        super().restore()
+        state = [self.step_counter, self.mean, self.slow_mean, self.variance]
+        values = [float(ops.convert_to_numpy(v)) for v in state]
+        count, variance = values[0], values[-1]
+        if count < 0 or variance < 0 or not all(map(math.isfinite, values)):
+            for variable in state:
+                variable.assign(0)
+
+    def get_config(self):
+        config = {
+            "scale_min": self.min_scale,
+            "scale_max": self.max_scale,
+            "log_max": self.log_max,
+            "beta1": self.beta1,
+            "beta2": self.beta2,
+            "overflow_std_dev": self.overflow_std_dev,
+        }
+        if self.original_overflow:
+            config["original_overflow"] = True
+        return config
+
+
+def _share(beta, count):
+    """Returns the weight of the last of `count` values in their moving average.
+
+    `(1 - beta) / (1 - beta**count)`: what Adam's bias correction comes to. It is 1 for
+    the first value, so that the average needs no correction afterwards.
+    """
+    # In float32 `1 - beta**count` would keep three digits at the first steps.
+    corrected = -ops.expm1(ops.cast(count, "float32") * math.log(beta))
+    # Not above 1 by rounding: variances would be negative.
+    return ops.minimum((1 - beta) / corrected, float32(1))
+
+
+def _moved(average, x, share):
+    average = ops.convert_to_tensor(average)
+    return average + share * (x - average)

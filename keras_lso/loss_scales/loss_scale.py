@@ -1,0 +1,227 @@
+"""`LossScale`: what every loss-scale policy is and has.
+
+A policy is a pure state machine. Its variables move by `ops.where` alone, with
+no Python branch on a tensor and no host read, so the same lines run under
+`jax.jit`, in a `tf.function`, and in eager PyTorch without a synchronisation.
+"""
+
+import math
+
+import keras
+from keras import ops
+
+from keras_lso import backend
+from keras_lso._checks import check_bounds, check_scale
+
+DEFAULT_MIN_SCALE = 2.0**-14
+DEFAULT_MAX_SCALE = 2.0**24
+
+
+class LossScale:
+    """Base class of the loss-scale policies.
+
+    A policy holds the current loss scale and says how it moves after each
+    step. Subclass it to write your own: override `step`, and `build` if the
+    policy needs state besides the scale and one counter.
+
+    A policy belongs to one `LossScaleOptimizer`, which creates, saves and loads
+    its variables.
+
+    Args:
+        initial_loss_scale: Float. The scale of the first step, positive and
+            finite in float32.
+        min_scale: Float. The scale never falls below it. Defaults to `2**-14`.
+        max_scale: Float. The scale never rises above it. Defaults to `2**24`.
+
+    Example:
+
+    >>> import keras_lso
+    >>> class Halving(keras_lso.loss_scales.LossScale):
+    ...     "Halves at every overflow and never grows."
+    ...     def step(self, finite, amax=None):
+    ...         self.assign_scale(ops.where(finite, self.value, self.value / 2))
+    >>> policy = Halving(initial_loss_scale=1024)
+    >>> policy.build()
+    >>> policy.step(finite=False)
+    >>> float(policy())
+    512.0
+    """
+
+    needs_amax = False
+    """Whether `step` wants the largest magnitude of the unscaled gradients."""
+
+    def __init__(
+        self,
+        initial_loss_scale,
+        min_scale=DEFAULT_MIN_SCALE,
+        max_scale=DEFAULT_MAX_SCALE,
+    ):
+        self.initial_loss_scale = check_scale("initial_loss_scale", initial_loss_scale)
+        self.min_scale = check_scale("min_scale", min_scale)
+        self.max_scale = check_scale("max_scale", max_scale)
+        check_bounds(
+            self.min_scale,
+            self.max_scale,
+            initial_loss_scale=self.initial_loss_scale,
+        )
+        self.built = False
+        self._owner = None
+
+    def build(self, add_variable=None):
+        """Creates the policy's variables: `step_counter` and `scale`.
+
+        Args:
+            add_variable: Callable with the arguments of
+                `keras.Optimizer.add_variable`. The optimizer that owns the
+                policy passes its own; `None`, the default, makes free-standing
+                variables.
+        """
+        if self.built:
+            return
+        self._add_variable = add_variable or _free_variable
+        self._variables, self._initial_values = [], []
+        self.step_counter = self.add_variable("step_counter", 0, dtype="int")
+        self.scale = self.add_variable("dynamic_scale", self.initial_loss_scale)
+        self.built = True
+
+    def add_variable(self, name, value, dtype="float32"):
+        """Adds a scalar to the policy's state; to be called in `build`."""
+        variable = self._add_variable(
+            shape=(),
+            dtype=dtype,
+            initializer=keras.initializers.Constant(value),
+            # One decision for all replicas: see `measure` in `backend/`.
+            aggregation="only_first_replica",
+            name=name,
+        )
+        self._variables.append(variable)
+        self._initial_values.append(value)
+        return variable
+
+    @property
+    def variables(self):
+        """The state: `[step_counter, dynamic_scale]`, then the policy's own."""
+        return list(self._variables) if self.built else []
+
+    @property
+    def value(self):
+        """The current loss scale, a float32 scalar tensor."""
+        if not self.built:
+            return float32(self.initial_loss_scale)
+        # A copy: on PyTorch the variable's own tensor changes in place, under the
+        # hands of whoever kept it (autograd, say).
+        return ops.copy(self.scale)
+
+    def __call__(self):
+        """Returns the current loss scale, a float32 scalar tensor."""
+        return self.value
+
+    def assign_scale(self, value):
+        """Sets the current scale to `value`, kept within the bounds."""
+        self.scale.assign(ops.clip(float32(value), self.min_scale, self.max_scale))
+
+    def step(self, finite, amax=None):
+        """Moves the scale and the counters after a step.
+
+        Args:
+            finite: Boolean scalar (tensor). Whether every gradient was finite.
+            amax: Float32 scalar tensor. The largest magnitude among the
+                unscaled gradients; given where `needs_amax` is True.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must override `step`.")
+
+    def update(self, grads):
+        """Moves the scale after a step, by the gradients: TF1's form of `step`.
+
+        For loops that scale the loss themselves, by `policy()`. A
+        `LossScaleOptimizer` calls `step` by itself.
+
+        Args:
+            grads: Nested structure of unscaled gradients, dense or sparse. None is
+                ignored.
+
+        Returns:
+            A tuple of None, where TF1 had an operation to run, and a boolean scalar
+            tensor: whether the gradients are finite and should be applied. (TF1 said
+            True whatever they were if the scale is fixed.)
+
+        Raises:
+            RuntimeError: If called in a cross-replica context.
+
+        Example:
+
+        >>> import keras_lso
+        >>> policy = keras_lso.loss_scales.DynamicLossScale(1024)
+        >>> _, should_apply = policy.update([ops.array([1.0, float("inf")])])
+        >>> bool(should_apply), float(policy())
+        (False, 512.0)
+        """
+        backend.check_replica_context("update")
+        self.build(None if self._owner is None else self._owner.add_variable)
+        grads = [backend.as_tensor(g) for g in keras.tree.flatten(grads)]
+        grads = [g for g in grads if g is not None]
+        finite, amax = ops.ones((), dtype="bool"), None
+        if grads:
+            found = backend.measure(grads, amax=self.needs_amax)
+            finite, amax = found.finite, found.amax
+        self.step(finite, amax)
+        return None, finite
+
+    def reset(self):
+        """Sets the state back to what it was at the first step."""
+        for variable, value in zip(self._variables, self._initial_values, strict=True):
+            variable.assign(value)
+
+    def restore(self):
+        """Mends a state that was just loaded: NaN and values out of bounds."""
+        scale = float(ops.convert_to_numpy(self.scale))
+        if math.isnan(scale):
+            scale = self.initial_loss_scale
+        self.scale.assign(min(max(scale, self.min_scale), self.max_scale))
+
+    def claim(self, owner):
+        """Makes `owner` the one optimizer whose policy this is."""
+        if self._owner is not None and self._owner is not owner:
+            raise ValueError(
+                "A loss-scale policy belongs to one optimizer, and this "
+                f"{type(self).__name__} already belongs to "
+                f"'{self._owner.name}'. Make a new one: "
+                f"`{type(self).__name__}.from_config(policy.get_config())`. To "
+                "train several losses with one optimizer, call "
+                "`optimizer.apply(..., update_scale=False)` for all but the last."
+            )
+        self._owner = owner
+
+    def get_config(self):
+        """Returns the arguments of the constructor, without the defaults."""
+        config = {"initial_loss_scale": self.initial_loss_scale}
+        if self.min_scale != DEFAULT_MIN_SCALE:
+            config["min_scale"] = self.min_scale
+        if self.max_scale != DEFAULT_MAX_SCALE:
+            config["max_scale"] = self.max_scale
+        return config
+
+    @classmethod
+    def from_config(cls, config):
+        """Makes a policy from what `get_config` returned."""
+        return cls(**config)
+
+    def __repr__(self):
+        arguments = ", ".join(f"{k}={v!r}" for k, v in self.get_config().items())
+        return f"{type(self).__name__}({arguments})"
+
+
+def float32(value):
+    """Returns a tensor, in float32 whatever `keras.config.floatx()` is."""
+    return ops.convert_to_tensor(value, dtype="float32")
+
+
+def _free_variable(shape, dtype, initializer, aggregation, name):
+    return keras.Variable(
+        initializer,
+        shape=shape,
+        dtype=dtype,
+        trainable=False,
+        aggregation=aggregation,
+        name=name,
+    )

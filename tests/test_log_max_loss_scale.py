@@ -1,0 +1,147 @@
+"""`LogMaxLossScale` against its formula in float64."""
+
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_lso.loss_scales import LogMaxLossScale
+
+# Moving averages of some thousand steps in float32: an exponent of at most 16 is then
+# off by less than 1e-4, half of which is what the scale is off by.
+RTOL = 1e-4
+
+
+def model(steps, x_of_overflow=16.0, slow_beta=0.999):
+    """Yields the scale before the first step and after each, from (finite, amax)."""
+    yield 1.0
+    mean = slow = square = 0.0
+    for t, (finite, amax) in enumerate(steps, start=1):
+        x = np.log2(amax) if finite else x_of_overflow
+        mean = 0.99 * mean + 0.01 * x
+        slow = slow_beta * slow + (1 - slow_beta) * x
+        square = slow_beta * square + (1 - slow_beta) * x * x
+        fast_correction, correction = 1 - 0.99**t, 1 - slow_beta**t
+        sigma = max(square / correction - (slow / correction) ** 2, 0) ** 0.5
+        exponent = 16 - (mean / fast_correction + 3.09 * sigma)
+        yield np.clip(2.0 ** min(exponent, 100.0), 1.0, 2.0**14)
+
+
+def made_up(steps, overflows=()):
+    """Returns steps whose largest gradients are log-normal, and those that overflow."""
+    logs = np.random.default_rng(7).normal(4.0, 1.0, size=steps)
+    return [(i not in overflows, np.float32(2.0**x)) for i, x in enumerate(logs)]
+
+
+def trajectory(policy, steps, step=None):
+    policy.build()
+    step = step or policy.step
+    scales = [float(policy())]
+    for finite, amax in steps:
+        # What `measure` finds where a gradient is not finite.
+        amax = ops.convert_to_tensor(np.float32(amax if finite else np.nan))
+        step(ops.convert_to_tensor(finite), amax)
+        scales.append(float(policy()))
+    return scales
+
+
+def test_the_scale_is_what_the_formula_says(compiled):
+    policy = LogMaxLossScale()
+    policy.build()
+    steps = made_up(400, overflows=[0, 1, 70, 300])
+    scales = trajectory(policy, steps, compiled(policy.step, policy.variables))
+    np.testing.assert_allclose(scales, list(model(steps)), rtol=RTOL)
+    # Not at the bounds, where nothing could be off.
+    assert sum(1.0 < scale < 2.0**14 for scale in scales) > 300
+
+
+def test_the_original_overflow_pins_the_scale_for_thousands_of_steps():
+    steps = made_up(3000, overflows=[100])
+    original = trajectory(LogMaxLossScale(original_overflow=True), steps)
+    np.testing.assert_allclose(original, list(model(steps, 2.0**16)), rtol=1e-3)
+    assert set(original[101:]) == {1.0}
+    ours = trajectory(LogMaxLossScale(), steps[:200])
+    assert min(ours[101:]) > 100.0
+
+
+def test_the_scale_recovers_where_the_original_does():
+    # Averages of fewer steps, so that it takes hundreds of them, not thousands.
+    policy = LogMaxLossScale(beta2=0.99, original_overflow=True)
+    steps = made_up(1600, overflows=[10])
+    scales = trajectory(policy, steps)
+    expected = list(model(steps, 2.0**16, slow_beta=0.99))
+    # 2**32, the square of the overflow, is rounded in each of these steps.
+    np.testing.assert_allclose(scales, expected, rtol=1e-3)
+    assert set(scales[11:1000]) == {1.0}
+    assert scales[-1] > 4.0
+
+
+@pytest.mark.parametrize("before", [0, 5])
+def test_gradients_that_are_all_zero_leave_the_state_as_it_is(
+    before, compiled, snapshot
+):
+    policy = LogMaxLossScale()
+    trajectory(policy, made_up(before))
+    step = compiled(policy.step, policy.variables)
+    state = snapshot(policy.variables)
+    step(ops.convert_to_tensor(True), ops.convert_to_tensor(np.float32(0.0)))
+    assert snapshot(policy.variables) == state
+    # And the next step counts as if that one had not been.
+    step(ops.convert_to_tensor(True), ops.convert_to_tensor(np.float32(16.0)))
+    twin = LogMaxLossScale()
+    expected = trajectory(twin, [*made_up(before), (True, 16.0)])[-1]
+    assert float(policy()) == pytest.approx(expected, rel=1e-6)
+
+
+def test_an_overflow_of_zero_gradients_is_an_overflow():
+    policy = LogMaxLossScale()
+    policy.build()
+    policy.step(False, ops.convert_to_tensor(np.float32(0.0)))
+    assert int(policy.step_counter.numpy()) == 1
+    assert float(policy()) == 1.0  # 2**(16 - log_max)
+
+
+@pytest.mark.parametrize("amax", [1e-45, 1e-38, 3e38])
+def test_every_float32_has_a_logarithm(amax):
+    policy = LogMaxLossScale(scale_min=2.0**-120, scale_max=2.0**120)
+    scales = trajectory(policy, [(True, np.float32(amax))] * 3)
+    assert np.all(np.isfinite(scales))
+    assert all(np.isfinite(v.numpy()) for v in policy.variables)
+
+
+def test_the_first_scale_is_one_unless_the_bounds_forbid_it():
+    assert float(LogMaxLossScale()()) == 1.0
+    assert float(LogMaxLossScale(scale_min=4.0)()) == 4.0
+    assert float(LogMaxLossScale(scale_min=0.1, scale_max=0.5)()) == 0.5
+
+
+@pytest.mark.parametrize("name", ["mean", "slow_mean", "variance"])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_loaded_state_that_is_no_number_starts_afresh(name, value):
+    policy = LogMaxLossScale()
+    trajectory(policy, made_up(5))
+    getattr(policy, name).assign(value)
+    policy.restore()
+    assert [float(v.numpy()) for v in policy.variables if v is not policy.scale] == [
+        0.0,
+        0.0,
+        0.0,
+        0.0,
+    ]
+
+
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        ({"scale_min": 0.0}, ValueError, "scale_min=0.0"),
+        ({"scale_max": "2"}, TypeError, "scale_max='2'"),
+        ({"scale_min": 8.0, "scale_max": 4.0}, ValueError, "`scale_min` must not be"),
+        ({"log_max": np.inf}, ValueError, "log_max=inf"),
+        ({"beta1": 1.0}, ValueError, "beta1=1.0"),
+        ({"beta2": 0.0}, ValueError, "beta2=0.0"),
+        ({"overflow_std_dev": -1.0}, ValueError, "overflow_std_dev=-1.0"),
+        ({"original_overflow": 1}, TypeError, "original_overflow=1"),
+    ],
+)
+def test_other_arguments_are_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        LogMaxLossScale(**arguments)
