@@ -52,9 +52,14 @@ def test_an_overflow_on_any_replica_skips_the_step_on_all(printed):
     assert last == {"weights": moved, "scale": 1.0, "skipped": 3, "applied": 1}
 
 
+def test_the_largest_magnitude_is_that_of_all_replicas(printed):
+    # 64 on the second: 2**(16 - 6)
+    assert printed("AMAX") == [2.0**10]
+
+
 def test_norms_are_of_the_sum_over_the_replicas(printed):
     differences = printed("NORMS")
-    assert len(differences) == 6
+    assert len(differences) == 8
     for name, moved, difference in differences:
         assert moved > 0.1, name
         # Two steps on weights below 8, each a few float32 roundings.

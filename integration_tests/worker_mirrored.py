@@ -46,11 +46,34 @@ for overflowing_replica in [0, 1, -1, 1]:
     print("STATE", json.dumps(state))
 
 
+with strategy.scope():
+    weight = keras.Variable(np.array([1.0, 2.0], "float32"))
+    log_max = keras_lso.LossScaleOptimizer(
+        keras.optimizers.SGD(0.5), loss_scale=keras_lso.loss_scales.LogMaxLossScale()
+    )
+    log_max.build([weight])
+
+
+@tf.function
+def step_by_magnitude():
+    def on_each_replica():
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        value = tf.gather(tf.constant([2.0, 64.0]), replica)
+        log_max.apply([value * tf.constant([1.0, -0.5])], [weight])
+
+    strategy.run(on_each_replica)
+
+
+step_by_magnitude()
+print("AMAX", json.dumps(float(log_max.loss_scale)))
+
+
 OPTIMIZERS = {
     "LARS": lambda: keras_lso.LARS(
         1.0, eeta=0.1, weight_decay_rate=0.01, exclude_from_weight_decay=["skipped"]
     ),
     "LARS, popular": lambda: keras_lso.LARS(1.0, eeta=0.1, classic_momentum=False),
+    "NovoGrad": lambda: keras_lso.NovoGrad(0.5, weight_decay_rate=0.01),
     "LARC": lambda: keras_lso.LARC(keras.optimizers.SGD(1.0), eta=0.1, mode="scale"),
 }
 # One a replica, of two variables.

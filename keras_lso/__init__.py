@@ -2,10 +2,11 @@
 
 from importlib.metadata import version as _version
 
-from keras_lso import compat, loss_scales, mixed_precision, schedules
+from keras_lso import callbacks, compat, loss_scales, mixed_precision, schedules
 from keras_lso.larc import LARC
 from keras_lso.lars import LARS
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
+from keras_lso.novograd import NovoGrad
 from keras_lso.saving import deserialize, load_model
 
 __version__ = _version("keras-lso")
@@ -14,6 +15,8 @@ __all__ = [
     "LARC",
     "LARS",
     "LossScaleOptimizer",
+    "NovoGrad",
+    "callbacks",
     "compat",
     "deserialize",
     "load_model",

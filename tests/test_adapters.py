@@ -136,6 +136,7 @@ WITH_RULE = {
     ),
     "callable rate": (lambda: keras.optimizers.SGD(lambda: 0.5), rules.SGD),
     "LARS": (lambda: keras_lso.LARS(0.5), rules.LARS),
+    "NovoGrad": (lambda: keras_lso.NovoGrad(0.5), rules.NovoGrad),
 }
 
 

@@ -673,6 +673,8 @@ def test_the_public_names_are_these():
         "LARC",
         "LARS",
         "LossScaleOptimizer",
+        "NovoGrad",
+        "callbacks",
         "compat",
         "deserialize",
         "load_model",

@@ -41,17 +41,27 @@ def public_config(config):
 
 
 def config_of(inner_optimizer):
-    """Returns the config of a wrapped optimizer, alike for optimizers built alike.
-
-    Keras counts the optimizers of a class in their default names (`sgd`, `sgd_1`),
-    which says nothing about them.
-    """
+    """Returns the config of a wrapped optimizer, alike for optimizers built alike."""
     config = public_config(keras.saving.serialize_keras_object(inner_optimizer))
     arguments = config["config"]
-    default = to_snake_case(config["class_name"].split(">")[-1])
-    if re.fullmatch(rf"{default}_\d+", str(arguments.get("name"))):
-        arguments["name"] = default
+    if "name" in arguments:
+        class_name = config["class_name"].split(">")[-1]
+        arguments["name"] = _without_number(arguments["name"], class_name)
     return config
+
+
+def name_of(optimizer):
+    """Returns the optimizer's name, alike for optimizers built alike."""
+    return _without_number(optimizer.name, canonical_class(optimizer).__name__)
+
+
+def _without_number(name, class_name):
+    """Returns a name without Keras's running number, which says nothing about it.
+
+    Keras counts the optimizers of a class in their default names: `sgd`, `sgd_1`.
+    """
+    default = to_snake_case(class_name)
+    return default if re.fullmatch(rf"{default}_\d+", str(name)) else name
 
 
 # --- The state of an optimizer ----------------------------------------------

@@ -107,6 +107,7 @@ _SLOTS: dict[type, tuple[str, ...]] = {
     rules.Momentum: ("momentums",),
     rules.Adam: ("_momentums", "_velocities"),
     rules.LARS: ("momentums",),
+    rules.NovoGrad: ("momentums", "second_moments"),
 }
 
 

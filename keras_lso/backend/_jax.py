@@ -8,6 +8,12 @@ from jax.experimental import sparse
 from keras import ops
 
 from keras_lso.backend import generic, rules
+from keras_lso.backend._jax_processes import (
+    AVERAGES_IN_STEP,
+    average_over_processes,
+    check_processes_run,
+    count_processes,
+)
 from keras_lso.backend.generic import (
     Measurement,
     check_replica_context,
@@ -18,8 +24,13 @@ from keras_lso.backend.generic import (
 )
 
 __all__ = [
+    "AVERAGES_IN_STEP",
+    "average_over_processes",
+    "check_processes_run",
     "check_replica_context",
+    "compile_step",
     "compute_gradients",
+    "count_processes",
     "differentiate",
     "fused_step",
     "fused_step_takes",
@@ -167,6 +178,68 @@ def trained_variables(loss_fn):
     return generic.trained_variables(
         lambda: ops.convert_to_tensor(loss_fn()), jax.eval_shape
     )
+
+
+def compile_step(step):
+    """See `generic.compile_step`.
+
+    To `jax.jit` a variable that is not handed in is a constant. Which ones there are
+    shows in a run on shapes alone, for each new signature.
+    """
+    known: dict[int, Any] = {}
+    compiled: dict[Any, Any] = {}
+
+    def call(*args):
+        leaves, structure = jax.tree.flatten(args)
+        signature = structure, tuple((x.shape, x.dtype) for x in leaves)
+        if signature not in compiled:
+            known.update(_variables_of(step, args))
+            compiled[signature] = (
+                list(known.values()),
+                jax.jit(_stateless(step, list(known.values())), donate_argnums=0),
+            )
+        variables, stateless = compiled[signature]
+        result, values = stateless(_own_buffers(variables), args)
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+        return result
+
+    return call
+
+
+def _variables_of(step, args):
+    """Returns the variables that a step reads or writes, by their `id`."""
+    with generic.RecordingScope() as scope:
+        jax.eval_shape(lambda args: _pure(step(*args)), args)
+    return {**scope.read, **scope.written}
+
+
+def _stateless(step, variables):
+    def stateless(values, args):
+        state_mapping = list(zip(variables, values, strict=True))
+        with generic.RecordingScope(state_mapping) as scope:
+            result = step(*args)
+        return result, [scope.get_current_value(v) for v in variables]
+
+    return stateless
+
+
+def _pure(result):
+    return jax.tree.map(jnp.asarray, result)
+
+
+def _own_buffers(variables):
+    """Returns the values; those that two variables share are copied.
+
+    They are donated, which no buffer can be twice.
+    """
+    seen: set[int] = set()
+    values = []
+    for variable in variables:
+        value = variable.value
+        values.append(jnp.copy(value) if id(value) in seen else value)
+        seen.add(id(value))
+    return values
 
 
 def register_list_class(cls):

@@ -7,6 +7,12 @@ import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 from keras_lso.backend import generic, rules
+from keras_lso.backend._tf_processes import (
+    AVERAGES_IN_STEP,
+    average_over_processes,
+    check_processes_run,
+    count_processes,
+)
 from keras_lso.backend.generic import (
     Measurement,
     register_list_class,
@@ -15,8 +21,13 @@ from keras_lso.backend.generic import (
 )
 
 __all__ = [
+    "AVERAGES_IN_STEP",
+    "average_over_processes",
+    "check_processes_run",
     "check_replica_context",
+    "compile_step",
     "compute_gradients",
+    "count_processes",
     "differentiate",
     "fused_step",
     "fused_step_takes",
@@ -57,7 +68,7 @@ def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None):
         finite = _check(values, inv_scale, proofs)
     else:
         finite, norms = _check_by_norms(values, inv_scale)
-    amax = generic.largest_magnitude(values) if amax else None
+    amax = _largest(generic.largest_magnitude(values)) if amax else None
     return Measurement(_agree(finite), norms, amax)
 
 
@@ -107,6 +118,14 @@ def _agree(finite):
         return finite
     overflows = tf.cast(tf.logical_not(finite), tf.float32)
     return tf.equal(context.all_reduce(tf.distribute.ReduceOp.SUM, overflows), 0.0)
+
+
+def _largest(amax):
+    """Returns the largest magnitude on all replicas."""
+    context = tf.distribute.get_replica_context()
+    if context is None or context.num_replicas_in_sync == 1:
+        return amax
+    return tf.reduce_max(context.all_gather(amax[tf.newaxis], axis=0))
 
 
 def total(grads):
@@ -265,6 +284,25 @@ def _lars_rate(rule, norm, w):
     return rule.rate((norm, _norm(_read(w))))
 
 
+def _apply_novograd(rule, grad, inv_scale, norm, w, m, v):
+    if norm is None:
+        grad, inv_scale = _unscale(grad, inv_scale), 1.0
+        norm = _norm(grad)
+    new_v, factor = rule.normalize(norm, _read(v))
+    d = grad * (factor * rule.share * inv_scale)
+    if rule.weight_decay:
+        d += _read(w) * (rule.weight_decay * rule.share)
+    tf.raw_ops.AssignVariableOp(resource=v, value=new_v)
+    tf.raw_ops.ResourceApplyMomentum(
+        var=w,
+        accum=m,
+        lr=rule.learning_rate,
+        grad=d,
+        momentum=tf.cast(rule.beta_1, tf.float32),
+        use_nesterov=False,
+    )
+
+
 def _unscale(grad, inv_scale):
     # A product with 1 is a pass over memory here.
     return grad if isinstance(inv_scale, float) else grad * inv_scale
@@ -279,7 +317,13 @@ _KERNELS: dict[type, Callable[..., None]] = {
     rules.Momentum: _apply_momentum,
     rules.Adam: _apply_adam,
     rules.LARS: _apply_lars,
+    rules.NovoGrad: _apply_novograd,
 }
+
+
+def compile_step(step):
+    """See `generic.compile_step`."""
+    return tf.function(step)
 
 
 def compute_gradients(loss_fn, variables, grad_loss=None, tape=None):

@@ -2,23 +2,36 @@
 
 import contextlib
 import math
+from collections.abc import Callable
 
 import torch
 from torch.utils import _pytree
 
 from keras_lso.backend import generic
+from keras_lso.backend._torch_processes import (
+    AVERAGES_IN_STEP,
+    average_over_processes,
+    check_processes_run,
+    count_processes,
+)
 from keras_lso.backend.generic import (
     Measurement,
     check_replica_context,
+    compile_step,
     is_variable,
     register_list_class,
     total,
 )
-from keras_lso.backend.rules import LARS
+from keras_lso.backend.rules import LARS, NovoGrad
 
 __all__ = [
+    "AVERAGES_IN_STEP",
+    "average_over_processes",
+    "check_processes_run",
     "check_replica_context",
+    "compile_step",
     "compute_gradients",
+    "count_processes",
     "differentiate",
     "fused_step",
     "fused_step_takes",
@@ -58,8 +71,16 @@ def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None):
         unscaled_norms = list((norms * inv_scale).unbind()) if rules else None
     else:
         finite, unscaled_norms = _all_finite(values, inv_scale), None
-    amax = generic.largest_magnitude(values) if amax else None
-    return Measurement(finite, unscaled_norms, amax)
+    return Measurement(finite, unscaled_norms, _largest(values) if amax else None)
+
+
+def _largest(values):
+    """Returns the largest magnitude; `abs` would write a copy of every tensor."""
+    values = [v for v in values if v.numel()]
+    if not values:
+        return generic.largest_magnitude(values)
+    ends = [end.float() for v in values for end in (v.max(), -v.min())]
+    return torch.stack(ends).max()
 
 
 @torch.no_grad()
@@ -174,7 +195,7 @@ def _step_lars(rule, g, inv_scale, norms, scratch, w, v):
         d = scratch
     if rule.classic_momentum:
         d = _multiply(d, rates or _lars_rates(rule, d, w), scratch)
-        _step_momentum(rule, d, w, v)
+        _step_momentum(d, w, v, rule.momentum, rule.nesterov)
         return
     torch._foreach_mul_(v, rule.momentum)
     torch._foreach_add_(v, d)
@@ -186,19 +207,35 @@ def _step_lars(rule, g, inv_scale, norms, scratch, w, v):
     torch._foreach_sub_(w, _multiply(update, _lars_rates(rule, update, w), scratch))
 
 
-def _step_momentum(rule, d, w, v):
-    if not rule.momentum:
+def _step_novograd(rule, g, inv_scale, norms, scratch, w, m, v):
+    factor = 1.0 if inv_scale is None else inv_scale
+    if norms is None:
+        if inv_scale is not None:
+            g, factor = _multiply(g, [inv_scale] * len(g), scratch), 1.0
+        norms = _norms(g).unbind()
+    new_v, factors = rule.normalize(torch.stack(norms), torch.stack(v))
+    d = _multiply(g, (factors * (rule.share * factor)).unbind(), scratch)
+    if rule.weight_decay:
+        torch._foreach_add_(d, w, alpha=rule.weight_decay * rule.share)
+    _step_momentum(d, w, m, rule.beta_1, learning_rate=rule.learning_rate)
+    torch._foreach_copy_(v, new_v.unbind())
+
+
+def _step_momentum(d, w, m, momentum, nesterov=False, learning_rate=1.0):
+    """Moves `w` and `m` along `d`, which may be written to."""
+    if not momentum:
         # The kernel has no slot then.
-        torch._foreach_copy_(v, d)
+        torch._foreach_copy_(m, d)
+        torch._foreach_mul_(d, learning_rate)
         torch._foreach_sub_(w, d)
         return
     torch._fused_sgd_(
         w,
         d,
-        v,
-        lr=1.0,
-        momentum=rule.momentum,
-        nesterov=rule.nesterov,
+        m,
+        lr=learning_rate,
+        momentum=momentum,
+        nesterov=nesterov,
         dampening=0.0,
         weight_decay=0.0,
         maximize=False,
@@ -223,7 +260,10 @@ def _lars_rates(rule, direction, w, norms=None):
     return list(rule.rate((d_norms, w_norms)).unbind())
 
 
-_KERNELS = {LARS: _step_lars}
+_KERNELS: dict[type, Callable[..., None]] = {
+    LARS: _step_lars,
+    NovoGrad: _step_novograd,
+}
 
 
 def fused_step_takes(rule, variables, gradients):

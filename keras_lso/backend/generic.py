@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
+from keras_lso.backend import processes
 from keras_lso.backend.rules import l2_norm
 
 
@@ -192,6 +193,46 @@ def differentiate(loss, variables, transform, grad_loss=None, tape=None):
     _refuse_to_differentiate()
 
 
+# Whether `average_over_processes` may be a part of what `compile_step` compiles.
+AVERAGES_IN_STEP = False
+
+
+def count_processes():
+    """Returns how many processes can average their gradients.
+
+    Returns:
+        Int: of processes, or on TensorFlow of replicas; 1 if an engine was started with
+        one. None if none was started.
+    """
+    return None
+
+
+def check_processes_run():
+    """Refuses to go on where `count_processes` is None; says how to start some."""
+    processes.check_run(count_processes(), "This Keras backend has no processes.")
+
+
+def average_over_processes(grads):
+    """Returns the means of the gradients over all processes.
+
+    All processes get the same bits. They must call it equally often, with gradients
+    of the same variables in the same order.
+
+    Args:
+        grads: List of tensors, dense or sparse, of any float dtype, or None.
+
+    Returns:
+        List of tensors in float32, or in float64 if they were in that. An inf or a NaN
+        of one process makes the mean one that is not finite. Where some processes have
+        no gradient, theirs counts as zero; None where none has one.
+
+    Raises:
+        RuntimeError: On all processes, if their gradients are not of the same
+            variables, and where none run.
+    """
+    check_processes_run()
+
+
 def weights_of(loss, grad_loss):
     """Returns what the elements of the loss are weighted by, a tensor like it."""
     if grad_loss is None:
@@ -254,6 +295,19 @@ def trained_variables(loss_fn, run=lambda fn: fn()):
     return [v for v in scope.read.values() if v.trainable]
 
 
+def compile_step(step):
+    """Compiles a function of tensors that reads and assigns variables.
+
+    Args:
+        step: Callable of tensors (nested structures of them, None among them) that
+            returns such a structure. It creates no variables.
+
+    Returns:
+        A callable like it. Variables have their new values when it returns.
+    """
+    return step
+
+
 class RecordingScope(keras.StatelessScope):
     """A scope that remembers which variables were read in it, and which written.
 
@@ -263,7 +317,8 @@ class RecordingScope(keras.StatelessScope):
     """
 
     def __init__(self, state_mapping=()):
-        super().__init__(state_mapping)
+        # What layers add to the loss; it would be dropped without a word.
+        super().__init__(state_mapping, collect_losses=True)
         self.read, self.written = {}, {}
 
     def get_current_value(self, variable):

@@ -194,6 +194,57 @@ class LARS:
         return keep(w - update, w), v
 
 
+@dataclass(frozen=True)
+class NovoGrad:
+    """Momentum of gradients normalized layer by layer, as in `keras_lso.NovoGrad`.
+
+    ```python
+    v = |g|**2 if v == 0 else beta_2 * v + (1 - beta_2) * |g|**2
+    d = g / sqrt(v + epsilon) + weight_decay * w
+    d = (1 - beta_1) * d                                # grad_averaging=True
+    m = beta_1 * m + d
+    w = w - learning_rate * m
+    ```
+    """
+
+    slots: ClassVar = ("momentum", "second_moment")
+    has_norms: ClassVar = True
+    learning_rate: Any
+    beta_1: float
+    beta_2: float
+    epsilon: float
+    weight_decay: float = 0.0
+    grad_averaging: bool = False
+
+    def norms(self, g, w, m, v):
+        """Returns the norm of the gradient, in a tuple."""
+        return (l2_norm(g),)
+
+    @property
+    def share(self):
+        """How much of a new direction enters the momentum."""
+        return 1 - self.beta_1 if self.grad_averaging else 1.0
+
+    def normalize(self, g_norm, v):
+        """Returns the new second moment, and what the gradient is multiplied by."""
+        square = ops.square(g_norm)
+        moved = self.beta_2 * v + (1 - self.beta_2) * square
+        moved = ops.where(v == 0, square, moved)
+        total = moved + self.epsilon
+        factor = ops.where(total == 0, 0.0, 1 / ops.sqrt(total))
+        # An inf would stay for ever, and the layer with it.
+        return ops.where(moved < math.inf, moved, v), factor
+
+    def __call__(self, keep, g, w, m, v, norms=None):
+        [g_norm] = norms or self.norms(g, w, m, v)
+        new_v, factor = self.normalize(g_norm, v)
+        d = g * factor
+        if self.weight_decay:
+            d = d + w * self.weight_decay
+        m = keep(m * self.beta_1 + d * self.share, m)
+        return keep(w - m * self.learning_rate, w), m, keep(new_v, v)
+
+
 def l2_norm(values):
     """Returns the L2 norm of a tensor, summed up in the tensor's own dtype."""
     return ops.sqrt(ops.sum(ops.square(values)))

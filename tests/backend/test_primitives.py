@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from keras import ops
 
-from keras_lso import LARS, adapters, backend
+from keras_lso import LARS, NovoGrad, adapters, backend
 from keras_lso.backend import generic, rules
 
 # JAX has float64 only where x64 is on; `tensor` skips where it is not.
@@ -472,6 +472,7 @@ OPTIMIZERS = {
     "lars with a schedule and decay": lambda: LARS(
         keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5), decay=0.5
     ),
+    "novograd": lambda: NovoGrad(0.5, weight_decay_rate=0.1, grad_averaging=True),
 }
 
 
@@ -479,11 +480,19 @@ class StepByStepLARS(LARS):
     """A subclass, which Keras updates variable by variable."""
 
 
+class StepByStepNovoGrad(NovoGrad):
+    """Another."""
+
+
+STEP_BY_STEP = {LARS: StepByStepLARS, NovoGrad: StepByStepNovoGrad}
+
+
 def plain_optimizer(make):
     """The optimizer itself, whose steps no kernel takes."""
     optimizer = make()
-    if type(optimizer) is LARS:
-        return StepByStepLARS.from_config(optimizer.get_config())
+    if type(optimizer) in STEP_BY_STEP:
+        twin = STEP_BY_STEP[type(optimizer)]
+        return twin.from_config(optimizer.get_config())
     return optimizer
 
 

@@ -1,0 +1,175 @@
+"""`NovoGrad` does what OpenSeq2Seq's formula and optax's code do, alone and in `fit`.
+
+Largest difference allowed, after each of 50 steps: 2e-6 of the tensor's largest
+magnitude. Rounding of a step is 6e-8 of it at most; sums of squares in another order
+add as much to a norm.
+"""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+from keras_lso import LossScaleOptimizer, NovoGrad
+
+STEPS = 50
+SHARE = 2e-6
+SHAPES = {"kernel": (3, 3, 2, 4), "bias": (4,), "dense": (4, 3), "scale": ()}
+
+
+@pytest.fixture
+def start():
+    random = np.random.default_rng(1)
+    return {
+        name: random.standard_normal(shape).astype("float32")
+        for name, shape in SHAPES.items()
+    }
+
+
+@pytest.fixture
+def gradients():
+    """The gradients of each step, of many magnitudes; those of one are 0 at times."""
+    random = np.random.default_rng(2)
+    return [
+        {
+            name: np.float32(10.0 ** random.integers(-3, 3))
+            * random.standard_normal(shape).astype("float32")
+            * np.float32(not (name == "dense" and step % 3 == 1))
+            for name, shape in SHAPES.items()
+        }
+        for step in range(STEPS)
+    ]
+
+
+def trajectory(optimizer, start, gradients):
+    """Returns the weights after each step of ours."""
+    variables = [keras.Variable(value, name=name) for name, value in start.items()]
+    scale = float(getattr(optimizer, "loss_scale", 1.0))
+    steps = []
+    for grads in gradients:
+        optimizer.apply([ops.array(g * scale) for g in grads.values()], variables)
+        steps.append([np.array(ops.convert_to_numpy(v)) for v in variables])
+    return steps
+
+
+def open_seq2seq(
+    rates, start, gradients, beta1, beta2, epsilon, weight_decay, grad_averaging
+):
+    """OpenSeq2Seq's optimizers/novograd.py around TF1's momentum, in float64."""
+    weights = {name: value.astype("float64") for name, value in start.items()}
+    emas, momentums = dict.fromkeys(start, 0.0), dict.fromkeys(start, 0.0)
+    steps = []
+    for rate, grads in zip(rates, gradients, strict=True):
+        for name, w in weights.items():
+            g, ema = grads[name].astype("float64"), emas[name]
+            g_2 = np.sum(g**2)
+            emas[name] = g_2 if ema == 0 else ema * beta2 + g_2 * (1 - beta2)
+            g = g / np.sqrt(emas[name] + epsilon)
+            if weight_decay > 0:
+                g = g + weight_decay * w
+            if grad_averaging:
+                g = g * (1 - beta1)
+            momentums[name] = beta1 * momentums[name] + g
+            weights[name] = w - rate * momentums[name]
+        steps.append(list(weights.values()))
+    return steps
+
+
+def assert_same(ours, theirs, assert_close):
+    assert len(ours) == len(theirs) == STEPS
+    for mine, judge in zip(ours, theirs, strict=True):
+        assert_close(mine, judge, share=SHARE)
+
+
+@pytest.mark.parametrize("wrap", [lambda o: o, LossScaleOptimizer], ids=["", "scaled"])
+@pytest.mark.parametrize("averaging", [False, True], ids=["", "averaged"])
+@pytest.mark.parametrize("decay", [0.0, 0.02])
+def test_it_is_the_formula_of_open_seq2seq(
+    decay, averaging, wrap, start, gradients, assert_close
+):
+    rates = [0.02 * (1 - step / 60) ** 2 for step in range(STEPS)]
+    ours = NovoGrad(
+        keras.optimizers.schedules.PolynomialDecay(0.02, 60, 0.0, power=2.0),
+        weight_decay_rate=decay,
+        grad_averaging=averaging,
+    )
+    theirs = open_seq2seq(rates, start, gradients, 0.95, 0.98, 1e-8, decay, averaging)
+    assert_same(trajectory(wrap(ours), start, gradients), theirs, assert_close)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.02])
+def test_without_epsilon_it_is_optaxs(decay, start, gradients, assert_close):
+    import jax
+    import optax
+
+    theirs = optax.novograd(0.02, b1=0.9, b2=0.75, eps=0.0, weight_decay=decay)
+    weights = jax.tree.map(jax.numpy.asarray, start)
+    state = theirs.init(weights)
+    steps = []
+    for grads in gradients:
+        grads = jax.tree.map(jax.numpy.asarray, grads)
+        updates, state = theirs.update(grads, state, weights)
+        weights = optax.apply_updates(weights, updates)
+        steps.append([np.asarray(weights[name]) for name in start])
+    ours = NovoGrad(0.02, beta_1=0.9, beta_2=0.75, epsilon=0.0, weight_decay_rate=decay)
+    assert_same(trajectory(ours, start, gradients), steps, assert_close)
+
+
+def make():
+    return NovoGrad(0.02, weight_decay_rate=0.01, exclude_from_weight_decay=["bias"])
+
+
+@pytest.mark.parametrize("jit_compile", [False, "auto"])
+def test_fit_in_float16_skips_an_overflow_without_a_trace(
+    jit_compile, make_model, data, fit, with_overflows, bits
+):
+    x, y = data
+    states = []
+    for inputs, targets in (
+        (x, y),
+        # The first batch, then an overflow, then the others.
+        (with_overflows(np.concatenate([x[:8], x]), [1]), np.concatenate([y[:8], y])),
+    ):
+        model = make_model("mixed_float16")
+        optimizer = LossScaleOptimizer(make(), initial_scale=2.0**10)
+        model.compile(optimizer, loss="mse", jit_compile=jit_compile)
+        before = bits(model.trainable_variables)
+        # Skipping halves the scale; 2**9 and 2**10 are as good for these gradients.
+        fit(model, inputs, targets)
+        after = bits(model.trainable_variables)
+        assert all(a != b for a, b in zip(after, before, strict=True))
+        states.append(after + bits(optimizer.inner_optimizer.variables))
+    assert int(optimizer.skipped_steps) == 1
+    assert int(optimizer.iterations) == 4
+    assert states[0] == states[1]
+
+
+@pytest.mark.parametrize("wrap", [lambda o: o, LossScaleOptimizer], ids=["", "scaled"])
+def test_a_model_comes_back_from_a_file_and_trains_on(
+    wrap, make_model, data, fit, bits, tmp_path
+):
+    model = make_model("float32")
+    model.compile(wrap(make()), loss="mse")
+    fit(model, *data)
+    model.save(tmp_path / "model.keras")
+    twin = keras_lso.load_model(tmp_path / "model.keras")
+    assert type(twin.optimizer) is type(model.optimizer)
+    assert twin.optimizer.get_config() == model.optimizer.get_config()
+    for _ in range(2):
+        assert bits(twin.trainable_variables) == bits(model.trainable_variables)
+        assert bits(twin.optimizer.variables) == bits(model.optimizer.variables)
+        fit(model, *data)
+        fit(twin, *data)
+
+
+def test_frozen_layers_stay_as_they_are(make_model, data, fit, bits):
+    model = make_model("mixed_float16")
+    model.layers[0].trainable = False
+    optimizer = LossScaleOptimizer(make())
+    model.compile(optimizer, loss="mse")
+    before = bits(model.weights)
+    fit(model, *data)
+    moved = [a != b for a, b in zip(bits(model.weights), before, strict=True)]
+    assert moved == [False, False, True, True]
+    assert len(optimizer.inner_optimizer.second_moments) == 2

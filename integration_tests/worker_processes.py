@@ -1,0 +1,81 @@
+"""One of two processes of JAX or PyTorch; prints what it got from `backend`.
+
+    KERAS_BACKEND=... python worker_processes.py RANK FOLDER PORT GRADIENTS
+
+GRADIENTS is a JSON file: for each process a list of `[dtype, values]` or None.
+"""
+
+import json
+import sys
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_lso import backend
+
+rank, folder, port, path = int(sys.argv[1]), *sys.argv[2:]
+
+if keras.backend.backend() == "jax":
+    import jax
+
+    jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=rank)
+else:
+    import torch.distributed
+
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
+    )
+
+
+def tensor(gradient):
+    if gradient is None:
+        return None
+    dtype, values = gradient
+    return ops.convert_to_tensor(np.array(values, "float64"), dtype=dtype)
+
+
+def bits(mean):
+    """Returns the dtype, the shape and the bytes."""
+    if mean is None:
+        return None
+    array = ops.convert_to_numpy(mean)
+    return [array.dtype.name, array.shape, array.tobytes().hex()]
+
+
+def message(fn, *args):
+    try:
+        fn(*args)
+    except RuntimeError as error:
+        return str(error)
+
+
+with open(path) as file:
+    grads = [tensor(g) for g in json.load(file)[rank]]
+ones = ops.ones((2,))
+result = {
+    "count": backend.count_processes(),
+    "means": [bits(m) for m in backend.average_over_processes(grads)],
+    "other shape": message(backend.average_over_processes, [None, ops.ones(2 + rank)]),
+    "other number": message(backend.average_over_processes, [ones] * (1 + rank)),
+    "none": backend.average_over_processes([None]),
+}
+if keras.backend.backend() == "jax":
+    from jax.experimental.sparse import BCOO
+
+    # An index that comes twice, and on one process more rows than on the other.
+    rows = [[0], [1], [0]][: 2 + rank]
+    values = ops.cast([[60000.0], [2.0], [60000.0]][: 2 + rank], "float16")
+    sparse = BCOO((values, np.array(rows)), shape=(3, 1))
+    [mean] = backend.average_over_processes([sparse])
+    result["sparse"] = mean.tolist()
+
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    over_all = NamedSharding(Mesh(jax.devices(), "x"), PartitionSpec("x"))
+    whole = jax.make_array_from_process_local_data(over_all, np.float32([rank]))
+    mean, local = backend.average_over_processes([whole, ones * rank])
+    own = mean.addressable_data(0)
+    result["spans processes"] = [own.tolist(), local.tolist()]
+    result["in jit"] = message(jax.jit(backend.average_over_processes), [ones])
+print("RESULT", json.dumps(result))

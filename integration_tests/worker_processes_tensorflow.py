@@ -1,0 +1,107 @@
+"""Replicas of TensorFlow that average gradients; prints what each of them got.
+
+    python worker_processes_tensorflow.py GRADIENTS
+    python worker_processes_tensorflow.py GRADIENTS RANK PORT PORT
+
+Two replicas in one process, or one of two processes of one replica each. GRADIENTS is
+a JSON file: for each replica a list of `[dtype, values]` or None.
+"""
+
+import json
+import os
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+from keras_lso import backend
+
+path, *address = sys.argv[1:]
+rank, *ports = map(int, address or [0])
+
+if ports:
+    cluster = {"worker": [f"localhost:{port}" for port in ports]}
+    task = {"type": "worker", "index": rank}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+else:
+    from two_replicas import strategy
+
+with open(path) as file:
+    gradients = json.load(file)
+
+
+def on_replicas(make):
+    """Returns a value for each replica, `make(rank)`."""
+    return strategy.experimental_distribute_values_from_function(
+        lambda context: make(context.replica_id_in_sync_group)
+    )
+
+
+def tensor(gradient):
+    dtype, values = gradient
+    return tf.cast(tf.constant(np.array(values, "float64")), dtype)
+
+
+def average(values, make_grads):
+    """Returns for each replica here the means of `make_grads(values)`, a list."""
+
+    def on_replica(values):
+        values = tf.nest.map_structure(tf.identity, values)
+        return backend.average_over_processes(make_grads(values))
+
+    run = tf.function(lambda values: strategy.run(on_replica, args=(values,)))
+    means = [strategy.experimental_local_results(m) for m in run(values)]
+    # It has one None, of all replicas.
+    count = max(len(of_replicas) for of_replicas in means)
+    means = [m * count if m == (None,) else m for m in means]
+    return list(zip(*means, strict=True))
+
+
+def bits(mean):
+    """Returns the dtype, the shape and the bytes."""
+    if mean is None:
+        return None
+    array = mean.numpy()
+    return [array.dtype.name, array.shape, array.tobytes().hex()]
+
+
+def message(fn, *args):
+    try:
+        fn(*args)
+    except (RuntimeError, tf.errors.InvalidArgumentError) as error:
+        return str(error)
+
+
+positions = [i for i, g in enumerate(gradients[0]) if g is not None]
+values = {
+    str(i): on_replicas(lambda rank, i=i: tensor(gradients[rank][i])) for i in positions
+}
+means = average(
+    values, lambda values: [values.get(str(i)) for i in range(len(gradients[0]))]
+)
+
+# An index that comes twice, and on one replica more rows than on the other.
+values = (
+    on_replicas(lambda rank: tf.constant([[6e4], [2.0], [6e4]], "float16")[: 2 + rank]),
+    on_replicas(lambda rank: tf.constant([0, 1, 0])[: 2 + rank]),
+)
+sparse = average(values, lambda v: [tf.IndexedSlices(*v, tf.constant([3, 1])), None])
+
+with strategy.scope():
+    result = {
+        "count": backend.count_processes(),
+        "means": [[bits(m) for m in of_replica] for of_replica in means],
+        "sparse": [
+            [type(m).__name__, tf.convert_to_tensor(m).numpy().tolist(), none]
+            for m, none in sparse
+        ],
+        "no replica": message(backend.average_over_processes, [tf.ones(2)]),
+    }
+if ports:
+    # Of one shape: it takes a closer look to tell them from each other.
+    ones = on_replicas(lambda rank: tf.ones(2))
+    result["other variables"] = message(
+        average, ones, lambda ones: [None, ones] if rank else [ones, None]
+    )
+print("RESULT", json.dumps(result))
