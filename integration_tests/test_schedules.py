@@ -1,4 +1,4 @@
-"""The schedules give the rates of the originals: Model Garden's and optax's.
+"""The schedules give the rates of the originals: Model Garden's, optax's and TF1's.
 
 Each is compared with its judge at every step, called alone and inside `fit`, where
 the weights show the rate that SGD used. Tolerance: the judge and we do the same ten
@@ -288,6 +288,58 @@ def test_joined_schedules_are_those_of_optax(joined, kind):
     assert_same_rates(our_rates(joined.ours, kind), rates(joined.optax))
 
 
+# OpenSeq2Seq's policies: which class, with which arguments.
+POLICIES = {
+    "fixed": ("FixedLR", (0.8,)),
+    "piecewise": ("PiecewiseConstant", (0.8, [3, 9.5], [0.5, 0.125], 2)),
+    "exp": ("ExpDecay", (0.8, 7, 0.6, False, 5, 0.1)),
+    "exp-stairs": ("ExpDecay", (0.8, 7, 0.6, True, 5)),
+    "poly": ("PolyDecay", (0.8, 20, 2.0, 9, 0.01, 4)),
+    "inv-poly": ("InvPolyDecay", (0.8, 20, 0.01, 2.0, 9, 4)),
+    "cosine": ("CosineDecay", (0.8, 17, 1.0, 2, 0.05, 6)),
+    "transformer": ("TransformerPolicy", (2.0, 16, 8, 0.15)),
+}
+
+
+def make_policy(case):
+    name, arguments = POLICIES[case]
+    return getattr(schedules, name)(*arguments)
+
+
+# What OpenSeq2Seq calls where these decay.
+TF1 = {
+    "piecewise": lambda train, step: train.piecewise_constant(
+        step, [6, 19], [0.8, 0.4, 0.1]
+    ),
+    "exp": lambda train, step: train.exponential_decay(0.8, step - 5, 7, 0.6),
+    "exp-stairs": lambda train, step: train.exponential_decay(
+        0.8, step - 5, 7, 0.6, staircase=True
+    ),
+    "poly": lambda train, step: train.polynomial_decay(0.8, step - 9, 20, 0.01, 2.0),
+    "cosine": lambda train, step: train.cosine_decay(0.8, step - 6, 17, 0.05),
+}
+DECAY_BEGINS = {"piecewise": 0, "exp": 5, "exp-stairs": 5, "poly": 9, "cosine": 6}
+WARMUP_STEPS = {"poly": 4, "cosine": 6}
+
+
+@pytest.mark.parametrize("case", TF1)
+def test_where_a_policy_decays_its_rates_are_those_of_tf1(case):
+    import tensorflow as tf
+
+    begin, warmup_steps = DECAY_BEGINS[case], WARMUP_STEPS.get(case, 0)
+    warmup = [0.8 * step / warmup_steps for step in range(warmup_steps)]
+    constant = [0.8] * (begin - warmup_steps)
+    decay = [
+        # Eagerly, TF1 returns a function.
+        float(TF1[case](tf.compat.v1.train, tf.constant(step))())
+        for step in range(begin, STEPS)
+    ]
+    expected = np.array(warmup + constant + decay, "float32")
+    if case == "exp":
+        expected = np.maximum(expected, np.float32(0.1))
+    assert_same_rates(our_rates(make_policy(case), int), expected)
+
+
 # In training
 
 
@@ -354,6 +406,17 @@ def test_training_with_joined_schedules_has_the_rates_of_optax(
 ):
     model = make_meter(keras.optimizers.SGD(joined.ours))
     assert_same_rates(used_rates(model), rates(joined.optax))
+
+
+@pytest.mark.parametrize("case", [case for case in POLICIES if case != "fixed"])
+def test_sgd_trains_with_the_rates_of_a_policy(case, make_meter, used_rates):
+    model = make_meter(keras.optimizers.SGD(make_policy(case)))
+    assert_same_rates(used_rates(model), our_rates(make_policy(case), int))
+
+
+def test_sgd_trains_with_a_fixed_rate(make_meter, used_rates):
+    model = make_meter(keras.optimizers.SGD(make_policy("fixed")))
+    np.testing.assert_array_equal(used_rates(model), np.float32([0.8] * STEPS))
 
 
 @pytest.mark.parametrize("options", [{"jit_compile": False}, {"run_eagerly": True}])

@@ -1,7 +1,8 @@
 """The learning-rate schedules: worked examples, traces, configs and refusals.
 
 The examples are numbers that anybody can check by hand. Comparisons with the Model
-Garden, optax and training runs are in `integration_tests/test_schedules.py`.
+Garden, optax and training runs are in `integration_tests/test_schedules.py`, the
+rates of OpenSeq2Seq's policies in `test_policies.py`.
 """
 
 import copy
@@ -16,11 +17,17 @@ from keras import ops
 
 from keras_lso import schedules
 from keras_lso.schedules import (
+    CosineDecay,
     CosineDecayWithOffset,
     DirectPowerDecay,
+    ExpDecay,
     ExponentialDecayWithOffset,
+    FixedLR,
+    InvPolyDecay,
     LinearWarmup,
+    PiecewiseConstant,
     PiecewiseConstantDecayWithOffset,
+    PolyDecay,
     PolynomialDecayWithOffset,
     PolynomialWarmUp,
     PolynomialWarmup,
@@ -28,6 +35,7 @@ from keras_lso.schedules import (
     PowerDecayWithOffset,
     Sequential,
     StepCosineDecayWithOffset,
+    TransformerPolicy,
     linear_scaling,
     mlperf_resnet,
 )
@@ -82,6 +90,23 @@ ALL = {
     ),
     "Sequential": lambda: Sequential(
         [LinearWarmup(0.5, 2), PolynomialWarmup(0.4, 3), 0.1], [3, 6], name="mine"
+    ),
+    "FixedLR": lambda: FixedLR(0.5, name="mine"),
+    "PiecewiseConstant": lambda: PiecewiseConstant(
+        1.0, [1, 2.5], [0.5, 0.1], steps_per_epoch=2, name="mine"
+    ),
+    "ExpDecay": lambda: ExpDecay(
+        1.0, 2, 0.5, True, begin_decay_at=3, min_lr=0.1, name="mine"
+    ),
+    "PolyDecay": lambda: PolyDecay(1.0, 4, 2.0, 5, 0.1, warmup_steps=3, name="mine"),
+    "InvPolyDecay": lambda: InvPolyDecay(
+        1.0, 4, 0.1, 2.0, 5, warmup_steps=3, name="mine"
+    ),
+    "CosineDecay": lambda: CosineDecay(
+        1.0, 4, 2.0, 5, 0.1, warmup_steps=3, name="mine"
+    ),
+    "TransformerPolicy": lambda: TransformerPolicy(
+        2.0, 16, 4, max_lr=0.2, coefficient=0.9, name="mine"
     ),
 }
 STEPS = range(13)
@@ -244,7 +269,7 @@ def test_a_step_is_an_integer_of_any_kind(make):
         return schedule(variable)
 
     expected = rates(schedule)
-    assert len(set(expected)) > 1
+    assert len(set(expected)) > 1 or isinstance(schedule, FixedLR)
     assert expected.dtype == np.float32
     assert expected.shape == (len(STEPS),)
     for kind in (
@@ -415,8 +440,9 @@ def test_each_argument_is_an_attribute_and_in_the_config(make):
     assert config["name"] == "mine"
     for name, argument in arguments.items():
         assert hasattr(schedule, name)
-        # The list above would not show that a copy loses an argument otherwise.
-        assert getattr(schedule, name) != argument.default
+        # The list above would not show that a copy loses an argument otherwise. All
+        # there return float32: for a `dtype` see `test_policies.py`.
+        assert getattr(schedule, name) != argument.default or name == "dtype"
 
 
 def test_attributes_are_plain_python_values():
@@ -648,6 +674,15 @@ def test_a_recipe_for_hardly_any_steps_is_finite():
         (r"values\[0\]", lambda x: StepCosineDecayWithOffset([0], [x])),
         (r"schedules\[1\]", lambda x: Sequential([0.5, x], [4])),
         ("base_learning_rate", lambda x: linear_scaling(x, 256)),
+        ("learning_rate", lambda x: FixedLR(x)),
+        ("learning_rate", lambda x: PiecewiseConstant(x, [4], [0.5])),
+        (r"decay_rates\[1\]", lambda x: PiecewiseConstant(1.0, [4, 8], [0.5, x])),
+        (r"boundaries\[0\]", lambda x: PiecewiseConstant(1.0, [x], [0.5], 10)),
+        ("learning_rate", lambda x: ExpDecay(x, 4, 0.5, False)),
+        ("min_lr", lambda x: PolyDecay(1.0, 4, min_lr=x)),
+        ("learning_rate", lambda x: TransformerPolicy(x, 16, 4)),
+        ("coefficient", lambda x: TransformerPolicy(1.0, 16, 4, coefficient=x)),
+        ("max_lr", lambda x: TransformerPolicy(1.0, 16, 4, max_lr=x)),
     ],
 )
 @pytest.mark.parametrize(
@@ -733,6 +768,21 @@ def test_a_power_may_be_negative_but_must_be_finite(make):
             [],
         ),
         (r"boundaries\[0\]", lambda x: Sequential([0.5, 0.1], [x]), [-1]),
+        (r"boundaries\[0\]", lambda x: PiecewiseConstant(1.0, [x], [0.5]), [-1]),
+        ("decay_steps", lambda x: ExpDecay(1.0, x, 0.5, False), [-1, 0]),
+        ("decay_steps", lambda x: PolyDecay(1.0, x), [-1, 0]),
+        ("decay_steps", lambda x: InvPolyDecay(1.0, x, 0.1), [-1, 0]),
+        ("decay_steps", lambda x: CosineDecay(1.0, x), [-1, 0]),
+        (
+            "begin_decay_at",
+            lambda x: ExpDecay(1.0, 4, 0.5, False, begin_decay_at=x),
+            [-1],
+        ),
+        ("begin_decay_at", lambda x: CosineDecay(1.0, 4, begin_decay_at=x), [-1]),
+        ("warmup_steps", lambda x: PolyDecay(1.0, 4, warmup_steps=x), [-1]),
+        ("warmup_steps", lambda x: InvPolyDecay(1.0, 4, 0.1, warmup_steps=x), [-1]),
+        ("warmup_steps", lambda x: TransformerPolicy(1.0, 16, x), [-1, 0]),
+        ("d_model", lambda x: TransformerPolicy(1.0, x, 4), [-1, 0]),
     ],
 )
 def test_a_number_of_steps_that_is_none_is_refused(argument, make, refused):
@@ -749,6 +799,8 @@ def test_a_number_of_steps_that_is_none_is_refused(argument, make, refused):
         ),
         lambda x: StepCosineDecayWithOffset(x, [1.0, 0.5]),
         lambda x: Sequential([1.0, 0.5, 0.1], x),
+        lambda x: PiecewiseConstant(1.0, x, [0.5, 0.1]),
+        lambda x: PiecewiseConstant(1.0, x, [0.5, 0.1], steps_per_epoch=3),
     ],
 )
 def test_boundaries_that_are_none_are_refused(make):
@@ -789,6 +841,45 @@ def test_boundaries_that_are_none_are_refused(make):
                 initial_learning_rate=1.0, decay_steps=4, decay_rate=0.0
             ),
             "`decay_rate` must be a finite number above 0",
+        ),
+        *[
+            (
+                lambda x=x: ExpDecay(1.0, 4, x, False),
+                "`decay_rate` must be a finite number above 0",
+            )
+            for x in (0.0, -0.5, float("nan"), "0.5")
+        ],
+        *[
+            (
+                lambda cls=cls, rest=rest, x=x: cls(1.0, 4, power=x, **rest),
+                "`power` must be (a finite number above 0|finite)",
+            )
+            for cls, rest in (
+                (PolyDecay, {}),
+                (CosineDecay, {}),
+                (InvPolyDecay, {"min_lr": 0.1}),
+            )
+            for x in (0.0, -1.0, float("nan"), float("inf"))
+        ],
+        (
+            lambda: PolyDecay(1.0, 4, begin_decay_at=2**31),
+            "`begin_decay_at` must not be above 2147483647",
+        ),
+        (
+            lambda: PiecewiseConstant(1.0, [], []),
+            "`decay_rates` must have at least 1 entry",
+        ),
+        (
+            lambda: PiecewiseConstant(1.0, [30, 20], [0.5, 0.1], 10),
+            r"increasing.*\[300, 200\], in steps of boundaries=\[30, 20\] epochs",
+        ),
+        (
+            lambda: PiecewiseConstant(1.0, [1], [0.5], steps_per_epoch=2.5),
+            "`steps_per_epoch` must be a positive integer",
+        ),
+        (
+            lambda: PiecewiseConstant(1e20, [1], [1e20]),
+            r"`learning_rate \* decay_rates\[0\]` must be finite",
         ),
     ],
 )

@@ -3,7 +3,8 @@
 Every class here is a `keras.optimizers.schedules.LearningRateSchedule`: give it to
 an optimizer as the `learning_rate`. Step 0 is the first one. The arithmetic of the
 schedules that the TensorFlow Model Garden has is that of its
-`official.modeling.optimization.lr_schedule`, and its configs load.
+`official.modeling.optimization.lr_schedule`, and its configs load. OpenSeq2Seq's
+learning-rate policies are here as classes.
 """
 
 from keras_lso.schedules.keras_decays import (
@@ -18,6 +19,17 @@ from keras_lso.schedules.other_decays import (
     PowerDecayWithOffset,
     StepCosineDecayWithOffset,
 )
+from keras_lso.schedules.policies import (
+    FixedLR,
+    PiecewiseConstant,
+    TransformerPolicy,
+)
+from keras_lso.schedules.policies_decay import (
+    CosineDecay,
+    ExpDecay,
+    InvPolyDecay,
+    PolyDecay,
+)
 from keras_lso.schedules.recipes import Recipe, linear_scaling, mlperf_resnet
 from keras_lso.schedules.sequential import Sequential
 from keras_lso.schedules.warmup import (
@@ -27,11 +39,17 @@ from keras_lso.schedules.warmup import (
 )
 
 __all__ = [
+    "CosineDecay",
     "CosineDecayWithOffset",
     "DirectPowerDecay",
+    "ExpDecay",
     "ExponentialDecayWithOffset",
+    "FixedLR",
+    "InvPolyDecay",
     "LinearWarmup",
+    "PiecewiseConstant",
     "PiecewiseConstantDecayWithOffset",
+    "PolyDecay",
     "PolynomialDecayWithOffset",
     "PolynomialWarmUp",
     "PolynomialWarmup",
@@ -40,6 +58,7 @@ __all__ = [
     "Recipe",
     "Sequential",
     "StepCosineDecayWithOffset",
+    "TransformerPolicy",
     "linear_scaling",
     "mlperf_resnet",
 ]

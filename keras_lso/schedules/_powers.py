@@ -1,0 +1,91 @@
+"""Powers with float32's full accuracy, where float64 is not to be had.
+
+A rounded number, raised to the power n, is off by n times as much. So what is raised
+here is a whole number below 2**24, which float32 holds exactly, and what had to be
+cut off for that is a factor of its own, near 1. Constants are computed in float64.
+
+The exact steps stay exact in a compiler that fuses a product and a sum, multiplies by
+the reciprocal of a constant or adds constants up first.
+"""
+
+import math
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_lso.schedules._members import float32
+
+
+def whole(step):
+    """Returns a step as a signed integer tensor; a float is cut to a whole number."""
+    step = ops.convert_to_tensor(step)
+    if keras.backend.standardize_dtype(step.dtype) in ("int32", "int64"):
+        return step
+    return ops.cast(step, "int32")
+
+
+def power_of_two(count, rate):
+    """Returns `2 ** (count * rate)`.
+
+    Args:
+        count: Integer tensor from 0 to 2**24.
+        rate: Float.
+    """
+    # The product of two numbers of 12 bits is exact, the rest of the rate small.
+    low = count % 2**12
+    high, low = ops.cast(count - low, "float32"), ops.cast(low, "float32")
+    mantissa, exponent = math.frexp(rate)
+    leading = math.ldexp(math.floor(mantissa * 2**12), exponent - 12)
+    first, second = high * leading, low * leading
+    integer = ops.floor(first + second)
+    # Clipped only where the power is zero or infinite anyway, lest that be NaN.
+    fraction = ops.clip((first - integer) + second, float32(-1), float32(2))
+    rest = ops.clip((high + low) * (rate - leading), float32(-1), float32(1))
+    # As factors: a compiler may add the terms of a longer sum in another order.
+    return (
+        ops.power(float32(2), integer)
+        * ops.exp(fraction * math.log(2))
+        * ops.exp(rest * math.log(2))
+    )
+
+
+def power_of_share(count, offset, total, power):
+    """Returns `((count + offset) / total) ** power`.
+
+    Args:
+        count: Integer tensor of zero or more; one or more for a negative power.
+        offset: Float of zero or more.
+        total: Positive float, which `count + offset` does not exceed.
+        power: Float.
+    """
+    # In units of which the total has from 2**23 to 2**24.
+    exponent = math.frexp(total)[1] - 24
+    unit = 2.0**exponent
+    offset_rest, offset_units = math.modf(offset / unit)
+    count_rest = count % int(min(max(unit, 1), 2**31 - 1))
+    units = ops.cast(count - count_rest, "float32") / unit + offset_units
+    rest = ops.cast(count_rest, "float32") / unit + offset_rest
+    # At least one, for the division.
+    base = ops.maximum(units, float32(1))
+    excess = ((units - base) + rest) / base
+    # A power of two scales without rounding.
+    return _power_of_product(
+        base / 2**23, excess, math.log(2**23 * unit / total), power
+    )
+
+
+def _power_of_product(base, excess, log_factor, power):
+    """Returns `(base * (1 + excess) * exp(log_factor)) ** power`.
+
+    A power beyond 100, at which `base ** power` might leave float32's range, is
+    taken as a power of a power, which adds up rounding errors: more than 1e-6 from
+    a power of 300 on.
+    """
+    outer = max(math.ceil(abs(power) / 100), 1)
+    power = power / outer
+    rounded = float(np.float32(power))
+    correction = power * ops.log1p(excess) + (power - rounded) * ops.log(base)
+    result = ops.power(base, float32(rounded)) * ops.exp(correction)
+    result = result * math.exp(power * log_factor)
+    return result if outer == 1 else ops.power(result, float32(outer))
