@@ -122,6 +122,22 @@ def assert_is_mean(means):
         np.testing.assert_array_equal(actual, expected, err_msg=name, strict=True)
 
 
+def test_a_training_op_steps_by_the_mean_and_skips_on_all(results):
+    # By half of the mean of four batches, two on each of two processes.
+    after_first = [1.0 - 0.5 * 2.0, 2.0 - 0.5 * 2.0]
+    after_last = [0.0 - 0.5 * 1.0, 1.0 - 0.5 * 2.0]
+    expected = [[1.0, 2.0], *[after_first] * 4, after_last]
+    for result in results:
+        if ON_TENSORFLOW:
+            expected_here = [[values] for values in expected]
+            assert "cross-replica context" in result["outside of replicas"]
+            assert "`strategy.run(train_op, args)`" in result["outside of all"]
+        else:
+            expected_here = expected
+        assert result["trained"] == expected_here
+        assert result["scale"] == 2.0**13
+
+
 def test_all_processes_get_the_mean(results):
     first, second = results
     assert first["count"] == second["count"] == 2
@@ -163,5 +179,6 @@ def test_replicas_of_one_process(path):
     first, second = result["means"]
     assert first == second
     assert_is_mean(first)
+    assert result["trained"][-1] == 2 * [[-0.5, 0.0]]
     assert result["sparse"] == 2 * [["IndexedSlices", [[90000.0], [2.0], [0.0]], None]]
     assert "`strategy.run(train_op, args)`" in result["no replica"]

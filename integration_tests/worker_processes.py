@@ -11,8 +11,10 @@ import sys
 import keras
 import numpy as np
 from keras import ops
+from two_processes import BATCHES
 
 from keras_lso import backend
+from keras_lso.compat.open_seq2seq import optimize_loss
 
 rank, folder, port, path = int(sys.argv[1]), *sys.argv[2:]
 
@@ -78,4 +80,21 @@ if keras.backend.backend() == "jax":
     own = mean.addressable_data(0)
     result["spans processes"] = [own.tolist(), local.tolist()]
     result["in jit"] = message(jax.jit(backend.average_over_processes), [ones])
+
+weight = keras.Variable([1.0, 2.0])
+train_op = optimize_loss(
+    lambda x: ops.sum(weight * x),
+    "SGD",
+    {},
+    lambda step: 0.5,
+    dtype="mixed",
+    loss_scaling="Backoff",
+    on_horovod=True,
+    iter_size=2,
+)
+result["trained"] = []
+for batches in BATCHES:
+    train_op(np.float32(batches[rank]))
+    result["trained"].append(ops.convert_to_numpy(weight).tolist())
+result["scale"] = float(train_op.optimizer.loss_scale)
 print("RESULT", json.dumps(result))

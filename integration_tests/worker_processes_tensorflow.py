@@ -7,14 +7,18 @@ Two replicas in one process, or one of two processes of one replica each. GRADIE
 a JSON file: for each replica a list of `[dtype, values]` or None.
 """
 
+import functools
 import json
 import os
 import sys
 
+import keras
 import numpy as np
 import tensorflow as tf
+from two_processes import BATCHES
 
 from keras_lso import backend
+from keras_lso.compat.open_seq2seq import optimize_loss
 
 path, *address = sys.argv[1:]
 rank, *ports = map(int, address or [0])
@@ -104,4 +108,34 @@ if ports:
     result["other variables"] = message(
         average, ones, lambda ones: [None, ones] if rank else [ones, None]
     )
+with strategy.scope():
+    weight = keras.Variable([1.0, 2.0])
+    train_op = optimize_loss(
+        lambda x: tf.reduce_sum(weight * x),
+        "SGD",
+        {},
+        lambda step: 0.5,
+        var_list=[weight],
+        dtype="mixed",
+        loss_scaling="Backoff",
+        on_horovod=True,
+        iter_size=2,
+    )
+
+
+@functools.partial(tf.function, autograph=False)
+def train(batch, skip_update):
+    strategy.run(train_op, args=(batch,), kwargs={"skip_update": skip_update})
+
+
+result["trained"] = []
+for i, batches in enumerate(BATCHES):
+    batch = on_replicas(lambda rank, batches=batches: tf.constant(batches[rank]))
+    train(batch, skip_update=i % 2 == 0)
+    local = strategy.experimental_local_results(weight.value)
+    result["trained"].append([value.numpy().tolist() for value in local])
+result["scale"] = float(train_op.optimizer.loss_scale)
+with strategy.scope():
+    result["outside of replicas"] = message(train_op, tf.ones(2))
+result["outside of all"] = message(lambda: train_op(tf.ones(2), skip_update=False))
 print("RESULT", json.dumps(result))

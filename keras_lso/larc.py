@@ -159,10 +159,25 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
         grads, variables = match(self, grads, trainable_variables)
         if not variables:
             return
-        rescaled = self._rescale(grads, variables, inv_scale)
+        ratios = self.ratios(grads, variables, inv_scale)
+        rescaled = [
+            g if ratio is None else _multiply(g, ratio)
+            for g, ratio in zip(grads, ratios, strict=True)
+        ]
         self.inner_optimizer.apply(rescaled, variables, **kwargs)
 
-    def _rescale(self, grads, variables, inv_scale):
+    def ratios(self, grads, variables, inv_scale=1.0):
+        """Returns what each gradient is multiplied by.
+
+        Args:
+            grads: List of gradients, one for each variable, or None.
+            variables: List of variables.
+            inv_scale: Float32 scalar (tensor). What unscales the gradients. Defaults
+                to `1.0`: they are not scaled.
+
+        Returns:
+            List of float32 scalar tensors; None for what stays as it is.
+        """
         chosen = [
             i
             for i, (g, v) in enumerate(zip(grads, variables, strict=True))
@@ -170,9 +185,9 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
             and not adapters.is_overwritten(v)
             and not adapters.path_matches(v, self.exclude)
         ]
+        found: list = [None] * len(grads)
         if not chosen:
-            return grads
-        grads = list(grads)
+            return found
         totals = [grads[i] for i in chosen]
         if not adapters.has_reduced_gradients():
             totals = backend.total(totals)
@@ -182,8 +197,8 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
         )
         ratios = self._ratios(_stack(g_norms) * inv_scale, _stack(w_norms))
         for i, ratio in zip(chosen, ops.unstack(ratios, len(chosen)), strict=True):
-            grads[i] = _multiply(grads[i], ratio)
-        return grads
+            found[i] = ratio
+        return found
 
     def _ratios(self, g_norms, w_norms):
         limits = g_norms + self.epsilon

@@ -322,8 +322,19 @@ _KERNELS: dict[type, Callable[..., None]] = {
 
 
 def compile_step(step):
-    """See `generic.compile_step`."""
-    return tf.function(step)
+    """See `generic.compile_step`.
+
+    Replicas meet in a step, which they cannot do in a function of their own. The one
+    around `strategy.run` compiles it.
+    """
+    compiled = tf.function(step)
+
+    def call(*args):
+        context = tf.distribute.get_replica_context()
+        is_one_of_many = context is not None and context.num_replicas_in_sync > 1
+        return (step if is_one_of_many else compiled)(*args)
+
+    return call
 
 
 def compute_gradients(loss_fn, variables, grad_loss=None, tape=None):

@@ -1,5 +1,5 @@
 """The names of other libraries, for code that is to run by changing its imports."""
 
-from keras_lso.compat import v1, v2
+from keras_lso.compat import open_seq2seq, v1, v2
 
-__all__ = ["v1", "v2"]
+__all__ = ["open_seq2seq", "v1", "v2"]

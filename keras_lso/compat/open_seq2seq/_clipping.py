@@ -1,0 +1,97 @@
+"""Clipping by global norm, as OpenSeq2Seq had it: in float32."""
+
+from keras import ops
+
+from keras_lso import backend
+from keras_lso._checks import check_factor, is_number
+
+
+def clip_by_global_norm(t_list, clip_norm, use_norm, name=None):
+    """Clips the values of several tensors by the norm of them all.
+
+    ```python
+    global_norm = sqrt(sum(l2_norm(t) ** 2 for t in t_list))
+    t = t * clip_norm / max(global_norm, clip_norm)
+    ```
+
+    The norm is summed up in float32: the squares of float16 gradients overflow. If it
+    is inf or NaN, so is what it divides: nothing that is not finite becomes so.
+
+    Args:
+        t_list: List or tuple of tensors, dense or sparse, or None.
+        clip_norm: Float, or scalar tensor. The ratio to clip to, above 0.
+        use_norm: Scalar (tensor). The global norm, if it is known already. None: it
+            is computed.
+        name: String. Defaults to `None`. Keras 3 has no operations to name.
+
+    Returns:
+        A tuple of the list of clipped tensors, each of its own dtype, with None where
+        there was None, and the global norm, a float32 scalar tensor.
+
+    Raises:
+        TypeError: If `t_list` is not a sequence.
+        ValueError: If `clip_norm` is not above 0.
+
+    Example:
+
+    >>> from keras import ops
+    >>> from keras_lso.compat.open_seq2seq.optimizers import _clip_by_global_norm
+    >>> tensors = [ops.array([3.0, 0.0]), None, ops.array([4.0])]
+    >>> [first, none, last], norm = _clip_by_global_norm(tensors, 2.5, None)
+    >>> print(ops.convert_to_numpy(first), none, ops.convert_to_numpy(last))
+    [1.5 0. ] None [2.]
+    >>> float(norm)
+    5.0
+    """
+    if not isinstance(t_list, list | tuple):
+        raise TypeError(
+            "Argument `t_list` must be a list or a tuple of tensors. Received: "
+            f"t_list={t_list!r} of type {type(t_list).__name__}"
+        )
+    if is_number(clip_norm):
+        check_factor("clip_norm", clip_norm, above=0.0)
+    tensors = [backend.as_tensor(t) for t in t_list]
+    norm = global_norm(tensors) if use_norm is None else use_norm
+    norm = ops.convert_to_tensor(norm, dtype="float32")
+    clip_norm = ops.convert_to_tensor(clip_norm, dtype="float32")
+    factor = clip_norm / ops.maximum(norm, clip_norm)
+    # Not by `maximum` alone: not every framework hands a NaN on. An inf that is
+    # multiplied by 0 is a NaN.
+    factor = ops.where(ops.isfinite(norm), factor, norm - norm)
+    multiply = _times(factor)
+    clipped = [t if t is None else backend.map_values(multiply, t) for t in tensors]
+    return clipped, norm
+
+
+def global_norm(tensors):
+    """Returns the norm of all tensors together, a float32 scalar tensor."""
+    tensors = [t for t in tensors if t is not None]
+    if not tensors:
+        return ops.zeros((), dtype="float32")
+    norms = ops.stack([ops.cast(n, "float32") for n in backend.l2_norms(tensors)])
+    [norm] = backend.l2_norms([norms])
+    return norm
+
+
+def _times(factor):
+    def multiply(values):
+        return ops.cast(backend.times(values, factor), values.dtype)
+
+    return multiply
+
+
+def clip_gradients_by_norm(grads_and_vars, clip_gradients):
+    """Clips gradients by their global norm.
+
+    Args:
+        grads_and_vars: List of `(gradient, variable)` pairs.
+        clip_gradients: Float. The norm to clip to.
+
+    Returns:
+        List of `(gradient, variable)` pairs. A gradient of None stays None.
+    """
+    if not grads_and_vars:
+        return []
+    grads, variables = zip(*grads_and_vars, strict=True)
+    clipped, _ = clip_by_global_norm(grads, clip_gradients, None)
+    return list(zip(clipped, variables, strict=True))

@@ -1,0 +1,86 @@
+"""The optimizers that OpenSeq2Seq knew by name, with the arguments of TF1."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+from keras import ops
+
+from keras_lso import adapters
+from keras_lso.lars import LARS
+from keras_lso.novograd import NovoGrad
+
+
+@dataclasses.dataclass(frozen=True)
+class NamedOptimizer:
+    """Makes an optimizer from the arguments that it had in TF1, or has in Keras.
+
+    Args:
+        make: The class, or a function of the same arguments.
+        renamed: Dict of TF1's names to Keras's, where they differ.
+        defaults: Dict of TF1's defaults, where they differ, under Keras's names.
+        initial_slots: Dict of the slots that did not start at Keras's value to the
+            value they started at.
+    """
+
+    make: Callable
+    renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    initial_slots: Mapping[str, float] = dataclasses.field(default_factory=dict)
+
+    def __call__(self, **params):
+        # Keras updates a variable from one place at a time, locked or not.
+        params = {k: v for k, v in params.items() if k != "use_locking"}
+        for old, new in self.renamed.items():
+            if old in params and new in params:
+                raise TypeError(
+                    f"`{old}` is TF1's name for `{new}`: give one of them. Received: "
+                    f"{old}={params[old]!r}, {new}={params[new]!r}"
+                )
+        params = {self.renamed.get(k, k): v for k, v in params.items()}
+        return self.make(**{**self.defaults, **params})
+
+    def set_slots(self, optimizer):
+        """Sets the slots of a built optimizer to what they were in TF1."""
+        slots = adapters.slots(optimizer)
+        for name, value in self.initial_slots.items():
+            for slot in slots[name]:
+                slot.assign(ops.full(slot.shape, value, slot.dtype))
+
+
+def _momentum(momentum, nesterov=False, **params):
+    """Returns TF1's momentum, into which the learning rate does not enter.
+
+    `v = momentum * v + g; w = w - learning_rate * v`: LARS's popular momentum, in
+    which no layer adapts.
+    """
+    return LARS(
+        momentum=momentum,
+        nesterov=nesterov,
+        classic_momentum=False,
+        exclude_from_layer_adaptation=[""],
+        **params,
+    )
+
+
+_BETAS = {"beta1": "beta_1", "beta2": "beta_2"}
+
+OPTIMIZER_CLS_NAMES = {
+    "Adagrad": NamedOptimizer(keras.optimizers.Adagrad, defaults={"epsilon": 0.0}),
+    "Adam": NamedOptimizer(keras.optimizers.Adam, _BETAS, {"epsilon": 1e-8}),
+    "AdamW": NamedOptimizer(keras.optimizers.AdamW, _BETAS, {"epsilon": 1e-8}),
+    "Ftrl": NamedOptimizer(keras.optimizers.Ftrl),
+    "LARS": NamedOptimizer(LARS),
+    "Momentum": NamedOptimizer(_momentum, {"use_nesterov": "nesterov"}),
+    "NovoGrad": NamedOptimizer(
+        NovoGrad, {**_BETAS, "weight_decay": "weight_decay_rate"}
+    ),
+    "RMSProp": NamedOptimizer(
+        keras.optimizers.RMSprop,
+        {"decay": "rho"},
+        {"epsilon": 1e-10},
+        initial_slots={"rms": 1.0},
+    ),
+    "SGD": NamedOptimizer(keras.optimizers.SGD),
+}

@@ -1,0 +1,124 @@
+"""What a training op reports to TensorBoard."""
+
+import time
+
+import numpy as np
+from keras import ops
+
+from keras_lso import adapters, backend
+from keras_lso.compat.open_seq2seq._clipping import global_norm
+from keras_lso.larc import LARC
+from keras_lso.loss_scale_optimizer import LossScaleOptimizer
+
+OPTIMIZER_SUMMARIES = [
+    "learning_rate",
+    "gradients",
+    "gradient_norm",
+    "global_gradient_norm",
+    "variables",
+    "variable_norm",
+    "larc_summaries",
+    "loss_scale",
+]
+DEFAULT_SUMMARIES = ["learning_rate", "global_gradient_norm", "loss_scale"]
+
+
+def collect(summaries, optimizer, grads, variables):
+    """Returns the tensors to report, by their tags.
+
+    Args:
+        summaries: List of names, of `OPTIMIZER_SUMMARIES`.
+        optimizer: The optimizer, which has not applied the gradients yet.
+        grads: List of unscaled gradients, one for each variable, or None.
+        variables: List of variables.
+
+    Returns:
+        Dict of tags to scalar tensors; those of histograms have the values' shape.
+    """
+    chain = adapters.chain(optimizer)
+    rate = ops.cast(ops.convert_to_tensor(chain[-1].learning_rate), "float32")
+    reports = {}
+    if "learning_rate" in summaries:
+        reports["learning_rate"] = rate
+    if "loss_scale" in summaries:
+        for scaler in (o for o in chain if isinstance(o, LossScaleOptimizer)):
+            reports["loss_scale"] = scaler.loss_scale
+    if "global_gradient_norm" in summaries:
+        reports["global_gradient_norm"] = _mask_nans(global_norm(grads))
+    for grad, variable in zip(grads, variables, strict=True):
+        path = adapters.path_of(variable)
+        if grad is not None and "gradients" in summaries:
+            reports[f"gradients/{path}"] = _mask_nans(backend.to_dense(grad))
+        if grad is not None and "gradient_norm" in summaries:
+            reports[f"gradient_norm/{path}"] = _mask_nans(_norm(grad))
+        if "variables" in summaries:
+            reports[f"variables/{path}"] = backend.in_float32(variable)
+        if "variable_norm" in summaries:
+            reports[f"variable_norm/{path}"] = _norm(ops.convert_to_tensor(variable))
+    if "larc_summaries" in summaries:
+        for larc in (o for o in chain if isinstance(o, LARC)):
+            reports.update(_of_larc(larc, rate, grads, variables))
+    return reports
+
+
+def _of_larc(larc, rate, grads, variables):
+    ratios = larc.ratios(grads, variables)
+    reports = {}
+    for ratio, variable in zip(ratios, variables, strict=True):
+        if ratio is None:
+            continue
+        path = adapters.path_of(variable)
+        if larc.mode == "clip":
+            clips = ops.cast(ratio < 1.0, "float32")
+            reports[f"larc_clip_on/{path}"] = clips
+        reports[f"larc_grad_update/{path}"] = ratio
+        reports[f"larc_final_lr/{path}"] = rate * ratio
+    return reports
+
+
+def _norm(tensor):
+    [norm] = backend.l2_norms([tensor])
+    return norm
+
+
+def _mask_nans(values):
+    """Returns 0 in place of what is not finite, which no histogram takes."""
+    values = ops.convert_to_tensor(values)
+    return ops.where(ops.isfinite(values), values, ops.zeros_like(values))
+
+
+class SummaryWriter:
+    """Writes scalars and histograms into an event file, by TensorBoard's own writer.
+
+    Args:
+        log_dir: String or path. The directory of the file.
+    """
+
+    def __init__(self, log_dir):
+        try:
+            from tensorboard.summary.writer.event_file_writer import EventFileWriter
+        except ImportError as error:
+            raise ImportError(
+                "Summaries are written by TensorBoard, which is not installed. Run "
+                "`pip install tensorboard`."
+            ) from error
+        self._file = EventFileWriter(str(log_dir))
+
+    def write(self, step, reports):
+        """Writes the values of a step.
+
+        Args:
+            step: Int.
+            reports: What `collect` returned.
+        """
+        from tensorboard.compat.proto.event_pb2 import Event
+        from tensorboard.plugins.histogram.summary import histogram_pb
+        from tensorboard.plugins.scalar.summary import scalar_pb
+
+        for tag, values in reports.items():
+            values = np.asarray(ops.convert_to_numpy(values), "float64")
+            summary = (histogram_pb if values.ndim else scalar_pb)(tag, values)
+            self._file.add_event(
+                Event(step=step, wall_time=time.time(), summary=summary)
+            )
+        self._file.flush()

@@ -1,0 +1,298 @@
+"""The training op that `optimize_loss` returns: one step of training, compiled."""
+
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_lso import adapters, backend
+from keras_lso._checks import check_positive_int, check_variables
+from keras_lso.compat.open_seq2seq._clipping import clip_by_global_norm
+from keras_lso.compat.open_seq2seq._summaries import SummaryWriter, collect
+from keras_lso.compat.open_seq2seq.regularization import models_at_hand
+from keras_lso.loss_scale_optimizer import LossScaleOptimizer
+
+
+class TrainingOp:
+    """Runs one step of training when it is called with a batch.
+
+    ```python
+    gradients = gradients_of(loss(*batch))              # unscaled, in float32
+    accumulators += gradients / iter_size
+    if not skip_update:
+        gradients = average_over_processes(accumulators)
+        gradients = clip_by_global_norm(gradients, clip_gradients)
+        optimizer.apply(gradients)
+        accumulators = 0
+    ```
+
+    The step is compiled, by `tf.function` or `jax.jit`; on PyTorch it runs eagerly,
+    as Keras trains there. `keras_lso.compat.open_seq2seq.optimize_loss` makes one.
+
+    Attributes:
+        optimizer: The optimizer that applies the gradients.
+        variables: List of the variables that it trains; None before the first call
+            if nobody has said which.
+        accumulators: List of the float32 variables in which gradients are added up,
+            one for each of `variables`; empty if `iter_size` is 1.
+    """
+
+    def __init__(
+        self,
+        loss,
+        optimizer,
+        named_optimizer=None,
+        variables=None,
+        model=None,
+        clip_gradients=None,
+        summaries=(),
+        on_horovod=False,
+        iter_size=1,
+        skip_update_ph=None,
+    ):
+        self.optimizer = optimizer
+        self.variables: Any = None
+        self.accumulators: list = []
+        self._loss = loss
+        self._named_optimizer = named_optimizer
+        self._given_variables = variables
+        self._model = model
+        self._clip_norm = clip_gradients
+        self._summaries = tuple(summaries)
+        self._on_horovod = on_horovod
+        self._iter_size = iter_size
+        self._skip_update_ph = skip_update_ph
+        self._scaler = next(
+            (o for o in adapters.chain(optimizer) if isinstance(o, LossScaleOptimizer)),
+            None,
+        )
+        self._micro_steps, self._updates = 0, 0
+        self._writer: Any = None
+        self._write_every = 1
+        self._compiled = {}
+        # Where it can be, so that it is done outside of any replica.
+        if variables is not None or (model is not None and model.built):
+            self._build(())
+
+    @property
+    def global_step(self):
+        """The variable that counts the applied steps."""
+        return self.optimizer.iterations
+
+    def write_summaries(self, log_dir="logs", every=100):
+        """Writes the summaries to a file for TensorBoard from now on.
+
+        Reading them waits for the device, so it is done every now and then. It takes
+        calls from outside of any `tf.function`.
+
+        Args:
+            log_dir: String or path. The directory. Defaults to `"logs"`.
+            every: Int. The number of updates from one writing to the next. Defaults
+                to `100`.
+        """
+        every = check_positive_int("every", every)
+        self._writer, self._write_every = SummaryWriter(log_dir), every
+
+    def __call__(self, *batch, skip_update=None):
+        """Runs one step.
+
+        Args:
+            *batch: What the loss is called with: arrays or tensors, or nested
+                structures of them.
+            skip_update: Bool. Whether to add the gradients up only, and leave the
+                variables as they are. Defaults to `None`: what `skip_update_ph` says;
+                without it, every `iter_size`-th call updates.
+
+        Returns:
+            The loss of the batch, a float32 scalar tensor.
+        """
+        backend.check_replica_context("train_op")
+        skip_update = self._decide(skip_update)
+        batch = keras.tree.map_structure(_as_tensor, batch)
+        if self.variables is None:
+            self._build(batch)
+        if skip_update:
+            self._micro_steps += 1
+            return self._run("accumulate", batch)
+        self._micro_steps = 0
+        return self._update(batch)
+
+    def _decide(self, skip_update):
+        """Returns whether this call only accumulates."""
+        if skip_update is None and self._skip_update_ph is not None:
+            placeholder = self._skip_update_ph
+            value = placeholder() if callable(placeholder) else placeholder
+            skip_update = bool(ops.convert_to_numpy(value))
+        if skip_update is None:
+            return self._micro_steps + 1 < self._iter_size
+        if not isinstance(skip_update, bool | np.bool_):
+            raise TypeError(
+                "Argument `skip_update` must be True or False, on the host. Received: "
+                f"skip_update={skip_update!r} of type {type(skip_update).__name__}"
+            )
+        if skip_update and self._iter_size == 1:
+            raise ValueError(
+                "With `iter_size=1` every call updates the variables, so no gradients "
+                "are added up. Write `optimize_loss(..., iter_size=n)` for n batches "
+                "an update. Received: skip_update=True"
+            )
+        return bool(skip_update)
+
+    def _update(self, batch):
+        self._updates += 1
+        writes = self._writer is not None and self._updates % self._write_every == 0
+        in_halves = self._on_horovod and not backend.AVERAGES_IN_STEP
+        if in_halves:
+            loss, grads = self._run("gradients", batch)
+            grads = backend.average_over_processes(grads)
+            summaries = self._run("finish and report" if writes else "finish", (grads,))
+        else:
+            name = "update and report" if writes else "update"
+            loss, summaries = self._run(name, batch)
+        if writes:
+            self._writer.write(self._updates, summaries)
+        return loss
+
+    # --- Building and compiling ---------------------------------------------
+
+    def _build(self, batch):
+        variables = self._find_variables(batch)
+        self.optimizer.build(variables)
+        if self._named_optimizer is not None:
+            self._named_optimizer.set_slots(adapters.chain(self.optimizer)[-1])
+        if self._iter_size > 1:
+            self.accumulators = [_accumulator_of(v) for v in variables]
+        # Whether a variable has ever had a gradient.
+        self._has_gradient = [False] * len(variables)
+        self.variables = variables
+
+    def _find_variables(self, batch):
+        if self._given_variables is not None:
+            return self._given_variables
+        loss_fn = self._loss_of(batch)
+        if self._model is None:
+            return backend.trained_variables(loss_fn)
+        if not self._model.built:
+            backend.trained_variables(loss_fn)
+        return check_variables("model", self._model.trainable_variables)
+
+    def _run(self, name, arguments):
+        if name not in self._compiled:
+            step = {
+                "accumulate": self._accumulate_step,
+                "gradients": self._gradients_step,
+                "finish": lambda grads: self._finish(grads, ()),
+                "finish and report": lambda grads: self._finish(grads, self._summaries),
+                "update": lambda *batch: self._update_step(batch, ()),
+                "update and report": lambda *batch: self._update_step(
+                    batch, self._summaries
+                ),
+            }[name]
+            self._compiled[name] = backend.compile_step(step)
+        return self._compiled[name](*arguments)
+
+    # --- What is compiled -----------------------------------------------------
+
+    def _update_step(self, batch, summaries):
+        loss, grads = self._gradients_step(*batch)
+        if self._on_horovod:
+            grads = backend.average_over_processes(grads)
+        return loss, self._finish(grads, summaries)
+
+    def _accumulate_step(self, *batch):
+        loss, grads = self._gradients(batch)
+        for accumulator, share in zip(
+            self.accumulators, self._shares(grads), strict=True
+        ):
+            if share is not None:
+                accumulator.assign_add(share)
+        return loss
+
+    def _gradients_step(self, *batch):
+        """Returns the loss, and the gradients of all batches of this update."""
+        loss, grads = self._gradients(batch)
+        if not self.accumulators:
+            return loss, grads
+        totals = []
+        for i, share in enumerate(self._shares(grads)):
+            accumulator = self.accumulators[i]
+            total = ops.convert_to_tensor(accumulator)
+            if share is not None:
+                total = total + share
+            totals.append(ops.copy(total) if self._has_gradient[i] else None)
+            accumulator.assign(ops.zeros(accumulator.shape, "float32"))
+        return loss, totals
+
+    def _shares(self, grads):
+        """Returns what each gradient adds to its accumulator."""
+        for i, grad in enumerate(grads):
+            self._has_gradient[i] |= grad is not None
+        return [
+            None if g is None else backend.to_dense(g) / self._iter_size for g in grads
+        ]
+
+    def _gradients(self, batch):
+        """Returns the loss and its gradients, unscaled and in float32."""
+        scale = 1.0 if self._scaler is None else self._scaler.loss_scale
+
+        def scaled_loss():
+            return backend.in_float32(self._loss_of(batch)()) * scale
+
+        loss, grads = backend.compute_gradients(scaled_loss, self.variables)
+        inv_scale = 1.0 / scale
+        loss = backend.times(ops.stop_gradient(loss), inv_scale)
+        return loss, [
+            g
+            if g is None or adapters.is_overwritten(v)
+            else backend.map_values(lambda x: backend.times(x, inv_scale), g)
+            for g, v in zip(grads, self.variables, strict=True)
+        ]
+
+    def _loss_of(self, batch):
+        def loss_fn():
+            with models_at_hand(self._model):
+                return _check_loss(self._loss(*batch))
+
+        return loss_fn
+
+    def _finish(self, grads, summaries):
+        """Applies averaged gradients; returns the summaries' tensors by their tags."""
+        reports = {}
+        if summaries:
+            reports = collect(summaries, self.optimizer, grads, self.variables)
+        if self._clip_norm is not None:
+            grads, _ = clip_by_global_norm(grads, self._clip_norm, None)
+        unscaled = {} if self._scaler is None else {"scaled": False}
+        with adapters.reduced_gradients(self.optimizer, self._on_horovod):
+            self.optimizer.apply(grads, self.variables, **unscaled)
+        return reports
+
+
+def _as_tensor(value):
+    """Returns a tensor; wide floats in `floatx`, as `fit` hands them to a model."""
+    if not ops.is_tensor(value):
+        value = np.asarray(value)
+        if value.dtype == "float64":
+            value = value.astype(keras.config.floatx())
+    return ops.convert_to_tensor(value)
+
+
+def _accumulator_of(variable):
+    return keras.Variable(
+        "zeros",
+        shape=variable.shape,
+        dtype="float32",
+        trainable=False,
+        name=f"{adapters.flat_path(variable)}_accumulated_gradient",
+    )
+
+
+def _check_loss(loss):
+    loss = ops.convert_to_tensor(loss)
+    if tuple(loss.shape):
+        raise ValueError(
+            "Argument `loss` must return a scalar, such as `ops.mean(losses)`. It "
+            f"returned a tensor of shape {tuple(loss.shape)}"
+        )
+    return loss

@@ -1,0 +1,79 @@
+"""`MixedPrecisionOptimizerWrapper`: OpenSeq2Seq's loss scaling and master weights."""
+
+import keras
+
+from keras_lso import adapters, loss_scales
+from keras_lso._checks import is_number
+from keras_lso._optimizer_arguments import check_inner_optimizer
+from keras_lso.compat.open_seq2seq.automatic_loss_scaler import AutomaticLossScaler
+from keras_lso.compat.v1.mixed_precision import MixedPrecisionLossScaleOptimizer
+
+
+@keras.saving.register_keras_serializable(
+    "keras_lso", name="compat.open_seq2seq.MixedPrecisionOptimizerWrapper"
+)
+class MixedPrecisionOptimizerWrapper(MixedPrecisionLossScaleOptimizer):
+    """An optimizer that trains in float16, with OpenSeq2Seq's name and methods.
+
+    It scales the loss, and the wrapped optimizer trains float32 masters of those
+    variables that are float16:
+
+    ```python
+    grads_and_vars = optimizer.compute_gradients(loss, variables)
+    # The gradients are unscaled, and float32: look at them, clip them, ...
+    optimizer.apply_gradients(grads_and_vars, global_step=step)
+    ```
+
+    The pairs hold the model's own variables, where OpenSeq2Seq handed out the
+    masters. It is a `keras_lso.LossScaleOptimizer`, so `compile` takes it as well.
+    Steps that are not finite are skipped whatever the loss scale is; OpenSeq2Seq
+    skips them with an `AutomaticLossScaler` only.
+
+    Args:
+        optimizer: The `keras.optimizers.Optimizer` to wrap.
+        loss_scale: None, a float or an `AutomaticLossScaler`. Also what
+            `keras_lso.LossScaleOptimizer` takes: a `keras_lso.loss_scales.LossScale`.
+            Defaults to `None`: the loss is not scaled.
+
+    Raises:
+        ValueError, TypeError: If an argument is none of these.
+
+    Example:
+
+    >>> import keras
+    >>> from keras_lso.compat.open_seq2seq import MixedPrecisionOptimizerWrapper
+    >>> optimizer = MixedPrecisionOptimizerWrapper(keras.optimizers.SGD(1.0), 1024.0)
+    >>> w = keras.Variable([1.0], dtype="float16")
+    >>> for _ in range(3):
+    ...     pairs = optimizer.compute_gradients(lambda: w[0] * 2e-4, [w])
+    ...     _ = optimizer.apply_gradients(pairs)
+    >>> print(w.numpy())  # the float16 next below 1 is 0.9995
+    [0.9995]
+
+    Reference:
+
+    - [OpenSeq2Seq, optimizers](
+        https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
+    """
+
+    def __init__(self, optimizer, loss_scale=None):
+        check_inner_optimizer(optimizer, "optimizer")
+        name = f"{adapters.name_of(optimizer)}-MP"
+        super().__init__(optimizer, _policy(loss_scale), name=name)
+
+
+def _policy(loss_scale):
+    if loss_scale is None:
+        return 1.0
+    if isinstance(loss_scale, AutomaticLossScaler):
+        return loss_scale.policy
+    if is_number(loss_scale) or isinstance(loss_scale, loss_scales.LossScale):
+        return loss_scale
+    hint = ""
+    if isinstance(loss_scale, str):
+        hint = f" Write `AutomaticLossScaler({loss_scale!r})`."
+    raise TypeError(
+        "Argument `loss_scale` must be None, a number or an `AutomaticLossScaler`."
+        f"{hint} Received: loss_scale={loss_scale!r} of type "
+        f"{type(loss_scale).__name__}"
+    )

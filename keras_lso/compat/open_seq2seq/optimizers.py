@@ -1,0 +1,404 @@
+"""`optimize_loss`: from a loss and the optimizer's parameters to a training op."""
+
+import inspect
+
+import keras
+from keras import ops
+
+from keras_lso import backend
+from keras_lso._checks import (
+    check_bool,
+    check_factor,
+    check_positive_int,
+    check_variables,
+    is_number,
+)
+from keras_lso._optimizer_arguments import check_inner_optimizer
+from keras_lso.compat.open_seq2seq._clipping import (
+    clip_by_global_norm as _clip_by_global_norm,
+)
+from keras_lso.compat.open_seq2seq._clipping import (
+    clip_gradients_by_norm as _clip_gradients_by_norm,
+)
+from keras_lso.compat.open_seq2seq._optimizer_names import (
+    OPTIMIZER_CLS_NAMES,
+    NamedOptimizer,
+)
+from keras_lso.compat.open_seq2seq._summaries import (
+    DEFAULT_SUMMARIES,
+    OPTIMIZER_SUMMARIES,
+)
+from keras_lso.compat.open_seq2seq._training_op import TrainingOp
+from keras_lso.compat.open_seq2seq.automatic_loss_scaler import AutomaticLossScaler
+from keras_lso.compat.open_seq2seq.mp_wrapper import MixedPrecisionOptimizerWrapper
+from keras_lso.compat.open_seq2seq.regularization import get_regularization_loss
+from keras_lso.larc import LARC
+
+__all__ = [
+    "OPTIMIZER_CLS_NAMES",
+    "OPTIMIZER_SUMMARIES",
+    "_clip_by_global_norm",
+    "_clip_gradients_by_norm",
+    "get_regularization_loss",
+    "optimize_loss",
+]
+
+_LARC_PARAMS = {
+    "larc_eta": "eta",
+    "larc_mode": "mode",
+    "min_update": "min_update",
+    "epsilon": "epsilon",
+}
+
+
+def optimize_loss(
+    loss,
+    optimizer,
+    optimizer_params,
+    learning_rate_decay_fn,
+    var_list=None,
+    dtype="float32",
+    clip_gradients=None,
+    summaries=None,
+    larc_params=None,
+    loss_scaling=1.0,
+    loss_scaling_params=None,
+    on_horovod=False,
+    iter_size=1,
+    skip_update_ph=None,
+    model=None,
+):
+    """Returns a training op: a callable that runs one compiled step of training.
+
+    ```python
+    def loss(x, y):
+        return ops.mean(keras.losses.mean_squared_error(y, model(x)))
+
+    train_op = optimize_loss(
+        loss,
+        optimizer="Adam",
+        optimizer_params={},
+        learning_rate_decay_fn=lambda step: poly_decay(step, 1e-3, 10_000),
+        dtype="mixed",
+        loss_scaling="Backoff",
+        model=model,
+    )
+    for x, y in batches:
+        value = train_op(x, y)
+    ```
+
+    In OpenSeq2Seq the loss was a tensor of a graph, and the training op ran in a
+    session. Here the loss is a function of a batch, and the training op takes the
+    batch.
+
+    Args:
+        loss: Callable of a batch that returns the loss, a scalar.
+        optimizer: A name from `OPTIMIZER_CLS_NAMES` (`"Adagrad"`, `"Adam"`,
+            `"AdamW"`, `"Ftrl"`, `"LARS"`, `"Momentum"`, `"NovoGrad"`, `"RMSProp"`,
+            `"SGD"`), which take the arguments of TF1 with its defaults, or those of
+            Keras; a class of Keras optimizers; or an instance.
+        optimizer_params: Dict of the optimizer's arguments. None or empty for an
+            instance.
+        learning_rate_decay_fn: Callable of the number of applied steps that returns
+            the learning rate, such as those in `lr_policies`, or a
+            `keras.optimizers.schedules.LearningRateSchedule`. If None, the learning
+            rate is what `optimizer_params` or the instance say.
+        var_list: List of the variables to train. Defaults to `None`: all trainable
+            ones of `model`; without a model, those that the loss reads.
+        dtype: `"mixed"`, or a dtype such as `"float32"`, `"float16"`, `tf.float16`.
+            With `"mixed"` the loss is scaled, and float16 variables have float32
+            masters. Defaults to `"float32"`. The dtype that the model computes in is
+            that of its own policy.
+        clip_gradients: Float. The global norm that gradients are clipped to. Defaults
+            to `None`: they are not.
+        summaries: List of names from `OPTIMIZER_SUMMARIES`. Defaults to `None`:
+            `"learning_rate"`, `"global_gradient_norm"` and `"loss_scale"`. They are
+            written from `train_op.write_summaries(log_dir)` on.
+        larc_params: Dict with `larc_eta`, and maybe `larc_mode` (`"clip"` or
+            `"scale"`), `min_update` and `epsilon`, for `keras_lso.LARC`. Defaults to
+            `None`: no LARC.
+        loss_scaling: Float, the loss scale, or `"Backoff"` or `"LogMax"` in any case.
+            Used with `dtype="mixed"` only. Defaults to `1.0`.
+        loss_scaling_params: Dict of parameters of `AutomaticLossScaler`. Defaults to
+            `None`.
+        on_horovod: Bool. Whether to average the gradients over all processes:
+            those of `torch.distributed`, of multi-process JAX, of a
+            `tf.distribute.Strategy`, or of Horovod. Defaults to `False`.
+        iter_size: Int. The number of batches whose gradients are averaged into one
+            update. Defaults to `1`.
+        skip_update_ph: A boolean variable, or callable without arguments that returns
+            a bool: whether a call only adds its gradients up. Defaults to `None`:
+            every `iter_size`-th call updates. `train_op(*batch, skip_update=True)`
+            says it for one call.
+        model: The Keras model that is trained. Defaults to `None`.
+
+    Returns:
+        A `TrainingOp`: `train_op(*batch)` runs a step and returns the loss. Its
+        `optimizer`, `global_step`, `variables` and `accumulators` are there to look
+        at.
+
+    Raises:
+        ValueError, TypeError: If an argument is none of these.
+        AttributeError: If both `clip_gradients` and `larc_params` are given.
+        RuntimeError: If `on_horovod=True` and no processes were started.
+
+    Example:
+
+    >>> import keras
+    >>> from keras import ops
+    >>> from keras_lso.compat.open_seq2seq import exp_decay, optimize_loss
+    >>> w = keras.Variable([3.0, 4.0])
+    >>> train_op = optimize_loss(
+    ...     lambda target: ops.sum(ops.square(w - target)) / 2,
+    ...     optimizer="SGD",
+    ...     optimizer_params={},
+    ...     learning_rate_decay_fn=lambda step: exp_decay(step, 0.5, 1, 0.5, False),
+    ... )
+    >>> [float(train_op(ops.zeros(2))) for _ in range(3)]
+    [12.5, 3.125, 1.7578125]
+
+    Reference:
+
+    - [OpenSeq2Seq, optimizers](
+        https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
+    """
+    _check_loss(loss)
+    summaries = _check_summaries(summaries)
+    if clip_gradients is not None:
+        check_factor("clip_gradients", clip_gradients, above=0.0)
+        if larc_params is not None:
+            raise AttributeError(
+                "LARC and gradient norm clipping should not be used together. "
+                f"Received: clip_gradients={clip_gradients!r}, "
+                f"larc_params={larc_params!r}"
+            )
+    _check_model(model)
+    if var_list is not None:
+        var_list = check_variables("var_list", var_list)
+    iter_size = check_positive_int("iter_size", iter_size)
+    _check_placeholder(skip_update_ph, iter_size)
+    if check_bool("on_horovod", on_horovod):
+        backend.check_processes_run()
+    wrap = _make_wrapper(dtype, larc_params, loss_scaling, loss_scaling_params)
+    inner, named = _make_optimizer(optimizer, optimizer_params, learning_rate_decay_fn)
+    return TrainingOp(
+        loss,
+        wrap(inner),
+        named,
+        variables=var_list,
+        model=model,
+        clip_gradients=clip_gradients,
+        summaries=summaries,
+        on_horovod=on_horovod,
+        iter_size=iter_size,
+        skip_update_ph=skip_update_ph,
+    )
+
+
+def _check_loss(loss):
+    if ops.is_tensor(loss) or backend.is_variable(loss) or is_number(loss):
+        raise TypeError(
+            "Argument `loss` must be a callable of a batch: Keras 3 has no graph in "
+            "which a finished tensor could be computed again. In place of `loss = "
+            "loss_fn(y, model(x))` write `def loss(x, y): return loss_fn(y, "
+            f"model(x))`, pass `loss`, and call `train_op(x, y)`. Received: {loss!r}"
+        )
+    if not callable(loss):
+        raise TypeError(
+            "Argument `loss` must be a callable of a batch, such as `def loss(x, y): "
+            "return ops.mean(loss_fn(y, model(x)))`. Received: "
+            f"loss={loss!r} of type {type(loss).__name__}"
+        )
+
+
+def _check_summaries(summaries):
+    if summaries is None:
+        return DEFAULT_SUMMARIES
+    if isinstance(summaries, str) or not isinstance(summaries, list | tuple):
+        raise TypeError(
+            "Argument `summaries` must be a list, such as ['learning_rate']. "
+            f"Received: summaries={summaries!r}"
+        )
+    for summary in summaries:
+        if summary not in OPTIMIZER_SUMMARIES:
+            raise ValueError(
+                f"Summaries should be one of [{', '.join(OPTIMIZER_SUMMARIES)}], you "
+                f"provided {summary}."
+            )
+    return list(summaries)
+
+
+def _check_model(model):
+    if model is not None and not isinstance(model, keras.Layer):
+        raise TypeError(
+            "Argument `model` must be a Keras model or None. Received: "
+            f"model={model!r} of type {type(model).__name__}"
+        )
+
+
+def _check_placeholder(skip_update_ph, iter_size):
+    if skip_update_ph is None:
+        return
+    if isinstance(skip_update_ph, bool):
+        raise TypeError(
+            "Argument `skip_update_ph` must be a boolean variable or a callable "
+            "without arguments: it is asked at each call. To say it for one call "
+            "write `train_op(*batch, skip_update=True)`. Received: "
+            f"skip_update_ph={skip_update_ph!r}"
+        )
+    if not callable(skip_update_ph) and not backend.is_variable(skip_update_ph):
+        raise TypeError(
+            "Argument `skip_update_ph` must be a boolean variable, such as "
+            "`keras.Variable(False, dtype='bool', trainable=False)`, or a callable "
+            f"without arguments. Received: skip_update_ph={skip_update_ph!r} of type "
+            f"{type(skip_update_ph).__name__}"
+        )
+    if iter_size == 1:
+        raise ValueError(
+            "With `iter_size=1` every call updates the variables, so there is nothing "
+            f"to skip. Received: skip_update_ph={skip_update_ph!r}, iter_size=1"
+        )
+
+
+def _make_wrapper(dtype, larc_params, loss_scaling, loss_scaling_params):
+    """Returns what puts LARC and loss scaling around an optimizer, all checked."""
+    larc_arguments = None if larc_params is None else _larc_arguments(larc_params)
+    is_mixed = isinstance(dtype, str) and dtype == "mixed"
+    if not is_mixed:
+        _check_dtype(dtype)
+    loss_scale = _loss_scale(loss_scaling, loss_scaling_params)
+
+    def wrap(optimizer):
+        if is_mixed:
+            check_inner_optimizer(optimizer, "optimizer")
+        if larc_arguments is not None:
+            optimizer = LARC(optimizer, **larc_arguments)
+        if is_mixed:
+            optimizer = MixedPrecisionOptimizerWrapper(optimizer, loss_scale)
+        return optimizer
+
+    return wrap
+
+
+def _check_dtype(dtype):
+    try:
+        name = keras.backend.standardize_dtype(dtype)
+    except ValueError:
+        name = ""
+    if "float" not in name:
+        raise ValueError(
+            "Argument `dtype` must be 'mixed' or a float dtype, such as 'float32' or "
+            f"tf.float16. Received: dtype={dtype!r}"
+        )
+
+
+def _larc_arguments(larc_params):
+    if not isinstance(larc_params, dict) or "larc_eta" not in larc_params:
+        raise ValueError(
+            "Argument `larc_params` must be a dict with 'larc_eta', such as "
+            f"{{'larc_eta': 0.002}}. Received: larc_params={larc_params!r}"
+        )
+    for name in larc_params:
+        if name not in _LARC_PARAMS:
+            raise ValueError(
+                f"LARC has no parameter {name!r}. It takes "
+                f"{', '.join(map(repr, _LARC_PARAMS))}. Received: "
+                f"larc_params={larc_params!r}"
+            )
+    return {_LARC_PARAMS[name]: value for name, value in larc_params.items()}
+
+
+def _loss_scale(loss_scaling, params):
+    if isinstance(loss_scaling, str):
+        return AutomaticLossScaler(loss_scaling, params)
+    if params is not None:
+        raise ValueError(
+            "`loss_scaling_params` are for `loss_scaling='Backoff'` or 'LogMax'. "
+            f"Received: loss_scaling={loss_scaling!r}, loss_scaling_params={params!r}"
+        )
+    if not is_number(loss_scaling):
+        raise TypeError(
+            "Argument `loss_scaling` must be a number, 'Backoff' or 'LogMax'. "
+            f"Received: loss_scaling={loss_scaling!r}"
+        )
+    return float(loss_scaling)
+
+
+def _make_optimizer(optimizer, params, decay_fn):
+    """Returns the optimizer, and the `NamedOptimizer` that made it, if one did."""
+    params = {} if params is None else dict(params)
+    schedule = None if decay_fn is None else _schedule(decay_fn)
+    if isinstance(optimizer, keras.optimizers.Optimizer):
+        _check_instance(optimizer, params)
+        if schedule is not None:
+            optimizer.learning_rate = schedule
+        return optimizer, None
+    if schedule is not None:
+        if "learning_rate" in params:
+            raise ValueError(
+                "`learning_rate_decay_fn` says what the learning rate is. Leave "
+                "'learning_rate' out of `optimizer_params`, or pass "
+                f"learning_rate_decay_fn=None. Received: optimizer_params={params!r}"
+            )
+        params["learning_rate"] = schedule
+    if isinstance(optimizer, str):
+        if optimizer not in OPTIMIZER_CLS_NAMES:
+            raise ValueError(
+                "Optimizer name should be one of "
+                f"[{', '.join(OPTIMIZER_CLS_NAMES)}], you provided {optimizer}."
+            )
+        optimizer = OPTIMIZER_CLS_NAMES[optimizer]
+    if isinstance(optimizer, NamedOptimizer):
+        return optimizer(**params), optimizer
+    is_class = inspect.isclass(optimizer)
+    if not is_class or not issubclass(optimizer, keras.optimizers.Optimizer):
+        raise TypeError(
+            "Argument `optimizer` must be a name from `OPTIMIZER_CLS_NAMES`, a "
+            "subclass of `keras.optimizers.Optimizer` or an instance of one. "
+            f"Received: optimizer={optimizer!r} of type {type(optimizer).__name__}"
+        )
+    return optimizer(**params), None
+
+
+def _check_instance(optimizer, params):
+    if params:
+        raise ValueError(
+            "An optimizer that is an instance has its parameters already. Set them "
+            f"there, or pass the class. Received: optimizer_params={params!r}"
+        )
+    is_kerass = type(optimizer) is keras.optimizers.LossScaleOptimizer
+    if is_kerass or optimizer.loss_scale_factor is not None:
+        raise ValueError(
+            "Argument `optimizer` must not scale the loss by Keras's own means. Pass "
+            "the optimizer without it, with `dtype='mixed'` and `loss_scaling`. "
+            f"Received: optimizer={optimizer!r}"
+        )
+
+
+def _schedule(decay_fn):
+    if isinstance(decay_fn, keras.optimizers.schedules.LearningRateSchedule):
+        return decay_fn
+    if callable(decay_fn):
+        return _DecayFunction(decay_fn)
+    raise TypeError(
+        "Argument `learning_rate_decay_fn` must be a callable of the step, such as "
+        "`lambda step: exp_decay(step, ...)`, or None. Received: "
+        f"learning_rate_decay_fn={decay_fn!r} of type {type(decay_fn).__name__}"
+    )
+
+
+class _DecayFunction(keras.optimizers.schedules.LearningRateSchedule):
+    """A function of the step as a schedule."""
+
+    def __init__(self, decay_fn):
+        self._decay_fn = decay_fn
+
+    def __call__(self, step):
+        rate = self._decay_fn(ops.convert_to_tensor(step))
+        return ops.convert_to_tensor(rate, dtype="float32")
+
+    def get_config(self):
+        raise NotImplementedError(
+            "A `learning_rate_decay_fn` cannot be saved. Pass a schedule of "
+            "`keras_lso.schedules` in its place, such as `PolyDecay(...)`."
+        )

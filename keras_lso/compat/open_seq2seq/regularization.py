@@ -1,0 +1,89 @@
+"""`get_regularization_loss`: the penalties of a model's variables."""
+
+import contextlib
+import threading
+
+import keras
+from keras import ops
+
+from keras_lso import adapters
+
+_this_thread = threading.local()
+
+
+@contextlib.contextmanager
+def models_at_hand(*models):
+    """Says which models `get_regularization_loss` is about, inside of a loss."""
+    before = getattr(_this_thread, "models", ())
+    _this_thread.models = tuple(m for m in models if m is not None)
+    try:
+        yield
+    finally:
+        _this_thread.models = before
+
+
+def get_regularization_loss(scope=None, name="total_regularization_loss"):
+    """Returns the sum of all regularization losses, in float32.
+
+    Keras 3 keeps no collection of them, so it has to be said of which model. In the
+    `loss` of an `optimize_loss(..., model=model)` it is that one:
+
+    ```python
+    def loss(x, y):
+        return loss_fn(y, model(x)) + get_regularization_loss()
+    ```
+
+    Anywhere else, pass the model. The penalty is computed of the variable in float32,
+    whatever dtype it has: the squares of a float16 kernel overflow.
+
+    Args:
+        scope: String: only variables whose path starts with it. Or a Keras model or
+            layer, or a list of them: those whose variables it is about. Defaults to
+            `None`: all variables of the model at hand.
+        name: String. Defaults to `"total_regularization_loss"`. Keras 3 has no
+            tensors with names.
+
+    Returns:
+        A float32 scalar tensor; 0 if no variable has a regularizer.
+
+    Raises:
+        ValueError: If there is no model at hand.
+
+    Example:
+
+    >>> import keras
+    >>> from keras_lso.compat.open_seq2seq import get_regularization_loss
+    >>> layer = keras.layers.Dense(
+    ...     1, kernel_initializer="ones", kernel_regularizer=keras.regularizers.L2(0.5)
+    ... )
+    >>> layer.build((None, 4))
+    >>> float(get_regularization_loss(layer))
+    2.0
+    """
+    prefix = ""
+    if scope is None or isinstance(scope, str):
+        models, prefix = getattr(_this_thread, "models", ()), scope or ""
+        if not models:
+            raise ValueError(
+                "There is no model at hand. Call `get_regularization_loss()` in the "
+                "`loss` of an `optimize_loss(..., model=model)`, or say which it is: "
+                "`get_regularization_loss(model)`. Received: "
+                f"scope={scope!r}"
+            )
+    else:
+        models = keras.tree.flatten(scope)
+        for model in models:
+            if not isinstance(model, keras.Layer):
+                raise TypeError(
+                    "Argument `scope` must be a string, or a Keras model or layer or a "
+                    f"list of them. Received: scope={scope!r}"
+                )
+    found = {id(v): v for m in models for v in m.trainable_variables}
+    penalties = [
+        v.regularizer(ops.cast(v, "float32"))
+        for v in found.values()
+        if v.regularizer is not None and adapters.path_of(v).startswith(prefix)
+    ]
+    if not penalties:
+        return ops.zeros((), dtype="float32")
+    return ops.sum(ops.stack([ops.cast(p, "float32") for p in penalties]))

@@ -1,0 +1,168 @@
+"""`AutomaticLossScaler` against OpenSeq2Seq's formulas in NumPy."""
+
+import hypothesis
+import keras
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from keras import ops
+
+import keras_lso
+from keras_lso.compat.open_seq2seq import AutomaticLossScaler
+from keras_lso.loss_scales import DynamicLossScale, LogMaxLossScale
+
+
+def backoff(overflows, low=1.0, high=2.0**14, factor=2.0, window=2000):
+    """Yields the scale before the first step and after each."""
+    scale, last = high, -1
+    yield scale
+    for i, overflow in enumerate(overflows):
+        if overflow:
+            scale, last = max(scale / factor, low), i
+        elif (i - last) % window == 0:
+            scale = min(scale * factor, high)
+        yield scale
+
+
+def logmax(steps):
+    """Yields the scale before the first step and after each, from (overflow, amax)."""
+    yield 1.0
+    x_hat = slow_x_hat = square_hat = 0.0
+    for t, (overflow, amax) in enumerate(steps, start=1):
+        x = 2.0**16 if overflow else np.log2(amax)
+        x_hat = 0.99 * x_hat + 0.01 * x
+        slow_x_hat = 0.999 * slow_x_hat + 0.001 * x
+        square_hat = 0.999 * square_hat + 0.001 * x * x
+        mu, slow_mu = x_hat / (1 - 0.99**t), slow_x_hat / (1 - 0.999**t)
+        sigma = max(square_hat / (1 - 0.999**t) - slow_mu**2, 0) ** 0.5
+        yield np.clip(2.0 ** min(16 - (mu + 3.09 * sigma), 99.0), 1.0, 2.0**14)
+
+
+def trace(scaler, steps):
+    """Returns the scales along steps of (has_nan, amax)."""
+    scales = [float(scaler.loss_scale)]
+    for has_nan, amax in steps:
+        scaler.update_op(ops.convert_to_tensor(has_nan), np.float32(amax))
+        scales.append(float(scaler.loss_scale))
+    return scales
+
+
+@hypothesis.given(
+    overflows=st.lists(st.booleans(), min_size=1, max_size=40),
+    window=st.integers(1, 6),
+    factor=st.sampled_from([2.0, 4.0]),
+)
+def test_backoff_is_the_originals(overflows, window, factor):
+    scaler = AutomaticLossScaler(
+        "Backoff",
+        {"scale_max": 256.0, "step_factor": factor, "step_window": window},
+    )
+    expected = list(backoff(overflows, 1.0, 256.0, factor, window))
+    assert trace(scaler, [(overflow, 1.0) for overflow in overflows]) == expected
+
+
+def test_the_default_backoff_grows_at_the_originals_steps():
+    scaler = AutomaticLossScaler()
+    policy = scaler.policy
+    overflows = [i in (0, 100, 3000) for i in range(5200)]
+    expected = list(backoff(overflows))
+    assert trace(scaler, [(o, 1.0) for o in overflows[:300]]) == expected[:301]
+    # The windows in between are all alike: only their ends are looked at.
+    policy.step_counter.assign(1998)
+    scales = trace(scaler, [(False, 1.0)] * 3)
+    assert scales == [4096.0, 4096.0, 8192.0, 8192.0]
+    at = [i for i in range(1, 5201) if expected[i] > expected[i - 1]]
+    assert at == [2101, 5001]
+
+
+def test_logmax_is_the_originals_its_fault_included():
+    logs = np.random.default_rng(3).normal(5.0, 1.0, size=700)
+    steps = [(i == 500, np.float32(2.0**x)) for i, x in enumerate(logs)]
+    scales = trace(AutomaticLossScaler("LogMax"), steps)
+    np.testing.assert_allclose(scales, list(logmax(steps)), rtol=1e-3)
+    assert set(scales[501:]) == {1.0}
+    without_fault = AutomaticLossScaler("LogMax", {"original_overflow": False})
+    assert min(trace(without_fault, steps)[501:]) > 10.0
+
+
+@pytest.mark.parametrize(
+    "has_nan, amax", [(True, 1.0), (False, np.inf), (False, np.nan), (True, np.nan)]
+)
+@pytest.mark.parametrize("algorithm", ["Backoff", "LogMax"])
+def test_either_flag_is_an_overflow(algorithm, has_nan, amax):
+    scaler = AutomaticLossScaler(algorithm, {"scale_max": 64.0})
+    before = trace(scaler, [(False, 2.0)] * 3)[-1]
+    [_, after] = trace(scaler, [(has_nan, amax)])
+    assert after == {"Backoff": before / 2, "LogMax": 1.0}[algorithm]
+
+
+def test_the_names_are_those_of_the_page():
+    assert AutomaticLossScaler.SUPPORTED_ALGOS == ["backoff", "logmax"]
+    assert type(AutomaticLossScaler("BACKOFF").policy) is DynamicLossScale
+    assert type(AutomaticLossScaler("logMax").policy) is LogMaxLossScale
+    assert float(AutomaticLossScaler().loss_scale) == 2.0**14
+    assert float(AutomaticLossScaler("LogMax").loss_scale) == 1.0
+
+
+@pytest.mark.parametrize("algorithm", ["log_max", "", None, 3])
+def test_an_unknown_algorithm_is_refused(algorithm):
+    with pytest.raises(ValueError, match="'Backoff' or 'LogMax'.*algorithm="):
+        AutomaticLossScaler(algorithm)
+
+
+@pytest.mark.parametrize(
+    "algorithm, params, error, message",
+    [
+        ("Backoff", {"step_windw": 3}, ValueError, "no parameter 'step_windw'.*'scale"),
+        ("Backoff", {"beta1": 0.9}, ValueError, "Backoff has no parameter 'beta1'"),
+        ("LogMax", {"step_window": 3}, ValueError, "LogMax has no parameter 'step_w"),
+        ("Backoff", [1.0], TypeError, "`params` must be a dict"),
+        ("Backoff", {"step_window": 2.5}, ValueError, "step_window=2.5"),
+        ("Backoff", {"step_factor": 1.0}, ValueError, "step_factor=1.0"),
+        ("Backoff", {"scale_max": "1"}, TypeError, "scale_max='1'"),
+        ("Backoff", {"scale_min": 9.0, "scale_max": 8.0}, ValueError, "scale_min=9.0"),
+        ("LogMax", {"beta2": 1.0}, ValueError, "beta2=1.0"),
+    ],
+)
+def test_other_params_are_refused_by_name(algorithm, params, error, message):
+    with pytest.raises(error, match=message):
+        AutomaticLossScaler(algorithm, params)
+
+
+def test_check_grads_tells_nan_from_inf(sparse_or_none):
+    w = keras.Variable(np.zeros((3, 1), "float32"))
+
+    def check(*grads):
+        grads = [g if g is None else ops.convert_to_tensor(g) for g in grads]
+        pairs = [(g, w) for g in [*grads, *sparse_or_none]]
+        has_nan, amax = AutomaticLossScaler.check_grads(pairs)
+        return bool(has_nan), float(amax)
+
+    assert check(np.float16([1.0, -3.0]), None, np.float32([2.0])) == (False, 3.0)
+    assert check(np.float32([np.inf]), np.float32([2.0])) == (False, np.inf)
+    assert check(np.float32([np.nan]), np.float32([2.0]))[0]
+    assert check(np.float16([np.nan, np.inf]))[0]
+
+
+@pytest.fixture
+def sparse_or_none(request):
+    """A sparse gradient where the backend has one, and a None."""
+    if keras.backend.backend() == "torch":
+        return [None]
+    make = request.getfixturevalue("sparse_gradient")
+    return [None, make(np.float32([[1.5]]), [2], (3, 1))]
+
+
+def test_no_gradient_at_all_is_no_overflow():
+    has_nan, amax = AutomaticLossScaler.check_grads([(None, keras.Variable(1.0))])
+    assert (bool(has_nan), float(amax)) == (False, 0.0)
+
+
+def test_an_optimizer_moves_the_scale_by_itself():
+    scaler = AutomaticLossScaler("Backoff", {"scale_max": 64.0})
+    optimizer = keras_lso.LossScaleOptimizer(
+        keras.optimizers.SGD(1.0), loss_scale=scaler.policy
+    )
+    w = keras.Variable([1.0])
+    optimizer.apply([ops.convert_to_tensor([np.inf])], [w])
+    assert float(scaler.loss_scale) == 32.0

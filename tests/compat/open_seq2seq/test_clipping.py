@@ -1,0 +1,100 @@
+"""Clipping by global norm, against NumPy in float64."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_lso.compat.open_seq2seq import _clip_by_global_norm, _clip_gradients_by_norm
+
+VALUES = [np.float32([[3.0, -4.0]]), None, np.float32([12.0])]
+
+
+def tensors(values=VALUES):
+    return [v if v is None else ops.convert_to_tensor(v) for v in values]
+
+
+def arrays(clipped):
+    return [t if t is None else ops.convert_to_numpy(t) for t in clipped]
+
+
+@pytest.mark.parametrize("clip_norm, factor", [(6.5, 0.5), (13.0, 1.0), (99.0, 1.0)])
+@pytest.mark.parametrize("kind", [list, tuple])
+def test_values_shrink_by_the_ratio_of_the_norms(clip_norm, factor, kind):
+    clipped, norm = _clip_by_global_norm(kind(tensors()), clip_norm, None, name="clip")
+    assert isinstance(clipped, list)
+    assert float(norm) == 13.0
+    for value, before in zip(arrays(clipped), VALUES, strict=True):
+        if before is None:
+            assert value is None
+        else:
+            np.testing.assert_allclose(value, before * factor, rtol=1e-6)
+
+
+def test_a_norm_that_is_known_is_used():
+    clipped, norm = _clip_by_global_norm(tensors(), 1.0, ops.convert_to_tensor(2.0))
+    assert float(norm) == 2.0
+    np.testing.assert_allclose(arrays(clipped)[2], [6.0], rtol=1e-6)
+
+
+def test_float16_stays_float16_and_its_norm_is_in_float32():
+    values = [np.float16([30000.0, 40000.0])]
+    clipped, norm = _clip_by_global_norm(tensors(values), 5.0, None)
+    assert float(norm) == 50000.0
+    assert arrays(clipped)[0].dtype == np.float16
+    np.testing.assert_allclose(arrays(clipped)[0], [3.0, 4.0], rtol=1e-3)
+
+
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_what_is_not_finite_does_not_become_so(bad):
+    values = [np.float32([bad, 1.0]), np.float32([2.0])]
+    clipped, norm = _clip_by_global_norm(tensors(values), 1.0, None)
+    assert not np.isfinite(float(norm))
+    assert not np.any(np.isfinite(np.concatenate(arrays(clipped))))
+
+
+def test_sparse_values_stay_sparse(sparse_gradient):
+    # Row 1 twice: 3 and 1 add up to 4.
+    gradient = sparse_gradient(np.float32([[3.0], [3.0], [1.0]]), [1, 0, 1], (3, 1))
+    clipped, norm = _clip_by_global_norm([gradient], 2.5, None)
+    assert float(norm) == 5.0
+    assert type(clipped[0]) is type(gradient)
+    dense = ops.convert_to_numpy(
+        clipped[0].todense()
+        if hasattr(clipped[0], "todense")
+        else ops.convert_to_tensor(clipped[0], sparse=False)
+    )
+    np.testing.assert_allclose(dense, [[1.5], [2.0], [0.0]], rtol=1e-6)
+
+
+@pytest.mark.parametrize("t_list", [{"a": 1.0}, 3.0, "tensors", None])
+def test_no_sequence_is_a_type_error(t_list):
+    with pytest.raises(TypeError, match="`t_list` must be a list or a tuple"):
+        _clip_by_global_norm(t_list, 1.0, None)
+
+
+def test_a_tensor_is_no_sequence():
+    with pytest.raises(TypeError, match="`t_list`"):
+        _clip_by_global_norm(ops.ones(3), 1.0, None)
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, -1.0, np.nan])
+def test_a_norm_that_is_not_above_zero_is_refused(clip_norm):
+    with pytest.raises(ValueError, match="clip_norm="):
+        _clip_by_global_norm(tensors(), clip_norm, None)
+
+
+def test_nothing_has_a_norm_of_zero():
+    clipped, norm = _clip_by_global_norm([None], 1.0, None)
+    assert clipped == [None]
+    assert float(norm) == 0.0
+    assert _clip_gradients_by_norm([], 1.0) == []
+
+
+def test_pairs_stay_pairs():
+    variables = [keras.Variable(0.0) for _ in VALUES]
+    pairs = zip(tensors(), variables, strict=True)
+    clipped = _clip_gradients_by_norm(list(pairs), 6.5)
+    assert [v for _, v in clipped] == variables
+    assert clipped[1][0] is None
+    np.testing.assert_allclose(arrays([clipped[2][0]])[0], [6.0], rtol=1e-6)

@@ -1,0 +1,540 @@
+"""`optimize_loss`: its arguments, what one step does, and what it refuses."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+from keras_lso.compat import open_seq2seq
+from keras_lso.compat.open_seq2seq import (
+    OPTIMIZER_CLS_NAMES,
+    MixedPrecisionOptimizerWrapper,
+    get_regularization_loss,
+    optimize_loss,
+)
+
+RATE = 0.25
+
+
+def make(loss=None, optimizer="SGD", params=None, rate=RATE, **arguments):
+    loss = loss or (lambda: ops.zeros(()))
+    decay_fn = None if rate is None else lambda step: rate
+    return optimize_loss(loss, optimizer, params, decay_fn, **arguments)
+
+
+def variable(values=(1.0, 2.0), **arguments):
+    return keras.Variable(np.array(values, "float32"), **arguments)
+
+
+def linear(w):
+    """Returns a loss whose gradient is the batch's mean."""
+    return lambda x: ops.mean(ops.sum(w * x, axis=-1))
+
+
+BATCHES = np.random.default_rng(0).normal(size=(12, 5, 2)).astype("float32")
+
+
+# --- A step -------------------------------------------------------------------
+
+
+def test_a_step_is_that_of_the_optimizer():
+    w = variable()
+    train_op = make(linear(w), var_list=[w])
+    start = w.numpy()
+    loss = train_op(BATCHES[0])
+    assert keras.backend.standardize_dtype(loss.dtype) == "float32"
+    np.testing.assert_allclose(loss, np.mean(BATCHES[0] @ start), rtol=1e-6)
+    np.testing.assert_allclose(
+        w.numpy(), start - RATE * BATCHES[0].mean(axis=0), rtol=1e-6
+    )
+    assert int(train_op.global_step.numpy()) == 1
+
+
+def test_the_learning_rate_is_a_function_of_the_applied_steps():
+    w = variable([0.0])
+    train_op = optimize_loss(
+        lambda x: ops.sum(w * x),
+        "SGD",
+        {},
+        lambda step: 2.0 ** ops.cast(step, "float32"),
+    )
+    for expected in (-1.0, -3.0, -7.0):
+        train_op(np.float32([1.0]))
+        assert float(w.numpy()[0]) == expected
+
+
+def test_a_schedule_and_no_decay_function_will_do():
+    schedule = keras_lso.schedules.FixedLR(0.5)
+    w = variable([0.0])
+    optimize_loss(lambda x: ops.sum(w * x), "SGD", {}, schedule)(np.float32([1.0]))
+    assert float(w.numpy()[0]) == -0.5
+    params = {"learning_rate": 2.0}
+    optimize_loss(lambda x: ops.sum(w * x), "SGD", params, None)(np.float32([1.0]))
+    assert float(w.numpy()[0]) == -2.5
+
+
+@pytest.mark.parametrize("kind", ["class", "instance"])
+def test_an_optimizer_may_be_a_class_or_an_instance(kind):
+    optimizer = keras.optimizers.SGD
+    params = {"momentum": 0.5} if kind == "class" else None
+    if kind == "instance":
+        optimizer = optimizer(9.0, momentum=0.5)
+    w = variable([0.0])
+    train_op = make(lambda x: ops.sum(w * x), optimizer, params)
+    for expected in (-0.25, -0.625):
+        train_op(np.float32([1.0]))
+        assert float(w.numpy()[0]) == expected
+
+
+def test_variables_are_those_of_the_model_or_those_that_the_loss_reads():
+    model = keras.Sequential([keras.layers.Dense(1), keras.layers.Dense(1)])
+    other, frozen = variable([1.0]), variable([1.0], trainable=False)
+
+    def loss(x):
+        return ops.mean(model(x)) * other[0] * frozen[0]
+
+    # Layers create their variables when they are first called.
+    of_model = make(loss, model=model)
+    of_model(BATCHES[0])
+    assert [id(v) for v in of_model.variables] == [
+        id(v) for v in model.trainable_variables
+    ]
+    of_loss = make(loss)
+    of_loss(BATCHES[0])
+    expected = [*model.trainable_variables, other]
+    assert {id(v) for v in of_loss.variables} == {id(v) for v in expected}
+    before = other.numpy()
+    make(loss, var_list=[other])(BATCHES[0])
+    assert np.any(other.numpy() != before)
+
+
+def test_what_the_loss_assigns_and_draws_stays_in_step():
+    """Batch statistics and random numbers move once a call, compiled or not."""
+    seed = keras.random.SeedGenerator(3)
+    calls = keras.Variable(0.0, trainable=False)
+    w = variable([0.0])
+
+    def loss(x):
+        calls.assign_add(1.0)
+        return ops.sum(w * x * keras.random.uniform((1,), seed=seed))
+
+    train_op = make(loss, var_list=[w])
+    states, weights = [], []
+    for _ in range(3):
+        train_op(np.float32([1.0]))
+        states.append(tuple(ops.convert_to_numpy(seed.state).tolist()))
+        weights.append(float(w.numpy()[0]))
+    assert float(calls.numpy()) == 3.0
+    assert len(set(states)) == 3
+    assert len(set(np.diff([0.0, *weights]))) == 3
+
+
+def test_batches_of_another_shape_are_compiled_anew():
+    w = variable()
+    train_op = make(linear(w), rate=0.0)
+    for batch in (BATCHES[0], BATCHES[1][:2], BATCHES[2]):
+        loss = train_op(batch)
+        np.testing.assert_allclose(loss, np.mean(batch @ w.numpy()), rtol=1e-5)
+
+
+def test_a_batch_may_be_nested_and_of_wide_floats():
+    w = variable()
+    train_op = make(lambda batch: ops.sum(w * batch["x"][0]), var_list=[w])
+    train_op({"x": [np.array([1.0, 2.0], "float64")]})
+    np.testing.assert_array_equal(w.numpy(), [1.0 - RATE, 2.0 - 2 * RATE])
+
+
+def test_what_layers_add_to_the_loss_is_in_it():
+    model = keras.Sequential(
+        [keras.layers.Dense(2, activity_regularizer=keras.regularizers.L2(0.5))]
+    )
+    model.build((None, 2))
+
+    def loss(x):
+        return ops.mean(model(x)) + sum(model.losses)
+
+    y = BATCHES[0] @ model.get_weights()[0]
+    expected = y.mean() + 0.5 * np.sum(y**2) / len(y)
+    np.testing.assert_allclose(make(loss, model=model)(BATCHES[0]), expected, rtol=1e-5)
+
+
+# --- Loss scaling ---------------------------------------------------------------
+
+
+@pytest.mark.parametrize("loss_scaling", [1024.0, 3, "backoff", "LogMax"])
+def test_a_mixed_step_is_the_float32_one_of_the_masters(loss_scaling):
+    wide, narrow = variable(), variable(dtype="float16")
+    make(linear(wide), var_list=[wide])(BATCHES[0])
+    train_op = make(
+        linear(narrow), var_list=[narrow], dtype="mixed", loss_scaling=loss_scaling
+    )
+    assert isinstance(train_op.optimizer, MixedPrecisionOptimizerWrapper)
+    train_op(ops.cast(BATCHES[0], "float16"))
+    # Two roundings of the gradient to float16, and one of the weight.
+    np.testing.assert_allclose(
+        ops.convert_to_numpy(ops.cast(narrow, "float32")), wide.numpy(), rtol=3e-3
+    )
+
+
+def test_an_overflow_is_skipped_and_drops_the_scale():
+    w = variable()
+    train_op = make(
+        linear(w),
+        var_list=[w],
+        dtype="mixed",
+        loss_scaling="Backoff",
+        loss_scaling_params={"scale_max": 64.0},
+    )
+    before = w.numpy()
+    train_op(np.full_like(BATCHES[0], np.inf))
+    np.testing.assert_array_equal(w.numpy(), before)
+    assert float(train_op.optimizer.loss_scale) == 32.0
+    assert int(train_op.global_step.numpy()) == 0
+    train_op(BATCHES[0])
+    assert int(train_op.global_step.numpy()) == 1
+
+
+def test_without_mixed_the_loss_is_not_scaled():
+    train_op = make(dtype="float16", loss_scaling=1024.0)
+    assert not isinstance(train_op.optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+def test_a_loss_scale_optimizer_of_the_users_own_scales(monkeypatch):
+    optimizer = keras_lso.LossScaleOptimizer(
+        keras.optimizers.SGD(1.0), dynamic=False, initial_scale=8.0
+    )
+    w, seen = variable([0.0]), []
+    monkeypatch.setattr(
+        type(optimizer),
+        "loss_scale",
+        property(lambda self: seen.append(1) or self.loss_scale_policy.value),
+    )
+    make(lambda x: ops.sum(w * x), optimizer)(np.float32([1.0]))
+    assert seen
+    assert float(w.numpy()[0]) == -RATE
+
+
+# --- Clipping and LARC ------------------------------------------------------------
+
+
+def test_gradients_are_clipped_by_their_global_norm():
+    a, b = variable([0.0]), variable([0.0])
+    train_op = make(
+        lambda: 3.0 * a[0] + 4.0 * b[0], clip_gradients=1.0, var_list=[a, b]
+    )
+    train_op()
+    np.testing.assert_allclose(a.numpy(), [-RATE * 0.6], rtol=1e-6)
+    np.testing.assert_allclose(b.numpy(), [-RATE * 0.8], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "mixed"])
+def test_float16_gradients_are_clipped_by_a_norm_in_float32(dtype):
+    # 60000 squared is inf in float16.
+    w = keras.Variable(np.zeros(2, "float16"), dtype="float16")
+    train_op = make(
+        lambda: ops.sum(ops.cast(w * 30000.0, "float32")),
+        clip_gradients=2.0**0.5,
+        var_list=[w],
+        dtype=dtype,
+    )
+    train_op()
+    np.testing.assert_allclose(
+        ops.convert_to_numpy(ops.cast(w, "float32")), [-RATE, -RATE], rtol=1e-3
+    )
+
+
+@pytest.mark.parametrize("mode", ["clip", "scale"])
+@pytest.mark.parametrize("dtype", ["float32", "mixed"])
+def test_larc_rescales_each_gradient(mode, dtype):
+    a, b = variable([3.0, 4.0]), variable([0.3])
+    gradients = np.float32([30.0, 40.0]), np.float32([0.01])
+    expected = []
+    for w, g in zip((a, b), gradients, strict=True):
+        w = w.numpy().astype("float64")
+        w_norm, g_norm = np.linalg.norm(w), np.linalg.norm(g)
+        if mode == "clip":
+            ratio = min(max(0.1 * w_norm / (RATE * (g_norm + 1e-7)), 1e-7), 1.0)
+        else:
+            ratio = max(0.1 * w_norm / (g_norm + 1e-7), 1e-7)
+        expected.append(w - RATE * ratio * g)
+    train_op = make(
+        lambda: ops.sum(a * gradients[0]) + ops.sum(b * gradients[1]),
+        var_list=[a, b],
+        dtype=dtype,
+        loss_scaling=8.0,
+        larc_params={"larc_eta": 0.1, "larc_mode": mode},
+    )
+    train_op()
+    for w, value in zip((a, b), expected, strict=True):
+        np.testing.assert_allclose(w.numpy(), value, rtol=1e-6)
+
+
+# --- Accumulation -------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "mixed"])
+def test_accumulators_are_the_mean_so_far_at_every_step(dtype):
+    w = variable()
+    train_op = make(
+        linear(w), var_list=[w], iter_size=3, dtype=dtype, loss_scaling=64.0
+    )
+    [accumulator] = train_op.accumulators
+    start = w.numpy().astype("float64")
+    total = np.zeros(2)
+    for i, batch in enumerate(BATCHES[:9], start=1):
+        train_op(batch)
+        total += batch.mean(axis=0, dtype="float64") / 3
+        if i % 3 == 0:
+            start -= RATE * total
+            total[:] = 0
+        np.testing.assert_allclose(accumulator.numpy(), total, atol=2e-7)
+        np.testing.assert_allclose(w.numpy(), start, atol=1e-6)
+    assert int(train_op.global_step.numpy()) == 3
+
+
+def test_the_accumulated_update_is_one_step_on_the_large_batch():
+    large, small = variable(), variable()
+    on_large = make(linear(large), "Adam", var_list=[large])
+    on_small = make(linear(small), "Adam", var_list=[small], iter_size=4)
+    for i in range(0, 12, 4):
+        on_large(np.concatenate(BATCHES[i : i + 4]))
+        for batch in BATCHES[i : i + 4]:
+            on_small(batch)
+    np.testing.assert_allclose(small.numpy(), large.numpy(), rtol=1e-5)
+
+
+@pytest.mark.parametrize("said_by", ["call", "variable", "callable"])
+def test_who_says_that_a_call_only_accumulates(said_by):
+    w = variable([0.0])
+    flag = keras.Variable(True, dtype="bool", trainable=False)
+    placeholder = {
+        "call": None,
+        "variable": flag,
+        "callable": lambda: bool(flag.numpy()),
+    }[said_by]
+    train_op = make(lambda x: ops.sum(w * x), iter_size=2, skip_update_ph=placeholder)
+    updates = []
+    for skip in (True, True, False, True, False):
+        flag.assign(skip)
+        said = {"skip_update": skip} if said_by == "call" else {}
+        train_op(np.float32([1.0]), **said)
+        updates.append(float(w.numpy()[0]))
+    # Always divided by `iter_size`, as OpenSeq2Seq does.
+    one = -RATE / 2
+    assert updates == [0.0, 0.0, 3 * one, 3 * one, 5 * one]
+
+
+def test_an_overflow_in_one_batch_skips_the_whole_update():
+    w = variable([0.0])
+    train_op = make(
+        lambda x: ops.sum(w * x), iter_size=2, dtype="mixed", loss_scaling="Backoff"
+    )
+    for value, expected in [(1.0, 0.0), (np.nan, 0.0), (1.0, 0.0), (3.0, -2 * RATE)]:
+        train_op(np.float32([value]))
+        assert float(w.numpy()[0]) == expected
+    assert float(train_op.optimizer.loss_scale) == 2.0**13
+
+
+def test_a_variable_without_gradient_stays():
+    used, unused = variable([0.0]), variable([1.0])
+    train_op = make(lambda x: ops.sum(used * x), var_list=[used, unused], iter_size=2)
+    for _ in range(4):
+        train_op(np.float32([1.0]))
+    assert float(used.numpy()[0]) == -2 * RATE
+    assert float(unused.numpy()[0]) == 1.0
+
+
+# --- The regularization loss -----------------------------------------------------
+
+
+def regularized(dtype="float32"):
+    model = keras.Sequential(
+        [
+            keras.layers.Dense(
+                1,
+                name=name,
+                dtype=dtype,
+                kernel_initializer=keras.initializers.Constant(value),
+                kernel_regularizer=keras.regularizers.L2(0.5),
+            )
+            for name, value in (("first", 2.0), ("second", 300.0))
+        ]
+    )
+    model.build((None, 1))
+    return model
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_regularization_loss_is_in_float32(dtype):
+    model = regularized(dtype)
+    loss = get_regularization_loss(model)
+    assert keras.backend.standardize_dtype(loss.dtype) == "float32"
+    # 300 squared is inf in float16.
+    assert float(loss) == 0.5 * 4 + 0.5 * 90000
+    assert float(get_regularization_loss([model, model])) == float(loss)
+
+
+def test_in_a_loss_it_is_that_of_the_model_and_of_the_scope():
+    model, found = regularized(), {}
+    scopes = [None, "sequential", model.layers[0].kernel.path]
+
+    def loss(x):
+        for scope in scopes:
+            found[scope] = get_regularization_loss(scope)
+        return ops.stack(list(found.values()))[2]
+
+    model.layers[1].kernel.regularizer = None
+    value = make(loss, model=model)(np.float32([[1.0]]))
+    assert float(value) == 2.0
+    # kernel - RATE * kernel
+    assert float(model.layers[0].kernel.numpy()[0, 0]) == 1.75 - 0.25
+    assert float(get_regularization_loss(keras.layers.Dense(1))) == 0.0
+
+
+@pytest.mark.parametrize("scope", [None, "encoder"])
+def test_without_a_model_at_hand_it_says_what_to_write(scope):
+    with pytest.raises(ValueError, match=r"get_regularization_loss\(model\)"):
+        get_regularization_loss(scope)
+
+
+def test_a_scope_that_is_none_is_refused():
+    with pytest.raises(TypeError, match="`scope` must be a string.*3"):
+        get_regularization_loss(3)
+
+
+# --- Refusals -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        ({"optimizer": "Adamm"}, ValueError, "one of .Adagrad, .*you provided Adamm"),
+        ({"optimizer": 3}, TypeError, "`optimizer` must be a name"),
+        ({"optimizer": keras.layers.Dense}, TypeError, "`optimizer` must be a name"),
+        ({"params": {"learning_rate": 1.0}}, ValueError, "Leave 'learning_rate' out"),
+        (
+            {"optimizer": keras.optimizers.SGD(0.1), "params": {"momentum": 0.9}},
+            ValueError,
+            "is an instance has its parameters",
+        ),
+        (
+            {"optimizer": keras.optimizers.SGD(0.1, loss_scale_factor=8.0)},
+            ValueError,
+            "must not scale the loss",
+        ),
+        (
+            {"optimizer": "Adam", "params": {"beta1": 0.9, "beta_1": 0.9}},
+            TypeError,
+            "`beta1` is TF1's name for `beta_1`",
+        ),
+        ({"dtype": "mixd"}, ValueError, "'mixed' or a float dtype.*dtype='mixd'"),
+        ({"dtype": "int32"}, ValueError, "'mixed' or a float dtype"),
+        ({"clip_gradients": 0.0}, ValueError, "clip_gradients=0.0"),
+        ({"summaries": ["loss"]}, ValueError, "Summaries should be one of"),
+        ({"summaries": "loss_scale"}, TypeError, "`summaries` must be a list"),
+        ({"larc_params": {"larc_mode": "clip"}}, ValueError, "dict with 'larc_eta'"),
+        (
+            {"larc_params": {"larc_eta": 0.1, "eta": 0.1}},
+            ValueError,
+            "LARC has no parameter 'eta'",
+        ),
+        (
+            {"dtype": "mixed", "loss_scaling": "Logmix"},
+            ValueError,
+            "'Backoff' or 'LogMax'",
+        ),
+        ({"loss_scaling": None}, TypeError, "loss_scaling=None"),
+        ({"loss_scaling_params": {}}, ValueError, "loss_scaling_params=.."),
+        ({"iter_size": 0}, ValueError, "iter_size=0"),
+        ({"skip_update_ph": True, "iter_size": 2}, TypeError, "skip_update=True"),
+        ({"skip_update_ph": "x", "iter_size": 2}, TypeError, "skip_update_ph='x'"),
+        ({"skip_update_ph": lambda: True}, ValueError, "nothing to skip"),
+        ({"on_horovod": 1}, TypeError, "on_horovod=1"),
+        ({"on_horovod": True}, RuntimeError, "(?s)init"),
+        ({"model": "m"}, TypeError, "`model` must be a Keras model"),
+        ({"var_list": [1.0]}, ValueError, "`var_list` takes variables only"),
+        ({"loss": 3.0}, TypeError, "(?s)train_op"),
+        ({"loss": "mse"}, TypeError, "`loss` must be a callable"),
+    ],
+)
+def test_other_arguments_are_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        make(**arguments)
+
+
+def test_clipping_and_larc_do_not_go_together():
+    with pytest.raises(
+        AttributeError,
+        match="LARC and gradient norm clipping should not be used together",
+    ):
+        make(clip_gradients=1.0, larc_params={"larc_eta": 0.1})
+
+
+def test_a_tensor_is_no_loss_and_the_error_shows_the_callable():
+    with pytest.raises(TypeError, match=r"def loss\(x, y\): return loss_fn"):
+        optimize_loss(ops.ones(()), "SGD", {}, lambda step: 0.1)
+
+
+@pytest.mark.parametrize("decay_fn", [0.1, "cosine"])
+def test_a_rate_is_no_decay_function(decay_fn):
+    with pytest.raises(TypeError, match="callable of the step"):
+        optimize_loss(lambda: ops.zeros(()), "SGD", {}, decay_fn)
+
+
+def test_a_loss_must_be_a_scalar():
+    w = variable()
+    with pytest.raises(ValueError, match=r"a scalar.*shape \(2,\)"):
+        make(lambda: w * 2.0, var_list=[w])()
+
+
+@pytest.mark.parametrize(
+    "iter_size, flag, error, message",
+    [
+        (1, True, ValueError, "iter_size=1"),
+        (2, "yes", TypeError, "skip_update='yes'"),
+    ],
+)
+def test_a_flag_that_makes_no_sense_is_refused(iter_size, flag, error, message):
+    w = variable()
+    train_op = make(lambda: ops.sum(w), iter_size=iter_size)
+    with pytest.raises(error, match=message):
+        train_op(skip_update=flag)
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float16", np.float16, np.dtype("float32")]
+)
+def test_dtypes_are_those_of_any_library(dtype):
+    make(dtype=dtype)
+
+
+def test_a_dtype_may_be_the_frameworks_own():
+    make(dtype=ops.ones((), dtype="float16").dtype)
+
+
+def test_every_name_makes_an_optimizer():
+    assert list(OPTIMIZER_CLS_NAMES) == [
+        "Adagrad",
+        "Adam",
+        "AdamW",
+        "Ftrl",
+        "LARS",
+        "Momentum",
+        "NovoGrad",
+        "RMSProp",
+        "SGD",
+    ]
+    for name in OPTIMIZER_CLS_NAMES:
+        w = variable()
+        params = {"momentum": 0.9} if name == "Momentum" else {}
+        make(linear(w), name, {**params, "use_locking": True})(BATCHES[0])
+        assert np.all(np.isfinite(w.numpy()))
+
+
+def test_the_package_has_the_pages_names():
+    for module in ("optimizers", "mp_wrapper", "automatic_loss_scaler", "lr_policies"):
+        for name in getattr(open_seq2seq, module).__dict__.get("__all__", []):
+            assert getattr(open_seq2seq, name) is getattr(
+                getattr(open_seq2seq, module), name
+            )

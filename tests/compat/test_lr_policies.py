@@ -1,0 +1,88 @@
+"""`keras_lso.compat.open_seq2seq.lr_policies`: the page's functions of the step."""
+
+import inspect
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_lso import schedules
+from keras_lso.compat.open_seq2seq import lr_policies
+
+# The page's, but for `dtype=tf.float32`; `cosine_decay` is not there.
+SIGNATURES = {
+    "fixed_lr": "(global_step, learning_rate)",
+    "piecewise_constant": "(global_step, learning_rate, boundaries, decay_rates, "
+    "steps_per_epoch=None)",
+    "exp_decay": "(global_step, learning_rate, decay_steps, decay_rate, "
+    "use_staircase_decay, begin_decay_at=0, min_lr=0.0)",
+    "poly_decay": "(global_step, learning_rate, decay_steps, power=1.0, "
+    "begin_decay_at=0, min_lr=0.0, warmup_steps=0)",
+    "inv_poly_decay": "(global_step, learning_rate, decay_steps, min_lr, power=1.0, "
+    "begin_decay_at=0, warmup_steps=0, name='learning_rate')",
+    "cosine_decay": "(global_step, learning_rate, decay_steps, power=1.0, "
+    "begin_decay_at=0, min_lr=0.0, warmup_steps=0)",
+    "transformer_policy": "(global_step, learning_rate, d_model, warmup_steps, "
+    "max_lr=None, coefficient=1.0, dtype='float32')",
+}
+
+# All arguments but the step, each one another number.
+POLICIES = {
+    "fixed_lr": (schedules.FixedLR, (0.5,)),
+    "piecewise_constant": (
+        schedules.PiecewiseConstant,
+        (0.5, [1, 2.5], [0.4, 0.1], 2),
+    ),
+    "exp_decay": (schedules.ExpDecay, (0.5, 3, 0.4, True, 2, 0.01)),
+    "poly_decay": (schedules.PolyDecay, (0.5, 5, 2.0, 3, 0.01, 4)),
+    "inv_poly_decay": (schedules.InvPolyDecay, (0.5, 5, 0.01, 2.0, 3, 4)),
+    "cosine_decay": (schedules.CosineDecay, (0.5, 5, 2.0, 3, 0.01, 4)),
+    "transformer_policy": (
+        schedules.TransformerPolicy,
+        (0.5, 16, 4, 0.04, 0.9, "float16"),
+    ),
+}
+
+every_policy = pytest.mark.parametrize("name", POLICIES)
+
+
+def test_the_functions_are_those_of_the_page():
+    assert set(lr_policies.__all__) == SIGNATURES.keys() == POLICIES.keys()
+    for name, signature in SIGNATURES.items():
+        assert str(inspect.signature(getattr(lr_policies, name))) == signature
+
+
+@every_policy
+def test_a_function_is_its_class_called_with_the_step(name, compiled):
+    cls, arguments = POLICIES[name]
+    function = getattr(lr_policies, name)
+    policy = cls(*arguments)
+    step = keras.Variable(0, dtype="int", trainable=False)
+    rate = compiled(lambda: function(step, *arguments), [step])
+    for i in range(12):
+        step.assign(i)
+        expected = policy(i)
+        eager = function(np.int64(i), *arguments)
+        assert eager.dtype == expected.dtype == rate().dtype
+        assert float(eager) == float(expected)
+        # XLA may fuse a product and a sum, which saves one rounding.
+        actual = float(ops.cast(rate(), "float32"))
+        np.testing.assert_allclose(actual, float(expected), rtol=1e-6)
+
+
+@every_policy
+def test_the_arguments_have_the_names_of_the_class(name):
+    cls, _ = POLICIES[name]
+    ours = list(inspect.signature(cls).parameters)
+    theirs = list(inspect.signature(getattr(lr_policies, name)).parameters)
+    assert theirs[0] == "global_step"
+    assert [argument for argument in theirs[1:] if argument != "name"] == ours[:-1]
+    assert ours[-1] == "name"
+
+
+def test_bad_arguments_are_refused():
+    with pytest.raises(ValueError, match="`decay_steps` must be"):
+        lr_policies.poly_decay(0, 0.5, 0)
+    with pytest.raises(TypeError, match="`name` must be a string"):
+        lr_policies.inv_poly_decay(0, 0.5, 4, 0.1, name=4)
