@@ -49,11 +49,15 @@ INNER = {
     "SGD+momentum": lambda: keras.optimizers.SGD(0.01, momentum=0.9),
     "Adam": lambda: keras.optimizers.Adam(1e-3),
     "LARS": lambda: keras_lso.LARS(1.0, momentum=0.9, weight_decay_rate=WEIGHT_DECAY),
+    "NovoGrad": lambda: keras_lso.NovoGrad(0.01, weight_decay_rate=WEIGHT_DECAY),
 }
 ROWS = {
     "inner alone": lambda inner: inner,
     KERAS: lambda inner: keras.optimizers.LossScaleOptimizer(inner),
     "keras_lso": lambda inner: keras_lso.LossScaleOptimizer(inner),
+    "keras_lso, LogMax": lambda inner: keras_lso.LossScaleOptimizer(
+        inner, loss_scale=keras_lso.loss_scales.LogMaxLossScale()
+    ),
 }
 
 

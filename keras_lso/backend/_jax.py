@@ -54,9 +54,16 @@ def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None):
     of `isfinite` over all of them, and so does a norm that a rule needs anyway. One
     that is not proves nothing (1e20 squared is inf), nor does any if unscaling
     makes the gradients larger: only then every element is looked at.
+
+    XLA's sums over the gradients as they came are three times as fast as those over
+    a product, so that a norm which is of nothing else is unscaled afterwards.
     """
     values = [jnp.asarray(_values(g)) for g in grads]
     norms = [None] * len(values)
+    if rules and all(rule.measures_gradient_only for rule in rules):
+        finite, norms = _check_by_norms(values, inv_scale)
+        top = generic.largest_magnitude(values) if amax else None
+        return Measurement(finite, [(norm,) for norm in norms], top)
     if rules:
         unscaled = [generic.in_float32(v) * inv_scale for v in values]
         norms = generic.norms_of(rules, unscaled, state)
@@ -88,6 +95,31 @@ def _true(values, inv_scale):
 def _all_finite(values, inv_scale):
     values = [generic.in_float32(v) for v in values]
     return jnp.stack([jnp.isfinite(v * inv_scale).all() for v in values]).all()
+
+
+def _check_by_norms(values, inv_scale):
+    """Returns whether all are finite, and the norms of the unscaled gradients."""
+    values = [generic.in_float32(v) for v in values]
+    norms = jnp.stack([rules.l2_norm(v) for v in values])
+    inv_scale = jnp.asarray(inv_scale, "float32")
+    finite, norms = jax.lax.cond(
+        jnp.isfinite(norms).all() & (inv_scale <= 1),
+        _unscaled_norms,
+        _look_again,
+        norms,
+        values,
+        inv_scale,
+    )
+    return finite, jnp.unstack(norms)
+
+
+def _unscaled_norms(norms, values, inv_scale):
+    return jnp.array(True), norms * inv_scale
+
+
+def _look_again(norms, values, inv_scale):
+    unscaled = [rules.l2_norm(v * inv_scale) for v in values]
+    return _all_finite(values, inv_scale), jnp.stack(unscaled)
 
 
 def run_if(finite, step, grads, state):

@@ -6,7 +6,8 @@ the variable and of its slots. The gradient is unscaled already.
 
 A rule whose `has_norms` is True looks at whole tensors as well: `norms(gradient,
 variable, *slots)` returns the norms that the step needs, and the step takes them
-as `norms=` from whoever has measured them already.
+as `norms=` from whoever has measured them already. If they are the norm of the
+gradient and nothing else, `measures_gradient_only` is True.
 
 `keep(new, old)` is `new` where the step is applied and `old` where it is skipped.
 It stands around every new value as soon as there is one: what is computed from it
@@ -33,6 +34,7 @@ class SGD:
 
     slots: ClassVar = ()
     has_norms: ClassVar = False
+    measures_gradient_only: ClassVar = False
     learning_rate: Any
 
     def __call__(self, keep, g, w):
@@ -52,6 +54,7 @@ class Momentum:
 
     slots: ClassVar = ("momentum",)
     has_norms: ClassVar = False
+    measures_gradient_only: ClassVar = False
     learning_rate: Any
     momentum: Any
     nesterov: bool = False
@@ -77,6 +80,7 @@ class Adam:
 
     slots: ClassVar = ("momentum", "velocity")
     has_norms: ClassVar = False
+    measures_gradient_only: ClassVar = False
     alpha: Any
     beta_1: Any
     beta_2: Any
@@ -139,6 +143,7 @@ class LARS:
 
     slots: ClassVar = ("momentum",)
     has_norms: ClassVar = True
+    measures_gradient_only: ClassVar = False
     learning_rate: Any
     momentum: float
     weight_decay: float
@@ -209,6 +214,7 @@ class NovoGrad:
 
     slots: ClassVar = ("momentum", "second_moment")
     has_norms: ClassVar = True
+    measures_gradient_only: ClassVar = True
     learning_rate: Any
     beta_1: float
     beta_2: float

@@ -75,6 +75,7 @@ MEASURED_RULES = {
     ),
     "paper": rules.LARS(1.0, 0.9, weight_decay=0.5, trust_ratio=PAPER),
     "excluded": rules.LARS(1.0, 0.9, weight_decay=0.0, trust_ratio=None),
+    "novograd": rules.NovoGrad(1.0, 0.9, 0.98, 1e-8),
 }
 with_and_without_rules = pytest.mark.parametrize(
     "rule", MEASURED_RULES.values(), ids=MEASURED_RULES
@@ -88,7 +89,10 @@ def measured_for(rule, grads):
     return {
         "rules": [rule] * len(grads),
         "state": [
-            tuple(ops.full(g.shape, value) for value in (2.0, -1.0)) for g in grads
+            tuple(ops.full(g.shape, value) for value in (2.0, -1.0, 0.0))[
+                : 1 + len(rule.slots)
+            ]
+            for g in grads
         ],
     }
 
@@ -232,6 +236,7 @@ def test_the_reference_returns_the_norms_that_each_rule_asks_for():
         "popular": (np.hypot(6.79, 8.69), of_the_variable),
         "paper": (5.0, of_the_variable),
         "excluded": None,
+        "novograd": (5.0,),
     }
     for norms, (name, by_hand) in zip(found.norms, expected.items(), strict=True):
         if by_hand is None:
