@@ -211,6 +211,10 @@ def test_tensorboard_reads_every_summary(tmp_path):
         rtol=1e-6,
     )
     assert [float(v) for _, v in events[f"larc_clip_on/{path}"]][:2] == [1.0, 1.0]
+    # Those before the update, on every backend.
+    for (_, buckets), before in zip(events[f"variables/{path}"], weights, strict=True):
+        edges = buckets[0, 0], buckets[-1, 1]
+        np.testing.assert_allclose(edges, (before.min(), before.max()), rtol=1e-6)
     # Histograms are rows of (left edge, right edge, count).
     for tag, third in ((f"gradients/{path}", [0.0, 0.0]), (f"variables/{path}", None)):
         for i, (_, buckets) in enumerate(events[tag]):
@@ -223,6 +227,44 @@ def test_tensorboard_reads_every_summary(tmp_path):
 def test_summaries_are_written_every_few_updates(tmp_path):
     _, _, events = train_with_summaries(tmp_path, 2, [1.0] * 10, iter_size=2)
     assert [step for step, _ in events["learning_rate"]] == [2, 4]
+
+
+def test_variables_of_one_path_have_a_tag_each(tmp_path):
+    first, second = (keras.Variable(np.float32([x]), name="w") for x in (1.0, 2.0))
+    train_op = optimize_loss(
+        lambda: ops.sum(first) + ops.sum(second),
+        "SGD",
+        {},
+        lambda step: 0.5,
+        summaries=["variable_norm"],
+        var_list=[first, second],
+    )
+    train_op.write_summaries(tmp_path, every=1)
+    train_op()
+    norms = {tag: float(v) for tag, [(_, v)] in read_events(tmp_path).items()}
+    assert norms == {"variable_norm/w": 1.0, "variable_norm/w_1": 2.0}
+
+
+def test_the_steps_of_a_resumed_run_go_on(tmp_path):
+    train_op, _, _ = train_with_summaries(tmp_path / "first")
+    store = {}
+    train_op.optimizer.save_own_variables(store)
+
+    w = keras.Variable(np.float32([3.0, 4.0]))
+    resumed = optimize_loss(
+        lambda x: ops.sum(w * x),
+        "SGD",
+        {},
+        lambda step: 0.5,
+        var_list=[w],
+        dtype="mixed",
+        loss_scaling="Backoff",
+    )
+    resumed.optimizer.load_own_variables(store)
+    resumed.write_summaries(tmp_path / "second", every=1)
+    resumed(np.float32([1.0, 1.0]))
+    # Four before, one of them skipped.
+    assert [step for step, _ in read_events(tmp_path / "second")["loss_scale"]] == [5]
 
 
 def test_nothing_is_written_that_nobody_asked_for(tmp_path, monkeypatch):

@@ -114,11 +114,17 @@ def check_rate(argument, value):
     return value
 
 
-def check_int(argument, value, at_least=-math.inf):
-    """Returns `value` as an int of `at_least` so much."""
+# Of 32 bits, as most backends count them.
+LARGEST_STEP = 2**31 - 1
+
+
+def check_int(argument, value, at_least=-math.inf, at_most=math.inf):
+    """Returns `value` as an int of `at_least` and `at_most` so much."""
     number = _integer(value)
-    if number is None or number < at_least:
+    if number is None or not at_least <= number <= at_most:
         floor = "" if at_least == -math.inf else f" of at least {at_least}"
+        if number is not None and number > at_most:
+            floor = f" of at most {at_most}"
         raise ValueError(
             f"Argument `{argument}` must be an integer{floor}. "
             f"Received: {argument}={value!r} of type {type(value).__name__}"
@@ -145,7 +151,7 @@ def check_list(argument, values, at_least=0):
 def check_boundaries(boundaries, count, reason):
     """Returns `boundaries` as a list of `count` strictly increasing steps."""
     boundaries = [
-        check_int(f"boundaries[{i}]", boundary, at_least=0)
+        check_int(f"boundaries[{i}]", boundary, at_least=0, at_most=LARGEST_STEP)
         for i, boundary in enumerate(check_list("boundaries", boundaries))
     ]
     if len(boundaries) != count:

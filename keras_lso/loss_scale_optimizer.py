@@ -183,12 +183,20 @@ class LossScaleOptimizer(
         variables = list(variables)
         inner = self.inner_optimizer
         masters = MasterWeights(variables, self.master_weights)
+        if inner.built and masters.variables:
+            raise ValueError(
+                "The inner optimizer has been built already, for float16 variables, of "
+                "which it is to train float32 masters now. Pass an optimizer that has "
+                "not been used, or master_weights=False. Received: "
+                f"inner_optimizer={inner!r}"
+            )
         adapters.exclude_twins_from_weight_decay(inner, variables, masters.trained)
         inner.build(masters.trained)
+        adapters.exclude_twins_from_weight_decay(inner, variables, masters.trained)
         # An inner optimizer that was built before keeps the variables it knows.
         adapters.check_known(inner, masters.trained)
         self._masters = masters
-        self.loss_scale_policy.build(self.add_variable)
+        self.loss_scale_policy.build()
         self._build_counters()
         adapters.remember_trainable_variables(self, variables)
         self.built = True
@@ -230,7 +238,7 @@ class LossScaleOptimizer(
         return self._scaled(loss)
 
     def _scaled(self, loss):
-        return backend.in_float32(loss) * self.loss_scale
+        return backend.times(loss, self.loss_scale)
 
     def get_scaled_loss(self, loss):
         """Multiplies the loss by the loss scale; also takes a callable.
@@ -337,7 +345,8 @@ class LossScaleOptimizer(
         all_finite = self._count_step(found.finite, update_scale)
         amax = None
         if policy.needs_amax:
-            amax = self._count_amax(found.amax * inv_scale, update_scale)
+            amax = _largest_of_the_loss(found, grads, variables)
+            amax = self._count_amax(amax * inv_scale, update_scale)
         if update_scale:
             policy.step(all_finite, amax)
 
@@ -485,10 +494,15 @@ class LossScaleOptimizer(
         """
         if not self.built:
             return
-        if self._masters.variables:
-            var_list = self._trained(var_list)
-        self.inner_optimizer.finalize_variable_values(var_list)
-        self._masters.write()
+        innermost = adapters.chain(self)[-1]
+        if not any(o.use_ema for o in (innermost, *adapters.members(innermost))):
+            return
+        if not self._masters.variables:
+            self.inner_optimizer.finalize_variable_values(var_list)
+            return
+        known = [v for v in var_list if adapters.is_known(self, v)]
+        with self.masters_in_step():
+            self.inner_optimizer.finalize_variable_values(self._trained(known))
 
     @contextlib.contextmanager
     def masters_in_step(self):
@@ -559,6 +573,20 @@ class LossScaleOptimizer(
             config.pop("dynamic_growth_steps", None)
             config["loss_scale"] = loss_scales.get(config["loss_scale"], custom_objects)
         return inner, config
+
+
+def _largest_of_the_loss(found, grads, variables):
+    """Returns the largest magnitude among gradients that come from the loss."""
+    if not any(map(adapters.is_overwritten, variables)):
+        return found.amax
+    of_the_loss = [
+        g
+        for g, v in zip(grads, variables, strict=True)
+        if g is not None and not adapters.is_overwritten(v)
+    ]
+    if not of_the_loss:
+        return ops.zeros((), dtype="float32")
+    return backend.measure(of_the_loss, amax=True).amax
 
 
 def _unscale(grad, inv_scale):

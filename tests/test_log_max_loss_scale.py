@@ -129,6 +129,19 @@ def test_a_loaded_state_that_is_no_number_starts_afresh(name, value):
     ]
 
 
+@pytest.mark.parametrize("arguments", [{}, {"log_max": 63.0}, {"log_max": 1e4}])
+def test_no_overflow_makes_the_scale_anything_but_a_number(arguments):
+    is_original = arguments.get("log_max", 0.0) < 64.0
+    policy = LogMaxLossScale(original_overflow=is_original, **arguments)
+    policy.build()
+    # Flagged, or to be seen by the magnitude only.
+    for finite, amax in [(False, np.nan), (True, np.inf), (True, np.nan), (True, 2.0)]:
+        policy.step(finite, ops.convert_to_tensor(np.float32(amax)))
+        assert 1.0 <= float(policy()) <= 2.0**14
+    assert all(np.isfinite(v.numpy()) for v in policy.variables)
+    assert int(policy.step_counter.numpy()) == 4
+
+
 @pytest.mark.parametrize(
     "arguments, error, message",
     [
@@ -140,6 +153,11 @@ def test_a_loaded_state_that_is_no_number_starts_afresh(name, value):
         ({"beta2": 0.0}, ValueError, "beta2=0.0"),
         ({"overflow_std_dev": -1.0}, ValueError, "overflow_std_dev=-1.0"),
         ({"original_overflow": 1}, TypeError, "original_overflow=1"),
+        (
+            {"original_overflow": True, "log_max": 64.0},
+            ValueError,
+            r"2\*\*log_max.*log_max=64.0",
+        ),
     ],
 )
 def test_other_arguments_are_refused(arguments, error, message):

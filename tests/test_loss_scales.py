@@ -563,6 +563,15 @@ def test_a_custom_policy_is_told_the_largest_of_several_losses(
         assert float(optimizer.loss_scale) == scale
 
 
+def test_a_custom_policy_hears_nothing_of_float8_scales(with_custom_policy):
+    optimizer, [weight, scale] = with_custom_policy
+    scale.overwrite_with_gradient = True
+    grads = [np.float32([16.0, 8.0]), np.float32(2.0**20)]
+    optimizer.apply([ops.convert_to_tensor(g) for g in grads], [weight, scale])
+    # Of 16, unscaled by 8: the other "gradient" is a new value.
+    assert float(optimizer.loss_scale) == 64.0 / 2.0
+
+
 def test_the_state_of_a_custom_policy_follows_that_of_the_inner_optimizer(
     with_custom_policy,
 ):

@@ -158,3 +158,66 @@ def test_the_config_holds_what_is_not_the_default():
     again = keras_lso.LossScaleOptimizer.from_config(config)
     assert again.master_weights is False
     assert "master_weights" not in wrap(keras.optimizers.SGD(1.0)).get_config()
+
+
+def test_what_was_assigned_survives_the_end_of_training():
+    w = variable([1.0])
+    optimizer = wrap(keras.optimizers.SGD(1.0))
+    optimizer.apply([gradient([0.5], 4.0)], [w])
+    w.assign(ops.cast(ops.array([7.0]), "float16"))
+    optimizer.finalize_variable_values([w])
+    assert as_float(w) == [7.0]
+
+
+@pytest.mark.parametrize("use_ema", [True, False])
+def test_variables_that_nobody_knows_are_not_finalized(use_ema):
+    w, unknown = variable([1.0]), variable([2.0])
+    optimizer = wrap(keras.optimizers.SGD(1.0, use_ema=use_ema))
+    optimizer.apply([gradient([0.5], 4.0)], [w])
+    optimizer.finalize_variable_values([w, unknown])
+    assert as_float(unknown) == [2.0]
+
+
+@pytest.mark.skipif(
+    not hasattr(keras.optimizers, "MultiOptimizer"),
+    reason="this version of Keras has no MultiOptimizer",
+)
+def test_exclusions_reach_the_members_of_a_multi_optimizer():
+    with keras.name_scope("a"):
+        a = variable([1.0])
+    with keras.name_scope("b"):
+        b, decayed = variable([1.0]), variable([1.0])
+    first = keras.optimizers.SGD(1.0, weight_decay=0.5)
+    second = keras.optimizers.SGD(1.0, weight_decay=0.5)
+    second.exclude_from_weight_decay(var_list=[b])
+    optimizer = wrap(
+        keras.optimizers.MultiOptimizer(
+            lambda v: second if v.path.startswith("b") else first
+        )
+    )
+    optimizer.apply([gradient([0.0])] * 3, [a, b, decayed])
+    assert [as_float(v)[0] for v in (a, b, decayed)] == [0.5, 1.0, 0.5]
+
+
+def test_an_optimizer_that_has_trained_float16_is_refused():
+    w = variable([1.0])
+    inner = keras.optimizers.SGD(1.0)
+    inner.apply([gradient([0.5])], [w])
+    optimizer = wrap(inner)
+    with pytest.raises(
+        ValueError, match="has been built already.*master_weights=False"
+    ):
+        optimizer.apply([gradient([0.5])], [w])
+
+
+def test_masters_are_made_in_a_compiled_step_as_well(compiled):
+    """Not on JAX, where nothing can be made of a value under `jax.jit`."""
+    w = variable([1.0])
+    optimizer = wrap(keras.optimizers.SGD(1.0))
+    if keras.backend.backend() == "jax":
+        optimizer.build([w])
+    variables = [w, *optimizer.variables] if optimizer.built else [w]
+    step = compiled(lambda g: optimizer.apply([g], [w]), variables)
+    for _ in range(3):
+        step(gradient([1e-4], 4.0))
+    np.testing.assert_allclose(masters(optimizer)[0], [1 - 3e-4], rtol=1e-6)

@@ -280,3 +280,34 @@ def test_an_argument_that_is_no_number_is_refused(policy, argument):
     arguments = {"min_lr": 0.1, argument: "1"}
     with pytest.raises((TypeError, ValueError), match=f"Argument `{argument}` must"):
         policy(1.0, 4, **arguments)
+
+
+LAST = 2**31 - 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PolyDecay(1.0, 10, min_lr=0.25, warmup_steps=2),
+        lambda: ExpDecay(1.0, 10, 0.5, False, min_lr=0.25),
+        lambda: InvPolyDecay(1.0, 10, 0.25),
+        lambda: CosineDecay(1.0, 10, min_lr=0.25),
+        lambda: TransformerPolicy(1.0, 16, 10),
+    ],
+)
+def test_steps_of_no_run_have_the_rate_of_the_nearest_one(make):
+    schedule = make()
+    first, last = float(schedule(0)), float(schedule(LAST))
+    assert last == pytest.approx(0.25) or last < 1e-4
+    for step in (-1, np.int64(-5), -3.0):
+        assert float(schedule(step)) == first
+    for step in (1e10, np.float32(2.0**31)):
+        assert float(schedule(step)) == pytest.approx(last, rel=1e-6)
+    if keras.backend.backend() != "jax":  # which has no int64 by default
+        assert float(schedule(np.int64(2**40))) == last
+
+
+def test_boundaries_beyond_the_last_step_are_refused():
+    message = r"`boundaries\[0\]` must be an integer of at most 2147483647"
+    with pytest.raises(ValueError, match=message):
+        PiecewiseConstant(1.0, [2**40], [0.5])

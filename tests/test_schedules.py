@@ -863,7 +863,7 @@ def test_boundaries_that_are_none_are_refused(make):
         ],
         (
             lambda: PolyDecay(1.0, 4, begin_decay_at=2**31),
-            "`begin_decay_at` must not be above 2147483647",
+            "`begin_decay_at` must be an integer of at most 2147483647",
         ),
         (
             lambda: PiecewiseConstant(1.0, [], []),

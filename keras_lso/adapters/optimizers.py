@@ -137,13 +137,16 @@ def count_by(wrapper, inner):
 
 
 def exclude_twins_from_weight_decay(optimizer, variables, twins):
-    """Carries exclusions that name a variable itself over to its twin."""
+    """Carries exclusions that name a variable itself over to its twin.
+
+    Those of a `MultiOptimizer`'s members are known only once it is built.
+    """
     innermost = chain(optimizer)[-1]
-    excluded = getattr(innermost, "_exclude_from_weight_decay", None)
-    if excluded:
+    for decaying in (innermost, *members(innermost)):
+        excluded = getattr(decaying, "_exclude_from_weight_decay", None) or set()
         for variable, its_twin in zip(variables, twins, strict=True):
-            if innermost._var_key(variable) in excluded:
-                excluded.add(innermost._var_key(its_twin))
+            if decaying._var_key(variable) in excluded:
+                excluded.add(decaying._var_key(its_twin))
 
 
 def check_known(optimizer, variables):

@@ -6,6 +6,8 @@ import keras
 from keras import ops
 from keras.src.tree.tree_api import register_tree_node_class
 
+from keras_lso import backend
+
 # Lets `keras.tree` look into a class of ours.
 register_tree_node = register_tree_node_class
 
@@ -16,16 +18,18 @@ def twin(variable, dtype):
     It carries the same path, by which patterns exclude variables and pick their
     optimizer, and the same constraint and layout.
     """
-    twin = keras.Variable(
-        lambda shape, dtype: ops.cast(ops.convert_to_tensor(variable), dtype),
-        shape=variable.shape,
-        dtype=dtype,
-        trainable=variable.trainable,
-        # TensorFlow's own variables have neither a path nor Keras's words for this.
-        aggregation=getattr(variable.aggregation, "name", variable.aggregation).lower(),
-        layout=getattr(variable, "_layout", None),
-        name=variable.name.replace("/", "_"),
-    )
+    # TensorFlow's own variables have neither a path nor Keras's words for this.
+    aggregation = getattr(variable.aggregation, "name", variable.aggregation).lower()
+    with backend.outside_of_functions():
+        twin = keras.Variable(
+            lambda shape, dtype: ops.cast(ops.convert_to_tensor(variable), dtype),
+            shape=variable.shape,
+            dtype=dtype,
+            trainable=variable.trainable,
+            aggregation=aggregation,
+            layout=getattr(variable, "_layout", None),
+            name=variable.name.replace("/", "_"),
+        )
     twin._path = path_of(variable)
     twin.constraint = variable.constraint
     return twin

@@ -19,6 +19,7 @@ from keras_lso.backend.generic import (
     check_replica_context,
     fused_step,
     is_variable,
+    outside_of_functions,
     total,
     with_positions,
 )
@@ -34,10 +35,12 @@ __all__ = [
     "differentiate",
     "fused_step",
     "fused_step_takes",
+    "is_traced",
     "is_variable",
     "l2_norms",
     "map_values",
     "measure",
+    "outside_of_functions",
     "register_list_class",
     "run_if",
     "to_dense",
@@ -223,55 +226,81 @@ def compile_step(step):
 
     def call(*args):
         leaves, structure = jax.tree.flatten(args)
+        _refuse_tracers(leaves)
         signature = structure, tuple((x.shape, x.dtype) for x in leaves)
         if signature not in compiled:
-            known.update(_variables_of(step, args))
+            read, written = _variables_of(step, args)
+            known.update(read)
+            known.update(written)
+            # What an earlier signature has written stays among those.
+            kept = [v for key, v in known.items() if key not in written]
+            written = list(written.values())
             compiled[signature] = (
-                list(known.values()),
-                jax.jit(_stateless(step, list(known.values())), donate_argnums=0),
+                kept,
+                written,
+                jax.jit(_stateless(step, kept, written), donate_argnums=0),
             )
-        variables, stateless = compiled[signature]
-        result, values = stateless(_own_buffers(variables), args)
-        for variable, value in zip(variables, values, strict=True):
+        kept, written, stateless = compiled[signature]
+        kept_values = [v.value for v in kept]
+        values = _own_buffers([v.value for v in written], [*kept_values, *leaves])
+        result, values = stateless(values, kept_values, args)
+        for variable, value in zip(written, values, strict=True):
             variable.assign(value)
         return result
 
     return call
 
 
+def is_traced(values):
+    """See `generic.is_traced`."""
+    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(values))
+
+
+def _refuse_tracers(values):
+    if is_traced(values):
+        raise RuntimeError(
+            "This is compiled by `jax.jit` already, and assigns Keras variables. Call "
+            "it outside of `jax.jit` and the like."
+        )
+
+
 def _variables_of(step, args):
-    """Returns the variables that a step reads or writes, by their `id`."""
+    """Returns the variables that a step reads, and those it writes, by their `id`."""
     with generic.RecordingScope() as scope:
-        jax.eval_shape(lambda args: _pure(step(*args)), args)
-    return {**scope.read, **scope.written}
+        jax.eval_shape(lambda args: jax.tree.map(jnp.asarray, step(*args)), args)
+    return scope.read, scope.written
 
 
-def _stateless(step, variables):
-    def stateless(values, args):
-        state_mapping = list(zip(variables, values, strict=True))
+def _stateless(step, kept, written):
+    def stateless(values, kept_values, args):
+        state_mapping = [
+            *zip(written, values, strict=True),
+            *zip(kept, kept_values, strict=True),
+        ]
         with generic.RecordingScope(state_mapping) as scope:
             result = step(*args)
-        return result, [scope.get_current_value(v) for v in variables]
+        return result, [scope.get_current_value(v) for v in written]
 
     return stateless
 
 
-def _pure(result):
-    return jax.tree.map(jnp.asarray, result)
+def _own_buffers(values, others):
+    """Returns the values; those whose buffer another has as well are copied.
 
-
-def _own_buffers(variables):
-    """Returns the values; those that two variables share are copied.
-
-    They are donated, which no buffer can be twice.
+    They are donated, which a buffer can be only once, and only if nobody else reads it.
     """
-    seen: set[int] = set()
-    values = []
-    for variable in variables:
-        value = variable.value
-        values.append(jnp.copy(value) if id(value) in seen else value)
-        seen.add(id(value))
-    return values
+    seen = {_buffer_of(other) for other in others}
+    own = []
+    for value in values:
+        buffer = _buffer_of(value)
+        own.append(jnp.copy(value) if buffer in seen else value)
+        seen.add(buffer)
+    return own
+
+
+def _buffer_of(value):
+    # Arrays on several devices have several.
+    return value.unsafe_buffer_pointer() if len(value.devices()) == 1 else id(value)
 
 
 def register_list_class(cls):

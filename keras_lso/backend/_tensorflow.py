@@ -31,10 +31,12 @@ __all__ = [
     "differentiate",
     "fused_step",
     "fused_step_takes",
+    "is_traced",
     "is_variable",
     "l2_norms",
     "map_values",
     "measure",
+    "outside_of_functions",
     "register_list_class",
     "run_if",
     "to_dense",
@@ -327,7 +329,8 @@ def compile_step(step):
     Replicas meet in a step, which they cannot do in a function of their own. The one
     around `strategy.run` compiles it.
     """
-    compiled = tf.function(step)
+    # A new function for each length of a batch would be too many.
+    compiled = tf.function(step, autograph=False, reduce_retracing=True)
 
     def call(*args):
         context = tf.distribute.get_replica_context()
@@ -335,6 +338,16 @@ def compile_step(step):
         return (step if is_one_of_many else compiled)(*args)
 
     return call
+
+
+def outside_of_functions():
+    """See `generic.outside_of_functions`."""
+    return tf.init_scope()
+
+
+def is_traced(values):
+    """See `generic.is_traced`."""
+    return not tf.executing_eagerly()
 
 
 def compute_gradients(loss_fn, variables, grad_loss=None, tape=None):

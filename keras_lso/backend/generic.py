@@ -3,6 +3,7 @@
 It is written to be read, not to be fast.
 """
 
+import contextlib
 from typing import Any, NamedTuple
 
 import keras
@@ -306,6 +307,19 @@ def compile_step(step):
         A callable like it. Variables have their new values when it returns.
     """
     return step
+
+
+def outside_of_functions():
+    """Returns a context in which what is computed is part of no compiled function.
+
+    For the initial values of variables, which TensorFlow makes outside of it.
+    """
+    return contextlib.nullcontext()
+
+
+def is_traced(values):
+    """Whether a function of the caller is being traced right now."""
+    return False
 
 
 class RecordingScope(keras.StatelessScope):

@@ -18,6 +18,7 @@ from keras_lso.loss_scales.loss_scale import LossScale, float32
 
 # Float16 ends just below 2**16.
 _LOG_LIMIT = 16.0
+_LARGEST_ORIGINAL = 64.0
 _SMALLEST_NORMAL = float(np.finfo("float32").tiny)
 
 
@@ -109,6 +110,12 @@ class LogMaxLossScale(LossScale):
         self.beta2 = check_factor("beta2", beta2, above=0.0, below=1.0)
         self.overflow_std_dev = check_rate("overflow_std_dev", overflow_std_dev)
         self.original_overflow = check_bool("original_overflow", original_overflow)
+        if self.original_overflow and self.log_max >= _LARGEST_ORIGINAL:
+            raise ValueError(
+                "With `original_overflow=True` an overflow counts as 2**log_max, whose "
+                f"square float32 holds below {_LARGEST_ORIGINAL}. "
+                f"Received: log_max={log_max!r}"
+            )
 
     def build(self, add_variable=None):
         if self.built:
@@ -142,8 +149,8 @@ class LogMaxLossScale(LossScale):
                 "`step(finite, amax)`, or let `update(gradients)` find both. Received: "
                 "amax=None"
             )
-        finite = ops.convert_to_tensor(finite, dtype="bool")
         amax = float32(amax)
+        finite = ops.logical_and(finite, ops.isfinite(amax))
         observed = ops.logical_or(ops.logical_not(finite), amax > 0)
         overflow = 2.0**self.log_max if self.original_overflow else self.log_max
         # Both branches of a `where` are computed: no logarithm of zero or NaN.

@@ -72,13 +72,16 @@ class LossScale:
 
         Args:
             add_variable: Callable with the arguments of
-                `keras.Optimizer.add_variable`. The optimizer that owns the
-                policy passes its own; `None`, the default, makes free-standing
-                variables.
+                `keras.Optimizer.add_variable`. Defaults to `None`: that of the
+                optimizer that owns the policy; without one the variables are
+                free-standing.
         """
         if self.built:
             return
-        self._add_variable = add_variable or _free_variable
+        if add_variable is None:
+            owner = self._owner
+            add_variable = _free_variable if owner is None else owner.add_variable
+        self._add_variable = add_variable
         self._variables, self._initial_values = [], []
         self.step_counter = self.add_variable("step_counter", 0, dtype="int")
         self.scale = self.add_variable("dynamic_scale", self.initial_loss_scale)
@@ -157,7 +160,7 @@ class LossScale:
         (False, 512.0)
         """
         backend.check_replica_context("update")
-        self.build(None if self._owner is None else self._owner.add_variable)
+        self.build()
         grads = [backend.as_tensor(g) for g in keras.tree.flatten(grads)]
         grads = [g for g in grads if g is not None]
         finite, amax = ops.ones((), dtype="bool"), None

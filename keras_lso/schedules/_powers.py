@@ -18,10 +18,17 @@ from keras_lso.schedules._members import float32
 
 
 def whole(step):
-    """Returns a step as a signed integer tensor; a float is cut to a whole number."""
+    """Returns a step as an int32 tensor; a float is cut to a whole number.
+
+    Steps before the first count as that, those beyond int32's range as the last in it
+    to which one can be added.
+    """
     step = ops.convert_to_tensor(step)
-    if keras.backend.standardize_dtype(step.dtype) in ("int32", "int64"):
-        return step
+    if "float" in keras.backend.standardize_dtype(step.dtype):
+        # The largest float32 in the range.
+        step = ops.clip(step, 0, 2**31 - 128)
+    else:
+        step = ops.where(step > 2**31 - 2, 2**31 - 2, ops.where(step < 0, 0, step))
     return ops.cast(step, "int32")
 
 

@@ -3,22 +3,19 @@
 from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_lso._checks import check_factor, check_int, check_rate, check_real
+from keras_lso._checks import (
+    LARGEST_STEP,
+    check_factor,
+    check_int,
+    check_rate,
+    check_real,
+)
 from keras_lso.schedules._members import check_name, elapsed, float32, straight_line
 from keras_lso.schedules._powers import whole
 
-_LARGEST_STEP = 2**31 - 1
-
 
 def _check_steps(argument, value, at_least):
-    """Returns `value` as an int that steps of 32 bits can be compared with."""
-    value = check_int(argument, value, at_least)
-    if value > _LARGEST_STEP:
-        raise ValueError(
-            f"Argument `{argument}` must not be above {_LARGEST_STEP}, the largest "
-            f"step. Received: {argument}={value!r}"
-        )
-    return value
+    return check_int(argument, value, at_least, at_most=LARGEST_STEP)
 
 
 class WaitingDecay(LearningRateSchedule):

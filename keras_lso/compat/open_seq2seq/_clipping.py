@@ -3,7 +3,7 @@
 from keras import ops
 
 from keras_lso import backend
-from keras_lso._checks import check_factor, is_number
+from keras_lso._checks import check_factor
 
 
 def clip_by_global_norm(t_list, clip_norm, use_norm, name=None):
@@ -15,7 +15,7 @@ def clip_by_global_norm(t_list, clip_norm, use_norm, name=None):
     ```
 
     The norm is summed up in float32: the squares of float16 gradients overflow. If it
-    is inf or NaN, so is what it divides: nothing that is not finite becomes so.
+    is not finite, all values become NaN: no infinite gradient is made to look usable.
 
     Args:
         t_list: List or tuple of tensors, dense or sparse, or None.
@@ -48,7 +48,7 @@ def clip_by_global_norm(t_list, clip_norm, use_norm, name=None):
             "Argument `t_list` must be a list or a tuple of tensors. Received: "
             f"t_list={t_list!r} of type {type(t_list).__name__}"
         )
-    if is_number(clip_norm):
+    if not ops.is_tensor(clip_norm) and not backend.is_variable(clip_norm):
         check_factor("clip_norm", clip_norm, above=0.0)
     tensors = [backend.as_tensor(t) for t in t_list]
     norm = global_norm(tensors) if use_norm is None else use_norm

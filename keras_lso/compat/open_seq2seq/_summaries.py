@@ -36,38 +36,50 @@ def collect(summaries, optimizer, grads, variables):
         Dict of tags to scalar tensors; those of histograms have the values' shape.
     """
     chain = adapters.chain(optimizer)
-    rate = ops.cast(ops.convert_to_tensor(chain[-1].learning_rate), "float32")
     reports = {}
     if "learning_rate" in summaries:
-        reports["learning_rate"] = rate
+        reports["learning_rate"] = _rate(chain)
     if "loss_scale" in summaries:
         for scaler in (o for o in chain if isinstance(o, LossScaleOptimizer)):
             reports["loss_scale"] = scaler.loss_scale
     if "global_gradient_norm" in summaries:
         reports["global_gradient_norm"] = _mask_nans(global_norm(grads))
-    for grad, variable in zip(grads, variables, strict=True):
-        path = adapters.path_of(variable)
+    paths = _distinct_paths(variables)
+    for grad, variable, path in zip(grads, variables, paths, strict=True):
         if grad is not None and "gradients" in summaries:
             reports[f"gradients/{path}"] = _mask_nans(backend.to_dense(grad))
         if grad is not None and "gradient_norm" in summaries:
             reports[f"gradient_norm/{path}"] = _mask_nans(_norm(grad))
         if "variables" in summaries:
-            reports[f"variables/{path}"] = backend.in_float32(variable)
+            # A copy: on PyTorch the step changes the variable's own tensor.
+            reports[f"variables/{path}"] = ops.copy(backend.in_float32(variable))
         if "variable_norm" in summaries:
             reports[f"variable_norm/{path}"] = _norm(ops.convert_to_tensor(variable))
     if "larc_summaries" in summaries:
         for larc in (o for o in chain if isinstance(o, LARC)):
-            reports.update(_of_larc(larc, rate, grads, variables))
+            ratios = larc.ratios(grads, variables)
+            reports.update(_of_larc(larc, ratios, _rate(chain), paths))
     return reports
 
 
-def _of_larc(larc, rate, grads, variables):
-    ratios = larc.ratios(grads, variables)
+def _rate(chain):
+    return ops.cast(ops.convert_to_tensor(chain[-1].learning_rate), "float32")
+
+
+def _distinct_paths(variables):
+    """Returns the paths; of those that are alike all but the first get a number."""
+    paths: list[str] = []
+    for path in map(adapters.path_of, variables):
+        count = paths.count(path)
+        paths.append(f"{path}_{count}" if count else path)
+    return paths
+
+
+def _of_larc(larc, ratios, rate, paths):
     reports = {}
-    for ratio, variable in zip(ratios, variables, strict=True):
+    for ratio, path in zip(ratios, paths, strict=True):
         if ratio is None:
             continue
-        path = adapters.path_of(variable)
         if larc.mode == "clip":
             clips = ops.cast(ratio < 1.0, "float32")
             reports[f"larc_clip_on/{path}"] = clips

@@ -7,10 +7,10 @@ import numpy as np
 from keras import ops
 
 from keras_lso import adapters, backend
-from keras_lso._checks import check_positive_int, check_variables
+from keras_lso._checks import check_positive_int
 from keras_lso.compat.open_seq2seq._clipping import clip_by_global_norm
 from keras_lso.compat.open_seq2seq._summaries import SummaryWriter, collect
-from keras_lso.compat.open_seq2seq.regularization import models_at_hand
+from keras_lso.compat.open_seq2seq.regularization import model_at_hand
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
 
@@ -30,6 +30,14 @@ class TrainingOp:
     The step is compiled, by `tf.function` or `jax.jit`; on PyTorch it runs eagerly,
     as Keras trains there. `keras_lso.compat.open_seq2seq.optimize_loss` makes one.
 
+    Inside of a `tf.function` of your own it runs as a part of that one; with
+    `iter_size` above 1 say `skip_update` then, since Python counts the calls only when
+    it is traced. On JAX, as in `fit`, the buffers of the variables that a step writes
+    are donated: copy what you want to keep, `ops.copy(w)`.
+
+    Which variables are trained is settled when it is made, or at the first call. What
+    has been added up for the next update is not saved with the optimizer.
+
     Attributes:
         optimizer: The optimizer that applies the gradients.
         variables: List of the variables that it trains; None before the first call
@@ -42,7 +50,6 @@ class TrainingOp:
         self,
         loss,
         optimizer,
-        named_optimizer=None,
         variables=None,
         model=None,
         clip_gradients=None,
@@ -55,8 +62,6 @@ class TrainingOp:
         self.variables: Any = None
         self.accumulators: list = []
         self._loss = loss
-        self._named_optimizer = named_optimizer
-        self._given_variables = variables
         self._model = model
         self._clip_norm = clip_gradients
         self._summaries = tuple(summaries)
@@ -70,15 +75,17 @@ class TrainingOp:
         self._micro_steps, self._updates = 0, 0
         self._writer: Any = None
         self._write_every = 1
-        self._compiled = {}
+        self._compiled: dict = {}
+        if variables is None and model is not None:
+            variables = model.trainable_variables
         # Where it can be, so that it is done outside of any replica.
-        if variables is not None or (model is not None and model.built):
-            self._build(())
+        if variables:
+            self._build(variables)
 
     @property
     def global_step(self):
         """The variable that counts the applied steps."""
-        return self.optimizer.iterations
+        return adapters.iteration_variable(adapters.chain(self.optimizer)[-1])
 
     def write_summaries(self, log_dir="logs", every=100):
         """Writes the summaries to a file for TensorBoard from now on.
@@ -108,15 +115,35 @@ class TrainingOp:
             The loss of the batch, a float32 scalar tensor.
         """
         backend.check_replica_context("train_op")
-        skip_update = self._decide(skip_update)
         batch = keras.tree.map_structure(_as_tensor, batch)
+        if backend.is_traced(batch):
+            self._check_traced(skip_update)
+        skip_update = self._decide(skip_update)
         if self.variables is None:
-            self._build(batch)
+            self._build(self._find_variables(batch))
         if skip_update:
+            loss = self._run("accumulate", batch)
             self._micro_steps += 1
-            return self._run("accumulate", batch)
+            return loss
+        loss = self._update(batch)
         self._micro_steps = 0
-        return self._update(batch)
+        return loss
+
+    def _check_traced(self, skip_update):
+        """Refuses what Python does once, where the caller's function is traced."""
+        if self._iter_size > 1 and not isinstance(skip_update, bool):
+            raise RuntimeError(
+                "A training op with `iter_size` above 1 counts its calls in Python, "
+                "which a `tf.function` runs only when it is traced. In one of your own "
+                "write `train_op(*batch, skip_update=True)` to add the gradients up, "
+                "and `skip_update=False` to update. Received: "
+                f"skip_update={skip_update!r}"
+            )
+        if self._writer is not None:
+            raise RuntimeError(
+                "A training op that writes summaries must be called outside of any "
+                "`tf.function`. It is compiled by itself."
+            )
 
     def _decide(self, skip_update):
         """Returns whether this call only accumulates."""
@@ -140,8 +167,8 @@ class TrainingOp:
         return bool(skip_update)
 
     def _update(self, batch):
-        self._updates += 1
-        writes = self._writer is not None and self._updates % self._write_every == 0
+        updates = self._updates + 1
+        writes = self._writer is not None and updates % self._write_every == 0
         in_halves = self._on_horovod and not backend.AVERAGES_IN_STEP
         if in_halves:
             loss, grads = self._run("gradients", batch)
@@ -150,35 +177,51 @@ class TrainingOp:
         else:
             name = "update and report" if writes else "update"
             loss, summaries = self._run(name, batch)
+        self._updates = updates
         if writes:
-            self._writer.write(self._updates, summaries)
+            self._writer.write(self._attempted_steps(), summaries)
         return loss
+
+    def _attempted_steps(self):
+        """Returns the number of updates, also those before the optimizer was loaded."""
+        skipped = 0 if self._scaler is None else self._scaler.skipped_steps
+        return int(ops.convert_to_numpy(ops.add(self.global_step, skipped)))
 
     # --- Building and compiling ---------------------------------------------
 
-    def _build(self, batch):
-        variables = self._find_variables(batch)
+    def _find_variables(self, batch):
+        loss_fn = self._loss_of(batch)
+        if self._model is None:
+            return backend.trained_variables(loss_fn)
+        if not self._model.trainable_variables:
+            # Layers create theirs when they are called.
+            backend.trained_variables(loss_fn)
+        return self._model.trainable_variables
+
+    def _build(self, variables):
+        variables = list(variables)
+        if not variables:
+            raise ValueError(
+                "There is nothing to train: "
+                + (
+                    "the loss reads no trainable `keras.Variable`. Pass the variables "
+                    "as `var_list`, or the model as `model`."
+                    if self._model is None
+                    else f"the model '{self._model.name}' has no trainable variables."
+                )
+            )
         self.optimizer.build(variables)
-        if self._named_optimizer is not None:
-            self._named_optimizer.set_slots(adapters.chain(self.optimizer)[-1])
+        adapters.check_known(self.optimizer, variables)
         if self._iter_size > 1:
             self.accumulators = [_accumulator_of(v) for v in variables]
         # Whether a variable has ever had a gradient.
         self._has_gradient = [False] * len(variables)
         self.variables = variables
 
-    def _find_variables(self, batch):
-        if self._given_variables is not None:
-            return self._given_variables
-        loss_fn = self._loss_of(batch)
-        if self._model is None:
-            return backend.trained_variables(loss_fn)
-        if not self._model.built:
-            backend.trained_variables(loss_fn)
-        return check_variables("model", self._model.trainable_variables)
-
     def _run(self, name, arguments):
-        if name not in self._compiled:
+        # What was found when a step was traced is fixed in it.
+        key = name, tuple(self._has_gradient)
+        if key not in self._compiled:
             step = {
                 "accumulate": self._accumulate_step,
                 "gradients": self._gradients_step,
@@ -189,8 +232,8 @@ class TrainingOp:
                     batch, self._summaries
                 ),
             }[name]
-            self._compiled[name] = backend.compile_step(step)
-        return self._compiled[name](*arguments)
+            self._compiled[key] = backend.compile_step(step)
+        return self._compiled[key](*arguments)
 
     # --- What is compiled -----------------------------------------------------
 
@@ -237,11 +280,11 @@ class TrainingOp:
         scale = 1.0 if self._scaler is None else self._scaler.loss_scale
 
         def scaled_loss():
-            return backend.in_float32(self._loss_of(batch)()) * scale
+            return backend.times(self._loss_of(batch)(), scale)
 
         loss, grads = backend.compute_gradients(scaled_loss, self.variables)
         inv_scale = 1.0 / scale
-        loss = backend.times(ops.stop_gradient(loss), inv_scale)
+        loss = ops.cast(backend.times(ops.stop_gradient(loss), inv_scale), "float32")
         return loss, [
             g
             if g is None or adapters.is_overwritten(v)
@@ -251,8 +294,8 @@ class TrainingOp:
 
     def _loss_of(self, batch):
         def loss_fn():
-            with models_at_hand(self._model):
-                return _check_loss(self._loss(*batch))
+            with model_at_hand(self._model):
+                return _check_scalar(self._loss(*batch))
 
         return loss_fn
 
@@ -270,12 +313,18 @@ class TrainingOp:
 
 
 def _as_tensor(value):
-    """Returns a tensor; wide floats in `floatx`, as `fit` hands them to a model."""
-    if not ops.is_tensor(value):
-        value = np.asarray(value)
-        if value.dtype == "float64":
-            value = value.astype(keras.config.floatx())
-    return ops.convert_to_tensor(value)
+    """Returns a tensor; NumPy's wide floats in `floatx`, as `fit` hands them on."""
+    if value is None or ops.is_tensor(value):
+        return value
+    array = np.asarray(value)
+    if array.dtype.kind in "OSU":
+        raise TypeError(
+            "A batch must hold arrays or tensors of numbers. It holds: "
+            f"{value!r} of type {type(value).__name__}"
+        )
+    if array.dtype == "float64":
+        array = array.astype(keras.config.floatx())
+    return ops.convert_to_tensor(array)
 
 
 def _accumulator_of(variable):
@@ -288,7 +337,14 @@ def _accumulator_of(variable):
     )
 
 
-def _check_loss(loss):
+def _check_scalar(loss):
+    """Returns what the loss returned as a tensor, or says that it is no scalar."""
+    if loss is None or isinstance(loss, list | tuple | dict | str):
+        hint = " Does it end without `return`?" if loss is None else ""
+        raise TypeError(
+            "Argument `loss` must return a scalar tensor, such as "
+            f"`ops.mean(losses)`.{hint} It returned {loss!r}"
+        )
     loss = ops.convert_to_tensor(loss)
     if tuple(loss.shape):
         raise ValueError(

@@ -137,7 +137,7 @@ class AutomaticLossScaler:
 
 
 def _check_algorithm(algorithm):
-    name = algorithm.lower() if isinstance(algorithm, str) else algorithm
+    name = algorithm.lower() if isinstance(algorithm, str) else None
     if name not in _PARAMS:
         raise ValueError(
             "Argument `algorithm` must be 'Backoff' or 'LogMax'. "

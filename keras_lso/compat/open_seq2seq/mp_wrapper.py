@@ -3,7 +3,7 @@
 import keras
 
 from keras_lso import adapters, loss_scales
-from keras_lso._checks import is_number
+from keras_lso._checks import check_scale, is_number
 from keras_lso._optimizer_arguments import check_inner_optimizer
 from keras_lso.compat.open_seq2seq.automatic_loss_scaler import AutomaticLossScaler
 from keras_lso.compat.v1.mixed_precision import MixedPrecisionLossScaleOptimizer
@@ -67,7 +67,9 @@ def _policy(loss_scale):
         return 1.0
     if isinstance(loss_scale, AutomaticLossScaler):
         return loss_scale.policy
-    if is_number(loss_scale) or isinstance(loss_scale, loss_scales.LossScale):
+    if is_number(loss_scale):
+        return check_scale("loss_scale", loss_scale)
+    if isinstance(loss_scale, loss_scales.LossScale):
         return loss_scale
     hint = ""
     if isinstance(loss_scale, str):

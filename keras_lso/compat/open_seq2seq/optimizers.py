@@ -5,11 +5,12 @@ import inspect
 import keras
 from keras import ops
 
-from keras_lso import backend
+from keras_lso import adapters, backend
 from keras_lso._checks import (
     check_bool,
     check_factor,
     check_positive_int,
+    check_scale,
     check_variables,
     is_number,
 )
@@ -72,7 +73,8 @@ def optimize_loss(
 
     ```python
     def loss(x, y):
-        return ops.mean(keras.losses.mean_squared_error(y, model(x)))
+        predicted = model(x, training=True)
+        return ops.mean(keras.losses.mean_squared_error(y, predicted))
 
     train_op = optimize_loss(
         loss,
@@ -92,7 +94,8 @@ def optimize_loss(
     batch.
 
     Args:
-        loss: Callable of a batch that returns the loss, a scalar.
+        loss: Callable of a batch that returns the loss, a scalar. Call the model with
+            `training=True` in it, or dropout and batch normalization do not train.
         optimizer: A name from `OPTIMIZER_CLS_NAMES` (`"Adagrad"`, `"Adam"`,
             `"AdamW"`, `"Ftrl"`, `"LARS"`, `"Momentum"`, `"NovoGrad"`, `"RMSProp"`,
             `"SGD"`), which take the arguments of TF1 with its defaults, or those of
@@ -180,11 +183,19 @@ def optimize_loss(
     if check_bool("on_horovod", on_horovod):
         backend.check_processes_run()
     wrap = _make_wrapper(dtype, larc_params, loss_scaling, loss_scaling_params)
-    inner, named = _make_optimizer(optimizer, optimizer_params, learning_rate_decay_fn)
+    schedule = None
+    if learning_rate_decay_fn is not None:
+        schedule = _schedule(learning_rate_decay_fn)
+    inner = _make_optimizer(optimizer, optimizer_params, schedule)
+    wrapped = wrap(inner)
+    if inner.built and var_list is not None:
+        adapters.check_known(inner, var_list)
+    # Last of all, for an instance that is not to be changed by a call that is refused.
+    if inner is optimizer and schedule is not None:
+        optimizer.learning_rate = schedule
     return TrainingOp(
         loss,
-        wrap(inner),
-        named,
+        wrapped,
         variables=var_list,
         model=model,
         clip_gradients=clip_gradients,
@@ -200,13 +211,14 @@ def _check_loss(loss):
         raise TypeError(
             "Argument `loss` must be a callable of a batch: Keras 3 has no graph in "
             "which a finished tensor could be computed again. In place of `loss = "
-            "loss_fn(y, model(x))` write `def loss(x, y): return loss_fn(y, "
-            f"model(x))`, pass `loss`, and call `train_op(x, y)`. Received: {loss!r}"
+            "loss_fn(y, model(x))` write `def loss(x, y): return loss_fn(y, model(x, "
+            "training=True))`, pass `loss`, and call `train_op(x, y)`. Received: "
+            f"{loss!r}"
         )
     if not callable(loss):
         raise TypeError(
             "Argument `loss` must be a callable of a batch, such as `def loss(x, y): "
-            "return ops.mean(loss_fn(y, model(x)))`. Received: "
+            "return ops.mean(loss_fn(y, model(x, training=True)))`. Received: "
             f"loss={loss!r} of type {type(loss).__name__}"
         )
 
@@ -316,63 +328,77 @@ def _loss_scale(loss_scaling, params):
             "`loss_scaling_params` are for `loss_scaling='Backoff'` or 'LogMax'. "
             f"Received: loss_scaling={loss_scaling!r}, loss_scaling_params={params!r}"
         )
-    if not is_number(loss_scaling):
+    return check_scale("loss_scaling", loss_scaling)
+
+
+def _make_optimizer(optimizer, params, schedule):
+    """Returns the optimizer; an instance has not got the schedule yet."""
+    if params is not None and not isinstance(params, dict):
         raise TypeError(
-            "Argument `loss_scaling` must be a number, 'Backoff' or 'LogMax'. "
-            f"Received: loss_scaling={loss_scaling!r}"
+            "Argument `optimizer_params` must be a dict, such as {'momentum': 0.9}. "
+            f"Received: optimizer_params={params!r} of type {type(params).__name__}"
         )
-    return float(loss_scaling)
-
-
-def _make_optimizer(optimizer, params, decay_fn):
-    """Returns the optimizer, and the `NamedOptimizer` that made it, if one did."""
-    params = {} if params is None else dict(params)
-    schedule = None if decay_fn is None else _schedule(decay_fn)
+    params = dict(params or {})
     if isinstance(optimizer, keras.optimizers.Optimizer):
-        _check_instance(optimizer, params)
+        _check_instance(optimizer, params, schedule)
+        made = optimizer
+    else:
         if schedule is not None:
-            optimizer.learning_rate = schedule
-        return optimizer, None
-    if schedule is not None:
-        if "learning_rate" in params:
-            raise ValueError(
-                "`learning_rate_decay_fn` says what the learning rate is. Leave "
-                "'learning_rate' out of `optimizer_params`, or pass "
-                f"learning_rate_decay_fn=None. Received: optimizer_params={params!r}"
-            )
-        params["learning_rate"] = schedule
+            if "learning_rate" in params:
+                raise ValueError(
+                    "`learning_rate_decay_fn` says what the learning rate is. Leave "
+                    "'learning_rate' out of `optimizer_params`, or pass "
+                    "learning_rate_decay_fn=None. Received: "
+                    f"optimizer_params={params!r}"
+                )
+            params["learning_rate"] = schedule
+        made = _factory(optimizer)(**params)
+    is_kerass = type(made) is keras.optimizers.LossScaleOptimizer
+    if is_kerass or made.loss_scale_factor is not None:
+        raise ValueError(
+            "The optimizer must not scale the loss by Keras's own means, a "
+            "`loss_scale_factor` or Keras's LossScaleOptimizer. Leave them out, and "
+            "write `dtype='mixed'` with `loss_scaling`. Received: "
+            f"optimizer={optimizer!r}, optimizer_params={params!r}"
+        )
+    return made
+
+
+def _check_instance(optimizer, params, schedule):
+    if params:
+        raise ValueError(
+            "An optimizer that is an instance has its parameters already. Set them "
+            f"there, or pass the class. Received: optimizer_params={params!r}"
+        )
+    rate = vars(adapters.chain(optimizer)[-1]).get("_learning_rate")
+    is_scheduled = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+    if is_scheduled and schedule is not None:
+        raise ValueError(
+            "The optimizer has a learning-rate schedule of its own, or one that "
+            "another training op gave it. Pass `learning_rate_decay_fn=None` to keep "
+            f"it, or another optimizer. Received: optimizer={optimizer!r}"
+        )
+
+
+def _factory(optimizer):
+    """Returns what makes an optimizer of its parameters."""
     if isinstance(optimizer, str):
         if optimizer not in OPTIMIZER_CLS_NAMES:
             raise ValueError(
                 "Optimizer name should be one of "
                 f"[{', '.join(OPTIMIZER_CLS_NAMES)}], you provided {optimizer}."
             )
-        optimizer = OPTIMIZER_CLS_NAMES[optimizer]
-    if isinstance(optimizer, NamedOptimizer):
-        return optimizer(**params), optimizer
+        return OPTIMIZER_CLS_NAMES[optimizer]
     is_class = inspect.isclass(optimizer)
-    if not is_class or not issubclass(optimizer, keras.optimizers.Optimizer):
-        raise TypeError(
-            "Argument `optimizer` must be a name from `OPTIMIZER_CLS_NAMES`, a "
-            "subclass of `keras.optimizers.Optimizer` or an instance of one. "
-            f"Received: optimizer={optimizer!r} of type {type(optimizer).__name__}"
-        )
-    return optimizer(**params), None
-
-
-def _check_instance(optimizer, params):
-    if params:
-        raise ValueError(
-            "An optimizer that is an instance has its parameters already. Set them "
-            f"there, or pass the class. Received: optimizer_params={params!r}"
-        )
-    is_kerass = type(optimizer) is keras.optimizers.LossScaleOptimizer
-    if is_kerass or optimizer.loss_scale_factor is not None:
-        raise ValueError(
-            "Argument `optimizer` must not scale the loss by Keras's own means. Pass "
-            "the optimizer without it, with `dtype='mixed'` and `loss_scaling`. "
-            f"Received: optimizer={optimizer!r}"
-        )
+    if isinstance(optimizer, NamedOptimizer) or (
+        is_class and issubclass(optimizer, keras.optimizers.Optimizer)
+    ):
+        return optimizer
+    raise TypeError(
+        "Argument `optimizer` must be a name from `OPTIMIZER_CLS_NAMES`, a subclass of "
+        "`keras.optimizers.Optimizer` or an instance of one. Received: "
+        f"optimizer={optimizer!r} of type {type(optimizer).__name__}"
+    )
 
 
 def _schedule(decay_fn):
@@ -395,6 +421,13 @@ class _DecayFunction(keras.optimizers.schedules.LearningRateSchedule):
 
     def __call__(self, step):
         rate = self._decay_fn(ops.convert_to_tensor(step))
+        # TF1's own decays return functions in eager mode.
+        rate = rate() if callable(rate) else rate
+        if rate is None or isinstance(rate, str):
+            raise TypeError(
+                "`learning_rate_decay_fn` must return the learning rate, a number or a "
+                f"scalar tensor. It returned {rate!r}"
+            )
         return ops.convert_to_tensor(rate, dtype="float32")
 
     def get_config(self):

@@ -12,10 +12,10 @@ _this_thread = threading.local()
 
 
 @contextlib.contextmanager
-def models_at_hand(*models):
-    """Says which models `get_regularization_loss` is about, inside of a loss."""
-    before = getattr(_this_thread, "models", ())
-    _this_thread.models = tuple(m for m in models if m is not None)
+def model_at_hand(model):
+    """Says which model `get_regularization_loss` is about, inside of a loss."""
+    before = getattr(_this_thread, "models", [])
+    _this_thread.models = [] if model is None else [model]
     try:
         yield
     finally:
@@ -30,7 +30,7 @@ def get_regularization_loss(scope=None, name="total_regularization_loss"):
 
     ```python
     def loss(x, y):
-        return loss_fn(y, model(x)) + get_regularization_loss()
+        return loss_fn(y, model(x, training=True)) + get_regularization_loss()
     ```
 
     Anywhere else, pass the model. The penalty is computed of the variable in float32,
@@ -62,7 +62,7 @@ def get_regularization_loss(scope=None, name="total_regularization_loss"):
     """
     prefix = ""
     if scope is None or isinstance(scope, str):
-        models, prefix = getattr(_this_thread, "models", ()), scope or ""
+        models, prefix = getattr(_this_thread, "models", []), scope or ""
         if not models:
             raise ValueError(
                 "There is no model at hand. Call `get_regularization_loss()` in the "

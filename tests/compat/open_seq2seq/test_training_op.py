@@ -1,0 +1,291 @@
+"""The training op when it is called in ways that nobody planned for."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+from keras_lso.compat.open_seq2seq import optimize_loss
+
+BACKEND = keras.backend.backend()
+
+
+def make(loss, optimizer="SGD", params=None, rate=0.5, **arguments):
+    decay_fn = None if rate is None else lambda step: rate
+    return optimize_loss(loss, optimizer, params, decay_fn, **arguments)
+
+
+def variable(*values):
+    return keras.Variable(np.array(values or [0.0], "float32"))
+
+
+ONE = np.float32([1.0])
+
+
+# --- Batches ------------------------------------------------------------------------
+
+
+def test_batches_of_two_kinds_accumulate_for_two_variables():
+    a, c = variable(), variable()
+
+    def loss(batch):
+        return ops.sum(a * batch["a"]) if "a" in batch else ops.sum(c * batch["c"])
+
+    train_op = make(loss, var_list=[a, c], iter_size=2)
+    for kind in "aaca":
+        train_op({kind: ONE})
+    assert float(a.numpy()[0]) == -0.75
+    assert float(c.numpy()[0]) == -0.25
+
+
+def test_none_in_a_batch_is_passed_on():
+    w = variable()
+    train_op = make(lambda x, mask: ops.sum(w * x) * (1.0 if mask is None else 0.0))
+    train_op(ONE, None)
+    assert float(w.numpy()[0]) == -0.5
+
+
+def test_a_string_in_a_batch_is_refused():
+    w = variable()
+    with pytest.raises(TypeError, match="A batch must hold arrays.*'train'"):
+        make(lambda x, mode: ops.sum(w * x))(ONE, "train")
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="JAX has no float64 by default")
+@pytest.mark.parametrize("dtype", ["float32", "mixed"])
+def test_a_loss_in_float64_comes_back_in_float32(dtype):
+    w = variable(2.0)
+    loss = make(lambda: ops.sum(ops.cast(w, "float64")), dtype=dtype)()
+    assert keras.backend.standardize_dtype(loss.dtype) == "float32"
+    assert float(w.numpy()[0]) == 1.5
+
+
+def test_a_call_that_fails_does_not_count():
+    w = variable()
+    train_op = make(lambda x: ops.sum(w * x), iter_size=2, var_list=[w])
+    train_op(ONE)
+    with pytest.raises(TypeError):
+        train_op("no number")
+    with pytest.raises(Exception):  # noqa: B017 - each framework's own
+        train_op(np.ones((2, 3, 5), "float32"), np.ones(4, "float32"))
+    train_op(ONE)
+    assert float(w.numpy()[0]) == -0.5
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="functions of TensorFlow retrace")
+def test_a_batch_of_any_length_is_traced_a_few_times_only():
+    w, traces = variable(), []
+
+    def loss(x):
+        traces.append(x.shape)
+        return ops.sum(w * ops.mean(x))
+
+    train_op = make(loss, var_list=[w])
+    for length in range(1, 13):
+        train_op(np.ones(length, "float32"))
+    assert len(traces) <= 3
+
+
+# --- Inside of the caller's function ------------------------------------------------
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="tf.function is TensorFlow's")
+def test_in_a_tf_function_of_the_callers():
+    import tensorflow as tf
+
+    w = variable()
+    train_op = make(lambda x: ops.sum(w * x), var_list=[w], iter_size=2)
+    with pytest.raises(RuntimeError, match="skip_update=True"):
+        tf.function(train_op)(ONE)
+    accumulate = tf.function(lambda x: train_op(x, skip_update=True))
+    update = tf.function(lambda x: train_op(x, skip_update=False))
+    for _ in range(2):
+        accumulate(ONE)
+        update(ONE)
+    assert float(w.numpy()[0]) == -1.0
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="tf.function is TensorFlow's")
+def test_summaries_are_refused_in_a_tf_function_of_the_callers(tmp_path):
+    import tensorflow as tf
+
+    w = variable()
+    train_op = make(lambda x: ops.sum(w * x), var_list=[w])
+    train_op.write_summaries(tmp_path)
+    with pytest.raises(RuntimeError, match="writes summaries"):
+        tf.function(train_op)(ONE)
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="jax.jit is JAX's")
+def test_in_a_jax_jit_of_the_callers_it_is_refused():
+    import jax
+
+    w = variable()
+    train_op = make(lambda x: ops.sum(w * x), var_list=[w])
+    with pytest.raises(RuntimeError, match=r"outside of `jax\.jit`"):
+        jax.jit(lambda x: train_op(x))(ops.ones(1))
+    train_op(ONE)
+    assert float(w.numpy()[0]) == -0.5
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="buffers are donated on JAX")
+def test_what_is_donated_is_nobody_elses():
+    w, twin, teacher = variable(), variable(), variable(2.0)
+    twin.assign(w)
+    read = teacher.value
+    train_op = make(lambda x: ops.sum((w + twin) * x * teacher), var_list=[w, twin])
+    train_op(ops.ones(1))
+    # A batch that is the variable's own value.
+    train_op(w.value)
+    assert float(read[0]) == 2.0
+    assert float(w.numpy()[0]) == float(twin.numpy()[0]) == -1.0 + 1.0
+
+
+# --- What is trained ----------------------------------------------------------------
+
+
+def frozen_model():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.trainable = False
+    return model
+
+
+def test_nothing_to_train_is_refused():
+    model = frozen_model()
+    with pytest.raises(ValueError, match="'sequential.*' has no trainable variables"):
+        make(lambda x: ops.sum(model(x)), model=model)(ONE[None])
+    with pytest.raises(ValueError, match="Pass the variables as `var_list`"):
+        make(lambda x: ops.sum(x))(ONE)
+    with pytest.raises(ValueError, match="nothing to train"):
+        make(lambda x: ops.sum(x), var_list=[])(ONE)
+
+
+def test_a_model_that_looks_built_is_not():
+    class Deferred(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+            self.built = True
+
+        def call(self, x):
+            return self.dense(x)
+
+    model = Deferred()
+    train_op = make(lambda x: ops.sum(model(x)), model=model)
+    train_op(ONE[None])
+    assert len(train_op.variables) == 2
+
+
+# --- Optimizers ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "optimizer, params",
+    [
+        ("SGD", {"loss_scale_factor": 8.0}),
+        (
+            keras.optimizers.LossScaleOptimizer,
+            {"inner_optimizer": keras.optimizers.SGD(1.0)},
+        ),
+    ],
+)
+def test_keras_own_scaling_is_refused(optimizer, params):
+    with pytest.raises(ValueError, match="must not scale the loss by Keras's own"):
+        make(lambda: ops.zeros(()), optimizer, params, rate=None)
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        lambda: keras_lso.LossScaleOptimizer(keras.optimizers.SGD(9.0)),
+        lambda: built_for_others(keras.optimizers.SGD(9.0)),
+    ],
+)
+def test_an_instance_is_not_changed_by_a_call_that_is_refused(optimizer):
+    optimizer = optimizer()
+    with pytest.raises((TypeError, ValueError)):
+        make(lambda: ops.zeros(()), optimizer, dtype="mixed", var_list=[variable()])
+    assert float(optimizer.learning_rate) == 9.0
+
+
+def built_for_others(optimizer):
+    optimizer.build([variable()])
+    return optimizer
+
+
+def test_an_instance_belongs_to_one_schedule():
+    optimizer, w = keras.optimizers.SGD(9.0), variable()
+    make(lambda: ops.sum(w), optimizer)
+    with pytest.raises(ValueError, match="another training op gave it"):
+        make(lambda: ops.sum(w), optimizer, rate=0.1)
+    make(lambda: ops.sum(w), optimizer, rate=None)()
+    assert float(w.numpy()[0]) == -0.5
+
+
+@pytest.mark.parametrize("knows_model", [True, False])
+def test_a_resumed_rmsprop_goes_on(knows_model):
+    """Its averages start at 1, but not after a file was loaded."""
+
+    def new():
+        model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="ones")])
+        if knows_model:
+            model.build((None, 1))
+        train_op = make(
+            lambda x: ops.sum(model(x)), "RMSProp", {"momentum": 0.5}, 0.1, model=model
+        )
+        return model, train_op
+
+    x = np.float32([[3.0]])
+    model, whole = new()
+    whole(x)
+    store = {}
+    whole.optimizer.save_own_variables(store)
+    weights = model.get_weights()
+    whole(x)
+
+    resumed_model, resumed = new()
+    resumed_model.build((None, 1))
+    resumed.optimizer.build(resumed_model.trainable_variables)
+    resumed.optimizer.load_own_variables(store)
+    resumed_model.set_weights(weights)
+    resumed(x)
+    for ours, expected in zip(
+        resumed_model.get_weights(), model.get_weights(), strict=True
+    ):
+        np.testing.assert_array_equal(ours, expected)
+
+
+@pytest.mark.parametrize(
+    "arguments, error, message",
+    [
+        ({"params": [1]}, TypeError, r"`optimizer_params` must be a dict.*\[1\]"),
+        ({"optimizer": "Momentum"}, ValueError, "Momentum takes 'momentum'"),
+        ({"loss_scaling": -1.0}, ValueError, "loss_scaling=-1.0"),
+        ({"loss_scaling": np.nan, "dtype": "mixed"}, ValueError, "loss_scaling=nan"),
+    ],
+)
+def test_other_arguments_are_refused(arguments, error, message):
+    with pytest.raises(error, match=message):
+        make(lambda: ops.zeros(()), **arguments)
+
+
+@pytest.mark.parametrize("rate", [None, "fast"])
+def test_a_decay_function_must_return_a_rate(rate):
+    w = variable()
+    train_op = optimize_loss(lambda: ops.sum(w), "SGD", {}, lambda step: rate)
+    with pytest.raises(TypeError, match=f"`learning_rate_decay_fn` must.*{rate!r}"):
+        train_op()
+
+
+def test_a_decay_function_may_return_one_as_those_of_tf1_do():
+    w = variable()
+    optimize_loss(lambda: ops.sum(w), "SGD", {}, lambda step: lambda: 0.25)()
+    assert float(w.numpy()[0]) == -0.25
+
+
+@pytest.mark.parametrize("returned", [None, (1.0, 2.0), {"loss": 1.0}])
+def test_a_loss_that_returns_no_scalar_is_refused(returned):
+    w = variable()
+    with pytest.raises(TypeError, match="must return a scalar tensor"):
+        make(lambda: returned, var_list=[w])()
