@@ -6,7 +6,8 @@ PYTHON ?= $(shell python3.11 --version >/dev/null 2>&1 && echo python3.11 || ech
 BACKENDS := tensorflow jax torch
 TESTS := $(addprefix test-,$(BACKENDS))
 PYTEST_ARGS ?=
-# A suite keeps one core busy, whatever its backend.
+# A suite keeps one core busy, if PyTorch is told to: its threads get into each
+# other's way where others work beside them.
 AT_ONCE ?= 2
 
 BIN := .venv/bin
@@ -16,7 +17,7 @@ LOGS := build/test-logs
 export TF_CPP_MIN_LOG_LEVEL := 3
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo large-batch test $(TESTS) lint format bench clean
+.PHONY: help setup demo large-batch float16 transformer test $(TESTS) lint format bench clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$].*## / { sub(/\$$\(TESTS\)/, "test-<backend>", $$1); \
@@ -41,6 +42,12 @@ demo: $(INSTALLED) ## train the example model
 large-batch: $(INSTALLED) ## compare LARS with SGD at growing batch sizes
 	$(BIN)/python examples/large_batch_digits.py
 
+float16: $(INSTALLED) ## train weights in float16, with and without float32 masters
+	$(BIN)/python examples/float16_digits.py
+
+transformer: $(INSTALLED) ## train a Transformer on Python's manual in float16
+	$(BIN)/python examples/transformer_char.py
+
 test: $(INSTALLED) ## lint, then the whole suite under every backend
 	@rm -rf $(LOGS); lint=failed; status=0; \
 	$(MAKE) --no-print-directory lint && lint=passed || status=1; \
@@ -55,7 +62,8 @@ test: $(INSTALLED) ## lint, then the whole suite under every backend
 
 $(TESTS): test-%: $(INSTALLED) ## the suite and the doctests under one backend
 	@mkdir -p $(LOGS)
-	@set -o pipefail; KERAS_BACKEND=$* $(BIN)/python -m pytest --doctest-modules \
+	@set -o pipefail; export KERAS_BACKEND=$* OMP_NUM_THREADS=1; \
+	$(BIN)/python -m pytest --doctest-modules \
 	    $(wildcard keras_lso tests integration_tests) $(PYTEST_ARGS) 2>&1 | \
 	    tee $(LOGS)/$*.txt | awk '{ print "$* | " $$0; fflush() }'
 

@@ -9,6 +9,7 @@ from keras_lso import adapters, backend, loss_scales
 from keras_lso._gradients import match
 from keras_lso._inner_attributes import InnerAttributes
 from keras_lso._legacy.configs import modern_arguments, read_optimizer
+from keras_lso._loss_scaling import LossScaling, unscale
 from keras_lso._optimizer_arguments import (
     check_inner_optimizer,
     clear_loss_scale_factor,
@@ -26,7 +27,7 @@ DEFAULT_NAME = "loss_scale_optimizer"
 
 @keras.saving.register_keras_serializable("keras_lso", name="LossScaleOptimizer")
 class LossScaleOptimizer(
-    InnerAttributes, OptimizerState, keras.optimizers.LossScaleOptimizer
+    InnerAttributes, LossScaling, OptimizerState, keras.optimizers.LossScaleOptimizer
 ):
     """An optimizer that scales the loss, so that float16 gradients survive.
 
@@ -162,10 +163,6 @@ class LossScaleOptimizer(
         self.loss_scale_policy = policy
         self.inner_optimizer = inner_optimizer
         self.master_weights = master_weights
-        # None: nobody has scaled or unscaled anything yet.
-        self._gradients_are_scaled = None
-        # Whether `scale_loss` did, which Keras 3's trainers call, and last.
-        self._scaled_as_keras_does = False
         clear_loss_scale_factor(inner_optimizer)
         # An inner optimizer that has trained before has skipped nothing. A copy: on
         # JAX two variables must not share a buffer that `fit` donates.
@@ -200,103 +197,6 @@ class LossScaleOptimizer(
         self._build_counters()
         adapters.remember_trainable_variables(self, variables)
         self.built = True
-
-    # --- Scaling and unscaling ----------------------------------------------
-
-    @property
-    def loss_scale(self):
-        """The current loss scale, a float32 scalar tensor."""
-        return self.loss_scale_policy.value
-
-    @property
-    def loss_scale_factor(self):
-        """None: the loss scale of a `LossScaleOptimizer` is its own."""
-        return None
-
-    @loss_scale_factor.setter
-    def loss_scale_factor(self, value):
-        if value is not None:
-            raise ValueError(
-                "LossScaleOptimizer scales the loss itself and has no "
-                "`loss_scale_factor`. For a fixed scale write "
-                f"`LossScaleOptimizer(inner_optimizer, dynamic=False, "
-                f"initial_scale={value})`."
-            )
-
-    def scale_loss(self, loss):
-        """Multiplies the loss by the loss scale.
-
-        Args:
-            loss: Tensor or number. A float16 loss is promoted to float32, in
-                which no loss scale overflows.
-
-        Returns:
-            The scaled loss.
-        """
-        self._gradients_are_scaled = True
-        self._scaled_as_keras_does = True
-        return self._scaled(loss)
-
-    def _scaled(self, loss):
-        return backend.times(loss, self.loss_scale)
-
-    def get_scaled_loss(self, loss):
-        """Multiplies the loss by the loss scale; also takes a callable.
-
-        Args:
-            loss: Tensor, or callable that returns one.
-
-        Returns:
-            The scaled loss, or a callable that returns it.
-        """
-        self._gradients_are_scaled = True
-        self._scaled_as_keras_does = False
-        if callable(loss):
-            return lambda: self.get_scaled_loss(loss())
-        return self._scaled(loss)
-
-    def get_unscaled_gradients(self, grads):
-        """Divides gradients of a scaled loss by the loss scale.
-
-        `apply` takes the gradients for unscaled from here on, until the next
-        loss is scaled. Variables that are overwritten with their gradients (float8
-        scales) need the other way: hand `apply` the scaled gradients.
-
-        Args:
-            grads: List of tensors, dense or sparse. None passes through.
-
-        Returns:
-            A new list. What was narrower than float32 is float32 now: dividing
-            in float16 would lose what loss scaling saved.
-        """
-        inv_scale = 1.0 / self.loss_scale
-        unscaled = [None if g is None else _unscale(g, inv_scale) for g in grads]
-        self._gradients_are_scaled = False
-        self._scaled_as_keras_does = False
-        return unscaled
-
-    def _unscaled(self, grads):
-        return self.get_unscaled_gradients(grads)
-
-    @property
-    def _has_scaled(self):
-        """Whether a loss was scaled, or a gradient unscaled, by this object."""
-        return self._gradients_are_scaled is not None
-
-    def _inv_scale(self, scaled=None):
-        """Returns what unscales the gradients that `apply` would take now.
-
-        Args:
-            scaled: See `apply`. Defaults to `None`.
-
-        Returns:
-            `1 / loss_scale`, a float32 scalar tensor; 1.0 if they are not scaled.
-        """
-        return 1.0 / self.loss_scale if self._are_scaled(scaled) else 1.0
-
-    def _are_scaled(self, scaled):
-        # Keras's trainers scale, and so does who has said nothing.
-        return self._gradients_are_scaled is not False if scaled is None else scaled
 
     # --- Applying -----------------------------------------------------------
 
@@ -460,7 +360,7 @@ class LossScaleOptimizer(
             unscaled = [
                 g
                 if g is None or not scaled or adapters.is_overwritten(v)
-                else _unscale(g, inv_scale)
+                else unscale(g, inv_scale)
                 for g, v in zip(grads, variables, strict=True)
             ]
             masters.read()
@@ -587,9 +487,3 @@ def _largest_of_the_loss(found, grads, variables):
     if not of_the_loss:
         return ops.zeros((), dtype="float32")
     return backend.measure(of_the_loss, amax=True).amax
-
-
-def _unscale(grad, inv_scale):
-    # Not a division: it takes twice as long in XLA's Adam, and is the same for the
-    # powers of two that loss scales are.
-    return backend.map_values(lambda v: backend.times(v, inv_scale), grad)

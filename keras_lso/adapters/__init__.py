@@ -20,6 +20,7 @@ from keras_lso.adapters.optimizers import (
     name_of,
     public_config,
     remember_trainable_variables,
+    schedule_of,
     trainable_variables,
     uses_weight_decay,
 )
@@ -71,6 +72,7 @@ __all__ = [
     "register_tree_node",
     "remember_trainable_variables",
     "rule_of",
+    "schedule_of",
     "slots",
     "trainable_variables",
     "twin",

@@ -124,6 +124,13 @@ def chain(optimizer):
     return optimizers
 
 
+def schedule_of(optimizer):
+    """Returns the optimizer's learning-rate schedule, None if it has none."""
+    rate = getattr(chain(optimizer)[-1], "_learning_rate", None)
+    is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+    return rate if is_schedule else None
+
+
 def members(optimizer):
     """Returns the optimizers among which a `MultiOptimizer` shares the variables."""
     # Keras 3.12 has none.

@@ -1,12 +1,11 @@
 """The primitives on TensorFlow: `tf.function`s, XLA, and replicas."""
 
-from collections.abc import Callable
-
 import keras
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
 from keras_lso.backend import generic, rules
+from keras_lso.backend._tf_kernels import KERNELS, norm_of
 from keras_lso.backend._tf_processes import (
     AVERAGES_IN_STEP,
     average_over_processes,
@@ -86,13 +85,13 @@ def _check(values, inv_scale, proofs):
 def _check_by_norms(values, inv_scale):
     """Does the same by the norms; returns the unscaled gradients' norms as well."""
     values = [tf.cast(v, tf.float32) for v in values]
-    proofs = tf.stack([_norm(v) for v in values])
+    proofs = tf.stack([norm_of(v) for v in values])
     finite, norms = tf.cond(
         _are_proven(proofs, inv_scale),
         lambda: (tf.constant(True), proofs * inv_scale),
         lambda: (
             _all_finite(values, inv_scale),
-            tf.stack([_norm(v * inv_scale) for v in values]),
+            tf.stack([norm_of(v * inv_scale) for v in values]),
         ),
     )
     return finite, tf.unstack(norms, len(values))
@@ -100,11 +99,6 @@ def _check_by_norms(values, inv_scale):
 
 def _are_proven(proofs, inv_scale):
     return tf.reduce_all(tf.math.is_finite(tf.stack(proofs))) & (inv_scale <= 1.0)
-
-
-def _norm(values):
-    """Returns the L2 norm, by one kernel that writes no squares."""
-    return tf.sqrt(2.0 * tf.nn.l2_loss(values))
 
 
 def _all_finite(values, inv_scale):
@@ -184,7 +178,7 @@ def fused_step(rules, variables, slots, grads, finite=None, inv_scale=None, norm
             rules, variables, slots, grads, norms, strict=True
         ):
             state = [v.value.handle for v in (variable, *slot)]
-            kernel = _KERNELS[type(rule)]
+            kernel = KERNELS[type(rule)]
             kernel(rule, tf.cast(grad, tf.float32), inv_scale, norm, *state)
 
     if finite is None:
@@ -196,7 +190,7 @@ def fused_step(rules, variables, slots, grads, finite=None, inv_scale=None, norm
 def fused_step_takes(rule, variables, gradients):
     """Whether these are float32 variables that no replicas share."""
     return (
-        rule in _KERNELS
+        rule in KERNELS
         and tf.distribute.get_strategy().num_replicas_in_sync == 1
         and not any(isinstance(g, tf.IndexedSlices) for g in gradients)
         and not any(g.dtype == tf.float64 for g in gradients)
@@ -208,119 +202,6 @@ def _in_xla():
     return control_flow_util.GraphOrParentsInXlaContext(
         tf.compat.v1.get_default_graph()
     )
-
-
-# Where a gradient is only multiplied, the scale goes into that factor: it is not
-# written a second time.
-
-
-def _apply_sgd(rule, grad, inv_scale, norms, w):
-    rate = rule.learning_rate * inv_scale
-    tf.raw_ops.ResourceApplyGradientDescent(var=w, alpha=rate, delta=grad)
-
-
-def _apply_momentum(rule, grad, inv_scale, norms, w, m):
-    tf.raw_ops.ResourceApplyKerasMomentum(
-        var=w,
-        accum=m,
-        lr=rule.learning_rate * inv_scale,
-        grad=grad,
-        momentum=tf.cast(rule.momentum, tf.float32),
-        use_nesterov=rule.nesterov,
-    )
-
-
-def _apply_adam(rule, grad, inv_scale, norms, w, m, v):
-    grad = grad * inv_scale
-
-    def move(slot, target, share):
-        step = (target - _read(slot)) * share
-        tf.raw_ops.AssignAddVariableOp(resource=slot, value=step)
-
-    # The kernel could move the slots too, but it takes `1 - beta` in float32, which
-    # is off by 1e-5 for a beta of 0.999. Betas of 1 leave them as they are.
-    move(m, grad, 1 - rule.beta_1)
-    move(v, tf.square(grad), 1 - rule.beta_2)
-    tf.raw_ops.ResourceApplyAdam(
-        var=w,
-        m=m,
-        v=v,
-        # `alpha` holds the bias correction already.
-        beta1_power=0.0,
-        beta2_power=0.0,
-        lr=rule.alpha,
-        beta1=1.0,
-        beta2=1.0,
-        epsilon=rule.epsilon,
-        grad=grad,
-    )
-
-
-def _apply_lars(rule, grad, inv_scale, norm, w, v):
-    factor = inv_scale
-    if rule.weight_decay or not rule.classic_momentum:
-        grad, factor = _unscale(grad, inv_scale), 1.0
-    d = rule.decayed(grad, _read(w))
-    if not rule.classic_momentum:
-        new_v, update = rule.advance(lambda new, old: new, d, _read(v))
-        rate = _lars_rate(rule, _norm(update), w)
-        tf.raw_ops.AssignVariableOp(resource=v, value=new_v)
-        tf.raw_ops.ResourceApplyGradientDescent(var=w, alpha=rate, delta=update)
-        return
-    if rule.weight_decay and not rule.is_paper:
-        # What `measure` found is the norm of the gradient.
-        norm = _norm(d)
-    elif norm is None:
-        norm = _norm(grad) * factor
-    tf.raw_ops.ResourceApplyMomentum(
-        var=w,
-        accum=v,
-        lr=1.0,
-        grad=d * (_lars_rate(rule, norm, w) * factor),
-        momentum=tf.cast(rule.momentum, tf.float32),
-        use_nesterov=rule.nesterov,
-    )
-
-
-def _lars_rate(rule, norm, w):
-    return rule.rate((norm, _norm(_read(w))))
-
-
-def _apply_novograd(rule, grad, inv_scale, norm, w, m, v):
-    if norm is None:
-        grad, inv_scale = _unscale(grad, inv_scale), 1.0
-        norm = _norm(grad)
-    new_v, factor = rule.normalize(norm, _read(v))
-    d = grad * (factor * rule.share * inv_scale)
-    if rule.weight_decay:
-        d += _read(w) * (rule.weight_decay * rule.share)
-    tf.raw_ops.AssignVariableOp(resource=v, value=new_v)
-    tf.raw_ops.ResourceApplyMomentum(
-        var=w,
-        accum=m,
-        lr=rule.learning_rate,
-        grad=d,
-        momentum=tf.cast(rule.beta_1, tf.float32),
-        use_nesterov=False,
-    )
-
-
-def _unscale(grad, inv_scale):
-    # A product with 1 is a pass over memory here.
-    return grad if isinstance(inv_scale, float) else grad * inv_scale
-
-
-def _read(handle):
-    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
-
-
-_KERNELS: dict[type, Callable[..., None]] = {
-    rules.SGD: _apply_sgd,
-    rules.Momentum: _apply_momentum,
-    rules.Adam: _apply_adam,
-    rules.LARS: _apply_lars,
-    rules.NovoGrad: _apply_novograd,
-}
 
 
 def compile_step(step):

@@ -1,7 +1,5 @@
 """`optimize_loss`: from a loss and the optimizer's parameters to a training op."""
 
-import inspect
-
 import keras
 from keras import ops
 
@@ -21,10 +19,8 @@ from keras_lso.compat.open_seq2seq._clipping import (
 from keras_lso.compat.open_seq2seq._clipping import (
     clip_gradients_by_norm as _clip_gradients_by_norm,
 )
-from keras_lso.compat.open_seq2seq._optimizer_names import (
-    OPTIMIZER_CLS_NAMES,
-    NamedOptimizer,
-)
+from keras_lso.compat.open_seq2seq._making import as_schedule, make_optimizer
+from keras_lso.compat.open_seq2seq._optimizer_names import OPTIMIZER_CLS_NAMES
 from keras_lso.compat.open_seq2seq._summaries import (
     DEFAULT_SUMMARIES,
     OPTIMIZER_SUMMARIES,
@@ -185,8 +181,8 @@ def optimize_loss(
     wrap = _make_wrapper(dtype, larc_params, loss_scaling, loss_scaling_params)
     schedule = None
     if learning_rate_decay_fn is not None:
-        schedule = _schedule(learning_rate_decay_fn)
-    inner = _make_optimizer(optimizer, optimizer_params, schedule)
+        schedule = as_schedule(learning_rate_decay_fn)
+    inner = make_optimizer(optimizer, optimizer_params, schedule)
     wrapped = wrap(inner)
     if inner.built and var_list is not None:
         adapters.check_known(inner, var_list)
@@ -329,109 +325,3 @@ def _loss_scale(loss_scaling, params):
             f"Received: loss_scaling={loss_scaling!r}, loss_scaling_params={params!r}"
         )
     return check_scale("loss_scaling", loss_scaling)
-
-
-def _make_optimizer(optimizer, params, schedule):
-    """Returns the optimizer; an instance has not got the schedule yet."""
-    if params is not None and not isinstance(params, dict):
-        raise TypeError(
-            "Argument `optimizer_params` must be a dict, such as {'momentum': 0.9}. "
-            f"Received: optimizer_params={params!r} of type {type(params).__name__}"
-        )
-    params = dict(params or {})
-    if isinstance(optimizer, keras.optimizers.Optimizer):
-        _check_instance(optimizer, params, schedule)
-        made = optimizer
-    else:
-        if schedule is not None:
-            if "learning_rate" in params:
-                raise ValueError(
-                    "`learning_rate_decay_fn` says what the learning rate is. Leave "
-                    "'learning_rate' out of `optimizer_params`, or pass "
-                    "learning_rate_decay_fn=None. Received: "
-                    f"optimizer_params={params!r}"
-                )
-            params["learning_rate"] = schedule
-        made = _factory(optimizer)(**params)
-    is_kerass = type(made) is keras.optimizers.LossScaleOptimizer
-    if is_kerass or made.loss_scale_factor is not None:
-        raise ValueError(
-            "The optimizer must not scale the loss by Keras's own means, a "
-            "`loss_scale_factor` or Keras's LossScaleOptimizer. Leave them out, and "
-            "write `dtype='mixed'` with `loss_scaling`. Received: "
-            f"optimizer={optimizer!r}, optimizer_params={params!r}"
-        )
-    return made
-
-
-def _check_instance(optimizer, params, schedule):
-    if params:
-        raise ValueError(
-            "An optimizer that is an instance has its parameters already. Set them "
-            f"there, or pass the class. Received: optimizer_params={params!r}"
-        )
-    rate = vars(adapters.chain(optimizer)[-1]).get("_learning_rate")
-    is_scheduled = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
-    if is_scheduled and schedule is not None:
-        raise ValueError(
-            "The optimizer has a learning-rate schedule of its own, or one that "
-            "another training op gave it. Pass `learning_rate_decay_fn=None` to keep "
-            f"it, or another optimizer. Received: optimizer={optimizer!r}"
-        )
-
-
-def _factory(optimizer):
-    """Returns what makes an optimizer of its parameters."""
-    if isinstance(optimizer, str):
-        if optimizer not in OPTIMIZER_CLS_NAMES:
-            raise ValueError(
-                "Optimizer name should be one of "
-                f"[{', '.join(OPTIMIZER_CLS_NAMES)}], you provided {optimizer}."
-            )
-        return OPTIMIZER_CLS_NAMES[optimizer]
-    is_class = inspect.isclass(optimizer)
-    if isinstance(optimizer, NamedOptimizer) or (
-        is_class and issubclass(optimizer, keras.optimizers.Optimizer)
-    ):
-        return optimizer
-    raise TypeError(
-        "Argument `optimizer` must be a name from `OPTIMIZER_CLS_NAMES`, a subclass of "
-        "`keras.optimizers.Optimizer` or an instance of one. Received: "
-        f"optimizer={optimizer!r} of type {type(optimizer).__name__}"
-    )
-
-
-def _schedule(decay_fn):
-    if isinstance(decay_fn, keras.optimizers.schedules.LearningRateSchedule):
-        return decay_fn
-    if callable(decay_fn):
-        return _DecayFunction(decay_fn)
-    raise TypeError(
-        "Argument `learning_rate_decay_fn` must be a callable of the step, such as "
-        "`lambda step: exp_decay(step, ...)`, or None. Received: "
-        f"learning_rate_decay_fn={decay_fn!r} of type {type(decay_fn).__name__}"
-    )
-
-
-class _DecayFunction(keras.optimizers.schedules.LearningRateSchedule):
-    """A function of the step as a schedule."""
-
-    def __init__(self, decay_fn):
-        self._decay_fn = decay_fn
-
-    def __call__(self, step):
-        rate = self._decay_fn(ops.convert_to_tensor(step))
-        # TF1's own decays return functions in eager mode.
-        rate = rate() if callable(rate) else rate
-        if rate is None or isinstance(rate, str):
-            raise TypeError(
-                "`learning_rate_decay_fn` must return the learning rate, a number or a "
-                f"scalar tensor. It returned {rate!r}"
-            )
-        return ops.convert_to_tensor(rate, dtype="float32")
-
-    def get_config(self):
-        raise NotImplementedError(
-            "A `learning_rate_decay_fn` cannot be saved. Pass a schedule of "
-            "`keras_lso.schedules` in its place, such as `PolyDecay(...)`."
-        )

@@ -1,0 +1,93 @@
+"""The runs of one backend, for `float16_digits.py`, which says what they show.
+
+Prints them as JSON.
+"""
+
+import json
+import sys
+
+import keras
+import numpy as np
+from keras import layers
+from sklearn.datasets import load_digits
+from sklearn.model_selection import train_test_split
+
+import keras_lso
+
+BATCH_SIZE = 449  # a third of the training data
+ROUNDS_AN_EPOCH = 30  # epochs of three steps would be mostly overhead
+
+# At Keras's default learning rates.
+OPTIMIZERS = {
+    "SGD": lambda: keras.optimizers.SGD(0.01),
+    "Adam": lambda: keras.optimizers.Adam(0.001),
+}
+# What to call it, Keras's dtype policy, and what to wrap around the optimizer.
+RUNS = (
+    ("float32", "float32", lambda optimizer: optimizer),
+    ("float16", "float16", lambda optimizer: optimizer),
+    (
+        "float16, loss scale",
+        "float16",
+        lambda optimizer: keras_lso.LossScaleOptimizer(optimizer, master_weights=False),
+    ),
+    ("float16, loss scale, masters", "float16", keras_lso.LossScaleOptimizer),
+)
+
+
+def main():
+    epochs = int(sys.argv[1])
+    data = load_data()
+    runs = []
+    for weights, policy, wrap in RUNS:
+        for name, make_optimizer in OPTIMIZERS.items():
+            run = train(build_model(policy), wrap(make_optimizer()), data, epochs)
+            runs.append({"weights": weights, "optimizer": name, **run})
+    print(json.dumps(runs))
+
+
+def load_data():
+    digits = load_digits()
+    pixels = (digits.data / 16).astype("float32")
+    train_x, test_x, train_y, test_y = train_test_split(
+        pixels, digits.target, test_size=450, stratify=digits.target, random_state=0
+    )
+    train_x = np.tile(train_x, (ROUNDS_AN_EPOCH, 1))
+    return (train_x, np.tile(train_y, ROUNDS_AN_EPOCH)), (test_x, test_y)
+
+
+def build_model(policy):
+    """Returns a classifier; with the same weights, as the policy rounds them."""
+    keras.utils.set_random_seed(0)
+    keras.config.set_dtype_policy(policy)
+    model = keras.Sequential(
+        [
+            keras.Input((64,)),
+            layers.Dense(64, activation="relu"),
+            layers.Dense(64, activation="relu"),
+            layers.Dense(10),
+        ]
+    )
+    if policy != "float32":
+        # Drawn in float16 they would be others.
+        model.set_weights(build_model("float32").get_weights())
+        keras.config.set_dtype_policy(policy)
+    return model
+
+
+def train(model, optimizer, data, epochs):
+    train_data, test_data = data
+    keras.utils.set_random_seed(1)  # the order of the images
+    model.compile(
+        optimizer,
+        # In float32, as Keras's losses are.
+        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+        metrics=["accuracy"],
+    )
+    history = model.fit(*train_data, batch_size=BATCH_SIZE, epochs=epochs, verbose=0)
+    _, accuracy = model.evaluate(*test_data, batch_size=450, verbose=0)
+    return {"accuracy": accuracy, "losses": history.history["loss"]}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,171 @@
+"""The float16 programs in `examples/`, run as a user runs them, with small settings."""
+
+import os
+import pathlib
+import re
+import subprocess
+import sys
+
+import keras
+import matplotlib.image
+import numpy as np
+import pytest
+
+import keras_lso
+
+BACKEND = keras.backend.backend()
+EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
+
+NUMBER = r"(\d+(?:\.\d+)?(?:e[-+]\d+)?)"
+
+
+def run_example(name, *arguments, folder):
+    environment = {**os.environ, "COLUMNS": "80", "OMP_NUM_THREADS": "1"}
+    finished = subprocess.run(
+        [sys.executable, str(EXAMPLES / name), *arguments],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert finished.returncode == 0, finished.stderr
+    return finished.stdout
+
+
+def assert_is_a_picture(path):
+    picture = matplotlib.image.imread(path)
+    # Some of it is white and some of it is not.
+    assert 0.5 < (picture[..., :3] == 1).all(axis=-1).mean() < 0.99
+
+
+# --- transformer_char.py --------------------------------------------------------
+
+
+def test_the_transformer_learns_in_float16_what_it_learns_in_float32(tmp_path):
+    printed = run_example("transformer_char.py", "--steps", "20", folder=tmp_path)
+    rows = [
+        re.search(rf"{policy} +{NUMBER} +20 +{NUMBER} +(\S+)", printed).groups()
+        for policy in ("float32", "mixed_float16")
+    ]
+    (float32_loss, _, no_scale), (float16_loss, skipped, scale) = rows
+    # That of a guess is log 103 = 4.6, that of the characters' shares 3.2.
+    assert 2.0 < float(float32_loss) < 3.6
+    # Rounding to 11 bits (0.0005) at each of two dozen layers, partly averaged out.
+    assert float(float16_loss) == pytest.approx(float(float32_loss), abs=0.01)
+    most, _ = re.search(
+        rf"differ by {NUMBER} at most, by {NUMBER} on", printed
+    ).groups()
+    assert float(most) < 0.02
+    # From 1, in one step, to a level that needs no overflow to be found.
+    assert no_scale == "-"
+    assert 10.0 < float(scale.removeprefix("2^")) < 24.0
+    assert int(skipped) <= 1
+    assert f"Trained on {BACKEND}." in printed
+    [sample] = re.findall(r"writes:\n\n(.*)\n\nTrained", printed, re.DOTALL)
+    assert sample.startswith("If a class defines a method that")
+    assert len(sample) > 120
+    assert_is_a_picture(tmp_path / "transformer_char.png")
+
+
+@pytest.fixture
+def transformer_char(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import transformer_char
+
+    yield transformer_char
+    del sys.modules["transformer_char"]
+
+
+def test_the_transformer_has_the_schedule_and_the_loss_scale_it_names(transformer_char):
+    optimizer = transformer_char.make_optimizer("mixed_float16", steps=400)
+    assert isinstance(
+        optimizer.loss_scale_policy, keras_lso.loss_scales.LogMaxLossScale
+    )
+    rate = optimizer.inner_optimizer.get_config()["learning_rate"]
+    assert rate["class_name"] == "TransformerPolicy"
+    assert rate["config"]["d_model"] == transformer_char.WIDTH
+
+
+def test_the_transformer_reads_the_license_and_the_manual(transformer_char):
+    text = transformer_char.load_text()
+    assert "Python Software Foundation" in text[:5000]
+    assert "Customizing class creation" in text
+    # Every character of the prompt occurs in it.
+    assert set(transformer_char.PROMPT) <= set(text)
+
+
+def test_a_window_is_followed_by_its_targets(transformer_char):
+    inputs, targets = transformer_char.windows_at(np.array([3, 5]), np.arange(100))
+    assert inputs.shape == targets.shape == (2, transformer_char.LENGTH)
+    np.testing.assert_array_equal(inputs[:, 0], [3, 5])
+    np.testing.assert_array_equal(targets, inputs + 1)
+
+
+# --- float16_digits.py ----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def digits_run(tmp_path_factory):
+    """The table of a short `float16_digits.py`, and the folder it writes to."""
+    folder = tmp_path_factory.mktemp("float16_digits")
+    printed = run_example(
+        "float16_digits.py", "--backends", BACKEND, "--epochs", "4", folder=folder
+    )
+    rows = re.findall(
+        rf"(float\S*(?:,[a-z ]+)*) +{NUMBER}% +{NUMBER} +{NUMBER}% +{NUMBER}", printed
+    )
+    names = ("SGD accuracy", "SGD loss", "Adam accuracy", "Adam loss")
+    table = {
+        name.strip(): dict(zip(names, map(float, numbers), strict=True))
+        for name, *numbers in rows
+    }
+    return table, folder
+
+
+PLAIN = ("float16", "float16, loss scale")
+MASTERS = "float16, loss scale, masters"
+
+
+def test_with_masters_float16_reaches_the_accuracy_of_float32(digits_run):
+    table, folder = digits_run
+    assert list(table) == ["float32", *PLAIN, MASTERS]
+    for optimizer, least in (("SGD", 50.0), ("Adam", 94.0)):
+        column = f"{optimizer} accuracy"
+        float32, float16 = table["float32"][column], table[MASTERS][column]
+        assert float32 > least
+        # One digit is 0.2: five of 450.
+        assert float16 == pytest.approx(float32, abs=1.2)
+    assert_is_a_picture(folder / "float16_digits.png")
+
+
+@pytest.mark.parametrize("weights", PLAIN)
+def test_without_masters_float16_does_not(digits_run, weights):
+    table, _ = digits_run
+    assert table[weights]["Adam accuracy"] < table["float32"]["Adam accuracy"] - 3.0
+    assert table[weights]["Adam loss"] > 10 * table[MASTERS]["Adam loss"]
+    # SGD has only begun to slow down: by 0.02 to 0.03.
+    lag = table[weights]["SGD loss"] - table["float32"]["SGD loss"]
+    assert lag > 0.015
+    assert abs(table[MASTERS]["SGD loss"] - table["float32"]["SGD loss"]) < 0.5 * lag
+
+
+# --- log_max.py -----------------------------------------------------------------
+
+
+def test_one_overflow_holds_only_the_original_log_max_down(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import log_max
+
+    monkeypatch.delitem(sys.modules, "log_max")
+    monkeypatch.setattr(log_max, "OVERFLOW", 100)
+    ours, original = (
+        log_max.trace(is_original, steps=200) for is_original in (False, True)
+    )
+    np.testing.assert_array_equal(ours[:101], original[:101])
+    assert (original[101:] == 1.0).all()
+    # One logarithm of 16 among a hundred of 2, give or take 1, adds 0.7 to the spread
+    # and 0.2 to the mean: a factor of 2**(3.09 * 0.7 + 0.2), 5 or 6.
+    assert (ours[101:] > ours[100] / 10).all()
+    log_max.draw({False: ours, True: original}, tmp_path / "log_max.png")
+    assert_is_a_picture(tmp_path / "log_max.png")
