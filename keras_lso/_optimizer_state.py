@@ -216,7 +216,7 @@ class OptimizerState(TFKerasMethods):
         by_chance = not self.built and not _fit(variables or (), store)
         if variables is None or by_chance:
             # What Keras does: a model may be loaded without its optimizer.
-            hint = "" if self.built else " The optimizer has not been built yet."
+            hint = self._hint_at_other_layouts()
             warnings.warn(
                 f"Skipping variable loading for optimizer '{self.name}', because it "
                 f"has {len(saved)} variables whereas the saved optimizer has {count} "
@@ -225,6 +225,16 @@ class OptimizerState(TFKerasMethods):
             )
             return
         self._assign_all(variables, [store[str(i)] for i in range(count)])
+
+    def _hint_at_other_layouts(self):
+        if not self.built:
+            return " The optimizer has not been built yet."
+        if any(v.dtype == "float16" for v in adapters.trainable_variables(self)):
+            return (
+                " The weights are float16: an optimizer with float32 masters of them "
+                "(`master_weights`) and one without have not the same state."
+            )
+        return ""
 
     def _weight_layouts(self):
         """The loss scale is in all but the first; it stays as it is there."""

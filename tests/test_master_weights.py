@@ -221,3 +221,27 @@ def test_masters_are_made_in_a_compiled_step_as_well(compiled):
     for _ in range(3):
         step(gradient([1e-4], 4.0))
     np.testing.assert_allclose(masters(optimizer)[0], [1 - 3e-4], rtol=1e-6)
+
+
+def test_a_file_with_masters_is_left_out_with_a_word_about_them():
+    with_masters = wrap(keras.optimizers.SGD(1.0))
+    with_masters.build([variable([1.0])])
+    store = {}
+    with_masters.save_own_variables(store)
+    without = wrap(keras.optimizers.SGD(1.0), master_weights=False)
+    without.build([variable([1.0])])
+    with pytest.warns(UserWarning, match="`master_weights`"):
+        without.load_own_variables(store)
+
+
+def test_a_file_without_masters_lets_them_start_from_the_weights():
+    without = wrap(keras.optimizers.SGD(1.0), master_weights=False)
+    without.build([variable([3.0])])
+    store = {}
+    without.save_own_variables(store)
+    w = variable([3.0])
+    with_masters = wrap(keras.optimizers.SGD(1.0))
+    with_masters.build([w])
+    with_masters.load_own_variables(store)
+    with_masters.apply([gradient([1.0], 4.0)], [w])
+    assert masters(with_masters)[0] == as_float(w) == [2.0]

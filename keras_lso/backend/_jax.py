@@ -221,7 +221,6 @@ def compile_step(step):
     To `jax.jit` a variable that is not handed in is a constant. Which ones there are
     shows in a run on shapes alone, for each new signature.
     """
-    known: dict[int, Any] = {}
     compiled: dict[Any, Any] = {}
 
     def call(*args):
@@ -229,17 +228,9 @@ def compile_step(step):
         _refuse_tracers(leaves)
         signature = structure, tuple((x.shape, x.dtype) for x in leaves)
         if signature not in compiled:
-            read, written = _variables_of(step, args)
-            known.update(read)
-            known.update(written)
-            # What an earlier signature has written stays among those.
-            kept = [v for key, v in known.items() if key not in written]
-            written = list(written.values())
-            compiled[signature] = (
-                kept,
-                written,
-                jax.jit(_stateless(step, kept, written), donate_argnums=0),
-            )
+            kept, written = _variables_of(step, args)
+            stateless = jax.jit(_stateless(step, kept, written), donate_argnums=0)
+            compiled[signature] = kept, written, stateless
         kept, written, stateless = compiled[signature]
         kept_values = [v.value for v in kept]
         values = _own_buffers([v.value for v in written], [*kept_values, *leaves])
@@ -265,10 +256,11 @@ def _refuse_tracers(values):
 
 
 def _variables_of(step, args):
-    """Returns the variables that a step reads, and those it writes, by their `id`."""
+    """Returns the variables that a step only reads, and those that it writes."""
     with generic.RecordingScope() as scope:
         jax.eval_shape(lambda args: jax.tree.map(jnp.asarray, step(*args)), args)
-    return scope.read, scope.written
+    kept = [v for key, v in scope.read.items() if key not in scope.written]
+    return kept, list(scope.written.values())
 
 
 def _stateless(step, kept, written):

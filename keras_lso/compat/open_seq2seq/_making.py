@@ -24,16 +24,7 @@ def make_optimizer(optimizer, params, schedule):
         _check_instance(optimizer, params, schedule)
         made = optimizer
     else:
-        if schedule is not None:
-            if "learning_rate" in params:
-                raise ValueError(
-                    "`learning_rate_decay_fn` says what the learning rate is. Leave "
-                    "'learning_rate' out of `optimizer_params`, or pass "
-                    "learning_rate_decay_fn=None. Received: "
-                    f"optimizer_params={params!r}"
-                )
-            params["learning_rate"] = schedule
-        made = _factory(optimizer)(**params)
+        made = _factory(optimizer)(**_with_schedule(params, schedule))
     is_kerass = type(made) is keras.optimizers.LossScaleOptimizer
     if is_kerass or made.loss_scale_factor is not None:
         raise ValueError(
@@ -57,6 +48,19 @@ def _check_instance(optimizer, params, schedule):
             "another training op gave it. Pass `learning_rate_decay_fn=None` to keep "
             f"it, or another optimizer. Received: optimizer={optimizer!r}"
         )
+
+
+def _with_schedule(params, schedule):
+    """Returns the optimizer's arguments, the schedule among them if there is one."""
+    if schedule is None:
+        return params
+    if "learning_rate" in params:
+        raise ValueError(
+            "`learning_rate_decay_fn` says what the learning rate is. Leave "
+            "'learning_rate' out of `optimizer_params`, or pass "
+            f"learning_rate_decay_fn=None. Received: optimizer_params={params!r}"
+        )
+    return {**params, "learning_rate": schedule}
 
 
 def _factory(optimizer):
