@@ -205,6 +205,44 @@ def test_swap_ema_weights_evaluates_the_averages(
         np.testing.assert_allclose(now, before, rtol=0, atol=atol)
 
 
+def test_predicting_with_the_averages_leaves_the_weights(compiled, data, bits):
+    x, y = data
+    model = compiled("float16", use_ema=True, ema_momentum=0.75)
+    model.train_on_batch(x, y)
+    model.train_on_batch(x, y)
+    before = bits(model.trainable_variables)
+    plain = model.predict(x, verbose=0)
+    swap = keras_lso.callbacks.SwapEMAWeights()
+    averaged = model.predict(x, verbose=0, callbacks=[swap])
+    assert np.any(averaged != plain)
+    assert bits(model.trainable_variables) == before
+
+
+def test_the_averages_inside_of_larc_are_found(data, make_model, values):
+    x, y = data
+    inner = keras.optimizers.SGD(0.125, use_ema=True, ema_momentum=0.75)
+    model = make_model("float16")
+    model.compile(keras_lso.LossScaleOptimizer(keras_lso.LARC(inner)), loss="mse")
+    for _ in range(3):
+        model.train_on_batch(x, y)
+    swap = keras_lso.callbacks.SwapEMAWeights()
+    swap.set_model(model)
+    weights = values(model.trainable_variables)
+    swap.on_test_begin()
+    swapped = values(model.trainable_variables)
+    assert any((s != w).any() for s, w in zip(swapped, weights, strict=True))
+    swap.on_test_end()
+    for now, before in zip(values(model.trainable_variables), weights, strict=True):
+        np.testing.assert_array_equal(now, before)
+
+
+def test_without_averages_nothing_is_swapped(compiled):
+    swap = keras_lso.callbacks.SwapEMAWeights()
+    swap.set_model(compiled())
+    with pytest.raises(ValueError, match="`use_ema=True`"):
+        swap.on_test_begin()
+
+
 @pytest.mark.parametrize("swap, policy", SWAPS.values(), ids=SWAPS)
 def test_swap_ema_weights_validates_each_epoch_with_the_averages(
     swap, policy, compiled, data, fit

@@ -300,7 +300,7 @@ def test_the_comparison_in_words_falls_either_way(large_batch, lars, words):
 def test_the_code_in_the_guide_to_large_batches_runs():
     guide = EXAMPLES.parent / "docs" / "large-batches.md"
     blocks = re.findall(r"```python\n(.*?)```", guide.read_text(), re.DOTALL)
-    assert len(blocks) == 5
+    assert len(blocks) == 6
     policy = keras.config.dtype_policy()
     names = {}
     try:
@@ -312,6 +312,7 @@ def test_the_code_in_the_guide_to_large_batches_runs():
     middle = 5 * 313 + 42 * 313 // 2
     assert float(names["decay"](middle)) == pytest.approx(10 / 4, rel=1e-3)
     assert isinstance(names["model"].optimizer, names["keras_lso"].LossScaleOptimizer)
+    assert isinstance(names["novograd"].inner_optimizer, names["keras_lso"].NovoGrad)
     # |w| is 4; the norm of (2, 3) against the sum of 2 and 3.
     assert float(names["model_garden"]) == pytest.approx(0.004 / 13**0.5)
     assert float(names["paper"]) == pytest.approx(0.004 / 5)

@@ -3,16 +3,20 @@
 import contextlib
 
 import keras
+from keras import ops
+
+from keras_lso import adapters
 
 
 class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
     """`keras.callbacks.SwapEMAWeights` for models with float32 master weights.
 
     It evaluates the model with the averages of its weights, which an optimizer with
-    `use_ema=True` keeps, and then goes back. Keras's own callback swaps what the
-    inner optimizer trains. In a model under the `"float16"` policy those are the
-    masters, of which the model's variables, the rounded ones, would hear nothing.
-    This one rounds them into the model each time. Without masters it is Keras's own.
+    `use_ema=True` keeps, and then goes back. In a model under the `"float16"` policy
+    the inner optimizer averages float32 masters, of which the model's variables are
+    the rounded ones: the averages are rounded into the model as well. Keras's own
+    callback does not know of that. It also finds the averages of an optimizer inside of
+    `LARC`, and `predict` leaves the weights as they were.
 
     Args:
         swap_on_epoch: Bool. Whether to swap at the end of each epoch and back at the
@@ -37,29 +41,62 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
         https://keras.io/api/callbacks/swap_ema_weights/)
     """
 
+    def __init__(self, swap_on_epoch=False):
+        super().__init__(swap_on_epoch)
+        self._has_swapped = False
+
     def on_epoch_begin(self, epoch, logs=None):
-        with self._in_step():
-            super().on_epoch_begin(epoch, logs)
+        if self.swap_on_epoch:
+            self._put_in_weights()
 
     def on_epoch_end(self, epoch, logs=None):
-        with self._in_step():
-            super().on_epoch_end(epoch, logs)
+        if not self.swap_on_epoch:
+            return
+        self._put_in_averages()
+        if epoch == self.params["epochs"] - 1:
+            # `fit` ends with the averages in place of the weights. They are there now.
+            for variable, average in self._averages():
+                average.assign(variable)
 
     def on_test_begin(self, logs=None):
-        with self._in_step():
-            super().on_test_begin(logs)
+        self._put_in_averages()
 
     def on_test_end(self, logs=None):
-        with self._in_step():
-            super().on_test_end(logs)
+        self._put_in_weights()
 
     def on_predict_begin(self, logs=None):
-        with self._in_step():
-            super().on_predict_begin(logs)
+        self._put_in_averages()
 
     def on_predict_end(self, logs=None):
+        self._put_in_weights()
+
+    def _put_in_averages(self):
+        if not self._has_swapped:
+            self._swap()
+
+    def _put_in_weights(self):
+        if self._has_swapped:
+            self._swap()
+
+    def _swap(self):
+        pairs = self._averages()
         with self._in_step():
-            super().on_predict_end(logs)
+            for variable, average in pairs:
+                # On PyTorch a variable changes in place.
+                before = ops.copy(variable)
+                variable.assign(average)
+                average.assign(before)
+        self._has_swapped = not self._has_swapped
+
+    def _averages(self):
+        pairs = adapters.averages(self.model.optimizer)
+        if not pairs:
+            raise ValueError(
+                "SwapEMAWeights must be used when `use_ema=True` is set on the "
+                "optimizer, once it has trained or was built. Received: "
+                f"optimizer={self.model.optimizer!r}"
+            )
+        return pairs
 
     def _in_step(self):
         scope = getattr(self.model.optimizer, "masters_in_step", None)

@@ -6,6 +6,7 @@ version of Keras might spell differently stands here.
 
 from keras_lso.adapters.optimizers import (
     add_variable,
+    averages,
     base_variables,
     canonical_class,
     chain,
@@ -49,6 +50,7 @@ from keras_lso.adapters.variables import (
 __all__ = [
     "RuleOptimizer",
     "add_variable",
+    "averages",
     "base_variables",
     "canonical_class",
     "chain",

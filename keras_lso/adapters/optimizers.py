@@ -138,6 +138,21 @@ def members(optimizer):
     return list(optimizer.optimizers) if cls and isinstance(optimizer, cls) else []
 
 
+def averages(optimizer):
+    """Returns pairs of what is trained and its moving average, of all that average."""
+    innermost = chain(optimizer)[-1]
+    return [
+        pair
+        for averaging in (innermost, *members(innermost))
+        if averaging.use_ema and averaging.built
+        for pair in zip(
+            averaging._trainable_variables,
+            averaging._model_variables_moving_average,
+            strict=True,
+        )
+    ]
+
+
 def count_by(wrapper, inner):
     """Lets a wrapper without state of its own count its inner optimizer's steps."""
     wrapper._iterations = iteration_variable(inner)

@@ -95,4 +95,4 @@ def _power_of_product(base, excess, log_factor, power):
     correction = power * ops.log1p(excess) + (power - rounded) * ops.log(base)
     result = ops.power(base, float32(rounded)) * ops.exp(correction)
     result = result * math.exp(power * log_factor)
-    return result if outer == 1 else ops.power(result, float32(outer))
+    return result if outer == 1 else ops.power(result, float32(float(outer)))

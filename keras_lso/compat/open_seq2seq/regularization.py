@@ -57,7 +57,7 @@ def get_regularization_loss(scope=None, name="total_regularization_loss"):
     ...     1, kernel_initializer="ones", kernel_regularizer=keras.regularizers.L2(0.5)
     ... )
     >>> layer.build((None, 4))
-    >>> float(get_regularization_loss(layer))
+    >>> print(keras.ops.convert_to_numpy(get_regularization_loss(layer)))
     2.0
     """
     prefix = ""
