@@ -189,6 +189,7 @@ class LossScaleOptimizer(
             )
         adapters.exclude_twins_from_weight_decay(inner, variables, masters.trained)
         inner.build(masters.trained)
+        # Again: the members of a `MultiOptimizer` were not known before.
         adapters.exclude_twins_from_weight_decay(inner, variables, masters.trained)
         # An inner optimizer that was built before keeps the variables it knows.
         adapters.check_known(inner, masters.trained)
