@@ -236,6 +236,43 @@ def test_the_averages_inside_of_larc_are_found(data, make_model, values):
         np.testing.assert_array_equal(now, before)
 
 
+@pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
+def test_where_every_step_was_skipped_the_weights_stay(policy, compiled, data, bits):
+    x, y = data
+    model = compiled(policy, use_ema=True)
+    before = bits(model.trainable_variables)
+    swap = keras_lso.callbacks.SwapEMAWeights(swap_on_epoch=True)
+    model.fit(x * np.inf, y, epochs=2, callbacks=[swap], verbose=0)
+    assert int(model.optimizer.skipped_steps) > 0
+    assert int(model.optimizer.iterations) == 0
+    assert bits(model.trainable_variables) == before
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
+def test_averages_end_a_run_that_stops_early_and_the_next_run_goes_on(
+    policy, compiled, data, values
+):
+    x, y = data
+
+    class StopAtOnce(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = True
+
+    model = compiled(policy, use_ema=True, ema_momentum=0.75)
+    callbacks = [keras_lso.callbacks.SwapEMAWeights(swap_on_epoch=True), StopAtOnce()]
+    for _ in range(2):
+        model.fit(x, y, epochs=3, batch_size=8, callbacks=callbacks, verbose=0)
+        averages = [
+            v for v in model.optimizer.inner_optimizer.variables if "average" in v.name
+        ]
+        for weight, average in zip(
+            values(model.trainable_variables), values(averages), strict=True
+        ):
+            np.testing.assert_array_equal(weight, average.astype(weight.dtype))
+    optimizer = model.optimizer
+    assert int(optimizer.iterations) + int(optimizer.skipped_steps) == 8
+
+
 def test_without_averages_nothing_is_swapped(compiled):
     swap = keras_lso.callbacks.SwapEMAWeights()
     swap.set_model(compiled())

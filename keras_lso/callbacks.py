@@ -15,8 +15,9 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
     `use_ema=True` keeps, and then goes back. In a model under the `"float16"` policy
     the inner optimizer averages float32 masters, of which the model's variables are
     the rounded ones: the averages are rounded into the model as well. Keras's own
-    callback does not know of that. It also finds the averages of an optimizer inside of
-    `LARC`, and `predict` leaves the weights as they were.
+    callback does not know of that. This one also finds the averages of an optimizer
+    inside of `LARC`, and `predict` leaves the weights as they were. Before the first
+    step that is applied there are no averages, and nothing is swapped.
 
     Args:
         swap_on_epoch: Bool. Whether to swap at the end of each epoch and back at the
@@ -43,20 +44,24 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
 
     def __init__(self, swap_on_epoch=False):
         super().__init__(swap_on_epoch)
-        self._has_swapped = False
+        # While the averages are in their place: pairs of a variable and its value.
+        self._weights = None
+
+    def set_model(self, model):
+        super().set_model(model)
+        self._weights = None
+
+    def on_train_begin(self, logs=None):
+        self._weights = None
 
     def on_epoch_begin(self, epoch, logs=None):
         if self.swap_on_epoch:
             self._put_in_weights()
 
     def on_epoch_end(self, epoch, logs=None):
-        if not self.swap_on_epoch:
-            return
-        self._put_in_averages()
-        if epoch == self.params["epochs"] - 1:
-            # `fit` ends with the averages in place of the weights. They are there now.
-            for variable, average in self._averages():
-                average.assign(variable)
+        # After the last one `fit` ends with the averages anyway.
+        if self.swap_on_epoch:
+            self._put_in_averages()
 
     def on_test_begin(self, logs=None):
         self._put_in_averages()
@@ -71,32 +76,29 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
         self._put_in_weights()
 
     def _put_in_averages(self):
-        if not self._has_swapped:
-            self._swap()
-
-    def _put_in_weights(self):
-        if self._has_swapped:
-            self._swap()
-
-    def _swap(self):
-        pairs = self._averages()
-        with self._in_step():
-            for variable, average in pairs:
-                # On PyTorch a variable changes in place.
-                before = ops.copy(variable)
-                variable.assign(average)
-                average.assign(before)
-        self._has_swapped = not self._has_swapped
-
-    def _averages(self):
-        pairs = adapters.averages(self.model.optimizer)
-        if not pairs:
+        if self._weights is not None:
+            return
+        optimizer = self.model.optimizer
+        if not adapters.keeps_averages(optimizer):
             raise ValueError(
                 "SwapEMAWeights must be used when `use_ema=True` is set on the "
-                "optimizer, once it has trained or was built. Received: "
-                f"optimizer={self.model.optimizer!r}"
+                f"optimizer. Received: optimizer={optimizer!r}"
             )
-        return pairs
+        averages = adapters.averages(optimizer)
+        with self._in_step():
+            # Copies: on PyTorch a variable changes in place, and on JAX one that
+            # shares a buffer with its average cannot be trained.
+            self._weights = [(v, ops.copy(v)) for v, _ in averages]
+            for variable, average in averages:
+                variable.assign(ops.copy(average))
+
+    def _put_in_weights(self):
+        if self._weights is None:
+            return
+        with self._in_step():
+            for variable, value in self._weights:
+                variable.assign(value)
+        self._weights = None
 
     def _in_step(self):
         scope = getattr(self.model.optimizer, "masters_in_step", None)

@@ -395,15 +395,20 @@ class LossScaleOptimizer(
         """
         if not self.built:
             return
-        innermost = adapters.chain(self)[-1]
-        if not any(o.use_ema for o in (innermost, *adapters.members(innermost))):
+        if not adapters.keeps_averages(self):
+            if not self._masters.variables:
+                self.inner_optimizer.finalize_variable_values(var_list)
             return
-        if not self._masters.variables:
-            self.inner_optimizer.finalize_variable_values(var_list)
+        averages = adapters.averages(self)
+        if not averages:
             return
         known = [v for v in var_list if adapters.is_known(self, v)]
         with self.masters_in_step():
             self.inner_optimizer.finalize_variable_values(self._trained(known))
+        for variable, _ in averages:
+            # On JAX it shares a buffer with its average now, which the next `fit`
+            # donates twice.
+            variable.assign(ops.copy(variable))
 
     @contextlib.contextmanager
     def masters_in_step(self):

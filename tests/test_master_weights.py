@@ -245,3 +245,28 @@ def test_a_file_without_masters_lets_them_start_from_the_weights():
     with_masters.load_own_variables(store)
     with_masters.apply([gradient([1.0], 4.0)], [w])
     assert masters(with_masters)[0] == as_float(w) == [2.0]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_averages_of_no_step_are_not_the_final_values(dtype):
+    w = variable([3.0], dtype)
+    optimizer = wrap(keras.optimizers.SGD(1.0, use_ema=True))
+    optimizer.apply([gradient([np.inf])], [w])
+    optimizer.finalize_variable_values([w])
+    assert as_float(w) == [3.0]
+
+
+@pytest.mark.parametrize("dtype, calls", [("float32", 1), ("float16", 0)])
+def test_an_inner_optimizer_finalizes_by_itself(dtype, calls):
+    """With masters it is asked only where there is something to take from it."""
+    finalized = []
+
+    class Finalizing(keras.optimizers.SGD):
+        def finalize_variable_values(self, var_list):
+            finalized.append(var_list)
+
+    w = variable([3.0], dtype)
+    optimizer = wrap(Finalizing(1.0))
+    optimizer.build([w])
+    optimizer.finalize_variable_values([w])
+    assert len(finalized) == calls

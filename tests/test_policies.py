@@ -303,11 +303,20 @@ def test_steps_of_no_run_have_the_rate_of_the_nearest_one(make):
         assert float(schedule(step)) == first
     for step in (1e10, np.float32(2.0**31)):
         assert float(schedule(step)) == pytest.approx(last, rel=1e-6)
-    if keras.backend.backend() != "jax":  # which has no int64 by default
-        assert float(schedule(np.int64(2**40))) == last
+    for step in (2**31, 2**40, np.int64(2**40)):
+        assert float(schedule(step)) == last
 
 
 def test_boundaries_beyond_the_last_step_are_refused():
     message = r"`boundaries\[0\]` must be an integer of at most 2147483647"
     with pytest.raises(ValueError, match=message):
         PiecewiseConstant(1.0, [2**40], [0.5])
+
+
+@pytest.mark.parametrize(
+    "step", [np.int8(3), np.int16(3), np.uint8(3), np.uint32(3), np.float64(3.7)]
+)
+def test_steps_may_be_narrow(step):
+    schedule = PolyDecay(1.0, 10)
+    assert float(schedule(step)) == pytest.approx(0.7)
+    assert float(schedule(ops.convert_to_tensor(step))) == pytest.approx(0.7)

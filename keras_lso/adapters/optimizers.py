@@ -138,13 +138,22 @@ def members(optimizer):
     return list(optimizer.optimizers) if cls and isinstance(optimizer, cls) else []
 
 
+def keeps_averages(optimizer):
+    """Whether the optimizer averages weights, or one of its members does."""
+    innermost = chain(optimizer)[-1]
+    return any(o.use_ema for o in (innermost, *members(innermost)))
+
+
 def averages(optimizer):
-    """Returns pairs of what is trained and its moving average, of all that average."""
+    """Returns pairs of what is trained and its moving average.
+
+    Before the first step that is applied an average is zero, and left out.
+    """
     innermost = chain(optimizer)[-1]
     return [
         pair
         for averaging in (innermost, *members(innermost))
-        if averaging.use_ema and averaging.built
+        if averaging.use_ema and averaging.built and int(averaging._iterations) > 0
         for pair in zip(
             averaging._trainable_variables,
             averaging._model_variables_moving_average,

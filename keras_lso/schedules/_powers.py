@@ -16,6 +16,8 @@ from keras import ops
 
 from keras_lso.schedules._members import float32
 
+_LAST = 2**31 - 2
+
 
 def whole(step):
     """Returns a step as an int32 tensor; a float is cut to a whole number.
@@ -23,13 +25,18 @@ def whole(step):
     Steps before the first count as that, those beyond int32's range as the last in it
     to which one can be added.
     """
+    if isinstance(step, int | np.integer):
+        # Before a backend without 64 bits cuts some off.
+        return ops.convert_to_tensor(min(max(int(step), 0), _LAST), dtype="int32")
     step = ops.convert_to_tensor(step)
-    if "float" in keras.backend.standardize_dtype(step.dtype):
+    dtype = keras.backend.standardize_dtype(step.dtype)
+    if "float" in dtype:
         # The largest float32 in the range.
         step = ops.clip(step, 0, 2**31 - 128)
-    else:
-        step = ops.where(step > 2**31 - 2, 2**31 - 2, ops.where(step < 0, 0, step))
-    return ops.cast(step, "int32")
+    elif dtype in ("int64", "uint64", "uint32"):
+        step = ops.where(step > _LAST, _LAST, step)
+    step = ops.cast(step, "int32")
+    return ops.where(step < 0, 0, ops.where(step > _LAST, _LAST, step))
 
 
 def power_of_two(count, rate):

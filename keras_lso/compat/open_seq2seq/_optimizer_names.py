@@ -7,7 +7,8 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_lso import adapters
+from keras_lso import adapters, backend
+from keras_lso._checks import check_factor
 from keras_lso.lars import LARS
 from keras_lso.novograd import NovoGrad
 
@@ -59,6 +60,28 @@ def _momentum(momentum=None, nesterov=False, **params):
     )
 
 
+def _adagrad(initial_accumulator_value=0.1, **params):
+    """Returns TF1's Adagrad. Without an epsilon, it must not start at 0."""
+    check_factor("initial_accumulator_value", initial_accumulator_value, above=0.0)
+    return keras.optimizers.Adagrad(
+        initial_accumulator_value=initial_accumulator_value,
+        **{"epsilon": 0.0, **params},
+    )
+
+
+def _adamw(weight_decay=None, **params):
+    """Returns an AdamW that decays by the learning rate times `weight_decay`.
+
+    TF1's does not multiply by the learning rate: OpenSeq2Seq did, before it made one.
+    """
+    if weight_decay is None:
+        raise ValueError(
+            "AdamW takes 'weight_decay', such as optimizer_params={'weight_decay': "
+            "0.01}. It has no default."
+        )
+    return keras.optimizers.AdamW(weight_decay=weight_decay, **params)
+
+
 @keras.saving.register_keras_serializable(
     "keras_lso", name="compat.open_seq2seq.RMSProp"
 )
@@ -72,16 +95,18 @@ class RMSProp(keras.optimizers.RMSprop):
         if self.built:
             return
         super().build(variables)
-        for average in adapters.slots(self)["rms"]:
-            average.assign(ops.ones(average.shape, average.dtype))
+        # Once, not at each step of the function in which this may be called.
+        with backend.outside_of_functions():
+            for average in adapters.slots(self)["rms"]:
+                average.assign(ops.ones(average.shape, average.dtype))
 
 
 _BETAS = {"beta1": "beta_1", "beta2": "beta_2"}
 
 OPTIMIZER_CLS_NAMES = {
-    "Adagrad": NamedOptimizer(keras.optimizers.Adagrad, defaults={"epsilon": 0.0}),
+    "Adagrad": NamedOptimizer(_adagrad),
     "Adam": NamedOptimizer(keras.optimizers.Adam, _BETAS, {"epsilon": 1e-8}),
-    "AdamW": NamedOptimizer(keras.optimizers.AdamW, _BETAS, {"epsilon": 1e-8}),
+    "AdamW": NamedOptimizer(_adamw, _BETAS, {"epsilon": 1e-8}),
     "Ftrl": NamedOptimizer(keras.optimizers.Ftrl),
     "LARS": NamedOptimizer(LARS),
     "Momentum": NamedOptimizer(_momentum, {"use_nesterov": "nesterov"}),

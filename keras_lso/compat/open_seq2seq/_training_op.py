@@ -33,7 +33,9 @@ class TrainingOp:
     Inside of a `tf.function` of your own it runs as a part of that one; with
     `iter_size` above 1 say `skip_update` then, since Python counts the calls only when
     it is traced. On JAX, as in `fit`, the buffers of the variables that a step writes
-    are donated: copy what you want to keep, `ops.copy(w)`.
+    are donated: copy what you want to keep, `ops.copy(w)`, also into another variable,
+    `target.assign(ops.copy(w))`. On TensorFlow the length of a batch is not known when
+    the step is traced a second time: write `ops.shape(x)[0]`, not `x.shape[0]`.
 
     Which variables are trained is settled when it is made, or at the first call. What
     has been added up for the next update is not saved with the optimizer.
@@ -76,7 +78,7 @@ class TrainingOp:
         self._writer: Any = None
         self._write_every = 1
         self._compiled: dict = {}
-        if variables is None and model is not None:
+        if variables is None and model is not None and _is_built(model):
             variables = model.trainable_variables
         # Where it can be, so that it is done outside of any replica.
         if variables:
@@ -125,9 +127,7 @@ class TrainingOp:
             loss = self._run("accumulate", batch)
             self._micro_steps += 1
             return loss
-        loss = self._update(batch)
-        self._micro_steps = 0
-        return loss
+        return self._update(batch)
 
     def _check_traced(self, skip_update):
         """Refuses what Python does once, where the caller's function is traced."""
@@ -177,7 +177,7 @@ class TrainingOp:
         else:
             name = "update and report" if writes else "update"
             loss, summaries = self._run(name, batch)
-        self._updates = updates
+        self._updates, self._micro_steps = updates, 0
         if writes:
             self._writer.write(self._attempted_steps(), summaries)
         return loss
@@ -193,7 +193,7 @@ class TrainingOp:
         loss_fn = self._loss_of(batch)
         if self._model is None:
             return backend.trained_variables(loss_fn)
-        if not self._model.trainable_variables:
+        if not _is_built(self._model):
             # Layers create theirs when they are called.
             backend.trained_variables(loss_fn)
         return self._model.trainable_variables
@@ -310,6 +310,11 @@ class TrainingOp:
         with adapters.reduced_gradients(self.optimizer, self._on_horovod):
             self.optimizer.apply(grads, self.variables, **unscaled)
         return reports
+
+
+def _is_built(layer):
+    """Whether the layer and those in it have their variables."""
+    return layer.built and all(map(_is_built, getattr(layer, "layers", [])))
 
 
 def _as_tensor(value):

@@ -530,7 +530,8 @@ def test_every_name_makes_an_optimizer():
     ]
     for name in OPTIMIZER_CLS_NAMES:
         w = variable()
-        params = {"momentum": 0.9} if name == "Momentum" else {}
+        needed = {"Momentum": {"momentum": 0.9}, "AdamW": {"weight_decay": 0.1}}
+        params = needed.get(name, {})
         make(linear(w), name, {**params, "use_locking": True})(BATCHES[0])
         assert np.all(np.isfinite(w.numpy()))
 

@@ -46,6 +46,24 @@ def test_none_in_a_batch_is_passed_on():
     assert float(w.numpy()[0]) == -0.5
 
 
+def test_a_writer_that_fails_does_not_disturb_the_count(tmp_path):
+    w = variable()
+    train_op = make(lambda x: ops.sum(w * x), iter_size=2)
+    train_op.write_summaries(tmp_path, every=1)
+
+    class FullDisk:
+        def write(self, step, reports):
+            raise OSError("disk full")
+
+    train_op._writer = FullDisk()
+    train_op(ONE)
+    with pytest.raises(OSError, match="disk full"):
+        train_op(ONE)
+    before = float(w.numpy()[0])
+    train_op(ONE)
+    assert float(w.numpy()[0]) == before == -0.5
+
+
 def test_a_string_in_a_batch_is_refused():
     w = variable()
     with pytest.raises(TypeError, match="A batch must hold arrays.*'train'"):
@@ -104,6 +122,21 @@ def test_in_a_tf_function_of_the_callers():
         accumulate(ONE)
         update(ONE)
     assert float(w.numpy()[0]) == -1.0
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="tf.function is TensorFlow's")
+def test_rmsprop_starts_once_in_a_tf_function_of_the_callers():
+    import tensorflow as tf
+
+    def train(compiled):
+        w = variable(1.0)
+        train_op = make(lambda x: ops.sum(w * x), "RMSProp", rate=0.1)
+        step = tf.function(train_op) if compiled else train_op
+        for _ in range(4):
+            step(ops.ones(1))
+        return float(w.numpy()[0])
+
+    assert train(compiled=True) == pytest.approx(train(compiled=False), rel=1e-6)
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="tf.function is TensorFlow's")
@@ -175,6 +208,24 @@ def test_a_model_that_looks_built_is_not():
     train_op = make(lambda x: ops.sum(model(x)), model=model)
     train_op(ONE[None])
     assert len(train_op.variables) == 2
+
+
+def test_a_model_of_which_a_part_is_built_is_trained_whole():
+    first, second = keras.layers.Dense(2), keras.layers.Dense(1)
+    first.build((None, 1))
+
+    class Deferred(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = first, second
+
+        def call(self, x):
+            return self.second(self.first(x))
+
+    model = Deferred()
+    train_op = make(lambda x: ops.sum(model(x)), model=model)
+    train_op(ONE[None])
+    assert len(train_op.variables) == 4
 
 
 # --- Optimizers ---------------------------------------------------------------------
@@ -261,6 +312,12 @@ def test_a_resumed_rmsprop_goes_on(knows_model):
     [
         ({"params": [1]}, TypeError, r"`optimizer_params` must be a dict.*\[1\]"),
         ({"optimizer": "Momentum"}, ValueError, "Momentum takes 'momentum'"),
+        ({"optimizer": "AdamW"}, ValueError, "AdamW takes 'weight_decay'"),
+        (
+            {"optimizer": "Adagrad", "params": {"initial_accumulator_value": 0.0}},
+            ValueError,
+            "initial_accumulator_value=0.0",
+        ),
         ({"loss_scaling": -1.0}, ValueError, "loss_scaling=-1.0"),
         ({"loss_scaling": np.nan, "dtype": "mixed"}, ValueError, "loss_scaling=nan"),
     ],
