@@ -98,3 +98,10 @@ for batches in BATCHES:
     result["trained"].append(ops.convert_to_numpy(weight).tolist())
 result["scale"] = float(train_op.optimizer.loss_scale)
 print("RESULT", json.dumps(result))
+
+# Threads that wait for the other process would be cut off at the end of this one.
+if keras.backend.backend() == "jax":
+    jax.distributed.shutdown()
+else:
+    torch.distributed.barrier()
+    torch.distributed.destroy_process_group()
