@@ -198,6 +198,16 @@ def check_choice(argument, value, choices):
     return value
 
 
+def check_names(owner, argument, params, known):
+    """Refuses a dict of parameters that holds a name which `owner` does not know."""
+    for name in params:
+        if name not in known:
+            raise ValueError(
+                f"{owner} has no parameter {name!r}. It takes "
+                f"{', '.join(map(repr, known))}. Received: {argument}={params!r}"
+            )
+
+
 def check_patterns(argument, value):
     """Returns a list of regular expressions, or None for None."""
     if value is None:

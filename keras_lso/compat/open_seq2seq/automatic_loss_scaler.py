@@ -9,6 +9,7 @@ from keras_lso._checks import (
     check_bool,
     check_bounds,
     check_factor,
+    check_names,
     check_positive_int,
     check_rate,
     check_real,
@@ -155,12 +156,7 @@ def _check_params(algorithm, checks, params):
             "Argument `params` must be a dict, such as {'scale_min': 1.0}. "
             f"Received: params={params!r} of type {type(params).__name__}"
         )
-    for name in params:
-        if name not in checks:
-            raise ValueError(
-                f"{algorithm} has no parameter {name!r}. It takes "
-                f"{', '.join(map(repr, checks))}. Received: params={params!r}"
-            )
+    check_names(algorithm, "params", params, checks)
     return {name: checks[name](name, value) for name, value in params.items()}
 
 

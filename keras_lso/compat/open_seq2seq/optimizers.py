@@ -7,6 +7,7 @@ from keras_lso import adapters, backend
 from keras_lso._checks import (
     check_bool,
     check_factor,
+    check_names,
     check_positive_int,
     check_scale,
     check_variables,
@@ -306,13 +307,7 @@ def _larc_arguments(larc_params):
             "Argument `larc_params` must be a dict with 'larc_eta', such as "
             f"{{'larc_eta': 0.002}}. Received: larc_params={larc_params!r}"
         )
-    for name in larc_params:
-        if name not in _LARC_PARAMS:
-            raise ValueError(
-                f"LARC has no parameter {name!r}. It takes "
-                f"{', '.join(map(repr, _LARC_PARAMS))}. Received: "
-                f"larc_params={larc_params!r}"
-            )
+    check_names("LARC", "larc_params", larc_params, _LARC_PARAMS)
     return {_LARC_PARAMS[name]: value for name, value in larc_params.items()}
 
 
