@@ -57,7 +57,8 @@ class OptimizerState(TFKerasMethods):
             Whether all steps since the scale was last updated were finite: a loss
             that was applied with `update_scale=False` counts as well.
         """
-        self._attempted_steps.assign_add(1)
+        attempted = self._attempted_steps
+        attempted.assign(ops.convert_to_tensor(attempted) + 1)
         skips = ops.convert_to_tensor(self._consecutive_skips)
         in_a_row, at_lowest, since_update = skips[0], skips[1], skips[2]
         policy = self.loss_scale_policy
@@ -73,7 +74,7 @@ class OptimizerState(TFKerasMethods):
                 ]
             )
         )
-        return ops.equal(since_update, 0)
+        return since_update == 0
 
     def _count_amax(self, amax, update_scale):
         """Returns the largest magnitude since the scale was last updated."""

@@ -225,17 +225,18 @@ class LossScaleOptimizer(
             return
         policy = self.loss_scale_policy
         inv_scale = self._inv_scale(scaled)
-        rules, slots = self._rules(grads, variables)
+        trained = adapters.storage(variables)
+        rules, slots = self._rules(grads, variables, trained)
         found = backend.measure(
             [g for g in grads if g is not None],
             amax=policy.needs_amax,
             inv_scale=inv_scale,
             rules=rules,
-            state=[(v, *s) for v, s in zip(variables, slots, strict=False)],
+            state=[(v, *s) for v, s in zip(trained, slots, strict=False)],
         )
         if rules:
             backend.fused_step(
-                rules, variables, slots, grads, found.finite, inv_scale, found.norms
+                rules, trained, slots, grads, found.finite, inv_scale, found.norms
             )
             iteration = adapters.iteration_variable(self.inner_optimizer)
             iteration.assign_add(ops.cast(found.finite, iteration.dtype))
@@ -372,15 +373,16 @@ class LossScaleOptimizer(
         state = variables + masters.variables + inner.variables
         backend.run_if(finite, step, grads, state)
 
-    def _rules(self, grads, variables):
+    def _rules(self, grads, variables, trained):
         """Returns the rules and slots of the fast path, empty if there is none."""
         if self._masters.variables or any(g is None for g in grads):
             return [], []
         inner = self.inner_optimizer
         rule = adapters.rule_of(inner, variables)
-        if rule is None or not backend.fused_step_takes(rule, variables, grads):
+        if rule is None or not backend.fused_step_takes(rule, trained, grads):
             return [], []
-        return adapters.make_rules(rule, inner, variables)
+        rules, slots = adapters.make_rules(rule, inner, variables)
+        return rules, adapters.storage(slots)
 
     def _trained(self, variables):
         """Returns what the inner optimizer trains in place of each variable."""

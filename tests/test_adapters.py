@@ -28,6 +28,10 @@ class MySGD(keras.optimizers.SGD):
         super().update_step(-gradient, variable, learning_rate)
 
 
+class MyAdamW(keras.optimizers.AdamW):
+    """Changes nothing, but might."""
+
+
 class MyLARS(keras_lso.LARS):
     """Changes nothing, but might."""
 
@@ -128,6 +132,11 @@ WITH_RULE = {
         rules.Momentum,
     ),
     "Adam": (lambda: keras.optimizers.Adam(0.5), rules.Adam),
+    "AdamW": (lambda: keras.optimizers.AdamW(0.5), rules.Adam),
+    "weight decay": (
+        lambda: keras.optimizers.SGD(0.5, weight_decay=0.1),
+        rules.SGD,
+    ),
     "schedule": (
         lambda: keras.optimizers.Adam(
             keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.5)
@@ -153,11 +162,11 @@ WITHOUT_RULE = {
     "LARS, clipped": lambda: keras_lso.LARS(0.5, clipnorm=1.0),
     "LARC": lambda: keras_lso.LARC(keras.optimizers.SGD(0.5)),
     "another class": lambda: keras.optimizers.RMSprop(0.5),
-    "AdamW": lambda: keras.optimizers.AdamW(0.5),
+    "subclass of AdamW": lambda: MyAdamW(0.5),
+    "LARS with Keras's decay": lambda: keras_lso.LARS(0.5, weight_decay=0.1),
     "clipnorm": lambda: keras.optimizers.SGD(0.5, clipnorm=1.0),
     "clipvalue": lambda: keras.optimizers.Adam(0.5, clipvalue=1.0),
     "global_clipnorm": lambda: keras.optimizers.SGD(0.5, global_clipnorm=1.0),
-    "weight decay": lambda: keras.optimizers.Adam(0.5, weight_decay=0.1),
     "EMA": lambda: keras.optimizers.SGD(0.5, use_ema=True),
     "accumulation": lambda: keras.optimizers.Adam(0.5, gradient_accumulation_steps=2),
     "amsgrad": lambda: keras.optimizers.Adam(0.5, amsgrad=True),

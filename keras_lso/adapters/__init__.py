@@ -45,6 +45,7 @@ from keras_lso.adapters.variables import (
     path_matches,
     path_of,
     register_tree_node,
+    storage,
     twin,
 )
 
@@ -78,6 +79,7 @@ __all__ = [
     "rule_of",
     "schedule_of",
     "slots",
+    "storage",
     "trainable_variables",
     "twin",
     "uses_weight_decay",

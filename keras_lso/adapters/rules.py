@@ -1,5 +1,7 @@
 """Which optimizer has which rule, and the base of our own optimizers."""
 
+import dataclasses
+
 import keras
 from keras import ops
 
@@ -8,8 +10,9 @@ from keras_lso.adapters.optimizers import (
     canonical_class,
     index_of,
     iteration_variable,
+    uses_weight_decay,
 )
-from keras_lso.adapters.variables import is_overwritten
+from keras_lso.adapters.variables import is_overwritten, storage
 from keras_lso.backend import rules
 
 
@@ -18,12 +21,13 @@ def rule_of(optimizer, variables):
 
     Returns:
         A class of `rules.py`; None for an optimizer of an unknown class, and for
-        one that clips, decays, accumulates, averages or constrains.
+        one that clips, accumulates, averages or constrains.
     """
     if _does_more_than_its_rule(optimizer, variables):
         return None
     if isinstance(optimizer, RuleOptimizer):
-        return optimizer._rule()
+        # Theirs have a decay of their own. Keras's comes on top of it.
+        return optimizer._rule() if optimizer.weight_decay is None else None
     cls = canonical_class(optimizer)
     return _RULES[cls](optimizer) if cls in _RULES else None
 
@@ -49,15 +53,27 @@ def make_rules(rule, optimizer, variables, learning_rate=None):
     if isinstance(optimizer, RuleOptimizer):
         made = optimizer._make_rules(indices, learning_rate)
     else:
-        made = [_COEFFICIENTS[rule](optimizer, learning_rate)] * len(indices)
-    slots = [getattr(optimizer, name) for name in _SLOTS[rule]]
-    return made, [tuple(slot[i] for slot in slots) for i in indices]
+        made = _with_decay(
+            _COEFFICIENTS[rule](optimizer, learning_rate),
+            optimizer,
+            variables,
+            learning_rate,
+        )
+    columns = [getattr(optimizer, name) for name in _SLOTS[rule]]
+    return made, [tuple([column[i] for column in columns]) for i in indices]
+
+
+def _with_decay(rule, optimizer, variables, learning_rate):
+    """Returns a rule for each variable: some decay, others are excluded from it."""
+    if optimizer.weight_decay is None:
+        return [rule] * len(variables)
+    decaying = dataclasses.replace(rule, decay=learning_rate * optimizer.weight_decay)
+    return [decaying if uses_weight_decay(optimizer, v) else rule for v in variables]
 
 
 def _does_more_than_its_rule(optimizer, variables):
     return (
-        optimizer.weight_decay is not None
-        or optimizer.clipnorm
+        optimizer.clipnorm
         or optimizer.clipvalue
         or optimizer.global_clipnorm
         or optimizer.use_ema
@@ -85,9 +101,9 @@ def _momentum(optimizer, learning_rate):
 
 
 def _adam(optimizer, learning_rate):
-    step = ops.cast(iteration_variable(optimizer) + 1, "float32")
-    beta_1_power = ops.power(ops.cast(optimizer.beta_1, "float32"), step)
-    beta_2_power = ops.power(ops.cast(optimizer.beta_2, "float32"), step)
+    step = ops.cast(iteration_variable(optimizer), "float32") + 1
+    beta_1_power = optimizer.beta_1**step
+    beta_2_power = optimizer.beta_2**step
     return rules.Adam(
         alpha=learning_rate * ops.sqrt(1 - beta_2_power) / (1 - beta_1_power),
         beta_1=optimizer.beta_1,
@@ -99,6 +115,7 @@ def _adam(optimizer, learning_rate):
 _RULES = {
     keras.optimizers.SGD: lambda o: rules.SGD if o.momentum == 0 else rules.Momentum,
     keras.optimizers.Adam: lambda o: rules.Adam,
+    keras.optimizers.AdamW: lambda o: rules.Adam,
 }
 _COEFFICIENTS = {rules.SGD: _sgd, rules.Momentum: _momentum, rules.Adam: _adam}
 # Where the optimizer keeps the slots, in the order of `rule.slots`.
@@ -162,9 +179,11 @@ class RuleOptimizer(keras.optimizers.Optimizer):
         if (
             rule is None
             or not all(isinstance(v, keras.Variable) for v in trainable_variables)
-            or not backend.fused_step_takes(rule, trainable_variables, grads)
+            or not backend.fused_step_takes(rule, storage(trainable_variables), grads)
         ):
             super()._backend_update_step(grads, trainable_variables, learning_rate)
             return
         step_rules, slots = make_rules(rule, self, trainable_variables, learning_rate)
-        backend.fused_step(step_rules, trainable_variables, slots, grads)
+        backend.fused_step(
+            step_rules, storage(trainable_variables), storage(slots), grads
+        )

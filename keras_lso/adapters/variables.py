@@ -1,15 +1,40 @@
 """Keras's variables, and TensorFlow's own where Keras takes them."""
 
+import operator
 import re
 
 import keras
 from keras import ops
+from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.tree.tree_api import register_tree_node_class
 
 from keras_lso import backend
 
 # Lets `keras.tree` look into a class of ours.
 register_tree_node = register_tree_node_class
+
+
+def storage(variables):
+    """Returns what a fused step changes: on PyTorch the tensors behind the variables.
+
+    Of a list of variables, or of tuples of variables, as slots are.
+
+    `variable.value` asks about scopes each time, which for a thousand variables takes
+    longer than the step. In a `StatelessScope` what may be changed are copies: the
+    values there belong to the caller.
+    """
+    if not backend.UPDATES_IN_PLACE:
+        return variables
+    read = _copy_in_scope if in_stateless_scope() else operator.attrgetter("_value")
+    return [
+        tuple([read(v) for v in item]) if isinstance(item, tuple) else read(item)
+        for item in variables
+    ]
+
+
+def _copy_in_scope(variable):
+    variable.assign(ops.copy(variable.value))
+    return variable.value
 
 
 def twin(variable, dtype):

@@ -13,14 +13,17 @@ from keras_lso.backend._tf_processes import (
     count_processes,
 )
 from keras_lso.backend.generic import (
+    UPDATES_IN_PLACE,
     Measurement,
     register_list_class,
+    scalar,
     trained_variables,
     with_positions,
 )
 
 __all__ = [
     "AVERAGES_IN_STEP",
+    "UPDATES_IN_PLACE",
     "average_over_processes",
     "check_processes_run",
     "check_replica_context",
@@ -38,6 +41,7 @@ __all__ = [
     "outside_of_functions",
     "register_list_class",
     "run_if",
+    "scalar",
     "to_dense",
     "total",
     "trained_variables",

@@ -12,16 +12,24 @@ def norm_of(values):
     return tf.sqrt(2.0 * tf.nn.l2_loss(values))
 
 
+def decay(w, share):
+    """Does `w = w - share * w`, if `share` is not None."""
+    if share is not None:
+        tf.raw_ops.ResourceApplyGradientDescent(var=w, alpha=share, delta=_read(w))
+
+
 # Where a gradient is only multiplied, the scale goes into that factor: it is not
 # written a second time.
 
 
 def apply_sgd(rule, grad, inv_scale, norms, w):
+    decay(w, rule.decay)
     rate = rule.learning_rate * inv_scale
     tf.raw_ops.ResourceApplyGradientDescent(var=w, alpha=rate, delta=grad)
 
 
 def apply_momentum(rule, grad, inv_scale, norms, w, m):
+    decay(w, rule.decay)
     tf.raw_ops.ResourceApplyKerasMomentum(
         var=w,
         accum=m,
@@ -33,6 +41,7 @@ def apply_momentum(rule, grad, inv_scale, norms, w, m):
 
 
 def apply_adam(rule, grad, inv_scale, norms, w, m, v):
+    decay(w, rule.decay)
     grad = grad * inv_scale
 
     def move(slot, target, share):

@@ -75,6 +75,11 @@ def total(grads):
     return grads
 
 
+def scalar(value, dtype):
+    """Returns a number, or a scalar tensor, as a tensor of this dtype."""
+    return ops.convert_to_tensor(value, dtype=dtype)
+
+
 def in_float32(values):
     """Returns `values` in float32, or in float64 if that is what they are in."""
     values = ops.convert_to_tensor(values)
@@ -103,10 +108,10 @@ def fused_step(rules, variables, slots, grads, finite=None, inv_scale=None, norm
     Args:
         rules: For each variable a formula of `rules.py`, holding the step's
             coefficients.
-        variables: List of `keras.Variable`s, the ones that are trained.
-        slots: For each variable a tuple of `keras.Variable`s, in the order of
-            `rule.slots`.
-        grads: List of dense tensors. No None.
+        variables: List of `keras.Variable`s, the ones that are trained; where the
+            backend `UPDATES_IN_PLACE`, of the tensors that they hold.
+        slots: For each variable a tuple of such, in the order of `rule.slots`.
+        grads: List of dense tensors. No None. They stay as they are.
         finite: Boolean scalar tensor. Where False, nothing changes, bit for bit.
             Defaults to `None`: the step is applied.
         inv_scale: Float32 scalar tensor. What the gradients are multiplied by.
@@ -138,6 +143,10 @@ def fused_step(rules, variables, slots, grads, finite=None, inv_scale=None, norm
 def fused_step_takes(rule, variables, gradients):
     """The reference has no fast path."""
     return False
+
+
+# Whether `fused_step` takes the tensors that variables hold, and changes those.
+UPDATES_IN_PLACE = False
 
 
 def run_if(finite, step, grads, state):

@@ -13,7 +13,12 @@ gradient and nothing else, `measures_gradient_only` is True.
 It stands around every new value as soon as there is one: what is computed from it
 then never needs the old value as well, so that a compiler can update in place.
 
-SGD, Momentum and Adam are Keras's own formulas, in float32.
+SGD, Momentum and Adam are Keras's own formulas, in float32. Their `decay` is what
+Keras's optimizers call `weight_decay`, times the learning rate; None if there is none:
+
+```python
+w = w - decay * w                                   # before the step
+```
 """
 
 import math
@@ -36,9 +41,10 @@ class SGD:
     has_norms: ClassVar = False
     measures_gradient_only: ClassVar = False
     learning_rate: Any
+    decay: Any = None
 
     def __call__(self, keep, g, w):
-        return (keep(w - g * self.learning_rate, w),)
+        return (keep(decayed(w, self.decay) - g * self.learning_rate, w),)
 
 
 @dataclass(frozen=True)
@@ -58,17 +64,18 @@ class Momentum:
     learning_rate: Any
     momentum: Any
     nesterov: bool = False
+    decay: Any = None
 
     def __call__(self, keep, g, w, m):
         descent = g * self.learning_rate
         m = keep(m * self.momentum - descent, m)
         step = m * self.momentum - descent if self.nesterov else m
-        return keep(w + step, w), m
+        return keep(decayed(w, self.decay) + step, w), m
 
 
 @dataclass(frozen=True)
 class Adam:
-    """Adam, as in `keras.optimizers.Adam`.
+    """Adam, as in `keras.optimizers.Adam`, and with `decay` as in `AdamW`.
 
     ```python
     alpha = learning_rate * sqrt(1 - beta_2**t) / (1 - beta_1**t)
@@ -85,11 +92,13 @@ class Adam:
     beta_1: Any
     beta_2: Any
     epsilon: Any
+    decay: Any = None
 
     def __call__(self, keep, g, w, m, v):
         m = keep(m + (g - m) * (1 - self.beta_1), m)
         v = keep(v + (ops.square(g) - v) * (1 - self.beta_2), v)
-        return keep(w - m * self.alpha / (ops.sqrt(v) + self.epsilon), w), m, v
+        step = m * self.alpha / (ops.sqrt(v) + self.epsilon)
+        return keep(decayed(w, self.decay) - step, w), m, v
 
 
 @dataclass(frozen=True)
@@ -116,8 +125,9 @@ class TrustRatio:
         ratio = self.eeta * w_norm / denominator
         # Not finite: 0 / 0, or a variable so large that its norm overflows.
         usable = (w_norm > 0) & (d_norm > 0) & (ratio < math.inf)
-        ratio = ops.where(usable, ratio, 1.0)
-        return ops.minimum(ratio, 1.0) if self.clip else ratio
+        one = ops.ones_like(ratio)
+        ratio = ops.where(usable, ratio, one)
+        return ops.minimum(ratio, one) if self.clip else ratio
 
 
 @dataclass(frozen=True)
@@ -237,7 +247,7 @@ class NovoGrad:
         moved = self.beta_2 * v + (1 - self.beta_2) * square
         moved = ops.where(v == 0, square, moved)
         total = moved + self.epsilon
-        factor = ops.where(total == 0, 0.0, 1 / ops.sqrt(total))
+        factor = ops.where(total == 0, ops.zeros_like(total), 1 / ops.sqrt(total))
         # An inf would stay for ever, and the layer with it.
         return ops.where(moved < math.inf, moved, v), factor
 
@@ -249,6 +259,11 @@ class NovoGrad:
             d = d + w * self.weight_decay
         m = keep(m * self.beta_1 + d * self.share, m)
         return keep(w - m * self.learning_rate, w), m, keep(new_v, v)
+
+
+def decayed(w, decay):
+    """Returns a variable after its decoupled decay."""
+    return w if decay is None else w - w * decay
 
 
 def l2_norm(values):

@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from keras_lso import backend
 from keras_lso._checks import check_bool, check_factor, check_positive_int
 from keras_lso.loss_scales.loss_scale import (
     DEFAULT_MAX_SCALE,
@@ -131,10 +132,12 @@ class DynamicLossScale(LossScale):
         if self.hysteresis == 1:
             return overflows
         left = ops.convert_to_tensor(self.overflows_left)
-        left = ops.maximum(left - ops.cast(overflows, left.dtype), 0)
+        left = left - ops.cast(overflows, left.dtype)
+        left = ops.maximum(left, ops.zeros_like(left))
         drops = ops.logical_and(overflows, left <= 0)
         refills = finite if self.consecutive_hysteresis else grows
-        self.overflows_left.assign(ops.where(refills, self.hysteresis, left))
+        full = backend.scalar(self.hysteresis, left.dtype)
+        self.overflows_left.assign(ops.where(refills, full, left))
         return drops
 
     def restore(self):

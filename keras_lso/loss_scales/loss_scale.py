@@ -121,7 +121,8 @@ class LossScale:
 
     def assign_scale(self, value):
         """Sets the current scale to `value`, kept within the bounds."""
-        self.scale.assign(ops.clip(float32(value), self.min_scale, self.max_scale))
+        low, high = float32(self.min_scale), float32(self.max_scale)
+        self.scale.assign(ops.clip(float32(value), low, high))
 
     def step(self, finite, amax=None):
         """Moves the scale and the counters after a step.
@@ -216,7 +217,7 @@ class LossScale:
 
 def float32(value):
     """Returns a tensor, in float32 whatever `keras.config.floatx()` is."""
-    return ops.convert_to_tensor(value, dtype="float32")
+    return backend.scalar(value, "float32")
 
 
 def _free_variable(shape, dtype, initializer, aggregation, name):

@@ -6,6 +6,10 @@ float64, `compute_gradients` against derivatives by hand; and the reference in
 `generic` as well as the framework's own.
 """
 
+import contextlib
+import types
+from unittest import mock
+
 import hypothesis
 import keras
 import numpy as np
@@ -27,7 +31,34 @@ DTYPES = ["float16", "bfloat16", "float32", "float64"]
 NOT_FINITE = [np.inf, -np.inf, np.nan]
 
 
+# What asks whether a step runs on a CPU, where to look at a tensor costs nothing.
+ASKS_FOR_CPU = {
+    "torch": ["_torch_measure.is_on_host", "_torch_kernels.is_on_host"],
+    "jax": ["_jax._is_on_cpu"],
+}.get(keras.backend.backend(), [])
+
+
+def as_on_an_accelerator(primitive):
+    """A primitive as it runs where nobody may look at a tensor."""
+
+    def call(*args, **kwargs):
+        with contextlib.ExitStack() as stack:
+            for name in ASKS_FOR_CPU:
+                answer = mock.patch(f"keras_lso.backend.{name}", lambda *args: False)
+                stack.enter_context(answer)
+            return primitive(*args, **kwargs)
+
+    return call
+
+
 KERNELS = {"generic": generic, "framework": backend}
+if ASKS_FOR_CPU:
+    KERNELS["accelerator"] = types.SimpleNamespace(
+        measure=as_on_an_accelerator(backend.measure),
+        fused_step=as_on_an_accelerator(backend.fused_step),
+        l2_norms=backend.l2_norms,
+        total=backend.total,
+    )
 
 
 @pytest.fixture(params=KERNELS)
@@ -467,6 +498,11 @@ OPTIMIZERS = {
     "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
     "adam": lambda: keras.optimizers.Adam(0.01, beta_1=0.8, beta_2=0.95, epsilon=1e-5),
     "adam by default": lambda: keras.optimizers.Adam(),
+    "sgd with decay": lambda: keras.optimizers.SGD(0.1, weight_decay=0.1),
+    "momentum with decay": lambda: keras.optimizers.SGD(
+        0.1, momentum=0.9, weight_decay=0.1
+    ),
+    "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
     "adam with a schedule": lambda: keras.optimizers.Adam(
         keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
     ),
@@ -501,6 +537,13 @@ def plain_optimizer(make):
     return optimizer
 
 
+def storage(fused_step, variables):
+    """What `fused_step` changes. The reference takes variables on all backends."""
+    if fused_step is generic.fused_step:
+        return variables
+    return adapters.storage(variables)
+
+
 class FusedOptimizer:
     """A Keras optimizer whose steps are taken by `fused_step`."""
 
@@ -514,13 +557,14 @@ class FusedOptimizer:
         self.rule = adapters.rule_of(self.optimizer, self.weights)
         zeros = [ops.zeros(w.shape) for w in self.weights]
         if fused_step is not generic.fused_step and not backend.fused_step_takes(
-            self.rule, self.weights, zeros
+            self.rule, adapters.storage(self.weights), zeros
         ):
             pytest.skip("This backend has no kernel for it, or the reference is it")
 
     def step(self, grads, finite, inv_scale):
         made, slots = adapters.make_rules(self.rule, self.optimizer, self.weights)
-        self.fused_step(made, self.weights, slots, grads, finite, inv_scale)
+        weights, slots = (storage(self.fused_step, v) for v in (self.weights, slots))
+        self.fused_step(made, weights, slots, grads, finite, inv_scale)
         iteration = adapters.iteration_variable(self.optimizer)
         iteration.assign_add(ops.cast(finite, iteration.dtype))
 
@@ -633,9 +677,11 @@ def test_fifty_fused_steps_from_zero_equal_those_of_the_keras_optimizer(make, ke
     fused.assert_close_to(plain_weights, plain)
 
 
+@pytest.mark.parametrize("kernels", FUSED_STEPS)
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_a_skipped_fused_step_keeps_negative_zeros(make, compiled, snapshot):
-    fused = FusedOptimizer(make, [np.full(3, -0.0, "float32")], backend.fused_step)
+def test_a_skipped_fused_step_keeps_negative_zeros(make, kernels, compiled, snapshot):
+    negative_zeros = np.full(3, -0.0, "float32")
+    fused = FusedOptimizer(make, [negative_zeros], FUSED_STEPS[kernels])
     for variable in fused.state:
         if variable.shape == (3,):
             variable.assign(np.full(3, -0.0, "float32"))
@@ -643,6 +689,27 @@ def test_a_skipped_fused_step_keeps_negative_zeros(make, compiled, snapshot):
     step = compiled(fused.step, fused.state)
     step([tensor([np.inf, 0.0, 1.0])], ops.convert_to_tensor(False), tensor(1.0))
     assert snapshot(fused.state) == before
+
+
+@pytest.mark.parametrize("kernels", FUSED_STEPS)
+@pytest.mark.parametrize("learning_rate", [1e-3, 0.3, 0.0])
+def test_many_small_decays_add_up(kernels, learning_rate):
+    # No gradient: the weights do nothing but decay.
+    def make():
+        return keras.optimizers.AdamW(learning_rate, weight_decay=0.0041)
+
+    weights = np.linspace(-1.0, 1.0, 1001, dtype="float32")
+    fused = FusedOptimizer(make, [weights], FUSED_STEPS[kernels])
+    for _ in range(300):
+        fused.step([tensor(np.zeros(1001))], ops.convert_to_tensor(True), tensor(1.0))
+    decay = float(np.float32(learning_rate) * np.float32(0.0041))
+    expected = weights.astype("float64") * (1.0 - decay) ** 300
+    error = numpy(fused.weights[0]) - expected
+    # Each step rounds each weight by up to 3e-8, a weight often to the same side.
+    assert np.abs(error).max() <= 300 * 3e-8
+    # On average over the weights that is nothing, unless the factor itself is rounded.
+    relative = np.where(np.abs(expected) > 0.5, error / expected, 0.0)
+    assert abs(np.mean(relative)) <= 3e-7
 
 
 def test_the_reference_never_claims_to_be_the_faster_way():
@@ -703,8 +770,8 @@ class LARSSteps:
             )
         self.kernels.fused_step(
             self.rules,
-            self.weights,
-            self.slots,
+            storage(self.kernels.fused_step, self.weights),
+            storage(self.kernels.fused_step, self.slots),
             grads,
             finite=finite,
             inv_scale=inv_scale,
@@ -862,8 +929,22 @@ def test_lars_steps_equal_numpy_in_float64_when_compiled(compiled, snapshot, for
             assert snapshot(steps.state) == bits
 
 
+@pytest.mark.parametrize("is_measured", [False, True])
+def test_a_large_gradient_moves_a_layer_that_hardly_decays(kernels, is_measured):
+    # Divided by the decay, the gradient's norm would overflow.
+    weights, gradient = np.array([3.0, 4.0]), np.array([6e12, -8e12])
+    rule = lars_rule(momentum=0.9, weight_decay=1e-8, trust_ratio=MODEL_GARDEN)
+    steps = LARSSteps(kernels, [weights], [np.zeros(2)], [rule], is_measured)
+    steps.step([tensor(gradient)])
+    # By the ratio of 0.1 * 5 / 1e13.
+    moved = LEARNING_RATE * 0.1 * 5 * np.array([0.6, -0.8])
+    np.testing.assert_allclose(steps.values()[0], weights - moved, rtol=1e-6)
+
+
 def test_the_step_takes_the_norms_that_were_measured(kernels):
     # So that it reads the gradient no second time. To show it, they are of another.
+    if kernels is KERNELS.get("accelerator") and backend.UPDATES_IN_PLACE:
+        pytest.skip("There the norms of scaled gradients may overflow, unseen")
     weights, gradient = np.array([3.0, 4.0]), np.array([6.0, -8.0])
     rule = lars_rule(momentum=0.0, weight_decay=0.0, trust_ratio=MODEL_GARDEN)
     steps = LARSSteps(kernels, [weights], [np.zeros(2)], [rule], is_measured=False)
@@ -873,7 +954,11 @@ def test_the_step_takes_the_norms_that_were_measured(kernels):
         state=[(tensor(weights), tensor([0, 0]))],
     )
     kernels.fused_step(
-        [rule], steps.weights, steps.slots, [tensor(gradient)], norms=found.norms
+        [rule],
+        storage(kernels.fused_step, steps.weights),
+        storage(kernels.fused_step, steps.slots),
+        [tensor(gradient)],
+        norms=found.norms,
     )
     expected, _ = lars_in_numpy(rule, gradient, weights, np.zeros(2))
     moved = steps.values()[0] - weights
@@ -965,27 +1050,30 @@ def test_a_gradient_whose_norm_overflows_moves_nothing_and_is_no_overflow(
     assert weights.tolist() == [2.5, 3.5]
 
 
+def takes(variables, grads):
+    return backend.fused_step_takes(rules.LARS, adapters.storage(variables), grads)
+
+
 def test_a_kernel_takes_float32_variables_and_dense_gradients_only():
     variables = [keras.Variable([1.0, 2.0]), keras.Variable(3.0)]
     grads = [tensor([1.0, 2.0]), tensor(3.0)]
-    assert backend.fused_step_takes(rules.LARS, variables, grads)
+    assert takes(variables, grads)
     for dtype in ("float16", "bfloat16"):
         narrow = keras.Variable([1.0, 2.0], dtype=dtype)
-        assert not backend.fused_step_takes(
-            rules.LARS, [narrow, variables[1]], [tensor([1.0, 2.0], dtype), grads[1]]
-        )
+        narrow_grads = [tensor([1.0, 2.0], dtype), grads[1]]
+        assert not takes([narrow, variables[1]], narrow_grads)
 
 
 def test_no_kernel_takes_a_float64_gradient():
     variables = [keras.Variable([1.0, 2.0]), keras.Variable(3.0)]
     grads = [tensor([1.0, 2.0]), tensor(3.0, "float64")]
-    assert not backend.fused_step_takes(rules.LARS, variables, grads)
+    assert not takes(variables, grads)
 
 
 def test_no_kernel_takes_a_sparse_gradient(sparse_gradient):
     variables = [keras.Variable(np.ones((3, 1), "float32"))]
     grads = [sparse_gradient(np.ones((1, 1), "float32"), [2], (3, 1))]
-    assert not backend.fused_step_takes(rules.LARS, variables, grads)
+    assert not takes(variables, grads)
 
 
 # --- compute_gradients ------------------------------------------------------

@@ -1,0 +1,111 @@
+"""Reading the gradients once, on PyTorch."""
+
+import math
+
+import torch
+
+from keras_lso.backend import generic
+from keras_lso.backend.generic import Measurement
+
+
+def is_on_host(tensor):
+    """Whether to look at a tensor beside this one costs nothing."""
+    return tensor.device.type == "cpu"
+
+
+@torch.no_grad()
+def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None):
+    """See `generic.measure`.
+
+    On the host a finite L2 norm proves finite elements, and one multi-tensor norm costs
+    a tenth of `isfinite` over all tensors. A norm that is not finite proves nothing
+    (1e20 squared is inf), nor does any if unscaling makes the gradients larger: only
+    then every element is looked at. On an accelerator nobody may look at that norm.
+    There the largest magnitude decides, which is exact.
+
+    The norms of what no rule changes before it takes the norm serve the step as
+    well. It measures the others itself, where it has them in the cache.
+    """
+    has_norms = bool(rules) and rules[0].has_norms
+    check = _check_on_host if is_on_host(grads[0]) else _check_on_accelerator
+    finite, norms, top = check(grads, inv_scale, has_norms)
+    if amax and top is None:
+        top = _largest(grads)
+    return Measurement(finite, norms, top if amax else None)
+
+
+def _check_on_host(values, inv_scale, wants_norms):
+    """Returns whether all are finite, the unscaled norms, the largest magnitude."""
+    if wants_norms:
+        norms = norms_of(values)
+    else:
+        # As a proof any norm will do.
+        norms = torch.stack(torch._foreach_norm(values, 2, dtype=_wide_dtype(values)))
+    finite = norms.isfinite().all()
+    if finite & (inv_scale <= 1):
+        return finite, list((norms * inv_scale).unbind()) if wants_norms else None, None
+    return _all_finite(values, inv_scale), None, None
+
+
+def _check_on_accelerator(values, inv_scale, wants_norms):
+    """Does the same without a branch."""
+    # Of nothing there is no largest magnitude. An inf or a NaN stays one.
+    top = values[0].new_zeros((), dtype=_wide_dtype(values))
+    values = [v for v in values if v.numel()]
+    if values:
+        top = torch.stack(torch._foreach_norm(values, math.inf, dtype=top.dtype)).max()
+    finite = (top * inv_scale).isfinite()
+    # Norms are as the step wants them only if it gets those of the unscaled gradients,
+    # which for very large ones are finite where these are not.
+    return finite, None, top.float()
+
+
+def _largest(values):
+    """Returns the largest magnitude; `abs` would write a copy of every tensor."""
+    values = [v for v in values if v.numel()]
+    if not values:
+        return generic.largest_magnitude(values)
+    ends = [end.float() for v in values for end in (v.max(), -v.min())]
+    return torch.stack(ends).max()
+
+
+def _all_finite(values, inv_scale):
+    values = [generic.in_float32(v) for v in values]
+    return torch.stack([(v * inv_scale).isfinite().all() for v in values]).all()
+
+
+@torch.no_grad()
+def l2_norms(tensors):
+    """See `generic.l2_norms`."""
+    return list(norms_of(tensors).unbind())
+
+
+_ROW = 1024
+
+
+def norms_of(values):
+    """Returns the L2 norms as one tensor.
+
+    By rows on a CPU: PyTorch adds up one square after the other there, and of two
+    million elements four digits would be left.
+    """
+    dtype = _wide_dtype(values)
+    if values[0].is_cpu:
+        values = [_row_norms(v, dtype) if v.numel() > 4 * _ROW else v for v in values]
+    return torch.stack(torch._foreach_norm(values, 2, dtype=dtype))
+
+
+def _row_norms(values, dtype):
+    flat = values.reshape(-1)
+    whole = flat.numel() // _ROW * _ROW
+    rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1, dtype=dtype)
+    if whole == flat.numel():
+        return rows
+    rest = torch.linalg.vector_norm(flat[whole:], dtype=dtype)
+    return torch.cat([rows, rest.view(1)])
+
+
+def _wide_dtype(values):
+    # A norm may accumulate in a wider type than its tensor's, never a narrower one.
+    is_double = any(v.dtype == torch.float64 for v in values)
+    return torch.float64 if is_double else torch.float32

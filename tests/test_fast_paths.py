@@ -1,0 +1,617 @@
+"""Every fast path against the reference: whole steps of `LossScaleOptimizer`.
+
+A script says which optimizer trains which variables, and what each step is given. It
+is run with the kernels and without them, as `KERAS_LSO_KERNELS=generic` has it, and
+after each step all must be the same. A second judge is none of ours: the formulas of
+SGD and Adam in NumPy float64.
+"""
+
+import contextlib
+import dataclasses
+import math
+
+import hypothesis
+import keras
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
+from keras import ops
+
+from keras_lso import LARS, LossScaleOptimizer, NovoGrad, backend
+from keras_lso.backend import generic
+
+pytestmark = pytest.mark.filterwarnings("ignore:Gradients do not exist")
+
+BACKEND = keras.backend.backend()
+NOT_FINITE = [np.inf, -np.inf, np.nan]
+
+OPTIMIZERS = {
+    "sgd": keras.optimizers.SGD,
+    "momentum": lambda rate, **k: keras.optimizers.SGD(rate, momentum=0.9, **k),
+    "nesterov": lambda rate, **k: keras.optimizers.SGD(
+        rate, momentum=0.9, nesterov=True, **k
+    ),
+    "adam": keras.optimizers.Adam,
+    "adamw": keras.optimizers.AdamW,
+    "lars": lambda rate, **k: LARS(rate, eeta=0.5, **k),
+    "lars, popular": lambda rate, **k: LARS(
+        rate, eeta=0.5, nesterov=True, classic_momentum=False, **k
+    ),
+    "lars, paper": lambda rate, **k: LARS(
+        rate, eeta=0.5, nesterov=True, trust_ratio="paper", **k
+    ),
+    "novograd": NovoGrad,
+    "novograd, averaged": lambda rate, **k: NovoGrad(rate, grad_averaging=True, **k),
+}
+OURS = [name for name in OPTIMIZERS if name.startswith(("lars", "novograd"))]
+
+
+@contextlib.contextmanager
+def kernels_off():
+    """What `KERAS_LSO_KERNELS=generic` does when the package is imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "KERNELS", "generic")
+        patch.setattr(backend, "measure", generic.measure)
+        patch.setattr(backend, "fused_step", generic.fused_step)
+        yield
+
+
+def tensor(values):
+    # A copy: what is done to the tensor must not reach the script.
+    return ops.convert_to_tensor(np.array(values))
+
+
+def array(value):
+    # A copy: on PyTorch the array and the tensor share their memory.
+    return np.array(ops.convert_to_numpy(backend.to_dense(value)))
+
+
+def bits(values):
+    return [None if v is None else array(v).tobytes() for v in values]
+
+
+# --- Scripts ----------------------------------------------------------------------
+
+LAYOUTS = {
+    "dense": tensor,
+    # On PyTorch these are views whose elements do not lie in their order, ...
+    "transposed": lambda values: ops.transpose(tensor(values.T)),
+    # ... have others between them, ...
+    "strided": lambda values: ops.repeat(tensor(values), 2, axis=-1)[..., ::2],
+    # ... or are one row, which stands for all.
+    "expanded": lambda values: ops.broadcast_to(tensor(values[:1]), values.shape),
+}
+
+
+@dataclasses.dataclass
+class Gradient:
+    """A gradient that can be made again and again.
+
+    Args:
+        values: Array.
+        form: String: one of `LAYOUTS`, or `"sparse"`. Defaults to `"dense"`.
+    """
+
+    values: np.ndarray
+    form: str = "dense"
+
+    @property
+    def rows(self):
+        """Those that a sparse one has.
+
+        Each once: what Keras's Adam does with two of a kind on TensorFlow is its own.
+        """
+        return list(range(len(self.values)))[::-2]
+
+    def poison(self, position, bad):
+        if self.form == "sparse":
+            self.values[self.rows[position % len(self.rows)], 0] = bad
+        elif self.form == "expanded":
+            self.values[:1].flat[position % self.values[:1].size] = bad
+        else:
+            self.values.flat[position % self.values.size] = bad
+
+    def make(self, make_sparse):
+        if self.form == "sparse":
+            return make_sparse(self.values[self.rows], self.rows, self.values.shape)
+        return LAYOUTS[self.form](self.values)
+
+
+@dataclasses.dataclass
+class Script:
+    """An optimizer, its variables, and a list of gradients for each step.
+
+    Args:
+        optimizer: String, one of `OPTIMIZERS`.
+        options: Dict of its arguments; `excluded` is a list of names.
+        start: List of arrays, the variables' first values.
+        scale: Float, the loss scale.
+        steps: For each step a list of `Gradient`s, None for a variable without one.
+        skipped: Numbers of the steps in which one is not finite.
+    """
+
+    optimizer: str
+    options: dict
+    start: list
+    scale: float
+    steps: list
+    skipped: tuple = ()
+
+
+NAMES = ["kernel", "bias"]
+
+
+class Run:
+    """The variables of a script and their optimizer.
+
+    Args:
+        script: `Script`.
+        compiled: Callable, see the fixture. Defaults to `None`: steps run eagerly.
+    """
+
+    def __init__(self, script, compiled=None):
+        self.variables = [
+            keras.Variable(w, dtype=w.dtype.name, name=NAMES[i % 2])
+            for i, w in enumerate(script.start)
+        ]
+        self.inner = self._make_inner(script.optimizer, **script.options)
+        self.optimizer = LossScaleOptimizer(
+            self.inner, initial_scale=script.scale, dynamic_growth_steps=2
+        )
+        self.optimizer.build(self.variables)
+        own = f"{self.optimizer.name}/"
+        of_the_optimizer = self.optimizer.variables
+        self.counters = [v for v in of_the_optimizer if v.path.startswith(own)]
+        # Weights, slots, averages, accumulators, masters and the count of steps.
+        self.trained = self.variables + [
+            v for v in of_the_optimizer if not v.path.startswith(own)
+        ]
+        self.largest = [np.abs(array(v)).max(initial=0) for v in self.trained]
+        # Some ten roundings of 6e-8 a step, of numbers that are no larger than the
+        # largest that the tensor has held. A norm, and what is divided by it, adds as
+        # many again.
+        self.share = 2e-6 if script.optimizer in OURS else 1e-6
+        self.apply = self._compile(compiled) if compiled else self._apply
+
+    @staticmethod
+    def _make_inner(name, learning_rate=0.125, excluded=None, **options):
+        if excluded and name in OURS:
+            options["exclude_from_weight_decay"] = excluded
+        inner = OPTIMIZERS[name](learning_rate, **options)
+        if excluded and name not in OURS:
+            inner.exclude_from_weight_decay(var_names=excluded)
+        return inner
+
+    def _apply(self, grads):
+        self.optimizer.apply(grads, self.variables)
+
+    def _compile(self, compiled):
+        state = [*self.variables, *self.optimizer.variables]
+        function = compiled(self._apply, state)
+        if BACKEND != "jax" or function == self._apply:
+            return function
+        import jax
+
+        stateless_apply = jax.jit(self.optimizer.stateless_apply)
+
+        def apply(grads):
+            own = self.optimizer.variables
+            values = [[v.value for v in vs] for vs in (own, self.variables)]
+            weights, state = stateless_apply(values[0], grads, values[1])
+            for v, new in zip([*self.variables, *own], [*weights, *state], strict=True):
+                v.assign(new)
+
+        return apply
+
+    def step(self, grads, is_skipped=False):
+        """A step that leaves the gradients as they are, and all if it is skipped."""
+        given, before = bits(grads), bits(self.trained)
+        self.apply(grads)
+        assert bits(grads) == given
+        assert bool(self.optimizer.last_step_applied) is not is_skipped
+        if is_skipped:
+            assert bits(self.trained) == before
+
+    def assert_equals(self, reference):
+        for v, e in zip(self.counters, reference.counters, strict=True):
+            np.testing.assert_array_equal(array(v), array(e), err_msg=v.path)
+        pairs = zip(self.trained, reference.trained, strict=True)
+        for i, (v, e) in enumerate(pairs):
+            e = array(e)
+            self.largest[i] = max(self.largest[i], np.abs(e).max(initial=0))
+            # A float16 variable is its master, rounded: to the one side or the other.
+            share = 2**-10 if v.dtype == "float16" else self.share
+            share = share if "float" in v.dtype else 0
+            np.testing.assert_allclose(
+                array(v), e, rtol=0, atol=share * self.largest[i], err_msg=v.path
+            )
+
+
+def compare(script, make_sparse=None, compiled=None):
+    """Runs a script with the kernels and without them."""
+    fast = Run(script, compiled)
+    with kernels_off():
+        # What XLA makes of a step takes seconds; on JAX eager steps take longer.
+        reference = Run(script, compiled if BACKEND == "jax" else None)
+    for number, step in enumerate(script.steps):
+        for run, context in (
+            (fast, contextlib.nullcontext()),
+            (reference, kernels_off()),
+        ):
+            grads = [g and g.make(make_sparse) for g in step]
+            with context:
+                run.step(grads, number in script.skipped)
+        fast.assert_equals(reference)
+
+
+# --- Random scripts ---------------------------------------------------------------
+
+# On TensorFlow `keras.ops.add` takes a (0, 3) for the bias of another, and fails.
+EMPTY = (0, 1) if BACKEND == "tensorflow" else (0, 3)
+SHAPES = st.sampled_from([(3, 5), (61, 83), (), (61, 83), (0,), EMPTY, (1,), (7,)])
+if BACKEND != "jax":
+    # It compiles each of its operations for each new shape.
+    SHAPES |= st_numpy.array_shapes(min_dims=0, max_dims=3, max_side=9)
+
+
+def mostly(value, *others):
+    return st.sampled_from([value] * 2 * len(others) + list(others))
+
+
+@st.composite
+def options_of(draw, optimizer):
+    """Options with which an optimizer may have a fast path."""
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.25, 2, 0.5)
+    options = {"learning_rate": draw(st.sampled_from([schedule, 0.125]))}
+    # Ours have a decay of their own.
+    of_its_own = ["weight_decay_rate"] if optimizer in OURS else []
+    decay = draw(st.sampled_from([None, *of_its_own, "weight_decay"]))
+    return options | ({decay: 0.25} if decay else {})
+
+
+@st.composite
+def options_of_the_generic_path(draw, optimizer):
+    clips = {"clipnorm": 0.5}, {"clipvalue": 0.125}, {"global_clipnorm": 1.0}
+    averages = {"use_ema": True}, {"use_ema": True, "ema_overwrite_frequency": 2}
+    return (
+        draw(options_of(optimizer))
+        | draw(mostly({}, *clips))
+        | draw(mostly({}, {"gradient_accumulation_steps": 2}))
+        | draw(mostly({}, *averages))
+    )
+
+
+def forms_of(shape):
+    """The forms that a gradient of this shape has on the fast path."""
+    if BACKEND != "torch" or not shape:
+        return ["dense"]
+    forms = ["dense", "strided"]
+    forms += ["transposed"] if len(shape) == 2 else []
+    return forms + (["expanded"] if shape[0] else [])
+
+
+def forms_of_the_generic_path(shape, options):
+    """Those, and what Keras itself can do with this shape and these options."""
+    has_sparse = (
+        BACKEND == "tensorflow"
+        or BACKEND == "jax"
+        and not any("clip" in name or "accumulation" in name for name in options)
+    )
+    is_table = len(shape) == 2 and math.prod(shape) > 0
+    return [*forms_of(shape), None] + (["sparse"] if has_sparse and is_table else [])
+
+
+@st.composite
+def gradients(draw, random, shape, size, dtype, form):
+    if form is None:
+        return None
+    factor = draw(mostly(size, 0.0, -0.0))
+    values = (random.normal(size=shape) if factor else np.ones(shape)) * factor
+    if dtype == "float16":
+        values = np.clip(values, -6e4, 6e4)
+    return Gradient(np.asarray(values, dtype), form)
+
+
+@st.composite
+def overflows(draw, steps):
+    """Maybe puts one into a gradient; returns the numbers of the steps that have it."""
+    number = draw(st.integers(0, len(steps) - 1))
+    candidates = [g for g in steps[number] if g and g.values.size]
+    if not candidates or draw(st.sampled_from([False, True])):
+        return ()
+    gradient, bad = draw(st.sampled_from(candidates)), draw(st.sampled_from(NOT_FINITE))
+    gradient.poison(draw(st.integers(0, gradient.values.size - 1)), bad)
+    return (number,)
+
+
+@st.composite
+def scripts(draw, optimizer, is_plain=True, is_compiled=False):
+    """Scripts of four steps.
+
+    Args:
+        optimizer: String, one of `OPTIMIZERS`.
+        is_plain: Bool. Whether to leave out what takes the generic path anyhow.
+        is_compiled: Bool. Whether the form of a gradient is the same at each step, so
+            that one compilation serves all.
+    """
+    shapes = draw(st.lists(SHAPES, min_size=1, max_size=5))
+    options = draw((options_of if is_plain else options_of_the_generic_path)(optimizer))
+    # Never the first variable, nor does that go without a gradient: on PyTorch Keras
+    # cannot decay nothing.
+    options["excluded"] = draw(st.sampled_from([None, ["bias"]]))
+    forms = [forms_of(s) for s in shapes]
+    if not is_plain:
+        forms[1:] = [forms_of_the_generic_path(s, options) for s in shapes[1:]]
+    if is_compiled:
+        forms = [[draw(st.sampled_from(f))] for f in forms]
+
+    random = np.random.default_rng(draw(st.integers(0, 2**32 - 1)))
+    dtypes = st.just("float32") if is_plain else mostly("float32", "float16")
+    start = [np.asarray(random.normal(size=s), draw(dtypes)) for s in shapes]
+    if draw(mostly(False, True)):
+        start = [np.zeros_like(w) for w in start]
+    scale = draw(st.sampled_from([2.0**15, 1.0, 2.0**-3, 1000.0]))
+    size = scale * draw(st.sampled_from([1.0, 1e-3, 30.0]))
+    of_gradients = [draw(mostly("float32", "float16")) for _ in shapes]
+    steps = [
+        [
+            draw(gradients(random, s, size, dtype, draw(st.sampled_from(f))))
+            for s, dtype, f in zip(shapes, of_gradients, forms, strict=True)
+        ]
+        for _ in range(4)
+    ]
+    return Script(optimizer, options, start, scale, steps, draw(overflows(steps)))
+
+
+@pytest.fixture
+def make_sparse(request):
+    """The fixture `sparse_gradient`, or None where there are none."""
+    return None if BACKEND == "torch" else request.getfixturevalue("sparse_gradient")
+
+
+def examples(torch, tensorflow, jax):
+    """As many as take a few seconds."""
+    return hypothesis.settings(
+        max_examples={"torch": torch, "tensorflow": tensorflow, "jax": jax}[BACKEND],
+        # The fixtures are functions, which keep nothing from one example to the next.
+        suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+    )
+
+
+def compiled_by(*names):
+    return pytest.mark.parametrize("compiled", names, indirect=True)
+
+
+all_optimizers = pytest.mark.parametrize("optimizer", OPTIMIZERS)
+
+
+@all_optimizers
+@examples(torch=20, tensorflow=8, jax=2)
+@hypothesis.given(data=st.data())
+def test_kernels_do_what_the_reference_does(optimizer, data):
+    compare(data.draw(scripts(optimizer)))
+
+
+# One of each rule: every example is compiled.
+@pytest.mark.parametrize("optimizer", ["nesterov", "adamw", "lars", "novograd"])
+@compiled_by(*{"tensorflow": ["graph", "xla"], "jax": ["jit"], "torch": []}[BACKEND])
+@examples(torch=1, tensorflow=3, jax=2)
+@hypothesis.given(data=st.data())
+def test_compiled_kernels_do_what_the_reference_does(optimizer, data, compiled):
+    compare(data.draw(scripts(optimizer, is_compiled=True)), compiled=compiled)
+
+
+# Eager JAX would compile each of the `cond`s that these steps are full of anew.
+@compiled_by("jit" if BACKEND == "jax" else "eager")
+@examples(torch=100, tensorflow=25, jax=8)
+@hypothesis.given(data=st.data(), optimizer=st.sampled_from(list(OPTIMIZERS)))
+def test_what_no_kernel_takes_stays_the_same_with_the_kernels_on(
+    optimizer, data, compiled, make_sparse
+):
+    script = scripts(optimizer, is_plain=False, is_compiled=BACKEND == "jax")
+    compare(data.draw(script), make_sparse, compiled)
+
+
+def test_the_kernels_are_what_is_compared():
+    calls = []
+
+    def counted(name):
+        function = getattr(backend, name)
+        return lambda *args, **kwargs: calls.append(name) or function(*args, **kwargs)
+
+    def step():
+        calls.clear()
+        with pytest.MonkeyPatch.context() as patch:
+            for name in ("run_if", "fused_step"):
+                patch.setattr(backend, name, counted(name))
+            run = Run(Script("lars", {}, [np.ones(3, "float32")], 8.0, []))
+            run.step([tensor(np.ones(3, "float32"))])
+        return list(calls)
+
+    assert step() == ["fused_step"]
+    with kernels_off():
+        assert step() == ["run_if"]
+        # It is no kernel: on PyTorch it is a branch on the host, and stays one.
+        assert backend.run_if is not generic.run_if
+
+
+# --- NumPy as the judge -----------------------------------------------------------
+
+
+class InNumPy:
+    """SGD and Adam in float64, by the formulas that Keras documents."""
+
+    def __init__(self, start, rate, momentum=None, nesterov=False, betas=(), decay=0.0):
+        self.weights = [np.asarray(w, "float64") for w in start]
+        count = len(betas) or int(momentum is not None)
+        self.slots = [[np.zeros_like(w) for _ in range(count)] for w in self.weights]
+        self.rate, self.momentum, self.nesterov = rate, momentum, nesterov
+        self.betas, self.decay, self.steps = betas, decay, 0
+
+    def step(self, grads):
+        self.steps += 1
+        step = self._adam if self.betas else self._sgd
+        for i, g in enumerate(grads):
+            decayed = self.weights[i] * (1 - self.rate * self.decay)
+            self.weights[i] = step(np.asarray(g, "float64"), decayed, self.slots[i])
+
+    def _sgd(self, g, w, slots):
+        if self.momentum is None:
+            return w - self.rate * g
+        slots[0] = self.momentum * slots[0] - self.rate * g
+        if self.nesterov:
+            return w + self.momentum * slots[0] - self.rate * g
+        return w + slots[0]
+
+    def _adam(self, g, w, slots):
+        slots[:] = [
+            beta * slot + (1 - beta) * power
+            for beta, slot, power in zip(self.betas, slots, (g, g**2), strict=True)
+        ]
+        m, v = (
+            slot / (1 - beta**self.steps)
+            for beta, slot in zip(self.betas, slots, strict=True)
+        )
+        # Keras's epsilon is beside the root of what is not corrected for its bias.
+        epsilon = 1e-7 / np.sqrt(1 - self.betas[1] ** self.steps)
+        return w - self.rate * m / (np.sqrt(v) + epsilon)
+
+
+# Of Adam's own betas, 1 - beta_2**t in float32 has but four digits at first.
+BETAS = dict(beta_1=0.75, beta_2=0.875)
+JUDGED = {
+    "sgd": ("sgd", {}, {}),
+    "momentum, decayed": (
+        "momentum",
+        {"weight_decay": 0.25},
+        {"momentum": 0.9, "decay": 0.25},
+    ),
+    "nesterov": ("nesterov", {}, {"momentum": 0.9, "nesterov": True}),
+    "adam": ("adam", BETAS, {"betas": (0.75, 0.875)}),
+    "adamw": (
+        "adamw",
+        {"weight_decay": 0.25, **BETAS},
+        {"betas": (0.75, 0.875), "decay": 0.25},
+    ),
+}
+
+
+@pytest.mark.parametrize("name", JUDGED)
+def test_thirty_steps_are_those_of_the_formula_in_float64(name, compiled):
+    optimizer, options, settings = JUDGED[name]
+    random = np.random.default_rng(0)
+    shapes = [(3, 5), (), (7,), (0,)]
+    start = [random.normal(size=s).astype("float32") for s in shapes]
+    run = Run(Script(optimizer, options, start, 2.0**15, []), compiled)
+    judge = InNumPy(start, 0.125, **settings)
+    largest = None
+    for number in range(31):
+        grads = [random.normal(size=s).astype("float32") for s in shapes]
+        # Powers of two: what is unscaled is `grads` again, exactly.
+        scaled = [g * float(run.optimizer.loss_scale) for g in grads]
+        if number == 11:
+            scaled[1] = np.asarray(np.inf, "float32")
+            run.step([tensor(g) for g in scaled], is_skipped=True)
+            continue
+        run.step([tensor(g.astype("float32")) for g in scaled])
+        judge.step(grads)
+        slots = run.trained[len(shapes) + 2 :]
+        expected = [*judge.weights, *(slot for pair in judge.slots for slot in pair)]
+        magnitudes = [np.abs(e).max(initial=0) for e in expected]
+        largest = np.maximum(magnitudes, 0 if largest is None else largest)
+        # Errors of 30 steps add up, and are of both signs. Adam's are of a quotient.
+        share = 2e-6 if judge.betas else 1e-6
+        for v, e, top in zip([*run.variables, *slots], expected, largest, strict=True):
+            np.testing.assert_allclose(array(v), e, rtol=0, atol=share * top)
+
+
+# --- Overflows, one by one --------------------------------------------------------
+
+
+def random_arrays(shapes, seed=0, size=1.0):
+    random = np.random.default_rng(seed)
+    return [np.asarray(size * random.normal(size=s), "float32") for s in shapes]
+
+
+@pytest.mark.parametrize(
+    "optimizer, scale",
+    [
+        ("sgd", 2.0**15),
+        ("adamw", 2.0**15),
+        ("lars", 2.0**15),
+        ("novograd", 2.0**15),
+        # Unscaling makes these larger, so that they are checked another way.
+        ("momentum", 2.0**-3),
+        ("lars", 2.0**-3),
+    ],
+)
+def test_an_overflow_in_each_position_skips_the_step(optimizer, scale):
+    # More than one register of a processor holds, and no whole number of them.
+    shapes = [(3,), (1_000_003,), (), (2, 2)]
+    run = Run(Script(optimizer, {}, random_arrays(shapes), scale, []))
+    good = random_arrays(shapes, seed=1, size=scale)
+    run.step([tensor(g) for g in good])
+    positions = [
+        (i, position)
+        for i, g in enumerate(good)
+        for position in {0, g.size // 2, g.size - 1}
+    ]
+    for number, (i, position) in enumerate(positions):
+        grads = [tensor(g) for g in good]
+        bad = good[i].copy()
+        bad.flat[position] = NOT_FINITE[number % 3]
+        grads[i] = tensor(bad)
+        run.step(grads, is_skipped=True)
+    run.step([tensor(g) for g in good])
+
+
+# --- Whose memory a gradient is ---------------------------------------------------
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "lars"])
+def test_hundreds_of_variables_are_trained_each_by_its_own_gradient(optimizer):
+    shapes = [((), (3,), (2, 2))[i % 3] for i in range(300)]
+    steps = [
+        [Gradient(g) for g in random_arrays(shapes, seed=seed, size=2.0**15)]
+        for seed in (1, 2)
+    ]
+    steps[0][298].poison(0, np.nan)
+    compare(Script(optimizer, {}, random_arrays(shapes), 2.0**15, steps, (0,)))
+
+
+def after(script, *steps):
+    """The bits of all that is trained, after some steps."""
+    run = Run(script)
+    for make in steps:
+        run.apply(make(run.variables))
+    return bits(run.trained)
+
+
+@all_optimizers
+def test_one_tensor_as_two_gradients_twice_is_as_good_as_four_copies(optimizer):
+    shapes = [(3, 5), (3, 5)]
+    script = Script(optimizer, {}, random_arrays(shapes), 2.0**10, [])
+    [values] = random_arrays([(3, 5)], seed=1, size=2.0**10)
+    gradient = tensor(values)
+    copies = after(script, *[lambda _: [tensor(values), tensor(values)]] * 2)
+    assert after(script, *[lambda _: [gradient, gradient]] * 2) == copies
+    assert bits([gradient]) == bits([tensor(values)])
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="Only PyTorch has views of variables")
+@pytest.mark.parametrize("decay", [None, 0.25])
+@all_optimizers
+def test_a_gradient_may_be_a_view_of_a_variable(optimizer, decay):
+    options = {"weight_decay": decay} if decay else {}
+    script = Script(optimizer, options, random_arrays([(4, 4)] * 4), 4.0, [])
+
+    # The gradient of w**2 / 2 is w, that of v * w is v for w and w for v.
+    def views(variables):
+        first, second, third, fourth = (v.value.detach() for v in variables)
+        return [first, second.T, fourth, third]
+
+    def copies(variables):
+        return [v.clone() for v in views(variables)]
+
+    assert after(script, views, views) == after(script, copies, copies)
