@@ -17,7 +17,7 @@ LOGS := build/test-logs
 export TF_CPP_MIN_LOG_LEVEL := 3
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo large-batch float16 transformer test $(TESTS) lint format bench clean
+.PHONY: help setup demo large-batch float16 transformer test $(TESTS) lint format bench bench-gpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$].*## / { sub(/\$$\(TESTS\)/, "test-<backend>", $$1); \
@@ -76,9 +76,13 @@ format: $(INSTALLED) ## let ruff format the code and fix what it can
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
-bench: $(INSTALLED) ## time a step under every backend
-	@set -e; for backend in $(BACKENDS); do \
-	    KERAS_BACKEND=$$backend $(BIN)/python benchmarks/step_time.py; done
+bench: $(INSTALLED) ## time a step under every backend, beside its peers
+	$(BIN)/python -m benchmarks --backends $(BACKENDS)
+
+bench-gpu: ## the same and the tests on a GPU, with PYTHON's own torch and JAX
+	$(PYTHON) -m benchmarks --gpu --backends torch jax
+	@set -e; for backend in torch jax; do \
+	    KERAS_BACKEND=$$backend $(PYTHON) -m pytest tests/backend/test_gpu.py; done
 
 clean: ## remove caches and build products, but not .venv
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,0 +1,16 @@
+"""What a step costs, side by side with what else a user could run.
+
+`python -m benchmarks --help` says how to run it. The files, from the outside in:
+
+| file | holds |
+| --- | --- |
+| `__main__.py` | the command; one process a backend |
+| `plan.py` | what is measured by default |
+| `measure.py` | one backend: its groups of rows, then `first_step.py` and `fit.py` |
+| `rows_<backend>.py` | how a Keras optimizer's step runs there, and its clock |
+| `peers_<backend>.py` | what a user of the bare framework would run |
+| `shapes.py`, `data.py`, `inner.py` | tensors, their values, the optimizers |
+| `timing.py`, `memory.py`, `bytes_moved.py`, `machine.py` | what is measured |
+| `limits.py` | what the numbers must not exceed |
+| `report.py`, `tables.py`, `markdown.py` | the tables, from the JSON |
+"""

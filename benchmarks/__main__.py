@@ -1,0 +1,138 @@
+"""Times a step of each backend, beside what else a user could run.
+
+Without options it measures the backend in KERAS_BACKEND. `make bench` measures all of
+them, each in a process of its own, and prints one table. Any part can be had alone:
+
+    python -m benchmarks --shapes resnet50 --inner Adam LARS --parts steps --out a.json
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+# Before TensorFlow is imported.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+from rich.console import Console  # noqa: E402
+from rich.progress import BarColumn, Progress, TimeElapsedColumn  # noqa: E402
+
+from benchmarks.data import KINDS  # noqa: E402
+from benchmarks.inner import INNER  # noqa: E402
+from benchmarks.machine import short_name  # noqa: E402
+from benchmarks.report import RESULTS, print_tables, read  # noqa: E402
+from benchmarks.shapes import SHAPES  # noqa: E402
+
+PARTS = ("steps", "compilations", "fit")
+MODES = ("eager", "jit", "graph", "XLA")
+BACKENDS = ("tensorflow", "jax", "torch")
+
+
+def parse_arguments(argv):
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("--backends", nargs="*", choices=BACKENDS, help="each in its own process")
+    add("--shapes", nargs="+", choices=SHAPES)
+    add("--inner", nargs="+", choices=INNER)
+    add("--kinds", nargs="+", choices=KINDS)
+    add("--modes", nargs="+", choices=MODES, help="graph and XLA are TensorFlow's")
+    add("--parts", nargs="+", choices=PARTS, default=PARTS)
+    add("--rounds", type=int, default=20, help="timed ones (default: 20)")
+    add("--out", type=pathlib.Path, help="a .json file, or a folder for one a backend")
+    add("--slow-peers", action="store_true", help="also where they compile for minutes")
+    add("--no-table", action="store_true", help="write the results only")
+    add("--gpu", action="store_true", help="fail if there is no GPU")
+    add("--smoke", action="store_true", help="tiny tensors, two rounds: does it run?")
+    options = parser.parse_args(argv)
+    if options.rounds < 1:
+        parser.error("--rounds must be 1 or more")
+    chosen = options.shapes, options.inner, options.kinds, options.modes
+    is_whole = not any(chosen) and len(set(options.parts)) == len(PARTS)
+    if options.smoke:
+        options.shapes, options.rounds = ("tiny",), 2
+        options.kinds = options.kinds or tuple(KINDS)
+        options.inner = options.inner or ("SGD+momentum",)
+    elif is_whole and options.rounds >= 20 and options.out is None:
+        options.out = RESULTS
+    if options.backends and options.out and options.out.suffix == ".json":
+        parser.error("--out must be a folder where there are --backends")
+    return options
+
+
+def main(argv=None):
+    argv = sys.argv[1:] if argv is None else argv
+    options = parse_arguments(argv)
+    if options.backends:
+        results = [run_process(backend, options, argv) for backend in options.backends]
+    else:
+        results = [run_here(options)]
+    done = [result for result in results if result is not None]
+    if options.out is not None:
+        for result in done:
+            path = save(result, options.out)
+            if not options.no_table:
+                print(f"Wrote {path}", file=sys.stderr)
+    if not options.no_table:
+        print_tables(done)
+    return 1 if len(done) < len(results) or any(r["failed"] for r in done) else 0
+
+
+def run_process(backend, options, argv):
+    """Measures a backend in a process of its own; returns None if it failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = pathlib.Path(folder, "result.json")
+        # The last of two options counts, and so does a single backend's own process.
+        command = [sys.executable, "-m", "benchmarks", *argv]
+        command += ["--out", str(path), "--no-table", "--backends"]
+        environment = {**os.environ, "KERAS_BACKEND": backend}
+        subprocess.run(command, env=environment)
+        if not path.exists():
+            print(f"{backend}: failed, see above.", file=sys.stderr)
+            return None
+        return read([path])[0]
+
+
+def run_here(options):
+    """Measures the backend in KERAS_BACKEND."""
+    from benchmarks.measure import measure
+
+    with progress() as tell:
+        result = measure(options, tell)
+    # Six digits are more than any of it means.
+    text = json.dumps(result)
+    return json.loads(text, parse_float=lambda number: float(f"{float(number):.6g}"))
+
+
+@contextlib.contextmanager
+def progress():
+    """Gives a function that says on stderr what is being done."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield lambda text, share: console.print(f"{share:4.0%} {text}", highlight=False)
+        return
+    columns = "{task.description}", BarColumn(), TimeElapsedColumn()
+    with Progress(*columns, console=console) as bars:
+        task = bars.add_task("", total=1.0)
+        yield lambda text, share: bars.update(task, description=text, completed=share)
+
+
+def save(result, out):
+    """Writes a result to a file, or to a folder under its own name; returns where."""
+    name = f"{result['backend']}-{short_name(result['machine'])}.json"
+    path = out if out.suffix == ".json" else out / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(result, indent=1)
+    path.write_text(text + "\n", "utf-8")
+    return path
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,52 @@
+"""The bytes that a step cannot avoid moving to or from memory.
+
+Nothing may be written before every gradient has been read: one that is not finite,
+in the last tensor, forbids the first write. So, where tensors are larger than the
+caches, a scaled step reads each gradient twice, once to check it and once to use it.
+Everything else it needs to touch once:
+
+    bytes = 2 * gradients                   # check, update
+          + weights * (read + write)
+          + slots * (read + write)
+          + weights, where the rule takes their norms first   (LARS)
+          + float16 variables * write, where the weights are float32 masters
+
+LARS needs the norms of weights and gradients before it can scale the update. The norm
+of the gradients is the check, so it costs nothing; that of the weights is a read. An
+optimizer that checks nothing reads its gradients once, unless it takes their norms.
+
+Divided by the speed at which the machine moves memory, that is the time a step takes at
+least, but for what the caches keep from one step to the next: of many-small, all.
+"""
+
+from benchmarks.inner import INNER
+from benchmarks.shapes import SHAPES, parameters
+
+_BYTES = {"float32": 4, "float16": 2}
+
+
+def bytes_of_step(shapes, inner, kind, checks=True, masters=None):
+    """Returns the number of bytes that a step has to move.
+
+    Args:
+        shapes: String. One of `SHAPES`.
+        inner: String. One of `INNER`.
+        kind: String. `"float32"` or `"float16"`: the dtype of the variables and
+            gradients.
+        checks: Bool. Whether the step checks that its gradients are finite.
+        masters: Bool. Whether float32 masters are trained in place of the variables.
+            Defaults to whether `kind` is `"float16"`.
+    """
+    rule, size = INNER[inner], _BYTES[kind]
+    if masters is None:
+        masters = kind == "float16"
+    weight_size = _BYTES["float32"] if masters else size
+    gradient_reads = 2 if checks or rule.weight_norms else 1
+    weight_accesses = 3 if rule.weight_norms else 2
+    for_each_parameter = (
+        gradient_reads * size
+        + weight_accesses * weight_size
+        + 2 * rule.slots * weight_size
+        + (size if masters else 0)
+    )
+    return for_each_parameter * parameters(SHAPES[shapes]())

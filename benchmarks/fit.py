@@ -1,0 +1,118 @@
+"""`fit`, end to end: what is left of the difference in a small model's training."""
+
+import time
+
+import keras
+import numpy as np
+from keras import layers, ops
+
+import keras_lso
+from benchmarks.inner import ADAM_RATE
+from benchmarks.timing import summarize, time_in_turn
+
+BATCHES = 5
+"""Batches of an epoch, over which a round takes the mean."""
+
+ROWS = {
+    "float32, no wrapper": ("float32", lambda inner: inner),
+    "Keras's wrapper": ("mixed_float16", keras.optimizers.LossScaleOptimizer),
+    "keras_lso": ("mixed_float16", keras_lso.LossScaleOptimizer),
+}
+_ROLES = ("inner", "keras", "ours")
+
+
+def digits_cnn():
+    """A convolutional classifier of scikit-learn's handwritten digits."""
+    from sklearn.datasets import load_digits
+
+    data = load_digits()
+    images = (data.images / 16).astype("float32")[..., None]
+    inputs = keras.Input((8, 8, 1))
+    x = layers.Conv2D(16, 3, activation="relu")(inputs)
+    x = layers.Conv2D(32, 3, activation="relu")(x)
+    x = layers.Flatten()(x)
+    x = layers.Dense(64, activation="relu")(x)
+    outputs = layers.Dense(10, dtype="float32")(x)
+    return keras.Model(inputs, outputs), images, data.target, 128
+
+
+def transformer(length=32, width=64, heads=4, blocks=2, characters=96):
+    """A Transformer that predicts the next of some characters, chosen at random."""
+    text = np.random.default_rng(0).integers(characters, size=(32 * BATCHES, length))
+    text = text.astype("int32")
+    inputs = keras.Input((length,), dtype="int32")
+    places = ops.cumsum(ops.ones_like(inputs), axis=1) - 1
+    x = layers.Embedding(characters, width)(inputs)
+    x = x + layers.Embedding(length, width)(places)
+    for _ in range(blocks):
+        normal = layers.LayerNormalization()(x)
+        # Who asks for the scores gets Keras's plain attention: JAX's fused one has no
+        # float16 on a CPU.
+        attended, _ = layers.MultiHeadAttention(heads, width // heads)(
+            normal, normal, use_causal_mask=True, return_attention_scores=True
+        )
+        x = x + attended
+        normal = layers.LayerNormalization()(x)
+        x = x + layers.Dense(width)(layers.Dense(4 * width, activation="relu")(normal))
+    x = layers.LayerNormalization()(x)
+    outputs = layers.Dense(characters, dtype="float32")(x)
+    return keras.Model(inputs, outputs), text, np.roll(text, -1, axis=1), 32
+
+
+MODELS = {"digits CNN": digits_cnn, "small Transformer": transformer}
+NEEDS = {"digits CNN": "sklearn"}
+"""The package that a model's data are from."""
+
+
+class Stopwatch(keras.callbacks.Callback):
+    """Takes the time of an epoch, without what `fit` does before and after it.
+
+    Its losses are read before `on_epoch_end`: nothing is running any more.
+    """
+
+    def on_epoch_begin(self, epoch, logs=None):
+        self.start = time.perf_counter()
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.seconds = time.perf_counter() - self.start
+
+
+def measure(name, rounds, smoke=False):
+    """Returns the time that `fit` takes for a batch, for each of `ROWS`."""
+    batches = 2 if smoke else BATCHES
+    clocks, results = {}, []
+    for (row, (policy, wrap)), role in zip(ROWS.items(), _ROLES, strict=True):
+        clock, model = _clock(MODELS[name], policy, wrap, batches)
+        clocks[row] = clock
+        results.append({"name": row, "role": role, "first_s": clock() * batches})
+    seconds = time_in_turn(clocks, rounds, warmup=1)
+    for row in results:
+        row |= summarize(seconds[row["name"]])
+    tensors = model.trainable_variables
+    return {
+        "model": name,
+        "tensors": len(tensors),
+        "parameters": model.count_params(),
+        "rows": results,
+    }
+
+
+def _clock(make_model, policy, wrap, batches):
+    """Returns a function that fits an epoch and returns the seconds of a batch."""
+    keras.utils.set_random_seed(0)
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        model, x, y, size = make_model()
+    finally:
+        keras.config.set_dtype_policy(before)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(wrap(keras.optimizers.Adam(ADAM_RATE)), loss)
+    x, y = x[: size * batches], y[: size * batches]
+    stopwatch = Stopwatch()
+
+    def clock():
+        model.fit(x, y, batch_size=size, verbose=0, callbacks=[stopwatch])
+        return stopwatch.seconds / batches
+
+    return clock, model

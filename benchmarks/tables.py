@@ -1,0 +1,244 @@
+"""The tables, as text, from what `measure` returned. `report.py` prints them."""
+
+from dataclasses import dataclass, field
+
+from benchmarks.limits import COMPILATIONS, FIRST_STEP_EXCESS_S, limits_of
+
+
+@dataclass
+class Table:
+    """A table of strings.
+
+    Attributes:
+        title: String.
+        columns: List of headings, of one or two words.
+        left: Int. How many columns, the first, hold words rather than numbers.
+        sections: List of pairs: a heading, and a list of rows. The heading is a row
+            too, or None.
+        notes: List of strings, which stand below.
+    """
+
+    title: str
+    columns: list
+    left: int
+    sections: list = field(default_factory=list)
+    notes: list = field(default_factory=list)
+
+
+def make_tables(results):
+    """Returns all tables of some results, one result a backend."""
+    tables = [steps_table(results), limits_table(results), fit_table(results)]
+    return [table for table in tables if table.sections]
+
+
+# --- Steps --------------------------------------------------------------------------
+
+
+def steps_table(results):
+    """Every row: how long it takes, beside what it must move and the other rows."""
+    columns = ["inner", "row", "ms", "quartiles", "MB to move", "x floor", "x inner"]
+    columns += ["x Keras", "x peer", "extra MB", "first s"]
+    table = Table(
+        "Steps", columns, left=2, notes=[*_machines(results), *_shapes(results)]
+    )
+    table.notes += [
+        "x floor: against moving the bytes of the step at the speed above, that of a "
+        "plain copy or of a pass in place, whichever was faster in the same rounds (no "
+        "strict bound: caches keep some of them, all of many-small). x inner, x Keras, "
+        "x peer: against the inner optimizer alone, Keras's wrapper, the fastest peer. "
+        "extra MB: the most memory that the step needs for a while. first s: to "
+        "build, trace, compile and run the first step.",
+    ]
+    for result in results:
+        for group in result["groups"]:
+            table.sections.append(_group_section(result, group))
+    return table
+
+
+def _group_section(result, group):
+    speed = f"at {_digits(_bandwidth(group) / 1e9)} GB/s"
+    kind = "float16, masters" if group["kind"] == "float16" else group["kind"]
+    heading = [f"{result['backend']} {group['mode']}", f"{group['shapes']}, {kind}"]
+    heading += ["", speed, *[""] * 7]
+    return heading, [_step_cells(row, group) for row in group["rows"]]
+
+
+def _step_cells(row, group):
+    extra = row["extra_bytes"]
+    return [
+        group["inner"],
+        row["name"],
+        _digits(row["ms"]),
+        f"{_digits(row['low_ms'])} to {_digits(row['high_ms'])}",
+        _digits(row["bytes"] / 1e6),
+        *(_ratio(row, group, role) for role in ("floor", "inner", "keras", "peer")),
+        "" if extra is None else _digits(extra / 1e6),
+        f"{row['first_s']:.1f}",
+    ]
+
+
+def ratio(row, group, against):
+    """Returns the time of a row, in units of what a `Limit` is against, or None."""
+    if against == "floor":
+        return row["ms"] * 1e-3 / (row["bytes"] / _bandwidth(group))
+    others = [r["ms"] for r in group["rows"] if against in (r["role"], r["name"])]
+    return row["ms"] / min(others) if others else None
+
+
+def _bandwidth(group):
+    """Returns the bytes that the machine moves in a second, at its best."""
+    return max(group["bytes_per_s"].values())
+
+
+def _ratio(row, group, against):
+    value = ratio(row, group, against)
+    return "" if value is None else f"{value:.2f}" if value < 100 else f"{value:.0f}"
+
+
+def _digits(value):
+    """Returns it with three digits: 0.123, 1.23, 12.3, 123, 1234."""
+    if value == 0:
+        return "0"
+    digits = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
+    return f"{value:.{digits}f}"
+
+
+def _machines(results):
+    """Returns a line for each machine, and for each backend's packages."""
+    lines = []
+    for result in results:
+        m = result["machine"]
+        packages = ", ".join(f"{k} {v}" for k, v in m["packages"].items())
+        place = f"{m['gpu']}, {m['processor']}" if m["gpu"] else m["processor"]
+        line = (
+            f"{result['backend']}: {place}, {m['cores']} cores, {m['memory_gib']} GiB, "
+            f"{m['system']}; Python {m['python']}, keras_lso {m['keras_lso']}, "
+            f"{packages}; {m['date']}; medians of {result['rounds']} rounds"
+        )
+        if m["kernels"] != "auto":
+            line += f"; KERAS_LSO_KERNELS={m['kernels']}"
+        for package in result["left_out"]:
+            line += f"; without what needs {package}, which is not installed"
+        for name in result["failed"]:
+            line += f"; FAILED: {name}"
+        lines.append(f"{line}.")
+    return lines
+
+
+def _shapes(results):
+    """Returns a line that says what the shapes are."""
+    groups = [g for result in results for g in result["groups"]]
+    found = {
+        g["shapes"]: f"{g['shapes']}: {g['tensors']:,} tensors, "
+        f"{g['parameters'] / 1e6:.3g} M parameters"
+        for g in groups
+    }
+    return ["; ".join(found.values()) + "."] if found else []
+
+
+# --- Limits -------------------------------------------------------------------------
+
+
+def limits_table(results):
+    """What is asked of our rows, and whether they meet it."""
+    columns = ["backend", "tensors", "inner", "keras_lso against"]
+    columns += ["at most", "aim", "measured", "met"]
+    table = Table("Limits", columns, left=4)
+    for result in results:
+        rows = [*_ratio_limits(result), *_first_steps(result), *_compilations(result)]
+        if rows:
+            table.sections.append((None, rows))
+    return table
+
+
+def _ratio_limits(result):
+    for group in result["groups"]:
+        for limit in limits_of(result, group):
+            [ours] = [r for r in group["rows"] if r["role"] == "ours"]
+            value = ratio(ours, group, limit.against)
+            if value is None:
+                continue
+            yield [
+                f"{result['backend']} {group['mode']}",
+                f"{group['shapes']}, {group['kind']}",
+                group["inner"],
+                {"inner": "inner alone", "peer": "fastest peer"}.get(
+                    limit.against, limit.against
+                ),
+                f"{limit.at_most:.2f} x",
+                f"{limit.aim:.2f} x" if limit.aim else "",
+                f"{value:.2f} x",
+                _met(value, limit.at_most),
+            ]
+
+
+def _first_steps(result):
+    """The first step that costs most beyond the inner optimizer's, for each mode."""
+    worst = {}
+    for group in result["groups"]:
+        by_role = {r["role"]: r["first_s"] for r in group["rows"]}
+        excess = by_role["ours"] - by_role["inner"]
+        if excess > worst.get(group["mode"], (float("-inf"),))[0]:
+            worst[group["mode"]] = excess, group
+    for mode, (excess, group) in worst.items():
+        yield [
+            f"{result['backend']} {mode}",
+            f"{group['shapes']}, {group['kind']}",
+            group["inner"],
+            "first step above inner alone",
+            f"{FIRST_STEP_EXCESS_S:.1f} s",
+            "",
+            f"{excess:.1f} s",
+            _met(excess, FIRST_STEP_EXCESS_S),
+        ]
+
+
+def _compilations(result):
+    for entry in result["compilations"]:
+        count = entry["compilations"]
+        if count is None:
+            continue
+        yield [
+            f"{result['backend']} {entry['mode']}",
+            "tiny, float32",
+            entry["inner"],
+            "number of compilations",
+            str(COMPILATIONS),
+            "",
+            str(count),
+            _met(count, COMPILATIONS),
+        ]
+
+
+def _met(value, at_most):
+    return "yes" if value <= at_most else "NO"
+
+
+# --- Fit ----------------------------------------------------------------------------
+
+
+def fit_table(results):
+    """The time that `fit` takes for a batch."""
+    columns = ["backend", "model", "row", "ms a batch", "quartiles", "x float32"]
+    columns += ["x Keras", "first epoch s"]
+    table = Table("fit, with Adam", columns, left=3)
+    table.notes = ["The float16 rows train under mixed_float16, float32 without it."]
+    for result in results:
+        for group in result["fit"]:
+            table.sections.append(
+                (None, [_fit_cells(result, group, r) for r in group["rows"]])
+            )
+    return table
+
+
+def _fit_cells(result, group, row):
+    return [
+        result["backend"],
+        group["model"],
+        row["name"],
+        _digits(row["ms"]),
+        f"{_digits(row['low_ms'])} to {_digits(row['high_ms'])}",
+        _ratio(row, group, "inner"),
+        _ratio(row, group, "keras"),
+        f"{row['first_s']:.1f}",
+    ]

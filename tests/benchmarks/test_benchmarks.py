@@ -1,0 +1,161 @@
+"""The benchmark counts and reports what it says it does, and all of it runs."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+# A source distribution has no benchmarks.
+pytest.importorskip("benchmarks")
+
+from benchmarks.__main__ import main
+from benchmarks.bytes_moved import bytes_of_step
+from benchmarks.data import check_healthy, make_data
+from benchmarks.report import markdown
+from benchmarks.shapes import SHAPES, parameters
+from benchmarks.timing import Step, time_in_turn
+
+
+@pytest.mark.parametrize(
+    "name, tensors, millions",
+    [("resnet50", 161, 25.557), ("bert-base", 199, 109.482), ("many-small", 1000, 2.6)],
+)
+def test_shapes_are_those_of_the_models(name, tensors, millions):
+    shapes = SHAPES[name]()
+    assert len(shapes) == tensors
+    # The published counts have three decimals; many-small is drawn about 2.56.
+    tolerance = 0.1 if name == "many-small" else 0.0005
+    assert parameters(shapes) / 1e6 == pytest.approx(millions, abs=tolerance)
+    if name == "many-small":
+        assert all(1024 <= math.prod(shape) <= 4096 for shape in shapes)
+
+
+@pytest.mark.parametrize(
+    "inner, kind, options, bytes_each",
+    [
+        ("SGD", "float32", {}, 4 * (2 + 2)),
+        ("SGD", "float32", {"checks": False}, 4 * (1 + 2)),
+        ("SGD+momentum", "float32", {}, 4 * (2 + 2 + 2)),
+        ("AdamW", "float32", {}, 4 * (2 + 2 + 4)),
+        # The norm of the gradients is the check, that of the weights one more read.
+        ("LARS", "float32", {}, 4 * (2 + 3 + 2)),
+        ("LARS", "float32", {"checks": False}, 4 * (2 + 3 + 2)),
+        # Two reads of the gradient and a write of the variable, all else in float32.
+        ("Adam", "float16", {}, 2 * 3 + 4 * (2 + 4)),
+        ("Adam", "float16", {"masters": False}, 2 * (2 + 2 + 4)),
+    ],
+)
+def test_bytes_are_counted(inner, kind, options, bytes_each):
+    expected = bytes_each * parameters(SHAPES["tiny"]())
+    assert bytes_of_step("tiny", inner, kind, **options) == expected
+
+
+def test_gradients_stay_clear_of_denormals_and_overflow():
+    for gradient in make_data("tiny", "float16").gradients:
+        assert np.abs(gradient).min() >= 0.5
+        assert np.abs(gradient * 2.0**15).max() <= np.finfo("float16").max
+        assert np.float16(0.5) ** 2 * np.float16(1 - 0.999) > np.finfo("float16").tiny
+
+
+@pytest.mark.parametrize(
+    "weight, slot, message",
+    [
+        (1.0, 1e-40, "denormal"),
+        (1.0, np.nan, "not finite"),
+        (None, 1.0, "did not change"),
+    ],
+)
+def test_a_row_that_does_not_do_its_work_is_refused(weight, slot, message):
+    data = make_data("tiny", "float32")
+    weights = data.weights if weight is None else [np.full(3, weight, "float32")]
+    slots = [np.full(3, slot, "float32"), np.array(7)]
+    step = Step(run=list, state=lambda: (weights, slots))
+    with pytest.raises(RuntimeError, match=message):
+        check_healthy("row", step, data)
+    slots[0][:] = 1.0
+    weights = [np.ones(3, "float32")]
+    check_healthy("row", step, data)
+
+
+def test_rows_are_timed_in_turn_and_warm_up_is_left_out():
+    calls = []
+
+    def clock(name):
+        calls.append(name)
+        return len(calls)
+
+    seconds = time_in_turn({n: lambda n=n: clock(n) for n in "abc"}, 5, warmup=2)
+    assert all(sorted(calls[i : i + 3]) == list("abc") for i in range(0, 21, 3))
+    assert [len(times) for times in seconds.values()] == [5, 5, 5]
+    assert min(min(times) for times in seconds.values()) > 6
+
+
+def make_result():
+    """Ours takes 30 ms where the peers take 20 and 40, and the floor is 10."""
+    names = {"inner": "inner alone", "keras": "Keras's wrapper", "ours": "keras_lso"}
+    common = {"low_ms": 1.0, "high_ms": 99.0, "bytes": 10**8, "extra_bytes": None}
+    rows = [
+        {"name": names.get(role, name), "role": role, "ms": ms, "first_s": s, **common}
+        for name, role, ms, s in (
+            ("", "inner", 25.0, 1.0),
+            ("", "keras", 60.0, 2.0),
+            ("", "ours", 30.0, 4.0),
+            ("GradScaler + fused", "peer", 20.0, 0.0),
+            ("GradScaler + foreach", "peer", 40.0, 0.0),
+        )
+    ]
+    group = {
+        "mode": "eager",
+        "shapes": "resnet50",
+        "inner": "SGD+momentum",
+        "kind": "float32",
+        "tensors": 161,
+        "parameters": 25_557_032,
+        "bytes_per_s": {"copy": 1e10, "in place": 5e9},
+        "rows": rows,
+    }
+    machine = {"processor": "A", "cores": 2, "memory_gib": 8, "gpu": None}
+    machine |= {"system": "L", "python": "3", "keras_lso": "0", "kernels": "auto"}
+    return {
+        "backend": "torch",
+        "machine": machine | {"packages": {"torch": "2"}, "date": "2026-01-01"},
+        "rounds": 20,
+        "left_out": [],
+        "failed": [],
+        "groups": [group],
+        "compilations": [],
+        "fit": [],
+    }
+
+
+def cells(text, *words):
+    """Returns the cells of the one line of a Markdown table that has all words."""
+    [line] = [x for x in text.splitlines() if all(f"| {w} |" in x for w in words)]
+    return [cell.strip() for cell in line.strip("|").split("|")]
+
+
+def test_the_report_has_the_ratios_and_the_limits():
+    text = markdown([make_result()])
+    ratios = cells(text, "SGD+momentum", "keras_lso")[5:9]
+    assert ratios == ["3.00", "1.20", "0.50", "1.50"]
+    limit = cells(text, "torch eager", "GradScaler + fused")[4:]
+    assert limit == ["1.00 x", "", "1.50 x", "NO"]
+    first_step = cells(text, "first step above inner alone")[4:]
+    assert first_step == ["2.0 s", "", "3.0 s", "NO"]
+
+
+def test_all_of_it_runs_on_tiny_tensors(tmp_path, capsys):
+    path = tmp_path / "result.json"
+    arguments = ["--smoke", "--kinds", "float16", "--modes", "eager", "jit", "graph"]
+    assert main([*arguments, "--out", str(path)]) == 0
+    result = json.loads(path.read_text())
+    [group] = result["groups"]
+    roles = [row["role"] for row in group["rows"]]
+    assert roles[:3] == ["inner", "keras", "ours"]
+    assert all(row["ms"] > 0 and row["bytes"] > 0 for row in group["rows"])
+    assert all(e["compilations"] in (1, None) for e in result["compilations"])
+    assert len(result["fit"]) == 1
+    printed = capsys.readouterr().out
+    assert "keras_lso" in printed
+    assert "…" not in printed
