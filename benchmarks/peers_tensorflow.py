@@ -1,6 +1,5 @@
 """What a user of tf.keras would run: its own LossScaleOptimizer, in a tf.function."""
 
-import importlib.metadata
 import importlib.util
 from functools import partial
 
@@ -8,6 +7,7 @@ import tensorflow as tf
 import tf_keras
 
 from benchmarks import inner as hyper
+from benchmarks import model_garden
 from benchmarks.rows_tensorflow import function_step
 
 _ADAM = {
@@ -20,7 +20,7 @@ _ADAM = {
 
 def _lars():
     """Returns the Model Garden's LARS; tf.keras has none."""
-    return load_model_garden("lars").LARS(
+    return model_garden.load("lars").LARS(
         hyper.LARS_RATE,
         momentum=hyper.MOMENTUM,
         weight_decay_rate=hyper.WEIGHT_DECAY,
@@ -84,14 +84,3 @@ def _step(mode, make_optimizer, tensors):
         return [[v.numpy() for v in vs] for vs in (weights, slots)]
 
     return function_step(mode, apply, state)
-
-
-def load_model_garden(name):
-    """Loads a file of the Model Garden without the package around it."""
-    path = f"official/modeling/optimization/{name}.py"
-    files = importlib.metadata.files("tf-models-official")
-    [file] = [f for f in files if str(f) == path]
-    spec = importlib.util.spec_from_file_location(name, file.locate())
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

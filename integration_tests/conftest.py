@@ -1,12 +1,12 @@
 """A tiny model in any precision, data for it, and ways to look at what happened."""
 
-import importlib.metadata
-import importlib.util
 import types
 
 import keras
 import numpy as np
 import pytest
+
+import benchmarks.model_garden
 
 BATCH_SIZE = 8
 
@@ -156,19 +156,5 @@ def make_recorder():
 
 @pytest.fixture(scope="session")
 def model_garden():
-    """`model_garden(name)`: a module of the Model Garden's optimization package.
-
-    It is loaded by its path, since importing the package would ask for all that
-    the Model Garden's models need.
-    """
-
-    def load(name):
-        path = f"official/modeling/optimization/{name}.py"
-        files = importlib.metadata.files("tf-models-official")
-        [file] = [f for f in files if str(f) == path]
-        spec = importlib.util.spec_from_file_location(name, file.locate())
-        module = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(module)
-        return module
-
-    return load
+    """`model_garden(name)`: a module of the Model Garden's optimization package."""
+    return benchmarks.model_garden.load

@@ -225,18 +225,26 @@ class LossScaleOptimizer(
             return
         policy = self.loss_scale_policy
         inv_scale = self._inv_scale(scaled)
-        trained = adapters.storage(variables)
-        rules, slots = self._rules(grads, variables, trained)
+        fused = self._fused_step(grads, variables)
+        present = [g for g in grads if g is not None]
         found = backend.measure(
-            [g for g in grads if g is not None],
+            present,
             amax=policy.needs_amax,
             inv_scale=inv_scale,
-            rules=rules,
-            state=[(v, *s) for v, s in zip(trained, slots, strict=False)],
+            rules=fused and fused.rules_to_measure,
+            state=fused and fused.state,
         )
-        if rules:
+        if fused:
+            adapters.warn_of_missing(self.inner_optimizer, grads, variables)
             backend.fused_step(
-                rules, trained, slots, grads, found.finite, inv_scale, found.norms
+                fused.rules,
+                fused.variables,
+                fused.slots,
+                present,
+                found.finite,
+                inv_scale,
+                found.norms,
+                fused.narrow,
             )
             iteration = adapters.iteration_variable(self.inner_optimizer)
             iteration.assign_add(ops.cast(found.finite, iteration.dtype))
@@ -373,19 +381,24 @@ class LossScaleOptimizer(
         state = variables + masters.variables + inner.variables
         backend.run_if(finite, step, grads, state)
 
-    def _rules(self, grads, variables, trained):
-        """Returns the rules and slots of the fast path, empty if there is none."""
-        if self._masters.variables or any(g is None for g in grads):
-            return [], []
-        inner = self.inner_optimizer
-        rule = adapters.rule_of(inner, variables)
-        if rule is None or not backend.fused_step_takes(rule, trained, grads):
-            return [], []
-        rules, slots = adapters.make_rules(rule, inner, variables)
-        return rules, adapters.storage(slots)
+    def _fused_step(self, grads, variables):
+        """Returns the step as `backend.fused_step` does it, None if it does not."""
+        if any(g is None for g in grads):
+            pairs = zip(grads, variables, strict=True)
+            grads, variables = zip(*(p for p in pairs if p[0] is not None), strict=True)
+        inner, trained = self.inner_optimizer, self._trained(variables)
+        return adapters.fused_step_of(
+            adapters.rule_of(inner, trained),
+            inner,
+            grads,
+            trained,
+            narrow=self._masters.narrow(trained),
+        )
 
     def _trained(self, variables):
         """Returns what the inner optimizer trains in place of each variable."""
+        if not self._masters.variables:
+            return list(variables)
         trained = self._masters.trained
         return [trained[adapters.index_of(self, v)] for v in variables]
 

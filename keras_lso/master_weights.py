@@ -8,7 +8,7 @@ is that copy, rounded.
 import keras
 from keras import ops
 
-from keras_lso import adapters
+from keras_lso import adapters, backend
 
 _NARROW = {"auto": ("float16",), True: ("float16", "bfloat16"), False: ()}
 
@@ -35,7 +35,7 @@ class MasterWeights:
 
     def __init__(self, variables, master_weights):
         self.variables = []
-        self._pairs = []
+        self._narrow = {}
         self.trained = [self._master_of(v, master_weights) for v in variables]
 
     def _master_of(self, variable, master_weights):
@@ -45,29 +45,27 @@ class MasterWeights:
             return variable
         master = adapters.twin(variable, dtype="float32")
         self.variables.append(master)
-        self._pairs.append((variable, master))
+        self._narrow[id(master)] = variable
         return master
 
-    def read(self):
-        """Lets a master start again where its variable was assigned from outside.
+    def narrow(self, trained):
+        """Returns the variable of the model that each of `trained` is the master of.
 
-        After `set_weights`, say, or when a file was loaded that holds no masters.
+        None for what is no master. Where there are no masters, it is all None.
         """
-        for variable, master in self._pairs:
-            value = ops.convert_to_tensor(variable)
-            in_step = ops.equal(_saturating_cast(master, value.dtype), value)
-            master.assign(ops.where(in_step, master.value, ops.cast(value, "float32")))
+        if not self.variables:
+            return None
+        return [self._narrow.get(id(v)) for v in trained]
+
+    def read(self):
+        """Lets a master start again where its variable was assigned from outside."""
+        for master in self.variables:
+            value = ops.convert_to_tensor(self._narrow[id(master)])
+            master.assign(backend.restarted(ops.convert_to_tensor(master), value))
 
     def write(self):
         """Rounds the masters into the model's variables."""
-        for variable, master in self._pairs:
-            variable.assign(_saturating_cast(master, variable.dtype))
-
-
-def _saturating_cast(master, dtype):
-    """Rounds to `dtype`; what is too large for it becomes its largest number."""
-    dtype = keras.backend.standardize_dtype(dtype)
-    value = ops.convert_to_tensor(master)
-    if dtype == "float16":
-        value = ops.clip(value, -65504.0, 65504.0)
-    return ops.cast(value, dtype)
+        for master in self.variables:
+            variable = self._narrow[id(master)]
+            value = ops.convert_to_tensor(master)
+            variable.assign(backend.rounded(value, variable.dtype))

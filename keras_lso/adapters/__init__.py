@@ -25,6 +25,7 @@ from keras_lso.adapters.optimizers import (
     schedule_of,
     trainable_variables,
     uses_weight_decay,
+    warn_of_missing,
 )
 from keras_lso.adapters.replicas import (
     has_reduced_gradients,
@@ -32,6 +33,7 @@ from keras_lso.adapters.replicas import (
 )
 from keras_lso.adapters.rules import (
     RuleOptimizer,
+    fused_step_of,
     make_rules,
     rule_of,
 )
@@ -61,6 +63,7 @@ __all__ = [
     "count_by",
     "exclude_twins_from_weight_decay",
     "flat_path",
+    "fused_step_of",
     "has_reduced_gradients",
     "index_of",
     "is_known",
@@ -83,5 +86,6 @@ __all__ = [
     "trainable_variables",
     "twin",
     "uses_weight_decay",
+    "warn_of_missing",
     "weights",
 ]

@@ -188,3 +188,9 @@ def check_known(optimizer, variables):
 def uses_weight_decay(optimizer, variable):
     """Whether the variable decays, unless `exclude_from_weight_decay` was called."""
     return optimizer._use_weight_decay(variable)
+
+
+def warn_of_missing(optimizer, grads, variables):
+    """Warns of variables without a gradient, as Keras does when it leaves them out."""
+    if any(g is None for g in grads):
+        optimizer._filter_empty_gradients(grads, variables)

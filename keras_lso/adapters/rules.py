@@ -1,6 +1,7 @@
 """Which optimizer has which rule, and the base of our own optimizers."""
 
 import dataclasses
+from typing import NamedTuple
 
 import keras
 from keras import ops
@@ -32,15 +33,68 @@ def rule_of(optimizer, variables):
     return _RULES[cls](optimizer) if cls in _RULES else None
 
 
-def make_rules(rule, optimizer, variables, learning_rate=None):
-    """Returns the optimizer's rules for this step, and its slots.
+class FusedStep(NamedTuple):
+    """What `backend.fused_step` takes beside the gradients."""
+
+    rules: list
+    variables: list
+    slots: list
+    narrow: list | None
+
+    @property
+    def rules_to_measure(self):
+        """The rules whose norms `backend.measure` can take, with this `state`.
+
+        Where a master starts from is known in the step only.
+        """
+        return self.rules if self.narrow is None else None
+
+    @property
+    def state(self):
+        return [
+            (v, *slots) for v, slots in zip(self.variables, self.slots, strict=True)
+        ]
+
+
+def fused_step_of(rule, optimizer, grads, variables, learning_rate=None, narrow=None):
+    """Returns the optimizer's step as `backend.fused_step` does it.
 
     Args:
         rule: What `rule_of` returned.
         optimizer: The optimizer.
+        grads: List of tensors. No None.
         variables: List of its trainable variables.
         learning_rate: Scalar tensor, of this step. Defaults to `None`: the
             optimizer is asked for it.
+        narrow: List of variables and None. The float16 variables that `variables` are
+            the masters of. Defaults to `None`: there are no masters.
+
+    Returns:
+        A `FusedStep`; None where the optimizer's own step is the better way, or the
+        only one.
+    """
+    if rule is None:
+        return None
+    stored = storage(variables)
+    if not backend.fused_step_takes(rule, stored, grads):
+        return None
+    rules, slots = make_rules(rule, optimizer, variables, learning_rate)
+    return FusedStep(
+        rules,
+        stored,
+        storage(slots),
+        narrow and [None if v is None else storage([v])[0] for v in narrow],
+    )
+
+
+def make_rules(rule, optimizer, variables, learning_rate=None):
+    """Returns the optimizer's rules for this step, and its slots.
+
+    Args:
+        rule: See `fused_step_of`.
+        optimizer: See there.
+        variables: See there.
+        learning_rate: See there. Defaults to `None`.
 
     Returns:
         A tuple of two lists with an item for each of `variables`: the rule with the
@@ -175,15 +229,17 @@ class RuleOptimizer(keras.optimizers.Optimizer):
             self.assign(v, ops.cast(new, v.dtype))
 
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
-        rule, grads = self._rule(), [backend.as_tensor(g) for g in grads]
-        if (
-            rule is None
-            or not all(isinstance(v, keras.Variable) for v in trainable_variables)
-            or not backend.fused_step_takes(rule, storage(trainable_variables), grads)
-        ):
-            super()._backend_update_step(grads, trainable_variables, learning_rate)
-            return
-        step_rules, slots = make_rules(rule, self, trainable_variables, learning_rate)
-        backend.fused_step(
-            step_rules, storage(trainable_variables), storage(slots), grads
+        # Keras's optimizers also take a bare `tf.Variable`.
+        are_kerass = all(isinstance(v, keras.Variable) for v in trainable_variables)
+        tensors = [backend.as_tensor(g) for g in grads]
+        fused = fused_step_of(
+            self._rule() if are_kerass else None,
+            self,
+            tensors,
+            trainable_variables,
+            learning_rate,
         )
+        if fused is None:
+            super()._backend_update_step(grads, trainable_variables, learning_rate)
+        else:
+            backend.fused_step(fused.rules, fused.variables, fused.slots, tensors)

@@ -26,10 +26,9 @@ def storage(variables):
     if not backend.UPDATES_IN_PLACE:
         return variables
     read = _copy_in_scope if in_stateless_scope() else operator.attrgetter("_value")
-    return [
-        tuple([read(v) for v in item]) if isinstance(item, tuple) else read(item)
-        for item in variables
-    ]
+    if variables and isinstance(variables[0], tuple):
+        return [tuple(map(read, slots)) for slots in variables]
+    return list(map(read, variables))
 
 
 def _copy_in_scope(variable):

@@ -40,6 +40,8 @@ _kernels = _framework if KERNELS == "auto" else generic
 Measurement = generic.Measurement
 in_float32 = generic.in_float32
 times = generic.times
+restarted = generic.restarted
+rounded = generic.rounded
 measure = _kernels.measure
 fused_step = _kernels.fused_step
 run_if = _framework.run_if

@@ -165,30 +165,64 @@ def _nothing(*_):
     return None
 
 
-def fused_step(rules, variables, slots, grads, finite=None, inv_scale=None, norms=None):
+def fused_step(
+    rules,
+    variables,
+    slots,
+    grads,
+    finite=None,
+    inv_scale=None,
+    norms=None,
+    narrow=None,
+):
     """See `generic.fused_step`.
 
     Under XLA a masked update stays in place, where a `tf.cond` copies the state.
     Outside XLA, TensorFlow has one kernel a variable for each rule.
     """
     if _in_xla():
-        generic.fused_step(rules, variables, slots, grads, finite, inv_scale, norms)
+        generic.fused_step(
+            rules, variables, slots, grads, finite, inv_scale, norms, narrow
+        )
         return
     inv_scale = 1.0 if inv_scale is None else inv_scale
     norms = norms or [None] * len(rules)
 
+    pairs = generic.with_masters(variables, narrow)
+
     def step():
+        _restart(pairs)
         for rule, variable, slot, grad, norm in zip(
             rules, variables, slots, grads, norms, strict=True
         ):
             state = [v.value.handle for v in (variable, *slot)]
             kernel = KERNELS[type(rule)]
             kernel(rule, tf.cast(grad, tf.float32), inv_scale, norm, *state)
+        for master, low in pairs:
+            low.assign(generic.rounded(master, low.dtype))
 
     if finite is None:
         step()
     else:
         tf.cond(finite, step, _nothing)
+
+
+def _restart(pairs):
+    """Lets the masters of variables that were assigned from outside restart there."""
+    if not pairs:
+        return
+
+    def restart():
+        for master, low in pairs:
+            value = tf.convert_to_tensor(low)
+            master.assign(generic.restarted(tf.convert_to_tensor(master), value))
+
+    # Without looking for what is too large for float16.
+    are_in_step = [
+        tf.reduce_all(tf.equal(tf.cast(master, low.dtype), low))
+        for master, low in pairs
+    ]
+    tf.cond(tf.reduce_all(are_in_step), _nothing, restart)
 
 
 def fused_step_takes(rule, variables, gradients):

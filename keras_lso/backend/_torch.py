@@ -69,7 +69,7 @@ def fused_step_takes(rule, variables, gradients):
         and not torch.compiler.is_compiling()
         # Neither variables without a tensor of their own nor subclasses of tensors,
         # which may be sharded, say.
-        and {type(t) for t in (*variables, *gradients)} <= _PLAIN
+        and set(map(type, (*variables, *gradients))) <= _PLAIN
         and variables[0].device.type in _DEVICES
         and len({t.device for t in (*variables, *gradients)}) == 1
         and {w.dtype for w in variables} == {torch.float32}

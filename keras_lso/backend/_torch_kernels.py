@@ -11,35 +11,58 @@ On the host the caller has looked at `finite` already. On an accelerator nobody 
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch._utils import _unflatten_dense_tensors
 
-from keras_lso.backend import rules
-from keras_lso.backend._torch_measure import is_on_host, norms_of
+from keras_lso.backend import generic, rules
+from keras_lso.backend._torch_masters import restart, round_into_variables
+from keras_lso.backend._torch_measure import SMALL, is_on_host, norms_of
 
 # The number of elements that a kernel works on at a time, unless one tensor has more:
 # what one of its operations has written is then still in the cache for the next.
 _HOST_CHUNK = 2**20
 _DEVICE_CHUNK = 2**23
+# What is subtracted from 1 in float64 must keep the digits of a float32.
+_SMALLEST_SHARE = 2.0**-29
+# So late that nothing is left of Adam's bias correction, for any beta below 1.
+_LAST_STEP = 2.0**100
 
 
 @torch.no_grad()
-def fused_step(rules, variables, slots, grads, finite=None, inv_scale=None, norms=None):
+def fused_step(
+    rules,
+    variables,
+    slots,
+    grads,
+    finite=None,
+    inv_scale=None,
+    norms=None,
+    narrow=None,
+):
     """See `generic.fused_step`."""
     on_host = is_on_host(variables[0])
-    found_inf = None
+    applied = None
     if finite is not None and on_host:
         if not finite:
             return
     elif finite is not None:
-        found_inf = torch.logical_not(finite).float()
-    grads = _own_gradients(grads, variables)
-    chunks = _chunks(rules, variables, _HOST_CHUNK if on_host else _DEVICE_CHUNK)
+        applied = finite
+    narrow = narrow or [None] * len(variables)
+    grads = _own_gradients(grads, [*variables, *narrow])
+    kinds = [
+        (id(r), None if low is None else low.dtype)
+        for r, low in zip(rules, narrow, strict=True)
+    ]
+    chunks = _chunks(kinds, variables, _HOST_CHUNK if on_host else _DEVICE_CHUNK)
     memory = _Memory(variables, chunks) if on_host else None
+    found_inf = None if applied is None else torch.logical_not(applied).float()
     for chunk in chunks:
-        rule = rules[chunk[0]]
         kernel = _Kernel([variables[i] for i in chunk], memory, found_inf)
+        pairs = generic.with_masters(kernel.weights, [narrow[i] for i in chunk])
+        restart(pairs, applied, memory)
+        rule = rules[chunk[0]]
         STEPS[type(rule)](
             kernel,
             rule,
@@ -48,26 +71,27 @@ def fused_step(rules, variables, slots, grads, finite=None, inv_scale=None, norm
             norms and [norms[i] for i in chunk],
             *map(list, zip(*(slots[i] for i in chunk), strict=True)),
         )
+        round_into_variables(pairs, applied)
 
 
-def _own_gradients(grads, variables):
-    """Returns the gradients as the kernels can read them while they write variables.
+def _own_gradients(grads, written):
+    """Returns the gradients as the kernels can read them while these are written.
 
     A kernel goes through all its tensors in the order of their memory. A gradient that
     is a variable under another name would change before it is read.
     """
-    written = {w.data_ptr() for w in variables} - {0}
+    written = {t.data_ptr() for t in written if t is not None} - {0}
     return [(g.clone() if g.data_ptr() in written else g).contiguous() for g in grads]
 
 
-def _chunks(rules, tensors, limit):
-    """Splits the positions into chunks of one rule, of at most `limit` elements."""
-    by_rule: dict[int, list[int]] = {}
-    for i, rule in enumerate(rules):
-        by_rule.setdefault(id(rule), []).append(i)
+def _chunks(kinds, tensors, limit):
+    """Splits the positions into chunks of one kind, of at most `limit` elements."""
+    by_kind: dict[Any, list[int]] = {}
+    for i, kind in enumerate(kinds):
+        by_kind.setdefault(kind, []).append(i)
     sizes = [t.numel() for t in tensors]
     chunks: list[list[int]] = []
-    for positions in by_rule.values():
+    for positions in by_kind.values():
         total: float = math.inf
         for i in positions:
             total += sizes[i]
@@ -91,10 +115,10 @@ class _Memory:
         self._flat = None
 
     def like(self, tensors):
-        """Returns pieces of it with the shapes of `tensors`, which are of one chunk."""
+        """Returns pieces of it like `tensors`, which are of one chunk and one dtype."""
         if self._flat is None:
             self._flat = self._like.new_empty(max(self._sizes))
-        return _unflatten_dense_tensors(self._flat, tensors)
+        return _unflatten_dense_tensors(self._flat.view(tensors[0].dtype), tensors)
 
 
 class _Kernel:
@@ -137,7 +161,8 @@ class _Kernel:
         tensors = self.widen(tensors)
         if isinstance(factor, float) and factor == 1.0:
             return tensors
-        if not self.is_on_host:
+        # For small ones fresh memory is no matter, and a call for each of them is.
+        if not self.is_on_host or all(t.numel() <= SMALL for t in tensors):
             return list(torch._foreach_mul(tensors, factor))
         return self.multiply_each(tensors, [factor] * len(tensors))
 
@@ -187,7 +212,7 @@ class _Kernel:
             # A call takes as long as the product with a tensor of this size.
             large = (i for i, w in enumerate(self.weights) if w.numel() > 2**15)
             values = shares.tolist()
-            by_kernel = {i: values[i] for i in large if values[i] >= SMALLEST_SHARE}
+            by_kernel = {i: values[i] for i in large if values[i] >= _SMALLEST_SHARE}
         factors = [
             None if i in by_kernel else share for i, share in enumerate(shares.unbind())
         ]
@@ -251,7 +276,17 @@ class _Kernel:
         return torch.where(self._found_inf == 0, new, old)
 
 
-def _sgd(w, d, m, found_inf, lr, momentum, nesterov=False, **options):
+def _sgd(
+    w,
+    d,
+    m,
+    found_inf,
+    lr,
+    momentum,
+    nesterov=False,
+    dampening=0.0,
+    maximize=False,
+):
     """Calls the kernel.
 
     `m = momentum * m + (1 - dampening) * d`, `w = w - lr * m`. With `maximize` it is
@@ -267,17 +302,11 @@ def _sgd(w, d, m, found_inf, lr, momentum, nesterov=False, **options):
         momentum=1.0 if has_no_past else momentum,
         nesterov=nesterov and not has_no_past,
         weight_decay=0.0,
-        dampening=options.get("dampening", 0.0),
-        maximize=options.get("maximize", False),
+        dampening=dampening,
+        maximize=maximize,
         is_first_step=has_no_past,
         found_inf=found_inf,
     )
-
-
-# So late that nothing is left of Adam's bias correction, for any beta below 1.
-_LAST_STEP = 2.0**100
-# What is subtracted from 1 in float64 must keep the digits of a float32.
-SMALLEST_SHARE = 2.0**-29
 
 
 def _step_sgd(kernel, rule, g, inv_scale, norms):
@@ -294,7 +323,7 @@ def _step_momentum(kernel, rule, g, inv_scale, norms, m):
     share = 0.0
     if kernel.is_on_host and not rule.nesterov and not any_is_narrow(g):
         share = float(rate)
-    if not share >= SMALLEST_SHARE:
+    if not share >= _SMALLEST_SHARE:
         g, share = kernel.multiply(g, rate), 1.0
     kernel.ascend_with_momentum(g, m, rule.momentum, share, rule.nesterov)
 
@@ -311,11 +340,12 @@ def _step_lars(kernel, rule, g, inv_scale, norms, v):
         _step_lars_popular(kernel, rule, d, v)
         return
     if rule.is_paper or rule.trust_ratio is None:
-        g, inv_scale = kernel.multiply(g, inv_scale), 1.0
-        if rule.is_paper and norms is None:
-            norms = norms_of(g).unbind()
+        g = kernel.multiply(g, inv_scale)
         # What `measure` found are norms of the gradients, which are the paper's.
-        shares = _lars_rates(kernel, rule, torch.stack(norms) if norms else None)
+        g_norms = None
+        if rule.is_paper:
+            g_norms = norms_of(g) if norms is None else torch.stack(norms)
+        shares = _lars_rates(kernel, rule, g_norms)
         d = _lars_directions(kernel, rule, g)
     else:
         d, d_norms, unit = _lars_directions_and_norms(kernel, rule, g, inv_scale, norms)

@@ -102,7 +102,16 @@ def largest_magnitude(values):
     return ops.cast(ops.max(ops.stack(tops)), "float32")
 
 
-def fused_step(rules, variables, slots, grads, finite=None, inv_scale=None, norms=None):
+def fused_step(
+    rules,
+    variables,
+    slots,
+    grads,
+    finite=None,
+    inv_scale=None,
+    norms=None,
+    narrow=None,
+):
     """Unscales, skips and updates in one pass.
 
     Args:
@@ -118,26 +127,64 @@ def fused_step(rules, variables, slots, grads, finite=None, inv_scale=None, norm
             Defaults to `None`: they are not scaled.
         norms: What `measure` found, for rules that have norms. Defaults to
             `None`: nothing was measured.
+        narrow: List with an item for each of `variables`, like them: the float16
+            variable that it is the master of, or None. Where that holds something else
+            than its master, rounded, the master starts from there; at the end it is
+            the new master, rounded. Defaults to `None`: there are no masters.
     """
 
     def keep(new, old):
         return new if finite is None else ops.where(finite, new, old)
 
     norms = norms or [None] * len(rules)
-    for rule, variable, slot, grad, norm in zip(
-        rules, variables, slots, grads, norms, strict=True
+    narrow = narrow or [None] * len(rules)
+    for rule, variable, slot, grad, norm, low in zip(
+        rules, variables, slots, grads, norms, narrow, strict=True
     ):
         grad = ops.cast(grad, "float32")
         if inv_scale is not None:
             grad = grad * inv_scale
         state = [variable, *slot]
         old = [ops.convert_to_tensor(v) for v in state]
+        if low is not None:
+            low_value = ops.convert_to_tensor(low)
+            old[0] = keep(restarted(old[0], low_value), old[0])
         if norm is None:
             new = rule(keep, grad, *old)
         else:
             new = rule(keep, grad, *old, norms=norm)
         for v, value in zip(state, new, strict=True):
             v.assign(value)
+        if low is not None:
+            low.assign(keep(rounded(new[0], low_value.dtype), low_value))
+
+
+def with_masters(variables, narrow):
+    """Returns tuples of a master and its variable, see `fused_step`."""
+    pairs = zip(variables, narrow or [None] * len(variables), strict=True)
+    return [(master, low) for master, low in pairs if low is not None]
+
+
+def restarted(master, value):
+    """Returns what a master goes on from, where its variable holds `value`.
+
+    That is the master, as long as the variable is the master, rounded. Otherwise the
+    variable was assigned from outside (by `set_weights`, say, or from a file that holds
+    no masters), and the master starts again from there.
+    """
+    in_step = ops.equal(rounded(master, value.dtype), value)
+    return ops.where(in_step, master, ops.cast(value, "float32"))
+
+
+def rounded(master, dtype):
+    """Rounds to a float dtype; what is too large for float16 becomes its largest."""
+    dtype = keras.backend.standardize_dtype(dtype)
+    if dtype == "float16":
+        master = ops.clip(master, -FLOAT16_MAX, FLOAT16_MAX)
+    return ops.cast(master, dtype)
+
+
+FLOAT16_MAX = 65504.0
 
 
 def fused_step_takes(rule, variables, gradients):

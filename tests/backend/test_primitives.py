@@ -547,8 +547,9 @@ def storage(fused_step, variables):
 class FusedOptimizer:
     """A Keras optimizer whose steps are taken by `fused_step`."""
 
-    def __init__(self, make, weights, fused_step):
+    def __init__(self, make, weights, fused_step, narrow=None):
         self.fused_step = fused_step
+        self.narrow = narrow
         self.weights = [keras.Variable(w) for w in weights]
         self.optimizer = make()
         self.optimizer.build(self.weights)
@@ -564,7 +565,10 @@ class FusedOptimizer:
     def step(self, grads, finite, inv_scale):
         made, slots = adapters.make_rules(self.rule, self.optimizer, self.weights)
         weights, slots = (storage(self.fused_step, v) for v in (self.weights, slots))
-        self.fused_step(made, weights, slots, grads, finite, inv_scale)
+        narrow = self.narrow
+        if narrow and self.fused_step is not generic.fused_step:
+            narrow = [None if v is None else adapters.storage([v])[0] for v in narrow]
+        self.fused_step(made, weights, slots, grads, finite, inv_scale, narrow=narrow)
         iteration = adapters.iteration_variable(self.optimizer)
         iteration.assign_add(ops.cast(finite, iteration.dtype))
 
@@ -677,6 +681,55 @@ def test_fifty_fused_steps_from_zero_equal_those_of_the_keras_optimizer(make, ke
     fused.assert_close_to(plain_weights, plain)
 
 
+# As the variables of masters: of one dtype, of another, and of none; of a size that is
+# and one that is not a multiple of four elements.
+NARROW = [("float16", (2, 4)), ("bfloat16", (3,)), (None, (3,)), ("float16", (5,))]
+
+
+@pytest.mark.parametrize("kernels", FUSED_STEPS)
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_fused_steps_of_masters_keep_their_variables_in_step(make, kernels, compiled):
+    random = np.random.default_rng(0)
+    weights = [random.normal(size=s).astype("float32") for _, s in NARROW]
+    weights[0][0] = -0.0, 0.0, 1e-9, 7e4
+    narrow = [dtype and keras.Variable(ops.zeros(s), dtype) for dtype, s in NARROW]
+    fused = FusedOptimizer(make, weights, FUSED_STEPS[kernels], narrow)
+    alone = FusedOptimizer(make, weights, FUSED_STEPS[kernels])
+
+    def write():
+        for v, master in zip(narrow, fused.weights, strict=True):
+            if v is not None:
+                v.assign(generic.rounded(ops.convert_to_tensor(master), v.dtype))
+
+    write()
+    low = [v for v in narrow if v is not None]
+    step = compiled(fused.step, fused.state + low)
+    for number, finite in enumerate([True, True, False, True]):
+        if number == 1:
+            # The last one is assigned from outside: its master starts from there.
+            narrow[-1].assign(narrow[-1] + 1)
+            alone.weights[-1].assign(ops.cast(narrow[-1], "float32"))
+        if number == 2:
+            # On an overflow nothing changes, not even what differs.
+            narrow[0].assign(narrow[0] * 2)
+        grads = [tensor(random.normal(size=w.shape) * 2.0**10) for w in weights]
+        rest = ops.convert_to_tensor(finite), tensor(2.0**-10)
+        before = [array.tobytes() for array in map(numpy, low + fused.state)]
+        step(grads, *rest)
+        if not finite:
+            after = [array.tobytes() for array in map(numpy, low + fused.state)]
+            assert after == before
+            narrow[0].assign(narrow[0] * 0.5)
+            continue
+        alone.step(grads, *rest)
+        fused.assert_close_to(alone.weights, alone.optimizer)
+        kept = [numpy(v) for v in narrow if v is not None]
+        write()
+        for v, value in zip(low, kept, strict=True):
+            np.testing.assert_array_equal(numpy(v), value)
+    assert np.isfinite(numpy(narrow[0])).all()
+
+
 @pytest.mark.parametrize("kernels", FUSED_STEPS)
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_a_skipped_fused_step_keeps_negative_zeros(make, kernels, compiled, snapshot):
@@ -708,7 +761,8 @@ def test_many_small_decays_add_up(kernels, learning_rate):
     # Each step rounds each weight by up to 3e-8, a weight often to the same side.
     assert np.abs(error).max() <= 300 * 3e-8
     # On average over the weights that is nothing, unless the factor itself is rounded.
-    relative = np.where(np.abs(expected) > 0.5, error / expected, 0.0)
+    is_large = np.abs(expected) > 0.5
+    relative = np.divide(error, expected, where=is_large, out=np.zeros_like(error))
     assert abs(np.mean(relative)) <= 3e-7
 
 
