@@ -1,5 +1,6 @@
 """How a step of a Keras optimizer runs on PyTorch, and how it is timed there."""
 
+import dataclasses
 import gc
 import time
 from functools import partial
@@ -7,18 +8,13 @@ from functools import partial
 import keras
 import torch
 
+import keras_lso
 from benchmarks import machine, memory
 from benchmarks.inner import SCALE
 from benchmarks.timing import Step, wall_clock
 
 MODES = ("eager",)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-MORE_ROWS = {}
-"""Rows beside the usual ones: a name, and what makes its `Step`.
-
-Called as `make(mode, make_inner, tensors)`; it returns None where there is no such row.
-The place for a step that is captured in a CUDA graph and replayed.
-"""
 
 
 def gpu():
@@ -71,6 +67,32 @@ def keras_step(mode, optimizer, variables, tensors, scaled):
         return [[to_numpy(v.value) for v in some] for some in both]
 
     return Step(run, state, prepare=tensors.refresh(scaled))
+
+
+def _graph_step(mode, make_inner, tensors):
+    """Returns our step, captured in a CUDA graph and replayed; None without a GPU."""
+    if DEVICE == "cpu":
+        return None
+    optimizer = keras_lso.LossScaleOptimizer(make_inner())
+    step = keras_step(mode, optimizer, tensors.variables(), tensors, scaled=True)
+    step.prepare()
+    # What a step does only once, it must have done before.
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step.run()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        step.run()
+    return dataclasses.replace(step, run=graph.replay)
+
+
+MORE_ROWS = {"keras_lso, CUDA graph": _graph_step}
+"""Rows beside the usual ones: a name, and what makes its `Step`.
+
+Called as `make(mode, make_inner, tensors)`; it returns None where there is no such row.
+"""
 
 
 def to_numpy(tensor):
