@@ -51,6 +51,12 @@ __all__ = [
 SUPPORTS_STATELESS = False
 
 
+# AutoGraph would rewrite each function that is called in a `tf.function` of the user's,
+# which takes longer than tracing it. Not so `run_if`: the inner optimizer may need it.
+_not_converted = tf.autograph.experimental.do_not_convert
+
+
+@_not_converted
 def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None):
     """See `generic.measure`.
 
@@ -61,7 +67,7 @@ def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None):
     """
     values = [_values(g) for g in grads]
     if not rules or not rules[0].has_norms:
-        proofs = [tf.reduce_sum(tf.cast(v, tf.float32)) for v in values]
+        proofs = [tf.reduce_sum(tf.cast(v, tf.float32)) for v in _pack(values)]
         finite, norms = _check(values, inv_scale, proofs), None
     elif _in_xla():
         unscaled = [generic.in_float32(v) * inv_scale for v in values]
@@ -73,7 +79,7 @@ def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None):
         finite = _check(values, inv_scale, proofs)
     else:
         finite, norms = _check_by_norms(values, inv_scale)
-    amax = _largest(generic.largest_magnitude(values)) if amax else None
+    amax = _largest(generic.largest_magnitude(_pack(values))) if amax else None
     return Measurement(_agree(finite), norms, amax)
 
 
@@ -106,9 +112,14 @@ def _are_proven(proofs, inv_scale):
 
 
 def _all_finite(values, inv_scale):
-    values = [generic.in_float32(v) for v in values]
+    values = [generic.in_float32(v) for v in _pack(values)]
     values = [v * tf.cast(inv_scale, v.dtype) for v in values]
     return tf.reduce_all([tf.reduce_all(tf.math.is_finite(v)) for v in values])
+
+
+def _pack(values):
+    """See `generic.pack`; in a `tf.function` shapes may be unknown."""
+    return generic.pack(values, lambda v: v.shape.num_elements())
 
 
 def _agree(finite):
@@ -165,6 +176,7 @@ def _nothing(*_):
     return None
 
 
+@_not_converted
 def fused_step(
     rules,
     variables,

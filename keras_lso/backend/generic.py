@@ -3,7 +3,9 @@
 It is written to be read, not to be fast.
 """
 
+import collections
 import contextlib
+import math
 from typing import Any, NamedTuple
 
 import keras
@@ -11,6 +13,9 @@ from keras import ops
 
 from keras_lso.backend import processes
 from keras_lso.backend.rules import l2_norm
+
+# Numbers of elements: what counts as small, and how many are put together.
+_SMALL, _PACK = 2**14, 2**16
 
 
 class Measurement(NamedTuple):
@@ -100,6 +105,30 @@ def largest_magnitude(values):
     if not tops:
         return ops.zeros((), dtype="float32")
     return ops.cast(ops.max(ops.stack(tops)), "float32")
+
+
+def pack(values, size_of=lambda value: math.prod(value.shape)):
+    """Returns the same elements in fewer tensors: small ones are put together.
+
+    A compiler takes its time for each tensor that is looked at, and a runtime to start
+    that. To copy what fits into a cache costs less than a thousand of them.
+
+    Args:
+        values: List of dense tensors.
+        size_of: Callable of a tensor that returns the number of its elements, or None
+            where that is not known yet. Defaults to what its shape says.
+    """
+    large, packs, end = [], collections.defaultdict(list), 0
+    for value in values:
+        size = size_of(value)
+        if size is None or size > _SMALL:
+            large.append(value)
+            continue
+        end += size
+        # Each operation that does nothing costs time too.
+        flat = value if len(value.shape) == 1 else ops.ravel(value)
+        packs[value.dtype, end // _PACK].append(flat)
+    return large + [ops.concatenate(p) if p[1:] else p[0] for p in packs.values()]
 
 
 def fused_step(

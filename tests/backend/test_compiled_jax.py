@@ -87,9 +87,9 @@ def test_no_branch_carries_a_variable_or_a_slot(kind, step):
     found = conditionals(step.hlo)
     assert bool(found) == (kind == "CPU")
     for result in found:
-        # Flags, and the norms of all gradients as one tensor.
+        # Flags and norms: what reads slices of one tensor of norms compiles slowly.
         shapes = set(re.findall(r"\w+\[[\d,]*\]", result))
-        assert shapes <= {"pred[]", f"f32[{len(SHAPES)}]"}
+        assert shapes <= {"pred[]", "f32[]"}
     # What goes into it comes from the gradients.
     arguments = step.state, step.grads
     closed = jax.make_jaxpr(step.step)(*arguments)
