@@ -1,7 +1,7 @@
 """What is measured by default.
 
-All of it should be done in twelve minutes on two cores, and XLA takes its time: 3 to 20
-seconds for each row of ResNet-50. So JAX and TensorFlow measure less on a CPU than
+All of it takes 12 to 20 minutes on two cores, since XLA takes its time: 3 to 20 seconds
+for each row of ResNet-50. So JAX and TensorFlow measure less on a CPU than
 PyTorch; `--shapes`, `--inner` and `--kinds` ask for any other part.
 """
 
