@@ -20,7 +20,7 @@ import os
 import keras
 from keras import ops
 
-from keras_lso.backend import generic
+from keras_lso.backend import generic, masters
 
 _MODULES = {"tensorflow": "_tensorflow", "jax": "_jax", "torch": "_torch"}
 
@@ -40,8 +40,8 @@ _kernels = _framework if KERNELS == "auto" else generic
 Measurement = generic.Measurement
 in_float32 = generic.in_float32
 times = generic.times
-restarted = generic.restarted
-rounded = generic.rounded
+restarted = masters.restarted
+rounded = masters.rounded
 measure = _kernels.measure
 fused_step = _kernels.fused_step
 run_if = _framework.run_if

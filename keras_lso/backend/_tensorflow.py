@@ -6,7 +6,7 @@ import keras
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
-from keras_lso.backend import generic, rules
+from keras_lso.backend import generic, masters, rules
 from keras_lso.backend._tf_kernels import KERNELS, norm_of
 from keras_lso.backend._tf_processes import (
     AVERAGES_IN_STEP,
@@ -213,7 +213,7 @@ def fused_step(
     inv_scale = 1.0 if inv_scale is None else inv_scale
     norms = norms or [None] * len(rules)
 
-    pairs = generic.with_masters(variables, narrow)
+    pairs = masters.pairs_of(variables, narrow)
 
     def step():
         _restart(pairs)
@@ -224,7 +224,7 @@ def fused_step(
             kernel = KERNELS[type(rule)]
             kernel(rule, tf.cast(grad, tf.float32), inv_scale, norm, *state)
         for master, low in pairs:
-            low.assign(generic.rounded(master, low.dtype))
+            low.assign(masters.rounded(master, low.dtype))
 
     if finite is None:
         step()
@@ -240,7 +240,7 @@ def _restart(pairs):
     def restart():
         for master, low in pairs:
             value = tf.convert_to_tensor(low)
-            master.assign(generic.restarted(tf.convert_to_tensor(master), value))
+            master.assign(masters.restarted(tf.convert_to_tensor(master), value))
 
     # Without looking for what is too large for float16.
     are_in_step = [

@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch._utils import _unflatten_dense_tensors
 
-from keras_lso.backend import generic, rules
+from keras_lso.backend import rules
 from keras_lso.backend._torch_masters import restart, round_into_variables
 from keras_lso.backend._torch_measure import SMALL, is_on_host, norms_of
+from keras_lso.backend.masters import pairs_of
 
 # The number of elements that a kernel works on at a time, unless one tensor has more:
 # what one of its operations has written is then still in the cache for the next.
@@ -60,7 +61,7 @@ def fused_step(
     found_inf = None if applied is None else torch.logical_not(applied).float()
     for chunk in chunks:
         kernel = _Kernel([variables[i] for i in chunk], memory, found_inf)
-        pairs = generic.with_masters(kernel.weights, [narrow[i] for i in chunk])
+        pairs = pairs_of(kernel.weights, [narrow[i] for i in chunk])
         restart(pairs, applied, memory)
         rule = rules[chunk[0]]
         STEPS[type(rule)](

@@ -9,7 +9,7 @@ False nothing changes.
 import torch
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from keras_lso.backend import generic
+from keras_lso.backend.masters import FLOAT16_MAX, restarted, rounded
 
 
 def restart(pairs, finite, memory):
@@ -17,7 +17,7 @@ def restart(pairs, finite, memory):
     if not pairs:
         return
     if finite is not None:
-        _assign_where(finite, generic.restarted, pairs)
+        _assign_where(finite, restarted, pairs)
         return
     masters, variables = map(list, zip(*pairs, strict=True))
     expected = memory.like(variables)
@@ -26,7 +26,7 @@ def restart(pairs, finite, memory):
         # What is too large for float16 does not look alike, nor does -0.0; that is
         # seldom, and not wrong.
         if not _are_alike(value, variable):
-            master.copy_(generic.restarted(master, variable))
+            master.copy_(restarted(master, variable))
 
 
 def _are_alike(values, others):
@@ -47,13 +47,13 @@ def round_into_variables(pairs, finite):
         return
     if finite is not None:
         pairs = [(variable, master) for master, variable in pairs]
-        _assign_where(finite, lambda v, master: generic.rounded(master, v.dtype), pairs)
+        _assign_where(finite, lambda v, master: rounded(master, v.dtype), pairs)
         return
     masters, variables = map(list, zip(*pairs, strict=True))
     torch._foreach_copy_(variables, masters)
     if variables[0].dtype == torch.float16:
         for variable in variables:
-            variable.clamp_(-generic.FLOAT16_MAX, generic.FLOAT16_MAX)
+            variable.clamp_(-FLOAT16_MAX, FLOAT16_MAX)
 
 
 def _assign_where(finite, function, pairs):

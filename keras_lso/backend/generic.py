@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
-from keras_lso.backend import processes
+from keras_lso.backend import masters, processes
 from keras_lso.backend.rules import l2_norm
 
 # Numbers of elements: what counts as small, and how many are put together.
@@ -177,7 +177,7 @@ def fused_step(
         old = [ops.convert_to_tensor(v) for v in state]
         if low is not None:
             low_value = ops.convert_to_tensor(low)
-            old[0] = keep(restarted(old[0], low_value), old[0])
+            old[0] = keep(masters.restarted(old[0], low_value), old[0])
         if norm is None:
             new = rule(keep, grad, *old)
         else:
@@ -185,35 +185,7 @@ def fused_step(
         for v, value in zip(state, new, strict=True):
             v.assign(value)
         if low is not None:
-            low.assign(keep(rounded(new[0], low_value.dtype), low_value))
-
-
-def with_masters(variables, narrow):
-    """Returns tuples of a master and its variable, see `fused_step`."""
-    pairs = zip(variables, narrow or [None] * len(variables), strict=True)
-    return [(master, low) for master, low in pairs if low is not None]
-
-
-def restarted(master, value):
-    """Returns what a master goes on from, where its variable holds `value`.
-
-    That is the master, as long as the variable is the master, rounded. Otherwise the
-    variable was assigned from outside (by `set_weights`, say, or from a file that holds
-    no masters), and the master starts again from there.
-    """
-    in_step = ops.equal(rounded(master, value.dtype), value)
-    return ops.where(in_step, master, ops.cast(value, "float32"))
-
-
-def rounded(master, dtype):
-    """Rounds to a float dtype; what is too large for float16 becomes its largest."""
-    dtype = keras.backend.standardize_dtype(dtype)
-    if dtype == "float16":
-        master = ops.clip(master, -FLOAT16_MAX, FLOAT16_MAX)
-    return ops.cast(master, dtype)
-
-
-FLOAT16_MAX = 65504.0
+            low.assign(keep(masters.rounded(new[0], low_value.dtype), low_value))
 
 
 def fused_step_takes(rule, variables, gradients):

@@ -699,7 +699,7 @@ def test_fused_steps_of_masters_keep_their_variables_in_step(make, kernels, comp
     def write():
         for v, master in zip(narrow, fused.weights, strict=True):
             if v is not None:
-                v.assign(generic.rounded(ops.convert_to_tensor(master), v.dtype))
+                v.assign(backend.rounded(ops.convert_to_tensor(master), v.dtype))
 
     write()
     low = [v for v in narrow if v is not None]
