@@ -57,10 +57,15 @@ def _together(values):
 
     Of small ones a copy as one takes a third of the time of a norm for each.
     """
-    small = [v for v in values if v.numel() <= SMALL]
-    if len(small) < 2 or len({v.dtype for v in small}) > 1:
+    small: list[torch.Tensor] = []
+    rest: list[torch.Tensor] = []
+    for v in values:
+        # A subclass may be sharded, and then cannot be put together with others.
+        is_small = type(v) is torch.Tensor and v.numel() <= SMALL
+        (small if is_small else rest).append(v)
+    if len({v.dtype for v in small}) != 1:
         return values
-    return [_flatten_dense_tensors(small), *(v for v in values if v.numel() > SMALL)]
+    return [_flatten_dense_tensors(small), *rest]
 
 
 def _check_on_accelerator(values, inv_scale):
