@@ -51,7 +51,7 @@ class MasterWeights:
     def narrow(self, trained):
         """Returns the variable of the model that each of `trained` is the master of.
 
-        None for what is no master. Where there are no masters, it is all None.
+        A list with None for what is no master; None if there are no masters at all.
         """
         if not self.variables:
             return None

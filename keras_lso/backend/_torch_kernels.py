@@ -44,12 +44,10 @@ def fused_step(
 ):
     """See `generic.fused_step`."""
     on_host = is_on_host(variables[0])
-    applied = None
-    if finite is not None and on_host:
-        if not finite:
+    if on_host:
+        if finite is not None and not finite:
             return
-    elif finite is not None:
-        applied = finite
+        finite = None
     narrow = narrow or [None] * len(variables)
     grads = _own_gradients(grads, [*variables, *narrow])
     kinds = [
@@ -58,11 +56,11 @@ def fused_step(
     ]
     chunks = _chunks(kinds, variables, _HOST_CHUNK if on_host else _DEVICE_CHUNK)
     memory = _Memory(variables, chunks) if on_host else None
-    found_inf = None if applied is None else torch.logical_not(applied).float()
+    found_inf = None if finite is None else torch.logical_not(finite).float()
     for chunk in chunks:
         kernel = _Kernel([variables[i] for i in chunk], memory, found_inf)
         pairs = pairs_of(kernel.weights, [narrow[i] for i in chunk])
-        restart(pairs, applied, memory)
+        restart(pairs, finite, memory)
         rule = rules[chunk[0]]
         STEPS[type(rule)](
             kernel,
@@ -72,7 +70,7 @@ def fused_step(
             norms and [norms[i] for i in chunk],
             *map(list, zip(*(slots[i] for i in chunk), strict=True)),
         )
-        round_into_variables(pairs, applied)
+        round_into_variables(pairs, finite)
 
 
 def _own_gradients(grads, written):
