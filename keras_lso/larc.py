@@ -143,7 +143,7 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
         """
         return self.inner_optimizer.scale_loss(loss)
 
-    def apply(self, grads, trainable_variables=None, **kwargs):
+    def apply(self, grads, trainable_variables=None, axis_name=None, **kwargs):
         """Rescales the gradients, and lets the inner optimizer apply them.
 
         Args:
@@ -151,20 +151,27 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
                 has none.
             trainable_variables: List of variables. Defaults to those that the
                 optimizer was built for; the first call builds it.
+            axis_name: String or tuple of strings. On JAX, inside of `jax.shard_map`
+                or `jax.pmap`: the axis over which the gradients are still to be
+                averaged. Defaults to `None`: the caller has done that.
             **kwargs: For the inner optimizer: `scaled` and `update_scale` of a
                 `LossScaleOptimizer`.
         """
         # First of all: it may refuse.
         inv_scale = self._inv_scale(kwargs.get("scaled"))
+        backend.check_axis_name(axis_name)
         grads, variables = match(self, grads, trainable_variables)
         if not variables:
             return
+        if not adapters.has_reduced_gradients():
+            grads = backend.total(grads, axis_name)
         ratios = self.ratios(grads, variables, inv_scale)
         rescaled = [
             g if ratio is None else _multiply(g, ratio)
             for g, ratio in zip(grads, ratios, strict=True)
         ]
-        self.inner_optimizer.apply(rescaled, variables, **kwargs)
+        with adapters.reduced_gradients(self.inner_optimizer):
+            self.inner_optimizer.apply(rescaled, variables, **kwargs)
 
     def ratios(self, grads, variables, inv_scale=1.0):
         """Returns what each gradient is multiplied by.
@@ -188,10 +195,7 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
         found: list = [None] * len(grads)
         if not chosen:
             return found
-        totals = [grads[i] for i in chosen]
-        if not adapters.has_reduced_gradients():
-            totals = backend.total(totals)
-        g_norms = backend.l2_norms(totals)
+        g_norms = backend.l2_norms([grads[i] for i in chosen])
         w_norms = backend.l2_norms(
             [ops.convert_to_tensor(variables[i]) for i in chosen]
         )

@@ -201,7 +201,14 @@ class LossScaleOptimizer(
 
     # --- Applying -----------------------------------------------------------
 
-    def apply(self, grads, trainable_variables=None, scaled=None, update_scale=True):
+    def apply(
+        self,
+        grads,
+        trainable_variables=None,
+        scaled=None,
+        update_scale=True,
+        axis_name=None,
+    ):
         """Updates the variables, or skips the step if a gradient is not finite.
 
         A skipped step changes no trainable variable and nothing of the inner
@@ -218,11 +225,16 @@ class LossScaleOptimizer(
             update_scale: Bool. Whether this step moves the loss scale. Defaults
                 to `True`. With several losses in one step, set it to `False` for
                 all but the last, which then answers for their overflows too.
+            axis_name: String or tuple of strings. On JAX, inside of `jax.shard_map`
+                or `jax.pmap`: the axis over which the gradients are still to be
+                averaged. Defaults to `None`: the caller has done that.
         """
         backend.check_replica_context("apply")
+        backend.check_axis_name(axis_name)
         grads, variables = match(self, grads, trainable_variables)
         if not variables:
             return
+        grads, are_alike = self._total(grads, variables, axis_name)
         policy = self.loss_scale_policy
         inv_scale = self._inv_scale(scaled)
         fused = self._fused_step(grads, variables)
@@ -233,6 +245,7 @@ class LossScaleOptimizer(
             inv_scale=inv_scale,
             rules=fused and fused.rules_to_measure,
             state=fused and fused.state,
+            are_alike=are_alike,
         )
         if fused:
             adapters.warn_of_missing(self.inner_optimizer, grads, variables)
@@ -269,6 +282,7 @@ class LossScaleOptimizer(
         *,
         scaled=None,
         update_scale=True,
+        axis_name=None,
     ):
         """Updates the variables, or skips the step if a gradient is not finite.
 
@@ -282,6 +296,7 @@ class LossScaleOptimizer(
                 tf.keras spelled it. Defaults to `False`.
             scaled: See `apply`. Defaults to `None`.
             update_scale: See `apply`. Defaults to `True`.
+            axis_name: See `apply`. Defaults to `None`.
 
         Returns:
             The variable that counts the applied steps.
@@ -294,8 +309,19 @@ class LossScaleOptimizer(
         if scaled is None and self._takes_unscaled_pairs:
             scaled = self._scaled_as_keras_does
         are_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
+        if are_reduced and axis_name is not None:
+            raise ValueError(
+                "`axis_name` says that the gradients are still to be averaged, and "
+                "`skip_gradients_aggregation=True` that they are not. Give one of "
+                f"them. Received: axis_name={axis_name!r}"
+            )
         return self._apply_pairs(
-            grads_and_vars, name, are_reduced, scaled=scaled, update_scale=update_scale
+            grads_and_vars,
+            name,
+            are_reduced,
+            scaled=scaled,
+            update_scale=update_scale,
+            axis_name=axis_name,
         )
 
     # What `apply_gradients` means in code for tf.keras; Keras 3's trainers call it too.
@@ -311,6 +337,7 @@ class LossScaleOptimizer(
         trainable_variables,
         scaled=None,
         update_scale=True,
+        axis_name=None,
     ):
         """Does what `apply` does, on values that come in and go out.
 
@@ -322,6 +349,7 @@ class LossScaleOptimizer(
                 the optimizer was built for.
             scaled: See `apply`. Defaults to `None`.
             update_scale: See `apply`. Defaults to `True`.
+            axis_name: See `apply`. Defaults to `None`.
 
         Returns:
             A tuple of the new values of `trainable_variables` and of
@@ -352,17 +380,35 @@ class LossScaleOptimizer(
             *zip(own, optimizer_variables, strict=True),
         ]
         with keras.StatelessScope(state_mapping=mapping) as scope:
-            self.apply(grads, scaled=scaled, update_scale=update_scale)
+            self.apply(
+                grads, scaled=scaled, update_scale=update_scale, axis_name=axis_name
+            )
         return (
             [scope.get_current_value(v) for v in trained],
             like(optimizer_variables, [scope.get_current_value(v) for v in own]),
         )
 
+    def _total(self, grads, variables, axis_name):
+        """Returns the gradients of all replicas, and whether all have the same now.
+
+        They are added up before they are looked at, since it is the sum that must be
+        finite: two finite gradients may add up to inf.
+        """
+        if adapters.has_reduced_gradients():
+            return grads, False
+        # What overwrites its variable is no gradient.
+        own = [adapters.is_overwritten(v) for v in variables]
+        total = backend.total(
+            [None if is_own else g for g, is_own in zip(grads, own, strict=True)],
+            axis_name,
+        )
+        if not any(own):
+            return total, True
+        return [g if t is None else t for g, t in zip(grads, total, strict=True)], False
+
     def _step_inner_optimizer(self, grads, variables, finite, scaled):
         inner, masters = self.inner_optimizer, self._masters
         trained = self._trained(variables)
-        # Each replica runs `step` in a thread of its own.
-        are_reduced = adapters.has_reduced_gradients()
 
         def step(grads):
             # Read here: each replica runs this, with its own gradients.
@@ -374,7 +420,8 @@ class LossScaleOptimizer(
                 for g, v in zip(grads, variables, strict=True)
             ]
             masters.read()
-            with adapters.reduced_gradients(inner, are_reduced):
+            # Here, since each replica runs this in a thread of its own.
+            with adapters.reduced_gradients(inner):
                 inner.apply(unscaled, trained)
             masters.write()
 

@@ -83,6 +83,18 @@ def check_stateless_is_supported():
         )
 
 
+def check_axis_name(axis_name):
+    """Refuses an axis where there are none."""
+    if axis_name is not None and not getattr(_framework, "HAS_NAMED_AXES", False):
+        raise ValueError(
+            "`axis_name` is an axis of `jax.shard_map` or `jax.pmap`, which this Keras "
+            "backend does not have: leave it out. On TensorFlow the replicas of a "
+            "`tf.distribute.Strategy` add up their gradients by themselves; on PyTorch "
+            "`DistributedDataParallel` has averaged them already. "
+            f"Received: axis_name={axis_name!r}"
+        )
+
+
 def fused_step_takes(rule, variables, gradients):
     """Whether `fused_step` is the faster way for these tensors, right here."""
     return KERNELS == "auto" and _framework.fused_step_takes(rule, variables, gradients)

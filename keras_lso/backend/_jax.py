@@ -22,7 +22,6 @@ from keras_lso.backend.generic import (
     is_variable,
     outside_of_functions,
     scalar,
-    total,
     with_positions,
 )
 
@@ -54,7 +53,7 @@ __all__ = [
 ]
 
 
-def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None):
+def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None, are_alike=False):
     """See `generic.measure`.
 
     A sum of squares that is finite proves finite elements, at a third of the cost
@@ -334,6 +333,19 @@ def map_values(fn, grad):
     if isinstance(grad, sparse.BCOO):
         return sparse.BCOO((fn(grad.data), grad.indices), shape=grad.shape)
     return fn(grad)
+
+
+HAS_NAMED_AXES = True
+
+
+def total(grads, axis_name=None):
+    """See `generic.total`."""
+    if axis_name is None:
+        return grads
+    return [
+        g if g is None else jax.lax.pmean(generic.in_float32(to_dense(g)), axis_name)
+        for g in grads
+    ]
 
 
 def l2_norms(tensors):

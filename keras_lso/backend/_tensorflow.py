@@ -1,12 +1,13 @@
 """The primitives on TensorFlow: `tf.function`s, XLA, and replicas."""
 
+import functools
 import math
 
 import keras
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
-from keras_lso.backend import generic, masters, rules
+from keras_lso.backend import generic, masters, processes, rules
 from keras_lso.backend._tf_kernels import KERNELS, norm_of
 from keras_lso.backend._tf_processes import (
     AVERAGES_IN_STEP,
@@ -59,7 +60,7 @@ _not_converted = tf.autograph.experimental.do_not_convert
 
 
 @_not_converted
-def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None):
+def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None, are_alike=False):
     """See `generic.measure`.
 
     A sum that is finite proves finite elements: an inf or a NaN never leaves it. So
@@ -81,8 +82,10 @@ def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None):
         finite = _check(values, inv_scale, proofs)
     else:
         finite, norms = _check_by_norms(values, inv_scale)
-    amax = _largest(generic.largest_magnitude(_pack(values))) if amax else None
-    return Measurement(_agree(finite), norms, amax)
+    top = generic.largest_magnitude(_pack(values)) if amax else None
+    if not are_alike:
+        finite, top = _agree(finite), top if top is None else _largest(top)
+    return Measurement(finite, norms, top)
 
 
 def _proof(values):
@@ -152,12 +155,16 @@ def _largest(amax):
     return tf.reduce_max(context.all_gather(amax[tf.newaxis], axis=0))
 
 
-def total(grads):
+def total(grads, axis_name=None):
     """See `generic.total`."""
     context = tf.distribute.get_replica_context()
     if context is None or context.num_replicas_in_sync == 1:
         return grads
-    return context.all_reduce(tf.distribute.ReduceOp.SUM, grads)
+    # TensorFlow packs the tensors of a list into one, which must have one dtype.
+    return processes.map_by_dtype(
+        functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM),
+        [g if g is None else map_values(generic.in_float32, g) for g in grads],
+    )
 
 
 def run_if(finite, step, grads, state):

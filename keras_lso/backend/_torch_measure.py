@@ -18,7 +18,7 @@ def is_on_host(tensor):
 
 
 @torch.no_grad()
-def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None):
+def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None, are_alike=False):
     """See `generic.measure`.
 
     On the host a finite L2 norm proves finite elements, and one multi-tensor norm costs

@@ -34,7 +34,7 @@ class Measurement(NamedTuple):
     amax: Any = None
 
 
-def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None):
+def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None, are_alike=False):
     """Reads the gradients once.
 
     Args:
@@ -46,6 +46,8 @@ def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None):
             wanted. A finite norm proves that its gradient is finite: they are the
             check as well. Defaults to `None`.
         state: List of tuples of tensors, `(variable, *slots)`, one a rule.
+        are_alike: Bool. Whether `grads` are what `total` returned, and so the same on
+            all replicas, which then need not be asked. Defaults to `False`.
 
     Returns:
         A `Measurement`. `finite` is what all replicas, processes and shards
@@ -75,8 +77,18 @@ def l2_norms(tensors):
     return [l2_norm(in_float32(to_dense(t))) for t in tensors]
 
 
-def total(grads):
-    """Returns the sum of the gradients over all replicas that apply them."""
+def total(grads, axis_name=None):
+    """Returns the gradients of all replicas that apply them together.
+
+    Args:
+        grads: List of tensors, dense or sparse, or None.
+        axis_name: See `LossScaleOptimizer.apply`. Defaults to `None`.
+
+    Returns:
+        List of tensors or None, the same on all replicas: on TensorFlow the sums, on
+        JAX the means over the axis. Both are in float32 or wider, in which the sum of
+        float16 numbers does not overflow.
+    """
     return grads
 
 

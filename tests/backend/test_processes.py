@@ -1,6 +1,6 @@
 """Gradients averaged over processes, as far as one process can show it.
 
-`integration_tests/test_processes.py` runs two.
+`integration_tests/distributed/test_processes.py` runs two.
 """
 
 import sys

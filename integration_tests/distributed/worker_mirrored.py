@@ -3,8 +3,8 @@
 Then lets optimizers that take norms step on gradients that differ by replica, and
 prints how far they are from one step on the sum of them.
 
-Run by `test_replicas.py` in a process of its own: logical devices must be set up
-before TensorFlow starts.
+Run by `test_tensorflow_replicas.py` in a process of its own: logical devices must be
+set up before TensorFlow starts.
 """
 
 import json
@@ -12,9 +12,9 @@ import json
 import keras
 import numpy as np
 import tensorflow as tf
-from two_replicas import strategy
 
 import keras_lso
+from integration_tests.distributed.two_replicas import strategy
 
 with strategy.scope():
     weight = keras.Variable(np.array([1.0, -0.0], "float32"))
@@ -58,7 +58,7 @@ with strategy.scope():
 def step_by_magnitude():
     def on_each_replica():
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
-        value = tf.gather(tf.constant([2.0, 64.0]), replica)
+        value = tf.gather(tf.constant([2.0, 62.0]), replica)
         log_max.apply([value * tf.constant([1.0, -0.5])], [weight])
 
     strategy.run(on_each_replica)

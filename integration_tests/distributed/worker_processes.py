@@ -1,6 +1,6 @@
 """One of two processes of JAX or PyTorch; prints what it got from `backend`.
 
-    KERAS_BACKEND=... python worker_processes.py RANK FOLDER PORT GRADIENTS
+    python -m integration_tests.distributed.worker_processes RANK FOLDER PORT GRADIENTS
 
 GRADIENTS is a JSON file: for each process a list of `[dtype, values]` or None.
 """
@@ -11,8 +11,8 @@ import sys
 import keras
 import numpy as np
 from keras import ops
-from two_processes import BATCHES
 
+from integration_tests.distributed.two_processes import BATCHES
 from keras_lso import backend
 from keras_lso.compat.open_seq2seq import optimize_loss
 

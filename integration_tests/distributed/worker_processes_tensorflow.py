@@ -1,7 +1,8 @@
 """Replicas of TensorFlow that average gradients; prints what each of them got.
 
-    python worker_processes_tensorflow.py GRADIENTS
-    python worker_processes_tensorflow.py GRADIENTS RANK PORT PORT
+    python -m integration_tests.distributed.worker_processes_tensorflow GRADIENTS
+    python -m integration_tests.distributed.worker_processes_tensorflow GRADIENTS
+    python -m ...worker_processes_tensorflow GRADIENTS RANK PORT PORT
 
 Two replicas in one process, or one of two processes of one replica each. GRADIENTS is
 a JSON file: for each replica a list of `[dtype, values]` or None.
@@ -15,8 +16,8 @@ import sys
 import keras
 import numpy as np
 import tensorflow as tf
-from two_processes import BATCHES
 
+from integration_tests.distributed.two_processes import BATCHES
 from keras_lso import backend
 from keras_lso.compat.open_seq2seq import optimize_loss
 
@@ -29,7 +30,7 @@ if ports:
     os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
 else:
-    from two_replicas import strategy
+    from integration_tests.distributed.two_replicas import strategy
 
 with open(path) as file:
     gradients = json.load(file)

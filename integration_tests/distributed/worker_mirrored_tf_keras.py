@@ -1,7 +1,7 @@
 """Calls tf.keras's methods on two replicas; prints what became of the weights.
 
-Run by `test_replicas.py` in a process of its own: logical devices must be set up
-before TensorFlow starts.
+Run by `test_tensorflow_replicas.py` in a process of its own: logical devices must be
+set up before TensorFlow starts.
 """
 
 import json
@@ -9,9 +9,9 @@ import json
 import keras
 import numpy as np
 import tensorflow as tf
-from two_replicas import strategy
 
 import keras_lso
+from integration_tests.distributed.two_replicas import strategy
 
 SGD = keras.optimizers.SGD
 MODERN = keras_lso.LossScaleOptimizer

@@ -4,17 +4,14 @@ Sums of two numbers halved: in float32 NumPy's are the same, bit for bit.
 """
 
 import json
-import os
 import pathlib
-import socket
-import subprocess
-import sys
 
 import keras
 import numpy as np
 import pytest
 
-FOLDER = pathlib.Path(__file__).parent
+from integration_tests.distributed import launch
+
 BACKEND = keras.backend.backend()
 ON_TENSORFLOW = BACKEND == "tensorflow"
 
@@ -53,38 +50,11 @@ def mean_of(bits):
     return np.frombuffer(bytes.fromhex(data), dtype).reshape(shape)
 
 
-def free_ports(count):
-    sockets = [socket.socket() for _ in range(count)]
-    for s in sockets:
-        s.bind(("localhost", 0))
-    ports = [str(s.getsockname()[1]) for s in sockets]
-    for s in sockets:
-        s.close()
-    return ports
-
-
 def run(name, *lists_of_arguments):
     """Returns what the worker prints, run once for each list at the same time."""
-    workers = [
-        subprocess.Popen(
-            [sys.executable, FOLDER / name, *arguments],
-            env={**os.environ, "KERAS_BACKEND": BACKEND},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for arguments in lists_of_arguments
-    ]
-    try:
-        outputs = [worker.communicate(timeout=240) for worker in workers]
-    finally:
-        for worker in workers:
-            worker.kill()
-    for worker, (_, errors) in zip(workers, outputs, strict=True):
-        assert worker.returncode == 0, errors
-    lines = [line for printed, _ in outputs for line in printed.splitlines()]
-    results = [json.loads(line[7:]) for line in lines if line.startswith("RESULT ")]
-    assert len(results) == len(workers)
+    outputs = launch.run(name, *lists_of_arguments)
+    results = [r for printed in outputs for r in launch.lines_of(printed, "RESULT")]
+    assert len(results) == len(outputs)
     return results
 
 
@@ -104,11 +74,11 @@ def path(tmp_path_factory):
 def results(path):
     """What the two processes print: of replicas, on TensorFlow."""
     if ON_TENSORFLOW:
-        ports = free_ports(2)
-        name = "worker_processes_tensorflow.py"
+        ports = launch.free_ports(2)
+        name = "worker_processes_tensorflow"
         return run(name, [path, "0", *ports], [path, "1", *ports])
-    arguments = [str(pathlib.Path(path).parent), *free_ports(1), path]
-    return run("worker_processes.py", ["0", *arguments], ["1", *arguments])
+    arguments = [str(pathlib.Path(path).parent), *launch.free_ports(1), path]
+    return run("worker_processes", ["0", *arguments], ["1", *arguments])
 
 
 def assert_is_mean(means):
@@ -174,7 +144,7 @@ def test_processes_of_tensorflow(results):
 
 @pytest.mark.skipif(not ON_TENSORFLOW, reason="replicas are TensorFlow's")
 def test_replicas_of_one_process(path):
-    [result] = run("worker_processes_tensorflow.py", [path])
+    [result] = run("worker_processes_tensorflow", [path])
     assert result["count"] == 2
     first, second = result["means"]
     assert first == second

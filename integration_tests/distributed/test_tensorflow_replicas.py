@@ -3,41 +3,27 @@
 Keras's own wrapper takes the first replica's word for it.
 """
 
-import json
-import pathlib
-import subprocess
-import sys
+import functools
 
-import keras
 import pytest
 
-FOLDER = pathlib.Path(__file__).parent
-
-pytestmark = pytest.mark.skipif(
-    keras.backend.backend() != "tensorflow",
-    reason="tf.distribute is TensorFlow's; one process of JAX or PyTorch has no "
-    "replicas that could disagree",
-)
+from integration_tests.distributed import launch
 
 
 def run_worker(name):
     """Returns `printed(word)`: what the worker prints in lines that start with it."""
-    run = subprocess.run(
-        [sys.executable, FOLDER / name], capture_output=True, text=True, timeout=300
-    )
-    assert run.returncode == 0, run.stderr
-    lines = [line.split(" ", 1) for line in run.stdout.splitlines()]
-    return lambda word: [json.loads(line[1]) for line in lines if line[0] == word]
+    [printed] = launch.run(name, [])
+    return functools.partial(launch.lines_of, printed)
 
 
 @pytest.fixture(scope="module")
 def printed():
-    return run_worker("worker_mirrored.py")
+    return run_worker("worker_mirrored")
 
 
 @pytest.fixture(scope="module")
 def printed_by_tf_keras_methods():
-    return run_worker("worker_mirrored_tf_keras.py")
+    return run_worker("worker_mirrored_tf_keras")
 
 
 def test_an_overflow_on_any_replica_skips_the_step_on_all(printed):
@@ -52,8 +38,8 @@ def test_an_overflow_on_any_replica_skips_the_step_on_all(printed):
     assert last == {"weights": moved, "scale": 1.0, "skipped": 3, "applied": 1}
 
 
-def test_the_largest_magnitude_is_that_of_all_replicas(printed):
-    # 64 on the second: 2**(16 - 6)
+def test_the_largest_magnitude_is_that_of_the_sum(printed):
+    # 2 + 62: 2**(16 - 6)
     assert printed("AMAX") == [2.0**10]
 
 

@@ -1,0 +1,151 @@
+"""What the participants train, on every engine, and what must come out of it.
+
+A participant is a replica, a process or a device, whatever has a batch of its own. Each
+engine trains the same small network on the same batches with the same optimizers. One
+element of `weights`, inf in place of 1, is all that it takes to make a participant's
+gradients overflow.
+
+A worker records the state after every step by `state_of` and writes it by `save`; a
+test reads the files by `load` and compares them.
+"""
+
+import keras
+import numpy as np
+from keras import ops
+
+import keras_lso
+
+STEPS = 200
+BATCH_SIZE = 4  # of one participant
+INPUTS, HIDDEN, OUTPUTS = 3, 4, 2
+
+# Which participants overflow, at a quarter of the steps. "random" is one of them,
+# another one each time; "always" is a random one at every step: none is applied.
+PATTERNS = ("none", "all", "first", "last", "random", "always")
+
+OPTIMIZERS = {
+    "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
+    "Adam": lambda: keras.optimizers.Adam(0.01),
+    "global_clipnorm": lambda: keras.optimizers.SGD(0.05, global_clipnorm=0.5),
+    "LARS": lambda: keras_lso.LARS(0.5, eeta=0.1, weight_decay_rate=0.01),
+    "LARC": lambda: keras_lso.LARC(keras.optimizers.SGD(0.5, momentum=0.9), eta=0.02),
+}
+
+
+def make_optimizer(name):
+    """Returns an optimizer whose scale moves often within 200 steps."""
+    return keras_lso.LossScaleOptimizer(
+        OPTIMIZERS[name](), initial_scale=2.0**10, dynamic_growth_steps=3
+    )
+
+
+def initial_weights():
+    """Returns the arrays of two dense layers, kernel and bias of each."""
+    random = np.random.default_rng(0)
+    shapes = [(INPUTS, HIDDEN), (HIDDEN,), (HIDDEN, OUTPUTS), (OUTPUTS,)]
+    return [random.normal(scale=0.5, size=s).astype("float32") for s in shapes]
+
+
+def overflowing(pattern, step, participants):
+    """Returns the set of the participants that overflow at this step."""
+    random = np.random.default_rng([step, 1])
+    is_due, chosen = random.random() < 0.25, int(random.integers(participants))
+    if pattern == "always":
+        return {chosen}
+    if not is_due or pattern == "none":
+        return set()
+    everyone = set(range(participants))
+    return {"all": everyone, "first": {0}, "last": {participants - 1}}.get(
+        pattern, {chosen}
+    )
+
+
+def batch_of(pattern, step, participant, participants):
+    """Returns what one participant trains on at this step: x, y, weights."""
+    random = np.random.default_rng([step, participant, 2])
+    x = random.normal(size=(BATCH_SIZE, INPUTS)).astype("float32")
+    y = np.stack([x.sum(axis=1), np.sin(x[:, 0])], axis=1).astype("float32")
+    weights = np.ones((BATCH_SIZE, 1), "float32")
+    if participant in overflowing(pattern, step, participants):
+        weights[step % BATCH_SIZE] = np.inf
+    return x, y, weights
+
+
+def whole_batch(pattern, step, participants):
+    """Returns the batches of all participants, one after the other."""
+    batches = [batch_of(pattern, step, p, participants) for p in range(participants)]
+    return tuple(np.concatenate(parts) for parts in zip(*batches, strict=True))
+
+
+def predict(weights, x):
+    """The network: `weights` are tensors or variables."""
+    kernel_1, bias_1, kernel_2, bias_2 = map(ops.convert_to_tensor, weights)
+    return ops.matmul(ops.tanh(ops.matmul(x, kernel_1) + bias_1), kernel_2) + bias_2
+
+
+def loss_of(y, predicted, weights):
+    """The loss of a batch: the mean over its elements."""
+    return ops.mean(weights * ops.square(y - predicted))
+
+
+def state_of(variables, optimizer):
+    """Returns copies of the weights and of all that the optimizer keeps, as arrays."""
+    return [
+        np.array(ops.convert_to_numpy(v)) for v in [*variables, *optimizer.variables]
+    ]
+
+
+def save(path, states):
+    """Writes lists of arrays, one for each step."""
+    columns = [np.stack(column) for column in zip(*states, strict=True)]
+    np.savez(path, *columns)
+
+
+def load(path):
+    """Returns a list of arrays, of which the first axis is the step."""
+    with np.load(path) as file:
+        return [file[f"arr_{i}"] for i in range(len(file.files))]
+
+
+def assert_bitwise_equal(columns, expected):
+    """Compares what two participants recorded."""
+    assert len(columns) == len(expected)
+    for i, (column, other) in enumerate(zip(columns, expected, strict=True)):
+        assert column.dtype == other.dtype, i
+        assert column.shape == other.shape, i
+        differing = [
+            step
+            for step, (a, b) in enumerate(zip(column, other, strict=True))
+            if a.tobytes() != b.tobytes()
+        ]
+        assert not differing, f"array {i} differs first after step {differing[0]}"
+
+
+def assert_right(columns, pattern, participants, reference):
+    """Compares what one participant recorded with the rules, and with a reference.
+
+    Args:
+        columns: List of arrays, what `load` returned.
+        pattern: One of `PATTERNS`.
+        participants: Int.
+        reference: List of arrays, recorded on the concatenated batches in one process.
+    """
+    weights = columns[: len(initial_weights())]
+    assert all(np.isfinite(w).all() for w in weights)
+    before = initial_weights()
+    for step in range(len(weights[0])):
+        after = [w[step] for w in weights]
+        is_same = all(
+            a.tobytes() == b.tobytes() for a, b in zip(after, before, strict=True)
+        )
+        assert is_same == bool(overflowing(pattern, step, participants)), step
+        before = after
+    assert len(columns) == len(reference)
+    for i, (column, expected) in enumerate(zip(columns, reference, strict=True)):
+        if np.issubdtype(column.dtype, np.integer):
+            np.testing.assert_array_equal(column, expected, err_msg=str(i))
+            continue
+        # Each step's roundings, of numbers below 4, at most add up: 200 steps of a few.
+        np.testing.assert_allclose(
+            column, expected, rtol=1e-4, atol=2e-5, err_msg=f"array {i}"
+        )
