@@ -17,7 +17,8 @@ LOGS := build/test-logs
 export TF_CPP_MIN_LOG_LEVEL := 3
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo large-batch float16 transformer test $(TESTS) lint format bench bench-gpu clean
+.PHONY: help setup demo large-batch float16 transformer test $(TESTS) \
+    test-distributed lint format bench bench-gpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$].*## / { sub(/\$$\(TESTS\)/, "test-<backend>", $$1); \
@@ -66,6 +67,11 @@ $(TESTS): test-%: $(INSTALLED) ## the suite and the doctests under one backend
 	$(BIN)/python -m pytest --doctest-modules \
 	    $(wildcard keras_lso tests integration_tests) $(PYTEST_ARGS) 2>&1 | \
 	    tee $(LOGS)/$*.txt | awk '{ print "$* | " $$0; fflush() }'
+
+test-distributed: $(INSTALLED) ## those with several replicas or processes, of test
+	@status=0; for backend in $(BACKENDS); do \
+	    KERAS_BACKEND=$$backend OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
+	        integration_tests/distributed $(PYTEST_ARGS) || status=1; done; exit $$status
 
 lint: $(INSTALLED) ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff check .

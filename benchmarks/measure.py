@@ -9,7 +9,7 @@ from functools import partial
 import keras
 
 import keras_lso
-from benchmarks import first_step, fit, machine
+from benchmarks import first_step, fit, machine, participants
 from benchmarks.bytes_moved import bytes_of_step
 from benchmarks.data import check_healthy, make_data
 from benchmarks.inner import INNER
@@ -43,6 +43,7 @@ def measure(options, tell):
         "groups": [],
         "compilations": [],
         "fit": [],
+        "participants": [],
     }
     for number, (part, name, task) in enumerate(tasks):
         tell(f"{BACKEND}: {name}", number / len(tasks))
@@ -77,6 +78,12 @@ def _tasks(options):
         for model in models[: 1 if options.smoke else None]:
             task = partial(fit.measure, model, options.rounds, options.smoke)
             tasks.append(("fit", f"fit, {model}", task))
+    # Two of them would need two GPUs.
+    if "participants" in options.parts and rows.gpu() is None:
+        shapes = "tiny" if options.smoke else "resnet50"
+        inner = options.inner or participants.INNER
+        task = partial(participants.measure, BACKEND, shapes, inner, options.rounds)
+        tasks.append(("participants", "two participants", task))
     return tasks
 
 

@@ -27,7 +27,12 @@ class Table:
 
 def make_tables(results):
     """Returns all tables of some results, one result a backend."""
-    tables = [steps_table(results), limits_table(results), fit_table(results)]
+    tables = [
+        steps_table(results),
+        limits_table(results),
+        fit_table(results),
+        participants_table(results),
+    ]
     return [table for table in tables if table.sections]
 
 
@@ -241,4 +246,46 @@ def _fit_cells(result, group, row):
         _ratio(row, group, "inner"),
         _ratio(row, group, "keras"),
         f"{row['first_s']:.1f}",
+    ]
+
+
+# --- Participants -------------------------------------------------------------------
+
+
+def participants_table(results):
+    """The time of a step that two replicas, devices or processes make together."""
+    columns = [
+        "backend",
+        "two",
+        "inner",
+        "row",
+        "ms",
+        "quartiles",
+        "x inner",
+        "x Keras",
+    ]
+    table = Table("Two participants", columns, left=4)
+    table.notes = [
+        "On the cores of one machine, which the two share. MirroredStrategy and DDP: "
+        "adding the gradients up is a part of the step."
+    ]
+    for result in results:
+        # Results of an earlier version have none.
+        for measured in result.get("participants", []):
+            for group in measured["groups"]:
+                rows = [_participants_cells(result, group, r) for r in group["rows"]]
+                table.sections.append((None, rows))
+    return table
+
+
+def _participants_cells(result, group, row):
+    return [
+        result["backend"],
+        group["engine"],
+        group["inner"],
+        row["name"],
+        _digits(row["ms"]),
+        f"{_digits(row['low_ms'])} to {_digits(row['high_ms'])}",
+        _ratio(row, group, "inner"),
+        _ratio(row, group, "keras"),
     ]
