@@ -23,12 +23,13 @@ INPUTS, HIDDEN, OUTPUTS = 3, 4, 2
 # another one each time; "always" is a random one at every step: none is applied.
 PATTERNS = ("none", "all", "first", "last", "random", "always")
 
+# At rates that do not make a rounding grow from step to step.
 OPTIMIZERS = {
     "momentum": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
     "Adam": lambda: keras.optimizers.Adam(0.01),
     "global_clipnorm": lambda: keras.optimizers.SGD(0.05, global_clipnorm=0.5),
-    "LARS": lambda: keras_lso.LARS(0.5, eeta=0.1, weight_decay_rate=0.01),
-    "LARC": lambda: keras_lso.LARC(keras.optimizers.SGD(0.5, momentum=0.9), eta=0.02),
+    "LARS": lambda: keras_lso.LARS(0.1, eeta=0.05, weight_decay_rate=0.01),
+    "LARC": lambda: keras_lso.LARC(keras.optimizers.SGD(0.05, momentum=0.9), eta=0.005),
 }
 
 

@@ -13,6 +13,7 @@ from keras_lso.adapters.optimizers import (
     iteration_variable,
     uses_weight_decay,
 )
+from keras_lso.adapters.replicas import has_reduced_gradients, reduced_gradients
 from keras_lso.adapters.variables import is_overwritten, storage
 from keras_lso.backend import rules
 
@@ -232,6 +233,8 @@ class RuleOptimizer(keras.optimizers.Optimizer):
         # Keras's optimizers also take a bare `tf.Variable`.
         are_kerass = all(isinstance(v, keras.Variable) for v in trainable_variables)
         tensors = [backend.as_tensor(g) for g in grads]
+        if not has_reduced_gradients():
+            tensors = backend.total(tensors)
         fused = fused_step_of(
             self._rule() if are_kerass else None,
             self,
@@ -240,6 +243,9 @@ class RuleOptimizer(keras.optimizers.Optimizer):
             learning_rate,
         )
         if fused is None:
-            super()._backend_update_step(grads, trainable_variables, learning_rate)
+            with reduced_gradients(self):
+                super()._backend_update_step(
+                    tensors, trainable_variables, learning_rate
+                )
         else:
             backend.fused_step(fused.rules, fused.variables, fused.slots, tensors)

@@ -210,7 +210,8 @@ def fused_step(
     """See `generic.fused_step`.
 
     Under XLA a masked update stays in place, where a `tf.cond` copies the state.
-    Outside XLA, TensorFlow has one kernel a variable for each rule.
+    Outside XLA, TensorFlow has one kernel a variable for each rule. A replica steps on
+    its own copies of the variables: gradients and flag are the same on all replicas.
     """
     if _in_xla():
         generic.fused_step(
@@ -231,7 +232,7 @@ def fused_step(
             kernel = KERNELS[type(rule)]
             kernel(rule, tf.cast(grad, tf.float32), inv_scale, norm, *state)
         for master, low in pairs:
-            low.assign(masters.rounded(master, low.dtype))
+            _assign_here(low, masters.rounded(master, low.dtype))
 
     if finite is None:
         step()
@@ -247,7 +248,8 @@ def _restart(pairs):
     def restart():
         for master, low in pairs:
             value = tf.convert_to_tensor(low)
-            master.assign(masters.restarted(tf.convert_to_tensor(master), value))
+            restarted = masters.restarted(tf.convert_to_tensor(master), value)
+            _assign_here(master, restarted)
 
     # Without looking for what is too large for float16.
     are_in_step = [
@@ -257,14 +259,35 @@ def _restart(pairs):
     tf.cond(tf.reduce_all(are_in_step), _nothing, restart)
 
 
+def _assign_here(variable, value):
+    """Assigns to this replica's copy alone: `variable.assign` would wait for all."""
+    tf.raw_ops.AssignVariableOp(resource=variable.value.handle, value=value)
+
+
 def fused_step_takes(rule, variables, gradients):
-    """Whether these are float32 variables that no replicas share."""
+    """Whether these are float32 variables, of which each replica has its copy."""
     return (
         rule in KERNELS
-        and tf.distribute.get_strategy().num_replicas_in_sync == 1
+        and _are_on_each_replica(variables)
         and not any(isinstance(g, tf.IndexedSlices) for g in gradients)
         and not any(g.dtype == tf.float64 for g in gradients)
         and all(v.dtype == "float32" for v in variables)
+    )
+
+
+# Those that keep a copy of each variable on each replica. A step that does the same to
+# every copy needs no exchange beside the gradients'.
+_MIRRORED = tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy
+
+
+def _are_on_each_replica(variables):
+    strategy = tf.distribute.get_strategy()
+    if strategy.num_replicas_in_sync == 1:
+        return True
+    return (
+        isinstance(strategy, _MIRRORED)
+        and not _in_xla()
+        and all(isinstance(v.value, tf.distribute.DistributedValues) for v in variables)
     )
 
 

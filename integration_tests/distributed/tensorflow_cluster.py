@@ -1,0 +1,23 @@
+"""The strategy of a worker: two replicas in its process, or one in each of two."""
+
+import json
+import os
+
+import tensorflow as tf
+
+
+def join(rank=None, *ports):
+    """Returns the strategy; to be called before TensorFlow starts.
+
+    Args:
+        rank: Int, of this process. Defaults to `None`: it is the only one.
+        *ports: Ports of all processes, on this machine.
+    """
+    if rank is None:
+        from integration_tests.distributed.two_replicas import strategy
+
+        return strategy
+    cluster = {"worker": [f"localhost:{port}" for port in ports]}
+    task = {"type": "worker", "index": rank}
+    os.environ["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": task})
+    return tf.distribute.MultiWorkerMirroredStrategy()

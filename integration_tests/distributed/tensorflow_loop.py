@@ -1,0 +1,115 @@
+"""A custom training loop under a `tf.distribute` strategy, for workers and their judge."""
+
+import functools
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import keras_lso
+from integration_tests.distributed import problem
+
+# A name: the optimizer of `problem.OPTIMIZERS`, and what is unusual about the loop.
+CASES = {
+    **{name: (name, {}) for name in problem.OPTIMIZERS},
+    "reduced": ("momentum", {"says": {"skip_gradients_aggregation": True}}),
+    "reduced, older": ("Adam", {"says": {"experimental_aggregate_gradients": False}}),
+    "float16": ("momentum", {"dtype": "float16"}),
+}
+PATTERNS_OF = {
+    **dict.fromkeys(CASES, ("random",)),
+    "momentum": problem.PATTERNS,
+    "LARC": ("random", "first"),
+    "reduced": ("random", "first"),
+}
+
+
+class Loop:
+    """Trains the network of `problem`, each replica on a batch of its own.
+
+    Args:
+        case: Key of `CASES`.
+        strategy: A `tf.distribute.Strategy`. Defaults to the one without replicas.
+    """
+
+    def __init__(self, case, strategy=None):
+        self.strategy = strategy or tf.distribute.get_strategy()
+        name, unusual = CASES[case]
+        self.says = unusual.get("says", {}) if strategy else {}
+        dtype = unusual.get("dtype", "float32")
+        with self.strategy.scope():
+            self.weights = [
+                keras.Variable(w, dtype=dtype) for w in problem.initial_weights()
+            ]
+            self.optimizer = _make_optimizer(name, dtype)
+            self.optimizer.build(self.weights)
+        self.variables = [*self.weights, *self.optimizer.variables]
+        self.initial = [v.numpy() for v in self.variables]
+        self.step = tf.function(self._step, autograph=False)
+
+    def _step(self, batches):
+        return self.strategy.run(self._step_on_replica, args=(batches,))
+
+    def _step_on_replica(self, batches):
+        context = tf.distribute.get_replica_context()
+        x, y, sample_weights = (b[context.replica_id_in_sync_group] for b in batches)
+        with tf.GradientTape() as tape:
+            predicted = problem.predict([tf.cast(w, "float32") for w in self.weights], x)
+            loss = problem.loss_of(y, predicted, sample_weights)
+            # The gradients of the replicas are added up.
+            loss = self.optimizer.scale_loss(loss / context.num_replicas_in_sync)
+        grads = tape.gradient(loss, [w.value for w in self.weights])
+        if self.says:
+            grads = context.all_reduce(tf.distribute.ReduceOp.SUM, grads)
+        pairs = zip(grads, self.weights, strict=True)
+        self.optimizer.apply_gradients(pairs, scaled=True, **self.says)
+        # The replica's own copies.
+        return [tf.convert_to_tensor(v) for v in self.variables]
+
+    def restart(self):
+        for variable, value in zip(self.variables, self.initial, strict=True):
+            variable.assign(value)
+
+    def record(self, make_batches, steps=range(problem.STEPS)):
+        """Returns for each replica of this process its states after every step."""
+        recorded = []
+        for step in steps:
+            states = self.step([tf.constant(b) for b in make_batches(step)])
+            local = [self.strategy.experimental_local_results(v) for v in states]
+            recorded.append([[v.numpy() for v in r] for r in zip(*local, strict=True)])
+        return [list(of_replica) for of_replica in zip(*recorded, strict=True)]
+
+
+def _make_optimizer(name, dtype):
+    if dtype == "float32":
+        return problem.make_optimizer(name)
+    # What stays below 65504 in one sum does so in two halves of it.
+    return keras_lso.LossScaleOptimizer(
+        problem.OPTIMIZERS[name](),
+        loss_scale=keras_lso.loss_scales.DynamicLossScale(
+            2.0**10, increment_period=3, max_scale=2.0**10
+        ),
+    )
+
+
+def batches_of(pattern, participants, step):
+    """Returns x, y and weights, stacked: the first axis is the participant."""
+    batches = [
+        problem.batch_of(pattern, step, p, participants) for p in range(participants)
+    ]
+    return [np.stack(parts) for parts in zip(*batches, strict=True)]
+
+
+def whole_batch(pattern, participants, step):
+    """Returns the same as one batch of one participant."""
+    return [part[np.newaxis] for part in problem.whole_batch(pattern, step, participants)]
+
+
+def reference(case, participants):
+    """Yields for each pattern what training without replicas records."""
+    loop = Loop(case)
+    for pattern in PATTERNS_OF[case]:
+        loop.restart()
+        batches = functools.partial(whole_batch, pattern, participants)
+        [states] = loop.record(batches)
+        yield pattern, [np.stack(column) for column in zip(*states, strict=True)]
