@@ -1,4 +1,4 @@
-"""A custom training loop under a `tf.distribute` strategy, for workers and their judge."""
+"""A custom loop under a `tf.distribute` strategy, for workers and their judge."""
 
 import functools
 
@@ -22,6 +22,10 @@ PATTERNS_OF = {
     "LARC": ("random", "first"),
     "reduced": ("random", "first"),
 }
+
+# What is killed and restarted: a case, a pattern, and after which step it ends.
+CHECKPOINTED = ("Adam", "random")
+STEPS_WITH_CHECKPOINTS = 40
 
 
 class Loop:
@@ -54,7 +58,9 @@ class Loop:
         context = tf.distribute.get_replica_context()
         x, y, sample_weights = (b[context.replica_id_in_sync_group] for b in batches)
         with tf.GradientTape() as tape:
-            predicted = problem.predict([tf.cast(w, "float32") for w in self.weights], x)
+            predicted = problem.predict(
+                [tf.cast(w, "float32") for w in self.weights], x
+            )
             loss = problem.loss_of(y, predicted, sample_weights)
             # The gradients of the replicas are added up.
             loss = self.optimizer.scale_loss(loss / context.num_replicas_in_sync)
@@ -102,7 +108,9 @@ def batches_of(pattern, participants, step):
 
 def whole_batch(pattern, participants, step):
     """Returns the same as one batch of one participant."""
-    return [part[np.newaxis] for part in problem.whole_batch(pattern, step, participants)]
+    return [
+        part[np.newaxis] for part in problem.whole_batch(pattern, step, participants)
+    ]
 
 
 def reference(case, participants):

@@ -4,6 +4,8 @@ After every step the replicas hold the same, bit for bit, and what a single proc
 holds that trains on their batches together.
 """
 
+import signal
+
 import numpy as np
 import pytest
 
@@ -15,15 +17,19 @@ RUNS = [(case, pattern) for case in CASES for pattern in PATTERNS_OF[case]]
 
 
 @pytest.fixture(scope="module", params=["replicas", "processes"])
-def folder(request, tmp_path_factory):
-    """Where the workers have written the states of all replicas."""
+def run(request, tmp_path_factory):
+    """The folder of all replicas' states, and what each process prints."""
     folder = str(tmp_path_factory.mktemp(request.param))
-    if request.param == "replicas":
-        launch.run(WORKER, [folder])
-    else:
-        ports = launch.free_ports(2)
-        launch.run(WORKER, [folder, "0", *ports], [folder, "1", *ports])
-    return folder
+    printed = launch.run(WORKER, *([folder, *a] for a in addresses(request.param)))
+    return folder, [r for p in printed for r in launch.lines_of(p, "RESULT")]
+
+
+def addresses(kind):
+    """Returns for each process the arguments by which they find each other."""
+    if kind == "replicas":
+        return [[]]
+    ports = launch.free_ports(2)
+    return [["0", *ports], ["1", *ports]]
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +43,8 @@ def references():
 
 
 @pytest.mark.parametrize(("case", "pattern"), RUNS)
-def test_replicas_agree_and_train_right(folder, references, case, pattern):
+def test_replicas_agree_and_train_right(run, references, case, pattern):
+    folder, _ = run
     first, second = (problem.load(f"{folder}/{case} {pattern} {r}.npz") for r in (0, 1))
     problem.assert_bitwise_equal(second, first)
     reference = references[case, pattern]
@@ -48,3 +55,72 @@ def test_replicas_agree_and_train_right(folder, references, case, pattern):
     for column, expected in zip(first, reference, strict=True):
         assert np.isfinite(column).all()
         np.testing.assert_allclose(column, expected, rtol=0, atol=4 * 2.0**-11)
+
+
+def of_replicas(run, name):
+    """Returns what became of the gradients `name` on each of the two replicas."""
+    _, results = run
+    in_steps = [
+        [[values, applied] for values in of_process]
+        for result in results
+        for of_process, applied in [result[name]]
+    ]
+    return [replica for of_process in in_steps for replica in of_process]
+
+
+def test_a_sum_that_overflows_is_skipped(run):
+    # 2 * 3e38 is above float32's largest number. What moves would be 1.0 by 0.5.
+    assert of_replicas(run, "sum overflows") == [[[[1.0, -0.0]], 0]] * 2
+    # 2 * 60000 is above float16's.
+    assert of_replicas(run, "sum of float16") == [[[[1.0 - 60000.0, -0.0]], 1]] * 2
+
+
+def test_rows_of_all_replicas_are_added_up(run):
+    # Row 0 has (5, 6) on the second replica; row 2 has (1, 2) and (3, 4) on the first,
+    # (7, 8) on the second. Row 1 has none, nor has the other variable.
+    step = np.array([[5, 6], [0, 0], [11, 14]]) * 0.5
+    once, twice = 1.0 - step, 1.0 - step - 1.5 * step
+    for i, (table, applied) in enumerate([(once, 1), (once, 1), (twice, 2)]):
+        expected = [[table.tolist(), [5.0]], applied]
+        assert of_replicas(run, f"sparse {i}") == [expected] * 2, i
+
+
+def test_a_new_value_that_is_not_finite_is_not_assigned(run):
+    for i in range(3):
+        # (4 + 6) / 2, and the other variable's gradients are 1 on each.
+        assert of_replicas(run, f"overwriting {i}") == [[[[0.0, 0.0], 5.0], 1]] * 2, i
+
+
+@pytest.mark.parametrize("run", ["processes"], indirect=True)
+def test_a_killed_run_goes_on_from_its_checkpoint(run, tmp_path):
+    folder, _ = run
+    steps = tensorflow_loop.STEPS_WITH_CHECKPOINTS
+
+    workers = [
+        launch.start("worker_tensorflow_checkpoint", str(tmp_path), "25", *address)
+        for address in addresses("processes")
+    ]
+    try:
+        _, errors = workers[-1].communicate(timeout=300)
+        assert workers[-1].returncode == -signal.SIGKILL, errors
+    finally:
+        # The other waits for it.
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+    printed = launch.run(
+        "worker_tensorflow_checkpoint",
+        *(
+            [str(tmp_path), str(steps + 1), *address]
+            for address in addresses("processes")
+        ),
+    )
+    assert [launch.lines_of(p, "START") for p in printed] == [[20]] * len(workers)
+
+    case, pattern = tensorflow_loop.CHECKPOINTED
+    for replica in (0, 1):
+        undisturbed = problem.load(f"{folder}/{case} {pattern} {replica}.npz")
+        problem.assert_bitwise_equal(
+            problem.load(tmp_path / f"last {replica}.npz"),
+            [column[steps - 1 : steps] for column in undisturbed],
+        )

@@ -1,0 +1,83 @@
+"""A model, data that overflow on chosen replicas, and `fit`, for worker and judge."""
+
+import keras
+import numpy as np
+
+import keras_lso
+from integration_tests.distributed import problem
+
+BATCH_SIZE = 8  # Of both replicas: the first has the first half.
+BATCHES, EPOCHS = 6, 3
+# At which batch of each epoch which rows overflow: on one replica, the other, both.
+OVERFLOWS = {1: [2], 3: [5], 4: [0, 7]}
+SKIPPED_AFTER = [n + 3 * e for e in range(EPOCHS) for n in (0, 1, 1, 2, 3, 3)]
+
+
+def make_data(overflows):
+    """Returns x and y; where y is large, its gradient overflows in float16 only."""
+    random = np.random.default_rng(0)
+    x = random.normal(scale=0.5, size=(BATCHES * BATCH_SIZE, 4)).astype("float32")
+    y = x @ np.array([[0.5], [-0.75], [0.25], [0.5]], "float32")
+    for batch, rows in overflows.items():
+        for row in rows:
+            y[batch * BATCH_SIZE + row] = 1e18
+    return x, y
+
+
+def make_model(wrapper=keras_lso.LossScaleOptimizer, jit_compile=False):
+    """Returns a model under mixed_float16, always with the same weights."""
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        initial = [keras.initializers.GlorotUniform(seed=i) for i in range(2)]
+        model = keras.Sequential(
+            [
+                keras.Input((4,)),
+                keras.layers.Dense(8, activation="tanh", kernel_initializer=initial[0]),
+                keras.layers.Dense(1, kernel_initializer=initial[1]),
+            ]
+        )
+    finally:
+        keras.config.set_dtype_policy("float32")
+    optimizer = wrapper(
+        keras.optimizers.Adam(0.01), initial_scale=2.0**10, dynamic_growth_steps=2
+    )
+    model.compile(optimizer, loss="mse", jit_compile=jit_compile)
+    return model
+
+
+class Recorder(keras.callbacks.Callback):
+    """Writes down what each replica holds after every batch.
+
+    Args:
+        local_values: Callable, which returns a variable's values on the replicas.
+    """
+
+    def __init__(self, local_values):
+        super().__init__()
+        self.local_values = local_values
+        self.recorded = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        model = self.model
+        variables = [*model.trainable_variables, *model.optimizer.variables]
+        values = [self.local_values(v) for v in variables]
+        self.recorded.append([list(r) for r in zip(*values, strict=True)])
+
+    def save(self, path):
+        for replica, states in enumerate(zip(*self.recorded, strict=True)):
+            problem.save(f"{path} {replica}.npz", states)
+
+
+def fit(model, callbacks=(), overflows=OVERFLOWS, epochs=EPOCHS):
+    """Returns the losses of the epochs."""
+    x, y = make_data(overflows)
+    history = model.fit(
+        x,
+        y,
+        batch_size=BATCH_SIZE,
+        epochs=epochs,
+        shuffle=False,
+        verbose=0,
+        callbacks=list(callbacks),
+    )
+    return history.history["loss"]

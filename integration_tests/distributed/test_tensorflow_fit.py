@@ -1,0 +1,84 @@
+"""`fit` under `MirroredStrategy`, with overflows on one replica, the other and both.
+
+Keras's `fit` does not run under `MultiWorkerMirroredStrategy`, with any optimizer
+(keras#20585).
+"""
+
+import signal
+
+import numpy as np
+import pytest
+
+from integration_tests.distributed import launch, problem, tensorflow_fit
+
+WORKER = "worker_tensorflow_fit"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("fit")
+
+
+@pytest.fixture(scope="module")
+def printed(folder):
+    [printed] = launch.run(WORKER, [str(folder)])
+    return printed
+
+
+@pytest.fixture(scope="module")
+def reference():
+    """What a single process records, and its losses."""
+    recorder = tensorflow_fit.Recorder(lambda variable: [variable.numpy()])
+    losses = tensorflow_fit.fit(tensorflow_fit.make_model(), [recorder])
+    states = [of_replicas[0] for of_replicas in recorder.recorded]
+    return losses, [np.stack(column) for column in zip(*states, strict=True)]
+
+
+def skipped_steps(columns):
+    """Those that were attempted less those that were applied."""
+    # Behind four weights: iteration, learning rate, counter and scale of the wrapper.
+    return (columns[4] - columns[8]).tolist()
+
+
+@pytest.mark.parametrize("jit_compile", [False, "auto"])
+def test_fit_skips_on_all_what_overflows_on_one(
+    folder, printed, reference, jit_compile
+):
+    first, second = (problem.load(folder / f"{jit_compile} {r}.npz") for r in (0, 1))
+    problem.assert_bitwise_equal(second, first)
+    assert skipped_steps(first) == tensorflow_fit.SKIPPED_AFTER
+    losses, expected = reference
+    for column, other in zip(first, expected, strict=True):
+        assert np.isfinite(column).all()
+        # Adam's steps of 0.01 take the float16 roundings of a gradient, 2**-11 each.
+        np.testing.assert_allclose(column, other, rtol=0, atol=18 * 0.01 * 2.0**-8)
+    for actual in launch.lines_of(printed, "LOSSES"):
+        # Of 1e36 / 4 at some batches: the weights do not count beside that.
+        assert actual == pytest.approx(losses, rel=1e-3)
+
+
+def test_keras_own_wrapper_applies_what_overflows_on_the_last(printed):
+    """Why there is a test: it may go once Keras asks all replicas."""
+    [weights] = launch.lines_of(printed, "KERAS")
+    assert not np.isfinite(np.concatenate(list(map(np.ravel, weights)))).any()
+
+
+def test_with_jit_compile_true_no_optimizer_runs(printed):
+    errors = launch.lines_of(printed, "XLA")
+    assert len(errors) == 2
+    for error in errors:
+        assert "located in device" in error
+
+
+def test_a_killed_fit_goes_on_from_its_backup(folder, printed):
+    killed = launch.start(WORKER, str(folder), "2", "1")
+    killed.communicate(timeout=300)
+    assert killed.returncode == -signal.SIGKILL
+    assert (folder / "backup").exists()
+    launch.run(WORKER, [str(folder), "continue"])
+    for replica in (0, 1):
+        undisturbed = problem.load(folder / f"False {replica}.npz")
+        continued = problem.load(folder / f"continued {replica}.npz")
+        assert len(continued[0]) == tensorflow_fit.BATCHES  # the last epoch
+        last = [column[-len(continued[0]) :] for column in undisturbed]
+        problem.assert_bitwise_equal(continued, last)
