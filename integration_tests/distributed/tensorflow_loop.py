@@ -43,7 +43,8 @@ class Loop:
         dtype = unusual.get("dtype", "float32")
         with self.strategy.scope():
             self.weights = [
-                keras.Variable(w, dtype=dtype) for w in problem.initial_weights()
+                keras.Variable(w, dtype=dtype, aggregation="mean")
+                for w in problem.initial_weights()
             ]
             self.optimizer = _make_optimizer(name, dtype)
             self.optimizer.build(self.weights)
@@ -75,6 +76,16 @@ class Loop:
     def restart(self):
         for variable, value in zip(self.variables, self.initial, strict=True):
             variable.assign(value)
+
+    def count_collectives(self, batches):
+        """Returns how often a replica exchanges something in a step."""
+        graph = self.step.get_concrete_function(batches).graph.as_graph_def()
+        nodes = [
+            *graph.node,
+            *(n for function in graph.library.function for n in function.node_def),
+        ]
+        replicas = len(self.strategy.extended.worker_devices)
+        return sum(n.op.startswith("Collective") for n in nodes) / replicas
 
     def record(self, make_batches, steps=range(problem.STEPS)):
         """Returns for each replica of this process its states after every step."""

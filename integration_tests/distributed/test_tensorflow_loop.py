@@ -57,6 +57,16 @@ def test_replicas_agree_and_train_right(run, references, case, pattern):
         np.testing.assert_allclose(column, expected, rtol=0, atol=4 * 2.0**-11)
 
 
+def test_the_agreement_costs_no_exchange_or_one(run):
+    _, results = run
+    for result in results:
+        # The gradients are one exchange, and in their sum all find the overflow. Where
+        # the caller has added them up, there is one more, of a number.
+        assert result["collectives"] == {
+            case: 2 if case.startswith("reduced") else 1 for case in CASES
+        }
+
+
 def of_replicas(run, name):
     """Returns what became of the gradients `name` on each of the two replicas."""
     _, results = run

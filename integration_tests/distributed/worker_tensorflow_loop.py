@@ -28,8 +28,11 @@ folder, *address = sys.argv[1:]
 rank, *ports = [int(a) for a in address] or [None]
 strategy = tensorflow_cluster.join(rank, *ports)
 
+result = {"collectives": {}}
 for case in CASES:
     loop = Loop(case, strategy)
+    batches = [tf.constant(b) for b in batches_of("none", 2, 0)]
+    result["collectives"][case] = loop.count_collectives(batches)
     for pattern in PATTERNS_OF[case]:
         loop.restart()
         recorded = loop.record(functools.partial(batches_of, pattern, 2))
@@ -72,7 +75,6 @@ def constant(gradients):
     return lambda replica, step: [tf.gather(gradients, replica)]
 
 
-result = {}
 for name, dtype, gradients in (
     ("sum overflows", "float32", [[3e38, 1.0], [3e38, 1.0]]),
     ("sum of float16", "float16", [[6e4, 0.0], [6e4, 0.0]]),
