@@ -69,6 +69,7 @@ def match(optimizer, grads, variables):
             f"{len(grads)} gradients for {len(variables)} variables. Pass None "
             "for a variable without a gradient."
         )
+    adapters.check_shards(grads, variables)
     check_some_gradient(optimizer, grads, variables)
     if not optimizer.built:
         optimizer.build(variables)

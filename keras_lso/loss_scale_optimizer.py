@@ -188,7 +188,8 @@ class LossScaleOptimizer(
                 f"inner_optimizer={inner!r}"
             )
         adapters.exclude_twins_from_weight_decay(inner, variables, masters.trained)
-        inner.build(masters.trained)
+        with adapters.sharded_slots(inner, masters.trained):
+            inner.build(masters.trained)
         # Again: the members of a `MultiOptimizer` were not known before.
         adapters.exclude_twins_from_weight_decay(inner, variables, masters.trained)
         # An inner optimizer that was built before keeps the variables it knows.

@@ -37,6 +37,10 @@ from keras_lso.adapters.rules import (
     make_rules,
     rule_of,
 )
+from keras_lso.adapters.shards import (
+    check_shards,
+    sharded_slots,
+)
 from keras_lso.adapters.slots import (
     slots,
     weights,
@@ -59,6 +63,7 @@ __all__ = [
     "canonical_class",
     "chain",
     "check_known",
+    "check_shards",
     "config_of",
     "count_by",
     "exclude_twins_from_weight_decay",
@@ -81,6 +86,7 @@ __all__ = [
     "remember_trainable_variables",
     "rule_of",
     "schedule_of",
+    "sharded_slots",
     "slots",
     "storage",
     "trainable_variables",

@@ -65,6 +65,10 @@ map_values = _framework.map_values
 l2_norms = _framework.l2_norms
 to_dense = _framework.to_dense
 total = _framework.total
+# Only PyTorch's tensors say that they are sharded.
+any_sharded = getattr(_framework, "any_sharded", generic.any_sharded)
+sharded_like = getattr(_framework, "sharded_like", generic.sharded_like)
+check_shards = getattr(_framework, "check_shards", generic.check_shards)
 
 
 def as_tensor(grad):

@@ -7,14 +7,20 @@ from keras import ops
 from torch.utils import _pytree
 
 from keras_lso.backend import generic
-from keras_lso.backend._torch_kernels import STEPS, fused_step
-from keras_lso.backend._torch_measure import l2_norms, measure
 from keras_lso.backend._torch_processes import (
     AVERAGES_IN_STEP,
     average_over_processes,
     check_processes_run,
     count_processes,
 )
+from keras_lso.backend._torch_shard_checks import check_shards
+from keras_lso.backend._torch_sharded_step import (
+    fused_step,
+    fused_step_takes,
+    l2_norms,
+    measure,
+)
+from keras_lso.backend._torch_shards import any_sharded, sharded_like
 from keras_lso.backend.generic import (
     check_replica_context,
     compile_step,
@@ -28,9 +34,11 @@ from keras_lso.backend.generic import (
 __all__ = [
     "AVERAGES_IN_STEP",
     "UPDATES_IN_PLACE",
+    "any_sharded",
     "average_over_processes",
     "check_processes_run",
     "check_replica_context",
+    "check_shards",
     "compile_step",
     "compute_gradients",
     "count_processes",
@@ -46,6 +54,7 @@ __all__ = [
     "register_list_class",
     "run_if",
     "scalar",
+    "sharded_like",
     "to_dense",
     "total",
     "trained_variables",
@@ -60,29 +69,6 @@ def run_if(finite, step, grads, state):
 
 
 UPDATES_IN_PLACE = True
-
-
-def fused_step_takes(rule, variables, gradients):
-    """Whether there is a kernel for these tensors; `torch.compile` writes its own."""
-    return (
-        rule in STEPS
-        and not torch.compiler.is_compiling()
-        # Neither variables without a tensor of their own nor subclasses of tensors,
-        # which may be sharded, say.
-        and set(map(type, (*variables, *gradients))) <= _PLAIN
-        and variables[0].device.type in _DEVICES
-        and len({t.device for t in (*variables, *gradients)}) == 1
-        and {w.dtype for w in variables} == {torch.float32}
-        and {g.dtype for g in gradients} <= _GRADIENT_DTYPES
-        and {g.layout for g in gradients} == {torch.strided}
-        and all(map(torch.Tensor.is_contiguous, variables))
-        and [g.shape for g in gradients] == [w.shape for w in variables]
-    )
-
-
-_PLAIN = {torch.Tensor, torch.nn.Parameter}
-_DEVICES = ("cpu", "cuda")
-_GRADIENT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 
 
 def scalar(value, dtype):

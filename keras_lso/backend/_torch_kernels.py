@@ -41,8 +41,10 @@ def fused_step(
     inv_scale=None,
     norms=None,
     narrow=None,
+    steps=None,
 ):
-    """See `generic.fused_step`."""
+    """See `generic.fused_step`; `steps` has for each rule what does its step."""
+    steps = steps or STEPS
     on_host = is_on_host(variables[0])
     if on_host:
         if finite is not None and not finite:
@@ -62,7 +64,7 @@ def fused_step(
         pairs = pairs_of(kernel.weights, [narrow[i] for i in chunk])
         restart(pairs, finite, memory)
         rule = rules[chunk[0]]
-        STEPS[type(rule)](
+        steps[type(rule)](
             kernel,
             rule,
             [grads[i] for i in chunk],

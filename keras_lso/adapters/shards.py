@@ -1,0 +1,70 @@
+"""Variables of which each process holds a shard, as with PyTorch's FSDP2."""
+
+import contextlib
+
+from keras_lso import backend
+from keras_lso.adapters.optimizers import chain
+from keras_lso.adapters.slots import slots
+
+
+def check_shards(grads, variables):
+    """Refuses what a process sees the wrong part of.
+
+    Args:
+        grads: List of tensors or None, one for each variable.
+        variables: List of variables.
+    """
+    backend.check_shards(grads, variables, list(map(_value, variables)))
+
+
+@contextlib.contextmanager
+def sharded_slots(optimizer, variables):
+    """Lets an optimizer that is built in it shard its slots as the variables are.
+
+    Keras makes them of the whole variable's shape, on each process.
+
+    Args:
+        optimizer: The optimizer. It may wrap others.
+        variables: List of the variables that it is built for.
+    """
+    if not any(map(_is_sharded, variables)):
+        yield
+        return
+    innermost = chain(optimizer)[-1]
+    add = innermost.add_variable_from_reference
+
+    def add_sharded(reference_variable, *args, **kwargs):
+        slot = add(reference_variable, *args, **kwargs)
+        # At once: for the whole slots of all variables there may be no room.
+        slot._value = backend.sharded_like(_value(slot), _value(reference_variable))
+        return slot
+
+    innermost.add_variable_from_reference = add_sharded
+    try:
+        yield
+    finally:
+        del innermost.add_variable_from_reference
+    _check_slots(innermost, variables)
+
+
+def _check_slots(optimizer, variables):
+    """Refuses slots that were made otherwise."""
+    for column in slots(optimizer).values():
+        for slot, variable in zip(column, variables, strict=True):
+            if slot is None or slot.shape != variable.shape or _is_sharded(slot):
+                continue
+            if _is_sharded(variable):
+                raise ValueError(
+                    f"The variable {variable.path!r} is sharded, and the optimizer "
+                    f"has a slot for it that is not, {slot.path!r}. Pass an optimizer "
+                    "that has not been built yet; a `MultiOptimizer` cannot train "
+                    f"sharded variables. Received: optimizer={optimizer!r}"
+                )
+
+
+def _is_sharded(variable):
+    return backend.any_sharded([_value(variable)])
+
+
+def _value(variable):
+    return getattr(variable, "_value", variable)

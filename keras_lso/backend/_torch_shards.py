@@ -1,0 +1,118 @@
+"""Tensors of which each process holds a shard: PyTorch's `DTensor`, as FSDP2 has them.
+
+What a process finds in its own shards is not the truth. It becomes that in one
+all-reduce over the processes among which the tensors are sharded. All of them have to
+make the same ones, in the same order: none may depend on what a shard holds.
+"""
+
+import torch
+import torch.distributed as dist
+
+_SHARDED: tuple[type, ...] = ()
+if dist.is_available():
+    from torch.distributed.tensor import DTensor, distribute_tensor
+
+    _SHARDED = (DTensor,)
+
+
+def is_sharded(tensor):
+    """Whether the tensor is a `DTensor`."""
+    return isinstance(tensor, _SHARDED)
+
+
+def any_sharded(tensors):
+    """Whether there is a `DTensor` among the tensors."""
+    return not set(_SHARDED).isdisjoint(map(type, tensors))
+
+
+def shards_of(tensors):
+    """Returns this process's shards; of a plain tensor the whole, and None as it is.
+
+    In `no_grad` they are the very memory of the tensors.
+    """
+    if not any_sharded(tensors):
+        return tensors
+    return [
+        # That of a parameter would be a new `Parameter` at each call.
+        (t.detach() if isinstance(t, torch.nn.Parameter) else t).to_local()
+        if is_sharded(t)
+        else t
+        for t in tensors
+    ]
+
+
+def sharded_like(value, reference):
+    """See `generic.sharded_like`; returns a parameter."""
+    is_as_it_is = is_sharded(value) or value.shape != reference.shape
+    if is_as_it_is or not is_sharded(reference):
+        return value
+    sharded = distribute_tensor(
+        value.detach(),
+        reference.device_mesh,
+        reference.placements,
+        # Nobody need send what everybody has.
+        src_data_rank=None,
+    )
+    return torch.nn.Parameter(sharded, requires_grad=value.requires_grad)
+
+
+class Agreement:
+    """The processes that hold shards of these tensors, and what they agree on.
+
+    A replica's tensors are the same on all processes, bit for bit, and what is found in
+    them is too: among replicas there is nothing to agree on.
+
+    Args:
+        tensors: List of tensors, some of which are sharded.
+    """
+
+    def __init__(self, tensors):
+        known: dict = {}
+        self._groups_of = [_groups_of(t, known) for t in tensors]
+        groups = {g.group_name: g for of_one in self._groups_of for g in of_one}
+        # The largest last: it has all that overlap.
+        self._groups = sorted(groups.values(), key=lambda g: g.size())
+
+    def maximum(self, values):
+        """Returns the largest of each value on any process.
+
+        Args:
+            values: 1D tensor without a NaN, which may be lost in a maximum.
+        """
+        for group in self._groups:
+            dist.all_reduce(values, dist.ReduceOp.MAX, group)
+        return values
+
+    def total(self, values, owners):
+        """Returns what each value adds up to over all shards of a tensor.
+
+        Args:
+            values: 1D tensor.
+            owners: List with an item for each value: the position of the tensor that it
+                was found in, or None for one that adds up over all processes.
+        """
+        for group in self._groups:
+            # What is no shard among these is counted once.
+            once = [
+                i
+                for i, owner in enumerate(owners)
+                if owner is not None and group not in self._groups_of[owner]
+            ]
+            if once and dist.get_rank(group):
+                values[once] = 0.0
+            dist.all_reduce(values, dist.ReduceOp.SUM, group)
+        return values
+
+
+def _groups_of(tensor, known):
+    """Returns the groups of processes among which the tensor is sharded."""
+    if not is_sharded(tensor):
+        return ()
+    mesh, placements = key = tensor.device_mesh, tensor.placements
+    if key not in known:
+        known[key] = [
+            mesh.get_group(dim)
+            for dim, placement in enumerate(placements)
+            if mesh.size(dim) > 1 and not placement.is_replicate()
+        ]
+    return known[key]
