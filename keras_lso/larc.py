@@ -128,7 +128,8 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
         if self.built:
             return
         variables = list(variables)
-        self.inner_optimizer.build(variables)
+        with adapters.sharded_slots(self.inner_optimizer, variables):
+            self.inner_optimizer.build(variables)
         adapters.remember_trainable_variables(self, variables)
         self.built = True
 

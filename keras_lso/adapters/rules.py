@@ -14,6 +14,7 @@ from keras_lso.adapters.optimizers import (
     uses_weight_decay,
 )
 from keras_lso.adapters.replicas import has_reduced_gradients, reduced_gradients
+from keras_lso.adapters.shards import check_shards, shard_slot
 from keras_lso.adapters.variables import is_overwritten, storage
 from keras_lso.backend import rules
 
@@ -214,6 +215,10 @@ class RuleOptimizer(keras.optimizers.Optimizer):
             self._get_variable_index(variable)
         ] and super()._use_weight_decay(variable)
 
+    def add_variable_from_reference(self, reference_variable, *args, **kwargs):
+        slot = super().add_variable_from_reference(reference_variable, *args, **kwargs)
+        return shard_slot(slot, reference_variable)
+
     def update_step(self, gradient, variable, learning_rate):
         """Updates one variable, of any dtype, with a dense or sparse gradient."""
         index = self._get_variable_index(variable)
@@ -233,6 +238,7 @@ class RuleOptimizer(keras.optimizers.Optimizer):
         # Keras's optimizers also take a bare `tf.Variable`.
         are_kerass = all(isinstance(v, keras.Variable) for v in trainable_variables)
         tensors = [backend.as_tensor(g) for g in grads]
+        check_shards(tensors, trainable_variables)
         if not has_reduced_gradients():
             tensors = backend.total(tensors)
         fused = fused_step_of(

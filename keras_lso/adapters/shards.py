@@ -17,27 +17,42 @@ def check_shards(grads, variables):
     backend.check_shards(grads, variables, list(map(_value, variables)))
 
 
+def shard_slot(slot, variable):
+    """Shards a new slot as its variable is.
+
+    Keras makes it of the whole variable's shape, on each process.
+
+    Args:
+        slot: Variable.
+        variable: Variable.
+
+    Returns:
+        The slot.
+    """
+    if _is_sharded(variable):
+        slot._value = backend.sharded_like(_value(slot), _value(variable))
+    return slot
+
+
 @contextlib.contextmanager
 def sharded_slots(optimizer, variables):
     """Lets an optimizer that is built in it shard its slots as the variables are.
-
-    Keras makes them of the whole variable's shape, on each process.
 
     Args:
         optimizer: The optimizer. It may wrap others.
         variables: List of the variables that it is built for.
     """
-    if not any(map(_is_sharded, variables)):
+    innermost = chain(optimizer)[-1]
+    is_done_outside = "add_variable_from_reference" in vars(innermost)
+    if is_done_outside or not any(map(_is_sharded, variables)):
         yield
         return
-    innermost = chain(optimizer)[-1]
     add = innermost.add_variable_from_reference
 
     def add_sharded(reference_variable, *args, **kwargs):
+        # One by one: for the whole slots of all variables there may be no room.
         slot = add(reference_variable, *args, **kwargs)
-        # At once: for the whole slots of all variables there may be no room.
-        slot._value = backend.sharded_like(_value(slot), _value(reference_variable))
-        return slot
+        return shard_slot(slot, reference_variable)
 
     innermost.add_variable_from_reference = add_sharded
     try:

@@ -1,0 +1,178 @@
+"""One of two processes that step on gradients of which each holds a shard.
+
+    python -m integration_tests.distributed.worker_torch_shards RANK FOLDER
+
+For every optimizer and every way to shard it prints how far the weights and slots are
+from those of a step on the whole gradients, and what else `test_torch_shards` asks for.
+"""
+
+import json
+import sys
+
+import keras
+import numpy as np
+import torch
+import torch.distributed
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+
+import keras_lso
+from integration_tests.distributed import torch_training
+from keras_lso import loss_scales
+
+rank, folder = int(sys.argv[1]), sys.argv[2]
+
+# Of the second one process has no row, of the first and the third one more than the
+# other. The last is more than the kernels look at in one go.
+SHAPES = [(3, 4), (1, 2), (5,), (4, 6), (70, 64)]
+STEPS = 12
+
+KERAS = keras.optimizers
+OPTIMIZERS = {
+    "SGD": lambda: KERAS.SGD(0.05),
+    "Nesterov": lambda: KERAS.SGD(0.05, momentum=0.9, nesterov=True),
+    "AdamW": lambda: KERAS.AdamW(0.01, weight_decay=0.1),
+    "clipnorm": lambda: KERAS.SGD(0.05, momentum=0.9, clipnorm=0.5),
+    "global_clipnorm": lambda: KERAS.Adam(0.01, global_clipnorm=0.5),
+    "clipvalue": lambda: KERAS.SGD(0.05, clipvalue=0.5),
+    "accumulation": lambda: KERAS.SGD(
+        0.05, momentum=0.9, gradient_accumulation_steps=2
+    ),
+    "EMA": lambda: KERAS.Adam(0.01, use_ema=True, ema_overwrite_frequency=3),
+    "RMSprop": lambda: KERAS.RMSprop(0.01, momentum=0.9, centered=True),
+    "Adagrad": lambda: KERAS.Adagrad(0.05),
+    "Adadelta": lambda: KERAS.Adadelta(0.5),
+    "Adamax": lambda: KERAS.Adamax(0.01),
+    "Nadam": lambda: KERAS.Nadam(0.01),
+    "Lion": lambda: KERAS.Lion(0.01),
+    "Ftrl": lambda: KERAS.Ftrl(0.05),
+    "Lamb": lambda: KERAS.Lamb(0.01),
+    "LARS": lambda: keras_lso.LARS(
+        0.5, eeta=0.1, weight_decay_rate=0.01, exclude_1d=True
+    ),
+    "LARS, popular": lambda: keras_lso.LARS(
+        0.5, eeta=0.1, nesterov=True, classic_momentum=False
+    ),
+    "LARS, paper": lambda: keras_lso.LARS(
+        0.5, eeta=0.1, weight_decay_rate=0.01, nesterov=True, trust_ratio="paper"
+    ),
+    "LARS, clipped": lambda: keras_lso.LARS(0.5, eeta=0.1, global_clipnorm=0.5),
+    "NovoGrad": lambda: keras_lso.NovoGrad(0.05, weight_decay_rate=0.01),
+    "LARC": lambda: keras_lso.LARC(KERAS.SGD(0.5, momentum=0.9), eta=0.02),
+    "LARC, scale": lambda: keras_lso.LARC(KERAS.Adam(0.5), eta=0.02, mode="scale"),
+}
+POLICIES = {
+    "dynamic": lambda: loss_scales.DynamicLossScale(2.0**10, increment_period=3),
+    "LogMax": loss_scales.LogMaxLossScale,
+    "small": lambda: loss_scales.FixedLossScale(2.0**-10),
+}
+
+
+def arrays(seed, dtype="float32"):
+    random = np.random.default_rng(seed)
+    return [random.normal(size=shape).astype(dtype) for shape in SHAPES]
+
+
+def sharded_by_fsdp(tensors):
+    module = torch.nn.ParameterList(map(torch.nn.Parameter, tensors))
+    network = torch.nn.Sequential(module)
+    fully_shard(network, mesh=init_device_mesh("cpu", (2,)))
+    return list(network.parameters())
+
+
+def sharded_over(mesh_shape, *placements):
+    """Returns a function that shards a list of tensors."""
+    mesh = init_device_mesh("cpu", mesh_shape)
+
+    def distribute(tensors):
+        return [
+            torch.nn.Parameter(
+                distribute_tensor(t, mesh, _of(placements, t), src_data_rank=None)
+            )
+            for t in tensors
+        ]
+
+    return distribute
+
+
+def _of(placements, tensor):
+    # One that has no such axis is replicated.
+    return [
+        p if p.is_replicate() or p.dim < tensor.ndim else Replicate()
+        for p in placements
+    ]
+
+
+def gradient_of(parameter, whole):
+    if not isinstance(parameter, DTensor):
+        return whole.clone()
+    return distribute_tensor(
+        whole, parameter.device_mesh, parameter.placements, src_data_rank=None
+    )
+
+
+def overflow(grads, step):
+    """Puts an inf or a NaN into one element, and so into one process's shard."""
+    grad = grads[step % len(grads)]
+    grad.view(-1)[-1 if step % 2 else 0] = torch.nan if step % 3 else torch.inf
+
+
+def train(parameters, optimizer, dtype):
+    """Returns all that is trained and kept after some steps, of which two overflow."""
+    variables = [keras.Variable(p) for p in parameters]
+    for step in range(STEPS):
+        grads = [torch.from_numpy(g) * 2.0**10 for g in arrays(step + 1)]
+        grads = [g.to(getattr(torch, dtype)) for g in grads]
+        if step in (3, 4, 8):
+            overflow(grads, step)
+        with torch.no_grad():
+            optimizer.apply(
+                [gradient_of(*pair) for pair in zip(parameters, grads, strict=True)],
+                variables,
+            )
+    return [v.value.detach() for v in (*variables, *optimizer.variables)]
+
+
+def compare(name, shard, optimizer_name, policy="dynamic", dtype="float32"):
+    def make():
+        return keras_lso.LossScaleOptimizer(
+            OPTIMIZERS[optimizer_name](), loss_scale=POLICIES[policy]()
+        )
+
+    tensors = [torch.from_numpy(w) for w in arrays(0, dtype)]
+    expected = train([torch.nn.Parameter(t.clone()) for t in tensors], make(), dtype)
+    found = train(shard(tensors), make(), dtype)
+    result = {"differences": [], "plain": []}
+    for tensor, alone in zip(found, expected, strict=True):
+        if isinstance(tensor, DTensor):
+            whole = tensor.full_tensor()
+            largest = float(alone.abs().max()) or 1.0
+            difference = float((whole - alone).abs().max()) / largest
+        else:
+            result["plain"].append(tensor.tolist())
+            largest = float(alone.double().abs().max()) or 1.0
+            difference = float((tensor.double() - alone.double()).abs().max()) / largest
+        result["differences"].append(difference)
+    return result
+
+
+with torch_training.process_group(rank, folder):
+    layouts = {
+        "fsdp": sharded_by_fsdp,
+        "dim 1": sharded_over((2,), Shard(1)),
+        "2 replicas": sharded_over((2, 1), Replicate(), Shard(0)),
+        "1 replica": sharded_over((1, 2), Replicate(), Shard(0)),
+    }
+    cases = [("fsdp", name, policy, "float32") for name in OPTIMIZERS for policy in ("dynamic",)]
+    cases += [(layout, name, "LogMax", "float32") for layout in layouts for name in ("SGD", "LARS", "NovoGrad", "LARC", "global_clipnorm")]
+    cases += [("fsdp", name, "small", "float32") for name in ("SGD", "LARS")]
+    cases += [("fsdp", name, "dynamic", "float16") for name in ("SGD", "AdamW", "LARS", "NovoGrad", "LARC", "global_clipnorm")]
+    for case in cases:
+        layout, name, policy, dtype = case
+        try:
+            result = compare(str(case), layouts[layout], name, policy, dtype)
+        except Exception as e:
+            import traceback
+            result = {"error": traceback.format_exc()[-1500:]}
+        print("CASE", json.dumps([case, result]), flush=True)
