@@ -1,6 +1,7 @@
-"""The network of `problem` on PyTorch, and what an engine has to equal: one process."""
+"""What two PyTorch processes train, and one process in their place."""
 
 import contextlib
+from typing import NamedTuple
 
 import keras
 import numpy as np
@@ -8,13 +9,70 @@ import torch
 import torch.distributed
 from torch.distributed.tensor import DTensor
 
+import keras_lso
 from integration_tests.distributed import problem
 
 NAMES = ("kernel_1", "bias_1", "kernel_2", "bias_2")
 
 
+class Case(NamedTuple):
+    """A run.
+
+    Attributes:
+        optimizer: One of `problem.OPTIMIZERS`, or `"accumulating"`.
+        pattern: One of `problem.PATTERNS`.
+        where: What overflows: the `"loss"`, or a `"shard"` of one process.
+        micro_batches: How many batches add up before the gradients are averaged. The
+            first of them overflows.
+        network: `"plain"`, or `"Keras"` for a Keras model.
+        steps: How many.
+    """
+
+    optimizer: str
+    pattern: str
+    where: str = "loss"
+    micro_batches: int = 1
+    network: str = "plain"
+    steps: int = problem.STEPS
+
+    @property
+    def name(self):
+        return ", ".join(map(str, self))
+
+
+# What an optimizer makes of one pattern it makes of all, and each step takes its time.
+_FEW, _MORE = 40, 100
+
+
+def _cases(where):
+    others = [name for name in problem.OPTIMIZERS if name != "momentum"]
+    return [
+        *(Case("momentum", pattern, where) for pattern in problem.PATTERNS),
+        *(Case(name, "random", where, steps=_MORE) for name in others),
+        *(Case(name, "first", where, steps=_FEW) for name in others),
+        Case("accumulating", "random", where, steps=_FEW),
+        Case("Adam", "random", micro_batches=3, steps=_FEW),
+    ]
+
+
+CASES = {
+    "ddp": [*_cases("loss"), Case("LARS", "last", network="Keras", steps=_FEW)],
+    "fsdp": [*_cases("shard"), Case("LARS", "last", steps=_FEW)],
+}
+
+
+def make_optimizer(name):
+    if name != "accumulating":
+        return problem.make_optimizer(name)
+    return keras_lso.LossScaleOptimizer(
+        keras.optimizers.Adam(0.01, gradient_accumulation_steps=2),
+        initial_scale=2.0**10,
+        dynamic_growth_steps=3,
+    )
+
+
 class Network(torch.nn.Module):
-    """The network as plain PyTorch."""
+    """The network of `problem` as plain PyTorch."""
 
     def __init__(self):
         super().__init__()
@@ -42,7 +100,7 @@ def keras_network():
 def process_group(rank, folder):
     """Connects this process to the other of two; says goodbye at the end."""
     torch.distributed.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=int(rank), world_size=2
+        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
     )
     try:
         yield
@@ -51,22 +109,27 @@ def process_group(rank, folder):
         torch.distributed.destroy_process_group()
 
 
+def batches_of(case, step, participant):
+    """Returns what one participant trains on at this step: its micro-batches."""
+    count = case.micro_batches
+    batches = [
+        problem.batch_of("none", step * count + i, participant, 2) for i in range(count)
+    ]
+    if participant in problem.overflowing(case.pattern, step, 2):
+        _, _, weights = batches[0]
+        weights[step % problem.BATCH_SIZE] = np.inf
+    return batches
+
+
 def backward(network, optimizer, batch):
-    """Adds the gradients of one batch's scaled loss up."""
+    """Adds up the gradients of a batch's scaled loss."""
     x, y, weights = map(torch.from_numpy, batch)
     optimizer.scale_loss(problem.loss_of(y, network(x), weights)).backward()
 
 
-def step(network, variables, optimizer, batch):
-    """Does a step on one batch."""
-    network.zero_grad()
-    backward(network, optimizer, batch)
-    apply(variables, optimizer)
-
-
+@torch.no_grad()
 def apply(variables, optimizer):
-    with torch.no_grad():
-        optimizer.apply([v.value.grad for v in variables], variables)
+    optimizer.apply([v.value.grad for v in variables], variables)
 
 
 def state_of(variables, optimizer):
@@ -76,23 +139,16 @@ def state_of(variables, optimizer):
     return [np.array(t) for t in shards]
 
 
-def alone(make_optimizer, batches):
-    """Returns what one process records that trains on the whole batches.
-
-    Args:
-        make_optimizer: Callable that returns the optimizer.
-        batches: List with a list of batches for each step, which accumulate.
-
-    Returns:
-        List of arrays, of which the first axis is the step.
-    """
-    network, optimizer = Network(), make_optimizer()
+def train_alone(case):
+    """Returns the columns of one process that trains on the concatenated batches."""
+    network, optimizer = Network(), make_optimizer(case.optimizer)
     variables = [keras.Variable(p) for p in network.parameters()]
     states = []
-    for of_step in batches:
+    for step in range(case.steps):
         network.zero_grad()
-        for batch in of_step:
-            backward(network, optimizer, batch)
+        for pair in zip(*(batches_of(case, step, p) for p in range(2)), strict=True):
+            whole = [np.concatenate(parts) for parts in zip(*pair, strict=True)]
+            backward(network, optimizer, whole)
         apply(variables, optimizer)
         states.append(state_of(variables, optimizer))
     return [np.stack(column) for column in zip(*states, strict=True)]

@@ -16,9 +16,10 @@ import torch.distributed
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.debug import CommDebugMode
 
 import keras_lso
-from integration_tests.distributed import torch_training
+from integration_tests.distributed import problem, torch_training
 from keras_lso import loss_scales
 
 rank, folder = int(sys.argv[1]), sys.argv[2]
@@ -134,27 +135,100 @@ def train(parameters, optimizer, dtype):
     return [v.value.detach() for v in (*variables, *optimizer.variables)]
 
 
-def compare(name, shard, optimizer_name, policy="dynamic", dtype="float32"):
+def compare(layout, optimizer_name, policy, dtype):
+    """Returns the differences from a run on whole tensors, and what is not sharded."""
+
     def make():
         return keras_lso.LossScaleOptimizer(
             OPTIMIZERS[optimizer_name](), loss_scale=POLICIES[policy]()
         )
 
     tensors = [torch.from_numpy(w) for w in arrays(0, dtype)]
-    expected = train([torch.nn.Parameter(t.clone()) for t in tensors], make(), dtype)
-    found = train(shard(tensors), make(), dtype)
-    result = {"differences": [], "plain": []}
-    for tensor, alone in zip(found, expected, strict=True):
-        if isinstance(tensor, DTensor):
-            whole = tensor.full_tensor()
-            largest = float(alone.abs().max()) or 1.0
-            difference = float((whole - alone).abs().max()) / largest
-        else:
-            result["plain"].append(tensor.tolist())
-            largest = float(alone.double().abs().max()) or 1.0
-            difference = float((tensor.double() - alone.double()).abs().max()) / largest
-        result["differences"].append(difference)
-    return result
+    alone = train([torch.nn.Parameter(t.clone()) for t in tensors], make(), dtype)
+    together = train(layouts[layout](tensors), make(), dtype)
+    return {
+        "differences": [
+            difference(*pair) for pair in zip(together, alone, strict=True)
+        ],
+        "plain": [t.tolist() for t in together if not isinstance(t, DTensor)],
+        "shapes of plain": [list(t.shape) for t in together if type(t) is not DTensor],
+    }
+
+
+def difference(tensor, alone):
+    """Returns the largest one as a share of the largest magnitude."""
+    whole = tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
+    whole, alone = whole.double(), alone.double()
+    return float((whole - alone).abs().max() / alone.abs().max().clamp(min=1e-30))
+
+
+def sharded_network(optimizer):
+    """Returns the variables of a sharded network, with their gradients."""
+    network = fully_shard(torch_training.Network(), mesh=init_device_mesh("cpu", (2,)))
+    batch = problem.batch_of("none", 0, rank, 2)
+    torch_training.backward(network, optimizer, batch)
+    variables = [keras.Variable(p) for p in network.parameters()]
+    return variables, [v.value.grad for v in variables]
+
+
+def count_collectives(optimizer):
+    variables, grads = sharded_network(optimizer)
+    with torch.no_grad(), CommDebugMode() as counted:
+        optimizer.apply(grads, variables)
+    return counted.get_total_counts()
+
+
+def refusals():
+    """Yields names, and what is to be refused: an optimizer, gradients, variables."""
+
+    def make(inner=None):
+        inner = inner or KERAS.Adam(0.01)
+        return keras_lso.LossScaleOptimizer(inner)
+
+    variables, grads = sharded_network(make())
+    plain = [keras.Variable(v.value.full_tensor()) for v in variables]
+    yield "local gradients", make(), [g.to_local() for g in grads], variables
+    yield "whole gradients", make(), [g.full_tensor() for g in grads], variables
+    yield "plain variables", make(), grads, plain
+    replicated = [g.redistribute(placements=[Replicate()]) for g in grads]
+    yield "other placements", make(), replicated, variables
+    built = KERAS.Adam(0.01)
+    built.build(variables)
+    yield "built before", make(built), grads, variables
+    model, optimizer = torch_training.keras_network(), make()
+    optimizer.build(model.trainable_variables)
+    fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
+    torch_training.backward(model, optimizer, problem.batch_of("none", 0, rank, 2))
+    own = model.trainable_variables
+    local = [v.value.grad for v in own]
+    yield "Keras model", optimizer, local, own
+    yield "Keras model, not scaled", keras_lso.LARS(), local, own
+    yield "its parameters", make(), [p.grad for p in model.parameters()], own
+    around = torch.nn.Sequential(torch_training.keras_network())
+    fully_shard(around, mesh=init_device_mesh("cpu", (2,)))
+    own = around[0].trainable_variables
+    yield "Keras layer", make(), [v.value for v in own], own
+
+
+def refused(optimizer, grads, variables):
+    """Returns the message, and whether nothing has changed."""
+
+    def state():
+        return [local_bits(v.value) for v in (*variables, *optimizer.variables)]
+
+    was_built, before = optimizer.built, state()
+    try:
+        with torch.no_grad():
+            optimizer.apply(grads, variables)
+    except ValueError as error:
+        return [str(error), optimizer.built == was_built and state() == before]
+    return ["", False]
+
+
+def local_bits(tensor):
+    shard = tensor.detach()
+    shard = shard.to_local() if isinstance(shard, DTensor) else shard
+    return shard.numpy().tobytes()
 
 
 with torch_training.process_group(rank, folder):
@@ -164,15 +238,17 @@ with torch_training.process_group(rank, folder):
         "2 replicas": sharded_over((2, 1), Replicate(), Shard(0)),
         "1 replica": sharded_over((1, 2), Replicate(), Shard(0)),
     }
-    cases = [("fsdp", name, policy, "float32") for name in OPTIMIZERS for policy in ("dynamic",)]
-    cases += [(layout, name, "LogMax", "float32") for layout in layouts for name in ("SGD", "LARS", "NovoGrad", "LARC", "global_clipnorm")]
+    cases = [("fsdp", name, "dynamic", "float32") for name in OPTIMIZERS]
+    with_norms = ("LARS", "NovoGrad", "LARC", "global_clipnorm")
+    cases += [
+        (o, n, "LogMax", "float32") for o in layouts for n in ("SGD", *with_norms)
+    ]
     cases += [("fsdp", name, "small", "float32") for name in ("SGD", "LARS")]
-    cases += [("fsdp", name, "dynamic", "float16") for name in ("SGD", "AdamW", "LARS", "NovoGrad", "LARC", "global_clipnorm")]
+    cases += [("fsdp", n, "dynamic", "float16") for n in ("SGD", "AdamW", *with_norms)]
     for case in cases:
-        layout, name, policy, dtype = case
-        try:
-            result = compare(str(case), layouts[layout], name, policy, dtype)
-        except Exception as e:
-            import traceback
-            result = {"error": traceback.format_exc()[-1500:]}
-        print("CASE", json.dumps([case, result]), flush=True)
+        print("CASE", json.dumps([case, compare(*case)]))
+    for name in problem.OPTIMIZERS:
+        count = count_collectives(problem.make_optimizer(name))
+        print("COLLECTIVES", json.dumps([name, count]))
+    for name, *arguments in refusals():
+        print("REFUSED", json.dumps([name, *refused(*arguments)]))

@@ -73,7 +73,7 @@ def _check_slots(optimizer, variables):
                     f"The variable {variable.path!r} is sharded, and the optimizer "
                     f"has a slot for it that is not, {slot.path!r}. Pass an optimizer "
                     "that has not been built yet; a `MultiOptimizer` cannot train "
-                    f"sharded variables. Received: optimizer={optimizer!r}"
+                    f"sharded variables. Received: a {type(optimizer).__name__}"
                 )
 
 

@@ -1,0 +1,87 @@
+"""Steps on sharded tensors against the same steps on whole ones.
+
+Two processes hold the shards: rows or columns, of which one process may have none, and
+replicas of them.
+"""
+
+import pytest
+
+from integration_tests.distributed import launch
+
+# A few roundings a step, and norms that were added up in another order.
+FLOAT32 = 2e-6
+# The variables are rounded to eleven bits, of numbers that may lie next to a boundary.
+FLOAT16 = 2.0**-10
+
+
+@pytest.fixture(scope="module")
+def printed(tmp_path_factory):
+    """`printed(word)`: what both processes have printed, which must be the same."""
+    folder = tmp_path_factory.mktemp("shards")
+    arguments = [[str(rank), str(folder)] for rank in range(2)]
+    both = launch.run("worker_torch_shards", *arguments, OMP_NUM_THREADS="1")
+
+    def lines_of(word):
+        first, last = (launch.lines_of(one, word) for one in both)
+        assert first == last
+        return first
+
+    return lines_of
+
+
+def test_steps_are_those_on_whole_tensors(printed):
+    cases = printed("CASE")
+    assert len(cases) == 23 + 4 * 5 + 2 + 6
+    for case, result in cases:
+        limit = FLOAT16 if "float16" in case else FLOAT32
+        # `not`: a NaN is no small difference.
+        assert not [d for d in result["differences"] if not d <= limit], case
+
+
+def test_only_scalars_and_counters_are_whole(printed):
+    for case, result in printed("CASE"):
+        shapes = result["shapes of plain"]
+        assert shapes, case
+        assert all(shape in ([], [3]) for shape in shapes), case
+
+
+def test_some_steps_are_skipped(printed):
+    for case, result in printed("CASE"):
+        attempted, _, *_ = result["plain"]
+        assert attempted == 12, case
+        assert 9 in result["plain"], case
+
+
+def test_a_step_makes_one_collective(printed):
+    # Keras's own norm is another, and LARC takes norms before it hands on.
+    assert dict(printed("COLLECTIVES")) == {
+        "momentum": 1,
+        "Adam": 1,
+        "global_clipnorm": 2,
+        "LARS": 1,
+        "LARC": 3,
+    }
+
+
+WORDS = {
+    "local gradients": "is a plain tensor, and the variable itself holds a DTensor",
+    "whole gradients": "is a plain tensor, and the variable itself holds a DTensor",
+    "plain variables": "is a DTensor with .*, and the variable itself holds a plain",
+    "other placements": r"grad\.redistribute\(",
+    "built before": "has a slot for it that is not, .*has not been built yet",
+    "Keras model": "belongs to a Keras layer that `fully_shard` was applied to",
+    "Keras model, not scaled": "belongs to a Keras layer",
+    "its parameters": "belongs to a Keras layer",
+    "Keras layer": "belongs to a Keras layer",
+}
+
+
+def test_what_would_drift_apart_is_refused_before_anything_changes(printed):
+    refused = {name: rest for name, *rest in printed("REFUSED")}
+    assert set(refused) == set(WORDS)
+    for name, (message, is_unchanged) in refused.items():
+        with pytest.raises(ValueError, match=WORDS[name]):
+            raise ValueError(message)
+        assert is_unchanged, name
+        # It says what to write.
+        assert "`" in message, name
