@@ -202,7 +202,10 @@ def refusals():
     own = model.trainable_variables
     local = [v.value.grad for v in own]
     yield "Keras model", optimizer, local, own
-    yield "Keras model, not scaled", keras_lso.LARS(), local, own
+    # It builds itself before it looks at anything.
+    lars = keras_lso.LARS()
+    lars.build(own)
+    yield "Keras model, not scaled", lars, local, own
     yield "its parameters", make(), [p.grad for p in model.parameters()], own
     around = torch.nn.Sequential(torch_training.keras_network())
     fully_shard(around, mesh=init_device_mesh("cpu", (2,)))

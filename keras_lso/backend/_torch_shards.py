@@ -32,13 +32,7 @@ def shards_of(tensors):
     """
     if not any_sharded(tensors):
         return tensors
-    return [
-        # That of a parameter would be a new `Parameter` at each call.
-        (t.detach() if isinstance(t, torch.nn.Parameter) else t).to_local()
-        if is_sharded(t)
-        else t
-        for t in tensors
-    ]
+    return [t.to_local() if is_sharded(t) else t for t in tensors]
 
 
 def sharded_like(value, reference):
@@ -99,7 +93,8 @@ class Agreement:
                 if owner is not None and group not in self._groups_of[owner]
             ]
             if once and dist.get_rank(group):
-                values[once] = 0.0
+                # One by one: their positions need not go to the device.
+                torch._foreach_zero_([values[i] for i in once])
             dist.all_reduce(values, dist.ReduceOp.SUM, group)
         return values
 
