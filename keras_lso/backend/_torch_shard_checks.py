@@ -5,7 +5,11 @@ import sys
 import torch
 import torch.distributed as dist
 
-from keras_lso.backend._torch_shards import any_sharded, is_sharded
+from keras_lso.backend._torch_shards import (
+    all_sharded,
+    any_sharded,
+    is_sharded,
+)
 
 _WHAT_TO_WRITE = (
     "Shard a plain `torch.nn.Module`, and afterwards make its variables: `fully_shard("
@@ -19,13 +23,12 @@ def check_shards(grads, variables, tensors):
     # Without processes there are no shards.
     if not dist.is_available() or not dist.is_initialized():
         return
-    if any_sharded((*grads, *tensors)):
+    if any_sharded(grads) or any_sharded(tensors):
         for grad, variable, tensor in zip(grads, variables, tensors, strict=True):
             if grad is not None:
                 _check_gradient(grad, variable, tensor)
-    plain = [v for v, t in zip(variables, tensors, strict=True) if not is_sharded(t)]
-    if plain:
-        _check_not_left_behind(plain)
+    if not all_sharded(tensors):
+        _check_not_left_behind(variables)
 
 
 def _check_gradient(grad, variable, tensor):
@@ -58,7 +61,7 @@ def _check_not_left_behind(variables):
     The layer goes on computing with them, and their gradients are this process's alone.
     """
     left_behind = _left_behind()
-    for variable in variables:
+    for variable in variables if left_behind else ():
         if id(variable) in left_behind:
             raise ValueError(
                 f"The variable {variable.path!r} belongs to a Keras layer that "

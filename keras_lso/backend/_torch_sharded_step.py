@@ -10,7 +10,6 @@ import torch
 from keras_lso.backend import (
     _torch_kernels,
     _torch_measure,
-    generic,
     masters,
     rules,
 )
@@ -44,24 +43,42 @@ def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None, are_alike=
     )
 
 
-def _squares(rules, shards, inv_scale, state):
-    """Returns the squares of the norms that rules take of these shards.
+def _squares(of_step, shards, inv_scale, state):
+    """Returns the squares of the norms that the rules of a step take of these shards.
 
     Returns:
         A tuple of a tensor, and the list of the positions of the shards that its items
         are of.
     """
-    found: list[torch.Tensor] = []
-    owners: list[int] = []
-    for i, rule in enumerate(rules or ()):
-        if rule.has_norms:
-            g = generic.times(shards[i], inv_scale)
-            norms = rule.norms(g, *shards_of(state[i])) or ()
-            found += norms
-            owners += [i] * len(norms)
-    if not found:
-        return shards[0].new_zeros(0, dtype=_torch_measure.wide_dtype(shards)), owners
-    return torch.stack(found).square(), owners
+    found, owners = [shards[0].new_zeros(0, dtype=torch.float32)], []
+    tensors: list[torch.Tensor] = []
+    size = 0
+    for i, rule in enumerate(of_step or ()):
+        measured = _measured(rule, shards[i], inv_scale, state[i])
+        tensors += measured
+        owners += [i] * len(measured)
+        size += shards[i].numel()
+        # What was computed to be measured should still be in the cache.
+        if tensors and size > _CHUNK:
+            found.append(_torch_measure.norms_of(tensors))
+            tensors, size = [], 0
+    if tensors:
+        found.append(_torch_measure.norms_of(tensors))
+    return torch.cat(found).square(), owners
+
+
+_CHUNK = 2**20
+
+
+def _measured(rule, shard, inv_scale, state):
+    """Returns the tensors that `rule.norms` takes the norms of."""
+    if not rule.has_norms or (isinstance(rule, rules.LARS) and not rule.trust_ratio):
+        return ()
+    g = shard.float() * inv_scale
+    if rule.measures_gradient_only:
+        return (g,)
+    variable, *slots = shards_of(state)
+    return rule.direction(g, variable, *slots), variable
 
 
 def _norms(squares, owners, count):

@@ -25,6 +25,11 @@ def any_sharded(tensors):
     return not set(_SHARDED).isdisjoint(map(type, tensors))
 
 
+def all_sharded(tensors):
+    """Whether all the tensors are `DTensor`s."""
+    return set(_SHARDED).issuperset(map(type, tensors))
+
+
 def shards_of(tensors):
     """Returns this process's shards; of a plain tensor the whole, and None as it is.
 
@@ -63,9 +68,9 @@ class Agreement:
     def __init__(self, tensors):
         known: dict = {}
         self._groups_of = [_groups_of(t, known) for t in tensors]
-        groups = {g.group_name: g for of_one in self._groups_of for g in of_one}
-        # The largest last: it has all that overlap.
-        self._groups = sorted(groups.values(), key=lambda g: g.size())
+        groups = {name: g for of_one in known.values() for name, g in of_one.items()}
+        # The largest last: its processes have heard of all others by then.
+        self._groups = dict(sorted(groups.items(), key=lambda item: item[1].size()))
 
     def maximum(self, values):
         """Returns the largest of each value on any process.
@@ -73,7 +78,7 @@ class Agreement:
         Args:
             values: 1D tensor without a NaN, which may be lost in a maximum.
         """
-        for group in self._groups:
+        for group in self._groups.values():
             dist.all_reduce(values, dist.ReduceOp.MAX, group)
         return values
 
@@ -85,12 +90,12 @@ class Agreement:
             owners: List with an item for each value: the position of the tensor that it
                 was found in, or None for one that adds up over all processes.
         """
-        for group in self._groups:
+        for name, group in self._groups.items():
             # What is no shard among these is counted once.
             once = [
                 i
                 for i, owner in enumerate(owners)
-                if owner is not None and group not in self._groups_of[owner]
+                if owner is not None and name not in self._groups_of[owner]
             ]
             if once and dist.get_rank(group):
                 # One by one: their positions need not go to the device.
@@ -100,14 +105,15 @@ class Agreement:
 
 
 def _groups_of(tensor, known):
-    """Returns the groups of processes among which the tensor is sharded."""
+    """Returns the groups of processes among which the tensor is sharded, by name."""
     if not is_sharded(tensor):
-        return ()
+        return {}
     mesh, placements = key = tensor.device_mesh, tensor.placements
     if key not in known:
-        known[key] = [
+        groups = [
             mesh.get_group(dim)
             for dim, placement in enumerate(placements)
             if mesh.size(dim) > 1 and not placement.is_replicate()
         ]
+        known[key] = {group.group_name: group for group in groups}
     return known[key]
