@@ -45,14 +45,7 @@ def load_data():
     return TensorDataset(images[:1400], torch.tensor(digits.target[:1400]))
 
 
-def train(rank, port):
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"tcp://localhost:{port}",
-        rank=rank,
-        world_size=PROCESSES,
-    )
+def train(rank):
     model = make_model()
     variables = model.trainable_variables
     # It averages the gradients, so every process sees an overflow of any other and
@@ -83,7 +76,6 @@ def train(rank, port):
                 f"skipped steps {optimizer.skipped_steps}"
             )
     check_alike(rank, [*variables, *optimizer.variables])
-    dist.destroy_process_group()
 
 
 def check_alike(rank, variables):
@@ -98,8 +90,21 @@ def check_alike(rank, variables):
         print(f"weights and optimizer states are equal: {bool(are_equal)}")
 
 
+def run(rank, port):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://localhost:{port}",
+        rank=rank,
+        world_size=PROCESSES,
+    )
+    train(rank)
+    # Last of all: at the end of `train` the network, which holds the group, is gone.
+    dist.destroy_process_group()
+
+
 if __name__ == "__main__":
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(train, (port,), nprocs=PROCESSES)
+    torch.multiprocessing.spawn(run, (port,), nprocs=PROCESSES)

@@ -54,14 +54,7 @@ def load_data():
     return TensorDataset(images[:1400], torch.tensor(digits.target[:1400]))
 
 
-def train(rank, port):
-    torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"tcp://localhost:{port}",
-        rank=rank,
-        world_size=PROCESSES,
-    )
+def train(rank):
     network = make_network()
     # After `fully_shard`, which makes new parameters.
     variables = [keras.Variable(p) for p in network.parameters()]
@@ -92,7 +85,6 @@ def train(rank, port):
                 f"skipped steps {optimizer.skipped_steps}"
             )
     check_alike(rank, optimizer, variables)
-    dist.destroy_process_group()
 
 
 def check_alike(rank, optimizer, variables):
@@ -107,8 +99,21 @@ def check_alike(rank, optimizer, variables):
         print(f"weights are finite: {all(w.isfinite().all() for w in whole)}")
 
 
+def run(rank, port):
+    torch.set_num_threads(1)
+    dist.init_process_group(
+        "gloo",
+        init_method=f"tcp://localhost:{port}",
+        rank=rank,
+        world_size=PROCESSES,
+    )
+    train(rank)
+    # Last of all: at the end of `train` the network, which holds the group, is gone.
+    dist.destroy_process_group()
+
+
 if __name__ == "__main__":
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    torch.multiprocessing.spawn(train, (port,), nprocs=PROCESSES)
+    torch.multiprocessing.spawn(run, (port,), nprocs=PROCESSES)

@@ -98,7 +98,12 @@ def keras_network():
 
 @contextlib.contextmanager
 def process_group(rank, folder):
-    """Connects this process to the other of two; says goodbye at the end."""
+    """Connects this process to the other of two; says goodbye at the end.
+
+    No `DistributedDataParallel` may outlive it: PyTorch deadlocks now and then where
+    the last that holds a gloo group is the reducer in there, which ends the group's
+    threads while it keeps them from Python.
+    """
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
     )

@@ -4,6 +4,8 @@
 
 It goes on from the last checkpoint in FOLDER, and writes down the state at the end. At
 step KILLED_AT the last process kills itself, while the first one writes.
+
+In the end it trains once more from the start, undisturbed, to compare with.
 """
 
 import os
@@ -82,14 +84,24 @@ def step(network, variables, optimizer, number):
     torch_training.apply(variables, optimizer)
 
 
-with torch_training.process_group(rank, folder):
-    trained = make()
-    first = load(trained)
-    print("FROM", first)
+def finish(trained, first, name, save):
+    """Does the steps that are left, and writes down what comes out of them."""
     for number in range(first, STEPS):
         for of_engine in trained.values():
             step(*of_engine, number)
         if (number + 1) % PERIOD == 0:
             save(trained, number + 1)
     states = [torch_training.state_of(v, o) for _, v, o in trained.values()]
-    problem.save(folder / f"state_{rank}", [sum(states, [])])
+    problem.save(folder / f"{name}_{rank}", [sum(states, [])])
+
+
+def resume():
+    trained = make()
+    first = load(trained)
+    print("FROM", first)
+    finish(trained, first, "disturbed", save)
+
+
+with torch_training.process_group(rank, folder):
+    resume()
+    finish(make(), 0, "undisturbed", save=lambda trained, step: None)

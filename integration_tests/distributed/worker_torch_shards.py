@@ -42,12 +42,7 @@ OPTIMIZERS = {
     ),
     "EMA": lambda: KERAS.Adam(0.01, use_ema=True, ema_overwrite_frequency=3),
     "RMSprop": lambda: KERAS.RMSprop(0.01, momentum=0.9, centered=True),
-    "Adagrad": lambda: KERAS.Adagrad(0.05),
-    "Adadelta": lambda: KERAS.Adadelta(0.5),
-    "Adamax": lambda: KERAS.Adamax(0.01),
-    "Nadam": lambda: KERAS.Nadam(0.01),
     "Lion": lambda: KERAS.Lion(0.01),
-    "Ftrl": lambda: KERAS.Ftrl(0.05),
     "Lamb": lambda: KERAS.Lamb(0.01),
     "LARS": lambda: keras_lso.LARS(
         0.5, eeta=0.1, weight_decay_rate=0.01, exclude_1d=True
