@@ -90,21 +90,16 @@ def check_alike(rank, variables):
         print(f"weights and optimizer states are equal: {bool(are_equal)}")
 
 
-def run(rank, port):
+def run(rank, address):
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo",
-        init_method=f"tcp://localhost:{port}",
-        rank=rank,
-        world_size=PROCESSES,
-    )
+    dist.init_process_group("gloo", address, rank=rank, world_size=PROCESSES)
     train(rank)
-    # Last of all: at the end of `train` the network, which holds the group, is gone.
+    # Outside of `train`: a network that outlives its group may hang at the end.
     dist.destroy_process_group()
 
 
 if __name__ == "__main__":
     with socket.socket() as free:
         free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    torch.multiprocessing.spawn(run, (port,), nprocs=PROCESSES)
+        address = f"tcp://localhost:{free.getsockname()[1]}"
+    torch.multiprocessing.spawn(run, (address,), nprocs=PROCESSES)
