@@ -166,6 +166,8 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
             return
         if not adapters.has_reduced_gradients():
             grads = backend.total(grads, axis_name)
+            if backend.are_shards(grads, variables):
+                adapters.check_takes_shards(self.inner_optimizer)
         ratios = self.ratios(grads, variables, inv_scale)
         rescaled = [
             g if ratio is None else _multiply(g, ratio)

@@ -228,7 +228,9 @@ class LossScaleOptimizer(
                 all but the last, which then answers for their overflows too.
             axis_name: String or tuple of strings. On JAX, inside of `jax.shard_map`
                 or `jax.pmap`: the axis over which the gradients are still to be
-                averaged. Defaults to `None`: the caller has done that.
+                averaged. Defaults to `None`: the caller has done that. Gradients
+                and variables that are shards are told by their types, inside of a
+                `jax.shard_map` with `check_vma=True`, its default, only.
         """
         backend.check_replica_context("apply")
         backend.check_axis_name(axis_name)
@@ -403,6 +405,8 @@ class LossScaleOptimizer(
             [None if is_own else g for g, is_own in zip(grads, own, strict=True)],
             axis_name,
         )
+        if backend.are_shards(total, variables):
+            adapters.check_takes_shards(self.inner_optimizer)
         if not any(own):
             return total, True
         return [g if t is None else t for g, t in zip(grads, total, strict=True)], False

@@ -185,6 +185,20 @@ def check_known(optimizer, variables):
     optimizer._check_variables_are_known(variables)
 
 
+def check_takes_shards(optimizer):
+    """Refuses an optimizer that would take the norm of a shard for a tensor's."""
+    innermost = chain(optimizer)[-1]
+    for clipping in (innermost, *members(innermost)):
+        if clipping.clipnorm or clipping.global_clipnorm:
+            raise ValueError(
+                "Inside of `jax.shard_map` Keras's `clipnorm` and `global_clipnorm` "
+                "see the norms of a device's shards. Clip the gradients before they "
+                "are applied, or shard the variables with `keras.distribution`. "
+                f"Received: clipnorm={clipping.clipnorm}, "
+                f"global_clipnorm={clipping.global_clipnorm}"
+            )
+
+
 def uses_weight_decay(optimizer, variable):
     """Whether the variable decays, unless `exclude_from_weight_decay` was called."""
     return optimizer._use_weight_decay(variable)

@@ -99,6 +99,12 @@ def check_axis_name(axis_name):
         )
 
 
+def are_shards(grads, variables):
+    """Whether each device has shards of the gradients, inside of `jax.shard_map`."""
+    tell = getattr(_framework, "are_shards", None)
+    return tell is not None and tell(grads, variables)
+
+
 def fused_step_takes(rule, variables, gradients):
     """Whether `fused_step` is the faster way for these tensors, right here."""
     return KERNELS == "auto" and _framework.fused_step_takes(rule, variables, gradients)

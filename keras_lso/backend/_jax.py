@@ -7,7 +7,14 @@ import jax.numpy as jnp
 from jax.experimental import sparse
 from keras import ops
 
-from keras_lso.backend import generic, rules
+from keras_lso.backend import generic
+from keras_lso.backend._jax_axes import (
+    HAS_NAMED_AXES,
+    are_shards,
+    check_axis_is_bound,
+    mean_over,
+)
+from keras_lso.backend._jax_measure import l2_norms, measure, to_dense
 from keras_lso.backend._jax_processes import (
     AVERAGES_IN_STEP,
     average_over_processes,
@@ -16,7 +23,6 @@ from keras_lso.backend._jax_processes import (
 )
 from keras_lso.backend.generic import (
     UPDATES_IN_PLACE,
-    Measurement,
     check_replica_context,
     fused_step,
     is_variable,
@@ -27,7 +33,9 @@ from keras_lso.backend.generic import (
 
 __all__ = [
     "AVERAGES_IN_STEP",
+    "HAS_NAMED_AXES",
     "UPDATES_IN_PLACE",
+    "are_shards",
     "average_over_processes",
     "check_processes_run",
     "check_replica_context",
@@ -51,104 +59,6 @@ __all__ = [
     "trained_variables",
     "with_positions",
 ]
-
-
-def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None, are_alike=False):
-    """See `generic.measure`.
-
-    A sum of squares that is finite proves finite elements, at a third of the cost
-    of `isfinite` over all of them, and so does a norm that a rule needs anyway. One
-    that is not proves nothing (1e20 squared is inf), nor does any if unscaling
-    makes the gradients larger: only then every element is looked at.
-
-    XLA's sums over the gradients as they came are three times as fast as those over
-    a product, so that a norm which is of nothing else is unscaled afterwards.
-
-    That holds on a CPU. Elsewhere reading is all that it costs, and a branch would be
-    taken by the host.
-    """
-    values = [jnp.asarray(_values(g)) for g in grads]
-    if not _is_on_cpu():
-        return generic.measure(values, amax, inv_scale, rules, state)
-    inv_scale = jnp.asarray(inv_scale, "float32")
-    if rules and all(rule.measures_gradient_only for rule in rules):
-        finite, norms = _check_by_norms(values, inv_scale)
-        norms = [(norm,) for norm in norms]
-    else:
-        norms = rules and generic.norms_of(
-            rules, [generic.in_float32(v) * inv_scale for v in values], state
-        )
-        finite = _check(values, norms or [None] * len(values), inv_scale)
-    top = generic.largest_magnitude(generic.pack(values)) if amax else None
-    return Measurement(finite, norms, top)
-
-
-def _is_on_cpu():
-    return jax.default_backend() == "cpu"
-
-
-def _check(values, norms, inv_scale):
-    """Whether all are finite, which they are if their norms or their sums are."""
-    unproven = [v for v, n in zip(values, norms, strict=True) if n is None]
-    proofs = [_proof(v) for v in generic.pack(unproven)]
-    proofs += [jnp.isfinite(n[0]) for n in norms if n is not None]
-    return jax.lax.cond(
-        jnp.stack(proofs).all() & (inv_scale <= 1),
-        _true,
-        _all_finite,
-        values,
-        inv_scale,
-    )
-
-
-def _proof(values):
-    """Returns a boolean which, if True, proves that all are finite."""
-    if values.dtype == "float16":
-        # XLA writes them in float32 before it adds them up: four times as slow.
-        return jnp.isfinite(values).all()
-    return jnp.isfinite(jnp.sum(jnp.square(values.astype("float32"))))
-
-
-# Outside `jax.jit` a `cond` is compiled anew for functions that are new.
-
-
-def _true(values, inv_scale):
-    return jnp.array(True)
-
-
-def _all_finite(values, inv_scale):
-    # A sum, since `all` takes ten times as long to compile, and since `max` may lose a
-    # NaN on a CPU.
-    values = [generic.in_float32(v) * inv_scale for v in generic.pack(values)]
-    counts = [jnp.sum(~jnp.isfinite(v), dtype="float32") for v in values]
-    return jnp.stack(counts).sum() == 0
-
-
-def _check_by_norms(values, inv_scale):
-    """Returns whether all are finite, and the norms of the unscaled gradients."""
-    values = [generic.in_float32(v) for v in values]
-    norms = [rules.l2_norm(v) for v in values]
-    return jax.lax.cond(
-        jnp.isfinite(jnp.stack(norms)).all() & (inv_scale <= 1),
-        _unscaled_norms,
-        _look_again,
-        norms,
-        values,
-        inv_scale,
-    )
-
-
-# Norms leave as scalars: XLA takes four times as long to compile all that reads them
-# where they are slices of one tensor.
-
-
-def _unscaled_norms(norms, values, inv_scale):
-    return jnp.array(True), [norm * inv_scale for norm in norms]
-
-
-def _look_again(norms, values, inv_scale):
-    unscaled = [rules.l2_norm(v * inv_scale) for v in values]
-    return _all_finite(values, inv_scale), unscaled
 
 
 def run_if(finite, step, grads, state):
@@ -335,31 +245,12 @@ def map_values(fn, grad):
     return fn(grad)
 
 
-HAS_NAMED_AXES = True
-
-
 def total(grads, axis_name=None):
     """See `generic.total`."""
     if axis_name is None:
         return grads
+    check_axis_is_bound(axis_name)
     return [
-        g if g is None else jax.lax.pmean(generic.in_float32(to_dense(g)), axis_name)
+        g if g is None else mean_over(axis_name, generic.in_float32(to_dense(g)))
         for g in grads
     ]
-
-
-def l2_norms(tensors):
-    """See `generic.l2_norms`."""
-    return [rules.l2_norm(generic.in_float32(_values(t))) for t in tensors]
-
-
-def to_dense(grad):
-    """See `generic.to_dense`."""
-    return grad.todense() if isinstance(grad, sparse.BCOO) else grad
-
-
-def _values(grad):
-    """The elements of a gradient; a sparse one may name an index twice."""
-    if isinstance(grad, sparse.BCOO):
-        return grad.sum_duplicates(nse=grad.nse).data
-    return grad

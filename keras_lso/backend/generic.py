@@ -13,6 +13,7 @@ from keras import ops
 
 from keras_lso.backend import masters, processes
 from keras_lso.backend.rules import l2_norm
+from keras_lso.backend.shards import max_over_shards, sum_over_shards
 
 # Numbers of elements: what counts as small, and how many are put together.
 _SMALL, _PACK = 2**14, 2**16
@@ -57,10 +58,11 @@ def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None, are_alike=
     # An inf or a NaN stays one, whatever it is multiplied by.
     unscaled = [v * ops.cast(inv_scale, v.dtype) for v in values]
     finite = [ops.all(ops.isfinite(v)) for v in unscaled]
+    has_others = ops.logical_not(ops.all(ops.stack(finite)))
     return Measurement(
-        ops.all(ops.stack(finite)),
+        sum_over_shards(ops.cast(has_others, "float32")) == 0,
         rules and norms_of(rules, unscaled, state),
-        largest_magnitude(values) if amax else None,
+        max_over_shards(largest_magnitude(values)) if amax else None,
     )
 
 

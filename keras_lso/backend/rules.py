@@ -27,6 +27,8 @@ from typing import Any, ClassVar
 
 from keras import ops
 
+from keras_lso.backend.shards import sum_over_shards
+
 
 @dataclass(frozen=True)
 class SGD:
@@ -267,8 +269,11 @@ def decayed(w, decay):
 
 
 def l2_norm(values):
-    """Returns the L2 norm of a tensor, summed up in the tensor's own dtype."""
-    return ops.sqrt(ops.sum(ops.square(values)))
+    """Returns the L2 norm of a tensor, summed up in the tensor's own dtype.
+
+    Of the whole tensor, where each device holds a shard of it.
+    """
+    return ops.sqrt(sum_over_shards(ops.sum(ops.square(values))))
 
 
 def _always(new, old):

@@ -37,7 +37,7 @@ SHAPES = [(30, 40), (50,)]
 def kind(request, monkeypatch):
     """Both kinds of steps compile, and run, on a CPU."""
     if request.param == "accelerator":
-        monkeypatch.setattr(backend._jax, "_is_on_cpu", lambda: False)
+        monkeypatch.setattr(backend._jax_measure, "_is_on_cpu", lambda: False)
     return request.param
 
 

@@ -34,7 +34,7 @@ NOT_FINITE = [np.inf, -np.inf, np.nan]
 # What asks whether a step runs on a CPU, where to look at a tensor costs nothing.
 ASKS_FOR_CPU = {
     "torch": ["_torch_measure.is_on_host", "_torch_kernels.is_on_host"],
-    "jax": ["_jax._is_on_cpu"],
+    "jax": ["_jax_measure._is_on_cpu"],
 }.get(keras.backend.backend(), [])
 
 

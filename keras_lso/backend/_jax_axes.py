@@ -1,0 +1,105 @@
+"""Named axes: those of `jax.shard_map`, of `jax.pmap` and of `jax.vmap`.
+
+Inside of a `jax.shard_map` the type of a value says over which axes it varies. What
+varies over an axis is taken for a shard: the flag is agreed on over that axis, and a
+norm is of the whole. With `check_vma=False`, and in `jax.pmap`, JAX does not tell;
+gradients are then taken for equal on all devices once they are averaged.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import sparse
+
+HAS_NAMED_AXES = True
+
+
+def varying_axes(*values):
+    """Returns the names of the axes over which one of these may vary, as a tuple."""
+    # JAX before 0.6 does not tell at all.
+    typeof = getattr(jax, "typeof", None)
+    if typeof is None:
+        return ()
+    names: set = set()
+    for value in values:
+        kind = typeof(value.data if isinstance(value, sparse.BCOO) else value)
+        # JAX 0.10 has it in an attribute of its own.
+        kind = getattr(kind, "manual_axis_type", kind)
+        names.update(getattr(kind, "varying", ()), getattr(kind, "vma", ()))
+    return tuple(sorted(names, key=str))
+
+
+def sum_over_shards(value):
+    """Adds up what each shard has found in its part."""
+    axes = varying_axes(value)
+    return jax.lax.psum(value, axes) if axes else value
+
+
+def max_over_shards(value):
+    """Returns the largest of what the shards have found."""
+    axes = varying_axes(value)
+    return jax.lax.pmax(value, axes) if axes else value
+
+
+def mean_over(axis_name, grad):
+    """Returns the mean of a gradient that is not averaged yet."""
+    if _tells(axis_name) and set(_names(axis_name)) - set(varying_axes(grad)):
+        raise ValueError(
+            "A gradient is the same on all devices of the axis already: leave "
+            "`axis_name` out. Inside of `jax.shard_map`, JAX adds up the gradients of "
+            "variables that all devices share (`in_specs=P()`) by itself. To have "
+            "their mean, differentiate the `jax.lax.pmean` of the loss; to average "
+            "them here, differentiate by `jax.lax.pcast(variables, axis_name, "
+            f"to='varying')`. Received: axis_name={axis_name!r}"
+        )
+    return jax.lax.pmean(grad, axis_name)
+
+
+def check_axis_is_bound(axis_name):
+    """Refuses an axis that there is not where this is called."""
+    try:
+        # Of a number: nothing is sent.
+        jax.lax.psum(1, axis_name)
+    except NameError as error:
+        raise ValueError(
+            "`axis_name` must name an axis of the `jax.shard_map` or `jax.pmap` that "
+            "this is called in. Under `jax.jit` alone, and with `keras.distribution`, "
+            "XLA averages the gradients by itself: leave it out. "
+            f"Received: axis_name={axis_name!r}"
+        ) from error
+
+
+def are_shards(grads, variables):
+    """Whether the gradients are shards, as their variables are.
+
+    Args:
+        grads: List of tensors or None, averaged over the replicas.
+        variables: List of `keras.Variable`s.
+
+    Raises:
+        ValueError: If one of the two is a shard and the other is not.
+    """
+    shards = False
+    for grad, variable in zip(grads, variables, strict=True):
+        if grad is None:
+            continue
+        axes, own = varying_axes(grad), varying_axes(jnp.asarray(variable.value))
+        if axes != own:
+            raise ValueError(
+                f"The gradient of variable '{variable.path}' varies over the axes "
+                f"{axes} of a `jax.shard_map`, and the variable itself over {own}. "
+                "If it is the gradient of this device's batch only, say "
+                "`axis_name=...`, so that it is averaged. If the variable is the same "
+                "on all devices, hand it and the optimizer's state in with `in_specs` "
+                "that say so: `P()`."
+            )
+        shards = shards or bool(axes)
+    return shards
+
+
+def _tells(axis_name):
+    """Whether types say what varies over the axis."""
+    return bool(varying_axes(jax.lax.axis_index(axis_name)))
+
+
+def _names(axis_name):
+    return axis_name if isinstance(axis_name, tuple | list) else (axis_name,)
