@@ -1,0 +1,91 @@
+"""What JAX's workers train, and in which ways.
+
+A way is one that JAX has to train on several devices.
+"""
+
+import jax
+import keras
+import numpy as np
+
+from integration_tests.distributed import problem
+
+AXIS = "batch"
+
+# For each way how many have a batch of their own.
+PARTICIPANTS = {
+    "data": 4,
+    "data on 8": 8,
+    "model": 2,
+    "shard_map": 4,
+    "shard_map, unchecked": 4,
+    "shard_map, reduced": 4,
+    "shard_map, shards": 4,
+    "pmap": 4,
+    "pmap, reduced": 4,
+}
+
+# For each way the optimizers. To compile a step takes longer than all steps.
+ALL, ONE = list(problem.OPTIMIZERS), ["LARS"]
+OPTIMIZERS = {
+    "data": ALL,
+    "data on 8": ONE,
+    "model": ALL,
+    "shard_map": ALL,
+    "shard_map, unchecked": ONE,
+    "shard_map, reduced": ONE,
+    # Keras's `global_clipnorm` sees the norm of a shard there, and is refused.
+    "shard_map, shards": [name for name in ALL if name != "global_clipnorm"],
+    "pmap": ["global_clipnorm", "LARC"],
+    "pmap, reduced": ONE,
+}
+
+NAMES = ["kernel_1", "bias_1", "kernel_2", "bias_2"]
+
+
+class Training:
+    """An optimizer, its variables, and 200 steps as one function of their values."""
+
+    axis_name: str | None = None
+
+    def __init__(self, name):
+        values = zip(problem.initial_weights(), NAMES, strict=True)
+        self.variables = [keras.Variable(v, name=name) for v, name in values]
+        self.optimizer = problem.make_optimizer(name)
+        self.optimizer.build(self.variables)
+        self.state = (
+            [v.value for v in self.variables],
+            [v.value for v in self.optimizer.variables],
+        )
+
+    def loss(self, trainable, own, batch):
+        x, y, weights = batch
+        loss = problem.loss_of(y, problem.predict(trainable, x), weights)
+        mapping = list(zip(self.optimizer.variables, own, strict=True))
+        with keras.StatelessScope(mapping):
+            return self.optimizer.scale_loss(loss)
+
+    def gradients(self, *args):
+        return jax.grad(self.loss)(*args)
+
+    def step(self, state, batch):
+        trainable, own = state
+        trainable, own = self.optimizer.stateless_apply(
+            own,
+            self.gradients(trainable, own, batch),
+            trainable,
+            axis_name=self.axis_name,
+        )
+        state = trainable, list(own)
+        return state, state
+
+    def steps(self, state, batches):
+        return jax.lax.scan(self.step, state, batches)[1]
+
+
+def batches(pattern, participants):
+    """Returns the batches of all steps, as arrays whose first axis is the step."""
+    each = [
+        problem.whole_batch(pattern, step, participants)
+        for step in range(problem.STEPS)
+    ]
+    return [np.stack(column) for column in zip(*each, strict=True)]
