@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from integration_tests.distributed import problem
+from integration_tests.distributed.jax_meshes import NAMES
 
 AXIS = "batch"
 
@@ -38,8 +39,6 @@ OPTIMIZERS = {
     "pmap": ["global_clipnorm", "LARC"],
     "pmap, reduced": ONE,
 }
-
-NAMES = ["kernel_1", "bias_1", "kernel_2", "bias_2"]
 
 
 class Training:

@@ -17,6 +17,12 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from integration_tests.distributed import jax_devices, jax_training, problem
+from integration_tests.distributed.jax_meshes import (
+    CPUS,
+    DEVICES,
+    data_parallel,
+    model_parallel,
+)
 from integration_tests.distributed.jax_training import (
     AXIS,
     OPTIMIZERS,
@@ -139,21 +145,6 @@ def one_each(devices):
     return [[device] for device in devices]
 
 
-def data_parallel(devices):
-    return keras.distribution.DataParallel(devices=devices)
-
-
-def model_parallel(devices):
-    mesh = keras.distribution.DeviceMesh((2, 2), ["batch", "model"], devices)
-    layouts = keras.distribution.LayoutMap(mesh)
-    layouts["kernel_1"] = (None, "model")
-    layouts["bias_1"] = ("model",)
-    layouts["kernel_2"] = ("model", None)
-    return keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch")
-
-
-CPUS = keras.distribution.list_devices("cpu")
-DEVICES = jax.devices()
 EACH_OF_FOUR = one_each(DEVICES[:4])
 ROWS = [DEVICES[:2], DEVICES[2:4]]
 unchecked = functools.partial(shard_map, check_vma=False)
@@ -163,7 +154,7 @@ unchecked = functools.partial(shard_map, check_vma=False)
 WAYS = {
     "data": (data_parallel(CPUS[:4]), Training, jit, EACH_OF_FOUR),
     "data on 8": (data_parallel(CPUS), Training, jit, one_each(DEVICES)),
-    "model": (model_parallel(CPUS[:4]), Training, jit, ROWS),
+    "model": (model_parallel(np.reshape(CPUS[:4], (2, 2))), Training, jit, ROWS),
     "shard_map": (None, OfOwnCopy, shard_map, EACH_OF_FOUR),
     "shard_map, unchecked": (None, OneOfMany, unchecked, EACH_OF_FOUR),
     "shard_map, reduced": (None, OfMeanLoss, shard_map, EACH_OF_FOUR),

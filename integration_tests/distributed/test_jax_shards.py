@@ -1,0 +1,66 @@
+"""A shard that overflows, on any one device, is seen on all of them."""
+
+import functools
+
+import pytest
+
+from integration_tests.distributed import launch, problem
+
+EIGHT_DEVICES = "--xla_force_host_platform_device_count=8"
+
+
+@pytest.fixture(scope="module")
+def printed():
+    [text] = launch.run("worker_jax_shards", [], XLA_FLAGS=EIGHT_DEVICES)
+    return functools.partial(launch.lines_of, text)
+
+
+def test_slots_and_masters_are_sharded_as_their_variables_are(printed):
+    layouts = printed("LAYOUTS")
+    assert len(layouts) == 7
+    for name, count, wrong in layouts:
+        # A master for each of four variables, and slots for it.
+        slots = {"Adam": 8, "global_clipnorm": 0}.get(name, 4)
+        assert count == 4 + slots, name
+        assert wrong == [], name
+
+
+def test_an_overflow_in_any_one_shard_is_seen_on_all_devices(printed):
+    results = printed("SKIPS")
+    assert len(results) == 9
+    for name, dtype, policy, found in results:
+        # In five places inf and NaN, and a large number, which is no overflow.
+        assert found == [True] * 11, (name, dtype, policy)
+
+
+def test_fit_skips_where_one_device_overflows(printed):
+    results = printed("FIT")
+    assert [count for count, *_ in results] == [4, 8]
+    for count, scales, changed, are_finite in results:
+        skipped = [bool(problem.overflowing("random", s, count)) for s in range(30)]
+        assert 3 < sum(skipped) < 15
+        assert scales == [2.0 ** (10 - sum(skipped[: s + 1])) for s in range(30)]
+        assert changed == [not s for s in skipped[1:]]
+        assert are_finite
+
+
+def test_a_shard_map_takes_shards_and_whole_gradients(printed):
+    refused = dict(printed("REFUSED"))
+    for accepted in ("shards", "whole", "averaged"):
+        assert refused[accepted] == "none"
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("not averaged", "variable 'kernel' varies over the axes ('batch',)"),
+        ("averaged already", "the same on all devices of the axis already"),
+        ("no such axis", "`axis_name` must name an axis of the `jax.shard_map`"),
+        ("no axis at all", "`axis_name` must name an axis of the `jax.shard_map`"),
+        ("clips shards", "see the norms of a device's shards"),
+        ("LARC clips shards", "see the norms of a device's shards"),
+    ],
+)
+def test_what_would_be_wrong_in_a_shard_map_is_refused(printed, case, words):
+    refused = dict(printed("REFUSED"))
+    assert words in refused[case]

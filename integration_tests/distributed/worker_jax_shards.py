@@ -1,0 +1,243 @@
+"""What becomes of single shards, on four or eight devices of one JAX process.
+
+    python -m integration_tests.distributed.worker_jax_shards
+
+Prints lines of a word and JSON; see `test_jax_shards.py`.
+"""
+
+import itertools
+import json
+
+import jax
+import keras
+import numpy as np
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+import keras_lso
+from integration_tests.distributed import jax_devices, problem
+from integration_tests.distributed.jax_meshes import (
+    CPUS,
+    DEVICES,
+    NAMES,
+    data_parallel,
+    model_parallel,
+)
+from integration_tests.distributed.jax_training import AXIS
+
+OPTIMIZERS = {
+    **problem.OPTIMIZERS,
+    "RMSprop": lambda: keras.optimizers.RMSprop(0.01),
+    "NovoGrad": lambda: keras_lso.NovoGrad(0.01),
+}
+
+
+def build(make, dtype="float32", **arguments):
+    variables = [
+        keras.Variable(value, name=name, dtype=dtype)
+        for value, name in zip(problem.initial_weights(), NAMES, strict=True)
+    ]
+    optimizer = keras_lso.LossScaleOptimizer(make(), **arguments)
+    optimizer.build(variables)
+    return optimizer, variables
+
+
+# --- What belongs to a variable is sharded as it is -----------------------------------
+
+keras.distribution.set_distribution(model_parallel(np.reshape(CPUS[:4], (2, 2))))
+for name in OPTIMIZERS:
+    # With masters, which are float32.
+    optimizer, variables = build(OPTIMIZERS[name], "float16")
+    specs = {v.shape: str(v.value.sharding.spec) for v in variables}
+    others = [v for v in optimizer.variables if v.shape in specs]
+    wrong = [v.path for v in others if str(v.value.sharding.spec) != specs[v.shape]]
+    print("LAYOUTS", json.dumps([name, len(others), wrong]))
+
+
+# --- A single element, in any one shard, is seen on all devices -----------------------
+
+
+def eagerly(optimizer, variables):
+    return lambda grads: optimizer.apply(grads, variables, scaled=True)
+
+
+def jitted(optimizer, variables):
+    state = [*variables, *optimizer.variables]
+
+    @jax.jit
+    def step(values, grads):
+        trainable, own = values[: len(variables)], values[len(variables) :]
+        return optimizer.stateless_apply(own, grads, trainable, scaled=True)
+
+    def apply(grads):
+        values = jax.tree.leaves(step([v.value for v in state], grads))
+        for v, value in zip(state, values, strict=True):
+            v.assign(value)
+
+    return apply
+
+
+def copies_of(variables):
+    """Returns the bytes of all variables, of which all devices' copies are alike."""
+    groups = [DEVICES[:2], DEVICES[2:4]]
+    per_row = [
+        [jax_devices.whole(v.value, row).tobytes() for v in variables] for row in groups
+    ]
+    assert per_row[0] == per_row[1]
+    return per_row[0]
+
+
+def skips(apply, optimizer, variables, at, value):
+    """Whether a step with one such element is skipped, and leaves all as it was."""
+    arrays = [np.full(v.shape, 8.0, v.dtype) for v in variables]
+    index, position = at
+    arrays[index][position] = value
+    grads = [
+        jax.device_put(a, v.value.sharding)
+        for a, v in zip(arrays, variables, strict=True)
+    ]
+    trained = [*variables, *optimizer.inner_optimizer.variables]
+    before = copies_of(trained)
+    skipped = int(optimizer.skipped_steps)
+    apply(grads)
+    copies_of(optimizer.variables)
+    is_same = copies_of(trained) == before
+    was_skipped = int(optimizer.skipped_steps) == skipped + 1
+    assert is_same == was_skipped
+    return was_skipped
+
+
+# The first and the last column are on different devices of each row.
+PLACES = [(0, (0, 0)), (0, (2, 3)), (1, 3), (2, (3, 1)), (3, 1)]
+CASES = [
+    ("momentum", "float32", eagerly),
+    ("LARS", "float32", eagerly),
+    ("NovoGrad", "float32", eagerly),
+    ("LARC", "float32", jitted),
+    ("global_clipnorm", "float32", jitted),
+    ("RMSprop", "float32", jitted),
+    ("momentum", "float16", jitted),
+    ("LARS", "float16", jitted),
+]
+POLICIES = {
+    "dynamic": keras_lso.loss_scales.DynamicLossScale,
+    "LogMax": keras_lso.loss_scales.LogMaxLossScale,
+}
+RUNS = [(*case, "dynamic") for case in CASES] + [(*CASES[0], "LogMax")]
+for name, dtype, how, policy in RUNS:
+    optimizer, variables = build(OPTIMIZERS[name], dtype, loss_scale=POLICIES[policy]())
+    apply = how(optimizer, variables)
+    found = [
+        skips(apply, optimizer, variables, at, value)
+        for at, value in itertools.product(PLACES, [np.inf, np.nan])
+    ]
+    # Its square is more than float32 holds.
+    large = 3e4 if dtype == "float16" else 1e20
+    found.append(not skips(apply, optimizer, variables, PLACES[1], large))
+    print("SKIPS", json.dumps([name, dtype, policy, found]))
+
+
+# --- `fit` ----------------------------------------------------------------------------
+
+
+class Recorder(keras.callbacks.Callback):
+    def __init__(self, devices):
+        super().__init__()
+        self.devices, self.steps = devices, []
+
+    def on_train_batch_end(self, batch, logs=None):
+        optimizer, weights = self.model.optimizer, self.model.trainable_variables
+        copies = [
+            [jax_devices.whole(w.value, [d]).tobytes() for w in weights]
+            for d in self.devices
+        ]
+        assert all(copy == copies[0] for copy in copies)
+        finite = all(np.isfinite(w.numpy()).all() for w in weights)
+        self.steps.append((float(optimizer.loss_scale), copies[0], finite))
+
+
+def fit(count):
+    """Returns the scales after 30 batches, of which some overflow on one device."""
+    keras.utils.set_random_seed(0)
+    keras.distribution.set_distribution(data_parallel(CPUS[:count]))
+    keras.config.set_dtype_policy("mixed_float16")
+    model = keras.Sequential(
+        [keras.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(2)]
+    )
+    optimizer = keras_lso.LossScaleOptimizer(
+        keras.optimizers.Adam(0.01), initial_scale=2.0**10, dynamic_growth_steps=100
+    )
+    model.compile(optimizer, "mse")
+    batches = [problem.whole_batch("random", step, count) for step in range(30)]
+    # In float16 a sum with an inf in it is inf, or NaN.
+    x, y, weights = (np.concatenate(part) for part in zip(*batches, strict=True))
+    recorder = Recorder(DEVICES[:count])
+    model.fit(
+        x,
+        y,
+        sample_weight=weights[:, 0],
+        batch_size=count * problem.BATCH_SIZE,
+        shuffle=False,
+        verbose=0,
+        callbacks=[recorder],
+    )
+    return recorder.steps
+
+
+for count in (4, 8):
+    steps = fit(count)
+    scales, copies, finite = zip(*steps, strict=True)
+    changed = [a != b for a, b in itertools.pairwise(copies)]
+    print("FIT", json.dumps([count, scales, changed, all(finite)]))
+keras.distribution.set_distribution(None)
+keras.config.set_dtype_policy("float32")
+
+
+# --- What a `jax.shard_map` refuses ---------------------------------------------------
+
+
+def message(spec, grad_spec, axis_name=None, make=OPTIMIZERS["momentum"], jit=False):
+    """Returns what a step is refused with, in a map over four devices."""
+    shape = (1,) if spec else (4,)
+    weight = keras.Variable(np.ones(shape, "float32"), name="kernel")
+    optimizer = keras_lso.LossScaleOptimizer(make())
+    optimizer.build([weight])
+    state = [v.value for v in optimizer.variables]
+
+    def step(value, grad):
+        return optimizer.stateless_apply(state, [grad], [value], axis_name=axis_name)[0]
+
+    if not jit:
+        step = jax.shard_map(
+            step,
+            mesh=Mesh(DEVICES[:4], AXIS),
+            in_specs=(P(*spec), P(*grad_spec)),
+            out_specs=[P(*spec)],
+        )
+    size = 16 if grad_spec and not spec else 4
+    try:
+        jax.jit(step)(np.ones(4, "float32"), np.ones(size, "float32"))
+    except ValueError as error:
+        return str(error)
+    return "none"
+
+
+def clipping():
+    return keras.optimizers.SGD(0.1, global_clipnorm=1.0)
+
+
+REFUSALS = {
+    "shards": message([AXIS], [AXIS]),
+    "whole": message([], []),
+    "averaged": message([], [AXIS], AXIS),
+    "not averaged": message([], [AXIS]),
+    "averaged already": message([], [], AXIS),
+    "no such axis": message([], [AXIS], "model"),
+    "no axis at all": message([], [], AXIS, jit=True),
+    "clips shards": message([AXIS], [AXIS], make=clipping),
+    "LARC clips shards": message(
+        [AXIS], [AXIS], make=lambda: keras_lso.LARC(clipping())
+    ),
+}
+for name, text in REFUSALS.items():
+    print("REFUSED", json.dumps([name, text]))
