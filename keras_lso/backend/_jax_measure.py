@@ -5,6 +5,7 @@ import jax.numpy as jnp
 from jax.experimental import sparse
 
 from keras_lso.backend import generic, rules
+from keras_lso.backend._jax_axes import varying_axes
 from keras_lso.backend.generic import Measurement
 from keras_lso.backend.shards import max_over_shards, sum_over_shards
 
@@ -24,7 +25,7 @@ def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None, are_alike=
     taken by the host.
     """
     values = [jnp.asarray(_values(g)) for g in grads]
-    if jax.device_count() > 1:
+    if jax.device_count() > 1 or varying_axes(*values):
         return _measure_on_devices(values, amax, inv_scale, rules, state)
     if not _is_on_cpu():
         return generic.measure(values, amax, inv_scale, rules, state)

@@ -1,0 +1,139 @@
+"""`axis_name`: an axis of JAX, over which gradients are averaged before all else."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+
+IS_JAX = keras.backend.backend() == "jax"
+ON_JAX = pytest.mark.skipif(not IS_JAX, reason="JAX has named axes")
+
+
+def make(kind):
+    inner = keras.optimizers.SGD(0.5)
+    return {
+        "LossScaleOptimizer": lambda: keras_lso.LossScaleOptimizer(
+            inner, initial_scale=2.0
+        ),
+        "LossScaleOptimizer(LARC)": lambda: keras_lso.LossScaleOptimizer(
+            keras_lso.LARC(inner, eta=0.1), initial_scale=2.0
+        ),
+        "LARC(LossScaleOptimizer)": lambda: keras_lso.LARC(
+            keras_lso.LossScaleOptimizer(inner, initial_scale=2.0), eta=0.1
+        ),
+    }[kind]()
+
+
+KINDS = ["LossScaleOptimizer", "LossScaleOptimizer(LARC)", "LARC(LossScaleOptimizer)"]
+
+
+@pytest.mark.skipif(IS_JAX, reason="JAX has named axes")
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", ["apply", "apply_gradients"])
+def test_where_there_are_no_axes_none_is_taken(kind, method):
+    optimizer, weight = make(kind), keras.Variable([1.0])
+    grad = ops.ones((1,))
+    arguments = [grad], [weight]
+    if method == "apply_gradients":
+        arguments = ([(grad, weight)],)
+    with pytest.raises(ValueError, match="`axis_name` is an axis of `jax.shard_map`"):
+        getattr(optimizer, method)(*arguments, scaled=True, axis_name="batch")
+    assert weight.numpy().tolist() == [1.0]
+
+
+@ON_JAX
+@pytest.mark.parametrize("kind", KINDS)
+def test_outside_of_a_map_there_is_no_axis(kind):
+    optimizer, weight = make(kind), keras.Variable([1.0])
+    with pytest.raises(ValueError, match=r"(?s)XLA averages.*axis_name='batch'"):
+        optimizer.apply([ops.ones((1,))], [weight], scaled=True, axis_name="batch")
+
+
+@ON_JAX
+def test_gradients_that_are_reduced_have_no_axis_to_be_averaged_over():
+    optimizer, weight = make("LossScaleOptimizer"), keras.Variable([1.0])
+    with pytest.raises(ValueError, match="Give one of them"):
+        optimizer.apply_gradients(
+            [(ops.ones((1,)), weight)],
+            skip_gradients_aggregation=True,
+            axis_name="batch",
+        )
+
+
+@ON_JAX
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("method", ["apply", "apply_gradients", "stateless_apply"])
+def test_gradients_are_averaged_before_they_are_looked_at(kind, method):
+    import jax
+
+    optimizer, weight = make(kind), keras.Variable([4.0, 3.0])
+    optimizer.build([weight])
+    grads = ops.array([[6.0, 8.0], [0.0, 0.0], [6.0, 8.0], [12.0, 16.0]])
+    result = _step_of_four(jax, optimizer, weight, grads, method)
+    # The mean is (6, 8), the unscaled one (3, 4) and the step half of it; with LARC
+    # (whose epsilon is 1e-7) it is a tenth of |w| = 5 along it.
+    step = [1.5, 2.0] if kind == "LossScaleOptimizer" else [0.3, 0.4]
+    expected = np.tile(np.array([4.0, 3.0]) - step, (4, 1))
+    np.testing.assert_allclose(result, expected, rtol=1e-6)
+
+    grads = grads.at[2, 1].set(np.inf)
+    result = _step_of_four(jax, optimizer, weight, grads, method)
+    assert result.tolist() == [[4.0, 3.0]] * 4
+
+
+def _step_of_four(jax, optimizer, weight, grads, method):
+    """Returns the weight that each of four participants has after a step."""
+    state = [v.value for v in optimizer.variables]
+
+    def step(grad):
+        with keras.StatelessScope() as scope:
+            if method == "apply":
+                optimizer.apply([grad], [weight], scaled=True, axis_name="batch")
+            else:
+                optimizer.apply_gradients(
+                    [(grad, weight)], scaled=True, axis_name="batch"
+                )
+        return scope.get_current_value(weight)
+
+    def stateless_step(grad):
+        if isinstance(optimizer, keras_lso.LARC):
+            pytest.skip("Keras's own, which LARC inherits, takes no axis")
+        [new], _ = optimizer.stateless_apply(
+            state, [grad], [weight.value], scaled=True, axis_name="batch"
+        )
+        return new
+
+    chosen = stateless_step if method == "stateless_apply" else step
+    return np.asarray(jax.vmap(chosen, axis_name="batch")(grads))
+
+
+@ON_JAX
+@pytest.mark.parametrize("name", ["SGD", "LARS", "NovoGrad"])
+def test_shards_on_a_single_device(name):
+    import jax
+    from jax.sharding import Mesh, PartitionSpec
+
+    inner = {
+        "SGD": lambda: keras.optimizers.SGD(0.5),
+        "LARS": lambda: keras_lso.LARS(0.5),
+        "NovoGrad": lambda: keras_lso.NovoGrad(0.5),
+    }[name]()
+    weight = keras.Variable([4.0, 3.0])
+    optimizer = keras_lso.LossScaleOptimizer(inner)
+    optimizer.build([weight])
+    state = [v.value for v in optimizer.variables]
+
+    def step(grad, value):
+        return optimizer.stateless_apply(state, [grad], [value])[0][0]
+
+    spec = PartitionSpec("batch")
+    mesh = Mesh(jax.devices(), "batch")
+    sharded = jax.shard_map(step, mesh=mesh, in_specs=(spec, spec), out_specs=spec)
+    for grad in ([8.0, -2.0], [np.nan, 1.0]):
+        args = np.array(grad, "float32"), weight.value
+        # The same sums, but fused otherwise.
+        np.testing.assert_allclose(
+            jax.jit(sharded)(*args), jax.jit(step)(*args), rtol=1e-6
+        )
