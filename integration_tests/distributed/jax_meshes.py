@@ -19,9 +19,9 @@ def model_parallel(devices, **options):
     """Returns a distribution over devices of an array: rows hold a whole model each."""
     mesh = keras.distribution.DeviceMesh(devices.shape, ["batch", "model"], devices)
     layouts = keras.distribution.LayoutMap(mesh)
-    layouts["kernel_1"] = (None, "model")
-    layouts["bias_1"] = ("model",)
-    layouts["kernel_2"] = ("model", None)
+    layouts[".*kernel_1"] = (None, "model")
+    layouts[".*bias_1"] = ("model",)
+    layouts[".*kernel_2"] = ("model", None)
     return keras.distribution.ModelParallel(
         layout_map=layouts, batch_dim_name="batch", **options
     )

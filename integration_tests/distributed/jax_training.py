@@ -88,3 +88,23 @@ def batches(pattern, participants):
         for step in range(problem.STEPS)
     ]
     return [np.stack(column) for column in zip(*each, strict=True)]
+
+
+# What two processes `fit` together: who has a batch of its own, with which optimizer.
+FITS = {
+    "data": {
+        "participants": 4,
+        "optimizer": "LARS",
+        "patterns": problem.PATTERNS,
+    },
+    "tf.data": {
+        "participants": 4,
+        "optimizer": "Adam",
+        "patterns": ["random"],
+    },
+    "model": {
+        "participants": 2,
+        "optimizer": "global_clipnorm",
+        "patterns": problem.PATTERNS,
+    },
+}

@@ -1,14 +1,13 @@
 """Several devices of one JAX process skip together, and step as one."""
 
-import functools
-
-import jax
 import pytest
 
-from integration_tests.distributed import jax_training, launch, problem
+from integration_tests.distributed import jax_reference, launch, problem
 from integration_tests.distributed.jax_training import OPTIMIZERS, PARTICIPANTS
 
-# How many copies of the model each way has, where not each participant has one.
+EIGHT_DEVICES = "--xla_force_host_platform_device_count=8"
+
+# How many copies of the model there are, where not each participant has one.
 COPIES = {"shard_map, shards": 1}
 
 
@@ -17,23 +16,6 @@ def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("jax_devices")
     launch.run("worker_jax_devices", [str(folder)], XLA_FLAGS=EIGHT_DEVICES)
     return folder
-
-
-EIGHT_DEVICES = "--xla_force_host_platform_device_count=8"
-
-
-@functools.cache
-def steps_of(optimizer):
-    training = jax_training.Training(optimizer)
-    return functools.partial(jax.jit(training.steps), training.state)
-
-
-@functools.cache
-def reference(optimizer, pattern, participants):
-    """What one device records on the concatenated batches."""
-    assert jax.device_count() == 1
-    states = steps_of(optimizer)(jax_training.batches(pattern, participants))
-    return [jax.device_get(column) for column in jax.tree.leaves(states)]
 
 
 @pytest.mark.parametrize("pattern", problem.PATTERNS)
@@ -45,7 +27,7 @@ def test_all_devices_step_and_skip_as_one_would(folder, way, pattern):
             problem.load(folder / f"{way}-{name}-{pattern}-{i}.npz")
             for i in range(COPIES.get(way, participants))
         ]
-        expected = reference(name, pattern, participants)
         for copy in copies:
             problem.assert_bitwise_equal(copy, copies[0])
+        expected = jax_reference.record(name, pattern, participants)
         problem.assert_right(copies[0], pattern, participants, expected)
