@@ -69,7 +69,7 @@ def test_a_run_goes_on_where_a_killed_one_had_saved(tmp_path):
     for printed in launch.finish(start_both(undisturbed, "-1")):
         assert launch.lines_of(printed, "START") == [0]
 
-    first, second = start_both(disturbed, "137")
+    first, second = start_both(disturbed, "57")
     try:
         second.communicate(timeout=200)
     finally:
@@ -81,7 +81,7 @@ def test_a_run_goes_on_where_a_killed_one_had_saved(tmp_path):
 
     for printed in launch.finish(start_both(disturbed, "-1")):
         # What is saved while the next steps run may be lost; what was before is not.
-        assert launch.lines_of(printed, "START")[0] in (100, 120)
+        assert launch.lines_of(printed, "START")[0] in (20, 40)
     for rank in ("0", "1"):
         parts, expected = (
             problem.load(folder / f"{rank}.npz") for folder in (disturbed, undisturbed)

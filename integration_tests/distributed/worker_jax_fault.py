@@ -24,6 +24,8 @@ from integration_tests.distributed import problem  # noqa: E402
 from integration_tests.distributed.jax_meshes import CPUS, model_parallel  # noqa: E402
 from integration_tests.distributed.jax_training import Training  # noqa: E402
 
+STEPS = 100
+
 # A row of the mesh has a device of each process.
 distribution = model_parallel(np.reshape(CPUS, (2, 2)).T)
 keras.distribution.set_distribution(distribution)
@@ -47,7 +49,7 @@ with ocp.CheckpointManager(pathlib.Path(folder) / "checkpoints", options=options
         start = m.latest_step()
         state = m.restore(start, args=ocp.args.StandardRestore(state))
     print("START", start)
-    for step in range(start, problem.STEPS):
+    for step in range(start, STEPS):
         if step == stop and rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         state = train_step(state, batch_at(step))
