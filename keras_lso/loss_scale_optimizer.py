@@ -237,6 +237,7 @@ class LossScaleOptimizer(
         grads, variables = match(self, grads, trainable_variables)
         if not variables:
             return
+        backend.check_on_replicas([*variables, *self.variables])
         grads, are_alike = self._total(grads, variables, axis_name)
         policy = self.loss_scale_policy
         inv_scale = self._inv_scale(scaled)

@@ -52,6 +52,14 @@ def test_norms_are_of_the_sum_over_the_replicas(printed):
         assert difference < 8 * 1e-6, name
 
 
+def test_what_was_made_outside_of_the_scope_is_refused(printed):
+    results = printed("OUTSIDE")
+    assert [name for name, *_ in results] == ["weight", "optimizer"]
+    for name, error, is_unchanged in results:
+        assert "was not made in the strategy's scope" in error, name
+        assert is_unchanged, name
+
+
 def test_gradients_that_were_added_up_are_not_added_up_again(
     printed_by_tf_keras_methods,
 ):

@@ -7,6 +7,7 @@ Run by `test_tensorflow_replicas.py` in a process of its own: logical devices mu
 set up before TensorFlow starts.
 """
 
+import contextlib
 import json
 
 import keras
@@ -119,3 +120,38 @@ for name, make in OPTIMIZERS.items():
         moved = float(np.abs(expected - [[w.numpy()] for w in make_weights()]).max())
         difference = float(np.abs(weights - expected).max())
         print("NORMS", json.dumps([name, moved, difference]))
+
+
+def made(inside, make):
+    """Returns what `make` makes, in the strategy's scope or outside of it."""
+    with strategy.scope() if inside else contextlib.nullcontext():
+        return make()
+
+
+def step_once(optimizer, weight):
+    def on_each_replica():
+        optimizer.apply([tf.constant([1.0, 1.0])], [weight])
+
+    tf.function(lambda: strategy.run(on_each_replica))()
+
+
+for part in ("weight", "optimizer"):
+    weight = made(part != "weight", lambda: keras.Variable([1.0, 2.0]))
+    # With a slot TensorFlow itself would refuse the weight.
+    momentum = 0.0 if part == "weight" else 0.5
+    optimizer = made(
+        part != "optimizer",
+        lambda m=momentum: keras_lso.LossScaleOptimizer(
+            keras.optimizers.SGD(0.5, momentum=m)
+        ),
+    )
+    made(part != "optimizer", lambda o=optimizer, w=weight: o.build([w]))
+    state = [weight, *optimizer.variables]
+    before = [v.numpy().tolist() for v in state]
+    try:
+        step_once(optimizer, weight)
+        error = "none"
+    except ValueError as caught:
+        error = str(caught)
+    is_unchanged = before == [v.numpy().tolist() for v in state]
+    print("OUTSIDE", json.dumps([part, error, is_unchanged]))

@@ -69,6 +69,8 @@ total = _framework.total
 any_sharded = getattr(_framework, "any_sharded", generic.any_sharded)
 sharded_like = getattr(_framework, "sharded_like", generic.sharded_like)
 check_shards = getattr(_framework, "check_shards", generic.check_shards)
+# Only TensorFlow's strategies have replicas.
+check_on_replicas = getattr(_framework, "check_on_replicas", generic.check_on_replicas)
 
 
 def as_tensor(grad):

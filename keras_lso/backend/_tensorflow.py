@@ -28,6 +28,7 @@ __all__ = [
     "AVERAGES_IN_STEP",
     "UPDATES_IN_PLACE",
     "average_over_processes",
+    "check_on_replicas",
     "check_processes_run",
     "check_replica_context",
     "compile_step",
@@ -289,6 +290,21 @@ def _are_on_each_replica(variables):
         and not _in_xla()
         and all(isinstance(v.value, tf.distribute.DistributedValues) for v in variables)
     )
+
+
+def check_on_replicas(variables):
+    """See `generic.check_on_replicas`."""
+    strategy = tf.distribute.get_strategy()
+    if strategy.num_replicas_in_sync == 1 or not isinstance(strategy, _MIRRORED):
+        return
+    for v in variables:
+        if not isinstance(v.value, tf.distribute.DistributedValues):
+            raise ValueError(
+                f"The variable {v.path!r} was not made in the strategy's scope: all "
+                "replicas would write to the same one, each its own step. Make the "
+                "model and the optimizer inside of `with strategy.scope():`, and call "
+                "`optimizer.build(model.trainable_variables)` there."
+            )
 
 
 def _in_xla():

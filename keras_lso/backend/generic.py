@@ -123,6 +123,17 @@ def check_shards(grads, variables, tensors):
     """
 
 
+def check_on_replicas(variables):
+    """Refuses variables of which the replicas have no copies of their own.
+
+    Args:
+        variables: List of variables, all that a step may write.
+
+    Raises:
+        ValueError: If there are several replicas, and one was made outside of them.
+    """
+
+
 def scalar(value, dtype):
     """Returns a number, or a scalar tensor, as a tensor of this dtype."""
     return ops.convert_to_tensor(value, dtype=dtype)
