@@ -22,7 +22,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$].*## / { sub(/\$$\(TESTS\)/, "test-<backend>", $$1); \
-	    printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	    printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) ## build .venv from the pinned requirements
 

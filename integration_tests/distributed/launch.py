@@ -12,6 +12,8 @@ import keras
 
 FOLDER = pathlib.Path(__file__).parent
 ROOT = FOLDER.parent.parent
+# Seconds. What ends is done in a minute, if nothing else runs: this ends what hangs.
+TIMEOUT = 600
 
 
 def free_ports(count):
@@ -35,7 +37,7 @@ def start(name, *arguments, **environment):
     )
 
 
-def finish(workers, timeout=300):
+def finish(workers, timeout=TIMEOUT):
     """Waits for processes; returns what each has printed.
 
     None of them outlives this, and the first that failed fails the test.
@@ -50,7 +52,7 @@ def finish(workers, timeout=300):
     return [printed for printed, _ in outputs]
 
 
-def run(name, *lists_of_arguments, timeout=300, **environment):
+def run(name, *lists_of_arguments, timeout=TIMEOUT, **environment):
     """Runs a module once for each list, at the same time; returns what they print."""
     workers = [
         start(name, *arguments, **environment) for arguments in lists_of_arguments

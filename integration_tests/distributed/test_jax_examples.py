@@ -17,7 +17,7 @@ def run_example(name):
         env={**os.environ, "OMP_NUM_THREADS": "1"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=launch.TIMEOUT,
     )
     assert finished.returncode == 0, finished.stderr
     epochs = re.findall(

@@ -71,7 +71,7 @@ def test_a_run_goes_on_where_a_killed_one_had_saved(tmp_path):
 
     first, second = start_both(disturbed, "57")
     try:
-        second.communicate(timeout=200)
+        second.communicate(timeout=launch.TIMEOUT)
     finally:
         # What a launcher does: it waits for the other one in vain.
         first.kill()

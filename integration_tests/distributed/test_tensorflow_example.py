@@ -5,7 +5,7 @@ import re
 import subprocess
 import sys
 
-from integration_tests.distributed.launch import ROOT
+from integration_tests.distributed.launch import ROOT, TIMEOUT
 
 
 def test_two_workers_end_with_the_same_weights():
@@ -15,7 +15,7 @@ def test_two_workers_end_with_the_same_weights():
         env={k: v for k, v in os.environ.items() if k != "TF_CONFIG"},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=TIMEOUT,
     )
     assert run.returncode == 0, run.stderr
     workers = re.findall(r"worker (\d): accuracy (\S+), weights (\w+)", run.stdout)

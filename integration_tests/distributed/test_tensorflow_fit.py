@@ -72,7 +72,7 @@ def test_with_jit_compile_true_no_optimizer_runs(printed):
 
 def test_a_killed_fit_goes_on_from_its_backup(folder, printed):
     killed = launch.start(WORKER, str(folder), "2", "1")
-    killed.communicate(timeout=300)
+    killed.communicate(timeout=launch.TIMEOUT)
     assert killed.returncode == -signal.SIGKILL
     assert (folder / "backup").exists()
     launch.run(WORKER, [str(folder), "continue"])

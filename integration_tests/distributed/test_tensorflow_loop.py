@@ -111,7 +111,7 @@ def test_a_killed_run_goes_on_from_its_checkpoint(run, tmp_path):
         for address in addresses("processes")
     ]
     try:
-        _, errors = workers[-1].communicate(timeout=300)
+        _, errors = workers[-1].communicate(timeout=launch.TIMEOUT)
         assert workers[-1].returncode == -signal.SIGKILL, errors
     finally:
         # The other waits for it.

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from integration_tests.distributed.launch import ROOT
+from integration_tests.distributed.launch import ROOT, TIMEOUT
 
 LAST_WORDS = {
     "ddp.py": ["weights and optimizer states are equal: True"],
@@ -29,7 +29,7 @@ def test_two_processes_learn_to_read(name, tmp_path):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=TIMEOUT,
     )
     assert finished.returncode == 0, finished.stderr
     number = r"(\d+(?:\.\d+)?)"

@@ -26,7 +26,7 @@ def start(folder, *arguments):
 def wait_for_death(first, last):
     """Waits until the last process is dead and the first has noticed."""
     try:
-        last.communicate(timeout=300)
+        last.communicate(timeout=launch.TIMEOUT)
         # Gloo notices that the connection is closed.
         first.communicate(timeout=60)
     except subprocess.TimeoutExpired:

@@ -19,9 +19,7 @@ def printed(tmp_path_factory):
     """`printed(word)`: what both processes have printed, which must be the same."""
     folder = tmp_path_factory.mktemp("shards")
     arguments = [[str(rank), str(folder)] for rank in range(2)]
-    both = launch.run(
-        "worker_torch_shards", *arguments, timeout=200, OMP_NUM_THREADS="1"
-    )
+    both = launch.run("worker_torch_shards", *arguments, OMP_NUM_THREADS="1")
 
     def lines_of(word):
         first, last = (launch.lines_of(one, word) for one in both)

@@ -25,9 +25,7 @@ def columns_of(tmp_path_factory):
         if engine not in folders:
             folders[engine] = tmp_path_factory.mktemp(engine)
             arguments = [[str(rank), str(folders[engine]), engine] for rank in range(2)]
-            launch.run(
-                "worker_torch_training", *arguments, timeout=200, OMP_NUM_THREADS="1"
-            )
+            launch.run("worker_torch_training", *arguments, OMP_NUM_THREADS="1")
         return [
             problem.load(folders[engine] / f"{case.name}_{rank}.npz")
             for rank in range(2)
