@@ -18,6 +18,7 @@ from keras_lso._optimizer_arguments import (
     refuse_unsupported,
 )
 from keras_lso._optimizer_state import OptimizerState
+from keras_lso._overflows import Overflows
 from keras_lso._variable_list import like
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
 from keras_lso.master_weights import MasterWeights, check_argument
@@ -27,7 +28,11 @@ DEFAULT_NAME = "loss_scale_optimizer"
 
 @keras.saving.register_keras_serializable("keras_lso", name="LossScaleOptimizer")
 class LossScaleOptimizer(
-    InnerAttributes, LossScaling, OptimizerState, keras.optimizers.LossScaleOptimizer
+    InnerAttributes,
+    LossScaling,
+    Overflows,
+    OptimizerState,
+    keras.optimizers.LossScaleOptimizer,
 ):
     """An optimizer that scales the loss, so that float16 gradients survive.
 
@@ -269,6 +274,7 @@ class LossScaleOptimizer(
             self._step_inner_optimizer(
                 grads, variables, found.finite, self._are_scaled(scaled)
             )
+        self._record(grads, variables, inv_scale)
         all_finite = self._count_step(found.finite, update_scale)
         amax = None
         if policy.needs_amax:

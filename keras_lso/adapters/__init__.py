@@ -27,6 +27,7 @@ from keras_lso.adapters.optimizers import (
     trainable_variables,
     uses_weight_decay,
     warn_of_missing,
+    where_variables_are_made,
 )
 from keras_lso.adapters.replicas import (
     has_reduced_gradients,
@@ -96,4 +97,5 @@ __all__ = [
     "uses_weight_decay",
     "warn_of_missing",
     "weights",
+    "where_variables_are_made",
 ]

@@ -1,5 +1,6 @@
 """Keras's optimizers: their class, their config, and what they keep."""
 
+import contextlib
 import re
 
 import keras
@@ -114,6 +115,15 @@ def add_variable(optimizer, name, **arguments):
         variable = keras.Variable(name=name, **arguments)
     optimizer._track_variable(variable)
     return variable
+
+
+def where_variables_are_made(optimizer):
+    """Returns the context in which variables of a built optimizer are to be made.
+
+    That of the `tf.distribute.Strategy` in whose scope the optimizer was made.
+    """
+    strategy = getattr(optimizer, "_distribution_strategy", None)
+    return contextlib.nullcontext() if strategy is None else strategy.scope()
 
 
 def chain(optimizer):

@@ -1,8 +1,5 @@
 """What a training op reports to TensorBoard."""
 
-import time
-
-import numpy as np
 from keras import ops
 
 from keras_lso import adapters, backend
@@ -97,40 +94,3 @@ def _mask_nans(values):
     """Returns 0 in place of what is not finite, which no histogram takes."""
     values = ops.convert_to_tensor(values)
     return ops.where(ops.isfinite(values), values, ops.zeros_like(values))
-
-
-class SummaryWriter:
-    """Writes scalars and histograms into an event file, by TensorBoard's own writer.
-
-    Args:
-        log_dir: String or path. The directory of the file.
-    """
-
-    def __init__(self, log_dir):
-        try:
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
-        except ImportError as error:
-            raise ImportError(
-                "Summaries are written by TensorBoard, which is not installed. Run "
-                "`pip install tensorboard`."
-            ) from error
-        self._file = EventFileWriter(str(log_dir))
-
-    def write(self, step, reports):
-        """Writes the values of a step.
-
-        Args:
-            step: Int.
-            reports: What `collect` returned.
-        """
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.plugins.histogram.summary import histogram_pb
-        from tensorboard.plugins.scalar.summary import scalar_pb
-
-        for tag, values in reports.items():
-            values = np.asarray(ops.convert_to_numpy(values), "float64")
-            summary = (histogram_pb if values.ndim else scalar_pb)(tag, values)
-            self._file.add_event(
-                Event(step=step, wall_time=time.time(), summary=summary)
-            )
-        self._file.flush()

@@ -1,4 +1,4 @@
-"""Callbacks of Keras that need to know of the optimizers here."""
+"""`SwapEMAWeights`: Keras's callback, for models with float32 master weights."""
 
 import contextlib
 

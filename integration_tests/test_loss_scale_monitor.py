@@ -1,0 +1,202 @@
+"""`LossScaleMonitor` in `fit`, and `record_overflows` in a loop of one's own."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util import tensor_util
+
+import keras_lso
+from keras_lso.callbacks import LossScaleMonitor
+
+
+def compile_model(model, **arguments):
+    inner = keras.optimizers.SGD(0.01, momentum=0.5)
+    model.compile(keras_lso.LossScaleOptimizer(inner, **arguments), loss="mse")
+    return model
+
+
+def make_two_branches():
+    """Two networks in one: overflows of one do not reach the other."""
+    inputs = [keras.Input((4,), name="a"), keras.Input((4,), name="b")]
+    outputs = []
+    for branch, x in zip("ab", inputs, strict=True):
+        x = keras.layers.Dense(3, name=f"hidden_{branch}")(x)
+        x = keras.layers.BatchNormalization(name=f"norm_{branch}")(x)
+        outputs.append(keras.layers.Dense(1, name=f"output_{branch}")(x))
+    return keras.Model(inputs, outputs)
+
+
+def fit_two_branches(monitor, batches, **arguments):
+    """Trains where branch b overflows at any scale; returns model and history."""
+    model = make_two_branches()
+    inner = keras.optimizers.SGD(0.01)
+    # One overflow from the lowest scale.
+    optimizer = keras_lso.LossScaleOptimizer(inner, initial_scale=2.0**-13)
+    model.compile(optimizer, loss=["mse", "mse"])
+    x = [np.ones((4 * batches, 4), "float32") for _ in range(2)]
+    x[1][:] = np.inf
+    y = [np.ones((4 * batches, 1), "float32") for _ in range(2)]
+    history = model.fit(
+        x, y, batch_size=4, shuffle=False, verbose=0, callbacks=[monitor], **arguments
+    )
+    return model, history
+
+
+def read_scalars(folder, tag):
+    events = EventAccumulator(str(folder)).Reload()
+    return [
+        (event.step, float(tensor_util.make_ndarray(event.tensor_proto)))
+        for event in events.Tensors(tag)
+    ]
+
+
+def test_the_history_and_the_progress_bar_show_the_scale(
+    make_model, data, with_overflows, fit, capsys
+):
+    x, y = data
+    model = compile_model(make_model(), initial_scale=1024.0)
+    history = model.fit(
+        with_overflows(x, [1, 3]),
+        y,
+        batch_size=8,
+        shuffle=False,
+        epochs=2,
+        verbose=2,
+        callbacks=[LossScaleMonitor()],
+    )
+    assert history.history["loss_scale"] == [256.0, 64.0]
+    assert history.history["skipped_steps"] == [2, 4]
+    printed = capsys.readouterr().out
+    assert "loss_scale: 256.0" in printed
+    assert "skipped_steps: 4" in printed
+
+
+def test_an_event_file_holds_both(make_model, data, with_overflows, fit, tmp_path):
+    x, y = data
+    model = compile_model(make_model(), initial_scale=1024.0)
+    monitor = LossScaleMonitor(log_dir=tmp_path, patience=3)
+    # Batches of 8: four steps an epoch, of which the third overflows.
+    fit(model, with_overflows(x, [2]), y, epochs=2, callbacks=[monitor])
+    scales = read_scalars(tmp_path, "loss_scale")
+    # After every third step, and after each epoch of four.
+    assert scales == [(3, 512.0), (4, 512.0), (6, 512.0), (8, 256.0)]
+    skipped = read_scalars(tmp_path, "skipped_steps")
+    assert skipped == [(3, 1.0), (4, 1.0), (6, 1.0), (8, 2.0)]
+
+
+def test_a_stall_is_told_once_and_where_it_comes_from():
+    monitor = LossScaleMonitor(patience=3)
+    with pytest.warns(UserWarning, match="were all skipped") as caught:
+        model, history = fit_two_branches(monitor, batches=16, epochs=2)
+    [warning] = [w for w in caught if "were all skipped" in str(w.message)]
+    reason, values, gradients = str(warning.message).splitlines()
+    assert "the model itself has diverged" in reason
+    # What the forward pass wrote; weights are not touched.
+    assert values == (
+        "Variables of the model that hold inf or NaN: norm_b/moving_mean, "
+        "norm_b/moving_variance."
+    )
+    # The loss of branch b is NaN, and so is all that leads to it.
+    assert gradients == (
+        "Gradients that are not finite, 6 of 12: hidden_b/kernel, hidden_b/bias, "
+        "norm_b/gamma, norm_b/beta, output_b/kernel, output_b/bias."
+    )
+    assert history.history["skipped_steps"] == [16, 32]
+    assert not any(np.isnan(w).any() for w in model.optimizer.get_weights())
+
+
+def test_a_stall_ends_the_run():
+    with pytest.warns(UserWarning, match="were all skipped"):
+        model, history = fit_two_branches(
+            LossScaleMonitor(patience=3, on_stall="stop"), batches=16, epochs=5
+        )
+    assert len(history.history["loss_scale"]) == 1
+    # Seen before the 7th step (of the first 6 five were at the lowest scale), asked in
+    # the 7th, told before the 8th.
+    assert int(model.optimizer.skipped_steps) == 8
+
+
+def test_a_stall_is_an_error():
+    monitor = LossScaleMonitor(patience=3, on_stall="raise")
+    with pytest.raises(FloatingPointError, match="Gradients that are not finite, 6 of"):
+        fit_two_branches(monitor, batches=16)
+
+
+def test_a_stall_that_shows_only_at_the_end_is_told():
+    with pytest.warns(UserWarning, match="norm_b/moving_mean") as caught:
+        fit_two_branches(LossScaleMonitor(patience=3), batches=4)
+    [warning] = [w for w in caught if "were all skipped" in str(w.message)]
+    assert "Gradients" not in str(warning.message)
+
+
+def test_a_run_without_a_stall_warns_of_nothing(make_model, data, fit, recwarn):
+    model = compile_model(make_model())
+    fit(model, *data, epochs=3, callbacks=[LossScaleMonitor(patience=2)])
+    assert not [w for w in recwarn if "skipped" in str(w.message)]
+    assert model.optimizer.variables[-1].path.endswith("consecutive_skips")
+
+
+def test_it_reads_at_the_end_of_an_epoch_and_every_patience_batches(
+    make_model, data, fit, monkeypatch
+):
+    reads = []
+    read = keras_lso.LossScaleOptimizer.skipped_steps.fget
+    monkeypatch.setattr(
+        keras_lso.LossScaleOptimizer,
+        "skipped_steps",
+        property(lambda self: reads.append(1) or read(self)),
+    )
+    model = compile_model(make_model())
+    x, y = (np.repeat(a, 5, axis=0) for a in data)
+    fit(model, x, y, epochs=3, callbacks=[LossScaleMonitor()])
+    # 60 batches: before the 51st, and three times at the end.
+    assert len(reads) == 1 + 3
+
+
+def test_other_optimizers_are_refused(make_model, data, fit):
+    model = make_model()
+    model.compile(keras.optimizers.SGD(0.01), loss="mse")
+    with pytest.raises(ValueError, match="It has Keras's own, which `compile` takes"):
+        fit(model, *data, callbacks=[LossScaleMonitor()])
+    model = make_model("float32")
+    model.compile(keras.optimizers.SGD(0.01), loss="mse")
+    with pytest.raises(ValueError, match="compiled with a keras_lso.LossScaleOpt"):
+        fit(model, *data, callbacks=[LossScaleMonitor()])
+
+
+@pytest.mark.parametrize(
+    "arguments, name",
+    [({"patience": 0}, "patience"), ({"on_stall": "ignore"}, "on_stall")],
+)
+def test_arguments_are_checked(arguments, name):
+    with pytest.raises((ValueError, TypeError), match=name):
+        LossScaleMonitor(**arguments)
+
+
+# --- In a loop of one's own ---------------------------------------------------
+
+
+def test_overflowed_variables_are_those_of_the_last_step():
+    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(1.0))
+    variables = [keras.Variable([1.0], name=name) for name in "abc"]
+    with pytest.raises(ValueError, match="must be built"):
+        optimizer.record_overflows()
+    optimizer.build(variables)
+    with pytest.raises(ValueError, match="only after"):
+        optimizer.overflowed_variables()
+    optimizer.record_overflows()
+    assert optimizer.overflowed_variables() == []
+    finite, bad = ops.array([1.0]), ops.array([np.nan])
+    with pytest.warns(UserWarning, match="do not exist"):
+        optimizer.apply([finite, None, bad], variables)
+    assert [v.name for v in optimizer.overflowed_variables()] == ["c"]
+    optimizer.apply([bad, bad], [variables[1], variables[0]])
+    assert [v.name for v in optimizer.overflowed_variables()] == ["a", "b"]
+    optimizer.apply([finite] * 3, variables)
+    assert optimizer.overflowed_variables() == []
+    # It is a part of no file.
+    store = {}
+    optimizer.save_own_variables(store)
+    assert len(store) == len(optimizer.variables) - 2

@@ -1,0 +1,6 @@
+"""Callbacks for `fit`."""
+
+from keras_lso.callbacks.loss_scale_monitor import LossScaleMonitor
+from keras_lso.callbacks.swap_ema_weights import SwapEMAWeights
+
+__all__ = ["LossScaleMonitor", "SwapEMAWeights"]

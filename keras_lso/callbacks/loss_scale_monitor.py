@@ -1,0 +1,180 @@
+"""`LossScaleMonitor`: what the loss scale does in `fit`, and when it cannot help."""
+
+import warnings
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_lso import adapters
+from keras_lso._checks import check_choice, check_positive_int
+from keras_lso._summary_writer import SummaryWriter
+from keras_lso.loss_scale_optimizer import LossScaleOptimizer
+
+WARN, STOP, RAISE = ON_STALL = ("warn", "stop", "raise")
+
+
+class LossScaleMonitor(keras.callbacks.Callback):
+    """Shows the loss scale and the skipped steps of a `LossScaleOptimizer` in `fit`.
+
+    The logs of each epoch get two more entries, which the progress bar and the
+    `History` show: `loss_scale`, and `skipped_steps`, the number of steps that were
+    skipped since the optimizer was made. A few of those are normal: a dynamic scale
+    finds its highest value by trying.
+
+    When `patience` steps in a row were skipped at the lowest scale there is, the model
+    itself has diverged, and no scale can help it. The monitor says so once, with the
+    layers whose gradients are not finite, and those that hold inf or NaN already, as
+    the statistics of a `BatchNormalization` can.
+
+    It reads from the device at the end of an epoch, and every `patience` batches; in
+    between it costs nothing.
+
+    Args:
+        log_dir: String or path. Where to write an event file for TensorBoard, with the
+            same two scalars for each epoch and each `patience` batches; a step is one
+            of the optimizer, applied or skipped. Defaults to `None`: none is written.
+        patience: Int. Number of steps in a row, all skipped at the lowest scale, from
+            which on training has stalled. Defaults to `50`.
+        on_stall: What to do then: `"warn"`, `"stop"` (a warning, and `fit` ends) or
+            `"raise"`. Defaults to `"warn"`.
+
+    Raises:
+        ValueError, TypeError: If an argument is none of the above, or if the model's
+            optimizer is no `LossScaleOptimizer`.
+        ImportError: If there is a `log_dir` and TensorBoard is not installed.
+        FloatingPointError: In `fit`, with `on_stall="raise"`.
+
+    Example:
+
+    >>> import keras, keras_lso
+    >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    >>> optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    >>> model.compile(optimizer, loss="mse")
+    >>> x = keras.ops.ones((4, 1))
+    >>> monitor = keras_lso.callbacks.LossScaleMonitor()
+    >>> history = model.fit(x, x, epochs=2, callbacks=[monitor], verbose=0)
+    >>> history.history["loss_scale"], history.history["skipped_steps"]
+    ([32768.0, 32768.0], [0, 0])
+    """
+
+    def __init__(self, log_dir=None, patience=50, on_stall=WARN):
+        super().__init__()
+        self.log_dir = log_dir
+        self.patience = check_positive_int("patience", patience)
+        check_choice("on_stall", on_stall, ON_STALL)
+        self.on_stall = on_stall
+        self._writer = None if log_dir is None else SummaryWriter(log_dir)
+        self._batches = 0
+        # Why it stands still, once it does; the layers are asked in the step after.
+        self._diagnosis = None
+        self._skipped = 0
+        self._has_told = False
+
+    def on_train_begin(self, logs=None):
+        _find_optimizer(self.model)
+        self._batches = 0
+        self._diagnosis = None
+        self._has_told = False
+
+    # Not at the end of a batch: Keras would then wait for each of them.
+    def on_train_batch_begin(self, batch, logs=None):
+        self._batches += 1
+        if self._diagnosis is not None:
+            self._tell()
+        elif self._batches > 1 and self._batches % self.patience == 1 % self.patience:
+            optimizer = _find_optimizer(self.model)
+            self._write(optimizer)
+            self._look(optimizer)
+
+    def on_epoch_end(self, epoch, logs=None):
+        if self._diagnosis is not None:
+            self._tell()
+        optimizer = _find_optimizer(self.model)
+        scale, skipped = self._write(optimizer)
+        if logs is not None:
+            logs["loss_scale"], logs["skipped_steps"] = scale, skipped
+        self._look(optimizer)
+
+    def on_train_end(self, logs=None):
+        if self._diagnosis is not None:
+            self._tell()
+
+    def _write(self, optimizer):
+        """Returns the two numbers; they are in the event file then, if there is one."""
+        scale, skipped = float(optimizer.loss_scale), int(optimizer.skipped_steps)
+        if self._writer is not None:
+            step = skipped + int(optimizer.iterations)
+            self._writer.write(step, {"loss_scale": scale, "skipped_steps": skipped})
+        return scale, skipped
+
+    def _look(self, optimizer):
+        if self._has_told:
+            return
+        try:
+            optimizer.check_stalled(self.patience)
+        except FloatingPointError as error:
+            self._diagnosis = str(error)
+            self._skipped = int(optimizer.skipped_steps)
+            optimizer.record_overflows()
+            self.model.make_train_function(force=True)
+
+    def _tell(self):
+        """Says why training has stalled, after a step that has looked at each layer."""
+        self._has_told, reason, self._diagnosis = True, self._diagnosis, None
+        model = self.model
+        optimizer = _find_optimizer(model)
+        message = f"{reason}\n{_bad_values(model)}"
+        # There may have been no step since, if this is the end.
+        if int(optimizer.skipped_steps) > self._skipped:
+            message += f"\n{_bad_gradients(optimizer)}"
+        if self.on_stall == RAISE:
+            raise FloatingPointError(message)
+        warnings.warn(message, stacklevel=2)
+        if self.on_stall == STOP:
+            model.stop_training = True
+
+
+def _find_optimizer(model):
+    """Returns the model's `LossScaleOptimizer`, which may be inside of another."""
+    optimizer = getattr(model, "optimizer", None)
+    if optimizer is not None:
+        for inner in adapters.chain(optimizer):
+            if isinstance(inner, LossScaleOptimizer):
+                return inner
+    hint = ""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        hint = (
+            " It has Keras's own, which `compile` takes under 'mixed_float16' unless "
+            "it gets another."
+        )
+    raise ValueError(
+        "LossScaleMonitor needs a model that was compiled with a "
+        f"keras_lso.LossScaleOptimizer.{hint} Write `model.compile("
+        "keras_lso.LossScaleOptimizer(optimizer), ...)`. "
+        f"Received: optimizer={optimizer!r}"
+    )
+
+
+def _bad_gradients(optimizer):
+    found = optimizer.overflowed_variables()
+    of_all = len(adapters.trainable_variables(optimizer))
+    return f"Gradients that are not finite, {len(found)} of {of_all}: {_names(found)}."
+
+
+def _bad_values(model):
+    found = [v for v in model.variables if _holds_bad_values(v)]
+    return f"Variables of the model that hold inf or NaN: {_names(found)}."
+
+
+def _holds_bad_values(variable):
+    values = np.asarray(ops.convert_to_numpy(variable)).astype("float64")
+    return not np.isfinite(values).all()
+
+
+def _names(variables, limit=8):
+    paths = [adapters.path_of(v) for v in variables]
+    if not paths:
+        return "none"
+    more = f" and {len(paths) - limit} more" if len(paths) > limit else ""
+    return ", ".join(paths[:limit]) + more
