@@ -8,6 +8,7 @@ from keras_lso.lars import LARS
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 from keras_lso.novograd import NovoGrad
 from keras_lso.saving import deserialize, load_model
+from keras_lso.underflow import underflow_report
 
 __version__ = _version("keras-lso")
 
@@ -23,4 +24,5 @@ __all__ = [
     "loss_scales",
     "mixed_precision",
     "schedules",
+    "underflow_report",
 ]

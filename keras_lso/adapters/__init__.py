@@ -50,6 +50,7 @@ from keras_lso.adapters.slots import (
 from keras_lso.adapters.variables import (
     flat_path,
     is_overwritten,
+    layers_of,
     path_matches,
     path_of,
     register_tree_node,
@@ -78,6 +79,7 @@ __all__ = [
     "is_overwritten",
     "iteration_variable",
     "keeps_averages",
+    "layers_of",
     "make_rules",
     "members",
     "name_of",

@@ -36,6 +36,11 @@ def _copy_in_scope(variable):
     return variable.value
 
 
+def layers_of(layer):
+    """Returns the layer and all that it is made of, at any depth."""
+    return layer._flatten_layers()
+
+
 def twin(variable, dtype):
     """Returns a new variable with another dtype, and all else like `variable`.
 

@@ -1,0 +1,185 @@
+"""`underflow_report`: shares against NumPy's float16, gradients against formulas."""
+
+import hypothesis
+import hypothesis.strategies as st
+import keras
+import numpy as np
+import pytest
+
+import keras_lso
+from keras_lso.underflow_counts import counts_of
+
+FLOAT16 = np.finfo("float16")
+
+
+def shares_by_numpy(values, scale):
+    """Casts every value, and looks at what became of it."""
+    values = values[values != 0].astype("float64")
+    # From float64 at once: rounding twice may end elsewhere.
+    with np.errstate(over="ignore"):
+        cast = np.abs((values * scale).astype("float16"))
+    return (
+        (cast == 0).mean(),
+        ((cast > 0) & (cast < FLOAT16.smallest_normal)).mean(),
+        (~np.isfinite(cast)).mean(),
+    )
+
+
+@hypothesis.given(
+    st.lists(st.floats(width=32), min_size=1, max_size=50).filter(any),
+    st.integers(-14, 24),
+)
+# Each side of each boundary: zero, the smallest normal number, the largest.
+@hypothesis.example([2.0**-25, np.nextafter(np.float32(2.0**-25), 1).item()], 0)
+@hypothesis.example([2.0**-14, 2.0**-14 - 2.0**-26, 2.0**-14 - 2.0**-24], 0)
+@hypothesis.example([65504.0, 65519.0, 65520.0, 65536.0], 0)
+def test_shares_are_what_a_cast_to_float16_makes(values, exponent):
+    values, scale = np.array(values, "float32"), 2.0**exponent
+    counts = counts_of([values], [scale])
+    [shares] = zip(counts.flushed, counts.subnormal, counts.overflowing, strict=True)
+    assert shares == pytest.approx(shares_by_numpy(values, scale), abs=1e-12)
+
+
+@hypothesis.given(
+    st.lists(st.floats(2.0**-40, 2.0**40, width=32), min_size=1, max_size=300)
+)
+def test_the_safe_scales_are_safe_and_others_are_not(values):
+    values = np.array(values, "float32")
+    counts = counts_of([values], [1.0])
+    low, high = counts.lowest_safe_scale, counts.highest_safe_scale
+    # A step of float64 more or less decides, and of a scale no one knows the last bit.
+    flushed, _, _ = shares_by_numpy(values, low * (1 + 1e-9))
+    assert flushed <= 0.01
+    flushed, _, _ = shares_by_numpy(values, low * (1 - 1e-9))
+    assert flushed > 0.01
+    assert shares_by_numpy(values, high * (1 - 1e-9))[2] == 0
+    assert shares_by_numpy(values, high * 1.001)[2] > 0
+
+
+def test_nothing_but_zeros_is_safe_at_any_scale():
+    counts = counts_of([np.zeros(3, "float32")], [1.0, 2.0])
+    assert counts.values == 0
+    assert counts.flushed == counts.overflowing == [0.0, 0.0]
+    assert (counts.lowest_safe_scale, counts.highest_safe_scale) == (0.0, np.inf)
+
+
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_what_is_not_finite_is_safe_at_no_scale(bad):
+    counts = counts_of([np.array([1.0, bad], "float32")], [1.0, 2.0])
+    assert counts.overflowing == [0.5, 0.5]
+    assert counts.highest_safe_scale == 0.0
+
+
+# --- Of a model ---------------------------------------------------------------
+
+
+def make_model(policy="mixed_float16"):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [
+            keras.Input((3,)),
+            keras.layers.Dense(4, activation="tanh", dtype=policy, name="first"),
+            keras.layers.BatchNormalization(dtype=policy, name="norm"),
+            keras.layers.Dropout(0.5, dtype=policy, name="drop"),
+            keras.layers.Dense(2, dtype=policy, name="last"),
+        ]
+    )
+    model.compile("sgd", loss="mse", metrics=["mae"])
+    return model
+
+
+@pytest.fixture
+def batch():
+    random = np.random.default_rng(0)
+    return random.normal(size=(2, 8, 3)).astype("float32")
+
+
+def test_the_gradients_are_those_of_the_formula():
+    policy = "mixed_float16"
+    layers = [
+        keras.layers.Dense(2, use_bias=False, dtype=policy, name="first"),
+        keras.layers.Dense(1, use_bias=False, dtype=policy, name="last"),
+    ]
+    model = keras.Sequential([keras.Input((2,)), *layers])
+    model.compile("sgd", loss="mse")
+    a = np.array([[0.5, -1.0], [0.25, 2.0]], "float32")
+    b = np.array([[1.0], [3.0]], "float32")
+    model.set_weights([a, b])
+    x, y = np.array([[1e-3, 2e-3]], "float32"), np.array([[1.0]], "float32")
+    report = keras_lso.underflow_report(model, x, y, scales=[1.0])
+    by_output = 2 * (x @ a @ b - y)
+    expected = {
+        "first": [x.T @ (by_output @ b.T), by_output @ b.T],
+        "last": [(x @ a).T @ by_output, by_output],
+    }
+    for name, arrays in expected.items():
+        values = np.abs(np.concatenate([v.ravel() for v in arrays]))
+        found = report.layers[name]
+        assert found.values == values.size
+        # Sums of two products in float32.
+        assert found.smallest == pytest.approx(values.min(), rel=1e-6)
+        assert found.largest == pytest.approx(values.max(), rel=1e-6)
+
+
+def test_the_model_is_as_it_was(batch):
+    model = make_model()
+    model.fit(batch[0], batch[1][:, :2], verbose=0)
+    state = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    before = [v.numpy().tobytes() for v in state]
+    report = keras_lso.underflow_report(model, batch[0], batch[1][:, :2])
+    assert [v.numpy().tobytes() for v in state] == before
+    assert [layer.dtype_policy.name for layer in model.layers] == ["mixed_float16"] * 4
+    assert not any("call" in vars(layer) for layer in model.layers)
+    assert list(report.layers) == ["first", "norm", "drop", "last"]
+
+
+def test_an_error_leaves_the_model_as_it_was(batch):
+    model = make_model()
+    with pytest.raises(Exception, match=".+"):
+        keras_lso.underflow_report(model, batch[0][:, :2], batch[1])
+    assert [layer.dtype_policy.name for layer in model.layers] == ["mixed_float16"] * 4
+    assert not any("call" in vars(layer) for layer in model.layers)
+
+
+def test_it_is_the_same_under_mixed_float16_and_float32(batch):
+    x, y = batch[0], batch[1][:, :2]
+    narrow = keras_lso.underflow_report(make_model(), x, y)
+    wide = keras_lso.underflow_report(make_model("float32"), x, y)
+    assert narrow.to_dict() == wide.to_dict()
+
+
+def test_layers_within_layers_and_several_calls(batch):
+    shared = keras.layers.Dense(3, name="shared", dtype="mixed_float16")
+    inner = keras.Sequential(
+        [keras.Input((3,)), keras.layers.Dense(2, name="deep", dtype="mixed_float16")],
+        name="inner",
+    )
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, inner(shared(shared(inputs))))
+    model.compile("sgd", loss="mse")
+    report = keras_lso.underflow_report(model, batch[0], batch[1][:, :2])
+    assert set(report.layers) == {"shared", "inner/deep"}
+    # Kernel, bias, and the outputs of two calls on 8 examples.
+    assert report.layers["shared"].values == 9 + 3 + 2 * 8 * 3
+
+
+def test_a_recommended_scale_trains_without_an_overflow(batch):
+    x, y = batch[0] * 1e-4, batch[1][:, :2] * 1e-4
+    model = make_model()
+    report = keras_lso.underflow_report(model, x, y)
+    low, high = report.safe_scales
+    assert low <= report.initial_scale <= high / 2
+    assert 2 * report.initial_scale > high / 2
+    assert f"2**{int(np.log2(report.initial_scale))}" in str(report)
+
+
+def test_what_it_cannot_report_on_is_refused(batch):
+    x, y = batch[0], batch[1][:, :2]
+    model = make_model("float16")
+    with pytest.raises(ValueError, match="float16 weights"):
+        keras_lso.underflow_report(model, x, y)
+    with pytest.raises(ValueError, match="compiled"):
+        keras_lso.underflow_report(keras.Sequential([keras.layers.Dense(1)]), x, y)
+    for scales in ([], [0.0], ["a"], [np.inf]):
+        with pytest.raises((ValueError, TypeError), match="scales"):
+            keras_lso.underflow_report(make_model(), x, y, scales=scales)
