@@ -2,7 +2,14 @@
 
 from importlib.metadata import version as _version
 
-from keras_lso import callbacks, compat, loss_scales, mixed_precision, schedules
+from keras_lso import (
+    callbacks,
+    compat,
+    loss_scales,
+    mixed_precision,
+    plotting,
+    schedules,
+)
 from keras_lso.larc import LARC
 from keras_lso.lars import LARS
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
@@ -23,6 +30,7 @@ __all__ = [
     "load_model",
     "loss_scales",
     "mixed_precision",
+    "plotting",
     "schedules",
     "underflow_report",
 ]

@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from keras_lso import adapters
+from keras_lso import adapters, backend
 from keras_lso._checks import (
     check_bool,
     check_choice,
@@ -12,6 +12,7 @@ from keras_lso._checks import (
     check_rate,
     check_share,
 )
+from keras_lso._gradients import match
 from keras_lso._legacy.configs import read_schedule_config
 from keras_lso._tf_keras_methods import TFKerasMethods
 from keras_lso.backend import rules
@@ -256,6 +257,52 @@ class LARS(TFKerasMethods, adapters.RuleOptimizer):
         learning_rate = ops.convert_to_tensor(learning_rate)
         steps = ops.cast(self.iterations, learning_rate.dtype)
         return learning_rate / (1 + self.decay * steps)
+
+    def trust_ratios(self, grads, variables=None):
+        """Returns by how much each variable's step is rescaled.
+
+        Args:
+            grads: List of unscaled gradients, one for each variable; None where a
+                variable has none.
+            variables: List of variables. Defaults to those that the optimizer was
+                built for.
+
+        Returns:
+            Dict of the variables' paths to scalar tensors, those excluded from the
+            adaptation left out.
+
+        Raises:
+            ValueError: If the optimizer has not been built yet.
+
+        Example:
+
+        >>> import keras, keras_lso
+        >>> optimizer = keras_lso.LARS(1.0, eeta=0.1)
+        >>> w = keras.Variable([3.0, 4.0], name="w")
+        >>> optimizer.build([w])
+        >>> ratios = optimizer.trust_ratios([keras.ops.array([0.0, 2.0])])
+        >>> float(ratios["w"])  # 0.1 * |w| / |g|
+        0.25
+        """
+        if not self.built:
+            raise ValueError(
+                "To call `trust_ratios`, LARS must be built. Call "
+                "`optimizer.build(trainable_variables)` first."
+            )
+        grads, variables = match(self, grads, variables)
+        indices = [adapters.index_of(self, v) for v in variables]
+        rules = self._make_rules(indices, self.learning_rate)
+        ratios = {}
+        for index, grad, variable, rule in zip(
+            indices, grads, variables, rules, strict=True
+        ):
+            if grad is None or rule.trust_ratio is None:
+                continue
+            tensors = backend.to_dense(grad), variable, self.momentums[index]
+            norms = rule.norms(*map(backend.in_float32, tensors))
+            ratio = rule.trust_ratio(*norms, rule.weight_decay)
+            ratios[adapters.path_of(variable)] = ops.stop_gradient(ratio)
+        return ratios
 
     def _make_rules(self, indices, learning_rate):
         learning_rate = self.decayed(learning_rate)

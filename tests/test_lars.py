@@ -1617,3 +1617,23 @@ def test_a_custom_lars_is_preferred_to_ours():
     assert type(keras_lso.deserialize(config)) is LARS
     mine = keras_lso.deserialize(config, custom_objects={"LARS": Mine})
     assert isinstance(mine, Mine)
+
+
+def test_trust_ratios_are_what_the_step_is_rescaled_by():
+    # Nesterov-free, undecayed and with a rate of 1, the first step is ratio * g.
+    optimizer = keras_lso.LARS(1.0, eeta=0.1, exclude_from_weight_decay=["left_out"])
+    names = ["a", "b", "left_out", "unused"]
+    variables = [keras.Variable([3.0, 4.0], name=name) for name in names]
+    with pytest.raises(ValueError, match="must be built"):
+        optimizer.trust_ratios([])
+    optimizer.build(variables)
+    grads = [ops.array([0.5 * i, 1.0]) for i in range(3)] + [None]
+    ratios = optimizer.trust_ratios(grads)
+    assert list(ratios) == ["a", "b"]
+    before = [v.numpy() for v in variables]
+    with pytest.warns(UserWarning, match="do not exist"):
+        optimizer.apply(grads)
+    for i, ratio in enumerate(ratios.values()):
+        step = before[i] - variables[i].numpy()
+        # Differences of float32 numbers below 4.
+        np.testing.assert_allclose(step, ratio * np.array([0.5 * i, 1.0]), atol=1e-6)

@@ -1,0 +1,293 @@
+"""Pictures of schedules, loss scales, trust ratios and underflow.
+
+Each function returns a `matplotlib` figure; `figure.savefig(path)` writes it to a file.
+"""
+
+import math
+
+import keras
+import numpy as np
+from keras import ops
+
+# Okabe and Ito's colours, which the colour-blind can tell apart.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+_GRAY = "#888888"
+_STYLE = {
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.color": "#E5E5E5",
+    "grid.linewidth": 0.6,
+    "axes.axisbelow": True,
+    "font.size": 9,
+    "figure.dpi": 150,
+    "savefig.dpi": 150,
+}
+_MOST_POINTS = 1000
+
+
+def plot_schedule(schedules, steps):
+    """Draws the learning rate of one schedule or more.
+
+    Args:
+        schedules: A learning-rate schedule, a list of them, or a dict of labels to
+            them.
+        steps: Int. How many steps to draw, from 0 on.
+
+    Returns:
+        A `matplotlib` figure.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        ValueError, TypeError: If an argument is none of the above.
+
+    Example:
+
+    >>> import keras_lso
+    >>> warmup = keras_lso.schedules.LinearWarmup(0.1, 500, 0.0)
+    >>> figure = keras_lso.plotting.plot_schedule({"warm-up": warmup}, steps=1000)
+    """
+    schedules = _as_dict(schedules)
+    if not isinstance(steps, int) or steps < 2:
+        raise ValueError(
+            f"`steps` must be an integer above 1. Received: steps={steps!r}"
+        )
+    at = np.unique(np.linspace(0, steps - 1, min(steps, _MOST_POINTS)).astype("int64"))
+    figure, [axis] = _figure(1, height=3.2)
+    for color, (label, schedule) in zip(_cycle(), schedules.items(), strict=False):
+        rates = [float(ops.convert_to_numpy(schedule(int(step)))) for step in at]
+        axis.plot(at, rates, color=color, label=label, linewidth=1.6)
+    axis.set_xlabel("step")
+    axis.set_ylabel("learning rate")
+    axis.set_xlim(0, steps - 1)
+    axis.set_ylim(bottom=min(0.0, axis.get_ylim()[0]))
+    if len(schedules) > 1:
+        axis.legend(frameon=False)
+    return figure
+
+
+def _as_dict(schedules):
+    kind = keras.optimizers.schedules.LearningRateSchedule
+    if isinstance(schedules, kind):
+        schedules = [schedules]
+    if isinstance(schedules, list | tuple):
+        names = [getattr(s, "name", None) or type(s).__name__ for s in schedules]
+        if len(set(names)) < len(names):
+            names = [f"{i}: {name}" for i, name in enumerate(names)]
+        schedules = dict(zip(names, schedules, strict=True))
+    is_right = isinstance(schedules, dict) and schedules
+    if not is_right or not all(isinstance(s, kind) for s in schedules.values()):
+        raise TypeError(
+            "`schedules` must be a learning-rate schedule, a list of them, or a dict "
+            f"of labels to them. Received: schedules={schedules!r}"
+        )
+    return schedules
+
+
+def plot_loss_scale(history):
+    """Draws the loss scale and the skipped steps of a run, below its loss.
+
+    Args:
+        history: What `fit` returned with a `keras_lso.callbacks.LossScaleMonitor`, or
+            its dict of lists.
+
+    Returns:
+        A `matplotlib` figure.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        ValueError: If the history holds no loss scale.
+
+    Example:
+
+    >>> import keras_lso
+    >>> figure = keras_lso.plotting.plot_loss_scale(
+    ...     {"loss_scale": [32768.0, 16384.0, 16384.0], "skipped_steps": [0, 1, 1]}
+    ... )
+    """
+    logs = getattr(history, "history", history)
+    if not isinstance(logs, dict) or not logs.get("loss_scale"):
+        raise ValueError(
+            "`history` must hold 'loss_scale': call `fit` with callbacks=["
+            f"keras_lso.callbacks.LossScaleMonitor()]. Received: history={history!r}"
+        )
+    scales, skipped = logs["loss_scale"], logs.get("skipped_steps")
+    epochs = np.arange(1, len(scales) + 1)
+    losses = {name: logs[name] for name in ("loss", "val_loss") if name in logs}
+    figure, axes = _figure(2 if losses else 1, height=2.2)
+    if losses:
+        for color, (name, values) in zip(_cycle(), losses.items(), strict=False):
+            axes[0].plot(epochs[: len(values)], values, color=color, label=name)
+        axes[0].set_ylabel("loss")
+        axes[0].legend(frameon=False)
+    axis = axes[-1]
+    axis.step(epochs, scales, where="mid", color=_COLORS[0], linewidth=1.6)
+    axis.set_yscale("log", base=2)
+    axis.set_ylabel("loss scale", color=_COLORS[0])
+    axis.set_xlabel("epoch")
+    axis.xaxis.get_major_locator().set_params(integer=True)
+    if skipped is not None:
+        _draw_skipped(axis, epochs, skipped)
+    return figure
+
+
+def _draw_skipped(axis, epochs, skipped):
+    new = np.diff(skipped, prepend=skipped[0])
+    # How many there were before the first epoch of this run is not known.
+    new[0] = skipped[0]
+    bars = axis.twinx()
+    bars.grid(False)
+    bars.bar(epochs, new, width=0.5, color=_COLORS[1], alpha=0.35)
+    bars.set_ylabel("steps skipped in the epoch", color=_COLORS[1])
+    bars.set_ylim(0, max(4, 3 * new.max()))
+    bars.yaxis.get_major_locator().set_params(integer=True)
+    bars.spines["right"].set_visible(True)
+    # The line is to be seen in front.
+    axis.set_zorder(bars.get_zorder() + 1)
+    axis.patch.set_visible(False)
+
+
+def plot_trust_ratios(ratios):
+    """Draws by how much LARS or LARC rescales each layer.
+
+    Args:
+        ratios: Dict of layers' or variables' names to their ratios, as
+            `LARS.trust_ratios` returns it; or a list of such, one for each step that
+            was looked at: the median is drawn, and a line from the least to the
+            largest.
+
+    Returns:
+        A `matplotlib` figure.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        ValueError: If there are no ratios.
+
+    Example:
+
+    >>> import keras_lso
+    >>> figure = keras_lso.plotting.plot_trust_ratios({"conv": 0.002, "dense": 0.03})
+    """
+    snapshots = [ratios] if isinstance(ratios, dict) else list(ratios)
+    if not snapshots or not all(isinstance(s, dict) and s for s in snapshots):
+        raise ValueError(
+            "`ratios` must be a dict of names to trust ratios, or a list of such. "
+            f"Received: ratios={ratios!r}"
+        )
+    names = list(dict.fromkeys(name for snapshot in snapshots for name in snapshot))
+    rows = [[float(s[name]) for s in snapshots if name in s] for name in names]
+    figure, [axis] = _figure(1, height=max(2.0, 0.6 + 0.17 * len(names)))
+    at = np.arange(len(names))
+    axis.hlines(at, *_ends(rows), color=_COLORS[0], alpha=0.35, linewidth=3)
+    axis.plot([np.median(row) for row in rows], at, "o", color=_COLORS[0], markersize=4)
+    axis.set_xscale("log")
+    axis.set_xlabel("trust ratio")
+    axis.set_yticks(at, names, fontsize=8 if len(names) <= 40 else 5)
+    axis.set_ylim(len(names) - 0.5, -0.5)
+    axis.grid(axis="y", visible=False)
+    return figure
+
+
+def _ends(rows):
+    return [min(row) for row in rows], [max(row) for row in rows]
+
+
+def plot_underflow(report):
+    """Draws what float16 would make of each layer's gradients, against the scale.
+
+    Args:
+        report: What `keras_lso.underflow_report` returned.
+
+    Returns:
+        A `matplotlib` figure.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+    """
+    names, layers = list(report.layers), list(report.layers.values())
+    figure, [axis] = _figure(1, height=max(2.2, 1.3 + 0.24 * len(names)))
+    # Losing some of the digits is half as bad as losing them all.
+    lost = np.array([np.add(c.flushed, np.divide(c.subnormal, 2)) for c in layers])
+    overflowing = np.array([c.overflowing for c in layers])
+    image = _blend(lost, _COLORS[0]) + _blend(overflowing, _COLORS[1]) - 1
+    axis.imshow(np.clip(image, 0, 1), aspect="auto", interpolation="nearest")
+    axis.set_yticks(range(len(names)), names, fontsize=8)
+    exponents = [math.log2(scale) for scale in report.scales]
+    every = max(1, math.ceil(len(exponents) / 8))
+    axis.set_xticks(
+        range(0, len(exponents), every),
+        [f"$2^{{{exponent:g}}}$" for exponent in exponents[::every]],
+    )
+    axis.set_xlabel("loss scale")
+    axis.grid(False)
+    _mark_safe_scales(axis, exponents, report.safe_scales)
+    _name_colors(figure)
+    return figure
+
+
+def _blend(shares, color):
+    """Returns an image that is white where the share is 0, and the colour at 1.
+
+    By the square root: one in a hundred is to be seen.
+    """
+    from matplotlib.colors import to_rgb
+
+    strength = np.sqrt(np.clip(shares, 0, 1))[..., np.newaxis]
+    return 1 - strength * (1 - np.array(to_rgb(color)))
+
+
+def _mark_safe_scales(axis, exponents, safe):
+    if safe is None or len(exponents) < 2:
+        return
+    low, high = (np.interp(_log2(s), exponents, range(len(exponents))) for s in safe)
+    axis.plot([low, high], [-0.62] * 2, color=_COLORS[2], linewidth=4, clip_on=False)
+
+
+def _log2(scale):
+    return math.log2(scale) if 0 < scale < math.inf else math.copysign(99, scale - 1)
+
+
+def _name_colors(figure):
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=color, linewidth=4, label=label)
+        for color, label in (
+            (_COLORS[0], "flushed to zero, or subnormal (paler)"),
+            (_COLORS[1], "overflow"),
+            (_COLORS[2], "safe for all layers"),
+        )
+    ]
+    figure.legend(
+        handles=handles, loc="outside upper left", ncols=3, frameon=False, fontsize=8
+    )
+
+
+def _figure(rows, height):
+    """Returns a figure, and its axes one above the other."""
+    try:
+        import matplotlib.pyplot as plt
+    except ImportError as error:
+        raise ImportError(
+            "Pictures are drawn by matplotlib, which is not installed. Run "
+            '`pip install matplotlib`, or `pip install "keras-lso[plot]"`.'
+        ) from error
+    with plt.rc_context(_STYLE):
+        figure, axes = plt.subplots(
+            rows,
+            1,
+            figsize=(6.4, height * rows),
+            sharex=rows > 1,
+            squeeze=False,
+            layout="constrained",
+        )
+    # What made it need not keep it: a notebook shows what a cell returns.
+    plt.close(figure)
+    return figure, list(axes[:, 0])
+
+
+def _cycle():
+    return [color for _ in range(20) for color in _COLORS]
+
+
+__all__ = ["plot_loss_scale", "plot_schedule", "plot_trust_ratios", "plot_underflow"]
