@@ -1,0 +1,103 @@
+"""`python -m keras_lso info`: what to paste into a bug report."""
+
+import argparse
+import importlib.metadata
+import inspect
+import platform
+import sys
+
+import keras
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import keras_lso
+from keras_lso import adapters, backend
+from keras_lso.backend import about
+
+# What one has to say of an optimizer to make it, where its defaults do not do.
+_ARGUMENTS = {
+    "SGD": {"learning_rate": 0.01},
+    "SGD, momentum": {"learning_rate": 0.01, "momentum": 0.9},
+}
+# They wrap other optimizers.
+_WRAPPERS = ("LossScaleOptimizer", "MultiOptimizer", "Optimizer")
+
+
+def main(argv=None):
+    """Runs the command.
+
+    Args:
+        argv: List of strings, its arguments. Defaults to `None`: those of the process.
+
+    Returns:
+        Int, the exit status.
+    """
+    parser = argparse.ArgumentParser(prog="python -m keras_lso", description=__doc__)
+    parser.add_argument("command", choices=["info"], help="print versions and paths")
+    parser.parse_args(argv)
+    print_info(Console(soft_wrap=True))
+    return 0
+
+
+def print_info(console):
+    """Prints versions, backend, devices, and how each optimizer steps."""
+    for name, value in facts().items():
+        console.print(f"{name:<10} {value}", highlight=False, markup=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("inner optimizer")
+    table.add_column("step in LossScaleOptimizer, with float32 variables")
+    for name, step in steps().items():
+        table.add_row(name, step)
+    console.print(table)
+
+
+def facts():
+    """Returns what there is to know of the installation, a dict of strings."""
+    versions = {name: importlib.metadata.version(name) for name in ("keras", "numpy")}
+    versions |= about.packages()
+    packages = [f"keras_lso {keras_lso.__version__}"]
+    packages += [f"{name} {version}" for name, version in versions.items()]
+    return {
+        "packages": ", ".join(packages),
+        "python": f"{platform.python_version()}, {platform.platform()}",
+        "backend": f"{keras.backend.backend()}, kernels {backend.KERNELS}",
+        "devices": ", ".join(about.devices()) or "none",
+        "dtype": f"policy {keras.config.dtype_policy().name}, "
+        f"floatx {keras.config.floatx()}",
+    }
+
+
+def steps():
+    """Returns how each inner optimizer steps, with its defaults: a dict of strings."""
+    return {name: _step_of(make()) for name, make in _optimizers().items()}
+
+
+def _optimizers():
+    """Returns functions that make an optimizer each, by name."""
+    found = {}
+    for name, cls in inspect.getmembers(keras.optimizers, inspect.isclass):
+        is_optimizer = issubclass(cls, keras.optimizers.Optimizer)
+        if is_optimizer and name not in _WRAPPERS:
+            found[name] = cls
+    sgd = found.pop("SGD")
+    for name, arguments in _ARGUMENTS.items():
+        found[name] = lambda arguments=arguments: sgd(**arguments)
+    for cls in (keras_lso.LARS, keras_lso.NovoGrad):
+        found[f"keras_lso.{cls.__name__}"] = cls
+    found["keras_lso.LARC"] = lambda: keras_lso.LARC(found["SGD, momentum"]())
+    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
+
+
+def _step_of(optimizer):
+    variables = [keras.Variable([1.0, 2.0])]
+    optimizer.build(variables)
+    rule = adapters.rule_of(optimizer, variables)
+    gradients = [keras.ops.ones((2,))]
+    if rule and backend.fused_step_takes(rule, adapters.storage(variables), gradients):
+        return "one pass: unscale, skip and update"
+    return about.other_step()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

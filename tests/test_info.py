@@ -1,0 +1,54 @@
+"""`python -m keras_lso info` says what a bug report needs."""
+
+import subprocess
+import sys
+
+import keras
+import pytest
+
+import keras_lso
+from keras_lso.__main__ import main, steps
+
+
+def test_it_prints_versions_backend_and_devices(capsys):
+    assert main(["info"]) == 0
+    printed = capsys.readouterr().out
+    for expected in (
+        f"keras_lso {keras_lso.__version__}",
+        f"keras {keras.__version__}",
+        f"{keras.backend.backend()}, kernels auto",
+        "python",
+        "devices",
+    ):
+        assert expected in printed
+    # Of a CPU at least.
+    [line] = [x for x in printed.splitlines() if x.startswith("devices")]
+    assert "cpu" in line.lower()
+
+
+def test_every_optimizer_is_listed_with_its_step():
+    found = steps()
+    ours = {"keras_lso.LARC", "keras_lso.LARS", "keras_lso.NovoGrad"}
+    assert ours | {"SGD", "SGD, momentum", "Adam", "AdamW", "Ftrl", "Muon"} <= set(
+        found
+    )
+    fast = {name for name, step in found.items() if step.startswith("one pass")}
+    rules = {"SGD", "SGD, momentum", "Adam", "AdamW"}
+    with_norms = {"keras_lso.LARS", "keras_lso.NovoGrad"}
+    # `run_if` is as fast on JAX, for all of them.
+    expected = with_norms if keras.backend.backend() == "jax" else rules | with_norms
+    assert fast == expected
+
+
+def test_the_command_runs():
+    run = subprocess.run(
+        [sys.executable, "-m", "keras_lso", "info"], capture_output=True, text=True
+    )
+    assert run.returncode == 0, run.stderr
+    assert "keras_lso.LARS" in run.stdout
+
+
+def test_other_commands_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        main(["inform"])
+    assert "invalid choice" in capsys.readouterr().err
