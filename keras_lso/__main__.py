@@ -5,6 +5,7 @@ import importlib.metadata
 import inspect
 import platform
 import sys
+from collections.abc import Callable
 
 import keras
 from rich import box
@@ -75,7 +76,7 @@ def steps():
 
 def _optimizers():
     """Returns functions that make an optimizer each, by name."""
-    found = {}
+    found: dict[str, Callable] = {}
     for name, cls in inspect.getmembers(keras.optimizers, inspect.isclass):
         is_optimizer = issubclass(cls, keras.optimizers.Optimizer)
         if is_optimizer and name not in _WRAPPERS:

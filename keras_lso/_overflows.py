@@ -3,9 +3,10 @@
 from keras import ops
 
 from keras_lso import adapters, backend
+from keras_lso._optimizer_state import OptimizerState
 
 
-class Overflows:
+class Overflows(OptimizerState):
     """Records which gradients made a `LossScaleOptimizer` skip a step."""
 
     # A variable, once somebody has asked: one more look at every gradient.
@@ -32,7 +33,7 @@ class Overflows:
             count = len(adapters.trainable_variables(self))
             with adapters.where_variables_are_made(self):
                 # Not by assignment: Keras would track it a second time.
-                vars(self)["_overflows"] = self._add_counter(
+                self.__dict__["_overflows"] = self._add_counter(
                     "overflows", "int32", (count,)
                 )
 

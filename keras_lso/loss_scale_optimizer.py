@@ -17,7 +17,6 @@ from keras_lso._optimizer_arguments import (
     policy_arguments,
     refuse_unsupported,
 )
-from keras_lso._optimizer_state import OptimizerState
 from keras_lso._overflows import Overflows
 from keras_lso._variable_list import like
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
@@ -31,7 +30,6 @@ class LossScaleOptimizer(
     InnerAttributes,
     LossScaling,
     Overflows,
-    OptimizerState,
     keras.optimizers.LossScaleOptimizer,
 ):
     """An optimizer that scales the loss, so that float16 gradients survive.

@@ -127,18 +127,19 @@ def _gradients(model, layers, x, y, sample_weight):
     """Returns the float32 gradients of each layer, a list of arrays by its path."""
 
     def loss():
+        owners.clear()
         predicted = model(x, training=True)
         return model.compute_loss(
             x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=True
         )
 
+    owners: list = []
     x, y = tree.map_structure(ops.convert_to_tensor, (x, y))
     shapes: list = []
     with _after_each_call(layers, lambda layer, value: shapes.append(value.shape)):
         model(x, training=True)
     # What is added to an output has the gradient of the output.
     probes = [keras.Variable(np.zeros(shape, "float32")) for shape in shapes]
-    owners: list = []
 
     def add_probe(layer, value):
         owners.append(layer)
@@ -146,12 +147,10 @@ def _gradients(model, layers, x, y, sample_weight):
 
     variables = [v for layer in layers for v in layer.trainable_variables]
     with _after_each_call(layers, add_probe):
-        _, grads = backend.compute_gradients(
-            lambda: owners.clear() or loss(), [*variables, *probes]
-        )
-    owners = [layer for layer in layers for _ in layer.trainable_variables] + owners
+        _, grads = backend.compute_gradients(loss, [*variables, *probes])
+    holders = [layer for layer in layers for _ in layer.trainable_variables]
     found: dict = {id(layer): [] for layer in layers}
-    for owner, grad in zip(owners, grads, strict=True):
+    for owner, grad in zip([*holders, *owners], grads, strict=True):
         if grad is not None:
             found[id(owner)].append(ops.convert_to_numpy(backend.to_dense(grad)))
     return {_name(model, layer): found[id(layer)] for layer in layers}
