@@ -1,0 +1,39 @@
+"""What float16 would make of a small network's gradients, at each loss scale.
+
+python examples/underflow.py [PICTURE]
+"""
+
+import sys
+
+import keras
+from keras import layers
+from sklearn.datasets import load_digits
+
+import keras_lso
+
+keras.utils.set_random_seed(0)
+
+digits = load_digits()
+images = (digits.images[:256, ..., None] / 16).astype("float32")
+labels = digits.target[:256]
+
+# Sigmoids make gradients smaller from layer to layer, and so the first ones tiny.
+model = keras.Sequential(
+    [
+        keras.Input((8, 8, 1)),
+        layers.Conv2D(8, 3, activation="sigmoid", name="conv"),
+        layers.BatchNormalization(name="norm"),
+        layers.Flatten(name="flatten"),
+        layers.Dense(32, activation="sigmoid", name="hidden_1"),
+        layers.Dense(32, activation="sigmoid", name="hidden_2"),
+        layers.Dense(32, activation="sigmoid", name="hidden_3"),
+        layers.Dense(10, activation="softmax", name="output"),
+    ]
+)
+model.compile("adam", loss="sparse_categorical_crossentropy")
+
+report = keras_lso.underflow_report(model, images, labels)
+print(report)
+path = sys.argv[1] if len(sys.argv) > 1 else "underflow.png"
+report.plot(path)
+print(f"Wrote {path}")
