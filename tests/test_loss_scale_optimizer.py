@@ -680,6 +680,8 @@ def test_the_public_names_are_these():
         "load_model",
         "loss_scales",
         "mixed_precision",
+        "plotting",
         "schedules",
+        "underflow_report",
     ]
     assert isinstance(keras_lso.loss_scales.get(2), FixedLossScale)
