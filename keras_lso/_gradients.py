@@ -75,3 +75,33 @@ def match(optimizer, grads, variables):
         optimizer.build(variables)
     adapters.check_known(optimizer, variables)
     return grads, variables
+
+
+def total(optimizer, grads, variables, axis_name):
+    """Returns the gradients of all replicas, and whether all have the same now.
+
+    They are added up before they are looked at, since it is the sum that must be
+    finite: two finite gradients may add up to inf.
+
+    Args:
+        optimizer: The optimizer that is to apply them.
+        grads: List of tensors or None, one for each variable.
+        variables: List of variables.
+        axis_name: See `LossScaleOptimizer.apply`.
+
+    Returns:
+        A tuple of the list of tensors or None, and a bool.
+    """
+    if adapters.has_reduced_gradients():
+        return grads, False
+    # What overwrites its variable is no gradient.
+    own = [adapters.is_overwritten(v) for v in variables]
+    found = backend.total(
+        [None if is_own else g for g, is_own in zip(grads, own, strict=True)],
+        axis_name,
+    )
+    if backend.are_shards(found, variables):
+        adapters.check_takes_shards(optimizer)
+    if not any(own):
+        return found, True
+    return [g if t is None else t for g, t in zip(grads, found, strict=True)], False

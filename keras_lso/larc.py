@@ -5,7 +5,7 @@ from keras import ops
 
 from keras_lso import adapters, backend
 from keras_lso._checks import check_choice, check_patterns, check_rate
-from keras_lso._gradients import match, split_pairs
+from keras_lso._gradients import match, split_pairs, total
 from keras_lso._inner_attributes import InnerAttributes, read_through
 from keras_lso._optimizer_arguments import check_optimizer
 from keras_lso.lars import LARS
@@ -164,10 +164,7 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
         grads, variables = match(self, grads, trainable_variables)
         if not variables:
             return
-        if not adapters.has_reduced_gradients():
-            grads = backend.total(grads, axis_name)
-            if backend.are_shards(grads, variables):
-                adapters.check_takes_shards(self.inner_optimizer)
+        grads, _ = total(self, grads, variables, axis_name)
         ratios = self.ratios(grads, variables, inv_scale)
         rescaled = [
             g if ratio is None else _multiply(g, ratio)

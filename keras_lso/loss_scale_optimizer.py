@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_lso import adapters, backend, loss_scales
-from keras_lso._gradients import match
+from keras_lso._gradients import match, total
 from keras_lso._inner_attributes import InnerAttributes
 from keras_lso._legacy.configs import modern_arguments, read_optimizer
 from keras_lso._loss_scaling import LossScaling, unscale
@@ -241,7 +241,7 @@ class LossScaleOptimizer(
         if not variables:
             return
         backend.check_on_replicas([*variables, *self.variables])
-        grads, are_alike = self._total(grads, variables, axis_name)
+        grads, are_alike = total(self, grads, variables, axis_name)
         policy = self.loss_scale_policy
         inv_scale = self._inv_scale(scaled)
         fused = self._fused_step(grads, variables)
@@ -395,26 +395,6 @@ class LossScaleOptimizer(
             [scope.get_current_value(v) for v in trained],
             like(optimizer_variables, [scope.get_current_value(v) for v in own]),
         )
-
-    def _total(self, grads, variables, axis_name):
-        """Returns the gradients of all replicas, and whether all have the same now.
-
-        They are added up before they are looked at, since it is the sum that must be
-        finite: two finite gradients may add up to inf.
-        """
-        if adapters.has_reduced_gradients():
-            return grads, False
-        # What overwrites its variable is no gradient.
-        own = [adapters.is_overwritten(v) for v in variables]
-        total = backend.total(
-            [None if is_own else g for g, is_own in zip(grads, own, strict=True)],
-            axis_name,
-        )
-        if backend.are_shards(total, variables):
-            adapters.check_takes_shards(self.inner_optimizer)
-        if not any(own):
-            return total, True
-        return [g if t is None else t for g, t in zip(grads, total, strict=True)], False
 
     def _step_inner_optimizer(self, grads, variables, finite, scaled):
         inner, masters = self.inner_optimizer, self._masters
