@@ -12,7 +12,8 @@ os.environ["XLA_FLAGS"] = (
 )
 
 import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
+import keras  # noqa: E402
+import numpy as np  # noqa: E402
 from jax.sharding import Mesh, NamedSharding, PartitionSpec  # noqa: E402
 
 from benchmarks.data import check_healthy, make_data  # noqa: E402
@@ -22,7 +23,7 @@ from benchmarks.participants import (  # noqa: E402
     make_group,
     optimizers,
 )
-from benchmarks.rows_jax import Tensors, jitted_step, seconds  # noqa: E402
+from benchmarks.rows_jax import jitted_step, seconds  # noqa: E402
 from benchmarks.timing import time_in_turn  # noqa: E402
 
 ENGINES = {"data": "devices, data parallel", "model": "devices, model parallel"}
@@ -32,14 +33,13 @@ def measure(shapes, inner, rounds):
     """See `participants.measure`."""
     mesh = Mesh(jax.devices()[:PARTICIPANTS], ("x",))
     data = make_data(shapes, "float32")
-    tensors = Tensors(data)
     groups = []
     for kind, engine in ENGINES.items():
         for name in inner:
             roles, clocks = {}, {}
             for row, (role, optimizer) in optimizers(INNER[name].make).items():
                 gradients = _gradients(mesh, kind, data, is_scaled=role != "inner")
-                step = _step(mesh, kind, optimizer, tensors, gradients)
+                step = _step(mesh, kind, optimizer, data, gradients)
                 jax.block_until_ready(step.run())
                 check_healthy(f"{engine}, {name}, {row}", step, data)
                 roles[row], clocks[row] = role, partial(seconds, step)
@@ -50,18 +50,19 @@ def measure(shapes, inner, rounds):
 
 
 def _gradients(mesh, kind, data, is_scaled):
-    factor = SCALE if is_scaled else 1.0
+    # By NumPy: JAX would compile each operation anew for each shape.
+    factor = np.float32(SCALE if is_scaled else 1)
     if kind == "model":
         return [_put(mesh, kind, g * factor) for g in data.gradients]
     by_device = NamedSharding(mesh, PartitionSpec("x"))
     return [
-        jax.device_put(jnp.stack([g * factor] * PARTICIPANTS), by_device)
+        jax.device_put(np.stack([g * factor] * PARTICIPANTS), by_device)
         for g in data.gradients
     ]
 
 
-def _step(mesh, kind, optimizer, tensors, gradients):
-    variables = tensors.variables()
+def _step(mesh, kind, optimizer, data, gradients):
+    variables = [keras.Variable(w) for w in data.weights]
     optimizer.build(variables)
 
     def step(state, gradients):
@@ -71,7 +72,7 @@ def _step(mesh, kind, optimizer, tensors, gradients):
         return optimizer.stateless_apply(own, gradients, trainable)
 
     state = [
-        [_put(mesh, kind, v.value) for v in some]
+        [_put(mesh, kind, np.array(v.value)) for v in some]
         for some in (variables, optimizer.variables)
     ]
     return jitted_step(step, tuple(state), gradients)
@@ -84,5 +85,4 @@ def _put(mesh, kind, value):
         axis = max(range(value.ndim), key=lambda i: value.shape[i])
         if value.shape[axis] % PARTICIPANTS == 0:
             spec[axis] = "x"
-    # A copy: two variables may share a buffer, which is donated.
-    return jax.device_put(jnp.copy(value), NamedSharding(mesh, PartitionSpec(*spec)))
+    return jax.device_put(value, NamedSharding(mesh, PartitionSpec(*spec)))
