@@ -8,6 +8,7 @@ from keras_lso._checks import check_choice, check_patterns, check_rate
 from keras_lso._gradients import match, split_pairs, total
 from keras_lso._inner_attributes import InnerAttributes, read_through
 from keras_lso._optimizer_arguments import check_optimizer
+from keras_lso._stateless import stateless_apply
 from keras_lso.lars import LARS
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
@@ -254,6 +255,27 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
         grads, variables = split_pairs(grads_and_vars)
         self.apply(grads, variables, **kwargs)
         return adapters.iteration_variable(adapters.chain(self)[-1])
+
+    def stateless_apply(
+        self, optimizer_variables, grads, trainable_variables, **kwargs
+    ):
+        """Does what `apply` does, on values that come in and go out.
+
+        Args:
+            optimizer_variables: List of tensors, the values of
+                `optimizer.variables`.
+            grads: List of gradients, one for each trainable variable.
+            trainable_variables: List of tensors, the values of the variables that
+                the optimizer was built for.
+            **kwargs: See `apply`.
+
+        Returns:
+            A tuple of the new values of `trainable_variables` and of
+            `optimizer_variables`.
+        """
+        return stateless_apply(
+            self, optimizer_variables, grads, trainable_variables, **kwargs
+        )
 
     def finalize_variable_values(self, var_list):
         """Lets the inner optimizer set the final values (EMA) of `var_list`.

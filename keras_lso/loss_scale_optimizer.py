@@ -18,7 +18,7 @@ from keras_lso._optimizer_arguments import (
     refuse_unsupported,
 )
 from keras_lso._overflows import Overflows
-from keras_lso._variable_list import like
+from keras_lso._stateless import stateless_apply
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
 from keras_lso.master_weights import MasterWeights, check_argument
 
@@ -363,37 +363,14 @@ class LossScaleOptimizer(
             A tuple of the new values of `trainable_variables` and of
             `optimizer_variables`.
         """
-        backend.check_stateless_is_supported()
-        if not self.built:
-            raise ValueError(
-                "To call `stateless_apply`, LossScaleOptimizer must be built (i.e. "
-                "its variables must have been created). You can build it via "
-                "`optimizer.build(trainable_variables)`."
-            )
-        trained = adapters.trainable_variables(self)
-        own = self.variables
-        for name, values, expected in (
-            ("optimizer_variables", optimizer_variables, own),
-            ("trainable_variables", trainable_variables, trained),
-        ):
-            if len(values) != len(expected):
-                raise ValueError(
-                    f"Argument `{name}` must be a list of {len(expected)} tensors, "
-                    "one for each variable that the optimizer was built with. "
-                    f"Received {len(values)}. If layers were frozen or unfrozen "
-                    "since, compile the model with a new optimizer."
-                )
-        mapping = [
-            *zip(trained, trainable_variables, strict=True),
-            *zip(own, optimizer_variables, strict=True),
-        ]
-        with keras.StatelessScope(state_mapping=mapping) as scope:
-            self.apply(
-                grads, scaled=scaled, update_scale=update_scale, axis_name=axis_name
-            )
-        return (
-            [scope.get_current_value(v) for v in trained],
-            like(optimizer_variables, [scope.get_current_value(v) for v in own]),
+        return stateless_apply(
+            self,
+            optimizer_variables,
+            grads,
+            trainable_variables,
+            scaled=scaled,
+            update_scale=update_scale,
+            axis_name=axis_name,
         )
 
     def _step_inner_optimizer(self, grads, variables, finite, scaled):

@@ -65,6 +65,7 @@ def tensors(grads):
 # --- The ratio ------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
 @pytest.mark.parametrize("rate", [0.01, 5.0])
 @pytest.mark.parametrize("mode", ["clip", "scale"])
@@ -222,6 +223,7 @@ INNER = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("make", INNER.values(), ids=INNER)
 def test_it_is_the_inner_optimizer_on_rescaled_gradients(
     make, weights, make_gradients, compiled
@@ -282,6 +284,29 @@ def test_stateless_apply_is_apply(weights, make_gradients):
     eager.apply(grads, twins)
     for value, twin in zip([*new, *state], [*twins, *eager.variables], strict=True):
         np.testing.assert_array_equal(_numpy(value), twin.numpy())
+
+
+def test_a_stateless_step_takes_what_apply_takes(weights, make_gradients):
+    if keras.backend.backend() == "tensorflow":
+        pytest.skip("Keras has no stateless_apply on TensorFlow")
+    optimizer = LARC(LossScaleOptimizer(keras.optimizers.SGD(0.5)))
+    with pytest.raises(ValueError, match="LARC must be built"):
+        optimizer.stateless_apply([], [], [])
+    optimizer.build(weights)
+    values = [ops.copy(v) for v in weights]
+    new = {}
+    for scaled in (True, False):
+        factor = 2.0**15 if scaled else 1.0
+        new[scaled], _ = optimizer.stateless_apply(
+            [ops.copy(v) for v in optimizer.variables],
+            [g * factor for g in tensors(make_gradients())],
+            values,
+            scaled=scaled,
+        )
+    for one, other in zip(new[True], new[False], strict=True):
+        np.testing.assert_array_equal(_numpy(one), _numpy(other))
+    with pytest.raises(ValueError, match="`optimizer_variables` must be a list of"):
+        optimizer.stateless_apply([], tensors(make_gradients()), values, scaled=True)
 
 
 def test_the_averages_of_the_inner_optimizer_become_final(weights, make_gradients):

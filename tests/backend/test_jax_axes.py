@@ -62,6 +62,7 @@ def test_gradients_that_are_reduced_have_no_axis_to_be_averaged_over():
         )
 
 
+@pytest.mark.exhaustive
 @ON_JAX
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", ["apply", "apply_gradients", "stateless_apply"])
@@ -98,8 +99,6 @@ def _step_of_four(jax, optimizer, weight, grads, method):
         return scope.get_current_value(weight)
 
     def stateless_step(grad):
-        if isinstance(optimizer, keras_lso.LARC):
-            pytest.skip("Keras's own, which LARC inherits, takes no axis")
         [new], _ = optimizer.stateless_apply(
             state, [grad], [weight.value], scaled=True, axis_name="batch"
         )
