@@ -185,6 +185,7 @@ def run(loop, batches):
     return losses
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("inner", OPTIMIZERS)
 @pytest.mark.parametrize("loop_class", LOOPS)
 def test_both_idioms_give_the_weights_of_the_inner_optimizer(

@@ -96,6 +96,7 @@ def model_garden_trajectory(optimizer, start, gradients):
     return steps
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("excluded", [None, ["bn", "bias"]], ids=["all", "some"])
 @pytest.mark.parametrize("decay", [0.0, 0.02])
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -154,6 +155,7 @@ def test_inverse_time_decay_is_that_of_tf_keras(
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("excluded", [None, ["bn", "bias"]], ids=["all", "some"])
 @pytest.mark.parametrize("decay", [0.0, 0.02])
 @pytest.mark.parametrize("nesterov", [False, True])
@@ -292,6 +294,7 @@ INNER = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("jit_compile", [False, True, "auto"])
 @pytest.mark.parametrize("make", INNER.values(), ids=INNER)
 def test_fit_in_float16_skips_an_overflow_without_a_trace(

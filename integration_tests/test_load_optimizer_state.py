@@ -337,6 +337,7 @@ def cases(saves, names=OPTIMIZERS):
                     yield pytest.param(name, word == "legacy", save, id=case)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name, legacy, save",
     [
@@ -457,6 +458,7 @@ def test_legacy_nadam_gives_its_momentum_cache(tmp_path):
 # --- Which slot belongs to which variable -----------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("numbered", ["alike", "anew"])
 @pytest.mark.parametrize("legacy", [False, True], ids=["new", "legacy"])
 @pytest.mark.parametrize(
@@ -506,6 +508,7 @@ def test_no_slot_is_swapped_among_many_layers(save, legacy, tmp_path):
     assert_same_slots(ours, theirs, their_model)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("save", ["h5", "keras", "saved_model"])
 @pytest.mark.parametrize("legacy", [False, True], ids=["new", "legacy"])
 def test_a_model_that_was_fitted(legacy, save, tmp_path):
@@ -588,6 +591,7 @@ def save_wrapped(save, tmp_path, legacy=False, steps=5, **arguments):
     return their_model, theirs, our_model, path
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("legacy", [False, True], ids=["new", "legacy"])
 @pytest.mark.parametrize("save", sorted(WITH_SCALE))
 def test_the_scale_and_the_good_steps_are_loaded(save, legacy, tmp_path):

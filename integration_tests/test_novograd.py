@@ -82,6 +82,7 @@ def assert_same(ours, theirs, assert_close):
         assert_close(mine, judge, share=SHARE)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("wrap", [lambda o: o, LossScaleOptimizer], ids=["", "scaled"])
 @pytest.mark.parametrize("averaging", [False, True], ids=["", "averaged"])
 @pytest.mark.parametrize("decay", [0.0, 0.02])

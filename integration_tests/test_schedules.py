@@ -174,6 +174,7 @@ def of_variable(step):
     return variable
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", [int, ops.convert_to_tensor, of_variable])
 @every_case
 def test_each_rate_is_the_model_gardens(make, kind, judge):

@@ -218,6 +218,7 @@ def no_warnings():
 # --- Configs ----------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("route", CONFIG_ROUTES.values(), ids=CONFIG_ROUTES.keys())
 @every_policy
 def test_a_config_makes_an_optimizer_that_behaves_alike(policy, route, no_warnings):
@@ -548,6 +549,7 @@ def test_a_damaged_config_is_refused_by_name(damage, error, words):
 # --- Whole files ------------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @every_loader
 @every_policy
 def test_a_keras_file_brings_back_the_model_and_all_state(
@@ -901,6 +903,7 @@ def test_a_damaged_weights_file_is_refused_and_nothing_half_loaded(
     assert_same([v.numpy() for v in other.optimizer.variables], before)
 
 
+@pytest.mark.exhaustive
 @every_damage
 @every_loader
 def test_a_damaged_keras_file_is_refused(damage, words, load, tmp_path):

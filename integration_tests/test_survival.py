@@ -153,6 +153,7 @@ def test_a_skipped_apply_changes_nothing(inner, bad, bits):
     assert int(optimizer.skipped_steps) == 1
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("compile_options", COMPILE)
 @pytest.mark.parametrize("inner", ["momentum", "Adam", "EMA that overwrites"])
 def test_a_skipped_step_of_fit_changes_nothing(
@@ -272,6 +273,7 @@ def weights_alone_and_wrapped(how, name):
     return TRAIN[how](OPTIMIZERS[name]()), wrapped
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("how", TRAIN)
 def test_the_weights_are_those_of_the_inner_optimizer(how, name, assert_close):

@@ -411,6 +411,7 @@ def test_kernels_do_what_the_reference_does(optimizer, data):
 
 
 # One of each rule: every example is compiled.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("optimizer", ["nesterov", "adamw", "lars", "novograd"])
 @compiled_by(*{"tensorflow": ["graph", "xla"], "jax": ["jit"], "torch": []}[BACKEND])
 @examples(torch=1, tensorflow=3, jax=2)
@@ -517,6 +518,7 @@ JUDGED = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", JUDGED)
 def test_thirty_steps_are_those_of_the_formula_in_float64(name, compiled):
     optimizer, options, settings = JUDGED[name]

@@ -285,6 +285,7 @@ FORMS = {
 forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 
 
+@pytest.mark.exhaustive
 @forms
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
@@ -711,6 +712,7 @@ class MLPerf:
             self.weights[i] = w + (self.momentum * v - rate * g if nesterov else v)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.parametrize("epsilon", [0.0, 0.5])
@@ -848,6 +850,7 @@ def test_a_gradient_whose_norm_overflows_float32_moves_nothing(wrap):
     assert int(inner.iterations) == 1
 
 
+@pytest.mark.exhaustive
 @forms
 def test_sparse_gradients_do_what_dense_ones_do(wrap, form, sparse_gradient, compiled):
     values = np.array([[8.0, 1.0], [16.0, 2.0], [24.0, 3.0]], "float32")
@@ -941,6 +944,7 @@ CLIPS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("keyword", CLIPS)
 def test_gradients_are_clipped_before_anything_else(wrap, start, gradients, keyword):
     # Without decay the norm of a gradient would not matter.
@@ -1027,6 +1031,7 @@ class JustANewName(LARS):
     """A user's, which changes nothing at all."""
 
 
+@pytest.mark.exhaustive
 @forms
 def test_a_users_update_step_is_honoured(wrap, compiled, start, gradients, form):
     inner = HalfSteps(0.5, weight_decay_rate=0.1, eeta=0.1, **form)
@@ -1391,6 +1396,7 @@ def one_side(compiled, start, settings, wrap):
     return call, [*variables, *inner.momentums], inner
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("settings", IN_EVERY_WAY.values(), ids=IN_EVERY_WAY)
 def test_loss_scaling_does_not_show_in_the_result(compiled, start, gradients, settings):
     plain, state, _ = one_side(compiled, start, settings, lambda o: o)
@@ -1422,6 +1428,7 @@ def _as_it_is(function, variables):
     return function
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("settings", IN_EVERY_WAY.values(), ids=IN_EVERY_WAY)
 def test_a_skipped_step_changes_no_bit(compiled, start, gradients, settings, snapshot):
     scaled, state, inner = one_side(compiled, start, settings, in_loss_scale_optimizer)

@@ -428,6 +428,7 @@ def test_a_skipped_step_changes_nothing(make, bad, compiled, snapshot):
     assert snapshot(owned) != before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("make", INNER.values(), ids=INNER)
 def test_gradients_that_overflow_only_when_unscaled_skip_the_step(
     make, weights, compiled, snapshot
@@ -478,6 +479,7 @@ def test_final_values_come_from_the_inner_optimizer():
     assert values_of([weight]) == [[-1.5]]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("update_scale", [True, False])
 @pytest.mark.parametrize("scaled", [True, False])
 def test_a_stateless_step_does_what_apply_does(

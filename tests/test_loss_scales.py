@@ -150,6 +150,7 @@ CONFIGURATIONS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("arguments", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
 def test_a_dynamic_scale_moves_alike_when_compiled(arguments, compiled):
     policy = built(DynamicLossScale(**arguments))

@@ -482,6 +482,7 @@ def as_it_is(function, variables):
     return function
 
 
+@pytest.mark.exhaustive
 @forms
 def test_loss_scaling_does_not_show_in_the_result(compiled, start, gradients, form):
     plain, state, _ = one_side(compiled, start, form, lambda o: o)

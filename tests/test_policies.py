@@ -203,6 +203,7 @@ def some_steps(seed=0):
     return np.unique(steps.clip(0, LAST_STEP))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("case", ACCURACY)
 def test_a_rate_is_accurate_to_a_millionth(case, compiled):
     make, formula, arguments = ACCURACY[case]

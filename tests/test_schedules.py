@@ -240,6 +240,7 @@ def test_a_cycling_decay_has_its_initial_rate_before_the_offset():
     assert_rates(schedule, {0: 1.0, 4: 1.0, 5: 1.0, 7: 0.5, 9: 0.0, 10: 0.375, 13: 0.0})
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("floatx", ["bfloat16", "float16", "float64"])
 @every_schedule
 def test_rates_are_float32_whatever_floatx_is(make, floatx):
@@ -285,6 +286,7 @@ def test_a_step_is_an_integer_of_any_kind(make):
     np.testing.assert_array_equal(rates(of_variable), expected)
 
 
+@pytest.mark.exhaustive
 @every_schedule
 def test_one_trace_serves_every_step(make, compiled):
     schedule = make()
@@ -383,6 +385,7 @@ def through_pickle(schedule):
     return pickle.loads(pickle.dumps(schedule))
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "through",
     [

@@ -71,6 +71,7 @@ class Network:
 # --- minimize: what it does ---------------------------------------------------
 
 
+@pytest.mark.exhaustive
 def test_minimize_takes_the_step_of_the_unscaled_loss(optimizer, compiled):
     w, b = new_variable(), keras.Variable(2.0)
     optimizer.build([w, b])
@@ -242,6 +243,7 @@ def test_what_the_loss_assigns_stays_when_the_step_is_skipped(scaling):
     assert values(w) == [3.0, 4.0]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("known", [False, True])
 def test_batch_statistics_move_once_a_step(optimizer, known):
     network = Network()

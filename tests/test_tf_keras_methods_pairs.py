@@ -197,6 +197,7 @@ MALFORMED = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("built", [False, True])
 @pytest.mark.parametrize("kind", MALFORMED)
 def test_malformed_pairs_are_a_type_error(optimizer, kind, built, snapshot):

@@ -355,6 +355,7 @@ WRONG = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("all_variables", [False, True])
 @pytest.mark.parametrize("kind", WRONG)
 def test_wrong_weights_change_nothing(

@@ -260,6 +260,7 @@ SCHEDULES = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("marks", [{"decay": 0.0}, {"jit_compile": True}, {}], ids=str)
 def test_schedules_without_a_name_are_read(name, marks):

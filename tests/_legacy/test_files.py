@@ -134,6 +134,7 @@ def assert_refused(optimizer, path, match, error=ValueError):
 # --- What tf.keras wrote ----------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "weights",
     [legacy_adam(), new_adam(), new_adam(scope=""), new_adam(scope="a/b/")],

@@ -83,6 +83,7 @@ def tensors(state):
     return [x for x in jax.tree.leaves(state) if x.ndim]
 
 
+@pytest.mark.exhaustive
 def test_no_branch_carries_a_variable_or_a_slot(kind, step):
     found = conditionals(step.hlo)
     assert bool(found) == (kind == "CPU")
@@ -115,6 +116,7 @@ def test_a_branch_that_carries_a_variable_is_found():
     assert any("f32[30,40]" in result for result in conditionals(hlo))
 
 
+@pytest.mark.exhaustive
 def test_the_host_has_no_part_in_a_step(kind, step):
     assert not re.search(HOST, step.hlo)
 
@@ -128,12 +130,14 @@ def test_a_part_for_the_host_is_found():
     assert re.search(HOST, hlo)
 
 
+@pytest.mark.exhaustive
 def test_a_state_comes_out_where_it_went_in(kind, step):
     before = [x.unsafe_buffer_pointer() for x in tensors(step.state)]
     after = jax.block_until_ready(step.jitted(step.state, step.grads))
     assert [x.unsafe_buffer_pointer() for x in tensors(after)] == before
 
 
+@pytest.mark.exhaustive
 def test_nothing_is_compiled_again(kind, step):
     overflow = [g * np.inf for g in step.grads]
     state = step.state

@@ -64,6 +64,7 @@ def test_packs_stay_small():
     assert len(packs) == 8
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 def test_one_bad_element_is_found_in_whatever_pack(kernels, bad):
     good = gradients()

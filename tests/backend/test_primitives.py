@@ -128,6 +128,7 @@ def measured_for(rule, grads):
     }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("bad", NOT_FINITE)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_one_bad_element_anywhere_is_found(kernels, dtype, bad):
@@ -142,6 +143,7 @@ def test_one_bad_element_anywhere_is_found(kernels, dtype, bad):
     assert bool(kernels.measure([tensor(g, dtype) for g in good]).finite)
 
 
+@pytest.mark.exhaustive
 @with_and_without_rules
 @pytest.mark.parametrize("bad", NOT_FINITE)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
@@ -155,6 +157,7 @@ def test_one_bad_element_is_found_for_every_rule(kernels, dtype, bad, rule):
     assert bool(kernels.measure(grads, **measured_for(rule, grads)).finite)
 
 
+@pytest.mark.exhaustive
 @with_and_without_rules
 def test_infinities_that_cancel_are_found(kernels, rule):
     grads = [tensor([np.inf, -np.inf, 1.0])]
@@ -164,6 +167,7 @@ def test_infinities_that_cancel_are_found(kernels, rule):
 LARGEST = {"float16": 65504.0, "bfloat16": 3.38e38, "float32": 3.4e38, "float64": 1e300}
 
 
+@pytest.mark.exhaustive
 @with_and_without_rules
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_huge_gradients_are_finite(kernels, dtype, rule):
@@ -196,6 +200,7 @@ UNSCALED = [
 ]
 
 
+@pytest.mark.exhaustive
 @with_and_without_rules
 @pytest.mark.parametrize("magnitude, inv_scale, finite", UNSCALED)
 def test_gradients_that_overflow_only_when_unscaled_are_found(
@@ -213,6 +218,7 @@ def test_empty_gradients_are_finite(kernels):
     assert number(found.amax) == 0.0
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_the_largest_magnitude_equals_numpy_in_float64(kernels, dtype):
     random = np.random.default_rng(0)
@@ -278,6 +284,7 @@ def test_the_reference_returns_the_norms_that_each_rule_asks_for():
             np.testing.assert_allclose(actual, by_hand, rtol=5e-7, err_msg=name)
 
 
+@pytest.mark.exhaustive
 @with_and_without_rules
 def test_measuring_is_the_same_when_compiled(compiled, rule):
     def measure(grads, inv_scale):
@@ -300,6 +307,7 @@ def test_measuring_is_the_same_when_compiled(compiled, rule):
             assert number(found[1]) == np.float32(np.abs(values).max())
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("bad", NOT_FINITE)
 def test_a_bad_element_in_a_sparse_gradient_is_found(kernels, sparse_gradient, bad):
     for row in range(3):
@@ -638,6 +646,7 @@ def test_fused_steps_equal_the_steps_of_the_keras_optimizer(
             assert after == before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_fused_steps_are_the_same_when_compiled(make, compiled, snapshot):
     random = np.random.default_rng(0)
@@ -664,6 +673,7 @@ def test_fused_steps_are_the_same_when_compiled(make, compiled, snapshot):
         fast.assert_close_to(plain_weights, plain)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("kernels", FUSED_STEPS)
 def test_fifty_fused_steps_from_zero_equal_those_of_the_keras_optimizer(make, kernels):
@@ -686,6 +696,7 @@ def test_fifty_fused_steps_from_zero_equal_those_of_the_keras_optimizer(make, ke
 NARROW = [("float16", (2, 4)), ("bfloat16", (3,)), (None, (3,)), ("float16", (5,))]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kernels", FUSED_STEPS)
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_fused_steps_of_masters_keep_their_variables_in_step(make, kernels, compiled):
@@ -730,6 +741,7 @@ def test_fused_steps_of_masters_keep_their_variables_in_step(make, kernels, comp
     assert np.isfinite(numpy(narrow[0])).all()
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kernels", FUSED_STEPS)
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_a_skipped_fused_step_keeps_negative_zeros(make, kernels, compiled, snapshot):
@@ -744,6 +756,7 @@ def test_a_skipped_fused_step_keeps_negative_zeros(make, kernels, compiled, snap
     assert snapshot(fused.state) == before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kernels", FUSED_STEPS)
 @pytest.mark.parametrize("learning_rate", [1e-3, 0.3, 0.0])
 def test_many_small_decays_add_up(kernels, learning_rate):
@@ -849,6 +862,7 @@ class LARSSteps:
 
 
 # Not by the fixture, which hypothesis would not set up for each example.
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kernels_of_lars", KERNELS.values(), ids=KERNELS)
 @pytest.mark.parametrize("is_measured", [False, True])
 @hypothesis.settings(max_examples=40)
@@ -955,6 +969,7 @@ LARS_FORMS = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("form", LARS_FORMS.values(), ids=LARS_FORMS)
 def test_lars_steps_equal_numpy_in_float64_when_compiled(compiled, snapshot, form):
     random = np.random.default_rng(0)
@@ -1019,6 +1034,7 @@ def test_the_step_takes_the_norms_that_were_measured(kernels):
     np.testing.assert_allclose(moved, (expected - weights) / 4, rtol=1e-5)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("is_measured", [False, True])
 @pytest.mark.parametrize("form", LARS_FORMS.values(), ids=LARS_FORMS)
 def test_how_a_gradient_lies_in_memory_does_not_matter(
@@ -1043,6 +1059,7 @@ def test_how_a_gradient_lies_in_memory_does_not_matter(
     assert results[1:] == results[:1] * 3
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("is_measured", [False, True])
 def test_each_variable_takes_its_own_rule_whatever_its_size(kernels, is_measured):
     # On PyTorch they go to the kernels in chunks of 2**18 elements and of one rule.
@@ -1063,6 +1080,7 @@ def test_each_variable_takes_its_own_rule_whatever_its_size(kernels, is_measured
     steps.assert_stepped_like_numpy(before, grads)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("is_measured", [False, True])
 @pytest.mark.parametrize("form", ["classic", "not decayed", "popular", "paper"])
 def test_trust_ratios_of_many_elements_keep_their_digits(kernels, form, is_measured):
@@ -1080,6 +1098,7 @@ def test_trust_ratios_of_many_elements_keep_their_digits(kernels, form, is_measu
     np.testing.assert_allclose(moved, np.linalg.norm(weights - expected), rtol=1e-6)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("inv_scale", [None, 2.0**-15, 2.0])
 @pytest.mark.parametrize("is_measured", [False, True])
 def test_a_gradient_whose_norm_overflows_moves_nothing_and_is_no_overflow(

@@ -53,6 +53,7 @@ def test_the_functions_are_those_of_the_page():
         assert str(inspect.signature(getattr(lr_policies, name))) == signature
 
 
+@pytest.mark.exhaustive
 @every_policy
 def test_a_function_is_its_class_called_with_the_step(name, compiled):
     cls, arguments = POLICIES[name]

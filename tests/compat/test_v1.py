@@ -75,6 +75,7 @@ STRUCTURES = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", STRUCTURES)
 def test_update_looks_into_any_structure(kind, compiled):
     policy = DynamicLossScale(8, increment_period=2)
