@@ -227,7 +227,11 @@ def fit_table(results):
     columns = ["backend", "model", "row", "ms a batch", "quartiles", "x float32"]
     columns += ["x Keras", "first epoch s"]
     table = Table("fit, with Adam", columns, left=3)
-    table.notes = ["The float16 rows train under mixed_float16, float32 without it."]
+    table.notes = [
+        "The float16 rows train under mixed_float16, float32 without it. The monitor "
+        "reads the scale and the skipped steps at the end of an epoch, which is one of "
+        "five batches here."
+    ]
     for result in results:
         for group in result["fit"]:
             table.sections.append(
