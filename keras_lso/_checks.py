@@ -28,6 +28,25 @@ def _integer(value):
         return None
 
 
+def _in_float32(value):
+    with np.errstate(over="ignore", under="ignore"):
+        # Python's integers can be too large for a float.
+        try:
+            return np.float32(value)
+        except OverflowError:
+            return np.float32(np.inf)
+
+
+def fits_float32(value):
+    """Whether a number is finite in float32."""
+    return bool(np.isfinite(_in_float32(value)))
+
+
+def is_scale(value):
+    """Whether `value` is a number that can be a loss scale."""
+    return is_number(value) and 0 < _in_float32(value) < np.inf
+
+
 def check_scale(argument, value):
     """Returns `value` as a float, or says why it cannot be a loss scale."""
     if not is_number(value):
@@ -35,13 +54,7 @@ def check_scale(argument, value):
             f"Argument `{argument}` must be a positive, finite number such as "
             f"2.0**15. Received: {argument}={value!r} of type {type(value).__name__}"
         )
-    with np.errstate(over="ignore", under="ignore"):
-        # Python integers can be too large for a float.
-        try:
-            in_float32 = np.float32(value)
-        except OverflowError:
-            in_float32 = np.float32(np.inf)
-    if not (np.isfinite(in_float32) and in_float32 > 0):
+    if not is_scale(value):
         raise ValueError(
             f"Argument `{argument}` must be positive and finite in float32, such "
             f"as 2.0**15. Received: {argument}={value!r}"
@@ -79,7 +92,7 @@ def check_positive_int(argument, value):
 
 def check_factor(argument, value, above, below=math.inf):
     """Returns `value` as a float strictly between `above` and `below`."""
-    if not is_number(value) or not above < value < below:
+    if not is_number(value) or not above < value < below or not fits_float32(value):
         span = f"above {above}" + (f" and below {below}" if below < math.inf else "")
         raise ValueError(
             f"Argument `{argument}` must be a finite number {span}. "
@@ -237,7 +250,16 @@ def check_patterns(argument, value):
 def check_learning_rate(argument, value):
     """Returns what Keras takes for a learning rate; a number as a float."""
     schedule = keras.optimizers.schedules.LearningRateSchedule
-    if isinstance(value, schedule) or callable(value):
+    if isinstance(value, schedule):
+        return value
+    if callable(value):
+        # A config can name any function of Keras's, which each step would call.
+        if str(getattr(value, "__module__", "")).split(".")[0] == "keras":
+            raise TypeError(
+                f"Argument `{argument}` must be a number, an instance of a "
+                "`keras.optimizers.schedules.LearningRateSchedule` or a function of "
+                f"your own. Received: {argument}={value!r}"
+            )
         return value
     return check_rate(argument, value)
 
@@ -274,10 +296,13 @@ def check_array(target, value, shape, dtype="float32"):
 
 
 def check_state(variable, value):
-    """Returns `value` as an array that fits into a variable of an optimizer."""
+    """Returns `value` as an array of the shape and dtype of an optimizer's variable."""
     dtype = keras.backend.standardize_dtype(variable.dtype)
     target = f"The optimizer's variable '{variable.path}'"
-    return check_array(target, value, variable.shape, dtype)
+    array = check_array(target, value, variable.shape, dtype)
+    # Not every backend takes every array: PyTorch no big-endian one.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return array.astype(dtype)
 
 
 def check_operation_name(name):

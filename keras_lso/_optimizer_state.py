@@ -7,6 +7,7 @@ from keras import ops
 
 from keras_lso import adapters, loss_scales
 from keras_lso._checks import check_positive_int, check_state
+from keras_lso._stored_state import read_stored
 from keras_lso._tf_keras_methods import TFKerasMethods
 from keras_lso._variable_list import VariableList
 
@@ -225,7 +226,8 @@ class OptimizerState(TFKerasMethods):
                 stacklevel=2,
             )
             return
-        self._assign_all(variables, [store[str(i)] for i in range(count)])
+        mended = self.loss_scale_policy.variables
+        self._assign_all(variables, read_stored(variables, store, mended))
 
     def _hint_at_other_layouts(self):
         if not self.built:
@@ -283,6 +285,8 @@ class OptimizerState(TFKerasMethods):
 
 def _fit(variables, store):
     """Whether what is stored has the variables' shapes."""
+    names = set(store.keys())
     return all(
-        tuple(v.shape) == np.shape(store[str(i)]) for i, v in enumerate(variables)
+        str(i) in names and tuple(v.shape) == np.shape(store[str(i)])
+        for i, v in enumerate(variables)
     )

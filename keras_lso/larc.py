@@ -5,10 +5,12 @@ from keras import ops
 
 from keras_lso import adapters, backend
 from keras_lso._checks import check_choice, check_patterns, check_rate
+from keras_lso._config_dicts import check_config, check_numbers, read_object
 from keras_lso._gradients import match, split_pairs, total
 from keras_lso._inner_attributes import InnerAttributes, read_through
 from keras_lso._optimizer_arguments import check_optimizer
 from keras_lso._stateless import stateless_apply
+from keras_lso._stored_state import LoadsAllOrNothing, read_stored
 from keras_lso.lars import LARS
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
@@ -301,7 +303,13 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
 
     def load_own_variables(self, store):
         """Reads the state of the inner optimizer, as it would itself."""
-        self.inner_optimizer.load_own_variables(store)
+        inner = self.inner_optimizer
+        if not isinstance(inner, (LARC, LossScaleOptimizer, LoadsAllOrNothing)):
+            variables = list(inner.variables)
+            # Keras assigns the first ones before it sees that the next does not fit.
+            if len(store.keys()) == len(variables):
+                read_stored(variables, store)
+        inner.load_own_variables(store)
 
     def __dir__(self):
         """Keras finds what to save inside an object by its `dir()`.
@@ -333,10 +341,19 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
         Returns:
             A `LARC`.
         """
-        config = dict(config)
-        inner = keras.saving.deserialize_keras_object(
-            adapters.public_config(config.pop("inner_optimizer")),
-            custom_objects=custom_objects,
+        config = check_config("LARC", config)
+        inner = adapters.public_config(config.pop("inner_optimizer", None))
+        if not isinstance(inner, dict):
+            raise ValueError(
+                "The config of a LARC must hold the config dict of its inner optimizer "
+                f"as 'inner_optimizer'. Received: inner_optimizer={inner!r}"
+            )
+        check_numbers(inner, "inner optimizer")
+        inner = read_object(
+            keras.saving.deserialize_keras_object,
+            inner,
+            "inner optimizer",
+            custom_objects,
         )
         return cls(inner, **config)
 

@@ -12,8 +12,10 @@ from keras_lso._checks import (
     check_rate,
     check_share,
 )
+from keras_lso._config_dicts import check_config, read_object
 from keras_lso._gradients import match
 from keras_lso._legacy.configs import read_schedule_config
+from keras_lso._stored_state import LoadsAllOrNothing
 from keras_lso._tf_keras_methods import TFKerasMethods
 from keras_lso.backend import rules
 
@@ -22,7 +24,7 @@ MODEL_GARDEN, PAPER = TRUST_RATIOS = ("model_garden", "paper")
 
 
 @keras.saving.register_keras_serializable("keras_lso", name="LARS")
-class LARS(TFKerasMethods, adapters.RuleOptimizer):
+class LARS(TFKerasMethods, LoadsAllOrNothing, adapters.RuleOptimizer):
     """Optimizer that gives each layer a learning rate of its own.
 
     LARS moves each layer in proportion to its size: by a share `eeta` of the norm
@@ -356,12 +358,14 @@ class LARS(TFKerasMethods, adapters.RuleOptimizer):
         Returns:
             A `LARS`.
         """
-        config = dict(config)
+        config = check_config("LARS", config)
         learning_rate = config.get("learning_rate")
         if isinstance(learning_rate, dict):
-            config["learning_rate"] = keras.optimizers.schedules.deserialize(
+            config["learning_rate"] = read_object(
+                keras.optimizers.schedules.deserialize,
                 read_schedule_config(learning_rate, custom_objects),
-                custom_objects=custom_objects,
+                "learning rate",
+                custom_objects,
             )
         return super().from_config(config, custom_objects=custom_objects)
 

@@ -10,12 +10,13 @@ from keras_lso._checks import (
     check_rate,
     check_share,
 )
+from keras_lso._stored_state import LoadsAllOrNothing
 from keras_lso._tf_keras_methods import TFKerasMethods
 from keras_lso.backend import rules
 
 
 @keras.saving.register_keras_serializable("keras_lso", name="NovoGrad")
-class NovoGrad(TFKerasMethods, adapters.RuleOptimizer):
+class NovoGrad(TFKerasMethods, LoadsAllOrNothing, adapters.RuleOptimizer):
     """Optimizer that divides the gradient of each layer by its usual norm.
 
     Adam divides each element of a gradient by the root of its second moment.

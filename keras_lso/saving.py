@@ -2,14 +2,29 @@
 
 import json
 import os
+import struct
 import tempfile
 import warnings
 import zipfile
+import zlib
 
 import keras
 
 from keras_lso._legacy.configs import OURS, adopt, read_optimizer
+from keras_lso._untrusted_files import hard_group, refuse_bombs
 
+# What comes of a damaged file, besides ValueError and TypeError.
+_MISFITS = (
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    OverflowError,
+    RecursionError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 _CONFIG = "config.json"
 _WEIGHTS = "model.weights.h5"
 
@@ -88,18 +103,64 @@ def load_model(filepath, custom_objects=None, compile=True, safe_mode=True):
                 stacklevel=2,
             )
         return model
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            path = _adopted_copy(filepath, folder, custom_objects, compile)
+            return keras.saving.load_model(path or filepath, **arguments)
+    except _MISFITS as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            # The disk's fault, not the file's.
+            raise
+        raise ValueError(
+            "The file could not be loaded: it is damaged, or its config does not fit "
+            f"the classes that it names ({type(error).__name__}: {error}). "
+            f"Received: filepath={filepath!r}"
+        ) from error
+
+
+def _adopted_copy(filepath, folder, custom_objects, compile):
+    """Writes a copy in `folder` in which what we succeed is ours.
+
+    Returns:
+        Its path; None if the file needs no change.
+    """
     with zipfile.ZipFile(filepath) as archive:
-        names = archive.namelist()
-        config = json.loads(archive.read(_CONFIG)) if _CONFIG in names else {}
+        refuse_bombs(archive)
+        config = _read_config(archive)
+        if not compile:
+            # An optimizer that nobody asks for need not be a good one.
+            config["compile_config"] = None
         adopted = adopt(config, custom_objects)
         if _was_wrapped_by_keras(archive, adopted):
             _wrap_optimizer(adopted)
         if adopted == config:
-            return keras.saving.load_model(filepath, **arguments)
-        with tempfile.TemporaryDirectory() as folder:
-            copy = os.path.join(folder, "model.keras")
-            _copy_with_config(archive, copy, adopted)
-            return keras.saving.load_model(copy, **arguments)
+            return None
+        copy = os.path.join(folder, "model.keras")
+        _copy_with_config(archive, copy, adopted)
+        return copy
+
+
+def _read_config(archive):
+    """Returns the config of the model in a `.keras` file."""
+    if _CONFIG not in archive.namelist():
+        raise ValueError(
+            f"The archive holds no `{_CONFIG}`, so it is no `.keras` file of Keras 3, "
+            f"or it is damaged. It holds {archive.namelist()}."
+        )
+    try:
+        config = json.loads(archive.read(_CONFIG))
+    # The zipfile module says so if a member is encrypted, or compressed in a new way.
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"The `{_CONFIG}` in the archive cannot be read ({error}): the file is "
+            "damaged."
+        ) from error
+    if not isinstance(config, dict):
+        raise ValueError(
+            f"The `{_CONFIG}` in a `.keras` file must be that of a model, a dict. "
+            f"It is a {type(config).__name__}: the file is damaged."
+        )
+    return config
 
 
 def _was_wrapped_by_keras(archive, config):
@@ -111,13 +172,17 @@ def _was_wrapped_by_keras(archive, config):
     # Keras does without h5py until a file is read.
     import h5py
 
-    optimizer = (config.get("compile_config") or {}).get("optimizer")
+    compile_config = config.get("compile_config")
+    if not isinstance(compile_config, dict):
+        return False
+    optimizer = compile_config.get("optimizer")
     if not isinstance(optimizer, dict) or _WEIGHTS not in archive.namelist():
         return False
-    if "inner_optimizer" in (optimizer.get("config") or {}):
+    arguments = optimizer.get("config")
+    if not isinstance(arguments, dict) or "inner_optimizer" in arguments:
         return False
     with archive.open(_WEIGHTS) as file, h5py.File(file, "r") as weights:
-        return "optimizer/inner_optimizer" in weights
+        return hard_group(weights, "optimizer/inner_optimizer") is not None
 
 
 def _wrap_optimizer(config):

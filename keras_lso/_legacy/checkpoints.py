@@ -25,6 +25,16 @@ def read(path, optimizer):
         optimizer: Keras 3 optimizer, whose class says what the slots are called.
     """
     graph = _tf_checkpoint.read(_prefix(path))
+    try:
+        return _read_graph(graph, optimizer)
+    except (AttributeError, LookupError, RecursionError, TypeError) as error:
+        raise ValueError(
+            "The checkpoint is damaged: its graph of objects does not fit together "
+            f"({type(error).__name__}: {error})."
+        ) from error
+
+
+def _read_graph(graph, optimizer):
     node = _find_optimizer(graph)
     if _is_legacy(node):
         state = _read_legacy(graph, node)

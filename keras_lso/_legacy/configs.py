@@ -6,7 +6,13 @@ import keras
 import numpy as np
 
 from keras_lso import adapters
-from keras_lso._checks import is_number
+from keras_lso._checks import check_rate, check_real, is_number, is_scale
+from keras_lso._config_dicts import (
+    check_config,
+    check_numbers,
+    misfit,
+    read_object,
+)
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
 
 OURS = {
@@ -43,7 +49,11 @@ def read_optimizer(config, custom_objects=None):
     Returns:
         A Keras optimizer.
     """
-    adopted = adopt(config, custom_objects)
+    try:
+        adopted = adopt(config, custom_objects)
+    except RecursionError as error:
+        raise misfit(config, "optimizer", error) from error
+    check_numbers(adopted, "optimizer")
     # Keras knows its own classes by their bare names too.
     has_address = adopted.get("module") or adopted.get("registered_name")
     read = (
@@ -51,7 +61,7 @@ def read_optimizer(config, custom_objects=None):
         if has_address
         else keras.optimizers.deserialize
     )
-    optimizer = read(adopted, custom_objects=custom_objects)
+    optimizer = read_object(read, adopted, "optimizer", custom_objects)
     if isinstance(optimizer, str):
         # What Keras returns for the name of a class that it does not know.
         raise ValueError(
@@ -125,12 +135,12 @@ def _to_keras_3(config, class_name, custom_objects):
     rate = arguments.pop("learning_rate", rate)
     decay = arguments.pop("decay", None)
     if is_number(rate):
-        rate = float(rate)
+        rate = check_real("learning_rate", rate)
     elif isinstance(rate, dict):
         rate = read_schedule_config(rate, custom_objects)
     # Nadam called something else so: how fast its momentum changes.
     if decay and class_name != "Nadam":
-        rate = _decaying(class_name, rate, decay)
+        rate = _decaying(class_name, rate, check_rate("decay", decay))
     if rate is not None:
         arguments["learning_rate"] = rate
     return {
@@ -158,7 +168,7 @@ def _decaying(class_name, rate, decay):
         "config": {
             "initial_learning_rate": rate,
             "decay_steps": 1,
-            "decay_rate": float(decay),
+            "decay_rate": decay,
         },
         "registered_name": None,
     }
@@ -166,7 +176,7 @@ def _decaying(class_name, rate, decay):
 
 def read_schedule_config(config, custom_objects=None):
     """Returns a schedule's config as Keras 3 reads it, whoever wrote it."""
-    arguments = dict(config.get("config") or {})
+    arguments = check_config("learning rate", config.get("config") or {})
     if arguments.get("name", "") is None:
         # The default of tf.keras, which Keras 3 refuses.
         del arguments["name"]
@@ -192,7 +202,7 @@ def modern_arguments(config):
     Returns:
         A new dict.
     """
-    config = dict(config)
+    config = check_config("LossScaleOptimizer", config)
     if "optimizer" in config and "inner_optimizer" not in config:
         config["inner_optimizer"] = config.pop("optimizer")
         if config.get("loss_scale") is None:
@@ -214,10 +224,11 @@ def modern_arguments(config):
 
 def _within_bounds(config, initial):
     """Widens the bounds, of which others have none, by an initial scale outside."""
-    config = dict(config or {})
+    config = check_config("LossScale", {} if config is None else config)
     scale = config.get(initial)
-    if is_number(scale) and scale > config.get("max_scale", DEFAULT_MAX_SCALE):
+    # What is no scale is refused later, by its name.
+    if is_scale(scale) and scale > DEFAULT_MAX_SCALE:
         config.setdefault("max_scale", float(scale))
-    if is_number(scale) and 0 < scale < config.get("min_scale", DEFAULT_MIN_SCALE):
+    if is_scale(scale) and scale < DEFAULT_MIN_SCALE:
         config.setdefault("min_scale", float(scale))
     return config

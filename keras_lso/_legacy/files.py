@@ -3,8 +3,10 @@
 import itertools
 import json
 import os
+import struct
 import warnings
 import zipfile
+import zlib
 
 import keras
 import numpy as np
@@ -20,8 +22,22 @@ from keras_lso._legacy.state import (
     split_name,
     values_for,
 )
+from keras_lso._untrusted_files import hard_group, read_dataset, refuse_bombs
 from keras_lso.loss_scales import DynamicLossScale
 
+# What h5py, json and zipfile raise for a damaged file, besides ValueError.
+_DAMAGE = (
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    OverflowError,
+    RuntimeError,
+    TypeError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 _NO_STATE = (
     "The file holds no optimizer state. tf.keras writes it only if the model is "
     "compiled, has trained, and is saved as a whole, with `include_optimizer=True`."
@@ -204,7 +220,7 @@ def _read(path, optimizer):
         if h5py.is_hdf5(path):
             with h5py.File(path, "r") as file:
                 return _read_h5(h5py, file, optimizer)
-    except (OSError, KeyError, TypeError, AttributeError, zipfile.BadZipFile) as error:
+    except _DAMAGE as error:
         raise ValueError(f"The file seems to be damaged ({error}).") from error
     raise ValueError(
         "The file is neither an HDF5 file, nor a `.keras` file, nor part of a "
@@ -225,6 +241,7 @@ def _import_h5py():
 
 def _read_archive(h5py, archive, optimizer):
     """Reads a `.keras` file."""
+    refuse_bombs(archive)
     names = archive.namelist()
     if "metadata.json" in names:
         _refuse_keras_3(json.loads(archive.read("metadata.json")).get("keras_version"))
@@ -234,8 +251,9 @@ def _read_archive(h5py, archive, optimizer):
     if not weights:
         raise ValueError(_NO_STATE)
     with archive.open(weights[0]) as stored, h5py.File(stored, "r") as file:
-        if "optimizer/vars" in file:
-            return _from_numbered(_arrays(file["optimizer/vars"]), optimizer, saved)
+        group = hard_group(file, "optimizer/vars")
+        if group is not None:
+            return _from_numbered(_arrays(group), optimizer, saved)
     if "legacy" in str((saved or {}).get("module")):
         raise ValueError(
             "The file holds no optimizer state: tf.keras never writes that of "
@@ -248,13 +266,14 @@ def _read_archive(h5py, archive, optimizer):
 def _read_h5(h5py, file, optimizer):
     """Reads a whole model, or what `save_weights("....weights.h5")` writes."""
     _refuse_keras_3(_text(file.attrs.get("keras_version")))
-    if "optimizer/vars" in file:
-        return _from_numbered(_arrays(file["optimizer/vars"]), optimizer, None)
-    if "optimizer_weights" not in file:
+    group = hard_group(file, "optimizer/vars")
+    if group is not None:
+        return _from_numbered(_arrays(group), optimizer, None)
+    group = hard_group(file, "optimizer_weights")
+    if group is None:
         raise ValueError(_NO_STATE)
-    group = file["optimizer_weights"]
     names = [_text(name) for name in _chunks(group.attrs, "weight_names")]
-    values = {name: np.asarray(group[name]) for name in names}
+    values = {name: read_dataset(group, name) for name in names}
     config = json.loads(_text(file.attrs.get("training_config")) or "{}")
     return _from_named(values, optimizer, _unwrap(config.get("optimizer_config")))
 
@@ -322,7 +341,7 @@ def _described(saved):
 
 
 def _complete(state):
-    if not state.slots and state.iterations == -1:
+    if not state.slots and np.array_equal(state.iterations, -1):
         raise ValueError(_NO_STATE)
     return state
 
@@ -348,7 +367,7 @@ def _refuse_keras_3(version):
 
 
 def _arrays(group):
-    return [np.asarray(group[str(i)]) for i in range(len(group))]
+    return [read_dataset(group, str(i)) for i in range(len(group))]
 
 
 def _chunks(attributes, name):

@@ -8,6 +8,7 @@ import numpy as np
 
 from keras_lso import adapters
 from keras_lso._legacy.names import pair
+from keras_lso._stored_state import check_is_sound
 
 # What tf.keras 2.11+ called the slots of each class, and what its older classes and
 # `adapters.slots` call them. The slots of one dict were created together, variable
@@ -161,8 +162,8 @@ def values_for(optimizer, state):
         ValueError: If the state is not that of such an optimizer.
     """
     _check_class(optimizer, state)
-    saved = _known_slots(optimizer, state)
     pairs = [_iterations(optimizer, state)]
+    saved = _known_slots(optimizer, state)
     rate = learning_rate_variable(optimizer)
     if rate is not None and state.learning_rate is not None:
         pairs.append((rate, _scalar(rate, state.learning_rate, "learning rate")))
@@ -249,7 +250,7 @@ def _slot_values(optimizer, slot, variables, saved):
     for (trainable, variable), index in zip(pairs, order, strict=True):
         name, value = saved[index]
         _check(slot, trainable, variable, name, value)
-        values.append((variable, value.astype(_dtype(variable))))
+        values.append((variable, _cast(variable, value)))
     return values
 
 
@@ -345,7 +346,15 @@ def _scalar(variable, value, what):
             f"The file's {what} must be a number without axes. It has shape "
             f"{value.shape} and dtype {value.dtype.name}."
         )
-    return value.astype(_dtype(variable))
+    return _cast(variable, value)
+
+
+def _cast(variable, value):
+    """Returns an array in the dtype of a variable, which it must not make NaN."""
+    with np.errstate(over="ignore"):
+        cast = value.astype(_dtype(variable))
+    check_is_sound(variable, value, cast)
+    return cast
 
 
 def _dtype(variable):

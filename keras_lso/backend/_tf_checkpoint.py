@@ -91,7 +91,13 @@ def read(prefix):
             "names only. Write one with `tf.train.Checkpoint`."
         )
     proto = trackable_object_graph_pb2.TrackableObjectGraph()
-    proto.ParseFromString(read_value(_GRAPH))
+    try:
+        proto.ParseFromString(read_value(_GRAPH))
+    # `DecodeError` of protobuf, which has no type hints of its own.
+    except Exception as error:
+        raise ValueError(
+            f"The checkpoint is damaged: its graph of objects cannot be read ({error})."
+        ) from error
     return Graph([_node(i, n) for i, n in enumerate(proto.nodes)], read_value)
 
 

@@ -4,7 +4,13 @@ import keras
 from keras import ops
 
 from keras_lso import backend
-from keras_lso._checks import check_bool, check_factor, check_positive_int
+from keras_lso._checks import (
+    LARGEST_STEP,
+    check_bool,
+    check_factor,
+    check_int,
+    check_positive_int,
+)
 from keras_lso.loss_scales.loss_scale import (
     DEFAULT_MAX_SCALE,
     DEFAULT_MIN_SCALE,
@@ -94,7 +100,8 @@ class DynamicLossScale(LossScale):
             above=0.0,
             below=1.0,
         )
-        self.hysteresis = check_positive_int("hysteresis", hysteresis)
+        check_positive_int("hysteresis", hysteresis)
+        self.hysteresis = check_int("hysteresis", hysteresis, at_most=LARGEST_STEP)
         self.consecutive_hysteresis = check_bool(
             "consecutive_hysteresis", consecutive_hysteresis
         )

@@ -3,6 +3,7 @@
 import keras
 
 from keras_lso._checks import is_number
+from keras_lso._config_dicts import read_object
 from keras_lso.loss_scales.dynamic import DynamicLossScale
 from keras_lso.loss_scales.fixed import FixedLossScale
 from keras_lso.loss_scales.loss_scale import LossScale
@@ -61,7 +62,12 @@ def _from_config_dict(config, custom_objects):
     builtin = {cls.__name__: cls for cls in (FixedLossScale, DynamicLossScale)}
     if name in builtin and set(config) == {"class_name", "config"}:
         return builtin[name].from_config(config["config"])
-    policy = keras.saving.deserialize_keras_object(config, custom_objects)
+    policy = read_object(
+        keras.saving.deserialize_keras_object,
+        config,
+        "loss-scale policy",
+        custom_objects,
+    )
     if not isinstance(policy, LossScale):
         raise ValueError(
             "The config dict must describe a `keras_lso.loss_scales.LossScale`. "

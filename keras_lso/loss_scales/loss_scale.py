@@ -12,6 +12,7 @@ from keras import ops
 
 from keras_lso import backend
 from keras_lso._checks import check_bounds, check_scale
+from keras_lso._config_dicts import check_config
 
 DEFAULT_MIN_SCALE = 2.0**-14
 DEFAULT_MAX_SCALE = 2.0**24
@@ -208,7 +209,7 @@ class LossScale:
     @classmethod
     def from_config(cls, config):
         """Makes a policy from what `get_config` returned."""
-        return cls(**config)
+        return cls(**check_config(cls.__name__, config))
 
     def __repr__(self):
         arguments = ", ".join(f"{k}={v!r}" for k, v in self.get_config().items())

@@ -5,6 +5,7 @@ from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._checks import check_rate, is_number
+from keras_lso._config_dicts import read_object
 
 
 def float32(value):
@@ -81,4 +82,4 @@ def deserialize_member(argument, config):
         if has_address
         else keras.optimizers.schedules.deserialize
     )
-    return read(config)
+    return read_object(read, config, f"schedule `{argument}`")

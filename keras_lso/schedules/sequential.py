@@ -5,6 +5,7 @@ from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._checks import check_boundaries, check_list
+from keras_lso._config_dicts import check_config
 from keras_lso.schedules._members import (
     check_member,
     check_name,
@@ -95,8 +96,9 @@ class Sequential(LearningRateSchedule):
 
     @classmethod
     def from_config(cls, config):
+        config = check_config("Sequential", config, ["schedules", "boundaries"])
         schedules = [
             deserialize_member(f"schedules[{i}]", schedule)
-            for i, schedule in enumerate(config["schedules"])
+            for i, schedule in enumerate(check_list("schedules", config["schedules"]))
         ]
         return cls(**{**config, "schedules": schedules})

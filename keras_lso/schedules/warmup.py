@@ -6,7 +6,8 @@ import keras
 from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_lso._checks import check_int, check_rate, check_real
+from keras_lso._checks import LARGEST_STEP, check_int, check_rate, check_real
+from keras_lso._config_dicts import check_config
 from keras_lso.schedules._members import (
     check_member,
     check_name,
@@ -48,7 +49,9 @@ class _Warmup(LearningRateSchedule):
 
     def __init__(self, schedule_or_rate, warmup_steps, name):
         self.schedule_or_rate = check_member("schedule_or_rate", schedule_or_rate)
-        self.warmup_steps = check_int("warmup_steps", warmup_steps, at_least=0)
+        self.warmup_steps = check_int(
+            "warmup_steps", warmup_steps, at_least=0, at_most=LARGEST_STEP
+        )
         self.name = check_name(name, self)
 
     def __call__(self, step):
@@ -73,7 +76,7 @@ class _Warmup(LearningRateSchedule):
 
     @classmethod
     def from_config(cls, config):
-        config = dict(config)
+        config = check_config(cls.__name__, config)
         for key in ("schedule_or_rate", "after_warmup_lr_sched"):
             if key in config:
                 config[key] = deserialize_member(key, config[key])

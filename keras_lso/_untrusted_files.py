@@ -1,0 +1,79 @@
+"""Archives and HDF5 files that somebody else may have made.
+
+Neither may fill the memory or the disk with what takes no room in the file, nor lead
+to another file. Keras looks after what it reads itself; this is for what we read.
+"""
+
+import math
+
+# An honest file of numbers hardly shrinks; zeros shrink a thousandfold.
+_LARGE = 1 << 28
+_MOST_EXPANSION = 100
+
+
+def refuse_bombs(archive):
+    """Refuses an archive with a member that is large, but only once unpacked.
+
+    Args:
+        archive: `zipfile.ZipFile`.
+    """
+    for item in archive.infolist():
+        if _is_bomb(item.file_size, item.compress_size):
+            raise ValueError(
+                f"'{item.filename}' in the archive takes {item.compress_size} bytes, "
+                f"and {item.file_size} once unpacked: no model shrinks like that."
+            )
+
+
+def hard_group(file, path):
+    """Returns the group at a path; None if there is none that is in this very file.
+
+    Args:
+        file: `h5py.File`.
+        path: String, names with slashes between them.
+    """
+    import h5py
+
+    group = file
+    for name in path.split("/"):
+        link = group.get(name, getlink=True) if name in group else None
+        if not isinstance(link, h5py.HardLink):
+            return None
+        group = group[name]
+        if not isinstance(group, h5py.Group):
+            return None
+    return group
+
+
+def read_dataset(group, path):
+    """Returns the array at a path below a group, if it is in this very file."""
+    import h5py
+    import numpy as np
+
+    parent, _, name = path.rpartition("/")
+    owner = hard_group(group, parent) if parent else group
+    link = owner.get(name, getlink=True) if owner is not None else None
+    if link is None:
+        raise ValueError(f"The file is damaged: it holds no dataset '{path}'.")
+    dataset = owner[name] if isinstance(link, h5py.HardLink) else None
+    if (
+        not isinstance(dataset, h5py.Dataset)
+        or dataset.external is not None
+        or dataset.is_virtual
+    ):
+        raise ValueError(
+            f"The file holds '{path}' as a group, or as a link to something else. "
+            "Only arrays in the file itself are read."
+        )
+    size = math.prod(dataset.shape or ()) * dataset.dtype.itemsize
+    stored = dataset.id.get_storage_size()
+    if _is_bomb(size, stored):
+        raise ValueError(
+            f"The array '{path}' takes {stored} bytes in the file, and {size} once it "
+            "is read: no state of an optimizer shrinks like that."
+        )
+    return np.asarray(dataset)
+
+
+def _is_bomb(size, stored):
+    return size > _LARGE and size > _MOST_EXPANSION * stored
