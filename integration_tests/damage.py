@@ -157,7 +157,7 @@ def lambda_(source):
 
     function = eval(f"lambda *args, **kwargs: {source}")
     code, defaults, closure = python_utils.func_dump(function)
-    return {"code": code, "defaults": defaults, "closure": closure}
+    return [code, defaults, closure]
 
 
 # --- Bytes --------------------------------------------------------------------

@@ -997,11 +997,22 @@ def test_nothing_is_changed_in_a_wrapper_either(trained, tmp_path):
     assert_refused(trained, path, r"Only in the file: \['accumulator'\]")
 
 
-def test_nan_in_a_slot_is_loaded_as_it_is(tmp_path):
-    their_model, our_model = make_pair(sequential)
+@pytest.mark.parametrize("save", ["h5", "keras", "checkpoint"])
+def test_nan_in_a_slot_is_refused(save, trained, tmp_path):
+    """The next step would make weights NaN, though the gradients are finite."""
+    their_model, _ = make_pair(sequential)
     theirs = make_theirs("adam")
     theirs.build(their_model.trainable_variables)
     theirs._momentums[0].assign(np.full((WIDTH, WIDTH), np.nan, "float32"))
+    path = save_after_training(their_model, theirs, save, tmp_path, steps=0)
+    assert_refused(trained, path, "momentum.*must not be NaN")
+
+
+def test_inf_in_a_slot_is_loaded_as_it_is(tmp_path):
+    """The square of a finite gradient may be inf; that of a weight is then still."""
+    their_model, our_model = make_pair(sequential)
+    theirs = make_theirs("adam")
+    theirs.build(their_model.trainable_variables)
     theirs._velocities[0].assign(np.full((WIDTH, WIDTH), np.inf, "float32"))
     path = save_after_training(their_model, theirs, "checkpoint", tmp_path, steps=0)
     ours = built(make_ours("adam"), our_model)

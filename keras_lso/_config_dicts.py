@@ -76,6 +76,13 @@ def _check_address(config, what):
                 f"{'' if key == 'class_name' else ', or None'}. "
                 f"Received: {key}={value!r}"
             )
+    name = config["class_name"]
+    # Keras's own words for values. A lambda it refuses by itself, in safe mode.
+    if name.startswith("__") and name != "__lambda__":
+        raise ValueError(
+            f"The config of the {what} must name a class as its 'class_name'. "
+            f"Received: class_name={name!r}"
+        )
     arguments = config.get("config")
     if arguments is not None and not isinstance(arguments, dict):
         raise ValueError(
@@ -93,9 +100,11 @@ def check_numbers(config, what):
         config: Dict with a `class_name` and a `config`.
         what: String that says what it describes, for the errors.
     """
-    if not str(config.get("module") or "keras").startswith("keras"):
+    arguments = config.get("config")
+    is_own = not str(config.get("module") or "keras").startswith("keras")
+    if is_own or not isinstance(arguments, dict):
         return
-    for key, value in (config.get("config") or {}).items():
+    for key, value in arguments.items():
         if key in _NUMBERS and not (
             value is None or isinstance(value, bool) or is_number(value)
         ):

@@ -1,7 +1,5 @@
 """The state of an optimizer in a file: all of it fits, or none of it is taken."""
 
-import warnings
-
 import keras
 import numpy as np
 
@@ -16,21 +14,18 @@ class LoadsAllOrNothing(keras.optimizers.Optimizer):
 
     def load_own_variables(self, store):
         """Reads the state from `store`."""
-        variables = list(self.variables)
-        count = len(store.keys())
-        if count != len(variables):
-            # What Keras does: a model may be loaded without its optimizer.
-            hint = "" if self.built else " The optimizer has not been built yet."
-            warnings.warn(
-                f"Skipping variable loading for optimizer '{self.name}', because it "
-                f"has {len(variables)} variables whereas the saved optimizer has "
-                f"{count} variables.{hint}",
-                stacklevel=2,
-            )
-            return
-        values = read_stored(variables, store)
-        for variable, value in zip(variables, values, strict=True):
-            variable.assign(value)
+        super().load_own_variables(checked(self, store))
+
+
+def checked(optimizer, store):
+    """Returns what Keras's `load_own_variables` may read; it assigns as it goes.
+
+    Keras itself warns of a store with more or fewer entries, and assigns nothing.
+    """
+    variables = list(optimizer.variables)
+    if len(store.keys()) != len(variables):
+        return store
+    return {str(i): value for i, value in enumerate(read_stored(variables, store))}
 
 
 def read_stored(variables, store, mended=()):

@@ -10,7 +10,7 @@ from keras_lso._gradients import match, split_pairs, total
 from keras_lso._inner_attributes import InnerAttributes, read_through
 from keras_lso._optimizer_arguments import check_optimizer
 from keras_lso._stateless import stateless_apply
-from keras_lso._stored_state import LoadsAllOrNothing, read_stored
+from keras_lso._stored_state import checked
 from keras_lso.lars import LARS
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
@@ -304,11 +304,12 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
     def load_own_variables(self, store):
         """Reads the state of the inner optimizer, as it would itself."""
         inner = self.inner_optimizer
-        if not isinstance(inner, (LARC, LossScaleOptimizer, LoadsAllOrNothing)):
-            variables = list(inner.variables)
-            # Keras assigns the first ones before it sees that the next does not fit.
-            if len(store.keys()) == len(variables):
-                read_stored(variables, store)
+        # Those of a user's own class may be stored in a way of its own.
+        if (
+            type(inner).load_own_variables
+            is keras.optimizers.Optimizer.load_own_variables
+        ):
+            store = checked(inner, store)
         inner.load_own_variables(store)
 
     def __dir__(self):
@@ -348,11 +349,11 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
                 "The config of a LARC must hold the config dict of its inner optimizer "
                 f"as 'inner_optimizer'. Received: inner_optimizer={inner!r}"
             )
-        check_numbers(inner, "inner optimizer")
+        check_numbers(inner, "`inner_optimizer`")
         inner = read_object(
             keras.saving.deserialize_keras_object,
             inner,
-            "inner optimizer",
+            "`inner_optimizer`",
             custom_objects,
         )
         return cls(inner, **config)

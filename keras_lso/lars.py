@@ -364,7 +364,7 @@ class LARS(TFKerasMethods, LoadsAllOrNothing, adapters.RuleOptimizer):
             config["learning_rate"] = read_object(
                 keras.optimizers.schedules.deserialize,
                 read_schedule_config(learning_rate, custom_objects),
-                "learning rate",
+                "`learning_rate`",
                 custom_objects,
             )
         return super().from_config(config, custom_objects=custom_objects)

@@ -501,7 +501,9 @@ class LossScaleOptimizer(
                 "inner optimizer as 'inner_optimizer'. Received: "
                 f"inner_optimizer={config.get('inner_optimizer')!r}"
             )
-        inner = read_optimizer(config.pop("inner_optimizer"), custom_objects)
+        inner = read_optimizer(
+            config.pop("inner_optimizer"), custom_objects, "`inner_optimizer`"
+        )
         if config.get("loss_scale") is not None:
             # They are there for readers that know Keras's four keys only.
             config.pop("initial_scale", None)

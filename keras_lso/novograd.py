@@ -10,6 +10,7 @@ from keras_lso._checks import (
     check_rate,
     check_share,
 )
+from keras_lso._config_dicts import check_config
 from keras_lso._stored_state import LoadsAllOrNothing
 from keras_lso._tf_keras_methods import TFKerasMethods
 from keras_lso.backend import rules
@@ -200,3 +201,17 @@ class NovoGrad(TFKerasMethods, LoadsAllOrNothing, adapters.RuleOptimizer):
             }
         )
         return config
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Makes an optimizer from what `get_config` returned.
+
+        Args:
+            config: Dict.
+            custom_objects: Dict of names to classes that the config refers to.
+
+        Returns:
+            A `NovoGrad`.
+        """
+        config = check_config("NovoGrad", config)
+        return super().from_config(config, custom_objects=custom_objects)

@@ -21,6 +21,8 @@ _MISFITS = (
     OSError,
     OverflowError,
     RecursionError,
+    # What h5py says to most of the damage that there can be.
+    RuntimeError,
     struct.error,
     zipfile.BadZipFile,
     zlib.error,
@@ -108,8 +110,10 @@ def load_model(filepath, custom_objects=None, compile=True, safe_mode=True):
             path = _adopted_copy(filepath, folder, custom_objects, compile)
             return keras.saving.load_model(path or filepath, **arguments)
     except _MISFITS as error:
-        if isinstance(error, OSError) and error.errno is not None:
-            # The disk's fault, not the file's.
+        # Not of the file's making: errors of the disk, and of a device.
+        is_of_disk = isinstance(error, OSError) and error.errno is not None
+        is_of_device = isinstance(error, RuntimeError) and type(error) not in _MISFITS
+        if is_of_disk or is_of_device:
             raise
         raise ValueError(
             "The file could not be loaded: it is damaged, or its config does not fit "

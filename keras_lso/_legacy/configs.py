@@ -6,7 +6,7 @@ import keras
 import numpy as np
 
 from keras_lso import adapters
-from keras_lso._checks import check_rate, check_real, is_number, is_scale
+from keras_lso._checks import check_rate, check_real, is_scale
 from keras_lso._config_dicts import (
     check_config,
     check_numbers,
@@ -38,13 +38,14 @@ _BUILTIN = {
 }
 
 
-def read_optimizer(config, custom_objects=None):
+def read_optimizer(config, custom_objects=None, what="optimizer"):
     """Returns the optimizer that a config dict describes.
 
     Args:
         config: Dict, as `keras.optimizers.serialize` returns it.
         custom_objects: Dict of names to classes that the config refers to.
             Defaults to `None`.
+        what: String that says what it describes, for the errors.
 
     Returns:
         A Keras optimizer.
@@ -52,8 +53,8 @@ def read_optimizer(config, custom_objects=None):
     try:
         adopted = adopt(config, custom_objects)
     except RecursionError as error:
-        raise misfit(config, "optimizer", error) from error
-    check_numbers(adopted, "optimizer")
+        raise misfit(config, what, error) from error
+    check_numbers(adopted, what)
     # Keras knows its own classes by their bare names too.
     has_address = adopted.get("module") or adopted.get("registered_name")
     read = (
@@ -61,7 +62,7 @@ def read_optimizer(config, custom_objects=None):
         if has_address
         else keras.optimizers.deserialize
     )
-    optimizer = read_object(read, adopted, "optimizer", custom_objects)
+    optimizer = read_object(read, adopted, what, custom_objects)
     if isinstance(optimizer, str):
         # What Keras returns for the name of a class that it does not know.
         raise ValueError(
@@ -134,7 +135,7 @@ def _to_keras_3(config, class_name, custom_objects):
     rate = arguments.pop("lr", None)
     rate = arguments.pop("learning_rate", rate)
     decay = arguments.pop("decay", None)
-    if is_number(rate):
+    if rate is not None and not isinstance(rate, dict):
         rate = check_real("learning_rate", rate)
     elif isinstance(rate, dict):
         rate = read_schedule_config(rate, custom_objects)
@@ -176,7 +177,7 @@ def _decaying(class_name, rate, decay):
 
 def read_schedule_config(config, custom_objects=None):
     """Returns a schedule's config as Keras 3 reads it, whoever wrote it."""
-    arguments = check_config("learning rate", config.get("config") or {})
+    arguments = check_config("`learning_rate`", config.get("config") or {})
     if arguments.get("name", "") is None:
         # The default of tf.keras, which Keras 3 refuses.
         del arguments["name"]

@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 from torch._utils import _unflatten_dense_tensors
 
@@ -180,6 +181,8 @@ class _Kernel:
 
     def add(self, tensors, others, alpha):
         """Returns `tensors + alpha * others`; `alpha` is a float."""
+        # Which PyTorch refuses where float32 has no such small number.
+        alpha = float(np.float32(alpha))
         if not self.is_on_host:
             return list(torch._foreach_add(tensors, others, alpha=alpha))
         return [

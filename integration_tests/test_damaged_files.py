@@ -1,0 +1,446 @@
+"""Damaged and hostile files: refused with a clear error, or loaded into a sane state.
+
+Every file here was good once and has one thing wrong: it is cut off, has other bytes,
+a wrong value, shape, dtype or class, or names code that is to run. Each is written to
+disk and loaded as a user would. Whatever it is, a loader may do two things with it:
+
+- refuse it, with an error that says what is wrong, and change nothing of the optimizer;
+- take it, and leave an optimizer whose scale lies within its bounds, whose counters are
+  not negative, and which trains on.
+
+Nothing that a file names is ever run. How many files there are stands at the end.
+"""
+
+import collections
+import io
+import json
+import types
+import zipfile
+
+import h5py
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+from integration_tests import damage
+from integration_tests.damage_verdicts import (
+    REFUSALS_OF_KERAS,
+    assert_sane,
+    attempt,
+    bits,
+    number,
+    quietly,
+)
+from keras_lso import LossScaleOptimizer, _untrusted_files
+from keras_lso.loss_scales import DynamicLossScale
+from keras_lso.mixed_precision import load_optimizer_state
+
+COUNTED: collections.Counter = collections.Counter()
+
+
+# --- Good files ---------------------------------------------------------------
+
+
+def make_model():
+    policy = DynamicLossScale(
+        2.0**10, 3, min_scale=2.0, max_scale=2.0**20, hysteresis=2
+    )
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="dense")])
+    inner = keras.optimizers.SGD(0.5, momentum=0.5)
+    model.compile(LossScaleOptimizer(inner, loss_scale=policy), loss="mse")
+    return reset(model)
+
+
+# iteration, learning rate, step counter, scale, then those of SGD, then the policy's.
+STATE = [7, 0.0, 1, 512.0, 5, 0.5, 0.25, 0.125, 1]
+NAMES = ["iteration", "wrapper's rate", "step counter", "scale", "applied", "rate"]
+NAMES += ["kernel's momentum", "bias's momentum", "overflows left"]
+
+
+def reset(model):
+    model.optimizer.build(model.trainable_variables)
+    for variable in model.weights:
+        variable.assign(np.ones(variable.shape))
+    saved = model.optimizer.variables
+    for variable, value in zip(saved, [*STATE, 0], strict=True):
+        variable.assign(np.full(variable.shape, value))
+    return model
+
+
+def tf_keras_file():
+    """What `model.save("model.h5")` writes in tf.keras, of a legacy Adam."""
+    config = {"class_name": "Adam", "config": {"learning_rate": 0.5, "decay": 0.0}}
+    weights = {"Adam/iter:0": np.int64(7)}
+    for slot in "mv":
+        for name, shape in (("kernel", (3, 2)), ("bias", (2,))):
+            value = np.full(shape, 0.5, "float32")
+            weights[f"Adam/dense/{name}/{slot}:0"] = value
+    stream = io.BytesIO()
+    with h5py.File(stream, "w") as file:
+        file.attrs["keras_version"] = "2.12.0"
+        file.attrs["training_config"] = json.dumps({"optimizer_config": config})
+        group = file.create_group("optimizer_weights")
+        group.attrs["weight_names"] = [name.encode() for name in weights]
+        for name, value in weights.items():
+            group[name] = value
+    return stream.getvalue()
+
+
+@pytest.fixture(scope="module")
+def good(tmp_path_factory):
+    """The bytes of good files, and models to load weights and state into."""
+    folder = tmp_path_factory.mktemp("good")
+    model = make_model()
+    model.save(folder / "model.keras")
+    model.save_weights(folder / "model.weights.h5")
+    adam = LossScaleOptimizer(keras.optimizers.Adam(0.25), initial_scale=64.0)
+    adam.build(make_model().trainable_variables)
+    return types.SimpleNamespace(
+        keras=(folder / "model.keras").read_bytes(),
+        weights=(folder / "model.weights.h5").read_bytes(),
+        tf_keras=tf_keras_file(),
+        model=model,
+        adam=adam,
+    )
+
+
+# --- Loading damaged ones -----------------------------------------------------
+
+
+def count(kind):
+    COUNTED[kind] += 1
+
+
+def load_file(data, path, label, kind, load=keras_lso.load_model, names=()):
+    """Loads a `.keras` file; what comes of it is refused or sane."""
+    path.write_bytes(data)
+    count(kind)
+    model = attempt(lambda: load(path), label, names)
+    if model is None:
+        return
+    assert isinstance(model, keras.Model), label
+    optimizer = getattr(model, "optimizer", None)
+    if isinstance(optimizer, LossScaleOptimizer):
+        optimizer.build(model.trainable_variables)
+        with quietly():
+            assert_sane(optimizer, label)
+
+
+def load_weights(data, path, good, label, names=()):
+    """Loads a `.weights.h5` file into a model that has a state of its own."""
+    path.write_bytes(data)
+    model = reset(good.model)
+    before = bits(model.optimizer.variables)
+    count("weights")
+    is_loaded = attempt(
+        lambda: model.load_weights(path) or True, label, names, REFUSALS_OF_KERAS
+    )
+    if is_loaded and bits(model.optimizer.variables) != before:
+        assert_sane(model.optimizer, label)
+    elif not is_loaded:
+        assert bits(model.optimizer.variables) == before, label
+    return bool(is_loaded)
+
+
+def load_tf_keras(data, path, good, label, names=()):
+    """Loads the optimizer state of a file of tf.keras."""
+    path.write_bytes(data)
+    adam = good.adam
+    for variable in adam.variables:
+        variable.assign(np.full(variable.shape, 3))
+    before = bits(adam.variables)
+    count("tf.keras")
+    is_loaded = attempt(lambda: load_optimizer_state(adam, path) or True, label, names)
+    if is_loaded:
+        assert_sane(adam, label)
+    else:
+        assert bits(adam.variables) == before, label
+    return bool(is_loaded)
+
+
+# --- The good ones ------------------------------------------------------------
+
+
+def test_the_good_files_are_good(good, tmp_path):
+    path = tmp_path / "model.keras"
+    path.write_bytes(good.keras)
+    for load in (keras.saving.load_model, keras_lso.load_model):
+        optimizer = load(path).optimizer
+        assert [number(ops.max(v)) for v in optimizer.variables[:-1]] == STATE
+        assert_sane(optimizer, "good")
+    assert load_weights(good.weights, tmp_path / "m.weights.h5", good, "good")
+    assert load_tf_keras(good.tf_keras, tmp_path / "m.h5", good, "good")
+    COUNTED.clear()
+
+
+# --- Cut off, and with other bytes --------------------------------------------
+
+
+def test_bytes_of_a_keras_file(good, tmp_path):
+    for label, data in damage.damaged_bytes(good.keras, 1, truncated=12, flipped=30):
+        load_file(data, tmp_path / "model.keras", label, "keras bytes")
+
+
+def test_bytes_of_the_members_of_a_keras_file(good, tmp_path):
+    """As if whoever damaged it had mended the archive's checksums."""
+    contents = damage.members(good.keras)
+    for name, seed in ((damage.CONFIG, 2), (damage.WEIGHTS, 3)):
+        for label, data in damage.damaged_bytes(contents[name], seed, 8, 16):
+            data = damage.archive_of({**contents, name: data})
+            load_file(data, tmp_path / "model.keras", (name, label), "keras members")
+    for name in contents:
+        data = damage.archive_of({k: v for k, v in contents.items() if k != name})
+        label = f"{name} is missing"
+        load_file(data, tmp_path / "model.keras", label, "keras members")
+
+
+def test_bytes_of_a_weights_file(good, tmp_path):
+    for label, data in damage.damaged_bytes(good.weights, 4, truncated=12, flipped=40):
+        load_weights(data, tmp_path / "model.weights.h5", good, label)
+
+
+def test_bytes_of_a_tf_keras_file(good, tmp_path):
+    for label, data in damage.damaged_bytes(good.tf_keras, 5, truncated=12, flipped=40):
+        load_tf_keras(data, tmp_path / "model.h5", good, label)
+
+
+# --- Wrong arrays -------------------------------------------------------------
+
+# Loaded as they are: a slot is inf where Adam's second moment has overflowed.
+TAKEN = ("0", "bools", "big-endian", "float16", "long doubles", "uint16")
+
+
+@pytest.mark.parametrize("index", range(len(STATE)), ids=NAMES)
+def test_wrong_arrays_in_a_weights_file(index, good, tmp_path):
+    name = f"optimizer/vars/{index}"
+    with h5py.File(io.BytesIO(good.weights)) as file:
+        array = file[name][()]
+    variable = good.model.optimizer.variables[index].path
+    for label, wrong in damage.wrong_arrays(np.asarray(array)):
+        data = damage.with_h5(
+            good.weights, lambda file, v=wrong: damage.replaced(file, name, v)
+        )
+        path = tmp_path / "model.weights.h5"
+        names = [variable] if isinstance(wrong, np.ndarray) else ["Dataset"]
+        is_taken = load_weights(data, path, good, f"{name}: {label}", names)
+        assert is_taken or label not in TAKEN, f"{name}: {label}"
+
+
+def structures(group, name):
+    """Returns changes to a group of variables, one of which is called `name`."""
+
+    def link(target):
+        def change(file):
+            del file[group][name]
+            file[group][name] = target
+
+        return change
+
+    def external(file):
+        del file[group][name]
+        options = {"external": [(__file__, 0, 4)]}
+        file[group].create_dataset(name, (), "float32", **options)
+
+    def virtual(file):
+        del file[group][name]
+        layout = h5py.VirtualLayout((), "float32")
+        layout[()] = h5py.VirtualSource(__file__, "x", ())
+        file[group].create_virtual_dataset(name, layout)
+
+    def bomb(file):
+        del file[group][name]
+        file[group].create_dataset(
+            name, (2**20, 2**16), "float32", chunks=(2**10, 2**10), compression="gzip"
+        )
+
+    def to_dataset(file):
+        damage.replaced(file, group, np.zeros(3))
+
+    return {
+        "renamed": lambda file: file[group].move(name, f"{name}x"),
+        "missing": lambda file: file[group].pop(name),
+        "one more": lambda file: file[group].create_dataset("100", data=1.0),
+        "a soft link": link(h5py.SoftLink(f"/{group}")),
+        "a link to nowhere": link(h5py.SoftLink("/nowhere")),
+        "a link to another file": link(h5py.ExternalLink(__file__, "/")),
+        "the bytes of another file": external,
+        "a view of another file": virtual,
+        "256 GiB of nothing": bomb,
+        "no group": to_dataset,
+        "nothing at all": lambda file: file.pop(group),
+    }
+
+
+@pytest.mark.parametrize("label", structures("", ""))
+def test_wrong_structure(label, good, tmp_path):
+    change = structures("optimizer/vars", "3")[label]
+    data = damage.with_h5(good.weights, change)
+    load_weights(data, tmp_path / "model.weights.h5", good, label)
+    contents = damage.members(good.keras)
+    data = damage.archive_of({**contents, damage.WEIGHTS: data})
+    load_file(data, tmp_path / "model.keras", label, "keras weights")
+
+    for name in ("Adam/iter:0", "Adam/dense/kernel/m:0"):
+        change = structures("optimizer_weights", name)[label]
+        data = damage.with_h5(good.tf_keras, change)
+        is_loaded = load_tf_keras(data, tmp_path / "model.h5", good, label)
+        assert is_loaded == (label == "one more"), label
+
+
+@pytest.mark.parametrize("name", ["Adam/iter:0", "Adam/dense/kernel/m:0"])
+def test_wrong_arrays_in_a_tf_keras_file(name, good, tmp_path):
+    name = f"optimizer_weights/{name}"
+    with h5py.File(io.BytesIO(good.tf_keras)) as file:
+        array = np.asarray(file[name][()])
+    for label, wrong in damage.wrong_arrays(array):
+        data = damage.with_h5(
+            good.tf_keras, lambda file, v=wrong: damage.replaced(file, name, v)
+        )
+        load_tf_keras(data, tmp_path / "model.h5", good, f"{name}: {label}")
+
+
+ATTRIBUTES = {
+    "weight_names": [b"Adam/iter:0", b"", 3, 0.5, "\ud800".encode("utf8", "replace")],
+    "training_config": [b"", b"{", b"[]", b"1", b"\xff", b"[" * 10**5, 3, 0.5],
+    "keras_version": [b"3.15.1", b"99", b"\xff", 3],
+}
+
+
+def test_wrong_attributes_of_a_tf_keras_file(good, tmp_path):
+    path = tmp_path / "model.h5"
+    for key, values in ATTRIBUTES.items():
+        for value in values:
+
+            def change(file, key=key, value=value):
+                group = file["optimizer_weights"] if key == "weight_names" else file
+                group.attrs[key] = value
+
+            data = damage.with_h5(good.tf_keras, change)
+            load_tf_keras(data, path, good, f"{key}: {str(value)[:9]}")
+    config = {"optimizer_config": {"class_name": "Adam", "config": {}}}
+    paths = [("optimizer_config", "config", k) for k in ("learning_rate", "decay")]
+    for path_ in paths:
+        config["optimizer_config"]["config"][path_[-1]] = 0.5
+    paths += list(damage.paths_in(config))[:3]
+    for label, _, wrong in damage.damaged_values(config, paths):
+
+        def change(file, wrong=wrong):
+            file.attrs["training_config"] = json.dumps(wrong)
+
+        load_tf_keras(damage.with_h5(good.tf_keras, change), path, good, label)
+
+
+# --- The archive itself -------------------------------------------------------
+
+
+def bomb(name):
+    """An archive whose member `name` shrinks a thousandfold."""
+
+    def make(contents):
+        stream = io.BytesIO()
+        with zipfile.ZipFile(stream, "w") as archive:
+            for key, content in contents.items():
+                if key != name:
+                    archive.writestr(key, content)
+            with archive.open(deflated(name), "w", force_zip64=True) as file:
+                file.write(bytes(2**22))
+        return stream.getvalue()
+
+    return make
+
+
+def deflated(name):
+    item = zipfile.ZipInfo(name)
+    item.compress_type = zipfile.ZIP_DEFLATED
+    return item
+
+
+def encrypted(contents):
+    """As the zipfile module sees a member that has a password."""
+    data = bytearray(damage.archive_of(contents))
+    for signature, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        place = data.find(signature)
+        while place != -1:
+            data[place + offset] |= 1
+            place = data.find(signature, place + 1)
+    return bytes(data)
+
+
+ARCHIVES = {
+    "a bomb for a config": bomb(damage.CONFIG),
+    "a bomb for weights": bomb(damage.WEIGHTS),
+    "encrypted": encrypted,
+    "empty": lambda contents: damage.archive_of({}),
+    "in a folder": lambda contents: damage.archive_of(
+        {f"model/{name}": content for name, content in contents.items()}
+    ),
+    "a config that is no JSON": lambda contents: damage.archive_of(
+        {**contents, damage.CONFIG: b"\x80\x04."}
+    ),
+    "a config nested too deeply": lambda contents: damage.archive_of(
+        {**contents, damage.CONFIG: b'{"a":' * 10**5 + b"1" + b"}" * 10**5}
+    ),
+    "a config with a long number": lambda contents: damage.archive_of(
+        {**contents, damage.CONFIG: b'{"a":' + b"1" * 5000 + b"}"}
+    ),
+    "a list for a config": lambda contents: damage.archive_of(
+        {**contents, damage.CONFIG: b"[1, 2]"}
+    ),
+    "weights that are no HDF5": lambda contents: damage.archive_of(
+        {**contents, damage.WEIGHTS: b"PK" * 100}
+    ),
+}
+
+
+@pytest.mark.parametrize("label", ARCHIVES)
+def test_archives(label, good, tmp_path, monkeypatch):
+    # The bombs of this test are small ones.
+    monkeypatch.setattr(_untrusted_files, "_LARGE", 2**20)
+    data = ARCHIVES[label](damage.members(good.keras))
+    path = tmp_path / "model.keras"
+    path.write_bytes(data)
+    count("archives")
+    with quietly(), pytest.raises((ValueError, TypeError)) as error:
+        keras_lso.load_model(path)
+    assert "damaged" in str(error.value) or "unpacked" in str(error.value)
+    # `load_optimizer_state` reads archives as well.
+    assert not load_tf_keras(data, tmp_path / "tf_keras.keras", good, label)
+
+
+def test_a_model_alone_is_loaded_whatever_its_optimizer(good, tmp_path):
+    """`compile=False` is the way out that the errors name."""
+    path = tmp_path / "model.keras"
+    broken = {"class_name": "LossScaleOptimizer", "config": {"optimizer": 3}}
+
+    def change(config):
+        config["compile_config"]["optimizer"] = broken
+        return config
+
+    path.write_bytes(damage.with_config(good.keras, change))
+    with pytest.raises(ValueError, match="loss_scale"):
+        keras_lso.load_model(path)
+    model = keras_lso.load_model(path, compile=False)
+    assert all((w == 1).all() for w in model.get_weights())
+
+
+# --- How many there were ------------------------------------------------------
+
+# At least so many of each kind, as the tests above load them.
+FEWEST = {
+    "archives": 10,
+    "keras bytes": 40,
+    "keras members": 50,
+    "keras weights": 10,
+    "tf.keras": 150,
+    "weights": 200,
+}
+
+
+def test_there_are_enough_files():
+    if not COUNTED.keys() >= FEWEST.keys():
+        pytest.skip("It counts what the tests above have loaded; not all of them ran")
+    for kind, fewest in FEWEST.items():
+        assert COUNTED[kind] >= fewest, (kind, COUNTED)
+    assert COUNTED.total() >= 500, COUNTED

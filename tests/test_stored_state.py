@@ -1,0 +1,119 @@
+"""State from a file: all of it fits, or none of it is taken."""
+
+import keras
+import numpy as np
+import pytest
+
+from keras_lso import LARC, LARS, LossScaleOptimizer, NovoGrad
+
+OPTIMIZERS = {
+    "LossScaleOptimizer": lambda: LossScaleOptimizer(
+        keras.optimizers.SGD(0.5, momentum=0.5)
+    ),
+    "LARS": lambda: LARS(0.5),
+    "NovoGrad": lambda: NovoGrad(0.5),
+    "LARC": lambda: LARC(keras.optimizers.SGD(0.5, momentum=0.5)),
+    "LARC of LARS": lambda: LARC(LARS(0.5)),
+    "LossScaleOptimizer of LARC": lambda: LossScaleOptimizer(LARC(NovoGrad(0.5))),
+}
+
+
+@pytest.fixture(params=OPTIMIZERS)
+def optimizer(request):
+    optimizer = OPTIMIZERS[request.param]()
+    optimizer.build([keras.Variable([1.0, 2.0], name="w")])
+    return optimizer
+
+
+def state_of(optimizer):
+    store: dict = {}
+    optimizer.save_own_variables(store)
+    return {key: np.array(value) for key, value in store.items()}
+
+
+def assert_refused(optimizer, store, match):
+    before = [np.array(v.numpy()).tobytes() for v in optimizer.variables]
+    with pytest.raises((ValueError, TypeError), match=match):
+        optimizer.load_own_variables(store)
+    assert [np.array(v.numpy()).tobytes() for v in optimizer.variables] == before
+
+
+def changed(store):
+    """Returns a copy with another value everywhere: what is half-loaded would show."""
+    return {key: value + 1 for key, value in store.items()}
+
+
+def last_slot(optimizer, store):
+    """Returns the key of the last slot of all."""
+    return max((k for k, v in store.items() if v.shape == (2,)), key=int)
+
+
+def test_a_good_state_is_loaded(optimizer):
+    store = changed(state_of(optimizer))
+    optimizer.load_own_variables(store)
+    loaded = state_of(optimizer)
+    assert loaded.keys() == store.keys()
+    key = last_slot(optimizer, store)
+    np.testing.assert_array_equal(loaded[key], store[key])
+
+
+@pytest.mark.parametrize(
+    "value, match",
+    [
+        (np.ones((3,), "float32"), r"shape \(2,\).*shape \(3,\)"),
+        (np.float32(1), "shape"),
+        (np.array([b"a", b"b"]), "array of numbers"),
+        (np.ones((2,), "complex64"), "array of numbers"),
+        (np.array([1.0, np.nan], "float32"), "must not be NaN.*compile=False"),
+        (np.array([1.0, 1e300]), "must be finite in float32.*1e[+]300"),
+    ],
+)
+def test_a_slot_that_does_not_fit_is_refused_and_nothing_assigned(
+    optimizer, value, match
+):
+    store = changed(state_of(optimizer))
+    assert_refused(optimizer, {**store, last_slot(optimizer, store): value}, match)
+
+
+def test_a_slot_under_another_name_is_refused(optimizer):
+    store = changed(state_of(optimizer))
+    key = last_slot(optimizer, store)
+    store[f"{key}0"] = store.pop(key)
+    assert_refused(optimizer, store, rf"Not there: \['{key}'\]")
+
+
+@pytest.mark.parametrize("rate", [np.nan, np.inf, -np.inf, 1e39])
+def test_a_learning_rate_that_is_not_finite_is_refused(optimizer, rate):
+    # The wrapper has one as well, which is of no use.
+    index = [i for i, v in enumerate(optimizer.variables) if v.name == "learning_rate"][
+        -1
+    ]
+    store = {**changed(state_of(optimizer)), str(index): np.float64(rate)}
+    assert_refused(optimizer, store, "learning_rate.*must")
+
+
+def test_another_number_of_variables_is_skipped_with_a_warning(optimizer):
+    store = changed(state_of(optimizer))
+    store["100"] = np.float32(1)
+    before = state_of(optimizer)
+    with pytest.warns(UserWarning, match=rf"saved optimizer has {len(store)} "):
+        optimizer.load_own_variables(store)
+    for key, value in state_of(optimizer).items():
+        np.testing.assert_array_equal(value, before[key])
+
+
+@pytest.mark.parametrize("dtype", ["float16", ">f4", "longdouble", "float64", "int64"])
+def test_other_dtypes_of_numbers_are_converted(optimizer, dtype):
+    store = changed(state_of(optimizer))
+    key = last_slot(optimizer, store)
+    optimizer.load_own_variables({**store, key: store[key].astype(dtype)})
+    np.testing.assert_array_equal(state_of(optimizer)[key], store[key])
+
+
+def test_an_infinite_slot_is_loaded_as_it_is(optimizer):
+    """The square of a finite gradient may be inf."""
+    store = changed(state_of(optimizer))
+    key = last_slot(optimizer, store)
+    store[key] = np.array([1.0, np.inf], "float32")
+    optimizer.load_own_variables(store)
+    np.testing.assert_array_equal(state_of(optimizer)[key], store[key])

@@ -1,0 +1,83 @@
+"""Archives and HDF5 files that would fill the memory, or that lead elsewhere."""
+
+import zipfile
+
+import numpy as np
+import pytest
+
+from keras_lso import _untrusted_files
+from keras_lso._untrusted_files import hard_group, read_dataset, refuse_bombs
+
+h5py = pytest.importorskip("h5py")
+
+
+@pytest.fixture
+def file(tmp_path):
+    with h5py.File(tmp_path / "other.h5", "w") as other:
+        other["group/secret"] = np.float32(42)
+    with h5py.File(tmp_path / "file.h5", "w") as file:
+        file["group/inner/value"] = np.float32([1, 2])
+        file["soft"] = h5py.SoftLink("/group")
+        file["external"] = h5py.ExternalLink(str(tmp_path / "other.h5"), "/group")
+        file["group/soft"] = h5py.SoftLink("/group/inner/value")
+        file["group/external"] = h5py.ExternalLink(
+            str(tmp_path / "other.h5"), "/group/secret"
+        )
+        file["group"].create_dataset(
+            "bytes", (1,), "uint8", external=[(str(tmp_path / "other.h5"), 0, 1)]
+        )
+        layout = h5py.VirtualLayout((), "float32")
+        layout[()] = h5py.VirtualSource(tmp_path / "other.h5", "group/secret", ())
+        file["group"].create_virtual_dataset("virtual", layout)
+        # It takes a few hundred bytes.
+        file["group"].create_dataset(
+            "bomb", (2**20, 2**10), "float32", chunks=(2**10, 2**10)
+        )
+        yield file
+
+
+def test_what_is_in_the_file_is_read(file):
+    group = hard_group(file, "group/inner")
+    assert read_dataset(group, "value").tolist() == [1, 2]
+    assert read_dataset(file, "group/inner/value").tolist() == [1, 2]
+
+
+@pytest.mark.parametrize("path", ["missing", "soft", "external", "group/inner/value"])
+def test_what_is_no_group_of_this_file_is_none(path, file):
+    assert hard_group(file, path) is None
+    assert hard_group(file, f"{path}/inner") is None
+
+
+@pytest.mark.parametrize("name", ["soft", "external", "bytes", "virtual", "inner"])
+def test_what_lies_elsewhere_is_not_read(name, file):
+    # h5py itself would read the other file.
+    assert np.asarray(file["group"][name]).size >= 1
+    with pytest.raises(ValueError, match=f"'{name}'.*in the file itself"):
+        read_dataset(file["group"], name)
+
+
+def test_what_is_missing_is_named(file):
+    with pytest.raises(ValueError, match="damaged.*'inner/values'"):
+        read_dataset(file["group"], "inner/values")
+
+
+def test_an_array_of_nothing_is_not_made(file):
+    with pytest.raises(ValueError, match="'bomb' takes 0 bytes.*4294967296"):
+        read_dataset(file["group"], "bomb")
+
+
+def test_archives_that_swell_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(_untrusted_files, "_LARGE", 2**20)
+    path = tmp_path / "archive.zip"
+    for compression, size in (
+        (zipfile.ZIP_STORED, 2**21),
+        (zipfile.ZIP_DEFLATED, 2**19),
+    ):
+        with zipfile.ZipFile(path, "w", compression) as archive:
+            archive.writestr("zeros", bytes(size))
+        with zipfile.ZipFile(path) as archive:
+            refuse_bombs(archive)
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("zeros", bytes(2**21))
+    with zipfile.ZipFile(path) as archive, pytest.raises(ValueError, match="'zeros'"):
+        refuse_bombs(archive)
