@@ -37,6 +37,11 @@ WRONG_VALUES = {
     "inf": float("inf"),
     "-inf": float("-inf"),
 }
+# One of each kind of trouble, for configs of which many values are taken.
+FEW_VALUES = {
+    label: WRONG_VALUES[label]
+    for label in ("null", "a word", "a list", "-1", "a long integer", "NaN", "inf")
+}
 
 
 def nested(depth, leaf=None):
@@ -203,6 +208,63 @@ def with_config(data, change):
     return archive_of({**contents, CONFIG: text})
 
 
+def bomb(name):
+    """An archive whose member `name` shrinks a thousandfold."""
+
+    def make(contents):
+        stream = io.BytesIO()
+        with zipfile.ZipFile(stream, "w") as archive:
+            for key, content in contents.items():
+                if key != name:
+                    archive.writestr(key, content)
+            with archive.open(deflated(name), "w", force_zip64=True) as file:
+                file.write(bytes(2**22))
+        return stream.getvalue()
+
+    return make
+
+
+def deflated(name):
+    item = zipfile.ZipInfo(name)
+    item.compress_type = zipfile.ZIP_DEFLATED
+    return item
+
+
+def encrypted(contents):
+    """As the zipfile module sees a member that has a password."""
+    data = bytearray(archive_of(contents))
+    for signature, offset in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
+        place = data.find(signature)
+        while place != -1:
+            data[place + offset] |= 1
+            place = data.find(signature, place + 1)
+    return bytes(data)
+
+
+ARCHIVES = {
+    "a bomb for a config": bomb(CONFIG),
+    "a bomb for weights": bomb(WEIGHTS),
+    "encrypted": encrypted,
+    "empty": lambda contents: archive_of({}),
+    "in a folder": lambda contents: archive_of(
+        {f"model/{name}": content for name, content in contents.items()}
+    ),
+    "a config that is no JSON": lambda contents: archive_of(
+        {**contents, CONFIG: b"\x80\x04."}
+    ),
+    "a config nested too deeply": lambda contents: archive_of(
+        {**contents, CONFIG: b'{"a":' * 10**5 + b"1" + b"}" * 10**5}
+    ),
+    "a config with a long number": lambda contents: archive_of(
+        {**contents, CONFIG: b'{"a":' + b"1" * 5000 + b"}"}
+    ),
+    "a list for a config": lambda contents: archive_of({**contents, CONFIG: b"[1, 2]"}),
+    "weights that are no HDF5": lambda contents: archive_of(
+        {**contents, WEIGHTS: b"PK" * 100}
+    ),
+}
+
+
 # --- HDF5 files ---------------------------------------------------------------
 
 
@@ -249,3 +311,48 @@ def wrong_arrays(good):
     yield "NaN", np.full(good.shape, np.nan, "float32")
     yield "inf", np.full(good.shape, np.inf, "float32")
     yield "-inf", np.full(good.shape, -np.inf, "float32")
+
+
+def structures(group, name):
+    """Returns changes to a group of variables, one of which is called `name`."""
+
+    def link(target):
+        def change(file):
+            del file[group][name]
+            file[group][name] = target
+
+        return change
+
+    def external(file):
+        del file[group][name]
+        options = {"external": [(__file__, 0, 4)]}
+        file[group].create_dataset(name, (), "float32", **options)
+
+    def virtual(file):
+        del file[group][name]
+        layout = h5py.VirtualLayout((), "float32")
+        layout[()] = h5py.VirtualSource(__file__, "x", ())
+        file[group].create_virtual_dataset(name, layout)
+
+    def bomb(file):
+        del file[group][name]
+        file[group].create_dataset(
+            name, (2**20, 2**16), "float32", chunks=(2**10, 2**10), compression="gzip"
+        )
+
+    def to_dataset(file):
+        replaced(file, group, np.zeros(3))
+
+    return {
+        "renamed": lambda file: file[group].move(name, f"{name}x"),
+        "missing": lambda file: file[group].pop(name),
+        "one more": lambda file: file[group].create_dataset("100", data=1.0),
+        "a soft link": link(h5py.SoftLink(f"/{group}")),
+        "a link to nowhere": link(h5py.SoftLink("/nowhere")),
+        "a link to another file": link(h5py.ExternalLink(__file__, "/")),
+        "the bytes of another file": external,
+        "a view of another file": virtual,
+        "256 GiB of nothing": bomb,
+        "no group": to_dataset,
+        "nothing at all": lambda file: file.pop(group),
+    }

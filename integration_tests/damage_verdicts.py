@@ -14,6 +14,7 @@ REFUSALS = (ValueError, TypeError, OSError)
 REFUSALS_OF_KERAS = (*REFUSALS, RuntimeError, LookupError)
 # A finite number as large as this is legal, but no step is finite with it.
 HUGE = 1e18
+_SANE: set = set()
 # What Python says where nobody has looked.
 _CARELESS = ("unhashable", "not iterable", "not subscriptable", "'NoneType' object")
 
@@ -62,6 +63,11 @@ def assert_sane(optimizer, label):
     assert number(optimizer.skipped_steps) >= 0, label
     values = [np.asarray(ops.convert_to_numpy(v)) for v in optimizer.variables]
     assert not any(np.isnan(v).any() for v in values), label
+    # Damage that changed nothing, or the same as other damage, takes no steps again.
+    known = repr({**optimizer.get_config(), "name": None}), *bits(optimizer.variables)
+    if known in _SANE:
+        return
+    _SANE.add(known)
     is_huge = any((np.abs(v.astype("float64")) > HUGE).any() for v in values)
 
     steps = number(optimizer.iterations)

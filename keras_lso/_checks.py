@@ -4,6 +4,7 @@ import itertools
 import math
 import operator
 import re
+import sys
 
 import keras
 import numpy as np
@@ -92,7 +93,9 @@ def check_positive_int(argument, value):
 
 def check_factor(argument, value, above, below=math.inf):
     """Returns `value` as a float strictly between `above` and `below`."""
-    if not is_number(value) or not above < value < below or not fits_float32(value):
+    # An integer may be larger than any float.
+    is_float = is_number(value) and abs(value) <= sys.float_info.max
+    if not is_float or not above < value < below:
         span = f"above {above}" + (f" and below {below}" if below < math.inf else "")
         raise ValueError(
             f"Argument `{argument}` must be a finite number {span}. "
