@@ -2,6 +2,10 @@
 
 from importlib.metadata import version as _version
 
+# Before anything that a version of Keras which is not supported could break.
+from keras_lso import _keras_version  # noqa: F401
+
+# isort: split
 from keras_lso import (
     callbacks,
     compat,

@@ -1,0 +1,41 @@
+"""What the package imports is what pyproject.toml says that it needs."""
+
+import ast
+import pathlib
+import sys
+import tomllib
+
+from packaging.requirements import Requirement
+
+ROOT = pathlib.Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+# A person has one of them, or none and only loads models.
+BACKENDS = {"tensorflow", "jax", "torch"}
+# Imported where something is drawn or written, with an error that names the extra.
+EXTRAS = {"matplotlib", "tensorboard"}
+
+
+def imported(tree):
+    """The modules that a file imports from other projects, by their first name."""
+    names = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(node.module)
+    roots = {name.partition(".")[0] for name in names}
+    return roots - sys.stdlib_module_names - {"keras_lso"}
+
+
+def test_every_import_is_a_dependency():
+    files = sorted((ROOT / "keras_lso").rglob("*.py"))
+    found = set().union(*(imported(ast.parse(file.read_text())) for file in files))
+    dependencies = {Requirement(each).name for each in PROJECT["dependencies"]}
+    assert found - BACKENDS - EXTRAS == dependencies
+
+
+def test_every_backend_and_extra_can_be_asked_for():
+    extras = PROJECT["optional-dependencies"]
+    named = {Requirement(each).name for name in extras for each in extras[name]}
+    assert named >= BACKENDS | EXTRAS
