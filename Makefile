@@ -12,13 +12,14 @@ AT_ONCE ?= 2
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+OLDEST := .venv-oldest
 LOGS := build/test-logs
 
 export TF_CPP_MIN_LOG_LEVEL := 3
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help setup demo large-batch float16 transformer test $(TESTS) \
-    test-distributed lint format bench bench-gpu clean
+    test-distributed test-oldest test-install lint format bench bench-gpu clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$].*## / { sub(/\$$\(TESTS\)/, "test-<backend>", $$1); \
@@ -73,6 +74,21 @@ test-distributed: $(INSTALLED) ## those with several replicas or processes, of t
 	    KERAS_BACKEND=$$backend OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
 	        integration_tests/distributed $(PYTEST_ARGS) || status=1; done; exit $$status
 
+test-oldest: $(OLDEST)/.installed ## the suite beside the oldest Keras, TensorFlow and JAX
+	@status=0; for backend in $(BACKENDS); do \
+	    KERAS_BACKEND=$$backend OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest \
+	        tests integration_tests $(PYTEST_ARGS) || status=1; done; exit $$status
+
+$(OLDEST)/.installed: requirements/oldest.txt requirements/oldest-judges.txt pyproject.toml
+	@test -x $(OLDEST)/bin/pip || $(PYTHON) -m venv $(OLDEST)
+	@$(OLDEST)/bin/python -m pip install -qq -r requirements/oldest.txt
+	@$(OLDEST)/bin/python -m pip install -qq --no-deps -r requirements/oldest-judges.txt
+	@$(OLDEST)/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
+	@touch $@
+
+test-install: $(INSTALLED) ## sdist and wheel in environments of their own (downloads)
+	$(BIN)/python -m pytest install_tests $(PYTEST_ARGS)
+
 lint: $(INSTALLED) ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -90,6 +106,6 @@ bench-gpu: ## the same and the tests on a GPU, with PYTHON's own torch and JAX
 	@set -e; for backend in torch jax; do \
 	    KERAS_BACKEND=$$backend $(PYTHON) -m pytest tests/backend/test_gpu.py; done
 
-clean: ## remove caches and build products, but not .venv
+clean: ## remove caches and build products, but not .venv*
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
-	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+	find . -name __pycache__ -not -path './.venv*/*' -prune -exec rm -rf {} +

@@ -39,3 +39,19 @@ def test_every_backend_and_extra_can_be_asked_for():
     extras = PROJECT["optional-dependencies"]
     named = {Requirement(each).name for name in extras for each in extras[name]}
     assert named >= BACKENDS | EXTRAS
+
+
+def test_the_oldest_versions_are_those_tested():
+    # PyTorch's is left out: on Linux PyPI has no old wheel for a CPU.
+    pinned = (ROOT / "requirements" / "oldest.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in pinned)
+    extras = PROJECT["optional-dependencies"]
+    lowest = {
+        "keras": PROJECT["dependencies"][0],
+        "tensorflow_cpu": extras["tensorflow"][0],
+        "jax": extras["jax"][0],
+    }
+    for name, requirement in lowest.items():
+        specifier = Requirement(requirement).specifier
+        bounds = {each.operator: each.version for each in specifier}
+        assert pins[name] == f"{bounds['>=']}.0", name

@@ -1,0 +1,174 @@
+"""What `pip install` of the sdist and of the wheel gives, used outside of the checkout.
+
+Each runs in a new virtual environment, which downloads Keras and a framework: hundreds
+of megabytes, so that `make test` leaves this out and `make test-install` is for it.
+Versions are those of requirements/dev.txt.
+"""
+
+import os
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import venv
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parents[1]
+PINS = ROOT / "requirements" / "dev.txt"
+
+# What is installed, and the frameworks' packages for a CPU.
+INSTALLS = [("wheel", "jax"), ("sdist", "jax"), ("wheel", "tensorflow")]
+INSTALLS += [("wheel", "torch")]
+PACKAGES = {"jax": "jax", "tensorflow": "tensorflow-cpu", "torch": "torch"}
+
+ON_EVERY_BACKEND = [
+    ("underflow.py",),
+    ("log_max.py",),
+    ("large_batch_digits.py", "--fast"),
+    ("transformer_char.py", "--steps", "10"),
+    ("train_digits.py", "--epochs", "2"),
+    ("float16_digits.py", "--epochs", "1"),
+]
+OF_ONE_BACKEND = {
+    "jax": [("custom_loop_jax.py",), ("jax_processes.py",), ("shard_map.py",)],
+    "tensorflow": [("custom_loop_tensorflow.py",), ("multi_worker.py",)],
+    "torch": [("custom_loop_torch.py",), ("gan.py",), ("ddp.py",), ("fsdp.py",)],
+}
+
+
+def run(*command, folder, check=True, **environment):
+    """Runs a command as a user would, who has no checkout and has set nothing."""
+    unset = ("PYTHONPATH", "KERAS_BACKEND", "VIRTUAL_ENV")
+    inherited = {name: os.environ[name] for name in os.environ if name not in unset}
+    finished = subprocess.run(
+        [str(part) for part in command],
+        cwd=folder,
+        env={**inherited, "OMP_NUM_THREADS": "1", "COLUMNS": "80", **environment},
+        capture_output=True,
+        text=True,
+        timeout=1800,
+    )
+    if check:
+        assert finished.returncode == 0, finished.stdout + finished.stderr
+    return finished
+
+
+@pytest.fixture(scope="module")
+def distributions(tmp_path_factory):
+    """The sdist, and the wheel that is built from it."""
+    folder = tmp_path_factory.mktemp("dist")
+    command = ("-m", "build", "--no-isolation", "--outdir", folder, ROOT)
+    run(sys.executable, *command, folder=folder)
+    (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
+    return {"sdist": sdist, "wheel": wheel}
+
+
+class Environment:
+    """A virtual environment of its own, with the package and a framework."""
+
+    def __init__(self, folder, distribution, backend):
+        self.folder = folder
+        self.distribution = distribution
+        self.backend = backend
+        self.python = folder / "venv" / "bin" / "python"
+        venv.create(folder / "venv", with_pip=True)
+        self.install(distribution, PACKAGES[backend])
+
+    def install(self, *requirements):
+        command = ("-m", "pip", "install", "-qq", "-c", PINS)
+        run(self.python, *command, *requirements, folder=self.folder)
+
+    def run(self, *arguments, **options):
+        options.setdefault("folder", self.folder)
+        return run(self.python, *arguments, KERAS_BACKEND=self.backend, **options)
+
+
+@pytest.fixture(scope="module", params=INSTALLS, ids="-".join)
+def bare(request, distributions, tmp_path_factory):
+    """An environment without any extra."""
+    kind, backend = request.param
+    folder = tmp_path_factory.mktemp(f"{kind}-{backend}")
+    yield Environment(folder, distributions[kind], backend)
+    shutil.rmtree(folder)
+
+
+@pytest.fixture(scope="module")
+def complete(bare):
+    """The same, with what the examples need."""
+    bare.install(f"{bare.distribution}[plot,tensorboard]", "scikit-learn")
+    return bare
+
+
+# `bare` comes before `complete`, and so do its tests.
+
+
+def test_it_is_imported_from_where_it_was_installed(bare):
+    code = "import keras_lso as k; print(k.__version__); print(k.__file__)"
+    version, file = bare.run("-c", code).stdout.splitlines()
+    assert bare.distribution.name.startswith(f"keras_lso-{version}")
+    assert pathlib.Path(file).is_relative_to(bare.folder / "venv")
+    assert (pathlib.Path(file).parent / "py.typed").exists()
+
+
+def test_its_dependencies_fit(bare):
+    assert "No broken requirements" in bare.run("-m", "pip", "check").stdout
+
+
+def test_info(bare):
+    printed = bare.run("-m", "keras_lso", "info").stdout
+    assert re.search(r"^packages +keras_lso \d.*, keras 3\..*, numpy ", printed, re.M)
+    assert re.search(rf"^backend +{bare.backend}, kernels auto", printed, re.M)
+    assert re.search(r"^ *keras_lso\.LARS +one pass", printed, re.M)
+
+
+WITHOUT_EXTRAS = {
+    "plot": "keras_lso.plotting.plot_loss_scale({'loss_scale': [1.0]})",
+    "tensorboard": "keras_lso.callbacks.LossScaleMonitor('logs')",
+}
+
+
+@pytest.mark.parametrize("extra", WITHOUT_EXTRAS)
+def test_a_missing_extra_is_named(bare, extra):
+    if (bare.backend, extra) == ("tensorflow", "tensorboard"):
+        pytest.skip("TensorFlow brings TensorBoard along")
+    code = f"import keras_lso; {WITHOUT_EXTRAS[extra]}"
+    finished = bare.run("-c", code, check=False)
+    last = finished.stderr.strip().splitlines()[-1]
+    assert last.startswith("ImportError: "), finished.stderr
+    assert f'`pip install "keras-lso[{extra}]"`' in last
+
+
+def test_the_examples_run(complete):
+    folder = complete.folder / "elsewhere"
+    shutil.copytree(ROOT / "examples", folder)
+    for name, *arguments in ON_EVERY_BACKEND + OF_ONE_BACKEND[complete.backend]:
+        finished = complete.run(name, *arguments, folder=folder)
+        assert finished.stdout, name
+        print(f"--- {name}\n{finished.stdout}")
+
+
+def test_no_example_is_left_out():
+    run_here = ON_EVERY_BACKEND + sum(OF_ONE_BACKEND.values(), [])
+    workers = {"digits_report.py", "digits_worker.py", "float16_digits_worker.py"}
+    files = {file.name for file in (ROOT / "examples").glob("*.py")}
+    assert {name for name, *_ in run_here} == files - workers
+
+
+def test_the_sdist_has_all_that_its_tests_need(complete):
+    if not complete.distribution.name.endswith(".tar.gz"):
+        pytest.skip("A wheel has no tests")
+    complete.install("pytest", "hypothesis")
+    with tarfile.open(complete.distribution) as archive:
+        archive.extractall(complete.folder, filter="data")
+    folder = complete.folder / complete.distribution.name.removesuffix(".tar.gz")
+    # As it was installed, not as it lies here.
+    shutil.rmtree(folder / "keras_lso")
+    pytest_ = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
+    # Every file is imported, and those run that look for files besides the tests.
+    complete.run(*pytest_, "--collect-only", "tests", folder=folder)
+    names = ("test_import.py", "test_info.py", "test_loss_scale_optimizer.py")
+    paths = [f"tests/{name}" for name in names]
+    print(complete.run(*pytest_, *paths, folder=folder).stdout)
