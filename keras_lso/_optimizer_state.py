@@ -198,7 +198,8 @@ class OptimizerState(TFKerasMethods):
     def save_own_variables(self, store):
         """Writes the state into `store`, in the layout of Keras's own class."""
         for i, variable in enumerate(self._saved_variables):
-            store[str(i)] = variable.numpy()
+            # Not by `numpy()`, which under OpenVINO reads constants only in Keras 3.12.
+            store[str(i)] = np.array(ops.convert_to_numpy(variable))
         self._hides_inner_optimizer = False
 
     def load_own_variables(self, store):
