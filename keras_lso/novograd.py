@@ -166,6 +166,7 @@ class NovoGrad(TFKerasMethods, LoadsAllOrNothing, adapters.RuleOptimizer):
         return self.add_variable(
             shape=(),
             dtype="float64" if dtype == "float64" else "float32",
+            layout=_layout_of_a_scalar(),
             name=f"{adapters.flat_path(variable)}_second_moment",
         )
 
@@ -215,3 +216,14 @@ class NovoGrad(TFKerasMethods, LoadsAllOrNothing, adapters.RuleOptimizer):
         """
         config = check_config("NovoGrad", config)
         return super().from_config(config, custom_objects=custom_objects)
+
+def _layout_of_a_scalar():
+    """Returns the layout of what all devices have; `None` if nothing is distributed.
+
+    Left to itself, Keras takes that of the weight whose name is in the scalar's, and
+    JAX 0.5 refuses to split a scalar.
+    """
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return None
+    return keras.distribution.TensorLayout([], distribution.device_mesh)

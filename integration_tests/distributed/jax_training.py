@@ -12,6 +12,10 @@ from integration_tests.distributed.jax_meshes import NAMES
 
 AXIS = "batch"
 
+# JAX 0.5 has neither the map nor the types by which it tells who has a shard.
+HAS_SHARD_MAP = hasattr(jax, "shard_map") and hasattr(jax.lax, "pcast")
+NO_SHARD_MAP = f"JAX {jax.__version__} has no jax.shard_map with jax.lax.pcast"
+
 # For each way how many have a batch of their own.
 PARTICIPANTS = {
     "data": 4,

@@ -3,7 +3,12 @@
 import pytest
 
 from integration_tests.distributed import jax_reference, launch, problem
-from integration_tests.distributed.jax_training import OPTIMIZERS, PARTICIPANTS
+from integration_tests.distributed.jax_training import (
+    HAS_SHARD_MAP,
+    NO_SHARD_MAP,
+    OPTIMIZERS,
+    PARTICIPANTS,
+)
 
 EIGHT_DEVICES = "--xla_force_host_platform_device_count=8"
 
@@ -21,6 +26,8 @@ def folder(tmp_path_factory):
 @pytest.mark.parametrize("pattern", problem.PATTERNS)
 @pytest.mark.parametrize("way", PARTICIPANTS)
 def test_all_devices_step_and_skip_as_one_would(folder, way, pattern):
+    if way.startswith("shard_map") and not HAS_SHARD_MAP:
+        pytest.skip(NO_SHARD_MAP)
     participants = PARTICIPANTS[way]
     for name in OPTIMIZERS[way]:
         copies = [
