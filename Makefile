@@ -74,10 +74,8 @@ test-distributed: $(INSTALLED) ## those with several replicas or processes, of t
 	    KERAS_BACKEND=$$backend OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
 	        integration_tests/distributed $(PYTEST_ARGS) || status=1; done; exit $$status
 
-# What JAX's processes speak over is not the default of the oldest one.
 test-oldest: $(OLDEST)/.installed ## the suite beside the oldest Keras, TensorFlow and JAX
-	@export JAX_CPU_COLLECTIVES_IMPLEMENTATION=gloo; \
-	status=0; for backend in $(BACKENDS); do \
+	@status=0; for backend in $(BACKENDS); do \
 	    KERAS_BACKEND=$$backend OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest \
 	        tests integration_tests $(PYTEST_ARGS) || status=1; done; exit $$status
 

@@ -40,6 +40,8 @@ def train(address, rank):
     os.environ["KERAS_BACKEND"] = "jax"
     import jax
 
+    # How processes on CPUs talk, which JAX 0.5 has to be told.
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # Before anything else is done with JAX.
     jax.distributed.initialize(address, num_processes=PROCESSES, process_id=rank)
 

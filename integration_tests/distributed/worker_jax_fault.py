@@ -18,6 +18,8 @@ import numpy as np
 import orbax.checkpoint as ocp
 
 rank, port, folder, stop = int(sys.argv[1]), *sys.argv[2:4], int(sys.argv[4])
+# How processes on CPUs talk, which JAX 0.5 has to be told.
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=rank)
 
 from integration_tests.distributed import problem  # noqa: E402

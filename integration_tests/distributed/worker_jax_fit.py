@@ -13,6 +13,8 @@ import keras
 import numpy as np
 
 rank, port, folder = int(sys.argv[1]), *sys.argv[2:]
+# How processes on CPUs talk, which JAX 0.5 has to be told.
+jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=rank)
 
 from integration_tests.distributed import problem  # noqa: E402

@@ -21,6 +21,8 @@ rank, folder, port, path = int(sys.argv[1]), *sys.argv[2:]
 if keras.backend.backend() == "jax":
     import jax
 
+    # How processes on CPUs talk, which JAX 0.5 has to be told.
+    jax.config.update("jax_cpu_collectives_implementation", "gloo")
     jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=rank)
 else:
     import torch.distributed
