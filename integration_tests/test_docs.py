@@ -1,0 +1,345 @@
+"""The code of README.md and docs/ runs, on the backends that it names.
+
+The Python blocks of a page run in their order, as one program, in a folder of its own.
+A comment before a block says what is special about it:
+
+    <!-- on: torch -->                it runs on this backend only
+    <!-- with: a process group -->    it needs one of `SURROUNDINGS`
+    <!-- not run: for this reason --> it does not run at all
+
+Below "Before:" and "After:" are programs that end with the same weights.
+"""
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import pathlib
+import re
+import sys
+import types
+
+import keras
+import markdown_it
+import numpy as np
+import pytest
+
+import keras_lso
+from benchmarks.tables import make_tables
+
+ROOT = pathlib.Path(__file__).parents[1]
+BACKEND = keras.backend.backend()
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+}
+DIRECTIVE = re.compile(r"<!-- ((?:on|with|not run): .*) -->")
+# Not Python, and not run: what the shell takes, what a program prints.
+OTHER_LANGUAGES = {"sh", "text"}
+
+
+@dataclasses.dataclass
+class Block:
+    """A fenced block, with what stands before it."""
+
+    page: str
+    line: int
+    language: str
+    source: str
+    heading: str
+    paragraph: str
+    directives: dict
+
+    def __str__(self):
+        return f"{self.page}:{self.line}"
+
+    @property
+    def is_snippet(self):
+        """Whether it shows a file, and has nothing to run of its own."""
+        return self.source.startswith("--8<--")
+
+    @property
+    def runs_here(self):
+        on = self.directives.get("on", BACKEND)
+        return not self.is_snippet and "not run" not in self.directives and on == BACKEND
+
+
+def blocks_of(page):
+    """Returns the fenced blocks of a page."""
+    blocks, heading, text, directives = [], "", "", {}
+    for token in markdown_it.MarkdownIt().parse(PAGES[page].read_text()):
+        if token.type == "html_block" and (found := DIRECTIVE.match(token.content)):
+            parts = found[1].split(", ") if "on: " in found[1] else [found[1]]
+            directives = dict(part.split(": ", 1) for part in parts)
+        elif token.type == "inline":
+            heading = token.content if text == "#" else heading
+            text = token.content
+        elif token.type == "heading_open":
+            text = "#"
+        elif token.type == "fence":
+            # The fence is a line of its own above the code.
+            line = token.map[0] + 1
+            blocks.append(
+                Block(page, line, token.info, token.content, heading, text, directives)
+            )
+            directives = {}
+    return blocks
+
+
+ALL_BLOCKS = [block for page in PAGES for block in blocks_of(page)]
+PROGRAMS = [
+    page
+    for page in PAGES
+    if any(b.page == page and b.language == "python" for b in ALL_BLOCKS)
+]
+
+
+# --- What some blocks need ----------------------------------------------------------
+
+
+@contextlib.contextmanager
+def nothing(names):
+    yield
+
+
+def old_tensorflow(find_old_keras):
+    """In it `import tensorflow` finds one that has another `tf.keras`."""
+
+    @contextlib.contextmanager
+    def surroundings(names):
+        import tensorflow as tf
+
+        there = {n: getattr(tf, n) for n in ("Variable", "GradientTape", "reduce_sum")}
+        old = types.SimpleNamespace(**there, keras=find_old_keras())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(sys.modules, "tensorflow", old)
+            yield
+
+    return surroundings
+
+
+def tf_keras_of_2_4():
+    return importlib.import_module("tf_keras")
+
+
+def tf_keras_of_2_0():
+    """The classes of TensorFlow's first versions, which it still carries inside."""
+    from tensorflow.python.keras.mixed_precision import loss_scale_optimizer
+    from tensorflow.python.keras.optimizer_v2 import gradient_descent
+
+    experimental = types.SimpleNamespace(
+        LossScaleOptimizer=loss_scale_optimizer.LossScaleOptimizerV1
+    )
+    return types.SimpleNamespace(
+        optimizers=types.SimpleNamespace(SGD=gradient_descent.SGD),
+        mixed_precision=types.SimpleNamespace(experimental=experimental),
+    )
+
+
+@contextlib.contextmanager
+def file_of_tf_keras(names):
+    """Leaves `model.h5`, of four steps, and compares how the run goes on."""
+    import tf_keras
+
+    x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+    y = x.sum(axis=1, keepdims=True)
+    theirs = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(4,))])
+    inner = tf_keras.optimizers.Adam(1e-3)
+    theirs.compile(tf_keras.mixed_precision.LossScaleOptimizer(inner), loss="mse")
+    fit = {"batch_size": 8, "shuffle": False, "verbose": 0}
+    theirs.fit(x, y, **fit)
+    theirs.save("model.h5")
+    yield
+    model = names["model"]
+    assert int(model.optimizer.iterations) == 4
+    theirs.fit(x, y, epochs=3, **fit)
+    model.fit(x, y, epochs=3, **fit)
+    for ours, expected in zip(model.get_weights(), theirs.get_weights(), strict=True):
+        # Twelve steps of 0.001; a slot of zeros would be off by several of them.
+        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-6)
+
+
+@contextlib.contextmanager
+def process_group(names):
+    """A group of this process alone, with nobody to listen to."""
+    import torch.distributed as dist
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+
+
+SURROUNDINGS = {
+    "tf.keras 2.4": old_tensorflow(tf_keras_of_2_4),
+    "tf.keras 2.0": old_tensorflow(tf_keras_of_2_0),
+    "a file of tf.keras 2": file_of_tf_keras,
+    "a process group": process_group,
+}
+
+
+# --- What a page's programs must have come to ---------------------------------------
+
+
+def check_start(names):
+    assert type(names["model"].optimizer) is keras_lso.LossScaleOptimizer
+    assert names["model"].dtype_policy.name == "mixed_float16"
+
+
+def check_custom_loops(names):
+    optimizer = names["optimizer"]
+    # 100 steps of the backend's own loop, 5 by `minimize`; on PyTorch three more.
+    assert int(optimizer.iterations) == 105 + 3 * (BACKEND == "torch")
+    assert int(optimizer.skipped_steps) == 0
+    assert float(names["loss"]) < 1e-3
+
+
+def check_large_batches(names):
+    # Where the decay by the power of 2 is half-way, a quarter of the rate is left.
+    middle = 5 * 313 + 42 * 313 // 2
+    assert float(names["decay"](middle)) == pytest.approx(10 / 4, rel=1e-3)
+    assert isinstance(names["model"].optimizer, keras_lso.LossScaleOptimizer)
+    assert isinstance(names["novograd"].inner_optimizer, keras_lso.NovoGrad)
+    # |w| is 4; the norm of (2, 3) against the sum of 2 and 3.
+    assert float(names["model_garden"]) == pytest.approx(0.004 / 13**0.5)
+    assert float(names["paper"]) == pytest.approx(0.004 / 5)
+
+
+def check_migrating(names):
+    # Of the config in the dict: the last block but one that makes an `opt`.
+    optimizer = names["opt"]
+    assert type(optimizer) is keras_lso.LossScaleOptimizer
+    assert (optimizer.initial_scale, optimizer.dynamic_growth_steps) == (1024, 500)
+    assert float(optimizer.learning_rate) == 0.5
+    assert optimizer.momentum == 0.9
+
+
+def check_open_seq2seq(names):
+    assert float(names["value"]) < 0.01
+    optimizer = names["train_op"].optimizer
+    assert int(optimizer.iterations.numpy()) + int(optimizer.skipped_steps) == 100
+
+
+def check_policies(names):
+    low, high = names["report"].safe_scales
+    assert low < names["report"].initial_scale < high
+    assert pathlib.Path("underflow.png").stat().st_size > 10_000
+    policy = names["Cautious"](initial_loss_scale=8.0)
+    policy.build()
+    policy.step(finite=False)
+    assert float(policy()) == 2.0
+
+
+def check_saving(names):
+    assert int(names["resumed"].optimizer.iterations) == 2
+
+
+def check_scaling(names):
+    if BACKEND == "jax":
+        # Adam's first step, of gradients of 1.
+        np.testing.assert_allclose(names["trainable"][0], [0.999, 1.999], rtol=1e-6)
+        return
+    # Two batches; on PyTorch one step. The first scale may be too high.
+    steps = keras.ops.convert_to_numpy(names["optimizer"].iterations.value)
+    steps = int(steps) + int(names["optimizer"].skipped_steps)
+    assert steps == (2 if BACKEND == "tensorflow" else 1)
+
+
+def check_troubleshooting(names):
+    history = names["history"].history
+    assert len(history["loss_scale"]) == len(history["skipped_steps"]) == 3
+    assert [p.name for p in pathlib.Path("logs").iterdir()][0].startswith("events.")
+    # Each epoch has 32 steps, of which 29 lead from 2**15 down to 2**-14.
+    assert 39 <= int(names["broken"].optimizer.skipped_steps) <= 64
+    loaded, model = names["loaded"].optimizer, names["model"].optimizer
+    # An epoch of two batches, four times; the first scale may be too high.
+    assert int(loaded.iterations) + int(loaded.skipped_steps) == 8
+    assert float(loaded.loss_scale) == float(model.loss_scale)
+
+
+CHECKS = {
+    "README.md": check_start,
+    "docs/custom-loops.md": check_custom_loops,
+    "docs/index.md": check_start,
+    "docs/large-batches.md": check_large_batches,
+    "docs/migrating.md": check_migrating,
+    "docs/migrating-grad-scaler.md": lambda names: None,
+    "docs/migrating-keras.md": check_start,
+    "docs/migrating-optax.md": lambda names: None,
+    "docs/open-seq2seq.md": check_open_seq2seq,
+    "docs/policies.md": check_policies,
+    "docs/saving.md": check_saving,
+    "docs/scaling.md": check_scaling,
+    "docs/troubleshooting.md": check_troubleshooting,
+}
+# The largest difference between "Before:" and "After:", of the weights. Five steps of
+# float32 arithmetic on numbers near 3; elsewhere twenty with float16 in between.
+TOLERANCE = {"docs/migrating.md": {"rtol": 2e-6, "atol": 0}}
+OF_FLOAT16 = {"rtol": 0, "atol": 2e-3}
+
+
+# --- The pages ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def clean(tmp_path, monkeypatch):
+    """A folder to write to, and Keras's settings as they were."""
+    monkeypatch.chdir(tmp_path)
+    policy = keras.config.dtype_policy()
+    if BACKEND == "jax":
+        # Compiling is most of the work, and these programs are too small to gain.
+        jax = importlib.import_module("jax")
+        jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    if BACKEND == "jax":
+        jax.config.update("jax_disable_most_optimizations", False)
+    keras.config.set_dtype_policy(policy)
+    importlib.import_module("matplotlib.pyplot").close("all")
+
+
+def run(block, names):
+    """Runs a block as a part of its page, with the page's own line numbers."""
+    source = "\n" * block.line + block.source
+    surroundings = SURROUNDINGS.get(block.directives.get("with"), nothing)
+    with surroundings(names):
+        exec(compile(source, str(PAGES[block.page]), "exec"), names)
+
+
+def outcome_of(block, names):
+    """Runs a program and returns what weights it leaves, and its count of steps."""
+    for name in ("w", "weights", "step"):
+        names.pop(name, None)
+    run(block, names)
+    if "weights" in names:
+        return [np.array(w) for w in names["weights"]], None
+    steps = int(names["step"].numpy()) if "step" in names else None
+    return [np.array(names["w"].numpy())], steps
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings(
+    "ignore:.*LossScaleOptimizer is deprecated", "ignore:The file holds no loss scale"
+)
+@pytest.mark.parametrize("page", PROGRAMS)
+def test_the_programs_run(page, clean):
+    names = {"__name__": "page"}
+    before = None
+    ran = []
+    for block in blocks_of(page):
+        if block.language != "python" or not block.runs_here:
+            continue
+        ran.append(block)
+        if block.paragraph == "Before:":
+            before = outcome_of(block, names)
+        elif block.paragraph == "After:" and before is not None:
+            weights, steps = outcome_of(block, names)
+            tolerance = TOLERANCE.get(page, OF_FLOAT16)
+            for ours, theirs in zip(weights, before[0], strict=True):
+                np.testing.assert_allclose(ours, theirs, **tolerance)
+            assert steps == before[1]
+            before = None
+        else:
+            run(block, names)
+    if ran:
+        CHECKS[page](names)
