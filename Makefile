@@ -13,13 +13,15 @@ AT_ONCE ?= 2
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 OLDEST := .venv-oldest
+DOCS_INSTALLED := .venv/.docs-installed
 LOGS := build/test-logs
 
 export TF_CPP_MIN_LOG_LEVEL := 3
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help setup demo large-batch float16 transformer test $(TESTS) \
-    test-distributed test-oldest test-install lint format bench bench-gpu clean
+    test-distributed test-oldest test-install lint format bench bench-gpu docs \
+    docs-serve clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$].*## / { sub(/\$$\(TESTS\)/, "test-<backend>", $$1); \
@@ -105,6 +107,20 @@ bench-gpu: ## the same and the tests on a GPU, with PYTHON's own torch and JAX
 	$(PYTHON) -m benchmarks --gpu --backends torch jax
 	@set -e; for backend in torch jax; do \
 	    KERAS_BACKEND=$$backend $(PYTHON) -m pytest tests/backend/test_gpu.py; done
+
+# mkdocs-material announces its successor at each start unless told not to.
+docs docs-serve: export NO_MKDOCS_2_WARNING := 1
+
+docs: $(DOCS_INSTALLED) ## build the documentation into site/
+	$(BIN)/mkdocs build --strict --quiet
+	@echo "Open site/index.html."
+
+docs-serve: $(DOCS_INSTALLED) ## the same, at http://localhost:8000, as you edit it
+	$(BIN)/mkdocs serve --strict
+
+$(DOCS_INSTALLED): requirements/docs.txt $(INSTALLED)
+	@$(BIN)/python -m pip install -qq -r requirements/docs.txt
+	@touch $@
 
 clean: ## remove caches and build products, but not .venv*
 	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
