@@ -2,8 +2,7 @@
 
 Each runs in a process of its own, with small settings. A custom loop belongs to one
 backend and is run in that backend's turn; `train_digits.py` and
-`large_batch_digits.py` train on any, and are told to use this one. The code in
-`docs/large-batches.md`, which leans on the latter, runs here too.
+`large_batch_digits.py` train on any, and are told to use this one.
 """
 
 import os
@@ -295,27 +294,6 @@ def test_the_comparison_in_words_falls_either_way(large_batch, lars, words):
     assert large_batch.compare_in_words(sgd, {"accuracies": lars}) == (
         f"Batches of 1,152: LARS {words}."
     )
-
-
-def test_the_code_in_the_guide_to_large_batches_runs():
-    guide = EXAMPLES.parent / "docs" / "large-batches.md"
-    blocks = re.findall(r"```python\n(.*?)```", guide.read_text(), re.DOTALL)
-    assert len(blocks) == 6
-    policy = keras.config.dtype_policy()
-    names = {}
-    try:
-        for block in blocks:
-            exec(block, names)
-    finally:
-        keras.config.set_dtype_policy(policy)
-    # Where the decay by the power of 2 is half-way, a quarter of the rate is left.
-    middle = 5 * 313 + 42 * 313 // 2
-    assert float(names["decay"](middle)) == pytest.approx(10 / 4, rel=1e-3)
-    assert isinstance(names["model"].optimizer, names["keras_lso"].LossScaleOptimizer)
-    assert isinstance(names["novograd"].inner_optimizer, names["keras_lso"].NovoGrad)
-    # |w| is 4; the norm of (2, 3) against the sum of 2 and 3.
-    assert float(names["model_garden"]) == pytest.approx(0.004 / 13**0.5)
-    assert float(names["paper"]) == pytest.approx(0.004 / 5)
 
 
 # --- Custom loops ---------------------------------------------------------------

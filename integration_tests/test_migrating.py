@@ -1,17 +1,13 @@
-"""What docs/migrating.md and TensorFlow's own pages promise, run.
+"""docs/migrating.md has every name of TensorFlow's pages, whose examples run.
 
-The originals run in the same process, whatever the backend of Keras 3 is:
-`tf_keras` for tf.keras 2, and the classes of older versions that TensorFlow still
-carries inside.
+The programs of docs/migrating.md itself run in `test_docs.py`. The page of the
+experimental class is that of the original, which TensorFlow still carries inside.
 """
 
-import contextlib
 import doctest
 import importlib
 import pathlib
 import re
-import types
-import warnings
 
 import keras
 import numpy as np
@@ -20,7 +16,6 @@ import pytest
 import keras_lso
 
 GUIDE = pathlib.Path(__file__).parents[1] / "docs" / "migrating.md"
-BACKEND = keras.backend.backend()
 
 MODERN = keras_lso.mixed_precision.LossScaleOptimizer
 EXPERIMENTAL = keras_lso.mixed_precision.experimental.LossScaleOptimizer
@@ -187,115 +182,3 @@ def resolve(name):
     # As `import` finds it, where it is a module; not by attributes alone.
     module, _, last = name.rpartition(".")
     return getattr(importlib.import_module(module), last)
-
-
-# --- Before and after --------------------------------------------------------------
-
-
-def blocks_below(heading):
-    section = GUIDE.read_text().split(f"### {heading}\n")[1].split("\n#")[0]
-    return re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-
-
-def old_tensorflow():
-    """TensorFlow, with the `tf.keras` that it had in its first versions."""
-    import tensorflow as tf
-    import tf_keras
-    from tensorflow.python.keras.optimizer_v2 import gradient_descent
-
-    optimizers = types.SimpleNamespace(SGD=gradient_descent.SGD)
-    experimental = types.SimpleNamespace(LossScaleOptimizer=original_class())
-    tape_era = types.SimpleNamespace(
-        optimizers=tf_keras.optimizers, mixed_precision=tf_keras.mixed_precision
-    )
-    minimize_era = types.SimpleNamespace(
-        optimizers=optimizers,
-        mixed_precision=types.SimpleNamespace(experimental=experimental),
-    )
-    return types.SimpleNamespace(
-        tf=tf, tf1=tf.compat.v1, tape_era=tape_era, minimize_era=minimize_era
-    )
-
-
-def run_block(block, **names):
-    with contextlib.redirect_stdout(None), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        exec(block, names)
-    return names
-
-
-def with_keras(tf, old_keras):
-    """Returns `tf` with another `tf.keras`; `import tensorflow as tf` would undo it."""
-    names = {n: getattr(tf, n) for n in ("Variable", "GradientTape", "reduce_sum")}
-    return types.SimpleNamespace(**names, keras=old_keras)
-
-
-@pytest.mark.parametrize(
-    ("heading", "era"),
-    [
-        pytest.param(
-            "A loop with a tape, TensorFlow 2.4 and later",
-            "tape_era",
-            marks=pytest.mark.skipif(
-                BACKEND != "tensorflow", reason="a tf.GradientTape is TensorFlow's"
-            ),
-        ),
-        ("`minimize`, TensorFlow 2.0 to 2.3", "minimize_era"),
-        ("`compute_gradients` and `global_step`, TF1", None),
-    ],
-)
-def test_before_and_after_give_the_same_weights(heading, era):
-    before, after = blocks_below(heading)
-    old = old_tensorflow()
-    if era is None:
-        theirs = run_block(before)
-    else:
-        import_line = "import tensorflow as tf\n"
-        assert before.startswith(import_line)
-        tf = with_keras(old.tf, getattr(old, era))
-        theirs = run_block(before.removeprefix(import_line), tf=tf)
-    ours = run_block(after)
-    # Five steps of float32 arithmetic, of numbers near 3.
-    np.testing.assert_allclose(ours["w"].numpy(), theirs["w"].numpy(), rtol=2e-6)
-    assert np.abs(ours["w"].numpy() - [3.0, 4.0]).min() > 1
-    assert float(ours["opt"].loss_scale) == 2.0**15
-    if "step" in theirs:
-        assert int(ours["step"].numpy()) == int(theirs["step"].numpy()) == 5
-
-
-def test_the_config_in_the_guide_is_read():
-    [block] = re.findall(
-        r"```python\n(.*?)```",
-        GUIDE.read_text().split("## Configs and files\n")[1].split("\n### ")[0],
-        re.DOTALL,
-    )[:1]
-    optimizer = run_block(block)["opt"]
-    assert type(optimizer) is keras_lso.LossScaleOptimizer
-    assert (optimizer.initial_scale, optimizer.dynamic_growth_steps) == (1024, 500)
-    assert float(optimizer.learning_rate) == 0.5
-    assert optimizer.momentum == 0.9
-
-
-@pytest.mark.filterwarnings("ignore:The file holds no loss scale")
-def test_the_run_in_the_guide_goes_on(tmp_path, monkeypatch):
-    import tf_keras
-
-    x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
-    y = x.sum(axis=1, keepdims=True)
-    theirs = tf_keras.Sequential([tf_keras.layers.Dense(1, input_shape=(4,))])
-    inner = tf_keras.optimizers.Adam(1e-3)
-    theirs.compile(tf_keras.mixed_precision.LossScaleOptimizer(inner), loss="mse")
-    fit = {"batch_size": 8, "shuffle": False, "verbose": 0}
-    theirs.fit(x, y, **fit)
-    theirs.save(tmp_path / "model.h5")
-
-    section = GUIDE.read_text().split("### The state of an optimizer\n")[1]
-    [block] = re.findall(r"```python\n(.*?)```", section, re.DOTALL)
-    monkeypatch.chdir(tmp_path)
-    model = run_block(block)["model"]
-    assert int(model.optimizer.iterations) == 4
-    theirs.fit(x, y, epochs=3, **fit)
-    model.fit(x, y, epochs=3, **fit)
-    for ours, expected in zip(model.get_weights(), theirs.get_weights(), strict=True):
-        # Twelve steps of 0.001; a slot of zeros would be off by several of them.
-        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-6)

@@ -1,0 +1,76 @@
+"""The fenced blocks of README.md and docs/, and what is said about them.
+
+A comment before a block says what is special about it:
+
+    <!-- on: torch -->                it runs on this backend only
+    <!-- with: a process group -->    it needs something around it: see `test_docs.py`
+    <!-- not run: for this reason --> it does not run at all
+"""
+
+import dataclasses
+import pathlib
+import re
+
+import keras
+import markdown_it
+
+ROOT = pathlib.Path(__file__).parents[1]
+BACKEND = keras.backend.backend()
+PAGES = {
+    path.relative_to(ROOT).as_posix(): path
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+}
+DIRECTIVE = re.compile(r"<!-- ((?:on|with|not run): .*) -->")
+
+
+@dataclasses.dataclass
+class Block:
+    """A fenced block, with what stands before it."""
+
+    page: str
+    line: int
+    language: str
+    source: str
+    heading: str
+    paragraph: str
+    directives: dict
+
+    def __str__(self):
+        return f"{self.page}:{self.line}"
+
+    @property
+    def is_snippet(self):
+        """Whether it shows a file, and has nothing to run of its own."""
+        return self.source.startswith("--8<--")
+
+    @property
+    def runs_here(self):
+        on = self.directives.get("on", BACKEND)
+        return (
+            not self.is_snippet and "not run" not in self.directives and on == BACKEND
+        )
+
+
+def blocks_of(page):
+    """Returns the fenced blocks of a page."""
+    blocks, heading, text, directives = [], "", "", {}
+    for token in markdown_it.MarkdownIt().parse(PAGES[page].read_text()):
+        if token.type == "html_block" and (found := DIRECTIVE.match(token.content)):
+            parts = found[1].split(", ") if "on: " in found[1] else [found[1]]
+            directives = dict(part.split(": ", 1) for part in parts)
+        elif token.type == "inline":
+            heading = token.content if text == "#" else heading
+            text = token.content
+        elif token.type == "heading_open":
+            text = "#"
+        elif token.type == "fence":
+            # The fence is a line of its own above the code.
+            line = token.map[0] + 1
+            blocks.append(
+                Block(page, line, token.info, token.content, heading, text, directives)
+            )
+            directives = {}
+    return blocks
+
+
+ALL_BLOCKS = [block for page in PAGES for block in blocks_of(page)]

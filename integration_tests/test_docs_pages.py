@@ -1,0 +1,146 @@
+"""README.md and docs/ are marked up as they should be, and leave out no public name."""
+
+import importlib
+import json
+import re
+import types
+
+import pytest
+
+import keras_lso
+from benchmarks.tables import make_tables
+from integration_tests.docs_blocks import ALL_BLOCKS, BACKEND, DIRECTIVE, PAGES, ROOT
+from integration_tests.test_docs import CHECKS, PROGRAMS, SURROUNDINGS
+
+# Not Python, and not run: what the shell takes, what a program prints.
+OTHER_LANGUAGES = {"sh", "text"}
+
+
+def test_every_block_says_what_it_is():
+    for block in ALL_BLOCKS:
+        assert block.language in {"python", *OTHER_LANGUAGES}, block
+        assert block.directives.get("on", BACKEND) in {"tensorflow", "jax", "torch"}
+        assert block.directives.get("with", "TF1") in SURROUNDINGS, block
+        assert block.language == "python" or not block.directives, block
+
+
+def test_every_directive_belongs_to_a_block():
+    written = sum(len(DIRECTIVE.findall(path.read_text())) for path in PAGES.values())
+    assert written == sum(bool(block.directives) for block in ALL_BLOCKS)
+
+
+def test_all_programs_run_but_one():
+    assert set(CHECKS) == set(PROGRAMS) - {"docs/examples.md"}
+    left_out = [b.page for b in ALL_BLOCKS if "not run" in b.directives]
+    # A session of TensorFlow 1.
+    assert left_out == ["docs/open-seq2seq.md"]
+    # And a page of whole files, which have tests of their own.
+    shown = {block.source.strip() for block in ALL_BLOCKS if block.is_snippet}
+    tests = " ".join(p.read_text() for p in ROOT.glob("integration_tests/**/test_*.py"))
+    for source in shown:
+        name = re.fullmatch(r'--8<-- "examples/(\w+)\.py"', source)[1]
+        assert (ROOT / "examples" / f"{name}.py").exists()
+        # Also by parts: f"custom_loop_{BACKEND}.py".
+        assert name in tests or re.sub(r"_[a-z]+$", "_{BACKEND}", name) in tests, name
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_the_links_lead_somewhere(page):
+    # Those of docs/ are checked by `make docs`.
+    links = re.findall(r"\]\(([^)\s]+)\)", (ROOT / page).read_text())
+    for link in links:
+        assert link.startswith("https://") or (ROOT / link).exists(), link
+    assert links
+
+
+def test_the_speed_in_the_readme_is_what_was_measured():
+    table = (ROOT / "README.md").read_text()
+    modes = {"tensorflow": "graph", "jax": "jit", "torch": "eager"}
+    results = [
+        json.loads(p.read_text()) for p in ROOT.glob("benchmarks/results/*.json")
+    ]
+    for inner, title in (("SGD+momentum", "SGD and momentum"), ("Adam", "Adam")):
+        groups = {
+            result["backend"]: {row["name"]: row["ms"] for row in group["rows"]}
+            for result in results
+            for group in result["groups"]
+            if (group["mode"], group["shapes"], group["inner"], group["kind"])
+            == (modes[result["backend"]], "resnet50", inner, "float32")
+        }
+        cells = [
+            ", ".join(
+                f"{groups[backend][row] / groups[backend]['inner alone']:.2f}"
+                for backend in modes
+            )
+            for row in ("Keras's wrapper", "keras_lso")
+        ]
+        torch = groups["torch"]
+        fused = torch["GradScaler + fused"] / torch["inner alone"]
+        cells.insert(1, f"{fused:.2f} on PyTorch")
+        title = f"a step with {title}: TensorFlow, JAX, PyTorch"
+        assert f"| {' | '.join([title, *cells])} |" in table
+
+
+def test_the_tables_on_performance_are_what_was_measured():
+    page = (ROOT / "docs" / "performance.md").read_text()
+    results = [
+        json.loads(path.read_text())
+        for path in sorted(ROOT.glob("benchmarks/results/*.json"))
+    ]
+    steps = make_tables(results)[0]
+    for _, rows in steps.sections:
+        for cells in rows:
+            assert f"| {' | '.join(cells)} |" in page
+
+
+# --- The API ------------------------------------------------------------------------
+
+
+def public_names(module, path):
+    """Yields the public names below a module, and what they are."""
+    for name in getattr(module, "__all__", ()):
+        found = getattr(module, name)
+        if isinstance(found, types.ModuleType):
+            # By its own name: `compat.v1.keras` has `keras_lso.mixed_precision` too.
+            yield from public_names(found, f"{path}.{name}")
+        else:
+            yield f"{path}.{name}", found
+
+
+def documented():
+    """Returns the names that mkdocstrings writes about, and the rows of aliases."""
+    text = "\n".join(path.read_text() for path in (ROOT / "docs/api").glob("*.md"))
+    entries = re.findall(r"^::: (\S+)", text, re.MULTILINE)
+    rows = re.findall(r"^\| `([\w.]+)` \| \[`([\w.]+)`\]\[\2\] \|", text, re.MULTILINE)
+    return entries, dict(rows)
+
+
+def resolve(name):
+    module, _, last = name.rpartition(".")
+    return getattr(importlib.import_module(module), last)
+
+
+def test_every_public_name_is_on_a_page_of_the_api():
+    entries, aliases = documented()
+    names = dict(public_names(keras_lso, "keras_lso"))
+    # The modules of OpenSeq2Seq have the names that stand above them as well.
+    above = {n.rpartition(".")[2]: found for n, found in names.items()}
+    missing = []
+    for name, found in names.items():
+        if name in entries or aliases.get(name) in entries:
+            continue
+        last = name.rpartition(".")[2]
+        same = f"keras_lso.compat.open_seq2seq.{last}"
+        is_module_twin = "open_seq2seq." in name and same in entries
+        if not (is_module_twin and above[last] is found):
+            missing.append(name)
+    assert not missing
+
+
+def test_what_is_on_the_pages_of_the_api_is_there():
+    entries, aliases = documented()
+    assert len(entries) == len(set(entries))
+    for name in entries:
+        assert resolve(name) is not None, name
+    for alias, name in aliases.items():
+        assert resolve(alias) is resolve(name), alias
