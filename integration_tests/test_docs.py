@@ -144,8 +144,8 @@ def check_migrating(names):
 
 
 def check_twenty_steps(names):
-    # The bias goes from 0 to 1.
-    assert 0.2 < float(np.array(names["weights"][1])[0]) < 1.2
+    # The bias goes from 0 to 1, and a little beyond by momentum.
+    assert 0.5 < float(np.array(names["weights"][1])[0]) < 1.5
 
 
 def check_open_seq2seq(names):
