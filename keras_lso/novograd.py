@@ -217,6 +217,7 @@ class NovoGrad(TFKerasMethods, LoadsAllOrNothing, adapters.RuleOptimizer):
         config = check_config("NovoGrad", config)
         return super().from_config(config, custom_objects=custom_objects)
 
+
 def _layout_of_a_scalar():
     """Returns the layout of what all devices have; `None` if nothing is distributed.
 
