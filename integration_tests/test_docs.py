@@ -98,12 +98,22 @@ def process_group(names):
         dist.destroy_process_group()
 
 
+@contextlib.contextmanager
+def shard_map(names):
+    import jax
+
+    if not hasattr(jax, "shard_map"):
+        pytest.skip(f"jax.shard_map is not in JAX {jax.__version__}")
+    yield
+
+
 SURROUNDINGS = {
     "tf.keras 2.4": old_tensorflow(tf_keras_of_2_4),
     "tf.keras 2.0": old_tensorflow(tf_keras_of_2_0),
     "a file of tf.keras 2": file_of_tf_keras,
     "TF1": nothing,
     "a process group": process_group,
+    "jax.shard_map": shard_map,
 }
 
 
