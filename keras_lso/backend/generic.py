@@ -121,6 +121,8 @@ def check_shards(grads, variables, tensors):
         ValueError: If a variable is sharded and its gradient is not, or otherwise; if
             its layer is sharded and the variable is not.
     """
+    # AutoGraph cannot read a function that is nothing but words.
+    return
 
 
 def check_on_replicas(variables):
@@ -132,6 +134,7 @@ def check_on_replicas(variables):
     Raises:
         ValueError: If there are several replicas, and one was made outside of them.
     """
+    return
 
 
 def scalar(value, dtype):
@@ -466,10 +469,12 @@ def is_variable(value):
 
 def check_replica_context(method):
     """Refuses to be called where no replica is: there are none here."""
+    return
 
 
 def register_list_class(cls):
     """Lets the framework's own functions on nested structures see a list in `cls`."""
+    return
 
 
 def with_positions(items):

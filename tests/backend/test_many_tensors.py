@@ -4,6 +4,7 @@ What takes the time is compiled, or started, once for each operation. So operati
 counted here, which seconds on a busy machine would not be told apart from noise.
 """
 
+import inspect
 import re
 
 import keras
@@ -142,3 +143,14 @@ def test_autograph_does_not_convert_the_kernels(monkeypatch):
     monkeypatch.setattr(backend._framework, "_values", spied)
     tf.function(lambda grads: backend.measure(grads).finite)(tensors(gradients([3])))
     assert seen == ["DISABLED"]
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="Only TensorFlow has AutoGraph")
+def test_autograph_can_read_what_a_step_calls():
+    tf = pytest.importorskip("tensorflow")
+    functions = {f for f in vars(backend).values() if inspect.isfunction(f)}
+    called = {backend.check_shards, backend.check_replica_context, backend.total}
+    assert called < functions
+    # Of one that it cannot read it warns, in a user's `tf.function`.
+    for function in functions:
+        tf.autograph.to_code(function)
