@@ -520,3 +520,27 @@ def test_fit_trains_a_float8_model_as_with_the_wrapper_of_keras(
     overwritten = [v for v in model.trainable_variables if v.overwrite_with_gradient]
     assert len(overwritten) == 12
     assert_close(*weights)
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda inner: keras_lso.LossScaleOptimizer(inner, master_weights=False),
+        lambda inner: keras_lso.LossScaleOptimizer(
+            keras_lso.LARC(inner, eta=1e6), master_weights=False
+        ),
+        lambda inner: keras_lso.LARC(inner, eta=1e6),
+    ],
+    ids=["scaled", "scaled, LARC", "LARC"],
+)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_gradients_are_accumulated_in_narrow_variables_without_masters(wrap, dtype):
+    """Keras's accumulators have the dtype of the variable, whatever a gradient has."""
+    optimizer = wrap(keras.optimizers.SGD(0.5, gradient_accumulation_steps=2))
+    variable = keras.Variable([1.0, 2.0], dtype=dtype)
+    for _ in range(2):
+        scale = float(getattr(optimizer, "loss_scale", 1.0))
+        optimizer.apply([ops.array([1.0, -1.0], dtype=dtype) * scale], [variable])
+    np.testing.assert_array_equal(
+        ops.convert_to_numpy(ops.cast(variable, "float32")), [0.5, 2.5]
+    )

@@ -173,6 +173,7 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
             g if ratio is None else _multiply(g, ratio)
             for g, ratio in zip(grads, ratios, strict=True)
         ]
+        rescaled = adapters.as_accumulated(self.inner_optimizer, rescaled, variables)
         with adapters.reduced_gradients(self.inner_optimizer):
             self.inner_optimizer.apply(rescaled, variables, **kwargs)
 

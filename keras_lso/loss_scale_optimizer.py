@@ -386,6 +386,7 @@ class LossScaleOptimizer(
                 else unscale(g, inv_scale)
                 for g, v in zip(grads, variables, strict=True)
             ]
+            unscaled = adapters.as_accumulated(inner, unscaled, trained)
             masters.read()
             # Here, since each replica runs this in a thread of its own.
             with adapters.reduced_gradients(inner):

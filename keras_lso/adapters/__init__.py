@@ -6,6 +6,7 @@ version of Keras might spell differently stands here.
 
 from keras_lso.adapters.optimizers import (
     add_variable,
+    as_accumulated,
     averages,
     base_variables,
     canonical_class,
@@ -61,6 +62,7 @@ from keras_lso.adapters.variables import (
 __all__ = [
     "RuleOptimizer",
     "add_variable",
+    "as_accumulated",
     "averages",
     "base_variables",
     "canonical_class",

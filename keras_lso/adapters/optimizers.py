@@ -4,7 +4,10 @@ import contextlib
 import re
 
 import keras
+from keras import ops
 from keras.src.utils.naming import to_snake_case
+
+from keras_lso import backend
 
 _TORCH_OPTIMIZERS = "keras.src.backend.torch.optimizers"
 
@@ -152,6 +155,29 @@ def keeps_averages(optimizer):
     """Whether the optimizer averages weights, or one of its members does."""
     innermost = chain(optimizer)[-1]
     return any(o.use_ema for o in (innermost, *members(innermost)))
+
+
+def as_accumulated(optimizer, grads, variables):
+    """Returns gradients in the dtypes in which the optimizer adds them up, if it does.
+
+    Keras's accumulators have the dtypes of the variables, and TensorFlow adds nothing
+    else to them.
+    """
+    *wrappers, innermost = chain(optimizer)
+    # It does so itself, once it has unscaled them.
+    if any(isinstance(o, keras.optimizers.LossScaleOptimizer) for o in wrappers):
+        return grads
+    accumulating = (innermost, *members(innermost))
+    if not any(o.gradient_accumulation_steps for o in accumulating):
+        return grads
+    return [
+        g if g is None else _cast(g, v.dtype)
+        for g, v in zip(grads, variables, strict=True)
+    ]
+
+
+def _cast(grad, dtype):
+    return backend.map_values(lambda value: ops.cast(value, dtype), grad)
 
 
 def averages(optimizer):
