@@ -20,8 +20,8 @@ export TF_CPP_MIN_LOG_LEVEL := 3
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help setup demo large-batch float16 transformer test $(TESTS) \
-    test-distributed test-oldest test-install lint format bench bench-gpu docs \
-    docs-serve clean
+    test-distributed test-oldest test-install nightly soak lint format bench \
+    bench-gpu docs docs-serve clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$].*## / { sub(/\$$\(TESTS\)/, "test-<backend>", $$1); \
@@ -90,6 +90,16 @@ $(OLDEST)/.installed: requirements/oldest.txt requirements/oldest-judges.txt pyp
 
 test-install: $(INSTALLED) ## sdist and wheel in environments of their own (downloads)
 	$(BIN)/python -m pytest install_tests $(PYTEST_ARGS)
+nightly: $(INSTALLED) ## 2,000 new random cases a backend: takes hours
+	@status=0; for backend in $(BACKENDS); do \
+	    KERAS_BACKEND=$$backend OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=nightly \
+	        $(BIN)/python -m pytest integration_tests/properties $(PYTEST_ARGS) || \
+	        status=1; done; exit $$status
+
+soak: $(INSTALLED) ## 100,000 steps a backend, each compared with a model in NumPy
+	@status=0; for backend in $(BACKENDS); do \
+	    KERAS_BACKEND=$$backend OMP_NUM_THREADS=1 \
+	        $(BIN)/python -m integration_tests.soak || status=1; done; exit $$status
 
 lint: $(INSTALLED) ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff check .

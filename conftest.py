@@ -7,11 +7,21 @@ from collections import defaultdict
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
+import hypothesis  # noqa: E402
 import keras  # noqa: E402
 import pytest  # noqa: E402
 
 BACKEND = keras.backend.backend()
 OTHER_BACKENDS = {"_tensorflow", "_jax", "_torch"} - {f"_{BACKEND}"}
+
+# By day the cases are the same each time, at night they are new ones: `make nightly`.
+hypothesis.settings.register_profile(
+    "keras_lso", deadline=None, max_examples=20, derandomize=True, database=None
+)
+hypothesis.settings.register_profile(
+    "nightly", deadline=None, max_examples=200, print_blob=True
+)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "keras_lso"))
 
 
 def pytest_report_header():

@@ -1,15 +1,9 @@
 """What the tests here share: the ways to run a step, and exact comparisons."""
 
-import hypothesis
 import keras
 import numpy as np
 import pytest
 from keras import ops
-
-hypothesis.settings.register_profile(
-    "keras_lso", deadline=None, max_examples=20, derandomize=True, database=None
-)
-hypothesis.settings.load_profile("keras_lso")
 
 
 def _eager(function, variables):

@@ -1,0 +1,439 @@
+"""Runs of a case: the optimizer, the inner optimizer alone, and a model of the rest."""
+
+import contextlib
+import copy
+import dataclasses
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+from integration_tests.properties import cases
+from keras_lso import backend
+from keras_lso.backend import generic
+
+BACKEND = keras.backend.backend()
+NAMES = ["kernel", "bias"]
+F32 = np.float32
+
+
+def tensor(values, dtype):
+    # A copy: what is done to the tensor must not reach the case.
+    with np.errstate(over="ignore"):
+        values = np.array(values, dtype if dtype in ("float16", "float64") else F32)
+    return ops.cast(ops.convert_to_tensor(values), dtype)
+
+
+def tensors(arrays):
+    return [None if a is None else tensor(a, a.dtype.name) for a in arrays]
+
+
+def array(value):
+    """A copy, in float32 or in float64; on PyTorch the tensor would share it."""
+    value = ops.convert_to_tensor(value)
+    dtype = keras.backend.standardize_dtype(value.dtype)
+    if dtype in ("float16", "bfloat16"):
+        value = ops.cast(value, "float32")
+    return np.array(ops.convert_to_numpy(value))
+
+
+def bits(values):
+    # What was widened has the bits of what it was.
+    return [None if v is None else array(v).tobytes() for v in values]
+
+
+# --- The kernels ------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def kernels(are_on):
+    """Lets fast paths be taken or not; yields what tells whether one was.
+
+    Off is what `KERAS_LSO_KERNELS=generic` does when the package is imported.
+    """
+    taken = []
+    with pytest.MonkeyPatch.context() as patch:
+        if not are_on:
+            patch.setattr(backend, "KERNELS", "generic")
+            patch.setattr(backend, "measure", generic.measure)
+            patch.setattr(backend, "fused_step", generic.fused_step)
+        fused_step = backend.fused_step
+
+        def spied(rules, variables, slots, grads, *guard, **others):
+            # LARS by itself has no flag to hand over.
+            taken.extend([True] if guard or others else [])
+            return fused_step(rules, variables, slots, grads, *guard, **others)
+
+        patch.setattr(backend, "fused_step", spied)
+        yield lambda: bool(taken)
+
+
+# --- What a step is compiled by ---------------------------------------------------
+
+
+def compiled(function, variables, execution):
+    """Returns the function, compiled; `variables` are all that it reads and writes."""
+    if execution == "eager":
+        return function
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        return tf.function(function, jit_compile=execution == "xla")
+    import jax
+
+    @jax.jit
+    def stateless(values, *arguments):
+        scope = keras.StatelessScope(list(zip(variables, values, strict=True)))
+        with scope:
+            function(*arguments)
+        return [scope.get_current_value(v) for v in variables]
+
+    def call(*arguments):
+        new = stateless([v.value for v in variables], *arguments)
+        for variable, value in zip(variables, new, strict=True):
+            variable.assign(value)
+
+    return call
+
+
+# --- Variables, free or in a model ------------------------------------------------
+
+
+@keras.saving.register_keras_serializable("keras_lso_properties")
+class Holder(keras.layers.Layer):
+    """A layer that has weights, and does nothing with them."""
+
+    def __init__(self, shapes, dtypes, **options):
+        super().__init__(**options)
+        self.shapes, self.dtypes = shapes, dtypes
+        for i, (shape, dtype) in enumerate(zip(shapes, dtypes, strict=True)):
+            self.add_weight(
+                shape=tuple(shape), dtype=dtype, name=NAMES[i % 2], initializer="zeros"
+            )
+
+    def call(self, x):
+        return x
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "shapes": self.shapes,
+            "dtypes": self.dtypes,
+        }
+
+
+def make_model(case, optimizer):
+    holder = Holder([list(w.shape) for w in case.start], case.dtypes)
+    model = keras.Sequential([keras.Input((1,)), holder])
+    model.compile(optimizer, loss="mse")
+    return model
+
+
+def make_variables(start, dtypes):
+    return [
+        keras.Variable(tensor(w, dtype), dtype=dtype, name=NAMES[i % 2])
+        for i, (w, dtype) in enumerate(zip(start, dtypes, strict=True))
+    ]
+
+
+# --- What is expected -------------------------------------------------------------
+
+
+@dataclasses.dataclass
+class Counters:
+    """What an optimizer counts."""
+
+    attempted: int = 0
+    applied: int = 0
+    in_a_row: int = 0
+    at_lowest: int = 0
+    since_update: int = 0
+    amax: float = 0.0
+
+    def step(self, finite, amax, update_scale, policy):
+        """Counts a step, then lets the model of the policy take it."""
+        is_lowest = policy.scale <= policy.low
+        self.attempted += 1
+        self.applied += finite
+        self.in_a_row = 0 if finite else self.in_a_row + 1
+        self.at_lowest = self.at_lowest + 1 if not finite and is_lowest else 0
+        self.since_update += not finite
+        self.amax = np.fmax(self.amax, amax)
+        if update_scale:
+            policy.step(not self.since_update, self.amax)
+            self.since_update, self.amax = 0, 0.0
+
+    @property
+    def is_settled(self):
+        """Whether nothing waits for an update of the scale; no file would hold it."""
+        return not self.since_update and not self.amax
+
+    def after_loading(self):
+        return Counters(self.attempted, self.applied)
+
+
+class Run:
+    """The optimizer of a case, its variables, and what is expected of its counters.
+
+    Args:
+        case: `cases.Case`.
+        of: `Run` that it goes on from. Defaults to `None`: it is a new one.
+        folder: Path for files. Defaults to `None`.
+    """
+
+    def __init__(self, case, of=None, folder=None):
+        self.case, self.model = case, None
+        in_model = case.saved is not None and case.saved[1] == cases.KERAS_FILE
+        if of is None:
+            self.counters, self.policy = Counters(), case.policy.expected()
+            self.optimizer = keras_lso.LossScaleOptimizer(
+                case.inner.make(),
+                loss_scale=case.policy.make(),
+                master_weights=case.master_weights,
+            )
+            self.variables = make_variables(case.start, case.dtypes)
+            if in_model:
+                self.model = make_model(case, self.optimizer)
+                for v, free in zip(
+                    self.model.trainable_variables, self.variables, strict=True
+                ):
+                    v.assign(free)
+                self.variables = list(self.model.trainable_variables)
+            self.optimizer.build(self.variables)
+        else:
+            self.counters = of.counters.after_loading()
+            self.policy = copy.deepcopy(of.policy)
+            getattr(self, "_from_file" if in_model else "_from_config")(of, folder)
+        self.apply = compiled(
+            self._apply, [*self.variables, *self.optimizer.variables], case.execution
+        )
+
+    def _from_config(self, of, folder):
+        config = of.optimizer.get_config()
+        self.optimizer = keras_lso.LossScaleOptimizer.from_config(config)
+        assert self.optimizer.get_config() == config
+        self.variables = make_variables(map(array, of.variables), self.case.dtypes)
+        self.optimizer.build(self.variables)
+        if self.case.saved[1] == cases.OWN_VARIABLES:
+            store = {}
+            of.optimizer.save_own_variables(store)
+            self.optimizer.load_own_variables(
+                {k: np.array(v) for k, v in store.items()}
+            )
+        else:
+            pairs = zip(self.optimizer.variables, of.optimizer.variables, strict=True)
+            for mine, others in pairs:
+                mine.assign(ops.copy(others))
+            self.counters = copy.deepcopy(of.counters)
+
+    def _from_file(self, of, folder):
+        path = folder / "model.keras"
+        of.model.save(path)
+        self.model = keras.saving.load_model(path)
+        self.optimizer = self.model.optimizer
+        self.variables = list(self.model.trainable_variables)
+        assert self.optimizer.get_config() == of.optimizer.get_config()
+
+    @property
+    def trained(self):
+        """Weights, slots, averages, accumulators, masters and the count of steps."""
+        optimizer = self.optimizer
+        masters = optimizer._masters.variables
+        return [*self.variables, *optimizer.inner_optimizer.variables, *masters]
+
+    @property
+    def saved(self):
+        """All that a file holds."""
+        return [*self.variables, *self.optimizer._saved_variables]
+
+    # --- Steps --------------------------------------------------------------------
+
+    def _apply(self, gradients, unscaled):
+        step, optimizer = self.step_taken, self.optimizer
+        options = {"update_scale": step.update_scale}
+        if step.flow == cases.SCALED_BY_SCALE_LOSS:
+            optimizer.scale_loss(1.0)
+        elif step.flow == cases.UNSCALES:
+            optimizer.get_scaled_loss(1.0)
+            gradients = optimizer.get_unscaled_gradients(gradients)
+        else:
+            # What was called last says the opposite.
+            options["scaled"] = step.flow == cases.SAYS_SCALED
+            if options["scaled"]:
+                optimizer.get_unscaled_gradients([])
+            else:
+                optimizer.scale_loss(1.0)
+                gradients = unscaled
+        if step.call == cases.APPLY:
+            optimizer.apply(gradients, self.variables, **options)
+        elif step.call == cases.PAIRS:
+            pairs = zip(gradients, self.variables, strict=True)
+            optimizer.apply_gradients(pairs, **options)
+        else:
+            self._stateless_apply(gradients, options)
+
+    def _stateless_apply(self, gradients, options):
+        own, trained = self.optimizer.variables, self.variables
+        old = [v.value for v in own], [v.value for v in trained]
+        weights, state = self.optimizer.stateless_apply(
+            old[0], gradients, old[1], **options
+        )
+        for v, new in zip([*trained, *own], [*weights, *state], strict=True):
+            v.assign(new)
+
+    def scaled(self, step):
+        """Returns the step's gradients, scaled, with what is bad in them."""
+        scale = np.float64(array(self.optimizer.loss_scale))
+        scaled = [None if g is None else g * scale for g in step.gradients]
+        if step.bad:
+            i, position, bad = step.bad
+            scaled[i].flat[position] = bad
+        return [
+            None if g is None else tensor(g, dtype)
+            for g, dtype in zip(scaled, self.case.gradient_dtypes, strict=True)
+        ]
+
+    def unscaled(self, gradients):
+        """Returns arrays: what the inner optimizer is to see."""
+        inv_scale = F32(1) / F32(array(self.optimizer.loss_scale))
+        with np.errstate(all="ignore"):
+            return [
+                None if g is None else np.asarray((a := array(g)) * inv_scale, a.dtype)
+                for g in gradients
+            ]
+
+    def step(self, step):
+        """Takes a step; returns the unscaled gradients, and whether all are finite."""
+        gradients = self.scaled(step)
+        unscaled = self.unscaled(gradients)
+        present = [u for u in unscaled if u is not None]
+        finite = all(np.isfinite(u).all() for u in present)
+        amax = max(np.abs(u).max(initial=0) for u in present)
+        before, given = bits(self.trained), bits(gradients)
+
+        self.step_taken = step
+        self.apply(gradients, tensors(unscaled))
+        assert bits(gradients) == given, "a gradient was changed"
+        if not finite:
+            assert bits(self.trained) == before, "a skipped step changed something"
+        self.counters.step(finite, F32(amax), step.update_scale, self.policy)
+        self.check_state()
+        return unscaled, finite
+
+    def check_state(self):
+        """Holds the scale and the counters against the model's."""
+        optimizer, counters, policy = self.optimizer, self.counters, self.policy
+        scale = F32(array(optimizer.loss_scale))
+        assert np.isfinite(scale) and F32(policy.low) <= scale <= F32(policy.high)
+        if policy.tolerance:
+            off = abs(np.log2(scale) - np.log2(policy.scale))
+            assert off <= policy.tolerance, (scale, policy.scale)
+        else:
+            assert scale == policy.scale
+        inner = optimizer.inner_optimizer
+        accumulated = self.case.inner.options.get("gradient_accumulation_steps", 1)
+        found = (
+            int(optimizer.step_counter),
+            int(optimizer.skipped_steps),
+            bool(optimizer.last_step_applied),
+            int(optimizer.iterations),
+            int(inner.iterations),
+        )
+        assert found == (
+            policy.counter,
+            counters.attempted - counters.applied,
+            not counters.in_a_row,
+            counters.applied // accumulated,
+            counters.applied // accumulated,
+        )
+        optimizer.check_stalled(patience=counters.at_lowest + 1)
+        if counters.at_lowest:
+            with pytest.raises(FloatingPointError):
+                optimizer.check_stalled(patience=counters.at_lowest)
+
+
+class Bare:
+    """The inner optimizer alone, on what the optimizer of a case trains."""
+
+    def __init__(self, case, run):
+        self.case = case
+        self.has_master = [
+            v is not trained
+            for v, trained in zip(
+                run.variables, run.optimizer._masters.trained, strict=True
+            )
+        ]
+        self.variables = make_variables(
+            map(array, run.variables),
+            [
+                "float32" if has_master else dtype
+                for has_master, dtype in zip(self.has_master, case.dtypes, strict=True)
+            ],
+        )
+        self.optimizer = case.inner.make()
+        self.optimizer.build(self.variables)
+        self.apply = compiled(
+            self._apply, [*self.variables, *self.optimizer.variables], case.execution
+        )
+        self.largest = [np.abs(array(v)).max(initial=0) for v in self.trained]
+
+    def _apply(self, gradients):
+        self.optimizer.apply(gradients, self.variables)
+
+    @property
+    def trained(self):
+        return [*self.variables, *self.optimizer.variables]
+
+    def step(self, unscaled):
+        gradients = tensors(unscaled)
+        if "gradient_accumulation_steps" in self.case.inner.options:
+            # Its accumulators are of these dtypes.
+            gradients = [
+                None if g is None else ops.cast(g, v.dtype)
+                for g, v in zip(gradients, self.variables, strict=True)
+            ]
+        self.apply(gradients)
+        for i, v in enumerate(self.trained):
+            now = np.abs(array(v))
+            finite = now[np.isfinite(now)]
+            self.largest[i] = max(self.largest[i], finite.max(initial=0))
+
+    def expected_weights(self):
+        """What the model holds: float32 masters, rounded."""
+        return [
+            ops.cast(ops.clip(v, -65504.0, 65504.0), dtype)
+            if has_master and dtype == "float16"
+            else ops.cast(v, dtype)
+            for v, has_master, dtype in zip(
+                self.variables, self.has_master, self.case.dtypes, strict=True
+            )
+        ]
+
+    def compare(self, run, share):
+        """Holds a run against it: bit for bit, or within a share of the largest."""
+        optimizer = run.optimizer
+        found = [
+            *optimizer._masters.trained,
+            *optimizer.inner_optimizer.variables,
+        ]
+        pairs = list(zip(found, self.trained, strict=True))
+        if not share:
+            weights = zip(run.variables, self.expected_weights(), strict=True)
+            for v, e in [*pairs, *weights]:
+                np.testing.assert_array_equal(array(v), array(e))
+                is_negative = np.signbit(array(v)), np.signbit(array(e))
+                are_numbers = ~np.isnan(array(e))
+                np.testing.assert_array_equal(*(s[are_numbers] for s in is_negative))
+            return
+        for (v, e), largest in zip(pairs, self.largest, strict=True):
+            e, dtype = array(e), keras.backend.standardize_dtype(v.dtype)
+            if "int" in dtype:
+                np.testing.assert_array_equal(array(v), e)
+                continue
+            # Neighbours of a narrow dtype are further from each other.
+            narrow = {"float16": 2.0**-9, "bfloat16": 2.0**-6}.get(dtype, 0.0)
+            np.testing.assert_allclose(
+                array(v), e, rtol=0, atol=(share + narrow) * largest, err_msg=v.path
+            )
