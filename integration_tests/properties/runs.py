@@ -1,6 +1,5 @@
-"""Runs of a case: the optimizer, the inner optimizer alone, and a model of the rest."""
+"""Runs of a case: the optimizer, and a model of what it counts."""
 
-import contextlib
 import copy
 import dataclasses
 
@@ -11,92 +10,16 @@ from keras import ops
 
 import keras_lso
 from integration_tests.properties import cases
-from keras_lso import backend
-from keras_lso.backend import generic
+from integration_tests.properties.execution import (
+    array,
+    bits,
+    compiled,
+    tensor,
+    tensors,
+)
 
-BACKEND = keras.backend.backend()
 NAMES = ["kernel", "bias"]
 F32 = np.float32
-
-
-def tensor(values, dtype):
-    # A copy: what is done to the tensor must not reach the case.
-    with np.errstate(over="ignore"):
-        values = np.array(values, dtype if dtype in ("float16", "float64") else F32)
-    return ops.cast(ops.convert_to_tensor(values), dtype)
-
-
-def tensors(arrays):
-    return [None if a is None else tensor(a, a.dtype.name) for a in arrays]
-
-
-def array(value):
-    """A copy, in float32 or in float64; on PyTorch the tensor would share it."""
-    value = ops.convert_to_tensor(value)
-    dtype = keras.backend.standardize_dtype(value.dtype)
-    if dtype in ("float16", "bfloat16"):
-        value = ops.cast(value, "float32")
-    return np.array(ops.convert_to_numpy(value))
-
-
-def bits(values):
-    # What was widened has the bits of what it was.
-    return [None if v is None else array(v).tobytes() for v in values]
-
-
-# --- The kernels ------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def kernels(are_on):
-    """Lets fast paths be taken or not; yields what tells whether one was.
-
-    Off is what `KERAS_LSO_KERNELS=generic` does when the package is imported.
-    """
-    taken = []
-    with pytest.MonkeyPatch.context() as patch:
-        if not are_on:
-            patch.setattr(backend, "KERNELS", "generic")
-            patch.setattr(backend, "measure", generic.measure)
-            patch.setattr(backend, "fused_step", generic.fused_step)
-        fused_step = backend.fused_step
-
-        def spied(rules, variables, slots, grads, *guard, **others):
-            # LARS by itself has no flag to hand over.
-            taken.extend([True] if guard or others else [])
-            return fused_step(rules, variables, slots, grads, *guard, **others)
-
-        patch.setattr(backend, "fused_step", spied)
-        yield lambda: bool(taken)
-
-
-# --- What a step is compiled by ---------------------------------------------------
-
-
-def compiled(function, variables, execution):
-    """Returns the function, compiled; `variables` are all that it reads and writes."""
-    if execution == "eager":
-        return function
-    if BACKEND == "tensorflow":
-        import tensorflow as tf
-
-        return tf.function(function, jit_compile=execution == "xla")
-    import jax
-
-    @jax.jit
-    def stateless(values, *arguments):
-        scope = keras.StatelessScope(list(zip(variables, values, strict=True)))
-        with scope:
-            function(*arguments)
-        return [scope.get_current_value(v) for v in variables]
-
-    def call(*arguments):
-        new = stateless([v.value for v in variables], *arguments)
-        for variable, value in zip(variables, new, strict=True):
-            variable.assign(value)
-
-    return call
-
 
 # --- Variables, free or in a model ------------------------------------------------
 
@@ -352,88 +275,3 @@ class Run:
         if counters.at_lowest:
             with pytest.raises(FloatingPointError):
                 optimizer.check_stalled(patience=counters.at_lowest)
-
-
-class Bare:
-    """The inner optimizer alone, on what the optimizer of a case trains."""
-
-    def __init__(self, case, run):
-        self.case = case
-        self.has_master = [
-            v is not trained
-            for v, trained in zip(
-                run.variables, run.optimizer._masters.trained, strict=True
-            )
-        ]
-        self.variables = make_variables(
-            map(array, run.variables),
-            [
-                "float32" if has_master else dtype
-                for has_master, dtype in zip(self.has_master, case.dtypes, strict=True)
-            ],
-        )
-        self.optimizer = case.inner.make()
-        self.optimizer.build(self.variables)
-        self.apply = compiled(
-            self._apply, [*self.variables, *self.optimizer.variables], case.execution
-        )
-        self.largest = [np.abs(array(v)).max(initial=0) for v in self.trained]
-
-    def _apply(self, gradients):
-        self.optimizer.apply(gradients, self.variables)
-
-    @property
-    def trained(self):
-        return [*self.variables, *self.optimizer.variables]
-
-    def step(self, unscaled):
-        gradients = tensors(unscaled)
-        if "gradient_accumulation_steps" in self.case.inner.options:
-            # Its accumulators are of these dtypes.
-            gradients = [
-                None if g is None else ops.cast(g, v.dtype)
-                for g, v in zip(gradients, self.variables, strict=True)
-            ]
-        self.apply(gradients)
-        for i, v in enumerate(self.trained):
-            now = np.abs(array(v))
-            finite = now[np.isfinite(now)]
-            self.largest[i] = max(self.largest[i], finite.max(initial=0))
-
-    def expected_weights(self):
-        """What the model holds: float32 masters, rounded."""
-        return [
-            ops.cast(ops.clip(v, -65504.0, 65504.0), dtype)
-            if has_master and dtype == "float16"
-            else ops.cast(v, dtype)
-            for v, has_master, dtype in zip(
-                self.variables, self.has_master, self.case.dtypes, strict=True
-            )
-        ]
-
-    def compare(self, run, share):
-        """Holds a run against it: bit for bit, or within a share of the largest."""
-        optimizer = run.optimizer
-        found = [
-            *optimizer._masters.trained,
-            *optimizer.inner_optimizer.variables,
-        ]
-        pairs = list(zip(found, self.trained, strict=True))
-        if not share:
-            weights = zip(run.variables, self.expected_weights(), strict=True)
-            for v, e in [*pairs, *weights]:
-                np.testing.assert_array_equal(array(v), array(e))
-                is_negative = np.signbit(array(v)), np.signbit(array(e))
-                are_numbers = ~np.isnan(array(e))
-                np.testing.assert_array_equal(*(s[are_numbers] for s in is_negative))
-            return
-        for (v, e), largest in zip(pairs, self.largest, strict=True):
-            e, dtype = array(e), keras.backend.standardize_dtype(v.dtype)
-            if "int" in dtype:
-                np.testing.assert_array_equal(array(v), e)
-                continue
-            # Neighbours of a narrow dtype are further from each other.
-            narrow = {"float16": 2.0**-9, "bfloat16": 2.0**-6}.get(dtype, 0.0)
-            np.testing.assert_allclose(
-                array(v), e, rtol=0, atol=(share + narrow) * largest, err_msg=v.path
-            )

@@ -12,7 +12,8 @@ import hypothesis
 import numpy as np
 import pytest
 
-from integration_tests.properties import cases, runs
+from integration_tests.properties import bare as bares
+from integration_tests.properties import cases, execution, runs
 from integration_tests.properties.budget import cases as tried_on
 
 pytestmark = pytest.mark.filterwarnings("ignore:Gradients do not exist")
@@ -36,16 +37,16 @@ def tolerance(case, took_kernels, scales):
 
 def check(case, folder=None):
     """Runs a case, and holds each step against what is expected of it."""
-    with runs.kernels(case.has_kernels) as kernels_were_taken:
+    with execution.kernels(case.has_kernels) as kernels_were_taken:
         run = runs.Run(case)
-        bare = runs.Bare(case, run)
+        bare = bares.Bare(case, run)
         every, scales, is_saved = [run], [], case.saved is None
         for number, step in enumerate(case.steps):
             is_due = not is_saved and number >= case.saved[0]
             if is_due and run.counters.is_settled:
                 every.append(runs.Run(case, of=run, folder=folder))
                 every[-1].check_state()
-                assert runs.bits(every[-1].saved) == runs.bits(run.saved)
+                assert execution.bits(every[-1].saved) == execution.bits(run.saved)
                 is_saved = True
             scales.append(float(run.optimizer.loss_scale))
             for one in every:
@@ -55,10 +56,10 @@ def check(case, folder=None):
             for one in every:
                 bare.compare(one, tolerance(case, kernels_were_taken(), scales))
             for one in every[1:]:
-                assert runs.bits(one.saved) == runs.bits(run.saved)
+                assert execution.bits(one.saved) == execution.bits(run.saved)
         for v, e in zip(run.variables, bare.variables, strict=True):
-            of_bare = np.isfinite(runs.array(e))
-            assert (np.isfinite(runs.array(v)) == of_bare).all()
+            of_bare = np.isfinite(execution.array(e))
+            assert (np.isfinite(execution.array(v)) == of_bare).all()
     config = run.optimizer.get_config()
     again = type(run.optimizer).from_config(config)
     assert again.get_config() == config
@@ -74,12 +75,12 @@ def test_each_step_does_what_it_should(case):
 
 
 @pytest.mark.skipif(not cases.COMPILED, reason="Steps on PyTorch are eager")
-@pytest.mark.parametrize("execution", cases.COMPILED)
+@pytest.mark.parametrize("way", cases.COMPILED)
 @hypothesis.given(data=hypothesis.strategies.data())
 @tried_on(nightly=200, torch=1, tensorflow=2, jax=3)
-def test_so_does_each_compiled_step(execution, data):
+def test_so_does_each_compiled_step(way, data):
     saved = (None, None, cases.OWN_VARIABLES)
-    check(data.draw(cases.cases(execution, saved)))
+    check(data.draw(cases.cases(way, saved)))
 
 
 @hypothesis.given(case=cases.cases(saved=(cases.KERAS_FILE,)))

@@ -1,0 +1,94 @@
+"""Tensors and arrays, the kernels, and the ways in which a step is executed."""
+
+import contextlib
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_lso import backend
+from keras_lso.backend import generic
+
+BACKEND = keras.backend.backend()
+
+
+def tensor(values, dtype):
+    # A copy: what is done to the tensor must not reach the case.
+    with np.errstate(over="ignore"):
+        values = np.array(
+            values, dtype if dtype in ("float16", "float64") else "float32"
+        )
+    return ops.cast(ops.convert_to_tensor(values), dtype)
+
+
+def tensors(arrays):
+    return [None if a is None else tensor(a, a.dtype.name) for a in arrays]
+
+
+def array(value):
+    """A copy, in float32 or in float64; on PyTorch the tensor would share it."""
+    value = ops.convert_to_tensor(value)
+    dtype = keras.backend.standardize_dtype(value.dtype)
+    if dtype in ("float16", "bfloat16"):
+        value = ops.cast(value, "float32")
+    return np.array(ops.convert_to_numpy(value))
+
+
+def bits(values):
+    # What was widened has the bits of what it was.
+    return [None if v is None else array(v).tobytes() for v in values]
+
+
+# --- The kernels ------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def kernels(are_on):
+    """Lets fast paths be taken or not; yields what tells whether one was.
+
+    Off is what `KERAS_LSO_KERNELS=generic` does when the package is imported.
+    """
+    taken = []
+    with pytest.MonkeyPatch.context() as patch:
+        if not are_on:
+            patch.setattr(backend, "KERNELS", "generic")
+            patch.setattr(backend, "measure", generic.measure)
+            patch.setattr(backend, "fused_step", generic.fused_step)
+        fused_step = backend.fused_step
+
+        def spied(rules, variables, slots, grads, *guard, **others):
+            # LARS by itself has no flag to hand over.
+            taken.extend([True] if guard or others else [])
+            return fused_step(rules, variables, slots, grads, *guard, **others)
+
+        patch.setattr(backend, "fused_step", spied)
+        yield lambda: bool(taken)
+
+
+# --- What a step is compiled by ---------------------------------------------------
+
+
+def compiled(function, variables, execution):
+    """Returns the function, compiled; `variables` are all that it reads and writes."""
+    if execution == "eager":
+        return function
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        return tf.function(function, jit_compile=execution == "xla")
+    import jax
+
+    @jax.jit
+    def stateless(values, *arguments):
+        scope = keras.StatelessScope(list(zip(variables, values, strict=True)))
+        with scope:
+            function(*arguments)
+        return [scope.get_current_value(v) for v in variables]
+
+    def call(*arguments):
+        new = stateless([v.value for v in variables], *arguments)
+        for variable, value in zip(variables, new, strict=True):
+            variable.assign(value)
+
+    return call
