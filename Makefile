@@ -90,11 +90,12 @@ $(OLDEST)/.installed: requirements/oldest.txt requirements/oldest-judges.txt pyp
 
 test-install: $(INSTALLED) ## sdist and wheel in environments of their own (downloads)
 	$(BIN)/python -m pytest install_tests $(PYTEST_ARGS)
-nightly: $(INSTALLED) ## 2,000 new random cases a backend: takes hours
+
+nightly: $(INSTALLED) ## all combinations, and 2,000 new random cases a backend: hours
 	@status=0; for backend in $(BACKENDS); do \
 	    KERAS_BACKEND=$$backend OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=nightly \
-	        $(BIN)/python -m pytest integration_tests/properties $(PYTEST_ARGS) || \
-	        status=1; done; exit $$status
+	        $(BIN)/python -m pytest tests integration_tests --exhaustive \
+	        $(PYTEST_ARGS) || status=1; done; exit $$status
 
 soak: $(INSTALLED) ## 100,000 steps a backend, each compared with a model in NumPy
 	@status=0; for backend in $(BACKENDS); do \

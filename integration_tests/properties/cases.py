@@ -146,9 +146,10 @@ def cases(draw, execution="eager", saved=(None,), max_steps=6):
         others = st.just(of_all)
     dtypes = [draw(mostly(of_all, draw(others))) for _ in start]
     gradient_dtypes = [draw(mostly(dtype, draw(others))) for dtype in dtypes]
-    # Its square is inf: see `test_adam_survives_a_gradient_whose_square_overflows`.
-    has_fault = BACKEND != "jax" and inner.name in ("Adam", "AdamW")
-    size = draw(mostly(1.0, 1e-3, 30.0, *([] if has_fault else [1e20])))
+    # The square of the last one is inf. PyTorch's kernels of Adam multiply by
+    # `1 - beta_2` first, and Keras later: at 1e30 both are.
+    is_late = BACKEND == "torch" and inner.name in ("Adam", "AdamW")
+    size = draw(mostly(1.0, 1e-3, 30.0, 1e30 if is_late else 1e20))
 
     # A compiled step is one program: all are taken in the same way.
     count = draw(st.integers(2, max_steps))

@@ -48,22 +48,19 @@ def apply_adam(rule, grad, inv_scale, norms, w, m, v):
         step = (target - _read(slot)) * share
         tf.raw_ops.AssignAddVariableOp(resource=slot, value=step)
 
-    # The kernel could move the slots too, but it takes `1 - beta` in float32, which
-    # is off by 1e-5 for a beta of 0.999. Betas of 1 leave them as they are.
     move(m, grad, 1 - rule.beta_1)
     move(v, tf.square(grad), 1 - rule.beta_2)
-    tf.raw_ops.ResourceApplyAdam(
+    # Adagrad's formula is what is left: `w -= lr * m / (sqrt(v) + epsilon)`. Adam's
+    # kernel would move the slots as well, and takes `1 - beta` in float32, which is
+    # off by 1e-5 for a beta of 0.999; with betas of 1 it makes NaN where `v` is inf.
+    tf.raw_ops.ResourceApplyAdagradV2(
         var=w,
-        m=m,
-        v=v,
+        accum=v,
         # `alpha` holds the bias correction already.
-        beta1_power=0.0,
-        beta2_power=0.0,
         lr=rule.alpha,
-        beta1=1.0,
-        beta2=1.0,
         epsilon=rule.epsilon,
-        grad=grad,
+        grad=_read(m),
+        update_slots=False,
     )
 
 
