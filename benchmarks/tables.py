@@ -267,6 +267,7 @@ def participants_table(results):
         "quartiles",
         "x inner",
         "x Keras",
+        "x plain",
     ]
     table = Table("Two participants", columns, left=4)
     table.notes = [
