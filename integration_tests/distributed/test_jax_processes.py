@@ -2,11 +2,17 @@
 
 import signal
 
+import jax
 import numpy as np
 import pytest
 
 from integration_tests.distributed import jax_reference, launch, problem
 from integration_tests.distributed.jax_training import FITS
+
+pytestmark = pytest.mark.skipif(
+    jax.__version_info__ < (0, 6),
+    reason="JAX 0.5 mixes up, on CPUs, what several reductions at once send each other",
+)
 
 TWO_DEVICES = "--xla_force_host_platform_device_count=2"
 
