@@ -30,6 +30,8 @@ def decaying_adam():
 
 
 def both():
+    if not hasattr(keras.optimizers, "MultiOptimizer"):  # Keras 3.12
+        return decaying_adam()
     return keras.optimizers.MultiOptimizer(
         keras.optimizers.OptimizerMap(momentum_sgd(), {".*bias": decaying_adam()})
     )
