@@ -222,7 +222,9 @@ def test_wrong_arrays_in_a_weights_file(index, good, tmp_path):
             good.weights, lambda file, v=wrong: damage.replaced(file, name, v)
         )
         path = tmp_path / "model.weights.h5"
-        names = [variable] if isinstance(wrong, np.ndarray) else ["Dataset"]
+        # A group Keras 3.15 refuses by itself, which 3.12 does not.
+        more = [] if isinstance(wrong, np.ndarray) else ["Dataset"]
+        names = [variable, *more]
         is_taken = load_weights(data, path, good, f"{name}: {label}", names)
         assert is_taken or label not in TAKEN, f"{name}: {label}"
 
