@@ -4,14 +4,13 @@ Without an overflow the wrapper leaves no trace: the weights are those that the
 inner optimizer gives alone. With one, everything stays as it was, bit for bit.
 """
 
-import inspect
-
 import keras
 import numpy as np
 import pytest
 from keras import ops
 
 import keras_lso
+from integration_tests.keras_optimizers import keras_optimizers
 
 INF = float("inf")
 
@@ -43,22 +42,6 @@ class LargestSoFar(keras.optimizers.Optimizer):
         self.assign(largest, ops.maximum(largest, ops.abs(gradient)))
         self.assign_add(self.updates, ops.ones(()))
         self.assign_sub(variable, learning_rate * gradient / (largest + 1e-7))
-
-
-def keras_optimizers():
-    """All that `keras.optimizers` has, so that what it will have is tested too."""
-    wrappers = {
-        keras.optimizers.Optimizer,
-        keras.optimizers.LossScaleOptimizer,
-        # Came with Keras 3.15.
-        getattr(keras.optimizers, "MultiOptimizer", None),
-    }
-    classes = inspect.getmembers(keras.optimizers, inspect.isclass)
-    return {
-        name: cls
-        for name, cls in classes
-        if issubclass(cls, keras.optimizers.Optimizer) and cls not in wrappers
-    }
 
 
 def multi_optimizer():

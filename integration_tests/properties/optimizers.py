@@ -1,29 +1,13 @@
 """Inner optimizers with any options: Keras's, and ours."""
 
 import dataclasses
-import inspect
 
 import keras
 from hypothesis import strategies as st
 
 import keras_lso
+from integration_tests.keras_optimizers import keras_optimizers
 from keras_lso import schedules
-
-
-def keras_optimizers():
-    """All that `keras.optimizers` has, so that what it will have is tested too."""
-    wrappers = {
-        keras.optimizers.Optimizer,
-        keras.optimizers.LossScaleOptimizer,
-        # Came with Keras 3.15.
-        getattr(keras.optimizers, "MultiOptimizer", None),
-    }
-    classes = inspect.getmembers(keras.optimizers, inspect.isclass)
-    return {
-        name: cls
-        for name, cls in classes
-        if issubclass(cls, keras.optimizers.Optimizer) and cls not in wrappers
-    }
 
 
 def _wrapped(optimizer, **larc):
