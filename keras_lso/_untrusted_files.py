@@ -5,6 +5,23 @@ to another file. Keras looks after what it reads itself; this is for what we rea
 """
 
 import math
+import struct
+import zipfile
+import zlib
+
+# What h5py, json and zipfile raise for a damaged file, besides ValueError.
+DAMAGE = (
+    AttributeError,
+    EOFError,
+    LookupError,
+    OSError,
+    OverflowError,
+    # What h5py says to most of the damage that there can be.
+    RuntimeError,
+    struct.error,
+    zipfile.BadZipFile,
+    zlib.error,
+)
 
 # An honest file of numbers hardly shrinks; zeros shrink a thousandfold.
 _LARGE = 1 << 28

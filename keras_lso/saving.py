@@ -2,31 +2,17 @@
 
 import json
 import os
-import struct
 import tempfile
 import warnings
 import zipfile
-import zlib
 
 import keras
 
 from keras_lso._legacy.configs import OURS, adopt, read_optimizer
-from keras_lso._untrusted_files import hard_group, refuse_bombs
+from keras_lso._untrusted_files import DAMAGE, hard_group, refuse_bombs
 
-# What comes of a damaged file, besides ValueError and TypeError.
-_MISFITS = (
-    AttributeError,
-    EOFError,
-    LookupError,
-    OSError,
-    OverflowError,
-    RecursionError,
-    # What h5py says to most of the damage that there can be.
-    RuntimeError,
-    struct.error,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+# Configs can be nested too deeply, besides.
+_MISFITS = (*DAMAGE, RecursionError)
 _CONFIG = "config.json"
 _WEIGHTS = "model.weights.h5"
 

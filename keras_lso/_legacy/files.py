@@ -3,10 +3,8 @@
 import itertools
 import json
 import os
-import struct
 import warnings
 import zipfile
-import zlib
 
 import keras
 import numpy as np
@@ -22,22 +20,14 @@ from keras_lso._legacy.state import (
     split_name,
     values_for,
 )
-from keras_lso._untrusted_files import hard_group, read_dataset, refuse_bombs
+from keras_lso._untrusted_files import (
+    DAMAGE,
+    hard_group,
+    read_dataset,
+    refuse_bombs,
+)
 from keras_lso.loss_scales import DynamicLossScale
 
-# What h5py, json and zipfile raise for a damaged file, besides ValueError.
-_DAMAGE = (
-    AttributeError,
-    EOFError,
-    LookupError,
-    OSError,
-    OverflowError,
-    RuntimeError,
-    TypeError,
-    struct.error,
-    zipfile.BadZipFile,
-    zlib.error,
-)
 _NO_STATE = (
     "The file holds no optimizer state. tf.keras writes it only if the model is "
     "compiled, has trained, and is saved as a whole, with `include_optimizer=True`."
@@ -220,7 +210,7 @@ def _read(path, optimizer):
         if h5py.is_hdf5(path):
             with h5py.File(path, "r") as file:
                 return _read_h5(h5py, file, optimizer)
-    except _DAMAGE as error:
+    except (*DAMAGE, TypeError) as error:
         raise ValueError(f"The file seems to be damaged ({error}).") from error
     raise ValueError(
         "The file is neither an HDF5 file, nor a `.keras` file, nor part of a "
