@@ -16,6 +16,10 @@ OLDEST := .venv-oldest
 DOCS_INSTALLED := .venv/.docs-installed
 LOGS := build/test-logs
 
+# A command on each backend in turn; it fails if one of them does.
+on_each_backend = @status=0; for backend in $(BACKENDS); do \
+    KERAS_BACKEND=$$backend OMP_NUM_THREADS=1 $(1) || status=1; done; exit $$status
+
 export TF_CPP_MIN_LOG_LEVEL := 3
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
@@ -72,14 +76,12 @@ $(TESTS): test-%: $(INSTALLED) ## the suite and the doctests under one backend
 	    tee $(LOGS)/$*.txt | awk '{ print "$* | " $$0; fflush() }'
 
 test-distributed: $(INSTALLED) ## those with several replicas or processes, of test
-	@status=0; for backend in $(BACKENDS); do \
-	    KERAS_BACKEND=$$backend OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
-	        integration_tests/distributed $(PYTEST_ARGS) || status=1; done; exit $$status
+	$(call on_each_backend,$(BIN)/python -m pytest \
+	    integration_tests/distributed $(PYTEST_ARGS))
 
 test-oldest: $(OLDEST)/.installed ## the suite beside the oldest Keras, TensorFlow and JAX
-	@status=0; for backend in $(BACKENDS); do \
-	    KERAS_BACKEND=$$backend OMP_NUM_THREADS=1 $(OLDEST)/bin/python -m pytest \
-	        tests integration_tests $(PYTEST_ARGS) || status=1; done; exit $$status
+	$(call on_each_backend,$(OLDEST)/bin/python -m pytest \
+	    tests integration_tests $(PYTEST_ARGS))
 
 $(OLDEST)/.installed: requirements/oldest.txt requirements/oldest-judges.txt pyproject.toml
 	@test -x $(OLDEST)/bin/pip || $(PYTHON) -m venv $(OLDEST)
@@ -92,15 +94,12 @@ test-install: $(INSTALLED) ## sdist and wheel in environments of their own (down
 	$(BIN)/python -m pytest install_tests $(PYTEST_ARGS)
 
 nightly: $(INSTALLED) ## all combinations, and 2,000 new random cases a backend: hours
-	@status=0; for backend in $(BACKENDS); do \
-	    KERAS_BACKEND=$$backend OMP_NUM_THREADS=1 HYPOTHESIS_PROFILE=nightly \
-	        $(BIN)/python -m pytest tests integration_tests --exhaustive \
-	        $(PYTEST_ARGS) || status=1; done; exit $$status
+	$(call on_each_backend,HYPOTHESIS_PROFILE=nightly \
+	    $(BIN)/python -m pytest tests integration_tests --exhaustive \
+	    $(PYTEST_ARGS))
 
 soak: $(INSTALLED) ## 100,000 steps a backend, each compared with a model in NumPy
-	@status=0; for backend in $(BACKENDS); do \
-	    KERAS_BACKEND=$$backend OMP_NUM_THREADS=1 \
-	        $(BIN)/python -m integration_tests.soak || status=1; done; exit $$status
+	$(call on_each_backend,$(BIN)/python -m integration_tests.soak)
 
 lint: $(INSTALLED) ## ruff check, ruff format --check, mypy
 	$(BIN)/ruff check .
