@@ -24,13 +24,14 @@ OPTIMIZERS = {
     "experimental": lambda: EXPERIMENTAL(SGD(0.5, momentum=0.5), "dynamic"),
     "TF1": lambda: TF1(SGD(0.5, momentum=0.5), "dynamic"),
     "LARS": lambda: keras_lso.LARS(1.0, eeta=0.1, weight_decay_rate=1.0),
-    "several inside": lambda: MODERN(
+    "LARC inside": lambda: MODERN(keras_lso.LARC(SGD(0.1), eta=0.12)),
+}
+if hasattr(keras.optimizers, "MultiOptimizer"):  # Since Keras 3.15.
+    OPTIMIZERS["several inside"] = lambda: MODERN(
         keras.optimizers.MultiOptimizer(
             keras.optimizers.OptimizerMap(SGD(0.5, momentum=0.5))
         )
-    ),
-    "LARC inside": lambda: MODERN(keras_lso.LARC(SGD(0.1), eta=0.12)),
-}
+    )
 # One a replica.
 GRADIENTS = np.array([[1.0, -2.0], [2.0, 6.0]], "float32")
 

@@ -4,7 +4,13 @@ import keras
 import numpy as np
 from keras import ops
 
-from integration_tests.properties.execution import array, compiled, tensors
+from integration_tests.properties.cases import STATELESS
+from integration_tests.properties.execution import (
+    array,
+    compiled,
+    stateless_apply,
+    tensors,
+)
 from integration_tests.properties.runs import make_variables
 
 
@@ -34,14 +40,19 @@ class Bare:
         self.largest = [np.abs(array(v)).max(initial=0) for v in self.trained]
 
     def _apply(self, gradients):
-        self.optimizer.apply(gradients, self.variables)
+        # By the same call: on PyTorch, Keras's ScheduleFreeAdamW holds a tensor that
+        # `apply` changes under its hands, and `stateless_apply` does not.
+        if self.call == STATELESS:
+            stateless_apply(self.optimizer, self.variables, gradients)
+        else:
+            self.optimizer.apply(gradients, self.variables)
 
     @property
     def trained(self):
         return [*self.variables, *self.optimizer.variables]
 
-    def step(self, unscaled):
-        gradients = tensors(unscaled)
+    def step(self, unscaled, call):
+        self.call, gradients = call, tensors(unscaled)
         if "gradient_accumulation_steps" in self.case.inner.options:
             # Its accumulators are of these dtypes.
             gradients = [

@@ -140,7 +140,10 @@ def cases(draw, execution="eager", saved=(None,), max_steps=6):
     # On TensorFlow Keras's global norm is of one dtype, and its Muon knows no float64.
     is_narrow = "global_clipnorm" in inner.options or inner.name == "Muon"
     wide = [] if is_narrow else WIDE
-    of_all = draw(mostly("float32", "float16", "bfloat16", *wide))
+    # On PyTorch Keras's Nadam divides by a bfloat16 of NumPy, which PyTorch refuses.
+    is_refused = BACKEND == "torch" and inner.name == "Nadam"
+    bfloat16 = [] if is_refused else ["bfloat16"]
+    of_all = draw(mostly("float32", "float16", *bfloat16, *wide))
     others = st.sampled_from(["float32", "float16"])
     if {"global_clipnorm", "gradient_accumulation_steps"} <= set(inner.options):
         others = st.just(of_all)

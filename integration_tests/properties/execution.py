@@ -92,3 +92,13 @@ def compiled(function, variables, execution):
             variable.assign(value)
 
     return call
+
+
+def stateless_apply(optimizer, variables, gradients, **options):
+    """Does what `optimizer.apply` does, by its `stateless_apply`."""
+    own = optimizer.variables
+    weights, state = optimizer.stateless_apply(
+        [v.value for v in own], gradients, [v.value for v in variables], **options
+    )
+    for v, new in zip([*variables, *own], [*weights, *state], strict=True):
+        v.assign(new)

@@ -14,6 +14,7 @@ from integration_tests.properties.execution import (
     array,
     bits,
     compiled,
+    stateless_apply,
     tensor,
     tensors,
 )
@@ -171,6 +172,12 @@ class Run:
         """All that a file holds."""
         return [*self.variables, *self.optimizer._saved_variables]
 
+    @property
+    def holds_nan(self):
+        """Whether no file of it is loaded: a slot is NaN, of finite gradients even."""
+        slots = self.optimizer._saved_variables
+        return any(np.isnan(array(v)).any() for v in slots)
+
     # --- Steps --------------------------------------------------------------------
 
     def _apply(self, gradients, unscaled):
@@ -195,16 +202,7 @@ class Run:
             pairs = zip(gradients, self.variables, strict=True)
             optimizer.apply_gradients(pairs, **options)
         else:
-            self._stateless_apply(gradients, options)
-
-    def _stateless_apply(self, gradients, options):
-        own, trained = self.optimizer.variables, self.variables
-        old = [v.value for v in own], [v.value for v in trained]
-        weights, state = self.optimizer.stateless_apply(
-            old[0], gradients, old[1], **options
-        )
-        for v, new in zip([*trained, *own], [*weights, *state], strict=True):
-            v.assign(new)
+            stateless_apply(optimizer, self.variables, gradients, **options)
 
     def scaled(self, step):
         """Returns the step's gradients, scaled, with what is bad in them."""

@@ -8,6 +8,7 @@ from keras import ops
 from keras.src.utils.naming import to_snake_case
 
 from keras_lso import backend
+from keras_lso.adapters.variables import path_of
 
 _TORCH_OPTIMIZERS = "keras.src.backend.torch.optimizers"
 
@@ -218,7 +219,15 @@ def exclude_twins_from_weight_decay(optimizer, variables, twins):
 
 def check_known(optimizer, variables):
     """Refuses variables that the optimizer was not built for."""
-    optimizer._check_variables_are_known(variables)
+    for variable in variables:
+        if not is_known(optimizer, variable):
+            # Keras's own words, but for the value: in a `tf.function` there is none.
+            raise ValueError(
+                f"Unknown variable: {path_of(variable)}. This optimizer can only be "
+                "called for the variables it was originally built with. When working "
+                "with a new set of variables, you should recreate a new optimizer "
+                f"instance. Received: optimizer={optimizer.name!r}"
+            )
 
 
 def check_takes_shards(optimizer):

@@ -11,7 +11,7 @@ from keras_lso._checks import check_choice, check_positive_int
 from keras_lso._summary_writer import SummaryWriter
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
-WARN, STOP, RAISE = ON_STALL = ("warn", "stop", "raise")
+ON_STALL = ("warn", "stop", "raise")
 
 
 class LossScaleMonitor(keras.callbacks.Callback):
@@ -58,7 +58,7 @@ class LossScaleMonitor(keras.callbacks.Callback):
     ([32768.0, 32768.0], [0, 0])
     """
 
-    def __init__(self, log_dir=None, patience=50, on_stall=WARN):
+    def __init__(self, log_dir=None, patience=50, on_stall="warn"):
         super().__init__()
         self.log_dir = log_dir
         self.patience = check_positive_int("patience", patience)
@@ -128,10 +128,10 @@ class LossScaleMonitor(keras.callbacks.Callback):
         # There may have been no step since, if this is the end.
         if int(optimizer.skipped_steps) > self._skipped:
             message += f"\n{_bad_gradients(optimizer)}"
-        if self.on_stall == RAISE:
+        if self.on_stall == "raise":
             raise FloatingPointError(message)
         warnings.warn(message, stacklevel=2)
-        if self.on_stall == STOP:
+        if self.on_stall == "stop":
             model.stop_training = True
 
 
