@@ -62,9 +62,13 @@ def underflow_report(model, x, y, sample_weight=None, scales=None):
     >>> print(report.to_dict()["layers"]["d"]["subnormal"])  # 2**-19 of 2**-9, 2**-9
     [0.3333333333333333, 0.0]
     """
-    _check_model(model)
+    _check_is_compiled(model)
     scales = DEFAULT_SCALES if scales is None else check_list("scales", scales, 1)
     scales = sorted({check_scale("scales", scale) for scale in scales})
+    if not all(layer.built for layer in adapters.layers_of(model)):
+        # As `fit` would.
+        model(tree.map_structure(ops.convert_to_tensor, x))
+    _check_dtypes(model)
     layers = [layer for layer in adapters.layers_of(model)[1:] if not _has_parts(layer)]
     with _in_float32(adapters.layers_of(model)), _unchanged(model):
         found = _gradients(model, layers, x, y, sample_weight)
@@ -74,12 +78,15 @@ def underflow_report(model, x, y, sample_weight=None, scales=None):
     )
 
 
-def _check_model(model):
+def _check_is_compiled(model):
     if not isinstance(model, keras.Model) or not model.compiled:
         raise ValueError(
             "`model` must be a keras.Model that was compiled with a loss: call "
             f"`model.compile(optimizer, loss)`. Received: model={model!r}"
         )
+
+
+def _check_dtypes(model):
     narrow = [v.path for v in model.trainable_variables if v.dtype == "float16"]
     if narrow:
         raise ValueError(
@@ -149,11 +156,13 @@ def _gradients(model, layers, x, y, sample_weight):
     with _after_each_call(layers, add_probe):
         _, grads = backend.compute_gradients(loss, [*variables, *probes])
     holders = [layer for layer in layers for _ in layer.trainable_variables]
-    found: dict = {id(layer): [] for layer in layers}
+    # Layers may share a path: nothing keeps those of a subclassed model apart.
+    found: dict = {_name(model, layer): [] for layer in layers}
     for owner, grad in zip([*holders, *owners], grads, strict=True):
         if grad is not None:
-            found[id(owner)].append(ops.convert_to_numpy(backend.to_dense(grad)))
-    return {_name(model, layer): found[id(layer)] for layer in layers}
+            grad = ops.convert_to_numpy(backend.to_dense(grad))
+            found[_name(model, owner)].append(grad)
+    return found
 
 
 def _name(model, layer):

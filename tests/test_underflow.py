@@ -163,6 +163,35 @@ def test_layers_within_layers_and_several_calls(batch):
     assert report.layers["shared"].values == 9 + 3 + 2 * 8 * 3
 
 
+class Subclassed(keras.Model):
+    """A model that has no weights before it is called, and two layers of one name."""
+
+    def __init__(self):
+        super().__init__(dtype="mixed_float16", name="model")
+        self.normalize = keras.layers.BatchNormalization(
+            dtype="mixed_float16", name="normalize"
+        )
+        self.hidden, self.out = (
+            keras.layers.Dense(2, dtype="mixed_float16", name="dense") for _ in range(2)
+        )
+
+    def call(self, inputs):
+        return self.out(self.hidden(self.normalize(inputs)))
+
+
+def test_a_model_that_is_not_built_yet_is_built(batch):
+    x, y = batch[0], batch[1][:, :2]
+    model = Subclassed()
+    model.compile("sgd", loss="mse")
+    report = keras_lso.underflow_report(model, x, y)
+    assert set(report.layers) == {"normalize", "dense"}
+    # Kernels, biases, and the outputs for 8 examples, of both of them.
+    assert report.layers["dense"].values == (6 + 2 + 16) + (4 + 2 + 16)
+    assert not model.normalize.moving_mean.numpy().any()
+    again = keras_lso.underflow_report(model, x, y)
+    assert again.to_dict() == report.to_dict()
+
+
 def test_a_recommended_scale_trains_without_an_overflow(batch):
     x, y = batch[0] * 1e-4, batch[1][:, :2] * 1e-4
     model = make_model()
