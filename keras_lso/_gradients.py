@@ -41,6 +41,33 @@ def check_some_gradient(optimizer, grads, variables):
         )
 
 
+def check_shapes(grads, variables):
+    """Refuses a gradient that is not of its variable's shape.
+
+    Keras would spread one of fewer dimensions over the variable, or fail halfway.
+    """
+    for grad, variable in zip(grads, variables, strict=True):
+        if grad is None or grad.shape == variable.shape:
+            continue
+        # Inside of `jax.shard_map` Keras knows the shape of the whole variable only.
+        shape = ops.convert_to_tensor(variable).shape
+        if not _may_be_equal(grad.shape, shape):
+            raise ValueError(
+                "A gradient must have the shape of its variable: are `grads` in the "
+                "order of `trainable_variables`? Received: a gradient of shape "
+                f"{tuple(grad.shape)} for the variable {adapters.path_of(variable)!r} "
+                f"of shape {tuple(shape)}"
+            )
+
+
+def _may_be_equal(shape, other):
+    """Whether two shapes are equal, as far as a `tf.function` knows them."""
+    if None in (getattr(shape, "rank", 0), getattr(other, "rank", 0)):
+        return True
+    pairs = zip(shape, other, strict=False)
+    return len(shape) == len(other) and all(None in (a, b) or a == b for a, b in pairs)
+
+
 def match(optimizer, grads, variables):
     """Pairs gradients and variables, building the optimizer if need be.
 
@@ -70,6 +97,7 @@ def match(optimizer, grads, variables):
             "for a variable without a gradient."
         )
     adapters.check_shards(grads, variables)
+    check_shapes(grads, variables)
     check_some_gradient(optimizer, grads, variables)
     if not optimizer.built:
         optimizer.build(variables)

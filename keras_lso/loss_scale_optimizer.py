@@ -234,6 +234,11 @@ class LossScaleOptimizer(
                 averaged. Defaults to `None`: the caller has done that. Gradients
                 and variables that are shards are told by their types, inside of a
                 `jax.shard_map` with `check_vma=True`, its default, only.
+
+        Raises:
+            ValueError: If the gradients are not those of the variables, by their number
+                or shapes, if all are None, or if the optimizer was built for others.
+            RuntimeError: If called in a cross-replica context.
         """
         backend.check_replica_context("apply")
         backend.check_axis_name(axis_name)

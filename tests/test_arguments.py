@@ -441,6 +441,32 @@ def test_other_counts_of_gradients_than_of_variables_are_refused(
         optimizer.apply(grads)
 
 
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (1, 2), (2, 1)])
+def test_a_gradient_of_another_shape_is_refused(apply, weights, shape):
+    words = ("A gradient", "`grads`", "`trainable_variables`", weights[0].path)
+    with refused(ValueError, *words, str(shape), "(2,)"):
+        apply([ops.ones(shape), ops.ones(())], weights)
+    # Nor is the first one trained by itself, because it fits.
+    with refused(ValueError, *words, str(shape), "(2,)"):
+        apply([ops.ones(()), ops.ones(shape)], weights[::-1])
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="tf.function")
+@pytest.mark.parametrize("known", [None, [None]])
+def test_a_shape_that_is_not_known_yet_is_taken(weights, known):
+    import tensorflow as tf
+
+    optimizer = LossScaleOptimizer(sgd(), initial_scale=8.0)
+    optimizer.build(weights[:1])
+
+    @tf.function(input_signature=[tf.TensorSpec(known)])
+    def step(gradient):
+        optimizer.apply([gradient], weights[:1])
+
+    step(ops.array([8.0, 8.0]))
+    assert weights[0].numpy().tolist() == [0.0, 1.0]
+
+
 NO_GRADIENTS = ("No gradients provided for any variable", "`grads`", "None", "2")
 
 
@@ -538,6 +564,14 @@ def test_a_stateless_step_needs_a_built_optimizer(stateless):
     words = ("`stateless_apply`", "must be built", "build(trainable_variables)")
     with refused(ValueError, *words):
         optimizer.stateless_apply([], [], [])
+
+
+def test_a_stateless_gradient_of_another_shape_is_refused(
+    stateless, optimizer, weights
+):
+    own, trained = ([v.value for v in of] for of in (optimizer.variables, weights))
+    with refused(ValueError, "A gradient", weights[0].path, "(1,)", "(2,)"):
+        optimizer.stateless_apply(own, gradients([1.0], 1.0), trained)
 
 
 def test_other_counts_of_values_than_of_variables_are_refused(
