@@ -35,6 +35,8 @@ def start_workers():
 
 
 def train():
+    # Each line in one piece: the workers write to the same place.
+    sys.stdout.reconfigure(line_buffering=True, write_through=False)
     import keras
     import tensorflow as tf
     from sklearn.datasets import load_digits
