@@ -4,6 +4,11 @@ import inspect
 
 import keras
 
+# On TensorFlow that of Keras 3.12 asks a `tf.Variable` for its path, which it has not.
+MUON_WORKS = not (
+    keras.version().startswith("3.12.") and keras.backend.backend() == "tensorflow"
+)
+
 
 def keras_optimizers():
     """All that work and wrap none, so that what Keras will have is tested too."""
@@ -13,8 +18,7 @@ def keras_optimizers():
         # Came with Keras 3.15.
         getattr(keras.optimizers, "MultiOptimizer", None),
     }
-    if keras.version().startswith("3.12.") and keras.backend.backend() == "tensorflow":
-        # It asks a `tf.Variable` for its path, which that has not.
+    if not MUON_WORKS:
         left_out.add(keras.optimizers.Muon)
     classes = inspect.getmembers(keras.optimizers, inspect.isclass)
     return {

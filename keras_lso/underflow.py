@@ -65,9 +65,9 @@ def underflow_report(model, x, y, sample_weight=None, scales=None):
     _check_is_compiled(model)
     scales = DEFAULT_SCALES if scales is None else check_list("scales", scales, 1)
     scales = sorted({check_scale("scales", scale) for scale in scales})
+    x, y = tree.map_structure(ops.convert_to_tensor, (x, y))
     if not all(layer.built for layer in adapters.layers_of(model)):
-        # As `fit` would.
-        model(tree.map_structure(ops.convert_to_tensor, x))
+        model(x)  # As `fit` would.
     _check_dtypes(model)
     layers = [layer for layer in adapters.layers_of(model)[1:] if not _has_parts(layer)]
     with _in_float32(adapters.layers_of(model)), _unchanged(model):
@@ -141,7 +141,6 @@ def _gradients(model, layers, x, y, sample_weight):
         )
 
     owners: list = []
-    x, y = tree.map_structure(ops.convert_to_tensor, (x, y))
     shapes: list = []
     with _after_each_call(layers, lambda layer, value: shapes.append(value.shape)):
         model(x, training=True)

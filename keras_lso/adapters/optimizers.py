@@ -219,9 +219,8 @@ def exclude_twins_from_weight_decay(optimizer, variables, twins):
 
 def check_known(optimizer, variables):
     """Refuses variables that the optimizer was not built for."""
-    known = optimizer._trainable_variables_indices
     for variable in variables:
-        if optimizer._var_key(variable) not in known:
+        if not is_known(optimizer, variable):
             # Keras's own words, but for the value: in a `tf.function` there is none.
             raise ValueError(
                 f"Unknown variable: {path_of(variable)}. This optimizer can only be "
