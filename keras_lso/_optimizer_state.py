@@ -29,12 +29,13 @@ class OptimizerState(TFKerasMethods):
       was last updated.
 
     Up to the inner optimizer's this is the layout of Keras's own class, so that
-    files go both ways.
+    files go both ways. All but the inner optimizer's slots and the masters are there
+    before `build`.
     """
 
     built: bool
 
-    def _build_counters(self):
+    def _make_counters(self):
         self._unsaved_variables = []
         if self.loss_scale_policy.needs_amax:
             self._amax_since_update = self._add_counter("amax_since_update", "float32")
@@ -66,15 +67,13 @@ class OptimizerState(TFKerasMethods):
         skipped = ops.cast(ops.logical_not(finite), skips.dtype)
         is_lowest = ops.cast(policy.value <= policy.min_scale, skips.dtype)
         since_update = since_update + skipped
-        self._consecutive_skips.assign(
-            ops.stack(
-                [
-                    skipped * (in_a_row + 1),
-                    skipped * is_lowest * (at_lowest + 1),
-                    since_update * (0 if update_scale else 1),
-                ]
-            )
-        )
+        skips = [
+            skipped * (in_a_row + 1),
+            skipped * is_lowest * (at_lowest + 1),
+            since_update * (0 if update_scale else 1),
+        ]
+        # Keras assigns all that is no scalar by this method, which may be overridden.
+        self.inner_optimizer.assign(self._consecutive_skips, ops.stack(skips))
         return since_update == 0
 
     def _count_amax(self, amax, update_scale):
@@ -103,21 +102,17 @@ class OptimizerState(TFKerasMethods):
     @property
     def dynamic_counter(self):
         """Number of finite steps since the scale last moved; None if fixed."""
-        if not self.dynamic:
-            return None
-        if not self.built:
-            return ops.zeros((), dtype="int32")
-        return ops.copy(self.loss_scale_policy.step_counter)
+        return ops.copy(self.loss_scale_policy.step_counter) if self.dynamic else None
 
     @property
     def step_counter(self):
-        """The variable behind `dynamic_counter`; None before `build`."""
-        return getattr(self.loss_scale_policy, "step_counter", None)
+        """The variable behind `dynamic_counter`."""
+        return self.loss_scale_policy.step_counter
 
     @property
     def dynamic_scale(self):
-        """The variable behind `loss_scale`; None before `build`."""
-        return getattr(self.loss_scale_policy, "scale", None)
+        """The variable behind `loss_scale`."""
+        return self.loss_scale_policy.scale
 
     @property
     def skipped_steps(self):
@@ -131,8 +126,6 @@ class OptimizerState(TFKerasMethods):
 
         True before the first one.
         """
-        if not self.built:
-            return ops.ones((), dtype="bool")
         return ops.equal(ops.convert_to_tensor(self._consecutive_skips)[0], 0)
 
     def check_stalled(self, patience=50):
@@ -150,8 +143,6 @@ class OptimizerState(TFKerasMethods):
             FloatingPointError: If that many steps were skipped.
         """
         patience = check_positive_int("patience", patience)
-        if not self.built:
-            return
         skips = int(ops.convert_to_numpy(self._consecutive_skips)[1])
         if skips >= patience:
             raise FloatingPointError(
@@ -174,9 +165,9 @@ class OptimizerState(TFKerasMethods):
 
         A list; called, `variables()`, it gives those that tf.keras's method gave.
         """
-        unsaved = self._unsaved_variables if self.built else []
         return VariableList(
-            [*self._saved_variables, *unsaved], called=self._called_variables
+            [*self._saved_variables, *self._unsaved_variables],
+            called=self._called_variables,
         )
 
     @property
@@ -260,14 +251,12 @@ class OptimizerState(TFKerasMethods):
         ]
         # What the file does not hold starts afresh.
         self._attempted_steps.assign(0)
-        if self.built:
-            self.loss_scale_policy.reset()
-            for variable in self._unsaved_variables:
-                variable.assign(ops.zeros(variable.shape, variable.dtype))
+        self.loss_scale_policy.reset()
+        for variable in self._unsaved_variables:
+            variable.assign(ops.zeros(variable.shape, variable.dtype))
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
-        if self.built:
-            self.loss_scale_policy.restore()
+        self.loss_scale_policy.restore()
         # Keras's class leaves the count of attempted steps at 0.
         applied = int(adapters.iteration_variable(self.inner_optimizer).numpy())
         if int(self._attempted_steps.numpy()) < applied:

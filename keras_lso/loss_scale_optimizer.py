@@ -167,6 +167,11 @@ class LossScaleOptimizer(
         self.inner_optimizer = inner_optimizer
         self.master_weights = master_weights
         clear_loss_scale_factor(inner_optimizer)
+        # Not in `build`, which the first step calls when its loss has been scaled: a
+        # `tf.train.Checkpoint` restores a variable as soon as that exists, and the
+        # gradients would be unscaled by another scale than the loss was scaled by.
+        policy.build()
+        self._make_counters()
         # An inner optimizer that has trained before has skipped nothing. A copy: on
         # JAX two variables must not share a buffer that `fit` donates.
         applied_steps = adapters.iteration_variable(inner_optimizer)
@@ -198,8 +203,8 @@ class LossScaleOptimizer(
         # An inner optimizer that was built before keeps the variables it knows.
         adapters.check_known(inner, masters.trained)
         self._masters = masters
-        self.loss_scale_policy.build()
-        self._build_counters()
+        for master in masters.variables:
+            adapters.track_variable(self, master)
         adapters.remember_trainable_variables(self, variables)
         self.built = True
 

@@ -250,11 +250,26 @@ def test_keras_own_class_has_the_same_variables_in_the_same_order():
     ]
 
 
-def test_before_it_is_built_the_scale_has_no_variables():
-    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1))
-    assert len(optimizer.variables) == 4
-    assert optimizer.step_counter is None
-    assert optimizer.dynamic_scale is None
+def test_all_but_the_slots_is_there_before_it_is_built():
+    # What is restored before the first step finds its variables.
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
+    before = [v.name for v in optimizer.variables]
+    optimizer.build([keras.Variable(1.0, name="w")])
+    after = [v.name for v in optimizer.variables]
+    assert before == [name for name in after if name != "w_momentum"]
+    assert len(after) == len(before) + 1
+
+
+@pytest.mark.parametrize("is_built", [False, True])
+def test_what_is_read_before_the_first_step_is_where_it_starts(is_built):
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=8)
+    if is_built:
+        optimizer.build([keras.Variable(1.0)])
+    assert number(optimizer.loss_scale) == number(optimizer.dynamic_scale) == 8
+    assert number(optimizer.dynamic_counter) == number(optimizer.step_counter) == 0
+    assert number(optimizer.iterations) == number(optimizer.skipped_steps) == 0
+    assert bool(optimizer.last_step_applied)
+    optimizer.check_stalled(patience=1)
 
 
 def test_the_own_iteration_counts_attempted_steps():

@@ -117,8 +117,13 @@ def add_variable(optimizer, name, **arguments):
     """Adds a variable to the optimizer's state, with any argument that it may have."""
     with keras.name_scope(optimizer.name, caller=optimizer):
         variable = keras.Variable(name=name, **arguments)
-    optimizer._track_variable(variable)
+    track_variable(optimizer, variable)
     return variable
+
+
+def track_variable(optimizer, variable):
+    """Lets `tf.train.Checkpoint` find a variable in the optimizer's state."""
+    optimizer._track_variable(variable)
 
 
 def where_variables_are_made(optimizer):

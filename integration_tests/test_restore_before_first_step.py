@@ -1,0 +1,194 @@
+"""A checkpoint that is restored before the first step, as tf.keras's users do.
+
+`tf.train.Checkpoint.restore` finds a variable when it is created. Those of the loss
+scale must be there before the first loss is scaled: scaled by one number and unscaled
+by another, the step would be wrong by their ratio.
+"""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_lso
+from keras_lso import loss_scales
+from keras_lso.compat import v1
+from keras_lso.mixed_precision import experimental
+
+if keras.backend.backend() != "tensorflow":
+    pytest.skip(
+        "tf.train.Checkpoint tracks TensorFlow variables only", allow_module_level=True
+    )
+
+import tensorflow as tf  # noqa: E402
+
+GROWING = {"initial_loss_scale": 2.0, "increment_period": 1}
+
+
+def dynamic(**arguments):
+    return loss_scales.DynamicLossScale(**GROWING, **arguments)
+
+
+# With the default initial scale, which is not what is restored.
+OPTIMIZERS = {
+    "dynamic": lambda inner: keras_lso.LossScaleOptimizer(
+        inner, initial_scale=2, dynamic_growth_steps=1
+    ),
+    "hysteresis": lambda inner: keras_lso.LossScaleOptimizer(
+        inner, loss_scale=dynamic(hysteresis=2)
+    ),
+    "LogMax": lambda inner: keras_lso.LossScaleOptimizer(
+        inner, loss_scale=loss_scales.LogMaxLossScale()
+    ),
+    "experimental": lambda inner: experimental.LossScaleOptimizer(inner, dynamic()),
+    "TF1": lambda inner: v1.mixed_precision.MixedPrecisionLossScaleOptimizer(
+        inner, dynamic()
+    ),
+}
+INNER = {
+    "SGD": lambda: keras.optimizers.SGD(1.0),
+    "Adam": lambda: keras.optimizers.Adam(0.1),
+    "RMSprop": lambda: keras.optimizers.RMSprop(0.1),
+    "LARC": lambda: keras_lso.LARC(keras.optimizers.SGD(1.0, momentum=0.5)),
+    "LARS": lambda: keras_lso.LARS(1.0),
+    "NovoGrad": lambda: keras_lso.NovoGrad(0.1),
+}
+
+
+def minimize(optimizer, variable):
+    # In TF1 the list of variables was the third argument.
+    optimizer.minimize(lambda: variable * 1.0, var_list=[variable])
+
+
+def scale_and_apply(optimizer, variable):
+    with tf.GradientTape() as tape:
+        loss = optimizer.scale_loss(variable * 1.0)
+    optimizer.apply(tape.gradient(loss, [variable.value]), [variable])
+
+
+def unscale_and_apply(optimizer, variable):
+    with tf.GradientTape() as tape:
+        loss = optimizer.get_scaled_loss(variable * 1.0)
+    grads = optimizer.get_unscaled_gradients(tape.gradient(loss, [variable.value]))
+    optimizer.apply_gradients(zip(grads, [variable], strict=True))
+
+
+LOOPS = {
+    "minimize": minimize,
+    "scale_loss and apply": scale_and_apply,
+    "get_scaled_loss": unscale_and_apply,
+}
+
+
+class Run:
+    """A weight, the optimizer that makes it fall, and their checkpoint."""
+
+    def __init__(self, wrap, inner, loop, is_compiled, dtype="float32"):
+        self.variable = keras.Variable(1000.0, dtype=dtype, name="w")
+        self.optimizer = wrap(inner())
+        step = lambda: loop(self.optimizer, self.variable)  # noqa: E731
+        self.step = tf.function(step) if is_compiled else step
+        self.checkpoint = tf.train.Checkpoint(
+            optimizer=self.optimizer, variable=self.variable.value
+        )
+
+    @property
+    def state(self):
+        variables = [self.variable, *self.optimizer.variables]
+        return [(v.name, v.numpy().tolist()) for v in variables]
+
+
+def compare(folder, *arguments, **options):
+    """Holds a run that was restored before its third step against one that was not."""
+    whole = Run(*arguments, **options)
+    for _ in range(3):
+        whole.step()
+    path = whole.checkpoint.save(str(folder / "run"))
+    whole.step()
+    resumed = Run(*arguments, **options)
+    resumed.checkpoint.restore(path)
+    for name in ("dynamic_counter", "skipped_steps", "last_step_applied", "iterations"):
+        getattr(resumed.optimizer, name)
+    resumed.step()
+    assert resumed.state == whole.state
+    return whole, resumed
+
+
+@pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "tf.function"])
+@pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
+def test_the_step_after_it_moves_the_weight_as_far_as_without_it(
+    loop, is_compiled, tmp_path
+):
+    whole, resumed = compare(
+        tmp_path, OPTIMIZERS["dynamic"], INNER["SGD"], loop, is_compiled
+    )
+    # Four steps of 1.0: the scale is a power of two, which leaves no trace.
+    assert float(resumed.variable.numpy()) == 996.0
+    assert float(resumed.optimizer.loss_scale) == 2.0**5
+
+
+@pytest.mark.parametrize("wrap", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@pytest.mark.parametrize("inner", INNER.values(), ids=INNER)
+def test_every_policy_and_optimizer_goes_on_where_it_stopped(wrap, inner, tmp_path):
+    compare(tmp_path, wrap, inner, minimize, is_compiled=False)
+
+
+def test_what_is_read_before_the_next_step_is_what_was_saved(tmp_path):
+    arguments = OPTIMIZERS["dynamic"], INNER["SGD"], minimize, False
+    whole = Run(*arguments)
+    whole.step()
+    whole.optimizer.apply([np.float32("inf")], [whole.variable])
+    path = whole.checkpoint.save(str(tmp_path / "run"))
+    resumed = Run(*arguments)
+    resumed.checkpoint.restore(path)
+    for optimizer in (whole.optimizer, resumed.optimizer):
+        assert float(optimizer.loss_scale) == 2.0
+        assert int(optimizer.dynamic_counter) == 0
+        assert int(optimizer.iterations) == int(optimizer.skipped_steps) == 1
+        assert not bool(optimizer.last_step_applied)
+    with pytest.raises(FloatingPointError):
+        resumed.optimizer.loss_scale_policy.min_scale = 2.0**24
+        resumed.optimizer.apply([np.float32("inf")], [resumed.variable])
+        resumed.optimizer.check_stalled(patience=1)
+
+
+def test_masters_of_float16_weights_go_on_where_they_stopped(tmp_path):
+    # 1000.0 moves in steps of 0.5 in float16: what the master holds is not rounded.
+    compare(
+        tmp_path,
+        OPTIMIZERS["dynamic"],
+        lambda: keras.optimizers.SGD(0.3),
+        minimize,
+        is_compiled=False,
+        dtype="float16",
+    )
+
+
+def test_under_a_strategy(tmp_path):
+    strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
+
+    def on_its_replica(optimizer, variable):
+        strategy.run(lambda: minimize(optimizer, variable))
+
+    with strategy.scope():
+        compare(tmp_path, OPTIMIZERS["dynamic"], INNER["SGD"], on_its_replica, False)
+
+
+def test_a_model_is_restored_before_fit(tmp_path):
+    def new_model():
+        model = keras.Sequential(
+            [keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")]
+        )
+        model.compile(OPTIMIZERS["dynamic"](keras.optimizers.SGD(2.0**-4)), loss="mse")
+        return model, tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+
+    x, y = np.ones((8, 1), "float32"), np.zeros((8, 1), "float32")
+    whole, checkpoint = new_model()
+    whole.fit(x, y, batch_size=2, verbose=0)
+    path = checkpoint.save(str(tmp_path / "run"))
+    whole.fit(x, y, batch_size=2, verbose=0)
+    resumed, checkpoint = new_model()
+    checkpoint.restore(path)
+    resumed.fit(x, y, batch_size=2, verbose=0)
+    for now, expected in zip(resumed.get_weights(), whole.get_weights(), strict=True):
+        np.testing.assert_array_equal(now, expected)
+    assert float(resumed.optimizer.loss_scale) == 2.0**9
