@@ -1,6 +1,7 @@
 """What the constructor of `LossScaleOptimizer` takes, checks and hands on."""
 
 import warnings
+import weakref
 
 import keras
 
@@ -49,6 +50,35 @@ def check_inner_optimizer(inner, argument="inner_optimizer"):
             f"Received: {argument}={inner!r}"
         )
     check_optimizer(inner, argument)
+
+
+# The optimizers that a LossScaleOptimizer steps, and its name.
+_wrapped: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def check_not_wrapped(inner):
+    """Refuses an optimizer that another LossScaleOptimizer steps, as tf.keras does.
+
+    The number of skipped steps is the wrapper's count less the inner optimizer's, in
+    which the steps of both would be.
+    """
+    innermost = adapters.chain(inner)[-1]
+    if innermost in _wrapped:
+        name = type(innermost).__name__
+        raise ValueError(
+            f"Argument `inner_optimizer` is already wrapped: the LossScaleOptimizer "
+            f"{_wrapped[innermost]!r} steps this {name}, and each of the two would "
+            "take the other's steps for its own. Use that one, or wrap a new "
+            f"optimizer: `{name}.from_config(optimizer.get_config())`. (To go on from "
+            "the state of the old wrapper, call `new.build(variables)` and "
+            "`new.set_weights(old.get_weights())`.) Received: "
+            f"inner_optimizer={inner!r}"
+        )
+
+
+def remember_wrapped(inner, name):
+    """Remembers that a LossScaleOptimizer of this name steps the optimizer."""
+    _wrapped[adapters.chain(inner)[-1]] = name
 
 
 def check_optimizer(inner, argument="inner_optimizer"):

@@ -12,10 +12,12 @@ from keras_lso._legacy.configs import modern_arguments, read_optimizer
 from keras_lso._loss_scaling import LossScaling, unscale
 from keras_lso._optimizer_arguments import (
     check_inner_optimizer,
+    check_not_wrapped,
     clear_loss_scale_factor,
     make_policy,
     policy_arguments,
     refuse_unsupported,
+    remember_wrapped,
 )
 from keras_lso._overflows import Overflows
 from keras_lso._stateless import stateless_apply
@@ -158,6 +160,7 @@ class LossScaleOptimizer(
             max_scale,
         )
         master_weights = check_argument(master_weights)
+        check_not_wrapped(inner_optimizer)
         # Keras's wrapper sets itself up for a dynamic scale without bounds.
         super(keras.optimizers.LossScaleOptimizer, self).__init__(
             learning_rate=0.0, name=DEFAULT_NAME if name is None else name
@@ -166,6 +169,7 @@ class LossScaleOptimizer(
         self.loss_scale_policy = policy
         self.inner_optimizer = inner_optimizer
         self.master_weights = master_weights
+        remember_wrapped(inner_optimizer, self.name)
         clear_loss_scale_factor(inner_optimizer)
         # Not in `build`, which the first step calls when its loss has been scaled: a
         # `tf.train.Checkpoint` restores a variable as soon as that exists, and the

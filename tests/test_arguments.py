@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+import keras_lso
 from keras_lso import LossScaleOptimizer, loss_scales
 from keras_lso.loss_scales import DynamicLossScale, FixedLossScale
 
@@ -497,13 +498,57 @@ def test_what_are_not_pairs_is_refused(optimizer, weights, pairs):
         optimizer.apply_gradients(pairs(weights))
 
 
-def test_an_optimizer_that_was_built_is_not_built_for_others(optimizer):
-    inner = optimizer.inner_optimizer
-    again = LossScaleOptimizer(inner, initial_scale=8.0)
+def test_an_optimizer_that_was_built_is_not_built_for_others(weights):
+    inner = sgd()
+    inner.build(weights)
+    optimizer = LossScaleOptimizer(inner, initial_scale=8.0)
     with refused(ValueError, "Unknown variable", "stranger"):
-        again.build([keras.Variable(1.0, name="stranger")])
-    assert not again.built
-    assert not again.loss_scale_policy.built
+        optimizer.build([keras.Variable(1.0, name="stranger")])
+    assert not optimizer.built
+
+
+WRAPPED_AGAIN = {
+    "itself": lambda inner: inner,
+    "inside of LARC": keras_lso.LARC,
+}
+
+
+@pytest.mark.parametrize("again", WRAPPED_AGAIN.values(), ids=WRAPPED_AGAIN)
+def test_an_optimizer_that_has_a_wrapper_is_not_wrapped_again(again):
+    inner = sgd()
+    weight = keras.Variable(1.0)
+    optimizer = LossScaleOptimizer(inner, name="the_first")
+    policy = DynamicLossScale()
+    words = ("already wrapped", "'the_first'", "SGD.from_config(", "Received")
+    with refused(ValueError, "`inner_optimizer`", *words):
+        LossScaleOptimizer(again(inner), loss_scale=policy)
+    # What was refused has claimed nothing.
+    LossScaleOptimizer(sgd(), loss_scale=policy)
+    optimizer.apply(gradients(np.inf), [weight])
+    optimizer.apply(gradients(1.0), [weight])
+    assert int(optimizer.skipped_steps) == int(optimizer.iterations) == 1
+
+
+def test_what_was_refused_may_be_wrapped_rightly():
+    inner = sgd()
+    with pytest.raises(TypeError, match="`dynamic`"):
+        LossScaleOptimizer(inner, 1024)
+    LossScaleOptimizer(inner, initial_scale=1024)
+
+
+def test_a_new_wrapper_goes_on_from_the_state_of_the_old(weights):
+    old = LossScaleOptimizer(sgd())
+    for _ in range(2):
+        old.apply(gradients(np.ones(2, "float32"), 1.0), weights)
+    inner = old.inner_optimizer
+    new = LossScaleOptimizer(type(inner).from_config(inner.get_config()))
+    new.build(weights)
+    new.set_weights(old.get_weights())
+    assert int(new.iterations) == 2
+    for now, before in zip(new.weights, old.weights, strict=True):
+        assert (
+            ops.convert_to_numpy(now).tolist() == ops.convert_to_numpy(before).tolist()
+        )
 
 
 def test_before_the_first_build_the_variables_must_be_given():
@@ -527,7 +572,6 @@ def test_a_refused_first_step_builds_nothing(weights, grads, words):
         optimizer.apply(gradients(*grads), weights)
     assert not optimizer.built
     assert not optimizer.inner_optimizer.built
-    assert not optimizer.loss_scale_policy.built
     optimizer.apply(gradients(np.ones(2, "float32"), 1.0), weights)
     assert int(optimizer.iterations) == 1
 
