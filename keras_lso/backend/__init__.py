@@ -18,7 +18,6 @@ import importlib
 import os
 
 import keras
-from keras import ops
 
 from keras_lso.backend import generic, masters
 
@@ -61,6 +60,7 @@ check_processes_run = _framework.check_processes_run
 average_over_processes = _framework.average_over_processes
 register_list_class = _framework.register_list_class
 with_positions = _framework.with_positions
+as_tensor = _framework.as_tensor
 map_values = _framework.map_values
 l2_norms = _framework.l2_norms
 to_dense = _framework.to_dense
@@ -71,13 +71,6 @@ sharded_like = getattr(_framework, "sharded_like", generic.sharded_like)
 check_shards = getattr(_framework, "check_shards", generic.check_shards)
 # Only TensorFlow's strategies have replicas.
 check_on_replicas = getattr(_framework, "check_on_replicas", generic.check_on_replicas)
-
-
-def as_tensor(grad):
-    """Returns an array or a list as a tensor, and a tensor or None as it is."""
-    if grad is None or ops.is_tensor(grad):
-        return grad
-    return map_values(ops.convert_to_tensor, grad)
 
 
 def check_stateless_is_supported():

@@ -23,6 +23,7 @@ from keras_lso.backend._jax_processes import (
 )
 from keras_lso.backend.generic import (
     UPDATES_IN_PLACE,
+    as_tensor,
     check_replica_context,
     fused_step,
     is_variable,
@@ -36,6 +37,7 @@ __all__ = [
     "HAS_NAMED_AXES",
     "UPDATES_IN_PLACE",
     "are_shards",
+    "as_tensor",
     "average_over_processes",
     "check_processes_run",
     "check_replica_context",

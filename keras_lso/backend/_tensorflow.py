@@ -27,6 +27,7 @@ from keras_lso.backend.generic import (
 __all__ = [
     "AVERAGES_IN_STEP",
     "UPDATES_IN_PLACE",
+    "as_tensor",
     "average_over_processes",
     "check_on_replicas",
     "check_processes_run",
@@ -398,6 +399,19 @@ def check_replica_context(method):
             f"`{method}()` cannot be called in cross-replica context. Use "
             "`tf.distribute.Strategy.run` to enter replica context."
         )
+
+
+def as_tensor(grad):
+    """See `generic.as_tensor`.
+
+    The parts of a sparse gradient are made tensors as well: Keras takes tuples there,
+    of which TensorFlow cannot tell the shape.
+    """
+    if not isinstance(grad, tf.IndexedSlices):
+        return generic.as_tensor(grad)
+    return tf.IndexedSlices(
+        *map(generic.as_tensor, (grad.values, grad.indices, grad.dense_shape))
+    )
 
 
 def map_values(fn, grad):

@@ -22,6 +22,7 @@ from keras_lso.backend._torch_sharded_step import (
 )
 from keras_lso.backend._torch_shards import any_sharded, sharded_like
 from keras_lso.backend.generic import (
+    as_tensor,
     check_replica_context,
     compile_step,
     is_traced,
@@ -35,6 +36,7 @@ __all__ = [
     "AVERAGES_IN_STEP",
     "UPDATES_IN_PLACE",
     "any_sharded",
+    "as_tensor",
     "average_over_processes",
     "check_processes_run",
     "check_replica_context",

@@ -482,6 +482,11 @@ def with_positions(items):
     return list(enumerate(items))
 
 
+def as_tensor(grad):
+    """Returns an array or a list as a tensor, and a tensor or None as it is."""
+    return grad if grad is None or ops.is_tensor(grad) else ops.convert_to_tensor(grad)
+
+
 def map_values(fn, grad):
     """Applies the elementwise `fn` to the values of a dense or sparse gradient."""
     return fn(grad)

@@ -1,0 +1,105 @@
+"""Sparse gradients made of tuples and lists, as Keras's own tests make them.
+
+TensorFlow and JAX take them so, and say their shape only once they are tensors.
+"""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_lso
+from keras_lso import loss_scales
+from keras_lso.compat import open_seq2seq
+
+ROWS, SHAPE = (0, 2), (3, 2)
+VALUES = np.array([[2.0, 4.0], [-6.0, 8.0]], "float32")
+DENSE = np.array([[2.0, 4.0], [0.0, 0.0], [-6.0, 8.0]], "float32")
+
+
+def of_tensorflow(values):
+    import tensorflow as tf
+
+    return tf.IndexedSlices(keras.ops.array(values), ROWS, SHAPE)
+
+
+def of_lists(values):
+    import tensorflow as tf
+
+    return tf.IndexedSlices(values.tolist(), list(ROWS), list(SHAPE))
+
+
+def of_jax(values):
+    from jax.experimental import sparse
+
+    return sparse.BCOO((keras.ops.array(values), ((0,), (2,))), shape=SHAPE)
+
+
+MAKERS = {
+    "tensorflow": {"tuples": of_tensorflow, "lists": of_lists},
+    "jax": {"tuples": of_jax},
+    "torch": {},
+}[keras.backend.backend()]
+if not MAKERS:
+    pytest.skip("Keras has no sparse gradients on PyTorch", allow_module_level=True)
+
+OPTIMIZERS = {
+    "SGD": lambda: keras_lso.LossScaleOptimizer(
+        keras.optimizers.SGD(0.5), initial_scale=2
+    ),
+    "RMSprop": lambda: keras_lso.LossScaleOptimizer(
+        keras.optimizers.RMSprop(0.5), initial_scale=2
+    ),
+    "LogMax": lambda: keras_lso.LossScaleOptimizer(
+        keras.optimizers.SGD(0.5), loss_scale=loss_scales.LogMaxLossScale()
+    ),
+    "LARC": lambda: keras_lso.LossScaleOptimizer(
+        keras_lso.LARC(keras.optimizers.SGD(0.5)), initial_scale=2
+    ),
+    "LARC alone": lambda: keras_lso.LARC(keras.optimizers.SGD(0.5)),
+    "LARS": lambda: keras_lso.LARS(0.5),
+    "NovoGrad": lambda: keras_lso.NovoGrad(0.5),
+}
+
+
+@pytest.fixture(params=MAKERS)
+def make_sparse(request):
+    return MAKERS[request.param]
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_an_optimizer_does_with_them_what_it_does_with_a_dense_one(make, make_sparse):
+    weights = []
+    for gradient in (make_sparse(VALUES), keras.ops.array(DENSE)):
+        variable = keras.Variable(np.ones(SHAPE, "float32"))
+        make().apply([gradient], [variable])
+        weights.append(keras.ops.convert_to_numpy(variable))
+    assert (weights[0] != 1.0).any()
+    # Norms add the squares up in another order: an ulp or two.
+    np.testing.assert_allclose(*weights, rtol=3e-7)
+
+
+def test_they_are_unscaled(make_sparse):
+    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=2)
+    [unscaled] = optimizer.get_unscaled_gradients([make_sparse(VALUES)])
+    dense = keras.ops.convert_to_tensor(unscaled, sparse=False)
+    assert keras.ops.convert_to_numpy(dense)[0].tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("value, finite", [(1.0, True), (np.inf, False)])
+def test_a_policy_looks_at_them(make_sparse, value, finite):
+    policy = loss_scales.DynamicLossScale(1024)
+    _, should_apply = policy.update([make_sparse(VALUES * np.float32(value))])
+    assert bool(should_apply) is finite
+
+
+def test_they_are_clipped_by_their_norm(make_sparse):
+    _, norm = open_seq2seq._clip_by_global_norm([make_sparse(VALUES)], 1.0, None)
+    assert float(norm) == pytest.approx(np.sqrt(120.0), rel=1e-6)
+
+
+def test_one_of_another_shape_is_refused(make_sparse):
+    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.5))
+    variable = keras.Variable(np.ones((3, 5), "float32"))
+    with pytest.raises(ValueError, match="must have the shape of its variable"):
+        optimizer.apply([make_sparse(VALUES)], [variable])
+    assert (keras.ops.convert_to_numpy(variable) == 1.0).all()
