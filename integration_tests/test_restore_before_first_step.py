@@ -126,6 +126,7 @@ def test_the_step_after_it_moves_the_weight_as_far_as_without_it(
     assert float(resumed.optimizer.loss_scale) == 2.0**5
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("wrap", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("inner", INNER.values(), ids=INNER)
 def test_every_policy_and_optimizer_goes_on_where_it_stopped(wrap, inner, tmp_path):

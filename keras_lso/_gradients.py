@@ -1,6 +1,6 @@
 """Gradients, and the variables that they belong to."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from keras import ops
 
@@ -17,10 +17,11 @@ def split_pairs(grads_and_vars):
     for pair in grads_and_vars:
         is_pair = isinstance(pair, list | tuple) and len(pair) == 2
         if not is_pair or not backend.is_variable(pair[1]):
+            is_swapped = is_pair and backend.is_variable(pair[0])
             raise TypeError(
                 "`grads_and_vars` must be a list of (gradient, variable) pairs, such "
                 "as `zip(gradients, model.trainable_variables)`. "
-                f"It holds: {pair!r}"
+                f"{'The two are swapped. ' if is_swapped else ''}It holds: {pair!r}"
             )
         grads.append(pair[0])
         variables.append(pair[1])
@@ -68,6 +69,34 @@ def _may_be_equal(shape, other):
     return len(shape) == len(other) and all(None in (a, b) or a == b for a, b in pairs)
 
 
+def _as_list(argument, values, of_what):
+    """Returns the items of an argument, which may be any iterable but one tensor."""
+    is_array = backend.is_variable(values) or ops.is_tensor(values)
+    if is_array or isinstance(values, str | Mapping) or not hasattr(values, "__iter__"):
+        raise TypeError(
+            f"Argument `{argument}` must be a list of {of_what}. Received: "
+            f"{values!r} of type {type(values).__name__}"
+        )
+    return list(values)
+
+
+def check_variables_come_last(grads, variables):
+    """Refuses what are no variables; the commonest slip is to swap the two."""
+    stranger = next((v for v in variables if not backend.is_variable(v)), None)
+    if stranger is None:
+        return
+    if grads and all(map(backend.is_variable, grads)):
+        raise TypeError(
+            "`grads` holds variables and `trainable_variables` does not: the two are "
+            "swapped. Write `optimizer.apply(grads, trainable_variables)`."
+        )
+    raise TypeError(
+        "`trainable_variables` must be a list of variables, such as "
+        "`model.trainable_variables`. It holds: "
+        f"{stranger!r} of type {type(stranger).__name__}"
+    )
+
+
 def match(optimizer, grads, variables):
     """Pairs gradients and variables, building the optimizer if need be.
 
@@ -79,7 +108,17 @@ def match(optimizer, grads, variables):
     Returns:
         A tuple of the list of tensors or None, and the list of variables.
     """
-    grads = [backend.as_tensor(g) for g in grads]
+    grads, variables = check_gradients(optimizer, grads, variables)
+    check_some_gradient(optimizer, grads, variables)
+    if not optimizer.built:
+        optimizer.build(variables)
+    adapters.check_known(optimizer, variables)
+    return grads, variables
+
+
+def check_gradients(optimizer, grads, variables):
+    """Pairs gradients and variables, and changes nothing: see `match`."""
+    grads = _as_list("grads", grads, "gradients, one for each variable")
     if variables is None:
         if not optimizer.built:
             raise ValueError(
@@ -89,7 +128,9 @@ def match(optimizer, grads, variables):
             )
         variables = adapters.trainable_variables(optimizer)
     else:
-        variables = list(variables)
+        variables = _as_list("trainable_variables", variables, "variables")
+        check_variables_come_last(grads, variables)
+    grads = [backend.as_gradient(g) for g in grads]
     if len(grads) != len(variables):
         raise ValueError(
             "`grads` and `trainable_variables` must match one-to-one. Received "
@@ -98,10 +139,6 @@ def match(optimizer, grads, variables):
         )
     adapters.check_shards(grads, variables)
     check_shapes(grads, variables)
-    check_some_gradient(optimizer, grads, variables)
-    if not optimizer.built:
-        optimizer.build(variables)
-    adapters.check_known(optimizer, variables)
     return grads, variables
 
 

@@ -80,6 +80,7 @@ class LossScaling(keras.optimizers.Optimizer):
             in float16 would lose what loss scaling saved.
         """
         inv_scale = 1.0 / self.loss_scale
+        grads = [backend.as_gradient(g) for g in grads]
         unscaled = [None if g is None else unscale(g, inv_scale) for g in grads]
         self._gradients_are_scaled = False
         self._scaled_as_keras_does = False

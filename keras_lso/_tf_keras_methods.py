@@ -12,7 +12,7 @@ from keras_lso._checks import (
     check_variable_option,
     check_variables,
 )
-from keras_lso._gradients import check_some_gradient, split_pairs
+from keras_lso._gradients import check_gradients, check_some_gradient, split_pairs
 from keras_lso._variable_list import VariableList, like
 
 _AGGREGATIONS = ("none", "sum", "mean", "only_first_replica")
@@ -61,6 +61,22 @@ class TFKerasMethods(keras.optimizers.Optimizer):
         backend.check_replica_context("minimize")
         grads, variables = self._scaled_gradients(loss, var_list, grad_loss, tape)
         return self._apply_scaled(zip(grads, variables, strict=True), name)
+
+    def apply(self, grads, trainable_variables=None):
+        """Updates the variables.
+
+        Args:
+            grads: List of gradients, one for each variable; None where a variable
+                has none. Integers count as float32.
+            trainable_variables: List of variables. Defaults to those that the
+                optimizer was built for; the first call builds it.
+
+        Raises:
+            TypeError: If one of the two is no list, or if they are swapped.
+            ValueError: If the gradients are not those of the variables, by their number
+                or shapes, or if one is complex.
+        """
+        super().apply(*check_gradients(self, grads, trainable_variables))
 
     def apply_gradients(
         self,

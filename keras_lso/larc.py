@@ -152,7 +152,7 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
 
         Args:
             grads: List of gradients, one for each variable; None where a variable
-                has none.
+                has none. Integers count as float32.
             trainable_variables: List of variables. Defaults to those that the
                 optimizer was built for; the first call builds it.
             axis_name: String or tuple of strings. On JAX, inside of `jax.shard_map`

@@ -229,7 +229,7 @@ class LossScaleOptimizer(
 
         Args:
             grads: List of gradients, one for each variable; None where a
-                variable has none.
+                variable has none. Integers count as float32.
             trainable_variables: List of variables. Defaults to those that the
                 optimizer was built for; the first call builds it.
             scaled: Bool or None. Whether `grads` are of the scaled loss.
@@ -245,8 +245,10 @@ class LossScaleOptimizer(
                 `jax.shard_map` with `check_vma=True`, its default, only.
 
         Raises:
+            TypeError: If one of the two is no list, or if they are swapped.
             ValueError: If the gradients are not those of the variables, by their number
-                or shapes, if all are None, or if the optimizer was built for others.
+                or shapes, if one is complex, if all are None, or if the optimizer was
+                built for others.
             RuntimeError: If called in a cross-replica context.
         """
         backend.check_replica_context("apply")

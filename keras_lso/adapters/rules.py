@@ -237,7 +237,7 @@ class RuleOptimizer(keras.optimizers.Optimizer):
     def _backend_update_step(self, grads, trainable_variables, learning_rate):
         # Keras's optimizers also take a bare `tf.Variable`.
         are_kerass = all(isinstance(v, keras.Variable) for v in trainable_variables)
-        tensors = [backend.as_tensor(g) for g in grads]
+        tensors = [backend.as_gradient(g) for g in grads]
         check_shards(tensors, trainable_variables)
         if not has_reduced_gradients():
             tensors = backend.total(tensors)

@@ -23,7 +23,6 @@ from keras_lso.backend._jax_processes import (
 )
 from keras_lso.backend.generic import (
     UPDATES_IN_PLACE,
-    as_tensor,
     check_replica_context,
     fused_step,
     is_variable,
@@ -37,7 +36,7 @@ __all__ = [
     "HAS_NAMED_AXES",
     "UPDATES_IN_PLACE",
     "are_shards",
-    "as_tensor",
+    "as_gradient",
     "average_over_processes",
     "check_processes_run",
     "check_replica_context",
@@ -238,6 +237,11 @@ def register_list_class(cls):
     jax.tree_util.register_pytree_node(
         cls, lambda items: (list(items), None), lambda _, items: cls(items)
     )
+
+
+def as_gradient(value):
+    """See `generic.as_gradient`."""
+    return generic.as_real(value, map_values)
 
 
 def map_values(fn, grad):

@@ -27,7 +27,7 @@ from keras_lso.backend.generic import (
 __all__ = [
     "AVERAGES_IN_STEP",
     "UPDATES_IN_PLACE",
-    "as_tensor",
+    "as_gradient",
     "average_over_processes",
     "check_on_replicas",
     "check_processes_run",
@@ -401,17 +401,18 @@ def check_replica_context(method):
         )
 
 
-def as_tensor(grad):
-    """See `generic.as_tensor`.
+def as_gradient(value):
+    """See `generic.as_gradient`.
 
     The parts of a sparse gradient are made tensors as well: Keras takes tuples there,
     of which TensorFlow cannot tell the shape.
     """
-    if not isinstance(grad, tf.IndexedSlices):
-        return generic.as_tensor(grad)
-    return tf.IndexedSlices(
-        *map(generic.as_tensor, (grad.values, grad.indices, grad.dense_shape))
-    )
+    if isinstance(value, tf.IndexedSlices):
+        parts = value.values, value.indices, value.dense_shape
+        value = tf.IndexedSlices(
+            *(p if p is None else tf.convert_to_tensor(p) for p in parts)
+        )
+    return generic.as_real(value, map_values)
 
 
 def map_values(fn, grad):

@@ -22,7 +22,6 @@ from keras_lso.backend._torch_sharded_step import (
 )
 from keras_lso.backend._torch_shards import any_sharded, sharded_like
 from keras_lso.backend.generic import (
-    as_tensor,
     check_replica_context,
     compile_step,
     is_traced,
@@ -36,7 +35,7 @@ __all__ = [
     "AVERAGES_IN_STEP",
     "UPDATES_IN_PLACE",
     "any_sharded",
-    "as_tensor",
+    "as_gradient",
     "average_over_processes",
     "check_processes_run",
     "check_replica_context",
@@ -134,6 +133,13 @@ def trained_variables(loss_fn):
 def with_positions(items):
     """See `generic.with_positions`."""
     return [(_pytree.SequenceKey(i), item) for i, item in enumerate(items)]
+
+
+def as_gradient(value):
+    """See `generic.as_gradient`, which takes longer to tell what nearly all are."""
+    if isinstance(value, torch.Tensor) and value.is_floating_point():
+        return value
+    return generic.as_gradient(value)
 
 
 def map_values(fn, grad):

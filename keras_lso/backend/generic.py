@@ -324,7 +324,10 @@ def count_processes():
 
 def check_processes_run():
     """Refuses to go on where `count_processes` is None; says how to start some."""
-    processes.check_run(count_processes(), "This Keras backend has no processes.")
+    backend = keras.backend.backend()
+    processes.check_run(
+        count_processes(), f"The Keras backend {backend!r} has no processes."
+    )
 
 
 def average_over_processes(grads):
@@ -371,8 +374,8 @@ def check_shape_of_weights(loss_shape, shape):
 
 def _refuse_to_differentiate():
     raise NotImplementedError(
-        "This Keras backend computes no gradients. Set KERAS_BACKEND to "
-        "'tensorflow', 'jax' or 'torch' to train."
+        f"The Keras backend {keras.backend.backend()!r} computes no gradients. Set "
+        "KERAS_BACKEND to 'tensorflow', 'jax' or 'torch' to train."
     )
 
 
@@ -482,9 +485,34 @@ def with_positions(items):
     return list(enumerate(items))
 
 
-def as_tensor(grad):
-    """Returns an array or a list as a tensor, and a tensor or None as it is."""
-    return grad if grad is None or ops.is_tensor(grad) else ops.convert_to_tensor(grad)
+def as_gradient(value):
+    """Returns a gradient as a tensor of a float dtype.
+
+    Args:
+        value: Tensor, dense or sparse, array or list of numbers; or None, which stays
+            None. Integers become float32, as in Keras on TensorFlow and JAX.
+
+    Raises:
+        ValueError: If it is complex. A cast would drop the imaginary part.
+    """
+    return as_real(value, map_values)
+
+
+def as_real(value, map_values):
+    """Does what `as_gradient` does, by the `map_values` of a framework."""
+    if value is None:
+        return None
+    tensor = value if ops.is_tensor(value) else ops.convert_to_tensor(value)
+    dtype = keras.backend.standardize_dtype(tensor.dtype)
+    if "float" in dtype:
+        return tensor
+    if "complex" in dtype:
+        raise ValueError(
+            "A gradient must be real: a variable of floats takes no imaginary part. "
+            "Differentiate a real loss, or pass `keras.ops.real(gradient)`. Received: "
+            f"a gradient of dtype {dtype} and shape {tuple(tensor.shape)}"
+        )
+    return map_values(in_float32, tensor)
 
 
 def map_values(fn, grad):

@@ -128,7 +128,7 @@ class AutomaticLossScaler:
             float32 scalar tensor, their largest magnitude: inf if one is, and of no
             meaning beside a NaN.
         """
-        grads = [backend.as_tensor(g) for g in split_pairs(grads_and_vars)[0]]
+        grads = [backend.as_gradient(g) for g in split_pairs(grads_and_vars)[0]]
         grads = [g for g in grads if g is not None]
         if not grads:
             return ops.zeros((), dtype="bool"), ops.zeros((), dtype="float32")
