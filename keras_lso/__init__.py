@@ -1,7 +1,5 @@
 """Loss scaling for Keras 3, on TensorFlow, JAX and PyTorch."""
 
-from importlib.metadata import version as _version
-
 # Before anything that a version of Keras which is not supported could break.
 from keras_lso import _keras_version  # noqa: F401
 
@@ -21,7 +19,8 @@ from keras_lso.novograd import NovoGrad
 from keras_lso.saving import deserialize, load_model
 from keras_lso.underflow import underflow_report
 
-__version__ = _version("keras-lso")
+# The metadata of what is built has it from here; a checkout may have none.
+__version__ = "0.1.0"
 
 __all__ = [
     "LARC",

@@ -1,13 +1,13 @@
 """`python -m keras_lso info`: what to paste into a bug report."""
 
 import argparse
-import importlib.metadata
 import inspect
 import platform
 import sys
 from collections.abc import Callable
 
 import keras
+import numpy
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -55,12 +55,11 @@ def print_info(console):
 
 def facts():
     """Returns what there is to know of the installation, a dict of strings."""
-    versions = {name: importlib.metadata.version(name) for name in ("keras", "numpy")}
+    # The metadata of a nightly Keras has another name, and a checkout has none.
+    versions = {m.__name__: m.__version__ for m in (keras_lso, keras, numpy)}
     versions |= about.packages()
-    packages = [f"keras_lso {keras_lso.__version__}"]
-    packages += [f"{name} {version}" for name, version in versions.items()]
     return {
-        "packages": ", ".join(packages),
+        "packages": ", ".join(f"{name} {v}" for name, v in versions.items()),
         "python": f"{platform.python_version()}, {platform.platform()}",
         "backend": f"{keras.backend.backend()}, kernels {backend.KERNELS}",
         "devices": ", ".join(about.devices()) or "none",

@@ -7,14 +7,17 @@ import importlib.metadata
 import importlib.util
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import tomllib
 
 import keras
+import numpy as np
 import pytest
 from packaging.requirements import Requirement
 
+import keras_lso
 from keras_lso import _keras_version
 
 LIST_FRAMEWORKS = """
@@ -116,9 +119,70 @@ def test_a_misspelt_environment_variable_is_refused():
         assert word in message
 
 
-# --- versions of Keras --------------------------------------------------------
+# --- our own version ----------------------------------------------------------
 
-PYPROJECT = pathlib.Path(__file__).parents[1] / "pyproject.toml"
+ROOT = pathlib.Path(__file__).parents[1]
+PYPROJECT = ROOT / "pyproject.toml"
+
+# A nightly Keras is installed under another name.
+WITHOUT_METADATA = """
+import importlib.metadata, runpy, sys
+read = importlib.metadata.Distribution.from_name
+def from_name(name):
+    if name in ("keras-lso", "keras_lso", "keras", "numpy"):
+        raise importlib.metadata.PackageNotFoundError(name)
+    return read(name)
+importlib.metadata.Distribution.from_name = from_name
+"""
+SHOW_VERSION = """
+import keras_lso
+print(keras_lso.__version__, keras_lso.__file__)
+"""
+SHOW_INFO = """
+sys.argv[1:] = ["info"]
+runpy.run_module("keras_lso", run_name="__main__")
+"""
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """The environment in which a copy of the package is imported, not installed."""
+    package = pathlib.Path(keras_lso.__file__).parent
+    caches = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(package, tmp_path / "keras_lso", ignore=caches)
+    # Not from where the tests were started either.
+    return {"PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
+
+
+def test_a_checkout_on_the_path_has_its_version(checkout):
+    code = WITHOUT_METADATA + SHOW_VERSION
+    [line] = output(code, "numpy", **checkout)
+    version, file = line.split()
+    assert version == keras_lso.__version__
+    assert pathlib.Path(file).is_relative_to(checkout["PYTHONPATH"])
+
+
+def test_info_runs_in_a_checkout_on_the_path(checkout):
+    code = WITHOUT_METADATA + SHOW_INFO
+    packages, *_ = output(code, BACKEND, **checkout)
+    versions = {
+        "keras_lso": keras_lso.__version__,
+        "keras": keras.__version__,
+        "numpy": np.__version__,
+    }
+    expected = ", ".join(f"{name} {version}" for name, version in versions.items())
+    assert packages.split(maxsplit=1)[1].startswith(expected)
+
+
+def test_what_is_built_has_the_version_of_the_package():
+    reason = "hatchling, which builds the package, is not installed"
+    core = pytest.importorskip("hatchling.metadata.core", reason=reason)
+    from hatchling.plugin.manager import PluginManager
+
+    assert core.ProjectMetadata(ROOT, PluginManager()).version == keras_lso.__version__
+
+
+# --- versions of Keras --------------------------------------------------------
 
 
 def test_the_supported_versions_are_those_of_pyproject():
