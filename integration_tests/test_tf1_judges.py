@@ -157,6 +157,8 @@ CONFIGS = {
         {},
         {"initial_loss_scale": 1024, "increment_period": 500, "multiplier": 4},
         {"initial_loss_scale": 1e3, "increment_period": 1, "multiplier": 1.1},
+        {"initial_loss_scale": 1024, "increment_period": 500.0},
+        {"initial_loss_scale": 1024, "increment_period": np.float32(500)},
     ],
 }
 

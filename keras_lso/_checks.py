@@ -20,9 +20,12 @@ def is_number(value):
 
 
 def _integer(value):
-    """Returns `value` as an int; None if it is none, or a bool."""
+    """Returns `value`, a whole float too, as an int; None if it is none, or a bool."""
     if isinstance(value, (bool, np.bool_)):
         return None
+    # tf.keras and TF1 call int().
+    if isinstance(value, (float, np.floating)):
+        return int(value) if value.is_integer() else None
     try:
         return operator.index(value)
     except TypeError:

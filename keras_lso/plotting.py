@@ -9,6 +9,8 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_lso._checks import check_int
+
 # Okabe and Ito's colours, which the colour-blind can tell apart.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 _GRAY = "#888888"
@@ -48,10 +50,7 @@ def plot_schedule(schedules, steps):
     >>> figure = keras_lso.plotting.plot_schedule({"warm-up": warmup}, steps=1000)
     """
     schedules = _as_dict(schedules)
-    if not isinstance(steps, int) or steps < 2:
-        raise ValueError(
-            f"`steps` must be an integer above 1. Received: steps={steps!r}"
-        )
+    steps = check_int("steps", steps, at_least=2)
     at = np.unique(np.linspace(0, steps - 1, min(steps, _MOST_POINTS)).astype("int64"))
     figure, [axis] = _figure(1, height=3.2)
     for color, (label, schedule) in zip(_cycle(), schedules.items(), strict=False):

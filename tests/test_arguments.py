@@ -206,7 +206,24 @@ def test_bounds_that_exclude_the_default_initial_scale_are_refused():
         LossScaleOptimizer(sgd(), max_scale=1024.0)
 
 
-BAD_COUNTS = [0, -3, 2.0, 2.5, True, np.True_, "7", None, [7], float("nan")]
+WHOLE = [7, 7.0, np.int32(7), np.uint8(7), np.float32(7), np.float16(7)]
+
+
+@pytest.mark.parametrize("value", WHOLE, ids=repr)
+def test_a_count_may_be_a_whole_float_as_in_tf_keras(value):
+    optimizer = LossScaleOptimizer(sgd(), dynamic_growth_steps=value)
+    policy = DynamicLossScale(increment_period=value, hysteresis=value)
+    counts = [optimizer.dynamic_growth_steps, policy.increment_period]
+    counts += [policy.hysteresis, optimizer.get_config()["dynamic_growth_steps"]]
+    counts += [policy.get_config()[name] for name in ("increment_period", "hysteresis")]
+    assert [(type(count), count) for count in counts] == [(int, 7)] * 6
+    assert DynamicLossScale.from_config(policy.get_config()).hysteresis == 7
+    optimizer.build([keras.Variable([1.0])])
+    optimizer.check_stalled(patience=value)
+
+
+BAD_COUNTS = [0, -3, 0.0, -2.0, 2.5, True, np.True_, "7", None, [7]]
+BAD_COUNTS += [float("nan"), float("inf"), np.float32(2.5), np.float64("nan")]
 
 
 @pytest.mark.parametrize("value", BAD_COUNTS, ids=repr)

@@ -32,6 +32,8 @@ def test_a_schedule_is_drawn_step_by_step():
 
 
 def test_a_long_schedule_is_drawn_from_its_first_step_to_its_last():
+    steps = lines_of(plotting.plot_schedule(WARMUP, np.int64(3)).axes[0])[0][0]
+    assert list(steps) == [0, 1, 2]
     [(steps, _)] = lines_of(plotting.plot_schedule(WARMUP, steps=123_456).axes[0])
     assert (steps[0], steps[-1]) == (0, 123_455)
     assert len(steps) <= 1000
@@ -111,6 +113,7 @@ def test_a_report_is_drawn_and_printed_whatever_it_says(values):
         (lambda: plotting.plot_schedule(0.1, 5), "`schedules` must be"),
         (lambda: plotting.plot_schedule([], 5), "`schedules` must be"),
         (lambda: plotting.plot_schedule(WARMUP, 1), "`steps` must be"),
+        (lambda: plotting.plot_schedule(WARMUP, 9.5), "`steps` must be"),
         (lambda: plotting.plot_loss_scale({"loss": [1.0]}), "LossScaleMonitor"),
         (lambda: plotting.plot_loss_scale(None), "LossScaleMonitor"),
         (lambda: plotting.plot_trust_ratios([]), "`ratios` must be"),

@@ -725,7 +725,7 @@ def test_a_power_may_be_negative_but_must_be_finite(make):
         make(None)
 
 
-@pytest.mark.parametrize(
+a_number_of_steps = pytest.mark.parametrize(
     ("argument", "make", "refused"),
     [
         ("warmup_steps", lambda x: LinearWarmup(0.5, x), [-1]),
@@ -788,10 +788,28 @@ def test_a_power_may_be_negative_but_must_be_finite(make):
         ("d_model", lambda x: TransformerPolicy(1.0, x, 4), [-1, 0]),
     ],
 )
+
+
+@a_number_of_steps
 def test_a_number_of_steps_that_is_none_is_refused(argument, make, refused):
-    for value in [*refused, 1.5, 4.0, True, "4", None, float("nan")]:
+    for value in [*refused, 1.5, True, "4", None, float("nan"), float("inf")]:
         with pytest.raises(ValueError, match=f"Argument `{argument}` must be a"):
             make(value)
+
+
+@a_number_of_steps
+def test_a_number_of_steps_may_be_a_whole_float(argument, make, refused):
+    # The originals make a float of it anyway. 4096 is also a batch size of MLPerf's.
+    expected = described(make(4096))
+    for value in (4096.0, np.float32(4096)):
+        assert repr(described(make(value))) == repr(expected)
+
+
+def described(result):
+    """The config of a schedule; the rate that comes in its place, or with it."""
+    if isinstance(result, tuple):
+        return [described(each) for each in result]
+    return getattr(result, "get_config", lambda: result)()
 
 
 @pytest.mark.parametrize(

@@ -49,6 +49,19 @@ LOSS_SCALE_OPTIMIZERS = {
         },
         (64.0, 7),
     ),
+    "2.0, a whole float": (
+        {"optimizer": SGD, "loss_scale": dynamic(increment_period=7.0)},
+        (64.0, 7),
+    ),
+    "2.4, a whole float": (
+        {
+            "inner_optimizer": SGD,
+            "dynamic": True,
+            "initial_scale": 64.0,
+            "dynamic_growth_steps": np.float64(7),
+        },
+        (64.0, 7),
+    ),
     "2.4, fixed": (
         {
             "inner_optimizer": SGD,
@@ -106,6 +119,7 @@ def test_every_form_and_name_is_read(kind, name, address):
     assert float(optimizer.loss_scale) == scale
     assert optimizer.dynamic is (growth_steps is not None)
     assert optimizer.dynamic_growth_steps == growth_steps
+    assert isinstance(optimizer.dynamic_growth_steps, int | None)
     inner = optimizer.inner_optimizer
     assert isinstance(inner, keras.optimizers.SGD)
     assert (inner.momentum, inner.nesterov) == (0.75, True)

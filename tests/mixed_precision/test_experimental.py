@@ -81,6 +81,10 @@ GIVEN = {
         lambda: DynamicLossScale(2048, 500),
         {"initial_scale": 2048, "dynamic_growth_steps": 500},
     ),
+    "with a whole float": (
+        lambda: DynamicLossScale(2048, 500.0),
+        {"initial_scale": 2048, "dynamic_growth_steps": 500},
+    ),
     "with a bound": (lambda: DynamicLossScale(min_scale=1), {"min_scale": 1}),
     "with another factor": (
         lambda: DynamicLossScale(growth_factor=4.0, hysteresis=2),

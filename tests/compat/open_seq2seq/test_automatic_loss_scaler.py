@@ -104,6 +104,11 @@ def test_the_names_are_those_of_the_page():
     assert float(AutomaticLossScaler("LogMax").loss_scale) == 1.0
 
 
+def test_a_window_may_be_a_whole_float():
+    window = AutomaticLossScaler(params={"step_window": 3.0}).policy.increment_period
+    assert (type(window), window) == (int, 3)
+
+
 @pytest.mark.parametrize("algorithm", ["log_max", "", None, 3])
 def test_an_unknown_algorithm_is_refused(algorithm):
     with pytest.raises(ValueError, match="'Backoff' or 'LogMax'.*algorithm="):
@@ -118,6 +123,7 @@ def test_an_unknown_algorithm_is_refused(algorithm):
         ("LogMax", {"step_window": 3}, ValueError, "LogMax has no parameter 'step_w"),
         ("Backoff", [1.0], TypeError, "`params` must be a dict"),
         ("Backoff", {"step_window": 2.5}, ValueError, "step_window=2.5"),
+        ("Backoff", {"step_window": True}, ValueError, "step_window=True"),
         ("Backoff", {"step_factor": 1.0}, ValueError, "step_factor=1.0"),
         ("Backoff", {"scale_max": "1"}, TypeError, "scale_max='1'"),
         ("Backoff", {"scale_min": 9.0, "scale_max": 8.0}, ValueError, "scale_min=9.0"),
