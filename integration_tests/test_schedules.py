@@ -1,4 +1,6 @@
-"""The schedules give the rates of the originals: Model Garden's, optax's and TF1's.
+"""The schedules give the rates of the originals: Model Garden's and optax's.
+
+OpenSeq2Seq's are judged in `test_lr_policies.py`.
 
 Each is compared with its judge at every step, called alone and inside `fit`, where
 the weights show the rate that SGD used. Tolerance: the judge and we do the same ten
@@ -298,6 +300,7 @@ POLICIES = {
     "poly": ("PolyDecay", (0.8, 20, 2.0, 9, 0.01, 4)),
     "inv-poly": ("InvPolyDecay", (0.8, 20, 0.01, 2.0, 9, 4)),
     "cosine": ("CosineDecay", (0.8, 17, 1.0, 2, 0.05, 6)),
+    "poly-warm": ("PolyDecay", (0.8, 30, 2.0, 2, 0.01, 12)),
     "transformer": ("TransformerPolicy", (2.0, 16, 8, 0.15)),
 }
 
@@ -305,40 +308,6 @@ POLICIES = {
 def make_policy(case):
     name, arguments = POLICIES[case]
     return getattr(schedules, name)(*arguments)
-
-
-# What OpenSeq2Seq calls where these decay.
-TF1 = {
-    "piecewise": lambda train, step: train.piecewise_constant(
-        step, [6, 19], [0.8, 0.4, 0.1]
-    ),
-    "exp": lambda train, step: train.exponential_decay(0.8, step - 5, 7, 0.6),
-    "exp-stairs": lambda train, step: train.exponential_decay(
-        0.8, step - 5, 7, 0.6, staircase=True
-    ),
-    "poly": lambda train, step: train.polynomial_decay(0.8, step - 9, 20, 0.01, 2.0),
-    "cosine": lambda train, step: train.cosine_decay(0.8, step - 6, 17, 0.05),
-}
-DECAY_BEGINS = {"piecewise": 0, "exp": 5, "exp-stairs": 5, "poly": 9, "cosine": 6}
-WARMUP_STEPS = {"poly": 4, "cosine": 6}
-
-
-@pytest.mark.parametrize("case", TF1)
-def test_where_a_policy_decays_its_rates_are_those_of_tf1(case):
-    import tensorflow as tf
-
-    begin, warmup_steps = DECAY_BEGINS[case], WARMUP_STEPS.get(case, 0)
-    warmup = [0.8 * step / warmup_steps for step in range(warmup_steps)]
-    constant = [0.8] * (begin - warmup_steps)
-    decay = [
-        # Eagerly, TF1 returns a function.
-        float(TF1[case](tf.compat.v1.train, tf.constant(step))())
-        for step in range(begin, STEPS)
-    ]
-    expected = np.array(warmup + constant + decay, "float32")
-    if case == "exp":
-        expected = np.maximum(expected, np.float32(0.1))
-    assert_same_rates(our_rates(make_policy(case), int), expected)
 
 
 # In training

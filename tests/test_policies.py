@@ -63,8 +63,26 @@ def at(schedule, steps):
         (PolyDecay(0.1, 4, min_lr=0.5), {0: 0.1, 1: 0.2, 3: 0.4, 4: 0.5, 5: 0.5}),
         # A warm-up, which is longer than the wait, and the other way round.
         (
-            PolyDecay(0.8, 4, begin_decay_at=1, warmup_steps=2),
-            {0: 0.0, 1: 0.4, 2: 0.8, 3: 0.6, 6: 0.0},
+            PolyDecay(0.02, 4000, power=2, warmup_steps=200),
+            {
+                0: 0.0,
+                1: 9.995000625e-05,
+                5: 4.98750781e-04,
+                9: 8.95954556e-04,
+                200: 0.02 * 0.95**2,
+                3999: 0.02 / 4000**2,
+                4000: 0.0,
+                4200: 0.0,
+            },
+        ),
+        (
+            PolyDecay(0.8, 4, begin_decay_at=1, min_lr=0.2, warmup_steps=4),
+            {0: 0.0, 1: 0.2, 2: 0.35, 3: 0.4, 4: 0.35, 5: 0.2, 6: 0.2},
+        ),
+        # The decay ends before the warm-up.
+        (
+            PolyDecay(0.8, 2, begin_decay_at=1, min_lr=0.1, warmup_steps=8),
+            {0: 0.0, 1: 0.1, 2: 0.15, 3: 0.1, 8: 0.1},
         ),
         (
             PolyDecay(0.8, 4, begin_decay_at=3, warmup_steps=2),
@@ -90,6 +108,10 @@ def at(schedule, steps):
             {0: 0.8, 2: 0.5, 4: 0.2, 5: 0.2},
         ),
         (
+            CosineDecay(0.8, 2, begin_decay_at=1, min_lr=0.25, warmup_steps=4),
+            {0: 0.0, 1: 0.2, 2: 0.25, 3: 0.15, 4: 0.2, 5: 0.2},
+        ),
+        (
             CosineDecay(0.8, 2, begin_decay_at=3, warmup_steps=2),
             {1: 0.4, 2: 0.8, 3: 0.8, 4: 0.4, 5: 0.0, 6: 0.0},
         ),
@@ -113,24 +135,23 @@ def test_rates_are_what_the_formula_says(schedule, expected):
 # --- Accuracy -----------------------------------------------------------------
 
 
-def waiting(step, lr, decayed, begin_decay_at=0, warmup_steps=0):
-    begin = max(begin_decay_at, warmup_steps)
-    rate = np.where(step < begin, lr, decayed(np.maximum(step - begin, 0)))
-    return np.where(step < warmup_steps, lr * step / max(warmup_steps, 1), rate)
+def waiting(step, lr, decayed, begin=0, warmup=0):
+    rate = np.where(step < warmup, lr * step / max(warmup, 1), lr)
+    return np.where(step < begin, rate, decayed(rate, np.maximum(step - begin, 0)))
 
 
 def exp_decay(step, lr, decay_steps, decay_rate, stairs, begin_decay_at=0, min_lr=0.0):
-    def decayed(step):
+    def decayed(rate, step):
         exponent = step // decay_steps if stairs else step / decay_steps
-        return lr * np.float64(decay_rate) ** exponent
+        return rate * np.float64(decay_rate) ** exponent
 
     return np.maximum(min_lr, waiting(step, lr, decayed, begin_decay_at))
 
 
 def poly_decay(step, lr, decay_steps, power=1.0, begin=0, min_lr=0.0, warmup=0):
-    def decayed(step):
+    def decayed(rate, step):
         left = 1 - np.minimum(step, decay_steps) / decay_steps
-        return (lr - min_lr) * left**power + min_lr
+        return (rate - min_lr) * left**power + min_lr
 
     return waiting(step, lr, decayed, begin, warmup)
 
@@ -138,16 +159,19 @@ def poly_decay(step, lr, decay_steps, power=1.0, begin=0, min_lr=0.0, warmup=0):
 def inv_poly_decay(step, lr, decay_steps, min_lr, power=1.0, begin=0, warmup=0):
     min_lr = np.clip(min_lr, 1e-8, lr)
     k = ((lr / min_lr) ** (1 / power) - 1) / decay_steps
-    return waiting(
-        step, lr, lambda t: np.maximum(lr / (1 + k * t) ** power, min_lr), begin, warmup
-    )
+
+    def decayed(rate, step):
+        return np.maximum(rate / (1 + k * step) ** power, min_lr)
+
+    return waiting(step, lr, decayed, max(begin, warmup), warmup)
 
 
 def cosine_decay(step, lr, decay_steps, power=1.0, begin=0, min_lr=0.0, warmup=0):
-    def decayed(step):
+    def decayed(rate, step):
         # (1 + cos(x)) / 2 in another form: float64 would lose the last steps.
-        cosine = np.cos(np.pi / 2 * np.minimum(step, decay_steps) / decay_steps) ** 2
-        return lr * ((1 - min_lr) * cosine + min_lr)
+        left = 1 - np.minimum(step, decay_steps) / decay_steps
+        cosine = np.sin(np.pi / 2 * left) ** 2
+        return rate * ((1 - min_lr) * cosine + min_lr)
 
     return waiting(step, lr, decayed, begin, warmup)
 
@@ -172,6 +196,7 @@ ACCURACY = {
     "poly-square": (PolyDecay, poly_decay, (0.3, 123_457, 2.0, 5000, 1e-5, 3000)),
     "poly-steep": (PolyDecay, poly_decay, (0.3, 999_983, 19.9)),
     "poly-very-steep": (PolyDecay, poly_decay, (0.3, 999_983, 150.1)),
+    "poly-warm": (PolyDecay, poly_decay, (0.3, 123_457, 1.7, 777, 1e-4, 54_321)),
     "poly-rising": (PolyDecay, poly_decay, (1e-4, 999_983, 1.7, 0, 0.3)),
     "inv-poly": (InvPolyDecay, inv_poly_decay, (0.3, 999_983, 1e-5)),
     "inv-poly-far": (InvPolyDecay, inv_poly_decay, (3.0, 999_983, 0.0, 0.5, 17)),
@@ -181,6 +206,7 @@ ACCURACY = {
     # The sum of step and 1 / k is beyond 2**24 here.
     "inv-poly-flat": (InvPolyDecay, inv_poly_decay, (0.3, 999_983, 0.2, 60.0)),
     "cosine": (CosineDecay, cosine_decay, (0.3, 999_983, 1.0, 0, 0.0, 1000)),
+    "cosine-warm": (CosineDecay, cosine_decay, (0.3, 123_457, 1.0, 0, 0.01, 999_983)),
     "cosine-later": (CosineDecay, cosine_decay, (0.3, 54_321, 1.0, 777, 0.01)),
     "transformer": (TransformerPolicy, transformer_policy, (2.0, 512, 4000)),
     "transformer-capped": (

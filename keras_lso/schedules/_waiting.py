@@ -22,10 +22,8 @@ class WaitingDecay(LearningRateSchedule):
     """Base of all: a decay that has not begun for some steps.
 
     ```python
-    begin = max(warmup_steps, begin_decay_at)
-    if step < warmup_steps: rate = learning_rate * step / warmup_steps
-    elif step <= begin: rate = learning_rate
-    else: rate = decayed(step - begin)
+    rate = learning_rate * min(1, step / warmup_steps)
+    if step > begin: rate = decayed(rate, step - begin)
     ```
     """
 
@@ -38,21 +36,28 @@ class WaitingDecay(LearningRateSchedule):
         self.min_lr = check_rate("min_lr", min_lr)
         self.name = check_name(name, self)
 
+    @property
+    def _begin(self):
+        """The step from which the decay counts."""
+        return self.begin_decay_at
+
     def __call__(self, step):
         step = whole(step)
-        decaying = step - max(self.warmup_steps, self.begin_decay_at)
+        rate = self._warmed_up(step)
+        decaying = step - self._begin
         # No decay is asked for what it is at zero steps or fewer.
-        decayed = self.decayed(ops.maximum(decaying, 1))
-        rate = ops.where(decaying > 0, decayed, float32(self.learning_rate))
+        decayed = self.decayed(rate, ops.maximum(decaying, 1))
+        return ops.where(decaying > 0, decayed, rate)
+
+    def _warmed_up(self, step):
+        rate = float32(self.learning_rate)
         if self.warmup_steps == 0:
             return rate
-        warmup_rate = straight_line(
-            elapsed(step), self.warmup_steps, 0.0, self.learning_rate
-        )
-        return ops.where(step < self.warmup_steps, warmup_rate, rate)
+        line = straight_line(elapsed(step), self.warmup_steps, 0.0, self.learning_rate)
+        return ops.where(step < self.warmup_steps, line, rate)
 
-    def decayed(self, step):
-        """Returns the rate so many steps, one or more, after the wait, in float32."""
+    def decayed(self, rate, step):
+        """Returns what becomes of a rate in so many steps, one or more, in float32."""
         raise NotImplementedError
 
     def get_config(self):

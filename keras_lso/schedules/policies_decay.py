@@ -91,13 +91,13 @@ class ExpDecay(WaitingDecay):
     def __call__(self, step):
         return ops.maximum(super().__call__(step), float32(self.min_lr))
 
-    def decayed(self, step):
+    def decayed(self, rate, step):
         halvings = math.log2(self.decay_rate)
         if self.use_staircase_decay:
             decay = power_of_two(step // self.decay_steps, halvings)
         else:
             decay = power_of_two(step, halvings / self.decay_steps)
-        return self.learning_rate * decay
+        return rate * decay
 
     def get_config(self):
         return {
@@ -112,14 +112,16 @@ class PolyDecay(WarmedUpDecay):
     """OpenSeq2Seq's `poly_decay`: warms up, waits, then follows a power to a minimum.
 
     ```python
-    begin = max(warmup_steps, begin_decay_at)
-    if step < warmup_steps:
-        rate = learning_rate * step / warmup_steps
-    else:
-        step = clip(step - begin, 0, decay_steps)
+    rate = learning_rate * min(1, step / warmup_steps)
+    if step >= begin_decay_at:
+        step = min(step - begin_decay_at, decay_steps)
         left = (1 - step / decay_steps) ** power
-        rate = learning_rate * left + min_lr * (1 - left)
+        rate = rate * left + min_lr * (1 - left)
     ```
+
+    The decay counts from `begin_decay_at` also where the warm-up takes longer: then
+    the rate that is still warming up is what decays. To have one after the other,
+    write `begin_decay_at=warmup_steps`.
 
     With a `min_lr` above `learning_rate` the rate rises to it. Accurate to 1e-6 of
     the rate for `decay_steps` of up to 2**24 and powers of up to 300.
@@ -128,8 +130,8 @@ class PolyDecay(WarmedUpDecay):
         learning_rate: Float. The rate before the decay.
         decay_steps: Positive int. The number of steps (not epochs) of the decay.
         power: Positive float. Defaults to `1.0`: a straight line.
-        begin_decay_at: Int of zero or more. The first step of the decay, if it is not
-            before the end of the warm-up. Defaults to `0`.
+        begin_decay_at: Int of zero or more. The first step of the decay. Defaults to
+            `0`.
         min_lr: Float. The rate after the decay. Defaults to `0.0`.
         warmup_steps: Int of zero or more. The number of steps of the warm-up. Defaults
             to `0`: none.
@@ -167,7 +169,7 @@ class PolyDecay(WarmedUpDecay):
         https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
     """
 
-    def decayed(self, step):
+    def decayed(self, rate, step):
         left, done = self.left_and_done(step)
         share_left = power_of_share(left, 0.0, self.decay_steps, self.power)
         # 1 - share_left, which would cancel out at the begin of a rate that rises.
@@ -178,7 +180,7 @@ class PolyDecay(WarmedUpDecay):
             ops.log(elapsed(left) / self.decay_steps),
         )
         share_done = -ops.expm1(self.power * log_left)
-        return self.learning_rate * share_left + self.min_lr * share_done
+        return rate * share_left + self.min_lr * share_done
 
 
 @keras.saving.register_keras_serializable("keras_lso", name="InvPolyDecay")
@@ -189,17 +191,15 @@ class InvPolyDecay(WarmedUpDecay):
     min_lr = clip(min_lr, 1e-8, learning_rate)
     k = ((learning_rate / min_lr) ** (1 / power) - 1) / decay_steps
     begin = max(warmup_steps, begin_decay_at)
-    if step < warmup_steps:
-        rate = learning_rate * step / warmup_steps
-    else:
-        step = max(step - begin, 0)
-        rate = max(learning_rate / (1 + k * step) ** power, min_lr)
+    rate = learning_rate * min(1, step / warmup_steps)
+    if step >= begin:
+        rate = max(rate / (1 + k * (step - begin)) ** power, min_lr)
     ```
 
     The rate is `min_lr` at `decay_steps` steps after `begin`, and from there on. This
-    is what OpenSeq2Seq's page says; its code goes on below `min_lr`, ignores
-    `begin_decay_at`, and has counted the steps of the warm-up when the decay begins,
-    at which the rate jumps. Accurate to 1e-6 of the rate for powers of up to 300.
+    is what OpenSeq2Seq's page says; its code goes on below `min_lr`, and ignores
+    `begin_decay_at` and `warmup_steps`. Accurate to 1e-6 of the rate for powers of up
+    to 300.
 
     Args:
         learning_rate: Float. The rate before the decay.
@@ -266,7 +266,12 @@ class InvPolyDecay(WarmedUpDecay):
             name,
         )
 
-    def decayed(self, step):
+    @property
+    def _begin(self):
+        return max(self.warmup_steps, self.begin_decay_at)
+
+    def decayed(self, rate, step):
+        # The warm-up is over: the rate is the learning rate.
         lowest = min(max(self.min_lr, 1e-8), self.learning_rate)
         if lowest == self.learning_rate:
             return float32(lowest)
@@ -285,24 +290,26 @@ class CosineDecay(WarmedUpDecay):
     """OpenSeq2Seq's `cosine_decay`: warms up, waits, then follows half a cosine.
 
     ```python
-    begin = max(warmup_steps, begin_decay_at)
-    if step < warmup_steps:
-        rate = learning_rate * step / warmup_steps
-    else:
-        step = clip(step - begin, 0, decay_steps)
+    rate = learning_rate * min(1, step / warmup_steps)
+    if step >= begin_decay_at:
+        step = min(step - begin_decay_at, decay_steps)
         cosine = (1 + cos(pi * step / decay_steps)) / 2
-        rate = learning_rate * ((1 - min_lr) * cosine + min_lr)
+        rate = rate * ((1 - min_lr) * cosine + min_lr)
     ```
 
-    Note that `min_lr` is a fraction of `learning_rate`; above 1 the rate rises.
-    Accurate to 1e-6 of the rate for `decay_steps` of up to 2**24.
+    The decay counts from `begin_decay_at` also where the warm-up takes longer: then
+    the rate that is still warming up is what decays. To have one after the other,
+    write `begin_decay_at=warmup_steps`.
+
+    Note that `min_lr` is a fraction of the rate; above 1 the rate rises. Accurate to
+    1e-6 of the rate for `decay_steps` of up to 2**24.
 
     Args:
         learning_rate: Float. The rate before the decay.
         decay_steps: Positive int. The number of steps (not epochs) of the decay.
         power: Positive float. Has no effect, as in OpenSeq2Seq. Defaults to `1.0`.
-        begin_decay_at: Int of zero or more. The first step of the decay, if it is not
-            before the end of the warm-up. Defaults to `0`.
+        begin_decay_at: Int of zero or more. The first step of the decay. Defaults to
+            `0`.
         min_lr: Float. The rate after the decay as a fraction of `learning_rate`.
             Defaults to `0.0`.
         warmup_steps: Int of zero or more. The number of steps of the warm-up. Defaults
@@ -342,11 +349,11 @@ class CosineDecay(WarmedUpDecay):
     - [Loshchilov and Hutter, 2017, SGDR](https://arxiv.org/abs/1608.03983)
     """
 
-    def decayed(self, step):
+    def decayed(self, rate, step):
         # (1 + cos(pi * x)) / 2 is sin(pi / 2 * (1 - x)) ** 2, which does not cancel
         # out near the end. One minus that is sin(pi / 2 * x) ** 2.
         left, done = (
             ops.square(ops.sin(elapsed(steps) * (math.pi / 2 / self.decay_steps)))
             for steps in self.left_and_done(step)
         )
-        return self.learning_rate * left + self.learning_rate * self.min_lr * done
+        return rate * (left + self.min_lr * done)

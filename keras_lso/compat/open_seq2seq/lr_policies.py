@@ -124,6 +124,9 @@ def poly_decay(
 ):
     """Returns a rate that warms up, waits, then follows a power to a minimum.
 
+    The decay counts from `begin_decay_at`, also where the warm-up takes longer: then
+    the rate that is still warming up is what decays.
+
     Args:
         global_step: Int, or a tensor of one. The step, from 0.
         learning_rate: See `keras_lso.schedules.PolyDecay`, also for the rest.
@@ -140,13 +143,14 @@ def poly_decay(
 
     >>> from keras_lso.compat.open_seq2seq import lr_policies
     >>> for step in range(5):
-    ...     rate = lr_policies.poly_decay(step, 1.0, 2, power=2.0, warmup_steps=2)
-    ...     print(step, f"{float(rate):.2f}")
-    0 0.00
-    1 0.50
-    2 1.00
-    3 0.25
-    4 0.00
+    ...     late = lr_policies.poly_decay(step, 1.0, 2, 1.0, 2, warmup_steps=2)
+    ...     early = lr_policies.poly_decay(step, 1.0, 4, warmup_steps=2)
+    ...     print(step, f"{float(late):.3f}", f"{float(early):.3f}")
+    0 0.000 0.000
+    1 0.500 0.375
+    2 1.000 0.500
+    3 0.500 0.250
+    4 0.000 0.000
     """
     policy = schedules.PolyDecay(
         learning_rate, decay_steps, power, begin_decay_at, min_lr, warmup_steps
@@ -166,8 +170,9 @@ def inv_poly_decay(
 ):
     """Returns a rate that falls as one over a power of the steps, to a minimum.
 
-    It stops at `min_lr` and waits for `begin_decay_at`, as OpenSeq2Seq's page says;
-    OpenSeq2Seq's code goes on below the one and ignores the other.
+    It stops at `min_lr`, and waits for `begin_decay_at` and the end of the warm-up, as
+    OpenSeq2Seq's page has these arguments; OpenSeq2Seq's code goes on below the first
+    and ignores the others.
 
     Args:
         global_step: Int, or a tensor of one. The step, from 0.
@@ -210,6 +215,9 @@ def cosine_decay(
 ):
     """Returns a rate that warms up, waits, then follows half a cosine.
 
+    The decay counts from `begin_decay_at`, also where the warm-up takes longer: then
+    the rate that is still warming up is what decays.
+
     Args:
         global_step: Int, or a tensor of one. The step, from 0.
         learning_rate: See `keras_lso.schedules.CosineDecay`, also for the rest.
@@ -225,13 +233,15 @@ def cosine_decay(
     Example:
 
     >>> from keras_lso.compat.open_seq2seq import lr_policies
-    >>> for step in range(4):
-    ...     rate = lr_policies.cosine_decay(step, 1.0, 2, min_lr=0.1, warmup_steps=1)
-    ...     print(step, f"{float(rate):.2f}")
-    0 0.00
-    1 1.00
-    2 0.55
-    3 0.10
+    >>> for step in range(5):
+    ...     late = lr_policies.cosine_decay(step, 1.0, 2, 1.0, 2, 0.1, warmup_steps=2)
+    ...     early = lr_policies.cosine_decay(step, 1.0, 2, 1.0, 0, 0.1, warmup_steps=2)
+    ...     print(step, f"{float(late):.3f}", f"{float(early):.3f}")
+    0 0.000 0.000
+    1 0.500 0.275
+    2 1.000 0.100
+    3 0.550 0.100
+    4 0.100 0.100
     """
     policy = schedules.CosineDecay(
         learning_rate, decay_steps, power, begin_decay_at, min_lr, warmup_steps
