@@ -62,6 +62,13 @@ RUNS = {
         "float32",
         lambda: keras.optimizers.LossScaleOptimizer(momentum_sgd(), 2.0**10, 3),
     ),
+    # Keras's class saves less than this has.
+    "keras adafactor": (
+        "float32",
+        lambda: keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.Adafactor(0.05), 2.0**10, 3
+        ),
+    ),
     "bare": ("float32", decaying_adam),
 }
 

@@ -2,6 +2,7 @@
 
 import warnings
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -201,25 +202,38 @@ class OptimizerState(TFKerasMethods):
         optimizer, after which the scale starts afresh.
         """
         self._hides_inner_optimizer = True
-        saved = self._saved_variables
-        inner = self.inner_optimizer.variables
-        layouts = [saved, self._own_variables + inner, inner]
-        count = len(store.keys())
-        variables = next((v for v in layouts if len(v) == count), None)
-        # Before `build` a wrapper has so few that other files may have as many.
-        by_chance = not self.built and not _fit(variables or (), store)
-        if variables is None or by_chance:
+        variables = self._variables_in(store)
+        if variables is None:
             # What Keras does: a model may be loaded without its optimizer.
             hint = self._hint_at_other_layouts()
             warnings.warn(
                 f"Skipping variable loading for optimizer '{self.name}', because it "
-                f"has {len(saved)} variables whereas the saved optimizer has {count} "
-                f"variables.{hint}",
+                f"has {len(self._saved_variables)} variables whereas the saved "
+                f"optimizer has {len(store.keys())} variables.{hint}",
                 stacklevel=2,
             )
             return
         mended = self.loss_scale_policy.variables
         self._assign_all(variables, read_stored(variables, store, mended))
+        adapters.restore_unsaved(self.inner_optimizer, variables)
+
+    def _variables_in(self, store):
+        """Returns the variables whose values are stored; None for another layout."""
+        own, inner = self._own_variables, self.inner_optimizer
+        layouts = [
+            self._saved_variables,
+            own + inner.variables,
+            own + adapters.saved_by_keras(inner),
+            inner.variables,
+        ]
+        layouts = [v for v in layouts if len(v) == len(store.keys())]
+        # Two may be of one length: around Adafactor Keras's class saves fewer of the
+        # inner optimizer's variables, and as many more of its own.
+        variables = max(layouts, key=lambda v: _count_fitting(v, store), default=None)
+        # Before `build` a wrapper has so few that other files may have as many.
+        if variables is None or self.built:
+            return variables
+        return variables if _count_fitting(variables, store) == len(variables) else None
 
     def _hint_at_other_layouts(self):
         if not self.built:
@@ -273,10 +287,19 @@ class OptimizerState(TFKerasMethods):
         return [n for n in super().__dir__() if not (hidden and n == "inner_optimizer")]
 
 
-def _fit(variables, store):
-    """Whether what is stored has the variables' shapes."""
+def _count_fitting(variables, store):
+    """Returns for how many of the variables there is an entry of their kind."""
     names = set(store.keys())
-    return all(
-        str(i) in names and tuple(v.shape) == np.shape(store[str(i)])
-        for i, v in enumerate(variables)
+    return sum(
+        str(i) in names and _fits(variable, store[str(i)])
+        for i, variable in enumerate(variables)
     )
+
+
+def _fits(variable, stored):
+    """Whether what is stored has the variable's shape, and counts if that does."""
+    if not hasattr(stored, "dtype"):
+        stored = np.asarray(stored)
+    is_count = "int" in keras.backend.standardize_dtype(variable.dtype)
+    has_shape = stored.shape == tuple(variable.shape)
+    return has_shape and (stored.dtype.kind in "iu") == is_count

@@ -288,7 +288,8 @@ def _rest(optimizer, state, pairs):
     if isinstance(optimizer, keras.optimizers.Nadam) and len(rest) == 1:
         value = state.u_product
         if value is None:
-            value = _u_product(optimizer, int(state.iterations))
+            # Only a checkpoint holds it.
+            value = adapters.nadam_product(optimizer, int(state.iterations))
         return [(rest[0], _scalar(rest[0], value, "momentum cache"))]
     if rest:
         raise ValueError(
@@ -296,20 +297,6 @@ def _rest(optimizer, state, pairs):
             f"{[v.name for v in rest]}."
         )
     return []
-
-
-def _u_product(optimizer, steps):
-    """Returns Nadam's product of momenta, which only a checkpoint holds.
-
-    As Keras multiplies it up, in float32. It reaches 0 after some hundred steps.
-    """
-    product = np.float32(1.0)
-    for step in range(1, steps + 1):
-        decay = np.power(np.float32(0.96), np.float32(step))
-        product *= np.float32(optimizer.beta_1) * (1 - np.float32(0.5) * decay)
-        if product == 0:
-            break
-    return product
 
 
 # --- Single numbers ---------------------------------------------------------

@@ -49,6 +49,11 @@ from keras_lso.adapters.slots import (
     slots,
     weights,
 )
+from keras_lso.adapters.unsaved import (
+    nadam_product,
+    restore_unsaved,
+    saved_by_keras,
+)
 from keras_lso.adapters.variables import (
     flat_path,
     is_overwritten,
@@ -85,6 +90,7 @@ __all__ = [
     "layers_of",
     "make_rules",
     "members",
+    "nadam_product",
     "name_of",
     "path_matches",
     "path_of",
@@ -92,7 +98,9 @@ __all__ = [
     "reduced_gradients",
     "register_tree_node",
     "remember_trainable_variables",
+    "restore_unsaved",
     "rule_of",
+    "saved_by_keras",
     "schedule_of",
     "sharded_slots",
     "slots",

@@ -1,0 +1,235 @@
+"""Files that Keras's own `LossScaleOptimizer` wrote, around each optimizer.
+
+What `keras_lso.load_model` reads from them is what Keras reads, and training goes on
+from there. Keras is the judge, but for what it leaves out of its files.
+"""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import keras_lso
+from integration_tests.keras_optimizers import keras_optimizers
+from keras_lso import LossScaleOptimizer
+
+
+def multi_optimizer(default, of_biases):
+    if not hasattr(keras.optimizers, "MultiOptimizer"):
+        pytest.skip("keras.optimizers.MultiOptimizer came with Keras 3.15")
+    choice = keras.optimizers.OptimizerMap(default, {".*bias": of_biases})
+    return keras.optimizers.MultiOptimizer(choice)
+
+
+def chosen_by_function():
+    if not hasattr(keras.optimizers, "MultiOptimizer"):
+        pytest.skip("keras.optimizers.MultiOptimizer came with Keras 3.15")
+    return keras.optimizers.MultiOptimizer(Chooser())
+
+
+@keras.saving.register_keras_serializable("keras_lso_tests")
+class Chooser:
+    """Makes the optimizers when it is asked for them, which is in `build`."""
+
+    def __init__(self):
+        self.made = {}
+
+    def __call__(self, variable):
+        cls = [keras.optimizers.Adam, keras.optimizers.Adafactor][
+            len(variable.shape) % 2
+        ]
+        return self.made.setdefault(cls, cls())
+
+    def get_config(self):
+        return {}
+
+    @classmethod
+    def from_config(cls, config):
+        return cls()
+
+
+@keras.saving.register_keras_serializable("keras_lso_tests")
+class Counting(keras.optimizers.SGD):
+    """Sets variables as attributes, in front of the slots and behind them."""
+
+    def build(self, variables):
+        if self.built:
+            return
+        self.calls = keras.Variable(0, trainable=False)
+        super().build(variables)
+        self.largest = keras.Variable([0.0, 0.0], trainable=False)
+
+
+OPTIMIZERS = keras.optimizers
+INNER = {
+    **keras_optimizers(),
+    "Adafactor with a schedule": lambda: OPTIMIZERS.Adafactor(
+        OPTIMIZERS.schedules.ExponentialDecay(0.01, 10, 0.5)
+    ),
+    "Nadam, averaging": lambda: OPTIMIZERS.Nadam(use_ema=True),
+    "Adafactor, averaging": lambda: OPTIMIZERS.Adafactor(use_ema=True),
+    "Nadam, accumulating": lambda: OPTIMIZERS.Nadam(gradient_accumulation_steps=2),
+    "Adafactor, accumulating": lambda: OPTIMIZERS.Adafactor(
+        gradient_accumulation_steps=2
+    ),
+    "Nadam and Adafactor": lambda: multi_optimizer(
+        OPTIMIZERS.Nadam(), OPTIMIZERS.Adafactor()
+    ),
+    "Adafactor and Nadam": lambda: multi_optimizer(
+        OPTIMIZERS.Adafactor(), OPTIMIZERS.Nadam()
+    ),
+    "chosen by a function": chosen_by_function,
+    "LARS": lambda: keras_lso.LARS(1.0),
+    "NovoGrad": lambda: keras_lso.NovoGrad(0.1),
+    "LARC around Nadam": lambda: keras_lso.LARC(OPTIMIZERS.Nadam()),
+    "LARC around Adafactor": lambda: keras_lso.LARC(OPTIMIZERS.Adafactor()),
+    "user's own": lambda: Counting(0.1, momentum=0.9),
+}
+every_inner = pytest.mark.parametrize("inner", INNER)
+
+
+@pytest.fixture(autouse=True)
+def no_warnings():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        yield
+
+
+def new_model(optimizer):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.Input((4,)), layers.Dense(3, activation="tanh"), layers.Dense(2)]
+    )
+    model.compile(optimizer, loss="mean_squared_error")
+    return model
+
+
+def train(model, steps):
+    numbers = np.random.default_rng(0)
+    x = numbers.normal(size=(4 * steps, 4)).astype("float32")
+    y = numbers.normal(size=(4 * steps, 2)).astype("float32")
+    model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
+    return model
+
+
+def keras_own(inner):
+    return keras.optimizers.LossScaleOptimizer(INNER[inner](), initial_scale=64.0)
+
+
+def guarded(inner):
+    return LossScaleOptimizer(INNER[inner](), initial_scale=64.0)
+
+
+def values(variables):
+    return [np.array(keras.ops.convert_to_numpy(v)) for v in variables]
+
+
+def named(optimizer):
+    """Those variables that Keras's class saves: it has added them by name."""
+    return [v for v in optimizer.variables if "/" in v.path]
+
+
+def assert_same(actual, expected):
+    """Bit for bit."""
+    assert len(actual) == len(expected)
+    for a, b in zip(actual, expected, strict=True):
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+        assert a.tobytes() == b.tobytes()
+
+
+def assert_reads_what_keras_reads(ours, theirs):
+    assert type(ours) is LossScaleOptimizer
+    assert int(theirs.inner_optimizer._iterations) == 3
+    assert int(ours.iterations) == int(theirs.iterations)
+    assert float(ours.loss_scale) == float(theirs.dynamic_scale) == 64.0
+    assert int(ours.dynamic_counter) == int(theirs.step_counter) == 3
+    assert int(ours.skipped_steps) == 0
+    assert bool(ours.last_step_applied)
+    assert_same(
+        values(named(ours.inner_optimizer)), values(theirs.inner_optimizer.variables)
+    )
+
+
+def assert_take_the_same_step(model, other):
+    """Rounded otherwise, and four steps of an adaptive optimizer are no longer."""
+    for each in (model, other):
+        train(each, steps=1)
+    for a, b in zip(model.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
+
+
+@every_inner
+def test_a_file_of_keras_own_class_is_read_as_keras_reads_it(inner, tmp_path):
+    file, weights = tmp_path / "model.keras", tmp_path / "model.weights.h5"
+    model = train(new_model(keras_own(inner)), steps=3)
+    model.save(file)
+    model.save_weights(weights)
+
+    theirs, ours = keras.saving.load_model(file), keras_lso.load_model(file)
+    assert_same(ours.get_weights(), theirs.get_weights())
+    assert_reads_what_keras_reads(ours.optimizer, theirs.optimizer)
+    again = new_model(guarded(inner))
+    again.optimizer.build(again.trainable_variables)
+    again.load_weights(weights)
+    assert_reads_what_keras_reads(again.optimizer, theirs.optimizer)
+    assert_same(values(again.optimizer.variables), values(ours.optimizer.variables))
+    if "Nadam" not in inner:  # Keras forgets a part of its state: see below.
+        assert_take_the_same_step(ours, theirs)
+
+
+@pytest.mark.parametrize(
+    "inner",
+    ["Nadam", "Nadam, accumulating", "Nadam and Adafactor", "LARC around Nadam"],
+)
+def test_nadam_goes_on_as_if_without_a_break(inner, tmp_path):
+    # Its product of momenta is not in Keras's file. Under JAX there is none to save:
+    # `fit` begins every step with 1. So the file is made of a run without a wrapper.
+    path = tmp_path / "model.weights.h5"
+    bare = new_model(INNER[inner]())
+    bare.optimizer.build(bare.trainable_variables)
+    train(bare, steps=3)
+    theirs = new_model(keras_own(inner))
+    theirs.optimizer.build(theirs.trainable_variables)
+    theirs.set_weights(bare.get_weights())
+    wrapped = theirs.optimizer.inner_optimizer.variables
+    for variable, value in zip(wrapped, values(named(bare.optimizer)), strict=True):
+        variable.assign(value)
+    theirs.save_weights(path)
+
+    # One that has a product of its own already.
+    ours = train(new_model(guarded(inner)), steps=2)
+    ours.load_weights(path)
+    assert_take_the_same_step(ours, bare)
+
+
+with_more_than_keras_saves = pytest.mark.parametrize(
+    "inner", ["Nadam", "Adafactor", "Adafactor and Nadam", "user's own"]
+)
+
+
+@with_more_than_keras_saves
+def test_the_file_of_the_bare_optimizer_is_read_bit_for_bit(inner, tmp_path):
+    bare = new_model(INNER[inner]())
+    bare.optimizer.build(bare.trainable_variables)
+    train(bare, steps=3).save_weights(tmp_path / "model.weights.h5")
+
+    ours = new_model(guarded(inner))
+    ours.optimizer.build(ours.trainable_variables)
+    ours.load_weights(tmp_path / "model.weights.h5")
+    loaded = ours.optimizer.inner_optimizer.variables
+    assert_same(values(loaded), values(bare.optimizer.variables))
+    assert float(ours.optimizer.loss_scale) == 64.0
+    assert int(ours.optimizer.skipped_steps) == 0
+
+
+@with_more_than_keras_saves
+def test_our_own_file_is_read_bit_for_bit(inner, tmp_path):
+    model = train(new_model(guarded(inner)), steps=3)
+    model.save(tmp_path / "model.keras")
+    for load in (keras.saving.load_model, keras_lso.load_model):
+        loaded = load(tmp_path / "model.keras")
+        assert_same(
+            values(loaded.optimizer.variables), values(model.optimizer.variables)
+        )
