@@ -39,8 +39,9 @@ _kernels = _framework if KERNELS == "auto" else generic
 Measurement = generic.Measurement
 in_float32 = generic.in_float32
 times = generic.times
-restarted = masters.restarted
-rounded = masters.rounded
+# Keras's own operations would copy numbers to PyTorch's device.
+restarted = getattr(_framework, "restarted", masters.restarted)
+rounded = getattr(_framework, "rounded", masters.rounded)
 measure = _kernels.measure
 fused_step = _kernels.fused_step
 run_if = _framework.run_if

@@ -7,6 +7,7 @@ from keras import ops
 from torch.utils import _pytree
 
 from keras_lso.backend import generic
+from keras_lso.backend._torch_masters import restarted, rounded
 from keras_lso.backend._torch_processes import (
     AVERAGES_IN_STEP,
     average_over_processes,
@@ -53,6 +54,8 @@ __all__ = [
     "measure",
     "outside_of_functions",
     "register_list_class",
+    "restarted",
+    "rounded",
     "run_if",
     "scalar",
     "sharded_like",

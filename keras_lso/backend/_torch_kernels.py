@@ -73,7 +73,7 @@ def fused_step(
             norms and [norms[i] for i in chunk],
             *map(list, zip(*(slots[i] for i in chunk), strict=True)),
         )
-        round_into_variables(pairs, finite)
+        round_into_variables(pairs, finite, found_inf)
 
 
 def _own_gradients(grads, written):
@@ -253,8 +253,17 @@ class _Kernel:
             # The kernel reads an element before it writes it.
             self.descend(self.weights, share)
 
-    def adam(self, rule, grads, momenta, velocities):
-        """Does Adam's step, whose `alpha` holds the bias correction already."""
+    def adam(self, rule, grads, momenta, velocities, scale=None):
+        """Does Adam's step, whose `alpha` holds the bias correction already.
+
+        Args:
+            rule: `rules.Adam`.
+            grads: List of float32 tensors.
+            momenta: List of tensors.
+            velocities: List of tensors.
+            scale: Scalar tensor, what the kernel divides the gradients by, in place:
+                they are the step's own. Defaults to `None`: nothing.
+        """
         last = rule.alpha.new_full((), _LAST_STEP)
         torch._fused_adam_(
             self.weights,
@@ -270,6 +279,7 @@ class _Kernel:
             eps=rule.epsilon,
             amsgrad=False,
             maximize=False,
+            grad_scale=scale,
             found_inf=self._found_inf,
         )
 
@@ -333,9 +343,14 @@ def _step_momentum(kernel, rule, g, inv_scale, norms, m):
 
 
 def _step_adam(kernel, rule, g, inv_scale, norms, m, v):
-    g = kernel.multiply(g, inv_scale)
+    scale = None
+    if not kernel.is_on_host and any_is_narrow(g) and torch.is_tensor(inv_scale):
+        # On the way to float32 they are copied anyway: one pass less.
+        g, scale = kernel.widen(g), 1.0 / inv_scale
+    else:
+        g = kernel.multiply(g, inv_scale)
     kernel.decay(rule.decay)
-    kernel.adam(rule, g, m, v)
+    kernel.adam(rule, g, m, v, scale)
 
 
 def _step_lars(kernel, rule, g, inv_scale, norms, v):

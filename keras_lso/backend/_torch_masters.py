@@ -4,12 +4,31 @@ See `generic.fused_step`. `pairs` are tuples of a master and its variable, tenso
 variables of one dtype, or none at all. `finite` is None on the host, where nobody comes
 here after an overflow; on an accelerator it is a boolean scalar tensor, and where it is
 False nothing changes.
+
+Keras's `clip` copies its limits to the device, for which PyTorch waits. PyTorch's own
+takes numbers as they are.
 """
 
+import keras
 import torch
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
-from keras_lso.backend.masters import FLOAT16_MAX, restarted, rounded
+from keras_lso.backend import _torch_in_step
+from keras_lso.backend.masters import FLOAT16_MAX
+
+
+def restarted(master, value):
+    """See `masters.restarted`."""
+    in_step = rounded(master, value.dtype) == value
+    return torch.where(in_step, master, value.float())
+
+
+def rounded(master, dtype):
+    """See `masters.rounded`."""
+    dtype = getattr(torch, keras.backend.standardize_dtype(dtype))
+    if dtype == torch.float16:
+        master = master.clamp(-FLOAT16_MAX, FLOAT16_MAX)
+    return master.to(dtype)
 
 
 def restart(pairs, finite, memory):
@@ -17,7 +36,8 @@ def restart(pairs, finite, memory):
     if not pairs:
         return
     if finite is not None:
-        _assign_where(finite, restarted, pairs)
+        if not _torch_in_step.are_known(pairs):
+            _restart_where(finite, pairs)
         return
     masters, variables = map(list, zip(*pairs, strict=True))
     expected = memory.like(variables)
@@ -41,24 +61,69 @@ def _are_alike(values, others):
     return torch.equal(*pair)
 
 
-def round_into_variables(pairs, finite):
-    """Rounds the masters into the variables."""
+def _restart_where(finite, pairs):
+    masters, variables = map(list, zip(*pairs, strict=True))
+    old, value = map(_flatten_dense_tensors, (masters, variables))
+    moved = (rounded(old, value.dtype) != value).logical_and_(finite)
+    new = torch.where(moved, value, old)
+    torch._foreach_copy_(masters, _unflatten_dense_tensors(new, masters))
+
+
+def round_into_variables(pairs, finite, found_inf):
+    """Rounds the masters into the variables.
+
+    Args:
+        pairs: See above.
+        finite: See above.
+        found_inf: Float32 scalar tensor, 1.0 where `finite` is False. None on the host.
+    """
     if not pairs:
         return
-    if finite is not None:
-        pairs = [(variable, master) for master, variable in pairs]
-        _assign_where(finite, lambda v, master: rounded(master, v.dtype), pairs)
-        return
     masters, variables = map(list, zip(*pairs, strict=True))
+    if finite is not None:
+        _round_where(finite, found_inf, masters, variables)
+        _torch_in_step.note(pairs, finite)
+        return
     torch._foreach_copy_(variables, masters)
     if variables[0].dtype == torch.float16:
         for variable in variables:
             variable.clamp_(-FLOAT16_MAX, FLOAT16_MAX)
 
 
-def _assign_where(finite, function, pairs):
-    """Does `x = where(finite, function(x, y), x)` for all pairs at once."""
-    targets, sources = map(list, zip(*pairs, strict=True))
-    old, other = map(_flatten_dense_tensors, (targets, sources))
-    new = torch.where(finite, function(old, other), old)
-    torch._foreach_copy_(targets, _unflatten_dense_tensors(new, targets))
+def _round_where(finite, found_inf, masters, variables):
+    # As one piece, which one kernel clamps.
+    flat = variables[0].new_empty(sum(v.numel() for v in variables))
+    new = _unflatten_dense_tensors(flat, variables)
+    torch._foreach_copy_(new, masters)
+    if flat.dtype == torch.float16:
+        flat.clamp_(-FLOAT16_MAX, FLOAT16_MAX)
+    if all(v.is_contiguous() for v in variables):
+        _copy_unless(found_inf, variables, new)
+    else:
+        kept = torch.where(finite, flat, _flatten_dense_tensors(variables))
+        torch._foreach_copy_(variables, _unflatten_dense_tensors(kept, variables))
+
+
+def _copy_unless(found_inf, targets, sources):
+    """Copies contiguous tensors, and writes nothing where `found_inf` is 1.0.
+
+    Which is what the fused kernel does with a momentum that has no past. A rate of 0
+    leaves it nothing to do to the sources, which are variables and gradients to it.
+    """
+    torch._fused_sgd_(
+        sources,
+        sources,
+        targets,
+        lr=0.0,
+        momentum=1.0,
+        nesterov=False,
+        weight_decay=0.0,
+        dampening=0.0,
+        maximize=False,
+        is_first_step=True,
+        found_inf=found_inf,
+    )
+    # The kernel leaves that out, and others go by it: autograd, and the masters that
+    # another optimizer has of the same variables.
+    for target in targets:
+        torch.autograd.graph.increment_version(target)

@@ -9,8 +9,8 @@ import torch
 
 from keras_lso.backend import (
     _torch_kernels,
+    _torch_masters,
     _torch_measure,
-    masters,
     rules,
 )
 from keras_lso.backend._torch_shards import Agreement, any_sharded, shards_of
@@ -164,7 +164,7 @@ def _norms_in_step(rules, variables, slots, grads, inv_scale, narrow):
     for variable, of_one, low in zip(variables, slots, narrow, strict=True):
         value, low = shards_of((variable, low))
         if low is not None:
-            value = masters.restarted(value, low)
+            value = _torch_masters.restarted(value, low)
         state.append((value, *of_one))
     inv_scale = 1.0 if inv_scale is None else inv_scale
     squares, owners = _squares(rules, shards_of(grads), inv_scale, state)

@@ -37,9 +37,9 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def make(inner, shapes=SHAPES):
+def make(inner, shapes=SHAPES, dtype="float32"):
     random = np.random.default_rng(0)
-    variables = [keras.Variable(random.normal(size=s), dtype="float32") for s in shapes]
+    variables = [keras.Variable(random.normal(size=s), dtype=dtype) for s in shapes]
     optimizer = keras_lso.LossScaleOptimizer(inner, initial_scale=SCALE)
     optimizer.build(variables)
     return optimizer, variables
@@ -87,20 +87,49 @@ needs_cuda = pytest.mark.skipif(
 
 
 @needs_cuda
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("inner", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_a_step_waits_for_nothing(inner):
+def test_a_step_waits_for_nothing(inner, dtype):
     import torch
 
-    optimizer, variables = make(inner())
+    optimizer, variables = make(inner(), dtype=dtype)
     grads = gradients(0)
     loss = ops.ones(())
     torch.cuda.set_sync_debug_mode("error")
     try:
+        # With masters the first step compares, and others may know.
         with torch.no_grad():
-            optimizer.scale_loss(loss)
-            optimizer.apply(grads, variables)
+            for _ in range(3):
+                optimizer.scale_loss(loss)
+                optimizer.apply(grads, variables)
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@needs_cuda
+def test_masters_are_not_compared_once_a_step_is_known_to_be_applied(monkeypatch):
+    import torch
+
+    from keras_lso.backend import _torch_masters
+
+    calls = []
+    compare = _torch_masters._restart_where
+    monkeypatch.setattr(
+        _torch_masters,
+        "_restart_where",
+        lambda *args: (calls.append(1), compare(*args)),
+    )
+    optimizer, variables = make(keras.optimizers.SGD(0.1), dtype="float16")
+    for finite, compared in ((True, 1), (True, 1), (False, 1), (True, 1)):
+        grads = gradients(0) if finite else [g * np.inf for g in gradients(0)]
+        optimizer.apply(grads, variables)
+        torch.cuda.synchronize()
+        assert len(calls) == compared
+    variables[2].assign(5.0)
+    before = snapshot(variables)[2]
+    optimizer.apply([g * 0 for g in gradients(0)], variables)
+    assert len(calls) == 2
+    np.testing.assert_array_equal(snapshot(variables)[2], before)
 
 
 @needs_cuda

@@ -1,10 +1,12 @@
 """On PyTorch a step reads nothing from the device and copies nothing to it.
 
 Shown on the `meta` device, whose tensors have no values: to look at one is an error.
-What is not computed there is left: how the kernels are called, and how many are.
+What is not computed there is left: how the kernels are called, how many are, and how
+many bytes they move.
 """
 
 import collections
+import math
 
 import keras
 import pytest
@@ -55,23 +57,63 @@ def meta_device(monkeypatch):
     library._destroy()
 
 
+# These look at no element.
+VIEWS = ["view", "slice", "select", "unbind", "detach", "alias", "expand"]
+
+
 class Kernels(TorchDispatchMode):
     """Counts what runs on the device, and refuses what comes from the host."""
 
     def __init__(self):
         super().__init__()
         self.calls = collections.Counter()
+        self.bytes = 0
 
     def __torch_dispatch__(self, kernel, types, args=(), kwargs=None):
         name = kernel.overloadpacket.__name__
         result = kernel(*args, **(kwargs or {}))
-        for tensor in torch.utils._pytree.tree_leaves((args, kwargs, result)):
-            if isinstance(tensor, torch.Tensor):
-                assert tensor.device.type == "meta", f"{name} of a tensor on the host"
-        # Memory without a value.
-        if not name.startswith("empty"):
+        tensors = tensors_in((args, kwargs, result))
+        for tensor in tensors:
+            assert tensor.device.type == "meta", f"{name} of a tensor on the host"
+        # Memory without a value, and a view of memory, are no kernels.
+        if not name.startswith(("empty", "new_empty")) and name not in VIEWS:
             self.calls[name] += 1
+            self.bytes += bytes_moved(kernel, args, kwargs or {}, result)
         return result
+
+
+def tensors_in(tree):
+    leaves = torch.utils._pytree.tree_leaves(tree)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def bytes_moved(kernel, args, kwargs, result):
+    """Each tensor that a kernel is given is read, and what it changes is written.
+
+    What it returns is written as well, unless that is what it was given.
+    """
+    schema = kernel._schema.arguments
+    given = {a.name: value for a, value in zip(schema, args, strict=False)} | kwargs
+    written = {a.name for a in schema if a.alias_info and a.alias_info.is_write}
+    name = kernel.overloadpacket.__name__
+    if name.startswith("_fused_") and given.get("grad_scale") is None:
+        # Without a scale the gradients stay as they are.
+        written.discard("grads")
+    read = set(given) - {"out"}
+    if name in ("copy_", "_foreach_copy_", "fill_", "zero_"):
+        read -= written
+    if name.startswith("new_") or name.endswith("_like"):
+        read = set()
+    read = tensors_in([given[n] for n in read])
+    new = tensors_in([given[n] for n in written if n in given])
+    known = {id(t) for t in read + new}
+    new += [t for t in tensors_in(result) if id(t) not in known]
+    # One that is given twice is in the cache.
+    return sum(
+        t.numel() * t.element_size()
+        for once in (read, new)
+        for t in {id(t): t for t in once}.values()
+    )
 
 
 def refuse_numbers(monkeypatch, name):
@@ -84,40 +126,139 @@ def refuse_numbers(monkeypatch, name):
     monkeypatch.setattr(torch, name, make_of_tensors)
 
 
-def kernels_of_a_step(monkeypatch, optimizer, count, gradient_dtype=torch.float32):
-    variables = [keras.Variable(torch.zeros(3, 4, device="meta")) for _ in range(count)]
+def make(optimizer, shapes, gradient_dtype, variable_dtype):
+    variables = [keras.Variable(torch.zeros(s), dtype=variable_dtype) for s in shapes]
     optimizer.build(variables)
-    grads = [torch.zeros(3, 4, device="meta", dtype=gradient_dtype) for _ in variables]
+    return variables, [torch.zeros(s, dtype=gradient_dtype) for s in shapes]
+
+
+def run(monkeypatch, optimizer, grads, variables):
     loss = torch.zeros((), device="meta")
     with torch.no_grad(), monkeypatch.context() as patch, Kernels() as kernels:
         refuse_numbers(patch, "tensor")
         refuse_numbers(patch, "as_tensor")
         optimizer.scale_loss(loss)
         optimizer.apply(grads, variables)
-    return kernels.calls
+    return kernels
 
 
+def kernels_of_a_step(
+    monkeypatch, optimizer, count, gradient_dtype="float32", variable_dtype="float32"
+):
+    shapes = [(3, 4)] * count
+    with torch.device("meta"):
+        dtype = getattr(torch, gradient_dtype)
+        variables, grads = make(optimizer, shapes, dtype, variable_dtype)
+    return run(monkeypatch, optimizer, grads, variables).calls
+
+
+@pytest.mark.parametrize("variable_dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("gradient_dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("inner", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_a_step_neither_reads_from_the_device_nor_writes_to_it(
-    monkeypatch, inner, policy
+    monkeypatch, inner, policy, gradient_dtype, variable_dtype
 ):
-    optimizer = keras_lso.LossScaleOptimizer(inner(), loss_scale=policy())
-    calls = kernels_of_a_step(monkeypatch, optimizer, count=3)
-    assert any(name in calls for name in FUSED)
+    """Float16 and bfloat16 variables have masters here.
+
+    Without, no kernel takes them: Keras's own step is taken or not, by a branch on the
+    host.
+    """
+    optimizer = keras_lso.LossScaleOptimizer(
+        inner(), loss_scale=policy(), master_weights=True
+    )
+    with torch.device("meta"):
+        variables, grads = make(
+            optimizer,
+            [(3, 4), (3, 4), ()],
+            getattr(torch, gradient_dtype),
+            variable_dtype,
+        )
+    # The first step compares the masters with their variables, as each does after an
+    # assignment. The second one knows that they are in step.
+    for _ in range(1 if variable_dtype == "float32" else 2):
+        calls = run(monkeypatch, optimizer, grads, variables).calls
+        assert any(name in calls for name in FUSED)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+# Bytes that a step moves for each parameter, whose gradient is float16. To check that
+# it is finite reads 2, to copy it to float32 reads 2 and writes 4, and to unscale that
+# reads and writes 4: in all 16. Adam's kernel unscales by itself, which saves a read.
+# The kernel reads the gradient, and reads and writes the weight and each slot: 12, and
+# 8 for each slot. A decay reads and writes the weights once more: 8. LARS takes their
+# norm (4), adds their decay to the gradient (12), takes the norm of that (4) and
+# multiplies it by a rate for each layer (8).
+BYTES = {
+    "SGD": 16 + 12,
+    "momentum": 16 + 20,
+    "nesterov and decay": 16 + 20 + 8,
+    "Adam": 12 + 28,
+    "AdamW": 12 + 28 + 8,
+    "LARS": 16 + 20 + 28,
+}
+# To round a master reads 4 and writes 2, and to clamp that reads and writes 2. To copy
+# it to the variable, unless the step is skipped, reads both and writes both.
+TO_ROUND, TO_CLAMP = 4 + 2 + 8, 4
+
+
+@pytest.mark.parametrize("inner", BYTES)
+def test_masters_of_float16_variables_move_18_bytes_a_parameter(monkeypatch, inner):
+    """With SGD, with momentum or not, and with Adam that makes no more than 60 in all.
+
+    LARS moves 64 without masters. GradScaler and a fused SGD with momentum, with
+    masters kept by hand, move 44.
+    """
+    assert bytes_a_parameter(monkeypatch, inner, "float16", "float32") == BYTES[inner]
+    for dtype, masters in (("float16", TO_ROUND + TO_CLAMP), ("bfloat16", TO_ROUND)):
+        moved = bytes_a_parameter(monkeypatch, inner, dtype, dtype)
+        assert moved == BYTES[inner] + masters
+        if inner in ("SGD", "momentum", "Adam"):
+            assert moved <= 60
+
+
+def test_a_step_after_an_assignment_compares_and_moves_52_bytes_more(monkeypatch):
+    step = bytes_a_parameter(monkeypatch, "momentum", "float16", "float16")
+    other = bytes_a_parameter(
+        monkeypatch, "momentum", "float16", "float16", is_assigned=True
+    )
+    # The masters and the variables are put together (8, 4), the masters clamped (8) and
+    # rounded (6), both compared (5), but for a step that is skipped (2), the one or the
+    # other taken (11), and that copied to the masters (8).
+    assert other - step == 52
+
+
+def bytes_a_parameter(
+    monkeypatch, inner, gradient_dtype, variable_dtype, is_assigned=False
+):
+    optimizer = keras_lso.LossScaleOptimizer(OPTIMIZERS[inner](), master_weights=True)
+    # So many that scalars do not count, in two chunks.
+    shapes = [(1000, 1000), (500, 1000)] * 8
+    with torch.device("meta"):
+        variables, grads = make(
+            optimizer, shapes, getattr(torch, gradient_dtype), variable_dtype
+        )
+    run(monkeypatch, optimizer, grads, variables)
+    if is_assigned:
+        for variable in variables:
+            variable.assign(torch.zeros_like(variable.value))
+    moved = run(monkeypatch, optimizer, grads, variables).bytes
+    count = sum(math.prod(shape) for shape in shapes)
+    return round(moved / count, 2)
+
+
+@pytest.mark.parametrize(
+    "dtypes", [("float32", "float32"), ("float16", "float32"), ("float16", "float16")]
+)
 @pytest.mark.parametrize(
     "inner", ["SGD", "momentum", "nesterov and decay", "Adam", "AdamW"]
 )
-def test_many_tensors_take_as_many_kernels_as_a_few(monkeypatch, inner, dtype):
+def test_many_tensors_take_as_many_kernels_as_a_few(monkeypatch, inner, dtypes):
     few, many = (
         kernels_of_a_step(
             monkeypatch,
             keras_lso.LossScaleOptimizer(OPTIMIZERS[inner]()),
             count,
-            getattr(torch, dtype),
+            *dtypes,
         )
         for count in (2, 50)
     )
@@ -135,11 +276,16 @@ def test_a_ratio_for_each_tensor_takes_one_kernel_each(monkeypatch, inner):
     assert many - few == {"mul": 48}
 
 
-def test_what_would_synchronise_is_found(monkeypatch):
-    # No rule: its step is taken, or not, by a branch on the host.
-    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.RMSprop(0.1))
+@pytest.mark.parametrize(
+    "inner, dtype",
+    [(keras.optimizers.RMSprop, "float32"), (SGD, "float16")],
+    ids=["no rule", "no masters"],
+)
+def test_what_would_synchronise_is_found(monkeypatch, inner, dtype):
+    # No kernel: the inner step is taken, or not, by a branch on the host.
+    optimizer = keras_lso.LossScaleOptimizer(inner(0.1), master_weights=False)
     with pytest.raises(RuntimeError, match="cannot be called on meta tensors"):
-        kernels_of_a_step(monkeypatch, optimizer, count=1)
+        kernels_of_a_step(monkeypatch, optimizer, count=1, variable_dtype=dtype)
 
 
 def test_what_would_be_copied_is_found(monkeypatch):
