@@ -1,14 +1,13 @@
 """README.md and docs/ are marked up as they should be, and leave out no public name."""
 
 import importlib
-import json
 import re
 import types
 
 import pytest
 
 import keras_lso
-from benchmarks.tables import make_tables
+from integration_tests import docs_figures
 from integration_tests.docs_blocks import ALL_BLOCKS, BACKEND, DIRECTIVE, PAGES, ROOT
 from integration_tests.test_docs import CHECKS, PROGRAMS, SURROUNDINGS
 
@@ -53,45 +52,70 @@ def test_the_links_lead_somewhere(page):
     assert links
 
 
-def test_the_speed_in_the_readme_is_what_was_measured():
-    table = (ROOT / "README.md").read_text()
-    modes = {"tensorflow": "graph", "jax": "jit", "torch": "eager"}
-    results = [
-        json.loads(p.read_text()) for p in ROOT.glob("benchmarks/results/*.json")
-    ]
-    for inner, title in (("SGD+momentum", "SGD and momentum"), ("Adam", "Adam")):
-        groups = {
-            result["backend"]: {row["name"]: row["ms"] for row in group["rows"]}
-            for result in results
-            for group in result["groups"]
-            if (group["mode"], group["shapes"], group["inner"], group["kind"])
-            == (modes[result["backend"]], "resnet50", inner, "float32")
-        }
-        cells = [
-            ", ".join(
-                f"{groups[backend][row] / groups[backend]['inner alone']:.2f}"
-                for backend in modes
-            )
-            for row in ("Keras's wrapper", "keras_lso")
-        ]
-        torch = groups["torch"]
-        fused = torch["GradScaler + fused"] / torch["inner alone"]
-        cells.insert(1, f"{fused:.2f} on PyTorch")
-        title = f"a step with {title}: TensorFlow, JAX, PyTorch"
-        assert f"| {' | '.join([title, *cells])} |" in table
+# --- What was measured --------------------------------------------------------------
 
 
-def test_the_tables_on_performance_are_what_was_measured():
-    page = (ROOT / "docs" / "performance.md").read_text()
-    results = [
-        json.loads(path.read_text())
-        for path in sorted(ROOT.glob("benchmarks/results/*.json"))
+@pytest.fixture(scope="module")
+def results():
+    return docs_figures.read_results()
+
+
+def missing_from(page, lines):
+    text = (ROOT / page).read_text()
+    return [line for line in lines if line not in text]
+
+
+def rows_below(page, heading):
+    """Returns the rows of the tables below a heading, up to the next one."""
+    text = (ROOT / page).read_text().split(f"\n{heading}\n")[1]
+    rows = re.findall(r"^\|.*\|$", re.split(r"^#+ ", text, flags=re.MULTILINE)[0], re.M)
+    # Headings and the line below them, and the groups of rows, which are bold.
+    return [r for i, r in enumerate(rows) if i > 1 and not r.startswith("| **")]
+
+
+def test_the_speed_in_the_readme_is_what_was_measured(results):
+    assert not missing_from("README.md", docs_figures.comparison_rows(results))
+
+
+def test_the_cost_of_lars_is_what_was_measured(results):
+    page = "docs/large-batches.md"
+    assert rows_below(page, "### What it costs") == docs_figures.lars_rows(results)
+    assert not missing_from(page, [docs_figures.lars_shapes(results)])
+
+
+def test_the_tables_on_performance_are_what_was_measured(results):
+    page = "docs/performance.md"
+    for heading, title in {
+        "## The limits": "Limits",
+        "## The steps": "Steps",
+        "## In `fit`": "fit, with Adam",
+        "## Two participants": "Two participants",
+    }.items():
+        measured = docs_figures.table_rows(results, title)
+        assert rows_below(page, heading) == measured, title
+
+
+def test_what_performance_says_of_the_best_and_worst_rows_was_measured(results):
+    page = "docs/performance.md"
+    heading = "### From the best row to the worst"
+    assert rows_below(page, heading) == docs_figures.range_rows(results)
+    figures = [
+        f"takes {docs_figures.fit_range(results)}\n  of what it takes with Keras's",
+        docs_figures.first_step_most(results),
+        docs_figures.first_steps_of_many(results),
     ]
-    tables = {table.title: table for table in make_tables(results)}
-    for title in ("Steps", "fit, with Adam", "Two participants"):
-        for _, rows in tables[title].sections:
-            for cells in rows:
-                assert f"| {' | '.join(cells)} |" in page
+    assert not missing_from(page, figures)
+    # "The step takes longest ..." names all of these, and nothing else.
+    most = {where: worst for where, (_, worst) in docs_figures.ranges(results).items()}
+    assert {where for where, (value, _) in most.items() if value > 1.6} == {
+        "jax jit, float16 with masters",
+        "tensorflow graph, float16 with masters",
+        "torch eager, float16 with masters",
+        "tensorflow XLA, float32, LogMax",
+        "torch eager, float32",
+        "jax, two: devices, model parallel",
+    }
+    assert most["torch eager, float32"][1] == "SGD"
 
 
 # --- The API ------------------------------------------------------------------------
