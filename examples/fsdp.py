@@ -56,8 +56,9 @@ def load_data():
 
 def train(rank):
     network = make_network()
-    # After `fully_shard`, which makes new parameters.
-    variables = [keras.Variable(p) for p in network.parameters()]
+    # After `fully_shard`, which makes new parameters. With their names, which the
+    # patterns of `exclude_from_weight_decay=[...]` look for.
+    variables = [keras.Variable(p, name=n) for n, p in network.named_parameters()]
     # Each process sees the gradients of its own half only. Before the optimizer steps,
     # or skips, the processes agree whether all gradients are finite.
     optimizer = keras_lso.LossScaleOptimizer(

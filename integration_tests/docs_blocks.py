@@ -8,6 +8,7 @@ A comment before a block says what is special about it:
 """
 
 import dataclasses
+import itertools
 import pathlib
 import re
 
@@ -71,6 +72,36 @@ def blocks_of(page):
             )
             directives = {}
     return blocks
+
+
+def block_with(page, text):
+    """Returns the one block of a page that has a text in it."""
+    [block] = [block for block in blocks_of(page) if text in block.source]
+    return block
+
+
+def run_block(page, text, names):
+    """Runs that block among some names; returns them, with the page's own."""
+    block = block_with(page, text)
+    # Under the page's own line numbers.
+    source = "\n" * block.line + block.source
+    exec(compile(source, str(PAGES[page]), "exec"), names)
+    return names
+
+
+def table_of(page, first_heading):
+    """Returns the rows of the table whose first column has this heading: lists."""
+    start = f"| {first_heading} |"
+    lines = PAGES[page].read_text().splitlines()
+    [first] = [i for i, line in enumerate(lines) if line.startswith(start)]
+    # Below the heading stands a line of dashes.
+    rows = itertools.takewhile(lambda line: line.startswith("|"), lines[first + 2 :])
+    return [[cell.strip() for cell in row.strip("|").split(" | ")] for row in rows]
+
+
+def code_in(cell):
+    """Returns the pieces of code in a cell of a table."""
+    return re.findall(r"`([^`]+)`", cell)
 
 
 ALL_BLOCKS = [block for page in PAGES for block in blocks_of(page)]

@@ -63,9 +63,28 @@ def tf_keras_of_2_0():
     )
 
 
-@contextlib.contextmanager
-def file_of_tf_keras(names):
-    """Leaves `model.h5`, of four steps, and compares how the run goes on."""
+def file_of_tf_keras(path):
+    """Leaves a file of four steps, and compares how the run goes on."""
+
+    @contextlib.contextmanager
+    def surroundings(names):
+        theirs, go_on = model_of_tf_keras()
+        theirs.save(path)
+        yield
+        model = names["model"]
+        assert int(model.optimizer.iterations) == 4
+        go_on(theirs)
+        go_on(model)
+        weights = zip(model.get_weights(), theirs.get_weights(), strict=True)
+        for ours, expected in weights:
+            # Twelve steps of 0.001; a slot of zeros would be off by several of them.
+            np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-6)
+
+    return surroundings
+
+
+def model_of_tf_keras():
+    """Returns a model of tf.keras after four steps, and what takes twelve more."""
     import tf_keras
 
     x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
@@ -75,15 +94,7 @@ def file_of_tf_keras(names):
     theirs.compile(tf_keras.mixed_precision.LossScaleOptimizer(inner), loss="mse")
     fit = {"batch_size": 8, "shuffle": False, "verbose": 0}
     theirs.fit(x, y, **fit)
-    theirs.save("model.h5")
-    yield
-    model = names["model"]
-    assert int(model.optimizer.iterations) == 4
-    theirs.fit(x, y, epochs=3, **fit)
-    model.fit(x, y, epochs=3, **fit)
-    for ours, expected in zip(model.get_weights(), theirs.get_weights(), strict=True):
-        # Twelve steps of 0.001; a slot of zeros would be off by several of them.
-        np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-6)
+    return theirs, lambda model: model.fit(x, y, epochs=3, **fit)
 
 
 @contextlib.contextmanager
@@ -110,7 +121,8 @@ def shard_map(names):
 SURROUNDINGS = {
     "tf.keras 2.4": old_tensorflow(tf_keras_of_2_4),
     "tf.keras 2.0": old_tensorflow(tf_keras_of_2_0),
-    "a file of tf.keras 2": file_of_tf_keras,
+    "a file of tf.keras 2": file_of_tf_keras("model.h5"),
+    "a SavedModel of tf.keras 2": file_of_tf_keras("folder"),
     "TF1": nothing,
     "a process group": process_group,
     "jax.shard_map": shard_map,

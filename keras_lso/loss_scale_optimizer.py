@@ -74,6 +74,8 @@ class LossScaleOptimizer(
 
     With `gradient_accumulation_steps` on the inner optimizer, a micro-batch that
     overflows is dropped whole, and the window waits for the next finite one.
+    A learning-rate schedule counts finite micro-batches there, as Keras's
+    optimizers have it, while `iterations` counts updates.
 
     Args:
         inner_optimizer: The `keras.optimizers.Optimizer` to wrap.
@@ -106,7 +108,8 @@ class LossScaleOptimizer(
             `beta_1`, `clipnorm`, ...) read and write through this one as well.
         loss_scale: Float32 scalar tensor. The current scale.
         loss_scale_policy: The `keras_lso.loss_scales.LossScale` behind it.
-        iterations: The number of steps that were applied.
+        iterations: The number of steps that were applied; with
+            `gradient_accumulation_steps`, of updates.
         skipped_steps: Integer scalar tensor. The number that were not.
         last_step_applied: Boolean scalar tensor. Whether the last one was.
 

@@ -23,7 +23,9 @@ class LossScale:
 
     A policy holds the current loss scale and says how it moves after each
     step. Subclass it to write your own: override `step`, and `build` if the
-    policy needs state besides the scale and one counter.
+    policy needs state besides the scale and one counter. Register the class, so
+    that the files and configs that hold it can be loaded; if `__init__` has
+    arguments of its own, override `get_config` to add them.
 
     A policy belongs to one `LossScaleOptimizer`, which creates, saves and loads
     its variables.
@@ -36,8 +38,9 @@ class LossScale:
 
     Example:
 
-    >>> import keras_lso
-    >>> class Halving(keras_lso.loss_scales.LossScale):
+    >>> import keras, keras_lso
+    >>> @keras.saving.register_keras_serializable("my_project")
+    ... class Halving(keras_lso.loss_scales.LossScale):
     ...     "Halves at every overflow and never grows."
     ...     def step(self, finite, amax=None):
     ...         self.assign_scale(ops.where(finite, self.value, self.value / 2))

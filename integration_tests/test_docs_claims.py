@@ -1,0 +1,269 @@
+"""What README.md and docs/ say in words or in a table, and what comes of it.
+
+The programs of the pages run in `test_docs.py`. Here the code of a cell is run, or what
+the text says of a program is tried.
+"""
+
+import ast
+import importlib
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+from integration_tests.docs_blocks import BACKEND, PAGES, block_with, run_block
+
+pytestmark = pytest.mark.slow
+
+
+def numpy_of(value):
+    return ops.convert_to_numpy(value)
+
+
+@pytest.fixture
+def clean(tmp_path, monkeypatch):
+    """A folder to write to, and the dtype policy as it was."""
+    monkeypatch.chdir(tmp_path)
+    policy = keras.config.dtype_policy()
+    yield
+    keras.config.set_dtype_policy(policy)
+
+
+# --- troubleshooting.md: does it overflow in float32 as well? -----------------------
+
+
+@keras.saving.register_keras_serializable("test_docs_claims")
+class MakesLayers(keras.layers.Layer):
+    """A layer that makes others, and does not hand on its dtype policy."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.inner = keras.layers.Dense(4)
+
+    def build(self, shape):
+        self.inner.build(shape)
+
+    def call(self, inputs):
+        return self.inner(inputs)
+
+
+def nested_model():
+    """Layers in layers, of every kind that has some."""
+    layers = keras.layers
+    inputs = keras.Input((6, 4))
+    x = layers.MultiHeadAttention(2, 2)(inputs, inputs)
+    inner = keras.Sequential([layers.Dense(4), layers.LayerNormalization()])
+    x = keras.Sequential([layers.Dense(4), inner])(x)
+    x = layers.Bidirectional(layers.GRU(2, return_sequences=True))(x)
+    x = layers.TimeDistributed(layers.Dense(4))(x)
+    x = MakesLayers()(ops.cast(x, "float16"))
+    return keras.Model(inputs, layers.Dense(1, dtype="float32")(x))
+
+
+def parts_of(model):
+    """Returns all layers, at any depth. (Only here: Keras has no public way.)"""
+    return model._flatten_layers()
+
+
+def in_float32(model, x):
+    names = {"keras": keras, "np": np, "model": model, "x": x}
+    return run_block("docs/troubleshooting.md", "def without_float16", names)[
+        "in_float32"
+    ]
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_every_layer_of_the_copy_computes_in_float32(policy, clean):
+    keras.config.set_dtype_policy(policy)
+    model = nested_model()
+    before = [layer.compute_dtype for layer in parts_of(model)]
+    assert policy.removeprefix("mixed_") in before
+    x = np.random.default_rng(0).normal(size=(2, 6, 4)).astype("float32")
+
+    copy = in_float32(model, x)
+
+    assert "query" in [layer.name for layer in parts_of(copy)]
+    assert {layer.compute_dtype for layer in parts_of(copy)} == {"float32"}
+    assert len(parts_of(copy)) == len(before)
+    for ours, theirs in zip(copy.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+    # The model itself, and what is set, stay as they were.
+    assert [layer.compute_dtype for layer in parts_of(model)] == before
+    assert keras.config.dtype_policy().name == policy
+
+
+def attention():
+    inputs = keras.Input((6, 4))
+    return keras.Model(inputs, keras.layers.MultiHeadAttention(2, 2)(inputs, inputs))
+
+
+def sequential_in_sequential():
+    inner = keras.Sequential([keras.layers.Dense(4), keras.layers.Dense(4)])
+    return keras.Sequential([keras.Input((6, 4)), inner])
+
+
+@pytest.mark.parametrize("make", [attention, sequential_in_sequential])
+def test_the_copy_is_finite_where_an_inner_layer_overflows_in_float16(make, clean):
+    if BACKEND == "jax" and make is attention:
+        pytest.skip("XLA has no kernel for attention in float16 on a CPU")
+    keras.config.set_dtype_policy("mixed_float16")
+    model = make()
+    # A first product of 4 * 200 * 200, above 65504; the others shrink it again.
+    first, *others = [w.shape for w in model.weights]
+    model.set_weights([np.full(first, 200.0), *(np.full(s, 1e-4) for s in others)])
+    x = np.full((2, 6, 4), 200.0, "float32")
+    assert not np.isfinite(model.predict(x, verbose=0)).all()
+    assert np.isfinite(in_float32(model, x).predict(x, verbose=0)).all()
+
+
+# --- custom-loops.md: what schedules count under accumulation -----------------------
+
+
+class CountsItsCalls(keras.optimizers.schedules.LearningRateSchedule):
+    """A rate that says at which step it was asked for: one above it."""
+
+    def __call__(self, step):
+        return ops.cast(step, "float32") + 1.0
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda o: o, keras.optimizers.LossScaleOptimizer, keras_lso.LossScaleOptimizer],
+    ids=["the bare optimizer", "Keras's class", "ours"],
+)
+def test_a_schedule_counts_micro_batches_and_iterations_count_updates(wrap):
+    dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
+    model = keras.Sequential([keras.Input((1,)), dense])
+    inner = keras.optimizers.SGD(CountsItsCalls(), gradient_accumulation_steps=4)
+    # The gradient is 1.
+    model.compile(wrap(inner), loss=lambda y, predicted: ops.mean(predicted))
+    model.fit(np.ones((12, 1)), np.ones((12, 1)), batch_size=1, verbose=0)
+    assert int(model.optimizer.iterations) == 3
+    # The rates of the fourth, the eighth and the twelfth micro-batch. If schedules
+    # counted updates, -(1 + 2 + 3).
+    assert model.get_weights()[0] == -(4 + 8 + 12)
+
+
+def test_the_warmup_of_the_page_takes_as_many_updates_as_it_says():
+    names = {"keras": keras, "keras_lso": keras_lso}
+    run_block("docs/custom-loops.md", "gradient_accumulation_steps=", names)
+    optimizer, micro_batches = names["accumulating"], names["micro_batches"]
+    w = keras.Variable([0.0])
+    one, overflow = ops.ones((1,)), ops.full((1,), float("inf"))
+    rates = []
+    for update in range(3):
+        before = numpy_of(w)[0]
+        if update == 1:
+            # Dropped, and not counted.
+            optimizer.apply([overflow], [w], scaled=False)
+        for _ in range(micro_batches):
+            optimizer.apply([one], [w], scaled=False)
+        rates.append(before - numpy_of(w)[0])
+    # Of the last micro-batch of each update, in a hundredth of the warm-up. Float32
+    # rounds the rate, the weight and their difference.
+    whole = micro_batches * names["warmup_updates"]
+    expected = [0.1 * step / whole for step in (3, 7, 11)]
+    np.testing.assert_allclose(rates, expected, rtol=1e-6)
+    assert float(names["schedule"](whole - micro_batches)) < 0.1
+    assert float(names["schedule"](whole)) == pytest.approx(0.1)
+    assert (int(optimizer.iterations), int(optimizer.skipped_steps)) == (3, 1)
+
+
+# --- large-batches.md: patterns, and the names of PyTorch's parameters --------------
+
+
+def module_of_torch():
+    torch = importlib.import_module("torch")
+    layers = [torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Linear(3, 1)]
+    return torch.nn.Sequential(*layers)
+
+
+def left_alone(variables, **exclusions):
+    """Returns the paths of those that a step of LARS neither decays nor adapts."""
+    optimizer = keras_lso.LARS(1.0, momentum=0.0, weight_decay_rate=0.5, **exclusions)
+    for variable in variables:
+        variable.assign(ops.ones(variable.shape))
+    # Nothing but decay moves them.
+    optimizer.apply([ops.zeros(v.shape) for v in variables], variables)
+    return {v.path for v in variables if (numpy_of(v) == 1.0).all()}
+
+
+def assigned_variables(line, module):
+    """Runs a line of a page or an example that makes a module's variables."""
+    names = {"keras": keras, "module": module, "model": module, "network": module}
+    exec(line, names)
+    return names["variables"]
+
+
+def lines_that_name_parameters():
+    paths = [*PAGES.values(), *PAGES["README.md"].parent.glob("examples/*.py")]
+    lines = [line.strip(" `|") for p in paths for line in p.read_text().splitlines()]
+    lines = [line.partition("`, as in")[0] for line in lines]
+    found = [line[line.find("variables = [keras.Variable(") :] for line in lines]
+    return [line for line in found if line.startswith("variables = [")]
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="a PyTorch module's parameters")
+def test_every_page_hands_on_the_names_of_a_modules_parameters():
+    lines = lines_that_name_parameters()
+    # large-batches.md, migrating-grad-scaler.md, scaling.md, fsdp.py.
+    assert len(lines) == 4
+    for line in lines:
+        module = module_of_torch()
+        paths = [v.path for v in assigned_variables(line, module)]
+        assert paths == [name for name, _ in module.named_parameters()]
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="a PyTorch module's parameters")
+def test_the_patterns_of_the_page_find_the_biases_of_a_module():
+    names = {"keras": keras, "keras_lso": keras_lso}
+    run_block("docs/large-batches.md", "named_parameters", names)
+    variables = names["variables"]
+    assert [v.path for v in variables] == ["0.weight", "0.bias", "1.weight", "1.bias"]
+    biases = {"0.bias", "1.bias"}
+    for patterns in exclusions_on_the_page():
+        assert left_alone(variables, exclude_from_weight_decay=patterns) == biases
+    assert left_alone(variables, exclude_1d=True) == {*biases, "1.weight"}
+    attention = importlib.import_module("torch").nn.MultiheadAttention(2, 1)
+    of_attention = [keras.Variable(p, name=n) for n, p in attention.named_parameters()]
+    biases = {"in_proj_bias", "out_proj.bias"}
+    assert left_alone(of_attention, exclude_from_weight_decay=["bias"]) == biases
+    assert left_alone(of_attention, exclude_1d=True) == biases
+    # "A variable without a name is called `variable_1`, which no pattern finds".
+    nameless = [keras.Variable(v.value) for v in variables]
+    assert left_alone(nameless, exclude_from_weight_decay=["bias"]) == set()
+
+
+def exclusions_on_the_page():
+    """Returns the lists of patterns in large-batches.md that name biases."""
+    found = []
+    for block in ("keras_lso.LARS(10.0, exclude_1d", "named_parameters", "LARC("):
+        source = block_with("docs/large-batches.md", block).source
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.keyword) and isinstance(node.value, ast.List):
+                found.append([ast.literal_eval(e) for e in node.value.elts])
+    found = [patterns for patterns in found if any("bias" in p for p in patterns)]
+    # `exclude_from_weight_decay` twice, its method, and LARC's `exclude`.
+    assert len(found) == 4
+    return found
+
+
+def test_the_patterns_of_the_page_find_the_biases_of_a_keras_model():
+    layers = [
+        keras.layers.Dense(3, name="unbiased", use_bias=False),
+        keras.layers.BatchNormalization(name="batch_normalization"),
+        keras.layers.Dense(1, name="dense"),
+    ]
+    model = keras.Sequential([keras.Input((4,)), *layers], name="sequential")
+    variables = model.trainable_variables
+    [normal] = [p for p in exclusions_on_the_page() if "batch_normalization" in p]
+    assert left_alone(variables, exclude_from_weight_decay=normal) == {
+        "sequential/batch_normalization/gamma",
+        "sequential/batch_normalization/beta",
+        "sequential/dense/bias",
+    }
+    # "`"bias"` also hits a layer that is called `unbiased`; ... does not."
+    loose = left_alone(variables, exclude_from_weight_decay=["bias"])
+    assert loose == {"sequential/unbiased/kernel", "sequential/dense/bias"}

@@ -1,0 +1,332 @@
+"""What the pages about migrating say in their tables, and what comes of it.
+
+Their programs run in `test_docs.py`. Here the code in the cells runs, with a number for
+each `...`, and the files load that a table says load.
+"""
+
+import ast
+import contextlib
+import importlib
+import inspect
+import logging
+import re
+
+import keras
+import numpy as np
+import pytest
+
+import keras_lso
+from integration_tests.docs_blocks import BACKEND, code_in, table_of
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def clean(tmp_path, monkeypatch):
+    """A folder to write to, and the dtype policy as it was."""
+    monkeypatch.chdir(tmp_path)
+    policy = keras.config.dtype_policy()
+    yield
+    keras.config.set_dtype_policy(policy)
+
+
+# --- migrating.md: which files Keras 3 takes the weights out of ---------------------
+
+
+def network(k, seed):
+    """A small model, of tf.keras or of Keras 3."""
+    layers = [k.layers.Dense(3, activation="relu"), k.layers.BatchNormalization()]
+    model = k.Sequential([k.Input((4,)), *layers, k.layers.Dense(1)])
+    random = np.random.default_rng(seed)
+    model.set_weights([random.uniform(size=w.shape) for w in model.get_weights()])
+    return model
+
+
+def network_of_ones_own(k):
+    """Keras 3 looks for one of the layers elsewhere than tf.keras puts it."""
+
+    def init(self):
+        k.Model.__init__(self)
+        self.second = k.layers.Dense(1)
+        self.first = k.layers.Dense(4)
+
+    def call(self, inputs):
+        return self.second(self.first(inputs))
+
+    model = type("Network", (k.Model,), {"__init__": init, "call": call})()
+    model(np.zeros((1, 4), "float32"))
+    return model
+
+
+@contextlib.contextmanager
+def quiet_tensorflow():
+    """Without tf.keras's advice not to write `.h5` files."""
+    logger = logging.getLogger("tensorflow")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    yield
+    logger.setLevel(level)
+
+
+@pytest.fixture
+def files(clean):
+    """The files that the table in migrating.md names, and their model of tf.keras."""
+    tf = pytest.importorskip("tensorflow")
+    tf_keras = pytest.importorskip("tf_keras")
+    model = network(tf_keras, seed=1)
+    inner = tf_keras.optimizers.Adam(1e-3)
+    model.compile(tf_keras.mixed_precision.LossScaleOptimizer(inner), loss="mse")
+    model.fit(np.ones((8, 4)), np.ones((8, 1)), verbose=0)
+    with quiet_tensorflow():
+        for path in ("model.h5", "model.keras", "folder"):
+            model.save(path)
+        model.save_weights("prefix")
+    checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+    checkpoint.save("checkpoint")
+    return model
+
+
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
+def test_keras_3_reads_the_weights_that_migrating_says_it_reads(files):
+    paths = {
+        '`model.save("model.h5")`': "model.h5",
+        '`model.save("model.keras")`, of the optimizers of TensorFlow 2.11 and later': (
+            "model.keras"
+        ),
+        '`model.save("folder")`, a SavedModel': "folder",
+        '`model.save_weights("prefix")` of a compiled model': "prefix",
+        '`tf.train.Checkpoint(...).save("prefix")`': "checkpoint-1",
+    }
+    rows = table_of("docs/migrating.md", "written by")
+    assert [row[0] for row in rows] == list(paths)
+    for row in rows:
+        model = network(keras, seed=2)
+        if row[-1].startswith("yes"):
+            model.load_weights(paths[row[0]])
+            for ours, theirs in zip(
+                model.get_weights(), files.get_weights(), strict=True
+            ):
+                np.testing.assert_array_equal(ours, theirs)
+        else:
+            assert row[-1].startswith("no")
+            with pytest.raises(ValueError, match="File format not supported"):
+                model.load_weights(paths[row[0]])
+
+
+@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
+def test_the_weights_of_other_files_go_by_way_of_tf_keras(files):
+    tf, tf_keras = map(importlib.import_module, ("tensorflow", "tf_keras"))
+    rows = table_of("docs/migrating.md", "the weights are in")
+    assert len(rows) == 3
+    for _, cell in rows:
+        [code] = code_in(cell)
+        old = network(tf_keras, seed=3)
+        code = code.replace("prefix-1", "checkpoint-1")
+        exec(code, {"old": old, "tf": tf})
+        with quiet_tensorflow():
+            old.save_weights("weights_alone.h5")
+        model = network(keras, seed=2)
+        model.load_weights("weights_alone.h5")
+        for ours, theirs in zip(model.get_weights(), files.get_weights(), strict=True):
+            np.testing.assert_array_equal(ours, theirs)
+
+
+def test_a_model_of_ones_own_class_goes_by_way_of_tf_keras(clean):
+    tf_keras = pytest.importorskip("tf_keras")
+    theirs = network_of_ones_own(tf_keras)
+    theirs.save("model.keras")
+    model = network_of_ones_own(keras)
+    with pytest.raises(ValueError, match="could not be loaded"):
+        model.load_weights("model.keras")
+    old = network_of_ones_own(tf_keras)
+    old.load_weights("model.keras")
+    old.save_weights("weights_alone.h5")
+    model.load_weights("weights_alone.h5")
+    for ours, their in zip(model.get_weights(), theirs.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, their)
+
+
+# --- migrating-grad-scaler.md, migrating-optax.md: the arguments --------------------
+
+VALUES = {
+    "initial_scale": 64.0,
+    "initial_loss_scale": 64.0,
+    "dynamic_growth_steps": 3,
+    "increment_period": 3,
+    "growth_factor": 8.0,
+    "backoff_factor": 0.25,
+    "multiplier": 4.0,
+    "min_scale": 1.0,
+    "global_clipnorm": 1.0,
+}
+# Which steps are finite: long enough to grow twice, and to drop twice in a row.
+FINITE = [True, True, True, False, True, True, False, False, *[True] * 7]
+
+
+def filled(code):
+    """Returns the code with a number for each `...`, by the name of its argument."""
+    tree = ast.parse(code)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.keyword) and _is_dots(node.value):
+            node.value = ast.Constant(VALUES[node.arg])
+    return ast.unparse(ast.fix_missing_locations(tree))
+
+
+def _is_dots(node):
+    return isinstance(node, ast.Constant) and node.value is Ellipsis
+
+
+def optimizer_of(rows, inner):
+    """Returns the optimizer with the arguments in the right cells of these rows."""
+    names = inspect.signature(keras_lso.LossScaleOptimizer).parameters
+    pieces = [code for row in rows for code in code_in(row[1])]
+    pieces = [f"{code}=..." if code in names else code for code in pieces]
+    arguments = eval(filled(f"dict({', '.join(pieces)})"), {"keras_lso": keras_lso})
+    return keras_lso.LossScaleOptimizer(inner, **arguments)
+
+
+def rows_with(page, heading, wanted, names_of):
+    """Returns the row for these arguments of the original, or those that cover it."""
+    rows = [(names_of(row[0]), row) for row in table_of(page, heading)]
+    exact = [row for names, row in rows if names == wanted]
+    return exact or [row for names, row in rows if names and names <= wanted]
+
+
+def scales_of(optimizer):
+    """Returns the scale after each step of `FINITE`."""
+    w = keras.Variable([0.0])
+    scales = []
+    for finite in FINITE:
+        grad = keras.ops.full((1,), 1.0 if finite else float("inf"))
+        optimizer.apply([grad], [w], scaled=False)
+        scales.append(float(optimizer.loss_scale))
+    return scales
+
+
+def scales_of_grad_scaler(**arguments):
+    torch = importlib.import_module("torch")
+    scaler = torch.amp.GradScaler("cpu", **arguments)
+    p = torch.nn.Parameter(torch.zeros(1))
+    inner = torch.optim.SGD([p], 0.1)
+    scales = []
+    for finite in FINITE:
+        scaler.scale(torch.zeros(()))
+        p.grad = torch.full((1,), 1.0 if finite else float("inf"))
+        scaler.step(inner)
+        scaler.update()
+        scales.append(scaler.get_scale())
+    return scales
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="GradScaler is PyTorch's")
+@pytest.mark.parametrize(
+    "factors", [{}, {"growth_factor": 8.0, "backoff_factor": 0.25}]
+)
+def test_the_arguments_of_grad_scaler_have_their_scales_here(factors):
+    arguments = {"init_scale": 64.0, "growth_interval": 3, **factors}
+    rows = rows_with(
+        "docs/migrating-grad-scaler.md",
+        "`GradScaler`",
+        set(arguments),
+        lambda cell: set(code_in(cell)),
+    )
+    optimizer = optimizer_of(rows, keras.optimizers.SGD(0.1))
+    assert scales_of(optimizer) == scales_of_grad_scaler(**arguments)
+
+
+def scales_of_jmp(**arguments):
+    jmp, jnp = map(importlib.import_module, ("jmp", "jax.numpy"))
+    scale = jmp.DynamicLossScale(jnp.float32(64.0), **arguments)
+    scales = []
+    for finite in FINITE:
+        scale = scale.adjust(jnp.array(finite))
+        scales.append(float(scale.loss_scale))
+    return scales
+
+
+def arguments_of_jmp(cell):
+    """Returns the names of the arguments of `jmp.DynamicLossScale` in a cell."""
+    calls = [ast.parse(code) for code in code_in(cell) if "DynamicLossScale(" in code]
+    nodes = [node for call in calls for node in ast.walk(call)]
+    return {node.arg for node in nodes if isinstance(node, ast.keyword)}
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="jmp is JAX's")
+@pytest.mark.parametrize("factor", [{}, {"factor": 4}])
+def test_the_arguments_of_jmp_have_their_scales_here(factor):
+    arguments = {"period": 3, **factor}
+    rows = rows_with(
+        "docs/migrating-optax.md", "optax, jmp", set(arguments), arguments_of_jmp
+    )
+    optimizer = optimizer_of(rows, keras.optimizers.SGD(0.1))
+    assert scales_of(optimizer) == scales_of_jmp(**arguments)
+
+
+# --- The other cells ----------------------------------------------------------------
+
+
+def everything():
+    """Returns what the code in the right cells talks about, by name."""
+    inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=2)
+    optimizer = keras_lso.LossScaleOptimizer(inner)
+    variables = [keras.Variable([1.0])]
+    optimizer.build(variables)
+    own = ("apply", "stateless_apply", "skipped_steps", "check_stalled", "iterations")
+    names = {name: getattr(optimizer, name) for name in own}
+    through = ("gradient_accumulation_steps", "global_clipnorm")
+    names |= {name: getattr(optimizer, name) for name in through}
+    names |= {"keras": keras, "keras_lso": keras_lso, "inner": inner}
+    names |= {name: getattr(keras.optimizers, name) for name in ("Adam", "AdamW")}
+    names["Lion"] = keras.optimizers.Lion
+    if BACKEND == "torch":
+        names["module"] = importlib.import_module("torch").nn.Linear(2, 1)
+    if BACKEND == "jax":
+        names["jax"] = importlib.import_module("jax")
+    one = keras.ops.ones((1,))
+    return names | {
+        "optimizer": optimizer,
+        "variables": variables,
+        "gradients": [one],
+        "loss": one[0],
+    }
+
+
+def check_arguments(code):
+    """Builds the wrapper or, if they are the inner optimizer's, that one."""
+    given = eval(filled(f"dict({code})"), {"keras_lso": keras_lso})
+    ours = inspect.signature(keras_lso.LossScaleOptimizer).parameters
+    if set(given) <= set(ours):
+        keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1), **given)
+    else:
+        keras.optimizers.SGD(0.1, **given)
+
+
+def check_code(code, names):
+    """Runs the code of a cell; of a call with `(...,` the names of its arguments."""
+    if code == "dtype=":
+        keras.layers.Dense(1, dtype="float16")
+    elif "(..., " in code:
+        call = ast.parse(code, mode="eval").body
+        parameters = inspect.signature(eval(ast.unparse(call.func), names)).parameters
+        assert {keyword.arg for keyword in call.keywords} <= set(parameters)
+    elif re.match(r"\w+=", code):
+        check_arguments(code)
+    else:
+        exec(filled(code), names)
+
+
+@pytest.mark.parametrize(
+    "page, heading, on",
+    [
+        ("docs/migrating-grad-scaler.md", "`GradScaler`", "torch"),
+        ("docs/migrating-optax.md", "optax, jmp", "jax"),
+    ],
+)
+def test_the_code_in_the_right_cells_runs(page, heading, on, clean):
+    if on != BACKEND:
+        pytest.skip(f"the page is about {on}")
+    pieces = [code for row in table_of(page, heading) for code in code_in(row[1])]
+    assert len(pieces) > 10
+    names = everything()
+    for code in pieces:
+        check_code(code, names)

@@ -1,0 +1,133 @@
+"""What policies.md, saving.md and migrating-keras.md say of files, and what loads."""
+
+import doctest
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+from integration_tests.docs_blocks import PAGES, code_in, run_block, table_of
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def clean(tmp_path, monkeypatch):
+    """A folder to write to."""
+    monkeypatch.chdir(tmp_path)
+
+
+def compiled(optimizer):
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+    model.compile(optimizer, loss="mse")
+    return model
+
+
+# --- policies.md: a policy of one's own is saved and loaded -------------------------
+
+
+@pytest.mark.parametrize("load", [keras.saving.load_model, keras_lso.load_model])
+def test_a_run_with_the_policy_of_the_page_goes_on_from_its_file(load, clean):
+    names = {"keras": keras, "keras_lso": keras_lso}
+    names |= {"Adam": keras.optimizers.Adam}
+    names |= {"LossScaleOptimizer": keras_lso.LossScaleOptimizer}
+    policy_class = run_block("docs/policies.md", "class Cautious", names)["Cautious"]
+    policy = policy_class(initial_loss_scale=64.0, growth_factor=1.5, max_scale=1024)
+    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.Adam(), loss_scale=policy)
+    model = compiled(optimizer)
+    x = np.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+    y = x.sum(axis=1, keepdims=True)
+    fit = {"batch_size": 8, "shuffle": False, "verbose": 0}
+    model.fit(x, y, **fit)
+    assert float(optimizer.loss_scale) == 64.0 * 1.5**4
+    model.save("model.keras")
+
+    loaded = load("model.keras")
+
+    policy = loaded.optimizer.loss_scale_policy
+    assert type(policy) is policy_class
+    assert (policy.growth_factor, policy.max_scale) == (1.5, 1024)
+    assert float(loaded.optimizer.loss_scale) == 64.0 * 1.5**4
+    for each in (model, loaded):
+        each.fit(x, y, **fit)
+    assert float(loaded.optimizer.loss_scale) == 1024
+    for ours, theirs in zip(loaded.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+def test_the_policy_in_the_docstring_of_LossScale_is_loaded():
+    names = {"keras": keras, "keras_lso": keras_lso, "ops": ops}
+    examples = doctest.DocTestParser().get_examples(
+        keras_lso.loss_scales.LossScale.__doc__
+    )
+    for example in examples:
+        exec(compile(example.source, "LossScale", "single"), names)
+    config = keras.saving.serialize_keras_object(names["policy"])
+    loaded = keras.saving.deserialize_keras_object(config)
+    assert type(loaded) is names["Halving"]
+    assert loaded.initial_loss_scale == 1024
+
+
+# --- saving.md, migrating-keras.md: the state of another optimizer ------------------
+
+KERAS, OURS = keras.optimizers.LossScaleOptimizer, keras_lso.LossScaleOptimizer
+
+
+def bare(adam):
+    return adam
+
+
+def by_saving(holds):
+    """Returns the code that a row of saving.md gives for what a file holds."""
+    rows = dict(table_of("docs/saving.md", "the file holds"))
+    return code_in(rows[holds])
+
+
+def by_migrating_keras():
+    """Returns the code that migrating-keras.md gives for `.weights.h5`."""
+    files = PAGES["docs/migrating-keras.md"].read_text().split("## Files")[1]
+    return [code for code in code_in(files) if code.startswith("model.")]
+
+
+@pytest.mark.parametrize("path", ["model.keras", "model.weights.h5"])
+@pytest.mark.parametrize(
+    "writer, reader, holds",
+    [
+        (bare, OURS, "the bare inner optimizer (a float32 run)"),
+        (OURS, KERAS, "our default policy, to be read by Keras's class"),
+        (OURS, KERAS, None),
+        (KERAS, OURS, None),
+    ],
+)
+def test_the_state_of_another_optimizer_comes_along(writer, reader, holds, path, clean):
+    model = compiled(writer(keras.optimizers.Adam()))
+    model.fit(np.ones((8, 4)), np.ones((8, 1)), batch_size=2, verbose=0)
+    (model.save if path == "model.keras" else model.save_weights)(path)
+    loaded = compiled(reader(keras.optimizers.Adam()))
+    for code in by_saving(holds) if holds else by_migrating_keras():
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", "Skipping variable loading")
+            exec(code, {"model": loaded, "path": path})
+    ours, theirs = (
+        getattr(m.optimizer, "inner_optimizer", m.optimizer) for m in (loaded, model)
+    )
+    assert int(ours.iterations) == 4
+    # Steps, rate, and two slots of each of two variables.
+    assert len(ours.variables) == 6
+    for our, their in zip(ours.variables, theirs.variables, strict=True):
+        np.testing.assert_array_equal(
+            ops.convert_to_numpy(our), ops.convert_to_numpy(their)
+        )
+
+
+def test_without_building_the_optimizer_its_state_stays_behind(clean):
+    model = compiled(keras.optimizers.Adam())
+    model.fit(np.ones((8, 4)), np.ones((8, 1)), verbose=0)
+    model.save_weights("model.weights.h5")
+    loaded = compiled(OURS(keras.optimizers.Adam()))
+    with pytest.warns(UserWarning, match="Skipping variable loading for optimizer"):
+        loaded.load_weights("model.weights.h5")
+    assert int(loaded.optimizer.iterations) == 0
