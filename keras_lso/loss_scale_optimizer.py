@@ -108,8 +108,8 @@ class LossScaleOptimizer(
             `beta_1`, `clipnorm`, ...) read and write through this one as well.
         loss_scale: Float32 scalar tensor. The current scale.
         loss_scale_policy: The `keras_lso.loss_scales.LossScale` behind it.
-        iterations: The number of steps that were applied; with
-            `gradient_accumulation_steps`, of updates.
+        iterations: The variable that counts the steps that were applied; with
+            `gradient_accumulation_steps`, the updates.
         skipped_steps: Integer scalar tensor. The number that were not.
         last_step_applied: Boolean scalar tensor. Whether the last one was.
 

@@ -9,7 +9,12 @@ import signal
 import numpy as np
 import pytest
 
-from integration_tests.distributed import launch, problem, tensorflow_fit
+from integration_tests.distributed import (
+    launch,
+    problem,
+    tensorflow_fit,
+    tensorflow_reads,
+)
 
 WORKER = "worker_tensorflow_fit"
 
@@ -55,6 +60,14 @@ def test_fit_skips_on_all_what_overflows_on_one(
     for actual in launch.lines_of(printed, "LOSSES"):
         # Of 1e36 / 4 at some batches: the weights do not count beside that.
         assert actual == pytest.approx(losses, rel=1e-3)
+
+
+def test_what_a_user_reads_after_fit_is_what_one_replica_holds(folder, printed):
+    [read] = launch.lines_of(printed, "READS")
+    expected = tensorflow_reads.fit_and_read(f"{folder}/alone", None)
+    # The float16 roundings of a gradient, as above.
+    assert read.pop("val_loss") == pytest.approx(expected.pop("val_loss"), rel=2.0**-8)
+    assert read == expected
 
 
 def test_keras_own_wrapper_applies_what_overflows_on_the_last(printed):

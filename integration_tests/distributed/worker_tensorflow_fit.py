@@ -15,7 +15,7 @@ import sys
 import keras
 import tensorflow as tf
 
-from integration_tests.distributed import tensorflow_fit
+from integration_tests.distributed import tensorflow_fit, tensorflow_reads
 from integration_tests.distributed.two_replicas import strategy
 
 folder, *how = sys.argv[1:]
@@ -55,6 +55,9 @@ for jit_compile in (False, "auto"):
     losses = tensorflow_fit.fit(make_model(jit_compile=jit_compile), [recorder])
     recorder.save(f"{folder}/{jit_compile}")
     print("LOSSES", json.dumps(losses))
+
+found = tensorflow_reads.fit_and_read(f"{folder}/reads", strategy)
+print("READS", json.dumps(found))
 
 # Keras's own wrapper, and who compiles all by XLA.
 keras_model = make_model(wrapper=keras.optimizers.LossScaleOptimizer)

@@ -195,13 +195,18 @@ def averages(optimizer):
     return [
         pair
         for averaging in (innermost, *members(innermost))
-        if averaging.use_ema and averaging.built and int(averaging._iterations) > 0
+        if averaging.use_ema and averaging.built and _has_stepped(averaging)
         for pair in zip(
             averaging._trainable_variables,
             averaging._model_variables_moving_average,
             strict=True,
         )
     ]
+
+
+def _has_stepped(optimizer):
+    # By NumPy: what replicas share does not become an `int` by itself.
+    return int(ops.convert_to_numpy(iteration_variable(optimizer))) > 0
 
 
 def count_by(wrapper, inner):

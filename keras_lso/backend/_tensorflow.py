@@ -172,13 +172,14 @@ def total(grads, axis_name=None):
 def run_if(finite, step, grads, state):
     """See `generic.run_if`.
 
-    A `tf.cond` runs only the branch it needs. Where optimizers reduce their
-    gradients by `merge_call`, which no replica may do inside a `tf.cond`, the
-    replicas meet first and the `tf.cond` stands around all of them.
+    A `tf.cond` runs only the branch it needs. Optimizers write their variables by
+    `merge_call`, for which the replicas meet, and this they may not do inside a
+    `tf.cond`. So several meet first, and the `tf.cond` stands around all of them. One
+    replica has nobody to wait for: inside it steps in a context that merges at once.
     """
     context = tf.distribute.get_replica_context()
     if context.num_replicas_in_sync == 1:
-        tf.cond(finite, lambda: _nothing(step(grads)), _nothing)
+        tf.cond(finite, lambda: _nothing(_step_alone(step, grads)), _nothing)
         return
 
     def on_all_replicas(strategy, finite, grads):
@@ -191,6 +192,21 @@ def run_if(finite, step, grads, state):
         )
 
     context.merge_call(on_all_replicas, args=(finite, grads))
+
+
+def _step_alone(step, grads):
+    """Steps as the only replica, in TensorFlow's context for one.
+
+    A `MirroredStrategy` has another, in which `merge_call` hands over to the thread
+    that runs the replicas, even if there is one only, and which is refused in a graph
+    that this thread has not seen: that of a `tf.cond`, of the caller's or the
+    optimizer's own (accumulation, averages). Without a strategy it is there already.
+    """
+    if not tf.distribute.has_strategy():
+        step(grads)
+        return
+    with tf.distribute.ReplicaContext(tf.distribute.get_strategy(), 0):
+        step(grads)
 
 
 def _nothing(*_):
@@ -263,7 +279,8 @@ def _restart(pairs):
 
 def _assign_here(variable, value):
     """Assigns to this replica's copy alone: `variable.assign` would wait for all."""
-    tf.raw_ops.AssignVariableOp(resource=variable.value.handle, value=value)
+    [variable] = _tf_variables([variable])
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
 
 def fused_step_takes(rule, variables, gradients):
@@ -298,10 +315,11 @@ def check_on_replicas(variables):
     strategy = tf.distribute.get_strategy()
     if strategy.num_replicas_in_sync == 1 or not isinstance(strategy, _MIRRORED):
         return
-    for v in variables:
-        if not isinstance(v.value, tf.distribute.DistributedValues):
+    for v, behind in zip(variables, _tf_variables(variables), strict=True):
+        if not isinstance(behind, tf.distribute.DistributedValues):
+            path = getattr(v, "path", v.name)  # TensorFlow's own have none.
             raise ValueError(
-                f"The variable {v.path!r} was not made in the strategy's scope: all "
+                f"The variable {path!r} was not made in the strategy's scope: all "
                 "replicas would write to the same one, each its own step. Make the "
                 "model and the optimizer inside of `with strategy.scope():`, and call "
                 "`optimizer.build(model.trainable_variables)` there."
@@ -317,16 +335,14 @@ def _in_xla():
 def compile_step(step):
     """See `generic.compile_step`.
 
-    Replicas meet in a step, which they cannot do in a function of their own. The one
-    around `strategy.run` compiles it.
+    Replicas meet in a step, even a single one, which they cannot do in a function of
+    their own. The one around `strategy.run` compiles it.
     """
     # A new function for each length of a batch would be too many.
     compiled = tf.function(step, autograph=False, reduce_retracing=True)
 
     def call(*args):
-        context = tf.distribute.get_replica_context()
-        is_one_of_many = context is not None and context.num_replicas_in_sync > 1
-        return (step if is_one_of_many else compiled)(*args)
+        return (step if tf.distribute.has_strategy() else compiled)(*args)
 
     return call
 

@@ -104,7 +104,8 @@ class LossScaleMonitor(keras.callbacks.Callback):
         """Returns the two numbers; they are in the event file then, if there is one."""
         scale, skipped = float(optimizer.loss_scale), int(optimizer.skipped_steps)
         if self._writer is not None:
-            step = skipped + int(optimizer.iterations)
+            # By NumPy: what replicas share does not become an `int` by itself.
+            step = skipped + int(ops.convert_to_numpy(optimizer.iterations))
             self._writer.write(step, {"loss_scale": scale, "skipped_steps": skipped})
         return scale, skipped
 

@@ -1,0 +1,66 @@
+"""Strategies of one device: what runs on every machine with one GPU.
+
+They have nothing to share out, so each run is the one without a strategy, bit for bit.
+Keras's own wrapper runs there; what Keras's optimizers alone do not (accumulation and
+averages, whose steps branch by themselves) runs inside of ours.
+"""
+
+import pytest
+
+from integration_tests.distributed import launch
+from integration_tests.distributed.tensorflow_fit import SKIPPED_AFTER
+from integration_tests.distributed.tensorflow_one_device import (
+    CASES,
+    FEW,
+    MORE_RUNS,
+    RUNS,
+)
+
+
+@pytest.fixture(scope="module")
+def is_exhaustive(request):
+    return request.config.getoption("exhaustive")
+
+
+@pytest.fixture(scope="module")
+def printed(is_exhaustive, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("one_device")
+    arguments = [str(folder), *(["all"] if is_exhaustive else [])]
+    [printed] = launch.run("worker_tensorflow_one_device", arguments)
+    return printed
+
+
+def test_a_strategy_of_one_device_trains_as_no_strategy_does(printed, is_exhaustive):
+    lines = launch.lines_of(printed, "RUN")
+    runs, cases = (RUNS + MORE_RUNS, CASES) if is_exhaustive else (RUNS, FEW)
+    assert len(lines) == len(runs) * len(cases)
+    for strategy, *where, found in lines:
+        assert isinstance(found, dict), (strategy, *where, found)
+        # TensorFlow's server may add up a norm in another order: of numbers below 4, a
+        # few roundings of float32.
+        limit = 4 * 1e-6 if strategy == "parameter server" else 0.0
+        assert found["difference"] <= limit, (strategy, *where)
+        assert found["was_skipped"], (strategy, *where)
+        assert found["has_moved"], (strategy, *where)
+
+
+def test_fit_on_one_device_trains_as_fit_does(printed):
+    lines = launch.lines_of(printed, "FIT")
+    assert len(lines) == 4
+    for name, jit_compile, is_same, skipped in lines:
+        assert is_same, (name, jit_compile)
+        assert skipped == SKIPPED_AFTER[-1], (name, jit_compile)
+
+
+def test_a_training_op_runs_on_one_device(printed):
+    lines = launch.lines_of(printed, "OP")
+    assert len(lines) == 2
+    for on_one_device, alone in lines:
+        assert on_one_device == alone
+        # Two steps; the overflow between them is skipped.
+        assert on_one_device == pytest.approx([1 - 0.1 + 0.01, 2 - 0.2 - 0.23])
+
+
+def test_what_a_user_reads_after_fit_is_what_it_is_without_a_strategy(printed):
+    on_one_device, alone = launch.lines_of(printed, "READS")
+    assert on_one_device == alone
