@@ -270,3 +270,20 @@ def test_an_inner_optimizer_finalizes_by_itself(dtype, calls):
     optimizer.build([w])
     optimizer.finalize_variable_values([w])
     assert len(finalized) == calls
+
+
+@pytest.mark.parametrize("inner", [keras.optimizers.Adam, keras.optimizers.RMSprop])
+def test_a_bare_tensorflow_variable_has_a_master(inner):
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("Keras's optimizers take bare variables on TensorFlow only")
+    import tensorflow as tf
+
+    bare, w = tf.Variable([1.0, -2.0], dtype="float16"), variable([1.0, -2.0])
+    for trained in (bare, w):
+        optimizer = wrap(inner(0.01))
+        for scale in (4.0, np.inf, 2.0):
+            optimizer.apply([gradient([1.0, 0.5], scale)], [trained])
+        # A restart, and a step that float16 rounds.
+        trained.assign([3.0, 4.0])
+        optimizer.apply([gradient([1.0, 0.5], 2.0)], [trained])
+    assert as_float(bare).tolist() == as_float(w).tolist() != [3.0, 4.0]

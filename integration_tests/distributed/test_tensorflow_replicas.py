@@ -11,6 +11,7 @@ import pytest
 from integration_tests.distributed import launch
 
 # What worker_mirrored_tf_keras.py knows; a MultiOptimizer came with Keras 3.15.
+BARE = 14
 OPTIMIZERS = 7 + hasattr(keras.optimizers, "MultiOptimizer")
 
 
@@ -58,9 +59,11 @@ def test_norms_are_of_the_sum_over_the_replicas(printed):
 
 def test_what_was_made_outside_of_the_scope_is_refused(printed):
     results = printed("OUTSIDE")
-    assert [name for name, *_ in results] == ["weight", "optimizer"]
+    names = [name for name, *_ in results]
+    assert names == ["weight", "TensorFlow's weight", "optimizer"]
     for name, error, is_unchanged in results:
         assert "was not made in the strategy's scope" in error, name
+        assert ("mine" in error) == ("weight" in name), name
         assert is_unchanged, name
 
 
@@ -75,6 +78,18 @@ def test_gradients_that_were_added_up_are_not_added_up_again(
         # Three steps on weights below 8, each a few float32 roundings.
         assert replicas[0] == pytest.approx(expected, abs=8 * 1e-6), name
         assert max(abs(replicas[0][0] - 4.0), abs(replicas[0][1] - 3.0)) > 0.1
+
+
+def test_tensorflow_variables_train_on_all_replicas(printed_by_tf_keras_methods):
+    results = printed_by_tf_keras_methods("BARE")
+    assert len(results) == BARE
+    for name, how, expected, replicas, was_skipped in results:
+        assert replicas[0] == replicas[1], (name, how)
+        # Two steps on weights below 8, each a few float32 roundings; of float16 one.
+        limit = 8 * (2.0**-10 if "float16" in name else 1e-6)
+        assert replicas[0] == pytest.approx(expected, abs=limit), (name, how)
+        assert max(abs(replicas[0][0] - 4.0), abs(replicas[0][1] - 3.0)) > 0.01
+        assert was_skipped, (name, how)
 
 
 def test_outside_of_a_replica_nothing_is_applied(printed_by_tf_keras_methods):

@@ -135,10 +135,12 @@ def step_once(optimizer, weight):
     tf.function(lambda: strategy.run(on_each_replica))()
 
 
-for part in ("weight", "optimizer"):
-    weight = made(part != "weight", lambda: keras.Variable([1.0, 2.0]))
+for part in ("weight", "TensorFlow's weight", "optimizer"):
+    variable_class = tf.Variable if part.startswith("Tensor") else keras.Variable
+    is_inside = part == "optimizer"
+    weight = made(is_inside, lambda c=variable_class: c([1.0, 2.0], name="mine"))
     # With a slot TensorFlow itself would refuse the weight.
-    momentum = 0.0 if part == "weight" else 0.5
+    momentum = 0.5 if part == "optimizer" else 0.0
     optimizer = made(
         part != "optimizer",
         lambda m=momentum: keras_lso.LossScaleOptimizer(

@@ -119,6 +119,62 @@ for _ in range(3):
     step()
 print("REDUCED", json.dumps(["minimize", expected, local(weight)]))
 
+# TensorFlow's own variables, beside what Keras's bare optimizer makes of them.
+BARE = {
+    "SGD": lambda: SGD(0.5),
+    "momentum": lambda: SGD(0.5, momentum=0.5),
+    "Adam": lambda: keras.optimizers.Adam(0.1),
+    "RMSprop": lambda: keras.optimizers.RMSprop(0.1),
+    "float16": lambda: keras.optimizers.RMSprop(0.1),
+    "float16, Adam": lambda: keras.optimizers.Adam(0.1),
+    "LARC": lambda: keras_lso.LARC(SGD(0.1), eta=0.12),
+}
+
+
+def train_bare(make_optimizer, how, steps, dtype):
+    """Returns what each replica's weights are after each step; -1 overflows on one."""
+    with strategy.scope():
+        weight = tf.Variable(np.array([4.0, 3.0], dtype))
+        optimizer = make_optimizer()
+        optimizer.build([weight])
+
+    @tf.function
+    def step(kind):
+        def on_each_replica(kind):
+            replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+            gradient = tf.cast(tf.gather(GRADIENTS, replica), dtype)
+            is_bad = tf.equal(kind, -1) & tf.equal(replica, 1)
+            gradient = tf.where(is_bad, tf.constant(np.inf, dtype), gradient)
+            if how == "minimize":
+                optimizer.minimize(lambda: tf.reduce_sum(gradient * weight), [weight])
+            else:
+                says = {"scaled": False} if is_scaling(optimizer) else {}
+                optimizer.apply([gradient], [weight], **says)
+
+        strategy.run(on_each_replica, args=(kind,))
+
+    recorded = []
+    for kind in steps:
+        step(tf.constant(kind))
+        replicas = strategy.experimental_local_results(weight)
+        recorded.append([replica.numpy().tolist() for replica in replicas])
+    return recorded
+
+
+def guarded(make_inner):
+    # A scale with which no gradient overflows float16.
+    return lambda: MODERN(make_inner(), initial_scale=8.0)
+
+
+for name, make_inner in BARE.items():
+    dtype = "float16" if "float16" in name else "float32"
+    [*_, expected] = train_bare(make_inner, "apply", [1, 1], "float32")
+    for how in ("apply", "minimize"):
+        recorded = train_bare(guarded(make_inner), how, [1, -1, 1], dtype)
+        was_skipped = recorded[0] == recorded[1]
+        found = [name, how, expected[0], recorded[-1], was_skipped]
+        print("BARE", json.dumps(found))
+
 # Where no replica is.
 for name, make_optimizer in OPTIMIZERS.items():
     optimizer, weight = make(make_optimizer)
