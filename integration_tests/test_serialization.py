@@ -635,16 +635,30 @@ def test_a_file_with_unregistered_classes_loads_by_custom_objects(
         assert_same_model(loaded, model)
 
 
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_weights_without_a_built_optimizer_load_as_keras_loads_them(momentum, tmp_path):
-    # With two more variables than it has, the file must not be taken for that of
-    # another class or policy.
-    def new_model():
-        return small_model(LossScaleOptimizer(keras.optimizers.SGD(0.05, momentum)))
+def sgd_model(momentum=0.0):
+    return small_model(LossScaleOptimizer(keras.optimizers.SGD(0.05, momentum)))
 
-    model = train(new_model(), epochs=1)
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_the_state_of_an_optimizer_without_slots_is_loaded_before_it_is_built(tmp_path):
+    # It has all of its variables already, the loss scale's among them.
+    model = train(sgd_model(), epochs=1)
     model.save_weights(tmp_path / "model.weights.h5")
-    other = new_model()
+    other = sgd_model()
+    other.load_weights(tmp_path / "model.weights.h5")
+    assert_same_model(other, model)
+    for going_on in (model, other):
+        train(going_on, epochs=1)
+    assert int(other.optimizer.iterations) == int(model.optimizer.iterations) > 2
+    assert_same_model(other, model)
+
+
+def test_weights_without_a_built_optimizer_load_as_keras_loads_them(tmp_path):
+    # With more variables than it has, the file must not be taken for that of another
+    # class or policy.
+    model = train(sgd_model(0.9), epochs=1)
+    model.save_weights(tmp_path / "model.weights.h5")
+    other = sgd_model(0.9)
     with pytest.warns(UserWarning, match="has not been built yet") as caught:
         other.load_weights(tmp_path / "model.weights.h5")
     assert len(caught) == 1

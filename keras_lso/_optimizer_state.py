@@ -226,6 +226,9 @@ class OptimizerState(TFKerasMethods):
             own + adapters.saved_by_keras(inner),
             inner.variables,
         ]
+        if not self.built:
+            # Keras's class makes the scale's variables in `build`, as ours once did.
+            layouts.append(adapters.base_variables(self) + inner.variables)
         layouts = [v for v in layouts if len(v) == len(store.keys())]
         # Two may be of one length: around Adafactor Keras's class saves fewer of the
         # inner optimizer's variables, and as many more of its own.

@@ -272,6 +272,23 @@ def test_what_is_read_before_the_first_step_is_where_it_starts(is_built):
     optimizer.check_stalled(patience=1)
 
 
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_the_state_of_an_optimizer_that_was_never_built_is_read():
+    of_keras, ours = (
+        cls(keras.optimizers.Adam(0.1))
+        for cls in (keras.optimizers.LossScaleOptimizer, LossScaleOptimizer)
+    )
+    of_keras.inner_optimizer.learning_rate = 0.25
+    ours.load_own_variables(saved(of_keras))
+    assert number(ours.learning_rate) == 0.25
+    assert number(ours.loss_scale) == 2.0**15
+    # And our own, whose scale is among its variables.
+    other = LossScaleOptimizer(keras.optimizers.Adam(0.1), initial_scale=8.0)
+    other.load_own_variables(saved(ours))
+    assert number(other.learning_rate) == 0.25
+    assert number(other.loss_scale) == 2.0**15
+
+
 def test_the_own_iteration_counts_attempted_steps():
     optimizer = trained()
     assert number(optimizer.variables[0]) == 4
