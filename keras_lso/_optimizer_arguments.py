@@ -83,17 +83,19 @@ def remember_wrapped(inner, name):
 
 def check_optimizer(inner, argument="inner_optimizer"):
     """Refuses what is not an optimizer."""
-    if not isinstance(inner, keras.optimizers.Optimizer):
-        hint = (
-            f'keras.optimizers.get("{inner}")'
-            if isinstance(inner, str)
-            else "keras.optimizers.Adam()"
-        )
-        raise TypeError(
-            f"Argument `{argument}` must be an instance of "
-            f"`keras.optimizers.Optimizer`, such as `{hint}`. Received: "
-            f"{argument}={inner!r} of type {type(inner).__name__}"
-        )
+    if isinstance(inner, keras.optimizers.Optimizer):
+        return
+    if isinstance(inner, str):
+        hint = f'keras.optimizers.get("{inner}")'
+    elif isinstance(inner, type) and issubclass(inner, keras.optimizers.Optimizer):
+        hint = f"{inner.__name__}(...)"
+    else:
+        hint = "keras.optimizers.Adam()"
+    raise TypeError(
+        f"Argument `{argument}` must be an instance of "
+        f"`keras.optimizers.Optimizer`, such as `{hint}`. Received: "
+        f"{argument}={inner!r} of type {type(inner).__name__}"
+    )
 
 
 def clear_loss_scale_factor(inner):

@@ -44,7 +44,9 @@ class _Refused:
 NOT_OPTIMIZERS = {
     "None": (None, "keras.optimizers.Adam()", "None"),
     "name": ("sgd", 'keras.optimizers.get("sgd")', "'sgd'"),
-    "class": (keras.optimizers.Adam, "keras.optimizers.Adam()", "Adam"),
+    "class": (keras.optimizers.Nadam, "such as `Nadam(...)`", "Nadam"),
+    "dict": ({"class_name": "SGD"}, "keras.optimizers.Adam()", "{'class_name': 'SGD'}"),
+    "list": ([keras.optimizers.SGD()], "keras.optimizers.Adam()", "of type list"),
     "number": (0.1, "keras.optimizers.Adam()", "0.1"),
     "policy": (FixedLossScale(8), "keras.optimizers.Adam()", "FixedLossScale("),
 }

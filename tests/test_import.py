@@ -52,6 +52,31 @@ print("loss:", float(keras.ops.convert_to_numpy(loss)))
 """
 
 
+# What the error of each way to train names. `fit` and `train_on_batch` are Keras's own.
+TRY_TO_TRAIN = """
+import numpy as np, keras, keras_lso
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+model.compile(optimizer, loss="mse")
+x, y = np.ones((4, 2), "float32"), np.ones((4, 1), "float32")
+loss, trained = lambda: model(x)[0, 0], model.trainable_variables
+monitor = keras_lso.callbacks.LossScaleMonitor()
+for train in (
+    lambda: model.fit(x, y, verbose=0),
+    lambda: model.fit(x, y, verbose=0, callbacks=[monitor]),
+    lambda: model.train_on_batch(x, y),
+    lambda: optimizer.minimize(loss, trained),
+    lambda: optimizer.get_gradients(loss, trained),
+    lambda: keras_lso.underflow_report(model, x, y),
+):
+    try:
+        print(train())
+    except NotImplementedError as error:
+        print(str(error).lower())
+print(int(optimizer.inner_optimizer.iterations.numpy()))
+"""
+
+
 def run(code, backend, **environment):
     environment = {
         **os.environ,
@@ -96,6 +121,16 @@ def test_an_optimizer_is_loaded_where_nothing_can_be_trained(backend):
     keras_alone, with_ours, *results = lines
     assert with_ours == keras_alone
     assert results == ["scale: 64.0", "loss: 128.0"]
+
+
+@pytest.mark.parametrize("backend", ["numpy", "openvino"])
+def test_an_error_names_the_backend_where_nothing_can_be_trained(backend):
+    skip_unless_installed(backend)
+    *messages, steps = output(TRY_TO_TRAIN, backend)
+    assert len(messages) == 6
+    for message in messages:
+        assert backend in message
+    assert steps == "0"
 
 
 SHOW_KERNELS = """
