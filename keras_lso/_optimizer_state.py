@@ -144,7 +144,7 @@ class OptimizerState(TFKerasMethods):
             FloatingPointError: If that many steps were skipped.
         """
         patience = check_positive_int("patience", patience)
-        skips = int(ops.convert_to_numpy(self._consecutive_skips)[1])
+        skips = self._count_skips_at_lowest()
         if skips >= patience:
             raise FloatingPointError(
                 f"The last {skips} steps were all skipped, at the lowest loss scale "
@@ -153,6 +153,10 @@ class OptimizerState(TFKerasMethods):
                 "to a checkpoint and lower the learning rate or clip the gradients "
                 "(`global_clipnorm` of the inner optimizer)."
             )
+
+    def _count_skips_at_lowest(self):
+        """Returns how many steps in a row were skipped at the lowest scale, an int."""
+        return int(ops.convert_to_numpy(self._consecutive_skips)[1])
 
     # --- Variables ----------------------------------------------------------
 

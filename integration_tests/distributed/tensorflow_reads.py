@@ -1,5 +1,6 @@
 """What a user reads, saves and loads after `fit`, in one replica or several."""
 
+import re
 import warnings
 
 import numpy as np
@@ -132,7 +133,7 @@ def _is_loaded(model, path, strategy):
 
 
 def _stall(strategy):
-    """Returns the lines of the warning, where one scale above the lowest overflows."""
+    """Returns the words of the warning, where one scale above the lowest overflows."""
     model = _make_model(strategy, initial_scale=2.0**-13)
     x = np.full((tensorflow_fit.BATCHES * tensorflow_fit.BATCH_SIZE, 4), np.inf, "f4")
     monitor = keras_lso.callbacks.LossScaleMonitor(patience=2)
@@ -145,6 +146,6 @@ def _stall(strategy):
             verbose=0,
             callbacks=[monitor],
         )
-    [message] = [str(w.message) for w in caught if "all skipped" in str(w.message)]
-    reason, values, gradients = message.splitlines()
-    return [reason, values, gradients.split(":")[0]]
+    [message] = [str(w.message) for w in caught if "has stalled" in str(w.message)]
+    # Keras numbers the layers through.
+    return re.sub(r"_\d+", "", message).split()

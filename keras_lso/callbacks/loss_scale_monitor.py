@@ -1,5 +1,7 @@
 """`LossScaleMonitor`: what the loss scale does in `fit`, and when it cannot help."""
 
+import contextlib
+import textwrap
 import warnings
 
 import keras
@@ -23,9 +25,10 @@ class LossScaleMonitor(keras.callbacks.Callback):
     finds its highest value by trying.
 
     When `patience` steps in a row were skipped at the lowest scale there is, the model
-    itself has diverged, and no scale can help it. The monitor says so once, with the
-    layers whose gradients are not finite, and those that hold inf or NaN already, as
-    the statistics of a `BatchNormalization` can.
+    itself has diverged, and no scale can help it. The monitor says so once, in a
+    `UserWarning`: since which step, which layers have gradients that are not finite,
+    which hold inf or NaN already, as the statistics of a `BatchNormalization` can, and
+    what to do.
 
     It reads from the device at the end of an epoch, and every `patience` batches; in
     between it costs nothing.
@@ -65,22 +68,24 @@ class LossScaleMonitor(keras.callbacks.Callback):
         check_choice("on_stall", on_stall, ON_STALL)
         self.on_stall = on_stall
         self._writer = None if log_dir is None else SummaryWriter(log_dir)
+        self._reset()
+
+    def _reset(self):
         self._batches = 0
-        # Why it stands still, once it does; the layers are asked in the step after.
-        self._diagnosis = None
+        # The step since when it stands still, once it does; which layers are at fault
+        # shows in the step after.
+        self._stalled_since = None
         self._skipped = 0
         self._has_told = False
 
     def on_train_begin(self, logs=None):
         _find_optimizer(self.model)
-        self._batches = 0
-        self._diagnosis = None
-        self._has_told = False
+        self._reset()
 
     # Not at the end of a batch: Keras would then wait for each of them.
     def on_train_batch_begin(self, batch, logs=None):
         self._batches += 1
-        if self._diagnosis is not None:
+        if self._stalled_since is not None:
             self._tell()
         elif self._batches > 1 and self._batches % self.patience == 1 % self.patience:
             optimizer = _find_optimizer(self.model)
@@ -88,7 +93,7 @@ class LossScaleMonitor(keras.callbacks.Callback):
             self._look(optimizer)
 
     def on_epoch_end(self, epoch, logs=None):
-        if self._diagnosis is not None:
+        if self._stalled_since is not None:
             self._tell()
         optimizer = _find_optimizer(self.model)
         scale, skipped = self._write(optimizer)
@@ -97,16 +102,15 @@ class LossScaleMonitor(keras.callbacks.Callback):
         self._look(optimizer)
 
     def on_train_end(self, logs=None):
-        if self._diagnosis is not None:
+        if self._stalled_since is not None:
             self._tell()
 
     def _write(self, optimizer):
         """Returns the two numbers; they are in the event file then, if there is one."""
         scale, skipped = float(optimizer.loss_scale), int(optimizer.skipped_steps)
         if self._writer is not None:
-            # By NumPy: what replicas share does not become an `int` by itself.
-            step = skipped + int(ops.convert_to_numpy(optimizer.iterations))
-            self._writer.write(step, {"loss_scale": scale, "skipped_steps": skipped})
+            report = {"loss_scale": scale, "skipped_steps": skipped}
+            self._writer.write(_count_steps(optimizer), report)
         return scale, skipped
 
     def _look(self, optimizer):
@@ -114,26 +118,33 @@ class LossScaleMonitor(keras.callbacks.Callback):
             return
         try:
             optimizer.check_stalled(self.patience)
-        except FloatingPointError as error:
-            self._diagnosis = str(error)
+        except FloatingPointError:
+            in_a_row = optimizer._count_skips_at_lowest()
+            self._stalled_since = _count_steps(optimizer) - in_a_row + 1
             self._skipped = int(optimizer.skipped_steps)
             optimizer.record_overflows()
             self.model.make_train_function(force=True)
 
     def _tell(self):
         """Says why training has stalled, after a step that has looked at each layer."""
-        self._has_told, reason, self._diagnosis = True, self._diagnosis, None
-        model = self.model
-        optimizer = _find_optimizer(model)
-        message = f"{reason}\n{_bad_values(model)}"
+        optimizer = _find_optimizer(self.model)
         # There may have been no step since, if this is the end.
-        if int(optimizer.skipped_steps) > self._skipped:
-            message += f"\n{_bad_gradients(optimizer)}"
+        has_looked = int(optimizer.skipped_steps) > self._skipped
+        message = _diagnosis(self.model, optimizer, self._stalled_since, has_looked)
+        self._has_told, self._stalled_since = True, None
         if self.on_stall == "raise":
             raise FloatingPointError(message)
-        warnings.warn(message, stacklevel=2)
+        with _shown_without_its_place():
+            warnings.warn(message, stacklevel=2)
         if self.on_stall == "stop":
-            model.stop_training = True
+            self.model.stop_training = True
+
+
+def _count_steps(optimizer):
+    """Returns the number of attempted steps, an int."""
+    # By NumPy: what replicas share does not become an `int` by itself.
+    applied = ops.convert_to_numpy(optimizer.iterations)
+    return int(optimizer.skipped_steps) + int(applied)
 
 
 def _find_optimizer(model):
@@ -157,15 +168,31 @@ def _find_optimizer(model):
     )
 
 
-def _bad_gradients(optimizer):
-    found = optimizer.overflowed_variables()
-    of_all = len(adapters.trainable_variables(optimizer))
-    return f"Gradients that are not finite, {len(found)} of {of_all}: {_names(found)}."
+def _diagnosis(model, optimizer, since, has_looked):
+    """Returns what happened, where, and what to do, a line or two for each.
 
-
-def _bad_values(model):
-    found = [v for v in model.variables if _holds_bad_values(v)]
-    return f"Variables of the model that hold inf or NaN: {_names(found)}."
+    Args:
+        model: The model, which has stalled.
+        optimizer: Its `LossScaleOptimizer`.
+        since: Int. The first of the steps that were skipped at the lowest scale.
+        has_looked: Bool. Whether a step has recorded which gradients are not finite.
+    """
+    lowest = optimizer.loss_scale_policy.min_scale
+    parts = [
+        f"Training has stalled. All steps since step {since} were skipped, at the "
+        f"lowest loss scale there is ({lowest:g}): the gradients are inf or NaN at any "
+        "scale, so the model itself has diverged."
+    ]
+    if has_looked:
+        layers = _name_layers(optimizer.overflowed_variables())
+        parts.append(f"Layers whose gradients are not finite: {layers}.")
+    layers = _name_layers(v for v in model.variables if _holds_bad_values(v))
+    parts.append(f"Layers whose variables hold inf or NaN: {layers}.")
+    parts.append(
+        "Go back to a checkpoint from before that step, and lower the learning rate or "
+        "clip the gradients (`global_clipnorm` of the inner optimizer)."
+    )
+    return "\n".join(textwrap.fill(part, 80, break_long_words=False) for part in parts)
 
 
 def _holds_bad_values(variable):
@@ -173,9 +200,24 @@ def _holds_bad_values(variable):
     return not np.isfinite(values).all()
 
 
-def _names(variables, limit=8):
-    paths = [adapters.path_of(v) for v in variables]
-    if not paths:
-        return "none"
-    more = f" and {len(paths) - limit} more" if len(paths) > limit else ""
-    return ", ".join(paths[:limit]) + more
+def _name_layers(variables, limit=3):
+    """Returns the paths of the variables' layers, the first few of them."""
+    paths = (adapters.path_of(v) for v in variables)
+    layers = list(dict.fromkeys(path.rpartition("/")[0] or path for path in paths))
+    more = f" and {len(layers) - limit} more" if len(layers) > limit else ""
+    return ", ".join(layers[:limit]) + more if layers else "none"
+
+
+@contextlib.contextmanager
+def _shown_without_its_place():
+    """Lets a warning begin on a line of its own, and without a file and its line.
+
+    It comes in the middle of a progress bar, and says where to look itself. Who catches
+    warnings catches it as ever.
+    """
+    before = warnings.formatwarning
+    warnings.formatwarning = lambda message, *_, **__: f"\n{message}\n"
+    try:
+        yield
+    finally:
+        warnings.formatwarning = before
