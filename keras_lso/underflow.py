@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from collections.abc import Iterable
 
 import keras
 import numpy as np
@@ -16,7 +17,7 @@ from keras_lso.underflow_counts import GradientCounts, counts_of
 DEFAULT_SCALES = tuple(2.0**i for i in range(0, 25, 2))
 
 
-def underflow_report(model, x, y, sample_weight=None, scales=None):
+def underflow_report(model, x, y=None, sample_weight=None, scales=None):
     """Says what float16 would make of the gradients of each layer, at each scale.
 
     The gradients of one batch are computed in float32: those of the layer's weights,
@@ -38,9 +39,14 @@ def underflow_report(model, x, y, sample_weight=None, scales=None):
 
     Args:
         model: A compiled `keras.Model`, under `"float32"` or a `"mixed_..."` policy.
-        x: Inputs of one batch.
-        y: Targets of one batch.
-        sample_weight: Weights of the examples. Defaults to `None`: 1.
+        x: Inputs of one batch. Or what else `fit` takes, of which the first batch is
+            looked at: a `tf.data.Dataset`, a `keras.utils.PyDataset`, a
+            `torch.utils.data.DataLoader`, or a generator of batches, which is then one
+            batch further.
+        y: Targets of one batch. Defaults to `None`: `x` yields them, or the model's
+            loss needs none.
+        sample_weight: Weights of the examples. Defaults to `None`: 1, or what `x`
+            yields.
         scales: List of floats, the loss scales to look at. Defaults to `None`: every
             second power of two from 1 to `2**24`.
 
@@ -48,8 +54,9 @@ def underflow_report(model, x, y, sample_weight=None, scales=None):
         An `UnderflowReport`.
 
     Raises:
-        ValueError: If the model is not compiled, if its weights are in float16, or if
-            an argument is none of the above.
+        ValueError: If the model is not compiled, if its weights are in float16, if `x`
+            yields no batch, or targets beside `y`, or if an argument is none of the
+            above.
 
     Example:
 
@@ -65,7 +72,10 @@ def underflow_report(model, x, y, sample_weight=None, scales=None):
     _check_is_compiled(model)
     scales = DEFAULT_SCALES if scales is None else check_list("scales", scales, 1)
     scales = sorted({check_scale("scales", scale) for scale in scales})
-    x, y = tree.map_structure(ops.convert_to_tensor, (x, y))
+    x, y, sample_weight = tree.map_structure(
+        lambda value: None if value is None else ops.convert_to_tensor(value),
+        _first_batch(x, y, sample_weight),
+    )
     if not all(layer.built for layer in adapters.layers_of(model)):
         model(x)  # As `fit` would.
     _check_dtypes(model)
@@ -84,6 +94,30 @@ def _check_is_compiled(model):
             "`model` must be a keras.Model that was compiled with a loss: call "
             f"`model.compile(optimizer, loss)`. Received: model={model!r}"
         )
+
+
+def _first_batch(x, y, sample_weight):
+    """Returns inputs, targets and weights of a batch, of which `x` may have many."""
+    is_data = isinstance(x, keras.utils.PyDataset) or (
+        isinstance(x, Iterable)
+        and not isinstance(x, list | tuple | dict)
+        and not ops.is_tensor(x)
+        and not hasattr(x, "__array__")
+    )
+    if not is_data:
+        return x, y, sample_weight
+    kind = type(x).__name__
+    if y is not None or sample_weight is not None:
+        raise ValueError(
+            f"When `x` is a {kind}, `y` and `sample_weight` must not be given: it "
+            "yields them with the inputs. Received: "
+            f"y={y!r}, sample_weight={sample_weight!r}"
+        )
+    is_indexed = isinstance(x, keras.utils.PyDataset)
+    batch = x[0] if is_indexed else next(iter(x), None)
+    if batch is None:
+        raise ValueError(f"`x` must yield a batch, and this {kind} yields none.")
+    return keras.utils.unpack_x_y_sample_weight(batch)
 
 
 def _check_dtypes(model):

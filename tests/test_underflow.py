@@ -202,6 +202,95 @@ def test_a_recommended_scale_trains_without_an_overflow(batch):
     assert f"2**{int(np.log2(report.initial_scale))}" in str(report)
 
 
+# --- What `fit` takes ---------------------------------------------------------------
+
+
+class Batches(keras.utils.PyDataset):
+    """The batches of a list."""
+
+    def __init__(self, batches):
+        super().__init__()
+        self.batches = batches
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __getitem__(self, index):
+        return self.batches[index]
+
+
+def dataset_of_tensorflow(batches):
+    tf = pytest.importorskip("tensorflow")
+    columns = tuple(map(np.concatenate, zip(*batches, strict=True)))
+    return tf.data.Dataset.from_tensor_slices(columns).batch(len(batches[0][0]))
+
+
+def data_loader(batches):
+    torch = pytest.importorskip("torch")
+    columns = map(np.concatenate, zip(*batches, strict=True))
+    dataset = torch.utils.data.TensorDataset(*map(torch.from_numpy, columns))
+    # With a generator of its own it leaves PyTorch's, by which dropout goes there.
+    return torch.utils.data.DataLoader(
+        dataset, batch_size=len(batches[0][0]), generator=torch.Generator()
+    )
+
+
+DATA = {
+    "PyDataset": Batches,
+    "tf.data.Dataset": dataset_of_tensorflow,
+    "DataLoader": data_loader,
+    "generator": iter,
+}
+
+
+@pytest.mark.parametrize("is_weighted", [False, True])
+@pytest.mark.parametrize("make", DATA.values(), ids=DATA)
+def test_of_a_dataset_the_first_batch_is_looked_at(make, is_weighted, batch):
+    first = batch[0], batch[1][:, :2]
+    if is_weighted:
+        first += (np.linspace(0.0, 1.0, len(batch[0]), dtype="float32"),)
+    second = tuple(7 * array for array in first)
+    of_arrays = keras_lso.underflow_report(make_model(), *first)
+    of_dataset = keras_lso.underflow_report(make_model(), make([first, second]))
+    assert of_dataset.to_dict() == of_arrays.to_dict()
+
+
+class LossOfItsOwn(keras.Model):
+    """A model whose loss needs no targets."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(1, kernel_initializer="ones", name="dense")
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, **kwargs):
+        return keras.ops.mean(y_pred)
+
+
+def test_targets_may_be_missing():
+    x = np.ones((2, 3), "float32")
+    for data in (x, Batches([(x,)]), iter([x])):
+        model = LossOfItsOwn()
+        model.compile("sgd")
+        report = keras_lso.underflow_report(model, data)
+        # 3 weights and a bias of gradient 1, two outputs of 1/2.
+        assert report.layers["dense"].values == 3 + 1 + 2
+
+
+@pytest.mark.parametrize("make", DATA.values(), ids=DATA)
+def test_targets_beside_those_of_a_dataset_are_refused(make, batch):
+    data = make([batch])
+    with pytest.raises(ValueError, match="`y` and `sample_weight` must not be given"):
+        keras_lso.underflow_report(make_model(), data, batch[1])
+
+
+def test_a_dataset_without_a_batch_is_refused():
+    with pytest.raises(ValueError, match="must yield a batch"):
+        keras_lso.underflow_report(make_model(), iter([]))
+
+
 def test_what_it_cannot_report_on_is_refused(batch):
     x, y = batch[0], batch[1][:, :2]
     model = make_model("float16")
