@@ -344,6 +344,7 @@ CLASSES = [
     loss_scales.DynamicLossScale,
     loss_scales.FixedLossScale,
     loss_scales.LogMaxLossScale,
+    loss_scales.SearchingLossScale,
     schedules.Sequential,
     schedules.LinearWarmup,
     schedules.PolynomialWarmup,

@@ -94,6 +94,7 @@ POLICIES = {
             2.0**10, 3, hysteresis=3, consecutive_hysteresis=True
         )
     },
+    "auto": lambda: {"initial_scale": "auto"},
     "LogMax": lambda: {
         "loss_scale": LogMaxLossScale(0.5, 2.0**12, beta2=0.9, original_overflow=True)
     },

@@ -161,7 +161,13 @@ def _given_policy(loss_scale, other_arguments):
 
 
 def _dynamic_policy(initial_scale, dynamic_growth_steps, min_scale, max_scale):
-    if initial_scale is None:
+    policy: type[loss_scales.DynamicLossScale] = loss_scales.DynamicLossScale
+    if isinstance(initial_scale, str) and initial_scale == "auto":
+        policy = loss_scales.SearchingLossScale
+        initial_scale = min(
+            max(loss_scales.DEFAULT_INITIAL_SCALE, min_scale), max_scale
+        )
+    elif initial_scale is None:
         initial_scale = loss_scales.DEFAULT_INITIAL_SCALE
     if dynamic_growth_steps is None:
         dynamic_growth_steps = loss_scales.DEFAULT_GROWTH_STEPS
@@ -169,7 +175,7 @@ def _dynamic_policy(initial_scale, dynamic_growth_steps, min_scale, max_scale):
     check_scale("initial_scale", initial_scale)
     check_bounds(min_scale, max_scale, initial_scale=initial_scale)
     check_positive_int("dynamic_growth_steps", dynamic_growth_steps)
-    return loss_scales.DynamicLossScale(
+    return policy(
         initial_scale,
         dynamic_growth_steps,
         min_scale=min_scale,

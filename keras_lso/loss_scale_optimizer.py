@@ -83,7 +83,9 @@ class LossScaleOptimizer(
             `False`, it stays at `initial_scale`.
         initial_scale: Float. The scale of the first step. Defaults to `2**15`;
             required if `dynamic` is `False`. Too high is better than too low:
-            the scale falls at every overflow but rises slowly.
+            the scale falls at every overflow but rises slowly. `"auto"`: it begins
+            at `2**15` and falls by a factor of 16 until a step is finite, as
+            `keras_lso.loss_scales.SearchingLossScale` has it.
         dynamic_growth_steps: Int. Number of finite steps after which the scale
             doubles. Defaults to `2000`. Not for a fixed scale.
         loss_scale: A `keras_lso.loss_scales.LossScale` to use in place of the

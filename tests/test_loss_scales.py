@@ -18,6 +18,7 @@ from keras_lso.loss_scales import (
     FixedLossScale,
     LogMaxLossScale,
     LossScale,
+    SearchingLossScale,
 )
 
 PATTERNS = st.lists(st.booleans(), min_size=1, max_size=24)
@@ -315,6 +316,7 @@ POLICIES = {
         hysteresis=3,
         consecutive_hysteresis=True,
     ),
+    "searching": lambda: SearchingLossScale(increment_period=3, search_period=2),
     "log max": lambda: LogMaxLossScale(),
     "log max in full": lambda: LogMaxLossScale(
         scale_min=0.5,
@@ -358,7 +360,13 @@ def test_get_reads_the_config_dict_of_a_policy(policy):
 
 
 def test_the_representation_of_a_policy_is_code_that_makes_it(policy):
-    classes = FixedLossScale, DynamicLossScale, LogMaxLossScale, CountingOverflows
+    classes = (
+        FixedLossScale,
+        DynamicLossScale,
+        LogMaxLossScale,
+        SearchingLossScale,
+        CountingOverflows,
+    )
     names = {cls.__name__: cls for cls in classes}
     twin = eval(repr(policy), names)
     assert type(twin) is type(policy)

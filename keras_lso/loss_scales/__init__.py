@@ -13,6 +13,7 @@ from keras_lso.loss_scales.loss_scale import (
     DEFAULT_MIN_SCALE,
     LossScale,
 )
+from keras_lso.loss_scales.searching import SearchingLossScale
 
 __all__ = [
     "DEFAULT_GROWTH_STEPS",
@@ -23,5 +24,6 @@ __all__ = [
     "FixedLossScale",
     "LogMaxLossScale",
     "LossScale",
+    "SearchingLossScale",
     "get",
 ]

@@ -118,21 +118,28 @@ class DynamicLossScale(LossScale):
     def step(self, finite, amax=None):
         finite = ops.convert_to_tensor(finite, dtype="bool")
         good_steps = ops.convert_to_tensor(self.step_counter) + 1
-        # The counter is an int32 on most backends.
-        period = min(self.increment_period, 2**31 - 1)
-        grows = ops.logical_and(finite, good_steps >= period)
+        grows = ops.logical_and(finite, good_steps >= self._period())
         overflows = ops.logical_not(finite)
         drops = self._spend_overflow(overflows, finite, grows)
         factor = ops.where(
             grows,
             float32(self.growth_factor),
-            ops.where(drops, float32(self.backoff_factor), float32(1.0)),
+            ops.where(drops, self._backoff(), float32(1.0)),
         )
         restarts = ops.logical_or(grows, overflows)
         self.assign_scale(self.value * factor)
         self.step_counter.assign(
             ops.where(restarts, ops.zeros_like(good_steps), good_steps)
         )
+
+    def _period(self):
+        """Returns after how many finite steps the scale grows now."""
+        # The counter is an int32 on most backends.
+        return min(self.increment_period, 2**31 - 1)
+
+    def _backoff(self):
+        """Returns what an overflow multiplies the scale by now."""
+        return float32(self.backoff_factor)
 
     def _spend_overflow(self, overflows, finite, grows):
         """Takes an overflow off the budget; returns whether the scale drops."""

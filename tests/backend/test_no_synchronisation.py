@@ -40,6 +40,7 @@ POLICIES = {
     "dynamic": loss_scales.DynamicLossScale,
     "hysteresis": lambda: loss_scales.DynamicLossScale(hysteresis=2),
     "fixed": lambda: loss_scales.FixedLossScale(8.0),
+    "searching": loss_scales.SearchingLossScale,
     "LogMax": loss_scales.LogMaxLossScale,
 }
 

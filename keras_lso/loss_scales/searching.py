@@ -1,0 +1,161 @@
+"""`SearchingLossScale`: a dynamic loss scale that finds its height in a few steps."""
+
+import math
+
+import keras
+from keras import ops
+
+from keras_lso import backend
+from keras_lso._checks import check_factor, check_positive_int
+from keras_lso.loss_scales.dynamic import (
+    DEFAULT_GROWTH_STEPS,
+    DEFAULT_INITIAL_SCALE,
+    DynamicLossScale,
+)
+from keras_lso.loss_scales.loss_scale import (
+    DEFAULT_MAX_SCALE,
+    DEFAULT_MIN_SCALE,
+    float32,
+)
+
+# Before the first finite step: without an overflow yet, and after one.
+_STARTS, _FALLS = -1, -2
+
+
+@keras.saving.register_keras_serializable("keras_lso", name="SearchingLossScale")
+class SearchingLossScale(DynamicLossScale):
+    """A dynamic loss scale that finds its height in a few steps.
+
+    A scale that begins too high falls by a factor of 2 at each step that it skips:
+    networks that need `2**7` train from the ninth step on. This one falls by
+    `search_factor` until a step is finite. By how much that was too far it finds out by
+    growing after `search_period` steps, until it overflows or is back below the last
+    scale that did. Then it is a `DynamicLossScale`; if the first step is finite, it is
+    one from the start.
+
+    ```python
+    if not has_found:
+        if finite:
+            has_found = True
+            climbs_left = ceil(log(search_factor, multiplier)) - 1 if has_fallen else 0
+        else:
+            scale, has_fallen = max(scale / search_factor, min_scale), True
+    elif climbs_left > 0:
+        if not finite:
+            scale, good_steps, climbs_left = scale / multiplier, 0, 0
+        elif (good_steps := good_steps + 1) == search_period:
+            scale, good_steps, climbs_left = scale * multiplier, 0, climbs_left - 1
+    else:
+        ...  # As a DynamicLossScale.
+    ```
+
+    `LossScaleOptimizer(inner_optimizer, initial_scale="auto")` has one with the
+    defaults. Keras's own class halves its scale at each of these steps.
+
+    Args:
+        initial_loss_scale: Float. The scale of the first step. Defaults to `2**15`.
+        increment_period: Int. Number of finite steps after which the scale grows once
+            it is found. Defaults to `2000`.
+        multiplier: Float above 1. The factor of growth, and its inverse that of
+            backoff. Defaults to `2.0`.
+        search_factor: Float of at least `multiplier`. What the scale is divided by at
+            an overflow before the first finite step. Defaults to `16.0`.
+        search_period: Int. Number of finite steps after which the scale grows before
+            it is found. Defaults to `20`.
+        min_scale: Float. The scale never falls below it. Defaults to `2**-14`.
+        max_scale: Float. The scale never rises above it. Defaults to `2**24`.
+
+    Example:
+
+    >>> import keras_lso
+    >>> policy = keras_lso.loss_scales.SearchingLossScale(search_period=2)
+    >>> policy.build()
+    >>> scales = []
+    >>> for finite in [False, False, True, True, True, False]:
+    ...     policy.step(finite)
+    ...     scales.append(float(policy()))
+    >>> scales
+    [2048.0, 128.0, 128.0, 256.0, 256.0, 128.0]
+    """
+
+    def __init__(
+        self,
+        initial_loss_scale=DEFAULT_INITIAL_SCALE,
+        increment_period=DEFAULT_GROWTH_STEPS,
+        multiplier=2.0,
+        search_factor=16.0,
+        search_period=20,
+        min_scale=DEFAULT_MIN_SCALE,
+        max_scale=DEFAULT_MAX_SCALE,
+    ):
+        super().__init__(
+            initial_loss_scale,
+            increment_period,
+            multiplier,
+            min_scale=min_scale,
+            max_scale=max_scale,
+        )
+        self.search_factor = check_factor("search_factor", search_factor, above=1.0)
+        if self.search_factor < self.multiplier:
+            raise ValueError(
+                "Argument `search_factor` must not be below `multiplier`: the search "
+                "would be slower than what it replaces. Received: "
+                f"search_factor={search_factor!r}, multiplier={multiplier!r}"
+            )
+        self.search_period = check_positive_int("search_period", search_period)
+
+    @property
+    def _climbs(self):
+        """How often the scale may grow until it is back where it overflowed, less one.
+
+        The quotient of two logarithms of powers is a whole number but for rounding.
+        """
+        steps = math.log(self.search_factor) / math.log(self.multiplier)
+        return math.ceil(steps - 1e-9) - 1
+
+    def build(self, add_variable=None):
+        if self.built:
+            return
+        super().build(add_variable)
+        # How often the scale may still grow in the search, or where the search is.
+        self.search_state = self.add_variable("search_state", _STARTS, dtype="int")
+
+    def step(self, finite, amax=None):
+        finite = ops.convert_to_tensor(finite, dtype="bool")
+        state = ops.convert_to_tensor(self.search_state)
+        counted = ops.convert_to_tensor(self.step_counter) + 1
+        grows = ops.logical_and(finite, counted >= self._period())
+        super().step(finite, amax)
+
+        def number(value):
+            return backend.scalar(value, state.dtype)
+
+        found = ops.where(state == _FALLS, number(self._climbs), number(0))
+        searched = ops.where(finite, found, number(_FALLS))
+        left = state - ops.cast(grows, state.dtype)
+        climbed = ops.where(finite, ops.maximum(left, number(0)), number(0))
+        self.search_state.assign(ops.where(state < 0, searched, climbed))
+
+    def _period(self):
+        period = super()._period()
+        state = ops.convert_to_tensor(self.search_state)
+        searching = backend.scalar(min(self.search_period, period), state.dtype)
+        return ops.where(state > 0, searching, backend.scalar(period, state.dtype))
+
+    def _backoff(self):
+        state = ops.convert_to_tensor(self.search_state)
+        return ops.where(
+            state < 0, float32(1.0 / self.search_factor), super()._backoff()
+        )
+
+    def restore(self):
+        super().restore()
+        state = int(ops.convert_to_numpy(self.search_state))
+        self.search_state.assign(min(max(state, _FALLS), self._climbs))
+
+    def get_config(self):
+        return {
+            **super().get_config(),
+            "search_factor": self.search_factor,
+            "search_period": self.search_period,
+        }

@@ -1,0 +1,149 @@
+"""`SearchingLossScale` against its docstring, in Python."""
+
+import hypothesis
+import keras
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from keras import ops
+
+from keras_lso import LossScaleOptimizer
+from keras_lso.loss_scales import DynamicLossScale, SearchingLossScale
+
+
+class Reference:
+    """The pseudo-code of the docstring."""
+
+    def __init__(self, policy):
+        self.policy, self.scale = policy, policy.initial_loss_scale
+        self.good_steps = self.climbs_left = 0
+        self.has_found = self.has_fallen = False
+        self.climbs = 0
+        # By multiplication, where the policy takes logarithms.
+        while policy.multiplier ** (self.climbs + 1) < policy.search_factor * (
+            1 - 1e-9
+        ):
+            self.climbs += 1
+
+    def step(self, finite):
+        self._move(finite)
+        self.scale = min(max(self.scale, self.policy.min_scale), self.policy.max_scale)
+
+    def _move(self, finite):
+        policy = self.policy
+        if not self.has_found and not finite:
+            self.scale, self.has_fallen = self.scale / policy.search_factor, True
+            return
+        is_climbing = self.climbs_left > 0
+        if not self.has_found:
+            self.has_found = True
+            self.climbs_left = self.climbs if self.has_fallen else 0
+        if not finite:
+            self.scale /= policy.multiplier
+            self.good_steps = self.climbs_left = 0
+            return
+        self.good_steps += 1
+        period = policy.increment_period
+        if is_climbing:
+            period = min(period, policy.search_period)
+        if self.good_steps >= period:
+            self.scale *= policy.multiplier
+            self.good_steps = 0
+            if is_climbing:
+                self.climbs_left -= 1
+
+
+def course(policy, pattern):
+    policy.build()
+    for finite in pattern:
+        policy.step(ops.convert_to_tensor(finite))
+        yield float(policy()), int(ops.convert_to_numpy(policy.step_counter))
+
+
+@hypothesis.given(
+    pattern=st.lists(st.booleans(), min_size=1, max_size=30),
+    initial=st.sampled_from([1.0, 8.0, 2.0**15]),
+    increment_period=st.integers(1, 5),
+    multiplier_and_factor=st.sampled_from([(2.0, 16.0), (2.0, 10.0), (4.0, 4.0)]),
+    search_period=st.integers(1, 7),
+)
+def test_the_course_is_that_of_the_docstring(
+    pattern, initial, increment_period, multiplier_and_factor, search_period
+):
+    multiplier, search_factor = multiplier_and_factor
+    policy = SearchingLossScale(
+        initial, increment_period, multiplier, search_factor, search_period
+    )
+    reference = Reference(policy)
+    for finite, (scale, good_steps) in zip(
+        pattern, course(policy, pattern), strict=True
+    ):
+        reference.step(finite)
+        # A factor of 10 rounds in float32.
+        assert scale == pytest.approx(reference.scale, rel=1e-6)
+        assert good_steps == reference.good_steps
+
+
+def train(policy, limit, steps):
+    """Returns how many steps were skipped, where scales above a limit overflow."""
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1), **policy)
+    weight = keras.Variable(1.0)
+    for _ in range(steps):
+        finite = float(optimizer.loss_scale) <= limit
+        grad = 1.0 if finite else np.inf
+        optimizer.apply([ops.convert_to_tensor(np.float32(grad))], [weight])
+    return int(optimizer.skipped_steps), float(optimizer.loss_scale)
+
+
+@pytest.mark.parametrize("limit", [2.0**7, 2.0**9, 2.0**12])
+def test_it_skips_fewer_steps_and_ends_at_the_same_height(limit):
+    halving, height = train({}, limit, steps=100)
+    searching, found = train({"initial_scale": "auto"}, limit, steps=100)
+    assert halving == 15 - np.log2(limit)
+    # Two to fall, and at most one to see that it does not fit.
+    assert searching <= 3
+    assert found == height == limit
+
+
+def test_where_the_first_step_is_finite_the_course_is_that_of_a_dynamic_scale():
+    pattern = [True] * 3 + [False] * 2 + [True] * 5 + [False]
+    assert list(course(SearchingLossScale(increment_period=3), pattern)) == list(
+        course(DynamicLossScale(increment_period=3), pattern)
+    )
+
+
+@pytest.mark.parametrize("bounds", [{"max_scale": 2.0**10}, {"min_scale": 2.0**20}])
+def test_auto_begins_within_the_bounds(bounds):
+    optimizer = LossScaleOptimizer(
+        keras.optimizers.SGD(), initial_scale="auto", dynamic_growth_steps=7, **bounds
+    )
+    policy = optimizer.loss_scale_policy
+    assert type(policy) is SearchingLossScale
+    assert policy.increment_period == 7
+    assert [policy.initial_loss_scale] == list(bounds.values())
+    again = LossScaleOptimizer.from_config(optimizer.get_config())
+    assert again.get_config() == optimizer.get_config()
+
+
+@pytest.mark.parametrize(
+    "arguments, exception, name",
+    [
+        ({"search_factor": 1.5}, ValueError, "search_factor"),
+        ({"search_factor": "16"}, ValueError, "search_factor"),
+        ({"search_period": 0}, ValueError, "search_period"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, exception, name):
+    with pytest.raises(exception, match=name):
+        SearchingLossScale(**arguments)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [{"initial_scale": "automatic"}, {"initial_scale": "auto", "dynamic": 0}],
+)
+def test_other_words_are_refused(arguments):
+    with pytest.raises(TypeError, match="initial_scale|dynamic"):
+        LossScaleOptimizer(keras.optimizers.SGD(), **arguments)
+    with pytest.raises(TypeError, match="initial_scale"):
+        LossScaleOptimizer(keras.optimizers.SGD(), dynamic=False, initial_scale="auto")
