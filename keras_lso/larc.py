@@ -223,7 +223,7 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
     def _rate(self):
         """Returns the learning rate that the innermost optimizer steps with."""
         innermost = adapters.chain(self)[-1]
-        rate = innermost.learning_rate
+        rate = adapters.rate_of(innermost)
         return innermost.decayed(rate) if isinstance(innermost, LARS) else rate
 
     def _inv_scale(self, scaled):

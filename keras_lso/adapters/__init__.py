@@ -39,6 +39,7 @@ from keras_lso.adapters.rules import (
     RuleOptimizer,
     fused_step_of,
     make_rules,
+    rate_of,
     rule_of,
 )
 from keras_lso.adapters.shards import (
@@ -95,6 +96,7 @@ __all__ = [
     "path_matches",
     "path_of",
     "public_config",
+    "rate_of",
     "reduced_gradients",
     "register_tree_node",
     "remember_trainable_variables",

@@ -103,7 +103,7 @@ def make_rules(rule, optimizer, variables, learning_rate=None):
         coefficients of this step, and the tuple of slot variables.
     """
     if learning_rate is None:
-        learning_rate = optimizer.learning_rate
+        learning_rate = rate_of(optimizer)
     learning_rate = ops.cast(ops.convert_to_tensor(learning_rate), "float32")
     indices = [index_of(optimizer, v) for v in variables]
     if isinstance(optimizer, RuleOptimizer):
@@ -117,6 +117,21 @@ def make_rules(rule, optimizer, variables, learning_rate=None):
         )
     columns = [getattr(optimizer, name) for name in _SLOTS[rule]]
     return made, [tuple([column[i] for column in columns]) for i in indices]
+
+
+def rate_of(optimizer):
+    """Returns the learning rate of this step, a scalar tensor on the device.
+
+    Where it is a schedule it is computed there; a callable may return a number.
+    """
+    if isinstance(optimizer._learning_rate, keras.Variable):
+        return optimizer.learning_rate
+
+    def rate():
+        return ops.convert_to_tensor(optimizer.learning_rate)
+
+    steps = ops.convert_to_tensor(iteration_variable(optimizer))
+    return backend.without_host(rate, near=steps)
 
 
 def _with_decay(rule, optimizer, variables, learning_rate):

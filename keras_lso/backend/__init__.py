@@ -61,6 +61,7 @@ check_processes_run = _framework.check_processes_run
 average_over_processes = _framework.average_over_processes
 register_list_class = _framework.register_list_class
 with_positions = _framework.with_positions
+without_host = _framework.without_host
 as_gradient = _framework.as_gradient
 map_values = _framework.map_values
 l2_norms = _framework.l2_norms

@@ -29,6 +29,7 @@ from keras_lso.backend.generic import (
     outside_of_functions,
     scalar,
     with_positions,
+    without_host,
 )
 
 __all__ = [
@@ -59,6 +60,7 @@ __all__ = [
     "total",
     "trained_variables",
     "with_positions",
+    "without_host",
 ]
 
 

@@ -22,6 +22,7 @@ from keras_lso.backend.generic import (
     scalar,
     trained_variables,
     with_positions,
+    without_host,
 )
 
 __all__ = [
@@ -51,6 +52,7 @@ __all__ = [
     "total",
     "trained_variables",
     "with_positions",
+    "without_host",
 ]
 
 SUPPORTS_STATELESS = False

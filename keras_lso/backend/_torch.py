@@ -8,6 +8,7 @@ from torch.utils import _pytree
 
 from keras_lso.backend import generic
 from keras_lso.backend._torch_masters import restarted, rounded
+from keras_lso.backend._torch_numbers import without_host
 from keras_lso.backend._torch_processes import (
     AVERAGES_IN_STEP,
     average_over_processes,
@@ -63,6 +64,7 @@ __all__ = [
     "total",
     "trained_variables",
     "with_positions",
+    "without_host",
 ]
 
 

@@ -142,6 +142,20 @@ def scalar(value, dtype):
     return ops.convert_to_tensor(value, dtype=dtype)
 
 
+def without_host(function, near):
+    """Calls a function of no arguments that returns a scalar tensor.
+
+    A schedule, say, of Python's numbers and of tensors on a device. The numbers are not
+    copied to the device, and where the function branches nothing is read from there.
+
+    Args:
+        function: Callable without arguments and without side effects, which may be
+            called several times.
+        near: Tensor on the device.
+    """
+    return function()
+
+
 def in_float32(values):
     """Returns `values` in float32, or in float64 if that is what they are in."""
     values = ops.convert_to_tensor(values)

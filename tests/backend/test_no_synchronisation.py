@@ -18,9 +18,10 @@ if keras.backend.backend() != "torch":
     pytest.skip("JAX and TensorFlow compile a step", allow_module_level=True)
 
 torch = pytest.importorskip("torch")
+from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from keras_lso.backend import _torch_sharded_step  # noqa: E402
+from keras_lso.backend import _torch_numbers, _torch_sharded_step  # noqa: E402
 
 FUSED = ["_fused_sgd_", "_fused_adam_"]
 SGD, Adam, AdamW = (keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.AdamW)
@@ -117,14 +118,16 @@ def bytes_moved(kernel, args, kwargs, result):
     )
 
 
-def refuse_numbers(monkeypatch, name):
-    make = getattr(torch, name)
+class RefuseNumbers(TorchFunctionMode):
+    """Refuses tensors that are made of numbers, which would be copied to the device."""
 
-    def make_of_tensors(data, *args, **kwargs):
-        assert isinstance(data, torch.Tensor), f"{data!r} is copied to the device"
-        return make(data, *args, **kwargs)
-
-    monkeypatch.setattr(torch, name, make_of_tensors)
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function in (torch.tensor, torch.as_tensor):
+            is_on_host = torch.device(kwargs.get("device") or "cpu").type == "cpu"
+            of_tensor = isinstance(args[0], torch.Tensor)
+            assert is_on_host or of_tensor, f"{args[0]!r} is copied to the device"
+        return function(*args, **kwargs)
 
 
 def make(optimizer, shapes, gradient_dtype, variable_dtype):
@@ -133,24 +136,22 @@ def make(optimizer, shapes, gradient_dtype, variable_dtype):
     return variables, [torch.zeros(s, dtype=gradient_dtype) for s in shapes]
 
 
-def run(monkeypatch, optimizer, grads, variables):
+def run(optimizer, grads, variables):
     loss = torch.zeros((), device="meta")
-    with torch.no_grad(), monkeypatch.context() as patch, Kernels() as kernels:
-        refuse_numbers(patch, "tensor")
-        refuse_numbers(patch, "as_tensor")
+    with torch.no_grad(), RefuseNumbers(), Kernels() as kernels:
         optimizer.scale_loss(loss)
         optimizer.apply(grads, variables)
     return kernels
 
 
 def kernels_of_a_step(
-    monkeypatch, optimizer, count, gradient_dtype="float32", variable_dtype="float32"
+    optimizer, count, gradient_dtype="float32", variable_dtype="float32"
 ):
     shapes = [(3, 4)] * count
     with torch.device("meta"):
         dtype = getattr(torch, gradient_dtype)
         variables, grads = make(optimizer, shapes, dtype, variable_dtype)
-    return run(monkeypatch, optimizer, grads, variables).calls
+    return run(optimizer, grads, variables).calls
 
 
 @pytest.mark.parametrize("variable_dtype", ["float32", "float16", "bfloat16"])
@@ -158,7 +159,7 @@ def kernels_of_a_step(
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("inner", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_a_step_neither_reads_from_the_device_nor_writes_to_it(
-    monkeypatch, inner, policy, gradient_dtype, variable_dtype
+    inner, policy, gradient_dtype, variable_dtype
 ):
     """Float16 and bfloat16 variables have masters here.
 
@@ -178,7 +179,7 @@ def test_a_step_neither_reads_from_the_device_nor_writes_to_it(
     # The first step compares the masters with their variables, as each does after an
     # assignment. The second one knows that they are in step.
     for _ in range(1 if variable_dtype == "float32" else 2):
-        calls = run(monkeypatch, optimizer, grads, variables).calls
+        calls = run(optimizer, grads, variables).calls
         assert any(name in calls for name in FUSED)
 
 
@@ -203,34 +204,30 @@ TO_ROUND, TO_CLAMP = 4 + 2 + 8, 4
 
 
 @pytest.mark.parametrize("inner", BYTES)
-def test_masters_of_float16_variables_move_18_bytes_a_parameter(monkeypatch, inner):
+def test_masters_of_float16_variables_move_18_bytes_a_parameter(inner):
     """With SGD, with momentum or not, and with Adam that makes no more than 60 in all.
 
     LARS moves 64 without masters. GradScaler and a fused SGD with momentum, with
     masters kept by hand, move 44.
     """
-    assert bytes_a_parameter(monkeypatch, inner, "float16", "float32") == BYTES[inner]
+    assert bytes_a_parameter(inner, "float16", "float32") == BYTES[inner]
     for dtype, masters in (("float16", TO_ROUND + TO_CLAMP), ("bfloat16", TO_ROUND)):
-        moved = bytes_a_parameter(monkeypatch, inner, dtype, dtype)
+        moved = bytes_a_parameter(inner, dtype, dtype)
         assert moved == BYTES[inner] + masters
         if inner in ("SGD", "momentum", "Adam"):
             assert moved <= 60
 
 
-def test_a_step_after_an_assignment_compares_and_moves_52_bytes_more(monkeypatch):
-    step = bytes_a_parameter(monkeypatch, "momentum", "float16", "float16")
-    other = bytes_a_parameter(
-        monkeypatch, "momentum", "float16", "float16", is_assigned=True
-    )
+def test_a_step_after_an_assignment_compares_and_moves_52_bytes_more():
+    step = bytes_a_parameter("momentum", "float16", "float16")
+    other = bytes_a_parameter("momentum", "float16", "float16", is_assigned=True)
     # The masters and the variables are put together (8, 4), the masters clamped (8) and
     # rounded (6), both compared (5), but for a step that is skipped (2), the one or the
     # other taken (11), and that copied to the masters (8).
     assert other - step == 52
 
 
-def bytes_a_parameter(
-    monkeypatch, inner, gradient_dtype, variable_dtype, is_assigned=False
-):
+def bytes_a_parameter(inner, gradient_dtype, variable_dtype, is_assigned=False):
     optimizer = keras_lso.LossScaleOptimizer(OPTIMIZERS[inner](), master_weights=True)
     # So many that scalars do not count, in two chunks.
     shapes = [(1000, 1000), (500, 1000)] * 8
@@ -238,11 +235,11 @@ def bytes_a_parameter(
         variables, grads = make(
             optimizer, shapes, getattr(torch, gradient_dtype), variable_dtype
         )
-    run(monkeypatch, optimizer, grads, variables)
+    run(optimizer, grads, variables)
     if is_assigned:
         for variable in variables:
             variable.assign(torch.zeros_like(variable.value))
-    moved = run(monkeypatch, optimizer, grads, variables).bytes
+    moved = run(optimizer, grads, variables).bytes
     count = sum(math.prod(shape) for shape in shapes)
     return round(moved / count, 2)
 
@@ -253,10 +250,9 @@ def bytes_a_parameter(
 @pytest.mark.parametrize(
     "inner", ["SGD", "momentum", "nesterov and decay", "Adam", "AdamW"]
 )
-def test_many_tensors_take_as_many_kernels_as_a_few(monkeypatch, inner, dtypes):
+def test_many_tensors_take_as_many_kernels_as_a_few(inner, dtypes):
     few, many = (
         kernels_of_a_step(
-            monkeypatch,
             keras_lso.LossScaleOptimizer(OPTIMIZERS[inner]()),
             count,
             *dtypes,
@@ -267,11 +263,9 @@ def test_many_tensors_take_as_many_kernels_as_a_few(monkeypatch, inner, dtypes):
 
 
 @pytest.mark.parametrize("inner", ["LARS", "NovoGrad"])
-def test_a_ratio_for_each_tensor_takes_one_kernel_each(monkeypatch, inner):
+def test_a_ratio_for_each_tensor_takes_one_kernel_each(inner):
     few, many = (
-        kernels_of_a_step(
-            monkeypatch, keras_lso.LossScaleOptimizer(OPTIMIZERS[inner]()), count
-        )
+        kernels_of_a_step(keras_lso.LossScaleOptimizer(OPTIMIZERS[inner]()), count)
         for count in (2, 50)
     )
     assert many - few == {"mul": 48}
@@ -282,17 +276,123 @@ def test_a_ratio_for_each_tensor_takes_one_kernel_each(monkeypatch, inner):
     [(keras.optimizers.RMSprop, "float32"), (SGD, "float16")],
     ids=["no rule", "no masters"],
 )
-def test_what_would_synchronise_is_found(monkeypatch, inner, dtype):
+def test_what_would_synchronise_is_found(inner, dtype):
     # No kernel: the inner step is taken, or not, by a branch on the host.
     optimizer = keras_lso.LossScaleOptimizer(inner(0.1), master_weights=False)
     with pytest.raises(RuntimeError, match="cannot be called on meta tensors"):
-        kernels_of_a_step(monkeypatch, optimizer, count=1, variable_dtype=dtype)
+        kernels_of_a_step(optimizer, count=1, variable_dtype=dtype)
 
 
-def test_what_would_be_copied_is_found(monkeypatch):
+class Copying(loss_scales.FixedLossScale):
+    """A policy that makes a tensor of a number at each step."""
+
+    def step(self, finite, amax=None):
+        self.assign_scale(self.value + keras.ops.convert_to_tensor(0.5))
+
+
+def test_what_would_be_copied_is_found():
+    optimizer = keras_lso.LossScaleOptimizer(SGD(0.1), loss_scale=Copying(8.0))
     with pytest.raises(AssertionError, match=r"0\.5 is copied"):
+        kernels_of_a_step(optimizer, count=1)
+
+
+# --- Learning rates -----------------------------------------------------------
+
+KERAS, OURS = keras.optimizers.schedules, keras_lso.schedules
+RATES = {
+    "float": lambda: 0.1,
+    "callable of a number": lambda: lambda: 0.1,
+    "callable of a tensor": lambda: lambda: keras.ops.array(0.1),
+    "ExponentialDecay": lambda: KERAS.ExponentialDecay(0.1, 10, 0.9),
+    "ExponentialDecay, staircase": lambda: KERAS.ExponentialDecay(0.1, 10, 0.9, True),
+    "PiecewiseConstantDecay": lambda: KERAS.PiecewiseConstantDecay([2, 5], [3, 2, 1]),
+    "PolynomialDecay": lambda: KERAS.PolynomialDecay(0.1, 10),
+    "PolynomialDecay, cycle": lambda: KERAS.PolynomialDecay(0.1, 10, cycle=True),
+    "InverseTimeDecay": lambda: KERAS.InverseTimeDecay(0.1, 10, 0.9),
+    "CosineDecay": lambda: KERAS.CosineDecay(0.1, 10),
+    "CosineDecay, warm-up": lambda: KERAS.CosineDecay(
+        0.1, 10, warmup_target=1.0, warmup_steps=5
+    ),
+    "CosineDecayRestarts": lambda: KERAS.CosineDecayRestarts(0.1, 10),
+    "CosineDecayRestarts, t_mul": lambda: KERAS.CosineDecayRestarts(0.1, 5, t_mul=1.0),
+    "ExponentialDecayWithOffset": lambda: OURS.ExponentialDecayWithOffset(
+        2, initial_learning_rate=0.1, decay_steps=10, decay_rate=0.9
+    ),
+    "PolynomialDecayWithOffset": lambda: OURS.PolynomialDecayWithOffset(
+        2, initial_learning_rate=0.1, decay_steps=10
+    ),
+    "CosineDecayWithOffset": lambda: OURS.CosineDecayWithOffset(
+        2, initial_learning_rate=0.1, decay_steps=10, warmup_target=1.0, warmup_steps=5
+    ),
+    "PiecewiseConstantDecayWithOffset": lambda: OURS.PiecewiseConstantDecayWithOffset(
+        1, boundaries=[2, 5], values=[3.0, 2.0, 1.0]
+    ),
+    "DirectPowerDecay": lambda: OURS.DirectPowerDecay(0.1),
+    "PowerAndLinearDecay": lambda: OURS.PowerAndLinearDecay(0.1, 10),
+    "PowerDecayWithOffset": lambda: OURS.PowerDecayWithOffset(0.1),
+    "StepCosineDecayWithOffset": lambda: OURS.StepCosineDecayWithOffset(
+        [2, 5, 9], [3.0, 2.0, 1.0]
+    ),
+    "LinearWarmup": lambda: OURS.LinearWarmup(KERAS.CosineDecay(0.1, 10), 5, 0.0),
+    "PolynomialWarmup": lambda: OURS.PolynomialWarmup(0.1, 5, 2.0),
+    "Sequential": lambda: OURS.Sequential([0.1, KERAS.CosineDecay(0.1, 10)], [5]),
+    "FixedLR": lambda: OURS.FixedLR(0.1),
+    "PiecewiseConstant": lambda: OURS.PiecewiseConstant(0.1, [2, 5], [0.5, 0.1]),
+    "ExpDecay": lambda: OURS.ExpDecay(0.1, 10, 0.9, True),
+    "PolyDecay": lambda: OURS.PolyDecay(0.1, 10, warmup_steps=5),
+    "InvPolyDecay": lambda: OURS.InvPolyDecay(0.1, 10, min_lr=0.01),
+    "CosineDecay of OpenSeq2Seq": lambda: OURS.CosineDecay(0.1, 10, warmup_steps=5),
+    "TransformerPolicy": lambda: OURS.TransformerPolicy(0.1, 64, 5),
+}
+
+
+@pytest.mark.parametrize("make_rate", RATES.values(), ids=RATES)
+def test_a_learning_rate_is_computed_on_the_device(make_rate):
+    for make_inner in (SGD, AdamW, keras_lso.LARS):
         kernels_of_a_step(
-            monkeypatch,
-            keras_lso.LossScaleOptimizer(SGD(lambda: keras.ops.array(0.5))),
-            count=1,
+            keras_lso.LossScaleOptimizer(make_inner(make_rate())), count=2
         )
+
+
+def test_every_schedule_is_among_them():
+    classes = [*vars(KERAS).values(), *vars(OURS).values()]
+    schedules = {
+        cls
+        for cls in classes
+        if isinstance(cls, type) and issubclass(cls, KERAS.LearningRateSchedule)
+    }
+    # An abstract one, and one that is spelled in two ways.
+    schedules -= {KERAS.LearningRateSchedule, OURS.PolynomialWarmUp}
+    assert schedules - {type(make()) for make in RATES.values()} == set()
+
+
+@pytest.mark.parametrize("make_rate", RATES.values(), ids=RATES)
+def test_a_learning_rate_is_what_it_is_on_the_host(make_rate):
+    """The device is the CPU here, which has values: branches go both ways."""
+    rate = make_rate()
+    if not isinstance(rate, KERAS.LearningRateSchedule):
+        rate = lambda step, constant=rate: (  # noqa: E731
+            keras.ops.array(constant() if callable(constant) else constant)
+        )
+    with keras.device("cpu"):
+        for step in range(14):
+            steps = torch.tensor(step, dtype=torch.int32, device="cpu")
+            expected = rate(steps)
+            with RefuseToRead():
+                found = _torch_numbers._select(lambda: rate(steps), ())  # noqa: B023
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+class RefuseToRead(TorchFunctionMode):
+    """Refuses branches by a tensor."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        assert function is not torch.Tensor.__bool__, "A branch reads from the device"
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_schedule_that_would_read_is_found():
+    rate = KERAS.CosineDecay(0.1, 10, warmup_target=1.0, warmup_steps=5)
+    found = pytest.raises(AssertionError, match="reads from the device")
+    with found, keras.device("cpu"), RefuseToRead():
+        rate(torch.tensor(3, device="cpu"))

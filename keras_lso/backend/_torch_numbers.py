@@ -1,0 +1,85 @@
+"""Scalars of a step count on the device, without a copy to it or a read from it.
+
+A learning-rate schedule is a few operations on the step count and on Python's numbers.
+`keras.ops` makes a tensor of each number, which PyTorch copies to the device and waits
+for; and where a schedule branches by the step (`keras.ops.cond`) it reads a flag. Here
+numbers are written by a kernel, and both branches are computed and selected from.
+"""
+
+import numpy as np
+import torch
+from torch.overrides import TorchFunctionMode
+
+# More numbers than this are copied: a kernel each would take longer.
+_FEW = 32
+# After as many branches flags are read: each of them may double the work.
+_MOST_BRANCHES = 4
+
+
+def without_host(function, near):
+    """See `generic.without_host`."""
+    return function() if near.device.type == "cpu" else _select(function, ())
+
+
+def _select(function, answers):
+    """Runs a function whose first branches go where `answers` say, both ways after.
+
+    One run goes where all of the others hold. For each of those one more, a recursion,
+    goes as the first does up to there, and then the other way.
+    """
+    with _Scalars(answers) as scalars:
+        result = function()
+    for i, condition in reversed(list(enumerate(scalars.conditions))):
+        other = _select(function, (*answers, *(i * (True,)), False))
+        result = torch.where(condition, result, other)
+    return result
+
+
+class _Scalars(TorchFunctionMode):
+    """Writes numbers on the device, and answers what branches ask.
+
+    Attributes:
+        conditions: List of boolean tensors: what the branches without an answer asked
+            for. They went as if all were True.
+    """
+
+    def __init__(self, answers):
+        super().__init__()
+        self._answers = list(answers)
+        self.conditions = []
+        self._left = _MOST_BRANCHES
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function in (torch.as_tensor, torch.tensor):
+            return _written(function, args, kwargs)
+        if function is torch.Tensor.__bool__ and self._left:
+            self._left -= 1
+            if self._answers:
+                return self._answers.pop(0)
+            self.conditions.append(args[0].bool())
+            return True
+        return function(*args, **kwargs)
+
+
+def _written(make, args, kwargs):
+    """Makes a tensor, on a device by `torch.full` if it holds a few numbers."""
+    device = torch.device(kwargs.get("device") or "cpu")
+    is_plain = isinstance(args[0], bool | int | float | np.ndarray | np.number)
+    if device.type == "cpu" or not is_plain or not 0 < np.size(args[0]) <= _FEW:
+        return make(*args, **kwargs)
+    dtype = kwargs.get("dtype") or _dtype_of(args[0])
+    numbers = [
+        torch.full((), number, dtype=dtype, device=device)
+        for number in np.ravel(args[0]).tolist()
+    ]
+    shape = np.shape(args[0])
+    return torch.stack(numbers).view(shape) if shape else numbers[0]
+
+
+def _dtype_of(value):
+    """Returns the dtype that PyTorch chooses for a number or an array."""
+    if isinstance(value, float) and not isinstance(value, np.number):
+        return torch.get_default_dtype()
+    # Python's integers are int64 for both.
+    return getattr(torch, np.asarray(value).dtype.name)
