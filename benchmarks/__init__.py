@@ -12,6 +12,7 @@
 | `peers_<backend>.py` | what a user of the bare framework would run |
 | `shapes.py`, `data.py`, `inner.py` | tensors, their values, the optimizers |
 | `timing.py`, `memory.py`, `bytes_moved.py`, `machine.py` | what is measured |
+| `initial_scale.py` | a command of its own: what `initial_scale="auto"` saves |
 | `limits.py` | what the numbers must not exceed |
 | `report.py`, `tables.py`, `markdown.py` | the tables, from the JSON |
 """
