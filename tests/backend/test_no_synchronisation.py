@@ -354,6 +354,15 @@ def test_a_learning_rate_is_computed_on_the_device(make_rate):
         )
 
 
+@pytest.mark.parametrize("make_inner", [SGD, AdamW, keras_lso.LARS])
+def test_a_learning_rate_that_a_callback_sets_is_copied_before_the_step(make_inner):
+    optimizer = keras_lso.LossScaleOptimizer(make_inner(0.1))
+    with torch.device("meta"):
+        variables, grads = make(optimizer, [(3, 4)], torch.float32, "float32")
+    optimizer.learning_rate = 0.05
+    run(optimizer, grads, variables)
+
+
 def test_every_schedule_is_among_them():
     classes = [*vars(KERAS).values(), *vars(OURS).values()]
     schedules = {
