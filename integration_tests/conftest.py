@@ -12,6 +12,15 @@ BATCH_SIZE = 8
 
 
 @pytest.fixture
+def clean(tmp_path, monkeypatch):
+    """A folder to write to, and the dtype policy as it was."""
+    monkeypatch.chdir(tmp_path)
+    policy = keras.config.dtype_policy()
+    yield
+    keras.config.set_dtype_policy(policy)
+
+
+@pytest.fixture
 def data():
     """Four batches of a linear problem.
 

@@ -238,10 +238,8 @@ OF_FLOAT16 = {"rtol": 0, "atol": 2e-3}
 
 
 @pytest.fixture
-def clean(tmp_path, monkeypatch):
-    """A folder to write to, and Keras's settings as they were."""
-    monkeypatch.chdir(tmp_path)
-    policy = keras.config.dtype_policy()
+def clean(clean):
+    """A folder to write to, and all settings as they were."""
     if BACKEND == "jax":
         # Compiling is most of the work, and these programs are too small to gain.
         jax = importlib.import_module("jax")
@@ -249,7 +247,6 @@ def clean(tmp_path, monkeypatch):
     yield
     if BACKEND == "jax":
         jax.config.update("jax_disable_most_optimizations", False)
-    keras.config.set_dtype_policy(policy)
     importlib.import_module("matplotlib.pyplot").close("all")
 
 

@@ -22,15 +22,6 @@ def numpy_of(value):
     return ops.convert_to_numpy(value)
 
 
-@pytest.fixture
-def clean(tmp_path, monkeypatch):
-    """A folder to write to, and the dtype policy as it was."""
-    monkeypatch.chdir(tmp_path)
-    policy = keras.config.dtype_policy()
-    yield
-    keras.config.set_dtype_policy(policy)
-
-
 # --- troubleshooting.md: does it overflow in float32 as well? -----------------------
 
 

@@ -21,15 +21,6 @@ from integration_tests.docs_blocks import BACKEND, code_in, table_of
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def clean(tmp_path, monkeypatch):
-    """A folder to write to, and the dtype policy as it was."""
-    monkeypatch.chdir(tmp_path)
-    policy = keras.config.dtype_policy()
-    yield
-    keras.config.set_dtype_policy(policy)
-
-
 # --- migrating.md: which files Keras 3 takes the weights out of ---------------------
 
 

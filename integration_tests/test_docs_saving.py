@@ -14,12 +14,6 @@ from integration_tests.docs_blocks import PAGES, code_in, run_block, table_of
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture
-def clean(tmp_path, monkeypatch):
-    """A folder to write to."""
-    monkeypatch.chdir(tmp_path)
-
-
 def compiled(optimizer):
     model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
     model.compile(optimizer, loss="mse")

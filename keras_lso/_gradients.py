@@ -7,12 +7,18 @@ from keras import ops
 from keras_lso import adapters, backend
 
 
+def _is_array(value):
+    """Whether it is one variable or tensor, which may be iterated over, too.
+
+    On JAX a variable may be so for ever.
+    """
+    return backend.is_variable(value) or ops.is_tensor(value)
+
+
 def split_pairs(grads_and_vars):
     """Returns the gradients and the variables of `(gradient, variable)` pairs."""
     grads, variables = [], []
-    # A variable or a tensor may be iterated over, on JAX for ever.
-    is_array = backend.is_variable(grads_and_vars) or ops.is_tensor(grads_and_vars)
-    if is_array or not isinstance(grads_and_vars, Iterable):
+    if _is_array(grads_and_vars) or not isinstance(grads_and_vars, Iterable):
         grads_and_vars = [grads_and_vars]
     for pair in grads_and_vars:
         is_pair = isinstance(pair, list | tuple) and len(pair) == 2
@@ -71,8 +77,8 @@ def _may_be_equal(shape, other):
 
 def _as_list(argument, values, of_what):
     """Returns the items of an argument, which may be any iterable but one tensor."""
-    is_array = backend.is_variable(values) or ops.is_tensor(values)
-    if is_array or isinstance(values, str | Mapping) or not hasattr(values, "__iter__"):
+    is_other = _is_array(values) or isinstance(values, str | Mapping)
+    if is_other or not isinstance(values, Iterable):
         raise TypeError(
             f"Argument `{argument}` must be a list of {of_what}. Received: "
             f"{values!r} of type {type(values).__name__}"

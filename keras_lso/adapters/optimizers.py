@@ -157,10 +157,18 @@ def members(optimizer):
     return list(optimizer.optimizers) if cls and isinstance(optimizer, cls) else []
 
 
+def stepping(optimizer):
+    """Returns the optimizers that have variables for what they train.
+
+    That is the innermost one and, of a `MultiOptimizer`, its members.
+    """
+    innermost = chain(optimizer)[-1]
+    return [innermost, *members(innermost)]
+
+
 def keeps_averages(optimizer):
     """Whether the optimizer averages weights, or one of its members does."""
-    innermost = chain(optimizer)[-1]
-    return any(o.use_ema for o in (innermost, *members(innermost)))
+    return any(o.use_ema for o in stepping(optimizer))
 
 
 def as_accumulated(optimizer, grads, variables):
@@ -169,12 +177,11 @@ def as_accumulated(optimizer, grads, variables):
     Keras's accumulators have the dtypes of the variables, and TensorFlow adds nothing
     else to them.
     """
-    *wrappers, innermost = chain(optimizer)
+    wrappers = chain(optimizer)[:-1]
     # It does so itself, once it has unscaled them.
     if any(isinstance(o, keras.optimizers.LossScaleOptimizer) for o in wrappers):
         return grads
-    accumulating = (innermost, *members(innermost))
-    if not any(o.gradient_accumulation_steps for o in accumulating):
+    if not any(o.gradient_accumulation_steps for o in stepping(optimizer)):
         return grads
     return [
         g if g is None else _cast(g, v.dtype)
@@ -191,10 +198,9 @@ def averages(optimizer):
 
     Before the first step that is applied an average is zero, and left out.
     """
-    innermost = chain(optimizer)[-1]
     return [
         pair
-        for averaging in (innermost, *members(innermost))
+        for averaging in stepping(optimizer)
         if averaging.use_ema and averaging.built and _has_stepped(averaging)
         for pair in zip(
             averaging._trainable_variables,
@@ -219,8 +225,7 @@ def exclude_twins_from_weight_decay(optimizer, variables, twins):
 
     Those of a `MultiOptimizer`'s members are known only once it is built.
     """
-    innermost = chain(optimizer)[-1]
-    for decaying in (innermost, *members(innermost)):
+    for decaying in stepping(optimizer):
         excluded = getattr(decaying, "_exclude_from_weight_decay", None) or set()
         for variable, its_twin in zip(variables, twins, strict=True):
             if decaying._var_key(variable) in excluded:
@@ -242,8 +247,7 @@ def check_known(optimizer, variables):
 
 def check_takes_shards(optimizer):
     """Refuses an optimizer that would take the norm of a shard for a tensor's."""
-    innermost = chain(optimizer)[-1]
-    for clipping in (innermost, *members(innermost)):
+    for clipping in stepping(optimizer):
         if clipping.clipnorm or clipping.global_clipnorm:
             raise ValueError(
                 "Inside of `jax.shard_map` Keras's `clipnorm` and `global_clipnorm` "

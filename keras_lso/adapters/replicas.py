@@ -3,7 +3,7 @@
 import contextlib
 import threading
 
-from keras_lso.adapters.optimizers import chain, members
+from keras_lso.adapters.optimizers import stepping
 
 _this_replica = threading.local()
 
@@ -19,8 +19,7 @@ def reduced_gradients(optimizer, are_reduced=True):
     if not are_reduced:
         yield
         return
-    innermost = chain(optimizer)[-1]
-    for reducing in (innermost, *members(innermost)):
+    for reducing in stepping(optimizer):
         # Only Keras's TensorFlow optimizers add them up.
         reduce = getattr(reducing, "_all_reduce_sum_gradients", None)
         if reduce is not None and not isinstance(reduce, _ReduceUnlessReduced):

@@ -4,7 +4,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_lso.adapters.optimizers import chain, members
+from keras_lso.adapters.optimizers import stepping
 from keras_lso.adapters.variables import path_of
 
 # From then on what Nadam multiplies its product by is `beta_1`, in float32.
@@ -19,7 +19,7 @@ def saved_by_keras(optimizer):
     momenta, or what Adafactor has in place of factors for vectors. What counts
     comes from `add_variable`, which puts it under the optimizer's name.
     """
-    names = {o.name for o in _stepping(optimizer)}
+    names = {o.name for o in stepping(optimizer)}
     return [v for v in optimizer.variables if _scope(v) in names]
 
 
@@ -34,7 +34,7 @@ def restore_unsaved(optimizer, loaded):
         loaded: List of the variables that were read from the file.
     """
     loaded = {id(v) for v in loaded}
-    for nadam in _stepping(optimizer):
+    for nadam in stepping(optimizer):
         if not isinstance(nadam, keras.optimizers.Nadam) or not nadam.built:
             continue
         if id(nadam._u_product) not in loaded:
@@ -53,12 +53,6 @@ def nadam_product(optimizer, steps):
         decay = np.power(np.float32(0.96), np.float32(step))
         product *= beta_1 * (1 - np.float32(0.5) * decay)
     return product * beta_1 ** max(steps - _STEPS_TO_CONSTANT, 0)
-
-
-def _stepping(optimizer):
-    """Returns the optimizers that have variables for what they train."""
-    innermost = chain(optimizer)[-1]
-    return [innermost, *members(innermost)]
 
 
 def _scope(variable):

@@ -110,7 +110,7 @@ class LossScaleMonitor(keras.callbacks.Callback):
         scale, skipped = float(optimizer.loss_scale), int(optimizer.skipped_steps)
         if self._writer is not None:
             report = {"loss_scale": scale, "skipped_steps": skipped}
-            self._writer.write(_count_steps(optimizer), report)
+            self._writer.write(skipped + _count_applied(optimizer), report)
         return scale, skipped
 
     def _look(self, optimizer):
@@ -119,9 +119,10 @@ class LossScaleMonitor(keras.callbacks.Callback):
         try:
             optimizer.check_stalled(self.patience)
         except FloatingPointError:
-            in_a_row = optimizer._count_skips_at_lowest()
-            self._stalled_since = _count_steps(optimizer) - in_a_row + 1
             self._skipped = int(optimizer.skipped_steps)
+            attempted = self._skipped + _count_applied(optimizer)
+            in_a_row = optimizer._count_skips_at_lowest()
+            self._stalled_since = attempted - in_a_row + 1
             optimizer.record_overflows()
             self.model.make_train_function(force=True)
 
@@ -140,11 +141,10 @@ class LossScaleMonitor(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-def _count_steps(optimizer):
-    """Returns the number of attempted steps, an int."""
+def _count_applied(optimizer):
+    """Returns the number of applied steps, an int."""
     # By NumPy: what replicas share does not become an `int` by itself.
-    applied = ops.convert_to_numpy(optimizer.iterations)
-    return int(optimizer.skipped_steps) + int(applied)
+    return int(ops.convert_to_numpy(optimizer.iterations))
 
 
 def _find_optimizer(model):
