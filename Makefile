@@ -95,7 +95,7 @@ test-install: $(INSTALLED) ## sdist and wheel in environments of their own (down
 
 nightly: $(INSTALLED) ## all combinations, and 2,000 new random cases a backend: hours
 	$(call on_each_backend,HYPOTHESIS_PROFILE=nightly \
-	    $(BIN)/python -m pytest tests integration_tests --exhaustive \
+	    $(BIN)/python -m pytest tests integration_tests --full \
 	    $(PYTEST_ARGS))
 
 soak: $(INSTALLED) ## 100,000 steps a backend, each compared with a model in NumPy

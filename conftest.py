@@ -2,8 +2,6 @@
 
 import gc
 import os
-import zlib
-from collections import defaultdict
 
 os.environ.setdefault("KERAS_BACKEND", "tensorflow")
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -11,6 +9,8 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import hypothesis  # noqa: E402
 import keras  # noqa: E402
 import pytest  # noqa: E402
+
+pytest_plugins = ("testing.rings",)
 
 BACKEND = keras.backend.backend()
 OTHER_BACKENDS = {"_tensorflow", "_jax", "_torch"} - {f"_{BACKEND}"}
@@ -43,49 +43,6 @@ def pytest_ignore_collect(collection_path, config):
     else:
         ignore = not collection_path.name.startswith("test_")
     return True if ignore else None
-
-
-def pytest_addoption(parser):
-    parser.addoption(
-        "--exhaustive",
-        action="store_true",
-        help="run the tests marked `exhaustive` with every combination of arguments",
-    )
-
-
-def pytest_collection_modifyitems(config, items):
-    """Leave out combinations of a test that is marked `exhaustive`.
-
-    Those left have each value of each argument in one of them at least. Each test
-    begins elsewhere in its list, so that together they see more of the pairs.
-    """
-    if config.getoption("exhaustive"):
-        return
-    combinations = defaultdict(list)
-    for item in items:
-        if item.get_closest_marker("exhaustive") and hasattr(item, "callspec"):
-            combinations[item.parent.nodeid, item.originalname].append(item)
-    left_out = set()
-    for (_, name), alike in combinations.items():
-        start = zlib.crc32(name.encode()) % len(alike)
-        left_out.update(set(alike) - _covering(alike[start:] + alike[:start]))
-    config.hook.pytest_deselected(items=[i for i in items if i in left_out])
-    items[:] = [item for item in items if item not in left_out]
-
-
-def _covering(items):
-    """Returns a set of items in which each value of each argument occurs."""
-    values = {
-        item: {(name, id(value)) for name, value in item.callspec.params.items()}
-        for item in items
-    }
-    wanted = set().union(*values.values())
-    chosen = set()
-    while wanted:
-        best = max(items, key=lambda item: len(values[item] & wanted))
-        chosen.add(best)
-        wanted -= values[best]
-    return chosen
 
 
 def pytest_collection_finish():

@@ -19,7 +19,7 @@ from integration_tests.distributed.tensorflow_one_device import (
 
 @pytest.fixture(scope="module")
 def is_exhaustive(request):
-    return request.config.getoption("exhaustive")
+    return request.config.getoption("full")
 
 
 @pytest.fixture(scope="module")

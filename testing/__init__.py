@@ -1,0 +1,1 @@
+"""Plugins of pytest that the tests in `tests/` and `integration_tests/` share."""

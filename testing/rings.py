@@ -1,0 +1,74 @@
+"""Which tests `make test` leaves to `make test-full`, which gives `--full`.
+
+Three marks tell: `exhaustive`, one of many combinations of arguments, of which some are
+enough to see each value; `full`, too slow for every change; and `one_backend`, which
+depends on no backend, so that one of them is enough.
+"""
+
+import zlib
+from collections import defaultdict
+
+import keras
+
+# The quickest to import, and it compiles nothing.
+THE_ONE_BACKEND = "torch"
+
+
+def pytest_addoption(parser):
+    parser.addoption(
+        "--full",
+        action="store_true",
+        help="run every combination of arguments, and what `make test` leaves out",
+    )
+
+
+def pytest_collection_modifyitems(config, items):
+    """Leaves out what is for `--full`, unless it was asked for by its name."""
+    if config.getoption("full"):
+        return
+    left_out = combinations_left_out(items)
+    named = {arg.split("[")[0] for arg in config.args if "::" in arg}
+    for item in items:
+        is_named = item.nodeid.split("[")[0] in named
+        if not is_named and is_for_another_run(item, keras.backend.backend()):
+            left_out.add(item)
+    config.hook.pytest_deselected(items=[i for i in items if i in left_out])
+    items[:] = [item for item in items if item not in left_out]
+
+
+def is_for_another_run(item, backend):
+    if item.get_closest_marker("full"):
+        return True
+    return bool(item.get_closest_marker("one_backend")) and backend != THE_ONE_BACKEND
+
+
+def combinations_left_out(items):
+    """Returns those combinations of `exhaustive` tests that the others make up for.
+
+    Those left have each value of each argument in one of them at least. Each test
+    begins elsewhere in its list, so that together they see more of the pairs.
+    """
+    combinations = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("exhaustive") and hasattr(item, "callspec"):
+            combinations[item.parent.nodeid, item.originalname].append(item)
+    left_out = set()
+    for (_, name), alike in combinations.items():
+        start = zlib.crc32(name.encode()) % len(alike)
+        left_out.update(set(alike) - covering(alike[start:] + alike[:start]))
+    return left_out
+
+
+def covering(items):
+    """Returns a set of items in which each value of each argument occurs."""
+    values = {
+        item: {(name, id(value)) for name, value in item.callspec.params.items()}
+        for item in items
+    }
+    wanted = set().union(*values.values())
+    chosen = set()
+    while wanted:
+        best = max(items, key=lambda item: len(values[item] & wanted))
+        chosen.add(best)
+        wanted -= values[best]
+    return chosen

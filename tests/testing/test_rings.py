@@ -1,0 +1,52 @@
+"""What the marks leave to `make test-full`, and what they must not."""
+
+import itertools
+import types
+
+import pytest
+
+from testing import rings
+
+
+class Item:
+    """Stands for pytest's: a test with its arguments and marks."""
+
+    originalname = "test"
+    parent = types.SimpleNamespace(nodeid="test_file.py")
+
+    def __init__(self, *marks, **params):
+        self.callspec = types.SimpleNamespace(params=params)
+        self.marks = marks
+
+    def get_closest_marker(self, name):
+        return name if name in self.marks else None
+
+
+def test_every_value_of_every_argument_is_left():
+    arguments = {"a": [object() for _ in range(5)], "b": [{}, {}, []], "c": [1.0, None]}
+    items = [
+        Item("exhaustive", **dict(zip(arguments, values, strict=True)))
+        for values in itertools.product(*arguments.values())
+    ]
+    left_out = rings.combinations_left_out(items)
+    chosen = [item.callspec.params for item in items if item not in left_out]
+    for name, values in arguments.items():
+        assert {id(c[name]) for c in chosen} == {id(value) for value in values}
+    assert len(chosen) == 5
+    # One alone, as when it is asked for by its name, stays.
+    assert rings.combinations_left_out(items[7:8]) == set()
+
+
+@pytest.mark.parametrize(
+    "marks, backend, expected",
+    [
+        ((), "jax", False),
+        (("full",), "torch", True),
+        (("one_backend",), "torch", False),
+        (("one_backend",), "jax", True),
+        (("one_backend",), "tensorflow", True),
+        (("one_backend", "full"), "torch", True),
+    ],
+)
+def test_a_mark_leaves_a_test_to_another_run(marks, backend, expected):
+    assert rings.is_for_another_run(Item(*marks), backend) == expected
