@@ -1,8 +1,9 @@
 """Which tests `make test` leaves to `make test-full`, which gives `--full`.
 
-Three marks tell: `exhaustive`, one of many combinations of arguments, of which some are
-enough to see each value; `full`, too slow for every change; and `one_backend`, which
-depends on no backend, so that one of them is enough.
+Four marks tell: `exhaustive`, one of many combinations of arguments, of which some are
+enough to see each value; `full`, too slow for every change; `one_backend`, which
+depends on no backend; and `default_backend("jax")`, a long program that is for each of
+them, and that `make test` runs under the one that it names.
 """
 
 import zlib
@@ -39,6 +40,8 @@ def pytest_collection_modifyitems(config, items):
 def is_for_another_run(item, backend):
     if item.get_closest_marker("full"):
         return True
+    if named := item.get_closest_marker("default_backend"):
+        return named.args[0] != backend
     return bool(item.get_closest_marker("one_backend")) and backend != THE_ONE_BACKEND
 
 

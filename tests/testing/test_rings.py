@@ -7,6 +7,9 @@ import pytest
 
 from testing import rings
 
+EXHAUSTIVE, FULL = pytest.mark.exhaustive, pytest.mark.full
+ANY, JAX = pytest.mark.one_backend, pytest.mark.default_backend("jax")
+
 
 class Item:
     """Stands for pytest's: a test with its arguments and marks."""
@@ -19,13 +22,13 @@ class Item:
         self.marks = marks
 
     def get_closest_marker(self, name):
-        return name if name in self.marks else None
+        return next((mark for mark in self.marks if mark.name == name), None)
 
 
 def test_every_value_of_every_argument_is_left():
     arguments = {"a": [object() for _ in range(5)], "b": [{}, {}, []], "c": [1.0, None]}
     items = [
-        Item("exhaustive", **dict(zip(arguments, values, strict=True)))
+        Item(EXHAUSTIVE, **dict(zip(arguments, values, strict=True)))
         for values in itertools.product(*arguments.values())
     ]
     left_out = rings.combinations_left_out(items)
@@ -41,11 +44,13 @@ def test_every_value_of_every_argument_is_left():
     "marks, backend, expected",
     [
         ((), "jax", False),
-        (("full",), "torch", True),
-        (("one_backend",), "torch", False),
-        (("one_backend",), "jax", True),
-        (("one_backend",), "tensorflow", True),
-        (("one_backend", "full"), "torch", True),
+        ((FULL,), "torch", True),
+        ((ANY,), "torch", False),
+        ((ANY,), "jax", True),
+        ((ANY,), "tensorflow", True),
+        ((ANY, FULL), "torch", True),
+        ((JAX,), "jax", False),
+        ((JAX,), "torch", True),
     ],
 )
 def test_a_mark_leaves_a_test_to_another_run(marks, backend, expected):
