@@ -4,10 +4,13 @@
 SHELL := bash
 PYTHON ?= $(shell python3.11 --version >/dev/null 2>&1 && echo python3.11 || echo python3)
 BACKENDS := tensorflow jax torch
-TESTS := $(addprefix test-,$(BACKENDS))
+TEST := $(addprefix test-,$(BACKENDS))
+UNIT := $(addprefix unit-,$(BACKENDS))
+INTEGRATION := $(addprefix integration-,$(BACKENDS))
+# The longest first: two at a time end together.
+JOBS := $(INTEGRATION) $(UNIT) lint
 PYTEST_ARGS ?=
-# A suite keeps one core busy, if PyTorch is told to: its threads get into each
-# other's way where others work beside them.
+# A job keeps one core busy.
 AT_ONCE ?= 2
 
 BIN := .venv/bin
@@ -16,20 +19,35 @@ OLDEST := .venv-oldest
 DOCS_INSTALLED := .venv/.docs-installed
 LOGS := build/test-logs
 
+# PyTorch's threads would get into the way of what else runs.
+on_one_thread = KERAS_BACKEND=$(1) OMP_NUM_THREADS=1
+pytest = $(call on_one_thread,$(1)) $(RUN) -m pytest
+RUN := $(BIN)/python
+
+# Runs targets, so many at a time, and then prints a row for each.
+define run_jobs
+@rm -rf $(LOGS); mkdir -p $(LOGS); status=0; \
+$(MAKE) --no-print-directory --keep-going -j$(AT_ONCE) $(1:%=job-%) || status=1; \
+echo; for job in $(1); do \
+    cat $(LOGS)/$$job.row 2>/dev/null || echo "$$job: no result, see above"; \
+done; exit $$status
+endef
+
 # A command on each backend in turn; it fails if one of them does.
 on_each_backend = @status=0; for backend in $(BACKENDS); do \
-    KERAS_BACKEND=$$backend OMP_NUM_THREADS=1 $(1) || status=1; done; exit $$status
+    $(call on_one_thread,$$backend) $(1) || status=1; done; exit $$status
 
 export TF_CPP_MIN_LOG_LEVEL := 3
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo large-batch float16 transformer test $(TESTS) \
-    test-distributed test-oldest test-install nightly soak lint format bench \
-    bench-gpu docs docs-serve clean
+.PHONY: help setup demo large-batch float16 transformer test test-full check coverage \
+    $(UNIT) $(INTEGRATION) $(TEST) test-distributed test-oldest test-install \
+    nightly soak lint format bench bench-gpu docs docs-serve clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z$$].*## / { sub(/\$$\(TESTS\)/, "test-<backend>", $$1); \
-	    printf "  make %-17s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z$$].*## / { if (match($$1, /[A-Z]+/)) \
+	    $$1 = tolower(substr($$1, RSTART, RLENGTH)) "-<backend>"; \
+	    printf "  make %-22s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 setup: $(INSTALLED) ## build .venv from the pinned requirements
 
@@ -56,24 +74,39 @@ float16: $(INSTALLED) ## train weights in float16, with and without float32 mast
 transformer: $(INSTALLED) ## train a Transformer on Python's manual in float16
 	$(BIN)/python examples/transformer_char.py
 
-test: $(INSTALLED) ## lint, then the whole suite under every backend
-	@rm -rf $(LOGS); lint=failed; status=0; \
-	$(MAKE) --no-print-directory lint && lint=passed || status=1; \
-	$(MAKE) --no-print-directory --keep-going -j$(AT_ONCE) $(TESTS) || status=1; \
-	printf '\n%-12s%s\n' lint $$lint; \
-	for backend in $(BACKENDS); do \
-	    counts=$$(grep -E '(passed|failed|skipped|error|ran).* in [0-9.]+s' \
-	        $(LOGS)/$$backend.txt | tail -n 1); \
-	    printf '%-12s%s\n' $$backend "$${counts:-no result: see above}"; \
-	done; \
-	exit $$status
+test: $(INSTALLED) ## lint, and the suite under every backend: what CI runs
+	$(call run_jobs,$(JOBS))
 
-$(TESTS): test-%: $(INSTALLED) ## the suite and the doctests under one backend
-	@mkdir -p $(LOGS)
-	@set -o pipefail; export KERAS_BACKEND=$* OMP_NUM_THREADS=1; \
-	$(BIN)/python -m pytest --doctest-modules \
-	    $(wildcard keras_lso tests integration_tests) $(PYTEST_ARGS) 2>&1 | \
-	    tee $(LOGS)/$*.txt | awk '{ print "$* | " $$0; fflush() }'
+test-full: $(INSTALLED) ## all of it: every combination, the originals beside us
+	@$(MAKE) --no-print-directory test PYTEST_ARGS="--full $(PYTEST_ARGS)"
+
+check: $(INSTALLED) ## lint and the unit tests of PyTorch: after every change
+	$(call run_jobs,unit-torch lint)
+
+coverage: $(INSTALLED) ## the share of lines and branches that `make test` runs
+	@rm -rf build/coverage
+	@status=0; $(MAKE) --no-print-directory test RUN="$(RUN) -m coverage run" || \
+	    status=1; $(RUN) -m tools.coverage_table; exit $$status
+
+# A target with a log, and how it ended as a row for `run_jobs`.
+job-%: $(INSTALLED)
+	@set -o pipefail; result=passed; \
+	$(MAKE) --no-print-directory $* 2>&1 | tee $(LOGS)/$*.txt | \
+	    awk '{ print "$* | " $$0; fflush() }' || result=failed; \
+	counts=$$(grep -E '(passed|failed|skipped|error|ran).* in [0-9.]+s' \
+	    $(LOGS)/$*.txt | tail -n 1 | tr -d =); \
+	printf '%-24s%-8s%5d s %s\n' $* $$result $$SECONDS "$$counts" > $(LOGS)/$*.row; \
+	test $$result = passed
+
+$(UNIT): unit-%: $(INSTALLED) ## the unit tests and doctests under one backend
+	@$(call pytest,$*) --doctest-modules keras_lso tests $(PYTEST_ARGS)
+
+$(INTEGRATION): integration-%: $(INSTALLED) ## the integration tests under one
+	@$(call pytest,$*) integration_tests $(PYTEST_ARGS)
+
+$(TEST): test-%: $(INSTALLED) ## both under one backend
+	@$(call pytest,$*) --doctest-modules keras_lso tests integration_tests \
+	    $(PYTEST_ARGS)
 
 test-distributed: $(INSTALLED) ## those with several replicas or processes, of test
 	$(call on_each_backend,$(BIN)/python -m pytest \
