@@ -6,6 +6,7 @@ depends on no backend; and `default_backend("jax")`, a long program that is for 
 them, and that `make test` runs under the one that it names.
 """
 
+import os
 import zlib
 from collections import defaultdict
 
@@ -15,12 +16,25 @@ import keras
 THE_ONE_BACKEND = "torch"
 
 
+# How the programs that tests start are told of `--full`.
+VARIABLE = "KERAS_LSO_TESTS"
+
+
+def is_full():
+    """Whether this process belongs to tests that were started with `--full`."""
+    return os.environ.get(VARIABLE) == "full"
+
+
 def pytest_addoption(parser):
     parser.addoption(
         "--full",
         action="store_true",
         help="run every combination of arguments, and what `make test` leaves out",
     )
+
+
+def pytest_configure(config):
+    os.environ[VARIABLE] = "full" if config.getoption("full") else "default"
 
 
 def pytest_collection_modifyitems(config, items):

@@ -1,12 +1,21 @@
-"""Starts the processes of a test, and reads what they print."""
+"""Starts the processes of a test, and reads what they print.
 
+They are forked from one process that has imported Keras and this package, and has
+computed nothing yet: importing takes longer than most of what they do.
+"""
+
+import atexit
 import contextlib
+import faulthandler
 import json
+import multiprocessing
 import os
 import pathlib
+import runpy
 import socket
 import subprocess
 import sys
+import tempfile
 
 import keras
 
@@ -14,6 +23,48 @@ FOLDER = pathlib.Path(__file__).parent
 ROOT = FOLDER.parent.parent
 # Seconds. What ends is done in a minute, if nothing else runs: this ends what hangs.
 TIMEOUT = 600
+FORKED = multiprocessing.get_context("forkserver")
+FORKED.set_forkserver_preload(["keras_lso"])
+
+
+class Worker:
+    """A process that runs a module as a program, with what of `Popen` tests need."""
+
+    def __init__(self, module, arguments, environment):
+        self._folder = tempfile.TemporaryDirectory()
+        self._files = [pathlib.Path(self._folder.name, f) for f in ("out", "err")]
+        settings = (module, arguments, environment, self._files)
+        self._process = FORKED.Process(target=_run_module, args=settings)
+        self._process.start()
+
+    @property
+    def returncode(self):
+        return self._process.exitcode
+
+    def kill(self):
+        self._process.kill()
+
+    def communicate(self, timeout=None):
+        self._process.join(timeout)
+        if self._process.is_alive():
+            raise subprocess.TimeoutExpired(self._process.name, timeout)
+        return [file.read_text() for file in self._files]
+
+
+def _run_module(module, arguments, environment, files):
+    """Makes of a forked process what `python -m` would have started."""
+    for number, file in enumerate(files, start=1):
+        with open(file, "w") as opened:
+            os.dup2(opened.fileno(), number)
+    faulthandler.enable()
+    os.chdir(ROOT)
+    os.environ.update(environment)
+    sys.argv = [module, *arguments]
+    try:
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    finally:
+        # A forked process leaves without it.
+        atexit._run_exitfuncs()
 
 
 def free_ports(count):
@@ -27,10 +78,15 @@ def free_ports(count):
 
 def start(name, *arguments, **environment):
     """Starts `name`, a module of this folder, on the backend of this process."""
+    return Worker(f"integration_tests.distributed.{name}", arguments, environment)
+
+
+def start_afresh(name, *arguments):
+    """The same in a process that has nothing imported, as one's own shell starts it."""
     return subprocess.Popen(
         [sys.executable, "-m", f"integration_tests.distributed.{name}", *arguments],
         cwd=ROOT,
-        env={**os.environ, "KERAS_BACKEND": keras.backend.backend(), **environment},
+        env={**os.environ, "KERAS_BACKEND": keras.backend.backend()},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -48,7 +104,7 @@ def finish(workers, timeout=TIMEOUT):
         for worker in workers:
             worker.kill()
     for worker, (_, errors) in zip(workers, outputs, strict=True):
-        assert worker.returncode == 0, errors
+        assert worker.returncode == 0, f"exit {worker.returncode}\n{errors}"
     return [printed for printed, _ in outputs]
 
 

@@ -14,8 +14,9 @@ import numpy as np
 from keras import ops
 
 import keras_lso
+from testing import rings
 
-STEPS = 200
+STEPS = 200 if rings.is_full() else 40
 BATCH_SIZE = 4  # of one participant
 INPUTS, HIDDEN, OUTPUTS = 3, 4, 2
 
@@ -34,7 +35,7 @@ OPTIMIZERS = {
 
 
 def make_optimizer(name):
-    """Returns an optimizer whose scale moves often within 200 steps."""
+    """Returns an optimizer whose scale moves often within 40 steps."""
     return keras_lso.LossScaleOptimizer(
         OPTIMIZERS[name](), initial_scale=2.0**10, dynamic_growth_steps=3
     )

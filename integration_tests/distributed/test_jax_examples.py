@@ -28,6 +28,7 @@ def run_example(name):
     return list(map(float, losses)), list(map(int, skipped)), finished.stdout
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", ["jax_processes.py", "shard_map.py"])
 def test_an_example_learns_and_all_have_the_same_weights(name):
     if name == "shard_map.py" and not HAS_SHARD_MAP:

@@ -5,9 +5,12 @@ import re
 import subprocess
 import sys
 
+import pytest
+
 from integration_tests.distributed.launch import ROOT, TIMEOUT
 
 
+@pytest.mark.full
 def test_two_workers_end_with_the_same_weights():
     run = subprocess.run(
         [sys.executable, "examples/multi_worker.py"],

@@ -26,7 +26,9 @@ def is_exhaustive(request):
 def printed(is_exhaustive, tmp_path_factory):
     folder = tmp_path_factory.mktemp("one_device")
     arguments = [str(folder), *(["all"] if is_exhaustive else [])]
-    [printed] = launch.run("worker_tensorflow_one_device", arguments)
+    # TensorFlow's servers have been seen to crash in a process that was forked.
+    worker = launch.start_afresh("worker_tensorflow_one_device", *arguments)
+    [printed] = launch.finish([worker])
     return printed
 
 

@@ -18,6 +18,7 @@ LAST_WORDS = {
 }
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("name", LAST_WORDS)
 def test_two_processes_learn_to_read(name, tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
