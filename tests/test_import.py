@@ -114,6 +114,7 @@ def test_no_framework_is_imported_that_keras_did_not_import():
     assert BACKEND in with_ours.split()
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("backend", ["numpy", "openvino"])
 def test_an_optimizer_is_loaded_where_nothing_can_be_trained(backend):
     skip_unless_installed(backend)
@@ -123,6 +124,7 @@ def test_an_optimizer_is_loaded_where_nothing_can_be_trained(backend):
     assert results == ["scale: 64.0", "loss: 128.0"]
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("backend", ["numpy", "openvino"])
 def test_an_error_names_the_backend_where_nothing_can_be_trained(backend):
     skip_unless_installed(backend)
@@ -146,6 +148,7 @@ def test_the_environment_turns_the_fast_paths_off():
     assert lines == ["generic True False"]
 
 
+@pytest.mark.one_backend
 def test_a_misspelt_environment_variable_is_refused():
     result = run("import keras_lso", "numpy", KERAS_LSO_KERNELS="fast")
     assert result.returncode == 1
@@ -189,6 +192,7 @@ def checkout(tmp_path):
     return {"PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
 
 
+@pytest.mark.one_backend
 def test_a_checkout_on_the_path_has_its_version(checkout):
     code = WITHOUT_METADATA + SHOW_VERSION
     [line] = output(code, "numpy", **checkout)
@@ -197,6 +201,7 @@ def test_a_checkout_on_the_path_has_its_version(checkout):
     assert pathlib.Path(file).is_relative_to(checkout["PYTHONPATH"])
 
 
+@pytest.mark.default_backend("jax")
 def test_info_runs_in_a_checkout_on_the_path(checkout):
     code = WITHOUT_METADATA + SHOW_INFO
     packages, *_ = output(code, BACKEND, **checkout)
@@ -209,6 +214,7 @@ def test_info_runs_in_a_checkout_on_the_path(checkout):
     assert packages.split(maxsplit=1)[1].startswith(expected)
 
 
+@pytest.mark.one_backend
 def test_what_is_built_has_the_version_of_the_package():
     reason = "hatchling, which builds the package, is not installed"
     core = pytest.importorskip("hatchling.metadata.core", reason=reason)
@@ -220,6 +226,7 @@ def test_what_is_built_has_the_version_of_the_package():
 # --- versions of Keras --------------------------------------------------------
 
 
+@pytest.mark.one_backend
 def test_the_supported_versions_are_those_of_pyproject():
     project = tomllib.loads(PYPROJECT.read_text())["project"]
     requirements = map(Requirement, project["dependencies"])
@@ -227,6 +234,7 @@ def test_the_supported_versions_are_those_of_pyproject():
     assert specifiers["keras"] == _keras_version.SUPPORTED
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("version", "supported"),
     [
@@ -261,6 +269,7 @@ keras.__file__ = "/somewhere/keras/__init__.py"
 """
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("version", "statement"),
     [
