@@ -10,7 +10,7 @@ import hypothesis  # noqa: E402
 import keras  # noqa: E402
 import pytest  # noqa: E402
 
-pytest_plugins = ("testing.rings",)
+pytest_plugins = ("testing.rings", "testing.cases")
 
 BACKEND = keras.backend.backend()
 OTHER_BACKENDS = {"_tensorflow", "_jax", "_torch"} - {f"_{BACKEND}"}
