@@ -13,6 +13,8 @@ from keras_lso.underflow_counts import counts_of
 
 pytest.importorskip("matplotlib")
 import matplotlib  # noqa: E402
+import matplotlib.image  # noqa: E402
+from matplotlib.colors import to_rgb  # noqa: E402
 
 matplotlib.use("Agg")
 
@@ -23,12 +25,32 @@ def lines_of(axis):
     return [(line.get_xdata(), line.get_ydata()) for line in axis.get_lines()]
 
 
+def texts_of(texts):
+    return [text.get_text() for text in texts]
+
+
+def labels_of(axis):
+    return axis.get_xlabel(), axis.get_ylabel()
+
+
 def test_a_schedule_is_drawn_step_by_step():
     figure = plotting.plot_schedule(WARMUP, steps=6)
     [(steps, rates)] = lines_of(figure.axes[0])
     assert list(steps) == [0, 1, 2, 3, 4, 5]
-    np.testing.assert_allclose(rates, [float(WARMUP(i)) for i in range(6)], rtol=1e-6)
-    assert figure.axes[0].get_legend() is None
+    np.testing.assert_allclose(rates, [0, 0.125, 0.25, 0.375, 0.5, 0.5], rtol=1e-6)
+    [axis] = figure.axes
+    assert labels_of(axis) == ("step", "learning rate")
+    assert axis.get_xlim() == (0, 5)
+    assert (axis.get_xscale(), axis.get_yscale()) == ("linear", "linear")
+    assert axis.get_legend() is None
+
+
+def test_a_schedule_is_drawn_against_zero():
+    halving = keras_lso.schedules.LinearWarmup(0.5, 4, 1.0)
+    [axis] = plotting.plot_schedule(halving, steps=6).axes
+    bottom, top = axis.get_ylim()
+    assert bottom == 0
+    assert top > 1
 
 
 def test_a_long_schedule_is_drawn_from_its_first_step_to_its_last():
@@ -36,7 +58,9 @@ def test_a_long_schedule_is_drawn_from_its_first_step_to_its_last():
     assert list(steps) == [0, 1, 2]
     [(steps, _)] = lines_of(plotting.plot_schedule(WARMUP, steps=123_456).axes[0])
     assert (steps[0], steps[-1]) == (0, 123_455)
-    assert len(steps) <= 1000
+    # As many as there are, about equally far from each other.
+    assert len(steps) == 1000
+    assert set(np.diff(steps)) == {123, 124}
 
 
 @pytest.mark.parametrize(
@@ -52,21 +76,63 @@ def test_a_long_schedule_is_drawn_from_its_first_step_to_its_last():
 )
 def test_several_schedules_are_told_apart(schedules, labels):
     axis = plotting.plot_schedule(schedules, steps=5).axes[0]
-    assert [text.get_text() for text in axis.get_legend().get_texts()] == labels
-    assert len({line.get_color() for line in axis.get_lines()}) == 2
+    assert texts_of(axis.get_legend().get_texts()) == labels
+    lines = axis.get_lines()
+    assert [line.get_label() for line in lines] == labels
+    given = schedules.values() if isinstance(schedules, dict) else schedules
+    for line, schedule in zip(lines, given, strict=True):
+        rates = [float(schedule(step)) for step in range(5)]
+        np.testing.assert_allclose(line.get_ydata(), rates, rtol=1e-6)
+    in_legend = [line.get_color() for line in axis.get_legend().get_lines()]
+    assert in_legend == [line.get_color() for line in lines]
+    assert len(set(in_legend)) == 2
+
+
+LOGS = {
+    "loss": [3.0, 2.0, 1.0],
+    # Of the first two epochs.
+    "val_loss": [3.5, 2.5],
+    "loss_scale": [8.0, 4.0, 8.0],
+    "skipped_steps": [1, 4, 4],
+}
 
 
 def test_a_history_is_drawn():
-    logs = {"loss": [3.0, 2.0, 1.0], "loss_scale": [8.0, 4.0, 8.0]}
-    logs["skipped_steps"] = [1, 4, 4]
     history = keras.callbacks.History()
-    history.history = logs
-    for given in (logs, history):
-        figure = plotting.plot_loss_scale(given)
-        above, below, bars = figure.axes
-        assert list(lines_of(above)[0][1]) == logs["loss"]
-        assert list(lines_of(below)[0][1]) == logs["loss_scale"]
+    history.history = LOGS
+    for given in (LOGS, history):
+        losses, scale, bars = plotting.plot_loss_scale(given).axes
+        drawn = {line.get_label(): line for line in losses.get_lines()}
+        assert texts_of(losses.get_legend().get_texts()) == ["loss", "val_loss"]
+        for name, epochs in (("loss", [1, 2, 3]), ("val_loss", [1, 2])):
+            assert list(drawn[name].get_xdata()) == epochs
+            assert list(drawn[name].get_ydata()) == LOGS[name]
+        assert losses.get_ylabel() == "loss"
+        [(epochs, scales)] = lines_of(scale)
+        assert (list(epochs), list(scales)) == ([1, 2, 3], LOGS["loss_scale"])
+        assert labels_of(scale) == ("epoch", "loss scale")
+        assert scale.get_yscale() == "log"
+        assert scale.yaxis.get_transform().base == 2
+        # In the middle of each epoch: what was skipped in it.
+        middles = [bar.get_x() + bar.get_width() / 2 for bar in bars.patches]
+        assert middles == pytest.approx([1, 2, 3])
         assert [bar.get_height() for bar in bars.patches] == [1, 3, 0]
+        assert bars.get_ylabel() == "steps skipped in the epoch"
+        assert bars.get_ylim() == (0, 9)
+        # The line is not hidden by them.
+        assert scale.get_zorder() > bars.get_zorder()
+        assert not scale.patch.get_visible()
+
+
+def test_of_a_history_that_which_is_there_is_drawn():
+    [scale] = plotting.plot_loss_scale({"loss_scale": [8.0, 4.0]}).axes
+    [(epochs, scales)] = lines_of(scale)
+    assert (list(epochs), list(scales)) == ([1, 2], [8.0, 4.0])
+    logs = {"loss_scale": [8.0, 8.0], "skipped_steps": [0, 1]}
+    _, bars = plotting.plot_loss_scale(logs).axes
+    assert [bar.get_height() for bar in bars.patches] == [0, 1]
+    # One step that was skipped does not look like a disaster.
+    assert bars.get_ylim() == (0, 4)
 
 
 def test_ratios_are_drawn_by_their_median_and_range():
@@ -75,8 +141,17 @@ def test_ratios_are_drawn_by_their_median_and_range():
     [(medians, rows)] = lines_of(axis)
     assert (list(medians), list(rows)) == ([0.2, 1.0], [0, 1])
     segments = axis.collections[0].get_segments()
-    assert [segment[:, 0].tolist() for segment in segments] == [[0.1, 0.3], [1.0, 1.0]]
-    assert [label.get_text() for label in axis.get_yticklabels()] == ["a", "b"]
+    assert [segment.tolist() for segment in segments] == [
+        [[0.1, 0], [0.3, 0]],
+        [[1.0, 1], [1.0, 1]],
+    ]
+    assert texts_of(axis.get_yticklabels()) == ["a", "b"]
+    assert list(axis.get_yticks()) == [0, 1]
+    # The first one is at the top.
+    assert axis.get_ylim() == (1.5, -0.5)
+    assert (axis.get_xlabel(), axis.get_xscale()) == ("trust ratio", "log")
+    [(medians, _)] = lines_of(plotting.plot_trust_ratios({"a": 0.1, "b": 1.0}).axes[0])
+    assert list(medians) == [0.1, 1.0]
 
 
 def make_report(*values):
@@ -87,24 +162,125 @@ def make_report(*values):
     )
 
 
-def test_underflow_is_blue_and_overflow_is_red(tmp_path):
-    report = make_report([1e-9], [1.0], [1e4])
-    path = tmp_path / "underflow.png"
-    [axis] = report.plot(path).axes
+# What stands for a share of 1. A smaller one is paler, by its square root.
+BLUE, RED, GREEN = (to_rgb(color) for color in ("#0072B2", "#D55E00", "#009E73"))
+WHITE = (1.0, 1.0, 1.0)
+
+
+def pale(color, share):
+    return tuple(1 - np.sqrt(share) * (1 - np.array(color)))
+
+
+def test_underflow_is_blue_and_overflow_is_red():
+    # At 2**0 the first is flushed, and of the second two in four; at 2**4 these are
+    # subnormal, which counts half. The third overflows from 2**4 on.
+    report = make_report([2.0**-25], [1.0, 2.0**-25, -(2.0**-26), 1.0], [1e4])
+    [axis] = report.plot().axes
     image = axis.get_images()[0].get_array()
     assert image.shape == (3, 7, 3)
-    flushed, fine, overflowing = image[0, 0], image[1, 0], image[2, -1]
-    assert flushed[2] > flushed[0] + 0.5
-    assert list(fine) == [1, 1, 1]
-    assert overflowing[0] > overflowing[2] + 0.5
-    assert path.read_bytes().startswith(b"\x89PNG")
+    np.testing.assert_allclose(image[0, :2], [BLUE, pale(BLUE, 1 / 2)])
+    np.testing.assert_allclose(image[1, :2], [pale(BLUE, 1 / 2), pale(BLUE, 1 / 4)])
+    np.testing.assert_allclose(image[2], [WHITE] + [RED] * 6)
+    np.testing.assert_allclose(image[:2, 3], [WHITE] * 2)
+    # A half of the second one overflows at 2**16.
+    np.testing.assert_allclose(image[1, 4:], [pale(RED, 1 / 2)] * 3)
+    # Where values are lost at both ends, both colours are mixed.
+    [axis] = make_report([2.0**-40, 1e9]).plot().axes
+    mixed = np.add(pale(BLUE, 1 / 2), pale(RED, 1 / 2)) - 1
+    np.testing.assert_allclose(axis.get_images()[0].get_array()[0, 0], mixed.clip(0, 1))
 
 
-@pytest.mark.parametrize("values", [([1e-9], [1e9]), ([np.inf],), ([0.0],)])
-def test_a_report_is_drawn_and_printed_whatever_it_says(values):
-    report = make_report(*values)
-    report.plot()
-    assert "layer 0" in str(report)
+def test_layers_and_scales_are_named_in_the_picture():
+    figure = make_report([1.0], [1.0]).plot()
+    [axis] = figure.axes
+    assert texts_of(axis.get_yticklabels()) == ["layer 0", "layer 1"]
+    assert list(axis.get_yticks()) == [0, 1]
+    exponents = range(0, 25, 4)
+    assert texts_of(axis.get_xticklabels()) == [f"$2^{{{i}}}$" for i in exponents]
+    assert list(axis.get_xticks()) == [0, 1, 2, 3, 4, 5, 6]
+    assert axis.get_xlabel() == "loss scale"
+    [legend] = figure.legends
+    colors = {
+        text.get_text(): to_rgb(line.get_color())
+        for text, line in zip(legend.get_texts(), legend.get_lines(), strict=True)
+    }
+    assert colors == {
+        "flushed to zero, or subnormal (paler)": BLUE,
+        "overflow": RED,
+        "safe for all layers": GREEN,
+    }
+
+
+@pytest.mark.parametrize(
+    "values, ends",
+    [
+        # From 2**-25 to 2**2 of the first, to 2**13 of the second, in steps of 2**4.
+        (([2.0**-29], [2.0**3]), (1.0, 13 / 4)),
+        # Both of them end beyond the picture.
+        (([2.0**-10],), (0.0, 6.0)),
+        (([0.0],), (0.0, 6.0)),
+        (([1e-9], [1e9]), None),
+        (([np.inf],), None),
+    ],
+)
+def test_a_bar_above_the_picture_marks_the_safe_scales(values, ends):
+    [axis] = make_report(*values).plot().axes
+    if ends is None:
+        assert lines_of(axis) == []
+        return
+    [line] = axis.get_lines()
+    # The largest float16 is 65504, not 2**16: less by 0.0002 of such steps.
+    assert list(line.get_xdata()) == pytest.approx(ends, abs=3e-4)
+    assert to_rgb(line.get_color()) == GREEN
+    # The first row ends at -0.5.
+    assert axis.get_ylim()[1] < line.get_ydata()[0] == line.get_ydata()[1] < -0.5
+
+
+def test_a_picture_that_is_saved_is_the_one_that_is_returned(tmp_path):
+    figure = make_report([1e-9], [1.0], [1e4]).plot(tmp_path / "underflow.png")
+    figure.savefig(tmp_path / "again.png")
+    saved, again = (
+        matplotlib.image.imread(tmp_path / name)
+        for name in ("underflow.png", "again.png")
+    )
+    np.testing.assert_array_equal(saved, again)
+
+
+TABLE = """
+                  flushed  flushed  subnormal  overflow
+ layer    median  at 2**0  at 2**8    at 2**8   at 2**8      safe scales
+ ───────────────────────────────────────────────────────────────────────
+ layer 0   6e-08                       100.0%             2**-1 to 2**39
+ layer 1   1e+00    50.0%    <0.1%      49.9%              2**2 to 2**15
+ layer 2   2e+01                                         2**-29 to 2**11
+
+Safe for all layers: 2**2 to 2**11. Recommended initial_scale: 2**10."""
+
+
+def test_a_report_prints_the_shares_at_one_and_at_the_recommended_scale():
+    # Of 2000 values, 1000 are flushed at 1, and the last one at 2**8 as well. That is
+    # the one of the report's scales that comes next to 2**10.
+    mixed = [1.0] * 1001 + [2.0**-25] * 899 + [2.0**-27] * 99 + [2.0**-40]
+    report = make_report([2.0**-24], mixed, [16.0] * 9 + [17.0])
+    assert str(report) == TABLE
+
+
+def test_a_report_prints_what_overflows():
+    *_, row, _, _ = str(make_report([1.0, 1.0, 1.0, 1e9])).splitlines()
+    assert row.split() == ["layer", "0", "1e+00", "25.0%", "2**-25", "to", "2**-14"]
+
+
+@pytest.mark.parametrize(
+    "values, safe, scale",
+    [
+        (([1e-9], [1e9]), "No scale is safe.", "2**-14"),
+        (([np.inf],), "No scale is safe.", "2**15"),
+        (([0.0],), "Safe for all layers: any.", "2**15"),
+    ],
+)
+def test_a_report_says_what_is_safe_for_all_layers(values, safe, scale):
+    last = str(make_report(*values)).splitlines()[-1]
+    assert last == f"{safe} Recommended initial_scale: {scale}."
 
 
 @pytest.mark.parametrize(
