@@ -438,8 +438,9 @@ def draw(results, path):
 def draw_test(axis, optimizer, results, shift):
     batch_sizes = [result["batch_size"] for result in results]
     accuracies = np.array([result["accuracies"] for result in results])
-    means = accuracies.mean(axis=1)
     lowest, highest = accuracies.min(axis=1), accuracies.max(axis=1)
+    # The mean of three equal numbers may be rounded to another one.
+    means = accuracies.mean(axis=1).clip(lowest, highest)
     axis.errorbar(
         # Side by side, so that one does not hide the other.
         [shift * size for size in batch_sizes],

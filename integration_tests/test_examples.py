@@ -99,14 +99,11 @@ def test_train_digits_says_in_words_what_the_table_shows(digits_run):
 
 
 def test_train_digits_draws_a_picture(digits_run):
+    # What is in it: `test_example_pictures.py`.
     _, folder = digits_run
     assert [path.name for path in folder.iterdir()] == ["demo.png"]
-    picture = matplotlib.image.imread(folder / "demo.png")
-    height, width, _ = picture.shape
-    assert height > 800
-    assert width > 600
-    # Some of it is white and some of it is not.
-    assert 0.5 < (picture[..., :3] == 1).all(axis=-1).mean() < 0.99
+    # One column for one backend.
+    assert matplotlib.image.imread(folder / "demo.png").shape[:2] == (1200, 750)
 
 
 @pytest.fixture
@@ -225,14 +222,11 @@ def test_large_batch_says_in_words_what_the_table_shows(large_batch_run):
 
 
 def test_large_batch_draws_a_picture(large_batch_run):
+    # What is in it: `test_example_pictures.py`.
     _, folder = large_batch_run
     assert [path.name for path in folder.iterdir()] == ["large_batch.png"]
     picture = matplotlib.image.imread(folder / "large_batch.png")
-    height, width, _ = picture.shape
-    assert height > 800
-    assert width > 1600
-    # Some of it is white and some of it is not.
-    assert 0.5 < (picture[..., :3] == 1).all(axis=-1).mean() < 0.99
+    assert picture.shape[:2] == (1000, 1900)
 
 
 @pytest.fixture

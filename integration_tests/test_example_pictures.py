@@ -1,0 +1,286 @@
+"""What the pictures of `examples/` show, of results that are made up here.
+
+`test_examples.py` and `test_float16_examples.py` run the programs, which draw what they
+have found by the same functions.
+"""
+
+import importlib
+import pathlib
+import sys
+
+import keras
+import matplotlib
+import numpy as np
+import pytest
+from matplotlib.colors import to_rgb
+from matplotlib.figure import Figure
+
+EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
+
+# No picture depends on the backend.
+pytestmark = pytest.mark.one_backend
+
+
+@pytest.fixture
+def example(monkeypatch):
+    """`example(name)`: the module itself."""
+    monkeypatch.syspath_prepend(EXAMPLES)
+    policy, before = keras.config.dtype_policy(), set(sys.modules)
+    with matplotlib.rc_context():
+        yield importlib.import_module
+    for path in EXAMPLES.glob("*.py"):
+        if path.stem not in before:
+            sys.modules.pop(path.stem, None)
+    keras.config.set_dtype_policy(policy)
+
+
+@pytest.fixture
+def picture(monkeypatch):
+    """`picture(draw, *arguments)`: the figure that `draw` saves."""
+    saved = []
+
+    def save(figure, path, **_):
+        saved.append((figure, path))
+
+    monkeypatch.setattr(Figure, "savefig", save)
+
+    def drawn(draw, *arguments):
+        draw(*arguments, "picture.png")
+        [(figure, path)] = saved
+        assert path == "picture.png"
+        return figure
+
+    return drawn
+
+
+def points(line):
+    return [list(line.get_xdata()), list(line.get_ydata())]
+
+
+def texts(items):
+    return [item.get_text() for item in items]
+
+
+def legend_of(holder):
+    """The labels of a legend, and the colours beside them."""
+    labels = texts(holder.get_texts())
+    colors = [to_rgb(line.get_color()) for line in holder.get_lines()]
+    return dict(zip(labels, colors, strict=True))
+
+
+# --- train_digits.py ------------------------------------------------------------
+
+
+def digits_runs(backend):
+    run = {"backend": backend, "losses": [0.09, 0.01], "skipped": []}
+    layers = {"conv 1": 0.25, "dense 1": 0.5}
+    none = dict.fromkeys(layers, 0.0)
+    run |= {"scales": [1.0] * 4, "flushed_by_layer": none}
+    return [
+        {**run, "precision": "float32"},
+        {
+            **run,
+            "precision": "float16",
+            "losses": [0.09, 0.08],
+            "flushed_by_layer": layers,
+        },
+        {
+            **run,
+            "precision": "float16, keras_lso",
+            "losses": [0.07, 0.02],
+            "scales": [8.0, 4.0, 4.0, 2.0],
+            "skipped": [0, 2],
+        },
+    ]
+
+
+def test_train_digits_draws_losses_scales_and_shares(example, picture):
+    report = example("digits_report")
+    runs = digits_runs("jax") + digits_runs("torch")
+    figure = picture(report.draw, runs)
+    axes = np.reshape(figure.axes, (3, 2))
+    assert [axis.get_title() for axis in axes[0]] == ["jax", "torch"]
+    for column in axes.T:
+        assert_is_a_column_of_digits(report, *column)
+    labels = [axis.get_ylabel() for axis in axes[:, 0]]
+    assert labels[:2] == ["training loss", "loss scale"]
+    assert labels[2] == "gradient values\nflushed to zero"
+    [legend] = figure.legends
+    assert legend_of(legend) == {
+        report.LABELS[name]: to_rgb(style["color"])
+        for name, style in report.STYLES.items()
+    }
+
+
+def assert_is_a_column_of_digits(report, losses, scale, flushed):
+    *curves, guess = losses.get_lines()
+    # An epoch has two steps.
+    assert [points(curve) for curve in curves] == [
+        [[2, 4], [0.09, 0.01]],
+        [[2, 4], [0.09, 0.08]],
+        [[2, 4], [0.07, 0.02]],
+    ]
+    assert [curve.get_label() for curve in curves] == list(report.LABELS.values())
+    # Nine digits are off by a tenth, and one by nine.
+    assert guess.get_ydata() == pytest.approx([0.09, 0.09])
+    assert texts(losses.texts) == ["guessing"]
+    assert losses.get_yscale() == scale.get_yscale() == "log"
+    assert losses.get_xlabel() == scale.get_xlabel() == "step"
+    steps, skips = scale.get_lines()
+    assert points(steps) == [[0, 1, 2, 3], [8.0, 4.0, 4.0, 2.0]]
+    assert points(skips) == [[0, 2], [8.0, 4.0]]
+    assert texts(scale.get_legend().get_texts()) == ["skipped step"]
+    heights = [bar.get_height() for bar in flushed.patches]
+    assert heights == [0.25, 0.5, 0.0, 0.0]
+    assert texts(flushed.texts) == ["25%", "50%", "0%", "0%"]
+    middles = [bar.get_x() + bar.get_width() / 2 for bar in flushed.patches]
+    assert middles == pytest.approx([-0.2, 0.8, 0.2, 1.2])
+    assert list(flushed.get_xticks()) == [0, 1]
+    assert texts(flushed.get_xticklabels()) == ["conv\n1", "dense\n1"]
+
+
+# --- large_batch_digits.py ------------------------------------------------------
+
+
+def batch_result(optimizer, batch_size, accuracies, validation, best):
+    return {
+        "optimizer": optimizer,
+        "batch_size": batch_size,
+        "steps": 1000 // batch_size,
+        "accuracies": accuracies,
+        "base_rates": [1.0, 2.0, 4.0],
+        "validation": validation,
+        "best": best,
+    }
+
+
+def test_large_batch_draws_the_test_and_how_the_rates_were_chosen(example, picture):
+    module = example("large_batch_digits")
+    results = [
+        batch_result(module.SGD, 100, [0.9, 0.95, 0.91], [0.91, 0.95, 0.9], 1),
+        batch_result(module.LARS, 100, [0.96, 0.93, 0.93], [0.92, 0.93, 0.97], 2),
+        batch_result(module.SGD, 500, [0.8, 0.8, 0.8], [0.99, 0.9, 0.89], 0),
+        batch_result(module.LARS, 500, [0.95, 0.99, 0.97], [0.9, 0.96, 0.91], 1),
+    ]
+    figure = picture(module.draw, results)
+    axes = {axis.get_label(): axis for axis in figure.axes}
+    test = axes["test"]
+    expected = {
+        module.SGD: ([96, 480], [0.92, 0.8], [(0.9, 0.95), (0.8, 0.8)]),
+        module.LARS: ([104, 520], [0.94, 0.97], [(0.93, 0.96), (0.95, 0.99)]),
+    }
+    assert [bars.get_label() for bars in test.containers] == list(expected)
+    for bars in test.containers:
+        sizes, means, ranges = expected[bars.get_label()]
+        line, _, [spread] = bars
+        np.testing.assert_allclose(points(line), [sizes, means])
+        ends = [segment[:, 1] for segment in spread.get_segments()]
+        np.testing.assert_allclose(ends, ranges)
+        color = module.STYLES[bars.get_label()]["color"]
+        assert to_rgb(line.get_color()) == to_rgb(color)
+    assert texts(test.get_legend().get_texts()) == list(expected)
+    assert (test.get_xscale(), test.get_xlabel()) == ("log", "batch size")
+    assert list(test.get_xticks()) == [100, 500]
+    assert texts(test.get_xticklabels()) == ["100\n(10 steps)", "500\n(2 steps)"]
+    for optimizer in module.OPTIMIZERS:
+        assert_shows_the_choice(axes[optimizer], optimizer, results)
+    legend = axes[module.SGD].get_legend()
+    assert legend.get_title().get_text() == "batch size"
+    assert texts(legend.get_texts()) == ["100", "500"]
+
+
+def assert_shows_the_choice(axis, optimizer, results):
+    assert axis.get_title().startswith(f"Tuning {optimizer}:")
+    assert axis.get_xscale() == "log"
+    assert axis.get_ylabel() == "validation accuracy"
+    assert texts(axis.get_xticklabels()) == ["1", "2", "4"]
+    drawn = [points(line) for line in axis.get_lines()]
+    expected = []
+    for result in results:
+        if result["optimizer"] == optimizer:
+            rates, accuracies = result["base_rates"], result["validation"]
+            best = result["best"]
+            expected += [[rates, accuracies], [[rates[best]], [accuracies[best]]]]
+    assert drawn == expected
+
+
+# --- transformer_char.py --------------------------------------------------------
+
+
+def test_the_transformer_draws_both_losses_and_the_scale(example, picture):
+    module = example("transformer_char")
+    runs = [
+        {"policy": "float32", "losses": [3.0, 2.0], "scales": [1.0] * 3},
+        {"policy": "mixed_float16", "losses": [3.1, 2.1], "scales": [1.0, 8.0, 4.0]},
+    ]
+    figure = picture(module.draw, runs)
+    losses, scales = figure.axes
+    assert [points(line) for line in losses.get_lines()] == [
+        [[10, 20], [3.0, 2.0]],
+        [[10, 20], [3.1, 2.1]],
+    ]
+    assert legend_of(losses.get_legend()) == {
+        policy: to_rgb(style["color"]) for policy, style in module.STYLES.items()
+    }
+    [scale] = scales.get_lines()
+    assert points(scale) == [[0, 1, 2], [1.0, 8.0, 4.0]]
+    assert scales.get_yscale() == "log"
+    assert losses.get_ylabel() == "training loss (nats a character)"
+    assert scales.get_ylabel() == "loss scale"
+    assert losses.get_xlabel() == scales.get_xlabel() == "step"
+
+
+# --- float16_digits.py ----------------------------------------------------------
+
+
+def test_float16_digits_draws_the_losses_of_each_backend(example, picture):
+    module = example("float16_digits")
+    runs = [
+        {
+            "backend": backend,
+            "optimizer": optimizer,
+            "weights": weights,
+            # Each another one.
+            "losses": [1.0 + i, 0.5 + 10 * j + 100 * k],
+        }
+        for i, backend in enumerate(["jax", "torch"])
+        for j, optimizer in enumerate(module.OPTIMIZERS)
+        for k, weights in enumerate(module.STYLES)
+    ]
+    figure = picture(module.draw, runs)
+    axes = np.reshape(figure.axes, (2, 2))
+    assert [axis.get_title() for axis in axes[0]] == ["jax", "torch"]
+    assert [axis.get_xlabel() for axis in axes[1]] == ["step", "step"]
+    for j, (row, optimizer) in enumerate(zip(axes, module.OPTIMIZERS, strict=True)):
+        assert row[0].get_ylabel() == f"{optimizer}: training loss"
+        for i, axis in enumerate(row):
+            drawn = {line.get_label(): points(line) for line in axis.get_lines()}
+            assert drawn == {
+                weights: [[90, 180], [1.0 + i, 0.5 + 10 * j + 100 * k]]
+                for k, weights in enumerate(module.STYLES)
+            }
+            assert axis.get_yscale() == "log"
+    [legend] = figure.legends
+    assert legend_of(legend) == {
+        weights: to_rgb(style["color"]) for weights, style in module.STYLES.items()
+    }
+
+
+# --- log_max.py -----------------------------------------------------------------
+
+
+def test_log_max_draws_both_scales_and_where_a_step_overflows(example, picture):
+    module = example("log_max")
+    scales = {False: np.array([1.0, 8.0, 4.0]), True: np.array([1.0, 8.0, 1.0])}
+    [axis] = picture(module.draw, scales).axes
+    ours, original, overflow = axis.get_lines()
+    assert points(ours) == [[0, 1, 2], [1.0, 8.0, 4.0]]
+    assert points(original) == [[0, 1, 2], [1.0, 8.0, 1.0]]
+    assert legend_of(axis.get_legend()) == {
+        "LogMaxLossScale()": to_rgb("#0072B2"),
+        "LogMaxLossScale(original_overflow=True)": to_rgb("#D55E00"),
+    }
+    assert list(overflow.get_xdata()) == [module.OVERFLOW] * 2
+    assert texts(axis.texts) == ["one step overflows"]
+    assert axis.get_yscale() == "log"
+    assert (axis.get_xlabel(), axis.get_ylabel()) == ("step", "loss scale")
