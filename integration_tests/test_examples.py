@@ -52,6 +52,9 @@ def table_row(text, precision):
 
 # --- train_digits.py ----------------------------------------------------------
 
+# Each of the long ones runs under one backend, unless all is asked for.
+train_digits_runs = pytest.mark.default_backend("torch")
+
 
 @pytest.fixture(scope="module")
 def digits_run(tmp_path_factory):
@@ -65,6 +68,7 @@ def digits_run(tmp_path_factory):
     return printed, folder / "pictures"
 
 
+@train_digits_runs
 def test_train_digits_prints_a_row_for_each_precision(digits_run):
     printed, _ = digits_run
     header = printed[: printed.index(BACKEND, printed.index("LeNet-5"))]
@@ -76,6 +80,7 @@ def test_train_digits_prints_a_row_for_each_precision(digits_run):
     assert (steps, skipped, scale, flushed) == ("12", "0", "-", "-")
 
 
+@train_digits_runs
 def test_train_digits_flushes_gradients_without_loss_scaling_only(digits_run):
     printed, _ = digits_run
     *_, skipped, scale, flushed = table_row(printed, "float16")
@@ -90,6 +95,7 @@ def test_train_digits_flushes_gradients_without_loss_scaling_only(digits_run):
     assert float(flushed.rstrip("%")) < 0.1
 
 
+@train_digits_runs
 def test_train_digits_says_in_words_what_the_table_shows(digits_run):
     printed, _ = digits_run
     assert re.search(
@@ -98,6 +104,7 @@ def test_train_digits_says_in_words_what_the_table_shows(digits_run):
     assert "Flushed to zero: of the weights" in printed
 
 
+@train_digits_runs
 def test_train_digits_draws_a_picture(digits_run):
     # What is in it: `test_example_pictures.py`.
     _, folder = digits_run
@@ -134,6 +141,7 @@ def finished_runs(backend, plain_accuracy):
     ]
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("plain_accuracy", "words"),
     [(0.95, "loses nothing"), (0.10, "loses 85.0"), (0.97, "gains 2.0")],
@@ -164,6 +172,8 @@ def test_train_digits_says_which_backend_is_missing(
 
 # --- large_batch_digits.py ------------------------------------------------------
 
+large_batch_runs = pytest.mark.default_backend("jax")
+
 
 @pytest.fixture(scope="module")
 def large_batch_run(tmp_path_factory):
@@ -187,6 +197,7 @@ def large_batch_row(printed, optimizer):
     ]
 
 
+@large_batch_runs
 @pytest.mark.parametrize(
     ("optimizer", "base_rates"), [("SGD, Nesterov", (0.2, 0.4)), ("LARS", (8.0, 16.0))]
 )
@@ -208,6 +219,7 @@ def test_large_batch_runs_fast(large_batch_run, optimizer, base_rates):
     assert f"Trained on {BACKEND}." in printed
 
 
+@large_batch_runs
 def test_large_batch_says_in_words_what_the_table_shows(large_batch_run):
     printed, _ = large_batch_run
     _, _, sgd, *_ = large_batch_row(printed, "SGD, Nesterov")
@@ -221,6 +233,7 @@ def test_large_batch_says_in_words_what_the_table_shows(large_batch_run):
         assert finding in printed
 
 
+@large_batch_runs
 def test_large_batch_draws_a_picture(large_batch_run):
     # What is in it: `test_example_pictures.py`.
     _, folder = large_batch_run
@@ -241,6 +254,7 @@ def large_batch(monkeypatch):
     keras.config.set_dtype_policy(policy)
 
 
+@pytest.mark.default_backend("torch")
 @pytest.mark.parametrize(
     ("optimizer", "base_rate"), [("SGD, Nesterov", 1.0), ("LARS", 16.0)]
 )
@@ -263,6 +277,7 @@ def test_a_trial_starts_afresh_from_each_seed(large_batch, optimizer, base_rate)
     assert int(trial.optimizer.iterations) == 3
 
 
+@pytest.mark.one_backend
 def test_the_rate_with_most_digits_right_is_taken(large_batch):
     runs = [
         {"accuracy": 0.9, "cross_entropy": 0.1},
@@ -274,6 +289,7 @@ def test_the_rate_with_most_digits_right_is_taken(large_batch):
     assert max(reversed(runs[:3]), key=large_batch.merit) == runs[2]
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("lars", "words"),
     [
