@@ -41,6 +41,7 @@ def assert_is_a_picture(path, width, height):
 # --- transformer_char.py --------------------------------------------------------
 
 
+@pytest.mark.default_backend("torch")
 def test_the_transformer_learns_in_float16_what_it_learns_in_float32(tmp_path):
     printed = run_example("transformer_char.py", "--steps", "20", folder=tmp_path)
     rows = [
@@ -86,6 +87,7 @@ def test_the_transformer_has_the_schedule_and_the_loss_scale_it_names(transforme
     assert rate["config"]["d_model"] == transformer_char.WIDTH
 
 
+@pytest.mark.one_backend
 def test_the_transformer_reads_the_license_and_the_manual(transformer_char):
     text = transformer_char.load_text()
     assert "Python Software Foundation" in text[:5000]
@@ -126,6 +128,7 @@ PLAIN = ("float16", "float16, loss scale")
 MASTERS = "float16, loss scale, masters"
 
 
+@pytest.mark.default_backend("jax")
 def test_with_masters_float16_reaches_the_accuracy_of_float32(digits_run):
     table, folder = digits_run
     assert list(table) == ["float32", *PLAIN, MASTERS]
@@ -138,6 +141,7 @@ def test_with_masters_float16_reaches_the_accuracy_of_float32(digits_run):
     assert_is_a_picture(folder / "float16_digits.png", 380, 540)
 
 
+@pytest.mark.default_backend("jax")
 @pytest.mark.parametrize("weights", PLAIN)
 def test_without_masters_float16_does_not(digits_run, weights):
     table, _ = digits_run
