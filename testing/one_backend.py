@@ -1,0 +1,63 @@
+"""Fails a test that is marked `one_backend` if the code of a backend runs in it.
+
+That are the files in `keras_lso/backend/` that the other backends never import. What
+Keras does on its backends, such as making a variable, is Keras's to test.
+"""
+
+import contextlib
+import pathlib
+import sys
+
+import keras
+import pytest
+
+import keras_lso
+
+FOLDER = pathlib.Path(keras_lso.__file__).parent / "backend"
+PREFIXES = {
+    "tensorflow": ("_tensorflow", "_tf"),
+    "jax": ("_jax",),
+    "torch": ("_torch",),
+}[keras.backend.backend()]
+
+
+def is_of_a_backend(filename):
+    """Whether a file is imported under this backend only."""
+    path = pathlib.Path(filename)
+    return path.parent == FOLDER and path.name.startswith(PREFIXES)
+
+
+@contextlib.contextmanager
+def calls_of_a_backend():
+    """Yields a set of the calls of the backend's functions, as they happen in it."""
+    found: set = set()
+    known: dict = {}
+
+    def look(frame, event, argument):
+        code = frame.f_code
+        if event != "call":
+            return
+        if code not in known:
+            known[code] = is_of_a_backend(code.co_filename)
+        if known[code]:
+            found.add(f"{pathlib.Path(code.co_filename).name}: {code.co_qualname}")
+
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        yield found
+    finally:
+        sys.setprofile(before)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item):
+    if not item.get_closest_marker("one_backend"):
+        return (yield)
+    with calls_of_a_backend() as found:
+        result = yield
+    assert not found, (
+        f"{item.nodeid} is marked `one_backend`, and calls {sorted(found)}, which "
+        "another backend does otherwise. Remove the mark."
+    )
+    return result

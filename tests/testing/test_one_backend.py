@@ -1,0 +1,61 @@
+"""The mark `one_backend` is refused where a backend's own code runs."""
+
+import keras
+import pytest
+
+import keras_lso
+from testing import one_backend
+
+
+def refuse_an_argument():
+    with pytest.raises(ValueError, match="initial_scale"):
+        keras_lso.LossScaleOptimizer(keras.optimizers.SGD(), initial_scale=-1.0)
+
+
+def read_a_config():
+    config = keras_lso.LossScaleOptimizer(keras.optimizers.SGD()).get_config()
+    keras_lso.LossScaleOptimizer.from_config(config)
+
+
+def take_a_step():
+    variable = keras.Variable([1.0, 2.0])
+    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD())
+    optimizer.apply([keras.ops.ones(2)], [variable])
+
+
+def measure():
+    keras_lso.backend.measure([keras.ops.ones(2)])
+
+
+@pytest.mark.parametrize("call", [refuse_an_argument, read_a_config])
+def test_what_depends_on_no_backend(call):
+    with one_backend.calls_of_a_backend() as found:
+        call()
+    assert not found
+
+
+@pytest.mark.parametrize(
+    "call, name", [(take_a_step, "as_gradient"), (measure, "measure")]
+)
+def test_what_depends_on_the_backend(call, name):
+    with one_backend.calls_of_a_backend() as found:
+        call()
+    assert any(name in each for each in found)
+
+
+def test_a_marked_test_that_depends_on_the_backend_fails(request):
+    hook = one_backend.pytest_runtest_call(request.node)
+    request.node.add_marker("one_backend")
+    next(hook)
+    measure()
+    with pytest.raises(AssertionError, match="Remove the mark"):
+        hook.send(None)
+
+
+def test_a_marked_test_that_does_not_is_let_be(request):
+    hook = one_backend.pytest_runtest_call(request.node)
+    request.node.add_marker("one_backend")
+    next(hook)
+    with pytest.raises(StopIteration) as end:
+        hook.send("result")
+    assert end.value.value == "result"
