@@ -2,9 +2,20 @@
 
 import gc
 import os
+import pathlib
 
-os.environ.setdefault("KERAS_BACKEND", "tensorflow")
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+CACHE = pathlib.Path(__file__).parent / "build" / "jax-cache"
+DEFAULTS = {
+    "KERAS_BACKEND": "tensorflow",
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    # Most of a run under JAX is compiling. What is compiled is kept, for what a test
+    # compiles again, for the processes that tests start, and for the next run.
+    "JAX_COMPILATION_CACHE_DIR": str(CACHE),
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+}
+for name, value in DEFAULTS.items():
+    os.environ.setdefault(name, value)
 
 import hypothesis  # noqa: E402
 import keras  # noqa: E402
