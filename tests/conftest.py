@@ -60,6 +60,13 @@ def compiled(request):
 
 
 @pytest.fixture
+def compiled_once():
+    """The one of `compiled` in which many steps take the least time."""
+    fastest = {"tensorflow": "graph", "jax": "jit", "torch": "eager"}
+    return _COMPILERS[fastest[keras.backend.backend()]]
+
+
+@pytest.fixture
 def snapshot():
     """`snapshot(variables)`: their bits, in which -0.0 is not 0.0."""
 

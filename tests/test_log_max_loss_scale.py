@@ -32,9 +32,9 @@ def made_up(steps, overflows=()):
     return [(i not in overflows, np.float32(2.0**x)) for i, x in enumerate(logs)]
 
 
-def trajectory(policy, steps, step=None):
+def trajectory(policy, steps, compile_=None):
     policy.build()
-    step = step or policy.step
+    step = compile_(policy.step, policy.variables) if compile_ else policy.step
     scales = [float(policy())]
     for finite, amax in steps:
         # What `measure` finds where a gradient is not finite.
@@ -45,29 +45,28 @@ def trajectory(policy, steps, step=None):
 
 
 def test_the_scale_is_what_the_formula_says(compiled):
-    policy = LogMaxLossScale()
-    policy.build()
     steps = made_up(400, overflows=[0, 1, 70, 300])
-    scales = trajectory(policy, steps, compiled(policy.step, policy.variables))
+    scales = trajectory(LogMaxLossScale(), steps, compiled)
     np.testing.assert_allclose(scales, list(model(steps)), rtol=RTOL)
     # Not at the bounds, where nothing could be off.
     assert sum(1.0 < scale < 2.0**14 for scale in scales) > 300
 
 
-def test_the_original_overflow_pins_the_scale_for_thousands_of_steps():
+def test_the_original_overflow_pins_the_scale_for_thousands_of_steps(compiled_once):
     steps = made_up(3000, overflows=[100])
-    original = trajectory(LogMaxLossScale(original_overflow=True), steps)
+    policy = LogMaxLossScale(original_overflow=True)
+    original = trajectory(policy, steps, compiled_once)
     np.testing.assert_allclose(original, list(model(steps, 2.0**16)), rtol=1e-3)
     assert set(original[101:]) == {1.0}
-    ours = trajectory(LogMaxLossScale(), steps[:200])
+    ours = trajectory(LogMaxLossScale(), steps[:200], compiled_once)
     assert min(ours[101:]) > 100.0
 
 
-def test_the_scale_recovers_where_the_original_does():
+def test_the_scale_recovers_where_the_original_does(compiled_once):
     # Averages of fewer steps, so that it takes hundreds of them, not thousands.
     policy = LogMaxLossScale(beta2=0.99, original_overflow=True)
     steps = made_up(1600, overflows=[10])
-    scales = trajectory(policy, steps)
+    scales = trajectory(policy, steps, compiled_once)
     expected = list(model(steps, 2.0**16, slow_beta=0.99))
     # 2**32, the square of the overflow, is rounded in each of these steps.
     np.testing.assert_allclose(scales, expected, rtol=1e-3)

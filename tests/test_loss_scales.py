@@ -204,24 +204,36 @@ def test_every_good_step_refills_a_consecutive_budget():
     assert scales == [1024, 1024, 1024, 512, 256, 256, 256]
 
 
-def test_four_hundred_overflows_end_at_the_lowest_scale():
-    policy = built(DynamicLossScale(1024, min_scale=0.25))
-    scales = [scale for scale, _ in trajectory(policy, [False] * 400)]
-    assert min(scales) == scales[-1] == 0.25
-    policy = built(DynamicLossScale())
-    for _ in range(400):
-        policy.step(False)
-    assert float(policy()) == 2.0**-14
+@pytest.fixture
+def four_hundred(compiled_once):
+    """`four_hundred(finite, **arguments)`: the scales of a policy along such steps."""
+
+    def scales(finite, **arguments):
+        policy = built(DynamicLossScale(**arguments))
+        step = compiled_once(policy.step, policy.variables)
+        return [scale for scale, _ in trajectory(policy, [finite] * 400, step)]
+
+    return scales
 
 
-def test_four_hundred_growths_end_at_the_highest_scale():
-    policy = built(DynamicLossScale(increment_period=1))
-    scales = [scale for scale, _ in trajectory(policy, [True] * 400)]
-    assert max(scales) == scales[-1] == 2.0**24
-    policy = built(DynamicLossScale(increment_period=1, max_scale=3.4e38))
-    for _ in range(400):
-        policy.step(True)
-    assert float(policy()) == np.float32(3.4e38)
+@pytest.mark.parametrize(
+    "arguments, lowest", [({"min_scale": 0.25}, 0.25), ({}, 2.0**-14)]
+)
+def test_four_hundred_overflows_end_at_the_lowest_scale(
+    four_hundred, arguments, lowest
+):
+    scales = four_hundred(False, **arguments)
+    assert min(scales) == scales[-1] == lowest
+
+
+@pytest.mark.parametrize(
+    "arguments, highest", [({}, 2.0**24), ({"max_scale": 3.4e38}, np.float32(3.4e38))]
+)
+def test_four_hundred_growths_end_at_the_highest_scale(
+    four_hundred, arguments, highest
+):
+    scales = four_hundred(True, increment_period=1, **arguments)
+    assert max(scales) == scales[-1] == highest
 
 
 def test_a_period_longer_than_int32_never_ends():
@@ -253,13 +265,18 @@ def test_the_factors_default_to_the_multiplier_and_its_inverse():
     assert (policy.growth_factor, policy.backoff_factor) == (4.0, 0.5)
 
 
-def test_the_defaults_are_those_of_keras():
+def test_the_defaults_are_those_of_keras(compiled_once):
     policy = built(DynamicLossScale())
     theirs = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
     assert float(policy()) == theirs.initial_scale == 2.0**15
     assert policy.increment_period == theirs.dynamic_growth_steps == 2000
-    list(trajectory(policy, [True] * 1999))
-    assert list(trajectory(policy, [True, True])) == [(2.0**16, 0), (2.0**16, 1)]
+    step = compiled_once(policy.step, policy.variables)
+    pattern = [True] * 2001
+    assert list(trajectory(policy, pattern, step))[-3:] == [
+        (2.0**15, 1999),
+        (2.0**16, 0),
+        (2.0**16, 1),
+    ]
 
 
 # --- The fixed scale --------------------------------------------------------
