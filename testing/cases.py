@@ -1,8 +1,11 @@
-"""Refuses two cases of a test that are one, of which the second sees nothing more.
+"""Refuses cases that cannot fail: one that is another's twin, or stands for others.
 
 Where a backend takes the reference's function as its own, say, a test of both would
-compare it with itself.
+compare it with itself. And of the combinations of an `exhaustive` test the few that are
+run stand for the others: one that is skipped would leave its values to nobody.
 """
+
+import collections
 
 import pytest
 
@@ -39,3 +42,40 @@ def identity(value):
     if isinstance(value, str | bytes | int | float | complex | None):
         return type(value), repr(value)
     return id(value)
+
+
+# Of each `exhaustive` test: the cases that were skipped, and whether others were not.
+SKIPPED: dict = collections.defaultdict(list)
+RUN = set()
+
+
+def pytest_runtest_logreport(report):
+    if "exhaustive" not in report.keywords or "[" not in report.nodeid:
+        return
+    test = report.nodeid.split("[")[0]
+    if report.skipped:
+        SKIPPED[test].append(report.nodeid)
+    elif report.when == "call":
+        RUN.add(test)
+
+
+def left_to_nobody():
+    """Returns the skipped cases of tests of which other cases were run."""
+    return [case for test, cases in SKIPPED.items() if test in RUN for case in cases]
+
+
+def pytest_sessionfinish(session):
+    if left_to_nobody() and not session.config.getoption("full"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter, config):
+    cases = left_to_nobody()
+    if cases and not config.getoption("full"):
+        terminalreporter.section("skipped, and left to nobody", red=True)
+        terminalreporter.line(
+            "These are `exhaustive` and stand for other combinations of their values. "
+            "Leave values that the backend has not out of the parametrisation."
+        )
+        for case in cases:
+            terminalreporter.line(f"  {case}")

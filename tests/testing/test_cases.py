@@ -1,5 +1,6 @@
-"""Which cases of a test are one, and which only look alike."""
+"""Which cases of a test are one, and which are skipped though they stand for others."""
 
+import collections
 import math
 import types
 
@@ -53,3 +54,26 @@ def test_what_only_looks_alike_is_another_case(value, other):
     items = [Item(a=value), Item(a=other), Item("another_test", a=value)]
     assert cases.same_cases(items) == []
     cases.pytest_collection_modifyitems(items)
+
+
+def report(nodeid, *keywords, skipped=False):
+    return types.SimpleNamespace(
+        nodeid=nodeid, keywords=keywords, skipped=skipped, when="call"
+    )
+
+
+def test_a_skipped_case_that_stands_for_others_is_found(monkeypatch):
+    monkeypatch.setattr(cases, "SKIPPED", collections.defaultdict(list))
+    monkeypatch.setattr(cases, "RUN", set())
+    for each in (
+        report("a[1]", "exhaustive", skipped=True),
+        report("a[2]", "exhaustive"),
+        report("a[3]", "exhaustive", skipped=True),
+        # All of it is skipped; it stands for itself; there are no combinations.
+        report("b[1]", "exhaustive", skipped=True),
+        report("c[1]", skipped=True),
+        report("c[2]"),
+        report("d", "exhaustive", skipped=True),
+    ):
+        cases.pytest_runtest_logreport(each)
+    assert cases.left_to_nobody() == ["a[1]", "a[3]"]
