@@ -403,6 +403,7 @@ INNER = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("bad", [INF, -INF, np.nan])
 @pytest.mark.parametrize("make", INNER.values(), ids=INNER)
 def test_a_skipped_step_changes_nothing(make, bad, compiled, snapshot):
