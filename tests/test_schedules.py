@@ -306,7 +306,8 @@ def test_one_trace_serves_every_step(make, compiled):
     # XLA may fuse a product and a sum, which saves one rounding.
     np.testing.assert_allclose(rates(at), rates(schedule), **TOLERANCE)
     # An eager function runs anew at each step, a traced one only while it is traced.
-    assert len(traces) == len(STEPS) or len(traces) <= 2
+    is_eager = compiled_rate is rate
+    assert len(traces) in ([len(STEPS)] if is_eager else [1, 2])
 
 
 @pytest.mark.skipif(
@@ -688,23 +689,14 @@ def test_a_recipe_for_hardly_any_steps_is_finite():
         ("max_lr", lambda x: TransformerPolicy(1.0, 16, 4, max_lr=x)),
     ],
 )
-@pytest.mark.parametrize(
-    ("value", "error"),
-    [
-        (-0.1, ValueError),
-        (float("nan"), ValueError),
-        (float("inf"), ValueError),
-        (1e39, ValueError),
-        (10**400, ValueError),
-        (True, TypeError),
-        ("0.1", TypeError),
-        ([0.1], TypeError),
-    ],
-    ids=lambda value: repr(value)[:12],
-)
-def test_a_rate_that_is_none_is_refused(argument, make, value, error):
-    with pytest.raises(error, match=f"Argument `{argument}` must be"):
-        make(value)
+def test_a_rate_that_is_none_is_refused(argument, make):
+    words = f"Argument `{argument}` must be"
+    for value in (-0.1, float("nan"), float("inf"), 1e39, 10**400):
+        with pytest.raises(ValueError, match=words):
+            make(value)
+    for value in (True, "0.1", [0.1]):
+        with pytest.raises(TypeError, match=words):
+            make(value)
 
 
 @pytest.mark.parametrize(
