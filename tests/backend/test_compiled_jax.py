@@ -1,5 +1,6 @@
 """What XLA makes of a step on JAX: no host in it, and no state in a branch."""
 
+import functools
 import re
 
 import keras
@@ -45,16 +46,19 @@ class Step:
     """A jitted step as Keras's trainer makes it, with donated state."""
 
     def __init__(self, inner, policy):
-        variables = [keras.Variable(np.ones(s, "float32")) for s in SHAPES]
-        optimizer = keras_lso.LossScaleOptimizer(inner, loss_scale=policy)
-        optimizer.build(variables)
-        self.state = (
-            [jax.numpy.copy(v.value) for v in variables],
-            [jax.numpy.copy(v.value) for v in optimizer.variables],
-        )
+        self.variables = [keras.Variable(np.ones(s, "float32")) for s in SHAPES]
+        self.optimizer = keras_lso.LossScaleOptimizer(inner, loss_scale=policy)
+        self.optimizer.build(self.variables)
         self.grads = [jax.numpy.ones(s) for s in SHAPES]
-        self.optimizer = optimizer
         self.jitted = jax.jit(self.step, donate_argnums=0)
+        self.compiled = self.jitted.lower(self.new_state(), self.grads).compile()
+
+    def new_state(self):
+        """Returns copies, which may be donated."""
+        return tuple(
+            [jax.numpy.copy(v.value) for v in variables]
+            for variables in (self.variables, self.optimizer.variables)
+        )
 
     def step(self, state, grads):
         trainable, own = state
@@ -62,13 +66,19 @@ class Step:
 
     @property
     def hlo(self):
-        return self.jitted.lower(self.state, self.grads).compile().as_text()
+        return self.compiled.as_text()
 
 
-@pytest.fixture(params=STEPS.values(), ids=STEPS)
-def step(request):
-    inner, policy = request.param
+@functools.cache
+def compiled_step(kind, name):
+    """Compiled once for all tests, none of which changes it."""
+    inner, policy = STEPS[name]
     return Step(inner(), policy())
+
+
+@pytest.fixture(params=STEPS)
+def step(request, kind):
+    return compiled_step(kind, request.param)
 
 
 def conditionals(hlo):
@@ -92,7 +102,7 @@ def test_no_branch_carries_a_variable_or_a_slot(kind, step):
         shapes = set(re.findall(r"\w+\[[\d,]*\]", result))
         assert shapes <= {"pred[]", "f32[]"}
     # What goes into it comes from the gradients.
-    arguments = step.state, step.grads
+    arguments = step.new_state(), step.grads
     closed = jax.make_jaxpr(step.step)(*arguments)
     of_state = {
         invar
@@ -132,15 +142,16 @@ def test_a_part_for_the_host_is_found():
 
 @pytest.mark.exhaustive
 def test_a_state_comes_out_where_it_went_in(kind, step):
-    before = [x.unsafe_buffer_pointer() for x in tensors(step.state)]
-    after = jax.block_until_ready(step.jitted(step.state, step.grads))
+    state = step.new_state()
+    before = [x.unsafe_buffer_pointer() for x in tensors(state)]
+    after = jax.block_until_ready(step.compiled(state, step.grads))
     assert [x.unsafe_buffer_pointer() for x in tensors(after)] == before
 
 
 @pytest.mark.exhaustive
 def test_nothing_is_compiled_again(kind, step):
     overflow = [g * np.inf for g in step.grads]
-    state = step.state
+    state = step.new_state()
     for grads in (step.grads, overflow, overflow, step.grads):
         state = step.jitted(state, grads)
     trainable, own = state
