@@ -510,6 +510,7 @@ def test_slots_of_scalars_are_not_taken_for_the_state_of_an_unbuilt_wrapper(snap
     assert snapshot(unbuilt.variables) == before
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "scale, restored",
     [

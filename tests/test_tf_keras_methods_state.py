@@ -213,6 +213,7 @@ def test_a_weight_can_be_added(optimizer, weights):
     assert optimizer.add_weight("third", [], trainable=True).trainable
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("synchronization", ["auto", "NONE", "on_write", "on_read"])
 @pytest.mark.parametrize("aggregation", ["none", "SUM", "mean", "only_first_replica"])
 def test_options_of_a_weight(optimizer, synchronization, aggregation):

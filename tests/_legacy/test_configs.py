@@ -109,6 +109,7 @@ def rates(optimizer, steps=(0, 1, 2, 10, 1000)):
 # --- LossScaleOptimizer -------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("address", ADDRESSES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", LOSS_SCALE_OPTIMIZERS)
@@ -198,6 +199,7 @@ def test_malformed_configs_are_refused(kind):
 # --- Inner optimizers ---------------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("class_name", ["SGD", "sgd", "Adam", "adam", "RMSprop"])
 @pytest.mark.parametrize("rate", [0.5, 1, np.float32(0.5)])
 @pytest.mark.parametrize("key", ["lr", "learning_rate"])

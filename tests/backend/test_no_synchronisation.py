@@ -154,6 +154,7 @@ def kernels_of_a_step(
     return run(optimizer, grads, variables).calls
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("variable_dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("gradient_dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
