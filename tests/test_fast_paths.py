@@ -601,12 +601,14 @@ def test_an_overflow_in_each_position_skips_the_step(optimizer, scale):
 
 @pytest.mark.parametrize("optimizer", ["adam", "lars"])
 def test_hundreds_of_variables_are_trained_each_by_its_own_gradient(optimizer):
-    shapes = [((), (3,), (2, 2))[i % 3] for i in range(300)]
+    # Elsewhere they are put together as well, and each takes its time to trace.
+    count = 300 if BACKEND == "torch" else 90
+    shapes = [((), (3,), (2, 2))[i % 3] for i in range(count)]
     steps = [
         [Gradient(g) for g in random_arrays(shapes, seed=seed, size=2.0**15)]
         for seed in (1, 2)
     ]
-    steps[0][298].poison(0, np.nan)
+    steps[0][count - 2].poison(0, np.nan)
     compare(Script(optimizer, {}, random_arrays(shapes), 2.0**15, steps, (0,)))
 
 
