@@ -42,7 +42,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help setup demo large-batch float16 transformer test test-full check coverage \
     $(UNIT) $(INTEGRATION) $(TEST) test-distributed test-oldest test-install \
-    nightly soak lint format bench bench-gpu docs docs-serve clean
+    golden nightly soak lint format bench bench-gpu docs docs-serve clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$].*## / { if (match($$1, /[A-Z]+/)) \
@@ -125,6 +125,10 @@ $(OLDEST)/.installed: requirements/oldest.txt requirements/oldest-judges.txt pyp
 
 test-install: $(INSTALLED) ## sdist and wheel in environments of their own (downloads)
 	$(BIN)/python -m pytest install_tests $(PYTEST_ARGS)
+
+golden: $(INSTALLED) ## run the originals, and record what the tests compare with
+	rm -f integration_tests/golden/*.npz
+	$(call pytest,tensorflow) tests integration_tests --record --full $(PYTEST_ARGS)
 
 nightly: $(INSTALLED) ## all combinations, and 2,000 new random cases a backend: hours
 	$(call on_each_backend,HYPOTHESIS_PROFILE=nightly \

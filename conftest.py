@@ -21,7 +21,7 @@ import hypothesis  # noqa: E402
 import keras  # noqa: E402
 import pytest  # noqa: E402
 
-pytest_plugins = ("testing.rings", "testing.cases")
+pytest_plugins = ("testing.rings", "testing.cases", "testing.originals")
 
 BACKEND = keras.backend.backend()
 OTHER_BACKENDS = {"_tensorflow", "_jax", "_torch"} - {f"_{BACKEND}"}
