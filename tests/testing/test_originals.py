@@ -118,10 +118,14 @@ def test_another_key_is_noticed(recorded):
         recorded.check("tree", lambda: {**TREE, "more": 1})
 
 
-@pytest.mark.parametrize("error, is_same", [(1.9e-6, True), (2.1e-6, False)])
-def test_floats_may_differ_by_a_share_of_the_largest(error, is_same):
-    recorded = np.array([1000.0, 0.0, np.inf, np.nan])
-    live = recorded + 1000 * error
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("units, is_same", [(15, True), (17, False)])
+def test_floats_may_differ_by_units_in_the_last_place_of_the_largest(
+    units, is_same, dtype
+):
+    unit = np.finfo("float16" if dtype == "float16" else "float32").eps
+    recorded = np.array([1024.0, 0.0, np.inf, np.nan], dtype)
+    live = np.array([1024.0, 1024.0 * units * unit, np.inf, np.nan], dtype)
     assert originals.is_same_leaf(live, recorded) == is_same
 
 
