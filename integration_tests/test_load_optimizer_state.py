@@ -1,8 +1,11 @@
-"""`load_optimizer_state`, with tf.keras as the judge of what was saved and goes on."""
+"""`load_optimizer_state`, with tf.keras as the judge of what was saved and goes on.
+
+The files are those that tf.keras wrote, in `tf_keras_files.py`.
+"""
 
 import json
-import logging
 import os
+import types
 import warnings
 import zipfile
 
@@ -11,232 +14,80 @@ import numpy as np
 import pytest
 
 import keras_lso
+from integration_tests.twin_models import (
+    NOT_LEGACY,
+    OPTIMIZERS,
+    WIDTH,
+    dense,
+    functional,
+    gradients,
+    nested,
+    of_many_layers,
+    sequential,
+    start,
+    subclassed,
+)
 from keras_lso import adapters
 from keras_lso.mixed_precision import load_optimizer_state
 
-tf = pytest.importorskip("tensorflow")
-tf_keras = pytest.importorskip("tf_keras")
 pytest.importorskip("h5py")
 
+# Keras's own, where it writes one.
+pytestmark = pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5")
+
 STEPS = 10
-WIDTH = 4
 # Each step rounds the slots and the weights to float32 a few times, at 6e-8 of the
 # largest magnitude in the tensor. After ten steps the two differ by a multiple of
 # that: what was measured is at most a third of this.
 SHARE = 1e-6
 
 
-# --- Models that are alike, layers that are alike ---------------------------
+# --- What tf.keras has saved ------------------------------------------------
 
 
-def sequential(k):
-    """Two layers of the same shapes: a swap shows in no shape."""
-    return k.Sequential(
-        [k.Input((WIDTH,)), k.layers.Dense(WIDTH), k.layers.Dense(WIDTH)]
-    )
+@pytest.fixture
+def theirs(original, tmp_path):
+    """`theirs(name, ...)`: what a function of `tf_keras_files.py` returns.
+
+    Its files are in a folder of the test, and `path` is where they are there.
+    """
+
+    def get(*arguments, record=None, **options):
+        def run():
+            from integration_tests import tf_keras_files
+
+            return tf_keras_files.run(*arguments, **options)
+
+        saved = types.SimpleNamespace(**original(run, record))
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        for path, content in saved.files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
+        if hasattr(saved, "path"):
+            saved.path = str(folder / saved.path)
+        if hasattr(saved, "paths"):
+            saved.paths = [str(folder / path) for path in saved.paths]
+        return saved
+
+    return get
 
 
-def functional(k):
-    """Two branches, whose layers were created in another order than they run."""
-    inputs = k.Input((WIDTH,))
-    last, right, left = (k.layers.Dense(WIDTH) for _ in range(3))
-    normalized = k.layers.BatchNormalization()(right(inputs))
-    total = k.layers.Add()([left(inputs), normalized])
-    return k.Model(inputs, last(total))
-
-
-def nested(k):
-    """A model between two layers: their variables are not the first in a checkpoint."""
-    inputs = k.Input((WIDTH,))
-    inner = k.Sequential(
-        [k.Input((WIDTH,)), k.layers.Dense(WIDTH, name="inner"), k.layers.Dense(WIDTH)]
-    )
-    x = inner(k.layers.Dense(WIDTH)(inputs))
-    return k.Model(inputs, k.layers.Dense(WIDTH)(x))
-
-
-def subclassed(k):
-    class Network(k.Model):
-        def __init__(self):
-            super().__init__()
-            self.second = k.layers.Dense(WIDTH)
-            self.first = k.layers.Dense(WIDTH)
-            self.blocks = [k.layers.Dense(WIDTH), k.layers.Dense(WIDTH)]
-
-        def call(self, inputs):
-            x = self.second(self.first(inputs))
-            for block in self.blocks:
-                x = block(x)
-            return x
-
-    model = Network()
-    model(np.zeros((1, WIDTH), "float32"))
-    return model
-
-
-def of_many_layers(k):
-    """Layers of many kinds, some with other names in Keras 3, each of them twice."""
-    inputs = k.Input((WIDTH,))
-    x = k.layers.Reshape((2, 2))(inputs)
-    for _ in range(2):
-        lstm = k.layers.LSTM(2, return_sequences=True, unit_forget_bias=False)
-        x = k.layers.Bidirectional(lstm)(x)
-        x = k.layers.MultiHeadAttention(2, 2)(x, x)
-        x = k.layers.LayerNormalization()(x)
-        x = k.layers.GRU(4, return_sequences=True)(x)
-        x = k.layers.SeparableConv1D(4, 1)(x)
-        x = k.layers.Reshape((2, 2, 2))(x)
-        x = k.layers.DepthwiseConv2D(1)(x)
-        x = k.layers.Conv2DTranspose(2, 1)(x)
-        x = k.layers.Reshape((2, 4))(x)
-        x = k.layers.TimeDistributed(k.layers.Dense(4))(x)
-        x = k.layers.PReLU()(x)
-    return k.Model(inputs, k.layers.Flatten()(x))
-
-
-def make_pair(make):
-    """Returns a tf.keras model and a Keras 3 model with its weights."""
-    theirs, ours = make(tf_keras), make(keras)
-    random = np.random.default_rng(1)
-    for their, our in zip(
-        theirs.trainable_variables, ours.trainable_variables, strict=True
-    ):
-        value = random.normal(size=their.shape).astype("float32")
-        their.assign(value)
-        our.assign(value)
-    # The order of the variables is that of the layers: else they would differ.
-    x = random.normal(size=(2, WIDTH)).astype("float32")
-    np.testing.assert_allclose(
-        to_numpy(ours(x, training=False)), theirs(x, training=False), 1e-4, 1e-5
-    )
-    return theirs, ours
-
-
-def gradients(model, step):
-    random = np.random.default_rng(100 + step)
-    return [
-        random.normal(size=v.shape).astype("float32") for v in model.trainable_variables
-    ]
-
-
-def train_theirs(model, optimizer, steps):
-    for step in steps:
-        grads = [tf.constant(g) for g in gradients(model, step)]
-        optimizer.apply_gradients(zip(grads, model.trainable_variables, strict=True))
-
-
-def train_ours(model, optimizer, steps):
-    # The gradients are those of an unscaled loss.
-    options = {}
-    if isinstance(optimizer, keras_lso.LossScaleOptimizer):
-        options["scaled"] = False
-    for step in steps:
-        grads = [keras.ops.convert_to_tensor(g) for g in gradients(model, step)]
-        pairs = list(zip(grads, model.trainable_variables, strict=True))
-        optimizer.apply_gradients(pairs, **options)
-
-
-@pytest.fixture(autouse=True)
-def quiet():
-    """tf.keras asks whether the loss was scaled, and not to write `.h5` files."""
-    logger = logging.getLogger("tensorflow")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    with warnings.catch_warnings():
-        warnings.filterwarnings(
-            "ignore", message="You are saving your model as an HDF5"
-        )
-        yield
-    logger.setLevel(level)
-
-
-# --- Files ------------------------------------------------------------------
-
-
-def save_h5(model, optimizer, folder):
-    path = os.path.join(folder, "model.h5")
-    model.save(path)
-    return path
-
-
-def save_keras(model, optimizer, folder):
-    path = os.path.join(folder, "model.keras")
-    model.save(path)
-    return path
-
-
-def save_saved_model(model, optimizer, folder):
-    path = os.path.join(folder, "saved_model")
-    model.save(path, save_format="tf")
-    return path
-
-
-def save_weights(model, optimizer, folder):
-    path = os.path.join(folder, "weights")
-    model.save_weights(path, save_format="tf")
-    return path
-
-
-def save_checkpoint(model, optimizer, folder):
-    checkpoint = tf.train.Checkpoint(model=model, optimizer=optimizer)
-    return checkpoint.save(os.path.join(folder, "checkpoint"))
-
-
-def save_checkpoint_folder(model, optimizer, folder):
-    return os.path.dirname(save_checkpoint(model, optimizer, folder))
-
-
-SAVERS = {
-    f.__name__.removeprefix("save_"): f
-    for f in (
-        save_h5,
-        save_keras,
-        save_saved_model,
-        save_weights,
-        save_checkpoint,
-        save_checkpoint_folder,
-    )
-}
+SAVES = ["h5", "keras", "saved_model", "weights", "checkpoint", "checkpoint_folder"]
 WITH_SCALE = {"saved_model", "weights", "checkpoint", "checkpoint_folder"}
 
 
-def save_after_training(model, optimizer, save, folder, steps=5):
-    model.compile(optimizer, "mse")
-    train_theirs(model, optimizer, range(steps))
-    return SAVERS[save](model, optimizer, str(folder))
+# --- Ours -------------------------------------------------------------------
 
 
-# --- Optimizers -------------------------------------------------------------
-
-# Name of the class and its arguments. The values differ from all defaults.
-OPTIMIZERS = {
-    "sgd": ("SGD", {"learning_rate": 0.05}),
-    "momentum": ("SGD", {"learning_rate": 0.05, "momentum": 0.8}),
-    "nesterov": ("SGD", {"learning_rate": 0.05, "momentum": 0.8, "nesterov": True}),
-    "adam": ("Adam", {"learning_rate": 0.02, "beta_1": 0.8, "beta_2": 0.99}),
-    "amsgrad": ("Adam", {"learning_rate": 0.02, "beta_2": 0.9, "amsgrad": True}),
-    "adamw": ("AdamW", {"learning_rate": 0.02, "weight_decay": 0.1}),
-    "rmsprop": ("RMSprop", {"learning_rate": 0.02, "rho": 0.8}),
-    "rmsprop_momentum": ("RMSprop", {"learning_rate": 0.02, "momentum": 0.8}),
-    "rmsprop_centered": (
-        "RMSprop",
-        {"learning_rate": 0.02, "momentum": 0.8, "centered": True},
-    ),
-    "adagrad": ("Adagrad", {"learning_rate": 0.02}),
-    "adadelta": ("Adadelta", {"learning_rate": 0.5, "rho": 0.8}),
-    "adamax": ("Adamax", {"learning_rate": 0.02, "beta_2": 0.9}),
-    "nadam": ("Nadam", {"learning_rate": 0.02, "beta_1": 0.8}),
-    "ftrl": ("Ftrl", {"learning_rate": 0.05, "l1_regularization_strength": 0.01}),
-    "lion": ("Lion", {"learning_rate": 0.02, "beta_2": 0.8}),
-    "ema": ("Adam", {"learning_rate": 0.02, "use_ema": True, "ema_momentum": 0.8}),
-}
-NOT_LEGACY = {"adamw", "lion", "ema"}
-
-
-def make_theirs(name, legacy=False):
-    cls, arguments = OPTIMIZERS[name]
-    module = tf_keras.optimizers.legacy if legacy else tf_keras.optimizers
-    return getattr(module, cls)(**arguments)
+def twin(make, saved):
+    """Returns a Keras 3 model that started as the one of tf.keras."""
+    model = make(keras)
+    x = start(model)
+    # The order of the variables is that of the layers: else they would differ.
+    np.testing.assert_allclose(
+        to_numpy(model(x, training=False)), saved.output, 1e-4, 1e-5
+    )
+    return model
 
 
 def make_ours(name, **arguments):
@@ -249,37 +100,15 @@ def built(optimizer, model):
     return optimizer
 
 
-def their_slots(model, optimizer):
-    """Returns the slots of each trainable variable, by the names of `adapters`."""
-    if isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer):
-        return {
-            slot: [optimizer.get_slot(v, slot) for v in model.trainable_variables]
-            for slot in optimizer.get_slot_names()
-        }
-    words = {
-        "_momentums": "m",
-        "_velocities": "v",
-        "_velocity_hats": "vhat",
-        "_accumulators": "accumulator",
-        "_linears": "linear",
-        "_accumulated_grads": "accum_grad",
-        "_accumulated_delta_vars": "accum_var",
-        "_m": "m",
-        "_u": "v",
-        "_model_variables_moving_average": "average",
-    }
-    if isinstance(optimizer, tf_keras.optimizers.RMSprop):
-        words = {"_velocities": "rms", "_momentums": "momentum"}
-        words["_average_gradients"] = "mg"
-    if isinstance(optimizer, tf_keras.optimizers.SGD):
-        words = {"momentums": "momentum"} if optimizer.momentum else {}
-    if isinstance(optimizer, tf_keras.optimizers.Lion):
-        words = {"momentums": "m"}
-    return {
-        slot: list(getattr(optimizer, name))
-        for name, slot in words.items()
-        if getattr(optimizer, name, None)
-    }
+def train(model, optimizer, steps, size=1.0):
+    # The gradients are those of an unscaled loss.
+    options = {}
+    if isinstance(optimizer, keras_lso.LossScaleOptimizer):
+        options["scaled"] = False
+    for step in steps:
+        grads = [keras.ops.convert_to_tensor(g) for g in gradients(model, step, size)]
+        pairs = list(zip(grads, model.trainable_variables, strict=True))
+        optimizer.apply_gradients(pairs, **options)
 
 
 def our_slots(optimizer):
@@ -290,19 +119,17 @@ def our_slots(optimizer):
     return slots
 
 
-def assert_same_slots(ours, theirs, model):
+def assert_same_slots(ours, saved):
     """The loaded slots are the saved ones, bit for bit."""
-    expected = their_slots(model, theirs)
     actual = our_slots(ours)
-    assert actual.keys() == expected.keys()
-    for slot, values in expected.items():
+    assert actual.keys() == saved.slots.keys()
+    for slot, values in saved.slots.items():
         for i, (a, e) in enumerate(zip(actual[slot], values, strict=True)):
-            np.testing.assert_array_equal(to_numpy(a), e.numpy(), f"{slot} {i}")
+            np.testing.assert_array_equal(to_numpy(a), e, f"{slot} {i}")
 
 
-def assert_close_weights(ours, theirs):
-    for a, e in zip(ours.trainable_variables, theirs.trainable_variables, strict=True):
-        e = e.numpy()
+def assert_close_weights(model, weights):
+    for a, e in zip(model.trainable_variables, weights, strict=True):
         atol = SHARE * np.abs(e).max()
         np.testing.assert_allclose(to_numpy(a), e, 0, atol, err_msg=a.path)
 
@@ -311,9 +138,9 @@ def to_numpy(value):
     return np.array(keras.ops.convert_to_numpy(value))
 
 
-def copy_weights(theirs, ours):
-    for e, a in zip(theirs.trainable_variables, ours.trainable_variables, strict=True):
-        a.assign(e.numpy())
+def copy_weights(weights, model):
+    for e, a in zip(weights, model.trainable_variables, strict=True):
+        a.assign(e)
 
 
 def places(record):
@@ -346,61 +173,31 @@ def cases(saves, names=OPTIMIZERS):
         *cases(["weights", "checkpoint_folder"], ["adam"]),
     ],
 )
-def test_the_next_ten_steps_are_those_of_tf_keras(name, legacy, save, tmp_path):
+def test_the_next_ten_steps_are_those_of_tf_keras(name, legacy, save, theirs):
     make = {"h5": functional, "keras": sequential}.get(save, nested)
-    their_model, our_model = make_pair(make)
-    theirs = make_theirs(name, legacy)
-    path = save_after_training(their_model, theirs, save, tmp_path)
-    copy_weights(their_model, our_model)
+    saved = theirs("trained", make, name, save, legacy=legacy, later=STEPS)
+    model = twin(make, saved)
+    copy_weights(saved.weights, model)
     # Another rate than that of the file, which the file's has to replace.
-    ours = built(make_ours(name, learning_rate=0.9), our_model)
+    ours = built(make_ours(name, learning_rate=0.9), model)
 
-    load_optimizer_state(ours, path)
+    load_optimizer_state(ours, saved.path)
 
     assert int(ours.iterations) == 5
-    assert float(ours.learning_rate) == float(theirs.learning_rate)
-    assert_same_slots(ours, theirs, their_model)
-    train_theirs(their_model, theirs, range(5, 5 + STEPS))
-    train_ours(our_model, ours, range(5, 5 + STEPS))
+    assert float(ours.learning_rate) == saved.learning_rate
+    assert_same_slots(ours, saved)
+    train(model, ours, range(5, 5 + STEPS))
     assert int(ours.iterations) == 5 + STEPS
     if (name, legacy) not in FORMULAS_DIFFER:
-        assert_close_weights(our_model, their_model)
+        assert_close_weights(model, saved.later)
     if name == "ema":
-        for optimizer, model in ((ours, our_model), (theirs, their_model)):
-            optimizer.finalize_variable_values(model.trainable_variables)
-        assert_close_weights(our_model, their_model)
+        ours.finalize_variable_values(model.trainable_variables)
+        assert_close_weights(model, saved.averages)
 
 
-def deviation(name, scale, legacy, tmp_path, monkeypatch, **arguments):
-    """Returns how far Keras 3 is from tf.keras after ten steps, in shares."""
-    monkeypatch.setitem(
-        OPTIMIZERS, name, (OPTIMIZERS[name][0], {**OPTIMIZERS[name][1], **arguments})
-    )
-    unscaled = gradients
-    monkeypatch.setitem(
-        globals(),
-        "gradients",
-        lambda *args: [g * np.float32(scale) for g in unscaled(*args)],
-    )
-    their_model, our_model = make_pair(sequential)
-    theirs = make_theirs(name, legacy)
-    path = save_after_training(their_model, theirs, "h5", tmp_path)
-    copy_weights(their_model, our_model)
-    ours = built(make_ours(name), our_model)
-    load_optimizer_state(ours, path)
-    assert_same_slots(ours, theirs, their_model)
-    train_theirs(their_model, theirs, range(5, 5 + STEPS))
-    train_ours(our_model, ours, range(5, 5 + STEPS))
-    return max(
-        np.abs(to_numpy(a) - e.numpy()).max() / np.abs(e.numpy()).max()
-        for a, e in zip(
-            our_model.trainable_variables, their_model.trainable_variables, strict=True
-        )
-    )
-
-
+@pytest.mark.parametrize("legacy", [False, True], ids=["new", "legacy"])
 @pytest.mark.parametrize(
-    "name, scale, arguments",
+    "name, size, arguments",
     [
         # Its momentum follows another schedule.
         ("nadam", 1.0, {}),
@@ -411,31 +208,42 @@ def deviation(name, scale, legacy, tmp_path, monkeypatch, **arguments):
     ],
 )
 def test_legacy_formulas_that_keras_3_does_not_have(
-    name, scale, arguments, tmp_path, monkeypatch
+    name, size, arguments, legacy, theirs
 ):
     """The state is right all the same, but the run goes on a little differently."""
-    new, old = tmp_path / "new", tmp_path / "old"
-    new.mkdir()
-    old.mkdir()
-    assert deviation(name, scale, False, new, monkeypatch, **arguments) < SHARE
-    measured = deviation(name, scale, True, old, monkeypatch, **arguments)
-    assert 1e-4 < measured < 0.5
+
+    def make_theirs(k):
+        cls, defaults = OPTIMIZERS[name]
+        module = k.optimizers.legacy if legacy else k.optimizers
+        return getattr(module, cls)(**{**defaults, **arguments})
+
+    saved = theirs("trained", sequential, make_theirs, "h5", size=size, later=STEPS)
+    model = twin(sequential, saved)
+    copy_weights(saved.weights, model)
+    ours = built(make_ours(name, **arguments), model)
+    load_optimizer_state(ours, saved.path)
+    assert_same_slots(ours, saved)
+    train(model, ours, range(5, 5 + STEPS), size)
+    deviation = max(
+        np.abs(to_numpy(a) - e).max() / np.abs(e).max()
+        for a, e in zip(model.trainable_variables, saved.later, strict=True)
+    )
+    if legacy:
+        assert 1e-4 < deviation < 0.5
+    else:
+        assert deviation < SHARE
 
 
-def test_the_momentum_cache_of_nadam_is_loaded_or_computed(tmp_path):
+def test_the_momentum_cache_of_nadam_is_loaded_or_computed(theirs):
     """Of TF 2.11 and newer only a checkpoint holds it.
 
     Elsewhere it is multiplied up as Keras does.
     """
-    their_model, our_model = make_pair(sequential)
-    theirs = make_theirs("nadam")
-    checkpoint = save_after_training(their_model, theirs, "checkpoint", tmp_path)
-    h5 = SAVERS["h5"](their_model, theirs, str(tmp_path))
-    theirs._u_product.assign(0.25)
-    edited = SAVERS["weights"](their_model, theirs, str(tmp_path))
+    saved = theirs("caches_of_nadam")
+    model = twin(sequential, saved)
     caches = []
-    for path in (checkpoint, h5, edited):
-        ours = built(make_ours("nadam"), our_model)
+    for path in saved.paths:
+        ours = built(make_ours("nadam"), model)
         load_optimizer_state(ours, path)
         caches.append(float(to_numpy(ours._u_product)))
     # Five products in float32, in the one order and in the other.
@@ -443,16 +251,14 @@ def test_the_momentum_cache_of_nadam_is_loaded_or_computed(tmp_path):
     assert caches[2] == 0.25
 
 
-def test_legacy_nadam_gives_its_momentum_cache(tmp_path):
-    their_model, our_model = make_pair(sequential)
-    theirs = make_theirs("nadam", legacy=True)
-    path = save_after_training(their_model, theirs, "checkpoint", tmp_path)
-    h5 = SAVERS["h5"](their_model, theirs, str(tmp_path))
-    for file in (path, h5):
-        ours = built(make_ours("nadam"), our_model)
-        load_optimizer_state(ours, file)
-        assert to_numpy(ours._u_product) == theirs._m_cache.numpy()
-        assert 0 < float(theirs._m_cache) < 0.1
+def test_legacy_nadam_gives_its_momentum_cache(theirs):
+    saved = theirs("caches_of_legacy_nadam")
+    model = twin(sequential, saved)
+    for path in saved.paths:
+        ours = built(make_ours("nadam"), model)
+        load_optimizer_state(ours, path)
+        assert to_numpy(ours._u_product) == saved.cache
+        assert 0 < saved.cache < 0.1
 
 
 # --- Which slot belongs to which variable -----------------------------------
@@ -477,197 +283,168 @@ def test_legacy_nadam_gives_its_momentum_cache(tmp_path):
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_no_slot_is_swapped(make, save, legacy, numbered, tmp_path):
+def test_no_slot_is_swapped(make, save, legacy, numbered, theirs):
     if legacy and save == "keras":
         pytest.skip("tf.keras writes no state of legacy optimizers there")
-    for k in (keras, tf_keras):
-        k.backend.clear_session()
+    name = f"adam {make.__name__} {save} {'legacy' if legacy else 'new'}"
+    saved = theirs("trained", make, "adam", save, legacy=legacy, record=name)
+    keras.utils.clear_session(free_memory=False)
     if numbered == "anew":
         # The names of the one are still those of other layers in the other.
         keras.layers.Dense(1)
-    their_model, our_model = make_pair(make)
-    theirs = make_theirs("adam", legacy)
-    path = save_after_training(their_model, theirs, save, tmp_path)
-    ours = built(make_ours("adam"), our_model)
-    load_optimizer_state(ours, path)
-    assert_same_slots(ours, theirs, their_model)
+    ours = built(make_ours("adam"), twin(make, saved))
+    load_optimizer_state(ours, saved.path)
+    assert_same_slots(ours, saved)
 
 
 @pytest.mark.parametrize(
     "save, legacy",
     [("h5", True), ("keras", False), ("checkpoint", True), ("checkpoint", False)],
 )
-def test_no_slot_is_swapped_among_many_layers(save, legacy, tmp_path):
+def test_no_slot_is_swapped_among_many_layers(save, legacy, theirs):
+    options = dict(legacy=legacy, steps=1)
+    saved = theirs("numbered_otherwise", of_many_layers, "momentum", save, **options)
     # The numbers in the names agree in part at most.
-    keras.layers.GRU(1), keras.layers.LSTM(1), tf_keras.layers.PReLU()
-    their_model, our_model = make_pair(of_many_layers)
-    theirs = make_theirs("momentum", legacy)
-    path = save_after_training(their_model, theirs, save, tmp_path, steps=1)
-    ours = built(make_ours("momentum"), our_model)
-    load_optimizer_state(ours, path)
-    assert_same_slots(ours, theirs, their_model)
+    keras.layers.GRU(1), keras.layers.LSTM(1)
+    ours = built(make_ours("momentum"), twin(of_many_layers, saved))
+    load_optimizer_state(ours, saved.path)
+    assert_same_slots(ours, saved)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("save", ["h5", "keras", "saved_model"])
 @pytest.mark.parametrize("legacy", [False, True], ids=["new", "legacy"])
-def test_a_model_that_was_fitted(legacy, save, tmp_path):
-    """`fit` creates the slots in a graph, and a strategy in containers of its own."""
+def test_a_model_that_was_fitted(legacy, save, theirs):
     if legacy and save == "keras":
         pytest.skip("tf.keras writes no state of legacy optimizers there")
-    with tf.distribute.OneDeviceStrategy("/cpu:0").scope():
-        their_model, inner = sequential(tf_keras), make_theirs("adam", legacy)
-        theirs = tf_keras.mixed_precision.LossScaleOptimizer(inner)
-        their_model.compile(theirs, "mse")
-    x = np.random.default_rng(0).normal(size=(16, WIDTH)).astype("float32")
-    their_model.fit(x, x, batch_size=4, verbose=0)
-    path = SAVERS[save](their_model, theirs, str(tmp_path))
+    saved = theirs("fitted", save, legacy)
     ours = keras_lso.LossScaleOptimizer(make_ours("adam"))
     built(ours, sequential(keras))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)
-        load_optimizer_state(ours, path)
+        load_optimizer_state(ours, saved.path)
     assert int(ours.iterations) == 4
-    assert_same_slots(ours, theirs.inner_optimizer, their_model)
+    assert_same_slots(ours, saved)
 
 
 @pytest.mark.parametrize("save", ["h5", "checkpoint"])
 @pytest.mark.parametrize("legacy", [False, True], ids=["new", "legacy"])
-def test_names_count_more_than_the_order(save, legacy, tmp_path):
-    def named(k):
-        names = ["first", "second"]
-        return k.Sequential(
-            [k.Input((WIDTH,)), *(k.layers.Dense(WIDTH, name=n) for n in names)]
-        )
-
-    their_model, our_model = make_pair(named)
-    theirs = make_theirs("adam", legacy)
-    path = save_after_training(their_model, theirs, save, tmp_path)
+def test_names_count_more_than_the_order(save, legacy, theirs):
+    named = dense("first", "second")
+    saved = theirs("trained", named, "adam", save, legacy=legacy)
+    model = twin(named, saved)
     ours = make_ours("adam")
     order = [2, 1, 3, 0]
-    ours.build([our_model.trainable_variables[i] for i in order])
-    load_optimizer_state(ours, path)
-    for slot, values in their_slots(their_model, theirs).items():
+    ours.build([model.trainable_variables[i] for i in order])
+    load_optimizer_state(ours, saved.path)
+    for slot, values in saved.slots.items():
         for a, i in zip(adapters.slots(ours)[slot], order, strict=True):
-            np.testing.assert_array_equal(to_numpy(a), values[i].numpy())
+            np.testing.assert_array_equal(to_numpy(a), values[i])
 
 
-def test_renamed_layers_go_by_their_order(tmp_path):
-    def make(k, names):
-        layers = [k.layers.Dense(WIDTH, name=n) for n in names]
-        return k.Sequential([k.Input((WIDTH,)), *layers])
+def test_renamed_layers_go_by_their_order(theirs):
+    saved = theirs("trained", dense("body", "head"), "adam", "h5")
+    ours = built(make_ours("adam"), dense("encoder", "output")(keras))
+    load_optimizer_state(ours, saved.path)
+    assert_same_slots(ours, saved)
 
-    theirs = make_theirs("adam")
-    their_model = make(tf_keras, ["body", "head"])
-    path = save_after_training(their_model, theirs, "h5", tmp_path)
-    our_model = make(keras, ["encoder", "output"])
-    ours = built(make_ours("adam"), our_model)
-    load_optimizer_state(ours, path)
-    assert_same_slots(ours, theirs, their_model)
-
-    crossed = make(keras, ["head", "output"])
+    crossed = dense("head", "output")(keras)
     with pytest.raises(ValueError, match="'body/kernel'.*might be taken for"):
-        load_optimizer_state(built(make_ours("adam"), crossed), path)
+        load_optimizer_state(built(make_ours("adam"), crossed), saved.path)
 
 
 # --- The loss scale ---------------------------------------------------------
 
 
-def their_wrapper(legacy=False, scale=2.0**10, good_steps=3, **arguments):
-    inner = make_theirs("adam", legacy)
-    wrapper = tf_keras.mixed_precision.LossScaleOptimizer(inner, **arguments)
-    if wrapper.dynamic:
-        wrapper._loss_scale._current_loss_scale.assign(scale)
-        wrapper._loss_scale._counter.assign(good_steps)
-    return wrapper
+@pytest.fixture
+def wrapped(theirs):
+    """An Adam that was saved in its wrapper, and a model with its weights."""
 
+    def get(save, legacy=False, **options):
+        options = {"wrapper": {}, **options}
+        saved = theirs("trained", sequential, "adam", save, legacy=legacy, **options)
+        model = twin(sequential, saved)
+        copy_weights(saved.weights, model)
+        return saved, model
 
-def save_wrapped(save, tmp_path, legacy=False, steps=5, **arguments):
-    """Returns both models and the path of the one that was saved."""
-    their_model, our_model = make_pair(sequential)
-    theirs = their_wrapper(legacy, **arguments)
-    path = save_after_training(their_model, theirs, save, tmp_path, steps)
-    copy_weights(their_model, our_model)
-    return their_model, theirs, our_model, path
+    return get
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("legacy", [False, True], ids=["new", "legacy"])
 @pytest.mark.parametrize("save", sorted(WITH_SCALE))
-def test_the_scale_and_the_good_steps_are_loaded(save, legacy, tmp_path):
-    their_model, theirs, our_model, path = save_wrapped(save, tmp_path, legacy)
-    ours = built(keras_lso.LossScaleOptimizer(make_ours("adam")), our_model)
+def test_the_scale_and_the_good_steps_are_loaded(save, legacy, wrapped):
+    saved, model = wrapped(save, legacy, later=STEPS)
+    ours = built(keras_lso.LossScaleOptimizer(make_ours("adam")), model)
     # What the file says comes after what this run has seen.
-    train_ours(our_model, ours, range(2))
-    copy_weights(their_model, our_model)
+    train(model, ours, range(2))
+    copy_weights(saved.weights, model)
 
-    load_optimizer_state(ours, path)
+    load_optimizer_state(ours, saved.path)
 
     assert float(ours.loss_scale) == 2.0**10
     # Five good steps after the three.
     assert int(ours.dynamic_counter) == 8
     assert int(ours.iterations) == 5 and int(ours.skipped_steps) == 0
-    assert_same_slots(ours, theirs.inner_optimizer, their_model)
-    train_theirs(their_model, theirs, range(5, 5 + STEPS))
-    train_ours(our_model, ours, range(5, 5 + STEPS))
-    assert_close_weights(our_model, their_model)
-    assert int(ours.dynamic_counter) == int(theirs.dynamic_counter)
+    assert_same_slots(ours, saved)
+    train(model, ours, range(5, 5 + STEPS))
+    assert_close_weights(model, saved.later)
+    assert int(ours.dynamic_counter) == saved.counter
 
 
 @pytest.mark.parametrize(
     "save, legacy", [("h5", True), ("h5", False), ("keras", False)]
 )
-def test_a_file_without_scale_starts_afresh_with_a_warning(save, legacy, tmp_path):
-    their_model, theirs, our_model, path = save_wrapped(save, tmp_path, legacy)
+def test_a_file_without_scale_starts_afresh_with_a_warning(save, legacy, wrapped):
+    saved, model = wrapped(save, legacy)
     inner = make_ours("adam")
     ours = keras_lso.LossScaleOptimizer(inner, initial_scale=2.0**7)
-    built(ours, our_model)
+    built(ours, model)
     ours.dynamic_scale.assign(2.0**3)
     ours.step_counter.assign(5)
     with pytest.warns(UserWarning, match="no loss scale.*initial_scale=128") as record:
-        load_optimizer_state(ours, path)
+        load_optimizer_state(ours, saved.path)
     assert places(record) == [__file__]
     assert float(ours.loss_scale) == 2.0**7 and int(ours.dynamic_counter) == 0
     assert int(ours.skipped_steps) == 0
-    assert_same_slots(ours, theirs.inner_optimizer, their_model)
+    assert_same_slots(ours, saved)
 
 
 @pytest.mark.parametrize("save", ["h5", "checkpoint"])
-def test_an_optimizer_without_scale_needs_none(save, tmp_path):
-    their_model, theirs, our_model, path = save_wrapped(save, tmp_path)
-    ours = built(make_ours("adam"), our_model)
+def test_an_optimizer_without_scale_needs_none(save, wrapped):
+    saved, model = wrapped(save)
+    ours = built(make_ours("adam"), model)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        load_optimizer_state(ours, path)
-    assert_same_slots(ours, theirs.inner_optimizer, their_model)
+        load_optimizer_state(ours, saved.path)
+    assert_same_slots(ours, saved)
 
 
-def test_a_checkpoint_of_a_bare_optimizer_holds_no_scale(tmp_path):
-    their_model, our_model = make_pair(sequential)
-    theirs = make_theirs("adam")
-    path = save_after_training(their_model, theirs, "checkpoint", tmp_path)
-    ours = built(keras_lso.LossScaleOptimizer(make_ours("adam")), our_model)
+def test_a_checkpoint_of_a_bare_optimizer_holds_no_scale(theirs):
+    saved = theirs("trained", sequential, "adam", "checkpoint")
+    model = twin(sequential, saved)
+    ours = built(keras_lso.LossScaleOptimizer(make_ours("adam")), model)
     with pytest.warns(UserWarning, match="no loss scale.*initial_scale=32768"):
-        load_optimizer_state(ours, path)
+        load_optimizer_state(ours, saved.path)
 
 
-def test_a_fixed_scale_stays_as_it_is(tmp_path):
-    *_, our_model, path = save_wrapped("checkpoint", tmp_path)
+def test_a_fixed_scale_stays_as_it_is(wrapped):
+    saved, model = wrapped("checkpoint")
     ours = keras_lso.LossScaleOptimizer(make_ours("adam"), False, initial_scale=64)
-    built(ours, our_model)
+    built(ours, model)
     with pytest.warns(UserWarning, match="1024.0 is ignored.*FixedLossScale") as record:
-        load_optimizer_state(ours, path)
+        load_optimizer_state(ours, saved.path)
     assert places(record) == [__file__]
     assert float(ours.loss_scale) == 64 and int(ours.iterations) == 5
     # A file without a scale has nothing to ignore.
-    path = SAVERS["h5"](*save_wrapped("h5", tmp_path)[:2], str(tmp_path))
+    saved, _ = wrapped("h5")
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
-        load_optimizer_state(ours, path)
+        load_optimizer_state(ours, saved.path)
 
 
 @pytest.mark.parametrize(
-    "saved, good_steps, loaded, counter",
+    "scale, good_steps, loaded, counter",
     [
         (2.0**40, 3, 2.0**24, 3),
         (0.0, 3, 2.0**-14, 3),
@@ -675,83 +452,63 @@ def test_a_fixed_scale_stays_as_it_is(tmp_path):
         (2.0**10, 10**12, 2.0**10, 1999),
     ],
 )
-def test_a_scale_out_of_bounds_is_mended(saved, good_steps, loaded, counter, tmp_path):
-    their_model, our_model = make_pair(sequential)
-    theirs = their_wrapper()
-    their_model.compile(theirs, "mse")
-    theirs.build(their_model.trainable_variables)
-    theirs._loss_scale._current_loss_scale.assign(saved)
-    theirs._loss_scale._counter.assign(good_steps)
-    path = SAVERS["checkpoint"](their_model, theirs, str(tmp_path))
-    ours = built(keras_lso.LossScaleOptimizer(make_ours("adam")), our_model)
-    load_optimizer_state(ours, path)
+def test_a_scale_out_of_bounds_is_mended(scale, good_steps, loaded, counter, theirs):
+    saved = theirs("with_a_scale_of", scale, good_steps)
+    model = twin(sequential, saved)
+    ours = built(keras_lso.LossScaleOptimizer(make_ours("adam")), model)
+    load_optimizer_state(ours, saved.path)
     assert float(ours.loss_scale) == loaded
     assert int(ours.dynamic_counter) == counter
 
 
 @pytest.mark.parametrize("save", ["h5", "checkpoint"])
-def test_a_float16_model_trains_on(save, tmp_path):
+def test_a_float16_model_trains_on(save, theirs):
     """tf.keras keeps float32 variables under `mixed_float16`; so does Keras 3."""
-
-    def mixed(k):
-        layers = [k.layers.Dense(WIDTH, dtype="mixed_float16") for _ in range(2)]
-        return k.Sequential([k.Input((WIDTH,)), *layers])
-
-    theirs, their_model = their_wrapper(), mixed(tf_keras)
-    our_model = mixed(keras)
-    path = save_after_training(their_model, theirs, save, tmp_path)
-    copy_weights(their_model, our_model)
-    ours = built(keras_lso.LossScaleOptimizer(make_ours("adam")), our_model)
+    mixed = dense(None, None, dtype="mixed_float16")
+    saved = theirs("trained", mixed, "adam", save, wrapper={}, later=STEPS)
+    model = mixed(keras)
+    copy_weights(saved.weights, model)
+    ours = built(keras_lso.LossScaleOptimizer(make_ours("adam")), model)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        load_optimizer_state(ours, path)
-    assert_same_slots(ours, theirs.inner_optimizer, their_model)
-    train_theirs(their_model, theirs, range(5, 5 + STEPS))
-    train_ours(our_model, ours, range(5, 5 + STEPS))
-    assert_close_weights(our_model, their_model)
+        load_optimizer_state(ours, saved.path)
+    assert_same_slots(ours, saved)
+    train(model, ours, range(5, 5 + STEPS))
+    assert_close_weights(model, saved.later)
 
 
-def test_float32_masters_take_the_slots_of_a_float32_model(tmp_path):
+def test_float32_masters_take_the_slots_of_a_float32_model(theirs):
     """Float16 variables have float32 masters, which carry their paths."""
-    their_model, _ = make_pair(sequential)
-    theirs = make_theirs("adam")
-    path = save_after_training(their_model, theirs, "checkpoint", tmp_path)
-    layers = [keras.layers.Dense(WIDTH, dtype="float16") for _ in range(2)]
-    our_model = keras.Sequential([keras.Input((WIDTH,)), *layers])
-    ours = built(keras_lso.LossScaleOptimizer(make_ours("adam")), our_model)
+    saved = theirs("trained", sequential, "adam", "checkpoint")
+    model = dense(None, None, dtype="float16")(keras)
+    ours = built(keras_lso.LossScaleOptimizer(make_ours("adam")), model)
     with pytest.warns(UserWarning, match="no loss scale"):
-        load_optimizer_state(ours, path)
-    assert_same_slots(ours, theirs, their_model)
+        load_optimizer_state(ours, saved.path)
+    assert_same_slots(ours, saved)
 
 
 @pytest.mark.parametrize("save", ["h5", "checkpoint"])
-def test_keras_own_wrapper_is_loaded_as_well(save, tmp_path):
-    their_model, theirs, our_model, path = save_wrapped(save, tmp_path)
+def test_keras_own_wrapper_is_loaded_as_well(save, wrapped):
+    saved, model = wrapped(save)
     ours = keras.optimizers.LossScaleOptimizer(make_ours("adam"), initial_scale=64.0)
-    built(ours, our_model)
+    built(ours, model)
     ours.dynamic_scale.assign(8.0)
     with warnings.catch_warnings(record=True) as record:
         warnings.simplefilter("always")
-        load_optimizer_state(ours, path)
+        load_optimizer_state(ours, saved.path)
     messages = [str(r.message) for r in record]
     assert any("no loss scale" in m for m in messages) == (save == "h5")
     assert float(ours.dynamic_scale) == (64.0 if save == "h5" else 2.0**10)
     assert int(ours.step_counter) == (0 if save == "h5" else 8)
-    assert_same_slots(ours, theirs.inner_optimizer, their_model)
+    assert_same_slots(ours, saved)
 
 
-def test_a_wrapper_of_tf_2_2_tracks_the_optimizer_as_its_child(tmp_path):
-    """It has no slots of its own: TensorFlow lets no two objects own one."""
-    their_model, our_model = make_pair(nested)
-    theirs = make_theirs("adam", legacy=True)
-    train_theirs(their_model, theirs, range(5))
-    state = their_wrapper(scale=2.0**9, good_steps=7)._loss_scale
-    wrapper = tf.train.Checkpoint(base_optimizer=theirs, loss_scale=state)
-    checkpoint = tf.train.Checkpoint(model=their_model, optimizer=wrapper)
-    path = checkpoint.save(str(tmp_path / "checkpoint"))
-    ours = built(keras_lso.LossScaleOptimizer(make_ours("adam")), our_model)
-    load_optimizer_state(ours, path)
-    assert_same_slots(ours, theirs, their_model)
+def test_a_wrapper_of_tf_2_2_tracks_the_optimizer_as_its_child(theirs):
+    saved = theirs("wrapped_as_in_2_2", nested)
+    model = twin(nested, saved)
+    ours = built(keras_lso.LossScaleOptimizer(make_ours("adam")), model)
+    load_optimizer_state(ours, saved.path)
+    assert_same_slots(ours, saved)
     assert float(ours.loss_scale) == 2.0**9 and int(ours.dynamic_counter) == 7
 
 
@@ -759,70 +516,68 @@ def test_a_wrapper_of_tf_2_2_tracks_the_optimizer_as_its_child(tmp_path):
 
 
 @pytest.mark.parametrize("save", ["h5", "keras", "checkpoint"])
-def test_schedules_stay_on_either_side(save, tmp_path):
-    their_model, our_model = make_pair(sequential)
-    schedule = tf_keras.optimizers.schedules.ExponentialDecay(0.5, 3, 0.5)
-    theirs = tf_keras.optimizers.Adam(schedule)
-    path = save_after_training(their_model, theirs, save, tmp_path)
-    ours = built(keras.optimizers.Adam(0.125), our_model)
-    load_optimizer_state(ours, path)
+def test_schedules_stay_on_either_side(save, theirs):
+    def with_schedule(k):
+        schedule = k.optimizers.schedules.ExponentialDecay(0.5, 3, 0.5)
+        return k.optimizers.Adam(schedule)
+
+    saved = theirs("trained", sequential, with_schedule, save)
+    model = twin(sequential, saved)
+    ours = built(keras.optimizers.Adam(0.125), model)
+    load_optimizer_state(ours, saved.path)
     assert float(ours.learning_rate) == 0.125
 
-    theirs = tf_keras.optimizers.Adam(0.5)
-    path = save_after_training(their_model, theirs, save, tmp_path)
+    saved = theirs("trained", sequential, lambda k: k.optimizers.Adam(0.5), save)
     schedule = keras.optimizers.schedules.ExponentialDecay(0.25, 5, 0.5)
-    ours = built(keras.optimizers.Adam(schedule), our_model)
-    load_optimizer_state(ours, path)
+    ours = built(keras.optimizers.Adam(schedule), model)
+    load_optimizer_state(ours, saved.path)
     # After as many steps as the schedule takes to halve.
     assert float(ours.learning_rate) == 0.125
 
 
 @pytest.mark.parametrize("save", ["h5", "checkpoint"])
-def test_a_decaying_rate_is_pointed_out(save, tmp_path):
-    their_model, our_model = make_pair(sequential)
-    theirs = tf_keras.optimizers.legacy.SGD(0.5, decay=0.25)
-    path = save_after_training(their_model, theirs, save, tmp_path)
-    ours = built(keras.optimizers.SGD(0.1), our_model)
+def test_a_decaying_rate_is_pointed_out(save, theirs):
+    def decaying(k):
+        return k.optimizers.legacy.SGD(0.5, decay=0.25)
+
+    saved = theirs("trained", sequential, decaying, save, later=STEPS)
+    model = twin(sequential, saved)
+    ours = built(keras.optimizers.SGD(0.1), model)
     with pytest.warns(UserWarning, match=r"InverseTimeDecay\(.*0\.25") as record:
-        load_optimizer_state(ours, path)
+        load_optimizer_state(ours, saved.path)
     assert places(record) == [__file__]
     assert float(ours.learning_rate) == 0.5
 
     schedule = keras.optimizers.schedules.InverseTimeDecay(0.5, 1, 0.25)
-    ours = built(keras.optimizers.SGD(schedule), our_model)
-    copy_weights(their_model, our_model)
-    load_optimizer_state(ours, path)
-    train_theirs(their_model, theirs, range(5, 5 + STEPS))
-    train_ours(our_model, ours, range(5, 5 + STEPS))
-    assert_close_weights(our_model, their_model)
+    ours = built(keras.optimizers.SGD(schedule), model)
+    copy_weights(saved.weights, model)
+    load_optimizer_state(ours, saved.path)
+    train(model, ours, range(5, 5 + STEPS))
+    assert_close_weights(model, saved.later)
 
 
 @pytest.mark.parametrize("save", ["h5", "keras", "checkpoint"])
-def test_momentum_of_an_optimizer_without_is_refused(save, tmp_path):
-    their_model, our_model = make_pair(sequential)
+def test_momentum_of_an_optimizer_without_is_refused(save, theirs):
     legacy = save != "keras"
-    theirs = make_theirs("momentum", legacy)
-    path = save_after_training(their_model, theirs, save, tmp_path)
-    ours = built(make_ours("sgd"), our_model)
+    saved = theirs("trained", sequential, "momentum", save, legacy=legacy)
+    ours = built(make_ours("sgd"), twin(sequential, saved))
     with pytest.raises(ValueError, match=r"Only in the file: \['momentum'\]"):
-        load_optimizer_state(ours, path)
+        load_optimizer_state(ours, saved.path)
     assert int(ours.iterations) == 0
 
 
-def test_accumulated_steps_count_as_in_keras_3(tmp_path):
-    their_model, our_model = make_pair(sequential)
-    theirs = make_theirs("momentum")
-    path = save_after_training(their_model, theirs, "h5", tmp_path)
-    ours = built(make_ours("momentum", gradient_accumulation_steps=2), our_model)
-    train_ours(our_model, ours, [0])
-    load_optimizer_state(ours, path)
-    copy_weights(their_model, our_model)
+def test_accumulated_steps_count_as_in_keras_3(theirs):
+    saved = theirs("trained", sequential, "momentum", "h5", later=3)
+    model = twin(sequential, saved)
+    ours = built(make_ours("momentum", gradient_accumulation_steps=2), model)
+    train(model, ours, [0])
+    load_optimizer_state(ours, saved.path)
+    copy_weights(saved.weights, model)
     assert int(ours.iterations) == 5
-    train_theirs(their_model, theirs, range(5, 8))
     # The mean of twice the same gradient is that gradient.
-    train_ours(our_model, ours, [5, 5, 6, 6, 7, 7])
+    train(model, ours, [5, 5, 6, 6, 7, 7])
     assert int(ours.iterations) == 8
-    assert_close_weights(our_model, their_model)
+    assert_close_weights(model, saved.later)
 
 
 # --- What cannot be loaded --------------------------------------------------
@@ -836,208 +591,168 @@ def assert_refused(ours, path, match, error=ValueError):
 
 
 @pytest.fixture
-def trained():
+def with_state():
     """An optimizer with a state of its own."""
     model = sequential(keras)
     optimizer = built(keras_lso.LossScaleOptimizer(make_ours("adam")), model)
-    train_ours(model, optimizer, range(3))
+    train(model, optimizer, range(3))
     return optimizer
 
 
-@pytest.mark.parametrize("save", SAVERS)
-def test_a_model_without_optimizer_is_refused(save, trained, tmp_path):
-    model = sequential(tf_keras)
-    if save.startswith("checkpoint"):
-        path = tf.train.Checkpoint(model=model).save(str(tmp_path / "checkpoint"))
-        path = path if save == "checkpoint" else str(tmp_path)
-    else:
-        path = SAVERS[save](model, None, str(tmp_path))
-    assert_refused(trained, path, "holds no optimizer state")
+@pytest.mark.parametrize("save", SAVES)
+def test_a_model_without_optimizer_is_refused(save, with_state, theirs):
+    saved = theirs("without_optimizer", save)
+    assert_refused(with_state, saved.path, "holds no optimizer state")
 
 
 @pytest.mark.parametrize("save", ["h5", "saved_model"])
-def test_a_model_saved_without_its_optimizer_is_refused(save, trained, tmp_path):
-    model = sequential(tf_keras)
-    path = str(tmp_path / "model")
-    path += ".h5" if save == "h5" else ""
-    optimizer = make_theirs("adam")
-    model.compile(optimizer, "mse")
-    train_theirs(model, optimizer, range(2))
-    model.save(path, include_optimizer=False)
-    assert_refused(trained, path, "holds no optimizer state")
+def test_a_model_saved_without_its_optimizer_is_refused(save, with_state, theirs):
+    saved = theirs("without_its_optimizer", save)
+    assert_refused(with_state, saved.path, "holds no optimizer state")
 
 
-def test_legacy_optimizers_leave_no_state_in_a_keras_file(trained, tmp_path):
-    for optimizer in (make_theirs("adam", legacy=True), their_wrapper(legacy=True)):
-        model = sequential(tf_keras)
-        path = save_after_training(model, optimizer, "keras", tmp_path)
-        assert_refused(trained, path, "never writes that of .*legacy")
+def test_legacy_optimizers_leave_no_state_in_a_keras_file(with_state, theirs):
+    for wrapper in (None, {}):
+        options = dict(legacy=True, wrapper=wrapper)
+        saved = theirs("trained", sequential, "adam", "keras", **options)
+        assert_refused(with_state, saved.path, "never writes that of .*legacy")
 
 
 @pytest.mark.parametrize("save", ["h5", "checkpoint"])
-def test_an_optimizer_that_has_not_trained_is_refused(save, trained, tmp_path):
-    model = sequential(tf_keras)
-    optimizer = make_theirs("adam", legacy=True)
-    path = save_after_training(model, optimizer, save, tmp_path, steps=0)
-    assert_refused(trained, path, "no optimizer state")
+def test_an_optimizer_that_has_not_trained_is_refused(save, with_state, theirs):
+    saved = theirs("untrained", save)
+    assert_refused(with_state, saved.path, "no optimizer state")
 
 
-def test_several_optimizers_are_named(trained, tmp_path):
-    models = [sequential(tf_keras) for _ in range(2)]
-    optimizers = [make_theirs("adam"), make_theirs("adam", legacy=True)]
-    for model, optimizer in zip(models, optimizers, strict=True):
-        train_theirs(model, optimizer, range(2))
-    path = tf.train.Checkpoint(
-        model=models, generator=optimizers[0], critic=optimizers[1]
-    ).save(str(tmp_path / "checkpoint"))
-    assert_refused(trained, path, "2 optimizers: .*'critic', 'generator'")
+def test_several_optimizers_are_named(with_state, theirs):
+    saved = theirs("with_two_optimizers")
+    assert_refused(with_state, saved.path, "2 optimizers: .*'critic', 'generator'")
 
 
-def test_one_optimizer_under_two_names_is_one(tmp_path):
-    their_model, our_model = make_pair(sequential)
-    theirs = make_theirs("adam")
-    their_model.compile(theirs, "mse")
-    train_theirs(their_model, theirs, range(5))
-    root = tf.train.Checkpoint(a=theirs, model=their_model, b=theirs)
-    ours = built(make_ours("adam"), our_model)
-    load_optimizer_state(ours, root.save(str(tmp_path / "checkpoint")))
-    assert_same_slots(ours, theirs, their_model)
+def test_one_optimizer_under_two_names_is_one(theirs):
+    saved = theirs("under_two_names")
+    ours = built(make_ours("adam"), twin(sequential, saved))
+    load_optimizer_state(ours, saved.path)
+    assert_same_slots(ours, saved)
 
 
 @pytest.mark.parametrize("ending", [".keras", ".h5", ".weights.h5"])
-def test_a_file_of_keras_3_is_refused(ending, trained, tmp_path):
+def test_a_file_of_keras_3_is_refused(ending, with_state, tmp_path):
     model = sequential(keras)
     model.compile(make_ours("adam"), "mse")
     model.optimizer.build(model.trainable_variables)
     path = str(tmp_path / f"model{ending}")
     save = model.save_weights if ending == ".weights.h5" else model.save
     save(path)
-    assert_refused(trained, path, r"Keras 3.*keras_lso\.load_model")
+    assert_refused(with_state, path, r"Keras 3.*keras_lso\.load_model")
 
 
 @pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="a checkpoint of TensorFlow"
 )
-def test_a_checkpoint_of_keras_3_is_refused(trained, tmp_path):
+def test_a_checkpoint_of_keras_3_is_refused(with_state, tmp_path):
+    import tensorflow as tf
+
     model = sequential(keras)
     optimizer = built(keras.optimizers.Adam(), model)
     path = tf.train.Checkpoint(model=model, optimizer=optimizer).save(
         str(tmp_path / "checkpoint")
     )
-    assert_refused(trained, path, "written by Keras 3")
+    assert_refused(with_state, path, "written by Keras 3")
 
 
-def test_weights_in_the_format_of_keras_3_hold_the_state_as_well(tmp_path):
+def test_weights_in_the_format_of_keras_3_hold_the_state_as_well(theirs):
     """tf.keras 2.12+ writes `.weights.h5` as Keras 3 does."""
-    their_model, our_model = make_pair(sequential)
-    theirs = make_theirs("adam")
-    save_after_training(their_model, theirs, "h5", tmp_path)
-    path = str(tmp_path / "model.weights.h5")
-    their_model.save_weights(path)
-    ours = built(make_ours("adam"), our_model)
-    load_optimizer_state(ours, path)
-    assert_same_slots(ours, theirs, their_model)
+    saved = theirs("trained", sequential, "adam", "keras_3_weights")
+    ours = built(make_ours("adam"), twin(sequential, saved))
+    load_optimizer_state(ours, saved.path)
+    assert_same_slots(ours, saved)
 
 
-def test_other_counts_shapes_classes_and_slots_are_refused(trained, tmp_path):
-    def small(width, layers=2):
-        stack = [tf_keras.layers.Dense(width) for _ in range(layers)]
-        return tf_keras.Sequential([tf_keras.Input((width,)), *stack])
-
-    adam = OPTIMIZERS["adam"]
-    for make, cls, arguments, match in (
-        (lambda: small(WIDTH, 3), *adam, r"variables|\d+ slot"),
-        (lambda: small(3), *adam, "has shape"),
-        (lambda: small(WIDTH), "Adam", {"amsgrad": True}, "vhat"),
-        (lambda: small(WIDTH), "Adam", {"use_ema": True}, "average"),
-        (lambda: small(WIDTH), "Adagrad", {}, "Adagrad|accumulator"),
-        (lambda: small(WIDTH), "Lion", {}, "Lion|'v'"),
-    ):
-        for save in ("h5", "keras", "checkpoint"):
-            optimizer = getattr(tf_keras.optimizers, cls)(**arguments)
-            folder = tmp_path / f"{cls}{save}{len(list(tmp_path.iterdir()))}"
-            folder.mkdir()
-            path = save_after_training(make(), optimizer, save, folder)
-            assert_refused(trained, path, match)
+@pytest.mark.parametrize("save", ["h5", "keras", "checkpoint"])
+@pytest.mark.parametrize(
+    "layers, width, name, arguments, match",
+    [
+        (3, WIDTH, *OPTIMIZERS["adam"], r"variables|\d+ slot"),
+        (2, 3, *OPTIMIZERS["adam"], "has shape"),
+        (2, WIDTH, "Adam", {"amsgrad": True}, "vhat"),
+        (2, WIDTH, "Adam", {"use_ema": True}, "average"),
+        (2, WIDTH, "Adagrad", {}, "of Adagrad|accumulator|4 slot variables"),
+        (2, WIDTH, "Lion", {}, "of Lion|'v'"),
+    ],
+    ids=["count", "shape", "vhat", "average", "Adagrad", "Lion"],
+)
+def test_other_counts_shapes_classes_and_slots_are_refused(
+    layers, width, name, arguments, match, save, with_state, theirs
+):
+    make = dense(*layers * [None], width=width)
+    optimizer = lambda k: getattr(k.optimizers, name)(**arguments)  # noqa: E731
+    saved = theirs("trained", make, optimizer, save)
+    assert_refused(with_state, saved.path, match)
 
 
 @pytest.mark.parametrize("save", ["h5", "keras", "checkpoint", "saved_model"])
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.98])
-def test_a_truncated_file_is_refused(save, share, trained, tmp_path):
-    model = sequential(tf_keras)
-    path = save_after_training(model, make_theirs("adam"), save, tmp_path)
-    if save in ("checkpoint", "saved_model"):
-        [data] = tmp_path.glob("**/*.data-00000-of-00001")
-    else:
-        data = path
-    with open(data, "r+b") as file:
-        file.truncate(int(share * os.path.getsize(data)))
-    assert_refused(trained, path, "damaged|neither an HDF5")
+def test_a_truncated_file_is_refused(save, share, with_state, theirs):
+    saved = theirs("trained", sequential, "adam", save, record=f"whole {save}")
+    path = saved.path
+    if save == "checkpoint":
+        path += ".data-00000-of-00001"
+    if save == "saved_model":
+        path += "/variables/variables.data-00000-of-00001"
+    with open(path, "r+b") as file:
+        file.truncate(int(share * os.path.getsize(path)))
+    assert_refused(with_state, saved.path, "damaged|neither an HDF5")
 
 
-def test_a_folder_without_checkpoint_is_refused(trained, tmp_path):
-    assert_refused(trained, tmp_path, "neither a SavedModel nor a checkpoint")
+def test_a_folder_without_checkpoint_is_refused(with_state, tmp_path):
+    assert_refused(with_state, tmp_path, "neither a SavedModel nor a checkpoint")
 
 
-def test_a_checkpoint_of_names_is_refused(trained, tmp_path):
-    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
-        tf.compat.v1.get_variable("x", initializer=1.0)
-        session.run(tf.compat.v1.global_variables_initializer())
-        saver = tf.compat.v1.train.Saver()
-        path = saver.save(session, str(tmp_path / "model"))
-    assert_refused(trained, path, "tf.train.Checkpoint")
+def test_a_checkpoint_of_names_is_refused(with_state, theirs):
+    assert_refused(with_state, theirs("of_a_session").path, "tf.train.Checkpoint")
 
 
-def test_nothing_is_changed_in_a_wrapper_either(trained, tmp_path):
+def test_nothing_is_changed_in_a_wrapper_either(with_state, theirs):
     """The scale of a file with a foreign optimizer is not taken."""
-    model = sequential(tf_keras)
-    inner = tf_keras.optimizers.Adagrad()
-    optimizer = tf_keras.mixed_precision.LossScaleOptimizer(inner)
-    path = save_after_training(model, optimizer, "checkpoint", tmp_path)
-    assert_refused(trained, path, r"Only in the file: \['accumulator'\]")
+    adagrad = lambda k: k.optimizers.Adagrad()  # noqa: E731
+    saved = theirs("trained", sequential, adagrad, "checkpoint", wrapper={})
+    assert_refused(with_state, saved.path, r"Only in the file: \['accumulator'\]")
 
 
 @pytest.mark.parametrize("save", ["h5", "keras", "checkpoint"])
-def test_nan_in_a_slot_is_refused(save, trained, tmp_path):
+def test_nan_in_a_slot_is_refused(save, with_state, theirs):
     """The next step would make weights NaN, though the gradients are finite."""
-    their_model, _ = make_pair(sequential)
-    theirs = make_theirs("adam")
-    theirs.build(their_model.trainable_variables)
-    theirs._momentums[0].assign(np.full((WIDTH, WIDTH), np.nan, "float32"))
-    path = save_after_training(their_model, theirs, save, tmp_path, steps=0)
-    assert_refused(trained, path, "momentum.*must not be NaN")
+    saved = theirs("with_slots_of", "_momentums", np.nan, save)
+    assert_refused(with_state, saved.path, "momentum.*must not be NaN")
 
 
-def test_inf_in_a_slot_is_loaded_as_it_is(tmp_path):
+def test_inf_in_a_slot_is_loaded_as_it_is(theirs):
     """The square of a finite gradient may be inf; that of a weight is then still."""
-    their_model, our_model = make_pair(sequential)
-    theirs = make_theirs("adam")
-    theirs.build(their_model.trainable_variables)
-    theirs._velocities[0].assign(np.full((WIDTH, WIDTH), np.inf, "float32"))
-    path = save_after_training(their_model, theirs, "checkpoint", tmp_path, steps=0)
-    ours = built(make_ours("adam"), our_model)
-    load_optimizer_state(ours, path)
-    assert_same_slots(ours, theirs, their_model)
+    saved = theirs("with_slots_of", "_velocities", np.inf, "checkpoint")
+    ours = built(make_ours("adam"), twin(sequential, saved))
+    load_optimizer_state(ours, saved.path)
+    assert_same_slots(ours, saved)
 
 
-def test_a_file_of_before_the_wrapper_was_renamed(tmp_path):
+def test_a_file_of_before_the_wrapper_was_renamed(wrapped):
     """TF 2.3 called the wrapped optimizer's config `optimizer`."""
     import h5py
 
-    their_model, theirs, our_model, path = save_wrapped("h5", tmp_path, legacy=True)
-    with h5py.File(path, "r+") as file:
+    saved, model = wrapped("h5", legacy=True)
+    with h5py.File(saved.path, "r+") as file:
         config = json.loads(file.attrs["training_config"])
         wrapper = config["optimizer_config"]["config"]
         wrapper["optimizer"] = wrapper.pop("inner_optimizer")
         wrapper["optimizer"]["config"]["learning_rate"] = 0.25
         file.attrs["training_config"] = json.dumps(config).encode()
-    ours = built(make_ours("adam"), our_model)
-    load_optimizer_state(ours, path)
+    ours = built(make_ours("adam"), model)
+    load_optimizer_state(ours, saved.path)
     assert float(ours.learning_rate) == 0.25
 
 
-def test_a_keras_file_without_its_weights_is_refused(trained, tmp_path):
+def test_a_keras_file_without_its_weights_is_refused(with_state, tmp_path):
     path = tmp_path / "model.keras"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("config.json", "{}")
-    assert_refused(trained, path, "holds no optimizer state")
+    assert_refused(with_state, path, "holds no optimizer state")
