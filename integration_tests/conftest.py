@@ -1,5 +1,6 @@
 """A tiny model in any precision, data for it, and ways to look at what happened."""
 
+import functools
 import types
 
 import keras
@@ -166,4 +167,4 @@ def make_recorder():
 @pytest.fixture(scope="session")
 def model_garden():
     """`model_garden(name)`: a module of the Model Garden's optimization package."""
-    return benchmarks.model_garden.load
+    return functools.cache(benchmarks.model_garden.load)

@@ -4,8 +4,6 @@ The judge is the formula in NumPy float64. The Model Garden's and optax's own co
 judges in the integration tests.
 """
 
-import importlib.metadata
-import importlib.util
 import inspect
 import json
 
@@ -1252,100 +1250,6 @@ def test_it_comes_back_inside_a_loss_scale_optimizer():
     twin = keras_lso.deserialize(serialized)
     assert type(twin.inner_optimizer) is LARS
     assert twin.get_config() == optimizer.get_config()
-
-
-# --- Configs of the Model Garden ----------------------------------------------
-
-
-def model_garden_lars(**settings):
-    """The Model Garden's own class, loaded by its path: its package asks for much."""
-    pytest.importorskip("tf_keras")
-    path = "official/modeling/optimization/lars.py"
-    files = importlib.metadata.files("tf-models-official")
-    [file] = [f for f in files if str(f) == path]
-    spec = importlib.util.spec_from_file_location("model_garden_lars", file.locate())
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module.LARS(**settings)
-
-
-def tf_keras_schedule(class_name, **settings):
-    schedules = pytest.importorskip("tf_keras").optimizers.schedules
-    return getattr(schedules, class_name)(**settings)
-
-
-MODEL_GARDEN = {
-    "by default": {},
-    "all numbers": dict(
-        learning_rate=0.5,
-        momentum=0.75,
-        weight_decay_rate=0.125,
-        eeta=0.25,
-        nesterov=True,
-        classic_momentum=False,
-        name="mine",
-        decay=2.0,
-    ),
-    "clipnorm": dict(clipnorm=2.0),
-    "clipvalue": dict(clipvalue=2.0),
-    "global_clipnorm": dict(global_clipnorm=2.0),
-}
-
-
-@pytest.mark.parametrize("settings", MODEL_GARDEN.values(), ids=MODEL_GARDEN)
-def test_a_config_of_the_model_gardens_loads(settings):
-    config = model_garden_lars(**settings).get_config()
-    ours = LARS.from_config(config)
-    expected = LARS(**settings).get_config()
-    assert ours.get_config() == expected
-    for address in (
-        {"class_name": "LARS"},
-        {"class_name": "LARS", "module": None},
-        {
-            "class_name": "LARS",
-            "module": "official.modeling.optimization.lars",
-            "registered_name": "LARS",
-        },
-        {"class_name": "LARS", "module": None, "registered_name": "LARS"},
-    ):
-        read = keras_lso.deserialize({**address, "config": config})
-        assert type(read) is LARS
-        assert read.get_config() == expected
-
-
-SCHEDULES = {
-    "ExponentialDecay": dict(
-        initial_learning_rate=0.5, decay_steps=4, decay_rate=0.25, staircase=True
-    ),
-    "PiecewiseConstantDecay": dict(boundaries=[2, 4], values=[0.5, 0.25, 0.125]),
-    "PolynomialDecay": dict(
-        initial_learning_rate=0.5, decay_steps=8, end_learning_rate=0.1, power=2.0
-    ),
-    "InverseTimeDecay": dict(initial_learning_rate=0.5, decay_steps=2, decay_rate=3.0),
-    "CosineDecay": dict(initial_learning_rate=0.5, decay_steps=8, alpha=0.25),
-    "CosineDecayRestarts": dict(initial_learning_rate=0.5, first_decay_steps=3),
-}
-
-
-@pytest.mark.parametrize("name", [None, "mine"])
-@pytest.mark.parametrize("schedule, settings", SCHEDULES.items(), ids=SCHEDULES)
-def test_a_schedule_that_tf_keras_serialized_loads(schedule, settings, name):
-    theirs = tf_keras_schedule(schedule, **settings, name=name)
-    config = model_garden_lars(learning_rate=theirs).get_config()
-    assert isinstance(config["learning_rate"], dict)
-    wrapped = {"class_name": "LARS", "config": config}
-    for ours in (
-        LARS.from_config(json.loads(json.dumps(config))),
-        keras_lso.deserialize(json.loads(json.dumps(wrapped))),
-    ):
-        rates = []
-        w = variable("w", [3.0, 4.0])
-        for _ in range(6):
-            rates.append(float(ours.learning_rate))
-            apply(ours, [np.zeros(2)], [w])
-        expected = [float(theirs(step)) for step in range(6)]
-        # The same formula in another order.
-        np.testing.assert_allclose(rates, expected, rtol=1e-6)
 
 
 def test_another_class_of_that_name_is_left_alone():
