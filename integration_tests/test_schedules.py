@@ -13,7 +13,6 @@ import types
 
 import keras
 import numpy as np
-import optax
 import pytest
 from keras import ops
 
@@ -114,9 +113,19 @@ SINGLE = {
 }
 
 
-@pytest.fixture(scope="session")
-def judge(model_garden):
-    return model_garden("lr_schedule")
+@pytest.fixture
+def judge(original, model_garden):
+    """`judge(make, name=None)`: the rates of a schedule of the Model Garden's."""
+
+    def get(make, name=None):
+        return original(lambda: rates(make(model_garden("lr_schedule"))), name)
+
+    return get
+
+
+@pytest.fixture
+def judge_case(judge):
+    return lambda case: judge(CASES[case], case)
 
 
 def single(case):
@@ -148,8 +157,6 @@ CASES = {
     "polynomial-warmup-square": warmup("direct-power", "PolynomialWarmUp", 9, 2.0),
 }
 
-every_case = pytest.mark.parametrize("make", CASES.values(), ids=CASES.keys())
-
 
 def rates(schedule, steps=range(STEPS)):
     return np.array([np.asarray(schedule(step), "float32") for step in steps])
@@ -178,20 +185,23 @@ def of_variable(step):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", [int, ops.convert_to_tensor, of_variable])
-@every_case
-def test_each_rate_is_the_model_gardens(make, kind, judge):
-    assert_same_rates(our_rates(make(schedules), kind), rates(make(judge)))
+@pytest.mark.parametrize("case", CASES)
+def test_each_rate_is_the_model_gardens(case, kind, judge_case):
+    assert_same_rates(our_rates(CASES[case](schedules), kind), judge_case(case))
 
 
-def test_every_schedule_of_the_model_garden_has_been_judged(judge):
-    import tf_keras
+def test_every_schedule_of_the_model_garden_has_been_judged(original, model_garden):
+    def run():
+        import tf_keras
 
-    theirs = {
-        name
-        for name, item in vars(judge).items()
-        if isinstance(item, type)
-        and issubclass(item, tf_keras.optimizers.schedules.LearningRateSchedule)
-    }
+        base = tf_keras.optimizers.schedules.LearningRateSchedule
+        return sorted(
+            name
+            for name, item in vars(model_garden("lr_schedule")).items()
+            if isinstance(item, type) and issubclass(item, base)
+        )
+
+    theirs = set(original(run))
     assert theirs == {
         *(name for name, _ in SINGLE.values()),
         "LinearWarmup",
@@ -207,69 +217,64 @@ def test_where_the_model_garden_has_no_number_there_is_one(judge):
     def make_cycle(module):
         return module.PolynomialDecayWithOffset(**POLYNOMIAL, offset=5, cycle=True)
 
-    expected = rates(make_cosine(judge))
+    expected = judge(make_cosine)
     actual = our_rates(make_cosine(schedules), int)
     assert np.isfinite(expected).tolist() == [step < 13 for step in range(STEPS)]
     assert_same_rates(actual[:13], expected[:13])
     np.testing.assert_array_equal(actual[13:], np.float32(0.1))
 
-    assert np.isinf(rates(make_cycle(judge), range(5))).all()
+    theirs = judge(make_cycle)
+    assert np.isinf(theirs[:5]).all()
     np.testing.assert_array_equal(
         our_rates(make_cycle(schedules), int, range(6)), np.float32(0.8)
     )
     assert_same_rates(
-        our_rates(make_cycle(schedules), int, range(5, STEPS)),
-        rates(make_cycle(judge), range(5, STEPS)),
+        our_rates(make_cycle(schedules), int, range(5, STEPS)), theirs[5:]
     )
 
 
 def test_a_warmup_of_no_steps_is_none_as_the_model_gardens(judge):
     # Its own rate of step 0 is that of the schedule; it divides by zero on the way.
     make = warmup("cosine", "LinearWarmup", 0, 0.1)
-    assert_same_rates(our_rates(make(schedules), int), rates(make(judge)))
+    assert_same_rates(our_rates(make(schedules), int), judge(make))
 
 
+# Which schedules, those of optax out of its module, and where they are joined.
 JOINED = {
     "two": (
-        [
-            (0.3, optax.constant_schedule(0.3)),
-            (
-                keras.optimizers.schedules.ExponentialDecay(0.8, 7, 0.6),
-                optax.exponential_decay(0.8, 7, 0.6),
-            ),
+        [0.3, keras.optimizers.schedules.ExponentialDecay(0.8, 7, 0.6)],
+        lambda optax: [
+            optax.constant_schedule(0.3),
+            optax.exponential_decay(0.8, 7, 0.6),
         ],
         [9],
     ),
     "three": (
         [
-            (
-                schedules.LinearWarmup(0.8, 6),
-                optax.linear_schedule(0.0, 0.8, 6),
-            ),
-            (
-                schedules.PolynomialDecayWithOffset(**POLYNOMIAL),
-                optax.polynomial_schedule(0.8, 0.01, 2.0, 20),
-            ),
-            (0.02, optax.constant_schedule(0.02)),
+            schedules.LinearWarmup(0.8, 6),
+            schedules.PolynomialDecayWithOffset(**POLYNOMIAL),
+            0.02,
+        ],
+        lambda optax: [
+            optax.linear_schedule(0.0, 0.8, 6),
+            optax.polynomial_schedule(0.8, 0.01, 2.0, 20),
+            optax.constant_schedule(0.02),
         ],
         [6, 30],
     ),
     # The second is never seen to its end, the third starts with step 0 of its own.
     "cut-short": (
         [
-            (
-                schedules.LinearWarmup(0.8, 6, 0.2),
-                optax.linear_schedule(0.2, 0.8, 6),
-            ),
-            (
-                keras.optimizers.schedules.CosineDecay(0.8, 30),
-                optax.cosine_decay_schedule(0.8, 30),
-            ),
-            (
-                keras.optimizers.schedules.CosineDecay(0.6, 10, alpha=0.1),
-                optax.cosine_decay_schedule(0.6, 10, alpha=0.1),
-            ),
-            (0.0, optax.constant_schedule(0.0)),
+            schedules.LinearWarmup(0.8, 6, 0.2),
+            keras.optimizers.schedules.CosineDecay(0.8, 30),
+            keras.optimizers.schedules.CosineDecay(0.6, 10, alpha=0.1),
+            0.0,
+        ],
+        lambda optax: [
+            optax.linear_schedule(0.2, 0.8, 6),
+            optax.cosine_decay_schedule(0.8, 30),
+            optax.cosine_decay_schedule(0.6, 10, alpha=0.1),
+            optax.constant_schedule(0.0),
         ],
         [4, 13, 35],
     ),
@@ -277,18 +282,23 @@ JOINED = {
 
 
 @pytest.fixture(params=JOINED)
-def joined(request):
-    pairs, boundaries = JOINED[request.param]
-    ours, theirs = zip(*pairs, strict=True)
+def joined(request, original):
+    ours, make_theirs, boundaries = JOINED[request.param]
+
+    def run():
+        import optax
+
+        return rates(optax.join_schedules(make_theirs(optax), boundaries))
+
     return types.SimpleNamespace(
         ours=schedules.Sequential(ours, boundaries),
-        optax=optax.join_schedules(theirs, boundaries),
+        rates=original(run, f"joined {request.param}"),
     )
 
 
 @pytest.mark.parametrize("kind", [int, ops.convert_to_tensor, of_variable])
 def test_joined_schedules_are_those_of_optax(joined, kind):
-    assert_same_rates(our_rates(joined.ours, kind), rates(joined.optax))
+    assert_same_rates(our_rates(joined.ours, kind), joined.rates)
 
 
 # OpenSeq2Seq's policies: which class, with which arguments.
@@ -365,17 +375,17 @@ IN_TRAINING = [
 
 @pytest.mark.parametrize("case", IN_TRAINING)
 def test_sgd_trains_with_the_rates_of_the_model_garden(
-    case, judge, make_meter, used_rates
+    case, judge_case, make_meter, used_rates
 ):
     model = make_meter(keras.optimizers.SGD(CASES[case](schedules)))
-    assert_same_rates(used_rates(model), rates(CASES[case](judge)))
+    assert_same_rates(used_rates(model), judge_case(case))
 
 
 def test_training_with_joined_schedules_has_the_rates_of_optax(
     joined, make_meter, used_rates
 ):
     model = make_meter(keras.optimizers.SGD(joined.ours))
-    assert_same_rates(used_rates(model), rates(joined.optax))
+    assert_same_rates(used_rates(model), joined.rates)
 
 
 @pytest.mark.parametrize("case", [case for case in POLICIES if case != "fixed"])
@@ -391,17 +401,17 @@ def test_sgd_trains_with_a_fixed_rate(make_meter, used_rates):
 
 @pytest.mark.parametrize("options", [{"jit_compile": False}, {"run_eagerly": True}])
 def test_training_without_a_compiler_has_the_same_rates(
-    options, judge, make_meter, used_rates
+    options, judge_case, make_meter, used_rates
 ):
     case = "linear-warmup-step-cosine"
     model = make_meter(keras.optimizers.SGD(CASES[case](schedules)), **options)
-    assert_same_rates(used_rates(model), rates(CASES[case](judge)))
+    assert_same_rates(used_rates(model), judge_case(case))
 
 
 @pytest.mark.parametrize("load", [keras_lso.load_model, keras.saving.load_model])
 @pytest.mark.parametrize("scaled", [False, True], ids=["plain", "loss-scaled"])
 def test_a_saved_model_goes_on_where_its_schedule_was(
-    load, scaled, judge, make_meter, used_rates, tmp_path
+    load, scaled, judge_case, make_meter, used_rates, tmp_path
 ):
     case = "linear-warmup-later"
     optimizer = keras.optimizers.SGD(CASES[case](schedules))
@@ -417,7 +427,7 @@ def test_a_saved_model_goes_on_where_its_schedule_was(
     assert isinstance(schedule, schedules.LinearWarmup)
     assert schedule.get_config() == CASES[case](schedules).get_config()
     second = used_rates(loaded, start=17)
-    assert_same_rates(np.concatenate([first, second]), rates(CASES[case](judge)))
+    assert_same_rates(np.concatenate([first, second]), judge_case(case))
 
 
 @pytest.mark.parametrize("batch_size", [4096, 8192, 32768])
