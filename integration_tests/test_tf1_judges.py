@@ -1,4 +1,4 @@
-"""The loss scales do what TF1's do, which run beside them, step for step.
+"""The loss scales do what TF1's do, step for step.
 
 `test_tf_keras_judges.py` compares the optimizers around them.
 """
@@ -6,13 +6,12 @@
 import keras
 import numpy as np
 import pytest
-import tensorflow as tf
 from keras import ops
 
+from integration_tests.judged_steps import Rows
 from keras_lso import loss_scales
 
 BACKEND = keras.backend.backend()
-TF1 = tf.compat.v1.mixed_precision
 STEPS = 300
 # Our bounds, wide enough for every step here, but for TF1's floor.
 BOUNDS = dict(min_scale=1.0, max_scale=2.0**127)
@@ -24,26 +23,76 @@ def number(value):
     return np.array(ops.convert_to_numpy(value)).item()
 
 
-def sparse(values, rows):
-    """Returns a gradient of a (5, 2) variable, as TF1 takes it and as we do."""
-    theirs = tf.IndexedSlices(tf.constant(values), tf.constant(rows), (5, 2))
+# --- TF1's -------------------------------------------------------------------------
+
+
+def tf1():
+    import tensorflow as tf
+
+    return tf.compat.v1.mixed_precision
+
+
+def their_tensor(grad):
+    import tensorflow as tf
+
+    if isinstance(grad, Rows):
+        values, rows = tf.constant(grad.values), tf.constant(grad.indices)
+        return tf.IndexedSlices(values, rows, grad.shape)
+    return grad if grad is None else tf.constant(grad)
+
+
+class Theirs:
+    """A dynamic scale of TF1's, and what it does."""
+
+    def __init__(self, *arguments):
+        self.policy = tf1().DynamicLossScale(*arguments)
+
+    def state(self):
+        return float(self.policy()), int(self.policy._num_good_steps)
+
+    def update(self, grads):
+        """Returns whether the gradients are to be applied, and the state after it."""
+        _, would_apply = self.policy.update(of_each(their_tensor, grads))
+        return bool(would_apply), *self.state()
+
+
+def of_each(function, grads):
+    """Applies a function to what may stand in nested gradients."""
+    if isinstance(grads, dict):
+        return {key: of_each(function, item) for key, item in grads.items()}
+    if isinstance(grads, list | tuple):
+        return type(grads)(of_each(function, item) for item in grads)
+    return function(grads)
+
+
+# --- Ours --------------------------------------------------------------------------
+
+
+def our_tensor(grad):
+    if not isinstance(grad, Rows):
+        return grad if grad is None else ops.array(grad)
     if BACKEND == "tensorflow":
-        return theirs, theirs
+        return their_tensor(grad)
     if BACKEND == "jax":
         from jax.experimental import sparse
 
-        indices = ops.array(rows)[:, None]
-        return theirs, sparse.BCOO((ops.array(values), indices), shape=(5, 2))
-    dense = np.zeros((5, 2), "float32")
-    np.add.at(dense, rows, values)
-    return theirs, ops.array(dense)
+        indices = ops.array(grad.indices)[:, None]
+        return sparse.BCOO((ops.array(grad.values), indices), shape=grad.shape)
+    return ops.array(grad.dense())
+
+
+def state(policy):
+    return number(policy()), number(policy.step_counter)
+
+
+# --- Step for step -----------------------------------------------------------------
 
 
 def make_script(growth):
-    """Returns STEPS pairs of nested gradients, TF1's and ours."""
+    """Returns the nested gradients of STEPS steps."""
     random = np.random.default_rng(growth)
     steps = []
-    for _ in range(STEPS):
+    for step in range(STEPS):
         kernel = random.standard_normal((3, 2)).astype("float32")
         rows = random.standard_normal((3, 2)).astype("float32")
         overflows = random.random() < 1 / (growth + 1)
@@ -52,104 +101,131 @@ def make_script(growth):
             poisoned[tuple(random.integers(n) for n in poisoned.shape)] = random.choice(
                 [np.inf, -np.inf, np.nan]
             )
-        # One row twice.
-        slices = sparse(rows, random.permutation(5)[[0, 1, 0]])
+        # One row twice; JAX takes long over their sum, so not at each step.
+        slices = Rows(rows, random.permutation(5)[[0, 1, 0]], (5, 2))
+        table = slices if step % 3 == 0 else slices.dense()
         # At times the overflow is where there is no gradient.
         is_none = random.random() < 0.2
-        steps.append(
-            [
-                {"a": [None if is_none else array(kernel), None], "b": (table,)}
-                for array, table in zip((tf.constant, ops.array), slices, strict=True)
-            ]
-        )
+        steps.append({"a": [None if is_none else kernel, None], "b": (table,)})
     return steps
-
-
-def make(initial, growth, multiplier, **bounds):
-    theirs = TF1.DynamicLossScale(initial, growth, multiplier)
-    return theirs, loss_scales.DynamicLossScale(initial, growth, multiplier, **bounds)
-
-
-def state(policy):
-    counter = policy._num_good_steps if isinstance(policy, TF1.LossScale) else None
-    return number(policy()), number(policy.step_counter if counter is None else counter)
 
 
 @pytest.mark.parametrize("growth", [1, 3, 50])
 @pytest.mark.parametrize("multiplier", [2.0, 4.0, 3.0, 1.1])
-def test_a_dynamic_scale(multiplier, growth):
-    theirs, ours = make(multiplier**10, growth, multiplier, **BOUNDS)
+def test_a_dynamic_scale(multiplier, growth, original):
+    arguments = multiplier**10, growth, multiplier
+    script = make_script(growth)
+
+    def run():
+        theirs = Theirs(*arguments)
+        return [(theirs.state()[0], *theirs.update(grads)) for grads in script]
+
+    ours = loss_scales.DynamicLossScale(*arguments, **BOUNDS)
     ours.build()
     # Where the multiplier is no power of two, TF1 divides by it, and we multiply by its
     # inverse: half a float32's last digit in the inverse, half a digit in the product.
     share = 0 if multiplier in (2.0, 4.0) else 1.2e-7
     moves = set()
-    for step, (their_grads, our_grads) in enumerate(make_script(growth)):
-        before = state(ours)[0]
+    for step, (theirs, grads) in enumerate(zip(original(run), script, strict=True)):
+        before, they_would, expected, their_counter = theirs
         # From the same scale, so that the difference is that of one step.
-        theirs._current_loss_scale.assign(before)
-        _, they_would = theirs.update(their_grads)
-        update_op, we_would = ours.update(our_grads)
+        if share:
+            ours.scale.assign(before)
+        assert state(ours)[0] == before, step
+        update_op, we_would = ours.update(of_each(our_tensor, grads))
         assert update_op is None
-        assert number(we_would) == number(they_would), step
-        (expected, their_counter), (scale, our_counter) = state(theirs), state(ours)
+        assert number(we_would) == they_would, step
+        scale, our_counter = state(ours)
         assert our_counter == their_counter, step
         assert abs(scale - expected) <= share * expected, step
         moves.add(np.sign(scale - before))
     assert {-1, 1} <= moves
 
 
-def test_a_dynamic_scale_with_the_defaults():
-    theirs, ours = TF1.DynamicLossScale(), loss_scales.DynamicLossScale()
-    assert number(ours()) == number(theirs()) == 2.0**15
-    for name in ("initial_loss_scale", "increment_period", "multiplier"):
-        assert getattr(ours, name) == getattr(theirs, name)
+def test_a_dynamic_scale_with_the_defaults(original):
+    names = ("initial_loss_scale", "increment_period", "multiplier")
+    values = 1.0, 1.0, 1.0, np.inf
+
+    def run():
+        theirs = Theirs()
+        begin = theirs.state()
+        theirs.policy._num_good_steps.assign(1998)
+        return {
+            "defaults": {name: getattr(theirs.policy, name) for name in names},
+            "states": [begin, *(theirs.update([value])[1:] for value in values)],
+        }
+
+    theirs, ours = original(run), loss_scales.DynamicLossScale()
+    assert {name: getattr(ours, name) for name in names} == theirs["defaults"]
     ours.build()
+    states = [state(ours)]
     # The last steps before it grows.
-    theirs._num_good_steps.assign(1998)
     ours.step_counter.assign(1998)
-    for value, expected in (
-        (1.0, (2.0**15, 1999)),
-        (1.0, (2.0**16, 0)),
-        (1.0, (2.0**16, 1)),
-        (np.inf, (2.0**15, 0)),
-    ):
-        theirs.update([tf.constant(value)])
+    for value in values:
         ours.update([ops.array(value)])
-        assert state(ours) == state(theirs) == expected
+        states.append(state(ours))
+    assert states == theirs["states"]
+    assert states == [
+        (2.0**15, 0),
+        (2.0**15, 1999),
+        (2.0**16, 0),
+        (2.0**16, 1),
+        (2.0**15, 0),
+    ]
 
 
-def test_the_floor_is_lower():
-    theirs, ours = make(2.0, 3, 2.0)
-    for expected in (1.0, 0.5, 0.25):
-        theirs.update([tf.constant(np.inf)])
-        ours.update([ops.array(np.inf)])
-        assert number(ours()) == expected
-        assert number(theirs()) == 1.0
+def scales_of(policy, value, steps=3):
+    """Returns our scales at a gradient that is always the same."""
+    scales = []
+    for _ in range(steps):
+        policy.update([ops.array(value)])
+        scales.append(number(policy()))
+    return scales
 
 
-def test_the_top_of_float32():
+def their_scales(arguments, value, steps=3):
+    theirs = Theirs(*arguments)
+    return [theirs.update([value])[1] for _ in range(steps)]
+
+
+def test_the_floor_is_lower(original):
+    arguments = 2.0, 3, 2.0
+    assert original(lambda: their_scales(arguments, np.inf)) == [1.0, 1.0, 1.0]
+    ours = loss_scales.DynamicLossScale(*arguments)
+    assert scales_of(ours, np.inf) == [1.0, 0.5, 0.25]
+
+
+@pytest.mark.parametrize("multiplier, top", [(2.0, 2.0**127), (3.0, 3 * 2.0**126)])
+def test_the_top_of_float32(multiplier, top, original):
     """TF1 leaves the scale where it is, we take it to the ceiling."""
-    for multiplier, top in ((2.0, 2.0**127), (3.0, 3 * 2.0**126)):
-        theirs, ours = make(2.0**126, 1, multiplier, **BOUNDS)
-        for _ in range(3):
-            theirs.update([tf.constant(1.0)])
-            ours.update([ops.array(1.0)])
-        assert number(theirs()) == top
-        assert number(ours()) == 2.0**127
+    arguments = 2.0**126, 1, multiplier
+    assert original(lambda: their_scales(arguments, 1.0)) == [top, top, top]
+    ours = loss_scales.DynamicLossScale(*arguments, **BOUNDS)
+    assert scales_of(ours, 1.0)[-1] == 2.0**127
 
 
 @pytest.mark.parametrize("value", [1.0, 128, 1000.5])
-def test_a_fixed_scale(value):
-    theirs, ours = TF1.FixedLossScale(value), loss_scales.FixedLossScale(value)
-    for grad in (1.0, np.inf, None):
-        _, they_would = theirs.update([grad if grad is None else tf.constant(grad)])
-        _, we_would = ours.update([grad if grad is None else ops.array(grad)])
-        assert number(ours()) == number(theirs()) == value
+def test_a_fixed_scale(value, original):
+    grads = 1.0, np.inf, None
+
+    def run():
+        policy = tf1().FixedLossScale(value)
+        found = []
+        for grad in grads:
+            _, would_apply = policy.update([their_tensor(grad)])
+            found.append((float(policy()), would_apply))
+        return found
+
+    ours = loss_scales.FixedLossScale(value)
+    for grad, (scale, they_would) in zip(grads, original(run), strict=True):
+        _, we_would = ours.update([our_tensor(grad)])
+        assert number(ours()) == scale == value
         # TF1 applies whatever comes.
         assert they_would is True
         assert number(we_would) == (grad != np.inf)
 
+
+# --- Configs -----------------------------------------------------------------------
 
 CONFIGS = {
     "FixedLossScale": [{"loss_scale_value": 128.0}],
@@ -166,18 +242,21 @@ CONFIGS = {
 @pytest.mark.parametrize(
     "name, arguments", [(name, a) for name, several in CONFIGS.items() for a in several]
 )
-def test_configs_go_both_ways(name, arguments):
-    their_class, our_class = getattr(TF1, name), getattr(loss_scales, name)
-    config = their_class(**arguments).get_config()
-    # The types, too: what stands in a JSON file is the same.
-    assert repr(our_class(**arguments).get_config()) == repr(config)
+def test_configs_go_both_ways(name, arguments, original):
+    def run():
+        cls = getattr(tf1(), name)
+        config = cls(**arguments).get_config()
+        return config, cls.from_config(config).get_config(), float(cls(**arguments)())
+
+    config, read_again, scale = original(run)
+    cls = getattr(loss_scales, name)
+    # The types, too: what stands in a JSON file is the same. So TF1 reads ours, too.
+    assert repr(cls(**arguments).get_config()) == repr(config) == repr(read_again)
     for ours in (
-        our_class.from_config(config),
+        cls.from_config(config),
         # As tf.keras 2.0 to 2.3 wrote it into a model's file.
         loss_scales.get({"class_name": name, "config": config}),
     ):
-        assert type(ours) is our_class
-        assert repr(their_class.from_config(ours.get_config()).get_config()) == repr(
-            config
-        )
-        assert number(ours()) == number(their_class(**arguments)())
+        assert type(ours) is cls
+        assert repr(ours.get_config()) == repr(config)
+        assert number(ours()) == scale
