@@ -1,8 +1,8 @@
 """`NovoGrad` does what OpenSeq2Seq's formula and optax's code do, alone and in `fit`.
 
-Largest difference allowed, after each of 50 steps: 2e-6 of the tensor's largest
-magnitude. Rounding of a step is 6e-8 of it at most; sums of squares in another order
-add as much to a norm.
+Largest difference allowed, after each of 50 steps, or each fifth one where optax's are
+recorded: 2e-6 of the tensor's largest magnitude. Rounding of a step is 6e-8 of it at
+most; sums of squares in another order add as much to a norm.
 """
 
 import keras
@@ -14,6 +14,7 @@ import keras_lso
 from keras_lso import LossScaleOptimizer, NovoGrad
 
 STEPS = 50
+RECORDED = slice(4, None, 5)
 SHARE = 2e-6
 SHAPES = {"kernel": (3, 3, 2, 4), "bias": (4,), "dense": (4, 3), "scale": ()}
 
@@ -77,7 +78,7 @@ def open_seq2seq(
 
 
 def assert_same(ours, theirs, assert_close):
-    assert len(ours) == len(theirs) == STEPS
+    assert len(ours) == len(theirs) >= STEPS // 5
     for mine, judge in zip(ours, theirs, strict=True):
         assert_close(mine, judge, share=SHARE)
 
@@ -100,21 +101,26 @@ def test_it_is_the_formula_of_open_seq2seq(
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.02])
-def test_without_epsilon_it_is_optaxs(decay, start, gradients, assert_close):
-    import jax
-    import optax
+def test_without_epsilon_it_is_optaxs(decay, start, gradients, original, assert_close):
+    def run():
+        import jax
+        import optax
 
-    theirs = optax.novograd(0.02, b1=0.9, b2=0.75, eps=0.0, weight_decay=decay)
-    weights = jax.tree.map(jax.numpy.asarray, start)
-    state = theirs.init(weights)
-    steps = []
-    for grads in gradients:
-        grads = jax.tree.map(jax.numpy.asarray, grads)
-        updates, state = theirs.update(grads, state, weights)
-        weights = optax.apply_updates(weights, updates)
-        steps.append([np.asarray(weights[name]) for name in start])
+        theirs = optax.novograd(0.02, b1=0.9, b2=0.75, eps=0.0, weight_decay=decay)
+        weights = jax.tree.map(jax.numpy.asarray, start)
+        state = theirs.init(weights)
+        steps = []
+        for grads in gradients:
+            grads = jax.tree.map(jax.numpy.asarray, grads)
+            updates, state = theirs.update(grads, state, weights)
+            weights = optax.apply_updates(weights, updates)
+            steps.append([np.asarray(weights[name]) for name in start])
+        return [np.stack(values) for values in zip(*steps[RECORDED], strict=True)]
+
     ours = NovoGrad(0.02, beta_1=0.9, beta_2=0.75, epsilon=0.0, weight_decay_rate=decay)
-    assert_same(trajectory(ours, start, gradients), steps, assert_close)
+    ours = trajectory(ours, start, gradients)[RECORDED]
+    theirs = [list(values) for values in zip(*original(run), strict=True)]
+    assert_same(ours, theirs, assert_close)
 
 
 def make():
