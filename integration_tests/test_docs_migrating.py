@@ -5,10 +5,9 @@ each `...`, and the files load that a table says load.
 """
 
 import ast
-import contextlib
 import importlib
 import inspect
-import logging
+import pathlib
 import re
 
 import keras
@@ -49,36 +48,51 @@ def network_of_ones_own(k):
     return model
 
 
-@contextlib.contextmanager
-def quiet_tensorflow():
-    """Without tf.keras's advice not to write `.h5` files."""
-    logger = logging.getLogger("tensorflow")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    yield
-    logger.setLevel(level)
+def save_the_files_of_the_page():
+    """Writes the files that the table in migrating.md names; returns their model."""
+    import tensorflow as tf
+    import tf_keras
 
-
-@pytest.fixture
-def files(clean):
-    """The files that the table in migrating.md names, and their model of tf.keras."""
-    tf = pytest.importorskip("tensorflow")
-    tf_keras = pytest.importorskip("tf_keras")
     model = network(tf_keras, seed=1)
     inner = tf_keras.optimizers.Adam(1e-3)
     model.compile(tf_keras.mixed_precision.LossScaleOptimizer(inner), loss="mse")
     model.fit(np.ones((8, 4)), np.ones((8, 1)), verbose=0)
-    with quiet_tensorflow():
-        for path in ("model.h5", "model.keras", "folder"):
-            model.save(path)
-        model.save_weights("prefix")
+    for path in ("model.h5", "model.keras", "folder"):
+        model.save(path)
+    model.save_weights("prefix")
     checkpoint = tf.train.Checkpoint(model=model, optimizer=model.optimizer)
     checkpoint.save("checkpoint")
     return model
 
 
-@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
-def test_keras_3_reads_the_weights_that_migrating_says_it_reads(files):
+@pytest.fixture
+def theirs(original, clean):
+    """`theirs(run)`: what `run()` returns, and in this folder the files it has left."""
+
+    def get(run, pattern="*"):
+        def run_here():
+            from integration_tests import tf_keras_files
+
+            with tf_keras_files.quiet():
+                returned = run()
+            return returned, tf_keras_files.files_in(pathlib.Path(), pattern)
+
+        returned, files = original(run_here)
+        for path, content in files.items():
+            pathlib.Path(path).parent.mkdir(exist_ok=True, parents=True)
+            pathlib.Path(path).write_bytes(content)
+        return returned
+
+    return get
+
+
+def assert_same_weights(model, weights):
+    for ours, their in zip(model.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(ours, their)
+
+
+def test_keras_3_reads_the_weights_that_migrating_says_it_reads(theirs):
+    weights = theirs(lambda: save_the_files_of_the_page().get_weights())
     paths = {
         '`model.save("model.h5")`': "model.h5",
         '`model.save("model.keras")`, of the optimizers of TensorFlow 2.11 and later': (
@@ -94,47 +108,55 @@ def test_keras_3_reads_the_weights_that_migrating_says_it_reads(files):
         model = network(keras, seed=2)
         if row[-1].startswith("yes"):
             model.load_weights(paths[row[0]])
-            for ours, theirs in zip(
-                model.get_weights(), files.get_weights(), strict=True
-            ):
-                np.testing.assert_array_equal(ours, theirs)
+            assert_same_weights(model, weights)
         else:
             assert row[-1].startswith("no")
             with pytest.raises(ValueError, match="File format not supported"):
                 model.load_weights(paths[row[0]])
 
 
-@pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file")
-def test_the_weights_of_other_files_go_by_way_of_tf_keras(files):
-    tf, tf_keras = map(importlib.import_module, ("tensorflow", "tf_keras"))
+def test_the_weights_of_other_files_go_by_way_of_tf_keras(theirs):
     rows = table_of("docs/migrating.md", "the weights are in")
     assert len(rows) == 3
-    for _, cell in rows:
-        [code] = code_in(cell)
-        old = network(tf_keras, seed=3)
-        code = code.replace("prefix-1", "checkpoint-1")
-        exec(code, {"old": old, "tf": tf})
-        with quiet_tensorflow():
-            old.save_weights("weights_alone.h5")
+    pieces = [code_in(cell) for _, cell in rows]
+    codes = [code.replace("prefix-1", "checkpoint-1") for [code] in pieces]
+
+    def run():
+        tf, tf_keras = map(importlib.import_module, ("tensorflow", "tf_keras"))
+        model = save_the_files_of_the_page()
+        for i, code in enumerate(codes):
+            old = network(tf_keras, seed=3)
+            exec(code, {"old": old, "tf": tf})
+            old.save_weights(f"weights_alone_{i}.h5")
+        return codes, model.get_weights()
+
+    recorded_codes, weights = theirs(run, "weights_alone_*")
+    assert recorded_codes == codes, "`make golden` runs what the page says now"
+    for i in range(len(codes)):
         model = network(keras, seed=2)
-        model.load_weights("weights_alone.h5")
-        for ours, theirs in zip(model.get_weights(), files.get_weights(), strict=True):
-            np.testing.assert_array_equal(ours, theirs)
+        model.load_weights(f"weights_alone_{i}.h5")
+        assert_same_weights(model, weights)
 
 
-def test_a_model_of_ones_own_class_goes_by_way_of_tf_keras(clean):
-    tf_keras = pytest.importorskip("tf_keras")
-    theirs = network_of_ones_own(tf_keras)
-    theirs.save("model.keras")
+def test_a_model_of_ones_own_class_goes_by_way_of_tf_keras(theirs):
+    def run():
+        import tf_keras
+
+        model = network_of_ones_own(tf_keras)
+        random = np.random.default_rng(1)
+        model.set_weights([random.uniform(size=w.shape) for w in model.get_weights()])
+        model.save("model.keras")
+        old = network_of_ones_own(tf_keras)
+        old.load_weights("model.keras")
+        old.save_weights("weights_alone.h5")
+        return model.get_weights()
+
+    weights = theirs(run)
     model = network_of_ones_own(keras)
     with pytest.raises(ValueError, match="could not be loaded"):
         model.load_weights("model.keras")
-    old = network_of_ones_own(tf_keras)
-    old.load_weights("model.keras")
-    old.save_weights("weights_alone.h5")
     model.load_weights("weights_alone.h5")
-    for ours, their in zip(model.get_weights(), theirs.get_weights(), strict=True):
-        np.testing.assert_array_equal(ours, their)
+    assert_same_weights(model, weights)
 
 
 # --- migrating-grad-scaler.md, migrating-optax.md: the arguments --------------------
