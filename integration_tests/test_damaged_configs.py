@@ -234,6 +234,7 @@ PLACES = {
 COMPLETE = {"inner_optimizer", "optimizer"}
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("place", PLACES)
 def test_what_is_no_optimizer_policy_or_schedule(place, sentinel):
     kind, path = PLACES[place]
@@ -246,6 +247,7 @@ def test_what_is_no_optimizer_policy_or_schedule(place, sentinel):
             assert not sentinel.exists(), label
 
 
+@pytest.mark.one_backend
 def test_what_is_no_optimizer(sentinel):
     for label, foreign in damage.foreign_objects(sentinel):
         made = attempt(lambda c=foreign: keras_lso.deserialize(c), label)
@@ -308,6 +310,7 @@ NESTED = {
 }
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("kind", NESTED)
 def test_nested_configs(kind):
     make, words = NESTED[kind]
@@ -322,6 +325,7 @@ def test_nested_configs(kind):
 # --- Other versions -----------------------------------------------------------
 
 
+@pytest.mark.one_backend
 def test_a_key_of_another_version_is_refused_by_its_name():
     for kind in OPTIMIZERS:
         config = good_config(kind)
@@ -363,6 +367,7 @@ CLASSES = [
 ]
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_from_config_refuses_what_is_no_config(cls):
     for config in (None, 3, "adam", [1], {1: 2}, {"learning_rates": 0.5}, {"x": {}}):

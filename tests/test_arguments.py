@@ -52,6 +52,7 @@ NOT_OPTIMIZERS = {
 }
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "inner, instead, received", NOT_OPTIMIZERS.values(), ids=NOT_OPTIMIZERS
 )
@@ -76,6 +77,7 @@ def test_a_loss_scale_optimizer_inside_another_is_refused(wrapper):
     assert float(inner.scale_loss(1.0)) == 16.0
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("dynamic", [2.0**15, 1, 0, None, "dynamic", np.True_])
 def test_dynamic_must_be_a_bool(dynamic):
     with refused(
@@ -89,6 +91,7 @@ def test_dynamic_must_be_a_bool(dynamic):
         LossScaleOptimizer(sgd(), dynamic)
 
 
+@pytest.mark.one_backend
 def test_a_fixed_scale_must_be_given():
     with refused(
         ValueError, "`dynamic=False`", "`initial_scale`", "initial_scale=1024"
@@ -96,6 +99,7 @@ def test_a_fixed_scale_must_be_given():
         LossScaleOptimizer(sgd(), dynamic=False)
 
 
+@pytest.mark.one_backend
 def test_a_fixed_scale_has_no_growth_steps():
     with refused(
         ValueError,
@@ -108,6 +112,7 @@ def test_a_fixed_scale_has_no_growth_steps():
         )
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("bound", ["min_scale", "max_scale"])
 def test_a_fixed_scale_has_no_bounds(bound):
     with refused(
@@ -140,6 +145,7 @@ bad_scales = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.one_backend
 @bad_scales
 @pytest.mark.parametrize(
     "make",
@@ -157,6 +163,7 @@ def test_a_bad_initial_scale_is_refused(make, value, exception):
         make(value)
 
 
+@pytest.mark.one_backend
 @bad_scales
 @pytest.mark.parametrize("bound", ["min_scale", "max_scale"])
 def test_a_bad_bound_is_refused(bound, value, exception):
@@ -167,6 +174,7 @@ def test_a_bad_bound_is_refused(bound, value, exception):
         DynamicLossScale(**{bound: value})
 
 
+@pytest.mark.one_backend
 @bad_scales
 def test_a_bad_scale_of_a_policy_is_refused(value, exception):
     words = (repr(value), "positive", "finite", "2.0**15")
@@ -176,12 +184,14 @@ def test_a_bad_scale_of_a_policy_is_refused(value, exception):
         DynamicLossScale(value)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("bound", ["min_scale", "max_scale"])
 def test_a_bound_of_none_is_refused(bound):
     with refused(TypeError, f"`{bound}`", f"{bound}=None", "2.0**15"):
         LossScaleOptimizer(sgd(), **{bound: None})
 
 
+@pytest.mark.one_backend
 def test_bounds_that_cross_are_refused():
     words = ("`min_scale`", "`max_scale`", "min_scale=64.0", "max_scale=32.0", "above")
     with refused(ValueError, *words):
@@ -190,6 +200,7 @@ def test_bounds_that_cross_are_refused():
         DynamicLossScale(48.0, min_scale=64.0, max_scale=32.0)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("initial", [4.0, 1024.0])
 def test_bounds_that_exclude_the_initial_scale_are_refused(initial):
     bounds = {"min_scale": 8.0, "max_scale": 512.0}
@@ -202,6 +213,7 @@ def test_bounds_that_exclude_the_initial_scale_are_refused(initial):
         DynamicLossScale(initial, **bounds)
 
 
+@pytest.mark.one_backend
 def test_bounds_that_exclude_the_default_initial_scale_are_refused():
     words = ("initial_scale=32768.0", "max_scale=1024.0", "Choose another scale")
     with refused(ValueError, "`initial_scale`", *words):
@@ -228,6 +240,7 @@ BAD_COUNTS = [0, -3, 0.0, -2.0, 2.5, True, np.True_, "7", None, [7]]
 BAD_COUNTS += [float("nan"), float("inf"), np.float32(2.5), np.float64("nan")]
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("value", BAD_COUNTS, ids=repr)
 def test_a_growth_period_that_is_not_a_positive_integer_is_refused(value):
     words = (repr(value), "positive integer")
@@ -242,6 +255,7 @@ def test_a_growth_period_that_is_not_a_positive_integer_is_refused(value):
         LossScaleOptimizer(sgd()).check_stalled(patience=value)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("value", [1.0, 0.5, -2, float("inf"), float("nan"), "2", True])
 @pytest.mark.parametrize("factor", ["multiplier", "growth_factor"])
 def test_a_growth_that_does_not_grow_is_refused(factor, value):
@@ -249,6 +263,7 @@ def test_a_growth_that_does_not_grow_is_refused(factor, value):
         DynamicLossScale(**{factor: value})
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("value", [1.0, 0.0, 2, -0.5, float("nan"), "0.5", True])
 def test_a_backoff_that_does_not_back_off_is_refused(value):
     words = (f"backoff_factor={value!r}", "above 0.0 and below 1.0")
@@ -256,6 +271,7 @@ def test_a_backoff_that_does_not_back_off_is_refused(value):
         DynamicLossScale(backoff_factor=value)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("value", [1, 0, None, "yes"])
 def test_consecutive_hysteresis_must_be_a_bool(value):
     words = (f"consecutive_hysteresis={value!r}", "True or False")
@@ -263,6 +279,7 @@ def test_consecutive_hysteresis_must_be_a_bool(value):
         DynamicLossScale(consecutive_hysteresis=value)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("value", [1, 0, None, "yes", ["auto"]], ids=repr)
 def test_master_weights_must_be_one_of_three(value):
     words = (f"master_weights={value!r}", "'auto'", "True", "False")
@@ -279,6 +296,7 @@ TOGETHER = {
 }
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("name, arguments", TOGETHER.items(), ids=TOGETHER)
 def test_a_policy_together_with_what_describes_another_is_refused(name, arguments):
     policy = DynamicLossScale(16.0)
@@ -289,6 +307,7 @@ def test_a_policy_together_with_what_describes_another_is_refused(name, argument
     assert LossScaleOptimizer(sgd(), loss_scale=policy).loss_scale_policy is policy
 
 
+@pytest.mark.one_backend
 def test_all_that_goes_together_with_no_policy_is_named_at_once():
     words = ("dynamic=False", "initial_scale", "dynamic_growth_steps", "min_scale")
     with refused(ValueError, *words):
@@ -310,6 +329,7 @@ NOT_POLICIES = {
 }
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "value, exception, words", NOT_POLICIES.values(), ids=NOT_POLICIES
 )
@@ -320,11 +340,13 @@ def test_what_is_not_a_policy_is_refused(value, exception, words):
         loss_scales.get(value)
 
 
+@pytest.mark.one_backend
 def test_no_policy_at_all_is_refused():
     with refused(TypeError, "number", "'dynamic'", "None"):
         loss_scales.get(None)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "name, value",
     [
@@ -346,11 +368,13 @@ def test_what_belongs_to_the_inner_optimizer_is_refused(name, value):
         LossScaleOptimizer(sgd(), **{name: value})
 
 
+@pytest.mark.one_backend
 def test_unknown_arguments_are_refused():
     with refused(ValueError, "does not support arguments", "`scale`", "`steps`"):
         LossScaleOptimizer(sgd(), scale=1.0, steps=2)
 
 
+@pytest.mark.one_backend
 def test_unknown_config_keys_are_refused():
     config = {**LossScaleOptimizer(sgd()).get_config(), "increment": 2}
     with refused(ValueError, "does not support arguments", "`increment`"):
@@ -359,6 +383,7 @@ def test_unknown_config_keys_are_refused():
         loss_scales.get({"class_name": "DynamicLossScale", "config": {"increment": 2}})
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("inner", [None, "sgd", 3])
 def test_a_config_without_that_of_an_inner_optimizer_is_refused(inner):
     config = {**LossScaleOptimizer(sgd()).get_config(), "inner_optimizer": inner}
@@ -367,6 +392,7 @@ def test_a_config_without_that_of_an_inner_optimizer_is_refused(inner):
         LossScaleOptimizer.from_config(config)
 
 
+@pytest.mark.one_backend
 def test_a_refused_constructor_leaves_its_arguments_alone():
     inner = keras.optimizers.SGD(1.0, loss_scale_factor=8.0)
     policy = DynamicLossScale(16.0)
@@ -510,6 +536,7 @@ PAIRS = {
 }
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("pairs", PAIRS.values(), ids=PAIRS)
 def test_what_are_not_pairs_is_refused(optimizer, weights, pairs):
     words = ("`grads_and_vars`", "pairs", "zip(gradients, model.trainable_variables)")
@@ -548,6 +575,7 @@ def test_an_optimizer_that_has_a_wrapper_is_not_wrapped_again(again):
     assert int(optimizer.skipped_steps) == int(optimizer.iterations) == 1
 
 
+@pytest.mark.one_backend
 def test_what_was_refused_may_be_wrapped_rightly():
     inner = sgd()
     with pytest.raises(TypeError, match="`dynamic`"):
@@ -570,6 +598,7 @@ def test_a_new_wrapper_goes_on_from_the_state_of_the_old(weights):
         )
 
 
+@pytest.mark.one_backend
 def test_before_the_first_build_the_variables_must_be_given():
     optimizer = LossScaleOptimizer(sgd())
     words = ("`grads`", "`trainable_variables`", "optimizer.build(trainable_variables)")
@@ -658,12 +687,14 @@ def test_other_counts_of_values_than_of_variables_are_refused(
 # --- State --------------------------------------------------------------------
 
 
+@pytest.mark.one_backend
 def test_weights_are_refused_before_the_first_build():
     optimizer = LossScaleOptimizer(sgd())
     with refused(ValueError, "`set_weights()`", "build(trainable_variables)"):
         optimizer.set_weights([])
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("less", [2, 9])
 def test_another_number_of_weights_is_refused(optimizer, less):
     weights = [v.numpy() for v in optimizer.variables][:-less]
@@ -672,6 +703,7 @@ def test_another_number_of_weights_is_refused(optimizer, less):
         optimizer.set_weights(weights)
 
 
+@pytest.mark.one_backend
 def test_weights_of_other_shapes_are_refused(optimizer):
     weights = [v.numpy() for v in optimizer.variables]
     weights[6] = np.zeros(5, "float32")
@@ -680,6 +712,7 @@ def test_weights_of_other_shapes_are_refused(optimizer):
         optimizer.set_weights(weights)
 
 
+@pytest.mark.one_backend
 def test_a_loss_scale_factor_cannot_be_set(optimizer):
     words = ("`loss_scale_factor`", "dynamic=False", "initial_scale=512")
     with refused(ValueError, *words):

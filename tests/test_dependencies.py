@@ -5,7 +5,10 @@ import pathlib
 import sys
 import tomllib
 
+import pytest
 from packaging.requirements import Requirement
+
+pytestmark = pytest.mark.one_backend
 
 ROOT = pathlib.Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]

@@ -70,6 +70,7 @@ def test_gradients_and_variables_that_are_swapped(
     assert optimizer.built is is_built
 
 
+@pytest.mark.one_backend
 def test_pairs_that_are_swapped(optimizer, variables):
     grads = gradients(np.float32([1, 1]), np.float32(1))
     with pytest.raises(TypeError, match="The two are swapped"):
@@ -83,6 +84,7 @@ def test_what_is_no_variable(refused, variables):
     refused(TypeError, words, grads, [variables[0], ops.array(3.0)])
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "of_grads", [True, False], ids=["grads", "trainable_variables"]
 )

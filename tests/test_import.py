@@ -304,6 +304,7 @@ def broken_keras(monkeypatch, tmp_path):
     return install
 
 
+@pytest.mark.one_backend
 def test_an_old_keras_that_cannot_be_imported_is_named(broken_keras):
     broken_keras("2.15.0")
     with pytest.raises(ImportError, match="Found: Keras 2.15.0. Run `pip") as refused:
@@ -311,12 +312,14 @@ def test_an_old_keras_that_cannot_be_imported_is_named(broken_keras):
     assert isinstance(refused.value.__cause__, ModuleNotFoundError)
 
 
+@pytest.mark.one_backend
 def test_a_failing_import_of_a_supported_keras_is_its_own(broken_keras):
     broken_keras(keras.__version__)
     with pytest.raises(ModuleNotFoundError, match="no_such_framework"):
         _keras_version.check_keras()
 
 
+@pytest.mark.one_backend
 def test_without_keras_the_error_is_pythons(monkeypatch):
     def no_metadata(name):
         raise importlib.metadata.PackageNotFoundError(name)

@@ -48,6 +48,7 @@ def test_the_command_runs():
     assert "keras_lso.LARS" in run.stdout
 
 
+@pytest.mark.one_backend
 def test_other_commands_are_refused(capsys):
     with pytest.raises(SystemExit):
         main(["inform"])

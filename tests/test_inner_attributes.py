@@ -49,6 +49,7 @@ PROPERTIES = {
 }
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "name, before, after", [(k, *v) for k, v in PROPERTIES.items()], ids=PROPERTIES
 )
@@ -63,6 +64,7 @@ def test_a_hyperparameter_reads_and_writes_through(
     assert name not in vars(optimizer)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("name", ["learning_rate", "lr"])
 def test_the_learning_rate_reads_and_writes_through(optimizer, inner, name):
     assert float(getattr(optimizer, name)) == 0.5
@@ -104,6 +106,7 @@ def test_the_steps_are_those_of_the_inner_optimizer():
         assert int(optimizer.iterations) == int(inner.iterations) == applied
 
 
+@pytest.mark.one_backend
 def test_the_attributes_of_a_users_own_optimizer_read_and_write_through():
     class Mine(keras.optimizers.SGD):
         sharpness = 3
@@ -123,6 +126,7 @@ def test_the_attributes_of_a_users_own_optimizer_read_and_write_through():
     assert optimizer.note == "mine"
 
 
+@pytest.mark.one_backend
 def test_a_new_attribute_is_the_wrappers_own(optimizer, inner):
     optimizer.note = "mine"
     assert optimizer.note == "mine"
@@ -134,6 +138,7 @@ def test_a_new_attribute_is_the_wrappers_own(optimizer, inner):
     assert inner.note == "inner"
 
 
+@pytest.mark.one_backend
 def test_private_attributes_are_not_read_through(optimizer, inner):
     inner._secret = 3
     assert not hasattr(optimizer, "_secret")
@@ -142,6 +147,7 @@ def test_private_attributes_are_not_read_through(optimizer, inner):
     assert optimizer._iterations is not inner._iterations
 
 
+@pytest.mark.one_backend
 def test_what_neither_has_is_an_attribute_error(optimizer):
     assert not hasattr(optimizer, "momentum_of_inertia")
     with pytest.raises(AttributeError, match="momentum_of_inertia"):
@@ -150,6 +156,7 @@ def test_what_neither_has_is_an_attribute_error(optimizer):
         _ = optimizer._missing
 
 
+@pytest.mark.one_backend
 def test_the_wrappers_own_attributes_come_before_those_of_the_inner_optimizer(
     optimizer, inner
 ):
@@ -159,6 +166,7 @@ def test_the_wrappers_own_attributes_come_before_those_of_the_inner_optimizer(
     assert optimizer.inner_optimizer is inner
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "name", ["iterations", "loss_scale", "dynamic", "skipped_steps", "variables"]
 )
@@ -168,6 +176,7 @@ def test_what_is_read_only_cannot_be_set(optimizer, inner, name):
     assert name not in vars(inner)
 
 
+@pytest.mark.one_backend
 def test_there_is_no_loss_scale_factor(optimizer, inner):
     # A trainer that looks for one finds none to scale the loss by again.
     assert optimizer.loss_scale_factor is None

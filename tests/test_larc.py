@@ -199,6 +199,7 @@ def test_clip_goes_by_the_decayed_rate_of_lars():
         assert 1 - np.linalg.norm(w.numpy()) / before == pytest.approx(0.01, rel=1e-4)
 
 
+@pytest.mark.one_backend
 def test_clip_needs_one_learning_rate():
     if not hasattr(keras.optimizers, "MultiOptimizer"):
         pytest.skip("Keras has a MultiOptimizer since 3.15")
@@ -256,6 +257,7 @@ def test_it_has_no_state_of_its_own(weights):
     assert [id(v) for v in optimizer.variables] == [id(v) for v in inner.variables]
 
 
+@pytest.mark.one_backend
 def test_the_inner_hyperparameters_read_and_write_through(weights):
     inner = keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=2.0)
     optimizer = LARC(inner)
@@ -404,6 +406,7 @@ def test_a_second_loss_scale_around_it_is_refused(weights, make_gradients, snaps
     assert snapshot(weights) == before
 
 
+@pytest.mark.one_backend
 def test_kerass_own_loss_scale_inside_it_is_refused():
     theirs = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5))
     with pytest.raises(
@@ -415,6 +418,7 @@ def test_kerass_own_loss_scale_inside_it_is_refused():
 # --- Files and configs ----------------------------------------------------------------
 
 
+@pytest.mark.one_backend
 def test_the_config_holds_everything():
     optimizer = LARC(
         keras.optimizers.SGD(0.5, momentum=0.9),
@@ -453,6 +457,7 @@ def test_a_file_is_that_of_the_inner_optimizer(weights, make_gradients):
 # --- Refusals -----------------------------------------------------------------------
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "arguments, error, words",
     [
@@ -472,6 +477,7 @@ def test_a_wrong_argument_is_named(arguments, error, words):
         LARC(keras.optimizers.SGD(0.5), **arguments)
 
 
+@pytest.mark.one_backend
 def test_the_inner_optimizer_has_to_be_one():
     with pytest.raises(TypeError, match="`inner_optimizer`.*'sgd'"):
         LARC("sgd")

@@ -161,6 +161,7 @@ OWN_ARGUMENTS = {
 }
 
 
+@pytest.mark.one_backend
 def test_the_signature_is_the_model_gardens_and_four_keywords():
     parameters = inspect.signature(LARS).parameters.values()
     positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
@@ -172,6 +173,7 @@ def test_the_signature_is_the_model_gardens_and_four_keywords():
     assert [(p.name, p.default) for p in keywords] == list(OWN_ARGUMENTS.items())
 
 
+@pytest.mark.one_backend
 def test_the_positional_arguments_land_where_they_do_in_the_model_garden():
     optimizer = LARS(0.5, 0.8, 0.1, 0.02, True, False, ["bn"], ["bias"], "mine")
     config = optimizer.get_config()
@@ -188,6 +190,7 @@ def test_the_positional_arguments_land_where_they_do_in_the_model_garden():
     }
 
 
+@pytest.mark.one_backend
 def test_each_argument_is_an_attribute():
     optimizer = LARS(
         0.5,
@@ -222,6 +225,7 @@ def test_each_argument_is_an_attribute():
     assert callable(optimizer.exclude_from_weight_decay)
 
 
+@pytest.mark.one_backend
 def test_numbers_of_numpy_and_integers_are_taken():
     optimizer = LARS(
         np.float32(0.5),
@@ -242,6 +246,7 @@ def test_numbers_of_numpy_and_integers_are_taken():
     json.dumps(config)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("momentum", [0, 1, 0.0, 1.0])
 def test_a_momentum_may_be_0_or_1(momentum):
     assert LARS(momentum=momentum).momentum == momentum
@@ -250,6 +255,7 @@ def test_a_momentum_may_be_0_or_1(momentum):
 # --- lr -----------------------------------------------------------------------
 
 
+@pytest.mark.one_backend
 def test_lr_is_another_name_of_the_learning_rate():
     optimizer = LARS(lr=0.25)
     assert float(optimizer.learning_rate) == 0.25
@@ -262,6 +268,7 @@ def test_lr_is_another_name_of_the_learning_rate():
     assert "lr" not in optimizer.get_config()
 
 
+@pytest.mark.one_backend
 def test_lr_is_read_and_written_through_a_loss_scale_optimizer():
     optimizer = in_loss_scale_optimizer(LARS(lr=0.25))
     assert float(optimizer.lr) == 0.25
@@ -277,6 +284,7 @@ def test_lr_may_be_a_schedule():
     assert float(optimizer.lr) == 0.25
 
 
+@pytest.mark.one_backend
 def test_lr_and_learning_rate_together_are_an_error():
     with pytest.raises(TypeError, match="learning_rate=0.5, lr=0.25") as error:
         LARS(0.5, lr=0.25)
@@ -531,6 +539,7 @@ def variables():
     ]
 
 
+@pytest.mark.one_backend
 def test_the_variables_here_have_the_paths_that_they_are_given(variables):
     assert [v.path for v in variables] == PATHS
 
@@ -1137,6 +1146,7 @@ def round_trips(optimizer):
     )
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("settings", CONFIGURED.values(), ids=CONFIGURED)
 def test_a_config_holds_everything(settings):
     optimizer = LARS(**settings)
@@ -1150,6 +1160,7 @@ def test_a_config_holds_everything(settings):
         assert twin.get_config() == config
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("settings", CONFIGURED.values(), ids=CONFIGURED)
 def test_a_config_is_no_part_of_the_optimizer(settings):
     optimizer = LARS(**settings)
@@ -1193,6 +1204,7 @@ def test_a_nested_schedule_comes_back():
         assert float(twin.learning_rate) == 0.25
 
 
+@pytest.mark.one_backend
 def test_reading_a_config_does_not_change_it():
     schedule = keras.optimizers.schedules.CosineDecay(0.25, 10)
     config = LARS(schedule, exclude_from_weight_decay=["bn"]).get_config()
@@ -1227,12 +1239,14 @@ class Unregistered(keras.optimizers.schedules.LearningRateSchedule):
         return {}
 
 
+@pytest.mark.one_backend
 def test_a_schedule_is_found_among_custom_objects():
     config = LARS(Unregistered()).get_config()
     twin = LARS.from_config(config, custom_objects={"Unregistered": Unregistered})
     assert float(twin.learning_rate) == 0.75
 
 
+@pytest.mark.one_backend
 def test_a_subclass_comes_back_as_itself():
     config = keras.saving.serialize_keras_object(HalfSteps(0.5, eeta=0.25))
     twin = keras.saving.deserialize_keras_object(
@@ -1242,6 +1256,7 @@ def test_a_subclass_comes_back_as_itself():
     assert twin.eeta == 0.25
 
 
+@pytest.mark.one_backend
 def test_it_comes_back_inside_a_loss_scale_optimizer():
     optimizer = LossScaleOptimizer(
         LARS(0.5, exclude_from_weight_decay=["bn"], exclude_from_layer_adaptation=[])
@@ -1252,6 +1267,7 @@ def test_it_comes_back_inside_a_loss_scale_optimizer():
     assert twin.get_config() == optimizer.get_config()
 
 
+@pytest.mark.one_backend
 def test_another_class_of_that_name_is_left_alone():
     @keras.saving.register_keras_serializable("elsewhere", name="LARS")
     class Other(keras.optimizers.SGD):
@@ -1432,6 +1448,7 @@ def assert_refused(error_type, parts, **settings):
         assert part in str(error.value), (part, str(error.value))
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("argument", RATES)
 def test_rates_are_zero_or_more_and_finite(argument):
     for value in (-0.5, -1e-30):
@@ -1442,6 +1459,7 @@ def test_rates_are_zero_or_more_and_finite(argument):
         assert_refused(ValueError, parts, **{argument: value})
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("argument", RATES)
 def test_rates_are_numbers(argument):
     for value in ("0.5", True, None, [0.5], np.bool_(False), 1j):
@@ -1449,12 +1467,14 @@ def test_rates_are_numbers(argument):
         assert_refused(TypeError, parts, **{argument: value})
 
 
+@pytest.mark.one_backend
 def test_a_momentum_lies_between_0_and_1():
     for value in (-0.1, 1.1, np.nan, np.inf, "0.9", True, None, [0.9]):
         parts = ["`momentum`", f"momentum={value!r}", "between 0 and 1"]
         assert_refused(ValueError, parts, momentum=value)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("argument", BOOLS)
 def test_bools_are_bools(argument):
     for value in (0, 1, 0.5, "True", None, np.int64(1)):
@@ -1462,18 +1482,21 @@ def test_bools_are_bools(argument):
         assert_refused(TypeError, parts, **{argument: value})
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("argument", LISTS)
 def test_a_bare_string_is_no_list(argument):
     parts = [f"`{argument}`", f"{argument}='bias'", "a list of regular expressions"]
     assert_refused(TypeError, parts, **{argument: "bias"})
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("argument", LISTS)
 def test_what_is_no_list_is_refused(argument):
     for value in (3, {"bias"}, {"bias": 1}, b"bias"):
         assert_refused(TypeError, [f"`{argument}`", repr(value)], **{argument: value})
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("argument", LISTS)
 def test_a_pattern_that_is_no_string_is_refused(argument):
     for item in (3, None, b"bias", ["bias"]):
@@ -1481,18 +1504,21 @@ def test_a_pattern_that_is_no_string_is_refused(argument):
         assert_refused(TypeError, parts, **{argument: ["bn", item]})
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("argument", LISTS)
 def test_a_pattern_that_does_not_compile_is_refused(argument):
     parts = [f"`{argument}`", "'bn['", r"bn\\[", "must hold regular expressions"]
     assert_refused(ValueError, parts, **{argument: ["bias", "bn["]})
 
 
+@pytest.mark.one_backend
 def test_an_unknown_trust_ratio_is_refused():
     for value in ("papers", "PAPER", None, 1, True):
         parts = ["`trust_ratio`", f"trust_ratio={value!r}", "'model_garden', 'paper'"]
         assert_refused(ValueError, parts, trust_ratio=value)
 
 
+@pytest.mark.one_backend
 def test_the_papers_ratio_needs_classic_momentum():
     parts = ["trust_ratio='paper'", "classic_momentum=False", "classic_momentum=True"]
     parts.append("trust_ratio='model_garden'")
@@ -1500,6 +1526,7 @@ def test_the_papers_ratio_needs_classic_momentum():
     assert_refused(ValueError, parts, **settings)
 
 
+@pytest.mark.one_backend
 def test_two_kinds_of_weight_decay_are_refused():
     parts = ["weight_decay_rate=0.125", "weight_decay=0.25", "Give one of them"]
     assert_refused(ValueError, parts, weight_decay_rate=0.125, weight_decay=0.25)
@@ -1508,10 +1535,12 @@ def test_two_kinds_of_weight_decay_are_refused():
     LARS(weight_decay_rate=0.25, weight_decay=0.0)
 
 
+@pytest.mark.one_backend
 def test_an_unknown_keyword_is_refused():
     assert_refused(ValueError, ["not recognized", "wheight_decay"], wheight_decay=0.1)
 
 
+@pytest.mark.one_backend
 def test_too_many_positional_arguments_are_refused():
     # What follows the name in the Model Garden are keywords, and so it is here.
     with pytest.raises(TypeError, match="positional"):
@@ -1535,6 +1564,7 @@ def test_lists_will_do_as_gradients():
     np.testing.assert_allclose(values_of([w])[0], [3.0, 3.95], rtol=1e-6)
 
 
+@pytest.mark.one_backend
 def test_a_custom_lars_is_preferred_to_ours():
     class Mine(keras.optimizers.SGD):
         pass

@@ -141,6 +141,7 @@ def test_no_overflow_makes_the_scale_anything_but_a_number(arguments):
     assert int(policy.step_counter.numpy()) == 4
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "arguments, error, message",
     [

@@ -52,6 +52,7 @@ def test_the_loss_is_multiplied_by_the_scale(optimizer):
     assert float(optimizer.scale_loss(3.0)) == 12.0
 
 
+@pytest.mark.one_backend
 def test_a_loss_is_scaled_before_the_optimizer_is_built():
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=64.0)
     assert float(optimizer.scale_loss(2.0)) == 128.0
@@ -66,6 +67,7 @@ def test_a_callable_loss_gives_a_callable_that_scales_when_called(optimizer):
     assert float(scaled()) == 20.0
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("loss", [3.0, [3.0], [[3.0, 3.0], [3.0, 3.0]]])
 def test_a_float16_loss_is_scaled_in_float32(loss):
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(1.0))
@@ -523,11 +525,13 @@ def test_a_stateless_step_does_what_apply_does(
 # --- Construction -----------------------------------------------------------
 
 
+@pytest.mark.one_backend
 def test_it_is_one_of_keras_own():
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1))
     assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
+@pytest.mark.one_backend
 def test_a_loss_scale_factor_is_cleared_with_a_warning_that_says_what_to_write():
     inner = keras.optimizers.SGD(0.1, loss_scale_factor=512.0)
     with pytest.warns(UserWarning, match="initial_scale=512.0") as record:
@@ -559,6 +563,7 @@ def test_building_twice_changes_nothing(optimizer, weights, snapshot):
 # --- Configs ----------------------------------------------------------------
 
 
+@pytest.mark.one_backend
 def test_the_config_holds_keras_four_keys_by_default():
     ours = LossScaleOptimizer(keras.optimizers.SGD(0.5)).get_config()
     theirs = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5))
@@ -570,6 +575,7 @@ def test_the_config_holds_keras_four_keys_by_default():
     assert ours["inner_optimizer"]["class_name"] == "SGD"
 
 
+@pytest.mark.one_backend
 def test_two_optimizers_built_alike_have_equal_configs():
     first, second = (
         LossScaleOptimizer(keras.optimizers.SGD(0.5, name="sgd")) for _ in range(2)
@@ -592,6 +598,7 @@ ARGUMENTS = {
 }
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("arguments, extra", ARGUMENTS.values(), ids=ARGUMENTS)
 def test_a_config_makes_the_same_optimizer_again(arguments, extra):
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5, momentum=0.9), **arguments)
@@ -609,6 +616,7 @@ def test_a_config_makes_the_same_optimizer_again(arguments, extra):
     assert twin.inner_optimizer.momentum == 0.9
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "policy",
     [
@@ -629,6 +637,7 @@ def test_a_policy_beyond_keras_arguments_is_in_the_config(policy):
     assert twin.loss_scale_policy.get_config() == policy.get_config()
 
 
+@pytest.mark.one_backend
 def test_a_policy_within_keras_arguments_leaves_the_config_as_keras_has_it():
     by_policy = LossScaleOptimizer(
         keras.optimizers.SGD(0.5, name="sgd"), loss_scale=DynamicLossScale(64.0, 5)
@@ -641,6 +650,7 @@ def test_a_policy_within_keras_arguments_leaves_the_config_as_keras_has_it():
     assert by_policy.get_config() == by_arguments.get_config()
 
 
+@pytest.mark.one_backend
 def test_keras_serializes_and_deserializes_it():
     optimizer = LossScaleOptimizer(keras.optimizers.Adam(0.5), min_scale=1.0)
     config = keras.saving.serialize_keras_object(optimizer)
@@ -650,6 +660,7 @@ def test_keras_serializes_and_deserializes_it():
     assert twin.get_config() == optimizer.get_config()
 
 
+@pytest.mark.one_backend
 def test_the_config_of_keras_own_class_is_understood():
     theirs = keras.optimizers.LossScaleOptimizer(
         keras.optimizers.SGD(0.5, name="sgd"), initial_scale=64.0
@@ -662,6 +673,7 @@ def test_the_config_of_keras_own_class_is_understood():
     assert ours.inner_optimizer.get_config()["learning_rate"] == 0.5
 
 
+@pytest.mark.one_backend
 def test_a_custom_inner_optimizer_is_found_among_custom_objects():
     class Mine(keras.optimizers.SGD):
         pass
@@ -671,6 +683,7 @@ def test_a_custom_inner_optimizer_is_found_among_custom_objects():
     assert isinstance(twin.inner_optimizer, Mine)
 
 
+@pytest.mark.one_backend
 def test_the_public_names_are_these():
     assert keras_lso.__all__ == [
         "LARC",

@@ -258,6 +258,7 @@ def test_the_default_float_type_of_keras_does_not_round_the_factors():
         keras.config.set_floatx(before)
 
 
+@pytest.mark.one_backend
 def test_the_factors_default_to_the_multiplier_and_its_inverse():
     policy = DynamicLossScale(multiplier=4.0)
     assert (policy.growth_factor, policy.backoff_factor) == (4.0, 0.25)
@@ -282,6 +283,7 @@ def test_the_defaults_are_those_of_keras(compiled_once):
 # --- The fixed scale --------------------------------------------------------
 
 
+@pytest.mark.one_backend
 def test_a_fixed_scale_never_moves(compiled):
     policy = built(FixedLossScale(300.0))
     step = compiled(policy.step, policy.variables)
@@ -357,12 +359,14 @@ def plain_attributes(policy):
     return {k: v for k, v in vars(policy).items() if not k.startswith("_")}
 
 
+@pytest.mark.one_backend
 def test_a_config_makes_the_same_policy_again(policy):
     twin = type(policy).from_config(policy.get_config())
     assert type(twin) is type(policy)
     assert plain_attributes(twin) == plain_attributes(policy)
 
 
+@pytest.mark.one_backend
 def test_keras_serializes_and_deserializes_a_policy(policy):
     config = keras.saving.serialize_keras_object(policy)
     twin = keras.saving.deserialize_keras_object(config)
@@ -370,12 +374,14 @@ def test_keras_serializes_and_deserializes_a_policy(policy):
     assert plain_attributes(twin) == plain_attributes(policy)
 
 
+@pytest.mark.one_backend
 def test_get_reads_the_config_dict_of_a_policy(policy):
     twin = loss_scales.get(keras.saving.serialize_keras_object(policy))
     assert type(twin) is type(policy)
     assert plain_attributes(twin) == plain_attributes(policy)
 
 
+@pytest.mark.one_backend
 def test_the_representation_of_a_policy_is_code_that_makes_it(policy):
     classes = (
         FixedLossScale,
@@ -390,6 +396,7 @@ def test_the_representation_of_a_policy_is_code_that_makes_it(policy):
     assert plain_attributes(twin) == plain_attributes(policy)
 
 
+@pytest.mark.one_backend
 def test_a_config_leaves_out_the_defaults():
     assert DynamicLossScale().get_config() == {
         "initial_loss_scale": 2.0**15,
@@ -421,6 +428,7 @@ def test_building_twice_keeps_the_state(policy):
     assert float(policy()) == scale
 
 
+@pytest.mark.one_backend
 def test_the_state_starts_with_the_counter_and_the_scale(policy):
     policy.build()
     assert policy.variables[0] is policy.step_counter
@@ -452,6 +460,7 @@ def test_assigned_scales_are_kept_within_the_bounds():
         assert float(policy()) == expected
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "loaded, restored",
     [
@@ -472,6 +481,7 @@ def test_a_loaded_scale_is_mended(loaded, restored):
     assert float(policy()) == restored
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "loaded, restored", [((-1, -1), (0, 0)), ((9, 9), (3, 2)), ((2, 1), (2, 1))]
 )
@@ -484,6 +494,7 @@ def test_loaded_counters_are_mended(loaded, restored):
     assert tuple(int(c.numpy()) for c in counters) == restored
 
 
+@pytest.mark.one_backend
 def test_the_base_class_says_what_to_override():
     with pytest.raises(NotImplementedError, match="LossScale must override `step`"):
         built(LossScale(1.0)).step(True)
@@ -492,6 +503,7 @@ def test_the_base_class_says_what_to_override():
 # --- get --------------------------------------------------------------------
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "identifier, expected",
     [
@@ -523,10 +535,12 @@ def test_get_makes_the_policy_that_an_identifier_stands_for(identifier, expected
     assert plain_attributes(policy) == plain_attributes(expected)
 
 
+@pytest.mark.one_backend
 def test_get_returns_a_policy_as_it_is(policy):
     assert loss_scales.get(policy) is policy
 
 
+@pytest.mark.one_backend
 def test_get_makes_a_new_policy_each_time():
     assert loss_scales.get("dynamic") is not loss_scales.get("dynamic")
 
@@ -598,6 +612,7 @@ def test_a_custom_policy_hears_nothing_of_float8_scales(with_custom_policy):
     assert float(optimizer.loss_scale) == 64.0 / 2.0
 
 
+@pytest.mark.one_backend
 def test_the_state_of_a_custom_policy_follows_that_of_the_inner_optimizer(
     with_custom_policy,
 ):
@@ -629,6 +644,7 @@ def test_an_optimizer_with_a_custom_policy_round_trips(with_custom_policy):
     assert int(twin.loss_scale_policy.overflows.numpy()) == 1
 
 
+@pytest.mark.one_backend
 def test_a_custom_policy_is_found_among_custom_objects():
     class Unregistered(FixedLossScale):
         pass
@@ -643,6 +659,7 @@ def test_a_custom_policy_is_found_among_custom_objects():
     assert float(twin.loss_scale) == 16.0
 
 
+@pytest.mark.one_backend
 def test_a_policy_belongs_to_one_optimizer(policy):
     first = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1), loss_scale=policy)
     with pytest.raises(ValueError, match="already belongs to 'loss_scale_optimizer'"):

@@ -69,6 +69,7 @@ def test_which_variables_have_masters(master_weights, dtype, count):
     assert len(optimizer.variables) == 2 + 2 + 2 + count + 1
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("value", ["yes", None, 1, 0])
 def test_other_values_are_refused(value):
     with pytest.raises(ValueError, match=f"master_weights={value!r}"):
@@ -151,6 +152,7 @@ def test_masters_are_saved_and_loaded():
     assert masters(resumed)[0].tobytes() == masters(optimizer)[0].tobytes()
 
 
+@pytest.mark.one_backend
 def test_the_config_holds_what_is_not_the_default():
     optimizer = wrap(keras.optimizers.SGD(1.0), master_weights=False)
     config = optimizer.get_config()

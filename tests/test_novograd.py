@@ -138,6 +138,7 @@ def assert_as(optimizer, variables, judge, share=SHARE):
 # --- Arguments ----------------------------------------------------------------
 
 
+@pytest.mark.one_backend
 def test_the_arguments_and_their_defaults():
     parameters = list(inspect.signature(NovoGrad).parameters.values())[:-1]
     # As a list: the order counts as well.
@@ -153,6 +154,7 @@ def test_the_arguments_and_their_defaults():
     ]
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "settings, parts",
     [
@@ -572,6 +574,7 @@ CONFIGURED = {
 }
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("settings", CONFIGURED.values(), ids=CONFIGURED)
 def test_it_comes_back_from_its_config(settings):
     optimizer = NovoGrad(**settings)

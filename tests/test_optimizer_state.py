@@ -272,6 +272,7 @@ def test_what_is_read_before_the_first_step_is_where_it_starts(is_built):
     optimizer.check_stalled(patience=1)
 
 
+@pytest.mark.one_backend
 @pytest.mark.filterwarnings("error::UserWarning")
 def test_the_state_of_an_optimizer_that_was_never_built_is_read():
     of_keras, ours = (
@@ -500,6 +501,7 @@ def test_a_refused_file_leaves_the_product_of_momenta_alone(snapshot):
     assert snapshot(ours.variables) == before
 
 
+@pytest.mark.one_backend
 def test_slots_of_scalars_are_not_taken_for_the_state_of_an_unbuilt_wrapper(snapshot):
     unbuilt = LossScaleOptimizer(keras.optimizers.SGD(0.5, momentum=0.5))
     before = snapshot(unbuilt.variables)

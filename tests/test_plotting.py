@@ -97,6 +97,7 @@ LOGS = {
 }
 
 
+@pytest.mark.one_backend
 def test_a_history_is_drawn():
     history = keras.callbacks.History()
     history.history = LOGS
@@ -124,6 +125,7 @@ def test_a_history_is_drawn():
         assert not scale.patch.get_visible()
 
 
+@pytest.mark.one_backend
 def test_of_a_history_that_which_is_there_is_drawn():
     [scale] = plotting.plot_loss_scale({"loss_scale": [8.0, 4.0]}).axes
     [(epochs, scales)] = lines_of(scale)
@@ -135,6 +137,7 @@ def test_of_a_history_that_which_is_there_is_drawn():
     assert bars.get_ylim() == (0, 4)
 
 
+@pytest.mark.one_backend
 def test_ratios_are_drawn_by_their_median_and_range():
     snapshots = [{"a": 0.1, "b": 1.0}, {"a": 0.3, "b": 1.0}, {"a": 0.2}]
     [axis] = plotting.plot_trust_ratios(snapshots).axes
@@ -171,6 +174,7 @@ def pale(color, share):
     return tuple(1 - np.sqrt(share) * (1 - np.array(color)))
 
 
+@pytest.mark.one_backend
 def test_underflow_is_blue_and_overflow_is_red():
     # At 2**0 the first is flushed, and of the second two in four; at 2**4 these are
     # subnormal, which counts half. The third overflows from 2**4 on.
@@ -190,6 +194,7 @@ def test_underflow_is_blue_and_overflow_is_red():
     np.testing.assert_allclose(axis.get_images()[0].get_array()[0, 0], mixed.clip(0, 1))
 
 
+@pytest.mark.one_backend
 def test_layers_and_scales_are_named_in_the_picture():
     figure = make_report([1.0], [1.0]).plot()
     [axis] = figure.axes
@@ -211,6 +216,7 @@ def test_layers_and_scales_are_named_in_the_picture():
     }
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "values, ends",
     [
@@ -236,6 +242,7 @@ def test_a_bar_above_the_picture_marks_the_safe_scales(values, ends):
     assert axis.get_ylim()[1] < line.get_ydata()[0] == line.get_ydata()[1] < -0.5
 
 
+@pytest.mark.one_backend
 def test_a_picture_that_is_saved_is_the_one_that_is_returned(tmp_path):
     figure = make_report([1e-9], [1.0], [1e4]).plot(tmp_path / "underflow.png")
     figure.savefig(tmp_path / "again.png")
@@ -257,6 +264,7 @@ TABLE = """
 Safe for all layers: 2**2 to 2**11. Recommended initial_scale: 2**10."""
 
 
+@pytest.mark.one_backend
 def test_a_report_prints_the_shares_at_one_and_at_the_recommended_scale():
     # Of 2000 values, 1000 are flushed at 1, and the last one at 2**8 as well. That is
     # the one of the report's scales that comes next to 2**10.
@@ -265,11 +273,13 @@ def test_a_report_prints_the_shares_at_one_and_at_the_recommended_scale():
     assert str(report) == TABLE
 
 
+@pytest.mark.one_backend
 def test_a_report_prints_what_overflows():
     *_, row, _, _ = str(make_report([1.0, 1.0, 1.0, 1e9])).splitlines()
     assert row.split() == ["layer", "0", "1e+00", "25.0%", "2**-25", "to", "2**-14"]
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "values, safe, scale",
     [
@@ -283,6 +293,7 @@ def test_a_report_says_what_is_safe_for_all_layers(values, safe, scale):
     assert last == f"{safe} Recommended initial_scale: {scale}."
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "draw, message",
     [
@@ -301,6 +312,7 @@ def test_what_cannot_be_drawn_is_refused(draw, message):
         draw()
 
 
+@pytest.mark.one_backend
 def test_without_matplotlib_it_says_what_to_install(monkeypatch):
     import_ = builtins.__import__
 

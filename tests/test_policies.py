@@ -283,6 +283,7 @@ def test_a_rate_has_the_dtype_that_was_asked_for(kind, name):
     np.testing.assert_allclose(float(rate), expected, rtol=1e-6)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("dtype", ["int32", "mixed", None, 32, ["float32"]])
 def test_a_dtype_that_is_none_of_floats_is_refused(dtype):
     with pytest.raises(ValueError, match="Argument `dtype` must be a dtype of floats"):
@@ -292,6 +293,7 @@ def test_a_dtype_that_is_none_of_floats_is_refused(dtype):
 # --- Arguments ----------------------------------------------------------------
 
 
+@pytest.mark.one_backend
 def test_boundaries_in_epochs_stay_epochs_in_the_config():
     policy = PiecewiseConstant(1.0, [1, 2.5], [0.5, 0.1], steps_per_epoch=4)
     config = policy.get_config()
@@ -301,6 +303,7 @@ def test_boundaries_in_epochs_stay_epochs_in_the_config():
         PiecewiseConstant(1.0, [1, 1.1], [0.5, 0.1], steps_per_epoch=4)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("policy", [PolyDecay, CosineDecay, InvPolyDecay])
 @pytest.mark.parametrize("argument", ["power", "min_lr", "warmup_steps"])
 def test_an_argument_that_is_no_number_is_refused(policy, argument):
@@ -334,6 +337,7 @@ def test_steps_of_no_run_have_the_rate_of_the_nearest_one(make):
         assert float(schedule(step)) == last
 
 
+@pytest.mark.one_backend
 def test_boundaries_beyond_the_last_step_are_refused():
     message = r"`boundaries\[0\]` must be an integer of at most 2147483647"
     with pytest.raises(ValueError, match=message):

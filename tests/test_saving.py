@@ -12,6 +12,8 @@ import keras_lso
 from keras_lso import LossScaleOptimizer
 from keras_lso.saving import adopt
 
+pytestmark = pytest.mark.one_backend
+
 
 class Mine(keras.optimizers.SGD):
     pass

@@ -125,6 +125,7 @@ def assert_rates(schedule, expected):
     )
 
 
+@pytest.mark.one_backend
 def test_no_public_schedule_is_missing_in_this_file():
     classes = {
         name
@@ -410,6 +411,7 @@ def test_a_copy_is_the_same_schedule(make, through):
     np.testing.assert_array_equal(rates(restored), rates(schedule))
 
 
+@pytest.mark.one_backend
 def test_a_nested_copy_keeps_offsets_and_names():
     restored = through_json(nested_twice())
     assert restored.schedules[0].name == "outer"
@@ -435,6 +437,7 @@ def test_a_nested_schedule_of_the_user_is_found_in_custom_objects():
     assert_rates(restored, {0: 0.0, 1: 0.25, 2: 0.5})
 
 
+@pytest.mark.one_backend
 @every_schedule
 def test_each_argument_is_an_attribute_and_in_the_config(make):
     schedule = make()
@@ -449,6 +452,7 @@ def test_each_argument_is_an_attribute_and_in_the_config(make):
         assert getattr(schedule, name) != argument.default or name == "dtype"
 
 
+@pytest.mark.one_backend
 def test_attributes_are_plain_python_values():
     schedule = PiecewiseConstantDecayWithOffset(
         offset=np.int32(1), boundaries=np.array([2, 5]), values=(np.float32(1), 0.5, 0)
@@ -463,6 +467,7 @@ def test_attributes_are_plain_python_values():
     assert all(type(value) is float for value in schedule.values)
 
 
+@pytest.mark.one_backend
 def test_the_decays_with_an_offset_are_those_of_keras():
     for name in ("PiecewiseConstant", "Polynomial", "Exponential", "Cosine"):
         base = getattr(keras.optimizers.schedules, f"{name}Decay")
@@ -472,6 +477,7 @@ def test_the_decays_with_an_offset_are_those_of_keras():
 # What the Model Garden wrote
 
 
+@pytest.mark.one_backend
 def test_the_model_gardens_names_for_arguments_work():
     assert PolynomialWarmUp is PolynomialWarmup
     warmup = LinearWarmup(
@@ -482,6 +488,7 @@ def test_the_model_gardens_names_for_arguments_work():
     assert warmup.get_config() == PolynomialWarmup(0.5, 4, 2.0).get_config()
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -498,6 +505,7 @@ def test_an_argument_under_both_names_is_refused(arguments):
         LinearWarmup(warmup_steps=4, **arguments)
 
 
+@pytest.mark.one_backend
 def test_an_argument_by_position_and_under_its_old_name_is_refused():
     with pytest.raises(TypeError, match="multiple values"):
         LinearWarmup(0.5, 4, after_warmup_lr_sched=0.5)
@@ -505,6 +513,7 @@ def test_an_argument_by_position_and_under_its_old_name_is_refused():
         PolynomialWarmup(0.5, 4, warmup_learning_rate=0.1)
 
 
+@pytest.mark.one_backend
 def test_an_old_config_of_a_constant_rate_loads():
     old = {
         "after_warmup_lr_sched": 0.5,
@@ -532,6 +541,7 @@ def test_an_old_config_that_lost_the_class_of_its_schedule_is_refused(cls):
     assert_rates(cls.from_config(old), {4: float(decay(4)), 5: float(decay(5))})
 
 
+@pytest.mark.one_backend
 @every_schedule
 def test_a_name_of_none_is_the_default_one(make):
     schedule = make()
@@ -542,6 +552,7 @@ def test_a_name_of_none_is_the_default_one(make):
 # Recipes
 
 
+@pytest.mark.one_backend
 def test_linear_scaling_is_proportional_to_the_batch_size():
     assert linear_scaling(0.1, 256) == 0.1
     assert linear_scaling(0.1, 8192) == 3.2
@@ -590,6 +601,7 @@ def test_the_mlperf_schedule_is_that_of_the_reference(
     np.testing.assert_array_equal(rates(restored, steps), rates(schedule, steps))
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("batch_size", "momentum", "weight_decay_rate"),
     [(4096, 0.9, 2e-4), (8192, 0.9, 2e-4), (32768, 0.94, 2.5e-5)],
@@ -620,6 +632,7 @@ def test_a_recipe_for_hardly_any_steps_is_finite():
 # Refusals
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("argument", "make"),
     [
@@ -699,6 +712,7 @@ def test_a_rate_that_is_none_is_refused(argument, make):
             make(value)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "make",
     [
@@ -782,6 +796,7 @@ a_number_of_steps = pytest.mark.parametrize(
 )
 
 
+@pytest.mark.one_backend
 @a_number_of_steps
 def test_a_number_of_steps_that_is_none_is_refused(argument, make, refused):
     for value in [*refused, 1.5, True, "4", None, float("nan"), float("inf")]:
@@ -789,6 +804,7 @@ def test_a_number_of_steps_that_is_none_is_refused(argument, make, refused):
             make(value)
 
 
+@pytest.mark.one_backend
 @a_number_of_steps
 def test_a_number_of_steps_may_be_a_whole_float(argument, make, refused):
     # The originals make a float of it anyway. 4096 is also a batch size of MLPerf's.
@@ -804,6 +820,7 @@ def described(result):
     return getattr(result, "get_config", lambda: result)()
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "make",
     [
@@ -829,6 +846,7 @@ def test_boundaries_that_are_none_are_refused(make):
             make(boundaries)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -901,6 +919,7 @@ def test_an_argument_out_of_range_is_refused(make, message):
         make()
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("schedule", "message"),
     [
@@ -920,6 +939,7 @@ def test_a_schedule_that_is_none_is_refused(schedule, message):
             make()
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("make", "message"),
     [

@@ -117,6 +117,7 @@ def test_where_the_first_step_is_finite_the_course_is_that_of_a_dynamic_scale():
     )
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("bounds", [{"max_scale": 2.0**10}, {"min_scale": 2.0**20}])
 def test_auto_begins_within_the_bounds(bounds):
     optimizer = LossScaleOptimizer(
@@ -130,6 +131,7 @@ def test_auto_begins_within_the_bounds(bounds):
     assert again.get_config() == optimizer.get_config()
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "arguments, exception, name",
     [
@@ -143,6 +145,7 @@ def test_wrong_arguments_are_refused(arguments, exception, name):
         SearchingLossScale(**arguments)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "arguments",
     [{"initial_scale": "automatic"}, {"initial_scale": "auto", "dynamic": 0}],

@@ -6,6 +6,8 @@ import pytest
 
 from keras_lso import LARC, LARS, LossScaleOptimizer, NovoGrad
 
+pytestmark = pytest.mark.one_backend
+
 OPTIMIZERS = {
     "LossScaleOptimizer": lambda: LossScaleOptimizer(
         keras.optimizers.SGD(0.5, momentum=0.5)

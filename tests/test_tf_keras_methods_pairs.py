@@ -212,6 +212,7 @@ def test_malformed_pairs_are_a_type_error(optimizer, kind, built, snapshot):
     assert values(w) == [2.5, 4.0]
 
 
+@pytest.mark.one_backend
 def test_a_variable_in_place_of_the_pairs_is_a_type_error(optimizer):
     # On JAX `list(variable)` never ends: an index that is too large is clipped.
     def stop(*_):
@@ -226,6 +227,7 @@ def test_a_variable_in_place_of_the_pairs_is_a_type_error(optimizer):
         signal.alarm(0)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("pairs", ["none", "only None"])
 def test_no_gradients_are_a_value_error(optimizer, pairs):
     w = new_variable()

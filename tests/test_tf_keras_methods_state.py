@@ -164,6 +164,7 @@ INITIALIZERS = {
 }
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("kind", INITIALIZERS)
 def test_a_slot_starts_as_it_is_told(optimizer, weights, kind):
     slot = optimizer.add_slot(weights[0], "s", INITIALIZERS[kind])
@@ -172,6 +173,7 @@ def test_a_slot_starts_as_it_is_told(optimizer, weights, kind):
     assert not slot.trainable
 
 
+@pytest.mark.one_backend
 def test_a_slot_may_have_a_shape_of_its_own(optimizer, weights):
     slot = optimizer.add_slot(weights[0], "s", shape=(3, 1))
     np.testing.assert_array_equal(slot.numpy(), np.zeros((3, 1)))
@@ -179,6 +181,7 @@ def test_a_slot_may_have_a_shape_of_its_own(optimizer, weights):
     assert optimizer.add_slot(half, "s").dtype == "float16"
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("wrong", [np.ones(3), 1.0, None, np.array(["a", "b"])])
 def test_a_wrong_initial_value_adds_nothing(optimizer, weights, wrong):
     count = len(optimizer.variables)
@@ -213,6 +216,7 @@ def test_a_weight_can_be_added(optimizer, weights):
     assert optimizer.add_weight("third", [], trainable=True).trainable
 
 
+@pytest.mark.one_backend
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("synchronization", ["auto", "NONE", "on_write", "on_read"])
 @pytest.mark.parametrize("aggregation", ["none", "SUM", "mean", "only_first_replica"])
@@ -241,6 +245,7 @@ def test_options_of_a_weight_may_be_tensorflows(optimizer):
     )
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "arguments, words",
     [
@@ -374,6 +379,7 @@ def test_wrong_weights_change_nothing(
     assert snapshot(optimizer.variables) == before
 
 
+@pytest.mark.one_backend
 def test_weights_cannot_be_set_before_build(optimizer):
     with pytest.raises(ValueError, match="has not yet been built"):
         optimizer.set_weights([np.array(1)])

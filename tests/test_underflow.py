@@ -25,6 +25,7 @@ def shares_by_numpy(values, scale):
     )
 
 
+@pytest.mark.one_backend
 @hypothesis.given(
     st.lists(st.floats(width=32), min_size=1, max_size=50).filter(any),
     st.integers(-14, 24),
@@ -40,6 +41,7 @@ def test_shares_are_what_a_cast_to_float16_makes(values, exponent):
     assert shares == pytest.approx(shares_by_numpy(values, scale), abs=1e-12)
 
 
+@pytest.mark.one_backend
 @hypothesis.given(
     st.lists(st.floats(2.0**-40, 2.0**40, width=32), min_size=1, max_size=300)
 )
@@ -56,6 +58,7 @@ def test_the_safe_scales_are_safe_and_others_are_not(values):
     assert shares_by_numpy(values, high * 1.001)[2] > 0
 
 
+@pytest.mark.one_backend
 def test_nothing_but_zeros_is_safe_at_any_scale():
     counts = counts_of([np.zeros(3, "float32")], [1.0, 2.0])
     assert counts.values == 0
@@ -63,6 +66,7 @@ def test_nothing_but_zeros_is_safe_at_any_scale():
     assert (counts.lowest_safe_scale, counts.highest_safe_scale) == (0.0, np.inf)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
 def test_what_is_not_finite_is_safe_at_no_scale(bad):
     counts = counts_of([np.array([1.0, bad], "float32")], [1.0, 2.0])

@@ -8,6 +8,8 @@ import pytest
 from keras_lso import _untrusted_files
 from keras_lso._untrusted_files import hard_group, read_dataset, refuse_bombs
 
+pytestmark = pytest.mark.one_backend
+
 h5py = pytest.importorskip("h5py")
 
 

@@ -109,6 +109,7 @@ def rates(optimizer, steps=(0, 1, 2, 10, 1000)):
 # --- LossScaleOptimizer -------------------------------------------------------
 
 
+@pytest.mark.one_backend
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("address", ADDRESSES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
@@ -129,6 +130,7 @@ def test_every_form_and_name_is_read(kind, name, address):
     assert again.get_config() == optimizer.get_config()
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "cls", [LossScaleOptimizer, experimental.LossScaleOptimizer], ids=["modern", "old"]
 )
@@ -144,6 +146,7 @@ def test_from_config_reads_every_form(cls, kind):
     assert optimizer.momentum == 0.75
 
 
+@pytest.mark.one_backend
 def test_another_multiplier_is_read():
     config = {"optimizer": SGD, "loss_scale": dynamic(multiplier=4.0)}
     optimizer = read({"class_name": "LossScaleOptimizer", "config": config})
@@ -151,12 +154,14 @@ def test_another_multiplier_is_read():
     assert optimizer.loss_scale_policy.multiplier == 4.0
 
 
+@pytest.mark.one_backend
 def test_the_experimental_class_has_no_other_multiplier_by_config_either():
     config = {"optimizer": SGD, "loss_scale": dynamic(multiplier=4.0)}
     with pytest.raises(ValueError, match="multiplier"):
         experimental.LossScaleOptimizer.from_config(config)
 
 
+@pytest.mark.one_backend
 def test_a_scale_above_our_bounds_is_read():
     config = {
         "inner_optimizer": SGD,
@@ -187,6 +192,7 @@ MALFORMED = {
 }
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("kind", MALFORMED)
 def test_malformed_configs_are_refused(kind):
     config, words = MALFORMED[kind]
@@ -199,6 +205,7 @@ def test_malformed_configs_are_refused(kind):
 # --- Inner optimizers ---------------------------------------------------------
 
 
+@pytest.mark.one_backend
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("class_name", ["SGD", "sgd", "Adam", "adam", "RMSprop"])
 @pytest.mark.parametrize("rate", [0.5, 1, np.float32(0.5)])
@@ -236,6 +243,7 @@ def test_decay_without_a_rate_is_of_the_default_rate():
     assert rates(optimizer, [0, 2]) == pytest.approx([0.01, 0.005])
 
 
+@pytest.mark.one_backend
 def test_decay_of_nadam_is_not_that_of_the_rate():
     config = {
         "class_name": "Nadam",
@@ -289,6 +297,7 @@ def test_schedules_without_a_name_are_read(name, marks):
         assert rates(optimizer) == rates(keras.optimizers.SGD(expected))
 
 
+@pytest.mark.one_backend
 def test_a_schedule_and_a_decay_are_refused():
     schedule = {
         "class_name": "ExponentialDecay",
@@ -318,6 +327,7 @@ NEW_STYLE = {
 }
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "address",
     [
@@ -340,6 +350,7 @@ def test_the_new_optimizers_of_tf_keras_are_read(address):
             assert found[key] == value, key
 
 
+@pytest.mark.one_backend
 def test_the_name_that_tf_keras_writes_into_h5_files_is_read():
     optimizer = read({"class_name": "Custom>Adam", "config": NEW_STYLE})
     assert isinstance(optimizer, keras.optimizers.Adam)
@@ -349,12 +360,14 @@ def test_the_name_that_tf_keras_writes_into_h5_files_is_read():
     assert optimizer.beta_1 == 0.5
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("name", ["AdamWeightDecay", "Novograd", "unknown"])
 def test_an_unknown_optimizer_is_named(name):
     with pytest.raises((TypeError, ValueError), match=f"(?i)(unknown|locate).*{name}"):
         read({"class_name": name, "config": {}})
 
 
+@pytest.mark.one_backend
 def test_lars_of_the_model_garden_is_read():
     config = {
         "name": "LARS",
@@ -387,6 +400,7 @@ class Adam(keras.optimizers.Adam):
         return {**super().get_config(), "decay": self.decay}
 
 
+@pytest.mark.one_backend
 def test_a_registered_optimizer_of_that_name_stays(monkeypatch):
     monkeypatch.setattr(Adam, "__module__", "my_project.optimizers")
     optimizer = LossScaleOptimizer(Adam(0.5, decay=0.25))
@@ -398,6 +412,7 @@ def test_a_registered_optimizer_of_that_name_stays(monkeypatch):
         assert again.inner_optimizer.decay == 0.25
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("how", ["argument", "scope"])
 def test_a_custom_object_of_that_name_stays(how):
     config = {
@@ -421,6 +436,7 @@ def test_a_custom_object_of_that_name_stays(how):
     assert type(wrapper.inner_optimizer) is Adam
 
 
+@pytest.mark.one_backend
 def test_optimizers_of_keras_3_are_left_to_keras():
     for optimizer in (
         keras.optimizers.Adam(0.5, amsgrad=True, name="mine"),

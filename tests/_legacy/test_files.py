@@ -134,6 +134,7 @@ def assert_refused(optimizer, path, match, error=ValueError):
 # --- What tf.keras wrote ----------------------------------------------------
 
 
+@pytest.mark.one_backend
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "weights",
@@ -146,11 +147,13 @@ def test_named_weights(weights, chunk, write, adam):
     assert_is_loaded(adam)
 
 
+@pytest.mark.one_backend
 def test_the_path_may_be_an_object(write, adam):
     load_optimizer_state(adam, write(new_adam()))
     assert_is_loaded(adam)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("config", [None, {"class_name": "Adam", "config": {}}])
 @pytest.mark.parametrize("weights", ["model.weights.h5", "variables.h5"])
 def test_numbered_weights(config, weights, write_archive, adam):
@@ -159,6 +162,7 @@ def test_numbered_weights(config, weights, write_archive, adam):
     assert_is_loaded(adam)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "cls, arguments, config, expected",
     [
@@ -184,6 +188,7 @@ def test_the_layout_follows_the_config(cls, arguments, config, expected, variabl
     assert layout_of(optimizer, config) == expected
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("rate, loaded", [(0.25, 0.25), ({"class_name": "X"}, 0.5)])
 def test_the_rate_of_the_config(rate, loaded, write, write_archive, adam):
     config = {"class_name": "Adam", "config": {"learning_rate": rate}}
@@ -202,6 +207,7 @@ def test_the_rate_of_the_config(rate, loaded, write, write_archive, adam):
         assert_is_loaded(adam)
 
 
+@pytest.mark.one_backend
 def test_names_from_a_custom_scope_are_those_of_the_class(write, adam):
     config = {"class_name": "Custom>Adam", "config": {}}
     load_optimizer_state(adam, write(new_adam(), config))
@@ -243,6 +249,7 @@ def test_the_scale_starts_afresh_and_the_warning_points_here(write, variables):
     assert_is_loaded(optimizer.inner_optimizer)
 
 
+@pytest.mark.one_backend
 def test_float16_slots_widen(write, variables):
     optimizer = keras.optimizers.Adam()
     optimizer.build(variables)
@@ -254,6 +261,7 @@ def test_float16_slots_widen(write, variables):
 # --- Which name belongs to which path ---------------------------------------
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "names, paths, order",
     [
@@ -283,6 +291,7 @@ def test_pair(names, paths, order):
     assert pair(names, paths) == order
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "names, paths",
     [
@@ -298,6 +307,7 @@ def test_pair_refuses_to_contradict_names(names, paths):
 # --- What is refused --------------------------------------------------------
 
 
+@pytest.mark.one_backend
 def test_an_optimizer_that_is_not_built(write):
     inner = keras.optimizers.Adam()
     for optimizer in (inner, keras_lso.LossScaleOptimizer(inner)):
@@ -307,16 +317,19 @@ def test_an_optimizer_that_is_not_built(write):
             load_optimizer_state(optimizer, write(new_adam()))
 
 
+@pytest.mark.one_backend
 def test_what_is_no_optimizer(write):
     with pytest.raises(TypeError, match="Keras 3 optimizer. Received: 'adam'"):
         load_optimizer_state("adam", write(new_adam()))
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("name", ["missing.h5", "missing.keras", "missing"])
 def test_a_path_that_does_not_exist(name, adam, tmp_path):
     assert_refused(adam, tmp_path / name, name, FileNotFoundError)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("content", [b"", b"garbage" * 100])
 def test_garbage(content, adam, tmp_path):
     path = tmp_path / "model.h5"
@@ -324,6 +337,7 @@ def test_garbage(content, adam, tmp_path):
     assert_refused(adam, path, "neither an HDF5 file.*model.h5")
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
 def test_truncated_files(share, adam, write, write_archive):
     for path in (write(new_adam()), write_archive(new_adam().values())):
@@ -332,6 +346,7 @@ def test_truncated_files(share, adam, write, write_archive):
         assert_refused(adam, path, "damaged")
 
 
+@pytest.mark.one_backend
 def test_files_that_lack_what_they_announce(adam, write, write_archive):
     path = write(new_adam())
     with h5py.File(path, "r+") as file:
@@ -347,6 +362,7 @@ def test_files_that_lack_what_they_announce(adam, write, write_archive):
     assert_refused(adam, path, "damaged")
 
 
+@pytest.mark.one_backend
 def test_files_without_optimizer_state(adam, write, tmp_path):
     path = tmp_path / "weights.h5"
     with h5py.File(path, "w") as file:
@@ -356,6 +372,7 @@ def test_files_without_optimizer_state(adam, write, tmp_path):
     assert_refused(adam, write({"Adam/iter:0": np.int64(0)}), "before the first step")
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("version", ["3.0.0", "3.15.1"])
 def test_files_of_keras_3(version, adam, write, write_archive):
     for path in (
@@ -365,6 +382,7 @@ def test_files_of_keras_3(version, adam, write, write_archive):
         assert_refused(adam, path, rf"Keras {version}.*keras_lso\.load_model\(path\)")
 
 
+@pytest.mark.one_backend
 def test_weights_of_keras_3_have_a_learning_rate(adam, tmp_path):
     path = tmp_path / "model.weights.h5"
     step, *slots = new_adam().values()
@@ -374,6 +392,7 @@ def test_weights_of_keras_3_have_a_learning_rate(adam, tmp_path):
     assert_refused(adam, path, r"Keras 3.*keras_lso\.load_model")
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "change, match",
     [
@@ -397,6 +416,7 @@ def test_wrong_counts_shapes_and_types(change, match, adam, write):
     assert_refused(adam, write(weights), match)
 
 
+@pytest.mark.one_backend
 def test_more_iterations_than_the_backend_counts(adam, write):
     dtype = keras.backend.standardize_dtype(adam.iterations.dtype)
     largest = int(np.iinfo(dtype).max)
@@ -407,12 +427,14 @@ def test_more_iterations_than_the_backend_counts(adam, write):
         assert_refused(adam, path, "too many iterations")
 
 
+@pytest.mark.one_backend
 def test_wrong_counts_in_a_file_without_names(adam, write_archive):
     values = list(new_adam().values())
     assert_refused(adam, write_archive(values[:-1]), "holds 5 slot variables.*make 6")
     assert_refused(adam, write_archive([values[0], *values[:0:-1]]), "has shape")
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "optimizer, match",
     [
@@ -428,6 +450,7 @@ def test_other_slots(optimizer, match, variables, write):
     assert_refused(optimizer, write(legacy_adam()), match)
 
 
+@pytest.mark.one_backend
 def test_other_classes_with_the_same_slots(variables, write):
     config = {"class_name": "Adam", "config": {}}
     optimizer = keras.optimizers.Adamax()
@@ -441,17 +464,20 @@ def test_other_classes_with_the_same_slots(variables, write):
     assert_is_loaded(optimizer)
 
 
+@pytest.mark.one_backend
 def test_state_that_tf_keras_never_had(variables, write):
     optimizer = keras.optimizers.Adafactor()
     optimizer.build(variables)
     assert_refused(optimizer, write({"Adafactor/iter:0": np.int64(3)}), "optimizer")
 
 
+@pytest.mark.one_backend
 def test_unknown_weights(adam, write):
     weights = {**new_adam(), "Adam/lookahead/dense/kernel:0": np.ones((2, 3))}
     assert_refused(adam, write(weights), "no place here: 'Adam/lookahead/dense/kernel'")
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "module, make, match",
     [

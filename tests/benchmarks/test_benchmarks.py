@@ -18,6 +18,7 @@ from benchmarks.shapes import SHAPES, parameters
 from benchmarks.timing import Step, time_in_turn
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "name, tensors, millions",
     [("resnet50", 161, 25.557), ("bert-base", 199, 109.482), ("many-small", 1000, 2.6)],
@@ -32,6 +33,7 @@ def test_shapes_are_those_of_the_models(name, tensors, millions):
         assert all(1024 <= math.prod(shape) <= 4096 for shape in shapes)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "inner, kind, options, bytes_each",
     [
@@ -52,6 +54,7 @@ def test_bytes_are_counted(inner, kind, options, bytes_each):
     assert bytes_of_step("tiny", inner, kind, **options) == expected
 
 
+@pytest.mark.one_backend
 def test_gradients_stay_clear_of_denormals_and_overflow():
     for gradient in make_data("tiny", "float16").gradients:
         assert np.abs(gradient).min() >= 0.5
@@ -59,6 +62,7 @@ def test_gradients_stay_clear_of_denormals_and_overflow():
         assert np.float16(0.5) ** 2 * np.float16(1 - 0.999) > np.finfo("float16").tiny
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "weight, slot, message",
     [
@@ -136,6 +140,7 @@ def cells(text, *words):
     return [cell.strip() for cell in line.strip("|").split("|")]
 
 
+@pytest.mark.one_backend
 def test_the_report_has_the_ratios_and_the_limits():
     text = markdown([make_result()])
     ratios = cells(text, "SGD+momentum", "keras_lso")[5:9]

@@ -47,6 +47,7 @@ POLICIES = {
 every_policy = pytest.mark.parametrize("name", POLICIES)
 
 
+@pytest.mark.one_backend
 def test_the_functions_are_those_of_the_page():
     assert set(lr_policies.__all__) == SIGNATURES.keys() == POLICIES.keys()
     for name, signature in SIGNATURES.items():
@@ -72,6 +73,7 @@ def test_a_function_is_its_class_called_with_the_step(name, compiled):
         np.testing.assert_allclose(actual, float(expected), rtol=1e-6)
 
 
+@pytest.mark.one_backend
 @every_policy
 def test_the_arguments_have_the_names_of_the_class(name):
     cls, _ = POLICIES[name]
@@ -82,6 +84,7 @@ def test_the_arguments_have_the_names_of_the_class(name):
     assert ours[-1] == "name"
 
 
+@pytest.mark.one_backend
 def test_bad_arguments_are_refused():
     with pytest.raises(ValueError, match="`decay_steps` must be"):
         lr_policies.poly_decay(0, 0.5, 0)

@@ -45,6 +45,7 @@ def array(*values):
 # --- Names --------------------------------------------------------------------
 
 
+@pytest.mark.one_backend
 def test_the_policies_are_ours():
     for module in (mixed_precision, mixed_precision.experimental):
         for name in ("LossScale", "FixedLossScale", "DynamicLossScale"):
@@ -242,6 +243,7 @@ def test_global_step_and_variables_may_be_tensorflows():
     assert (w.numpy().tolist(), int(step)) == ([1.5, 2.0], 1)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("wrong", [5, "step", np.array(0)])
 def test_global_step_is_a_variable(wrong):
     optimizer, w = make(), new_variable()
@@ -250,6 +252,7 @@ def test_global_step_is_a_variable(wrong):
     assert values(w) == [3.0, 4.0]
 
 
+@pytest.mark.one_backend
 def test_what_cannot_be_applied_leaves_global_step():
     optimizer, w, step = make(), new_variable(), new_step()
     for pairs in ([], [(None, w)]):
@@ -351,6 +354,7 @@ def test_a_tensor_needs_var_list():
         make().compute_gradients(ops.sum(w))
 
 
+@pytest.mark.one_backend
 def test_var_list_takes_variables_only():
     w = new_variable()
     with pytest.raises(ValueError, match="`var_list` takes variables only"):
@@ -397,6 +401,7 @@ def test_a_cross_replica_context_is_refused(method):
 # --- The optimizer: the rest --------------------------------------------------
 
 
+@pytest.mark.one_backend
 def test_name_and_use_locking():
     inner = sgd(name="mine")
     optimizer = MixedPrecisionLossScaleOptimizer(inner, 8)
@@ -407,18 +412,21 @@ def test_name_and_use_locking():
     assert optimizer.inner_optimizer.name != "other"
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("name", ["", 3, b"a", ["a"], "a/b"])
 def test_a_malformed_name_is_refused(name):
     with pytest.raises(ValueError, match="`name` must be a non-empty string"):
         make(8, name=name)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("loss_scale", [None, "static", 0, -1, True, [8], {}])
 def test_a_malformed_loss_scale_is_refused(loss_scale):
     with pytest.raises(ValueError):
         make(loss_scale)
 
 
+@pytest.mark.one_backend
 def test_any_policy_may_be_the_loss_scale():
     for policy in (FixedLossScale(8), DynamicLossScale(8, multiplier=4), Doubling(8)):
         optimizer = make(policy)
@@ -427,12 +435,14 @@ def test_any_policy_may_be_the_loss_scale():
         assert float(optimizer.loss_scale) == 8.0
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("opt", [None, "sgd", keras.optimizers.SGD])
 def test_opt_must_be_an_optimizer(opt):
     with pytest.raises(ValueError, match="Argument `opt` must be an instance"):
         MixedPrecisionLossScaleOptimizer(opt, 8)
 
 
+@pytest.mark.one_backend
 def test_opt_must_not_scale_the_loss_itself():
     with pytest.raises(TypeError, match="`opt` must not be a LossScaleOptimizer"):
         MixedPrecisionLossScaleOptimizer(LossScaleOptimizer(sgd()), 8)

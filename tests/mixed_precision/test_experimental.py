@@ -31,11 +31,13 @@ class Mine(LossScale):
 # --- Names --------------------------------------------------------------------
 
 
+@pytest.mark.one_backend
 def test_the_modern_class_is_ours():
     assert keras_lso.mixed_precision.LossScaleOptimizer is LossScaleOptimizer
     assert keras_lso.mixed_precision.experimental is experimental
 
 
+@pytest.mark.one_backend
 def test_the_experimental_class_is_a_modern_one_and_not_the_other_way_round():
     assert issubclass(experimental.LossScaleOptimizer, LossScaleOptimizer)
     assert isinstance(make("dynamic"), keras_lso.mixed_precision.LossScaleOptimizer)
@@ -44,6 +46,7 @@ def test_the_experimental_class_is_a_modern_one_and_not_the_other_way_round():
     assert not isinstance(modern, experimental.LossScaleOptimizer)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "path",
     [
@@ -109,6 +112,7 @@ GIVEN = {
 given = pytest.mark.parametrize("kind", GIVEN)
 
 
+@pytest.mark.one_backend
 @given
 def test_the_config_equals_that_of_the_modern_class(kind):
     value, arguments = GIVEN[kind]
@@ -121,6 +125,7 @@ def test_the_config_equals_that_of_the_modern_class(kind):
     assert optimizer.dynamic_growth_steps == modern.dynamic_growth_steps
 
 
+@pytest.mark.one_backend
 @given
 def test_the_warning_prints_the_modern_call(kind):
     with warnings.catch_warnings(record=True) as caught:
@@ -168,6 +173,7 @@ WRONG = {
 }
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("kind", WRONG)
 def test_anything_else_is_refused(kind):
     value, error = WRONG[kind]
@@ -179,6 +185,7 @@ def test_anything_else_is_refused(kind):
     experimental.LossScaleOptimizer(inner, 8)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("kind", ["another multiplier", "another class"])
 def test_the_error_says_what_to_write(kind):
     value, error = WRONG[kind]
@@ -186,12 +193,14 @@ def test_the_error_says_what_to_write(kind):
         make(value())
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("inner", [None, "sgd", LossScaleOptimizer(sgd())])
 def test_optimizer_must_be_one_that_does_not_scale(inner):
     with pytest.raises(TypeError, match="Argument `optimizer` must"):
         experimental.LossScaleOptimizer(inner, 8)
 
 
+@pytest.mark.one_backend
 def test_a_policy_belongs_to_one_optimizer():
     policy = DynamicLossScale()
     optimizer = make(policy)
@@ -200,6 +209,7 @@ def test_a_policy_belongs_to_one_optimizer():
         make(policy)
 
 
+@pytest.mark.one_backend
 def test_arguments_may_be_keywords_and_both_are_needed():
     optimizer = experimental.LossScaleOptimizer(loss_scale=8, optimizer=sgd())
     assert float(optimizer.loss_scale) == 8.0
@@ -274,6 +284,7 @@ def test_it_comes_back_from_a_file(tmp_path):
         assert w.numpy().tolist() == [2.5]  # pairs are unscaled, as in tf.keras
 
 
+@pytest.mark.one_backend
 def test_where_warnings_are_errors_the_policy_is_still_free():
     policy = DynamicLossScale()
     with warnings.catch_warnings():

@@ -108,17 +108,20 @@ def test_the_names_are_those_of_the_page():
     assert float(AutomaticLossScaler("LogMax").loss_scale) == 1.0
 
 
+@pytest.mark.one_backend
 def test_a_window_may_be_a_whole_float():
     window = AutomaticLossScaler(params={"step_window": 3.0}).policy.increment_period
     assert (type(window), window) == (int, 3)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("algorithm", ["log_max", "", None, 3])
 def test_an_unknown_algorithm_is_refused(algorithm):
     with pytest.raises(ValueError, match="'Backoff' or 'LogMax'.*algorithm="):
         AutomaticLossScaler(algorithm)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "algorithm, params, error, message",
     [

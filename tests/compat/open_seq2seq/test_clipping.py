@@ -67,17 +67,20 @@ def test_sparse_values_stay_sparse(sparse_gradient):
     np.testing.assert_allclose(dense, [[1.5], [2.0], [0.0]], rtol=1e-6)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("t_list", [{"a": 1.0}, 3.0, "tensors", None])
 def test_no_sequence_is_a_type_error(t_list):
     with pytest.raises(TypeError, match="`t_list` must be a list or a tuple"):
         _clip_by_global_norm(t_list, 1.0, None)
 
 
+@pytest.mark.one_backend
 def test_a_tensor_is_no_sequence():
     with pytest.raises(TypeError, match="`t_list`"):
         _clip_by_global_norm(ops.ones(3), 1.0, None)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("clip_norm", [0.0, -1.0, np.nan])
 def test_a_norm_that_is_not_above_zero_is_refused(clip_norm):
     with pytest.raises(ValueError, match="clip_norm="):

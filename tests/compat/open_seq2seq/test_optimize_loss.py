@@ -198,6 +198,7 @@ def test_an_overflow_is_skipped_and_drops_the_scale():
     assert int(train_op.global_step.numpy()) == 1
 
 
+@pytest.mark.one_backend
 def test_without_mixed_the_loss_is_not_scaled():
     train_op = make(dtype="float16", loss_scaling=1024.0)
     assert not isinstance(train_op.optimizer, keras.optimizers.LossScaleOptimizer)
@@ -395,12 +396,14 @@ def test_in_a_loss_it_is_that_of_the_model_and_of_the_scope():
     assert float(get_regularization_loss(keras.layers.Dense(1))) == 0.0
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("scope", [None, "encoder"])
 def test_without_a_model_at_hand_it_says_what_to_write(scope):
     with pytest.raises(ValueError, match=r"get_regularization_loss\(model\)"):
         get_regularization_loss(scope)
 
 
+@pytest.mark.one_backend
 def test_a_scope_that_is_none_is_refused():
     with pytest.raises(TypeError, match="`scope` must be a string.*3"):
         get_regularization_loss(3)
@@ -466,6 +469,7 @@ def test_other_arguments_are_refused(arguments, error, message):
         make(**arguments)
 
 
+@pytest.mark.one_backend
 def test_clipping_and_larc_do_not_go_together():
     with pytest.raises(
         AttributeError,
@@ -474,11 +478,13 @@ def test_clipping_and_larc_do_not_go_together():
         make(clip_gradients=1.0, larc_params={"larc_eta": 0.1})
 
 
+@pytest.mark.one_backend
 def test_a_tensor_is_no_loss_and_the_error_shows_the_callable():
     with pytest.raises(TypeError, match=r"def loss\(x, y\): return loss_fn"):
         optimize_loss(ops.ones(()), "SGD", {}, lambda step: 0.1)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize("decay_fn", [0.1, "cosine"])
 def test_a_rate_is_no_decay_function(decay_fn):
     with pytest.raises(TypeError, match="callable of the step"):
@@ -491,6 +497,7 @@ def test_a_loss_must_be_a_scalar():
         make(lambda: w * 2.0, var_list=[w])()
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "iter_size, flag, error, message",
     [
@@ -505,6 +512,7 @@ def test_a_flag_that_makes_no_sense_is_refused(iter_size, flag, error, message):
         train_op(skip_update=flag)
 
 
+@pytest.mark.one_backend
 @pytest.mark.parametrize(
     "dtype", ["float32", "float16", np.float16, np.dtype("float32")]
 )
@@ -512,6 +520,7 @@ def test_dtypes_are_those_of_any_library(dtype):
     make(dtype=dtype)
 
 
+@pytest.mark.one_backend
 def test_a_dtype_may_be_the_frameworks_own():
     make(dtype=ops.ones((), dtype="float16").dtype)
 
@@ -536,6 +545,7 @@ def test_every_name_makes_an_optimizer():
         assert np.all(np.isfinite(w.numpy()))
 
 
+@pytest.mark.one_backend
 def test_the_package_has_the_pages_names():
     for module in ("optimizers", "mp_wrapper", "automatic_loss_scaler", "lr_policies"):
         for name in getattr(open_seq2seq, module).__dict__.get("__all__", []):
