@@ -104,8 +104,9 @@ class Records:
         """Returns what the original does, if that is what was recorded."""
         recorded = self.read(name, run)
         if name not in self.live:
-            self.live[name] = as_recorded(run())
-            compare(self.live[name], recorded, f"{self.path.name}: {name}")
+            live = as_recorded(run())
+            compare(live, recorded, f"{self.path.name}: {name}")
+            self.live[name] = live
         return copy.deepcopy(self.live[name])
 
     def record(self, name, run):

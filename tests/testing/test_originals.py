@@ -109,8 +109,10 @@ def test_the_original_is_what_a_full_run_goes_on_with(recorded):
     ],
 )
 def test_an_original_that_has_changed_is_noticed(where, changed, recorded):
-    with pytest.raises(AssertionError, match=f"test_file.npz: tree/{where}.*differs"):
-        recorded.check("tree", lambda: {**TREE, where: changed})
+    # By each test that asks for it.
+    for _ in range(2):
+        with pytest.raises(AssertionError, match=f"npz: tree/{where}.*differs"):
+            recorded.check("tree", lambda: {**TREE, where: changed})
 
 
 def test_another_key_is_noticed(recorded):
