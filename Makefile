@@ -130,10 +130,11 @@ golden: $(INSTALLED) ## run the originals, and record what the tests compare wit
 	rm -f integration_tests/golden/*.npz
 	$(call pytest,tensorflow) tests integration_tests --record --full $(PYTEST_ARGS)
 
-nightly: $(INSTALLED) ## all combinations, and 2,000 new random cases a backend: hours
+nightly: $(INSTALLED) ## 2,000 new random cases a backend, and the soak: hours
 	$(call on_each_backend,HYPOTHESIS_PROFILE=nightly \
-	    $(BIN)/python -m pytest tests integration_tests --full \
+	    $(BIN)/python -m pytest tests integration_tests -m hypothesis --full \
 	    $(PYTEST_ARGS))
+	@$(MAKE) --no-print-directory soak
 
 soak: $(INSTALLED) ## 100,000 steps a backend, each compared with a model in NumPy
 	$(call on_each_backend,$(BIN)/python -m integration_tests.soak)
