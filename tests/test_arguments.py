@@ -396,16 +396,16 @@ def test_a_config_without_that_of_an_inner_optimizer_is_refused(inner):
 def test_a_refused_constructor_leaves_its_arguments_alone():
     inner = keras.optimizers.SGD(1.0, loss_scale_factor=8.0)
     policy = DynamicLossScale(16.0)
-    for arguments in (
-        {"clipnorm": 1.0},
-        {"scale": 1.0},
-        {"dynamic": 1},
-        {"initial_scale": 8.0},
-        {"master_weights": 1},
+    for name, value in (
+        ("clipnorm", 1.0),
+        ("scale", 1.0),
+        ("dynamic", 1),
+        ("initial_scale", 8.0),
+        ("master_weights", 1),
     ):
-        with pytest.raises((TypeError, ValueError)):
-            LossScaleOptimizer(inner, loss_scale=policy, **arguments)
-    with pytest.raises(TypeError):
+        with pytest.raises((TypeError, ValueError), match=name):
+            LossScaleOptimizer(inner, loss_scale=policy, **{name: value})
+    with pytest.raises(TypeError, match="`inner_optimizer`"):
         LossScaleOptimizer("sgd", loss_scale=policy)
     assert inner.loss_scale_factor == 8.0
     assert not policy.built

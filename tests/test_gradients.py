@@ -102,10 +102,12 @@ def test_a_dict_of_gradients(refused, variables):
     refused(TypeError, ["`grads`", "must be a list", "dict"], grads, variables)
 
 
-def test_generators_are_taken(optimizer, variables):
+def test_generators_are_taken(optimizer, variables, snapshot):
+    before = snapshot(variables)
     grads = gradients(np.float32([1, 1]), np.float32(1))
     optimizer.apply((g for g in grads), (v for v in variables))
     assert int(optimizer.iterations) == 1
+    assert all(a != b for a, b in zip(snapshot(variables), before, strict=True))
 
 
 def test_complex_gradients(refused, variables):

@@ -50,6 +50,6 @@ def test_the_command_runs():
 
 @pytest.mark.one_backend
 def test_other_commands_are_refused(capsys):
-    with pytest.raises(SystemExit):
+    with pytest.raises(SystemExit, match="2"):
         main(["inform"])
     assert "invalid choice" in capsys.readouterr().err

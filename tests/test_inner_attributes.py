@@ -171,7 +171,7 @@ def test_the_wrappers_own_attributes_come_before_those_of_the_inner_optimizer(
     "name", ["iterations", "loss_scale", "dynamic", "skipped_steps", "variables"]
 )
 def test_what_is_read_only_cannot_be_set(optimizer, inner, name):
-    with pytest.raises(AttributeError):
+    with pytest.raises(AttributeError, match=f"{name}.*has no setter"):
         setattr(optimizer, name, 1)
     assert name not in vars(inner)
 

@@ -313,11 +313,18 @@ def test_a_stateless_step_takes_what_apply_takes(weights, make_gradients):
 
 def test_the_averages_of_the_inner_optimizer_become_final(weights, make_gradients):
     optimizer = LARC(keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5))
+    averages = None
     for seed in range(3):
         optimizer.apply(tensors(make_gradients(seed=seed)), weights)
-    before = weights[0].numpy().copy()
+        values = [v.numpy().copy() for v in weights]
+        averages = [
+            v if average is None else (average + v) / 2
+            for v, average in zip(values, averages or [None] * 3, strict=True)
+        ]
     optimizer.finalize_variable_values(weights)
-    assert (weights[0].numpy() != before).any()
+    for v, average, last in zip(weights, averages, values, strict=True):
+        np.testing.assert_allclose(v.numpy(), average, **CLOSE)
+        assert (v.numpy() != last).any()
 
 
 # --- With loss scaling --------------------------------------------------------------

@@ -86,7 +86,7 @@ def test_after_scale_loss_pairs_are_scaled_until_another_method_is_used(scaling)
 def test_what_cannot_be_unscaled_leaves_scaled_pairs_scaled(scaling):
     w = new_variable()
     scaling.scale_loss(1.0)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="not iterable"):
         scaling.get_unscaled_gradients(None)
     scaling.apply_gradients([(grad(SCALE, 0.0), w)])
     assert values(w) == [2.5, 4.0]
@@ -175,9 +175,10 @@ def test_with_one_replica_the_arguments_change_nothing(optimizer, arguments):
 
 
 def test_pairs_may_come_from_any_iterable(optimizer):
-    w = new_variable()
-    pairs = iter([[grad(0.0, 0.0), w]])
-    optimizer.apply_gradients(pairs)
+    w, scale = new_variable(), float(getattr(optimizer, "loss_scale", 1.0))
+    scale = scale if type(optimizer) is LossScaleOptimizer else 1.0
+    optimizer.apply_gradients(iter([[grad(scale, 0.0), w]]))
+    assert values(w) == [2.5, 4.0]
     assert int(optimizer.iterations) == 1
 
 

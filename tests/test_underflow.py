@@ -137,10 +137,17 @@ def test_the_model_is_as_it_was(batch):
     assert list(report.layers) == ["first", "norm", "drop", "last"]
 
 
-def test_an_error_leaves_the_model_as_it_was(batch):
+def test_an_error_leaves_the_model_as_it_was(batch, monkeypatch):
     model = make_model()
-    with pytest.raises(Exception, match=".+"):
-        keras_lso.underflow_report(model, batch[0][:, :2], batch[1])
+
+    def refuse(**_):
+        assert model.layers[0].dtype_policy.name == "float32"
+        assert "call" in vars(model.layers[0])
+        raise ArithmeticError("mine")
+
+    monkeypatch.setattr(model, "compute_loss", refuse)
+    with pytest.raises(ArithmeticError, match="mine"):
+        keras_lso.underflow_report(model, batch[0], batch[1][:, :2])
     assert [layer.dtype_policy.name for layer in model.layers] == ["mixed_float16"] * 4
     assert not any("call" in vars(layer) for layer in model.layers)
 
@@ -204,6 +211,20 @@ def test_a_recommended_scale_trains_without_an_overflow(batch):
     assert low <= report.initial_scale <= high / 2
     assert 2 * report.initial_scale > high / 2
     assert f"2**{int(np.log2(report.initial_scale))}" in str(report)
+
+    def skipped(scale):
+        optimizer = keras_lso.LossScaleOptimizer(
+            keras.optimizers.SGD(0.0), dynamic=False, initial_scale=scale
+        )
+        optimizer.minimize(
+            lambda: model.compute_loss(x=x, y=y, y_pred=model(x, training=True)),
+            model.trainable_variables,
+        )
+        return int(optimizer.skipped_steps)
+
+    assert skipped(report.initial_scale) == 0
+    # Above `high`, and twice as far as another mask of the dropout may make up for.
+    assert skipped(8 * report.initial_scale) == 1
 
 
 # --- What `fit` takes ---------------------------------------------------------------

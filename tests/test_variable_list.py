@@ -147,7 +147,7 @@ def test_keras_tree_maps_it(optimizer):
 def test_beside_a_plain_list_it_has_to_be_made_one(optimizer):
     # A structure is told by its class, and no list can be called.
     numbers = list(range(len(optimizer.variables)))
-    with pytest.raises((TypeError, ValueError)):
+    with pytest.raises((TypeError, ValueError), match="mismatch|an instance of list"):
         tree.assert_same_structure(numbers, optimizer.variables)
     variables = list(optimizer.variables)
     tree.assert_same_structure(numbers, variables)
@@ -178,7 +178,7 @@ def test_on_jax_too_it_has_to_be_made_a_list_beside_one(optimizer):
     import jax
 
     numbers = list(range(len(optimizer.variables)))
-    with pytest.raises((TypeError, ValueError)):
+    with pytest.raises(ValueError, match="different types"):
         jax.tree.map(lambda v, n: n, optimizer.variables, numbers)
     variables = list(optimizer.variables)
     assert jax.tree.map(lambda v, n: n, variables, numbers) == numbers

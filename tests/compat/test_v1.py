@@ -258,7 +258,7 @@ def test_what_cannot_be_applied_leaves_global_step():
     for pairs in ([], [(None, w)]):
         with pytest.raises(ValueError, match="No gradients provided"):
             optimizer.apply_gradients(pairs, global_step=step)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="`grads_and_vars` must be a list of"):
         optimizer.apply_gradients([w.value], global_step=step)
     assert (values(step), values(w)) == (5, [3.0, 4.0])
 
@@ -420,9 +420,17 @@ def test_a_malformed_name_is_refused(name):
 
 
 @pytest.mark.one_backend
-@pytest.mark.parametrize("loss_scale", [None, "static", 0, -1, True, [8], {}])
-def test_a_malformed_loss_scale_is_refused(loss_scale):
-    with pytest.raises(ValueError):
+@pytest.mark.parametrize(
+    "loss_scale, words",
+    [
+        *[(value, "`loss_scale` must be a number") for value in (None, True, [8])],
+        ("static", "name is 'dynamic'. Received: 'static'"),
+        *[(value, "must be positive and finite") for value in (0, -1)],
+        ({}, "keys 'class_name' and 'config'"),
+    ],
+)
+def test_a_malformed_loss_scale_is_refused(loss_scale, words):
+    with pytest.raises(ValueError, match=words):
         make(loss_scale)
 
 

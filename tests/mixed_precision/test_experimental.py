@@ -173,14 +173,31 @@ WRONG = {
 }
 
 
+# What the errors say of them. Of the rest: that it is none of what it must be.
+WORDS = {
+    **dict.fromkeys(
+        ["another multiplier", "one in a config"], "`multiplier` must be 2"
+    ),
+    "another class": "a LossScale that is not a FixedLossScale or a DynamicLossScale",
+    **dict.fromkeys(
+        ["zero", "below zero", "NaN", "too large"], "must be positive and finite"
+    ),
+    **dict.fromkeys(
+        ["an empty dict", "another dict"], "keys 'class_name' and 'config'"
+    ),
+    **dict.fromkeys(["an unknown class", "a wrong value"], "describes no loss scale"),
+}
+
+
 @pytest.mark.one_backend
 @pytest.mark.parametrize("kind", WRONG)
 def test_anything_else_is_refused(kind):
     value, error = WRONG[kind]
+    words = WORDS.get(kind, "`loss_scale` must be the string 'dynamic'")
     inner = sgd()
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # no deprecation before the error
-        with pytest.raises(error):
+        with pytest.raises(error, match=words):
             experimental.LossScaleOptimizer(inner, value())
     experimental.LossScaleOptimizer(inner, 8)
 
@@ -213,7 +230,7 @@ def test_a_policy_belongs_to_one_optimizer():
 def test_arguments_may_be_keywords_and_both_are_needed():
     optimizer = experimental.LossScaleOptimizer(loss_scale=8, optimizer=sgd())
     assert float(optimizer.loss_scale) == 8.0
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="missing 1 required.*'loss_scale'"):
         experimental.LossScaleOptimizer(sgd())
 
 
@@ -289,6 +306,8 @@ def test_where_warnings_are_errors_the_policy_is_still_free():
     policy = DynamicLossScale()
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        with pytest.raises(DeprecationWarning):
+        with pytest.raises(
+            DeprecationWarning, match="LossScaleOptimizer is deprecated"
+        ):
             make(policy)
     LossScaleOptimizer(sgd(), loss_scale=policy)

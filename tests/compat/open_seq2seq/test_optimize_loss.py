@@ -512,17 +512,20 @@ def test_a_flag_that_makes_no_sense_is_refused(iter_size, flag, error, message):
         train_op(skip_update=flag)
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize(
-    "dtype", ["float32", "float16", np.float16, np.dtype("float32")]
+    "dtype", ["float32", "float16", np.float16, np.dtype("float32"), None]
 )
 def test_dtypes_are_those_of_any_library(dtype):
-    make(dtype=dtype)
-
-
-@pytest.mark.one_backend
-def test_a_dtype_may_be_the_frameworks_own():
-    make(dtype=ops.ones((), dtype="float16").dtype)
+    """They change nothing: the model computes in its own."""
+    # The framework's own, such as `tf.float16`.
+    dtype = ops.ones((), dtype="float16").dtype if dtype is None else dtype
+    w = variable()
+    before = w.numpy()
+    train_op = make(linear(w), dtype=dtype)
+    train_op(BATCHES[0])
+    np.testing.assert_allclose(
+        w.numpy(), before - RATE * BATCHES[0].mean(axis=0), rtol=1e-6
+    )
 
 
 def test_every_name_makes_an_optimizer():
@@ -537,18 +540,33 @@ def test_every_name_makes_an_optimizer():
         "RMSProp",
         "SGD",
     ]
+    # Momentum is that of LARS, without its ratios.
+    others = {"Momentum": "LARS", "RMSProp": "RMSprop"}
     for name in OPTIMIZER_CLS_NAMES:
         w = variable()
+        before = w.numpy()
         needed = {"Momentum": {"momentum": 0.9}, "AdamW": {"weight_decay": 0.1}}
         params = needed.get(name, {})
-        make(linear(w), name, {**params, "use_locking": True})(BATCHES[0])
+        train_op = make(linear(w), name, {**params, "use_locking": True})
+        train_op(BATCHES[0])
+        classes = [cls.__name__ for cls in type(train_op.optimizer).__mro__]
+        assert others.get(name, name) in classes
         assert np.all(np.isfinite(w.numpy()))
+        assert np.all(w.numpy() != before)
 
 
 @pytest.mark.one_backend
 def test_the_package_has_the_pages_names():
-    for module in ("optimizers", "mp_wrapper", "automatic_loss_scaler", "lr_policies"):
-        for name in getattr(open_seq2seq, module).__dict__.get("__all__", []):
+    modules = {
+        "optimizers": open_seq2seq.optimizers.__all__,
+        "lr_policies": open_seq2seq.lr_policies.__all__,
+        "mp_wrapper": ["MixedPrecisionOptimizerWrapper"],
+        "automatic_loss_scaler": ["AutomaticLossScaler"],
+    }
+    for module, names in modules.items():
+        assert len(set(names)) == len(names) > 0
+        for name in names:
             assert getattr(open_seq2seq, name) is getattr(
                 getattr(open_seq2seq, module), name
             )
+            assert name in open_seq2seq.__all__

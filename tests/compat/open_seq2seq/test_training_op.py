@@ -80,13 +80,16 @@ def test_a_loss_in_float64_comes_back_in_float32(dtype):
 
 
 def test_a_call_that_fails_does_not_count():
-    w = variable()
+    w = variable(0.0, 0.0)
     train_op = make(lambda x: ops.sum(w * x), iter_size=2, var_list=[w])
     train_op(ONE)
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="A batch must hold arrays"):
         train_op("no number")
-    with pytest.raises(Exception):  # noqa: B017 - each framework's own
-        train_op(np.ones((2, 3, 5), "float32"), np.ones(4, "float32"))
+    with pytest.raises(TypeError, match="takes 1 positional argument but 2"):
+        train_op(ONE, ONE)
+    # Each framework says it in its own way.
+    with pytest.raises(Exception, match=r"(?i)shape|size|broadcast|dimension"):
+        train_op(np.ones(3, "float32"))
     train_op(ONE)
     assert float(w.numpy()[0]) == -0.5
 
@@ -247,15 +250,18 @@ def test_keras_own_scaling_is_refused(optimizer, params):
 
 
 @pytest.mark.parametrize(
-    "optimizer",
+    "optimizer, words",
     [
-        lambda: keras_lso.LossScaleOptimizer(keras.optimizers.SGD(9.0)),
-        lambda: built_for_others(keras.optimizers.SGD(9.0)),
+        (
+            lambda: keras_lso.LossScaleOptimizer(keras.optimizers.SGD(9.0)),
+            "the loss would be scaled twice",
+        ),
+        (lambda: built_for_others(keras.optimizers.SGD(9.0)), "Unknown variable"),
     ],
 )
-def test_an_instance_is_not_changed_by_a_call_that_is_refused(optimizer):
+def test_an_instance_is_not_changed_by_a_call_that_is_refused(optimizer, words):
     optimizer = optimizer()
-    with pytest.raises((TypeError, ValueError)):
+    with pytest.raises((TypeError, ValueError), match=words):
         make(lambda: ops.zeros(()), optimizer, dtype="mixed", var_list=[variable()])
     assert float(optimizer.learning_rate) == 9.0
 
