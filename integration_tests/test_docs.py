@@ -188,7 +188,7 @@ def check_open_seq2seq(names):
 def check_policies(names):
     low, high = names["report"].safe_scales
     assert low < names["report"].initial_scale < high
-    names["report"].plot("again.png")
+    names["report"].plot().savefig("again.png")
     drawn, again = map(matplotlib.image.imread, ("underflow.png", "again.png"))
     np.testing.assert_array_equal(drawn, again)
     policy = names["Cautious"](initial_loss_scale=8.0)
