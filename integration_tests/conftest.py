@@ -80,9 +80,15 @@ def make_model():
 
 @pytest.fixture
 def fit():
-    """Calls `model.fit` on the batches in their order, without a progress bar."""
+    """Calls `model.fit` on the batches in their order, without a progress bar.
+
+    It builds the optimizer first, as `fit` does itself: TensorFlow traces a step that
+    makes variables twice, and tracing is most of what a short run takes.
+    """
 
     def fit(model, x, y, epochs=1, callbacks=(), batch_size=BATCH_SIZE, **options):
+        if model.built and not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
         return model.fit(
             x,
             y,
@@ -95,6 +101,28 @@ def fit():
         )
 
     return fit
+
+
+@pytest.fixture
+def remember():
+    """`remember(model)`: a function that makes it again what it is now.
+
+    A model that is put back need not be compiled again, as a new one would be.
+    """
+
+    def remember(model):
+        if not model.optimizer.built:
+            model.optimizer.build(model.trainable_variables)
+        variables = [*model.weights, *model.optimizer.variables]
+        start = [np.array(v.numpy()) for v in variables]
+
+        def put_back():
+            for variable, value in zip(variables, start, strict=True):
+                variable.assign(value)
+
+        return put_back
+
+    return remember
 
 
 @pytest.fixture

@@ -25,6 +25,9 @@ from integration_tests.damage_verdicts import (
 )
 from keras_lso import LARC, LARS, LossScaleOptimizer, NovoGrad, loss_scales, schedules
 
+# What reads a config, and what refuses one, is the same on every backend.
+pytestmark = pytest.mark.default_backend("torch")
+
 # For each test the least number of files, of which an empty loop has none.
 FEWEST = {"test_wrong_values_in_a_file": 30, "test_files_that_would_run_code": 120}
 LOADED = []
@@ -234,7 +237,6 @@ PLACES = {
 COMPLETE = {"inner_optimizer", "optimizer"}
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("place", PLACES)
 def test_what_is_no_optimizer_policy_or_schedule(place, sentinel):
     kind, path = PLACES[place]
@@ -247,7 +249,6 @@ def test_what_is_no_optimizer_policy_or_schedule(place, sentinel):
             assert not sentinel.exists(), label
 
 
-@pytest.mark.one_backend
 def test_what_is_no_optimizer(sentinel):
     for label, foreign in damage.foreign_objects(sentinel):
         made = attempt(lambda c=foreign: keras_lso.deserialize(c), label)
@@ -310,7 +311,6 @@ NESTED = {
 }
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("kind", NESTED)
 def test_nested_configs(kind):
     make, words = NESTED[kind]
@@ -325,7 +325,6 @@ def test_nested_configs(kind):
 # --- Other versions -----------------------------------------------------------
 
 
-@pytest.mark.one_backend
 def test_a_key_of_another_version_is_refused_by_its_name():
     for kind in OPTIMIZERS:
         config = good_config(kind)
@@ -367,7 +366,6 @@ CLASSES = [
 ]
 
 
-@pytest.mark.one_backend
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
 def test_from_config_refuses_what_is_no_config(cls):
     for config in (None, 3, "adam", [1], {1: 2}, {"learning_rates": 0.5}, {"x": {}}):

@@ -35,6 +35,9 @@ from keras_lso import LossScaleOptimizer, _untrusted_files
 from keras_lso.loss_scales import DynamicLossScale
 from keras_lso.mixed_precision import load_optimizer_state
 
+# What reads a file, and what refuses one, is the same on every backend.
+pytestmark = pytest.mark.default_backend("torch")
+
 # For each test the least number of files, of which an empty loop has none.
 FEWEST = {
     "test_bytes_of_a_keras_file": 42,

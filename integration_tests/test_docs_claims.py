@@ -65,6 +65,8 @@ def in_float32(model, x):
     ]
 
 
+# The program is Keras's own business, and this model takes seconds to build.
+@pytest.mark.default_backend("torch")
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
 def test_every_layer_of_the_copy_computes_in_float32(policy, clean):
     keras.config.set_dtype_policy(policy)

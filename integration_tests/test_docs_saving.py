@@ -11,7 +11,8 @@ from keras import ops
 import keras_lso
 from integration_tests.docs_blocks import PAGES, code_in, run_block, table_of
 
-pytestmark = pytest.mark.slow
+# What a backend has to do with files is in `test_resume.py`.
+pytestmark = [pytest.mark.slow, pytest.mark.default_backend("torch")]
 
 
 def compiled(optimizer):

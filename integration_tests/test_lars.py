@@ -311,22 +311,37 @@ INNER = {
 }
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("jit_compile", [False, True, "auto"])
-@pytest.mark.parametrize("make", INNER.values(), ids=INNER)
+full = pytest.mark.full
+# `torch.compile` takes half a minute; `test_fit.py` has a test of it.
+full_on_torch = [full] if keras.backend.backend() == "torch" else []
+
+
+@pytest.mark.parametrize(
+    ("make", "jit_compile"),
+    [
+        ("LARS", "auto"),
+        pytest.param("LARC", True, marks=full_on_torch),
+        # On a CPU False is what "auto" is, but on JAX.
+        *(pytest.param(name, False, marks=full) for name in INNER),
+        pytest.param("LARS", True, marks=full),
+        pytest.param("LARC", "auto", marks=[] if full_on_torch else [full]),
+    ],
+)
 def test_fit_in_float16_skips_an_overflow_without_a_trace(
-    make, jit_compile, make_model, data, fit, with_overflows, bits
+    make, jit_compile, make_model, data, fit, with_overflows, bits, remember
 ):
     x, y = data
+    model = make_model("mixed_float16")
+    optimizer = LossScaleOptimizer(INNER[make](), initial_scale=2.0**10)
+    model.compile(optimizer, loss="mse", jit_compile=jit_compile)
+    put_back = remember(model)
     states = []
     for inputs, targets in (
         (x, y),
         # The first batch, then an overflow, then the others.
         (with_overflows(np.concatenate([x[:8], x]), [1]), np.concatenate([y[:8], y])),
     ):
-        model = make_model("mixed_float16")
-        optimizer = LossScaleOptimizer(make(), initial_scale=2.0**10)
-        model.compile(optimizer, loss="mse", jit_compile=jit_compile)
+        put_back()
         before = bits(model.trainable_variables)
         # Skipping halves the scale; 2**9 and 2**10 are as good for these gradients.
         fit(model, inputs, targets)

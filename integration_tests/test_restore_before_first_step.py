@@ -113,6 +113,7 @@ def compare(folder, *arguments, **options):
     return whole, resumed
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "tf.function"])
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
 def test_the_step_after_it_moves_the_weight_as_far_as_without_it(

@@ -7,13 +7,11 @@
    the weights are those of the inner optimizer alone: bitwise on the generic
    path, within 1e-6 of each tensor's largest magnitude on a fast one.
 
-The generic path is chosen by an environment variable when keras_lso is imported.
-This file, run as a program, is the process that does so for the tests.
+The generic path is that of `KERAS_LSO_KERNELS=generic`. `test_import.py` shows that
+the variable chooses it.
 """
 
-import os
-import subprocess
-import sys
+import functools
 
 import keras
 import numpy as np
@@ -21,6 +19,7 @@ import pytest
 from keras import ops
 
 import keras_lso
+from integration_tests.properties.execution import kernels
 
 INF = float("inf")
 
@@ -255,6 +254,8 @@ def train_by_fit(optimizer, jit_compile="auto"):
         ]
     )
     model.compile(optimizer, loss="mse", jit_compile=jit_compile)
+    # TensorFlow would trace the step twice: with its variables, and without.
+    optimizer.build(model.trainable_variables)
     model.fit(x, y, batch_size=8, shuffle=False, verbose=0)
     return [np.array(v.numpy()) for v in model.trainable_variables]
 
@@ -269,64 +270,37 @@ if "graph" in COMPILE:
     TRAIN["fit under XLA"] = train_by_fit_under_xla
 
 
-def weights_alone_and_wrapped(how, name):
+@functools.cache
+def weights_alone(how, name):
+    """Returns what the inner optimizer makes of them; the tests only read it."""
+    weights = TRAIN[how](OPTIMIZERS[name]())
+    assert all(weight.any() for weight in weights)
+    return weights
+
+
+def weights_wrapped(how, name):
     # It grows every ten steps: to 2**20.
     wrapper = keras_lso.LossScaleOptimizer(OPTIMIZERS[name](), dynamic_growth_steps=10)
-    wrapped = TRAIN[how](wrapper)
+    weights = TRAIN[how](wrapper)
     assert float(wrapper.loss_scale) == 2.0**20
     assert int(wrapper.iterations) == STEPS
-    return TRAIN[how](OPTIMIZERS[name]()), wrapped
+    return weights
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("how", TRAIN)
 def test_the_weights_are_those_of_the_inner_optimizer(how, name, assert_close):
-    alone, wrapped = weights_alone_and_wrapped(how, name)
-    assert all(weight.any() for weight in alone)
-    assert_close(wrapped, alone, share=1e-6)
+    assert_close(weights_wrapped(how, name), weights_alone(how, name), share=1e-6)
 
 
-@pytest.fixture(scope="module")
-def weights_on_the_generic_path(tmp_path_factory):
-    """Runs this file as a program, once for all the tests."""
-    path = tmp_path_factory.mktemp("generic") / "weights.npz"
-    environment = {
-        **os.environ,
-        "KERAS_BACKEND": keras.backend.backend(),
-        "KERAS_LSO_KERNELS": "generic",
-    }
-    subprocess.run([sys.executable, __file__, str(path)], env=environment, check=True)
-    return np.load(path)
-
-
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("how", TRAIN)
-def test_on_the_generic_path_they_are_so_bitwise(
-    how, name, weights_on_the_generic_path
-):
-    saved = weights_on_the_generic_path
-    alone, wrapped = (
-        [saved[key] for key in saved if key.startswith(f"{how}/{name}/{which}/")]
-        for which in ("alone", "wrapped")
-    )
-    assert len(alone) >= 2
-    for expected, actual in zip(alone, wrapped, strict=True):
+def test_on_the_generic_path_they_are_so_bitwise(how, name):
+    with kernels(are_on=False) as kernels_were_taken:
+        wrapped = weights_wrapped(how, name)
+    assert not kernels_were_taken()
+    for expected, actual in zip(weights_alone(how, name), wrapped, strict=True):
         np.testing.assert_array_equal(actual, expected)
         assert actual.tobytes() == expected.tobytes()
-
-
-def main(path):
-    assert keras_lso.backend.KERNELS == "generic"
-    arrays = {}
-    for how in TRAIN:
-        for name in OPTIMIZERS:
-            both = weights_alone_and_wrapped(how, name)
-            for which, weights in zip(("alone", "wrapped"), both, strict=True):
-                for i, weight in enumerate(weights):
-                    arrays[f"{how}/{name}/{which}/{i}"] = weight
-    np.savez(path, **arrays)
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -52,6 +52,8 @@ def test_the_scale_is_what_the_formula_says(compiled):
     assert sum(1.0 < scale < 2.0**14 for scale in scales) > 300
 
 
+# Long courses of what the test above shows of short ones, on each backend.
+@pytest.mark.default_backend("jax")
 def test_the_original_overflow_pins_the_scale_for_thousands_of_steps(compiled_once):
     steps = made_up(3000, overflows=[100])
     policy = LogMaxLossScale(original_overflow=True)
@@ -62,6 +64,7 @@ def test_the_original_overflow_pins_the_scale_for_thousands_of_steps(compiled_on
     assert min(ours[101:]) > 100.0
 
 
+@pytest.mark.default_backend("jax")
 def test_the_scale_recovers_where_the_original_does(compiled_once):
     # Averages of fewer steps, so that it takes hundreds of them, not thousands.
     policy = LogMaxLossScale(beta2=0.99, original_overflow=True)

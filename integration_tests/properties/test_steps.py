@@ -77,7 +77,7 @@ IN_MEMORY = (None, cases.OWN_VARIABLES, cases.VARIABLES)
 
 
 @hypothesis.given(case=cases.cases(saved=IN_MEMORY))
-@tried_on(nightly=1800, torch=40, tensorflow=10, jax=6)
+@tried_on(nightly=1800, torch=40, tensorflow=5, jax=3)
 def test_each_step_does_what_it_should(case):
     check(case)
 
@@ -85,13 +85,13 @@ def test_each_step_does_what_it_should(case):
 @pytest.mark.skipif(not cases.COMPILED, reason="Steps on PyTorch are eager")
 @pytest.mark.parametrize("way", cases.COMPILED)
 @hypothesis.given(data=hypothesis.strategies.data())
-@tried_on(nightly=200, torch=1, tensorflow=2, jax=3)
+@tried_on(nightly=200, torch=1, tensorflow=1, jax=2)
 def test_so_does_each_compiled_step(way, data):
     saved = (None, None, cases.OWN_VARIABLES)
     check(data.draw(cases.cases(way, saved)))
 
 
 @hypothesis.given(case=cases.cases(saved=(cases.KERAS_FILE,)))
-@tried_on(nightly=200, torch=4, tensorflow=2, jax=1)
+@tried_on(nightly=200, torch=4, tensorflow=1, jax=1)
 def test_a_model_goes_on_from_its_file(case, tmp_path_factory):
     check(case, tmp_path_factory.mktemp("files"))
