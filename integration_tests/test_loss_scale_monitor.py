@@ -179,6 +179,13 @@ def test_a_stall_that_shows_only_at_the_end_is_told():
     assert str(warning.message) == STALLED + VALUES + ADVICE
 
 
+def test_a_second_run_is_told_anew():
+    monitor = LossScaleMonitor(patience=3)
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="All steps since step 2 were skipped"):
+            fit_two_branches(monitor, batches=8)
+
+
 def test_a_run_without_a_stall_warns_of_nothing(make_model, data, fit, recwarn):
     model = compile_model(make_model())
     fit(model, *data, epochs=3, callbacks=[LossScaleMonitor(patience=2)])
@@ -242,6 +249,8 @@ def test_overflowed_variables_are_those_of_the_last_step():
     assert [v.name for v in optimizer.overflowed_variables()] == ["c"]
     optimizer.apply([bad, bad], [variables[1], variables[0]])
     assert [v.name for v in optimizer.overflowed_variables()] == ["a", "b"]
+    optimizer.apply([bad], [variables[1]])
+    assert [v.name for v in optimizer.overflowed_variables()] == ["b"]
     optimizer.apply([finite] * 3, variables)
     assert optimizer.overflowed_variables() == []
     # It is a part of no file.

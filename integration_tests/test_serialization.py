@@ -869,6 +869,37 @@ def test_load_model_passes_custom_objects_on(tmp_path, no_warnings):
     assert_same(loaded.get_weights(), model.get_weights())
 
 
+def test_load_model_adopts_no_class_that_custom_objects_name(tmp_path, no_warnings):
+    own = type("LARS", (keras.optimizers.SGD,), {})
+    model = small_model(own(0.05))
+    model.save(tmp_path / "saved.keras")
+    # As a program that was run by itself may have written it.
+    with (
+        zipfile.ZipFile(tmp_path / "saved.keras") as saved,
+        zipfile.ZipFile(tmp_path / "model.keras", "w") as copy,
+    ):
+        for name in saved.namelist():
+            content = saved.read(name)
+            if name == "config.json":
+                config = json.loads(content)
+                optimizer = config["compile_config"]["optimizer"]
+                optimizer |= {"module": None, "registered_name": "LARS"}
+                content = json.dumps(config)
+            copy.writestr(name, content)
+    loaded = keras_lso.load_model(
+        tmp_path / "model.keras", custom_objects={"LARS": own}
+    )
+    assert type(loaded.optimizer) is own
+
+
+def test_load_model_says_what_it_does_not_replace(tmp_path):
+    model = small_model(keras_wrapper())
+    model.save(tmp_path / "model.h5")
+    with pytest.warns(UserWarning, match="Only in a `.keras` file"):
+        loaded = keras_lso.load_model(tmp_path / "model.h5")
+    assert type(loaded.optimizer) is keras.optimizers.LossScaleOptimizer
+
+
 @keras.saving.register_keras_serializable("integration_tests")
 class WithVocabulary(layers.Layer):
     """A layer with a file of its own inside the archive."""

@@ -71,6 +71,14 @@ def test_a_public_config_names_the_public_class(cls):
     assert adapters.canonical_class(twin) is cls
 
 
+@pytest.mark.parametrize(
+    "name, expected", [("sgd_12", "sgd"), ("sgd", "sgd"), ("run_12", "run_12")]
+)
+def test_a_config_drops_the_number_that_keras_gives_and_no_other(name, expected):
+    config = adapters.config_of(keras.optimizers.SGD(0.5, name=name))
+    assert config["config"]["name"] == expected
+
+
 TORCH_CONFIG = {
     "module": "keras.src.backend.torch.optimizers.torch_adam",
     "class_name": "Adam",

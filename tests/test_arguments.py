@@ -415,6 +415,8 @@ def test_a_refused_constructor_leaves_its_arguments_alone():
         LossScaleOptimizer(inner, loss_scale=policy)
     assert inner.loss_scale_factor == 8.0
     policy.claim(owner)  # is still the owner
+    inner.loss_scale_factor = None
+    LossScaleOptimizer(inner)  # is still nobody's
 
 
 # --- Steps --------------------------------------------------------------------

@@ -649,6 +649,19 @@ def test_a_gradient_may_be_a_view_of_a_variable(optimizer, decay):
     assert after(script, views, views) == after(script, copies, copies)
 
 
+@all_optimizers
+def test_a_gradient_may_lie_transposed_in_memory(optimizer):
+    start, gradient = random_arrays([(3, 5)] * 2)
+    results = []
+    for layout in (tensor(gradient), ops.transpose(tensor(gradient.T))):
+        variable = keras.Variable(start)
+        inner = OPTIMIZERS[optimizer](0.5)
+        LossScaleOptimizer(inner, initial_scale=4.0).apply([layout], [variable])
+        results.append(ops.convert_to_numpy(variable))
+    # Norms are added up in another order.
+    np.testing.assert_allclose(*results, rtol=1e-5)
+
+
 @compiled_by(*{"tensorflow": ["graph"], "jax": ["jit"], "torch": ["eager"]}[BACKEND])
 def test_adam_survives_a_gradient_whose_square_overflows(compiled):
     # So far that `(1 - beta_2) * g * g`, as PyTorch has it, does as well.

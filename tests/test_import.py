@@ -135,17 +135,21 @@ def test_an_error_names_the_backend_where_nothing_can_be_trained(backend):
     assert steps == "0"
 
 
+# A kernel takes this step of LARS under every backend.
 SHOW_KERNELS = """
-from keras_lso import backend
-from keras_lso.backend import generic
+import keras
+from keras_lso import adapters, backend
+from keras_lso.backend import generic, rules
+variables = adapters.storage([keras.Variable([1.0])])
 print(backend.KERNELS, backend.measure is generic.measure,
-      backend.fused_step_takes(None, [], []))
+      backend.fused_step_takes(rules.LARS, variables, [keras.ops.ones((1,))]))
 """
 
 
 def test_the_environment_turns_the_fast_paths_off():
     lines = output(SHOW_KERNELS, BACKEND, KERAS_LSO_KERNELS="generic")
     assert lines == ["generic True False"]
+    assert output(SHOW_KERNELS, BACKEND) == ["auto False True"]
 
 
 @pytest.mark.one_backend

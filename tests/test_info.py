@@ -38,6 +38,8 @@ def test_every_optimizer_is_listed_with_its_step():
     # `run_if` is as fast on JAX, for all of them.
     expected = with_norms if keras.backend.backend() == "jax" else rules | with_norms
     assert fast == expected
+    other = {"tensorflow": "a branch", "jax": "the check", "torch": "at the flag"}
+    assert found["Ftrl"].endswith(other[keras.backend.backend()])
 
 
 def test_the_command_runs():

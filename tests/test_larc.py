@@ -255,6 +255,10 @@ def test_it_has_no_state_of_its_own(weights):
     optimizer = LARC(inner)
     optimizer.build(weights)
     assert [id(v) for v in optimizer.variables] == [id(v) for v in inner.variables]
+    values = [np.full(v.shape, 3, v.dtype) for v in inner.variables]
+    optimizer.set_weights(values)
+    for variable, value in zip(inner.variables, values, strict=True):
+        np.testing.assert_array_equal(ops.convert_to_numpy(variable), value)
 
 
 @pytest.mark.one_backend

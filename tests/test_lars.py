@@ -1467,6 +1467,12 @@ def test_rates_are_numbers(argument):
         assert_refused(TypeError, parts, **{argument: value})
 
 
+def test_a_function_of_keras_is_no_learning_rate():
+    # A config can name any of them, and each step would call it.
+    parts = ["`learning_rate`", "a function of your own"]
+    assert_refused(TypeError, parts, learning_rate=keras.ops.shape)
+
+
 @pytest.mark.one_backend
 def test_a_momentum_lies_between_0_and_1():
     for value in (-0.1, 1.1, np.nan, np.inf, "0.9", True, None, [0.9]):
@@ -1573,6 +1579,17 @@ def test_a_custom_lars_is_preferred_to_ours():
     assert type(keras_lso.deserialize(config)) is LARS
     mine = keras_lso.deserialize(config, custom_objects={"LARS": Mine})
     assert isinstance(mine, Mine)
+
+
+def test_the_papers_trust_ratios_have_the_decay_in_them():
+    optimizer = keras_lso.LARS(
+        1.0, eeta=0.1, weight_decay_rate=0.2, trust_ratio="paper"
+    )
+    variable = keras.Variable([3.0, 4.0], name="w")
+    optimizer.build([variable])
+    ratios = optimizer.trust_ratios([ops.array([0.0, 1.0])])
+    # 0.1 * |w| / (|g| + 0.2 * |w|), in float32
+    assert float(ratios["w"]) == pytest.approx(0.1 * 5 / (1 + 0.2 * 5), rel=1e-6)
 
 
 def test_trust_ratios_are_what_the_step_is_rescaled_by():

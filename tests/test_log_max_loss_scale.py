@@ -123,12 +123,20 @@ def test_a_loaded_state_that_is_no_number_starts_afresh(name, value):
     trajectory(policy, made_up(5))
     getattr(policy, name).assign(value)
     policy.restore()
-    assert [float(v.numpy()) for v in policy.variables if v is not policy.scale] == [
-        0.0,
-        0.0,
-        0.0,
-        0.0,
-    ]
+    assert state(policy) == [0.0] * 4
+
+
+@pytest.mark.parametrize("name", ["step_counter", "variance"])
+def test_a_loaded_state_below_zero_starts_afresh(name):
+    policy = LogMaxLossScale()
+    trajectory(policy, made_up(5))
+    getattr(policy, name).assign(-1)
+    policy.restore()
+    assert state(policy) == [0.0] * 4
+
+
+def state(policy):
+    return [float(v.numpy()) for v in policy.variables if v is not policy.scale]
 
 
 @pytest.mark.parametrize("arguments", [{}, {"log_max": 63.0}, {"log_max": 1e4}])

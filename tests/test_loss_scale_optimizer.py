@@ -522,6 +522,18 @@ def test_a_stateless_step_does_what_apply_does(
     assert snapshot(stateless.variables + weights[1]) == untouched
 
 
+def test_a_stateless_step_leaves_the_values_that_it_was_given(snapshot):
+    if keras.backend.backend() == "tensorflow":
+        pytest.skip("Keras has no `stateless_apply` on TensorFlow")
+    weight = keras.Variable([1.0, -0.0])
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5, momentum=0.5))
+    optimizer.build([weight])
+    given = [ops.copy(v) for v in [*optimizer.variables, weight]]
+    before = snapshot(given)
+    optimizer.stateless_apply(given[:-1], tensors([8.0, 1.0]), given[-1:])
+    assert snapshot(given) == before
+
+
 # --- Construction -----------------------------------------------------------
 
 

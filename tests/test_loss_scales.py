@@ -292,6 +292,13 @@ def test_a_fixed_scale_never_moves(compiled):
         assert float(policy()) == 300.0
 
 
+@pytest.mark.parametrize("scale", [2.0**-100, 2.0**100])
+def test_a_fixed_scale_may_lie_beyond_the_bounds_of_a_dynamic_one(scale):
+    policy = built(FixedLossScale(scale))
+    policy.restore()
+    assert float(policy()) == scale
+
+
 # --- The life of any policy -------------------------------------------------
 
 
@@ -434,6 +441,11 @@ def test_the_state_starts_with_the_counter_and_the_scale(policy):
     assert policy.variables[0] is policy.step_counter
     assert policy.variables[1] is policy.scale
     assert [v.name for v in policy.variables[:2]] == ["step_counter", "dynamic_scale"]
+
+
+def test_replicas_share_the_state_of_a_policy(policy):
+    policy.build()
+    assert {v.aggregation for v in policy.variables} == {"only_first_replica"}
 
 
 def test_reset_goes_back_to_the_first_step(policy, snapshot):
@@ -657,6 +669,13 @@ def test_a_custom_policy_is_found_among_custom_objects():
     )
     assert type(twin.loss_scale_policy) is Unregistered
     assert float(twin.loss_scale) == 16.0
+
+
+def test_a_policy_of_the_user_may_be_called_as_one_of_ours():
+    own = type("FixedLossScale", (FixedLossScale,), {})
+    config = keras.saving.serialize_keras_object(own(16.0))
+    policy = loss_scales.get(config, custom_objects={"FixedLossScale": own})
+    assert type(policy) is own
 
 
 @pytest.mark.one_backend

@@ -23,6 +23,10 @@ def wrap(inner, **arguments):
     return keras_lso.LossScaleOptimizer(inner, initial_scale=4.0, **arguments)
 
 
+# A step in one pass, and one that the inner optimizer takes itself.
+BOTH_WAYS = pytest.mark.parametrize("arguments", [{}, {"clipvalue": 1e30}])
+
+
 def masters(optimizer):
     return [ops.convert_to_numpy(v) for v in optimizer.variables[-2:-1]]
 
@@ -31,10 +35,11 @@ def as_float(variable):
     return ops.convert_to_numpy(ops.cast(variable, "float32"))
 
 
-def test_steps_too_small_for_float16_add_up():
+@BOTH_WAYS
+def test_steps_too_small_for_float16_add_up(arguments):
     with_masters, without = variable([1.0]), variable([1.0])
-    ours = wrap(keras.optimizers.SGD(1.0))
-    plain = wrap(keras.optimizers.SGD(1.0), master_weights=False)
+    ours = wrap(keras.optimizers.SGD(1.0, **arguments))
+    plain = wrap(keras.optimizers.SGD(1.0, **arguments), master_weights=False)
     for _ in range(100):
         ours.apply([gradient([1e-4], 4.0)], [with_masters])
         plain.apply([gradient([1e-4], 4.0)], [without])
@@ -69,6 +74,14 @@ def test_which_variables_have_masters(master_weights, dtype, count):
     assert len(optimizer.variables) == 2 + 2 + 2 + count + 1
 
 
+def test_what_its_gradient_overwrites_has_no_master():
+    w, scale = variable([1.0]), variable([1.0])
+    scale.overwrite_with_gradient = True
+    optimizer = wrap(keras.optimizers.SGD(0.5))
+    optimizer.build([w, scale])
+    assert len(optimizer.variables) == 2 + 2 + 2 + 1 + 1
+
+
 @pytest.mark.one_backend
 @pytest.mark.parametrize("value", ["yes", None, 1, 0])
 def test_other_values_are_refused(value):
@@ -86,9 +99,10 @@ def test_a_skipped_step_changes_neither_variable_nor_master():
     assert [ops.convert_to_numpy(v).tobytes() for v in kept] == before
 
 
-def test_a_master_restarts_where_its_variable_was_assigned():
+@BOTH_WAYS
+def test_a_master_restarts_where_its_variable_was_assigned(arguments):
     w = variable([1.0, 2.0])
-    optimizer = wrap(keras.optimizers.SGD(1.0))
+    optimizer = wrap(keras.optimizers.SGD(1.0, **arguments))
     optimizer.apply([gradient([1e-4, 1e-4], 4.0)], [w])
     w.assign(ops.cast(ops.array([5.0, 2.0]), "float16"))
     optimizer.apply([gradient([1e-4, 1e-4], 4.0)], [w])
@@ -96,9 +110,23 @@ def test_a_master_restarts_where_its_variable_was_assigned():
     np.testing.assert_allclose(masters(optimizer)[0], [5 - 1e-4, 2 - 2e-4], rtol=1e-7)
 
 
-def test_what_is_too_large_for_float16_saturates():
-    w = variable([60000.0])
+@pytest.mark.parametrize("size", [3, 8])
+def test_an_assignment_is_seen_at_every_place(size):
+    w = variable([1.0] * size)
     optimizer = wrap(keras.optimizers.SGD(1.0))
+    optimizer.build([w])
+    for i in range(size):
+        values = np.ones(size, "float16")
+        values[i] = 5.0
+        w.assign(values)
+        optimizer.apply([gradient([0.0] * size)], [w])
+        np.testing.assert_array_equal(masters(optimizer)[0], values)
+
+
+@BOTH_WAYS
+def test_what_is_too_large_for_float16_saturates(arguments):
+    w = variable([60000.0])
+    optimizer = wrap(keras.optimizers.SGD(1.0, **arguments))
     optimizer.apply([gradient([-1e5], 4.0)], [w])
     assert as_float(w) == [65504.0]
     assert masters(optimizer)[0] == [160000.0]

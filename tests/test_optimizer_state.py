@@ -491,6 +491,15 @@ def test_the_momenta_that_keras_does_not_save_are_multiplied_up(steps):
     )
 
 
+def test_a_product_of_momenta_that_was_saved_is_not_multiplied_up():
+    ours = filled(LossScaleOptimizer(keras.optimizers.Nadam()), [()])
+    # Not what `beta_1` would make of it now.
+    ours.inner_optimizer._u_product.assign(0.625)
+    again = filled(LossScaleOptimizer(keras.optimizers.Nadam()), [()])
+    again.load_own_variables(saved(ours))
+    assert number(again.inner_optimizer._u_product) == 0.625
+
+
 def test_a_refused_file_leaves_the_product_of_momenta_alone(snapshot):
     theirs = filled(keras.optimizers.LossScaleOptimizer(keras.optimizers.Nadam()), [()])
     ours = filled(LossScaleOptimizer(keras.optimizers.Nadam()), [()])

@@ -147,6 +147,17 @@ def test_the_config_is_not_changed():
     assert config == before
 
 
+def test_a_rate_of_a_nested_schedule_is_finite():
+    schedule = keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5)
+    config = keras.optimizers.serialize(
+        LossScaleOptimizer(keras.optimizers.SGD(schedule))
+    )
+    inner = config["config"]["inner_optimizer"]["config"]
+    inner["learning_rate"]["config"]["initial_learning_rate"] = float("inf")
+    with pytest.raises(ValueError, match="learning_rate of the.*finite in float32"):
+        keras_lso.deserialize(config)
+
+
 @pytest.mark.parametrize("config", [None, "adam", 3, [], {}, {"config": {}}])
 def test_what_is_no_config_is_refused(config):
     with pytest.raises(ValueError, match="`config` must be the dict") as error:

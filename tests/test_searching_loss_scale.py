@@ -84,6 +84,29 @@ def test_the_course_is_that_of_the_docstring(
         assert good_steps == reference.good_steps
 
 
+def test_the_search_climbs_as_far_as_it_fell_but_for_one_growth():
+    policy = SearchingLossScale(2.0**15, increment_period=5, search_period=1)
+    scales = [scale for scale, _ in course(policy, [False] + [True] * 9)]
+    # The first finite step ends the fall, and three growths the search.
+    assert np.log2(scales).tolist() == [11, 11, 12, 13, 14, 14, 14, 14, 14, 15]
+
+
+@pytest.mark.parametrize("stop", range(1, 9))
+def test_a_search_goes_on_where_it_was_saved(stop):
+    def make():
+        policy = SearchingLossScale(2.0**15, increment_period=4, search_period=2)
+        policy.build()
+        return policy
+
+    pattern = [False, False, True, True, True, False, True, True, True, True]
+    policy, resumed = make(), make()
+    list(course(policy, pattern[:stop]))
+    for variable, saved in zip(resumed.variables, policy.variables, strict=True):
+        variable.assign(ops.convert_to_numpy(saved))
+    resumed.restore()
+    assert list(course(resumed, pattern[stop:])) == list(course(policy, pattern[stop:]))
+
+
 def train(compile_, policy, limit, steps):
     """Returns how many steps were skipped, where scales above a limit overflow."""
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1), **policy)

@@ -401,6 +401,14 @@ def test_var_list_takes_variables_only(optimizer, wrong):
     assert not optimizer.built
 
 
+def test_a_variable_that_is_given_twice_is_refused(optimizer):
+    w = new_variable()
+    with pytest.raises(ValueError, match="`var_list` holds a variable twice"):
+        optimizer.minimize(lambda: ops.sum(w), [w, w])
+    assert values(w) == [3.0, 4.0]
+    assert not optimizer.built
+
+
 @pytest.mark.parametrize("depends", [False, True])
 def test_no_gradient_for_any_variable_is_an_error(optimizer, depends):
     w, other = new_variable(), new_variable()

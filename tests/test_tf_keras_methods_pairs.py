@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_lso import LARS, LossScaleOptimizer
+from keras_lso import LARS, LossScaleOptimizer, backend
 from keras_lso.mixed_precision import experimental
 
 SCALE = 1024.0
@@ -172,6 +172,32 @@ def test_with_one_replica_the_arguments_change_nothing(optimizer, arguments):
         assert values(w) == expected
     make_step(optimizer, w)
     assert values(w) == [1.5, 4.0]
+
+
+@pytest.mark.parametrize(
+    "arguments, count",
+    [
+        ({}, 1),
+        ({"experimental_aggregate_gradients": False}, 0),
+        ({"skip_gradients_aggregation": True}, 0),
+    ],
+    ids=str,
+)
+def test_gradients_that_were_added_up_are_not_added_up_again(
+    optimizer, arguments, count, monkeypatch
+):
+    totals = []
+    total = backend.total
+    monkeypatch.setattr(
+        backend, "total", lambda *args: totals.append(args) or total(*args)
+    )
+    w = new_variable()
+    # The word holds for one step.
+    for _ in range(2):
+        make_step(optimizer, w, **arguments)
+    assert len(totals) == 2 * count
+    make_step(optimizer, w)
+    assert len(totals) == 2 * count + 1
 
 
 def test_pairs_may_come_from_any_iterable(optimizer):

@@ -82,6 +82,16 @@ def test_slots_have_the_names_of_tf_keras(kind, weights):
         assert tuple(slot.shape) == tuple(w.shape)
 
 
+def test_the_slots_of_adam_are_its_first_and_second_moments(weights):
+    optimizer = LossScaleOptimizer(adam())
+    step(optimizer, weights)
+    # Of a gradient of 2 * 3.
+    moments = [optimizer.get_slot(weights[1], name) for name in "mv"]
+    np.testing.assert_allclose(
+        [ops.convert_to_numpy(v) for v in moments], [0.1 * 6, 0.001 * 36], rtol=1e-6
+    )
+
+
 def test_lars_has_the_slot_of_the_model_garden(weights):
     optimizer = LARS(0.5)
     optimizer.build(weights)
@@ -305,6 +315,8 @@ def test_what_get_weights_returned_stays(optimizer, weights):
     for array, old, new in zip(arrays, before, optimizer.get_weights(), strict=True):
         np.testing.assert_array_equal(array, old)
         assert not np.array_equal(old, new)
+        # On JAX a variable's own memory cannot be written to.
+        assert array.flags.writeable
 
 
 @pytest.mark.parametrize("kind", ["arrays", "lists", "variables", "tensors", "tuple"])

@@ -239,9 +239,10 @@ def test_decay_becomes_a_schedule(rate, decay):
         np.testing.assert_allclose(rates(read(config), steps), expected, rtol=1e-6)
 
 
-def test_decay_without_a_rate_is_of_the_default_rate():
-    optimizer = read({"class_name": "SGD", "config": {"decay": 0.5}})
-    assert rates(optimizer, [0, 2]) == pytest.approx([0.01, 0.005])
+@pytest.mark.parametrize("name, rate", [("SGD", 0.01), ("Adam", 0.001)])
+def test_decay_without_a_rate_is_of_the_default_rate(name, rate):
+    optimizer = read({"class_name": name, "config": {"decay": 0.5}})
+    assert rates(optimizer, [0, 2]) == pytest.approx([rate, rate / 2])
 
 
 @pytest.mark.one_backend

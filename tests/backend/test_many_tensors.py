@@ -35,6 +35,16 @@ def tensors(values):
     return [ops.convert_to_tensor(v) for v in values]
 
 
+@pytest.mark.parametrize("size", [1, 2**12 + 1, 2**13 - 1, 2**14 + 1])
+def test_every_element_has_its_part_in_a_norm(kernels, size):
+    # On PyTorch long tensors are cut into rows of 1024.
+    values = np.zeros((4, size), "float32")
+    for row, i in zip(values, (0, size // 2, max(size - 2, 0), size - 1), strict=True):
+        row[i] = 3.0
+    norms = kernels.l2_norms(tensors(values))
+    assert [float(norm) for norm in norms] == [3.0] * 4
+
+
 def test_packs_hold_every_element_once():
     # Whole numbers, which float16 has all of.
     values = [

@@ -3,6 +3,7 @@
 `integration_tests/distributed/test_processes.py` runs two.
 """
 
+import json
 import sys
 import types
 
@@ -12,7 +13,7 @@ import pytest
 from keras import ops
 
 from keras_lso import backend
-from keras_lso.backend import generic
+from keras_lso.backend import generic, processes
 
 BACKEND = keras.backend.backend()
 GRADIENTS = [
@@ -140,6 +141,22 @@ def test_what_only_the_other_process_has_is_zero_here(horovod):
     horovod.messages = lambda mine: next(answers)(mine)
     [mean] = backend.average_over_processes([None])
     assert mean.tolist() == [0.0, 0.0]
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    "others, words",
+    [
+        ([["float32", [3]]], r"Gradient 0 differs.*\[2\].*\[3\]"),
+        ([["float16", [2]]], "Gradient 0 differs.*float16"),
+        ([["float32", [2]]] * 2, r"lists of \[1, 2\] gradients"),
+    ],
+)
+def test_other_variables_in_another_process_are_refused(others, words):
+    text = json.dumps(others).encode().ljust(60)
+    answers = iter([b"another digest".ljust(32) + len(text).to_bytes(8, "big"), text])
+    with pytest.raises(RuntimeError, match=f"same variables.*{words}"):
+        processes.agree([ops.zeros(2)], lambda mine: [mine, next(answers)])
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="graphs are TensorFlow's")

@@ -37,6 +37,15 @@ def test_the_modern_class_is_ours():
     assert keras_lso.mixed_precision.experimental is experimental
 
 
+@pytest.mark.parametrize("version", ["v1", "v2"])
+def test_the_modern_names_of_tensorflow_lead_to_ours(version):
+    path = f"keras_lso.compat.{version}.keras.mixed_precision"
+    module = importlib.import_module(path)
+    assert module.LossScaleOptimizer is LossScaleOptimizer
+    ours = keras_lso.mixed_precision.load_optimizer_state
+    assert module.load_optimizer_state is ours
+
+
 @pytest.mark.one_backend
 def test_the_experimental_class_is_a_modern_one_and_not_the_other_way_round():
     assert issubclass(experimental.LossScaleOptimizer, LossScaleOptimizer)

@@ -13,6 +13,7 @@ from keras_lso.compat.open_seq2seq import (
     get_regularization_loss,
     optimize_loss,
 )
+from keras_lso.compat.open_seq2seq.regularization import model_at_hand
 
 RATE = 0.25
 
@@ -163,6 +164,14 @@ def test_what_layers_add_to_the_loss_is_in_it():
 
 
 # --- Loss scaling ---------------------------------------------------------------
+
+
+def test_a_number_is_the_loss_scale():
+    w = variable()
+    train_op = make(linear(w), var_list=[w], dtype="mixed", loss_scaling=64.0)
+    for _ in range(2):
+        assert float(train_op.optimizer.loss_scale) == 64.0
+        train_op(BATCHES[0])
 
 
 @pytest.mark.parametrize("loss_scaling", [1024.0, 3, "backoff", "LogMax"])
@@ -396,6 +405,16 @@ def test_in_a_loss_it_is_that_of_the_model_and_of_the_scope():
     assert float(get_regularization_loss(keras.layers.Dense(1))) == 0.0
 
 
+def test_after_a_loss_within_a_loss_the_outer_model_is_at_hand():
+    outer, inner = regularized(), regularized()
+    inner.layers[1].kernel.regularizer = None
+    with model_at_hand(outer):
+        before = ops.convert_to_numpy(get_regularization_loss())
+        with model_at_hand(inner):
+            assert ops.convert_to_numpy(get_regularization_loss()) == 2.0
+        assert ops.convert_to_numpy(get_regularization_loss()) == before
+
+
 @pytest.mark.one_backend
 @pytest.mark.parametrize("scope", [None, "encoder"])
 def test_without_a_model_at_hand_it_says_what_to_write(scope):
@@ -553,6 +572,21 @@ def test_every_name_makes_an_optimizer():
         assert others.get(name, name) in classes
         assert np.all(np.isfinite(w.numpy()))
         assert np.all(w.numpy() != before)
+
+
+def test_the_defaults_are_those_of_tf1():
+    def made(name, **params):
+        optimizer = OPTIMIZER_CLS_NAMES[name](learning_rate=0.5, **params)
+        optimizer.build([variable()])
+        return optimizer
+
+    assert made("Adam").epsilon == made("AdamW", weight_decay=0.1).epsilon == 1e-8
+    # TF1's average starts at one.
+    rms_prop = made("RMSProp")
+    assert (rms_prop.rho, rms_prop.epsilon) == (0.9, 1e-10)
+    assert ops.convert_to_numpy(rms_prop._velocities[0]).tolist() == [1.0, 1.0]
+    adagrad = made("Adagrad")
+    np.testing.assert_allclose(ops.convert_to_numpy(adagrad._accumulators[0]), 0.1)
 
 
 @pytest.mark.one_backend

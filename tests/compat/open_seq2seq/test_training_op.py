@@ -82,6 +82,8 @@ def test_a_loss_in_float64_comes_back_in_float32(dtype):
 def test_a_call_that_fails_does_not_count():
     w = variable(0.0, 0.0)
     train_op = make(lambda x: ops.sum(w * x), iter_size=2, var_list=[w])
+    with pytest.raises(Exception):  # noqa: B017 - each framework's own
+        train_op(np.ones((2, 3, 5), "float32"), np.ones(4, "float32"))
     train_op(ONE)
     with pytest.raises(TypeError, match="A batch must hold arrays"):
         train_op("no number")
@@ -339,6 +341,18 @@ def test_a_decay_function_must_return_a_rate(rate):
     train_op = optimize_loss(lambda: ops.sum(w), "SGD", {}, lambda step: rate)
     with pytest.raises(TypeError, match=f"`learning_rate_decay_fn` must.*{rate!r}"):
         train_op()
+
+
+def test_a_rate_has_all_digits_of_a_float32():
+    optimizer = make(lambda x: x, rate=0.1, var_list=[variable()]).optimizer
+    before = keras.config.floatx()
+    keras.config.set_floatx("float16")
+    try:
+        rate = ops.convert_to_tensor(optimizer.learning_rate)
+    finally:
+        keras.config.set_floatx(before)
+    assert keras.backend.standardize_dtype(rate.dtype) == "float32"
+    assert float(rate) == np.float32(0.1)
 
 
 def test_a_decay_function_may_return_one_as_those_of_tf1_do():

@@ -1,0 +1,26 @@
+"""The table that an underflow report prints: what is safe is not rounded up."""
+
+import numpy as np
+import pytest
+
+from keras_lso._underflow_table import table_of
+from keras_lso.underflow import UnderflowReport
+from keras_lso.underflow_counts import counts_of
+
+pytestmark = pytest.mark.one_backend
+
+
+@pytest.mark.parametrize(
+    "values, safe",
+    [
+        # 2**-25 of the smallest that counts is 3, and 65504 of the largest 100.
+        ([2.0**-25 / 3] * 99 + [655.04], "2**2 to 2**6"),
+        ([2.0**-30, 65504.0 / 2**4], "none"),
+        ([0.0], "any"),
+    ],
+)
+def test_the_safe_scales_are_the_powers_of_two_within(values, safe):
+    scales = [1.0, 4.0]
+    report = UnderflowReport(scales, {"dense": counts_of([np.array(values)], scales)})
+    [row] = [line for line in table_of(report).splitlines() if "dense" in line]
+    assert row.endswith(f"  {safe}")
