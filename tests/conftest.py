@@ -67,6 +67,15 @@ def compiled_once():
 
 
 @pytest.fixture
+def compiled_on_jax():
+    """The one of `compiled` in which a few steps with branches take the least time.
+
+    Eager JAX compiles each `cond` at each step, TensorFlow and PyTorch nothing.
+    """
+    return _COMPILERS["jit" if keras.backend.backend() == "jax" else "eager"]
+
+
+@pytest.fixture
 def snapshot():
     """`snapshot(variables)`: their bits, in which -0.0 is not 0.0."""
 

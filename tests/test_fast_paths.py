@@ -406,7 +406,7 @@ all_optimizers = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 
 
 @pytest.mark.parametrize("optimizer", WITH_KERNEL)
-@examples(torch=20, tensorflow=8, jax=2)
+@examples(torch=20, tensorflow=5, jax=2)
 @hypothesis.given(data=st.data())
 def test_kernels_do_what_the_reference_does(optimizer, data):
     compare(data.draw(scripts(optimizer)))
@@ -438,6 +438,7 @@ def test_what_no_kernel_takes_stays_the_same_with_the_kernels_on(
     compare(data.draw(script), make_sparse, compiled)
 
 
+@pytest.mark.exhaustive
 @all_optimizers
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("missing", [False, True])

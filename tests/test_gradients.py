@@ -116,6 +116,7 @@ def test_complex_gradients(refused, variables):
     refused(ValueError, words, grads, variables)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "int64", "bool"])
 @pytest.mark.parametrize("form", [list, np.asarray, ops.convert_to_tensor])
 def test_integers_count_as_floats(form, dtype):

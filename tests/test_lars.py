@@ -462,13 +462,13 @@ def test_decay_counts_applied_steps_only():
 
 
 def test_decay_counts_windows_of_accumulated_gradients(
-    wrap, compiled_once, start, gradients
+    wrap, compiled_on_jax, start, gradients
 ):
     inner = LARS(0.5, eeta=0.1, decay=0.75, gradient_accumulation_steps=2)
     optimizer = wrap(inner)
     judge = InNumPy(start, eeta=0.1)
     variables = [variable(p, w) for p, w in zip(PATHS, start, strict=True)]
-    apply_once = stepper(compiled_once, optimizer, variables)
+    apply_once = stepper(compiled_on_jax, optimizer, variables)
     for step, grads in enumerate(gradients):
         apply_once(grads)
         if step % 2:
@@ -998,13 +998,13 @@ def test_averages_are_of_the_weights_after_each_step(wrap, start, gradients):
 
 
 def test_accumulated_gradients_are_one_step_of_their_mean(
-    wrap, compiled_once, start, gradients
+    wrap, compiled_on_jax, start, gradients
 ):
     settings = dict(weight_decay_rate=0.1, eeta=0.1, nesterov=True)
     optimizer = wrap(LARS(0.5, gradient_accumulation_steps=3, **settings))
     judge = InNumPy(start, **settings)
     variables = [variable(p, w) for p, w in zip(PATHS, start, strict=True)]
-    apply_once = stepper(compiled_once, optimizer, variables)
+    apply_once = stepper(compiled_on_jax, optimizer, variables)
     for step, grads in enumerate(gradients):
         apply_once(grads)
         if step % 3 == 2:

@@ -273,6 +273,7 @@ def test_variables_without_a_gradient_stay_as_they_are(wrap, start, snapshot):
 # --- Gradients of every kind --------------------------------------------------
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("epsilon", [1e-8, 0.0])
 def test_the_first_gradient_that_is_not_zero_starts_the_average(
     wrap, compiled, epsilon
@@ -440,13 +441,13 @@ def test_gradients_are_clipped_before_anything_else(wrap):
 
 
 def test_accumulated_gradients_are_one_step_of_their_mean(
-    wrap, compiled_once, start, gradients
+    wrap, compiled_on_jax, start, gradients
 ):
     variables = make_variables(start)
     inner = NovoGrad(0.5, gradient_accumulation_steps=2)
     optimizer, judge = wrap(inner), InNumPy(start)
     optimizer.build(variables)
-    step = compiled_once(
+    step = compiled_on_jax(
         lambda grads: optimizer.apply(grads, variables),
         [*variables, *optimizer.variables],
     )

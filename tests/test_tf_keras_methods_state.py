@@ -175,6 +175,7 @@ INITIALIZERS = {
 
 
 @pytest.mark.one_backend
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", INITIALIZERS)
 def test_a_slot_starts_as_it_is_told(optimizer, weights, kind):
     slot = optimizer.add_slot(weights[0], "s", INITIALIZERS[kind])
@@ -319,6 +320,7 @@ def test_what_get_weights_returned_stays(optimizer, weights):
         assert array.flags.writeable
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["arrays", "lists", "variables", "tensors", "tuple"])
 def test_set_weights_takes_what_get_weights_gave(optimizer, weights, kind, snapshot):
     step(optimizer, weights)
