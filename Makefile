@@ -10,6 +10,7 @@ INTEGRATION := $(addprefix integration-,$(BACKENDS))
 # The longest first: two at a time end together.
 JOBS := $(INTEGRATION) $(UNIT) lint
 PYTEST_ARGS ?=
+MUTATIONS_ARGS ?=
 # A job keeps one core busy.
 AT_ONCE ?= 2
 
@@ -42,7 +43,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help setup demo large-batch float16 transformer test test-full check coverage \
     $(UNIT) $(INTEGRATION) $(TEST) test-distributed test-oldest test-install \
-    golden nightly soak lint format bench bench-gpu docs docs-serve clean
+    golden mutations nightly soak lint format bench bench-gpu docs docs-serve clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$].*## / { if (match($$1, /[A-Z]+/)) \
@@ -129,6 +130,9 @@ test-install: $(INSTALLED) ## sdist and wheel in environments of their own (down
 golden: $(INSTALLED) ## run the originals, and record what the tests compare with
 	rm -f integration_tests/golden/*.npz
 	$(call pytest,tensorflow) tests integration_tests --record --full $(PYTEST_ARGS)
+
+mutations: $(INSTALLED) ## make faults one at a time: each has a test that notices
+	$(RUN) -m tools.mutations $(MUTATIONS_ARGS)
 
 nightly: $(INSTALLED) ## 2,000 new random cases a backend, and the soak: hours
 	$(call on_each_backend,HYPOTHESIS_PROFILE=nightly \

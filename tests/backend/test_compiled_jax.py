@@ -9,6 +9,7 @@ import pytest
 
 import keras_lso
 from keras_lso import backend
+from keras_lso.backend import rules
 
 if keras.backend.backend() != "jax":
     pytest.skip("It reads what JAX compiles", allow_module_level=True)
@@ -165,3 +166,11 @@ def test_nothing_is_compiled_again(kind, step):
     own[rate] = own[rate] / 2
     step.jitted((trainable, own), step.grads)
     assert step.jitted._cache_size() == 1
+
+
+def test_no_kernel_takes_a_float64_gradient():
+    variables = [keras.Variable([1.0, 2.0])]
+    # NumPy's, since JAX has any only where it was told so at its start.
+    wide = np.ones(2)
+    assert backend.fused_step_takes(rules.LARS, variables, [wide.astype("float32")])
+    assert not backend.fused_step_takes(rules.LARS, variables, [wide])

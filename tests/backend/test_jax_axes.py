@@ -109,6 +109,27 @@ def _step_of_four(jax, optimizer, weight, grads, method):
 
 
 @ON_JAX
+def test_what_overwrites_its_variable_is_not_averaged():
+    import jax
+
+    weight, scale = keras.Variable([4.0]), keras.Variable(1.0)
+    scale.overwrite_with_gradient = True
+    optimizer = make("LossScaleOptimizer")
+    optimizer.build([weight, scale])
+
+    def step(*grads):
+        with keras.StatelessScope() as scope:
+            optimizer.apply(grads, [weight, scale], scaled=True, axis_name="batch")
+        return [scope.get_current_value(v) for v in (weight, scale)]
+
+    grads = ops.array([[4.0], [12.0]]), ops.array([3.0, 5.0])
+    moved, overwritten = jax.vmap(step, axis_name="batch")(*grads)
+    # By half of the mean, of which the scale is 2.
+    assert moved.tolist() == [[2.0], [2.0]]
+    assert overwritten.tolist() == [3.0, 5.0]
+
+
+@ON_JAX
 @pytest.mark.parametrize("name", ["SGD", "LARS", "NovoGrad"])
 def test_shards_on_a_single_device(name):
     import jax

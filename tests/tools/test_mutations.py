@@ -1,0 +1,240 @@
+"""The faults are faults, and the command tells who notices one from who does not."""
+
+import ast
+import pathlib
+import subprocess
+
+import pytest
+
+# A source distribution has no tools.
+pytest.importorskip("tools")
+
+from rich.console import Console
+
+from tools import faults, mutations
+from tools.faults.fault import Fault
+
+pytestmark = pytest.mark.one_backend
+
+ROOT = pathlib.Path(__file__).parents[2]
+
+# Modules in which there is nothing to break but the names that they hand on, which
+# others import by these.
+NAMES_ONLY = {
+    "keras_lso/__init__.py",
+    "keras_lso/_legacy/__init__.py",
+    "keras_lso/adapters/__init__.py",
+    "keras_lso/callbacks/__init__.py",
+    "keras_lso/compat/__init__.py",
+    "keras_lso/compat/open_seq2seq/__init__.py",
+    "keras_lso/compat/v1/__init__.py",
+    "keras_lso/compat/v1/keras/__init__.py",
+    "keras_lso/compat/v1/mixed_precision/__init__.py",
+    "keras_lso/compat/v1/mixed_precision/experimental.py",
+    "keras_lso/compat/v2/__init__.py",
+    "keras_lso/compat/v2/keras/__init__.py",
+    "keras_lso/loss_scales/__init__.py",
+    "keras_lso/mixed_precision/__init__.py",
+    "keras_lso/schedules/__init__.py",
+}
+
+# Modules that have no fault yet of which it was seen that a test notices it.
+NOT_YET = {
+    "keras_lso/_underflow_table.py",
+    "keras_lso/adapters/shards.py",
+    "keras_lso/backend/_jax_axes.py",
+    "keras_lso/backend/_jax_measure.py",
+    "keras_lso/backend/_jax_processes.py",
+    "keras_lso/backend/_tf_kernels.py",
+    "keras_lso/backend/_tf_processes.py",
+    "keras_lso/backend/_torch_numbers.py",
+    "keras_lso/backend/_torch_shard_checks.py",
+    "keras_lso/backend/_torch_sharded_step.py",
+    "keras_lso/backend/about.py",
+    "keras_lso/backend/shards.py",
+    "keras_lso/compat/open_seq2seq/mp_wrapper.py",
+    "keras_lso/compat/v1/keras/mixed_precision/__init__.py",
+    "keras_lso/compat/v2/keras/mixed_precision/__init__.py",
+    "keras_lso/loss_scales/fixed.py",
+    "keras_lso/loss_scales/lookup.py",
+}
+
+
+# --- The faults -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("area", faults.AREAS, ids=lambda area: area.__name__)
+def test_each_fault_changes_one_place_of_the_package(area):
+    for fault in area.FAULTS:
+        source = (ROOT / fault.file).read_text()
+        assert source.count(fault.old) == 1, fault.name
+        assert fault.new != fault.old, fault.name
+        broken = source.replace(fault.old, fault.new)
+        # A change of what is computed, not of how it is written.
+        trees = [ast.dump(ast.parse(text)) for text in (source, broken)]
+        assert trees[0] != trees[1], fault.name
+
+
+@pytest.mark.parametrize("area", faults.AREAS, ids=lambda area: area.__name__)
+def test_each_fault_names_tests_that_there_are(area):
+    for fault in area.FAULTS:
+        assert fault.backend in mutations.MODULES, fault.name
+        # Whole files would take minutes.
+        assert fault.test_names, fault.name
+        sources = [(ROOT / file).read_text() for file in fault.test_files]
+        for name in fault.test_names:
+            assert any(f"def {name}" in source for source in sources), fault.name
+
+
+def test_no_two_faults_have_one_name():
+    names = [fault.name for fault in faults.ALL]
+    assert sorted(set(names)) == sorted(names)
+
+
+def test_every_module_has_a_fault():
+    modules = {str(p.relative_to(ROOT)) for p in (ROOT / "keras_lso").rglob("*.py")}
+    assert modules > NAMES_ONLY
+    assert modules > NOT_YET
+    assert modules - NAMES_ONLY - NOT_YET == {fault.file for fault in faults.ALL}
+
+
+def test_modules_of_names_hold_names_only():
+    for file in NAMES_ONLY:
+        for node in ast.parse((ROOT / file).read_text()).body:
+            is_docstring = isinstance(node, ast.Expr)
+            assert is_docstring or isinstance(
+                node, ast.Import | ast.ImportFrom | ast.Assign
+            ), file
+
+
+# --- The command ----------------------------------------------------------------
+
+# What stands for Keras and a framework here: nothing.
+NOTHING = {"torch": ()}
+
+
+@pytest.fixture
+def project(tmp_path):
+    """A checkout with a package and a test, and with changes that nobody committed."""
+    files = {
+        "toy/__init__.py": (
+            "def double(x):\n    return 2 * x\n\n\ndef unseen():\n    1\n"
+        ),
+        "tests/test_toy.py": (
+            "import sys, pytest, toy\n\n\n"
+            "def test_it_doubles():\n    assert toy.double(2) == 4\n\n\n"
+            "@pytest.mark.parametrize('name', ['keras', 'numpy'])\n"
+            "def test_little_is_imported(name):\n    assert name not in sys.modules\n"
+        ),
+        "pyproject.toml": "[tool.pytest.ini_options]\naddopts = '--strict-markers'\n",
+        ".gitignore": "ignored\n__pycache__/\n",
+        "ignored": "",
+    }
+    for name, content in files.items():
+        path = tmp_path / "project" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
+    subprocess.run(["git", "init", "-q"], cwd=tmp_path / "project", check=True)
+    return tmp_path / "project"
+
+
+def fault(name, old, new, tests="tests/test_toy.py::test_it_doubles"):
+    return Fault(name, "toy/__init__.py", old, new, tests)
+
+
+FAULTS = {
+    fault("noticed", "2 * x", "3 * x"): mutations.KILLED,
+    fault("unnoticed", "    1\n", "    2\n"): mutations.SURVIVED,
+    # As long as the sound one, and as old.
+    fault("noticed again", "2 * x", "4 * x"): mutations.KILLED,
+    fault("out of range", "2 * x", "3 * x", "tests/test_toy.py::test_none"): (
+        mutations.NO_TEST
+    ),
+    fault("no package", "def double", "import nothing\ndef double"): (
+        mutations.AT_IMPORT
+    ),
+    fault("fatal", "return 2 * x", "import os; os._exit(3)"): mutations.KILLED,
+}
+
+
+def test_each_fault_is_told_by_what_it_does(project):
+    before = (project / "toy/__init__.py").read_text()
+    verdicts = mutations.run_all(FAULTS, project, modules=NOTHING)
+    assert {f: v.outcome for f, v in verdicts.items()} == FAULTS
+    by_name = {fault.name: verdict for fault, verdict in verdicts.items()}
+    assert by_name["noticed"].test == "tests/test_toy.py::test_it_doubles"
+    assert "No module named 'nothing'" in by_name["no package"].test
+    assert by_name["noticed"].seconds > 0
+    # All of it in copies.
+    assert (project / "toy/__init__.py").read_text() == before
+    assert not list(project.rglob("__pycache__"))
+
+
+def test_what_hangs_is_stopped(project):
+    endless = fault("endless", "return 2 * x", "while True: pass")
+    [verdict] = mutations.run_all(
+        [endless], project, timeout=2, modules=NOTHING
+    ).values()
+    assert verdict.outcome == mutations.TIMEOUT
+    assert verdict.seconds >= 2
+
+
+def test_little_is_imported_but_what_is_asked_for(project):
+    sound = fault("sound", "2 * x", "x * 2", "tests/test_toy.py::test_little")
+    [verdict] = mutations.run_all([sound], project, modules=NOTHING).values()
+    assert verdict.outcome == mutations.SURVIVED
+    asked = {"torch": ("numpy",)}
+    [verdict] = mutations.run_all([sound], project, modules=asked).values()
+    assert verdict.test.endswith("test_little_is_imported[numpy]")
+
+
+def test_a_copy_has_what_is_not_committed_and_nothing_that_is_ignored(
+    project, tmp_path
+):
+    subprocess.run(["git", "add", "tests"], cwd=project, check=True)
+    (project / "tests/test_toy.py").unlink()
+    mutations.copy_checkout(project, tmp_path / "copy")
+    names = [str(p.relative_to(tmp_path / "copy")) for p in tmp_path.rglob("copy/**/*")]
+    assert sorted(names) == [".gitignore", "pyproject.toml", "toy", "toy/__init__.py"]
+
+
+def test_a_fault_that_fits_nowhere_is_an_error(project):
+    for old in ("triple", "def "):
+        with pytest.raises(ValueError, match="replaces what occurs"):
+            mutations.run_all([fault("bad", old, "")], project, modules=NOTHING)
+
+
+def test_the_table_has_a_row_for_each_fault(capsys):
+    verdicts = {
+        fault("first", "a", "b"): mutations.Verdict(mutations.KILLED, "t[1-x]", 1.25),
+        fault("second", "c", "d"): mutations.Verdict(mutations.SURVIVED),
+    }
+    mutations.report(verdicts, Console(width=100))
+    printed = capsys.readouterr().out
+    [first] = [line for line in printed.splitlines() if "first" in line]
+    assert first.split() == ["first", "toy/__init__.py", "killed", "t[1-x]", "1.2"]
+    assert "2 faults: 1 killed, 1 survived." in printed
+
+
+def test_some_faults_can_be_chosen():
+    every = list(mutations.MODULES)
+    assert mutations.choose(None, every) == faults.ALL
+    assert {f.backend for f in mutations.choose(None, ["jax"])} == {"jax"}
+    chosen = mutations.choose("loss_scales/dynamic", every)
+    assert {f.file for f in chosen} == {"keras_lso/loss_scales/dynamic.py"}
+    assert mutations.main(["--only", "no such fault"]) == 2
+
+
+@pytest.mark.parametrize("outcome", [mutations.SURVIVED, mutations.NO_TEST])
+def test_the_exit_status_tells_that_one_survived(outcome, monkeypatch, capsys):
+    def run_all(chosen, **arguments):
+        outcomes = [mutations.KILLED, mutations.TIMEOUT, outcome]
+        pairs = zip(chosen, outcomes, strict=False)
+        return {fault: mutations.Verdict(found) for fault, found in pairs}
+
+    monkeypatch.setattr(mutations, "run_all", run_all)
+    monkeypatch.setattr(mutations, "choose", lambda *_: faults.ALL[:2])
+    assert mutations.main([]) == 0
+    monkeypatch.setattr(mutations, "choose", lambda *_: faults.ALL[:3])
+    assert mutations.main([]) == 1
+    assert outcome in capsys.readouterr().out

@@ -1,0 +1,38 @@
+"""The faults, area by area."""
+
+from tools.faults import (
+    adapters,
+    arguments,
+    backend_jax,
+    backend_tensorflow,
+    backend_torch,
+    compat,
+    files,
+    loss_scale_optimizer,
+    loss_scales,
+    optimizers,
+    people,
+    processes,
+    rules,
+    schedules,
+    state,
+)
+
+AREAS = (
+    loss_scales,
+    loss_scale_optimizer,
+    arguments,
+    optimizers,
+    rules,
+    adapters,
+    state,
+    files,
+    schedules,
+    compat,
+    people,
+    processes,
+    backend_torch,
+    backend_jax,
+    backend_tensorflow,
+)
+ALL = [fault for area in AREAS for fault in area.FAULTS]
