@@ -1,0 +1,111 @@
+"""What is public: paths, names, signatures, and the names in saved configs.
+
+`public_names.txt` lists all of it. Who changes one on purpose writes the list anew, and
+says so in CHANGELOG.md:
+
+    python tests/test_public_names.py > tests/public_names.txt
+"""
+
+import difflib
+import importlib
+import inspect
+import pathlib
+import pkgutil
+import types
+
+import keras
+import pytest
+
+import keras_lso
+
+LIST = pathlib.Path(__file__).with_name("public_names.txt")
+
+
+# They had no underscore while they were private all the same.
+PRIVATE = {"adapters", "backend", "underflow_counts"}
+
+
+def public_modules():
+    """Returns the modules without an underscore, those of a user's code first."""
+    names = ["keras_lso"]
+    for module in pkgutil.walk_packages(keras_lso.__path__, "keras_lso."):
+        parts = module.name.split(".")
+        if not any(p.startswith("_") or p in PRIVATE for p in parts):
+            names.append(module.name)
+    return sorted(names, key=lambda name: (name.count("."), name))
+
+
+def public_names(module):
+    """Returns those in `__all__`, else what the module defines itself."""
+    if hasattr(module, "__all__"):
+        return sorted(module.__all__)
+    return sorted(
+        name
+        for name, value in vars(module).items()
+        if not name.startswith("_") and _is_defined_in(module, name, value)
+    )
+
+
+def _is_defined_in(module, name, value):
+    is_class_or_function = inspect.isclass(value) or inspect.isfunction(value)
+    return is_class_or_function and value.__module__ == module.__name__
+
+
+def describe(path, value, known):
+    """Yields the lines for one public object; `known` are the paths of those before."""
+    if isinstance(value, types.ModuleType):
+        yield f"{path}: module"
+    elif not (inspect.isclass(value) or inspect.isfunction(value)):
+        yield f"{path} = {list(value) if isinstance(value, dict) else value!r}"
+    elif value in known:
+        yield f"{path} is {known[value]}"
+    else:
+        known[value] = path
+        yield f"{path}{_signature(value)}"
+        for name in sorted(_own_members(value)) if inspect.isclass(value) else ():
+            yield f"    .{name}{_member(inspect.getattr_static(value, name))}"
+
+
+def _own_members(cls):
+    """Returns the public members that a class has not from Keras or Python."""
+    ours = [c for c in cls.__mro__ if c.__module__.startswith("keras_lso")]
+    return {n for c in ours for n in vars(c) if not n.startswith("_")}
+
+
+def _member(value):
+    if isinstance(value, property):
+        return "" if value.fset is None else " (can be set)"
+    if isinstance(value, classmethod | staticmethod):
+        return _signature(value.__func__)
+    if inspect.isfunction(value):
+        return _signature(value)
+    return f" = {value!r}" if isinstance(value, str | int | float) else ""
+
+
+def _signature(value):
+    return str(inspect.signature(value))
+
+
+def list_public_names():
+    """Returns the lines of the list."""
+    lines, known = [], {}
+    for name in public_modules():
+        module = importlib.import_module(name)
+        lines.append(f"\n{name}")
+        for each in public_names(module):
+            lines += describe(f"{name}.{each}", getattr(module, each), known)
+    lines.append("\nregistered")
+    registered = keras.saving.get_custom_objects()
+    lines += sorted(name for name in registered if name.startswith("keras_lso>"))
+    return "\n".join(lines).strip().splitlines()
+
+
+@pytest.mark.one_backend
+def test_public_names_are_those_that_are_listed():
+    listed, found = LIST.read_text().splitlines(), list_public_names()
+    difference = "\n".join(difflib.unified_diff(listed, found, lineterm="", n=0))
+    assert found == listed, f"{__doc__}\n{difference}"
+
+
+if __name__ == "__main__":
+    print("\n".join(list_public_names()))
