@@ -11,8 +11,8 @@ INTEGRATION := $(addprefix integration-,$(BACKENDS))
 JOBS := $(INTEGRATION) $(UNIT) lint
 PYTEST_ARGS ?=
 MUTATIONS_ARGS ?=
-# A job keeps one core busy.
-AT_ONCE ?= 2
+# One more than there are cores: a job that waits for its own processes leaves its core.
+AT_ONCE ?= 3
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -81,7 +81,8 @@ test: $(INSTALLED) ## lint, and the suite under every backend: what CI runs
 test-full: $(INSTALLED) ## all of it: every combination, the originals beside us
 	@$(MAKE) --no-print-directory test PYTEST_ARGS="--full $(PYTEST_ARGS)"
 
-check: $(INSTALLED) ## lint and the unit tests of PyTorch: after every change
+check: export PYTEST_ARGS := -m "not slow"
+check: $(INSTALLED) ## lint and the quick unit tests of PyTorch: after every change
 	$(call run_jobs,unit-torch lint)
 
 coverage: $(INSTALLED) ## the share of lines and branches that `make test` runs

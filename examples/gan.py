@@ -14,6 +14,7 @@ the last are applied with `update_scale=False`. An overflow in any of them skips
 own step, and lowers the scale when the last is applied.
 """
 
+import argparse
 import os
 
 os.environ["KERAS_BACKEND"] = "torch"
@@ -26,6 +27,10 @@ from sklearn.datasets import load_digits
 import keras_lso
 
 BATCH_SIZE, NOISE = 64, 16
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--steps", type=int, default=500)
+options = parser.parse_args()
 
 keras.utils.set_random_seed(0)
 keras.config.set_dtype_policy("mixed_float16")
@@ -101,7 +106,7 @@ def describe(name, loss, optimizer):
     )
 
 
-for step in range(1, 501):
+for step in range(1, options.steps + 1):
     real = digits[torch.randint(len(digits), (BATCH_SIZE,))]
     noise = torch.randn(BATCH_SIZE, NOISE, device=digits.device)
     discriminator_loss = train_discriminator(real, generator(noise).detach())

@@ -28,7 +28,9 @@ def least_squares():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float32", "mixed"])
+@pytest.mark.parametrize(
+    "dtype", [pytest.param("float32", marks=pytest.mark.full), "mixed"]
+)
 def test_adam_converges_to_the_least_squares_solution(dtype, least_squares):
     x, y, solution = least_squares
     compute = "float16" if dtype == "mixed" else "float32"

@@ -110,6 +110,7 @@ def make_script(growth):
     return steps
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("growth", [1, 3, 50])
 @pytest.mark.parametrize("multiplier", [2.0, 4.0, 3.0, 1.1])
 def test_a_dynamic_scale(multiplier, growth, original):

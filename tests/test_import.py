@@ -109,8 +109,32 @@ def skip_unless_installed(backend):
 BACKEND = os.environ["KERAS_BACKEND"]
 
 
-def test_no_framework_is_imported_that_keras_did_not_import():
-    keras_alone, with_ours = output(LIST_FRAMEWORKS, BACKEND)
+# A kernel takes this step of LARS under every backend.
+SHOW_KERNELS = """
+from keras_lso import adapters, backend
+from keras_lso.backend import generic, rules
+variables = adapters.storage([keras.Variable([1.0])])
+print(backend.KERNELS, backend.measure is generic.measure,
+      backend.fused_step_takes(rules.LARS, variables, [keras.ops.ones((1,))]))
+"""
+
+
+@pytest.fixture(scope="module")
+def without_kernels():
+    """What one process prints that was told to leave the fast paths alone."""
+    return output(LIST_FRAMEWORKS + SHOW_KERNELS, BACKEND, KERAS_LSO_KERNELS="generic")
+
+
+@pytest.mark.slow
+def test_the_environment_turns_the_fast_paths_off(without_kernels, capsys):
+    assert without_kernels[-1] == "generic True False"
+    exec(SHOW_KERNELS, {"keras": keras})
+    assert capsys.readouterr().out.split() == ["auto", "False", "True"]
+
+
+@pytest.mark.slow
+def test_no_framework_is_imported_that_keras_did_not_import(without_kernels):
+    keras_alone, with_ours, _ = without_kernels
     assert with_ours == keras_alone
     assert BACKEND in with_ours.split()
 
@@ -121,8 +145,15 @@ def lines_where_nothing_can_be_trained(backend):
     return output(LIST_FRAMEWORKS + LOAD_AN_OPTIMIZER + TRY_TO_TRAIN, backend)
 
 
+WHERE_NOTHING_CAN_BE_TRAINED = [
+    "numpy",
+    pytest.param("openvino", marks=pytest.mark.full),
+]
+
+
+@pytest.mark.slow
 @pytest.mark.one_backend
-@pytest.mark.parametrize("backend", ["numpy", "openvino"])
+@pytest.mark.parametrize("backend", WHERE_NOTHING_CAN_BE_TRAINED)
 def test_an_optimizer_is_loaded_where_nothing_can_be_trained(backend):
     skip_unless_installed(backend)
     keras_alone, with_ours, *lines = lines_where_nothing_can_be_trained(backend)
@@ -130,8 +161,9 @@ def test_an_optimizer_is_loaded_where_nothing_can_be_trained(backend):
     assert lines[:2] == ["scale: 64.0", "loss: 128.0"]
 
 
+@pytest.mark.slow
 @pytest.mark.one_backend
-@pytest.mark.parametrize("backend", ["numpy", "openvino"])
+@pytest.mark.parametrize("backend", WHERE_NOTHING_CAN_BE_TRAINED)
 def test_an_error_names_the_backend_where_nothing_can_be_trained(backend):
     skip_unless_installed(backend)
     *messages, steps = lines_where_nothing_can_be_trained(backend)[4:]
@@ -141,23 +173,7 @@ def test_an_error_names_the_backend_where_nothing_can_be_trained(backend):
     assert steps == "0"
 
 
-# A kernel takes this step of LARS under every backend.
-SHOW_KERNELS = """
-import keras
-from keras_lso import adapters, backend
-from keras_lso.backend import generic, rules
-variables = adapters.storage([keras.Variable([1.0])])
-print(backend.KERNELS, backend.measure is generic.measure,
-      backend.fused_step_takes(rules.LARS, variables, [keras.ops.ones((1,))]))
-"""
-
-
-def test_the_environment_turns_the_fast_paths_off():
-    lines = output(SHOW_KERNELS, BACKEND, KERAS_LSO_KERNELS="generic")
-    assert lines == ["generic True False"]
-    assert output(SHOW_KERNELS, BACKEND) == ["auto False True"]
-
-
+@pytest.mark.slow
 @pytest.mark.one_backend
 def test_a_misspelt_environment_variable_is_refused():
     result = run("import keras_lso", "numpy", KERAS_LSO_KERNELS="fast")
@@ -202,6 +218,7 @@ def checkout(tmp_path):
     return {"PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}
 
 
+@pytest.mark.slow
 @pytest.mark.one_backend
 def test_a_checkout_on_the_path_has_its_version(checkout):
     code = WITHOUT_METADATA + SHOW_VERSION
@@ -211,6 +228,7 @@ def test_a_checkout_on_the_path_has_its_version(checkout):
     assert pathlib.Path(file).is_relative_to(checkout["PYTHONPATH"])
 
 
+@pytest.mark.slow
 @pytest.mark.default_backend("jax")
 def test_info_runs_in_a_checkout_on_the_path(checkout):
     code = WITHOUT_METADATA + SHOW_INFO
@@ -279,6 +297,7 @@ keras.__file__ = "/somewhere/keras/__init__.py"
 """
 
 
+@pytest.mark.slow
 @pytest.mark.one_backend
 @pytest.mark.parametrize(
     ("version", "statement"),

@@ -42,6 +42,8 @@ def test_every_optimizer_is_listed_with_its_step():
     assert found["Ftrl"].endswith(other[keras.backend.backend()])
 
 
+@pytest.mark.slow
+@pytest.mark.default_backend("jax")
 def test_the_command_runs():
     run = subprocess.run(
         [sys.executable, "-m", "keras_lso", "info"], capture_output=True, text=True

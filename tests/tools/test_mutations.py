@@ -14,7 +14,7 @@ from rich.console import Console
 from tools import faults, mutations
 from tools.faults.fault import Fault
 
-pytestmark = pytest.mark.one_backend
+pytestmark = [pytest.mark.one_backend, pytest.mark.slow]
 
 ROOT = pathlib.Path(__file__).parents[2]
 
