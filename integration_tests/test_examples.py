@@ -174,7 +174,7 @@ def test_train_digits_says_which_backend_is_missing(
 
 # --- large_batch_digits.py ------------------------------------------------------
 
-large_batch_runs = pytest.mark.default_backend("jax")
+large_batch_runs = pytest.mark.full
 
 
 @pytest.fixture(scope="module")

@@ -34,6 +34,7 @@ PARTICIPANTS = {
 # take norms are most likely to go wrong.
 ALL, ONE = list(problem.OPTIMIZERS), ["LARS"]
 MOST = ALL if rings.is_full() else ["global_clipnorm", "LARC"]
+SHARDED = [name for name in ALL if name != "global_clipnorm"]
 OPTIMIZERS = {
     "data": MOST,
     "data on 8": ONE,
@@ -42,7 +43,7 @@ OPTIMIZERS = {
     "shard_map, unchecked": ONE,
     "shard_map, reduced": ONE,
     # Keras's `global_clipnorm` sees the norm of a shard there, and is refused.
-    "shard_map, shards": [name for name in ALL if name != "global_clipnorm"],
+    "shard_map, shards": SHARDED if rings.is_full() else ["momentum", "LARC"],
     "pmap": ["global_clipnorm", "LARC"],
     "pmap, reduced": ONE,
 }

@@ -19,10 +19,13 @@ CASES = {
 }
 PATTERNS_OF = {
     **dict.fromkeys(CASES, ("random",)),
-    "momentum": problem.PATTERNS if rings.is_full() else ("random", "last", "always"),
+    "momentum": problem.PATTERNS,
     "LARC": ("random", "first"),
     "reduced": ("random", "first"),
 }
+if not rings.is_full():
+    # LARC has LARS's norms; "reduced" is "reduced, older" by another word.
+    PATTERNS_OF |= {"momentum": ("random", "last"), "LARS": (), "reduced, older": ()}
 
 # What is killed and restarted: a case, a pattern, and after which step it ends.
 CHECKPOINTED = ("Adam", "random")

@@ -69,6 +69,7 @@ def start_both(folder, stop):
     ]
 
 
+@pytest.mark.full
 def test_a_run_goes_on_where_a_killed_one_had_saved(tmp_path):
     undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
     undisturbed.mkdir(), disturbed.mkdir()
