@@ -41,6 +41,13 @@ FAULTS = [
         tests="integration_tests/test_loss_scale_monitor.py::test_overflowed_variables",
     ),
     Fault(
+        name="the name that a user gave is lost if it ends in a number",
+        file="keras_lso/adapters/optimizers.py",
+        old='return default if re.fullmatch(rf"{default}_\\d+", str(name)) else name',
+        new='return default if re.search(r"_\\d+$", str(name)) else name',
+        tests="tests/test_adapters.py::test_a_config_drops_the_number_that_keras_gives_and_no_other",
+    ),
+    Fault(
         name="gradients are added up again on other replicas after an error",
         file="keras_lso/adapters/replicas.py",
         old="        _this_replica.has_reduced = before\n",
@@ -98,6 +105,13 @@ FAULTS = [
         tests="tests/test_lars.py::test_exclusions_hold_for_keras_decoupled_weight_decay_as_well",
     ),
     Fault(
+        name="decoupled decay takes the old rate of a schedule",
+        file="keras_lso/adapters/rules.py",
+        old="decay=learning_rate * optimizer.weight_decay)",
+        new="decay=0.5 * optimizer.weight_decay)",
+        tests="tests/test_fast_paths.py::test_kernels_do_what_the_reference_does",
+    ),
+    Fault(
         name="the slots of a variable whose name begins alike are mixed up",
         file="keras_lso/adapters/slots.py",
         old="max(filter(slot.name.startswith, prefixes), key=len, default=None)",
@@ -119,11 +133,25 @@ FAULTS = [
         tests="tests/test_tf_keras_methods_state.py::test_the_weights_are_the_count_and_the_slots",
     ),
     Fault(
+        name="Adam's slots have changed their names",
+        file="keras_lso/adapters/slots.py",
+        old='{"m": "_momentums", "v": "_velocities", "vhat"',
+        new='{"m": "_velocities", "v": "_momentums", "vhat"',
+        tests="tests/test_tf_keras_methods_state.py::test_the_slots_of_adam_are_its_first_and_second_moments",
+    ),
+    Fault(
         name="Nadam's product is that of a step less",
         file="keras_lso/adapters/unsaved.py",
         old="for step in range(1, min(steps, _STEPS_TO_CONSTANT) + 1):",
         new="for step in range(1, min(steps, _STEPS_TO_CONSTANT)):",
         tests="tests/test_optimizer_state.py::test_the_momenta_that_keras_does_not_save_are_multiplied_up",
+    ),
+    Fault(
+        name="Nadam's product that was loaded is computed again",
+        file="keras_lso/adapters/unsaved.py",
+        old="if id(nadam._u_product) not in loaded:",
+        new="if nadam._u_product is not None:",
+        tests="tests/test_optimizer_state.py::test_a_product_of_momenta_that_was_saved_is_not_multiplied_up",
     ),
     Fault(
         name="a master loses its constraint",
@@ -145,5 +173,12 @@ FAULTS = [
         old="re.search(pattern, path)",
         new="re.match(pattern, path)",
         tests="tests/test_lars.py::test_patterns_are_regular_expressions_searched_in_the_full_path",
+    ),
+    Fault(
+        name="a stateless step changes the tensors that it was given",
+        file="keras_lso/adapters/variables.py",
+        old="    variable.assign(ops.copy(variable.value))\n",
+        new="",
+        tests="tests/test_loss_scale_optimizer.py::test_a_stateless_step_leaves_the_values_that_it_was_given",
     ),
 ]

@@ -60,6 +60,20 @@ FAULTS = [
         tests="tests/test_tf_keras_methods_state.py::test_a_count_that_the_variable_cannot_hold_is_refused",
     ),
     Fault(
+        name="a variable may be trained twice in one step",
+        file="keras_lso/_checks.py",
+        old="if len({id(v) for v in variables}) < len(variables):",
+        new="if len({id(v) for v in variables}) > len(variables):",
+        tests="tests/test_tf_keras_methods.py::test_a_variable_that_is_given_twice_is_refused",
+    ),
+    Fault(
+        name="a config may make each step call a function of Keras's",
+        file="keras_lso/_checks.py",
+        old='.split(".")[0] == "keras":',
+        new='.split(".")[0] == "tf_keras":',
+        tests="tests/test_lars.py::test_a_function_of_keras_is_no_learning_rate",
+    ),
+    Fault(
         name="a config that is read is changed",
         file="keras_lso/_config_dicts.py",
         old="    return dict(config)\n",

@@ -11,6 +11,20 @@ FAULTS = [
         tests="tests/backend/test_primitives.py::test_a_step_is_run_whole_or_leaves_every_bit",
     ),
     Fault(
+        name="frozen tensors are followed by autograd for ever",
+        file="keras_lso/backend/_torch.py",
+        old="            tensor.requires_grad_(False)\n",
+        new="            pass\n",
+        tests="tests/backend/test_torch_gradients.py::test_frozen_tensors_are_frozen_again",
+    ),
+    Fault(
+        name="gradients are those of the variables before the frozen ones",
+        file="keras_lso/backend/_torch.py",
+        old="return [next(grads) if v.requires_grad else None for v in values]",
+        new="return [*grads, *[None] * (len(values) - len(followed))]",
+        tests="tests/backend/test_torch_gradients.py::test_frozen_tensors_among_others_have_no_gradient",
+    ),
+    Fault(
         name="a gradient that is a view of a variable changes while it is read",
         file="keras_lso/backend/_torch_kernels.py",
         old="(g.clone() if g.data_ptr() in written else g).contiguous()",
@@ -109,6 +123,13 @@ FAULTS = [
         tests="tests/backend/test_primitives.py::test_one_bad_element_anywhere_is_found",
     ),
     Fault(
+        name="the rest of a long tensor has no part in its norm",
+        file="keras_lso/backend/_torch_measure.py",
+        old="return torch.cat([rows, rest.view(1)])",
+        new="return rows",
+        tests="tests/backend/test_many_tensors.py::test_every_element_has_its_part_in_a_norm",
+    ),
+    Fault(
         name="a master restarts in a step that is skipped",
         file="keras_lso/backend/_torch_masters.py",
         old="(rounded(old, value.dtype) != value).logical_and_(finite)",
@@ -121,6 +142,20 @@ FAULTS = [
         old="        torch.autograd.graph.increment_version(target)\n",
         new="        pass\n",
         tests="tests/backend/test_torch_masters.py::test_a_master_restarts_however_its_variable_was_written",
+    ),
+    Fault(
+        name="float16 is not clipped to its range on the host",
+        file="keras_lso/backend/_torch_masters.py",
+        old="            variable.clamp_(-FLOAT16_MAX, FLOAT16_MAX)\n",
+        new="            pass\n",
+        tests="tests/test_master_weights.py::test_what_is_too_large_for_float16_saturates",
+    ),
+    Fault(
+        name="values that differ in their last bytes are alike",
+        file="keras_lso/backend/_torch_masters.py",
+        old="    return torch.equal(*pair)\n",
+        new="    return torch.equal(*(t[:1] for t in pair))\n",
+        tests="tests/test_master_weights.py::test_an_assignment_is_seen_at_every_place",
     ),
     Fault(
         name="a note of an older step is believed",
@@ -156,5 +191,19 @@ FAULTS = [
         old="            if once and dist.get_rank(group):\n",
         new="            if not once and dist.get_rank(group) and owners is None:\n",
         tests="integration_tests/distributed/test_torch_shards.py::test_steps_are_those_on_whole_tensors",
+    ),
+    Fault(
+        name="a branch of a schedule gets the answers of another",
+        file="keras_lso/backend/_torch_numbers.py",
+        old="(*answers, *(i * (True,)), False)",
+        new="(*answers, False)",
+        tests="tests/backend/test_torch_numbers.py::test_the_branch_is_the_one_that_the_answers_lead_to",
+    ),
+    Fault(
+        name="numbers of a schedule are copied to the device",
+        file="keras_lso/backend/_torch_numbers.py",
+        old='if device.type == "cpu" or not is_plain or not 0 < np.size(args[0]) <= _FEW:',
+        new="if is_plain or not 0 < np.size(args[0]) <= _FEW:",
+        tests="tests/backend/test_no_synchronisation.py::test_a_learning_rate_is_computed_on_the_device",
     ),
 ]

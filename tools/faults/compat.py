@@ -151,11 +151,32 @@ FAULTS = [
         tests="tests/compat/open_seq2seq/test_training_op.py::test_keras_own_scaling_is_refused",
     ),
     Fault(
+        name="a rate takes floatx, which may be float16",
+        file="keras_lso/compat/open_seq2seq/_making.py",
+        old='return ops.convert_to_tensor(rate, dtype="float32")',
+        new="return ops.convert_to_tensor(rate)",
+        tests="tests/compat/open_seq2seq/test_training_op.py::test_a_rate_has_all_digits_of_a_float32",
+    ),
+    Fault(
         name="a resumed RMSProp starts its average again",
         file="keras_lso/compat/open_seq2seq/_optimizer_names.py",
         old="        if self.built:\n            return\n        super().build(variables)\n",
         new="        super().build(variables)\n",
         tests="tests/compat/open_seq2seq/test_training_op.py::test_a_resumed_rmsprop_goes_on",
+    ),
+    Fault(
+        name="Adam has Keras's epsilon, not TF1's",
+        file="keras_lso/compat/open_seq2seq/_optimizer_names.py",
+        old='"Adam": NamedOptimizer(keras.optimizers.Adam, _BETAS, {"epsilon": 1e-8}),',
+        new='"Adam": NamedOptimizer(keras.optimizers.Adam, _BETAS),',
+        tests="tests/compat/open_seq2seq/test_optimize_loss.py::test_the_defaults_are_those_of_tf1",
+    ),
+    Fault(
+        name="RMSProp's average starts at 0",
+        file="keras_lso/compat/open_seq2seq/_optimizer_names.py",
+        old="average.assign(ops.ones(average.shape, average.dtype))",
+        new="average.assign(ops.zeros(average.shape, average.dtype))",
+        tests="tests/compat/open_seq2seq/test_optimize_loss.py::test_the_defaults_are_those_of_tf1",
     ),
     Fault(
         name="iter_size does not reach the training op",
@@ -198,6 +219,13 @@ FAULTS = [
         old="found = {id(v): v for m in models for v in m.trainable_variables}",
         new="found = dict(enumerate(v for m in models for v in m.trainable_variables))",
         tests="tests/compat/open_seq2seq/test_optimize_loss.py::test_the_regularization_loss_is_in_float32",
+    ),
+    Fault(
+        name="the model of an outer loss is no more at hand",
+        file="keras_lso/compat/open_seq2seq/regularization.py",
+        old="        _this_thread.models = before\n",
+        new="        _this_thread.models = []\n",
+        tests="tests/compat/open_seq2seq/test_optimize_loss.py::test_after_a_loss_within_a_loss_the_outer_model_is_at_hand",
     ),
     Fault(
         name="variables of one path share a tag",
@@ -262,5 +290,26 @@ FAULTS = [
         old='return layer.built and all(map(_is_built, getattr(layer, "layers", [])))',
         new="return layer.built",
         tests="tests/compat/open_seq2seq/test_training_op.py::test_a_model_that_looks_built_is_not",
+    ),
+    Fault(
+        name="a v1 name leads to Keras's class",
+        file="keras_lso/compat/v1/keras/mixed_precision/__init__.py",
+        old="from keras_lso.mixed_precision import LossScaleOptimizer, load_optimizer_state\n",
+        new="from keras.optimizers import LossScaleOptimizer\n\nfrom keras_lso.mixed_precision import load_optimizer_state\n",
+        tests="tests/mixed_precision/test_experimental.py::test_the_modern_names_of_tensorflow_lead_to_ours",
+    ),
+    Fault(
+        name="a v2 name leads to Keras's class",
+        file="keras_lso/compat/v2/keras/mixed_precision/__init__.py",
+        old="from keras_lso.mixed_precision import LossScaleOptimizer, load_optimizer_state\n",
+        new="from keras.optimizers import LossScaleOptimizer\n\nfrom keras_lso.mixed_precision import load_optimizer_state\n",
+        tests="tests/mixed_precision/test_experimental.py::test_the_modern_names_of_tensorflow_lead_to_ours",
+    ),
+    Fault(
+        name="a loss scale of the training op's wrapper is always 1",
+        file="keras_lso/compat/open_seq2seq/mp_wrapper.py",
+        old='        return check_scale("loss_scale", loss_scale)\n',
+        new='        return check_scale("loss_scale", 1.0)\n',
+        tests="tests/compat/open_seq2seq/test_optimize_loss.py::test_a_number_is_the_loss_scale",
     ),
 ]

@@ -25,6 +25,20 @@ FAULTS = [
         tests="tests/test_saving.py::test_the_config_of_something_else_is_refused",
     ),
     Fault(
+        name="load_model does not hand custom_objects on to what it adopts",
+        file="keras_lso/saving.py",
+        old="        adopted = adopt(config, custom_objects)\n",
+        new="        adopted = adopt(config)\n",
+        tests="integration_tests/test_serialization.py::test_load_model_adopts_no_class_that_custom_objects_name",
+    ),
+    Fault(
+        name="load_model says nothing of Keras's wrapper in an .h5 file",
+        file="keras_lso/saving.py",
+        old="            is keras.optimizers.LossScaleOptimizer\n        ):",
+        new="            is keras.optimizers.Optimizer\n        ):",
+        tests="integration_tests/test_serialization.py::test_load_model_says_what_it_does_not_replace",
+    ),
+    Fault(
         name="an archive may swell a thousandfold",
         file="keras_lso/_untrusted_files.py",
         old="return size > _LARGE and size > _MOST_EXPANSION * stored",
@@ -72,6 +86,13 @@ FAULTS = [
         old='if name.lower() in _LOSS_SCALE_OPTIMIZERS and package in ("", "keras", "tf_keras"):',
         new="if name.lower() in _LOSS_SCALE_OPTIMIZERS:",
         tests="tests/test_saving.py::test_another_packages_class_of_that_name_stays_its_own",
+    ),
+    Fault(
+        name="decay without a rate decays that of SGD",
+        file="keras_lso/_legacy/configs.py",
+        old="getattr(keras.optimizers, class_name).__init__",
+        new="keras.optimizers.SGD.__init__",
+        tests="tests/_legacy/test_configs.py::test_decay_without_a_rate_is_of_the_default_rate",
     ),
     Fault(
         name="the good steps of a tf.keras file are left out",

@@ -160,6 +160,20 @@ FAULTS = [
         tests="tests/test_master_weights.py::test_final_values_are_those_of_the_averaged_masters",
     ),
     Fault(
+        name="a step that is not fused starts from an old master",
+        file="keras_lso/loss_scale_optimizer.py",
+        old="            masters.read()\n",
+        new="",
+        tests="tests/test_master_weights.py::test_a_master_restarts_where_its_variable_was_assigned",
+    ),
+    Fault(
+        name="an optimizer counts as wrapped though its wrapper was refused",
+        file="keras_lso/loss_scale_optimizer.py",
+        old="        check_not_wrapped(inner_optimizer)\n",
+        new="        check_not_wrapped(inner_optimizer)\n        remember_wrapped(inner_optimizer, name)\n",
+        tests="tests/test_arguments.py::test_a_refused_constructor_leaves_its_arguments_alone",
+    ),
+    Fault(
         name="which gradients overflowed is told the wrong way round",
         file="keras_lso/_overflows.py",
         old='ops.logical_not(finite), "int32"',
@@ -207,5 +221,26 @@ FAULTS = [
         old='"auto": ("float16",)',
         new='"auto": ("float16", "bfloat16")',
         tests="tests/test_master_weights.py::test_which_variables_have_masters",
+    ),
+    Fault(
+        name="scales of float8 layers have masters",
+        file="keras_lso/master_weights.py",
+        old="if dtype not in _NARROW[master_weights] or adapters.is_overwritten(variable):",
+        new="if dtype not in _NARROW[master_weights]:",
+        tests="tests/test_master_weights.py::test_what_its_gradient_overwrites_has_no_master",
+    ),
+    Fault(
+        name="a master that float16 cannot hold becomes inf",
+        file="keras_lso/master_weights.py",
+        old="variable.assign(backend.rounded(value, variable.dtype))",
+        new="variable.assign(ops.cast(value, variable.dtype))",
+        tests="tests/test_master_weights.py::test_what_is_too_large_for_float16_saturates",
+    ),
+    Fault(
+        name="a step that is not fused rounds its masters",
+        file="keras_lso/master_weights.py",
+        old="master.assign(backend.restarted(ops.convert_to_tensor(master), value))",
+        new='master.assign(ops.cast(value, "float32"))',
+        tests="tests/test_master_weights.py::test_steps_too_small_for_float16_add_up",
     ),
 ]

@@ -102,6 +102,13 @@ FAULTS = [
         tests="tests/test_loss_scales.py::test_a_loaded_scale_is_mended",
     ),
     Fault(
+        name="each replica decides about the scale by itself",
+        file="keras_lso/loss_scales/loss_scale.py",
+        old='aggregation="only_first_replica",',
+        new='aggregation="none",',
+        tests="tests/test_loss_scales.py::test_replicas_share_the_state_of_a_policy",
+    ),
+    Fault(
         name="the averages of the logarithm have no bias correction",
         file="keras_lso/loss_scales/log_max.py",
         old="ops.minimum((1 - beta) / corrected, float32(1))",
@@ -130,6 +137,13 @@ FAULTS = [
         tests="tests/test_log_max_loss_scale.py::test_the_scale_is_what_the_formula_says",
     ),
     Fault(
+        name="a negative variance is loaded",
+        file="keras_lso/loss_scales/log_max.py",
+        old="count < 0 or variance < 0 or",
+        new="count < 0 or",
+        tests="tests/test_log_max_loss_scale.py::test_a_loaded_state_below_zero_starts_afresh",
+    ),
+    Fault(
         name="a search that has not found an overflow climbs",
         file="keras_lso/loss_scales/searching.py",
         old="ops.where(state == _FALLS, number(self._climbs), number(0))",
@@ -142,5 +156,40 @@ FAULTS = [
         old="ops.where(finite, ops.maximum(left, number(0)), number(0))",
         new="ops.maximum(left, number(0))",
         tests="tests/test_searching_loss_scale.py::test_the_course_is_that_of_the_docstring",
+    ),
+    Fault(
+        name="the search climbs once too often",
+        file="keras_lso/loss_scales/searching.py",
+        old="math.ceil(steps - 1e-9) - 1",
+        new="math.ceil(steps - 1e-9)",
+        tests="tests/test_searching_loss_scale.py::test_the_search_climbs_as_far_as_it_fell_but_for_one_growth",
+    ),
+    Fault(
+        name="a loaded search is over",
+        file="keras_lso/loss_scales/searching.py",
+        old="min(max(state, _FALLS), self._climbs)",
+        new="min(max(state, 0), self._climbs)",
+        tests="tests/test_searching_loss_scale.py::test_a_search_goes_on_where_it_was_saved",
+    ),
+    Fault(
+        name="the config loses search_period",
+        file="keras_lso/loss_scales/searching.py",
+        old='            "search_period": self.search_period,\n',
+        new="",
+        tests="tests/test_loss_scales.py::test_a_config_makes_the_same_policy_again",
+    ),
+    Fault(
+        name="a fixed scale has the bounds of a dynamic one",
+        file="keras_lso/loss_scales/fixed.py",
+        old="super().__init__(value, min_scale=value, max_scale=value)",
+        new="super().__init__(value)",
+        tests="tests/test_loss_scales.py::test_a_fixed_scale_may_lie_beyond_the_bounds_of_a_dynamic_one",
+    ),
+    Fault(
+        name="a user's policy that is called as one of ours is taken for ours",
+        file="keras_lso/loss_scales/lookup.py",
+        old='if name in builtin and set(config) == {"class_name", "config"}:',
+        new="if name in builtin:",
+        tests="tests/test_loss_scales.py::test_a_policy_of_the_user_may_be_called_as_one_of_ours",
     ),
 ]

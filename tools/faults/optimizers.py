@@ -67,6 +67,13 @@ FAULTS = [
         tests="tests/test_lars.py::test_two_kinds_of_weight_decay_are_refused",
     ),
     Fault(
+        name="trust ratios that are asked for are those of no decay",
+        file="keras_lso/lars.py",
+        old="rule.trust_ratio(*norms, rule.weight_decay)",
+        new="rule.trust_ratio(*norms, 0.0)",
+        tests="tests/test_lars.py::test_the_papers_trust_ratios_have_the_decay_in_them",
+    ),
+    Fault(
         name="LARC looks at the scaled gradients",
         file="keras_lso/larc.py",
         old="ratios = self.ratios(grads, variables, inv_scale)",

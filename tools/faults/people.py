@@ -33,6 +33,13 @@ FAULTS = [
         tests="integration_tests/test_loss_scale_monitor.py::test_an_event_file_holds_both",
     ),
     Fault(
+        name="a second run goes on with the stall of the first",
+        file="keras_lso/callbacks/loss_scale_monitor.py",
+        old="        _find_optimizer(self.model)\n        self._reset()\n",
+        new="        _find_optimizer(self.model)\n",
+        tests="integration_tests/test_loss_scale_monitor.py::test_a_second_run_is_told_anew",
+    ),
+    Fault(
         name="averages stay in place after an evaluation",
         file="keras_lso/callbacks/swap_ema_weights.py",
         old="    def on_test_end(self, logs=None):\n        self._put_in_weights()\n",
@@ -115,5 +122,19 @@ FAULTS = [
         old="Event(step=step, wall_time",
         new="Event(step=0, wall_time",
         tests="integration_tests/test_open_seq2seq.py::test_tensorboard_reads_the_default_summaries",
+    ),
+    Fault(
+        name="the safe scales of a table are rounded outwards",
+        file="keras_lso/_underflow_table.py",
+        old="first, last = math.ceil(math.log2(low)), math.floor(math.log2(high))",
+        new="first, last = math.floor(math.log2(low)), math.ceil(math.log2(high))",
+        tests="tests/test_underflow_table.py::test_the_safe_scales_are_the_powers_of_two_within",
+    ),
+    Fault(
+        name="info names another backend's step",
+        file="keras_lso/backend/about.py",
+        old="return OTHER_STEPS.get(keras.backend.backend()",
+        new='return OTHER_STEPS.get("tensorflow"',
+        tests="tests/test_info.py::test_every_optimizer_is_listed_with_its_step",
     ),
 ]

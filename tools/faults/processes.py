@@ -24,4 +24,11 @@ FAULTS = [
         new="    except KeyError:  # ",
         tests="tests/backend/test_processes.py::test_horovod_has_to_be_initialised",
     ),
+    Fault(
+        name="processes that train other variables average them",
+        file="keras_lso/backend/processes.py",
+        old="        if any(kind != kinds[0] for kind in kinds):\n",
+        new="        if any(kind[0] != kinds[0][0] for kind in kinds):\n",
+        tests="tests/backend/test_processes.py::test_other_variables_in_another_process_are_refused",
+    ),
 ]

@@ -18,6 +18,13 @@ FAULTS = [
         tests="tests/test_schedules.py::test_rates_are_what_the_formula_says",
     ),
     Fault(
+        name="a schedule takes floatx, which may be float16",
+        file="keras_lso/schedules/_members.py",
+        old='return ops.convert_to_tensor(value, dtype="float32")',
+        new="return ops.convert_to_tensor(value, dtype=keras.config.floatx())",
+        tests="tests/test_schedules.py::test_rates_are_float32_whatever_floatx_is",
+    ),
+    Fault(
         name="the last step of all overflows",
         file="keras_lso/schedules/_powers.py",
         old="_LAST = 2**31 - 2",
