@@ -278,3 +278,18 @@ def test_the_count_of_a_step_is_that_of_the_optimizer(weights):
     known = adapters.trainable_variables(optimizer)
     assert [id(v) for v in known] == [id(v) for v in weights]
     assert [adapters.index_of(optimizer, v) for v in weights] == [0, 1]
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="strategies are TensorFlow's"
+)
+def test_variables_are_made_in_the_scope_in_which_the_optimizer_was():
+    import tensorflow as tf
+
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    with strategy.scope():
+        inside = keras.optimizers.SGD(0.5)
+    with adapters.where_variables_are_made(inside):
+        assert tf.distribute.get_strategy() is strategy
+    with adapters.where_variables_are_made(keras.optimizers.SGD(0.5)):
+        assert not tf.distribute.has_strategy()

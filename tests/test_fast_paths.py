@@ -654,7 +654,9 @@ def test_a_gradient_may_be_a_view_of_a_variable(optimizer, decay):
 def test_a_gradient_may_lie_transposed_in_memory(optimizer):
     start, gradient = random_arrays([(3, 5)] * 2)
     results = []
-    for layout in (tensor(gradient), ops.transpose(tensor(gradient.T))):
+    # A copy of `gradient.T` alone would keep the order of `gradient` in memory.
+    columns = tensor(np.ascontiguousarray(gradient.T))
+    for layout in (tensor(gradient), ops.transpose(columns)):
         variable = keras.Variable(start)
         inner = OPTIMIZERS[optimizer](0.5)
         LossScaleOptimizer(inner, initial_scale=4.0).apply([layout], [variable])

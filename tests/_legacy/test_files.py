@@ -208,6 +208,15 @@ def test_the_rate_of_the_config(rate, loaded, write, write_archive, adam):
 
 
 @pytest.mark.one_backend
+def test_before_tf_2_4_the_wrapper_called_what_it_wraps_optimizer(write, adam):
+    config = {"class_name": "Adam", "config": {"learning_rate": 0.25}}
+    wrapper = {"class_name": "LossScaleOptimizer", "config": {"optimizer": config}}
+    load_optimizer_state(adam, write(legacy_adam(), wrapper))
+    assert float(adam.learning_rate) == 0.25
+    assert_is_loaded(adam)
+
+
+@pytest.mark.one_backend
 def test_names_from_a_custom_scope_are_those_of_the_class(write, adam):
     config = {"class_name": "Custom>Adam", "config": {}}
     load_optimizer_state(adam, write(new_adam(), config))

@@ -109,6 +109,18 @@ def _step_of_four(jax, optimizer, weight, grads, method):
 
 
 @ON_JAX
+def test_float16_gradients_are_averaged_in_float32():
+    import jax
+
+    optimizer, weight = make("LossScaleOptimizer"), keras.Variable([0.0])
+    optimizer.build([weight])
+    # Their sum is more than float16 holds.
+    grads = ops.full((4, 1), 60000.0, dtype="float16")
+    result = _step_of_four(jax, optimizer, weight, grads, "apply")
+    assert result.tolist() == [[-15000.0]] * 4
+
+
+@ON_JAX
 def test_what_overwrites_its_variable_is_not_averaged():
     import jax
 
@@ -159,3 +171,34 @@ def test_shards_on_a_single_device(name):
         # The same sums, but fused otherwise.
         np.testing.assert_allclose(sharded(*args), alone(*args), rtol=1e-6)
         assert ((alone(*args) != weight.value) == is_applied).all()
+
+
+@ON_JAX
+def test_a_policy_is_told_the_largest_magnitude_of_all_shards():
+    import jax
+    from jax.sharding import Mesh, PartitionSpec
+
+    if not hasattr(jax, "shard_map"):
+        pytest.skip(f"JAX {jax.__version__} has no jax.shard_map")
+    weight = keras.Variable([4.0, 3.0])
+    policy = keras_lso.loss_scales.LogMaxLossScale()
+    optimizer = keras_lso.LossScaleOptimizer(
+        keras.optimizers.SGD(0.5), loss_scale=policy
+    )
+    optimizer.build([weight])
+    state = [v.value for v in optimizer.variables]
+    own = [v is policy.scale for v in optimizer.variables].index(True)
+
+    def scale_after(grad, value):
+        return optimizer.stateless_apply(state, [grad], [value])[1][own]
+
+    spec, the_same_on_all = PartitionSpec("batch"), PartitionSpec()
+    sharded = jax.shard_map(
+        scale_after,
+        mesh=Mesh(jax.devices(), "batch"),
+        in_specs=(spec, spec),
+        # JAX refuses what differs, as far as it knows, from device to device.
+        out_specs=the_same_on_all,
+    )
+    grad = np.array([64.0, -2.0], "float32")
+    assert float(jax.jit(sharded)(grad, weight.value)) == 2.0 ** (16 - 6)

@@ -268,6 +268,15 @@ def test_gradients_that_overflow_only_when_unscaled_are_found(
 
 
 @each_measure
+@pytest.mark.parametrize("rule", ["no rule", "classic", "novograd"])
+def test_a_finite_norm_proves_nothing_where_unscaling_enlarges(measure, rule):
+    # The squares of these are finite, and their products with 1e25 are not.
+    grads = [tensor([1.0]), tensor([0.5, -1e15])]
+    told = measured_for(MEASURED_RULES[rule], grads)
+    assert not bool(measure(grads, inv_scale=tensor(1e25), **told).finite)
+
+
+@each_measure
 def test_empty_gradients_are_finite(measure):
     found = measure([tensor(np.zeros(0)), tensor(np.zeros((3, 0)))], amax=True)
     assert bool(found.finite)
@@ -1293,6 +1302,12 @@ def test_the_elements_of_a_loss_are_weighted(weights):
     np.testing.assert_array_equal(ops.convert_to_numpy(loss), [9.0, 16.0])
     by_hand = [6.0, 8.0] if weights is None else [6.0, -16.0]
     np.testing.assert_array_equal(ops.convert_to_numpy(gradient), by_hand)
+
+
+def test_one_weight_is_that_of_all_elements():
+    a = keras.Variable(3.0)
+    _, [gradient] = backend.compute_gradients(lambda: a + ops.zeros(4), [a], 2.0)
+    assert number(gradient) == 8.0
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

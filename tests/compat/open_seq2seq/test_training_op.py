@@ -96,6 +96,33 @@ def test_a_call_that_fails_does_not_count():
     assert float(w.numpy()[0]) == -0.5
 
 
+def test_after_a_call_that_failed_the_next_one_accumulates():
+    w = variable(0.0, 0.0)
+    train_op = make(lambda x: ops.sum(w * x), iter_size=2, var_list=[w])
+    with pytest.raises(TypeError, match="takes 1 positional argument but 2"):
+        train_op(ONE, ONE)
+    train_op(ONE)
+    assert w.numpy().tolist() == [0.0, 0.0]
+    train_op(ONE)
+    assert w.numpy().tolist() == [-0.5, -0.5]
+
+
+def test_batches_of_two_lengths_may_read_two_variables():
+    w, short, long = variable(), variable(2.0), variable(4.0)
+
+    def loss(x):
+        return ops.sum(w * x) * ops.sum(short if x.shape[0] == 1 else long)
+
+    train_op = make(loss, var_list=[w])
+    for x in (ONE, np.float32([0.5, 0.5])):
+        train_op(x)
+    assert float(w.numpy()[0]) == -3.0
+    # What a compiled step is not handed would be a constant in it.
+    long.assign([8.0])
+    train_op(np.float32([0.5, 0.5]))
+    assert float(w.numpy()[0]) == -7.0
+
+
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="functions of TensorFlow retrace")
 def test_a_batch_of_any_length_is_traced_a_few_times_only():
     w, traces = variable(), []
