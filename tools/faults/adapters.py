@@ -48,12 +48,28 @@ FAULTS = [
         tests="tests/test_adapters.py::test_a_config_drops_the_number_that_keras_gives_and_no_other",
     ),
     Fault(
+        name="a strategy's scope is not entered where variables are made",
+        file="keras_lso/adapters/optimizers.py",
+        old='getattr(optimizer, "_distribution_strategy", None)',
+        new='getattr(optimizer, "_no_such_strategy", None)',
+        tests="tests/test_adapters.py::test_variables_are_made_in_the_scope_in_which_the_optimizer_was",
+        backend="tensorflow",
+    ),
+    Fault(
         name="gradients are added up again on other replicas after an error",
         file="keras_lso/adapters/replicas.py",
         old="        _this_replica.has_reduced = before\n",
         new="        pass\n",
         tests="tests/backend/test_jax_axes.py::test_gradients_are_averaged_before_they_are_looked_at",
         backend="jax",
+    ),
+    Fault(
+        name="gradients that were added up are added up again",
+        file="keras_lso/adapters/replicas.py",
+        old="        if has_reduced_gradients():\n            return grads_and_vars\n",
+        new="",
+        tests="integration_tests/distributed/test_tensorflow_replicas.py::test_gradients_that_were_added_up_are_not_added_up_again",
+        backend="tensorflow",
     ),
     Fault(
         name="an optimizer that clips steps by its bare rule",
@@ -180,5 +196,19 @@ FAULTS = [
         old="    variable.assign(ops.copy(variable.value))\n",
         new="",
         tests="tests/test_loss_scale_optimizer.py::test_a_stateless_step_leaves_the_values_that_it_was_given",
+    ),
+    Fault(
+        name="a slot of a sharded variable is whole",
+        file="keras_lso/adapters/shards.py",
+        old="        slot._value = backend.sharded_like(_value(slot), _value(variable))\n",
+        new="        pass\n",
+        tests="integration_tests/distributed/test_torch_shards.py::test_steps_are_those_on_whole_tensors",
+    ),
+    Fault(
+        name="slots that were made whole before are taken for sharded ones",
+        file="keras_lso/adapters/shards.py",
+        old="    _check_slots(innermost, variables)\n",
+        new="",
+        tests="integration_tests/distributed/test_torch_shards.py::test_what_would_drift_apart_is_refused_before_anything_changes",
     ),
 ]

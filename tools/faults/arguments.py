@@ -88,6 +88,13 @@ FAULTS = [
         tests="integration_tests/test_damaged_configs.py::test_what_is_no_optimizer_policy_or_schedule",
     ),
     Fault(
+        name="numbers in a nested config are not looked at",
+        file="keras_lso/_config_dicts.py",
+        old='if isinstance(value, dict) and "class_name" in value:',
+        new='if isinstance(value, list) and "class_name" in value:',
+        tests="tests/test_saving.py::test_a_rate_of_a_nested_schedule_is_finite",
+    ),
+    Fault(
         name="a LossScaleOptimizer inside of a LARC is wrapped again",
         file="keras_lso/_optimizer_arguments.py",
         old="        for o in adapters.chain(inner)\n    ):",
@@ -149,5 +156,13 @@ FAULTS = [
         old="    if not nothing_to_train:\n",
         new="    if optimizer:\n",
         tests="tests/test_loss_scale_optimizer.py::test_a_model_that_trains_nothing_is_no_error",
+    ),
+    Fault(
+        name="what overwrites its variable is averaged over an axis",
+        file="keras_lso/_gradients.py",
+        old="[None if is_own else g for g, is_own in zip(grads, own, strict=True)]",
+        new="list(grads)",
+        tests="tests/backend/test_jax_axes.py::test_what_overwrites_its_variable_is_not_averaged",
+        backend="jax",
     ),
 ]

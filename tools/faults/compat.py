@@ -292,6 +292,13 @@ FAULTS = [
         tests="tests/compat/open_seq2seq/test_training_op.py::test_a_model_that_looks_built_is_not",
     ),
     Fault(
+        name="a call that fails counts",
+        file="keras_lso/compat/open_seq2seq/_training_op.py",
+        old='            loss = self._run("accumulate", batch)\n            self._micro_steps += 1\n',
+        new='            self._micro_steps += 1\n            loss = self._run("accumulate", batch)\n',
+        tests="tests/compat/open_seq2seq/test_training_op.py::test_after_a_call_that_failed_the_next_one_accumulates",
+    ),
+    Fault(
         name="a v1 name leads to Keras's class",
         file="keras_lso/compat/v1/keras/mixed_precision/__init__.py",
         old="from keras_lso.mixed_precision import LossScaleOptimizer, load_optimizer_state\n",

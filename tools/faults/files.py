@@ -95,6 +95,13 @@ FAULTS = [
         tests="tests/_legacy/test_configs.py::test_decay_without_a_rate_is_of_the_default_rate",
     ),
     Fault(
+        name="a user's class that is called as Keras's becomes Keras's",
+        file="keras_lso/_legacy/configs.py",
+        old="if keras.saving.get_registered_object(name, custom_objects) is not None:",
+        new="if keras.saving.get_registered_object(name, custom_objects) == name:",
+        tests="tests/test_lars.py::test_a_custom_lars_is_preferred_to_ours",
+    ),
+    Fault(
         name="the good steps of a tf.keras file are left out",
         file="keras_lso/_legacy/files.py",
         old="(scale_variable, scale[0]), (step_counter, scale[1])]",
@@ -121,6 +128,13 @@ FAULTS = [
         old="rows = [[next(rest) for _ in group] for _ in range(count)]",
         new="rows = list(zip(*[[next(rest) for _ in range(count)] for _ in group]))",
         tests="tests/_legacy/test_files.py::test_numbered_weights",
+    ),
+    Fault(
+        name="the wrapper in configs of before TF 2.4 is taken for the optimizer",
+        file="keras_lso/_legacy/files.py",
+        old='inner = config.get("inner_optimizer") or config.get("optimizer")',
+        new='inner = config.get("inner_optimizer")',
+        tests="tests/_legacy/test_files.py::test_before_tf_2_4_the_wrapper_called_what_it_wraps_optimizer",
     ),
     Fault(
         name="slots are paired with variables in the order of the file",
@@ -163,6 +177,13 @@ FAULTS = [
         old="    if steps > np.iinfo(_dtype(variable)).max:\n",
         new="    if steps < 0:\n",
         tests="tests/_legacy/test_files.py::test_more_iterations_than_the_backend_counts",
+    ),
+    Fault(
+        name="accumulated steps are not counted as Keras 3 counts them",
+        file="keras_lso/_legacy/state.py",
+        old="    steps *= optimizer.gradient_accumulation_steps or 1\n",
+        new="",
+        tests="integration_tests/test_load_optimizer_state.py::test_accumulated_steps_count_as_in_keras_3",
     ),
     Fault(
         name="one of several optimizers in a checkpoint is taken",

@@ -144,6 +144,13 @@ FAULTS = [
         tests="tests/test_larc.py::test_the_config_holds_everything",
     ),
     Fault(
+        name="LARC hands set_weights to its own, empty state",
+        file="keras_lso/larc.py",
+        old="        self.inner_optimizer.set_weights(weights)\n",
+        new="        pass\n",
+        tests="tests/test_larc.py::test_it_has_no_state_of_its_own",
+    ),
+    Fault(
         name="NovoGrad decays what is excluded",
         file="keras_lso/novograd.py",
         old="weight_decay=self.weight_decay_rate if decays else 0.0,",

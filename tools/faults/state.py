@@ -224,6 +224,14 @@ FAULTS = [
         tests="tests/test_tf_keras_methods_state.py::test_wrong_weights_change_nothing",
     ),
     Fault(
+        name="experimental_aggregate_gradients=False has no effect",
+        file="keras_lso/_tf_keras_methods.py",
+        old="        with adapters.reduced_gradients(self, are_reduced):\n            self.apply",
+        new="        with adapters.reduced_gradients(self, False):\n            self.apply",
+        tests="tests/test_tf_keras_methods_pairs.py::test_gradients_that_were_added_up_are_not_added_up_again",
+        backend="tensorflow",
+    ),
+    Fault(
         name="a copy of the list of variables gives out those of the original",
         file="keras_lso/_variable_list.py",
         old="lambda: [variables[i] for i in called]",
