@@ -113,7 +113,7 @@ FAULTS = [
         file="keras_lso/backend/generic.py",
         old='return values if is_double else ops.cast(values, "float32")',
         new='return ops.cast(values, "float32")',
-        tests="tests/backend/test_primitives.py::test_huge_gradients_are_finite",
+        tests="tests/backend/test_primitives.py::test_huge_float64_gradients_are_finite",
     ),
     Fault(
         name="small tensors of two dtypes are put together",
