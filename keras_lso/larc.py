@@ -6,13 +6,14 @@ from keras import ops
 from keras_lso import adapters, backend
 from keras_lso._checks import check_choice, check_patterns, check_rate
 from keras_lso._config_dicts import check_config, check_numbers, read_object
-from keras_lso._gradients import match, split_pairs, total
-from keras_lso._inner_attributes import InnerAttributes, read_through
-from keras_lso._optimizer_arguments import check_optimizer
-from keras_lso._stateless import stateless_apply
-from keras_lso._stored_state import checked
-from keras_lso.lars import LARS
-from keras_lso.loss_scale_optimizer import LossScaleOptimizer
+from keras_lso._core.arguments import check_optimizer
+from keras_lso._core.gradients import match, split_pairs, total
+from keras_lso._core.inner_attributes import InnerAttributes, passed_on
+from keras_lso._core.lars import LARS
+from keras_lso._core.loss_scale_optimizer import LossScaleOptimizer
+from keras_lso._core.scaling import Gradients
+from keras_lso._core.stateless import stateless_apply
+from keras_lso._core.stored_state import checked
 
 CLIP, SCALE = MODES = ("clip", "scale")
 
@@ -81,7 +82,7 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
         https://arxiv.org/abs/1708.03888)
     """
 
-    loss_scale_factor = read_through(
+    loss_scale_factor = passed_on(
         "loss_scale_factor", "The inner optimizer's fixed loss scale."
     )
 
@@ -234,7 +235,8 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
         if not isinstance(inner, LossScaleOptimizer):
             factor = inner.loss_scale_factor
             return 1.0 if factor is None else 1.0 / factor
-        if scaled is None and not inner._has_scaled:
+        is_unknown = inner._scaling.gradients is Gradients.UNKNOWN
+        if scaled is None and is_unknown:
             raise ValueError(
                 "LARC wraps a LossScaleOptimizer that has scaled no loss yet, so it "
                 "cannot tell whether the gradients are scaled. Under 'mixed_float16' "
@@ -243,7 +245,7 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
                 "a loop of your own call `optimizer.scale_loss(loss)` first, or say "
                 "`apply(..., scaled=True)` or `scaled=False`."
             )
-        return inner._inv_scale(scaled)
+        return inner._scaling.inv_scale(scaled)
 
     def apply_gradients(self, grads_and_vars, **kwargs):
         """Does what `apply` does.

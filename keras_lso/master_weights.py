@@ -5,6 +5,8 @@ away. So the optimizer trains a float32 copy, the master, and the model's variab
 is that copy, rounded.
 """
 
+import contextlib
+
 import keras
 from keras import ops
 
@@ -69,3 +71,10 @@ class MasterWeights:
             variable = self._narrow[id(master)]
             value = ops.convert_to_tensor(master)
             variable.assign(backend.rounded(value, variable.dtype))
+
+    @contextlib.contextmanager
+    def in_step(self):
+        """Lets what is assigned to the masters meanwhile reach the variables."""
+        self.read()
+        yield
+        self.write()

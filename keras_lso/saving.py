@@ -8,7 +8,7 @@ import zipfile
 
 import keras
 
-from keras_lso._legacy.configs import OURS, adopt, read_optimizer
+from keras_lso._core.configs import OURS, adopt, read_optimizer
 from keras_lso._untrusted_files import DAMAGE, hard_group, refuse_bombs
 
 # Configs can be nested too deeply, besides.

@@ -170,12 +170,12 @@ class Run:
     @property
     def saved(self):
         """All that a file holds."""
-        return [*self.variables, *self.optimizer._saved_variables]
+        return [*self.variables, *self.optimizer._state.variables]
 
     @property
     def holds_nan(self):
         """Whether no file of it is loaded: a slot is NaN, of finite gradients even."""
-        slots = self.optimizer._saved_variables
+        slots = self.optimizer._state.variables
         return any(np.isnan(array(v)).any() for v in slots)
 
     # --- Steps --------------------------------------------------------------------

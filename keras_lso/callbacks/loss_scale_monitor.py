@@ -121,7 +121,7 @@ class LossScaleMonitor(keras.callbacks.Callback):
         except FloatingPointError:
             self._skipped = int(optimizer.skipped_steps)
             attempted = self._skipped + _count_applied(optimizer)
-            in_a_row = optimizer._count_skips_at_lowest()
+            in_a_row = optimizer._counters.skips_at_lowest()
             self._stalled_since = attempted - in_a_row + 1
             optimizer.record_overflows()
             self.model.make_train_function(force=True)

@@ -6,7 +6,11 @@ import keras
 
 from keras_lso import loss_scales
 from keras_lso._checks import is_number
-from keras_lso._optimizer_arguments import check_inner_optimizer, policy_arguments
+from keras_lso._core.arguments import (
+    check_inner_optimizer,
+    policy_arguments,
+    read_config,
+)
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer as ModernOptimizer
 from keras_lso.loss_scales import DynamicLossScale, FixedLossScale, LossScale
 
@@ -69,7 +73,7 @@ class LossScaleOptimizer(ModernOptimizer):
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
-        inner, arguments = cls._read_config(config, custom_objects)
+        inner, arguments = read_config(config, custom_objects)
         if "loss_scale" in arguments:
             _policy(arguments["loss_scale"])
         # Without the warning: a file is no code that somebody could change.

@@ -22,7 +22,8 @@ ROOT = pathlib.Path(__file__).parents[2]
 # others import by these.
 NAMES_ONLY = {
     "keras_lso/__init__.py",
-    "keras_lso/_legacy/__init__.py",
+    "keras_lso/_core/__init__.py",
+    "keras_lso/_tf_keras/__init__.py",
     "keras_lso/adapters/__init__.py",
     "keras_lso/callbacks/__init__.py",
     "keras_lso/compat/__init__.py",

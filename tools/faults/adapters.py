@@ -132,21 +132,21 @@ FAULTS = [
         file="keras_lso/adapters/slots.py",
         old="max(filter(slot.name.startswith, prefixes), key=len, default=None)",
         new="min(filter(slot.name.startswith, prefixes), key=len, default=None)",
-        tests="tests/test_tf_keras_methods_state.py::test_names_that_begin_alike_are_told_apart",
+        tests="tests/_tf_keras/test_methods_state.py::test_names_that_begin_alike_are_told_apart",
     ),
     Fault(
         name="weights have the learning rate among them",
         file="keras_lso/adapters/slots.py",
         old="kept = [v for v in optimizer.variables if id(v) not in rates]",
         new="kept = list(optimizer.variables)",
-        tests="tests/test_tf_keras_methods_state.py::test_rmsprop_and_a_dense_layer_have_three_weights",
+        tests="tests/_tf_keras/test_methods_state.py::test_rmsprop_and_a_dense_layer_have_three_weights",
     ),
     Fault(
         name="Ftrl's weights come slot by slot",
         file="keras_lso/adapters/slots.py",
         old="if isinstance(optimizer, keras.optimizers.Ftrl):",
         new="if isinstance(optimizer, keras.optimizers.Adam):",
-        tests="tests/test_tf_keras_methods_state.py::test_the_weights_are_the_count_and_the_slots",
+        tests="tests/_tf_keras/test_methods_state.py::test_the_weights_are_the_count_and_the_slots",
     ),
     Fault(
         name="Adam's slots have changed their names",
@@ -160,7 +160,7 @@ FAULTS = [
         file="keras_lso/adapters/unsaved.py",
         old="for step in range(1, min(steps, _STEPS_TO_CONSTANT) + 1):",
         new="for step in range(1, min(steps, _STEPS_TO_CONSTANT)):",
-        tests="tests/test_optimizer_state.py::test_the_momenta_that_keras_does_not_save_are_multiplied_up",
+        tests="tests/_core/test_state_file.py::test_the_momenta_that_keras_does_not_save_are_multiplied_up",
     ),
     Fault(
         name="Nadam's product that was loaded is computed again",

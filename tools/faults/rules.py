@@ -127,14 +127,14 @@ FAULTS = [
         file="keras_lso/backend/generic.py",
         old="is_shorter = len(shape) <= len(loss_shape)",
         new="is_shorter = True",
-        tests="tests/test_tf_keras_methods.py::test_a_grad_loss_of_another_shape_is_refused",
+        tests="tests/_tf_keras/test_methods.py::test_a_grad_loss_of_another_shape_is_refused",
     ),
     Fault(
         name="complex gradients lose their imaginary part",
         file="keras_lso/backend/generic.py",
         old='if "complex" in dtype:',
         new='if "complex" in str(value):',
-        tests="tests/test_gradients.py::test_complex_gradients",
+        tests="tests/_core/test_gradients.py::test_complex_gradients",
     ),
     Fault(
         name="losses that layers add are dropped",
@@ -149,7 +149,7 @@ FAULTS = [
         file="keras_lso/backend/generic.py",
         old="if value is None and self.original_scope is not None:",
         new="if value is None and self.original_scope is None:",
-        tests="tests/test_tf_keras_methods.py::test_minimize_takes_the_step_of_the_unscaled_loss",
+        tests="tests/_tf_keras/test_methods.py::test_minimize_takes_the_step_of_the_unscaled_loss",
         backend="jax",
     ),
     Fault(
@@ -186,7 +186,7 @@ FAULTS = [
         file="keras_lso/backend/__init__.py",
         old='if not getattr(_framework, "SUPPORTS_STATELESS", True):',
         new='if getattr(_framework, "SUPPORTS_STATELESS", True):',
-        tests="tests/test_arguments.py::test_stateless_apply_is_refused_where_keras_refuses_it",
+        tests="tests/_core/test_arguments.py::test_stateless_apply_is_refused_where_keras_refuses_it",
         backend="tensorflow",
     ),
     Fault(

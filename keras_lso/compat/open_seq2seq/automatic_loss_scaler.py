@@ -15,7 +15,7 @@ from keras_lso._checks import (
     check_real,
     check_scale,
 )
-from keras_lso._gradients import split_pairs
+from keras_lso._core.gradients import split_pairs
 
 BACKOFF, LOGMAX = "backoff", "logmax"
 

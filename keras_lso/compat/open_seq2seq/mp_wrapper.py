@@ -4,7 +4,7 @@ import keras
 
 from keras_lso import adapters, loss_scales
 from keras_lso._checks import check_scale, is_number
-from keras_lso._optimizer_arguments import check_inner_optimizer
+from keras_lso._core.arguments import check_inner_optimizer
 from keras_lso.compat.open_seq2seq.automatic_loss_scaler import AutomaticLossScaler
 from keras_lso.compat.v1.mixed_precision import MixedPrecisionLossScaleOptimizer
 

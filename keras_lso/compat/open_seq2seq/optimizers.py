@@ -13,7 +13,7 @@ from keras_lso._checks import (
     check_variables,
     is_number,
 )
-from keras_lso._optimizer_arguments import check_inner_optimizer
+from keras_lso._core.arguments import check_inner_optimizer
 from keras_lso.compat.open_seq2seq._clipping import (
     clip_by_global_norm as _clip_by_global_norm,
 )

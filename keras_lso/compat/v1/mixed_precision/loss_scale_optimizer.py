@@ -5,7 +5,7 @@ from keras import ops
 
 from keras_lso import adapters, backend, loss_scales
 from keras_lso._checks import check_bool, check_choice, check_variables
-from keras_lso._optimizer_arguments import check_inner_optimizer
+from keras_lso._core.arguments import check_inner_optimizer, read_config
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
 
@@ -225,7 +225,7 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
-        inner, arguments = cls._read_config(config, custom_objects)
+        inner, arguments = read_config(config, custom_objects)
         use_locking = arguments.pop("use_locking", False)
         optimizer = cls._with_arguments(inner, arguments)
         optimizer.use_locking = use_locking

@@ -10,6 +10,7 @@ from keras import ops
 
 import keras_lso
 from keras_lso import LossScaleOptimizer, loss_scales
+from keras_lso._core.scaling import Gradients
 from keras_lso.loss_scales import DynamicLossScale, FixedLossScale
 
 
@@ -458,11 +459,11 @@ def nothing_is_half_changed(request, snapshot):
             int(optimizer.dynamic_counter),
             int(optimizer.skipped_steps),
             bool(optimizer.last_step_applied),
-            optimizer._gradients_are_scaled,
+            optimizer._scaling.gradients,
         )
 
     before = state()
-    assert before[2:] == (4.0, 0, 1, False, False)
+    assert before[2:] == (4.0, 0, 1, False, Gradients.UNSCALED)
     yield
     assert state() == before
     optimizer.loss_scale_policy.claim(optimizer)

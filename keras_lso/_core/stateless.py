@@ -3,7 +3,6 @@
 import keras
 
 from keras_lso import adapters, backend
-from keras_lso._variable_list import like
 
 
 def stateless_apply(
@@ -57,3 +56,13 @@ def stateless_apply(
         [scope.get_current_value(v) for v in trained],
         like(optimizer_variables, [scope.get_current_value(v) for v in own]),
     )
+
+
+def like(variables, values):
+    """Returns `values` in a list of the kind that `variables` is.
+
+    What comes out of a stateless step then has the structure of what went in, as
+    `jax.lax.scan` and `keras.tree` ask of it.
+    """
+    kind = type(variables)
+    return kind(values) if issubclass(kind, list) else list(values)

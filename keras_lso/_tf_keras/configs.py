@@ -5,21 +5,17 @@ import inspect
 import keras
 import numpy as np
 
-from keras_lso import adapters
 from keras_lso._checks import check_rate, check_real, is_scale
-from keras_lso._config_dicts import (
-    check_config,
-    check_numbers,
-    misfit,
-    read_object,
+from keras_lso._config_dicts import check_config
+from keras_lso._core.configs import (
+    LOSS_SCALE_OPTIMIZER,
+    OPTIMIZER,
+    OURS,
+    SCHEDULE,
+    register_reader,
 )
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
 
-OURS = {
-    "module": "keras_lso.loss_scale_optimizer",
-    "class_name": "LossScaleOptimizer",
-    "registered_name": "keras_lso>LossScaleOptimizer",
-}
 _LARS = {
     "module": "keras_lso.lars",
     "class_name": "LARS",
@@ -38,48 +34,15 @@ _BUILTIN = {
 }
 
 
-def read_optimizer(config, custom_objects=None, what="optimizer"):
-    """Returns the optimizer that a config dict describes.
-
-    Args:
-        config: Dict, as `keras.optimizers.serialize` returns it.
-        custom_objects: Dict of names to classes that the config refers to.
-            Defaults to `None`.
-        what: String that says what it describes, for the errors.
-
-    Returns:
-        A Keras optimizer.
-    """
-    try:
-        adopted = adopt(config, custom_objects)
-    except RecursionError as error:
-        raise misfit(config, what, error) from error
-    check_numbers(adopted, what)
-    # Keras knows its own classes by their bare names too.
-    has_address = adopted.get("module") or adopted.get("registered_name")
-    read = (
-        keras.saving.deserialize_keras_object
-        if has_address
-        else keras.optimizers.deserialize
-    )
-    optimizer = read_object(read, adopted, what, custom_objects)
-    if isinstance(optimizer, str):
-        # What Keras returns for the name of a class that it does not know.
-        raise ValueError(
-            f"Unknown optimizer class '{optimizer}'. If it is one of your "
-            f"own, pass it in `custom_objects`. Received: {config!r}"
-        )
-    return optimizer
-
-
-def adopt(config, custom_objects=None):
-    """Returns a copy of `config` in which the classes that we succeed are ours.
+@register_reader(OPTIMIZER)
+def adopt_classes(config, custom_objects=None):
+    """Returns a config in which the classes that we succeed are ours.
 
     These are the `LossScaleOptimizer` of Keras and of tf.keras, and the Model Garden's
     `LARS`, unless the caller has a class of that name in `custom_objects`. Other
     optimizers of tf.keras become those of Keras 3.
     """
-    return _adopt(adapters.public_config(config), custom_objects or {})
+    return _adopt(config, custom_objects or {})
 
 
 def _adopt(config, custom_objects):
@@ -175,6 +138,7 @@ def _decaying(class_name, rate, decay):
     }
 
 
+@register_reader(SCHEDULE)
 def read_schedule_config(config, custom_objects=None):
     """Returns a schedule's config as Keras 3 reads it, whoever wrote it."""
     arguments = check_config("`learning_rate`", config.get("config") or {})
@@ -192,13 +156,15 @@ def read_schedule_config(config, custom_objects=None):
 # --- The loss-scale optimizer of tf.keras -------------------------------------
 
 
-def modern_arguments(config):
+@register_reader(LOSS_SCALE_OPTIMIZER)
+def modern_arguments(config, custom_objects=None):
     """Returns the arguments of a `LossScaleOptimizer` as today's class takes them.
 
     Args:
         config: Dict, what `get_config` returned. TensorFlow 2.0 to 2.3 wrote
             `optimizer` and `loss_scale`, later versions what Keras 3 writes and
             `dynamic` besides.
+        custom_objects: Not needed. Defaults to `None`.
 
     Returns:
         A new dict.

@@ -56,15 +56,6 @@ class VariableList(list):
         return backend.with_positions(list(self)), None
 
 
-def like(variables, values):
-    """Returns `values` in a list of the kind that `variables` is.
-
-    What comes out of a stateless step then has the structure of what went in, as
-    `jax.lax.scan` and `keras.tree` ask of it.
-    """
-    return VariableList(values) if isinstance(variables, VariableList) else list(values)
-
-
 def _from_positions(variables, called):
     return VariableList(variables, called=lambda: [variables[i] for i in called])
 

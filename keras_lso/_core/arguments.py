@@ -7,6 +7,8 @@ import keras
 
 from keras_lso import adapters, loss_scales
 from keras_lso._checks import check_bounds, check_positive_int, check_scale
+from keras_lso._config_dicts import check_config
+from keras_lso._core import configs
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
 
 # Older versions of Keras wrote these, which never had an effect, into the config.
@@ -220,3 +222,33 @@ def policy_arguments(policy):
     if type(policy) is loss_scales.DynamicLossScale and config == plain:
         return bounds
     return {"loss_scale": keras.saving.serialize_keras_object(policy)}
+
+
+def read_config(config, custom_objects=None):
+    """Returns the arguments in a config of a `LossScaleOptimizer`.
+
+    Args:
+        config: Dict, what `get_config` returned.
+        custom_objects: Dict of names to classes that the config refers to. Defaults to
+            `None`.
+
+    Returns:
+        A tuple of the inner optimizer and a dict of the other arguments.
+    """
+    config = check_config("LossScaleOptimizer", config)
+    config = configs.modernise(configs.LOSS_SCALE_OPTIMIZER, config, custom_objects)
+    if not isinstance(config.get("inner_optimizer"), dict):
+        raise ValueError(
+            "The config of a LossScaleOptimizer must hold the config dict of its "
+            "inner optimizer as 'inner_optimizer'. Received: "
+            f"inner_optimizer={config.get('inner_optimizer')!r}"
+        )
+    inner = configs.read_optimizer(
+        config.pop("inner_optimizer"), custom_objects, "`inner_optimizer`"
+    )
+    if config.get("loss_scale") is not None:
+        # They are there for readers that know Keras's four keys only.
+        config.pop("initial_scale", None)
+        config.pop("dynamic_growth_steps", None)
+        config["loss_scale"] = loss_scales.get(config["loss_scale"], custom_objects)
+    return inner, config

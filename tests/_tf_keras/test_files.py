@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import keras_lso
-from keras_lso._legacy.files import load_optimizer_state
-from keras_lso._legacy.names import pair
-from keras_lso._legacy.state import layout_of
+from keras_lso._tf_keras.files import load_optimizer_state
+from keras_lso._tf_keras.names import pair
+from keras_lso._tf_keras.state import layout_of
 
 h5py = pytest.importorskip("h5py")
 

@@ -1,9 +1,16 @@
 """The attributes of the inner optimizer, read and written through its wrapper."""
 
+import operator
+
 import keras
 
 
-def read_through(name, doc):
+def read_through(path, doc):
+    """Returns a read-only property: the attribute at a path with dots, of a part."""
+    return property(operator.attrgetter(path), doc=doc)
+
+
+def passed_on(name, doc):
     """Returns a property over the inner optimizer's attribute of the same name."""
 
     def get(self):
@@ -26,22 +33,22 @@ class InnerAttributes(keras.optimizers.Optimizer):
 
     built: bool
 
-    weight_decay = read_through("weight_decay", "The inner optimizer's weight decay.")
-    clipnorm = read_through("clipnorm", "The inner optimizer's `clipnorm`.")
-    clipvalue = read_through("clipvalue", "The inner optimizer's `clipvalue`.")
-    global_clipnorm = read_through(
+    weight_decay = passed_on("weight_decay", "The inner optimizer's weight decay.")
+    clipnorm = passed_on("clipnorm", "The inner optimizer's `clipnorm`.")
+    clipvalue = passed_on("clipvalue", "The inner optimizer's `clipvalue`.")
+    global_clipnorm = passed_on(
         "global_clipnorm", "The inner optimizer's `global_clipnorm`."
     )
-    use_ema = read_through("use_ema", "Whether the inner optimizer averages weights.")
-    ema_momentum = read_through("ema_momentum", "The inner optimizer's EMA momentum.")
-    ema_overwrite_frequency = read_through(
+    use_ema = passed_on("use_ema", "Whether the inner optimizer averages weights.")
+    ema_momentum = passed_on("ema_momentum", "The inner optimizer's EMA momentum.")
+    ema_overwrite_frequency = passed_on(
         "ema_overwrite_frequency", "The inner optimizer's EMA overwrite frequency."
     )
-    gradient_accumulation_steps = read_through(
+    gradient_accumulation_steps = passed_on(
         "gradient_accumulation_steps", "The inner optimizer's accumulation window."
     )
-    learning_rate = read_through("learning_rate", "The inner learning rate.")
-    lr = read_through("learning_rate", "The inner learning rate, as in tf.keras.")
+    learning_rate = passed_on("learning_rate", "The inner learning rate.")
+    lr = passed_on("learning_rate", "The inner learning rate, as in tf.keras.")
 
     @property
     def iterations(self):

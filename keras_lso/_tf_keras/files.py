@@ -10,8 +10,8 @@ import keras
 import numpy as np
 
 from keras_lso import adapters
-from keras_lso._legacy import checkpoints
-from keras_lso._legacy.state import (
+from keras_lso._tf_keras import checkpoints
+from keras_lso._tf_keras.state import (
     SavedState,
     layout_of,
     learning_rate_variable,
@@ -140,7 +140,7 @@ def _assign(optimizer, pairs, scale):
     if scale is not None and is_dynamic:
         step_counter, scale_variable = policy.variables[:2]
         pairs = [*pairs, (scale_variable, scale[0]), (step_counter, scale[1])]
-    scaler._assign_all([v for v, _ in pairs], [value for _, value in pairs])
+    scaler._state.assign([v for v, _ in pairs], [value for _, value in pairs])
     if is_dynamic:
         return [] if scale is not None else [_fresh_scale(scaler)]
     if scale is not None:

@@ -4,7 +4,7 @@ import os
 
 import numpy as np
 
-from keras_lso._legacy.state import SavedState, split_name
+from keras_lso._tf_keras.state import SavedState, split_name
 from keras_lso.backend import _tf_checkpoint
 
 _ENDINGS = ("pb", "pbtxt")

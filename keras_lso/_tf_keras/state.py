@@ -7,8 +7,8 @@ import keras
 import numpy as np
 
 from keras_lso import adapters
-from keras_lso._legacy.names import pair
-from keras_lso._stored_state import check_is_sound
+from keras_lso._core.stored_state import check_is_sound
+from keras_lso._tf_keras.names import pair
 
 # What tf.keras 2.11+ called the slots of each class, and what its older classes and
 # `adapters.slots` call them. The slots of one dict were created together, variable

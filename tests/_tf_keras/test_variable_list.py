@@ -9,7 +9,7 @@ import pytest
 from keras import ops, tree
 
 from keras_lso import LARS, LossScaleOptimizer
-from keras_lso._variable_list import VariableList
+from keras_lso._tf_keras.variable_list import VariableList
 
 BACKEND = keras.backend.backend()
 MAKERS = {

@@ -1,4 +1,7 @@
-"""The methods that optimizers had in tf.keras 2 and have lost in Keras 3."""
+"""The methods that optimizers had in tf.keras 2 and have lost in Keras 3.
+
+A mixin in front of the optimizers of `_core/`, which know nothing of it.
+"""
 
 import keras
 import numpy as np
@@ -12,8 +15,8 @@ from keras_lso._checks import (
     check_variable_option,
     check_variables,
 )
-from keras_lso._gradients import check_gradients, check_some_gradient, split_pairs
-from keras_lso._variable_list import VariableList, like
+from keras_lso._core.gradients import check_some_gradient, split_pairs
+from keras_lso._tf_keras.variable_list import VariableList
 
 _AGGREGATIONS = ("none", "sum", "mean", "only_first_replica")
 _SYNCHRONIZATIONS = ("auto", "none", "on_write", "on_read")
@@ -61,22 +64,6 @@ class TFKerasMethods(keras.optimizers.Optimizer):
         backend.check_replica_context("minimize")
         grads, variables = self._scaled_gradients(loss, var_list, grad_loss, tape)
         return self._apply_scaled(zip(grads, variables, strict=True), name)
-
-    def apply(self, grads, trainable_variables=None):
-        """Updates the variables.
-
-        Args:
-            grads: List of gradients, one for each variable; None where a variable
-                has none. Integers count as float32.
-            trainable_variables: List of variables. Defaults to those that the
-                optimizer was built for; the first call builds it.
-
-        Raises:
-            TypeError: If one of the two is no list, or if they are swapped.
-            ValueError: If the gradients are not those of the variables, by their number
-                or shapes, or if one is complex.
-        """
-        super().apply(*check_gradients(self, grads, trainable_variables))
 
     def apply_gradients(
         self,
@@ -189,25 +176,6 @@ class TFKerasMethods(keras.optimizers.Optimizer):
 
     def _apply_scaled(self, grads_and_vars, name):
         return self.apply_gradients(grads_and_vars, name=name)
-
-    def stateless_apply(self, optimizer_variables, grads, trainable_variables):
-        """Does what `apply` does, on values that come in and go out.
-
-        Args:
-            optimizer_variables: List of tensors, the values of
-                `optimizer.variables`.
-            grads: List of gradients, one for each trainable variable.
-            trainable_variables: List of tensors, the values of the variables that
-                the optimizer was built for.
-
-        Returns:
-            A tuple of the new values of `trainable_variables` and of
-            `optimizer_variables`.
-        """
-        trained, own = super().stateless_apply(
-            optimizer_variables, grads, trainable_variables
-        )
-        return trained, like(optimizer_variables, own)
 
     # --- Slots and weights ----------------------------------------------------
 

@@ -8,7 +8,7 @@ import types
 import keras
 import pytest
 
-from keras_lso._legacy import checkpoints
+from keras_lso._tf_keras import checkpoints
 from keras_lso.backend import _tf_checkpoint
 
 pytestmark = pytest.mark.one_backend

@@ -1,0 +1,96 @@
+"""Configs of optimizers, also those that other libraries and older versions wrote.
+
+What they wrote is read by the annexes, each of which registers a reader when the
+package is imported: a function that returns the config as this version writes it.
+"""
+
+import keras
+
+from keras_lso import adapters
+from keras_lso._config_dicts import check_numbers, misfit, read_object
+
+# How a config names our class.
+OURS = {
+    "module": "keras_lso.loss_scale_optimizer",
+    "class_name": "LossScaleOptimizer",
+    "registered_name": "keras_lso>LossScaleOptimizer",
+}
+
+OPTIMIZER, LOSS_SCALE_OPTIMIZER, SCHEDULE = "optimizer", "arguments", "schedule"
+_readers: dict = {OPTIMIZER: [], LOSS_SCALE_OPTIMIZER: [], SCHEDULE: []}
+
+
+def register_reader(kind):
+    """Returns a decorator that registers a reader of configs.
+
+    Args:
+        kind: `OPTIMIZER`, for whole configs of optimizers and what holds some;
+            `LOSS_SCALE_OPTIMIZER`, for the arguments in the config of one; `SCHEDULE`,
+            for the config of a learning-rate schedule.
+    """
+
+    def register(read):
+        _readers[kind].append(read)
+        return read
+
+    return register
+
+
+def modernise(kind, config, custom_objects=None):
+    """Returns a config as this version writes it, whoever has written it.
+
+    Args:
+        kind: See `register_reader`.
+        config: Dict.
+        custom_objects: Dict of names to classes that the config refers to. Defaults to
+            `None`.
+    """
+    for read in _readers[kind]:
+        config = read(config, custom_objects)
+    return config
+
+
+def adopt(config, custom_objects=None):
+    """Returns a copy of `config` in which the classes that we succeed are ours.
+
+    Args:
+        config: Dict, or list of what holds some. The config of an optimizer, or of a
+            model.
+        custom_objects: Dict of names to classes, which are left alone. Defaults to
+            `None`.
+    """
+    return modernise(OPTIMIZER, adapters.public_config(config), custom_objects)
+
+
+def read_optimizer(config, custom_objects=None, what="optimizer"):
+    """Returns the optimizer that a config dict describes.
+
+    Args:
+        config: Dict, as `keras.optimizers.serialize` returns it.
+        custom_objects: Dict of names to classes that the config refers to. Defaults to
+            `None`.
+        what: String that says what it describes, for the errors.
+
+    Returns:
+        A Keras optimizer.
+    """
+    try:
+        modern = adopt(config, custom_objects)
+    except RecursionError as error:
+        raise misfit(config, what, error) from error
+    check_numbers(modern, what)
+    # Keras knows its own classes by their bare names too.
+    has_address = modern.get("module") or modern.get("registered_name")
+    read = (
+        keras.saving.deserialize_keras_object
+        if has_address
+        else keras.optimizers.deserialize
+    )
+    optimizer = read_object(read, modern, what, custom_objects)
+    if isinstance(optimizer, str):
+        # What Keras returns for the name of a class that it does not know.
+        raise ValueError(
+            f"Unknown optimizer class '{optimizer}'. If it is one of your "
+            f"own, pass it in `custom_objects`. Received: {config!r}"
+        )
+    return optimizer

@@ -1,0 +1,290 @@
+"""`LARS`: layer-wise adaptive rate scaling, for large batches."""
+
+import keras
+from keras import ops
+
+from keras_lso import adapters, backend
+from keras_lso._checks import (
+    check_bool,
+    check_choice,
+    check_learning_rate,
+    check_patterns,
+    check_rate,
+    check_share,
+)
+from keras_lso._config_dicts import check_config, read_object
+from keras_lso._core.configs import SCHEDULE, modernise
+from keras_lso._core.gradients import match
+from keras_lso._core.own_optimizer import OwnOptimizer
+from keras_lso.backend import rules
+
+DEFAULT_LEARNING_RATE = 0.01
+MODEL_GARDEN, PAPER = TRUST_RATIOS = ("model_garden", "paper")
+
+
+class LARS(OwnOptimizer):
+    """Layer-wise adaptive rate scaling.
+
+    For the formula and the arguments see `keras_lso.LARS`.
+    """
+
+    _tf_keras_slots = {"momentum": "momentums"}
+
+    def __init__(
+        self,
+        learning_rate=DEFAULT_LEARNING_RATE,
+        momentum=0.9,
+        weight_decay_rate=0.0,
+        eeta=0.001,
+        nesterov=False,
+        classic_momentum=True,
+        exclude_from_weight_decay=None,
+        exclude_from_layer_adaptation=None,
+        name="LARS",
+        *,
+        trust_ratio=MODEL_GARDEN,
+        epsilon=0.0,
+        trust_clip=False,
+        exclude_1d=False,
+        **kwargs,
+    ):
+        learning_rate = _learning_rate(learning_rate, kwargs)
+        decay = check_rate("decay", kwargs.pop("decay", 0.0))
+        momentum = check_share("momentum", momentum)
+        weight_decay_rate = check_rate("weight_decay_rate", weight_decay_rate)
+        eeta = check_rate("eeta", eeta)
+        nesterov = check_bool("nesterov", nesterov)
+        classic_momentum = check_bool("classic_momentum", classic_momentum)
+        no_decay = check_patterns(
+            "exclude_from_weight_decay", exclude_from_weight_decay
+        )
+        no_adaptation = check_patterns(
+            "exclude_from_layer_adaptation", exclude_from_layer_adaptation
+        )
+        check_choice("trust_ratio", trust_ratio, TRUST_RATIOS)
+        epsilon = check_rate("epsilon", epsilon)
+        trust_clip = check_bool("trust_clip", trust_clip)
+        exclude_1d = check_bool("exclude_1d", exclude_1d)
+        if trust_ratio == PAPER and not classic_momentum:
+            raise ValueError(
+                "The paper's trust ratio is of the gradient, before it enters the "
+                "momentum, so trust_ratio='paper' needs classic_momentum=True. "
+                "Received: classic_momentum=False. For popular momentum write "
+                "trust_ratio='model_garden'."
+            )
+        if weight_decay_rate and kwargs.get("weight_decay"):
+            raise ValueError(
+                "`weight_decay_rate` is an L2 penalty that takes part in the trust "
+                "ratio; `weight_decay` shrinks the weights beside the step. Give one "
+                f"of them. Received: weight_decay_rate={weight_decay_rate}, "
+                f"weight_decay={kwargs['weight_decay']}. LARS as published has "
+                "`weight_decay_rate` only."
+            )
+        super().__init__(learning_rate=learning_rate, name=name, **kwargs)
+        self.momentum = momentum
+        self.weight_decay_rate = weight_decay_rate
+        self.eeta = eeta
+        self.nesterov = nesterov
+        self.classic_momentum = classic_momentum
+        self.trust_ratio = trust_ratio
+        self.epsilon = epsilon
+        self.trust_clip = trust_clip
+        self.exclude_1d = exclude_1d
+        self.decay = decay
+        # Not by the argument's name, which is a method of every Keras optimizer.
+        self._no_decay_patterns = no_decay
+        self.exclude_from_layer_adaptation = no_adaptation
+
+    @property
+    def lr(self):
+        """The learning rate, as tf.keras called it."""
+        return self.learning_rate
+
+    @lr.setter
+    def lr(self, value):
+        self.learning_rate = value
+
+    def build(self, variables):
+        """Creates the momentum of each variable, and sorts out who is excluded.
+
+        Args:
+            variables: List of the trainable variables.
+        """
+        if self.built:
+            return
+        super().build(variables)
+        self.momentums = self.add_optimizer_variables(variables, "momentum")
+        no_decay = self._no_decay_patterns
+        no_adaptation = self.exclude_from_layer_adaptation
+        if no_adaptation is None:
+            no_adaptation = no_decay
+        self._may_decay = tuple(not self._is_excluded(v, no_decay) for v in variables)
+        self._adapts = tuple(not self._is_excluded(v, no_adaptation) for v in variables)
+        self._find_decays()
+
+    def exclude_from_weight_decay(self, var_list=None, var_names=None):
+        """Excludes variables from both kinds of weight decay, not from adaptation.
+
+        What the argument of the same name excludes stays excluded.
+
+        Args:
+            var_list: List of variables to exclude. Defaults to `None`.
+            var_names: List of regular expressions; a variable is excluded if its
+                name, which is the last part of its path, holds a match of one of
+                them. Defaults to `None`.
+        """
+        super().exclude_from_weight_decay(var_list, var_names)
+        if self.built:
+            self._find_decays()
+
+    def _find_decays(self):
+        self._decays = tuple(
+            adapters.uses_weight_decay(self, v)
+            for v in adapters.trainable_variables(self)
+        )
+
+    def _is_excluded(self, variable, patterns):
+        if self.exclude_1d and len(variable.shape) < 2:
+            return True
+        return adapters.path_matches(variable, patterns)
+
+    def decayed(self, learning_rate):
+        """Returns the learning rate of this step, after `decay`.
+
+        Args:
+            learning_rate: Scalar tensor.
+
+        Returns:
+            A scalar tensor.
+        """
+        if not self.decay:
+            return learning_rate
+        learning_rate = ops.convert_to_tensor(learning_rate)
+        steps = ops.cast(self.iterations, learning_rate.dtype)
+        return learning_rate / (1 + self.decay * steps)
+
+    def trust_ratios(self, grads, variables=None):
+        """Returns by how much each variable's step is rescaled.
+
+        Args:
+            grads: List of unscaled gradients, one for each variable; None where a
+                variable has none.
+            variables: List of variables. Defaults to those that the optimizer was
+                built for.
+
+        Returns:
+            Dict of the variables' paths to scalar tensors, those excluded from the
+            adaptation left out.
+
+        Raises:
+            ValueError: If the optimizer has not been built yet.
+
+        Example:
+
+        >>> import keras, keras_lso
+        >>> optimizer = keras_lso.LARS(1.0, eeta=0.1)
+        >>> w = keras.Variable([3.0, 4.0], name="w")
+        >>> optimizer.build([w])
+        >>> ratios = optimizer.trust_ratios([keras.ops.array([0.0, 2.0])])
+        >>> float(ratios["w"])  # 0.1 * |w| / |g|
+        0.25
+        """
+        if not self.built:
+            raise ValueError(
+                "To call `trust_ratios`, LARS must be built. Call "
+                "`optimizer.build(trainable_variables)` first."
+            )
+        grads, variables = match(self, grads, variables)
+        indices = [adapters.index_of(self, v) for v in variables]
+        rules = self._make_rules(indices, self.learning_rate)
+        ratios = {}
+        for index, grad, variable, rule in zip(
+            indices, grads, variables, rules, strict=True
+        ):
+            if grad is None or rule.trust_ratio is None:
+                continue
+            tensors = backend.to_dense(grad), variable, self.momentums[index]
+            norms = rule.norms(*map(backend.in_float32, tensors))
+            ratio = rule.trust_ratio(*norms, rule.weight_decay)
+            ratios[adapters.path_of(variable)] = ops.stop_gradient(ratio)
+        return ratios
+
+    def _make_rules(self, indices, learning_rate):
+        learning_rate = self.decayed(learning_rate)
+        trust_ratio = rules.TrustRatio(
+            self.eeta, self.epsilon, self.trust_clip, self.trust_ratio == PAPER
+        )
+        made = {
+            (decays, adapts): rules.LARS(
+                learning_rate=learning_rate,
+                momentum=self.momentum,
+                weight_decay=self.weight_decay_rate if decays else 0.0,
+                trust_ratio=trust_ratio if adapts else None,
+                nesterov=self.nesterov,
+                classic_momentum=self.classic_momentum,
+            )
+            for decays in (True, False)
+            for adapts in (True, False)
+        }
+        return [made[self._decays[i], self._adapts[i]] for i in indices]
+
+    def get_config(self):
+        config = super().get_config()
+        config.update(
+            {
+                "momentum": self.momentum,
+                "weight_decay_rate": self.weight_decay_rate,
+                "eeta": self.eeta,
+                "nesterov": self.nesterov,
+                "classic_momentum": self.classic_momentum,
+                "exclude_from_weight_decay": _as_list(self._no_decay_patterns),
+                "exclude_from_layer_adaptation": _as_list(
+                    self.exclude_from_layer_adaptation
+                ),
+                "trust_ratio": self.trust_ratio,
+                "epsilon": self.epsilon,
+                "trust_clip": self.trust_clip,
+                "exclude_1d": self.exclude_1d,
+                "decay": self.decay,
+            }
+        )
+        return config
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Makes an optimizer from what `get_config` returned.
+
+        Args:
+            config: Dict. One of the Model Garden's `LARS` will do.
+            custom_objects: Dict of names to classes that the config refers to.
+
+        Returns:
+            A `LARS`.
+        """
+        config = check_config("LARS", config)
+        learning_rate = config.get("learning_rate")
+        if isinstance(learning_rate, dict):
+            config["learning_rate"] = read_object(
+                keras.optimizers.schedules.deserialize,
+                modernise(SCHEDULE, learning_rate, custom_objects),
+                "`learning_rate`",
+                custom_objects,
+            )
+        return super().from_config(config, custom_objects=custom_objects)
+
+
+def _learning_rate(learning_rate, kwargs):
+    """Returns the learning rate, which `kwargs` may hold as `lr`."""
+    if "lr" not in kwargs:
+        return check_learning_rate("learning_rate", learning_rate)
+    if learning_rate != DEFAULT_LEARNING_RATE:
+        raise TypeError(
+            "`lr` is another name of `learning_rate`: give one of them. Received: "
+            f"learning_rate={learning_rate!r}, lr={kwargs['lr']!r}"
+        )
+    return check_learning_rate("lr", kwargs.pop("lr"))
+
+
+def _as_list(patterns):
+    # Keras tracks the lists that are attributes, and hands out its own kind.
+    return None if patterns is None else list(patterns)

@@ -1,0 +1,454 @@
+"""`LossScaleOptimizer`: the guard around an inner optimizer.
+
+`keras_lso.LossScaleOptimizer`, which users make and whose docstring says what it does,
+is this class with the methods of tf.keras's optimizers on top.
+"""
+
+import contextlib
+
+import keras
+from keras import ops
+
+from keras_lso import adapters, backend, loss_scales
+from keras_lso._core.arguments import (
+    check_inner_optimizer,
+    check_not_wrapped,
+    clear_loss_scale_factor,
+    make_policy,
+    policy_arguments,
+    read_config,
+    refuse_unsupported,
+    remember_wrapped,
+)
+from keras_lso._core.counters import StepCounters
+from keras_lso._core.gradients import match
+from keras_lso._core.inner_attributes import InnerAttributes, read_through
+from keras_lso._core.scaling import Gradients, LossScaling
+from keras_lso._core.state_file import StateFile
+from keras_lso._core.stateless import stateless_apply
+from keras_lso._core.step import Step
+from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
+from keras_lso.master_weights import MasterWeights, check_argument
+
+DEFAULT_NAME = "loss_scale_optimizer"
+
+
+class LossScaleOptimizer(InnerAttributes, keras.optimizers.LossScaleOptimizer):
+    """Scales the loss, unscales the gradients, and skips steps that overflow.
+
+    For the arguments see `keras_lso.LossScaleOptimizer`. It consists of
+
+    - `loss_scale_policy`, the `LossScale` that holds the loss scale and moves it,
+    - a `LossScaling`, which knows whether gradients are scaled,
+    - `StepCounters`, of attempted and skipped steps,
+    - `MasterWeights`, the float32 masters of float16 variables, once it is built,
+    - a `StateFile`, the layout in which all of this is saved.
+    """
+
+    def __init__(
+        self,
+        inner_optimizer,
+        dynamic=True,
+        initial_scale=None,
+        dynamic_growth_steps=None,
+        *,
+        loss_scale=None,
+        min_scale=DEFAULT_MIN_SCALE,
+        max_scale=DEFAULT_MAX_SCALE,
+        master_weights="auto",
+        name=DEFAULT_NAME,
+        **kwargs,
+    ):
+        refuse_unsupported(kwargs)
+        check_inner_optimizer(inner_optimizer)
+        policy = make_policy(
+            dynamic,
+            initial_scale,
+            dynamic_growth_steps,
+            loss_scale,
+            min_scale,
+            max_scale,
+        )
+        master_weights = check_argument(master_weights)
+        check_not_wrapped(inner_optimizer)
+        # Keras's wrapper sets itself up for a dynamic scale without bounds.
+        super(keras.optimizers.LossScaleOptimizer, self).__init__(
+            learning_rate=0.0, name=DEFAULT_NAME if name is None else name
+        )
+        policy.claim(self)
+        self.loss_scale_policy = policy
+        self.inner_optimizer = inner_optimizer
+        self.master_weights = master_weights
+        remember_wrapped(inner_optimizer, self.name)
+        clear_loss_scale_factor(inner_optimizer)
+        # Not in `build`, which the first step calls when its loss has been scaled: a
+        # `tf.train.Checkpoint` restores a variable as soon as that exists, and the
+        # gradients would be unscaled by another scale than the loss was scaled by.
+        policy.build()
+        self._scaling = LossScaling(policy)
+        self._counters = StepCounters(
+            policy,
+            inner_optimizer,
+            adapters.iteration_variable(self),
+            self.add_variable,
+        )
+        self._state = StateFile(self)
+
+    def build(self, variables):
+        """Creates the variables of the inner optimizer and of the loss scale.
+
+        Args:
+            variables: List of the trainable variables.
+        """
+        if self.built:
+            return
+        variables = list(variables)
+        inner = self.inner_optimizer
+        masters = MasterWeights(variables, self.master_weights)
+        if inner.built and masters.variables:
+            raise ValueError(
+                "The inner optimizer has been built already, for float16 variables, of "
+                "which it is to train float32 masters now. Pass an optimizer that has "
+                "not been used, or master_weights=False. Received: "
+                f"inner_optimizer={inner!r}"
+            )
+        adapters.exclude_twins_from_weight_decay(inner, variables, masters.trained)
+        with adapters.sharded_slots(inner, masters.trained):
+            inner.build(masters.trained)
+        # Again: the members of a `MultiOptimizer` were not known before.
+        adapters.exclude_twins_from_weight_decay(inner, variables, masters.trained)
+        # An inner optimizer that was built before keeps the variables it knows.
+        adapters.check_known(inner, masters.trained)
+        self._masters = masters
+        self._step = Step(self, masters, self._scaling, self._counters)
+        for master in masters.variables:
+            adapters.track_variable(self, master)
+        adapters.remember_trainable_variables(self, variables)
+        self.built = True
+
+    # --- Before gradients are applied ---------------------------------------
+
+    loss_scale = read_through(
+        "loss_scale_policy.value", "The current loss scale, a float32 scalar tensor."
+    )
+
+    @property
+    def loss_scale_factor(self):
+        """None: the loss scale of a `LossScaleOptimizer` is its own."""
+        return None
+
+    @loss_scale_factor.setter
+    def loss_scale_factor(self, value):
+        if value is not None:
+            raise ValueError(
+                "LossScaleOptimizer scales the loss itself and has no "
+                "`loss_scale_factor`. For a fixed scale write "
+                f"`LossScaleOptimizer(inner_optimizer, dynamic=False, "
+                f"initial_scale={value})`."
+            )
+
+    def scale_loss(self, loss):
+        """Multiplies the loss by the loss scale.
+
+        Args:
+            loss: Tensor or number. A float16 loss is promoted to float32, in
+                which no loss scale overflows.
+
+        Returns:
+            The scaled loss.
+        """
+        self._scaling.gradients = Gradients.SCALED_BY_KERAS
+        return self._scaling.scale(loss)
+
+    def get_scaled_loss(self, loss):
+        """Multiplies the loss by the loss scale; also takes a callable.
+
+        Args:
+            loss: Tensor, or callable that returns one.
+
+        Returns:
+            The scaled loss, or a callable that returns it.
+        """
+        self._scaling.gradients = Gradients.SCALED
+        if callable(loss):
+            return lambda: self.get_scaled_loss(loss())
+        return self._scaling.scale(loss)
+
+    def get_unscaled_gradients(self, grads):
+        """Divides gradients of a scaled loss by the loss scale.
+
+        `apply` takes the gradients for unscaled from here on, until the next
+        loss is scaled. Variables that are overwritten with their gradients (float8
+        scales) need the other way: hand `apply` the scaled gradients.
+
+        Args:
+            grads: List of tensors, dense or sparse. None passes through.
+
+        Returns:
+            A new list. What was narrower than float32 is float32 now: dividing
+            in float16 would lose what loss scaling saved.
+        """
+        unscaled = self._scaling.unscale(grads)
+        self._scaling.gradients = Gradients.UNSCALED
+        return unscaled
+
+    # --- Applying -----------------------------------------------------------
+
+    def apply(
+        self,
+        grads,
+        trainable_variables=None,
+        scaled=None,
+        update_scale=True,
+        axis_name=None,
+    ):
+        """Updates the variables, or skips the step if a gradient is not finite.
+
+        A skipped step changes no trainable variable and nothing of the inner
+        optimizer, bit for bit.
+
+        Args:
+            grads: List of gradients, one for each variable; None where a
+                variable has none. Integers count as float32.
+            trainable_variables: List of variables. Defaults to those that the
+                optimizer was built for; the first call builds it.
+            scaled: Bool or None. Whether `grads` are of the scaled loss.
+                Defaults to `None`: they are, unless `get_unscaled_gradients` was
+                called after the last `scale_loss` or `get_scaled_loss`.
+            update_scale: Bool. Whether this step moves the loss scale. Defaults
+                to `True`. With several losses in one step, set it to `False` for
+                all but the last, which then answers for their overflows too.
+            axis_name: String or tuple of strings. On JAX, inside of `jax.shard_map`
+                or `jax.pmap`: the axis over which the gradients are still to be
+                averaged. Defaults to `None`: the caller has done that. Gradients
+                and variables that are shards are told by their types, inside of a
+                `jax.shard_map` with `check_vma=True`, its default, only.
+
+        Raises:
+            TypeError: If one of the two is no list, or if they are swapped.
+            ValueError: If the gradients are not those of the variables, by their number
+                or shapes, if one is complex, if all are None, or if the optimizer was
+                built for others.
+            RuntimeError: If called in a cross-replica context.
+        """
+        backend.check_replica_context("apply")
+        backend.check_axis_name(axis_name)
+        grads, variables = match(self, grads, trainable_variables)
+        if not variables:
+            return
+        backend.check_on_replicas([*variables, *self.variables])
+        self._step(grads, variables, scaled, update_scale, axis_name)
+
+    def stateless_apply(
+        self,
+        optimizer_variables,
+        grads,
+        trainable_variables,
+        scaled=None,
+        update_scale=True,
+        axis_name=None,
+    ):
+        """Does what `apply` does, on values that come in and go out.
+
+        Args:
+            optimizer_variables: List of tensors, the values of `variables`.
+            grads: List of gradients, one for each trainable variable.
+            trainable_variables: List of tensors, the values of the variables that
+                the optimizer was built for.
+            scaled: See `apply`. Defaults to `None`.
+            update_scale: See `apply`. Defaults to `True`.
+            axis_name: See `apply`. Defaults to `None`.
+
+        Returns:
+            A tuple of the new values of `trainable_variables` and of
+            `optimizer_variables`.
+        """
+        return stateless_apply(
+            self,
+            optimizer_variables,
+            grads,
+            trainable_variables,
+            scaled=scaled,
+            update_scale=update_scale,
+            axis_name=axis_name,
+        )
+
+    def finalize_variable_values(self, var_list):
+        """Lets the inner optimizer set the final values (EMA) of `var_list`.
+
+        Args:
+            var_list: List of trainable variables.
+        """
+        if not self.built:
+            return
+        if not adapters.keeps_averages(self):
+            if not self._masters.variables:
+                self.inner_optimizer.finalize_variable_values(var_list)
+            return
+        averages = adapters.averages(self)
+        if not averages:
+            return
+        known = [v for v in var_list if adapters.is_known(self, v)]
+        with self.masters_in_step():
+            self.inner_optimizer.finalize_variable_values(self._step.trained(known))
+        for variable, _ in averages:
+            # On JAX it shares a buffer with its average now, which the next `fit`
+            # donates twice.
+            variable.assign(ops.copy(variable))
+
+    def masters_in_step(self):
+        """Returns a context, after which the model has what was assigned to masters.
+
+        For who changes what the inner optimizer trains, as
+        `keras_lso.callbacks.SwapEMAWeights` does: where those are float32 masters,
+        they are rounded into the model's variables afterwards.
+        """
+        return self._masters.in_step() if self.built else contextlib.nullcontext()
+
+    # --- What a user asks ---------------------------------------------------
+
+    initial_scale = read_through(
+        "loss_scale_policy.initial_loss_scale", "The loss scale of the first step."
+    )
+    dynamic_scale = read_through(
+        "loss_scale_policy.scale", "The variable behind `loss_scale`."
+    )
+    step_counter = read_through(
+        "loss_scale_policy.step_counter", "The variable behind `dynamic_counter`."
+    )
+    skipped_steps = read_through(
+        "_counters.skipped",
+        "The number of steps that were skipped, an integer scalar tensor.",
+    )
+    last_step_applied = read_through(
+        "_counters.last_was_applied",
+        "Whether the last step was applied, a boolean scalar tensor. True before it.",
+    )
+
+    @property
+    def dynamic(self):
+        """Whether the loss scale adapts itself."""
+        return not isinstance(self.loss_scale_policy, loss_scales.FixedLossScale)
+
+    @property
+    def dynamic_growth_steps(self):
+        """Number of finite steps after which the scale grows; None if fixed."""
+        return getattr(self.loss_scale_policy, "increment_period", None)
+
+    @property
+    def dynamic_counter(self):
+        """Number of finite steps since the scale last moved; None if fixed."""
+        return ops.copy(self.step_counter) if self.dynamic else None
+
+    def check_stalled(self, patience=50):
+        """Raises an error if training has come to a standstill.
+
+        When even the lowest scale overflows, step after step, the model itself
+        has diverged, and no loss scale can help it. This reads one number from
+        the device: call it every now and then, not at every step.
+
+        Args:
+            patience: Int. Number of steps in a row, all skipped at the lowest
+                scale, from which on training has stalled. Defaults to `50`.
+
+        Raises:
+            FloatingPointError: If that many steps were skipped.
+        """
+        self._counters.check_stalled(patience)
+
+    def record_overflows(self):
+        """Records from now on which gradients are not finite.
+
+        A step that is skipped says only that one of them was not. To find out which,
+        every gradient is looked at by itself, which costs one more read: ask for it
+        when something is wrong. It adds one variable to `variables`, so that compiled
+        functions must be made anew: `model.make_train_function(force=True)`, or
+        `jax.jit` of a new function.
+
+        Raises:
+            ValueError: If the optimizer has not been built yet.
+        """
+        if not self.built:
+            raise ValueError(
+                "To call `record_overflows`, LossScaleOptimizer must be built. Call "
+                "`optimizer.build(trainable_variables)` first."
+            )
+        with adapters.where_variables_are_made(self):
+            self._counters.record_overflows(len(adapters.trainable_variables(self)))
+
+    def overflowed_variables(self):
+        """Returns which variables' gradients made the last step skip.
+
+        Returns:
+            List of variables, empty if the last step was applied. It reads a number
+            for each variable from the device.
+
+        Raises:
+            ValueError: If nothing was recorded.
+        """
+        found = self._counters.overflowed()
+        variables = adapters.trainable_variables(self)
+        return [v for v, is_bad in zip(variables, found, strict=True) if is_bad]
+
+    # --- State and configs --------------------------------------------------
+
+    @property
+    def variables(self):
+        """All variables of this optimizer and of the inner one.
+
+        The last ones are not saved: `StepCounters.variables`.
+        """
+        return [*self._state.variables, *self._counters.variables]
+
+    @property
+    def _master_variables(self):
+        return self._masters.variables if self.built else []
+
+    def save_own_variables(self, store):
+        """Writes the state into `store`, in the layout of Keras's own class."""
+        self._state.save(store)
+        self._hides_inner_optimizer = False
+
+    def load_own_variables(self, store):
+        """Reads the state from `store`, in any layout that `StateFile` knows."""
+        self._hides_inner_optimizer = True
+        self._state.load(store)
+
+    def __dir__(self):
+        """Hides `inner_optimizer` from Keras while a file is loaded.
+
+        Keras saves and loads every object that `dir()` lists. Its own class saves the
+        inner optimizer a second time that way, and so do we, for its sake. On load
+        `load_own_variables` has restored it already: a second reading could only undo
+        that, or warn about a copy that is not there.
+        """
+        hidden = vars(self).get("_hides_inner_optimizer", False)
+        return [n for n in super().__dir__() if not (hidden and n == "inner_optimizer")]
+
+    def get_config(self):
+        """Returns the config: Keras's four keys, and what is not the default."""
+        config = {
+            "name": self.name,
+            "inner_optimizer": adapters.config_of(self.inner_optimizer),
+            "initial_scale": self.initial_scale,
+            "dynamic_growth_steps": self.dynamic_growth_steps,
+            **policy_arguments(self.loss_scale_policy),
+        }
+        if self.master_weights != "auto":
+            config["master_weights"] = self.master_weights
+        return config
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Makes an optimizer from what `get_config` returned.
+
+        Args:
+            config: Dict. One of Keras's own `LossScaleOptimizer` will do, and one of
+                any version of tf.keras.
+            custom_objects: Dict of names to classes that the config refers to.
+
+        Returns:
+            A `LossScaleOptimizer`.
+        """
+        inner, arguments = read_config(config, custom_objects)
+        return cls(inner, **arguments)

@@ -1,0 +1,96 @@
+"""The methods of tf.keras on an optimizer that scales the loss."""
+
+from keras import ops
+
+from keras_lso import adapters
+from keras_lso._core import loss_scale_optimizer as core
+from keras_lso._core.scaling import Gradients
+from keras_lso._tf_keras.methods import TFKerasMethods
+
+
+class TFKerasLossScaling(TFKerasMethods):
+    """What code written for a `LossScaleOptimizer` of tf.keras 2 calls."""
+
+    # What `apply_gradients` means in code for tf.keras; Keras 3's trainers call it too.
+    _takes_unscaled_pairs = False
+
+    def apply_gradients(
+        self,
+        grads_and_vars,
+        name=None,
+        experimental_aggregate_gradients=True,
+        skip_gradients_aggregation=False,
+        *,
+        scaled=None,
+        update_scale=True,
+        axis_name=None,
+    ):
+        """Updates the variables, or skips the step if a gradient is not finite.
+
+        Args:
+            grads_and_vars: List of `(gradient, variable)` pairs.
+            name: String. Defaults to `None`. Keras 3 has no operations to name.
+            experimental_aggregate_gradients: Bool. Whether to add up the gradients
+                of all replicas of a `tf.distribute.Strategy`. Defaults to `True`.
+                If `False`, the caller has done so.
+            skip_gradients_aggregation: Bool. The opposite, as later versions of
+                tf.keras spelled it. Defaults to `False`.
+            scaled: See `apply`. Defaults to `None`.
+            update_scale: See `apply`. Defaults to `True`.
+            axis_name: See `apply`. Defaults to `None`.
+
+        Returns:
+            The variable that counts the applied steps.
+
+        Raises:
+            TypeError: If `grads_and_vars` is malformed.
+            ValueError: If no variable has a gradient.
+            RuntimeError: If called in a cross-replica context.
+        """
+        if scaled is None and self._takes_unscaled_pairs:
+            scaled = self._scaling.gradients is Gradients.SCALED_BY_KERAS
+        are_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
+        if are_reduced and axis_name is not None:
+            raise ValueError(
+                "`axis_name` says that the gradients are still to be averaged, and "
+                "`skip_gradients_aggregation=True` that they are not. Give one of "
+                f"them. Received: axis_name={axis_name!r}"
+            )
+        return self._apply_pairs(
+            grads_and_vars,
+            name,
+            are_reduced,
+            scaled=scaled,
+            update_scale=update_scale,
+            axis_name=axis_name,
+        )
+
+    def _scaled(self, loss):
+        return self._scaling.scale(loss)
+
+    def _unscaled(self, grads):
+        return self.get_unscaled_gradients(grads)
+
+    def _apply_scaled(self, grads_and_vars, name):
+        return self.apply_gradients(grads_and_vars, name=name, scaled=True)
+
+    def _weight_layouts(self):
+        """The loss scale is in all but the first; it stays as it is there."""
+        return [self.weights, self._state.variables, list(self.variables)]
+
+    def _assign_weights(self, variables, values):
+        saved = self._state.variables
+        if len(variables) >= len(saved):
+            self._state.assign(saved, values[: len(saved)])
+            return
+        skipped = ops.copy(self.skipped_steps)
+        super()._assign_weights(variables, values)
+        applied = adapters.iteration_variable(self.inner_optimizer)
+        self._counters.attempted.assign(ops.add(applied, skipped))
+
+    @classmethod
+    def _with_arguments(cls, inner, arguments):
+        """Makes one past the constructor of a subclass, which takes other arguments."""
+        optimizer = cls.__new__(cls)
+        core.LossScaleOptimizer.__init__(optimizer, inner, **arguments)
+        return optimizer
