@@ -144,10 +144,11 @@ nightly: $(INSTALLED) ## 2,000 new random cases a backend, and the soak: hours
 soak: $(INSTALLED) ## 100,000 steps a backend, each compared with a model in NumPy
 	$(call on_each_backend,$(BIN)/python -m integration_tests.soak)
 
-lint: $(INSTALLED) ## ruff check, ruff format --check, mypy
+lint: $(INSTALLED) ## ruff, mypy, who may import whom, and how long files may be
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+	$(BIN)/lint-imports
 
 format: $(INSTALLED) ## let ruff format the code and fix what it can
 	$(BIN)/ruff format .

@@ -65,21 +65,9 @@ class LARS(OwnOptimizer):
         epsilon = check_rate("epsilon", epsilon)
         trust_clip = check_bool("trust_clip", trust_clip)
         exclude_1d = check_bool("exclude_1d", exclude_1d)
-        if trust_ratio == PAPER and not classic_momentum:
-            raise ValueError(
-                "The paper's trust ratio is of the gradient, before it enters the "
-                "momentum, so trust_ratio='paper' needs classic_momentum=True. "
-                "Received: classic_momentum=False. For popular momentum write "
-                "trust_ratio='model_garden'."
-            )
-        if weight_decay_rate and kwargs.get("weight_decay"):
-            raise ValueError(
-                "`weight_decay_rate` is an L2 penalty that takes part in the trust "
-                "ratio; `weight_decay` shrinks the weights beside the step. Give one "
-                f"of them. Received: weight_decay_rate={weight_decay_rate}, "
-                f"weight_decay={kwargs['weight_decay']}. LARS as published has "
-                "`weight_decay_rate` only."
-            )
+        _check_together(
+            trust_ratio, classic_momentum, weight_decay_rate, kwargs.get("weight_decay")
+        )
         super().__init__(learning_rate=learning_rate, name=name, **kwargs)
         self.momentum = momentum
         self.weight_decay_rate = weight_decay_rate
@@ -271,6 +259,25 @@ class LARS(OwnOptimizer):
                 custom_objects,
             )
         return super().from_config(config, custom_objects=custom_objects)
+
+
+def _check_together(trust_ratio, classic_momentum, weight_decay_rate, weight_decay):
+    """Refuses arguments that contradict each other."""
+    if trust_ratio == PAPER and not classic_momentum:
+        raise ValueError(
+            "The paper's trust ratio is of the gradient, before it enters the "
+            "momentum, so trust_ratio='paper' needs classic_momentum=True. "
+            "Received: classic_momentum=False. For popular momentum write "
+            "trust_ratio='model_garden'."
+        )
+    if weight_decay_rate and weight_decay:
+        raise ValueError(
+            "`weight_decay_rate` is an L2 penalty that takes part in the trust "
+            "ratio; `weight_decay` shrinks the weights beside the step. Give one "
+            f"of them. Received: weight_decay_rate={weight_decay_rate}, "
+            f"weight_decay={weight_decay}. LARS as published has "
+            "`weight_decay_rate` only."
+        )
 
 
 def _learning_rate(learning_rate, kwargs):

@@ -153,7 +153,7 @@ FAULTS = [
         file="keras_lso/adapters/slots.py",
         old='{"m": "_momentums", "v": "_velocities", "vhat"',
         new='{"m": "_velocities", "v": "_momentums", "vhat"',
-        tests="tests/test_tf_keras_methods_state.py::test_the_slots_of_adam_are_its_first_and_second_moments",
+        tests="tests/_tf_keras/test_methods_state.py::test_the_slots_of_adam_are_its_first_and_second_moments",
     ),
     Fault(
         name="Nadam's product is that of a step less",
@@ -167,7 +167,7 @@ FAULTS = [
         file="keras_lso/adapters/unsaved.py",
         old="if id(nadam._u_product) not in loaded:",
         new="if nadam._u_product is not None:",
-        tests="tests/test_optimizer_state.py::test_a_product_of_momenta_that_was_saved_is_not_multiplied_up",
+        tests="tests/_core/test_state_file.py::test_a_product_of_momenta_that_was_saved_is_not_multiplied_up",
     ),
     Fault(
         name="a master loses its constraint",
@@ -195,7 +195,7 @@ FAULTS = [
         file="keras_lso/adapters/variables.py",
         old="    variable.assign(ops.copy(variable.value))\n",
         new="",
-        tests="tests/test_loss_scale_optimizer.py::test_a_stateless_step_leaves_the_values_that_it_was_given",
+        tests="tests/_core/test_loss_scale_optimizer.py::test_a_stateless_step_leaves_the_values_that_it_was_given",
     ),
     Fault(
         name="a slot of a sharded variable is whole",

@@ -64,7 +64,7 @@ FAULTS = [
         file="keras_lso/_checks.py",
         old="if len({id(v) for v in variables}) < len(variables):",
         new="if len({id(v) for v in variables}) > len(variables):",
-        tests="tests/test_tf_keras_methods.py::test_a_variable_that_is_given_twice_is_refused",
+        tests="tests/_tf_keras/test_methods.py::test_a_variable_that_is_given_twice_is_refused",
     ),
     Fault(
         name="a config may make each step call a function of Keras's",
@@ -159,7 +159,7 @@ FAULTS = [
     ),
     Fault(
         name="what overwrites its variable is averaged over an axis",
-        file="keras_lso/_gradients.py",
+        file="keras_lso/_core/gradients.py",
         old="[None if is_own else g for g, is_own in zip(grads, own, strict=True)]",
         new="list(grads)",
         tests="tests/backend/test_jax_axes.py::test_what_overwrites_its_variable_is_not_averaged",

@@ -80,7 +80,7 @@ FAULTS = [
         file="keras_lso/backend/_tensorflow.py",
         old="    with tape:\n        loss = transform(loss)\n",
         new="    with tape.stop_recording():\n        loss = transform(loss)\n",
-        tests="tests/test_tf_keras_methods.py::test_minimize_takes_a_tensor_and_its_tape",
+        tests="tests/_tf_keras/test_methods.py::test_minimize_takes_a_tensor_and_its_tape",
         backend="tensorflow",
     ),
     Fault(

@@ -89,14 +89,14 @@ FAULTS = [
     ),
     Fault(
         name="decay without a rate decays that of SGD",
-        file="keras_lso/_legacy/configs.py",
+        file="keras_lso/_tf_keras/configs.py",
         old="getattr(keras.optimizers, class_name).__init__",
         new="keras.optimizers.SGD.__init__",
-        tests="tests/_legacy/test_configs.py::test_decay_without_a_rate_is_of_the_default_rate",
+        tests="tests/_tf_keras/test_configs.py::test_decay_without_a_rate_is_of_the_default_rate",
     ),
     Fault(
         name="a user's class that is called as Keras's becomes Keras's",
-        file="keras_lso/_legacy/configs.py",
+        file="keras_lso/_tf_keras/configs.py",
         old="if keras.saving.get_registered_object(name, custom_objects) is not None:",
         new="if keras.saving.get_registered_object(name, custom_objects) == name:",
         tests="tests/test_lars.py::test_a_custom_lars_is_preferred_to_ours",
@@ -131,10 +131,10 @@ FAULTS = [
     ),
     Fault(
         name="the wrapper in configs of before TF 2.4 is taken for the optimizer",
-        file="keras_lso/_legacy/files.py",
+        file="keras_lso/_tf_keras/files.py",
         old='inner = config.get("inner_optimizer") or config.get("optimizer")',
         new='inner = config.get("inner_optimizer")',
-        tests="tests/_legacy/test_files.py::test_before_tf_2_4_the_wrapper_called_what_it_wraps_optimizer",
+        tests="tests/_tf_keras/test_files.py::test_before_tf_2_4_the_wrapper_called_what_it_wraps_optimizer",
     ),
     Fault(
         name="slots are paired with variables in the order of the file",
@@ -180,7 +180,7 @@ FAULTS = [
     ),
     Fault(
         name="accumulated steps are not counted as Keras 3 counts them",
-        file="keras_lso/_legacy/state.py",
+        file="keras_lso/_tf_keras/state.py",
         old="    steps *= optimizer.gradient_accumulation_steps or 1\n",
         new="",
         tests="integration_tests/test_load_optimizer_state.py::test_accumulated_steps_count_as_in_keras_3",

@@ -161,17 +161,17 @@ FAULTS = [
     ),
     Fault(
         name="a step that is not fused starts from an old master",
-        file="keras_lso/loss_scale_optimizer.py",
+        file="keras_lso/_core/step.py",
         old="            masters.read()\n",
         new="",
         tests="tests/test_master_weights.py::test_a_master_restarts_where_its_variable_was_assigned",
     ),
     Fault(
         name="an optimizer counts as wrapped though its wrapper was refused",
-        file="keras_lso/loss_scale_optimizer.py",
+        file="keras_lso/_core/loss_scale_optimizer.py",
         old="        check_not_wrapped(inner_optimizer)\n",
         new="        check_not_wrapped(inner_optimizer)\n        remember_wrapped(inner_optimizer, name)\n",
-        tests="tests/test_arguments.py::test_a_refused_constructor_leaves_its_arguments_alone",
+        tests="tests/_core/test_arguments.py::test_a_refused_constructor_leaves_its_arguments_alone",
     ),
     Fault(
         name="which gradients overflowed is told the wrong way round",
@@ -242,5 +242,12 @@ FAULTS = [
         old="master.assign(backend.restarted(ops.convert_to_tensor(master), value))",
         new='master.assign(ops.cast(value, "float32"))',
         tests="tests/test_master_weights.py::test_steps_too_small_for_float16_add_up",
+    ),
+    Fault(
+        name="a run without an overflow is said to have recorded none",
+        file="keras_lso/_core/readings.py",
+        old="return [v for v, is_bad in zip(variables, found, strict=True) if is_bad]",
+        new="return [v for v, is_bad in zip(variables, found, strict=True) if not is_bad]",
+        tests="integration_tests/test_loss_scale_monitor.py::test_overflowed_variables",
     ),
 ]

@@ -62,13 +62,13 @@ FAULTS = [
     Fault(
         name="two kinds of weight decay at once",
         file="keras_lso/_core/lars.py",
-        old='if weight_decay_rate and kwargs.get("weight_decay"):',
-        new='if weight_decay_rate is kwargs.get("weight_decay"):',
+        old="    if weight_decay_rate and weight_decay:\n",
+        new="    if weight_decay_rate is weight_decay:\n",
         tests="tests/test_lars.py::test_two_kinds_of_weight_decay_are_refused",
     ),
     Fault(
         name="trust ratios that are asked for are those of no decay",
-        file="keras_lso/lars.py",
+        file="keras_lso/_core/lars.py",
         old="rule.trust_ratio(*norms, rule.weight_decay)",
         new="rule.trust_ratio(*norms, 0.0)",
         tests="tests/test_lars.py::test_the_papers_trust_ratios_have_the_decay_in_them",

@@ -40,7 +40,7 @@ FAULTS = [
     ),
     Fault(
         name="the dynamic counter is the variable's own tensor",
-        file="keras_lso/_core/loss_scale_optimizer.py",
+        file="keras_lso/_core/readings.py",
         old="return ops.copy(self.step_counter) if self.dynamic else None",
         new="return self.step_counter.value if self.dynamic else None",
         tests="tests/_core/test_state_file.py::test_what_was_read_stays_what_it_was",
@@ -225,10 +225,10 @@ FAULTS = [
     ),
     Fault(
         name="experimental_aggregate_gradients=False has no effect",
-        file="keras_lso/_tf_keras_methods.py",
+        file="keras_lso/_tf_keras/methods.py",
         old="        with adapters.reduced_gradients(self, are_reduced):\n            self.apply",
         new="        with adapters.reduced_gradients(self, False):\n            self.apply",
-        tests="tests/test_tf_keras_methods_pairs.py::test_gradients_that_were_added_up_are_not_added_up_again",
+        tests="tests/_tf_keras/test_methods_pairs.py::test_gradients_that_were_added_up_are_not_added_up_again",
         backend="tensorflow",
     ),
     Fault(
