@@ -1,13 +1,6 @@
 """The attributes of the inner optimizer, read and written through its wrapper."""
 
-import operator
-
 import keras
-
-
-def read_through(path, doc):
-    """Returns a read-only property: the attribute at a path with dots, of a part."""
-    return property(operator.attrgetter(path), doc=doc)
 
 
 def passed_on(name, doc):

@@ -7,7 +7,6 @@ import keras
 from keras import ops
 
 from keras_lso import adapters, loss_scales
-from keras_lso._core.inner_attributes import read_through
 
 
 class Readings(keras.optimizers.Optimizer):
@@ -15,26 +14,38 @@ class Readings(keras.optimizers.Optimizer):
 
     built: bool
 
-    loss_scale = read_through(
-        "loss_scale_policy.value", "The current loss scale, a float32 scalar tensor."
-    )
-    initial_scale = read_through(
-        "loss_scale_policy.initial_loss_scale", "The loss scale of the first step."
-    )
-    dynamic_scale = read_through(
-        "loss_scale_policy.scale", "The variable behind `loss_scale`."
-    )
-    step_counter = read_through(
-        "loss_scale_policy.step_counter", "The variable behind `dynamic_counter`."
-    )
-    skipped_steps = read_through(
-        "_counters.skipped",
-        "The number of steps that were skipped, an integer scalar tensor.",
-    )
-    last_step_applied = read_through(
-        "_counters.last_was_applied",
-        "Whether the last step was applied, a boolean scalar tensor. True before it.",
-    )
+    @property
+    def loss_scale(self):
+        """The current loss scale, a float32 scalar tensor."""
+        return self.loss_scale_policy.value
+
+    @property
+    def initial_scale(self):
+        """The loss scale of the first step, a float."""
+        return self.loss_scale_policy.initial_loss_scale
+
+    @property
+    def dynamic_scale(self):
+        """The variable behind `loss_scale`."""
+        return self.loss_scale_policy.scale
+
+    @property
+    def step_counter(self):
+        """The variable behind `dynamic_counter`."""
+        return self.loss_scale_policy.step_counter
+
+    @property
+    def skipped_steps(self):
+        """The number of steps that were skipped, an integer scalar tensor."""
+        return self._counters.skipped
+
+    @property
+    def last_step_applied(self):
+        """Whether the last step was applied, a boolean scalar tensor.
+
+        True before the first one.
+        """
+        return self._counters.last_was_applied
 
     @property
     def dynamic(self):
