@@ -1,6 +1,7 @@
 """Keras's own decays, started some steps later."""
 
-import keras
+from dataclasses import KW_ONLY
+
 import numpy as np
 from keras import ops
 from keras.optimizers import schedules
@@ -8,24 +9,36 @@ from keras.optimizers import schedules
 from keras_lso._checks import (
     check_bool,
     check_boundaries,
-    check_factor,
     check_int,
     check_list,
     check_positive_int,
     check_rate,
 )
-from keras_lso.schedules._members import check_name, elapsed, float32, straight_line
+from keras_lso.schedules._arguments import (
+    check_name,
+    check_non_negative,
+    check_positive,
+    list_of,
+    optional,
+)
+from keras_lso.schedules._curves import elapsed, float32, warmed_up
+from keras_lso.schedules._declared import Schedule, declared, field
 
 
-class _WithOffset(schedules.LearningRateSchedule):
+class _WithOffset(Schedule):
     """Mixin in front of a schedule of Keras's: `schedule(step - offset)`."""
 
     keras_class: type
     """The schedule of Keras's."""
 
-    def __init__(self, offset, name, **arguments):
-        super().__init__(name=check_name(name, self), **arguments)
-        self.offset = check_int("offset", offset)
+    offset: int
+
+    def _validate(self):
+        # Keras's constructor may prepare more than the attributes.
+        super().__init__(**self._keras_config())
+
+    def _keras_config(self):
+        return {k: v for k, v in self.get_config().items() if k != "offset"}
 
     def __call__(self, step):
         return self.decayed(elapsed(step, self.offset))
@@ -36,20 +49,15 @@ class _WithOffset(schedules.LearningRateSchedule):
         # float16 cannot count beyond 65504 steps.
         config = {
             key: np.asarray(value, "float32") if key in _RATES else value
-            for key, value in super().get_config().items()
+            for key, value in self._keras_config().items()
         }
         return float32(self.keras_class(**config)(step))
-
-    def get_config(self):
-        return {"offset": self.offset, **super().get_config()}
 
 
 _RATES = ("initial_learning_rate", "values")
 
 
-@keras.saving.register_keras_serializable(
-    "keras_lso", name="PiecewiseConstantDecayWithOffset"
-)
+@declared("PiecewiseConstantDecayWithOffset")
 class PiecewiseConstantDecayWithOffset(_WithOffset, schedules.PiecewiseConstantDecay):
     """`keras.optimizers.schedules.PiecewiseConstantDecay`, `offset` steps later.
 
@@ -64,19 +72,13 @@ class PiecewiseConstantDecayWithOffset(_WithOffset, schedules.PiecewiseConstantD
     Note that a boundary itself still belongs to the interval before it.
 
     Args:
-        offset: Int. The step at which the schedule starts. Defaults to `0`.
+        {{offset}}
         boundaries: List of ints, strictly increasing. The last step of each
             interval but the last one, counted from the offset.
         values: List of floats, one more than `boundaries`. The rates.
-        name: String. Defaults to `"PiecewiseConstantDecayWithOffset"`.
+        {{name}}
 
-    Returns:
-        A schedule: called with a step, it returns the rate, a float32 scalar.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If a rate is negative, NaN or infinite, or the boundaries do not
-            increase or do not fit the values.
+    {{returns_and_raises}}
 
     Example:
 
@@ -90,28 +92,20 @@ class PiecewiseConstantDecayWithOffset(_WithOffset, schedules.PiecewiseConstantD
 
     keras_class = schedules.PiecewiseConstantDecay
 
-    def __init__(
-        self,
-        offset=0,
-        *,
-        boundaries,
-        values,
-        name="PiecewiseConstantDecayWithOffset",
-    ):
-        values = check_list("values", values, at_least=2)
-        super().__init__(
-            offset,
-            name,
-            boundaries=check_boundaries(
-                boundaries,
-                len(values) - 1,
-                f"one fewer than the {len(values)} `values`",
-            ),
-            values=[check_rate(f"values[{i}]", v) for i, v in enumerate(values)],
-        )
+    offset: int = field(check_int, default=0)
+    _: KW_ONLY
+    boundaries: list = field(check_list)
+    values: list = field(list_of(check_rate, at_least=2))
+    name: str = field(check_name, default="PiecewiseConstantDecayWithOffset")
+
+    def _validate(self):
+        count = len(self.values)
+        reason = f"one fewer than the {count} `values`"
+        self.boundaries = check_boundaries(self.boundaries, count - 1, reason)
+        super()._validate()
 
 
-@keras.saving.register_keras_serializable("keras_lso", name="PolynomialDecayWithOffset")
+@declared("PolynomialDecayWithOffset")
 class PolynomialDecayWithOffset(_WithOffset, schedules.PolynomialDecay):
     """`keras.optimizers.schedules.PolynomialDecay`, `offset` steps later.
 
@@ -121,27 +115,21 @@ class PolynomialDecayWithOffset(_WithOffset, schedules.PolynomialDecay):
     ```
 
     With `cycle=True` the rate restarts: `decay_steps` is then the first multiple of
-    itself that is not below the step. Before the offset the formula goes on in the
-    other direction, and the rate is above the initial one; with `cycle=True`, for
-    which the Model Garden's rate is infinite or negative there, it is the initial one.
-    Put a warm-up in front.
+    itself that is not below the step. Before the offset the formula extends
+    backwards, and the rate is above the initial one; with `cycle=True`, for which the
+    Model Garden's rate is infinite or negative there, it is the initial one. Put a
+    warm-up in front.
 
     Args:
-        offset: Int. The step at which the decay starts. Defaults to `0`.
-        initial_learning_rate: Float. The rate at the offset.
-        decay_steps: Positive int. The number of steps (not epochs) of the decay.
+        {{offset}}
+        {{initial_learning_rate}}
+        {{decay_steps}}
         end_learning_rate: Float. The rate after it. Defaults to `0.0001`.
         power: Float of zero or more. Defaults to `1.0`: a straight line.
         cycle: Bool. Whether the rate restarts. Defaults to `False`.
-        name: String. Defaults to `"PolynomialDecayWithOffset"`.
+        {{name}}
 
-    Returns:
-        A schedule: called with a step, it returns the rate, a float32 scalar.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If a rate or `power` is negative, NaN or infinite, or
-            `decay_steps` is not a positive integer.
+    {{returns_and_raises}}
 
     Example:
 
@@ -155,37 +143,21 @@ class PolynomialDecayWithOffset(_WithOffset, schedules.PolynomialDecay):
 
     keras_class = schedules.PolynomialDecay
 
-    def __init__(
-        self,
-        offset=0,
-        *,
-        initial_learning_rate,
-        decay_steps,
-        end_learning_rate=0.0001,
-        power=1.0,
-        cycle=False,
-        name="PolynomialDecayWithOffset",
-    ):
-        super().__init__(
-            offset,
-            name,
-            initial_learning_rate=check_rate(
-                "initial_learning_rate", initial_learning_rate
-            ),
-            decay_steps=check_positive_int("decay_steps", decay_steps),
-            end_learning_rate=check_rate("end_learning_rate", end_learning_rate),
-            power=check_rate("power", power),
-            cycle=check_bool("cycle", cycle),
-        )
+    offset: int = field(check_int, default=0)
+    _: KW_ONLY
+    initial_learning_rate: float = field(check_rate)
+    decay_steps: int = field(check_positive_int)
+    end_learning_rate: float = field(check_rate, default=0.0001)
+    power: float = field(check_rate, default=1.0)
+    cycle: bool = field(check_bool, default=False)
+    name: str = field(check_name, default="PolynomialDecayWithOffset")
 
     def decayed(self, step):
         # The multiple of the decay's length would be zero, or negative.
         return super().decayed(ops.maximum(step, float32(0)) if self.cycle else step)
 
 
-@keras.saving.register_keras_serializable(
-    "keras_lso", name="ExponentialDecayWithOffset"
-)
+@declared("ExponentialDecayWithOffset")
 class ExponentialDecayWithOffset(_WithOffset, schedules.ExponentialDecay):
     """`keras.optimizers.schedules.ExponentialDecay`, `offset` steps later.
 
@@ -194,25 +166,16 @@ class ExponentialDecayWithOffset(_WithOffset, schedules.ExponentialDecay):
     ```
 
     With `staircase=True` the exponent is rounded down. Before the offset the formula
-    goes on in the other direction, and the rate is above the initial one: put a
-    warm-up in front.
+    extends backwards, and the rate is above the initial one: put a warm-up in front.
 
     Args:
-        offset: Int. The step at which the decay starts. Defaults to `0`.
-        initial_learning_rate: Float. The rate at the offset.
-        decay_steps: Positive int. The number of steps (not epochs) in which the rate
-            is multiplied by `decay_rate` once.
-        decay_rate: Positive float.
+        {{offset}}
+        {{initial_learning_rate}}
+        {{exponential_decay}}
         staircase: Bool. Whether the rate falls in stairs. Defaults to `False`.
-        name: String. Defaults to `"ExponentialDecayWithOffset"`.
+        {{name}}
 
-    Returns:
-        A schedule: called with a step, it returns the rate, a float32 scalar.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If the initial rate is negative, NaN or infinite, or
-            `decay_steps` or `decay_rate` is not positive.
+    {{returns_and_raises}}
 
     Example:
 
@@ -226,29 +189,16 @@ class ExponentialDecayWithOffset(_WithOffset, schedules.ExponentialDecay):
 
     keras_class = schedules.ExponentialDecay
 
-    def __init__(
-        self,
-        offset=0,
-        *,
-        initial_learning_rate,
-        decay_steps,
-        decay_rate,
-        staircase=False,
-        name="ExponentialDecayWithOffset",
-    ):
-        super().__init__(
-            offset,
-            name,
-            initial_learning_rate=check_rate(
-                "initial_learning_rate", initial_learning_rate
-            ),
-            decay_steps=check_positive_int("decay_steps", decay_steps),
-            decay_rate=check_factor("decay_rate", decay_rate, above=0.0),
-            staircase=check_bool("staircase", staircase),
-        )
+    offset: int = field(check_int, default=0)
+    _: KW_ONLY
+    initial_learning_rate: float = field(check_rate)
+    decay_steps: int = field(check_positive_int)
+    decay_rate: float = field(check_positive)
+    staircase: bool = field(check_bool, default=False)
+    name: str = field(check_name, default="ExponentialDecayWithOffset")
 
 
-@keras.saving.register_keras_serializable("keras_lso", name="CosineDecayWithOffset")
+@declared("CosineDecayWithOffset")
 class CosineDecayWithOffset(_WithOffset, schedules.CosineDecay):
     """`keras.optimizers.schedules.CosineDecay`, `offset` steps later.
 
@@ -265,28 +215,21 @@ class CosineDecayWithOffset(_WithOffset, schedules.CosineDecay):
     rate = top * ((1 - alpha) * cosine + alpha)
     ```
 
-    Before the offset the formula goes on in the other direction: put a warm-up in
-    front.
+    Before the offset the formula extends backwards: put a warm-up in front.
 
     Args:
-        offset: Int. The step at which the schedule starts. Defaults to `0`.
-        initial_learning_rate: Float. The rate at the offset.
-        decay_steps: Positive int. The number of steps (not epochs) of the decay.
+        {{offset}}
+        {{initial_learning_rate}}
+        {{decay_steps}}
         alpha: Float. The last rate as a fraction of the highest one. Defaults to
             `0.0`.
-        name: String. Defaults to `"CosineDecayWithOffset"`.
+        {{name}}
         warmup_target: Float. The rate that a linear warm-up of its own leads to.
             Defaults to `None`: no warm-up.
         warmup_steps: Int of zero or more. The number of steps of that warm-up.
             Defaults to `0`.
 
-    Returns:
-        A schedule: called with a step, it returns the rate, a float32 scalar.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If a rate or `alpha` is negative, NaN or infinite, `decay_steps`
-            is not a positive integer, or `warmup_steps` is not one of zero or more.
+    {{returns_and_raises}}
 
     Example:
 
@@ -304,30 +247,14 @@ class CosineDecayWithOffset(_WithOffset, schedules.CosineDecay):
 
     keras_class = schedules.CosineDecay
 
-    def __init__(
-        self,
-        offset=0,
-        *,
-        initial_learning_rate,
-        decay_steps,
-        alpha=0.0,
-        name="CosineDecayWithOffset",
-        warmup_target=None,
-        warmup_steps=0,
-    ):
-        if warmup_target is not None:
-            warmup_target = check_rate("warmup_target", warmup_target)
-        super().__init__(
-            offset,
-            name,
-            initial_learning_rate=check_rate(
-                "initial_learning_rate", initial_learning_rate
-            ),
-            decay_steps=check_positive_int("decay_steps", decay_steps),
-            alpha=check_rate("alpha", alpha),
-            warmup_target=warmup_target,
-            warmup_steps=check_int("warmup_steps", warmup_steps, at_least=0),
-        )
+    offset: int = field(check_int, default=0)
+    _: KW_ONLY
+    initial_learning_rate: float = field(check_rate)
+    decay_steps: int = field(check_positive_int)
+    alpha: float = field(check_rate, default=0.0)
+    name: str = field(check_name, default="CosineDecayWithOffset")
+    warmup_target: float | None = field(optional(check_rate), default=None)
+    warmup_steps: int = field(check_non_negative, default=0)
 
     def decayed(self, step):
         if self.warmup_target is None:
@@ -336,9 +263,10 @@ class CosineDecayWithOffset(_WithOffset, schedules.CosineDecay):
         decay = self.keras_class(
             np.asarray(self.warmup_target, "float32"), self.decay_steps, self.alpha
         )
-        warmup_rate = straight_line(
-            step, self.warmup_steps, self.initial_learning_rate, self.warmup_target
-        )
-        return ops.where(
-            step < self.warmup_steps, warmup_rate, decay(step - self.warmup_steps)
+        return warmed_up(
+            step,
+            self.warmup_steps,
+            self.initial_learning_rate,
+            self.warmup_target,
+            decay(step - self.warmup_steps),
         )

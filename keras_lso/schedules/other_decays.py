@@ -1,11 +1,8 @@
 """The Model Garden's decays that Keras does not have: powers and stepwise cosines."""
 
 import itertools
-import math
 
-import keras
 from keras import ops
-from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._checks import (
     check_boundaries,
@@ -16,16 +13,13 @@ from keras_lso._checks import (
     check_real,
     check_share,
 )
-from keras_lso.schedules._members import check_name, elapsed, float32
+from keras_lso.schedules._arguments import check_name, list_of
+from keras_lso.schedules._curves import elapsed, float32, half_cosine, power_of_step
+from keras_lso.schedules._declared import Schedule, declared, field
 
 
-def _power_of(step, power):
-    """Returns a power of the step; step 0 and those before it count as step 1."""
-    return ops.power(ops.maximum(step, float32(1)), float32(power))
-
-
-@keras.saving.register_keras_serializable("keras_lso", name="DirectPowerDecay")
-class DirectPowerDecay(LearningRateSchedule):
+@declared("DirectPowerDecay")
+class DirectPowerDecay(Schedule):
     """A learning rate that follows a power of the step.
 
     ```python
@@ -36,15 +30,9 @@ class DirectPowerDecay(LearningRateSchedule):
         initial_learning_rate: Float. The rate of steps 0 and 1.
         power: Float. The power of the step; negative for a rate that falls, such as
             `-0.5`. Defaults to `1.0`.
-        name: String. Defaults to `"DirectPowerDecay"`.
+        {{name}}
 
-    Returns:
-        A schedule: called with a step, it returns the rate, a float32 scalar.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If the rate is negative, NaN or infinite, or `power` is not
-            finite.
+    {{returns_and_raises}}
 
     Example:
 
@@ -54,26 +42,16 @@ class DirectPowerDecay(LearningRateSchedule):
     ['1.00', '1.00', '0.50', '0.10']
     """
 
-    def __init__(self, initial_learning_rate, power=1.0, name="DirectPowerDecay"):
-        self.initial_learning_rate = check_rate(
-            "initial_learning_rate", initial_learning_rate
-        )
-        self.power = check_real("power", power)
-        self.name = check_name(name, self)
+    initial_learning_rate: float = field(check_rate)
+    power: float = field(check_real, default=1.0)
+    name: str = field(check_name, default="DirectPowerDecay")
 
     def __call__(self, step):
-        return self.initial_learning_rate * _power_of(elapsed(step), self.power)
-
-    def get_config(self):
-        return {
-            "initial_learning_rate": self.initial_learning_rate,
-            "power": self.power,
-            "name": self.name,
-        }
+        return self.initial_learning_rate * power_of_step(elapsed(step), self.power)
 
 
-@keras.saving.register_keras_serializable("keras_lso", name="PowerAndLinearDecay")
-class PowerAndLinearDecay(LearningRateSchedule):
+@declared("PowerAndLinearDecay")
+class PowerAndLinearDecay(Schedule):
     """A learning rate that follows a power of the step, and at last a line to zero.
 
     ```python
@@ -95,16 +73,9 @@ class PowerAndLinearDecay(LearningRateSchedule):
         linear_decay_fraction: Float from 0 to 1. The share of the steps, the last
             ones, in which the rate is multiplied by a line to zero. Defaults to `0.1`.
         offset: Int. The step at which the decay starts. Defaults to `0`.
-        name: String. Defaults to `"PowerAndLinearDecay"`.
+        {{name}}
 
-    Returns:
-        A schedule: called with a step, it returns the rate, a float32 scalar.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If the rate is negative, NaN or infinite, `power` is not finite,
-            `total_decay_steps` is not a positive integer, or the fraction is not
-            from 0 to 1.
+    {{returns_and_raises}}
 
     Example:
 
@@ -116,50 +87,25 @@ class PowerAndLinearDecay(LearningRateSchedule):
     [1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
     """
 
-    def __init__(
-        self,
-        initial_learning_rate,
-        total_decay_steps,
-        power=1.0,
-        linear_decay_fraction=0.1,
-        offset=0,
-        name="PowerAndLinearDecay",
-    ):
-        self.initial_learning_rate = check_rate(
-            "initial_learning_rate", initial_learning_rate
-        )
-        self.total_decay_steps = check_positive_int(
-            "total_decay_steps", total_decay_steps
-        )
-        self.power = check_real("power", power)
-        self.linear_decay_fraction = check_share(
-            "linear_decay_fraction", linear_decay_fraction
-        )
-        self.offset = check_int("offset", offset)
-        self.name = check_name(name, self)
+    initial_learning_rate: float = field(check_rate)
+    total_decay_steps: int = field(check_positive_int)
+    power: float = field(check_real, default=1.0)
+    linear_decay_fraction: float = field(check_share, default=0.1)
+    offset: int = field(check_int, default=0)
+    name: str = field(check_name, default="PowerAndLinearDecay")
 
     def __call__(self, step):
         step = elapsed(step, self.offset)
-        rate = self.initial_learning_rate * _power_of(step, self.power)
+        rate = self.initial_learning_rate * power_of_step(step, self.power)
         tail = self.total_decay_steps * self.linear_decay_fraction
         if tail == 0:
             return rate
         share = ops.minimum((self.total_decay_steps - step) / tail, float32(1))
         return ops.maximum(rate * share, float32(0))
 
-    def get_config(self):
-        return {
-            "initial_learning_rate": self.initial_learning_rate,
-            "total_decay_steps": self.total_decay_steps,
-            "power": self.power,
-            "linear_decay_fraction": self.linear_decay_fraction,
-            "offset": self.offset,
-            "name": self.name,
-        }
 
-
-@keras.saving.register_keras_serializable("keras_lso", name="PowerDecayWithOffset")
-class PowerDecayWithOffset(LearningRateSchedule):
+@declared("PowerDecayWithOffset")
+class PowerDecayWithOffset(Schedule):
     """A learning rate that follows a power of the steps since the offset.
 
     ```python
@@ -177,15 +123,9 @@ class PowerDecayWithOffset(LearningRateSchedule):
         pre_offset_learning_rate: Float. The rate up to the offset, itself included,
             and never exceeded after it. Defaults to `1e6`, which is not a rate to
             train with: put a warm-up of more than `offset` steps in front, or set it.
-        name: String. Defaults to `"PowerDecayWithOffset"`.
+        {{name}}
 
-    Returns:
-        A schedule: called with a step, it returns the rate, a float32 scalar.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If a rate is negative, NaN or infinite, `power` is not finite, or
-            `offset` is not an integer.
+    {{returns_and_raises}}
 
     Example:
 
@@ -197,42 +137,21 @@ class PowerDecayWithOffset(LearningRateSchedule):
     ['2.00', '2.00', '1.00', '0.50', '0.10']
     """
 
-    def __init__(
-        self,
-        initial_learning_rate,
-        power=1.0,
-        offset=0,
-        pre_offset_learning_rate=1.0e6,
-        name="PowerDecayWithOffset",
-    ):
-        self.initial_learning_rate = check_rate(
-            "initial_learning_rate", initial_learning_rate
-        )
-        self.power = check_real("power", power)
-        self.offset = check_int("offset", offset)
-        self.pre_offset_learning_rate = check_rate(
-            "pre_offset_learning_rate", pre_offset_learning_rate
-        )
-        self.name = check_name(name, self)
+    initial_learning_rate: float = field(check_rate)
+    power: float = field(check_real, default=1.0)
+    offset: int = field(check_int, default=0)
+    pre_offset_learning_rate: float = field(check_rate, default=1.0e6)
+    name: str = field(check_name, default="PowerDecayWithOffset")
 
     def __call__(self, step):
         step = elapsed(step, self.offset)
-        rate = self.initial_learning_rate * _power_of(step, self.power)
+        rate = self.initial_learning_rate * power_of_step(step, self.power)
         highest = float32(self.pre_offset_learning_rate)
         return ops.where(step > 0, ops.minimum(rate, highest), highest)
 
-    def get_config(self):
-        return {
-            "initial_learning_rate": self.initial_learning_rate,
-            "power": self.power,
-            "offset": self.offset,
-            "pre_offset_learning_rate": self.pre_offset_learning_rate,
-            "name": self.name,
-        }
 
-
-@keras.saving.register_keras_serializable("keras_lso", name="StepCosineDecayWithOffset")
-class StepCosineDecayWithOffset(LearningRateSchedule):
+@declared("StepCosineDecayWithOffset")
+class StepCosineDecayWithOffset(Schedule):
     """A learning rate that falls along one cosine after the other.
 
     ```python
@@ -258,15 +177,9 @@ class StepCosineDecayWithOffset(LearningRateSchedule):
             at which the values are reached, counted from the offset.
         values: List of floats. The rates at the boundaries.
         offset: Int. The step at which the first cosine starts. Defaults to `0`.
-        name: String. Defaults to `"StepCosineDecayWithOffset"`.
+        {{name}}
 
-    Returns:
-        A schedule: called with a step, it returns the rate, a float32 scalar.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If a rate is negative, NaN or infinite, or the boundaries do not
-            increase or do not fit the values.
+    {{returns_and_raises}}
 
     Example:
 
@@ -278,14 +191,15 @@ class StepCosineDecayWithOffset(LearningRateSchedule):
     ['1.00', '0.93', '0.75', '0.57', '0.50', '0.25', '0.00', '0.00']
     """
 
-    def __init__(self, boundaries, values, offset=0, name="StepCosineDecayWithOffset"):
-        values = check_list("values", values, at_least=1)
+    boundaries: list = field(check_list)
+    values: list = field(list_of(check_rate, at_least=1))
+    offset: int = field(check_int, default=0)
+    name: str = field(check_name, default="StepCosineDecayWithOffset")
+
+    def _validate(self):
         self.boundaries = check_boundaries(
-            boundaries, len(values), "as many as `values`"
+            self.boundaries, len(self.values), "as many as `values`"
         )
-        self.values = [check_rate(f"values[{i}]", v) for i, v in enumerate(values)]
-        self.offset = check_int("offset", offset)
-        self.name = check_name(name, self)
 
     def __call__(self, step):
         step = elapsed(step, self.offset)
@@ -293,18 +207,10 @@ class StepCosineDecayWithOffset(LearningRateSchedule):
         rate = None
         for (start, value), (end, next_value) in intervals:
             position = step if rate is None else step - start
-            cosine = (ops.cos(math.pi * position / (end - start)) + 1.0) / 2.0
+            cosine = half_cosine(position, end - start)
             fallen = (value - next_value) * cosine + next_value
             rate = fallen if rate is None else ops.where(step >= start, fallen, rate)
         last = ops.zeros_like(step) + self.values[-1]
         if rate is None:
             return last
         return ops.where(step >= self.boundaries[-1], last, rate)
-
-    def get_config(self):
-        return {
-            "boundaries": self.boundaries,
-            "values": self.values,
-            "offset": self.offset,
-            "name": self.name,
-        }

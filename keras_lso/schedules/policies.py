@@ -5,9 +5,7 @@ Those that do are in `policies_decay.py`.
 
 import math
 
-import keras
 from keras import ops
-from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._checks import (
     check_boundaries,
@@ -15,13 +13,20 @@ from keras_lso._checks import (
     check_positive_int,
     check_rate,
 )
-from keras_lso.schedules._members import check_name, elapsed, float32
+from keras_lso.schedules._arguments import (
+    check_float_dtype,
+    check_name,
+    list_of,
+    optional,
+)
+from keras_lso.schedules._curves import elapsed, float32
+from keras_lso.schedules._declared import Schedule, declared, field
 from keras_lso.schedules._powers import whole
 from keras_lso.schedules.keras_decays import PiecewiseConstantDecayWithOffset
 
 
-@keras.saving.register_keras_serializable("keras_lso", name="FixedLR")
-class FixedLR(LearningRateSchedule):
+@declared("FixedLR")
+class FixedLR(Schedule):
     """OpenSeq2Seq's `fixed_lr`: the same rate at every step.
 
     ```python
@@ -30,14 +35,9 @@ class FixedLR(LearningRateSchedule):
 
     Args:
         learning_rate: Float. The rate.
-        name: String. Defaults to `"FixedLR"`.
+        {{name}}
 
-    Returns:
-        A schedule: called with a step, it returns the rate, a float32 scalar.
-
-    Raises:
-        TypeError: If the rate is not a number.
-        ValueError: If the rate is negative, NaN or infinite.
+    {{returns_and_raises}}
 
     Example:
 
@@ -48,19 +48,14 @@ class FixedLR(LearningRateSchedule):
 
     Reference:
 
-    - [OpenSeq2Seq's `lr_policies`](
-        https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
+    {{open_seq2seq}}
     """
 
-    def __init__(self, learning_rate, name="FixedLR"):
-        self.learning_rate = check_rate("learning_rate", learning_rate)
-        self.name = check_name(name, self)
+    learning_rate: float = field(check_rate)
+    name: str = field(check_name, default="FixedLR")
 
     def __call__(self, step):
         return float32(self.learning_rate)
-
-    def get_config(self):
-        return {"learning_rate": self.learning_rate, "name": self.name}
 
 
 def _boundaries_in_steps(boundaries, steps_per_epoch, count):
@@ -80,8 +75,8 @@ def _boundaries_in_steps(boundaries, steps_per_epoch, count):
         ) from None
 
 
-@keras.saving.register_keras_serializable("keras_lso", name="PiecewiseConstant")
-class PiecewiseConstant(LearningRateSchedule):
+@declared("PiecewiseConstant")
+class PiecewiseConstant(Schedule):
     """OpenSeq2Seq's `piecewise_constant`: multiples of a rate, one after the other.
 
     ```python
@@ -105,16 +100,9 @@ class PiecewiseConstant(LearningRateSchedule):
             multiplied with after each of them.
         steps_per_epoch: Positive int. The number of batches in an epoch. Defaults to
             `None`: the boundaries are steps.
-        name: String. Defaults to `"PiecewiseConstant"`.
+        {{name}}
 
-    Returns:
-        A schedule: called with a step, it returns the rate, a float32 scalar.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If a rate is negative, NaN or infinite, `steps_per_epoch` is not
-            a positive integer, or the boundaries are none, do not increase or do not
-            fit the rates.
+    {{returns_and_raises}}
 
     Example:
 
@@ -122,46 +110,28 @@ class PiecewiseConstant(LearningRateSchedule):
     >>> schedule = keras_lso.schedules.PiecewiseConstant(
     ...     0.8, boundaries=[1, 2.5], decay_rates=[0.5, 0.125], steps_per_epoch=2
     ... )
-    >>> for step in range(8):
-    ...     print(step, f"{float(schedule(step)):.1f}")
-    0 0.8
-    1 0.8
-    2 0.8
-    3 0.4
-    4 0.4
-    5 0.4
-    6 0.1
-    7 0.1
+    >>> [f"{float(schedule(step)):.1f}" for step in range(8)]
+    ['0.8', '0.8', '0.8', '0.4', '0.4', '0.4', '0.1', '0.1']
 
     Reference:
 
-    - [OpenSeq2Seq's `lr_policies`](
-        https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
+    {{open_seq2seq}}
     """
 
-    def __init__(
-        self,
-        learning_rate,
-        boundaries,
-        decay_rates,
-        steps_per_epoch=None,
-        name="PiecewiseConstant",
-    ):
-        self.learning_rate = check_rate("learning_rate", learning_rate)
-        decay_rates = check_list("decay_rates", decay_rates, at_least=1)
-        self.decay_rates = [
-            check_rate(f"decay_rates[{i}]", rate) for i, rate in enumerate(decay_rates)
-        ]
-        count = len(decay_rates)
-        if steps_per_epoch is None:
-            steps = check_boundaries(boundaries, count, "as many as `decay_rates`")
+    learning_rate: float = field(check_rate)
+    boundaries: list = field(check_list)
+    decay_rates: list = field(list_of(check_rate, at_least=1))
+    steps_per_epoch: int | None = field(optional(check_positive_int), default=None)
+    name: str = field(check_name, default="PiecewiseConstant")
+
+    def _validate(self):
+        count = len(self.decay_rates)
+        if self.steps_per_epoch is None:
+            steps = check_boundaries(self.boundaries, count, "as many as `decay_rates`")
             self.boundaries = steps
         else:
-            steps_per_epoch = check_positive_int("steps_per_epoch", steps_per_epoch)
-            steps = _boundaries_in_steps(boundaries, steps_per_epoch, count)
-            self.boundaries = [float(epoch) for epoch in boundaries]
-        self.steps_per_epoch = steps_per_epoch
-        self.name = check_name(name, self)
+            steps = _boundaries_in_steps(self.boundaries, self.steps_per_epoch, count)
+            self.boundaries = [float(epoch) for epoch in self.boundaries]
         values = [
             check_rate(f"learning_rate * decay_rates[{i}]", self.learning_rate * rate)
             for i, rate in enumerate(self.decay_rates)
@@ -173,32 +143,9 @@ class PiecewiseConstant(LearningRateSchedule):
     def __call__(self, step):
         return self._in_steps(whole(step))
 
-    def get_config(self):
-        return {
-            "learning_rate": self.learning_rate,
-            "boundaries": self.boundaries,
-            "decay_rates": self.decay_rates,
-            "steps_per_epoch": self.steps_per_epoch,
-            "name": self.name,
-        }
 
-
-def _check_float_dtype(argument, value):
-    """Returns the name of a dtype of floats, NumPy's and the frameworks' included."""
-    try:
-        name = None if value is None else keras.backend.standardize_dtype(value)
-    except (TypeError, ValueError):
-        name = None
-    if name is None or not keras.backend.is_float_dtype(name):
-        raise ValueError(
-            f"Argument `{argument}` must be a dtype of floats such as 'float32'. "
-            f"Received: {argument}={value!r}"
-        )
-    return name
-
-
-@keras.saving.register_keras_serializable("keras_lso", name="TransformerPolicy")
-class TransformerPolicy(LearningRateSchedule):
+@declared("TransformerPolicy")
+class TransformerPolicy(Schedule):
     """OpenSeq2Seq's `transformer_policy`: a line up, then one over the square root.
 
     ```python
@@ -219,15 +166,12 @@ class TransformerPolicy(LearningRateSchedule):
             Defaults to `1.0`.
         dtype: String, or a dtype of NumPy or a framework. What the rate, which is
             computed in float32, is returned in. Defaults to `"float32"`.
-        name: String. Defaults to `"TransformerPolicy"`.
+        {{name}}
 
     Returns:
         A schedule: called with a step, it returns the rate, a scalar of `dtype`.
 
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If a rate is negative, NaN or infinite, `d_model` or
-            `warmup_steps` is not a positive integer, or `dtype` is not one of floats.
+    {{raises}}
 
     Example:
 
@@ -238,41 +182,25 @@ class TransformerPolicy(LearningRateSchedule):
     ...     )
     ...     for max_lr in (None, 0.2)
     ... ]
-    >>> for step in (0, 1, 2, 3, 4, 8, 15):
-    ...     print(step, f"{float(free(step)):.4f}", f"{float(capped(step)):.4f}")
-    0 0.0625 0.0625
-    1 0.1250 0.1250
-    2 0.1875 0.1875
-    3 0.2500 0.2000
-    4 0.2236 0.2000
-    8 0.1667 0.1667
-    15 0.1250 0.1250
+    >>> [f"{float(free(step)):.4f}" for step in (0, 1, 2, 3, 4, 8, 15)]
+    ['0.0625', '0.1250', '0.1875', '0.2500', '0.2236', '0.1667', '0.1250']
+    >>> [f"{float(capped(step)):.4f}" for step in (0, 1, 2, 3, 4, 8, 15)]
+    ['0.0625', '0.1250', '0.1875', '0.2000', '0.2000', '0.1667', '0.1250']
 
     References:
 
-    - [OpenSeq2Seq's `lr_policies`](
-        https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
+    {{open_seq2seq}}
     - [Vaswani et al., 2017, Attention Is All You Need](
         https://arxiv.org/abs/1706.03762)
     """
 
-    def __init__(
-        self,
-        learning_rate,
-        d_model,
-        warmup_steps,
-        max_lr=None,
-        coefficient=1.0,
-        dtype="float32",
-        name="TransformerPolicy",
-    ):
-        self.learning_rate = check_rate("learning_rate", learning_rate)
-        self.d_model = check_positive_int("d_model", d_model)
-        self.warmup_steps = check_positive_int("warmup_steps", warmup_steps)
-        self.max_lr = None if max_lr is None else check_rate("max_lr", max_lr)
-        self.coefficient = check_rate("coefficient", coefficient)
-        self.dtype = _check_float_dtype("dtype", dtype)
-        self.name = check_name(name, self)
+    learning_rate: float = field(check_rate)
+    d_model: int = field(check_positive_int)
+    warmup_steps: int = field(check_positive_int)
+    max_lr: float | None = field(optional(check_rate), default=None)
+    coefficient: float = field(check_rate, default=1.0)
+    dtype: str = field(check_float_dtype, default="float32")
+    name: str = field(check_name, default="TransformerPolicy")
 
     def __call__(self, step):
         count = elapsed(whole(step), -1)
@@ -283,14 +211,3 @@ class TransformerPolicy(LearningRateSchedule):
         if self.max_lr is not None:
             rate = ops.minimum(rate, float32(self.max_lr))
         return ops.cast(rate, self.dtype)
-
-    def get_config(self):
-        return {
-            "learning_rate": self.learning_rate,
-            "d_model": self.d_model,
-            "warmup_steps": self.warmup_steps,
-            "max_lr": self.max_lr,
-            "coefficient": self.coefficient,
-            "dtype": self.dtype,
-            "name": self.name,
-        }

@@ -1,17 +1,27 @@
-"""OpenSeq2Seq's learning-rate policies that decay, after a warm-up and a wait."""
+"""OpenSeq2Seq's learning-rate policies that decay, after a warm-up and a wait.
+
+The policies that do not decay are in `policies.py`.
+"""
 
 import math
 
-import keras
 from keras import ops
 
-from keras_lso._checks import check_bool, check_factor
-from keras_lso.schedules._members import elapsed, float32
+from keras_lso._checks import check_bool, check_rate
+from keras_lso.schedules._arguments import (
+    check_name,
+    check_positive,
+    check_positive_power,
+    check_some_steps,
+    check_step,
+)
+from keras_lso.schedules._curves import accurate_half_cosine, elapsed, float32
+from keras_lso.schedules._declared import declared, field
 from keras_lso.schedules._powers import power_of_share, power_of_two
 from keras_lso.schedules._waiting import WaitingDecay, WarmedUpDecay
 
 
-@keras.saving.register_keras_serializable("keras_lso", name="ExpDecay")
+@declared("ExpDecay")
 class ExpDecay(WaitingDecay):
     """OpenSeq2Seq's `exp_decay`: waits, then decays exponentially to a minimum.
 
@@ -23,27 +33,18 @@ class ExpDecay(WaitingDecay):
     rate = max(learning_rate * decay_rate ** exponent, min_lr)
     ```
 
-    `min_lr` is the least rate of all steps, the first ones included, and may be above
+    `min_lr` is a lower bound at all steps, the first ones included, and may be above
     `learning_rate`. Accurate to 1e-6 of the rate up to step 2**24.
 
     Args:
-        learning_rate: Float. The initial rate.
-        decay_steps: Positive int. The number of steps (not epochs) in which the rate
-            is multiplied by `decay_rate` once.
-        decay_rate: Positive float.
+        {{learning_rate}}
+        {{exponential_decay}}
         use_staircase_decay: Bool. Whether the rate falls in stairs.
-        begin_decay_at: Int of zero or more. The first step of the decay. Defaults to
-            `0`.
+        {{begin_decay_at}}
         min_lr: Float. The minimum. Defaults to `0.0`.
-        name: String. Defaults to `"ExpDecay"`.
+        {{name}}
 
-    Returns:
-        A schedule: called with a step, it returns the rate, a float32 scalar.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If a rate is negative, NaN or infinite, `decay_steps` or
-            `decay_rate` is not positive, or `begin_decay_at` is negative.
+    {{returns_and_raises}}
 
     Example:
 
@@ -54,39 +55,23 @@ class ExpDecay(WaitingDecay):
     ...     )
     ...     for stairs in (False, True)
     ... ]
-    >>> for step in range(9):
-    ...     print(step, f"{float(smooth(step)):.3f}", f"{float(stairs(step)):.3f}")
-    0 0.800 0.800
-    1 0.800 0.800
-    2 0.800 0.800
-    3 0.400 0.800
-    4 0.200 0.200
-    5 0.100 0.200
-    6 0.050 0.050
-    7 0.025 0.050
-    8 0.020 0.020
+    >>> [f"{float(smooth(step)):.3f}" for step in range(9)]
+    ['0.800', '0.800', '0.800', '0.400', '0.200', '0.100', '0.050', '0.025', '0.020']
+    >>> [f"{float(stairs(step)):.3f}" for step in range(9)]
+    ['0.800', '0.800', '0.800', '0.800', '0.200', '0.200', '0.050', '0.050', '0.020']
 
     Reference:
 
-    - [OpenSeq2Seq's `lr_policies`](
-        https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
+    {{open_seq2seq}}
     """
 
-    def __init__(
-        self,
-        learning_rate,
-        decay_steps,
-        decay_rate,
-        use_staircase_decay,
-        begin_decay_at=0,
-        min_lr=0.0,
-        name="ExpDecay",
-    ):
-        super().__init__(learning_rate, decay_steps, begin_decay_at, min_lr, name)
-        self.decay_rate = check_factor("decay_rate", decay_rate, above=0.0)
-        self.use_staircase_decay = check_bool(
-            "use_staircase_decay", use_staircase_decay
-        )
+    learning_rate: float = field(check_rate)
+    decay_steps: int = field(check_some_steps)
+    decay_rate: float = field(check_positive)
+    use_staircase_decay: bool = field(check_bool)
+    begin_decay_at: int = field(check_step, default=0)
+    min_lr: float = field(check_rate, default=0.0)
+    name: str = field(check_name, default="ExpDecay")
 
     def __call__(self, step):
         return ops.maximum(super().__call__(step), float32(self.min_lr))
@@ -99,15 +84,8 @@ class ExpDecay(WaitingDecay):
             decay = power_of_two(step, halvings / self.decay_steps)
         return rate * decay
 
-    def get_config(self):
-        return {
-            **super().get_config(),
-            "decay_rate": self.decay_rate,
-            "use_staircase_decay": self.use_staircase_decay,
-        }
 
-
-@keras.saving.register_keras_serializable("keras_lso", name="PolyDecay")
+@declared("PolyDecay")
 class PolyDecay(WarmedUpDecay):
     """OpenSeq2Seq's `poly_decay`: warms up, waits, then follows a power to a minimum.
 
@@ -119,31 +97,21 @@ class PolyDecay(WarmedUpDecay):
         rate = rate * left + min_lr * (1 - left)
     ```
 
-    The decay counts from `begin_decay_at` also where the warm-up takes longer: then
-    the rate that is still warming up is what decays. To have one after the other,
-    write `begin_decay_at=warmup_steps`.
+    {{overlap}}
 
     With a `min_lr` above `learning_rate` the rate rises to it. Accurate to 1e-6 of
     the rate for `decay_steps` of up to 2**24 and powers of up to 300.
 
     Args:
-        learning_rate: Float. The rate before the decay.
-        decay_steps: Positive int. The number of steps (not epochs) of the decay.
+        {{learning_rate}}
+        {{decay_steps}}
         power: Positive float. Defaults to `1.0`: a straight line.
-        begin_decay_at: Int of zero or more. The first step of the decay. Defaults to
-            `0`.
+        {{begin_decay_at}}
         min_lr: Float. The rate after the decay. Defaults to `0.0`.
-        warmup_steps: Int of zero or more. The number of steps of the warm-up. Defaults
-            to `0`: none.
-        name: String. Defaults to `"PolyDecay"`.
+        {{policy_warmup_steps}}
+        {{name}}
 
-    Returns:
-        A schedule: called with a step, it returns the rate, a float32 scalar.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If a rate is negative, NaN or infinite, `decay_steps` or `power`
-            is not positive, or `begin_decay_at` or `warmup_steps` is negative.
+    {{returns_and_raises}}
 
     Example:
 
@@ -151,28 +119,26 @@ class PolyDecay(WarmedUpDecay):
     >>> schedule = keras_lso.schedules.PolyDecay(
     ...     0.8, 4, power=2.0, begin_decay_at=3, min_lr=0.1, warmup_steps=2
     ... )
-    >>> for step in range(9):
-    ...     print(step, f"{float(schedule(step)):.3f}")
-    0 0.000
-    1 0.400
-    2 0.800
-    3 0.800
-    4 0.494
-    5 0.275
-    6 0.144
-    7 0.100
-    8 0.100
+    >>> [f"{float(schedule(step)):.3f}" for step in range(9)]
+    ['0.000', '0.400', '0.800', '0.800', '0.494', '0.275', '0.144', '0.100', '0.100']
 
     Reference:
 
-    - [OpenSeq2Seq's `lr_policies`](
-        https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
+    {{open_seq2seq}}
     """
+
+    learning_rate: float = field(check_rate)
+    decay_steps: int = field(check_some_steps)
+    power: float = field(check_positive_power, default=1.0)
+    begin_decay_at: int = field(check_step, default=0)
+    min_lr: float = field(check_rate, default=0.0)
+    warmup_steps: int = field(check_step, default=0)
+    name: str = field(check_name, default=None)
 
     def decayed(self, rate, step):
         left, done = self.left_and_done(step)
         share_left = power_of_share(left, 0.0, self.decay_steps, self.power)
-        # 1 - share_left, which would cancel out at the begin of a rate that rises.
+        # 1 - share_left would cancel at the beginning of a rate that rises.
         line = elapsed(done) / self.decay_steps
         log_left = ops.where(
             line < 0.5,
@@ -183,7 +149,7 @@ class PolyDecay(WarmedUpDecay):
         return rate * share_left + self.min_lr * share_done
 
 
-@keras.saving.register_keras_serializable("keras_lso", name="InvPolyDecay")
+@declared("InvPolyDecay")
 class InvPolyDecay(WarmedUpDecay):
     """OpenSeq2Seq's `inv_poly_decay`: one over a power of the steps, to a minimum.
 
@@ -197,30 +163,23 @@ class InvPolyDecay(WarmedUpDecay):
     ```
 
     The rate is `min_lr` at `decay_steps` steps after `begin`, and from there on. This
-    is what OpenSeq2Seq's page says; its code goes on below `min_lr`, and ignores
+    is what OpenSeq2Seq's page says; its code continues below `min_lr`, and ignores
     `begin_decay_at` and `warmup_steps`. Accurate to 1e-6 of the rate for powers of up
     to 300.
 
     Args:
-        learning_rate: Float. The rate before the decay.
-        decay_steps: Positive int. The number of steps (not epochs) of the decay.
+        {{learning_rate}}
+        {{decay_steps}}
         min_lr: Float. The rate after it. Below 1e-8 it counts as 1e-8, above
             `learning_rate` as `learning_rate`.
         power: Positive float. Defaults to `1.0`. The larger, the more the decay is
             like an exponential one.
         begin_decay_at: Int of zero or more. The first step of the decay, if it is not
             before the end of the warm-up. Defaults to `0`.
-        warmup_steps: Int of zero or more. The number of steps of the warm-up. Defaults
-            to `0`: none.
-        name: String. Defaults to `"InvPolyDecay"`.
+        {{policy_warmup_steps}}
+        {{name}}
 
-    Returns:
-        A schedule: called with a step, it returns the rate, a float32 scalar.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If a rate is negative, NaN or infinite, `decay_steps` or `power`
-            is not positive, or `begin_decay_at` or `warmup_steps` is negative.
+    {{returns_and_raises}}
 
     Example:
 
@@ -228,43 +187,21 @@ class InvPolyDecay(WarmedUpDecay):
     >>> schedule = keras_lso.schedules.InvPolyDecay(
     ...     0.8, 4, min_lr=0.2, begin_decay_at=3, warmup_steps=2
     ... )
-    >>> for step in range(9):
-    ...     print(step, f"{float(schedule(step)):.3f}")
-    0 0.000
-    1 0.400
-    2 0.800
-    3 0.800
-    4 0.457
-    5 0.320
-    6 0.246
-    7 0.200
-    8 0.200
+    >>> [f"{float(schedule(step)):.3f}" for step in range(9)]
+    ['0.000', '0.400', '0.800', '0.800', '0.457', '0.320', '0.246', '0.200', '0.200']
 
     Reference:
 
-    - [OpenSeq2Seq's `lr_policies`](
-        https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
+    {{open_seq2seq}}
     """
 
-    def __init__(
-        self,
-        learning_rate,
-        decay_steps,
-        min_lr,
-        power=1.0,
-        begin_decay_at=0,
-        warmup_steps=0,
-        name="InvPolyDecay",
-    ):
-        super().__init__(
-            learning_rate,
-            decay_steps,
-            power,
-            begin_decay_at,
-            min_lr,
-            warmup_steps,
-            name,
-        )
+    learning_rate: float = field(check_rate)
+    decay_steps: int = field(check_some_steps)
+    min_lr: float = field(check_rate)
+    power: float = field(check_positive_power, default=1.0)
+    begin_decay_at: int = field(check_step, default=0)
+    warmup_steps: int = field(check_step, default=0)
+    name: str = field(check_name, default="InvPolyDecay")
 
     @property
     def _begin(self):
@@ -285,7 +222,7 @@ class InvPolyDecay(WarmedUpDecay):
         return ops.clip(lowest * share, float32(lowest), float32(self.learning_rate))
 
 
-@keras.saving.register_keras_serializable("keras_lso", name="CosineDecay")
+@declared("CosineDecay")
 class CosineDecay(WarmedUpDecay):
     """OpenSeq2Seq's `cosine_decay`: warms up, waits, then follows half a cosine.
 
@@ -297,32 +234,22 @@ class CosineDecay(WarmedUpDecay):
         rate = rate * ((1 - min_lr) * cosine + min_lr)
     ```
 
-    The decay counts from `begin_decay_at` also where the warm-up takes longer: then
-    the rate that is still warming up is what decays. To have one after the other,
-    write `begin_decay_at=warmup_steps`.
+    {{overlap}}
 
     Note that `min_lr` is a fraction of the rate; above 1 the rate rises. Accurate to
     1e-6 of the rate for `decay_steps` of up to 2**24.
 
     Args:
-        learning_rate: Float. The rate before the decay.
-        decay_steps: Positive int. The number of steps (not epochs) of the decay.
+        {{learning_rate}}
+        {{decay_steps}}
         power: Positive float. Has no effect, as in OpenSeq2Seq. Defaults to `1.0`.
-        begin_decay_at: Int of zero or more. The first step of the decay. Defaults to
-            `0`.
+        {{begin_decay_at}}
         min_lr: Float. The rate after the decay as a fraction of `learning_rate`.
             Defaults to `0.0`.
-        warmup_steps: Int of zero or more. The number of steps of the warm-up. Defaults
-            to `0`: none.
-        name: String. Defaults to `"CosineDecay"`.
+        {{policy_warmup_steps}}
+        {{name}}
 
-    Returns:
-        A schedule: called with a step, it returns the rate, a float32 scalar.
-
-    Raises:
-        TypeError: If an argument has the wrong type.
-        ValueError: If a rate is negative, NaN or infinite, `decay_steps` or `power`
-            is not positive, or `begin_decay_at` or `warmup_steps` is negative.
+    {{returns_and_raises}}
 
     Example:
 
@@ -330,30 +257,24 @@ class CosineDecay(WarmedUpDecay):
     >>> schedule = keras_lso.schedules.CosineDecay(
     ...     0.8, 4, begin_decay_at=3, min_lr=0.1, warmup_steps=2
     ... )
-    >>> for step in range(9):
-    ...     print(step, f"{float(schedule(step)):.3f}")
-    0 0.000
-    1 0.400
-    2 0.800
-    3 0.800
-    4 0.695
-    5 0.440
-    6 0.185
-    7 0.080
-    8 0.080
+    >>> [f"{float(schedule(step)):.3f}" for step in range(9)]
+    ['0.000', '0.400', '0.800', '0.800', '0.695', '0.440', '0.185', '0.080', '0.080']
 
     References:
 
-    - [OpenSeq2Seq's `lr_policies`](
-        https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
+    {{open_seq2seq}}
     - [Loshchilov and Hutter, 2017, SGDR](https://arxiv.org/abs/1608.03983)
     """
 
+    learning_rate: float = field(check_rate)
+    decay_steps: int = field(check_some_steps)
+    power: float = field(check_positive_power, default=1.0)
+    begin_decay_at: int = field(check_step, default=0)
+    min_lr: float = field(check_rate, default=0.0)
+    warmup_steps: int = field(check_step, default=0)
+    name: str = field(check_name, default=None)
+
     def decayed(self, rate, step):
-        # (1 + cos(pi * x)) / 2 is sin(pi / 2 * (1 - x)) ** 2, which does not cancel
-        # out near the end. One minus that is sin(pi / 2 * x) ** 2.
-        left, done = (
-            ops.square(ops.sin(elapsed(steps) * (math.pi / 2 / self.decay_steps)))
-            for steps in self.left_and_done(step)
-        )
-        return rate * (left + self.min_lr * done)
+        left, done = self.left_and_done(step)
+        cosine, rest = accurate_half_cosine(left, done, self.decay_steps)
+        return rate * (cosine + self.min_lr * rest)

@@ -1,22 +1,20 @@
 """Schedules one after the other."""
 
-import keras
 from keras import ops
-from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._checks import check_boundaries, check_list
 from keras_lso._config_dicts import check_config
-from keras_lso.schedules._members import (
-    check_member,
+from keras_lso.schedules._arguments import (
     check_name,
-    deserialize_member,
-    rate_at,
-    serialize_member,
+    check_schedule_or_rate,
+    list_of,
 )
+from keras_lso.schedules._declared import Schedule, declared, field
+from keras_lso.schedules._members import deserialize_member, rate_at
 
 
-@keras.saving.register_keras_serializable("keras_lso", name="Sequential")
-class Sequential(LearningRateSchedule):
+@declared("Sequential")
+class Sequential(Schedule):
     """Joins schedules: each takes over at a boundary, and its own clock starts there.
 
     ```python
@@ -33,15 +31,9 @@ class Sequential(LearningRateSchedule):
             floats, the constant rates.
         boundaries: List of ints, strictly increasing, one fewer than `schedules`.
             The first step (not epoch) of each schedule but the first one.
-        name: String. Defaults to `"Sequential"`.
+        {{name}}
 
-    Returns:
-        A schedule: called with a step, it returns the rate, a float32 scalar.
-
-    Raises:
-        TypeError: If a member is neither a schedule nor a number.
-        ValueError: If there is no schedule, a rate is negative, NaN or infinite, or
-            the boundaries do not increase or do not fit the schedules.
+    {{returns_and_raises}}
 
     Example:
 
@@ -54,31 +46,18 @@ class Sequential(LearningRateSchedule):
     ...     ],
     ...     boundaries=[4, 7],
     ... )
-    >>> for step in range(9):
-    ...     print(step, f"{float(schedule(step)):.2f}")
-    0 0.00
-    1 0.20
-    2 0.40
-    3 0.60
-    4 0.80
-    5 0.40
-    6 0.20
-    7 0.05
-    8 0.05
+    >>> [f"{float(schedule(step)):.2f}" for step in range(9)]
+    ['0.00', '0.20', '0.40', '0.60', '0.80', '0.40', '0.20', '0.05', '0.05']
     """
 
-    def __init__(self, schedules, boundaries, name="Sequential"):
-        schedules = check_list("schedules", schedules, at_least=1)
-        self.schedules = [
-            check_member(f"schedules[{i}]", schedule)
-            for i, schedule in enumerate(schedules)
-        ]
-        self.boundaries = check_boundaries(
-            boundaries,
-            len(schedules) - 1,
-            f"one fewer than the {len(schedules)} `schedules`",
-        )
-        self.name = check_name(name, self)
+    schedules: list = field(list_of(check_schedule_or_rate, at_least=1))
+    boundaries: list = field(check_list)
+    name: str = field(check_name, default="Sequential")
+
+    def _validate(self):
+        count = len(self.schedules)
+        reason = f"one fewer than the {count} `schedules`"
+        self.boundaries = check_boundaries(self.boundaries, count - 1, reason)
 
     def __call__(self, step):
         step = ops.convert_to_tensor(step)
@@ -86,13 +65,6 @@ class Sequential(LearningRateSchedule):
         for start, schedule in zip(self.boundaries, self.schedules[1:], strict=True):
             rate = ops.where(step < start, rate, rate_at(schedule, step - start))
         return rate
-
-    def get_config(self):
-        return {
-            "schedules": [serialize_member(schedule) for schedule in self.schedules],
-            "boundaries": self.boundaries,
-            "name": self.name,
-        }
 
     @classmethod
     def from_config(cls, config):

@@ -5,21 +5,21 @@ from tools.faults.fault import Fault
 FAULTS = [
     Fault(
         name="a large step is rounded before the offset is taken off",
-        file="keras_lso/schedules/_members.py",
+        file="keras_lso/schedules/_curves.py",
         old='ops.cast(ops.convert_to_tensor(step) - offset, "float32")',
         new='ops.cast(ops.convert_to_tensor(step), "float32") - offset',
         tests="tests/test_schedules.py::test_a_large_step_is_subtracted_before_it_is_rounded",
     ),
     Fault(
         name="a warm-up of no steps divides by zero",
-        file="keras_lso/schedules/_members.py",
+        file="keras_lso/schedules/_curves.py",
         old="step / max(steps, 1) * (end - start)",
         new="step / steps * (end - start)",
         tests="tests/test_schedules.py::test_rates_are_what_the_formula_says",
     ),
     Fault(
         name="a schedule takes floatx, which may be float16",
-        file="keras_lso/schedules/_members.py",
+        file="keras_lso/schedules/_curves.py",
         old='return ops.convert_to_tensor(value, dtype="float32")',
         new="return ops.convert_to_tensor(value, dtype=keras.config.floatx())",
         tests="tests/test_schedules.py::test_rates_are_float32_whatever_floatx_is",
@@ -60,10 +60,10 @@ FAULTS = [
         tests="tests/test_policies.py::test_rates_are_what_the_formula_says",
     ),
     Fault(
-        name="the config of a policy loses warmup_steps",
-        file="keras_lso/schedules/_waiting.py",
-        old='            "warmup_steps": self.warmup_steps,\n',
-        new="",
+        name="the config of a schedule loses its last argument",
+        file="keras_lso/schedules/_declared.py",
+        old="            for name in self._checks\n",
+        new="            for name in list(self._checks)[:-1]\n",
         tests="tests/test_schedules.py::test_a_copy_is_the_same_schedule",
     ),
     Fault(
@@ -76,8 +76,8 @@ FAULTS = [
     Fault(
         name="a cosine does not know of the steps of its warm-up",
         file="keras_lso/schedules/keras_decays.py",
-        old="decay(step - self.warmup_steps)",
-        new="decay(step)",
+        old="decay(step - self.warmup_steps),",
+        new="decay(step),",
         tests="tests/test_schedules.py::test_rates_are_what_the_formula_says",
     ),
     Fault(
@@ -125,7 +125,7 @@ FAULTS = [
     Fault(
         name="boundaries in epochs are steps in the config",
         file="keras_lso/schedules/policies.py",
-        old="self.boundaries = [float(epoch) for epoch in boundaries]",
+        old="self.boundaries = [float(epoch) for epoch in self.boundaries]",
         new="self.boundaries = steps",
         tests="tests/test_policies.py::test_boundaries_in_epochs_stay_epochs_in_the_config",
     ),
@@ -153,8 +153,8 @@ FAULTS = [
     Fault(
         name="a cosine ends at zero",
         file="keras_lso/schedules/policies_decay.py",
-        old="return rate * (left + self.min_lr * done)",
-        new="return rate * left",
+        old="return rate * (cosine + self.min_lr * rest)",
+        new="return rate * cosine",
         tests="tests/test_policies.py::test_rates_are_what_the_formula_says",
     ),
     Fault(
@@ -205,5 +205,40 @@ FAULTS = [
         old="            if new in kwargs:\n",
         new="            if new in _OLD_NAMES:\n",
         tests="tests/test_schedules.py::test_an_argument_under_both_names_is_refused",
+    ),
+    Fault(
+        name="an argument is checked and stays what it was",
+        file="keras_lso/schedules/_declared.py",
+        old="setattr(self, name, check(name, value))",
+        new="check(name, value)",
+        tests="tests/test_schedules.py::test_attributes_are_plain_python_values",
+    ),
+    Fault(
+        name="a docstring keeps the marks of shared text",
+        file="keras_lso/schedules/_texts.py",
+        old="return docstring and _PLACEHOLDER.sub(text, docstring)",
+        new="return docstring",
+        tests="tests/test_schedule_declarations.py::test_a_docstring_is_complete",
+    ),
+    Fault(
+        name="a list is not as long as it has to be",
+        file="keras_lso/schedules/_arguments.py",
+        old="values = check_list(argument, values, at_least)",
+        new="values = check_list(argument, values)",
+        tests="tests/test_schedules.py::test_an_argument_out_of_range_is_refused",
+    ),
+    Fault(
+        name="a constant rate has the dtype of floatx",
+        file="keras_lso/schedules/_members.py",
+        old="    return float32(rate)\n",
+        new="    return rate\n",
+        tests="tests/test_schedules.py::test_a_step_is_an_integer_of_any_kind",
+    ),
+    Fault(
+        name="a half cosine ends halfway",
+        file="keras_lso/schedules/_curves.py",
+        old="ops.cos(math.pi * step / steps)",
+        new="ops.cos(math.pi / 2 * step / steps)",
+        tests="tests/test_schedules.py::test_a_stepwise_cosine_stays_at_the_last_value",
     ),
 ]
