@@ -1,6 +1,7 @@
 """`keras_lso.compat.open_seq2seq.lr_policies`: the page's functions of the step."""
 
 import inspect
+import re
 
 import keras
 import numpy as np
@@ -90,3 +91,23 @@ def test_bad_arguments_are_refused():
         lr_policies.poly_decay(0, 0.5, 0)
     with pytest.raises(TypeError, match="`name` must be a string"):
         lr_policies.inv_poly_decay(0, 0.5, 4, 0.1, name=4)
+    with pytest.raises(TypeError, match=r"^poly_decay\(\) .*'decay_steps'"):
+        lr_policies.poly_decay(0, 0.5)
+    with pytest.raises(TypeError, match=r"^poly_decay\(\) .*'name'"):
+        lr_policies.poly_decay(0, 0.5, 4, name="mine")
+    with pytest.raises(TypeError, match=r"^fixed_lr\(\) too many positional"):
+        lr_policies.fixed_lr(0, 0.5, "mine")
+
+
+@pytest.mark.one_backend
+@every_policy
+def test_a_docstring_is_complete(name):
+    function = getattr(lr_policies, name)
+    assert (function.__name__, function.__module__) == (name, lr_policies.__name__)
+    docstring = inspect.getdoc(function)
+    assert "{" not in docstring.partition("Example:")[0]
+    [args] = re.findall(r"^Args:\n((?:    .*\n)+)", docstring, re.MULTILINE)
+    named = re.findall(r"^    (\w+): ", args, re.MULTILINE)
+    assert named == list(inspect.signature(function).parameters)
+    for section in ("Returns:", "Example:"):
+        assert f"\n{section}\n" in docstring

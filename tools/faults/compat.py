@@ -132,8 +132,8 @@ FAULTS = [
     Fault(
         name="two arguments of a policy have changed places",
         file="keras_lso/compat/open_seq2seq/lr_policies.py",
-        old="learning_rate, decay_steps, min_lr, power, begin_decay_at, warmup_steps, name",
-        new="learning_rate, decay_steps, min_lr, power, warmup_steps, begin_decay_at, name",
+        old="global_step, *arguments = bound.args",
+        new="*arguments, global_step = bound.args",
         tests="tests/compat/test_lr_policies.py::test_a_function_is_its_class_called_with_the_step",
     ),
     Fault(
