@@ -45,7 +45,7 @@ def enough_files(request):
 
 
 def warmup():
-    return schedules.LinearWarmup(schedules.Sequential([0.5, 0.25], [3]), 4)
+    return schedules.LinearWarmup(schedules.JoinedSchedules([0.5, 0.25], [3]), 4)
 
 
 OPTIMIZERS = {
@@ -358,7 +358,7 @@ CLASSES = [
     loss_scales.FixedLossScale,
     loss_scales.LogMaxLossScale,
     loss_scales.SearchingLossScale,
-    schedules.Sequential,
+    schedules.JoinedSchedules,
     schedules.LinearWarmup,
     schedules.PolynomialWarmup,
     LARS,

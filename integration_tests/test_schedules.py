@@ -291,7 +291,7 @@ def joined(request, original):
         return rates(optax.join_schedules(make_theirs(optax), boundaries))
 
     return types.SimpleNamespace(
-        ours=schedules.Sequential(ours, boundaries),
+        ours=schedules.JoinedSchedules(ours, boundaries),
         rates=original(run, f"joined {request.param}"),
     )
 
@@ -309,7 +309,7 @@ POLICIES = {
     "exp-stairs": ("ExpDecay", (0.8, 7, 0.6, True, 5)),
     "poly": ("PolyDecay", (0.8, 20, 2.0, 9, 0.01, 4)),
     "inv-poly": ("InvPolyDecay", (0.8, 20, 0.01, 2.0, 9, 4)),
-    "cosine": ("CosineDecay", (0.8, 17, 1.0, 2, 0.05, 6)),
+    "cosine": ("CosineDecayPolicy", (0.8, 17, 1.0, 2, 0.05, 6)),
     "poly-warm": ("PolyDecay", (0.8, 30, 2.0, 2, 0.01, 12)),
     "transformer": ("TransformerPolicy", (2.0, 16, 8, 0.15)),
 }

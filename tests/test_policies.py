@@ -10,7 +10,7 @@ import pytest
 from keras import ops
 
 from keras_lso.schedules import (
-    CosineDecay,
+    CosineDecayPolicy,
     ExpDecay,
     FixedLR,
     InvPolyDecay,
@@ -104,15 +104,15 @@ def at(schedule, steps):
         (InvPolyDecay(0.0, 5, 0.0), {0: 0.0, 3: 0.0}),
         # The minimum is a share, the power has no effect.
         (
-            CosineDecay(0.8, 4, power=3.0, min_lr=0.25),
+            CosineDecayPolicy(0.8, 4, power=3.0, min_lr=0.25),
             {0: 0.8, 2: 0.5, 4: 0.2, 5: 0.2},
         ),
         (
-            CosineDecay(0.8, 2, begin_decay_at=1, min_lr=0.25, warmup_steps=4),
+            CosineDecayPolicy(0.8, 2, begin_decay_at=1, min_lr=0.25, warmup_steps=4),
             {0: 0.0, 1: 0.2, 2: 0.25, 3: 0.15, 4: 0.2, 5: 0.2},
         ),
         (
-            CosineDecay(0.8, 2, begin_decay_at=3, warmup_steps=2),
+            CosineDecayPolicy(0.8, 2, begin_decay_at=3, warmup_steps=2),
             {1: 0.4, 2: 0.8, 3: 0.8, 4: 0.4, 5: 0.0, 6: 0.0},
         ),
         (
@@ -205,9 +205,13 @@ ACCURACY = {
     "inv-poly-steep": (InvPolyDecay, inv_poly_decay, (0.3, 999_983, 1e-8, 97.3)),
     # The sum of step and 1 / k is beyond 2**24 here.
     "inv-poly-flat": (InvPolyDecay, inv_poly_decay, (0.3, 999_983, 0.2, 60.0)),
-    "cosine": (CosineDecay, cosine_decay, (0.3, 999_983, 1.0, 0, 0.0, 1000)),
-    "cosine-warm": (CosineDecay, cosine_decay, (0.3, 123_457, 1.0, 0, 0.01, 999_983)),
-    "cosine-later": (CosineDecay, cosine_decay, (0.3, 54_321, 1.0, 777, 0.01)),
+    "cosine": (CosineDecayPolicy, cosine_decay, (0.3, 999_983, 1.0, 0, 0.0, 1000)),
+    "cosine-warm": (
+        CosineDecayPolicy,
+        cosine_decay,
+        (0.3, 123_457, 1.0, 0, 0.01, 999_983),
+    ),
+    "cosine-later": (CosineDecayPolicy, cosine_decay, (0.3, 54_321, 1.0, 777, 0.01)),
     "transformer": (TransformerPolicy, transformer_policy, (2.0, 512, 4000)),
     "transformer-capped": (
         TransformerPolicy,
@@ -304,7 +308,7 @@ def test_boundaries_in_epochs_stay_epochs_in_the_config():
 
 
 @pytest.mark.one_backend
-@pytest.mark.parametrize("policy", [PolyDecay, CosineDecay, InvPolyDecay])
+@pytest.mark.parametrize("policy", [PolyDecay, CosineDecayPolicy, InvPolyDecay])
 @pytest.mark.parametrize("argument", ["power", "min_lr", "warmup_steps"])
 def test_an_argument_that_is_no_number_is_refused(policy, argument):
     arguments = {"min_lr": 0.1, argument: "1"}
@@ -321,7 +325,7 @@ LAST = 2**31 - 2
         lambda: PolyDecay(1.0, 10, min_lr=0.25, warmup_steps=2),
         lambda: ExpDecay(1.0, 10, 0.5, False, min_lr=0.25),
         lambda: InvPolyDecay(1.0, 10, 0.25),
-        lambda: CosineDecay(1.0, 10, min_lr=0.25),
+        lambda: CosineDecayPolicy(1.0, 10, min_lr=0.25),
         lambda: TransformerPolicy(1.0, 16, 10),
     ],
 )

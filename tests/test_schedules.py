@@ -17,13 +17,14 @@ from keras import ops
 
 from keras_lso import schedules
 from keras_lso.schedules import (
-    CosineDecay,
+    CosineDecayPolicy,
     CosineDecayWithOffset,
     DirectPowerDecay,
     ExpDecay,
     ExponentialDecayWithOffset,
     FixedLR,
     InvPolyDecay,
+    JoinedSchedules,
     LinearWarmup,
     PiecewiseConstant,
     PiecewiseConstantDecayWithOffset,
@@ -33,7 +34,6 @@ from keras_lso.schedules import (
     PolynomialWarmup,
     PowerAndLinearDecay,
     PowerDecayWithOffset,
-    Sequential,
     StepCosineDecayWithOffset,
     TransformerPolicy,
     linear_scaling,
@@ -88,7 +88,7 @@ ALL = {
     "StepCosineDecayWithOffset": lambda: StepCosineDecayWithOffset(
         [0, 4, 6], [1.0, 0.5, 0.1], offset=3, name="mine"
     ),
-    "Sequential": lambda: Sequential(
+    "JoinedSchedules": lambda: JoinedSchedules(
         [LinearWarmup(0.5, 2), PolynomialWarmup(0.4, 3), 0.1], [3, 6], name="mine"
     ),
     "FixedLR": lambda: FixedLR(0.5, name="mine"),
@@ -102,7 +102,7 @@ ALL = {
     "InvPolyDecay": lambda: InvPolyDecay(
         1.0, 4, 0.1, 2.0, 5, warmup_steps=3, name="mine"
     ),
-    "CosineDecay": lambda: CosineDecay(
+    "CosineDecayPolicy": lambda: CosineDecayPolicy(
         1.0, 4, 2.0, 5, 0.1, warmup_steps=3, name="mine"
     ),
     "TransformerPolicy": lambda: TransformerPolicy(
@@ -194,8 +194,8 @@ def test_no_public_schedule_is_missing_in_this_file():
             {0: 5.0, 1: 5.0, 2: 2.0, 3: 4.0, 4: 5.0, 5: 5.0},
         ),
         (PowerDecayWithOffset(2.0), {0: 1e6, 1: 2.0}),
-        (Sequential([0.25], []), {0: 0.25, 1: 0.25}),
-        (Sequential([0.5, 0.25], [0]), {-1: 0.5, 0: 0.25}),
+        (JoinedSchedules([0.25], []), {0: 0.25, 1: 0.25}),
+        (JoinedSchedules([0.5, 0.25], [0]), {-1: 0.5, 0: 0.25}),
     ],
 )
 def test_rates_are_what_the_formula_says(schedule, expected):
@@ -216,7 +216,7 @@ def test_a_warmup_ends_where_the_schedule_is_and_does_not_shift_its_clock():
 
 
 def test_a_sequential_member_sees_the_steps_since_its_boundary():
-    joined = Sequential([0.5, LinearWarmup(0.4, 4), DirectPowerDecay(0.1)], [2, 5])
+    joined = JoinedSchedules([0.5, LinearWarmup(0.4, 4), DirectPowerDecay(0.1)], [2, 5])
     assert_rates(
         joined,
         {0: 0.5, 1: 0.5, 2: 0.0, 3: 0.1, 4: 0.2, 5: 0.1, 6: 0.1, 7: 0.2, 8: 0.3},
@@ -339,7 +339,7 @@ def test_a_large_step_is_subtracted_before_it_is_rounded():
         offset=2**25, boundaries=[0], values=[1.0, 0.5]
     )
     assert_rates(schedule, {2**25: 1.0, 2**25 + 1: 0.5})
-    joined = Sequential([1.0, LinearWarmup(1.0, 2)], [2**25])
+    joined = JoinedSchedules([1.0, LinearWarmup(1.0, 2)], [2**25])
     assert_rates(joined, {2**25 - 1: 1.0, 2**25: 0.0, 2**25 + 1: 0.5})
 
 
@@ -351,7 +351,7 @@ def nested_twice():
         offset=6, initial_learning_rate=1.0, decay_steps=4, name="inner"
     )
     keras_own = keras.optimizers.schedules.InverseTimeDecay(0.5, 2, 0.5)
-    return Sequential(
+    return JoinedSchedules(
         [LinearWarmup(inner, 3, name="outer"), PolynomialWarmup(keras_own, 2), 0.25],
         [5, 9],
     )
@@ -689,7 +689,7 @@ def test_a_recipe_for_hardly_any_steps_is_finite():
             lambda x: PowerDecayWithOffset(1.0, pre_offset_learning_rate=x),
         ),
         (r"values\[0\]", lambda x: StepCosineDecayWithOffset([0], [x])),
-        (r"schedules\[1\]", lambda x: Sequential([0.5, x], [4])),
+        (r"schedules\[1\]", lambda x: JoinedSchedules([0.5, x], [4])),
         ("base_learning_rate", lambda x: linear_scaling(x, 256)),
         ("learning_rate", lambda x: FixedLR(x)),
         ("learning_rate", lambda x: PiecewiseConstant(x, [4], [0.5])),
@@ -776,18 +776,18 @@ a_number_of_steps = pytest.mark.parametrize(
             ),
             [],
         ),
-        (r"boundaries\[0\]", lambda x: Sequential([0.5, 0.1], [x]), [-1]),
+        (r"boundaries\[0\]", lambda x: JoinedSchedules([0.5, 0.1], [x]), [-1]),
         (r"boundaries\[0\]", lambda x: PiecewiseConstant(1.0, [x], [0.5]), [-1]),
         ("decay_steps", lambda x: ExpDecay(1.0, x, 0.5, False), [-1, 0]),
         ("decay_steps", lambda x: PolyDecay(1.0, x), [-1, 0]),
         ("decay_steps", lambda x: InvPolyDecay(1.0, x, 0.1), [-1, 0]),
-        ("decay_steps", lambda x: CosineDecay(1.0, x), [-1, 0]),
+        ("decay_steps", lambda x: CosineDecayPolicy(1.0, x), [-1, 0]),
         (
             "begin_decay_at",
             lambda x: ExpDecay(1.0, 4, 0.5, False, begin_decay_at=x),
             [-1],
         ),
-        ("begin_decay_at", lambda x: CosineDecay(1.0, 4, begin_decay_at=x), [-1]),
+        ("begin_decay_at", lambda x: CosineDecayPolicy(1.0, 4, begin_decay_at=x), [-1]),
         ("warmup_steps", lambda x: PolyDecay(1.0, 4, warmup_steps=x), [-1]),
         ("warmup_steps", lambda x: InvPolyDecay(1.0, 4, 0.1, warmup_steps=x), [-1]),
         ("warmup_steps", lambda x: TransformerPolicy(1.0, 16, x), [-1, 0]),
@@ -828,7 +828,7 @@ def described(result):
             boundaries=x, values=[1.0, 0.5, 0.1]
         ),
         lambda x: StepCosineDecayWithOffset(x, [1.0, 0.5]),
-        lambda x: Sequential([1.0, 0.5, 0.1], x),
+        lambda x: JoinedSchedules([1.0, 0.5, 0.1], x),
         lambda x: PiecewiseConstant(1.0, x, [0.5, 0.1]),
         lambda x: PiecewiseConstant(1.0, x, [0.5, 0.1], steps_per_epoch=3),
     ],
@@ -850,7 +850,7 @@ def test_boundaries_that_are_none_are_refused(make):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: Sequential([], []), "`schedules` must have at least 1 entry"),
+        (lambda: JoinedSchedules([], []), "`schedules` must have at least 1 entry"),
         (lambda: StepCosineDecayWithOffset([], []), "`values` must have at least 1"),
         (
             lambda: PiecewiseConstantDecayWithOffset(boundaries=[], values=[1.0]),
@@ -887,7 +887,7 @@ def test_boundaries_that_are_none_are_refused(make):
             )
             for cls, rest in (
                 (PolyDecay, {}),
-                (CosineDecay, {}),
+                (CosineDecayPolicy, {}),
                 (InvPolyDecay, {"min_lr": 0.1}),
             )
             for x in (0.0, -1.0, float("nan"), float("inf"))
@@ -933,7 +933,7 @@ def test_a_schedule_that_is_none_is_refused(schedule, message):
     for make in (
         lambda: LinearWarmup(schedule, 4),
         lambda: PolynomialWarmup(schedule, 4),
-        lambda: Sequential([schedule], []),
+        lambda: JoinedSchedules([schedule], []),
     ):
         with pytest.raises(TypeError, match=message):
             make()
@@ -963,7 +963,7 @@ def test_a_schedule_that_is_none_is_refused(schedule, message):
             lambda: StepCosineDecayWithOffset([0], 0.5),
             "`values` must be a list",
         ),
-        (lambda: Sequential(0.5, []), "`schedules` must be a list"),
+        (lambda: JoinedSchedules(0.5, []), "`schedules` must be a list"),
     ],
 )
 def test_an_argument_of_the_wrong_type_is_refused(make, message):

@@ -7,6 +7,7 @@ schedules that the TensorFlow Model Garden has is that of its
 learning-rate policies are here as classes.
 """
 
+from keras_lso.schedules._renamed import renamed
 from keras_lso.schedules.keras_decays import (
     CosineDecayWithOffset,
     ExponentialDecayWithOffset,
@@ -25,13 +26,13 @@ from keras_lso.schedules.policies import (
     TransformerPolicy,
 )
 from keras_lso.schedules.policies_decay import (
-    CosineDecay,
+    CosineDecayPolicy,
     ExpDecay,
     InvPolyDecay,
     PolyDecay,
 )
 from keras_lso.schedules.recipes import Recipe, linear_scaling, mlperf_resnet
-from keras_lso.schedules.sequential import Sequential
+from keras_lso.schedules.sequential import JoinedSchedules
 from keras_lso.schedules.warmup import (
     LinearWarmup,
     PolynomialWarmUp,
@@ -39,13 +40,14 @@ from keras_lso.schedules.warmup import (
 )
 
 __all__ = [
-    "CosineDecay",
+    "CosineDecayPolicy",
     "CosineDecayWithOffset",
     "DirectPowerDecay",
     "ExpDecay",
     "ExponentialDecayWithOffset",
     "FixedLR",
     "InvPolyDecay",
+    "JoinedSchedules",
     "LinearWarmup",
     "PiecewiseConstant",
     "PiecewiseConstantDecayWithOffset",
@@ -56,9 +58,12 @@ __all__ = [
     "PowerAndLinearDecay",
     "PowerDecayWithOffset",
     "Recipe",
-    "Sequential",
     "StepCosineDecayWithOffset",
     "TransformerPolicy",
     "linear_scaling",
     "mlperf_resnet",
 ]
+
+__getattr__ = renamed(
+    __name__, CosineDecay="CosineDecayPolicy", Sequential="JoinedSchedules"
+)

@@ -18,7 +18,10 @@ from keras_lso.schedules._arguments import (
 from keras_lso.schedules._curves import accurate_half_cosine, elapsed, float32
 from keras_lso.schedules._declared import declared, field
 from keras_lso.schedules._powers import power_of_share, power_of_two
+from keras_lso.schedules._renamed import renamed
 from keras_lso.schedules._waiting import WaitingDecay, WarmedUpDecay
+
+__getattr__ = renamed(__name__, CosineDecay="CosineDecayPolicy")
 
 
 @declared("ExpDecay")
@@ -223,7 +226,7 @@ class InvPolyDecay(WarmedUpDecay):
 
 
 @declared("CosineDecay")
-class CosineDecay(WarmedUpDecay):
+class CosineDecayPolicy(WarmedUpDecay):
     """OpenSeq2Seq's `cosine_decay`: warms up, waits, then follows half a cosine.
 
     ```python
@@ -238,6 +241,8 @@ class CosineDecay(WarmedUpDecay):
 
     Note that `min_lr` is a fraction of the rate; above 1 the rate rises. Accurate to
     1e-6 of the rate for `decay_steps` of up to 2**24.
+
+    The class was named `CosineDecay`, and configs still call it so.
 
     Args:
         {{learning_rate}}
@@ -254,7 +259,7 @@ class CosineDecay(WarmedUpDecay):
     Example:
 
     >>> import keras_lso
-    >>> schedule = keras_lso.schedules.CosineDecay(
+    >>> schedule = keras_lso.schedules.CosineDecayPolicy(
     ...     0.8, 4, begin_decay_at=3, min_lr=0.1, warmup_steps=2
     ... )
     >>> [f"{float(schedule(step)):.3f}" for step in range(9)]

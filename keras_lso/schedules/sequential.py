@@ -1,4 +1,4 @@
-"""Schedules one after the other."""
+"""Schedules one after the other. The file has the name that the class had."""
 
 from keras import ops
 
@@ -11,10 +11,13 @@ from keras_lso.schedules._arguments import (
 )
 from keras_lso.schedules._declared import Schedule, declared, field
 from keras_lso.schedules._members import deserialize_member, rate_at
+from keras_lso.schedules._renamed import renamed
+
+__getattr__ = renamed(__name__, Sequential="JoinedSchedules")
 
 
 @declared("Sequential")
-class Sequential(Schedule):
+class JoinedSchedules(Schedule):
     """Joins schedules: each takes over at a boundary, and its own clock starts there.
 
     ```python
@@ -24,7 +27,8 @@ class Sequential(Schedule):
     else: rate = schedules[-1](step - boundaries[-1])
     ```
 
-    This is what `optax.join_schedules` does.
+    This is what `optax.join_schedules` does. The class was named `Sequential`, and
+    configs still call it so.
 
     Args:
         schedules: List of `keras.optimizers.schedules.LearningRateSchedule`s and
@@ -38,7 +42,7 @@ class Sequential(Schedule):
     Example:
 
     >>> import keras, keras_lso
-    >>> schedule = keras_lso.schedules.Sequential(
+    >>> schedule = keras_lso.schedules.JoinedSchedules(
     ...     [
     ...         keras_lso.schedules.LinearWarmup(0.8, warmup_steps=4),
     ...         keras.optimizers.schedules.ExponentialDecay(0.8, 1, 0.5),
@@ -68,7 +72,7 @@ class Sequential(Schedule):
 
     @classmethod
     def from_config(cls, config):
-        config = check_config("Sequential", config, ["schedules", "boundaries"])
+        config = check_config(cls.__qualname__, config, ["schedules", "boundaries"])
         schedules = [
             deserialize_member(f"schedules[{i}]", schedule)
             for i, schedule in enumerate(check_list("schedules", config["schedules"]))

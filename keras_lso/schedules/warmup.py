@@ -65,7 +65,7 @@ class _Warmup(Schedule):
 
     @classmethod
     def from_config(cls, config):
-        config = check_config(cls.__name__, config)
+        config = check_config(cls.__qualname__, config)
         for key in ("schedule_or_rate", "after_warmup_lr_sched"):
             if key in config:
                 config[key] = deserialize_member(key, config[key])
@@ -89,7 +89,7 @@ class LinearWarmup(_Warmup):
     jump. The schedule's own clock is not shifted: its first `warmup_steps` steps
     are never seen. Give it an offset for a decay that starts when the warm-up ends:
     `PolynomialDecayWithOffset(offset=warmup_steps, ...)`, or join the two with
-    `keras_lso.schedules.Sequential`.
+    `keras_lso.schedules.JoinedSchedules`.
 
     Args:
         {{schedule_or_rate}}

@@ -38,7 +38,7 @@ POLICIES = {
     "exp_decay": (schedules.ExpDecay, (0.5, 3, 0.4, True, 2, 0.01)),
     "poly_decay": (schedules.PolyDecay, (0.5, 5, 2.0, 3, 0.01, 4)),
     "inv_poly_decay": (schedules.InvPolyDecay, (0.5, 5, 0.01, 2.0, 3, 4)),
-    "cosine_decay": (schedules.CosineDecay, (0.5, 5, 2.0, 3, 0.01, 4)),
+    "cosine_decay": (schedules.CosineDecayPolicy, (0.5, 5, 2.0, 3, 0.01, 4)),
     "transformer_policy": (
         schedules.TransformerPolicy,
         (0.5, 16, 4, 0.04, 0.9, "float16"),

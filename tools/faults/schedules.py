@@ -241,4 +241,11 @@ FAULTS = [
         new="ops.cos(math.pi / 2 * step / steps)",
         tests="tests/test_schedules.py::test_a_stepwise_cosine_stays_at_the_last_value",
     ),
+    Fault(
+        name="a name of before is taken without a word",
+        file="keras_lso/schedules/_renamed.py",
+        old="            DeprecationWarning,\n",
+        new="            ImportWarning,\n",
+        tests="tests/test_schedule_names.py::test_a_name_of_before_is_the_same_class_and_warns",
+    ),
 ]

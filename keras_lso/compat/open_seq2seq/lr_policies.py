@@ -150,7 +150,7 @@ inv_poly_decay = _policy(
 
 cosine_decay = _policy(
     "cosine_decay",
-    schedules.CosineDecay,
+    schedules.CosineDecayPolicy,
     "Returns a rate that warms up, waits, then follows half a cosine.",
     """\
 >>> for step in range(5):
