@@ -4,6 +4,8 @@ Every trajectory is compared step for step and exactly: both sides multiply in
 float32.
 """
 
+import json
+
 import hypothesis
 import keras
 import numpy as np
@@ -386,6 +388,29 @@ def test_get_reads_the_config_dict_of_a_policy(policy):
     twin = loss_scales.get(keras.saving.serialize_keras_object(policy))
     assert type(twin) is type(policy)
     assert plain_attributes(twin) == plain_attributes(policy)
+
+
+@pytest.mark.one_backend
+def test_deserialize_reads_what_serialize_returns(policy):
+    config = loss_scales.serialize(policy)
+    assert config == keras.saving.serialize_keras_object(policy)
+    twin = loss_scales.deserialize(json.loads(json.dumps(config)))
+    assert type(twin) is type(policy)
+    assert plain_attributes(twin) == plain_attributes(policy)
+
+
+@pytest.mark.one_backend
+def test_what_is_no_policy_or_config_of_one_is_refused():
+    with pytest.raises(TypeError, match="`policy` must be.*policy=128 of type int"):
+        loss_scales.serialize(128)
+    for config in (128, "dynamic", None):
+        with pytest.raises(TypeError, match="`config` must be a dict"):
+            loss_scales.deserialize(config)
+    with pytest.raises(ValueError, match="has the keys 'class_name' and 'config'"):
+        loss_scales.deserialize({})
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.5)
+    with pytest.raises(ValueError, match="must describe a .*LossScale"):
+        loss_scales.deserialize(keras.saving.serialize_keras_object(schedule))
 
 
 @pytest.mark.one_backend

@@ -7,7 +7,7 @@ from keras_lso.loss_scales.dynamic import (
 )
 from keras_lso.loss_scales.fixed import FixedLossScale
 from keras_lso.loss_scales.log_max import LogMaxLossScale
-from keras_lso.loss_scales.lookup import get
+from keras_lso.loss_scales.lookup import deserialize, get, serialize
 from keras_lso.loss_scales.loss_scale import (
     DEFAULT_MAX_SCALE,
     DEFAULT_MIN_SCALE,
@@ -25,5 +25,7 @@ __all__ = [
     "LogMaxLossScale",
     "LossScale",
     "SearchingLossScale",
+    "deserialize",
     "get",
+    "serialize",
 ]

@@ -1,4 +1,4 @@
-"""`get`: from a number, a name or a config to a policy."""
+"""`get`, `serialize` and `deserialize`: policies, and what can stand for one."""
 
 import keras
 
@@ -41,7 +41,7 @@ def get(identifier, custom_objects=None):
             )
         return DynamicLossScale()
     if isinstance(identifier, dict):
-        return _from_config_dict(identifier, custom_objects)
+        return deserialize(identifier, custom_objects)
     if is_number(identifier):
         return FixedLossScale(identifier)
     raise TypeError(
@@ -51,7 +51,67 @@ def get(identifier, custom_objects=None):
     )
 
 
-def _from_config_dict(config, custom_objects):
+def serialize(policy):
+    """Returns the config dict of a policy, from which `deserialize` makes it again.
+
+    The config holds the arguments; the state, such as the scale of a `DynamicLossScale`
+    now, is saved with the optimizer.
+
+    Args:
+        policy: A `LossScale`.
+
+    Returns:
+        A dict that JSON can hold: the class's address, and the arguments as its
+        `config`.
+
+    Raises:
+        TypeError: If `policy` is none, such as a number.
+
+    Example:
+
+    >>> import keras_lso
+    >>> config = keras_lso.loss_scales.serialize(keras_lso.loss_scales.get(128))
+    >>> config["registered_name"], config["config"]
+    ('keras_lso>FixedLossScale', {'loss_scale_value': 128.0})
+    """
+    if not isinstance(policy, LossScale):
+        raise TypeError(
+            "Argument `policy` must be a `keras_lso.loss_scales.LossScale`; "
+            "`keras_lso.loss_scales.get` makes one of a number or 'dynamic'. "
+            f"Received: policy={policy!r} of type {type(policy).__name__}"
+        )
+    return keras.saving.serialize_keras_object(policy)
+
+
+def deserialize(config, custom_objects=None):
+    """Returns the policy that a config dict describes.
+
+    Args:
+        config: Dict, as `serialize` returns it, or as TF1 wrote it.
+        custom_objects: Dict of names to classes that the config refers to. Defaults
+            to `None`.
+
+    Returns:
+        A `LossScale`.
+
+    Raises:
+        TypeError: If `config` is not a dict, or Keras finds no class for it.
+        ValueError: If `config` does not describe a policy, or does not fit the class
+            that it names.
+
+    Example:
+
+    >>> import keras_lso
+    >>> policy = keras_lso.loss_scales.LogMaxLossScale(beta1=0.5)
+    >>> config = keras_lso.loss_scales.serialize(policy)
+    >>> keras_lso.loss_scales.deserialize(config).get_config() == policy.get_config()
+    True
+    """
+    if not isinstance(config, dict):
+        raise TypeError(
+            "Argument `config` must be a dict, as `keras_lso.loss_scales.serialize` "
+            f"returns it. Received: config={config!r} of type {type(config).__name__}"
+        )
     name = config.get("class_name")
     if not isinstance(name, str) or "config" not in config:
         raise ValueError(

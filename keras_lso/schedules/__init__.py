@@ -14,6 +14,7 @@ from keras_lso.schedules.keras_decays import (
     PiecewiseConstantDecayWithOffset,
     PolynomialDecayWithOffset,
 )
+from keras_lso.schedules.lookup import deserialize, get, serialize
 from keras_lso.schedules.other_decays import (
     DirectPowerDecay,
     PowerAndLinearDecay,
@@ -60,8 +61,11 @@ __all__ = [
     "Recipe",
     "StepCosineDecayWithOffset",
     "TransformerPolicy",
+    "deserialize",
+    "get",
     "linear_scaling",
     "mlperf_resnet",
+    "serialize",
 ]
 
 __getattr__ = renamed(

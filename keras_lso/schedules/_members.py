@@ -27,11 +27,18 @@ def deserialize_member(argument, config):
             f"serialize(schedule)` in its place, or build the schedule in code. "
             f"Received: {argument}={config!r}"
         )
-    # Keras knows its own classes by their bare names too.
-    has_address = config.get("module") or config.get("registered_name")
-    read = (
-        keras.saving.deserialize_keras_object
-        if has_address
-        else keras.optimizers.schedules.deserialize
-    )
-    return read_object(read, config, f"schedule `{argument}`")
+    return read_object(read_schedule, config, f"schedule `{argument}`")
+
+
+def read_schedule(config, custom_objects=None):
+    """Returns what a config describes, of which `read_object` looks at the rest.
+
+    Keras knows its own classes by their bare names too, and here we know ours.
+    """
+    if config.get("module") or config.get("registered_name"):
+        return keras.saving.deserialize_keras_object(config, custom_objects)
+    name = config["class_name"]
+    ours = keras.saving.get_registered_object(f"keras_lso>{name}")
+    if ours is not None and not hasattr(keras.optimizers.schedules, name):
+        custom_objects = {name: ours, **(custom_objects or {})}
+    return keras.optimizers.schedules.deserialize(config, custom_objects)

@@ -248,4 +248,18 @@ FAULTS = [
         new="            ImportWarning,\n",
         tests="tests/test_schedule_names.py::test_a_name_of_before_is_the_same_class_and_warns",
     ),
+    Fault(
+        name="a bare name of Keras's is taken for ours",
+        file="keras_lso/schedules/_members.py",
+        old="if ours is not None and not hasattr(keras.optimizers.schedules, name):",
+        new="if ours is not None:",
+        tests="tests/test_schedule_lookup.py::test_a_class_of_ours_is_known_by_its_bare_name",
+    ),
+    Fault(
+        name="any object of a config is a schedule",
+        file="keras_lso/schedules/lookup.py",
+        old="    if not isinstance(schedule, LearningRateSchedule):\n        raise ValueError(",
+        new="    if schedule is None:\n        raise ValueError(",
+        tests="tests/test_schedule_lookup.py::test_what_is_no_schedule_is_refused",
+    ),
 ]

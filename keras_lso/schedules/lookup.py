@@ -1,0 +1,145 @@
+"""`get`, `serialize` and `deserialize`: schedules, and what can stand for one."""
+
+import keras
+from keras.optimizers.schedules import LearningRateSchedule
+
+from keras_lso._checks import is_number
+from keras_lso._config_dicts import read_object
+from keras_lso.schedules._members import read_schedule
+from keras_lso.schedules.policies import FixedLR
+
+
+def serialize(schedule):
+    """Returns the config dict of a schedule, from which `deserialize` makes it again.
+
+    What `keras.optimizers.schedules.serialize` returns, for Keras's schedules and ours.
+
+    Args:
+        schedule: A `keras.optimizers.schedules.LearningRateSchedule`.
+
+    Returns:
+        A dict that JSON can hold: the class's address, and the arguments as its
+        `config`.
+
+    Raises:
+        TypeError: If `schedule` is none, such as a number.
+
+    Example:
+
+    >>> import keras_lso
+    >>> config = keras_lso.schedules.serialize(keras_lso.schedules.FixedLR(0.25))
+    >>> config["registered_name"], config["config"]
+    ('keras_lso>FixedLR', {'learning_rate': 0.25, 'name': 'FixedLR'})
+    """
+    if not isinstance(schedule, LearningRateSchedule):
+        raise TypeError(
+            "Argument `schedule` must be a `keras.optimizers.schedules."
+            "LearningRateSchedule`; `keras_lso.schedules.get` makes one of a number. "
+            f"Received: schedule={schedule!r} of type {type(schedule).__name__}"
+        )
+    return keras.saving.serialize_keras_object(schedule)
+
+
+def deserialize(config, custom_objects=None):
+    """Returns the schedule that a config dict describes.
+
+    What `keras.optimizers.schedules.deserialize` returns, which also reads ours.
+    Besides, this refuses a config of something else, and knows our classes by their
+    bare names, as Keras knows its own. A name that both have is Keras's.
+
+    Args:
+        config: Dict, as `serialize` returns it, or with the keys `"class_name"` and
+            `"config"` alone.
+        custom_objects: Dict of names to classes that the config refers to. Defaults
+            to `None`.
+
+    Returns:
+        A `keras.optimizers.schedules.LearningRateSchedule`.
+
+    Raises:
+        TypeError: If `config` is not a dict, or Keras finds no class for it.
+        ValueError: If `config` does not describe a schedule, or does not fit the class
+            that it names.
+
+    Example:
+
+    >>> import keras_lso
+    >>> schedule = keras_lso.schedules.deserialize(
+    ...     {
+    ...         "class_name": "LinearWarmup",
+    ...         "config": {"schedule_or_rate": 0.5, "warmup_steps": 4},
+    ...     }
+    ... )
+    >>> [float(schedule(step)) for step in (0, 2, 4)]
+    [0.0, 0.25, 0.5]
+    """
+    if not isinstance(config, dict):
+        raise TypeError(
+            "Argument `config` must be a dict, as `keras_lso.schedules.serialize` "
+            f"returns it. Received: config={config!r} of type {type(config).__name__}"
+        )
+    if "class_name" not in config:
+        raise ValueError(
+            "Argument `config` must name the class of the schedule as its "
+            "'class_name', as `keras_lso.schedules.serialize` does; `get_config` "
+            f"returns the arguments alone. Received: config={config!r}"
+        )
+    schedule = read_object(read_schedule, config, "schedule", custom_objects)
+    if not isinstance(schedule, LearningRateSchedule):
+        raise ValueError(
+            "Argument `config` must describe a `keras.optimizers.schedules."
+            "LearningRateSchedule`. It describes a "
+            f"{type(schedule).__name__}: config={config!r}"
+        )
+    return schedule
+
+
+def get(identifier, custom_objects=None):
+    """Returns the schedule that `identifier` stands for, as Keras's `get`s do.
+
+    Args:
+        identifier: A schedule (which is returned as it is), a number (the constant
+            rate of a `FixedLR`), the config dict of a schedule, or the name of a class
+            whose arguments all have defaults. No schedule of Keras's or ours is such a
+            class, so names are for schedules of your own.
+        custom_objects: Dict of names to classes that a config or a name refers to.
+            Defaults to `None`.
+
+    Returns:
+        A `keras.optimizers.schedules.LearningRateSchedule`.
+
+    Raises:
+        TypeError: If `identifier` is none of these.
+        ValueError: If the number, the name or the config is not a valid one.
+
+    Example:
+
+    >>> import keras_lso
+    >>> schedule = keras_lso.schedules.get(0.25)
+    >>> float(schedule(0)), type(schedule).__name__
+    (0.25, 'FixedLR')
+    """
+    if isinstance(identifier, LearningRateSchedule):
+        return identifier
+    if isinstance(identifier, dict):
+        return deserialize(identifier, custom_objects)
+    if isinstance(identifier, str):
+        return _get_by_name(identifier, custom_objects)
+    if is_number(identifier):
+        return FixedLR(identifier)
+    raise TypeError(
+        "A schedule must be a `keras.optimizers.schedules.LearningRateSchedule`, a "
+        "number, the config dict of a schedule or the name of a class. "
+        f"Received: {identifier!r} of type {type(identifier).__name__}"
+    )
+
+
+def _get_by_name(name, custom_objects):
+    try:
+        return deserialize({"class_name": name, "config": {}}, custom_objects)
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"{name!r} does not name a schedule whose arguments all have defaults. "
+            "Write an instance, such as `keras_lso.schedules.LinearWarmup(0.1, "
+            "warmup_steps=1000)`, or a config dict with the arguments as its 'config'."
+        ) from error
