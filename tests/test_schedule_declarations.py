@@ -7,9 +7,8 @@ import keras
 import pytest
 
 from keras_lso import schedules
-from keras_lso._checks import check_positive_int, check_rate
+from keras_lso.schedules import _check as check
 from keras_lso.schedules import _texts
-from keras_lso.schedules._arguments import check_name, list_of, optional
 from keras_lso.schedules._declared import Schedule, declared, field
 
 pytestmark = pytest.mark.one_backend
@@ -25,10 +24,10 @@ class Renamed(Schedule):
         {{name}}
     """
 
-    rate: float = field(check_rate)
-    count: int = field(check_positive_int, default=2)
-    limits: list | None = field(optional(list_of(check_rate)), default=None)
-    name: str = field(check_name, default=None)
+    rate: float = field(check.rate)
+    count: int = field(check.positive_int, default=2)
+    limits: list | None = field(check.optional(check.list_of(check.rate)), default=None)
+    name: str = field(check.name, default=None)
 
     def _validate(self):
         if self.limits is not None and len(self.limits) != self.count:

@@ -6,21 +6,7 @@ import numpy as np
 from keras import ops
 from keras.optimizers import schedules
 
-from keras_lso._checks import (
-    check_bool,
-    check_boundaries,
-    check_int,
-    check_list,
-    check_positive_int,
-    check_rate,
-)
-from keras_lso.schedules._arguments import (
-    check_name,
-    check_non_negative,
-    check_positive,
-    list_of,
-    optional,
-)
+from keras_lso.schedules import _check as check
 from keras_lso.schedules._curves import elapsed, float32, warmed_up
 from keras_lso.schedules._declared import Schedule, declared, field
 
@@ -92,16 +78,16 @@ class PiecewiseConstantDecayWithOffset(_WithOffset, schedules.PiecewiseConstantD
 
     keras_class = schedules.PiecewiseConstantDecay
 
-    offset: int = field(check_int, default=0)
+    offset: int = field(check.integer, default=0)
     _: KW_ONLY
-    boundaries: list = field(check_list)
-    values: list = field(list_of(check_rate, at_least=2))
-    name: str = field(check_name, default="PiecewiseConstantDecayWithOffset")
+    boundaries: list = field(check.any_list)
+    values: list = field(check.list_of(check.rate, at_least=2))
+    name: str = field(check.name, default="PiecewiseConstantDecayWithOffset")
 
     def _validate(self):
         count = len(self.values)
         reason = f"one fewer than the {count} `values`"
-        self.boundaries = check_boundaries(self.boundaries, count - 1, reason)
+        self.boundaries = check.boundaries(self.boundaries, count - 1, reason)
         super()._validate()
 
 
@@ -143,14 +129,14 @@ class PolynomialDecayWithOffset(_WithOffset, schedules.PolynomialDecay):
 
     keras_class = schedules.PolynomialDecay
 
-    offset: int = field(check_int, default=0)
+    offset: int = field(check.integer, default=0)
     _: KW_ONLY
-    initial_learning_rate: float = field(check_rate)
-    decay_steps: int = field(check_positive_int)
-    end_learning_rate: float = field(check_rate, default=0.0001)
-    power: float = field(check_rate, default=1.0)
-    cycle: bool = field(check_bool, default=False)
-    name: str = field(check_name, default="PolynomialDecayWithOffset")
+    initial_learning_rate: float = field(check.rate)
+    decay_steps: int = field(check.positive_int)
+    end_learning_rate: float = field(check.rate, default=0.0001)
+    power: float = field(check.rate, default=1.0)
+    cycle: bool = field(check.boolean, default=False)
+    name: str = field(check.name, default="PolynomialDecayWithOffset")
 
     def decayed(self, step):
         # The multiple of the decay's length would be zero, or negative.
@@ -189,13 +175,13 @@ class ExponentialDecayWithOffset(_WithOffset, schedules.ExponentialDecay):
 
     keras_class = schedules.ExponentialDecay
 
-    offset: int = field(check_int, default=0)
+    offset: int = field(check.integer, default=0)
     _: KW_ONLY
-    initial_learning_rate: float = field(check_rate)
-    decay_steps: int = field(check_positive_int)
-    decay_rate: float = field(check_positive)
-    staircase: bool = field(check_bool, default=False)
-    name: str = field(check_name, default="ExponentialDecayWithOffset")
+    initial_learning_rate: float = field(check.rate)
+    decay_steps: int = field(check.positive_int)
+    decay_rate: float = field(check.positive)
+    staircase: bool = field(check.boolean, default=False)
+    name: str = field(check.name, default="ExponentialDecayWithOffset")
 
 
 @declared("CosineDecayWithOffset")
@@ -247,14 +233,14 @@ class CosineDecayWithOffset(_WithOffset, schedules.CosineDecay):
 
     keras_class = schedules.CosineDecay
 
-    offset: int = field(check_int, default=0)
+    offset: int = field(check.integer, default=0)
     _: KW_ONLY
-    initial_learning_rate: float = field(check_rate)
-    decay_steps: int = field(check_positive_int)
-    alpha: float = field(check_rate, default=0.0)
-    name: str = field(check_name, default="CosineDecayWithOffset")
-    warmup_target: float | None = field(optional(check_rate), default=None)
-    warmup_steps: int = field(check_non_negative, default=0)
+    initial_learning_rate: float = field(check.rate)
+    decay_steps: int = field(check.positive_int)
+    alpha: float = field(check.rate, default=0.0)
+    name: str = field(check.name, default="CosineDecayWithOffset")
+    warmup_target: float | None = field(check.optional(check.rate), default=None)
+    warmup_steps: int = field(check.non_negative_int, default=0)
 
     def decayed(self, step):
         if self.warmup_target is None:

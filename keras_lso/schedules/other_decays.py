@@ -4,16 +4,7 @@ import itertools
 
 from keras import ops
 
-from keras_lso._checks import (
-    check_boundaries,
-    check_int,
-    check_list,
-    check_positive_int,
-    check_rate,
-    check_real,
-    check_share,
-)
-from keras_lso.schedules._arguments import check_name, list_of
+from keras_lso.schedules import _check as check
 from keras_lso.schedules._curves import elapsed, float32, half_cosine, power_of_step
 from keras_lso.schedules._declared import Schedule, declared, field
 
@@ -42,9 +33,9 @@ class DirectPowerDecay(Schedule):
     ['1.00', '1.00', '0.50', '0.10']
     """
 
-    initial_learning_rate: float = field(check_rate)
-    power: float = field(check_real, default=1.0)
-    name: str = field(check_name, default="DirectPowerDecay")
+    initial_learning_rate: float = field(check.rate)
+    power: float = field(check.real, default=1.0)
+    name: str = field(check.name, default="DirectPowerDecay")
 
     def __call__(self, step):
         return self.initial_learning_rate * power_of_step(elapsed(step), self.power)
@@ -87,12 +78,12 @@ class PowerAndLinearDecay(Schedule):
     [1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
     """
 
-    initial_learning_rate: float = field(check_rate)
-    total_decay_steps: int = field(check_positive_int)
-    power: float = field(check_real, default=1.0)
-    linear_decay_fraction: float = field(check_share, default=0.1)
-    offset: int = field(check_int, default=0)
-    name: str = field(check_name, default="PowerAndLinearDecay")
+    initial_learning_rate: float = field(check.rate)
+    total_decay_steps: int = field(check.positive_int)
+    power: float = field(check.real, default=1.0)
+    linear_decay_fraction: float = field(check.share, default=0.1)
+    offset: int = field(check.integer, default=0)
+    name: str = field(check.name, default="PowerAndLinearDecay")
 
     def __call__(self, step):
         step = elapsed(step, self.offset)
@@ -137,11 +128,11 @@ class PowerDecayWithOffset(Schedule):
     ['2.00', '2.00', '1.00', '0.50', '0.10']
     """
 
-    initial_learning_rate: float = field(check_rate)
-    power: float = field(check_real, default=1.0)
-    offset: int = field(check_int, default=0)
-    pre_offset_learning_rate: float = field(check_rate, default=1.0e6)
-    name: str = field(check_name, default="PowerDecayWithOffset")
+    initial_learning_rate: float = field(check.rate)
+    power: float = field(check.real, default=1.0)
+    offset: int = field(check.integer, default=0)
+    pre_offset_learning_rate: float = field(check.rate, default=1.0e6)
+    name: str = field(check.name, default="PowerDecayWithOffset")
 
     def __call__(self, step):
         step = elapsed(step, self.offset)
@@ -191,13 +182,13 @@ class StepCosineDecayWithOffset(Schedule):
     ['1.00', '0.93', '0.75', '0.57', '0.50', '0.25', '0.00', '0.00']
     """
 
-    boundaries: list = field(check_list)
-    values: list = field(list_of(check_rate, at_least=1))
-    offset: int = field(check_int, default=0)
-    name: str = field(check_name, default="StepCosineDecayWithOffset")
+    boundaries: list = field(check.any_list)
+    values: list = field(check.list_of(check.rate, at_least=1))
+    offset: int = field(check.integer, default=0)
+    name: str = field(check.name, default="StepCosineDecayWithOffset")
 
     def _validate(self):
-        self.boundaries = check_boundaries(
+        self.boundaries = check.boundaries(
             self.boundaries, len(self.values), "as many as `values`"
         )
 

@@ -7,18 +7,7 @@ import math
 
 from keras import ops
 
-from keras_lso._checks import (
-    check_boundaries,
-    check_list,
-    check_positive_int,
-    check_rate,
-)
-from keras_lso.schedules._arguments import (
-    check_float_dtype,
-    check_name,
-    list_of,
-    optional,
-)
+from keras_lso.schedules import _check as check
 from keras_lso.schedules._curves import elapsed, float32
 from keras_lso.schedules._declared import Schedule, declared, field
 from keras_lso.schedules._powers import whole
@@ -51,8 +40,8 @@ class FixedLR(Schedule):
     {{open_seq2seq}}
     """
 
-    learning_rate: float = field(check_rate)
-    name: str = field(check_name, default="FixedLR")
+    learning_rate: float = field(check.rate)
+    name: str = field(check.name, default="FixedLR")
 
     def __call__(self, step):
         return float32(self.learning_rate)
@@ -63,11 +52,11 @@ def _boundaries_in_steps(boundaries, steps_per_epoch, count):
     # No step lies between a fraction of one and the whole one below it. The inner
     # rounding makes 29 steps, and not 28, of 0.29 * 100.
     steps = [
-        math.floor(round(check_rate(f"boundaries[{i}]", epoch) * steps_per_epoch, 6))
-        for i, epoch in enumerate(check_list("boundaries", boundaries))
+        math.floor(round(check.rate(f"boundaries[{i}]", epoch) * steps_per_epoch, 6))
+        for i, epoch in enumerate(check.any_list("boundaries", boundaries))
     ]
     try:
-        return check_boundaries(steps, count, "as many as `decay_rates`")
+        return check.boundaries(steps, count, "as many as `decay_rates`")
     except ValueError as error:
         raise ValueError(
             f"{error}, in steps of boundaries={boundaries} epochs, with "
@@ -118,22 +107,24 @@ class PiecewiseConstant(Schedule):
     {{open_seq2seq}}
     """
 
-    learning_rate: float = field(check_rate)
-    boundaries: list = field(check_list)
-    decay_rates: list = field(list_of(check_rate, at_least=1))
-    steps_per_epoch: int | None = field(optional(check_positive_int), default=None)
-    name: str = field(check_name, default="PiecewiseConstant")
+    learning_rate: float = field(check.rate)
+    boundaries: list = field(check.any_list)
+    decay_rates: list = field(check.list_of(check.rate, at_least=1))
+    steps_per_epoch: int | None = field(
+        check.optional(check.positive_int), default=None
+    )
+    name: str = field(check.name, default="PiecewiseConstant")
 
     def _validate(self):
         count = len(self.decay_rates)
         if self.steps_per_epoch is None:
-            steps = check_boundaries(self.boundaries, count, "as many as `decay_rates`")
+            steps = check.boundaries(self.boundaries, count, "as many as `decay_rates`")
             self.boundaries = steps
         else:
             steps = _boundaries_in_steps(self.boundaries, self.steps_per_epoch, count)
             self.boundaries = [float(epoch) for epoch in self.boundaries]
         values = [
-            check_rate(f"learning_rate * decay_rates[{i}]", self.learning_rate * rate)
+            check.rate(f"learning_rate * decay_rates[{i}]", self.learning_rate * rate)
             for i, rate in enumerate(self.decay_rates)
         ]
         self._in_steps = PiecewiseConstantDecayWithOffset(
@@ -194,13 +185,13 @@ class TransformerPolicy(Schedule):
         https://arxiv.org/abs/1706.03762)
     """
 
-    learning_rate: float = field(check_rate)
-    d_model: int = field(check_positive_int)
-    warmup_steps: int = field(check_positive_int)
-    max_lr: float | None = field(optional(check_rate), default=None)
-    coefficient: float = field(check_rate, default=1.0)
-    dtype: str = field(check_float_dtype, default="float32")
-    name: str = field(check_name, default="TransformerPolicy")
+    learning_rate: float = field(check.rate)
+    d_model: int = field(check.positive_int)
+    warmup_steps: int = field(check.positive_int)
+    max_lr: float | None = field(check.optional(check.rate), default=None)
+    coefficient: float = field(check.rate, default=1.0)
+    dtype: str = field(check.float_dtype, default="float32")
+    name: str = field(check.name, default="TransformerPolicy")
 
     def __call__(self, step):
         count = elapsed(whole(step), -1)

@@ -7,25 +7,69 @@ import math
 
 from keras import ops
 
-from keras_lso._checks import check_bool, check_rate
-from keras_lso.schedules._arguments import (
-    check_name,
-    check_positive,
-    check_positive_power,
-    check_some_steps,
-    check_step,
+from keras_lso.schedules import _check as check
+from keras_lso.schedules._curves import (
+    accurate_half_cosine,
+    elapsed,
+    float32,
+    warmed_up,
 )
-from keras_lso.schedules._curves import accurate_half_cosine, elapsed, float32
-from keras_lso.schedules._declared import declared, field
-from keras_lso.schedules._powers import power_of_share, power_of_two
+from keras_lso.schedules._declared import Schedule, declared, field
+from keras_lso.schedules._powers import power_of_share, power_of_two, whole
 from keras_lso.schedules._renamed import renamed
-from keras_lso.schedules._waiting import WaitingDecay, WarmedUpDecay
 
 __getattr__ = renamed(__name__, CosineDecay="CosineDecayPolicy")
 
 
+class _WaitingDecay(Schedule):
+    """Base of all: a decay that has not begun for some steps.
+
+    ```python
+    rate = learning_rate * min(1, step / warmup_steps)
+    if step > begin: rate = decayed(rate, step - begin)
+    ```
+    """
+
+    learning_rate: float
+    decay_steps: int
+    begin_decay_at: int
+    min_lr: float
+    name: str
+    warmup_steps = 0
+
+    @property
+    def _begin(self):
+        """The step from which the decay counts."""
+        return self.begin_decay_at
+
+    def __call__(self, step):
+        step = whole(step)
+        rate = float32(self.learning_rate)
+        if self.warmup_steps > 0:
+            rate = warmed_up(step, self.warmup_steps, 0.0, self.learning_rate, rate)
+        decaying = step - self._begin
+        # `decayed` is defined from one step on; below that its result is unused.
+        decayed = self.decayed(rate, ops.maximum(decaying, 1))
+        return ops.where(decaying > 0, decayed, rate)
+
+    def decayed(self, rate, step):
+        """Returns what becomes of a rate in so many steps, one or more, in float32."""
+        raise NotImplementedError
+
+
+class _WarmedUpDecay(_WaitingDecay):
+    """Base of those that end after `decay_steps`."""
+
+    power: float
+
+    def left_and_done(self, step):
+        """Returns the steps of the decay that are left, and those that are done."""
+        done = ops.minimum(step, self.decay_steps)
+        return self.decay_steps - done, done
+
+
 @declared("ExpDecay")
-class ExpDecay(WaitingDecay):
+class ExpDecay(_WaitingDecay):
     """OpenSeq2Seq's `exp_decay`: waits, then decays exponentially to a minimum.
 
     ```python
@@ -68,13 +112,13 @@ class ExpDecay(WaitingDecay):
     {{open_seq2seq}}
     """
 
-    learning_rate: float = field(check_rate)
-    decay_steps: int = field(check_some_steps)
-    decay_rate: float = field(check_positive)
-    use_staircase_decay: bool = field(check_bool)
-    begin_decay_at: int = field(check_step, default=0)
-    min_lr: float = field(check_rate, default=0.0)
-    name: str = field(check_name, default="ExpDecay")
+    learning_rate: float = field(check.rate)
+    decay_steps: int = field(check.some_steps)
+    decay_rate: float = field(check.positive)
+    use_staircase_decay: bool = field(check.boolean)
+    begin_decay_at: int = field(check.step, default=0)
+    min_lr: float = field(check.rate, default=0.0)
+    name: str = field(check.name, default="ExpDecay")
 
     def __call__(self, step):
         return ops.maximum(super().__call__(step), float32(self.min_lr))
@@ -89,7 +133,7 @@ class ExpDecay(WaitingDecay):
 
 
 @declared("PolyDecay")
-class PolyDecay(WarmedUpDecay):
+class PolyDecay(_WarmedUpDecay):
     """OpenSeq2Seq's `poly_decay`: warms up, waits, then follows a power to a minimum.
 
     ```python
@@ -130,13 +174,13 @@ class PolyDecay(WarmedUpDecay):
     {{open_seq2seq}}
     """
 
-    learning_rate: float = field(check_rate)
-    decay_steps: int = field(check_some_steps)
-    power: float = field(check_positive_power, default=1.0)
-    begin_decay_at: int = field(check_step, default=0)
-    min_lr: float = field(check_rate, default=0.0)
-    warmup_steps: int = field(check_step, default=0)
-    name: str = field(check_name, default=None)
+    learning_rate: float = field(check.rate)
+    decay_steps: int = field(check.some_steps)
+    power: float = field(check.positive_power, default=1.0)
+    begin_decay_at: int = field(check.step, default=0)
+    min_lr: float = field(check.rate, default=0.0)
+    warmup_steps: int = field(check.step, default=0)
+    name: str = field(check.name, default=None)
 
     def decayed(self, rate, step):
         left, done = self.left_and_done(step)
@@ -153,7 +197,7 @@ class PolyDecay(WarmedUpDecay):
 
 
 @declared("InvPolyDecay")
-class InvPolyDecay(WarmedUpDecay):
+class InvPolyDecay(_WarmedUpDecay):
     """OpenSeq2Seq's `inv_poly_decay`: one over a power of the steps, to a minimum.
 
     ```python
@@ -198,13 +242,13 @@ class InvPolyDecay(WarmedUpDecay):
     {{open_seq2seq}}
     """
 
-    learning_rate: float = field(check_rate)
-    decay_steps: int = field(check_some_steps)
-    min_lr: float = field(check_rate)
-    power: float = field(check_positive_power, default=1.0)
-    begin_decay_at: int = field(check_step, default=0)
-    warmup_steps: int = field(check_step, default=0)
-    name: str = field(check_name, default="InvPolyDecay")
+    learning_rate: float = field(check.rate)
+    decay_steps: int = field(check.some_steps)
+    min_lr: float = field(check.rate)
+    power: float = field(check.positive_power, default=1.0)
+    begin_decay_at: int = field(check.step, default=0)
+    warmup_steps: int = field(check.step, default=0)
+    name: str = field(check.name, default="InvPolyDecay")
 
     @property
     def _begin(self):
@@ -226,7 +270,7 @@ class InvPolyDecay(WarmedUpDecay):
 
 
 @declared("CosineDecay")
-class CosineDecayPolicy(WarmedUpDecay):
+class CosineDecayPolicy(_WarmedUpDecay):
     """OpenSeq2Seq's `cosine_decay`: warms up, waits, then follows half a cosine.
 
     ```python
@@ -271,13 +315,13 @@ class CosineDecayPolicy(WarmedUpDecay):
     - [Loshchilov and Hutter, 2017, SGDR](https://arxiv.org/abs/1608.03983)
     """
 
-    learning_rate: float = field(check_rate)
-    decay_steps: int = field(check_some_steps)
-    power: float = field(check_positive_power, default=1.0)
-    begin_decay_at: int = field(check_step, default=0)
-    min_lr: float = field(check_rate, default=0.0)
-    warmup_steps: int = field(check_step, default=0)
-    name: str = field(check_name, default=None)
+    learning_rate: float = field(check.rate)
+    decay_steps: int = field(check.some_steps)
+    power: float = field(check.positive_power, default=1.0)
+    begin_decay_at: int = field(check.step, default=0)
+    min_lr: float = field(check.rate, default=0.0)
+    warmup_steps: int = field(check.step, default=0)
+    name: str = field(check.name, default=None)
 
     def decayed(self, rate, step):
         left, done = self.left_and_done(step)

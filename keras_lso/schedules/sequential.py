@@ -2,13 +2,8 @@
 
 from keras import ops
 
-from keras_lso._checks import check_boundaries, check_list
 from keras_lso._config_dicts import check_config
-from keras_lso.schedules._arguments import (
-    check_name,
-    check_schedule_or_rate,
-    list_of,
-)
+from keras_lso.schedules import _check as check
 from keras_lso.schedules._declared import Schedule, declared, field
 from keras_lso.schedules._members import deserialize_member, rate_at
 from keras_lso.schedules._renamed import renamed
@@ -54,14 +49,14 @@ class JoinedSchedules(Schedule):
     ['0.00', '0.20', '0.40', '0.60', '0.80', '0.40', '0.20', '0.05', '0.05']
     """
 
-    schedules: list = field(list_of(check_schedule_or_rate, at_least=1))
-    boundaries: list = field(check_list)
-    name: str = field(check_name, default="Sequential")
+    schedules: list = field(check.list_of(check.schedule_or_rate, at_least=1))
+    boundaries: list = field(check.any_list)
+    name: str = field(check.name, default="Sequential")
 
     def _validate(self):
         count = len(self.schedules)
         reason = f"one fewer than the {count} `schedules`"
-        self.boundaries = check_boundaries(self.boundaries, count - 1, reason)
+        self.boundaries = check.boundaries(self.boundaries, count - 1, reason)
 
     def __call__(self, step):
         step = ops.convert_to_tensor(step)
@@ -75,6 +70,8 @@ class JoinedSchedules(Schedule):
         config = check_config(cls.__qualname__, config, ["schedules", "boundaries"])
         schedules = [
             deserialize_member(f"schedules[{i}]", schedule)
-            for i, schedule in enumerate(check_list("schedules", config["schedules"]))
+            for i, schedule in enumerate(
+                check.any_list("schedules", config["schedules"])
+            )
         ]
         return cls(**{**config, "schedules": schedules})

@@ -5,13 +5,8 @@ from typing import Any
 
 from keras import ops
 
-from keras_lso._checks import check_rate, check_real
 from keras_lso._config_dicts import check_config
-from keras_lso.schedules._arguments import (
-    check_name,
-    check_schedule_or_rate,
-    check_step,
-)
+from keras_lso.schedules import _check as check
 from keras_lso.schedules._curves import elapsed, power_of_step, straight_line
 from keras_lso.schedules._declared import Schedule, declared, field
 from keras_lso.schedules._members import deserialize_member, rate_at
@@ -116,10 +111,10 @@ class LinearWarmup(_Warmup):
         https://arxiv.org/abs/1706.02677)
     """
 
-    schedule_or_rate: Any = field(check_schedule_or_rate)
-    warmup_steps: int = field(check_step)
-    initial_learning_rate: float = field(check_rate, default=0.0)
-    name: str = field(check_name, default="LinearWarmup")
+    schedule_or_rate: Any = field(check.schedule_or_rate)
+    warmup_steps: int = field(check.step)
+    initial_learning_rate: float = field(check.rate, default=0.0)
+    name: str = field(check.name, default="LinearWarmup")
 
     def warmup_rate(self, step, final_rate):
         return straight_line(
@@ -160,10 +155,10 @@ class PolynomialWarmup(_Warmup):
     ['0.1', '0.1', '0.4', '0.9', '1.6', '1.6']
     """
 
-    schedule_or_rate: Any = field(check_schedule_or_rate)
-    warmup_steps: int = field(check_step)
-    power: float = field(check_real, default=1.0)
-    name: str = field(check_name, default="PolynomialWarmup")
+    schedule_or_rate: Any = field(check.schedule_or_rate)
+    warmup_steps: int = field(check.step)
+    power: float = field(check.real, default=1.0)
+    name: str = field(check.name, default="PolynomialWarmup")
 
     def warmup_rate(self, step, final_rate):
         return final_rate * power_of_step(step, self.power, max(self.warmup_steps, 1))

@@ -47,14 +47,14 @@ FAULTS = [
     ),
     Fault(
         name="a decay begins a step early",
-        file="keras_lso/schedules/_waiting.py",
+        file="keras_lso/schedules/policies_decay.py",
         old="return ops.where(decaying > 0, decayed, rate)",
         new="return ops.where(decaying >= 0, decayed, rate)",
         tests="tests/test_policies.py::test_rates_are_what_the_formula_says",
     ),
     Fault(
         name="a decay goes on beyond its end",
-        file="keras_lso/schedules/_waiting.py",
+        file="keras_lso/schedules/policies_decay.py",
         old="done = ops.minimum(step, self.decay_steps)",
         new="done = step",
         tests="tests/test_policies.py::test_rates_are_what_the_formula_says",
@@ -111,8 +111,8 @@ FAULTS = [
     Fault(
         name="0.29 of 100 steps are 28",
         file="keras_lso/schedules/policies.py",
-        old='math.floor(round(check_rate(f"boundaries[{i}]", epoch) * steps_per_epoch, 6))',
-        new='math.floor(check_rate(f"boundaries[{i}]", epoch) * steps_per_epoch)',
+        old='math.floor(round(check.rate(f"boundaries[{i}]", epoch) * steps_per_epoch, 6))',
+        new='math.floor(check.rate(f"boundaries[{i}]", epoch) * steps_per_epoch)',
         tests="tests/test_policies.py::test_rates_are_what_the_formula_says",
     ),
     Fault(
@@ -222,17 +222,10 @@ FAULTS = [
     ),
     Fault(
         name="a list is not as long as it has to be",
-        file="keras_lso/schedules/_arguments.py",
-        old="values = check_list(argument, values, at_least)",
-        new="values = check_list(argument, values)",
+        file="keras_lso/schedules/_check.py",
+        old="values = any_list(argument, values, at_least)",
+        new="values = any_list(argument, values)",
         tests="tests/test_schedules.py::test_an_argument_out_of_range_is_refused",
-    ),
-    Fault(
-        name="a constant rate has the dtype of floatx",
-        file="keras_lso/schedules/_members.py",
-        old="    return float32(rate)\n",
-        new="    return rate\n",
-        tests="tests/test_schedules.py::test_a_step_is_an_integer_of_any_kind",
     ),
     Fault(
         name="a half cosine ends halfway",

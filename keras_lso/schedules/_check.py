@@ -1,33 +1,34 @@
-"""What the arguments of schedules have to be: the checks that only schedules need.
+"""What the arguments of schedules have to be: `check.rate`, `check.positive_int` etc.
 
-Each takes the argument's name and value, and returns the value to keep. The checks of
-numbers in general are in `keras_lso._checks`.
+Each check takes the argument's name and value, and returns the value to keep or raises
+an error. Checks of numbers in general are those of `keras_lso._checks`; what follows
+them is what only schedules need.
 """
 
-import functools
+from functools import partial
 
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_lso._checks import (
-    LARGEST_STEP,
-    check_factor,
-    check_int,
-    check_list,
-    check_rate,
-    check_real,
-    is_number,
-)
+from keras_lso import _checks
 
-check_positive = functools.partial(check_factor, above=0.0)
-check_non_negative = functools.partial(check_int, at_least=0)
-check_step = functools.partial(check_int, at_least=0, at_most=LARGEST_STEP)
-check_some_steps = functools.partial(check_int, at_least=1, at_most=LARGEST_STEP)
+any_list = _checks.check_list
+boolean = _checks.check_bool
+boundaries = _checks.check_boundaries
+integer = _checks.check_int
+non_negative_int = partial(integer, at_least=0)
+positive = partial(_checks.check_factor, above=0.0)
+positive_int = _checks.check_positive_int
+rate = _checks.check_rate
+real = _checks.check_real
+share = _checks.check_share
+some_steps = partial(integer, at_least=1, at_most=_checks.LARGEST_STEP)
+step = partial(integer, at_least=0, at_most=_checks.LARGEST_STEP)
 
 
-def check_positive_power(argument, value):
+def positive_power(argument, value):
     """Returns `value` as a positive float that is finite in float32."""
-    return check_positive(argument, check_real(argument, value))
+    return positive(argument, real(argument, value))
 
 
 def optional(check):
@@ -39,13 +40,13 @@ def list_of(check, at_least=0):
     """Returns a check of a list: of its length, then of each item."""
 
     def check_items(argument, values):
-        values = check_list(argument, values, at_least)
+        values = any_list(argument, values, at_least)
         return [check(f"{argument}[{i}]", value) for i, value in enumerate(values)]
 
     return check_items
 
 
-def check_name(argument, value):
+def name(argument, value):
     """Returns a string as it is."""
     if not isinstance(value, str):
         raise TypeError(
@@ -54,12 +55,12 @@ def check_name(argument, value):
     return value
 
 
-def check_schedule_or_rate(argument, value):
+def schedule_or_rate(argument, value):
     """Returns a schedule as it is and a rate as a float."""
     if isinstance(value, LearningRateSchedule):
         return value
-    if is_number(value):
-        return check_rate(argument, value)
+    if _checks.is_number(value):
+        return rate(argument, value)
     hint = ""
     if isinstance(value, dict):
         hint = " Make a schedule of its config with `from_config` first."
@@ -75,15 +76,15 @@ def check_schedule_or_rate(argument, value):
     )
 
 
-def check_float_dtype(argument, value):
+def float_dtype(argument, value):
     """Returns the name of a dtype of floats, NumPy's and the frameworks' included."""
     try:
-        name = None if value is None else keras.backend.standardize_dtype(value)
+        dtype = None if value is None else keras.backend.standardize_dtype(value)
     except (TypeError, ValueError):
-        name = None
-    if name is None or not keras.backend.is_float_dtype(name):
+        dtype = None
+    if dtype is None or not keras.backend.is_float_dtype(dtype):
         raise ValueError(
             f"Argument `{argument}` must be a dtype of floats such as 'float32'. "
             f"Received: {argument}={value!r}"
         )
-    return name
+    return dtype
