@@ -65,7 +65,7 @@ def serialize(policy):
         `config`.
 
     Raises:
-        TypeError: If `policy` is none, such as a number.
+        TypeError: If `policy` is not one, but a number for example.
 
     Example:
 

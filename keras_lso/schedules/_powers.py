@@ -1,11 +1,11 @@
-"""Powers with float32's full accuracy, where float64 is not to be had.
+"""Powers with float32's full accuracy, for devices and backends without float64.
 
-A rounded number, raised to the power n, is off by n times as much. So what is raised
-here is a whole number below 2**24, which float32 holds exactly, and what had to be
-cut off for that is a factor of its own, near 1. Constants are computed in float64.
+Raising a rounded number to the power n multiplies its relative error by n. So the base
+here is an integer below 2**24, which float32 represents exactly, and the remainder
+becomes a separate factor near 1. Constants are computed in float64.
 
-The exact steps stay exact in a compiler that fuses a product and a sum, multiplies by
-the reciprocal of a constant or adds constants up first.
+The exact operations stay exact under a compiler that fuses a product and a sum,
+multiplies by the reciprocal of a constant or folds constants.
 """
 
 import math
@@ -14,19 +14,19 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_lso.schedules._members import float32
+from keras_lso.schedules._curves import float32
 
 _LAST = 2**31 - 2
 
 
 def whole(step):
-    """Returns a step as an int32 tensor; a float is cut to a whole number.
+    """Returns a step as an int32 tensor; a float is truncated.
 
-    Steps before the first count as that, those beyond int32's range as the last in it
-    to which one can be added.
+    The result is clipped to the range from 0 to the largest int32 to which one can
+    still be added.
     """
     if isinstance(step, int | np.integer):
-        # Before a backend without 64 bits cuts some off.
+        # Clipped in Python: a backend without 64-bit integers would wrap around.
         return ops.convert_to_tensor(min(max(int(step), 0), _LAST), dtype="int32")
     step = ops.convert_to_tensor(step)
     dtype = keras.backend.standardize_dtype(step.dtype)
@@ -46,17 +46,17 @@ def power_of_two(count, rate):
         count: Integer tensor from 0 to 2**24.
         rate: Float.
     """
-    # The product of two numbers of 12 bits is exact, the rest of the rate small.
+    # The product of two 12-bit numbers is exact; the rest of the rate is small.
     low = count % 2**12
     high, low = ops.cast(count - low, "float32"), ops.cast(low, "float32")
     mantissa, exponent = math.frexp(rate)
     leading = math.ldexp(math.floor(mantissa * 2**12), exponent - 12)
     first, second = high * leading, low * leading
     integer = ops.floor(first + second)
-    # Clipped only where the power is zero or infinite anyway, lest that be NaN.
+    # Clips only where the power is zero or infinite anyway, or it would become NaN.
     fraction = ops.clip((first - integer) + second, float32(-1), float32(2))
     rest = ops.clip((high + low) * (rate - leading), float32(-1), float32(1))
-    # As factors: a compiler may add the terms of a longer sum in another order.
+    # As factors: a compiler may reorder the terms of a longer sum.
     return (
         ops.power(float32(2), integer)
         * ops.exp(fraction * math.log(2))
@@ -73,14 +73,14 @@ def power_of_share(count, offset, total, power):
         total: Positive float, which `count + offset` does not exceed.
         power: Float.
     """
-    # In units of which the total has from 2**23 to 2**24.
+    # In units such that the total is between 2**23 and 2**24.
     exponent = math.frexp(total)[1] - 24
     unit = 2.0**exponent
     offset_rest, offset_units = math.modf(offset / unit)
     count_rest = count % int(min(max(unit, 1), 2**31 - 1))
     units = ops.cast(count - count_rest, "float32") / unit + offset_units
     rest = ops.cast(count_rest, "float32") / unit + offset_rest
-    # At least one, for the division.
+    # At least one, since it is a divisor.
     base = ops.maximum(units, float32(1))
     excess = ((units - base) + rest) / base
     # A power of two scales without rounding.
@@ -92,9 +92,8 @@ def power_of_share(count, offset, total, power):
 def _power_of_product(base, excess, log_factor, power):
     """Returns `(base * (1 + excess) * exp(log_factor)) ** power`.
 
-    A power beyond 100, at which `base ** power` might leave float32's range, is
-    taken as a power of a power, which adds up rounding errors: more than 1e-6 from
-    a power of 300 on.
+    Beyond a power of 100 `base ** power` may leave float32's range. It is computed as
+    a power of a power, whose rounding errors exceed 1e-6 from a power of 300 on.
     """
     outer = max(math.ceil(abs(power) / 100), 1)
     power = power / outer

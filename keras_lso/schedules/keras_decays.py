@@ -1,6 +1,10 @@
-"""Keras's own decays, started some steps later."""
+"""Keras's own decays, started some steps later.
+
+They are apart from `other_decays.py` because Keras computes them.
+"""
 
 from dataclasses import KW_ONLY
+from typing import Any
 
 import numpy as np
 from keras import ops
@@ -12,30 +16,27 @@ from keras_lso.schedules._declared import Schedule, declared, field
 
 
 class _WithOffset(Schedule):
-    """Mixin in front of a schedule of Keras's: `schedule(step - offset)`."""
+    """Mixin in front of a schedule of Keras: `schedule(step - offset)`."""
 
-    keras_class: type
-    """The schedule of Keras's."""
+    keras_class: Any
+    """The schedule of Keras."""
 
     offset: int
 
     def _validate(self):
-        # Keras's constructor may prepare more than the attributes.
-        super().__init__(**self._keras_config())
-
-    def _keras_config(self):
-        return {k: v for k, v in self.get_config().items() if k != "offset"}
+        # A version of Keras may prepare more than the attributes.
+        super().__init__(**self.keras_class.get_config(self))
 
     def __call__(self, step):
         return self.decayed(elapsed(step, self.offset))
 
     def decayed(self, step):
-        """Returns the rate so many steps after the offset, a float32 scalar."""
-        # Keras computes in the dtype of the rates: floats become `floatx`, whose
-        # float16 cannot count beyond 65504 steps.
+        """Returns the rate at a number of steps after the offset, in float32."""
+        # Keras computes in the dtype of the rates: floats are converted to `floatx`,
+        # and float16 overflows beyond 65504 steps.
         config = {
             key: np.asarray(value, "float32") if key in _RATES else value
-            for key, value in self._keras_config().items()
+            for key, value in self.keras_class.get_config(self).items()
         }
         return float32(self.keras_class(**config)(step))
 
@@ -139,7 +140,7 @@ class PolynomialDecayWithOffset(_WithOffset, schedules.PolynomialDecay):
     name: str = field(check.name, default="PolynomialDecayWithOffset")
 
     def decayed(self, step):
-        # The multiple of the decay's length would be zero, or negative.
+        # Before the offset the multiple of the decay's length is zero or negative.
         return super().decayed(ops.maximum(step, float32(0)) if self.cycle else step)
 
 
@@ -245,7 +246,7 @@ class CosineDecayWithOffset(_WithOffset, schedules.CosineDecay):
     def decayed(self, step):
         if self.warmup_target is None:
             return super().decayed(step)
-        # Keras's own warm-up is an `ops.cond`, which waits for the device on PyTorch.
+        # Keras's own warm-up is an `ops.cond`: a host synchronisation on PyTorch.
         decay = self.keras_class(
             np.asarray(self.warmup_target, "float32"), self.decay_steps, self.alpha
         )

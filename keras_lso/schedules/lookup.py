@@ -22,7 +22,7 @@ def serialize(schedule):
         `config`.
 
     Raises:
-        TypeError: If `schedule` is none, such as a number.
+        TypeError: If `schedule` is not one, but a number for example.
 
     Example:
 

@@ -1,4 +1,7 @@
-"""The Model Garden's decays that Keras does not have: powers and stepwise cosines."""
+"""The Model Garden's decays that Keras lacks: powers and stepwise cosines.
+
+They are apart from `keras_decays.py`, whose arithmetic is Keras's.
+"""
 
 import itertools
 
@@ -143,7 +146,7 @@ class PowerDecayWithOffset(Schedule):
 
 @declared("StepCosineDecayWithOffset")
 class StepCosineDecayWithOffset(Schedule):
-    """A learning rate that falls along one cosine after the other.
+    """A learning rate that falls along consecutive half cosines.
 
     ```python
     step = step - offset
@@ -159,9 +162,9 @@ class StepCosineDecayWithOffset(Schedule):
 
     From one boundary to the next the rate goes from one value to the next. As in the
     Model Garden, the first cosine starts at step 0 whatever `boundaries[0]` is, so
-    start the list with 0; before the offset it is mirrored. After the last boundary,
-    where the Model Garden's rate is NaN (a cosine of no steps), it stays at the last
-    value. So with one boundary the rate is constant.
+    start the list with 0; before the offset the cosine is mirrored. After the last
+    boundary, where the Model Garden's rate is NaN (a cosine of no steps), it stays at
+    the last value. So with one boundary the rate is constant.
 
     Args:
         boundaries: List of ints, strictly increasing, as many as `values`. The steps

@@ -1,6 +1,6 @@
-"""OpenSeq2Seq's learning-rate policies that do not decay: constants and Transformer's.
+"""OpenSeq2Seq's learning-rate policies of no decay: constants and the Transformer's.
 
-Those that do are in `policies_decay.py`.
+They are apart from `policies_decay.py`, whose policies share a warm-up and a wait.
 """
 
 import math
@@ -49,8 +49,8 @@ class FixedLR(Schedule):
 
 def _boundaries_in_steps(boundaries, steps_per_epoch, count):
     """Returns `boundaries`, which are epochs, as a list of `count` steps."""
-    # No step lies between a fraction of one and the whole one below it. The inner
-    # rounding makes 29 steps, and not 28, of 0.29 * 100.
+    # A fraction of a step has no effect. Without the inner rounding 0.29 * 100 would
+    # be 28 steps, not 29.
     steps = [
         math.floor(round(check.rate(f"boundaries[{i}]", epoch) * steps_per_epoch, 6))
         for i, epoch in enumerate(check.any_list("boundaries", boundaries))

@@ -22,7 +22,7 @@ __getattr__ = renamed(__name__, CosineDecay="CosineDecayPolicy")
 
 
 class _WaitingDecay(Schedule):
-    """Base of all: a decay that has not begun for some steps.
+    """Base of all: a warm-up, and a decay that begins at a later step.
 
     ```python
     rate = learning_rate * min(1, step / warmup_steps)
@@ -53,17 +53,17 @@ class _WaitingDecay(Schedule):
         return ops.where(decaying > 0, decayed, rate)
 
     def decayed(self, rate, step):
-        """Returns what becomes of a rate in so many steps, one or more, in float32."""
+        """Returns a rate after a number of steps of the decay, one or more."""
         raise NotImplementedError
 
 
 class _WarmedUpDecay(_WaitingDecay):
-    """Base of those that end after `decay_steps`."""
+    """Base of the decays that end after `decay_steps`."""
 
     power: float
 
     def left_and_done(self, step):
-        """Returns the steps of the decay that are left, and those that are done."""
+        """Returns the remaining and the completed steps of the decay."""
         done = ops.minimum(step, self.decay_steps)
         return self.decay_steps - done, done
 
@@ -259,8 +259,8 @@ class InvPolyDecay(_WarmedUpDecay):
         lowest = min(max(self.min_lr, 1e-8), self.learning_rate)
         if lowest == self.learning_rate:
             return float32(lowest)
-        # With offset = 1 / k, and seen from the end of the decay, where neither a
-        # large nor a small k leaves float32's range:
+        # With offset = 1 / k, relative to the end of the decay, where neither a large
+        # nor a small k leaves float32's range:
         #   rate = lowest * ((step + offset) / (decay_steps + offset)) ** -power
         shrink = math.log(lowest / self.learning_rate) / self.power
         offset = self.decay_steps * math.exp(shrink) / -math.expm1(shrink)

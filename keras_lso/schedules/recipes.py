@@ -1,4 +1,4 @@
-"""Learning rates that papers and benchmarks publish for large batches."""
+"""Published learning rates for large batches: functions that make schedules."""
 
 from typing import Any, NamedTuple
 
@@ -77,7 +77,7 @@ _MLPERF_RESNET = {
 
 
 def mlperf_resnet(batch_size, steps_per_epoch):
-    """Returns how the MLPerf reference trains ResNet-50 with LARS at a batch size.
+    """Returns the schedule and LARS settings of MLPerf's ResNet-50 reference.
 
     Three reference convergence points of MLPerf training 2.0:
 
@@ -98,11 +98,12 @@ def mlperf_resnet(batch_size, steps_per_epoch):
     ```
 
     The end rate and the power of the decay are those of the reference's code. The
-    published decay steps are at ImageNet's 1,281,167 images an epoch. For other
-    data they change in proportion, so that the decay takes as many epochs. The rate
-    of step 0 is exactly 0, as in the reference. LARS has the form of the paper,
-    without decay or adaptation of biases and normalisation, with `eeta=0.001` and
-    `epsilon=0.0`. (The reference's code replaces an epsilon of 0 by 1e-7.)
+    published decay steps assume ImageNet's 1,281,167 images per epoch. For other
+    data they are scaled in proportion, so that the decay takes as many epochs. The
+    rate of step 0 is exactly 0, as in the reference. LARS has the form of the paper,
+    with `eeta=0.001` and `epsilon=0.0`; biases and normalisation parameters have
+    neither weight decay nor layer adaptation. (The reference's code replaces an
+    epsilon of 0 by 1e-7.)
 
     Args:
         batch_size: Int. 4096, 8192 or 32768 examples a step, over all devices.
@@ -119,17 +120,10 @@ def mlperf_resnet(batch_size, steps_per_epoch):
 
     >>> import keras_lso
     >>> schedule, settings = keras_lso.schedules.mlperf_resnet(8192, 157)
-    >>> for step in (0, 1, 157, 784, 785, 786, 3845, 6904, 10_000):
-    ...     print(step, f"{float(schedule(step)):.4f}")
-    0 0.0000
-    1 0.0217
-    157 3.4000
-    784 16.9783
-    785 17.0000
-    786 16.9944
-    3845 4.2487
-    6904 0.0001
-    10000 0.0001
+    >>> [f"{float(schedule(step)):.4f}" for step in (0, 1, 157, 784, 785)]
+    ['0.0000', '0.0217', '3.4000', '16.9783', '17.0000']
+    >>> [f"{float(schedule(step)):.4f}" for step in (786, 3845, 6904, 10_000)]
+    ['16.9944', '4.2487', '0.0001', '0.0001']
     >>> settings["momentum"], settings["weight_decay_rate"]
     (0.9, 0.0002)
 

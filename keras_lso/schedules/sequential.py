@@ -1,4 +1,7 @@
-"""Schedules one after the other. The file has the name that the class had."""
+"""Schedules one after the other.
+
+The module keeps its name, which saved configs hold, although the class has another.
+"""
 
 from keras import ops
 

@@ -1,4 +1,7 @@
-"""A rise of the learning rate in front of any schedule."""
+"""A warm-up in front of any schedule: the rate rises to where the schedule is then.
+
+The warm-ups that are part of a decay are with that decay.
+"""
 
 import functools
 from typing import Any
@@ -39,7 +42,7 @@ def _takes_old_names(cls):
 
 
 class _Warmup(Schedule):
-    """Base of the two: `warmup_rate` for some steps, then the schedule itself."""
+    """Base of both: `warmup_rate` for `warmup_steps`, then the schedule itself."""
 
     schedule_or_rate: Any
     warmup_steps: int
@@ -55,7 +58,7 @@ class _Warmup(Schedule):
         )
 
     def warmup_rate(self, step, final_rate):
-        """Returns the rate at a `step`, in float32, before the last one."""
+        """Returns the rate at a step of the warm-up, in float32."""
         raise NotImplementedError
 
     @classmethod
@@ -82,7 +85,7 @@ class LinearWarmup(_Warmup):
 
     The line ends where the schedule is at `warmup_steps`, so the rate does not
     jump. The schedule's own clock is not shifted: its first `warmup_steps` steps
-    are never seen. Give it an offset for a decay that starts when the warm-up ends:
+    are skipped. Give it an offset for a decay that starts when the warm-up ends:
     `PolynomialDecayWithOffset(offset=warmup_steps, ...)`, or join the two with
     `keras_lso.schedules.JoinedSchedules`.
 
