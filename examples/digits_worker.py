@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import keras_lso
-from keras_lso.backend import compute_gradients
+from keras_lso.backend import backend
 
 # What to call it, Keras's dtype policy, and whether to scale the loss.
 RUNS = (
@@ -171,7 +171,7 @@ def gradients(model, batch, scale=1.0):
     def scaled_loss():
         return loss_fn(labels, model(images, training=True)) * scale
 
-    _, grads = compute_gradients(scaled_loss, model.trainable_variables)
+    _, grads = backend.compute_gradients(scaled_loss, model.trainable_variables)
     return [ops.convert_to_numpy(g) for g in grads]
 
 

@@ -13,8 +13,8 @@ from rich.console import Console
 from rich.table import Table
 
 import keras_lso
-from keras_lso import adapters, backend
-from keras_lso.backend import about
+from keras_lso import adapters
+from keras_lso.backend import KERNELS, backend
 
 # What one has to say of an optimizer to make it, where its defaults do not do.
 _ARGUMENTS = {
@@ -57,12 +57,12 @@ def facts():
     """Returns what there is to know of the installation, a dict of strings."""
     # The metadata of a nightly Keras has another name, and a checkout has none.
     versions = {m.__name__: m.__version__ for m in (keras_lso, keras, numpy)}
-    versions |= about.packages()
+    versions |= backend.packages()
     return {
         "packages": ", ".join(f"{name} {v}" for name, v in versions.items()),
         "python": f"{platform.python_version()}, {platform.platform()}",
-        "backend": f"{keras.backend.backend()}, kernels {backend.KERNELS}",
-        "devices": ", ".join(about.devices()) or "none",
+        "backend": f"{keras.backend.backend()}, kernels {KERNELS}",
+        "devices": ", ".join(backend.devices()) or "none",
         "dtype": f"policy {keras.config.dtype_policy().name}, "
         f"floatx {keras.config.floatx()}",
     }
@@ -96,7 +96,7 @@ def _step_of(optimizer):
     gradients = [keras.ops.ones((2,))]
     if rule and backend.fused_step_takes(rule, adapters.storage(variables), gradients):
         return "one pass: unscale, skip and update"
-    return about.other_step()
+    return backend.OTHER_STEP
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from keras_lso import adapters, backend
+from keras_lso import adapters
 from keras_lso._checks import check_choice, check_patterns, check_rate
 from keras_lso._config_dicts import check_config, check_numbers, read_object
 from keras_lso._core.arguments import check_optimizer
@@ -14,6 +14,7 @@ from keras_lso._core.loss_scale_optimizer import LossScaleOptimizer
 from keras_lso._core.scaling import Gradients
 from keras_lso._core.stateless import stateless_apply
 from keras_lso._core.stored_state import checked
+from keras_lso.backend import backend
 
 CLIP, SCALE = MODES = ("clip", "scale")
 

@@ -10,7 +10,8 @@ import contextlib
 import keras
 from keras import ops
 
-from keras_lso import adapters, backend
+from keras_lso import adapters
+from keras_lso.backend import backend
 
 _NARROW = {"auto": ("float16",), True: ("float16", "bfloat16"), False: ()}
 
@@ -60,10 +61,10 @@ class MasterWeights:
         return [self._narrow.get(id(v)) for v in trained]
 
     def read(self):
-        """Lets a master start again where its variable was assigned from outside."""
+        """Re-initialises a master where its variable was assigned externally."""
         for master in self.variables:
             value = ops.convert_to_tensor(self._narrow[id(master)])
-            master.assign(backend.restarted(ops.convert_to_tensor(master), value))
+            master.assign(backend.resynchronised(ops.convert_to_tensor(master), value))
 
     def write(self):
         """Rounds the masters into the model's variables."""

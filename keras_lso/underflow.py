@@ -8,8 +8,9 @@ import keras
 import numpy as np
 from keras import ops, tree
 
-from keras_lso import adapters, backend
+from keras_lso import adapters
 from keras_lso._checks import check_list, check_scale
+from keras_lso.backend import backend
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
 from keras_lso.underflow_counts import GradientCounts, counts_of
 

@@ -111,10 +111,12 @@ BACKEND = os.environ["KERAS_BACKEND"]
 
 # A kernel takes this step of LARS under every backend.
 SHOW_KERNELS = """
-from keras_lso import adapters, backend
-from keras_lso.backend import generic, rules
+from keras_lso import adapters
+from keras_lso.backend import backend
+from keras_lso.backend import KERNELS, rules
+from keras_lso.backend.framework import Framework
 variables = adapters.storage([keras.Variable([1.0])])
-print(backend.KERNELS, backend.measure is generic.measure,
+print(KERNELS, type(backend).measure is Framework.measure,
       backend.fused_step_takes(rules.LARS, variables, [keras.ops.ones((1,))]))
 """
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from keras import ops
 
-from keras_lso import adapters, backend
+from keras_lso import adapters
 from keras_lso._checks import check_positive_int
+from keras_lso.backend import backend
 
 
 class StepCounters:

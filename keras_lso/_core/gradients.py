@@ -4,7 +4,8 @@ from collections.abc import Iterable, Mapping
 
 from keras import ops
 
-from keras_lso import adapters, backend
+from keras_lso import adapters
+from keras_lso.backend import backend
 
 
 def _is_array(value):
@@ -167,7 +168,7 @@ def total(optimizer, grads, variables, axis_name):
         return grads, False
     # What overwrites its variable is no gradient.
     own = [adapters.is_overwritten(v) for v in variables]
-    found = backend.total(
+    found = backend.reduce_gradients(
         [None if is_own else g for g, is_own in zip(grads, own, strict=True)],
         axis_name,
     )

@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from keras_lso import adapters, backend
+from keras_lso import adapters
 from keras_lso._checks import (
     check_bool,
     check_choice,
@@ -16,7 +16,7 @@ from keras_lso._config_dicts import check_config, read_object
 from keras_lso._core.configs import SCHEDULE, modernise
 from keras_lso._core.gradients import match
 from keras_lso._core.own_optimizer import OwnOptimizer
-from keras_lso.backend import rules
+from keras_lso.backend import backend, rules
 
 DEFAULT_LEARNING_RATE = 0.01
 MODEL_GARDEN, PAPER = TRUST_RATIOS = ("model_garden", "paper")
@@ -191,8 +191,8 @@ class LARS(OwnOptimizer):
         ):
             if grad is None or rule.trust_ratio is None:
                 continue
-            tensors = backend.to_dense(grad), variable, self.momentums[index]
-            norms = rule.norms(*map(backend.in_float32, tensors))
+            grad = backend.in_float32(backend.to_dense(grad))
+            norms = backend.norms_of(rule, grad, variable, self.momentums[index])
             ratio = rule.trust_ratio(*norms, rule.weight_decay)
             ratios[adapters.path_of(variable)] = ops.stop_gradient(ratio)
         return ratios

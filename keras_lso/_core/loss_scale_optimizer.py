@@ -9,7 +9,7 @@ import contextlib
 import keras
 from keras import ops
 
-from keras_lso import adapters, backend
+from keras_lso import adapters
 from keras_lso._core.arguments import (
     check_inner_optimizer,
     check_not_wrapped,
@@ -28,6 +28,7 @@ from keras_lso._core.scaling import Gradients, LossScaling
 from keras_lso._core.state_file import StateFile
 from keras_lso._core.stateless import stateless_apply
 from keras_lso._core.step import Step
+from keras_lso.backend import backend
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
 from keras_lso.master_weights import MasterWeights, check_argument
 

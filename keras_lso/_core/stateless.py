@@ -2,7 +2,8 @@
 
 import keras
 
-from keras_lso import adapters, backend
+from keras_lso import adapters
+from keras_lso.backend import backend
 
 
 def stateless_apply(

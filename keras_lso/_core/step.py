@@ -9,9 +9,10 @@ Nothing is read by the host, except where `backend.run_if` says so.
 
 from keras import ops
 
-from keras_lso import adapters, backend
+from keras_lso import adapters
 from keras_lso._core.gradients import total
 from keras_lso._core.scaling import unscale
+from keras_lso.backend import backend
 
 
 class Step:
@@ -80,7 +81,7 @@ class Step:
             self._inner,
             grads,
             trained,
-            narrow=self._masters.narrow(trained),
+            low_precision_variables=self._masters.narrow(trained),
         )
 
     def _update_in_one_pass(self, fused, grads, found, inv_scale):
@@ -89,10 +90,9 @@ class Step:
             fused.variables,
             fused.slots,
             grads,
-            found.finite,
+            found,
             inv_scale,
-            found.norms,
-            fused.narrow,
+            fused.low_precision_variables,
         )
         iteration = adapters.iteration_variable(self._inner)
         iteration.assign_add(ops.cast(found.finite, iteration.dtype))

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_lso import adapters, backend
+from keras_lso import adapters
 from keras_lso._checks import (
     check_array,
     check_operation_name,
@@ -17,6 +17,7 @@ from keras_lso._checks import (
 )
 from keras_lso._core.gradients import check_some_gradient, split_pairs
 from keras_lso._tf_keras.variable_list import VariableList
+from keras_lso.backend import backend
 
 _AGGREGATIONS = ("none", "sum", "mean", "only_first_replica")
 _SYNCHRONIZATIONS = ("auto", "none", "on_write", "on_read")

@@ -1,6 +1,7 @@
 """`VariableList`: variables as Keras 3 lists them, and as tf.keras returned them."""
 
-from keras_lso import adapters, backend
+from keras_lso import adapters
+from keras_lso.backend import backend
 
 
 @adapters.register_tree_node

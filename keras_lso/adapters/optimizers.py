@@ -7,8 +7,8 @@ import keras
 from keras import ops
 from keras.src.utils.naming import to_snake_case
 
-from keras_lso import backend
 from keras_lso.adapters.variables import path_of
+from keras_lso.backend import backend
 
 _TORCH_OPTIMIZERS = "keras.src.backend.torch.optimizers"
 

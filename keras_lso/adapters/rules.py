@@ -6,7 +6,6 @@ from typing import NamedTuple
 import keras
 from keras import ops
 
-from keras_lso import backend
 from keras_lso.adapters.optimizers import (
     canonical_class,
     index_of,
@@ -16,7 +15,7 @@ from keras_lso.adapters.optimizers import (
 from keras_lso.adapters.replicas import has_reduced_gradients, reduced_gradients
 from keras_lso.adapters.shards import check_shards, shard_slot
 from keras_lso.adapters.variables import is_overwritten, storage
-from keras_lso.backend import rules
+from keras_lso.backend import backend, rules
 
 
 def rule_of(optimizer, variables):
@@ -41,15 +40,16 @@ class FusedStep(NamedTuple):
     rules: list
     variables: list
     slots: list
-    narrow: list | None
+    low_precision_variables: list | None
 
     @property
     def rules_to_measure(self):
         """The rules whose norms `backend.measure` can take, with this `state`.
 
-        Where a master starts from is known in the step only.
+        None with masters: the step may re-initialise them, so their norms cannot be
+        precomputed.
         """
-        return self.rules if self.narrow is None else None
+        return self.rules if self.low_precision_variables is None else None
 
     @property
     def state(self):
@@ -58,7 +58,14 @@ class FusedStep(NamedTuple):
         ]
 
 
-def fused_step_of(rule, optimizer, grads, variables, learning_rate=None, narrow=None):
+def fused_step_of(
+    rule,
+    optimizer,
+    grads,
+    variables,
+    learning_rate=None,
+    low_precision_variables=None,
+):
     """Returns the optimizer's step as `backend.fused_step` does it.
 
     Args:
@@ -68,7 +75,7 @@ def fused_step_of(rule, optimizer, grads, variables, learning_rate=None, narrow=
         variables: List of its trainable variables.
         learning_rate: Scalar tensor, of this step. Defaults to `None`: the
             optimizer is asked for it.
-        narrow: List of variables and None. The float16 variables that `variables` are
+        low_precision_variables: List of variables and None, those that `variables` are
             the masters of. Defaults to `None`: there are no masters.
 
     Returns:
@@ -81,11 +88,12 @@ def fused_step_of(rule, optimizer, grads, variables, learning_rate=None, narrow=
     if not backend.fused_step_takes(rule, stored, grads):
         return None
     rules, slots = make_rules(rule, optimizer, variables, learning_rate)
+    low = low_precision_variables
     return FusedStep(
         rules,
         stored,
         storage(slots),
-        narrow and [None if v is None else storage([v])[0] for v in narrow],
+        low and [None if v is None else storage([v])[0] for v in low],
     )
 
 
@@ -240,12 +248,12 @@ class RuleOptimizer(keras.optimizers.Optimizer):
         value = backend.in_float32(variable)
         [rule] = self._make_rules([index], ops.cast(learning_rate, value.dtype))
         slots = [getattr(self, name)[index] for name in _SLOTS[type(rule)]]
-        new_values = rule(
-            lambda new, old: new,
-            ops.cast(backend.to_dense(gradient), value.dtype),
-            value,
-            *(ops.cast(slot, value.dtype) for slot in slots),
-        )
+        tensors = [
+            ops.cast(tensor, value.dtype)
+            for tensor in (backend.to_dense(gradient), value, *slots)
+        ]
+        norms = backend.norms_of(rule, *tensors)
+        new_values = rule(rules.always, *tensors, norms=norms)
         for v, new in zip((variable, *slots), new_values, strict=True):
             self.assign(v, ops.cast(new, v.dtype))
 
@@ -255,7 +263,7 @@ class RuleOptimizer(keras.optimizers.Optimizer):
         tensors = [backend.as_gradient(g) for g in grads]
         check_shards(tensors, trainable_variables)
         if not has_reduced_gradients():
-            tensors = backend.total(tensors)
+            tensors = backend.reduce_gradients(tensors)
         fused = fused_step_of(
             self._rule() if are_kerass else None,
             self,

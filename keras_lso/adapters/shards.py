@@ -2,9 +2,9 @@
 
 import contextlib
 
-from keras_lso import backend
 from keras_lso.adapters.optimizers import chain
 from keras_lso.adapters.slots import slots
+from keras_lso.backend import backend
 
 
 def check_shards(grads, variables):

@@ -8,7 +8,7 @@ from keras import ops
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 from keras.src.tree.tree_api import register_tree_node_class
 
-from keras_lso import backend
+from keras_lso.backend import backend
 
 # Lets `keras.tree` look into a class of ours.
 register_tree_node = register_tree_node_class

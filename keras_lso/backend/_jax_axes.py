@@ -1,47 +1,45 @@
 """Named axes: those of `jax.shard_map`, of `jax.pmap` and of `jax.vmap`.
 
 Inside of a `jax.shard_map` the type of a value says over which axes it varies. What
-varies over an axis is taken for a shard: the flag is agreed on over that axis, and a
-norm is of the whole. With `check_vma=False`, and in `jax.pmap`, JAX does not tell;
-gradients are then taken for equal on all devices once they are averaged.
+varies over an axis is a shard: flags, norms and magnitudes are reduced over that axis.
+With `check_vma=False`, and in `jax.pmap`, types do not say so; averaged gradients are
+then assumed to be equal on all devices.
 """
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import sparse
 
-HAS_NAMED_AXES = True
-
 
 def varying_axes(*values):
     """Returns the names of the axes over which one of these may vary, as a tuple."""
-    # JAX before 0.6 does not tell at all.
+    # JAX before 0.6 has no such types.
     typeof = getattr(jax, "typeof", None)
     if typeof is None:
         return ()
     names: set = set()
     for value in values:
         kind = typeof(value.data if isinstance(value, sparse.BCOO) else value)
-        # JAX 0.10 has it in an attribute of its own.
+        # In JAX 0.10 it is an attribute of its own.
         kind = getattr(kind, "manual_axis_type", kind)
         names.update(getattr(kind, "varying", ()), getattr(kind, "vma", ()))
     return tuple(sorted(names, key=str))
 
 
 def sum_over_shards(value):
-    """Adds up what each shard has found in its part."""
+    """See `Framework.sum_over_shards`."""
     axes = varying_axes(value)
     return jax.lax.psum(value, axes) if axes else value
 
 
 def max_over_shards(value):
-    """Returns the largest of what the shards have found."""
+    """See `Framework.max_over_shards`."""
     axes = varying_axes(value)
     return jax.lax.pmax(value, axes) if axes else value
 
 
 def mean_over(axis_name, grad):
-    """Returns the mean of a gradient that is not averaged yet."""
+    """Returns the mean over an axis of a gradient that is not averaged yet."""
     if _tells(axis_name) and set(_names(axis_name)) - set(varying_axes(grad)):
         raise ValueError(
             "A gradient is the same on all devices of the axis already: leave "
@@ -55,9 +53,9 @@ def mean_over(axis_name, grad):
 
 
 def check_axis_is_bound(axis_name):
-    """Refuses an axis that there is not where this is called."""
+    """Refuses an axis that is not bound where this is called."""
     try:
-        # Of a number: nothing is sent.
+        # Of a constant: no communication.
         jax.lax.psum(1, axis_name)
     except NameError as error:
         raise ValueError(
@@ -69,15 +67,7 @@ def check_axis_is_bound(axis_name):
 
 
 def are_shards(grads, variables):
-    """Whether the gradients are shards, as their variables are.
-
-    Args:
-        grads: List of tensors or None, averaged over the replicas.
-        variables: List of `keras.Variable`s.
-
-    Raises:
-        ValueError: If one of the two is a shard and the other is not.
-    """
+    """See `Framework.are_shards`; the gradients are averaged over the replicas."""
     shards = False
     for grad, variable in zip(grads, variables, strict=True):
         if grad is None:
@@ -97,7 +87,7 @@ def are_shards(grads, variables):
 
 
 def _tells(axis_name):
-    """Whether types say what varies over the axis."""
+    """Whether types say that values vary over the axis."""
     return bool(varying_axes(jax.lax.axis_index(axis_name)))
 
 

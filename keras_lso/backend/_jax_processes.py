@@ -9,40 +9,38 @@ import numpy as np
 from jax.experimental import multihost_utils, sparse
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from keras_lso.backend import generic, processes
+from keras_lso.backend import processes
+from keras_lso.backend.tensors import in_float32
 
-# What is compiled for one process's own devices cannot wait for another process.
-AVERAGES_IN_STEP = False
+HOW_TO_START = (
+    "Start the program once for each process, and in each of them call "
+    "`jax.distributed.initialize(coordinator_address, num_processes, process_id)` "
+    "before anything else is done with JAX."
+)
 
 
 def count_processes():
-    """See `generic.count_processes`."""
+    """See `Framework.count_processes`."""
     count = jax.process_count()
-    # JAX before 0.5.1 does not tell: a single process is then none.
+    # JAX before 0.5.1 does not say so: a single process then counts as none.
     is_initialized = getattr(jax.distributed, "is_initialized", lambda: False)
     return count if count > 1 or is_initialized() else None
 
 
-def check_processes_run():
-    """See `generic.check_processes_run`."""
-    processes.check_run(
-        count_processes(),
-        "Start the program once for each process, and in each of them call "
-        "`jax.distributed.initialize(coordinator_address, num_processes, process_id)` "
-        "before anything else is done with JAX.",
-    )
+def average_over_processes(framework, grads):
+    """See `Framework.average_over_processes`: one exchange for each dtype.
 
-
-def average_over_processes(grads):
-    """See `generic.average_over_processes`: all tensors of a dtype in one go."""
-    check_processes_run()
+    A program that is compiled for the devices of one process cannot wait for another
+    process.
+    """
+    framework.check_processes_run()
     if any(isinstance(g, jax.core.Tracer) for g in jax.tree.leaves(grads)):
         raise RuntimeError(
             "On JAX gradients can be averaged over processes outside of `jax.jit` "
             "only. Do not compile the training op: it compiles itself."
         )
     grads = processes.agree([_dense(g) for g in grads], _exchange)
-    # What spans the processes is one array, which all of them hold already.
+    # A global array is the same on all processes already.
     local = [None if _is_global(g) else g for g in grads]
     means = processes.map_by_dtype(_means, local)
     return [g if m is None else m for m, g in zip(means, grads, strict=True)]
@@ -50,11 +48,11 @@ def average_over_processes(grads):
 
 def _dense(grad):
     if isinstance(grad, sparse.BCOO):
-        # In float32 first: rows that come twice add up.
+        # In float32 first: rows of equal index are summed.
         grad = sparse.BCOO(
-            (generic.in_float32(grad.data), grad.indices), shape=grad.shape
+            (in_float32(grad.data), grad.indices), shape=grad.shape
         ).todense()
-    return None if grad is None else generic.in_float32(grad)
+    return None if grad is None else in_float32(grad)
 
 
 def _is_global(grad):
@@ -76,7 +74,7 @@ def _means(grads):
     mean = _mean_over(mesh)(rows).addressable_data(0)
     shapes = tuple(g.shape for g in grads)
     return [
-        # As it came: it may be a copy on each of this process's devices.
+        # Sharded as it came: it may be a copy on each of this process's devices.
         jax.device_put(m, g.sharding)
         for m, g in zip(_unflatten(mean, shapes), grads, strict=True)
     ]

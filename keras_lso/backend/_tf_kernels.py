@@ -1,4 +1,8 @@
-"""The rules as TensorFlow's own kernels, for where there is no XLA to fuse them."""
+"""The rules as TensorFlow's own kernels, for where there is no XLA to fuse them.
+
+Each `apply_*` implements the formula of the class in `rules.py` that `KERNELS` names it
+for, and is tested against it. `norm` is the unscaled gradient's, or None.
+"""
 
 from collections.abc import Callable
 
@@ -12,24 +16,24 @@ def norm_of(values):
     return tf.sqrt(2.0 * tf.nn.l2_loss(values))
 
 
-def decay(w, share):
-    """Does `w = w - share * w`, if `share` is not None."""
-    if share is not None:
-        tf.raw_ops.ResourceApplyGradientDescent(var=w, alpha=share, delta=_read(w))
+def apply_decay(w, decay):
+    """Does `w = w - decay * w`, if `decay` is not None."""
+    if decay is not None:
+        tf.raw_ops.ResourceApplyGradientDescent(var=w, alpha=decay, delta=_read(w))
 
 
 # Where a gradient is only multiplied, the scale goes into that factor: it is not
 # written a second time.
 
 
-def apply_sgd(rule, grad, inv_scale, norms, w):
-    decay(w, rule.decay)
+def apply_sgd(rule, grad, inv_scale, norm, w):
+    apply_decay(w, rule.decay)
     rate = rule.learning_rate * inv_scale
     tf.raw_ops.ResourceApplyGradientDescent(var=w, alpha=rate, delta=grad)
 
 
-def apply_momentum(rule, grad, inv_scale, norms, w, m):
-    decay(w, rule.decay)
+def apply_momentum(rule, grad, inv_scale, norm, w, m):
+    apply_decay(w, rule.decay)
     tf.raw_ops.ResourceApplyKerasMomentum(
         var=w,
         accum=m,
@@ -40,12 +44,12 @@ def apply_momentum(rule, grad, inv_scale, norms, w, m):
     )
 
 
-def apply_adam(rule, grad, inv_scale, norms, w, m, v):
-    decay(w, rule.decay)
+def apply_adam(rule, grad, inv_scale, norm, w, m, v):
+    apply_decay(w, rule.decay)
     grad = grad * inv_scale
 
-    def move(slot, target, share):
-        step = (target - _read(slot)) * share
+    def move(slot, target, weight):
+        step = (target - _read(slot)) * weight
         tf.raw_ops.AssignAddVariableOp(resource=slot, value=step)
 
     move(m, grad, 1 - rule.beta_1)
@@ -70,13 +74,13 @@ def apply_lars(rule, grad, inv_scale, norm, w, v):
         grad, factor = _unscale(grad, inv_scale), 1.0
     d = rule.decayed(grad, _read(w))
     if not rule.classic_momentum:
-        new_v, update = rule.advance(lambda new, old: new, d, _read(v))
+        new_v, update = rule.advance(rules.always, d, _read(v))
         rate = _lars_rate(rule, norm_of(update), w)
         tf.raw_ops.AssignVariableOp(resource=v, value=new_v)
         tf.raw_ops.ResourceApplyGradientDescent(var=w, alpha=rate, delta=update)
         return
     if rule.weight_decay and not rule.is_paper:
-        # What `measure` found is the norm of the gradient.
+        # `norm` is the gradient's, without its decay.
         norm = norm_of(d)
     elif norm is None:
         norm = norm_of(grad) * factor
@@ -99,9 +103,9 @@ def apply_novograd(rule, grad, inv_scale, norm, w, m, v):
         grad, inv_scale = _unscale(grad, inv_scale), 1.0
         norm = norm_of(grad)
     new_v, factor = rule.normalize(norm, _read(v))
-    d = grad * (factor * rule.share * inv_scale)
+    d = grad * (factor * rule.direction_weight * inv_scale)
     if rule.weight_decay:
-        d += _read(w) * (rule.weight_decay * rule.share)
+        d += _read(w) * (rule.weight_decay * rule.direction_weight)
     tf.raw_ops.AssignVariableOp(resource=v, value=new_v)
     tf.raw_ops.ResourceApplyMomentum(
         var=w,

@@ -4,39 +4,34 @@ import functools
 
 import tensorflow as tf
 
-from keras_lso.backend import generic, processes
+from keras_lso.backend import processes
+from keras_lso.backend.tensors import in_float32
 
-AVERAGES_IN_STEP = True
+HOW_TO_START = (
+    "Make the model and the training op in a strategy's scope, `with "
+    "strategy.scope():`, and call the op by `strategy.run(train_op, args)`, where "
+    "`strategy = tf.distribute.MirroredStrategy()`, or "
+    "`tf.distribute.MultiWorkerMirroredStrategy()` for several machines. "
+    + processes.or_horovod("tensorflow")
+)
 
 
 def count_processes():
-    """See `generic.count_processes`: replicas are counted, of which some share one."""
+    """See `Framework.count_processes`; several replicas may share a process."""
     if tf.distribute.has_strategy():
         return tf.distribute.get_strategy().num_replicas_in_sync
     hvd = processes.horovod("tensorflow")
     return hvd and hvd.size()
 
 
-def check_processes_run():
-    """See `generic.check_processes_run`."""
-    processes.check_run(
-        count_processes(),
-        "Make the model and the training op in a strategy's scope, `with "
-        "strategy.scope():`, and call the op by `strategy.run(train_op, args)`, where "
-        "`strategy = tf.distribute.MirroredStrategy()`, or "
-        "`tf.distribute.MultiWorkerMirroredStrategy()` for several machines. "
-        + processes.or_horovod("tensorflow"),
-    )
+def average_over_processes(framework, grads):
+    """See `Framework.average_over_processes`; sparse gradients stay sparse.
 
-
-def average_over_processes(grads):
-    """See `generic.average_over_processes`; sparse gradients stay sparse.
-
-    What a graph holds is fixed before it runs. So None where another replica has a
-    gradient is no zero here: there is an `InvalidArgumentError` when the graph runs
-    (under XLA, which knows no errors, nothing).
+    A graph is fixed before it runs. So None where another replica has a gradient does
+    not count as zero: there is an `InvalidArgumentError` when the graph runs (under
+    XLA, which has no errors, nothing).
     """
-    check_processes_run()
+    framework.check_processes_run()
     grads = [_in_float32(g) for g in grads]
     if not tf.distribute.has_strategy():
         hvd = processes.horovod("tensorflow")
@@ -73,7 +68,7 @@ def _sparse_mean(grad, gather, count):
 
 
 def _checked(grads, gather):
-    """Returns the gradients, which are read only if all replicas have the same."""
+    """Returns the gradients, once all replicas are seen to have the same variables'."""
     mine = tf.constant([list(processes.digest([_describe(g) for g in grads]))])
     is_same = tf.reduce_all(tf.equal(gather(mine), mine))
     check = tf.debugging.Assert(
@@ -98,7 +93,7 @@ def _describe(grad):
 
 
 def _in_float32(grad):
-    return None if grad is None else _map(generic.in_float32, grad)
+    return None if grad is None else _map(in_float32, grad)
 
 
 def _map(fn, grad):

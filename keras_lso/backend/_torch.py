@@ -2,123 +2,113 @@
 
 import contextlib
 
+import keras
 import torch
 from keras import ops
 from torch.utils import _pytree
 
-from keras_lso.backend import generic
-from keras_lso.backend._torch_masters import restarted, rounded
-from keras_lso.backend._torch_numbers import without_host
-from keras_lso.backend._torch_processes import (
-    AVERAGES_IN_STEP,
-    average_over_processes,
-    check_processes_run,
-    count_processes,
+from keras_lso.backend import (
+    _torch_numbers,
+    _torch_processes,
+    _torch_shard_checks,
+    _torch_sharded_step,
+    _torch_shards,
+    autodiff,
 )
-from keras_lso.backend._torch_shard_checks import check_shards
-from keras_lso.backend._torch_sharded_step import (
-    fused_step,
-    fused_step_takes,
-    l2_norms,
-    measure,
-)
-from keras_lso.backend._torch_shards import any_sharded, sharded_like
-from keras_lso.backend.generic import (
-    check_replica_context,
-    compile_step,
-    is_traced,
-    is_variable,
-    outside_of_functions,
-    register_list_class,
-    total,
-)
-
-__all__ = [
-    "AVERAGES_IN_STEP",
-    "UPDATES_IN_PLACE",
-    "any_sharded",
-    "as_gradient",
-    "average_over_processes",
-    "check_processes_run",
-    "check_replica_context",
-    "check_shards",
-    "compile_step",
-    "compute_gradients",
-    "count_processes",
-    "differentiate",
-    "fused_step",
-    "fused_step_takes",
-    "is_traced",
-    "is_variable",
-    "l2_norms",
-    "map_values",
-    "measure",
-    "outside_of_functions",
-    "register_list_class",
-    "restarted",
-    "rounded",
-    "run_if",
-    "scalar",
-    "sharded_like",
-    "to_dense",
-    "total",
-    "trained_variables",
-    "with_positions",
-    "without_host",
-]
+from keras_lso.backend.framework import Framework
+from keras_lso.backend.masters import FLOAT16_MAX
+from keras_lso.backend.tensors import as_real
 
 
-def run_if(finite, step, grads, state):
-    """See `generic.run_if`."""
-    if finite:
-        step(grads)
+class Torch(Framework):
+    UPDATES_IN_PLACE = True
+    AVERAGES_IN_STEP = True
+    OTHER_STEP = "its own step, after a look at the flag"
+    PACKAGES = ("torch",)
+    HOW_TO_START = _torch_processes.HOW_TO_START
 
+    measure = staticmethod(_torch_sharded_step.measure)
+    l2_norms = staticmethod(_torch_sharded_step.l2_norms)
+    fused_step_takes = staticmethod(_torch_sharded_step.fused_step_takes)
+    fused_step = _torch_sharded_step.fused_step
+    any_sharded = staticmethod(_torch_shards.any_sharded)
+    sharded_like = staticmethod(_torch_shards.sharded_like)
+    check_shards = staticmethod(_torch_shard_checks.check_shards)
+    without_host = staticmethod(_torch_numbers.without_host)
+    count_processes = staticmethod(_torch_processes.count_processes)
+    average_over_processes = _torch_processes.average_over_processes
 
-UPDATES_IN_PLACE = True
+    def run_if(self, finite, step, grads, state):
+        if finite:
+            step(grads)
 
+    def rounded(self, master, dtype):
+        """See `Framework.rounded`.
 
-def scalar(value, dtype):
-    """See `generic.scalar`.
+        Keras's `clip` copies its limits to the device, which synchronises with the
+        host; PyTorch's own takes numbers as they are.
+        """
+        dtype = getattr(torch, keras.backend.standardize_dtype(dtype))
+        if dtype == torch.float16:
+            master = master.clamp(-FLOAT16_MAX, FLOAT16_MAX)
+        return master.to(dtype)
 
-    A number is written on the device: a copy to it, PyTorch would wait for.
-    """
-    if isinstance(value, int | float):
-        return ops.zeros((), dtype=dtype).fill_(value)
-    return generic.scalar(value, dtype)
+    def scalar(self, value, dtype):
+        """A number is written on the device: PyTorch would wait for a copy to it."""
+        if isinstance(value, int | float):
+            return ops.zeros((), dtype=dtype).fill_(value)
+        return ops.convert_to_tensor(value, dtype=dtype)
 
+    def as_gradient(self, value):
+        """The test that nearly all gradients pass, quicker than the default's."""
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            return value
+        return as_real(value, self.map_values)
 
-def compute_gradients(loss_fn, variables, grad_loss=None, tape=None):
-    """See `generic.compute_gradients`."""
-    generic.refuse_tape(tape)
-    known = () if callable(variables) else [v.value for v in variables]
-    with torch.enable_grad(), _requiring_grad(known):
-        loss = torch.as_tensor(loss_fn())
-        if callable(variables):
-            variables = variables()
-        return loss, _gradients(loss, variables, grad_loss)
+    def to_dense(self, grad):
+        """Keras has no sparse gradients on PyTorch."""
+        return grad
 
+    def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
+        autodiff.refuse_tape(tape)
+        known = () if callable(variables) else [v.value for v in variables]
+        with torch.enable_grad(), _requiring_grad(known):
+            loss = torch.as_tensor(loss_fn())
+            if callable(variables):
+                variables = variables()
+            return loss, _gradients(loss, variables, grad_loss)
 
-def differentiate(loss, variables, transform, grad_loss=None, tape=None):
-    """See `generic.differentiate`."""
-    generic.refuse_tape(tape)
-    with torch.enable_grad():
-        return _gradients(transform(loss), variables, grad_loss)
+    def differentiate(self, loss, variables, transform, grad_loss=None, tape=None):
+        autodiff.refuse_tape(tape)
+        with torch.enable_grad():
+            return _gradients(transform(loss), variables, grad_loss)
+
+    @torch.no_grad()
+    def trained_variables(self, loss_fn):
+        return autodiff.trained_variables(loss_fn)
+
+    def with_positions(self, items):
+        return [(_pytree.SequenceKey(i), item) for i, item in enumerate(items)]
+
+    def devices(self):
+        names = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
+        return list(names) or ["cpu"]
 
 
 def _gradients(loss, variables, grad_loss):
     values = [v.value for v in variables]
-    # Autograd refuses those that it was never told to follow.
+    # Autograd refuses tensors that do not require a gradient.
     followed = [v for v in values if v.requires_grad]
     if not loss.requires_grad or not followed:
         return [None] * len(variables)
-    weights = generic.weights_of(loss, grad_loss)
+    weights = autodiff.weights_of(loss, grad_loss)
     grads = iter(torch.autograd.grad(loss, followed, weights, allow_unused=True))
     return [next(grads) if v.requires_grad else None for v in values]
 
 
 @contextlib.contextmanager
 def _requiring_grad(tensors):
-    """Lets autograd follow variables that are not trainable, too."""
+    """Lets autograd follow variables that are not trainable as well."""
     frozen = [t for t in tensors if not t.requires_grad]
     for tensor in frozen:
         tensor.requires_grad_(True)
@@ -127,31 +117,3 @@ def _requiring_grad(tensors):
     finally:
         for tensor in frozen:
             tensor.requires_grad_(False)
-
-
-@torch.no_grad()
-def trained_variables(loss_fn):
-    """See `generic.trained_variables`."""
-    return generic.trained_variables(loss_fn)
-
-
-def with_positions(items):
-    """See `generic.with_positions`."""
-    return [(_pytree.SequenceKey(i), item) for i, item in enumerate(items)]
-
-
-def as_gradient(value):
-    """See `generic.as_gradient`, which takes longer to tell what nearly all are."""
-    if isinstance(value, torch.Tensor) and value.is_floating_point():
-        return value
-    return generic.as_gradient(value)
-
-
-def map_values(fn, grad):
-    """See `generic.map_values`."""
-    return fn(grad)
-
-
-def to_dense(grad):
-    """See `generic.to_dense`: Keras has no sparse gradients on PyTorch."""
-    return grad

@@ -1,22 +1,22 @@
-"""What the host knows of masters and variables on an accelerator, without a look.
+"""Which masters the host knows to be in step with their variables, on an accelerator.
 
-A master and its variable are in step if the one, rounded, is the other. To find that
-out, both are read; on a device that takes longer than the rest of the step. But after a
-step of ours that was applied they are, and after one that was skipped they are what
-they were before. So it is enough to know that nobody else has written them since:
-PyTorch counts the writes to a tensor, in its `_version`.
+A master and its variable are in step if the rounded master is the variable. To find
+out, both are read, which takes longer than the rest of the step. But they are in step
+after a step of ours that was applied, and after one that was skipped they are as they
+were before. So it is enough to know that nothing else has written them since: PyTorch
+counts the writes to a tensor, in its `_version`.
 
-Whether the step was applied is in the device's memory. Nobody waits for it: until the
-host has heard, steps compare. So do all steps
+Whether the step was applied is in the device's memory. The host does not synchronise
+for it: until the answer has arrived, steps compare. So do all steps
 
-- after a write that PyTorch has counted, until a step is heard to have been applied,
+- after a write that PyTorch has counted, until a step is known to have been applied,
 - of tensors that are no parameters: shards, and copies in a `StatelessScope`, which
   are others in each step,
-- that a CUDA graph records: it is replayed when others have written.
+- that a CUDA graph records: it is replayed after other writes.
 
-PyTorch does not count what passes it by: writes to `tensor.data`, by a collective of
-`torch.distributed`, by a replayed CUDA graph, or through another library's view of the
-same memory. Whoever does that to a variable between two steps has to say so, by
+PyTorch does not count writes to `tensor.data`, by a collective of `torch.distributed`,
+by a replayed CUDA graph, or through another library's view of the same memory. Code
+that does that to a variable between two steps has to say so, by
 `torch.autograd.graph.increment_version`.
 """
 
@@ -31,26 +31,26 @@ def are_known(pairs):
     """Whether all the pairs are known to be in step, right before a step."""
     if _is_recorded():
         return False
-    # Of all of them: who finds a note that does not hold any more removes it.
+    # All of them: this removes each note that no longer holds.
     return all([_is_known(master, variable) for master, variable in pairs])
 
 
 def note(pairs, finite):
     """Notes that a step has written the pairs, unless `finite` is False.
 
-    To be called right after it. Before it, `are_known` was.
+    To be called right after the step; `are_known` is called right before it.
     """
     if _is_recorded():
         return
-    word = None
+    answer = None
     for master, variable in pairs:
         old = _notes.get(id(master))
-        if old is not None and old.word.heard() is not False:
-            # An older word says more, and is heard sooner.
+        if old is not None and old.answer.arrived() is not False:
+            # An older answer says more, and arrives sooner.
             old.written = _written(master, variable)
         elif _are_counted(master, variable):
-            word = word or _Word(finite)
-            _notes[id(master)] = _Note(master, variable, word)
+            answer = answer or _Answer(finite)
+            _notes[id(master)] = _Note(master, variable, answer)
 
 
 class _Note:
@@ -59,46 +59,46 @@ class _Note:
     Attributes:
         master: Weak reference.
         variable: Weak reference.
-        word: `_Word` of a step; since then only steps have written the pair.
+        answer: `_Answer` of a step; since then only steps have written the pair.
         written: What `_written` says after the last of them.
     """
 
-    __slots__ = ("master", "variable", "word", "written")
+    __slots__ = ("master", "variable", "answer", "written")
 
-    def __init__(self, master, variable, word):
+    def __init__(self, master, variable, answer):
         key = id(master)
         self.master = weakref.ref(master, lambda _: _notes.pop(key, None))
         self.variable = weakref.ref(variable)
-        self.word = word
+        self.answer = answer
         self.written = _written(master, variable)
 
 
-# By the masters' ids. Not with the optimizer: of its copies nothing is known.
+# By the masters' ids. Not in the optimizer, whose copies have other masters.
 _notes: dict[int, _Note] = {}
 
 
-class _Word:
-    """Whether a step was applied, as the device will tell."""
+class _Answer:
+    """Whether a step was applied, which is copied from the device asynchronously."""
 
     def __init__(self, finite):
         self._event = None
         if is_on_host(finite):
             self._answer = bool(finite)
         elif finite.device.type == "cuda" and torch.cuda.is_available():
-            self._letter = torch.empty((), dtype=finite.dtype, pin_memory=True)
-            self._letter.copy_(finite, non_blocking=True)
+            self._copy = torch.empty((), dtype=finite.dtype, pin_memory=True)
+            self._copy.copy_(finite, non_blocking=True)
             self._event = torch.cuda.Event()
             self._event.record(torch.cuda.current_stream(finite.device))
         else:
             # A tensor that has no value, on the `meta` device or a fake one.
             self._answer = True
 
-    def heard(self):
-        """Returns a bool, None as long as the device has not come so far."""
+    def arrived(self):
+        """Returns a bool, None as long as the device has not computed it."""
         if self._event is not None:
             if not self._event.query():
                 return None
-            self._answer, self._event = bool(self._letter), None
+            self._answer, self._event = bool(self._copy), None
         return self._answer
 
 
@@ -113,7 +113,7 @@ def _is_known(master, variable):
     ):
         del _notes[id(master)]
         return False
-    return found.word.heard() is True
+    return found.answer.arrived() is True
 
 
 def _written(master, variable):

@@ -1,15 +1,12 @@
-"""Float32 masters of float16 variables, on PyTorch.
+"""Kernels for the masters of low-precision variables, on PyTorch.
 
-See `generic.fused_step`. `pairs` are tuples of a master and its variable, tensors, the
-variables of one dtype, or none at all. `finite` is None on the host, where nobody comes
-here after an overflow; on an accelerator it is a boolean scalar tensor, and where it is
+They implement `Framework.resynchronised` and `Framework.rounded`, and are tested
+against these. `pairs` are tuples of a master and its variable, tensors, the variables
+of one dtype, or none at all. `finite` is None on the host, where a step that is skipped
+does not come here; on an accelerator it is a boolean scalar tensor, and where it is
 False nothing changes.
-
-Keras's `clip` copies its limits to the device, for which PyTorch waits. PyTorch's own
-takes numbers as they are.
 """
 
-import keras
 import torch
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
@@ -17,43 +14,28 @@ from keras_lso.backend import _torch_in_step
 from keras_lso.backend.masters import FLOAT16_MAX
 
 
-def restarted(master, value):
-    """See `masters.restarted`."""
-    in_step = rounded(master, value.dtype) == value
-    return torch.where(in_step, master, value.float())
-
-
-def rounded(master, dtype):
-    """See `masters.rounded`."""
-    dtype = getattr(torch, keras.backend.standardize_dtype(dtype))
-    if dtype == torch.float16:
-        master = master.clamp(-FLOAT16_MAX, FLOAT16_MAX)
-    return master.to(dtype)
-
-
-def restart(pairs, finite, memory):
-    """Lets the masters of variables that were assigned from outside restart there."""
+def resynchronise(framework, pairs, finite, memory):
+    """Re-initialises the masters of variables that were assigned externally."""
     if not pairs:
         return
     if finite is not None:
         if not _torch_in_step.are_known(pairs):
-            _restart_where(finite, pairs)
+            _resynchronise_where(framework, finite, pairs)
         return
     masters, variables = map(list, zip(*pairs, strict=True))
     expected = memory.like(variables)
     torch._foreach_copy_(expected, masters)
     for master, variable, value in zip(masters, variables, expected, strict=True):
-        # What is too large for float16 does not look alike, nor does -0.0; that is
-        # seldom, and not wrong.
+        # A number beyond float16's range is not alike, nor is -0.0; that is rare, and
+        # then the formula changes nothing.
         if not _are_alike(value, variable):
-            master.copy_(restarted(master, variable))
+            master.copy_(framework.resynchronised(master, variable))
 
 
 def _are_alike(values, others):
     """Whether they have the same elements.
 
-    `torch.equal` takes ten times as long for float16 as for integers that hold four of
-    its numbers each.
+    `torch.equal` takes ten times as long for float16 as for int64 views of four each.
     """
     pair = values.reshape(-1), others.reshape(-1)
     if all(t.numel() and t.numel() % 4 == t.storage_offset() % 4 == 0 for t in pair):
@@ -61,10 +43,10 @@ def _are_alike(values, others):
     return torch.equal(*pair)
 
 
-def _restart_where(finite, pairs):
+def _resynchronise_where(framework, finite, pairs):
     masters, variables = map(list, zip(*pairs, strict=True))
     old, value = map(_flatten_dense_tensors, (masters, variables))
-    moved = (rounded(old, value.dtype) != value).logical_and_(finite)
+    moved = (framework.rounded(old, value.dtype) != value).logical_and_(finite)
     new = torch.where(moved, value, old)
     torch._foreach_copy_(masters, _unflatten_dense_tensors(new, masters))
 
@@ -91,7 +73,7 @@ def round_into_variables(pairs, finite, found_inf):
 
 
 def _round_where(finite, found_inf, masters, variables):
-    # As one piece, which one kernel clamps.
+    # In one buffer, which one kernel clamps.
     flat = variables[0].new_empty(sum(v.numel() for v in variables))
     new = _unflatten_dense_tensors(flat, variables)
     torch._foreach_copy_(new, masters)
@@ -107,8 +89,8 @@ def _round_where(finite, found_inf, masters, variables):
 def _copy_unless(found_inf, targets, sources):
     """Copies contiguous tensors, and writes nothing where `found_inf` is 1.0.
 
-    Which is what the fused kernel does with a momentum that has no past. A rate of 0
-    leaves it nothing to do to the sources, which are variables and gradients to it.
+    That is the first step of the fused SGD kernel, which sets the momentum. To the
+    sources, its variables and gradients, it does nothing at a rate of 0.
     """
     torch._fused_sgd_(
         sources,
@@ -123,7 +105,7 @@ def _copy_unless(found_inf, targets, sources):
         is_first_step=True,
         found_inf=found_inf,
     )
-    # The kernel leaves that out, and others go by it: autograd, and the masters that
-    # another optimizer has of the same variables.
+    # The kernel does not increment it, and others rely on it: autograd, and the masters
+    # that another optimizer has of the same variables.
     for target in targets:
         torch.autograd.graph.increment_version(target)

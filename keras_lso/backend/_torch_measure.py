@@ -5,41 +5,40 @@ import math
 import torch
 from torch._utils import _flatten_dense_tensors
 
-from keras_lso.backend import generic
-from keras_lso.backend.generic import Measurement
+from keras_lso.backend.framework import Measurement
+from keras_lso.backend.tensors import amax_of, in_float32
 
-# Elements. To PyTorch a smaller tensor is mostly the work of calling something with it.
+# Elements. The cost of an operation on a smaller tensor is that of its call.
 SMALL = 2**14
 
 
 def is_on_host(tensor):
-    """Whether to look at a tensor beside this one costs nothing."""
+    """Whether reading a tensor on this one's device costs nothing."""
     return tensor.device.type == "cpu"
 
 
-@torch.no_grad()
-def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None, are_alike=False):
-    """See `generic.measure`.
+def measure(grads, amax=False, inv_scale=1.0, rules=None):
+    """See `Framework.measure`; the tensors are plain.
 
     On the host a finite L2 norm proves finite elements, and one multi-tensor norm costs
     a tenth of `isfinite` over all tensors. A norm that is not finite proves nothing
     (1e20 squared is inf), nor does any if unscaling makes the gradients larger: only
-    then every element is looked at. On an accelerator nobody may look at that norm.
-    There the largest magnitude decides, which is exact.
+    then every element is checked. On an accelerator reading that norm would
+    synchronise with the host. There the largest magnitude decides, which is exact.
 
-    The norms of what no rule changes before it takes the norm serve the step as
-    well. It measures the others itself, where it has them in the cache.
+    The norms of the gradients serve the step as well. Other norms it computes itself,
+    where it has the tensors in the cache.
     """
     if not is_on_host(grads[0]):
-        finite, top = _check_on_accelerator(grads, inv_scale)
-        return Measurement(finite, None, top if amax else None)
+        finite, largest = _check_on_accelerator(grads, inv_scale)
+        return Measurement(finite, amax=largest if amax else None)
     has_norms = bool(rules) and rules[0].has_norms
     finite, norms = _check_on_host(grads, inv_scale, has_norms)
-    return Measurement(finite, norms, _largest(grads) if amax else None)
+    return Measurement(finite, norms, amax=_amax_on_host(grads) if amax else None)
 
 
 def _check_on_host(values, inv_scale, wants_norms):
-    """Returns whether all are finite, and the unscaled norms if they are at hand."""
+    """Returns whether all are finite, and the unscaled norms if they are wanted."""
     if wants_norms:
         norms = norms_of(values)
     else:
@@ -53,14 +52,14 @@ def _check_on_host(values, inv_scale, wants_norms):
 
 
 def _together(values):
-    """Returns the same elements as fewer tensors.
+    """Returns the same elements in fewer tensors.
 
-    Of small ones a copy as one takes a third of the time of a norm for each.
+    Concatenating small ones takes a third of the time of a norm for each.
     """
     small: list[torch.Tensor] = []
     rest: list[torch.Tensor] = []
     for v in values:
-        # A subclass may be sharded, and then cannot be put together with others.
+        # A subclass may be sharded, and then cannot be concatenated with others.
         is_small = type(v) is torch.Tensor and v.numel() <= SMALL
         (small if is_small else rest).append(v)
     if len({v.dtype for v in small}) != 1:
@@ -71,36 +70,31 @@ def _together(values):
 def _check_on_accelerator(values, inv_scale):
     """Returns whether all are finite, and the largest magnitude.
 
-    Not the norms: they are as the step wants them only if it gets those of the unscaled
-    gradients, which for very large ones are finite where these are not.
+    Not the norms: the step needs those of the unscaled gradients, which can be finite
+    where those of very large gradients are not.
     """
-    # Of nothing there is no largest magnitude. An inf or a NaN stays one.
-    top = values[0].new_zeros((), dtype=wide_dtype(values))
+    # An empty tensor has no maximum. An inf or a NaN stays one.
+    amax = values[0].new_zeros((), dtype=wide_dtype(values))
     values = [v for v in values if v.numel()]
     if values:
-        top = torch.stack(torch._foreach_norm(values, math.inf, dtype=top.dtype)).max()
-    finite = (top * inv_scale).isfinite()
-    return finite, top.float()
+        norms = torch._foreach_norm(values, math.inf, dtype=amax.dtype)
+        amax = torch.stack(norms).max()
+    finite = (amax * inv_scale).isfinite()
+    return finite, amax.float()
 
 
-def _largest(values):
+def _amax_on_host(values):
     """Returns the largest magnitude; `abs` would write a copy of every tensor."""
     values = [v for v in values if v.numel()]
     if not values:
-        return generic.largest_magnitude(values)
+        return amax_of(values)
     ends = [end.float() for v in values for end in (v.max(), -v.min())]
     return torch.stack(ends).max()
 
 
 def _all_finite(values, inv_scale):
-    values = [generic.in_float32(v) for v in values]
+    values = [in_float32(v) for v in values]
     return torch.stack([(v * inv_scale).isfinite().all() for v in values]).all()
-
-
-@torch.no_grad()
-def l2_norms(tensors):
-    """See `generic.l2_norms`."""
-    return list(norms_of(tensors).unbind())
 
 
 _ROW = 1024
@@ -109,7 +103,7 @@ _ROW = 1024
 def norms_of(values):
     """Returns the L2 norms as one tensor.
 
-    By rows on a CPU: PyTorch adds up one square after the other there, and of two
+    By rows on a CPU: PyTorch sums the squares one after the other there, and of two
     million elements four digits would be left.
     """
     dtype = wide_dtype(values)
@@ -129,7 +123,7 @@ def _row_norms(values, dtype):
 
 
 def wide_dtype(values):
-    """Returns the dtype that norms of these tensors are summed up in."""
-    # A norm may accumulate in a wider type than its tensor's, never a narrower one.
+    """Returns the dtype in which norms of these tensors accumulate."""
+    # It may be wider than a tensor's own dtype, never narrower.
     is_double = any(v.dtype == torch.float64 for v in values)
     return torch.float64 if is_double else torch.float32

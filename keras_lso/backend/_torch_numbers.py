@@ -1,9 +1,9 @@
 """Scalars of a step count on the device, without a copy to it or a read from it.
 
 A learning-rate schedule is a few operations on the step count and on Python's numbers.
-`keras.ops` makes a tensor of each number, which PyTorch copies to the device and waits
-for; and where a schedule branches by the step (`keras.ops.cond`) it reads a flag. Here
-numbers are written by a kernel, and both branches are computed and selected from.
+`keras.ops` makes a tensor of each number, whose copy to the device synchronises with
+the host; and where a schedule branches by the step (`keras.ops.cond`) it reads a flag.
+Here numbers are written by a kernel, and both branches are computed and selected from.
 """
 
 import numpy as np
@@ -17,7 +17,7 @@ _MOST_BRANCHES = 4
 
 
 def without_host(function, near):
-    """See `generic.without_host`."""
+    """See `Framework.without_host`."""
     return function() if near.device.type == "cpu" else _select(function, ())
 
 

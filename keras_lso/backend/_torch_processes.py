@@ -3,33 +3,28 @@
 import torch
 import torch.distributed as dist
 
-from keras_lso.backend import generic, processes
+from keras_lso.backend import processes
+from keras_lso.backend.tensors import in_float32
 
-AVERAGES_IN_STEP = True
+HOW_TO_START = (
+    "Call `torch.distributed.init_process_group()` first and start the program by "
+    "`torchrun --nproc-per-node=2 train.py`. " + processes.or_horovod("torch")
+)
 
 
 def count_processes():
-    """See `generic.count_processes`."""
+    """See `Framework.count_processes`."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size()
     hvd = processes.horovod("torch")
     return hvd and hvd.size()
 
 
-def check_processes_run():
-    """See `generic.check_processes_run`."""
-    processes.check_run(
-        count_processes(),
-        "Call `torch.distributed.init_process_group()` first and start the program by "
-        "`torchrun --nproc-per-node=2 train.py`. " + processes.or_horovod("torch"),
-    )
-
-
 @torch.no_grad()
-def average_over_processes(grads):
-    """See `generic.average_over_processes`: all tensors of a dtype in one go."""
-    check_processes_run()
-    grads = [None if g is None else generic.in_float32(g) for g in grads]
+def average_over_processes(framework, grads):
+    """See `Framework.average_over_processes`: one exchange for each dtype."""
+    framework.check_processes_run()
+    grads = [None if g is None else in_float32(g) for g in grads]
     if dist.is_available() and dist.is_initialized():
         exchange, mean = _exchange, _mean
     else:

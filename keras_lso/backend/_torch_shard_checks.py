@@ -1,15 +1,11 @@
-"""Refusing variables and gradients of which a process sees the wrong part."""
+"""Refusing variables and gradients that are not sharded alike."""
 
 import sys
 
 import torch
 import torch.distributed as dist
 
-from keras_lso.backend._torch_shards import (
-    all_sharded,
-    any_sharded,
-    is_sharded,
-)
+from keras_lso.backend._torch_shards import all_sharded, any_sharded, is_sharded
 
 _WHAT_TO_WRITE = (
     "Shard a plain `torch.nn.Module`, and afterwards make its variables: `fully_shard("
@@ -19,7 +15,7 @@ _WHAT_TO_WRITE = (
 
 
 def check_shards(grads, variables, tensors):
-    """See `generic.check_shards`."""
+    """See `Framework.check_shards`."""
     # Without processes there are no shards.
     if not dist.is_available() or not dist.is_initialized():
         return
@@ -58,7 +54,7 @@ def _describe(tensor):
 def _check_not_left_behind(variables):
     """Refuses the variables of a Keras layer whose parameters FSDP has replaced.
 
-    The layer goes on computing with them, and their gradients are this process's alone.
+    The layer goes on computing with them, and their gradients are not reduced.
     """
     left_behind = _left_behind()
     for variable in variables if left_behind else ():

@@ -1,49 +1,42 @@
-"""`measure`, `fused_step` and `l2_norms` on PyTorch, of sharded tensors as well.
+"""`measure`, `fused_step` and `l2_norms` on PyTorch, of plain and of sharded tensors.
 
-Plain tensors go to the kernels as they are. Of sharded ones each process hands them its
-shards, and norms, the largest magnitude and whether all is finite are agreed on before
-anybody uses them: one all-reduce a step.
+Plain tensors go to the kernels as they are. Of sharded ones the kernels of each process
+get its shards; norms, the largest magnitude and the flag are reduced over the processes
+before they are used, in one all-reduce a step.
 """
 
 import torch
 
-from keras_lso.backend import (
-    _torch_kernels,
-    _torch_masters,
-    _torch_measure,
-    rules,
-)
+from keras_lso.backend import _torch_measure, _torch_steps
 from keras_lso.backend._torch_shards import Agreement, any_sharded, shards_of
-from keras_lso.backend.generic import Measurement
+from keras_lso.backend.framework import Measurement
 
 
 @torch.no_grad()
 def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None, are_alike=False):
-    """See `generic.measure`."""
+    """See `Framework.measure`."""
     if not any_sharded(grads):
-        return _torch_measure.measure(grads, amax, inv_scale, rules, state)
+        return _torch_measure.measure(grads, amax, inv_scale, rules)
     shards = shards_of(grads)
     mine = _torch_measure.measure(shards, amax, inv_scale)
     squares, owners = _squares(rules, shards, inv_scale, state)
     agreement = Agreement(grads)
     flag = torch.logical_not(mine.finite).to(squares.dtype).view(1)
-    top = None
+    largest = None
     if amax:
         # A NaN says no more than an inf.
-        top = mine.amax.nan_to_num(nan=torch.inf, posinf=torch.inf).to(flag.dtype)
-        flag, top = agreement.maximum(torch.stack([flag[0], top])).split(1)
-        squares = agreement.total(squares, owners) if owners else squares
+        largest = mine.amax.nan_to_num(nan=torch.inf, posinf=torch.inf).to(flag.dtype)
+        both = agreement.maximum(torch.stack([flag[0], largest]))
+        flag, largest = both[:1], both[1].float()
+        squares = agreement.sum(squares, owners) if owners else squares
     else:
-        both = agreement.total(torch.cat([flag, squares]), [None, *owners])
+        both = agreement.sum(torch.cat([flag, squares]), [None, *owners])
         flag, squares = both[:1], both[1:]
-    return Measurement(
-        flag[0] == 0,
-        _norms(squares, owners, len(grads)) if owners else None,
-        None if top is None else top[0].float(),
-    )
+    norms = _norms(rules, squares, owners) if owners else {}
+    return Measurement(flag[0] == 0, amax=largest, **norms)
 
 
-def _squares(of_step, shards, inv_scale, state):
+def _squares(rules, shards, inv_scale, state):
     """Returns the squares of the norms that the rules of a step take of these shards.
 
     Returns:
@@ -53,13 +46,16 @@ def _squares(of_step, shards, inv_scale, state):
     found, owners = [shards[0].new_zeros(0, dtype=torch.float32)], []
     tensors: list[torch.Tensor] = []
     size = 0
-    for i, rule in enumerate(of_step or ()):
-        measured = _measured(rule, shards[i], inv_scale, state[i])
+    for i, rule in enumerate(rules or ()):
+        if not rule.takes_norms:
+            continue
+        unscaled = shards[i].float() * inv_scale
+        measured = rule.measured(unscaled, *shards_of(state[i]))
         tensors += measured
         owners += [i] * len(measured)
         size += shards[i].numel()
-        # What was computed to be measured should still be in the cache.
-        if tensors and size > _CHUNK:
+        # What was just computed should still be in the cache.
+        if size > _CHUNK:
             found.append(_torch_measure.norms_of(tensors))
             tensors, size = [], 0
     if tensors:
@@ -70,32 +66,23 @@ def _squares(of_step, shards, inv_scale, state):
 _CHUNK = 2**20
 
 
-def _measured(rule, shard, inv_scale, state):
-    """Returns the tensors that `rule.norms` takes the norms of."""
-    if not rule.has_norms or (isinstance(rule, rules.LARS) and not rule.trust_ratio):
-        return ()
-    g = shard.float() * inv_scale
-    if rule.measures_gradient_only:
-        return (g,)
-    variable, *slots = shards_of(state)
-    return rule.direction(g, variable, *slots), variable
-
-
-def _norms(squares, owners, count):
-    """Returns what `rule.norms` would return of the whole tensors, for each of them."""
-    norms: list = [None] * count
+def _norms(rules, squares, owners):
+    """Returns the norms of the whole tensors, as fields of a `Measurement`."""
+    norms: list = [None] * len(rules)
     for norm, i in zip(squares.sqrt().unbind(), owners, strict=True):
         norms[i] = (*(norms[i] or ()), norm)
-    return norms
+    if all(rule.measures_gradient_only for rule in rules):
+        return {"gradient_norms": [norm for (norm,) in norms]}
+    return {"rule_norms": norms}
 
 
 @torch.no_grad()
 def l2_norms(tensors):
-    """See `generic.l2_norms`."""
+    """See `Framework.l2_norms`."""
     norms = _torch_measure.norms_of(shards_of(tensors))
     if any_sharded(tensors):
         owners = list(range(len(tensors)))
-        norms = Agreement(tensors).total(norms.square(), owners).sqrt()
+        norms = Agreement(tensors).sum(norms.square(), owners).sqrt()
     return list(norms.unbind())
 
 
@@ -107,7 +94,7 @@ def fused_step_takes(rule, variables, gradients):
     """
     # Neither variables without a tensor of their own nor other subclasses of tensors.
     return (
-        rule in _torch_kernels.STEPS
+        rule in _torch_steps.STEPS
         and not torch.compiler.is_compiling()
         and set(map(type, shards_of((*variables, *gradients)))) <= _PLAIN
         and variables[0].device.type in _DEVICES
@@ -127,75 +114,45 @@ _GRADIENT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 
 @torch.no_grad()
 def fused_step(
+    framework,
     rules,
     variables,
     slots,
     grads,
-    finite=None,
+    found=None,
     inv_scale=None,
-    norms=None,
-    narrow=None,
+    low_precision_variables=None,
 ):
-    """See `generic.fused_step`."""
-    if not any_sharded(variables):
-        _torch_kernels.fused_step(
-            rules, variables, slots, grads, finite, inv_scale, norms, narrow
-        )
-        return
-    narrow = narrow or [None] * len(variables)
-    if norms is None and any(rule.has_norms for rule in rules):
-        norms = _norms_in_step(rules, variables, slots, grads, inv_scale, narrow)
-    _torch_kernels.fused_step(
-        rules,
-        shards_of(variables),
-        [tuple(shards_of(of_one)) for of_one in slots],
-        shards_of(grads),
-        finite,
-        inv_scale,
-        norms,
-        shards_of(narrow),
-        steps=_STEPS,
+    """See `Framework.fused_step`."""
+    low = low_precision_variables
+    if any_sharded(variables):
+        if any(r.has_norms for r in rules) and not _has_norms(found):
+            norms = _norms_in_step(
+                framework, rules, variables, slots, grads, inv_scale, low
+            )
+            found = (found or Measurement(None))._replace(**norms)
+        variables, grads = shards_of(variables), shards_of(grads)
+        slots = [tuple(shards_of(of_one)) for of_one in slots]
+        low = low and shards_of(low)
+    _torch_steps.fused_step(
+        framework, rules, variables, slots, grads, found, inv_scale, low
     )
 
 
-def _norms_in_step(rules, variables, slots, grads, inv_scale, narrow):
-    """Returns the norms where nobody has measured them yet."""
+def _has_norms(found):
+    return found is not None and (found.gradient_norms or found.rule_norms)
+
+
+def _norms_in_step(framework, rules, variables, slots, grads, inv_scale, low):
+    """Returns the norms where `measure` was not asked for them."""
     state = []
-    for variable, of_one, low in zip(variables, slots, narrow, strict=True):
-        value, low = shards_of((variable, low))
-        if low is not None:
-            value = _torch_masters.restarted(value, low)
+    low = low or [None] * len(variables)
+    for variable, of_one, low_one in zip(variables, slots, low, strict=True):
+        value, low_value = shards_of((variable, low_one))
+        if low_value is not None:
+            value = framework.resynchronised(value, low_value)
         state.append((value, *of_one))
     inv_scale = 1.0 if inv_scale is None else inv_scale
     squares, owners = _squares(rules, shards_of(grads), inv_scale, state)
-    squares = Agreement(grads).total(squares, owners)
-    return _norms(squares, owners, len(grads))
-
-
-def _step_lars(kernel, rule, g, inv_scale, norms, v):
-    g = kernel.multiply(g, inv_scale)
-    d = kernel.add(g, kernel.weights, rule.weight_decay) if rule.weight_decay else g
-    if rule.trust_ratio is None:
-        rates = rule.learning_rate.expand(len(g))
-    else:
-        rates = rule.rate(tuple(map(torch.stack, zip(*norms, strict=True))))
-    if rule.classic_momentum:
-        kernel.descend_by_shares(d, v, rule.momentum, rates, rule.nesterov)
-        return
-    # The variables come after their momentum.
-    kernel.descend_with_momentum(d, v, rule.momentum, rate=0.0)
-    update = kernel.add(d, v, rule.momentum) if rule.nesterov else v
-    kernel.descend(kernel.multiply_each(update, rates.unbind()))
-
-
-def _step_novograd(kernel, rule, g, inv_scale, norms, m, v):
-    norms = [norm for (norm,) in norms]
-    _torch_kernels.STEPS[rules.NovoGrad](kernel, rule, g, inv_scale, norms, m, v)
-
-
-# With norms of whole tensors, which a kernel cannot take itself.
-_STEPS = {
-    **_torch_kernels.STEPS,
-    rules.LARS: _step_lars,
-    rules.NovoGrad: _step_novograd,
-}
+    squares = Agreement(grads).sum(squares, owners)
+    return _norms(rules, squares, owners)

@@ -1,8 +1,8 @@
 """Tensors of which each process holds a shard: PyTorch's `DTensor`, as FSDP2 has them.
 
-What a process finds in its own shards is not the truth. It becomes that in one
-all-reduce over the processes among which the tensors are sharded. All of them have to
-make the same ones, in the same order: none may depend on what a shard holds.
+What a process finds in its own shards is reduced, in one all-reduce, over the
+processes among which the tensors are sharded. All of them have to make the same
+all-reduces in the same order: none may depend on the values of a shard.
 """
 
 import torch
@@ -40,26 +40,26 @@ def shards_of(tensors):
     return [t.to_local() if is_sharded(t) else t for t in tensors]
 
 
-def sharded_like(value, reference):
-    """See `generic.sharded_like`; returns a parameter."""
-    is_as_it_is = is_sharded(value) or value.shape != reference.shape
-    if is_as_it_is or not is_sharded(reference):
+def sharded_like(value, like):
+    """See `Framework.sharded_like`; returns a parameter."""
+    stays = is_sharded(value) or value.shape != like.shape
+    if stays or not is_sharded(like):
         return value
     sharded = distribute_tensor(
         value.detach(),
-        reference.device_mesh,
-        reference.placements,
-        # Nobody need send what everybody has.
+        like.device_mesh,
+        like.placements,
+        # No communication: all processes have the same tensor.
         src_data_rank=None,
     )
     return torch.nn.Parameter(sharded, requires_grad=value.requires_grad)
 
 
 class Agreement:
-    """The processes that hold shards of these tensors, and what they agree on.
+    """The processes that hold shards of these tensors, and their reductions.
 
     A replica's tensors are the same on all processes, bit for bit, and what is found in
-    them is too: among replicas there is nothing to agree on.
+    them is too: among replicas nothing is reduced.
 
     Args:
         tensors: List of tensors, some of which are sharded.
@@ -69,36 +69,37 @@ class Agreement:
         known: dict = {}
         self._groups_of = [_groups_of(t, known) for t in tensors]
         groups = {name: g for of_one in known.values() for name, g in of_one.items()}
-        # The largest last: its processes have heard of all others by then.
+        # Reduce over small process groups first, so that the largest group combines
+        # their results.
         self._groups = dict(sorted(groups.items(), key=lambda item: item[1].size()))
 
     def maximum(self, values):
-        """Returns the largest of each value on any process.
+        """Returns the maximum of each value over all processes.
 
         Args:
-            values: 1D tensor without a NaN, which may be lost in a maximum.
+            values: 1D tensor without a NaN, which a maximum may lose.
         """
         for group in self._groups.values():
             dist.all_reduce(values, dist.ReduceOp.MAX, group)
         return values
 
-    def total(self, values, owners):
-        """Returns what each value adds up to over all shards of a tensor.
+    def sum(self, values, owners):
+        """Returns the sum of each value over all shards of its tensor.
 
         Args:
             values: 1D tensor.
             owners: List with an item for each value: the position of the tensor that it
-                was found in, or None for one that adds up over all processes.
+                was computed from, or None for one to be summed over all processes.
         """
         for name, group in self._groups.items():
-            # What is no shard among these is counted once.
+            # What is no shard in this group is counted once.
             once = [
                 i
                 for i, owner in enumerate(owners)
                 if owner is not None and name not in self._groups_of[owner]
             ]
             if once and dist.get_rank(group):
-                # One by one: their positions need not go to the device.
+                # One by one: a list of positions would be copied to the device.
                 torch._foreach_zero_([values[i] for i in once])
             dist.all_reduce(values, dist.ReduceOp.SUM, group)
         return values

@@ -1,16 +1,14 @@
 """The update formulas of the optimizers that have a fused step.
 
 A rule holds the coefficients of one step as scalars. It is called with plain
-tensors, `rule(keep, gradient, variable, *slots)`, and returns the new values of
-the variable and of its slots. The gradient is unscaled already.
+tensors, `rule(select, gradient, variable, *slots, norms=norms)`, and returns the new
+values of the variable and of its slots. The gradient is unscaled already.
 
-A rule whose `has_norms` is True looks at whole tensors as well: `norms(gradient,
-variable, *slots)` returns the norms that the step needs, and the step takes them
-as `norms=` from whoever has measured them already. If they are the norm of the
-gradient and nothing else, `measures_gradient_only` is True.
+Some rules take norms of whole tensors: those of what `measured(gradient, variable,
+*slots)` returns, in that order (see `Framework.norms_of`).
 
-`keep(new, old)` is `new` where the step is applied and `old` where it is skipped.
-It stands around every new value as soon as there is one: what is computed from it
+`select(new, old)` is `new` where the step is applied and `old` where it is skipped.
+It is applied to every new value as soon as there is one: what is computed from it
 then never needs the old value as well, so that a compiler can update in place.
 
 SGD, Momentum and Adam are Keras's own formulas, in float32. Their `decay` is what
@@ -27,11 +25,28 @@ from typing import Any, ClassVar
 
 from keras import ops
 
-from keras_lso.backend.shards import sum_over_shards
+
+class Rule:
+    """What is true of a rule unless it says otherwise.
+
+    Attributes:
+        slots: Tuple of the names of its slots.
+        has_norms: Bool. Whether rules of this class take norms.
+        measures_gradient_only: Bool. Whether the only norm is that of the gradient.
+    """
+
+    slots: ClassVar[tuple[str, ...]] = ()
+    has_norms: ClassVar = False
+    measures_gradient_only: ClassVar = False
+
+    @property
+    def takes_norms(self):
+        """Whether this rule takes norms, which may depend on its coefficients."""
+        return self.has_norms
 
 
 @dataclass(frozen=True)
-class SGD:
+class SGD(Rule):
     """Gradient descent, as in `keras.optimizers.SGD`.
 
     ```python
@@ -39,18 +54,15 @@ class SGD:
     ```
     """
 
-    slots: ClassVar = ()
-    has_norms: ClassVar = False
-    measures_gradient_only: ClassVar = False
     learning_rate: Any
     decay: Any = None
 
-    def __call__(self, keep, g, w):
-        return (keep(decayed(w, self.decay) - g * self.learning_rate, w),)
+    def __call__(self, select, g, w, norms=None):
+        return (select(decayed(w, self.decay) - g * self.learning_rate, w),)
 
 
 @dataclass(frozen=True)
-class Momentum:
+class Momentum(Rule):
     """Gradient descent with momentum, as in `keras.optimizers.SGD`.
 
     ```python
@@ -61,22 +73,20 @@ class Momentum:
     """
 
     slots: ClassVar = ("momentum",)
-    has_norms: ClassVar = False
-    measures_gradient_only: ClassVar = False
     learning_rate: Any
     momentum: Any
     nesterov: bool = False
     decay: Any = None
 
-    def __call__(self, keep, g, w, m):
+    def __call__(self, select, g, w, m, norms=None):
         descent = g * self.learning_rate
-        m = keep(m * self.momentum - descent, m)
+        m = select(m * self.momentum - descent, m)
         step = m * self.momentum - descent if self.nesterov else m
-        return keep(decayed(w, self.decay) + step, w), m
+        return select(decayed(w, self.decay) + step, w), m
 
 
 @dataclass(frozen=True)
-class Adam:
+class Adam(Rule):
     """Adam, as in `keras.optimizers.Adam`, and with `decay` as in `AdamW`.
 
     ```python
@@ -88,24 +98,22 @@ class Adam:
     """
 
     slots: ClassVar = ("momentum", "velocity")
-    has_norms: ClassVar = False
-    measures_gradient_only: ClassVar = False
     alpha: Any
     beta_1: Any
     beta_2: Any
     epsilon: Any
     decay: Any = None
 
-    def __call__(self, keep, g, w, m, v):
-        m = keep(m + (g - m) * (1 - self.beta_1), m)
-        v = keep(v + (ops.square(g) - v) * (1 - self.beta_2), v)
+    def __call__(self, select, g, w, m, v, norms=None):
+        m = select(m + (g - m) * (1 - self.beta_1), m)
+        v = select(v + (ops.square(g) - v) * (1 - self.beta_2), v)
         step = m * self.alpha / (ops.sqrt(v) + self.epsilon)
-        return keep(decayed(w, self.decay) - step, w), m, v
+        return select(decayed(w, self.decay) - step, w), m, v
 
 
 @dataclass(frozen=True)
 class TrustRatio:
-    """How far a layer may move, as a share of its size.
+    """How far a layer may move, relative to its norm.
 
     ```python
     ratio = eeta * |w| / (|d| + epsilon)                        # paper=False
@@ -133,7 +141,7 @@ class TrustRatio:
 
 
 @dataclass(frozen=True)
-class LARS:
+class LARS(Rule):
     """Layer-wise adaptive rate scaling, as in `keras_lso.LARS`.
 
     ```python
@@ -155,7 +163,6 @@ class LARS:
 
     slots: ClassVar = ("momentum",)
     has_norms: ClassVar = True
-    measures_gradient_only: ClassVar = False
     learning_rate: Any
     momentum: float
     weight_decay: float
@@ -168,29 +175,27 @@ class LARS:
         """Whether the trust ratio is the paper's."""
         return self.trust_ratio is not None and self.trust_ratio.paper
 
-    def norms(self, g, w, v):
-        """Returns the norms of the direction and of the variable, or None.
+    @property
+    def takes_norms(self):
+        return self.trust_ratio is not None
 
-        An inf or a NaN in the gradient is one in the first of them.
+    def measured(self, g, w, v):
+        """Returns the direction that the trust ratio is taken of, and the variable.
+
+        An inf or a NaN in the gradient is one in the norm of the first of them.
         """
-        if self.trust_ratio is None:
-            return None
-        return l2_norm(self.direction(g, w, v)), l2_norm(w)
-
-    def direction(self, g, w, v):
-        """Returns what the trust ratio is taken of."""
         if self.is_paper:
-            return g
+            return g, w
         d = self.decayed(g, w)
-        return d if self.classic_momentum else self.advance(_always, d, v)[1]
+        return d if self.classic_momentum else self.advance(always, d, v)[1], w
 
     def decayed(self, g, w):
         """Returns the gradient of the loss with its L2 penalty."""
         return g + w * self.weight_decay if self.weight_decay else g
 
-    def advance(self, keep, d, v):
+    def advance(self, select, d, v):
         """Returns the new momentum, and the update that goes with it."""
-        v = keep(v * self.momentum + d, v)
+        v = select(v * self.momentum + d, v)
         return v, (v * self.momentum + d if self.nesterov else v)
 
     def rate(self, norms):
@@ -200,19 +205,19 @@ class LARS:
         d_norm, w_norm = norms
         return self.learning_rate * self.trust_ratio(d_norm, w_norm, self.weight_decay)
 
-    def __call__(self, keep, g, w, v, norms=None):
-        rate = self.rate(norms or self.norms(g, w, v))
+    def __call__(self, select, g, w, v, norms=None):
+        rate = self.rate(norms)
         d = self.decayed(g, w)
         if self.classic_momentum:
-            v, update = self.advance(keep, d * rate, v)
+            v, update = self.advance(select, d * rate, v)
         else:
-            v, update = self.advance(keep, d, v)
+            v, update = self.advance(select, d, v)
             update = update * rate
-        return keep(w - update, w), v
+        return select(w - update, w), v
 
 
 @dataclass(frozen=True)
-class NovoGrad:
+class NovoGrad(Rule):
     """Momentum of gradients normalized layer by layer, as in `keras_lso.NovoGrad`.
 
     ```python
@@ -234,13 +239,13 @@ class NovoGrad:
     weight_decay: float = 0.0
     grad_averaging: bool = False
 
-    def norms(self, g, w, m, v):
-        """Returns the norm of the gradient, in a tuple."""
-        return (l2_norm(g),)
+    def measured(self, g, w, m, v):
+        """Returns the gradient."""
+        return (g,)
 
     @property
-    def share(self):
-        """How much of a new direction enters the momentum."""
+    def direction_weight(self):
+        """The weight of a new direction in the momentum."""
         return 1 - self.beta_1 if self.grad_averaging else 1.0
 
     def normalize(self, g_norm, v):
@@ -253,14 +258,14 @@ class NovoGrad:
         # An inf would stay for ever, and the layer with it.
         return ops.where(moved < math.inf, moved, v), factor
 
-    def __call__(self, keep, g, w, m, v, norms=None):
-        [g_norm] = norms or self.norms(g, w, m, v)
+    def __call__(self, select, g, w, m, v, norms=None):
+        [g_norm] = norms
         new_v, factor = self.normalize(g_norm, v)
         d = g * factor
         if self.weight_decay:
             d = d + w * self.weight_decay
-        m = keep(m * self.beta_1 + d * self.share, m)
-        return keep(w - m * self.learning_rate, w), m, keep(new_v, v)
+        m = select(m * self.beta_1 + d * self.direction_weight, m)
+        return select(w - m * self.learning_rate, w), m, select(new_v, v)
 
 
 def decayed(w, decay):
@@ -268,13 +273,6 @@ def decayed(w, decay):
     return w if decay is None else w - w * decay
 
 
-def l2_norm(values):
-    """Returns the L2 norm of a tensor, summed up in the tensor's own dtype.
-
-    Of the whole tensor, where each device holds a shard of it.
-    """
-    return ops.sqrt(sum_over_shards(ops.sum(ops.square(values))))
-
-
-def _always(new, old):
+def always(new, old):
+    """The `select` of a step that is applied."""
     return new

@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 
 import keras_lso
-from keras_lso import backend
-from keras_lso.backend import rules
+from keras_lso.backend import backend, rules
 
 if keras.backend.backend() != "jax":
     pytest.skip("It reads what JAX compiles", allow_module_level=True)
 
 jax = pytest.importorskip("jax")
 pytest.importorskip("jax.extend")
+
+from keras_lso.backend import _jax_measure  # noqa: E402
 
 dynamic = keras_lso.loss_scales.DynamicLossScale
 STEPS = {
@@ -39,7 +40,7 @@ SHAPES = [(30, 40), (50,)]
 def kind(request, monkeypatch):
     """Both kinds of steps compile, and run, on a CPU."""
     if request.param == "accelerator":
-        monkeypatch.setattr(backend._jax_measure, "_is_on_cpu", lambda: False)
+        monkeypatch.setattr(_jax_measure, "_is_on_cpu", lambda: False)
     return request.param
 
 

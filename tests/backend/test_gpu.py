@@ -113,10 +113,10 @@ def test_masters_are_not_compared_once_a_step_is_known_to_be_applied(monkeypatch
     from keras_lso.backend import _torch_masters
 
     calls = []
-    compare = _torch_masters._restart_where
+    compare = _torch_masters._resynchronise_where
     monkeypatch.setattr(
         _torch_masters,
-        "_restart_where",
+        "_resynchronise_where",
         lambda *args: (calls.append(1), compare(*args)),
     )
     optimizer, variables = make(keras.optimizers.SGD(0.1), dtype="float16")

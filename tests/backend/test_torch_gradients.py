@@ -4,7 +4,7 @@ import keras
 import pytest
 from keras import ops
 
-from keras_lso import backend
+from keras_lso.backend import backend
 
 if keras.backend.backend() != "torch":
     pytest.skip("autograd is PyTorch's", allow_module_level=True)

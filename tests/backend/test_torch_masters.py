@@ -10,8 +10,9 @@ import keras
 import numpy as np
 import pytest
 
-from keras_lso import LossScaleOptimizer, backend
-from keras_lso.backend import masters
+from keras_lso import LossScaleOptimizer
+from keras_lso.backend import backend
+from keras_lso.backend.framework import Framework
 
 if keras.backend.backend() != "torch":
     pytest.skip(
@@ -41,8 +42,8 @@ SPECIAL = [
 
 @pytest.fixture
 def accelerator(monkeypatch):
-    """A step runs as on an accelerator, whose word is heard at once."""
-    for name in ("_torch_measure.is_on_host", "_torch_kernels.is_on_host"):
+    """A step runs as on an accelerator, whose answer arrives at once."""
+    for name in ("_torch_measure.is_on_host", "_torch_steps.is_on_host"):
         monkeypatch.setattr(f"keras_lso.backend.{name}", lambda tensor: False)
 
 
@@ -50,13 +51,13 @@ def accelerator(monkeypatch):
 def comparisons(monkeypatch):
     """A list with an item for each time that masters were compared."""
     calls = []
-    compare = _torch_masters._restart_where
+    compare = _torch_masters._resynchronise_where
 
-    def counting(finite, pairs):
+    def counting(framework, finite, pairs):
         calls.append(len(pairs))
-        compare(finite, pairs)
+        compare(framework, finite, pairs)
 
-    monkeypatch.setattr(_torch_masters, "_restart_where", counting)
+    monkeypatch.setattr(_torch_masters, "_resynchronise_where", counting)
     return calls
 
 
@@ -89,13 +90,14 @@ def test_masters_are_rounded_and_restart_as_in_the_reference(dtype):
     master = torch.tensor(values, dtype=torch.float32)
     with np.errstate(over="ignore"):
         low = torch.tensor(SPECIAL * len(SPECIAL)).to(getattr(torch, dtype))
-    expected = masters.rounded(master, dtype)
+    reference = Framework()
+    expected = reference.rounded(master, dtype)
     assert torch.equal(
         backend.rounded(master, dtype).view(torch.int16), expected.view(torch.int16)
     )
     assert torch.equal(
-        backend.restarted(master, low).view(torch.int32),
-        masters.restarted(master, low).view(torch.int32),
+        backend.resynchronised(master, low).view(torch.int32),
+        reference.resynchronised(master, low).view(torch.int32),
     )
 
 
@@ -226,7 +228,7 @@ def test_steps_compare_until_the_word_of_one_is_heard(
     accelerator, comparisons, monkeypatch
 ):
     """A host that is steps ahead of its device hears of the first one at last."""
-    hear = _torch_in_step._Word.heard
+    hear = _torch_in_step._Answer.arrived
     words, heard = [], []
 
     def in_time(word):
@@ -234,7 +236,7 @@ def test_steps_compare_until_the_word_of_one_is_heard(
             words.append(word)
         return hear(word) if word in heard else None
 
-    monkeypatch.setattr(_torch_in_step._Word, "heard", in_time)
+    monkeypatch.setattr(_torch_in_step._Answer, "arrived", in_time)
     optimizer, variables = make([[1.0, 2.0]])
     for _ in range(3):
         step(optimizer, variables)
@@ -293,7 +295,7 @@ def test_any_course_of_events_ends_as_on_a_cpu(monkeypatch, dtype, seed):
                     grads[i][0] = np.inf
                 with monkeypatch.context() as patch:
                     if is_accelerator:
-                        for module in ("_torch_measure", "_torch_kernels"):
+                        for module in ("_torch_measure", "_torch_steps"):
                             patch.setattr(
                                 f"keras_lso.backend.{module}.is_on_host",
                                 lambda tensor: False,

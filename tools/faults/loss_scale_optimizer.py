@@ -239,7 +239,7 @@ FAULTS = [
     Fault(
         name="a step that is not fused rounds its masters",
         file="keras_lso/master_weights.py",
-        old="master.assign(backend.restarted(ops.convert_to_tensor(master), value))",
+        old="master.assign(backend.resynchronised(ops.convert_to_tensor(master), value))",
         new='master.assign(ops.cast(value, "float32"))',
         tests="tests/test_master_weights.py::test_steps_too_small_for_float16_add_up",
     ),

@@ -132,9 +132,9 @@ FAULTS = [
     ),
     Fault(
         name="info names another backend's step",
-        file="keras_lso/backend/about.py",
-        old="return OTHER_STEPS.get(keras.backend.backend()",
-        new='return OTHER_STEPS.get("tensorflow"',
+        file="keras_lso/backend/_torch.py",
+        old='OTHER_STEP = "its own step, after a look at the flag"',
+        new='OTHER_STEP = "its own step, in a branch"',
         tests="tests/test_info.py::test_every_optimizer_is_listed_with_its_step",
     ),
 ]

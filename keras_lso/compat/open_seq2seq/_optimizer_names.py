@@ -7,8 +7,9 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_lso import adapters, backend
+from keras_lso import adapters
 from keras_lso._checks import check_factor
+from keras_lso.backend import backend
 from keras_lso.lars import LARS
 from keras_lso.novograd import NovoGrad
 

@@ -2,7 +2,8 @@
 
 from keras import ops
 
-from keras_lso import adapters, backend
+from keras_lso import adapters
+from keras_lso.backend import backend
 from keras_lso.compat.open_seq2seq._clipping import global_norm
 from keras_lso.larc import LARC
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer

@@ -6,9 +6,10 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_lso import adapters, backend
+from keras_lso import adapters
 from keras_lso._checks import check_positive_int
 from keras_lso._summary_writer import SummaryWriter
+from keras_lso.backend import backend
 from keras_lso.compat.open_seq2seq._clipping import clip_by_global_norm
 from keras_lso.compat.open_seq2seq._summaries import collect
 from keras_lso.compat.open_seq2seq.regularization import model_at_hand

@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from keras_lso import adapters, backend
+from keras_lso import adapters
 from keras_lso._checks import (
     check_bool,
     check_factor,
@@ -14,6 +14,7 @@ from keras_lso._checks import (
     is_number,
 )
 from keras_lso._core.arguments import check_inner_optimizer
+from keras_lso.backend import backend
 from keras_lso.compat.open_seq2seq._clipping import (
     clip_by_global_norm as _clip_by_global_norm,
 )

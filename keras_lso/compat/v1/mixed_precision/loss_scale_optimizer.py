@@ -3,9 +3,10 @@
 import keras
 from keras import ops
 
-from keras_lso import adapters, backend, loss_scales
+from keras_lso import adapters, loss_scales
 from keras_lso._checks import check_bool, check_choice, check_variables
 from keras_lso._core.arguments import check_inner_optimizer, read_config
+from keras_lso.backend import backend
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
 
