@@ -1,4 +1,4 @@
-"""Scalars of a step count on the device, without a copy to it or a read from it.
+"""Functions of a step count on the device, without synchronising with the host.
 
 A learning-rate schedule is a few operations on the step count and on Python's numbers.
 `keras.ops` makes a tensor of each number, whose copy to the device synchronises with
@@ -22,10 +22,10 @@ def without_host(function, near):
 
 
 def _select(function, answers):
-    """Runs a function whose first branches go where `answers` say, both ways after.
+    """Runs a function whose first branches take `answers`, and later ones both ways.
 
-    One run goes where all of the others hold. For each of those one more, a recursion,
-    goes as the first does up to there, and then the other way.
+    One run takes the True side of all later branches. For each of these, a recursion
+    takes the True side of those before it, and its False side.
     """
     with _Scalars(answers) as scalars:
         result = function()
@@ -36,11 +36,11 @@ def _select(function, answers):
 
 
 class _Scalars(TorchFunctionMode):
-    """Writes numbers on the device, and answers what branches ask.
+    """Fills in numbers on the device, and decides branches without reading from it.
 
     Attributes:
-        conditions: List of boolean tensors: what the branches without an answer asked
-            for. They went as if all were True.
+        conditions: List of boolean tensors, those of the branches without an answer,
+            which took the True side.
     """
 
     def __init__(self, answers):
@@ -63,7 +63,7 @@ class _Scalars(TorchFunctionMode):
 
 
 def _written(make, args, kwargs):
-    """Makes a tensor, on a device by `torch.full` if it holds a few numbers."""
+    """Makes a tensor, on a device by `torch.full` if it has few numbers."""
     device = torch.device(kwargs.get("device") or "cpu")
     is_plain = isinstance(args[0], bool | int | float | np.ndarray | np.number)
     if device.type == "cpu" or not is_plain or not 0 < np.size(args[0]) <= _FEW:

@@ -32,7 +32,7 @@ def _check_gradient(grad, variable, tensor):
         raise ValueError(
             f"The gradient of the variable {variable.path!r} is "
             f"{_describe(grad)}, and the variable itself holds {_describe(tensor)}: "
-            "each process would step on its own part of the truth. " + _WHAT_TO_WRITE
+            "each process would apply another step. " + _WHAT_TO_WRITE
         )
     if not is_sharded(grad):
         return

@@ -1,7 +1,7 @@
-"""What the engines have in common that average gradients over processes.
+"""Averaging gradients over processes: what the communication engines have in common.
 
-An engine is what lets processes talk to each other: the framework's own, or Horovod.
-Each framework says in its `_*_processes.py` which one runs and how it takes a mean.
+An engine is the framework's own, or Horovod. Each framework's `_*_processes.py` finds
+the one that runs, and takes the mean with it.
 """
 
 import hashlib
@@ -14,7 +14,7 @@ from keras import ops
 
 def horovod(framework):
     """Returns Horovod's module for the framework if it is initialised, else None."""
-    # Nobody has initialised what nobody has imported.
+    # A module that is not imported is not initialised.
     module = sys.modules.get(f"horovod.{framework}")
     if module is None:
         return None
@@ -26,10 +26,10 @@ def horovod(framework):
 
 
 def check_run(count, how_to_start):
-    """Refuses to average where no engine runs.
+    """Raises a `RuntimeError` where no engine runs.
 
     Args:
-        count: What `count_processes` returned.
+        count: What `Framework.count_processes` returned.
         how_to_start: String, a sentence on how to start one.
     """
     if count is None:
@@ -40,7 +40,7 @@ def check_run(count, how_to_start):
 
 
 def or_horovod(framework):
-    """The part of `how_to_start` on Horovod."""
+    """Returns the part of `how_to_start` on Horovod."""
     return (
         f"Or install Horovod, `import horovod.{framework} as hvd`, call `hvd.init()` "
         "and start the program by `horovodrun -np 2 python train.py`."
@@ -48,27 +48,27 @@ def or_horovod(framework):
 
 
 def digest(descriptions):
-    """Returns 32 bytes that are the same where the descriptions are."""
+    """Returns a hash of 32 bytes."""
     return hashlib.sha256(_encode(descriptions)).digest()
 
 
 def agree(grads, exchange):
-    """Returns the gradients that all processes are to have, in the same order.
+    """Returns gradients of the same variables on all processes, in the same order.
 
-    All of them meet here first: with other tensors than its peer's a process would
-    wait in the mean for ever, or add up gradients of different variables. Where some
-    have no gradient, theirs is zero. This costs an exchange of 40 bytes.
+    With other tensors than its peers' a process would deadlock in the mean, or average
+    gradients of different variables. A gradient that only some processes have is zero
+    on the others. This costs an exchange of 40 bytes.
 
     Args:
         grads: List of dense tensors or None.
-        exchange: Callable. It takes as many bytes on each process and returns the
-            list of what they are on all of them, in the order of the processes.
+        exchange: Callable that takes equally many bytes on each process, and returns
+            the list of those of all processes, in their order.
 
     Returns:
         The list of tensors; None where no process has one.
 
     Raises:
-        RuntimeError: On all processes, if their gradients are not alike.
+        RuntimeError: On all processes, if their gradients do not match.
     """
     mine = [_describe(g) for g in grads]
     size = len(_encode(mine))
@@ -95,7 +95,7 @@ def _describe(grad):
 
 
 def _merge(everyone):
-    """Returns what each gradient is on those processes that have it."""
+    """Returns the description of each gradient on the processes that have it."""
     counts = [len(kinds) for kinds in everyone]
     if len(set(counts)) > 1:
         raise RuntimeError(

@@ -4,7 +4,9 @@ The list is made from the class of the backend that runs: an override without a
 comparison here fails with its name.
 """
 
+import ast
 import contextlib
+import pathlib
 
 import keras
 import numpy as np
@@ -12,12 +14,13 @@ import pytest
 from keras import ops
 
 from keras_lso import adapters
-from keras_lso.backend import backend, rules, without_kernels
+from keras_lso.backend import backend, framework, rules, without_kernels
 from keras_lso.backend.framework import Framework, Measurement
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 
 BACKEND = keras.backend.backend()
+FOLDER = pathlib.Path(framework.__file__).parent
 REFERENCE = Framework()
 COMPARISONS = {}
 
@@ -60,6 +63,24 @@ def test_an_override_without_a_comparison_fails_with_its_name():
     assert overrides(Other) == ["l2_norm"]
     with pytest.raises(AssertionError, match=r"Other\.l2_norm"):
         comparison_of(Other, "l2_norm")
+
+
+def test_the_overrides_of_all_backends_are_compared_and_nothing_else():
+    # Read, not imported: a test runs beside one framework.
+    found = set()
+    for file in ("_tensorflow.py", "_jax.py", "_torch.py"):
+        tree = ast.parse((FOLDER / file).read_text())
+        [cls] = [node for node in tree.body if is_framework(node)]
+        for node in cls.body:
+            names = [getattr(node, "name", None)]
+            names += [target.id for target in getattr(node, "targets", ())]
+            found |= {name for name in names if hasattr(Framework, str(name))}
+    assert found == set(COMPARISONS)
+
+
+def is_framework(node):
+    bases = getattr(node, "bases", ())
+    return any(getattr(base, "id", "") == "Framework" for base in bases)
 
 
 def test_a_backend_has_no_primitives_that_others_do_not_have():
