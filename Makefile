@@ -149,6 +149,7 @@ lint: $(INSTALLED) ## ruff, mypy, who may import whom, and how long files may be
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tools.house
 
 format: $(INSTALLED) ## let ruff format the code and fix what it can
 	$(BIN)/ruff format .

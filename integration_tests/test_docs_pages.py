@@ -14,7 +14,7 @@ from integration_tests.test_docs import CHECKS, PROGRAMS, SURROUNDINGS
 pytestmark = pytest.mark.one_backend
 
 # Not Python, and not run: what the shell takes, what a program prints.
-OTHER_LANGUAGES = {"sh", "text"}
+OTHER_LANGUAGES = {"sh", "text", "mermaid"}
 
 
 def test_every_block_says_what_it_is():
