@@ -161,7 +161,7 @@ bench: $(INSTALLED) ## time a step under every backend, beside its peers
 bench-gpu: ## the same and the tests on a GPU, with PYTHON's own torch and JAX
 	$(PYTHON) -m benchmarks --gpu --backends torch jax
 	@set -e; for backend in torch jax; do \
-	    KERAS_BACKEND=$$backend $(PYTHON) -m pytest tests/backend/test_gpu.py; done
+	    KERAS_BACKEND=$$backend $(PYTHON) -m pytest tests/_backend/test_gpu.py; done
 
 # mkdocs-material announces its successor at each start unless told not to.
 docs docs-serve: export NO_MKDOCS_2_WARNING := 1

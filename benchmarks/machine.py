@@ -29,7 +29,7 @@ def facts(backend, gpu=None):
         gpu: String. The name of the GPU that it uses. Defaults to `None`.
     """
     import keras_lso
-    from keras_lso.backend import KERNELS
+    from keras_lso._backend import KERNELS
 
     return {
         "processor": _processor(),

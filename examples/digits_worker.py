@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from sklearn.model_selection import train_test_split
 
 import keras_lso
-from keras_lso.backend import backend
+from keras_lso._backend import backend
 
 # What to call it, Keras's dtype policy, and whether to scale the loss.
 RUNS = (

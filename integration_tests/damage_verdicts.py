@@ -6,7 +6,7 @@ import warnings
 import numpy as np
 from keras import ops
 
-from keras_lso import adapters
+from keras_lso._keras_internals.optimizers import variables_of
 
 # What our loaders may raise, and what comes out of Keras's `load_weights` besides:
 # what h5py says to a file that it cannot find its way in.
@@ -71,7 +71,7 @@ def assert_sane(optimizer, label):
     is_huge = any((np.abs(v.astype("float64")) > HUGE).any() for v in values)
 
     steps = number(optimizer.iterations)
-    variables = adapters.trainable_variables(optimizer)
+    variables = variables_of(optimizer)
     for variable in variables:
         variable.assign(np.ones(variable.shape))
     # An overflow, which must not reach a weight, and a step that is applied.

@@ -27,7 +27,8 @@ from integration_tests.twin_models import (
     start,
     subclassed,
 )
-from keras_lso import adapters
+from keras_lso._keras_internals.optimizers import chain_of
+from keras_lso._keras_internals.slots import slots_of
 from keras_lso.mixed_precision import load_optimizer_state
 
 pytest.importorskip("h5py")
@@ -112,8 +113,8 @@ def train(model, optimizer, steps, size=1.0):
 
 
 def our_slots(optimizer):
-    innermost = adapters.chain(optimizer)[-1]
-    slots = adapters.slots(innermost)
+    innermost = chain_of(optimizer)[-1]
+    slots = slots_of(innermost)
     if innermost.use_ema:
         slots["average"] = innermost._model_variables_moving_average
     return slots
@@ -338,7 +339,7 @@ def test_names_count_more_than_the_order(save, legacy, theirs):
     ours.build([model.trainable_variables[i] for i in order])
     load_optimizer_state(ours, saved.path)
     for slot, values in saved.slots.items():
-        for a, i in zip(adapters.slots(ours)[slot], order, strict=True):
+        for a, i in zip(slots_of(ours)[slot], order, strict=True):
             np.testing.assert_array_equal(to_numpy(a), values[i])
 
 

@@ -123,7 +123,7 @@ def weights_of(model):
 
 
 def slots_of(model, optimizer):
-    """Returns the slots of each trainable variable, by the names of `adapters`."""
+    """Returns the slots of each trainable variable, by tf.keras's names."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
     if isinstance(optimizer, tf_keras.optimizers.legacy.Optimizer):
         slots = {

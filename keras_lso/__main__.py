@@ -13,8 +13,9 @@ from rich.console import Console
 from rich.table import Table
 
 import keras_lso
-from keras_lso import adapters
-from keras_lso.backend import KERNELS, backend
+from keras_lso._backend import KERNELS, backend
+from keras_lso._keras_internals.rules import rule_of
+from keras_lso._keras_internals.variables import storage_of
 
 # What one has to say of an optimizer to make it, where its defaults do not do.
 _ARGUMENTS = {
@@ -92,9 +93,9 @@ def _optimizers():
 def _step_of(optimizer):
     variables = [keras.Variable([1.0, 2.0])]
     optimizer.build(variables)
-    rule = adapters.rule_of(optimizer, variables)
+    rule = rule_of(optimizer, variables)
     gradients = [keras.ops.ones((2,))]
-    if rule and backend.fused_step_takes(rule, adapters.storage(variables), gradients):
+    if rule and backend.fused_step_takes(rule, storage_of(variables), gradients):
         return "one pass: unscale, skip and update"
     return backend.OTHER_STEP
 

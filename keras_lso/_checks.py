@@ -9,7 +9,7 @@ import sys
 import keras
 import numpy as np
 
-from keras_lso.backend import backend
+from keras_lso._backend import backend
 
 
 def is_number(value):

@@ -3,18 +3,30 @@
 import keras
 from keras import ops
 
-from keras_lso import adapters
+from keras_lso._backend import backend
 from keras_lso._checks import check_choice, check_patterns, check_rate
 from keras_lso._config_dicts import check_config, check_numbers, read_object
 from keras_lso._core.arguments import check_optimizer
-from keras_lso._core.gradients import match, split_pairs, total
+from keras_lso._core.gradients import pair_gradients, reduce_gradients, split_pairs
 from keras_lso._core.inner_attributes import InnerAttributes, passed_on
 from keras_lso._core.lars import LARS
 from keras_lso._core.loss_scale_optimizer import LossScaleOptimizer
 from keras_lso._core.scaling import Gradients
 from keras_lso._core.stateless import stateless_apply
 from keras_lso._core.stored_state import checked
-from keras_lso.backend import backend
+from keras_lso._keras_internals.optimizers import (
+    as_accumulated,
+    chain_of,
+    config_of,
+    count_by,
+    iteration_variable,
+    public_config,
+    remember_trainable_variables,
+)
+from keras_lso._keras_internals.replicas import reduced_gradients
+from keras_lso._keras_internals.rules import rate_of
+from keras_lso._keras_internals.shards import sharded_slots
+from keras_lso._keras_internals.variables import is_overwritten, path_matches
 
 CLIP, SCALE = MODES = ("clip", "scale")
 
@@ -122,7 +134,7 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
         self.min_update = min_update
         self.epsilon = epsilon
         self.exclude = exclude
-        adapters.count_by(self, inner_optimizer)
+        count_by(self, inner_optimizer)
 
     def build(self, variables):
         """Creates the variables of the inner optimizer.
@@ -133,9 +145,9 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
         if self.built:
             return
         variables = list(variables)
-        with adapters.sharded_slots(self.inner_optimizer, variables):
+        with sharded_slots(self.inner_optimizer, variables):
             self.inner_optimizer.build(variables)
-        adapters.remember_trainable_variables(self, variables)
+        remember_trainable_variables(self, variables)
         self.built = True
 
     def scale_loss(self, loss):
@@ -166,17 +178,17 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
         # First of all: it may refuse.
         inv_scale = self._inv_scale(kwargs.get("scaled"))
         backend.check_axis_name(axis_name)
-        grads, variables = match(self, grads, trainable_variables)
+        grads, variables = pair_gradients(self, grads, trainable_variables)
         if not variables:
             return
-        grads, _ = total(self, grads, variables, axis_name)
+        grads, _ = reduce_gradients(self, grads, variables, axis_name)
         ratios = self.ratios(grads, variables, inv_scale)
         rescaled = [
             g if ratio is None else _multiply(g, ratio)
             for g, ratio in zip(grads, ratios, strict=True)
         ]
-        rescaled = adapters.as_accumulated(self.inner_optimizer, rescaled, variables)
-        with adapters.reduced_gradients(self.inner_optimizer):
+        rescaled = as_accumulated(self.inner_optimizer, rescaled, variables)
+        with reduced_gradients(self.inner_optimizer):
             self.inner_optimizer.apply(rescaled, variables, **kwargs)
 
     def ratios(self, grads, variables, inv_scale=1.0):
@@ -195,8 +207,8 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
             i
             for i, (g, v) in enumerate(zip(grads, variables, strict=True))
             if g is not None
-            and not adapters.is_overwritten(v)
-            and not adapters.path_matches(v, self.exclude)
+            and not is_overwritten(v)
+            and not path_matches(v, self.exclude)
         ]
         found: list = [None] * len(grads)
         if not chosen:
@@ -224,8 +236,8 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
 
     def _rate(self):
         """Returns the learning rate that the innermost optimizer steps with."""
-        innermost = adapters.chain(self)[-1]
-        rate = adapters.rate_of(innermost)
+        innermost = chain_of(self)[-1]
+        rate = rate_of(innermost)
         return innermost.decayed(rate) if isinstance(innermost, LARS) else rate
 
     def _inv_scale(self, scaled):
@@ -260,7 +272,7 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
         """
         grads, variables = split_pairs(grads_and_vars)
         self.apply(grads, variables, **kwargs)
-        return adapters.iteration_variable(adapters.chain(self)[-1])
+        return iteration_variable(chain_of(self)[-1])
 
     def stateless_apply(
         self, optimizer_variables, grads, trainable_variables, **kwargs
@@ -327,7 +339,7 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
     def get_config(self):
         return {
             "name": self.name,
-            "inner_optimizer": adapters.config_of(self.inner_optimizer),
+            "inner_optimizer": config_of(self.inner_optimizer),
             "eta": self.eta,
             "mode": self.mode,
             "min_update": self.min_update,
@@ -347,7 +359,7 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
             A `LARC`.
         """
         config = check_config("LARC", config)
-        inner = adapters.public_config(config.pop("inner_optimizer", None))
+        inner = public_config(config.pop("inner_optimizer", None))
         if not isinstance(inner, dict):
             raise ValueError(
                 "The config of a LARC must hold the config dict of its inner optimizer "

@@ -6,9 +6,9 @@ code for tf.keras and the Model Garden calls.
 
 import keras
 
+from keras_lso._backend import rules
 from keras_lso._core import lars as core
 from keras_lso._tf_keras.methods import TFKerasMethods
-from keras_lso.backend import rules
 
 
 @keras.saving.register_keras_serializable("keras_lso", name="LARS")

@@ -8,11 +8,11 @@ import keras
 import numpy as np
 from keras import ops, tree
 
-from keras_lso import adapters
+from keras_lso._backend import backend
 from keras_lso._checks import check_list, check_scale
-from keras_lso.backend import backend
+from keras_lso._keras_internals.variables import layers_of
+from keras_lso._underflow_counts import GradientCounts, counts_of
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
-from keras_lso.underflow_counts import GradientCounts, counts_of
 
 # Powers of two, at which scaling by itself changes no digit.
 DEFAULT_SCALES = tuple(2.0**i for i in range(0, 25, 2))
@@ -77,11 +77,11 @@ def underflow_report(model, x, y=None, sample_weight=None, scales=None):
         lambda value: None if value is None else ops.convert_to_tensor(value),
         _first_batch(x, y, sample_weight),
     )
-    if not all(layer.built for layer in adapters.layers_of(model)):
+    if not all(layer.built for layer in layers_of(model)):
         model(x)  # As `fit` would.
     _check_dtypes(model)
-    layers = [layer for layer in adapters.layers_of(model)[1:] if not _has_parts(layer)]
-    with _in_float32(adapters.layers_of(model)), _unchanged(model):
+    layers = [layer for layer in layers_of(model)[1:] if not _has_parts(layer)]
+    with _in_float32(layers_of(model)), _unchanged(model):
         found = _gradients(model, layers, x, y, sample_weight)
     return UnderflowReport(
         scales,
@@ -133,7 +133,7 @@ def _check_dtypes(model):
 
 
 def _has_parts(layer):
-    return len(adapters.layers_of(layer)) > 1
+    return len(layers_of(layer)) > 1
 
 
 @contextlib.contextmanager

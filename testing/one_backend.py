@@ -1,6 +1,6 @@
 """Fails a test that is marked `one_backend` if the code of a backend runs in it.
 
-That are the files in `keras_lso/backend/` that the other backends never import. What
+That are the files in `keras_lso/_backend/` that the other backends never import. What
 Keras does on its backends, such as making a variable, is Keras's to test.
 """
 

@@ -19,8 +19,8 @@ from hypothesis.extra import numpy as st_numpy
 from keras import ops
 
 from keras_lso import LARS, LossScaleOptimizer, NovoGrad
-from keras_lso.backend import backend, without_kernels
-from keras_lso.backend.framework import Framework
+from keras_lso._backend import backend, without_kernels
+from keras_lso._backend.framework import Framework
 
 pytestmark = pytest.mark.filterwarnings("ignore:Gradients do not exist")
 

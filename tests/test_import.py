@@ -28,7 +28,7 @@ def print_frameworks():
     print(*sorted(roots & {"tensorflow", "jax", "torch"}))
 import keras
 print_frameworks()
-import keras_lso, keras_lso.backend, keras_lso.saving
+import keras_lso, keras_lso._backend, keras_lso.saving
 print_frameworks()
 """
 
@@ -111,11 +111,11 @@ BACKEND = os.environ["KERAS_BACKEND"]
 
 # A kernel takes this step of LARS under every backend.
 SHOW_KERNELS = """
-from keras_lso import adapters
-from keras_lso.backend import backend
-from keras_lso.backend import KERNELS, rules
-from keras_lso.backend.framework import Framework
-variables = adapters.storage([keras.Variable([1.0])])
+from keras_lso._keras_internals.variables import storage_of
+from keras_lso._backend import backend
+from keras_lso._backend import KERNELS, rules
+from keras_lso._backend.framework import Framework
+variables = storage_of([keras.Variable([1.0])])
 print(KERNELS, type(backend).measure is Framework.measure,
       backend.fused_step_takes(rules.LARS, variables, [keras.ops.ones((1,))]))
 """

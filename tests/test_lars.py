@@ -1355,7 +1355,7 @@ def test_neither_loss_scaling_nor_a_skipped_step_shows(
                 for v in side[1], side[len(PATHS) + 1]:
                     v.assign(np.array([-0.0, 0.0, -0.0], "float32"))
         before = snapshot([*state_inside, *inner.variables])
-        # Each of them anywhere: `tests/backend/test_primitives.py`.
+        # Each of them anywhere: `tests/_backend/test_primitives.py`.
         bad, where = (np.inf, -np.inf, np.nan)[number % 3], number % len(PATHS)
         poisoned = [np.array(g) for g in grads]
         poisoned[where].flat[-1] = bad

@@ -21,16 +21,12 @@ import keras_lso
 LIST = pathlib.Path(__file__).with_name("public_names.txt")
 
 
-# They had no underscore while they were private all the same.
-PRIVATE = {"adapters", "backend", "underflow_counts"}
-
-
 def public_modules():
     """Returns the modules without an underscore, those of a user's code first."""
     names = ["keras_lso"]
     for module in pkgutil.walk_packages(keras_lso.__path__, "keras_lso."):
         parts = module.name.split(".")
-        if not any(p.startswith("_") or p in PRIVATE for p in parts):
+        if not any(p.startswith("_") for p in parts):
             names.append(module.name)
     return sorted(names, key=lambda name: (name.count("."), name))
 

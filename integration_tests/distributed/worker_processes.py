@@ -13,7 +13,7 @@ import numpy as np
 from keras import ops
 
 from integration_tests.distributed.two_processes import BATCHES
-from keras_lso.backend import backend
+from keras_lso._backend import backend
 from keras_lso.compat.open_seq2seq import optimize_loss
 
 rank, folder, port, path = int(sys.argv[1]), *sys.argv[2:]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_lso.backend import backend, without_kernels
+from keras_lso._backend import backend, without_kernels
 
 BACKEND = keras.backend.backend()
 

@@ -5,10 +5,11 @@ import weakref
 
 import keras
 
-from keras_lso import adapters, loss_scales
+from keras_lso import loss_scales
 from keras_lso._checks import check_bounds, check_positive_int, check_scale
 from keras_lso._config_dicts import check_config
 from keras_lso._core import configs
+from keras_lso._keras_internals.optimizers import chain_of
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
 
 # Older versions of Keras wrote these, which never had an effect, into the config.
@@ -43,8 +44,7 @@ def refuse_unsupported(kwargs):
 def check_inner_optimizer(inner, argument="inner_optimizer"):
     """Refuses what is not an optimizer, and what scales the loss already."""
     if isinstance(inner, keras.optimizers.Optimizer) and any(
-        isinstance(o, keras.optimizers.LossScaleOptimizer)
-        for o in adapters.chain(inner)
+        isinstance(o, keras.optimizers.LossScaleOptimizer) for o in chain_of(inner)
     ):
         raise TypeError(
             f"Argument `{argument}` must not be a LossScaleOptimizer, nor wrap "
@@ -64,7 +64,7 @@ def check_not_wrapped(inner):
     The number of skipped steps is the wrapper's count less the inner optimizer's, in
     which the steps of both would be.
     """
-    innermost = adapters.chain(inner)[-1]
+    innermost = chain_of(inner)[-1]
     if innermost in _wrapped:
         name = type(innermost).__name__
         raise ValueError(
@@ -80,7 +80,7 @@ def check_not_wrapped(inner):
 
 def remember_wrapped(inner, name):
     """Remembers that a LossScaleOptimizer of this name steps the optimizer."""
-    _wrapped[adapters.chain(inner)[-1]] = name
+    _wrapped[chain_of(inner)[-1]] = name
 
 
 def check_optimizer(inner, argument="inner_optimizer"):

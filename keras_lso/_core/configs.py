@@ -6,8 +6,8 @@ package is imported: a function that returns the config as this version writes i
 
 import keras
 
-from keras_lso import adapters
 from keras_lso._config_dicts import check_numbers, misfit, read_object
+from keras_lso._keras_internals.optimizers import public_config
 
 # How a config names our class.
 OURS = {
@@ -59,7 +59,7 @@ def adopt(config, custom_objects=None):
         custom_objects: Dict of names to classes, which are left alone. Defaults to
             `None`.
     """
-    return modernise(OPTIMIZER, adapters.public_config(config), custom_objects)
+    return modernise(OPTIMIZER, public_config(config), custom_objects)
 
 
 def read_optimizer(config, custom_objects=None, what="optimizer"):

@@ -7,9 +7,9 @@ from typing import Any
 
 from keras import ops
 
-from keras_lso import adapters
+from keras_lso._backend import backend
 from keras_lso._checks import check_positive_int
-from keras_lso.backend import backend
+from keras_lso._keras_internals.optimizers import iteration_variable
 
 
 class StepCounters:
@@ -45,7 +45,7 @@ class StepCounters:
     @property
     def applied(self):
         """The variable that counts the steps that were applied."""
-        return adapters.iteration_variable(self._inner_optimizer)
+        return iteration_variable(self._inner_optimizer)
 
     def _add(self, name, dtype="float32", shape=()):
         counter = self._add_variable(

@@ -4,8 +4,15 @@ from collections.abc import Iterable, Mapping
 
 from keras import ops
 
-from keras_lso import adapters
-from keras_lso.backend import backend
+from keras_lso._backend import backend
+from keras_lso._keras_internals.optimizers import (
+    check_known,
+    check_takes_shards,
+    variables_of,
+)
+from keras_lso._keras_internals.replicas import has_reduced_gradients
+from keras_lso._keras_internals.shards import check_shards
+from keras_lso._keras_internals.variables import is_overwritten, path_of
 
 
 def _is_array(value):
@@ -40,7 +47,7 @@ def check_some_gradient(optimizer, grads, variables):
     if any(g is not None for g in grads):
         return
     # A model whose layers are all frozen trains nothing; that is no error.
-    nothing_to_train = optimizer.built and not adapters.trainable_variables(optimizer)
+    nothing_to_train = optimizer.built and not variables_of(optimizer)
     if not nothing_to_train:
         raise ValueError(
             "No gradients provided for any variable: `grads` holds only None, for "
@@ -63,7 +70,7 @@ def check_shapes(grads, variables):
             raise ValueError(
                 "A gradient must have the shape of its variable: are `grads` in the "
                 "order of `trainable_variables`? Received: a gradient of shape "
-                f"{tuple(grad.shape)} for the variable {adapters.path_of(variable)!r} "
+                f"{tuple(grad.shape)} for the variable {path_of(variable)!r} "
                 f"of shape {tuple(shape)}"
             )
 
@@ -104,7 +111,7 @@ def check_variables_come_last(grads, variables):
     )
 
 
-def match(optimizer, grads, variables):
+def pair_gradients(optimizer, grads, variables):
     """Pairs gradients and variables, building the optimizer if need be.
 
     Args:
@@ -119,12 +126,12 @@ def match(optimizer, grads, variables):
     check_some_gradient(optimizer, grads, variables)
     if not optimizer.built:
         optimizer.build(variables)
-    adapters.check_known(optimizer, variables)
+    check_known(optimizer, variables)
     return grads, variables
 
 
 def check_gradients(optimizer, grads, variables):
-    """Pairs gradients and variables, and changes nothing: see `match`."""
+    """Pairs gradients and variables, and changes nothing: see `pair_gradients`."""
     grads = _as_list("grads", grads, "gradients, one for each variable")
     if variables is None:
         if not optimizer.built:
@@ -133,7 +140,7 @@ def check_gradients(optimizer, grads, variables):
                 "optimizer must already be built on a list of variables. Call "
                 "`optimizer.build(trainable_variables)` first."
             )
-        variables = adapters.trainable_variables(optimizer)
+        variables = variables_of(optimizer)
     else:
         variables = _as_list("trainable_variables", variables, "variables")
         check_variables_come_last(grads, variables)
@@ -144,12 +151,12 @@ def check_gradients(optimizer, grads, variables):
             f"{len(grads)} gradients for {len(variables)} variables. Pass None "
             "for a variable without a gradient."
         )
-    adapters.check_shards(grads, variables)
+    check_shards(grads, variables)
     check_shapes(grads, variables)
     return grads, variables
 
 
-def total(optimizer, grads, variables, axis_name):
+def reduce_gradients(optimizer, grads, variables, axis_name):
     """Returns the gradients of all replicas, and whether all have the same now.
 
     They are added up before they are looked at, since it is the sum that must be
@@ -164,16 +171,16 @@ def total(optimizer, grads, variables, axis_name):
     Returns:
         A tuple of the list of tensors or None, and a bool.
     """
-    if adapters.has_reduced_gradients():
+    if has_reduced_gradients():
         return grads, False
     # What overwrites its variable is no gradient.
-    own = [adapters.is_overwritten(v) for v in variables]
+    own = [is_overwritten(v) for v in variables]
     found = backend.reduce_gradients(
         [None if is_own else g for g, is_own in zip(grads, own, strict=True)],
         axis_name,
     )
     if backend.are_shards(found, variables):
-        adapters.check_takes_shards(optimizer)
+        check_takes_shards(optimizer)
     if not any(own):
         return found, True
     return [g if t is None else t for g, t in zip(grads, found, strict=True)], False

@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from keras_lso import adapters
+from keras_lso._backend import backend, rules
 from keras_lso._checks import (
     check_bool,
     check_choice,
@@ -14,9 +14,14 @@ from keras_lso._checks import (
 )
 from keras_lso._config_dicts import check_config, read_object
 from keras_lso._core.configs import SCHEDULE, modernise
-from keras_lso._core.gradients import match
+from keras_lso._core.gradients import pair_gradients
 from keras_lso._core.own_optimizer import OwnOptimizer
-from keras_lso.backend import backend, rules
+from keras_lso._keras_internals.optimizers import (
+    index_of,
+    uses_weight_decay,
+    variables_of,
+)
+from keras_lso._keras_internals.variables import path_matches, path_of
 
 DEFAULT_LEARNING_RATE = 0.01
 MODEL_GARDEN, PAPER = TRUST_RATIOS = ("model_garden", "paper")
@@ -126,15 +131,12 @@ class LARS(OwnOptimizer):
             self._find_decays()
 
     def _find_decays(self):
-        self._decays = tuple(
-            adapters.uses_weight_decay(self, v)
-            for v in adapters.trainable_variables(self)
-        )
+        self._decays = tuple(uses_weight_decay(self, v) for v in variables_of(self))
 
     def _is_excluded(self, variable, patterns):
         if self.exclude_1d and len(variable.shape) < 2:
             return True
-        return adapters.path_matches(variable, patterns)
+        return path_matches(variable, patterns)
 
     def decayed(self, learning_rate):
         """Returns the learning rate of this step, after `decay`.
@@ -182,8 +184,8 @@ class LARS(OwnOptimizer):
                 "To call `trust_ratios`, LARS must be built. Call "
                 "`optimizer.build(trainable_variables)` first."
             )
-        grads, variables = match(self, grads, variables)
-        indices = [adapters.index_of(self, v) for v in variables]
+        grads, variables = pair_gradients(self, grads, variables)
+        indices = [index_of(self, v) for v in variables]
         rules = self._make_rules(indices, self.learning_rate)
         ratios = {}
         for index, grad, variable, rule in zip(
@@ -194,7 +196,7 @@ class LARS(OwnOptimizer):
             grad = backend.in_float32(backend.to_dense(grad))
             norms = backend.norms_of(rule, grad, variable, self.momentums[index])
             ratio = rule.trust_ratio(*norms, rule.weight_decay)
-            ratios[adapters.path_of(variable)] = ops.stop_gradient(ratio)
+            ratios[path_of(variable)] = ops.stop_gradient(ratio)
         return ratios
 
     def _make_rules(self, indices, learning_rate):

@@ -9,7 +9,7 @@ import contextlib
 import keras
 from keras import ops
 
-from keras_lso import adapters
+from keras_lso._backend import backend
 from keras_lso._core.arguments import (
     check_inner_optimizer,
     check_not_wrapped,
@@ -21,16 +21,27 @@ from keras_lso._core.arguments import (
     remember_wrapped,
 )
 from keras_lso._core.counters import StepCounters
-from keras_lso._core.gradients import match
+from keras_lso._core.gradients import pair_gradients
 from keras_lso._core.inner_attributes import InnerAttributes
+from keras_lso._core.master_weights import MasterWeights, check_argument
 from keras_lso._core.readings import Readings
 from keras_lso._core.scaling import Gradients, LossScaling
 from keras_lso._core.state_file import StateFile
 from keras_lso._core.stateless import stateless_apply
 from keras_lso._core.step import Step
-from keras_lso.backend import backend
+from keras_lso._keras_internals.optimizers import (
+    averages_of,
+    check_known,
+    config_of,
+    exclude_masters_from_weight_decay,
+    is_known,
+    iteration_variable,
+    keeps_averages,
+    remember_trainable_variables,
+    track_variable,
+)
+from keras_lso._keras_internals.shards import sharded_slots
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
-from keras_lso.master_weights import MasterWeights, check_argument
 
 DEFAULT_NAME = "loss_scale_optimizer"
 
@@ -93,7 +104,7 @@ class LossScaleOptimizer(
         self._counters = StepCounters(
             policy,
             inner_optimizer,
-            adapters.iteration_variable(self),
+            iteration_variable(self),
             self.add_variable,
         )
         self._state = StateFile(self)
@@ -116,18 +127,18 @@ class LossScaleOptimizer(
                 "not been used, or master_weights=False. Received: "
                 f"inner_optimizer={inner!r}"
             )
-        adapters.exclude_twins_from_weight_decay(inner, variables, masters.trained)
-        with adapters.sharded_slots(inner, masters.trained):
+        exclude_masters_from_weight_decay(inner, variables, masters.trained)
+        with sharded_slots(inner, masters.trained):
             inner.build(masters.trained)
         # Again: the members of a `MultiOptimizer` were not known before.
-        adapters.exclude_twins_from_weight_decay(inner, variables, masters.trained)
+        exclude_masters_from_weight_decay(inner, variables, masters.trained)
         # An inner optimizer that was built before keeps the variables it knows.
-        adapters.check_known(inner, masters.trained)
+        check_known(inner, masters.trained)
         self._masters = masters
         self._step = Step(self, masters, self._scaling, self._counters)
         for master in masters.variables:
-            adapters.track_variable(self, master)
-        adapters.remember_trainable_variables(self, variables)
+            track_variable(self, master)
+        remember_trainable_variables(self, variables)
         self.built = True
 
     # --- Before gradients are applied ---------------------------------------
@@ -233,7 +244,7 @@ class LossScaleOptimizer(
         """
         backend.check_replica_context("apply")
         backend.check_axis_name(axis_name)
-        grads, variables = match(self, grads, trainable_variables)
+        grads, variables = pair_gradients(self, grads, trainable_variables)
         if not variables:
             return
         backend.check_on_replicas([*variables, *self.variables])
@@ -281,14 +292,14 @@ class LossScaleOptimizer(
         """
         if not self.built:
             return
-        if not adapters.keeps_averages(self):
+        if not keeps_averages(self):
             if not self._masters.variables:
                 self.inner_optimizer.finalize_variable_values(var_list)
             return
-        averages = adapters.averages(self)
+        averages = averages_of(self)
         if not averages:
             return
-        known = [v for v in var_list if adapters.is_known(self, v)]
+        known = [v for v in var_list if is_known(self, v)]
         with self.masters_in_step():
             self.inner_optimizer.finalize_variable_values(self._step.trained(known))
         for variable, _ in averages:
@@ -344,7 +355,7 @@ class LossScaleOptimizer(
         """Returns the config: Keras's four keys, and what is not the default."""
         config = {
             "name": self.name,
-            "inner_optimizer": adapters.config_of(self.inner_optimizer),
+            "inner_optimizer": config_of(self.inner_optimizer),
             "initial_scale": self.initial_scale,
             "dynamic_growth_steps": self.dynamic_growth_steps,
             **policy_arguments(self.loss_scale_policy),

@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_lso import adapters
+from keras_lso._backend import rules
 from keras_lso._checks import (
     check_bool,
     check_learning_rate,
@@ -12,7 +12,8 @@ from keras_lso._checks import (
 )
 from keras_lso._config_dicts import check_config
 from keras_lso._core.own_optimizer import OwnOptimizer
-from keras_lso.backend import rules
+from keras_lso._keras_internals.optimizers import uses_weight_decay, variables_of
+from keras_lso._keras_internals.variables import flat_path, is_overwritten, path_matches
 
 
 class NovoGrad(OwnOptimizer):
@@ -73,11 +74,10 @@ class NovoGrad(OwnOptimizer):
         super().build(variables)
         self.momentums = self.add_optimizer_variables(variables, "momentum")
         self.second_moments = [
-            None if adapters.is_overwritten(v) else self._add_second_moment(v)
-            for v in variables
+            None if is_overwritten(v) else self._add_second_moment(v) for v in variables
         ]
         self._may_decay = tuple(
-            not adapters.path_matches(v, self._no_decay_patterns) for v in variables
+            not path_matches(v, self._no_decay_patterns) for v in variables
         )
 
     def _add_second_moment(self, variable):
@@ -87,7 +87,7 @@ class NovoGrad(OwnOptimizer):
             shape=(),
             dtype="float64" if dtype == "float64" else "float32",
             layout=_layout_of_a_scalar(),
-            name=f"{adapters.flat_path(variable)}_second_moment",
+            name=f"{flat_path(variable)}_second_moment",
         )
 
     def _make_rules(self, indices, learning_rate):
@@ -102,8 +102,8 @@ class NovoGrad(OwnOptimizer):
             )
             for decays in (True, False)
         }
-        variables = adapters.trainable_variables(self)
-        return [made[adapters.uses_weight_decay(self, variables[i])] for i in indices]
+        variables = variables_of(self)
+        return [made[uses_weight_decay(self, variables[i])] for i in indices]
 
     def get_config(self):
         config = super().get_config()

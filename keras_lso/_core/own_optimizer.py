@@ -1,12 +1,12 @@
 """`OwnOptimizer`: the base of LARS and NovoGrad."""
 
-from keras_lso import adapters
 from keras_lso._core.gradients import check_gradients
 from keras_lso._core.stateless import like
 from keras_lso._core.stored_state import LoadsAllOrNothing
+from keras_lso._keras_internals.rules import RuleOptimizer
 
 
-class OwnOptimizer(LoadsAllOrNothing, adapters.RuleOptimizer):
+class OwnOptimizer(LoadsAllOrNothing, RuleOptimizer):
     """An optimizer whose step is a rule, and that looks at what it is given."""
 
     def apply(self, grads, trainable_variables=None):

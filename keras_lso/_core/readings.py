@@ -6,7 +6,8 @@ None of it changes anything but `record_overflows`, which begins to record.
 import keras
 from keras import ops
 
-from keras_lso import adapters, loss_scales
+from keras_lso import loss_scales
+from keras_lso._keras_internals.optimizers import variables_of, where_variables_are_made
 
 
 class Readings(keras.optimizers.Optimizer):
@@ -95,8 +96,8 @@ class Readings(keras.optimizers.Optimizer):
                 "To call `record_overflows`, LossScaleOptimizer must be built. Call "
                 "`optimizer.build(trainable_variables)` first."
             )
-        with adapters.where_variables_are_made(self):
-            self._counters.record_overflows(len(adapters.trainable_variables(self)))
+        with where_variables_are_made(self):
+            self._counters.record_overflows(len(variables_of(self)))
 
     def overflowed_variables(self):
         """Returns which variables' gradients made the last step skip.
@@ -109,5 +110,5 @@ class Readings(keras.optimizers.Optimizer):
             ValueError: If nothing was recorded.
         """
         found = self._counters.overflowed()
-        variables = adapters.trainable_variables(self)
+        variables = variables_of(self)
         return [v for v, is_bad in zip(variables, found, strict=True) if is_bad]

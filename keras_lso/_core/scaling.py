@@ -2,7 +2,7 @@
 
 import enum
 
-from keras_lso.backend import backend
+from keras_lso._backend import backend
 
 
 class Gradients(enum.Enum):

@@ -15,9 +15,10 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_lso import adapters
 from keras_lso._checks import check_state
 from keras_lso._core.stored_state import read_stored
+from keras_lso._keras_internals.optimizers import base_variables_of, variables_of
+from keras_lso._keras_internals.unsaved import restore_unsaved, saved_by_keras
 
 
 class StateFile:
@@ -47,7 +48,7 @@ class StateFile:
         """Those that Keras's class has as well, before the inner optimizer's."""
         optimizer = self._optimizer
         of_policy = optimizer.loss_scale_policy.variables
-        return adapters.base_variables(optimizer) + of_policy[:2]
+        return base_variables_of(optimizer) + of_policy[:2]
 
     def save(self, store):
         """Writes the state into a mapping of `"0"`, `"1"`, ... to arrays."""
@@ -74,7 +75,7 @@ class StateFile:
             return
         mended = self._optimizer.loss_scale_policy.variables
         self.assign(variables, read_stored(variables, store, mended))
-        adapters.restore_unsaved(self._optimizer.inner_optimizer, variables)
+        restore_unsaved(self._optimizer.inner_optimizer, variables)
 
     def assign(self, variables, values):
         """Assigns values to some of the variables; the rest of the state starts afresh.
@@ -102,12 +103,12 @@ class StateFile:
         layouts = [
             self.variables,
             first + inner.variables,
-            first + adapters.saved_by_keras(inner),
+            first + saved_by_keras(inner),
             inner.variables,
         ]
         if not is_built:
             # Keras's class makes the scale's variables in `build`, as ours once did.
-            base = adapters.base_variables(self._optimizer)
+            base = base_variables_of(self._optimizer)
             layouts.append(base + inner.variables)
         layouts = [v for v in layouts if len(v) == len(store.keys())]
         # Two may be of one length: around Adafactor Keras's class saves fewer of the
@@ -121,7 +122,7 @@ class StateFile:
     def _hint_at_other_layouts(self):
         if not self._optimizer.built:
             return " The optimizer has not been built yet."
-        trained = adapters.trainable_variables(self._optimizer)
+        trained = variables_of(self._optimizer)
         if any(v.dtype == "float16" for v in trained):
             return (
                 " The weights are float16: an optimizer with float32 masters of them "

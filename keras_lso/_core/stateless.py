@@ -2,8 +2,8 @@
 
 import keras
 
-from keras_lso import adapters
-from keras_lso.backend import backend
+from keras_lso._backend import backend
+from keras_lso._keras_internals.optimizers import variables_of
 
 
 def stateless_apply(
@@ -34,7 +34,7 @@ def stateless_apply(
             "(i.e. its variables must have been created). You can build it via "
             "`optimizer.build(trainable_variables)`."
         )
-    trained = adapters.trainable_variables(optimizer)
+    trained = variables_of(optimizer)
     own = optimizer.variables
     for name, values, expected in (
         ("optimizer_variables", optimizer_variables, own),

@@ -9,10 +9,18 @@ Nothing is read by the host, except where `backend.run_if` says so.
 
 from keras import ops
 
-from keras_lso import adapters
-from keras_lso._core.gradients import total
+from keras_lso._backend import backend
+from keras_lso._core.gradients import reduce_gradients
 from keras_lso._core.scaling import unscale
-from keras_lso.backend import backend
+from keras_lso._keras_internals.optimizers import (
+    as_accumulated,
+    index_of,
+    iteration_variable,
+    warn_of_missing,
+)
+from keras_lso._keras_internals.replicas import reduced_gradients
+from keras_lso._keras_internals.rules import fused_step_of, rule_of
+from keras_lso._keras_internals.variables import is_overwritten
 
 
 class Step:
@@ -40,7 +48,9 @@ class Step:
             update_scale: See `apply`.
             axis_name: See `apply`.
         """
-        grads, are_alike = total(self._optimizer, grads, variables, axis_name)
+        grads, are_alike = reduce_gradients(
+            self._optimizer, grads, variables, axis_name
+        )
         inv_scale = self._scaling.inv_scale(scaled)
         fused = self._as_fused(grads, variables)
         present = [g for g in grads if g is not None]
@@ -53,13 +63,13 @@ class Step:
             are_alike=are_alike,
         )
         if fused:
-            adapters.warn_of_missing(self._inner, grads, variables)
+            warn_of_missing(self._inner, grads, variables)
             self._update_in_one_pass(fused, present, found, inv_scale)
         else:
             are_scaled = self._scaling.are_scaled(scaled)
             self._let_inner_update(grads, variables, found.finite, are_scaled)
         if self._counters.overflows is not None:
-            positions = [adapters.index_of(self._optimizer, v) for v in variables]
+            positions = [index_of(self._optimizer, v) for v in variables]
             self._counters.note_overflows(grads, positions, inv_scale)
         self._move_scale(found, grads, variables, inv_scale, update_scale)
 
@@ -68,7 +78,7 @@ class Step:
         if not self._masters.variables:
             return list(variables)
         trained = self._masters.trained
-        return [trained[adapters.index_of(self._optimizer, v)] for v in variables]
+        return [trained[index_of(self._optimizer, v)] for v in variables]
 
     def _as_fused(self, grads, variables):
         """Returns the update as `backend.fused_step` does it, None if it does not."""
@@ -76,12 +86,12 @@ class Step:
             pairs = zip(grads, variables, strict=True)
             grads, variables = zip(*(p for p in pairs if p[0] is not None), strict=True)
         trained = self.trained(variables)
-        return adapters.fused_step_of(
-            adapters.rule_of(self._inner, trained),
+        return fused_step_of(
+            rule_of(self._inner, trained),
             self._inner,
             grads,
             trained,
-            low_precision_variables=self._masters.narrow(trained),
+            low_precision_variables=self._masters.low_precision_variables(trained),
         )
 
     def _update_in_one_pass(self, fused, grads, found, inv_scale):
@@ -94,7 +104,7 @@ class Step:
             inv_scale,
             fused.low_precision_variables,
         )
-        iteration = adapters.iteration_variable(self._inner)
+        iteration = iteration_variable(self._inner)
         iteration.assign_add(ops.cast(found.finite, iteration.dtype))
 
     def _let_inner_update(self, grads, variables, finite, are_scaled):
@@ -105,14 +115,14 @@ class Step:
             inv_scale = 1.0 / self._policy.value
             unscaled = [
                 g
-                if g is None or not are_scaled or adapters.is_overwritten(v)
+                if g is None or not are_scaled or is_overwritten(v)
                 else unscale(g, inv_scale)
                 for g, v in zip(grads, variables, strict=True)
             ]
-            unscaled = adapters.as_accumulated(inner, unscaled, trained)
+            unscaled = as_accumulated(inner, unscaled, trained)
             masters.read()
             # Here, since each replica runs this in a thread of its own.
-            with adapters.reduced_gradients(inner):
+            with reduced_gradients(inner):
                 inner.apply(unscaled, trained)
             masters.write()
 
@@ -132,12 +142,12 @@ class Step:
 
 def _largest_of_the_loss(found, grads, variables):
     """Returns the largest magnitude among gradients that come from the loss."""
-    if not any(map(adapters.is_overwritten, variables)):
+    if not any(map(is_overwritten, variables)):
         return found.amax
     of_the_loss = [
         g
         for g, v in zip(grads, variables, strict=True)
-        if g is not None and not adapters.is_overwritten(v)
+        if g is not None and not is_overwritten(v)
     ]
     if not of_the_loss:
         return ops.zeros((), dtype="float32")

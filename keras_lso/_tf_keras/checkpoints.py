@@ -4,8 +4,8 @@ import os
 
 import numpy as np
 
+from keras_lso._backend import _tf_checkpoint
 from keras_lso._tf_keras.state import SavedState, split_name
-from keras_lso.backend import _tf_checkpoint
 
 _ENDINGS = ("pb", "pbtxt")
 # Lists that a SavedModel has besides the attributes of a layer.

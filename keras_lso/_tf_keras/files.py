@@ -9,7 +9,7 @@ import zipfile
 import keras
 import numpy as np
 
-from keras_lso import adapters
+from keras_lso._keras_internals.optimizers import chain_of, variables_of
 from keras_lso._tf_keras import checkpoints
 from keras_lso._tf_keras.state import (
     SavedState,
@@ -93,7 +93,7 @@ def load_optimizer_state(optimizer, path):
     (7, [0.5, -0.5])
     """
     _check_is_built(optimizer)
-    innermost = adapters.chain(optimizer)[-1]
+    innermost = chain_of(optimizer)[-1]
     path = os.path.expanduser(os.fspath(path))
     try:
         state = _read(path, innermost)
@@ -113,7 +113,7 @@ def _check_is_built(optimizer):
             "`optimizer` must be a Keras 3 optimizer. Received: "
             f"{optimizer!r} of type {type(optimizer).__name__}"
         )
-    if not all(o.built for o in adapters.chain(optimizer)):
+    if not all(o.built for o in chain_of(optimizer)):
         raise ValueError(
             "The optimizer must be built before its state can be loaded. Call "
             "`optimizer.build(model.trainable_variables)` first."
@@ -153,7 +153,7 @@ def _assign(optimizer, pairs, scale):
 
 def _loss_scaler(optimizer):
     wrapper = keras.optimizers.LossScaleOptimizer
-    return next((o for o in adapters.chain(optimizer) if isinstance(o, wrapper)), None)
+    return next((o for o in chain_of(optimizer) if isinstance(o, wrapper)), None)
 
 
 def _assign_pairs(pairs):
@@ -298,7 +298,7 @@ def _from_numbered(values, optimizer, saved):
     state = _described(saved)
     state.iterations, *values = values
     width = sum(len(group) for group in layout)
-    count = len(adapters.trainable_variables(optimizer))
+    count = len(variables_of(optimizer))
     if saved is None and len(values) == width * count + 1:
         _refuse_keras_3("3, it seems")
     if values and len(values) != width * count:

@@ -2,9 +2,9 @@
 
 from keras import ops
 
-from keras_lso import adapters
 from keras_lso._core import loss_scale_optimizer as core
 from keras_lso._core.scaling import Gradients
+from keras_lso._keras_internals.optimizers import iteration_variable
 from keras_lso._tf_keras.methods import TFKerasMethods
 
 
@@ -85,7 +85,7 @@ class TFKerasLossScaling(TFKerasMethods):
             return
         skipped = ops.copy(self.skipped_steps)
         super()._assign_weights(variables, values)
-        applied = adapters.iteration_variable(self.inner_optimizer)
+        applied = iteration_variable(self.inner_optimizer)
         self._counters.attempted.assign(ops.add(applied, skipped))
 
     @classmethod

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_lso import adapters
+from keras_lso._backend import backend
 from keras_lso._checks import (
     check_array,
     check_operation_name,
@@ -16,8 +16,17 @@ from keras_lso._checks import (
     check_variables,
 )
 from keras_lso._core.gradients import check_some_gradient, split_pairs
+from keras_lso._keras_internals.optimizers import (
+    add_variable,
+    chain_of,
+    index_of,
+    is_known,
+    iteration_variable,
+)
+from keras_lso._keras_internals.replicas import reduced_gradients
+from keras_lso._keras_internals.slots import slots_of, weights_of
+from keras_lso._keras_internals.variables import flat_path
 from keras_lso._tf_keras.variable_list import VariableList
-from keras_lso.backend import backend
 
 _AGGREGATIONS = ("none", "sum", "mean", "only_first_replica")
 _SYNCHRONIZATIONS = ("auto", "none", "on_write", "on_read")
@@ -100,9 +109,9 @@ class TFKerasMethods(keras.optimizers.Optimizer):
         backend.check_replica_context("apply_gradients")
         grads, variables = split_pairs(grads_and_vars)
         check_some_gradient(self, grads, variables)
-        with adapters.reduced_gradients(self, are_reduced):
+        with reduced_gradients(self, are_reduced):
             self.apply(grads, variables, **kwargs)
-        return adapters.iteration_variable(adapters.chain(self)[-1])
+        return iteration_variable(chain_of(self)[-1])
 
     def get_gradients(self, loss, params):
         """Returns the gradients of a loss, for `apply_gradients`.
@@ -205,7 +214,7 @@ class TFKerasMethods(keras.optimizers.Optimizer):
             value = check_array(f"The slot {slot_name!r}", value, shape)
             initializer = keras.initializers.Constant(value)
         slot = self.add_weight(
-            f"{adapters.flat_path(var)}_{slot_name}",
+            f"{flat_path(var)}_{slot_name}",
             shape,
             dtype=keras.backend.standardize_dtype(var.dtype),
             initializer=initializer,
@@ -249,12 +258,12 @@ class TFKerasMethods(keras.optimizers.Optimizer):
         if id(var) in added:
             return added[id(var)][1]
         slots = self._built_slots().get(slot_name)
-        if slots is None or not adapters.is_known(self, var):
+        if slots is None or not is_known(self, var):
             return None
-        return slots[adapters.index_of(self, var)]
+        return slots[index_of(self, var)]
 
     def _built_slots(self):
-        return adapters.slots(adapters.chain(self)[-1]) if self.built else {}
+        return slots_of(chain_of(self)[-1]) if self.built else {}
 
     @property
     def _added_slots(self):
@@ -297,8 +306,8 @@ class TFKerasMethods(keras.optimizers.Optimizer):
                 "Synchronization value can be set to 'on_read' only for non-trainable "
                 "variables. Received: trainable=True, synchronization='on_read'"
             )
-        return adapters.add_variable(
-            adapters.chain(self)[-1],
+        return add_variable(
+            chain_of(self)[-1],
             name=name,
             shape=shape,
             dtype=dtype,
@@ -326,7 +335,7 @@ class TFKerasMethods(keras.optimizers.Optimizer):
     @property
     def weights(self):
         """The step count, then the slots, one after the other as in tf.keras."""
-        return adapters.weights(adapters.chain(self)[-1])
+        return weights_of(chain_of(self)[-1])
 
     def get_weights(self):
         """Returns the values of `weights`.

@@ -6,12 +6,19 @@ import re
 import keras
 import numpy as np
 
-from keras_lso import adapters
 from keras_lso._core.stored_state import check_is_sound
+from keras_lso._keras_internals.optimizers import (
+    canonical_class,
+    iteration_variable,
+    variables_of,
+)
+from keras_lso._keras_internals.slots import slots_of
+from keras_lso._keras_internals.unsaved import nadam_product
+from keras_lso._keras_internals.variables import path_of
 from keras_lso._tf_keras.names import pair
 
 # What tf.keras 2.11+ called the slots of each class, and what its older classes and
-# `adapters.slots` call them. The slots of one dict were created together, variable
+# `slots_of` call them. The slots of one dict were created together, variable
 # by variable, and the dicts one after the other: in that order they are in a file.
 _LAYOUTS: dict[type, list[dict[str, str]]] = {
     keras.optimizers.SGD: [{"m": "momentum"}],
@@ -133,8 +140,8 @@ def split_name(name, optimizer):
 
 
 def own_slots(optimizer):
-    """Returns `adapters.slots(optimizer)`, and the averages of the variables."""
-    slots = adapters.slots(optimizer)
+    """Returns `slots_of(optimizer)`, and the averages of the variables."""
+    slots = slots_of(optimizer)
     if optimizer.use_ema and AVERAGE not in slots:
         named = [v for v in optimizer.variables if v.name.endswith("_average")]
         slots = {AVERAGE: named, **slots}
@@ -186,7 +193,7 @@ def _check_class(optimizer, state):
     if own and name in names and name not in own:
         raise ValueError(
             f"The file holds the state of {state.class_name}, but the optimizer is "
-            f"{adapters.canonical_class(optimizer).__name__}."
+            f"{canonical_class(optimizer).__name__}."
         )
 
 
@@ -225,7 +232,7 @@ def _is_unused(optimizer, state):
 
 
 def _iterations(optimizer, state):
-    variable = adapters.iteration_variable(optimizer)
+    variable = iteration_variable(optimizer)
     steps = _integer(state.iterations, "iterations")
     # Keras 3 counts every batch, and divides.
     steps *= optimizer.gradient_accumulation_steps or 1
@@ -236,16 +243,16 @@ def _iterations(optimizer, state):
 
 def _slot_values(optimizer, slot, variables, saved):
     """Returns pairs of a slot variable and the array that belongs to it."""
-    trained = adapters.trainable_variables(optimizer)
+    trained = variables_of(optimizer)
     pairs = [(v, s) for v, s in zip(trained, variables, strict=True) if s is not None]
     if len(saved) != len(pairs):
         raise ValueError(
             f"The file holds the slot '{slot}' of {len(saved)} variables, but the "
             f"optimizer was built for {len(pairs)}: "
-            f"{[adapters.path_of(v) for v, _ in pairs]}. The file has "
+            f"{[path_of(v) for v, _ in pairs]}. The file has "
             f"{[name for name, _ in saved if name] or 'no names for them'}."
         )
-    order = pair([name for name, _ in saved], [adapters.path_of(v) for v, _ in pairs])
+    order = pair([name for name, _ in saved], [path_of(v) for v, _ in pairs])
     values = []
     for (trainable, variable), index in zip(pairs, order, strict=True):
         name, value = saved[index]
@@ -255,7 +262,7 @@ def _slot_values(optimizer, slot, variables, saved):
 
 
 def _check(slot, trainable, variable, name, value):
-    where = f"slot '{slot}' of '{adapters.path_of(trainable)}'"
+    where = f"slot '{slot}' of '{path_of(trainable)}'"
     source = f"'{name}'" if name else "its counterpart in the file"
     if tuple(variable.shape) != value.shape:
         raise ValueError(
@@ -289,7 +296,7 @@ def _rest(optimizer, state, pairs):
         value = state.u_product
         if value is None:
             # Only a checkpoint holds it.
-            value = adapters.nadam_product(optimizer, int(state.iterations))
+            value = nadam_product(optimizer, int(state.iterations))
         return [(rest[0], _scalar(rest[0], value, "momentum cache"))]
     if rest:
         raise ValueError(

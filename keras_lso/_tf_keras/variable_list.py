@@ -1,10 +1,10 @@
 """`VariableList`: variables as Keras 3 lists them, and as tf.keras returned them."""
 
-from keras_lso import adapters
-from keras_lso.backend import backend
+from keras_lso._backend import backend
+from keras_lso._keras_internals.variables import register_tree_node
 
 
-@adapters.register_tree_node
+@register_tree_node
 class VariableList(list):
     """The variables of an optimizer, a list that can be called.
 

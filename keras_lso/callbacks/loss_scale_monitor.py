@@ -8,8 +8,9 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_lso import adapters
 from keras_lso._checks import check_choice, check_positive_int
+from keras_lso._keras_internals.optimizers import chain_of
+from keras_lso._keras_internals.variables import path_of
 from keras_lso._summary_writer import SummaryWriter
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
@@ -151,7 +152,7 @@ def _find_optimizer(model):
     """Returns the model's `LossScaleOptimizer`, which may be inside of another."""
     optimizer = getattr(model, "optimizer", None)
     if optimizer is not None:
-        for inner in adapters.chain(optimizer):
+        for inner in chain_of(optimizer):
             if isinstance(inner, LossScaleOptimizer):
                 return inner
     hint = ""
@@ -202,7 +203,7 @@ def _holds_bad_values(variable):
 
 def _name_layers(variables, limit=3):
     """Returns the paths of the variables' layers, the first few of them."""
-    paths = (adapters.path_of(v) for v in variables)
+    paths = (path_of(v) for v in variables)
     layers = list(dict.fromkeys(path.rpartition("/")[0] or path for path in paths))
     more = f" and {len(layers) - limit} more" if len(layers) > limit else ""
     return ", ".join(layers[:limit]) + more if layers else "none"

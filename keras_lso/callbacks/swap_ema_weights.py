@@ -5,7 +5,7 @@ import contextlib
 import keras
 from keras import ops
 
-from keras_lso import adapters
+from keras_lso._keras_internals.optimizers import averages_of, keeps_averages
 
 
 class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
@@ -79,12 +79,12 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
         if self._weights is not None:
             return
         optimizer = self.model.optimizer
-        if not adapters.keeps_averages(optimizer):
+        if not keeps_averages(optimizer):
             raise ValueError(
                 "SwapEMAWeights must be used when `use_ema=True` is set on the "
                 f"optimizer. Received: optimizer={optimizer!r}"
             )
-        averages = adapters.averages(optimizer)
+        averages = averages_of(optimizer)
         with self._in_step():
             # Copies: on PyTorch a variable changes in place, and on JAX one that
             # shares a buffer with its average cannot be trained.

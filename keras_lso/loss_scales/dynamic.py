@@ -3,6 +3,7 @@
 import keras
 from keras import ops
 
+from keras_lso._backend import backend
 from keras_lso._checks import (
     LARGEST_STEP,
     check_bool,
@@ -10,7 +11,6 @@ from keras_lso._checks import (
     check_int,
     check_positive_int,
 )
-from keras_lso.backend import backend
 from keras_lso.loss_scales.loss_scale import (
     DEFAULT_MAX_SCALE,
     DEFAULT_MIN_SCALE,

@@ -10,9 +10,9 @@ import math
 import keras
 from keras import ops
 
+from keras_lso._backend import backend
 from keras_lso._checks import check_bounds, check_scale
 from keras_lso._config_dicts import check_config
-from keras_lso.backend import backend
 
 DEFAULT_MIN_SCALE = 2.0**-14
 DEFAULT_MAX_SCALE = 2.0**24
@@ -97,7 +97,7 @@ class LossScale:
             shape=(),
             dtype=dtype,
             initializer=keras.initializers.Constant(value),
-            # One decision for all replicas: see `measure` in `backend/`.
+            # One decision for all replicas: see `measure` in `_backend/`.
             aggregation="only_first_replica",
             name=name,
         )

@@ -5,8 +5,8 @@ import math
 import keras
 from keras import ops
 
+from keras_lso._backend import backend
 from keras_lso._checks import check_factor, check_positive_int
-from keras_lso.backend import backend
 from keras_lso.loss_scales.dynamic import (
     DEFAULT_GROWTH_STEPS,
     DEFAULT_INITIAL_SCALE,

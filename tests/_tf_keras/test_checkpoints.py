@@ -8,8 +8,8 @@ import types
 import keras
 import pytest
 
+from keras_lso._backend import _tf_checkpoint
 from keras_lso._tf_keras import checkpoints
-from keras_lso.backend import _tf_checkpoint
 
 pytestmark = pytest.mark.one_backend
 

@@ -8,7 +8,7 @@ import pytest
 from keras import ops
 
 from keras_lso import LARS, LossScaleOptimizer
-from keras_lso.backend import backend
+from keras_lso._backend import backend
 from keras_lso.mixed_precision import experimental
 
 SCALE = 1024.0

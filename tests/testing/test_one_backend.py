@@ -4,7 +4,7 @@ import keras
 import pytest
 
 import keras_lso
-from keras_lso.backend import backend
+from keras_lso._backend import backend
 from testing import one_backend
 
 

@@ -1,13 +1,13 @@
 """The faults, area by area."""
 
 from tools.faults import (
-    adapters,
     arguments,
     backend_jax,
     backend_tensorflow,
     backend_torch,
     compat,
     files,
+    keras_internals,
     loss_scale_optimizer,
     loss_scales,
     optimizers,
@@ -24,7 +24,7 @@ AREAS = (
     arguments,
     optimizers,
     rules,
-    adapters,
+    keras_internals,
     state,
     files,
     schedules,

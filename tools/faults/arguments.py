@@ -97,8 +97,8 @@ FAULTS = [
     Fault(
         name="a LossScaleOptimizer inside of a LARC is wrapped again",
         file="keras_lso/_core/arguments.py",
-        old="        for o in adapters.chain(inner)\n    ):",
-        new="        for o in [inner]\n    ):",
+        old="LossScaleOptimizer) for o in chain_of(inner)\n    ):",
+        new="LossScaleOptimizer) for o in [inner]\n    ):",
         tests="tests/test_larc.py::test_a_second_loss_scale_around_it_is_refused",
     ),
     Fault(
@@ -162,7 +162,7 @@ FAULTS = [
         file="keras_lso/_core/gradients.py",
         old="[None if is_own else g for g, is_own in zip(grads, own, strict=True)]",
         new="list(grads)",
-        tests="tests/backend/test_jax_axes.py::test_what_overwrites_its_variable_is_not_averaged",
+        tests="tests/_backend/test_jax_axes.py::test_what_overwrites_its_variable_is_not_averaged",
         backend="jax",
     ),
 ]

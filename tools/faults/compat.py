@@ -139,8 +139,8 @@ FAULTS = [
     Fault(
         name="a schedule takes the place of another training op's",
         file="keras_lso/compat/open_seq2seq/_making.py",
-        old="if schedule is not None and adapters.schedule_of(optimizer) is not None:",
-        new="if schedule is None and adapters.schedule_of(optimizer) is schedule:",
+        old="if schedule is not None and schedule_of(optimizer) is not None:",
+        new="if schedule is None and schedule_of(optimizer) is schedule:",
         tests="tests/compat/open_seq2seq/test_training_op.py::test_an_instance_belongs_to_one_schedule",
     ),
     Fault(

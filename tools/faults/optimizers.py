@@ -174,7 +174,7 @@ FAULTS = [
     Fault(
         name="NovoGrad has a slot for what overwrites its variable",
         file="keras_lso/_core/novograd.py",
-        old="None if adapters.is_overwritten(v) else self._add_second_moment(v)",
+        old="None if is_overwritten(v) else self._add_second_moment(v)",
         new="self._add_second_moment(v)",
         tests="tests/test_novograd.py::test_a_variable_that_its_gradient_overwrites_takes_no_step",
     ),

@@ -55,21 +55,21 @@ FAULTS = [
     ),
     Fault(
         name="half of the smallest number is not flushed",
-        file="keras_lso/underflow_counts.py",
+        file="keras_lso/_underflow_counts.py",
         old='FLUSHED_UP_TO / factors, side="right")',
         new='FLUSHED_UP_TO / factors, side="left")',
         tests="tests/test_underflow.py::test_shares_are_what_a_cast_to_float16_makes",
     ),
     Fault(
         name="65520 does not overflow",
-        file="keras_lso/underflow_counts.py",
+        file="keras_lso/_underflow_counts.py",
         old='OVERFLOWS_FROM / factors, side="left")',
         new='OVERFLOWS_FROM / factors, side="right")',
         tests="tests/test_underflow.py::test_shares_are_what_a_cast_to_float16_makes",
     ),
     Fault(
         name="subnormal numbers are counted as flushed as well",
-        file="keras_lso/underflow_counts.py",
+        file="keras_lso/_underflow_counts.py",
         old="subnormal=((small - flushed) / count).tolist()",
         new="subnormal=(small / count).tolist()",
         tests="tests/test_underflow.py::test_shares_are_what_a_cast_to_float16_makes",
@@ -132,7 +132,7 @@ FAULTS = [
     ),
     Fault(
         name="info names another backend's step",
-        file="keras_lso/backend/_torch.py",
+        file="keras_lso/_backend/_torch.py",
         old='OTHER_STEP = "its own step, after a look at the flag"',
         new='OTHER_STEP = "its own step, in a branch"',
         tests="tests/test_info.py::test_every_optimizer_is_listed_with_its_step",

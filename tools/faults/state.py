@@ -104,7 +104,7 @@ FAULTS = [
     Fault(
         name="Nadam's product is not computed again",
         file="keras_lso/_core/state_file.py",
-        old="        adapters.restore_unsaved(self._optimizer.inner_optimizer, variables)\n",
+        old="        restore_unsaved(self._optimizer.inner_optimizer, variables)\n",
         new="",
         tests="tests/_core/test_state_file.py::test_the_momenta_that_keras_does_not_save_are_multiplied_up",
     ),
@@ -120,7 +120,7 @@ FAULTS = [
         file="keras_lso/_core/state_file.py",
         old='if any(v.dtype == "float16" for v in trained):',
         new='if any(v.dtype == "half" for v in trained):',
-        tests="tests/test_master_weights.py::test_a_file_with_masters_is_left_out_with_a_word_about_them",
+        tests="tests/_core/test_master_weights.py::test_a_file_with_masters_is_left_out_with_a_word_about_them",
     ),
     Fault(
         name="a NaN in a slot is loaded",
@@ -198,7 +198,7 @@ FAULTS = [
     Fault(
         name="a slot is found by the variable's shape, not by itself",
         file="keras_lso/_tf_keras/methods.py",
-        old="return slots[adapters.index_of(self, var)]",
+        old="return slots[index_of(self, var)]",
         new="return slots[0]",
         tests="tests/_tf_keras/test_methods_state.py::test_slots_have_the_names_of_tf_keras",
     ),
@@ -226,8 +226,8 @@ FAULTS = [
     Fault(
         name="experimental_aggregate_gradients=False has no effect",
         file="keras_lso/_tf_keras/methods.py",
-        old="        with adapters.reduced_gradients(self, are_reduced):\n            self.apply",
-        new="        with adapters.reduced_gradients(self, False):\n            self.apply",
+        old="        with reduced_gradients(self, are_reduced):\n            self.apply",
+        new="        with reduced_gradients(self, False):\n            self.apply",
         tests="tests/_tf_keras/test_methods_pairs.py::test_gradients_that_were_added_up_are_not_added_up_again",
         backend="tensorflow",
     ),

@@ -2,8 +2,8 @@
 
 from keras import ops
 
+from keras_lso._backend import backend
 from keras_lso._checks import check_factor
-from keras_lso.backend import backend
 
 
 def clip_by_global_norm(t_list, clip_norm, use_norm, name=None):

@@ -5,7 +5,7 @@ import inspect
 import keras
 from keras import ops
 
-from keras_lso import adapters
+from keras_lso._keras_internals.optimizers import schedule_of
 from keras_lso.compat.open_seq2seq._optimizer_names import (
     OPTIMIZER_CLS_NAMES,
     NamedOptimizer,
@@ -42,7 +42,7 @@ def _check_instance(optimizer, params, schedule):
             "An optimizer that is an instance has its parameters already. Set them "
             f"there, or pass the class. Received: optimizer_params={params!r}"
         )
-    if schedule is not None and adapters.schedule_of(optimizer) is not None:
+    if schedule is not None and schedule_of(optimizer) is not None:
         raise ValueError(
             "The optimizer has a learning-rate schedule of its own, or one that "
             "another training op gave it. Pass `learning_rate_decay_fn=None` to keep "

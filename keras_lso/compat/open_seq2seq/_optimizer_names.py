@@ -7,9 +7,9 @@ from typing import Any
 import keras
 from keras import ops
 
-from keras_lso import adapters
+from keras_lso._backend import backend
 from keras_lso._checks import check_factor
-from keras_lso.backend import backend
+from keras_lso._keras_internals.slots import slots_of
 from keras_lso.lars import LARS
 from keras_lso.novograd import NovoGrad
 
@@ -98,7 +98,7 @@ class RMSProp(keras.optimizers.RMSprop):
         super().build(variables)
         # Once, not at each step of the function in which this may be called.
         with backend.outside_of_functions():
-            for average in adapters.slots(self)["rms"]:
+            for average in slots_of(self)["rms"]:
                 average.assign(ops.ones(average.shape, average.dtype))
 
 

@@ -2,8 +2,9 @@
 
 from keras import ops
 
-from keras_lso import adapters
-from keras_lso.backend import backend
+from keras_lso._backend import backend
+from keras_lso._keras_internals.optimizers import chain_of
+from keras_lso._keras_internals.variables import path_of
 from keras_lso.compat.open_seq2seq._clipping import global_norm
 from keras_lso.larc import LARC
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
@@ -33,7 +34,7 @@ def collect(summaries, optimizer, grads, variables):
     Returns:
         Dict of tags to scalar tensors; those of histograms have the values' shape.
     """
-    chain = adapters.chain(optimizer)
+    chain = chain_of(optimizer)
     reports = {}
     if "learning_rate" in summaries:
         reports["learning_rate"] = _rate(chain)
@@ -67,7 +68,7 @@ def _rate(chain):
 def _distinct_paths(variables):
     """Returns the paths; of those that are alike all but the first get a number."""
     paths: list[str] = []
-    for path in map(adapters.path_of, variables):
+    for path in map(path_of, variables):
         count = paths.count(path)
         paths.append(f"{path}_{count}" if count else path)
     return paths

@@ -6,10 +6,16 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_lso import adapters
+from keras_lso._backend import backend
 from keras_lso._checks import check_positive_int
+from keras_lso._keras_internals.optimizers import (
+    chain_of,
+    check_known,
+    iteration_variable,
+)
+from keras_lso._keras_internals.replicas import reduced_gradients
+from keras_lso._keras_internals.variables import flat_path, is_overwritten
 from keras_lso._summary_writer import SummaryWriter
-from keras_lso.backend import backend
 from keras_lso.compat.open_seq2seq._clipping import clip_by_global_norm
 from keras_lso.compat.open_seq2seq._summaries import collect
 from keras_lso.compat.open_seq2seq.regularization import model_at_hand
@@ -73,7 +79,7 @@ class TrainingOp:
         self._iter_size = iter_size
         self._skip_update_ph = skip_update_ph
         self._scaler = next(
-            (o for o in adapters.chain(optimizer) if isinstance(o, LossScaleOptimizer)),
+            (o for o in chain_of(optimizer) if isinstance(o, LossScaleOptimizer)),
             None,
         )
         self._micro_steps, self._updates = 0, 0
@@ -89,7 +95,7 @@ class TrainingOp:
     @property
     def global_step(self):
         """The variable that counts the applied steps."""
-        return adapters.iteration_variable(adapters.chain(self.optimizer)[-1])
+        return iteration_variable(chain_of(self.optimizer)[-1])
 
     def write_summaries(self, log_dir="logs", every=100):
         """Writes the summaries to a file for TensorBoard from now on.
@@ -213,7 +219,7 @@ class TrainingOp:
                 )
             )
         self.optimizer.build(variables)
-        adapters.check_known(self.optimizer, variables)
+        check_known(self.optimizer, variables)
         if self._iter_size > 1:
             self.accumulators = [_accumulator_of(v) for v in variables]
         # Whether a variable has ever had a gradient.
@@ -289,7 +295,7 @@ class TrainingOp:
         loss = ops.cast(backend.times(ops.stop_gradient(loss), inv_scale), "float32")
         return loss, [
             g
-            if g is None or adapters.is_overwritten(v)
+            if g is None or is_overwritten(v)
             else backend.map_values(lambda x: backend.times(x, inv_scale), g)
             for g, v in zip(grads, self.variables, strict=True)
         ]
@@ -309,7 +315,7 @@ class TrainingOp:
         if self._clip_norm is not None:
             grads, _ = clip_by_global_norm(grads, self._clip_norm, None)
         unscaled = {} if self._scaler is None else {"scaled": False}
-        with adapters.reduced_gradients(self.optimizer, self._on_horovod):
+        with reduced_gradients(self.optimizer, self._on_horovod):
             self.optimizer.apply(grads, self.variables, **unscaled)
         return reports
 
@@ -340,7 +346,7 @@ def _accumulator_of(variable):
         shape=variable.shape,
         dtype="float32",
         trainable=False,
-        name=f"{adapters.flat_path(variable)}_accumulated_gradient",
+        name=f"{flat_path(variable)}_accumulated_gradient",
     )
 
 

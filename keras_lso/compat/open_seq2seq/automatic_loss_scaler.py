@@ -5,6 +5,7 @@ import functools
 from keras import ops
 
 from keras_lso import loss_scales
+from keras_lso._backend import backend
 from keras_lso._checks import (
     check_bool,
     check_bounds,
@@ -16,7 +17,6 @@ from keras_lso._checks import (
     check_scale,
 )
 from keras_lso._core.gradients import split_pairs
-from keras_lso.backend import backend
 
 BACKOFF, LOGMAX = "backoff", "logmax"
 

@@ -2,9 +2,10 @@
 
 import keras
 
-from keras_lso import adapters, loss_scales
+from keras_lso import loss_scales
 from keras_lso._checks import check_scale, is_number
 from keras_lso._core.arguments import check_inner_optimizer
+from keras_lso._keras_internals.optimizers import name_of
 from keras_lso.compat.open_seq2seq.automatic_loss_scaler import AutomaticLossScaler
 from keras_lso.compat.v1.mixed_precision import MixedPrecisionLossScaleOptimizer
 
@@ -58,7 +59,7 @@ class MixedPrecisionOptimizerWrapper(MixedPrecisionLossScaleOptimizer):
 
     def __init__(self, optimizer, loss_scale=None):
         check_inner_optimizer(optimizer, "optimizer")
-        name = f"{adapters.name_of(optimizer)}-MP"
+        name = f"{name_of(optimizer)}-MP"
         super().__init__(optimizer, _policy(loss_scale), name=name)
 
 

@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from keras_lso import adapters
+from keras_lso._backend import backend
 from keras_lso._checks import (
     check_bool,
     check_factor,
@@ -14,7 +14,7 @@ from keras_lso._checks import (
     is_number,
 )
 from keras_lso._core.arguments import check_inner_optimizer
-from keras_lso.backend import backend
+from keras_lso._keras_internals.optimizers import check_known
 from keras_lso.compat.open_seq2seq._clipping import (
     clip_by_global_norm as _clip_by_global_norm,
 )
@@ -187,7 +187,7 @@ def optimize_loss(
     inner = make_optimizer(optimizer, optimizer_params, schedule)
     wrapped = wrap(inner)
     if inner.built and var_list is not None:
-        adapters.check_known(inner, var_list)
+        check_known(inner, var_list)
     # Last of all, for an instance that is not to be changed by a call that is refused.
     if inner is optimizer and schedule is not None:
         optimizer.learning_rate = schedule

@@ -6,7 +6,7 @@ import threading
 import keras
 from keras import ops
 
-from keras_lso import adapters
+from keras_lso._keras_internals.variables import path_of
 
 _this_thread = threading.local()
 
@@ -82,7 +82,7 @@ def get_regularization_loss(scope=None, name="total_regularization_loss"):
     penalties = [
         v.regularizer(ops.cast(v, "float32"))
         for v in found.values()
-        if v.regularizer is not None and adapters.path_of(v).startswith(prefix)
+        if v.regularizer is not None and path_of(v).startswith(prefix)
     ]
     if not penalties:
         return ops.zeros((), dtype="float32")

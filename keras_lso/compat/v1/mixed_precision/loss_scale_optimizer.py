@@ -3,10 +3,11 @@
 import keras
 from keras import ops
 
-from keras_lso import adapters, loss_scales
+from keras_lso import loss_scales
+from keras_lso._backend import backend
 from keras_lso._checks import check_bool, check_choice, check_variables
 from keras_lso._core.arguments import check_inner_optimizer, read_config
-from keras_lso.backend import backend
+from keras_lso._keras_internals.optimizers import variables_of
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
 
@@ -138,7 +139,7 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
 
     def _trained_by(self, loss):
         if self.built:
-            return adapters.trainable_variables(self)
+            return variables_of(self)
         if not callable(loss):
             raise ValueError(
                 "Keras 3 keeps no list of all variables, so `var_list` must be given "

@@ -1,0 +1,47 @@
+"""The frameworks, which are imported in this folder only.
+
+`backend` is the `Framework` that Keras runs on: `framework.py` documents what it does,
+`reference.py` is what its fast paths are tested against. The environment variable
+`KERAS_LSO_KERNELS=generic` (default `auto`) turns these off.
+"""
+
+import importlib
+import os
+
+import keras
+
+from keras_lso._backend.framework import Framework
+
+_CLASSES = {
+    "tensorflow": ("_tensorflow", "TensorFlow"),
+    "jax": ("_jax", "JAX"),
+    "torch": ("_torch", "Torch"),
+}
+
+KERNELS = os.environ.get("KERAS_LSO_KERNELS", "auto")
+if KERNELS not in ("auto", "generic"):
+    raise ValueError(
+        "The environment variable KERAS_LSO_KERNELS must be 'auto' or 'generic'. "
+        f"Received: KERAS_LSO_KERNELS={KERNELS!r}"
+    )
+
+
+def _framework_class():
+    # NumPy and OpenVINO cannot train, but a model that was trained elsewhere with our
+    # optimizer must load there.
+    if keras.backend.backend() not in _CLASSES:
+        return Framework
+    module, name = _CLASSES[keras.backend.backend()]
+    return getattr(importlib.import_module(f"keras_lso._backend.{module}"), name)
+
+
+def without_kernels(cls):
+    """Returns a subclass of a `Framework` that steps by the reference."""
+    replaced = ("measure", "fused_step", "fused_step_takes")
+    reference = {name: getattr(Framework, name) for name in replaced}
+    return type(f"{cls.__name__}WithoutKernels", (cls,), reference)
+
+
+backend = (without_kernels if KERNELS == "generic" else lambda cls: cls)(
+    _framework_class()
+)()

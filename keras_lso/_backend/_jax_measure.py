@@ -1,0 +1,133 @@
+"""One read of the gradients on JAX: on a CPU, an accelerator, several devices."""
+
+import jax
+import jax.numpy as jnp
+
+from keras_lso._backend import reference
+from keras_lso._backend._jax_axes import varying_axes
+from keras_lso._backend.framework import Measurement
+from keras_lso._backend.tensors import amax_of, in_float32, pack
+
+
+def measure(
+    framework, grads, amax=False, inv_scale=1.0, rules=None, state=None, are_alike=False
+):
+    """See `Framework.measure`.
+
+    A finite sum of squares proves finite elements, at a third of the cost of
+    `isfinite` over all of them, and so does a norm that a rule needs anyway. A sum that
+    is not finite proves nothing (1e20 squared is inf), nor does any if unscaling
+    makes the gradients larger: only then every element is checked.
+
+    XLA's sums over the gradients as they came are three times as fast as those over
+    a product, so a norm of the gradient alone is unscaled afterwards.
+
+    That holds on a CPU. Elsewhere one read is the whole cost, and the host would take
+    the branch.
+    """
+    values = [jnp.asarray(framework.elements_of(g)) for g in grads]
+    if jax.device_count() > 1 or varying_axes(*values):
+        return _measure_on_devices(framework, values, amax, inv_scale, rules, state)
+    if not _is_on_cpu():
+        return reference.measure(framework, values, amax, inv_scale, rules, state)
+    inv_scale = jnp.asarray(inv_scale, "float32")
+    if rules and all(rule.measures_gradient_only for rule in rules):
+        finite, norms = _check_by_norms(framework, values, inv_scale)
+        norms = [(norm,) for norm in norms]
+    else:
+        norms = rules and reference.rule_norms(
+            framework, rules, [in_float32(v) * inv_scale for v in values], state
+        )
+        finite = _check(values, norms or [None] * len(values), inv_scale)
+    return Measurement(
+        finite, rule_norms=norms, amax=amax_of(pack(values)) if amax else None
+    )
+
+
+def _is_on_cpu():
+    return jax.default_backend() == "cpu"
+
+
+def _measure_on_devices(framework, values, amax, inv_scale, rules, state):
+    """Measures tensors that may be distributed over devices.
+
+    XLA would gather the parts of a tensor to concatenate them with another one, or to
+    pass them to a branch. Here each tensor is reduced to a scalar by itself, and XLA
+    combines the sums of all those scalars into one reduction.
+    """
+    inv_scale = jnp.asarray(inv_scale, "float32")
+    unscaled = [in_float32(v) * inv_scale for v in values]
+    # Not by a sum: on a CPU XLA would fuse the sum of each tensor's elements with that
+    # of its squares into one loop that takes twice as long as both.
+    bad = ~jnp.stack([jnp.isfinite(v).all() for v in unscaled])
+    overflows = framework.sum_over_shards(jnp.sum(bad, dtype="float32"))
+    return Measurement(
+        overflows == 0,
+        rule_norms=rules and reference.rule_norms(framework, rules, unscaled, state),
+        amax=framework.max_over_shards(amax_of(values)) if amax else None,
+    )
+
+
+def _check(values, norms, inv_scale):
+    """Whether all are finite, which they are if their norms or their sums are."""
+    unproven = [v for v, n in zip(values, norms, strict=True) if n is None]
+    proofs = [_proof(v) for v in pack(unproven)]
+    proofs += [jnp.isfinite(n[0]) for n in norms if n is not None]
+    return jax.lax.cond(
+        jnp.stack(proofs).all() & (inv_scale <= 1),
+        _true,
+        _all_finite,
+        values,
+        inv_scale,
+    )
+
+
+def _proof(values):
+    """Returns a boolean which, if True, proves that all are finite."""
+    if values.dtype == "float16":
+        # XLA materialises them in float32 before it sums them: four times as slow.
+        return jnp.isfinite(values).all()
+    return jnp.isfinite(jnp.sum(jnp.square(values.astype("float32"))))
+
+
+# Outside `jax.jit`, a `cond` of functions that are new is compiled anew.
+
+
+def _true(values, inv_scale):
+    return jnp.array(True)
+
+
+def _all_finite(values, inv_scale):
+    # A sum, since `all` takes ten times as long to compile, and since `max` may lose a
+    # NaN on a CPU.
+    values = [in_float32(v) * inv_scale for v in pack(values)]
+    counts = [jnp.sum(~jnp.isfinite(v), dtype="float32") for v in values]
+    return jnp.stack(counts).sum() == 0
+
+
+def _check_by_norms(framework, values, inv_scale):
+    """Returns whether all are finite, and the norms of the unscaled gradients."""
+    values = [in_float32(v) for v in values]
+    norms = [framework.l2_norm(v) for v in values]
+    return jax.lax.cond(
+        jnp.isfinite(jnp.stack(norms)).all() & (inv_scale <= 1),
+        _unscaled_norms,
+        _check_again,
+        norms,
+        values,
+        inv_scale,
+    )
+
+
+# Norms leave as scalars: XLA takes four times as long to compile all that reads them
+# where they are slices of one tensor.
+
+
+def _unscaled_norms(norms, values, inv_scale):
+    return jnp.array(True), [norm * inv_scale for norm in norms]
+
+
+def _check_again(norms, values, inv_scale):
+    # One device: there are no shards to sum over.
+    unscaled = [jnp.sqrt(jnp.sum(jnp.square(v * inv_scale))) for v in values]
+    return _all_finite(values, inv_scale), unscaled

@@ -1,0 +1,309 @@
+"""The primitives on TensorFlow: `tf.function`s, XLA, and replicas."""
+
+import functools
+
+import keras
+import tensorflow as tf
+
+from keras_lso._backend import (
+    _tf_measure,
+    _tf_processes,
+    autodiff,
+    masters,
+    processes,
+    reference,
+)
+from keras_lso._backend._tf_kernels import KERNELS
+from keras_lso._backend._tf_measure import in_xla, replica_context
+from keras_lso._backend.framework import Framework
+from keras_lso._backend.tensors import as_real, in_float32
+
+# AutoGraph would rewrite each function that is called in a `tf.function` of the user's,
+# which takes longer than tracing it. Not so `run_if`: the inner optimizer may need it.
+_not_converted = tf.autograph.experimental.do_not_convert
+
+# The strategies that keep a copy of each variable on each replica. A step that does the
+# same to every copy needs no communication but the gradients'.
+_MIRRORED = tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy
+
+
+class TensorFlow(Framework):
+    AVERAGES_IN_STEP = True
+    OTHER_STEP = "its own step, in a branch"
+    PACKAGES = ("tensorflow", "tensorflow-cpu", "tf-nightly")
+    HOW_TO_START = _tf_processes.HOW_TO_START
+
+    measure = _not_converted(_tf_measure.measure)
+    count_processes = staticmethod(_tf_processes.count_processes)
+    average_over_processes = _tf_processes.average_over_processes
+
+    def run_if(self, finite, step, grads, state):
+        """See `Framework.run_if`.
+
+        A `tf.cond` runs only the branch it needs. Optimizers write their variables
+        by `merge_call`, in which the replicas synchronise, and which is not allowed
+        inside a `tf.cond`. So several replicas synchronise first, and the `tf.cond`
+        contains all of them. A single replica steps in a context that merges at once.
+        """
+        context = tf.distribute.get_replica_context()
+        if context.num_replicas_in_sync == 1:
+            tf.cond(finite, lambda: _nothing(_step_alone(step, grads)), _nothing)
+            return
+
+        def on_all_replicas(strategy, finite, grads):
+            tf.cond(
+                strategy.experimental_local_results(finite)[0],
+                lambda: _nothing(
+                    strategy.extended.call_for_each_replica(step, args=(grads,))
+                ),
+                _nothing,
+            )
+
+        context.merge_call(on_all_replicas, args=(finite, grads))
+
+    def fused_step_takes(self, rule, variables, gradients):
+        """Whether these are float32 variables, of which each replica has its copy."""
+        return (
+            rule in KERNELS
+            and _are_on_each_replica(variables)
+            and not any(isinstance(g, tf.IndexedSlices) for g in gradients)
+            and not any(g.dtype == tf.float64 for g in gradients)
+            and all(v.dtype == "float32" for v in variables)
+        )
+
+    @_not_converted
+    def fused_step(
+        self,
+        rules,
+        variables,
+        slots,
+        grads,
+        found=None,
+        inv_scale=None,
+        low_precision_variables=None,
+    ):
+        """See `Framework.fused_step`.
+
+        Under XLA a masked update stays in place, where a `tf.cond` copies the state.
+        Outside XLA, TensorFlow has one kernel a variable for each rule. A replica steps
+        on its own copies of the variables: gradients and flag are the same on all.
+        """
+        low = low_precision_variables
+        if in_xla():
+            reference.fused_step(
+                self, rules, variables, slots, grads, found, inv_scale, low
+            )
+            return
+        inv_scale = 1.0 if inv_scale is None else inv_scale
+        norms = None if found is None else found.gradient_norms
+        pairs = masters.pairs_of(variables, low)
+
+        def step():
+            self._resynchronise(pairs)
+            for rule, variable, slot, grad, norm in zip(
+                rules,
+                variables,
+                slots,
+                grads,
+                norms or [None] * len(rules),
+                strict=True,
+            ):
+                handles = [v.value.handle for v in (variable, *slot)]
+                kernel = KERNELS[type(rule)]
+                kernel(rule, tf.cast(grad, tf.float32), inv_scale, norm, *handles)
+            for master, variable in pairs:
+                _assign_here(variable, self.rounded(master, variable.dtype))
+
+        if found is None:
+            step()
+        else:
+            tf.cond(found.finite, step, _nothing)
+
+    def _resynchronise(self, pairs):
+        """Re-initialises the masters of variables that were assigned externally."""
+        if not pairs:
+            return
+
+        def resynchronise():
+            for master, low in pairs:
+                values = tf.convert_to_tensor(master), tf.convert_to_tensor(low)
+                _assign_here(master, self.resynchronised(*values))
+
+        # Without saturation: a master above float16's largest number takes the branch,
+        # which changes nothing.
+        are_in_step = [
+            tf.reduce_all(tf.equal(tf.cast(master, low.dtype), low))
+            for master, low in pairs
+        ]
+        tf.cond(tf.reduce_all(are_in_step), _nothing, resynchronise)
+
+    def check_on_replicas(self, variables):
+        strategy = tf.distribute.get_strategy()
+        if strategy.num_replicas_in_sync == 1 or not isinstance(strategy, _MIRRORED):
+            return
+        for v, behind in zip(variables, _tf_variables(variables), strict=True):
+            if not isinstance(behind, tf.distribute.DistributedValues):
+                path = getattr(v, "path", v.name)  # TensorFlow's own have none.
+                raise ValueError(
+                    f"The variable {path!r} was not made in the strategy's scope: all "
+                    "replicas would write to the same one, each its own step. Make the "
+                    "model and the optimizer inside of `with strategy.scope():`, and "
+                    "call `optimizer.build(model.trainable_variables)` there."
+                )
+
+    def check_replica_context(self, method):
+        if tf.distribute.in_cross_replica_context():
+            raise RuntimeError(
+                f"`{method}()` cannot be called in cross-replica context. Use "
+                "`tf.distribute.Strategy.run` to enter replica context."
+            )
+
+    def check_stateless_is_supported(self):
+        raise ValueError(
+            "stateless_apply is not supported with the TensorFlow backend (as it is "
+            "incompatible with tf.distribute). Call `optimizer.apply` instead."
+        )
+
+    def reduce_gradients(self, grads, axis_name=None):
+        context = replica_context()
+        if context is None:
+            return grads
+        # TensorFlow packs the tensors of a list into one, which must have one dtype.
+        return processes.map_by_dtype(
+            functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM),
+            [g if g is None else self.map_values(in_float32, g) for g in grads],
+        )
+
+    def compile_step(self, step):
+        """See `Framework.compile_step`.
+
+        Replicas synchronise in a step, even a single one, which they cannot do in a
+        function of their own. The function around `strategy.run` compiles it.
+        """
+        # A new function for each length of a batch would be too many.
+        compiled = tf.function(step, autograph=False, reduce_retracing=True)
+
+        def call(*args):
+            return (step if tf.distribute.has_strategy() else compiled)(*args)
+
+        return call
+
+    def outside_of_functions(self):
+        return tf.init_scope()
+
+    def is_traced(self, values):
+        return not tf.executing_eagerly()
+
+    def is_variable(self, value):
+        """Keras takes TensorFlow's own variables as well."""
+        return isinstance(value, keras.Variable | tf.Variable)
+
+    def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
+        with tape or tf.GradientTape() as tape:
+            if not callable(variables):
+                # A tape watches trainable variables, and no others, by itself.
+                tape.watch(_tf_variables(variables))
+            loss = tf.convert_to_tensor(loss_fn())
+        if callable(variables):
+            variables = variables()
+        return loss, tape.gradient(
+            loss, _tf_variables(variables), _weights_of(loss, grad_loss)
+        )
+
+    def differentiate(self, loss, variables, transform, grad_loss=None, tape=None):
+        variables = _tf_variables(variables)
+        if tape is None:
+            if tf.executing_eagerly():
+                raise ValueError(
+                    "`tape` is required when a Tensor loss is passed to `minimize`: "
+                    "the `tf.GradientTape` under which it was computed. Without one, a "
+                    "tensor can be differentiated in a `tf.function` only. Or pass a "
+                    "`loss` without arguments to be called. "
+                    f"Received: loss={loss!r}"
+                )
+            loss = transform(loss)
+            return tf.gradients(loss, variables, _weights_of(loss, grad_loss))
+        with tape:
+            loss = transform(loss)
+        return tape.gradient(loss, variables, _weights_of(loss, grad_loss))
+
+    def as_gradient(self, value):
+        """See `Framework.as_gradient`.
+
+        Keras takes tuples as the parts of a sparse gradient, of which TensorFlow
+        cannot tell the shape: they become tensors as well.
+        """
+        if isinstance(value, tf.IndexedSlices):
+            parts = value.values, value.indices, value.dense_shape
+            value = tf.IndexedSlices(
+                *(p if p is None else tf.convert_to_tensor(p) for p in parts)
+            )
+        return as_real(value, self.map_values)
+
+    def map_values(self, fn, grad):
+        if isinstance(grad, tf.IndexedSlices):
+            return tf.IndexedSlices(fn(grad.values), grad.indices, grad.dense_shape)
+        return fn(grad)
+
+    def to_dense(self, grad):
+        return tf.convert_to_tensor(grad)
+
+    def elements_of(self, grad):
+        if not isinstance(grad, tf.IndexedSlices):
+            return tf.convert_to_tensor(grad)
+        indices, rows = tf.unique(grad.indices)
+        return tf.math.unsorted_segment_sum(grad.values, rows, tf.size(indices))
+
+    def devices(self):
+        return [device.name for device in tf.config.list_logical_devices()]
+
+
+def _step_alone(step, grads):
+    """Steps as the only replica, in TensorFlow's context for one.
+
+    A `MirroredStrategy` has another, in which `merge_call` passes control to the thread
+    that runs the replicas, even if there is one only, and which is refused in a graph
+    that this thread has not seen: that of a `tf.cond`, of the caller's or the
+    optimizer's own (accumulation, averages). Without a strategy it is there already.
+    """
+    if not tf.distribute.has_strategy():
+        step(grads)
+        return
+    with tf.distribute.ReplicaContext(tf.distribute.get_strategy(), 0):
+        step(grads)
+
+
+def _nothing(*_):
+    """Both branches of a `tf.cond` must return alike."""
+    return None
+
+
+def _assign_here(variable, value):
+    """Assigns to this replica's copy: `variable.assign` would wait for all replicas."""
+    [variable] = _tf_variables([variable])
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+
+
+def _are_on_each_replica(variables):
+    strategy = tf.distribute.get_strategy()
+    if strategy.num_replicas_in_sync == 1:
+        return True
+    return (
+        isinstance(strategy, _MIRRORED)
+        and not in_xla()
+        and all(isinstance(v.value, tf.distribute.DistributedValues) for v in variables)
+    )
+
+
+def _weights_of(loss, grad_loss):
+    """See `autodiff.weights_of`; in a `tf.function` shapes may be unknown."""
+    if grad_loss is None:
+        return None
+    weights = tf.cast(grad_loss, loss.dtype)
+    if loss.shape.is_fully_defined() and weights.shape.is_fully_defined():
+        autodiff.check_shape_of_weights(loss.shape, weights.shape)
+    return tf.broadcast_to(weights, tf.shape(loss))
+
+
+def _tf_variables(variables):
+    return [v.value if isinstance(v, keras.Variable) else v for v in variables]

@@ -1,0 +1,135 @@
+"""The rules as TensorFlow's own kernels, for where there is no XLA to fuse them.
+
+Each `apply_*` implements the formula of the class in `rules.py` that `KERNELS` names it
+for, and is tested against it. `norm` is the unscaled gradient's, or None.
+"""
+
+from collections.abc import Callable
+
+import tensorflow as tf
+
+from keras_lso._backend import rules
+
+
+def norm_of(values):
+    """Returns the L2 norm, by one kernel that writes no squares."""
+    return tf.sqrt(2.0 * tf.nn.l2_loss(values))
+
+
+def apply_decay(w, decay):
+    """Does `w = w - decay * w`, if `decay` is not None."""
+    if decay is not None:
+        tf.raw_ops.ResourceApplyGradientDescent(var=w, alpha=decay, delta=_read(w))
+
+
+# Where a gradient is only multiplied, the scale goes into that factor: it is not
+# written a second time.
+
+
+def apply_sgd(rule, grad, inv_scale, norm, w):
+    apply_decay(w, rule.decay)
+    rate = rule.learning_rate * inv_scale
+    tf.raw_ops.ResourceApplyGradientDescent(var=w, alpha=rate, delta=grad)
+
+
+def apply_momentum(rule, grad, inv_scale, norm, w, m):
+    apply_decay(w, rule.decay)
+    tf.raw_ops.ResourceApplyKerasMomentum(
+        var=w,
+        accum=m,
+        lr=rule.learning_rate * inv_scale,
+        grad=grad,
+        momentum=tf.cast(rule.momentum, tf.float32),
+        use_nesterov=rule.nesterov,
+    )
+
+
+def apply_adam(rule, grad, inv_scale, norm, w, m, v):
+    apply_decay(w, rule.decay)
+    grad = grad * inv_scale
+
+    def move(slot, target, weight):
+        step = (target - _read(slot)) * weight
+        tf.raw_ops.AssignAddVariableOp(resource=slot, value=step)
+
+    move(m, grad, 1 - rule.beta_1)
+    move(v, tf.square(grad), 1 - rule.beta_2)
+    # Adagrad's formula is what is left: `w -= lr * m / (sqrt(v) + epsilon)`. Adam's
+    # kernel would move the slots as well, and takes `1 - beta` in float32, which is
+    # off by 1e-5 for a beta of 0.999; with betas of 1 it makes NaN where `v` is inf.
+    tf.raw_ops.ResourceApplyAdagradV2(
+        var=w,
+        accum=v,
+        # `alpha` holds the bias correction already.
+        lr=rule.alpha,
+        epsilon=rule.epsilon,
+        grad=_read(m),
+        update_slots=False,
+    )
+
+
+def apply_lars(rule, grad, inv_scale, norm, w, v):
+    factor = inv_scale
+    if rule.weight_decay or not rule.classic_momentum:
+        grad, factor = _unscale(grad, inv_scale), 1.0
+    d = rule.decayed(grad, _read(w))
+    if not rule.classic_momentum:
+        new_v, update = rule.advance(rules.always, d, _read(v))
+        rate = _lars_rate(rule, norm_of(update), w)
+        tf.raw_ops.AssignVariableOp(resource=v, value=new_v)
+        tf.raw_ops.ResourceApplyGradientDescent(var=w, alpha=rate, delta=update)
+        return
+    if rule.weight_decay and not rule.is_paper:
+        # `norm` is the gradient's, without its decay.
+        norm = norm_of(d)
+    elif norm is None:
+        norm = norm_of(grad) * factor
+    tf.raw_ops.ResourceApplyMomentum(
+        var=w,
+        accum=v,
+        lr=1.0,
+        grad=d * (_lars_rate(rule, norm, w) * factor),
+        momentum=tf.cast(rule.momentum, tf.float32),
+        use_nesterov=rule.nesterov,
+    )
+
+
+def _lars_rate(rule, norm, w):
+    return rule.rate((norm, norm_of(_read(w))))
+
+
+def apply_novograd(rule, grad, inv_scale, norm, w, m, v):
+    if norm is None:
+        grad, inv_scale = _unscale(grad, inv_scale), 1.0
+        norm = norm_of(grad)
+    new_v, factor = rule.normalize(norm, _read(v))
+    d = grad * (factor * rule.direction_weight * inv_scale)
+    if rule.weight_decay:
+        d += _read(w) * (rule.weight_decay * rule.direction_weight)
+    tf.raw_ops.AssignVariableOp(resource=v, value=new_v)
+    tf.raw_ops.ResourceApplyMomentum(
+        var=w,
+        accum=m,
+        lr=rule.learning_rate,
+        grad=d,
+        momentum=tf.cast(rule.beta_1, tf.float32),
+        use_nesterov=False,
+    )
+
+
+def _unscale(grad, inv_scale):
+    # A product with 1 is a pass over memory here.
+    return grad if isinstance(inv_scale, float) else grad * inv_scale
+
+
+def _read(handle):
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
+
+
+KERNELS: dict[type, Callable[..., None]] = {
+    rules.SGD: apply_sgd,
+    rules.Momentum: apply_momentum,
+    rules.Adam: apply_adam,
+    rules.LARS: apply_lars,
+    rules.NovoGrad: apply_novograd,
+}

@@ -1,0 +1,123 @@
+"""One read of the gradients on TensorFlow: in graphs, under XLA, on replicas."""
+
+import math
+
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
+
+from keras_lso._backend import reference
+from keras_lso._backend._tf_kernels import norm_of
+from keras_lso._backend.framework import Measurement
+from keras_lso._backend.tensors import amax_of, in_float32, pack
+
+
+def measure(
+    framework, grads, amax=False, inv_scale=1.0, rules=None, state=None, are_alike=False
+):
+    """See `Framework.measure`.
+
+    A finite sum proves finite elements: an inf or a NaN never leaves it. So does a
+    norm, if the rules take any. A sum that is not finite proves nothing (large numbers
+    add up to inf), nor does any if unscaling makes the gradients larger: only then
+    every element is checked. XLA takes half the time for it.
+    """
+    values = [framework.elements_of(g) for g in grads]
+    gradient_norms = rule_norms = None
+    if not rules or not rules[0].has_norms:
+        proofs = [_proof(v) for v in _pack(values)]
+        finite = _check(values, inv_scale, proofs)
+    elif in_xla():
+        unscaled = [in_float32(v) * inv_scale for v in values]
+        rule_norms = reference.rule_norms(framework, rules, unscaled, state)
+        proofs = [
+            tf.reduce_sum(v) if n is None else n[0]
+            for v, n in zip(unscaled, rule_norms, strict=True)
+        ]
+        finite = _check(values, inv_scale, proofs)
+    else:
+        finite, gradient_norms = _check_by_norms(values, inv_scale)
+    largest = amax_of(_pack(values)) if amax else None
+    if not are_alike:
+        finite = _agree(finite)
+        largest = None if largest is None else _max_over_replicas(largest)
+    return Measurement(finite, gradient_norms, rule_norms, largest)
+
+
+def in_xla():
+    """Whether the current graph is compiled by XLA."""
+    return control_flow_util.GraphOrParentsInXlaContext(
+        tf.compat.v1.get_default_graph()
+    )
+
+
+def replica_context():
+    """Returns the context of one of several replicas, None where there is one."""
+    context = tf.distribute.get_replica_context()
+    is_alone = context is None or context.num_replicas_in_sync == 1
+    return None if is_alone else context
+
+
+def _proof(values):
+    """Returns a scalar which, if it is finite, proves that all are."""
+    if values.dtype == tf.float16 and in_xla():
+        # XLA materialises them in float32 before it sums them, which takes longer.
+        is_finite = tf.reduce_all(tf.math.is_finite(values))
+        return tf.where(is_finite, 0.0, math.inf)
+    return tf.reduce_sum(tf.cast(values, tf.float32))
+
+
+def _check(values, inv_scale, proofs):
+    """Whether all are finite, which they are if the `proofs` are."""
+    return tf.cond(
+        _are_proven(proofs, inv_scale),
+        lambda: tf.constant(True),
+        lambda: _all_finite(values, inv_scale),
+    )
+
+
+def _check_by_norms(values, inv_scale):
+    """Does the same by the norms; returns the unscaled gradients' norms as well."""
+    values = [tf.cast(v, tf.float32) for v in values]
+    proofs = tf.stack([norm_of(v) for v in values])
+    finite, norms = tf.cond(
+        _are_proven(proofs, inv_scale),
+        lambda: (tf.constant(True), proofs * inv_scale),
+        lambda: (
+            _all_finite(values, inv_scale),
+            tf.stack([norm_of(v * inv_scale) for v in values]),
+        ),
+    )
+    return finite, tf.unstack(norms, len(values))
+
+
+def _are_proven(proofs, inv_scale):
+    return tf.reduce_all(tf.math.is_finite(tf.stack(proofs))) & (inv_scale <= 1.0)
+
+
+def _all_finite(values, inv_scale):
+    values = [in_float32(v) for v in _pack(values)]
+    values = [v * tf.cast(inv_scale, v.dtype) for v in values]
+    # A sum, since XLA takes ten times as long to compile `reduce_all`.
+    bad = [tf.cast(~tf.math.is_finite(v), tf.float32) for v in values]
+    return tf.equal(tf.add_n([tf.reduce_sum(b) for b in bad]), 0.0)
+
+
+def _pack(values):
+    """See `tensors.pack`; in a `tf.function` shapes may be unknown."""
+    return pack(values, lambda v: v.shape.num_elements())
+
+
+def _agree(finite):
+    """Whether the gradients are finite on every replica."""
+    context = replica_context()
+    if context is None:
+        return finite
+    overflows = tf.cast(tf.logical_not(finite), tf.float32)
+    return tf.equal(context.all_reduce(tf.distribute.ReduceOp.SUM, overflows), 0.0)
+
+
+def _max_over_replicas(amax):
+    context = replica_context()
+    if context is None:
+        return amax
+    return tf.reduce_max(context.all_gather(amax[tf.newaxis], axis=0))

@@ -1,0 +1,108 @@
+"""The mean of gradients over tf.distribute's replicas, or Horovod's processes."""
+
+import functools
+
+import tensorflow as tf
+
+from keras_lso._backend import processes
+from keras_lso._backend.tensors import in_float32
+
+HOW_TO_START = (
+    "Make the model and the training op in a strategy's scope, `with "
+    "strategy.scope():`, and call the op by `strategy.run(train_op, args)`, where "
+    "`strategy = tf.distribute.MirroredStrategy()`, or "
+    "`tf.distribute.MultiWorkerMirroredStrategy()` for several machines. "
+    + processes.or_horovod("tensorflow")
+)
+
+
+def count_processes():
+    """See `Framework.count_processes`; several replicas may share a process."""
+    if tf.distribute.has_strategy():
+        return tf.distribute.get_strategy().num_replicas_in_sync
+    hvd = processes.horovod("tensorflow")
+    return hvd and hvd.size()
+
+
+def average_over_processes(framework, grads):
+    """See `Framework.average_over_processes`; sparse gradients stay sparse.
+
+    A graph is fixed before it runs. So None where another replica has a gradient does
+    not count as zero: there is an `InvalidArgumentError` when the graph runs (under
+    XLA, which has no errors, nothing).
+    """
+    framework.check_processes_run()
+    grads = [_in_float32(g) for g in grads]
+    if not tf.distribute.has_strategy():
+        hvd = processes.horovod("tensorflow")
+        grads = _checked(grads, hvd.allgather)
+        return [g if g is None else hvd.allreduce(g) for g in grads]
+    context = tf.distribute.get_replica_context()
+    if context is None:
+        raise RuntimeError(
+            "Gradients are averaged between replicas, and this is no replica. Call "
+            "the training op by `strategy.run(train_op, args)`."
+        )
+    if context.num_replicas_in_sync == 1:
+        return grads
+    gather = functools.partial(context.all_gather, axis=0)
+    grads = _checked(grads, gather)
+    # TensorFlow packs the tensors of a list into one, which must have one dtype.
+    means = processes.map_by_dtype(
+        functools.partial(context.all_reduce, tf.distribute.ReduceOp.MEAN),
+        [None if _is_sparse(g) else g for g in grads],
+    )
+    return [
+        _sparse_mean(g, gather, context.num_replicas_in_sync) if _is_sparse(g) else m
+        for m, g in zip(means, grads, strict=True)
+    ]
+
+
+def _sparse_mean(grad, gather, count):
+    """Returns the rows of all replicas, each divided by their number."""
+    return tf.IndexedSlices(
+        gather(grad.values) / tf.cast(count, grad.dtype),
+        gather(grad.indices),
+        grad.dense_shape,
+    )
+
+
+def _checked(grads, gather):
+    """Returns the gradients, once all replicas are seen to have the same variables'."""
+    mine = tf.constant([list(processes.digest([_describe(g) for g in grads]))])
+    is_same = tf.reduce_all(tf.equal(gather(mine), mine))
+    check = tf.debugging.Assert(
+        is_same,
+        [
+            "The processes must have gradients of the same variables. This one has: "
+            + ", ".join(_describe(g) for g in grads)
+        ],
+    )
+    # None in eager mode, where the check is done by now.
+    with tf.control_dependencies([] if check is None else [check]):
+        return [None if g is None else _map(tf.identity, g) for g in grads]
+
+
+def _describe(grad):
+    if grad is None:
+        return "None"
+    if _is_sparse(grad):
+        # The number of rows may differ.
+        return f"sparse {grad.dtype.name} {grad.values.shape[1:]}"
+    return f"{grad.dtype.name} {grad.shape}"
+
+
+def _in_float32(grad):
+    return None if grad is None else _map(in_float32, grad)
+
+
+def _map(fn, grad):
+    if _is_sparse(grad):
+        return tf.IndexedSlices(
+            fn(grad.values), tf.identity(grad.indices), grad.dense_shape
+        )
+    return fn(grad)
+
+
+def _is_sparse(grad):
+    return isinstance(grad, tf.IndexedSlices)

@@ -1,0 +1,119 @@
+"""The primitives on PyTorch: eager, in place."""
+
+import contextlib
+
+import keras
+import torch
+from keras import ops
+from torch.utils import _pytree
+
+from keras_lso._backend import (
+    _torch_numbers,
+    _torch_processes,
+    _torch_shard_checks,
+    _torch_sharded_step,
+    _torch_shards,
+    autodiff,
+)
+from keras_lso._backend.framework import Framework
+from keras_lso._backend.masters import FLOAT16_MAX
+from keras_lso._backend.tensors import as_real
+
+
+class Torch(Framework):
+    UPDATES_IN_PLACE = True
+    AVERAGES_IN_STEP = True
+    OTHER_STEP = "its own step, after a look at the flag"
+    PACKAGES = ("torch",)
+    HOW_TO_START = _torch_processes.HOW_TO_START
+
+    measure = staticmethod(_torch_sharded_step.measure)
+    l2_norms = staticmethod(_torch_sharded_step.l2_norms)
+    fused_step_takes = staticmethod(_torch_sharded_step.fused_step_takes)
+    fused_step = _torch_sharded_step.fused_step
+    any_sharded = staticmethod(_torch_shards.any_sharded)
+    sharded_like = staticmethod(_torch_shards.sharded_like)
+    check_shards = staticmethod(_torch_shard_checks.check_shards)
+    without_host = staticmethod(_torch_numbers.without_host)
+    count_processes = staticmethod(_torch_processes.count_processes)
+    average_over_processes = _torch_processes.average_over_processes
+
+    def run_if(self, finite, step, grads, state):
+        if finite:
+            step(grads)
+
+    def rounded(self, master, dtype):
+        """See `Framework.rounded`.
+
+        Keras's `clip` copies its limits to the device, which synchronises with the
+        host; PyTorch's own takes numbers as they are.
+        """
+        dtype = getattr(torch, keras.backend.standardize_dtype(dtype))
+        if dtype == torch.float16:
+            master = master.clamp(-FLOAT16_MAX, FLOAT16_MAX)
+        return master.to(dtype)
+
+    def scalar(self, value, dtype):
+        """A number is written on the device: PyTorch would wait for a copy to it."""
+        if isinstance(value, int | float):
+            return ops.zeros((), dtype=dtype).fill_(value)
+        return ops.convert_to_tensor(value, dtype=dtype)
+
+    def as_gradient(self, value):
+        """The test that nearly all gradients pass, quicker than the default's."""
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            return value
+        return as_real(value, self.map_values)
+
+    def to_dense(self, grad):
+        """Keras has no sparse gradients on PyTorch."""
+        return grad
+
+    def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
+        autodiff.refuse_tape(tape)
+        known = () if callable(variables) else [v.value for v in variables]
+        with torch.enable_grad(), _requiring_grad(known):
+            loss = torch.as_tensor(loss_fn())
+            if callable(variables):
+                variables = variables()
+            return loss, _gradients(loss, variables, grad_loss)
+
+    def differentiate(self, loss, variables, transform, grad_loss=None, tape=None):
+        autodiff.refuse_tape(tape)
+        with torch.enable_grad():
+            return _gradients(transform(loss), variables, grad_loss)
+
+    @torch.no_grad()
+    def trained_variables(self, loss_fn):
+        return autodiff.trained_variables(loss_fn)
+
+    def with_positions(self, items):
+        return [(_pytree.SequenceKey(i), item) for i, item in enumerate(items)]
+
+    def devices(self):
+        names = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
+        return list(names) or ["cpu"]
+
+
+def _gradients(loss, variables, grad_loss):
+    values = [v.value for v in variables]
+    # Autograd refuses tensors that do not require a gradient.
+    followed = [v for v in values if v.requires_grad]
+    if not loss.requires_grad or not followed:
+        return [None] * len(variables)
+    weights = autodiff.weights_of(loss, grad_loss)
+    grads = iter(torch.autograd.grad(loss, followed, weights, allow_unused=True))
+    return [next(grads) if v.requires_grad else None for v in values]
+
+
+@contextlib.contextmanager
+def _requiring_grad(tensors):
+    """Lets autograd follow variables that are not trainable as well."""
+    frozen = [t for t in tensors if not t.requires_grad]
+    for tensor in frozen:
+        tensor.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for tensor in frozen:
+            tensor.requires_grad_(False)

@@ -1,0 +1,111 @@
+"""Kernels for the masters of low-precision variables, on PyTorch.
+
+They implement `Framework.resynchronised` and `Framework.rounded`, and are tested
+against these. `pairs` are tuples of a master and its variable, tensors, the variables
+of one dtype, or none at all. `finite` is None on the host, where a step that is skipped
+does not come here; on an accelerator it is a boolean scalar tensor, and where it is
+False nothing changes.
+"""
+
+import torch
+from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
+
+from keras_lso._backend import _torch_in_step
+from keras_lso._backend.masters import FLOAT16_MAX
+
+
+def resynchronise(framework, pairs, finite, memory):
+    """Re-initialises the masters of variables that were assigned externally."""
+    if not pairs:
+        return
+    if finite is not None:
+        if not _torch_in_step.are_known(pairs):
+            _resynchronise_where(framework, finite, pairs)
+        return
+    masters, variables = map(list, zip(*pairs, strict=True))
+    expected = memory.like(variables)
+    torch._foreach_copy_(expected, masters)
+    for master, variable, value in zip(masters, variables, expected, strict=True):
+        # A number beyond float16's range is not alike, nor is -0.0; that is rare, and
+        # then the formula changes nothing.
+        if not _are_alike(value, variable):
+            master.copy_(framework.resynchronised(master, variable))
+
+
+def _are_alike(values, others):
+    """Whether they have the same elements.
+
+    `torch.equal` takes ten times as long for float16 as for int64 views of four each.
+    """
+    pair = values.reshape(-1), others.reshape(-1)
+    if all(t.numel() and t.numel() % 4 == t.storage_offset() % 4 == 0 for t in pair):
+        pair = tuple(t.view(torch.int64) for t in pair)
+    return torch.equal(*pair)
+
+
+def _resynchronise_where(framework, finite, pairs):
+    masters, variables = map(list, zip(*pairs, strict=True))
+    old, value = map(_flatten_dense_tensors, (masters, variables))
+    moved = (framework.rounded(old, value.dtype) != value).logical_and_(finite)
+    new = torch.where(moved, value, old)
+    torch._foreach_copy_(masters, _unflatten_dense_tensors(new, masters))
+
+
+def round_into_variables(pairs, finite, found_inf):
+    """Rounds the masters into the variables.
+
+    Args:
+        pairs: See above.
+        finite: See above.
+        found_inf: Float32 scalar tensor, 1.0 where `finite` is False. None on the host.
+    """
+    if not pairs:
+        return
+    masters, variables = map(list, zip(*pairs, strict=True))
+    if finite is not None:
+        _round_where(finite, found_inf, masters, variables)
+        _torch_in_step.note(pairs, finite)
+        return
+    torch._foreach_copy_(variables, masters)
+    if variables[0].dtype == torch.float16:
+        for variable in variables:
+            variable.clamp_(-FLOAT16_MAX, FLOAT16_MAX)
+
+
+def _round_where(finite, found_inf, masters, variables):
+    # In one buffer, which one kernel clamps.
+    flat = variables[0].new_empty(sum(v.numel() for v in variables))
+    new = _unflatten_dense_tensors(flat, variables)
+    torch._foreach_copy_(new, masters)
+    if flat.dtype == torch.float16:
+        flat.clamp_(-FLOAT16_MAX, FLOAT16_MAX)
+    if all(v.is_contiguous() for v in variables):
+        _copy_unless(found_inf, variables, new)
+    else:
+        kept = torch.where(finite, flat, _flatten_dense_tensors(variables))
+        torch._foreach_copy_(variables, _unflatten_dense_tensors(kept, variables))
+
+
+def _copy_unless(found_inf, targets, sources):
+    """Copies contiguous tensors, and writes nothing where `found_inf` is 1.0.
+
+    That is the first step of the fused SGD kernel, which sets the momentum. To the
+    sources, its variables and gradients, it does nothing at a rate of 0.
+    """
+    torch._fused_sgd_(
+        sources,
+        sources,
+        targets,
+        lr=0.0,
+        momentum=1.0,
+        nesterov=False,
+        weight_decay=0.0,
+        dampening=0.0,
+        maximize=False,
+        is_first_step=True,
+        found_inf=found_inf,
+    )
+    # The kernel does not increment it, and others rely on it: autograd, and the masters
+    # that another optimizer has of the same variables.
+    for target in targets:
+        torch.autograd.graph.increment_version(target)

@@ -1,0 +1,158 @@
+"""`measure`, `fused_step` and `l2_norms` on PyTorch, of plain and of sharded tensors.
+
+Plain tensors go to the kernels as they are. Of sharded ones the kernels of each process
+get its shards; norms, the largest magnitude and the flag are reduced over the processes
+before they are used, in one all-reduce a step.
+"""
+
+import torch
+
+from keras_lso._backend import _torch_measure, _torch_steps
+from keras_lso._backend._torch_shards import Agreement, any_sharded, shards_of
+from keras_lso._backend.framework import Measurement
+
+
+@torch.no_grad()
+def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None, are_alike=False):
+    """See `Framework.measure`."""
+    if not any_sharded(grads):
+        return _torch_measure.measure(grads, amax, inv_scale, rules)
+    shards = shards_of(grads)
+    mine = _torch_measure.measure(shards, amax, inv_scale)
+    squares, owners = _squares(rules, shards, inv_scale, state)
+    agreement = Agreement(grads)
+    flag = torch.logical_not(mine.finite).to(squares.dtype).view(1)
+    largest = None
+    if amax:
+        # A NaN says no more than an inf.
+        largest = mine.amax.nan_to_num(nan=torch.inf, posinf=torch.inf).to(flag.dtype)
+        both = agreement.maximum(torch.stack([flag[0], largest]))
+        flag, largest = both[:1], both[1].float()
+        squares = agreement.sum(squares, owners) if owners else squares
+    else:
+        both = agreement.sum(torch.cat([flag, squares]), [None, *owners])
+        flag, squares = both[:1], both[1:]
+    norms = _norms(rules, squares, owners) if owners else {}
+    return Measurement(flag[0] == 0, amax=largest, **norms)
+
+
+def _squares(rules, shards, inv_scale, state):
+    """Returns the squares of the norms that the rules of a step take of these shards.
+
+    Returns:
+        A tuple of a tensor, and the list of the positions of the shards that its items
+        are of.
+    """
+    found, owners = [shards[0].new_zeros(0, dtype=torch.float32)], []
+    tensors: list[torch.Tensor] = []
+    size = 0
+    for i, rule in enumerate(rules or ()):
+        if not rule.takes_norms:
+            continue
+        unscaled = shards[i].float() * inv_scale
+        measured = rule.measured(unscaled, *shards_of(state[i]))
+        tensors += measured
+        owners += [i] * len(measured)
+        size += shards[i].numel()
+        # What was just computed should still be in the cache.
+        if size > _CHUNK:
+            found.append(_torch_measure.norms_of(tensors))
+            tensors, size = [], 0
+    if tensors:
+        found.append(_torch_measure.norms_of(tensors))
+    return torch.cat(found).square(), owners
+
+
+_CHUNK = 2**20
+
+
+def _norms(rules, squares, owners):
+    """Returns the norms of the whole tensors, as fields of a `Measurement`."""
+    norms: list = [None] * len(rules)
+    for norm, i in zip(squares.sqrt().unbind(), owners, strict=True):
+        norms[i] = (*(norms[i] or ()), norm)
+    if all(rule.measures_gradient_only for rule in rules):
+        return {"gradient_norms": [norm for (norm,) in norms]}
+    return {"rule_norms": norms}
+
+
+@torch.no_grad()
+def l2_norms(tensors):
+    """See `Framework.l2_norms`."""
+    norms = _torch_measure.norms_of(shards_of(tensors))
+    if any_sharded(tensors):
+        owners = list(range(len(tensors)))
+        norms = Agreement(tensors).sum(norms.square(), owners).sqrt()
+    return list(norms.unbind())
+
+
+@torch.no_grad()
+def fused_step_takes(rule, variables, gradients):
+    """Whether there is a kernel for these tensors; `torch.compile` writes its own.
+
+    Of sharded tensors all processes have to give the same answer.
+    """
+    # Neither variables without a tensor of their own nor other subclasses of tensors.
+    return (
+        rule in _torch_steps.STEPS
+        and not torch.compiler.is_compiling()
+        and set(map(type, shards_of((*variables, *gradients)))) <= _PLAIN
+        and variables[0].device.type in _DEVICES
+        and len({t.device for t in (*variables, *gradients)}) == 1
+        and {w.dtype for w in variables} == {torch.float32}
+        and {g.dtype for g in gradients} <= _GRADIENT_DTYPES
+        and {g.layout for g in gradients} == {torch.strided}
+        and all(w.is_contiguous() for w in variables)
+        and [g.shape for g in gradients] == [w.shape for w in variables]
+    )
+
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
+_DEVICES = ("cpu", "cuda")
+_GRADIENT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
+
+
+@torch.no_grad()
+def fused_step(
+    framework,
+    rules,
+    variables,
+    slots,
+    grads,
+    found=None,
+    inv_scale=None,
+    low_precision_variables=None,
+):
+    """See `Framework.fused_step`."""
+    low = low_precision_variables
+    if any_sharded(variables):
+        if any(r.has_norms for r in rules) and not _has_norms(found):
+            norms = _norms_in_step(
+                framework, rules, variables, slots, grads, inv_scale, low
+            )
+            found = (found or Measurement(None))._replace(**norms)
+        variables, grads = shards_of(variables), shards_of(grads)
+        slots = [tuple(shards_of(of_one)) for of_one in slots]
+        low = low and shards_of(low)
+    _torch_steps.fused_step(
+        framework, rules, variables, slots, grads, found, inv_scale, low
+    )
+
+
+def _has_norms(found):
+    return found is not None and (found.gradient_norms or found.rule_norms)
+
+
+def _norms_in_step(framework, rules, variables, slots, grads, inv_scale, low):
+    """Returns the norms where `measure` was not asked for them."""
+    state = []
+    low = low or [None] * len(variables)
+    for variable, of_one, low_one in zip(variables, slots, low, strict=True):
+        value, low_value = shards_of((variable, low_one))
+        if low_value is not None:
+            value = framework.resynchronised(value, low_value)
+        state.append((value, *of_one))
+    inv_scale = 1.0 if inv_scale is None else inv_scale
+    squares, owners = _squares(rules, shards_of(grads), inv_scale, state)
+    squares = Agreement(grads).sum(squares, owners)
+    return _norms(rules, squares, owners)

@@ -1,0 +1,221 @@
+"""The fused step on PyTorch, and how it implements each rule of `rules.py`.
+
+Tensors are processed in chunks, so many at a time as fit into the cache. On the host
+`finite` is read first. On an accelerator nothing is read: `found_inf`, 1.0 on an
+overflow, goes to the kernels, which then write nothing.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from keras_lso._backend import rules
+from keras_lso._backend._torch_kernels import (
+    SMALLEST_RATE,
+    Kernel,
+    Memory,
+    any_low_precision,
+)
+from keras_lso._backend._torch_masters import resynchronise, round_into_variables
+from keras_lso._backend._torch_measure import is_on_host, norms_of
+from keras_lso._backend.framework import Measurement
+from keras_lso._backend.masters import pairs_of
+
+# The number of elements in a chunk, unless one tensor has more: what one operation has
+# written is then still in the cache for the next.
+_HOST_CHUNK = 2**20
+_DEVICE_CHUNK = 2**23
+
+
+def fused_step(framework, rules, variables, slots, grads, found, inv_scale, low):
+    """See `Framework.fused_step`: of plain tensors, or of one process's shards."""
+    found = Measurement(None) if found is None else found
+    finite, on_host = found.finite, is_on_host(variables[0])
+    if on_host:
+        if finite is not None and not finite:
+            return
+        finite = None
+    low = low or [None] * len(variables)
+    grads = _readable_gradients(grads, [*variables, *low])
+    kinds = [
+        (id(rule), None if v is None else v.dtype)
+        for rule, v in zip(rules, low, strict=True)
+    ]
+    chunks = _chunks(kinds, variables, _HOST_CHUNK if on_host else _DEVICE_CHUNK)
+    memory = Memory(variables, chunks) if on_host else None
+    found_inf = None if finite is None else torch.logical_not(finite).float()
+    for chunk in chunks:
+        kernel = Kernel([variables[i] for i in chunk], memory, found_inf)
+        pairs = pairs_of(kernel.weights, [low[i] for i in chunk])
+        resynchronise(framework, pairs, finite, memory)
+        rule = rules[chunk[0]]
+        STEPS[type(rule)](
+            kernel,
+            rule,
+            [grads[i] for i in chunk],
+            1.0 if inv_scale is None else inv_scale,
+            _part(found, chunk),
+            *map(list, zip(*(slots[i] for i in chunk), strict=True)),
+        )
+        round_into_variables(pairs, finite, found_inf)
+
+
+def _readable_gradients(grads, written):
+    """Returns the gradients as the kernels can read them while `written` change.
+
+    A kernel processes all its tensors in the order of their memory. A gradient that
+    aliases a variable would change before it is read.
+    """
+    written = {t.data_ptr() for t in written if t is not None} - {0}
+    return [(g.clone() if g.data_ptr() in written else g).contiguous() for g in grads]
+
+
+def _chunks(kinds, tensors, limit):
+    """Splits the positions into chunks of one kind, of at most `limit` elements."""
+    by_kind: dict[Any, list[int]] = {}
+    for i, kind in enumerate(kinds):
+        by_kind.setdefault(kind, []).append(i)
+    sizes = [t.numel() for t in tensors]
+    chunks: list[list[int]] = []
+    for positions in by_kind.values():
+        count: float = math.inf
+        for i in positions:
+            count += sizes[i]
+            if count > limit:
+                chunks.append([])
+                count = sizes[i]
+            chunks[-1].append(i)
+    return chunks
+
+
+def _part(found, chunk):
+    """Returns the `Measurement` of the tensors of a chunk."""
+    of_gradients, of_rules = found.gradient_norms, found.rule_norms
+    return Measurement(
+        found.finite,
+        of_gradients and [of_gradients[i] for i in chunk],
+        of_rules and [of_rules[i] for i in chunk],
+    )
+
+
+# --- The rules ----------------------------------------------------------------------
+#
+# Each `_step_*` implements the formula of the class in `rules.py` that `STEPS` names it
+# for, and is tested against it. `found` is the `Measurement` of the gradients `g`.
+
+
+def _step_sgd(kernel, rule, g, inv_scale, found):
+    rate = rule.learning_rate * inv_scale
+    kernel.decay(rule.decay)
+    if any_low_precision(g):
+        g, rate = kernel.multiply(g, rate), 1.0
+    kernel.descend(g, rate)
+
+
+def _step_momentum(kernel, rule, g, inv_scale, found, m):
+    product = rule.learning_rate * inv_scale
+    kernel.decay(rule.decay)
+    rate = 0.0
+    if kernel.is_on_host and not rule.nesterov and not any_low_precision(g):
+        rate = float(product)
+    if not rate >= SMALLEST_RATE:
+        g, rate = kernel.multiply(g, product), 1.0
+    kernel.ascend_with_momentum(g, m, rule.momentum, rate, rule.nesterov)
+
+
+def _step_adam(kernel, rule, g, inv_scale, found, m, v):
+    scale = None
+    if not kernel.is_on_host and any_low_precision(g) and torch.is_tensor(inv_scale):
+        # They are copied to float32 anyway: one pass less.
+        g, scale = kernel.widen(g), 1.0 / inv_scale
+    else:
+        g = kernel.multiply(g, inv_scale)
+    kernel.decay(rule.decay)
+    kernel.adam(rule, g, m, v, scale)
+
+
+def _step_lars(kernel, rule, g, inv_scale, found, v):
+    if rule.classic_momentum:
+        d, norms, unit = _lars_directions(kernel, rule, g, inv_scale, found)
+        rates = _lars_rates(kernel, rule, found, norms) * unit
+        kernel.descend_with_rates(d, v, rule.momentum, rates, rule.nesterov)
+        return
+    d = _lars_decayed(kernel, rule, kernel.multiply(g, inv_scale))
+    # First the momentum alone: the variables' rate is of the norm of their update.
+    kernel.descend_with_momentum(d, v, rule.momentum, rate=0.0)
+    update = kernel.add(d, v, rule.momentum) if rule.nesterov else v
+    norms = norms_of(update) if _needs_norms(rule, found) else None
+    rates = _lars_rates(kernel, rule, found, norms)
+    kernel.descend(kernel.multiply_each(update, rates.unbind()))
+
+
+def _needs_norms(rule, found):
+    """Whether the step has to compute norms; those of sharded tensors it has."""
+    return rule.takes_norms and found.rule_norms is None
+
+
+def _lars_decayed(kernel, rule, g):
+    return kernel.add(g, kernel.weights, rule.weight_decay) if rule.weight_decay else g
+
+
+def _lars_directions(kernel, rule, g, inv_scale, found):
+    """Returns `d`, the norms that its rates need or None, and the unit that it is in.
+
+    What the step subtracts is `rate * unit * d`; the norms are in the unit of 1.
+    """
+    needs_norms = _needs_norms(rule, found)
+    is_wide_on_host = kernel.is_on_host and not any_low_precision(g)
+    if needs_norms and not rule.is_paper and is_wide_on_host:
+        if rule.weight_decay:
+            # In one pass, not two, and in units of the decay.
+            d = kernel.add(kernel.weights, g, float(inv_scale) / rule.weight_decay)
+            norms = norms_of(d)
+            # In these a large gradient can overflow where in others it does not.
+            if norms.isfinite().all():
+                return d, norms * rule.weight_decay, rule.weight_decay
+        elif found.gradient_norms is not None:
+            return g, torch.stack(found.gradient_norms), inv_scale
+    g, norms = kernel.multiply(g, inv_scale), None
+    if needs_norms and rule.is_paper:
+        # Before the decay is added to the gradients.
+        of_gradients = found.gradient_norms
+        norms = norms_of(g) if of_gradients is None else torch.stack(of_gradients)
+    d = _lars_decayed(kernel, rule, g)
+    if needs_norms and not rule.is_paper:
+        norms = norms_of(d)
+    return d, norms, 1.0
+
+
+def _lars_rates(kernel, rule, found, norms):
+    """Returns the learning rate of each tensor, as one tensor."""
+    if rule.trust_ratio is None:
+        return rule.learning_rate.expand(len(kernel.weights))
+    if found.rule_norms is not None:
+        return rule.rate(tuple(map(torch.stack, zip(*found.rule_norms, strict=True))))
+    return rule.rate((norms, norms_of(kernel.weights)))
+
+
+def _step_novograd(kernel, rule, g, inv_scale, found, m, v):
+    norms, factor = found.gradient_norms, inv_scale
+    if norms is None:
+        g, factor = kernel.multiply(g, inv_scale), 1.0
+        norms = norms_of(g).unbind()
+    old_v = torch.stack(v)
+    new_v, factors = rule.normalize(torch.stack(norms), old_v)
+    factors = factors * (rule.direction_weight * factor)
+    d = kernel.multiply_each(kernel.widen(g), factors.unbind())
+    if rule.weight_decay:
+        d = kernel.add(d, kernel.weights, rule.weight_decay * rule.direction_weight)
+    kernel.descend_with_momentum(d, m, rule.beta_1, rate=rule.learning_rate)
+    torch._foreach_copy_(v, kernel.where_finite(new_v, old_v).unbind())
+
+
+STEPS: dict[type, Callable[..., None]] = {
+    rules.SGD: _step_sgd,
+    rules.Momentum: _step_momentum,
+    rules.Adam: _step_adam,
+    rules.LARS: _step_lars,
+    rules.NovoGrad: _step_novograd,
+}

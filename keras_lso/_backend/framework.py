@@ -1,0 +1,400 @@
+"""What a framework does for this package: every primitive, and its default.
+
+To add a backend, subclass `Framework`, override what the framework does better, and
+name the class in `keras_lso/_backend/__init__.py`. The defaults are in `keras.ops`;
+with them alone a model can be loaded, as on NumPy and OpenVINO, but not trained.
+
+A step calls `measure`, and then `fused_step` where there is a rule, else `run_if`.
+"""
+
+import contextlib
+import importlib.metadata
+from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from keras_lso._backend import autodiff, processes, reference, tensors
+from keras_lso._backend.masters import FLOAT16_MAX
+
+
+class Measurement(NamedTuple):
+    """What one read of the gradients found, as device tensors.
+
+    A backend fills in what costs it least of the two lists of norms. The step computes
+    those that it needs and does not find here.
+
+    Attributes:
+        finite: Boolean scalar. No gradient holds an inf or a NaN, nor will it once
+            it is unscaled. All replicas, processes and shards agree on it.
+        gradient_norms: List of float32 scalars, the L2 norm of each gradient, unscaled.
+        rule_norms: List of what `Framework.norms_of` returns, one for each gradient.
+        amax: Float32 scalar, the largest magnitude of the gradients as they came, or
+            None if it was not asked for.
+    """
+
+    finite: Any
+    gradient_norms: list | None = None
+    rule_norms: list | None = None
+    amax: Any = None
+
+
+class Framework:
+    """The primitives in `keras.ops`. Lists of tensors hold one for each variable."""
+
+    Measurement = Measurement
+
+    # Whether `fused_step` takes the tensors that variables hold, and changes those.
+    UPDATES_IN_PLACE = False
+    # Whether `average_over_processes` may be a part of what `compile_step` compiles.
+    AVERAGES_IN_STEP = False
+    # For bug reports: how `run_if` runs a step, and the framework's distributions.
+    OTHER_STEP = "none: this backend trains nothing"
+    PACKAGES: tuple[str, ...] = ()
+    # The hint of `check_processes_run`.
+    HOW_TO_START = f"The Keras backend {keras.backend.backend()!r} has no processes."
+
+    # --- A step -------------------------------------------------------------------
+    def measure(
+        self, grads, amax=False, inv_scale=1.0, rules=None, state=None, are_alike=False
+    ):
+        """Reads the gradients once.
+
+        Args:
+            grads: List of tensors of any float dtype, dense or sparse. No None.
+            amax: Bool. Whether to return the largest magnitude. Defaults to `False`.
+            inv_scale: Float32 scalar. What the gradients will be multiplied by; a value
+                above 1 can make a finite gradient overflow. Defaults to `1.0`.
+            rules: List of rules of `rules.py` whose norms are wanted. A finite norm
+                proves that its gradient is finite, so it is the check as well.
+                Defaults to `None`.
+            state: List of tuples of tensors, `(variable, *slots)`, one a rule.
+            are_alike: Bool. Whether all replicas have the same gradients, those of
+                `reduce_gradients`, and need not exchange what they find. Defaults to
+                `False`.
+
+        Returns:
+            A `Measurement`.
+        """
+        return reference.measure(self, grads, amax, inv_scale, rules, state)
+
+    def fused_step_takes(self, rule, variables, gradients):
+        """Whether `fused_step` takes these, and is faster than the optimizer's step.
+
+        `rule` is a class of `rules.py`; the lists are as `fused_step` takes them.
+        """
+        return False
+
+    def fused_step(
+        self,
+        rules,
+        variables,
+        slots,
+        grads,
+        found=None,
+        inv_scale=None,
+        low_precision_variables=None,
+    ):
+        """Unscales, skips and updates in one pass.
+
+        Args:
+            rules: List of rules of `rules.py`, which hold the step's coefficients.
+            variables: List of float32 `keras.Variable`s; where the backend
+                `UPDATES_IN_PLACE`, of the tensors that they hold.
+            slots: List of tuples of such, in the order of `rule.slots`.
+            grads: List of dense tensors. No None. They are not written.
+            found: `Measurement` of `grads`. Where it is not finite nothing changes, bit
+                for bit. Defaults to `None`: the step is applied.
+            inv_scale: Float32 scalar tensor, by which the gradients are multiplied.
+                Defaults to `None`: they are not scaled.
+            low_precision_variables: List, like `variables`, of the model's
+                low-precision copy of each master, or None. If it no longer equals the
+                rounded master (it was assigned externally), the master is
+                re-initialised from it. Afterwards it is set to the rounded new master.
+                Defaults to `None`: there are no masters.
+        """
+        low = low_precision_variables
+        reference.fused_step(
+            self, rules, variables, slots, grads, found, inv_scale, low
+        )
+
+    def run_if(self, finite, step, grads, state):
+        """Runs `step(grads)` if `finite`, else leaves `state` as it was.
+
+        Args:
+            finite: Boolean scalar tensor.
+            step: Callable of the gradients, which may write to `state` only.
+            grads: List of tensors or None, handed to `step`.
+            state: List of `keras.Variable`s, all that `step` may write.
+        """
+        reference.run_if(finite, step, grads, state)
+
+    # --- Norms and masters --------------------------------------------------------
+    def norms_of(self, rule, gradient, *state):
+        """Returns the norms that a rule takes of whole tensors.
+
+        Args:
+            rule: Rule of `rules.py`.
+            gradient: Dense tensor, unscaled, in float32 or float64.
+            *state: Tensors, the variable and its slots.
+
+        Returns:
+            Tuple of scalars, the L2 norms of what `rule.measured` returns; None if the
+            rule takes none.
+        """
+        if not rule.takes_norms:
+            return None
+        measured = rule.measured(gradient, *map(tensors.in_float32, state))
+        return tuple(self.l2_norm(values) for values in measured)
+
+    def l2_norm(self, values):
+        """Returns the L2 norm of a dense tensor with all its shards, in its dtype."""
+        return ops.sqrt(self.sum_over_shards(ops.sum(ops.square(values))))
+
+    def l2_norms(self, values):
+        """Returns the L2 norms of tensors, dense or sparse, in float32 or wider."""
+        return [self.l2_norm(tensors.in_float32(self.elements_of(v))) for v in values]
+
+    def sum_over_shards(self, value):
+        """Returns the sum over all devices, where each holds a shard of the tensor.
+
+        That is so inside of `jax.shard_map`. Elsewhere `keras.ops` sees whole tensors.
+        """
+        return value
+
+    def max_over_shards(self, value):
+        """Returns the maximum over all devices, as `sum_over_shards` the sum."""
+        return value
+
+    def rounded(self, master, dtype):
+        """Rounds a tensor to a float dtype; float16 saturates at its largest number."""
+        dtype = keras.backend.standardize_dtype(dtype)
+        if dtype == "float16":
+            master = ops.clip(master, -FLOAT16_MAX, FLOAT16_MAX)
+        return ops.cast(master, dtype)
+
+    def resynchronised(self, master, value):
+        """Returns the master, re-initialised where its variable was assigned to.
+
+        Args:
+            master: Float32 tensor.
+            value: Tensor, what the low-precision variable holds. Where it is not the
+                rounded master it was assigned externally, as by `set_weights`.
+        """
+        is_in_step = ops.equal(self.rounded(master, value.dtype), value)
+        return ops.where(is_in_step, master, ops.cast(value, "float32"))
+
+    # --- Gradients as tensors -----------------------------------------------------
+    # In `keras.ops` on all backends.
+    in_float32 = staticmethod(tensors.in_float32)
+    times = staticmethod(tensors.times)
+
+    def as_gradient(self, value):
+        """Returns a gradient as a tensor of a float dtype.
+
+        Args:
+            value: Tensor, dense or sparse, array, list of numbers, or None, which stays
+                None. Integers become float32, as in Keras on TensorFlow and JAX.
+
+        Raises:
+            ValueError: If it is complex. A cast would drop the imaginary part.
+        """
+        return tensors.as_real(value, self.map_values)
+
+    def map_values(self, fn, grad):
+        """Applies the elementwise `fn` to the values of a dense or sparse gradient."""
+        return fn(grad)
+
+    def to_dense(self, grad):
+        """Returns the gradient as a dense tensor; rows of equal index are summed."""
+        return ops.add(grad, ops.zeros(ops.shape(grad), dtype=grad.dtype))
+
+    def elements_of(self, grad):
+        """Returns a gradient's elements, a sparse one's without the zeros."""
+        return self.to_dense(grad)
+
+    def scalar(self, value, dtype):
+        """Returns a number, or a scalar tensor, as a tensor of this dtype."""
+        return ops.convert_to_tensor(value, dtype=dtype)
+
+    def without_host(self, function, near):
+        """Calls a function of Python numbers and of device tensors, such as a schedule.
+
+        PyTorch neither copies the numbers to the device of `near` nor reads a branch's
+        condition from there. The function has no side effects, returns a scalar tensor,
+        and may be called several times.
+        """
+        return function()
+
+    # --- Differentiation ----------------------------------------------------------
+    def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
+        """Returns a loss and its gradients.
+
+        Args:
+            loss_fn: Callable without arguments that returns the loss, a tensor of any
+                shape (its sum is differentiated). What it assigns to variables stays
+                assigned.
+            variables: List of variables, or callable that returns it once `loss_fn`
+                has run.
+            grad_loss: Tensor that weights the elements of the loss. Defaults to `None`.
+            tape: A `tf.GradientTape`, which may have recorded a part of the loss.
+                Defaults to `None`: there is none outside TensorFlow.
+
+        Returns:
+            A tuple of the loss and the list of gradients, of which None where the loss
+            does not depend on the variable.
+        """
+        autodiff.refuse_to_differentiate()
+
+    def differentiate(self, loss, variables, transform, grad_loss=None, tape=None):
+        """Returns the gradients of a tensor, where the framework recorded its history.
+
+        Args:
+            loss: Tensor.
+            variables: List of variables.
+            transform: Callable. `transform(loss)` is differentiated.
+            grad_loss: See `compute_gradients`. Defaults to `None`.
+            tape: The `tf.GradientTape` that recorded the loss. Defaults to `None`.
+        """
+        autodiff.refuse_to_differentiate()
+
+    def trained_variables(self, loss_fn):
+        """Returns the trainable variables that `loss_fn` reads, in that order.
+
+        It is run once, and what it assigns is discarded. Variables that it creates, as
+        layers do, exist afterwards; one initialised from a value needs a real run.
+        """
+        return autodiff.trained_variables(loss_fn)
+
+    # --- Variables and compiled functions -----------------------------------------
+    def is_variable(self, value):
+        """Whether `value` is a variable that can be trained."""
+        return isinstance(value, keras.Variable)
+
+    def compile_step(self, step):
+        """Compiles a function of tensors that reads and assigns variables.
+
+        It takes and returns nested structures of tensors and None, and creates no
+        variables, which have their new values when the compiled function returns.
+        """
+        return step
+
+    def is_traced(self, values):
+        """Whether a function of the caller's is being traced, given its tensors."""
+        return False
+
+    def outside_of_functions(self):
+        """Returns a context that leaves `tf.function`s, to initialise variables in."""
+        return contextlib.nullcontext()
+
+    def check_stateless_is_supported(self):
+        """Raises a `ValueError` where Keras has no `stateless_apply`."""
+        return
+
+    def register_list_class(self, cls):
+        """Makes `cls` a list to the framework's functions on nested structures."""
+        return
+
+    def with_positions(self, items):
+        """Returns the items of a list with their positions, as `keras.tree` does."""
+        return list(enumerate(items))
+
+    # --- Replicas, processes and shards -------------------------------------------
+    def reduce_gradients(self, grads, axis_name=None):
+        """Returns the gradients of all replicas that apply them together.
+
+        Args:
+            grads: List of tensors, dense or sparse, or None.
+            axis_name: See `LossScaleOptimizer.apply`. Defaults to `None`.
+
+        Returns:
+            List of tensors or None, the same on all replicas: on TensorFlow the sums,
+            on JAX the means over the axis, in float32 or wider.
+        """
+        return grads
+
+    def check_axis_name(self, axis_name):
+        """Raises a `ValueError` for an `axis_name` where there are no named axes."""
+        if axis_name is not None:
+            raise ValueError(
+                "`axis_name` is an axis of `jax.shard_map` or `jax.pmap`, which this "
+                "Keras backend does not have: leave it out. On TensorFlow the replicas "
+                "of a `tf.distribute.Strategy` add up their gradients by themselves; "
+                "on PyTorch `DistributedDataParallel` has averaged them already. "
+                f"Received: axis_name={axis_name!r}"
+            )
+
+    def check_replica_context(self, method):
+        """Raises a `RuntimeError` if `method` is called in a cross-replica context."""
+        return
+
+    def check_on_replicas(self, variables):
+        """Raises a `ValueError` for a variable without a copy on each replica."""
+        return
+
+    def count_processes(self):
+        """Returns the number of processes (TensorFlow: replicas), None without any."""
+        return None
+
+    def check_processes_run(self):
+        """Raises a `RuntimeError` where `count_processes` is None."""
+        processes.check_run(self.count_processes(), self.HOW_TO_START)
+
+    def average_over_processes(self, grads):
+        """Returns the means of the gradients over all processes, with the same bits.
+
+        All processes call it equally often, with gradients of the same variables in the
+        same order, tensors of any float dtype, dense or sparse, or None.
+
+        Returns:
+            List of tensors in float32, or in float64 if they were in that. A gradient
+            that some processes do not have counts as zero; None where none has one.
+
+        Raises:
+            RuntimeError: On all processes, if their gradients are not of the same
+                variables, and where none run.
+        """
+        self.check_processes_run()
+
+    def any_sharded(self, values):
+        """Whether one of the tensors is a process's shard, and says so."""
+        return False
+
+    def sharded_like(self, value, like):
+        """Returns a whole tensor sharded as `like` is, if that has the same shape."""
+        return value
+
+    def are_shards(self, grads, variables):
+        """Whether a device has shards of the gradients, inside of `jax.shard_map`.
+
+        Raises:
+            ValueError: If only one of gradient and variable is a shard.
+        """
+        return False
+
+    def check_shards(self, grads, variables, values):
+        """Refuses what would let processes diverge, before anything is changed.
+
+        Args:
+            grads: List of tensors or None.
+            variables: List of variables.
+            values: List of the tensors that they hold.
+
+        Raises:
+            ValueError: If only one of variable and gradient is sharded, or only the
+                variable's layer.
+        """
+        return
+
+    # --- Bug reports --------------------------------------------------------------
+    def packages(self):
+        """Returns the installed versions of `PACKAGES`, a dict by name."""
+        versions = {}
+        for name in self.PACKAGES:
+            with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+                versions[name] = importlib.metadata.version(name)
+        return versions
+
+    def devices(self):
+        """Returns the names of the devices that the framework sees, a list."""
+        return []

@@ -1,0 +1,81 @@
+"""Float32 masters of float16 variables.
+
+A float16 weight of 1.0 cannot take a step smaller than 0.0005: it is rounded
+away. So the optimizer trains a float32 copy, the master, and the model's variable
+is that copy, rounded.
+"""
+
+import contextlib
+
+import keras
+from keras import ops
+
+from keras_lso._backend import backend
+from keras_lso._keras_internals.variables import copy_of, is_overwritten
+
+_LOW_PRECISION = {"auto": ("float16",), True: ("float16", "bfloat16"), False: ()}
+
+
+def check_argument(master_weights):
+    """Returns `master_weights`, or says which values there are."""
+    # 0 and 1 equal False and True, but are not what anybody means.
+    if isinstance(master_weights, str | bool) and master_weights in _LOW_PRECISION:
+        return master_weights
+    raise ValueError(
+        "Argument `master_weights` must be 'auto' (for float16 variables), True (for "
+        "float16 and bfloat16 ones) or False. "
+        f"Received: master_weights={master_weights!r}"
+    )
+
+
+class MasterWeights:
+    """The masters of a model's variables, and how the two keep in step.
+
+    Args:
+        variables: List of trainable variables.
+        master_weights: `"auto"`, True or False; which of them get a master.
+    """
+
+    def __init__(self, variables, master_weights):
+        self.variables = []
+        self._low_precision = {}
+        self.trained = [self._master_of(v, master_weights) for v in variables]
+
+    def _master_of(self, variable, master_weights):
+        """Returns a new master, or the variable itself if it needs none."""
+        dtype = keras.backend.standardize_dtype(variable.dtype)
+        if dtype not in _LOW_PRECISION[master_weights] or is_overwritten(variable):
+            return variable
+        master = copy_of(variable, dtype="float32")
+        self.variables.append(master)
+        self._low_precision[id(master)] = variable
+        return master
+
+    def low_precision_variables(self, trained):
+        """Returns the variable of the model that each of `trained` is the master of.
+
+        A list with None for what is no master; None if there are no masters at all.
+        """
+        if not self.variables:
+            return None
+        return [self._low_precision.get(id(v)) for v in trained]
+
+    def read(self):
+        """Re-initialises a master where its variable was assigned externally."""
+        for master in self.variables:
+            value = ops.convert_to_tensor(self._low_precision[id(master)])
+            master.assign(backend.resynchronised(ops.convert_to_tensor(master), value))
+
+    def write(self):
+        """Rounds the masters into the model's variables."""
+        for master in self.variables:
+            variable = self._low_precision[id(master)]
+            value = ops.convert_to_tensor(master)
+            variable.assign(backend.rounded(value, variable.dtype))
+
+    @contextlib.contextmanager
+    def in_step(self):
+        """Lets what is assigned to the masters meanwhile reach the variables."""
+        self.read()
+        yield
+        self.write()

@@ -1,0 +1,60 @@
+"""What Keras's `LossScaleOptimizer` leaves out when it saves the optimizer inside."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_lso._keras_internals.optimizers import stepping
+from keras_lso._keras_internals.variables import path_of
+
+# From then on what Nadam multiplies its product by is `beta_1`, in float32.
+_STEPS_TO_CONSTANT = 1000
+
+
+def saved_by_keras(optimizer):
+    """Returns those variables of an optimizer that Keras's wrapper of it saves.
+
+    Keras's `LossScaleOptimizer` builds it with tracking off, so that a variable
+    which the optimizer just sets as an attribute does not count: Nadam's product of
+    momenta, or what Adafactor has in place of factors for vectors. What counts
+    comes from `add_variable`, which puts it under the optimizer's name.
+    """
+    names = {o.name for o in stepping(optimizer)}
+    return [v for v in optimizer.variables if _scope(v) in names]
+
+
+def restore_unsaved(optimizer, loaded):
+    """Computes what a file does not hold from the count of steps, which it does.
+
+    That is Nadam's product of momenta. Begun again at 1, as Keras begins it, it
+    makes the next steps several times too large.
+
+    Args:
+        optimizer: The optimizer. It may wrap others.
+        loaded: List of the variables that were read from the file.
+    """
+    loaded = {id(v) for v in loaded}
+    for nadam in stepping(optimizer):
+        if not isinstance(nadam, keras.optimizers.Nadam) or not nadam.built:
+            continue
+        if id(nadam._u_product) not in loaded:
+            steps = int(ops.convert_to_numpy(nadam.iterations))
+            nadam._u_product.assign(nadam_product(nadam, steps))
+
+
+def nadam_product(optimizer, steps):
+    """Returns Nadam's product of momenta after as many steps.
+
+    As Keras multiplies it up, in float32.
+    """
+    beta_1 = np.float32(optimizer.beta_1)
+    product = np.float32(1.0)
+    for step in range(1, min(steps, _STEPS_TO_CONSTANT) + 1):
+        decay = np.power(np.float32(0.96), np.float32(step))
+        product *= beta_1 * (1 - np.float32(0.5) * decay)
+    return product * beta_1 ** max(steps - _STEPS_TO_CONSTANT, 0)
+
+
+def _scope(variable):
+    """Returns what stands before the name in a variable's path, "" for nothing."""
+    return path_of(variable).rpartition("/")[0].rpartition("/")[2]

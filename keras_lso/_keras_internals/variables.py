@@ -1,0 +1,88 @@
+"""Keras's variables, and TensorFlow's own where Keras takes them."""
+
+import operator
+import re
+
+import keras
+from keras import ops
+from keras.src.backend.common.stateless_scope import in_stateless_scope
+from keras.src.tree.tree_api import register_tree_node_class
+
+from keras_lso._backend import backend
+
+# Lets `keras.tree` look into a class of ours.
+register_tree_node = register_tree_node_class
+
+
+def storage_of(variables):
+    """Returns what a fused step changes: on PyTorch the tensors behind the variables.
+
+    Of a list of variables, or of tuples of variables, as slots are.
+
+    `variable.value` asks about scopes each time, which for a thousand variables takes
+    longer than the step. In a `StatelessScope` what may be changed are copies: the
+    values there belong to the caller.
+    """
+    if not backend.UPDATES_IN_PLACE:
+        return variables
+    read = _copy_in_scope if in_stateless_scope() else operator.attrgetter("_value")
+    if variables and isinstance(variables[0], tuple):
+        return [tuple(map(read, slots)) for slots in variables]
+    return list(map(read, variables))
+
+
+def _copy_in_scope(variable):
+    variable.assign(ops.copy(variable.value))
+    return variable.value
+
+
+def layers_of(layer):
+    """Returns the layer and all that it is made of, at any depth."""
+    return layer._flatten_layers()
+
+
+def copy_of(variable, dtype):
+    """Returns a new variable with another dtype, and all else like `variable`.
+
+    It carries the same path, by which patterns exclude variables and pick their
+    optimizer, and the same constraint and layout.
+    """
+    # TensorFlow's own variables have neither a path nor Keras's words for this.
+    aggregation = getattr(variable.aggregation, "name", variable.aggregation).lower()
+    with backend.outside_of_functions():
+        copy = keras.Variable(
+            lambda shape, dtype: ops.cast(ops.convert_to_tensor(variable), dtype),
+            shape=variable.shape,
+            dtype=dtype,
+            trainable=variable.trainable,
+            aggregation=aggregation,
+            layout=getattr(variable, "_layout", None),
+            name=variable.name.replace("/", "_"),
+        )
+    copy._path = path_of(variable)
+    copy.constraint = variable.constraint
+    return copy
+
+
+def path_matches(variable, patterns):
+    """Whether one of the regular expressions is found in the variable's path."""
+    path = path_of(variable)
+    return any(re.search(pattern, path) for pattern in patterns or [])
+
+
+def path_of(variable):
+    """Returns the variable's path, of a bare `tf.Variable` its name."""
+    return getattr(variable, "path", variable.name)
+
+
+def is_overwritten(variable):
+    """Whether the variable takes its gradient as its new value (float8 scales).
+
+    Such a gradient does not come from the loss, so it is never scaled.
+    """
+    return getattr(variable, "overwrite_with_gradient", False)
+
+
+def flat_path(variable):
+    """Returns the variable's path, as names of slots start with it."""
+    return path_of(variable).replace("/", "_").replace(":", "_")

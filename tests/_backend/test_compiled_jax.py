@@ -1,0 +1,177 @@
+"""What XLA makes of a step on JAX: no host in it, and no state in a branch."""
+
+import functools
+import re
+
+import keras
+import numpy as np
+import pytest
+
+import keras_lso
+from keras_lso._backend import backend, rules
+
+if keras.backend.backend() != "jax":
+    pytest.skip("It reads what JAX compiles", allow_module_level=True)
+
+jax = pytest.importorskip("jax")
+pytest.importorskip("jax.extend")
+
+from keras_lso._backend import _jax_measure  # noqa: E402
+
+dynamic = keras_lso.loss_scales.DynamicLossScale
+STEPS = {
+    "momentum": (lambda: keras.optimizers.SGD(0.1, momentum=0.9), dynamic),
+    "LogMax": (
+        lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+        keras_lso.loss_scales.LogMaxLossScale,
+    ),
+    "AdamW": (lambda: keras.optimizers.AdamW(0.1), dynamic),
+    "RMSprop": (
+        lambda: keras.optimizers.RMSprop(0.1, global_clipnorm=1.0),
+        dynamic,
+    ),
+    "LARS": (lambda: keras_lso.LARS(0.1, weight_decay_rate=0.1), dynamic),
+    "NovoGrad": (lambda: keras_lso.NovoGrad(0.1), dynamic),
+}
+SHAPES = [(30, 40), (50,)]
+
+
+@pytest.fixture(params=["CPU", "accelerator"])
+def kind(request, monkeypatch):
+    """Both kinds of steps compile, and run, on a CPU."""
+    if request.param == "accelerator":
+        monkeypatch.setattr(_jax_measure, "_is_on_cpu", lambda: False)
+    return request.param
+
+
+class Step:
+    """A jitted step as Keras's trainer makes it, with donated state."""
+
+    def __init__(self, inner, policy):
+        self.variables = [keras.Variable(np.ones(s, "float32")) for s in SHAPES]
+        self.optimizer = keras_lso.LossScaleOptimizer(inner, loss_scale=policy)
+        self.optimizer.build(self.variables)
+        self.grads = [jax.numpy.ones(s) for s in SHAPES]
+        self.jitted = jax.jit(self.step, donate_argnums=0)
+        self.compiled = self.jitted.lower(self.new_state(), self.grads).compile()
+
+    def new_state(self):
+        """Returns copies, which may be donated."""
+        return tuple(
+            [jax.numpy.copy(v.value) for v in variables]
+            for variables in (self.variables, self.optimizer.variables)
+        )
+
+    def step(self, state, grads):
+        trainable, own = state
+        return self.optimizer.stateless_apply(own, grads, trainable)
+
+    @property
+    def hlo(self):
+        return self.compiled.as_text()
+
+
+@functools.cache
+def compiled_step(kind, name):
+    """Compiled once for all tests, none of which changes it."""
+    inner, policy = STEPS[name]
+    return Step(inner(), policy())
+
+
+@pytest.fixture(params=STEPS)
+def step(request, kind):
+    return compiled_step(kind, request.param)
+
+
+def conditionals(hlo):
+    """Returns what each `conditional` returns, `(pred[], f32[2])` say."""
+    return re.findall(r"= (\(.*?\)|\S+) conditional\(", hlo)
+
+
+HOST = r"\b(infeed|outfeed|send|recv)\(|callback"
+
+
+def tensors(state):
+    return [x for x in jax.tree.leaves(state) if x.ndim]
+
+
+@pytest.mark.exhaustive
+def test_no_branch_carries_a_variable_or_a_slot(kind, step):
+    found = conditionals(step.hlo)
+    assert bool(found) == (kind == "CPU")
+    for result in found:
+        # Flags and norms: what reads slices of one tensor of norms compiles slowly.
+        shapes = set(re.findall(r"\w+\[[\d,]*\]", result))
+        assert shapes <= {"pred[]", "f32[]"}
+    # What goes into it comes from the gradients.
+    arguments = step.new_state(), step.grads
+    closed = jax.make_jaxpr(step.step)(*arguments)
+    of_state = {
+        invar
+        for invar, x in zip(
+            closed.jaxpr.invars, jax.tree.leaves(arguments), strict=True
+        )
+        if x.ndim and not any(x is g for g in step.grads)
+    }
+    branches = [e for e in closed.jaxpr.eqns if e.primitive.name == "cond"]
+    assert bool(branches) == (kind == "CPU")
+    for branch in branches:
+        inputs = {v for v in branch.invars if isinstance(v, jax.extend.core.Var)}
+        assert not inputs & of_state
+
+
+def test_a_branch_that_carries_a_variable_is_found():
+    def step(w):
+        return jax.lax.cond(w.sum() > 0, jax.numpy.sin, jax.numpy.cos, w)
+
+    hlo = jax.jit(step).lower(jax.numpy.ones((30, 40))).compile().as_text()
+    assert any("f32[30,40]" in result for result in conditionals(hlo))
+
+
+@pytest.mark.exhaustive
+def test_the_host_has_no_part_in_a_step(kind, step):
+    assert not re.search(HOST, step.hlo)
+
+
+def test_a_part_for_the_host_is_found():
+    def step(w):
+        jax.debug.print("{}", w)
+        return w
+
+    hlo = jax.jit(step).lower(jax.numpy.ones(3)).compile().as_text()
+    assert re.search(HOST, hlo)
+
+
+@pytest.mark.exhaustive
+def test_a_state_comes_out_where_it_went_in(kind, step):
+    state = step.new_state()
+    before = [x.unsafe_buffer_pointer() for x in tensors(state)]
+    after = jax.block_until_ready(step.compiled(state, step.grads))
+    assert [x.unsafe_buffer_pointer() for x in tensors(after)] == before
+
+
+@pytest.mark.exhaustive
+def test_nothing_is_compiled_again(kind, step):
+    overflow = [g * np.inf for g in step.grads]
+    state = step.new_state()
+    for grads in (step.grads, overflow, overflow, step.grads):
+        state = step.jitted(state, grads)
+    trainable, own = state
+    # The learning rate is one of the optimizer's variables.
+    rate = next(
+        i
+        for i, v in enumerate(step.optimizer.variables)
+        if v is step.optimizer.inner_optimizer.variables[1]
+    )
+    own = [*own]
+    own[rate] = own[rate] / 2
+    step.jitted((trainable, own), step.grads)
+    assert step.jitted._cache_size() == 1
+
+
+def test_no_kernel_takes_a_float64_gradient():
+    variables = [keras.Variable([1.0, 2.0])]
+    # NumPy's, since JAX has any only where it was told so at its start.
+    wide = np.ones(2)
+    assert backend.fused_step_takes(rules.LARS, variables, [wide.astype("float32")])
+    assert not backend.fused_step_takes(rules.LARS, variables, [wide])

@@ -1,0 +1,505 @@
+"""Each override of a backend, held against the default that it replaces.
+
+The list is made from the class of the backend that runs: an override without a
+comparison here fails with its name.
+"""
+
+import ast
+import contextlib
+import pathlib
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_lso._backend import backend, framework, rules, without_kernels
+from keras_lso._backend.framework import Framework, Measurement
+from keras_lso._keras_internals.variables import storage_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in cast")
+
+BACKEND = keras.backend.backend()
+FOLDER = pathlib.Path(framework.__file__).parent
+REFERENCE = Framework()
+COMPARISONS = {}
+
+
+def overrides(cls):
+    """What a class, or one between it and `Framework`, overrides: a list of names."""
+    bases = cls.__mro__[: cls.__mro__.index(Framework)]
+    known = [name for name in vars(Framework) if not name.startswith("_")]
+    return [name for name in known if any(name in vars(base) for base in bases)]
+
+
+def compares(*names):
+    """Registers a function of an override, and of the default, as the comparison."""
+
+    def register(comparison):
+        COMPARISONS.update(dict.fromkeys(names, comparison))
+        return comparison
+
+    return register
+
+
+def comparison_of(cls, name):
+    assert name in COMPARISONS, (
+        f"`{cls.__name__}.{name}` is held against nothing: write a comparison here"
+    )
+    return COMPARISONS[name]
+
+
+@pytest.mark.parametrize("name", overrides(type(backend)))
+def test_an_override_does_what_the_default_does(name):
+    compare = comparison_of(type(backend), name)
+    compare(getattr(backend, name), getattr(REFERENCE, name))
+
+
+def test_an_override_without_a_comparison_fails_with_its_name():
+    class Other(Framework):
+        def l2_norm(self, values):
+            return values
+
+    assert overrides(Other) == ["l2_norm"]
+    with pytest.raises(AssertionError, match=r"Other\.l2_norm"):
+        comparison_of(Other, "l2_norm")
+
+
+def test_the_overrides_of_all_backends_are_compared_and_nothing_else():
+    # Read, not imported: a test runs beside one framework.
+    found = set()
+    for file in ("_tensorflow.py", "_jax.py", "_torch.py"):
+        tree = ast.parse((FOLDER / file).read_text())
+        [cls] = [node for node in tree.body if is_framework(node)]
+        for node in cls.body:
+            names = [getattr(node, "name", None)]
+            names += [target.id for target in getattr(node, "targets", ())]
+            found |= {name for name in names if hasattr(Framework, str(name))}
+    assert found == set(COMPARISONS)
+
+
+def is_framework(node):
+    bases = getattr(node, "bases", ())
+    return any(getattr(base, "id", "") == "Framework" for base in bases)
+
+
+def test_a_backend_has_no_primitives_that_others_do_not_have():
+    own = {name for name in dir(backend) if not name.startswith("_")}
+    assert own == set(filter(lambda name: not name.startswith("_"), dir(Framework)))
+
+
+def test_without_kernels_the_reference_steps():
+    replaced = without_kernels(type(backend))
+    for name in ("measure", "fused_step", "fused_step_takes"):
+        assert getattr(replaced, name) is getattr(Framework, name)
+    assert replaced.run_if is type(backend).run_if
+
+
+# --- Inputs -----------------------------------------------------------------------
+
+
+def tensor(values, dtype="float32"):
+    return ops.convert_to_tensor(np.array(values, "float32"), dtype=dtype)
+
+
+def number(value):
+    return float(ops.convert_to_numpy(ops.cast(value, "float32")))
+
+
+def equal(actual, expected):
+    actual, expected = (ops.convert_to_numpy(v) for v in (actual, expected))
+    assert actual.dtype == expected.dtype
+    np.testing.assert_array_equal(actual, expected)
+
+
+def close(actual, expected):
+    # A dozen roundings, in another order.
+    np.testing.assert_allclose(number(actual), number(expected), rtol=1e-6)
+
+
+RANDOM = [np.random.default_rng(i).normal(size=(3, 4)) for i in range(4)]
+RATIO = rules.TrustRatio(eeta=0.1)
+LARS = dict(learning_rate=tensor(0.5), momentum=0.9, weight_decay=0.1)
+RULES = [
+    rules.SGD(tensor(0.5)),
+    rules.SGD(tensor(0.5), decay=tensor(0.1)),
+    rules.Momentum(tensor(0.5), 0.9),
+    rules.Momentum(tensor(0.5), 0.9, nesterov=True, decay=tensor(0.1)),
+    rules.Adam(tensor(0.5), 0.9, 0.99, 1e-7),
+    rules.LARS(**LARS, trust_ratio=RATIO),
+    rules.LARS(**LARS, trust_ratio=None),
+    rules.LARS(**LARS, trust_ratio=rules.TrustRatio(0.1, paper=True)),
+    rules.LARS(**LARS, trust_ratio=RATIO, classic_momentum=False, nesterov=True),
+    rules.NovoGrad(tensor(0.5), 0.9, 0.98, 1e-8, weight_decay=0.1, grad_averaging=True),
+]
+
+
+def state_of(rule):
+    """The variable of a rule, and its slots, of which the second is a scalar's."""
+    is_scalar = isinstance(rule, rules.NovoGrad)
+    slots = [RANDOM[1], np.float32(2.0) if is_scalar else RANDOM[2] ** 2]
+    return [np.asarray(v, "float32") for v in (RANDOM[0], *slots[: len(rule.slots)])]
+
+
+def sparse(values):
+    """A sparse gradient of which a row comes twice; a dense one on PyTorch."""
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        indices, shape = map(tf.constant, ([2, 0, 2][: len(values)], (3, 4)))
+        return tf.IndexedSlices(tensor(values), indices, shape)
+    if BACKEND == "jax":
+        from jax.experimental import sparse
+
+        indices = np.array([2, 0, 2][: len(values)])[:, np.newaxis]
+        return sparse.BCOO((tensor(values), indices), shape=(3, 4))
+    return tensor(values)
+
+
+# --- A step -----------------------------------------------------------------------
+
+
+@compares("measure")
+def same_measurement(own, reference):
+    for rule in [None, *RULES]:
+        for dtype, inv_scale in [("float32", 0.25), ("float16", 2.0), ("float32", 1e3)]:
+            for bad in (1.0, np.inf, np.nan, 3e38 if dtype == "float32" else 6e4):
+                grads = [tensor(RANDOM[3], dtype), tensor(RANDOM[2] * [bad, 1, 1, 0])]
+                told = {}
+                if rule is not None:
+                    state = tuple(map(tensor, state_of(rule)))
+                    told = {"rules": [rule] * 2, "state": [state] * 2}
+                scale = tensor(inv_scale)
+                args = grads, True, scale
+                assert_same(own(*args, **told), reference(*args, **told), grads, scale)
+
+
+def assert_same(actual, expected, grads, inv_scale):
+    assert bool(actual.finite) is bool(expected.finite)
+    if not bool(expected.finite):
+        return
+    assert number(actual.amax) == number(expected.amax)
+    if actual.gradient_norms:
+        unscaled = [ops.cast(g, "float32") * inv_scale for g in grads]
+        pairs = zip(actual.gradient_norms, unscaled, strict=True)
+        for norm, g in pairs:
+            close(norm, REFERENCE.l2_norm(g))
+    for ours, theirs in zip(
+        actual.rule_norms or [], expected.rule_norms or [], strict=False
+    ):
+        assert (ours is None) is (theirs is None)
+        for norm, by_reference in zip(ours or (), theirs or (), strict=True):
+            close(norm, by_reference)
+
+
+@compares("fused_step")
+def same_step(own, reference):
+    for rule in RULES:
+        for finite in (True, False):
+            for low_dtype in (None, "float16"):
+                results = [
+                    stepped(step, in_place, rule, finite, low_dtype)
+                    for step, in_place in (
+                        (own, backend.UPDATES_IN_PLACE),
+                        (reference, False),
+                    )
+                ]
+                for actual, expected in zip(*results, strict=True):
+                    digits = 1e-3 if actual.dtype == "float16" else 2e-6
+                    atol = digits * np.abs(expected).max() if finite else 0.0
+                    np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
+
+
+def stepped(step, in_place, rule, finite, low_dtype):
+    """The values after a step of one variable, or of a master that is out of step."""
+    variables = [keras.Variable(v) for v in state_of(rule)]
+    low = [keras.Variable(RANDOM[1], dtype=low_dtype)] if low_dtype else []
+    storage = storage_of if in_place else lambda vs: vs
+    stored = storage(variables)
+    gradient = tensor(RANDOM[3] * 8.0 if finite else RANDOM[3] * np.inf)
+    step(
+        [rule],
+        stored[:1],
+        [tuple(stored[1:])],
+        [gradient],
+        Measurement(ops.convert_to_tensor(finite)),
+        tensor(0.125),
+        storage(low) if low else None,
+    )
+    return [np.array(v.numpy()) for v in variables + low]
+
+
+@compares("fused_step_takes")
+def takes_what_it_steps(own, reference):
+    variables = [keras.Variable(RANDOM[0], dtype="float32")]
+    grads = [tensor(RANDOM[1])]
+    assert own(rules.LARS, storage_of(variables), grads)
+    assert not reference(rules.LARS, variables, grads)
+
+
+@compares("run_if")
+def same_whole_step(own, reference):
+    for finite in (True, False):
+        results = []
+        for run_if in (own, reference):
+            variable = keras.Variable([1.0, -0.0])
+
+            def step(grads, variable=variable):
+                variable.assign(variable + grads[0])
+
+            run_if(ops.convert_to_tensor(finite), step, [tensor([1, 2])], [variable])
+            results.append(np.array(variable.numpy()))
+        assert results[0].tobytes() == results[1].tobytes()
+
+
+# --- Norms, masters and tensors ---------------------------------------------------
+
+
+@compares("l2_norms")
+def same_norms(own, reference):
+    values = [tensor(RANDOM[0], dtype) for dtype in ("float32", "float16", "bfloat16")]
+    for actual, expected in zip(own(values), reference(values), strict=True):
+        assert keras.backend.standardize_dtype(actual.dtype) == "float32"
+        close(actual, expected)
+
+
+@compares("rounded")
+def same_rounding(own, reference):
+    values = tensor([1.0, 1.0005, -0.0, 1e-9, 7e4, -7e4, np.inf, np.nan])
+    for dtype in ("float16", "bfloat16", "float32"):
+        actual, expected = own(values, dtype), reference(values, dtype)
+        assert actual.dtype == expected.dtype
+        equal(ops.cast(actual, "float32"), ops.cast(expected, "float32"))
+
+
+@compares("sum_over_shards", "max_over_shards", "sharded_like")
+def same_tensor(own, reference):
+    like = (tensor(RANDOM[1]),) if own.__name__ == "sharded_like" else ()
+    equal(own(tensor(RANDOM[0]), *like), reference(tensor(RANDOM[0]), *like))
+
+
+@compares("as_gradient")
+def same_gradient(own, reference):
+    for value in (tensor([1.5]), tensor([1.5], "float16"), [1, 2], np.array([3.0])):
+        equal(own(value), reference(value))
+    assert own(None) is reference(None) is None
+    for as_gradient in (own, reference):
+        with pytest.raises(ValueError, match="must be real"):
+            as_gradient(ops.convert_to_tensor(np.array([1j], "complex64")))
+
+
+@compares("map_values")
+def same_values_mapped(own, reference):
+    doubled = own(lambda v: v * 2, sparse(RANDOM[0]))
+    expected = reference(lambda v: v * 2, REFERENCE.to_dense(sparse(RANDOM[0])))
+    equal(REFERENCE.to_dense(doubled), expected)
+
+
+@compares("to_dense")
+def same_dense(own, reference):
+    for values in (RANDOM[0], RANDOM[1]):
+        np.testing.assert_allclose(
+            *(ops.convert_to_numpy(f(sparse(values))) for f in (own, reference)),
+            rtol=1e-6,
+        )
+
+
+@compares("elements_of")
+def same_elements(own, reference):
+    equal(own(tensor(RANDOM[0])), reference(tensor(RANDOM[0])))
+    for values in (RANDOM[0], RANDOM[1][:2]):
+        # In another order, and without zeros.
+        actual, expected = (
+            np.sort(ops.convert_to_numpy(f(sparse(values))).ravel())
+            for f in (own, reference)
+        )
+        actual, expected = actual[actual != 0], expected[expected != 0]
+        np.testing.assert_allclose(actual, expected, rtol=1e-6)
+
+
+@compares("scalar")
+def same_scalar(own, reference):
+    for value in (1, 2.5, True, tensor(3.0)):
+        for dtype in ("float32", "int32"):
+            equal(own(value, dtype), reference(value, dtype))
+
+
+@compares("without_host")
+def same_result(own, reference):
+    steps = ops.convert_to_tensor(3, dtype="int32")
+
+    def schedule():
+        return ops.where(steps > 2, ops.cast(steps, "float32") * 0.5, 7.0)
+
+    equal(own(schedule, near=steps), reference(schedule, near=steps))
+
+
+# --- Differentiation and compiled functions ---------------------------------------
+
+
+@compares("compute_gradients")
+def differentiates(own, reference):
+    a, unused = keras.Variable([3.0, 4.0]), keras.Variable(1.0)
+    with pytest.raises(NotImplementedError):
+        reference(lambda: a * a, [a])
+    loss, grads = own(lambda: a * a, [a, unused], [1.0, -1.0])
+    equal(loss, tensor([9.0, 16.0]))
+    equal(grads[0], tensor([6.0, -8.0]))
+    assert grads[1] is None
+
+
+@compares("differentiate")
+def differentiates_a_tensor(own, reference):
+    a = keras.Variable([3.0, 4.0])
+    arguments = [a], lambda loss: loss * 3.0
+    with pytest.raises(NotImplementedError):
+        reference(a * a, *arguments)
+    if BACKEND == "jax":
+        with pytest.raises(ValueError, match="cannot be differentiated"):
+            own(a * a, *arguments)
+        return
+    tape = None
+    if BACKEND == "tensorflow":
+        import tensorflow as tf
+
+        tape = tf.GradientTape()
+    with tape or contextlib.nullcontext():
+        loss = a * a
+    [gradient] = own(loss, *arguments, tape=tape)
+    equal(gradient, tensor([18.0, 24.0]))
+
+
+@compares("trained_variables")
+def same_variables(own, reference):
+    a, frozen = keras.Variable(1.0), keras.Variable(2.0, trainable=False)
+    found = [[id(v) for v in f(lambda: a * frozen)] for f in (own, reference)]
+    assert found == [[id(a)]] * 2
+
+
+@compares("compile_step")
+def same_compiled_step(own, reference):
+    variable = keras.Variable([1.0, 2.0])
+
+    def step(x, nothing):
+        variable.assign(variable + x)
+        return variable * 2.0, nothing
+
+    for compile_step in (own, reference):
+        variable.assign([1.0, 2.0])
+        doubled, nothing = compile_step(step)(tensor([1.0, 1.0]), None)
+        equal(doubled, tensor([4.0, 6.0]))
+        equal(variable.value, tensor([2.0, 3.0]))
+        assert nothing is None
+
+
+@compares("is_traced")
+def same_answer_outside_of_functions(own, reference):
+    assert own([tensor(1.0)]) is reference([tensor(1.0)]) is False
+
+
+@compares("outside_of_functions")
+def same_context(own, reference):
+    for context in (own(), reference()):
+        with context:
+            equal(tensor(1.0) + 1.0, tensor(2.0))
+
+
+@compares("is_variable")
+def same_kinds(own, reference):
+    for value in (keras.Variable(1.0), tensor(1.0), 1.0, None):
+        assert own(value) is reference(value)
+
+
+@compares("register_list_class")
+def registers_lists(own, reference):
+    class Registered(list):
+        pass
+
+    reference(Registered)
+    own(Registered)
+    import jax
+
+    assert jax.tree.leaves(Registered([1, 2])) == [1, 2]
+
+
+@compares("with_positions")
+def same_positions(own, reference):
+    for (key, item), (i, expected) in zip(own("ab"), reference("ab"), strict=True):
+        assert item == expected
+        assert str(key) == f"[{i}]"
+
+
+# --- Replicas, processes and shards -----------------------------------------------
+
+
+@compares("reduce_gradients")
+def same_on_one_replica(own, reference):
+    grads = [tensor(RANDOM[0]), None, tensor(1.0, "float16")]
+    for actual, expected in zip(own(grads), reference(grads), strict=True):
+        assert actual is expected
+
+
+@compares("count_processes")
+def same_without_processes(own, reference):
+    assert own() is reference() is None
+
+
+@compares("average_over_processes")
+def same_refusal(own, reference):
+    for average in (own, reference):
+        with pytest.raises(RuntimeError, match="something must connect the processes"):
+            average([tensor(1.0)])
+
+
+@compares("any_sharded")
+def same_plain_tensors(own, reference):
+    assert own([tensor(1.0), None]) is reference([tensor(1.0), None]) is False
+
+
+@compares("are_shards")
+def same_whole_gradients(own, reference):
+    variables = [keras.Variable(1.0), keras.Variable(2.0)]
+    grads = [tensor(1.0), None]
+    assert own(grads, variables) is reference(grads, variables) is False
+
+
+@compares("check_shards", "check_on_replicas", "check_replica_context")
+def same_acceptance(own, reference):
+    variables = [keras.Variable(1.0)]
+    lists = [tensor(1.0)], variables, [v.value for v in variables]
+    # As many arguments as each of them takes.
+    arguments = {"check_shards": lists, "check_on_replicas": (variables,)}
+    arguments = arguments.get(own.__name__, ("apply",))
+    assert own(*arguments) is reference(*arguments) is None
+
+
+@compares("check_axis_name")
+def axes_are_taken(own, reference):
+    assert own("batch") is own(None) is reference(None) is None
+    with pytest.raises(ValueError, match="`axis_name` is an axis"):
+        reference("batch")
+
+
+@compares("check_stateless_is_supported")
+def stateless_steps_are_refused(own, reference):
+    assert reference() is None
+    with pytest.raises(ValueError, match="stateless_apply is not supported"):
+        own()
+
+
+# --- Facts ------------------------------------------------------------------------
+
+
+@compares("devices")
+def names_devices(own, reference):
+    assert reference() == []
+    assert own()
+    assert all(isinstance(name, str) for name in own())
+
+
+@compares(
+    "UPDATES_IN_PLACE", "AVERAGES_IN_STEP", "OTHER_STEP", "PACKAGES", "HOW_TO_START"
+)
+def differs(own, reference):
+    assert type(own) is type(reference)
+    assert own != reference

@@ -1,0 +1,169 @@
+"""A step on a GPU: right, without waiting, and in a CUDA graph on PyTorch."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+
+OPTIMIZERS = {
+    "SGD": lambda: keras.optimizers.SGD(0.1),
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
+    "Adam": lambda: keras.optimizers.Adam(0.1),
+    "AdamW": lambda: keras.optimizers.AdamW(0.1, weight_decay=0.1),
+    "LARS": lambda: keras_lso.LARS(0.1, weight_decay_rate=0.1),
+    "NovoGrad": lambda: keras_lso.NovoGrad(0.1, weight_decay_rate=0.1),
+}
+SCALE = 2.0**10
+SHAPES = [(1000, 300), (300,), (), (7, 5)]
+
+
+def has_gpu():
+    if keras.backend.backend() == "torch":
+        import torch
+
+        return torch.cuda.is_available()
+    if keras.backend.backend() == "jax":
+        import jax
+
+        return jax.default_backend() == "gpu"
+    return False
+
+
+pytestmark = pytest.mark.skipif(
+    not has_gpu(), reason="PyTorch or JAX with a GPU: this machine or backend has none"
+)
+
+
+def make(inner, shapes=SHAPES, dtype="float32"):
+    random = np.random.default_rng(0)
+    variables = [keras.Variable(random.normal(size=s), dtype=dtype) for s in shapes]
+    optimizer = keras_lso.LossScaleOptimizer(inner, initial_scale=SCALE)
+    optimizer.build(variables)
+    return optimizer, variables
+
+
+def gradients(seed, shapes=SHAPES):
+    random = np.random.default_rng(seed)
+    return [
+        ops.convert_to_tensor(random.normal(size=s) * SCALE, dtype="float32")
+        for s in shapes
+    ]
+
+
+def snapshot(variables):
+    return [np.array(ops.convert_to_numpy(v)) for v in variables]
+
+
+@pytest.mark.parametrize("inner", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_steps_equal_those_of_the_inner_optimizer(inner):
+    optimizer, variables = make(inner())
+    alone, twins = inner(), make(inner())[1]
+    alone.build(twins)
+    for step in range(5):
+        grads = gradients(step)
+        if step == 2:
+            before = snapshot([*variables, *optimizer.inner_optimizer.variables])
+            overflow = [*grads[:-1], grads[-1] * np.inf]
+            optimizer.apply(overflow, variables)
+            after = snapshot([*variables, *optimizer.inner_optimizer.variables])
+            assert [a.tobytes() for a in after] == [b.tobytes() for b in before]
+            continue
+        scale = float(ops.convert_to_numpy(optimizer.loss_scale))
+        optimizer.apply([g * (scale / SCALE) for g in grads], variables)
+        alone.apply([g / SCALE for g in grads], twins)
+    assert int(ops.convert_to_numpy(optimizer.skipped_steps)) == 1
+    for actual, expected in zip(snapshot(variables), snapshot(twins), strict=True):
+        # A few roundings of 6e-8 a step; sums of squares in another order.
+        largest = np.abs(expected).max()
+        np.testing.assert_allclose(actual, expected, rtol=0, atol=2e-6 * largest)
+
+
+needs_cuda = pytest.mark.skipif(
+    keras.backend.backend() != "torch", reason="JAX compiles a step as one program"
+)
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("inner", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_a_step_waits_for_nothing(inner, dtype):
+    import torch
+
+    optimizer, variables = make(inner(), dtype=dtype)
+    grads = gradients(0)
+    loss = ops.ones(())
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        # With masters the first step compares, and others may know.
+        with torch.no_grad():
+            for _ in range(3):
+                optimizer.scale_loss(loss)
+                optimizer.apply(grads, variables)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@needs_cuda
+def test_masters_are_not_compared_once_a_step_is_known_to_be_applied(monkeypatch):
+    import torch
+
+    from keras_lso._backend import _torch_masters
+
+    calls = []
+    compare = _torch_masters._resynchronise_where
+    monkeypatch.setattr(
+        _torch_masters,
+        "_resynchronise_where",
+        lambda *args: (calls.append(1), compare(*args)),
+    )
+    optimizer, variables = make(keras.optimizers.SGD(0.1), dtype="float16")
+    for finite, compared in ((True, 1), (True, 1), (False, 1), (True, 1)):
+        grads = gradients(0) if finite else [g * np.inf for g in gradients(0)]
+        optimizer.apply(grads, variables)
+        torch.cuda.synchronize()
+        assert len(calls) == compared
+    variables[2].assign(5.0)
+    before = snapshot(variables)[2]
+    optimizer.apply([g * 0 for g in gradients(0)], variables)
+    assert len(calls) == 2
+    np.testing.assert_array_equal(snapshot(variables)[2], before)
+
+
+@needs_cuda
+@pytest.mark.parametrize("inner", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_a_step_is_captured_and_replayed(inner):
+    import torch
+
+    captured, variables = make(inner())
+    eager, twins = make(inner())
+    static = gradients(0)
+    state = [*variables, *captured.variables]
+    initial = [v.value.detach().clone() for v in state]
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.no_grad(), torch.cuda.stream(stream):
+        captured.apply(static, variables)
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.cuda.graph(graph):
+        captured.apply(static, variables)
+    with torch.no_grad():
+        for variable, value in zip(state, initial, strict=True):
+            variable.value.copy_(value)
+    for step in range(4):
+        grads = gradients(step)
+        if step == 1:
+            grads = [g * np.inf for g in grads]
+        with torch.no_grad():
+            for target, value in zip(static, grads, strict=True):
+                target.copy_(value)
+            graph.replay()
+            eager.apply(grads, twins)
+    assert int(captured.skipped_steps) == int(eager.skipped_steps) == 1
+    for actual, expected in zip(
+        snapshot(state), snapshot([*twins, *eager.variables]), strict=True
+    ):
+        np.testing.assert_array_equal(actual, expected)

@@ -1,0 +1,168 @@
+"""Gradients of very many variables: the check must not make the first step slow.
+
+What takes the time is compiled, or started, once for each operation. So operations are
+counted here, which seconds on a busy machine would not be told apart from noise.
+"""
+
+import inspect
+import re
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_lso._backend import backend
+from keras_lso._backend.framework import Framework
+from keras_lso._backend.tensors import pack
+
+BACKEND = keras.backend.backend()
+KERNELS = {"reference": Framework(), "framework": backend}
+# Several packs, and the sizes around that from which a tensor is left alone.
+SIZES = [5, 2**14, 2**14 + 1, 0, 2**14 - 1, *[1000] * 100, 2**15, 3]
+
+
+@pytest.fixture(params=KERNELS.values(), ids=KERNELS)
+def kernels(request):
+    return request.param
+
+
+def gradients(sizes=SIZES):
+    random = np.random.default_rng(0)
+    return [random.normal(size=size).astype("float32") for size in sizes]
+
+
+def tensors(values):
+    return [ops.convert_to_tensor(v) for v in values]
+
+
+@pytest.mark.parametrize("size", [1, 2**12 + 1, 2**13 - 1, 2**14 + 1])
+def test_every_element_has_its_part_in_a_norm(kernels, size):
+    # On PyTorch long tensors are cut into rows of 1024.
+    values = np.zeros((4, size), "float32")
+    for row, i in zip(values, (0, size // 2, max(size - 2, 0), size - 1), strict=True):
+        row[i] = 3.0
+    norms = kernels.l2_norms(tensors(values))
+    assert [float(norm) for norm in norms] == [3.0] * 4
+
+
+def test_packs_hold_every_element_once():
+    # Whole numbers, which float16 has all of.
+    values = [
+        ops.reshape(ops.cast(v, dtype), shape)
+        for v, dtype, shape in (
+            (np.arange(6), "float32", (2, 3)),
+            (np.arange(6, 10), "float16", (4,)),
+            (np.arange(10, 11), "float32", ()),
+            (np.arange(11, 11), "float32", (0, 2)),
+            (np.arange(11, 15), "float16", (2, 2)),
+            (np.full(2**14 + 1, 15), "float32", (2**14 + 1,)),
+        )
+    ]
+    packs = pack(values)
+    assert len(packs) == 3
+    dtypes = [keras.backend.standardize_dtype(p.dtype) for p in packs]
+    assert sorted(dtypes) == ["float16", "float32", "float32"]
+    found = np.concatenate([np.ravel(ops.convert_to_numpy(p)) for p in packs])
+    assert sorted(found) == [*range(15), *[15] * (2**14 + 1)]
+
+
+def test_packs_stay_small():
+    packs = pack(tensors(gradients([1000] * 500)))
+    sizes = [int(np.prod(p.shape)) for p in packs]
+    assert sum(sizes) == 500_000
+    # What is copied at once fits into a cache: 256 KiB and one small tensor more.
+    assert max(sizes) <= 2**16 + 1000
+    assert len(packs) == 8
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_one_bad_element_is_found_in_whatever_pack(kernels, bad):
+    good = gradients()
+    assert bool(kernels.measure(tensors(good)).finite)
+    for which in [0, 1, 2, 4, 5, 50, 104, 105, 106]:
+        for position in (0, -1):
+            values = [v.copy() for v in good]
+            values[which][position] = bad
+            assert not bool(kernels.measure(tensors(values)).finite), (which, position)
+
+
+@pytest.mark.parametrize("which", [0, 2, 50, 106])
+def test_every_element_is_looked_at_where_sums_prove_nothing(kernels, which):
+    values = gradients()
+    values[which][-1] = 1e20  # its square is inf
+    values[1][:2] = 3e38  # and so is the sum of these
+    assert bool(kernels.measure(tensors(values)).finite)
+    values = gradients()
+    values[which][-1] = 1e38
+    found = kernels.measure(tensors(values), inv_scale=ops.convert_to_tensor(8.0))
+    assert not bool(found.finite)
+    found = kernels.measure(tensors(values), inv_scale=ops.convert_to_tensor(2.0))
+    assert bool(found.finite)
+
+
+def test_the_largest_magnitude_is_found_in_whatever_pack(kernels):
+    for which in [0, 2, 50, 106]:
+        values = gradients()
+        values[which][-1] = -100.0
+        assert float(kernels.measure(tensors(values), amax=True).amax) == 100.0
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="It reads what JAX compiles")
+def test_xla_compiles_few_operations_for_many_gradients():
+    jax = pytest.importorskip("jax")
+
+    def finite(grads, inv_scale):
+        return backend.measure(grads, inv_scale=inv_scale).finite
+
+    grads = tensors(gradients([64] * 300))
+    hlo = jax.jit(finite).lower(grads, np.float32(0.5)).compile().as_text()
+    operations = re.findall(r" (fusion|reduce|reduce-window|concatenate)\(", hlo)
+    # One for each gradient would be 300.
+    assert 0 < len(operations) < 50
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="It reads TensorFlow's graph")
+@pytest.mark.parametrize("sizes", [[64] * 300], ids=["300"])
+def test_tensorflow_has_few_operations_for_many_gradients(sizes):
+    tf = pytest.importorskip("tensorflow")
+
+    @tf.function
+    def finite(grads):
+        return backend.measure(grads, inv_scale=tf.constant(0.5)).finite
+
+    graph = finite.get_concrete_function(tensors(gradients(sizes))).graph
+    definition = graph.as_graph_def()
+    nodes = [n.op for n in definition.node]
+    for function in definition.library.function:
+        nodes += [n.op for n in function.node_def]
+    # One for each gradient would be 300 and more.
+    assert 0 < len([n for n in nodes if n != "Placeholder"]) < 60
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="Only TensorFlow has AutoGraph")
+def test_autograph_does_not_convert_the_kernels(monkeypatch):
+    tf = pytest.importorskip("tensorflow")
+    seen = []
+    elements_of = backend.elements_of
+
+    def spied(grad):
+        seen.append(tf.__internal__.autograph.control_status_ctx().status.name)
+        return elements_of(grad)
+
+    monkeypatch.setattr(backend, "elements_of", spied)
+    tf.function(lambda grads: backend.measure(grads).finite)(tensors(gradients([3])))
+    assert seen == ["DISABLED"]
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="Only TensorFlow has AutoGraph")
+def test_autograph_can_read_what_a_step_calls():
+    tf = pytest.importorskip("tensorflow")
+    functions = dict(inspect.getmembers(type(backend), inspect.isfunction))
+    assert {"check_shards", "check_replica_context", "reduce_gradients"} < set(
+        functions
+    )
+    # Of one that it cannot read it warns, in a user's `tf.function`.
+    for function in functions.values():
+        tf.autograph.to_code(function)

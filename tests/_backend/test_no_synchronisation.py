@@ -1,0 +1,408 @@
+"""On PyTorch a step reads nothing from the device and copies nothing to it.
+
+Shown on the `meta` device, whose tensors have no values: to look at one is an error.
+What is not computed there is left: how the kernels are called, how many are, and how
+many bytes they move.
+"""
+
+import collections
+import math
+
+import keras
+import pytest
+
+import keras_lso
+from keras_lso import loss_scales
+
+if keras.backend.backend() != "torch":
+    pytest.skip("JAX and TensorFlow compile a step", allow_module_level=True)
+
+torch = pytest.importorskip("torch")
+from torch.overrides import TorchFunctionMode  # noqa: E402
+from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
+
+from keras_lso._backend import _torch_numbers, _torch_sharded_step  # noqa: E402
+
+FUSED = ["_fused_sgd_", "_fused_adam_"]
+SGD, Adam, AdamW = (keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.AdamW)
+OPTIMIZERS = {
+    "SGD": lambda: SGD(0.1),
+    "momentum": lambda: SGD(0.1, momentum=0.9),
+    "nesterov and decay": lambda: SGD(
+        0.1, momentum=0.9, nesterov=True, weight_decay=0.1
+    ),
+    "Adam": lambda: Adam(0.1),
+    "AdamW": lambda: AdamW(0.1),
+    "LARS": lambda: keras_lso.LARS(0.1, weight_decay_rate=0.1),
+    "LARS, popular": lambda: keras_lso.LARS(0.1, classic_momentum=False, momentum=0.0),
+    "NovoGrad": lambda: keras_lso.NovoGrad(0.1),
+}
+POLICIES = {
+    "dynamic": loss_scales.DynamicLossScale,
+    "hysteresis": lambda: loss_scales.DynamicLossScale(hysteresis=2),
+    "fixed": lambda: loss_scales.FixedLossScale(8.0),
+    "searching": loss_scales.SearchingLossScale,
+    "LogMax": loss_scales.LogMaxLossScale,
+}
+
+
+@pytest.fixture(autouse=True)
+def meta_device(monkeypatch):
+    """The fused kernels have no meta version, since they return nothing."""
+    library = torch.library.Library("aten", "IMPL", "Meta")
+    for name in FUSED:
+        for overload in (name, f"{name}.tensor_lr"):
+            library.impl(overload, lambda *args, **kwargs: None)
+    monkeypatch.setattr(_torch_sharded_step, "_DEVICES", ("meta",))
+    with keras.device("meta"):
+        yield
+    library._destroy()
+
+
+# These look at no element.
+VIEWS = ["view", "slice", "select", "unbind", "detach", "alias", "expand"]
+
+
+class Kernels(TorchDispatchMode):
+    """Counts what runs on the device, and refuses what comes from the host."""
+
+    def __init__(self):
+        super().__init__()
+        self.calls = collections.Counter()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, kernel, types, args=(), kwargs=None):
+        name = kernel.overloadpacket.__name__
+        result = kernel(*args, **(kwargs or {}))
+        tensors = tensors_in((args, kwargs, result))
+        for tensor in tensors:
+            assert tensor.device.type == "meta", f"{name} of a tensor on the host"
+        # Memory without a value, and a view of memory, are no kernels.
+        if not name.startswith(("empty", "new_empty")) and name not in VIEWS:
+            self.calls[name] += 1
+            self.bytes += bytes_moved(kernel, args, kwargs or {}, result)
+        return result
+
+
+def tensors_in(tree):
+    leaves = torch.utils._pytree.tree_leaves(tree)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def bytes_moved(kernel, args, kwargs, result):
+    """Each tensor that a kernel is given is read, and what it changes is written.
+
+    What it returns is written as well, unless that is what it was given.
+    """
+    schema = kernel._schema.arguments
+    given = {a.name: value for a, value in zip(schema, args, strict=False)} | kwargs
+    written = {a.name for a in schema if a.alias_info and a.alias_info.is_write}
+    name = kernel.overloadpacket.__name__
+    if name.startswith("_fused_") and given.get("grad_scale") is None:
+        # Without a scale the gradients stay as they are.
+        written.discard("grads")
+    read = set(given) - {"out"}
+    if name in ("copy_", "_foreach_copy_", "fill_", "zero_"):
+        read -= written
+    if name.startswith("new_") or name.endswith("_like"):
+        read = set()
+    read = tensors_in([given[n] for n in read])
+    new = tensors_in([given[n] for n in written if n in given])
+    known = {id(t) for t in read + new}
+    new += [t for t in tensors_in(result) if id(t) not in known]
+    # One that is given twice is in the cache.
+    return sum(
+        t.numel() * t.element_size()
+        for once in (read, new)
+        for t in {id(t): t for t in once}.values()
+    )
+
+
+class RefuseNumbers(TorchFunctionMode):
+    """Refuses tensors that are made of numbers, which would be copied to the device."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function in (torch.tensor, torch.as_tensor):
+            is_on_host = torch.device(kwargs.get("device") or "cpu").type == "cpu"
+            of_tensor = isinstance(args[0], torch.Tensor)
+            assert is_on_host or of_tensor, f"{args[0]!r} is copied to the device"
+        return function(*args, **kwargs)
+
+
+def make(optimizer, shapes, gradient_dtype, variable_dtype):
+    variables = [keras.Variable(torch.zeros(s), dtype=variable_dtype) for s in shapes]
+    optimizer.build(variables)
+    return variables, [torch.zeros(s, dtype=gradient_dtype) for s in shapes]
+
+
+def run(optimizer, grads, variables):
+    loss = torch.zeros((), device="meta")
+    with torch.no_grad(), RefuseNumbers(), Kernels() as kernels:
+        optimizer.scale_loss(loss)
+        optimizer.apply(grads, variables)
+    return kernels
+
+
+def kernels_of_a_step(
+    optimizer, count, gradient_dtype="float32", variable_dtype="float32"
+):
+    shapes = [(3, 4)] * count
+    with torch.device("meta"):
+        dtype = getattr(torch, gradient_dtype)
+        variables, grads = make(optimizer, shapes, dtype, variable_dtype)
+    return run(optimizer, grads, variables).calls
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("variable_dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("gradient_dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+@pytest.mark.parametrize("inner", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_a_step_neither_reads_from_the_device_nor_writes_to_it(
+    inner, policy, gradient_dtype, variable_dtype
+):
+    """Float16 and bfloat16 variables have masters here.
+
+    Without, no kernel takes them: Keras's own step is taken or not, by a branch on the
+    host.
+    """
+    optimizer = keras_lso.LossScaleOptimizer(
+        inner(), loss_scale=policy(), master_weights=True
+    )
+    with torch.device("meta"):
+        variables, grads = make(
+            optimizer,
+            [(3, 4), (3, 4), ()],
+            getattr(torch, gradient_dtype),
+            variable_dtype,
+        )
+    # The first step compares the masters with their variables, as each does after an
+    # assignment. The second one knows that they are in step.
+    for _ in range(1 if variable_dtype == "float32" else 2):
+        calls = run(optimizer, grads, variables).calls
+        assert any(name in calls for name in FUSED)
+
+
+# Bytes that a step moves for each parameter, whose gradient is float16. To check that
+# it is finite reads 2, to copy it to float32 reads 2 and writes 4, and to unscale that
+# reads and writes 4: in all 16. Adam's kernel unscales by itself, which saves a read.
+# The kernel reads the gradient, and reads and writes the weight and each slot: 12, and
+# 8 for each slot. A decay reads and writes the weights once more: 8. LARS takes their
+# norm (4), adds their decay to the gradient (12), takes the norm of that (4) and
+# multiplies it by a rate for each layer (8).
+BYTES = {
+    "SGD": 16 + 12,
+    "momentum": 16 + 20,
+    "nesterov and decay": 16 + 20 + 8,
+    "Adam": 12 + 28,
+    "AdamW": 12 + 28 + 8,
+    "LARS": 16 + 20 + 28,
+}
+# To round a master reads 4 and writes 2, and to clamp that reads and writes 2. To copy
+# it to the variable, unless the step is skipped, reads both and writes both.
+TO_ROUND, TO_CLAMP = 4 + 2 + 8, 4
+
+
+@pytest.mark.parametrize("inner", BYTES)
+def test_masters_of_float16_variables_move_18_bytes_a_parameter(inner):
+    """With SGD, with momentum or not, and with Adam that makes no more than 60 in all.
+
+    LARS moves 64 without masters. GradScaler and a fused SGD with momentum, with
+    masters kept by hand, move 44.
+    """
+    assert bytes_a_parameter(inner, "float16", "float32") == BYTES[inner]
+    for dtype, masters in (("float16", TO_ROUND + TO_CLAMP), ("bfloat16", TO_ROUND)):
+        moved = bytes_a_parameter(inner, dtype, dtype)
+        assert moved == BYTES[inner] + masters
+        if inner in ("SGD", "momentum", "Adam"):
+            assert moved <= 60
+
+
+def test_a_step_after_an_assignment_compares_and_moves_52_bytes_more():
+    step = bytes_a_parameter("momentum", "float16", "float16")
+    other = bytes_a_parameter("momentum", "float16", "float16", is_assigned=True)
+    # The masters and the variables are put together (8, 4), the masters clamped (8) and
+    # rounded (6), both compared (5), but for a step that is skipped (2), the one or the
+    # other taken (11), and that copied to the masters (8).
+    assert other - step == 52
+
+
+def bytes_a_parameter(inner, gradient_dtype, variable_dtype, is_assigned=False):
+    optimizer = keras_lso.LossScaleOptimizer(OPTIMIZERS[inner](), master_weights=True)
+    # So many that scalars do not count, in two chunks.
+    shapes = [(1000, 1000), (500, 1000)] * 8
+    with torch.device("meta"):
+        variables, grads = make(
+            optimizer, shapes, getattr(torch, gradient_dtype), variable_dtype
+        )
+    run(optimizer, grads, variables)
+    if is_assigned:
+        for variable in variables:
+            variable.assign(torch.zeros_like(variable.value))
+    moved = run(optimizer, grads, variables).bytes
+    count = sum(math.prod(shape) for shape in shapes)
+    return round(moved / count, 2)
+
+
+@pytest.mark.parametrize(
+    "dtypes", [("float32", "float32"), ("float16", "float32"), ("float16", "float16")]
+)
+@pytest.mark.parametrize(
+    "inner", ["SGD", "momentum", "nesterov and decay", "Adam", "AdamW"]
+)
+def test_many_tensors_take_as_many_kernels_as_a_few(inner, dtypes):
+    few, many = (
+        kernels_of_a_step(
+            keras_lso.LossScaleOptimizer(OPTIMIZERS[inner]()),
+            count,
+            *dtypes,
+        )
+        for count in (2, 50)
+    )
+    assert few == many
+
+
+@pytest.mark.parametrize("inner", ["LARS", "NovoGrad"])
+def test_a_ratio_for_each_tensor_takes_one_kernel_each(inner):
+    few, many = (
+        kernels_of_a_step(keras_lso.LossScaleOptimizer(OPTIMIZERS[inner]()), count)
+        for count in (2, 50)
+    )
+    assert many - few == {"mul": 48}
+
+
+@pytest.mark.parametrize(
+    "inner, dtype",
+    [(keras.optimizers.RMSprop, "float32"), (SGD, "float16")],
+    ids=["no rule", "no masters"],
+)
+def test_what_would_synchronise_is_found(inner, dtype):
+    # No kernel: the inner step is taken, or not, by a branch on the host.
+    optimizer = keras_lso.LossScaleOptimizer(inner(0.1), master_weights=False)
+    with pytest.raises(RuntimeError, match="cannot be called on meta tensors"):
+        kernels_of_a_step(optimizer, count=1, variable_dtype=dtype)
+
+
+class Copying(loss_scales.FixedLossScale):
+    """A policy that makes a tensor of a number at each step."""
+
+    def step(self, finite, amax=None):
+        self.assign_scale(self.value + keras.ops.convert_to_tensor(0.5))
+
+
+def test_what_would_be_copied_is_found():
+    optimizer = keras_lso.LossScaleOptimizer(SGD(0.1), loss_scale=Copying(8.0))
+    with pytest.raises(AssertionError, match=r"0\.5 is copied"):
+        kernels_of_a_step(optimizer, count=1)
+
+
+# --- Learning rates -----------------------------------------------------------
+
+KERAS, OURS = keras.optimizers.schedules, keras_lso.schedules
+RATES = {
+    "float": lambda: 0.1,
+    "callable of a number": lambda: lambda: 0.1,
+    "callable of a tensor": lambda: lambda: keras.ops.array(0.1),
+    "ExponentialDecay": lambda: KERAS.ExponentialDecay(0.1, 10, 0.9),
+    "ExponentialDecay, staircase": lambda: KERAS.ExponentialDecay(0.1, 10, 0.9, True),
+    "PiecewiseConstantDecay": lambda: KERAS.PiecewiseConstantDecay([2, 5], [3, 2, 1]),
+    "PolynomialDecay": lambda: KERAS.PolynomialDecay(0.1, 10),
+    "PolynomialDecay, cycle": lambda: KERAS.PolynomialDecay(0.1, 10, cycle=True),
+    "InverseTimeDecay": lambda: KERAS.InverseTimeDecay(0.1, 10, 0.9),
+    "CosineDecay": lambda: KERAS.CosineDecay(0.1, 10),
+    "CosineDecay, warm-up": lambda: KERAS.CosineDecay(
+        0.1, 10, warmup_target=1.0, warmup_steps=5
+    ),
+    "CosineDecayRestarts": lambda: KERAS.CosineDecayRestarts(0.1, 10),
+    "CosineDecayRestarts, t_mul": lambda: KERAS.CosineDecayRestarts(0.1, 5, t_mul=1.0),
+    "ExponentialDecayWithOffset": lambda: OURS.ExponentialDecayWithOffset(
+        2, initial_learning_rate=0.1, decay_steps=10, decay_rate=0.9
+    ),
+    "PolynomialDecayWithOffset": lambda: OURS.PolynomialDecayWithOffset(
+        2, initial_learning_rate=0.1, decay_steps=10
+    ),
+    "CosineDecayWithOffset": lambda: OURS.CosineDecayWithOffset(
+        2, initial_learning_rate=0.1, decay_steps=10, warmup_target=1.0, warmup_steps=5
+    ),
+    "PiecewiseConstantDecayWithOffset": lambda: OURS.PiecewiseConstantDecayWithOffset(
+        1, boundaries=[2, 5], values=[3.0, 2.0, 1.0]
+    ),
+    "DirectPowerDecay": lambda: OURS.DirectPowerDecay(0.1),
+    "PowerAndLinearDecay": lambda: OURS.PowerAndLinearDecay(0.1, 10),
+    "PowerDecayWithOffset": lambda: OURS.PowerDecayWithOffset(0.1),
+    "StepCosineDecayWithOffset": lambda: OURS.StepCosineDecayWithOffset(
+        [2, 5, 9], [3.0, 2.0, 1.0]
+    ),
+    "LinearWarmup": lambda: OURS.LinearWarmup(KERAS.CosineDecay(0.1, 10), 5, 0.0),
+    "PolynomialWarmup": lambda: OURS.PolynomialWarmup(0.1, 5, 2.0),
+    "Sequential": lambda: OURS.Sequential([0.1, KERAS.CosineDecay(0.1, 10)], [5]),
+    "FixedLR": lambda: OURS.FixedLR(0.1),
+    "PiecewiseConstant": lambda: OURS.PiecewiseConstant(0.1, [2, 5], [0.5, 0.1]),
+    "ExpDecay": lambda: OURS.ExpDecay(0.1, 10, 0.9, True),
+    "PolyDecay": lambda: OURS.PolyDecay(0.1, 10, warmup_steps=5),
+    "InvPolyDecay": lambda: OURS.InvPolyDecay(0.1, 10, min_lr=0.01),
+    "CosineDecay of OpenSeq2Seq": lambda: OURS.CosineDecay(0.1, 10, warmup_steps=5),
+    "TransformerPolicy": lambda: OURS.TransformerPolicy(0.1, 64, 5),
+}
+
+
+@pytest.mark.parametrize("make_rate", RATES.values(), ids=RATES)
+def test_a_learning_rate_is_computed_on_the_device(make_rate):
+    for make_inner in (SGD, AdamW, keras_lso.LARS):
+        kernels_of_a_step(
+            keras_lso.LossScaleOptimizer(make_inner(make_rate())), count=2
+        )
+
+
+@pytest.mark.parametrize("make_inner", [SGD, AdamW, keras_lso.LARS])
+def test_a_learning_rate_that_a_callback_sets_is_copied_before_the_step(make_inner):
+    optimizer = keras_lso.LossScaleOptimizer(make_inner(0.1))
+    with torch.device("meta"):
+        variables, grads = make(optimizer, [(3, 4)], torch.float32, "float32")
+    optimizer.learning_rate = 0.05
+    run(optimizer, grads, variables)
+
+
+def test_every_schedule_is_among_them():
+    classes = [*vars(KERAS).values(), *vars(OURS).values()]
+    schedules = {
+        cls
+        for cls in classes
+        if isinstance(cls, type) and issubclass(cls, KERAS.LearningRateSchedule)
+    }
+    # An abstract one, and one that is spelled in two ways.
+    schedules -= {KERAS.LearningRateSchedule, OURS.PolynomialWarmUp}
+    assert schedules - {type(make()) for make in RATES.values()} == set()
+
+
+@pytest.mark.parametrize("make_rate", RATES.values(), ids=RATES)
+def test_a_learning_rate_is_what_it_is_on_the_host(make_rate):
+    """The device is the CPU here, which has values: branches go both ways."""
+    rate = make_rate()
+    if not isinstance(rate, KERAS.LearningRateSchedule):
+        rate = lambda step, constant=rate: (  # noqa: E731
+            keras.ops.array(constant() if callable(constant) else constant)
+        )
+    with keras.device("cpu"):
+        for step in range(14):
+            steps = torch.tensor(step, dtype=torch.int32, device="cpu")
+            expected = rate(steps)
+            with RefuseToRead():
+                found = _torch_numbers._select(lambda: rate(steps), ())  # noqa: B023
+            torch.testing.assert_close(found, expected, rtol=0, atol=0)
+
+
+class RefuseToRead(TorchFunctionMode):
+    """Refuses branches by a tensor."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        assert function is not torch.Tensor.__bool__, "A branch reads from the device"
+        return function(*args, **(kwargs or {}))
+
+
+def test_a_schedule_that_would_read_is_found():
+    rate = KERAS.CosineDecay(0.1, 10, warmup_target=1.0, warmup_steps=5)
+    found = pytest.raises(AssertionError, match="reads from the device")
+    with found, keras.device("cpu"), RefuseToRead():
+        rate(torch.tensor(3, device="cpu"))

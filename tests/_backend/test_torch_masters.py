@@ -1,0 +1,317 @@
+"""Masters of float16 variables on an accelerator, where nobody looks at a tensor.
+
+The steps run on a CPU as they do there. The judge is a step on a CPU as it is, which
+compares each master with its variable every time.
+"""
+
+import gc
+
+import keras
+import numpy as np
+import pytest
+
+from keras_lso import LossScaleOptimizer
+from keras_lso._backend import backend
+from keras_lso._backend.framework import Framework
+
+if keras.backend.backend() != "torch":
+    pytest.skip(
+        "JAX and TensorFlow compare each master with its variable at every step",
+        allow_module_level=True,
+    )
+
+torch = pytest.importorskip("torch")
+
+from keras_lso._backend import _torch_in_step, _torch_masters  # noqa: E402
+
+SCALE = 4.0
+SPECIAL = [
+    0.0,
+    -0.0,
+    1.0,
+    1e-9,
+    65504.0,
+    65519.0,
+    65520.0,
+    7e4,
+    np.inf,
+    -np.inf,
+    np.nan,
+]
+
+
+@pytest.fixture
+def accelerator(monkeypatch):
+    """A step runs as on an accelerator, whose answer arrives at once."""
+    for name in ("_torch_measure.is_on_host", "_torch_steps.is_on_host"):
+        monkeypatch.setattr(f"keras_lso._backend.{name}", lambda tensor: False)
+
+
+@pytest.fixture
+def comparisons(monkeypatch):
+    """A list with an item for each time that masters were compared."""
+    calls = []
+    compare = _torch_masters._resynchronise_where
+
+    def counting(framework, finite, pairs):
+        calls.append(len(pairs))
+        compare(framework, finite, pairs)
+
+    monkeypatch.setattr(_torch_masters, "_resynchronise_where", counting)
+    return calls
+
+
+def make(values, dtype="float16", inner=None):
+    variables = [keras.Variable(torch.tensor(v), dtype=dtype) for v in values]
+    inner = inner or keras.optimizers.SGD(0.5)
+    optimizer = LossScaleOptimizer(inner, initial_scale=SCALE, master_weights=True)
+    optimizer.build(variables)
+    return optimizer, variables
+
+
+def step(optimizer, variables, value=1.0):
+    grads = [torch.full(tuple(v.shape), value * SCALE) for v in variables]
+    # The same scale throughout.
+    optimizer.apply(grads, variables, update_scale=False)
+
+
+def bits(variables):
+    return [v.value.detach().clone().contiguous().view(torch.uint8) for v in variables]
+
+
+def assert_same_bits(actual, expected):
+    for a, e in zip(actual, expected, strict=True):
+        assert torch.equal(a, e)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_masters_are_rounded_and_restart_as_in_the_reference(dtype):
+    values = np.repeat(SPECIAL, len(SPECIAL))
+    master = torch.tensor(values, dtype=torch.float32)
+    with np.errstate(over="ignore"):
+        low = torch.tensor(SPECIAL * len(SPECIAL)).to(getattr(torch, dtype))
+    reference = Framework()
+    expected = reference.rounded(master, dtype)
+    assert torch.equal(
+        backend.rounded(master, dtype).view(torch.int16), expected.view(torch.int16)
+    )
+    assert torch.equal(
+        backend.resynchronised(master, low).view(torch.int32),
+        reference.resynchronised(master, low).view(torch.int32),
+    )
+
+
+def test_what_a_step_has_left_is_not_compared_again(accelerator, comparisons):
+    optimizer, variables = make([[1.0, 2.0], [3.0]])
+    for _ in range(3):
+        step(optimizer, variables)
+    # A skipped step changes nothing.
+    step(optimizer, variables, np.inf)
+    step(optimizer, variables)
+    assert comparisons == [2]
+    np.testing.assert_array_equal(variables[0].value.detach(), [-1.0, 0.0])
+
+
+def assign(optimizer, variable):
+    variable.assign([5.0, 2.0])
+
+
+def load_state(optimizer, variable):
+    layer = torch.nn.Module()
+    layer.weight = variable.value
+    layer.load_state_dict({"weight": torch.tensor([5.0, 2.0])})
+
+
+def assign_data(optimizer, variable):
+    variable.value.data = torch.tensor([5.0, 2.0], dtype=torch.float16)
+
+
+def write_through_a_view(optimizer, variable):
+    with torch.no_grad():
+        variable.value.view(1, 2)[0, 0] = 5.0
+
+
+def write_in_inference_mode(optimizer, variable):
+    with torch.inference_mode():
+        variable.value.copy_(torch.tensor([5.0, 2.0]))
+
+
+def replace_the_tensor(optimizer, variable):
+    variable._value = torch.nn.Parameter(torch.tensor([5.0, 2.0], dtype=torch.float16))
+
+
+def load_masters(optimizer, variable):
+    optimizer._masters.variables[0].assign([5.0, 2.0])
+    variable.assign([5.0, 2.0])
+
+
+def train_with_another_optimizer(optimizer, variable):
+    other, _ = make([[0.0]])
+    other = LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=SCALE)
+    other.apply([torch.tensor([-8.0, 0.0]) * SCALE], [variable], update_scale=False)
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        assign,
+        load_state,
+        assign_data,
+        write_through_a_view,
+        write_in_inference_mode,
+        replace_the_tensor,
+        load_masters,
+        train_with_another_optimizer,
+    ],
+)
+def test_a_master_restarts_however_its_variable_was_written(accelerator, write):
+    optimizer, [variable] = make([[2.0, 3.0]])
+    for _ in range(2):
+        step(optimizer, [variable])
+    write(optimizer, variable)
+    expected = variable.value.detach().float() - 0.5
+    assert expected[0] == 4.5
+    step(optimizer, [variable])
+    assert torch.equal(variable.value.detach().float(), expected)
+    [master] = optimizer._masters.variables
+    assert torch.equal(master.value.detach(), expected)
+
+
+def test_a_master_that_was_assigned_alone_follows_its_variable(accelerator):
+    optimizer, [variable] = make([[2.0, 3.0]])
+    for _ in range(2):
+        step(optimizer, [variable])
+    optimizer._masters.variables[0].assign([50.0, 2.0])
+    step(optimizer, [variable])
+    np.testing.assert_array_equal(variable.value.detach(), [0.5, 1.5])
+
+
+def test_notes_go_with_their_optimizer(accelerator):
+    gc.collect()
+    before = len(_torch_in_step._notes)
+    optimizer, variables = make([[1.0, 2.0], [3.0]])
+    step(optimizer, variables)
+    assert len(_torch_in_step._notes) == before + 2
+    del optimizer, variables
+    gc.collect()
+    assert len(_torch_in_step._notes) == before
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_a_skipped_step_changes_no_bit_whatever_the_values(accelerator, dtype):
+    optimizer, variables = make([SPECIAL, [1.0]], dtype)
+    kept = [*variables, *optimizer._masters.variables]
+    step(optimizer, variables, 0.0)
+    step(optimizer, variables, 0.0)
+    for assigned in (None, SPECIAL, SPECIAL[::-1]):
+        if assigned:
+            variables[0].assign(assigned)
+        before = bits(kept)
+        step(optimizer, variables, np.nan)
+        assert_same_bits(bits(kept), before)
+
+
+def test_the_word_of_a_skipped_step_is_not_enough(accelerator, comparisons):
+    optimizer, variables = make([[1.0, 2.0]])
+    step(optimizer, variables, np.inf)
+    variables[0].assign([5.0, 2.0])
+    for _ in range(2):
+        step(optimizer, variables, np.inf)
+    for _ in range(3):
+        step(optimizer, variables)
+    # All that were skipped, and the first one after them.
+    assert comparisons == [1] * 4
+    np.testing.assert_array_equal(variables[0].value.detach(), [3.5, 0.5])
+
+
+def test_steps_compare_until_the_word_of_one_is_heard(
+    accelerator, comparisons, monkeypatch
+):
+    """A host that is steps ahead of its device hears of the first one at last."""
+    hear = _torch_in_step._Answer.arrived
+    words, heard = [], []
+
+    def in_time(word):
+        if word not in words:
+            words.append(word)
+        return hear(word) if word in heard else None
+
+    monkeypatch.setattr(_torch_in_step._Answer, "arrived", in_time)
+    optimizer, variables = make([[1.0, 2.0]])
+    for _ in range(3):
+        step(optimizer, variables)
+    assert comparisons == [1] * 3
+    heard += words[:1]
+    step(optimizer, variables)
+    assert comparisons == [1] * 3
+    # An assignment makes all that was heard worthless.
+    variables[0].assign([5.0, 2.0])
+    for _ in range(2):
+        step(optimizer, variables)
+    assert comparisons == [1] * 5
+    np.testing.assert_array_equal(variables[0].value.detach(), [4.0, 1.0])
+
+
+def test_a_step_that_a_graph_records_compares(accelerator, comparisons, monkeypatch):
+    optimizer, variables = make([[1.0, 2.0]])
+    for _ in range(2):
+        step(optimizer, variables)
+    with monkeypatch.context() as patch:
+        patch.setattr(_torch_in_step, "_is_recorded", lambda: True)
+        for _ in range(2):
+            step(optimizer, variables)
+    # Nor is what it leaves known: it has not run, but will.
+    step(optimizer, variables)
+    assert comparisons == [1] * 4
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_any_course_of_events_ends_as_on_a_cpu(monkeypatch, dtype, seed):
+    """Steps, overflows and assignments of variables and masters, in any order.
+
+    All numbers are multiples of 1/256 below 2**16, which float32 has exactly.
+    """
+    random = np.random.default_rng(seed)
+    values = [random.integers(-8, 8, size=n).astype("float32") for n in (4, 3, 1)]
+    runs = [make(values, dtype, keras.optimizers.SGD(0.5)) for _ in range(2)]
+    for _ in range(12):
+        event = random.choice(["step", "step", "skip", "assign", "assign master"])
+        i, values = random.integers(3), random.integers(-8, 8, size=(3, 4)) / 4
+        for (optimizer, variables), is_accelerator in zip(
+            runs, [True, False], strict=True
+        ):
+            size = variables[i].shape[0]
+            if event == "assign":
+                variables[i].assign(values[i, :size])
+            elif event == "assign master":
+                optimizer._masters.variables[i].assign(values[i, :size] + 1 / 256)
+            else:
+                grads = [
+                    torch.tensor(v[: w.shape[0]] / 64 * SCALE, dtype=torch.float32)
+                    for v, w in zip(values, variables, strict=True)
+                ]
+                if event == "skip":
+                    grads[i][0] = np.inf
+                with monkeypatch.context() as patch:
+                    if is_accelerator:
+                        for module in ("_torch_measure", "_torch_steps"):
+                            patch.setattr(
+                                f"keras_lso._backend.{module}.is_on_host",
+                                lambda tensor: False,
+                            )
+                    optimizer.apply(grads, variables, update_scale=False)
+        states = [[*variables, *o._masters.variables] for o, variables in runs]
+        for a, e in zip(*states, strict=True):
+            assert torch.equal(a.value, e.value), event
+
+
+def test_a_variable_with_gaps_in_memory_is_rounded_as_well(accelerator):
+    wide = torch.tensor([1.0, 9.0, 2.0, 9.0], dtype=torch.float16)
+    variable = keras.Variable(torch.nn.Parameter(wide[::2]), dtype="float16")
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=SCALE)
+    optimizer.build([variable])
+    assert not variable.value.is_contiguous()
+    for value in (1.0, np.inf, 1.0):
+        step(optimizer, [variable], value)
+    np.testing.assert_array_equal(wide, [0.0, 9.0, 1.0, 9.0])

@@ -1,0 +1,46 @@
+"""Functions that ask tensors, run without an answer: all of their branches."""
+
+import itertools
+
+import keras
+import pytest
+
+if keras.backend.backend() != "torch":
+    pytest.skip(
+        "on PyTorch alone an answer waits for the device", allow_module_level=True
+    )
+
+torch = pytest.importorskip("torch")
+
+from keras_lso._backend import _torch_numbers  # noqa: E402
+
+
+def one_after_the_other(*flags):
+    return sum(
+        2.0**i if flag else torch.tensor(-(3.0**i)) for i, flag in enumerate(flags)
+    )
+
+
+def one_within_the_other(a, b, c):
+    if a:
+        return torch.tensor(1.0) if b else torch.tensor(2.0)
+    if c:
+        return torch.tensor(3.0) if b else torch.tensor(4.0)
+    return torch.tensor(5.0)
+
+
+@pytest.mark.parametrize("function", [one_after_the_other, one_within_the_other])
+def test_the_branch_is_the_one_that_the_answers_lead_to(function):
+    for flags in itertools.product([False, True], repeat=3):
+        tensors = [torch.tensor(flag) for flag in flags]
+        found = _torch_numbers._select(lambda given=tensors: function(*given), ())
+        assert float(found) == float(function(*flags))
+
+
+def test_after_some_branches_flags_are_read():
+    for flags in itertools.product([False, True], repeat=6):
+        tensors = [torch.tensor(flag) for flag in flags]
+        found = _torch_numbers._select(
+            lambda given=tensors: one_after_the_other(*given), ()
+        )
+        assert float(found) == float(one_after_the_other(*flags))

@@ -1,0 +1,301 @@
+"""What the package knows of Keras's optimizers: classes, configs, rules."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+from keras_lso._backend import rules
+from keras_lso._keras_internals.optimizers import (
+    base_variables_of,
+    canonical_class,
+    config_of,
+    index_of,
+    iteration_variable,
+    public_config,
+    variables_of,
+    where_variables_are_made,
+)
+from keras_lso._keras_internals.rules import make_rules, rule_of
+
+PUBLIC = [
+    keras.optimizers.SGD,
+    keras.optimizers.Adam,
+    keras.optimizers.AdamW,
+    keras.optimizers.RMSprop,
+    keras.optimizers.Adagrad,
+    keras.optimizers.Lion,
+]
+
+
+def by_name(cls):
+    return cls.__name__
+
+
+class MySGD(keras.optimizers.SGD):
+    def update_step(self, gradient, variable, learning_rate):
+        super().update_step(-gradient, variable, learning_rate)
+
+
+class MyAdamW(keras.optimizers.AdamW):
+    """Changes nothing, but might."""
+
+
+class MyLARS(keras_lso.LARS):
+    """Changes nothing, but might."""
+
+
+def made_rules(optimizer, variables):
+    rule = rule_of(optimizer, variables)
+    return make_rules(rule, optimizer, variables)
+
+
+# --- Classes ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cls", PUBLIC, ids=by_name)
+def test_the_canonical_class_is_the_public_one(cls):
+    # On PyTorch the class of `keras.optimizers.SGD()` is another.
+    assert canonical_class(cls()) is cls
+
+
+def test_a_users_subclass_is_its_own_canonical_class():
+    cls = canonical_class(MySGD(0.1))
+    assert cls is not keras.optimizers.SGD
+    assert issubclass(cls, MySGD)
+
+
+# --- Configs ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cls", PUBLIC, ids=by_name)
+def test_a_public_config_names_the_public_class(cls):
+    optimizer = cls(0.25)
+    config = public_config(keras.saving.serialize_keras_object(optimizer))
+    assert config["module"] == "keras.optimizers"
+    assert config["class_name"] == cls.__name__
+    assert config["registered_name"] is None
+    assert config["config"] == optimizer.get_config()
+    twin = keras.saving.deserialize_keras_object(config)
+    assert canonical_class(twin) is cls
+
+
+@pytest.mark.parametrize(
+    "name, expected", [("sgd_12", "sgd"), ("sgd", "sgd"), ("run_12", "run_12")]
+)
+def test_a_config_drops_the_number_that_keras_gives_and_no_other(name, expected):
+    config = config_of(keras.optimizers.SGD(0.5, name=name))
+    assert config["config"]["name"] == expected
+
+
+TORCH_CONFIG = {
+    "module": "keras.src.backend.torch.optimizers.torch_adam",
+    "class_name": "Adam",
+    "config": {"learning_rate": 0.25},
+    "registered_name": "Adam",
+}
+PUBLIC_CONFIG = {
+    "module": "keras.optimizers",
+    "class_name": "Adam",
+    "config": {"learning_rate": 0.25},
+    "registered_name": None,
+}
+
+
+def test_a_config_written_on_pytorch_reads_everywhere():
+    optimizer = keras.saving.deserialize_keras_object(public_config(TORCH_CONFIG))
+    assert canonical_class(optimizer) is keras.optimizers.Adam
+    assert float(optimizer.learning_rate) == 0.25
+
+
+def test_torch_classes_are_found_however_deep():
+    nested = {"a": [{"b": (TORCH_CONFIG, 3)}], "c": None, "d": "torch"}
+    assert public_config(nested) == {
+        "a": [{"b": (PUBLIC_CONFIG, 3)}],
+        "c": None,
+        "d": "torch",
+    }
+
+
+def test_a_config_that_is_made_public_is_a_copy():
+    config = {"optimizer": {**TORCH_CONFIG}}
+    public_config(config)
+    assert config == {"optimizer": TORCH_CONFIG}
+
+
+def test_other_configs_stay_as_they_are():
+    config = keras.saving.serialize_keras_object(keras.layers.Dense(2, name="dense"))
+    assert public_config(config) == config
+    config = keras.saving.serialize_keras_object(MySGD(0.1))
+    assert public_config(config)["class_name"] == "MySGD"
+    assert public_config(config)["module"] == config["module"]
+
+
+# --- Rules --------------------------------------------------------------------
+
+
+@pytest.fixture
+def weights():
+    return [keras.Variable([1.0, 2.0]), keras.Variable(3.0)]
+
+
+WITH_RULE = {
+    "SGD": (lambda: keras.optimizers.SGD(0.5), rules.SGD),
+    "momentum": (lambda: keras.optimizers.SGD(0.5, momentum=0.9), rules.Momentum),
+    "nesterov": (
+        lambda: keras.optimizers.SGD(0.5, momentum=0.9, nesterov=True),
+        rules.Momentum,
+    ),
+    "Adam": (lambda: keras.optimizers.Adam(0.5), rules.Adam),
+    "AdamW": (lambda: keras.optimizers.AdamW(0.5), rules.Adam),
+    "weight decay": (
+        lambda: keras.optimizers.SGD(0.5, weight_decay=0.1),
+        rules.SGD,
+    ),
+    "schedule": (
+        lambda: keras.optimizers.Adam(
+            keras.optimizers.schedules.ExponentialDecay(0.5, 10, 0.5)
+        ),
+        rules.Adam,
+    ),
+    "callable rate": (lambda: keras.optimizers.SGD(lambda: 0.5), rules.SGD),
+    "LARS": (lambda: keras_lso.LARS(0.5), rules.LARS),
+    "NovoGrad": (lambda: keras_lso.NovoGrad(0.5), rules.NovoGrad),
+}
+
+
+@pytest.mark.parametrize("make, rule", WITH_RULE.values(), ids=WITH_RULE)
+def test_known_optimizers_have_a_rule(make, rule, weights):
+    optimizer = make()
+    optimizer.build(weights)
+    assert rule_of(optimizer, weights) is rule
+
+
+WITHOUT_RULE = {
+    "subclass": lambda: MySGD(0.5),
+    "subclass of ours": lambda: MyLARS(0.5),
+    "LARS, clipped": lambda: keras_lso.LARS(0.5, clipnorm=1.0),
+    "LARC": lambda: keras_lso.LARC(keras.optimizers.SGD(0.5)),
+    "another class": lambda: keras.optimizers.RMSprop(0.5),
+    "subclass of AdamW": lambda: MyAdamW(0.5),
+    "LARS with Keras's decay": lambda: keras_lso.LARS(0.5, weight_decay=0.1),
+    "clipnorm": lambda: keras.optimizers.SGD(0.5, clipnorm=1.0),
+    "clipvalue": lambda: keras.optimizers.Adam(0.5, clipvalue=1.0),
+    "global_clipnorm": lambda: keras.optimizers.SGD(0.5, global_clipnorm=1.0),
+    "EMA": lambda: keras.optimizers.SGD(0.5, use_ema=True),
+    "accumulation": lambda: keras.optimizers.Adam(0.5, gradient_accumulation_steps=2),
+    "amsgrad": lambda: keras.optimizers.Adam(0.5, amsgrad=True),
+}
+
+
+@pytest.mark.parametrize("make", WITHOUT_RULE.values(), ids=WITHOUT_RULE)
+def test_an_optimizer_that_does_more_than_a_rule_has_none(make, weights):
+    optimizer = make()
+    optimizer.build(weights)
+    assert rule_of(optimizer, weights) is None
+
+
+def test_what_is_set_later_counts_as_well(weights):
+    optimizer = keras.optimizers.Adam(0.5)
+    optimizer.build(weights)
+    optimizer.clipnorm = 1.0
+    assert rule_of(optimizer, weights) is None
+    optimizer.clipnorm = None
+    assert rule_of(optimizer, weights) is rules.Adam
+
+
+def test_a_constraint_has_no_rule(weights):
+    optimizer = keras.optimizers.SGD(0.5)
+    optimizer.build(weights)
+    weights[1].constraint = keras.constraints.NonNeg()
+    assert rule_of(optimizer, weights) is None
+    assert rule_of(optimizer, weights[:1]) is rules.SGD
+
+
+def test_a_variable_that_its_gradient_overwrites_has_no_rule(weights):
+    weights[1].overwrite_with_gradient = True
+    optimizer = keras.optimizers.Adam(0.5)
+    optimizer.build(weights)
+    assert rule_of(optimizer, weights) is None
+    assert rule_of(optimizer, weights[:1]) is rules.Adam
+
+
+def test_a_rule_holds_the_coefficients_of_the_next_step(weights):
+    optimizer = keras.optimizers.Adam(
+        keras.optimizers.schedules.PiecewiseConstantDecay([1], [0.5, 0.25]),
+        beta_1=0.5,
+        beta_2=0.75,
+        epsilon=1e-3,
+    )
+    optimizer.build(weights)
+    alphas = []
+    for _ in range(3):
+        rule = made_rules(optimizer, weights)[0][0]
+        alphas.append(float(rule.alpha))
+        assert (rule.beta_1, rule.beta_2, rule.epsilon) == (0.5, 0.75, 1e-3)
+        optimizer.apply([ops.zeros(2), ops.zeros(())], weights)
+    expected = [
+        rate * np.sqrt(1 - 0.75**t) / (1 - 0.5**t)
+        for t, rate in [(1, 0.5), (2, 0.5), (3, 0.25)]
+    ]
+    np.testing.assert_allclose(alphas, expected, rtol=1e-6)  # some float32 roundings
+
+    optimizer = keras.optimizers.SGD(0.5, momentum=0.75, nesterov=True)
+    optimizer.build(weights)
+    rule = made_rules(optimizer, weights)[0][0]
+    assert (float(rule.learning_rate), rule.momentum, rule.nesterov) == (
+        0.5,
+        0.75,
+        True,
+    )
+
+
+@pytest.mark.parametrize(
+    "make, names",
+    [
+        (lambda: keras.optimizers.SGD(0.5), ()),
+        (lambda: keras.optimizers.SGD(0.5, momentum=0.9), ("momentum",)),
+        (lambda: keras.optimizers.Adam(0.5), ("momentum", "velocity")),
+        (lambda: keras_lso.LARS(0.5), ("momentum",)),
+    ],
+    ids=["SGD", "momentum", "Adam", "LARS"],
+)
+def test_the_slots_are_those_of_each_variable_in_any_order(make, names, weights):
+    optimizer = make()
+    optimizer.build(weights)
+    rules_, slots = made_rules(optimizer, weights[::-1])
+    assert [type(rule).slots for rule in rules_] == [names, names]
+    assert len(slots) == 2
+    for variable, its_slots in zip(weights[::-1], slots, strict=True):
+        assert [s.shape for s in its_slots] == [variable.shape] * len(names)
+        for slot, name in zip(its_slots, names, strict=True):
+            assert any(slot is v for v in optimizer.variables)
+            assert slot.name.endswith(name)
+            assert variable.path.replace("/", "_") in slot.name
+
+
+def test_the_count_of_a_step_is_that_of_the_optimizer(weights):
+    optimizer = keras.optimizers.SGD(0.5)
+    optimizer.apply([ops.zeros(2), ops.zeros(())], weights)
+    assert int(iteration_variable(optimizer).numpy()) == 1
+    assert base_variables_of(optimizer)[0] is iteration_variable(optimizer)
+    assert float(base_variables_of(optimizer)[1].numpy()) == 0.5
+    known = variables_of(optimizer)
+    assert [id(v) for v in known] == [id(v) for v in weights]
+    assert [index_of(optimizer, v) for v in weights] == [0, 1]
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="strategies are TensorFlow's"
+)
+def test_variables_are_made_in_the_scope_in_which_the_optimizer_was():
+    import tensorflow as tf
+
+    strategy = tf.distribute.OneDeviceStrategy("CPU:0")
+    with strategy.scope():
+        inside = keras.optimizers.SGD(0.5)
+    with where_variables_are_made(inside):
+        assert tf.distribute.get_strategy() is strategy
+    with where_variables_are_made(keras.optimizers.SGD(0.5)):
+        assert not tf.distribute.has_strategy()
