@@ -13,7 +13,7 @@ import pytest
 
 import keras_lso
 
-FOLDER = pathlib.Path(keras_lso.__file__).parent / "backend"
+FOLDER = pathlib.Path(keras_lso.__file__).parent / "_backend"
 PREFIXES = {
     "tensorflow": ("_tensorflow", "_tf"),
     "jax": ("_jax",),

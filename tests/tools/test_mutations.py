@@ -102,7 +102,7 @@ def project(tmp_path):
         "tests/test_toy.py": (
             "import sys, pytest, toy\n\n\n"
             "def test_it_doubles():\n    assert toy.double(2) == 4\n\n\n"
-            "@pytest.mark.parametrize('name', ['keras', 'numpy'])\n"
+            "@pytest.mark.parametrize('name', ['keras', 'wave'])\n"
             "def test_little_is_imported(name):\n    assert name not in sys.modules\n"
         ),
         "pyproject.toml": "[tool.pytest.ini_options]\naddopts = '--strict-markers'\n",
@@ -162,9 +162,9 @@ def test_little_is_imported_but_what_is_asked_for(project):
     sound = fault("sound", "2 * x", "x * 2", "tests/test_toy.py::test_little")
     [verdict] = mutations.run_all([sound], project, modules=NOTHING).values()
     assert verdict.outcome == mutations.SURVIVED
-    asked = {"torch": ("numpy",)}
+    asked = {"torch": ("wave",)}
     [verdict] = mutations.run_all([sound], project, modules=asked).values()
-    assert verdict.test.endswith("test_little_is_imported[numpy]")
+    assert verdict.test.endswith("test_little_is_imported[wave]")
 
 
 def test_a_copy_has_what_is_not_committed_and_nothing_that_is_ignored(
