@@ -1,0 +1,159 @@
+"""What arguments of optimizers, schedules and methods have to be.
+
+Those of `LossScaleOptimizer` and its policies are checked by `_checks.py`.
+"""
+
+import itertools
+import re
+
+import keras
+import numpy as np
+
+from keras_lso._backend import backend
+from keras_lso._checks import (
+    LARGEST_STEP,
+    check_int,
+    is_number,
+    refusal,
+)
+
+
+def check_real(argument, value):
+    """Returns `value` as a float that is finite in float32."""
+    if not is_number(value):
+        raise refusal(argument, value, "be a number", TypeError)
+    if not abs(value) <= float(np.finfo("float32").max):
+        raise refusal(argument, value, "be finite in float32")
+    return float(value)
+
+
+def check_rate(argument, value):
+    """Returns `value` as a float of zero or more, as learning rates are."""
+    rate = check_real(argument, value)
+    if rate < 0:
+        raise refusal(argument, value, "be zero or more")
+    return rate
+
+
+def check_share(argument, value):
+    """Returns `value` as a float between 0 and 1."""
+    if not is_number(value) or not 0 <= value <= 1:
+        raise refusal(argument, value, "be a number between 0 and 1")
+    return float(value)
+
+
+def check_learning_rate(argument, value):
+    """Returns what Keras takes for a learning rate; a number as a float."""
+    if isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
+        return value
+    if not callable(value):
+        return check_rate(argument, value)
+    # A config can name any function of Keras, and each step would call it.
+    if str(getattr(value, "__module__", "")).split(".")[0] == "keras":
+        requirement = (
+            "be a number, an instance of a "
+            "`keras.optimizers.schedules.LearningRateSchedule` or a function of "
+            "your own"
+        )
+        raise refusal(argument, value, requirement, TypeError)
+    return value
+
+
+def _entries(count):
+    return f"{count} {'entry' if count == 1 else 'entries'}"
+
+
+def check_list(argument, values, at_least=0):
+    """Returns `values` as a list of at least so many items."""
+    if not isinstance(values, (list, tuple, np.ndarray)):
+        raise refusal(argument, values, "be a list", TypeError)
+    if len(values) < at_least:
+        raise refusal(argument, values, f"have at least {_entries(at_least)}")
+    return list(values)
+
+
+def check_boundaries(boundaries, count, reason):
+    """Returns `boundaries` as a list of `count` strictly increasing steps."""
+    boundaries = [
+        check_int(f"boundaries[{i}]", boundary, at_least=0, at_most=LARGEST_STEP)
+        for i, boundary in enumerate(check_list("boundaries", boundaries))
+    ]
+    if len(boundaries) != count:
+        raise refusal("boundaries", boundaries, f"have {_entries(count)}, {reason}")
+    if any(low >= high for low, high in itertools.pairwise(boundaries)):
+        raise refusal("boundaries", boundaries, "be strictly increasing")
+    return boundaries
+
+
+def check_choice(argument, value, choices):
+    """Returns `value`, which has to be one of the strings in `choices`."""
+    if value not in choices:
+        known = ", ".join(map(repr, choices))
+        raise refusal(argument, value, f"be one of {known}")
+    return value
+
+
+def check_names(owner, argument, params, known):
+    """Refuses a dict of parameters that holds a name which `owner` does not know."""
+    for name in params:
+        if name not in known:
+            raise ValueError(
+                f"{owner} has no parameter {name!r}. It takes "
+                f"{', '.join(map(repr, known))}. Received: {argument}={params!r}"
+            )
+
+
+def check_patterns(argument, value):
+    """Returns a list of regular expressions, or None for None."""
+    if value is None:
+        return None
+    if isinstance(value, str) or not isinstance(value, (list, tuple)):
+        requirement = (
+            "be a list of regular expressions, such as ['bias', 'gamma', 'beta']"
+        )
+        raise refusal(argument, value, requirement, TypeError)
+    for pattern in value:
+        if not isinstance(pattern, str):
+            raise refusal(argument, value, "hold strings", TypeError)
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            requirement = (
+                f"hold regular expressions. {pattern!r} is none: {error}. To match it "
+                f"letter by letter write {re.escape(pattern)!r}"
+            )
+            raise refusal(argument, value, requirement) from error
+    return list(value)
+
+
+def check_operation_name(name):
+    """Refuses a name that is no string, for a method of tf.keras that takes one."""
+    if name is not None and not isinstance(name, str):
+        requirement = (
+            "be a string or None. To say whether the gradients are scaled, write "
+            "`scaled=True` or `scaled=False`"
+        )
+        raise refusal("name", name, requirement, TypeError)
+
+
+def check_variable_option(argument, value, choices):
+    """Returns one of the strings in `choices`, which TensorFlow has as an enum."""
+    if value is None:
+        return "none"
+    return check_choice(argument, str(getattr(value, "name", value)).lower(), choices)
+
+
+def check_variables(argument, variables):
+    """Returns `variables` as a flat list of variables."""
+    variables = keras.tree.flatten(variables)
+    for variable in variables:
+        if not backend.is_variable(variable):
+            raise ValueError(
+                f"Argument `{argument}` takes variables only, such as "
+                "`model.trainable_variables` holds. Received: "
+                f"{variable!r} of type {type(variable).__name__}"
+            )
+    if len({id(v) for v in variables}) < len(variables):
+        names = [v.name for v in variables]
+        raise ValueError(f"Argument `{argument}` holds a variable twice: {names}")
+    return variables
