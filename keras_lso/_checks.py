@@ -1,4 +1,4 @@
-"""What a number has to be, and the errors that say so.
+"""What numbers and configs have to be, and the errors that say so.
 
 The core needs these; `_option_checks.py` has those of other arguments.
 """
@@ -15,9 +15,11 @@ LARGEST_STEP = 2**31 - 1
 
 def refusal(argument, value, requirement, error=ValueError):
     """Returns the error for an argument that is not what it must be."""
+    # How a list is written says that it is one.
+    kind = "" if isinstance(value, list) else f" of type {type(value).__name__}"
     return error(
         f"Argument `{argument}` must {requirement}. "
-        f"Received: {argument}={value!r} of type {type(value).__name__}"
+        f"Received: {argument}={value!r}{kind}"
     )
 
 
@@ -122,3 +124,20 @@ def check_bool(argument, value):
     if not isinstance(value, (bool, np.bool_)):
         raise refusal(argument, value, "be True or False", TypeError)
     return bool(value)
+
+
+def check_config(owner, config, required=()):
+    """Returns a copy of the config of an `owner`, or says why it is none."""
+    if not isinstance(config, dict) or not all(isinstance(k, str) for k in config):
+        raise TypeError(
+            f"The config of a {owner} must be a dict with strings as its keys, as "
+            f"`get_config` returns it. Received: config={config!r} of type "
+            f"{type(config).__name__}"
+        )
+    for key in required:
+        if key not in config:
+            raise ValueError(
+                f"The config of a {owner} must hold '{key}', as `get_config` writes "
+                f"it. Received the keys: {list(config)}"
+            )
+    return dict(config)

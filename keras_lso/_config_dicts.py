@@ -21,23 +21,6 @@ _NUMBERS = (
 )
 
 
-def check_config(owner, config, required=()):
-    """Returns a copy of the config of an `owner`, or says why it is none."""
-    if not isinstance(config, dict) or not all(isinstance(k, str) for k in config):
-        raise TypeError(
-            f"The config of a {owner} must be a dict with strings as its keys, as "
-            f"`get_config` returns it. Received: config={config!r} of type "
-            f"{type(config).__name__}"
-        )
-    for key in required:
-        if key not in config:
-            raise ValueError(
-                f"The config of a {owner} must hold '{key}', as `get_config` writes "
-                f"it. Received the keys: {list(config)}"
-            )
-    return dict(config)
-
-
 def read_object(read, config, what, custom_objects=None):
     """Returns `read(config, custom_objects)`, or says that the config is malformed.
 

@@ -10,12 +10,7 @@ import keras
 import numpy as np
 
 from keras_lso._backend import backend
-from keras_lso._checks import (
-    LARGEST_STEP,
-    check_int,
-    is_number,
-    refusal,
-)
+from keras_lso._checks import LARGEST_STEP, check_int, is_number, refusal
 
 
 def check_real(argument, value):

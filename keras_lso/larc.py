@@ -4,16 +4,16 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._checks import check_choice, check_patterns, check_rate
-from keras_lso._config_dicts import check_config, check_numbers, read_object
+from keras_lso._checks import check_config
+from keras_lso._config_dicts import check_numbers, read_object
 from keras_lso._core.arguments import check_optimizer
 from keras_lso._core.gradients import pair_gradients, reduce_gradients, split_pairs
-from keras_lso._core.inner_attributes import InnerAttributes, passed_on
 from keras_lso._core.lars import LARS
 from keras_lso._core.loss_scale_optimizer import LossScaleOptimizer
 from keras_lso._core.scaling import Gradients
-from keras_lso._core.stateless import stateless_apply
-from keras_lso._core.stored_state import checked
+from keras_lso._core.state_file import checked
+from keras_lso._core.wrapper import Wrapper, passed_on
+from keras_lso._keras_internals.distribution import reduced_gradients, sharded_slots
 from keras_lso._keras_internals.optimizers import (
     as_accumulated,
     chain_of,
@@ -23,16 +23,15 @@ from keras_lso._keras_internals.optimizers import (
     public_config,
     remember_trainable_variables,
 )
-from keras_lso._keras_internals.replicas import reduced_gradients
 from keras_lso._keras_internals.rules import rate_of
-from keras_lso._keras_internals.shards import sharded_slots
 from keras_lso._keras_internals.variables import is_overwritten, path_matches
+from keras_lso._option_checks import check_choice, check_patterns, check_rate
 
 CLIP, SCALE = MODES = ("clip", "scale")
 
 
 @keras.saving.register_keras_serializable("keras_lso", name="LARC")
-class LARC(InnerAttributes, keras.optimizers.Optimizer):
+class LARC(Wrapper):
     """Optimizer that rescales each layer's gradient before an inner optimizer.
 
     It holds every layer's step down to a share `eta` of the norm of its weights,
@@ -273,27 +272,6 @@ class LARC(InnerAttributes, keras.optimizers.Optimizer):
         grads, variables = split_pairs(grads_and_vars)
         self.apply(grads, variables, **kwargs)
         return iteration_variable(chain_of(self)[-1])
-
-    def stateless_apply(
-        self, optimizer_variables, grads, trainable_variables, **kwargs
-    ):
-        """Does what `apply` does, on values that come in and go out.
-
-        Args:
-            optimizer_variables: List of tensors, the values of
-                `optimizer.variables`.
-            grads: List of gradients, one for each trainable variable.
-            trainable_variables: List of tensors, the values of the variables that
-                the optimizer was built for.
-            **kwargs: See `apply`.
-
-        Returns:
-            A tuple of the new values of `trainable_variables` and of
-            `optimizer_variables`.
-        """
-        return stateless_apply(
-            self, optimizer_variables, grads, trainable_variables, **kwargs
-        )
 
     def finalize_variable_values(self, var_list):
         """Lets the inner optimizer set the final values (EMA) of `var_list`.

@@ -1,13 +1,29 @@
 """`LossScaleOptimizer`: the guard around an inner optimizer, as users know it.
 
-What it does is in `_core/loss_scale_optimizer.py`; here are its documentation and the
-methods that code for tf.keras calls.
+What it does to gradients is in `_core/loss_scale_optimizer.py`. Here are its
+documentation, the arguments and the config of Keras's own class, and what makes it
+fast and familiar: the fused steps and the methods of tf.keras's optimizers.
 """
 
 import keras
+from keras import ops
 
 from keras_lso._core import loss_scale_optimizer as core
+from keras_lso._core.arguments import (
+    check_inner_optimizer,
+    clear_loss_scale_factor,
+    make_policy,
+    policy_arguments,
+    read_config,
+    refuse_unsupported,
+)
+from keras_lso._keras_internals.optimizers import config_of
+from keras_lso._keras_internals.rules import find_fused_step
 from keras_lso._tf_keras.loss_scaling_methods import TFKerasLossScaling
+from keras_lso.loss_scales.fixed import FixedLossScale
+from keras_lso.loss_scales.loss_scale import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
+
+DEFAULT_NAME = "loss_scale_optimizer"
 
 
 @keras.saving.register_keras_serializable("keras_lso", name="LossScaleOptimizer")
@@ -117,3 +133,88 @@ class LossScaleOptimizer(TFKerasLossScaling, core.LossScaleOptimizer):
     - [Micikevicius et al., 2018, Mixed Precision Training](
         https://arxiv.org/abs/1710.03740)
     """
+
+    _fused_step_of = staticmethod(find_fused_step)
+
+    def __init__(
+        self,
+        inner_optimizer,
+        dynamic=True,
+        initial_scale=None,
+        dynamic_growth_steps=None,
+        *,
+        loss_scale=None,
+        min_scale=DEFAULT_MIN_SCALE,
+        max_scale=DEFAULT_MAX_SCALE,
+        master_weights="auto",
+        name=DEFAULT_NAME,
+        **kwargs,
+    ):
+        refuse_unsupported(kwargs)
+        check_inner_optimizer(inner_optimizer)
+        policy = make_policy(
+            dynamic,
+            initial_scale,
+            dynamic_growth_steps,
+            loss_scale,
+            min_scale,
+            max_scale,
+        )
+        name = DEFAULT_NAME if name is None else name
+        super().__init__(inner_optimizer, policy, master_weights, name)
+        clear_loss_scale_factor(inner_optimizer)
+
+    @property
+    def initial_scale(self):
+        """The loss scale of the first step, a float."""
+        return self.loss_scale_policy.initial_loss_scale
+
+    @property
+    def dynamic(self):
+        """Whether the loss scale adapts itself."""
+        return not isinstance(self.loss_scale_policy, FixedLossScale)
+
+    @property
+    def dynamic_growth_steps(self):
+        """Number of finite steps after which the scale grows; None if fixed."""
+        return getattr(self.loss_scale_policy, "increment_period", None)
+
+    @property
+    def dynamic_counter(self):
+        """Number of finite steps since the scale last moved; None if fixed."""
+        return ops.copy(self.step_counter) if self.dynamic else None
+
+    def get_config(self):
+        """Returns the config: Keras's four keys, and what is not the default."""
+        config = {
+            "name": self.name,
+            "inner_optimizer": config_of(self.inner_optimizer),
+            "initial_scale": self.initial_scale,
+            "dynamic_growth_steps": self.dynamic_growth_steps,
+            **policy_arguments(self.loss_scale_policy),
+        }
+        if self.master_weights != "auto":
+            config["master_weights"] = self.master_weights
+        return config
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Makes an optimizer from what `get_config` returned.
+
+        Args:
+            config: Dict. One of Keras's own `LossScaleOptimizer` will do, and one of
+                any version of tf.keras.
+            custom_objects: Dict of names to classes that the config refers to.
+
+        Returns:
+            A `LossScaleOptimizer`.
+        """
+        inner, arguments = read_config(config, custom_objects)
+        return cls(inner, **arguments)
+
+    @classmethod
+    def _with_arguments(cls, inner, arguments):
+        """Makes one past the constructor of a subclass, which takes other arguments."""
+        optimizer = cls.__new__(cls)
+        LossScaleOptimizer.__init__(optimizer, inner, **arguments)
+        return optimizer

@@ -1,16 +1,30 @@
-"""What the constructor of `LossScaleOptimizer` takes, checks and hands on."""
+"""What the constructor of `LossScaleOptimizer` takes: checks, and the policy it means.
+
+The same arguments are read from configs, those of Keras and tf.keras included.
+"""
 
 import warnings
-import weakref
 
 import keras
 
-from keras_lso import loss_scales
-from keras_lso._checks import check_bounds, check_positive_int, check_scale
-from keras_lso._config_dicts import check_config
+from keras_lso._checks import (
+    check_bounds,
+    check_config,
+    check_positive_int,
+    check_scale,
+)
 from keras_lso._core import configs
 from keras_lso._keras_internals.optimizers import chain_of
-from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
+from keras_lso.loss_scales import (
+    DEFAULT_GROWTH_STEPS,
+    DEFAULT_INITIAL_SCALE,
+    DEFAULT_MAX_SCALE,
+    DEFAULT_MIN_SCALE,
+    DynamicLossScale,
+    FixedLossScale,
+    SearchingLossScale,
+    get,
+)
 
 # Older versions of Keras wrote these, which never had an effect, into the config.
 _IGNORED_AT_THEIR_DEFAULTS = {
@@ -41,63 +55,32 @@ def refuse_unsupported(kwargs):
         )
 
 
-def check_inner_optimizer(inner, argument="inner_optimizer"):
-    """Refuses what is not an optimizer, and what scales the loss already."""
-    if isinstance(inner, keras.optimizers.Optimizer) and any(
-        isinstance(o, keras.optimizers.LossScaleOptimizer) for o in chain_of(inner)
-    ):
-        raise TypeError(
-            f"Argument `{argument}` must not be a LossScaleOptimizer, nor wrap "
-            "one: the loss would be scaled twice. Pass its `inner_optimizer` instead. "
-            f"Received: {argument}={inner!r}"
-        )
-    check_optimizer(inner, argument)
-
-
-# The optimizers that a LossScaleOptimizer steps, and its name.
-_wrapped: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
-
-
-def check_not_wrapped(inner):
-    """Refuses an optimizer that another LossScaleOptimizer steps, as tf.keras does.
-
-    The number of skipped steps is the wrapper's count less the inner optimizer's, in
-    which the steps of both would be.
-    """
-    innermost = chain_of(inner)[-1]
-    if innermost in _wrapped:
-        name = type(innermost).__name__
-        raise ValueError(
-            f"Argument `inner_optimizer` is already wrapped: the LossScaleOptimizer "
-            f"{_wrapped[innermost]!r} steps this {name}, and each of the two would "
-            "take the other's steps for its own. Use that one, or wrap a new "
-            f"optimizer: `{name}.from_config(optimizer.get_config())`. (To go on from "
-            "the state of the old wrapper, call `new.build(variables)` and "
-            "`new.set_weights(old.get_weights())`.) Received: "
-            f"inner_optimizer={inner!r}"
-        )
-
-
-def remember_wrapped(inner, name):
-    """Remembers that a LossScaleOptimizer of this name steps the optimizer."""
-    _wrapped[chain_of(inner)[-1]] = name
-
-
 def check_optimizer(inner, argument="inner_optimizer"):
     """Refuses what is not an optimizer."""
     if isinstance(inner, keras.optimizers.Optimizer):
         return
+    hint = "keras.optimizers.Adam()"
     if isinstance(inner, str):
         hint = f'keras.optimizers.get("{inner}")'
     elif isinstance(inner, type) and issubclass(inner, keras.optimizers.Optimizer):
         hint = f"{inner.__name__}(...)"
-    else:
-        hint = "keras.optimizers.Adam()"
     raise TypeError(
         f"Argument `{argument}` must be an instance of "
         f"`keras.optimizers.Optimizer`, such as `{hint}`. Received: "
         f"{argument}={inner!r} of type {type(inner).__name__}"
     )
+
+
+def check_inner_optimizer(inner, argument="inner_optimizer"):
+    """Refuses what is not an optimizer, and what scales the loss already."""
+    check_optimizer(inner, argument)
+    scaler = keras.optimizers.LossScaleOptimizer
+    if any(isinstance(optimizer, scaler) for optimizer in chain_of(inner)):
+        raise TypeError(
+            f"Argument `{argument}` must not be a LossScaleOptimizer, nor wrap "
+            "one: the loss would be scaled twice. Pass its `inner_optimizer` instead. "
+            f"Received: {argument}={inner!r}"
+        )
 
 
 def clear_loss_scale_factor(inner):
@@ -126,7 +109,8 @@ def make_policy(
             "`LossScaleOptimizer(inner_optimizer, initial_scale=...)`; to fix it, add "
             "`dynamic=False`."
         )
-    bounds = {
+    moves = {
+        "dynamic_growth_steps": dynamic_growth_steps,
         "min_scale": _unless_default("min_scale", min_scale, DEFAULT_MIN_SCALE),
         "max_scale": _unless_default("max_scale", max_scale, DEFAULT_MAX_SCALE),
     }
@@ -134,16 +118,20 @@ def make_policy(
         others = {
             "dynamic=False": None if dynamic else False,
             "initial_scale": initial_scale,
-            "dynamic_growth_steps": dynamic_growth_steps,
-            **bounds,
+            **moves,
         }
-        return _given_policy(loss_scale, [k for k in others if others[k] is not None])
-    if dynamic:
-        return _dynamic_policy(
-            initial_scale, dynamic_growth_steps, min_scale, max_scale
-        )
-    moves = {"dynamic_growth_steps": dynamic_growth_steps, **bounds}
-    return _fixed_policy(initial_scale, moves)
+        given = [name for name, value in others.items() if value is not None]
+        if given:
+            raise ValueError(
+                "`loss_scale` is a whole policy and does not go together with "
+                f"{', '.join(given)}. Set them on the policy instead, for "
+                "example `loss_scale=keras_lso.loss_scales.DynamicLossScale(...)`. "
+                f"Received: loss_scale={loss_scale!r}"
+            )
+        return get(loss_scale)
+    if not dynamic:
+        return _fixed_policy(initial_scale, moves)
+    return _dynamic_policy(initial_scale, dynamic_growth_steps, min_scale, max_scale)
 
 
 def _unless_default(name, value, default):
@@ -151,28 +139,15 @@ def _unless_default(name, value, default):
     return None if value == default else value
 
 
-def _given_policy(loss_scale, other_arguments):
-    if other_arguments:
-        raise ValueError(
-            "`loss_scale` is a whole policy and does not go together with "
-            f"{', '.join(other_arguments)}. Set them on the policy instead, for "
-            "example `loss_scale=keras_lso.loss_scales.DynamicLossScale(...)`. "
-            f"Received: loss_scale={loss_scale!r}"
-        )
-    return loss_scales.get(loss_scale)
-
-
 def _dynamic_policy(initial_scale, dynamic_growth_steps, min_scale, max_scale):
-    policy: type[loss_scales.DynamicLossScale] = loss_scales.DynamicLossScale
+    policy: type[DynamicLossScale] = DynamicLossScale
     if isinstance(initial_scale, str) and initial_scale == "auto":
-        policy = loss_scales.SearchingLossScale
-        initial_scale = min(
-            max(loss_scales.DEFAULT_INITIAL_SCALE, min_scale), max_scale
-        )
+        policy = SearchingLossScale
+        initial_scale = min(max(DEFAULT_INITIAL_SCALE, min_scale), max_scale)
     elif initial_scale is None:
-        initial_scale = loss_scales.DEFAULT_INITIAL_SCALE
+        initial_scale = DEFAULT_INITIAL_SCALE
     if dynamic_growth_steps is None:
-        dynamic_growth_steps = loss_scales.DEFAULT_GROWTH_STEPS
+        dynamic_growth_steps = DEFAULT_GROWTH_STEPS
     # Checked here too, under the names by which the user gave them.
     check_scale("initial_scale", initial_scale)
     check_bounds(min_scale, max_scale, initial_scale=initial_scale)
@@ -201,7 +176,7 @@ def _fixed_policy(initial_scale, moves):
                 f"not be given. Received: {argument}={value!r}"
             )
     check_scale("initial_scale", initial_scale)
-    return loss_scales.FixedLossScale(initial_scale)
+    return FixedLossScale(initial_scale)
 
 
 def policy_arguments(policy):
@@ -210,7 +185,7 @@ def policy_arguments(policy):
     Those are `initial_scale` and `dynamic_growth_steps`, and all that the default
     policy needs.
     """
-    if type(policy) is loss_scales.FixedLossScale:
+    if type(policy) is FixedLossScale:
         return {"dynamic": False}
     plain = {
         "initial_loss_scale": policy.initial_loss_scale,
@@ -219,7 +194,7 @@ def policy_arguments(policy):
     }
     config = policy.get_config()
     bounds = {k: config.pop(k) for k in ("min_scale", "max_scale") if k in config}
-    if type(policy) is loss_scales.DynamicLossScale and config == plain:
+    if type(policy) is DynamicLossScale and config == plain:
         return bounds
     return {"loss_scale": keras.saving.serialize_keras_object(policy)}
 
@@ -250,5 +225,5 @@ def read_config(config, custom_objects=None):
         # They are there for readers that know Keras's four keys only.
         config.pop("initial_scale", None)
         config.pop("dynamic_growth_steps", None)
-        config["loss_scale"] = loss_scales.get(config["loss_scale"], custom_objects)
+        config["loss_scale"] = get(config["loss_scale"], custom_objects)
     return inner, config

@@ -5,13 +5,12 @@ from collections.abc import Iterable, Mapping
 from keras import ops
 
 from keras_lso._backend import backend
+from keras_lso._keras_internals.distribution import check_shards, has_reduced_gradients
 from keras_lso._keras_internals.optimizers import (
     check_known,
     check_takes_shards,
     variables_of,
 )
-from keras_lso._keras_internals.replicas import has_reduced_gradients
-from keras_lso._keras_internals.shards import check_shards
 from keras_lso._keras_internals.variables import is_overwritten, path_of
 
 

@@ -4,15 +4,8 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend, rules
-from keras_lso._checks import (
-    check_bool,
-    check_choice,
-    check_learning_rate,
-    check_patterns,
-    check_rate,
-    check_share,
-)
-from keras_lso._config_dicts import check_config, read_object
+from keras_lso._checks import check_bool, check_config
+from keras_lso._config_dicts import read_object
 from keras_lso._core.configs import SCHEDULE, modernise
 from keras_lso._core.gradients import pair_gradients
 from keras_lso._core.own_optimizer import OwnOptimizer
@@ -22,6 +15,13 @@ from keras_lso._keras_internals.optimizers import (
     variables_of,
 )
 from keras_lso._keras_internals.variables import path_matches, path_of
+from keras_lso._option_checks import (
+    check_choice,
+    check_learning_rate,
+    check_patterns,
+    check_rate,
+    check_share,
+)
 
 DEFAULT_LEARNING_RATE = 0.01
 MODEL_GARDEN, PAPER = TRUST_RATIOS = ("model_garden", "paper")

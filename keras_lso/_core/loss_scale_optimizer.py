@@ -1,111 +1,85 @@
 """`LossScaleOptimizer`: the guard around an inner optimizer.
 
 `keras_lso.LossScaleOptimizer`, which users make and whose docstring says what it does,
-is this class with the methods of tf.keras's optimizers on top.
+adds the arguments and configs of Keras's own class and the methods of tf.keras's.
 """
 
 import contextlib
+from typing import Any
 
 import keras
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._core.arguments import (
-    check_inner_optimizer,
-    check_not_wrapped,
-    clear_loss_scale_factor,
-    make_policy,
-    policy_arguments,
-    read_config,
-    refuse_unsupported,
-    remember_wrapped,
-)
 from keras_lso._core.counters import StepCounters
 from keras_lso._core.gradients import pair_gradients
-from keras_lso._core.inner_attributes import InnerAttributes
 from keras_lso._core.master_weights import MasterWeights, check_argument
-from keras_lso._core.readings import Readings
 from keras_lso._core.scaling import Gradients, LossScaling
 from keras_lso._core.state_file import StateFile
-from keras_lso._core.stateless import stateless_apply
 from keras_lso._core.step import Step
+from keras_lso._core.wrapper import Wrapper, check_not_wrapped, remember_wrapped
+from keras_lso._keras_internals.distribution import sharded_slots
 from keras_lso._keras_internals.optimizers import (
     averages_of,
     check_known,
-    config_of,
     exclude_masters_from_weight_decay,
     is_known,
     iteration_variable,
     keeps_averages,
     remember_trainable_variables,
     track_variable,
+    variables_of,
+    where_variables_are_made,
 )
-from keras_lso._keras_internals.shards import sharded_slots
-from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
-
-DEFAULT_NAME = "loss_scale_optimizer"
 
 
-class LossScaleOptimizer(
-    InnerAttributes, Readings, keras.optimizers.LossScaleOptimizer
-):
+class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
     """Scales the loss, unscales the gradients, and skips steps that overflow.
 
-    For the arguments see `keras_lso.LossScaleOptimizer`. It consists of
+    It consists of
 
     - `loss_scale_policy`, the `LossScale` that holds the loss scale and moves it,
     - a `LossScaling`, which knows whether gradients are scaled,
     - `StepCounters`, of attempted and skipped steps,
     - `MasterWeights`, the float32 masters of float16 variables, once it is built,
+    - a `Step`, which applies or skips, once it is built,
     - a `StateFile`, the layout in which all of this is saved.
+
+    Args:
+        inner_optimizer: The `keras.optimizers.Optimizer` to wrap.
+        policy: A `LossScale`.
+        master_weights: See `MasterWeights`. Defaults to `"auto"`.
+        name: String. Defaults to `"loss_scale_optimizer"`.
     """
+
+    _fused_step_of: Any = None
+    """Finds the fused step of an inner optimizer: see `Step`."""
 
     def __init__(
         self,
         inner_optimizer,
-        dynamic=True,
-        initial_scale=None,
-        dynamic_growth_steps=None,
-        *,
-        loss_scale=None,
-        min_scale=DEFAULT_MIN_SCALE,
-        max_scale=DEFAULT_MAX_SCALE,
+        policy,
         master_weights="auto",
-        name=DEFAULT_NAME,
-        **kwargs,
+        name="loss_scale_optimizer",
     ):
-        refuse_unsupported(kwargs)
-        check_inner_optimizer(inner_optimizer)
-        policy = make_policy(
-            dynamic,
-            initial_scale,
-            dynamic_growth_steps,
-            loss_scale,
-            min_scale,
-            max_scale,
-        )
         master_weights = check_argument(master_weights)
         check_not_wrapped(inner_optimizer)
         # Keras's wrapper sets itself up for a dynamic scale without bounds.
         super(keras.optimizers.LossScaleOptimizer, self).__init__(
-            learning_rate=0.0, name=DEFAULT_NAME if name is None else name
+            learning_rate=0.0, name=name
         )
         policy.claim(self)
         self.loss_scale_policy = policy
         self.inner_optimizer = inner_optimizer
         self.master_weights = master_weights
         remember_wrapped(inner_optimizer, self.name)
-        clear_loss_scale_factor(inner_optimizer)
         # Not in `build`, which the first step calls when its loss has been scaled: a
         # `tf.train.Checkpoint` restores a variable as soon as that exists, and the
         # gradients would be unscaled by another scale than the loss was scaled by.
         policy.build()
         self._scaling = LossScaling(policy)
         self._counters = StepCounters(
-            policy,
-            inner_optimizer,
-            iteration_variable(self),
-            self.add_variable,
+            policy, inner_optimizer, iteration_variable(self), self.add_variable
         )
         self._state = StateFile(self)
 
@@ -135,7 +109,7 @@ class LossScaleOptimizer(
         # An inner optimizer that was built before keeps the variables it knows.
         check_known(inner, masters.trained)
         self._masters = masters
-        self._step = Step(self, masters, self._scaling, self._counters)
+        self._step = Step(self, masters)
         for master in masters.variables:
             track_variable(self, master)
         remember_trainable_variables(self, variables)
@@ -250,7 +224,7 @@ class LossScaleOptimizer(
         backend.check_on_replicas([*variables, *self.variables])
         self._step(grads, variables, scaled, update_scale, axis_name)
 
-    def stateless_apply(
+    def stateless_apply(  # type: ignore[override]
         self,
         optimizer_variables,
         grads,
@@ -274,8 +248,7 @@ class LossScaleOptimizer(
             A tuple of the new values of `trainable_variables` and of
             `optimizer_variables`.
         """
-        return stateless_apply(
-            self,
+        return super().stateless_apply(
             optimizer_variables,
             grads,
             trainable_variables,
@@ -310,13 +283,89 @@ class LossScaleOptimizer(
     def masters_in_step(self):
         """Returns a context, after which the model has what was assigned to masters.
 
-        For who changes what the inner optimizer trains, as
-        `keras_lso.callbacks.SwapEMAWeights` does: where those are float32 masters,
-        they are rounded into the model's variables afterwards.
+        For code that assigns to what the inner optimizer trains, such as
+        `keras_lso.callbacks.SwapEMAWeights`.
         """
         return self._masters.in_step() if self.built else contextlib.nullcontext()
 
-    # --- State and configs --------------------------------------------------
+    # --- Readings -----------------------------------------------------------
+
+    @property
+    def loss_scale(self):
+        """The current loss scale, a float32 scalar tensor."""
+        return self.loss_scale_policy.value
+
+    @property
+    def dynamic_scale(self):
+        """The variable behind `loss_scale`."""
+        return self.loss_scale_policy.scale
+
+    @property
+    def step_counter(self):
+        """The variable behind `dynamic_counter`."""
+        return self.loss_scale_policy.step_counter
+
+    @property
+    def skipped_steps(self):
+        """The number of steps that were skipped, an integer scalar tensor."""
+        return self._counters.skipped
+
+    @property
+    def last_step_applied(self):
+        """Whether the last step was applied, a boolean scalar tensor.
+
+        True before the first one.
+        """
+        return self._counters.last_was_applied
+
+    def check_stalled(self, patience=50):
+        """Raises an error if training has stalled: no loss scale is low enough.
+
+        When every step overflows at the lowest scale, the model itself has
+        diverged. This reads one number from the device: do not call it at each step.
+
+        Args:
+            patience: Int. Number of consecutive steps, all skipped at the lowest
+                scale, after which training counts as stalled. Defaults to `50`.
+
+        Raises:
+            FloatingPointError: If that many steps were skipped.
+        """
+        self._counters.check_stalled(patience)
+
+    def record_overflows(self):
+        """Records from now on which gradients are not finite.
+
+        Each gradient is then checked by itself, which reads all of them once more.
+        It adds one variable to `variables`, so compiled functions must be made
+        again: `model.make_train_function(force=True)`, or `jax.jit` of a new function.
+
+        Raises:
+            ValueError: If the optimizer has not been built yet.
+        """
+        if not self.built:
+            raise ValueError(
+                "To call `record_overflows`, LossScaleOptimizer must be built. Call "
+                "`optimizer.build(trainable_variables)` first."
+            )
+        with where_variables_are_made(self):
+            self._counters.record_overflows(len(variables_of(self)))
+
+    def overflowed_variables(self):
+        """Returns which variables' gradients made the last step skip.
+
+        Returns:
+            List of variables, empty if the last step was applied. It reads a number
+            for each variable from the device.
+
+        Raises:
+            ValueError: If nothing was recorded.
+        """
+        found = self._counters.overflowed()
+        variables = variables_of(self)
+        return [v for v, is_bad in zip(variables, found, strict=True) if is_bad]
+
+    # --- State --------------------------------------------------
 
     @property
     def variables(self):
@@ -343,38 +392,9 @@ class LossScaleOptimizer(
     def __dir__(self):
         """Hides `inner_optimizer` from Keras while a file is loaded.
 
-        Keras saves and loads every object that `dir()` lists. Its own class saves the
-        inner optimizer a second time that way, and so do we, for its sake. On load
-        `load_own_variables` has restored it already: a second reading could only undo
-        that, or warn about a copy that is not there.
+        Keras saves and loads every object that `dir()` lists. The inner optimizer is
+        saved that way too, for Keras's own class. On load it is hidden, because
+        `load_own_variables` has restored it already.
         """
         hidden = vars(self).get("_hides_inner_optimizer", False)
         return [n for n in super().__dir__() if not (hidden and n == "inner_optimizer")]
-
-    def get_config(self):
-        """Returns the config: Keras's four keys, and what is not the default."""
-        config = {
-            "name": self.name,
-            "inner_optimizer": config_of(self.inner_optimizer),
-            "initial_scale": self.initial_scale,
-            "dynamic_growth_steps": self.dynamic_growth_steps,
-            **policy_arguments(self.loss_scale_policy),
-        }
-        if self.master_weights != "auto":
-            config["master_weights"] = self.master_weights
-        return config
-
-    @classmethod
-    def from_config(cls, config, custom_objects=None):
-        """Makes an optimizer from what `get_config` returned.
-
-        Args:
-            config: Dict. One of Keras's own `LossScaleOptimizer` will do, and one of
-                any version of tf.keras.
-            custom_objects: Dict of names to classes that the config refers to.
-
-        Returns:
-            A `LossScaleOptimizer`.
-        """
-        inner, arguments = read_config(config, custom_objects)
-        return cls(inner, **arguments)

@@ -1,8 +1,8 @@
 """`OwnOptimizer`: the base of LARS and NovoGrad."""
 
 from keras_lso._core.gradients import check_gradients
-from keras_lso._core.stateless import like
-from keras_lso._core.stored_state import LoadsAllOrNothing
+from keras_lso._core.state_file import LoadsAllOrNothing
+from keras_lso._core.wrapper import like
 from keras_lso._keras_internals.rules import RuleOptimizer
 
 

@@ -15,8 +15,6 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_lso._checks import check_state
-from keras_lso._core.stored_state import read_stored
 from keras_lso._keras_internals.optimizers import base_variables_of, variables_of
 from keras_lso._keras_internals.unsaved import restore_unsaved, saved_by_keras
 
@@ -147,3 +145,137 @@ def _fits(variable, stored):
     is_count = "int" in keras.backend.standardize_dtype(variable.dtype)
     has_shape = stored.shape == tuple(variable.shape)
     return has_shape and (stored.dtype.kind in "iu") == is_count
+
+
+# --- All of it fits, or none of it is taken -----------------------------------
+
+
+class LoadsAllOrNothing(keras.optimizers.Optimizer):
+    """An optimizer that looks at all of its state before it assigns any.
+
+    Keras's own assign the first variables before they see that the next does not fit.
+    """
+
+    def load_own_variables(self, store):
+        """Reads the state from `store`."""
+        super().load_own_variables(checked(self, store))
+
+
+def checked(optimizer, store):
+    """Returns what Keras's `load_own_variables` may read; it assigns as it goes.
+
+    Keras itself warns of a store with more or fewer entries, and assigns nothing.
+    """
+    variables = list(optimizer.variables)
+    if len(store.keys()) != len(variables):
+        return store
+    return {str(i): value for i, value in enumerate(read_stored(variables, store))}
+
+
+def read_stored(variables, store, mended=()):
+    """Returns the arrays that a store holds for the variables of an optimizer.
+
+    Args:
+        variables: List of variables, as many as the store has entries.
+        store: Mapping of `"0"`, `"1"`, ... to arrays, as Keras's stores are.
+        mended: Variables in which NaN and numbers that are too large do no harm,
+            since they are mended afterwards.
+
+    Returns:
+        List of arrays of the variables' shapes and dtypes.
+
+    Raises:
+        ValueError, TypeError: If one is missing or does not fit its variable.
+    """
+    names = set(store.keys())
+    missing = [str(i) for i in range(len(variables)) if str(i) not in names]
+    if missing:
+        raise ValueError(
+            "The state of an optimizer is stored under the numbers of its variables, "
+            f"'0' to '{len(variables) - 1}'. Not there: {missing}. The file is "
+            "damaged. Nothing was assigned."
+        )
+    mended = {id(v) for v in mended}
+    values = []
+    for i, variable in enumerate(variables):
+        stored = np.asarray(store[str(i)])
+        value = check_state(variable, stored)
+        if id(variable) not in mended:
+            try:
+                check_is_sound(variable, stored, value)
+            except ValueError as error:
+                raise ValueError(
+                    f"{error} The model alone is loaded by `load_model(path, "
+                    "compile=False)` and `model.load_weights(path, "
+                    "skip_mismatch=True)`. Nothing was assigned."
+                ) from error
+        values.append(value)
+    return values
+
+
+def check_is_sound(variable, stored, value):
+    """Refuses NaN, and what is finite in the file but not in the variable's dtype.
+
+    A slot or a learning rate that is NaN makes a weight NaN at the next step, though
+    the gradients are finite. A slot may well be inf: Adam's second moment, say.
+
+    Args:
+        variable: The variable that the value is for.
+        stored: Array, as it is in the file.
+        value: Array, the same in the dtype of the variable.
+    """
+    target = f"The optimizer's variable '{variable.path}'"
+    if np.isnan(value).any():
+        raise ValueError(
+            f"{target} must not be NaN, as the file has it: the run that wrote it had "
+            "diverged, or the file is damaged. Load an earlier file."
+        )
+    infinite = np.isinf(value)
+    if infinite.any() and (
+        variable.name == "learning_rate" or not np.isinf(stored[infinite]).all()
+    ):
+        raise ValueError(
+            f"{target} must be finite in {value.dtype.name}. The file holds "
+            f"{stored[infinite].reshape(-1)[0]!r}."
+        )
+
+
+def check_array(target, value, shape, dtype="float32"):
+    """Returns `value` as an array of numbers that fits into `target`.
+
+    Args:
+        target: String that says what it is for.
+        value: Array, or what NumPy makes one of.
+        shape: Tuple of integers, the shape that it has to have.
+        dtype: String. Only counts, whole and not negative, fit into an integer one.
+    """
+    array = np.asarray(value)
+    # Objects, strings, times, complex numbers; records, but not bfloat16.
+    if array.dtype.kind in "OSUMmc" or array.dtype.type is np.void:
+        raise TypeError(
+            f"{target} takes an array of numbers. Received one of dtype "
+            f"{array.dtype}: {value!r}. Nothing was assigned."
+        )
+    if array.shape != tuple(shape):
+        raise ValueError(
+            f"{target} has shape {tuple(shape)}, but the array given for it has shape "
+            f"{array.shape}. Nothing was assigned."
+        )
+    if "int" in dtype:
+        is_count = np.array_equal(array, np.floor(array)) and np.all(array >= 0)
+        if not is_count or np.any(array > np.iinfo(dtype).max):
+            raise ValueError(
+                f"{target} takes whole numbers from 0 to {np.iinfo(dtype).max}. "
+                f"Received: {value!r}. Nothing was assigned."
+            )
+    return array
+
+
+def check_state(variable, value):
+    """Returns `value` as an array of the shape and dtype of an optimizer's variable."""
+    dtype = keras.backend.standardize_dtype(variable.dtype)
+    target = f"The optimizer's variable '{variable.path}'"
+    array = check_array(target, value, variable.shape, dtype)
+    # Not every backend takes every array: PyTorch no big-endian one.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return array.astype(dtype)

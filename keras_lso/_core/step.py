@@ -12,14 +12,13 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._core.gradients import reduce_gradients
 from keras_lso._core.scaling import unscale
+from keras_lso._keras_internals.distribution import reduced_gradients
 from keras_lso._keras_internals.optimizers import (
     as_accumulated,
     index_of,
     iteration_variable,
     warn_of_missing,
 )
-from keras_lso._keras_internals.replicas import reduced_gradients
-from keras_lso._keras_internals.rules import fused_step_of, rule_of
 from keras_lso._keras_internals.variables import is_overwritten
 
 
@@ -27,16 +26,16 @@ class Step:
     """Takes the steps of a built optimizer.
 
     Args:
-        optimizer: The `LossScaleOptimizer`.
+        optimizer: The `LossScaleOptimizer`. Its `_fused_step_of`, where it has one,
+            returns the inner optimizer's step as `backend.fused_step` takes it, or
+            None if there is no such step; then the inner optimizer makes its own.
         masters: Its `MasterWeights`.
-        scaling: Its `LossScaling`.
-        counters: Its `StepCounters`.
     """
 
-    def __init__(self, optimizer, masters, scaling, counters):
+    def __init__(self, optimizer, masters):
         self._optimizer, self._inner = optimizer, optimizer.inner_optimizer
-        self._policy = optimizer.loss_scale_policy
-        self._masters, self._scaling, self._counters = masters, scaling, counters
+        self._policy, self._masters = optimizer.loss_scale_policy, masters
+        self._scaling, self._counters = optimizer._scaling, optimizer._counters
 
     def __call__(self, grads, variables, scaled, update_scale, axis_name):
         """Updates the variables, or skips the step; see `LossScaleOptimizer.apply`.
@@ -81,17 +80,16 @@ class Step:
         return [trained[index_of(self._optimizer, v)] for v in variables]
 
     def _as_fused(self, grads, variables):
-        """Returns the update as `backend.fused_step` does it, None if it does not."""
+        """Returns the step as `backend.fused_step` takes it, None if it does not."""
+        if self._optimizer._fused_step_of is None:
+            return None
         if any(g is None for g in grads):
             pairs = zip(grads, variables, strict=True)
             grads, variables = zip(*(p for p in pairs if p[0] is not None), strict=True)
         trained = self.trained(variables)
-        return fused_step_of(
-            rule_of(self._inner, trained),
-            self._inner,
-            grads,
-            trained,
-            low_precision_variables=self._masters.low_precision_variables(trained),
+        low_precision_variables = self._masters.low_precision_variables(trained)
+        return self._optimizer._fused_step_of(
+            self._inner, grads, trained, low_precision_variables
         )
 
     def _update_in_one_pass(self, fused, grads, found, inv_scale):

@@ -7,14 +7,18 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend, rules
+from keras_lso._keras_internals.distribution import (
+    check_shards,
+    has_reduced_gradients,
+    reduced_gradients,
+    shard_slot,
+)
 from keras_lso._keras_internals.optimizers import (
     canonical_class,
     index_of,
     iteration_variable,
     uses_weight_decay,
 )
-from keras_lso._keras_internals.replicas import has_reduced_gradients, reduced_gradients
-from keras_lso._keras_internals.shards import check_shards, shard_slot
 from keras_lso._keras_internals.variables import is_overwritten, storage_of
 
 
@@ -94,6 +98,17 @@ def fused_step_of(
         stored,
         storage_of(slots),
         low and [None if v is None else storage_of([v])[0] for v in low],
+    )
+
+
+def find_fused_step(optimizer, grads, variables, low_precision_variables=None):
+    """Returns the fused step of an optimizer of any class; see `fused_step_of`."""
+    return fused_step_of(
+        rule_of(optimizer, variables),
+        optimizer,
+        grads,
+        variables,
+        low_precision_variables=low_precision_variables,
     )
 
 

@@ -5,8 +5,7 @@ import inspect
 import keras
 import numpy as np
 
-from keras_lso._checks import check_rate, check_real, is_scale
-from keras_lso._config_dicts import check_config
+from keras_lso._checks import check_config, is_scale
 from keras_lso._core.configs import (
     LOSS_SCALE_OPTIMIZER,
     OPTIMIZER,
@@ -14,6 +13,7 @@ from keras_lso._core.configs import (
     SCHEDULE,
     register_reader,
 )
+from keras_lso._option_checks import check_rate, check_real
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
 
 _LARS = {

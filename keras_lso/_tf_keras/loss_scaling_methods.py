@@ -2,7 +2,6 @@
 
 from keras import ops
 
-from keras_lso._core import loss_scale_optimizer as core
 from keras_lso._core.scaling import Gradients
 from keras_lso._keras_internals.optimizers import iteration_variable
 from keras_lso._tf_keras.methods import TFKerasMethods
@@ -87,10 +86,3 @@ class TFKerasLossScaling(TFKerasMethods):
         super()._assign_weights(variables, values)
         applied = iteration_variable(self.inner_optimizer)
         self._counters.attempted.assign(ops.add(applied, skipped))
-
-    @classmethod
-    def _with_arguments(cls, inner, arguments):
-        """Makes one past the constructor of a subclass, which takes other arguments."""
-        optimizer = cls.__new__(cls)
-        core.LossScaleOptimizer.__init__(optimizer, inner, **arguments)
-        return optimizer

@@ -8,14 +8,9 @@ import numpy as np
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._checks import (
-    check_array,
-    check_operation_name,
-    check_state,
-    check_variable_option,
-    check_variables,
-)
 from keras_lso._core.gradients import check_some_gradient, split_pairs
+from keras_lso._core.state_file import check_array, check_state
+from keras_lso._keras_internals.distribution import reduced_gradients
 from keras_lso._keras_internals.optimizers import (
     add_variable,
     chain_of,
@@ -23,9 +18,13 @@ from keras_lso._keras_internals.optimizers import (
     is_known,
     iteration_variable,
 )
-from keras_lso._keras_internals.replicas import reduced_gradients
 from keras_lso._keras_internals.slots import slots_of, weights_of
 from keras_lso._keras_internals.variables import flat_path
+from keras_lso._option_checks import (
+    check_operation_name,
+    check_variable_option,
+    check_variables,
+)
 from keras_lso._tf_keras.variable_list import VariableList
 
 _AGGREGATIONS = ("none", "sum", "mean", "only_first_replica")

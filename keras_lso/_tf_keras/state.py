@@ -6,7 +6,7 @@ import re
 import keras
 import numpy as np
 
-from keras_lso._core.stored_state import check_is_sound
+from keras_lso._core.state_file import check_is_sound
 from keras_lso._keras_internals.optimizers import (
     canonical_class,
     iteration_variable,

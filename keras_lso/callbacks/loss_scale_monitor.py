@@ -8,9 +8,10 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_lso._checks import check_choice, check_positive_int
+from keras_lso._checks import check_positive_int
 from keras_lso._keras_internals.optimizers import chain_of
 from keras_lso._keras_internals.variables import path_of
+from keras_lso._option_checks import check_choice
 from keras_lso._summary_writer import SummaryWriter
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 

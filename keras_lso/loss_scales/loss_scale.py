@@ -11,8 +11,7 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._checks import check_bounds, check_scale
-from keras_lso._config_dicts import check_config
+from keras_lso._checks import check_bounds, check_config, check_scale
 
 DEFAULT_MIN_SCALE = 2.0**-14
 DEFAULT_MAX_SCALE = 2.0**24

@@ -10,18 +10,18 @@ from functools import partial
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_lso import _checks
+from keras_lso import _checks, _option_checks
 
-any_list = _checks.check_list
+any_list = _option_checks.check_list
 boolean = _checks.check_bool
-boundaries = _checks.check_boundaries
+boundaries = _option_checks.check_boundaries
 integer = _checks.check_int
 non_negative_int = partial(integer, at_least=0)
 positive = partial(_checks.check_factor, above=0.0)
 positive_int = _checks.check_positive_int
-rate = _checks.check_rate
-real = _checks.check_real
-share = _checks.check_share
+rate = _option_checks.check_rate
+real = _option_checks.check_real
+share = _option_checks.check_share
 some_steps = partial(integer, at_least=1, at_most=_checks.LARGEST_STEP)
 step = partial(integer, at_least=0, at_most=_checks.LARGEST_STEP)
 

@@ -5,7 +5,7 @@ The module keeps its name, which saved configs hold, although the class has anot
 
 from keras import ops
 
-from keras_lso._config_dicts import check_config
+from keras_lso._checks import check_config
 from keras_lso.schedules import _check as check
 from keras_lso.schedules._declared import Schedule, declared, field
 from keras_lso.schedules._members import deserialize_member, rate_at

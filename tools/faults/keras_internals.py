@@ -57,7 +57,7 @@ FAULTS = [
     ),
     Fault(
         name="gradients are added up again on other replicas after an error",
-        file="keras_lso/_keras_internals/replicas.py",
+        file="keras_lso/_keras_internals/distribution.py",
         old="        _this_replica.has_reduced = before\n",
         new="        pass\n",
         tests="tests/_backend/test_jax_axes.py::test_gradients_are_averaged_before_they_are_looked_at",
@@ -65,7 +65,7 @@ FAULTS = [
     ),
     Fault(
         name="gradients that were added up are added up again",
-        file="keras_lso/_keras_internals/replicas.py",
+        file="keras_lso/_keras_internals/distribution.py",
         old="        if has_reduced_gradients():\n            return grads_and_vars\n",
         new="",
         tests="integration_tests/distributed/test_tensorflow_replicas.py::test_gradients_that_were_added_up_are_not_added_up_again",
@@ -199,14 +199,14 @@ FAULTS = [
     ),
     Fault(
         name="a slot of a sharded variable is whole",
-        file="keras_lso/_keras_internals/shards.py",
+        file="keras_lso/_keras_internals/distribution.py",
         old="        slot._value = backend.sharded_like(_value(slot), _value(variable))\n",
         new="        pass\n",
         tests="integration_tests/distributed/test_torch_shards.py::test_steps_are_those_on_whole_tensors",
     ),
     Fault(
         name="slots that were made whole before are taken for sharded ones",
-        file="keras_lso/_keras_internals/shards.py",
+        file="keras_lso/_keras_internals/distribution.py",
         old="    _check_slots(innermost, variables)\n",
         new="",
         tests="integration_tests/distributed/test_torch_shards.py::test_what_would_drift_apart_is_refused_before_anything_changes",

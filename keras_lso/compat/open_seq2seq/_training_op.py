@@ -8,12 +8,12 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._checks import check_positive_int
+from keras_lso._keras_internals.distribution import reduced_gradients
 from keras_lso._keras_internals.optimizers import (
     chain_of,
     check_known,
     iteration_variable,
 )
-from keras_lso._keras_internals.replicas import reduced_gradients
 from keras_lso._keras_internals.variables import flat_path, is_overwritten
 from keras_lso._summary_writer import SummaryWriter
 from keras_lso.compat.open_seq2seq._clipping import clip_by_global_norm

@@ -10,13 +10,11 @@ from keras_lso._checks import (
     check_bool,
     check_bounds,
     check_factor,
-    check_names,
     check_positive_int,
-    check_rate,
-    check_real,
     check_scale,
 )
 from keras_lso._core.gradients import split_pairs
+from keras_lso._option_checks import check_names, check_rate, check_real
 
 BACKOFF, LOGMAX = "backoff", "logmax"
 

@@ -7,14 +7,13 @@ from keras_lso._backend import backend
 from keras_lso._checks import (
     check_bool,
     check_factor,
-    check_names,
     check_positive_int,
     check_scale,
-    check_variables,
     is_number,
 )
 from keras_lso._core.arguments import check_inner_optimizer
 from keras_lso._keras_internals.optimizers import check_known
+from keras_lso._option_checks import check_names, check_variables
 from keras_lso.compat.open_seq2seq._clipping import (
     clip_by_global_norm as _clip_by_global_norm,
 )

@@ -1,0 +1,142 @@
+"""Gradients and variables that are distributed over replicas or processes.
+
+The replicas are those of a `tf.distribute.Strategy`, whose gradients are summed once;
+the shards are those of PyTorch's FSDP2, of which each process holds a part.
+"""
+
+import contextlib
+import threading
+
+from keras_lso._backend import backend
+from keras_lso._keras_internals.optimizers import chain_of, stepping
+from keras_lso._keras_internals.variables import flat_path
+
+# --- Replicas ---------------------------------------------------------------
+
+_this_replica = threading.local()
+
+
+@contextlib.contextmanager
+def reduced_gradients(optimizer, are_reduced=True):
+    """Keeps an optimizer from adding up the gradients of all replicas.
+
+    Args:
+        optimizer: The optimizer that is to apply them, in this replica's thread.
+        are_reduced: Bool. Whether the caller has added them up. Defaults to `True`.
+    """
+    if not are_reduced:
+        yield
+        return
+    for reducing in stepping(optimizer):
+        # Only Keras's TensorFlow optimizers add them up.
+        reduce = getattr(reducing, "_all_reduce_sum_gradients", None)
+        if reduce is not None and not isinstance(reduce, _ReduceUnlessReduced):
+            reducing._all_reduce_sum_gradients = _ReduceUnlessReduced(reduce)
+    before = has_reduced_gradients()
+    _this_replica.has_reduced = True
+    try:
+        yield
+    finally:
+        _this_replica.has_reduced = before
+
+
+def has_reduced_gradients():
+    """Whether this replica's gradients are the sum over all replicas already."""
+    return getattr(_this_replica, "has_reduced", False)
+
+
+class _ReduceUnlessReduced:
+    """Adds up the replicas' gradients, unless the caller has done so."""
+
+    def __init__(self, reduce):
+        self.reduce = reduce
+
+    def __call__(self, grads_and_vars):
+        if has_reduced_gradients():
+            return grads_and_vars
+        return self.reduce(grads_and_vars)
+
+
+# --- Shards -----------------------------------------------------------------
+
+
+def check_shards(grads, variables):
+    """Refuses what a process sees the wrong part of.
+
+    Args:
+        grads: List of tensors or None, one for each variable.
+        variables: List of variables.
+    """
+    backend.check_shards(grads, variables, list(map(_value, variables)))
+
+
+def shard_slot(slot, variable):
+    """Shards a new slot as its variable is.
+
+    Keras makes it of the whole variable's shape, on each process.
+
+    Args:
+        slot: Variable.
+        variable: Variable.
+
+    Returns:
+        The slot.
+    """
+    if _is_sharded(variable):
+        slot._value = backend.sharded_like(_value(slot), _value(variable))
+    return slot
+
+
+@contextlib.contextmanager
+def sharded_slots(optimizer, variables):
+    """Lets an optimizer that is built in it shard its slots as the variables are.
+
+    Args:
+        optimizer: The optimizer. It may wrap others.
+        variables: List of the variables that it is built for.
+    """
+    innermost = chain_of(optimizer)[-1]
+    is_done_outside = "add_variable_from_reference" in vars(innermost)
+    if is_done_outside or not any(map(_is_sharded, variables)):
+        yield
+        return
+    add = innermost.add_variable_from_reference
+
+    def add_sharded(reference_variable, *args, **kwargs):
+        # One by one: for the whole slots of all variables there may be no room.
+        slot = add(reference_variable, *args, **kwargs)
+        return shard_slot(slot, reference_variable)
+
+    innermost.add_variable_from_reference = add_sharded
+    try:
+        yield
+    finally:
+        del innermost.add_variable_from_reference
+    _check_slots(innermost, variables)
+
+
+def _check_slots(optimizer, variables):
+    """Refuses slots that were made otherwise, of the whole variables' shapes."""
+    sharded = list(filter(_is_sharded, variables))
+    for stepper in stepping(optimizer):
+        for slot in stepper.variables:
+            if _is_sharded(slot):
+                continue
+            for variable in sharded:
+                is_its_slot = slot.name.startswith(f"{flat_path(variable)}_")
+                if is_its_slot and slot.shape == variable.shape:
+                    raise ValueError(
+                        f"The variable {variable.path!r} is sharded, and the optimizer "
+                        f"has a slot for it that is not, {slot.path!r}. Pass an "
+                        "optimizer that has not been built yet; a `MultiOptimizer` "
+                        "cannot train sharded variables. "
+                        f"Received: a {type(optimizer).__name__}"
+                    )
+
+
+def _is_sharded(variable):
+    return backend.any_sharded([_value(variable)])
+
+
+def _value(variable):
+    return getattr(variable, "_value", variable)
