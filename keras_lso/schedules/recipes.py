@@ -1,4 +1,7 @@
-"""Published learning rates for large batches: functions that make schedules."""
+"""Published learning rates for large batches: functions that make schedules.
+
+They are apart from the schedules because their numbers come from benchmarks and papers.
+"""
 
 from typing import Any, NamedTuple
 
@@ -18,8 +21,8 @@ def linear_scaling(base_learning_rate, batch_size, base_batch_size=256):
     base_learning_rate * batch_size / base_batch_size
     ```
 
-    The rule of Goyal et al., who train ResNet-50 with 0.1 per 256 images and need a
-    warm-up of five epochs for it: see `keras_lso.schedules.LinearWarmup`.
+    The rule of Goyal et al., who train ResNet-50 with 0.1 per 256 images, after a
+    warm-up of five epochs: see `keras_lso.schedules.LinearWarmup`.
 
     Args:
         base_learning_rate: Float. The rate that suits `base_batch_size`.
@@ -97,13 +100,12 @@ def mlperf_resnet(batch_size, steps_per_epoch):
         rate = (base - 1e-4) * left ** 2 + 1e-4
     ```
 
-    The end rate and the power of the decay are those of the reference's code. The
-    published decay steps assume ImageNet's 1,281,167 images per epoch. For other
-    data they are scaled in proportion, so that the decay takes as many epochs. The
-    rate of step 0 is exactly 0, as in the reference. LARS has the form of the paper,
-    with `eeta=0.001` and `epsilon=0.0`; biases and normalisation parameters have
-    neither weight decay nor layer adaptation. (The reference's code replaces an
-    epsilon of 0 by 1e-7.)
+    The end rate and the power are those of the reference's code. The published decay
+    steps assume ImageNet's 1,281,167 images per epoch; for other data they are scaled
+    in proportion, so that the decay takes as many epochs. LARS has the form of the
+    paper, with `eeta=0.001` and `epsilon=0.0` (the reference's code replaces an epsilon
+    of 0 by 1e-7); biases and normalisation parameters have neither weight decay nor
+    layer adaptation.
 
     Args:
         batch_size: Int. 4096, 8192 or 32768 examples a step, over all devices.

@@ -76,8 +76,8 @@ FAULTS = [
     Fault(
         name="a cosine does not know of the steps of its warm-up",
         file="keras_lso/schedules/keras_decays.py",
-        old="decay(step - self.warmup_steps),",
-        new="decay(step),",
+        old="after_warmup = decay(step - self.warmup_steps)",
+        new="after_warmup = decay(step)",
         tests="tests/test_schedules.py::test_rates_are_what_the_formula_says",
     ),
     Fault(
@@ -216,7 +216,7 @@ FAULTS = [
     Fault(
         name="a docstring keeps the marks of shared text",
         file="keras_lso/schedules/_texts.py",
-        old="return docstring and _PLACEHOLDER.sub(text, docstring)",
+        old="return _MARK.sub(lambda found: _TEXTS[found[1]], docstring)",
         new="return docstring",
         tests="tests/test_schedule_declarations.py::test_a_docstring_is_complete",
     ),
