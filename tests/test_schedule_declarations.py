@@ -149,7 +149,7 @@ def test_a_docstring_has_the_arguments_in_their_order_and_with_their_defaults():
         "    rate: Float.",
         "    count: Positive int. Defaults to `2`, as in the papers.",
         "    limits: List of floats. Defaults to `None`.",
-        "    name: String. None stands for the name of the class. Defaults to `None`.",
+        "    name: String. Defaults to `None`.",
         "",
         "Returns:",
         "    A schedule: called with a step, it returns the rate, a float32 scalar.",

@@ -15,7 +15,7 @@ _ARGS = re.compile(r"^Args:\n((?:    .*\n)*)    \{\{others\}\}$", re.MULTILINE)
 _ENTRY = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
 _ARGUMENTS = {
-    "name": "String. None stands for the name of the class.",
+    "name": "String.",
     "offset": "Int. The step at which the schedule starts.",
     "initial_learning_rate": "Float. The rate at the offset.",
     "learning_rate": "Float. The rate before the decay.",

@@ -140,6 +140,7 @@ class PolyDecay(_WarmedUpDecay):
     Args:
         power: Positive float. Defaults to `1.0`: a straight line.
         min_lr: Float. The rate after the decay.
+        name: String. Defaults to `None`: that of the class.
         {{others}}
 
     Example:
@@ -258,6 +259,7 @@ class CosineDecayPolicy(_WarmedUpDecay):
     Args:
         power: Positive float. Has no effect, as in OpenSeq2Seq.
         min_lr: Float. The rate after the decay, as a fraction of `learning_rate`.
+        name: String. Defaults to `None`: that of the class.
         {{others}}
 
     Example:
