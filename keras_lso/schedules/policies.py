@@ -45,8 +45,7 @@ class FixedLR(Schedule):
 
 def _boundaries_in_steps(boundaries, steps_per_epoch, count):
     """Returns `boundaries`, which are epochs, as a list of `count` steps."""
-    # A fraction of a step has no effect. Without the inner rounding 0.29 * 100 would
-    # be 28 steps, not 29.
+    # Without the inner rounding 0.29 * 100 would be 28 steps, not 29.
     steps = [
         math.floor(round(check.rate(f"boundaries[{i}]", epoch) * steps_per_epoch, 6))
         for i, epoch in enumerate(check.any_list("boundaries", boundaries))

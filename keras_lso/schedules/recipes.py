@@ -64,18 +64,11 @@ class Recipe(NamedTuple):
     """The other keyword arguments of `keras_lso.LARS`."""
 
 
-class _ReferencePoint(NamedTuple):
-    learning_rate: float
-    warmup_epochs: int
-    momentum: float
-    weight_decay_rate: float
-    decay_steps: int
-
-
+# Base rate, epochs of the warm-up, steps of the decay, momentum and weight decay.
 _MLPERF_RESNET = {
-    4096: _ReferencePoint(10.0, 5, 0.9, 2e-4, 13137),
-    8192: _ReferencePoint(17.0, 5, 0.9, 2e-4, 6095),
-    32768: _ReferencePoint(21.2, 16, 0.94, 2.5e-5, 2267),
+    4096: (10.0, 5, 13137, 0.9, 2e-4),
+    8192: (17.0, 5, 6095, 0.9, 2e-4),
+    32768: (21.2, 16, 2267, 0.94, 2.5e-5),
 }
 
 
@@ -147,19 +140,19 @@ def mlperf_resnet(batch_size, steps_per_epoch):
             "`keras_lso.schedules.linear_scaling` and warm it up with "
             f"`keras_lso.schedules.LinearWarmup`. Received: batch_size={batch_size}"
         )
-    point = _MLPERF_RESNET[batch_size]
-    warmup_steps = round(point.warmup_epochs * steps_per_epoch)
+    rate, warmup_epochs, steps, momentum, weight_decay = _MLPERF_RESNET[batch_size]
+    warmup_steps = round(warmup_epochs * steps_per_epoch)
     share_of_imagenet = steps_per_epoch * batch_size / _IMAGENET_IMAGES
     decay = PolynomialDecayWithOffset(
         offset=warmup_steps,
-        initial_learning_rate=point.learning_rate,
-        decay_steps=max(1, round(point.decay_steps * share_of_imagenet)),
+        initial_learning_rate=rate,
+        decay_steps=max(1, round(steps * share_of_imagenet)),
         end_learning_rate=1e-4,
         power=2.0,
     )
     settings = {
-        "momentum": point.momentum,
-        "weight_decay_rate": point.weight_decay_rate,
+        "momentum": momentum,
+        "weight_decay_rate": weight_decay,
         "eeta": 0.001,
         "trust_ratio": "paper",
         "epsilon": 0.0,
