@@ -129,7 +129,7 @@ class TrustRatio:
     paper: bool = False
 
     def quotient(self, d_norm, w_norm, weight_decay=0.0, learning_rate=None):
-        """Returns the ratio before its limits, by a `learning_rate` if `LARC` asks."""
+        """Returns the ratio without its limits, over the `learning_rate` if given."""
         denominator = d_norm + self.epsilon
         if self.paper:
             denominator = denominator + weight_decay * w_norm

@@ -21,6 +21,8 @@ class _WithOffset(Schedule):
     """Mixin in front of a schedule of Keras: `schedule(step - offset)`."""
 
     keras_class: Any
+    """The schedule of Keras."""
+
     offset: int
 
     def _validate(self):
