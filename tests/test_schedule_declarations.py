@@ -72,7 +72,7 @@ def test_the_first_wrong_argument_is_named():
         Renamed(1, 0, [-1])
     with pytest.raises(ValueError, match=r"`limits\[1\]` must be"):
         Renamed(1, 2, [1, -1, 1])
-    # What concerns several arguments is looked at when each is right.
+    # The arguments are checked together after each of them was checked alone.
     with pytest.raises(TypeError, match="`name` must be"):
         Renamed(1, 2, [1], name=1)
     with pytest.raises(ValueError, match="as many limits"):

@@ -33,7 +33,7 @@ FAULTS = [
         tests="integration_tests/test_loss_scale_monitor.py::test_an_event_file_holds_both",
     ),
     Fault(
-        name="a second run goes on with the stall of the first",
+        name="a second run keeps the stall of the first",
         file="keras_lso/callbacks/loss_scale_monitor.py",
         old="        _find_optimizer(self.model)\n        self._reset()\n",
         new="        _find_optimizer(self.model)\n",

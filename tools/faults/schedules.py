@@ -53,7 +53,7 @@ FAULTS = [
         tests="tests/test_policies.py::test_rates_are_what_the_formula_says",
     ),
     Fault(
-        name="a decay goes on beyond its end",
+        name="a decay continues beyond its end",
         file="keras_lso/schedules/policies_decay.py",
         old="done = ops.minimum(step, self.decay_steps)",
         new="done = step",
