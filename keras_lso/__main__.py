@@ -1,4 +1,4 @@
-"""`python -m keras_lso info`: what to paste into a bug report."""
+"""`python -m keras_lso info` prints what a bug report needs."""
 
 import argparse
 import inspect
@@ -17,23 +17,21 @@ from keras_lso._backend import KERNELS, backend
 from keras_lso._keras_internals.rules import rule_of
 from keras_lso._keras_internals.variables import storage_of
 
-# What one has to say of an optimizer to make it, where its defaults do not do.
+# The optimizers with arguments other than their defaults, by the name to print.
 _ARGUMENTS = {
     "SGD": {"learning_rate": 0.01},
     "SGD, momentum": {"learning_rate": 0.01, "momentum": 0.9},
 }
-# They wrap other optimizers.
+# Classes that step by another optimizer.
 _WRAPPERS = ("LossScaleOptimizer", "MultiOptimizer", "Optimizer")
 
 
 def main(argv=None):
-    """Runs the command.
+    """Runs the command, and returns its exit status.
 
     Args:
-        argv: List of strings, its arguments. Defaults to `None`: those of the process.
-
-    Returns:
-        Int, the exit status.
+        argv: List of strings, the arguments of the command. Defaults to `None`: those
+            of the process.
     """
     parser = argparse.ArgumentParser(prog="python -m keras_lso", description=__doc__)
     parser.add_argument("command", choices=["info"], help="print versions and paths")
@@ -43,7 +41,7 @@ def main(argv=None):
 
 
 def print_info(console):
-    """Prints versions, backend, devices, and how each optimizer steps."""
+    """Prints versions, backend, devices, and the kind of each optimizer's step."""
     for name, value in facts().items():
         console.print(f"{name:<10} {value}", highlight=False, markup=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -55,8 +53,8 @@ def print_info(console):
 
 
 def facts():
-    """Returns what there is to know of the installation, a dict of strings."""
-    # The metadata of a nightly Keras has another name, and a checkout has none.
+    """Returns versions, backend, devices and dtypes, a dict of strings."""
+    # Not from the metadata: a nightly Keras has another name there, a checkout none.
     versions = {m.__name__: m.__version__ for m in (keras_lso, keras, numpy)}
     versions |= backend.packages()
     return {
@@ -70,12 +68,12 @@ def facts():
 
 
 def steps():
-    """Returns how each inner optimizer steps, with its defaults: a dict of strings."""
+    """Returns the kind of step of each inner optimizer, a dict of strings."""
     return {name: _step_of(make()) for name, make in _optimizers().items()}
 
 
 def _optimizers():
-    """Returns functions that make an optimizer each, by name."""
+    """Returns a dict of names to functions that make an optimizer."""
     found: dict[str, Callable] = {}
     for name, cls in inspect.getmembers(keras.optimizers, inspect.isclass):
         is_optimizer = issubclass(cls, keras.optimizers.Optimizer)

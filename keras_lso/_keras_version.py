@@ -1,8 +1,8 @@
 """Refuses a version of Keras that the package was not made for, when imported.
 
-`keras_lso` imports this before anything else of its own: what it takes from Keras
-moves between versions, and would be missed at some import, or in some step, with no
-word of the version.
+It is apart because `keras_lso` imports it first: private attributes of Keras move
+between versions, and without this check an import or a step would fail with an error
+that does not name the version.
 """
 
 import importlib.metadata
@@ -10,21 +10,15 @@ import importlib.metadata
 from packaging.specifiers import SpecifierSet
 from packaging.version import InvalidVersion
 
-# As in pyproject.toml, whose metadata is not there in a checkout. A test compares them.
+# As in pyproject.toml, whose metadata a checkout lacks. A test compares the two.
 SUPPORTED = ">=3.12,<3.16"
 
 
 def is_supported(version):
-    """Whether the package was made for this version of Keras.
+    """Whether the package was made for this version of Keras, a string.
 
-    A development version or a release candidate counts as what it leads to, but for
-    the first version that is too new: 3.16.0rc0 is too new as well.
-
-    Args:
-        version: String.
-
-    Returns:
-        Bool.
+    A development version or a release candidate counts as its release, except that one
+    of the first release that is too new is too new as well: 3.16.0rc0.
     """
     try:
         return SpecifierSet(SUPPORTED).contains(version, prereleases=True)
@@ -36,14 +30,13 @@ def check_keras():
     """Imports Keras, and refuses it if it is too old or too new.
 
     Raises:
-        ImportError: If this version of Keras is not supported. (If there is no Keras,
-            it is Python's own.)
+        ImportError: If this version of Keras is not supported, or there is none.
     """
     try:
         import keras
     except Exception as error:
-        # An old Keras fails in its own imports beside a new framework: then the
-        # version is what is wrong, and only the metadata can tell.
+        # An old Keras beside a new framework fails in its own imports. The cause is
+        # then its version, which only the metadata can tell.
         version = _installed_version()
         if version is None or is_supported(version):
             raise

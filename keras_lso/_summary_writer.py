@@ -1,4 +1,7 @@
-"""`SummaryWriter`: event files for TensorBoard, without TensorFlow."""
+"""`SummaryWriter`: event files for TensorBoard, without TensorFlow.
+
+It is apart from its callers, a callback and OpenSeq2Seq's training op.
+"""
 
 import time
 
@@ -28,8 +31,8 @@ class SummaryWriter:
 
         Args:
             step: Int.
-            reports: Dict of tags to tensors or numbers. Those that are not scalars are
-                written as histograms.
+            reports: Dict of tags to tensors or numbers. A scalar is written as such,
+                anything else as a histogram.
         """
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.plugins.histogram.summary import histogram_pb
@@ -38,7 +41,6 @@ class SummaryWriter:
         for tag, values in reports.items():
             values = np.asarray(ops.convert_to_numpy(values), "float64")
             summary = (histogram_pb if values.ndim else scalar_pb)(tag, values)
-            self._file.add_event(
-                Event(step=step, wall_time=time.time(), summary=summary)
-            )
+            event = Event(step=step, wall_time=time.time(), summary=summary)
+            self._file.add_event(event)
         self._file.flush()

@@ -1,33 +1,38 @@
-"""What float16 makes of some numbers that are multiplied by a scale."""
+"""Counts of the values that float16 flushes, rounds or overflows, at given scales.
+
+It is apart from `underflow.py`, since it needs neither a model nor a backend.
+"""
 
 from dataclasses import asdict, dataclass
 
 import numpy as np
 
-# Half of the smallest subnormal number: what is not above is rounded to zero.
+# Half of the smallest subnormal number: values up to it are rounded to zero.
 FLUSHED_UP_TO = 2.0**-25
-# Below the smallest normal number, less half a step, from which on it is reached.
+# Half a spacing below the smallest normal number: values from it on are rounded to
+# that number, or are normal themselves.
 SUBNORMAL_BELOW = 2.0**-14 - 2.0**-25
-# Half a step above the largest number, 65504: from there on it is inf.
+# Half a spacing above the largest number, 65504: values from it on are rounded to inf.
 OVERFLOWS_FROM = 65520.0
-# Of a layer's values, this share may be flushed to zero.
+# The share of a layer's values that may be flushed to zero at a safe scale.
 TOLERATED = 0.01
 
 
 @dataclass
 class GradientCounts:
-    """What float16 would make of the gradients of a layer, at each scale.
+    """The effect of float16 on the gradients of a layer, at each scale.
 
     Attributes:
-        values: Int. How many there are, without those that are zero in float32.
+        values: Int. The number of values that are not zero in float32.
         smallest: Float, the smallest magnitude. None if there are no values.
-        median: Float.
-        largest: Float, inf or NaN if one of them is not finite.
+        median: Float, the median magnitude. None if there are no values.
+        largest: Float, the largest magnitude. Inf or NaN if a value is not finite.
         flushed: List of floats, for each scale the share that would be zero.
         subnormal: List of floats, the share that would be subnormal.
         overflowing: List of floats, the share that would be inf, or is not finite.
-        lowest_safe_scale: Float. From there on at most 1% are flushed.
-        highest_safe_scale: Float. Up to there none overflows; 0 if one is not finite.
+        lowest_safe_scale: Float. The lowest scale at which at most 1% are flushed.
+        highest_safe_scale: Float. The highest scale at which no value overflows; 0 if
+            a value is not finite.
     """
 
     values: int
@@ -46,14 +51,9 @@ class GradientCounts:
 
 
 def counts_of(arrays, scales):
-    """Returns the `GradientCounts` of some float32 arrays.
-
-    Args:
-        arrays: List of arrays.
-        scales: List of floats.
-    """
+    """Returns the `GradientCounts` of a list of float32 arrays at a list of scales."""
     magnitudes = np.abs(np.concatenate([np.ravel(a) for a in arrays]), dtype="float64")
-    # NaN is sorted to the end, behind inf.
+    # NumPy sorts NaN to the end, behind inf.
     values = np.sort(magnitudes[magnitudes != 0])
     count = len(values)
     if not count:

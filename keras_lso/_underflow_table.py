@@ -1,4 +1,7 @@
-"""The table that an `UnderflowReport` prints."""
+"""The table that an `UnderflowReport` prints.
+
+It is apart from `underflow.py`, since it imports rich, which takes a while.
+"""
 
 import io
 import math
@@ -11,7 +14,7 @@ WIDTH = 100
 
 
 def table_of(report):
-    """Returns the table as text, of at most 100 characters a line."""
+    """Returns the table as text, at most `WIDTH` characters a line."""
     at_one, at_best = _index(report, 1.0), _index(report, report.initial_scale)
     best = f"at {_scale(report.scales[at_best])}"
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
@@ -32,24 +35,21 @@ def table_of(report):
     stream = io.StringIO()
     console = Console(file=stream, width=WIDTH)
     console.print(table)
-    whole = report.safe_scales
-    safe = f"Safe for all layers: {_safe(*whole)}." if whole else "No scale is safe."
+    scales = report.safe_scales
+    safe = f"Safe for all layers: {_safe(*scales)}." if scales else "No scale is safe."
     best = f"Recommended initial_scale: {_scale(report.initial_scale)}."
     console.print(safe, best, highlight=False)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 
 def _index(report, scale):
-    """Returns the position of the scale that is nearest."""
-    return min(range(len(report.scales)), key=lambda i: _far(report.scales[i], scale))
-
-
-def _far(scale, other):
-    return max(scale / other, other / scale)
+    """Returns the index of the nearest scale of the report, by their ratio."""
+    factors = [max(other / scale, scale / other) for other in report.scales]
+    return factors.index(min(factors))
 
 
 def _scale(value):
-    """Returns a scale as people write it: 2**15, or its digits."""
+    """Returns a power of two as `2**15`, any other scale in digits."""
     mantissa, exponent = float(value).hex().split("p")
     return f"2**{int(exponent)}" if mantissa == "0x1.0000000000000" else f"{value:.3g}"
 
@@ -59,7 +59,7 @@ def _share(value):
 
 
 def _safe(low, high):
-    """Returns the powers of two between two scales."""
+    """Returns the range of the powers of two between two scales."""
     if low == 0 and high == math.inf:
         return "any"
     if not 0 < low <= high < math.inf:

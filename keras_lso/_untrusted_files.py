@@ -1,7 +1,7 @@
-"""Archives and HDF5 files that somebody else may have made.
+"""Checks of archives and HDF5 files, which an untrusted party may have written.
 
-Neither may fill the memory or the disk with what takes no room in the file, nor lead
-to another file. Keras looks after what it reads itself; this is for what we read.
+A small file must not fill the memory or the disk, nor refer to another file. Keras
+checks the files that it reads itself; these checks are for the files read here.
 """
 
 import math
@@ -9,31 +9,26 @@ import struct
 import zipfile
 import zlib
 
-# What h5py, json and zipfile raise for a damaged file, besides ValueError.
+# The errors of h5py, json and zipfile for a damaged file, besides ValueError.
 DAMAGE = (
     AttributeError,
     EOFError,
     LookupError,
     OSError,
     OverflowError,
-    # What h5py says to most of the damage that there can be.
-    RuntimeError,
+    RuntimeError,  # the most frequent one of h5py
     struct.error,
     zipfile.BadZipFile,
     zlib.error,
 )
 
-# An honest file of numbers hardly shrinks; zeros shrink a thousandfold.
+# Trained numbers hardly compress; zeros compress a thousandfold.
 _LARGE = 1 << 28
 _MOST_EXPANSION = 100
 
 
 def refuse_bombs(archive):
-    """Refuses an archive with a member that is large, but only once unpacked.
-
-    Args:
-        archive: `zipfile.ZipFile`.
-    """
+    """Refuses a `zipfile.ZipFile` with a member that is large only once unpacked."""
     for item in archive.infolist():
         if _is_bomb(item.file_size, item.compress_size):
             raise ValueError(
@@ -43,11 +38,9 @@ def refuse_bombs(archive):
 
 
 def hard_group(file, path):
-    """Returns the group at a path; None if there is none that is in this very file.
+    """Returns the group at a path of an `h5py.File`; None if the file itself has none.
 
-    Args:
-        file: `h5py.File`.
-        path: String, names with slashes between them.
+    A link to a group of another file does not count.
     """
     import h5py
 
@@ -63,7 +56,7 @@ def hard_group(file, path):
 
 
 def read_dataset(group, path):
-    """Returns the array at a path below a group, if it is in this very file."""
+    """Returns the array at a path below a group, if the file itself holds it."""
     import h5py
     import numpy as np
 

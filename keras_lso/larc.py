@@ -1,9 +1,12 @@
-"""`LARC`: layer-wise adaptive rate control, in front of any optimizer."""
+"""`LARC`: layer-wise adaptive rate control, in front of any optimizer.
+
+It is apart from `_core/`, since no other optimizer needs it.
+"""
 
 import keras
 from keras import ops
 
-from keras_lso._backend import backend
+from keras_lso._backend import backend, rules
 from keras_lso._checks import check_config
 from keras_lso._config_dicts import check_numbers, read_object
 from keras_lso._core.arguments import check_optimizer
@@ -34,8 +37,8 @@ CLIP, SCALE = MODES = ("clip", "scale")
 class LARC(Wrapper):
     """Optimizer that rescales each layer's gradient before an inner optimizer.
 
-    It holds every layer's step down to a share `eta` of the norm of its weights,
-    whatever optimizer takes that step, unless `min_update` is above that.
+    It limits every layer's step to a share `eta` of the norm of its weights, whatever
+    optimizer takes that step, unless `min_update` is above that.
 
     ```python
     # mode="clip": the gradient shrinks where the step would be too long
@@ -49,28 +52,28 @@ class LARC(Wrapper):
     inner_optimizer.apply(ratio * g)
     ```
 
-    A layer whose weights are all zero, a new bias for one, moves by `min_update`
+    A layer whose weights are all zero, such as a new bias, moves by `min_update`
     only: leave biases out with `exclude`.
 
-    For float16 write `LossScaleOptimizer(LARC(inner_optimizer))`: ratios are of
-    unscaled gradients. The other way round, `LARC(LossScaleOptimizer(...))`, is the
-    same in a loop of your own, but not for `compile` under `"mixed_float16"`, which
-    would scale the loss a second time.
+    Ratios are of unscaled gradients: for float16 write
+    `LossScaleOptimizer(LARC(inner_optimizer))`. `LARC(LossScaleOptimizer(...))` does
+    the same in a custom loop, but `compile` under `"mixed_float16"` would scale the
+    loss a second time.
 
-    With `gradient_accumulation_steps` on the inner optimizer it is the gradient of
-    each micro-batch that is rescaled. `clipnorm` and the like come after it.
+    With `gradient_accumulation_steps` on the inner optimizer the gradient of each
+    micro-batch is rescaled. `clipnorm` and the like clip the rescaled gradients.
 
     Args:
         inner_optimizer: The `keras.optimizers.Optimizer` to wrap. Its
-            hyperparameters (`learning_rate`, `momentum`, ...) read and write
-            through this one as well.
+            hyperparameters (`learning_rate`, `momentum`, ...) can be read and set
+            on this optimizer as well.
         eta: Float. The trust coefficient, the share of a layer's norm by which it
             may move. Defaults to `0.002`.
         mode: `"clip"` or `"scale"`. Defaults to `"clip"`.
         min_update: Float. The lowest ratio. Defaults to `1e-7`.
         epsilon: Float. Added to the norm of the gradient. Defaults to `1e-7`.
         exclude: List of regular expressions. The gradient of a variable whose path
-            (`"block/bn/gamma"`) holds a match of one of them stays as it is.
+            (`"block/bn/gamma"`) holds a match of one of them is not rescaled.
             Defaults to `None`: all are rescaled.
         name: String. The name of the optimizer. Defaults to `"LARC"`.
 
@@ -111,8 +114,8 @@ class LARC(Wrapper):
         check_optimizer(inner_optimizer)
         if type(inner_optimizer) is keras.optimizers.LossScaleOptimizer:
             raise TypeError(
-                "LARC needs unscaled gradients, and Keras's own LossScaleOptimizer "
-                "does not hand them over. Write "
+                "LARC needs unscaled gradients, which Keras's own LossScaleOptimizer "
+                "does not pass on. Write "
                 "keras_lso.LossScaleOptimizer(keras_lso.LARC(inner_optimizer))."
             )
         eta = check_rate("eta", eta)
@@ -150,7 +153,7 @@ class LARC(Wrapper):
         self.built = True
 
     def scale_loss(self, loss):
-        """Scales the loss as the inner optimizer asks for it.
+        """Scales the loss as the inner optimizer does.
 
         Args:
             loss: Tensor or number.
@@ -170,11 +173,11 @@ class LARC(Wrapper):
                 optimizer was built for; the first call builds it.
             axis_name: String or tuple of strings. On JAX, inside of `jax.shard_map`
                 or `jax.pmap`: the axis over which the gradients are still to be
-                averaged. Defaults to `None`: the caller has done that.
-            **kwargs: For the inner optimizer: `scaled` and `update_scale` of a
-                `LossScaleOptimizer`.
+                averaged. Defaults to `None`: the caller has averaged them.
+            **kwargs: Arguments of the inner optimizer's `apply`, such as `scaled` and
+                `update_scale` of a `LossScaleOptimizer`.
         """
-        # First of all: it may refuse.
+        # It may raise, so it comes before anything is built.
         inv_scale = self._inv_scale(kwargs.get("scaled"))
         backend.check_axis_name(axis_name)
         grads, variables = pair_gradients(self, grads, trainable_variables)
@@ -191,17 +194,18 @@ class LARC(Wrapper):
             self.inner_optimizer.apply(rescaled, variables, **kwargs)
 
     def ratios(self, grads, variables, inv_scale=1.0):
-        """Returns what each gradient is multiplied by.
+        """Returns the factor of each gradient.
 
         Args:
             grads: List of gradients, one for each variable, or None.
             variables: List of variables.
-            inv_scale: Float32 scalar (tensor). What unscales the gradients. Defaults
-                to `1.0`: they are not scaled.
+            inv_scale: Float32 scalar (tensor), the factor that unscales the gradients.
+                Defaults to `1.0`: they are not scaled.
 
         Returns:
-            List of float32 scalar tensors; None for what stays as it is.
+            List of float32 scalar tensors; None for a gradient that is not rescaled.
         """
+        found: list = [None] * len(grads)
         chosen = [
             i
             for i, (g, v) in enumerate(zip(grads, variables, strict=True))
@@ -209,58 +213,54 @@ class LARC(Wrapper):
             and not is_overwritten(v)
             and not path_matches(v, self.exclude)
         ]
-        found: list = [None] * len(grads)
         if not chosen:
             return found
-        g_norms = backend.l2_norms([grads[i] for i in chosen])
-        w_norms = backend.l2_norms(
-            [ops.convert_to_tensor(variables[i]) for i in chosen]
-        )
-        ratios = self._ratios(_stack(g_norms) * inv_scale, _stack(w_norms))
+        values = [ops.convert_to_tensor(variables[i]) for i in chosen]
+        g_norms = _stack(backend.l2_norms([grads[i] for i in chosen]))
+        w_norms = _stack(backend.l2_norms(values))
+        ratios = self._ratios(g_norms * inv_scale, w_norms)
         for i, ratio in zip(chosen, ops.unstack(ratios, len(chosen)), strict=True):
             found[i] = ratio
         return found
 
     def _ratios(self, g_norms, w_norms):
-        limits = g_norms + self.epsilon
-        if self.mode == CLIP:
-            limits = limits * ops.cast(self._rate(), "float32")
-        ratios = self.eta * w_norms / limits
+        rate = ops.cast(self._rate(), "float32") if self.mode == CLIP else None
+        trust_ratio = rules.TrustRatio(self.eta, self.epsilon)
+        ratios = trust_ratio.quotient(g_norms, w_norms, learning_rate=rate)
         # A tensor: Keras may convert numbers to `floatx`, which may be float16.
         lowest = ops.convert_to_tensor(self.min_update, "float32")
         highest = ops.ones_like(ratios)
-        # Not finite: nothing moves at all, or a norm is too large for float32.
+        # Not finite: the denominator is 0, or a norm overflows float32.
         ratios = ops.where(ops.isfinite(ratios), ops.maximum(ratios, lowest), highest)
         return ops.minimum(ratios, highest) if self.mode == CLIP else ratios
 
     def _rate(self):
-        """Returns the learning rate that the innermost optimizer steps with."""
+        """Returns the learning rate of the innermost optimizer's step."""
         innermost = chain_of(self)[-1]
         rate = rate_of(innermost)
         return innermost.decayed(rate) if isinstance(innermost, LARS) else rate
 
     def _inv_scale(self, scaled):
-        """Returns what the gradients' norms are multiplied by to unscale them."""
+        """Returns the factor that unscales the gradients' norms."""
         inner = self.inner_optimizer
         if isinstance(inner, LARC):
             return inner._inv_scale(scaled)
         if not isinstance(inner, LossScaleOptimizer):
             factor = inner.loss_scale_factor
             return 1.0 if factor is None else 1.0 / factor
-        is_unknown = inner._scaling.gradients is Gradients.UNKNOWN
-        if scaled is None and is_unknown:
+        if scaled is None and inner._scaling.gradients is Gradients.UNKNOWN:
             raise ValueError(
                 "LARC wraps a LossScaleOptimizer that has scaled no loss yet, so it "
                 "cannot tell whether the gradients are scaled. Under 'mixed_float16' "
                 "`compile` wraps LARC in a second LossScaleOptimizer, which then "
                 "scales: write LossScaleOptimizer(LARC(inner_optimizer)) instead. In "
-                "a loop of your own call `optimizer.scale_loss(loss)` first, or say "
+                "a custom loop call `optimizer.scale_loss(loss)` first, or write "
                 "`apply(..., scaled=True)` or `scaled=False`."
             )
         return inner._scaling.inv_scale(scaled)
 
     def apply_gradients(self, grads_and_vars, **kwargs):
-        """Does what `apply` does.
+        """Runs `apply` on pairs.
 
         Args:
             grads_and_vars: List of `(gradient, variable)` pairs.
@@ -281,7 +281,7 @@ class LARC(Wrapper):
         """
         self.inner_optimizer.finalize_variable_values(var_list)
 
-    # --- State: the inner optimizer's, and nothing else -----------------------
+    # --- State: that of the inner optimizer, and nothing else ---------------------
 
     @property
     def variables(self):
@@ -292,26 +292,21 @@ class LARC(Wrapper):
         self.inner_optimizer.set_weights(weights)
 
     def save_own_variables(self, store):
-        """Writes the state of the inner optimizer, as it would itself."""
+        """Writes the state of the inner optimizer, in its layout."""
         self.inner_optimizer.save_own_variables(store)
 
     def load_own_variables(self, store):
-        """Reads the state of the inner optimizer, as it would itself."""
+        """Reads the state of the inner optimizer, in its layout."""
         inner = self.inner_optimizer
-        # Those of a user's own class may be stored in a way of its own.
-        if (
-            type(inner).load_own_variables
-            is keras.optimizers.Optimizer.load_own_variables
-        ):
+        own_layout = type(inner).load_own_variables
+        # A user's class with a method of its own may have a layout of its own.
+        if own_layout is keras.optimizers.Optimizer.load_own_variables:
             store = checked(inner, store)
         inner.load_own_variables(store)
 
     def __dir__(self):
-        """Keras finds what to save inside an object by its `dir()`.
-
-        The inner optimizer's state is saved as this one's already: a file is the
-        same with LARC and without it.
-        """
+        # Keras saves every attribute listed by `dir()`. `save_own_variables` has
+        # saved the inner optimizer already: a file is the same without LARC.
         return [n for n in super().__dir__() if n != "inner_optimizer"]
 
     def get_config(self):
@@ -327,11 +322,12 @@ class LARC(Wrapper):
 
     @classmethod
     def from_config(cls, config, custom_objects=None):
-        """Makes an optimizer from what `get_config` returned.
+        """Returns the `LARC` that a config describes.
 
         Args:
-            config: Dict.
+            config: Dict, as `get_config` returns it.
             custom_objects: Dict of names to classes that the config refers to.
+                Defaults to `None`.
 
         Returns:
             A `LARC`.
@@ -344,12 +340,8 @@ class LARC(Wrapper):
                 f"as 'inner_optimizer'. Received: inner_optimizer={inner!r}"
             )
         check_numbers(inner, "`inner_optimizer`")
-        inner = read_object(
-            keras.saving.deserialize_keras_object,
-            inner,
-            "`inner_optimizer`",
-            custom_objects,
-        )
+        read = keras.saving.deserialize_keras_object
+        inner = read_object(read, inner, "`inner_optimizer`", custom_objects)
         return cls(inner, **config)
 
 

@@ -1,7 +1,7 @@
-"""`LARS`: layer-wise adaptive rate scaling, for large batches, as users know it.
+"""`LARS`: layer-wise adaptive rate scaling, for large batches.
 
-What it does is in `_core/lars.py`; here are its documentation and the methods that
-code for tf.keras and the Model Garden calls.
+It is apart from `_core/lars.py`, which has the behaviour: this file holds the
+documentation, and adds the methods that code for tf.keras and the Model Garden calls.
 """
 
 import keras
@@ -15,9 +15,9 @@ from keras_lso._tf_keras.methods import TFKerasMethods
 class LARS(TFKerasMethods, core.LARS):
     """Optimizer that gives each layer a learning rate of its own.
 
-    LARS moves each layer in proportion to its size: by a share `eeta` of the norm
-    of its weights, whatever the norm of its gradient. A learning rate that is high
-    enough for large batches then throws no layer off the course.
+    LARS moves each layer in proportion to its weights: by a share `eeta` of their
+    norm, whatever the norm of its gradient. No layer then diverges at a learning rate
+    that is high enough for large batches.
 
     ```python
     d = g + weight_decay_rate * w
@@ -28,8 +28,8 @@ class LARS(TFKerasMethods, core.LARS):
     w = w - (momentum * v + learning_rate * trust_ratio * d)    # nesterov=True
     ```
 
-    With `classic_momentum=False` the learning rate stays out of the momentum, and
-    the trust ratio is of the update:
+    With `classic_momentum=False` the learning rate does not enter the momentum, and
+    the trust ratio is that of the update:
 
     ```python
     v = momentum * v + d
@@ -39,18 +39,17 @@ class LARS(TFKerasMethods, core.LARS):
     w = w - learning_rate * trust_ratio * u
     ```
 
-    Norms are summed up in float32 at least, whatever the dtype of the weights: one
-    above 1.8e19 counts as infinite (the layer stays where it is), one below 1e-22 as
-    0. They are of the whole variable. Trust ratios are of unscaled gradients: wrap it
-    as `keras_lso.LossScaleOptimizer(LARS(...))` for float16. Who is excluded is
-    settled in `build`.
+    Norms are those of whole variables, accumulated in float32 at least: a norm above
+    1.8e19 counts as infinite (the layer does not move), one below 1e-22 as 0. Trust
+    ratios are of unscaled gradients: for float16 write
+    `keras_lso.LossScaleOptimizer(LARS(...))`. `build` determines which variables are
+    excluded.
 
     Args:
         learning_rate: A float, a `keras.optimizers.schedules.LearningRateSchedule`,
-            or a callable without arguments that returns the value to use. The
-            learning rate of a layer is this times its trust ratio, so that it is
-            far higher than with SGD: 10 for a ResNet-50 at batch size 4,096.
-            Defaults to `0.01`.
+            or a callable without arguments that returns the value to use. It is
+            multiplied by a layer's trust ratio, and thus far higher than that of SGD:
+            10 for a ResNet-50 at batch size 4,096. Defaults to `0.01`.
         momentum: Float between 0 and 1. Defaults to `0.9`.
         weight_decay_rate: Float. The factor of the L2 penalty's gradient, which
             takes part in the trust ratio. Defaults to `0.0`.
@@ -71,14 +70,11 @@ class LARS(TFKerasMethods, core.LARS):
             in MLPerf's reference, for classic momentum only:
             `eeta * |w| / (|g| + weight_decay_rate * |w| + epsilon)`. Defaults to
             `"model_garden"`.
-        epsilon: Float. Added to the denominator of the trust ratio. Defaults to
-            `0.0`.
-        trust_clip: Bool. Whether trust ratios above 1 become 1. Defaults to
-            `False`.
+        epsilon: Float. Added to the denominator of the trust ratio. Defaults to `0.0`.
+        trust_clip: Bool. Whether trust ratios above 1 become 1. Defaults to `False`.
         exclude_1d: Bool. Whether to exclude every variable of less than two
             dimensions, such as biases and the weights of normalization, from both
-            decay and adaptation. Defaults to `False`. The habit of MLPerf and
-            MoCo.
+            decay and adaptation, as MLPerf and MoCo do. Defaults to `False`.
         **kwargs: The keywords of every Keras optimizer (`clipnorm`,
             `global_clipnorm`, `clipvalue`, `use_ema`, `ema_momentum`,
             `ema_overwrite_frequency`, `gradient_accumulation_steps`,
@@ -98,11 +94,9 @@ class LARS(TFKerasMethods, core.LARS):
     >>> print(w.numpy())  # |w| is 5: a step of 10 * 0.001 * 5
     [3.   3.95]
 
-    In place of a list of names, say that only matrices and kernels adapt:
+    Only matrices and kernels adapt and decay, without a list of names:
 
-    >>> optimizer = keras_lso.LARS(
-    ...     learning_rate=10.0, weight_decay_rate=2e-4, exclude_1d=True
-    ... )
+    >>> optimizer = keras_lso.LARS(10.0, weight_decay_rate=2e-4, exclude_1d=True)
 
     References:
 

@@ -1,7 +1,7 @@
-"""`NovoGrad`: momentum of normalized gradients, as users know it.
+"""`NovoGrad`: momentum of gradients that are normalized layer by layer.
 
-What it does is in `_core/novograd.py`; here are its documentation and the methods that
-code for tf.keras calls.
+It is apart from `_core/novograd.py`, which has the behaviour: this file holds the
+documentation, and adds the methods that code for tf.keras calls.
 """
 
 import keras
@@ -13,12 +13,12 @@ from keras_lso._tf_keras.methods import TFKerasMethods
 
 @keras.saving.register_keras_serializable("keras_lso", name="NovoGrad")
 class NovoGrad(TFKerasMethods, core.NovoGrad):
-    """Optimizer that divides the gradient of each layer by its usual norm.
+    """Optimizer that divides the gradient of each layer by its average norm.
 
     Adam divides each element of a gradient by the root of its second moment.
     NovoGrad has one second moment for a whole layer: an average of the squared norm
-    of its gradient. So its state is half as large as Adam's, and a gradient that is
-    large everywhere makes no larger step.
+    of its gradient. So its state is half as large as Adam's, and a step does not grow
+    with the norm of the gradient.
 
     ```python
     v = |g|**2 if v == 0 else beta_2 * v + (1 - beta_2) * |g|**2
@@ -30,34 +30,33 @@ class NovoGrad(TFKerasMethods, core.NovoGrad):
     ```
 
     A layer is one variable. Its first gradient that is not zero sets `v`, so that
-    there is no bias to correct. Norms are summed up in float32 at least, and `v` is
-    kept in it, whatever the dtype of the weights. A norm below 1e-19 may count as 0;
-    one above 1.8e19 counts as infinite, and nothing of that gradient enters `m` or
-    `v`. Norms are of unscaled gradients: wrap it as
-    `keras_lso.LossScaleOptimizer(NovoGrad(...))` for float16.
+    there is no bias to correct. Norms are accumulated in float32 at least, and `v` has
+    that dtype, whatever the dtype of the weights. A norm below 1e-19 may count as 0;
+    one above 1.8e19 counts as infinite, and that gradient enters neither `m` nor `v`.
+    Norms are of unscaled gradients: for float16 write
+    `keras_lso.LossScaleOptimizer(NovoGrad(...))`.
 
     This is the formula of OpenSeq2Seq, with `epsilon` under the root. (Its code
-    computes the average but never stores it: what it trained with is `beta_2=0`.)
-    With `epsilon=0` it is `optax.novograd` with `eps=0`, as long as the first
-    gradient of every layer is not zero.
+    computes the average but never stores it, so it trained with `beta_2=0`.) With
+    `epsilon=0` it equals `optax.novograd` with `eps=0`, unless the first gradient of a
+    layer is zero.
 
     Args:
         learning_rate: A float, a `keras.optimizers.schedules.LearningRateSchedule`,
-            or a callable without arguments that returns the value to use. The norm
-            of what enters the momentum is about 1 whatever the loss is, so that it
-            is lower than with SGD: OpenSeq2Seq's recipe for Jasper starts at 0.02.
-            Defaults to `0.01`.
-        beta_1: Float between 0 and 1. The share of the momentum that stays.
-            Defaults to `0.95`.
-        beta_2: Float between 0 and 1. The share of the second moment that stays.
-            With 0 each gradient is divided by its own norm. Defaults to `0.98`.
+            or a callable without arguments that returns the value to use. Normalized
+            gradients have a norm of about 1 whatever the loss is, so it is lower than
+            that of SGD: OpenSeq2Seq's recipe for Jasper starts at 0.02. Defaults to
+            `0.01`.
+        beta_1: Float between 0 and 1. The decay of the momentum. Defaults to `0.95`.
+        beta_2: Float between 0 and 1. The decay of the second moment. With 0 each
+            gradient is divided by its own norm. Defaults to `0.98`.
         epsilon: Float. Added to the second moment, under the root. If 0, a gradient
             of zeros stays zero. Defaults to `1e-8`.
         weight_decay_rate: Float. The factor of the weights that are added to the
             normalized gradient. Other versions of NovoGrad call it `weight_decay`,
-            which in Keras is another thing. Defaults to `0.0`.
-        grad_averaging: Bool. Whether the momentum is an average, as in Adam: the
-            steps are then `1 - beta_1` as long. Defaults to `False`.
+            which means decoupled decay in Keras. Defaults to `0.0`.
+        grad_averaging: Bool. Whether the momentum is an average, as in Adam, which
+            multiplies the steps by `1 - beta_1`. Defaults to `False`.
         exclude_from_weight_decay: List of regular expressions. A variable whose
             path (`"block/bn/gamma"`) holds a match of one of them is not decayed.
             Defaults to `None`: all are. A variable that Keras's method of the same

@@ -1,8 +1,10 @@
 """Pictures of schedules, loss scales, trust ratios and underflow.
 
 Each function returns a `matplotlib` figure; `figure.savefig(path)` writes it to a file.
+Only this module needs matplotlib, which it imports when a function draws.
 """
 
+import itertools
 import math
 
 import keras
@@ -13,7 +15,6 @@ from keras_lso._checks import check_int
 
 # Okabe and Ito's colours, which the colour-blind can tell apart.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
-_GRAY = "#888888"
 _STYLE = {
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -34,7 +35,7 @@ def plot_schedule(schedules, steps):
     Args:
         schedules: A learning-rate schedule, a list of them, or a dict of labels to
             them.
-        steps: Int. How many steps to draw, from 0 on.
+        steps: Int of at least 2. The number of steps to draw, from step 0 on.
 
     Returns:
         A `matplotlib` figure.
@@ -53,7 +54,7 @@ def plot_schedule(schedules, steps):
     steps = check_int("steps", steps, at_least=2)
     at = np.unique(np.linspace(0, steps - 1, min(steps, _MOST_POINTS)).astype("int64"))
     figure, [axis] = _figure(1, height=3.2)
-    for color, (label, schedule) in zip(_cycle(), schedules.items(), strict=False):
+    for color, (label, schedule) in _colored(schedules):
         rates = [float(ops.convert_to_numpy(schedule(int(step)))) for step in at]
         axis.plot(at, rates, color=color, label=label, linewidth=1.6)
     axis.set_xlabel("step")
@@ -74,8 +75,8 @@ def _as_dict(schedules):
         if len(set(names)) < len(names):
             names = [f"{i}: {name}" for i, name in enumerate(names)]
         schedules = dict(zip(names, schedules, strict=True))
-    is_right = isinstance(schedules, dict) and schedules
-    if not is_right or not all(isinstance(s, kind) for s in schedules.values()):
+    is_dict = isinstance(schedules, dict) and schedules
+    if not is_dict or not all(isinstance(s, kind) for s in schedules.values()):
         raise TypeError(
             "`schedules` must be a learning-rate schedule, a list of them, or a dict "
             f"of labels to them. Received: schedules={schedules!r}"
@@ -87,8 +88,8 @@ def plot_loss_scale(history):
     """Draws the loss scale and the skipped steps of a run, below its loss.
 
     Args:
-        history: What `fit` returned with a `keras_lso.callbacks.LossScaleMonitor`, or
-            its dict of lists.
+        history: The `History` that `fit` with a `keras_lso.callbacks.LossScaleMonitor`
+            returned, or its dict of lists.
 
     Returns:
         A `matplotlib` figure.
@@ -115,7 +116,7 @@ def plot_loss_scale(history):
     losses = {name: logs[name] for name in ("loss", "val_loss") if name in logs}
     figure, axes = _figure(2 if losses else 1, height=2.2)
     if losses:
-        for color, (name, values) in zip(_cycle(), losses.items(), strict=False):
+        for color, (name, values) in _colored(losses):
             axes[0].plot(epochs[: len(values)], values, color=color, label=name)
         axes[0].set_ylabel("loss")
         axes[0].legend(frameon=False)
@@ -132,7 +133,7 @@ def plot_loss_scale(history):
 
 def _draw_skipped(axis, epochs, skipped):
     new = np.diff(skipped, prepend=skipped[0])
-    # How many there were before the first epoch of this run is not known.
+    # The number before the first epoch of this run is unknown.
     new[0] = skipped[0]
     bars = axis.twinx()
     bars.grid(False)
@@ -141,19 +142,18 @@ def _draw_skipped(axis, epochs, skipped):
     bars.set_ylim(0, max(4, 3 * new.max()))
     bars.yaxis.get_major_locator().set_params(integer=True)
     bars.spines["right"].set_visible(True)
-    # The line is to be seen in front.
+    # The line is drawn in front of the bars.
     axis.set_zorder(bars.get_zorder() + 1)
     axis.patch.set_visible(False)
 
 
 def plot_trust_ratios(ratios):
-    """Draws by how much LARS or LARC rescales each layer.
+    """Draws the trust ratios by which LARS or LARC rescales each layer.
 
     Args:
         ratios: Dict of layers' or variables' names to their ratios, as
-            `LARS.trust_ratios` returns it; or a list of such, one for each step that
-            was looked at: the median is drawn, and a line from the least to the
-            largest.
+            `LARS.trust_ratios` returns it; or a list of such dicts, one a step, of
+            which the median is drawn, and a line from the least to the largest.
 
     Returns:
         A `matplotlib` figure.
@@ -177,7 +177,8 @@ def plot_trust_ratios(ratios):
     rows = [[float(s[name]) for s in snapshots if name in s] for name in names]
     figure, [axis] = _figure(1, height=max(2.0, 0.6 + 0.17 * len(names)))
     at = np.arange(len(names))
-    axis.hlines(at, *_ends(rows), color=_COLORS[0], alpha=0.35, linewidth=3)
+    ends = [min(row) for row in rows], [max(row) for row in rows]
+    axis.hlines(at, *ends, color=_COLORS[0], alpha=0.35, linewidth=3)
     axis.plot([np.median(row) for row in rows], at, "o", color=_COLORS[0], markersize=4)
     axis.set_xscale("log")
     axis.set_xlabel("trust ratio")
@@ -187,15 +188,11 @@ def plot_trust_ratios(ratios):
     return figure
 
 
-def _ends(rows):
-    return [min(row) for row in rows], [max(row) for row in rows]
-
-
 def plot_underflow(report):
-    """Draws what float16 would make of each layer's gradients, against the scale.
+    """Draws the underflow and overflow of each layer's gradients against the scale.
 
     Args:
-        report: What `keras_lso.underflow_report` returned.
+        report: The `UnderflowReport` that `keras_lso.underflow_report` returned.
 
     Returns:
         A `matplotlib` figure.
@@ -205,7 +202,7 @@ def plot_underflow(report):
     """
     names, layers = list(report.layers), list(report.layers.values())
     figure, [axis] = _figure(1, height=max(2.2, 1.3 + 0.24 * len(names)))
-    # Losing some of the digits is half as bad as losing them all.
+    # A subnormal value, which keeps some of its digits, counts half.
     lost = np.array([np.add(c.flushed, np.divide(c.subnormal, 2)) for c in layers])
     overflowing = np.array([c.overflowing for c in layers])
     image = _blend(lost, _COLORS[0]) + _blend(overflowing, _COLORS[1]) - 1
@@ -220,17 +217,15 @@ def plot_underflow(report):
     axis.set_xlabel("loss scale")
     axis.grid(False)
     _mark_safe_scales(axis, exponents, report.safe_scales)
-    _name_colors(figure)
+    _add_legend(figure)
     return figure
 
 
 def _blend(shares, color):
-    """Returns an image that is white where the share is 0, and the colour at 1.
-
-    By the square root: one in a hundred is to be seen.
-    """
+    """Returns an image that is white where the share is 0, and the colour at 1."""
     from matplotlib.colors import to_rgb
 
+    # The square root makes a share of 1% visible.
     strength = np.sqrt(np.clip(shares, 0, 1))[..., np.newaxis]
     return 1 - strength * (1 - np.array(to_rgb(color)))
 
@@ -246,20 +241,13 @@ def _log2(scale):
     return math.log2(scale) if 0 < scale < math.inf else math.copysign(99, scale - 1)
 
 
-def _name_colors(figure):
+def _add_legend(figure):
     from matplotlib.lines import Line2D
 
-    handles = [
-        Line2D([], [], color=color, linewidth=4, label=label)
-        for color, label in (
-            (_COLORS[0], "flushed to zero, or subnormal (paler)"),
-            (_COLORS[1], "overflow"),
-            (_COLORS[2], "safe for all layers"),
-        )
-    ]
-    figure.legend(
-        handles=handles, loc="outside upper left", ncols=3, frameon=False, fontsize=8
-    )
+    labels = "flushed to zero, or subnormal (paler)", "overflow", "safe for all layers"
+    lines = [Line2D([], [], color=color, linewidth=4) for color in _COLORS[:3]]
+    place = {"loc": "outside upper left", "ncols": 3}
+    figure.legend(lines, labels, frameon=False, fontsize=8, **place)
 
 
 def _figure(rows, height):
@@ -271,22 +259,17 @@ def _figure(rows, height):
             "Pictures are drawn by matplotlib, which is not installed. Run "
             '`pip install matplotlib`, or `pip install "keras-lso[plot]"`.'
         ) from error
+    shape = {"figsize": (6.4, height * rows), "layout": "constrained"}
     with plt.rc_context(_STYLE):
-        figure, axes = plt.subplots(
-            rows,
-            1,
-            figsize=(6.4, height * rows),
-            sharex=rows > 1,
-            squeeze=False,
-            layout="constrained",
-        )
-    # What made it need not keep it: a notebook shows what a cell returns.
+        figure, axes = plt.subplots(rows, sharex=rows > 1, squeeze=False, **shape)
+    # Otherwise pyplot keeps the figure, and a notebook shows it twice.
     plt.close(figure)
     return figure, list(axes[:, 0])
 
 
-def _cycle():
-    return [color for _ in range(20) for color in _COLORS]
+def _colored(items):
+    """Returns the items of a dict, each with a colour."""
+    return zip(itertools.cycle(_COLORS), items.items(), strict=False)
 
 
 __all__ = ["plot_loss_scale", "plot_schedule", "plot_trust_ratios", "plot_underflow"]

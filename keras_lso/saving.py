@@ -1,5 +1,10 @@
-"""Reading optimizers and models that Keras's own functions cannot give us."""
+"""`deserialize` and `load_model`, which make Keras's LossScaleOptimizer ours.
 
+They are apart from `_core/configs.py`, which reads the configs, since they also read
+archives and HDF5 files.
+"""
+
+import functools
 import json
 import os
 import tempfile
@@ -11,7 +16,7 @@ import keras
 from keras_lso._core.configs import OURS, adopt, read_optimizer
 from keras_lso._untrusted_files import DAMAGE, hard_group, refuse_bombs
 
-# Configs can be nested too deeply, besides.
+# RecursionError: a config can be nested too deeply.
 _MISFITS = (*DAMAGE, RecursionError)
 _CONFIG = "config.json"
 _WEIGHTS = "model.weights.h5"
@@ -20,9 +25,9 @@ _WEIGHTS = "model.weights.h5"
 def deserialize(config, custom_objects=None):
     """Returns the optimizer that a config dict describes.
 
-    `keras.optimizers.deserialize` goes by the bare class name. It returns Keras's
-    own `LossScaleOptimizer` where this returns ours, and cannot read a config
-    that was written on PyTorch anywhere else.
+    A `LossScaleOptimizer` is that of `keras_lso`, and a config that was written on
+    PyTorch is read on every backend. `keras.optimizers.deserialize`, which finds
+    classes by their bare names, does neither.
 
     Args:
         config: Dict, as `keras.optimizers.serialize` returns it.
@@ -57,9 +62,9 @@ def deserialize(config, custom_objects=None):
 def load_model(filepath, custom_objects=None, compile=True, safe_mode=True):
     """Loads a model whose optimizer may be Keras's, or saved by any backend.
 
-    Does what `keras.saving.load_model` does, except that a
-    `keras.optimizers.LossScaleOptimizer` in the file becomes ours, with its
-    state, and that a file written on PyTorch loads everywhere.
+    It is `keras.saving.load_model`, except that a `keras.optimizers.LossScaleOptimizer`
+    in the file becomes that of `keras_lso`, with its state, and that a file that was
+    written on PyTorch loads on every backend.
 
     Args:
         filepath: Path of a `.keras` file.
@@ -67,23 +72,21 @@ def load_model(filepath, custom_objects=None, compile=True, safe_mode=True):
             Defaults to `None`.
         compile: Bool. Whether to compile the model as it was when it was saved.
             Defaults to `True`.
-        safe_mode: Bool. Whether to refuse files that carry code. Defaults to
-            `True`.
+        safe_mode: Bool. Whether to refuse files that contain code. Defaults to `True`.
 
     Returns:
         A Keras model.
     """
-    arguments = {
-        "custom_objects": custom_objects,
-        "compile": compile,
-        "safe_mode": safe_mode,
-    }
+    load = functools.partial(
+        keras.saving.load_model,
+        custom_objects=custom_objects,
+        compile=compile,
+        safe_mode=safe_mode,
+    )
     if not zipfile.is_zipfile(filepath):
-        model = keras.saving.load_model(filepath, **arguments)
-        if (
-            type(getattr(model, "optimizer", None))
-            is keras.optimizers.LossScaleOptimizer
-        ):
+        model = load(filepath)
+        optimizer = getattr(model, "optimizer", None)
+        if type(optimizer) is keras.optimizers.LossScaleOptimizer:
             warnings.warn(
                 "Only in a `.keras` file is Keras's LossScaleOptimizer replaced by "
                 "ours. Compile the model with a `keras_lso.LossScaleOptimizer`, or "
@@ -93,10 +96,9 @@ def load_model(filepath, custom_objects=None, compile=True, safe_mode=True):
         return model
     try:
         with tempfile.TemporaryDirectory() as folder:
-            path = _adopted_copy(filepath, folder, custom_objects, compile)
-            return keras.saving.load_model(path or filepath, **arguments)
+            return load(_adopted_copy(filepath, folder, custom_objects, compile))
     except _MISFITS as error:
-        # Not of the file's making: errors of the disk, and of a device.
+        # The file does not cause errors of the disk or of a device.
         is_of_disk = isinstance(error, OSError) and error.errno is not None
         is_of_device = isinstance(error, RuntimeError) and type(error) not in _MISFITS
         if is_of_disk or is_of_device:
@@ -109,22 +111,21 @@ def load_model(filepath, custom_objects=None, compile=True, safe_mode=True):
 
 
 def _adopted_copy(filepath, folder, custom_objects, compile):
-    """Writes a copy in `folder` in which what we succeed is ours.
+    """Returns the path of a copy in `folder` whose classes are ours.
 
-    Returns:
-        Its path; None if the file needs no change.
+    It is `filepath` itself if the file needs no change.
     """
     with zipfile.ZipFile(filepath) as archive:
         refuse_bombs(archive)
         config = _read_config(archive)
         if not compile:
-            # An optimizer that nobody asks for need not be a good one.
+            # A model that is not compiled loads in spite of a damaged optimizer.
             config["compile_config"] = None
         adopted = adopt(config, custom_objects)
         if _was_wrapped_by_keras(archive, adopted):
             _wrap_optimizer(adopted)
         if adopted == config:
-            return None
+            return filepath
         copy = os.path.join(folder, "model.keras")
         _copy_with_config(archive, copy, adopted)
         return copy
@@ -139,7 +140,7 @@ def _read_config(archive):
         )
     try:
         config = json.loads(archive.read(_CONFIG))
-    # The zipfile module says so if a member is encrypted, or compressed in a new way.
+    # RuntimeError: the member is encrypted, or compressed by an unknown method.
     except (ValueError, RuntimeError) as error:
         raise ValueError(
             f"The `{_CONFIG}` in the archive cannot be read ({error}): the file is "
@@ -154,22 +155,20 @@ def _read_config(archive):
 
 
 def _was_wrapped_by_keras(archive, config):
-    """Whether `compile` wrapped the optimizer by itself, as for `mixed_float16`.
+    """Whether `compile` wrapped the optimizer, as under `mixed_float16`.
 
-    The config then names the bare optimizer, but the state is that of a wrapper,
-    which has the inner optimizer's as its child.
+    The config then names the inner optimizer alone, but the state is that of a wrapper,
+    whose child is the inner optimizer.
     """
-    # Keras does without h5py until a file is read.
+    # Keras imports h5py only when a file is read.
     import h5py
 
-    compile_config = config.get("compile_config")
-    if not isinstance(compile_config, dict):
-        return False
-    optimizer = compile_config.get("optimizer")
-    if not isinstance(optimizer, dict) or _WEIGHTS not in archive.namelist():
-        return False
-    arguments = optimizer.get("config")
-    if not isinstance(arguments, dict) or "inner_optimizer" in arguments:
+    arguments = config
+    for key in ("compile_config", "optimizer", "config"):
+        arguments = arguments.get(key)
+        if not isinstance(arguments, dict):
+            return False
+    if "inner_optimizer" in arguments or _WEIGHTS not in archive.namelist():
         return False
     with archive.open(_WEIGHTS) as file, h5py.File(file, "r") as weights:
         return hard_group(weights, "optimizer/inner_optimizer") is not None
@@ -177,10 +176,8 @@ def _was_wrapped_by_keras(archive, config):
 
 def _wrap_optimizer(config):
     inner = config["compile_config"]["optimizer"]
-    config["compile_config"]["optimizer"] = {
-        **OURS,
-        "config": {"name": "loss_scale_optimizer", "inner_optimizer": inner},
-    }
+    arguments = {"name": "loss_scale_optimizer", "inner_optimizer": inner}
+    config["compile_config"]["optimizer"] = {**OURS, "config": arguments}
 
 
 def _copy_with_config(archive, path, config):

@@ -1,4 +1,7 @@
-"""`underflow_report`: what float16 would make of a model's gradients, at any scale."""
+"""`underflow_report`: the underflow of a model's gradients in float16, at any scale.
+
+The counting of values is in `_underflow_counts.py`, the table in `_underflow_table.py`.
+"""
 
 import contextlib
 import math
@@ -15,17 +18,17 @@ from keras_lso._option_checks import check_list
 from keras_lso._underflow_counts import GradientCounts, counts_of
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
 
-# Powers of two, at which scaling by itself changes no digit.
+# Powers of two, by which scaling is exact.
 DEFAULT_SCALES = tuple(2.0**i for i in range(0, 25, 2))
 
 
 def underflow_report(model, x, y=None, sample_weight=None, scales=None):
-    """Says what float16 would make of the gradients of each layer, at each scale.
+    """Counts the underflow and overflow of each layer's gradients in float16.
 
     The gradients of one batch are computed in float32: those of the layer's weights,
     and those that reach its outputs, on which all layers before it depend. Of the
     values that are not zero, some would be zero in float16, some subnormal (with fewer
-    digits), some inf. A loss scale moves all of them up.
+    digits), some inf. A loss scale multiplies all of them.
 
     ```python
     report = keras_lso.underflow_report(model, x_batch, y_batch)
@@ -35,21 +38,21 @@ def underflow_report(model, x, y=None, sample_weight=None, scales=None):
     )
     ```
 
-    Take a batch as large as those that you train on: a mean over more examples makes
-    the gradients of each smaller. The model is run as in training (dropout, say), and
-    is as it was afterwards.
+    Use a batch of the size that you train with: a mean over more examples makes the
+    gradients of each smaller. The model is run in training mode, and its state is
+    restored afterwards.
 
     Args:
         model: A compiled `keras.Model`, under `"float32"` or a `"mixed_..."` policy.
-        x: Inputs of one batch. Or what else `fit` takes, of which the first batch is
-            looked at: a `tf.data.Dataset`, a `keras.utils.PyDataset`, a
-            `torch.utils.data.DataLoader`, or a generator of batches, which is then one
-            batch further.
+        x: Inputs of one batch. Or any other data that `fit` takes, of which the first
+            batch is used: a `tf.data.Dataset`, a `keras.utils.PyDataset`, a
+            `torch.utils.data.DataLoader`, or a generator of batches, which is advanced
+            by one batch.
         y: Targets of one batch. Defaults to `None`: `x` yields them, or the model's
             loss needs none.
-        sample_weight: Weights of the examples. Defaults to `None`: 1, or what `x`
-            yields.
-        scales: List of floats, the loss scales to look at. Defaults to `None`: every
+        sample_weight: Weights of the examples. Defaults to `None`: 1, or those that
+            `x` yields.
+        scales: List of floats, the loss scales to report on. Defaults to `None`: every
             second power of two from 1 to `2**24`.
 
     Returns:
@@ -81,13 +84,11 @@ def underflow_report(model, x, y=None, sample_weight=None, scales=None):
     if not all(layer.built for layer in layers_of(model)):
         model(x)  # As `fit` would.
     _check_dtypes(model)
-    layers = [layer for layer in layers_of(model)[1:] if not _has_parts(layer)]
+    leaves = [layer for layer in layers_of(model)[1:] if len(layers_of(layer)) == 1]
     with _in_float32(layers_of(model)), _unchanged(model):
-        found = _gradients(model, layers, x, y, sample_weight)
-    return UnderflowReport(
-        scales,
-        {name: counts_of(values, scales) for name, values in found.items() if values},
-    )
+        found = _gradients(model, leaves, x, y, sample_weight)
+    counts = {name: counts_of(grads, scales) for name, grads in found.items() if grads}
+    return UnderflowReport(scales, counts)
 
 
 def _check_is_compiled(model):
@@ -99,7 +100,7 @@ def _check_is_compiled(model):
 
 
 def _first_batch(x, y, sample_weight):
-    """Returns inputs, targets and weights of a batch, of which `x` may have many."""
+    """Returns inputs, targets and weights of a batch, the first if `x` holds many."""
     is_data = isinstance(x, keras.utils.PyDataset) or (
         isinstance(x, Iterable)
         and not isinstance(x, list | tuple | dict)
@@ -115,31 +116,26 @@ def _first_batch(x, y, sample_weight):
             "yields them with the inputs. Received: "
             f"y={y!r}, sample_weight={sample_weight!r}"
         )
-    is_indexed = isinstance(x, keras.utils.PyDataset)
-    batch = x[0] if is_indexed else next(iter(x), None)
+    batch = x[0] if isinstance(x, keras.utils.PyDataset) else next(iter(x), None)
     if batch is None:
         raise ValueError(f"`x` must yield a batch, and this {kind} yields none.")
     return keras.utils.unpack_x_y_sample_weight(batch)
 
 
 def _check_dtypes(model):
-    narrow = [v.path for v in model.trainable_variables if v.dtype == "float16"]
-    if narrow:
+    paths = [v.path for v in model.trainable_variables if v.dtype == "float16"]
+    if paths:
         raise ValueError(
-            "The gradients of float16 weights are float16 themselves, and have lost "
-            "what this is to count. Build the model under the 'mixed_float16' policy, "
-            "`set_weights` of this one, and pass that. Received a model with float16 "
-            f"weights: {narrow[:3]}"
+            "The gradients of float16 weights are float16 themselves, in which the "
+            "values that this function counts are lost already. Build the model under "
+            "the 'mixed_float16' policy, `set_weights` of this one, and pass that. "
+            f"Received a model with float16 weights: {paths[:3]}"
         )
-
-
-def _has_parts(layer):
-    return len(layers_of(layer)) > 1
 
 
 @contextlib.contextmanager
 def _in_float32(layers):
-    """Lets the layers compute in float32."""
+    """Makes the layers compute in float32."""
     policies = [(layer, layer.dtype_policy) for layer in layers]
     try:
         for layer, policy in policies:
@@ -153,7 +149,7 @@ def _in_float32(layers):
 
 @contextlib.contextmanager
 def _unchanged(model):
-    """Puts back what the forward pass assigns: statistics, seeds, metrics."""
+    """Restores what a forward pass assigns: statistics, seeds, metrics."""
     variables = [*model.non_trainable_variables, *model.metrics_variables]
     before = [ops.copy(v) for v in variables]
     try:
@@ -167,7 +163,7 @@ def _unchanged(model):
 
 
 def _gradients(model, layers, x, y, sample_weight):
-    """Returns the float32 gradients of each layer, a list of arrays by its path."""
+    """Returns the float32 gradients, a list of arrays for each layer's path."""
 
     def loss():
         owners.clear()
@@ -180,7 +176,7 @@ def _gradients(model, layers, x, y, sample_weight):
     shapes: list = []
     with _after_each_call(layers, lambda layer, value: shapes.append(value.shape)):
         model(x, training=True)
-    # What is added to an output has the gradient of the output.
+    # A zero that is added to an output has the gradient of the output.
     probes = [keras.Variable(np.zeros(shape, "float32")) for shape in shapes]
 
     def add_probe(layer, value):
@@ -191,7 +187,7 @@ def _gradients(model, layers, x, y, sample_weight):
     with _after_each_call(layers, add_probe):
         _, grads = backend.compute_gradients(loss, [*variables, *probes])
     holders = [layer for layer in layers for _ in layer.trainable_variables]
-    # Layers may share a path: nothing keeps those of a subclassed model apart.
+    # Layers of a subclassed model may share a path.
     found: dict = {_name(model, layer): [] for layer in layers}
     for owner, grad in zip([*holders, *owners], grads, strict=True):
         if grad is not None:
@@ -201,25 +197,26 @@ def _gradients(model, layers, x, y, sample_weight):
 
 
 def _name(model, layer):
-    """Returns the path within the model; before `build` a layer has its name only."""
-    path = layer.path or layer.name
-    return path.removeprefix(f"{model.name}/")
+    # Before `build` a layer has no path.
+    return (layer.path or layer.name).removeprefix(f"{model.name}/")
 
 
 @contextlib.contextmanager
 def _after_each_call(layers, function):
-    """Hands each floating-point output of each layer's `call` to a function.
+    """Calls `function(layer, output)` with each floating-point output of each layer.
 
-    What that returns takes the output's place, unless it is None.
+    The result replaces the output, unless it is None.
     """
 
-    def wrap(layer, call):
-        def wrapped(*args, **kwargs):
-            return tree.map_structure(
-                lambda value: _replaced(layer, value, function), call(*args, **kwargs)
-            )
+    def replaced(layer, value):
+        is_float = ops.is_tensor(value) and keras.backend.is_float_dtype(value.dtype)
+        new = function(layer, value) if is_float else None
+        return value if new is None else new
 
-        return wrapped
+    def wrap(layer, call):
+        return lambda *args, **kwargs: tree.map_structure(
+            lambda value: replaced(layer, value), call(*args, **kwargs)
+        )
 
     for layer in layers:
         vars(layer)["call"] = wrap(layer, layer.call)
@@ -230,17 +227,11 @@ def _after_each_call(layers, function):
             del vars(layer)["call"]
 
 
-def _replaced(layer, value, function):
-    is_float = ops.is_tensor(value) and keras.backend.is_float_dtype(value.dtype)
-    new = function(layer, value) if is_float else None
-    return value if new is None else new
-
-
 # --- The report ---------------------------------------------------------------------
 
 
 class UnderflowReport:
-    """What `underflow_report` found. `print` it, or `plot` it.
+    """The result of `underflow_report`. `print` it, or `plot` it.
 
     Attributes:
         scales: List of floats, ascending.
@@ -248,8 +239,8 @@ class UnderflowReport:
         safe_scales: Tuple of the lowest and the highest scale at which every layer is
             safe: none of its values overflows, and at most 1% are flushed to zero.
             None if there is no such scale.
-        initial_scale: Float. The highest power of two at which no value overflows, with
-            a bit to spare: where a `LossScaleOptimizer` may start.
+        initial_scale: Float, for a `LossScaleOptimizer`. Half of the highest power of
+            two at which no value overflows, within the default bounds of the scale.
     """
 
     def __init__(self, scales, layers):
@@ -264,13 +255,11 @@ class UnderflowReport:
         )
 
     def to_dict(self):
-        """Returns all of it as numbers, ready for JSON.
+        """Returns the report as numbers, ready for JSON.
 
         Returns:
-            Dict of `scales`, `layers` (the path of each to its number of `values` that
-            are not zero, their `smallest`, `median` and `largest` magnitude, and the
-            shares `flushed`, `subnormal` and `overflowing`, lists with an item for
-            each scale), `safe_scales` and `initial_scale`.
+            Dict of `scales`, `layers` (the path of each to the attributes of its
+            `GradientCounts`), `safe_scales` and `initial_scale`.
         """
         return {
             "scales": self.scales,

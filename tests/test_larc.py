@@ -451,7 +451,7 @@ def test_the_config_holds_everything():
 
 
 def test_a_file_is_that_of_the_inner_optimizer(weights, make_gradients):
-    """A run may go on with LARC, or without it."""
+    """A run may resume with LARC, or without it."""
     optimizer = LARC(keras.optimizers.Adam(0.5))
     for seed in range(3):
         optimizer.apply(tensors(make_gradients(seed=seed)), weights)

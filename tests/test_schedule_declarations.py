@@ -19,9 +19,13 @@ class Renamed(Schedule):
     """A schedule.
 
     Args:
+        count: Positive int. Defaults to `2`, as
+            in the papers.
         rate: Float.
-        {{offset}}
-        {{name}}
+        limits: List of floats.
+        {{others}}
+
+    {{open_seq2seq}}
     """
 
     rate: float = field(check.rate)
@@ -68,7 +72,7 @@ def test_the_first_wrong_argument_is_named():
         Renamed(1, 0, [-1])
     with pytest.raises(ValueError, match=r"`limits\[1\]` must be"):
         Renamed(1, 2, [1, -1, 1])
-    # What concerns several arguments is looked at when each is right.
+    # The arguments are checked together after each of them was checked alone.
     with pytest.raises(TypeError, match="`name` must be"):
         Renamed(1, 2, [1], name=1)
     with pytest.raises(ValueError, match="as many limits"):
@@ -131,23 +135,45 @@ def test_a_docstring_is_complete(cls):
     [args] = re.findall(r"^Args:\n((?:    .*\n)+)", docstring, re.MULTILINE)
     named = re.findall(r"^    (\w+): ", args, re.MULTILINE)
     assert named == list(inspect.signature(cls).parameters)
-    for section in ("Returns:", "Raises:", "Example:"):
+    for section in ("Args:", "Returns:", "Raises:", "Example:"):
         assert f"\n{section}\n" in docstring
     assert max(map(len, docstring.splitlines())) <= 84
 
 
-def test_shared_text_is_indented_as_its_place():
-    assert inspect.getdoc(Renamed).splitlines() == [
+def test_a_docstring_has_the_arguments_in_their_order_and_with_their_defaults():
+    lines = inspect.getdoc(Renamed).splitlines()
+    assert lines[:10] == [
         "A schedule.",
         "",
         "Args:",
         "    rate: Float.",
-        "    offset: Int. The step at which the schedule starts. Defaults to `0`.",
-        '    name: String. Defaults to `"ScheduleOfTheTests"`.',
+        "    count: Positive int. Defaults to `2`, as in the papers.",
+        "    limits: List of floats. Defaults to `None`.",
+        "    name: String. Defaults to `None`.",
+        "",
+        "Returns:",
+        "    A schedule: called with a step, it returns the rate, a float32 scalar.",
     ]
+    assert lines[-4:-2] == ["References:", ""]
     # A gap between paragraphs has no spaces.
-    assert not re.search(" $", schedules.FixedLR.__doc__[:-4], re.MULTILINE)
+    assert not re.search(" $", schedules.FixedLR.__doc__, re.MULTILINE)
+
+
+def test_a_default_is_shown_as_it_is_written():
+    assert ' Defaults to `"FixedLR"`.\n' in schedules.FixedLR.__doc__
+    assert " Defaults to `0.0001`.\n" in schedules.PolynomialDecayWithOffset.__doc__
+
+
+def test_the_docstring_of_an_argument_that_is_none_is_refused():
+    docstring = """A schedule.
+
+    Args:
+        rat: Float.
+        {{others}}
+    """
+    with pytest.raises(AssertionError, match="no such argument: .*'rat'"):
+        _texts.complete(docstring, [], returns="a float32 scalar")
 
 
 def test_python_without_docstrings_has_none():
-    assert _texts.fill_in(None, saved_as="FixedLR") is None
+    assert _texts.complete(None, [], returns="a float32 scalar") is None

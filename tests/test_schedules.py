@@ -306,7 +306,7 @@ def test_one_trace_serves_every_step(make, compiled):
 
     # XLA may fuse a product and a sum, which saves one rounding.
     np.testing.assert_allclose(rates(at), rates(schedule), **TOLERANCE)
-    # An eager function runs anew at each step, a traced one only while it is traced.
+    # An eager function runs again at each step, a traced one only while it is traced.
     is_eager = compiled_rate is rate
     assert len(traces) in ([len(STEPS)] if is_eager else [1, 2])
 

@@ -13,7 +13,7 @@ FLOAT16 = np.finfo("float16")
 
 
 def shares_by_numpy(values, scale):
-    """Casts every value, and looks at what became of it."""
+    """Casts every value to float16, and counts the results."""
     values = values[values != 0].astype("float64")
     # From float64 at once: rounding twice may end elsewhere.
     with np.errstate(over="ignore"):

@@ -1,8 +1,8 @@
-"""Reads docstrings in Keras's style as Markdown, where Google's reader would not.
+"""Converts docstrings in Keras's style to Markdown that Google's reader understands.
 
 An example begins with `>>>`, without a fence, which Markdown takes for three
-quotations; it goes to the next gap. And what is returned has no type in front, for
-which the reader leaves a hole.
+quotations; it ends at the next empty line. `Returns` begins without a type, for which
+the reader would leave an empty field.
 """
 
 import re

@@ -1,8 +1,9 @@
-"""Takes from Python what the sources do not show: what decorators and tables make.
+"""Imports from Python what the sources do not show: what decorators and tables make.
 
-A decorator gives a schedule its constructor and the shared text of its docstring, and
-OpenSeq2Seq's learning-rate policies are the rows of a table. All else is read from the
-sources. `keras_style.py`, which comes after it, reads the result.
+A decorator gives a schedule its constructor, and completes its docstring with shared
+arguments, defaults, `Returns` and `Raises`. OpenSeq2Seq's learning-rate policies are
+the rows of a table. Everything else is read from the sources. `keras_style.py` runs
+afterwards, on the result.
 """
 
 import inspect
@@ -14,7 +15,7 @@ TABLE = "keras_lso.compat.open_seq2seq.lr_policies"
 
 
 class MadeByPython(griffe.Extension):
-    """Completes the schedules, and the functions in the table."""
+    """Completes the schedules, and adds the functions of the table."""
 
     def on_object(self, *, obj, **kwargs):
         if obj.is_class and any(d.callable_path == DECORATOR for d in obj.decorators):
@@ -33,7 +34,7 @@ class MadeByPython(griffe.Extension):
 
 
 def as_function(name, made, parent):
-    """Returns what griffe has for a function of the sources."""
+    """Returns the function as griffe represents one of the sources."""
     signature = inspect.signature(made)
     parameters = [
         griffe.Parameter(

@@ -128,11 +128,17 @@ class TrustRatio:
     clip: bool = False
     paper: bool = False
 
-    def __call__(self, d_norm, w_norm, weight_decay):
+    def quotient(self, d_norm, w_norm, weight_decay=0.0, learning_rate=None):
+        """Returns the ratio without its limits, over the `learning_rate` if given."""
         denominator = d_norm + self.epsilon
         if self.paper:
             denominator = denominator + weight_decay * w_norm
-        ratio = self.eeta * w_norm / denominator
+        if learning_rate is not None:
+            denominator = denominator * learning_rate
+        return self.eeta * w_norm / denominator
+
+    def __call__(self, d_norm, w_norm, weight_decay):
+        ratio = self.quotient(d_norm, w_norm, weight_decay)
         # Not finite: 0 / 0, or a variable so large that its norm overflows.
         usable = (w_norm > 0) & (d_norm > 0) & (ratio < math.inf)
         one = ops.ones_like(ratio)

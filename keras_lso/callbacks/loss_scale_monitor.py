@@ -1,4 +1,4 @@
-"""`LossScaleMonitor`: what the loss scale does in `fit`, and when it cannot help."""
+"""`LossScaleMonitor`: the loss scale in `fit`, and a warning when it cannot help."""
 
 import contextlib
 import textwrap
@@ -23,26 +23,26 @@ class LossScaleMonitor(keras.callbacks.Callback):
 
     The logs of each epoch get two more entries, which the progress bar and the
     `History` show: `loss_scale`, and `skipped_steps`, the number of steps that were
-    skipped since the optimizer was made. A few of those are normal: a dynamic scale
-    finds its highest value by trying.
+    skipped since the optimizer was made. A few skipped steps are normal: a dynamic
+    scale finds its highest value by overflows.
 
-    When `patience` steps in a row were skipped at the lowest scale there is, the model
-    itself has diverged, and no scale can help it. The monitor says so once, in a
+    When `patience` steps in a row were skipped at the lowest loss scale, the model
+    itself has diverged, and no scale can help. The monitor says so once, in a
     `UserWarning`: since which step, which layers have gradients that are not finite,
-    which hold inf or NaN already, as the statistics of a `BatchNormalization` can, and
-    what to do.
+    which layers hold inf or NaN (the statistics of a `BatchNormalization` for
+    example), and what to do.
 
-    It reads from the device at the end of an epoch, and every `patience` batches; in
-    between it costs nothing.
+    It synchronises with the device at the end of an epoch and every `patience`
+    batches, and at no other time.
 
     Args:
-        log_dir: String or path. Where to write an event file for TensorBoard, with the
-            same two scalars for each epoch and each `patience` batches; a step is one
-            of the optimizer, applied or skipped. Defaults to `None`: none is written.
-        patience: Int. Number of steps in a row, all skipped at the lowest scale, from
-            which on training has stalled. Defaults to `50`.
-        on_stall: What to do then: `"warn"`, `"stop"` (a warning, and `fit` ends) or
-            `"raise"`. Defaults to `"warn"`.
+        log_dir: String or path. Directory of an event file for TensorBoard, with the
+            two scalars for each epoch and for every `patience` batches, by the step of
+            the optimizer, applied or skipped. Defaults to `None`: no file is written.
+        patience: Int. Number of consecutive steps, all skipped at the lowest scale,
+            after which training counts as stalled. Defaults to `50`.
+        on_stall: The reaction to a stall: `"warn"`, `"stop"` (a warning, and `fit`
+            ends) or `"raise"`. Defaults to `"warn"`.
 
     Raises:
         ValueError, TypeError: If an argument is none of the above, or if the model's
@@ -67,74 +67,70 @@ class LossScaleMonitor(keras.callbacks.Callback):
         super().__init__()
         self.log_dir = log_dir
         self.patience = check_positive_int("patience", patience)
-        check_choice("on_stall", on_stall, ON_STALL)
-        self.on_stall = on_stall
+        self.on_stall = check_choice("on_stall", on_stall, ON_STALL)
         self._writer = None if log_dir is None else SummaryWriter(log_dir)
         self._reset()
 
     def _reset(self):
         self._batches = 0
-        # The step since when it stands still, once it does; which layers are at fault
-        # shows in the step after.
+        # The first step of a stall. It is reported after one more step, which records
+        # the layers whose gradients are not finite.
         self._stalled_since = None
         self._skipped = 0
-        self._has_told = False
+        self._has_reported = False
 
     def on_train_begin(self, logs=None):
         _find_optimizer(self.model)
         self._reset()
 
-    # Not at the end of a batch: Keras would then wait for each of them.
+    # Not at the end of a batch, which would make Keras synchronise after each batch.
     def on_train_batch_begin(self, batch, logs=None):
         self._batches += 1
+        is_due = (
+            self._batches > 1 and self._batches % self.patience == 1 % self.patience
+        )
         if self._stalled_since is not None:
-            self._tell()
-        elif self._batches > 1 and self._batches % self.patience == 1 % self.patience:
-            optimizer = _find_optimizer(self.model)
-            self._write(optimizer)
-            self._look(optimizer)
+            self._report_stall()
+        elif is_due:
+            self._read()
 
     def on_epoch_end(self, epoch, logs=None):
         if self._stalled_since is not None:
-            self._tell()
-        optimizer = _find_optimizer(self.model)
-        scale, skipped = self._write(optimizer)
+            self._report_stall()
+        scale, skipped = self._read()
         if logs is not None:
             logs["loss_scale"], logs["skipped_steps"] = scale, skipped
-        self._look(optimizer)
 
     def on_train_end(self, logs=None):
         if self._stalled_since is not None:
-            self._tell()
+            self._report_stall()
 
-    def _write(self, optimizer):
-        """Returns the two numbers; they are in the event file then, if there is one."""
+    def _read(self):
+        """Writes and returns the two numbers, and checks for a stall."""
+        optimizer = _find_optimizer(self.model)
         scale, skipped = float(optimizer.loss_scale), int(optimizer.skipped_steps)
+        # By NumPy: `int` does not take a variable that replicas share.
+        attempted = skipped + int(ops.convert_to_numpy(optimizer.iterations))
         if self._writer is not None:
-            report = {"loss_scale": scale, "skipped_steps": skipped}
-            self._writer.write(skipped + _count_applied(optimizer), report)
+            scalars = {"loss_scale": scale, "skipped_steps": skipped}
+            self._writer.write(attempted, scalars)
+        if not self._has_reported:
+            try:
+                optimizer.check_stalled(self.patience)
+            except FloatingPointError:
+                in_a_row = optimizer._counters.skips_at_lowest()
+                self._stalled_since = attempted - in_a_row + 1
+                self._skipped = skipped
+                optimizer.record_overflows()
+                self.model.make_train_function(force=True)
         return scale, skipped
 
-    def _look(self, optimizer):
-        if self._has_told:
-            return
-        try:
-            optimizer.check_stalled(self.patience)
-        except FloatingPointError:
-            self._skipped = int(optimizer.skipped_steps)
-            attempted = self._skipped + _count_applied(optimizer)
-            in_a_row = optimizer._counters.skips_at_lowest()
-            self._stalled_since = attempted - in_a_row + 1
-            optimizer.record_overflows()
-            self.model.make_train_function(force=True)
-
-    def _tell(self):
-        """Says why training has stalled, after a step that has looked at each layer."""
+    def _report_stall(self):
         optimizer = _find_optimizer(self.model)
-        # There may have been no step since, if this is the end.
-        has_looked = int(optimizer.skipped_steps) > self._skipped
-        message = _diagnosis(self.model, optimizer, self._stalled_since, has_looked)
-        self._has_told, self._stalled_since = True, None
+        # At the end of `fit` there may have been no step that could record.
+        has_recorded = int(optimizer.skipped_steps) > self._skipped
+        message = _diagnosis(self.model, optimizer, self._stalled_since, has_recorded)
+        self._has_reported, self._stalled_since = True, None
         if self.on_stall == "raise":
             raise FloatingPointError(message)
         with _shown_without_its_place():
@@ -143,19 +139,12 @@ class LossScaleMonitor(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-def _count_applied(optimizer):
-    """Returns the number of applied steps, an int."""
-    # By NumPy: what replicas share does not become an `int` by itself.
-    return int(ops.convert_to_numpy(optimizer.iterations))
-
-
 def _find_optimizer(model):
-    """Returns the model's `LossScaleOptimizer`, which may be inside of another."""
+    """Returns the model's `LossScaleOptimizer`, which another one may wrap."""
     optimizer = getattr(model, "optimizer", None)
-    if optimizer is not None:
-        for inner in chain_of(optimizer):
-            if isinstance(inner, LossScaleOptimizer):
-                return inner
+    for inner in () if optimizer is None else chain_of(optimizer):
+        if isinstance(inner, LossScaleOptimizer):
+            return inner
     hint = ""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         hint = (
@@ -170,14 +159,14 @@ def _find_optimizer(model):
     )
 
 
-def _diagnosis(model, optimizer, since, has_looked):
-    """Returns what happened, where, and what to do, a line or two for each.
+def _diagnosis(model, optimizer, since, has_recorded):
+    """Returns a paragraph each on what happened, where, and what to do.
 
     Args:
         model: The model, which has stalled.
         optimizer: Its `LossScaleOptimizer`.
         since: Int. The first of the steps that were skipped at the lowest scale.
-        has_looked: Bool. Whether a step has recorded which gradients are not finite.
+        has_recorded: Bool. Whether a step has recorded which gradients are not finite.
     """
     lowest = optimizer.loss_scale_policy.min_scale
     parts = [
@@ -185,10 +174,10 @@ def _diagnosis(model, optimizer, since, has_looked):
         f"lowest loss scale there is ({lowest:g}): the gradients are inf or NaN at any "
         "scale, so the model itself has diverged."
     ]
-    if has_looked:
+    if has_recorded:
         layers = _name_layers(optimizer.overflowed_variables())
         parts.append(f"Layers whose gradients are not finite: {layers}.")
-    layers = _name_layers(v for v in model.variables if _holds_bad_values(v))
+    layers = _name_layers(v for v in model.variables if not _is_finite(v))
     parts.append(f"Layers whose variables hold inf or NaN: {layers}.")
     parts.append(
         "Go back to a checkpoint from before that step, and lower the learning rate or "
@@ -197,9 +186,9 @@ def _diagnosis(model, optimizer, since, has_looked):
     return "\n".join(textwrap.fill(part, 80, break_long_words=False) for part in parts)
 
 
-def _holds_bad_values(variable):
+def _is_finite(variable):
     values = np.asarray(ops.convert_to_numpy(variable)).astype("float64")
-    return not np.isfinite(values).all()
+    return np.isfinite(values).all()
 
 
 def _name_layers(variables, limit=3):
@@ -212,10 +201,10 @@ def _name_layers(variables, limit=3):
 
 @contextlib.contextmanager
 def _shown_without_its_place():
-    """Lets a warning begin on a line of its own, and without a file and its line.
+    """Prints a warning on a line of its own, without the file and line that raised it.
 
-    It comes in the middle of a progress bar, and says where to look itself. Who catches
-    warnings catches it as ever.
+    It would interrupt a progress bar, and its text says where to look. A caller that
+    catches warnings is not affected.
     """
     before = warnings.formatwarning
     warnings.formatwarning = lambda message, *_, **__: f"\n{message}\n"

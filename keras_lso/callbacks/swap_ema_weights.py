@@ -1,4 +1,7 @@
-"""`SwapEMAWeights`: Keras's callback, for models with float32 master weights."""
+"""`SwapEMAWeights`: Keras's callback, for models with float32 master weights.
+
+It overrides all of Keras's methods that swap, since they know neither masters nor LARC.
+"""
 
 import contextlib
 
@@ -12,17 +15,17 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
     """`keras.callbacks.SwapEMAWeights` for models with float32 master weights.
 
     It evaluates the model with the averages of its weights, which an optimizer with
-    `use_ema=True` keeps, and then goes back. In a model under the `"float16"` policy
-    the inner optimizer averages float32 masters, of which the model's variables are
-    the rounded ones: the averages are rounded into the model as well. Keras's own
-    callback does not know of that. This one also finds the averages of an optimizer
-    inside of `LARC`, and `predict` leaves the weights as they were. Before the first
-    step that is applied there are no averages, and nothing is swapped.
+    `use_ema=True` keeps, and then restores the weights. Under the `"float16"` policy
+    the inner optimizer averages the float32 masters of the model's variables; the
+    averages are rounded into the variables, which Keras's own callback does not do.
+    This one also finds the averages of an optimizer inside of `LARC`, and `predict`
+    restores the weights as well. Before the first applied step there are no averages,
+    and nothing is swapped.
 
     Args:
-        swap_on_epoch: Bool. Whether to swap at the end of each epoch and back at the
-            beginning of the next, so that a `ModelCheckpoint` that comes after it
-            saves the averages. Defaults to `False`.
+        swap_on_epoch: Bool. Whether to swap at the end of each epoch and restore the
+            weights at the beginning of the next, so that a `ModelCheckpoint` that comes
+            after it in the list of callbacks saves the averages. Defaults to `False`.
 
     Example:
 
@@ -44,7 +47,7 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
 
     def __init__(self, swap_on_epoch=False):
         super().__init__(swap_on_epoch)
-        # While the averages are in their place: pairs of a variable and its value.
+        # Pairs of a variable and its value, while the model holds the averages.
         self._weights = None
 
     def set_model(self, model):
@@ -56,26 +59,26 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
 
     def on_epoch_begin(self, epoch, logs=None):
         if self.swap_on_epoch:
-            self._put_in_weights()
+            self._restore_weights()
 
     def on_epoch_end(self, epoch, logs=None):
-        # After the last one `fit` ends with the averages anyway.
+        # No exception for the last epoch: `fit` ends with the averages in any case.
         if self.swap_on_epoch:
-            self._put_in_averages()
+            self._swap_in_averages()
 
     def on_test_begin(self, logs=None):
-        self._put_in_averages()
+        self._swap_in_averages()
 
     def on_test_end(self, logs=None):
-        self._put_in_weights()
+        self._restore_weights()
 
     def on_predict_begin(self, logs=None):
-        self._put_in_averages()
+        self._swap_in_averages()
 
     def on_predict_end(self, logs=None):
-        self._put_in_weights()
+        self._restore_weights()
 
-    def _put_in_averages(self):
+    def _swap_in_averages(self):
         if self._weights is not None:
             return
         optimizer = self.model.optimizer
@@ -86,13 +89,13 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
             )
         averages = averages_of(optimizer)
         with self._in_step():
-            # Copies: on PyTorch a variable changes in place, and on JAX one that
-            # shares a buffer with its average cannot be trained.
+            # Copies: on PyTorch a variable changes in place, and on JAX aliasing with
+            # the average would let the training step donate one buffer twice.
             self._weights = [(v, ops.copy(v)) for v, _ in averages]
             for variable, average in averages:
                 variable.assign(ops.copy(average))
 
-    def _put_in_weights(self):
+    def _restore_weights(self):
         if self._weights is None:
             return
         with self._in_step():

@@ -1,10 +1,10 @@
 """Learning-rate schedules for large batches.
 
-Every class here is a `keras.optimizers.schedules.LearningRateSchedule`: give it to
-an optimizer as the `learning_rate`. Step 0 is the first one. The arithmetic of the
-schedules that the TensorFlow Model Garden has is that of its
+Every class here is a `keras.optimizers.schedules.LearningRateSchedule`: pass it to
+an optimizer as the `learning_rate`. The first step is step 0. Schedules of the
+TensorFlow Model Garden have the arithmetic of its
 `official.modeling.optimization.lr_schedule`, and its configs load. OpenSeq2Seq's
-learning-rate policies are here as classes.
+learning-rate policies are classes here.
 """
 
 from keras_lso.schedules._renamed import renamed
@@ -21,11 +21,7 @@ from keras_lso.schedules.other_decays import (
     PowerDecayWithOffset,
     StepCosineDecayWithOffset,
 )
-from keras_lso.schedules.policies import (
-    FixedLR,
-    PiecewiseConstant,
-    TransformerPolicy,
-)
+from keras_lso.schedules.policies import FixedLR, PiecewiseConstant, TransformerPolicy
 from keras_lso.schedules.policies_decay import (
     CosineDecayPolicy,
     ExpDecay,
@@ -34,11 +30,7 @@ from keras_lso.schedules.policies_decay import (
 )
 from keras_lso.schedules.recipes import Recipe, linear_scaling, mlperf_resnet
 from keras_lso.schedules.sequential import JoinedSchedules
-from keras_lso.schedules.warmup import (
-    LinearWarmup,
-    PolynomialWarmUp,
-    PolynomialWarmup,
-)
+from keras_lso.schedules.warmup import LinearWarmup, PolynomialWarmUp, PolynomialWarmup
 
 __all__ = [
     "CosineDecayPolicy",

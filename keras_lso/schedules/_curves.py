@@ -16,7 +16,7 @@ def elapsed(step, offset=0):
 
 
 def straight_line(step, steps, start, end):
-    """Returns the rate on the way from `start` at step 0 to `end` at `steps`."""
+    """Returns the rate on the line from `start` at step 0 to `end` at `steps`."""
     return start + step / max(steps, 1) * (end - start)
 
 
@@ -36,12 +36,9 @@ def accurate_half_cosine(left, done, steps):
 
     `(1 + cos(pi * x)) / 2` is `sin(pi / 2 * (1 - x)) ** 2`; one minus that is
     `sin(pi / 2 * x) ** 2`. This form is accurate to 1e-6 of the result, but rounds
-    differently from `half_cosine`, whose rates do not change by a bit.
+    differently from `half_cosine`, whose rates are those of the Model Garden.
 
-    Args:
-        left: Integer tensor, the steps that remain.
-        done: Integer tensor, `steps - left`.
-        steps: Positive int.
+    `left` and `done` are integer tensors, the remaining and the completed steps.
     """
     return [
         ops.square(ops.sin(elapsed(count) * (math.pi / 2 / steps)))

@@ -3,13 +3,13 @@
 ```python
 @declared("FixedLR")
 class FixedLR(Schedule):
-    learning_rate: float = field(check_rate)
-    name: str = field(check_name, default="FixedLR")
+    learning_rate: float = field(check.rate)
+    name: str = field(check.name, default="FixedLR")
 ```
 
 From the fields follow `__init__(self, learning_rate, name="FixedLR")`, the attributes,
-their checks and the config. Python's dataclasses make the constructor; what stands here
-adds the checks, so that no schedule repeats them.
+their checks, the config, and most of the docstring. Python's dataclasses make the
+constructor; this module adds the rest.
 
 A class declares all of its arguments, in the order of its signature. In checks and
 configs those that its base annotates come first, as the base lists them.
@@ -23,7 +23,7 @@ from typing import Any, dataclass_transform
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_lso.schedules._texts import fill_in
+from keras_lso.schedules._texts import complete
 
 
 def field(check, *, default: Any = dataclasses.MISSING) -> Any:
@@ -38,15 +38,16 @@ def field(check, *, default: Any = dataclasses.MISSING) -> Any:
 
 
 @dataclass_transform(eq_default=False, field_specifiers=(field,))
-def declared(saved_as):
+def declared(saved_as, returns="a float32 scalar"):
     """Makes a class decorator for a `Schedule` that declares its arguments.
 
     It also registers the class for serialization and completes its docstring.
 
     Args:
-        saved_as: String, the name of the class in configs. It never changes, also if
-            the class is renamed: Keras writes it twice, as the registered name and,
-            from the class's `__name__`, as the `class_name`.
+        saved_as: String, the name of the class in configs. It stays when the class is
+            renamed: Keras writes it twice, as the registered name and, from the
+            class's `__name__`, as the `class_name`.
+        returns: String, the kind of number that the schedule returns.
     """
 
     def declare(cls):
@@ -54,14 +55,15 @@ def declared(saved_as):
         dataclasses.dataclass(eq=False, repr=False, match_args=False)(cls)
         # The annotations describe the attributes; arguments may be convertible to them.
         cls.__init__.__annotations__ = {}
-        checks = {f.name: f.metadata["check"] for f in dataclasses.fields(cls)}
+        fields = dataclasses.fields(cls)
+        checks = {f.name: f.metadata["check"] for f in fields}
         order = [n for c in reversed(cls.__mro__) for n in inspect.get_annotations(c)]
         cls._checks = {name: checks[name] for name in order if name in checks}
         for name in checks.keys() & vars(cls).keys():
             # A default is no attribute of the class.
             delattr(cls, name)
         cls.__name__ = saved_as
-        cls.__doc__ = fill_in(cls.__doc__, saved_as=saved_as)
+        cls.__doc__ = complete(cls.__doc__, fields, returns)
         register = keras.saving.register_keras_serializable("keras_lso", name=saved_as)
         return register(cls)
 
@@ -83,7 +85,7 @@ class Schedule(LearningRateSchedule):
         self._validate()
 
     def _validate(self):
-        """Checks what concerns several arguments, after each of them was checked."""
+        """Checks the arguments together, after each of them was checked alone."""
 
     def get_config(self):
         return {

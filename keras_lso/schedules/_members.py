@@ -1,6 +1,7 @@
 """Schedules in schedules: the rate of a member, and reading one from a config.
 
-A member is a schedule or a number, the constant rate.
+A member is a schedule, or a number, the constant rate. Every schedule that holds
+members needs both functions.
 """
 
 import keras
@@ -11,13 +12,13 @@ from keras_lso.schedules._curves import float32
 
 
 def rate_at(member, step):
-    """Returns the rate of a schedule, or the constant one, in float32."""
+    """Returns the rate of a member in float32."""
     rate = member(step) if isinstance(member, LearningRateSchedule) else member
     return float32(rate)
 
 
 def deserialize_member(argument, config):
-    """Returns the schedule or the rate that a config holds."""
+    """Returns the member that a config holds under the name `argument`."""
     if not isinstance(config, dict):
         return config
     if "class_name" not in config:
@@ -31,9 +32,9 @@ def deserialize_member(argument, config):
 
 
 def read_schedule(config, custom_objects=None):
-    """Returns what a config describes, of which `read_object` looks at the rest.
+    """Returns the object that a config describes, whose keys `read_object` checked.
 
-    Keras knows its own classes by their bare names too, and here we know ours.
+    Keras finds its own classes by their bare names; so does this function ours.
     """
     if config.get("module") or config.get("registered_name"):
         return keras.saving.deserialize_keras_object(config, custom_objects)

@@ -2,10 +2,9 @@
 
 Raising a rounded number to the power n multiplies its relative error by n. So the base
 here is an integer below 2**24, which float32 represents exactly, and the remainder
-becomes a separate factor near 1. Constants are computed in float64.
-
-The exact operations stay exact under a compiler that fuses a product and a sum,
-multiplies by the reciprocal of a constant or folds constants.
+becomes a separate factor near 1. Constants are computed in float64. The exact
+operations stay exact under a compiler that fuses a product and a sum, multiplies by the
+reciprocal of a constant or folds constants.
 """
 
 import math
@@ -16,15 +15,12 @@ from keras import ops
 
 from keras_lso.schedules._curves import float32
 
+# The largest int32 to which one can still be added.
 _LAST = 2**31 - 2
 
 
 def whole(step):
-    """Returns a step as an int32 tensor; a float is truncated.
-
-    The result is clipped to the range from 0 to the largest int32 to which one can
-    still be added.
-    """
+    """Returns a step as an int32 tensor, truncated, and clipped to 0 ... `_LAST`."""
     if isinstance(step, int | np.integer):
         # Clipped in Python: a backend without 64-bit integers would wrap around.
         return ops.convert_to_tensor(min(max(int(step), 0), _LAST), dtype="int32")
@@ -40,12 +36,7 @@ def whole(step):
 
 
 def power_of_two(count, rate):
-    """Returns `2 ** (count * rate)`.
-
-    Args:
-        count: Integer tensor from 0 to 2**24.
-        rate: Float.
-    """
+    """Returns `2 ** (count * rate)` for an integer tensor from 0 to 2**24."""
     # The product of two 12-bit numbers is exact; the rest of the rate is small.
     low = count % 2**12
     high, low = ops.cast(count - low, "float32"), ops.cast(low, "float32")

@@ -1,15 +1,15 @@
-"""The names of before: they are the same classes, and using one warns."""
+"""Former names of classes: each is the class of the new name, and using it warns."""
 
 import sys
 import warnings
 
 
 def renamed(module, **new_names):
-    """Returns a `__getattr__` for a module in which classes have other names now.
+    """Returns a module's `__getattr__`, which finds classes by their former names.
 
     Args:
         module: String, the module's `__name__`.
-        new_names: Strings, the new name of each old one.
+        new_names: Strings, the new name of each former one.
     """
 
     def getattr_of_module(name):

@@ -1,71 +1,94 @@
 """The text that the docstrings of schedules share, each piece written once.
 
-A docstring names a piece on a line of its own, such as `{{offset}}`, as the docstrings
-of Keras's optimizers do. `fill_in` replaces these lines when the class is made.
+A schedule's docstring marks the place of a piece by a line such as `{{open_seq2seq}}`,
+as the docstrings of Keras's optimizers do, and documents only its own arguments:
+`{{others}}` ends them. `complete` adds the rest when the class is made.
 """
 
+import dataclasses
+import inspect
 import re
 import textwrap
 
-_PLACEHOLDER = re.compile(r"^( *)\{\{(\w+)\}\}$", re.MULTILINE)
+_MARK = re.compile(r"^\{\{(\w+)\}\}$", re.MULTILINE)
+_ARGS = re.compile(r"^Args:\n((?:    .*\n)*)    \{\{others\}\}$", re.MULTILINE)
+_ENTRY = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
 
-_RAISES = """\
+_ARGUMENTS = {
+    "name": "String.",
+    "offset": "Int. The step at which the schedule starts.",
+    "initial_learning_rate": "Float. The rate at the offset.",
+    "learning_rate": "Float. The rate before the decay.",
+    "decay_steps": "Positive int. The number of steps (not epochs) of the decay.",
+    "decay_rate": "Positive float. The rate is multiplied by it in each `decay_steps`.",
+    "begin_decay_at": "Int of zero or more. The first step of the decay.",
+    "warmup_steps": "Int of zero or more. The number of steps (not epochs) of the "
+    "warm-up. With 0 there is none.",
+    "schedule_or_rate": "A `keras.optimizers.schedules.LearningRateSchedule`, or a "
+    "float, the constant rate after the warm-up. The Model Garden's name for it, "
+    "`after_warmup_lr_sched`, works too, but not both.",
+}
+
+_TEXTS = {
+    "before_the_offset": """\
+Before the offset the formula extends backwards, and the rate is above the initial
+one: put a warm-up in front.""",
+    "overlap": """\
+The decay counts from `begin_decay_at` even if the warm-up takes longer: then the
+rate that is still warming up decays. To have one after the other, write
+`begin_decay_at=warmup_steps`.""",
+    "open_seq2seq": """\
+References:
+
+- [OpenSeq2Seq's `lr_policies`](
+    https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)""",
+}
+
+_SECTIONS = """\
+Args:
+{args}
+
+Returns:
+    A schedule: called with a step, it returns the rate, {returns}.
+
 Raises:
     TypeError: If an argument has the wrong type.
     ValueError: If a rate is negative, a number is NaN or infinite, a number of
         steps is not an integer, or an argument is outside of the range above."""
 
-_TEXTS = {
-    "name": 'name: String. Defaults to `"{saved_as}"`.',
-    "offset": "offset: Int. The step at which the schedule starts. Defaults to `0`.",
-    "initial_learning_rate": "initial_learning_rate: Float. The rate at the offset.",
-    "learning_rate": "learning_rate: Float. The rate before the decay.",
-    "decay_steps": (
-        "decay_steps: Positive int. The number of steps (not epochs) of the decay."
-    ),
-    "exponential_decay": """\
-decay_steps: Positive int. The number of steps (not epochs) in which the rate
-    is multiplied by `decay_rate` once.
-decay_rate: Positive float.""",
-    "begin_decay_at": """\
-begin_decay_at: Int of zero or more. The first step of the decay. Defaults to
-    `0`.""",
-    "policy_warmup_steps": """\
-warmup_steps: Int of zero or more. The number of steps of the warm-up. Defaults
-    to `0`: none.""",
-    "overlap": """\
-The decay counts from `begin_decay_at` also where the warm-up takes longer: then the
-rate that is still warming up is what decays. To have one after the other, write
-`begin_decay_at=warmup_steps`.""",
-    "schedule_or_rate": """\
-schedule_or_rate: A `keras.optimizers.schedules.LearningRateSchedule`, or a
-    float, the constant rate after the warm-up. The Model Garden's name for it,
-    `after_warmup_lr_sched`, works too, but not both.""",
-    "warmup_steps": """\
-warmup_steps: Int of zero or more. The number of steps (not epochs) of the
-    warm-up. With 0 there is none.""",
-    "raises": _RAISES,
-    "returns_and_raises": f"""\
-Returns:
-    A schedule: called with a step, it returns the rate, a float32 scalar.
 
-{_RAISES}""",
-    "open_seq2seq": """\
-- [OpenSeq2Seq's `lr_policies`](
-    https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)""",
-}
-
-
-def fill_in(docstring, **values):
-    """Returns a docstring with the shared text in the place of its placeholders.
+def complete(docstring, fields, returns):
+    """Returns the docstring of a schedule with the shared text in its place.
 
     Args:
         docstring: String, or None where Python leaves docstrings out.
-        values: Strings that the text holds, such as the name of the class.
+        fields: The `dataclasses.Field`s of the class, which are its arguments.
+        returns: String, the kind of number that the schedule returns.
     """
+    if docstring is None:
+        return None
 
-    def text(found):
-        indent, name = found.groups()
-        return textwrap.indent(_TEXTS[name].format(**values), indent)
+    def sections(found):
+        own = dict(_ENTRY.findall(found[1]))
+        entries = [_entry(f, own.pop(f.name, None)) for f in fields]
+        assert not own, f"The class has no such argument: {own}"
+        return _SECTIONS.format(args="\n".join(entries), returns=returns)
 
-    return docstring and _PLACEHOLDER.sub(text, docstring)
+    docstring = _ARGS.sub(sections, inspect.cleandoc(docstring))
+    return _MARK.sub(lambda found: _TEXTS[found[1]], docstring)
+
+
+def _entry(field, text):
+    text = " ".join((text or _ARGUMENTS[field.name]).split())
+    default = field.default
+    if default is not dataclasses.MISSING and "Defaults to" not in text:
+        shown = f'"{default}"' if isinstance(default, str) else default
+        text = f"{text} Defaults to `{shown}`."
+    return textwrap.fill(
+        f"{field.name}: {text}",
+        width=84,
+        initial_indent=" " * 4,
+        subsequent_indent=" " * 8,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )

@@ -14,6 +14,8 @@ from keras_lso.schedules import _check as check
 from keras_lso.schedules._curves import elapsed, float32, warmed_up
 from keras_lso.schedules._declared import Schedule, declared, field
 
+_RATES = ("initial_learning_rate", "values")
+
 
 class _WithOffset(Schedule):
     """Mixin in front of a schedule of Keras: `schedule(step - offset)`."""
@@ -41,9 +43,6 @@ class _WithOffset(Schedule):
         return float32(self.keras_class(**config)(step))
 
 
-_RATES = ("initial_learning_rate", "values")
-
-
 @declared("PiecewiseConstantDecayWithOffset")
 class PiecewiseConstantDecayWithOffset(_WithOffset, schedules.PiecewiseConstantDecay):
     """`keras.optimizers.schedules.PiecewiseConstantDecay`, `offset` steps later.
@@ -59,18 +58,15 @@ class PiecewiseConstantDecayWithOffset(_WithOffset, schedules.PiecewiseConstantD
     Note that a boundary itself still belongs to the interval before it.
 
     Args:
-        {{offset}}
         boundaries: List of ints, strictly increasing. The last step of each
             interval but the last one, counted from the offset.
         values: List of floats, one more than `boundaries`. The rates.
-        {{name}}
-
-    {{returns_and_raises}}
+        {{others}}
 
     Example:
 
-    >>> import keras_lso
-    >>> schedule = keras_lso.schedules.PiecewiseConstantDecayWithOffset(
+    >>> from keras_lso.schedules import PiecewiseConstantDecayWithOffset
+    >>> schedule = PiecewiseConstantDecayWithOffset(
     ...     offset=10, boundaries=[2, 4], values=[1.0, 0.5, 0.25]
     ... )
     >>> [float(schedule(step)) for step in (0, 10, 12, 13, 14, 15)]
@@ -101,27 +97,22 @@ class PolynomialDecayWithOffset(_WithOffset, schedules.PolynomialDecay):
     rate = (initial - end) * (1 - step / decay_steps) ** power + end
     ```
 
+    {{before_the_offset}}
+
     With `cycle=True` the rate restarts: `decay_steps` is then the first multiple of
-    itself that is not below the step. Before the offset the formula extends
-    backwards, and the rate is above the initial one; with `cycle=True`, for which the
-    Model Garden's rate is infinite or negative there, it is the initial one. Put a
-    warm-up in front.
+    itself that is not below the step. Before the offset, where the Model Garden's rate
+    is then infinite or negative, it is the initial one.
 
     Args:
-        {{offset}}
-        {{initial_learning_rate}}
-        {{decay_steps}}
-        end_learning_rate: Float. The rate after it. Defaults to `0.0001`.
+        end_learning_rate: Float. The rate after the decay.
         power: Float of zero or more. Defaults to `1.0`: a straight line.
-        cycle: Bool. Whether the rate restarts. Defaults to `False`.
-        {{name}}
-
-    {{returns_and_raises}}
+        cycle: Bool. Whether the rate restarts.
+        {{others}}
 
     Example:
 
-    >>> import keras_lso
-    >>> schedule = keras_lso.schedules.PolynomialDecayWithOffset(
+    >>> from keras_lso.schedules import PolynomialDecayWithOffset
+    >>> schedule = PolynomialDecayWithOffset(
     ...     offset=10, initial_learning_rate=1.0, decay_steps=4, end_learning_rate=0.0
     ... )
     >>> [float(schedule(step)) for step in (8, 10, 11, 12, 13, 14, 15)]
@@ -152,22 +143,18 @@ class ExponentialDecayWithOffset(_WithOffset, schedules.ExponentialDecay):
     rate = initial * decay_rate ** ((step - offset) / decay_steps)
     ```
 
-    With `staircase=True` the exponent is rounded down. Before the offset the formula
-    extends backwards, and the rate is above the initial one: put a warm-up in front.
+    With `staircase=True` the exponent is rounded down.
+
+    {{before_the_offset}}
 
     Args:
-        {{offset}}
-        {{initial_learning_rate}}
-        {{exponential_decay}}
-        staircase: Bool. Whether the rate falls in stairs. Defaults to `False`.
-        {{name}}
-
-    {{returns_and_raises}}
+        staircase: Bool. Whether the rate falls in stairs.
+        {{others}}
 
     Example:
 
-    >>> import keras_lso
-    >>> schedule = keras_lso.schedules.ExponentialDecayWithOffset(
+    >>> from keras_lso.schedules import ExponentialDecayWithOffset
+    >>> schedule = ExponentialDecayWithOffset(
     ...     offset=10, initial_learning_rate=1.0, decay_steps=2, decay_rate=0.25
     ... )
     >>> [f"{float(schedule(step)):.2f}" for step in (9, 10, 11, 12)]
@@ -205,25 +192,15 @@ class CosineDecayWithOffset(_WithOffset, schedules.CosineDecay):
     Before the offset the formula extends backwards: put a warm-up in front.
 
     Args:
-        {{offset}}
-        {{initial_learning_rate}}
-        {{decay_steps}}
-        alpha: Float. The last rate as a fraction of the highest one. Defaults to
-            `0.0`.
-        {{name}}
-        warmup_target: Float. The rate that a linear warm-up of its own leads to.
+        alpha: Float. The last rate as a fraction of the highest one.
+        warmup_target: Float. The rate to which a linear warm-up of its own leads.
             Defaults to `None`: no warm-up.
-        warmup_steps: Int of zero or more. The number of steps of that warm-up.
-            Defaults to `0`.
-
-    {{returns_and_raises}}
+        {{others}}
 
     Example:
 
-    >>> import keras_lso
-    >>> schedule = keras_lso.schedules.CosineDecayWithOffset(
-    ...     offset=10, initial_learning_rate=1.0, decay_steps=4
-    ... )
+    >>> from keras_lso.schedules import CosineDecayWithOffset
+    >>> schedule = CosineDecayWithOffset(10, initial_learning_rate=1.0, decay_steps=4)
     >>> [f"{float(schedule(step)):.3f}" for step in (10, 11, 12, 13, 14, 15)]
     ['1.000', '0.854', '0.500', '0.146', '0.000', '0.000']
 
@@ -250,10 +227,6 @@ class CosineDecayWithOffset(_WithOffset, schedules.CosineDecay):
         decay = self.keras_class(
             np.asarray(self.warmup_target, "float32"), self.decay_steps, self.alpha
         )
-        return warmed_up(
-            step,
-            self.warmup_steps,
-            self.initial_learning_rate,
-            self.warmup_target,
-            decay(step - self.warmup_steps),
-        )
+        after_warmup = decay(step - self.warmup_steps)
+        initial, target = self.initial_learning_rate, self.warmup_target
+        return warmed_up(step, self.warmup_steps, initial, target, after_warmup)

@@ -1,4 +1,7 @@
-"""`get`, `serialize` and `deserialize`: schedules, and what can stand for one."""
+"""`get`, `serialize` and `deserialize`: from schedules to configs and back.
+
+They are apart from `_members.py`, which the schedules themselves import.
+"""
 
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
@@ -10,19 +13,17 @@ from keras_lso.schedules.policies import FixedLR
 
 
 def serialize(schedule):
-    """Returns the config dict of a schedule, from which `deserialize` makes it again.
-
-    What `keras.optimizers.schedules.serialize` returns, for Keras's schedules and ours.
+    """Returns the config dict of a schedule, as `keras.optimizers.schedules` does.
 
     Args:
         schedule: A `keras.optimizers.schedules.LearningRateSchedule`.
 
     Returns:
-        A dict that JSON can hold: the class's address, and the arguments as its
-        `config`.
+        A dict that JSON can hold, for `deserialize`: the class's address, and the
+        arguments as its `config`.
 
     Raises:
-        TypeError: If `schedule` is not one, but a number for example.
+        TypeError: If `schedule` is not a schedule, but a number for example.
 
     Example:
 
@@ -43,15 +44,15 @@ def serialize(schedule):
 def deserialize(config, custom_objects=None):
     """Returns the schedule that a config dict describes.
 
-    What `keras.optimizers.schedules.deserialize` returns, which also reads ours.
-    Besides, this refuses a config of something else, and knows our classes by their
-    bare names, as Keras knows its own. A name that both have is Keras's.
+    Unlike `keras.optimizers.schedules.deserialize` it refuses the config of another
+    object, and finds the classes of `keras_lso` by their bare names as well, unless
+    Keras has a class of that name.
 
     Args:
         config: Dict, as `serialize` returns it, or with the keys `"class_name"` and
             `"config"` alone.
-        custom_objects: Dict of names to classes that the config refers to. Defaults
-            to `None`.
+        custom_objects: Dict of names to classes that the config refers to.
+            Defaults to `None`.
 
     Returns:
         A `keras.optimizers.schedules.LearningRateSchedule`.
@@ -64,11 +65,9 @@ def deserialize(config, custom_objects=None):
     Example:
 
     >>> import keras_lso
+    >>> arguments = {"schedule_or_rate": 0.5, "warmup_steps": 4}
     >>> schedule = keras_lso.schedules.deserialize(
-    ...     {
-    ...         "class_name": "LinearWarmup",
-    ...         "config": {"schedule_or_rate": 0.5, "warmup_steps": 4},
-    ...     }
+    ...     {"class_name": "LinearWarmup", "config": arguments}
     ... )
     >>> [float(schedule(step)) for step in (0, 2, 4)]
     [0.0, 0.25, 0.5]
@@ -98,10 +97,10 @@ def get(identifier, custom_objects=None):
     """Returns the schedule that `identifier` stands for, as Keras's `get`s do.
 
     Args:
-        identifier: A schedule (which is returned as it is), a number (the constant
-            rate of a `FixedLR`), the config dict of a schedule, or the name of a class
-            whose arguments all have defaults. No schedule of Keras's or ours is such a
-            class, so names are for schedules of your own.
+        identifier: A schedule (returned as it is), a number (the constant rate of a
+            `FixedLR`), the config dict of a schedule, or the name of a class whose
+            arguments all have defaults: one of your own, since neither Keras nor
+            `keras_lso` has such a schedule.
         custom_objects: Dict of names to classes that a config or a name refers to.
             Defaults to `None`.
 
@@ -124,7 +123,15 @@ def get(identifier, custom_objects=None):
     if isinstance(identifier, dict):
         return deserialize(identifier, custom_objects)
     if isinstance(identifier, str):
-        return _get_by_name(identifier, custom_objects)
+        try:
+            return deserialize({"class_name": identifier, "config": {}}, custom_objects)
+        except (TypeError, ValueError) as error:
+            raise ValueError(
+                f"{identifier!r} does not name a schedule whose arguments all have "
+                "defaults. Write an instance, such as `keras_lso.schedules."
+                "LinearWarmup(0.1, warmup_steps=1000)`, or a config dict with the "
+                "arguments as its 'config'."
+            ) from error
     if is_number(identifier):
         return FixedLR(identifier)
     raise TypeError(
@@ -132,14 +139,3 @@ def get(identifier, custom_objects=None):
         "number, the config dict of a schedule or the name of a class. "
         f"Received: {identifier!r} of type {type(identifier).__name__}"
     )
-
-
-def _get_by_name(name, custom_objects):
-    try:
-        return deserialize({"class_name": name, "config": {}}, custom_objects)
-    except (TypeError, ValueError) as error:
-        raise ValueError(
-            f"{name!r} does not name a schedule whose arguments all have defaults. "
-            "Write an instance, such as `keras_lso.schedules.LinearWarmup(0.1, "
-            "warmup_steps=1000)`, or a config dict with the arguments as its 'config'."
-        ) from error

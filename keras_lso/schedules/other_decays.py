@@ -22,16 +22,13 @@ class DirectPowerDecay(Schedule):
 
     Args:
         initial_learning_rate: Float. The rate of steps 0 and 1.
-        power: Float. The power of the step; negative for a rate that falls, such as
-            `-0.5`. Defaults to `1.0`.
-        {{name}}
-
-    {{returns_and_raises}}
+        power: Float. Negative for a rate that falls, such as `-0.5`.
+        {{others}}
 
     Example:
 
-    >>> import keras_lso
-    >>> schedule = keras_lso.schedules.DirectPowerDecay(1.0, power=-0.5)
+    >>> from keras_lso.schedules import DirectPowerDecay
+    >>> schedule = DirectPowerDecay(1.0, power=-0.5)
     >>> [f"{float(schedule(step)):.2f}" for step in (0, 1, 4, 100)]
     ['1.00', '1.00', '0.50', '0.10']
     """
@@ -46,7 +43,7 @@ class DirectPowerDecay(Schedule):
 
 @declared("PowerAndLinearDecay")
 class PowerAndLinearDecay(Schedule):
-    """A learning rate that follows a power of the step, and at last a line to zero.
+    """A learning rate that follows a power of the step, and ends in a line to zero.
 
     ```python
     step = step - offset
@@ -57,26 +54,21 @@ class PowerAndLinearDecay(Schedule):
     ```
 
     Before the offset the rate is the initial one. With `linear_decay_fraction=0`
-    there is no line, and the power goes on after `total_decay_steps`.
+    there is no line, and the rate follows the power after `total_decay_steps` as well.
 
     Args:
         initial_learning_rate: Float. The rate of the first step.
-        total_decay_steps: Positive int. The number of steps after which the rate is
-            zero.
-        power: Float. The power of the step. Defaults to `1.0`.
+        total_decay_steps: Positive int. The step after the offset at which the rate
+            is zero.
+        power: Float. The power of the step.
         linear_decay_fraction: Float from 0 to 1. The share of the steps, the last
-            ones, in which the rate is multiplied by a line to zero. Defaults to `0.1`.
-        offset: Int. The step at which the decay starts. Defaults to `0`.
-        {{name}}
-
-    {{returns_and_raises}}
+            ones, in which the rate is multiplied by a line to zero.
+        {{others}}
 
     Example:
 
-    >>> import keras_lso
-    >>> schedule = keras_lso.schedules.PowerAndLinearDecay(
-    ...     1.0, total_decay_steps=8, power=0.0, linear_decay_fraction=0.5
-    ... )
+    >>> from keras_lso.schedules import PowerAndLinearDecay
+    >>> schedule = PowerAndLinearDecay(1.0, 8, power=0.0, linear_decay_fraction=0.5)
     >>> [float(schedule(step)) for step in (0, 4, 5, 6, 7, 8, 9)]
     [1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
     """
@@ -111,22 +103,17 @@ class PowerDecayWithOffset(Schedule):
 
     Args:
         initial_learning_rate: Float. The rate of the first step after the offset.
-        power: Float. The power of the step; negative for a rate that falls, such as
-            `-0.5`. Defaults to `1.0`.
-        offset: Int. The last step before the decay. Defaults to `0`.
+        power: Float. Negative for a rate that falls, such as `-0.5`.
+        offset: Int. The last step before the decay.
         pre_offset_learning_rate: Float. The rate up to the offset, itself included,
             and never exceeded after it. Defaults to `1e6`, which is not a rate to
             train with: put a warm-up of more than `offset` steps in front, or set it.
-        {{name}}
-
-    {{returns_and_raises}}
+        {{others}}
 
     Example:
 
-    >>> import keras_lso
-    >>> schedule = keras_lso.schedules.PowerDecayWithOffset(
-    ...     1.0, power=-0.5, offset=10, pre_offset_learning_rate=2.0
-    ... )
+    >>> from keras_lso.schedules import PowerDecayWithOffset
+    >>> schedule = PowerDecayWithOffset(1.0, -0.5, 10, pre_offset_learning_rate=2.0)
     >>> [f"{float(schedule(step)):.2f}" for step in (0, 10, 11, 14, 110)]
     ['2.00', '2.00', '1.00', '0.50', '0.10']
     """
@@ -160,27 +147,22 @@ class StepCosineDecayWithOffset(Schedule):
         rate = values[i + 1] + (values[i] - values[i + 1]) * cosine
     ```
 
-    From one boundary to the next the rate goes from one value to the next. As in the
+    From one boundary to the next the rate moves from one value to the next. As in the
     Model Garden, the first cosine starts at step 0 whatever `boundaries[0]` is, so
     start the list with 0; before the offset the cosine is mirrored. After the last
-    boundary, where the Model Garden's rate is NaN (a cosine of no steps), it stays at
-    the last value. So with one boundary the rate is constant.
+    boundary, where the Model Garden's rate is NaN (a cosine of no steps), the rate
+    stays at the last value. With one boundary it is constant.
 
     Args:
         boundaries: List of ints, strictly increasing, as many as `values`. The steps
             at which the values are reached, counted from the offset.
         values: List of floats. The rates at the boundaries.
-        offset: Int. The step at which the first cosine starts. Defaults to `0`.
-        {{name}}
-
-    {{returns_and_raises}}
+        {{others}}
 
     Example:
 
-    >>> import keras_lso
-    >>> schedule = keras_lso.schedules.StepCosineDecayWithOffset(
-    ...     boundaries=[0, 4, 6], values=[1.0, 0.5, 0.0]
-    ... )
+    >>> from keras_lso.schedules import StepCosineDecayWithOffset
+    >>> schedule = StepCosineDecayWithOffset([0, 4, 6], values=[1.0, 0.5, 0.0])
     >>> [f"{float(schedule(step)):.2f}" for step in (0, 1, 2, 3, 4, 5, 6, 7)]
     ['1.00', '0.93', '0.75', '0.57', '0.50', '0.25', '0.00', '0.00']
     """

@@ -1,6 +1,6 @@
 """OpenSeq2Seq's learning-rate policies of no decay: constants and the Transformer's.
 
-They are apart from `policies_decay.py`, whose policies share a warm-up and a wait.
+They are apart from `policies_decay.py`, whose policies share a warm-up and a delay.
 """
 
 import math
@@ -24,18 +24,14 @@ class FixedLR(Schedule):
 
     Args:
         learning_rate: Float. The rate.
-        {{name}}
-
-    {{returns_and_raises}}
+        {{others}}
 
     Example:
 
-    >>> import keras_lso
-    >>> schedule = keras_lso.schedules.FixedLR(0.25)
+    >>> from keras_lso.schedules import FixedLR
+    >>> schedule = FixedLR(0.25)
     >>> [float(schedule(step)) for step in (0, 1, 1_000_000)]
     [0.25, 0.25, 0.25]
-
-    Reference:
 
     {{open_seq2seq}}
     """
@@ -49,8 +45,7 @@ class FixedLR(Schedule):
 
 def _boundaries_in_steps(boundaries, steps_per_epoch, count):
     """Returns `boundaries`, which are epochs, as a list of `count` steps."""
-    # A fraction of a step has no effect. Without the inner rounding 0.29 * 100 would
-    # be 28 steps, not 29.
+    # Without the inner rounding 0.29 * 100 would be 28 steps, not 29.
     steps = [
         math.floor(round(check.rate(f"boundaries[{i}]", epoch) * steps_per_epoch, 6))
         for i, epoch in enumerate(check.any_list("boundaries", boundaries))
@@ -85,24 +80,18 @@ class PiecewiseConstant(Schedule):
         boundaries: List of ints, strictly increasing. The last step of each interval
             but the last one. With `steps_per_epoch` a list of ints and floats, the
             epochs after which the rate changes; a fraction of a step is dropped.
-        decay_rates: List of floats, as many as `boundaries`. What the initial rate is
-            multiplied with after each of them.
+        decay_rates: List of floats, as many as `boundaries`. The factors of the
+            initial rate after each of them.
         steps_per_epoch: Positive int. The number of batches in an epoch. Defaults to
             `None`: the boundaries are steps.
-        {{name}}
-
-    {{returns_and_raises}}
+        {{others}}
 
     Example:
 
-    >>> import keras_lso
-    >>> schedule = keras_lso.schedules.PiecewiseConstant(
-    ...     0.8, boundaries=[1, 2.5], decay_rates=[0.5, 0.125], steps_per_epoch=2
-    ... )
+    >>> from keras_lso.schedules import PiecewiseConstant
+    >>> schedule = PiecewiseConstant(0.8, [1, 2.5], [0.5, 0.125], steps_per_epoch=2)
     >>> [f"{float(schedule(step)):.1f}" for step in range(8)]
     ['0.8', '0.8', '0.8', '0.4', '0.4', '0.4', '0.1', '0.1']
-
-    Reference:
 
     {{open_seq2seq}}
     """
@@ -135,7 +124,7 @@ class PiecewiseConstant(Schedule):
         return self._in_steps(whole(step))
 
 
-@declared("TransformerPolicy")
+@declared("TransformerPolicy", returns="a scalar of `dtype`")
 class TransformerPolicy(Schedule):
     """OpenSeq2Seq's `transformer_policy`: a line up, then one over the square root.
 
@@ -154,31 +143,16 @@ class TransformerPolicy(Schedule):
         warmup_steps: Positive int. The number of steps of the line.
         max_lr: Float. The cap. Defaults to `None`: none.
         coefficient: Float. Another factor; OpenSeq2Seq recommends 0.002 for Adam.
-            Defaults to `1.0`.
-        dtype: String, or a dtype of NumPy or a framework. What the rate, which is
-            computed in float32, is returned in. Defaults to `"float32"`.
-        {{name}}
-
-    Returns:
-        A schedule: called with a step, it returns the rate, a scalar of `dtype`.
-
-    {{raises}}
+        dtype: String, or a dtype of NumPy or a framework. The dtype of the rate, which
+            is computed in float32.
+        {{others}}
 
     Example:
 
-    >>> import keras_lso
-    >>> free, capped = [
-    ...     keras_lso.schedules.TransformerPolicy(
-    ...         2.0, d_model=16, warmup_steps=4, max_lr=max_lr
-    ...     )
-    ...     for max_lr in (None, 0.2)
-    ... ]
-    >>> [f"{float(free(step)):.4f}" for step in (0, 1, 2, 3, 4, 8, 15)]
-    ['0.0625', '0.1250', '0.1875', '0.2500', '0.2236', '0.1667', '0.1250']
-    >>> [f"{float(capped(step)):.4f}" for step in (0, 1, 2, 3, 4, 8, 15)]
-    ['0.0625', '0.1250', '0.1875', '0.2000', '0.2000', '0.1667', '0.1250']
-
-    References:
+    >>> from keras_lso.schedules import TransformerPolicy
+    >>> schedule = TransformerPolicy(2.0, d_model=16, warmup_steps=4, max_lr=0.23)
+    >>> [f"{float(schedule(step)):.4f}" for step in (0, 1, 2, 3, 4, 8, 15)]
+    ['0.0625', '0.1250', '0.1875', '0.2300', '0.2236', '0.1667', '0.1250']
 
     {{open_seq2seq}}
     - [Vaswani et al., 2017, Attention Is All You Need](

@@ -1,6 +1,6 @@
-"""OpenSeq2Seq's learning-rate policies that decay, after a warm-up and a wait.
+"""OpenSeq2Seq's learning-rate policies that decay, after a warm-up and a delay.
 
-The policies that do not decay are in `policies.py`.
+They are apart from the policies that do not decay, which are in `policies.py`.
 """
 
 import math
@@ -22,7 +22,7 @@ __getattr__ = renamed(__name__, CosineDecay="CosineDecayPolicy")
 
 
 class _WaitingDecay(Schedule):
-    """Base of all: a warm-up, and a decay that begins at a later step.
+    """Base of the policies: a warm-up, and a decay that begins at a later step.
 
     ```python
     rate = learning_rate * min(1, step / warmup_steps)
@@ -39,7 +39,6 @@ class _WaitingDecay(Schedule):
 
     @property
     def _begin(self):
-        """The step from which the decay counts."""
         return self.begin_decay_at
 
     def __call__(self, step):
@@ -58,7 +57,7 @@ class _WaitingDecay(Schedule):
 
 
 class _WarmedUpDecay(_WaitingDecay):
-    """Base of the decays that end after `decay_steps`."""
+    """Base of the policies whose decay ends after `decay_steps`."""
 
     power: float
 
@@ -70,7 +69,7 @@ class _WarmedUpDecay(_WaitingDecay):
 
 @declared("ExpDecay")
 class ExpDecay(_WaitingDecay):
-    """OpenSeq2Seq's `exp_decay`: waits, then decays exponentially to a minimum.
+    """OpenSeq2Seq's `exp_decay`: an exponential decay to a minimum, after a delay.
 
     ```python
     step = max(step - begin_decay_at, 0)
@@ -84,30 +83,19 @@ class ExpDecay(_WaitingDecay):
     `learning_rate`. Accurate to 1e-6 of the rate up to step 2**24.
 
     Args:
-        {{learning_rate}}
-        {{exponential_decay}}
         use_staircase_decay: Bool. Whether the rate falls in stairs.
-        {{begin_decay_at}}
-        min_lr: Float. The minimum. Defaults to `0.0`.
-        {{name}}
-
-    {{returns_and_raises}}
+        min_lr: Float. The minimum.
+        {{others}}
 
     Example:
 
-    >>> import keras_lso
-    >>> smooth, stairs = [
-    ...     keras_lso.schedules.ExpDecay(
-    ...         0.8, 2, 0.25, use_staircase_decay=stairs, begin_decay_at=2, min_lr=0.02
-    ...     )
-    ...     for stairs in (False, True)
-    ... ]
+    >>> from keras_lso.schedules import ExpDecay
+    >>> smooth = ExpDecay(0.8, 2, 0.25, False, begin_decay_at=2, min_lr=0.02)
     >>> [f"{float(smooth(step)):.3f}" for step in range(9)]
     ['0.800', '0.800', '0.800', '0.400', '0.200', '0.100', '0.050', '0.025', '0.020']
+    >>> stairs = ExpDecay(0.8, 2, 0.25, True, begin_decay_at=2, min_lr=0.02)
     >>> [f"{float(stairs(step)):.3f}" for step in range(9)]
     ['0.800', '0.800', '0.800', '0.800', '0.200', '0.200', '0.050', '0.050', '0.020']
-
-    Reference:
 
     {{open_seq2seq}}
     """
@@ -134,7 +122,7 @@ class ExpDecay(_WaitingDecay):
 
 @declared("PolyDecay")
 class PolyDecay(_WarmedUpDecay):
-    """OpenSeq2Seq's `poly_decay`: warms up, waits, then follows a power to a minimum.
+    """OpenSeq2Seq's `poly_decay`: a power to a minimum, after a warm-up and a delay.
 
     ```python
     rate = learning_rate * min(1, step / warmup_steps)
@@ -150,26 +138,17 @@ class PolyDecay(_WarmedUpDecay):
     the rate for `decay_steps` of up to 2**24 and powers of up to 300.
 
     Args:
-        {{learning_rate}}
-        {{decay_steps}}
         power: Positive float. Defaults to `1.0`: a straight line.
-        {{begin_decay_at}}
-        min_lr: Float. The rate after the decay. Defaults to `0.0`.
-        {{policy_warmup_steps}}
-        {{name}}
-
-    {{returns_and_raises}}
+        min_lr: Float. The rate after the decay.
+        name: String. Defaults to `None`: that of the class.
+        {{others}}
 
     Example:
 
-    >>> import keras_lso
-    >>> schedule = keras_lso.schedules.PolyDecay(
-    ...     0.8, 4, power=2.0, begin_decay_at=3, min_lr=0.1, warmup_steps=2
-    ... )
+    >>> from keras_lso.schedules import PolyDecay
+    >>> schedule = PolyDecay(0.8, 4, 2.0, begin_decay_at=3, min_lr=0.1, warmup_steps=2)
     >>> [f"{float(schedule(step)):.3f}" for step in range(9)]
     ['0.000', '0.400', '0.800', '0.800', '0.494', '0.275', '0.144', '0.100', '0.100']
-
-    Reference:
 
     {{open_seq2seq}}
     """
@@ -209,35 +188,25 @@ class InvPolyDecay(_WarmedUpDecay):
         rate = max(rate / (1 + k * (step - begin)) ** power, min_lr)
     ```
 
-    The rate is `min_lr` at `decay_steps` steps after `begin`, and from there on. This
-    is what OpenSeq2Seq's page says; its code continues below `min_lr`, and ignores
+    From `decay_steps` steps after `begin` on the rate is `min_lr`. This is what
+    OpenSeq2Seq documents; its code continues below `min_lr`, and ignores
     `begin_decay_at` and `warmup_steps`. Accurate to 1e-6 of the rate for powers of up
     to 300.
 
     Args:
-        {{learning_rate}}
-        {{decay_steps}}
-        min_lr: Float. The rate after it. Below 1e-8 it counts as 1e-8, above
+        min_lr: Float. The rate after the decay. Below 1e-8 it counts as 1e-8, above
             `learning_rate` as `learning_rate`.
-        power: Positive float. Defaults to `1.0`. The larger, the more the decay is
-            like an exponential one.
+        power: Positive float. The larger, the more exponential the decay.
         begin_decay_at: Int of zero or more. The first step of the decay, if it is not
-            before the end of the warm-up. Defaults to `0`.
-        {{policy_warmup_steps}}
-        {{name}}
-
-    {{returns_and_raises}}
+            before the end of the warm-up.
+        {{others}}
 
     Example:
 
-    >>> import keras_lso
-    >>> schedule = keras_lso.schedules.InvPolyDecay(
-    ...     0.8, 4, min_lr=0.2, begin_decay_at=3, warmup_steps=2
-    ... )
+    >>> from keras_lso.schedules import InvPolyDecay
+    >>> schedule = InvPolyDecay(0.8, 4, 0.2, begin_decay_at=3, warmup_steps=2)
     >>> [f"{float(schedule(step)):.3f}" for step in range(9)]
     ['0.000', '0.400', '0.800', '0.800', '0.457', '0.320', '0.246', '0.200', '0.200']
-
-    Reference:
 
     {{open_seq2seq}}
     """
@@ -271,7 +240,7 @@ class InvPolyDecay(_WarmedUpDecay):
 
 @declared("CosineDecay")
 class CosineDecayPolicy(_WarmedUpDecay):
-    """OpenSeq2Seq's `cosine_decay`: warms up, waits, then follows half a cosine.
+    """OpenSeq2Seq's `cosine_decay`: half a cosine, after a warm-up and a delay.
 
     ```python
     rate = learning_rate * min(1, step / warmup_steps)
@@ -284,32 +253,23 @@ class CosineDecayPolicy(_WarmedUpDecay):
     {{overlap}}
 
     Note that `min_lr` is a fraction of the rate; above 1 the rate rises. Accurate to
-    1e-6 of the rate for `decay_steps` of up to 2**24.
-
-    The class was named `CosineDecay`, and configs still call it so.
+    1e-6 of the rate for `decay_steps` of up to 2**24. Configs hold the class's former
+    name, `CosineDecay`.
 
     Args:
-        {{learning_rate}}
-        {{decay_steps}}
-        power: Positive float. Has no effect, as in OpenSeq2Seq. Defaults to `1.0`.
-        {{begin_decay_at}}
-        min_lr: Float. The rate after the decay as a fraction of `learning_rate`.
-            Defaults to `0.0`.
-        {{policy_warmup_steps}}
-        {{name}}
-
-    {{returns_and_raises}}
+        power: Positive float. Has no effect, as in OpenSeq2Seq.
+        min_lr: Float. The rate after the decay, as a fraction of `learning_rate`.
+        name: String. Defaults to `None`: that of the class.
+        {{others}}
 
     Example:
 
-    >>> import keras_lso
-    >>> schedule = keras_lso.schedules.CosineDecayPolicy(
+    >>> from keras_lso.schedules import CosineDecayPolicy
+    >>> schedule = CosineDecayPolicy(
     ...     0.8, 4, begin_decay_at=3, min_lr=0.1, warmup_steps=2
     ... )
     >>> [f"{float(schedule(step)):.3f}" for step in range(9)]
     ['0.000', '0.400', '0.800', '0.800', '0.695', '0.440', '0.185', '0.080', '0.080']
-
-    References:
 
     {{open_seq2seq}}
     - [Loshchilov and Hutter, 2017, SGDR](https://arxiv.org/abs/1608.03983)

@@ -1,4 +1,7 @@
-"""Published learning rates for large batches: functions that make schedules."""
+"""Published learning rates for large batches: functions that make schedules.
+
+They are apart from the schedules because their numbers come from benchmarks and papers.
+"""
 
 from typing import Any, NamedTuple
 
@@ -19,8 +22,8 @@ def linear_scaling(base_learning_rate, batch_size, base_batch_size=256):
     base_learning_rate * batch_size / base_batch_size
     ```
 
-    The rule of Goyal et al., who train ResNet-50 with 0.1 per 256 images and need a
-    warm-up of five epochs for it: see `keras_lso.schedules.LinearWarmup`.
+    The rule of Goyal et al., who train ResNet-50 with 0.1 per 256 images, after a
+    warm-up of five epochs: see `keras_lso.schedules.LinearWarmup`.
 
     Args:
         base_learning_rate: Float. The rate that suits `base_batch_size`.
@@ -62,18 +65,11 @@ class Recipe(NamedTuple):
     """The other keyword arguments of `keras_lso.LARS`."""
 
 
-class _ReferencePoint(NamedTuple):
-    learning_rate: float
-    warmup_epochs: int
-    momentum: float
-    weight_decay_rate: float
-    decay_steps: int
-
-
+# Base rate, epochs of the warm-up, steps of the decay, momentum and weight decay.
 _MLPERF_RESNET = {
-    4096: _ReferencePoint(10.0, 5, 0.9, 2e-4, 13137),
-    8192: _ReferencePoint(17.0, 5, 0.9, 2e-4, 6095),
-    32768: _ReferencePoint(21.2, 16, 0.94, 2.5e-5, 2267),
+    4096: (10.0, 5, 13137, 0.9, 2e-4),
+    8192: (17.0, 5, 6095, 0.9, 2e-4),
+    32768: (21.2, 16, 2267, 0.94, 2.5e-5),
 }
 
 
@@ -98,13 +94,12 @@ def mlperf_resnet(batch_size, steps_per_epoch):
         rate = (base - 1e-4) * left ** 2 + 1e-4
     ```
 
-    The end rate and the power of the decay are those of the reference's code. The
-    published decay steps assume ImageNet's 1,281,167 images per epoch. For other
-    data they are scaled in proportion, so that the decay takes as many epochs. The
-    rate of step 0 is exactly 0, as in the reference. LARS has the form of the paper,
-    with `eeta=0.001` and `epsilon=0.0`; biases and normalisation parameters have
-    neither weight decay nor layer adaptation. (The reference's code replaces an
-    epsilon of 0 by 1e-7.)
+    The end rate and the power are those of the reference's code. The published decay
+    steps assume ImageNet's 1,281,167 images per epoch; for other data they are scaled
+    in proportion, so that the decay takes as many epochs. LARS has the form of the
+    paper, with `eeta=0.001` and `epsilon=0.0` (the reference's code replaces an epsilon
+    of 0 by 1e-7); biases and normalisation parameters have neither weight decay nor
+    layer adaptation.
 
     Args:
         batch_size: Int. 4096, 8192 or 32768 examples a step, over all devices.
@@ -146,19 +141,19 @@ def mlperf_resnet(batch_size, steps_per_epoch):
             "`keras_lso.schedules.linear_scaling` and warm it up with "
             f"`keras_lso.schedules.LinearWarmup`. Received: batch_size={batch_size}"
         )
-    point = _MLPERF_RESNET[batch_size]
-    warmup_steps = round(point.warmup_epochs * steps_per_epoch)
+    rate, warmup_epochs, steps, momentum, weight_decay = _MLPERF_RESNET[batch_size]
+    warmup_steps = round(warmup_epochs * steps_per_epoch)
     share_of_imagenet = steps_per_epoch * batch_size / _IMAGENET_IMAGES
     decay = PolynomialDecayWithOffset(
         offset=warmup_steps,
-        initial_learning_rate=point.learning_rate,
-        decay_steps=max(1, round(point.decay_steps * share_of_imagenet)),
+        initial_learning_rate=rate,
+        decay_steps=max(1, round(steps * share_of_imagenet)),
         end_learning_rate=1e-4,
         power=2.0,
     )
     settings = {
-        "momentum": point.momentum,
-        "weight_decay_rate": point.weight_decay_rate,
+        "momentum": momentum,
+        "weight_decay_rate": weight_decay,
         "eeta": 0.001,
         "trust_ratio": "paper",
         "epsilon": 0.0,

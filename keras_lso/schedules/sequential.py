@@ -1,6 +1,6 @@
-"""Schedules one after the other.
+"""`JoinedSchedules`: schedules one after the other.
 
-The module keeps its name, which saved configs hold, although the class has another.
+The module keeps its name, which saved configs hold, although the class was renamed.
 """
 
 from keras import ops
@@ -16,7 +16,7 @@ __getattr__ = renamed(__name__, Sequential="JoinedSchedules")
 
 @declared("Sequential")
 class JoinedSchedules(Schedule):
-    """Joins schedules: each takes over at a boundary, and its own clock starts there.
+    """Joins schedules: each starts at a boundary, where its own step is 0.
 
     ```python
     if step < boundaries[0]: rate = schedules[0](step)
@@ -25,29 +25,22 @@ class JoinedSchedules(Schedule):
     else: rate = schedules[-1](step - boundaries[-1])
     ```
 
-    This is what `optax.join_schedules` does. The class was named `Sequential`, and
-    configs still call it so.
+    `optax.join_schedules` does the same. Configs hold the class's former name,
+    `Sequential`.
 
     Args:
         schedules: List of `keras.optimizers.schedules.LearningRateSchedule`s and
             floats, the constant rates.
         boundaries: List of ints, strictly increasing, one fewer than `schedules`.
             The first step (not epoch) of each schedule but the first one.
-        {{name}}
-
-    {{returns_and_raises}}
+        {{others}}
 
     Example:
 
     >>> import keras, keras_lso
-    >>> schedule = keras_lso.schedules.JoinedSchedules(
-    ...     [
-    ...         keras_lso.schedules.LinearWarmup(0.8, warmup_steps=4),
-    ...         keras.optimizers.schedules.ExponentialDecay(0.8, 1, 0.5),
-    ...         0.05,
-    ...     ],
-    ...     boundaries=[4, 7],
-    ... )
+    >>> warmup = keras_lso.schedules.LinearWarmup(0.8, warmup_steps=4)
+    >>> decay = keras.optimizers.schedules.ExponentialDecay(0.8, 1, 0.5)
+    >>> schedule = keras_lso.schedules.JoinedSchedules([warmup, decay, 0.05], [4, 7])
     >>> [f"{float(schedule(step)):.2f}" for step in range(9)]
     ['0.00', '0.20', '0.40', '0.60', '0.80', '0.40', '0.20', '0.05', '0.05']
     """
@@ -71,10 +64,6 @@ class JoinedSchedules(Schedule):
     @classmethod
     def from_config(cls, config):
         config = check_config(cls.__qualname__, config, ["schedules", "boundaries"])
-        schedules = [
-            deserialize_member(f"schedules[{i}]", schedule)
-            for i, schedule in enumerate(
-                check.any_list("schedules", config["schedules"])
-            )
-        ]
-        return cls(**{**config, "schedules": schedules})
+        read_all = check.list_of(deserialize_member)
+        config["schedules"] = read_all("schedules", config["schedules"])
+        return cls(**config)

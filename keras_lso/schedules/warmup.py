@@ -1,6 +1,6 @@
-"""A warm-up in front of any schedule: the rate rises to where the schedule is then.
+"""Warm-ups in front of any schedule: the rate rises to that of the schedule.
 
-The warm-ups that are part of a decay are with that decay.
+They are apart from the decays that have a warm-up of their own.
 """
 
 import functools
@@ -42,7 +42,7 @@ def _takes_old_names(cls):
 
 
 class _Warmup(Schedule):
-    """Base of both: `warmup_rate` for `warmup_steps`, then the schedule itself."""
+    """Base of the warm-ups: `warmup_rate` for `warmup_steps`, then the schedule."""
 
     schedule_or_rate: Any
     warmup_steps: int
@@ -83,20 +83,16 @@ class LinearWarmup(_Warmup):
         rate = schedule(step)
     ```
 
-    The line ends where the schedule is at `warmup_steps`, so the rate does not
-    jump. The schedule's own clock is not shifted: its first `warmup_steps` steps
-    are skipped. Give it an offset for a decay that starts when the warm-up ends:
+    The line ends at the schedule's rate at `warmup_steps`, so the rate does not jump.
+    The schedule's own steps are not shifted: the first `warmup_steps` of them are left
+    out. For a decay that starts after the warm-up give it an offset,
     `PolynomialDecayWithOffset(offset=warmup_steps, ...)`, or join the two with
     `keras_lso.schedules.JoinedSchedules`.
 
     Args:
-        {{schedule_or_rate}}
-        {{warmup_steps}}
-        initial_learning_rate: Float. The rate of step 0. Defaults to `0.0`. The
-            Model Garden's name for it, `warmup_learning_rate`, works too.
-        {{name}}
-
-    {{returns_and_raises}}
+        initial_learning_rate: Float. The rate of step 0. The Model Garden's name for
+            it, `warmup_learning_rate`, works too.
+        {{others}}
 
     Example:
 
@@ -138,22 +134,18 @@ class PolynomialWarmup(_Warmup):
         rate = schedule(step)
     ```
 
-    Step 0 counts as step 1, so no rate is zero. The schedule's own clock is not
+    Step 0 counts as step 1, so no rate is zero. The schedule's own steps are not
     shifted, see `keras_lso.schedules.LinearWarmup`. The Model Garden's spelling,
     `PolynomialWarmUp`, is the same class.
 
     Args:
-        {{schedule_or_rate}}
-        {{warmup_steps}}
         power: Float. The power of the step. Defaults to `1.0`: a straight line.
-        {{name}}
-
-    {{returns_and_raises}}
+        {{others}}
 
     Example:
 
-    >>> import keras_lso
-    >>> schedule = keras_lso.schedules.PolynomialWarmup(1.6, 4, power=2.0)
+    >>> from keras_lso.schedules import PolynomialWarmup
+    >>> schedule = PolynomialWarmup(1.6, 4, power=2.0)
     >>> [f"{float(schedule(step)):.1f}" for step in range(6)]
     ['0.1', '0.1', '0.4', '0.9', '1.6', '1.6']
     """

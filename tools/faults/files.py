@@ -34,8 +34,8 @@ FAULTS = [
     Fault(
         name="load_model says nothing of Keras's wrapper in an .h5 file",
         file="keras_lso/saving.py",
-        old="            is keras.optimizers.LossScaleOptimizer\n        ):",
-        new="            is keras.optimizers.Optimizer\n        ):",
+        old="        if type(optimizer) is keras.optimizers.LossScaleOptimizer:\n",
+        new="        if type(optimizer) is keras.optimizers.Optimizer:\n",
         tests="integration_tests/test_serialization.py::test_load_model_says_what_it_does_not_replace",
     ),
     Fault(

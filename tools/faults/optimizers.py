@@ -74,7 +74,7 @@ FAULTS = [
         tests="tests/test_lars.py::test_the_papers_trust_ratios_have_the_decay_in_them",
     ),
     Fault(
-        name="LARC looks at the scaled gradients",
+        name="LARC takes norms of the scaled gradients",
         file="keras_lso/larc.py",
         old="ratios = self.ratios(grads, variables, inv_scale)",
         new="ratios = self.ratios(grads, variables)",
@@ -179,7 +179,7 @@ FAULTS = [
         tests="tests/test_novograd.py::test_a_variable_that_its_gradient_overwrites_takes_no_step",
     ),
     Fault(
-        name="gradients of LARS and NovoGrad are not looked at",
+        name="gradients of LARS and NovoGrad are not checked",
         file="keras_lso/_core/own_optimizer.py",
         old="super().apply(*check_gradients(self, grads, trainable_variables))",
         new="super().apply(grads, trainable_variables)",

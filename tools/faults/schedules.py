@@ -53,7 +53,7 @@ FAULTS = [
         tests="tests/test_policies.py::test_rates_are_what_the_formula_says",
     ),
     Fault(
-        name="a decay goes on beyond its end",
+        name="a decay continues beyond its end",
         file="keras_lso/schedules/policies_decay.py",
         old="done = ops.minimum(step, self.decay_steps)",
         new="done = step",
@@ -76,8 +76,8 @@ FAULTS = [
     Fault(
         name="a cosine does not know of the steps of its warm-up",
         file="keras_lso/schedules/keras_decays.py",
-        old="decay(step - self.warmup_steps),",
-        new="decay(step),",
+        old="after_warmup = decay(step - self.warmup_steps)",
+        new="after_warmup = decay(step)",
         tests="tests/test_schedules.py::test_rates_are_what_the_formula_says",
     ),
     Fault(
@@ -216,7 +216,7 @@ FAULTS = [
     Fault(
         name="a docstring keeps the marks of shared text",
         file="keras_lso/schedules/_texts.py",
-        old="return docstring and _PLACEHOLDER.sub(text, docstring)",
+        old="return _MARK.sub(lambda found: _TEXTS[found[1]], docstring)",
         new="return docstring",
         tests="tests/test_schedule_declarations.py::test_a_docstring_is_complete",
     ),
