@@ -116,9 +116,9 @@ FAULTS = [
         tests="tests/_tf_keras/test_files.py::test_files_of_keras_3",
     ),
     Fault(
-        name="the scale is not said to start afresh",
+        name="nothing says that the scale is re-initialised",
         file="keras_lso/_tf_keras/files.py",
-        old="return [] if scale is not None else [_fresh_scale(scaler)]",
+        old="return [_initial_scale(scaler)] if scaler.dynamic else []",
         new="return []",
         tests="tests/_tf_keras/test_files.py::test_a_larc_in_between_is_passed_through",
     ),
