@@ -265,8 +265,8 @@ FAULTS = [
     Fault(
         name="a step that was traced for other gradients is used again",
         file="keras_lso/compat/open_seq2seq/_training_op.py",
-        old="key = name, tuple(self._has_gradient)",
-        new="key = name",
+        old="key = step.__name__, *options.values(), *self._has_gradient",
+        new="key = step.__name__, *options.values()",
         tests="tests/compat/open_seq2seq/test_training_op.py::test_batches_of_two_kinds_accumulate_for_two_variables",
         backend="jax",
     ),
@@ -294,8 +294,8 @@ FAULTS = [
     Fault(
         name="a call that fails counts",
         file="keras_lso/compat/open_seq2seq/_training_op.py",
-        old='            loss = self._run("accumulate", batch)\n            self._micro_steps += 1\n',
-        new='            self._micro_steps += 1\n            loss = self._run("accumulate", batch)\n',
+        old="        loss = self._run(self._accumulate_step, *batch)\n        self._micro_steps += 1\n",
+        new="        self._micro_steps += 1\n        loss = self._run(self._accumulate_step, *batch)\n",
         tests="tests/compat/open_seq2seq/test_training_op.py::test_after_a_call_that_failed_the_next_one_accumulates",
     ),
     Fault(

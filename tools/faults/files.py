@@ -83,7 +83,7 @@ FAULTS = [
     Fault(
         name="another package's LossScaleOptimizer becomes ours",
         file="keras_lso/_tf_keras/configs.py",
-        old='if name.lower() in _LOSS_SCALE_OPTIMIZERS and package in ("", "keras", "tf_keras"):',
+        old="if name.lower() in _LOSS_SCALE_OPTIMIZERS and package in _KERAS_PACKAGES:",
         new="if name.lower() in _LOSS_SCALE_OPTIMIZERS:",
         tests="tests/test_saving.py::test_another_packages_class_of_that_name_stays_its_own",
     ),
