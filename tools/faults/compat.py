@@ -104,8 +104,8 @@ FAULTS = [
     Fault(
         name="LogMax mends the original's overflow unasked",
         file="keras_lso/compat/open_seq2seq/automatic_loss_scaler.py",
-        old="def _logmax(original_overflow=True",
-        new="def _logmax(original_overflow=False",
+        old="LogMaxLossScale, original_overflow=True)",
+        new="LogMaxLossScale, original_overflow=False)",
         tests="tests/compat/open_seq2seq/test_automatic_loss_scaler.py::test_logmax_is_the_originals_its_fault_included",
     ),
     Fault(
@@ -146,8 +146,8 @@ FAULTS = [
     Fault(
         name="Keras's own scaling is taken",
         file="keras_lso/compat/open_seq2seq/_making.py",
-        old="if is_kerass or made.loss_scale_factor is not None:",
-        new="if is_kerass:",
+        old="if is_keras_own or made.loss_scale_factor is not None:",
+        new="if is_keras_own:",
         tests="tests/compat/open_seq2seq/test_training_op.py::test_keras_own_scaling_is_refused",
     ),
     Fault(
@@ -188,8 +188,8 @@ FAULTS = [
     Fault(
         name="an instance is changed by a call that is refused",
         file="keras_lso/compat/open_seq2seq/optimizers.py",
-        old="    wrapped = wrap(inner)\n",
-        new="    if inner is optimizer and schedule is not None:\n        optimizer.learning_rate = schedule\n    wrapped = wrap(inner)\n",
+        old="    if is_mixed:\n        check_inner_optimizer",
+        new="    if inner is optimizer and schedule is not None:\n        optimizer.learning_rate = schedule\n    if is_mixed:\n        check_inner_optimizer",
         tests="tests/compat/open_seq2seq/test_training_op.py::test_an_instance_is_not_changed_by_a_call_that_is_refused",
     ),
     Fault(
@@ -202,8 +202,8 @@ FAULTS = [
     Fault(
         name="clipping and LARC go together",
         file="keras_lso/compat/open_seq2seq/optimizers.py",
-        old="        if larc_params is not None:\n            raise",
-        new="        if larc_params == clip_gradients:\n            raise",
+        old="    if larc_params is not None:\n        raise",
+        new="    if larc_params == clip_gradients:\n        raise",
         tests="tests/compat/open_seq2seq/test_optimize_loss.py::test_clipping_and_larc_do_not_go_together",
     ),
     Fault(

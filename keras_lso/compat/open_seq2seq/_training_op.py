@@ -19,7 +19,7 @@ from keras_lso._keras_internals.optimizers import (
 from keras_lso._keras_internals.replicas import reduced_gradients
 from keras_lso._keras_internals.variables import flat_path, is_overwritten
 from keras_lso._summary_writer import SummaryWriter
-from keras_lso.compat.open_seq2seq._clipping import clip_by_global_norm
+from keras_lso.compat.open_seq2seq._clipping import _clip_by_global_norm
 from keras_lso.compat.open_seq2seq._summaries import collect
 from keras_lso.compat.open_seq2seq.regularization import model_at_hand
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
@@ -294,7 +294,7 @@ class TrainingOp:
         if summaries:
             reports = collect(summaries, self.optimizer, grads, self.variables)
         if self._clip_norm is not None:
-            grads, _ = clip_by_global_norm(grads, self._clip_norm, None)
+            grads, _ = _clip_by_global_norm(grads, self._clip_norm, None)
         unscaled = {} if self._scaler is None else {"scaled": False}
         with reduced_gradients(self.optimizer, self._on_horovod):
             self.optimizer.apply(grads, self.variables, **unscaled)
