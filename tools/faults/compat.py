@@ -20,15 +20,15 @@ FAULTS = [
     Fault(
         name="the experimental class takes another multiplier",
         file="keras_lso/mixed_precision/experimental.py",
-        old="        if loss_scale.multiplier != 2:\n",
-        new="        if loss_scale.multiplier < 2:\n",
+        old="isinstance(policy, DynamicLossScale) and policy.multiplier != 2:",
+        new="isinstance(policy, DynamicLossScale) and policy.multiplier < 2:",
         tests="tests/mixed_precision/test_experimental.py::test_anything_else_is_refused",
     ),
     Fault(
         name="a policy is taken by an optimizer that a warning has stopped",
         file="keras_lso/mixed_precision/experimental.py",
-        old="        policy = _policy(loss_scale)\n        # First",
-        new="        policy = _policy(loss_scale)\n        policy.claim(self)\n        # First",
+        old="        policy = _policy(loss_scale)\n        # Before",
+        new="        policy = _policy(loss_scale)\n        policy.claim(self)\n        # Before",
         tests="tests/mixed_precision/test_experimental.py::test_where_warnings_are_errors_the_policy_is_still_free",
     ),
     Fault(
@@ -48,8 +48,8 @@ FAULTS = [
     Fault(
         name="a skipped step counts in global_step",
         file="keras_lso/compat/v1/mixed_precision/loss_scale_optimizer.py",
-        old="                    self.last_step_applied,\n",
-        new="                    True,\n",
+        old="ops.cast(self.last_step_applied, dtype)",
+        new="ops.cast(True, dtype)",
         tests="tests/compat/test_v1.py::test_gradients_come_unscaled_and_are_applied",
     ),
     Fault(
@@ -67,7 +67,7 @@ FAULTS = [
         tests="tests/compat/test_v1.py::test_gradients_come_unscaled_and_are_applied",
     ),
     Fault(
-        name="minimize of TF1 does not hand grad_loss on",
+        name="minimize of TF1 does not pass grad_loss on",
         file="keras_lso/compat/v1/mixed_precision/loss_scale_optimizer.py",
         old="            colocate_gradients_with_ops,\n            grad_loss,\n        )",
         new="            colocate_gradients_with_ops,\n        )",
