@@ -9,7 +9,7 @@ import os
 from keras_lso._backend import _tf_checkpoint
 from keras_lso._tf_keras.state import SavedState, split_name
 
-# Lists that a SavedModel has besides the attributes of a layer.
+# Children of a layer in a SavedModel that are not attributes of it.
 _LISTS = {"variables", "trainable_variables", "regularization_losses", "keras_api"}
 
 

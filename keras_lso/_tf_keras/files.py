@@ -166,9 +166,8 @@ def _remarks(optimizer, state):
         return []
     return [
         f"The learning rate in the file decays (decay={state.decay}), and that of a "
-        "Keras 3 optimizer does not by itself. Give the optimizer "
-        "`keras.optimizers.schedules.InverseTimeDecay(learning_rate, 1, "
-        f"{state.decay})`."
+        "Keras 3 optimizer is constant. Give the optimizer `keras.optimizers."
+        f"schedules.InverseTimeDecay(learning_rate, 1, {state.decay})`."
     ]
 
 
@@ -290,7 +289,7 @@ def _from_numbered(values, optimizer, saved):
 
 
 def _described(saved):
-    """Returns a state with what the config in the file says about the optimizer."""
+    """Returns a state that holds only the optimizer's config in the file."""
     config = (saved or {}).get("config") or {}
     rate = config.get("learning_rate")
     return SavedState(

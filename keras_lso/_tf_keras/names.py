@@ -36,15 +36,10 @@ def pair(names, paths):
     order = _by_key(names, paths, _unnumbered)
     if order is not None:
         return order
-    # Renamed layers: a kernel is still a kernel.
-    for key in (lambda words: words[-1:], lambda words: ()):
-        order = _by_key(names, paths, key)
-        if order is not None:
-            _check_order(names, paths, order)
-            return order
-    raise ValueError(
-        f"The file has {len(names)} variables, but the optimizer {len(paths)}."
-    )
+    # Renamed layers: match the names of the variables alone, or else only the order.
+    order = _by_key(names, paths, lambda words: words[-1]) or list(range(len(paths)))
+    _check_order(names, paths, order)
+    return order
 
 
 def _by_key(names, paths, key):
@@ -74,7 +69,7 @@ def _check_order(names, paths, order):
         name_key = _unnumbered(name)
         if name_key != path_key and (name_key in own or path_key in saved):
             raise ValueError(
-                "The names of the variables neither agree nor are they new ones, so "
+                "The names of the variables neither agree nor are all of them new, so "
                 f"that '{'/'.join(name)}' of the file might be taken for "
                 f"'{'/'.join(path)}'. Name the layers as in the model that was saved: "
                 f"{sorted({'/'.join(n[:-1]) for n in names})}."

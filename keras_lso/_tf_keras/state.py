@@ -1,4 +1,4 @@
-"""What a tf.keras file holds of an optimizer, and what becomes of it in Keras 3.
+"""Converting the optimizer state in a tf.keras file to the variables of Keras 3.
 
 Apart from the readers, `files.py` and `checkpoints.py`, because it is the same for all
 formats.
@@ -71,7 +71,7 @@ class SavedState:
         slots: Dict of slot names to lists of `(name of the variable or None, array)`,
             in the order in which tf.keras listed the variables.
         is_legacy: Bool. Whether a class from before TF 2.11 wrote it.
-        class_name: String, or None if the file does not say.
+        class_name: String, or None if the file does not hold it.
         config: Dict, the optimizer's config, or None.
         learning_rate: Array or number; None if there is none, or a schedule.
         decay: Float. The learning-rate decay of the classes from before TF 2.11.

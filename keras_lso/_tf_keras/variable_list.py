@@ -37,26 +37,22 @@ class VariableList(list):
             [positions[id(v)] for v in self() if id(v) in positions],
         )
 
-    # --- The protocol of `keras.tree` for optree and for torch ------------------
+    # --- The protocol of `keras.tree`, with `optree` and with torch ---------------
 
     def tree_flatten(self):
-        """Returns the items, and no metadata."""
         return list(self), None
 
     @classmethod
     def tree_unflatten(cls, metadata, children):
-        """Returns a `VariableList` of the children."""
         return cls(children)
 
     torchtree_flatten = tree_flatten
 
     @classmethod
     def torchtree_unflatten(cls, children, metadata):
-        """Returns a `VariableList` of the children."""
         return cls(children)
 
     def torchtree_flatten_with_keys(self):
-        """Returns the items with their positions, and no metadata."""
         return backend.with_positions(list(self)), None
 
 

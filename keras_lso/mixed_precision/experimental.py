@@ -1,4 +1,4 @@
-"""The names in `tf.keras.mixed_precision.experimental` that concern loss scaling."""
+"""The names of `tf.keras.mixed_precision.experimental` that concern loss scaling."""
 
 import warnings
 

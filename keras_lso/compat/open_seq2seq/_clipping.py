@@ -28,8 +28,8 @@ def _clip_by_global_norm(t_list, clip_norm, use_norm, name=None):
         name: String. Defaults to `None`. Keras 3 does not name operations.
 
     Returns:
-        A tuple of the list of clipped tensors, each of its own dtype, with None where
-        there was None, and the global norm, a float32 scalar tensor.
+        A tuple of the list of clipped tensors, in their dtypes, with None where there
+        was None, and the global norm, a float32 scalar tensor.
 
     Raises:
         TypeError: If `t_list` is not a sequence.

@@ -152,7 +152,7 @@ class TrainingOp:
         if self._writer is not None:
             raise RuntimeError(
                 "A training op that writes summaries must be called outside of any "
-                "`tf.function`. It is compiled by itself."
+                "`tf.function`, which compiles it a second time."
             )
 
     def _skips_update(self, skip_update):

@@ -66,10 +66,9 @@ def get_regularization_loss(scope=None, name="total_regularization_loss"):
         models, prefix = getattr(_this_thread, "models", []), scope or ""
         if not models:
             raise ValueError(
-                "There is no model at hand. Call `get_regularization_loss()` in the "
-                "`loss` of an `optimize_loss(..., model=model)`, or say which it is: "
-                "`get_regularization_loss(model)`. Received: "
-                f"scope={scope!r}"
+                "There is no default model. Call `get_regularization_loss()` in the "
+                "`loss` of an `optimize_loss(..., model=model)`, or pass the model: "
+                f"`get_regularization_loss(model)`. Received: scope={scope!r}"
             )
     else:
         models = keras.tree.flatten(scope)
