@@ -21,9 +21,8 @@ def is_prefix(path):
 def read(path, optimizer):
     """Returns the `SavedState` of the one optimizer in a checkpoint.
 
-    Args:
-        path: Folder of a SavedModel or of checkpoints, or prefix of a checkpoint.
-        optimizer: Keras 3 optimizer, whose class determines the names of the slots.
+    `path` is the folder of a SavedModel or of checkpoints, or a checkpoint's prefix.
+    The class of the Keras 3 `optimizer` determines the names of the slots.
     """
     graph = _tf_checkpoint.read(_prefix(path))
     try:

@@ -48,15 +48,11 @@ def adopt_classes(config, custom_objects=None):
     `LARS`, unless `custom_objects` holds a class of that name. Other optimizers of
     tf.keras become those of Keras 3.
     """
-    return _adopt(config, custom_objects or {})
-
-
-def _adopt(config, custom_objects):
     if isinstance(config, list | tuple):
-        return type(config)(_adopt(item, custom_objects) for item in config)
+        return type(config)(adopt_classes(item, custom_objects) for item in config)
     if not isinstance(config, dict):
         return config
-    config = {key: _adopt(value, custom_objects) for key, value in config.items()}
+    config = {key: adopt_classes(v, custom_objects) for key, v in config.items()}
     if not isinstance(config.get("config"), dict):
         return config
     # TensorFlow 2.11 to 2.15 prefixed the names of its own optimizers with this.
@@ -105,10 +101,10 @@ def _to_keras_3(config, class_name, custom_objects):
     rate = arguments.pop("lr", None)
     rate = arguments.pop("learning_rate", rate)
     decay = arguments.pop("decay", None)
-    if rate is not None and not isinstance(rate, dict):
-        rate = check_real("learning_rate", rate)
-    elif isinstance(rate, dict):
+    if isinstance(rate, dict):
         rate = read_schedule_config(rate, custom_objects)
+    elif rate is not None:
+        rate = check_real("learning_rate", rate)
     # Nadam's `decay` is that of its momentum.
     if decay and class_name != "Nadam":
         rate = _decaying(class_name, rate, check_rate("decay", decay))
@@ -161,16 +157,10 @@ def read_schedule_config(config, custom_objects=None):
 
 @register_reader(LOSS_SCALE_OPTIMIZER)
 def modern_arguments(config, custom_objects=None):
-    """Returns the arguments of the current `LossScaleOptimizer`.
+    """Returns the arguments of the current `LossScaleOptimizer` in an older config.
 
-    Args:
-        config: Dict that `get_config` returned. TensorFlow 2.0 to 2.3 wrote
-            `optimizer` and `loss_scale`, later versions the keys of Keras 3 and
-            `dynamic`.
-        custom_objects: Unused. Defaults to `None`.
-
-    Returns:
-        A new dict.
+    TensorFlow 2.0 to 2.3 wrote `optimizer` and `loss_scale`, later versions the keys of
+    Keras 3 and `dynamic`.
     """
     config = check_config("LossScaleOptimizer", config)
     if "optimizer" in config and "inner_optimizer" not in config:

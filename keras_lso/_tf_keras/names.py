@@ -5,23 +5,16 @@ import re
 
 
 def pair(names, paths):
-    """Returns which saved variable belongs to each variable of a model.
+    """Returns for each of `paths` the position of its variable in `names`.
+
+    `names` are those in tf.keras, such as `"dense/kernel"`, or None if the file holds
+    none. `paths` are those of as many Keras 3 variables.
 
     Names that agree decide. They rarely agree in full: Keras 3 prepends the model's
     name, and numbers unnamed layers in each process from the start, so that `dense_1`
     in a file may be any `dense_N` of the model. What the names do not decide, the order
-    does, which is layer by layer in both.
-
-    Args:
-        names: List of the names in tf.keras, such as `"dense/kernel"`, in its order.
-            None for a variable whose name the file does not hold.
-        paths: List of the paths of as many Keras 3 variables, in their order.
-
-    Returns:
-        List of integers: for each of `paths` a position in `names`.
-
-    Raises:
-        ValueError: If the order contradicts the names.
+    does, which is layer by layer in both. An order that contradicts the names raises a
+    `ValueError`.
     """
     if None in names:
         return list(range(len(paths)))

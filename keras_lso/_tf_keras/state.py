@@ -96,16 +96,11 @@ class SavedState:
 
 
 def layout_of(optimizer, config=None):
-    """Returns how tf.keras 2.11+ laid out the slots of an optimizer.
+    """Returns the slots in the order in which tf.keras 2.11+ created them, as lists.
 
-    Args:
-        optimizer: Keras 3 optimizer of the same class.
-        config: Dict, the config of the tf.keras optimizer. Defaults to `None`: it
-            had the slots that `optimizer` has.
-
-    Returns:
-        List of lists of slot names: those of one list were created together. None
-        for a class that tf.keras did not have.
+    The slots of one list were created variable by variable. Without the `config` of the
+    tf.keras optimizer, they are the slots that the Keras 3 `optimizer` has. None for a
+    class that tf.keras did not have.
     """
     groups = _groups(optimizer)
     if groups is None:
@@ -159,17 +154,10 @@ def _groups(optimizer):
 
 
 def values_for(optimizer, state):
-    """Returns the new value of each variable of an optimizer; assigns none of them.
+    """Returns pairs of an optimizer's variable and its new value; assigns none of them.
 
-    Args:
-        optimizer: Built Keras 3 optimizer that wraps no other.
-        state: `SavedState`.
-
-    Returns:
-        List of pairs of a variable and its new value, an array of its shape.
-
-    Raises:
-        ValueError: If the state is not that of such an optimizer.
+    The optimizer is built and wraps no other. A `SavedState` of another kind of
+    optimizer raises a `ValueError`.
     """
     _check_class(optimizer, state)
     pairs = [_iterations(optimizer, state)]
@@ -222,15 +210,13 @@ def _known_slots(optimizer, state):
     unknown = [slot for slot in saved if slot not in own]
     if missing and not saved and int(np.max(state.iterations, initial=0)) == 0:
         raise ValueError(
-            "The file holds no optimizer state: the model was saved before the "
-            "first step."
+            "The file holds no optimizer state: it was saved before the first step."
         )
     if missing or unknown:
         raise ValueError(
-            "The file holds other state than the optimizer has. Only in the file: "
-            f"{unknown}. Only in the optimizer: {missing}. Make the optimizer with "
-            "the arguments (`momentum`, `amsgrad`, `centered`, `use_ema`, ...) of the "
-            "one that was saved."
+            f"The optimizer has other slots. Only in the file: {unknown}. Only in the "
+            f"optimizer: {missing}. Construct it with the arguments (`momentum`, "
+            "`amsgrad`, `centered`, `use_ema`, ...) of the one that was saved."
         )
     return saved
 
@@ -250,10 +236,9 @@ def _slot_values(optimizer, slot, variables, saved):
     pairs = [(v, s) for v, s in zip(trained, variables, strict=True) if s is not None]
     if len(saved) != len(pairs):
         raise ValueError(
-            f"The file holds the slot '{slot}' of {len(saved)} variables, but the "
-            f"optimizer was built for {len(pairs)}: "
-            f"{[path_of(v) for v, _ in pairs]}. The file has "
-            f"{[name for name, _ in saved if name] or 'no names for them'}."
+            f"The file holds the slot '{slot}' of {len(saved)} variables "
+            f"({[name for name, _ in saved if name] or 'without names'}), but the "
+            f"optimizer was built for {len(pairs)}: {[path_of(v) for v, _ in pairs]}."
         )
     order = pair([name for name, _ in saved], [path_of(v) for v, _ in pairs])
     values = []

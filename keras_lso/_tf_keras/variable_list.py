@@ -13,12 +13,8 @@ class VariableList(list):
 
     In Keras 3 `optimizer.variables` is a list. In tf.keras `optimizer.variables()` is a
     call, which returns the step count and the slots, but neither the learning rate nor
-    the loss scale: code that sets them all to zero re-initialises the optimizer.
-
-    Args:
-        variables: Iterable of variables.
-        called: Callable that returns the variables which a call returns. Defaults to
-            `None`: all.
+    the loss scale: code that sets them all to zero re-initialises the optimizer. A call
+    returns what the callable `called` returns; without it, all variables.
     """
 
     def __init__(self, variables=(), called=None):

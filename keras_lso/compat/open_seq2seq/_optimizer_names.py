@@ -21,10 +21,8 @@ from keras_lso.novograd import NovoGrad
 class NamedOptimizer:
     """Constructs an optimizer from its arguments in TF1 or in Keras.
 
-    Args:
-        make: The class, or a function of the same arguments.
-        renamed: Dict of the names in TF1 to those in Keras, where they differ.
-        defaults: Dict of the defaults of TF1, where they differ, by the names in Keras.
+    `renamed` maps the names in TF1 to those in Keras, and `defaults` holds the defaults
+    of TF1 by the names in Keras, where they differ.
     """
 
     make: Callable
@@ -64,12 +62,11 @@ def _momentum(momentum=None, nesterov=False, **params):
     )
 
 
-def _adagrad(initial_accumulator_value=0.1, **params):
-    """Returns TF1's Adagrad. It has no epsilon, so it must not start at 0."""
+def _adagrad(initial_accumulator_value, **params):
+    # Without an epsilon it must not start at 0.
     check_factor("initial_accumulator_value", initial_accumulator_value, above=0.0)
     return keras.optimizers.Adagrad(
-        initial_accumulator_value=initial_accumulator_value,
-        **{"epsilon": 0.0, **params},
+        initial_accumulator_value=initial_accumulator_value, **params
     )
 
 
@@ -108,7 +105,9 @@ class RMSProp(keras.optimizers.RMSprop):
 _BETAS = {"beta1": "beta_1", "beta2": "beta_2"}
 
 OPTIMIZER_CLS_NAMES = {
-    "Adagrad": NamedOptimizer(_adagrad),
+    "Adagrad": NamedOptimizer(
+        _adagrad, defaults={"initial_accumulator_value": 0.1, "epsilon": 0.0}
+    ),
     "Adam": NamedOptimizer(keras.optimizers.Adam, _BETAS, {"epsilon": 1e-8}),
     "AdamW": NamedOptimizer(_adamw, _BETAS, {"epsilon": 1e-8}),
     "Ftrl": NamedOptimizer(keras.optimizers.Ftrl),

@@ -28,11 +28,8 @@ DEFAULT_SUMMARIES = ["learning_rate", "global_gradient_norm", "loss_scale"]
 def collect(summaries, optimizer, grads, variables):
     """Returns a dict of tags to tensors: scalars, and arrays for histograms.
 
-    Args:
-        summaries: List of names from `OPTIMIZER_SUMMARIES`.
-        optimizer: The optimizer, before it applies the gradients.
-        grads: List of unscaled gradients or None, one for each variable.
-        variables: List of variables.
+    `summaries` are names from `OPTIMIZER_SUMMARIES`. `grads` are unscaled, one for each
+    of `variables` or None; the optimizer has not applied them yet.
     """
     chain = chain_of(optimizer)
     reports = {}

@@ -143,11 +143,10 @@ class TrainingOp:
         """Refuses what Python would do only once, while the caller is traced."""
         if self._iter_size > 1 and not isinstance(skip_update, bool):
             raise RuntimeError(
-                "A training op with `iter_size` above 1 counts its calls in Python, "
-                "which a `tf.function` runs only when it is traced. In one of your own "
-                "write `train_op(*batch, skip_update=True)` to add the gradients up, "
-                "and `skip_update=False` to update. Received: "
-                f"skip_update={skip_update!r}"
+                "With `iter_size` above 1 Python counts the calls, but a `tf.function` "
+                "runs Python only during tracing. There, write `train_op(*batch, "
+                "skip_update=True)` to accumulate, and `skip_update=False` to update. "
+                f"Received: skip_update={skip_update!r}"
             )
         if self._writer is not None:
             raise RuntimeError(
@@ -169,9 +168,9 @@ class TrainingOp:
             )
         if skip_update and self._iter_size == 1:
             raise ValueError(
-                "With `iter_size=1` every call updates the variables, so no gradients "
-                "are added up. Write `optimize_loss(..., iter_size=n)` for n batches "
-                "an update. Received: skip_update=True"
+                "With `iter_size=1` every call updates the variables. Write "
+                "`optimize_loss(..., iter_size=n)` to accumulate the gradients of n "
+                "batches. Received: skip_update=True"
             )
         return bool(skip_update)
 

@@ -44,15 +44,8 @@ def _policy(
 ):
     """Returns a function of the step and the arguments of a schedule.
 
-    Args:
-        function: String, its name.
-        cls: Class of the schedule.
-        summary: String, the first line of the docstring.
-        values: String, the other arguments in its example.
-        rates: List of floats, the first five learning rates in its example.
-        result: String that describes the rate. Defaults to a float32 scalar.
-        name: String, the default of its argument `name`. Defaults to `None`: it has
-            no such argument.
+    Its docstring has an example with the arguments `values` and the first five `rates`.
+    `name` is the default of its argument `name`, which only one policy has.
     """
 
     def policy(*args, **kwargs):
