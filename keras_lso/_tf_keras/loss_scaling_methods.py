@@ -12,7 +12,7 @@ from keras_lso._tf_keras.methods import TFKerasMethods
 
 
 class TFKerasLossScaling(TFKerasMethods):
-    """What code written for a `LossScaleOptimizer` of tf.keras 2 calls."""
+    """The methods that code written for a `LossScaleOptimizer` of tf.keras 2 calls."""
 
     # Whether `apply_gradients` takes unscaled gradients, as in tf.keras. Keras 3's own
     # trainers pass scaled ones.

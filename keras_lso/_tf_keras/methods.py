@@ -33,7 +33,7 @@ _SYNCHRONIZATIONS = ("auto", "none", "on_write", "on_read")
 
 
 class TFKerasMethods(keras.optimizers.Optimizer):
-    """What code written for an optimizer of tf.keras 2 calls."""
+    """The methods that code written for an optimizer of tf.keras 2 calls."""
 
     # --- Gradients ------------------------------------------------------------
 

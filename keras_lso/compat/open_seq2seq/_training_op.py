@@ -214,7 +214,16 @@ class TrainingOp:
         self.optimizer.build(variables)
         check_known(self.optimizer, variables)
         if self._iter_size > 1:
-            self.accumulators = [_accumulator_of(v) for v in variables]
+            self.accumulators = [
+                keras.Variable(
+                    "zeros",
+                    shape=v.shape,
+                    dtype="float32",
+                    trainable=False,
+                    name=f"{flat_path(v)}_accumulated_gradient",
+                )
+                for v in variables
+            ]
         # Whether a variable has ever had a gradient.
         self._has_gradient = [False] * len(variables)
         self.variables = variables
@@ -318,16 +327,6 @@ def _as_tensor(value):
     if array.dtype == "float64":
         array = array.astype(keras.config.floatx())
     return ops.convert_to_tensor(array)
-
-
-def _accumulator_of(variable):
-    return keras.Variable(
-        "zeros",
-        shape=variable.shape,
-        dtype="float32",
-        trainable=False,
-        name=f"{flat_path(variable)}_accumulated_gradient",
-    )
 
 
 def _check_scalar(loss):
