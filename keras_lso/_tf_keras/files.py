@@ -216,7 +216,7 @@ def _read_archive(h5py, archive, optimizer):
     with archive.open(weights[0]) as stored, h5py.File(stored, "r") as file:
         group = hard_group(file, "optimizer/vars")
         if group is not None:
-            return _from_numbered(_arrays(group), optimizer, saved)
+            return _from_numbered(group, optimizer, saved)
     if "legacy" in str((saved or {}).get("module")):
         raise ValueError(
             "The file holds no optimizer state: tf.keras never writes that of "
@@ -231,7 +231,7 @@ def _read_h5(file, optimizer):
     _refuse_keras_3(_text(file.attrs.get("keras_version")))
     group = hard_group(file, "optimizer/vars")
     if group is not None:
-        return _from_numbered(_arrays(group), optimizer, None)
+        return _from_numbered(group, optimizer, None)
     group = hard_group(file, "optimizer_weights")
     if group is None:
         raise ValueError(_NO_STATE)
@@ -259,8 +259,8 @@ def _from_named(values, optimizer, saved):
     return state
 
 
-def _from_numbered(values, optimizer, saved):
-    """Returns the state in arrays in the order in which tf.keras created them."""
+def _from_numbered(group, optimizer, saved):
+    """Returns the state in a group of arrays, numbered as tf.keras created them."""
     layout = layout_of(optimizer, saved and saved["config"])
     if layout is None:
         raise ValueError(
@@ -269,8 +269,8 @@ def _from_numbered(values, optimizer, saved):
             "`.h5`, or write a checkpoint."
         )
     state = _described(saved)
-    state.iterations, *values = values
-    width = sum(len(group) for group in layout)
+    state.iterations, *values = [read_dataset(group, str(i)) for i in range(len(group))]
+    width = sum(map(len, layout))
     count = len(variables_of(optimizer))
     if saved is None and len(values) == width * count + 1:
         _refuse_keras_3("3, it seems")
@@ -278,12 +278,12 @@ def _from_numbered(values, optimizer, saved):
         raise ValueError(
             f"The file holds {len(values)} slot variables, but {width} for each of "
             f"the {count} variables that the optimizer was built for make "
-            f"{width * count}. Slots: {[s for group in layout for s in group]}."
+            f"{width * count}. Slots: {[slot for slots in layout for slot in slots]}."
         )
     rest = iter(values)
-    for group in layout if values else []:
-        rows = [[next(rest) for _ in group] for _ in range(count)]
-        for slot, arrays in zip(group, zip(*rows, strict=True), strict=True):
+    for slots in layout if values else []:
+        rows = [[next(rest) for _ in slots] for _ in range(count)]
+        for slot, arrays in zip(slots, zip(*rows, strict=True), strict=True):
             state.slots[slot] = [(None, array) for array in arrays]
     return state
 
@@ -320,10 +320,6 @@ def _refuse_keras_3(version):
             f"The file was written by Keras {version}, not by tf.keras 2. Call "
             "`keras_lso.load_model(path)`, which loads the optimizer with the model."
         )
-
-
-def _arrays(group):
-    return [read_dataset(group, str(i)) for i in range(len(group))]
 
 
 def _chunks(attributes, name):

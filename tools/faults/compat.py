@@ -244,15 +244,15 @@ FAULTS = [
     Fault(
         name="accumulated gradients are added up, not averaged",
         file="keras_lso/compat/open_seq2seq/_training_op.py",
-        old="None if g is None else backend.to_dense(g) / self._iter_size for g in grads",
-        new="None if g is None else backend.to_dense(g) for g in grads",
+        old="backend.to_dense(grad) / self._iter_size",
+        new="backend.to_dense(grad)",
         tests="tests/compat/open_seq2seq/test_optimize_loss.py::test_accumulators_are_the_mean_so_far_at_every_step",
     ),
     Fault(
         name="accumulators are not emptied",
         file="keras_lso/compat/open_seq2seq/_training_op.py",
         old='            accumulator.assign(ops.zeros(accumulator.shape, "float32"))\n',
-        new="",
+        new="            pass\n",
         tests="tests/compat/open_seq2seq/test_optimize_loss.py::test_accumulators_are_the_mean_so_far_at_every_step",
     ),
     Fault(

@@ -125,8 +125,8 @@ FAULTS = [
     Fault(
         name="slots in a file without names are read slot by slot",
         file="keras_lso/_tf_keras/files.py",
-        old="rows = [[next(rest) for _ in group] for _ in range(count)]",
-        new="rows = list(zip(*[[next(rest) for _ in range(count)] for _ in group]))",
+        old="rows = [[next(rest) for _ in slots] for _ in range(count)]",
+        new="rows = list(zip(*[[next(rest) for _ in range(count)] for _ in slots]))",
         tests="tests/_tf_keras/test_files.py::test_numbered_weights",
     ),
     Fault(

@@ -247,35 +247,27 @@ class TrainingOp:
 
     def _accumulate_step(self, *batch):
         loss, grads = self._gradients(batch)
-        for accumulator, share in zip(
-            self.accumulators, self._shares(grads), strict=True
-        ):
-            if share is not None:
-                accumulator.assign_add(share)
+        for i, grad in enumerate(grads):
+            if grad is not None:
+                self._has_gradient[i] = True
+                share = backend.to_dense(grad) / self._iter_size
+                self.accumulators[i].assign_add(share)
         return loss
 
     def _gradients_step(self, *batch):
         """Returns the loss and the mean gradients of the batches of this update."""
-        loss, grads = self._gradients(batch)
         if not self.accumulators:
-            return loss, grads
-        totals = []
-        for i, share in enumerate(self._shares(grads)):
-            accumulator = self.accumulators[i]
-            total = ops.convert_to_tensor(accumulator)
-            if share is not None:
-                total = total + share
-            totals.append(ops.copy(total) if self._has_gradient[i] else None)
-            accumulator.assign(ops.zeros(accumulator.shape, "float32"))
-        return loss, totals
-
-    def _shares(self, grads):
-        """Returns the term that each gradient adds to its accumulator."""
-        for i, grad in enumerate(grads):
-            self._has_gradient[i] |= grad is not None
-        return [
-            None if g is None else backend.to_dense(g) / self._iter_size for g in grads
+            return self._gradients(batch)
+        loss = self._accumulate_step(*batch)
+        means = [
+            ops.copy(a) if has_gradient else None
+            for a, has_gradient in zip(
+                self.accumulators, self._has_gradient, strict=True
+            )
         ]
+        for accumulator in self.accumulators:
+            accumulator.assign(ops.zeros(accumulator.shape, "float32"))
+        return loss, means
 
     def _gradients(self, batch):
         """Returns the loss and its gradients, unscaled and in float32."""
