@@ -1,8 +1,8 @@
-"""What code, configs and files of tf.keras 2 need, and of older versions of Keras.
+"""Support for the code, configs and files of tf.keras 2 and older versions of Keras.
 
-`methods.py` and `loss_scaling_methods.py` are mixins of our optimizers; `configs.py`
-reads old configs; the other modules read old files.
+`methods.py` and `loss_scaling_methods.py` are mixins of our optimizers, `configs.py`
+converts configs, and the other modules read files. The core imports none of them.
 """
 
-# It registers its readers.
+# The import registers the readers.
 from keras_lso._tf_keras import configs  # noqa: F401

@@ -1,14 +1,15 @@
-"""The optimizer state in TensorFlow's checkpoints and SavedModels."""
+"""The optimizer state in TensorFlow's checkpoints and SavedModels.
+
+Apart from `files.py`, because here the state is part of a graph of objects, in which
+the optimizer must be found first.
+"""
 
 import os
-
-import numpy as np
 
 from keras_lso._backend import _tf_checkpoint
 from keras_lso._tf_keras.state import SavedState, split_name
 
-_ENDINGS = ("pb", "pbtxt")
-# Lists that a SavedModel has besides the attributes of a layer.
+# Children of a layer in a SavedModel that are not attributes of it.
 _LISTS = {"variables", "trainable_variables", "regularization_losses", "keras_api"}
 
 
@@ -20,9 +21,8 @@ def is_prefix(path):
 def read(path, optimizer):
     """Returns the `SavedState` of the one optimizer in a checkpoint.
 
-    Args:
-        path: Folder of a SavedModel or of checkpoints, or prefix of a checkpoint.
-        optimizer: Keras 3 optimizer, whose class says what the slots are called.
+    `path` is the folder of a SavedModel or of checkpoints, or a checkpoint's prefix.
+    The class of the Keras 3 `optimizer` determines the names of the slots.
     """
     graph = _tf_checkpoint.read(_prefix(path))
     try:
@@ -34,23 +34,11 @@ def read(path, optimizer):
         ) from error
 
 
-def _read_graph(graph, optimizer):
-    node = _find_optimizer(graph)
-    if _is_legacy(node):
-        state = _read_legacy(graph, node)
-    else:
-        state = _read_new(graph, node, optimizer)
-    scale = _loss_scale(graph, node)
-    if scale is not None:
-        state.loss_scale = graph.value(scale.children.get("current_loss_scale"))
-        state.good_steps = graph.value(scale.children.get("good_steps"))
-    return state
-
-
 def _prefix(path):
     if not os.path.isdir(path):
         return path.removesuffix(".index")
-    if any(os.path.isfile(os.path.join(path, f"saved_model.{e}")) for e in _ENDINGS):
+    models = [os.path.join(path, f"saved_model.{ending}") for ending in ("pb", "pbtxt")]
+    if any(map(os.path.isfile, models)):
         prefix = os.path.join(path, "variables", "variables")
     else:
         prefix = _tf_checkpoint.latest(path)
@@ -62,11 +50,35 @@ def _prefix(path):
     return prefix
 
 
+def _read_graph(graph, optimizer):
+    node = _find_optimizer(graph)
+    is_legacy = _is_legacy(node)
+
+    def value(name, legacy_name):
+        return graph.value(node.children.get(legacy_name if is_legacy else name))
+
+    iterations = value("_iterations", "iter")
+    if iterations is None:
+        raise ValueError("The file holds an optimizer, but not its iterations.")
+    read_slots = _legacy_slots if is_legacy else _listed_slots
+    scale = _loss_scale_children(graph, node)
+    return SavedState(
+        iterations=iterations,
+        slots=read_slots(graph, node, optimizer),
+        is_legacy=is_legacy,
+        learning_rate=value("_learning_rate", "learning_rate"),
+        decay=float(value(None, "decay") or 0.0),
+        u_product=value("_u_product", "momentum_cache"),
+        loss_scale=graph.value(scale.get("current_loss_scale")),
+        good_steps=graph.value(scale.get("good_steps")),
+    )
+
+
 # --- The optimizer in the graph of objects ----------------------------------
 
 
 def _find_optimizer(graph):
-    """Returns the node of the optimizer, or says why there is not one."""
+    """Returns the node of the optimizer, of which there must be exactly one."""
     found = [node for node in graph.nodes if _is_new(node) or _is_legacy(node)]
     if not found:
         raise ValueError(
@@ -97,67 +109,46 @@ def _is_legacy(node):
     return bool(node.slots) or {"iter", "decay"} <= node.children.keys()
 
 
-def _loss_scale(graph, node):
-    """Returns the node of the loss scale, None if there is none."""
+def _loss_scale_children(graph, node):
+    """Returns the children of the loss scale's node; an empty dict without one."""
     # The wrapper is one object with its optimizer; in TF 2.2 it was the parent.
     for owner in graph.nodes:
         if owner is node or owner.children.get("base_optimizer") == node.index:
             index = owner.children.get("loss_scale")
             if index is not None:
-                return graph.nodes[index]
-    return None
+                return graph.nodes[index].children
+    return {}
 
 
-# --- Its state --------------------------------------------------------------
+# --- Its slots --------------------------------------------------------------
 
 
-def _read_legacy(graph, node):
-    """Reads an optimizer of before TF 2.11, whose slots the graph names."""
-    slots: dict[str, dict] = {}
+def _legacy_slots(graph, node, optimizer):
+    """Returns the slots of a class from before TF 2.11, which the graph names."""
+    found: dict[str, dict] = {}
     for slot, variable, slot_variable in node.slots:
-        slots.setdefault(slot, {})[variable] = slot_variable
-    # The slots stand in the order of a search breadth first.
+        found.setdefault(slot, {})[variable] = slot_variable
+    # The graph lists the slots in the order of a breadth-first search.
     order = {index: i for i, index in enumerate(_variables_in_order(graph))}
-    decay = graph.value(node.children.get("decay"))
-    return SavedState(
-        iterations=_iterations(graph.value(node.children.get("iter"))),
-        slots={
-            slot: [
-                (graph.nodes[v].name or None, graph.value(by_variable[v]))
-                for v in sorted(by_variable, key=lambda v: order.get(v, len(order)))
-            ]
-            for slot, by_variable in slots.items()
-        },
-        is_legacy=True,
-        learning_rate=graph.value(node.children.get("learning_rate")),
-        decay=0.0 if decay is None else float(decay),
-        u_product=graph.value(node.children.get("momentum_cache")),
-    )
+    return {
+        slot: [
+            (graph.nodes[v].name or None, graph.value(by_variable[v]))
+            for v in sorted(by_variable, key=lambda v: order.get(v, len(order)))
+        ]
+        for slot, by_variable in found.items()
+    }
 
 
-def _read_new(graph, node, optimizer):
-    """Reads an optimizer of TF 2.11 and newer: a list of variables with names."""
+def _listed_slots(graph, node, optimizer):
+    """Returns the slots of a class since TF 2.11, a list of variables with names."""
     listed = graph.nodes[node.children["_variables"]].children
     slots: dict[str, list] = {}
     for position in sorted(listed, key=int):
         variable = graph.nodes[listed[position]]
-        if variable.index == node.children["_iterations"]:
-            continue
-        slot, name = split_name(variable.name, optimizer)
-        slots.setdefault(slot, []).append((name, graph.value(variable.index)))
-    return SavedState(
-        iterations=_iterations(graph.value(node.children["_iterations"])),
-        slots=slots,
-        is_legacy=False,
-        learning_rate=graph.value(node.children.get("_learning_rate")),
-        u_product=graph.value(node.children.get("_u_product")),
-    )
-
-
-def _iterations(value):
-    if value is None:
-        raise ValueError("The file holds an optimizer, but not its iterations.")
-    return np.asarray(value)
+        if variable.index != node.children["_iterations"]:
+            slot, name = split_name(variable.name, optimizer)
+            slots.setdefault(slot, []).append((name, graph.value(variable.index)))
+    return slots
 
 
 def _variables_in_order(graph):

@@ -1,4 +1,7 @@
-"""Config dicts of other libraries and older versions, read as ours."""
+"""Converting the config dicts of tf.keras 2, the Model Garden and Keras to ours.
+
+Apart from the core, which calls what is registered here and knows no older config.
+"""
 
 import inspect
 
@@ -21,7 +24,10 @@ _LARS = {
     "class_name": "LARS",
     "registered_name": "keras_lso>LARS",
 }
-# What tf.keras called its class, over time.
+_KERAS_PACKAGES = ("", "keras", "tf_keras")
+# Arguments that no optimizer of Keras 3 has.
+_OLD_ARGUMENTS = {"lr", "decay", "jit_compile", "is_legacy_optimizer"}
+# The names of tf.keras's class in its various versions.
 _LOSS_SCALE_OPTIMIZERS = {
     "lossscaleoptimizer",
     "lossscaleoptimizerv1",
@@ -36,31 +42,27 @@ _BUILTIN = {
 
 @register_reader(OPTIMIZER)
 def adopt_classes(config, custom_objects=None):
-    """Returns a config in which the classes that we succeed are ours.
+    """Returns a config in which our classes replace those that they succeed.
 
     These are the `LossScaleOptimizer` of Keras and of tf.keras, and the Model Garden's
-    `LARS`, unless the caller has a class of that name in `custom_objects`. Other
-    optimizers of tf.keras become those of Keras 3.
+    `LARS`, unless `custom_objects` holds a class of that name. Other optimizers of
+    tf.keras become those of Keras 3.
     """
-    return _adopt(config, custom_objects or {})
-
-
-def _adopt(config, custom_objects):
     if isinstance(config, list | tuple):
-        return type(config)(_adopt(item, custom_objects) for item in config)
+        return type(config)(adopt_classes(item, custom_objects) for item in config)
     if not isinstance(config, dict):
         return config
-    config = {key: _adopt(value, custom_objects) for key, value in config.items()}
+    config = {key: adopt_classes(v, custom_objects) for key, v in config.items()}
     if not isinstance(config.get("config"), dict):
         return config
-    # TensorFlow 2.11 to 2.15 put this before the names of its own optimizers.
+    # TensorFlow 2.11 to 2.15 prefixed the names of its own optimizers with this.
     name = str(config.get("class_name")).removeprefix("Custom>")
     if keras.saving.get_registered_object(name, custom_objects) is not None:
         return config
     package = str(config.get("module") or "").split(".")[0]
-    if name.lower() in _LOSS_SCALE_OPTIMIZERS and package in ("", "keras", "tf_keras"):
+    if name.lower() in _LOSS_SCALE_OPTIMIZERS and package in _KERAS_PACKAGES:
         config.update(OURS)
-    # Keras has no LARS; the Model Garden's package is called official.
+    # Keras has no LARS. The Model Garden's package is `official`.
     elif name == "LARS" and package in ("", "official"):
         config.update(_LARS)
     elif name.lower() in _BUILTIN and _is_tf_keras(config, package):
@@ -72,51 +74,47 @@ def _adopt(config, custom_objects):
 
 
 def _is_tf_keras(config, package):
-    """Whether tf.keras, and not Keras 3, has written this config of an optimizer."""
-    if package not in ("", "keras", "tf_keras"):
-        return False
-    arguments = config["config"]
-    has_marks = {"lr", "decay", "jit_compile", "is_legacy_optimizer"} & set(arguments)
-    rate = arguments.get("learning_rate")
-    has_old_schedule = (
-        isinstance(rate, dict) and (rate.get("config") or {}).get("name", "") is None
+    """Whether tf.keras, and not Keras 3, wrote this config of an optimizer."""
+    rate = config["config"].get("learning_rate")
+    return package in _KERAS_PACKAGES and (
+        package == "tf_keras"
+        or "legacy" in str(config.get("module"))
+        or str(config.get("class_name")).startswith("Custom>")
+        or not _OLD_ARGUMENTS.isdisjoint(config["config"])
+        # The schedules of Keras 3 have a name.
+        or (
+            isinstance(rate, dict)
+            and (rate.get("config") or {}).get("name", "") is None
+        )
     )
-    is_old = "legacy" in str(config.get("module")) or package == "tf_keras"
-    is_old |= str(config.get("class_name")).startswith("Custom>")
-    return bool(has_marks or has_old_schedule or is_old)
 
 
 def _to_keras_3(config, class_name, custom_objects):
-    # tf.keras leaves NumPy's scalars in configs that it has not written as JSON.
+    # A config that tf.keras has not written as JSON may hold NumPy's scalars.
     arguments = {
         key: value.item() if isinstance(value, np.generic) else value
         for key, value in config["config"].items()
     }
-    # Both are about how tf.keras computed a step, not about what it computed.
+    # Neither changes the result of a step.
     arguments.pop("jit_compile", None)
     arguments.pop("is_legacy_optimizer", None)
     rate = arguments.pop("lr", None)
     rate = arguments.pop("learning_rate", rate)
     decay = arguments.pop("decay", None)
-    if rate is not None and not isinstance(rate, dict):
-        rate = check_real("learning_rate", rate)
-    elif isinstance(rate, dict):
+    if isinstance(rate, dict):
         rate = read_schedule_config(rate, custom_objects)
-    # Nadam called something else so: how fast its momentum changes.
+    elif rate is not None:
+        rate = check_real("learning_rate", rate)
+    # Nadam's `decay` is that of its momentum.
     if decay and class_name != "Nadam":
         rate = _decaying(class_name, rate, check_rate("decay", decay))
     if rate is not None:
         arguments["learning_rate"] = rate
-    return {
-        "module": "keras.optimizers",
-        "class_name": class_name,
-        "config": arguments,
-        "registered_name": None,
-    }
+    return _keras_config("keras.optimizers", class_name, arguments)
 
 
 def _decaying(class_name, rate, decay):
-    """Returns the config of the schedule that tf.keras's `decay` stands for."""
+    """Returns the config of the schedule that is equivalent to tf.keras's `decay`."""
     if rate is None:
         signature = inspect.signature(getattr(keras.optimizers, class_name).__init__)
         rate = signature.parameters["learning_rate"].default
@@ -126,24 +124,25 @@ def _decaying(class_name, rate, decay):
             "schedule so that it decays further. Received: "
             f"learning_rate={rate!r}, decay={decay!r}"
         )
+    arguments = {"initial_learning_rate": rate, "decay_steps": 1, "decay_rate": decay}
+    return _keras_config("keras.optimizers.schedules", "InverseTimeDecay", arguments)
+
+
+def _keras_config(module, class_name, arguments):
     return {
-        "module": "keras.optimizers.schedules",
-        "class_name": "InverseTimeDecay",
-        "config": {
-            "initial_learning_rate": rate,
-            "decay_steps": 1,
-            "decay_rate": decay,
-        },
+        "module": module,
+        "class_name": class_name,
+        "config": arguments,
         "registered_name": None,
     }
 
 
 @register_reader(SCHEDULE)
 def read_schedule_config(config, custom_objects=None):
-    """Returns a schedule's config as Keras 3 reads it, whoever wrote it."""
+    """Returns the config of a schedule, of tf.keras or Keras 3, for Keras 3."""
     arguments = check_config("`learning_rate`", config.get("config") or {})
     if arguments.get("name", "") is None:
-        # The default of tf.keras, which Keras 3 refuses.
+        # Keras 3 refuses this default of tf.keras.
         del arguments["name"]
     config = {**config, "config": arguments}
     name = str(config.get("class_name"))
@@ -158,16 +157,10 @@ def read_schedule_config(config, custom_objects=None):
 
 @register_reader(LOSS_SCALE_OPTIMIZER)
 def modern_arguments(config, custom_objects=None):
-    """Returns the arguments of a `LossScaleOptimizer` as today's class takes them.
+    """Returns the arguments of the current `LossScaleOptimizer` in an older config.
 
-    Args:
-        config: Dict, what `get_config` returned. TensorFlow 2.0 to 2.3 wrote
-            `optimizer` and `loss_scale`, later versions what Keras 3 writes and
-            `dynamic` besides.
-        custom_objects: Not needed. Defaults to `None`.
-
-    Returns:
-        A new dict.
+    TensorFlow 2.0 to 2.3 wrote `optimizer` and `loss_scale`, later versions the keys of
+    Keras 3 and `dynamic`.
     """
     config = check_config("LossScaleOptimizer", config)
     if "optimizer" in config and "inner_optimizer" not in config:
@@ -190,10 +183,10 @@ def modern_arguments(config, custom_objects=None):
 
 
 def _within_bounds(config, initial):
-    """Widens the bounds, of which others have none, by an initial scale outside."""
+    """Widens our bounds to an initial scale outside; other classes have none."""
     config = check_config("LossScale", {} if config is None else config)
     scale = config.get(initial)
-    # What is no scale is refused later, by its name.
+    # The constructor refuses what is not a scale, and names the argument.
     if is_scale(scale) and scale > DEFAULT_MAX_SCALE:
         config.setdefault("max_scale", float(scale))
     if is_scale(scale) and scale < DEFAULT_MIN_SCALE:

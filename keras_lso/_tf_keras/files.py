@@ -1,4 +1,8 @@
-"""Reading the optimizer state that tf.keras 2 wrote: `.h5`, `.keras`, checkpoints."""
+"""`load_optimizer_state`, and the state in the `.h5` and `.keras` files of tf.keras 2.
+
+`state.py` holds what is the same for all formats, and `checkpoints.py` reads those that
+TensorFlow itself wrote.
+"""
 
 import itertools
 import json
@@ -9,6 +13,7 @@ import zipfile
 import keras
 import numpy as np
 
+from keras_lso._core.arguments import check_optimizer
 from keras_lso._keras_internals.optimizers import chain_of, variables_of
 from keras_lso._tf_keras import checkpoints
 from keras_lso._tf_keras.state import (
@@ -16,7 +21,6 @@ from keras_lso._tf_keras.state import (
     layout_of,
     learning_rate_variable,
     loss_scale_values,
-    split_legacy_name,
     split_name,
     values_for,
 )
@@ -37,7 +41,7 @@ _NO_STATE = (
 def load_optimizer_state(optimizer, path):
     """Loads the optimizer state that tf.keras 2 wrote into a Keras 3 optimizer.
 
-    The run goes on: iterations, slots and learning rate are those of the file. The
+    Training resumes: iterations, slots and learning rate are those of the file. The
     hyperparameters of `optimizer` stay its own, and so does a learning-rate schedule.
 
     | file | holds a loss scale |
@@ -48,17 +52,17 @@ def load_optimizer_state(optimizer, path):
     | `model.save_weights("prefix")` of a compiled model | yes |
     | `tf.train.Checkpoint(model=model, optimizer=optimizer).save("prefix")` | yes |
 
-    Where the file holds no loss scale, that of a `LossScaleOptimizer` starts afresh.
+    Where the file holds none, a `LossScaleOptimizer` re-initialises its loss scale.
 
-    The next steps are those of tf.keras within float32 rounding, save for three of the
-    `tf.keras.optimizers.legacy`: its Nadam had another schedule of the momentum, and
-    its RMSprop without momentum and its Adagrad added epsilon outside of the root.
+    The next steps are those of tf.keras within float32 rounding, except for three of
+    `tf.keras.optimizers.legacy`: its Nadam had another momentum schedule, and its
+    RMSprop without momentum and its Adagrad added epsilon outside of the root.
 
-    Slots are given to variables by the names of layer and variable. Layers that were
-    numbered by Keras itself, and all those of a `.keras` file, which has no names,
-    go by their order: build the same model, and the optimizer with its
-    `trainable_variables`. Layers of other names in another order are refused where
-    the names or the shapes show it.
+    Slots are matched to variables by the names of layer and variable. Layers that Keras
+    itself numbered, and all those of a `.keras` file, which holds no names, are matched
+    by their order: build the same model, and the optimizer with its
+    `trainable_variables`. Layers with other names in another order are refused where
+    the names or the shapes reveal it.
 
     Args:
         optimizer: Keras 3 optimizer of the class that was saved, which may be wrapped
@@ -92,7 +96,12 @@ def load_optimizer_state(optimizer, path):
     >>> int(optimizer.iterations), optimizer.momentums[0].numpy().tolist()
     (7, [0.5, -0.5])
     """
-    _check_is_built(optimizer)
+    check_optimizer(optimizer, "optimizer")
+    if not all(o.built for o in chain_of(optimizer)):
+        raise ValueError(
+            "The optimizer must be built before its state can be loaded. Call "
+            "`optimizer.build(model.trainable_variables)` first."
+        )
     innermost = chain_of(optimizer)[-1]
     path = os.path.expanduser(os.fspath(path))
     try:
@@ -101,77 +110,48 @@ def load_optimizer_state(optimizer, path):
         scale = loss_scale_values(state)
     except ValueError as error:
         raise ValueError(f"{error} Nothing was loaded. Received: {path=}") from error
-    messages = _assign(optimizer, pairs, scale)
-    messages += _remarks(innermost, state)
+    messages = _assign(optimizer, pairs, scale) + _remarks(innermost, state)
     for message in messages:
         warnings.warn(message, stacklevel=2)
-
-
-def _check_is_built(optimizer):
-    if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise TypeError(
-            "`optimizer` must be a Keras 3 optimizer. Received: "
-            f"{optimizer!r} of type {type(optimizer).__name__}"
-        )
-    if not all(o.built for o in chain_of(optimizer)):
-        raise ValueError(
-            "The optimizer must be built before its state can be loaded. Call "
-            "`optimizer.build(model.trainable_variables)` first."
-        )
 
 
 # --- Into the optimizer -----------------------------------------------------
 
 
 def _assign(optimizer, pairs, scale):
-    """Assigns what has been checked.
-
-    Returns:
-        List of messages on the loss scale, of which there may be one.
-    """
-    scaler = _loss_scaler(optimizer)
-    if scaler is None:
-        _assign_pairs(pairs)
-        return []
-    policy = getattr(scaler, "loss_scale_policy", None)
-    if policy is None:
-        return _assign_to_keras_wrapper(scaler, pairs, scale)
+    """Assigns the checked values; returns the warnings about the loss scale."""
+    wrapper = keras.optimizers.LossScaleOptimizer
+    scaler = next((o for o in chain_of(optimizer) if isinstance(o, wrapper)), None)
+    if scaler is None or not hasattr(scaler, "loss_scale_policy"):
+        for variable, value in pairs:
+            variable.assign(value)
+        return [] if scaler is None else _assign_keras_scale(scaler, scale)
+    policy = scaler.loss_scale_policy
     is_dynamic = isinstance(policy, DynamicLossScale)
     if scale is not None and is_dynamic:
         step_counter, scale_variable = policy.variables[:2]
         pairs = [*pairs, (scale_variable, scale[0]), (step_counter, scale[1])]
     scaler._state.assign([v for v, _ in pairs], [value for _, value in pairs])
+    if scale is None:
+        return [_initial_scale(scaler)] if scaler.dynamic else []
     if is_dynamic:
-        return [] if scale is not None else [_fresh_scale(scaler)]
-    if scale is not None:
-        return [
-            f"The file's loss scale of {float(scale[0])} is ignored: that of the "
-            f"optimizer comes from its {type(policy).__name__}."
-        ]
-    return [] if not scaler.dynamic else [_fresh_scale(scaler)]
+        return []
+    return [
+        f"The file's loss scale of {float(scale[0])} is ignored: that of the optimizer "
+        f"comes from its {type(policy).__name__}."
+    ]
 
 
-def _loss_scaler(optimizer):
-    wrapper = keras.optimizers.LossScaleOptimizer
-    return next((o for o in chain_of(optimizer) if isinstance(o, wrapper)), None)
-
-
-def _assign_pairs(pairs):
-    for variable, value in pairs:
-        variable.assign(value)
-
-
-def _assign_to_keras_wrapper(scaler, pairs, scale):
-    """Assigns to a `keras.optimizers.LossScaleOptimizer`, which knows no bounds."""
+def _assign_keras_scale(scaler, scale):
+    """Assigns to a `keras.optimizers.LossScaleOptimizer`, which has no bounds."""
     has_scale = scale is not None and 0 < scale[0] < np.inf
     value, steps = scale if has_scale else (scaler.initial_scale, 0)
-    _assign_pairs(pairs)
     scaler.dynamic_scale.assign(value)
     scaler.step_counter.assign(min(steps, scaler.dynamic_growth_steps - 1))
-    return [] if has_scale else [_fresh_scale(scaler)]
+    return [] if has_scale else [_initial_scale(scaler)]
 
 
-def _fresh_scale(scaler):
+def _initial_scale(scaler):
     return (
         "The file holds no loss scale: that of the optimizer starts at "
         f"initial_scale={scaler.initial_scale}."
@@ -179,15 +159,15 @@ def _fresh_scale(scaler):
 
 
 def _remarks(optimizer, state):
-    """Returns what the user should know about the learning rate."""
-    is_rate = not isinstance(optimizer, keras.optimizers.Nadam)
-    if not (state.decay and is_rate and learning_rate_variable(optimizer) is not None):
+    """Returns the warnings about a learning-rate decay, which is not resumed."""
+    # Nadam's `decay` is that of its momentum.
+    is_nadam = isinstance(optimizer, keras.optimizers.Nadam)
+    if not state.decay or is_nadam or learning_rate_variable(optimizer) is None:
         return []
     return [
         f"The learning rate in the file decays (decay={state.decay}), and that of a "
-        "Keras 3 optimizer does not by itself. Give the optimizer "
-        "`keras.optimizers.schedules.InverseTimeDecay(learning_rate, 1, "
-        f"{state.decay})`."
+        "Keras 3 optimizer is constant. Give the optimizer `keras.optimizers."
+        f"schedules.InverseTimeDecay(learning_rate, 1, {state.decay})`."
     ]
 
 
@@ -195,21 +175,26 @@ def _remarks(optimizer, state):
 
 
 def _read(path, optimizer):
-    """Returns the `SavedState` at `path`, whatever the format."""
     if os.path.isdir(path) or checkpoints.is_prefix(path):
         return checkpoints.read(path, optimizer)
     if not os.path.exists(path):
         raise FileNotFoundError(
             f"There is no file, folder or checkpoint at path={path!r}."
         )
-    h5py = _import_h5py()
+    # Keras needs h5py only once a file is read.
+    try:
+        import h5py
+    except ImportError as error:
+        raise ImportError(
+            "Reading `.h5` and `.keras` files needs h5py: `pip install h5py`."
+        ) from error
     try:
         if zipfile.is_zipfile(path):
             with zipfile.ZipFile(path) as archive:
                 return _read_archive(h5py, archive, optimizer)
         if h5py.is_hdf5(path):
             with h5py.File(path, "r") as file:
-                return _read_h5(h5py, file, optimizer)
+                return _read_h5(file, optimizer)
     except (*DAMAGE, TypeError) as error:
         raise ValueError(f"The file seems to be damaged ({error}).") from error
     raise ValueError(
@@ -218,19 +203,7 @@ def _read(path, optimizer):
     )
 
 
-def _import_h5py():
-    # Keras does without h5py until a file is read.
-    try:
-        import h5py
-    except ImportError as error:
-        raise ImportError(
-            "Reading `.h5` and `.keras` files needs h5py: `pip install h5py`."
-        ) from error
-    return h5py
-
-
 def _read_archive(h5py, archive, optimizer):
-    """Reads a `.keras` file."""
     refuse_bombs(archive)
     names = archive.namelist()
     if "metadata.json" in names:
@@ -243,7 +216,7 @@ def _read_archive(h5py, archive, optimizer):
     with archive.open(weights[0]) as stored, h5py.File(stored, "r") as file:
         group = hard_group(file, "optimizer/vars")
         if group is not None:
-            return _from_numbered(_arrays(group), optimizer, saved)
+            return _from_numbered(group, optimizer, saved)
     if "legacy" in str((saved or {}).get("module")):
         raise ValueError(
             "The file holds no optimizer state: tf.keras never writes that of "
@@ -253,12 +226,12 @@ def _read_archive(h5py, archive, optimizer):
     raise ValueError(_NO_STATE)
 
 
-def _read_h5(h5py, file, optimizer):
+def _read_h5(file, optimizer):
     """Reads a whole model, or what `save_weights("....weights.h5")` writes."""
     _refuse_keras_3(_text(file.attrs.get("keras_version")))
     group = hard_group(file, "optimizer/vars")
     if group is not None:
-        return _from_numbered(_arrays(group), optimizer, None)
+        return _from_numbered(group, optimizer, None)
     group = hard_group(file, "optimizer_weights")
     if group is None:
         raise ValueError(_NO_STATE)
@@ -269,7 +242,6 @@ def _read_h5(h5py, file, optimizer):
 
 
 def _from_named(values, optimizer, saved):
-    """Makes a state of arrays by the names of their variables."""
     state = _described(saved)
     values = {name.removesuffix(":0"): value for name, value in values.items()}
     state.is_legacy = any(name.split("/")[-1] == "iter" for name in values)
@@ -280,14 +252,15 @@ def _from_named(values, optimizer, saved):
         elif last == "momentum_cache":
             state.u_product = value
         else:
-            split = split_legacy_name if state.is_legacy else split_name
-            slot, variable = split(name, optimizer)
+            slot, variable = split_name(name, optimizer, state.is_legacy)
             state.slots.setdefault(slot, []).append((variable, value))
-    return _complete(state)
+    if not state.slots and state.iterations is None:
+        raise ValueError(_NO_STATE)
+    return state
 
 
-def _from_numbered(values, optimizer, saved):
-    """Makes a state of arrays in the order in which tf.keras made the variables."""
+def _from_numbered(group, optimizer, saved):
+    """Returns the state in a group of arrays, numbered as tf.keras created them."""
     layout = layout_of(optimizer, saved and saved["config"])
     if layout is None:
         raise ValueError(
@@ -296,8 +269,8 @@ def _from_numbered(values, optimizer, saved):
             "`.h5`, or write a checkpoint."
         )
     state = _described(saved)
-    state.iterations, *values = values
-    width = sum(len(group) for group in layout)
+    state.iterations, *values = [read_dataset(group, str(i)) for i in range(len(group))]
+    width = sum(map(len, layout))
     count = len(variables_of(optimizer))
     if saved is None and len(values) == width * count + 1:
         _refuse_keras_3("3, it seems")
@@ -305,24 +278,23 @@ def _from_numbered(values, optimizer, saved):
         raise ValueError(
             f"The file holds {len(values)} slot variables, but {width} for each of "
             f"the {count} variables that the optimizer was built for make "
-            f"{width * count}. Slots: {[s for group in layout for s in group]}."
+            f"{width * count}. Slots: {[slot for slots in layout for slot in slots]}."
         )
     rest = iter(values)
-    for group in layout if values else []:
-        rows = [[next(rest) for _ in group] for _ in range(count)]
-        for slot, arrays in zip(group, zip(*rows, strict=True), strict=True):
+    for slots in layout if values else []:
+        rows = [[next(rest) for _ in slots] for _ in range(count)]
+        for slot, arrays in zip(slots, zip(*rows, strict=True), strict=True):
             state.slots[slot] = [(None, array) for array in arrays]
-    return _complete(state)
+    return state
 
 
 def _described(saved):
-    """Starts a state with what the file's config says about the optimizer."""
+    """Returns a state that holds only the optimizer's config in the file."""
     config = (saved or {}).get("config") or {}
     rate = config.get("learning_rate")
     return SavedState(
-        iterations=np.asarray(-1),
+        iterations=None,
         slots={},
-        is_legacy=False,
         class_name=saved and str(saved.get("class_name")).split(">")[-1],
         config=config if saved else None,
         learning_rate=rate if isinstance(rate, int | float) else None,
@@ -330,17 +302,11 @@ def _described(saved):
     )
 
 
-def _complete(state):
-    if not state.slots and np.array_equal(state.iterations, -1):
-        raise ValueError(_NO_STATE)
-    return state
-
-
 def _unwrap(saved):
     """Returns the config dict of the innermost optimizer; None if there is none."""
     while isinstance(saved, dict) and isinstance(saved.get("config"), dict):
         config = saved["config"]
-        # Before TF 2.4 the wrapper called it `optimizer`.
+        # Before TF 2.4 its name was `optimizer`.
         inner = config.get("inner_optimizer") or config.get("optimizer")
         if not isinstance(inner, dict):
             return saved
@@ -356,12 +322,8 @@ def _refuse_keras_3(version):
         )
 
 
-def _arrays(group):
-    return [read_dataset(group, str(i)) for i in range(len(group))]
-
-
 def _chunks(attributes, name):
-    """Returns a list that HDF5 may have had to split, its attributes being small."""
+    """Returns a list that Keras splits where HDF5's attributes are too small for it."""
     if name in attributes:
         return list(attributes[name])
     names = itertools.takewhile(

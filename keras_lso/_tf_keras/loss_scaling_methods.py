@@ -1,4 +1,7 @@
-"""The methods of tf.keras on an optimizer that scales the loss."""
+"""The methods of tf.keras 2 on an optimizer that scales the loss.
+
+Apart from `methods.py`, whose mixin optimizers without a loss scale have as well.
+"""
 
 from keras import ops
 
@@ -8,9 +11,10 @@ from keras_lso._tf_keras.methods import TFKerasMethods
 
 
 class TFKerasLossScaling(TFKerasMethods):
-    """What code written for a `LossScaleOptimizer` of tf.keras 2 calls."""
+    """The methods that code written for a `LossScaleOptimizer` of tf.keras 2 calls."""
 
-    # What `apply_gradients` means in code for tf.keras; Keras 3's trainers call it too.
+    # Whether `apply_gradients` takes unscaled gradients, as in tf.keras. Keras 3's own
+    # trainers pass scaled ones.
     _takes_unscaled_pairs = False
 
     def apply_gradients(
@@ -28,12 +32,12 @@ class TFKerasLossScaling(TFKerasMethods):
 
         Args:
             grads_and_vars: List of `(gradient, variable)` pairs.
-            name: String. Defaults to `None`. Keras 3 has no operations to name.
+            name: String. Defaults to `None`. Keras 3 does not name operations.
             experimental_aggregate_gradients: Bool. Whether to add up the gradients
                 of all replicas of a `tf.distribute.Strategy`. Defaults to `True`.
-                If `False`, the caller has done so.
+                If `False`, the caller has already done so.
             skip_gradients_aggregation: Bool. The opposite, as later versions of
-                tf.keras spelled it. Defaults to `False`.
+                tf.keras have it. Defaults to `False`.
             scaled: See `apply`. Defaults to `None`.
             update_scale: See `apply`. Defaults to `True`.
             axis_name: See `apply`. Defaults to `None`.
@@ -74,7 +78,7 @@ class TFKerasLossScaling(TFKerasMethods):
         return self.apply_gradients(grads_and_vars, name=name, scaled=True)
 
     def _weight_layouts(self):
-        """The loss scale is in all but the first; it stays as it is there."""
+        # The first has no loss scale, and leaves it unchanged.
         return [self.weights, self._state.variables, list(self.variables)]
 
     def _assign_weights(self, variables, values):

@@ -1,6 +1,6 @@
-"""The methods that optimizers had in tf.keras 2 and have lost in Keras 3.
+"""The methods of tf.keras 2 that optimizers do not have in Keras 3.
 
-A mixin in front of the optimizers of `_core/`, which know nothing of it.
+A mixin of the public classes. The optimizers in `_core/` do not depend on it.
 """
 
 import keras
@@ -32,7 +32,7 @@ _SYNCHRONIZATIONS = ("auto", "none", "on_write", "on_read")
 
 
 class TFKerasMethods(keras.optimizers.Optimizer):
-    """What code written for an optimizer of tf.keras 2 calls."""
+    """The methods that code written for an optimizer of tf.keras 2 calls."""
 
     # --- Gradients ------------------------------------------------------------
 
@@ -41,15 +41,14 @@ class TFKerasMethods(keras.optimizers.Optimizer):
 
         Args:
             loss: Callable without arguments that returns the loss. Or a tensor: on
-                TensorFlow together with `tape`, on PyTorch by itself. On JAX a
-                tensor does not know how it was computed.
+                TensorFlow together with `tape`, on PyTorch without. JAX cannot
+                differentiate a tensor.
             var_list: List or tuple of the variables to update, or callable that
-                returns it. Use a callable where variables are created only when
-                `loss` is called for the first time. (On JAX that first call is
-                then repeated.)
+                returns it. Use a callable if the first call of `loss` creates
+                variables. (JAX then repeats that call.)
             grad_loss: Tensor of the loss's shape, by which its elements are
                 weighted. Defaults to `None`: by 1.
-            name: String. Defaults to `None`. Keras 3 has no operations to name.
+            name: String. Defaults to `None`. Keras 3 does not name operations.
             tape: The `tf.GradientTape` under which a tensor `loss` was computed, or
                 a part of what a callable returns. Defaults to `None`.
 
@@ -57,8 +56,8 @@ class TFKerasMethods(keras.optimizers.Optimizer):
             The variable that counts the applied steps.
 
         Raises:
-            ValueError: If `var_list` holds something else than variables, if no
-                variable has a gradient, or if a tensor cannot be differentiated.
+            ValueError: If `var_list` does not hold variables only, if no variable
+                has a gradient, or if a tensor cannot be differentiated.
             RuntimeError: If called in a cross-replica context.
 
         Example:
@@ -85,12 +84,10 @@ class TFKerasMethods(keras.optimizers.Optimizer):
 
         Args:
             grads_and_vars: List of `(gradient, variable)` pairs.
-            name: String. Defaults to `None`. Keras 3 has no operations to name.
-            experimental_aggregate_gradients: Bool. Whether to add up the gradients
-                of all replicas of a `tf.distribute.Strategy`. Defaults to `True`.
-                If `False`, the caller has done so.
-            skip_gradients_aggregation: Bool. The opposite, as later versions of
-                tf.keras spelled it. Defaults to `False`.
+            name: String. Defaults to `None`. Keras 3 does not name operations.
+            experimental_aggregate_gradients: See
+                `keras_lso.LossScaleOptimizer.apply_gradients`. Defaults to `True`.
+            skip_gradients_aggregation: See there. Defaults to `False`.
 
         Returns:
             The variable that counts the applied steps.
@@ -126,6 +123,7 @@ class TFKerasMethods(keras.optimizers.Optimizer):
         Raises:
             ValueError: If a variable has no gradient, or if a tensor cannot be
                 differentiated.
+            RuntimeError: If called in a cross-replica context.
         """
         backend.check_replica_context("get_gradients")
         params = check_variables("params", params)
@@ -165,22 +163,20 @@ class TFKerasMethods(keras.optimizers.Optimizer):
             trained = variables()
             grads = backend.differentiate(loss, trained, self._scaled, grad_loss, tape)
             return grads, trained
-        # Which variables there are may show only once `loss` has run; not so after
-        # `build`.
-        is_known = self.built or not callable(var_list)
-        trained = variables() if is_known else variables
+        # Before `build`, the first call of `loss` may create the variables.
+        trained = variables if callable(var_list) and not self.built else variables()
         _, grads = backend.compute_gradients(
             lambda: self._scaled(loss()), trained, grad_loss, tape
         )
-        return grads, trained if is_known else variables()
+        return grads, trained() if callable(trained) else trained
 
-    # What follows differs in optimizers with a loss scale of their own.
+    # --- Overridden by optimizers that scale the loss themselves --------------
 
     def _scaled(self, loss):
         return self.scale_loss(loss)
 
     def _unscaled(self, grads):
-        # `apply` divides by `loss_scale_factor`, if there is one.
+        # `apply` divides by `loss_scale_factor`.
         return grads
 
     def _apply_scaled(self, grads_and_vars, name):
@@ -191,8 +187,8 @@ class TFKerasMethods(keras.optimizers.Optimizer):
     def add_slot(self, var, slot_name, initializer="zeros", shape=None):
         """Returns the slot variable of that name, creating it if there is none.
 
-        It is saved with the other variables of the optimizer, and loaded into one that
-        has it as well.
+        It is saved with the other variables of the optimizer, and loaded into an
+        optimizer that has the same slot.
 
         Args:
             var: The variable that the slot belongs to.
@@ -218,7 +214,7 @@ class TFKerasMethods(keras.optimizers.Optimizer):
             dtype=keras.backend.standardize_dtype(var.dtype),
             initializer=initializer,
         )
-        # With `var`, whose `id` is then not given to another.
+        # The reference to `var` keeps its `id` from being reused.
         self._added_slots.setdefault(slot_name, {})[id(var)] = var, slot
         return slot
 
@@ -266,7 +262,7 @@ class TFKerasMethods(keras.optimizers.Optimizer):
 
     @property
     def _added_slots(self):
-        # Not by assignment: Keras would track the slots a second time.
+        # An assignment to an attribute would make Keras track the slots twice.
         return self.__dict__.setdefault("_slots_added_by_name", {})
 
     def add_weight(
@@ -317,15 +313,15 @@ class TFKerasMethods(keras.optimizers.Optimizer):
         )
 
     def __dir__(self):
-        """TensorFlow's checkpoints look for slots wherever `dir()` has this name.
+        """Hides `get_slot_names`, by which TensorFlow's checkpoints recognise slots.
 
-        They would save them a second time, which they refuse to do.
+        They refuse to save the same slots twice.
         """
         return [n for n in super().__dir__() if n != "get_slot_names"]
 
     @property
     def variables(self):
-        """The variables: a list, as in Keras 3, that can be called, as in tf.keras."""
+        """The variables: a list, as in Keras 3, but callable, as in tf.keras."""
         return VariableList(super().variables, called=self._called_variables)
 
     def _called_variables(self):
@@ -333,7 +329,7 @@ class TFKerasMethods(keras.optimizers.Optimizer):
 
     @property
     def weights(self):
-        """The step count, then the slots, one after the other as in tf.keras."""
+        """The step count, then the slots in the order of tf.keras."""
         return weights_of(chain_of(self)[-1])
 
     def get_weights(self):
@@ -348,12 +344,12 @@ class TFKerasMethods(keras.optimizers.Optimizer):
         """Sets the state from a list of arrays.
 
         Args:
-            weights: List of arrays, as `get_weights` returns it: a loss scale stays
-                as it is. Or the values of `variables`.
+            weights: List of arrays, as `get_weights` returns it, which leaves the
+                loss scale unchanged. Or the values of `variables`.
 
         Raises:
-            ValueError: If there are too few or too many, or if one has another
-                shape. Nothing is assigned then.
+            ValueError: If the number of arrays or a shape differs. Nothing is
+                assigned then.
         """
         if not self.built:
             raise ValueError(

@@ -1,53 +1,42 @@
-"""Which variable of a tf.keras file is which variable of a Keras 3 model."""
+"""Matching the variables of a tf.keras file to those of a Keras 3 model."""
 
 import collections
 import re
 
 
 def pair(names, paths):
-    """Says which saved variable belongs to each variable of a model.
+    """Returns for each of `paths` the position of its variable in `names`.
 
-    Names decide where they agree. They hardly ever agree in full: Keras 3 puts the
-    model's name in front, and layers that nobody named are numbered anew in every
-    process, so that the `dense_1` of a file may be any `dense_N` of the model. What
-    names leave open goes by the order, which is the same in both: layer by layer.
+    `names` are those in tf.keras, such as `"dense/kernel"`, or None if the file holds
+    none. `paths` are those of as many Keras 3 variables.
 
-    Args:
-        names: List of what tf.keras called the variables, like `"dense/kernel"`, in
-            its order. None for a variable whose name the file does not hold.
-        paths: List of the paths of as many Keras 3 variables, in their order.
-
-    Returns:
-        List of integers: for each of `paths` a position in `names`.
-
-    Raises:
-        ValueError: If going by the order would contradict the names.
+    Names that agree decide. They rarely agree in full: Keras 3 prepends the model's
+    name, and numbers unnamed layers in each process from the start, so that `dense_1`
+    in a file may be any `dense_N` of the model. What the names do not decide, the order
+    does, which is layer by layer in both. An order that contradicts the names raises a
+    `ValueError`.
     """
     if None in names:
         return list(range(len(paths)))
     names = [tuple(n.removesuffix(":0").split("/")) for n in names]
     paths = [tuple(p.split("/")) for p in paths]
-    # The innermost words, as many as agree: the layer's and the variable's at least.
+    # As many of the last words as agree: those of the layer and the variable at least.
     for length in (4, 3, 2):
         order = _by_key(names, paths, lambda words, n=length: words[-n:])
-        if order is not None and _are_unique(words[-length:] for words in names):
+        is_unique = len({words[-length:] for words in names}) == len(names)
+        if order is not None and is_unique:
             return order
     order = _by_key(names, paths, _unnumbered)
     if order is not None:
         return order
-    # Renamed layers: a kernel is still a kernel.
-    for key in (lambda words: words[-1:], lambda words: ()):
-        order = _by_key(names, paths, key)
-        if order is not None:
-            _check_order(names, paths, order)
-            return order
-    raise ValueError(
-        f"The file has {len(names)} variables, but the optimizer {len(paths)}."
-    )
+    # Renamed layers: match the names of the variables alone, or else only the order.
+    order = _by_key(names, paths, lambda words: words[-1]) or list(range(len(paths)))
+    _check_order(names, paths, order)
+    return order
 
 
 def _by_key(names, paths, key):
-    """Pairs, within each key, the first with the first; None if they do not match."""
+    """Matches those of the same key in their order; None if their counts differ."""
     positions: dict = collections.defaultdict(collections.deque)
     for i, name in enumerate(names):
         positions[key(name)].append(i)
@@ -60,17 +49,12 @@ def _by_key(names, paths, key):
 
 
 def _unnumbered(words):
-    """The last two words, without the numbers that Keras gives to layers."""
+    """Returns the last two words, without the numbers that Keras gives to layers."""
     return tuple(re.sub(r"_\d+$", "", word) for word in words[-2:])
 
 
-def _are_unique(keys):
-    keys = list(keys)
-    return len(set(keys)) == len(keys)
-
-
 def _check_order(names, paths, order):
-    """Refuses to pair two variables if one has its namesake elsewhere."""
+    """Refuses to match two variables if either has a namesake elsewhere."""
     saved = {_unnumbered(name) for name in names}
     own = {_unnumbered(path) for path in paths}
     for path, index in zip(paths, order, strict=True):
@@ -78,7 +62,7 @@ def _check_order(names, paths, order):
         name_key = _unnumbered(name)
         if name_key != path_key and (name_key in own or path_key in saved):
             raise ValueError(
-                "The names of the variables neither agree nor are they new ones, so "
+                "The names of the variables neither agree nor are all of them new, so "
                 f"that '{'/'.join(name)}' of the file might be taken for "
                 f"'{'/'.join(path)}'. Name the layers as in the model that was saved: "
                 f"{sorted({'/'.join(n[:-1]) for n in names})}."

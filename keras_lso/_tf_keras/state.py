@@ -1,7 +1,12 @@
-"""What a tf.keras file holds of an optimizer, and what becomes of it in Keras 3."""
+"""Converting the optimizer state in a tf.keras file to the variables of Keras 3.
+
+Apart from the readers, `files.py` and `checkpoints.py`, because it is the same for all
+formats.
+"""
 
 import dataclasses
 import re
+from typing import Any
 
 import keras
 import numpy as np
@@ -17,9 +22,9 @@ from keras_lso._keras_internals.unsaved import nadam_product
 from keras_lso._keras_internals.variables import path_of
 from keras_lso._tf_keras.names import pair
 
-# What tf.keras 2.11+ called the slots of each class, and what its older classes and
-# `slots_of` call them. The slots of one dict were created together, variable
-# by variable, and the dicts one after the other: in that order they are in a file.
+# The slots of each class: their names in tf.keras 2.11+, and in its older classes and
+# `slots_of`. A file holds the slots of the first dict, variable by variable, and then
+# those of the next.
 _LAYOUTS: dict[type, list[dict[str, str]]] = {
     keras.optimizers.SGD: [{"m": "momentum"}],
     keras.optimizers.Adam: [{"m": "m", "v": "v"}, {"vhat": "vhat"}],
@@ -38,18 +43,18 @@ _LAYOUTS: dict[type, list[dict[str, str]]] = {
     keras.optimizers.Lion: [{"m": "m"}],
 }
 AVERAGE = "average"
-# Whether an optimizer of that config has the slot; it has those not named here.
+# The arguments that add a slot to an optimizer. All other slots are always there.
 _OPTIONAL_SLOTS = {
-    AVERAGE: lambda config: config.get("use_ema"),
-    "vhat": lambda config: config.get("amsgrad"),
-    "momentum": lambda config: config.get("momentum"),
-    "mg": lambda config: config.get("centered"),
+    AVERAGE: "use_ema",
+    "vhat": "amsgrad",
+    "momentum": "momentum",
+    "mg": "centered",
 }
 _WORDS = {
     word for groups in _LAYOUTS.values() for group in groups for word in group
 } | {AVERAGE}
 
-# What each dtype holds exactly.
+# The dtypes that represent each value of a dtype exactly.
 _WIDER = {
     "float16": ("float32", "float64"),
     "bfloat16": ("float32", "float64"),
@@ -65,19 +70,19 @@ class SavedState:
         iterations: Integer array without axes.
         slots: Dict of slot names to lists of `(name of the variable or None, array)`,
             in the order in which tf.keras listed the variables.
-        is_legacy: Bool. Whether a class of before TF 2.11 wrote it.
-        class_name: String, or None if the file does not say.
+        is_legacy: Bool. Whether a class from before TF 2.11 wrote it.
+        class_name: String, or None if the file does not hold it.
         config: Dict, the optimizer's config, or None.
         learning_rate: Array or number; None if there is none, or a schedule.
-        decay: Float. The learning-rate decay of the classes of before TF 2.11.
-        u_product: Array. What Nadam keeps besides its slots, or None.
+        decay: Float. The learning-rate decay of the classes from before TF 2.11.
+        u_product: Array, Nadam's product of momenta, or None.
         loss_scale: Array, or None.
-        good_steps: Array, or None.
+        good_steps: Array, the growth counter of the loss scale, or None.
     """
 
-    iterations: np.ndarray
+    iterations: Any
     slots: dict
-    is_legacy: bool
+    is_legacy: bool = False
     class_name: str | None = None
     config: dict | None = None
     learning_rate: object = None
@@ -91,16 +96,11 @@ class SavedState:
 
 
 def layout_of(optimizer, config=None):
-    """Returns how tf.keras 2.11+ laid out the slots of an optimizer.
+    """Returns the slots in the order in which tf.keras 2.11+ created them, as lists.
 
-    Args:
-        optimizer: Keras 3 optimizer of the same class.
-        config: Dict, the config of the tf.keras optimizer. Defaults to `None`: it
-            had the slots that `optimizer` has.
-
-    Returns:
-        List of lists of slot names: those of one list were created together. None
-        for a class that tf.keras did not have.
+    The slots of one list were created variable by variable. Without the `config` of the
+    tf.keras optimizer, they are the slots that the Keras 3 `optimizer` has. None for a
+    class that tf.keras did not have.
     """
     groups = _groups(optimizer)
     if groups is None:
@@ -108,8 +108,8 @@ def layout_of(optimizer, config=None):
     if config is None:
         present = set(own_slots(optimizer))
     else:
-        present = {slot for slot, has in _OPTIONAL_SLOTS.items() if has(config)}
-    # tf.keras's SGD has slots without momentum as well.
+        present = {slot for slot, key in _OPTIONAL_SLOTS.items() if config.get(key)}
+    # tf.keras's SGD creates momentum slots even if its momentum is zero.
     optional = set(_OPTIONAL_SLOTS)
     if isinstance(optimizer, keras.optimizers.SGD):
         optional.remove("momentum")
@@ -120,17 +120,15 @@ def layout_of(optimizer, config=None):
     return layout
 
 
-def split_legacy_name(name, optimizer):
-    """Splits `"Adam/dense/kernel/m"` into the slot and the variable's name."""
-    variable, _, slot = name.rpartition("/")
-    return slot, variable.partition("/")[2] or variable
+def split_name(name, optimizer, is_legacy=False):
+    """Splits the name of a slot variable into the slot and the variable's name.
 
-
-def split_name(name, optimizer):
-    """Splits `"Adam/m/dense/kernel"` into the slot and the variable's name.
-
-    That is how tf.keras 2.11+ called it, or `"m/dense/kernel"`.
+    It is `"Adam/m/dense/kernel"` or `"m/dense/kernel"`, and `"Adam/dense/kernel/m"` if
+    `is_legacy`, of a class from before TF 2.11.
     """
+    if is_legacy:
+        variable, _, slot = name.rpartition("/")
+        return slot, variable.partition("/")[2] or variable
     match = re.match(rf"(?:.*?/)?({'|'.join(sorted(_WORDS))})/(.+)", name)
     if not match:
         raise ValueError(f"The file has state that has no place here: '{name}'.")
@@ -140,7 +138,7 @@ def split_name(name, optimizer):
 
 
 def own_slots(optimizer):
-    """Returns `slots_of(optimizer)`, and the averages of the variables."""
+    """Returns `slots_of(optimizer)` and the moving averages of the variables."""
     slots = slots_of(optimizer)
     if optimizer.use_ema and AVERAGE not in slots:
         named = [v for v in optimizer.variables if v.name.endswith("_average")]
@@ -156,17 +154,10 @@ def _groups(optimizer):
 
 
 def values_for(optimizer, state):
-    """Returns what each variable of an optimizer becomes, and changes nothing.
+    """Returns pairs of an optimizer's variable and its new value; assigns none of them.
 
-    Args:
-        optimizer: Built Keras 3 optimizer that wraps no other.
-        state: `SavedState`.
-
-    Returns:
-        List of pairs of a variable and its new value, an array of its shape.
-
-    Raises:
-        ValueError: If the state is not that of such an optimizer.
+    The optimizer is built and wraps no other. A `SavedState` of another kind of
+    optimizer raises a `ValueError`.
     """
     _check_class(optimizer, state)
     pairs = [_iterations(optimizer, state)]
@@ -176,7 +167,13 @@ def values_for(optimizer, state):
         pairs.append((rate, _scalar(rate, state.learning_rate, "learning rate")))
     for slot, variables in own_slots(optimizer).items():
         pairs += _slot_values(optimizer, slot, variables, saved[slot])
-    pairs += _accumulators(optimizer)
+    # tf.keras accumulates no gradients.
+    pairs += [
+        (v, np.zeros(v.shape, _dtype(v)))
+        for v in optimizer.variables
+        if optimizer.gradient_accumulation_steps
+        and v.name.endswith("_gradient_accumulator")
+    ]
     return pairs + _rest(optimizer, state, pairs)
 
 
@@ -189,6 +186,7 @@ def learning_rate_variable(optimizer):
 def _check_class(optimizer, state):
     names = [cls.__name__ for cls in _LAYOUTS]
     own = [cls.__name__ for cls in type(optimizer).__mro__ if cls in _LAYOUTS]
+    # Both have the same slots.
     name = "Adam" if state.class_name == "AdamW" else state.class_name
     if own and name in names and name not in own:
         raise ValueError(
@@ -198,43 +196,35 @@ def _check_class(optimizer, state):
 
 
 def _known_slots(optimizer, state):
-    """Returns the saved slots, which are those that the optimizer has."""
+    """Returns the saved slots, which must be those of the optimizer."""
     own, saved = own_slots(optimizer), dict(state.slots)
-    if "momentum" in saved and "momentum" not in own and _is_unused(optimizer, state):
-        del saved["momentum"]
-    missing = [slot for slot in own if slot not in saved]
-    unknown = [slot for slot in saved if slot not in own]
-    if missing and not saved and int(np.max(state.iterations, initial=0)) == 0:
-        raise ValueError(
-            "The file holds no optimizer state: the model was saved before the "
-            "first step."
-        )
-    if missing or unknown:
-        raise ValueError(
-            "The file holds other state than the optimizer has. Only in the file: "
-            f"{unknown}. Only in the optimizer: {missing}. Make the optimizer with "
-            "the arguments (`momentum`, `amsgrad`, `centered`, `use_ema`, ...) of the "
-            "one that was saved."
-        )
-    return saved
-
-
-def _is_unused(optimizer, state):
-    """Whether the saved momentum is that of an SGD without momentum.
-
-    In tf.keras 2.11+ it has the slots all the same.
-    """
-    return (
+    # tf.keras 2.11+ saves momentum slots even of an SGD without momentum.
+    is_unused = (
         isinstance(optimizer, keras.optimizers.SGD)
         and not state.is_legacy
         and not (state.config or {}).get("momentum")
     )
+    if is_unused and "momentum" not in own:
+        saved.pop("momentum", None)
+    missing = [slot for slot in own if slot not in saved]
+    unknown = [slot for slot in saved if slot not in own]
+    if missing and not saved and int(np.max(state.iterations, initial=0)) == 0:
+        raise ValueError(
+            "The file holds no optimizer state: it was saved before the first step."
+        )
+    if missing or unknown:
+        raise ValueError(
+            f"The optimizer has other slots. Only in the file: {unknown}. Only in the "
+            f"optimizer: {missing}. Construct it with the arguments (`momentum`, "
+            "`amsgrad`, `centered`, `use_ema`, ...) of the one that was saved."
+        )
+    return saved
 
 
 def _iterations(optimizer, state):
     variable = iteration_variable(optimizer)
     steps = _integer(state.iterations, "iterations")
-    # Keras 3 counts every batch, and divides.
+    # With accumulation, Keras 3 counts every batch.
     steps *= optimizer.gradient_accumulation_steps or 1
     if steps > np.iinfo(_dtype(variable)).max:
         raise ValueError(f"The file holds too many iterations: {steps}.")
@@ -242,26 +232,24 @@ def _iterations(optimizer, state):
 
 
 def _slot_values(optimizer, slot, variables, saved):
-    """Returns pairs of a slot variable and the array that belongs to it."""
     trained = variables_of(optimizer)
     pairs = [(v, s) for v, s in zip(trained, variables, strict=True) if s is not None]
     if len(saved) != len(pairs):
         raise ValueError(
-            f"The file holds the slot '{slot}' of {len(saved)} variables, but the "
-            f"optimizer was built for {len(pairs)}: "
-            f"{[path_of(v) for v, _ in pairs]}. The file has "
-            f"{[name for name, _ in saved if name] or 'no names for them'}."
+            f"The file holds the slot '{slot}' of {len(saved)} variables "
+            f"({[name for name, _ in saved if name] or 'without names'}), but the "
+            f"optimizer was built for {len(pairs)}: {[path_of(v) for v, _ in pairs]}."
         )
     order = pair([name for name, _ in saved], [path_of(v) for v, _ in pairs])
     values = []
     for (trainable, variable), index in zip(pairs, order, strict=True):
         name, value = saved[index]
-        _check(slot, trainable, variable, name, value)
+        _check_slot(slot, trainable, variable, name, value)
         values.append((variable, _cast(variable, value)))
     return values
 
 
-def _check(slot, trainable, variable, name, value):
+def _check_slot(slot, trainable, variable, name, value):
     where = f"slot '{slot}' of '{path_of(trainable)}'"
     source = f"'{name}'" if name else "its counterpart in the file"
     if tuple(variable.shape) != value.shape:
@@ -277,25 +265,14 @@ def _check(slot, trainable, variable, name, value):
         )
 
 
-def _accumulators(optimizer):
-    """Empties what accumulates gradients, which tf.keras has not."""
-    if not optimizer.gradient_accumulation_steps:
-        return []
-    return [
-        (v, np.zeros(v.shape, _dtype(v)))
-        for v in optimizer.variables
-        if v.name.endswith("_gradient_accumulator")
-    ]
-
-
 def _rest(optimizer, state, pairs):
-    """Returns values for what is neither counter, rate nor slot."""
+    """Returns the values of what is neither counter, learning rate nor slot."""
     done = {id(v) for v, _ in pairs} | {id(learning_rate_variable(optimizer))}
     rest = [v for v in optimizer.variables if id(v) not in done]
     if isinstance(optimizer, keras.optimizers.Nadam) and len(rest) == 1:
         value = state.u_product
         if value is None:
-            # Only a checkpoint holds it.
+            # Only checkpoints hold it.
             value = nadam_product(optimizer, int(state.iterations))
         return [(rest[0], _scalar(rest[0], value, "momentum cache"))]
     if rest:
@@ -313,38 +290,33 @@ def loss_scale_values(state):
     """Returns the saved loss scale and good steps, or None if there are none."""
     if state.loss_scale is None:
         return None
-    scale = np.asarray(state.loss_scale)
-    if scale.shape or scale.dtype.kind != "f":
-        raise ValueError(
-            "The file's loss scale must be a float without axes. It has shape "
-            f"{scale.shape} and dtype {scale.dtype.name}."
-        )
+    scale = _number(state.loss_scale, "loss scale", "a float", "f")
     steps = 0 if state.good_steps is None else state.good_steps
     return scale.astype("float32"), min(_integer(steps, "good steps"), 2**31 - 1)
 
 
 def _integer(value, what):
-    value = np.asarray(value)
-    if value.shape or value.dtype.kind not in "iu" or value < 0:
-        raise ValueError(
-            f"The file's {what} must be an integer of at least 0, without axes. It "
-            f"has shape {value.shape} and dtype {value.dtype.name}: {value!r}"
-        )
-    return int(value)
+    number = _number(value, what, "an integer of at least 0", "iu")
+    return int(number)
 
 
 def _scalar(variable, value, what):
+    return _cast(variable, _number(value, what, "a number", "fiu"))
+
+
+def _number(value, what, kind, dtype_kinds):
     value = np.asarray(value)
-    if value.shape or value.dtype.kind not in "fiu":
+    is_number = not value.shape and value.dtype.kind in dtype_kinds
+    if not is_number or ("f" not in dtype_kinds and value < 0):
         raise ValueError(
-            f"The file's {what} must be a number without axes. It has shape "
-            f"{value.shape} and dtype {value.dtype.name}."
+            f"The file's {what} must be {kind}, without axes. It has shape "
+            f"{value.shape} and dtype {value.dtype.name}: {value!r}"
         )
-    return _cast(variable, value)
+    return value
 
 
 def _cast(variable, value):
-    """Returns an array in the dtype of a variable, which it must not make NaN."""
+    """Returns an array in the dtype of a variable, if that represents it."""
     with np.errstate(over="ignore"):
         cast = value.astype(_dtype(variable))
     check_is_sound(variable, value, cast)

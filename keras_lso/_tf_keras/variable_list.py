@@ -1,4 +1,7 @@
-"""`VariableList`: variables as Keras 3 lists them, and as tf.keras returned them."""
+"""`VariableList`: the type of `optimizer.variables`, for both Keras 3 and tf.keras.
+
+Apart from the optimizers, since each backend registers it as a nested structure.
+"""
 
 from keras_lso._backend import backend
 from keras_lso._keras_internals.variables import register_tree_node
@@ -6,16 +9,12 @@ from keras_lso._keras_internals.variables import register_tree_node
 
 @register_tree_node
 class VariableList(list):
-    """The variables of an optimizer, a list that can be called.
+    """The variables of an optimizer, a callable list.
 
-    In Keras 3 `optimizer.variables` is a list. In tf.keras `optimizer.variables()` is
-    a call, whose list has the step count and the slots, but neither the learning rate
-    nor the loss scale: code that sets all of them to zero starts afresh.
-
-    Args:
-        variables: Iterable of variables.
-        called: Callable that returns the variables which a call returns. Defaults to
-            `None`: all.
+    In Keras 3 `optimizer.variables` is a list. In tf.keras `optimizer.variables()` is a
+    call, which returns the step count and the slots, but neither the learning rate nor
+    the loss scale: code that sets them all to zero re-initialises the optimizer. A call
+    returns what the callable `called` returns; without it, all variables.
     """
 
     def __init__(self, variables=(), called=None):
@@ -23,37 +22,33 @@ class VariableList(list):
         self._called = called
 
     def __call__(self):
-        """Returns the variables that tf.keras's method of the name returned."""
+        """Returns what the method `variables` of tf.keras returned."""
         return list(self if self._called is None else self._called())
 
     def __reduce__(self):
-        """Copies and pickles the variables, without the optimizer behind them."""
+        """Copies and pickles the variables without a reference to the optimizer."""
         positions = {id(v): i for i, v in enumerate(self)}
         return _from_positions, (
             list(self),
             [positions[id(v)] for v in self() if id(v) in positions],
         )
 
-    # --- A list among nested structures: `keras.tree`, with optree and with torch ---
+    # --- The protocol of `keras.tree`, with `optree` and with torch ---------------
 
     def tree_flatten(self):
-        """Returns the items, as `optree` and `torch` want them."""
         return list(self), None
 
     @classmethod
     def tree_unflatten(cls, metadata, children):
-        """Returns a list of `children`."""
         return cls(children)
 
     torchtree_flatten = tree_flatten
 
     @classmethod
     def torchtree_unflatten(cls, children, metadata):
-        """Returns a list of `children`."""
         return cls(children)
 
     def torchtree_flatten_with_keys(self):
-        """Returns the items with their positions, as `torch` wants them."""
         return backend.with_positions(list(self)), None
 
 

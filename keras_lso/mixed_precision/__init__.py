@@ -1,4 +1,4 @@
-"""The names of `tf.keras.mixed_precision` that have to do with loss scaling."""
+"""The names of `tf.keras.mixed_precision` that concern loss scaling."""
 
 from keras_lso._tf_keras.files import load_optimizer_state
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer

@@ -1,4 +1,4 @@
-"""The names of `tf.keras.mixed_precision.experimental` to do with loss scaling."""
+"""The names of `tf.keras.mixed_precision.experimental` that concern loss scaling."""
 
 import warnings
 
@@ -23,15 +23,13 @@ __all__ = ["DynamicLossScale", "FixedLossScale", "LossScale", "LossScaleOptimize
 class LossScaleOptimizer(ModernOptimizer):
     """The deprecated optimizer that applies loss scaling.
 
-    It is `keras_lso.LossScaleOptimizer`, but for the arguments of its constructor.
-    Like that of tf.keras it takes the pairs of `apply_gradients` for unscaled, unless
-    the loss was scaled by `scale_loss`, as Keras 3's `fit` does, or `scaled=True` says
-    otherwise.
+    It differs from `keras_lso.LossScaleOptimizer` in the arguments of its constructor.
+    As in tf.keras, `apply_gradients` assumes unscaled gradients, unless `scale_loss`
+    scaled the loss, as Keras 3's `fit` does, or with `scaled=True`.
 
     Args:
         optimizer: The `keras.optimizers.Optimizer` to wrap.
-        loss_scale: The loss scale. An int or a float for a fixed one, the string
-            `"dynamic"` for one that adapts itself, a
+        loss_scale: A number for a fixed loss scale, the string `"dynamic"`, a
             `keras_lso.loss_scales.FixedLossScale` or `DynamicLossScale`, or the
             config dict of one of them. The multiplier of a `DynamicLossScale` must
             be 2.
@@ -62,7 +60,7 @@ class LossScaleOptimizer(ModernOptimizer):
     def __init__(self, optimizer, loss_scale):
         check_inner_optimizer(optimizer, "optimizer")
         policy = _policy(loss_scale)
-        # First of all: where warnings are errors, nothing has happened yet.
+        # Before any side effect, since the warning may be an error.
         warnings.warn(
             "keras_lso.mixed_precision.experimental.LossScaleOptimizer is deprecated, "
             f"as it was in TensorFlow. Write instead: {_modern_call(policy)}",
@@ -76,47 +74,44 @@ class LossScaleOptimizer(ModernOptimizer):
         inner, arguments = read_config(config, custom_objects)
         if "loss_scale" in arguments:
             _policy(arguments["loss_scale"])
-        # Without the warning: a file is no code that somebody could change.
+        # Without the warning, since a file is not code to migrate.
         return cls._with_arguments(inner, arguments)
 
 
 def _policy(loss_scale):
-    """Returns the policy that `loss_scale` stands for."""
     is_name = isinstance(loss_scale, str) and loss_scale == "dynamic"
-    if is_name or isinstance(loss_scale, dict) or is_number(loss_scale):
-        try:
-            loss_scale = loss_scales.get(loss_scale)
-        except TypeError as error:
-            raise ValueError(
-                f"Argument `loss_scale` describes no loss scale: {error} Received: "
-                f"loss_scale={loss_scale!r}"
-            ) from error
-    if isinstance(loss_scale, DynamicLossScale):
-        if loss_scale.multiplier != 2:
-            raise ValueError(
-                "When passing a DynamicLossScale to `loss_scale`, its `multiplier` "
-                f"must be 2. Received: loss_scale={loss_scale!r}. Write "
-                "keras_lso.LossScaleOptimizer(optimizer, loss_scale=...), which takes "
-                "any multiplier."
-            )
-        return loss_scale
-    if isinstance(loss_scale, FixedLossScale):
-        return loss_scale
-    if isinstance(loss_scale, LossScale):
+    is_policy = isinstance(loss_scale, LossScale | dict)
+    if not (is_name or is_policy or is_number(loss_scale)):
+        raise ValueError(
+            "Argument `loss_scale` must be the string 'dynamic' (recommended), an int, "
+            "a float, a FixedLossScale, a DynamicLossScale, or the config dict of one "
+            f"of them. Received: loss_scale={loss_scale!r}"
+        )
+    try:
+        policy = loss_scales.get(loss_scale)
+    except TypeError as error:
+        raise ValueError(
+            f"Argument `loss_scale` describes no loss scale: {error} Received: "
+            f"loss_scale={loss_scale!r}"
+        ) from error
+    if not isinstance(policy, FixedLossScale | DynamicLossScale):
         raise TypeError(
             "Passing a LossScale that is not a FixedLossScale or a DynamicLossScale is "
             f"not supported. Received: loss_scale={loss_scale!r}. Write "
             "keras_lso.LossScaleOptimizer(optimizer, loss_scale=...), which takes any."
         )
-    raise ValueError(
-        "Argument `loss_scale` must be the string 'dynamic' (recommended), an int, a "
-        "float, a FixedLossScale, a DynamicLossScale, or the config dict of one of "
-        f"them. Received: loss_scale={loss_scale!r}"
-    )
+    if isinstance(policy, DynamicLossScale) and policy.multiplier != 2:
+        raise ValueError(
+            "When passing a DynamicLossScale to `loss_scale`, its `multiplier` must be "
+            f"2. Received: loss_scale={loss_scale!r}. Write "
+            "keras_lso.LossScaleOptimizer(optimizer, loss_scale=...), which takes any "
+            "multiplier."
+        )
+    return policy
 
 
 def _modern_call(policy):
-    """Returns the code that makes the same optimizer by the modern class."""
+    """Returns the code that constructs the same optimizer with the modern class."""
     arguments = policy_arguments(policy)
     if "loss_scale" in arguments:
         arguments = {"loss_scale": policy}

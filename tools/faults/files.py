@@ -83,7 +83,7 @@ FAULTS = [
     Fault(
         name="another package's LossScaleOptimizer becomes ours",
         file="keras_lso/_tf_keras/configs.py",
-        old='if name.lower() in _LOSS_SCALE_OPTIMIZERS and package in ("", "keras", "tf_keras"):',
+        old="if name.lower() in _LOSS_SCALE_OPTIMIZERS and package in _KERAS_PACKAGES:",
         new="if name.lower() in _LOSS_SCALE_OPTIMIZERS:",
         tests="tests/test_saving.py::test_another_packages_class_of_that_name_stays_its_own",
     ),
@@ -116,17 +116,17 @@ FAULTS = [
         tests="tests/_tf_keras/test_files.py::test_files_of_keras_3",
     ),
     Fault(
-        name="the scale is not said to start afresh",
+        name="nothing says that the scale is re-initialised",
         file="keras_lso/_tf_keras/files.py",
-        old="return [] if scale is not None else [_fresh_scale(scaler)]",
+        old="return [_initial_scale(scaler)] if scaler.dynamic else []",
         new="return []",
         tests="tests/_tf_keras/test_files.py::test_a_larc_in_between_is_passed_through",
     ),
     Fault(
         name="slots in a file without names are read slot by slot",
         file="keras_lso/_tf_keras/files.py",
-        old="rows = [[next(rest) for _ in group] for _ in range(count)]",
-        new="rows = list(zip(*[[next(rest) for _ in range(count)] for _ in group]))",
+        old="rows = [[next(rest) for _ in slots] for _ in range(count)]",
+        new="rows = list(zip(*[[next(rest) for _ in range(count)] for _ in slots]))",
         tests="tests/_tf_keras/test_files.py::test_numbered_weights",
     ),
     Fault(

@@ -210,7 +210,7 @@ FAULTS = [
         tests="tests/_tf_keras/test_methods_state.py::test_a_slot_may_have_a_shape_of_its_own",
     ),
     Fault(
-        name="a slot that is added a second time starts afresh",
+        name="a slot that is added a second time is re-initialised",
         file="keras_lso/_tf_keras/methods.py",
         old="        if slot is not None:\n            return slot\n",
         new="",

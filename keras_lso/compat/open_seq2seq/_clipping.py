@@ -1,4 +1,8 @@
-"""Clipping by global norm, as OpenSeq2Seq had it: in float32."""
+"""Clipping by the global norm, computed in float32 as in OpenSeq2Seq.
+
+Apart from `optimizers.py`, which has these names in OpenSeq2Seq, because the training
+op clips as well.
+"""
 
 from keras import ops
 
@@ -6,27 +10,26 @@ from keras_lso._backend import backend
 from keras_lso._checks import check_factor
 
 
-def clip_by_global_norm(t_list, clip_norm, use_norm, name=None):
-    """Clips the values of several tensors by the norm of them all.
+def _clip_by_global_norm(t_list, clip_norm, use_norm, name=None):
+    """Clips several tensors by their global norm.
 
     ```python
     global_norm = sqrt(sum(l2_norm(t) ** 2 for t in t_list))
     t = t * clip_norm / max(global_norm, clip_norm)
     ```
 
-    The norm is summed up in float32: the squares of float16 gradients overflow. If it
-    is not finite, all values become NaN: no infinite gradient is made to look usable.
+    The norm is accumulated in float32, since the squares of float16 gradients overflow.
+    If it is not finite, all values become NaN, so that no infinite gradient is applied.
 
     Args:
         t_list: List or tuple of tensors, dense or sparse, or None.
-        clip_norm: Float, or scalar tensor. The ratio to clip to, above 0.
-        use_norm: Scalar (tensor). The global norm, if it is known already. None: it
-            is computed.
-        name: String. Defaults to `None`. Keras 3 has no operations to name.
+        clip_norm: Float, or scalar tensor. The global norm to clip to, above 0.
+        use_norm: Scalar (tensor). The global norm, or None to compute it.
+        name: String. Defaults to `None`. Keras 3 does not name operations.
 
     Returns:
-        A tuple of the list of clipped tensors, each of its own dtype, with None where
-        there was None, and the global norm, a float32 scalar tensor.
+        A tuple of the list of clipped tensors, in their dtypes, with None where there
+        was None, and the global norm, a float32 scalar tensor.
 
     Raises:
         TypeError: If `t_list` is not a sequence.
@@ -55,16 +58,17 @@ def clip_by_global_norm(t_list, clip_norm, use_norm, name=None):
     norm = ops.convert_to_tensor(norm, dtype="float32")
     clip_norm = ops.convert_to_tensor(clip_norm, dtype="float32")
     factor = clip_norm / ops.maximum(norm, clip_norm)
-    # Not by `maximum` alone: not every framework hands a NaN on. An inf that is
-    # multiplied by 0 is a NaN.
+    # `maximum` does not propagate NaN in every framework. inf - inf is NaN.
     factor = ops.where(ops.isfinite(norm), factor, norm - norm)
-    multiply = _times(factor)
-    clipped = [t if t is None else backend.map_values(multiply, t) for t in tensors]
-    return clipped, norm
+
+    def clip(values):
+        return ops.cast(backend.times(values, factor), values.dtype)
+
+    return [t if t is None else backend.map_values(clip, t) for t in tensors], norm
 
 
 def global_norm(tensors):
-    """Returns the norm of all tensors together, a float32 scalar tensor."""
+    """Returns the norm of all tensors together as a float32 scalar tensor."""
     tensors = [t for t in tensors if t is not None]
     if not tensors:
         return ops.zeros((), dtype="float32")
@@ -73,14 +77,7 @@ def global_norm(tensors):
     return norm
 
 
-def _times(factor):
-    def multiply(values):
-        return ops.cast(backend.times(values, factor), values.dtype)
-
-    return multiply
-
-
-def clip_gradients_by_norm(grads_and_vars, clip_gradients):
+def _clip_gradients_by_norm(grads_and_vars, clip_gradients):
     """Clips gradients by their global norm.
 
     Args:
@@ -93,5 +90,5 @@ def clip_gradients_by_norm(grads_and_vars, clip_gradients):
     if not grads_and_vars:
         return []
     grads, variables = zip(*grads_and_vars, strict=True)
-    clipped, _ = clip_by_global_norm(grads, clip_gradients, None)
+    clipped, _ = _clip_by_global_norm(grads, clip_gradients, None)
     return list(zip(clipped, variables, strict=True))

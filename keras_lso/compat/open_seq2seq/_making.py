@@ -1,4 +1,7 @@
-"""From the arguments of `optimize_loss` to an optimizer and its schedule."""
+"""Constructing the optimizer and the schedule that `optimize_loss` is called with.
+
+Apart from `optimizers.py`, which checks the remaining arguments.
+"""
 
 import inspect
 
@@ -13,7 +16,7 @@ from keras_lso.compat.open_seq2seq._optimizer_names import (
 
 
 def make_optimizer(optimizer, params, schedule):
-    """Returns the optimizer; an instance has not got the schedule yet."""
+    """Returns the optimizer; the caller assigns the schedule to an instance."""
     if params is not None and not isinstance(params, dict):
         raise TypeError(
             "Argument `optimizer_params` must be a dict, such as {'momentum': 0.9}. "
@@ -25,8 +28,8 @@ def make_optimizer(optimizer, params, schedule):
         made = optimizer
     else:
         made = _factory(optimizer)(**_with_schedule(params, schedule))
-    is_kerass = type(made) is keras.optimizers.LossScaleOptimizer
-    if is_kerass or made.loss_scale_factor is not None:
+    is_keras_own = type(made) is keras.optimizers.LossScaleOptimizer
+    if is_keras_own or made.loss_scale_factor is not None:
         raise ValueError(
             "The optimizer must not scale the loss by Keras's own means, a "
             "`loss_scale_factor` or Keras's LossScaleOptimizer. Leave them out, and "
@@ -51,12 +54,11 @@ def _check_instance(optimizer, params, schedule):
 
 
 def _with_schedule(params, schedule):
-    """Returns the optimizer's arguments, the schedule among them if there is one."""
     if schedule is None:
         return params
     if "learning_rate" in params:
         raise ValueError(
-            "`learning_rate_decay_fn` says what the learning rate is. Leave "
+            "`learning_rate_decay_fn` determines the learning rate. Leave "
             "'learning_rate' out of `optimizer_params`, or pass "
             f"learning_rate_decay_fn=None. Received: optimizer_params={params!r}"
         )
@@ -64,7 +66,7 @@ def _with_schedule(params, schedule):
 
 
 def _factory(optimizer):
-    """Returns what makes an optimizer of its parameters."""
+    """Returns the callable that constructs the optimizer from its parameters."""
     if isinstance(optimizer, str):
         if optimizer not in OPTIMIZER_CLS_NAMES:
             raise ValueError(
@@ -73,9 +75,8 @@ def _factory(optimizer):
             )
         return OPTIMIZER_CLS_NAMES[optimizer]
     is_class = inspect.isclass(optimizer)
-    if isinstance(optimizer, NamedOptimizer) or (
-        is_class and issubclass(optimizer, keras.optimizers.Optimizer)
-    ):
+    is_optimizer = is_class and issubclass(optimizer, keras.optimizers.Optimizer)
+    if is_optimizer or isinstance(optimizer, NamedOptimizer):
         return optimizer
     raise TypeError(
         "Argument `optimizer` must be a name from `OPTIMIZER_CLS_NAMES`, a subclass of "
@@ -85,8 +86,8 @@ def _factory(optimizer):
 
 
 def as_schedule(decay_fn):
-    """Returns a function of the step as a schedule."""
-    if isinstance(decay_fn, keras.optimizers.schedules.LearningRateSchedule):
+    is_schedule = isinstance(decay_fn, keras.optimizers.schedules.LearningRateSchedule)
+    if decay_fn is None or is_schedule:
         return decay_fn
     if callable(decay_fn):
         return _DecayFunction(decay_fn)
@@ -105,7 +106,7 @@ class _DecayFunction(keras.optimizers.schedules.LearningRateSchedule):
 
     def __call__(self, step):
         rate = self._decay_fn(ops.convert_to_tensor(step))
-        # TF1's own decays return functions in eager mode.
+        # In eager mode the decays of TF1 return functions.
         rate = rate() if callable(rate) else rate
         if rate is None or isinstance(rate, str):
             raise TypeError(

@@ -1,4 +1,7 @@
-"""The optimizers that OpenSeq2Seq knew by name, with the arguments of TF1."""
+"""The optimizers that OpenSeq2Seq has names for, with the arguments of TF1.
+
+Apart from `_making.py`, because they are a table to look up.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -16,12 +19,10 @@ from keras_lso.novograd import NovoGrad
 
 @dataclasses.dataclass(frozen=True)
 class NamedOptimizer:
-    """Makes an optimizer from the arguments that it had in TF1, or has in Keras.
+    """Constructs an optimizer from its arguments in TF1 or in Keras.
 
-    Args:
-        make: The class, or a function of the same arguments.
-        renamed: Dict of TF1's names to Keras's, where they differ.
-        defaults: Dict of TF1's defaults, where they differ, under Keras's names.
+    `renamed` maps the names in TF1 to those in Keras, and `defaults` holds the defaults
+    of TF1 by the names in Keras, where they differ.
     """
 
     make: Callable
@@ -29,7 +30,7 @@ class NamedOptimizer:
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     def __call__(self, **params):
-        # Keras updates a variable from one place at a time, locked or not.
+        # Keras never updates a variable concurrently.
         params = {k: v for k, v in params.items() if k != "use_locking"}
         for old, new in self.renamed.items():
             if old in params and new in params:
@@ -42,10 +43,10 @@ class NamedOptimizer:
 
 
 def _momentum(momentum=None, nesterov=False, **params):
-    """Returns TF1's momentum, into which the learning rate does not enter.
+    """Returns SGD with TF1's momentum, which excludes the learning rate.
 
-    `v = momentum * v + g; w = w - learning_rate * v`: LARS's popular momentum, in
-    which no layer adapts.
+    `v = momentum * v + g; w = w - learning_rate * v`: the popular momentum of LARS,
+    with all layers excluded from adaptation.
     """
     if momentum is None:
         raise ValueError(
@@ -61,19 +62,18 @@ def _momentum(momentum=None, nesterov=False, **params):
     )
 
 
-def _adagrad(initial_accumulator_value=0.1, **params):
-    """Returns TF1's Adagrad. Without an epsilon, it must not start at 0."""
+def _adagrad(initial_accumulator_value, **params):
+    # Without an epsilon it must not start at 0.
     check_factor("initial_accumulator_value", initial_accumulator_value, above=0.0)
     return keras.optimizers.Adagrad(
-        initial_accumulator_value=initial_accumulator_value,
-        **{"epsilon": 0.0, **params},
+        initial_accumulator_value=initial_accumulator_value, **params
     )
 
 
 def _adamw(weight_decay=None, **params):
     """Returns an AdamW that decays by the learning rate times `weight_decay`.
 
-    TF1's does not multiply by the learning rate: OpenSeq2Seq did, before it made one.
+    TF1's AdamW does not multiply by the learning rate, but OpenSeq2Seq did.
     """
     if weight_decay is None:
         raise ValueError(
@@ -87,16 +87,16 @@ def _adamw(weight_decay=None, **params):
     "keras_lso", name="compat.open_seq2seq.RMSProp"
 )
 class RMSProp(keras.optimizers.RMSprop):
-    """RMSprop whose averages start at 1, as in TF1. In Keras they start at 0.
+    """RMSprop with averages initialised to 1, as in TF1. Keras initialises them to 0.
 
-    The first steps are shorter then: by a factor of 3 with the default `rho`.
+    This shortens the first steps: by a factor of 3 with the default `rho`.
     """
 
     def build(self, variables):
         if self.built:
             return
         super().build(variables)
-        # Once, not at each step of the function in which this may be called.
+        # Not in each step of a `tf.function` that calls this.
         with backend.outside_of_functions():
             for average in slots_of(self)["rms"]:
                 average.assign(ops.ones(average.shape, average.dtype))
@@ -105,7 +105,9 @@ class RMSProp(keras.optimizers.RMSprop):
 _BETAS = {"beta1": "beta_1", "beta2": "beta_2"}
 
 OPTIMIZER_CLS_NAMES = {
-    "Adagrad": NamedOptimizer(_adagrad),
+    "Adagrad": NamedOptimizer(
+        _adagrad, defaults={"initial_accumulator_value": 0.1, "epsilon": 0.0}
+    ),
     "Adam": NamedOptimizer(keras.optimizers.Adam, _BETAS, {"epsilon": 1e-8}),
     "AdamW": NamedOptimizer(_adamw, _BETAS, {"epsilon": 1e-8}),
     "Ftrl": NamedOptimizer(keras.optimizers.Ftrl),

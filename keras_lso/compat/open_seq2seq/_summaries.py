@@ -1,4 +1,7 @@
-"""What a training op reports to TensorBoard."""
+"""The tensors that a training op reports to TensorBoard.
+
+Apart from `_training_op.py`, because they depend only on one step's gradients.
+"""
 
 from keras import ops
 
@@ -23,16 +26,10 @@ DEFAULT_SUMMARIES = ["learning_rate", "global_gradient_norm", "loss_scale"]
 
 
 def collect(summaries, optimizer, grads, variables):
-    """Returns the tensors to report, by their tags.
+    """Returns a dict of tags to tensors: scalars, and arrays for histograms.
 
-    Args:
-        summaries: List of names, of `OPTIMIZER_SUMMARIES`.
-        optimizer: The optimizer, which has not applied the gradients yet.
-        grads: List of unscaled gradients, one for each variable, or None.
-        variables: List of variables.
-
-    Returns:
-        Dict of tags to scalar tensors; those of histograms have the values' shape.
+    `summaries` are names from `OPTIMIZER_SUMMARIES`. `grads` are unscaled, one for each
+    of `variables` or None; the optimizer has not applied them yet.
     """
     chain = chain_of(optimizer)
     reports = {}
@@ -50,7 +47,7 @@ def collect(summaries, optimizer, grads, variables):
         if grad is not None and "gradient_norm" in summaries:
             reports[f"gradient_norm/{path}"] = _mask_nans(_norm(grad))
         if "variables" in summaries:
-            # A copy: on PyTorch the step changes the variable's own tensor.
+            # A copy, since on PyTorch the step updates the variable in place.
             reports[f"variables/{path}"] = ops.copy(backend.in_float32(variable))
         if "variable_norm" in summaries:
             reports[f"variable_norm/{path}"] = _norm(ops.convert_to_tensor(variable))
@@ -66,7 +63,7 @@ def _rate(chain):
 
 
 def _distinct_paths(variables):
-    """Returns the paths; of those that are alike all but the first get a number."""
+    """Returns the paths, and numbers all but the first of equal ones."""
     paths: list[str] = []
     for path in map(path_of, variables):
         count = paths.count(path)
@@ -80,8 +77,7 @@ def _of_larc(larc, ratios, rate, paths):
         if ratio is None:
             continue
         if larc.mode == "clip":
-            clips = ops.cast(ratio < 1.0, "float32")
-            reports[f"larc_clip_on/{path}"] = clips
+            reports[f"larc_clip_on/{path}"] = ops.cast(ratio < 1.0, "float32")
         reports[f"larc_grad_update/{path}"] = ratio
         reports[f"larc_final_lr/{path}"] = rate * ratio
     return reports
@@ -93,6 +89,6 @@ def _norm(tensor):
 
 
 def _mask_nans(values):
-    """Returns 0 in place of what is not finite, which no histogram takes."""
+    """Replaces what is not finite by 0, since no histogram accepts it."""
     values = ops.convert_to_tensor(values)
     return ops.where(ops.isfinite(values), values, ops.zeros_like(values))

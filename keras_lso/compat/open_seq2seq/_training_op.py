@@ -1,4 +1,7 @@
-"""The training op that `optimize_loss` returns: one step of training, compiled."""
+"""`TrainingOp`: one compiled step of training.
+
+Apart from `optimizers.py`, which checks the arguments and constructs it.
+"""
 
 from typing import Any
 
@@ -16,7 +19,7 @@ from keras_lso._keras_internals.optimizers import (
 )
 from keras_lso._keras_internals.variables import flat_path, is_overwritten
 from keras_lso._summary_writer import SummaryWriter
-from keras_lso.compat.open_seq2seq._clipping import clip_by_global_norm
+from keras_lso.compat.open_seq2seq._clipping import _clip_by_global_norm
 from keras_lso.compat.open_seq2seq._summaries import collect
 from keras_lso.compat.open_seq2seq.regularization import model_at_hand
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
@@ -35,25 +38,25 @@ class TrainingOp:
         accumulators = 0
     ```
 
-    The step is compiled, by `tf.function` or `jax.jit`; on PyTorch it runs eagerly,
-    as Keras trains there. `keras_lso.compat.open_seq2seq.optimize_loss` makes one.
+    `tf.function` or `jax.jit` compiles the step. On PyTorch it runs eagerly, as Keras
+    trains there.
 
-    Inside of a `tf.function` of your own it runs as a part of that one; with
-    `iter_size` above 1 say `skip_update` then, since Python counts the calls only when
-    it is traced. On JAX, as in `fit`, the buffers of the variables that a step writes
-    are donated: copy what you want to keep, `ops.copy(w)`, also into another variable,
-    `target.assign(ops.copy(w))`. On TensorFlow the length of a batch is not known when
-    the step is traced a second time: write `ops.shape(x)[0]`, not `x.shape[0]`.
+    - Inside your own `tf.function` the step becomes a part of it. With `iter_size`
+      above 1 pass `skip_update` there, since Python counts calls only during tracing.
+    - On JAX, as in `fit`, the buffers of the variables that a step writes are donated:
+      copy what you keep, `ops.copy(w)` or `target.assign(ops.copy(w))`.
+    - On TensorFlow the second trace does not know the batch size: write
+      `ops.shape(x)[0]` instead of `x.shape[0]`.
 
-    Which variables are trained is settled when it is made, or at the first call. What
-    has been added up for the next update is not saved with the optimizer.
+    The variables to train are fixed at construction or at the first call. The
+    accumulated gradients are not saved with the optimizer.
 
     Attributes:
         optimizer: The optimizer that applies the gradients.
-        variables: List of the variables that it trains; None before the first call
-            if nobody has said which.
-        accumulators: List of the float32 variables in which gradients are added up,
-            one for each of `variables`; empty if `iter_size` is 1.
+        variables: List of the variables to train; None before the first call if
+            neither `variables` nor a built `model` is given.
+        accumulators: List of float32 variables that accumulate the gradients of
+            `variables`; empty if `iter_size` is 1.
     """
 
     def __init__(
@@ -88,7 +91,7 @@ class TrainingOp:
         self._compiled: dict = {}
         if variables is None and model is not None and _is_built(model):
             variables = model.trainable_variables
-        # Where it can be, so that it is done outside of any replica.
+        # As early as possible: outside of replicas.
         if variables:
             self._build(variables)
 
@@ -98,15 +101,14 @@ class TrainingOp:
         return iteration_variable(chain_of(self.optimizer)[-1])
 
     def write_summaries(self, log_dir="logs", every=100):
-        """Writes the summaries to a file for TensorBoard from now on.
+        """Starts writing the summaries to a file for TensorBoard.
 
-        Reading them waits for the device, so it is done every now and then. It takes
-        calls from outside of any `tf.function`.
+        Each writing synchronises host and device. Afterwards the training op must be
+        called outside of any `tf.function`.
 
         Args:
             log_dir: String or path. The directory. Defaults to `"logs"`.
-            every: Int. The number of updates from one writing to the next. Defaults
-                to `100`.
+            every: Int. The number of updates between two writings. Defaults to `100`.
         """
         every = check_positive_int("every", every)
         self._writer, self._write_every = SummaryWriter(log_dir), every
@@ -115,11 +117,11 @@ class TrainingOp:
         """Runs one step.
 
         Args:
-            *batch: What the loss is called with: arrays or tensors, or nested
-                structures of them.
-            skip_update: Bool. Whether to add the gradients up only, and leave the
-                variables as they are. Defaults to `None`: what `skip_update_ph` says;
-                without it, every `iter_size`-th call updates.
+            *batch: The arguments of the loss: arrays or tensors, or nested structures
+                of them.
+            skip_update: Bool. Whether to accumulate the gradients without updating the
+                variables. Defaults to `None`: the value of `skip_update_ph`; without
+                it, every `iter_size`-th call updates.
 
         Returns:
             The loss of the batch, a float32 scalar tensor.
@@ -128,33 +130,31 @@ class TrainingOp:
         batch = keras.tree.map_structure(_as_tensor, batch)
         if backend.is_traced(batch):
             self._check_traced(skip_update)
-        skip_update = self._decide(skip_update)
+        skips = self._skips_update(skip_update)
         if self.variables is None:
             self._build(self._find_variables(batch))
-        if skip_update:
-            loss = self._run("accumulate", batch)
-            self._micro_steps += 1
-            return loss
-        return self._update(batch)
+        if not skips:
+            return self._update(batch)
+        loss = self._run(self._accumulate_step, *batch)
+        self._micro_steps += 1
+        return loss
 
     def _check_traced(self, skip_update):
-        """Refuses what Python does once, where the caller's function is traced."""
+        """Refuses what Python would do only once, while the caller is traced."""
         if self._iter_size > 1 and not isinstance(skip_update, bool):
             raise RuntimeError(
-                "A training op with `iter_size` above 1 counts its calls in Python, "
-                "which a `tf.function` runs only when it is traced. In one of your own "
-                "write `train_op(*batch, skip_update=True)` to add the gradients up, "
-                "and `skip_update=False` to update. Received: "
-                f"skip_update={skip_update!r}"
+                "With `iter_size` above 1 Python counts the calls, but a `tf.function` "
+                "runs Python only during tracing. There, write `train_op(*batch, "
+                "skip_update=True)` to accumulate, and `skip_update=False` to update. "
+                f"Received: skip_update={skip_update!r}"
             )
         if self._writer is not None:
             raise RuntimeError(
                 "A training op that writes summaries must be called outside of any "
-                "`tf.function`. It is compiled by itself."
+                "`tf.function`, which compiles it a second time."
             )
 
-    def _decide(self, skip_update):
-        """Returns whether this call only accumulates."""
+    def _skips_update(self, skip_update):
         if skip_update is None and self._skip_update_ph is not None:
             placeholder = self._skip_update_ph
             value = placeholder() if callable(placeholder) else placeholder
@@ -168,129 +168,113 @@ class TrainingOp:
             )
         if skip_update and self._iter_size == 1:
             raise ValueError(
-                "With `iter_size=1` every call updates the variables, so no gradients "
-                "are added up. Write `optimize_loss(..., iter_size=n)` for n batches "
-                "an update. Received: skip_update=True"
+                "With `iter_size=1` every call updates the variables. Write "
+                "`optimize_loss(..., iter_size=n)` to accumulate the gradients of n "
+                "batches. Received: skip_update=True"
             )
         return bool(skip_update)
 
     def _update(self, batch):
         updates = self._updates + 1
         writes = self._writer is not None and updates % self._write_every == 0
-        in_halves = self._on_horovod and not backend.AVERAGES_IN_STEP
-        if in_halves:
-            loss, grads = self._run("gradients", batch)
+        summaries = self._summaries if writes else ()
+        if self._on_horovod and not backend.AVERAGES_IN_STEP:
+            loss, grads = self._run(self._gradients_step, *batch)
             grads = backend.average_over_processes(grads)
-            summaries = self._run("finish and report" if writes else "finish", (grads,))
+            reports = self._run(self._finish_step, *grads, summaries=summaries)
         else:
-            name = "update and report" if writes else "update"
-            loss, summaries = self._run(name, batch)
+            loss, reports = self._run(self._update_step, *batch, summaries=summaries)
         self._updates, self._micro_steps = updates, 0
         if writes:
-            self._writer.write(self._attempted_steps(), summaries)
+            # Counts from before the optimizer was loaded are included.
+            skipped = 0 if self._scaler is None else self._scaler.skipped_steps
+            attempted = ops.convert_to_numpy(ops.add(self.global_step, skipped))
+            self._writer.write(int(attempted), reports)
         return loss
-
-    def _attempted_steps(self):
-        """Returns the number of updates, also those before the optimizer was loaded."""
-        skipped = 0 if self._scaler is None else self._scaler.skipped_steps
-        return int(ops.convert_to_numpy(ops.add(self.global_step, skipped)))
 
     # --- Building and compiling ---------------------------------------------
 
     def _find_variables(self, batch):
-        loss_fn = self._loss_of(batch)
-        if self._model is None:
-            return backend.trained_variables(loss_fn)
-        if not _is_built(self._model):
-            # Layers create theirs when they are called.
-            backend.trained_variables(loss_fn)
-        return self._model.trainable_variables
+        if self._model is not None and _is_built(self._model):
+            return self._model.trainable_variables
+        # The call also lets the layers of the model create their variables.
+        read = backend.trained_variables(lambda: self._compute_loss(batch))
+        return read if self._model is None else self._model.trainable_variables
 
     def _build(self, variables):
         variables = list(variables)
         if not variables:
-            raise ValueError(
-                "There is nothing to train: "
-                + (
-                    "the loss reads no trainable `keras.Variable`. Pass the variables "
-                    "as `var_list`, or the model as `model`."
-                    if self._model is None
-                    else f"the model '{self._model.name}' has no trainable variables."
-                )
+            hint = (
+                "the loss reads no trainable `keras.Variable`. Pass the variables as "
+                "`var_list`, or the model as `model`."
             )
+            if self._model is not None:
+                hint = f"the model '{self._model.name}' has no trainable variables."
+            raise ValueError(f"There is nothing to train: {hint}")
         self.optimizer.build(variables)
         check_known(self.optimizer, variables)
         if self._iter_size > 1:
-            self.accumulators = [_accumulator_of(v) for v in variables]
+            self.accumulators = [
+                keras.Variable(
+                    "zeros",
+                    shape=v.shape,
+                    dtype="float32",
+                    trainable=False,
+                    name=f"{flat_path(v)}_accumulated_gradient",
+                )
+                for v in variables
+            ]
         # Whether a variable has ever had a gradient.
         self._has_gradient = [False] * len(variables)
         self.variables = variables
 
-    def _run(self, name, arguments):
-        # What was found when a step was traced is fixed in it.
-        key = name, tuple(self._has_gradient)
+    def _run(self, step, *arguments, **options):
+        # A trace fixes the options and which gradients exist.
+        key = step.__name__, *options.values(), *self._has_gradient
         if key not in self._compiled:
-            step = {
-                "accumulate": self._accumulate_step,
-                "gradients": self._gradients_step,
-                "finish": lambda grads: self._finish(grads, ()),
-                "finish and report": lambda grads: self._finish(grads, self._summaries),
-                "update": lambda *batch: self._update_step(batch, ()),
-                "update and report": lambda *batch: self._update_step(
-                    batch, self._summaries
-                ),
-            }[name]
-            self._compiled[key] = backend.compile_step(step)
+            self._compiled[key] = backend.compile_step(
+                lambda *tensors: step(*tensors, **options)
+            )
         return self._compiled[key](*arguments)
 
-    # --- What is compiled -----------------------------------------------------
+    # --- The compiled steps ---------------------------------------------------
 
-    def _update_step(self, batch, summaries):
+    def _update_step(self, *batch, summaries):
         loss, grads = self._gradients_step(*batch)
         if self._on_horovod:
             grads = backend.average_over_processes(grads)
-        return loss, self._finish(grads, summaries)
+        return loss, self._finish_step(*grads, summaries=summaries)
 
     def _accumulate_step(self, *batch):
         loss, grads = self._gradients(batch)
-        for accumulator, share in zip(
-            self.accumulators, self._shares(grads), strict=True
-        ):
-            if share is not None:
-                accumulator.assign_add(share)
+        for i, grad in enumerate(grads):
+            if grad is not None:
+                self._has_gradient[i] = True
+                share = backend.to_dense(grad) / self._iter_size
+                self.accumulators[i].assign_add(share)
         return loss
 
     def _gradients_step(self, *batch):
-        """Returns the loss, and the gradients of all batches of this update."""
-        loss, grads = self._gradients(batch)
+        """Returns the loss and the mean gradients of the batches of this update."""
         if not self.accumulators:
-            return loss, grads
-        totals = []
-        for i, share in enumerate(self._shares(grads)):
-            accumulator = self.accumulators[i]
-            total = ops.convert_to_tensor(accumulator)
-            if share is not None:
-                total = total + share
-            totals.append(ops.copy(total) if self._has_gradient[i] else None)
-            accumulator.assign(ops.zeros(accumulator.shape, "float32"))
-        return loss, totals
-
-    def _shares(self, grads):
-        """Returns what each gradient adds to its accumulator."""
-        for i, grad in enumerate(grads):
-            self._has_gradient[i] |= grad is not None
-        return [
-            None if g is None else backend.to_dense(g) / self._iter_size for g in grads
+            return self._gradients(batch)
+        loss = self._accumulate_step(*batch)
+        means = [
+            ops.copy(a) if has_gradient else None
+            for a, has_gradient in zip(
+                self.accumulators, self._has_gradient, strict=True
+            )
         ]
+        for accumulator in self.accumulators:
+            accumulator.assign(ops.zeros(accumulator.shape, "float32"))
+        return loss, means
 
     def _gradients(self, batch):
         """Returns the loss and its gradients, unscaled and in float32."""
         scale = 1.0 if self._scaler is None else self._scaler.loss_scale
-
-        def scaled_loss():
-            return backend.times(self._loss_of(batch)(), scale)
-
-        loss, grads = backend.compute_gradients(scaled_loss, self.variables)
+        loss, grads = backend.compute_gradients(
+            lambda: backend.times(self._compute_loss(batch), scale), self.variables
+        )
         inv_scale = 1.0 / scale
         loss = ops.cast(backend.times(ops.stop_gradient(loss), inv_scale), "float32")
         return loss, [
@@ -300,20 +284,17 @@ class TrainingOp:
             for g, v in zip(grads, self.variables, strict=True)
         ]
 
-    def _loss_of(self, batch):
-        def loss_fn():
-            with model_at_hand(self._model):
-                return _check_scalar(self._loss(*batch))
+    def _compute_loss(self, batch):
+        with model_at_hand(self._model):
+            return _check_scalar(self._loss(*batch))
 
-        return loss_fn
-
-    def _finish(self, grads, summaries):
+    def _finish_step(self, *grads, summaries):
         """Applies averaged gradients; returns the summaries' tensors by their tags."""
         reports = {}
         if summaries:
             reports = collect(summaries, self.optimizer, grads, self.variables)
         if self._clip_norm is not None:
-            grads, _ = clip_by_global_norm(grads, self._clip_norm, None)
+            grads, _ = _clip_by_global_norm(grads, self._clip_norm, None)
         unscaled = {} if self._scaler is None else {"scaled": False}
         with reduced_gradients(self.optimizer, self._on_horovod):
             self.optimizer.apply(grads, self.variables, **unscaled)
@@ -321,12 +302,12 @@ class TrainingOp:
 
 
 def _is_built(layer):
-    """Whether the layer and those in it have their variables."""
+    """Whether the layer and all nested layers have created their variables."""
     return layer.built and all(map(_is_built, getattr(layer, "layers", [])))
 
 
 def _as_tensor(value):
-    """Returns a tensor; NumPy's wide floats in `floatx`, as `fit` hands them on."""
+    """Returns a tensor; a float64 array becomes `floatx`, as in `fit`."""
     if value is None or ops.is_tensor(value):
         return value
     array = np.asarray(value)
@@ -340,18 +321,8 @@ def _as_tensor(value):
     return ops.convert_to_tensor(array)
 
 
-def _accumulator_of(variable):
-    return keras.Variable(
-        "zeros",
-        shape=variable.shape,
-        dtype="float32",
-        trainable=False,
-        name=f"{flat_path(variable)}_accumulated_gradient",
-    )
-
-
 def _check_scalar(loss):
-    """Returns what the loss returned as a tensor, or says that it is no scalar."""
+    """Returns the value of the loss as a tensor, which must be a scalar."""
     if loss is None or isinstance(loss, list | tuple | dict | str):
         hint = " Does it end without `return`?" if loss is None else ""
         raise TypeError(

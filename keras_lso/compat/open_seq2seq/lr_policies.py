@@ -1,8 +1,8 @@
 """OpenSeq2Seq's learning-rate policies as functions of the step.
 
-Each is a class of `keras_lso.schedules`, made of the other arguments and called with
-the step. To give a policy to an optimizer, take the class. They are a module of their
-own because OpenSeq2Seq has them in one.
+Each constructs a class of `keras_lso.schedules` from the other arguments and calls it
+with the step. An optimizer takes the class. They are in this module because OpenSeq2Seq
+has one of this name.
 """
 
 import inspect
@@ -22,7 +22,7 @@ __all__ = [
 
 _DOCSTRING = """{summary}
 
-Formula, further notes and refusals: see `keras_lso.schedules.{cls.__qualname__}`.
+See `keras_lso.schedules.{cls.__qualname__}` for the formula and the errors.
 
 Args:
     global_step: Int, or a tensor of one. The step, from 0.
@@ -32,22 +32,20 @@ Returns:
 
 Example:
 
->>> from keras_lso.compat.open_seq2seq import lr_policies
-{example}
+>>> from keras_lso.compat.open_seq2seq.lr_policies import {function}
+>>> rates = [{function}(step, {values}) for step in range(5)]
+>>> [round(float(rate), 3) for rate in rates]
+{rates}
 """
 
 
-def _policy(function, cls, summary, example, result="a float32 scalar", name=None):
+def _policy(
+    function, cls, summary, values, rates, result="a float32 scalar", name=None
+):
     """Returns a function of the step and the arguments of a schedule.
 
-    Args:
-        function: String, its name.
-        cls: Class of the schedule.
-        summary: String, the first line of the docstring.
-        example: String, a doctest.
-        result: String that says what the rate is. Defaults to a float32 scalar.
-        name: String, the default of its argument `name`. Defaults to `None`: it has
-            none, and the schedule its own.
+    Its docstring has an example with the arguments `values` and the first five `rates`.
+    `name` is the default of its argument `name`, which only one policy has.
     """
 
     def policy(*args, **kwargs):
@@ -71,13 +69,15 @@ def _policy(function, cls, summary, example, result="a float32 scalar", name=Non
             cls=cls,
             arguments=_arguments(cls, name),
             result=result,
-            example=example,
+            function=function,
+            values=values,
+            rates=rates,
         )
     return policy
 
 
 def _arguments(cls, name):
-    """Returns the lines on the arguments in the docstring of a schedule."""
+    """Returns the lines about the arguments from the docstring of a schedule."""
     [lines] = re.findall(
         r"^Args:\n((?:    .*\n)+)", inspect.cleandoc(cls.__doc__), re.M
     )
@@ -89,92 +89,56 @@ fixed_lr = _policy(
     "fixed_lr",
     schedules.FixedLR,
     "Returns the same rate at every step.",
-    """\
->>> [float(lr_policies.fixed_lr(step, 0.25)) for step in (0, 1, 2)]
-[0.25, 0.25, 0.25]""",
+    "0.25",
+    [0.25, 0.25, 0.25, 0.25, 0.25],
 )
 
 piecewise_constant = _policy(
     "piecewise_constant",
     schedules.PiecewiseConstant,
-    "Returns a rate that changes at some steps or epochs.",
-    """\
->>> [float(lr_policies.piecewise_constant(s, 1.0, [1], [0.25])) for s in range(4)]
-[1.0, 1.0, 0.25, 0.25]""",
+    "Returns a rate that changes at given steps or epochs.",
+    "1.0, [1, 3], [0.5, 0.25]",
+    [1.0, 1.0, 0.5, 0.5, 0.25],
 )
 
 exp_decay = _policy(
     "exp_decay",
     schedules.ExpDecay,
-    "Returns a rate that waits, then decays exponentially to a minimum.",
-    """\
->>> for step in range(4):
-...     rate = lr_policies.exp_decay(step, 1.0, 1, 0.5, False, begin_decay_at=1)
-...     print(step, f"{float(rate):.2f}")
-0 1.00
-1 1.00
-2 0.50
-3 0.25""",
+    "Returns a rate that is constant, then decays exponentially to a minimum.",
+    "1.0, 1, 0.5, False, begin_decay_at=1, min_lr=0.2",
+    [1.0, 1.0, 0.5, 0.25, 0.2],
 )
 
 poly_decay = _policy(
     "poly_decay",
     schedules.PolyDecay,
-    "Returns a rate that warms up, waits, then follows a power to a minimum.",
-    """\
->>> for step in range(5):
-...     late = lr_policies.poly_decay(step, 1.0, 2, 1.0, 2, warmup_steps=2)
-...     early = lr_policies.poly_decay(step, 1.0, 4, warmup_steps=2)
-...     print(step, f"{float(late):.3f}", f"{float(early):.3f}")
-0 0.000 0.000
-1 0.500 0.375
-2 1.000 0.500
-3 0.500 0.250
-4 0.000 0.000""",
+    "Returns a rate that warms up, is constant, then decays to a minimum by a power.",
+    "1.0, 2, 1.0, 2, 0.25, warmup_steps=2",
+    [0.0, 0.5, 1.0, 0.625, 0.25],
 )
 
 inv_poly_decay = _policy(
     "inv_poly_decay",
     schedules.InvPolyDecay,
-    "Returns a rate that falls as one over a power of the steps, to a minimum.",
-    """\
->>> for step in range(4):
-...     rate = lr_policies.inv_poly_decay(step, 1.0, 2, min_lr=0.25)
-...     print(step, f"{float(rate):.2f}")
-0 1.00
-1 0.40
-2 0.25
-3 0.25""",
+    "Returns a rate that decays to a minimum as one over a power of the steps.",
+    "1.0, 2, min_lr=0.25",
+    [1.0, 0.4, 0.25, 0.25, 0.25],
     name="learning_rate",
 )
 
 cosine_decay = _policy(
     "cosine_decay",
     schedules.CosineDecayPolicy,
-    "Returns a rate that warms up, waits, then follows half a cosine.",
-    """\
->>> for step in range(5):
-...     late = lr_policies.cosine_decay(step, 1.0, 2, 1.0, 2, 0.1, warmup_steps=2)
-...     early = lr_policies.cosine_decay(step, 1.0, 2, 1.0, 0, 0.1, warmup_steps=2)
-...     print(step, f"{float(late):.3f}", f"{float(early):.3f}")
-0 0.000 0.000
-1 0.500 0.275
-2 1.000 0.100
-3 0.550 0.100
-4 0.100 0.100""",
+    "Returns a rate that warms up, is constant, then follows half a cosine.",
+    "1.0, 2, 1.0, 2, 0.1, warmup_steps=2",
+    [0.0, 0.5, 1.0, 0.55, 0.1],
 )
 
 transformer_policy = _policy(
     "transformer_policy",
     schedules.TransformerPolicy,
-    "Returns the rate of the Transformer, with a cap.",
-    """\
->>> for step in (0, 1, 3, 15):
-...     rate = lr_policies.transformer_policy(step, 2.0, 16, 4, max_lr=0.2)
-...     print(step, f"{float(rate):.4f}")
-0 0.0625
-1 0.1250
-3 0.2000
-15 0.1250""",
+    "Returns the rate of the Transformer, which may be capped.",
+    "2.0, 16, 2, max_lr=0.3",
+    [0.177, 0.3, 0.289, 0.25, 0.224],
     result="a scalar of `dtype`",
 )

@@ -1,4 +1,4 @@
-"""`MixedPrecisionOptimizerWrapper`: OpenSeq2Seq's loss scaling and master weights."""
+"""`MixedPrecisionOptimizerWrapper`: OpenSeq2Seq's loss scaling with master weights."""
 
 import keras
 
@@ -16,19 +16,19 @@ from keras_lso.compat.v1.mixed_precision import MixedPrecisionLossScaleOptimizer
 class MixedPrecisionOptimizerWrapper(MixedPrecisionLossScaleOptimizer):
     """An optimizer that trains in float16, with OpenSeq2Seq's name and methods.
 
-    It scales the loss, and the wrapped optimizer trains float32 masters of those
-    variables that are float16:
+    It scales the loss, and the wrapped optimizer trains float32 masters of the float16
+    variables:
 
     ```python
     grads_and_vars = optimizer.compute_gradients(loss, variables)
-    # The gradients are unscaled, and float32: look at them, clip them, ...
+    # The gradients are unscaled, and float32: inspect them, clip them, ...
     optimizer.apply_gradients(grads_and_vars, global_step=step)
     ```
 
-    The pairs hold the model's own variables, where OpenSeq2Seq handed out the
-    masters. It is a `keras_lso.LossScaleOptimizer`, so `compile` takes it as well.
-    Steps that are not finite are skipped whatever the loss scale is; OpenSeq2Seq
-    skips them with an `AutomaticLossScaler` only.
+    The pairs hold the model's own variables, whereas OpenSeq2Seq returned the masters.
+    It is a `keras_lso.LossScaleOptimizer`, so `compile` takes it as well. It skips
+    non-finite steps with any loss scale; OpenSeq2Seq only with an
+    `AutomaticLossScaler`.
 
     Args:
         optimizer: The `keras.optimizers.Optimizer` to wrap.

@@ -1,24 +1,15 @@
-"""`optimize_loss`: from a loss and the optimizer's parameters to a training op."""
+"""`optimize_loss`: checks its arguments and constructs a training op from them."""
 
 import keras
-from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._checks import (
-    check_bool,
-    check_factor,
-    check_positive_int,
-    check_scale,
-    is_number,
-)
+from keras_lso._checks import check_bool, check_factor, check_positive_int, check_scale
 from keras_lso._core.arguments import check_inner_optimizer
 from keras_lso._keras_internals.optimizers import check_known
-from keras_lso._option_checks import check_names, check_variables
+from keras_lso._option_checks import check_list, check_names, check_variables
 from keras_lso.compat.open_seq2seq._clipping import (
-    clip_by_global_norm as _clip_by_global_norm,
-)
-from keras_lso.compat.open_seq2seq._clipping import (
-    clip_gradients_by_norm as _clip_gradients_by_norm,
+    _clip_by_global_norm,
+    _clip_gradients_by_norm,
 )
 from keras_lso.compat.open_seq2seq._making import as_schedule, make_optimizer
 from keras_lso.compat.open_seq2seq._optimizer_names import OPTIMIZER_CLS_NAMES
@@ -66,7 +57,7 @@ def optimize_loss(
     skip_update_ph=None,
     model=None,
 ):
-    """Returns a training op: a callable that runs one compiled step of training.
+    """Returns a training op: a callable that runs one compiled training step.
 
     ```python
     def loss(x, y):
@@ -86,39 +77,38 @@ def optimize_loss(
         value = train_op(x, y)
     ```
 
-    In OpenSeq2Seq the loss was a tensor of a graph, and the training op ran in a
-    session. Here the loss is a function of a batch, and the training op takes the
-    batch.
+    In OpenSeq2Seq the loss was a tensor of a graph. Here it is a function of a batch,
+    and the training op takes the batch.
 
     Args:
-        loss: Callable of a batch that returns the loss, a scalar. Call the model with
-            `training=True` in it, or dropout and batch normalization do not train.
+        loss: Callable of a batch that returns the loss, a scalar. Call the model in it
+            with `training=True`, or dropout and batch normalization do not train.
         optimizer: A name from `OPTIMIZER_CLS_NAMES` (`"Adagrad"`, `"Adam"`,
             `"AdamW"`, `"Ftrl"`, `"LARS"`, `"Momentum"`, `"NovoGrad"`, `"RMSProp"`,
-            `"SGD"`), which take the arguments of TF1 with its defaults, or those of
+            `"SGD"`), with the arguments and defaults of TF1, or the arguments of
             Keras; a class of Keras optimizers; or an instance.
         optimizer_params: Dict of the optimizer's arguments. None or empty for an
             instance.
         learning_rate_decay_fn: Callable of the number of applied steps that returns
             the learning rate, such as those in `lr_policies`, or a
-            `keras.optimizers.schedules.LearningRateSchedule`. If None, the learning
-            rate is what `optimizer_params` or the instance say.
-        var_list: List of the variables to train. Defaults to `None`: all trainable
-            ones of `model`; without a model, those that the loss reads.
+            `keras.optimizers.schedules.LearningRateSchedule`. If None,
+            `optimizer_params` or the instance determine the learning rate.
+        var_list: List of the variables to train. Defaults to `None`: the trainable
+            variables of `model`; without a model, those that the loss reads.
         dtype: `"mixed"`, or a dtype such as `"float32"`, `"float16"`, `tf.float16`.
             With `"mixed"` the loss is scaled, and float16 variables have float32
-            masters. Defaults to `"float32"`. The dtype that the model computes in is
-            that of its own policy.
-        clip_gradients: Float. The global norm that gradients are clipped to. Defaults
-            to `None`: they are not.
+            masters. Defaults to `"float32"`. The model's own policy determines its
+            compute dtype.
+        clip_gradients: Float. The global norm to clip the gradients to. Defaults to
+            `None`: no clipping.
         summaries: List of names from `OPTIMIZER_SUMMARIES`. Defaults to `None`:
-            `"learning_rate"`, `"global_gradient_norm"` and `"loss_scale"`. They are
-            written from `train_op.write_summaries(log_dir)` on.
-        larc_params: Dict with `larc_eta`, and maybe `larc_mode` (`"clip"` or
+            `"learning_rate"`, `"global_gradient_norm"` and `"loss_scale"`.
+            `train_op.write_summaries(log_dir)` starts writing them.
+        larc_params: Dict of `larc_eta`, and optionally `larc_mode` (`"clip"` or
             `"scale"`), `min_update` and `epsilon`, for `keras_lso.LARC`. Defaults to
             `None`: no LARC.
         loss_scaling: Float, the loss scale, or `"Backoff"` or `"LogMax"` in any case.
-            Used with `dtype="mixed"` only. Defaults to `1.0`.
+            Only used with `dtype="mixed"`. Defaults to `1.0`.
         loss_scaling_params: Dict of parameters of `AutomaticLossScaler`. Defaults to
             `None`.
         on_horovod: Bool. Whether to average the gradients over all processes:
@@ -126,16 +116,15 @@ def optimize_loss(
             `tf.distribute.Strategy`, or of Horovod. Defaults to `False`.
         iter_size: Int. The number of batches whose gradients are averaged into one
             update. Defaults to `1`.
-        skip_update_ph: A boolean variable, or callable without arguments that returns
-            a bool: whether a call only adds its gradients up. Defaults to `None`:
-            every `iter_size`-th call updates. `train_op(*batch, skip_update=True)`
-            says it for one call.
-        model: The Keras model that is trained. Defaults to `None`.
+        skip_update_ph: A boolean variable, or a callable without arguments that
+            returns a bool: whether a call only accumulates its gradients. Defaults to
+            `None`: every `iter_size`-th call updates. For a single call pass
+            `train_op(*batch, skip_update=True)`.
+        model: The Keras model to train. Defaults to `None`.
 
     Returns:
-        A `TrainingOp`: `train_op(*batch)` runs a step and returns the loss. Its
-        `optimizer`, `global_step`, `variables` and `accumulators` are there to look
-        at.
+        A `TrainingOp`: `train_op(*batch)` runs a step and returns the loss. Its public
+        attributes are `optimizer`, `global_step`, `variables` and `accumulators`.
 
     Raises:
         ValueError, TypeError: If an argument is none of these.
@@ -163,15 +152,11 @@ def optimize_loss(
         https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
     """
     _check_loss(loss)
-    summaries = _check_summaries(summaries)
+    if summaries is None:
+        summaries = DEFAULT_SUMMARIES
+    _check_summaries(summaries)
     if clip_gradients is not None:
-        check_factor("clip_gradients", clip_gradients, above=0.0)
-        if larc_params is not None:
-            raise AttributeError(
-                "LARC and gradient norm clipping should not be used together. "
-                f"Received: clip_gradients={clip_gradients!r}, "
-                f"larc_params={larc_params!r}"
-            )
+        _check_clipping(clip_gradients, larc_params)
     _check_model(model)
     if var_list is not None:
         var_list = check_variables("var_list", var_list)
@@ -179,15 +164,21 @@ def optimize_loss(
     _check_placeholder(skip_update_ph, iter_size)
     if check_bool("on_horovod", on_horovod):
         backend.check_processes_run()
-    wrap = _make_wrapper(dtype, larc_params, loss_scaling, loss_scaling_params)
-    schedule = None
-    if learning_rate_decay_fn is not None:
-        schedule = as_schedule(learning_rate_decay_fn)
+    larc_arguments = None if larc_params is None else _larc_arguments(larc_params)
+    is_mixed = isinstance(dtype, str) and dtype == "mixed"
+    if not is_mixed:
+        _check_dtype(dtype)
+    loss_scale = _loss_scale(loss_scaling, loss_scaling_params)
+    schedule = as_schedule(learning_rate_decay_fn)
     inner = make_optimizer(optimizer, optimizer_params, schedule)
-    wrapped = wrap(inner)
+    if is_mixed:
+        check_inner_optimizer(inner, "optimizer")
+    wrapped = inner if larc_arguments is None else LARC(inner, **larc_arguments)
+    if is_mixed:
+        wrapped = MixedPrecisionOptimizerWrapper(wrapped, loss_scale)
     if inner.built and var_list is not None:
         check_known(inner, var_list)
-    # Last of all, for an instance that is not to be changed by a call that is refused.
+    # Last, so that a call that is refused does not change an instance.
     if inner is optimizer and schedule is not None:
         optimizer.learning_rate = schedule
     return TrainingOp(
@@ -204,37 +195,31 @@ def optimize_loss(
 
 
 def _check_loss(loss):
-    if ops.is_tensor(loss) or backend.is_variable(loss) or is_number(loss):
-        raise TypeError(
-            "Argument `loss` must be a callable of a batch: Keras 3 has no graph in "
-            "which a finished tensor could be computed again. In place of `loss = "
-            "loss_fn(y, model(x))` write `def loss(x, y): return loss_fn(y, model(x, "
-            "training=True))`, pass `loss`, and call `train_op(x, y)`. Received: "
-            f"{loss!r}"
-        )
     if not callable(loss):
         raise TypeError(
-            "Argument `loss` must be a callable of a batch, such as `def loss(x, y): "
-            "return ops.mean(loss_fn(y, model(x, training=True)))`. Received: "
-            f"loss={loss!r} of type {type(loss).__name__}"
+            "Argument `loss` must be a callable of a batch, since Keras 3 has no graph "
+            "in which a tensor could be recomputed. Write `def loss(x, y): return "
+            "loss_fn(y, model(x, training=True))`, pass `loss`, and call "
+            f"`train_op(x, y)`. Received: loss={loss!r} of type {type(loss).__name__}"
         )
 
 
 def _check_summaries(summaries):
-    if summaries is None:
-        return DEFAULT_SUMMARIES
-    if isinstance(summaries, str) or not isinstance(summaries, list | tuple):
-        raise TypeError(
-            "Argument `summaries` must be a list, such as ['learning_rate']. "
-            f"Received: summaries={summaries!r}"
-        )
-    for summary in summaries:
+    for summary in check_list("summaries", summaries):
         if summary not in OPTIMIZER_SUMMARIES:
             raise ValueError(
                 f"Summaries should be one of [{', '.join(OPTIMIZER_SUMMARIES)}], you "
                 f"provided {summary}."
             )
-    return list(summaries)
+
+
+def _check_clipping(clip_gradients, larc_params):
+    check_factor("clip_gradients", clip_gradients, above=0.0)
+    if larc_params is not None:
+        raise AttributeError(
+            "LARC and gradient norm clipping should not be used together. Received: "
+            f"clip_gradients={clip_gradients!r}, larc_params={larc_params!r}"
+        )
 
 
 def _check_model(model):
@@ -248,18 +233,12 @@ def _check_model(model):
 def _check_placeholder(skip_update_ph, iter_size):
     if skip_update_ph is None:
         return
-    if isinstance(skip_update_ph, bool):
-        raise TypeError(
-            "Argument `skip_update_ph` must be a boolean variable or a callable "
-            "without arguments: it is asked at each call. To say it for one call "
-            "write `train_op(*batch, skip_update=True)`. Received: "
-            f"skip_update_ph={skip_update_ph!r}"
-        )
     if not callable(skip_update_ph) and not backend.is_variable(skip_update_ph):
         raise TypeError(
             "Argument `skip_update_ph` must be a boolean variable, such as "
             "`keras.Variable(False, dtype='bool', trainable=False)`, or a callable "
-            f"without arguments. Received: skip_update_ph={skip_update_ph!r} of type "
+            "without arguments. For a single call write `train_op(*batch, "
+            f"skip_update=True)`. Received: skip_update_ph={skip_update_ph!r} of type "
             f"{type(skip_update_ph).__name__}"
         )
     if iter_size == 1:
@@ -267,26 +246,6 @@ def _check_placeholder(skip_update_ph, iter_size):
             "With `iter_size=1` every call updates the variables, so there is nothing "
             f"to skip. Received: skip_update_ph={skip_update_ph!r}, iter_size=1"
         )
-
-
-def _make_wrapper(dtype, larc_params, loss_scaling, loss_scaling_params):
-    """Returns what puts LARC and loss scaling around an optimizer, all checked."""
-    larc_arguments = None if larc_params is None else _larc_arguments(larc_params)
-    is_mixed = isinstance(dtype, str) and dtype == "mixed"
-    if not is_mixed:
-        _check_dtype(dtype)
-    loss_scale = _loss_scale(loss_scaling, loss_scaling_params)
-
-    def wrap(optimizer):
-        if is_mixed:
-            check_inner_optimizer(optimizer, "optimizer")
-        if larc_arguments is not None:
-            optimizer = LARC(optimizer, **larc_arguments)
-        if is_mixed:
-            optimizer = MixedPrecisionOptimizerWrapper(optimizer, loss_scale)
-        return optimizer
-
-    return wrap
 
 
 def _check_dtype(dtype):

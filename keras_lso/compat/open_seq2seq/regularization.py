@@ -1,4 +1,4 @@
-"""`get_regularization_loss`: the penalties of a model's variables."""
+"""`get_regularization_loss`: the regularization penalties of a model's variables."""
 
 import contextlib
 import threading
@@ -13,7 +13,7 @@ _this_thread = threading.local()
 
 @contextlib.contextmanager
 def model_at_hand(model):
-    """Says which model `get_regularization_loss` is about, inside of a loss."""
+    """Sets the model that `get_regularization_loss` defaults to in this thread."""
     before = getattr(_this_thread, "models", [])
     _this_thread.models = [] if model is None else [model]
     try:
@@ -25,29 +25,30 @@ def model_at_hand(model):
 def get_regularization_loss(scope=None, name="total_regularization_loss"):
     """Returns the sum of all regularization losses, in float32.
 
-    Keras 3 keeps no collection of them, so it has to be said of which model. In the
-    `loss` of an `optimize_loss(..., model=model)` it is that one:
+    Keras 3 keeps no collection of them. In the `loss` of an `optimize_loss(...,
+    model=model)` they are those of that model:
 
     ```python
     def loss(x, y):
         return loss_fn(y, model(x, training=True)) + get_regularization_loss()
     ```
 
-    Anywhere else, pass the model. The penalty is computed of the variable in float32,
-    whatever dtype it has: the squares of a float16 kernel overflow.
+    Anywhere else, pass the model. The penalty is computed from the float32 value of the
+    variable, whatever its dtype, since the squares of a float16 kernel overflow.
 
     Args:
-        scope: String: only variables whose path starts with it. Or a Keras model or
-            layer, or a list of them: those whose variables it is about. Defaults to
-            `None`: all variables of the model at hand.
-        name: String. Defaults to `"total_regularization_loss"`. Keras 3 has no
-            tensors with names.
+        scope: String that selects the variables whose path starts with it. Or a Keras
+            model or layer, or a list of them, with the variables. Defaults to `None`:
+            all variables of the model that `optimize_loss` trains.
+        name: String. Defaults to `"total_regularization_loss"`. Keras 3 does not name
+            tensors.
 
     Returns:
         A float32 scalar tensor; 0 if no variable has a regularizer.
 
     Raises:
-        ValueError: If there is no model at hand.
+        ValueError: If there is no such model.
+        TypeError: If `scope` is none of these.
 
     Example:
 
@@ -65,10 +66,9 @@ def get_regularization_loss(scope=None, name="total_regularization_loss"):
         models, prefix = getattr(_this_thread, "models", []), scope or ""
         if not models:
             raise ValueError(
-                "There is no model at hand. Call `get_regularization_loss()` in the "
-                "`loss` of an `optimize_loss(..., model=model)`, or say which it is: "
-                "`get_regularization_loss(model)`. Received: "
-                f"scope={scope!r}"
+                "There is no default model. Call `get_regularization_loss()` in the "
+                "`loss` of an `optimize_loss(..., model=model)`, or pass the model: "
+                f"`get_regularization_loss(model)`. Received: scope={scope!r}"
             )
     else:
         models = keras.tree.flatten(scope)

@@ -1,4 +1,4 @@
-"""The names of `tf.compat.v1` that have to do with loss scaling."""
+"""The names of `tf.compat.v1` that concern loss scaling."""
 
 from keras_lso.compat.v1 import keras, mixed_precision
 

@@ -1,4 +1,4 @@
-"""The names of `tf.compat.v1.keras` that have to do with loss scaling."""
+"""The names of `tf.compat.v1.keras` that concern loss scaling."""
 
 from keras_lso.compat.v1.keras import mixed_precision
 

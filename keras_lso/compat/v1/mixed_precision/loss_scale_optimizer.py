@@ -1,4 +1,4 @@
-"""`MixedPrecisionLossScaleOptimizer`: TF1's optimizer that applies loss scaling."""
+"""`MixedPrecisionLossScaleOptimizer`: TF1's optimizer with loss scaling."""
 
 import keras
 from keras import ops
@@ -16,25 +16,24 @@ from keras_lso.loss_scale_optimizer import LossScaleOptimizer
     "keras_lso", name="compat.v1.MixedPrecisionLossScaleOptimizer"
 )
 class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
-    """An optimizer that applies loss scaling, with the methods that TF1 gave it.
+    """An optimizer that applies loss scaling, with the methods of TF1.
 
     ```python
     optimizer = MixedPrecisionLossScaleOptimizer(keras.optimizers.SGD(0.1), "dynamic")
     grads_and_vars = optimizer.compute_gradients(loss, variables)
-    # The gradients are unscaled: look at them, clip them, ...
+    # The gradients are unscaled: inspect them, clip them, ...
     optimizer.apply_gradients(grads_and_vars, global_step=step)
     ```
 
-    There is no session: everything happens when it is called, or when the
-    `tf.function` or the `jax.jit` around it runs.
+    There is no session: a call runs at once, or with the `tf.function` or `jax.jit`
+    around it.
 
     Args:
         opt: The `keras.optimizers.Optimizer` to wrap.
         loss_scale: A number, the string `"dynamic"`, or a
             `keras_lso.loss_scales.LossScale`.
-        use_locking: Bool. Whether to lock variables while they are updated.
-            Defaults to `False`. Keras 3 updates a variable from one place at a
-            time, locked or not.
+        use_locking: Bool. Whether to lock variables during an update. Defaults to
+            `False`. Without effect: Keras 3 never updates a variable concurrently.
         name: A non-empty string. The name of the optimizer. Defaults to `None`:
             that of `opt`.
 
@@ -60,8 +59,8 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         https://www.tensorflow.org/api_docs/python/tf/compat/v1/mixed_precision/MixedPrecisionLossScaleOptimizer)
     """
 
-    # How much of a backward pass may run at the same time. Accepted, and left to the
-    # framework: none of the three has such a choice.
+    # How much of a backward pass may run concurrently. Without effect: no framework has
+    # such an option.
     GATE_NONE, GATE_OP, GATE_GRAPH = 0, 1, 2
 
     _takes_unscaled_pairs = True
@@ -114,21 +113,24 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
 
         Args:
             loss: Callable without arguments that returns the loss. Or a tensor: on
-                PyTorch, and on TensorFlow inside of a `tf.function`.
+                PyTorch, and on TensorFlow inside a `tf.function`.
             var_list: List of variables. Defaults to `None`: those that the
-                optimizer was built for; before that, all trainable variables that
-                `loss` reads, for which it is called once more.
-            gate_gradients: `GATE_NONE`, `GATE_OP` or `GATE_GRAPH`. Left to the
-                framework. Defaults to `GATE_OP`.
-            aggregation_method: How the terms of a gradient are added up. Left to
-                the framework. Defaults to `None`.
-            colocate_gradients_with_ops: Bool. On which device they are. Left to
-                the framework. Defaults to `False`.
+                optimizer was built for; before `build`, the trainable variables
+                that an additional call of `loss` reads.
+            gate_gradients: `GATE_NONE`, `GATE_OP` or `GATE_GRAPH`. Without effect.
+                Defaults to `GATE_OP`.
+            aggregation_method: Without effect. Defaults to `None`.
+            colocate_gradients_with_ops: Bool. Without effect. Defaults to `False`.
             grad_loss: Tensor of the loss's shape, by which its elements are
                 weighted. Defaults to `None`: by 1.
 
         Returns:
             List of `(gradient, variable)` pairs. A gradient may be None.
+
+        Raises:
+            ValueError: If `var_list` is needed and not given, or an argument is none
+                of these.
+            RuntimeError: If called in a cross-replica context.
         """
         check_choice("gate_gradients", gate_gradients, (0, 1, 2))
         backend.check_replica_context("compute_gradients")
@@ -157,12 +159,11 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         Args:
             grads_and_vars: List of `(gradient, variable)` pairs, as
                 `compute_gradients` returns them.
-            global_step: Variable to increment by one if they are updated. Defaults
-                to `None`.
-            name: String. Defaults to `None`. Keras 3 has no operations to name.
-            **kwargs: `scaled` and `update_scale` of
-                `keras_lso.LossScaleOptimizer.apply_gradients`, and its
-                `experimental_aggregate_gradients`.
+            global_step: Variable to increment by one after an update. Defaults to
+                `None`.
+            name: String. Defaults to `None`. Keras 3 does not name operations.
+            **kwargs: `scaled`, `update_scale` and `experimental_aggregate_gradients`
+                of `keras_lso.LossScaleOptimizer.apply_gradients`.
 
         Returns:
             The variable that counts the applied steps.
@@ -174,12 +175,8 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
             check_variables("global_step", [global_step])
         applied_steps = super().apply_gradients(grads_and_vars, name, **kwargs)
         if global_step is not None:
-            global_step.assign_add(
-                ops.cast(
-                    self.last_step_applied,
-                    keras.backend.standardize_dtype(global_step.dtype),
-                )
-            )
+            dtype = keras.backend.standardize_dtype(global_step.dtype)
+            global_step.assign_add(ops.cast(self.last_step_applied, dtype))
         return applied_steps
 
     def minimize(  # type: ignore[override]
@@ -193,17 +190,16 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         name=None,
         grad_loss=None,
     ):
-        """Does what `compute_gradients` and `apply_gradients` do.
+        """Calls `compute_gradients` and then `apply_gradients`.
 
         Args:
             loss: See `compute_gradients`.
             global_step: See `apply_gradients`. Defaults to `None`.
             var_list: See `compute_gradients`. Defaults to `None`.
-            gate_gradients: See `compute_gradients`. Defaults to `GATE_OP`.
-            aggregation_method: See `compute_gradients`. Defaults to `None`.
-            colocate_gradients_with_ops: See `compute_gradients`. Defaults to
-                `False`.
-            name: String. Defaults to `None`.
+            gate_gradients: Without effect. Defaults to `GATE_OP`.
+            aggregation_method: Without effect. Defaults to `None`.
+            colocate_gradients_with_ops: Without effect. Defaults to `False`.
+            name: String. Without effect. Defaults to `None`.
             grad_loss: See `compute_gradients`. Defaults to `None`.
 
         Returns:
@@ -220,7 +216,7 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         return self.apply_gradients(grads_and_vars, global_step, name)
 
     def _called_variables(self):
-        # TF1 gave out the loss scale as well.
+        # In TF1 the variables included the loss scale.
         return [*self.weights, *self.loss_scale_policy.variables]
 
     def get_config(self):
@@ -236,7 +232,6 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
 
 
 def _policy(loss_scale):
-    """Returns the policy that `loss_scale` stands for."""
     try:
         return loss_scales.get(loss_scale)
     except TypeError as error:

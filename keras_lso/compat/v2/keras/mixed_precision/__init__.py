@@ -1,4 +1,4 @@
-"""The names of `tf.compat.v2.keras.mixed_precision` to do with loss scaling."""
+"""The names of `tf.compat.v2.keras.mixed_precision` that concern loss scaling."""
 
 from keras_lso.compat.v2.keras.mixed_precision import experimental
 from keras_lso.mixed_precision import LossScaleOptimizer, load_optimizer_state
