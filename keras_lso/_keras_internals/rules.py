@@ -1,6 +1,12 @@
-"""Which optimizer has which rule, and the base of our own optimizers."""
+"""Which optimizer steps by which rule of `_backend/rules.py`: a registry.
+
+`register` says of an optimizer's class which rule its step is, what the rule's
+coefficients are in this step, and where the optimizer keeps the slots. Those of Keras
+are registered at the end of this file, our own where their classes are made.
+"""
 
 import dataclasses
+from collections.abc import Callable
 from typing import NamedTuple
 
 import keras
@@ -12,10 +18,74 @@ from keras_lso._keras_internals.optimizers import (
     index_of,
     iteration_variable,
     uses_weight_decay,
+    variables_of,
 )
-from keras_lso._keras_internals.replicas import has_reduced_gradients, reduced_gradients
-from keras_lso._keras_internals.shards import check_shards, shard_slot
 from keras_lso._keras_internals.variables import is_overwritten, storage_of
+
+# --- The registry -------------------------------------------------------------------
+
+
+class Registration(NamedTuple):
+    """How the optimizers of a class make a rule.
+
+    Attributes:
+        rule: Class of `_backend/rules.py`.
+        slots: Tuple of strings, the optimizer's attributes that hold the lists of
+            slots, in the order of `rule.slots`.
+        make: Callable `(optimizer, indices, learning_rate)` that returns the list of
+            the rules of this step, one for each of the variables at `indices` among
+            those that the optimizer was built for. Variables that are treated alike
+            share one. The learning rate is a float32 scalar tensor.
+        when: Callable of the optimizer. Whether it steps by this rule.
+    """
+
+    rule: type[rules.Rule]
+    slots: tuple[str, ...]
+    make: Callable
+    when: Callable
+
+
+# By the optimizer's class, which may have one for each of its forms.
+_registrations: dict[type, list[Registration]] = {}
+
+
+def register(*classes, rule, slots=(), when=lambda optimizer: True):
+    """Returns a decorator that registers `make` for optimizers of these classes.
+
+    Not for those of their subclasses, which may do something else. For the arguments
+    see `Registration`.
+    """
+
+    def decorate(make):
+        for cls in classes:
+            found = _registrations.setdefault(cls, [])
+            found.append(Registration(rule, slots, make, when))
+        return make
+
+    return decorate
+
+
+def registered_rule(optimizer):
+    """Returns the rule of the optimizer's class, None if it has none."""
+    for registration in _registrations.get(canonical_class(optimizer), ()):
+        if registration.when(optimizer):
+            return registration.rule
+    return None
+
+
+def columns_of(rule, optimizer):
+    """Returns the optimizer's lists of slots, in the order of `rule.slots`."""
+    return [getattr(optimizer, name) for name in _registration(rule, optimizer).slots]
+
+
+def _registration(rule, optimizer):
+    # A user's subclass has no rule, but it inherits the slots.
+    return next(
+        registration
+        for cls in type(optimizer).__mro__
+        for registration in _registrations.get(cls, ())
+        if registration.rule is rule
+    )
 
 
 def rule_of(optimizer, variables):
@@ -25,13 +95,36 @@ def rule_of(optimizer, variables):
         A class of `rules.py`; None for an optimizer of an unknown class, and for
         one that clips, accumulates, averages or constrains.
     """
-    if _does_more_than_its_rule(optimizer, variables):
+    rule = registered_rule(optimizer)
+    if rule is None or _does_more_than(rule, optimizer, variables):
         return None
-    if isinstance(optimizer, RuleOptimizer):
-        # Theirs have a decay of their own. Keras's comes on top of it.
-        return optimizer._rule() if optimizer.weight_decay is None else None
-    cls = canonical_class(optimizer)
-    return _RULES[cls](optimizer) if cls in _RULES else None
+    return rule
+
+
+def _does_more_than(rule, optimizer, variables):
+    has_other_decay = not issubclass(rule, rules.KerasRule)
+    return (
+        optimizer.clipnorm
+        or optimizer.clipvalue
+        or optimizer.global_clipnorm
+        or optimizer.use_ema
+        or optimizer.gradient_accumulation_steps
+        or getattr(optimizer, "amsgrad", False)
+        or (has_other_decay and optimizer.weight_decay is not None)
+        or not all(_is_plain(v) for v in variables)
+    )
+
+
+def _is_plain(variable):
+    # Keras's optimizers also take a bare `tf.Variable`.
+    return (
+        isinstance(variable, keras.Variable)
+        and variable.constraint is None
+        and not is_overwritten(variable)
+    )
+
+
+# --- A step -------------------------------------------------------------------------
 
 
 class FusedStep(NamedTuple):
@@ -114,17 +207,9 @@ def make_rules(rule, optimizer, variables, learning_rate=None):
         learning_rate = rate_of(optimizer)
     learning_rate = ops.cast(ops.convert_to_tensor(learning_rate), "float32")
     indices = [index_of(optimizer, v) for v in variables]
-    if isinstance(optimizer, RuleOptimizer):
-        made = optimizer._make_rules(indices, learning_rate)
-    else:
-        made = _with_decay(
-            _COEFFICIENTS[rule](optimizer, learning_rate),
-            optimizer,
-            variables,
-            learning_rate,
-        )
-    columns = [getattr(optimizer, name) for name in _SLOTS[rule]]
-    return made, [tuple([column[i] for column in columns]) for i in indices]
+    columns = columns_of(rule, optimizer)
+    slots = [tuple([column[i] for column in columns]) for i in indices]
+    return _registration(rule, optimizer).make(optimizer, indices, learning_rate), slots
 
 
 def rate_of(optimizer):
@@ -142,139 +227,52 @@ def rate_of(optimizer):
     return backend.without_host(rate, near=steps)
 
 
-def _with_decay(rule, optimizer, variables, learning_rate):
+# --- Keras's optimizers -------------------------------------------------------------
+
+
+def with_decay(rule, optimizer, indices, learning_rate):
     """Returns a rule for each variable: some decay, others are excluded from it."""
     if optimizer.weight_decay is None:
-        return [rule] * len(variables)
+        return [rule] * len(indices)
     decaying = dataclasses.replace(rule, decay=learning_rate * optimizer.weight_decay)
-    return [decaying if uses_weight_decay(optimizer, v) else rule for v in variables]
+    variables = variables_of(optimizer)
+    return [
+        decaying if uses_weight_decay(optimizer, variables[i]) else rule
+        for i in indices
+    ]
 
 
-def _does_more_than_its_rule(optimizer, variables):
-    return (
-        optimizer.clipnorm
-        or optimizer.clipvalue
-        or optimizer.global_clipnorm
-        or optimizer.use_ema
-        or optimizer.gradient_accumulation_steps
-        or getattr(optimizer, "amsgrad", False)
-        or not all(_is_plain(v) for v in variables)
-    )
+@register(keras.optimizers.SGD, rule=rules.SGD, when=lambda o: o.momentum == 0)
+def _sgd(optimizer, indices, learning_rate):
+    rule = rules.SGD(learning_rate)
+    return with_decay(rule, optimizer, indices, learning_rate)
 
 
-def _is_plain(variable):
-    # Keras's optimizers also take a bare `tf.Variable`.
-    return (
-        isinstance(variable, keras.Variable)
-        and variable.constraint is None
-        and not is_overwritten(variable)
-    )
+@register(
+    keras.optimizers.SGD,
+    rule=rules.Momentum,
+    slots=("momentums",),
+    when=lambda o: o.momentum != 0,
+)
+def _momentum(optimizer, indices, learning_rate):
+    rule = rules.Momentum(learning_rate, optimizer.momentum, optimizer.nesterov)
+    return with_decay(rule, optimizer, indices, learning_rate)
 
 
-def _sgd(optimizer, learning_rate):
-    return rules.SGD(learning_rate)
-
-
-def _momentum(optimizer, learning_rate):
-    return rules.Momentum(learning_rate, optimizer.momentum, optimizer.nesterov)
-
-
-def _adam(optimizer, learning_rate):
+@register(
+    keras.optimizers.Adam,
+    keras.optimizers.AdamW,
+    rule=rules.Adam,
+    slots=("_momentums", "_velocities"),
+)
+def _adam(optimizer, indices, learning_rate):
     step = ops.cast(iteration_variable(optimizer), "float32") + 1
     beta_1_power = optimizer.beta_1**step
     beta_2_power = optimizer.beta_2**step
-    return rules.Adam(
+    rule = rules.Adam(
         alpha=learning_rate * ops.sqrt(1 - beta_2_power) / (1 - beta_1_power),
         beta_1=optimizer.beta_1,
         beta_2=optimizer.beta_2,
         epsilon=optimizer.epsilon,
     )
-
-
-_RULES = {
-    keras.optimizers.SGD: lambda o: rules.SGD if o.momentum == 0 else rules.Momentum,
-    keras.optimizers.Adam: lambda o: rules.Adam,
-    keras.optimizers.AdamW: lambda o: rules.Adam,
-}
-_COEFFICIENTS = {rules.SGD: _sgd, rules.Momentum: _momentum, rules.Adam: _adam}
-# Where the optimizer keeps the slots, in the order of `rule.slots`.
-_SLOTS: dict[type, tuple[str, ...]] = {
-    rules.SGD: (),
-    rules.Momentum: ("momentums",),
-    rules.Adam: ("_momentums", "_velocities"),
-    rules.LARS: ("momentums",),
-    rules.NovoGrad: ("momentums", "second_moments"),
-}
-
-
-class RuleOptimizer(keras.optimizers.Optimizer):
-    """An optimizer of our own, whose step is a rule of `rules.py`.
-
-    A subclass names the rule as `_rule_class`, builds the lists of slots that
-    `_SLOTS` has for it and `_may_decay`, a bool for each variable, and makes the
-    rules of each step.
-    """
-
-    def _rule(self):
-        """Returns `_rule_class`; None in a subclass, which may do something else."""
-        return vars(type(self)).get("_rule_class")
-
-    def _make_rules(self, indices, learning_rate):
-        """Returns a rule for each of the variables at `indices`.
-
-        Args:
-            indices: List of integers, positions among the variables that the
-                optimizer was built for.
-            learning_rate: Float32 scalar tensor, or float64 for float64 variables.
-
-        Returns:
-            A list of rules. Variables that are treated alike share one.
-        """
-        raise NotImplementedError
-
-    def _use_weight_decay(self, variable):
-        """Whether a variable decays, by Keras's rules and by `_may_decay`."""
-        return self._may_decay[
-            self._get_variable_index(variable)
-        ] and super()._use_weight_decay(variable)
-
-    def add_variable_from_reference(self, reference_variable, *args, **kwargs):
-        slot = super().add_variable_from_reference(reference_variable, *args, **kwargs)
-        return shard_slot(slot, reference_variable)
-
-    def update_step(self, gradient, variable, learning_rate):
-        """Updates one variable, of any dtype, with a dense or sparse gradient."""
-        index = self._get_variable_index(variable)
-        value = backend.in_float32(variable)
-        [rule] = self._make_rules([index], ops.cast(learning_rate, value.dtype))
-        slots = [getattr(self, name)[index] for name in _SLOTS[type(rule)]]
-        tensors = [
-            ops.cast(tensor, value.dtype)
-            for tensor in (backend.to_dense(gradient), value, *slots)
-        ]
-        norms = backend.norms_of(rule, *tensors)
-        new_values = rule(rules.always, *tensors, norms=norms)
-        for v, new in zip((variable, *slots), new_values, strict=True):
-            self.assign(v, ops.cast(new, v.dtype))
-
-    def _backend_update_step(self, grads, trainable_variables, learning_rate):
-        # Keras's optimizers also take a bare `tf.Variable`.
-        are_kerass = all(isinstance(v, keras.Variable) for v in trainable_variables)
-        tensors = [backend.as_gradient(g) for g in grads]
-        check_shards(tensors, trainable_variables)
-        if not has_reduced_gradients():
-            tensors = backend.reduce_gradients(tensors)
-        fused = fused_step_of(
-            self._rule() if are_kerass else None,
-            self,
-            tensors,
-            trainable_variables,
-            learning_rate,
-        )
-        if fused is None:
-            with reduced_gradients(self):
-                super()._backend_update_step(
-                    tensors, trainable_variables, learning_rate
-                )
-        else:
-            backend.fused_step(fused.rules, fused.variables, fused.slots, tensors)
+    return with_decay(rule, optimizer, indices, learning_rate)

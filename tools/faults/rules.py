@@ -20,8 +20,8 @@ FAULTS = [
     Fault(
         name="decoupled decay is of the variable after its step",
         file="keras_lso/_backend/rules.py",
-        old="return select(decayed(w, self.decay) - step, w), m, v",
-        new="return select(decayed(w - step, self.decay), w), m, v",
+        old="return select(self.decayed(w) - step, w), m, v",
+        new="return select(self.decayed(w - step), w), m, v",
         tests="tests/_backend/test_primitives.py::test_fused_steps_equal_the_steps_of_the_keras_optimizer",
     ),
     Fault(
