@@ -68,6 +68,14 @@ def apply_adam(rule, grad, inv_scale, norm, w, m, v):
     )
 
 
+def apply_formula(rule, grad, inv_scale, norm, *handles):
+    """Does what the rule says, where TensorFlow has no kernel for it."""
+    old = [_read(handle) for handle in handles]
+    new = rule(rules.always, _unscale(grad, inv_scale), *old)
+    for handle, value in zip(handles, new, strict=True):
+        tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+
 def apply_lars(rule, grad, inv_scale, norm, w, v):
     factor = inv_scale
     if rule.weight_decay or not rule.classic_momentum:
@@ -130,6 +138,7 @@ KERNELS: dict[type, Callable[..., None]] = {
     rules.SGD: apply_sgd,
     rules.Momentum: apply_momentum,
     rules.Adam: apply_adam,
+    rules.Lion: apply_formula,
     rules.LARS: apply_lars,
     rules.NovoGrad: apply_novograd,
 }

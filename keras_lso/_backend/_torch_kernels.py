@@ -204,11 +204,22 @@ class Kernel:
             found_inf=self._found_inf,
         )
 
-    def where_finite(self, new, old):
-        """Returns `new`, on an overflow `old`."""
+    def assign(self, slots, values):
+        """Copies values into slots; on an accelerator not where there is an overflow.
+
+        The values are memory of the step's own, which may be written.
+        """
         if self._found_inf is None:
-            return new
-        return torch.where(self._found_inf == 0, new, old)
+            torch._foreach_copy_(slots, values)
+        else:
+            copy_unless(self._found_inf, slots, values)
+
+
+def moving_averages(slots, values, beta):
+    """Returns `beta * slot + (1 - beta) * value`, rounded as Keras does on PyTorch."""
+    averages = torch._foreach_mul(slots, beta)
+    torch._foreach_add_(averages, values, alpha=1 - beta)
+    return averages
 
 
 def _sgd(
@@ -243,3 +254,28 @@ def _sgd(
         is_first_step=is_first_step,
         found_inf=found_inf,
     )
+
+
+def copy_unless(found_inf, targets, sources):
+    """Copies contiguous tensors, and writes nothing where `found_inf` is 1.0.
+
+    That is the first step of the fused SGD kernel, which sets the momentum. To the
+    sources, its variables and gradients, it does nothing at a rate of 0.
+    """
+    torch._fused_sgd_(
+        sources,
+        sources,
+        targets,
+        lr=0.0,
+        momentum=1.0,
+        nesterov=False,
+        weight_decay=0.0,
+        dampening=0.0,
+        maximize=False,
+        is_first_step=True,
+        found_inf=found_inf,
+    )
+    # The kernel does not increment it, and others rely on it: autograd, and the masters
+    # that another optimizer has of the same variables.
+    for target in targets:
+        torch.autograd.graph.increment_version(target)

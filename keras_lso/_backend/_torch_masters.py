@@ -11,6 +11,7 @@ import torch
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from keras_lso._backend import _torch_in_step
+from keras_lso._backend._torch_kernels import copy_unless
 from keras_lso._backend.masters import FLOAT16_MAX
 
 
@@ -80,32 +81,7 @@ def _round_where(finite, found_inf, masters, variables):
     if flat.dtype == torch.float16:
         flat.clamp_(-FLOAT16_MAX, FLOAT16_MAX)
     if all(v.is_contiguous() for v in variables):
-        _copy_unless(found_inf, variables, new)
+        copy_unless(found_inf, variables, new)
     else:
         kept = torch.where(finite, flat, _flatten_dense_tensors(variables))
         torch._foreach_copy_(variables, _unflatten_dense_tensors(kept, variables))
-
-
-def _copy_unless(found_inf, targets, sources):
-    """Copies contiguous tensors, and writes nothing where `found_inf` is 1.0.
-
-    That is the first step of the fused SGD kernel, which sets the momentum. To the
-    sources, its variables and gradients, it does nothing at a rate of 0.
-    """
-    torch._fused_sgd_(
-        sources,
-        sources,
-        targets,
-        lr=0.0,
-        momentum=1.0,
-        nesterov=False,
-        weight_decay=0.0,
-        dampening=0.0,
-        maximize=False,
-        is_first_step=True,
-        found_inf=found_inf,
-    )
-    # The kernel does not increment it, and others rely on it: autograd, and the masters
-    # that another optimizer has of the same variables.
-    for target in targets:
-        torch.autograd.graph.increment_version(target)

@@ -17,6 +17,7 @@ from keras_lso._backend._torch_kernels import (
     Kernel,
     Memory,
     any_low_precision,
+    moving_averages,
 )
 from keras_lso._backend._torch_masters import resynchronise, round_into_variables
 from keras_lso._backend._torch_measure import is_on_host, norms_of
@@ -136,6 +137,15 @@ def _step_adam(kernel, rule, g, inv_scale, found, m, v):
     kernel.adam(rule, g, m, v, scale)
 
 
+def _step_lion(kernel, rule, g, inv_scale, found, m):
+    g = kernel.multiply(g, inv_scale)
+    kernel.decay(rule.decay)
+    directions = moving_averages(m, g, rule.beta_1)
+    torch._foreach_sign_(directions)
+    kernel.descend(directions, rule.learning_rate)
+    kernel.assign(m, moving_averages(m, g, rule.beta_2))
+
+
 def _step_lars(kernel, rule, g, inv_scale, found, v):
     if rule.classic_momentum:
         d, norms, unit = _lars_directions(kernel, rule, g, inv_scale, found)
@@ -202,20 +212,20 @@ def _step_novograd(kernel, rule, g, inv_scale, found, m, v):
     if norms is None:
         g, factor = kernel.multiply(g, inv_scale), 1.0
         norms = norms_of(g).unbind()
-    old_v = torch.stack(v)
-    new_v, factors = rule.normalize(torch.stack(norms), old_v)
+    new_v, factors = rule.normalize(torch.stack(norms), torch.stack(v))
     factors = factors * (rule.direction_weight * factor)
     d = kernel.multiply_each(kernel.widen(g), factors.unbind())
     if rule.weight_decay:
         d = kernel.add(d, kernel.weights, rule.weight_decay * rule.direction_weight)
     kernel.descend_with_momentum(d, m, rule.beta_1, rate=rule.learning_rate)
-    torch._foreach_copy_(v, kernel.where_finite(new_v, old_v).unbind())
+    kernel.assign(v, new_v.unbind())
 
 
 STEPS: dict[type, Callable[..., None]] = {
     rules.SGD: _step_sgd,
     rules.Momentum: _step_momentum,
     rules.Adam: _step_adam,
+    rules.Lion: _step_lion,
     rules.LARS: _step_lars,
     rules.NovoGrad: _step_novograd,
 }

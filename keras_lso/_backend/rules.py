@@ -123,6 +123,29 @@ class Adam(KerasRule):
 
 
 @dataclass(frozen=True)
+class Lion(KerasRule):
+    """Steps of one length, as in `keras.optimizers.Lion`.
+
+    ```python
+    w = w - learning_rate * sign(beta_1 * m + (1 - beta_1) * g)
+    m = beta_2 * m + (1 - beta_2) * g
+    ```
+    """
+
+    slots: ClassVar = ("momentum",)
+    learning_rate: Any
+    beta_1: Any
+    beta_2: Any
+
+    def __call__(self, select, g, w, m, norms=None):
+        # In float32 `1 - beta` is rounded: the sign is Keras's to the last bit.
+        beta_1, beta_2 = (ops.cast(b, g.dtype) for b in (self.beta_1, self.beta_2))
+        direction = ops.sign(m * beta_1 + g * (1 - beta_1))
+        m = select(m * beta_2 + g * (1 - beta_2), m)
+        return select(self.decayed(w) - direction * self.learning_rate, w), m
+
+
+@dataclass(frozen=True)
 class TrustRatio:
     """How far a layer may move, relative to its norm.
 

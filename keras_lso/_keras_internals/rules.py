@@ -276,3 +276,9 @@ def _adam(optimizer, indices, learning_rate):
         epsilon=optimizer.epsilon,
     )
     return with_decay(rule, optimizer, indices, learning_rate)
+
+
+@register(keras.optimizers.Lion, rule=rules.Lion, slots=("_momentums",))
+def _lion(optimizer, indices, learning_rate):
+    rule = rules.Lion(learning_rate, optimizer.beta_1, optimizer.beta_2)
+    return with_decay(rule, optimizer, indices, learning_rate)

@@ -25,6 +25,22 @@ FAULTS = [
         tests="tests/_backend/test_primitives.py::test_fused_steps_equal_the_steps_of_the_keras_optimizer",
     ),
     Fault(
+        name="Lion's direction weighs the momentum as the new momentum does",
+        file="keras_lso/_backend/rules.py",
+        old="direction = ops.sign(m * beta_1 + g * (1 - beta_1))",
+        new="direction = ops.sign(m * beta_2 + g * (1 - beta_2))",
+        tests="tests/_backend/test_primitives.py::test_fused_steps_of_lion_are_keras_own_to_the_bit",
+        backend="tensorflow",
+    ),
+    Fault(
+        name="Lion's weights are not rounded as Keras rounds them",
+        file="keras_lso/_backend/rules.py",
+        old="(ops.cast(b, g.dtype) for b in (self.beta_1, self.beta_2))",
+        new="(self.beta_1, self.beta_2)",
+        tests="tests/_backend/test_primitives.py::test_fused_steps_of_lion_are_keras_own_to_the_bit",
+        backend="tensorflow",
+    ),
+    Fault(
         name="a layer whose gradient is 0 has an endless trust ratio",
         file="keras_lso/_backend/rules.py",
         old="usable = (w_norm > 0) & (d_norm > 0) & (ratio < math.inf)",
