@@ -9,7 +9,6 @@ from keras_lso._backend import (
     _tf_measure,
     _tf_processes,
     autodiff,
-    masters,
     processes,
     reference,
 )
@@ -73,46 +72,34 @@ class TensorFlow(Framework):
 
     @_not_converted
     def fused_step(
-        self,
-        rules,
-        variables,
-        slots,
-        grads,
-        found=None,
-        inv_scale=None,
-        low_precision_variables=None,
+        self, rules, variables, slots, grads, found=None, inv_scale=None, copies=None
     ):
         """See `Framework.fused_step`.
 
-        Under XLA a masked update stays in place, where a `tf.cond` copies the state.
-        Outside XLA, TensorFlow has one kernel a variable for each rule. A replica steps
-        on its own copies of the variables: gradients and flag are the same on all.
+        Under XLA a masked update stays in place, and a `tf.cond` would copy the state.
+        Outside XLA there is a kernel for each rule. A replica steps on its own copies
+        of the variables: gradients and flag are the same on all replicas.
         """
-        low = low_precision_variables
         if in_xla():
             reference.fused_step(
-                self, rules, variables, slots, grads, found, inv_scale, low
+                self, rules, variables, slots, grads, found, inv_scale, copies
             )
             return
+        nothing = [None] * len(rules)
         inv_scale = 1.0 if inv_scale is None else inv_scale
-        norms = None if found is None else found.gradient_norms
-        pairs = masters.pairs_of(variables, low)
+        norms = found and found.gradient_norms
+        masters = zip(variables, copies or nothing, strict=True)
+        pairs = [(master, copy) for master, copy in masters if copy is not None]
 
         def step():
             self._resynchronise(pairs)
-            for rule, variable, slot, grad, norm in zip(
-                rules,
-                variables,
-                slots,
-                grads,
-                norms or [None] * len(rules),
-                strict=True,
-            ):
+            columns = rules, variables, slots, grads, norms or nothing
+            for rule, variable, slot, grad, norm in zip(*columns, strict=True):
                 handles = [v.value.handle for v in (variable, *slot)]
                 kernel = KERNELS[type(rule)]
                 kernel(rule, tf.cast(grad, tf.float32), inv_scale, norm, *handles)
-            for master, variable in pairs:
-                _assign_here(variable, self.rounded(master, variable.dtype))
+            for master, copy in pairs:
+                _assign_here(copy, self.rounded(master, copy.dtype))
 
         if found is None:
             step()
@@ -120,20 +107,20 @@ class TensorFlow(Framework):
             tf.cond(found.finite, step, _nothing)
 
     def _resynchronise(self, pairs):
-        """Re-initialises the masters of variables that were assigned externally."""
+        """Re-initialises the masters whose copies were assigned externally."""
         if not pairs:
             return
 
         def resynchronise():
-            for master, low in pairs:
-                values = tf.convert_to_tensor(master), tf.convert_to_tensor(low)
-                _assign_here(master, self.resynchronised(*values))
+            for pair in pairs:
+                values = map(tf.convert_to_tensor, pair)
+                _assign_here(pair[0], self.resynchronised(*values))
 
-        # Without saturation: a master above float16's largest number takes the branch,
-        # which changes nothing.
+        # Without saturation: with a master above float16's largest number the branch is
+        # taken, and changes nothing.
         are_in_step = [
-            tf.reduce_all(tf.equal(tf.cast(master, low.dtype), low))
-            for master, low in pairs
+            tf.reduce_all(tf.equal(tf.cast(master, copy.dtype), copy))
+            for master, copy in pairs
         ]
         tf.cond(tf.reduce_all(are_in_step), _nothing, resynchronise)
 

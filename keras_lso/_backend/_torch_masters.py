@@ -1,10 +1,9 @@
 """Kernels for the masters of low-precision variables, on PyTorch.
 
-They implement `Framework.resynchronised` and `Framework.rounded`, and are tested
-against these. `pairs` are tuples of a master and its variable, tensors, the variables
-of one dtype, or none at all. `finite` is None on the host, where a step that is skipped
-does not come here; on an accelerator it is a boolean scalar tensor, and where it is
-False nothing changes.
+They implement the formulas `Framework.resynchronised` and `Framework.rounded`, and are
+tested against these. `pairs` is a list of tuples of tensors, a master and its variable,
+the variables of one dtype. `finite` is a boolean scalar tensor: where it is False
+nothing changes. On the host it is None, since a skipped step calls nothing here.
 """
 
 import torch
@@ -12,7 +11,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from keras_lso._backend import _torch_in_step
 from keras_lso._backend._torch_kernels import copy_unless
-from keras_lso._backend.masters import FLOAT16_MAX
+from keras_lso._backend.tensors import FLOAT16_MAX
 
 
 def resynchronise(framework, pairs, finite, memory):
@@ -27,14 +26,14 @@ def resynchronise(framework, pairs, finite, memory):
     expected = memory.like(variables)
     torch._foreach_copy_(expected, masters)
     for master, variable, value in zip(masters, variables, expected, strict=True):
-        # A number beyond float16's range is not alike, nor is -0.0; that is rare, and
-        # then the formula changes nothing.
+        # In the rare case of -0.0, or of a master beyond float16's range, that differs
+        # from the rounded master, and the formula changes nothing.
         if not _are_alike(value, variable):
             master.copy_(framework.resynchronised(master, variable))
 
 
 def _are_alike(values, others):
-    """Whether they have the same elements.
+    """Whether two tensors have the same elements.
 
     `torch.equal` takes ten times as long for float16 as for int64 views of four each.
     """
@@ -45,6 +44,7 @@ def _are_alike(values, others):
 
 
 def _resynchronise_where(framework, finite, pairs):
+    # `Framework.resynchronised` in fewer passes: no float32 copy of the variables.
     masters, variables = map(list, zip(*pairs, strict=True))
     old, value = map(_flatten_dense_tensors, (masters, variables))
     moved = (framework.rounded(old, value.dtype) != value).logical_and_(finite)
@@ -55,10 +55,8 @@ def _resynchronise_where(framework, finite, pairs):
 def round_into_variables(pairs, finite, found_inf):
     """Rounds the masters into the variables.
 
-    Args:
-        pairs: See above.
-        finite: See above.
-        found_inf: Float32 scalar tensor, 1.0 where `finite` is False. None on the host.
+    `found_inf` is a float32 scalar tensor, 1.0 where `finite` is False; None on the
+    host.
     """
     if not pairs:
         return

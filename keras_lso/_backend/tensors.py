@@ -6,6 +6,7 @@ import math
 import keras
 from keras import ops
 
+FLOAT16_MAX = 65504.0
 # Numbers of elements: up to how many a tensor is small, and how many make a pack.
 _SMALL, _PACK = 2**14, 2**16
 
