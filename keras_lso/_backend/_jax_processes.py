@@ -30,8 +30,7 @@ def count_processes():
 def average_over_processes(framework, grads):
     """See `Framework.average_over_processes`: one exchange for each dtype.
 
-    A program that is compiled for the devices of one process cannot wait for another
-    process.
+    Not in `jax.jit`: a program for one process's devices cannot wait for another's.
     """
     framework.check_processes_run()
     if any(isinstance(g, jax.core.Tracer) for g in jax.tree.leaves(grads)):
@@ -40,7 +39,7 @@ def average_over_processes(framework, grads):
             "only. Do not compile the training op: it compiles itself."
         )
     grads = processes.agree([_dense(g) for g in grads], _exchange)
-    # A global array is the same on all processes already.
+    # A global array is the same on all processes.
     local = [None if _is_global(g) else g for g in grads]
     means = processes.map_by_dtype(_means, local)
     return [g if m is None else m for m, g in zip(means, grads, strict=True)]
@@ -48,7 +47,7 @@ def average_over_processes(framework, grads):
 
 def _dense(grad):
     if isinstance(grad, sparse.BCOO):
-        # In float32 first: rows of equal index are summed.
+        # In float32, since rows of equal index are summed.
         grad = sparse.BCOO(
             (in_float32(grad.data), grad.indices), shape=grad.shape
         ).todense()
@@ -74,7 +73,7 @@ def _means(grads):
     mean = _mean_over(mesh)(rows).addressable_data(0)
     shapes = tuple(g.shape for g in grads)
     return [
-        # Sharded as it came: it may be a copy on each of this process's devices.
+        # Sharded as the gradient: on several of this process's devices, say.
         jax.device_put(m, g.sharding)
         for m, g in zip(_unflatten(mean, shapes), grads, strict=True)
     ]

@@ -17,12 +17,12 @@ from keras_lso._backend._tf_measure import in_xla, replica_context
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.tensors import as_real, in_float32
 
-# AutoGraph would rewrite each function that is called in a `tf.function` of the user's,
-# which takes longer than tracing it. Not so `run_if`: the inner optimizer may need it.
+# In a `tf.function` AutoGraph rewrites each function, which takes longer than tracing
+# it. `run_if` has to allow that: the inner optimizer may need it.
 _not_converted = tf.autograph.experimental.do_not_convert
 
-# The strategies that keep a copy of each variable on each replica. A step that does the
-# same to every copy needs no communication but the gradients'.
+# The strategies with a copy of each variable on each replica. A step that changes every
+# copy alike communicates nothing but the gradients.
 _MIRRORED = tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy
 
 
@@ -39,10 +39,10 @@ class TensorFlow(Framework):
     def run_if(self, finite, step, grads, state):
         """See `Framework.run_if`.
 
-        A `tf.cond` runs only the branch it needs. Optimizers write their variables
-        by `merge_call`, in which the replicas synchronise, and which is not allowed
-        inside a `tf.cond`. So several replicas synchronise first, and the `tf.cond`
-        contains all of them. A single replica steps in a context that merges at once.
+        Optimizers write their variables by `merge_call`, in which the replicas
+        synchronise, and which is not allowed inside a `tf.cond`. So several replicas
+        synchronise first, and one `tf.cond` contains all of them. A single replica
+        steps in a context that merges at once.
         """
         context = tf.distribute.get_replica_context()
         if context.num_replicas_in_sync == 1:
@@ -164,10 +164,10 @@ class TensorFlow(Framework):
     def compile_step(self, step):
         """See `Framework.compile_step`.
 
-        Replicas synchronise in a step, even a single one, which they cannot do in a
-        function of their own. The function around `strategy.run` compiles it.
+        Under a strategy the function around `strategy.run` compiles the step: replicas
+        synchronise in it, which they cannot do in a function of their own.
         """
-        # A new function for each length of a batch would be too many.
+        # One function for batches of any length.
         compiled = tf.function(step, autograph=False, reduce_retracing=True)
 
         def call(*args):
@@ -188,7 +188,7 @@ class TensorFlow(Framework):
     def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
         with tape or tf.GradientTape() as tape:
             if not callable(variables):
-                # A tape watches trainable variables, and no others, by itself.
+                # By itself a tape watches trainable variables only.
                 tape.watch(_tf_variables(variables))
             loss = tf.convert_to_tensor(loss_fn())
         if callable(variables):
@@ -217,8 +217,8 @@ class TensorFlow(Framework):
     def as_gradient(self, value):
         """See `Framework.as_gradient`.
 
-        Keras takes tuples as the parts of a sparse gradient, of which TensorFlow
-        cannot tell the shape: they become tensors as well.
+        In Keras the parts of a sparse gradient may be tuples, whose shape TensorFlow
+        does not know: they become tensors as well.
         """
         if isinstance(value, tf.IndexedSlices):
             parts = value.values, value.indices, value.dense_shape
@@ -246,12 +246,11 @@ class TensorFlow(Framework):
 
 
 def _step_alone(step, grads):
-    """Steps as the only replica, in TensorFlow's context for one.
+    """Steps as the only replica, in TensorFlow's default context.
 
-    A `MirroredStrategy` has another, in which `merge_call` passes control to the thread
-    that runs the replicas, even if there is one only, and which is refused in a graph
-    that this thread has not seen: that of a `tf.cond`, of the caller's or the
-    optimizer's own (accumulation, averages). Without a strategy it is there already.
+    That of a `MirroredStrategy` passes control to the thread that runs the replicas,
+    even for one, and refuses the graph of a `tf.cond`, of the caller's or of the
+    optimizer's own (accumulation, averages).
     """
     if not tf.distribute.has_strategy():
         step(grads)
@@ -261,12 +260,12 @@ def _step_alone(step, grads):
 
 
 def _nothing(*_):
-    """Both branches of a `tf.cond` must return alike."""
+    """The branches of a `tf.cond` return alike."""
     return None
 
 
 def _assign_here(variable, value):
-    """Assigns to this replica's copy: `variable.assign` would wait for all replicas."""
+    """Assigns to this replica's copy. `variable.assign` waits for all replicas."""
     [variable] = _tf_variables([variable])
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
@@ -283,7 +282,7 @@ def _are_on_each_replica(variables):
 
 
 def _weights_of(loss, grad_loss):
-    """See `autodiff.weights_of`; in a `tf.function` shapes may be unknown."""
+    """See `autodiff.weights_of`. In a `tf.function` shapes may be unknown."""
     if grad_loss is None:
         return None
     weights = tf.cast(grad_loss, loss.dtype)

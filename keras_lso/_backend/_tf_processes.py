@@ -17,7 +17,7 @@ HOW_TO_START = (
 
 
 def count_processes():
-    """See `Framework.count_processes`; several replicas may share a process."""
+    """See `Framework.count_processes`. Several replicas may share a process."""
     if tf.distribute.has_strategy():
         return tf.distribute.get_strategy().num_replicas_in_sync
     hvd = processes.horovod("tensorflow")
@@ -25,11 +25,11 @@ def count_processes():
 
 
 def average_over_processes(framework, grads):
-    """See `Framework.average_over_processes`; sparse gradients stay sparse.
+    """See `Framework.average_over_processes`. Sparse gradients stay sparse.
 
-    A graph is fixed before it runs. So None where another replica has a gradient does
-    not count as zero: there is an `InvalidArgumentError` when the graph runs (under
-    XLA, which has no errors, nothing).
+    A graph is fixed before it runs, so that None does not count as zero: where another
+    replica has a gradient, the graph raises an `InvalidArgumentError` (but under XLA,
+    which has no errors).
     """
     framework.check_processes_run()
     grads = [_in_float32(g) for g in grads]
@@ -68,7 +68,7 @@ def _sparse_mean(grad, gather, count):
 
 
 def _checked(grads, gather):
-    """Returns the gradients, once all replicas are seen to have the same variables'."""
+    """Returns the gradients if those of all replicas are of the same variables."""
     mine = tf.constant([list(processes.digest([_describe(g) for g in grads]))])
     is_same = tf.reduce_all(tf.equal(gather(mine), mine))
     check = tf.debugging.Assert(
@@ -78,7 +78,7 @@ def _checked(grads, gather):
             + ", ".join(_describe(g) for g in grads)
         ],
     )
-    # None in eager mode, where the check is done by now.
+    # None in eager mode, where the check has run.
     with tf.control_dependencies([] if check is None else [check]):
         return [None if g is None else _map(tf.identity, g) for g in grads]
 
