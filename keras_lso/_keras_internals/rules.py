@@ -91,9 +91,8 @@ def _registration(rule, optimizer):
 def rule_of(optimizer, variables):
     """Returns the rule that says all that the optimizer does to these variables.
 
-    Returns:
-        A class of `rules.py`; None for an optimizer of an unknown class, and for
-        one that clips, accumulates, averages or constrains.
+    None for an optimizer of an unknown class, and for one that clips, accumulates,
+    averages or constrains.
     """
     rule = registered_rule(optimizer)
     if rule is None or _does_more_than(rule, optimizer, variables):
@@ -128,7 +127,7 @@ def _is_plain(variable):
 
 
 class FusedStep(NamedTuple):
-    """What `backend.fused_step` takes beside the gradients."""
+    """The arguments of `backend.fused_step` but for the gradients."""
 
     rules: list
     variables: list
@@ -137,15 +136,15 @@ class FusedStep(NamedTuple):
 
     @property
     def rules_to_measure(self):
-        """The rules whose norms `backend.measure` can take, with this `state`.
+        """The rules for `backend.measure`; None with masters.
 
-        None with masters: the step may re-initialise them, so their norms cannot be
-        precomputed.
+        The step may re-initialise masters, so their norms cannot be precomputed.
         """
         return self.rules if self.low_precision_variables is None else None
 
     @property
     def state(self):
+        """The `state` for `backend.measure`."""
         return [
             (v, *slots) for v, slots in zip(self.variables, self.slots, strict=True)
         ]
@@ -159,21 +158,17 @@ def fused_step_of(
     learning_rate=None,
     low_precision_variables=None,
 ):
-    """Returns the optimizer's step as `backend.fused_step` does it.
+    """Returns the optimizer's step as a `FusedStep`, None if its own step is better.
 
     Args:
-        rule: What `rule_of` returned.
+        rule: Class of `rules.py`, or None.
         optimizer: The optimizer.
         grads: List of tensors. No None.
         variables: List of its trainable variables.
-        learning_rate: Scalar tensor, of this step. Defaults to `None`: the
-            optimizer is asked for it.
-        low_precision_variables: List of variables and None, those that `variables` are
-            the masters of. Defaults to `None`: there are no masters.
-
-    Returns:
-        A `FusedStep`; None where the optimizer's own step is the better way, or the
-        only one.
+        learning_rate: Scalar tensor, of this step. Defaults to `None`: that of
+            `rate_of`.
+        low_precision_variables: List, like `variables`, of the variable of each master,
+            and None for what is no master. Defaults to `None`: there are no masters.
     """
     if rule is None:
         return None
@@ -191,17 +186,10 @@ def fused_step_of(
 
 
 def make_rules(rule, optimizer, variables, learning_rate=None):
-    """Returns the optimizer's rules for this step, and its slots.
+    """Returns two lists with an item for each variable: its rule, and its slots.
 
-    Args:
-        rule: See `fused_step_of`.
-        optimizer: See there.
-        variables: See there.
-        learning_rate: See there. Defaults to `None`.
-
-    Returns:
-        A tuple of two lists with an item for each of `variables`: the rule with the
-        coefficients of this step, and the tuple of slot variables.
+    The rules have the coefficients of this step; the slots are tuples of variables. For
+    the arguments see `fused_step_of`.
     """
     if learning_rate is None:
         learning_rate = rate_of(optimizer)
@@ -213,9 +201,9 @@ def make_rules(rule, optimizer, variables, learning_rate=None):
 
 
 def rate_of(optimizer):
-    """Returns the learning rate of this step, a scalar tensor on the device.
+    """Returns the learning rate of this step, a scalar tensor computed on the device.
 
-    Where it is a schedule it is computed there; a callable may return a number.
+    It may be a variable, a schedule, or a callable that returns a number.
     """
     if isinstance(optimizer._learning_rate, keras.Variable):
         return optimizer.learning_rate
