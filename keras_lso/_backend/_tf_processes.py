@@ -32,7 +32,7 @@ def average_over_processes(framework, grads):
     which has no errors).
     """
     framework.check_processes_run()
-    grads = [_in_float32(g) for g in grads]
+    grads = [g if g is None else framework.map_values(in_float32, g) for g in grads]
     if not tf.distribute.has_strategy():
         hvd = processes.horovod("tensorflow")
         grads = _checked(grads, hvd.allgather)
@@ -80,7 +80,7 @@ def _checked(grads, gather):
     )
     # None in eager mode, where the check has run.
     with tf.control_dependencies([] if check is None else [check]):
-        return [None if g is None else _map(tf.identity, g) for g in grads]
+        return [None if g is None else _identity(g) for g in grads]
 
 
 def _describe(grad):
@@ -92,16 +92,12 @@ def _describe(grad):
     return f"{grad.dtype.name} {grad.shape}"
 
 
-def _in_float32(grad):
-    return None if grad is None else _map(in_float32, grad)
-
-
-def _map(fn, grad):
-    if _is_sparse(grad):
-        return tf.IndexedSlices(
-            fn(grad.values), tf.identity(grad.indices), grad.dense_shape
-        )
-    return fn(grad)
+def _identity(grad):
+    if not _is_sparse(grad):
+        return tf.identity(grad)
+    return tf.IndexedSlices(
+        tf.identity(grad.values), tf.identity(grad.indices), grad.dense_shape
+    )
 
 
 def _is_sparse(grad):

@@ -6,20 +6,20 @@ and `KERAS_LSO_KERNELS=generic` runs them instead.
 
 from keras import ops
 
-from keras_lso._backend.tensors import amax_of, in_float32
+from keras_lso._backend.tensors import amax_of, times
 
 
 def measure(framework, grads, amax, inv_scale, rules, state):
     """See `Framework.measure`."""
-    values = [in_float32(framework.to_dense(g)) for g in grads]
+    dense = [framework.to_dense(g) for g in grads]
     # An inf or a NaN stays one, whatever it is multiplied by.
-    unscaled = [v * ops.cast(inv_scale, v.dtype) for v in values]
+    unscaled = [times(v, inv_scale) for v in dense]
     finite = [ops.all(ops.isfinite(v)) for v in unscaled]
     overflows = ops.logical_not(ops.all(ops.stack(finite)))
     return framework.Measurement(
         finite=framework.sum_over_shards(ops.cast(overflows, "float32")) == 0,
         rule_norms=rules and rule_norms(framework, rules, unscaled, state),
-        amax=framework.max_over_shards(amax_of(values)) if amax else None,
+        amax=framework.max_over_shards(amax_of(dense)) if amax else None,
     )
 
 

@@ -93,7 +93,7 @@ FAULTS = [
         name="gradients that overflow only when unscaled are finite",
         file="keras_lso/_backend/reference.py",
         old="finite = [ops.all(ops.isfinite(v)) for v in unscaled]",
-        new="finite = [ops.all(ops.isfinite(v)) for v in values]",
+        new="finite = [ops.all(ops.isfinite(v)) for v in dense]",
         tests="tests/_backend/test_framework.py::test_an_override_does_what_the_default_does",
     ),
     Fault(
