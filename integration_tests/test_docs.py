@@ -17,13 +17,20 @@ import numpy as np
 import pytest
 
 import keras_lso
-from integration_tests.docs_blocks import ALL_BLOCKS, BACKEND, PAGES, blocks_of
+from integration_tests.docs_blocks import (
+    ALL_BLOCKS,
+    BACKEND,
+    PAGES,
+    block_with,
+    blocks_of,
+)
 
 PROGRAMS = sorted({b.page for b in ALL_BLOCKS if b.language == "python"})
 
 
 # The programs of these are the same on every backend: `make test` runs them on one.
 ON_ONE_BACKEND = {
+    "docs/extending.md": "torch",
     "docs/migrating-keras.md": "jax",
     "docs/migrating-optax.md": "jax",
     "docs/migrating.md": "tensorflow",
@@ -166,6 +173,21 @@ def check_custom_loops(names):
     assert float(keras.ops.convert_to_numpy(names["loss"])) < 1e-3
 
 
+def check_extending(names):
+    np.testing.assert_allclose(names["w"].numpy(), [1 - 1e-4, 2 + 1e-4], rtol=1e-7)
+    assert float(names["optimizer"].loss_scale) == 65.0
+    # What the page shows of the package is there, letter for letter.
+    package = pathlib.Path(keras_lso.__file__).parent
+    for shown, file in (
+        ("class Lion", "_backend/rules.py"),
+        ("def _lion", "_keras_internals/rules.py"),
+        ("def _step_lion", "_backend/_torch_steps.py"),
+    ):
+        code = block_with("docs/extending.md", shown).source
+        code = code[code.index("@" if "@" in code else shown) :]
+        assert code in (package / file).read_text()
+
+
 def check_large_batches(names):
     # Where the decay by the power of 2 is half-way, a quarter of the rate is left.
     middle = 5 * 313 + 42 * 313 // 2
@@ -239,6 +261,7 @@ def check_troubleshooting(names):
 CHECKS = {
     "README.md": check_start,
     "docs/custom-loops.md": check_custom_loops,
+    "docs/extending.md": check_extending,
     "docs/index.md": check_start,
     "docs/large-batches.md": check_large_batches,
     "docs/migrating.md": check_migrating,

@@ -8,9 +8,11 @@ import keras
 
 from keras_lso._backend import rules
 from keras_lso._core import lars as core
+from keras_lso._keras_internals.rule_optimizer import steps_by
 from keras_lso._tf_keras.methods import TFKerasMethods
 
 
+@steps_by(rules.LARS, slots=("momentums",))
 @keras.saving.register_keras_serializable("keras_lso", name="LARS")
 class LARS(TFKerasMethods, core.LARS):
     """Optimizer that gives each layer a learning rate of its own.
@@ -105,5 +107,3 @@ class LARS(TFKerasMethods, core.LARS):
     - [TensorFlow Model Garden, `tfm.optimization.lars.LARS`](
         https://www.tensorflow.org/api_docs/python/tfm/optimization/lars/LARS)
     """
-
-    _rule_class = rules.LARS

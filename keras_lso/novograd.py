@@ -8,9 +8,11 @@ import keras
 
 from keras_lso._backend import rules
 from keras_lso._core import novograd as core
+from keras_lso._keras_internals.rule_optimizer import steps_by
 from keras_lso._tf_keras.methods import TFKerasMethods
 
 
+@steps_by(rules.NovoGrad, slots=("momentums", "second_moments"))
 @keras.saving.register_keras_serializable("keras_lso", name="NovoGrad")
 class NovoGrad(TFKerasMethods, core.NovoGrad):
     """Optimizer that divides the gradient of each layer by its average norm.
@@ -93,5 +95,3 @@ class NovoGrad(TFKerasMethods, core.NovoGrad):
     - [OpenSeq2Seq, `NovoGrad`](
         https://github.com/NVIDIA/OpenSeq2Seq/blob/master/open_seq2seq/optimizers/novograd.py)
     """
-
-    _rule_class = rules.NovoGrad

@@ -160,6 +160,7 @@ WITH_RULE = {
         rules.Adam,
     ),
     "callable rate": (lambda: keras.optimizers.SGD(lambda: 0.5), rules.SGD),
+    "Lion": (lambda: keras.optimizers.Lion(0.5, weight_decay=0.1), rules.Lion),
     "LARS": (lambda: keras_lso.LARS(0.5), rules.LARS),
     "NovoGrad": (lambda: keras_lso.NovoGrad(0.5), rules.NovoGrad),
 }
@@ -257,9 +258,10 @@ def test_a_rule_holds_the_coefficients_of_the_next_step(weights):
         (lambda: keras.optimizers.SGD(0.5), ()),
         (lambda: keras.optimizers.SGD(0.5, momentum=0.9), ("momentum",)),
         (lambda: keras.optimizers.Adam(0.5), ("momentum", "velocity")),
+        (lambda: keras.optimizers.Lion(0.5), ("momentum",)),
         (lambda: keras_lso.LARS(0.5), ("momentum",)),
     ],
-    ids=["SGD", "momentum", "Adam", "LARS"],
+    ids=["SGD", "momentum", "Adam", "Lion", "LARS"],
 )
 def test_the_slots_are_those_of_each_variable_in_any_order(make, names, weights):
     optimizer = make()

@@ -40,10 +40,10 @@ class JAX(Framework):
     def run_if(self, finite, step, grads, state):
         """See `Framework.run_if`.
 
-        A `jax.lax.cond` copies the state through its branches. Here both happen, and
-        each write is a select between the new value and the old one, which XLA fuses
-        into the update: what the step reads back is masked already, so that it never
-        needs an old value beside the new one and all stays in place.
+        A `jax.lax.cond` would copy the state through its branches. Here the step always
+        runs, and each write is a select between the new value and the old one, which
+        XLA fuses into the update. What the step reads back is masked already: it never
+        needs an old value beside the new one, and all stays in place.
         """
         with _MaskedWrites(finite) as scope:
             step(grads)
@@ -66,8 +66,8 @@ class JAX(Framework):
     def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
         """See `Framework.compute_gradients`.
 
-        JAX differentiates with respect to the values that the variables get. A list
-        of variables that only `loss_fn` completes takes a first run.
+        JAX differentiates with respect to arguments: variables that `loss_fn` creates
+        take a first run.
         """
         autodiff.refuse_tape(tape)
         if callable(variables):
@@ -87,7 +87,7 @@ class JAX(Framework):
         for variable, value in zip(scope.written.values(), new_values, strict=True):
             variable.assign(value)
         [grads] = pull_back(autodiff.weights_of(loss, grad_loss))
-        # JAX returns zeros where the loss does not depend on the variable.
+        # JAX returns zeros if the loss does not depend on the variable.
         return loss, [
             g if id(v) in scope.read else None
             for g, v in zip(grads, variables, strict=True)
@@ -111,8 +111,8 @@ class JAX(Framework):
     def compile_step(self, step):
         """See `Framework.compile_step`.
 
-        To `jax.jit` a variable that is not an argument is a constant. A run on shapes
-        alone, for each new signature, tells which variables are to be arguments.
+        To `jax.jit` a variable that is not an argument is a constant. For each new
+        signature, an abstract evaluation finds the variables to pass.
         """
         compiled: dict[Any, Any] = {}
 
@@ -143,7 +143,7 @@ class JAX(Framework):
         )
 
     def check_axis_name(self, axis_name):
-        """There are named axes. `reduce_gradients` checks that this is one of them."""
+        """Nothing yet: `reduce_gradients` checks that the axis is bound."""
 
     def reduce_gradients(self, grads, axis_name=None):
         if axis_name is None:
@@ -186,7 +186,7 @@ def _refuse_tracers(values):
 
 
 def _variables_of(step, args):
-    """Returns the variables that a step only reads, and those that it writes."""
+    """Returns the variables that a step reads only, and those that it writes."""
     with autodiff.RecordingScope() as scope:
         jax.eval_shape(lambda args: jax.tree.map(jnp.asarray, step(*args)), args)
     kept = [v for key, v in scope.read.items() if key not in scope.written]
@@ -207,10 +207,7 @@ def _stateless(step, kept, written):
 
 
 def _own_buffers(values, others):
-    """Returns the values, copied where one shares its buffer with another.
-
-    They are donated, and a buffer can be donated once, if nothing else reads it.
-    """
+    """Returns the values, copied where one aliases another: they are donated."""
     seen = {_buffer_of(other) for other in others}
     own = []
     for value in values:
@@ -221,5 +218,5 @@ def _own_buffers(values, others):
 
 
 def _buffer_of(value):
-    # Arrays on several devices have several.
+    # An array on several devices has several buffers.
     return value.unsafe_buffer_pointer() if len(value.devices()) == 1 else id(value)

@@ -1,9 +1,9 @@
 """Named axes: those of `jax.shard_map`, of `jax.pmap` and of `jax.vmap`.
 
-Inside of a `jax.shard_map` the type of a value says over which axes it varies. What
+In `jax.shard_map` the type of a value has the axes over which it varies. A value that
 varies over an axis is a shard: flags, norms and magnitudes are reduced over that axis.
-With `check_vma=False`, and in `jax.pmap`, types do not say so; averaged gradients are
-then assumed to be equal on all devices.
+With `check_vma=False`, and in `jax.pmap`, types do not have them; averaged gradients
+are then assumed to be equal on all devices.
 """
 
 import jax
@@ -12,7 +12,7 @@ from jax.experimental import sparse
 
 
 def varying_axes(*values):
-    """Returns the names of the axes over which one of these may vary, as a tuple."""
+    """Returns the tuple of the names of the axes over which one of these may vary."""
     # JAX before 0.6 has no such types.
     typeof = getattr(jax, "typeof", None)
     if typeof is None:
@@ -53,7 +53,7 @@ def mean_over(axis_name, grad):
 
 
 def check_axis_is_bound(axis_name):
-    """Refuses an axis that is not bound where this is called."""
+    """Refuses an axis that is not bound here."""
     try:
         # Of a constant: no communication.
         jax.lax.psum(1, axis_name)
@@ -87,7 +87,7 @@ def are_shards(grads, variables):
 
 
 def _tells(axis_name):
-    """Whether types say that values vary over the axis."""
+    """Whether types have the axes over which values vary."""
     return bool(varying_axes(jax.lax.axis_index(axis_name)))
 
 

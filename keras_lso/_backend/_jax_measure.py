@@ -14,21 +14,19 @@ def measure(
 ):
     """See `Framework.measure`.
 
-    A finite sum of squares proves finite elements, at a third of the cost of
-    `isfinite` over all of them, and so does a norm that a rule needs anyway. A sum that
-    is not finite proves nothing (1e20 squared is inf), nor does any if unscaling
-    makes the gradients larger: only then every element is checked.
+    On a CPU a finite sum of squares proves finite elements, at a third of the cost of
+    `isfinite`, and so does a norm that a rule takes anyway. A sum that is not finite
+    proves nothing (1e20 squared is inf), nor does any if unscaling enlarges the
+    gradients: then every element is checked. XLA adds up the gradients three times as
+    fast as their products, so that a norm of the gradient alone is unscaled afterwards.
 
-    XLA's sums over the gradients as they came are three times as fast as those over
-    a product, so a norm of the gradient alone is unscaled afterwards.
-
-    That holds on a CPU. Elsewhere one read is the whole cost, and the host would take
-    the branch.
+    The reference serves better on an accelerator, where one read is the whole cost and
+    the host would take the branch, and on several devices, where XLA would gather a
+    tensor to concatenate it with others or to pass it to a branch. It reduces each
+    tensor to scalars by itself, and XLA combines these into one reduction.
     """
     values = [jnp.asarray(framework.elements_of(g)) for g in grads]
-    if jax.device_count() > 1 or varying_axes(*values):
-        return _measure_on_devices(framework, values, amax, inv_scale, rules, state)
-    if not _is_on_cpu():
+    if not _is_on_cpu() or jax.device_count() > 1 or varying_axes(*values):
         return reference.measure(framework, values, amax, inv_scale, rules, state)
     inv_scale = jnp.asarray(inv_scale, "float32")
     if rules and all(rule.measures_gradient_only for rule in rules):
@@ -48,28 +46,8 @@ def _is_on_cpu():
     return jax.default_backend() == "cpu"
 
 
-def _measure_on_devices(framework, values, amax, inv_scale, rules, state):
-    """Measures tensors that may be distributed over devices.
-
-    XLA would gather the parts of a tensor to concatenate them with another one, or to
-    pass them to a branch. Here each tensor is reduced to a scalar by itself, and XLA
-    combines the sums of all those scalars into one reduction.
-    """
-    inv_scale = jnp.asarray(inv_scale, "float32")
-    unscaled = [in_float32(v) * inv_scale for v in values]
-    # Not by a sum: on a CPU XLA would fuse the sum of each tensor's elements with that
-    # of its squares into one loop that takes twice as long as both.
-    bad = ~jnp.stack([jnp.isfinite(v).all() for v in unscaled])
-    overflows = framework.sum_over_shards(jnp.sum(bad, dtype="float32"))
-    return Measurement(
-        overflows == 0,
-        rule_norms=rules and reference.rule_norms(framework, rules, unscaled, state),
-        amax=framework.max_over_shards(amax_of(values)) if amax else None,
-    )
-
-
 def _check(values, norms, inv_scale):
-    """Whether all are finite, which they are if their norms or their sums are."""
+    """Whether all are finite, as finite norms or sums prove."""
     unproven = [v for v, n in zip(values, norms, strict=True) if n is None]
     proofs = [_proof(v) for v in pack(unproven)]
     proofs += [jnp.isfinite(n[0]) for n in norms if n is not None]
@@ -83,14 +61,14 @@ def _check(values, norms, inv_scale):
 
 
 def _proof(values):
-    """Returns a boolean which, if True, proves that all are finite."""
+    """Returns a boolean: True proves that all are finite."""
     if values.dtype == "float16":
-        # XLA materialises them in float32 before it sums them: four times as slow.
+        # For a sum XLA would write them in float32: four times as slow.
         return jnp.isfinite(values).all()
     return jnp.isfinite(jnp.sum(jnp.square(values.astype("float32"))))
 
 
-# Outside `jax.jit`, a `cond` of functions that are new is compiled anew.
+# Functions of the module: outside `jax.jit`, a `cond` of new functions is recompiled.
 
 
 def _true(values, inv_scale):
@@ -98,8 +76,7 @@ def _true(values, inv_scale):
 
 
 def _all_finite(values, inv_scale):
-    # A sum, since `all` takes ten times as long to compile, and since `max` may lose a
-    # NaN on a CPU.
+    # `all` takes ten times as long to compile, and `max` may lose a NaN on a CPU.
     values = [in_float32(v) * inv_scale for v in pack(values)]
     counts = [jnp.sum(~jnp.isfinite(v), dtype="float32") for v in values]
     return jnp.stack(counts).sum() == 0
@@ -119,8 +96,8 @@ def _check_by_norms(framework, values, inv_scale):
     )
 
 
-# Norms leave as scalars: XLA takes four times as long to compile all that reads them
-# where they are slices of one tensor.
+# Norms are returned as scalars: if they are slices of one tensor, XLA takes four times
+# as long to compile what reads them.
 
 
 def _unscaled_norms(norms, values, inv_scale):

@@ -6,7 +6,7 @@ import math
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils, sparse
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from keras_lso._backend import processes
@@ -30,8 +30,7 @@ def count_processes():
 def average_over_processes(framework, grads):
     """See `Framework.average_over_processes`: one exchange for each dtype.
 
-    A program that is compiled for the devices of one process cannot wait for another
-    process.
+    Not in `jax.jit`: a program for one process's devices cannot wait for another's.
     """
     framework.check_processes_run()
     if any(isinstance(g, jax.core.Tracer) for g in jax.tree.leaves(grads)):
@@ -39,20 +38,14 @@ def average_over_processes(framework, grads):
             "On JAX gradients can be averaged over processes outside of `jax.jit` "
             "only. Do not compile the training op: it compiles itself."
         )
-    grads = processes.agree([_dense(g) for g in grads], _exchange)
-    # A global array is the same on all processes already.
+    # In float32 first, since `to_dense` sums rows of equal index.
+    wide = [g if g is None else framework.map_values(in_float32, g) for g in grads]
+    dense = [g if g is None else framework.to_dense(g) for g in wide]
+    grads = processes.agree(dense, _exchange)
+    # A global array is the same on all processes.
     local = [None if _is_global(g) else g for g in grads]
     means = processes.map_by_dtype(_means, local)
     return [g if m is None else m for m, g in zip(means, grads, strict=True)]
-
-
-def _dense(grad):
-    if isinstance(grad, sparse.BCOO):
-        # In float32 first: rows of equal index are summed.
-        grad = sparse.BCOO(
-            (in_float32(grad.data), grad.indices), shape=grad.shape
-        ).todense()
-    return None if grad is None else in_float32(grad)
 
 
 def _is_global(grad):
@@ -74,7 +67,7 @@ def _means(grads):
     mean = _mean_over(mesh)(rows).addressable_data(0)
     shapes = tuple(g.shape for g in grads)
     return [
-        # Sharded as it came: it may be a copy on each of this process's devices.
+        # Sharded as the gradient: on several of this process's devices, say.
         jax.device_put(m, g.sharding)
         for m, g in zip(_unflatten(mean, shapes), grads, strict=True)
     ]

@@ -9,7 +9,6 @@ from keras_lso._backend import (
     _tf_measure,
     _tf_processes,
     autodiff,
-    masters,
     processes,
     reference,
 )
@@ -18,12 +17,12 @@ from keras_lso._backend._tf_measure import in_xla, replica_context
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.tensors import as_real, in_float32
 
-# AutoGraph would rewrite each function that is called in a `tf.function` of the user's,
-# which takes longer than tracing it. Not so `run_if`: the inner optimizer may need it.
+# In a `tf.function` AutoGraph rewrites each function, which takes longer than tracing
+# it. `run_if` has to allow that: the inner optimizer may need it.
 _not_converted = tf.autograph.experimental.do_not_convert
 
-# The strategies that keep a copy of each variable on each replica. A step that does the
-# same to every copy needs no communication but the gradients'.
+# The strategies with a copy of each variable on each replica. A step that changes every
+# copy alike communicates nothing but the gradients.
 _MIRRORED = tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy
 
 
@@ -40,10 +39,10 @@ class TensorFlow(Framework):
     def run_if(self, finite, step, grads, state):
         """See `Framework.run_if`.
 
-        A `tf.cond` runs only the branch it needs. Optimizers write their variables
-        by `merge_call`, in which the replicas synchronise, and which is not allowed
-        inside a `tf.cond`. So several replicas synchronise first, and the `tf.cond`
-        contains all of them. A single replica steps in a context that merges at once.
+        Optimizers write their variables by `merge_call`, in which the replicas
+        synchronise, and which is not allowed inside a `tf.cond`. So several replicas
+        synchronise first, and one `tf.cond` contains all of them. A single replica
+        steps in a context that merges at once.
         """
         context = tf.distribute.get_replica_context()
         if context.num_replicas_in_sync == 1:
@@ -73,46 +72,34 @@ class TensorFlow(Framework):
 
     @_not_converted
     def fused_step(
-        self,
-        rules,
-        variables,
-        slots,
-        grads,
-        found=None,
-        inv_scale=None,
-        low_precision_variables=None,
+        self, rules, variables, slots, grads, found=None, inv_scale=None, copies=None
     ):
         """See `Framework.fused_step`.
 
-        Under XLA a masked update stays in place, where a `tf.cond` copies the state.
-        Outside XLA, TensorFlow has one kernel a variable for each rule. A replica steps
-        on its own copies of the variables: gradients and flag are the same on all.
+        Under XLA a masked update stays in place, and a `tf.cond` would copy the state.
+        Outside XLA there is a kernel for each rule. A replica steps on its own copies
+        of the variables: gradients and flag are the same on all replicas.
         """
-        low = low_precision_variables
         if in_xla():
             reference.fused_step(
-                self, rules, variables, slots, grads, found, inv_scale, low
+                self, rules, variables, slots, grads, found, inv_scale, copies
             )
             return
+        nothing = [None] * len(rules)
         inv_scale = 1.0 if inv_scale is None else inv_scale
-        norms = None if found is None else found.gradient_norms
-        pairs = masters.pairs_of(variables, low)
+        norms = found and found.gradient_norms
+        masters = zip(variables, copies or nothing, strict=True)
+        pairs = [(master, copy) for master, copy in masters if copy is not None]
 
         def step():
             self._resynchronise(pairs)
-            for rule, variable, slot, grad, norm in zip(
-                rules,
-                variables,
-                slots,
-                grads,
-                norms or [None] * len(rules),
-                strict=True,
-            ):
+            columns = rules, variables, slots, grads, norms or nothing
+            for rule, variable, slot, grad, norm in zip(*columns, strict=True):
                 handles = [v.value.handle for v in (variable, *slot)]
                 kernel = KERNELS[type(rule)]
                 kernel(rule, tf.cast(grad, tf.float32), inv_scale, norm, *handles)
-            for master, variable in pairs:
-                _assign_here(variable, self.rounded(master, variable.dtype))
+            for master, copy in pairs:
+                _assign_here(copy, self.rounded(master, copy.dtype))
 
         if found is None:
             step()
@@ -120,20 +107,20 @@ class TensorFlow(Framework):
             tf.cond(found.finite, step, _nothing)
 
     def _resynchronise(self, pairs):
-        """Re-initialises the masters of variables that were assigned externally."""
+        """Re-initialises the masters whose copies were assigned externally."""
         if not pairs:
             return
 
         def resynchronise():
-            for master, low in pairs:
-                values = tf.convert_to_tensor(master), tf.convert_to_tensor(low)
-                _assign_here(master, self.resynchronised(*values))
+            for pair in pairs:
+                values = map(tf.convert_to_tensor, pair)
+                _assign_here(pair[0], self.resynchronised(*values))
 
-        # Without saturation: a master above float16's largest number takes the branch,
-        # which changes nothing.
+        # Without saturation: with a master above float16's largest number the branch is
+        # taken, and changes nothing.
         are_in_step = [
-            tf.reduce_all(tf.equal(tf.cast(master, low.dtype), low))
-            for master, low in pairs
+            tf.reduce_all(tf.equal(tf.cast(master, copy.dtype), copy))
+            for master, copy in pairs
         ]
         tf.cond(tf.reduce_all(are_in_step), _nothing, resynchronise)
 
@@ -177,10 +164,10 @@ class TensorFlow(Framework):
     def compile_step(self, step):
         """See `Framework.compile_step`.
 
-        Replicas synchronise in a step, even a single one, which they cannot do in a
-        function of their own. The function around `strategy.run` compiles it.
+        Under a strategy the function around `strategy.run` compiles the step: replicas
+        synchronise in it, which they cannot do in a function of their own.
         """
-        # A new function for each length of a batch would be too many.
+        # One function for batches of any length.
         compiled = tf.function(step, autograph=False, reduce_retracing=True)
 
         def call(*args):
@@ -201,7 +188,7 @@ class TensorFlow(Framework):
     def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
         with tape or tf.GradientTape() as tape:
             if not callable(variables):
-                # A tape watches trainable variables, and no others, by itself.
+                # By itself a tape watches trainable variables only.
                 tape.watch(_tf_variables(variables))
             loss = tf.convert_to_tensor(loss_fn())
         if callable(variables):
@@ -230,8 +217,8 @@ class TensorFlow(Framework):
     def as_gradient(self, value):
         """See `Framework.as_gradient`.
 
-        Keras takes tuples as the parts of a sparse gradient, of which TensorFlow
-        cannot tell the shape: they become tensors as well.
+        In Keras the parts of a sparse gradient may be tuples, whose shape TensorFlow
+        does not know: they become tensors as well.
         """
         if isinstance(value, tf.IndexedSlices):
             parts = value.values, value.indices, value.dense_shape
@@ -259,12 +246,11 @@ class TensorFlow(Framework):
 
 
 def _step_alone(step, grads):
-    """Steps as the only replica, in TensorFlow's context for one.
+    """Steps as the only replica, in TensorFlow's default context.
 
-    A `MirroredStrategy` has another, in which `merge_call` passes control to the thread
-    that runs the replicas, even if there is one only, and which is refused in a graph
-    that this thread has not seen: that of a `tf.cond`, of the caller's or the
-    optimizer's own (accumulation, averages). Without a strategy it is there already.
+    That of a `MirroredStrategy` passes control to the thread that runs the replicas,
+    even for one, and refuses the graph of a `tf.cond`, of the caller's or of the
+    optimizer's own (accumulation, averages).
     """
     if not tf.distribute.has_strategy():
         step(grads)
@@ -274,12 +260,12 @@ def _step_alone(step, grads):
 
 
 def _nothing(*_):
-    """Both branches of a `tf.cond` must return alike."""
+    """The branches of a `tf.cond` return alike."""
     return None
 
 
 def _assign_here(variable, value):
-    """Assigns to this replica's copy: `variable.assign` would wait for all replicas."""
+    """Assigns to this replica's copy. `variable.assign` waits for all replicas."""
     [variable] = _tf_variables([variable])
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
 
@@ -296,7 +282,7 @@ def _are_on_each_replica(variables):
 
 
 def _weights_of(loss, grad_loss):
-    """See `autodiff.weights_of`; in a `tf.function` shapes may be unknown."""
+    """See `autodiff.weights_of`. In a `tf.function` shapes may be unknown."""
     if grad_loss is None:
         return None
     weights = tf.cast(grad_loss, loss.dtype)

@@ -1,10 +1,10 @@
-"""Reading TensorFlow's checkpoints, whatever the backend of Keras is.
+"""Reading TensorFlow's checkpoints, under any backend of Keras.
 
-TensorFlow is imported by the functions, so that this module can be imported
-without it.
+The functions import TensorFlow, so that this module can be imported without it.
 """
 
 import collections
+import contextlib
 import dataclasses
 
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
@@ -70,21 +70,12 @@ def read(prefix):
     from tensorflow.core.protobuf import trackable_object_graph_pb2
 
     def read_value(key):
-        # What it raises for a damaged file depends on the damage.
-        try:
+        with _refusing_damage():
             return reader.get_tensor(key)
-        except Exception as error:
-            raise ValueError(
-                f"The checkpoint is damaged or incomplete ({error})."
-            ) from error
 
-    try:
+    with _refusing_damage():
         reader = tf.train.load_checkpoint(prefix)
         is_object_based = reader.has_tensor(_GRAPH)
-    except Exception as error:
-        raise ValueError(
-            f"The checkpoint is damaged or incomplete ({error})."
-        ) from error
     if not is_object_based:
         raise ValueError(
             "The checkpoint was written by `tf.compat.v1.train.Saver`, which stores "
@@ -99,6 +90,17 @@ def read(prefix):
             f"The checkpoint is damaged: its graph of objects cannot be read ({error})."
         ) from error
     return Graph([_node(i, n) for i, n in enumerate(proto.nodes)], read_value)
+
+
+@contextlib.contextmanager
+def _refusing_damage():
+    try:
+        yield
+    # What TensorFlow raises depends on the damage.
+    except Exception as error:
+        raise ValueError(
+            f"The checkpoint is damaged or incomplete ({error})."
+        ) from error
 
 
 def _node(index, proto):

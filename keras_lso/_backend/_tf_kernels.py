@@ -1,7 +1,7 @@
-"""The rules as TensorFlow's own kernels, for where there is no XLA to fuse them.
+"""The rules as TensorFlow's own kernels, where there is no XLA to fuse them.
 
-Each `apply_*` implements the formula of the class in `rules.py` that `KERNELS` names it
-for, and is tested against it. `norm` is the unscaled gradient's, or None.
+Each `apply_*` implements the formula of the class in `rules.py` that `KERNELS` has it
+for, and is tested against it. `norm` is that of the unscaled gradient, or None.
 """
 
 from collections.abc import Callable
@@ -22,8 +22,8 @@ def apply_decay(w, decay):
         tf.raw_ops.ResourceApplyGradientDescent(var=w, alpha=decay, delta=_read(w))
 
 
-# Where a gradient is only multiplied, the scale goes into that factor: it is not
-# written a second time.
+# If the formula multiplies the gradient, the scale is a part of that factor: the
+# unscaled gradient is not written.
 
 
 def apply_sgd(rule, grad, inv_scale, norm, w):
@@ -54,18 +54,26 @@ def apply_adam(rule, grad, inv_scale, norm, w, m, v):
 
     move(m, grad, 1 - rule.beta_1)
     move(v, tf.square(grad), 1 - rule.beta_2)
-    # Adagrad's formula is what is left: `w -= lr * m / (sqrt(v) + epsilon)`. Adam's
-    # kernel would move the slots as well, and takes `1 - beta` in float32, which is
-    # off by 1e-5 for a beta of 0.999; with betas of 1 it makes NaN where `v` is inf.
+    # Without its slots, Adagrad's kernel is `w -= lr * m / (sqrt(v) + epsilon)`. Adam's
+    # takes `1 - beta` in float32, which is off by 1e-5 for a beta of 0.999; with betas
+    # of 1 it makes NaN where `v` is inf.
     tf.raw_ops.ResourceApplyAdagradV2(
         var=w,
         accum=v,
-        # `alpha` holds the bias correction already.
+        # `alpha` contains the bias correction.
         lr=rule.alpha,
         epsilon=rule.epsilon,
         grad=_read(m),
         update_slots=False,
     )
+
+
+def apply_formula(rule, grad, inv_scale, norm, *handles):
+    """Does what the rule says, where TensorFlow has no kernel for it."""
+    old = [_read(handle) for handle in handles]
+    new = rule(rules.always, _unscale(grad, inv_scale), *old)
+    for handle, value in zip(handles, new, strict=True):
+        tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 
 def apply_lars(rule, grad, inv_scale, norm, w, v):
@@ -130,6 +138,7 @@ KERNELS: dict[type, Callable[..., None]] = {
     rules.SGD: apply_sgd,
     rules.Momentum: apply_momentum,
     rules.Adam: apply_adam,
+    rules.Lion: apply_formula,
     rules.LARS: apply_lars,
     rules.NovoGrad: apply_novograd,
 }

@@ -16,10 +16,9 @@ def measure(
 ):
     """See `Framework.measure`.
 
-    A finite sum proves finite elements: an inf or a NaN never leaves it. So does a
-    norm, if the rules take any. A sum that is not finite proves nothing (large numbers
-    add up to inf), nor does any if unscaling makes the gradients larger: only then
-    every element is checked. XLA takes half the time for it.
+    A finite sum proves finite elements, and so does a norm that a rule takes. A sum
+    that is not finite proves nothing (large numbers add up to inf), nor does any if
+    unscaling enlarges the gradients: then every element is checked.
     """
     values = [framework.elements_of(g) for g in grads]
     gradient_norms = rule_norms = None
@@ -51,23 +50,23 @@ def in_xla():
 
 
 def replica_context():
-    """Returns the context of one of several replicas, None where there is one."""
+    """Returns the context of one of several replicas, None if there are not several."""
     context = tf.distribute.get_replica_context()
     is_alone = context is None or context.num_replicas_in_sync == 1
     return None if is_alone else context
 
 
 def _proof(values):
-    """Returns a scalar which, if it is finite, proves that all are."""
+    """Returns a scalar: if it is finite, so are all values."""
     if values.dtype == tf.float16 and in_xla():
-        # XLA materialises them in float32 before it sums them, which takes longer.
+        # For a sum XLA would write them in float32, which takes longer.
         is_finite = tf.reduce_all(tf.math.is_finite(values))
         return tf.where(is_finite, 0.0, math.inf)
     return tf.reduce_sum(tf.cast(values, tf.float32))
 
 
 def _check(values, inv_scale, proofs):
-    """Whether all are finite, which they are if the `proofs` are."""
+    """Whether all are finite, as finite `proofs` prove."""
     return tf.cond(
         _are_proven(proofs, inv_scale),
         lambda: tf.constant(True),
@@ -76,7 +75,7 @@ def _check(values, inv_scale, proofs):
 
 
 def _check_by_norms(values, inv_scale):
-    """Does the same by the norms; returns the unscaled gradients' norms as well."""
+    """Returns the same by the norms, and the norms of the unscaled gradients."""
     values = [tf.cast(v, tf.float32) for v in values]
     proofs = tf.stack([norm_of(v) for v in values])
     finite, norms = tf.cond(
@@ -97,13 +96,13 @@ def _are_proven(proofs, inv_scale):
 def _all_finite(values, inv_scale):
     values = [in_float32(v) for v in _pack(values)]
     values = [v * tf.cast(inv_scale, v.dtype) for v in values]
-    # A sum, since XLA takes ten times as long to compile `reduce_all`.
+    # XLA takes ten times as long to compile `reduce_all`.
     bad = [tf.cast(~tf.math.is_finite(v), tf.float32) for v in values]
     return tf.equal(tf.add_n([tf.reduce_sum(b) for b in bad]), 0.0)
 
 
 def _pack(values):
-    """See `tensors.pack`; in a `tf.function` shapes may be unknown."""
+    """See `tensors.pack`. In a `tf.function` shapes may be unknown."""
     return pack(values, lambda v: v.shape.num_elements())
 
 

@@ -17,7 +17,7 @@ HOW_TO_START = (
 
 
 def count_processes():
-    """See `Framework.count_processes`; several replicas may share a process."""
+    """See `Framework.count_processes`. Several replicas may share a process."""
     if tf.distribute.has_strategy():
         return tf.distribute.get_strategy().num_replicas_in_sync
     hvd = processes.horovod("tensorflow")
@@ -25,14 +25,14 @@ def count_processes():
 
 
 def average_over_processes(framework, grads):
-    """See `Framework.average_over_processes`; sparse gradients stay sparse.
+    """See `Framework.average_over_processes`. Sparse gradients stay sparse.
 
-    A graph is fixed before it runs. So None where another replica has a gradient does
-    not count as zero: there is an `InvalidArgumentError` when the graph runs (under
-    XLA, which has no errors, nothing).
+    A graph is fixed before it runs, so that None does not count as zero: where another
+    replica has a gradient, the graph raises an `InvalidArgumentError` (but under XLA,
+    which has no errors).
     """
     framework.check_processes_run()
-    grads = [_in_float32(g) for g in grads]
+    grads = [g if g is None else framework.map_values(in_float32, g) for g in grads]
     if not tf.distribute.has_strategy():
         hvd = processes.horovod("tensorflow")
         grads = _checked(grads, hvd.allgather)
@@ -68,7 +68,7 @@ def _sparse_mean(grad, gather, count):
 
 
 def _checked(grads, gather):
-    """Returns the gradients, once all replicas are seen to have the same variables'."""
+    """Returns the gradients if those of all replicas are of the same variables."""
     mine = tf.constant([list(processes.digest([_describe(g) for g in grads]))])
     is_same = tf.reduce_all(tf.equal(gather(mine), mine))
     check = tf.debugging.Assert(
@@ -78,9 +78,9 @@ def _checked(grads, gather):
             + ", ".join(_describe(g) for g in grads)
         ],
     )
-    # None in eager mode, where the check is done by now.
+    # None in eager mode, where the check has run.
     with tf.control_dependencies([] if check is None else [check]):
-        return [None if g is None else _map(tf.identity, g) for g in grads]
+        return [None if g is None else _identity(g) for g in grads]
 
 
 def _describe(grad):
@@ -92,16 +92,12 @@ def _describe(grad):
     return f"{grad.dtype.name} {grad.shape}"
 
 
-def _in_float32(grad):
-    return None if grad is None else _map(in_float32, grad)
-
-
-def _map(fn, grad):
-    if _is_sparse(grad):
-        return tf.IndexedSlices(
-            fn(grad.values), tf.identity(grad.indices), grad.dense_shape
-        )
-    return fn(grad)
+def _identity(grad):
+    if not _is_sparse(grad):
+        return tf.identity(grad)
+    return tf.IndexedSlices(
+        tf.identity(grad.values), tf.identity(grad.indices), grad.dense_shape
+    )
 
 
 def _is_sparse(grad):

@@ -16,8 +16,7 @@ from keras_lso._backend import (
     autodiff,
 )
 from keras_lso._backend.framework import Framework
-from keras_lso._backend.masters import FLOAT16_MAX
-from keras_lso._backend.tensors import as_real
+from keras_lso._backend.tensors import FLOAT16_MAX, as_real
 
 
 class Torch(Framework):
@@ -43,24 +42,20 @@ class Torch(Framework):
             step(grads)
 
     def rounded(self, master, dtype):
-        """See `Framework.rounded`.
-
-        Keras's `clip` copies its limits to the device, which synchronises with the
-        host; PyTorch's own takes numbers as they are.
-        """
+        """Without Keras's `clip`, which copies its limits to the device."""
         dtype = getattr(torch, keras.backend.standardize_dtype(dtype))
         if dtype == torch.float16:
             master = master.clamp(-FLOAT16_MAX, FLOAT16_MAX)
         return master.to(dtype)
 
     def scalar(self, value, dtype):
-        """A number is written on the device: PyTorch would wait for a copy to it."""
+        """Without a copy to the device, which PyTorch waits for."""
         if isinstance(value, int | float):
             return ops.zeros((), dtype=dtype).fill_(value)
         return ops.convert_to_tensor(value, dtype=dtype)
 
     def as_gradient(self, value):
-        """The test that nearly all gradients pass, quicker than the default's."""
+        """With a faster test, which nearly all gradients pass."""
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             return value
         return as_real(value, self.map_values)

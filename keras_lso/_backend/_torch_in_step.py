@@ -1,22 +1,21 @@
 """Which masters the host knows to be in step with their variables, on an accelerator.
 
-A master and its variable are in step if the rounded master is the variable. To find
-out, both are read, which takes longer than the rest of the step. But they are in step
-after a step of ours that was applied, and after one that was skipped they are as they
-were before. So it is enough to know that nothing else has written them since: PyTorch
-counts the writes to a tensor, in its `_version`.
+They are in step if the variable is the rounded master. To compare them reads both,
+which takes longer than the rest of the step. But they are in step after a step that was
+applied, and a skipped step changes nothing: it is enough to know that nothing else has
+written them since. PyTorch counts the writes to a tensor, in its `_version`.
 
-Whether the step was applied is in the device's memory. The host does not synchronise
-for it: until the answer has arrived, steps compare. So do all steps
+Whether a step was applied is copied from the device without synchronising: until the
+answer has arrived, steps compare. Steps also compare
 
 - after a write that PyTorch has counted, until a step is known to have been applied,
-- of tensors that are no parameters: shards, and copies in a `StatelessScope`, which
-  are others in each step,
-- that a CUDA graph records: it is replayed after other writes.
+- if the tensors are no parameters: shards, and copies in a `StatelessScope`, which are
+  others in each step,
+- if a CUDA graph records them: it is replayed after other writes.
 
 PyTorch does not count writes to `tensor.data`, by a collective of `torch.distributed`,
 by a replayed CUDA graph, or through another library's view of the same memory. Code
-that does that to a variable between two steps has to say so, by
+that writes a variable so between two steps has to call
 `torch.autograd.graph.increment_version`.
 """
 
@@ -28,25 +27,22 @@ from keras_lso._backend._torch_measure import is_on_host
 
 
 def are_known(pairs):
-    """Whether all the pairs are known to be in step, right before a step."""
+    """Whether all the pairs are known to be in step; called right before a step."""
     if _is_recorded():
         return False
-    # All of them: this removes each note that no longer holds.
+    # No generator: `_is_known` removes each note that no longer holds.
     return all([_is_known(master, variable) for master, variable in pairs])
 
 
 def note(pairs, finite):
-    """Notes that a step has written the pairs, unless `finite` is False.
-
-    To be called right after the step; `are_known` is called right before it.
-    """
+    """Notes that a step has written the pairs if `finite`; called right after it."""
     if _is_recorded():
         return
     answer = None
     for master, variable in pairs:
         old = _notes.get(id(master))
         if old is not None and old.answer.arrived() is not False:
-            # An older answer says more, and arrives sooner.
+            # The older answer arrives sooner, and is as good.
             old.written = _written(master, variable)
         elif _are_counted(master, variable):
             answer = answer or _Answer(finite)
@@ -54,13 +50,9 @@ def note(pairs, finite):
 
 
 class _Note:
-    """A pair, as a step has left it.
+    """A pair that only steps have written since the one that `answer` is of.
 
-    Attributes:
-        master: Weak reference.
-        variable: Weak reference.
-        answer: `_Answer` of a step; since then only steps have written the pair.
-        written: What `_written` says after the last of them.
+    `written` is what `_written` returned after the last of them.
     """
 
     __slots__ = ("master", "variable", "answer", "written")
@@ -73,7 +65,7 @@ class _Note:
         self.written = _written(master, variable)
 
 
-# By the masters' ids. Not in the optimizer, whose copies have other masters.
+# By the ids of the masters. Not in the optimizer: its copies have other masters.
 _notes: dict[int, _Note] = {}
 
 
@@ -117,8 +109,8 @@ def _is_known(master, variable):
 
 
 def _written(master, variable):
-    """Returns what no longer is the same once one of them has been written."""
-    # An assignment to `tensor.data` is not counted, but is seen by the address.
+    """Returns what changes when one of the two is written."""
+    # The address, since an assignment to `tensor.data` is not counted.
     return (
         master._version,
         variable._version,

@@ -1,9 +1,8 @@
 """What the fused steps of a chunk of tensors are made of: PyTorch's own fused kernels.
 
-Those kernels unscale by themselves, but they write what they unscale back into the
-caller's gradients. Here a gradient is only ever read: where it can be, the scale goes
-into a coefficient of the kernel, and elsewhere the gradients are unscaled into memory
-of the step's own.
+Those kernels can unscale, but they write the unscaled gradients into the caller's. Here
+gradients are only read: the scale is a part of a coefficient of the kernel where there
+is one, and elsewhere the gradients are unscaled into memory of the step's own.
 """
 
 import numpy as np
@@ -12,19 +11,19 @@ from torch._utils import _unflatten_dense_tensors
 
 from keras_lso._backend._torch_measure import SMALL
 
-# What is subtracted from 1 in float64 must keep the digits of a float32.
+# Subtracted from 1 in float64, a smaller rate would lose digits of a float32.
 SMALLEST_RATE = 2.0**-29
-# So late that Adam's bias correction is 1, for any beta below 1.
+# At this step Adam's bias correction is 1, for any beta below 1.
 _LAST_STEP = 2.0**100
 
 
 def any_low_precision(tensors):
-    """Whether a tensor is not in float32."""
+    """Whether there is a tensor of another dtype than float32."""
     return any(t.dtype != torch.float32 for t in tensors)
 
 
 class Memory:
-    """One buffer for all chunks: fresh memory costs more than the arithmetic on it.
+    """One buffer for all chunks: new memory costs more than the arithmetic on it.
 
     Args:
         tensors: List of float32 tensors.
@@ -37,7 +36,7 @@ class Memory:
         self._flat = None
 
     def like(self, tensors):
-        """Returns views of it like `tensors`, which are of one chunk and one dtype."""
+        """Returns views of the buffer like `tensors`, a chunk's, of one dtype."""
         if self._flat is None:
             self._flat = self._like.new_empty(max(self._sizes))
         return _unflatten_dense_tensors(self._flat.view(tensors[0].dtype), tensors)
@@ -47,11 +46,11 @@ class Kernel:
     """The operations on a chunk of variables, in place.
 
     Args:
-        weights: List of the chunk's variables, tensors.
+        weights: List of tensors, the chunk's variables.
         memory: `Memory` for intermediate results. None on an accelerator, whose
-            allocator returns the same memory again at once.
-        found_inf: Float32 scalar tensor, 1.0 where nothing may be written. None on
-            the host.
+            allocator reuses memory by itself.
+        found_inf: Float32 scalar tensor. If it is 1.0, neither variables nor slots are
+            written. None on the host.
     """
 
     def __init__(self, weights, memory, found_inf):
@@ -61,11 +60,11 @@ class Kernel:
 
     @property
     def is_on_host(self):
-        """Whether reading a tensor on the host costs nothing."""
+        """Whether the tensors are in the host's memory."""
         return self._memory is not None
 
     def new(self):
-        """Returns tensors like the weights; on the host the same ones each time."""
+        """Returns tensors like the weights; on the host the same memory each time."""
         if self._memory is None:
             return [torch.empty_like(w) for w in self.weights]
         return self._memory.like(self.weights)
@@ -79,21 +78,18 @@ class Kernel:
         return wide
 
     def multiply(self, tensors, factor):
-        """Returns the products with a scalar (tensor), in float32."""
+        """Returns the products with a number or a scalar tensor, in float32."""
         # A scalar tensor does not widen the product.
         tensors = self.widen(tensors)
         if isinstance(factor, float) and factor == 1.0:
             return tensors
-        # For small ones it is the calls that cost, not fresh memory.
+        # For small tensors the calls cost more than new memory.
         if not self.is_on_host or all(t.numel() <= SMALL for t in tensors):
             return list(torch._foreach_mul(tensors, factor))
         return self.multiply_each(tensors, [factor] * len(tensors))
 
     def multiply_each(self, tensors, factors):
-        """Returns the products of float32 tensors, each with a factor of its own.
-
-        None stands for the tensor as it is.
-        """
+        """Returns the product of each float32 tensor with its factor, if not None."""
         out = self.new()
         return [
             t if factor is None else torch.mul(t, factor, out=out_i)
@@ -118,23 +114,18 @@ class Kernel:
     def descend_with_momentum(self, d, m, momentum, rate=1.0, nesterov=False):
         """Does `m = momentum * m + d`, `w = w - rate * m`.
 
-        If `nesterov`, it is `w = w - rate * (momentum * m + d)`.
+        With `nesterov`, `w = w - rate * (momentum * m + d)`.
         """
         _sgd(self.weights, d, m, self._found_inf, rate, momentum, nesterov)
 
     def descend_with_rates(self, d, m, momentum, rates, nesterov=False):
-        """Does `m = momentum * m + rate * d`, `w = w - m`.
+        """Does `m = momentum * m + rate * d`, `w = w - m`, with a rate for each tensor.
 
-        Args:
-            d: List of tensors.
-            m: List of tensors.
-            momentum: Float.
-            rates: Float32 tensor, a rate for each of them.
-            nesterov: Bool. Whether to do `w = w - (momentum * m + rate * d)`.
+        With `nesterov`, `w = w - (momentum * m + rate * d)`.
         """
         in_dampening = {}
         if self.is_on_host and momentum and not nesterov:
-            # A call takes as long as the product with a tensor of this size.
+            # The product with a tensor of this size takes as long as a call.
             large = (i for i, w in enumerate(self.weights) if w.numel() > 2**15)
             values = rates.tolist()
             in_dampening = {i: values[i] for i in large if values[i] >= SMALLEST_RATE}
@@ -154,7 +145,7 @@ class Kernel:
     def ascend_with_momentum(self, d, m, momentum, rate=1.0, nesterov=False):
         """Does `m = momentum * m - rate * d`, `w = w + m`; `rate` is a float.
 
-        If `nesterov`, `rate` is 1 and it is `w = w + momentum * m - d`.
+        With `nesterov` and a rate of 1, `w = w + momentum * m - d`.
         """
         _sgd(
             self.weights,
@@ -175,15 +166,10 @@ class Kernel:
             self.descend(self.weights, decay)
 
     def adam(self, rule, grads, momenta, velocities, scale=None):
-        """Does the step of `rules.Adam`, whose `alpha` holds the bias correction.
+        """Does the step of `rules.Adam`, whose `alpha` contains the bias correction.
 
-        Args:
-            rule: `rules.Adam`.
-            grads: List of float32 tensors.
-            momenta: List of tensors.
-            velocities: List of tensors.
-            scale: Scalar tensor by which the kernel divides the gradients, in place:
-                they are the step's own copies. Defaults to `None`: nothing.
+        With a `scale`, a scalar tensor, it divides the gradients by it in place: they
+        are the step's own copies then.
         """
         last = rule.alpha.new_full((), _LAST_STEP)
         torch._fused_adam_(
@@ -204,28 +190,27 @@ class Kernel:
             found_inf=self._found_inf,
         )
 
-    def where_finite(self, new, old):
-        """Returns `new`, on an overflow `old`."""
+    def assign(self, slots, values):
+        """Copies values, which are the step's own, into slots, unless `found_inf`."""
         if self._found_inf is None:
-            return new
-        return torch.where(self._found_inf == 0, new, old)
+            torch._foreach_copy_(slots, values)
+        else:
+            copy_unless(self._found_inf, slots, values)
+
+
+def moving_averages(slots, values, beta):
+    """Returns `beta * slot + (1 - beta) * value`, rounded as Keras does on PyTorch."""
+    averages = torch._foreach_mul(slots, beta)
+    torch._foreach_add_(averages, values, alpha=1 - beta)
+    return averages
 
 
 def _sgd(
-    w,
-    d,
-    m,
-    found_inf,
-    lr,
-    momentum,
-    nesterov=False,
-    dampening=0.0,
-    maximize=False,
+    w, d, m, found_inf, lr, momentum, nesterov=False, dampening=0.0, maximize=False
 ):
-    """Calls the kernel.
+    """Does `m = momentum * m + (1 - dampening) * d`, `w = w - lr * m`.
 
-    `m = momentum * m + (1 - dampening) * d`, `w = w - lr * m`. With `maximize` it is
-    `-d` in place of `d`.
+    With `maximize` it takes `-d` in place of `d`.
     """
     # The first step sets `m = d`, as a momentum of 0 does at every step.
     is_first_step = bool(m) and not momentum
@@ -243,3 +228,17 @@ def _sgd(
         is_first_step=is_first_step,
         found_inf=found_inf,
     )
+
+
+def copy_unless(found_inf, targets, sources):
+    """Copies contiguous tensors, and writes nothing where `found_inf` is 1.0.
+
+    The targets are the momenta of the fused SGD kernel, which sets them to the
+    gradients. The sources are these, and its variables as well: at a rate of 0 they
+    stay as they are.
+    """
+    _sgd(sources, sources, targets, found_inf, lr=0.0, momentum=0.0)
+    # The kernel does not increment the version, which autograd relies on, and the
+    # masters that another optimizer has of the same variables.
+    for target in targets:
+        torch.autograd.graph.increment_version(target)

@@ -1,17 +1,17 @@
 """Kernels for the masters of low-precision variables, on PyTorch.
 
-They implement `Framework.resynchronised` and `Framework.rounded`, and are tested
-against these. `pairs` are tuples of a master and its variable, tensors, the variables
-of one dtype, or none at all. `finite` is None on the host, where a step that is skipped
-does not come here; on an accelerator it is a boolean scalar tensor, and where it is
-False nothing changes.
+They implement the formulas `Framework.resynchronised` and `Framework.rounded`, and are
+tested against these. `pairs` is a list of tuples of tensors, a master and its variable,
+the variables of one dtype. `finite` is a boolean scalar tensor: where it is False
+nothing changes. On the host it is None, since a skipped step calls nothing here.
 """
 
 import torch
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
 from keras_lso._backend import _torch_in_step
-from keras_lso._backend.masters import FLOAT16_MAX
+from keras_lso._backend._torch_kernels import copy_unless
+from keras_lso._backend.tensors import FLOAT16_MAX
 
 
 def resynchronise(framework, pairs, finite, memory):
@@ -26,14 +26,14 @@ def resynchronise(framework, pairs, finite, memory):
     expected = memory.like(variables)
     torch._foreach_copy_(expected, masters)
     for master, variable, value in zip(masters, variables, expected, strict=True):
-        # A number beyond float16's range is not alike, nor is -0.0; that is rare, and
-        # then the formula changes nothing.
+        # In the rare case of -0.0, or of a master beyond float16's range, that differs
+        # from the rounded master, and the formula changes nothing.
         if not _are_alike(value, variable):
             master.copy_(framework.resynchronised(master, variable))
 
 
 def _are_alike(values, others):
-    """Whether they have the same elements.
+    """Whether two tensors have the same elements.
 
     `torch.equal` takes ten times as long for float16 as for int64 views of four each.
     """
@@ -44,6 +44,7 @@ def _are_alike(values, others):
 
 
 def _resynchronise_where(framework, finite, pairs):
+    # `Framework.resynchronised` in fewer passes: no float32 copy of the variables.
     masters, variables = map(list, zip(*pairs, strict=True))
     old, value = map(_flatten_dense_tensors, (masters, variables))
     moved = (framework.rounded(old, value.dtype) != value).logical_and_(finite)
@@ -54,10 +55,8 @@ def _resynchronise_where(framework, finite, pairs):
 def round_into_variables(pairs, finite, found_inf):
     """Rounds the masters into the variables.
 
-    Args:
-        pairs: See above.
-        finite: See above.
-        found_inf: Float32 scalar tensor, 1.0 where `finite` is False. None on the host.
+    `found_inf` is a float32 scalar tensor, 1.0 where `finite` is False; None on the
+    host.
     """
     if not pairs:
         return
@@ -80,32 +79,7 @@ def _round_where(finite, found_inf, masters, variables):
     if flat.dtype == torch.float16:
         flat.clamp_(-FLOAT16_MAX, FLOAT16_MAX)
     if all(v.is_contiguous() for v in variables):
-        _copy_unless(found_inf, variables, new)
+        copy_unless(found_inf, variables, new)
     else:
         kept = torch.where(finite, flat, _flatten_dense_tensors(variables))
         torch._foreach_copy_(variables, _unflatten_dense_tensors(kept, variables))
-
-
-def _copy_unless(found_inf, targets, sources):
-    """Copies contiguous tensors, and writes nothing where `found_inf` is 1.0.
-
-    That is the first step of the fused SGD kernel, which sets the momentum. To the
-    sources, its variables and gradients, it does nothing at a rate of 0.
-    """
-    torch._fused_sgd_(
-        sources,
-        sources,
-        targets,
-        lr=0.0,
-        momentum=1.0,
-        nesterov=False,
-        weight_decay=0.0,
-        dampening=0.0,
-        maximize=False,
-        is_first_step=True,
-        found_inf=found_inf,
-    )
-    # The kernel does not increment it, and others rely on it: autograd, and the masters
-    # that another optimizer has of the same variables.
-    for target in targets:
-        torch.autograd.graph.increment_version(target)

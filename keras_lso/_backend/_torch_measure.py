@@ -13,21 +13,21 @@ SMALL = 2**14
 
 
 def is_on_host(tensor):
-    """Whether reading a tensor on this one's device costs nothing."""
+    """Whether the host reads this tensor without synchronising."""
     return tensor.device.type == "cpu"
 
 
 def measure(grads, amax=False, inv_scale=1.0, rules=None):
     """See `Framework.measure`; the tensors are plain.
 
-    On the host a finite L2 norm proves finite elements, and one multi-tensor norm costs
-    a tenth of `isfinite` over all tensors. A norm that is not finite proves nothing
-    (1e20 squared is inf), nor does any if unscaling makes the gradients larger: only
-    then every element is checked. On an accelerator reading that norm would
-    synchronise with the host. There the largest magnitude decides, which is exact.
+    On the host a finite L2 norm proves finite elements, at a tenth of the cost of
+    `isfinite`. A norm that is not finite proves nothing (1e20 squared is inf), nor does
+    any if unscaling enlarges the gradients: then every element is checked. On an
+    accelerator that branch would synchronise. There the largest magnitude decides,
+    which is exact.
 
-    The norms of the gradients serve the step as well. Other norms it computes itself,
-    where it has the tensors in the cache.
+    Only norms of the gradients are returned: the step computes others when it has the
+    tensors in the cache.
     """
     if not is_on_host(grads[0]):
         finite, largest = _check_on_accelerator(grads, inv_scale)
@@ -42,7 +42,6 @@ def _check_on_host(values, inv_scale, wants_norms):
     if wants_norms:
         norms = norms_of(values)
     else:
-        # As a proof any norm will do.
         proofs = _together(values)
         norms = torch.stack(torch._foreach_norm(proofs, 2, dtype=wide_dtype(proofs)))
     finite = norms.isfinite().all()
@@ -52,10 +51,7 @@ def _check_on_host(values, inv_scale, wants_norms):
 
 
 def _together(values):
-    """Returns the same elements in fewer tensors.
-
-    Concatenating small ones takes a third of the time of a norm for each.
-    """
+    """Concatenates small tensors, in a third of the time of a norm for each."""
     small: list[torch.Tensor] = []
     rest: list[torch.Tensor] = []
     for v in values:
@@ -70,10 +66,10 @@ def _together(values):
 def _check_on_accelerator(values, inv_scale):
     """Returns whether all are finite, and the largest magnitude.
 
-    Not the norms: the step needs those of the unscaled gradients, which can be finite
-    where those of very large gradients are not.
+    No norms: those of very large gradients can be inf where those of the unscaled
+    gradients, which the step takes, are finite.
     """
-    # An empty tensor has no maximum. An inf or a NaN stays one.
+    # An empty tensor has no maximum.
     amax = values[0].new_zeros((), dtype=wide_dtype(values))
     values = [v for v in values if v.numel()]
     if values:
@@ -84,7 +80,7 @@ def _check_on_accelerator(values, inv_scale):
 
 
 def _amax_on_host(values):
-    """Returns the largest magnitude; `abs` would write a copy of every tensor."""
+    """Returns the largest magnitude, without the copy that `abs` makes."""
     values = [v for v in values if v.numel()]
     if not values:
         return amax_of(values)
@@ -103,8 +99,8 @@ _ROW = 1024
 def norms_of(values):
     """Returns the L2 norms as one tensor.
 
-    By rows on a CPU: PyTorch sums the squares one after the other there, and of two
-    million elements four digits would be left.
+    By rows on a CPU, where PyTorch adds squares one by one: of two million elements
+    four digits would be left.
     """
     dtype = wide_dtype(values)
     if values[0].is_cpu:
@@ -123,7 +119,6 @@ def _row_norms(values, dtype):
 
 
 def wide_dtype(values):
-    """Returns the dtype in which norms of these tensors accumulate."""
-    # It may be wider than a tensor's own dtype, never narrower.
+    """Returns a dtype for norms of these tensors, narrower than none of theirs."""
     is_double = any(v.dtype == torch.float64 for v in values)
     return torch.float64 if is_double else torch.float32

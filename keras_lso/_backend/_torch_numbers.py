@@ -2,17 +2,17 @@
 
 A learning-rate schedule is a few operations on the step count and on Python's numbers.
 `keras.ops` makes a tensor of each number, whose copy to the device synchronises with
-the host; and where a schedule branches by the step (`keras.ops.cond`) it reads a flag.
-Here numbers are written by a kernel, and both branches are computed and selected from.
+the host, and `keras.ops.cond` reads a flag. Here a kernel writes the numbers, and both
+branches are computed.
 """
 
 import numpy as np
 import torch
 from torch.overrides import TorchFunctionMode
 
-# More numbers than this are copied: a kernel each would take longer.
+# More numbers than this are copied: a kernel for each would take longer.
 _FEW = 32
-# After as many branches flags are read: each of them may double the work.
+# Later branches read their flags: each branch may double the work.
 _MOST_BRANCHES = 4
 
 
@@ -22,10 +22,10 @@ def without_host(function, near):
 
 
 def _select(function, answers):
-    """Runs a function whose first branches take `answers`, and later ones both ways.
+    """Runs a function whose first branches take `answers`, and later ones both sides.
 
-    One run takes the True side of all later branches. For each of these, a recursion
-    takes the True side of those before it, and its False side.
+    One run takes the True side of all later branches. For each of them a recursion
+    takes its False side, and the True side of those before it.
     """
     with _Scalars(answers) as scalars:
         result = function()
@@ -36,11 +36,9 @@ def _select(function, answers):
 
 
 class _Scalars(TorchFunctionMode):
-    """Fills in numbers on the device, and decides branches without reading from it.
+    """Writes numbers on the device, and takes branches without reading from it.
 
-    Attributes:
-        conditions: List of boolean tensors, those of the branches without an answer,
-            which took the True side.
+    `conditions` are those of the branches without an answer, which take the True side.
     """
 
     def __init__(self, answers):
@@ -63,7 +61,7 @@ class _Scalars(TorchFunctionMode):
 
 
 def _written(make, args, kwargs):
-    """Makes a tensor, on a device by `torch.full` if it has few numbers."""
+    """Makes a tensor; one of a few numbers on a device by `torch.full`."""
     device = torch.device(kwargs.get("device") or "cpu")
     is_plain = isinstance(args[0], bool | int | float | np.ndarray | np.number)
     if device.type == "cpu" or not is_plain or not 0 < np.size(args[0]) <= _FEW:

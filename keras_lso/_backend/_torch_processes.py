@@ -2,6 +2,7 @@
 
 import torch
 import torch.distributed as dist
+from torch._utils import _unflatten_dense_tensors
 
 from keras_lso._backend import processes
 from keras_lso._backend.tensors import in_float32
@@ -31,7 +32,7 @@ def average_over_processes(framework, grads):
         hvd = processes.horovod("torch")
         exchange, mean = hvd.allgather_object, hvd.allreduce
     return processes.map_by_dtype(
-        lambda tensors: _unflatten(mean(_flatten(tensors)), tensors),
+        lambda tensors: _unflatten_dense_tensors(mean(_flatten(tensors)), tensors),
         processes.agree(grads, exchange),
     )
 
@@ -48,9 +49,5 @@ def _mean(flat):
 
 
 def _flatten(tensors):
+    # A copy, even of a single tensor: `_mean` writes it.
     return torch.cat([t.reshape(-1) for t in tensors])
-
-
-def _unflatten(flat, tensors):
-    pieces = flat.split([t.numel() for t in tensors])
-    return [p.view(t.shape) for p, t in zip(pieces, tensors, strict=True)]

@@ -1,4 +1,4 @@
-"""Refusing variables and gradients that are not sharded alike."""
+"""Errors for variables and gradients that are not sharded alike."""
 
 import sys
 
@@ -52,9 +52,9 @@ def _describe(tensor):
 
 
 def _check_not_left_behind(variables):
-    """Refuses the variables of a Keras layer whose parameters FSDP has replaced.
+    """Refuses variables that FSDP has replaced as the parameters of a Keras layer.
 
-    The layer goes on computing with them, and their gradients are not reduced.
+    The layer still computes with them, and their gradients are not reduced.
     """
     left_behind = _left_behind()
     for variable in variables if left_behind else ():
@@ -68,7 +68,7 @@ def _check_not_left_behind(variables):
 
 
 def _left_behind():
-    """Returns the ids of the variables that are no longer their module's parameters."""
+    """Returns the ids of variables that no longer are their module's parameters."""
     states = sys.modules.get("torch.distributed._composable_state")
     fsdp = sys.modules.get("torch.distributed.fsdp")
     modules = getattr(states, "_module_state_mapping", None)
@@ -83,7 +83,7 @@ def _left_behind():
 
 
 def _left_behind_by(layer):
-    """Returns those of one layer; none for a module that is not Keras's."""
+    """Returns those of one layer, and none for a module that is not Keras's."""
     parameters = getattr(layer, "_torch_params", None)
     if not isinstance(parameters, torch.nn.ParameterDict):
         return set()

@@ -1,8 +1,8 @@
 """`measure`, `fused_step` and `l2_norms` on PyTorch, of plain and of sharded tensors.
 
-Plain tensors go to the kernels as they are. Of sharded ones the kernels of each process
-get its shards; norms, the largest magnitude and the flag are reduced over the processes
-before they are used, in one all-reduce a step.
+The kernels take plain tensors as they are, and of sharded ones the shards of their
+process. Norms, the largest magnitude and the flag are reduced over the processes before
+they are used, in one all-reduce a step.
 """
 
 import torch
@@ -37,11 +37,9 @@ def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None, are_alike=
 
 
 def _squares(rules, shards, inv_scale, state):
-    """Returns the squares of the norms that the rules of a step take of these shards.
+    """Returns the squared norms of what the rules measure of these shards.
 
-    Returns:
-        A tuple of a tensor, and the list of the positions of the shards that its items
-        are of.
+    As one tensor, with the list of the positions of the shards that its items are of.
     """
     found, owners = [shards[0].new_zeros(0, dtype=torch.float32)], []
     tensors: list[torch.Tensor] = []
@@ -54,7 +52,7 @@ def _squares(rules, shards, inv_scale, state):
         tensors += measured
         owners += [i] * len(measured)
         size += shards[i].numel()
-        # What was just computed should still be in the cache.
+        # The cache should still hold what was just computed.
         if size > _CHUNK:
             found.append(_torch_measure.norms_of(tensors))
             tensors, size = [], 0
@@ -90,9 +88,8 @@ def l2_norms(tensors):
 def fused_step_takes(rule, variables, gradients):
     """Whether there is a kernel for these tensors; `torch.compile` writes its own.
 
-    Of sharded tensors all processes have to give the same answer.
+    The processes that share a tensor all return the same.
     """
-    # Neither variables without a tensor of their own nor other subclasses of tensors.
     return (
         rule in _torch_steps.STEPS
         and not torch.compiler.is_compiling()
@@ -114,45 +111,31 @@ _GRADIENT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 
 @torch.no_grad()
 def fused_step(
-    framework,
-    rules,
-    variables,
-    slots,
-    grads,
-    found=None,
-    inv_scale=None,
-    low_precision_variables=None,
+    framework, rules, variables, slots, grads, found=None, inv_scale=None, copies=None
 ):
     """See `Framework.fused_step`."""
-    low = low_precision_variables
     if any_sharded(variables):
-        if any(r.has_norms for r in rules) and not _has_norms(found):
-            norms = _norms_in_step(
-                framework, rules, variables, slots, grads, inv_scale, low
-            )
-            found = (found or Measurement(None))._replace(**norms)
+        whole = grads
         variables, grads = shards_of(variables), shards_of(grads)
         slots = [tuple(shards_of(of_one)) for of_one in slots]
-        low = low and shards_of(low)
+        copies = copies and shards_of(copies)
+        found = found or Measurement(None)
+        has_norms = found.gradient_norms or found.rule_norms
+        if any(r.has_norms for r in rules) and not has_norms:
+            # `measure` was not asked for them: the step may change the masters.
+            masters = _resynchronised(framework, variables, copies)
+            state = [(v, *of_one) for v, of_one in zip(masters, slots, strict=True)]
+            factor = 1.0 if inv_scale is None else inv_scale
+            squares, owners = _squares(rules, grads, factor, state)
+            squares = Agreement(whole).sum(squares, owners)
+            found = found._replace(**_norms(rules, squares, owners))
     _torch_steps.fused_step(
-        framework, rules, variables, slots, grads, found, inv_scale, low
+        framework, rules, variables, slots, grads, found, inv_scale, copies
     )
 
 
-def _has_norms(found):
-    return found is not None and (found.gradient_norms or found.rule_norms)
-
-
-def _norms_in_step(framework, rules, variables, slots, grads, inv_scale, low):
-    """Returns the norms where `measure` was not asked for them."""
-    state = []
-    low = low or [None] * len(variables)
-    for variable, of_one, low_one in zip(variables, slots, low, strict=True):
-        value, low_value = shards_of((variable, low_one))
-        if low_value is not None:
-            value = framework.resynchronised(value, low_value)
-        state.append((value, *of_one))
-    inv_scale = 1.0 if inv_scale is None else inv_scale
-    squares, owners = _squares(rules, shards_of(grads), inv_scale, state)
-    squares = Agreement(grads).sum(squares, owners)
-    return _norms(rules, squares, owners)
+def _resynchronised(framework, variables, copies):
+    return [
+        v if copy is None else framework.resynchronised(v, copy)
+        for v, copy in zip(variables, copies or [None] * len(variables), strict=True)
+    ]

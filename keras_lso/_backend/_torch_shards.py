@@ -1,8 +1,8 @@
 """Tensors of which each process holds a shard: PyTorch's `DTensor`, as FSDP2 has them.
 
-What a process finds in its own shards is reduced, in one all-reduce, over the
-processes among which the tensors are sharded. All of them have to make the same
-all-reduces in the same order: none may depend on the values of a shard.
+What a process computes of its own shards is reduced over the processes among which the
+tensors are sharded. All of them make the same all-reduces in the same order: none
+depends on the values of a shard.
 """
 
 import torch
@@ -31,9 +31,9 @@ def all_sharded(tensors):
 
 
 def shards_of(tensors):
-    """Returns this process's shards; of a plain tensor the whole, and None as it is.
+    """Returns this process's shards, which alias the tensors; plain ones as they are.
 
-    In `no_grad` they are the very memory of the tensors.
+    To be called in `no_grad`. None is allowed.
     """
     if not any_sharded(tensors):
         return tensors
@@ -41,7 +41,7 @@ def shards_of(tensors):
 
 
 def sharded_like(value, like):
-    """See `Framework.sharded_like`; returns a parameter."""
+    """See `Framework.sharded_like`. What it shards becomes a parameter."""
     stays = is_sharded(value) or value.shape != like.shape
     if stays or not is_sharded(like):
         return value
@@ -56,10 +56,9 @@ def sharded_like(value, like):
 
 
 class Agreement:
-    """The processes that hold shards of these tensors, and their reductions.
+    """The reductions over the processes that hold shards of these tensors.
 
-    A replica's tensors are the same on all processes, bit for bit, and what is found in
-    them is too: among replicas nothing is reduced.
+    Nothing is reduced over replicas: their tensors have the same bits.
 
     Args:
         tensors: List of tensors, some of which are sharded.
@@ -74,32 +73,29 @@ class Agreement:
         self._groups = dict(sorted(groups.items(), key=lambda item: item[1].size()))
 
     def maximum(self, values):
-        """Returns the maximum of each value over all processes.
+        """Returns the maximum over the processes of each item of a 1D tensor.
 
-        Args:
-            values: 1D tensor without a NaN, which a maximum may lose.
+        Without a NaN, which a maximum may lose.
         """
         for group in self._groups.values():
             dist.all_reduce(values, dist.ReduceOp.MAX, group)
         return values
 
     def sum(self, values, owners):
-        """Returns the sum of each value over all shards of its tensor.
+        """Returns the sum of each item of a 1D tensor over the shards of its tensor.
 
-        Args:
-            values: 1D tensor.
-            owners: List with an item for each value: the position of the tensor that it
-                was computed from, or None for one to be summed over all processes.
+        `owners` are the positions of the tensors that the items were computed from,
+        None for what is summed over all processes.
         """
         for name, group in self._groups.items():
-            # What is no shard in this group is counted once.
+            # A tensor that is not sharded in this group counts once.
             once = [
                 i
                 for i, owner in enumerate(owners)
                 if owner is not None and name not in self._groups_of[owner]
             ]
             if once and dist.get_rank(group):
-                # One by one: a list of positions would be copied to the device.
+                # Not by a list of positions, which would be copied to the device.
                 torch._foreach_zero_([values[i] for i in once])
             dist.all_reduce(values, dist.ReduceOp.SUM, group)
         return values

@@ -1,8 +1,8 @@
 """The fused step on PyTorch, and how it implements each rule of `rules.py`.
 
-Tensors are processed in chunks, so many at a time as fit into the cache. On the host
-`finite` is read first. On an accelerator nothing is read: `found_inf`, 1.0 on an
-overflow, goes to the kernels, which then write nothing.
+Tensors are processed in chunks that fit into the cache. On the host the flag `finite`
+is read first. On an accelerator that would synchronise: the kernels take `found_inf`,
+1.0 on an overflow, and then write nothing.
 """
 
 import math
@@ -17,38 +17,38 @@ from keras_lso._backend._torch_kernels import (
     Kernel,
     Memory,
     any_low_precision,
+    moving_averages,
 )
 from keras_lso._backend._torch_masters import resynchronise, round_into_variables
 from keras_lso._backend._torch_measure import is_on_host, norms_of
 from keras_lso._backend.framework import Measurement
-from keras_lso._backend.masters import pairs_of
 
-# The number of elements in a chunk, unless one tensor has more: what one operation has
-# written is then still in the cache for the next.
+# The number of elements in a chunk, unless one tensor has more: the cache still holds
+# what one operation has written when the next reads it.
 _HOST_CHUNK = 2**20
 _DEVICE_CHUNK = 2**23
 
 
-def fused_step(framework, rules, variables, slots, grads, found, inv_scale, low):
-    """See `Framework.fused_step`: of plain tensors, or of one process's shards."""
+def fused_step(framework, rules, variables, slots, grads, found, inv_scale, copies):
+    """See `Framework.fused_step`; the tensors are plain, or one process's shards."""
     found = Measurement(None) if found is None else found
     finite, on_host = found.finite, is_on_host(variables[0])
     if on_host:
         if finite is not None and not finite:
             return
         finite = None
-    low = low or [None] * len(variables)
-    grads = _readable_gradients(grads, [*variables, *low])
+    copies = copies or [None] * len(variables)
+    grads = _readable_gradients(grads, [*variables, *copies])
     kinds = [
         (id(rule), None if v is None else v.dtype)
-        for rule, v in zip(rules, low, strict=True)
+        for rule, v in zip(rules, copies, strict=True)
     ]
     chunks = _chunks(kinds, variables, _HOST_CHUNK if on_host else _DEVICE_CHUNK)
     memory = Memory(variables, chunks) if on_host else None
     found_inf = None if finite is None else torch.logical_not(finite).float()
     for chunk in chunks:
         kernel = Kernel([variables[i] for i in chunk], memory, found_inf)
-        pairs = pairs_of(kernel.weights, [low[i] for i in chunk])
+        pairs = [(variables[i], copies[i]) for i in chunk if copies[i] is not None]
         resynchronise(framework, pairs, finite, memory)
         rule = rules[chunk[0]]
         STEPS[type(rule)](
@@ -63,11 +63,7 @@ def fused_step(framework, rules, variables, slots, grads, found, inv_scale, low)
 
 
 def _readable_gradients(grads, written):
-    """Returns the gradients as the kernels can read them while `written` change.
-
-    A kernel processes all its tensors in the order of their memory. A gradient that
-    aliases a variable would change before it is read.
-    """
+    """Returns contiguous gradients, none of which aliases a tensor that is written."""
     written = {t.data_ptr() for t in written if t is not None} - {0}
     return [(g.clone() if g.data_ptr() in written else g).contiguous() for g in grads]
 
@@ -102,8 +98,9 @@ def _part(found, chunk):
 
 # --- The rules ----------------------------------------------------------------------
 #
-# Each `_step_*` implements the formula of the class in `rules.py` that `STEPS` names it
-# for, and is tested against it. `found` is the `Measurement` of the gradients `g`.
+# Each `_step_*` implements the formula of the class in `rules.py` that `STEPS` has it
+# for, and is tested against it. `found` is the `Measurement` of the gradients `g`; for
+# shards it holds the norms of the whole tensors, and the steps are the same.
 
 
 def _step_sgd(kernel, rule, g, inv_scale, found):
@@ -128,12 +125,21 @@ def _step_momentum(kernel, rule, g, inv_scale, found, m):
 def _step_adam(kernel, rule, g, inv_scale, found, m, v):
     scale = None
     if not kernel.is_on_host and any_low_precision(g) and torch.is_tensor(inv_scale):
-        # They are copied to float32 anyway: one pass less.
+        # The kernel unscales their float32 copies itself: one pass less.
         g, scale = kernel.widen(g), 1.0 / inv_scale
     else:
         g = kernel.multiply(g, inv_scale)
     kernel.decay(rule.decay)
     kernel.adam(rule, g, m, v, scale)
+
+
+def _step_lion(kernel, rule, g, inv_scale, found, m):
+    g = kernel.multiply(g, inv_scale)
+    kernel.decay(rule.decay)
+    directions = moving_averages(m, g, rule.beta_1)
+    torch._foreach_sign_(directions)
+    kernel.descend(directions, rule.learning_rate)
+    kernel.assign(m, moving_averages(m, g, rule.beta_2))
 
 
 def _step_lars(kernel, rule, g, inv_scale, found, v):
@@ -152,7 +158,7 @@ def _step_lars(kernel, rule, g, inv_scale, found, v):
 
 
 def _needs_norms(rule, found):
-    """Whether the step has to compute norms; those of sharded tensors it has."""
+    """Whether the step has to compute the norms that `rule` takes."""
     return rule.takes_norms and found.rule_norms is None
 
 
@@ -161,18 +167,18 @@ def _lars_decayed(kernel, rule, g):
 
 
 def _lars_directions(kernel, rule, g, inv_scale, found):
-    """Returns `d`, the norms that its rates need or None, and the unit that it is in.
+    """Returns directions `d`, the norms that their rates need or None, and a unit.
 
-    What the step subtracts is `rate * unit * d`; the norms are in the unit of 1.
+    The step subtracts `rate * unit * d`. The norms are in the unit of 1.
     """
     needs_norms = _needs_norms(rule, found)
     is_wide_on_host = kernel.is_on_host and not any_low_precision(g)
     if needs_norms and not rule.is_paper and is_wide_on_host:
         if rule.weight_decay:
-            # In one pass, not two, and in units of the decay.
+            # In units of the decay: one pass in place of two.
             d = kernel.add(kernel.weights, g, float(inv_scale) / rule.weight_decay)
             norms = norms_of(d)
-            # In these a large gradient can overflow where in others it does not.
+            # In this unit the norm of a large gradient may overflow.
             if norms.isfinite().all():
                 return d, norms * rule.weight_decay, rule.weight_decay
         elif found.gradient_norms is not None:
@@ -202,20 +208,20 @@ def _step_novograd(kernel, rule, g, inv_scale, found, m, v):
     if norms is None:
         g, factor = kernel.multiply(g, inv_scale), 1.0
         norms = norms_of(g).unbind()
-    old_v = torch.stack(v)
-    new_v, factors = rule.normalize(torch.stack(norms), old_v)
+    new_v, factors = rule.normalize(torch.stack(norms), torch.stack(v))
     factors = factors * (rule.direction_weight * factor)
     d = kernel.multiply_each(kernel.widen(g), factors.unbind())
     if rule.weight_decay:
         d = kernel.add(d, kernel.weights, rule.weight_decay * rule.direction_weight)
     kernel.descend_with_momentum(d, m, rule.beta_1, rate=rule.learning_rate)
-    torch._foreach_copy_(v, kernel.where_finite(new_v, old_v).unbind())
+    kernel.assign(v, new_v.unbind())
 
 
 STEPS: dict[type, Callable[..., None]] = {
     rules.SGD: _step_sgd,
     rules.Momentum: _step_momentum,
     rules.Adam: _step_adam,
+    rules.Lion: _step_lion,
     rules.LARS: _step_lars,
     rules.NovoGrad: _step_novograd,
 }

@@ -1,4 +1,4 @@
-"""What the backends share to differentiate a loss with respect to Keras variables."""
+"""Differentiating a loss with respect to Keras variables: what the backends share."""
 
 import keras
 from keras import ops
@@ -7,9 +7,7 @@ from keras import ops
 class RecordingScope(keras.StatelessScope):
     """A `StatelessScope` that records which variables are read and written in it.
 
-    Args:
-        state_mapping: List of `(variable, value)`, the values that variables have in
-            the scope. Others have the value that they have outside.
+    Variables that are not in its `state_mapping` have their values outside of it.
     """
 
     def __init__(self, state_mapping=()):
@@ -18,7 +16,7 @@ class RecordingScope(keras.StatelessScope):
         self.read, self.written = {}, {}
 
     def get_current_value(self, variable):
-        """Returns what was written in this scope, else what an outer scope holds."""
+        """Returns the value in this scope, or else in the scope around it."""
         self.read[id(variable)] = variable
         value = super().get_current_value(variable)
         if value is None and self.original_scope is not None:
@@ -31,12 +29,7 @@ class RecordingScope(keras.StatelessScope):
 
 
 def trained_variables(loss_fn, run=lambda fn: fn()):
-    """Returns the trainable variables that `loss_fn` reads: see `Framework`.
-
-    Args:
-        loss_fn: Callable without arguments that returns the loss.
-        run: Callable that runs it. Defaults to a plain call.
-    """
+    """See `Framework.trained_variables`; `run` calls `loss_fn`."""
     try:
         with RecordingScope() as scope:
             run(loss_fn)
@@ -80,7 +73,7 @@ def refuse_tape(tape):
 
 
 def refuse_to_differentiate():
-    """Says that there is no backend to differentiate with."""
+    """Raises the error of a backend that cannot differentiate."""
     raise NotImplementedError(
         f"The Keras backend {keras.backend.backend()!r} computes no gradients. Set "
         "KERAS_BACKEND to 'tensorflow', 'jax' or 'torch' to train."

@@ -5,6 +5,7 @@ name the class in `keras_lso/_backend/__init__.py`. The defaults are in `keras.o
 with them alone a model can be loaded, as on NumPy and OpenVINO, but not trained.
 
 A step calls `measure`, and then `fused_step` where there is a rule, else `run_if`.
+docs/extending.md has an example of a backend and of a rule.
 """
 
 import contextlib
@@ -15,22 +16,20 @@ import keras
 from keras import ops
 
 from keras_lso._backend import autodiff, processes, reference, tensors
-from keras_lso._backend.masters import FLOAT16_MAX
 
 
 class Measurement(NamedTuple):
-    """What one read of the gradients found, as device tensors.
+    """The results of one read of the gradients, as device tensors.
 
-    A backend fills in what costs it least of the two lists of norms. The step computes
-    those that it needs and does not find here.
+    A backend returns the cheaper one of the two lists of norms, or none. The step
+    computes the norms that it needs and that are missing.
 
     Attributes:
-        finite: Boolean scalar. No gradient holds an inf or a NaN, nor will it once
-            it is unscaled. All replicas, processes and shards agree on it.
-        gradient_norms: List of float32 scalars, the L2 norm of each gradient, unscaled.
+        finite: Boolean scalar, the same on all replicas, processes and shards. Whether
+            the gradients are finite, and are so once they are unscaled.
+        gradient_norms: List of float32 scalars, the L2 norms of the unscaled gradients.
         rule_norms: List of what `Framework.norms_of` returns, one for each gradient.
-        amax: Float32 scalar, the largest magnitude of the gradients as they came, or
-            None if it was not asked for.
+        amax: Float32 scalar, the largest magnitude of the scaled gradients.
     """
 
     finite: Any
@@ -58,42 +57,30 @@ class Framework:
     def measure(
         self, grads, amax=False, inv_scale=1.0, rules=None, state=None, are_alike=False
     ):
-        """Reads the gradients once.
+        """Reads the gradients once, and returns a `Measurement`.
 
         Args:
             grads: List of tensors of any float dtype, dense or sparse. No None.
             amax: Bool. Whether to return the largest magnitude. Defaults to `False`.
-            inv_scale: Float32 scalar. What the gradients will be multiplied by; a value
-                above 1 can make a finite gradient overflow. Defaults to `1.0`.
-            rules: List of rules of `rules.py` whose norms are wanted. A finite norm
-                proves that its gradient is finite, so it is the check as well.
-                Defaults to `None`.
+            inv_scale: Float32 scalar, by which the step multiplies the gradients. Above
+                1 it can make a finite gradient overflow. Defaults to `1.0`.
+            rules: List of rules of `rules.py` whose norms to return. A finite norm also
+                proves that its gradient is finite. Defaults to `None`.
             state: List of tuples of tensors, `(variable, *slots)`, one a rule.
             are_alike: Bool. Whether all replicas have the same gradients, those of
-                `reduce_gradients`, and need not exchange what they find. Defaults to
-                `False`.
-
-        Returns:
-            A `Measurement`.
+                `reduce_gradients`: nothing is exchanged then. Defaults to `False`.
         """
         return reference.measure(self, grads, amax, inv_scale, rules, state)
 
     def fused_step_takes(self, rule, variables, gradients):
         """Whether `fused_step` takes these, and is faster than the optimizer's step.
 
-        `rule` is a class of `rules.py`; the lists are as `fused_step` takes them.
+        `rule` is a class of `rules.py`; the lists are those of `fused_step`.
         """
         return False
 
     def fused_step(
-        self,
-        rules,
-        variables,
-        slots,
-        grads,
-        found=None,
-        inv_scale=None,
-        low_precision_variables=None,
+        self, rules, variables, slots, grads, found=None, inv_scale=None, copies=None
     ):
         """Unscales, skips and updates in one pass.
 
@@ -103,19 +90,18 @@ class Framework:
                 `UPDATES_IN_PLACE`, of the tensors that they hold.
             slots: List of tuples of such, in the order of `rule.slots`.
             grads: List of dense tensors. No None. They are not written.
-            found: `Measurement` of `grads`. Where it is not finite nothing changes, bit
-                for bit. Defaults to `None`: the step is applied.
+            found: `Measurement` of `grads`. If it is not finite, no bit changes.
+                Defaults to `None`: the step is applied.
             inv_scale: Float32 scalar tensor, by which the gradients are multiplied.
                 Defaults to `None`: they are not scaled.
-            low_precision_variables: List, like `variables`, of the model's
-                low-precision copy of each master, or None. If it no longer equals the
-                rounded master (it was assigned externally), the master is
-                re-initialised from it. Afterwards it is set to the rounded new master.
-                Defaults to `None`: there are no masters.
+            copies: List, like `variables`, of the model's low-precision copy of each
+                master, or None. If it no longer equals the rounded master (it was
+                assigned externally), the master is re-initialised from it. Afterwards
+                it is set to the rounded new master. Defaults to `None`: there are no
+                masters.
         """
-        low = low_precision_variables
         reference.fused_step(
-            self, rules, variables, slots, grads, found, inv_scale, low
+            self, rules, variables, slots, grads, found, inv_scale, copies
         )
 
     def run_if(self, finite, step, grads, state):
@@ -123,24 +109,20 @@ class Framework:
 
         Args:
             finite: Boolean scalar tensor.
-            step: Callable of the gradients, which may write to `state` only.
-            grads: List of tensors or None, handed to `step`.
+            step: Callable of the gradients.
+            grads: List of tensors or None.
             state: List of `keras.Variable`s, all that `step` may write.
         """
         reference.run_if(finite, step, grads, state)
 
     # --- Norms and masters --------------------------------------------------------
     def norms_of(self, rule, gradient, *state):
-        """Returns the norms that a rule takes of whole tensors.
+        """Returns the L2 norms of what a rule measures, a tuple; None without any.
 
         Args:
             rule: Rule of `rules.py`.
             gradient: Dense tensor, unscaled, in float32 or float64.
             *state: Tensors, the variable and its slots.
-
-        Returns:
-            Tuple of scalars, the L2 norms of what `rule.measured` returns; None if the
-            rule takes none.
         """
         if not rule.takes_norms:
             return None
@@ -156,36 +138,32 @@ class Framework:
         return [self.l2_norm(tensors.in_float32(self.elements_of(v))) for v in values]
 
     def sum_over_shards(self, value):
-        """Returns the sum over all devices, where each holds a shard of the tensor.
-
-        That is so inside of `jax.shard_map`. Elsewhere `keras.ops` sees whole tensors.
-        """
+        """Returns the sum over the devices that hold shards, as in `jax.shard_map`."""
         return value
 
     def max_over_shards(self, value):
-        """Returns the maximum over all devices, as `sum_over_shards` the sum."""
+        """Returns the maximum over the devices that hold shards."""
         return value
 
     def rounded(self, master, dtype):
         """Rounds a tensor to a float dtype; float16 saturates at its largest number."""
         dtype = keras.backend.standardize_dtype(dtype)
         if dtype == "float16":
-            master = ops.clip(master, -FLOAT16_MAX, FLOAT16_MAX)
+            master = ops.clip(master, -tensors.FLOAT16_MAX, tensors.FLOAT16_MAX)
         return ops.cast(master, dtype)
 
     def resynchronised(self, master, value):
-        """Returns the master, re-initialised where its variable was assigned to.
+        """Returns the master, re-initialised where its copy was assigned externally.
 
         Args:
             master: Float32 tensor.
-            value: Tensor, what the low-precision variable holds. Where it is not the
-                rounded master it was assigned externally, as by `set_weights`.
+            value: Tensor, what the model's low-precision copy holds. `set_weights`, for
+                one, makes it another than the rounded master.
         """
         is_in_step = ops.equal(self.rounded(master, value.dtype), value)
         return ops.where(is_in_step, master, ops.cast(value, "float32"))
 
     # --- Gradients as tensors -----------------------------------------------------
-    # In `keras.ops` on all backends.
     in_float32 = staticmethod(tensors.in_float32)
     times = staticmethod(tensors.times)
 
@@ -193,8 +171,8 @@ class Framework:
         """Returns a gradient as a tensor of a float dtype.
 
         Args:
-            value: Tensor, dense or sparse, array, list of numbers, or None, which stays
-                None. Integers become float32, as in Keras on TensorFlow and JAX.
+            value: Tensor, dense or sparse, array, list of numbers, or None, which is
+                returned. Integers become float32, as in Keras on TensorFlow and JAX.
 
         Raises:
             ValueError: If it is complex. A cast would drop the imaginary part.
@@ -220,29 +198,24 @@ class Framework:
     def without_host(self, function, near):
         """Calls a function of Python numbers and of device tensors, such as a schedule.
 
-        PyTorch neither copies the numbers to the device of `near` nor reads a branch's
-        condition from there. The function has no side effects, returns a scalar tensor,
-        and may be called several times.
+        On PyTorch without synchronising the device of `near` with the host. The
+        function has no side effects, returns a scalar tensor, and may be called several
+        times.
         """
         return function()
 
     # --- Differentiation ----------------------------------------------------------
     def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
-        """Returns a loss and its gradients.
+        """Returns a loss and the list of its gradients, None where it has none.
 
         Args:
             loss_fn: Callable without arguments that returns the loss, a tensor of any
-                shape (its sum is differentiated). What it assigns to variables stays
-                assigned.
+                shape (its sum is differentiated). It may assign variables.
             variables: List of variables, or callable that returns it once `loss_fn`
                 has run.
             grad_loss: Tensor that weights the elements of the loss. Defaults to `None`.
             tape: A `tf.GradientTape`, which may have recorded a part of the loss.
-                Defaults to `None`: there is none outside TensorFlow.
-
-        Returns:
-            A tuple of the loss and the list of gradients, of which None where the loss
-            does not depend on the variable.
+                Defaults to `None`, as always outside TensorFlow.
         """
         autodiff.refuse_to_differentiate()
 
@@ -261,8 +234,9 @@ class Framework:
     def trained_variables(self, loss_fn):
         """Returns the trainable variables that `loss_fn` reads, in that order.
 
-        It is run once, and what it assigns is discarded. Variables that it creates, as
-        layers do, exist afterwards; one initialised from a value needs a real run.
+        It runs once, and what it assigns is discarded. The variables that it creates,
+        as layers do, exist afterwards; one that is initialised from a value needs a
+        second run.
         """
         return autodiff.trained_variables(loss_fn)
 
@@ -275,7 +249,7 @@ class Framework:
         """Compiles a function of tensors that reads and assigns variables.
 
         It takes and returns nested structures of tensors and None, and creates no
-        variables, which have their new values when the compiled function returns.
+        variables.
         """
         return step
 
@@ -303,13 +277,11 @@ class Framework:
     def reduce_gradients(self, grads, axis_name=None):
         """Returns the gradients of all replicas that apply them together.
 
+        On TensorFlow the sums, on JAX the means over the axis, in float32 or wider.
+
         Args:
             grads: List of tensors, dense or sparse, or None.
             axis_name: See `LossScaleOptimizer.apply`. Defaults to `None`.
-
-        Returns:
-            List of tensors or None, the same on all replicas: on TensorFlow the sums,
-            on JAX the means over the axis, in float32 or wider.
         """
         return grads
 
@@ -344,20 +316,18 @@ class Framework:
         """Returns the means of the gradients over all processes, with the same bits.
 
         All processes call it equally often, with gradients of the same variables in the
-        same order, tensors of any float dtype, dense or sparse, or None.
-
-        Returns:
-            List of tensors in float32, or in float64 if they were in that. A gradient
-            that some processes do not have counts as zero; None where none has one.
+        same order: tensors of any float dtype, dense or sparse, or None. The means are
+        in float32 or float64. A gradient that some processes do not have counts as
+        zero; None where none has one.
 
         Raises:
             RuntimeError: On all processes, if their gradients are not of the same
-                variables, and where none run.
+                variables, and where no processes run.
         """
         self.check_processes_run()
 
     def any_sharded(self, values):
-        """Whether one of the tensors is a process's shard, and says so."""
+        """Whether one of the tensors is of a type for shards, as `DTensor`."""
         return False
 
     def sharded_like(self, value, like):
@@ -373,7 +343,7 @@ class Framework:
         return False
 
     def check_shards(self, grads, variables, values):
-        """Refuses what would let processes diverge, before anything is changed.
+        """Refuses what would make the processes diverge, before anything is changed.
 
         Args:
             grads: List of tensors or None.

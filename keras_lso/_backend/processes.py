@@ -1,7 +1,7 @@
-"""Averaging gradients over processes: what the communication engines have in common.
+"""Averaging gradients over processes: what the communication engines share.
 
-An engine is the framework's own, or Horovod. Each framework's `_*_processes.py` finds
-the one that runs, and takes the mean with it.
+Each framework's `_*_processes.py` finds the engine that runs, its own or Horovod, and
+takes the mean by it.
 """
 
 import hashlib
@@ -14,7 +14,6 @@ from keras import ops
 
 def horovod(framework):
     """Returns Horovod's module for the framework if it is initialised, else None."""
-    # A module that is not imported is not initialised.
     module = sys.modules.get(f"horovod.{framework}")
     if module is None:
         return None
@@ -26,12 +25,7 @@ def horovod(framework):
 
 
 def check_run(count, how_to_start):
-    """Raises a `RuntimeError` where no engine runs.
-
-    Args:
-        count: What `Framework.count_processes` returned.
-        how_to_start: String, a sentence on how to start one.
-    """
+    """Raises a `RuntimeError` if `count` is None, with a sentence on how to start."""
     if count is None:
         raise RuntimeError(
             "To average gradients over processes (`on_horovod=True`), something must "
@@ -40,7 +34,7 @@ def check_run(count, how_to_start):
 
 
 def or_horovod(framework):
-    """Returns the part of `how_to_start` on Horovod."""
+    """Returns the part of `HOW_TO_START` on Horovod."""
     return (
         f"Or install Horovod, `import horovod.{framework} as hvd`, call `hvd.init()` "
         "and start the program by `horovodrun -np 2 python train.py`."
@@ -55,17 +49,14 @@ def digest(descriptions):
 def agree(grads, exchange):
     """Returns gradients of the same variables on all processes, in the same order.
 
-    With other tensors than its peers' a process would deadlock in the mean, or average
+    With other tensors than the others' a process would deadlock in the mean, or average
     gradients of different variables. A gradient that only some processes have is zero
-    on the others. This costs an exchange of 40 bytes.
+    on the others, and None if no process has it. This exchanges 40 bytes.
 
     Args:
         grads: List of dense tensors or None.
-        exchange: Callable that takes equally many bytes on each process, and returns
-            the list of those of all processes, in their order.
-
-    Returns:
-        The list of tensors; None where no process has one.
+        exchange: Callable that takes bytes, equally many on each process, and returns
+            the list of the bytes of all processes, in their order.
 
     Raises:
         RuntimeError: On all processes, if their gradients do not match.
@@ -115,19 +106,14 @@ def _merge(everyone):
 
 
 def map_by_dtype(fn, grads):
-    """Applies `fn` to the lists of all tensors of one dtype; None stays None.
-
-    Args:
-        grads: List of tensors or None.
-        fn: Callable that takes a list of tensors and returns one.
-    """
+    """Applies `fn` to the list of all tensors of one dtype; None stays None."""
     positions: dict[str, list[int]] = {}
     for i, g in enumerate(grads):
         if g is not None:
             dtype = keras.backend.standardize_dtype(g.dtype)
             positions.setdefault(dtype, []).append(i)
     results = [None] * len(grads)
-    # In an order that is the same on all processes.
+    # In the same order on all processes.
     for _, group in sorted(positions.items()):
         for i, result in zip(group, fn([grads[i] for i in group]), strict=True):
             results[i] = result

@@ -1,25 +1,25 @@
 """The reference of `measure`, `fused_step` and `run_if` in `keras.ops`.
 
-It is written to be read. `Framework` says what the arguments are; each fast path is
-tested against these functions, and `KERAS_LSO_KERNELS=generic` runs them instead.
+`Framework` documents the arguments. Each fast path is tested against these functions,
+and `KERAS_LSO_KERNELS=generic` runs them instead.
 """
 
 from keras import ops
 
-from keras_lso._backend.tensors import amax_of, in_float32
+from keras_lso._backend.tensors import amax_of, times
 
 
 def measure(framework, grads, amax, inv_scale, rules, state):
     """See `Framework.measure`."""
-    values = [in_float32(framework.to_dense(g)) for g in grads]
+    dense = [framework.to_dense(g) for g in grads]
     # An inf or a NaN stays one, whatever it is multiplied by.
-    unscaled = [v * ops.cast(inv_scale, v.dtype) for v in values]
+    unscaled = [times(v, inv_scale) for v in dense]
     finite = [ops.all(ops.isfinite(v)) for v in unscaled]
     overflows = ops.logical_not(ops.all(ops.stack(finite)))
     return framework.Measurement(
         finite=framework.sum_over_shards(ops.cast(overflows, "float32")) == 0,
         rule_norms=rules and rule_norms(framework, rules, unscaled, state),
-        amax=framework.max_over_shards(amax_of(values)) if amax else None,
+        amax=framework.max_over_shards(amax_of(dense)) if amax else None,
     )
 
 
@@ -31,46 +31,30 @@ def rule_norms(framework, rules, unscaled, state):
     ]
 
 
-def fused_step(
-    framework,
-    rules,
-    variables,
-    slots,
-    grads,
-    found,
-    inv_scale,
-    low_precision_variables,
-):
+def fused_step(framework, rules, variables, slots, grads, found, inv_scale, copies):
     """See `Framework.fused_step`."""
 
     def select(new, old):
         return new if found is None else ops.where(found.finite, new, old)
 
     nothing = [None] * len(rules)
-    all_norms = nothing if found is None else found.rule_norms or nothing
-    for rule, variable, slot, grad, norms, low in zip(
-        rules,
-        variables,
-        slots,
-        grads,
-        all_norms,
-        low_precision_variables or nothing,
-        strict=True,
-    ):
+    norms = found and found.rule_norms
+    columns = rules, variables, slots, grads, norms or nothing, copies or nothing
+    for rule, variable, slot, grad, measured, copy in zip(*columns, strict=True):
         grad = ops.cast(grad, "float32")
         if inv_scale is not None:
             grad = grad * inv_scale
         state = [variable, *slot]
         old = [ops.convert_to_tensor(v) for v in state]
-        if low is not None:
-            low_value = ops.convert_to_tensor(low)
-            old[0] = select(framework.resynchronised(old[0], low_value), old[0])
-        norms = norms or framework.norms_of(rule, grad, *old)
-        new = rule(select, grad, *old, norms=norms)
+        if copy is not None:
+            low = ops.convert_to_tensor(copy)
+            old[0] = select(framework.resynchronised(old[0], low), old[0])
+        measured = measured or framework.norms_of(rule, grad, *old)
+        new = rule(select, grad, *old, norms=measured)
         for v, value in zip(state, new, strict=True):
             v.assign(value)
-        if low is not None:
-            low.assign(select(framework.rounded(new[0], low_value.dtype), low_value))
+        if copy is not None:
+            copy.assign(select(framework.rounded(new[0], low.dtype), low))
 
 
 def run_if(finite, step, grads, state):

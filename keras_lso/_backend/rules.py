@@ -11,16 +11,11 @@ Some rules take norms of whole tensors: those of what `measured(gradient, variab
 It is applied to every new value as soon as there is one: what is computed from it
 then never needs the old value as well, so that a compiler can update in place.
 
-SGD, Momentum and Adam are Keras's own formulas, in float32. Their `decay` is what
-Keras's optimizers call `weight_decay`, times the learning rate; None if there is none:
-
-```python
-w = w - decay * w                                   # before the step
-```
+The subclasses of `KerasRule` are Keras's own formulas, in float32.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from keras import ops
@@ -46,7 +41,26 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class SGD(Rule):
+class KerasRule(Rule):
+    """A formula of Keras's, with its decoupled decay.
+
+    `decay` is what Keras's optimizers call `weight_decay`, times the learning rate;
+    None if there is none.
+
+    ```python
+    w = w - decay * w                                   # before the step
+    ```
+    """
+
+    decay: Any = field(default=None, kw_only=True)
+
+    def decayed(self, w):
+        """Returns a variable after its decoupled decay."""
+        return w if self.decay is None else w - w * self.decay
+
+
+@dataclass(frozen=True)
+class SGD(KerasRule):
     """Gradient descent, as in `keras.optimizers.SGD`.
 
     ```python
@@ -55,14 +69,13 @@ class SGD(Rule):
     """
 
     learning_rate: Any
-    decay: Any = None
 
     def __call__(self, select, g, w, norms=None):
-        return (select(decayed(w, self.decay) - g * self.learning_rate, w),)
+        return (select(self.decayed(w) - g * self.learning_rate, w),)
 
 
 @dataclass(frozen=True)
-class Momentum(Rule):
+class Momentum(KerasRule):
     """Gradient descent with momentum, as in `keras.optimizers.SGD`.
 
     ```python
@@ -76,17 +89,16 @@ class Momentum(Rule):
     learning_rate: Any
     momentum: Any
     nesterov: bool = False
-    decay: Any = None
 
     def __call__(self, select, g, w, m, norms=None):
         descent = g * self.learning_rate
         m = select(m * self.momentum - descent, m)
         step = m * self.momentum - descent if self.nesterov else m
-        return select(decayed(w, self.decay) + step, w), m
+        return select(self.decayed(w) + step, w), m
 
 
 @dataclass(frozen=True)
-class Adam(Rule):
+class Adam(KerasRule):
     """Adam, as in `keras.optimizers.Adam`, and with `decay` as in `AdamW`.
 
     ```python
@@ -102,13 +114,35 @@ class Adam(Rule):
     beta_1: Any
     beta_2: Any
     epsilon: Any
-    decay: Any = None
 
     def __call__(self, select, g, w, m, v, norms=None):
         m = select(m + (g - m) * (1 - self.beta_1), m)
         v = select(v + (ops.square(g) - v) * (1 - self.beta_2), v)
         step = m * self.alpha / (ops.sqrt(v) + self.epsilon)
-        return select(decayed(w, self.decay) - step, w), m, v
+        return select(self.decayed(w) - step, w), m, v
+
+
+@dataclass(frozen=True)
+class Lion(KerasRule):
+    """Steps of one length, as in `keras.optimizers.Lion`.
+
+    ```python
+    w = w - learning_rate * sign(beta_1 * m + (1 - beta_1) * g)
+    m = beta_2 * m + (1 - beta_2) * g
+    ```
+    """
+
+    slots: ClassVar = ("momentum",)
+    learning_rate: Any
+    beta_1: Any
+    beta_2: Any
+
+    def __call__(self, select, g, w, m, norms=None):
+        # In float32 `1 - beta` is rounded: the sign is Keras's to the last bit.
+        beta_1, beta_2 = (ops.cast(b, g.dtype) for b in (self.beta_1, self.beta_2))
+        direction = ops.sign(m * beta_1 + g * (1 - beta_1))
+        m = select(m * beta_2 + g * (1 - beta_2), m)
+        return select(self.decayed(w) - direction * self.learning_rate, w), m
 
 
 @dataclass(frozen=True)
@@ -272,11 +306,6 @@ class NovoGrad(Rule):
             d = d + w * self.weight_decay
         m = select(m * self.beta_1 + d * self.direction_weight, m)
         return select(w - m * self.learning_rate, w), m, select(new_v, v)
-
-
-def decayed(w, decay):
-    """Returns a variable after its decoupled decay."""
-    return w if decay is None else w - w * decay
 
 
 def always(new, old):

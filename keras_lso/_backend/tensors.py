@@ -6,6 +6,7 @@ import math
 import keras
 from keras import ops
 
+FLOAT16_MAX = 65504.0
 # Numbers of elements: up to how many a tensor is small, and how many make a pack.
 _SMALL, _PACK = 2**14, 2**16
 
@@ -50,19 +51,15 @@ def amax_of(values):
 
 
 def pack(values, size_of=lambda value: math.prod(value.shape)):
-    """Concatenates small tensors, so that the same elements are in fewer tensors.
+    """Concatenates small dense tensors of one dtype, and returns the list of all.
 
     A compiler needs time for each tensor that is read, and a runtime for each kernel
-    that is launched. Copying what fits into the cache costs less than a thousand of
-    these.
+    that is launched. To copy what fits into the cache takes less.
 
     Args:
         values: List of dense tensors.
         size_of: Callable of a tensor that returns the number of its elements, or None
             where the shape is not known yet. Defaults to the product of its shape.
-
-    Returns:
-        List of tensors, each of one dtype.
     """
     large, packs, end = [], collections.defaultdict(list), 0
     for value in values:
@@ -71,7 +68,7 @@ def pack(values, size_of=lambda value: math.prod(value.shape)):
             large.append(value)
             continue
         end += size
-        # Even an operation that changes nothing takes time.
+        # An operation takes time even if it changes nothing.
         flat = value if len(value.shape) == 1 else ops.ravel(value)
         packs[value.dtype, end // _PACK].append(flat)
     return large + [ops.concatenate(p) if p[1:] else p[0] for p in packs.values()]

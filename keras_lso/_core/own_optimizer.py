@@ -3,7 +3,7 @@
 from keras_lso._core.gradients import check_gradients
 from keras_lso._core.state_file import LoadsAllOrNothing
 from keras_lso._core.wrapper import like
-from keras_lso._keras_internals.rules import RuleOptimizer
+from keras_lso._keras_internals.rule_optimizer import RuleOptimizer
 
 
 class OwnOptimizer(LoadsAllOrNothing, RuleOptimizer):

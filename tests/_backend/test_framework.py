@@ -126,6 +126,8 @@ RULES = [
     rules.Momentum(tensor(0.5), 0.9),
     rules.Momentum(tensor(0.5), 0.9, nesterov=True, decay=tensor(0.1)),
     rules.Adam(tensor(0.5), 0.9, 0.99, 1e-7),
+    rules.Lion(tensor(0.5), 0.9, 0.99),
+    rules.Lion(tensor(0.5), 0.8, 0.95, decay=tensor(0.1)),
     rules.LARS(**LARS, trust_ratio=RATIO),
     rules.LARS(**LARS, trust_ratio=None),
     rules.LARS(**LARS, trust_ratio=rules.TrustRatio(0.1, paper=True)),

@@ -13,6 +13,7 @@ OPTIMIZERS = {
     "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
     "Adam": lambda: keras.optimizers.Adam(0.1),
     "AdamW": lambda: keras.optimizers.AdamW(0.1, weight_decay=0.1),
+    "Lion": lambda: keras.optimizers.Lion(0.1),
     "LARS": lambda: keras_lso.LARS(0.1, weight_decay_rate=0.1),
     "NovoGrad": lambda: keras_lso.NovoGrad(0.1, weight_decay_rate=0.1),
 }

@@ -33,6 +33,7 @@ OPTIMIZERS = {
     ),
     "Adam": lambda: Adam(0.1),
     "AdamW": lambda: AdamW(0.1),
+    "Lion": lambda: keras.optimizers.Lion(0.1, weight_decay=0.1),
     "LARS": lambda: keras_lso.LARS(0.1, weight_decay_rate=0.1),
     "LARS, popular": lambda: keras_lso.LARS(0.1, classic_momentum=False, momentum=0.0),
     "NovoGrad": lambda: keras_lso.NovoGrad(0.1),
@@ -249,7 +250,7 @@ def bytes_a_parameter(inner, gradient_dtype, variable_dtype, is_assigned=False):
     "dtypes", [("float32", "float32"), ("float16", "float32"), ("float16", "float16")]
 )
 @pytest.mark.parametrize(
-    "inner", ["SGD", "momentum", "nesterov and decay", "Adam", "AdamW"]
+    "inner", ["SGD", "momentum", "nesterov and decay", "Adam", "AdamW", "Lion"]
 )
 def test_many_tensors_take_as_many_kernels_as_a_few(inner, dtypes):
     few, many = (

@@ -603,6 +603,8 @@ OPTIMIZERS = {
     "adam with a schedule": lambda: keras.optimizers.Adam(
         keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
     ),
+    "lion": lambda: keras.optimizers.Lion(0.01, beta_1=0.8, beta_2=0.95),
+    "lion with decay": lambda: keras.optimizers.Lion(weight_decay=0.1),
     "lars": lambda: LARS(0.5, weight_decay_rate=0.1, eeta=0.1),
     "lars, popular": lambda: LARS(
         0.5, weight_decay_rate=0.1, eeta=0.1, nesterov=True, classic_momentum=False
@@ -728,6 +730,34 @@ def test_fused_steps_equal_the_steps_of_the_keras_optimizer(
         else:
             after = [np.array(v.numpy()).tobytes() for v in fused.state]
             assert after == before
+
+
+OF_THE_FRAMEWORK = implementations("fused_step")
+if len(OF_THE_FRAMEWORK) > 1:
+    # Keras itself has another formula for PyTorch: its `1 - beta` is not rounded.
+    del OF_THE_FRAMEWORK["reference"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@in_each_way("fused_step", OF_THE_FRAMEWORK)
+def test_fused_steps_of_lion_are_keras_own_to_the_bit(fused_step, dtype, snapshot):
+    random = np.random.default_rng(0)
+    # What packs small tensors and what does not.
+    weights = [random.normal(size=s).astype("float32") for s in [(), (3, 5), (40_001,)]]
+    fused = FusedOptimizer(keras.optimizers.Lion, weights, fused_step)
+    plain, plain_weights = keras.optimizers.Lion(), list(map(keras.Variable, weights))
+    scale = 2.0**8
+    for finite in [True, True, False, True]:
+        grads = [
+            np.asarray(random.normal(size=w.shape) * scale, dtype) for w in weights
+        ]
+        grads[0] = grads[0] if finite else np.asarray(np.nan, dtype)
+        given = [ops.convert_to_tensor(g) for g in grads]
+        fused.step(given, ops.convert_to_tensor(finite), tensor(1.0 / scale))
+        if finite:
+            unscaled = [g.astype("float32") / np.float32(scale) for g in grads]
+            plain.apply([ops.convert_to_tensor(g) for g in unscaled], plain_weights)
+        assert snapshot(fused.state) == snapshot([*plain_weights, *plain.variables])
 
 
 @pytest.mark.exhaustive

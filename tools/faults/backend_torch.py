@@ -88,6 +88,20 @@ FAULTS = [
         tests="tests/_backend/test_primitives.py::test_fused_steps_equal_the_steps_of_the_keras_optimizer",
     ),
     Fault(
+        name="Lion's momentum moves as its direction does",
+        file="keras_lso/_backend/_torch_steps.py",
+        old="kernel.assign(m, moving_averages(m, g, rule.beta_2))",
+        new="kernel.assign(m, moving_averages(m, g, rule.beta_1))",
+        tests="tests/_backend/test_primitives.py::test_fused_steps_of_lion_are_keras_own_to_the_bit",
+    ),
+    Fault(
+        name="a skipped step on an accelerator writes a slot",
+        file="keras_lso/_backend/_torch_kernels.py",
+        old="            copy_unless(self._found_inf, slots, values)\n",
+        new="            torch._foreach_copy_(slots, values)\n",
+        tests="tests/_backend/test_primitives.py::test_fused_steps_of_lion_are_keras_own_to_the_bit",
+    ),
+    Fault(
         name="momentum's dampening loses the digits of a small rate",
         file="keras_lso/_backend/_torch_kernels.py",
         old="SMALLEST_RATE = 2.0**-29",
@@ -152,7 +166,7 @@ FAULTS = [
     ),
     Fault(
         name="autograd does not hear that the kernel has written",
-        file="keras_lso/_backend/_torch_masters.py",
+        file="keras_lso/_backend/_torch_kernels.py",
         old="        torch.autograd.graph.increment_version(target)\n",
         new="        pass\n",
         tests="tests/_backend/test_torch_masters.py::test_a_master_restarts_however_its_variable_was_written",

@@ -109,16 +109,23 @@ FAULTS = [
     Fault(
         name="a subclass steps by the rule of its base",
         file="keras_lso/_keras_internals/rules.py",
-        old='return vars(type(self)).get("_rule_class")',
-        new="return self._rule_class",
+        old="for registration in _registrations.get(canonical_class(optimizer), ()):",
+        new="for registration in sum((_registrations.get(c, []) for c in type(optimizer).__mro__), []):",
         tests="tests/test_lars.py::test_a_users_update_step_is_honoured",
     ),
     Fault(
         name="Keras's weight decay beside a rule of ours is left out",
         file="keras_lso/_keras_internals/rules.py",
-        old="return optimizer._rule() if optimizer.weight_decay is None else None",
-        new="return optimizer._rule()",
+        old="        or (has_other_decay and optimizer.weight_decay is not None)\n",
+        new="",
         tests="tests/test_lars.py::test_exclusions_hold_for_keras_decoupled_weight_decay_as_well",
+    ),
+    Fault(
+        name="variables that step one by one share the first one's slots",
+        file="keras_lso/_keras_internals/rule_optimizer.py",
+        old="[column[index] for column in columns_of(type(rule), self)]",
+        new="[column[0] for column in columns_of(type(rule), self)]",
+        tests="tests/_backend/test_primitives.py::test_fused_steps_equal_the_steps_of_the_keras_optimizer",
     ),
     Fault(
         name="decoupled decay takes the old rate of a schedule",

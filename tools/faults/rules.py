@@ -20,9 +20,25 @@ FAULTS = [
     Fault(
         name="decoupled decay is of the variable after its step",
         file="keras_lso/_backend/rules.py",
-        old="return select(decayed(w, self.decay) - step, w), m, v",
-        new="return select(decayed(w - step, self.decay), w), m, v",
+        old="return select(self.decayed(w) - step, w), m, v",
+        new="return select(self.decayed(w - step), w), m, v",
         tests="tests/_backend/test_primitives.py::test_fused_steps_equal_the_steps_of_the_keras_optimizer",
+    ),
+    Fault(
+        name="Lion's direction weighs the momentum as the new momentum does",
+        file="keras_lso/_backend/rules.py",
+        old="direction = ops.sign(m * beta_1 + g * (1 - beta_1))",
+        new="direction = ops.sign(m * beta_2 + g * (1 - beta_2))",
+        tests="tests/_backend/test_primitives.py::test_fused_steps_of_lion_are_keras_own_to_the_bit",
+        backend="tensorflow",
+    ),
+    Fault(
+        name="Lion's weights are not rounded as Keras rounds them",
+        file="keras_lso/_backend/rules.py",
+        old="(ops.cast(b, g.dtype) for b in (self.beta_1, self.beta_2))",
+        new="(self.beta_1, self.beta_2)",
+        tests="tests/_backend/test_primitives.py::test_fused_steps_of_lion_are_keras_own_to_the_bit",
+        backend="tensorflow",
     ),
     Fault(
         name="a layer whose gradient is 0 has an endless trust ratio",
@@ -77,7 +93,7 @@ FAULTS = [
         name="gradients that overflow only when unscaled are finite",
         file="keras_lso/_backend/reference.py",
         old="finite = [ops.all(ops.isfinite(v)) for v in unscaled]",
-        new="finite = [ops.all(ops.isfinite(v)) for v in values]",
+        new="finite = [ops.all(ops.isfinite(v)) for v in dense]",
         tests="tests/_backend/test_framework.py::test_an_override_does_what_the_default_does",
     ),
     Fault(
@@ -90,15 +106,15 @@ FAULTS = [
     Fault(
         name="a skipped fused step of the reference writes the variables that it rounds",
         file="keras_lso/_backend/reference.py",
-        old="low.assign(select(framework.rounded(new[0], low_value.dtype), low_value))",
-        new="low.assign(framework.rounded(new[0], low_value.dtype))",
+        old="copy.assign(select(framework.rounded(new[0], low.dtype), low))",
+        new="copy.assign(framework.rounded(new[0], low.dtype))",
         tests="tests/_backend/test_primitives.py::test_fused_steps_of_masters_keep_their_variables_in_step",
     ),
     Fault(
         name="a skipped step of the reference restarts its masters",
         file="keras_lso/_backend/reference.py",
-        old="old[0] = select(framework.resynchronised(old[0], low_value), old[0])",
-        new="old[0] = framework.resynchronised(old[0], low_value)",
+        old="old[0] = select(framework.resynchronised(old[0], low), old[0])",
+        new="old[0] = framework.resynchronised(old[0], low)",
         tests="tests/_backend/test_primitives.py::test_fused_steps_of_masters_keep_their_variables_in_step",
     ),
     Fault(
@@ -198,7 +214,7 @@ FAULTS = [
     ),
     Fault(
         name="float16 saturates below its largest number",
-        file="keras_lso/_backend/masters.py",
+        file="keras_lso/_backend/tensors.py",
         old="FLOAT16_MAX = 65504.0",
         new="FLOAT16_MAX = 65472.0",
         tests="tests/_core/test_master_weights.py::test_what_is_too_large_for_float16_saturates",

@@ -1,0 +1,102 @@
+"""`RuleOptimizer`: the base of our own optimizers, whose step is a rule."""
+
+import keras
+from keras import ops
+
+from keras_lso._backend import backend, rules
+from keras_lso._keras_internals.distribution import (
+    check_shards,
+    has_reduced_gradients,
+    reduced_gradients,
+    shard_slot,
+)
+from keras_lso._keras_internals.rules import (
+    columns_of,
+    fused_step_of,
+    register,
+    registered_rule,
+)
+
+
+def steps_by(rule, slots):
+    """Returns a decorator of a `RuleOptimizer`, which registers its rule.
+
+    Args:
+        rule: Class of `_backend/rules.py`.
+        slots: Tuple of strings, the attributes that hold the lists of slots, in the
+            order of `rule.slots`.
+    """
+
+    def decorate(cls):
+        register(cls, rule=rule, slots=slots)(cls._make_rules)
+        return cls
+
+    return decorate
+
+
+class RuleOptimizer(keras.optimizers.Optimizer):
+    """An optimizer of our own, whose step is a rule of `rules.py`.
+
+    A subclass is decorated with `steps_by`, builds the lists of slots that this names
+    and `_may_decay`, a bool for each variable, and makes the rules of each step.
+    """
+
+    def _make_rules(self, indices, learning_rate):
+        """Returns a rule for each of the variables at `indices`.
+
+        Args:
+            indices: List of integers, positions among the variables that the
+                optimizer was built for.
+            learning_rate: Float32 scalar tensor, or float64 for float64 variables.
+
+        Returns:
+            A list of rules. Variables that are treated alike share one.
+        """
+        raise NotImplementedError
+
+    def _use_weight_decay(self, variable):
+        """Whether a variable decays, by Keras's rules and by `_may_decay`."""
+        return self._may_decay[
+            self._get_variable_index(variable)
+        ] and super()._use_weight_decay(variable)
+
+    def add_variable_from_reference(self, reference_variable, *args, **kwargs):
+        slot = super().add_variable_from_reference(reference_variable, *args, **kwargs)
+        return shard_slot(slot, reference_variable)
+
+    def update_step(self, gradient, variable, learning_rate):
+        """Updates one variable, of any dtype, with a dense or sparse gradient."""
+        index = self._get_variable_index(variable)
+        value = backend.in_float32(variable)
+        [rule] = self._make_rules([index], ops.cast(learning_rate, value.dtype))
+        slots = [column[index] for column in columns_of(type(rule), self)]
+        tensors = [
+            ops.cast(tensor, value.dtype)
+            for tensor in (backend.to_dense(gradient), value, *slots)
+        ]
+        norms = backend.norms_of(rule, *tensors)
+        new_values = rule(rules.always, *tensors, norms=norms)
+        for v, new in zip((variable, *slots), new_values, strict=True):
+            self.assign(v, ops.cast(new, v.dtype))
+
+    def _backend_update_step(self, grads, trainable_variables, learning_rate):
+        # Keras's optimizers also take a bare `tf.Variable`.
+        are_kerass = all(isinstance(v, keras.Variable) for v in trainable_variables)
+        tensors = [backend.as_gradient(g) for g in grads]
+        check_shards(tensors, trainable_variables)
+        if not has_reduced_gradients():
+            tensors = backend.reduce_gradients(tensors)
+        fused = fused_step_of(
+            registered_rule(self) if are_kerass else None,
+            self,
+            tensors,
+            trainable_variables,
+            learning_rate,
+        )
+        if fused is None:
+            with reduced_gradients(self):
+                super()._backend_update_step(
+                    tensors, trainable_variables, learning_rate
+                )
+        else:
+            backend.fused_step(fused.rules, fused.variables, fused.slots, tensors)
