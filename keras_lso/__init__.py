@@ -12,15 +12,13 @@ from keras_lso import (
     plotting,
     schedules,
 )
+from keras_lso._version import __version__  # noqa: F401
 from keras_lso.larc import LARC
 from keras_lso.lars import LARS
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 from keras_lso.novograd import NovoGrad
 from keras_lso.saving import deserialize, load_model
 from keras_lso.underflow import underflow_report
-
-# The metadata of what is built has it from here; a checkout may have none.
-__version__ = "0.1.0"
 
 __all__ = [
     "LARC",

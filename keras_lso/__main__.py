@@ -12,10 +12,13 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-import keras_lso
+from keras_lso import _version
 from keras_lso._backend import KERNELS, backend
 from keras_lso._keras_internals.rules import rule_of
 from keras_lso._keras_internals.variables import storage_of
+from keras_lso.larc import LARC
+from keras_lso.lars import LARS
+from keras_lso.novograd import NovoGrad
 
 # The optimizers with arguments other than their defaults, by the name to print.
 _ARGUMENTS = {
@@ -55,7 +58,11 @@ def print_info(console):
 def facts():
     """Returns versions, backend, devices and dtypes, a dict of strings."""
     # Not from the metadata: a nightly Keras has another name there, a checkout none.
-    versions = {m.__name__: m.__version__ for m in (keras_lso, keras, numpy)}
+    versions = {
+        "keras_lso": _version.__version__,
+        "keras": keras.__version__,
+        "numpy": numpy.__version__,
+    }
     versions |= backend.packages()
     return {
         "packages": ", ".join(f"{name} {v}" for name, v in versions.items()),
@@ -82,9 +89,9 @@ def _optimizers():
     sgd = found.pop("SGD")
     for name, arguments in _ARGUMENTS.items():
         found[name] = lambda arguments=arguments: sgd(**arguments)
-    for cls in (keras_lso.LARS, keras_lso.NovoGrad):
+    for cls in (LARS, NovoGrad):
         found[f"keras_lso.{cls.__name__}"] = cls
-    found["keras_lso.LARC"] = lambda: keras_lso.LARC(found["SGD, momentum"]())
+    found["keras_lso.LARC"] = lambda: LARC(found["SGD, momentum"]())
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))
 
 

@@ -1,4 +1,4 @@
-"""What numbers and configs have to be, and the errors that say so.
+"""What numbers, lists and configs have to be, and the errors that say so.
 
 The core needs these; `_option_checks.py` has those of other arguments.
 """
@@ -124,6 +124,44 @@ def check_bool(argument, value):
     if not isinstance(value, (bool, np.bool_)):
         raise refusal(argument, value, "be True or False", TypeError)
     return bool(value)
+
+
+def check_real(argument, value):
+    """Returns `value` as a float that is finite in float32."""
+    if not is_number(value):
+        raise refusal(argument, value, "be a number", TypeError)
+    if not abs(value) <= float(np.finfo("float32").max):
+        raise refusal(argument, value, "be finite in float32")
+    return float(value)
+
+
+def check_rate(argument, value):
+    """Returns `value` as a float of zero or more, as learning rates are."""
+    rate = check_real(argument, value)
+    if rate < 0:
+        raise refusal(argument, value, "be zero or more")
+    return rate
+
+
+def check_share(argument, value):
+    """Returns `value` as a float between 0 and 1."""
+    if not is_number(value) or not 0 <= value <= 1:
+        raise refusal(argument, value, "be a number between 0 and 1")
+    return float(value)
+
+
+def entries(count):
+    """Returns the words for a number of entries."""
+    return f"{count} {'entry' if count == 1 else 'entries'}"
+
+
+def check_list(argument, values, at_least=0):
+    """Returns `values` as a list of at least so many items."""
+    if not isinstance(values, (list, tuple, np.ndarray)):
+        raise refusal(argument, values, "be a list", TypeError)
+    if len(values) < at_least:
+        raise refusal(argument, values, f"have at least {entries(at_least)}")
+    return list(values)
 
 
 def check_config(owner, config, required=()):

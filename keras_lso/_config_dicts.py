@@ -5,20 +5,9 @@ classes it may name is up to Keras: its own, registered ones and `custom_objects
 module is imported for a config but Keras's own.
 """
 
-from keras_lso._checks import fits_float32, is_number
-
 # Besides ValueError and TypeError, what comes of a config that fits no class.
 _MISFITS = (AttributeError, LookupError, OverflowError, RecursionError)
 _ADDRESS = ("class_name", "module", "registered_name")
-# Arguments of Keras's optimizers that it takes without a look at them.
-_NUMBERS = (
-    "weight_decay",
-    "clipnorm",
-    "global_clipnorm",
-    "clipvalue",
-    "ema_momentum",
-    "loss_scale_factor",
-)
 
 
 def read_object(read, config, what, custom_objects=None):
@@ -72,35 +61,3 @@ def _check_address(config, what):
             f"The config of the {what} must hold the arguments of the class as its "
             f"'config', a dict. Received: config={arguments!r}"
         )
-
-
-def check_numbers(config, what):
-    """Refuses numbers with which an optimizer of Keras's would compute NaN.
-
-    Keras itself looks at few of them. Configs of a user's own classes are theirs.
-
-    Args:
-        config: Dict with a `class_name` and a `config`.
-        what: String that says what it describes, for the errors.
-    """
-    arguments = config.get("config")
-    is_own = not str(config.get("module") or "keras").startswith("keras")
-    if is_own or not isinstance(arguments, dict):
-        return
-    for key, value in arguments.items():
-        if key in _NUMBERS and not (
-            value is None or isinstance(value, bool) or is_number(value)
-        ):
-            raise TypeError(
-                f"The config of the {what} must hold a number or None as its '{key}'. "
-                f"Received: {key}={value!r} of type {type(value).__name__}"
-            )
-        # An infinite `clipvalue` clips nothing.
-        is_endless = key == "clipvalue" and value == float("inf")
-        if is_number(value) and not fits_float32(value) and not is_endless:
-            raise ValueError(
-                f"The config of the {what} must hold numbers that are finite in "
-                f"float32. Received: {key}={value!r}"
-            )
-        if isinstance(value, dict) and "class_name" in value:
-            check_numbers(value, f"{key} of the {what}")

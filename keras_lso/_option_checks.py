@@ -3,38 +3,12 @@
 Those of `LossScaleOptimizer` and its policies are checked by `_checks.py`.
 """
 
-import itertools
 import re
 
 import keras
-import numpy as np
 
 from keras_lso._backend import backend
-from keras_lso._checks import LARGEST_STEP, check_int, is_number, refusal
-
-
-def check_real(argument, value):
-    """Returns `value` as a float that is finite in float32."""
-    if not is_number(value):
-        raise refusal(argument, value, "be a number", TypeError)
-    if not abs(value) <= float(np.finfo("float32").max):
-        raise refusal(argument, value, "be finite in float32")
-    return float(value)
-
-
-def check_rate(argument, value):
-    """Returns `value` as a float of zero or more, as learning rates are."""
-    rate = check_real(argument, value)
-    if rate < 0:
-        raise refusal(argument, value, "be zero or more")
-    return rate
-
-
-def check_share(argument, value):
-    """Returns `value` as a float between 0 and 1."""
-    if not is_number(value) or not 0 <= value <= 1:
-        raise refusal(argument, value, "be a number between 0 and 1")
-    return float(value)
+from keras_lso._checks import check_rate, refusal
 
 
 def check_learning_rate(argument, value):
@@ -52,32 +26,6 @@ def check_learning_rate(argument, value):
         )
         raise refusal(argument, value, requirement, TypeError)
     return value
-
-
-def _entries(count):
-    return f"{count} {'entry' if count == 1 else 'entries'}"
-
-
-def check_list(argument, values, at_least=0):
-    """Returns `values` as a list of at least so many items."""
-    if not isinstance(values, (list, tuple, np.ndarray)):
-        raise refusal(argument, values, "be a list", TypeError)
-    if len(values) < at_least:
-        raise refusal(argument, values, f"have at least {_entries(at_least)}")
-    return list(values)
-
-
-def check_boundaries(boundaries, count, reason):
-    """Returns `boundaries` as a list of `count` strictly increasing steps."""
-    boundaries = [
-        check_int(f"boundaries[{i}]", boundary, at_least=0, at_most=LARGEST_STEP)
-        for i, boundary in enumerate(check_list("boundaries", boundaries))
-    ]
-    if len(boundaries) != count:
-        raise refusal("boundaries", boundaries, f"have {_entries(count)}, {reason}")
-    if any(low >= high for low, high in itertools.pairwise(boundaries)):
-        raise refusal("boundaries", boundaries, "be strictly increasing")
-    return boundaries
 
 
 def check_choice(argument, value, choices):

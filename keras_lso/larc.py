@@ -7,9 +7,10 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend, rules
-from keras_lso._checks import check_config
-from keras_lso._config_dicts import check_numbers, read_object
+from keras_lso._checks import check_config, check_rate
+from keras_lso._config_dicts import read_object
 from keras_lso._core.arguments import check_optimizer
+from keras_lso._core.configs import check_numbers
 from keras_lso._core.gradients import pair_gradients, reduce_gradients, split_pairs
 from keras_lso._core.lars import LARS
 from keras_lso._core.loss_scale_optimizer import LossScaleOptimizer
@@ -28,7 +29,7 @@ from keras_lso._keras_internals.optimizers import (
 )
 from keras_lso._keras_internals.rules import rate_of
 from keras_lso._keras_internals.variables import is_overwritten, path_matches
-from keras_lso._option_checks import check_choice, check_patterns, check_rate
+from keras_lso._option_checks import check_choice, check_patterns
 
 CLIP, SCALE = MODES = ("clip", "scale")
 

@@ -12,9 +12,8 @@ import numpy as np
 from keras import ops, tree
 
 from keras_lso._backend import backend
-from keras_lso._checks import check_scale
+from keras_lso._checks import check_list, check_scale
 from keras_lso._keras_internals.variables import layers_of
-from keras_lso._option_checks import check_list
 from keras_lso._underflow_counts import GradientCounts, counts_of
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
 

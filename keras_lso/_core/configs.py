@@ -6,7 +6,8 @@ package is imported: a function that returns the config as this version writes i
 
 import keras
 
-from keras_lso._config_dicts import check_numbers, misfit, read_object
+from keras_lso._checks import fits_float32, is_number
+from keras_lso._config_dicts import misfit, read_object
 from keras_lso._keras_internals.optimizers import public_config
 
 # How a config names our class.
@@ -15,6 +16,16 @@ OURS = {
     "class_name": "LossScaleOptimizer",
     "registered_name": "keras_lso>LossScaleOptimizer",
 }
+
+# Arguments of Keras's optimizers that it takes without a look at them.
+_NUMBERS = (
+    "weight_decay",
+    "clipnorm",
+    "global_clipnorm",
+    "clipvalue",
+    "ema_momentum",
+    "loss_scale_factor",
+)
 
 OPTIMIZER, LOSS_SCALE_OPTIMIZER, SCHEDULE = "optimizer", "arguments", "schedule"
 _readers: dict = {OPTIMIZER: [], LOSS_SCALE_OPTIMIZER: [], SCHEDULE: []}
@@ -94,3 +105,35 @@ def read_optimizer(config, custom_objects=None, what="optimizer"):
             f"own, pass it in `custom_objects`. Received: {config!r}"
         )
     return optimizer
+
+
+def check_numbers(config, what):
+    """Refuses numbers with which an optimizer of Keras's would compute NaN.
+
+    Keras itself looks at few of them. Configs of a user's own classes are theirs.
+
+    Args:
+        config: Dict with a `class_name` and a `config`.
+        what: String that says what it describes, for the errors.
+    """
+    arguments = config.get("config")
+    is_own = not str(config.get("module") or "keras").startswith("keras")
+    if is_own or not isinstance(arguments, dict):
+        return
+    for key, value in arguments.items():
+        if key in _NUMBERS and not (
+            value is None or isinstance(value, bool) or is_number(value)
+        ):
+            raise TypeError(
+                f"The config of the {what} must hold a number or None as its '{key}'. "
+                f"Received: {key}={value!r} of type {type(value).__name__}"
+            )
+        # An infinite `clipvalue` clips nothing.
+        is_endless = key == "clipvalue" and value == float("inf")
+        if is_number(value) and not fits_float32(value) and not is_endless:
+            raise ValueError(
+                f"The config of the {what} must hold numbers that are finite in "
+                f"float32. Received: {key}={value!r}"
+            )
+        if isinstance(value, dict) and "class_name" in value:
+            check_numbers(value, f"{key} of the {what}")

@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend, rules
-from keras_lso._checks import check_bool, check_config
+from keras_lso._checks import check_bool, check_config, check_rate, check_share
 from keras_lso._config_dicts import read_object
 from keras_lso._core.configs import SCHEDULE, modernise
 from keras_lso._core.gradients import pair_gradients
@@ -15,13 +15,7 @@ from keras_lso._keras_internals.optimizers import (
     variables_of,
 )
 from keras_lso._keras_internals.variables import path_matches, path_of
-from keras_lso._option_checks import (
-    check_choice,
-    check_learning_rate,
-    check_patterns,
-    check_rate,
-    check_share,
-)
+from keras_lso._option_checks import check_choice, check_learning_rate, check_patterns
 
 DEFAULT_LEARNING_RATE = 0.01
 MODEL_GARDEN, PAPER = TRUST_RATIOS = ("model_garden", "paper")

@@ -3,16 +3,11 @@
 import keras
 
 from keras_lso._backend import rules
-from keras_lso._checks import check_bool, check_config
+from keras_lso._checks import check_bool, check_config, check_rate, check_share
 from keras_lso._core.own_optimizer import OwnOptimizer
 from keras_lso._keras_internals.optimizers import uses_weight_decay, variables_of
 from keras_lso._keras_internals.variables import flat_path, is_overwritten, path_matches
-from keras_lso._option_checks import (
-    check_learning_rate,
-    check_patterns,
-    check_rate,
-    check_share,
-)
+from keras_lso._option_checks import check_learning_rate, check_patterns
 
 
 class NovoGrad(OwnOptimizer):

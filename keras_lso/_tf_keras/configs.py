@@ -8,7 +8,7 @@ import inspect
 import keras
 import numpy as np
 
-from keras_lso._checks import check_config, is_scale
+from keras_lso._checks import check_config, check_rate, check_real, is_scale
 from keras_lso._core.configs import (
     LOSS_SCALE_OPTIMIZER,
     OPTIMIZER,
@@ -16,7 +16,6 @@ from keras_lso._core.configs import (
     SCHEDULE,
     register_reader,
 )
-from keras_lso._option_checks import check_rate, check_real
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
 
 _LARS = {

@@ -6,8 +6,14 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_lso._checks import check_bool, check_bounds, check_factor, check_scale
-from keras_lso._option_checks import check_rate, check_real
+from keras_lso._checks import (
+    check_bool,
+    check_bounds,
+    check_factor,
+    check_rate,
+    check_real,
+    check_scale,
+)
 from keras_lso.loss_scales.loss_scale import LossScale, float32
 
 # Float16 ends just below 2**16.

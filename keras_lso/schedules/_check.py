@@ -5,23 +5,23 @@ an error. Checks of numbers in general are those of `keras_lso._checks`; what fo
 them is what only schedules need.
 """
 
+import itertools
 from functools import partial
 
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_lso import _checks, _option_checks
+from keras_lso import _checks
 
-any_list = _option_checks.check_list
+any_list = _checks.check_list
 boolean = _checks.check_bool
-boundaries = _option_checks.check_boundaries
 integer = _checks.check_int
 non_negative_int = partial(integer, at_least=0)
 positive = partial(_checks.check_factor, above=0.0)
 positive_int = _checks.check_positive_int
-rate = _option_checks.check_rate
-real = _option_checks.check_real
-share = _option_checks.check_share
+rate = _checks.check_rate
+real = _checks.check_real
+share = _checks.check_share
 some_steps = partial(integer, at_least=1, at_most=_checks.LARGEST_STEP)
 step = partial(integer, at_least=0, at_most=_checks.LARGEST_STEP)
 
@@ -88,3 +88,14 @@ def float_dtype(argument, value):
             f"Received: {argument}={value!r}"
         )
     return dtype
+
+
+def boundaries(values, count, reason):
+    """Returns boundaries as a list of `count` strictly increasing steps."""
+    steps = list_of(step)("boundaries", values)
+    if len(steps) != count:
+        requirement = f"have {_checks.entries(count)}, {reason}"
+        raise _checks.refusal("boundaries", steps, requirement)
+    if any(low >= high for low, high in itertools.pairwise(steps)):
+        raise _checks.refusal("boundaries", steps, "be strictly increasing")
+    return steps

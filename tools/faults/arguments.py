@@ -33,14 +33,14 @@ FAULTS = [
     ),
     Fault(
         name="boundaries may come twice",
-        file="keras_lso/_option_checks.py",
+        file="keras_lso/schedules/_check.py",
         old="if any(low >= high for",
         new="if any(low > high for",
         tests="tests/test_schedules.py::test_boundaries_that_are_none_are_refused",
     ),
     Fault(
         name="a share of 1 is refused",
-        file="keras_lso/_option_checks.py",
+        file="keras_lso/_checks.py",
         old="not 0 <= value <= 1:",
         new="not 0 <= value < 1:",
         tests="tests/test_lars.py::test_a_momentum_may_be_0_or_1",
@@ -89,7 +89,7 @@ FAULTS = [
     ),
     Fault(
         name="numbers in a nested config are not looked at",
-        file="keras_lso/_config_dicts.py",
+        file="keras_lso/_core/configs.py",
         old='if isinstance(value, dict) and "class_name" in value:',
         new='if isinstance(value, list) and "class_name" in value:',
         tests="tests/test_saving.py::test_a_rate_of_a_nested_schedule_is_finite",

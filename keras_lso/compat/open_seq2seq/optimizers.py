@@ -3,10 +3,16 @@
 import keras
 
 from keras_lso._backend import backend
-from keras_lso._checks import check_bool, check_factor, check_positive_int, check_scale
+from keras_lso._checks import (
+    check_bool,
+    check_factor,
+    check_list,
+    check_positive_int,
+    check_scale,
+)
 from keras_lso._core.arguments import check_inner_optimizer
 from keras_lso._keras_internals.optimizers import check_known
-from keras_lso._option_checks import check_list, check_names, check_variables
+from keras_lso._option_checks import check_names, check_variables
 from keras_lso.compat.open_seq2seq._clipping import (
     _clip_by_global_norm,
     _clip_gradients_by_norm,
