@@ -91,7 +91,11 @@ def test_fit_settles_on_a_scale_that_float16_can_hold(
 
 
 @pytest.mark.skipif(keras.backend.backend() != "torch", reason="It is PyTorch's own.")
-def test_a_step_under_torch_compile_is_taken_or_skipped(values):
+# The first traces as the second does, and runs the graph without a C++ compiler.
+@pytest.mark.parametrize(
+    "compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)]
+)
+def test_a_step_under_torch_compile_is_taken_or_skipped(compiler, values):
     import torch
 
     optimizer = keras_lso.LossScaleOptimizer(
@@ -99,7 +103,9 @@ def test_a_step_under_torch_compile_is_taken_or_skipped(values):
     )
     variable = keras.Variable([1.0, -0.0])
     optimizer.build([variable])
-    step = torch.compile(lambda gradient: optimizer.apply([gradient], [variable]))
+    step = torch.compile(
+        lambda gradient: optimizer.apply([gradient], [variable]), backend=compiler
+    )
     with torch.no_grad():
         step(torch.tensor([1024.0, 2048.0]))
         np.testing.assert_array_equal(values([variable])[0], [0.5, -1.0])

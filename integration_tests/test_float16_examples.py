@@ -128,7 +128,7 @@ PLAIN = ("float16", "float16, loss scale")
 MASTERS = "float16, loss scale, masters"
 
 
-@pytest.mark.default_backend("torch")
+@pytest.mark.full
 def test_with_masters_float16_reaches_the_accuracy_of_float32(digits_run):
     table, folder = digits_run
     assert list(table) == ["float32", *PLAIN, MASTERS]
@@ -141,7 +141,7 @@ def test_with_masters_float16_reaches_the_accuracy_of_float32(digits_run):
     assert_is_a_picture(folder / "float16_digits.png", 380, 540)
 
 
-@pytest.mark.default_backend("torch")
+@pytest.mark.full
 @pytest.mark.parametrize("weights", PLAIN)
 def test_without_masters_float16_does_not(digits_run, weights):
     table, _ = digits_run

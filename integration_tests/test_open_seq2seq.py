@@ -28,6 +28,8 @@ def least_squares():
 
 
 @pytest.mark.slow
+# The quickest: the step is compiled.
+@pytest.mark.default_backend("jax")
 @pytest.mark.parametrize(
     "dtype", [pytest.param("float32", marks=pytest.mark.full), "mixed"]
 )
