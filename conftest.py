@@ -3,6 +3,7 @@
 import gc
 import os
 import pathlib
+import random
 
 CACHE = pathlib.Path(__file__).parent / "build" / "jax-cache"
 DEFAULTS = {
@@ -19,6 +20,7 @@ for name, value in DEFAULTS.items():
 
 import hypothesis  # noqa: E402
 import keras  # noqa: E402
+import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
 pytest_plugins = ("testing.rings", "testing.cases", "testing.originals")
@@ -66,6 +68,17 @@ def pytest_collection_finish():
     gc.set_threshold(20_000, 20, 50)
 
 
-@pytest.fixture(autouse=True)
-def fixed_seed():
+@pytest.fixture(autouse=True, scope="session")
+def fixed_seed_of_the_framework():
     keras.utils.set_random_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def fixed_seed(fixed_seed_of_the_framework):
+    """Seeds what Keras draws its seeds from.
+
+    TensorFlow's own seed is another matter: to set it empties the cache of kernels,
+    and each of the next operations has to make its own again.
+    """
+    random.seed(0)
+    np.random.seed(0)

@@ -12,6 +12,12 @@ import benchmarks.model_garden
 BATCH_SIZE = 8
 
 
+@pytest.fixture(autouse=True)
+def fixed_seed():
+    """Seeds the framework as well: `fit` shuffles by it."""
+    keras.utils.set_random_seed(0)
+
+
 @pytest.fixture
 def clean(tmp_path, monkeypatch):
     """A folder to write to, and the dtype policy as it was."""

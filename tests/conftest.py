@@ -14,7 +14,8 @@ def _tf_function(jit_compile):
     def compile_(function, variables):
         import tensorflow as tf
 
-        return tf.function(function, jit_compile=jit_compile)
+        # AutoGraph once: it takes longer than tracing what it has rewritten.
+        return tf.function(function, jit_compile=jit_compile, autograph=not jit_compile)
 
     return compile_
 

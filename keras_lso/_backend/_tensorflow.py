@@ -17,8 +17,8 @@ from keras_lso._backend._tf_measure import in_xla, replica_context
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.tensors import as_real, in_float32
 
-# In a `tf.function` AutoGraph rewrites each function, which takes longer than tracing
-# it. `run_if` has to allow that: the inner optimizer may need it.
+# In a `tf.function` AutoGraph rewrites the source of each function, as it does not with
+# Keras's own, and that takes several times as long as tracing them.
 _not_converted = tf.autograph.experimental.do_not_convert
 
 # The strategies with a copy of each variable on each replica. A step that changes every
@@ -32,6 +32,7 @@ class TensorFlow(Framework):
     PACKAGES = ("tensorflow", "tensorflow-cpu", "tf-nightly")
     HOW_TO_START = _tf_processes.HOW_TO_START
 
+    as_written = staticmethod(_not_converted)
     measure = _not_converted(_tf_measure.measure)
     count_processes = staticmethod(_tf_processes.count_processes)
     average_over_processes = _tf_processes.average_over_processes

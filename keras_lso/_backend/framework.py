@@ -241,6 +241,13 @@ class Framework:
         return autodiff.trained_variables(loss_fn)
 
     # --- Variables and compiled functions -----------------------------------------
+    def as_written(self, function):
+        """Decorates a function that a compiler traces without rewriting its source.
+
+        What it calls is not rewritten either, on TensorFlow by AutoGraph.
+        """
+        return function
+
     def is_variable(self, value):
         """Whether `value` is a variable that can be trained."""
         return isinstance(value, keras.Variable)

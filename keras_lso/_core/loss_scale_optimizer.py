@@ -132,6 +132,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
                 f"initial_scale={value})`."
             )
 
+    @backend.as_written
     def scale_loss(self, loss):
         """Multiplies the loss by the loss scale.
 
@@ -159,6 +160,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
             return lambda: self.get_scaled_loss(loss())
         return self._scaling.scale(loss)
 
+    @backend.as_written
     def get_unscaled_gradients(self, grads):
         """Divides gradients of a scaled loss by the loss scale.
 
@@ -179,6 +181,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
 
     # --- Applying -----------------------------------------------------------
 
+    @backend.as_written
     def apply(
         self,
         grads,

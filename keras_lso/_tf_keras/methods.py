@@ -100,6 +100,7 @@ class TFKerasMethods(keras.optimizers.Optimizer):
         are_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
         return self._apply_pairs(grads_and_vars, name, are_reduced)
 
+    @backend.as_written
     def _apply_pairs(self, grads_and_vars, name, are_reduced, **kwargs):
         check_operation_name(name)
         backend.check_replica_context("apply_gradients")

@@ -137,6 +137,7 @@ class LossScale:
         """
         raise NotImplementedError(f"{type(self).__name__} must override `step`.")
 
+    @backend.as_written
     def update(self, grads):
         """Moves the scale after a step, by the gradients: TF1's form of `step`.
 

@@ -6,6 +6,7 @@ comparison here fails with its name.
 
 import ast
 import contextlib
+import inspect
 import pathlib
 
 import keras
@@ -255,6 +256,17 @@ def same_whole_step(own, reference):
 
 
 # --- Norms, masters and tensors ---------------------------------------------------
+
+
+@compares("as_written")
+def same_function(own, reference):
+    def twice(value):
+        """Its text."""
+        return 2 * value
+
+    for decorated in map(own, (twice, reference(twice))):
+        assert (decorated(3), decorated.__doc__) == (6, "Its text.")
+        assert list(inspect.signature(decorated).parameters) == ["value"]
 
 
 @compares("l2_norms")
