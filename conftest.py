@@ -77,8 +77,8 @@ def fixed_seed_of_the_framework():
 def fixed_seed(fixed_seed_of_the_framework):
     """Seeds what Keras draws its seeds from.
 
-    TensorFlow's own seed is another matter: to set it empties the cache of kernels,
-    and each of the next operations has to make its own again.
+    The framework's own seed is not set before each test: that empties TensorFlow's
+    cache of kernels, and each of the next operations has to make its own again.
     """
     random.seed(0)
     np.random.seed(0)

@@ -12,9 +12,9 @@ import benchmarks.model_garden
 BATCH_SIZE = 8
 
 
-@pytest.fixture(autouse=True)
-def fixed_seed():
-    """Seeds the framework as well: `fit` shuffles by it."""
+@pytest.fixture(autouse=True, scope="module")
+def fixed_seed_of_the_framework():
+    """Alike whichever files run: `fit` shuffles by it."""
     keras.utils.set_random_seed(0)
 
 

@@ -300,7 +300,12 @@ def test_no_slot_is_swapped(make, save, legacy, numbered, theirs):
 
 @pytest.mark.parametrize(
     "save, legacy",
-    [("h5", True), ("keras", False), ("checkpoint", True), ("checkpoint", False)],
+    [
+        ("h5", True),
+        pytest.param("keras", False, marks=pytest.mark.full),
+        pytest.param("checkpoint", True, marks=pytest.mark.full),
+        ("checkpoint", False),
+    ],
 )
 def test_no_slot_is_swapped_among_many_layers(save, legacy, theirs):
     options = dict(legacy=legacy, steps=1)

@@ -24,12 +24,11 @@ def is_exhaustive(request):
 
 @pytest.fixture(scope="module")
 def printed(is_exhaustive, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("one_device")
-    arguments = [str(folder), *(["all"] if is_exhaustive else [])]
-    # TensorFlow's servers have been seen to crash in a process that was forked.
-    worker = launch.start_afresh("worker_tensorflow_one_device", *arguments)
-    [printed] = launch.finish([worker])
-    return printed
+    return launch.run_afresh(
+        "worker_tensorflow_one_device",
+        lambda: tmp_path_factory.mktemp("one_device"),
+        *(["all"] if is_exhaustive else []),
+    )
 
 
 def test_a_strategy_of_one_device_trains_as_no_strategy_does(printed, is_exhaustive):

@@ -127,9 +127,8 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         if value is not None:
             raise ValueError(
                 "LossScaleOptimizer scales the loss itself and has no "
-                "`loss_scale_factor`. For a fixed scale write "
-                f"`LossScaleOptimizer(inner_optimizer, dynamic=False, "
-                f"initial_scale={value})`."
+                "`loss_scale_factor`. For a fixed scale write `LossScaleOptimizer("
+                f"inner_optimizer, dynamic=False, initial_scale={value})`."
             )
 
     @backend.as_written
@@ -192,8 +191,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
     ):
         """Updates the variables, or skips the step if a gradient is not finite.
 
-        A skipped step changes no trainable variable and nothing of the inner
-        optimizer, bit for bit.
+        A skipped step changes no bit of the variables and of the inner optimizer.
 
         Args:
             grads: List of gradients, one for each variable; None where a
@@ -395,9 +393,8 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
     def __dir__(self):
         """Hides `inner_optimizer` from Keras while a file is loaded.
 
-        Keras saves and loads every object that `dir()` lists. The inner optimizer is
-        saved that way too, for Keras's own class. On load it is hidden, because
-        `load_own_variables` has restored it already.
+        Keras saves and loads each object that `dir()` lists. The inner optimizer is
+        saved so for Keras's own class; `load_own_variables` has restored it already.
         """
         hidden = vars(self).get("_hides_inner_optimizer", False)
         return [n for n in super().__dir__() if not (hidden and n == "inner_optimizer")]
