@@ -166,7 +166,7 @@ def sparse(values):
 def same_measurement(own, reference):
     for rule in [None, *RULES]:
         for dtype, inv_scale in [("float32", 0.25), ("float16", 2.0), ("float32", 1e3)]:
-            for bad in (1.0, np.inf, np.nan, 3e38 if dtype == "float32" else 6e4):
+            for bad in (1.0, np.inf, np.nan, 1e37 if dtype == "float32" else 6e4):
                 grads = [tensor(RANDOM[3], dtype), tensor(RANDOM[2] * [bad, 1, 1, 0])]
                 told = {}
                 if rule is not None:
