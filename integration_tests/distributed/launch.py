@@ -92,12 +92,12 @@ def run_afresh(name, make_folder, *arguments, attempts=4):
     this package in it.
     """
     for _ in range(attempts):
-        worker = _start_afresh(name, str(make_folder()), *arguments)
-        output, errors = worker.communicate(timeout=TIMEOUT)
-        if worker.returncode != -signal.SIGSEGV:
+        workers = [_start_afresh(name, str(make_folder()), *arguments)]
+        outputs = _outputs_of(workers)
+        if workers[0].returncode != -signal.SIGSEGV:
             break
-    assert worker.returncode == 0, f"exit {worker.returncode}\n{errors}"
-    return output
+    [printed] = _checked(workers, outputs)
+    return printed
 
 
 def _start_afresh(name, *arguments):
@@ -116,11 +116,18 @@ def finish(workers, timeout=TIMEOUT):
 
     None of them outlives this, and the first that failed fails the test.
     """
+    return _checked(workers, _outputs_of(workers, timeout))
+
+
+def _outputs_of(workers, timeout=TIMEOUT):
     try:
-        outputs = [worker.communicate(timeout=timeout) for worker in workers]
+        return [worker.communicate(timeout=timeout) for worker in workers]
     finally:
         for worker in workers:
             worker.kill()
+
+
+def _checked(workers, outputs):
     for worker, (_, errors) in zip(workers, outputs, strict=True):
         assert worker.returncode == 0, f"exit {worker.returncode}\n{errors}"
     return [printed for printed, _ in outputs]

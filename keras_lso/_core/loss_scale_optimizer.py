@@ -131,7 +131,6 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
                 f"inner_optimizer, dynamic=False, initial_scale={value})`."
             )
 
-    @backend.as_written
     def scale_loss(self, loss):
         """Multiplies the loss by the loss scale.
 
@@ -159,7 +158,6 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
             return lambda: self.get_scaled_loss(loss())
         return self._scaling.scale(loss)
 
-    @backend.as_written
     def get_unscaled_gradients(self, grads):
         """Divides gradients of a scaled loss by the loss scale.
 
@@ -191,7 +189,8 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
     ):
         """Updates the variables, or skips the step if a gradient is not finite.
 
-        A skipped step changes no bit of the variables and of the inner optimizer.
+        A skipped step changes no trainable variable and nothing of the inner
+        optimizer, bit for bit.
 
         Args:
             grads: List of gradients, one for each variable; None where a

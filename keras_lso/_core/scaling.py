@@ -33,10 +33,12 @@ class LossScaling:
         self._policy = policy
         self.gradients = Gradients.UNKNOWN
 
+    @backend.as_written
     def scale(self, loss):
         """Returns the loss times the loss scale, in float32 or wider."""
         return backend.times(loss, self._policy.value)
 
+    @backend.as_written
     def unscale(self, grads):
         """Returns the gradients times the inverse of the loss scale; None stays."""
         inv_scale = 1.0 / self._policy.value

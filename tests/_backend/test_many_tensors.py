@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+import keras_lso
 from keras_lso._backend import backend
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.tensors import pack
@@ -154,6 +155,37 @@ def test_autograph_does_not_convert_the_kernels(monkeypatch):
     monkeypatch.setattr(backend, "elements_of", spied)
     tf.function(lambda grads: backend.measure(grads).finite)(tensors(gradients([3])))
     assert seen == ["DISABLED"]
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="Only TensorFlow has AutoGraph")
+def test_autograph_does_not_convert_a_step(monkeypatch):
+    tf = pytest.importorskip("tensorflow")
+    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(1.0))
+    variables = [keras.Variable([3.0])]
+    optimizer.build(variables)
+    seen = set()
+
+    def spied_on(function):
+        def call(*args, **kwargs):
+            seen.add(tf.__internal__.autograph.control_status_ctx().status.name)
+            return function(*args, **kwargs)
+
+        return call
+
+    for name in ("times", "measure"):
+        monkeypatch.setattr(backend, name, spied_on(getattr(backend, name)))
+    monkeypatch.setattr(
+        optimizer.loss_scale_policy, "step", spied_on(optimizer.loss_scale_policy.step)
+    )
+
+    @tf.function
+    def step():
+        scale = optimizer.get_scaled_loss(tf.constant(1.0))
+        optimizer.apply([tf.reshape(scale, [1])], variables)
+
+    step()
+    assert seen == {"DISABLED"}
+    assert variables[0].numpy() == [2.0]
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="Only TensorFlow has AutoGraph")

@@ -4,6 +4,14 @@ from tools.faults.fault import Fault
 
 FAULTS = [
     Fault(
+        name="AutoGraph rewrites a step",
+        file="keras_lso/_backend/_tensorflow.py",
+        old="    as_written = staticmethod(_not_converted)\n",
+        new="",
+        tests="tests/_backend/test_many_tensors.py::test_autograph_does_not_convert_a_step",
+        backend="tensorflow",
+    ),
+    Fault(
         name="gradients that overflow only when unscaled are finite to TensorFlow",
         file="keras_lso/_backend/_tf_measure.py",
         old="tf.reduce_all(tf.math.is_finite(tf.stack(proofs))) & (inv_scale <= 1.0)",
