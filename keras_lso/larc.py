@@ -28,7 +28,11 @@ from keras_lso._keras_internals.optimizers import (
     remember_trainable_variables,
 )
 from keras_lso._keras_internals.rules import rate_of
-from keras_lso._keras_internals.variables import is_overwritten, path_matches
+from keras_lso._keras_internals.variables import (
+    is_overwritten,
+    overwritten,
+    path_matches,
+)
 from keras_lso._option_checks import check_choice, check_patterns
 
 CLIP, SCALE = MODES = ("clip", "scale")
@@ -184,7 +188,9 @@ class LARC(Wrapper):
         grads, variables = pair_gradients(self, grads, trainable_variables)
         if not variables:
             return
-        grads, _ = reduce_gradients(self, grads, variables, axis_name)
+        grads, _ = reduce_gradients(
+            self, grads, variables, overwritten(variables), axis_name
+        )
         ratios = self.ratios(grads, variables, inv_scale)
         rescaled = [
             g if ratio is None else _multiply(g, ratio)

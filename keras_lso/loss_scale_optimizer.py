@@ -18,7 +18,7 @@ from keras_lso._core.arguments import (
     refuse_unsupported,
 )
 from keras_lso._keras_internals.optimizers import config_of
-from keras_lso._keras_internals.rules import find_fused_step
+from keras_lso._keras_internals.rules import Choice
 from keras_lso._tf_keras.loss_scaling_methods import TFKerasLossScaling
 from keras_lso.loss_scales.fixed import FixedLossScale
 from keras_lso.loss_scales.loss_scale import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
@@ -134,7 +134,7 @@ class LossScaleOptimizer(TFKerasLossScaling, core.LossScaleOptimizer):
         https://arxiv.org/abs/1710.03740)
     """
 
-    _fused_step_of = staticmethod(find_fused_step)
+    _choose_step = Choice
 
     def __init__(
         self,

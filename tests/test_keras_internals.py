@@ -17,7 +17,8 @@ from keras_lso._keras_internals.optimizers import (
     variables_of,
     where_variables_are_made,
 )
-from keras_lso._keras_internals.rules import make_rules, rule_of
+from keras_lso._keras_internals.rules import FusedStep, rule_of
+from keras_lso._keras_internals.variables import storage_of
 
 PUBLIC = [
     keras.optimizers.SGD,
@@ -48,7 +49,8 @@ class MyLARS(keras_lso.LARS):
 
 def made_rules(optimizer, variables):
     rule = rule_of(optimizer, variables)
-    return make_rules(rule, optimizer, variables)
+    step = FusedStep(rule, optimizer, storage_of(variables), variables)
+    return step.rules(), step.slots
 
 
 # --- Classes ------------------------------------------------------------------

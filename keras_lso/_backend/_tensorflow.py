@@ -61,6 +61,16 @@ class TensorFlow(Framework):
 
         context.merge_call(on_all_replicas, args=(finite, grads))
 
+    def circumstances(self):
+        return (tf.distribute.get_strategy(),) if tf.executing_eagerly() else None
+
+    def signature_of(self, grads):
+        """With the parts of sparse gradients, which Keras allows to be tuples."""
+        signature = super().signature_of(grads)
+        sparse = [g for g in grads if isinstance(g, tf.IndexedSlices)]
+        parts = [p for g in sparse for p in (g.values, g.indices, g.dense_shape)]
+        return signature + list(map(type, parts))
+
     def fused_step_takes(self, rule, variables, gradients):
         """Whether these are float32 variables, of which each replica has its copy."""
         return (
@@ -73,7 +83,15 @@ class TensorFlow(Framework):
 
     @_not_converted
     def fused_step(
-        self, rules, variables, slots, grads, found=None, inv_scale=None, copies=None
+        self,
+        rules,
+        variables,
+        slots,
+        grads,
+        found=None,
+        inv_scale=None,
+        copies=None,
+        plan=None,
     ):
         """See `Framework.fused_step`.
 

@@ -7,12 +7,19 @@ from tensorflow.python.ops import control_flow_util
 
 from keras_lso._backend import reference
 from keras_lso._backend._tf_kernels import norm_of
-from keras_lso._backend.framework import Measurement
+from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.tensors import amax_of, in_float32, pack
 
 
 def measure(
-    framework, grads, amax=False, inv_scale=1.0, rules=None, state=None, are_alike=False
+    framework,
+    grads,
+    amax=False,
+    inv_scale=1.0,
+    rules=None,
+    state=None,
+    are_alike=False,
+    plan=None,
 ):
     """See `Framework.measure`.
 

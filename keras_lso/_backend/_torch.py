@@ -9,7 +9,9 @@ from torch.utils import _pytree
 
 from keras_lso._backend import (
     _torch_numbers,
+    _torch_plan,
     _torch_processes,
+    _torch_scalars,
     _torch_shard_checks,
     _torch_sharded_step,
     _torch_shards,
@@ -20,12 +22,14 @@ from keras_lso._backend.tensors import FLOAT16_MAX, as_real
 
 
 class Torch(Framework):
+    scalars = _torch_scalars
     UPDATES_IN_PLACE = True
     AVERAGES_IN_STEP = True
     OTHER_STEP = "its own step, after a look at the flag"
     PACKAGES = ("torch",)
     HOW_TO_START = _torch_processes.HOW_TO_START
 
+    plan_step = staticmethod(_torch_plan.StepPlan)
     measure = staticmethod(_torch_sharded_step.measure)
     l2_norms = staticmethod(_torch_sharded_step.l2_norms)
     fused_step_takes = staticmethod(_torch_sharded_step.fused_step_takes)
@@ -36,6 +40,16 @@ class Torch(Framework):
     without_host = staticmethod(_torch_numbers.without_host)
     count_processes = staticmethod(_torch_processes.count_processes)
     average_over_processes = _torch_processes.average_over_processes
+
+    def circumstances(self):
+        """With the modules that FSDP has sharded; see `Framework.circumstances`."""
+        if torch.compiler.is_compiling():
+            return None
+        return set(map(id, _torch_shard_checks.fsdp_modules()))
+
+    def signature_of(self, grads):
+        """By one getter in C; see `Framework.signature_of`."""
+        return list(map(_torch_plan.signature, grads))
 
     def run_if(self, finite, step, grads, state):
         if finite:
@@ -52,7 +66,7 @@ class Torch(Framework):
         """Without a copy to the device, which PyTorch waits for."""
         if isinstance(value, int | float):
             return ops.zeros((), dtype=dtype).fill_(value)
-        return ops.convert_to_tensor(value, dtype=dtype)
+        return _torch_scalars.convert_to_tensor(value, dtype)
 
     def as_gradient(self, value):
         """With a faster test, which nearly all gradients pass."""

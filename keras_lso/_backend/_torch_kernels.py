@@ -5,6 +5,8 @@ gradients are only read: the scale is a part of a coefficient of the kernel wher
 is one, and elsewhere the gradients are unscaled into memory of the step's own.
 """
 
+import operator
+
 import numpy as np
 import torch
 from torch._utils import _unflatten_dense_tensors
@@ -15,30 +17,30 @@ from keras_lso._backend._torch_measure import SMALL
 SMALLEST_RATE = 2.0**-29
 # At this step Adam's bias correction is 1, for any beta below 1.
 _LAST_STEP = 2.0**100
+_dtype_of = operator.attrgetter("dtype")
 
 
 def any_low_precision(tensors):
     """Whether there is a tensor of another dtype than float32."""
-    return any(t.dtype != torch.float32 for t in tensors)
+    return set(map(_dtype_of, tensors)) != {torch.float32}
 
 
 class Memory:
     """One buffer for all chunks: new memory costs more than the arithmetic on it.
 
     Args:
-        tensors: List of float32 tensors.
-        chunks: List of lists of their positions.
+        like: A float32 tensor.
+        size: The number of elements of the largest chunk.
     """
 
-    def __init__(self, tensors, chunks):
-        self._sizes = (sum(tensors[i].numel() for i in chunk) for chunk in chunks)
-        self._like = tensors[0]
+    def __init__(self, like, size):
+        self._like, self._size = like, size
         self._flat = None
 
     def like(self, tensors):
         """Returns views of the buffer like `tensors`, a chunk's, of one dtype."""
         if self._flat is None:
-            self._flat = self._like.new_empty(max(self._sizes))
+            self._flat = self._like.new_empty(self._size)
         return _unflatten_dense_tensors(self._flat.view(tensors[0].dtype), tensors)
 
 
@@ -84,7 +86,7 @@ class Kernel:
         if isinstance(factor, float) and factor == 1.0:
             return tensors
         # For small tensors the calls cost more than new memory.
-        if not self.is_on_host or all(t.numel() <= SMALL for t in tensors):
+        if not self.is_on_host or max(map(torch.Tensor.numel, tensors)) <= SMALL:
             return list(torch._foreach_mul(tensors, factor))
         return self.multiply_each(tensors, [factor] * len(tensors))
 

@@ -1,15 +1,18 @@
 """Reading the gradients once, on PyTorch."""
 
 import math
+import operator
 
 import torch
 from torch._utils import _flatten_dense_tensors
 
-from keras_lso._backend.framework import Measurement
+from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.tensors import amax_of, in_float32
 
 # Elements. The cost of an operation on a smaller tensor is that of its call.
 SMALL = 2**14
+
+_dtype_of = operator.attrgetter("dtype")
 
 
 def is_on_host(tensor):
@@ -17,7 +20,7 @@ def is_on_host(tensor):
     return tensor.device.type == "cpu"
 
 
-def measure(grads, amax=False, inv_scale=1.0, rules=None):
+def measure(grads, amax=False, inv_scale=1.0, rules=None, packs=None):
     """See `Framework.measure`; the tensors are plain.
 
     On the host a finite L2 norm proves finite elements, at a tenth of the cost of
@@ -32,35 +35,49 @@ def measure(grads, amax=False, inv_scale=1.0, rules=None):
     if not is_on_host(grads[0]):
         finite, largest = _check_on_accelerator(grads, inv_scale)
         return Measurement(finite, amax=largest if amax else None)
-    has_norms = bool(rules) and rules[0].has_norms
-    finite, norms = _check_on_host(grads, inv_scale, has_norms)
+    packs = None if rules and rules[0].has_norms else packs or Packs(grads)
+    finite, norms = _check_on_host(grads, inv_scale, packs)
     return Measurement(finite, norms, amax=_amax_on_host(grads) if amax else None)
 
 
-def _check_on_host(values, inv_scale, wants_norms):
-    """Returns whether all are finite, and the unscaled norms if they are wanted."""
-    if wants_norms:
+def _check_on_host(values, inv_scale, packs):
+    """Returns whether all are finite, and the unscaled norms unless they are packed."""
+    if packs is None:
         norms = norms_of(values)
     else:
-        proofs = _together(values)
+        proofs = packs.of(values)
         norms = torch.stack(torch._foreach_norm(proofs, 2, dtype=wide_dtype(proofs)))
     finite = norms.isfinite().all()
     if finite & (inv_scale <= 1):
-        return finite, list((norms * inv_scale).unbind()) if wants_norms else None
+        return finite, None if packs else list((norms * inv_scale).unbind())
     return _all_finite(values, inv_scale), None
 
 
-def _together(values):
-    """Concatenates small tensors, in a third of the time of a norm for each."""
-    small: list[torch.Tensor] = []
-    rest: list[torch.Tensor] = []
-    for v in values:
+class Packs:
+    """Which tensors are so small that one norm of all takes less than one of each.
+
+    Args:
+        tensors: List of plain tensors, of which nothing is kept but where they are.
+    """
+
+    def __init__(self, tensors):
+        small = [i for i, t in enumerate(tensors) if t.numel() <= SMALL]
+        dtypes = {tensors[i].dtype for i in small}
         # A subclass may be sharded, and then cannot be concatenated with others.
-        is_small = type(v) is torch.Tensor and v.numel() <= SMALL
-        (small if is_small else rest).append(v)
-    if len({v.dtype for v in small}) != 1:
-        return values
-    return [_flatten_dense_tensors(small), *rest]
+        is_plain = set(map(type, tensors)) == {torch.Tensor}
+        self._small = small if is_plain and len(dtypes) == 1 else []
+        self._are_all = len(self._small) == len(tensors)
+        self._rest = sorted(set(range(len(tensors))) - set(self._small))
+        self._are_flat = all(tensors[i].dim() == 1 for i in self._small)
+
+    def of(self, tensors):
+        """Returns the tensors, the small ones concatenated."""
+        if not self._small:
+            return tensors
+        small = tensors if self._are_all else [tensors[i] for i in self._small]
+        # Without a view of each, which takes longer than to copy it.
+        pack = torch.cat(small) if self._are_flat else _flatten_dense_tensors(small)
+        return [pack, *(tensors[i] for i in self._rest)]
 
 
 def _check_on_accelerator(values, inv_scale):
@@ -120,5 +137,5 @@ def _row_norms(values, dtype):
 
 def wide_dtype(values):
     """Returns a dtype for norms of these tensors, narrower than none of theirs."""
-    is_double = any(v.dtype == torch.float64 for v in values)
+    is_double = torch.float64 in set(map(_dtype_of, values))
     return torch.float64 if is_double else torch.float32

@@ -67,15 +67,19 @@ def _check_not_left_behind(variables):
             )
 
 
+def fsdp_modules():
+    """Returns the modules that FSDP keeps a state of, a list."""
+    states = sys.modules.get("torch.distributed._composable_state")
+    return list(getattr(states, "_module_state_mapping", None) or ())
+
+
 def _left_behind():
     """Returns the ids of variables that no longer are their module's parameters."""
-    states = sys.modules.get("torch.distributed._composable_state")
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    modules = getattr(states, "_module_state_mapping", None)
     sharded = getattr(fsdp, "FSDPModule", ())
     return {
         variable
-        for module in list(modules or ())
+        for module in fsdp_modules()
         if isinstance(module, sharded)
         for layer in module.modules()
         for variable in _left_behind_by(layer)

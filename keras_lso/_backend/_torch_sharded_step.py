@@ -9,14 +9,23 @@ import torch
 
 from keras_lso._backend import _torch_measure, _torch_steps
 from keras_lso._backend._torch_shards import Agreement, any_sharded, shards_of
-from keras_lso._backend.framework import Measurement
+from keras_lso._backend.measurement import Measurement
 
 
 @torch.no_grad()
-def measure(grads, amax=False, inv_scale=1.0, rules=None, state=None, are_alike=False):
+def measure(
+    grads,
+    amax=False,
+    inv_scale=1.0,
+    rules=None,
+    state=None,
+    are_alike=False,
+    plan=None,
+):
     """See `Framework.measure`."""
     if not any_sharded(grads):
-        return _torch_measure.measure(grads, amax, inv_scale, rules)
+        packs = plan and plan.packs
+        return _torch_measure.measure(grads, amax, inv_scale, rules, packs)
     shards = shards_of(grads)
     mine = _torch_measure.measure(shards, amax, inv_scale)
     squares, owners = _squares(rules, shards, inv_scale, state)
@@ -111,7 +120,15 @@ _GRADIENT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 
 @torch.no_grad()
 def fused_step(
-    framework, rules, variables, slots, grads, found=None, inv_scale=None, copies=None
+    framework,
+    rules,
+    variables,
+    slots,
+    grads,
+    found=None,
+    inv_scale=None,
+    copies=None,
+    plan=None,
 ):
     """See `Framework.fused_step`."""
     if any_sharded(variables):
@@ -130,7 +147,7 @@ def fused_step(
             squares = Agreement(whole).sum(squares, owners)
             found = found._replace(**_norms(rules, squares, owners))
     _torch_steps.fused_step(
-        framework, rules, variables, slots, grads, found, inv_scale, copies
+        framework, rules, variables, slots, grads, found, inv_scale, copies, plan
     )
 
 

@@ -1,13 +1,11 @@
 """The fused step on PyTorch, and how it implements each rule of `rules.py`.
 
-Tensors are processed in chunks that fit into the cache. On the host the flag `finite`
-is read first. On an accelerator that would synchronise: the kernels take `found_inf`,
+Tensors are processed in the chunks of a `StepPlan`. On the host the flag `finite` is
+read first. On an accelerator that would synchronise: the kernels take `found_inf`,
 1.0 on an overflow, and then write nothing.
 """
 
-import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -21,69 +19,34 @@ from keras_lso._backend._torch_kernels import (
 )
 from keras_lso._backend._torch_masters import resynchronise, round_into_variables
 from keras_lso._backend._torch_measure import is_on_host, norms_of
-from keras_lso._backend.framework import Measurement
-
-# The number of elements in a chunk, unless one tensor has more: the cache still holds
-# what one operation has written when the next reads it.
-_HOST_CHUNK = 2**20
-_DEVICE_CHUNK = 2**23
+from keras_lso._backend._torch_plan import StepPlan
+from keras_lso._backend.measurement import Measurement
 
 
-def fused_step(framework, rules, variables, slots, grads, found, inv_scale, copies):
-    """See `Framework.fused_step`; the tensors are plain, or one process's shards."""
+def fused_step(
+    framework, rules, variables, slots, grads, found, inv_scale, copies, plan
+):
+    """See `Framework.fused_step`; the gradients are plain, or one process's shards."""
+    plan = plan or StepPlan(list(map(id, rules)), variables, slots, grads, copies)
     found = Measurement(None) if found is None else found
     finite, on_host = found.finite, is_on_host(variables[0])
     if on_host:
         if finite is not None and not finite:
             return
         finite = None
-    copies = copies or [None] * len(variables)
-    grads = _readable_gradients(grads, [*variables, *copies])
-    kinds = [
-        (id(rule), None if v is None else v.dtype)
-        for rule, v in zip(rules, copies, strict=True)
-    ]
-    chunks = _chunks(kinds, variables, _HOST_CHUNK if on_host else _DEVICE_CHUNK)
-    memory = Memory(variables, chunks) if on_host else None
+    grads = plan.readable(grads)
+    memory = Memory(variables[0], plan.most) if on_host else None
     found_inf = None if finite is None else torch.logical_not(finite).float()
-    for chunk in chunks:
-        kernel = Kernel([variables[i] for i in chunk], memory, found_inf)
-        pairs = [(variables[i], copies[i]) for i in chunk if copies[i] is not None]
+    inv_scale = 1.0 if inv_scale is None else inv_scale
+    for positions, weights, columns, pairs in plan.chunks:
+        kernel = Kernel(weights, memory, found_inf)
         resynchronise(framework, pairs, finite, memory)
-        rule = rules[chunk[0]]
+        rule = rules[positions[0]]
+        own = grads if len(plan.chunks) == 1 else [grads[i] for i in positions]
         STEPS[type(rule)](
-            kernel,
-            rule,
-            [grads[i] for i in chunk],
-            1.0 if inv_scale is None else inv_scale,
-            _part(found, chunk),
-            *map(list, zip(*(slots[i] for i in chunk), strict=True)),
+            kernel, rule, own, inv_scale, _part(found, positions), *columns
         )
         round_into_variables(pairs, finite, found_inf)
-
-
-def _readable_gradients(grads, written):
-    """Returns contiguous gradients, none of which aliases a tensor that is written."""
-    written = {t.data_ptr() for t in written if t is not None} - {0}
-    return [(g.clone() if g.data_ptr() in written else g).contiguous() for g in grads]
-
-
-def _chunks(kinds, tensors, limit):
-    """Splits the positions into chunks of one kind, of at most `limit` elements."""
-    by_kind: dict[Any, list[int]] = {}
-    for i, kind in enumerate(kinds):
-        by_kind.setdefault(kind, []).append(i)
-    sizes = [t.numel() for t in tensors]
-    chunks: list[list[int]] = []
-    for positions in by_kind.values():
-        count: float = math.inf
-        for i in positions:
-            count += sizes[i]
-            if count > limit:
-                chunks.append([])
-                count = sizes[i]
-            chunks[-1].append(i)
-    return chunks
 
 
 def _part(found, chunk):

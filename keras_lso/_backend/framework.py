@@ -4,44 +4,27 @@ To add a backend, subclass `Framework`, override what the framework does better,
 name the class in `keras_lso/_backend/__init__.py`. The defaults are in `keras.ops`;
 with them alone a model can be loaded, as on NumPy and OpenVINO, but not trained.
 
-A step calls `measure`, and then `fused_step` where there is a rule, else `run_if`.
+A step calls `measure`, and then `fused_step` where there is a rule, else `run_if`. What
+`fused_step` would find out at each step is found out once, by `plan_step`.
 docs/extending.md has an example of a backend and of a rule.
 """
 
 import contextlib
 import importlib.metadata
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 from keras import ops
 
 from keras_lso._backend import autodiff, processes, reference, tensors
-
-
-class Measurement(NamedTuple):
-    """The results of one read of the gradients, as device tensors.
-
-    A backend returns the cheaper one of the two lists of norms, or none. The step
-    computes the norms that it needs and that are missing.
-
-    Attributes:
-        finite: Boolean scalar, the same on all replicas, processes and shards. Whether
-            the gradients are finite, and are so once they are unscaled.
-        gradient_norms: List of float32 scalars, the L2 norms of the unscaled gradients.
-        rule_norms: List of what `Framework.norms_of` returns, one for each gradient.
-        amax: Float32 scalar, the largest magnitude of the scaled gradients.
-    """
-
-    finite: Any
-    gradient_norms: list | None = None
-    rule_norms: list | None = None
-    amax: Any = None
+from keras_lso._backend.measurement import Measurement
 
 
 class Framework:
     """The primitives in `keras.ops`. Lists of tensors hold one for each variable."""
 
     Measurement = Measurement
+    scalars: Any = ops  # Functions for scalars. PyTorch calls its own faster.
 
     # Whether `fused_step` takes the tensors that variables hold, and changes those.
     UPDATES_IN_PLACE = False
@@ -55,7 +38,14 @@ class Framework:
 
     # --- A step -------------------------------------------------------------------
     def measure(
-        self, grads, amax=False, inv_scale=1.0, rules=None, state=None, are_alike=False
+        self,
+        grads,
+        amax=False,
+        inv_scale=1.0,
+        rules=None,
+        state=None,
+        are_alike=False,
+        plan=None,
     ):
         """Reads the gradients once, and returns a `Measurement`.
 
@@ -69,8 +59,29 @@ class Framework:
             state: List of tuples of tensors, `(variable, *slots)`, one a rule.
             are_alike: Bool. Whether all replicas have the same gradients, those of
                 `reduce_gradients`: nothing is exchanged then. Defaults to `False`.
+            plan: What `plan_step` returned for these tensors. Defaults to `None`.
         """
         return reference.measure(self, grads, amax, inv_scale, rules, state)
+
+    def circumstances(self):
+        """Returns what else a step depends on besides its arguments; None while traced.
+
+        Compared by `==`: a step is decided anew when it changes, and always if None.
+        """
+        return ()
+
+    def signature_of(self, grads):
+        """Returns what a step depends on of gradients besides their values, a list."""
+        return [(g.dtype, g.shape) for g in grads]
+
+    def plan_step(self, kinds, variables, slots, grads, copies=None):
+        """Returns what `measure` and `fused_step` need not find out at each step.
+
+        None, or an object with a method `holds()`: whether it is true of the tensors
+        still. Of the gradients it knows no more than their `signature_of`. `kinds` is a
+        list of hashables: variables of one kind have the same rule.
+        """
+        return None
 
     def fused_step_takes(self, rule, variables, gradients):
         """Whether `fused_step` takes these, and is faster than the optimizer's step.
@@ -80,7 +91,15 @@ class Framework:
         return False
 
     def fused_step(
-        self, rules, variables, slots, grads, found=None, inv_scale=None, copies=None
+        self,
+        rules,
+        variables,
+        slots,
+        grads,
+        found=None,
+        inv_scale=None,
+        copies=None,
+        plan=None,
     ):
         """Unscales, skips and updates in one pass.
 
@@ -99,6 +118,7 @@ class Framework:
                 assigned externally), the master is re-initialised from it. Afterwards
                 it is set to the rounded new master. Defaults to `None`: there are no
                 masters.
+            plan: What `plan_step` returned for these tensors. Defaults to `None`.
         """
         reference.fused_step(
             self, rules, variables, slots, grads, found, inv_scale, copies

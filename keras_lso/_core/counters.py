@@ -10,6 +10,7 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._checks import check_positive_int
 from keras_lso._keras_internals.optimizers import iteration_variable
+from keras_lso._keras_internals.variables import assign
 
 
 class StepCounters:
@@ -69,20 +70,23 @@ class StepCounters:
             Boolean scalar tensor. Whether all steps since the scale was last updated
             were finite: a loss that was applied with `update_scale=False` counts too.
         """
-        self.attempted.assign(ops.convert_to_tensor(self.attempted) + 1)
-        skips = ops.convert_to_tensor(self._skips)
-        in_a_row, at_lowest, since_update = skips[0], skips[1], skips[2]
-        skipped = ops.cast(ops.logical_not(finite), skips.dtype)
-        is_lowest = ops.cast(self._policy.value <= self._policy.min_scale, skips.dtype)
-        since_update = since_update + skipped
-        skips = [
-            skipped * (in_a_row + 1),
-            skipped * is_lowest * (at_lowest + 1),
-            since_update * (0 if update_scale else 1),
-        ]
-        # Keras assigns all that is no scalar by this method, which may be overridden.
-        self._inner_optimizer.assign(self._skips, ops.stack(skips))
-        return since_update == 0
+        scalars = backend.scalars
+        assign(self.attempted, scalars.convert_to_tensor(self.attempted) + 1)
+        skips = scalars.convert_to_tensor(self._skips)
+        skipped = scalars.cast(scalars.logical_not(finite), skips.dtype)
+        scale = scalars.convert_to_tensor(self._policy.scale)
+        is_lowest = scalars.cast(scale <= self._policy.min_scale, skips.dtype)
+        skips = skips + skipped
+        until = scalars.zeros_like if update_scale else scalars.ones_like
+        keeps = scalars.stack([skipped, skipped * is_lowest, until(skipped)])
+        assign(self._skips, skips * keeps)
+        return skips[2] == 0
+
+    def count_applied(self, finite):
+        """Counts a fused step, in place of the inner optimizer, if `finite`."""
+        applied = backend.scalars.convert_to_tensor(self.applied)
+        finite = backend.scalars.cast(finite, applied.dtype)
+        assign(self.applied, applied + finite)
 
     def count_amax(self, amax, update_scale):
         """Returns the largest magnitude since the scale was last updated."""

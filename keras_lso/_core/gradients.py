@@ -11,7 +11,7 @@ from keras_lso._keras_internals.optimizers import (
     check_takes_shards,
     variables_of,
 )
-from keras_lso._keras_internals.variables import is_overwritten, path_of
+from keras_lso._keras_internals.variables import path_of
 
 
 def _is_array(value):
@@ -155,7 +155,7 @@ def check_gradients(optimizer, grads, variables):
     return grads, variables
 
 
-def reduce_gradients(optimizer, grads, variables, axis_name):
+def reduce_gradients(optimizer, grads, variables, overwritten, axis_name):
     """Returns the gradients of all replicas, and whether all have the same now.
 
     They are added up before they are looked at, since it is the sum that must be
@@ -165,6 +165,8 @@ def reduce_gradients(optimizer, grads, variables, axis_name):
         optimizer: The optimizer that is to apply them.
         grads: List of tensors or None, one for each variable.
         variables: List of variables.
+        overwritten: List of bools, whether a variable takes its gradient as its value;
+            None if none does. That is no gradient, and not added up.
         axis_name: See `LossScaleOptimizer.apply`.
 
     Returns:
@@ -172,14 +174,13 @@ def reduce_gradients(optimizer, grads, variables, axis_name):
     """
     if has_reduced_gradients():
         return grads, False
-    # What overwrites its variable is no gradient.
-    own = [is_overwritten(v) for v in variables]
-    found = backend.reduce_gradients(
-        [None if is_own else g for g, is_own in zip(grads, own, strict=True)],
-        axis_name,
-    )
+    found = grads
+    if overwritten is not None:
+        pairs = zip(grads, overwritten, strict=True)
+        found = [None if is_own else g for g, is_own in pairs]
+    found = backend.reduce_gradients(found, axis_name)
     if backend.are_shards(found, variables):
         check_takes_shards(optimizer)
-    if not any(own):
+    if overwritten is None:
         return found, True
     return [g if t is None else t for g, t in zip(grads, found, strict=True)], False

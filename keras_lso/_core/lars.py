@@ -180,11 +180,15 @@ class LARS(OwnOptimizer):
             )
         grads, variables = pair_gradients(self, grads, variables)
         indices = [index_of(self, v) for v in variables]
-        rules = self._make_rules(indices, self.learning_rate)
+        made, treatments = (
+            self._make_rules(self.learning_rate),
+            self._treatments(indices),
+        )
         ratios = {}
-        for index, grad, variable, rule in zip(
-            indices, grads, variables, rules, strict=True
+        for index, grad, variable, treatment in zip(
+            indices, grads, variables, treatments, strict=True
         ):
+            rule = made[treatment]
             if grad is None or rule.trust_ratio is None:
                 continue
             grad = backend.in_float32(backend.to_dense(grad))
@@ -193,12 +197,12 @@ class LARS(OwnOptimizer):
             ratios[path_of(variable)] = ops.stop_gradient(ratio)
         return ratios
 
-    def _make_rules(self, indices, learning_rate):
+    def _make_rules(self, learning_rate):
         learning_rate = self.decayed(learning_rate)
         trust_ratio = rules.TrustRatio(
             self.eeta, self.epsilon, self.trust_clip, self.trust_ratio == PAPER
         )
-        made = {
+        return {
             (decays, adapts): rules.LARS(
                 learning_rate=learning_rate,
                 momentum=self.momentum,
@@ -210,7 +214,9 @@ class LARS(OwnOptimizer):
             for decays in (True, False)
             for adapts in (True, False)
         }
-        return [made[self._decays[i], self._adapts[i]] for i in indices]
+
+    def _treatments(self, indices):
+        return [(self._decays[i], self._adapts[i]) for i in indices]
 
     def get_config(self):
         config = super().get_config()

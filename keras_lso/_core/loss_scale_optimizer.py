@@ -52,8 +52,8 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         name: String. Defaults to `"loss_scale_optimizer"`.
     """
 
-    _fused_step_of: Any = None
-    """Finds the fused step of an inner optimizer: see `Step`."""
+    _choose_step: Any = None
+    """Chooses between a fused step and the inner optimizer's own: see `Step`."""
 
     def __init__(
         self,
@@ -218,11 +218,14 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         """
         backend.check_replica_context("apply")
         backend.check_axis_name(axis_name)
-        grads, variables = pair_gradients(self, grads, trainable_variables)
-        if not variables:
-            return
-        backend.check_on_replicas([*variables, *self.variables])
-        self._step(grads, variables, scaled, update_scale, axis_name)
+        plan = self._step.plan_of(grads, trainable_variables) if self.built else None
+        if plan is None:
+            grads, variables = pair_gradients(self, grads, trainable_variables)
+            if not variables:
+                return
+            backend.check_on_replicas([*variables, *self.variables])
+            plan = self._step.plan(grads, variables)
+        self._step(plan, grads, scaled, update_scale, axis_name)
 
     def stateless_apply(  # type: ignore[override]
         self,
@@ -273,8 +276,9 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         if not averages:
             return
         known = [v for v in var_list if is_known(self, v)]
+        trained = self._masters.trained_of(self, known)
         with self.masters_in_step():
-            self.inner_optimizer.finalize_variable_values(self._step.trained(known))
+            self.inner_optimizer.finalize_variable_values(trained)
         for variable, _ in averages:
             # On JAX it shares a buffer with its average now, which the next `fit`
             # donates twice.
@@ -374,10 +378,6 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         The last ones are not saved: `StepCounters.variables`.
         """
         return [*self._state.variables, *self._counters.variables]
-
-    @property
-    def _master_variables(self):
-        return self._masters.variables if self.built else []
 
     def save_own_variables(self, store):
         """Writes the state into `store`, in the layout of Keras's own class."""

@@ -11,6 +11,7 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend
+from keras_lso._keras_internals.optimizers import index_of
 from keras_lso._keras_internals.variables import copy_of, is_overwritten
 
 _LOW_PRECISION = {"auto": ("float16",), True: ("float16", "bfloat16"), False: ()}
@@ -50,6 +51,12 @@ class MasterWeights:
         self.variables.append(master)
         self._low_precision[id(master)] = variable
         return master
+
+    def trained_of(self, optimizer, variables):
+        """Returns what the optimizer trains in place of each of its variables."""
+        if not self.variables:
+            return list(variables)
+        return [self.trained[index_of(optimizer, v)] for v in variables]
 
     def low_precision_variables(self, trained):
         """Returns the variable of the model that each of `trained` is the master of.

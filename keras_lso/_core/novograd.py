@@ -84,8 +84,8 @@ class NovoGrad(OwnOptimizer):
             name=f"{flat_path(variable)}_second_moment",
         )
 
-    def _make_rules(self, indices, learning_rate):
-        made = {
+    def _make_rules(self, learning_rate):
+        return {
             decays: rules.NovoGrad(
                 learning_rate=learning_rate,
                 beta_1=self.beta_1,
@@ -96,8 +96,10 @@ class NovoGrad(OwnOptimizer):
             )
             for decays in (True, False)
         }
+
+    def _treatments(self, indices):
         variables = variables_of(self)
-        return [made[uses_weight_decay(self, variables[i])] for i in indices]
+        return [uses_weight_decay(self, variables[i]) for i in indices]
 
     def get_config(self):
         config = super().get_config()

@@ -38,7 +38,7 @@ class StateFile:
             *self._first_variables,
             *optimizer.inner_optimizer.variables,
             *optimizer.loss_scale_policy.variables[2:],
-            *optimizer._master_variables,
+            *(optimizer._masters.variables if optimizer.built else ()),
         ]
 
     @property

@@ -28,7 +28,9 @@ def steps_by(rule, slots):
     """
 
     def decorate(cls):
-        register(cls, rule=rule, slots=slots)(cls._make_rules)
+        register(cls, rule=rule, slots=slots, treatments=cls._treatments)(
+            cls._make_rules
+        )
         return cls
 
     return decorate
@@ -38,20 +40,14 @@ class RuleOptimizer(keras.optimizers.Optimizer):
     """An optimizer of our own, whose step is a rule of `rules.py`.
 
     A subclass is decorated with `steps_by`, builds the lists of slots that this names
-    and `_may_decay`, a bool for each variable, and makes the rules of each step.
+    and `_may_decay`, a bool for each variable, and makes the rules of each step. For
+    `_make_rules` and `_treatments` see `rules.Registration`.
     """
 
-    def _make_rules(self, indices, learning_rate):
-        """Returns a rule for each of the variables at `indices`.
+    def _make_rules(self, learning_rate):
+        raise NotImplementedError
 
-        Args:
-            indices: List of integers, positions among the variables that the
-                optimizer was built for.
-            learning_rate: Float32 scalar tensor, or float64 for float64 variables.
-
-        Returns:
-            A list of rules. Variables that are treated alike share one.
-        """
+    def _treatments(self, indices):
         raise NotImplementedError
 
     def _use_weight_decay(self, variable):
@@ -68,7 +64,8 @@ class RuleOptimizer(keras.optimizers.Optimizer):
         """Updates one variable, of any dtype, with a dense or sparse gradient."""
         index = self._get_variable_index(variable)
         value = backend.in_float32(variable)
-        [rule] = self._make_rules([index], ops.cast(learning_rate, value.dtype))
+        [treatment] = self._treatments([index])
+        rule = self._make_rules(ops.cast(learning_rate, value.dtype))[treatment]
         slots = [column[index] for column in columns_of(type(rule), self)]
         tensors = [
             ops.cast(tensor, value.dtype)
@@ -91,7 +88,6 @@ class RuleOptimizer(keras.optimizers.Optimizer):
             self,
             tensors,
             trainable_variables,
-            learning_rate,
         )
         if fused is None:
             with reduced_gradients(self):
@@ -99,4 +95,4 @@ class RuleOptimizer(keras.optimizers.Optimizer):
                     tensors, trainable_variables, learning_rate
                 )
         else:
-            backend.fused_step(fused.rules, fused.variables, fused.slots, tensors)
+            fused.update(fused.rules(learning_rate), tensors)

@@ -6,6 +6,8 @@ are registered at the end of this file, our own where their classes are made.
 """
 
 import dataclasses
+import itertools
+import operator
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -26,30 +28,40 @@ from keras_lso._keras_internals.variables import is_overwritten, storage_of
 
 
 class Registration(NamedTuple):
-    """How the optimizers of a class make a rule.
+    """How the optimizers of a class make their rules.
 
     Attributes:
         rule: Class of `_backend/rules.py`.
         slots: Tuple of strings, the optimizer's attributes that hold the lists of
             slots, in the order of `rule.slots`.
-        make: Callable `(optimizer, indices, learning_rate)` that returns the list of
-            the rules of this step, one for each of the variables at `indices` among
-            those that the optimizer was built for. Variables that are treated alike
-            share one. The learning rate is a float32 scalar tensor.
+        make: Callable `(optimizer, learning_rate)` that returns the rules of this step,
+            a dict by treatment. The learning rate is a float32 scalar tensor.
+        treatments: Callable `(optimizer, indices)` that returns the list of how the
+            variables at `indices`, among those that the optimizer was built for, are
+            treated: keys of that dict.
         when: Callable of the optimizer. Whether it steps by this rule.
     """
 
     rule: type[rules.Rule]
     slots: tuple[str, ...]
     make: Callable
+    treatments: Callable
     when: Callable
+
+
+def decays(optimizer, indices):
+    """Returns for each variable whether it decays, as Keras's optimizers treat them."""
+    if optimizer.weight_decay is None:
+        return [False] * len(indices)
+    variables = variables_of(optimizer)
+    return [uses_weight_decay(optimizer, variables[i]) for i in indices]
 
 
 # By the optimizer's class, which may have one for each of its forms.
 _registrations: dict[type, list[Registration]] = {}
 
 
-def register(*classes, rule, slots=(), when=lambda optimizer: True):
+def register(*classes, rule, slots=(), treatments=decays, when=lambda optimizer: True):
     """Returns a decorator that registers `make` for optimizers of these classes.
 
     Not for those of their subclasses, which may do something else. For the arguments
@@ -59,7 +71,7 @@ def register(*classes, rule, slots=(), when=lambda optimizer: True):
     def decorate(make):
         for cls in classes:
             found = _registrations.setdefault(cls, [])
-            found.append(Registration(rule, slots, make, when))
+            found.append(Registration(rule, slots, make, treatments, when))
         return make
 
     return decorate
@@ -75,11 +87,11 @@ def registered_rule(optimizer):
 
 def columns_of(rule, optimizer):
     """Returns the optimizer's lists of slots, in the order of `rule.slots`."""
-    return [getattr(optimizer, name) for name in _registration(rule, optimizer).slots]
+    return [getattr(optimizer, name) for name in registration_of(rule, optimizer).slots]
 
 
-def _registration(rule, optimizer):
-    # A user's subclass has no rule, but it inherits the slots.
+def registration_of(rule, optimizer):
+    """Returns how the optimizer makes a rule, which its class or one above it has."""
     return next(
         registration
         for cls in type(optimizer).__mro__
@@ -123,92 +135,143 @@ def _is_plain(variable):
     )
 
 
+def form_of(optimizer):
+    """Returns what decides by which step an optimizer updates its variables.
+
+    It changes with the hyperparameters that `rule_of` and the treatments look at, not
+    with those that are coefficients of a rule.
+    """
+    state = vars(optimizer)
+    return (
+        registered_rule(optimizer),
+        bool(optimizer.clipnorm or optimizer.clipvalue or optimizer.global_clipnorm),
+        bool(optimizer.use_ema or optimizer.gradient_accumulation_steps),
+        getattr(optimizer, "amsgrad", False),
+        optimizer.weight_decay is None,
+        frozenset(state.get("_exclude_from_weight_decay") or ()),
+        state.get("_exclude_from_weight_decay_pattern"),
+    )
+
+
 # --- A step -------------------------------------------------------------------------
 
 
-class FusedStep(NamedTuple):
-    """The arguments of `backend.fused_step` but for the gradients."""
-
-    rules: list
-    variables: list
-    slots: list
-    low_precision_variables: list | None
-
-    @property
-    def rules_to_measure(self):
-        """The rules for `backend.measure`; None with masters.
-
-        The step may re-initialise masters, so their norms cannot be precomputed.
-        """
-        return self.rules if self.low_precision_variables is None else None
-
-    @property
-    def state(self):
-        """The `state` for `backend.measure`."""
-        return [
-            (v, *slots) for v, slots in zip(self.variables, self.slots, strict=True)
-        ]
-
-
-def fused_step_of(
-    rule,
-    optimizer,
-    grads,
-    variables,
-    learning_rate=None,
-    low_precision_variables=None,
-):
-    """Returns the optimizer's step as a `FusedStep`, None if its own step is better.
+class FusedStep:
+    """How an optimizer updates these variables in one pass, as far as it stays.
 
     Args:
-        rule: Class of `rules.py`, or None.
+        rule: Class of `rules.py`.
         optimizer: The optimizer.
         grads: List of tensors. No None.
         variables: List of its trainable variables.
-        learning_rate: Scalar tensor, of this step. Defaults to `None`: that of
-            `rate_of`.
         low_precision_variables: List, like `variables`, of the variable of each master,
             and None for what is no master. Defaults to `None`: there are no masters.
+
+    Attributes:
+        slots: List of tuples of variables, in the order of `rule.slots`.
+        has_masters: Bool. Whether some of the variables are masters.
+        state: The `state` for `backend.measure`.
+        plan: What the backend has decided for these tensors: `Framework.plan_step`.
     """
-    if rule is None:
-        return None
-    stored = storage_of(variables)
-    if not backend.fused_step_takes(rule, stored, grads):
-        return None
-    rules, slots = make_rules(rule, optimizer, variables, learning_rate)
-    low = low_precision_variables
-    return FusedStep(
-        rules,
-        stored,
-        storage_of(slots),
-        low and [None if v is None else storage_of([v])[0] for v in low],
-    )
+
+    def __init__(self, rule, optimizer, grads, variables, low_precision_variables=None):
+        registration = registration_of(rule, optimizer)
+        indices = [index_of(optimizer, v) for v in variables]
+        columns = columns_of(rule, optimizer)
+        self.slots = [tuple([column[i] for column in columns]) for i in indices]
+        low = low_precision_variables
+        self._optimizer, self._make = optimizer, registration.make
+        self._treatments = registration.treatments(optimizer, indices)
+        self._variables, self._slots = storage_of(variables), storage_of(self.slots)
+        self._low = low and [None if v is None else storage_of([v])[0] for v in low]
+        self.has_masters = low is not None
+        state = zip(self._variables, self._slots, strict=True)
+        self.state = [(v, *of_one) for v, of_one in state]
+        self.plan = backend.plan_step(
+            self._treatments, self._variables, self._slots, grads, self._low
+        )
+        self._written = _flat(variables, self.slots, low)
+        self._storage = _flat(self._variables, self._slots, self._low)
+
+    def holds(self):
+        """Whether the variables still hold the tensors that the step would change."""
+        # Not by `==`, which compares the elements of tensors.
+        are_same = map(operator.is_, storage_of(self._written), self._storage)
+        return all(are_same) and (self.plan is None or self.plan.holds())
+
+    def rules(self, learning_rate=None):
+        """Returns the rule of each variable, with the coefficients of this step.
+
+        Variables that are treated alike share one.
+
+        Args:
+            learning_rate: Scalar tensor. Defaults to `None`: that of `rate_of`.
+        """
+        if learning_rate is None:
+            learning_rate = rate_of(self._optimizer)
+        made = self._make(self._optimizer, backend.scalar(learning_rate, "float32"))
+        return [made[treatment] for treatment in self._treatments]
+
+    def update(self, rules, grads, found=None, inv_scale=None):
+        """Updates the variables; see `Framework.fused_step`."""
+        backend.fused_step(
+            rules,
+            self._variables,
+            self._slots,
+            grads,
+            found,
+            inv_scale,
+            self._low,
+            self.plan,
+        )
 
 
-def find_fused_step(optimizer, grads, variables, low_precision_variables=None):
-    """Returns the fused step of an optimizer of any class; see `fused_step_of`."""
-    return fused_step_of(
-        rule_of(optimizer, variables),
-        optimizer,
-        grads,
-        variables,
-        low_precision_variables=low_precision_variables,
-    )
+def _flat(variables, slots, low_precision_variables):
+    """Returns all that a step writes, as one list."""
+    low = [v for v in low_precision_variables or () if v is not None]
+    return [*variables, *itertools.chain(*slots), *low]
 
 
-def make_rules(rule, optimizer, variables, learning_rate=None):
-    """Returns two lists with an item for each variable: its rule, and its slots.
+class Choice:
+    """Which step an optimizer makes, and whether it would be chosen again.
 
-    The rules have the coefficients of this step; the slots are tuples of variables. For
-    the arguments see `fused_step_of`.
+    Args:
+        optimizer: The optimizer.
+        grads: List of tensors. No None.
+        variables: List of the variables that they belong to.
+        low_precision_variables: See `FusedStep`.
+
+    Attributes:
+        fused: `FusedStep`, None if the optimizer's own step is better.
     """
-    if learning_rate is None:
-        learning_rate = rate_of(optimizer)
-    learning_rate = ops.cast(ops.convert_to_tensor(learning_rate), "float32")
-    indices = [index_of(optimizer, v) for v in variables]
-    columns = columns_of(rule, optimizer)
-    slots = [tuple([column[i] for column in columns]) for i in indices]
-    return _registration(rule, optimizer).make(optimizer, indices, learning_rate), slots
+
+    def __init__(self, optimizer, grads, variables, low_precision_variables=None):
+        self._optimizer, self._form = optimizer, form_of(optimizer)
+        rule = rule_of(optimizer, variables)
+        self.fused = fused_step_of(
+            rule, optimizer, grads, variables, low_precision_variables
+        )
+
+    def holds(self):
+        """Whether the choice would be the same, for the same gradients."""
+        is_same = form_of(self._optimizer) == self._form
+        return is_same and (self.fused is None or self.fused.holds())
+
+
+def fused_step_of(rule, optimizer, grads, variables, low_precision_variables=None):
+    """Returns the optimizer's `FusedStep`, None if its own step is better.
+
+    Args:
+        rule: Class of `rules.py`, or None.
+        optimizer: See `FusedStep`.
+        grads: See `FusedStep`.
+        variables: See `FusedStep`.
+        low_precision_variables: See `FusedStep`.
+    """
+    takes = backend.fused_step_takes
+    if rule is None or not takes(rule, storage_of(variables), grads):
+        return None
+    return FusedStep(rule, optimizer, grads, variables, low_precision_variables)
 
 
 def rate_of(optimizer):
@@ -229,22 +292,17 @@ def rate_of(optimizer):
 # --- Keras's optimizers -------------------------------------------------------------
 
 
-def with_decay(rule, optimizer, indices, learning_rate):
-    """Returns a rule for each variable: some decay, others are excluded from it."""
+def with_decay(rule, optimizer, learning_rate):
+    """Returns the rule of what does not decay, and of what does, by treatment."""
     if optimizer.weight_decay is None:
-        return [rule] * len(indices)
-    decaying = dataclasses.replace(rule, decay=learning_rate * optimizer.weight_decay)
-    variables = variables_of(optimizer)
-    return [
-        decaying if uses_weight_decay(optimizer, variables[i]) else rule
-        for i in indices
-    ]
+        return {False: rule}
+    decay = learning_rate * optimizer.weight_decay
+    return {False: rule, True: dataclasses.replace(rule, decay=decay)}
 
 
 @register(keras.optimizers.SGD, rule=rules.SGD, when=lambda o: o.momentum == 0)
-def _sgd(optimizer, indices, learning_rate):
-    rule = rules.SGD(learning_rate)
-    return with_decay(rule, optimizer, indices, learning_rate)
+def _sgd(optimizer, learning_rate):
+    return with_decay(rules.SGD(learning_rate), optimizer, learning_rate)
 
 
 @register(
@@ -253,9 +311,9 @@ def _sgd(optimizer, indices, learning_rate):
     slots=("momentums",),
     when=lambda o: o.momentum != 0,
 )
-def _momentum(optimizer, indices, learning_rate):
+def _momentum(optimizer, learning_rate):
     rule = rules.Momentum(learning_rate, optimizer.momentum, optimizer.nesterov)
-    return with_decay(rule, optimizer, indices, learning_rate)
+    return with_decay(rule, optimizer, learning_rate)
 
 
 @register(
@@ -264,8 +322,8 @@ def _momentum(optimizer, indices, learning_rate):
     rule=rules.Adam,
     slots=("_momentums", "_velocities"),
 )
-def _adam(optimizer, indices, learning_rate):
-    step = ops.cast(iteration_variable(optimizer), "float32") + 1
+def _adam(optimizer, learning_rate):
+    step = backend.scalar(iteration_variable(optimizer), "float32") + 1
     beta_1_power = optimizer.beta_1**step
     beta_2_power = optimizer.beta_2**step
     rule = rules.Adam(
@@ -274,10 +332,10 @@ def _adam(optimizer, indices, learning_rate):
         beta_2=optimizer.beta_2,
         epsilon=optimizer.epsilon,
     )
-    return with_decay(rule, optimizer, indices, learning_rate)
+    return with_decay(rule, optimizer, learning_rate)
 
 
 @register(keras.optimizers.Lion, rule=rules.Lion, slots=("_momentums",))
-def _lion(optimizer, indices, learning_rate):
+def _lion(optimizer, learning_rate):
     rule = rules.Lion(learning_rate, optimizer.beta_1, optimizer.beta_2)
-    return with_decay(rule, optimizer, indices, learning_rate)
+    return with_decay(rule, optimizer, learning_rate)

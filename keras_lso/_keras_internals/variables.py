@@ -31,6 +31,26 @@ def storage_of(variables):
     return list(map(read, variables))
 
 
+def assign(variable, value):
+    """Assigns a tensor of the variable's shape, without Keras's checks where it may."""
+    if backend.UPDATES_IN_PLACE:
+        [tensor] = storage_of([variable])
+        tensor.copy_(value)
+    else:
+        variable.assign(value)
+
+
+def traits_of(variables):
+    """Returns what of variables decides how they are trained, comparable by `==`."""
+    try:
+        return list(map(_traits, variables))
+    except AttributeError:  # One of TensorFlow's own, which has neither.
+        return [None for _ in variables]
+
+
+_traits = operator.attrgetter("_constraint", "_overwrite_with_gradient")
+
+
 def _copy_in_scope(variable):
     variable.assign(ops.copy(variable.value))
     return variable.value
@@ -81,6 +101,12 @@ def is_overwritten(variable):
     Such a gradient does not come from the loss, so it is never scaled.
     """
     return getattr(variable, "overwrite_with_gradient", False)
+
+
+def overwritten(variables):
+    """Returns for each variable whether it is overwritten; None if none is."""
+    flags = list(map(is_overwritten, variables))
+    return flags if any(flags) else None
 
 
 def flat_path(variable):

@@ -11,12 +11,15 @@ from keras_lso._checks import (
     check_int,
     check_positive_int,
 )
+from keras_lso._keras_internals.variables import assign
 from keras_lso.loss_scales.loss_scale import (
     DEFAULT_MAX_SCALE,
     DEFAULT_MIN_SCALE,
     LossScale,
-    float32,
 )
+
+# `keras.ops`, or the framework's own where that is faster.
+scalars = backend.scalars
 
 DEFAULT_INITIAL_SCALE = 2.0**15
 DEFAULT_GROWTH_STEPS = 2000
@@ -116,21 +119,17 @@ class DynamicLossScale(LossScale):
             )
 
     def step(self, finite, amax=None):
-        finite = ops.convert_to_tensor(finite, dtype="bool")
-        good_steps = ops.convert_to_tensor(self.step_counter) + 1
-        grows = ops.logical_and(finite, good_steps >= self._period())
-        overflows = ops.logical_not(finite)
+        finite = scalars.convert_to_tensor(finite, dtype="bool")
+        good_steps = scalars.convert_to_tensor(self.step_counter) + 1
+        grows = scalars.logical_and(finite, good_steps >= self._period())
+        overflows = scalars.logical_not(finite)
         drops = self._spend_overflow(overflows, finite, grows)
-        factor = ops.where(
-            grows,
-            float32(self.growth_factor),
-            ops.where(drops, self._backoff(), float32(1.0)),
-        )
-        restarts = ops.logical_or(grows, overflows)
-        self.assign_scale(self.value * factor)
-        self.step_counter.assign(
-            ops.where(restarts, ops.zeros_like(good_steps), good_steps)
-        )
+        scale = self.value
+        dropped = scalars.where(drops, scale * self._backoff(), scale)
+        restarts = scalars.logical_or(grows, overflows)
+        self.assign_scale(scalars.where(grows, scale * self.growth_factor, dropped))
+        left = scalars.where(restarts, scalars.zeros_like(good_steps), good_steps)
+        assign(self.step_counter, left)
 
     def _period(self):
         """Returns after how many finite steps the scale grows now."""
@@ -139,19 +138,19 @@ class DynamicLossScale(LossScale):
 
     def _backoff(self):
         """Returns what an overflow multiplies the scale by now."""
-        return float32(self.backoff_factor)
+        return self.backoff_factor
 
     def _spend_overflow(self, overflows, finite, grows):
         """Takes an overflow off the budget; returns whether the scale drops."""
         if self.hysteresis == 1:
             return overflows
-        left = ops.convert_to_tensor(self.overflows_left)
-        left = left - ops.cast(overflows, left.dtype)
-        left = ops.maximum(left, ops.zeros_like(left))
-        drops = ops.logical_and(overflows, left <= 0)
+        left = scalars.convert_to_tensor(self.overflows_left)
+        left = left - scalars.cast(overflows, left.dtype)
+        left = scalars.maximum(left, scalars.zeros_like(left))
+        drops = scalars.logical_and(overflows, left <= 0)
         refills = finite if self.consecutive_hysteresis else grows
         full = backend.scalar(self.hysteresis, left.dtype)
-        self.overflows_left.assign(ops.where(refills, full, left))
+        assign(self.overflows_left, scalars.where(refills, full, left))
         return drops
 
     def restore(self):

@@ -12,6 +12,7 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._checks import check_bounds, check_config, check_scale
+from keras_lso._keras_internals.variables import assign
 
 DEFAULT_MIN_SCALE = 2.0**-14
 DEFAULT_MAX_SCALE = 2.0**24
@@ -116,7 +117,7 @@ class LossScale:
             return float32(self.initial_loss_scale)
         # A copy: on PyTorch the variable's own tensor changes in place, under the
         # hands of whoever kept it (autograd, say).
-        return ops.copy(self.scale)
+        return backend.scalars.copy(self.scale)
 
     def __call__(self):
         """Returns the current loss scale, a float32 scalar tensor."""
@@ -124,8 +125,8 @@ class LossScale:
 
     def assign_scale(self, value):
         """Sets the current scale to `value`, kept within the bounds."""
-        low, high = float32(self.min_scale), float32(self.max_scale)
-        self.scale.assign(ops.clip(float32(value), low, high))
+        bounds = self.min_scale, self.max_scale
+        assign(self.scale, backend.scalars.clip(float32(value), *bounds))
 
     def step(self, finite, amax=None):
         """Moves the scale and the counters after a step.

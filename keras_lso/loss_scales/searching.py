@@ -7,10 +7,12 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._checks import check_factor, check_positive_int
+from keras_lso._keras_internals.variables import assign
 from keras_lso.loss_scales.dynamic import (
     DEFAULT_GROWTH_STEPS,
     DEFAULT_INITIAL_SCALE,
     DynamicLossScale,
+    scalars,
 )
 from keras_lso.loss_scales.loss_scale import (
     DEFAULT_MAX_SCALE,
@@ -121,31 +123,33 @@ class SearchingLossScale(DynamicLossScale):
         self.search_state = self.add_variable("search_state", _STARTS, dtype="int")
 
     def step(self, finite, amax=None):
-        finite = ops.convert_to_tensor(finite, dtype="bool")
-        state = ops.convert_to_tensor(self.search_state)
-        counted = ops.convert_to_tensor(self.step_counter) + 1
-        grows = ops.logical_and(finite, counted >= self._period())
+        finite = scalars.convert_to_tensor(finite, dtype="bool")
+        state = scalars.convert_to_tensor(self.search_state)
+        counted = scalars.convert_to_tensor(self.step_counter) + 1
+        grows = scalars.logical_and(finite, counted >= self._period())
         super().step(finite, amax)
 
         def number(value):
             return backend.scalar(value, state.dtype)
 
-        found = ops.where(state == _FALLS, number(self._climbs), number(0))
-        searched = ops.where(finite, found, number(_FALLS))
-        left = state - ops.cast(grows, state.dtype)
-        climbed = ops.where(finite, ops.maximum(left, number(0)), number(0))
-        self.search_state.assign(ops.where(state < 0, searched, climbed))
+        found = scalars.where(state == _FALLS, number(self._climbs), number(0))
+        searched = scalars.where(finite, found, number(_FALLS))
+        left = state - scalars.cast(grows, state.dtype)
+        climbed = scalars.where(finite, scalars.maximum(left, number(0)), number(0))
+        assign(self.search_state, scalars.where(state < 0, searched, climbed))
 
     def _period(self):
         period = super()._period()
-        state = ops.convert_to_tensor(self.search_state)
+        state = scalars.convert_to_tensor(self.search_state)
         searching = backend.scalar(min(self.search_period, period), state.dtype)
-        return ops.where(state > 0, searching, backend.scalar(period, state.dtype))
+        return scalars.where(state > 0, searching, backend.scalar(period, state.dtype))
 
     def _backoff(self):
-        state = ops.convert_to_tensor(self.search_state)
-        return ops.where(
-            state < 0, float32(1.0 / self.search_factor), super()._backoff()
+        state = scalars.convert_to_tensor(self.search_state)
+        return scalars.where(
+            state < 0,
+            float32(1.0 / self.search_factor),
+            float32(super()._backoff()),
         )
 
     def restore(self):

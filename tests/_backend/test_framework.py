@@ -15,7 +15,8 @@ import pytest
 from keras import ops
 
 from keras_lso._backend import backend, framework, rules, without_kernels
-from keras_lso._backend.framework import Framework, Measurement
+from keras_lso._backend.framework import Framework
+from keras_lso._backend.measurement import Measurement
 from keras_lso._keras_internals.variables import storage_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in cast")
@@ -238,6 +239,68 @@ def takes_what_it_steps(own, reference):
     grads = [tensor(RANDOM[1])]
     assert own(rules.LARS, storage_of(variables), grads)
     assert not reference(rules.LARS, variables, grads)
+
+
+@compares("scalars")
+def same_functions_of_scalars(own, reference):
+    yes, no, one, two = ops.array(True), ops.array(False), tensor(1), tensor(2)
+    calls = {
+        "where": [(yes, one, two), (no, one, two)],
+        "clip": [(two, 0.5, 1.5), (two, 3.0, 4.0)],
+        "maximum": [(one, two)],
+        "stack": [([one, two],)],
+        "zeros_like": [(two,)],
+        "ones_like": [(two,)],
+        "logical_and": [(yes, no), (yes, yes)],
+        "logical_or": [(yes, no), (no, no)],
+        "logical_not": [(yes,), (no,)],
+        "convert_to_tensor": [(True, "bool"), (keras.Variable(3.0),), (two, "int32")],
+        "cast": [(two, "int32"), (two, two.dtype), (yes, "float32")],
+        "copy": [(two,), (keras.Variable(3.0),)],
+        "log2": [(two,)],
+    }
+    if own is not reference:
+        named = {n for n in vars(own) if not n.startswith("_") and hasattr(ops, n)}
+        assert named == set(calls) - {"log2"}
+    for name, arguments in calls.items():
+        for args in arguments:
+            equal(getattr(own, name)(*args), getattr(reference, name)(*args))
+
+
+@compares("circumstances")
+def equal_unless_something_changed(own, reference):
+    assert own() == own()
+    assert reference() == reference()
+
+
+@compares("signature_of")
+def tells_apart_what_a_step_treats_otherwise(own, reference):
+    alike = [tensor(RANDOM[0]), tensor(RANDOM[1])]
+    others = [tensor(RANDOM[0], "float16"), tensor(RANDOM[0][:2]), sparse(RANDOM[0])]
+    for signature_of in (own, reference):
+        [signature], [same] = (signature_of([g]) for g in alike)
+        assert signature == same
+        for other in others[:2]:
+            assert signature_of([other]) != [signature]
+    # The types of the gradients are compared besides.
+    if backend.to_dense(others[2]) is not others[2]:
+        assert own([others[2]]) == own([sparse(RANDOM[1])])
+
+
+@compares("plan_step")
+def steps_alike_with_and_without_a_plan(own, reference):
+    rule = rules.Momentum(tensor(0.5), 0.9)
+    assert reference([0], *[[]] * 3) is None
+    results = []
+    for plans in (own, reference):
+        variables = [keras.Variable(v) for v in state_of(rule)]
+        stored = storage_of(variables)
+        column, slots, grads = stored[:1], [tuple(stored[1:])], [tensor(RANDOM[3])]
+        plan = plans(["kind"], column, slots, grads)
+        assert plan is None or plan.holds()
+        backend.fused_step([rule], column, slots, grads, plan=plan)
+        results.append([np.array(v.numpy()) for v in variables])
+    np.testing.assert_array_equal(*results)
 
 
 @compares("run_if")

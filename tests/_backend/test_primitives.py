@@ -20,9 +20,10 @@ from keras import ops
 
 from keras_lso import LARS, NovoGrad
 from keras_lso._backend import backend, rules
-from keras_lso._backend.framework import Framework, Measurement
+from keras_lso._backend.framework import Framework
+from keras_lso._backend.measurement import Measurement
 from keras_lso._keras_internals.optimizers import iteration_variable
-from keras_lso._keras_internals.rules import make_rules, rule_of
+from keras_lso._keras_internals.rules import FusedStep, rule_of
 from keras_lso._keras_internals.variables import storage_of
 
 # JAX has float64 only where x64 is on; `tensor` skips where it is not.
@@ -657,7 +658,10 @@ class FusedOptimizer:
         self.rule = rule_of(self.optimizer, self.weights)
 
     def step(self, grads, finite, inv_scale):
-        made, slots = make_rules(self.rule, self.optimizer, self.weights)
+        step = FusedStep(
+            self.rule, self.optimizer, storage_of(self.weights), self.weights
+        )
+        made, slots = step.rules(), step.slots
         weights, slots = (storage(self.fused_step, v) for v in (self.weights, slots))
         low = self.low and [
             None if v is None else storage(self.fused_step, [v])[0] for v in self.low

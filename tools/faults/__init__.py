@@ -12,6 +12,7 @@ from tools.faults import (
     loss_scales,
     optimizers,
     people,
+    plans,
     processes,
     rules,
     schedules,
@@ -21,6 +22,7 @@ from tools.faults import (
 AREAS = (
     loss_scales,
     loss_scale_optimizer,
+    plans,
     arguments,
     optimizers,
     rules,

@@ -160,7 +160,7 @@ FAULTS = [
     Fault(
         name="what overwrites its variable is averaged over an axis",
         file="keras_lso/_core/gradients.py",
-        old="[None if is_own else g for g, is_own in zip(grads, own, strict=True)]",
+        old="[None if is_own else g for g, is_own in pairs]",
         new="list(grads)",
         tests="tests/_backend/test_jax_axes.py::test_what_overwrites_its_variable_is_not_averaged",
         backend="jax",

@@ -95,8 +95,8 @@ FAULTS = [
     Fault(
         name="Adam's bias correction is a step behind",
         file="keras_lso/_keras_internals/rules.py",
-        old='ops.cast(iteration_variable(optimizer), "float32") + 1',
-        new='ops.cast(iteration_variable(optimizer), "float32")',
+        old='backend.scalar(iteration_variable(optimizer), "float32") + 1',
+        new='backend.scalar(iteration_variable(optimizer), "float32")',
         tests="tests/test_keras_internals.py::test_a_rule_holds_the_coefficients_of_the_next_step",
     ),
     Fault(
@@ -130,8 +130,8 @@ FAULTS = [
     Fault(
         name="decoupled decay takes the old rate of a schedule",
         file="keras_lso/_keras_internals/rules.py",
-        old="decay=learning_rate * optimizer.weight_decay)",
-        new="decay=0.5 * optimizer.weight_decay)",
+        old="decay = learning_rate * optimizer.weight_decay",
+        new="decay = 0.5 * optimizer.weight_decay",
         tests="tests/test_fast_paths.py::test_kernels_do_what_the_reference_does",
     ),
     Fault(

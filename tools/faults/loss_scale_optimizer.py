@@ -48,22 +48,22 @@ FAULTS = [
     Fault(
         name="a policy is told the largest magnitude of the scaled gradients",
         file="keras_lso/_core/step.py",
-        old="_largest_of_the_loss(found, grads, variables) * inv_scale",
-        new="_largest_of_the_loss(found, grads, variables)",
+        old="_largest_of_the_loss(found, grads, plan) * inv_scale",
+        new="_largest_of_the_loss(found, grads, plan)",
         tests="tests/test_loss_scales.py::test_a_custom_policy_is_told_the_largest_unscaled_gradient",
     ),
     Fault(
         name="a policy hears of the scales of float8 layers",
         file="keras_lso/_core/step.py",
-        old="if not any(map(is_overwritten, variables)):",
-        new="if variables:",
+        old="if plan.is_overwritten is None:",
+        new="if grads:",
         tests="tests/test_loss_scales.py::test_a_custom_policy_hears_nothing_of_float8_scales",
     ),
     Fault(
         name="a fused step that was skipped counts as applied",
-        file="keras_lso/_core/step.py",
-        old="iteration.assign_add(ops.cast(found.finite, iteration.dtype))",
-        new="iteration.assign_add(1)",
+        file="keras_lso/_core/counters.py",
+        old="assign(self.applied, applied + finite)",
+        new="assign(self.applied, applied + 1)",
         tests="tests/_core/test_state_file.py::test_applied_and_skipped_steps_are_counted",
     ),
     Fault(
@@ -183,8 +183,8 @@ FAULTS = [
     Fault(
         name="overflows are recorded by their place among those of the step",
         file="keras_lso/_core/step.py",
-        old="[index_of(self._optimizer, v) for v in variables]\n            self",
-        new="list(range(len(variables)))\n            self",
+        old="[index_of(self._optimizer, v) for v in plan.variables]\n            self",
+        new="list(range(len(plan.variables)))\n            self",
         tests="integration_tests/test_loss_scale_monitor.py::test_overflowed_variables",
     ),
     Fault(

@@ -13,14 +13,14 @@ FAULTS = [
     Fault(
         name="an overflow does not restart the count of good steps",
         file="keras_lso/loss_scales/dynamic.py",
-        old="restarts = ops.logical_or(grows, overflows)",
+        old="restarts = scalars.logical_or(grows, overflows)",
         new="restarts = grows",
         tests="tests/test_loss_scales.py::test_a_dynamic_scale_moves_as_its_docstring_says",
     ),
     Fault(
         name="a growth does not restart the count of good steps",
         file="keras_lso/loss_scales/dynamic.py",
-        old="restarts = ops.logical_or(grows, overflows)",
+        old="restarts = scalars.logical_or(grows, overflows)",
         new="restarts = overflows",
         tests="tests/test_loss_scales.py::test_a_dynamic_scale_moves_as_its_docstring_says",
     ),
@@ -34,8 +34,8 @@ FAULTS = [
     Fault(
         name="a backoff factor of one's own is ignored",
         file="keras_lso/loss_scales/dynamic.py",
-        old="return float32(self.backoff_factor)",
-        new="return float32(1.0 / self.multiplier)",
+        old="return self.backoff_factor",
+        new="return 1.0 / self.multiplier",
         tests="tests/test_loss_scales.py::test_a_dynamic_scale_moves_as_its_docstring_says",
     ),
     Fault(
@@ -62,8 +62,8 @@ FAULTS = [
     Fault(
         name="the highest scale is no bound",
         file="keras_lso/loss_scales/loss_scale.py",
-        old="ops.clip(float32(value), low, high)",
-        new="ops.maximum(float32(value), low)",
+        old="backend.scalars.clip(float32(value), *bounds)",
+        new="backend.scalars.maximum(float32(value), float32(bounds[0]))",
         tests="tests/test_loss_scales.py::test_a_dynamic_scale_moves_alike_when_compiled",
     ),
     Fault(
@@ -83,8 +83,8 @@ FAULTS = [
     Fault(
         name="a scale that was read is the variable's own tensor",
         file="keras_lso/loss_scales/loss_scale.py",
-        old="return ops.copy(self.scale)",
-        new="return ops.convert_to_tensor(self.scale)",
+        old="return backend.scalars.copy(self.scale)",
+        new="return backend.scalars.convert_to_tensor(self.scale)",
         tests="tests/test_loss_scales.py::test_a_scale_that_was_read_stays_what_it_was",
     ),
     Fault(
@@ -146,15 +146,15 @@ FAULTS = [
     Fault(
         name="a search that has not found an overflow climbs",
         file="keras_lso/loss_scales/searching.py",
-        old="ops.where(state == _FALLS, number(self._climbs), number(0))",
+        old="scalars.where(state == _FALLS, number(self._climbs), number(0))",
         new="number(self._climbs)",
         tests="tests/test_searching_loss_scale.py::test_the_course_is_that_of_the_docstring",
     ),
     Fault(
         name="an overflow does not end the climb of the search",
         file="keras_lso/loss_scales/searching.py",
-        old="ops.where(finite, ops.maximum(left, number(0)), number(0))",
-        new="ops.maximum(left, number(0))",
+        old="scalars.where(finite, scalars.maximum(left, number(0)), number(0))",
+        new="scalars.maximum(left, number(0))",
         tests="tests/test_searching_loss_scale.py::test_the_course_is_that_of_the_docstring",
     ),
     Fault(

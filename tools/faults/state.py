@@ -6,22 +6,22 @@ FAULTS = [
     Fault(
         name="the lowest scale is not recognised",
         file="keras_lso/_core/counters.py",
-        old="self._policy.value <= self._policy.min_scale",
-        new="self._policy.value < self._policy.min_scale",
+        old="scale <= self._policy.min_scale",
+        new="scale < self._policy.min_scale",
         tests="tests/_core/test_state_file.py::test_training_has_stalled_after_as_many_skips_at_the_lowest_scale",
     ),
     Fault(
         name="an applied step does not end a row of skips",
         file="keras_lso/_core/counters.py",
-        old="skipped * (in_a_row + 1),",
-        new="skipped + in_a_row,",
+        old="scalars.stack([skipped, skipped * is_lowest,",
+        new="scalars.stack([scalars.ones_like(skipped), skipped * is_lowest,",
         tests="tests/_core/test_state_file.py::test_applied_and_skipped_steps_are_counted",
     ),
     Fault(
         name="an overflow without an update is remembered after the update",
         file="keras_lso/_core/counters.py",
-        old="since_update * (0 if update_scale else 1),",
-        new="since_update,",
+        old="scalars.zeros_like if update_scale else",
+        new="scalars.ones_like if update_scale else",
         tests="tests/_core/test_state_file.py::test_applied_and_skipped_steps_are_counted",
     ),
     Fault(

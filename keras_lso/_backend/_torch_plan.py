@@ -1,0 +1,116 @@
+"""What the fused step on PyTorch decides once: chunks, columns, and who is where.
+
+To ask a thousand tensors about themselves, in Python, takes longer than to update them.
+"""
+
+import math
+import operator
+from typing import Any, NamedTuple
+
+import torch
+
+from keras_lso._backend._torch_measure import Packs, is_on_host
+from keras_lso._backend._torch_shards import shards_of
+
+# The number of elements in a chunk, unless one tensor has more: the cache still holds
+# what one operation has written when the next reads it.
+_HOST_CHUNK = 2**20
+_DEVICE_CHUNK = 2**23
+
+signature = operator.attrgetter("dtype", "shape", "device", "layout")
+
+
+class Chunk(NamedTuple):
+    """Tensors that are updated together, by one rule.
+
+    Attributes:
+        positions: List of ints, where they stand among all.
+        variables: List of tensors.
+        slots: List of lists of tensors, one for each slot of the rule.
+        pairs: List of tuples of tensors, a master and its low-precision variable.
+    """
+
+    positions: list[int]
+    variables: list
+    slots: list
+    pairs: list
+
+
+class StepPlan:
+    """What a fused step need not find out again; see `Framework.plan_step`.
+
+    Attributes:
+        chunks: List of `Chunk`s.
+        most: The number of elements of the largest chunk.
+        packs: `Packs` of the gradients.
+    """
+
+    def __init__(self, kinds, variables, slots, grads, copies=None):
+        self.packs = Packs(shards_of(grads))
+        low = shards_of([c for c in copies or () if c is not None])
+        self._tensors = [*variables, *low]
+        variables = shards_of(variables)
+        slots = [shards_of(of_one) for of_one in slots]
+        copies = shards_of(copies or [None] * len(variables))
+        kinds = [
+            (kind, None if copy is None else copy.dtype)
+            for kind, copy in zip(kinds, copies, strict=True)
+        ]
+        sizes = list(map(torch.Tensor.numel, variables))
+        limit = _HOST_CHUNK if is_on_host(variables[0]) else _DEVICE_CHUNK
+        positions = _split(kinds, sizes, limit)
+        self.most = max(sum(sizes[i] for i in chunk) for chunk in positions)
+        self.chunks = [
+            Chunk(
+                chunk,
+                [variables[i] for i in chunk],
+                list(map(list, zip(*(slots[i] for i in chunk), strict=True))),
+                [(variables[i], copies[i]) for i in chunk if copies[i] is not None],
+            )
+            for chunk in positions
+        ]
+        self._facts = _facts(self._tensors)
+        self._written = set(self._facts[0]) - {0}
+
+    def holds(self):
+        """Whether the tensors are still where they were."""
+        return _facts(self._tensors) == self._facts
+
+    def readable(self, grads):
+        """Returns contiguous gradients, none of which aliases what is written."""
+        pointers = list(map(torch.Tensor.data_ptr, grads))
+        if not self._written.isdisjoint(pointers):
+            aliases = [pointer in self._written for pointer in pointers]
+            grads = [
+                g.clone() if is_alias else g
+                for g, is_alias in zip(grads, aliases, strict=True)
+            ]
+        if not all(map(torch.Tensor.is_contiguous, grads)):
+            grads = [g.contiguous() for g in grads]
+        return grads
+
+
+def _facts(tensors):
+    """Returns what an assignment to `tensor.data` changes."""
+    local = shards_of(tensors)
+    return (
+        list(map(torch.Tensor.data_ptr, local)),
+        list(map(torch.Tensor.is_contiguous, local)),
+    )
+
+
+def _split(kinds, sizes, limit):
+    """Splits the positions into chunks of one kind, of at most `limit` elements."""
+    by_kind: dict[Any, list[int]] = {}
+    for i, kind in enumerate(kinds):
+        by_kind.setdefault(kind, []).append(i)
+    chunks: list[list[int]] = []
+    for positions in by_kind.values():
+        count: float = math.inf
+        for i in positions:
+            count += sizes[i]
+            if count > limit:
+                chunks.append([])
+                count = sizes[i]
+            chunks[-1].append(i)
+    return chunks

@@ -1,0 +1,475 @@
+"""A step is decided once, and anew as soon as anything that decides it is another.
+
+Each test makes steps, changes something, and makes more. A twin that decides at each
+step does the same: both end with the same bits.
+"""
+
+import copy
+import pickle
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+from keras_lso._backend import backend
+from keras_lso._core.plan import Plan
+from keras_lso._keras_internals.optimizers import iteration_variable
+
+BACKEND = keras.backend.backend()
+ON_TORCH = pytest.mark.skipif(
+    BACKEND != "torch", reason="Only PyTorch's variables change their tensors in place"
+)
+SGD, Adam, AdamW = keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.AdamW
+SHAPES = [(2, 2), (3,), (3,)]
+SCALE = 8.0
+
+
+class Twin:
+    """An optimizer, its variables, and whether it decides each of its steps anew."""
+
+    def __init__(self, make, plans, dtype="float32", **arguments):
+        random = np.random.default_rng(0)
+        self.plans = plans
+        self.random = np.random.default_rng(1)
+        self.variables = [
+            keras.Variable(random.normal(size=s), dtype=dtype, name=f"v{i}")
+            for i, s in enumerate(SHAPES)
+        ]
+        self.optimizer = keras_lso.LossScaleOptimizer(
+            make(), initial_scale=SCALE, **arguments
+        )
+        self.inner = self.optimizer.inner_optimizer
+
+    def gradients(self, dtype="float32"):
+        values = [self.random.normal(size=s) * SCALE for s in SHAPES]
+        return [ops.convert_to_tensor(v.astype(dtype)) for v in values]
+
+    def apply(self, grads, variables=None):
+        with pytest.MonkeyPatch.context() as patch:
+            if not self.plans:
+                patch.setattr(backend, "circumstances", lambda: None)
+            self.optimizer.apply(
+                grads, self.variables if variables is None else variables
+            )
+
+    def steps(self, count=3):
+        for _ in range(count):
+            self.apply(self.gradients())
+
+    def state(self):
+        both = [*self.variables, *self.optimizer.variables]
+        return [(v.path, np.array(ops.convert_to_numpy(v)).tobytes()) for v in both]
+
+
+def assert_decided_anew(change, make=lambda: SGD(0.5, momentum=0.9), **arguments):
+    """Holds a twin with plans against one without, before and after a change.
+
+    `change` is called with the twin, and may return the twin to go on with.
+    """
+    ends = []
+    for plans in (True, False):
+        twin = Twin(make, plans, **arguments)
+        twin.steps()
+        twin = change(twin) or twin
+        twin.steps()
+        ends.append([part[1] for part in twin.state()])
+    assert ends[0] == ends[1]
+
+
+def count_plans(monkeypatch):
+    """Returns a list that grows with each plan that is made."""
+    made = []
+
+    class Counted(Plan):
+        def __init__(self, *args):
+            made.append(1)
+            super().__init__(*args)
+
+    monkeypatch.setattr("keras_lso._core.step.Plan", Counted)
+    return made
+
+
+# --- When it is decided ---------------------------------------------------------------
+
+
+INNER = {
+    "SGD": lambda: SGD(0.5),
+    "momentum": lambda: SGD(0.5, momentum=0.9),
+    "decaying": lambda: SGD(0.5, momentum=0.9, weight_decay=0.1),
+    "AdamW": lambda: AdamW(0.5),
+    "LARS": lambda: keras_lso.LARS(0.5),
+    "NovoGrad": lambda: keras_lso.NovoGrad(0.5),
+    "its own step": lambda: keras.optimizers.RMSprop(0.5),
+    "clipped": lambda: SGD(0.5, clipnorm=1.0),
+}
+
+
+@pytest.mark.parametrize("make", INNER.values(), ids=INNER)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_steps_alike_are_decided_once(make, dtype, monkeypatch):
+    made = count_plans(monkeypatch)
+    twin = Twin(make, plans=True, dtype=dtype)
+    twin.steps(4)
+    # Values are read at each step, and decide nothing.
+    twin.inner.learning_rate = 0.25
+    twin.optimizer.loss_scale_policy.assign_scale(4.0)
+    bad = twin.gradients()
+    bad[1] = bad[1] * np.inf
+    twin.apply(bad)
+    twin.optimizer.get_unscaled_gradients(twin.gradients())
+    twin.steps(2)
+    assert len(made) == 1
+    assert int(twin.optimizer.skipped_steps) == 1
+
+
+def test_steps_are_decided_anew_where_something_else_is_another(monkeypatch):
+    """As in another `tf.distribute.Strategy`, or once FSDP has sharded a module."""
+    made = count_plans(monkeypatch)
+    twin, counts = Twin(INNER["momentum"], plans=True), []
+    for circumstances in ("one", "one", "another", None, None, "another"):
+        monkeypatch.setattr(backend, "circumstances", lambda it=circumstances: it)
+        twin.steps(1)
+        counts.append(len(made))
+    assert counts == [1, 1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_numbers_are_read_at_each_step(dtype):
+    def change(twin):
+        twin.inner.learning_rate = 0.125
+        twin.inner.momentum = 0.5
+        twin.inner.nesterov = True
+        twin.steps(2)
+        twin.inner.weight_decay = 0.25
+
+    assert_decided_anew(
+        change, lambda: SGD(0.5, momentum=0.9, weight_decay=0.5), dtype=dtype
+    )
+
+
+# --- Gradients ------------------------------------------------------------------------
+
+
+def one_is_missing(twin):
+    grads = twin.gradients()
+    twin.apply([None, *grads[1:]])
+    twin.apply([grads[0], None, grads[2]])
+
+
+def other_dtypes(twin):
+    twin.apply(twin.gradients("float16"))
+    twin.apply([*twin.gradients("float16")[:2], twin.gradients()[2]])
+
+
+def arrays_and_integers(twin):
+    grads = twin.gradients()
+    twin.apply([np.ones((2, 2), "float32"), [1, 2, 3], grads[2]])
+    twin.apply([*grads[:2], ops.ones((3,), "int32")])
+
+
+def another_order(twin):
+    # The last two have one shape.
+    w, a, b = twin.variables
+    twin.apply(twin.gradients(), [w, b, a])
+    twin.apply(twin.gradients()[::-1], [b, a, w])
+
+
+def fewer_variables(twin):
+    twin.apply(twin.gradients()[:2], twin.variables[:2])
+
+
+def tuples(twin):
+    twin.apply(tuple(twin.gradients()), tuple(twin.variables))
+
+
+def the_variables_themselves(twin):
+    # They are written while they are read.
+    twin.apply([v.value for v in twin.variables])
+
+
+CHANGES_OF_ARGUMENTS = [
+    one_is_missing,
+    other_dtypes,
+    arrays_and_integers,
+    another_order,
+    fewer_variables,
+    tuples,
+    the_variables_themselves,
+]
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("change", CHANGES_OF_ARGUMENTS, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("make", [INNER["AdamW"], INNER["its own step"]])
+def test_other_arguments(change, make):
+    assert_decided_anew(change, make)
+
+
+@pytest.mark.parametrize("make", INNER.values(), ids=INNER)
+def test_what_is_refused_is_refused_after_any_number_of_steps(make):
+    twin = Twin(make, plans=True)
+    twin.steps()
+    grads, before = twin.gradients(), twin.state()
+    stranger = keras.Variable(np.ones(3, "float32"))
+    for error, message, arguments in [
+        (ValueError, "must have the shape of its variable", (grads[1:] + grads[:1],)),
+        (ValueError, "2 gradients for 3 variables", (grads[:2],)),
+        (ValueError, "3 gradients for 2 variables", (grads, twin.variables[:2])),
+        (ValueError, "Unknown variable", (grads, [*twin.variables[:2], stranger])),
+        (ValueError, "holds only None", ([None] * 3,)),
+        (TypeError, "swapped", (twin.variables, grads)),
+        (ValueError, "must be real", ([*grads[:2], ops.ones(3, "complex64")],)),
+    ]:
+        with pytest.raises(error, match=message):
+            twin.apply(*arguments)
+        assert twin.state() == before
+
+
+# --- The optimizer --------------------------------------------------------------------
+
+
+def sets(name, value, of="inner"):
+    def change(twin):
+        setattr(getattr(twin, of), name, value)
+
+    return change
+
+
+def excludes(twin):
+    twin.inner.exclude_from_weight_decay([twin.variables[0]])
+    for name in ("v1", "v2"):
+        twin.steps(2)
+        twin.inner.exclude_from_weight_decay(var_names=[name])
+
+
+def averages(twin):
+    twin.inner.gradient_accumulation_steps = None
+    twin.steps(2)
+
+
+DECAYS = dict(weight_decay=0.1)
+CHANGES_OF_THE_OPTIMIZER = {
+    "no momentum": (sets("momentum", 0.0), INNER["momentum"]),
+    "no decay": (sets("weight_decay", None), lambda: AdamW(0.5, **DECAYS)),
+    "a decay": (sets("weight_decay", 0.1), lambda: SGD(0.5, momentum=0.9)),
+    "a norm to clip at": (sets("clipnorm", 0.01), INNER["momentum"]),
+    "a value to clip at": (sets("clipvalue", 0.01), INNER["AdamW"]),
+    "a global norm": (sets("global_clipnorm", 0.01, "optimizer"), INNER["AdamW"]),
+    "no norm": (sets("clipnorm", None), INNER["clipped"]),
+    "exclusions": (excludes, lambda: AdamW(0.5, **DECAYS)),
+    "exclusions of LARS": (
+        excludes,
+        lambda: keras_lso.LARS(0.5, weight_decay_rate=0.1),
+    ),
+    "exclusions of NovoGrad": (
+        excludes,
+        lambda: keras_lso.NovoGrad(0.5, weight_decay_rate=0.1),
+    ),
+    "no accumulation": (
+        averages,
+        lambda: SGD(0.5, momentum=0.9, gradient_accumulation_steps=2),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize(
+    "change, make", CHANGES_OF_THE_OPTIMIZER.values(), ids=CHANGES_OF_THE_OPTIMIZER
+)
+def test_another_hyperparameter(change, make, dtype):
+    assert_decided_anew(change, make, dtype=dtype)
+
+
+def test_the_averages_of_a_step_go_on():
+    def change(twin):
+        twin.inner.use_ema = not twin.inner.use_ema
+        twin.steps(2)
+
+    assert_decided_anew(change, lambda: SGD(0.5, momentum=0.9, use_ema=True))
+
+
+def test_recorded_overflows():
+    def change(twin):
+        twin.optimizer.record_overflows()
+        bad = twin.gradients()
+        bad[2] = bad[2] * np.nan
+        twin.apply(bad)
+        assert twin.optimizer.overflowed_variables() == [twin.variables[2]]
+
+    assert_decided_anew(change)
+
+
+# --- The variables --------------------------------------------------------------------
+
+
+def set_weights(twin):
+    for v in twin.variables:
+        v.assign(ops.ones(v.shape))
+    weights = twin.optimizer.get_weights()
+    twin.optimizer.set_weights([w / 2 if w.ndim else w for w in weights])
+
+
+def set_a_constraint(twin):
+    twin.variables[0].constraint = keras.constraints.NonNeg()
+
+
+def overwrite_one(twin):
+    twin.variables[2].overwrite_with_gradient = True
+
+
+def swap_the_values(twin):
+    for v in twin.variables:
+        v._value = backend_variable(ops.convert_to_numpy(v) * 2)
+
+
+def backend_variable(values):
+    if BACKEND == "torch":
+        import torch
+
+        return torch.nn.Parameter(torch.tensor(values))
+    return ops.convert_to_tensor(values)
+
+
+CHANGES_OF_VARIABLES = [set_weights, set_a_constraint]
+if BACKEND != "tensorflow":  # Its variables hold one `tf.Variable` for ever.
+    CHANGES_OF_VARIABLES.append(swap_the_values)
+
+
+@pytest.mark.parametrize("change", CHANGES_OF_VARIABLES, ids=lambda c: c.__name__)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_changed_variables(change, dtype):
+    assert_decided_anew(change, dtype=dtype)
+
+
+def test_a_variable_that_is_overwritten_from_now_on():
+    assert_decided_anew(overwrite_one)
+
+
+def new_memory(tensor):
+    return tensor.clone()
+
+
+def another_dtype(tensor):
+    return tensor.double()
+
+
+def transposed(tensor):
+    # The same memory, read in another order.
+    return tensor.t() if tensor.dim() == 2 else tensor
+
+
+@ON_TORCH
+@pytest.mark.parametrize("move", [new_memory, another_dtype, transposed])
+@pytest.mark.parametrize("make", [INNER["decaying"], INNER["AdamW"]])
+def test_data_that_was_moved(move, make):
+    """As `module.to(...)` does: the parameters stay, and their memory is another's."""
+
+    def change(twin):
+        for v in twin.variables:
+            v.value.data = move(v.value.data)
+        # Which memory is written decides which gradients are copied first.
+        twin.apply([v.value.detach() for v in twin.variables])
+
+    assert_decided_anew(change, make)
+
+
+@ON_TORCH
+def test_low_precision_data_that_was_moved():
+    def change(twin):
+        for v in twin.variables:
+            v.value.data = v.value.data.clone()
+
+    assert_decided_anew(change, dtype="float16")
+
+
+# --- Copies, and other ways to step ---------------------------------------------------
+
+
+def test_a_copy_steps_its_own_variables():
+    def change(twin):
+        twin.optimizer, twin.variables = copy.deepcopy((twin.optimizer, twin.variables))
+        twin.inner = twin.optimizer.inner_optimizer
+        before = [ops.convert_to_numpy(v).copy() for v in twin.variables]
+        twin.steps(1)
+        for v, old in zip(twin.variables, before, strict=True):
+            assert not np.array_equal(ops.convert_to_numpy(v), old)
+
+    if BACKEND == "tensorflow":
+        pytest.skip("TensorFlow does not copy the optimizer: its lock is no object")
+    assert_decided_anew(change)
+
+
+def test_no_plan_is_copied():
+    twin = Twin(INNER["momentum"], plans=True)
+    twin.steps()
+    step = twin.optimizer._step
+    assert step._plan is not None
+    assert step.__getstate__()["_plan"] is None
+    assert set(step.__getstate__()) == set(vars(step))
+
+
+def test_a_pickled_optimizer_goes_on():
+    def change(twin):
+        twin.optimizer = pickle.loads(pickle.dumps(twin.optimizer))
+        twin.inner = twin.optimizer.inner_optimizer
+
+    # It is made anew from its config: Keras pickles no state.
+    assert_decided_anew(change)
+
+
+@pytest.mark.skipif(
+    BACKEND == "tensorflow", reason="Keras has no stateless_apply there"
+)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_stateless_step_leaves_the_variables_alone(dtype):
+    def change(twin):
+        before = twin.state()
+        arguments = (
+            [ops.copy(v) for v in twin.optimizer.variables],
+            twin.gradients(),
+            [ops.copy(v) for v in twin.variables],
+        )
+        trained, _ = twin.optimizer.stateless_apply(*arguments)
+        assert twin.state() == before
+        assert not np.array_equal(ops.convert_to_numpy(trained[0]), before[0][1])
+
+    assert_decided_anew(change, dtype=dtype)
+
+
+def test_a_loaded_state_goes_on(tmp_path):
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
+    model.compile(keras_lso.LossScaleOptimizer(Adam(0.5)), loss="mse")
+    x, y = np.ones((4, 2), "float32"), np.zeros((4, 2), "float32")
+    model.fit(x, y, epochs=2, verbose=0)
+    model.save(tmp_path / "model.keras")
+    model.fit(x, y, epochs=2, verbose=0)
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded.fit(x, y, epochs=2, verbose=0)
+    for a, b in zip(model.get_weights(), loaded.get_weights(), strict=True):
+        # XLA compiles the two as programs of their own.
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+    assert int(ops.convert_to_numpy(iteration_variable(loaded.optimizer))) == 4
+
+
+@pytest.mark.skipif(
+    BACKEND == "jax",
+    reason="Keras's trainer on JAX takes no fewer variables than before",
+)
+def test_a_layer_that_is_frozen_stays():
+    model = keras.Sequential(
+        [keras.Input((2,)), *(keras.layers.Dense(2) for _ in "ab")]
+    )
+    optimizer = keras_lso.LossScaleOptimizer(SGD(0.5, momentum=0.9))
+    model.compile(optimizer, loss="mse")
+    x, y = np.ones((4, 2), "float32"), np.zeros((4, 2), "float32")
+    model.fit(x, y, epochs=2, verbose=0)
+    model.layers[0].trainable = False
+    model.compile(optimizer, loss="mse")
+    frozen = model.layers[0].get_weights()
+    moving = model.layers[1].get_weights()
+    model.fit(x, y, epochs=2, verbose=0)
+    for old, new in zip(frozen, model.layers[0].get_weights(), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert not np.array_equal(moving[0], model.layers[1].get_weights()[0])
