@@ -185,7 +185,9 @@ WITHOUT_RULE = {
     "LARS with Keras's decay": lambda: keras_lso.LARS(0.5, weight_decay=0.1),
     "clipnorm": lambda: keras.optimizers.SGD(0.5, clipnorm=1.0),
     "clipvalue": lambda: keras.optimizers.Adam(0.5, clipvalue=1.0),
-    "global_clipnorm": lambda: keras.optimizers.SGD(0.5, global_clipnorm=1.0),
+    "global_clipnorm of a rule with norms": lambda: keras_lso.LARS(
+        0.5, global_clipnorm=1.0
+    ),
     "EMA": lambda: keras.optimizers.SGD(0.5, use_ema=True),
     "accumulation": lambda: keras.optimizers.Adam(0.5, gradient_accumulation_steps=2),
     "amsgrad": lambda: keras.optimizers.Adam(0.5, amsgrad=True),

@@ -206,6 +206,14 @@ def refusals():
     fully_shard(around, mesh=init_device_mesh("cpu", (2,)))
     own = around[0].trainable_variables
     yield "Keras layer", make(), [v.value for v in own], own
+    # It has made a step on the same variables, and decided how.
+    stepped, late = make(), torch_training.keras_network()
+    own = late.trainable_variables
+    grads = [torch.ones_like(v.value) for v in own]
+    with torch.no_grad():
+        stepped.apply(grads, own)
+    fully_shard(late, mesh=init_device_mesh("cpu", (2,)))
+    yield "sharded after a step", stepped, grads, own
 
 
 def refused(optimizer, grads, variables):

@@ -18,6 +18,7 @@ def measure(
     state=None,
     are_alike=False,
     plan=None,
+    norm=False,
 ):
     """See `Framework.measure`.
 
@@ -33,8 +34,9 @@ def measure(
     tensor to scalars by itself, and XLA combines these into one reduction.
     """
     values = [jnp.asarray(framework.elements_of(g)) for g in grads]
-    if not _is_on_cpu() or jax.device_count() > 1 or varying_axes(*values):
-        return reference.measure(framework, values, amax, inv_scale, rules, state)
+    is_alone = _is_on_cpu() and jax.device_count() == 1 and not varying_axes(*values)
+    if norm or not is_alone:
+        return reference.measure(framework, values, amax, inv_scale, rules, state, norm)
     inv_scale = jnp.asarray(inv_scale, "float32")
     if rules and all(rule.measures_gradient_only for rule in rules):
         finite, norms = _check_by_norms(framework, values, inv_scale)

@@ -20,16 +20,23 @@ def measure(
     state=None,
     are_alike=False,
     plan=None,
+    norm=False,
 ):
     """See `Framework.measure`.
 
     A finite sum proves finite elements, and so does a norm that a rule takes. A sum
     that is not finite proves nothing (large numbers add up to inf), nor does any if
-    unscaling enlarges the gradients: then every element is checked.
+    unscaling enlarges the gradients: then every element is checked. The norm of all
+    gradients must be finite itself.
     """
     values = [framework.elements_of(g) for g in grads]
-    gradient_norms = rule_norms = None
-    if not rules or not rules[0].has_norms:
+    gradient_norms = rule_norms = total = None
+    if norm:
+        # It is finite if all elements are.
+        norms = [norm_of(tf.cast(v, tf.float32)) for v in _pack(values)]
+        total = reference.norm_of_all(norms) * inv_scale
+        finite = tf.math.is_finite(total)
+    elif not rules or not rules[0].has_norms:
         proofs = [_proof(v) for v in _pack(values)]
         finite = _check(values, inv_scale, proofs)
     elif in_xla():
@@ -46,7 +53,7 @@ def measure(
     if not are_alike:
         finite = _agree(finite)
         largest = None if largest is None else _max_over_replicas(largest)
-    return Measurement(finite, gradient_norms, rule_norms, largest)
+    return Measurement(finite, gradient_norms, rule_norms, largest, total)
 
 
 def in_xla():

@@ -20,7 +20,7 @@ def is_on_host(tensor):
     return tensor.device.type == "cpu"
 
 
-def measure(grads, amax=False, inv_scale=1.0, rules=None, packs=None):
+def measure(grads, amax=False, inv_scale=1.0, rules=None, packs=None, norm=False):
     """See `Framework.measure`; the tensors are plain.
 
     On the host a finite L2 norm proves finite elements, at a tenth of the cost of
@@ -32,12 +32,25 @@ def measure(grads, amax=False, inv_scale=1.0, rules=None, packs=None):
     Only norms of the gradients are returned: the step computes others when it has the
     tensors in the cache.
     """
+    if norm:
+        return _by_the_norm(grads, amax, inv_scale, packs or Packs(grads))
     if not is_on_host(grads[0]):
         finite, largest = _check_on_accelerator(grads, inv_scale)
         return Measurement(finite, amax=largest if amax else None)
     packs = None if rules and rules[0].has_norms else packs or Packs(grads)
     finite, norms = _check_on_host(grads, inv_scale, packs)
     return Measurement(finite, norms, amax=_amax_on_host(grads) if amax else None)
+
+
+def _by_the_norm(grads, amax, inv_scale, packs):
+    """Returns the `Measurement` where the norm of all gradients must be finite."""
+    norms = norms_of(packs.of(grads))
+    total = (torch.linalg.vector_norm(norms) * inv_scale).float()
+    largest = None
+    if amax:
+        on_host = is_on_host(grads[0])
+        largest = _amax_on_host(grads) if on_host else _largest(grads).float()
+    return Measurement(total.isfinite(), amax=largest, norm=total)
 
 
 def _check_on_host(values, inv_scale, packs):
@@ -86,14 +99,18 @@ def _check_on_accelerator(values, inv_scale):
     No norms: those of very large gradients can be inf where those of the unscaled
     gradients, which the step takes, are finite.
     """
+    amax = _largest(values)
+    return (amax * inv_scale).isfinite(), amax.float()
+
+
+def _largest(values):
     # An empty tensor has no maximum.
     amax = values[0].new_zeros((), dtype=wide_dtype(values))
     values = [v for v in values if v.numel()]
     if values:
         norms = torch._foreach_norm(values, math.inf, dtype=amax.dtype)
         amax = torch.stack(norms).max()
-    finite = (amax * inv_scale).isfinite()
-    return finite, amax.float()
+    return amax
 
 
 def _amax_on_host(values):

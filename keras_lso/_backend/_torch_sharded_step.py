@@ -21,20 +21,22 @@ def measure(
     state=None,
     are_alike=False,
     plan=None,
+    norm=False,
 ):
     """See `Framework.measure`."""
     if not any_sharded(grads):
         packs = plan and plan.packs
-        return _torch_measure.measure(grads, amax, inv_scale, rules, packs)
+        return _torch_measure.measure(grads, amax, inv_scale, rules, packs, norm)
+    agreement = Agreement(grads)
+    if norm:
+        return _by_the_norm(grads, amax, inv_scale, agreement)
     shards = shards_of(grads)
     mine = _torch_measure.measure(shards, amax, inv_scale)
     squares, owners = _squares(rules, shards, inv_scale, state)
-    agreement = Agreement(grads)
     flag = torch.logical_not(mine.finite).to(squares.dtype).view(1)
     largest = None
     if amax:
-        # A NaN says no more than an inf.
-        largest = mine.amax.nan_to_num(nan=torch.inf, posinf=torch.inf).to(flag.dtype)
+        largest = _without_nan(mine.amax).to(flag.dtype)
         both = agreement.maximum(torch.stack([flag[0], largest]))
         flag, largest = both[:1], both[1].float()
         squares = agreement.sum(squares, owners) if owners else squares
@@ -43,6 +45,21 @@ def measure(
         flag, squares = both[:1], both[1:]
     norms = _norms(rules, squares, owners) if owners else {}
     return Measurement(flag[0] == 0, amax=largest, **norms)
+
+
+def _by_the_norm(grads, amax, inv_scale, agreement):
+    """Returns the `Measurement` where the norm of all gradients must be finite."""
+    total = torch.linalg.vector_norm(torch.stack(l2_norms(grads))).float() * inv_scale
+    largest = None
+    if amax:
+        mine = _torch_measure.measure(shards_of(grads), amax, inv_scale)
+        largest = agreement.maximum(_without_nan(mine.amax).view(1))[0]
+    return Measurement(total.isfinite(), amax=largest, norm=total)
+
+
+def _without_nan(amax):
+    # A NaN says no more than an inf, and a maximum may lose it.
+    return amax.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 def _squares(rules, shards, inv_scale, state):

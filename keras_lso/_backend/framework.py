@@ -46,6 +46,7 @@ class Framework:
         state=None,
         are_alike=False,
         plan=None,
+        norm=False,
     ):
         """Reads the gradients once, and returns a `Measurement`.
 
@@ -60,8 +61,10 @@ class Framework:
             are_alike: Bool. Whether all replicas have the same gradients, those of
                 `reduce_gradients`: nothing is exchanged then. Defaults to `False`.
             plan: What `plan_step` returned for these tensors. Defaults to `None`.
+            norm: Bool. Whether to return the norm of all, by which they are clipped. If
+                it overflows, they are not finite. Defaults to `False`.
         """
-        return reference.measure(self, grads, amax, inv_scale, rules, state)
+        return reference.measure(self, grads, amax, inv_scale, rules, state, norm)
 
     def circumstances(self):
         """Returns what else a step depends on besides its arguments; None while traced.

@@ -15,9 +15,11 @@ class Measurement(NamedTuple):
         gradient_norms: List of float32 scalars, the L2 norms of the unscaled gradients.
         rule_norms: List of what `Framework.norms_of` returns, one for each gradient.
         amax: Float32 scalar, the largest magnitude of the scaled gradients.
+        norm: Float32 scalar, the L2 norm of all unscaled gradients together.
     """
 
     finite: Any
     gradient_norms: list | None = None
     rule_norms: list | None = None
     amax: Any = None
+    norm: Any = None

@@ -9,18 +9,29 @@ from keras import ops
 from keras_lso._backend.tensors import amax_of, times
 
 
-def measure(framework, grads, amax, inv_scale, rules, state):
+def measure(framework, grads, amax, inv_scale, rules, state, norm):
     """See `Framework.measure`."""
     dense = [framework.to_dense(g) for g in grads]
     # An inf or a NaN stays one, whatever it is multiplied by.
     unscaled = [times(v, inv_scale) for v in dense]
     finite = [ops.all(ops.isfinite(v)) for v in unscaled]
     overflows = ops.logical_not(ops.all(ops.stack(finite)))
+    finite = framework.sum_over_shards(ops.cast(overflows, "float32")) == 0
+    total = norm_of_all(framework.l2_norms(grads)) * inv_scale if norm else None
+    if norm:
+        finite = ops.logical_and(finite, ops.isfinite(total))
     return framework.Measurement(
-        finite=framework.sum_over_shards(ops.cast(overflows, "float32")) == 0,
+        finite=finite,
         rule_norms=rules and rule_norms(framework, rules, unscaled, state),
         amax=framework.max_over_shards(amax_of(dense)) if amax else None,
+        norm=total,
     )
+
+
+def norm_of_all(norms):
+    """Returns the L2 norm of all tensors together, of the norm of each."""
+    norms = ops.stack([ops.cast(norm, "float32") for norm in norms])
+    return ops.sqrt(ops.sum(ops.square(norms)))
 
 
 def rule_norms(framework, rules, unscaled, state):

@@ -85,11 +85,13 @@ class Step:
             state=fused and fused.state,
             are_alike=are_alike,
             plan=fused and fused.plan,
+            norm=bool(fused) and fused.clips,
         )
         if plan.is_missing is not None and fused:
             warn_of_missing(self._inner, grads, plan.variables)
         if fused:
-            fused.update(rules, present, found, inv_scale)
+            factor = fused.clipped(inv_scale, found.norm) if fused.clips else inv_scale
+            fused.update(rules, present, found, factor)
             self._counters.count_applied(found.finite)
         else:
             are_scaled = self._scaling.are_scaled(scaled)

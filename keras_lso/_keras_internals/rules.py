@@ -103,8 +103,9 @@ def registration_of(rule, optimizer):
 def rule_of(optimizer, variables):
     """Returns the rule that says all that the optimizer does to these variables.
 
-    None for an optimizer of an unknown class, and for one that clips, accumulates,
-    averages or constrains.
+    But for clipping by the norm of all gradients, which enters the factor that unscales
+    them. None for an optimizer of an unknown class, and for one that clips otherwise,
+    accumulates, averages or constrains.
     """
     rule = registered_rule(optimizer)
     if rule is None or _does_more_than(rule, optimizer, variables):
@@ -117,7 +118,8 @@ def _does_more_than(rule, optimizer, variables):
     return (
         optimizer.clipnorm
         or optimizer.clipvalue
-        or optimizer.global_clipnorm
+        # The norms that such a rule takes are of gradients that have been clipped.
+        or (optimizer.global_clipnorm and rule.has_norms)
         or optimizer.use_ema
         or optimizer.gradient_accumulation_steps
         or getattr(optimizer, "amsgrad", False)
@@ -144,7 +146,8 @@ def form_of(optimizer):
     state = vars(optimizer)
     return (
         registered_rule(optimizer),
-        bool(optimizer.clipnorm or optimizer.clipvalue or optimizer.global_clipnorm),
+        bool(optimizer.clipnorm or optimizer.clipvalue),
+        bool(optimizer.global_clipnorm),
         bool(optimizer.use_ema or optimizer.gradient_accumulation_steps),
         getattr(optimizer, "amsgrad", False),
         optimizer.weight_decay is None,
@@ -169,6 +172,7 @@ class FusedStep:
 
     Attributes:
         slots: List of tuples of variables, in the order of `rule.slots`.
+        clips: Bool. Whether the gradients are to be clipped by their norm.
         has_masters: Bool. Whether some of the variables are masters.
         state: The `state` for `backend.measure`.
         plan: What the backend has decided for these tensors: `Framework.plan_step`.
@@ -185,6 +189,7 @@ class FusedStep:
         self._variables, self._slots = storage_of(variables), storage_of(self.slots)
         self._low = low and [None if v is None else storage_of([v])[0] for v in low]
         self.has_masters = low is not None
+        self.clips = bool(optimizer.global_clipnorm)
         state = zip(self._variables, self._slots, strict=True)
         self.state = [(v, *of_one) for v, of_one in state]
         self.plan = backend.plan_step(
@@ -211,6 +216,17 @@ class FusedStep:
             learning_rate = rate_of(self._optimizer)
         made = self._make(self._optimizer, backend.scalar(learning_rate, "float32"))
         return [made[treatment] for treatment in self._treatments]
+
+    def clipped(self, inv_scale, norm):
+        """Returns what unscales gradients of this norm, and clips them as Keras does.
+
+        Args:
+            inv_scale: Float32 scalar tensor, or 1.0.
+            norm: Float32 scalar tensor, of the unscaled gradients.
+        """
+        limit = self._optimizer.global_clipnorm
+        factor = backend.scalars.clip(1.0 / norm, 0.0, 1.0 / limit)
+        return inv_scale * (limit * factor)
 
     def update(self, rules, grads, found=None, inv_scale=None):
         """Updates the variables; see `Framework.fused_step`."""

@@ -34,6 +34,7 @@ OPTIMIZERS = {
     "Adam": lambda: Adam(0.1),
     "AdamW": lambda: AdamW(0.1),
     "Lion": lambda: keras.optimizers.Lion(0.1, weight_decay=0.1),
+    "AdamW, clipped": lambda: AdamW(0.1, global_clipnorm=1.0),
     "LARS": lambda: keras_lso.LARS(0.1, weight_decay_rate=0.1),
     "LARS, popular": lambda: keras_lso.LARS(0.1, classic_momentum=False, momentum=0.0),
     "NovoGrad": lambda: keras_lso.NovoGrad(0.1),

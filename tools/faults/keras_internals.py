@@ -74,8 +74,8 @@ FAULTS = [
     Fault(
         name="an optimizer that clips steps by its bare rule",
         file="keras_lso/_keras_internals/rules.py",
-        old="        or optimizer.global_clipnorm\n",
-        new="",
+        old="        optimizer.clipnorm\n        or optimizer.clipvalue\n",
+        new="        optimizer.clipvalue\n",
         tests="tests/test_keras_internals.py::test_an_optimizer_that_does_more_than_a_rule_has_none",
     ),
     Fault(

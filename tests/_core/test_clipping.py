@@ -1,0 +1,159 @@
+"""`global_clipnorm` of the inner optimizer, in a step in one pass.
+
+The norm of all gradients is the check whether they are finite, and the factor by which
+they are clipped enters the one by which they are unscaled.
+"""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+from keras_lso._backend import backend
+from keras_lso.loss_scales import LogMaxLossScale
+
+K = keras.optimizers
+LIMIT, SCALE = 0.5, 1024.0
+MAKE = {
+    "SGD": lambda: K.SGD(0.1, global_clipnorm=LIMIT),
+    "momentum": lambda: K.SGD(0.1, momentum=0.9, global_clipnorm=LIMIT),
+    "Adam": lambda: K.Adam(0.1, global_clipnorm=LIMIT),
+    "AdamW": lambda: K.AdamW(0.1, global_clipnorm=LIMIT),
+    "Lion": lambda: K.Lion(0.1, global_clipnorm=LIMIT),
+}
+each = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+# More elements than are added up one by one, in tensors small and large.
+SHAPES = [(3,), (2, 2), (200, 100)]
+
+
+def pair(make, dtype="float32", **arguments):
+    random = np.random.default_rng(0)
+    start = [random.normal(size=s).astype(dtype) for s in SHAPES]
+    ours, theirs = ([keras.Variable(w, dtype=dtype) for w in start] for _ in "ab")
+    optimizer = keras_lso.LossScaleOptimizer(make(), initial_scale=SCALE, **arguments)
+    return optimizer, ours, make(), theirs
+
+
+def gradients(norm, seed=1):
+    random = np.random.default_rng(seed)
+    grads = [random.normal(size=s) for s in SHAPES]
+    length = np.sqrt(sum(np.square(g).sum() for g in grads))
+    return [(g * norm / length).astype("float32") for g in grads]
+
+
+def tensors(grads, factor=1.0, dtype="float32"):
+    return [ops.convert_to_tensor((g * factor).astype(dtype)) for g in grads]
+
+
+def assert_close(ours, theirs, rtol=1e-6):
+    for a, b in zip(ours, theirs, strict=True):
+        a, b = map(ops.convert_to_numpy, (a, b))
+        # Of the largest weight: Adam's steps are as long as its weights are large.
+        np.testing.assert_allclose(a, b, rtol=0, atol=rtol * np.abs(b).max())
+
+
+@each
+def test_it_clips_as_keras_does(make):
+    optimizer, ours, inner, theirs = pair(make)
+    for norm in (0.01, 0.499, 0.501, 40.0, 0.0):
+        grads = gradients(norm)
+        optimizer.apply(tensors(grads, SCALE), ours)
+        inner.apply(tensors(grads), theirs)
+        assert_close(ours, theirs, 4e-6)
+    assert int(optimizer.skipped_steps) == 0
+
+
+@each
+def test_gradients_that_are_unscaled_already(make):
+    optimizer, ours, inner, theirs = pair(make)
+    for norm in (0.01, 40.0):
+        optimizer.apply(tensors(gradients(norm)), ours, scaled=False)
+        inner.apply(tensors(gradients(norm)), theirs)
+        assert_close(ours, theirs, 4e-6)
+
+
+def test_the_limit_is_read_at_each_step():
+    optimizer, ours, inner, theirs = pair(MAKE["momentum"])
+    for limit in (0.5, 2.0, 0.125, None, 1.0):
+        optimizer.inner_optimizer.global_clipnorm = inner.global_clipnorm = limit
+        optimizer.apply(tensors(gradients(4.0), SCALE), ours)
+        inner.apply(tensors(gradients(4.0)), theirs)
+        assert_close(ours, theirs)
+
+
+@each
+def test_float16_gradients_of_float16_variables(make):
+    """Against NumPy's norm of what float16 has left of the gradients."""
+    optimizer, ours, inner, _ = pair(make, "float16")
+    masters = [keras.Variable(ops.cast(v, "float32"), dtype="float32") for v in ours]
+    for norm in (0.01, 40.0):
+        narrow = [(g * 256).astype("float16") for g in gradients(norm)]
+        optimizer.loss_scale_policy.assign_scale(256.0)
+        optimizer.apply([ops.convert_to_tensor(g) for g in narrow], ours)
+        unscaled = [g.astype("float32") / 256 for g in narrow]
+        inner.apply(tensors(unscaled), masters)
+    for variable, master in zip(ours, masters, strict=True):
+        a, b = (ops.convert_to_numpy(v).astype("float32") for v in (variable, master))
+        # Half a unit in the last place of a float16.
+        np.testing.assert_allclose(a, b, rtol=2.0**-10, atol=1e-6)
+
+
+@each
+@pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
+def test_a_step_that_overflows_changes_nothing(make, bad):
+    optimizer, ours, *_ = pair(make)
+    optimizer.apply(tensors(gradients(4.0), SCALE), ours)
+    kept = [*ours, *optimizer.inner_optimizer.variables]
+    before = [np.array(ops.convert_to_numpy(v)).tobytes() for v in kept]
+    grads = gradients(4.0)
+    grads[2][7, 5] = bad
+    optimizer.apply(tensors(grads, SCALE), ours)
+    assert [np.array(ops.convert_to_numpy(v)).tobytes() for v in kept] == before
+    assert int(optimizer.skipped_steps) == 1
+    assert float(optimizer.loss_scale) == SCALE / 2
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() == "jax", reason="Keras clips there: no step in one pass"
+)
+def test_a_norm_that_overflows_skips_the_step():
+    """Keras would make NaN of it: gradients of 1e25 are finite, their squares not."""
+    optimizer, ours, inner, theirs = pair(MAKE["momentum"])
+    before = [np.array(ops.convert_to_numpy(v)).tobytes() for v in ours]
+    grads = gradients(1e25)
+    optimizer.apply(tensors(grads), ours, scaled=False)
+    assert [np.array(ops.convert_to_numpy(v)).tobytes() for v in ours] == before
+    assert int(optimizer.skipped_steps) == 1
+    inner.apply(tensors(grads), theirs)
+    assert np.isnan(ops.convert_to_numpy(theirs[0])).all()
+
+
+def test_a_policy_is_told_the_largest_magnitude():
+    seen = []
+
+    class Listening(LogMaxLossScale):
+        def step(self, finite, amax=None):
+            seen.append(float(amax))
+            super().step(finite, amax)
+
+    optimizer = keras_lso.LossScaleOptimizer(MAKE["momentum"](), loss_scale=Listening())
+    ours = [keras.Variable(np.ones(s, "float32")) for s in SHAPES]
+    grads = gradients(40.0)
+    optimizer.apply(tensors(grads), ours)
+    # Of the gradients as they come, before they are clipped.
+    np.testing.assert_allclose(seen, [max(np.abs(g).max() for g in grads)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_the_norm_of_all_is_that_of_numpy(dtype):
+    values = [g.astype(dtype) for g in gradients(40.0)]
+    found = backend.measure(
+        [ops.convert_to_tensor(v) for v in values],
+        inv_scale=ops.convert_to_tensor(np.float32(0.25)),
+        norm=True,
+    )
+    expected = np.sqrt(sum(np.square(v.astype("float64")).sum() for v in values)) / 4
+    # 20,000 squares, not added up one by one.
+    np.testing.assert_allclose(float(found.norm), expected, rtol=2e-6)
+    assert bool(found.finite)
