@@ -256,6 +256,9 @@ def test_the_default_float_type_of_keras_does_not_round_the_factors():
         pattern = [True, True, False, True]
         expected = list(model_of_dynamic(policy, pattern))
         assert list(trajectory(policy, pattern)) == expected
+        policy = built(SearchingLossScale(1000.0, search_factor=10.0))
+        policy.step(finite=False)
+        assert float(policy()) == np.float32(1000.0) * np.float32(0.1)
     finally:
         keras.config.set_floatx(before)
 

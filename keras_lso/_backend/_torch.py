@@ -11,18 +11,18 @@ from keras_lso._backend import (
     _torch_numbers,
     _torch_plan,
     _torch_processes,
-    _torch_scalars,
     _torch_shard_checks,
     _torch_sharded_step,
     _torch_shards,
     autodiff,
 )
+from keras_lso._backend._torch_scalars import TorchScalars
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.tensors import FLOAT16_MAX, as_real
 
 
 class Torch(Framework):
-    scalars = _torch_scalars
+    scalars = TorchScalars()
     UPDATES_IN_PLACE = True
     AVERAGES_IN_STEP = True
     OTHER_STEP = "its own step, after a look at the flag"
@@ -66,7 +66,7 @@ class Torch(Framework):
         """Without a copy to the device, which PyTorch waits for."""
         if isinstance(value, int | float):
             return ops.zeros((), dtype=dtype).fill_(value)
-        return _torch_scalars.convert_to_tensor(value, dtype)
+        return self.scalars.convert_to_tensor(value, dtype)
 
     def as_gradient(self, value):
         """With a faster test, which nearly all gradients pass."""

@@ -1,46 +1,74 @@
-"""Functions of scalars by PyTorch's own operations.
+"""The scalars of a step on PyTorch.
 
 A function of `keras.ops` first looks at what its arguments are, which takes three times
-as long as the operation on a scalar. These take tensors only, where `keras.ops` takes
-more; what is not here is `keras.ops`'.
+as long as the operation on a scalar; on a GPU each operation is a kernel that the host
+has to launch. So there are few, which take tensors only.
 """
 
 import keras
+import numpy as np
 import torch
 from keras import ops
 
+from keras_lso._backend.scalars import Scalars
 
-def __getattr__(name):
-    return getattr(ops, name)
-
-
-where = torch.where
-clip = torch.clamp
-maximum = torch.maximum
-stack = torch.stack
-zeros_like = torch.zeros_like
-ones_like = torch.ones_like
-logical_and = torch.logical_and
-logical_or = torch.logical_or
-logical_not = torch.logical_not
+_FLOAT32_MAX = float(np.finfo("float32").max)
 
 
-def convert_to_tensor(value, dtype=None):
-    """Does what `keras.ops.convert_to_tensor` does, at once for a tensor."""
-    if isinstance(value, keras.Variable):
-        value = value.value
-    if not isinstance(value, torch.Tensor):
-        return ops.convert_to_tensor(value, dtype=dtype)
-    return value if dtype is None else cast(value, dtype)
+class TorchScalars(Scalars):
+    """See `Scalars`; what is not here is `keras.ops`'."""
 
+    where = staticmethod(torch.where)
+    clip = staticmethod(torch.clamp)
+    maximum = staticmethod(torch.maximum)
+    zeros_like = staticmethod(torch.zeros_like)
+    logical_and = staticmethod(torch.logical_and)
+    logical_not = staticmethod(torch.logical_not)
 
-def cast(tensor, dtype):
-    """Does what `keras.ops.cast` does."""
-    if not isinstance(dtype, torch.dtype):
-        dtype = getattr(torch, keras.backend.standardize_dtype(dtype))
-    return tensor.to(dtype)
+    def convert_to_tensor(self, value, dtype=None):
+        if not isinstance(value, torch.Tensor):
+            return ops.convert_to_tensor(value, dtype=dtype)
+        return value if dtype is None else self.cast(value, dtype)
 
+    def cast(self, tensor, dtype):
+        if not isinstance(dtype, torch.dtype):
+            dtype = getattr(torch, keras.backend.standardize_dtype(dtype))
+        return tensor.to(dtype)
 
-def copy(value):
-    """Does what `keras.ops.copy` does."""
-    return convert_to_tensor(value).clone()
+    def copy(self, tensor):
+        return tensor.clone()
+
+    def move_scale(
+        self, scale, good_steps, finite, drops, growth, backoff, period, bounds
+    ):
+        """See `Scalars.move_scale`; as a rule by the kernel of `GradScaler`."""
+        overflows = torch.logical_not(finite)
+        numbers = isinstance(backoff, float) and isinstance(period, int)
+        # The kernel leaves a scale alone that would grow beyond float32.
+        if drops is None and numbers and bounds[1] * growth <= _FLOAT32_MAX:
+            # It grows the scale when the count equals the period, not beyond it.
+            good_steps.clamp_(max=period - 1)
+            # It multiplies in float64, where the product of two float32 is exact.
+            growth, backoff = float(np.float32(growth)), float(np.float32(backoff))
+            found_inf = overflows.float()
+            torch._amp_update_scale_(
+                scale, good_steps, found_inf, growth, backoff, period
+            )
+        else:
+            good_steps.add_(1)
+            grows = torch.logical_and(finite, good_steps >= period)
+            drops = overflows if drops is None else drops
+            dropped = torch.where(drops, scale * backoff, scale)
+            scale.copy_(torch.where(grows, scale * growth, dropped))
+            good_steps.mul_(torch.logical_and(finite, torch.logical_not(grows)))
+        scale.clamp_(*bounds)
+
+    def count_step(self, attempted, skips, finite, is_lowest, update_scale):
+        """See `Scalars.count_step`."""
+        attempted.add_(1)
+        skipped = torch.logical_not(finite)
+        skips.add_(skipped)
+        all_finite = skips[2] == 0
+        since_update = (torch.zeros_like if update_scale else torch.ones_like)(skipped)
+        skips.mul_(torch.stack([skipped, skipped & is_lowest, since_update]))
+        return all_finite

@@ -11,20 +11,20 @@ docs/extending.md has an example of a backend and of a rule.
 
 import contextlib
 import importlib.metadata
-from typing import Any
 
 import keras
 from keras import ops
 
 from keras_lso._backend import autodiff, processes, reference, tensors
 from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.scalars import Scalars
 
 
 class Framework:
     """The primitives in `keras.ops`. Lists of tensors hold one for each variable."""
 
     Measurement = Measurement
-    scalars: Any = ops  # Functions for scalars. PyTorch calls its own faster.
+    scalars = Scalars()
 
     # Whether `fused_step` takes the tensors that variables hold, and changes those.
     UPDATES_IN_PLACE = False

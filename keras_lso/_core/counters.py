@@ -10,7 +10,7 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._checks import check_positive_int
 from keras_lso._keras_internals.optimizers import iteration_variable
-from keras_lso._keras_internals.variables import assign
+from keras_lso._keras_internals.variables import assign, read, storage_of
 
 
 class StepCounters:
@@ -70,21 +70,14 @@ class StepCounters:
             Boolean scalar tensor. Whether all steps since the scale was last updated
             were finite: a loss that was applied with `update_scale=False` counts too.
         """
-        scalars = backend.scalars
-        assign(self.attempted, scalars.convert_to_tensor(self.attempted) + 1)
-        skips = scalars.convert_to_tensor(self._skips)
-        skipped = scalars.cast(scalars.logical_not(finite), skips.dtype)
-        scale = scalars.convert_to_tensor(self._policy.scale)
-        is_lowest = scalars.cast(scale <= self._policy.min_scale, skips.dtype)
-        skips = skips + skipped
-        until = scalars.zeros_like if update_scale else scalars.ones_like
-        keeps = scalars.stack([skipped, skipped * is_lowest, until(skipped)])
-        assign(self._skips, skips * keeps)
-        return skips[2] == 0
+        is_lowest = read(self._policy.scale) <= self._policy.min_scale
+        return backend.scalars.count_step(
+            *storage_of([self.attempted, self._skips]), finite, is_lowest, update_scale
+        )
 
     def count_applied(self, finite):
         """Counts a fused step, in place of the inner optimizer, if `finite`."""
-        applied = backend.scalars.convert_to_tensor(self.applied)
+        applied = read(self.applied)
         finite = backend.scalars.cast(finite, applied.dtype)
         assign(self.applied, applied + finite)
 

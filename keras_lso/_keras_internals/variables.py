@@ -31,11 +31,21 @@ def storage_of(variables):
     return list(map(read, variables))
 
 
+# Keras asks about scopes, devices and dtypes at each reading and assignment. For the
+# scalars of a step that takes longer than the arithmetic on them.
+
+
+def read(variable):
+    """Returns the variable's tensor, which on PyTorch an assignment changes."""
+    if backend.UPDATES_IN_PLACE and not in_stateless_scope():
+        return variable._value
+    return ops.convert_to_tensor(variable)
+
+
 def assign(variable, value):
-    """Assigns a tensor of the variable's shape, without Keras's checks where it may."""
-    if backend.UPDATES_IN_PLACE:
-        [tensor] = storage_of([variable])
-        tensor.copy_(value)
+    """Assigns a tensor of the variable's shape."""
+    if backend.UPDATES_IN_PLACE and not in_stateless_scope():
+        variable._value.copy_(value)
     else:
         variable.assign(value)
 

@@ -11,7 +11,7 @@ from keras_lso._checks import (
     check_int,
     check_positive_int,
 )
-from keras_lso._keras_internals.variables import assign
+from keras_lso._keras_internals.variables import assign, read, storage_of
 from keras_lso.loss_scales.loss_scale import (
     DEFAULT_MAX_SCALE,
     DEFAULT_MIN_SCALE,
@@ -120,16 +120,15 @@ class DynamicLossScale(LossScale):
 
     def step(self, finite, amax=None):
         finite = scalars.convert_to_tensor(finite, dtype="bool")
-        good_steps = scalars.convert_to_tensor(self.step_counter) + 1
-        grows = scalars.logical_and(finite, good_steps >= self._period())
-        overflows = scalars.logical_not(finite)
-        drops = self._spend_overflow(overflows, finite, grows)
-        scale = self.value
-        dropped = scalars.where(drops, scale * self._backoff(), scale)
-        restarts = scalars.logical_or(grows, overflows)
-        self.assign_scale(scalars.where(grows, scale * self.growth_factor, dropped))
-        left = scalars.where(restarts, scalars.zeros_like(good_steps), good_steps)
-        assign(self.step_counter, left)
+        scalars.move_scale(
+            *storage_of([self.scale, self.step_counter]),
+            finite,
+            None if self.hysteresis == 1 else self._spend_overflow(finite),
+            self.growth_factor,
+            self._backoff(),
+            self._period(),
+            (self.min_scale, self.max_scale),
+        )
 
     def _period(self):
         """Returns after how many finite steps the scale grows now."""
@@ -140,16 +139,18 @@ class DynamicLossScale(LossScale):
         """Returns what an overflow multiplies the scale by now."""
         return self.backoff_factor
 
-    def _spend_overflow(self, overflows, finite, grows):
+    def _spend_overflow(self, finite):
         """Takes an overflow off the budget; returns whether the scale drops."""
-        if self.hysteresis == 1:
-            return overflows
-        left = scalars.convert_to_tensor(self.overflows_left)
+        overflows = scalars.logical_not(finite)
+        grows = scalars.logical_and(
+            finite, read(self.step_counter) + 1 >= self._period()
+        )
+        left = read(self.overflows_left)
         left = left - scalars.cast(overflows, left.dtype)
         left = scalars.maximum(left, scalars.zeros_like(left))
-        drops = scalars.logical_and(overflows, left <= 0)
         refills = finite if self.consecutive_hysteresis else grows
         full = backend.scalar(self.hysteresis, left.dtype)
+        drops = scalars.logical_and(overflows, left <= 0)
         assign(self.overflows_left, scalars.where(refills, full, left))
         return drops
 

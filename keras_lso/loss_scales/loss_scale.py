@@ -12,7 +12,7 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._checks import check_bounds, check_config, check_scale
-from keras_lso._keras_internals.variables import assign
+from keras_lso._keras_internals.variables import assign, read
 
 DEFAULT_MIN_SCALE = 2.0**-14
 DEFAULT_MAX_SCALE = 2.0**24
@@ -117,7 +117,7 @@ class LossScale:
             return float32(self.initial_loss_scale)
         # A copy: on PyTorch the variable's own tensor changes in place, under the
         # hands of whoever kept it (autograd, say).
-        return backend.scalars.copy(self.scale)
+        return backend.scalars.copy(read(self.scale))
 
     def __call__(self):
         """Returns the current loss scale, a float32 scalar tensor."""

@@ -7,7 +7,7 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._checks import check_factor, check_positive_int
-from keras_lso._keras_internals.variables import assign
+from keras_lso._keras_internals.variables import assign, read
 from keras_lso.loss_scales.dynamic import (
     DEFAULT_GROWTH_STEPS,
     DEFAULT_INITIAL_SCALE,
@@ -124,8 +124,8 @@ class SearchingLossScale(DynamicLossScale):
 
     def step(self, finite, amax=None):
         finite = scalars.convert_to_tensor(finite, dtype="bool")
-        state = scalars.convert_to_tensor(self.search_state)
-        counted = scalars.convert_to_tensor(self.step_counter) + 1
+        state = read(self.search_state)
+        counted = read(self.step_counter) + 1
         grows = scalars.logical_and(finite, counted >= self._period())
         super().step(finite, amax)
 
@@ -140,12 +140,12 @@ class SearchingLossScale(DynamicLossScale):
 
     def _period(self):
         period = super()._period()
-        state = scalars.convert_to_tensor(self.search_state)
+        state = read(self.search_state)
         searching = backend.scalar(min(self.search_period, period), state.dtype)
         return scalars.where(state > 0, searching, backend.scalar(period, state.dtype))
 
     def _backoff(self):
-        state = scalars.convert_to_tensor(self.search_state)
+        state = read(self.search_state)
         return scalars.where(
             state < 0,
             float32(1.0 / self.search_factor),

@@ -7,6 +7,7 @@ comparison here fails with its name.
 import ast
 import contextlib
 import inspect
+import itertools
 import pathlib
 
 import keras
@@ -248,23 +249,67 @@ def same_functions_of_scalars(own, reference):
         "where": [(yes, one, two), (no, one, two)],
         "clip": [(two, 0.5, 1.5), (two, 3.0, 4.0)],
         "maximum": [(one, two)],
-        "stack": [([one, two],)],
         "zeros_like": [(two,)],
-        "ones_like": [(two,)],
         "logical_and": [(yes, no), (yes, yes)],
-        "logical_or": [(yes, no), (no, no)],
         "logical_not": [(yes,), (no,)],
-        "convert_to_tensor": [(True, "bool"), (keras.Variable(3.0),), (two, "int32")],
+        "convert_to_tensor": [(True, "bool"), (two, "int32"), (two,), (3.0, "float32")],
         "cast": [(two, "int32"), (two, two.dtype), (yes, "float32")],
-        "copy": [(two,), (keras.Variable(3.0),)],
+        "copy": [(two,)],
+        # In `keras.ops` alone.
         "log2": [(two,)],
     }
-    if own is not reference:
-        named = {n for n in vars(own) if not n.startswith("_") and hasattr(ops, n)}
-        assert named == set(calls) - {"log2"}
     for name, arguments in calls.items():
         for args in arguments:
             equal(getattr(own, name)(*args), getattr(reference, name)(*args))
+    compared = {*calls, "move_scale", "count_step"}
+    assert {n for n in vars(type(own)) if not n.startswith("_")} <= compared
+    for period, backoff, growth, bounds in itertools.product(
+        (1, 3), (0.5, tensor(0.3)), (2.0, 1.1), ((1.0, 100.0), (1.0, 3e38))
+    ):
+        rules_ = growth, backoff, period, bounds
+        for drops in (None, yes, no):
+            assert_moved_alike(own, reference, drops, *rules_)
+    assert_counted_alike(own, reference)
+
+
+def variable(value, dtype="float32"):
+    return keras.Variable(value, dtype=dtype, trainable=False)
+
+
+def assert_moved_alike(own, reference, drops, growth, backoff, period, bounds):
+    starts = (8.0, 0), (8.0, 2), (90.0, 7), (1.5, 0), (2.9e38, 5)
+    for (scale, count), finite in itertools.product(starts, (True, False)):
+        moved = []
+        for scalars, storage in ((own, storage_of), (reference, list)):
+            state = [variable(scale), variable(count, "int32")]
+            # As a policy with hysteresis says so: at an overflow only.
+            drop = drops if drops is None or not finite else ops.array(False)
+            numbers = growth, backoff, period, bounds
+            flag = ops.array(finite)
+            scalars.move_scale(*storage(state), flag, drop, *numbers)
+            moved.append([v.numpy().item() for v in state])
+        assert moved[0] == moved[1], (scale, count, finite, growth, backoff, period)
+
+
+def assert_counted_alike(own, reference):
+    found = []
+    for scalars, storage in ((own, storage_of), (reference, list)):
+        attempted, skips = variable(5, "int32"), variable(np.zeros(3), "int32")
+        seen = []
+        for flags in itertools.product([True, False], repeat=3):
+            finite, is_lowest, update_scale = flags
+            for _ in range(2):
+                all_finite = scalars.count_step(
+                    *storage([attempted, skips]),
+                    ops.array(finite),
+                    ops.array(is_lowest),
+                    update_scale,
+                )
+                counts = [int(attempted.numpy()), *skips.numpy().tolist()]
+                seen.append((bool(all_finite), *counts))
+        found.append(seen)
+    assert found[0] == found[1]
+    assert len({row[2:] for row in found[0]}) > 4
 
 
 @compares("circumstances")

@@ -118,7 +118,7 @@ FAULTS = [
     Fault(
         name="gradients that overflow only when unscaled are taken for finite",
         file="keras_lso/_backend/_torch_measure.py",
-        old="    if finite & (inv_scale <= 1):\n",
+        old="    if finite and inv_scale <= 1:\n",
         new="    if finite:\n",
         tests="tests/_backend/test_primitives.py::test_measuring_is_the_same_when_compiled",
     ),

@@ -5,24 +5,26 @@ from tools.faults.fault import Fault
 FAULTS = [
     Fault(
         name="the scale grows a step late",
-        file="keras_lso/loss_scales/dynamic.py",
-        old="good_steps >= self._period()",
-        new="good_steps > self._period()",
+        file="keras_lso/_backend/_torch_scalars.py",
+        old="good_steps.clamp_(max=period - 1)",
+        new="good_steps.clamp_(max=period - 2)",
         tests="tests/test_loss_scales.py::test_a_dynamic_scale_moves_as_its_docstring_says",
     ),
     Fault(
         name="an overflow does not restart the count of good steps",
-        file="keras_lso/loss_scales/dynamic.py",
-        old="restarts = scalars.logical_or(grows, overflows)",
+        file="keras_lso/_backend/scalars.py",
+        old="restarts = ops.logical_or(grows, overflows)",
         new="restarts = grows",
         tests="tests/test_loss_scales.py::test_a_dynamic_scale_moves_as_its_docstring_says",
+        backend="jax",
     ),
     Fault(
         name="a growth does not restart the count of good steps",
-        file="keras_lso/loss_scales/dynamic.py",
-        old="restarts = scalars.logical_or(grows, overflows)",
+        file="keras_lso/_backend/scalars.py",
+        old="restarts = ops.logical_or(grows, overflows)",
         new="restarts = overflows",
         tests="tests/test_loss_scales.py::test_a_dynamic_scale_moves_as_its_docstring_says",
+        backend="jax",
     ),
     Fault(
         name="every good step refills a budget that growth alone refills",
@@ -60,11 +62,18 @@ FAULTS = [
         tests="tests/test_loss_scales.py::test_a_config_makes_the_same_policy_again",
     ),
     Fault(
+        name="the highest dynamic scale is no bound",
+        file="keras_lso/_backend/_torch_scalars.py",
+        old="scale.clamp_(*bounds)",
+        new="scale.clamp_(min=bounds[0])",
+        tests="tests/test_loss_scales.py::test_a_dynamic_scale_moves_as_its_docstring_says",
+    ),
+    Fault(
         name="the highest scale is no bound",
         file="keras_lso/loss_scales/loss_scale.py",
         old="backend.scalars.clip(float32(value), *bounds)",
         new="backend.scalars.maximum(float32(value), float32(bounds[0]))",
-        tests="tests/test_loss_scales.py::test_a_dynamic_scale_moves_alike_when_compiled",
+        tests="tests/test_loss_scales.py::test_assigned_scales_are_kept_within_the_bounds",
     ),
     Fault(
         name="numbers take Keras's floatx, which may be float16",
@@ -83,8 +92,8 @@ FAULTS = [
     Fault(
         name="a scale that was read is the variable's own tensor",
         file="keras_lso/loss_scales/loss_scale.py",
-        old="return backend.scalars.copy(self.scale)",
-        new="return backend.scalars.convert_to_tensor(self.scale)",
+        old="return backend.scalars.copy(read(self.scale))",
+        new="return read(self.scale)",
         tests="tests/test_loss_scales.py::test_a_scale_that_was_read_stays_what_it_was",
     ),
     Fault(
