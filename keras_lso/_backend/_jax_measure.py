@@ -34,11 +34,16 @@ def measure(
     tensor to scalars by itself, and XLA combines these into one reduction.
     """
     values = [jnp.asarray(framework.elements_of(g)) for g in grads]
-    is_alone = _is_on_cpu() and jax.device_count() == 1 and not varying_axes(*values)
-    if norm or not is_alone:
+    if not _is_on_cpu() or jax.device_count() > 1 or varying_axes(*values):
         return reference.measure(framework, values, amax, inv_scale, rules, state, norm)
     inv_scale = jnp.asarray(inv_scale, "float32")
-    if rules and all(rule.measures_gradient_only for rule in rules):
+    total = None
+    if norm:
+        # No norms of rules: they would be those of the gradients before the clip.
+        norms, packs = None, [in_float32(v) for v in pack(values)]
+        total = reference.norm_of_all(list(map(framework.l2_norm, packs))) * inv_scale
+        finite = jnp.isfinite(total)
+    elif rules and all(rule.measures_gradient_only for rule in rules):
         finite, norms = _check_by_norms(framework, values, inv_scale)
         norms = [(norm,) for norm in norms]
     else:
@@ -47,7 +52,10 @@ def measure(
         )
         finite = _check(values, norms or [None] * len(values), inv_scale)
     return Measurement(
-        finite, rule_norms=norms, amax=amax_of(pack(values)) if amax else None
+        finite,
+        rule_norms=norms,
+        amax=amax_of(pack(values)) if amax else None,
+        norm=total,
     )
 
 

@@ -16,6 +16,7 @@ from keras_lso._core.scaling import unscale
 from keras_lso._keras_internals.distribution import reduced_gradients
 from keras_lso._keras_internals.optimizers import (
     as_accumulated,
+    clips_by_the_norm_of_all,
     index_of,
     variables_of,
     warn_of_missing,
@@ -85,7 +86,8 @@ class Step:
             state=fused and fused.state,
             are_alike=are_alike,
             plan=fused and fused.plan,
-            norm=bool(fused) and fused.clips,
+            # Keras makes NaN of gradients whose norm overflows.
+            norm=fused.clips if fused else clips_by_the_norm_of_all(self._inner),
         )
         if plan.is_missing is not None and fused:
             warn_of_missing(self._inner, grads, plan.variables)

@@ -26,10 +26,7 @@ STEPS = {
         keras_lso.loss_scales.LogMaxLossScale,
     ),
     "AdamW": (lambda: keras.optimizers.AdamW(0.1), dynamic),
-    "RMSprop": (
-        lambda: keras.optimizers.RMSprop(0.1, global_clipnorm=1.0),
-        dynamic,
-    ),
+    "RMSprop": (lambda: keras.optimizers.RMSprop(0.1, clipnorm=1.0), dynamic),
     "LARS": (lambda: keras_lso.LARS(0.1, weight_decay_rate=0.1), dynamic),
     "NovoGrad": (lambda: keras_lso.NovoGrad(0.1), dynamic),
 }

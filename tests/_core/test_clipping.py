@@ -114,12 +114,16 @@ def test_a_step_that_overflows_changes_nothing(make, bad):
     assert float(optimizer.loss_scale) == SCALE / 2
 
 
-@pytest.mark.skipif(
-    keras.backend.backend() == "jax", reason="Keras clips there: no step in one pass"
-)
-def test_a_norm_that_overflows_skips_the_step():
+IN_THEIR_OWN_STEP = {
+    "RMSprop": lambda: K.RMSprop(0.1, global_clipnorm=LIMIT),
+    "LARS": lambda: keras_lso.LARS(0.1, global_clipnorm=LIMIT),
+}
+
+
+@pytest.mark.parametrize("name", ["momentum", "Adam", *IN_THEIR_OWN_STEP])
+def test_a_norm_that_overflows_skips_the_step(name):
     """Keras would make NaN of it: gradients of 1e25 are finite, their squares not."""
-    optimizer, ours, inner, theirs = pair(MAKE["momentum"])
+    optimizer, ours, inner, theirs = pair((MAKE | IN_THEIR_OWN_STEP)[name])
     before = [np.array(ops.convert_to_numpy(v)).tobytes() for v in ours]
     grads = gradients(1e25)
     optimizer.apply(tensors(grads), ours, scaled=False)
