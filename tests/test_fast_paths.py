@@ -431,7 +431,7 @@ def test_compiled_kernels_do_what_the_reference_does(optimizer, data, compiled):
 
 # Eager JAX would compile each of the `cond`s that these steps are full of anew.
 @compiled_by("jit" if BACKEND == "jax" else "eager")
-@examples(torch=100, tensorflow=25, jax=8)
+@examples(torch=100, tensorflow=15, jax=5)
 @hypothesis.given(data=st.data(), optimizer=st.sampled_from(list(OPTIMIZERS)))
 def test_what_no_kernel_takes_stays_the_same_with_the_kernels_on(
     optimizer, data, compiled, make_sparse

@@ -16,8 +16,6 @@ from keras_lso._backend.tensors import FLOAT16_MAX
 
 def resynchronise(framework, pairs, finite, memory):
     """Re-initialises the masters of variables that were assigned externally."""
-    if not pairs:
-        return
     if finite is not None:
         if not _torch_in_step.are_known(pairs):
             _resynchronise_where(framework, finite, pairs)
@@ -58,8 +56,6 @@ def round_into_variables(pairs, finite, found_inf):
     `found_inf` is a float32 scalar tensor, 1.0 where `finite` is False; None on the
     host.
     """
-    if not pairs:
-        return
     masters, variables = map(list, zip(*pairs, strict=True))
     if finite is not None:
         _round_where(finite, found_inf, masters, variables)

@@ -40,13 +40,15 @@ def fused_step(
     inv_scale = 1.0 if inv_scale is None else inv_scale
     for positions, weights, columns, pairs in plan.chunks:
         kernel = Kernel(weights, memory, found_inf)
-        resynchronise(framework, pairs, finite, memory)
+        if pairs:
+            resynchronise(framework, pairs, finite, memory)
         rule = rules[positions[0]]
         own = grads if len(plan.chunks) == 1 else [grads[i] for i in positions]
         STEPS[type(rule)](
             kernel, rule, own, inv_scale, _part(found, positions), *columns
         )
-        round_into_variables(pairs, finite, found_inf)
+        if pairs:
+            round_into_variables(pairs, finite, found_inf)
 
 
 def _part(found, chunk):

@@ -217,7 +217,8 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
             RuntimeError: If called in a cross-replica context.
         """
         backend.check_replica_context("apply")
-        backend.check_axis_name(axis_name)
+        if axis_name is not None:
+            backend.check_axis_name(axis_name)
         plan = self._step.plan_of(grads, trainable_variables) if self.built else None
         if plan is None:
             grads, variables = pair_gradients(self, grads, trainable_variables)
