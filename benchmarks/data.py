@@ -73,6 +73,28 @@ def check_healthy(name, step, data):
         raise RuntimeError(f"{name}: its steps did not change the weights.")
 
 
+def check_alike(name, steps, tolerance):
+    """Raises RuntimeError if rows that had the same to do have different weights.
+
+    Args:
+        name: String. What these rows have in common.
+        steps: Dict of the rows' names to their steps.
+        tolerance: Float. What may lie between two weights, in units of the largest
+            of their tensor.
+    """
+    names = list(steps)
+    first, *others = ([np.asarray(w) for w in s.state()[0]] for s in steps.values())
+    for other, weights in zip(names[1:], others, strict=True):
+        for a, b in zip(first, weights, strict=True):
+            a, b = a.astype("float32"), b.astype("float32")
+            difference = np.abs(a - b).max() / np.abs(a).max()
+            if not difference <= tolerance:
+                raise RuntimeError(
+                    f"{name}: the weights of {names[0]} and {other} differ by "
+                    f"{difference:.2g} of the largest."
+                )
+
+
 def _some(array, limit=2**20):
     flat = array.reshape(-1)
     return flat[:: max(1, flat.size // limit)]

@@ -11,6 +11,7 @@ MOMENTUM = 0.9
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-7
 WEIGHT_DECAY = 1e-4
 SGD_RATE, ADAM_RATE, LARS_RATE = 0.01, 1e-3, 1.0
+RMSPROP_RHO = 0.9
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class Inner:
     """An inner optimizer, and what its rule reads and writes.
 
     Attributes:
-        make: Returns a new Keras optimizer.
+        make: Returns a new Keras optimizer. Takes further keyword arguments of it.
         slots: Int. Number of slots with the shape of the variable.
         weight_norms: Bool. Whether the rule takes the norm of each weight before it
             can change it, which is one more read.
@@ -29,41 +30,57 @@ class Inner:
     weight_norms: bool = False
 
 
-def _sgd():
+def _sgd(**more):
     import keras
 
-    return keras.optimizers.SGD(SGD_RATE)
+    return keras.optimizers.SGD(SGD_RATE, **more)
 
 
-def _momentum():
+def _momentum(**more):
     import keras
 
-    return keras.optimizers.SGD(SGD_RATE, momentum=MOMENTUM)
+    return keras.optimizers.SGD(SGD_RATE, momentum=MOMENTUM, **more)
 
 
-def _adam():
+def _adam(**more):
     import keras
 
-    return keras.optimizers.Adam(ADAM_RATE, BETA_1, BETA_2, EPSILON)
+    return keras.optimizers.Adam(ADAM_RATE, BETA_1, BETA_2, EPSILON, **more)
 
 
-def _adamw():
+def _adamw(**more):
     import keras
 
-    return keras.optimizers.AdamW(ADAM_RATE, WEIGHT_DECAY, BETA_1, BETA_2, EPSILON)
+    return keras.optimizers.AdamW(
+        ADAM_RATE, WEIGHT_DECAY, BETA_1, BETA_2, EPSILON, **more
+    )
 
 
-def _lars():
+def _lion(**more):
+    import keras
+
+    return keras.optimizers.Lion(ADAM_RATE, **more)
+
+
+def _rmsprop(**more):
+    import keras
+
+    return keras.optimizers.RMSprop(ADAM_RATE, RMSPROP_RHO, epsilon=EPSILON, **more)
+
+
+def _lars(**more):
     import keras_lso
 
-    return keras_lso.LARS(LARS_RATE, momentum=MOMENTUM, weight_decay_rate=WEIGHT_DECAY)
+    return keras_lso.LARS(
+        LARS_RATE, momentum=MOMENTUM, weight_decay_rate=WEIGHT_DECAY, **more
+    )
 
 
-def _novograd():
+def _novograd(**more):
     import keras_lso
 
     # Its second moment is one number for each variable: no slot to speak of.
-    return keras_lso.NovoGrad(SGD_RATE, weight_decay_rate=WEIGHT_DECAY)
+    return keras_lso.NovoGrad(SGD_RATE, weight_decay_rate=WEIGHT_DECAY, **more)
 
 
 INNER = {
@@ -71,6 +88,8 @@ INNER = {
     "SGD+momentum": Inner(_momentum, slots=1),
     "Adam": Inner(_adam, slots=2),
     "AdamW": Inner(_adamw, slots=2),
+    "Lion": Inner(_lion, slots=1),
+    "RMSprop": Inner(_rmsprop, slots=1),
     "LARS": Inner(_lars, slots=1, weight_norms=True),
     "NovoGrad": Inner(_novograd, slots=1),
 }

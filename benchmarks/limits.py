@@ -10,7 +10,7 @@ FIRST_STEP_EXCESS_S = 2.0
 COMPILATIONS = 1
 """How often a step is compiled, whatever happens to the scale and the rate."""
 
-_FUSED = "GradScaler + fused"
+_FUSED, _FOREACH = "GradScaler + fused", "GradScaler + foreach"
 
 
 @dataclass(frozen=True)
@@ -39,6 +39,18 @@ class Limit:
 
 _MOST = ("SGD+momentum", "Adam")
 _ADAPTIVE = ("Adam", "AdamW")
+_CLIPPED = ("AdamW, clipped", "AdamW, clipped, of 4")
+
+
+def _host_limits(shapes):
+    """What the host's time must not exceed, on one thread."""
+    return (
+        Limit("torch", shapes, ("SGD+momentum", "AdamW", *_CLIPPED), _FUSED, 1.0),
+        # PyTorch has no fused kernel of RMSprop, and no Lion.
+        Limit("torch", shapes, ("Lion",), f"{_FOREACH} RMSprop", 1.3),
+        Limit("torch", shapes, ("RMSprop",), _FOREACH, 1.3),
+    )
+
 
 LIMITS = (
     Limit("torch", "resnet50", ("SGD+momentum",), _FUSED, 1.0),
@@ -54,6 +66,8 @@ LIMITS = (
     Limit("torch", "bert-base", (*_MOST, "AdamW"), _FUSED, 1.0, on_gpu=True),
     Limit("jax", "bert-base", None, "floor", 1.3, on_gpu=True),
     Limit("jax", "bert-base", None, "peer", 1.0, on_gpu=True),
+    *_host_limits("160-of-4"),
+    *_host_limits("1000-of-4"),
 )
 
 

@@ -9,7 +9,7 @@ from functools import partial
 import keras
 
 import keras_lso
-from benchmarks import first_step, fit, machine, participants
+from benchmarks import first_step, fit, host, machine, participants
 from benchmarks.bytes_moved import bytes_of_step
 from benchmarks.data import check_healthy, make_data
 from benchmarks.inner import INNER
@@ -44,6 +44,7 @@ def measure(options, tell):
         "compilations": [],
         "fit": [],
         "participants": [],
+        "host": [],
     }
     for number, (part, name, task) in enumerate(tasks):
         tell(f"{BACKEND}: {name}", number / len(tasks))
@@ -84,6 +85,22 @@ def _tasks(options):
         inner = options.inner or participants.INNER
         task = partial(participants.measure, BACKEND, shapes, inner, options.rounds)
         tasks.append(("participants", "two participants", task))
+    if "host" in options.parts:
+        tasks += _host_tasks(options)
+    return tasks
+
+
+def _host_tasks(options):
+    """An eager step has the host decide each time; compiled ones have had it."""
+    # On a GPU the clock is that of its queue.
+    if "eager" not in rows.MODES or rows.gpu() is not None:
+        return []
+    peers = importlib.import_module(f"benchmarks.peers_{BACKEND}")
+    tasks = []
+    for shapes in ("tiny",) if options.smoke else host.SHAPES:
+        for recipe in host.chosen_recipes(options.inner, options.kinds):
+            task = partial(host.measure, rows, peers, recipe, shapes, options.rounds)
+            tasks.append(("host", f"host, {shapes} {recipe.name}", task))
     return tasks
 
 

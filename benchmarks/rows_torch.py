@@ -1,5 +1,6 @@
 """How a step of a Keras optimizer runs on PyTorch, and how it is timed there."""
 
+import contextlib
 import dataclasses
 import gc
 import time
@@ -117,6 +118,17 @@ def seconds(step):
     end.record()
     torch.cuda.synchronize()
     return start.elapsed_time(end) / 1e3
+
+
+@contextlib.contextmanager
+def one_thread():
+    """Keeps PyTorch on one thread: of tensors that are small it would use no more."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def first_seconds(step):

@@ -1,6 +1,7 @@
 """The shapes of the trainable tensors of a model."""
 
 import math
+from functools import partial
 
 import numpy as np
 
@@ -56,6 +57,11 @@ def many_small():
     return [(1024 * int(n),) for n in random.integers(1, 5, size=1000)]
 
 
+def of_four(number):
+    """So small that a kernel costs nothing: what counts is the host."""
+    return [(4,)] * number
+
+
 def tiny():
     """A few tensors, to see that all of it runs."""
     return [(3, 3, 4, 8), (8,), (8, 16), (16,), (1,)]
@@ -65,6 +71,8 @@ SHAPES = {
     "resnet50": resnet50,
     "bert-base": bert_base,
     "many-small": many_small,
+    "160-of-4": partial(of_four, 160),
+    "1000-of-4": partial(of_four, 1000),
     "tiny": tiny,
 }
 
