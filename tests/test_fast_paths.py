@@ -36,6 +36,8 @@ OPTIMIZERS = {
     "adam": keras.optimizers.Adam,
     "adamw": keras.optimizers.AdamW,
     "lion": keras.optimizers.Lion,
+    "rmsprop": keras.optimizers.RMSprop,
+    "adagrad": keras.optimizers.Adagrad,
     "lars": lambda rate, **k: LARS(rate, eeta=0.5, **k),
     "lars, popular": lambda rate, **k: LARS(
         rate, eeta=0.5, nesterov=True, classic_momentum=False, **k

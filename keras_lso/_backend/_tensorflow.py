@@ -65,11 +65,8 @@ class TensorFlow(Framework):
         return (tf.distribute.get_strategy(),) if tf.executing_eagerly() else None
 
     def signature_of(self, grads):
-        """With the parts of sparse gradients, which Keras allows to be tuples."""
-        signature = super().signature_of(grads)
-        sparse = [g for g in grads if isinstance(g, tf.IndexedSlices)]
-        parts = [p for g in sparse for p in (g.values, g.indices, g.dense_shape)]
-        return signature + list(map(type, parts))
+        """None for one with tuples as its parts, which has none: see `as_gradient`."""
+        return [(g.dtype, g.shape) if _has_a_shape(g) else None for g in grads]
 
     def fused_step_takes(self, rule, variables, gradients):
         """Whether these are float32 variables, of which each replica has its copy."""
@@ -262,6 +259,13 @@ class TensorFlow(Framework):
 
     def devices(self):
         return [device.name for device in tf.config.list_logical_devices()]
+
+
+def _has_a_shape(grad):
+    if not isinstance(grad, tf.IndexedSlices):
+        return True
+    parts = grad.values, grad.indices, grad.dense_shape
+    return all(part is None or tf.is_tensor(part) for part in parts)
 
 
 def _step_alone(step, grads):

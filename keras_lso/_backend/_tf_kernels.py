@@ -139,6 +139,8 @@ KERNELS: dict[type, Callable[..., None]] = {
     rules.Momentum: apply_momentum,
     rules.Adam: apply_adam,
     rules.Lion: apply_formula,
+    rules.RMSprop: apply_formula,
+    rules.Adagrad: apply_formula,
     rules.LARS: apply_lars,
     rules.NovoGrad: apply_novograd,
 }

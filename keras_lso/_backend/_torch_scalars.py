@@ -63,8 +63,8 @@ class TorchScalars(Scalars):
             good_steps.mul_(torch.logical_and(finite, torch.logical_not(grows)))
         scale.clamp_(*bounds)
 
-    def count_step(self, attempted, skips, finite, is_lowest, update_scale):
-        """See `Scalars.count_step`."""
+    def count_step(self, attempted, skips, finite, is_lowest, update_scale, assign):
+        """See `Scalars.count_step`; in place, so that nothing is assigned."""
         attempted.add_(1)
         skipped = torch.logical_not(finite)
         skips.add_(skipped)

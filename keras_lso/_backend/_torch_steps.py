@@ -107,6 +107,26 @@ def _step_lion(kernel, rule, g, inv_scale, found, m):
     kernel.assign(m, moving_averages(m, g, rule.beta_2))
 
 
+def _step_rmsprop(kernel, rule, g, inv_scale, found, v):
+    g = kernel.multiply(g, inv_scale)
+    new_v = torch._foreach_mul(v, rule.rho)
+    torch._foreach_addcmul_(new_v, g, g, 1 - rule.rho)
+    _descend_by_roots(kernel, rule, g, v, new_v)
+
+
+def _step_adagrad(kernel, rule, g, inv_scale, found, v):
+    g = kernel.multiply(g, inv_scale)
+    _descend_by_roots(kernel, rule, g, v, torch._foreach_addcmul(v, g, g))
+
+
+def _descend_by_roots(kernel, rule, g, v, new_v):
+    roots = torch._foreach_add(new_v, rule.epsilon)
+    torch._foreach_sqrt_(roots)
+    kernel.decay(rule.decay)
+    kernel.descend(torch._foreach_div(g, roots), rule.learning_rate)
+    kernel.assign(v, new_v)
+
+
 def _step_lars(kernel, rule, g, inv_scale, found, v):
     if rule.classic_momentum:
         d, norms, unit = _lars_directions(kernel, rule, g, inv_scale, found)
@@ -187,6 +207,8 @@ STEPS: dict[type, Callable[..., None]] = {
     rules.Momentum: _step_momentum,
     rules.Adam: _step_adam,
     rules.Lion: _step_lion,
+    rules.RMSprop: _step_rmsprop,
+    rules.Adagrad: _step_adagrad,
     rules.LARS: _step_lars,
     rules.NovoGrad: _step_novograd,
 }

@@ -146,6 +146,47 @@ class Lion(KerasRule):
 
 
 @dataclass(frozen=True)
+class RMSprop(KerasRule):
+    """As `keras.optimizers.RMSprop`, neither centered nor with momentum.
+
+    ```python
+    v = rho * v + (1 - rho) * g**2
+    w = w - learning_rate * g / sqrt(v + epsilon)
+    ```
+    """
+
+    slots: ClassVar = ("velocity",)
+    learning_rate: Any
+    rho: Any
+    epsilon: Any
+
+    def __call__(self, select, g, w, v, norms=None):
+        v = select(v * self.rho + ops.square(g) * (1 - self.rho), v)
+        step = g * self.learning_rate / ops.sqrt(v + self.epsilon)
+        return select(self.decayed(w) - step, w), v
+
+
+@dataclass(frozen=True)
+class Adagrad(KerasRule):
+    """As `keras.optimizers.Adagrad`.
+
+    ```python
+    v = v + g**2
+    w = w - learning_rate * g / sqrt(v + epsilon)
+    ```
+    """
+
+    slots: ClassVar = ("accumulator",)
+    learning_rate: Any
+    epsilon: Any
+
+    def __call__(self, select, g, w, v, norms=None):
+        v = select(v + ops.square(g), v)
+        step = g * self.learning_rate / ops.sqrt(v + self.epsilon)
+        return select(self.decayed(w) - step, w), v
+
+
+@dataclass(frozen=True)
 class TrustRatio:
     """How far a layer may move, relative to its norm.
 

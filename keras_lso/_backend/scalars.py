@@ -38,7 +38,7 @@ class Scalars:
         good_steps.assign(ops.where(restarts, ops.zeros_like(counted), counted))
         scale.assign(ops.clip(ops.where(grows, old * growth, dropped), *bounds))
 
-    def count_step(self, attempted, skips, finite, is_lowest, update_scale):
+    def count_step(self, attempted, skips, finite, is_lowest, update_scale, assign):
         """Counts an attempted step.
 
         Args:
@@ -49,6 +49,8 @@ class Scalars:
             finite: Boolean scalar tensor.
             is_lowest: Boolean scalar tensor, whether the scale is the lowest.
             update_scale: Bool, whether this step updates the scale.
+            assign: Callable `(variable, value)`, which assigns what is no scalar: Keras
+                allows that an optimizer has its own.
 
         Returns:
             Boolean scalar tensor, whether none was skipped since the scale was updated.
@@ -59,5 +61,5 @@ class Scalars:
         at_lowest = skipped * ops.cast(is_lowest, old.dtype)
         since_update = (ops.zeros_like if update_scale else ops.ones_like)(skipped)
         counted = old + skipped
-        skips.assign(counted * ops.stack([skipped, at_lowest, since_update]))
+        assign(skips, counted * ops.stack([skipped, at_lowest, since_update]))
         return counted[2] == 0

@@ -71,8 +71,10 @@ class StepCounters:
             were finite: a loss that was applied with `update_scale=False` counts too.
         """
         is_lowest = read(self._policy.scale) <= self._policy.min_scale
+        counters = storage_of([self.attempted, self._skips])
+        assign_vector = self._inner_optimizer.assign
         return backend.scalars.count_step(
-            *storage_of([self.attempted, self._skips]), finite, is_lowest, update_scale
+            *counters, finite, is_lowest, update_scale, assign_vector
         )
 
     def count_applied(self, finite):

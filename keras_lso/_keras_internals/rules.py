@@ -355,3 +355,20 @@ def _adam(optimizer, learning_rate):
 def _lion(optimizer, learning_rate):
     rule = rules.Lion(learning_rate, optimizer.beta_1, optimizer.beta_2)
     return with_decay(rule, optimizer, learning_rate)
+
+
+@register(
+    keras.optimizers.RMSprop,
+    rule=rules.RMSprop,
+    slots=("_velocities",),
+    when=lambda o: not (o.momentum > 0 or o.centered),
+)
+def _rmsprop(optimizer, learning_rate):
+    rule = rules.RMSprop(learning_rate, optimizer.rho, optimizer.epsilon)
+    return with_decay(rule, optimizer, learning_rate)
+
+
+@register(keras.optimizers.Adagrad, rule=rules.Adagrad, slots=("_accumulators",))
+def _adagrad(optimizer, learning_rate):
+    rule = rules.Adagrad(learning_rate, optimizer.epsilon)
+    return with_decay(rule, optimizer, learning_rate)

@@ -131,6 +131,9 @@ RULES = [
     rules.Adam(tensor(0.5), 0.9, 0.99, 1e-7),
     rules.Lion(tensor(0.5), 0.9, 0.99),
     rules.Lion(tensor(0.5), 0.8, 0.95, decay=tensor(0.1)),
+    rules.RMSprop(tensor(0.5), 0.9, 1e-7),
+    rules.RMSprop(tensor(0.5), 0.8, 1e-5, decay=tensor(0.1)),
+    rules.Adagrad(tensor(0.5), 1e-7),
     rules.LARS(**LARS, trust_ratio=RATIO),
     rules.LARS(**LARS, trust_ratio=None),
     rules.LARS(**LARS, trust_ratio=rules.TrustRatio(0.1, paper=True)),
@@ -139,10 +142,15 @@ RULES = [
 ]
 
 
+WITH_SQUARES = rules.RMSprop, rules.Adagrad
+
+
 def state_of(rule):
     """The variable of a rule, and its slots, of which the second is a scalar's."""
     is_scalar = isinstance(rule, rules.NovoGrad)
-    slots = [RANDOM[1], np.float32(2.0) if is_scalar else RANDOM[2] ** 2]
+    # Sums of squares are positive.
+    first = RANDOM[1] ** 2 if isinstance(rule, WITH_SQUARES) else RANDOM[1]
+    slots = [first, np.float32(2.0) if is_scalar else RANDOM[2] ** 2]
     return [np.asarray(v, "float32") for v in (RANDOM[0], *slots[: len(rule.slots)])]
 
 
@@ -304,6 +312,7 @@ def assert_counted_alike(own, reference):
                     ops.array(finite),
                     ops.array(is_lowest),
                     update_scale,
+                    lambda variable, value: variable.assign(value),
                 )
                 counts = [int(attempted.numpy()), *skips.numpy().tolist()]
                 seen.append((bool(all_finite), *counts))

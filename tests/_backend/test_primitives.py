@@ -606,6 +606,9 @@ OPTIMIZERS = {
     ),
     "lion": lambda: keras.optimizers.Lion(0.01, beta_1=0.8, beta_2=0.95),
     "lion with decay": lambda: keras.optimizers.Lion(weight_decay=0.1),
+    "rmsprop": lambda: keras.optimizers.RMSprop(0.1, rho=0.8, epsilon=1e-5),
+    "rmsprop with decay": lambda: keras.optimizers.RMSprop(0.1, weight_decay=0.1),
+    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
     "lars": lambda: LARS(0.5, weight_decay_rate=0.1, eeta=0.1),
     "lars, popular": lambda: LARS(
         0.5, weight_decay_rate=0.1, eeta=0.1, nesterov=True, classic_momentum=False

@@ -115,7 +115,7 @@ def test_a_step_that_overflows_changes_nothing(make, bad):
 
 
 IN_THEIR_OWN_STEP = {
-    "RMSprop": lambda: K.RMSprop(0.1, global_clipnorm=LIMIT),
+    "Adadelta": lambda: K.Adadelta(0.1, global_clipnorm=LIMIT),
     "LARS": lambda: keras_lso.LARS(0.1, global_clipnorm=LIMIT),
 }
 

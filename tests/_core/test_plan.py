@@ -22,6 +22,7 @@ ON_TORCH = pytest.mark.skipif(
     BACKEND != "torch", reason="Only PyTorch's variables change their tensors in place"
 )
 SGD, Adam, AdamW = keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.AdamW
+RMSprop = keras.optimizers.RMSprop
 SHAPES = [(2, 2), (3,), (3,)]
 SCALE = 8.0
 
@@ -101,7 +102,7 @@ INNER = {
     "AdamW": lambda: AdamW(0.5),
     "LARS": lambda: keras_lso.LARS(0.5),
     "NovoGrad": lambda: keras_lso.NovoGrad(0.5),
-    "its own step": lambda: keras.optimizers.RMSprop(0.5),
+    "its own step": lambda: keras.optimizers.Adadelta(0.5),
     "clipped": lambda: SGD(0.5, clipnorm=1.0),
 }
 
@@ -252,6 +253,7 @@ def averages(twin):
 DECAYS = dict(weight_decay=0.1)
 CHANGES_OF_THE_OPTIMIZER = {
     "no momentum": (sets("momentum", 0.0), INNER["momentum"]),
+    "a centered square": (sets("centered", False), lambda: RMSprop(0.5, centered=True)),
     "no decay": (sets("weight_decay", None), lambda: AdamW(0.5, **DECAYS)),
     "a decay": (sets("weight_decay", 0.1), lambda: SGD(0.5, momentum=0.9)),
     "a norm to clip at": (sets("clipnorm", 0.01), INNER["momentum"]),

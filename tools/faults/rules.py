@@ -4,6 +4,27 @@ from tools.faults.fault import Fault
 
 FAULTS = [
     Fault(
+        name="RMSprop's epsilon stands outside of the root",
+        file="keras_lso/_backend/_torch_steps.py",
+        old="    roots = torch._foreach_add(new_v, rule.epsilon)\n    torch._foreach_sqrt_(roots)\n",
+        new="    roots = torch._foreach_add(torch._foreach_sqrt(new_v), rule.epsilon)\n",
+        tests="tests/_backend/test_framework.py::test_an_override_does_what_the_default_does tests/_backend/test_primitives.py::test_fused_steps_equal_the_steps_of_the_keras_optimizer",
+    ),
+    Fault(
+        name="RMSprop's velocity adds the square up as Adagrad does",
+        file="keras_lso/_backend/rules.py",
+        old="v = select(v * self.rho + ops.square(g) * (1 - self.rho), v)",
+        new="v = select(v + ops.square(g) * (1 - self.rho), v)",
+        tests="tests/_backend/test_primitives.py::test_fused_steps_equal_the_steps_of_the_keras_optimizer",
+    ),
+    Fault(
+        name="a centered RMSprop steps by the rule of the plain one",
+        file="keras_lso/_keras_internals/rules.py",
+        old="when=lambda o: not (o.momentum > 0 or o.centered),",
+        new="when=lambda o: not o.momentum > 0,",
+        tests="tests/test_keras_internals.py::test_an_optimizer_that_does_more_than_a_rule_has_none",
+    ),
+    Fault(
         name="Nesterov's momentum looks no step ahead",
         file="keras_lso/_backend/rules.py",
         old="step = m * self.momentum - descent if self.nesterov else m",
