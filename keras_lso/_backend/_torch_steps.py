@@ -110,20 +110,24 @@ def _step_lion(kernel, rule, g, inv_scale, found, m):
 def _step_rmsprop(kernel, rule, g, inv_scale, found, v):
     g = kernel.multiply(g, inv_scale)
     new_v = torch._foreach_mul(v, rule.rho)
-    torch._foreach_addcmul_(new_v, g, g, 1 - rule.rho)
+    torch._foreach_add_(new_v, torch._foreach_mul(g, g), alpha=1 - rule.rho)
     _descend_by_roots(kernel, rule, g, v, new_v)
 
 
 def _step_adagrad(kernel, rule, g, inv_scale, found, v):
     g = kernel.multiply(g, inv_scale)
-    _descend_by_roots(kernel, rule, g, v, torch._foreach_addcmul(v, g, g))
+    new_v = torch._foreach_add(v, torch._foreach_mul(g, g))
+    _descend_by_roots(kernel, rule, g, v, new_v)
 
 
 def _descend_by_roots(kernel, rule, g, v, new_v):
+    # In Keras's order, which rounds alike.
+    steps = torch._foreach_mul(g, rule.learning_rate)
     roots = torch._foreach_add(new_v, rule.epsilon)
     torch._foreach_sqrt_(roots)
     kernel.decay(rule.decay)
-    kernel.descend(torch._foreach_div(g, roots), rule.learning_rate)
+    torch._foreach_div_(steps, roots)
+    kernel.descend(steps)
     kernel.assign(v, new_v)
 
 

@@ -107,6 +107,7 @@ INNER = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("make", INNER.values(), ids=INNER)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_steps_alike_are_decided_once(make, dtype, monkeypatch):
@@ -276,6 +277,7 @@ CHANGES_OF_THE_OPTIMIZER = {
 }
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize(
     "change, make", CHANGES_OF_THE_OPTIMIZER.values(), ids=CHANGES_OF_THE_OPTIMIZER
