@@ -49,7 +49,8 @@ class MyLARS(keras_lso.LARS):
 
 def made_rules(optimizer, variables):
     rule = rule_of(optimizer, variables)
-    step = FusedStep(rule, optimizer, storage_of(variables), variables)
+    stored = storage_of(variables)
+    step = FusedStep(rule, optimizer, stored, variables, stored)
     return step.rules(), step.slots
 
 

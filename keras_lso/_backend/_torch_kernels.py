@@ -5,24 +5,21 @@ gradients are only read: the scale is a part of a coefficient of the kernel wher
 is one, and elsewhere the gradients are unscaled into memory of the step's own.
 """
 
-import operator
-
 import numpy as np
 import torch
 from torch._utils import _unflatten_dense_tensors
 
-from keras_lso._backend._torch_measure import SMALL
+from keras_lso._backend._torch_measure import SMALL, dtypes_of
 
 # Subtracted from 1 in float64, a smaller rate would lose digits of a float32.
 SMALLEST_RATE = 2.0**-29
 # At this step Adam's bias correction is 1, for any beta below 1.
 _LAST_STEP = 2.0**100
-_dtype_of = operator.attrgetter("dtype")
 
 
 def any_low_precision(tensors):
     """Whether there is a tensor of another dtype than float32."""
-    return set(map(_dtype_of, tensors)) != {torch.float32}
+    return dtypes_of(tensors) != {torch.float32}
 
 
 class Memory:

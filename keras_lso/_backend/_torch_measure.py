@@ -155,5 +155,9 @@ def _row_norms(values, dtype):
 
 def wide_dtype(values):
     """Returns a dtype for norms of these tensors, narrower than none of theirs."""
-    is_double = torch.float64 in set(map(_dtype_of, values))
-    return torch.float64 if is_double else torch.float32
+    return torch.float64 if torch.float64 in dtypes_of(values) else torch.float32
+
+
+def dtypes_of(tensors):
+    """Returns the set of the dtypes of tensors, by a getter in C."""
+    return set(map(_dtype_of, tensors))

@@ -180,10 +180,8 @@ class LARS(OwnOptimizer):
             )
         grads, variables = pair_gradients(self, grads, variables)
         indices = [index_of(self, v) for v in variables]
-        made, treatments = (
-            self._make_rules(self.learning_rate),
-            self._treatments(indices),
-        )
+        made = self._make_rules(self.learning_rate)
+        treatments = self._treatments(indices)
         ratios = {}
         for index, grad, variable, treatment in zip(
             indices, grads, variables, treatments, strict=True

@@ -7,7 +7,6 @@ are registered at the end of this file, our own where their classes are made.
 
 import dataclasses
 import itertools
-import operator
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -22,7 +21,7 @@ from keras_lso._keras_internals.optimizers import (
     uses_weight_decay,
     variables_of,
 )
-from keras_lso._keras_internals.variables import is_overwritten, storage_of
+from keras_lso._keras_internals.variables import hold, is_overwritten, storage_of
 
 # --- The registry -------------------------------------------------------------------
 
@@ -167,6 +166,7 @@ class FusedStep:
         optimizer: The optimizer.
         grads: List of tensors. No None.
         variables: List of its trainable variables.
+        stored: List of what a step changes of these: `storage_of(variables)`.
         low_precision_variables: List, like `variables`, of the variable of each master,
             and None for what is no master. Defaults to `None`: there are no masters.
 
@@ -178,7 +178,9 @@ class FusedStep:
         plan: What the backend has decided for these tensors: `Framework.plan_step`.
     """
 
-    def __init__(self, rule, optimizer, grads, variables, low_precision_variables=None):
+    def __init__(
+        self, rule, optimizer, grads, variables, stored, low_precision_variables=None
+    ):
         registration = registration_of(rule, optimizer)
         indices = [index_of(optimizer, v) for v in variables]
         columns = columns_of(rule, optimizer)
@@ -186,7 +188,7 @@ class FusedStep:
         low = low_precision_variables
         self._optimizer, self._make = optimizer, registration.make
         self._treatments = registration.treatments(optimizer, indices)
-        self._variables, self._slots = storage_of(variables), storage_of(self.slots)
+        self._variables, self._slots = stored, storage_of(self.slots)
         self._low = low and [None if v is None else storage_of([v])[0] for v in low]
         self.has_masters = low is not None
         self.clips = bool(optimizer.global_clipnorm)
@@ -200,9 +202,8 @@ class FusedStep:
 
     def holds(self):
         """Whether the variables still hold the tensors that the step would change."""
-        # Not by `==`, which compares the elements of tensors.
-        are_same = map(operator.is_, storage_of(self._written), self._storage)
-        return all(are_same) and (self.plan is None or self.plan.holds())
+        are_same = hold(self._written, self._storage)
+        return are_same and (self.plan is None or self.plan.holds())
 
     def rules(self, learning_rate=None):
         """Returns the rule of each variable, with the coefficients of this step.
@@ -284,10 +285,12 @@ def fused_step_of(rule, optimizer, grads, variables, low_precision_variables=Non
         variables: See `FusedStep`.
         low_precision_variables: See `FusedStep`.
     """
-    takes = backend.fused_step_takes
-    if rule is None or not takes(rule, storage_of(variables), grads):
+    if rule is None:
         return None
-    return FusedStep(rule, optimizer, grads, variables, low_precision_variables)
+    stored = storage_of(variables)
+    if not backend.fused_step_takes(rule, stored, grads):
+        return None
+    return FusedStep(rule, optimizer, grads, variables, stored, low_precision_variables)
 
 
 def rate_of(optimizer):

@@ -31,6 +31,17 @@ def storage_of(variables):
     return list(map(read, variables))
 
 
+def hold(variables, storage):
+    """Whether the variables themselves hold the tensors that `storage_of` returned.
+
+    In a `StatelessScope` they do not, and `storage_of` would copy what they stand for.
+    """
+    if backend.UPDATES_IN_PLACE and in_stateless_scope():
+        return False
+    # Not by `==`, which compares the elements of tensors.
+    return all(map(operator.is_, storage_of(variables), storage))
+
+
 # Keras asks about scopes, devices and dtypes at each reading and assignment. For the
 # scalars of a step that takes longer than the arithmetic on them.
 

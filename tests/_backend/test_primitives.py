@@ -661,9 +661,8 @@ class FusedOptimizer:
         self.rule = rule_of(self.optimizer, self.weights)
 
     def step(self, grads, finite, inv_scale):
-        step = FusedStep(
-            self.rule, self.optimizer, storage_of(self.weights), self.weights
-        )
+        stored = storage_of(self.weights)
+        step = FusedStep(self.rule, self.optimizer, stored, self.weights, stored)
         made, slots = step.rules(), step.slots
         weights, slots = (storage(self.fused_step, v) for v in (self.weights, slots))
         low = self.low and [

@@ -15,6 +15,7 @@ from keras import ops
 import keras_lso
 from keras_lso._backend import backend
 from keras_lso._core.plan import Plan
+from keras_lso._keras_internals import variables
 from keras_lso._keras_internals.optimizers import iteration_variable
 
 BACKEND = keras.backend.backend()
@@ -440,6 +441,31 @@ def test_a_stateless_step_leaves_the_variables_alone(dtype):
         assert not np.array_equal(ops.convert_to_numpy(trained[0]), before[0][1])
 
     assert_decided_anew(change, dtype=dtype)
+
+
+@ON_TORCH
+def test_a_stateless_step_copies_what_it_changes_once(monkeypatch):
+    copied = []
+    copy_in_scope = variables._copy_in_scope
+
+    def counted(variable):
+        copied.append(variable.path)
+        return copy_in_scope(variable)
+
+    monkeypatch.setattr(variables, "_copy_in_scope", counted)
+    twin = Twin(INNER["momentum"], plans=True)
+    twin.steps()
+    for _ in range(2):
+        copied.clear()
+        arguments = (
+            [ops.copy(v) for v in twin.optimizer.variables],
+            twin.gradients(),
+            [ops.copy(v) for v in twin.variables],
+        )
+        twin.optimizer.stateless_apply(*arguments)
+        trained = {v.path for v in [*twin.variables, *twin.inner.momentums]}
+        assert trained < set(copied)
+        assert len(copied) == len(set(copied))
 
 
 def test_a_loaded_state_goes_on(tmp_path):

@@ -111,7 +111,7 @@ FAULTS = [
     Fault(
         name="a step writes tensors that the variables held once",
         file="keras_lso/_keras_internals/rules.py",
-        old="return all(are_same) and (",
+        old="return are_same and (",
         new="return (",
         tests="tests/_core/test_plan.py::test_changed_variables",
     ),
