@@ -56,10 +56,10 @@ def kernels(are_on):
                 patch.setattr(backend, name, getattr(reference, name))
         fused_step = backend.fused_step
 
-        def spied(rules, variables, slots, grads, *guard, **others):
+        def spied(rules, targets, grads, *guard, **others):
             # LARS by itself has no flag to hand over.
             taken.extend([True] if guard or others else [])
-            return fused_step(rules, variables, slots, grads, *guard, **others)
+            return fused_step(rules, targets, grads, *guard, **others)
 
         patch.setattr(backend, "fused_step", spied)
         yield lambda: bool(taken)

@@ -15,9 +15,8 @@ def measure(
     amax=False,
     inv_scale=1.0,
     rules=None,
-    state=None,
+    targets=None,
     are_alike=False,
-    plan=None,
     norm=False,
 ):
     """See `Framework.measure`.
@@ -35,7 +34,9 @@ def measure(
     """
     values = [jnp.asarray(framework.elements_of(g)) for g in grads]
     if not _is_on_cpu() or jax.device_count() > 1 or varying_axes(*values):
-        return reference.measure(framework, values, amax, inv_scale, rules, state, norm)
+        return reference.measure(
+            framework, values, amax, inv_scale, rules, targets, norm
+        )
     inv_scale = jnp.asarray(inv_scale, "float32")
     total = None
     if norm:
@@ -48,7 +49,7 @@ def measure(
         norms = [(norm,) for norm in norms]
     else:
         norms = rules and reference.rule_norms(
-            framework, rules, [in_float32(v) * inv_scale for v in values], state
+            framework, rules, [in_float32(v) * inv_scale for v in values], targets
         )
         finite = _check(values, norms or [None] * len(values), inv_scale)
     return Measurement(

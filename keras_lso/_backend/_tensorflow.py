@@ -79,17 +79,7 @@ class TensorFlow(Framework):
         )
 
     @_not_converted
-    def fused_step(
-        self,
-        rules,
-        variables,
-        slots,
-        grads,
-        found=None,
-        inv_scale=None,
-        copies=None,
-        plan=None,
-    ):
+    def fused_step(self, rules, targets, grads, found=None, inv_scale=None):
         """See `Framework.fused_step`.
 
         Under XLA a masked update stays in place, and a `tf.cond` would copy the state.
@@ -97,21 +87,19 @@ class TensorFlow(Framework):
         of the variables: gradients and flag are the same on all replicas.
         """
         if in_xla():
-            reference.fused_step(
-                self, rules, variables, slots, grads, found, inv_scale, copies
-            )
+            reference.fused_step(self, rules, targets, grads, found, inv_scale)
             return
         nothing = [None] * len(rules)
         inv_scale = 1.0 if inv_scale is None else inv_scale
         norms = found and found.gradient_norms
-        masters = zip(variables, copies or nothing, strict=True)
+        masters = zip(targets.variables, targets.copies or nothing, strict=True)
         pairs = [(master, copy) for master, copy in masters if copy is not None]
 
         def step():
             self._resynchronise(pairs)
-            columns = rules, variables, slots, grads, norms or nothing
-            for rule, variable, slot, grad, norm in zip(*columns, strict=True):
-                handles = [v.value.handle for v in (variable, *slot)]
+            columns = rules, targets.states, grads, norms or nothing
+            for rule, state, grad, norm in zip(*columns, strict=True):
+                handles = [v.value.handle for v in state]
                 kernel = KERNELS[type(rule)]
                 kernel(rule, tf.cast(grad, tf.float32), inv_scale, norm, *handles)
             for master, copy in pairs:

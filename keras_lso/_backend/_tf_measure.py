@@ -17,9 +17,8 @@ def measure(
     amax=False,
     inv_scale=1.0,
     rules=None,
-    state=None,
+    targets=None,
     are_alike=False,
-    plan=None,
     norm=False,
 ):
     """See `Framework.measure`.
@@ -41,7 +40,7 @@ def measure(
         finite = _check(values, inv_scale, proofs)
     elif in_xla():
         unscaled = [in_float32(v) * inv_scale for v in values]
-        rule_norms = reference.rule_norms(framework, rules, unscaled, state)
+        rule_norms = reference.rule_norms(framework, rules, unscaled, targets)
         proofs = [
             tf.reduce_sum(v) if n is None else n[0]
             for v, n in zip(unscaled, rule_norms, strict=True)

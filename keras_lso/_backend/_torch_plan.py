@@ -45,13 +45,13 @@ class StepPlan:
         packs: `Packs` of the gradients.
     """
 
-    def __init__(self, kinds, variables, slots, grads, copies=None):
+    def __init__(self, kinds, targets, grads):
         self.packs = Packs(shards_of(grads))
-        low = shards_of([c for c in copies or () if c is not None])
-        self._tensors = [*variables, *low]
-        variables = shards_of(variables)
-        slots = [shards_of(of_one) for of_one in slots]
-        copies = shards_of(copies or [None] * len(variables))
+        low = shards_of([c for c in targets.copies or () if c is not None])
+        self._tensors = [*targets.variables, *low]
+        variables = shards_of(targets.variables)
+        slots = [shards_of(of_one) for of_one in targets.slots]
+        copies = shards_of(targets.copies or [None] * len(variables))
         kinds = [
             (kind, None if copy is None else copy.dtype)
             for kind, copy in zip(kinds, copies, strict=True)

@@ -10,6 +10,7 @@ import torch
 from keras_lso._backend import _torch_measure, _torch_steps
 from keras_lso._backend._torch_shards import Agreement, any_sharded, shards_of
 from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.targets import Targets
 
 
 @torch.no_grad()
@@ -18,21 +19,20 @@ def measure(
     amax=False,
     inv_scale=1.0,
     rules=None,
-    state=None,
+    targets=None,
     are_alike=False,
-    plan=None,
     norm=False,
 ):
     """See `Framework.measure`."""
     if not any_sharded(grads):
-        packs = plan and plan.packs
+        packs = targets and targets.plan and targets.plan.packs
         return _torch_measure.measure(grads, amax, inv_scale, rules, packs, norm)
     agreement = Agreement(grads)
     if norm:
         return _by_the_norm(grads, amax, inv_scale, agreement)
     shards = shards_of(grads)
     mine = _torch_measure.measure(shards, amax, inv_scale)
-    squares, owners = _squares(rules, shards, inv_scale, state)
+    squares, owners = _squares(rules, shards, inv_scale, targets)
     flag = torch.logical_not(mine.finite).to(squares.dtype).view(1)
     largest = None
     if amax:
@@ -62,7 +62,7 @@ def _without_nan(amax):
     return amax.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
-def _squares(rules, shards, inv_scale, state):
+def _squares(rules, shards, inv_scale, targets):
     """Returns the squared norms of what the rules measure of these shards.
 
     As one tensor, with the list of the positions of the shards that its items are of.
@@ -70,11 +70,12 @@ def _squares(rules, shards, inv_scale, state):
     found, owners = [shards[0].new_zeros(0, dtype=torch.float32)], []
     tensors: list[torch.Tensor] = []
     size = 0
+    states = targets.states if rules else ()
     for i, rule in enumerate(rules or ()):
         if not rule.takes_norms:
             continue
         unscaled = shards[i].float() * inv_scale
-        measured = rule.measured(unscaled, *shards_of(state[i]))
+        measured = rule.measured(unscaled, *shards_of(states[i]))
         tensors += measured
         owners += [i] * len(measured)
         size += shards[i].numel()
@@ -136,36 +137,27 @@ _GRADIENT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 
 
 @torch.no_grad()
-def fused_step(
-    framework,
-    rules,
-    variables,
-    slots,
-    grads,
-    found=None,
-    inv_scale=None,
-    copies=None,
-    plan=None,
-):
+def fused_step(framework, rules, targets, grads, found=None, inv_scale=None):
     """See `Framework.fused_step`."""
-    if any_sharded(variables):
-        whole = grads
-        variables, grads = shards_of(variables), shards_of(grads)
-        slots = [tuple(shards_of(of_one)) for of_one in slots]
-        copies = copies and shards_of(copies)
+    if any_sharded(targets.variables):
+        whole, grads = grads, shards_of(grads)
+        targets = Targets(
+            shards_of(targets.variables),
+            [tuple(shards_of(of_one)) for of_one in targets.slots],
+            targets.copies and shards_of(targets.copies),
+            targets.plan,
+        )
         found = found or Measurement(None)
         has_norms = found.gradient_norms or found.rule_norms
         if any(r.has_norms for r in rules) and not has_norms:
             # `measure` was not asked for them: the step may change the masters.
-            masters = _resynchronised(framework, variables, copies)
-            state = [(v, *of_one) for v, of_one in zip(masters, slots, strict=True)]
+            masters = _resynchronised(framework, targets.variables, targets.copies)
             factor = 1.0 if inv_scale is None else inv_scale
+            state = targets._replace(variables=masters)
             squares, owners = _squares(rules, grads, factor, state)
             squares = Agreement(whole).sum(squares, owners)
             found = found._replace(**_norms(rules, squares, owners))
-    _torch_steps.fused_step(
-        framework, rules, variables, slots, grads, found, inv_scale, copies, plan
-    )
+    _torch_steps.fused_step(framework, rules, targets, grads, found, inv_scale)
 
 
 def _resynchronised(framework, variables, copies):

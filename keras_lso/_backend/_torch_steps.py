@@ -23,19 +23,17 @@ from keras_lso._backend._torch_plan import StepPlan
 from keras_lso._backend.measurement import Measurement
 
 
-def fused_step(
-    framework, rules, variables, slots, grads, found, inv_scale, copies, plan
-):
+def fused_step(framework, rules, targets, grads, found, inv_scale):
     """See `Framework.fused_step`; the gradients are plain, or one process's shards."""
-    plan = plan or StepPlan(list(map(id, rules)), variables, slots, grads, copies)
+    plan = targets.plan or StepPlan(list(map(id, rules)), targets, grads)
     found = Measurement(None) if found is None else found
-    finite, on_host = found.finite, is_on_host(variables[0])
+    finite, on_host = found.finite, is_on_host(targets.variables[0])
     if on_host:
         if finite is not None and not finite:
             return
         finite = None
     grads = plan.readable(grads)
-    memory = Memory(variables[0], plan.most) if on_host else None
+    memory = Memory(targets.variables[0], plan.most) if on_host else None
     found_inf = None if finite is None else torch.logical_not(finite).float()
     inv_scale = 1.0 if inv_scale is None else inv_scale
     for positions, weights, columns, pairs in plan.chunks:

@@ -43,9 +43,8 @@ class Framework:
         amax=False,
         inv_scale=1.0,
         rules=None,
-        state=None,
+        targets=None,
         are_alike=False,
-        plan=None,
         norm=False,
     ):
         """Reads the gradients once, and returns a `Measurement`.
@@ -57,14 +56,13 @@ class Framework:
                 1 it can make a finite gradient overflow. Defaults to `1.0`.
             rules: List of rules of `rules.py` whose norms to return. A finite norm also
                 proves that its gradient is finite. Defaults to `None`.
-            state: List of tuples of tensors, `(variable, *slots)`, one a rule.
+            targets: `Targets` of the step that these rules make. Defaults to `None`.
             are_alike: Bool. Whether all replicas have the same gradients, those of
                 `reduce_gradients`: nothing is exchanged then. Defaults to `False`.
-            plan: What `plan_step` returned for these tensors. Defaults to `None`.
             norm: Bool. Whether to return the norm of all, by which they are clipped. If
                 it overflows, they are not finite. Defaults to `False`.
         """
-        return reference.measure(self, grads, amax, inv_scale, rules, state, norm)
+        return reference.measure(self, grads, amax, inv_scale, rules, targets, norm)
 
     def circumstances(self):
         """Returns what else a step depends on besides its arguments; None while traced.
@@ -77,10 +75,10 @@ class Framework:
         """Returns what a step depends on of gradients besides their values, a list."""
         return [(g.dtype, g.shape) for g in grads]
 
-    def plan_step(self, kinds, variables, slots, grads, copies=None):
+    def plan_step(self, kinds, targets, grads):
         """Returns what `measure` and `fused_step` need not find out at each step.
 
-        None, or an object with a method `holds()`: whether it is true of the tensors
+        None, or an object with a method `holds()`: whether it is true of the `Targets`
         still. Of the gradients it knows no more than their `signature_of`. `kinds` is a
         list of hashables: variables of one kind have the same rule.
         """
@@ -89,43 +87,23 @@ class Framework:
     def fused_step_takes(self, rule, variables, gradients):
         """Whether `fused_step` takes these, and is faster than the optimizer's step.
 
-        `rule` is a class of `rules.py`; the lists are those of `fused_step`.
+        `rule` is a class of `rules.py`, `variables` those of the `Targets`.
         """
         return False
 
-    def fused_step(
-        self,
-        rules,
-        variables,
-        slots,
-        grads,
-        found=None,
-        inv_scale=None,
-        copies=None,
-        plan=None,
-    ):
+    def fused_step(self, rules, targets, grads, found=None, inv_scale=None):
         """Unscales, skips and updates in one pass.
 
         Args:
             rules: List of rules of `rules.py`, which hold the step's coefficients.
-            variables: List of float32 `keras.Variable`s; where the backend
-                `UPDATES_IN_PLACE`, of the tensors that they hold.
-            slots: List of tuples of such, in the order of `rule.slots`.
+            targets: `Targets`.
             grads: List of dense tensors. No None. They are not written.
             found: `Measurement` of `grads`. If it is not finite, no bit changes.
                 Defaults to `None`: the step is applied.
             inv_scale: Float32 scalar tensor, by which the gradients are multiplied.
                 Defaults to `None`: they are not scaled.
-            copies: List, like `variables`, of the model's low-precision copy of each
-                master, or None. If it no longer equals the rounded master (it was
-                assigned externally), the master is re-initialised from it. Afterwards
-                it is set to the rounded new master. Defaults to `None`: there are no
-                masters.
-            plan: What `plan_step` returned for these tensors. Defaults to `None`.
         """
-        reference.fused_step(
-            self, rules, variables, slots, grads, found, inv_scale, copies
-        )
+        reference.fused_step(self, rules, targets, grads, found, inv_scale)
 
     def run_if(self, finite, step, grads, state):
         """Runs `step(grads)` if `finite`, else leaves `state` as it was.

@@ -9,7 +9,7 @@ from keras import ops
 from keras_lso._backend.tensors import amax_of, times
 
 
-def measure(framework, grads, amax, inv_scale, rules, state, norm):
+def measure(framework, grads, amax, inv_scale, rules, targets, norm):
     """See `Framework.measure`."""
     dense = [framework.to_dense(g) for g in grads]
     # An inf or a NaN stays one, whatever it is multiplied by.
@@ -22,7 +22,7 @@ def measure(framework, grads, amax, inv_scale, rules, state, norm):
         finite = ops.logical_and(finite, ops.isfinite(total))
     return framework.Measurement(
         finite=finite,
-        rule_norms=rules and rule_norms(framework, rules, unscaled, state),
+        rule_norms=rules and rule_norms(framework, rules, unscaled, targets),
         amax=framework.max_over_shards(amax_of(dense)) if amax else None,
         norm=total,
     )
@@ -34,28 +34,27 @@ def norm_of_all(norms):
     return ops.sqrt(ops.sum(ops.square(norms)))
 
 
-def rule_norms(framework, rules, unscaled, state):
+def rule_norms(framework, rules, unscaled, targets):
     """Returns `Measurement.rule_norms` of unscaled gradients."""
     return [
         framework.norms_of(rule, g, *of_one)
-        for rule, g, of_one in zip(rules, unscaled, state, strict=True)
+        for rule, g, of_one in zip(rules, unscaled, targets.states, strict=True)
     ]
 
 
-def fused_step(framework, rules, variables, slots, grads, found, inv_scale, copies):
+def fused_step(framework, rules, targets, grads, found, inv_scale):
     """See `Framework.fused_step`."""
 
     def select(new, old):
         return new if found is None else ops.where(found.finite, new, old)
 
     nothing = [None] * len(rules)
-    norms = found and found.rule_norms
-    columns = rules, variables, slots, grads, norms or nothing, copies or nothing
-    for rule, variable, slot, grad, measured, copy in zip(*columns, strict=True):
+    norms, copies = found and found.rule_norms, targets.copies
+    columns = rules, targets.states, grads, norms or nothing, copies or nothing
+    for rule, state, grad, measured, copy in zip(*columns, strict=True):
         grad = ops.cast(grad, "float32")
         if inv_scale is not None:
             grad = grad * inv_scale
-        state = [variable, *slot]
         old = [ops.convert_to_tensor(v) for v in state]
         if copy is not None:
             low = ops.convert_to_tensor(copy)

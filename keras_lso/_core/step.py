@@ -83,9 +83,8 @@ class Step:
             inv_scale=inv_scale,
             # The step may re-initialise masters: no norms of theirs before it.
             rules=None if fused and fused.has_masters else rules,
-            state=fused and fused.state,
+            targets=fused and fused.targets,
             are_alike=are_alike,
-            plan=fused and fused.plan,
             # Keras makes NaN of gradients whose norm overflows.
             norm=fused.clips if fused else clips_by_the_norm_of_all(self._inner),
         )

@@ -14,6 +14,7 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend, rules
+from keras_lso._backend.targets import Targets
 from keras_lso._keras_internals.optimizers import (
     canonical_class,
     index_of,
@@ -174,8 +175,7 @@ class FusedStep:
         slots: List of tuples of variables, in the order of `rule.slots`.
         clips: Bool. Whether the gradients are to be clipped by their norm.
         has_masters: Bool. Whether some of the variables are masters.
-        state: The `state` for `backend.measure`.
-        plan: What the backend has decided for these tensors: `Framework.plan_step`.
+        targets: `Targets`, what the step writes.
     """
 
     def __init__(
@@ -188,22 +188,20 @@ class FusedStep:
         low = low_precision_variables
         self._optimizer, self._make = optimizer, registration.make
         self._treatments = registration.treatments(optimizer, indices)
-        self._variables, self._slots = stored, storage_of(self.slots)
-        self._low = low and [None if v is None else storage_of([v])[0] for v in low]
         self.has_masters = low is not None
         self.clips = bool(optimizer.global_clipnorm)
-        state = zip(self._variables, self._slots, strict=True)
-        self.state = [(v, *of_one) for v, of_one in state]
-        self.plan = backend.plan_step(
-            self._treatments, self._variables, self._slots, grads, self._low
-        )
-        self._written = _flat(variables, self.slots, low)
-        self._storage = _flat(self._variables, self._slots, self._low)
+        copies = low and [None if v is None else storage_of([v])[0] for v in low]
+        targets = Targets(stored, storage_of(self.slots), copies)
+        plan = backend.plan_step(self._treatments, targets, grads)
+        self.targets = targets._replace(plan=plan)
+        self._written = _flat(Targets(variables, self.slots, low))
+        self._storage = _flat(targets)
 
     def holds(self):
         """Whether the variables still hold the tensors that the step would change."""
         are_same = hold(self._written, self._storage)
-        return are_same and (self.plan is None or self.plan.holds())
+        plan = self.targets.plan
+        return are_same and (plan is None or plan.holds())
 
     def rules(self, learning_rate=None):
         """Returns the rule of each variable, with the coefficients of this step.
@@ -231,22 +229,13 @@ class FusedStep:
 
     def update(self, rules, grads, found=None, inv_scale=None):
         """Updates the variables; see `Framework.fused_step`."""
-        backend.fused_step(
-            rules,
-            self._variables,
-            self._slots,
-            grads,
-            found,
-            inv_scale,
-            self._low,
-            self.plan,
-        )
+        backend.fused_step(rules, self.targets, grads, found, inv_scale)
 
 
-def _flat(variables, slots, low_precision_variables):
+def _flat(targets):
     """Returns all that a step writes, as one list."""
-    low = [v for v in low_precision_variables or () if v is not None]
-    return [*variables, *itertools.chain(*slots), *low]
+    copies = [copy for copy in targets.copies or () if copy is not None]
+    return [*targets.variables, *itertools.chain(*targets.slots), *copies]
 
 
 class Choice:

@@ -18,6 +18,7 @@ from keras import ops
 from keras_lso._backend import backend, framework, rules, without_kernels
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.targets import Targets
 from keras_lso._keras_internals.variables import storage_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in cast")
@@ -180,8 +181,9 @@ def same_measurement(own, reference):
                 grads = [tensor(RANDOM[3], dtype), tensor(RANDOM[2] * [bad, 1, 1, 0])]
                 told = {}
                 if rule is not None:
-                    state = tuple(map(tensor, state_of(rule)))
-                    told = {"rules": [rule] * 2, "state": [state] * 2}
+                    variable, *slots = map(tensor, state_of(rule))
+                    targets = Targets([variable] * 2, [tuple(slots)] * 2)
+                    told = {"rules": [rule] * 2, "targets": targets}
                 scale = tensor(inv_scale)
                 args = grads, True, scale
                 assert_same(own(*args, **told), reference(*args, **told), grads, scale)
@@ -232,12 +234,10 @@ def stepped(step, in_place, rule, finite, low_dtype):
     gradient = tensor(RANDOM[3] * 8.0 if finite else RANDOM[3] * np.inf)
     step(
         [rule],
-        stored[:1],
-        [tuple(stored[1:])],
+        Targets(stored[:1], [tuple(stored[1:])], storage(low) if low else None),
         [gradient],
         Measurement(ops.convert_to_tensor(finite)),
         tensor(0.125),
-        storage(low) if low else None,
     )
     return [np.array(v.numpy()) for v in variables + low]
 
@@ -344,15 +344,16 @@ def tells_apart_what_a_step_treats_otherwise(own, reference):
 @compares("plan_step")
 def steps_alike_with_and_without_a_plan(own, reference):
     rule = rules.Momentum(tensor(0.5), 0.9)
-    assert reference([0], *[[]] * 3) is None
+    assert reference([0], Targets([], []), []) is None
     results = []
     for plans in (own, reference):
         variables = [keras.Variable(v) for v in state_of(rule)]
         stored = storage_of(variables)
-        column, slots, grads = stored[:1], [tuple(stored[1:])], [tensor(RANDOM[3])]
-        plan = plans(["kind"], column, slots, grads)
+        targets = Targets(stored[:1], [tuple(stored[1:])])
+        grads = [tensor(RANDOM[3])]
+        plan = plans(["kind"], targets, grads)
         assert plan is None or plan.holds()
-        backend.fused_step([rule], column, slots, grads, plan=plan)
+        backend.fused_step([rule], targets._replace(plan=plan), grads)
         results.append([np.array(v.numpy()) for v in variables])
     np.testing.assert_array_equal(*results)
 

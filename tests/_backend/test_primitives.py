@@ -22,6 +22,7 @@ from keras_lso import LARS, NovoGrad
 from keras_lso._backend import backend, rules
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.targets import Targets
 from keras_lso._keras_internals.optimizers import iteration_variable
 from keras_lso._keras_internals.rules import FusedStep, rule_of
 from keras_lso._keras_internals.variables import storage_of
@@ -173,14 +174,11 @@ def measured_for(rule, grads):
     """What `measure` is told of the rules: variables of 2, slots of -1."""
     if rule is None:
         return {}
+    columns = [[ops.full(g.shape, value) for g in grads] for value in (2.0, -1.0, 0.0)]
+    slots = list(zip(*columns[1 : 1 + len(rule.slots)], strict=True))
     return {
         "rules": [rule] * len(grads),
-        "state": [
-            tuple(ops.full(g.shape, value) for value in (2.0, -1.0, 0.0))[
-                : 1 + len(rule.slots)
-            ]
-            for g in grads
-        ],
+        "targets": Targets(columns[0], slots or [()] * len(grads)),
     }
 
 
@@ -345,7 +343,10 @@ def test_the_reference_returns_the_norms_that_each_rule_asks_for():
         grads[1:],
         inv_scale=0.25,
         rules=[t["rules"][0] for t in told],
-        state=[t["state"][0] for t in told],
+        targets=Targets(
+            [t["targets"].variables[0] for t in told],
+            [t["targets"].slots[0] for t in told],
+        ),
     )
     of_the_variable = np.sqrt(8.0)
     # Popular: d is 4, 5; v is 3.1, 4.1; u is 0.9 * v + d.
@@ -669,7 +670,8 @@ class FusedOptimizer:
             None if v is None else storage(self.fused_step, [v])[0] for v in self.low
         ]
         found = Measurement(finite)
-        self.fused_step(made, weights, slots, grads, found, inv_scale, low)
+        targets = Targets(weights, slots, low)
+        self.fused_step(made, targets, grads, found, inv_scale)
         iteration = iteration_variable(self.optimizer)
         iteration.assign_add(ops.cast(finite, iteration.dtype))
 
@@ -977,17 +979,20 @@ class LARSSteps:
                 grads,
                 inv_scale=1.0 if inv_scale is None else inv_scale,
                 rules=self.rules,
-                state=list(zip(self.weights, self.momentums, strict=True)),
+                targets=Targets(self.weights, self.slots),
             )
         self.fused_step(
             self.rules,
-            storage(self.fused_step, self.weights),
-            storage(self.fused_step, self.slots),
+            self.targets(),
             grads,
             found if finite is None else found._replace(finite=finite),
             inv_scale,
         )
         return True if found is None else found.finite
+
+    def targets(self):
+        columns = self.weights, self.slots
+        return Targets(*(storage(self.fused_step, column) for column in columns))
 
     def values(self):
         return [np.array(v.numpy()) for v in self.state]
@@ -1166,15 +1171,9 @@ def test_the_step_takes_the_norms_that_were_measured(way):
     found = measure(
         [tensor(4.0 * gradient)],
         rules=[rule],
-        state=[(tensor(weights), tensor([0, 0]))],
+        targets=Targets([tensor(weights)], [(tensor([0, 0]),)]),
     )
-    fused_step(
-        [rule],
-        storage(fused_step, steps.weights),
-        storage(fused_step, steps.slots),
-        [tensor(gradient)],
-        found,
-    )
+    fused_step([rule], steps.targets(), [tensor(gradient)], found)
     expected, _ = lars_in_numpy(rule, gradient, weights, np.zeros(2))
     moved = steps.values()[0] - weights
     np.testing.assert_allclose(moved, (expected - weights) / 4, rtol=1e-5)

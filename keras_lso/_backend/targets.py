@@ -1,0 +1,32 @@
+"""`Targets`: the tensors that a fused step writes."""
+
+from typing import Any, NamedTuple
+
+
+class Targets(NamedTuple):
+    """What a fused step writes: lists with an item for each gradient.
+
+    The items are `keras.Variable`s; where the backend `UPDATES_IN_PLACE`, the tensors
+    that they hold.
+
+    Attributes:
+        variables: List of float32 variables.
+        slots: List of tuples of variables, in the order of `rule.slots`.
+        copies: List of the model's low-precision copy of each master, or None for what
+            is no master. If the copy no longer equals the rounded master (it was
+            assigned externally), the step re-initialises the master from it. Afterwards
+            it sets the copy to the rounded new master. Defaults to `None`: there are no
+            masters.
+        plan: What `Framework.plan_step` returned for these. Defaults to `None`.
+    """
+
+    variables: list
+    slots: list
+    copies: list | None = None
+    plan: Any = None
+
+    @property
+    def states(self):
+        """List of tuples `(variable, *slots)`."""
+        pairs = zip(self.variables, self.slots, strict=True)
+        return [(variable, *slots) for variable, slots in pairs]
