@@ -18,6 +18,7 @@ from keras_lso._core.scaling import Gradients
 from keras_lso._core.state_file import checked
 from keras_lso._core.wrapper import Wrapper, passed_on
 from keras_lso._keras_internals.distribution import reduced_gradients, sharded_slots
+from keras_lso._keras_internals.fused_step import rate_of
 from keras_lso._keras_internals.optimizers import (
     as_accumulated,
     chain_of,
@@ -27,7 +28,6 @@ from keras_lso._keras_internals.optimizers import (
     public_config,
     remember_trainable_variables,
 )
-from keras_lso._keras_internals.rules import rate_of
 from keras_lso._keras_internals.variables import (
     is_overwritten,
     overwritten,

@@ -17,8 +17,8 @@ from keras_lso._core.arguments import (
     read_config,
     refuse_unsupported,
 )
+from keras_lso._keras_internals.fused_step import Choice
 from keras_lso._keras_internals.optimizers import config_of
-from keras_lso._keras_internals.rules import Choice
 from keras_lso._tf_keras.loss_scaling_methods import TFKerasLossScaling
 from keras_lso.loss_scales.fixed import FixedLossScale
 from keras_lso.loss_scales.loss_scale import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE

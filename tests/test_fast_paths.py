@@ -180,7 +180,8 @@ class Run:
         # Some ten roundings of 6e-8 a step, of numbers that are no larger than the
         # largest that the tensor has held. A norm, and what is divided by it, adds as
         # many again.
-        self.share = 2e-6 if script.optimizer in OURS else 1e-6
+        has_norms = script.optimizer in OURS or "global_clipnorm" in script.options
+        self.share = 2e-6 if has_norms else 1e-6
         self.apply = self._compile(compiled) if compiled else self._apply
 
     @staticmethod
@@ -249,10 +250,8 @@ def compare(script, make_sparse=None, compiled=None):
             (reference, kernels_off()),
         ):
             grads = [g and g.make(make_sparse) for g in step]
-            # Without a gradient a master may go on from there now, or once it has one.
-            position = script.assigned.get(number, 0)
-            if number in script.assigned and grads[position] is not None:
-                variable = run.variables[position]
+            if number in script.assigned:
+                variable = run.variables[script.assigned[number]]
                 value = ops.convert_to_tensor(variable)
                 variable.assign(value * ops.cast(value > 0, value.dtype))
             with context:
@@ -271,7 +270,7 @@ if BACKEND != "jax":
 
 
 def mostly(value, *others):
-    return st.sampled_from([value] * 2 * len(others) + list(others))
+    return st.sampled_from([value] * max(1, 2 * len(others)) + list(others))
 
 
 @st.composite
@@ -282,19 +281,22 @@ def options_of(draw, optimizer):
     # Ours have a decay of their own.
     of_its_own = ["weight_decay_rate"] if optimizer in OURS else []
     decay = draw(st.sampled_from([None, *of_its_own, "weight_decay"]))
-    return options | ({decay: 0.25} if decay else {})
+    return (
+        options
+        | ({decay: 0.25} if decay else {})
+        | draw(mostly({}, {"global_clipnorm": 1.0}))
+        | draw(mostly({}, {"gradient_accumulation_steps": 2}))
+    )
 
 
 @st.composite
 def options_of_the_generic_path(draw, optimizer):
-    clips = {"clipnorm": 0.5}, {"clipvalue": 0.125}, {"global_clipnorm": 1.0}
+    clips = {"clipnorm": 0.5}, {"clipvalue": 0.125}
     averages = {"use_ema": True}, {"use_ema": True, "ema_overwrite_frequency": 2}
-    return (
-        draw(options_of(optimizer))
-        | draw(mostly({}, *clips))
-        | draw(mostly({}, {"gradient_accumulation_steps": 2}))
-        | draw(mostly({}, *averages))
-    )
+    options = draw(options_of(optimizer))
+    # Keras takes one of the three.
+    clips = () if "global_clipnorm" in options else clips
+    return options | draw(mostly({}, *clips)) | draw(mostly({}, *averages))
 
 
 def forms_of(shape):
@@ -360,6 +362,13 @@ def scripts(draw, optimizer, is_plain=True, is_compiled=False):
         for s in shapes
     ]
     forms[0] = ["dense"]
+    assigned = draw(st.dictionaries(st.integers(1, 3), st.integers(0, len(shapes) - 1)))
+    # The master of what is assigned is re-initialised once it has a gradient, and at
+    # the end of a window; by Keras's own step at once.
+    for position in assigned.values():
+        forms[position] = [form for form in forms[position] if form]
+    if assigned:
+        options.pop("gradient_accumulation_steps", None)
     if is_compiled:
         forms = [[draw(st.sampled_from(f))] for f in forms]
 
@@ -381,7 +390,6 @@ def scripts(draw, optimizer, is_plain=True, is_compiled=False):
         ]
         for _ in range(4)
     ]
-    assigned = draw(st.dictionaries(st.integers(1, 3), st.integers(0, len(shapes) - 1)))
     return Script(
         optimizer, options, start, scale, steps, draw(overflows(steps)), assigned
     )

@@ -7,6 +7,7 @@ from keras import ops
 
 import keras_lso
 from keras_lso._backend import rules
+from keras_lso._keras_internals.fused_step import FusedStep
 from keras_lso._keras_internals.optimizers import (
     base_variables_of,
     canonical_class,
@@ -17,7 +18,7 @@ from keras_lso._keras_internals.optimizers import (
     variables_of,
     where_variables_are_made,
 )
-from keras_lso._keras_internals.rules import FusedStep, rule_of
+from keras_lso._keras_internals.rules import rule_of
 from keras_lso._keras_internals.variables import storage_of
 
 PUBLIC = [
@@ -192,7 +193,6 @@ WITHOUT_RULE = {
         0.5, global_clipnorm=1.0
     ),
     "EMA": lambda: keras.optimizers.SGD(0.5, use_ema=True),
-    "accumulation": lambda: keras.optimizers.Adam(0.5, gradient_accumulation_steps=2),
     "amsgrad": lambda: keras.optimizers.Adam(0.5, amsgrad=True),
 }
 

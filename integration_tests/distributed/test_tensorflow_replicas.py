@@ -63,6 +63,15 @@ def test_norms_are_of_the_sum_over_the_replicas(printed):
         assert difference < 8 * 1e-6, name
 
 
+def test_micro_batches_are_added_up_on_all_replicas(printed):
+    differences = printed("ACCUMULATED")
+    assert len(differences) == 2
+    for name, moved, difference in differences:
+        assert moved > 0.1, name
+        # One step on weights below 8, a few float32 roundings.
+        assert difference < 8 * 1e-6, name
+
+
 def test_what_was_made_outside_of_the_scope_is_refused(printed):
     results = printed("OUTSIDE")
     names = [name for name, *_ in results]

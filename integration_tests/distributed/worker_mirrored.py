@@ -122,6 +122,25 @@ for name, make in OPTIMIZERS.items():
         print("NORMS", json.dumps([name, moved, difference]))
 
 
+# Keras's own step, which synchronises the replicas in a branch, fails there.
+ACCUMULATING = {
+    "momentum": lambda: keras.optimizers.SGD(
+        0.5, momentum=0.5, gradient_accumulation_steps=2
+    ),
+    "AdamW, clipped": lambda: keras.optimizers.AdamW(
+        0.5, global_clipnorm=0.5, gradient_accumulation_steps=2
+    ),
+}
+for name, make in ACCUMULATING.items():
+    weights = on_two_replicas(lambda make=make: keras_lso.LossScaleOptimizer(make()))
+    expected = alone(make())
+    moved = float(np.abs(expected - [[w.numpy()] for w in make_weights()]).max())
+    print(
+        "ACCUMULATED",
+        json.dumps([name, moved, float(np.abs(weights - expected).max())]),
+    )
+
+
 def made(inside, make):
     """Returns what `make` makes, in the strategy's scope or outside of it."""
     with strategy.scope() if inside else contextlib.nullcontext():

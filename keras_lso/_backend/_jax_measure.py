@@ -43,7 +43,7 @@ def measure(
         # No norms of rules: they would be those of the gradients before the clip.
         norms, packs = None, [in_float32(v) for v in pack(values)]
         total = reference.norm_of_all(list(map(framework.l2_norm, packs))) * inv_scale
-        finite = jnp.isfinite(total)
+        finite = jnp.isfinite(jnp.square(total))
     elif rules and all(rule.measures_gradient_only for rule in rules):
         finite, norms = _check_by_norms(framework, values, inv_scale)
         norms = [(norm,) for norm in norms]

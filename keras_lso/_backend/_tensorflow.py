@@ -110,6 +110,18 @@ class TensorFlow(Framework):
         else:
             tf.cond(found.finite, step, _nothing)
 
+    @_not_converted
+    def run_masked(self, flag, step):
+        if in_xla():
+            step()
+        else:
+            tf.cond(flag, lambda: _nothing(step()), _nothing)
+
+    @_not_converted
+    def clear(self, variables, flag):
+        for v in variables:
+            _assign_here(v, tf.where(flag, tf.zeros_like(v), v))
+
     def _resynchronise(self, pairs):
         """Re-initialises the masters whose copies were assigned externally."""
         if not pairs:

@@ -34,7 +34,7 @@ def measure(
         # It is finite if all elements are.
         norms = [norm_of(tf.cast(v, tf.float32)) for v in _pack(values)]
         total = reference.norm_of_all(norms) * inv_scale
-        finite = tf.math.is_finite(total)
+        finite = tf.math.is_finite(tf.square(total))
     elif not rules or not rules[0].has_norms:
         proofs = [_proof(v) for v in _pack(values)]
         finite = _check(values, inv_scale, proofs)

@@ -34,6 +34,8 @@ class Torch(Framework):
     l2_norms = staticmethod(_torch_sharded_step.l2_norms)
     fused_step_takes = staticmethod(_torch_sharded_step.fused_step_takes)
     fused_step = _torch_sharded_step.fused_step
+    run_masked = staticmethod(_torch_sharded_step.run_masked)
+    clear = staticmethod(_torch_sharded_step.clear)
     any_sharded = staticmethod(_torch_shards.any_sharded)
     sharded_like = staticmethod(_torch_shards.sharded_like)
     check_shards = staticmethod(_torch_shard_checks.check_shards)

@@ -50,7 +50,7 @@ def _by_the_norm(grads, amax, inv_scale, packs):
     if amax:
         on_host = is_on_host(grads[0])
         largest = _amax_on_host(grads) if on_host else _largest(grads).float()
-    return Measurement(total < torch.inf, amax=largest, norm=total)
+    return Measurement(total.square() < torch.inf, amax=largest, norm=total)
 
 
 def _check_on_host(values, inv_scale, packs):
@@ -78,7 +78,7 @@ class Packs:
         small = [i for i, t in enumerate(tensors) if t.numel() <= SMALL]
         dtypes = {tensors[i].dtype for i in small}
         # A subclass may be sharded, and then cannot be concatenated with others.
-        is_plain = set(map(type, tensors)) == {torch.Tensor}
+        is_plain = set(map(type, tensors)) <= {torch.Tensor, torch.nn.Parameter}
         self._small = small if is_plain and len(dtypes) == 1 else []
         self._are_all = len(self._small) == len(tensors)
         self._rest = sorted(set(range(len(tensors))) - set(self._small))

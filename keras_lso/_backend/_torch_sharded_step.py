@@ -8,6 +8,8 @@ they are used, in one all-reduce a step.
 import torch
 
 from keras_lso._backend import _torch_measure, _torch_steps
+from keras_lso._backend._torch_kernels import Kernel
+from keras_lso._backend._torch_measure import is_on_host
 from keras_lso._backend._torch_shards import Agreement, any_sharded, shards_of
 from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.targets import Targets
@@ -54,7 +56,7 @@ def _by_the_norm(grads, amax, inv_scale, agreement):
     if amax:
         mine = _torch_measure.measure(shards_of(grads), amax, inv_scale)
         largest = agreement.maximum(_without_nan(mine.amax).view(1))[0]
-    return Measurement(total.isfinite(), amax=largest, norm=total)
+    return Measurement(total.square() < torch.inf, amax=largest, norm=total)
 
 
 def _without_nan(amax):
@@ -158,6 +160,21 @@ def fused_step(framework, rules, targets, grads, found=None, inv_scale=None):
             squares = Agreement(whole).sum(squares, owners)
             found = found._replace(**_norms(rules, squares, owners))
     _torch_steps.fused_step(framework, rules, targets, grads, found, inv_scale)
+
+
+@torch.no_grad()
+def run_masked(flag, step):
+    """See `Framework.run_masked`."""
+    if not is_on_host(flag) or flag:
+        step()
+
+
+@torch.no_grad()
+def clear(tensors, flag):
+    """See `Framework.clear`; `w - w` in the kernel that can leave `w` as it is."""
+    found_inf = None if is_on_host(flag) else torch.logical_not(flag).float()
+    if found_inf is not None or flag:
+        Kernel(shards_of(tensors), None, found_inf).decay(1.0)
 
 
 def _resynchronised(framework, variables, copies):

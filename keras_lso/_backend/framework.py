@@ -60,7 +60,7 @@ class Framework:
             are_alike: Bool. Whether all replicas have the same gradients, those of
                 `reduce_gradients`: nothing is exchanged then. Defaults to `False`.
             norm: Bool. Whether to return the norm of all, by which they are clipped. If
-                it overflows, they are not finite. Defaults to `False`.
+                its square overflows, they are not finite. Defaults to `False`.
         """
         return reference.measure(self, grads, amax, inv_scale, rules, targets, norm)
 
@@ -104,6 +104,19 @@ class Framework:
                 Defaults to `None`: they are not scaled.
         """
         reference.fused_step(self, rules, targets, grads, found, inv_scale)
+
+    def run_masked(self, flag, step):
+        """Runs `step()`, which changes nothing unless `flag`.
+
+        It need not run where it is known, without synchronising, that it would not. A
+        scalar boolean tensor is `flag`.
+        """
+        step()
+
+    def clear(self, variables, flag):
+        """Sets to zero what `Targets.variables` of finite numbers hold, if `flag`."""
+        for v in variables:
+            v.assign(ops.where(flag, ops.zeros_like(v), v))
 
     def run_if(self, finite, step, grads, state):
         """Runs `step(grads)` if `finite`, else leaves `state` as it was.

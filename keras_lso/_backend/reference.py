@@ -19,7 +19,7 @@ def measure(framework, grads, amax, inv_scale, rules, targets, norm):
     finite = framework.sum_over_shards(ops.cast(overflows, "float32")) == 0
     total = norm_of_all(framework.l2_norms(grads)) * inv_scale if norm else None
     if norm:
-        finite = ops.logical_and(finite, ops.isfinite(total))
+        finite = ops.logical_and(finite, ops.isfinite(ops.square(total)))
     return framework.Measurement(
         finite=finite,
         rule_norms=rules and rule_norms(framework, rules, unscaled, targets),

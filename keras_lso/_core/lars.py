@@ -11,6 +11,7 @@ from keras_lso._core.gradients import pair_gradients
 from keras_lso._core.own_optimizer import OwnOptimizer
 from keras_lso._keras_internals.optimizers import (
     index_of,
+    updates_of,
     uses_weight_decay,
     variables_of,
 )
@@ -144,7 +145,7 @@ class LARS(OwnOptimizer):
         if not self.decay:
             return learning_rate
         learning_rate = ops.convert_to_tensor(learning_rate)
-        steps = ops.cast(self.iterations, learning_rate.dtype)
+        steps = ops.cast(updates_of(self), learning_rate.dtype)
         return learning_rate / (1 + self.decay * steps)
 
     def trust_ratios(self, grads, variables=None):

@@ -30,7 +30,7 @@ class Step:
     Args:
         optimizer: The `LossScaleOptimizer`. Its `_choose_step`, where it has one,
             chooses between a fused step and the inner optimizer's own: see
-            `_keras_internals/rules.py`.
+            `_keras_internals/fused_step.py`.
         masters: Its `MasterWeights`.
     """
 
@@ -75,26 +75,18 @@ class Step:
             self._optimizer, grads, plan.variables, plan.is_overwritten, axis_name
         )
         inv_scale = self._scaling.inv_scale(scaled)
-        present, fused = plan.present(grads), plan.fused
-        rules = fused and fused.rules()
-        found = backend.measure(
-            present,
-            amax=self._policy.needs_amax,
-            inv_scale=inv_scale,
-            # The step may re-initialise masters: no norms of theirs before it.
-            rules=None if fused and fused.has_masters else rules,
-            targets=fused and fused.targets,
-            are_alike=are_alike,
-            # Keras makes NaN of gradients whose norm overflows.
-            norm=fused.clips if fused else clips_by_the_norm_of_all(self._inner),
-        )
-        if plan.is_missing is not None and fused:
-            warn_of_missing(self._inner, grads, plan.variables)
-        if fused:
-            factor = fused.clipped(inv_scale, found.norm) if fused.clips else inv_scale
-            fused.update(rules, present, found, factor)
+        present, amax = plan.present(grads), self._policy.needs_amax
+        if plan.fused:
+            if plan.is_missing is not None:
+                warn_of_missing(self._inner, grads, plan.variables)
+            found = plan.fused.take(present, inv_scale, amax, are_alike)
             self._counters.count_applied(found.finite)
         else:
+            # Keras makes NaN of gradients whose norm overflows.
+            clips = clips_by_the_norm_of_all(self._inner)
+            found = backend.measure(
+                present, amax, inv_scale, are_alike=are_alike, norm=clips
+            )
             are_scaled = self._scaling.are_scaled(scaled)
             self._let_inner_update(plan, grads, found.finite, are_scaled)
         if self._counters.overflows is not None:

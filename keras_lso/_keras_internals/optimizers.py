@@ -8,7 +8,7 @@ from keras import ops
 from keras.src.utils.naming import to_snake_case
 
 from keras_lso._backend import backend
-from keras_lso._keras_internals.variables import path_of
+from keras_lso._keras_internals.variables import path_of, read
 
 _TORCH_OPTIMIZERS = "keras.src.backend.torch.optimizers"
 
@@ -75,6 +75,16 @@ def _without_number(name, class_name):
 def iteration_variable(optimizer):
     """Returns the variable that counts the optimizer's applied steps."""
     return optimizer._iterations
+
+
+def updates_of(optimizer):
+    """Returns how often the optimizer has updated its variables, an integer tensor.
+
+    That is `optimizer.iterations`; with accumulation without its copy to the device.
+    """
+    steps = read(iteration_variable(optimizer))
+    count = optimizer.gradient_accumulation_steps
+    return steps // count if count else steps
 
 
 def base_variables_of(optimizer):
@@ -196,6 +206,19 @@ def as_accumulated(optimizer, grads, variables):
 
 def _cast(grad, dtype):
     return backend.map_values(lambda value: ops.cast(value, dtype), grad)
+
+
+def accumulators_of(optimizer, variables=None):
+    """Returns the variables in which an optimizer adds up gradients.
+
+    Args:
+        optimizer: The optimizer, not one that wraps another.
+        variables: List of those whose gradients they are. Defaults to `None`: of all.
+    """
+    accumulators = optimizer._accumulated_gradients
+    if variables is None:
+        return accumulators
+    return [accumulators[index_of(optimizer, v)] for v in variables]
 
 
 def averages_of(optimizer):

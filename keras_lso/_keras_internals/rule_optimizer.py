@@ -10,12 +10,8 @@ from keras_lso._keras_internals.distribution import (
     reduced_gradients,
     shard_slot,
 )
-from keras_lso._keras_internals.rules import (
-    columns_of,
-    fused_step_of,
-    register,
-    registered_rule,
-)
+from keras_lso._keras_internals.fused_step import fused_step_of
+from keras_lso._keras_internals.rules import columns_of, register, registered_rule
 
 
 def steps_by(rule, slots):

@@ -358,6 +358,35 @@ def steps_alike_with_and_without_a_plan(own, reference):
     np.testing.assert_array_equal(*results)
 
 
+@compares("run_masked")
+def runs_what_is_not_masked(own, reference):
+    for flag in (True, False):
+        results = []
+        for run_masked in (own, reference):
+            variable, flags = keras.Variable([1.0, -0.0]), ops.convert_to_tensor(flag)
+
+            def step(variable=variable, flags=flags):
+                variable.assign(ops.where(flags, variable + 1.0, variable))
+
+            assert run_masked(flags, step) is None
+            results.append(np.array(variable.numpy()))
+        assert results[0].tobytes() == results[1].tobytes()
+
+
+@compares("clear")
+def same_zeros(own, reference):
+    for flag in (True, False):
+        results = []
+        for clear in (own, reference):
+            variables = [keras.Variable(v) for v in (RANDOM[0], RANDOM[1][0], -0.0)]
+            stored = storage_of(variables) if clear is own else variables
+            clear(stored, ops.convert_to_tensor(flag))
+            results.append([np.array(v.numpy()) for v in variables])
+        for actual, expected in zip(*results, strict=True):
+            np.testing.assert_array_equal(actual, expected)
+        assert flag is not any(actual.any() for actual in results[0])
+
+
 @compares("run_if")
 def same_whole_step(own, reference):
     for finite in (True, False):

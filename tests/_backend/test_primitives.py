@@ -23,8 +23,9 @@ from keras_lso._backend import backend, rules
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.targets import Targets
+from keras_lso._keras_internals.fused_step import FusedStep
 from keras_lso._keras_internals.optimizers import iteration_variable
-from keras_lso._keras_internals.rules import FusedStep, rule_of
+from keras_lso._keras_internals.rules import rule_of
 from keras_lso._keras_internals.variables import storage_of
 
 # JAX has float64 only where x64 is on; `tensor` skips where it is not.

@@ -133,6 +133,20 @@ def test_a_norm_that_overflows_skips_the_step(name):
     assert np.isnan(ops.convert_to_numpy(theirs[0])).all()
 
 
+@pytest.mark.parametrize("name", ["Adam", *IN_THEIR_OWN_STEP])
+def test_a_norm_that_overflows_once_unscaled_skips_the_step(name):
+    """Squares of gradients of 1e18 are finite; those of 1024 times as large are not."""
+    make = (MAKE | IN_THEIR_OWN_STEP)[name]
+    optimizer = keras_lso.LossScaleOptimizer(
+        make(), initial_scale=2.0**-10, min_scale=2.0**-12
+    )
+    ours = [keras.Variable(np.ones(s, "float32")) for s in SHAPES]
+    optimizer.apply(tensors(gradients(1e18)), ours)
+    assert int(optimizer.skipped_steps) == 1
+    for variable in ours:
+        np.testing.assert_array_equal(ops.convert_to_numpy(variable), 1.0)
+
+
 def test_a_policy_is_told_the_largest_magnitude():
     seen = []
 

@@ -1,6 +1,7 @@
 """The faults, area by area."""
 
 from tools.faults import (
+    accumulation,
     arguments,
     backend_jax,
     backend_tensorflow,
@@ -23,6 +24,7 @@ AREAS = (
     loss_scales,
     loss_scale_optimizer,
     plans,
+    accumulation,
     arguments,
     optimizers,
     rules,

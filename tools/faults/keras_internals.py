@@ -95,13 +95,13 @@ FAULTS = [
     Fault(
         name="Adam's bias correction is a step behind",
         file="keras_lso/_keras_internals/rules.py",
-        old='backend.scalar(iteration_variable(optimizer), "float32") + 1',
-        new='backend.scalar(iteration_variable(optimizer), "float32")',
+        old='backend.scalar(updates_of(optimizer), "float32") + 1',
+        new='backend.scalar(updates_of(optimizer), "float32")',
         tests="tests/test_keras_internals.py::test_a_rule_holds_the_coefficients_of_the_next_step",
     ),
     Fault(
         name="the slots are those of the variables by their place in the step",
-        file="keras_lso/_keras_internals/rules.py",
+        file="keras_lso/_keras_internals/fused_step.py",
         old="[tuple([column[i] for column in columns]) for i in indices]",
         new="[tuple([column[i] for column in columns]) for i in range(len(indices))]",
         tests="tests/test_keras_internals.py::test_the_slots_are_those_of_each_variable_in_any_order",

@@ -1,0 +1,279 @@
+"""The steps of an optimizer that are one pass over memory, and when they are taken.
+
+`Choice` decides, once, between one of them and the optimizer's own step.
+"""
+
+import functools
+import itertools
+
+import keras
+from keras import ops
+
+from keras_lso._backend import backend, rules
+from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.targets import Targets
+from keras_lso._keras_internals.optimizers import (
+    accumulators_of,
+    index_of,
+    iteration_variable,
+)
+from keras_lso._keras_internals.rules import (
+    columns_of,
+    form_of,
+    registration_of,
+    rule_of,
+)
+from keras_lso._keras_internals.variables import hold, read, storage_of
+
+
+class FusedStep:
+    """How an optimizer updates these variables in one pass, as far as it stays.
+
+    Args:
+        rule: Class of `rules.py`.
+        optimizer: The optimizer.
+        grads: List of tensors. No None.
+        variables: List of its trainable variables.
+        stored: List of what a step changes of these: `storage_of(variables)`.
+        low_precision_variables: List, like `variables`, of the variable of each master,
+            and None for what is no master. Defaults to `None`: there are no masters.
+
+    Attributes:
+        slots: List of tuples of variables, in the order of `rule.slots`.
+        clips: Bool. Whether the gradients are to be clipped by their norm.
+        targets: `Targets`, what the step writes.
+    """
+
+    def __init__(
+        self, rule, optimizer, grads, variables, stored, low_precision_variables=None
+    ):
+        registration = registration_of(rule, optimizer)
+        indices = [index_of(optimizer, v) for v in variables]
+        columns = columns_of(rule, optimizer)
+        self.slots = [tuple([column[i] for column in columns]) for i in indices]
+        low = low_precision_variables
+        self._optimizer, self._make = optimizer, registration.make
+        self._treatments = registration.treatments(optimizer, indices)
+        self.clips = bool(optimizer.global_clipnorm)
+        copies = low and [None if v is None else storage_of([v])[0] for v in low]
+        targets = Targets(stored, storage_of(self.slots), copies)
+        plan = backend.plan_step(self._treatments, targets, grads)
+        self.targets = targets._replace(plan=plan)
+        self._written = _flat(Targets(variables, self.slots, low))
+        self._storage = _flat(targets)
+
+    def holds(self):
+        """Whether the variables still hold the tensors that the step would change."""
+        are_same = hold(self._written, self._storage)
+        plan = self.targets.plan
+        return are_same and (plan is None or plan.holds())
+
+    def take(self, grads, inv_scale, amax, are_alike):
+        """Updates the variables, unless the gradients are not finite.
+
+        Args:
+            grads: List of tensors. No None.
+            inv_scale: Float32 scalar tensor, or 1.0, which unscales them.
+            amax: See `Framework.measure`.
+            are_alike: See `Framework.measure`.
+
+        Returns:
+            `Measurement` of the gradients.
+        """
+        rules = self.rules()
+        found = backend.measure(
+            grads,
+            amax,
+            inv_scale,
+            # The step may re-initialise masters: no norms of theirs before it.
+            rules=None if self.targets.copies else rules,
+            targets=self.targets,
+            are_alike=are_alike,
+            norm=self.clips,
+        )
+        factor = self.clipped(inv_scale, found.norm) if self.clips else inv_scale
+        self.update(rules, grads, found, factor)
+        return found
+
+    def rules(self, learning_rate=None):
+        """Returns the rule of each variable, with the coefficients of this step.
+
+        Variables that are treated alike share one.
+
+        Args:
+            learning_rate: Scalar tensor. Defaults to `None`: that of `rate_of`.
+        """
+        if learning_rate is None:
+            learning_rate = rate_of(self._optimizer)
+        made = self._make(self._optimizer, backend.scalar(learning_rate, "float32"))
+        return [made[treatment] for treatment in self._treatments]
+
+    def clipped(self, inv_scale, norm):
+        """Returns what unscales gradients of this norm, and clips them as Keras does.
+
+        Args:
+            inv_scale: Float32 scalar tensor, or 1.0.
+            norm: Float32 scalar tensor, of the unscaled gradients.
+        """
+        limit = self._optimizer.global_clipnorm
+        factor = backend.scalars.clip(1.0 / norm, 0.0, 1.0 / limit)
+        return inv_scale * (limit * factor)
+
+    def update(self, rules, grads, found=None, inv_scale=None):
+        """Updates the variables; see `Framework.fused_step`."""
+        backend.fused_step(rules, self.targets, grads, found, inv_scale)
+
+
+def _flat(targets):
+    """Returns all that a step writes, as one list."""
+    copies = [copy for copy in targets.copies or () if copy is not None]
+    return [*targets.variables, *itertools.chain(*targets.slots), *copies]
+
+
+class AccumulatedStep:
+    """A `FusedStep` with the mean gradient of a window of micro-batches, as in Keras.
+
+    Each micro-batch is unscaled and added to the sums of its window in one pass, unless
+    it overflows. The last of `gradient_accumulation_steps` then updates the variables
+    and clears the sums. Whether it is the last depends on how many were finite, which
+    an accelerator knows: there each one calls all kernels, which write nothing until
+    then.
+
+    Args:
+        step: `FusedStep`, whose gradients are the sums.
+        optimizer: The optimizer.
+        accumulators: List of the variables that hold the sums.
+        sums: List of what the step changes of these: `storage_of(accumulators)`.
+        grads: List of tensors. No None.
+    """
+
+    def __init__(self, step, optimizer, accumulators, sums, grads):
+        self._step, self._optimizer = step, optimizer
+        self._accumulators = accumulators
+        # To add is to descend, at a rate of -1.
+        self._adding = [rules.SGD(learning_rate=-1.0)] * len(sums)
+        targets = Targets(sums, [()] * len(sums))
+        plan = backend.plan_step([None] * len(sums), targets, grads)
+        self._sums = targets._replace(plan=plan)
+
+    def holds(self):
+        """Whether the variables still hold the tensors that the step would change."""
+        plan = self._sums.plan
+        return (
+            self._step.holds()
+            and hold(self._accumulators, self._sums.variables)
+            and (plan is None or plan.holds())
+        )
+
+    def take(self, grads, inv_scale, amax, are_alike):
+        """Adds a micro-batch, and updates the variables if it is the last of a window.
+
+        For the arguments and what is returned see `FusedStep.take`.
+        """
+        count = self._optimizer.gradient_accumulation_steps
+        found = backend.measure(
+            grads,
+            amax,
+            # So that neither the sum of so many nor its norm can overflow, whatever is
+            # lost to rounding.
+            inv_scale * (2 * count),
+            targets=self._sums,
+            are_alike=are_alike,
+            norm=self._step.clips,
+        )
+        backend.fused_step(self._adding, self._sums, grads, found, inv_scale)
+        applied = read(iteration_variable(self._optimizer))
+        is_last = backend.scalars.logical_and(found.finite, (applied + 1) % count == 0)
+        backend.run_masked(is_last, functools.partial(self._update, is_last, count))
+        return found
+
+    def _update(self, is_last, count):
+        step, sums = self._step, self._sums.variables
+        factor = backend.scalar(1.0 / count, "float32")
+        if step.clips:
+            norm = backend.measure(
+                sums, inv_scale=factor, targets=step.targets, are_alike=True, norm=True
+            ).norm
+            factor = step.clipped(factor, norm)
+        step.update(step.rules(), sums, Measurement(is_last), factor)
+        backend.clear(sums, is_last)
+
+
+# --- Which one is taken -------------------------------------------------------------
+
+
+class Choice:
+    """Which step an optimizer makes, and whether it would be chosen again.
+
+    Args:
+        optimizer: The optimizer.
+        grads: List of tensors. No None.
+        variables: List of the variables that they belong to.
+        low_precision_variables: See `FusedStep`.
+
+    Attributes:
+        fused: `FusedStep` or `AccumulatedStep`, None if the optimizer's own step is
+            better.
+    """
+
+    def __init__(self, optimizer, grads, variables, low_precision_variables=None):
+        self._optimizer, self._form = optimizer, form_of(optimizer)
+        accumulates = optimizer.gradient_accumulation_steps
+        self.fused = (_accumulated_step_of if accumulates else fused_step_of)(
+            rule_of(optimizer, variables),
+            optimizer,
+            grads,
+            variables,
+            low_precision_variables,
+        )
+
+    def holds(self):
+        """Whether the choice would be the same, for the same gradients."""
+        is_same = form_of(self._optimizer) == self._form
+        return is_same and (self.fused is None or self.fused.holds())
+
+
+def fused_step_of(rule, optimizer, grads, variables, low_precision_variables=None):
+    """Returns the optimizer's `FusedStep`, None if its own step is better.
+
+    Args:
+        rule: Class of `rules.py`, or None.
+        optimizer: See `FusedStep`.
+        grads: See `FusedStep`.
+        variables: See `FusedStep`.
+        low_precision_variables: See `FusedStep`.
+    """
+    if rule is None:
+        return None
+    stored = storage_of(variables)
+    if not backend.fused_step_takes(rule, stored, grads):
+        return None
+    return FusedStep(rule, optimizer, grads, variables, stored, low_precision_variables)
+
+
+def _accumulated_step_of(rule, optimizer, grads, variables, low_precision_variables):
+    """Returns the optimizer's `AccumulatedStep`, None if its own step is better."""
+    accumulators = accumulators_of(optimizer, variables)
+    # A window that a variable has no gradient in clears its sum nevertheless.
+    if rule is None or len(accumulators) < len(accumulators_of(optimizer)):
+        return None
+    sums = storage_of(accumulators)
+    if not backend.fused_step_takes(rules.SGD, sums, grads):
+        return None
+    step = fused_step_of(rule, optimizer, sums, variables, low_precision_variables)
+    return step and AccumulatedStep(step, optimizer, accumulators, sums, grads)
+
+
+def rate_of(optimizer):
+    """Returns the learning rate of this step, a scalar tensor computed on the device.
+
+    It may be a variable, a schedule, or a callable that returns a number.
+    """
+    if isinstance(optimizer._learning_rate, keras.Variable):
+        return optimizer.learning_rate
+
+    def rate():
+        return ops.convert_to_tensor(optimizer.learning_rate)
+
+    steps = ops.convert_to_tensor(iteration_variable(optimizer))
+    return backend.without_host(rate, near=steps)

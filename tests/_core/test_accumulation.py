@@ -1,0 +1,277 @@
+"""`gradient_accumulation_steps` of the inner optimizer, in steps in one pass.
+
+Keras's own optimizer, fed with the micro-batches that are finite, is the judge.
+"""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+from keras_lso._backend import backend
+from keras_lso._keras_internals.fused_step import AccumulatedStep
+
+K = keras.optimizers
+BACKEND = keras.backend.backend()
+SCALE = 1024.0
+# More elements than are added up one by one, in tensors small and large.
+SHAPES = [(3,), (2, 2), (200, 100)]
+MAKE = {
+    "SGD": K.SGD,
+    "momentum": lambda rate, **k: K.SGD(rate, momentum=0.9, **k),
+    "AdamW": K.AdamW,
+    "Lion": K.Lion,
+    "RMSprop": K.RMSprop,
+    "LARS": lambda rate, **k: keras_lso.LARS(rate, eeta=0.5, **k),
+    "NovoGrad": keras_lso.NovoGrad,
+}
+# On JAX the steps are Keras's own, which eager JAX compiles one by one.
+each = pytest.mark.parametrize("name", ["LARS"] if BACKEND == "jax" else MAKE)
+
+
+class Pair:
+    """Our optimizer and Keras's, each with variables of its own."""
+
+    def __init__(self, name, count=3, dtype="float32", scale=SCALE, **options):
+        self.random = np.random.default_rng(1)
+        start = [self.random.normal(size=s) for s in SHAPES]
+        self.ours, self.theirs = (
+            [keras.Variable(w.astype(dtype).astype(d), dtype=d) for w in start]
+            for d in (dtype, "float32")
+        )
+        options["gradient_accumulation_steps"] = count
+        self.inner = MAKE[name](0.125, **options)
+        self.optimizer = keras_lso.LossScaleOptimizer(
+            MAKE[name](0.125, **options), initial_scale=scale
+        )
+        self.optimizer.build(self.ours)
+
+    def gradients(self, size=1.0):
+        return [(self.random.normal(size=s) * size).astype("float32") for s in SHAPES]
+
+    def apply(self, grads, dtype="float32"):
+        scale = float(self.optimizer.loss_scale)
+        scaled = [(g * scale).astype(dtype) for g in grads]
+        self.optimizer.apply([ops.convert_to_tensor(g) for g in scaled], self.ours)
+
+    def apply_to_keras(self, grads):
+        self.inner.apply([ops.convert_to_tensor(g) for g in grads], self.theirs)
+
+    def step(self, size=1.0):
+        grads = self.gradients(size)
+        self.apply(grads)
+        self.apply_to_keras(grads)
+
+    def state(self):
+        return [*self.ours, *self.optimizer.inner_optimizer.variables]
+
+    def assert_alike(self, rtol=2e-6):
+        """Weights, slots, sums and the count of micro-batches."""
+        expected = [*self.theirs, *self.inner.variables]
+        for ours, theirs in zip(self.state(), expected, strict=True):
+            a, b = map(ops.convert_to_numpy, (ours, theirs))
+            atol = rtol * np.abs(b).max(initial=0)
+            np.testing.assert_allclose(a, b, rtol=0, atol=atol, err_msg=ours.path)
+
+
+def is_fused(optimizer):
+    return isinstance(optimizer._step._plan.fused, AccumulatedStep)
+
+
+def bits(variables):
+    return [np.array(ops.convert_to_numpy(v)).tobytes() for v in variables]
+
+
+@each
+@pytest.mark.parametrize("count", [2, 3])
+def test_windows_are_those_of_keras(name, count):
+    pair = Pair(name, count)
+    for _ in range(2 * count + 1):
+        pair.step()
+        pair.assert_alike()
+    # Elsewhere nothing is gained: XLA fuses the optimizer's own step with the check.
+    assert is_fused(pair.optimizer) is (BACKEND != "jax")
+
+
+def test_a_window_of_a_power_of_two_has_keras_s_bits():
+    pair = Pair("SGD", 4)
+    for _ in range(9):
+        pair.step()
+    if BACKEND == "torch":
+        assert bits(pair.ours) == bits(pair.theirs)
+    pair.assert_alike(2e-7)
+
+
+@each
+@pytest.mark.parametrize("bad", [np.inf, np.nan])
+def test_a_micro_batch_that_overflows_is_dropped_whole(name, bad):
+    """The first of a window, the one in the middle, and the one that would end it."""
+    pair = Pair(name)
+    for number in range(9):
+        if number in (0, 4, 8):
+            grads = pair.gradients()
+            grads[2][7, 5] = bad
+            before = bits(pair.state())
+            pair.apply(grads)
+            assert bits(pair.state()) == before
+        pair.step()
+        pair.assert_alike()
+    assert int(pair.optimizer.skipped_steps) == 3
+
+
+CLIPPED = {"momentum", "AdamW", "Lion"}
+
+
+@pytest.mark.parametrize("name", ["momentum"] if BACKEND == "jax" else sorted(CLIPPED))
+def test_the_mean_is_clipped_and_not_its_parts(name):
+    pair = Pair(name, global_clipnorm=0.5)
+    # The mean of three is shorter than the limit in the first window alone.
+    for size in (1e-3,) * 3 + (1.0,) * 6:
+        pair.step(size)
+        pair.assert_alike(8e-6)
+
+
+def test_the_limit_and_the_window_are_read_at_each_step():
+    pair = Pair("momentum", global_clipnorm=0.5)
+    for limit, count in [(0.5, 3), (2.0, 3), (0.125, 3), (0.25, 2), (0.25, 2)]:
+        for optimizer in (pair.optimizer.inner_optimizer, pair.inner):
+            optimizer.global_clipnorm = limit
+            optimizer.gradient_accumulation_steps = count
+        pair.step()
+        pair.assert_alike(8e-6)
+
+
+@each
+def test_float16_variables_have_sums_in_float32(name):
+    pair = Pair(name, dtype="float16")
+    for _ in range(6):
+        grads = [g.astype("float16").astype("float32") for g in pair.gradients()]
+        pair.apply(grads, "float16")
+        pair.apply_to_keras(grads)
+    for ours, theirs in zip(pair.ours, pair.theirs, strict=True):
+        a, b = (ops.convert_to_numpy(v).astype("float32") for v in (ours, theirs))
+        # Half a unit in the last place of a float16.
+        np.testing.assert_allclose(a, b, rtol=2.0**-11, atol=1e-7)
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="Keras's own step adds them up there")
+@pytest.mark.parametrize("limit", [None, 1.0])
+def test_no_sum_overflows(limit):
+    """A third of float32's largest number is finite, and so large that four are not."""
+    pair = Pair("momentum", 4, scale=1.0, global_clipnorm=limit)
+    pair.step()
+    before = bits(pair.state())
+    for size in (np.finfo("float32").max / 3, np.finfo("float32").max / 4):
+        pair.apply([np.full(s, size, "float32") for s in SHAPES])
+        assert bits(pair.state()) == before
+    assert int(pair.optimizer.skipped_steps) == 2
+    for _ in range(3):
+        pair.step()
+    pair.assert_alike(8e-6)
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="Keras's own step adds them up there")
+def test_no_norm_of_a_sum_overflows():
+    """Squares of each gradient are finite, those of three added up would not be."""
+    pair = Pair("momentum", 3, global_clipnorm=1.0, scale=1.0)
+    large = [np.zeros(s, "float32") for s in SHAPES]
+    large[0][:] = 9e18
+    before = bits(pair.state())
+    for _ in range(3):
+        pair.apply(large)
+    assert bits(pair.state()) == before
+    # What passes adds up to a finite norm.
+    large[0][:] = 1e18
+    for _ in range(3):
+        pair.optimizer.apply(
+            [ops.convert_to_tensor(g) for g in large], pair.ours, scaled=False
+        )
+    assert int(pair.optimizer.iterations) == 1
+    assert all(np.isfinite(ops.convert_to_numpy(v)).all() for v in pair.ours)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_a_variable_without_a_gradient_leaves_it_to_keras():
+    pair = Pair("momentum")
+    for missing in (None, 1, None, 0, None, 2, None):
+        grads = pair.gradients()
+        ours, theirs = ([*map(ops.convert_to_tensor, grads)] for _ in "ab")
+        if missing is not None:
+            ours[missing] = theirs[missing] = None
+        pair.optimizer.apply(ours, pair.ours, scaled=False)
+        pair.inner.apply(theirs, pair.theirs)
+        pair.assert_alike()
+
+
+def test_a_part_of_the_variables_leaves_it_to_keras():
+    pair = Pair("momentum")
+    pair.inner.build(pair.theirs)
+    for part in (3, 2, 3, 1, 3, 3):
+        grads = [ops.convert_to_tensor(g) for g in pair.gradients()[:part]]
+        pair.optimizer.apply(list(grads), pair.ours[:part], scaled=False)
+        pair.inner.apply(list(grads), pair.theirs[:part])
+        pair.assert_alike()
+
+
+def test_no_gradient_is_written():
+    pair = Pair("AdamW")
+    for _ in range(4):
+        grads = [ops.convert_to_tensor(g) for g in pair.gradients()]
+        before = bits(grads)
+        pair.optimizer.apply(grads, pair.ours)
+        assert bits(grads) == before
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="Only PyTorch's tensors change in place")
+def test_sums_that_are_other_tensors_now_are_found():
+    pair = Pair("momentum")
+    pair.step()
+    for optimizer in (pair.optimizer.inner_optimizer, pair.inner):
+        for accumulator in optimizer._accumulated_gradients:
+            accumulator._value = accumulator._value.clone()
+    for _ in range(5):
+        pair.step()
+        pair.assert_alike()
+    for optimizer in (pair.optimizer.inner_optimizer, pair.inner):
+        for accumulator in optimizer._accumulated_gradients:
+            accumulator._value.data = accumulator._value.data.clone()
+    for _ in range(3):
+        pair.step()
+        pair.assert_alike()
+    for optimizer in (pair.optimizer.inner_optimizer, pair.inner):
+        for accumulator in optimizer._accumulated_gradients[1:]:
+            # The same elements, in another order in memory.
+            accumulator._value.data = accumulator._value.data.T.contiguous().T
+    for _ in range(4):
+        pair.step()
+        pair.assert_alike()
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="Elsewhere a step is compiled")
+def test_the_host_stops_where_a_window_goes_on(monkeypatch):
+    pair = Pair("momentum")
+    pair.step()
+    taken = []
+    monkeypatch.setattr(backend, "clear", lambda *args: taken.append(args))
+    pair.step()
+    assert not taken
+    pair.step()
+    assert taken
+
+
+def test_stateless_steps():
+    if BACKEND == "tensorflow":
+        pytest.skip("Keras has no `stateless_apply` on TensorFlow")
+    pair, twin = Pair("AdamW"), Pair("AdamW")
+    weights = [v.value for v in pair.ours]
+    state = [v.value for v in pair.optimizer.variables]
+    for _ in range(7):
+        grads = [ops.convert_to_tensor(g) for g in pair.gradients()]
+        kept = bits([*weights, *state])
+        new_weights, new_state = pair.optimizer.stateless_apply(state, grads, weights)
+        assert bits([*weights, *state]) == kept
+        weights, state = new_weights, new_state
+        twin.optimizer.apply([ops.copy(g) for g in grads], twin.ours)
+    assert bits(weights) == bits(twin.ours)
+    assert bits(state) == bits(twin.optimizer.variables)

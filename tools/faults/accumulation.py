@@ -1,0 +1,117 @@
+"""Faults of accumulation: micro-batches that are added up, and windows that end."""
+
+from tools.faults.fault import Fault
+
+_STEP = "keras_lso/_keras_internals/fused_step.py"
+_TESTS = "tests/_core/test_accumulation.py"
+
+FAULTS = [
+    Fault(
+        name="a micro-batch that overflows is added up",
+        file=_STEP,
+        old="backend.fused_step(self._adding, self._sums, grads, found, inv_scale)",
+        new="backend.fused_step(self._adding, self._sums, grads, None, inv_scale)",
+        tests=_TESTS,
+    ),
+    Fault(
+        name="a micro-batch that overflows ends a window",
+        file=_STEP,
+        old="backend.scalars.logical_and(found.finite, (applied + 1) % count == 0)",
+        new="(applied + 1) % count == 0",
+        tests=_TESTS,
+    ),
+    Fault(
+        name="the sum of a window may overflow",
+        file=_STEP,
+        old="            inv_scale * (2 * count),\n",
+        new="            inv_scale,\n",
+        tests=f"{_TESTS}::test_no_sum_overflows",
+    ),
+    Fault(
+        name="the next window starts with the sums of the last",
+        file=_STEP,
+        old="        backend.clear(sums, is_last)\n",
+        new="",
+        tests=f"{_TESTS}::test_windows_are_those_of_keras",
+    ),
+    Fault(
+        name="the sum of a variable without a gradient outlives its window",
+        file=_STEP,
+        old="if rule is None or len(accumulators) < len(accumulators_of(optimizer)):",
+        new="if rule is None:",
+        tests=_TESTS,
+    ),
+    Fault(
+        name="micro-batches are added to what the sums were",
+        file=_STEP,
+        old="            and hold(self._accumulators, self._sums.variables)\n",
+        new="",
+        tests=f"{_TESTS}::test_sums_that_are_other_tensors_now_are_found",
+    ),
+    Fault(
+        name="micro-batches are added up in the order that sums had in memory",
+        file=_STEP,
+        old="self._sums.variables)\n            and (plan is None or plan.holds())",
+        new="self._sums.variables)",
+        tests=f"{_TESTS}::test_sums_that_are_other_tensors_now_are_found",
+    ),
+    Fault(
+        name="the bias correction of Adam counts micro-batches",
+        file="keras_lso/_keras_internals/optimizers.py",
+        old="return steps // count if count else steps",
+        new="return steps",
+        tests=f"{_TESTS}::test_windows_are_those_of_keras",
+    ),
+    Fault(
+        name="the host goes through the end of each window",
+        file="keras_lso/_backend/_torch_sharded_step.py",
+        old="if not is_on_host(flag) or flag:",
+        new="if True:",
+        tests=f"{_TESTS}::test_the_host_stops_where_a_window_goes_on",
+    ),
+    Fault(
+        name="sums are cleared though the window goes on",
+        file="keras_lso/_backend/_torch_sharded_step.py",
+        old="if found_inf is not None or flag:",
+        new="if True:",
+        tests="tests/_backend/test_framework.py",
+    ),
+    Fault(
+        name="on TensorFlow sums are cleared though the window goes on",
+        file="keras_lso/_backend/_tensorflow.py",
+        old="_assign_here(v, tf.where(flag, tf.zeros_like(v), v))",
+        new="_assign_here(v, tf.zeros_like(v))",
+        tests="tests/_backend/test_framework.py",
+        backend="tensorflow",
+    ),
+    Fault(
+        name="the norm of unscaled gradients may overflow",
+        file="keras_lso/_backend/_torch_measure.py",
+        old="Measurement(total.square() < torch.inf,",
+        new="Measurement(total < torch.inf,",
+        tests="tests/_core/test_clipping.py",
+    ),
+    Fault(
+        name="on TensorFlow the norm of unscaled gradients may overflow",
+        file="keras_lso/_backend/_tf_measure.py",
+        old="finite = tf.math.is_finite(tf.square(total))",
+        new="finite = tf.math.is_finite(total)",
+        tests="tests/_core/test_clipping.py",
+        backend="tensorflow",
+    ),
+    Fault(
+        name="on JAX the norm of unscaled gradients may overflow",
+        file="keras_lso/_backend/_jax_measure.py",
+        old="finite = jnp.isfinite(jnp.square(total))",
+        new="finite = jnp.isfinite(total)",
+        tests="tests/_core/test_clipping.py",
+        backend="jax",
+    ),
+    Fault(
+        name="the reference hands a rule its slots in another order",
+        file="keras_lso/_backend/targets.py",
+        old="return [(variable, *slots) for variable, slots in pairs]",
+        new="return [(variable, *reversed(slots)) for variable, slots in pairs]",
+        tests="tests/_backend/test_framework.py tests/_backend/test_primitives.py",
+    ),
+]
