@@ -253,9 +253,11 @@ def fused_step_of(rule, optimizer, grads, variables, low_precision_variables=Non
 
 def _accumulated_step_of(rule, optimizer, grads, variables, low_precision_variables):
     """Returns the optimizer's `AccumulatedStep`, None if its own step is better."""
+    if rule is None:
+        return None
     accumulators = accumulators_of(optimizer, variables)
     # A window that a variable has no gradient in clears its sum nevertheless.
-    if rule is None or len(accumulators) < len(accumulators_of(optimizer)):
+    if len(accumulators) < len(accumulators_of(optimizer)):
         return None
     sums = storage_of(accumulators)
     if not backend.fused_step_takes(rules.SGD, sums, grads):

@@ -37,6 +37,10 @@ OPTIMIZERS = {
     "RMSprop": lambda: keras.optimizers.RMSprop(0.1, weight_decay=0.1),
     "Adagrad": lambda: keras.optimizers.Adagrad(0.1),
     "AdamW, clipped": lambda: AdamW(0.1, global_clipnorm=1.0),
+    "AdamW, clipped, of 4": lambda: AdamW(
+        0.1, global_clipnorm=1.0, gradient_accumulation_steps=4
+    ),
+    "LARS, of 4": lambda: keras_lso.LARS(0.1, gradient_accumulation_steps=4),
     "LARS": lambda: keras_lso.LARS(0.1, weight_decay_rate=0.1),
     "LARS, popular": lambda: keras_lso.LARS(0.1, classic_momentum=False, momentum=0.0),
     "NovoGrad": lambda: keras_lso.NovoGrad(0.1),
