@@ -16,6 +16,8 @@ import keras_lso
 from integration_tests.keras_optimizers import keras_optimizers
 from keras_lso import LossScaleOptimizer
 
+pytestmark = pytest.mark.in_turn
+
 
 def multi_optimizer(default, of_biases):
     if not hasattr(keras.optimizers, "MultiOptimizer"):

@@ -34,7 +34,10 @@ from keras_lso.mixed_precision import load_optimizer_state
 pytest.importorskip("h5py")
 
 # Keras's own, where it writes one.
-pytestmark = pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5")
+pytestmark = [
+    pytest.mark.in_turn,
+    pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5"),
+]
 
 STEPS = 10
 # Each step rounds the slots and the weights to float32 a few times, at 6e-8 of the
@@ -656,6 +659,7 @@ def test_a_file_of_keras_3_is_refused(ending, with_state, tmp_path):
 @pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="a checkpoint of TensorFlow"
 )
+@pytest.mark.default_backend("tensorflow")
 def test_a_checkpoint_of_keras_3_is_refused(with_state, tmp_path):
     import tensorflow as tf
 

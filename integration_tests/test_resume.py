@@ -23,6 +23,8 @@ import keras_lso
 from keras_lso import LossScaleOptimizer
 from keras_lso.loss_scales import DynamicLossScale, LogMaxLossScale
 
+pytestmark = pytest.mark.in_turn
+
 BATCHES = 4
 
 
@@ -343,6 +345,7 @@ def test_a_float32_run_goes_on_in_float16(dtype, bare_run):
     keras.backend.backend() != "tensorflow",
     reason="tf.train.Checkpoint tracks TensorFlow variables only",
 )
+@pytest.mark.default_backend("tensorflow")
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("run", ["default", "hysteresis"])
 @pytest.mark.parametrize("restore_first", [False, True], ids=["built", "not built"])

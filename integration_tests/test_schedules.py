@@ -19,6 +19,8 @@ from keras import ops
 import keras_lso
 from keras_lso import schedules
 
+pytestmark = pytest.mark.in_turn
+
 EPSILON = float(np.finfo("float32").eps)
 STEPS = 40
 

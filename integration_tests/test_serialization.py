@@ -24,6 +24,8 @@ import keras_lso
 from keras_lso import LossScaleOptimizer
 from keras_lso.loss_scales import DynamicLossScale, LogMaxLossScale, LossScale
 
+pytestmark = pytest.mark.in_turn
+
 INNER_CLASSES = sorted(
     name
     for name, cls in vars(keras.optimizers).items()

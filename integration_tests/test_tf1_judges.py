@@ -16,7 +16,7 @@ STEPS = 300
 # Our bounds, wide enough for every step here, but for TF1's floor.
 BOUNDS = dict(min_scale=1.0, max_scale=2.0**127)
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.in_turn]
 
 
 def number(value):

@@ -2,7 +2,8 @@
 
 Where a backend takes the reference's function as its own, say, a test of both would
 compare it with itself. And of the combinations of an `exhaustive` test the few that are
-run stand for the others: one that is skipped would leave its values to nobody.
+run stand for the others: one that is skipped would leave its values to nobody. So would
+one of an `in_turn` test that is skipped under the backend whose turn it is.
 """
 
 import collections
@@ -47,9 +48,13 @@ def identity(value):
 # Of each `exhaustive` test: the cases that were skipped, and whether others were not.
 SKIPPED: dict = collections.defaultdict(list)
 RUN = set()
+SKIPPED_IN_TURN = []
 
 
 def pytest_runtest_logreport(report):
+    is_expected = hasattr(report, "wasxfail")
+    if report.skipped and not is_expected and "in_turn" in report.keywords:
+        SKIPPED_IN_TURN.append(report.nodeid)
     if "exhaustive" not in report.keywords or "[" not in report.nodeid:
         return
     test = report.nodeid.split("[")[0]
@@ -60,8 +65,9 @@ def pytest_runtest_logreport(report):
 
 
 def left_to_nobody():
-    """Returns the skipped cases of tests of which other cases were run."""
-    return [case for test, cases in SKIPPED.items() if test in RUN for case in cases]
+    """Returns the skipped cases that stand for others, or whose turn it was."""
+    exhaustive = [cases for test, cases in SKIPPED.items() if test in RUN]
+    return list(dict.fromkeys([*SKIPPED_IN_TURN, *sum(exhaustive, [])]))
 
 
 def pytest_sessionfinish(session):
@@ -74,8 +80,9 @@ def pytest_terminal_summary(terminalreporter, config):
     if cases and not config.getoption("full"):
         terminalreporter.section("skipped, and left to nobody", red=True)
         terminalreporter.line(
-            "These are `exhaustive` and stand for other combinations of their values. "
-            "Leave values that the backend has not out of the parametrisation."
+            "These are `exhaustive` and stand for other combinations of their values, "
+            "or `in_turn` and run under no other backend. Leave values that the "
+            "backend has not out of the parametrisation, or take the mark away."
         )
         for case in cases:
             terminalreporter.line(f"  {case}")

@@ -1,9 +1,10 @@
 """Which tests `make test` leaves to `make test-full`, which gives `--full`.
 
-Four marks tell: `exhaustive`, one of many combinations of arguments, of which some are
+Five marks tell: `exhaustive`, one of many combinations of arguments, of which some are
 enough to see each value; `full`, too slow for every change; `one_backend`, which
-depends on no backend; and `default_backend("jax")`, a long program that is for each of
-them, and that `make test` runs under the one that it names.
+depends on no backend; `default_backend("jax")`, a long program that is for each of
+them, and that `make test` runs under the one that it names; and `in_turn`, one of many
+cases that are alike on all backends, of which `make test` runs each under one.
 """
 
 import os
@@ -14,6 +15,7 @@ import keras
 
 # The quickest to import, and it compiles nothing.
 THE_ONE_BACKEND = "torch"
+TURNS = ("tensorflow", "jax", "torch")
 
 
 # How the programs that tests start are told of `--full`.
@@ -42,13 +44,22 @@ def pytest_collection_modifyitems(config, items):
     if config.getoption("full"):
         return
     left_out = combinations_left_out(items)
+    left = [item for item in items if item not in left_out]
+    turns = turns_of(left)
     named = {arg.split("[")[0] for arg in config.args if "::" in arg}
     for item in items:
         is_named = item.nodeid.split("[")[0] in named
-        if not is_named and is_for_another_run(item, keras.backend.backend()):
+        backend = keras.backend.backend()
+        is_for_another = turns.get(item, backend) != backend
+        if not is_named and (is_for_another or is_for_another_run(item, backend)):
             left_out.add(item)
     config.hook.pytest_deselected(items=[i for i in items if i in left_out])
     items[:] = [item for item in items if item not in left_out]
+
+
+def is_for_one_backend(item):
+    """Whether a mark says under which backend the test runs."""
+    return any(map(item.get_closest_marker, ("one_backend", "default_backend")))
 
 
 def is_for_another_run(item, backend):
@@ -57,6 +68,20 @@ def is_for_another_run(item, backend):
     if named := item.get_closest_marker("default_backend"):
         return named.args[0] != backend
     return bool(item.get_closest_marker("one_backend")) and backend != THE_ONE_BACKEND
+
+
+def turns_of(items):
+    """Returns under which backend each case of an `in_turn` test runs, a dict."""
+    cases = defaultdict(list)
+    for item in items:
+        if item.get_closest_marker("in_turn") and not is_for_one_backend(item):
+            cases[item.parent.nodeid, item.originalname].append(item)
+    turns = {}
+    for (_, name), alike in cases.items():
+        first = zlib.crc32(name.encode())
+        for number, item in enumerate(alike, start=first):
+            turns[item] = TURNS[number % len(TURNS)]
+    return turns
 
 
 def combinations_left_out(items):

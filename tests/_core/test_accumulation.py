@@ -26,8 +26,9 @@ MAKE = {
     "LARS": lambda rate, **k: keras_lso.LARS(rate, eeta=0.5, **k),
     "NovoGrad": keras_lso.NovoGrad,
 }
-# On JAX the steps are Keras's own, which eager JAX compiles one by one.
 each = pytest.mark.parametrize("name", ["LARS"] if BACKEND == "jax" else MAKE)
+# The steps are Keras's own there, which eager JAX compiles one by one.
+pytestmark = [pytest.mark.full] if BACKEND == "jax" else []
 
 
 @pytest.fixture(params=["host", "accelerator"] if BACKEND == "torch" else ["host"])

@@ -1,5 +1,6 @@
 """What the marks leave to `make test-full`, and what they must not."""
 
+import collections
 import itertools
 import types
 
@@ -38,6 +39,19 @@ def test_every_value_of_every_argument_is_left():
     assert len(chosen) == 5
     # One alone, as when it is asked for by its name, stays.
     assert rings.combinations_left_out(items[7:8]) == set()
+
+
+def test_cases_that_run_in_turn_are_shared_out():
+    items = [Item(pytest.mark.in_turn, a=i) for i in range(7)]
+    others = Item(a=7), Item(ANY, pytest.mark.in_turn), Item(JAX, pytest.mark.in_turn)
+    turns = rings.turns_of([*items, *others])
+    assert list(turns) == items
+    counts = collections.Counter(turns.values())
+    assert set(counts) == {"tensorflow", "jax", "torch"}
+    assert sorted(counts.values()) == [2, 2, 3]
+    # The next case is for the next backend, and the same in each run.
+    assert [turns[item] for item in items[3:]] == [turns[item] for item in items[:4]]
+    assert rings.turns_of(items) == turns
 
 
 @pytest.mark.parametrize(
