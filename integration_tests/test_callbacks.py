@@ -8,6 +8,8 @@ from tensorboard.util import tensor_util
 
 import keras_lso
 
+pytestmark = pytest.mark.in_turn
+
 
 def make_optimizer(**inner):
     return keras_lso.LossScaleOptimizer(

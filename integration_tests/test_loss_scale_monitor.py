@@ -13,6 +13,8 @@ from tensorboard.util import tensor_util
 import keras_lso
 from keras_lso.callbacks import LossScaleMonitor
 
+pytestmark = pytest.mark.in_turn
+
 
 def compile_model(model, **arguments):
     inner = keras.optimizers.SGD(0.01, momentum=0.5)

@@ -15,6 +15,8 @@ from keras_lso.compat.open_seq2seq import (
     optimize_loss,
 )
 
+pytestmark = pytest.mark.in_turn
+
 # --- Convergence ------------------------------------------------------------------
 
 

@@ -18,6 +18,8 @@ import pytest
 import keras_lso
 from integration_tests.written_before import write
 
+pytestmark = pytest.mark.in_turn
+
 HERE = pathlib.Path(__file__).with_name("written_before")
 VERSIONS = sorted(path.parent.name for path in HERE.glob("*/schedules.json"))
 FILES = sorted(path for path in HERE.glob("*/*.keras"))
@@ -85,6 +87,7 @@ def test_training_goes_on_from_a_file(path):
 @pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="checkpoints are TensorFlow's"
 )
+@pytest.mark.default_backend("tensorflow")
 @pytest.mark.parametrize(
     "path", sorted(HERE.glob("*/*.checkpoint.index")), ids=lambda p: p.parent.name
 )
