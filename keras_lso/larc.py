@@ -6,7 +6,7 @@ It is apart from `_core/`, since no other optimizer needs it.
 import keras
 from keras import ops
 
-from keras_lso._backend import backend, rules
+from keras_lso._backend import backend, layer_rules
 from keras_lso._checks import check_config, check_rate
 from keras_lso._config_dicts import read_object
 from keras_lso._core.arguments import check_optimizer
@@ -232,7 +232,7 @@ class LARC(Wrapper):
 
     def _ratios(self, g_norms, w_norms):
         rate = ops.cast(self._rate(), "float32") if self.mode == CLIP else None
-        trust_ratio = rules.TrustRatio(self.eta, self.epsilon)
+        trust_ratio = layer_rules.TrustRatio(self.eta, self.epsilon)
         ratios = trust_ratio.quotient(g_norms, w_norms, learning_rate=rate)
         # A tensor: Keras may convert numbers to `floatx`, which may be float16.
         lowest = ops.convert_to_tensor(self.min_update, "float32")

@@ -6,13 +6,13 @@ documentation, and adds the methods that code for tf.keras and the Model Garden 
 
 import keras
 
-from keras_lso._backend import rules
+from keras_lso._backend import layer_rules
 from keras_lso._core import lars as core
 from keras_lso._keras_internals.rule_optimizer import steps_by
 from keras_lso._tf_keras.methods import TFKerasMethods
 
 
-@steps_by(rules.LARS, slots=("momentums",))
+@steps_by(layer_rules.LARS, slots=("momentums",))
 @keras.saving.register_keras_serializable("keras_lso", name="LARS")
 class LARS(TFKerasMethods, core.LARS):
     """Optimizer that gives each layer a learning rate of its own.

@@ -6,13 +6,13 @@ documentation, and adds the methods that code for tf.keras calls.
 
 import keras
 
-from keras_lso._backend import rules
+from keras_lso._backend import layer_rules
 from keras_lso._core import novograd as core
 from keras_lso._keras_internals.rule_optimizer import steps_by
 from keras_lso._tf_keras.methods import TFKerasMethods
 
 
-@steps_by(rules.NovoGrad, slots=("momentums", "second_moments"))
+@steps_by(layer_rules.NovoGrad, slots=("momentums", "second_moments"))
 @keras.saving.register_keras_serializable("keras_lso", name="NovoGrad")
 class NovoGrad(TFKerasMethods, core.NovoGrad):
     """Optimizer that divides the gradient of each layer by its average norm.

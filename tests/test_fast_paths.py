@@ -35,6 +35,8 @@ OPTIMIZERS = {
     ),
     "adam": keras.optimizers.Adam,
     "adamw": keras.optimizers.AdamW,
+    "nadam": keras.optimizers.Nadam,
+    "adamax": keras.optimizers.Adamax,
     "lion": keras.optimizers.Lion,
     "rmsprop": keras.optimizers.RMSprop,
     "adagrad": keras.optimizers.Adagrad,

@@ -33,7 +33,8 @@ def test_every_optimizer_is_listed_with_its_step():
         found
     )
     fast = {name for name, step in found.items() if step.startswith("one pass")}
-    rules = {"SGD", "SGD, momentum", "Adam", "AdamW", "Lion", "RMSprop", "Adagrad"}
+    rules = {"SGD", "SGD, momentum", "Adam", "AdamW", "Nadam", "Adamax", "Lion"}
+    rules |= {"RMSprop", "Adagrad"}
     with_norms = {"keras_lso.LARS", "keras_lso.NovoGrad"}
     # `run_if` is as fast on JAX, for all of them.
     expected = with_norms if keras.backend.backend() == "jax" else rules | with_norms

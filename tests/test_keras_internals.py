@@ -6,7 +6,7 @@ import pytest
 from keras import ops
 
 import keras_lso
-from keras_lso._backend import rules
+from keras_lso._backend import layer_rules, rules
 from keras_lso._keras_internals.fused_step import FusedStep
 from keras_lso._keras_internals.optimizers import (
     base_variables_of,
@@ -165,8 +165,10 @@ WITH_RULE = {
     ),
     "callable rate": (lambda: keras.optimizers.SGD(lambda: 0.5), rules.SGD),
     "Lion": (lambda: keras.optimizers.Lion(0.5, weight_decay=0.1), rules.Lion),
-    "LARS": (lambda: keras_lso.LARS(0.5), rules.LARS),
-    "NovoGrad": (lambda: keras_lso.NovoGrad(0.5), rules.NovoGrad),
+    "Nadam": (lambda: keras.optimizers.Nadam(0.5, weight_decay=0.1), rules.Nadam),
+    "Adamax": (lambda: keras.optimizers.Adamax(0.5), rules.Adamax),
+    "LARS": (lambda: keras_lso.LARS(0.5), layer_rules.LARS),
+    "NovoGrad": (lambda: keras_lso.NovoGrad(0.5), layer_rules.NovoGrad),
 }
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
-from keras_lso._backend import rules
+from keras_lso._backend import layer_rules, rules
 
 
 def norm_of(values):
@@ -138,9 +138,11 @@ KERNELS: dict[type, Callable[..., None]] = {
     rules.SGD: apply_sgd,
     rules.Momentum: apply_momentum,
     rules.Adam: apply_adam,
+    rules.Nadam: apply_formula,
+    rules.Adamax: apply_formula,
     rules.Lion: apply_formula,
     rules.RMSprop: apply_formula,
     rules.Adagrad: apply_formula,
-    rules.LARS: apply_lars,
-    rules.NovoGrad: apply_novograd,
+    layer_rules.LARS: apply_lars,
+    layer_rules.NovoGrad: apply_novograd,
 }

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from keras_lso._backend import rules
+from keras_lso._backend import layer_rules, rules
 from keras_lso._backend._torch_kernels import (
     SMALLEST_RATE,
     Kernel,
@@ -96,6 +96,34 @@ def _step_adam(kernel, rule, g, inv_scale, found, m, v):
     kernel.adam(rule, g, m, v, scale)
 
 
+def _step_nadam(kernel, rule, g, inv_scale, found, m, v):
+    g = kernel.multiply(g, inv_scale)
+    new_m, new_v = moving_averages(m, g, rule.beta_1), _squares(v, g, rule.beta_2)
+    directions = torch._foreach_mul(new_m, rule.momentum_rate)
+    torch._foreach_add_(directions, torch._foreach_mul(g, rule.gradient_rate))
+    roots = torch._foreach_mul(new_v, rule.correction)
+    torch._foreach_sqrt_(roots)
+    torch._foreach_add_(roots, rule.epsilon)
+    kernel.decay(rule.decay)
+    torch._foreach_div_(directions, roots)
+    kernel.descend(directions)
+    kernel.assign(m, new_m)
+    kernel.assign(v, new_v)
+
+
+def _step_adamax(kernel, rule, g, inv_scale, found, m, u):
+    g = kernel.multiply(g, inv_scale)
+    new_m = moving_averages(m, g, rule.beta_1)
+    new_u = torch._foreach_mul(u, rule.beta_2)
+    torch._foreach_maximum_(new_u, torch._foreach_abs(g))
+    steps = torch._foreach_mul(new_m, rule.alpha)
+    kernel.decay(rule.decay)
+    torch._foreach_div_(steps, torch._foreach_add(new_u, rule.epsilon))
+    kernel.descend(steps)
+    kernel.assign(m, new_m)
+    kernel.assign(u, new_u)
+
+
 def _step_lion(kernel, rule, g, inv_scale, found, m):
     g = kernel.multiply(g, inv_scale)
     kernel.decay(rule.decay)
@@ -107,15 +135,20 @@ def _step_lion(kernel, rule, g, inv_scale, found, m):
 
 def _step_rmsprop(kernel, rule, g, inv_scale, found, v):
     g = kernel.multiply(g, inv_scale)
-    new_v = torch._foreach_mul(v, rule.rho)
-    torch._foreach_add_(new_v, torch._foreach_mul(g, g), alpha=1 - rule.rho)
-    _descend_by_roots(kernel, rule, g, v, new_v)
+    _descend_by_roots(kernel, rule, g, v, _squares(v, g, rule.rho))
 
 
 def _step_adagrad(kernel, rule, g, inv_scale, found, v):
     g = kernel.multiply(g, inv_scale)
     new_v = torch._foreach_add(v, torch._foreach_mul(g, g))
     _descend_by_roots(kernel, rule, g, v, new_v)
+
+
+def _squares(slots, g, rho):
+    """Returns moving averages of the squares of gradients."""
+    averages = torch._foreach_mul(slots, rho)
+    torch._foreach_add_(averages, torch._foreach_mul(g, g), alpha=1 - rho)
+    return averages
 
 
 def _descend_by_roots(kernel, rule, g, v, new_v):
@@ -208,9 +241,11 @@ STEPS: dict[type, Callable[..., None]] = {
     rules.SGD: _step_sgd,
     rules.Momentum: _step_momentum,
     rules.Adam: _step_adam,
+    rules.Nadam: _step_nadam,
+    rules.Adamax: _step_adamax,
     rules.Lion: _step_lion,
     rules.RMSprop: _step_rmsprop,
     rules.Adagrad: _step_adagrad,
-    rules.LARS: _step_lars,
-    rules.NovoGrad: _step_novograd,
+    layer_rules.LARS: _step_lars,
+    layer_rules.NovoGrad: _step_novograd,
 }

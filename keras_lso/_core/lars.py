@@ -3,7 +3,7 @@
 import keras
 from keras import ops
 
-from keras_lso._backend import backend, rules
+from keras_lso._backend import backend, layer_rules
 from keras_lso._checks import check_bool, check_config, check_rate, check_share
 from keras_lso._config_dicts import read_object
 from keras_lso._core.configs import SCHEDULE, modernise
@@ -198,11 +198,11 @@ class LARS(OwnOptimizer):
 
     def _make_rules(self, learning_rate):
         learning_rate = self.decayed(learning_rate)
-        trust_ratio = rules.TrustRatio(
+        trust_ratio = layer_rules.TrustRatio(
             self.eeta, self.epsilon, self.trust_clip, self.trust_ratio == PAPER
         )
         return {
-            (decays, adapts): rules.LARS(
+            (decays, adapts): layer_rules.LARS(
                 learning_rate=learning_rate,
                 momentum=self.momentum,
                 weight_decay=self.weight_decay_rate if decays else 0.0,

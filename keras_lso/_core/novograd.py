@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_lso._backend import rules
+from keras_lso._backend import layer_rules
 from keras_lso._checks import check_bool, check_config, check_rate, check_share
 from keras_lso._core.own_optimizer import OwnOptimizer
 from keras_lso._keras_internals.optimizers import uses_weight_decay, variables_of
@@ -86,7 +86,7 @@ class NovoGrad(OwnOptimizer):
 
     def _make_rules(self, learning_rate):
         return {
-            decays: rules.NovoGrad(
+            decays: layer_rules.NovoGrad(
                 learning_rate=learning_rate,
                 beta_1=self.beta_1,
                 beta_2=self.beta_2,

@@ -53,6 +53,7 @@ class FusedStep:
         self.slots = [tuple([column[i] for column in columns]) for i in indices]
         low = low_precision_variables
         self._optimizer, self._make = optimizer, registration.make
+        self._after = registration.after
         self._treatments = registration.treatments(optimizer, indices)
         self.clips = bool(optimizer.global_clipnorm)
         copies = low and [None if v is None else storage_of([v])[0] for v in low]
@@ -122,6 +123,8 @@ class FusedStep:
     def update(self, rules, grads, found=None, inv_scale=None):
         """Updates the variables; see `Framework.fused_step`."""
         backend.fused_step(rules, self.targets, grads, found, inv_scale)
+        if self._after:
+            self._after(self._optimizer, found.finite)
 
 
 def _flat(targets):

@@ -19,7 +19,7 @@ from keras_lso._keras_internals.optimizers import (
     uses_weight_decay,
     variables_of,
 )
-from keras_lso._keras_internals.variables import is_overwritten
+from keras_lso._keras_internals.variables import is_overwritten, read
 
 # --- The registry -------------------------------------------------------------------
 
@@ -37,6 +37,9 @@ class Registration(NamedTuple):
             variables at `indices`, among those that the optimizer was built for, are
             treated: keys of that dict.
         when: Callable of the optimizer. Whether it steps by this rule.
+        after: Callable `(optimizer, finite)`, which moves what the optimizer keeps
+            besides slots once it has stepped, where `finite`, a boolean scalar tensor,
+            says so. None if it keeps nothing.
     """
 
     rule: type[rules.Rule]
@@ -44,6 +47,7 @@ class Registration(NamedTuple):
     make: Callable
     treatments: Callable
     when: Callable
+    after: Callable | None
 
 
 def decays(optimizer, indices):
@@ -58,7 +62,9 @@ def decays(optimizer, indices):
 _registrations: dict[type, list[Registration]] = {}
 
 
-def register(*classes, rule, slots=(), treatments=decays, when=lambda optimizer: True):
+def register(
+    *classes, rule, slots=(), treatments=decays, when=lambda optimizer: True, after=None
+):
     """Returns a decorator that registers `make` for optimizers of these classes.
 
     Not for those of their subclasses, which may do something else. For the arguments
@@ -68,7 +74,7 @@ def register(*classes, rule, slots=(), treatments=decays, when=lambda optimizer:
     def decorate(make):
         for cls in classes:
             found = _registrations.setdefault(cls, [])
-            found.append(Registration(rule, slots, make, treatments, when))
+            found.append(Registration(rule, slots, make, treatments, when, after))
         return make
 
     return decorate
@@ -164,6 +170,11 @@ def with_decay(rule, optimizer, learning_rate):
     return {False: rule, True: dataclasses.replace(rule, decay=decay)}
 
 
+def _this_update(optimizer):
+    """Returns the number of this update, from 1, a float32 scalar tensor."""
+    return backend.scalar(updates_of(optimizer), "float32") + 1
+
+
 @register(keras.optimizers.SGD, rule=rules.SGD, when=lambda o: o.momentum == 0)
 def _sgd(optimizer, learning_rate):
     return with_decay(rules.SGD(learning_rate), optimizer, learning_rate)
@@ -187,7 +198,7 @@ def _momentum(optimizer, learning_rate):
     slots=("_momentums", "_velocities"),
 )
 def _adam(optimizer, learning_rate):
-    step = backend.scalar(updates_of(optimizer), "float32") + 1
+    step = _this_update(optimizer)
     beta_1_power = optimizer.beta_1**step
     beta_2_power = optimizer.beta_2**step
     rule = rules.Adam(
@@ -196,6 +207,54 @@ def _adam(optimizer, learning_rate):
         beta_2=optimizer.beta_2,
         epsilon=optimizer.epsilon,
     )
+    return with_decay(rule, optimizer, learning_rate)
+
+
+def _momenta(optimizer):
+    """Returns Nadam's momenta of this step and of the next, and their product so far.
+
+    This step's is a factor of that.
+    """
+    step = _this_update(optimizer)
+    this, following = (
+        optimizer.beta_1 * (1 - 0.5 * 0.96**number) for number in (step, step + 1)
+    )
+    # Keras has made it a variable that is trained.
+    product = ops.stop_gradient(read(optimizer._u_product))
+    return this, following, product * this
+
+
+def _multiply_momenta(optimizer, finite):
+    this, *_ = _momenta(optimizer)
+    factor = backend.scalars.where(finite, this, backend.scalars.ones_like(this))
+    optimizer._u_product.assign(read(optimizer._u_product) * factor)
+
+
+@register(
+    keras.optimizers.Nadam,
+    rule=rules.Nadam,
+    slots=("_momentums", "_velocities"),
+    after=_multiply_momenta,
+)
+def _nadam(optimizer, learning_rate):
+    this, following, product = _momenta(optimizer)
+    step = _this_update(optimizer)
+    rule = rules.Nadam(
+        momentum_rate=learning_rate * following / (1 - product * following),
+        gradient_rate=learning_rate * (1 - this) / (1 - product),
+        correction=1 / (1 - optimizer.beta_2**step),
+        beta_1=optimizer.beta_1,
+        beta_2=optimizer.beta_2,
+        epsilon=optimizer.epsilon,
+    )
+    return with_decay(rule, optimizer, learning_rate)
+
+
+@register(keras.optimizers.Adamax, rule=rules.Adamax, slots=("_m", "_u"))
+def _adamax(optimizer, learning_rate):
+    step = _this_update(optimizer)
+    alpha = learning_rate / (1 - optimizer.beta_1**step)
+    rule = rules.Adamax(alpha, optimizer.beta_1, optimizer.beta_2, optimizer.epsilon)
     return with_decay(rule, optimizer, learning_rate)
 
 

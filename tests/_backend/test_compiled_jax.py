@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import keras_lso
-from keras_lso._backend import backend, rules
+from keras_lso._backend import backend, layer_rules
 
 if keras.backend.backend() != "jax":
     pytest.skip("It reads what JAX compiles", allow_module_level=True)
@@ -170,5 +170,7 @@ def test_no_kernel_takes_a_float64_gradient():
     variables = [keras.Variable([1.0, 2.0])]
     # NumPy's, since JAX has any only where it was told so at its start.
     wide = np.ones(2)
-    assert backend.fused_step_takes(rules.LARS, variables, [wide.astype("float32")])
-    assert not backend.fused_step_takes(rules.LARS, variables, [wide])
+    assert backend.fused_step_takes(
+        layer_rules.LARS, variables, [wide.astype("float32")]
+    )
+    assert not backend.fused_step_takes(layer_rules.LARS, variables, [wide])

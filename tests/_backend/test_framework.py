@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_lso._backend import backend, framework, rules, without_kernels
+from keras_lso._backend import backend, framework, layer_rules, rules, without_kernels
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.targets import Targets
@@ -122,7 +122,7 @@ def close(actual, expected):
 
 
 RANDOM = [np.random.default_rng(i).normal(size=(3, 4)) for i in range(4)]
-RATIO = rules.TrustRatio(eeta=0.1)
+RATIO = layer_rules.TrustRatio(eeta=0.1)
 LARS = dict(learning_rate=tensor(0.5), momentum=0.9, weight_decay=0.1)
 RULES = [
     rules.SGD(tensor(0.5)),
@@ -130,16 +130,22 @@ RULES = [
     rules.Momentum(tensor(0.5), 0.9),
     rules.Momentum(tensor(0.5), 0.9, nesterov=True, decay=tensor(0.1)),
     rules.Adam(tensor(0.5), 0.9, 0.99, 1e-7),
+    rules.Nadam(tensor(0.5), tensor(0.25), tensor(2.0), 0.9, 0.99, 1e-7),
+    rules.Nadam(*[tensor(0.5)] * 3, 0.8, 0.95, 1e-5, decay=tensor(0.1)),
+    rules.Adamax(tensor(0.5), 0.9, 0.99, 1e-7),
+    rules.Adamax(tensor(0.5), 0.8, 0.95, 1e-5, decay=tensor(0.1)),
     rules.Lion(tensor(0.5), 0.9, 0.99),
     rules.Lion(tensor(0.5), 0.8, 0.95, decay=tensor(0.1)),
     rules.RMSprop(tensor(0.5), 0.9, 1e-7),
     rules.RMSprop(tensor(0.5), 0.8, 1e-5, decay=tensor(0.1)),
     rules.Adagrad(tensor(0.5), 1e-7),
-    rules.LARS(**LARS, trust_ratio=RATIO),
-    rules.LARS(**LARS, trust_ratio=None),
-    rules.LARS(**LARS, trust_ratio=rules.TrustRatio(0.1, paper=True)),
-    rules.LARS(**LARS, trust_ratio=RATIO, classic_momentum=False, nesterov=True),
-    rules.NovoGrad(tensor(0.5), 0.9, 0.98, 1e-8, weight_decay=0.1, grad_averaging=True),
+    layer_rules.LARS(**LARS, trust_ratio=RATIO),
+    layer_rules.LARS(**LARS, trust_ratio=None),
+    layer_rules.LARS(**LARS, trust_ratio=layer_rules.TrustRatio(0.1, paper=True)),
+    layer_rules.LARS(**LARS, trust_ratio=RATIO, classic_momentum=False, nesterov=True),
+    layer_rules.NovoGrad(
+        tensor(0.5), 0.9, 0.98, 1e-8, weight_decay=0.1, grad_averaging=True
+    ),
 ]
 
 
@@ -148,7 +154,7 @@ WITH_SQUARES = rules.RMSprop, rules.Adagrad
 
 def state_of(rule):
     """The variable of a rule, and its slots, of which the second is a scalar's."""
-    is_scalar = isinstance(rule, rules.NovoGrad)
+    is_scalar = isinstance(rule, layer_rules.NovoGrad)
     # Sums of squares are positive.
     first = RANDOM[1] ** 2 if isinstance(rule, WITH_SQUARES) else RANDOM[1]
     slots = [first, np.float32(2.0) if is_scalar else RANDOM[2] ** 2]
@@ -246,8 +252,8 @@ def stepped(step, in_place, rule, finite, low_dtype):
 def takes_what_it_steps(own, reference):
     variables = [keras.Variable(RANDOM[0], dtype="float32")]
     grads = [tensor(RANDOM[1])]
-    assert own(rules.LARS, storage_of(variables), grads)
-    assert not reference(rules.LARS, variables, grads)
+    assert own(layer_rules.LARS, storage_of(variables), grads)
+    assert not reference(layer_rules.LARS, variables, grads)
 
 
 @compares("scalars")

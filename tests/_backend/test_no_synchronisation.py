@@ -34,6 +34,8 @@ OPTIMIZERS = {
     "Adam": lambda: Adam(0.1),
     "AdamW": lambda: AdamW(0.1),
     "Lion": lambda: keras.optimizers.Lion(0.1, weight_decay=0.1),
+    "Nadam": lambda: keras.optimizers.Nadam(0.1, weight_decay=0.1),
+    "Adamax": lambda: keras.optimizers.Adamax(0.1, weight_decay=0.1),
     "RMSprop": lambda: keras.optimizers.RMSprop(0.1, weight_decay=0.1),
     "Adagrad": lambda: keras.optimizers.Adagrad(0.1),
     "AdamW, clipped": lambda: AdamW(0.1, global_clipnorm=1.0),

@@ -19,13 +19,13 @@ from hypothesis.extra import numpy as st_numpy
 from keras import ops
 
 from keras_lso import LARS, NovoGrad
-from keras_lso._backend import backend, rules
+from keras_lso._backend import backend, layer_rules, rules
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.targets import Targets
 from keras_lso._keras_internals.fused_step import FusedStep
 from keras_lso._keras_internals.optimizers import iteration_variable
-from keras_lso._keras_internals.rules import rule_of
+from keras_lso._keras_internals.rules import registration_of, rule_of
 from keras_lso._keras_internals.variables import storage_of
 
 # JAX has float64 only where x64 is on; `tensor` skips where it is not.
@@ -149,22 +149,24 @@ def number(value):
 # --- measure ----------------------------------------------------------------
 
 MODEL_GARDEN, PAPER = (
-    rules.TrustRatio(eeta=0.1),
-    rules.TrustRatio(eeta=0.1, epsilon=1e-3, clip=True, paper=True),
+    layer_rules.TrustRatio(eeta=0.1),
+    layer_rules.TrustRatio(eeta=0.1, epsilon=1e-3, clip=True, paper=True),
 )
-ADAPTIVE = rules.LARS(1.0, momentum=0.9, weight_decay=0.0, trust_ratio=MODEL_GARDEN)
+ADAPTIVE = layer_rules.LARS(
+    1.0, momentum=0.9, weight_decay=0.0, trust_ratio=MODEL_GARDEN
+)
 # With the norms that each of them needs, the check is done another way.
 MEASURED_RULES = {
     "no rule": None,
     "without norms": rules.Momentum(1.0, 0.9),
     "classic": ADAPTIVE,
-    "decayed": rules.LARS(1.0, 0.9, weight_decay=0.5, trust_ratio=MODEL_GARDEN),
-    "popular": rules.LARS(
+    "decayed": layer_rules.LARS(1.0, 0.9, weight_decay=0.5, trust_ratio=MODEL_GARDEN),
+    "popular": layer_rules.LARS(
         1.0, 0.9, 0.5, MODEL_GARDEN, nesterov=True, classic_momentum=False
     ),
-    "paper": rules.LARS(1.0, 0.9, weight_decay=0.5, trust_ratio=PAPER),
-    "excluded": rules.LARS(1.0, 0.9, weight_decay=0.0, trust_ratio=None),
-    "novograd": rules.NovoGrad(1.0, 0.9, 0.98, 1e-8),
+    "paper": layer_rules.LARS(1.0, 0.9, weight_decay=0.5, trust_ratio=PAPER),
+    "excluded": layer_rules.LARS(1.0, 0.9, weight_decay=0.0, trust_ratio=None),
+    "novograd": layer_rules.NovoGrad(1.0, 0.9, 0.98, 1e-8),
 }
 with_and_without_rules = pytest.mark.parametrize(
     "rule", MEASURED_RULES.values(), ids=MEASURED_RULES
@@ -606,6 +608,10 @@ OPTIMIZERS = {
     "adam with a schedule": lambda: keras.optimizers.Adam(
         keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
     ),
+    "nadam": lambda: keras.optimizers.Nadam(0.01, beta_1=0.8, beta_2=0.95),
+    "nadam with decay": lambda: keras.optimizers.Nadam(weight_decay=0.1),
+    "adamax": lambda: keras.optimizers.Adamax(0.01, beta_1=0.8, beta_2=0.95),
+    "adamax with decay": lambda: keras.optimizers.Adamax(weight_decay=0.1),
     "lion": lambda: keras.optimizers.Lion(0.01, beta_1=0.8, beta_2=0.95),
     "lion with decay": lambda: keras.optimizers.Lion(weight_decay=0.1),
     "rmsprop": lambda: keras.optimizers.RMSprop(0.1, rho=0.8, epsilon=1e-5),
@@ -673,6 +679,9 @@ class FusedOptimizer:
         found = Measurement(finite)
         targets = Targets(weights, slots, low)
         self.fused_step(made, targets, grads, found, inv_scale)
+        after = registration_of(self.rule, self.optimizer).after
+        if after:
+            after(self.optimizer, finite)
         iteration = iteration_variable(self.optimizer)
         iteration.assign_add(ops.cast(finite, iteration.dtype))
 
@@ -683,8 +692,10 @@ class FusedOptimizer:
         self.largest = np.maximum(self.largest, magnitudes)
         # Weights: some eight roundings of 1.2e-7 each. Slots: 1 - beta_2 is 0.001 to
         # Keras and 1 - float32(0.999) to a kernel in float32. These are 1.3e-5 apart,
-        # and the velocities are proportional to it.
-        shares = [1e-6] * len(weights) + [2e-5] * len(optimizer.variables)
+        # and the velocities are proportional to it. Nadam's formula has the latter, but
+        # on PyTorch Keras has the former; its steps are divided by the root of them.
+        of_weights = 1e-5 if self.rule is rules.Nadam else 1e-6
+        shares = [of_weights] * len(weights) + [2e-5] * len(optimizer.variables)
         expected = [*weights, *optimizer.variables]
         for a, e, tolerance in zip(
             actual, expected, shares * self.largest, strict=True
@@ -921,7 +932,7 @@ LEARNING_RATE = 0.5
 
 
 def lars_rule(**settings):
-    return rules.LARS(learning_rate=tensor(LEARNING_RATE), **settings)
+    return layer_rules.LARS(learning_rate=tensor(LEARNING_RATE), **settings)
 
 
 def lars_in_numpy(rule, g, w, v):
@@ -1055,7 +1066,7 @@ def test_lars_steps_equal_numpy_in_float64(
     forms = dict(
         momentum=momentum, nesterov=nesterov, classic_momentum=classic_momentum
     )
-    ratio = rules.TrustRatio(eeta, epsilon, clip, paper and classic_momentum)
+    ratio = layer_rules.TrustRatio(eeta, epsilon, clip, paper and classic_momentum)
     # Variables that are treated alike share a rule.
     adapted = lars_rule(weight_decay=weight_decay, trust_ratio=ratio, **forms)
     left_out = lars_rule(weight_decay=0.0, trust_ratio=None, **forms)
@@ -1264,7 +1275,7 @@ def test_a_gradient_whose_norm_overflows_moves_nothing_and_is_no_overflow(
 
 
 def takes(variables, grads):
-    return backend.fused_step_takes(rules.LARS, storage_of(variables), grads)
+    return backend.fused_step_takes(layer_rules.LARS, storage_of(variables), grads)
 
 
 def test_a_kernel_takes_float32_variables_and_dense_gradients_only():

@@ -21,6 +21,8 @@ MAKE = {
     "SGD": K.SGD,
     "momentum": lambda rate, **k: K.SGD(rate, momentum=0.9, **k),
     "AdamW": K.AdamW,
+    "Nadam": K.Nadam,
+    "Adamax": K.Adamax,
     "Lion": K.Lion,
     "RMSprop": K.RMSprop,
     "LARS": lambda rate, **k: keras_lso.LARS(rate, eeta=0.5, **k),

@@ -95,8 +95,8 @@ FAULTS = [
     Fault(
         name="Adam's bias correction is a step behind",
         file="keras_lso/_keras_internals/rules.py",
-        old='backend.scalar(updates_of(optimizer), "float32") + 1',
-        new='backend.scalar(updates_of(optimizer), "float32")',
+        old='return backend.scalar(updates_of(optimizer), "float32") + 1',
+        new='return backend.scalar(updates_of(optimizer), "float32")',
         tests="tests/test_keras_internals.py::test_a_rule_holds_the_coefficients_of_the_next_step",
     ),
     Fault(

@@ -188,14 +188,14 @@ FAULTS = [
     Fault(
         name="LARS has no rule",
         file="keras_lso/lars.py",
-        old='@steps_by(rules.LARS, slots=("momentums",))\n',
+        old='@steps_by(layer_rules.LARS, slots=("momentums",))\n',
         new="",
         tests="tests/test_info.py::test_every_optimizer_is_listed_with_its_step",
     ),
     Fault(
         name="NovoGrad has no rule",
         file="keras_lso/novograd.py",
-        old='@steps_by(rules.NovoGrad, slots=("momentums", "second_moments"))\n',
+        old='@steps_by(layer_rules.NovoGrad, slots=("momentums", "second_moments"))\n',
         new="",
         tests="tests/test_info.py::test_every_optimizer_is_listed_with_its_step",
     ),

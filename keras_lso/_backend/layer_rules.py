@@ -1,0 +1,175 @@
+"""The formulas of the optimizers that treat each layer by its norm: LARS and NovoGrad.
+
+See `rules.py`, which has the others. LARC has the trust ratio from here.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from keras import ops
+
+from keras_lso._backend.rules import Rule, always
+
+
+@dataclass(frozen=True)
+class TrustRatio:
+    """How far a layer may move, relative to its norm.
+
+    ```python
+    ratio = eeta * |w| / (|d| + epsilon)                        # paper=False
+    ratio = eeta * |w| / (|d| + weight_decay * |w| + epsilon)   # paper=True
+    ratio = min(ratio, 1)                                       # clip=True
+    ratio = 1 where |w| or |d| is 0
+    ```
+    """
+
+    eeta: float
+    epsilon: float = 0.0
+    clip: bool = False
+    paper: bool = False
+
+    def quotient(self, d_norm, w_norm, weight_decay=0.0, learning_rate=None):
+        """Returns the ratio without its limits, over the `learning_rate` if given."""
+        denominator = d_norm + self.epsilon
+        if self.paper:
+            denominator = denominator + weight_decay * w_norm
+        if learning_rate is not None:
+            denominator = denominator * learning_rate
+        return self.eeta * w_norm / denominator
+
+    def __call__(self, d_norm, w_norm, weight_decay):
+        ratio = self.quotient(d_norm, w_norm, weight_decay)
+        # Not finite: 0 / 0, or a variable so large that its norm overflows.
+        usable = (w_norm > 0) & (d_norm > 0) & (ratio < math.inf)
+        one = ops.ones_like(ratio)
+        ratio = ops.where(usable, ratio, one)
+        return ops.minimum(ratio, one) if self.clip else ratio
+
+
+@dataclass(frozen=True)
+class LARS(Rule):
+    """Layer-wise adaptive rate scaling, as in `keras_lso.LARS`.
+
+    ```python
+    d = g + weight_decay * w
+
+    # classic_momentum=True; paper: the trust ratio is of g
+    d = learning_rate * trust_ratio(|d|, |w|) * d
+    v = momentum * v + d
+    w = w - v                                           # nesterov=False
+    w = w - (momentum * v + d)                          # nesterov=True
+
+    # classic_momentum=False
+    v = momentum * v + d
+    u = v                                               # nesterov=False
+    u = momentum * v + d                                # nesterov=True
+    w = w - learning_rate * trust_ratio(|u|, |w|) * u
+    ```
+    """
+
+    slots: ClassVar = ("momentum",)
+    has_norms: ClassVar = True
+    learning_rate: Any
+    momentum: float
+    weight_decay: float
+    trust_ratio: TrustRatio | None
+    nesterov: bool = False
+    classic_momentum: bool = True
+
+    @property
+    def is_paper(self):
+        """Whether the trust ratio is the paper's."""
+        return self.trust_ratio is not None and self.trust_ratio.paper
+
+    @property
+    def takes_norms(self):
+        return self.trust_ratio is not None
+
+    def measured(self, g, w, v):
+        """Returns the direction that the trust ratio is taken of, and the variable.
+
+        An inf or a NaN in the gradient is one in the norm of the first of them.
+        """
+        if self.is_paper:
+            return g, w
+        d = self.decayed(g, w)
+        return d if self.classic_momentum else self.advance(always, d, v)[1], w
+
+    def decayed(self, g, w):
+        """Returns the gradient of the loss with its L2 penalty."""
+        return g + w * self.weight_decay if self.weight_decay else g
+
+    def advance(self, select, d, v):
+        """Returns the new momentum, and the update that goes with it."""
+        v = select(v * self.momentum + d, v)
+        return v, (v * self.momentum + d if self.nesterov else v)
+
+    def rate(self, norms):
+        """Returns the learning rate of a layer with these norms."""
+        if self.trust_ratio is None:
+            return self.learning_rate
+        d_norm, w_norm = norms
+        return self.learning_rate * self.trust_ratio(d_norm, w_norm, self.weight_decay)
+
+    def __call__(self, select, g, w, v, norms=None):
+        rate = self.rate(norms)
+        d = self.decayed(g, w)
+        if self.classic_momentum:
+            v, update = self.advance(select, d * rate, v)
+        else:
+            v, update = self.advance(select, d, v)
+            update = update * rate
+        return select(w - update, w), v
+
+
+@dataclass(frozen=True)
+class NovoGrad(Rule):
+    """Momentum of gradients normalized layer by layer, as in `keras_lso.NovoGrad`.
+
+    ```python
+    v = |g|**2 if v == 0 else beta_2 * v + (1 - beta_2) * |g|**2
+    d = g / sqrt(v + epsilon) + weight_decay * w
+    d = (1 - beta_1) * d                                # grad_averaging=True
+    m = beta_1 * m + d
+    w = w - learning_rate * m
+    ```
+    """
+
+    slots: ClassVar = ("momentum", "second_moment")
+    has_norms: ClassVar = True
+    measures_gradient_only: ClassVar = True
+    learning_rate: Any
+    beta_1: float
+    beta_2: float
+    epsilon: float
+    weight_decay: float = 0.0
+    grad_averaging: bool = False
+
+    def measured(self, g, w, m, v):
+        """Returns the gradient."""
+        return (g,)
+
+    @property
+    def direction_weight(self):
+        """The weight of a new direction in the momentum."""
+        return 1 - self.beta_1 if self.grad_averaging else 1.0
+
+    def normalize(self, g_norm, v):
+        """Returns the new second moment, and what the gradient is multiplied by."""
+        square = ops.square(g_norm)
+        moved = self.beta_2 * v + (1 - self.beta_2) * square
+        moved = ops.where(v == 0, square, moved)
+        total = moved + self.epsilon
+        factor = ops.where(total == 0, ops.zeros_like(total), 1 / ops.sqrt(total))
+        # An inf would stay for ever, and the layer with it.
+        return ops.where(moved < math.inf, moved, v), factor
+
+    def __call__(self, select, g, w, m, v, norms=None):
+        [g_norm] = norms
+        new_v, factor = self.normalize(g_norm, v)
+        d = g * factor
+        if self.weight_decay:
+            d = d + w * self.weight_decay
+        m = select(m * self.beta_1 + d * self.direction_weight, m)
+        return select(w - m * self.learning_rate, w), m, select(new_v, v)
