@@ -97,28 +97,36 @@ def _step_adam(kernel, rule, g, inv_scale, found, m, v):
 
 
 def _step_nadam(kernel, rule, g, inv_scale, found, m, v):
+    # In Keras's order, which rounds alike.
     g = kernel.multiply(g, inv_scale)
     new_m, new_v = moving_averages(m, g, rule.beta_1), _squares(v, g, rule.beta_2)
-    directions = torch._foreach_mul(new_m, rule.momentum_rate)
-    torch._foreach_add_(directions, torch._foreach_mul(g, rule.gradient_rate))
-    roots = torch._foreach_mul(new_v, rule.correction)
+    steps = torch._foreach_mul(new_m, rule.next_momentum)
+    torch._foreach_div_(steps, 1 - rule.next_product)
+    present = torch._foreach_mul(g, 1 - rule.momentum)
+    torch._foreach_div_(present, 1 - rule.product)
+    torch._foreach_add_(steps, present)
+    torch._foreach_mul_(steps, rule.learning_rate)
+    roots = torch._foreach_div(new_v, 1 - rule.beta_2_power)
     torch._foreach_sqrt_(roots)
     torch._foreach_add_(roots, rule.epsilon)
     kernel.decay(rule.decay)
-    torch._foreach_div_(directions, roots)
-    kernel.descend(directions)
+    torch._foreach_div_(steps, roots)
+    kernel.descend(steps)
     kernel.assign(m, new_m)
     kernel.assign(v, new_v)
 
 
 def _step_adamax(kernel, rule, g, inv_scale, found, m, u):
+    # In Keras's order, which rounds alike.
     g = kernel.multiply(g, inv_scale)
     new_m = moving_averages(m, g, rule.beta_1)
     new_u = torch._foreach_mul(u, rule.beta_2)
     torch._foreach_maximum_(new_u, torch._foreach_abs(g))
-    steps = torch._foreach_mul(new_m, rule.alpha)
+    steps = torch._foreach_mul(new_m, rule.learning_rate)
+    divisors = torch._foreach_add(new_u, rule.epsilon)
+    torch._foreach_mul_(divisors, 1 - rule.beta_1_power)
     kernel.decay(rule.decay)
-    torch._foreach_div_(steps, torch._foreach_add(new_u, rule.epsilon))
+    torch._foreach_div_(steps, divisors)
     kernel.descend(steps)
     kernel.assign(m, new_m)
     kernel.assign(u, new_u)

@@ -126,35 +126,42 @@ class Adam(KerasRule):
 class Nadam(KerasRule):
     """Adam with Nesterov momentum, as in `keras.optimizers.Nadam`.
 
-    With `u[t] = beta_1 * (1 - 0.96**t / 2)`, and `p[t]` for `u[1] * ... * u[t]`:
+    With `u[t] = beta_1 * (1 - 0.5 * 0.96**t)`, and `p[t] = u[1] * ... * u[t]`:
 
     ```python
-    momentum_rate = learning_rate * u[t + 1] / (1 - p[t + 1])
-    gradient_rate = learning_rate * (1 - u[t]) / (1 - p[t])
-    m = beta_1 * m + (1 - beta_1) * g
-    v = beta_2 * v + (1 - beta_2) * g**2
-    d = sqrt(v / (1 - beta_2**t)) + epsilon
-    w = w - (momentum_rate * m + gradient_rate * g) / d
+    m = m + (1 - beta_1) * (g - m)
+    v = v + (1 - beta_2) * (g**2 - v)
+    d = u[t + 1] * m / (1 - p[t + 1]) + (1 - u[t]) * g / (1 - p[t])
+    w = w - learning_rate * d / (sqrt(v / (1 - beta_2**t)) + epsilon)
     ```
 
-    `correction` is `1 / (1 - beta_2**t)`.
+    `momentum` is `u[t]`, `next_momentum` is `u[t + 1]`, and `product` is `p[t]`.
     """
 
     slots: ClassVar = ("momentum", "velocity")
-    momentum_rate: Any
-    gradient_rate: Any
-    correction: Any
+    learning_rate: Any
+    momentum: Any
+    next_momentum: Any
+    product: Any
+    beta_2_power: Any
     beta_1: Any
     beta_2: Any
     epsilon: Any
 
+    @property
+    def next_product(self):
+        """`p[t + 1]`."""
+        return self.product * self.next_momentum
+
     def __call__(self, select, g, w, m, v, norms=None):
         # As Keras has it. In float32 `1 - beta` is rounded.
         beta_1, beta_2 = (ops.cast(b, g.dtype) for b in (self.beta_1, self.beta_2))
-        m = select(m * beta_1 + g * (1 - beta_1), m)
-        v = select(v * beta_2 + ops.square(g) * (1 - beta_2), v)
-        direction = m * self.momentum_rate + g * self.gradient_rate
-        step = direction / (ops.sqrt(v * self.correction) + self.epsilon)
+        m = select(m + (g - m) * (1 - beta_1), m)
+        v = select(v + (ops.square(g) - v) * (1 - beta_2), v)
+        ahead = m * self.next_momentum / (1 - self.next_product)
+        direction = ahead + g * (1 - self.momentum) / (1 - self.product)
+        root = ops.sqrt(v / (1 - self.beta_2_power))
+        step = direction * self.learning_rate / (root + self.epsilon)
         return select(self.decayed(w) - step, w), m, v
 
 
@@ -163,24 +170,24 @@ class Adamax(KerasRule):
     """Adam with the largest magnitude, as in `keras.optimizers.Adamax`.
 
     ```python
-    alpha = learning_rate / (1 - beta_1**t)
-    m = beta_1 * m + (1 - beta_1) * g
+    m = m + (1 - beta_1) * (g - m)
     u = max(beta_2 * u, |g|)
-    w = w - alpha * m / (u + epsilon)
+    w = w - learning_rate * m / ((1 - beta_1**t) * (u + epsilon))
     ```
     """
 
     slots: ClassVar = ("momentum", "largest")
-    alpha: Any
+    learning_rate: Any
+    beta_1_power: Any
     beta_1: Any
     beta_2: Any
     epsilon: Any
 
     def __call__(self, select, g, w, m, u, norms=None):
-        m = select(m * self.beta_1 + g * (1 - self.beta_1), m)
+        m = select(m + (g - m) * (1 - self.beta_1), m)
         u = select(ops.maximum(u * self.beta_2, ops.abs(g)), u)
-        step = m * self.alpha / (u + self.epsilon)
-        return select(self.decayed(w) - step, w), m, u
+        divisor = (u + self.epsilon) * (1 - self.beta_1_power)
+        return select(self.decayed(w) - m * self.learning_rate / divisor, w), m, u
 
 
 @dataclass(frozen=True)

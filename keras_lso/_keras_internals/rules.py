@@ -237,12 +237,13 @@ def _multiply_momenta(optimizer, finite):
     after=_multiply_momenta,
 )
 def _nadam(optimizer, learning_rate):
-    this, following, product = _momenta(optimizer)
-    step = _this_update(optimizer)
+    momentum, next_momentum, product = _momenta(optimizer)
     rule = rules.Nadam(
-        momentum_rate=learning_rate * following / (1 - product * following),
-        gradient_rate=learning_rate * (1 - this) / (1 - product),
-        correction=1 / (1 - optimizer.beta_2**step),
+        learning_rate,
+        momentum,
+        next_momentum,
+        product,
+        beta_2_power=optimizer.beta_2 ** _this_update(optimizer),
         beta_1=optimizer.beta_1,
         beta_2=optimizer.beta_2,
         epsilon=optimizer.epsilon,
@@ -252,9 +253,13 @@ def _nadam(optimizer, learning_rate):
 
 @register(keras.optimizers.Adamax, rule=rules.Adamax, slots=("_m", "_u"))
 def _adamax(optimizer, learning_rate):
-    step = _this_update(optimizer)
-    alpha = learning_rate / (1 - optimizer.beta_1**step)
-    rule = rules.Adamax(alpha, optimizer.beta_1, optimizer.beta_2, optimizer.epsilon)
+    rule = rules.Adamax(
+        learning_rate,
+        beta_1_power=optimizer.beta_1 ** _this_update(optimizer),
+        beta_1=optimizer.beta_1,
+        beta_2=optimizer.beta_2,
+        epsilon=optimizer.epsilon,
+    )
     return with_decay(rule, optimizer, learning_rate)
 
 

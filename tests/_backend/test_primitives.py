@@ -758,14 +758,22 @@ if len(OF_THE_FRAMEWORK) > 1:
     del OF_THE_FRAMEWORK["reference"]
 
 
+TO_THE_BIT = [keras.optimizers.Lion]
+if backend.UPDATES_IN_PLACE:
+    # The kernels do there what Keras does, in its order; XLA and TensorFlow's do not.
+    TO_THE_BIT += [keras.optimizers.RMSprop, keras.optimizers.Adagrad]
+    TO_THE_BIT += [keras.optimizers.Nadam, keras.optimizers.Adamax]
+
+
+@pytest.mark.parametrize("make", TO_THE_BIT)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @in_each_way("fused_step", OF_THE_FRAMEWORK)
-def test_fused_steps_of_lion_are_keras_own_to_the_bit(fused_step, dtype, snapshot):
+def test_fused_steps_are_keras_own_to_the_bit(fused_step, dtype, make, snapshot):
     random = np.random.default_rng(0)
     # What packs small tensors and what does not.
     weights = [random.normal(size=s).astype("float32") for s in [(), (3, 5), (40_001,)]]
-    fused = FusedOptimizer(keras.optimizers.Lion, weights, fused_step)
-    plain, plain_weights = keras.optimizers.Lion(), list(map(keras.Variable, weights))
+    fused = FusedOptimizer(make, weights, fused_step)
+    plain, plain_weights = make(), list(map(keras.Variable, weights))
     scale = 2.0**8
     for finite in [True, True, False, True]:
         grads = [

@@ -92,14 +92,14 @@ FAULTS = [
         file="keras_lso/_backend/_torch_steps.py",
         old="kernel.assign(m, moving_averages(m, g, rule.beta_2))",
         new="kernel.assign(m, moving_averages(m, g, rule.beta_1))",
-        tests="tests/_backend/test_primitives.py::test_fused_steps_of_lion_are_keras_own_to_the_bit",
+        tests="tests/_backend/test_primitives.py::test_fused_steps_are_keras_own_to_the_bit",
     ),
     Fault(
         name="a skipped step on an accelerator writes a slot",
         file="keras_lso/_backend/_torch_kernels.py",
         old="            copy_unless(self._found_inf, slots, values)\n",
         new="            torch._foreach_copy_(slots, values)\n",
-        tests="tests/_backend/test_primitives.py::test_fused_steps_of_lion_are_keras_own_to_the_bit",
+        tests="tests/_backend/test_primitives.py::test_fused_steps_are_keras_own_to_the_bit",
     ),
     Fault(
         name="momentum's dampening loses the digits of a small rate",
