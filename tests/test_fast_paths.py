@@ -420,7 +420,7 @@ all_optimizers = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 
 
 @pytest.mark.parametrize("optimizer", WITH_KERNEL)
-@examples(torch=20, tensorflow=5, jax=2)
+@examples(torch=20, tensorflow=4, jax=2)
 @hypothesis.given(data=st.data())
 def test_kernels_do_what_the_reference_does(optimizer, data):
     compare(data.draw(scripts(optimizer)))

@@ -55,7 +55,8 @@ FEW = [
     "accumulation, float16",
     "averages",
 ]
-# A strategy, and whether it runs in a `tf.function`: with few of the cases, and all.
+# A strategy, and whether it runs in a `tf.function`: the first with a few of the cases
+# and the next with fewer, or with more of them each with all.
 RUNS = [
     ("mirrored", True),
     ("mirrored", False),
@@ -69,6 +70,14 @@ MORE_RUNS = [
     ("processes", True),
 ]
 STEPS, OVERFLOW = 5, 2
+
+
+def runs_of(is_exhaustive):
+    """Returns tuples of a strategy, whether it runs in a function, and its cases."""
+    if is_exhaustive:
+        return [(*run, list(CASES)) for run in RUNS + MORE_RUNS]
+    first, *others = RUNS
+    return [(*first, FEW), *((*run, FEW[::2]) for run in others)]
 
 
 def make_strategy(name):

@@ -9,12 +9,7 @@ import pytest
 
 from integration_tests.distributed import launch
 from integration_tests.distributed.tensorflow_fit import SKIPPED_AFTER
-from integration_tests.distributed.tensorflow_one_device import (
-    CASES,
-    FEW,
-    MORE_RUNS,
-    RUNS,
-)
+from integration_tests.distributed.tensorflow_one_device import runs_of
 
 
 @pytest.fixture(scope="module")
@@ -33,8 +28,7 @@ def printed(is_exhaustive, tmp_path_factory):
 
 def test_a_strategy_of_one_device_trains_as_no_strategy_does(printed, is_exhaustive):
     lines = launch.lines_of(printed, "RUN")
-    runs, cases = (RUNS + MORE_RUNS, CASES) if is_exhaustive else (RUNS, FEW)
-    assert len(lines) == len(runs) * len(cases)
+    assert len(lines) == sum(len(cases) for *_, cases in runs_of(is_exhaustive))
     for strategy, *where, found in lines:
         assert isinstance(found, dict), (strategy, *where, found)
         # TensorFlow's server may add up a norm in another order: of numbers below 4, a

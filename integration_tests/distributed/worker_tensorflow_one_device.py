@@ -27,12 +27,9 @@ from integration_tests.distributed import (
     tensorflow_reads,
 )
 from integration_tests.distributed.tensorflow_one_device import (
-    CASES,
-    FEW,
     INNER,
-    MORE_RUNS,
     OVERFLOW,
-    RUNS,
+    runs_of,
 )
 from keras_lso.compat.open_seq2seq import optimize_loss
 
@@ -69,7 +66,7 @@ def look_at(recorded, expected):
 
 def run(names):
     """Trains under strategies of these names; they start when they are asked for."""
-    for name, in_function in runs:
+    for name, in_function, cases in runs:
         if name not in names:
             continue
         if name not in strategies:
@@ -86,7 +83,7 @@ def run(names):
 
 
 folder, *how = sys.argv[1:]
-runs, cases = (RUNS + MORE_RUNS, CASES) if how == ["all"] else (RUNS, FEW)
+runs = runs_of(is_exhaustive=how == ["all"])
 strategies: dict = {}
 run(["mirrored", "one device", "default", "processes"])
 
