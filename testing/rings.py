@@ -33,6 +33,11 @@ def pytest_addoption(parser):
         action="store_true",
         help="run every combination of arguments, and what `make test` leaves out",
     )
+    parser.addoption(
+        "--all-turns",
+        action="store_true",
+        help="run the cases of `in_turn` tests whose turn is another backend's as well",
+    )
 
 
 def pytest_configure(config):
@@ -45,7 +50,7 @@ def pytest_collection_modifyitems(config, items):
         return
     left_out = combinations_left_out(items)
     left = [item for item in items if item not in left_out]
-    turns = turns_of(left)
+    turns = {} if config.getoption("all_turns") else turns_of(left)
     named = {arg.split("[")[0] for arg in config.args if "::" in arg}
     for item in items:
         is_named = item.nodeid.split("[")[0] in named

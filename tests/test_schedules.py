@@ -40,6 +40,8 @@ from keras_lso.schedules import (
     mlperf_resnet,
 )
 
+pytestmark = pytest.mark.in_turn
+
 # A rate is the result of at most ten float32 operations, each of which is off by half
 # a unit in the last place, and `pow` and `cos` by a few.
 EPSILON = float(np.finfo("float32").eps)
@@ -315,6 +317,7 @@ def test_one_trace_serves_every_step(make, compiled):
     keras.backend.backend() != "torch",
     reason="a traced function cannot read a value on TensorFlow and JAX",
 )
+@pytest.mark.default_backend("torch")
 @every_schedule
 def test_no_value_is_read_back_from_the_device(make):
     import torch

@@ -106,6 +106,11 @@ def project(tmp_path):
             "@pytest.mark.parametrize('name', ['keras', 'wave'])\n"
             "def test_little_is_imported(name):\n    assert name not in sys.modules\n"
         ),
+        # What `testing/rings.py` adds here.
+        "conftest.py": (
+            "def pytest_addoption(parser):\n"
+            "    parser.addoption('--all-turns', action='store_true')\n"
+        ),
         "pyproject.toml": "[tool.pytest.ini_options]\naddopts = '--strict-markers'\n",
         ".gitignore": "ignored\n__pycache__/\n",
         "ignored": "",
@@ -175,7 +180,8 @@ def test_a_copy_has_what_is_not_committed_and_nothing_that_is_ignored(
     (project / "tests/test_toy.py").unlink()
     mutations.copy_checkout(project, tmp_path / "copy")
     names = [str(p.relative_to(tmp_path / "copy")) for p in tmp_path.rglob("copy/**/*")]
-    assert sorted(names) == [".gitignore", "pyproject.toml", "toy", "toy/__init__.py"]
+    of_toy = ["toy", "toy/__init__.py"]
+    assert sorted(names) == [".gitignore", "conftest.py", "pyproject.toml", *of_toy]
 
 
 def test_a_fault_that_fits_nowhere_is_an_error(project):

@@ -11,6 +11,8 @@ import keras_lso
 from keras_lso.compat.open_seq2seq import AutomaticLossScaler
 from keras_lso.loss_scales import DynamicLossScale, LogMaxLossScale
 
+pytestmark = pytest.mark.in_turn
+
 
 def backoff(overflows, low=1.0, high=2.0**14, factor=2.0, window=2000):
     """Yields the scale before the first step and after each."""
