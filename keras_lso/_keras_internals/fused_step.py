@@ -124,7 +124,7 @@ class FusedStep:
         """Updates the variables; see `Framework.fused_step`."""
         backend.fused_step(rules, self.targets, grads, found, inv_scale)
         if self._after:
-            self._after(self._optimizer, found.finite)
+            self._after(self._optimizer, rules[0], found.finite)
 
 
 def _flat(targets):

@@ -37,9 +37,9 @@ class Registration(NamedTuple):
             variables at `indices`, among those that the optimizer was built for, are
             treated: keys of that dict.
         when: Callable of the optimizer. Whether it steps by this rule.
-        after: Callable `(optimizer, finite)`, which moves what the optimizer keeps
-            besides slots once it has stepped, where `finite`, a boolean scalar tensor,
-            says so. None if it keeps nothing.
+        after: Callable `(optimizer, rule, finite)`, which moves what the optimizer
+            keeps besides slots once it has stepped by such rules, where `finite`, a
+            boolean scalar tensor, says so. None if it keeps nothing.
     """
 
     rule: type[rules.Rule]
@@ -224,8 +224,8 @@ def _momenta(optimizer):
     return this, following, product * this
 
 
-def _multiply_momenta(optimizer, finite):
-    this, *_ = _momenta(optimizer)
+def _multiply_momenta(optimizer, rule, finite):
+    this = rule.momentum
     factor = backend.scalars.where(finite, this, backend.scalars.ones_like(this))
     optimizer._u_product.assign(read(optimizer._u_product) * factor)
 

@@ -685,7 +685,7 @@ class FusedOptimizer:
         self.fused_step(made, targets, grads, found, inv_scale)
         after = registration_of(self.rule, self.optimizer).after
         if after:
-            after(self.optimizer, finite)
+            after(self.optimizer, made[0], finite)
         iteration = iteration_variable(self.optimizer)
         iteration.assign_add(ops.cast(finite, iteration.dtype))
 

@@ -248,7 +248,7 @@ FAULTS = [
     Fault(
         name="Nadam's product of momenta stays what it was",
         file="keras_lso/_keras_internals/fused_step.py",
-        old="            self._after(self._optimizer, found.finite)\n",
+        old="            self._after(self._optimizer, rules[0], found.finite)\n",
         new="            pass\n",
         tests="tests/test_fast_paths.py::test_kernels_do_what_the_reference_does",
     ),
