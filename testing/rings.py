@@ -49,44 +49,34 @@ def pytest_collection_modifyitems(config, items):
     if config.getoption("full"):
         return
     left_out = combinations_left_out(items)
-    left = [item for item in items if item not in left_out]
-    turns = {} if config.getoption("all_turns") else turns_of(left)
+    backend, all_turns = keras.backend.backend(), config.getoption("all_turns")
     named = {arg.split("[")[0] for arg in config.args if "::" in arg}
     for item in items:
         is_named = item.nodeid.split("[")[0] in named
-        backend = keras.backend.backend()
-        is_for_another = turns.get(item, backend) != backend
-        if not is_named and (is_for_another or is_for_another_run(item, backend)):
+        if not is_named and is_for_another_run(item, backend, all_turns):
             left_out.add(item)
     config.hook.pytest_deselected(items=[i for i in items if i in left_out])
     items[:] = [item for item in items if item not in left_out]
 
 
-def is_for_one_backend(item):
-    """Whether a mark says under which backend the test runs."""
-    return any(map(item.get_closest_marker, ("one_backend", "default_backend")))
-
-
-def is_for_another_run(item, backend):
+def is_for_another_run(item, backend, all_turns=False):
     if item.get_closest_marker("full"):
         return True
     if named := item.get_closest_marker("default_backend"):
         return named.args[0] != backend
-    return bool(item.get_closest_marker("one_backend")) and backend != THE_ONE_BACKEND
+    if item.get_closest_marker("one_backend"):
+        return backend != THE_ONE_BACKEND
+    takes_turns = item.get_closest_marker("in_turn") and not all_turns
+    return bool(takes_turns) and turn_of(item) != backend
 
 
-def turns_of(items):
-    """Returns under which backend each case of an `in_turn` test runs, a dict."""
-    cases = defaultdict(list)
-    for item in items:
-        if item.get_closest_marker("in_turn") and not is_for_one_backend(item):
-            cases[item.parent.nodeid, item.originalname].append(item)
-    turns = {}
-    for (_, name), alike in cases.items():
-        first = zlib.crc32(name.encode())
-        for number, item in enumerate(alike, start=first):
-            turns[item] = TURNS[number % len(TURNS)]
-    return turns
+def turn_of(item):
+    """Returns under which backend a case of an `in_turn` test runs.
+
+    Its name alone decides: a backend that has fewer cases, or runs them in another
+    order, leaves none of them to nobody.
+    """
+    return TURNS[zlib.crc32(item.nodeid.encode()) % len(TURNS)]
 
 
 def combinations_left_out(items):

@@ -9,8 +9,6 @@ import pytest
 import keras_lso
 from keras_lso._underflow_counts import counts_of
 
-pytestmark = pytest.mark.in_turn
-
 FLOAT16 = np.finfo("float16")
 
 

@@ -20,6 +20,7 @@ class Item:
 
     def __init__(self, *marks, **params):
         self.callspec = types.SimpleNamespace(params=params)
+        self.nodeid = f"{self.parent.nodeid}::test[{params}]"
         self.marks = marks
 
     def get_closest_marker(self, name):
@@ -42,16 +43,23 @@ def test_every_value_of_every_argument_is_left():
 
 
 def test_cases_that_run_in_turn_are_shared_out():
-    items = [Item(pytest.mark.in_turn, a=i) for i in range(7)]
-    others = Item(a=7), Item(ANY, pytest.mark.in_turn), Item(JAX, pytest.mark.in_turn)
-    turns = rings.turns_of([*items, *others])
-    assert list(turns) == items
-    counts = collections.Counter(turns.values())
-    assert set(counts) == {"tensorflow", "jax", "torch"}
-    assert sorted(counts.values()) == [2, 2, 3]
-    # The next case is for the next backend, and the same in each run.
-    assert [turns[item] for item in items[3:]] == [turns[item] for item in items[:4]]
-    assert rings.turns_of(items) == turns
+    items = [Item(pytest.mark.in_turn, a=i) for i in range(90)]
+    counts = collections.Counter()
+    for item in items:
+        runs = [b for b in rings.TURNS if not rings.is_for_another_run(item, b)]
+        assert len(runs) == 1
+        counts.update(runs)
+        assert not rings.is_for_another_run(item, "jax", all_turns=True)
+    # A third each, give or take three standard deviations.
+    assert all(17 <= counts[backend] <= 43 for backend in rings.TURNS)
+
+
+def test_marks_of_a_backend_come_before_turns():
+    for mark, backend in ((ANY, "torch"), (JAX, "jax")):
+        for number in range(9):
+            item = Item(pytest.mark.in_turn, mark, a=number)
+            for other in rings.TURNS:
+                assert rings.is_for_another_run(item, other) == (other != backend)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,6 @@ from keras_lso.compat.open_seq2seq import (
 )
 from keras_lso.compat.open_seq2seq.regularization import model_at_hand
 
-pytestmark = pytest.mark.in_turn
-
 RATE = 0.25
 
 
