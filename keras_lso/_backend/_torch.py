@@ -8,12 +8,14 @@ from keras import ops
 from torch.utils import _pytree
 
 from keras_lso._backend import (
+    _torch_measure,
     _torch_numbers,
     _torch_plan,
     _torch_processes,
     _torch_shard_checks,
     _torch_sharded_step,
     _torch_shards,
+    _torch_undo,
     autodiff,
 )
 from keras_lso._backend._torch_scalars import TorchScalars
@@ -25,7 +27,7 @@ class Torch(Framework):
     scalars = TorchScalars()
     UPDATES_IN_PLACE = True
     AVERAGES_IN_STEP = True
-    OTHER_STEP = "its own step, after a look at the flag"
+    OTHER_STEP = "its own step, left out or, on an accelerator, undone"
     PACKAGES = ("torch",)
     HOW_TO_START = _torch_processes.HOW_TO_START
 
@@ -54,7 +56,9 @@ class Torch(Framework):
         return list(map(_torch_plan.signature, grads))
 
     def run_if(self, finite, step, grads, state):
-        if finite:
+        if not _torch_measure.is_on_host(finite):
+            _torch_undo.run_or_undo(finite, step, grads, state)
+        elif finite:
             step(grads)
 
     def rounded(self, master, dtype):

@@ -11,6 +11,9 @@ from torch._utils import _unflatten_dense_tensors
 
 from keras_lso._backend._torch_measure import SMALL, dtypes_of
 
+# Where the kernels are.
+DEVICES = ("cpu", "cuda")
+
 # Subtracted from 1 in float64, a smaller rate would lose digits of a float32.
 SMALLEST_RATE = 2.0**-29
 # At this step Adam's bias correction is 1, for any beta below 1.
@@ -229,8 +232,21 @@ def _sgd(
     )
 
 
+def can_copy_unless(target):
+    """Whether `copy_unless` takes this tensor, a shard or plain, among others like it.
+
+    `torch.compile` has its own kernels.
+    """
+    return (
+        target.is_floating_point()
+        and target.is_contiguous()
+        and target.device.type in DEVICES
+        and not torch.compiler.is_compiling()
+    )
+
+
 def copy_unless(found_inf, targets, sources):
-    """Copies contiguous tensors, and writes nothing where `found_inf` is 1.0.
+    """Copies contiguous tensors of a dtype, but writes nothing if `found_inf` is 1.0.
 
     The targets are the momenta of the fused SGD kernel, which sets them to the
     gradients. The sources are these, and its variables as well: at a rate of 0 they

@@ -1,8 +1,8 @@
-"""Functions of a step count on the device, without synchronising with the host.
+"""Python's numbers on the device, without synchronising with the host.
 
-A learning-rate schedule is a few operations on the step count and on Python's numbers.
 `keras.ops` makes a tensor of each number, whose copy to the device synchronises with
-the host, and `keras.ops.cond` reads a flag. Here a kernel writes the numbers, and both
+the host. Here a kernel writes it. A learning-rate schedule is a few operations on the
+step count and on such numbers; where `keras.ops.cond` would read a flag as well, both
 branches are computed.
 """
 
@@ -35,8 +35,22 @@ def _select(function, answers):
     return result
 
 
-class _Scalars(TorchFunctionMode):
-    """Writes numbers on the device, and takes branches without reading from it.
+class NumbersOnDevice(TorchFunctionMode):
+    """Writes Python's numbers on the device, and leaves scalar tensors there."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function in (torch.as_tensor, torch.tensor):
+            return _written(function, args, kwargs)
+        if function is torch._foreach_add_ and torch.is_tensor(kwargs.get("alpha")):
+            # It would read `alpha`: the learning rate of Keras's SGD and Adadelta.
+            tensors, others = args
+            return function(tensors, torch._foreach_mul(others, kwargs["alpha"]))
+        return function(*args, **kwargs)
+
+
+class _Scalars(NumbersOnDevice):
+    """Takes branches without reading from the device, besides.
 
     `conditions` are those of the branches without an answer, which take the True side.
     """
@@ -48,16 +62,13 @@ class _Scalars(TorchFunctionMode):
         self._left = _MOST_BRANCHES
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if function in (torch.as_tensor, torch.tensor):
-            return _written(function, args, kwargs)
         if function is torch.Tensor.__bool__ and self._left:
             self._left -= 1
             if self._answers:
                 return self._answers.pop(0)
             self.conditions.append(args[0].bool())
             return True
-        return function(*args, **kwargs)
+        return super().__torch_function__(function, types, args, kwargs)
 
 
 def _written(make, args, kwargs):

@@ -7,8 +7,7 @@ they are used, in one all-reduce a step.
 
 import torch
 
-from keras_lso._backend import _torch_measure, _torch_steps
-from keras_lso._backend._torch_kernels import Kernel
+from keras_lso._backend import _torch_kernels, _torch_measure, _torch_steps
 from keras_lso._backend._torch_measure import is_on_host
 from keras_lso._backend._torch_shards import Agreement, any_sharded, shards_of
 from keras_lso._backend.measurement import Measurement
@@ -123,7 +122,7 @@ def fused_step_takes(rule, variables, gradients):
         rule in _torch_steps.STEPS
         and not torch.compiler.is_compiling()
         and set(map(type, shards_of((*variables, *gradients)))) <= _PLAIN
-        and variables[0].device.type in _DEVICES
+        and variables[0].device.type in _torch_kernels.DEVICES
         and len({t.device for t in (*variables, *gradients)}) == 1
         and {w.dtype for w in variables} == {torch.float32}
         and {g.dtype for g in gradients} <= _GRADIENT_DTYPES
@@ -134,7 +133,6 @@ def fused_step_takes(rule, variables, gradients):
 
 
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
-_DEVICES = ("cpu", "cuda")
 _GRADIENT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 
 
@@ -174,7 +172,7 @@ def clear(tensors, flag):
     """See `Framework.clear`; `w - w` in the kernel that can leave `w` as it is."""
     found_inf = None if is_on_host(flag) else torch.logical_not(flag).float()
     if found_inf is not None or flag:
-        Kernel(shards_of(tensors), None, found_inf).decay(1.0)
+        _torch_kernels.Kernel(shards_of(tensors), None, found_inf).decay(1.0)
 
 
 def _resynchronised(framework, variables, copies):

@@ -21,7 +21,7 @@ torch = pytest.importorskip("torch")
 from torch.overrides import TorchFunctionMode  # noqa: E402
 from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from keras_lso._backend import _torch_numbers, _torch_sharded_step  # noqa: E402
+from keras_lso._backend import _torch_kernels, _torch_numbers  # noqa: E402
 
 FUSED = ["_fused_sgd_", "_fused_adam_"]
 SGD, Adam, AdamW = (keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.AdamW)
@@ -63,7 +63,7 @@ def meta_device(monkeypatch):
     for name in FUSED:
         for overload in (name, f"{name}.tensor_lr"):
             library.impl(overload, lambda *args, **kwargs: None)
-    monkeypatch.setattr(_torch_sharded_step, "_DEVICES", ("meta",))
+    monkeypatch.setattr(_torch_kernels, "DEVICES", ("meta",))
     with keras.device("meta"):
         yield
     library._destroy()
@@ -282,16 +282,53 @@ def test_a_ratio_for_each_tensor_takes_one_kernel_each(inner):
     assert many - few == {"mul": 48}
 
 
-@pytest.mark.parametrize(
-    "inner, dtype",
-    [(keras.optimizers.Adadelta, "float32"), (SGD, "float16")],
-    ids=["no rule", "no masters"],
-)
-def test_what_would_synchronise_is_found(inner, dtype):
-    # No kernel: the inner step is taken, or not, by a branch on the host.
+K = keras.optimizers
+OWN_STEPS = {
+    "Adadelta": K.Adadelta,
+    "Adafactor": K.Adafactor,
+    "Ftrl": K.Ftrl,
+    "Lamb": K.Lamb,
+    "RMSprop, centered": lambda rate: K.RMSprop(rate, momentum=0.9, centered=True),
+    "Adam, amsgrad": lambda rate: Adam(rate, amsgrad=True),
+    "clipnorm": lambda rate: AdamW(rate, clipnorm=1.0),
+    "clipvalue": lambda rate: SGD(rate, clipvalue=1.0),
+    "EMA": lambda rate: Adam(rate, use_ema=True, ema_overwrite_frequency=None),
+    "user's": lambda rate: Own(rate),
+}
+# The oldest Keras has not all of them.
+if hasattr(K, "Muon"):
+    OWN_STEPS["Muon"] = K.Muon
+if hasattr(K, "OptimizerMap"):
+    OWN_STEPS["MultiOptimizer"] = lambda rate: K.MultiOptimizer(
+        K.OptimizerMap(K.SGD(rate, momentum=0.9), {"variable.*": K.Lamb(rate)})
+    )
+
+
+class Own(K.Optimizer):
+    """A user's, which changes what it is given in place."""
+
+    def update_step(self, gradient, variable, learning_rate):
+        variable.value.sub_(learning_rate * gradient)
+
+
+@pytest.mark.parametrize("variable_dtype", ["float32", "float16"])
+@pytest.mark.parametrize("inner", OWN_STEPS.values(), ids=OWN_STEPS)
+def test_a_step_without_a_rule_is_undone_on_the_device(inner, variable_dtype):
     optimizer = keras_lso.LossScaleOptimizer(inner(0.1), master_weights=False)
+    kernels_of_a_step(optimizer, count=2, variable_dtype=variable_dtype)
+
+
+def test_what_would_synchronise_is_found():
+    """A user's step that looks at a gradient."""
+
+    class Looking(Own):
+        def update_step(self, gradient, variable, learning_rate):
+            if gradient.isfinite().all():
+                super().update_step(gradient, variable, learning_rate)
+
+    optimizer = keras_lso.LossScaleOptimizer(Looking(0.1))
     with pytest.raises(RuntimeError, match="cannot be called on meta tensors"):
-        kernels_of_a_step(optimizer, count=1, variable_dtype=dtype)
+        kernels_of_a_step(optimizer, count=1)
 
 
 class Copying(loss_scales.FixedLossScale):

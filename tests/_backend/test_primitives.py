@@ -45,6 +45,7 @@ NOT_FINITE = [np.inf, -np.inf, np.nan]
 ASKS_FOR_CPU = {
     "torch": {
         "measure": ["_torch_measure.is_on_host"],
+        "run_if": ["_torch_measure.is_on_host"],
         "fused_step": ["_torch_measure.is_on_host", "_torch_steps.is_on_host"],
     },
     "jax": {"measure": ["_jax_measure._is_on_cpu"]},
@@ -114,7 +115,7 @@ each_l2_norms = in_each_way("l2_norms", implementations("l2_norms"))
 WAYS = {
     "tensorflow": {"measure": 2, "run_if": 2, "fused_step": 1, "l2_norms": 1},
     "jax": {"measure": 3, "run_if": 2, "fused_step": 1, "l2_norms": 1},
-    "torch": {"measure": 3, "run_if": 2, "fused_step": 3, "l2_norms": 2},
+    "torch": {"measure": 3, "run_if": 3, "fused_step": 3, "l2_norms": 2},
 }[keras.backend.backend()]
 
 

@@ -133,7 +133,7 @@ FAULTS = [
     Fault(
         name="info names another backend's step",
         file="keras_lso/_backend/_torch.py",
-        old='OTHER_STEP = "its own step, after a look at the flag"',
+        old='OTHER_STEP = "its own step, left out or, on an accelerator, undone"',
         new='OTHER_STEP = "its own step, in a branch"',
         tests="tests/test_info.py::test_every_optimizer_is_listed_with_its_step",
     ),

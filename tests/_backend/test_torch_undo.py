@@ -1,0 +1,142 @@
+"""Steps that are undone on the device, on a CPU that is taken for one."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_lso
+from keras_lso import loss_scales
+
+if keras.backend.backend() != "torch":
+    pytest.skip("PyTorch's way to run or leave out a step", allow_module_level=True)
+
+torch = pytest.importorskip("torch")
+
+from keras_lso._backend import backend  # noqa: E402
+
+K = keras.optimizers
+SCALE = 1024.0
+OPTIMIZERS = {
+    "Adadelta": lambda: K.Adadelta(0.1),
+    "Adafactor": lambda: K.Adafactor(0.1),
+    "Ftrl": lambda: K.Ftrl(0.1),
+    "Lamb": lambda: K.Lamb(0.1),
+    "Adam, amsgrad": lambda: K.Adam(0.1, amsgrad=True),
+    "SGD of a subclass": lambda: Steps(0.1, momentum=0.9),
+    "constraint": lambda: K.SGD(0.1),
+}
+
+
+class Steps(K.SGD):
+    """One that no rule is known of."""
+
+
+@pytest.fixture(autouse=True)
+def on_an_accelerator(monkeypatch):
+    for module in ("_torch_measure", "_torch_steps", "_torch_sharded_step"):
+        name = f"keras_lso._backend.{module}.is_on_host"
+        monkeypatch.setattr(name, lambda tensor: False)
+
+
+def variables_of(name, dtype="float32"):
+    rng = np.random.default_rng(0)
+    constraint = keras.constraints.UnitNorm() if name == "constraint" else None
+    variables = []
+    for shape in [(3,), (4, 2), ()]:
+        value = rng.normal(size=shape).astype(dtype)
+        variable = keras.Variable(value, dtype=dtype)
+        variable.constraint = constraint if shape else None
+        variables.append(variable)
+    return variables
+
+
+def gradients(count, seed=1):
+    rng = np.random.default_rng(seed)
+    shapes = [(3,), (4, 2), ()]
+    return [
+        [torch.tensor(rng.normal(size=shape), dtype=torch.float32) for shape in shapes]
+        for _ in range(count)
+    ]
+
+
+def bits(variables):
+    return [v.numpy().tobytes() for v in variables]
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_steps_are_keras_own_and_a_skipped_one_leaves_every_bit(name):
+    ours, theirs = variables_of(name), variables_of(name)
+    inner, judge = OPTIMIZERS[name](), OPTIMIZERS[name]()
+    optimizer = keras_lso.LossScaleOptimizer(
+        inner, loss_scale=loss_scales.FixedLossScale(SCALE)
+    )
+    optimizer.build(ours)
+    judge.build(theirs)
+    for i, grads in enumerate(gradients(4)):
+        bad = [g * SCALE for g in grads]
+        bad[i % 2] = bad[i % 2] * [np.nan, np.inf][i % 2]
+        state = [*ours, *inner.variables]
+        before = bits(state)
+        optimizer.apply(bad)
+        assert bits(state) == before
+        optimizer.apply([g * SCALE for g in grads])
+        judge.apply(grads)
+    for mine, other in zip(
+        [*ours, *inner.variables], [*theirs, *judge.variables], strict=True
+    ):
+        # Keras's fused kernels take the rate as a number, and round once less.
+        np.testing.assert_allclose(mine.numpy(), other.numpy(), rtol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float64"])
+def test_variables_of_other_dtypes_are_undone_as_well(dtype):
+    variables = variables_of("", dtype)
+    optimizer = keras_lso.LossScaleOptimizer(
+        Steps(0.1, momentum=0.9), initial_scale=SCALE, master_weights=False
+    )
+    optimizer.build(variables)
+    (grads,) = gradients(1)
+    state = [*variables, *optimizer.inner_optimizer.variables]
+    before = bits(state)
+    optimizer.apply(
+        [g.to(v.value.dtype) / 0.0 for g, v in zip(grads, variables, strict=True)]
+    )
+    assert bits(state) == before
+    optimizer.apply(
+        [g.to(v.value.dtype) for g, v in zip(grads, variables, strict=True)]
+    )
+    assert all(a != b for a, b in zip(bits(variables), before[:3], strict=True))
+
+
+@pytest.mark.parametrize("is_finite", [True, False])
+def test_what_a_stateless_step_returns_is_undone(is_finite):
+    variables = variables_of("")
+    optimizer = keras_lso.LossScaleOptimizer(Steps(0.1, momentum=0.9))
+    optimizer.build(variables)
+    (grads,) = gradients(1)
+    if not is_finite:
+        grads[0] = grads[0] * np.nan
+    values = [v.value.detach().clone() for v in variables]
+    state = [v.value.detach().clone() for v in optimizer.variables]
+    before = bits([*variables, *optimizer.variables])
+    weights, _ = optimizer.stateless_apply(state, grads, values)
+    for new, old in zip(weights, values, strict=True):
+        assert torch.equal(new, old) is not is_finite
+    # The variables themselves stay, as in each stateless step.
+    assert bits([*variables, *optimizer.variables]) == before
+
+
+def test_every_second_column_of_a_matrix_is_undone():
+    matrix = torch.arange(16.0).reshape(4, 4)
+    weights = keras.Variable(np.zeros((4, 2), "float32"))
+    weights.value.data = matrix[:, ::2]
+    values = weights.numpy().copy()
+    for finite in (False, True):
+        backend.run_if(
+            torch.tensor(finite),
+            lambda grads: weights.assign_add(grads[0]),
+            [torch.ones(4, 2)],
+            [weights],
+        )
+        np.testing.assert_array_equal(weights.numpy(), values + finite)
+    np.testing.assert_array_equal(matrix[:, 1], [1.0, 5.0, 9.0, 13.0])
