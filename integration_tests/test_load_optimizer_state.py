@@ -34,10 +34,7 @@ from keras_lso.mixed_precision import load_optimizer_state
 pytest.importorskip("h5py")
 
 # Keras's own, where it writes one.
-pytestmark = [
-    pytest.mark.in_turn,
-    pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5"),
-]
+pytestmark = pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5")
 
 STEPS = 10
 # Each step rounds the slots and the weights to float32 a few times, at 6e-8 of the
@@ -168,6 +165,7 @@ def cases(saves, names=OPTIMIZERS):
                     yield pytest.param(name, word == "legacy", save, id=case)
 
 
+@pytest.mark.in_turn
 @pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "name, legacy, save",
@@ -199,6 +197,7 @@ def test_the_next_ten_steps_are_those_of_tf_keras(name, legacy, save, theirs):
         assert_close_weights(model, saved.averages)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("legacy", [False, True], ids=["new", "legacy"])
 @pytest.mark.parametrize(
     "name, size, arguments",
@@ -268,6 +267,7 @@ def test_legacy_nadam_gives_its_momentum_cache(theirs):
 # --- Which slot belongs to which variable -----------------------------------
 
 
+@pytest.mark.in_turn
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("numbered", ["alike", "anew"])
 @pytest.mark.parametrize("legacy", [False, True], ids=["new", "legacy"])
@@ -301,6 +301,7 @@ def test_no_slot_is_swapped(make, save, legacy, numbered, theirs):
     assert_same_slots(ours, saved)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "save, legacy",
     [
@@ -320,6 +321,7 @@ def test_no_slot_is_swapped_among_many_layers(save, legacy, theirs):
     assert_same_slots(ours, saved)
 
 
+@pytest.mark.in_turn
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("save", ["h5", "keras", "saved_model"])
 @pytest.mark.parametrize("legacy", [False, True], ids=["new", "legacy"])
@@ -336,6 +338,7 @@ def test_a_model_that_was_fitted(legacy, save, theirs):
     assert_same_slots(ours, saved)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("save", ["h5", "checkpoint"])
 @pytest.mark.parametrize("legacy", [False, True], ids=["new", "legacy"])
 def test_names_count_more_than_the_order(save, legacy, theirs):
@@ -379,6 +382,7 @@ def wrapped(theirs):
     return get
 
 
+@pytest.mark.in_turn
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("legacy", [False, True], ids=["new", "legacy"])
 @pytest.mark.parametrize("save", sorted(WITH_SCALE))
@@ -701,6 +705,7 @@ def test_other_counts_shapes_classes_and_slots_are_refused(
     assert_refused(with_state, saved.path, match)
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("save", ["h5", "keras", "checkpoint", "saved_model"])
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.98])
 def test_a_truncated_file_is_refused(save, share, with_state, theirs):

@@ -276,7 +276,7 @@ def mostly(value, *others):
 
 
 @st.composite
-def options_of(draw, optimizer):
+def options_of(draw, optimizer, is_plain):
     """Options with which an optimizer may have a fast path."""
     schedule = keras.optimizers.schedules.ExponentialDecay(0.25, 2, 0.5)
     options = {"learning_rate": draw(st.sampled_from([schedule, 0.125]))}
@@ -286,19 +286,16 @@ def options_of(draw, optimizer):
     return (
         options
         | ({decay: 0.25} if decay else {})
-        | draw(mostly({}, {"global_clipnorm": 1.0}))
+        | draw(mostly({}, *CLIPS))
+        | draw(mostly({}, *(() if IS_JAX and is_plain else AVERAGES)))
         | draw(mostly({}, {"gradient_accumulation_steps": 2}))
     )
 
 
-@st.composite
-def options_of_the_generic_path(draw, optimizer):
-    clips = {"clipnorm": 0.5}, {"clipvalue": 0.125}
-    averages = {"use_ema": True}, {"use_ema": True, "ema_overwrite_frequency": 2}
-    options = draw(options_of(optimizer))
-    # Keras takes one of the three.
-    clips = () if "global_clipnorm" in options else clips
-    return options | draw(mostly({}, *clips)) | draw(mostly({}, *averages))
+# Keras takes one of the three.
+IS_JAX = BACKEND == "jax"
+CLIPS = {"global_clipnorm": 1.0}, {"clipnorm": 0.5}, {"clipvalue": 0.125}
+AVERAGES = {"use_ema": True}, {"use_ema": True, "ema_overwrite_frequency": 2}
 
 
 def forms_of(shape):
@@ -355,7 +352,7 @@ def scripts(draw, optimizer, is_plain=True, is_compiled=False):
             that one compilation serves all.
     """
     shapes = draw(st.lists(SHAPES, min_size=1, max_size=5))
-    options = draw((options_of if is_plain else options_of_the_generic_path)(optimizer))
+    options = draw(options_of(optimizer, is_plain))
     # Never the first variable, nor does that go without a gradient: on PyTorch Keras
     # cannot decay nothing.
     options["excluded"] = draw(st.sampled_from([None, ["bias"]]))

@@ -39,7 +39,11 @@ def test_every_optimizer_is_listed_with_its_step():
     # `run_if` is as fast on JAX, for all of them.
     expected = with_norms if keras.backend.backend() == "jax" else rules | with_norms
     assert fast == expected
-    other = {"tensorflow": "a branch", "jax": "the check", "torch": "at the flag"}
+    other = {
+        "tensorflow": "a branch",
+        "jax": "the check",
+        "torch": "accelerator, undone",
+    }
     assert found["Ftrl"].endswith(other[keras.backend.backend()])
 
 

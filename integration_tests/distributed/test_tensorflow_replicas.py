@@ -59,7 +59,7 @@ def test_norms_are_of_the_sum_over_the_replicas(printed):
 
 
 def test_micro_batches_are_added_up_on_all_replicas(printed):
-    assert_stepped_as_one(printed("ACCUMULATED"), count=2)
+    assert_stepped_as_one(printed("ACCUMULATED"), count=3)
 
 
 def assert_stepped_as_one(differences, count):

@@ -130,6 +130,14 @@ ACCUMULATING = {
     "AdamW, clipped": lambda: keras.optimizers.AdamW(
         0.5, global_clipnorm=0.5, gradient_accumulation_steps=2
     ),
+    "SGD, clipped and averaged": lambda: keras.optimizers.SGD(
+        0.5,
+        clipnorm=0.5,
+        use_ema=True,
+        ema_momentum=0.5,
+        ema_overwrite_frequency=1,
+        gradient_accumulation_steps=2,
+    ),
 }
 for name, make in ACCUMULATING.items():
     weights = on_two_replicas(lambda make=make: keras_lso.LossScaleOptimizer(make()))

@@ -245,7 +245,7 @@ with torch_training.process_group(rank, folder):
         "1 replica": sharded_over((1, 2), Replicate(), Shard(0)),
     }
     cases = [("fsdp", name, "dynamic", "float32") for name in OPTIMIZERS]
-    with_norms = ("LARS", "NovoGrad", "LARC", "global_clipnorm")
+    with_norms = ("LARS", "NovoGrad", "LARC", "global_clipnorm", "clipnorm")
     cases += [
         (o, n, "LogMax", "float32") for o in layouts for n in ("SGD", *with_norms)
     ]

@@ -143,6 +143,8 @@ KERNELS: dict[type, Callable[..., None]] = {
     rules.Lion: apply_formula,
     rules.RMSprop: apply_formula,
     rules.Adagrad: apply_formula,
+    rules.Average: apply_formula,
+    rules.Overwrite: apply_formula,
     layer_rules.LARS: apply_lars,
     layer_rules.NovoGrad: apply_novograd,
 }

@@ -33,6 +33,7 @@ class Torch(Framework):
 
     plan_step = staticmethod(_torch_plan.StepPlan)
     measure = staticmethod(_torch_sharded_step.measure)
+    clipped = staticmethod(_torch_sharded_step.clipped)
     l2_norms = staticmethod(_torch_sharded_step.l2_norms)
     fused_step_takes = staticmethod(_torch_sharded_step.fused_step_takes)
     fused_step = _torch_sharded_step.fused_step

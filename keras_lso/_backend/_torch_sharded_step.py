@@ -105,11 +105,32 @@ def _norms(rules, squares, owners):
 @torch.no_grad()
 def l2_norms(tensors):
     """See `Framework.l2_norms`."""
-    norms = _torch_measure.norms_of(shards_of(tensors))
+    return list(_norms_of_whole(tensors, shards_of(tensors)).unbind())
+
+
+def _norms_of_whole(tensors, shards):
+    """Returns L2 norms as one tensor, of what this process has `shards` of.
+
+    `tensors` say how they are sharded.
+    """
+    norms = _torch_measure.norms_of(shards)
     if any_sharded(tensors):
         owners = list(range(len(tensors)))
         norms = Agreement(tensors).sum(norms.square(), owners).sqrt()
-    return list(norms.unbind())
+    return norms
+
+
+@torch.no_grad()
+def clipped(grads, inv_scale, norm=None, value=None):
+    """See `Framework.clipped`; of shards, shards."""
+    unscaled = torch._foreach_mul([g.float() for g in shards_of(grads)], inv_scale)
+    if norm:
+        norms = _norms_of_whole(grads, unscaled)
+        torch._foreach_mul_(unscaled, list((norm / norms.clamp_min(norm)).unbind()))
+    else:
+        torch._foreach_clamp_min_(unscaled, -value)
+        torch._foreach_clamp_max_(unscaled, value)
+    return list(unscaled)
 
 
 @torch.no_grad()

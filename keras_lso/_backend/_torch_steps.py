@@ -170,6 +170,18 @@ def _descend_by_roots(kernel, rule, g, v, new_v):
     kernel.assign(v, new_v)
 
 
+def _step_average(kernel, rule, g, inv_scale, found):
+    averages = torch._foreach_mul(kernel.weights, rule.momentum)
+    g = kernel.multiply(g, inv_scale)
+    torch._foreach_add_(averages, torch._foreach_mul(g, 1 - rule.momentum))
+    kernel.assign(kernel.weights, averages)
+
+
+def _step_overwrite(kernel, rule, g, inv_scale, found):
+    # A kernel of its own memory: `assign` writes what it is given.
+    kernel.assign(kernel.weights, list(torch._foreach_mul(g, inv_scale)))
+
+
 def _step_lars(kernel, rule, g, inv_scale, found, v):
     if rule.classic_momentum:
         d, norms, unit = _lars_directions(kernel, rule, g, inv_scale, found)
@@ -254,6 +266,8 @@ STEPS: dict[type, Callable[..., None]] = {
     rules.Lion: _step_lion,
     rules.RMSprop: _step_rmsprop,
     rules.Adagrad: _step_adagrad,
+    rules.Average: _step_average,
+    rules.Overwrite: _step_overwrite,
     layer_rules.LARS: _step_lars,
     layer_rules.NovoGrad: _step_novograd,
 }

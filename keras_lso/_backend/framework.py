@@ -4,9 +4,8 @@ To add a backend, subclass `Framework`, override what the framework does better,
 name the class in `keras_lso/_backend/__init__.py`. The defaults are in `keras.ops`;
 with them alone a model can be loaded, as on NumPy and OpenVINO, but not trained.
 
-A step calls `measure`, and then `fused_step` where there is a rule, else `run_if`. What
-`fused_step` would find out at each step is found out once, by `plan_step`.
-docs/extending.md has an example of a backend and of a rule.
+A step calls `measure`, then `fused_step` where there is a rule, else `run_if`.
+`plan_step` decides once what stays so. docs/extending.md has examples.
 """
 
 import contextlib
@@ -33,7 +32,6 @@ class Framework:
     # For bug reports: how `run_if` runs a step, and the framework's distributions.
     OTHER_STEP = "none: this backend trains nothing"
     PACKAGES: tuple[str, ...] = ()
-    # The hint of `check_processes_run`.
     HOW_TO_START = f"The Keras backend {keras.backend.backend()!r} has no processes."
 
     # --- A step -------------------------------------------------------------------
@@ -57,8 +55,8 @@ class Framework:
             rules: List of rules of `rules.py` whose norms to return. A finite norm also
                 proves that its gradient is finite. Defaults to `None`.
             targets: `Targets` of the step that these rules make. Defaults to `None`.
-            are_alike: Bool. Whether all replicas have the same gradients, those of
-                `reduce_gradients`: nothing is exchanged then. Defaults to `False`.
+            are_alike: Bool. Whether all replicas have the same gradients: nothing is
+                exchanged then. Defaults to `False`.
             norm: Bool. Whether to return the norm of all, by which they are clipped. If
                 its square overflows, they are not finite. Defaults to `False`.
         """
@@ -78,9 +76,9 @@ class Framework:
     def plan_step(self, kinds, targets, grads):
         """Returns what `measure` and `fused_step` need not find out at each step.
 
-        None, or an object with a method `holds()`: whether it is true of the `Targets`
-        still. Of the gradients it knows no more than their `signature_of`. `kinds` is a
-        list of hashables: variables of one kind have the same rule.
+        None, or an object with a method `holds()`: whether it is true of these still.
+        Of the gradients it knows no more than their `signature_of`. `kinds` is a list
+        of hashables: variables of one kind have the same rule.
         """
         return None
 
@@ -146,6 +144,17 @@ class Framework:
     def l2_norm(self, values):
         """Returns the L2 norm of a dense tensor with all its shards, in its dtype."""
         return ops.sqrt(self.sum_over_shards(ops.sum(ops.square(values))))
+
+    def clipped(self, grads, inv_scale, norm=None, value=None):
+        """Returns dense gradients times `inv_scale`, each clipped as in Keras.
+
+        Args:
+            grads: List of tensors.
+            inv_scale: Float32 scalar tensor, or 1.0.
+            norm: Float, `clipnorm`. Defaults to `None`.
+            value: Float, `clipvalue`, if not `norm`. Defaults to `None`.
+        """
+        return reference.clipped(self, grads, inv_scale, norm, value)
 
     def l2_norms(self, values):
         """Returns the L2 norms of tensors, dense or sparse, in float32 or wider."""

@@ -67,6 +67,18 @@ def fused_step(framework, rules, targets, grads, found, inv_scale):
             copy.assign(select(framework.rounded(new[0], low.dtype), low))
 
 
+def clipped(framework, grads, inv_scale, norm, value):
+    """See `Framework.clipped`."""
+    unscaled = [times(g, inv_scale) for g in grads]
+    if not norm:
+        return [ops.clip(g, -value, value) for g in unscaled]
+    norms = framework.l2_norms(unscaled)
+    return [
+        g * (norm / ops.maximum(of_one, norm))
+        for g, of_one in zip(unscaled, norms, strict=True)
+    ]
+
+
 def run_if(finite, step, grads, state):
     """See `Framework.run_if`."""
     # Copies: on PyTorch a step changes the variable's own tensor.

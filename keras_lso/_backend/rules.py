@@ -254,6 +254,37 @@ class Adagrad(KerasRule):
         return select(self.decayed(w) - step, w), v
 
 
+# --- Weights and their moving averages ----------------------------------------------
+
+
+@dataclass(frozen=True)
+class Average(Rule):
+    """The moving average `w` of a variable `g`, as with `use_ema=True`.
+
+    ```python
+    w = momentum * w + (1 - momentum) * g
+    ```
+    """
+
+    momentum: Any
+
+    def __call__(self, select, g, w, norms=None):
+        return (select(w * self.momentum + g * (1 - self.momentum), w),)
+
+
+@dataclass(frozen=True)
+class Overwrite(Rule):
+    """A variable that becomes its average, as with `ema_overwrite_frequency`.
+
+    ```python
+    w = g
+    ```
+    """
+
+    def __call__(self, select, g, w, norms=None):
+        return (select(g, w),)
+
+
 def always(new, old):
     """The `select` of a step that is applied."""
     return new

@@ -16,6 +16,8 @@ from keras_lso._keras_internals.optimizers import (
     accumulators_of,
     index_of,
     iteration_variable,
+    moving_averages_of,
+    updates_of,
 )
 from keras_lso._keras_internals.rules import (
     columns_of,
@@ -40,7 +42,7 @@ class FusedStep:
 
     Attributes:
         slots: List of tuples of variables, in the order of `rule.slots`.
-        clips: Bool. Whether the gradients are to be clipped by their norm.
+        clips: Bool. Whether the gradients are to be clipped by the norm of all.
         targets: `Targets`, what the step writes.
     """
 
@@ -92,8 +94,8 @@ class FusedStep:
             are_alike=are_alike,
             norm=self.clips,
         )
-        factor = self.clipped(inv_scale, found.norm) if self.clips else inv_scale
-        self.update(rules, grads, found, factor)
+        grads, inv_scale = self.clipped(grads, inv_scale, found.norm)
+        self.update(rules, grads, found, inv_scale)
         return found
 
     def rules(self, learning_rate=None):
@@ -109,16 +111,23 @@ class FusedStep:
         made = self._make(self._optimizer, backend.scalar(learning_rate, "float32"))
         return [made[treatment] for treatment in self._treatments]
 
-    def clipped(self, inv_scale, norm):
-        """Returns what unscales gradients of this norm, and clips them as Keras does.
+    def clipped(self, grads, inv_scale, norm):
+        """Returns gradients, and what unscales them so that they are clipped.
 
         Args:
+            grads: List of tensors. No None.
             inv_scale: Float32 scalar tensor, or 1.0.
-            norm: Float32 scalar tensor, of the unscaled gradients.
+            norm: Float32 scalar tensor, the norm of all unscaled gradients, where the
+                step `clips`.
         """
+        of_each, value = self._optimizer.clipnorm, self._optimizer.clipvalue
+        if of_each or value:
+            return backend.clipped(grads, inv_scale, of_each, value), 1.0
+        if not self.clips:
+            return grads, inv_scale
         limit = self._optimizer.global_clipnorm
         factor = backend.scalars.clip(1.0 / norm, 0.0, 1.0 / limit)
-        return inv_scale * (limit * factor)
+        return grads, inv_scale * (limit * factor)
 
     def update(self, rules, grads, found=None, inv_scale=None):
         """Updates the variables; see `Framework.fused_step`."""
@@ -155,9 +164,7 @@ class AccumulatedStep:
         self._accumulators = accumulators
         # To add is to descend, at a rate of -1.
         self._adding = [rules.SGD(learning_rate=-1.0)] * len(sums)
-        targets = Targets(sums, [()] * len(sums))
-        plan = backend.plan_step([None] * len(sums), targets, grads)
-        self._sums = targets._replace(plan=plan)
+        self._sums = _planned(Targets(sums, [()] * len(sums)), grads)
 
     def holds(self):
         """Whether the variables still hold the tensors that the step would change."""
@@ -191,15 +198,82 @@ class AccumulatedStep:
         return found
 
     def _update(self, is_last, count):
-        step, sums = self._step, self._sums.variables
+        step, sums, norm = self._step, self._sums.variables, None
         factor = backend.scalar(1.0 / count, "float32")
         if step.clips:
             norm = backend.measure(
                 sums, inv_scale=factor, targets=step.targets, are_alike=True, norm=True
             ).norm
-            factor = step.clipped(factor, norm)
-        step.update(step.rules(), sums, Measurement(is_last), factor)
+        means, factor = step.clipped(sums, factor, norm)
+        step.update(step.rules(), means, Measurement(is_last), factor)
         backend.clear(sums, is_last)
+
+
+class AveragedStep:
+    """A step after which the moving averages of the weights move, as with `use_ema`.
+
+    Keras averages after each of its steps, those that only accumulate among them. Every
+    `ema_overwrite_frequency` updates the averages then overwrite the weights.
+
+    Args:
+        step: `FusedStep` or `AccumulatedStep`.
+        optimizer: The optimizer.
+        variables: List of all that it trains, in any order.
+        low_precision_variables: See `FusedStep`.
+        averages: List of their averages.
+    """
+
+    def __init__(self, step, optimizer, variables, low_precision_variables, averages):
+        self._step, self._optimizer = step, optimizer
+        low = low_precision_variables
+        copies = low and [None if v is None else storage_of([v])[0] for v in low]
+        nothing = [()] * len(variables)
+        weights = Targets(storage_of(variables), nothing, copies)
+        moved = Targets(storage_of(averages), nothing)
+        self._weights = _planned(weights, moved.variables)
+        self._averages = _planned(moved, weights.variables)
+        self._pairs = list(zip(averages, moved.variables, strict=True))
+
+    def holds(self):
+        """Whether the variables still hold the tensors that the step would change."""
+        averages, stored = zip(*self._pairs, strict=True)
+        plans = [targets.plan for targets in (self._weights, self._averages)]
+        return (
+            self._step.holds()
+            and hold(averages, stored)
+            and all(plan is None or plan.holds() for plan in plans)
+        )
+
+    def take(self, grads, inv_scale, amax, are_alike):
+        """Updates the variables and their averages, if the gradients are finite.
+
+        For the arguments and what is returned see `FusedStep.take`.
+        """
+        found = self._step.take(grads, inv_scale, amax, are_alike)
+        updates = updates_of(self._optimizer)
+        momentum = backend.scalar(updates != 0, "float32")
+        rule = rules.Average(momentum * self._optimizer.ema_momentum)
+        self._let(self._averages, rule, self._weights, found.finite)
+        frequency = self._optimizer.ema_overwrite_frequency
+        if frequency:
+            is_due = (updates + 1) % frequency == 0
+            is_due = backend.scalars.logical_and(found.finite, is_due)
+            overwrite = functools.partial(
+                self._let, self._weights, rules.Overwrite(), self._averages, is_due
+            )
+            backend.run_masked(is_due, overwrite)
+        return found
+
+    def _let(self, targets, rule, sources, flag):
+        """Lets these variables follow others by a rule, if `flag`."""
+        values = sources.variables
+        backend.fused_step([rule] * len(values), targets, values, Measurement(flag))
+
+
+def _planned(targets, values):
+    """Returns `Targets` with the plan of a step in which all are treated alike."""
+    kinds = [None] * len(targets.variables)
+    return targets._replace(plan=backend.plan_step(kinds, targets, values))
 
 
 # --- Which one is taken -------------------------------------------------------------
@@ -229,6 +303,10 @@ class Choice:
             variables,
             low_precision_variables,
         )
+        if self.fused and optimizer.use_ema:
+            self.fused = _averaged_step_of(
+                self.fused, optimizer, variables, low_precision_variables
+            )
 
     def holds(self):
         """Whether the choice would be the same, for the same gradients."""
@@ -267,6 +345,20 @@ def _accumulated_step_of(rule, optimizer, grads, variables, low_precision_variab
         return None
     step = fused_step_of(rule, optimizer, sums, variables, low_precision_variables)
     return step and AccumulatedStep(step, optimizer, accumulators, sums, grads)
+
+
+def _averaged_step_of(step, optimizer, variables, low_precision_variables):
+    """Returns the optimizer's `AveragedStep`, None if its own step is better."""
+    averages = moving_averages_of(optimizer)
+    # Keras averages what has no gradient as well.
+    if len(variables) < len(averages):
+        return None
+    averages = [averages[index_of(optimizer, v)] for v in variables]
+    stored, weights = storage_of(averages), storage_of(variables)
+    takes = backend.fused_step_takes
+    if not takes(rules.Average, stored, weights):
+        return None
+    return AveragedStep(step, optimizer, variables, low_precision_variables, averages)
 
 
 def rate_of(optimizer):

@@ -231,11 +231,14 @@ def averages_of(optimizer):
         for averaging in stepping(optimizer)
         if averaging.use_ema and averaging.built and _has_stepped(averaging)
         for pair in zip(
-            averaging._trainable_variables,
-            averaging._model_variables_moving_average,
-            strict=True,
+            averaging._trainable_variables, moving_averages_of(averaging), strict=True
         )
     ]
+
+
+def moving_averages_of(optimizer):
+    """Returns the moving average of each variable that the optimizer was built for."""
+    return list(optimizer._model_variables_moving_average)
 
 
 def _has_stepped(optimizer):

@@ -106,9 +106,8 @@ def registration_of(rule, optimizer):
 def rule_of(optimizer, variables):
     """Returns the rule that says all that the optimizer does to these variables.
 
-    But for what `AccumulatedStep` does besides, and for the clip by the norm of all
-    gradients, which enters the factor that unscales them. None for an optimizer of an
-    unknown class, and for one that clips otherwise, averages or constrains.
+    But for the clipping of gradients, and for what `AccumulatedStep` and `AveragedStep`
+    do besides. None for an optimizer of an unknown class, and for one that constrains.
     """
     rule = registered_rule(optimizer)
     if rule is None or _does_more_than(rule, optimizer, variables):
@@ -118,12 +117,12 @@ def rule_of(optimizer, variables):
 
 def _does_more_than(rule, optimizer, variables):
     has_other_decay = not issubclass(rule, rules.KerasRule)
+    clips = [optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm]
     return (
-        optimizer.clipnorm
-        or optimizer.clipvalue
         # The norms that such a rule takes are of gradients that have been clipped.
-        or (optimizer.global_clipnorm and rule.has_norms)
-        or optimizer.use_ema
+        (any(clips) and rule.has_norms)
+        # Set later: Keras's arguments exclude each other.
+        or sum(map(bool, clips)) > 1
         or getattr(optimizer, "amsgrad", False)
         or (has_other_decay and optimizer.weight_decay is not None)
         or not all(_is_plain(v) for v in variables)
@@ -148,7 +147,8 @@ def form_of(optimizer):
     state = vars(optimizer)
     return (
         registered_rule(optimizer),
-        bool(optimizer.clipnorm or optimizer.clipvalue),
+        bool(optimizer.clipnorm),
+        bool(optimizer.clipvalue),
         bool(optimizer.global_clipnorm),
         bool(optimizer.use_ema),
         bool(optimizer.gradient_accumulation_steps),

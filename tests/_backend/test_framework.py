@@ -139,6 +139,8 @@ RULES = [
     rules.RMSprop(tensor(0.5), 0.9, 1e-7),
     rules.RMSprop(tensor(0.5), 0.8, 1e-5, decay=tensor(0.1)),
     rules.Adagrad(tensor(0.5), 1e-7),
+    rules.Average(tensor(0.75)),
+    rules.Overwrite(),
     layer_rules.LARS(**LARS, trust_ratio=RATIO),
     layer_rules.LARS(**LARS, trust_ratio=None),
     layer_rules.LARS(**LARS, trust_ratio=layer_rules.TrustRatio(0.1, paper=True)),
@@ -428,6 +430,23 @@ def same_norms(own, reference):
     for actual, expected in zip(own(values), reference(values), strict=True):
         assert keras.backend.standardize_dtype(actual.dtype) == "float32"
         close(actual, expected)
+
+
+@compares("clipped")
+def same_clipped_gradients(own, reference):
+    # Zeros, whose norm is no divisor, and short ones, which stay as they are.
+    values = [RANDOM[0], RANDOM[1] * 1e-3, np.zeros(3), np.array(-4.0)]
+    for dtype in ("float32", "float16"):
+        grads = [tensor(v, dtype) for v in values]
+        for limits in ({"norm": 0.5}, {"value": 0.25}):
+            for factor in (tensor(0.5), 1.0):
+                ours, theirs = (f(grads, factor, **limits) for f in (own, reference))
+                for actual, expected in zip(ours, theirs, strict=True):
+                    actual, expected = map(ops.convert_to_numpy, (actual, expected))
+                    assert actual.dtype == "float32"
+                    np.testing.assert_allclose(actual, expected, rtol=1e-6)
+        for grad, value in zip(grads, values, strict=True):
+            equal(grad, tensor(value, dtype))
 
 
 @compares("rounded")

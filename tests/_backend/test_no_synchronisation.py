@@ -42,6 +42,16 @@ OPTIMIZERS = {
     "AdamW, clipped, of 4": lambda: AdamW(
         0.1, global_clipnorm=1.0, gradient_accumulation_steps=4
     ),
+    "AdamW, clipped each": lambda: AdamW(0.1, clipnorm=1.0),
+    "momentum, clipped by value": lambda: SGD(0.1, momentum=0.9, clipvalue=1.0),
+    "SGD, averaged": lambda: SGD(0.1, use_ema=True),
+    "AdamW, averaged, overwritten, clipped, of 4": lambda: AdamW(
+        0.1,
+        use_ema=True,
+        ema_overwrite_frequency=2,
+        clipnorm=1.0,
+        gradient_accumulation_steps=4,
+    ),
     "LARS, of 4": lambda: keras_lso.LARS(0.1, gradient_accumulation_steps=4),
     "LARS": lambda: keras_lso.LARS(0.1, weight_decay_rate=0.1),
     "LARS, popular": lambda: keras_lso.LARS(0.1, classic_momentum=False, momentum=0.0),
@@ -290,9 +300,8 @@ OWN_STEPS = {
     "Lamb": K.Lamb,
     "RMSprop, centered": lambda rate: K.RMSprop(rate, momentum=0.9, centered=True),
     "Adam, amsgrad": lambda rate: Adam(rate, amsgrad=True),
-    "clipnorm": lambda rate: AdamW(rate, clipnorm=1.0),
-    "clipvalue": lambda rate: SGD(rate, clipvalue=1.0),
-    "EMA": lambda rate: Adam(rate, use_ema=True, ema_overwrite_frequency=None),
+    "SGD of a subclass": lambda rate: Subclass(rate, momentum=0.9, clipvalue=1.0),
+    "averaged": lambda rate: K.Lamb(rate, use_ema=True),
     "user's": lambda rate: Own(rate),
 }
 # The oldest Keras has not all of them.
@@ -302,6 +311,10 @@ if hasattr(K, "OptimizerMap"):
     OWN_STEPS["MultiOptimizer"] = lambda rate: K.MultiOptimizer(
         K.OptimizerMap(K.SGD(rate, momentum=0.9), {"variable.*": K.Lamb(rate)})
     )
+
+
+class Subclass(SGD):
+    """One that no rule is known of."""
 
 
 class Own(K.Optimizer):

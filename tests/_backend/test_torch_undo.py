@@ -13,6 +13,8 @@ if keras.backend.backend() != "torch":
 torch = pytest.importorskip("torch")
 
 from keras_lso._backend import backend  # noqa: E402
+from testing import beside_keras  # noqa: E402
+from testing.beside_keras import bits  # noqa: E402
 
 K = keras.optimizers
 SCALE = 1024.0
@@ -33,9 +35,7 @@ class Steps(K.SGD):
 
 @pytest.fixture(autouse=True)
 def on_an_accelerator(monkeypatch):
-    for module in ("_torch_measure", "_torch_steps", "_torch_sharded_step"):
-        name = f"keras_lso._backend.{module}.is_on_host"
-        monkeypatch.setattr(name, lambda tensor: False)
+    beside_keras.take("accelerator", monkeypatch)
 
 
 def variables_of(name, dtype="float32"):
@@ -57,10 +57,6 @@ def gradients(count, seed=1):
         [torch.tensor(rng.normal(size=shape), dtype=torch.float32) for shape in shapes]
         for _ in range(count)
     ]
-
-
-def bits(variables):
-    return [v.numpy().tobytes() for v in variables]
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)

@@ -11,12 +11,11 @@ from keras import ops
 import keras_lso
 from keras_lso._backend import backend
 from keras_lso._keras_internals.fused_step import AccumulatedStep
+from testing import beside_keras
+from testing.beside_keras import SHAPES, Pair, bits
 
 K = keras.optimizers
 BACKEND = keras.backend.backend()
-SCALE = 1024.0
-# More elements than are added up one by one, in tensors small and large.
-SHAPES = [(3,), (2, 2), (200, 100)]
 MAKE = {
     "SGD": K.SGD,
     "momentum": lambda rate, **k: K.SGD(rate, momentum=0.9, **k),
@@ -33,73 +32,23 @@ each = pytest.mark.parametrize("name", ["LARS"] if BACKEND == "jax" else MAKE)
 pytestmark = [pytest.mark.full] if BACKEND == "jax" else []
 
 
-@pytest.fixture(params=["host", "accelerator"] if BACKEND == "torch" else ["host"])
+@pytest.fixture(params=beside_keras.WAYS)
 def way(request, monkeypatch):
-    """On the host, which can read flags, and where nobody may look at a tensor."""
-    if request.param == "accelerator":
-        for module in ("_torch_measure", "_torch_steps", "_torch_sharded_step"):
-            name = f"keras_lso._backend.{module}.is_on_host"
-            monkeypatch.setattr(name, lambda tensor: False)
-    return request.param
+    beside_keras.take(request.param, monkeypatch)
 
 
-class Pair:
-    """Our optimizer and Keras's, each with variables of its own."""
-
-    def __init__(self, name, count=3, dtype="float32", scale=SCALE, **options):
-        self.random = np.random.default_rng(1)
-        start = [self.random.normal(size=s) for s in SHAPES]
-        self.ours, self.theirs = (
-            [keras.Variable(w.astype(dtype).astype(d), dtype=d) for w in start]
-            for d in (dtype, "float32")
-        )
-        options["gradient_accumulation_steps"] = count
-        self.inner = MAKE[name](0.125, **options)
-        self.optimizer = keras_lso.LossScaleOptimizer(
-            MAKE[name](0.125, **options), initial_scale=scale
-        )
-        self.optimizer.build(self.ours)
-
-    def gradients(self, size=1.0):
-        return [(self.random.normal(size=s) * size).astype("float32") for s in SHAPES]
-
-    def apply(self, grads, dtype="float32"):
-        scale = float(self.optimizer.loss_scale)
-        scaled = [(g * scale).astype(dtype) for g in grads]
-        self.optimizer.apply([ops.convert_to_tensor(g) for g in scaled], self.ours)
-
-    def apply_to_keras(self, grads):
-        self.inner.apply([ops.convert_to_tensor(g) for g in grads], self.theirs)
-
-    def step(self, size=1.0):
-        grads = self.gradients(size)
-        self.apply(grads)
-        self.apply_to_keras(grads)
-
-    def state(self):
-        return [*self.ours, *self.optimizer.inner_optimizer.variables]
-
-    def assert_alike(self, rtol=2e-6):
-        """Weights, slots, sums and the count of micro-batches."""
-        expected = [*self.theirs, *self.inner.variables]
-        for ours, theirs in zip(self.state(), expected, strict=True):
-            a, b = map(ops.convert_to_numpy, (ours, theirs))
-            atol = rtol * np.abs(b).max(initial=0)
-            np.testing.assert_allclose(a, b, rtol=0, atol=atol, err_msg=ours.path)
+def pair_of(name, count=3, **options):
+    return Pair(MAKE[name], gradient_accumulation_steps=count, **options)
 
 
 def is_fused(optimizer):
     return isinstance(optimizer._step._plan.fused, AccumulatedStep)
 
 
-def bits(variables):
-    return [np.array(ops.convert_to_numpy(v)).tobytes() for v in variables]
-
-
 @each
 @pytest.mark.parametrize("count", [2, 3])
 def test_windows_are_those_of_keras(name, count, way):
-    pair = Pair(name, count)
+    pair = pair_of(name, count)
     for _ in range(2 * count + 1):
         pair.step()
         pair.assert_alike()
@@ -108,7 +57,7 @@ def test_windows_are_those_of_keras(name, count, way):
 
 
 def test_a_window_of_a_power_of_two_has_keras_s_bits():
-    pair = Pair("SGD", 4)
+    pair = pair_of("SGD", 4)
     for _ in range(9):
         pair.step()
     if BACKEND == "torch":
@@ -120,14 +69,10 @@ def test_a_window_of_a_power_of_two_has_keras_s_bits():
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
 def test_a_micro_batch_that_overflows_is_dropped_whole(name, bad, way):
     """The first of a window, the one in the middle, and the one that would end it."""
-    pair = Pair(name)
+    pair = pair_of(name)
     for number in range(9):
         if number in (0, 4, 8):
-            grads = pair.gradients()
-            grads[2][7, 5] = bad
-            before = bits(pair.state())
-            pair.apply(grads)
-            assert bits(pair.state()) == before
+            pair.overflow(bad)
         pair.step()
         pair.assert_alike()
     assert int(pair.optimizer.skipped_steps) == 3
@@ -138,7 +83,7 @@ CLIPPED = {"momentum", "AdamW", "Lion"}
 
 @pytest.mark.parametrize("name", ["momentum"] if BACKEND == "jax" else sorted(CLIPPED))
 def test_the_mean_is_clipped_and_not_its_parts(name, way):
-    pair = Pair(name, global_clipnorm=0.5)
+    pair = pair_of(name, global_clipnorm=0.5)
     # The mean of three is shorter than the limit in the first window alone.
     for size in (1e-3,) * 3 + (1.0,) * 6:
         pair.step(size)
@@ -146,7 +91,7 @@ def test_the_mean_is_clipped_and_not_its_parts(name, way):
 
 
 def test_the_limit_and_the_window_are_read_at_each_step():
-    pair = Pair("momentum", global_clipnorm=0.5)
+    pair = pair_of("momentum", global_clipnorm=0.5)
     for limit, count in [(0.5, 3), (2.0, 3), (0.125, 3), (0.25, 2), (0.25, 2)]:
         for optimizer in (pair.optimizer.inner_optimizer, pair.inner):
             optimizer.global_clipnorm = limit
@@ -157,7 +102,7 @@ def test_the_limit_and_the_window_are_read_at_each_step():
 
 @each
 def test_float16_variables_have_sums_in_float32(name, way):
-    pair = Pair(name, dtype="float16")
+    pair = pair_of(name, dtype="float16")
     for _ in range(6):
         grads = [g.astype("float16").astype("float32") for g in pair.gradients()]
         pair.apply(grads, "float16")
@@ -172,7 +117,7 @@ def test_float16_variables_have_sums_in_float32(name, way):
 @pytest.mark.parametrize("limit", [None, 1.0])
 def test_no_sum_overflows(limit, way):
     """A third of float32's largest number is finite, and so large that four are not."""
-    pair = Pair("momentum", 4, scale=1.0, global_clipnorm=limit)
+    pair = pair_of("momentum", 4, scale=1.0, global_clipnorm=limit)
     pair.step()
     before = bits(pair.state())
     for size in (np.finfo("float32").max / 3, np.finfo("float32").max / 4):
@@ -187,7 +132,7 @@ def test_no_sum_overflows(limit, way):
 @pytest.mark.skipif(BACKEND == "jax", reason="Keras's own step adds them up there")
 def test_no_norm_of_a_sum_overflows():
     """Squares of each gradient are finite, those of three added up would not be."""
-    pair = Pair("momentum", 3, global_clipnorm=1.0, scale=1.0)
+    pair = pair_of("momentum", 3, global_clipnorm=1.0, scale=1.0)
     large = [np.zeros(s, "float32") for s in SHAPES]
     large[0][:] = 9e18
     before = bits(pair.state())
@@ -206,7 +151,7 @@ def test_no_norm_of_a_sum_overflows():
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 def test_a_variable_without_a_gradient_leaves_it_to_keras():
-    pair = Pair("momentum")
+    pair = pair_of("momentum")
     for missing in (None, 1, None, 0, None, 2, None):
         grads = pair.gradients()
         ours, theirs = ([*map(ops.convert_to_tensor, grads)] for _ in "ab")
@@ -218,7 +163,7 @@ def test_a_variable_without_a_gradient_leaves_it_to_keras():
 
 
 def test_a_part_of_the_variables_leaves_it_to_keras():
-    pair = Pair("momentum")
+    pair = pair_of("momentum")
     pair.inner.build(pair.theirs)
     for part in (3, 2, 3, 1, 3, 3):
         grads = [ops.convert_to_tensor(g) for g in pair.gradients()[:part]]
@@ -228,7 +173,7 @@ def test_a_part_of_the_variables_leaves_it_to_keras():
 
 
 def test_no_gradient_is_written(way):
-    pair = Pair("AdamW")
+    pair = pair_of("AdamW")
     for _ in range(4):
         grads = [ops.convert_to_tensor(g) for g in pair.gradients()]
         before = bits(grads)
@@ -238,7 +183,7 @@ def test_no_gradient_is_written(way):
 
 @pytest.mark.skipif(BACKEND != "torch", reason="Only PyTorch's tensors change in place")
 def test_sums_that_are_other_tensors_now_are_found():
-    pair = Pair("momentum")
+    pair = pair_of("momentum")
     pair.step()
     for optimizer in (pair.optimizer.inner_optimizer, pair.inner):
         for accumulator in optimizer._accumulated_gradients:
@@ -263,7 +208,7 @@ def test_sums_that_are_other_tensors_now_are_found():
 
 @pytest.mark.skipif(BACKEND != "torch", reason="Elsewhere a step is compiled")
 def test_the_host_stops_where_a_window_goes_on(monkeypatch):
-    pair = Pair("momentum")
+    pair = pair_of("momentum")
     pair.step()
     taken = []
     monkeypatch.setattr(backend, "clear", lambda *args: taken.append(args))
@@ -276,7 +221,7 @@ def test_the_host_stops_where_a_window_goes_on(monkeypatch):
 def test_stateless_steps():
     if BACKEND == "tensorflow":
         pytest.skip("Keras has no `stateless_apply` on TensorFlow")
-    pair, twin = Pair("AdamW"), Pair("AdamW")
+    pair, twin = pair_of("AdamW"), pair_of("AdamW")
     weights = [v.value for v in pair.ours]
     state = [v.value for v in pair.optimizer.variables]
     for _ in range(7):

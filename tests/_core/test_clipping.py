@@ -1,7 +1,8 @@
-"""`global_clipnorm` of the inner optimizer, in a step in one pass.
+"""Clipping by the inner optimizer's arguments, in a step in one pass.
 
-The norm of all gradients is the check whether they are finite, and the factor by which
-they are clipped enters the one by which they are unscaled.
+With `global_clipnorm` the norm of all gradients is the check whether they are finite,
+and the factor by which they are clipped enters the one by which they are unscaled. With
+`clipnorm` and `clipvalue` each gradient is unscaled and clipped before the step.
 """
 
 import keras
@@ -12,6 +13,7 @@ from keras import ops
 import keras_lso
 from keras_lso._backend import backend
 from keras_lso.loss_scales import LogMaxLossScale
+from testing import beside_keras
 
 K = keras.optimizers
 LIMIT, SCALE = 0.5, 1024.0
@@ -21,10 +23,19 @@ MAKE = {
     "Adam": lambda: K.Adam(0.1, global_clipnorm=LIMIT),
     "AdamW": lambda: K.AdamW(0.1, global_clipnorm=LIMIT),
     "Lion": lambda: K.Lion(0.1, global_clipnorm=LIMIT),
+    "momentum, each norm": lambda: K.SGD(0.1, momentum=0.9, clipnorm=LIMIT),
+    "AdamW, each norm": lambda: K.AdamW(0.1, clipnorm=LIMIT),
+    "momentum, each value": lambda: K.SGD(0.1, momentum=0.9, clipvalue=0.05),
+    "AdamW, each value": lambda: K.AdamW(0.1, clipvalue=0.05),
 }
 each = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
 # More elements than are added up one by one, in tensors small and large.
 SHAPES = [(3,), (2, 2), (200, 100)]
+
+
+@pytest.fixture(params=beside_keras.WAYS)
+def way(request, monkeypatch):
+    beside_keras.take(request.param, monkeypatch)
 
 
 def pair(make, dtype="float32", **arguments):
@@ -54,7 +65,7 @@ def assert_close(ours, theirs, rtol=1e-6):
 
 
 @each
-def test_it_clips_as_keras_does(make):
+def test_it_clips_as_keras_does(make, way):
     optimizer, ours, inner, theirs = pair(make)
     for norm in (0.01, 0.499, 0.501, 40.0, 0.0):
         grads = gradients(norm)
@@ -62,6 +73,8 @@ def test_it_clips_as_keras_does(make):
         inner.apply(tensors(grads), theirs)
         assert_close(ours, theirs, 4e-6)
     assert int(optimizer.skipped_steps) == 0
+    fused = optimizer._step._plan.fused
+    assert (fused is not None) is (keras.backend.backend() != "jax")
 
 
 @each
@@ -73,17 +86,19 @@ def test_gradients_that_are_unscaled_already(make):
         assert_close(ours, theirs, 4e-6)
 
 
-def test_the_limit_is_read_at_each_step():
-    optimizer, ours, inner, theirs = pair(MAKE["momentum"])
-    for limit in (0.5, 2.0, 0.125, None, 1.0):
-        optimizer.inner_optimizer.global_clipnorm = inner.global_clipnorm = limit
+@pytest.mark.parametrize("name", ["global_clipnorm", "clipnorm", "clipvalue"])
+def test_the_limit_is_read_at_each_step(name):
+    optimizer, ours, inner, theirs = pair(lambda: K.SGD(0.1, momentum=0.9))
+    for limit in (0.5, 2.0, 0.125, None, 0.01):
+        for clipping in (optimizer.inner_optimizer, inner):
+            setattr(clipping, name, limit)
         optimizer.apply(tensors(gradients(4.0), SCALE), ours)
         inner.apply(tensors(gradients(4.0)), theirs)
         assert_close(ours, theirs)
 
 
 @each
-def test_float16_gradients_of_float16_variables(make):
+def test_float16_gradients_of_float16_variables(make, way):
     """Against NumPy's norm of what float16 has left of the gradients."""
     optimizer, ours, inner, _ = pair(make, "float16")
     masters = [keras.Variable(ops.cast(v, "float32"), dtype="float32") for v in ours]
@@ -101,7 +116,7 @@ def test_float16_gradients_of_float16_variables(make):
 
 @each
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_a_step_that_overflows_changes_nothing(make, bad):
+def test_a_step_that_overflows_changes_nothing(make, bad, way):
     optimizer, ours, *_ = pair(make)
     optimizer.apply(tensors(gradients(4.0), SCALE), ours)
     kept = [*ours, *optimizer.inner_optimizer.variables]
@@ -145,6 +160,37 @@ def test_a_norm_that_overflows_once_unscaled_skips_the_step(name):
     assert int(optimizer.skipped_steps) == 1
     for variable in ours:
         np.testing.assert_array_equal(ops.convert_to_numpy(variable), 1.0)
+
+
+def test_of_three_limits_that_are_set_later_keras_takes_its_first(way):
+    optimizer, ours, inner, theirs = pair(lambda: K.SGD(0.1))
+    for clipping in (optimizer.inner_optimizer, inner):
+        clipping.clipvalue, clipping.global_clipnorm = 1e-4, 0.2
+    for norm in (0.1, 4.0):
+        optimizer.apply(tensors(gradients(norm), SCALE), ours)
+        inner.apply(tensors(gradients(norm)), theirs)
+        assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("name", ["clipnorm", "clipvalue"])
+def test_the_mean_of_a_window_is_clipped(name, way):
+    optimizer, ours, inner, theirs = pair(
+        lambda: K.SGD(0.1, gradient_accumulation_steps=2, **{name: 0.05})
+    )
+    for seed in range(4):
+        grads = gradients(30.0, seed)
+        optimizer.apply(tensors(grads, SCALE), ours)
+        inner.apply(tensors(grads), theirs)
+        assert_close(ours, theirs)
+
+
+def test_large_gradients_are_not_lost_to_the_scale():
+    """The square of a gradient of 1e17 is finite, but not once it is scaled."""
+    optimizer, ours, inner, theirs = pair(MAKE["momentum, each norm"])
+    grads = gradients(1e17)
+    optimizer.apply(tensors(grads, SCALE), ours)
+    inner.apply(tensors(grads), theirs)
+    assert_close(ours, theirs)
 
 
 def test_a_policy_is_told_the_largest_magnitude():

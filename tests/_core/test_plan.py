@@ -262,6 +262,9 @@ CHANGES_OF_THE_OPTIMIZER = {
     "a value to clip at": (sets("clipvalue", 0.01), INNER["AdamW"]),
     "a global norm": (sets("global_clipnorm", 0.01, "optimizer"), INNER["AdamW"]),
     "no norm": (sets("clipnorm", None), INNER["clipped"]),
+    # With a rule that takes norms, clipping leaves the step to Keras.
+    "a norm for LARS": (sets("clipnorm", 0.01), lambda: keras_lso.LARS(0.5)),
+    "a value for LARS": (sets("clipvalue", 0.01), lambda: keras_lso.LARS(0.5)),
     "exclusions": (excludes, lambda: AdamW(0.5, **DECAYS)),
     "exclusions of LARS": (
         excludes,

@@ -65,6 +65,7 @@ def report(nodeid, *keywords, skipped=False):
 def test_a_skipped_case_that_stands_for_others_is_found(monkeypatch):
     monkeypatch.setattr(cases, "SKIPPED", collections.defaultdict(list))
     monkeypatch.setattr(cases, "RUN", set())
+    monkeypatch.setattr(cases, "SKIPPED_IN_TURN", [])
     for each in (
         report("a[1]", "exhaustive", skipped=True),
         report("a[2]", "exhaustive"),

@@ -3,6 +3,7 @@
 from tools.faults import (
     accumulation,
     arguments,
+    averages,
     backend_jax,
     backend_tensorflow,
     backend_torch,
@@ -25,6 +26,7 @@ AREAS = (
     loss_scale_optimizer,
     plans,
     accumulation,
+    averages,
     arguments,
     optimizers,
     rules,

@@ -72,10 +72,10 @@ FAULTS = [
         backend="tensorflow",
     ),
     Fault(
-        name="an optimizer that clips steps by its bare rule",
+        name="an optimizer that clips each element steps by norms of all",
         file="keras_lso/_keras_internals/rules.py",
-        old="        optimizer.clipnorm\n        or optimizer.clipvalue\n",
-        new="        optimizer.clipvalue\n",
+        old="clips = [optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm]",
+        new="clips = [optimizer.clipnorm, None, optimizer.global_clipnorm]",
         tests="tests/test_keras_internals.py::test_an_optimizer_that_does_more_than_a_rule_has_none",
     ),
     Fault(

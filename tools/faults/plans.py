@@ -76,7 +76,14 @@ FAULTS = [
     Fault(
         name="a fused step goes on where gradients are to be clipped",
         file="keras_lso/_keras_internals/rules.py",
-        old="        bool(optimizer.clipnorm or optimizer.clipvalue),\n",
+        old="        bool(optimizer.clipnorm),\n",
+        new="",
+        tests="tests/_core/test_plan.py::test_another_hyperparameter",
+    ),
+    Fault(
+        name="a fused step goes on where elements are to be clipped",
+        file="keras_lso/_keras_internals/rules.py",
+        old="        bool(optimizer.clipvalue),\n",
         new="",
         tests="tests/_core/test_plan.py::test_another_hyperparameter",
     ),
@@ -153,7 +160,7 @@ FAULTS = [
     Fault(
         name="a step is clipped by its norm and by Keras's norms of it",
         file="keras_lso/_keras_internals/rules.py",
-        old="(optimizer.global_clipnorm and rule.has_norms)",
+        old="(any(clips) and rule.has_norms)",
         new="False",
         tests="tests/test_keras_internals.py::test_an_optimizer_that_does_more_than_a_rule_has_none",
     ),

@@ -1,0 +1,88 @@
+"""Steps of a `LossScaleOptimizer` beside those of the inner optimizer by itself.
+
+Keras's own optimizer is the judge: it is given the same gradients, unscaled, and only
+those that are finite.
+"""
+
+import keras
+import numpy as np
+from keras import ops
+
+import keras_lso
+
+SCALE = 1024.0
+# More elements than are added up one by one, in tensors small and large.
+SHAPES = [(3,), (2, 2), (200, 100)]
+# On the host, which can read flags, and where nobody may look at a tensor.
+WAYS = ["host", "accelerator"] if keras.backend.backend() == "torch" else ["host"]
+
+
+def take(way, monkeypatch):
+    """Lets PyTorch take a CPU for an accelerator, if that is the way to go."""
+    if way == "accelerator":
+        for module in ("_torch_measure", "_torch_steps", "_torch_sharded_step"):
+            name = f"keras_lso._backend.{module}.is_on_host"
+            monkeypatch.setattr(name, lambda tensor: False)
+
+
+class Pair:
+    """Our optimizer and Keras's, each with variables of its own.
+
+    Args:
+        make: Callable of a learning rate and `options` that returns an optimizer.
+        dtype: String, of our variables; Keras's are float32. Defaults to `"float32"`.
+        scale: Float, the first loss scale. Defaults to `SCALE`.
+        **options: Arguments of both optimizers.
+    """
+
+    def __init__(self, make, dtype="float32", scale=SCALE, **options):
+        self.random = np.random.default_rng(1)
+        start = [self.random.normal(size=s) for s in SHAPES]
+        self.ours, self.theirs = (
+            [keras.Variable(w.astype(dtype).astype(d), dtype=d) for w in start]
+            for d in (dtype, "float32")
+        )
+        self.inner = make(0.125, **options)
+        self.optimizer = keras_lso.LossScaleOptimizer(
+            make(0.125, **options), initial_scale=scale
+        )
+        self.optimizer.build(self.ours)
+
+    def gradients(self, size=1.0):
+        return [(self.random.normal(size=s) * size).astype("float32") for s in SHAPES]
+
+    def apply(self, grads, dtype="float32"):
+        scale = float(self.optimizer.loss_scale)
+        scaled = [(g * scale).astype(dtype) for g in grads]
+        self.optimizer.apply([ops.convert_to_tensor(g) for g in scaled], self.ours)
+
+    def apply_to_keras(self, grads):
+        self.inner.apply([ops.convert_to_tensor(g) for g in grads], self.theirs)
+
+    def step(self, size=1.0):
+        grads = self.gradients(size)
+        self.apply(grads)
+        self.apply_to_keras(grads)
+
+    def overflow(self, bad):
+        """Applies gradients one of which is not finite, and sees that nothing moves."""
+        grads = self.gradients()
+        grads[2][7, 5] = bad
+        before = bits(self.state())
+        self.apply(grads)
+        assert bits(self.state()) == before
+
+    def state(self):
+        return [*self.ours, *self.optimizer.inner_optimizer.variables]
+
+    def assert_alike(self, rtol=2e-6):
+        """Weights, slots, sums and averages, and the count of steps."""
+        expected = [*self.theirs, *self.inner.variables]
+        for ours, theirs in zip(self.state(), expected, strict=True):
+            a, b = map(ops.convert_to_numpy, (ours, theirs))
+            atol = rtol * np.abs(b).max(initial=0)
+            np.testing.assert_allclose(a, b, rtol=0, atol=atol, err_msg=ours.path)
+
+
+def bits(variables):
+    return [np.array(ops.convert_to_numpy(v)).tobytes() for v in variables]

@@ -1,0 +1,131 @@
+"""`use_ema` of the inner optimizer, in steps in one pass; Keras's own is the judge."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+from keras_lso._keras_internals.fused_step import AveragedStep
+from testing import beside_keras
+from testing.beside_keras import Pair
+
+K = keras.optimizers
+BACKEND = keras.backend.backend()
+MAKE = {
+    "SGD": K.SGD,
+    "AdamW": K.AdamW,
+    "LARS": lambda rate, **k: keras_lso.LARS(rate, eeta=0.5, **k),
+}
+each = pytest.mark.parametrize("name", ["LARS"] if BACKEND == "jax" else MAKE)
+# The steps are Keras's own there, which eager JAX compiles one by one.
+pytestmark = [pytest.mark.full] if BACKEND == "jax" else []
+
+
+@pytest.fixture(params=beside_keras.WAYS)
+def way(request, monkeypatch):
+    beside_keras.take(request.param, monkeypatch)
+
+
+def pair_of(name, **options):
+    return Pair(MAKE[name], **{"use_ema": True, "ema_momentum": 0.75, **options})
+
+
+def is_fused(optimizer):
+    return isinstance(optimizer._step._plan.fused, AveragedStep)
+
+
+@each
+@pytest.mark.parametrize("frequency", [None, 1, 3])
+def test_weights_and_averages_are_those_of_keras(name, frequency, way):
+    pair = pair_of(name, ema_overwrite_frequency=frequency)
+    for number in range(8):
+        if number in (0, 2, 5):
+            # Before the first step, before the averages overwrite, and after it.
+            pair.overflow([np.nan, np.inf][number % 2])
+        pair.step()
+        pair.assert_alike()
+    assert is_fused(pair.optimizer) is (BACKEND != "jax")
+
+
+@each
+@pytest.mark.parametrize("frequency", [None, 2])
+def test_micro_batches_move_averages_as_in_keras(name, frequency, way):
+    pair = pair_of(
+        name, gradient_accumulation_steps=3, ema_overwrite_frequency=frequency
+    )
+    for number in range(13):
+        if number in (1, 5):
+            pair.overflow(np.inf)
+        pair.step()
+        pair.assert_alike()
+    assert is_fused(pair.optimizer) is (BACKEND != "jax")
+
+
+def test_momentum_and_frequency_are_read_at_each_step():
+    pair = pair_of("SGD")
+    for momentum, frequency in [(0.5, None), (0.9, 2), (0.1, 2), (0.5, 3), (0.5, 1)]:
+        for optimizer in (pair.optimizer.inner_optimizer, pair.inner):
+            optimizer.ema_momentum = momentum
+            optimizer.ema_overwrite_frequency = frequency
+        pair.step()
+        pair.assert_alike()
+
+
+def test_averages_of_float16_variables_are_those_of_their_masters(way):
+    pair = pair_of("AdamW", dtype="float16", ema_overwrite_frequency=2)
+    for _ in range(5):
+        grads = [g.astype("float16").astype("float32") for g in pair.gradients()]
+        pair.apply(grads, "float16")
+        pair.apply_to_keras(grads)
+        for ours, theirs in zip(pair.ours, pair.theirs, strict=True):
+            a, b = (ops.convert_to_numpy(v).astype("float32") for v in (ours, theirs))
+            # Half a unit in the last place of a float16.
+            np.testing.assert_allclose(a, b, rtol=2.0**-11, atol=1e-7)
+    averages = pair.optimizer.inner_optimizer._model_variables_moving_average
+    expected = pair.inner._model_variables_moving_average
+    for ours, theirs in zip(averages, expected, strict=True):
+        assert ours.dtype == "float32"
+        np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=2e-5, atol=2e-6)
+
+
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+def test_a_variable_without_a_gradient_is_averaged_as_well():
+    pair = pair_of("SGD")
+    for missing in (None, 1, None, 0):
+        grads = pair.gradients()
+        ours, theirs = ([*map(ops.convert_to_tensor, grads)] for _ in "ab")
+        if missing is not None:
+            ours[missing] = theirs[missing] = None
+        pair.optimizer.apply(ours, pair.ours, scaled=False)
+        pair.inner.apply(theirs, pair.theirs)
+        pair.assert_alike()
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="Only PyTorch's tensors change in place")
+def test_averages_that_are_other_tensors_now_are_found(way):
+    torch = pytest.importorskip("torch")
+    pair = pair_of("SGD", ema_overwrite_frequency=2)
+    pair.step()
+    for optimizer in (pair.optimizer.inner_optimizer, pair.inner):
+        for average in optimizer._model_variables_moving_average:
+            average._value = average._value.clone()
+    for _ in range(3):
+        pair.step()
+        pair.assert_alike()
+    for optimizer in (pair.optimizer.inner_optimizer, pair.inner):
+        for average in optimizer._model_variables_moving_average[1:]:
+            # The same elements, with others between them.
+            average._value.data = torch.stack([average._value.data] * 2, -1)[..., 0]
+    for _ in range(3):
+        pair.step()
+        pair.assert_alike()
+
+
+def test_the_model_gets_its_averages_in_the_end():
+    pair = pair_of("SGD")
+    for _ in range(3):
+        pair.step()
+    pair.optimizer.finalize_variable_values(pair.ours)
+    pair.inner.finalize_variable_values(pair.theirs)
+    pair.assert_alike()
