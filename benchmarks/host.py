@@ -55,6 +55,8 @@ RECIPES = (
     Recipe("AdamW, clipped, of 4", "AdamW", clip_norm=1.0, micro_batches=4),
     Recipe("Lion", "Lion"),
     Recipe("RMSprop", "RMSprop"),
+    Recipe("Nadam", "Nadam"),
+    Recipe("Adagrad", "Adagrad"),
     Recipe("LARS", "LARS"),
     Recipe("SGD+momentum, float16", "SGD+momentum", kind="float16"),
 )

@@ -11,7 +11,7 @@ MOMENTUM = 0.9
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-7
 WEIGHT_DECAY = 1e-4
 SGD_RATE, ADAM_RATE, LARS_RATE = 0.01, 1e-3, 1.0
-RMSPROP_RHO = 0.9
+RMSPROP_RHO, ADAGRAD_START = 0.9, 0.1
 
 
 @dataclass(frozen=True)
@@ -68,6 +68,18 @@ def _rmsprop(**more):
     return keras.optimizers.RMSprop(ADAM_RATE, RMSPROP_RHO, epsilon=EPSILON, **more)
 
 
+def _nadam(**more):
+    import keras
+
+    return keras.optimizers.Nadam(ADAM_RATE, BETA_1, BETA_2, EPSILON, **more)
+
+
+def _adagrad(**more):
+    import keras
+
+    return keras.optimizers.Adagrad(ADAM_RATE, ADAGRAD_START, EPSILON, **more)
+
+
 def _lars(**more):
     import keras_lso
 
@@ -90,6 +102,8 @@ INNER = {
     "AdamW": Inner(_adamw, slots=2),
     "Lion": Inner(_lion, slots=1),
     "RMSprop": Inner(_rmsprop, slots=1),
+    "Nadam": Inner(_nadam, slots=2),
+    "Adagrad": Inner(_adagrad, slots=1),
     "LARS": Inner(_lars, slots=1, weight_norms=True),
     "NovoGrad": Inner(_novograd, slots=1),
 }

@@ -46,9 +46,9 @@ def _host_limits(shapes):
     """What the host's time must not exceed, on one thread."""
     return (
         Limit("torch", shapes, ("SGD+momentum", "AdamW", *_CLIPPED), _FUSED, 1.0),
-        # PyTorch has no fused kernel of RMSprop, and no Lion.
+        # PyTorch has no Lion, and of the others no kernel that is fused on a GPU too.
         Limit("torch", shapes, ("Lion",), f"{_FOREACH} RMSprop", 1.3),
-        Limit("torch", shapes, ("RMSprop",), _FOREACH, 1.3),
+        Limit("torch", shapes, ("RMSprop", "Nadam", "Adagrad"), _FOREACH, 1.3),
     )
 
 

@@ -26,6 +26,14 @@ _OPTIMIZERS = {
     "Adam": partial(torch.optim.Adam, **_ADAM),
     "AdamW": partial(torch.optim.AdamW, **_ADAM, weight_decay=hyper.WEIGHT_DECAY),
     "RMSprop": _RMSPROP,
+    # With Keras's momentum: the published one decays 250 times as slowly.
+    "Nadam": partial(torch.optim.NAdam, **_ADAM, momentum_decay=1.0),
+    "Adagrad": partial(
+        torch.optim.Adagrad,
+        lr=hyper.ADAM_RATE,
+        eps=hyper.EPSILON,
+        initial_accumulator_value=hyper.ADAGRAD_START,
+    ),
     # PyTorch has no LARS. This is the least that a step with momentum and weight
     # decay can cost. It has no Lion either: RMSprop is its other optimizer with one
     # slot and a learning rate as small.
@@ -34,7 +42,7 @@ _OPTIMIZERS = {
 }
 STAND_INS = {"LARS": "SGD", "Lion": "RMSprop"}
 """Inner optimizers whose peers are of another rule, and its name."""
-_FUSED = set(_OPTIMIZERS) - {"RMSprop", "Lion"}
+_FUSED = set(_OPTIMIZERS) - {"RMSprop", "Nadam", "Adagrad", "Lion"}
 
 
 def peers(mode, inner, **loop):

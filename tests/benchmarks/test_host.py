@@ -51,6 +51,8 @@ def test_the_limits_are_those_of_recipes(shapes):
         "AdamW, clipped, of 4": fused,
         "Lion": ("GradScaler + foreach RMSprop", 1.3),
         "RMSprop": ("GradScaler + foreach", 1.3),
+        "Nadam": ("GradScaler + foreach", 1.3),
+        "Adagrad": ("GradScaler + foreach", 1.3),
     }
     assert limits.keys() <= {recipe.name for recipe in RECIPES}
 
@@ -146,6 +148,8 @@ def test_every_recipe_runs_on_tiny_tensors(tmp_path, capsys):
     assert peers == dict.fromkeys(peers, "GradScaler + fused") | {
         "Lion": "GradScaler + foreach RMSprop",
         "RMSprop": "GradScaler + foreach",
+        "Nadam": "GradScaler + foreach",
+        "Adagrad": "GradScaler + foreach",
         "LARS": "GradScaler + fused SGD",
     }
     printed = capsys.readouterr().out
