@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from keras_lso._backend._torch_measure import Packs, is_on_host
-from keras_lso._backend._torch_shards import shards_of
+from keras_lso._backend._torch_shards import any_sharded, shards_of
 
 # The number of elements in a chunk, unless one tensor has more: the cache still holds
 # what one operation has written when the next reads it.
@@ -43,9 +43,11 @@ class StepPlan:
         chunks: List of `Chunk`s.
         most: The number of elements of the largest chunk.
         packs: `Packs` of the gradients.
+        are_sharded: Bool. Whether there are shards among the tensors.
     """
 
     def __init__(self, kinds, targets, grads):
+        self.are_sharded = any_sharded([*grads, *targets.variables])
         self.packs = Packs(shards_of(grads))
         low = shards_of([c for c in targets.copies or () if c is not None])
         self._tensors = [*targets.variables, *low]
@@ -69,12 +71,20 @@ class StepPlan:
             )
             for chunk in positions
         ]
-        self._facts = _facts(self._tensors)
+        self._facts = self._where()
         self._written = set(self._facts[0]) - {0}
 
     def holds(self):
         """Whether the tensors are still where they were."""
-        return _facts(self._tensors) == self._facts
+        return self._where() == self._facts
+
+    def _where(self):
+        """Returns what an assignment to `tensor.data` changes."""
+        local = shards_of(self._tensors) if self.are_sharded else self._tensors
+        return (
+            list(map(torch.Tensor.data_ptr, local)),
+            list(map(torch.Tensor.is_contiguous, local)),
+        )
 
     def readable(self, grads):
         """Returns contiguous gradients, none of which aliases what is written."""
@@ -88,15 +98,6 @@ class StepPlan:
         if not all(map(torch.Tensor.is_contiguous, grads)):
             grads = [g.contiguous() for g in grads]
         return grads
-
-
-def _facts(tensors):
-    """Returns what an assignment to `tensor.data` changes."""
-    local = shards_of(tensors)
-    return (
-        list(map(torch.Tensor.data_ptr, local)),
-        list(map(torch.Tensor.is_contiguous, local)),
-    )
 
 
 def _split(kinds, sizes, limit):

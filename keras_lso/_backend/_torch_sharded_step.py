@@ -25,8 +25,9 @@ def measure(
     norm=False,
 ):
     """See `Framework.measure`."""
-    if not any_sharded(grads):
-        packs = targets and targets.plan and targets.plan.packs
+    plan = targets and targets.plan
+    if not (plan.are_sharded if plan else any_sharded(grads)):
+        packs = plan and plan.packs
         return _torch_measure.measure(grads, amax, inv_scale, rules, packs, norm)
     agreement = Agreement(grads)
     if norm:
@@ -160,7 +161,8 @@ _GRADIENT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 @torch.no_grad()
 def fused_step(framework, rules, targets, grads, found=None, inv_scale=None):
     """See `Framework.fused_step`."""
-    if any_sharded(targets.variables):
+    plan = targets.plan
+    if plan.are_sharded if plan else any_sharded(targets.variables):
         whole, grads = grads, shards_of(grads)
         targets = Targets(
             shards_of(targets.variables),
