@@ -157,10 +157,14 @@ class AccumulatedStep:
         accumulators: List of the variables that hold the sums.
         sums: List of what the step changes of these: `storage_of(accumulators)`.
         grads: List of tensors. No None.
+
+    Attributes:
+        targets: `Targets`, what the step writes at the end of a window.
     """
 
     def __init__(self, step, optimizer, accumulators, sums, grads):
         self._step, self._optimizer = step, optimizer
+        self.targets = step.targets
         self._accumulators = accumulators
         # To add is to descend, at a rate of -1.
         self._adding = [rules.SGD(learning_rate=-1.0)] * len(sums)
@@ -216,32 +220,27 @@ class AveragedStep:
     `ema_overwrite_frequency` updates the averages then overwrite the weights.
 
     Args:
-        step: `FusedStep` or `AccumulatedStep`.
+        step: `FusedStep` or `AccumulatedStep`, of all variables of the optimizer.
         optimizer: The optimizer.
-        variables: List of all that it trains, in any order.
-        low_precision_variables: See `FusedStep`.
-        averages: List of their averages.
+        averages: List of the variables that hold the averages.
+        stored: List of what the step changes of these: `storage_of(averages)`.
     """
 
-    def __init__(self, step, optimizer, variables, low_precision_variables, averages):
+    def __init__(self, step, optimizer, averages, stored):
         self._step, self._optimizer = step, optimizer
-        low = low_precision_variables
-        copies = low and [None if v is None else storage_of([v])[0] for v in low]
-        nothing = [()] * len(variables)
-        weights = Targets(storage_of(variables), nothing, copies)
-        moved = Targets(storage_of(averages), nothing)
-        self._weights = _planned(weights, moved.variables)
-        self._averages = _planned(moved, weights.variables)
-        self._pairs = list(zip(averages, moved.variables, strict=True))
+        nothing = [()] * len(averages)
+        weights = step.targets._replace(slots=nothing)
+        self._weights = _planned(weights, stored)
+        self._averages = _planned(Targets(stored, nothing), weights.variables)
+        self._variables = averages
 
     def holds(self):
         """Whether the variables still hold the tensors that the step would change."""
-        averages, stored = zip(*self._pairs, strict=True)
-        plans = [targets.plan for targets in (self._weights, self._averages)]
+        plan = self._averages.plan
         return (
             self._step.holds()
-            and hold(averages, stored)
-            and all(plan is None or plan.holds() for plan in plans)
+            and hold(self._variables, self._averages.variables)
+            and (plan is None or plan.holds())
         )
 
     def take(self, grads, inv_scale, amax, are_alike):
@@ -304,9 +303,7 @@ class Choice:
             low_precision_variables,
         )
         if self.fused and optimizer.use_ema:
-            self.fused = _averaged_step_of(
-                self.fused, optimizer, variables, low_precision_variables
-            )
+            self.fused = _averaged_step_of(self.fused, optimizer, variables)
 
     def holds(self):
         """Whether the choice would be the same, for the same gradients."""
@@ -347,18 +344,17 @@ def _accumulated_step_of(rule, optimizer, grads, variables, low_precision_variab
     return step and AccumulatedStep(step, optimizer, accumulators, sums, grads)
 
 
-def _averaged_step_of(step, optimizer, variables, low_precision_variables):
+def _averaged_step_of(step, optimizer, variables):
     """Returns the optimizer's `AveragedStep`, None if its own step is better."""
     averages = moving_averages_of(optimizer)
     # Keras averages what has no gradient as well.
     if len(variables) < len(averages):
         return None
     averages = [averages[index_of(optimizer, v)] for v in variables]
-    stored, weights = storage_of(averages), storage_of(variables)
-    takes = backend.fused_step_takes
-    if not takes(rules.Average, stored, weights):
+    stored = storage_of(averages)
+    if not backend.fused_step_takes(rules.Average, stored, step.targets.variables):
         return None
-    return AveragedStep(step, optimizer, variables, low_precision_variables, averages)
+    return AveragedStep(step, optimizer, averages, stored)
 
 
 def rate_of(optimizer):

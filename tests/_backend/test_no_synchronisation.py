@@ -1,11 +1,8 @@
 """On PyTorch a step reads nothing from the device and copies nothing to it.
 
 Shown on the `meta` device, whose tensors have no values: to look at one is an error.
-What is not computed there is left: how the kernels are called, how many are, and how
-many bytes they move.
 """
 
-import collections
 import math
 
 import keras
@@ -19,9 +16,13 @@ if keras.backend.backend() != "torch":
 
 torch = pytest.importorskip("torch")
 from torch.overrides import TorchFunctionMode  # noqa: E402
-from torch.utils._python_dispatch import TorchDispatchMode  # noqa: E402
 
-from keras_lso._backend import _torch_kernels, _torch_numbers  # noqa: E402
+from benchmarks.accelerators.meta import (  # noqa: E402
+    Kernels,
+    RefuseNumbers,
+    as_accelerator,
+)
+from keras_lso._backend import _torch_numbers  # noqa: E402
 
 FUSED = ["_fused_sgd_", "_fused_adam_"]
 SGD, Adam, AdamW = (keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.AdamW)
@@ -67,87 +68,9 @@ POLICIES = {
 
 
 @pytest.fixture(autouse=True)
-def meta_device(monkeypatch):
-    """The fused kernels have no meta version, since they return nothing."""
-    library = torch.library.Library("aten", "IMPL", "Meta")
-    for name in FUSED:
-        for overload in (name, f"{name}.tensor_lr"):
-            library.impl(overload, lambda *args, **kwargs: None)
-    monkeypatch.setattr(_torch_kernels, "DEVICES", ("meta",))
-    with keras.device("meta"):
+def meta_device():
+    with as_accelerator():
         yield
-    library._destroy()
-
-
-# These look at no element.
-VIEWS = ["view", "slice", "select", "unbind", "detach", "alias", "expand"]
-
-
-class Kernels(TorchDispatchMode):
-    """Counts what runs on the device, and refuses what comes from the host."""
-
-    def __init__(self):
-        super().__init__()
-        self.calls = collections.Counter()
-        self.bytes = 0
-
-    def __torch_dispatch__(self, kernel, types, args=(), kwargs=None):
-        name = kernel.overloadpacket.__name__
-        result = kernel(*args, **(kwargs or {}))
-        tensors = tensors_in((args, kwargs, result))
-        for tensor in tensors:
-            assert tensor.device.type == "meta", f"{name} of a tensor on the host"
-        # Memory without a value, and a view of memory, are no kernels.
-        if not name.startswith(("empty", "new_empty")) and name not in VIEWS:
-            self.calls[name] += 1
-            self.bytes += bytes_moved(kernel, args, kwargs or {}, result)
-        return result
-
-
-def tensors_in(tree):
-    leaves = torch.utils._pytree.tree_leaves(tree)
-    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-
-
-def bytes_moved(kernel, args, kwargs, result):
-    """Each tensor that a kernel is given is read, and what it changes is written.
-
-    What it returns is written as well, unless that is what it was given.
-    """
-    schema = kernel._schema.arguments
-    given = {a.name: value for a, value in zip(schema, args, strict=False)} | kwargs
-    written = {a.name for a in schema if a.alias_info and a.alias_info.is_write}
-    name = kernel.overloadpacket.__name__
-    if name.startswith("_fused_") and given.get("grad_scale") is None:
-        # Without a scale the gradients stay as they are.
-        written.discard("grads")
-    read = set(given) - {"out"}
-    if name in ("copy_", "_foreach_copy_", "fill_", "zero_"):
-        read -= written
-    if name.startswith("new_") or name.endswith("_like"):
-        read = set()
-    read = tensors_in([given[n] for n in read])
-    new = tensors_in([given[n] for n in written if n in given])
-    known = {id(t) for t in read + new}
-    new += [t for t in tensors_in(result) if id(t) not in known]
-    # One that is given twice is in the cache.
-    return sum(
-        t.numel() * t.element_size()
-        for once in (read, new)
-        for t in {id(t): t for t in once}.values()
-    )
-
-
-class RefuseNumbers(TorchFunctionMode):
-    """Refuses tensors that are made of numbers, which would be copied to the device."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        kwargs = kwargs or {}
-        if function in (torch.tensor, torch.as_tensor):
-            is_on_host = torch.device(kwargs.get("device") or "cpu").type == "cpu"
-            of_tensor = isinstance(args[0], torch.Tensor)
-            assert is_on_host or of_tensor, f"{args[0]!r} is copied to the device"
-        return function(*args, **kwargs)
 
 
 def make(optimizer, shapes, gradient_dtype, variable_dtype):

@@ -8,7 +8,7 @@ from keras import ops
 import keras_lso
 from keras_lso._keras_internals.fused_step import AveragedStep
 from testing import beside_keras
-from testing.beside_keras import Pair
+from testing.beside_keras import Pair, bits
 
 K = keras.optimizers
 BACKEND = keras.backend.backend()
@@ -129,3 +129,23 @@ def test_the_model_gets_its_averages_in_the_end():
     pair.optimizer.finalize_variable_values(pair.ours)
     pair.inner.finalize_variable_values(pair.theirs)
     pair.assert_alike()
+
+
+@pytest.mark.skipif(
+    BACKEND == "tensorflow", reason="Keras has no `stateless_apply` on TensorFlow"
+)
+@pytest.mark.parametrize("count", [None, 2])
+def test_stateless_steps(count, way):
+    options = {"gradient_accumulation_steps": count, "ema_overwrite_frequency": 2}
+    pair, twin = pair_of("AdamW", **options), pair_of("AdamW", **options)
+    weights = [v.value for v in pair.ours]
+    state = [v.value for v in pair.optimizer.variables]
+    for _ in range(5):
+        grads = [ops.convert_to_tensor(g) for g in pair.gradients()]
+        kept = bits([*weights, *state])
+        new_weights, new_state = pair.optimizer.stateless_apply(state, grads, weights)
+        assert bits([*weights, *state]) == kept
+        weights, state = new_weights, new_state
+        twin.optimizer.apply([ops.copy(g) for g in grads], twin.ours)
+    assert bits(weights) == bits(twin.ours)
+    assert bits(state) == bits(twin.optimizer.variables)

@@ -39,15 +39,15 @@ FAULTS = [
     Fault(
         name="averages are kept of the first tensors",
         file=_STEP,
-        old="            and hold(averages, stored)\n",
+        old="            and hold(self._variables, self._averages.variables)\n",
         new="",
         tests=f"{_AVERAGES}::test_averages_that_are_other_tensors_now_are_found",
     ),
     Fault(
         name="averages are moved in the order that they had in memory",
         file=_STEP,
-        old="            and all(plan is None or plan.holds() for plan in plans)\n",
-        new="",
+        old="self._averages.variables)\n            and (plan is None or plan.holds())",
+        new="self._averages.variables)",
         tests=f"{_AVERAGES}::test_averages_that_are_other_tensors_now_are_found",
     ),
     Fault(
@@ -60,9 +60,17 @@ FAULTS = [
     Fault(
         name="averages overwrite masters and leave the model's variables",
         file=_STEP,
-        old="weights = Targets(storage_of(variables), nothing, copies)",
-        new="weights = Targets(storage_of(variables), nothing)",
+        old="weights = step.targets._replace(slots=nothing)",
+        new="weights = step.targets._replace(slots=nothing, copies=None)",
         tests=f"{_AVERAGES}::test_averages_of_float16_variables_are_those_of_their_masters",
+    ),
+    Fault(
+        name="a stateless step with averages loses its weights",
+        file=_STEP,
+        old="    stored = storage_of(averages)\n",
+        new="    stored = storage_of([*variables, *averages])[len(variables) :]\n",
+        tests=f"{_AVERAGES}::test_stateless_steps",
+        backend="torch",
     ),
     Fault(
         name="averages weigh weights by the momentum",
