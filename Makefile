@@ -18,6 +18,7 @@ AT_ONCE ?= 3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 OLDEST := .venv-oldest
+ACCELERATORS := .venv-accelerators
 DOCS_INSTALLED := .venv/.docs-installed
 LOGS := build/test-logs
 
@@ -44,7 +45,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help setup demo large-batch float16 transformer test test-full check coverage \
     $(UNIT) $(INTEGRATION) $(TEST) test-distributed test-oldest test-install \
-    golden mutations nightly soak lint format bench bench-gpu docs docs-serve clean
+    golden mutations nightly soak lint format bench bench-gpu bench-accelerators \
+    docs docs-serve clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$].*## / { if (match($$1, /[A-Z]+/)) \
@@ -163,6 +165,17 @@ bench-gpu: ## the same and the tests on a GPU, with PYTHON's own torch and JAX
 	$(PYTHON) -m benchmarks --gpu --backends torch jax
 	@set -e; for backend in torch jax; do \
 	    KERAS_BACKEND=$$backend $(PYTHON) -m pytest tests/_backend/test_gpu.py; done
+
+bench-accelerators: $(ACCELERATORS)/.installed ## what a step moves on a GPU or TPU, without one
+	$(RUN) -m benchmarks.accelerators --targets PyTorch
+	$(ACCELERATORS)/bin/python -m benchmarks.accelerators \
+	    --targets H200 "TPU v5e" "4 x TPU v5e"
+
+$(ACCELERATORS)/.installed: requirements/accelerators.txt $(INSTALLED)
+	@test -x $(ACCELERATORS)/bin/pip || $(PYTHON) -m venv $(ACCELERATORS)
+	@$(ACCELERATORS)/bin/python -m pip install -qq -r requirements/accelerators.txt
+	@$(ACCELERATORS)/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
+	@touch $@
 
 # mkdocs-material announces its successor at each start unless told not to.
 docs docs-serve: export NO_MKDOCS_2_WARNING := 1

@@ -14,6 +14,7 @@
 | `shapes.py`, `data.py`, `inner.py` | tensors, their values, the optimizers |
 | `timing.py`, `memory.py`, `bytes_moved.py`, `machine.py` | what is measured |
 | `initial_scale.py` | a command of its own: what `initial_scale="auto"` saves |
+| `accelerators/` | a command of its own: what a step moves on a GPU or TPU |
 | `limits.py` | what the numbers must not exceed |
 | `report.py`, `tables.py`, `markdown.py` | the tables, from the JSON |
 """

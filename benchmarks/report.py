@@ -23,14 +23,19 @@ def read(paths):
 
 def print_tables(results):
     """Prints all tables, as wide as the terminal is, or 120 characters."""
+    for table in make_tables(results):
+        print_table(table)
+
+
+def print_table(table):
+    """Prints a `Table`, and its notes."""
     console = Console()
     if not console.is_terminal:
         console = Console(width=120)
-    for table in make_tables(results):
-        console.print(_rich(table))
-        for note in table.notes:
-            console.print(note, style="dim", highlight=False)
-        console.print()
+    console.print(_rich(table))
+    for note in table.notes:
+        console.print(note, style="dim", highlight=False)
+    console.print()
 
 
 def _rich(table):

@@ -7,6 +7,7 @@ import types
 import pytest
 
 import keras_lso
+from benchmarks.accelerators import __main__ as accelerators
 from integration_tests import docs_figures
 from integration_tests.docs_blocks import ALL_BLOCKS, BACKEND, DIRECTIVE, PAGES, ROOT
 from integration_tests.test_docs import CHECKS, PROGRAMS, SURROUNDINGS
@@ -95,6 +96,13 @@ def test_the_tables_on_performance_are_what_was_measured(results):
     }.items():
         measured = docs_figures.table_rows(results, title)
         assert rows_below(page, heading) == measured, title
+
+
+def test_the_tables_of_accelerators_are_what_was_told():
+    for table in accelerators.make_tables(accelerators.read(accelerators.RESULTS)):
+        [(_, rows)] = table.sections
+        rows = [docs_figures.markdown_row(cells) for cells in rows]
+        assert rows_below("docs/performance.md", f"### {table.title}") == rows
 
 
 def test_what_performance_says_of_the_best_and_worst_rows_was_measured(results):

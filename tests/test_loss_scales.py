@@ -132,6 +132,18 @@ def trajectory(policy, pattern, step=None):
     hysteresis=st.integers(1, 3),
     consecutive_hysteresis=st.booleans(),
 )
+# It would grow beyond its highest, and fall below its lowest.
+@hypothesis.example(
+    pattern=[True, True, False, False, False],
+    initial_loss_scale=2.0**15,
+    increment_period=1,
+    multiplier=2.0,
+    growth_factor=4.0,
+    backoff_factor=2.0**-9,
+    bounds=(1.0, 2.0**15),
+    hysteresis=1,
+    consecutive_hysteresis=False,
+)
 def test_a_dynamic_scale_moves_as_its_docstring_says(pattern, bounds, **arguments):
     policy = built(
         DynamicLossScale(min_scale=bounds[0], max_scale=bounds[1], **arguments)

@@ -7,7 +7,7 @@ FAULTS = [
         name="a skipped step is run",
         file="keras_lso/_backend/_torch.py",
         old="        elif finite:\n            step(grads)",
-        new="        if finite is not None:\n            step(grads)",
+        new="        elif finite is not None:\n            step(grads)",
         tests="tests/_backend/test_primitives.py::test_a_step_is_run_whole_or_leaves_every_bit",
     ),
     Fault(

@@ -125,8 +125,8 @@ FAULTS = [
     Fault(
         name="a step on PyTorch takes memory for other than what it writes",
         file="keras_lso/_backend/_torch_plan.py",
-        old="return _facts(self._tensors) == self._facts",
-        new="return _facts(self._tensors)[1:] == self._facts[1:]",
+        old="return self._where() == self._facts",
+        new="return self._where()[1:] == self._facts[1:]",
         tests="tests/_core/test_plan.py::test_data_that_was_moved",
     ),
     Fault(

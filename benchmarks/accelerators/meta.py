@@ -1,0 +1,125 @@
+"""What a step on PyTorch would do on a device, told on the `meta` device.
+
+Its tensors have no values: to look at one is an error, and nothing is computed. What is
+left is how the kernels are called, how many are, and how many bytes they move.
+"""
+
+import collections
+import contextlib
+from unittest import mock
+
+import keras
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from keras_lso._backend import _torch_kernels
+
+# They have no version for this device, since they return nothing.
+_WITHOUT = (
+    "_fused_sgd_",
+    "_fused_sgd_.tensor_lr",
+    "_fused_adam_",
+    "_fused_adam_.tensor_lr",
+    "_fused_adamw_",
+    "_fused_adamw_.tensor_lr",
+    "_amp_foreach_non_finite_check_and_unscale_",
+)
+# These look at no element.
+_VIEWS = ["view", "slice", "select", "unbind", "detach", "alias", "expand"]
+_SUPPORTED = "torch.optim.optimizer._get_fused_kernels_supported_devices"
+
+
+@contextlib.contextmanager
+def as_accelerator():
+    """Makes the `meta` device one that Keras and the fused kernels run on."""
+    library = torch.library.Library("aten", "IMPL", "Meta")
+    try:
+        for name in _WITHOUT:
+            library.impl(name, lambda *args, **kwargs: None)
+        with (
+            mock.patch.object(_torch_kernels, "DEVICES", ("meta",)),
+            mock.patch(_SUPPORTED, lambda: ["meta"]),
+            keras.device("meta"),
+        ):
+            yield
+    finally:
+        library._destroy()
+
+
+class Kernels(TorchDispatchMode):
+    """Counts what runs on the device.
+
+    Args:
+        refuse_host: Bool. Whether to refuse a tensor that comes from the host. Defaults
+            to `True`.
+
+    Attributes:
+        calls: Counter of the kernels by their names.
+        bytes: Int. What they read and write.
+    """
+
+    def __init__(self, refuse_host=True):
+        super().__init__()
+        self._refuse_host = refuse_host
+        self.calls = collections.Counter()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, kernel, types, args=(), kwargs=None):
+        name = kernel.overloadpacket.__name__
+        result = kernel(*args, **(kwargs or {}))
+        tensors = _tensors_in((args, kwargs, result))
+        if self._refuse_host:
+            for tensor in tensors:
+                assert tensor.device.type == "meta", f"{name} of a tensor on the host"
+        # Memory without a value, and a view of memory, are no kernels.
+        if not name.startswith(("empty", "new_empty")) and name not in _VIEWS:
+            self.calls[name] += 1
+            self.bytes += _bytes_moved(kernel, args, kwargs or {}, result)
+        return result
+
+
+def _tensors_in(tree):
+    leaves = torch.utils._pytree.tree_leaves(tree)
+    return [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+
+
+def _bytes_moved(kernel, args, kwargs, result):
+    """Each tensor that a kernel is given is read, and what it changes is written.
+
+    What it returns is written as well, unless that is what it was given.
+    """
+    schema = kernel._schema.arguments
+    given = {a.name: value for a, value in zip(schema, args, strict=False)} | kwargs
+    written = {a.name for a in schema if a.alias_info and a.alias_info.is_write}
+    name = kernel.overloadpacket.__name__
+    if name.startswith("_fused_") and given.get("grad_scale") is None:
+        # Without a scale the gradients stay as they are.
+        written.discard("grads")
+    read = set(given) - {"out"}
+    if name in ("copy_", "_foreach_copy_", "fill_", "zero_"):
+        read -= written
+    if name.startswith("new_") or name.endswith("_like"):
+        read = set()
+    read = _tensors_in([given[n] for n in read])
+    new = _tensors_in([given[n] for n in written if n in given])
+    known = {id(t) for t in read + new}
+    new += [t for t in _tensors_in(result) if id(t) not in known]
+    # One that is given twice is in the cache.
+    return sum(
+        t.numel() * t.element_size()
+        for once in (read, new)
+        for t in {id(t): t for t in once}.values()
+    )
+
+
+class RefuseNumbers(TorchFunctionMode):
+    """Refuses tensors that are made of numbers, which would be copied to the device."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function in (torch.tensor, torch.as_tensor):
+            is_on_host = torch.device(kwargs.get("device") or "cpu").type == "cpu"
+            of_tensor = isinstance(args[0], torch.Tensor)
+            assert is_on_host or of_tensor, f"{args[0]!r} is copied to the device"
+        return function(*args, **kwargs)

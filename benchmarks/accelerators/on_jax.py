@@ -1,0 +1,141 @@
+"""The bytes and the kernels of a step on JAX, as XLA compiles it for a GPU or a TPU.
+
+XLA needs a description of the device, not the device.
+"""
+
+import contextlib
+import functools
+import pathlib
+from unittest import mock
+
+import jax
+import keras
+import numpy as np
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import keras_lso
+from benchmarks.accelerators.program import Program
+from benchmarks.bytes_moved import bytes_of_step
+from benchmarks.inner import INNER
+from benchmarks.shapes import SHAPES, parameters
+
+ROWS = ("keras_lso", "inner alone")
+RECIPES = [
+    (inner, kind)
+    for kind in ("float32", "float16")
+    for inner in ("SGD+momentum", "Adam", "LARS")
+]
+_H200 = pathlib.Path(__file__).with_name("h200.txtpb")
+_CANONICAL = "jax._src.xla_bridge.canonicalize_platform"
+
+
+def _gpu():
+    """Returns the devices of a host with one H200.
+
+    JAX asks for a GPU that is there before it believes that one is named.
+    """
+    from jax._src import xla_bridge
+
+    canonical = xla_bridge.canonicalize_platform
+    known = lambda name: "cuda" if name in ("gpu", "cuda") else canonical(name)  # noqa: E731
+    with mock.patch(_CANONICAL, known):
+        description = topologies.get_topology_desc(
+            "", "cuda", target_config=_H200.read_text(), topology="1x1x1"
+        )
+    return description.devices
+
+
+def _tpus():
+    """Returns the four chips of a TPU v5e host."""
+    return topologies.get_topology_desc(platform="tpu", topology_name="v5e:2x2").devices
+
+
+TARGETS = {
+    "H200": lambda: _gpu()[:1],
+    "TPU v5e": lambda: _tpus()[:1],
+    "4 x TPU v5e": _tpus,
+}
+
+
+def measure(target, shapes="resnet50"):
+    """Yields dicts: a target, a recipe, a row, and what its program does."""
+    devices = TARGETS[target]()
+    for inner, kind in RECIPES:
+        for name in ROWS:
+            optimizer = INNER[inner].make()
+            if name == "keras_lso":
+                optimizer = keras_lso.LossScaleOptimizer(optimizer)
+            program = compiled(optimizer, devices, shapes, kind)
+            yield {
+                "target": target,
+                "recipe": inner if kind == "float32" else f"{inner}, {kind}",
+                "row": name,
+                **facts(program, shapes),
+                "least": least(name, inner, kind, shapes),
+            }
+            jax.clear_caches()
+
+
+def facts(program, shapes):
+    """Returns what the tables say of a program, a dict."""
+    return {
+        "bytes": round(program.bytes / parameters(SHAPES[shapes]()), 1),
+        "kernels": program.kernels,
+        "conditionals": program.count("conditional"),
+        "host transfers": program.host_transfers,
+        "in place": program.aliased,
+        "all-reduces": program.count("all-reduce", "all-reduce-start"),
+    }
+
+
+def least(name, inner, kind, shapes):
+    is_ours = name == "keras_lso"
+    count = parameters(SHAPES[shapes]())
+    return (
+        bytes_of_step(
+            shapes, inner, kind, is_ours, masters=is_ours and kind == "float16"
+        )
+        / count
+    )
+
+
+def compiled(optimizer, devices, shapes, kind):
+    """Returns the `Program` of a step in which the devices share the batch."""
+    shapes, dtype = SHAPES[shapes](), getattr(jax.numpy, kind)
+    mesh = Mesh(np.array(devices), ("batch",))
+    whole = NamedSharding(mesh, PartitionSpec())
+    variables = [keras.Variable(np.zeros(s, "float32"), dtype=kind) for s in shapes]
+    optimizer.build(variables)
+    of_each = [len(devices)] if len(devices) > 1 else []
+    of_batch = NamedSharding(mesh, PartitionSpec("batch")) if of_each else whole
+    gradients = [
+        jax.ShapeDtypeStruct((*of_each, *s), dtype, sharding=of_batch) for s in shapes
+    ]
+    state = [
+        [jax.ShapeDtypeStruct(v.shape, v.value.dtype, sharding=whole) for v in some]
+        for some in (variables, optimizer.variables)
+    ]
+
+    @functools.partial(
+        jax.jit, donate_argnums=0, out_shardings=[[whole] * len(s) for s in state]
+    )
+    def step(state, grads):
+        trainable, own = state
+        if of_each:
+            grads = [g.mean(axis=0) for g in grads]
+        return list(map(list, optimizer.stateless_apply(own, grads, trainable)))
+
+    with _off_the_cpu():
+        lowered = step.lower(state, gradients)
+    # A command buffer is one instruction, whatever is in it.
+    is_gpu = devices[0].platform in ("gpu", "cuda")
+    options = {"xla_gpu_enable_command_buffer": ""} if is_gpu else None
+    return Program(lowered.compile(compiler_options=options).as_text())
+
+
+@contextlib.contextmanager
+def _off_the_cpu():
+    """Lets the package trace what it would on an accelerator."""
+    with mock.patch("keras_lso._backend._jax_measure._is_on_cpu", lambda: False):
+        yield

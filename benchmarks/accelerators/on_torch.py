@@ -1,0 +1,97 @@
+"""The bytes and the kernels of an eager step on PyTorch, off the CPU."""
+
+from unittest import mock
+
+import keras
+import torch
+
+import keras_lso
+from benchmarks import peers_torch
+from benchmarks.accelerators.meta import Kernels, RefuseNumbers, as_accelerator
+from benchmarks.bytes_moved import bytes_of_step
+from benchmarks.host import Recipe
+from benchmarks.shapes import SHAPES, parameters
+
+RECIPES = (
+    Recipe("SGD+momentum", "SGD+momentum"),
+    Recipe("Adam", "Adam"),
+    Recipe("AdamW", "AdamW"),
+    Recipe("AdamW, clipped", "AdamW", clip_norm=1.0),
+    Recipe("LARS", "LARS"),
+    Recipe("SGD+momentum, float16", "SGD+momentum", kind="float16"),
+    Recipe("Adam, float16", "Adam", kind="float16"),
+    Recipe("LARS, float16", "LARS", kind="float16"),
+)
+
+
+class MetaTensors:
+    """As `rows_torch.Tensors`, without values."""
+
+    def __init__(self, shapes, kind):
+        self._shapes, self.dtype = SHAPES[shapes](), getattr(torch, kind)
+        self.gradients = self._empty(self.dtype)
+
+    def _empty(self, dtype):
+        return [torch.empty(s, dtype=dtype, device="meta") for s in self._shapes]
+
+    def weights(self):
+        return self._empty(torch.float32)
+
+    def variables(self):
+        dtype = keras.backend.standardize_dtype(self.dtype)
+        return [keras.Variable(w, dtype=dtype) for w in self.weights()]
+
+    def refresh(self, scaled):
+        return lambda: None
+
+
+def measure(shapes="resnet50"):
+    """Returns a list of dicts: a recipe, a row, its bytes a parameter and kernels."""
+    count = parameters(SHAPES[shapes]())
+    found = []
+    with as_accelerator():
+        for recipe in RECIPES:
+            for name, run in ROWS.items():
+                kernels = run(recipe, MetaTensors(shapes, recipe.kind))
+                found.append(
+                    {
+                        "target": "PyTorch",
+                        "recipe": recipe.name,
+                        "row": name,
+                        "bytes": round(kernels.bytes / count, 1),
+                        "kernels": sum(kernels.calls.values()),
+                        "least": bytes_of_step(shapes, recipe.inner, recipe.kind)
+                        / count,
+                    }
+                )
+    return found
+
+
+def _ours(recipe, tensors):
+    optimizer = keras_lso.LossScaleOptimizer(recipe.make_inner())
+    variables = tensors.variables()
+    optimizer.build(variables)
+    # The first step compares masters with their variables, later ones do not.
+    for _ in range(2):
+        with torch.no_grad(), RefuseNumbers(), Kernels() as kernels:
+            optimizer.apply(tensors.gradients, variables)
+    return kernels
+
+
+def _peer(recipe, tensors):
+    """What `peers_torch` times, on this device.
+
+    GradScaler itself reads the flag where it cannot hand it to a fused kernel.
+    """
+    with mock.patch.object(peers_torch, "DEVICE", "meta"):
+        peers = peers_torch.peers("eager", recipe.inner, clip_norm=recipe.clip_norm)
+        # The fastest is the last.
+        *_, make = peers.values()
+        step = make(tensors)
+    for _ in range(2):
+        with Kernels(refuse_host=False) as kernels:
+            step.run()
+    return kernels
+
+
+ROWS = {"keras_lso": _ours, "GradScaler + fused": _peer}
