@@ -4,6 +4,7 @@ import keras
 import pytest
 from keras import ops
 
+import keras_lso
 from keras_lso._backend import backend
 
 if keras.backend.backend() != "torch":
@@ -39,3 +40,28 @@ def test_frozen_tensors_among_others_have_no_gradient(frozen):
     grads = backend.differentiate(loss, variables, lambda loss: loss)
     assert grads[0] is grads[2] is None
     assert [grad.tolist() for grad in grads[1::2]] == [[3.0], [6.0]]
+
+
+@pytest.mark.parametrize("is_unscaled_in_place", [False, True])
+def test_a_backward_pass_adds_to_gradients_that_were_applied(is_unscaled_in_place):
+    """Why a step leaves them scaled: who unscales in place gets another weight.
+
+    Each backward pass adds a gradient of 1 to `.grad`, which nobody clears: the second
+    step is by 2, its sum.
+    """
+    weight = keras.Variable([8.0])
+    optimizer = keras_lso.LossScaleOptimizer(
+        keras.optimizers.SGD(1.0), initial_scale=4.0
+    )
+    optimizer.build([weight])
+    seen = []
+    for _ in range(2):
+        optimizer.scale_loss(ops.sum(weight)).backward()
+        grad = weight.value.grad
+        optimizer.apply([grad])
+        seen.append(grad.item())
+        if is_unscaled_in_place:
+            grad.div_(4.0)
+    # The second of these is the sum of a gradient and of four times another.
+    assert seen == ([4.0, 5.0] if is_unscaled_in_place else [4.0, 8.0])
+    assert weight.numpy() == (8 - 1 - 1.25 if is_unscaled_in_place else 8 - 1 - 2)
