@@ -64,6 +64,20 @@ class Pair:
         self.apply(grads)
         self.apply_to_keras(grads)
 
+    def step_in_float16(self):
+        grads = [g.astype("float16").astype("float32") for g in self.gradients()]
+        self.apply(grads, "float16")
+        self.apply_to_keras(grads)
+
+    def step_without(self, missing):
+        """A step in which a variable has no gradient: its number, or None."""
+        grads = self.gradients()
+        ours, theirs = ([*map(ops.convert_to_tensor, grads)] for _ in "ab")
+        if missing is not None:
+            ours[missing] = theirs[missing] = None
+        self.optimizer.apply(ours, self.ours, scaled=False)
+        self.inner.apply(theirs, self.theirs)
+
     def overflow(self, bad):
         """Applies gradients one of which is not finite, and sees that nothing moves."""
         grads = self.gradients()
@@ -82,6 +96,26 @@ class Pair:
             a, b = map(ops.convert_to_numpy, (ours, theirs))
             atol = rtol * np.abs(b).max(initial=0)
             np.testing.assert_allclose(a, b, rtol=0, atol=atol, err_msg=ours.path)
+
+    def assert_weights_alike_in_float16(self):
+        for ours, theirs in zip(self.ours, self.theirs, strict=True):
+            a, b = (ops.convert_to_numpy(v).astype("float32") for v in (ours, theirs))
+            # Half a unit in the last place of a float16.
+            np.testing.assert_allclose(a, b, rtol=2.0**-11, atol=1e-7)
+
+    def assert_stateless_steps_are_those_of(self, twin, count):
+        """So many steps, of a pair made alike; what they are given stays as it is."""
+        weights = [v.value for v in self.ours]
+        state = [v.value for v in self.optimizer.variables]
+        for _ in range(count):
+            grads = [ops.convert_to_tensor(g) for g in self.gradients()]
+            kept = bits([*weights, *state])
+            new = self.optimizer.stateless_apply(state, grads, weights)
+            assert bits([*weights, *state]) == kept
+            weights, state = new
+            twin.optimizer.apply([ops.copy(g) for g in grads], twin.ours)
+        assert bits(weights) == bits(twin.ours)
+        assert bits(state) == bits(twin.optimizer.variables)
 
 
 def bits(variables):

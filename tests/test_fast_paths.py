@@ -292,8 +292,8 @@ def options_of(draw, optimizer, is_plain):
     )
 
 
-# Keras takes one of the three.
 IS_JAX = BACKEND == "jax"
+# Keras takes one of the three.
 CLIPS = {"global_clipnorm": 1.0}, {"clipnorm": 0.5}, {"clipvalue": 0.125}
 AVERAGES = {"use_ema": True}, {"use_ema": True, "ema_overwrite_frequency": 2}
 

@@ -3,7 +3,6 @@
 XLA needs a description of the device, not the device.
 """
 
-import contextlib
 import functools
 import pathlib
 from unittest import mock
@@ -27,6 +26,7 @@ RECIPES = [
     for inner in ("SGD+momentum", "Adam", "LARS")
 ]
 _H200 = pathlib.Path(__file__).with_name("h200.txtpb")
+_ASKS_FOR_CPU = "keras_lso._backend._jax_measure._is_on_cpu"
 _CANONICAL = "jax._src.xla_bridge.canonicalize_platform"
 
 
@@ -126,16 +126,10 @@ def compiled(optimizer, devices, shapes, kind):
             grads = [g.mean(axis=0) for g in grads]
         return list(map(list, optimizer.stateless_apply(own, grads, trainable)))
 
-    with _off_the_cpu():
+    # What the package would trace on an accelerator.
+    with mock.patch(_ASKS_FOR_CPU, lambda: False):
         lowered = step.lower(state, gradients)
     # A command buffer is one instruction, whatever is in it.
     is_gpu = devices[0].platform in ("gpu", "cuda")
     options = {"xla_gpu_enable_command_buffer": ""} if is_gpu else None
     return Program(lowered.compile(compiler_options=options).as_text())
-
-
-@contextlib.contextmanager
-def _off_the_cpu():
-    """Lets the package trace what it would on an accelerator."""
-    with mock.patch("keras_lso._backend._jax_measure._is_on_cpu", lambda: False):
-        yield

@@ -46,25 +46,21 @@ class MetaTensors:
 
 
 def measure(shapes="resnet50"):
-    """Returns a list of dicts: a recipe, a row, its bytes a parameter and kernels."""
+    """Yields dicts: a recipe, a row, its bytes a parameter and its kernels."""
     count = parameters(SHAPES[shapes]())
-    found = []
     with as_accelerator():
         for recipe in RECIPES:
+            least = bytes_of_step(shapes, recipe.inner, recipe.kind) / count
             for name, run in ROWS.items():
                 kernels = run(recipe, MetaTensors(shapes, recipe.kind))
-                found.append(
-                    {
-                        "target": "PyTorch",
-                        "recipe": recipe.name,
-                        "row": name,
-                        "bytes": round(kernels.bytes / count, 1),
-                        "kernels": sum(kernels.calls.values()),
-                        "least": bytes_of_step(shapes, recipe.inner, recipe.kind)
-                        / count,
-                    }
-                )
-    return found
+                yield {
+                    "target": "PyTorch",
+                    "recipe": recipe.name,
+                    "row": name,
+                    "bytes": round(kernels.bytes / count, 1),
+                    "kernels": sum(kernels.calls.values()),
+                    "least": least,
+                }
 
 
 def _ours(recipe, tensors):

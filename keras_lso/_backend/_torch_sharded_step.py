@@ -26,7 +26,7 @@ def measure(
 ):
     """See `Framework.measure`."""
     plan = targets and targets.plan
-    if not (plan.are_sharded if plan else any_sharded(grads)):
+    if not _are_sharded(plan, grads):
         packs = plan and plan.packs
         return _torch_measure.measure(grads, amax, inv_scale, rules, packs, norm)
     agreement = Agreement(grads)
@@ -47,6 +47,10 @@ def measure(
         flag, squares = both[:1], both[1:]
     norms = _norms(rules, squares, owners) if owners else {}
     return Measurement(flag[0] == 0, amax=largest, **norms)
+
+
+def _are_sharded(plan, tensors):
+    return plan.are_sharded if plan else any_sharded(tensors)
 
 
 def _by_the_norm(grads, amax, inv_scale, agreement):
@@ -161,8 +165,7 @@ _GRADIENT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 @torch.no_grad()
 def fused_step(framework, rules, targets, grads, found=None, inv_scale=None):
     """See `Framework.fused_step`."""
-    plan = targets.plan
-    if plan.are_sharded if plan else any_sharded(targets.variables):
+    if _are_sharded(targets.plan, targets.variables):
         whole, grads = grads, shards_of(grads)
         targets = Targets(
             shards_of(targets.variables),

@@ -15,31 +15,31 @@ from keras_lso._backend._torch_shards import shards_of
 
 def run_or_undo(finite, step, grads, state):
     """See `Framework.run_if`."""
-    before = _copied(state)
+    tensors, copies = _copied(state)
     # Keras's own steps are full of numbers.
     with NumbersOnDevice():
         step(grads)
-    _undo_unless(finite, state, before)
+    _undo_unless(finite, state, tensors, copies)
 
 
 @torch.no_grad()
 def _copied(state):
-    """Returns pairs of the tensor that a variable holds, and a copy of it."""
+    """Returns the tensors that variables hold, and copies of them."""
     tensors = [v.value for v in state]
-    return [(tensor, tensor.clone()) for tensor in tensors]
+    return tensors, [tensor.clone() for tensor in tensors]
 
 
 @torch.no_grad()
-def _undo_unless(finite, state, before):
+def _undo_unless(finite, state, tensors, copies):
     by_dtype: dict[torch.dtype, list] = {}
-    for v, (tensor, copy) in zip(state, before, strict=True):
+    columns = state, tensors, copies, shards_of(tensors), shards_of(copies)
+    for v, tensor, copy, shard, shard_of_copy in zip(*columns, strict=True):
         new = v.value
         # In a `StatelessScope` a step leaves the tensor, and puts another in its place.
-        if new is tensor and _torch_kernels.can_copy_unless(*shards_of([tensor])):
-            by_dtype.setdefault(tensor.dtype, []).append((tensor, copy))
+        if new is tensor and _torch_kernels.can_copy_unless(shard):
+            by_dtype.setdefault(shard.dtype, []).append((shard, shard_of_copy))
         else:
             v.assign(torch.where(finite, new, copy))
     for pairs in by_dtype.values():
-        columns = zip(*pairs, strict=True)
-        tensors, copies = (shards_of(list(column)) for column in columns)
-        _torch_kernels.copy_unless(finite.float(), tensors, copies)
+        targets, sources = map(list, zip(*pairs, strict=True))
+        _torch_kernels.copy_unless(finite.float(), targets, sources)

@@ -67,9 +67,7 @@ class FusedStep:
 
     def holds(self):
         """Whether the variables still hold the tensors that the step would change."""
-        are_same = hold(self._written, self._storage)
-        plan = self.targets.plan
-        return are_same and (plan is None or plan.holds())
+        return _hold(self._written, self._storage, self.targets.plan)
 
     def take(self, grads, inv_scale, amax, are_alike):
         """Updates the variables, unless the gradients are not finite.
@@ -172,11 +170,9 @@ class AccumulatedStep:
 
     def holds(self):
         """Whether the variables still hold the tensors that the step would change."""
-        plan = self._sums.plan
-        return (
-            self._step.holds()
-            and hold(self._accumulators, self._sums.variables)
-            and (plan is None or plan.holds())
+        sums = self._sums
+        return self._step.holds() and _hold(
+            self._accumulators, sums.variables, sums.plan
         )
 
     def take(self, grads, inv_scale, amax, are_alike):
@@ -236,11 +232,9 @@ class AveragedStep:
 
     def holds(self):
         """Whether the variables still hold the tensors that the step would change."""
-        plan = self._averages.plan
-        return (
-            self._step.holds()
-            and hold(self._variables, self._averages.variables)
-            and (plan is None or plan.holds())
+        averages = self._averages
+        return self._step.holds() and _hold(
+            self._variables, averages.variables, averages.plan
         )
 
     def take(self, grads, inv_scale, amax, are_alike):
@@ -273,6 +267,11 @@ def _planned(targets, values):
     """Returns `Targets` with the plan of a step in which all are treated alike."""
     kinds = [None] * len(targets.variables)
     return targets._replace(plan=backend.plan_step(kinds, targets, values))
+
+
+def _hold(variables, storage, plan):
+    """Whether variables hold what a step changes, where its plan has it."""
+    return hold(variables, storage) and (plan is None or plan.holds())
 
 
 # --- Which one is taken -------------------------------------------------------------
@@ -346,11 +345,10 @@ def _accumulated_step_of(rule, optimizer, grads, variables, low_precision_variab
 
 def _averaged_step_of(step, optimizer, variables):
     """Returns the optimizer's `AveragedStep`, None if its own step is better."""
-    averages = moving_averages_of(optimizer)
+    averages = moving_averages_of(optimizer, variables)
     # Keras averages what has no gradient as well.
-    if len(variables) < len(averages):
+    if len(averages) < len(moving_averages_of(optimizer)):
         return None
-    averages = [averages[index_of(optimizer, v)] for v in variables]
     stored = storage_of(averages)
     if not backend.fused_step_takes(rules.Average, stored, step.targets.variables):
         return None

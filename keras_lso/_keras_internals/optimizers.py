@@ -215,10 +215,22 @@ def accumulators_of(optimizer, variables=None):
         optimizer: The optimizer, not one that wraps another.
         variables: List of those whose gradients they are. Defaults to `None`: of all.
     """
-    accumulators = optimizer._accumulated_gradients
+    return _those_of(optimizer, optimizer._accumulated_gradients, variables)
+
+
+def moving_averages_of(optimizer, variables=None):
+    """Returns the variables that hold moving averages of weights.
+
+    For the arguments see `accumulators_of`.
+    """
+    averages = optimizer._model_variables_moving_average
+    return _those_of(optimizer, averages, variables)
+
+
+def _those_of(optimizer, kept, variables):
     if variables is None:
-        return accumulators
-    return [accumulators[index_of(optimizer, v)] for v in variables]
+        return kept
+    return [kept[index_of(optimizer, v)] for v in variables]
 
 
 def averages_of(optimizer):
@@ -234,11 +246,6 @@ def averages_of(optimizer):
             averaging._trainable_variables, moving_averages_of(averaging), strict=True
         )
     ]
-
-
-def moving_averages_of(optimizer):
-    """Returns the moving average of each variable that the optimizer was built for."""
-    return list(optimizer._model_variables_moving_average)
 
 
 def _has_stepped(optimizer):

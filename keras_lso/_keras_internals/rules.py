@@ -210,12 +210,11 @@ def _adam(optimizer, learning_rate):
     return with_decay(rule, optimizer, learning_rate)
 
 
-def _momenta(optimizer):
+def _momenta(optimizer, step):
     """Returns Nadam's momenta of this step and of the next, and their product so far.
 
     This step's is a factor of that.
     """
-    step = _this_update(optimizer)
     this, following = (
         optimizer.beta_1 * (1 - 0.5 * 0.96**number) for number in (step, step + 1)
     )
@@ -237,13 +236,14 @@ def _multiply_momenta(optimizer, rule, finite):
     after=_multiply_momenta,
 )
 def _nadam(optimizer, learning_rate):
-    momentum, next_momentum, product = _momenta(optimizer)
+    step = _this_update(optimizer)
+    momentum, next_momentum, product = _momenta(optimizer, step)
     rule = rules.Nadam(
         learning_rate,
         momentum,
         next_momentum,
         product,
-        beta_2_power=optimizer.beta_2 ** _this_update(optimizer),
+        beta_2_power=optimizer.beta_2**step,
         beta_1=optimizer.beta_1,
         beta_2=optimizer.beta_2,
         epsilon=optimizer.epsilon,

@@ -23,6 +23,7 @@ if keras.backend.backend() != "torch":
 torch = pytest.importorskip("torch")
 
 from keras_lso._backend import _torch_in_step, _torch_masters  # noqa: E402
+from testing import beside_keras  # noqa: E402
 
 SCALE = 4.0
 SPECIAL = [
@@ -43,8 +44,7 @@ SPECIAL = [
 @pytest.fixture
 def accelerator(monkeypatch):
     """A step runs as on an accelerator, whose answer arrives at once."""
-    for name in ("_torch_measure.is_on_host", "_torch_steps.is_on_host"):
-        monkeypatch.setattr(f"keras_lso._backend.{name}", lambda tensor: False)
+    beside_keras.take("accelerator", monkeypatch)
 
 
 @pytest.fixture
@@ -294,12 +294,9 @@ def test_any_course_of_events_ends_as_on_a_cpu(monkeypatch, dtype, seed):
                 if event == "skip":
                     grads[i][0] = np.inf
                 with monkeypatch.context() as patch:
-                    if is_accelerator:
-                        for module in ("_torch_measure", "_torch_steps"):
-                            patch.setattr(
-                                f"keras_lso._backend.{module}.is_on_host",
-                                lambda tensor: False,
-                            )
+                    beside_keras.take(
+                        "accelerator" if is_accelerator else "host", patch
+                    )
                     optimizer.apply(grads, variables, update_scale=False)
         states = [[*variables, *o._masters.variables] for o, variables in runs]
         for a, e in zip(*states, strict=True):

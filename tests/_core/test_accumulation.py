@@ -104,13 +104,8 @@ def test_the_limit_and_the_window_are_read_at_each_step():
 def test_float16_variables_have_sums_in_float32(name, way):
     pair = pair_of(name, dtype="float16")
     for _ in range(6):
-        grads = [g.astype("float16").astype("float32") for g in pair.gradients()]
-        pair.apply(grads, "float16")
-        pair.apply_to_keras(grads)
-    for ours, theirs in zip(pair.ours, pair.theirs, strict=True):
-        a, b = (ops.convert_to_numpy(v).astype("float32") for v in (ours, theirs))
-        # Half a unit in the last place of a float16.
-        np.testing.assert_allclose(a, b, rtol=2.0**-11, atol=1e-7)
+        pair.step_in_float16()
+    pair.assert_weights_alike_in_float16()
 
 
 @pytest.mark.skipif(BACKEND == "jax", reason="Keras's own step adds them up there")
@@ -153,12 +148,7 @@ def test_no_norm_of_a_sum_overflows():
 def test_a_variable_without_a_gradient_leaves_it_to_keras():
     pair = pair_of("momentum")
     for missing in (None, 1, None, 0, None, 2, None):
-        grads = pair.gradients()
-        ours, theirs = ([*map(ops.convert_to_tensor, grads)] for _ in "ab")
-        if missing is not None:
-            ours[missing] = theirs[missing] = None
-        pair.optimizer.apply(ours, pair.ours, scaled=False)
-        pair.inner.apply(theirs, pair.theirs)
+        pair.step_without(missing)
         pair.assert_alike()
 
 
@@ -222,14 +212,4 @@ def test_stateless_steps():
     if BACKEND == "tensorflow":
         pytest.skip("Keras has no `stateless_apply` on TensorFlow")
     pair, twin = pair_of("AdamW"), pair_of("AdamW")
-    weights = [v.value for v in pair.ours]
-    state = [v.value for v in pair.optimizer.variables]
-    for _ in range(7):
-        grads = [ops.convert_to_tensor(g) for g in pair.gradients()]
-        kept = bits([*weights, *state])
-        new_weights, new_state = pair.optimizer.stateless_apply(state, grads, weights)
-        assert bits([*weights, *state]) == kept
-        weights, state = new_weights, new_state
-        twin.optimizer.apply([ops.copy(g) for g in grads], twin.ours)
-    assert bits(weights) == bits(twin.ours)
-    assert bits(state) == bits(twin.optimizer.variables)
+    pair.assert_stateless_steps_are_those_of(twin, count=7)

@@ -3,12 +3,11 @@
 import keras
 import numpy as np
 import pytest
-from keras import ops
 
 import keras_lso
 from keras_lso._keras_internals.fused_step import AveragedStep
 from testing import beside_keras
-from testing.beside_keras import Pair, bits
+from testing.beside_keras import Pair
 
 K = keras.optimizers
 BACKEND = keras.backend.backend()
@@ -75,13 +74,8 @@ def test_momentum_and_frequency_are_read_at_each_step():
 def test_averages_of_float16_variables_are_those_of_their_masters(way):
     pair = pair_of("AdamW", dtype="float16", ema_overwrite_frequency=2)
     for _ in range(5):
-        grads = [g.astype("float16").astype("float32") for g in pair.gradients()]
-        pair.apply(grads, "float16")
-        pair.apply_to_keras(grads)
-        for ours, theirs in zip(pair.ours, pair.theirs, strict=True):
-            a, b = (ops.convert_to_numpy(v).astype("float32") for v in (ours, theirs))
-            # Half a unit in the last place of a float16.
-            np.testing.assert_allclose(a, b, rtol=2.0**-11, atol=1e-7)
+        pair.step_in_float16()
+        pair.assert_weights_alike_in_float16()
     averages = pair.optimizer.inner_optimizer._model_variables_moving_average
     expected = pair.inner._model_variables_moving_average
     for ours, theirs in zip(averages, expected, strict=True):
@@ -93,12 +87,7 @@ def test_averages_of_float16_variables_are_those_of_their_masters(way):
 def test_a_variable_without_a_gradient_is_averaged_as_well():
     pair = pair_of("SGD")
     for missing in (None, 1, None, 0):
-        grads = pair.gradients()
-        ours, theirs = ([*map(ops.convert_to_tensor, grads)] for _ in "ab")
-        if missing is not None:
-            ours[missing] = theirs[missing] = None
-        pair.optimizer.apply(ours, pair.ours, scaled=False)
-        pair.inner.apply(theirs, pair.theirs)
+        pair.step_without(missing)
         pair.assert_alike()
 
 
@@ -138,14 +127,4 @@ def test_the_model_gets_its_averages_in_the_end():
 def test_stateless_steps(count, way):
     options = {"gradient_accumulation_steps": count, "ema_overwrite_frequency": 2}
     pair, twin = pair_of("AdamW", **options), pair_of("AdamW", **options)
-    weights = [v.value for v in pair.ours]
-    state = [v.value for v in pair.optimizer.variables]
-    for _ in range(5):
-        grads = [ops.convert_to_tensor(g) for g in pair.gradients()]
-        kept = bits([*weights, *state])
-        new_weights, new_state = pair.optimizer.stateless_apply(state, grads, weights)
-        assert bits([*weights, *state]) == kept
-        weights, state = new_weights, new_state
-        twin.optimizer.apply([ops.copy(g) for g in grads], twin.ours)
-    assert bits(weights) == bits(twin.ours)
-    assert bits(state) == bits(twin.optimizer.variables)
+    pair.assert_stateless_steps_are_those_of(twin, count=5)

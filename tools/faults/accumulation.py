@@ -44,15 +44,15 @@ FAULTS = [
     Fault(
         name="micro-batches are added to what the sums were",
         file=_STEP,
-        old="            and hold(self._accumulators, self._sums.variables)\n",
-        new="",
+        old="self._accumulators, sums.variables, sums.plan",
+        new="[], [], sums.plan",
         tests=f"{_TESTS}::test_sums_that_are_other_tensors_now_are_found",
     ),
     Fault(
         name="micro-batches are added up in the order that sums had in memory",
         file=_STEP,
-        old="self._sums.variables)\n            and (plan is None or plan.holds())",
-        new="self._sums.variables)",
+        old="self._accumulators, sums.variables, sums.plan",
+        new="self._accumulators, sums.variables, None",
         tests=f"{_TESTS}::test_sums_that_are_other_tensors_now_are_found",
     ),
     Fault(

@@ -251,15 +251,15 @@ FAULTS = [
     Fault(
         name="a step on a device is undone if it is to be taken",
         file="keras_lso/_backend/_torch_undo.py",
-        old="copy_unless(finite.float(), tensors, copies)",
-        new="copy_unless(1.0 - finite.float(), tensors, copies)",
+        old="copy_unless(finite.float(), targets, sources)",
+        new="copy_unless(1.0 - finite.float(), targets, sources)",
         tests="tests/_backend/test_torch_undo.py::test_steps_are_keras_own_and_a_skipped_one_leaves_every_bit",
     ),
     Fault(
         name="a step on a device is undone by what it has made of the state",
         file="keras_lso/_backend/_torch_undo.py",
-        old="(tensor, tensor.clone())",
-        new="(tensor, tensor)",
+        old="[tensor.clone() for tensor in tensors]",
+        new="tensors",
         tests="tests/_backend/test_torch_undo.py::test_steps_are_keras_own_and_a_skipped_one_leaves_every_bit",
     ),
     Fault(

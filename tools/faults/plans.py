@@ -118,7 +118,7 @@ FAULTS = [
     Fault(
         name="a step writes tensors that the variables held once",
         file="keras_lso/_keras_internals/fused_step.py",
-        old="return are_same and (",
+        old="return hold(variables, storage) and (",
         new="return (",
         tests="tests/_core/test_plan.py::test_changed_variables",
     ),
