@@ -27,6 +27,7 @@ _MIRRORED = tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStr
 
 
 class TensorFlow(Framework):
+    REDUCES_GRADIENTS = True
     AVERAGES_IN_STEP = True
     OTHER_STEP = "its own step, in a branch"
     PACKAGES = ("tensorflow", "tensorflow-cpu", "tf-nightly")
@@ -62,7 +63,10 @@ class TensorFlow(Framework):
         context.merge_call(on_all_replicas, args=(finite, grads))
 
     def circumstances(self):
-        return (tf.distribute.get_strategy(),) if tf.executing_eagerly() else None
+        if not tf.executing_eagerly():
+            return None
+        is_outside = tf.distribute.in_cross_replica_context()
+        return tf.distribute.get_strategy(), is_outside
 
     def signature_of(self, grads):
         """None for one with tuples as its parts, which has none: see `as_gradient`."""

@@ -4,7 +4,6 @@ import contextlib
 
 import keras
 import torch
-from keras import ops
 from torch.utils import _pytree
 
 from keras_lso._backend import (
@@ -12,25 +11,27 @@ from keras_lso._backend import (
     _torch_numbers,
     _torch_plan,
     _torch_processes,
+    _torch_scalars,
     _torch_shard_checks,
     _torch_sharded_step,
     _torch_shards,
     _torch_undo,
     autodiff,
 )
-from keras_lso._backend._torch_scalars import TorchScalars
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.tensors import FLOAT16_MAX, as_real
 
 
 class Torch(Framework):
-    scalars = TorchScalars()
+    scalars = _torch_scalars.TorchScalars()
     UPDATES_IN_PLACE = True
     AVERAGES_IN_STEP = True
     OTHER_STEP = "its own step, left out or, on an accelerator, undone"
     PACKAGES = ("torch",)
     HOW_TO_START = _torch_processes.HOW_TO_START
 
+    circumstances = staticmethod(_torch_plan.circumstances)
+    signature_of = staticmethod(_torch_plan.signature_of)
     plan_step = staticmethod(_torch_plan.StepPlan)
     measure = staticmethod(_torch_sharded_step.measure)
     clipped = staticmethod(_torch_sharded_step.clipped)
@@ -42,19 +43,10 @@ class Torch(Framework):
     any_sharded = staticmethod(_torch_shards.any_sharded)
     sharded_like = staticmethod(_torch_shards.sharded_like)
     check_shards = staticmethod(_torch_shard_checks.check_shards)
+    scalar = staticmethod(_torch_scalars.scalar)
     without_host = staticmethod(_torch_numbers.without_host)
     count_processes = staticmethod(_torch_processes.count_processes)
     average_over_processes = _torch_processes.average_over_processes
-
-    def circumstances(self):
-        """With the modules that FSDP has sharded; see `Framework.circumstances`."""
-        if torch.compiler.is_compiling():
-            return None
-        return set(map(id, _torch_shard_checks.fsdp_modules()))
-
-    def signature_of(self, grads):
-        """By one getter in C; see `Framework.signature_of`."""
-        return list(map(_torch_plan.signature, grads))
 
     def run_if(self, finite, step, grads, state):
         if not _torch_measure.is_on_host(finite):
@@ -68,12 +60,6 @@ class Torch(Framework):
         if dtype == torch.float16:
             master = master.clamp(-FLOAT16_MAX, FLOAT16_MAX)
         return master.to(dtype)
-
-    def scalar(self, value, dtype):
-        """Without a copy to the device, which PyTorch waits for."""
-        if isinstance(value, int | float):
-            return ops.zeros((), dtype=dtype).fill_(value)
-        return self.scalars.convert_to_tensor(value, dtype)
 
     def as_gradient(self, value):
         """With a faster test, which nearly all gradients pass."""

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch._utils import _unflatten_dense_tensors
 
-from keras_lso._backend._torch_measure import SMALL, dtypes_of
+from keras_lso._backend._torch_measure import SMALL
 
 # Where the kernels are.
 DEVICES = ("cpu", "cuda")
@@ -18,11 +18,6 @@ DEVICES = ("cpu", "cuda")
 SMALLEST_RATE = 2.0**-29
 # At this step Adam's bias correction is 1, for any beta below 1.
 _LAST_STEP = 2.0**100
-
-
-def any_low_precision(tensors):
-    """Whether there is a tensor of another dtype than float32."""
-    return dtypes_of(tensors) != {torch.float32}
 
 
 class Memory:
@@ -49,21 +44,17 @@ class Kernel:
 
     Args:
         weights: List of tensors, the chunk's variables.
+        are_wide: Bool. Whether the gradients are all in float32.
         memory: `Memory` for intermediate results. None on an accelerator, whose
             allocator reuses memory by itself.
         found_inf: Float32 scalar tensor. If it is 1.0, neither variables nor slots are
             written. None on the host.
     """
 
-    def __init__(self, weights, memory, found_inf):
-        self.weights = weights
-        self._memory = memory
-        self._found_inf = found_inf
-
-    @property
-    def is_on_host(self):
-        """Whether the tensors are in the host's memory."""
-        return self._memory is not None
+    def __init__(self, weights, are_wide, memory, found_inf):
+        self.weights, self.are_wide = weights, are_wide
+        self._memory, self._found_inf = memory, found_inf
+        self.is_on_host = memory is not None
 
     def new(self):
         """Returns tensors like the weights; on the host the same memory each time."""
@@ -71,18 +62,16 @@ class Kernel:
             return [torch.empty_like(w) for w in self.weights]
         return self._memory.like(self.weights)
 
-    def widen(self, tensors):
-        """Returns the tensors in float32."""
-        if not any_low_precision(tensors):
-            return tensors
+    def widen(self, grads):
+        """Returns copies of the gradients in float32."""
         wide = self.new()
-        torch._foreach_copy_(wide, tensors)
+        torch._foreach_copy_(wide, grads)
         return wide
 
-    def multiply(self, tensors, factor):
+    def multiply(self, grads, factor):
         """Returns the products with a number or a scalar tensor, in float32."""
         # A scalar tensor does not widen the product.
-        tensors = self.widen(tensors)
+        tensors = grads if self.are_wide else self.widen(grads)
         if isinstance(factor, float) and factor == 1.0:
             return tensors
         # For small tensors the calls cost more than new memory.
@@ -165,7 +154,8 @@ class Kernel:
         """Does `w = w - decay * w`, if `decay` is not None."""
         if decay is not None:
             # The kernel reads an element before it writes it.
-            self.descend(self.weights, decay)
+            w = self.weights
+            _sgd(w, w, [], self._found_inf, lr=decay, momentum=0.0)
 
     def adam(self, rule, grads, momenta, velocities, scale=None):
         """Does the step of `rules.Adam`, whose `alpha` contains the bias correction.

@@ -44,7 +44,7 @@ def measure(grads, amax=False, inv_scale=1.0, rules=None, packs=None, norm=False
 
 def _by_the_norm(grads, amax, inv_scale, packs):
     """Returns the `Measurement` where the norm of all gradients must be finite."""
-    norms = norms_of(packs.of(grads))
+    norms = norms_of(packs.of(grads), packs.wide_dtype)
     total = (torch.linalg.vector_norm(norms) * inv_scale).float()
     largest = None
     if amax:
@@ -58,8 +58,8 @@ def _check_on_host(values, inv_scale, packs):
     if packs is None:
         norms = norms_of(values)
     else:
-        proofs = packs.of(values)
-        norms = torch.stack(torch._foreach_norm(proofs, 2, dtype=wide_dtype(proofs)))
+        norms = torch._foreach_norm(packs.of(values), 2, dtype=packs.wide_dtype)
+        norms = torch.stack(norms)
     # What is below inf is no NaN either; to ask so takes a third of `isfinite`.
     finite = (norms < torch.inf).all()
     if finite and inv_scale <= 1:
@@ -72,6 +72,9 @@ class Packs:
 
     Args:
         tensors: List of plain tensors, of which nothing is kept but where they are.
+
+    Attributes:
+        wide_dtype: What `wide_dtype` returns of these tensors.
     """
 
     def __init__(self, tensors):
@@ -79,6 +82,7 @@ class Packs:
         dtypes = {tensors[i].dtype for i in small}
         # A subclass may be sharded, and then cannot be concatenated with others.
         is_plain = set(map(type, tensors)) <= {torch.Tensor, torch.nn.Parameter}
+        self.wide_dtype = wide_dtype(tensors)
         self._small = small if is_plain and len(dtypes) == 1 else []
         self._are_all = len(self._small) == len(tensors)
         self._rest = sorted(set(range(len(tensors))) - set(self._small))
@@ -91,7 +95,7 @@ class Packs:
         small = tensors if self._are_all else [tensors[i] for i in self._small]
         # Without a view of each, which takes longer than to copy it.
         pack = torch.cat(small) if self._are_flat else _flatten_dense_tensors(small)
-        return [pack, *(tensors[i] for i in self._rest)]
+        return [pack, *map(tensors.__getitem__, self._rest)]
 
 
 def _check_on_accelerator(values, inv_scale):
@@ -131,14 +135,14 @@ def _all_finite(values, inv_scale):
 _ROW = 1024
 
 
-def norms_of(values):
-    """Returns the L2 norms as one tensor.
+def norms_of(values, dtype=None):
+    """Returns the L2 norms as one tensor, by default in their `wide_dtype`.
 
     By rows on a CPU, where PyTorch adds squares one by one: of two million elements
     four digits would be left.
     """
-    dtype = wide_dtype(values)
-    if values[0].is_cpu:
+    dtype = dtype or wide_dtype(values)
+    if values[0].is_cpu and max(map(torch.Tensor.numel, values)) > 4 * _ROW:
         values = [_row_norms(v, dtype) if v.numel() > 4 * _ROW else v for v in values]
     return torch.stack(torch._foreach_norm(values, 2, dtype=dtype))
 
@@ -155,9 +159,4 @@ def _row_norms(values, dtype):
 
 def wide_dtype(values):
     """Returns a dtype for norms of these tensors, narrower than none of theirs."""
-    return torch.float64 if torch.float64 in dtypes_of(values) else torch.float32
-
-
-def dtypes_of(tensors):
-    """Returns the set of the dtypes of tensors, by a getter in C."""
-    return set(map(_dtype_of, tensors))
+    return torch.float64 if torch.float64 in map(_dtype_of, values) else torch.float32

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from keras_lso._backend._torch_measure import Packs, is_on_host
+from keras_lso._backend._torch_shard_checks import FSDP_MODULES
 from keras_lso._backend._torch_shards import any_sharded, shards_of
 
 # The number of elements in a chunk, unless one tensor has more: the cache still holds
@@ -17,19 +18,33 @@ from keras_lso._backend._torch_shards import any_sharded, shards_of
 _HOST_CHUNK = 2**20
 _DEVICE_CHUNK = 2**23
 
-signature = operator.attrgetter("dtype", "shape", "device", "layout")
+_signature = operator.attrgetter("dtype", "shape", "device", "layout")
+
+
+def circumstances():
+    """With the modules that FSDP has sharded; see `Framework.circumstances`."""
+    if torch.compiler.is_compiling():
+        return None
+    return set(map(id, FSDP_MODULES))
+
+
+def signature_of(grads):
+    """By one getter in C; see `Framework.signature_of`."""
+    return list(map(_signature, grads))
 
 
 class Chunk(NamedTuple):
     """Tensors that are updated together, by one rule.
 
     Attributes:
+        are_wide: Bool. Whether their gradients are all in float32.
         positions: List of ints, where they stand among all.
         variables: List of tensors.
         slots: List of lists of tensors, one for each slot of the rule.
         pairs: List of tuples of tensors, a master and its low-precision variable.
     """
 
+    are_wide: bool
     positions: list[int]
     variables: list
     slots: list
@@ -48,7 +63,8 @@ class StepPlan:
 
     def __init__(self, kinds, targets, grads):
         self.are_sharded = any_sharded([*grads, *targets.variables])
-        self.packs = Packs(shards_of(grads))
+        gradients = shards_of(grads)
+        self.packs = Packs(gradients)
         low = shards_of([c for c in targets.copies or () if c is not None])
         self._tensors = [*targets.variables, *low]
         variables = shards_of(targets.variables)
@@ -64,6 +80,7 @@ class StepPlan:
         self.most = max(sum(sizes[i] for i in chunk) for chunk in positions)
         self.chunks = [
             Chunk(
+                {gradients[i].dtype for i in chunk} == {torch.float32},
                 chunk,
                 [variables[i] for i in chunk],
                 list(map(list, zip(*(slots[i] for i in chunk), strict=True))),

@@ -5,14 +5,32 @@ as long as the operation on a scalar; on a GPU each operation is a kernel that t
 has to launch. So there are few, which take tensors only.
 """
 
+import functools
+
 import keras
 import numpy as np
 import torch
 from keras import ops
 
+from keras_lso._backend._torch_measure import is_on_host
 from keras_lso._backend.scalars import Scalars
 
 _FLOAT32_MAX = float(np.finfo("float32").max)
+
+
+@functools.cache
+def _named(dtype):
+    """Returns a dtype of PyTorch's, given it or its name."""
+    return getattr(torch, keras.backend.standardize_dtype(dtype))
+
+
+def scalar(value, dtype):
+    """See `Framework.scalar`; without a copy to the device, which PyTorch waits for."""
+    if isinstance(value, torch.Tensor):
+        return value.to(_named(dtype))
+    if isinstance(value, int | float):
+        return ops.zeros((), dtype=dtype).fill_(value)
+    return ops.convert_to_tensor(value, dtype=dtype)
 
 
 class TorchScalars(Scalars):
@@ -21,6 +39,7 @@ class TorchScalars(Scalars):
     where = staticmethod(torch.where)
     clip = staticmethod(torch.clamp)
     maximum = staticmethod(torch.maximum)
+    reciprocal = staticmethod(torch.reciprocal)
     zeros_like = staticmethod(torch.zeros_like)
     logical_and = staticmethod(torch.logical_and)
     logical_not = staticmethod(torch.logical_not)
@@ -28,12 +47,10 @@ class TorchScalars(Scalars):
     def convert_to_tensor(self, value, dtype=None):
         if not isinstance(value, torch.Tensor):
             return ops.convert_to_tensor(value, dtype=dtype)
-        return value if dtype is None else self.cast(value, dtype)
+        return value if dtype is None else value.to(_named(dtype))
 
     def cast(self, tensor, dtype):
-        if not isinstance(dtype, torch.dtype):
-            dtype = getattr(torch, keras.backend.standardize_dtype(dtype))
-        return tensor.to(dtype)
+        return tensor.to(_named(dtype))
 
     def copy(self, tensor):
         return tensor.clone()
@@ -63,12 +80,21 @@ class TorchScalars(Scalars):
             good_steps.mul_(torch.logical_and(finite, torch.logical_not(grows)))
         scale.clamp_(*bounds)
 
-    def count_step(self, attempted, skips, finite, is_lowest, update_scale, assign):
+    def count_step(
+        self, attempted, applied, skips, finite, scales, update_scale, assign
+    ):
         """See `Scalars.count_step`; in place, so that nothing is assigned."""
         attempted.add_(1)
+        if applied is not None:
+            applied.add_(finite)
+        if is_on_host(finite) and finite:
+            all_finite = skips[2] == 0
+            (skips if update_scale else skips[:2]).zero_()
+            return all_finite
         skipped = torch.logical_not(finite)
         skips.add_(skipped)
         all_finite = skips[2] == 0
+        scale, lowest = scales
         since_update = (torch.zeros_like if update_scale else torch.ones_like)(skipped)
-        skips.mul_(torch.stack([skipped, skipped & is_lowest, since_update]))
+        skips.mul_(torch.stack([skipped, skipped & (scale <= lowest), since_update]))
         return all_finite

@@ -1,11 +1,20 @@
 """Errors for variables and gradients that are not sharded alike."""
 
+import contextlib
 import sys
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from keras_lso._backend._torch_shards import all_sharded, any_sharded, is_sharded
+
+# The modules that FSDP keeps a state of.
+FSDP_MODULES: Any = ()
+with contextlib.suppress(ImportError):
+    from torch.distributed._composable_state import _module_state_mapping
+
+    FSDP_MODULES = _module_state_mapping
 
 _WHAT_TO_WRITE = (
     "Shard a plain `torch.nn.Module`, and afterwards make its variables: `fully_shard("
@@ -67,19 +76,13 @@ def _check_not_left_behind(variables):
             )
 
 
-def fsdp_modules():
-    """Returns the modules that FSDP keeps a state of, a list."""
-    states = sys.modules.get("torch.distributed._composable_state")
-    return list(getattr(states, "_module_state_mapping", None) or ())
-
-
 def _left_behind():
     """Returns the ids of variables that no longer are their module's parameters."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     sharded = getattr(fsdp, "FSDPModule", ())
     return {
         variable
-        for module in fsdp_modules()
+        for module in list(FSDP_MODULES)
         if isinstance(module, sharded)
         for layer in module.modules()
         for variable in _left_behind_by(layer)

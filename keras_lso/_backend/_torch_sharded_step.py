@@ -26,7 +26,7 @@ def measure(
 ):
     """See `Framework.measure`."""
     plan = targets and targets.plan
-    if not _are_sharded(plan, grads):
+    if not (plan.are_sharded if plan else any_sharded(grads)):
         packs = plan and plan.packs
         return _torch_measure.measure(grads, amax, inv_scale, rules, packs, norm)
     agreement = Agreement(grads)
@@ -47,10 +47,6 @@ def measure(
         flag, squares = both[:1], both[1:]
     norms = _norms(rules, squares, owners) if owners else {}
     return Measurement(flag[0] == 0, amax=largest, **norms)
-
-
-def _are_sharded(plan, tensors):
-    return plan.are_sharded if plan else any_sharded(tensors)
 
 
 def _by_the_norm(grads, amax, inv_scale, agreement):
@@ -165,7 +161,8 @@ _GRADIENT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 @torch.no_grad()
 def fused_step(framework, rules, targets, grads, found=None, inv_scale=None):
     """See `Framework.fused_step`."""
-    if _are_sharded(targets.plan, targets.variables):
+    plan, variables = targets.plan, targets.variables
+    if plan.are_sharded if plan else any_sharded(variables):
         whole, grads = grads, shards_of(grads)
         targets = Targets(
             shards_of(targets.variables),
@@ -198,7 +195,7 @@ def clear(tensors, flag):
     """See `Framework.clear`; `w - w` in the kernel that can leave `w` as it is."""
     found_inf = None if is_on_host(flag) else torch.logical_not(flag).float()
     if found_inf is not None or flag:
-        _torch_kernels.Kernel(shards_of(tensors), None, found_inf).decay(1.0)
+        _torch_kernels.Kernel(shards_of(tensors), True, None, found_inf).decay(1.0)
 
 
 def _resynchronised(framework, variables, copies):

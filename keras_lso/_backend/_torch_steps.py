@@ -14,7 +14,6 @@ from keras_lso._backend._torch_kernels import (
     SMALLEST_RATE,
     Kernel,
     Memory,
-    any_low_precision,
     moving_averages,
 )
 from keras_lso._backend._torch_masters import resynchronise, round_into_variables
@@ -36,15 +35,15 @@ def fused_step(framework, rules, targets, grads, found, inv_scale):
     memory = Memory(targets.variables[0], plan.most) if on_host else None
     found_inf = None if finite is None else torch.logical_not(finite).float()
     inv_scale = 1.0 if inv_scale is None else inv_scale
-    for positions, weights, columns, pairs in plan.chunks:
-        kernel = Kernel(weights, memory, found_inf)
+    for are_wide, positions, weights, columns, pairs in plan.chunks:
+        kernel = Kernel(weights, are_wide, memory, found_inf)
         if pairs:
             resynchronise(framework, pairs, finite, memory)
         rule = rules[positions[0]]
-        own = grads if len(plan.chunks) == 1 else [grads[i] for i in positions]
-        STEPS[type(rule)](
-            kernel, rule, own, inv_scale, _part(found, positions), *columns
-        )
+        own, known = grads, found
+        if len(plan.chunks) > 1:
+            own, known = [grads[i] for i in positions], _part(found, positions)
+        STEPS[type(rule)](kernel, rule, own, inv_scale, known, *columns)
         if pairs:
             round_into_variables(pairs, finite, found_inf)
 
@@ -69,7 +68,7 @@ def _part(found, chunk):
 def _step_sgd(kernel, rule, g, inv_scale, found):
     rate = rule.learning_rate * inv_scale
     kernel.decay(rule.decay)
-    if any_low_precision(g):
+    if not kernel.are_wide:
         g, rate = kernel.multiply(g, rate), 1.0
     kernel.descend(g, rate)
 
@@ -78,7 +77,7 @@ def _step_momentum(kernel, rule, g, inv_scale, found, m):
     product = rule.learning_rate * inv_scale
     kernel.decay(rule.decay)
     rate = 0.0
-    if kernel.is_on_host and not rule.nesterov and not any_low_precision(g):
+    if kernel.is_on_host and not rule.nesterov and kernel.are_wide:
         rate = float(product)
     if not rate >= SMALLEST_RATE:
         g, rate = kernel.multiply(g, product), 1.0
@@ -87,7 +86,7 @@ def _step_momentum(kernel, rule, g, inv_scale, found, m):
 
 def _step_adam(kernel, rule, g, inv_scale, found, m, v):
     scale = None
-    if not kernel.is_on_host and any_low_precision(g) and torch.is_tensor(inv_scale):
+    if not kernel.is_on_host and not kernel.are_wide and torch.is_tensor(inv_scale):
         # The kernel unscales their float32 copies itself: one pass less.
         g, scale = kernel.widen(g), 1.0 / inv_scale
     else:
@@ -212,7 +211,7 @@ def _lars_directions(kernel, rule, g, inv_scale, found):
     The step subtracts `rate * unit * d`. The norms are in the unit of 1.
     """
     needs_norms = _needs_norms(rule, found)
-    is_wide_on_host = kernel.is_on_host and not any_low_precision(g)
+    is_wide_on_host = kernel.is_on_host and kernel.are_wide
     if needs_norms and not rule.is_paper and is_wide_on_host:
         if rule.weight_decay:
             # In units of the decay: one pass in place of two.
@@ -248,9 +247,11 @@ def _step_novograd(kernel, rule, g, inv_scale, found, m, v):
     if norms is None:
         g, factor = kernel.multiply(g, inv_scale), 1.0
         norms = norms_of(g).unbind()
+    elif not kernel.are_wide:
+        g = kernel.widen(g)
     new_v, factors = rule.normalize(torch.stack(norms), torch.stack(v))
     factors = factors * (rule.direction_weight * factor)
-    d = kernel.multiply_each(kernel.widen(g), factors.unbind())
+    d = kernel.multiply_each(g, factors.unbind())
     if rule.weight_decay:
         d = kernel.add(d, kernel.weights, rule.weight_decay * rule.direction_weight)
     kernel.descend_with_momentum(d, m, rule.beta_1, rate=rule.learning_rate)

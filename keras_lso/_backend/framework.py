@@ -27,6 +27,8 @@ class Framework:
 
     # Whether `fused_step` takes the tensors that variables hold, and changes those.
     UPDATES_IN_PLACE = False
+    # Whether a step calls `reduce_gradients` and `are_shards`.
+    REDUCES_GRADIENTS = False
     # Whether `average_over_processes` may be a part of what `compile_step` compiles.
     AVERAGES_IN_STEP = False
     # For bug reports: how `run_if` runs a step, and the framework's distributions.
@@ -104,10 +106,9 @@ class Framework:
         reference.fused_step(self, rules, targets, grads, found, inv_scale)
 
     def run_masked(self, flag, step):
-        """Runs `step()`, which changes nothing unless `flag`.
+        """Runs `step()`, which changes nothing unless `flag`, a boolean scalar tensor.
 
-        It need not run where it is known, without synchronising, that it would not. A
-        scalar boolean tensor is `flag`.
+        It need not run where it is known, without synchronising, that it would not.
         """
         step()
 
@@ -221,9 +222,8 @@ class Framework:
     def without_host(self, function, near):
         """Calls a function of Python numbers and of device tensors, such as a schedule.
 
-        On PyTorch without synchronising the device of `near` with the host. The
-        function has no side effects, returns a scalar tensor, and may be called several
-        times.
+        On PyTorch without synchronising the device of `near` with the host. It has no
+        side effects, returns a scalar tensor, and may be called several times.
         """
         return function()
 

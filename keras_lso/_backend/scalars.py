@@ -38,16 +38,21 @@ class Scalars:
         good_steps.assign(ops.where(restarts, ops.zeros_like(counted), counted))
         scale.assign(ops.clip(ops.where(grows, old * growth, dropped), *bounds))
 
-    def count_step(self, attempted, skips, finite, is_lowest, update_scale, assign):
+    def count_step(
+        self, attempted, applied, skips, finite, scales, update_scale, assign
+    ):
         """Counts an attempted step.
 
         Args:
-            attempted: Integer scalar variable.
+            attempted: Integer scalar variable, the number of steps.
+            applied: Integer scalar variable, the number of those that were applied;
+                None if it has been counted.
             skips: Integer variable of three elements: how many steps in a row were
                 skipped, how many of those at the lowest scale, and how many since the
                 scale was last updated.
             finite: Boolean scalar tensor.
-            is_lowest: Boolean scalar tensor, whether the scale is the lowest.
+            scales: Tuple of the loss scale, a scalar tensor, and the lowest one there
+                is, a float.
             update_scale: Bool, whether this step updates the scale.
             assign: Callable `(variable, value)`, which assigns what is no scalar: Keras
                 allows that an optimizer has its own.
@@ -56,9 +61,13 @@ class Scalars:
             Boolean scalar tensor, whether none was skipped since the scale was updated.
         """
         attempted.assign(ops.convert_to_tensor(attempted) + 1)
+        if applied is not None:
+            count = ops.convert_to_tensor(applied)
+            applied.assign(count + ops.cast(finite, count.dtype))
         old = ops.convert_to_tensor(skips)
         skipped = ops.cast(ops.logical_not(finite), old.dtype)
-        at_lowest = skipped * ops.cast(is_lowest, old.dtype)
+        scale, lowest = scales
+        at_lowest = skipped * ops.cast(scale <= lowest, old.dtype)
         since_update = (ops.zeros_like if update_scale else ops.ones_like)(skipped)
         counted = old + skipped
         assign(skips, counted * ops.stack([skipped, at_lowest, since_update]))

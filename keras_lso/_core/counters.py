@@ -10,7 +10,7 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._checks import check_positive_int
 from keras_lso._keras_internals.optimizers import iteration_variable
-from keras_lso._keras_internals.variables import assign, read, storage_of
+from keras_lso._keras_internals.variables import read, storage_of
 
 
 class StepCounters:
@@ -23,6 +23,9 @@ class StepCounters:
         add_variable: Callable with the arguments of `keras.Optimizer.add_variable`.
 
     Attributes:
+        attempted: The variable that counts the steps, skipped ones included.
+        applied: The variable that counts those that were applied, the inner
+            optimizer's.
         variables: List of those that are not saved. `amax_since_update`, for a policy
             that asks for it: the largest magnitude among the gradients since the scale
             was last updated. `consecutive_skips`: how many steps in a row were skipped,
@@ -34,6 +37,7 @@ class StepCounters:
         self._policy, self._inner_optimizer = policy, inner_optimizer
         self._add_variable = add_variable
         self.attempted = attempted
+        self.applied = iteration_variable(inner_optimizer)
         self.variables = []
         # Nothing looks at single gradients until `record_overflows` is called.
         self.overflows: Any = None
@@ -42,11 +46,6 @@ class StepCounters:
         # An inner optimizer that has trained before has skipped nothing. A copy: on
         # JAX two variables must not share a buffer that `fit` donates.
         attempted.assign(ops.copy(self.applied))
-
-    @property
-    def applied(self):
-        """The variable that counts the steps that were applied."""
-        return iteration_variable(self._inner_optimizer)
 
     def _add(self, name, dtype="float32", shape=()):
         counter = self._add_variable(
@@ -59,29 +58,31 @@ class StepCounters:
         self.variables.append(counter)
         return counter
 
-    def count(self, finite, update_scale):
+    def count(self, finite, update_scale, has_counted):
         """Counts an attempted step; to be called before the scale moves.
 
         Args:
             finite: Boolean scalar tensor.
             update_scale: Bool. See `LossScaleOptimizer.apply`.
+            has_counted: Bool. Whether the inner optimizer has counted the step, if it
+                was applied. It does not count a fused one.
 
         Returns:
             Boolean scalar tensor. Whether all steps since the scale was last updated
             were finite: a loss that was applied with `update_scale=False` counts too.
         """
-        is_lowest = read(self._policy.scale) <= self._policy.min_scale
-        counters = storage_of([self.attempted, self._skips])
-        assign_vector = self._inner_optimizer.assign
+        scale = read(self._policy.scale)
+        variables = [self.attempted, self.applied, self._skips]
+        attempted, applied, skips = storage_of(variables)
         return backend.scalars.count_step(
-            *counters, finite, is_lowest, update_scale, assign_vector
+            attempted,
+            None if has_counted else applied,
+            skips,
+            finite,
+            (scale, self._policy.min_scale),
+            update_scale,
+            self._inner_optimizer.assign,
         )
-
-    def count_applied(self, finite):
-        """Counts a fused step, in place of the inner optimizer, if `finite`."""
-        applied = read(self.applied)
-        finite = backend.scalars.cast(finite, applied.dtype)
-        assign(self.applied, applied + finite)
 
     def count_amax(self, amax, update_scale):
         """Returns the largest magnitude since the scale was last updated."""

@@ -216,11 +216,11 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
                 built for others.
             RuntimeError: If called in a cross-replica context.
         """
-        backend.check_replica_context("apply")
         if axis_name is not None:
             backend.check_axis_name(axis_name)
         plan = self._step.plan_of(grads, trainable_variables) if self.built else None
         if plan is None:
+            backend.check_replica_context("apply")
             grads, variables = pair_gradients(self, grads, trainable_variables)
             if not variables:
                 return

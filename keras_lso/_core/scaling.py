@@ -51,7 +51,9 @@ class LossScaling:
 
     def inv_scale(self, scaled=None):
         """Returns what unscales those gradients: a float32 scalar tensor, or 1.0."""
-        return 1.0 / self._policy.value if self.are_scaled(scaled) else 1.0
+        if not self.are_scaled(scaled):
+            return 1.0
+        return backend.scalars.reciprocal(self._policy.value)
 
 
 def unscale(grad, inv_scale):

@@ -71,16 +71,18 @@ class Step:
             update_scale: See `apply`.
             axis_name: See `apply`.
         """
-        grads, are_alike = reduce_gradients(
-            self._optimizer, grads, plan.variables, plan.is_overwritten, axis_name
-        )
+        are_alike = True
+        if backend.REDUCES_GRADIENTS:
+            grads, are_alike = reduce_gradients(
+                self._optimizer, grads, plan.variables, plan.is_overwritten, axis_name
+            )
         inv_scale = self._scaling.inv_scale(scaled)
-        present, amax = plan.present(grads), self._policy.needs_amax
+        present = plan.present(grads) if plan.is_missing else grads
+        amax = self._policy.needs_amax
         if plan.fused:
             if plan.is_missing is not None:
                 warn_of_missing(self._inner, grads, plan.variables)
             found = plan.fused.take(present, inv_scale, amax, are_alike)
-            self._counters.count_applied(found.finite)
         else:
             # Keras makes NaN of gradients whose norm overflows.
             clips = clips_by_the_norm_of_all(self._inner)
@@ -119,7 +121,8 @@ class Step:
 
     def _move_scale(self, found, grads, plan, inv_scale, update_scale):
         """Counts the step, and moves the loss scale by what was found."""
-        all_finite = self._counters.count(found.finite, update_scale)
+        has_counted = plan.fused is None
+        all_finite = self._counters.count(found.finite, update_scale, has_counted)
         amax = None
         if self._policy.needs_amax:
             amax = _largest_of_the_loss(found, grads, plan) * inv_scale

@@ -67,7 +67,7 @@ class FusedStep:
 
     def holds(self):
         """Whether the variables still hold the tensors that the step would change."""
-        return _hold(self._written, self._storage, self.targets.plan)
+        return hold(self._written, self._storage, self.targets.plan)
 
     def take(self, grads, inv_scale, amax, are_alike):
         """Updates the variables, unless the gradients are not finite.
@@ -107,7 +107,7 @@ class FusedStep:
         if learning_rate is None:
             learning_rate = rate_of(self._optimizer)
         made = self._make(self._optimizer, backend.scalar(learning_rate, "float32"))
-        return [made[treatment] for treatment in self._treatments]
+        return list(map(made.__getitem__, self._treatments))
 
     def clipped(self, grads, inv_scale, norm):
         """Returns gradients, and what unscales them so that they are clipped.
@@ -171,7 +171,7 @@ class AccumulatedStep:
     def holds(self):
         """Whether the variables still hold the tensors that the step would change."""
         sums = self._sums
-        return self._step.holds() and _hold(
+        return self._step.holds() and hold(
             self._accumulators, sums.variables, sums.plan
         )
 
@@ -233,7 +233,7 @@ class AveragedStep:
     def holds(self):
         """Whether the variables still hold the tensors that the step would change."""
         averages = self._averages
-        return self._step.holds() and _hold(
+        return self._step.holds() and hold(
             self._variables, averages.variables, averages.plan
         )
 
@@ -267,11 +267,6 @@ def _planned(targets, values):
     """Returns `Targets` with the plan of a step in which all are treated alike."""
     kinds = [None] * len(targets.variables)
     return targets._replace(plan=backend.plan_step(kinds, targets, values))
-
-
-def _hold(variables, storage, plan):
-    """Whether variables hold what a step changes, where its plan has it."""
-    return hold(variables, storage) and (plan is None or plan.holds())
 
 
 # --- Which one is taken -------------------------------------------------------------

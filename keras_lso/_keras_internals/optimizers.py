@@ -17,12 +17,16 @@ _TORCH_OPTIMIZERS = "keras.src.backend.torch.optimizers"
 
 
 def canonical_class(optimizer):
-    """Returns the public Keras class that `optimizer` is an instance of.
+    """Returns the public Keras class that `optimizer` is an instance of."""
+    return public_class(type(optimizer))
 
-    On PyTorch `keras.optimizers.SGD(...)` is an instance of another, private
-    class. A user's own subclass is its own canonical class.
+
+def public_class(cls):
+    """Returns the public class that Keras has an optimizer's class for.
+
+    On PyTorch `keras.optimizers.SGD(...)` is an instance of another, private class. A
+    user's own subclass is its own.
     """
-    cls = type(optimizer)
     if cls.__module__.startswith(_TORCH_OPTIMIZERS):
         return getattr(keras.optimizers, cls.__name__, cls)
     return cls
@@ -82,7 +86,7 @@ def updates_of(optimizer):
 
     That is `optimizer.iterations`; with accumulation without its copy to the device.
     """
-    steps = read(iteration_variable(optimizer))
+    steps = read(optimizer._iterations)
     count = optimizer.gradient_accumulation_steps
     return steps // count if count else steps
 

@@ -6,6 +6,7 @@ are registered at the end of this file, our own where their classes are made.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ from keras import ops
 
 from keras_lso._backend import backend, rules
 from keras_lso._keras_internals.optimizers import (
-    canonical_class,
+    public_class,
     updates_of,
     uses_weight_decay,
     variables_of,
@@ -36,7 +37,8 @@ class Registration(NamedTuple):
         treatments: Callable `(optimizer, indices)` that returns the list of how the
             variables at `indices`, among those that the optimizer was built for, are
             treated: keys of that dict.
-        when: Callable of the optimizer. Whether it steps by this rule.
+        when: Callable of the optimizer, whether it steps by this rule; None if it
+            always does, unless a registration before this one applies.
         after: Callable `(optimizer, rule, finite)`, which moves what the optimizer
             keeps besides slots once it has stepped by such rules, where `finite`, a
             boolean scalar tensor, says so. None if it keeps nothing.
@@ -46,7 +48,7 @@ class Registration(NamedTuple):
     slots: tuple[str, ...]
     make: Callable
     treatments: Callable
-    when: Callable
+    when: Callable | None
     after: Callable | None
 
 
@@ -62,9 +64,7 @@ def decays(optimizer, indices):
 _registrations: dict[type, list[Registration]] = {}
 
 
-def register(
-    *classes, rule, slots=(), treatments=decays, when=lambda optimizer: True, after=None
-):
+def register(*classes, rule, slots=(), treatments=decays, when=None, after=None):
     """Returns a decorator that registers `make` for optimizers of these classes.
 
     Not for those of their subclasses, which may do something else. For the arguments
@@ -75,6 +75,7 @@ def register(
         for cls in classes:
             found = _registrations.setdefault(cls, [])
             found.append(Registration(rule, slots, make, treatments, when, after))
+        _registrations_of.cache_clear()
         return make
 
     return decorate
@@ -82,10 +83,16 @@ def register(
 
 def registered_rule(optimizer):
     """Returns the rule of the optimizer's class, None if it has none."""
-    for registration in _registrations.get(canonical_class(optimizer), ()):
-        if registration.when(optimizer):
+    for registration in _registrations_of(optimizer.__class__):
+        if registration.when is None or registration.when(optimizer):
             return registration.rule
     return None
+
+
+@functools.cache
+def _registrations_of(cls):
+    """Returns the registrations of a class, by its public one if it is private."""
+    return _registrations.get(public_class(cls), [])
 
 
 def columns_of(rule, optimizer):
@@ -175,11 +182,6 @@ def _this_update(optimizer):
     return backend.scalar(updates_of(optimizer), "float32") + 1
 
 
-@register(keras.optimizers.SGD, rule=rules.SGD, when=lambda o: o.momentum == 0)
-def _sgd(optimizer, learning_rate):
-    return with_decay(rules.SGD(learning_rate), optimizer, learning_rate)
-
-
 @register(
     keras.optimizers.SGD,
     rule=rules.Momentum,
@@ -189,6 +191,11 @@ def _sgd(optimizer, learning_rate):
 def _momentum(optimizer, learning_rate):
     rule = rules.Momentum(learning_rate, optimizer.momentum, optimizer.nesterov)
     return with_decay(rule, optimizer, learning_rate)
+
+
+@register(keras.optimizers.SGD, rule=rules.SGD)
+def _sgd(optimizer, learning_rate):
+    return with_decay(rules.SGD(learning_rate), optimizer, learning_rate)
 
 
 @register(

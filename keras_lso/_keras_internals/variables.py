@@ -25,21 +25,32 @@ def storage_of(variables):
     """
     if not backend.UPDATES_IN_PLACE:
         return variables
-    read = _copy_in_scope if in_stateless_scope() else operator.attrgetter("_value")
+    read = _copy_in_scope if in_stateless_scope() else _tensor_of
     if variables and isinstance(variables[0], tuple):
         return [tuple(map(read, slots)) for slots in variables]
     return list(map(read, variables))
 
 
-def hold(variables, storage):
+_tensor_of = operator.attrgetter("_value")
+
+
+def hold(variables, storage, plan):
     """Whether the variables themselves hold the tensors that `storage_of` returned.
 
     In a `StatelessScope` they do not, and `storage_of` would copy what they stand for.
+
+    Args:
+        variables: List of variables.
+        storage: What `storage_of` returned for them.
+        plan: What `Framework.plan_step` returned for a step that changes it.
     """
-    if backend.UPDATES_IN_PLACE and in_stateless_scope():
-        return False
-    # Not by `==`, which compares the elements of tensors.
-    return all(map(operator.is_, storage_of(variables), storage))
+    if backend.UPDATES_IN_PLACE:
+        if in_stateless_scope():
+            return False
+        # Not by `==`, which compares the elements of tensors.
+        if not all(map(operator.is_, map(_tensor_of, variables), storage)):
+            return False
+    return plan is None or plan.holds()
 
 
 # Keras asks about scopes, devices and dtypes at each reading and assignment. For the

@@ -20,6 +20,7 @@ from keras_lso._backend.framework import Framework
 from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.targets import Targets
 from keras_lso._keras_internals.variables import storage_of
+from testing.beside_keras import WAYS, take
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 
@@ -67,6 +68,11 @@ def test_an_override_without_a_comparison_fails_with_its_name():
     assert overrides(Other) == ["l2_norm"]
     with pytest.raises(AssertionError, match=r"Other\.l2_norm"):
         comparison_of(Other, "l2_norm")
+
+
+def test_a_step_calls_what_a_backend_overrides():
+    called = {"reduce_gradients", "are_shards"} & set(overrides(type(backend)))
+    assert backend.REDUCES_GRADIENTS is bool(called)
 
 
 def test_the_overrides_of_all_backends_are_compared_and_nothing_else():
@@ -265,6 +271,7 @@ def same_functions_of_scalars(own, reference):
         "where": [(yes, one, two), (no, one, two)],
         "clip": [(two, 0.5, 1.5), (two, 3.0, 4.0)],
         "maximum": [(one, two)],
+        "reciprocal": [(two,)],
         "zeros_like": [(two,)],
         "logical_and": [(yes, no), (yes, yes)],
         "logical_not": [(yes,), (no,)],
@@ -285,7 +292,6 @@ def same_functions_of_scalars(own, reference):
         rules_ = growth, backoff, period, bounds
         for drops in (None, yes, no):
             assert_moved_alike(own, reference, drops, *rules_)
-    assert_counted_alike(own, reference)
 
 
 def variable(value, dtype="float32"):
@@ -307,22 +313,33 @@ def assert_moved_alike(own, reference, drops, growth, backoff, period, bounds):
         assert moved[0] == moved[1], (scale, count, finite, growth, backoff, period)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_steps_are_counted_alike(way, monkeypatch):
+    take(way, monkeypatch)
+    assert_counted_alike(backend.scalars, REFERENCE.scalars)
+
+
 def assert_counted_alike(own, reference):
     found = []
     for scalars, storage in ((own, storage_of), (reference, list)):
-        attempted, skips = variable(5, "int32"), variable(np.zeros(3), "int32")
+        attempted, applied = variable(5, "int32"), variable(4, "int32")
+        skips = variable(np.zeros(3), "int32")
         seen = []
-        for flags in itertools.product([True, False], repeat=3):
-            finite, is_lowest, update_scale = flags
+        for flags in itertools.product([True, False], repeat=4):
+            has_counted, update_scale, is_lowest, finite = flags
             for _ in range(2):
+                stored = storage([attempted, applied, skips])
                 all_finite = scalars.count_step(
-                    *storage([attempted, skips]),
+                    stored[0],
+                    None if has_counted else stored[1],
+                    stored[2],
                     ops.array(finite),
-                    ops.array(is_lowest),
+                    (tensor(1.0 if is_lowest else 2.0), 1.0),
                     update_scale,
                     lambda variable, value: variable.assign(value),
                 )
-                counts = [int(attempted.numpy()), *skips.numpy().tolist()]
+                counted = [attempted, applied]
+                counts = [*(int(v.numpy()) for v in counted), *skips.numpy().tolist()]
                 seen.append((bool(all_finite), *counts))
         found.append(seen)
     assert found[0] == found[1]
@@ -684,7 +701,12 @@ def names_devices(own, reference):
 
 
 @compares(
-    "UPDATES_IN_PLACE", "AVERAGES_IN_STEP", "OTHER_STEP", "PACKAGES", "HOW_TO_START"
+    "UPDATES_IN_PLACE",
+    "REDUCES_GRADIENTS",
+    "AVERAGES_IN_STEP",
+    "OTHER_STEP",
+    "PACKAGES",
+    "HOW_TO_START",
 )
 def differs(own, reference):
     assert type(own) is type(reference)

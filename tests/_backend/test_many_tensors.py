@@ -4,8 +4,11 @@ What takes the time is compiled, or started, once for each operation. So operati
 counted here, which seconds on a busy machine would not be told apart from noise.
 """
 
+import functools
 import inspect
+import pathlib
 import re
+import sys
 
 import keras
 import numpy as np
@@ -186,6 +189,48 @@ def test_autograph_does_not_convert_a_step(monkeypatch):
     step()
     assert seen == {"DISABLED"}
     assert variables[0].numpy() == [2.0]
+
+
+AdamW = functools.partial(keras.optimizers.AdamW, 0.1)
+RECIPES = {
+    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
+    "AdamW": AdamW,
+    "clipped": lambda: AdamW(global_clipnorm=1.0),
+    "accumulated": lambda: AdamW(global_clipnorm=1.0, gradient_accumulation_steps=4),
+}
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="TensorFlow and JAX compile their steps")
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_step_calls_few_of_our_functions(recipe):
+    calls, more_calls = (calls_in_a_step(RECIPES[recipe](), n) for n in (3, 300))
+    assert calls == more_calls
+    assert len(calls) <= 60
+    assert len({file for file, _ in calls}) <= 17
+
+
+def calls_in_a_step(optimizer, count):
+    """The files and names of our functions that a step on small tensors calls."""
+    folder = str(pathlib.Path(keras_lso.__file__).parent)
+    variables = [keras.Variable(np.ones(4, "float32")) for _ in range(count)]
+    grads = tensors([np.ones(4, "float32")] * count)
+    optimizer = keras_lso.LossScaleOptimizer(optimizer)
+    calls = []
+
+    def look(frame, event, _):
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(folder):
+            calls.append((code.co_filename, code.co_name))
+
+    for _ in range(5):
+        optimizer.apply(grads, variables)
+    before = sys.getprofile()
+    sys.setprofile(look)
+    try:
+        optimizer.apply(grads, variables)
+    finally:
+        sys.setprofile(before)
+    return calls
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="Only TensorFlow has AutoGraph")

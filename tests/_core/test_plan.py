@@ -138,6 +138,27 @@ def test_steps_are_decided_anew_where_something_else_is_another(monkeypatch):
     assert counts == [1, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="Replicas are TensorFlow's")
+def test_a_step_that_was_decided_by_a_replica_is_refused_outside():
+    import tensorflow as tf
+
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        twin = Twin(INNER["momentum"], plans=True)
+        twin.optimizer.build(twin.variables)
+        grads = twin.gradients()
+
+        @tf.autograph.experimental.do_not_convert
+        def step():
+            twin.apply(grads)
+
+        strategy.run(step)
+        assert twin.optimizer._step.plan_of(grads, twin.variables) is None
+        with pytest.raises(RuntimeError, match="cross-replica context"):
+            twin.apply(grads)
+    assert int(ops.convert_to_numpy(iteration_variable(twin.inner))) == 1
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 def test_numbers_are_read_at_each_step(dtype):
     def change(twin):

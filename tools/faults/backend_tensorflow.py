@@ -36,6 +36,22 @@ FAULTS = [
         backend="tensorflow",
     ),
     Fault(
+        name="a step does not add up the gradients of all replicas",
+        file="keras_lso/_backend/_tensorflow.py",
+        old="REDUCES_GRADIENTS = True",
+        new="REDUCES_GRADIENTS = False",
+        tests="integration_tests/distributed/test_tensorflow_replicas.py::test_an_overflow_on_any_replica_skips_the_step_on_all",
+        backend="tensorflow",
+    ),
+    Fault(
+        name="a step that was decided in a replica is taken outside of it",
+        file="keras_lso/_backend/_tensorflow.py",
+        old="return tf.distribute.get_strategy(), is_outside",
+        new="return (tf.distribute.get_strategy(),)",
+        tests="tests/_core/test_plan.py::test_a_step_that_was_decided_by_a_replica_is_refused_outside",
+        backend="tensorflow",
+    ),
+    Fault(
         name="gradients are averaged over the replicas",
         file="keras_lso/_backend/_tensorflow.py",
         old="functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM)",

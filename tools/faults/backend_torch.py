@@ -139,7 +139,7 @@ FAULTS = [
     Fault(
         name="norms of float64 are float32",
         file="keras_lso/_backend/_torch_measure.py",
-        old="return torch.float64 if torch.float64 in dtypes_of(values) else torch.float32",
+        old="return torch.float64 if torch.float64 in map(_dtype_of, values) else torch.float32",
         new="return torch.float32",
         tests="tests/_backend/test_primitives.py::test_one_bad_element_anywhere_is_found",
     ),

@@ -109,8 +109,8 @@ FAULTS = [
     Fault(
         name="a subclass steps by the rule of its base",
         file="keras_lso/_keras_internals/rules.py",
-        old="for registration in _registrations.get(canonical_class(optimizer), ()):",
-        new="for registration in sum((_registrations.get(c, []) for c in type(optimizer).__mro__), []):",
+        old="_registrations.get(public_class(cls), [])",
+        new="sum((_registrations.get(c, []) for c in cls.__mro__), [])",
         tests="tests/test_lars.py::test_a_users_update_step_is_honoured",
     ),
     Fault(
