@@ -49,10 +49,12 @@ class Kernel:
             allocator reuses memory by itself.
         found_inf: Float32 scalar tensor. If it is 1.0, neither variables nor slots are
             written. None on the host.
+        owns_gradients: Bool. Whether they may be written. Defaults to `False`.
     """
 
-    def __init__(self, weights, are_wide, memory, found_inf):
+    def __init__(self, weights, are_wide, memory, found_inf, owns_gradients=False):
         self.weights, self.are_wide = weights, are_wide
+        self._owns_gradients = owns_gradients
         self._memory, self._found_inf = memory, found_inf
         self.is_on_host = memory is not None
 
@@ -79,6 +81,18 @@ class Kernel:
             return list(torch._foreach_mul(tensors, factor))
         return self.multiply_each(tensors, [factor] * len(tensors))
 
+    def multiply_in_kernel(self, grads, factor):
+        """Returns gradients in float32, and what the fused kernel is to divide them by.
+
+        The quotients are the products of `multiply`, which the kernel writes into the
+        gradients: only into the step's own, or copies. Nothing is left to divide by,
+        None, unless that takes one pass less.
+        """
+        writes = self._owns_gradients or not (self.is_on_host or self.are_wide)
+        if not writes or not torch.is_tensor(factor):
+            return self.multiply(grads, factor), None
+        return grads if self.are_wide else self.widen(grads), torch.reciprocal(factor)
+
     def multiply_each(self, tensors, factors):
         """Returns the product of each float32 tensor with its factor, if not None."""
         out = self.new()
@@ -98,9 +112,9 @@ class Kernel:
             for t, other, out_i in zip(tensors, others, self.new(), strict=True)
         ]
 
-    def descend(self, directions, rate=1.0):
-        """Does `w = w - rate * d`."""
-        _sgd(self.weights, directions, [], self._found_inf, lr=rate, momentum=0.0)
+    def descend(self, d, rate=1.0, scale=None):
+        """Does `w = w - rate * d`. For `scale` see `multiply_in_kernel`."""
+        _sgd(self.weights, d, [], self._found_inf, lr=rate, momentum=0.0, scale=scale)
 
     def descend_with_momentum(self, d, m, momentum, rate=1.0, nesterov=False):
         """Does `m = momentum * m + d`, `w = w - rate * m`.
@@ -133,10 +147,11 @@ class Kernel:
             w, d, m = zip(*rest, strict=True)
             _sgd(w, d, m, self._found_inf, 1.0, momentum, nesterov)
 
-    def ascend_with_momentum(self, d, m, momentum, rate=1.0, nesterov=False):
+    def ascend_with_momentum(self, d, m, momentum, rate, nesterov=False, scale=None):
         """Does `m = momentum * m - rate * d`, `w = w + m`; `rate` is a float.
 
-        With `nesterov` and a rate of 1, `w = w + momentum * m - d`.
+        With `nesterov` and a rate of 1, `w = w + momentum * m - d`. For `scale` see
+        `multiply_in_kernel`.
         """
         _sgd(
             self.weights,
@@ -148,6 +163,7 @@ class Kernel:
             nesterov=nesterov,
             dampening=1.0 - rate,
             maximize=True,
+            scale=scale,
         )
 
     def decay(self, decay):
@@ -160,8 +176,7 @@ class Kernel:
     def adam(self, rule, grads, momenta, velocities, scale=None):
         """Does the step of `rules.Adam`, whose `alpha` contains the bias correction.
 
-        With a `scale`, a scalar tensor, it divides the gradients by it in place: they
-        are the step's own copies then.
+        For `scale` see `multiply_in_kernel`.
         """
         last = rule.alpha.new_full((), _LAST_STEP)
         torch._fused_adam_(
@@ -198,11 +213,21 @@ def moving_averages(slots, values, beta):
 
 
 def _sgd(
-    w, d, m, found_inf, lr, momentum, nesterov=False, dampening=0.0, maximize=False
+    w,
+    d,
+    m,
+    found_inf,
+    lr,
+    momentum,
+    nesterov=False,
+    dampening=0.0,
+    maximize=False,
+    scale=None,
 ):
     """Does `m = momentum * m + (1 - dampening) * d`, `w = w - lr * m`.
 
-    With `maximize` it takes `-d` in place of `d`.
+    With `maximize` it takes `-d` in place of `d`. With a `scale`, a scalar tensor, it
+    divides `d` by it, in place.
     """
     # The first step sets `m = d`, as a momentum of 0 does at every step.
     is_first_step = bool(m) and not momentum
@@ -218,6 +243,7 @@ def _sgd(
         dampening=dampening,
         maximize=maximize,
         is_first_step=is_first_step,
+        grad_scale=scale,
         found_inf=found_inf,
     )
 

@@ -11,7 +11,6 @@ from keras_lso._backend import _torch_kernels, _torch_measure, _torch_steps
 from keras_lso._backend._torch_measure import is_on_host
 from keras_lso._backend._torch_shards import Agreement, any_sharded, shards_of
 from keras_lso._backend.measurement import Measurement
-from keras_lso._backend.targets import Targets
 
 
 @torch.no_grad()
@@ -164,11 +163,10 @@ def fused_step(framework, rules, targets, grads, found=None, inv_scale=None):
     plan, variables = targets.plan, targets.variables
     if plan.are_sharded if plan else any_sharded(variables):
         whole, grads = grads, shards_of(grads)
-        targets = Targets(
-            shards_of(targets.variables),
-            [tuple(shards_of(of_one)) for of_one in targets.slots],
-            targets.copies and shards_of(targets.copies),
-            targets.plan,
+        targets = targets._replace(
+            variables=shards_of(variables),
+            slots=[tuple(shards_of(of_one)) for of_one in targets.slots],
+            copies=targets.copies and shards_of(targets.copies),
         )
         found = found or Measurement(None)
         has_norms = found.gradient_norms or found.rule_norms
@@ -193,9 +191,12 @@ def run_masked(flag, step):
 @torch.no_grad()
 def clear(tensors, flag):
     """See `Framework.clear`; `w - w` in the kernel that can leave `w` as it is."""
-    found_inf = None if is_on_host(flag) else torch.logical_not(flag).float()
-    if found_inf is not None or flag:
-        _torch_kernels.Kernel(shards_of(tensors), True, None, found_inf).decay(1.0)
+    shards = shards_of(tensors)
+    if not is_on_host(flag):
+        found_inf = torch.logical_not(flag).float()
+        _torch_kernels.Kernel(shards, True, None, found_inf).decay(1.0)
+    elif flag:
+        torch._foreach_zero_(shards)
 
 
 def _resynchronised(framework, variables, copies):

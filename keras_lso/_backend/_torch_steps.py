@@ -36,7 +36,7 @@ def fused_step(framework, rules, targets, grads, found, inv_scale):
     found_inf = None if finite is None else torch.logical_not(finite).float()
     inv_scale = 1.0 if inv_scale is None else inv_scale
     for are_wide, positions, weights, columns, pairs in plan.chunks:
-        kernel = Kernel(weights, are_wide, memory, found_inf)
+        kernel = Kernel(weights, are_wide, memory, found_inf, targets.owns_gradients)
         if pairs:
             resynchronise(framework, pairs, finite, memory)
         rule = rules[positions[0]]
@@ -66,31 +66,28 @@ def _part(found, chunk):
 
 
 def _step_sgd(kernel, rule, g, inv_scale, found):
-    rate = rule.learning_rate * inv_scale
+    rate, scale = rule.learning_rate * inv_scale, None
     kernel.decay(rule.decay)
     if not kernel.are_wide:
-        g, rate = kernel.multiply(g, rate), 1.0
-    kernel.descend(g, rate)
+        g, scale = kernel.multiply_in_kernel(g, rate)
+        rate = 1.0
+    kernel.descend(g, rate, scale)
 
 
 def _step_momentum(kernel, rule, g, inv_scale, found, m):
     product = rule.learning_rate * inv_scale
     kernel.decay(rule.decay)
-    rate = 0.0
+    rate, scale = 0.0, None
     if kernel.is_on_host and not rule.nesterov and kernel.are_wide:
         rate = float(product)
     if not rate >= SMALLEST_RATE:
-        g, rate = kernel.multiply(g, product), 1.0
-    kernel.ascend_with_momentum(g, m, rule.momentum, rate, rule.nesterov)
+        g, scale = kernel.multiply_in_kernel(g, product)
+        rate = 1.0
+    kernel.ascend_with_momentum(g, m, rule.momentum, rate, rule.nesterov, scale)
 
 
 def _step_adam(kernel, rule, g, inv_scale, found, m, v):
-    scale = None
-    if not kernel.is_on_host and not kernel.are_wide and torch.is_tensor(inv_scale):
-        # The kernel unscales their float32 copies itself: one pass less.
-        g, scale = kernel.widen(g), 1.0 / inv_scale
-    else:
-        g = kernel.multiply(g, inv_scale)
+    g, scale = kernel.multiply_in_kernel(g, inv_scale)
     kernel.decay(rule.decay)
     kernel.adam(rule, g, m, v, scale)
 

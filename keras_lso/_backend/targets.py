@@ -17,12 +17,15 @@ class Targets(NamedTuple):
             assigned externally), the step re-initialises the master from it. Afterwards
             it sets the copy to the rounded new master. Defaults to `None`: there are no
             masters.
+        owns_gradients: Bool. Whether the gradients are the step's own, which it may
+            write where it updates the variables. Defaults to `False`.
         plan: What `Framework.plan_step` returned for these. Defaults to `None`.
     """
 
     variables: list
     slots: list
     copies: list | None = None
+    owns_gradients: bool = False
     plan: Any = None
 
     @property

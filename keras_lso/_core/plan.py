@@ -7,6 +7,7 @@ that it does takes little.
 """
 
 import operator
+from itertools import compress
 
 from keras_lso._backend import backend
 from keras_lso._keras_internals.variables import overwritten, traits_of
@@ -24,7 +25,7 @@ class Plan:
     Attributes:
         variables: The list of variables.
         trained: List of what the inner optimizer trains in place of each.
-        is_missing: List of bools, whether a variable has no gradient; None if all have.
+        has_gradient: List of bools, one for each variable.
         is_overwritten: List of bools, whether a variable takes its gradient as its
             value; None if none does.
         fused: The inner optimizer's step as one pass; None if it makes its own.
@@ -33,34 +34,24 @@ class Plan:
     def __init__(self, optimizer, masters, grads, variables):
         self.variables = variables
         self.trained = masters.trained_of(optimizer, variables)
-        is_missing = [g is None for g in grads]
-        self.is_missing = is_missing if any(is_missing) else None
+        self.has_gradient = [g is not None for g in grads]
         self.is_overwritten = overwritten(variables)
         self._types = list(map(type, grads))
         self._traits = traits_of(variables)
-        self._signature = backend.signature_of(self.present(grads))
+        present = list(compress(grads, self.has_gradient))
+        self._signature = backend.signature_of(present)
         self._circumstances = backend.circumstances()
-        self._choice = self._choose(optimizer, masters, grads)
+        self._choice = self._choose(optimizer, masters, present)
         self.fused = self._choice and self._choice.fused
 
     def _choose(self, optimizer, masters, grads):
         if optimizer._choose_step is None:
             return None
-        trained = self.present(self.trained)
+        trained = list(compress(self.trained, self.has_gradient))
         low_precision_variables = masters.low_precision_variables(trained)
         return optimizer._choose_step(
-            optimizer.inner_optimizer,
-            self.present(grads),
-            trained,
-            low_precision_variables,
+            optimizer.inner_optimizer, grads, trained, low_precision_variables
         )
-
-    def present(self, items):
-        """Returns those of the items, one for each variable, that have a gradient."""
-        if self.is_missing is None:
-            return items
-        pairs = zip(items, self.is_missing, strict=True)
-        return [item for item, is_missing in pairs if not is_missing]
 
     def holds(self, grads, variables):
         """Whether a step on these, not checked yet, would be decided so again.
@@ -75,7 +66,8 @@ class Plan:
             and list(map(type, grads)) == self._types
             and all(map(operator.is_, variables, self.variables))
             and backend.circumstances() == self._circumstances
-            and backend.signature_of(self.present(grads)) == self._signature
+            and backend.signature_of(list(compress(grads, self.has_gradient)))
+            == self._signature
             and traits_of(variables) == self._traits
             and (self._choice is None or self._choice.holds())
         )

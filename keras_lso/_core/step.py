@@ -7,6 +7,8 @@
 Nothing is read by the host, except where `backend.run_if` says so.
 """
 
+from itertools import compress
+
 from keras import ops
 
 from keras_lso._backend import backend
@@ -77,10 +79,10 @@ class Step:
                 self._optimizer, grads, plan.variables, plan.is_overwritten, axis_name
             )
         inv_scale = self._scaling.inv_scale(scaled)
-        present = plan.present(grads) if plan.is_missing else grads
+        present = list(compress(grads, plan.has_gradient))
         amax = self._policy.needs_amax
         if plan.fused:
-            if plan.is_missing is not None:
+            if not all(plan.has_gradient):
                 warn_of_missing(self._inner, grads, plan.variables)
             found = plan.fused.take(present, inv_scale, amax, are_alike)
         else:

@@ -39,6 +39,7 @@ class FusedStep:
         stored: List of what a step changes of these: `storage_of(variables)`.
         low_precision_variables: List, like `variables`, of the variable of each master,
             and None for what is no master. Defaults to `None`: there are no masters.
+        owns_gradients: See `Targets`. Defaults to `False`.
 
     Attributes:
         slots: List of tuples of variables, in the order of `rule.slots`.
@@ -47,7 +48,14 @@ class FusedStep:
     """
 
     def __init__(
-        self, rule, optimizer, grads, variables, stored, low_precision_variables=None
+        self,
+        rule,
+        optimizer,
+        grads,
+        variables,
+        stored,
+        low_precision_variables=None,
+        owns_gradients=False,
     ):
         registration = registration_of(rule, optimizer)
         indices = [index_of(optimizer, v) for v in variables]
@@ -59,7 +67,7 @@ class FusedStep:
         self._treatments = registration.treatments(optimizer, indices)
         self.clips = bool(optimizer.global_clipnorm)
         copies = low and [None if v is None else storage_of([v])[0] for v in low]
-        targets = Targets(stored, storage_of(self.slots), copies)
+        targets = Targets(stored, storage_of(self.slots), copies, owns_gradients)
         plan = backend.plan_step(self._treatments, targets, grads)
         self.targets = targets._replace(plan=plan)
         self._written = _flat(Targets(variables, self.slots, low))
@@ -225,7 +233,7 @@ class AveragedStep:
     def __init__(self, step, optimizer, averages, stored):
         self._step, self._optimizer = step, optimizer
         nothing = [()] * len(averages)
-        weights = step.targets._replace(slots=nothing)
+        weights = Targets(step.targets.variables, nothing, step.targets.copies)
         self._weights = _planned(weights, stored)
         self._averages = _planned(Targets(stored, nothing), weights.variables)
         self._variables = averages
@@ -305,7 +313,14 @@ class Choice:
         return is_same and (self.fused is None or self.fused.holds())
 
 
-def fused_step_of(rule, optimizer, grads, variables, low_precision_variables=None):
+def fused_step_of(
+    rule,
+    optimizer,
+    grads,
+    variables,
+    low_precision_variables=None,
+    owns_gradients=False,
+):
     """Returns the optimizer's `FusedStep`, None if its own step is better.
 
     Args:
@@ -314,13 +329,22 @@ def fused_step_of(rule, optimizer, grads, variables, low_precision_variables=Non
         grads: See `FusedStep`.
         variables: See `FusedStep`.
         low_precision_variables: See `FusedStep`.
+        owns_gradients: See `Targets`. Defaults to `False`.
     """
     if rule is None:
         return None
     stored = storage_of(variables)
     if not backend.fused_step_takes(rule, stored, grads):
         return None
-    return FusedStep(rule, optimizer, grads, variables, stored, low_precision_variables)
+    return FusedStep(
+        rule,
+        optimizer,
+        grads,
+        variables,
+        stored,
+        low_precision_variables,
+        owns_gradients,
+    )
 
 
 def _accumulated_step_of(rule, optimizer, grads, variables, low_precision_variables):
@@ -334,7 +358,9 @@ def _accumulated_step_of(rule, optimizer, grads, variables, low_precision_variab
     sums = storage_of(accumulators)
     if not backend.fused_step_takes(rules.SGD, sums, grads):
         return None
-    step = fused_step_of(rule, optimizer, sums, variables, low_precision_variables)
+    step = fused_step_of(
+        rule, optimizer, sums, variables, low_precision_variables, owns_gradients=True
+    )
     return step and AccumulatedStep(step, optimizer, accumulators, sums, grads)
 
 

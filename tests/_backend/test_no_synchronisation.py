@@ -129,15 +129,15 @@ def test_a_step_neither_reads_from_the_device_nor_writes_to_it(
 
 # Bytes that a step moves for each parameter, whose gradient is float16. To check that
 # it is finite reads 2, to copy it to float32 reads 2 and writes 4, and to unscale that
-# reads and writes 4: in all 16. Adam's kernel unscales by itself, which saves a read.
-# The kernel reads the gradient, and reads and writes the weight and each slot: 12, and
-# 8 for each slot. A decay reads and writes the weights once more: 8. LARS takes their
-# norm (4), adds their decay to the gradient (12), takes the norm of that (4) and
-# multiplies it by a rate for each layer (8).
+# reads and writes 4: in all 16. The kernels of SGD and Adam unscale by themselves,
+# which saves a read. The kernel reads the gradient, and reads and writes the weight and
+# each slot: 12, and 8 for each slot. A decay reads and writes the weights once more: 8.
+# LARS takes their norm (4), adds their decay to the gradient (12), takes the norm of
+# that (4) and multiplies it by a rate for each layer (8).
 BYTES = {
-    "SGD": 16 + 12,
-    "momentum": 16 + 20,
-    "nesterov and decay": 16 + 20 + 8,
+    "SGD": 12 + 12,
+    "momentum": 12 + 20,
+    "nesterov and decay": 12 + 20 + 8,
     "Adam": 12 + 28,
     "AdamW": 12 + 28 + 8,
     "LARS": 16 + 20 + 28,

@@ -70,10 +70,24 @@ FAULTS = [
         tests=f"{_TESTS}::test_the_host_stops_where_a_window_goes_on",
     ),
     Fault(
+        name="a step takes the caller's gradients for its own",
+        file="keras_lso/_keras_internals/fused_step.py",
+        old="storage_of(self.slots), copies, owns_gradients)",
+        new="storage_of(self.slots), copies, True)",
+        tests="tests/_core/test_accumulation.py::test_no_gradient_is_written",
+    ),
+    Fault(
+        name="gradients are divided by what they are to be multiplied by",
+        file="keras_lso/_backend/_torch_kernels.py",
+        old="torch.reciprocal(factor)",
+        new="factor",
+        tests="tests/_core/test_accumulation.py::test_windows_are_those_of_keras",
+    ),
+    Fault(
         name="sums are cleared though the window goes on",
         file="keras_lso/_backend/_torch_sharded_step.py",
-        old="if found_inf is not None or flag:",
-        new="if True:",
+        old="    elif flag:\n",
+        new="    else:\n",
         tests="tests/_backend/test_framework.py::test_an_override_does_what_the_default_does",
     ),
     Fault(

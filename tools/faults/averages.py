@@ -60,8 +60,8 @@ FAULTS = [
     Fault(
         name="averages overwrite masters and leave the model's variables",
         file=_STEP,
-        old="weights = step.targets._replace(slots=nothing)",
-        new="weights = step.targets._replace(slots=nothing, copies=None)",
+        old="weights = Targets(step.targets.variables, nothing, step.targets.copies)",
+        new="weights = Targets(step.targets.variables, nothing)",
         tests=f"{_AVERAGES}::test_averages_of_float16_variables_are_those_of_their_masters",
     ),
     Fault(
