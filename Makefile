@@ -19,6 +19,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 OLDEST := .venv-oldest
 ACCELERATORS := .venv-accelerators
+GPU_DRY := .venv-gpu-dry
 DOCS_INSTALLED := .venv/.docs-installed
 LOGS := build/test-logs
 
@@ -45,7 +46,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help setup demo large-batch float16 transformer test test-full check coverage \
     $(UNIT) $(INTEGRATION) $(TEST) test-distributed test-oldest test-install \
-    golden mutations nightly soak lint format bench bench-gpu bench-accelerators \
+    golden mutations nightly soak lint format bench bench-gpu bench-gpu-dry \
+    bench-accelerators \
     docs docs-serve clean
 
 help: ## list the targets
@@ -161,10 +163,24 @@ format: $(INSTALLED) ## let ruff format the code and fix what it can
 bench: $(INSTALLED) ## time a step under every backend, beside its peers
 	$(BIN)/python -m benchmarks --backends $(BACKENDS)
 
+# The rows, and the tests, of those backends that have a GPU.
+define bench_gpu
+$(1) -m benchmarks $(2) --backends torch jax
+@set -e; for backend in torch jax; do \
+    $(3) KERAS_BACKEND=$$backend $(1) -m pytest tests/_backend/test_gpu.py; done
+endef
+
 bench-gpu: ## the same and the tests on a GPU, with PYTHON's own torch and JAX
-	$(PYTHON) -m benchmarks --gpu --backends torch jax
-	@set -e; for backend in torch jax; do \
-	    KERAS_BACKEND=$$backend $(PYTHON) -m pytest tests/_backend/test_gpu.py; done
+	$(call bench_gpu,$(PYTHON),--gpu)
+
+bench-gpu-dry: $(GPU_DRY)/.installed ## each row of bench-gpu at toy size, on a CPU
+	$(call bench_gpu,$(GPU_DRY)/bin/python,--smoke,GPU_DRY_RUN=1)
+
+$(GPU_DRY)/.installed: requirements/gpu-dry.txt pyproject.toml
+	@test -x $(GPU_DRY)/bin/pip || $(PYTHON) -m venv $(GPU_DRY)
+	@$(GPU_DRY)/bin/python -m pip install -qq -r requirements/gpu-dry.txt
+	@$(GPU_DRY)/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
+	@touch $@
 
 bench-accelerators: $(ACCELERATORS)/.installed ## what a step moves on a GPU or TPU, without one
 	$(RUN) -m benchmarks.accelerators --targets PyTorch

@@ -92,6 +92,7 @@ def test_the_tables_on_performance_are_what_was_measured(results):
         "## The limits": "Limits",
         "## The steps": "Steps",
         "## In `fit`": "fit, with Adam",
+        "## The host's time": "Host time",
         "## Two participants": "Two participants",
     }.items():
         measured = docs_figures.table_rows(results, title)
