@@ -197,19 +197,43 @@ class Kernel:
             found_inf=self._found_inf,
         )
 
+    def product(self, slots, factor):
+        """Returns `factor * slot`, to be changed in place and then assigned.
+
+        The slots themselves where the step is sure to be applied.
+        """
+        if self._found_inf is not None:
+            return torch._foreach_mul(slots, factor)
+        torch._foreach_mul_(slots, factor)
+        return slots
+
+    def sum(self, slots, values):
+        """Returns `slot + value`, like `product`."""
+        if self._found_inf is not None:
+            return torch._foreach_add(slots, values)
+        torch._foreach_add_(slots, values)
+        return slots
+
+    def averages(self, slots, values, beta):
+        """Returns the next moving averages, like `product`; see `moving_averages`."""
+        return _average(self.product(slots, beta), values, beta)
+
     def assign(self, slots, values):
         """Copies values, which are the step's own, into slots, unless `found_inf`."""
-        if self._found_inf is None:
-            torch._foreach_copy_(slots, values)
-        else:
+        if self._found_inf is not None:
             copy_unless(self._found_inf, slots, values)
+        elif values is not slots:
+            torch._foreach_copy_(slots, values)
 
 
 def moving_averages(slots, values, beta):
     """Returns `beta * slot + (1 - beta) * value`, rounded as Keras does on PyTorch."""
-    averages = torch._foreach_mul(slots, beta)
-    torch._foreach_add_(averages, values, alpha=1 - beta)
-    return averages
+    return _average(torch._foreach_mul(slots, beta), values, beta)
+
+
+def _average(products, values, beta):
+    torch._foreach_add_(products, values, alpha=1 - beta)
+    return products
 
 
 def _sgd(

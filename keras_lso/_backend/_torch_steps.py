@@ -95,7 +95,8 @@ def _step_adam(kernel, rule, g, inv_scale, found, m, v):
 def _step_nadam(kernel, rule, g, inv_scale, found, m, v):
     # In Keras's order, which rounds alike.
     g = kernel.multiply(g, inv_scale)
-    new_m, new_v = moving_averages(m, g, rule.beta_1), _squares(v, g, rule.beta_2)
+    new_m = kernel.averages(m, g, rule.beta_1)
+    new_v = kernel.averages(v, torch._foreach_mul(g, g), rule.beta_2)
     steps = torch._foreach_mul(new_m, rule.next_momentum)
     torch._foreach_div_(steps, 1 - rule.next_product)
     present = torch._foreach_mul(g, 1 - rule.momentum)
@@ -115,8 +116,8 @@ def _step_nadam(kernel, rule, g, inv_scale, found, m, v):
 def _step_adamax(kernel, rule, g, inv_scale, found, m, u):
     # In Keras's order, which rounds alike.
     g = kernel.multiply(g, inv_scale)
-    new_m = moving_averages(m, g, rule.beta_1)
-    new_u = torch._foreach_mul(u, rule.beta_2)
+    new_m = kernel.averages(m, g, rule.beta_1)
+    new_u = kernel.product(u, rule.beta_2)
     torch._foreach_maximum_(new_u, torch._foreach_abs(g))
     steps = torch._foreach_mul(new_m, rule.learning_rate)
     divisors = torch._foreach_add(new_u, rule.epsilon)
@@ -134,25 +135,19 @@ def _step_lion(kernel, rule, g, inv_scale, found, m):
     directions = moving_averages(m, g, rule.beta_1)
     torch._foreach_sign_(directions)
     kernel.descend(directions, rule.learning_rate)
-    kernel.assign(m, moving_averages(m, g, rule.beta_2))
+    kernel.assign(m, kernel.averages(m, g, rule.beta_2))
 
 
 def _step_rmsprop(kernel, rule, g, inv_scale, found, v):
     g = kernel.multiply(g, inv_scale)
-    _descend_by_roots(kernel, rule, g, v, _squares(v, g, rule.rho))
+    new_v = kernel.averages(v, torch._foreach_mul(g, g), rule.rho)
+    _descend_by_roots(kernel, rule, g, v, new_v)
 
 
 def _step_adagrad(kernel, rule, g, inv_scale, found, v):
     g = kernel.multiply(g, inv_scale)
-    new_v = torch._foreach_add(v, torch._foreach_mul(g, g))
+    new_v = kernel.sum(v, torch._foreach_mul(g, g))
     _descend_by_roots(kernel, rule, g, v, new_v)
-
-
-def _squares(slots, g, rho):
-    """Returns moving averages of the squares of gradients."""
-    averages = torch._foreach_mul(slots, rho)
-    torch._foreach_add_(averages, torch._foreach_mul(g, g), alpha=1 - rho)
-    return averages
 
 
 def _descend_by_roots(kernel, rule, g, v, new_v):
@@ -167,7 +162,7 @@ def _descend_by_roots(kernel, rule, g, v, new_v):
 
 
 def _step_average(kernel, rule, g, inv_scale, found):
-    averages = torch._foreach_mul(kernel.weights, rule.momentum)
+    averages = kernel.product(kernel.weights, rule.momentum)
     g = kernel.multiply(g, inv_scale)
     torch._foreach_add_(averages, torch._foreach_mul(g, 1 - rule.momentum))
     kernel.assign(kernel.weights, averages)

@@ -83,8 +83,8 @@ FAULTS = [
     Fault(
         name="PyTorch averages weigh weights by the momentum",
         file="keras_lso/_backend/_torch_steps.py",
-        old="averages = torch._foreach_mul(kernel.weights, rule.momentum)",
-        new="averages = torch._foreach_mul(kernel.weights, 1 - rule.momentum)",
+        old="averages = kernel.product(kernel.weights, rule.momentum)",
+        new="averages = kernel.product(kernel.weights, 1 - rule.momentum)",
         tests=_OF_KERAS,
         backend="torch",
     ),

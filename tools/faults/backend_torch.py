@@ -4,6 +4,20 @@ from tools.faults.fault import Fault
 
 FAULTS = [
     Fault(
+        name="slots are multiplied before a step is known to be applied",
+        file="keras_lso/_backend/_torch_kernels.py",
+        old="        if self._found_inf is not None:\n            return torch._foreach_mul(slots, factor)\n",
+        new="",
+        tests="tests/_backend/test_primitives.py",
+    ),
+    Fault(
+        name="squares are added before a step is known to be applied",
+        file="keras_lso/_backend/_torch_kernels.py",
+        old="        if self._found_inf is not None:\n            return torch._foreach_add(slots, values)\n",
+        new="",
+        tests="tests/_backend/test_primitives.py",
+    ),
+    Fault(
         name="a skipped step is run",
         file="keras_lso/_backend/_torch.py",
         old="        elif finite:\n            step(grads)",
@@ -90,8 +104,8 @@ FAULTS = [
     Fault(
         name="Lion's momentum moves as its direction does",
         file="keras_lso/_backend/_torch_steps.py",
-        old="kernel.assign(m, moving_averages(m, g, rule.beta_2))",
-        new="kernel.assign(m, moving_averages(m, g, rule.beta_1))",
+        old="kernel.assign(m, kernel.averages(m, g, rule.beta_2))",
+        new="kernel.assign(m, kernel.averages(m, g, rule.beta_1))",
         tests="tests/_backend/test_primitives.py::test_fused_steps_are_keras_own_to_the_bit",
     ),
     Fault(
