@@ -8,14 +8,14 @@ FAULTS = [
         file="keras_lso/_backend/_torch_kernels.py",
         old="        if self._found_inf is not None:\n            return torch._foreach_mul(slots, factor)\n",
         new="",
-        tests="tests/_backend/test_primitives.py",
+        tests="tests/_backend/test_primitives.py::test_fused_steps_equal_the_steps_of_the_keras_optimizer",
     ),
     Fault(
         name="squares are added before a step is known to be applied",
         file="keras_lso/_backend/_torch_kernels.py",
         old="        if self._found_inf is not None:\n            return torch._foreach_add(slots, values)\n",
         new="",
-        tests="tests/_backend/test_primitives.py",
+        tests="tests/_backend/test_primitives.py::test_fused_steps_equal_the_steps_of_the_keras_optimizer",
     ),
     Fault(
         name="a skipped step is run",
