@@ -259,6 +259,11 @@ def check_open_seq2seq(names):
 
 
 def check_policies(names):
+    for policy, bounds in (
+        (names["DynamicLossScale"](), (2.0**-14, 2.0**24)),
+        (names["LogMaxLossScale"](), (1.0, 2.0**14)),
+    ):
+        assert (policy.min_scale, policy.max_scale) == bounds
     low, high = names["report"].safe_scales
     assert low < names["report"].initial_scale < high
     names["report"].plot().savefig("again.png")
