@@ -276,6 +276,55 @@ def test_the_defaults_on_the_page_are_those_of_the_classes():
             assert other == f"`{name}` {parameters[name].default}"
 
 
+def steps_of_torch(make):
+    """Returns a weight after each of three steps with gradients of 1."""
+    torch = importlib.import_module("torch")
+    w = torch.nn.Parameter(torch.tensor([2.0]))
+    optimizer, values = make([w]), []
+    for _ in range(3):
+        w.grad = torch.ones(1)
+        optimizer.step()
+        values.append(w.item())
+    return values
+
+
+def steps_of_keras(optimizer, gradient=lambda w: 1.0):
+    w, values = keras.Variable([2.0]), []
+    for _ in range(3):
+        optimizer.apply([ops.full((1,), gradient(float(w.numpy()[0])))], [w])
+        values.append(float(w.numpy()[0]))
+    return values
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="the page is about PyTorch")
+def test_decay_epsilon_and_momentum_are_as_the_page_says():
+    optim, sgd = importlib.import_module("torch").optim, keras.optimizers.SGD
+    # "An L2 penalty, which is added to the gradient ... half of PyTorch's."
+    with_penalty = steps_of_torch(lambda w: optim.SGD(w, 0.1, weight_decay=0.5))
+    penalty = keras.regularizers.L2(0.25)
+    l2 = steps_of_keras(sgd(0.1), lambda w: 1.0 + 2 * float(penalty.l2) * w)
+    np.testing.assert_allclose(l2, with_penalty, rtol=1e-6)
+    # "As PyTorch's `AdamW` does."
+    adamw = keras.optimizers.AdamW(0.1, weight_decay=0.5)
+    beside = steps_of_torch(lambda w: optim.AdamW(w, 0.1, weight_decay=0.5))
+    # Up to the epsilons.
+    np.testing.assert_allclose(steps_of_keras(adamw), beside, rtol=1e-5)
+    # Epsilon, before the bias correction of the first step and after it.
+    after = steps_of_torch(lambda w: optim.Adam(w, 0.1, eps=0.5))[0]
+    before = keras.optimizers.Adam(0.1, epsilon=0.5 * (1 - 0.999) ** 0.5)
+    assert steps_of_keras(before)[0] == pytest.approx(after, rel=1e-6)
+    assert steps_of_keras(keras.optimizers.Adam(0.1, epsilon=0.5))[0] > after + 0.01
+    # "They part only when the learning rate changes."
+    momentum = steps_of_torch(lambda w: optim.SGD(w, 0.1, momentum=0.9))
+    np.testing.assert_allclose(
+        steps_of_keras(sgd(0.1, momentum=0.9)), momentum, rtol=1e-6
+    )
+    falls = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+    parted = steps_of_keras(sgd(falls, momentum=0.9))
+    # The velocity of Keras after two steps, against PyTorch's 0.05 * 1.9.
+    assert parted[0] - parted[1] == pytest.approx(0.9 * 0.1 + 0.05, rel=1e-5)
+
+
 @pytest.mark.skipif(BACKEND != "torch", reason="the page is about PyTorch")
 def test_a_group_without_decay_is_an_exclusion_by_name():
     names = {"keras": keras, "keras_lso": keras_lso}
