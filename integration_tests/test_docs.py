@@ -56,7 +56,9 @@ def old_tensorflow(find_old_keras):
     def surroundings(names):
         import tensorflow as tf
 
-        there = {n: getattr(tf, n) for n in ("Variable", "GradientTape", "reduce_sum")}
+        # tf.keras looks for `compat` itself, when its layers run.
+        names = ("Variable", "GradientTape", "reduce_sum", "compat")
+        there = {n: getattr(tf, n) for n in names}
         old = types.SimpleNamespace(**there, keras=find_old_keras())
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(sys.modules, "tensorflow", old)
@@ -65,8 +67,13 @@ def old_tensorflow(find_old_keras):
     return surroundings
 
 
-def tf_keras_of_2_4():
-    return importlib.import_module("tf_keras")
+@contextlib.contextmanager
+def tf_keras_of_2_4(names):
+    """The dtype policy that a program has set is the one of tf.keras, too."""
+    tf_keras = importlib.import_module("tf_keras")
+    with old_tensorflow(lambda: tf_keras)(names):
+        yield
+    tf_keras.mixed_precision.set_global_policy("float32")
 
 
 def tf_keras_of_2_0():
@@ -88,6 +95,8 @@ def file_of_tf_keras(path):
 
     @contextlib.contextmanager
     def surroundings(names):
+        # A program above may have set another dtype policy.
+        keras.config.set_dtype_policy("float32")
         theirs, go_on = model_of_tf_keras()
         theirs.save(path)
         yield
@@ -139,7 +148,7 @@ def shard_map(names):
 
 
 SURROUNDINGS = {
-    "tf.keras 2.4": old_tensorflow(tf_keras_of_2_4),
+    "tf.keras 2.4": tf_keras_of_2_4,
     "tf.keras 2.0": old_tensorflow(tf_keras_of_2_0),
     "a file of tf.keras 2": file_of_tf_keras("model.h5"),
     "a SavedModel of tf.keras 2": file_of_tf_keras("folder"),
@@ -189,8 +198,23 @@ def check_extending(names):
 
 
 def check_large_batches(names):
+    # The formula, and a step of LARS.
+    w = keras.Variable([3.0, 4.0])
+    keras_lso.LARS(10.0, weight_decay_rate=2e-4).apply([np.array([0.6, 0.8])], [w])
+    np.testing.assert_allclose(w.numpy(), names["stepped"], rtol=1e-6)
+    if BACKEND == "torch":
+        layers = names["features"].layers
+        normal = [n for n in layers if isinstance(n, keras.layers.BatchNormalization)]
+        assert len(normal) == 53
+        assert {(n.momentum, n.epsilon) for n in normal} == {(0.9, 1e-5)}
+        assert names["resnet"].loss.label_smoothing == 0.1
+        assert names["resnet"].output_shape == (None, 1000)
+        assert [p.split("/")[-1] for p in names["ratios"]] == ["kernel", "kernel"]
+        for file in ("schedule.png", "trust_ratios.png"):
+            assert pathlib.Path(file).stat().st_size
     # Where the decay by the power of 2 is half-way, a quarter of the rate is left.
-    middle = 5 * 313 + 42 * 313 // 2
+    assert names["steps_per_epoch"] == 13
+    middle = 5 * 13 + 42 * 13 // 2
     assert float(names["decay"](middle)) == pytest.approx(10 / 4, rel=1e-3)
     assert isinstance(names["model"].optimizer, keras_lso.LossScaleOptimizer)
     assert isinstance(names["novograd"].inner_optimizer, keras_lso.NovoGrad)
@@ -206,11 +230,26 @@ def check_migrating(names):
     assert (optimizer.initial_scale, optimizer.dynamic_growth_steps) == (1024, 500)
     assert float(optimizer.learning_rate) == 0.5
     assert optimizer.momentum == 0.9
+    # Who unscales the gradients.
+    assert names["moved_by_mistake"].numpy()[0] == 1.0 - 0.5 / 1024
+    assert names["moved"].numpy()[0] == 0.5
 
 
 def check_twenty_steps(names):
     # The bias goes from 0 to 1, and a little beyond by momentum.
     assert 0.5 < float(np.array(names["weights"][1])[0]) < 1.5
+
+
+def check_grad_scaler(names):
+    check_twenty_steps(names)
+    weights = zip(names["weights_of_module"], names["weights"], strict=True)
+    for of_module, of_model in weights:
+        np.testing.assert_allclose(of_module, of_model, **OF_FLOAT16)
+    assert float(names["by_schedule"].learning_rate) == pytest.approx(0.1)
+    assert float(names["by_hand"].learning_rate) == pytest.approx(0.01)
+    # The scale of the twenty steps, and how many there were.
+    assert float(names["resumed"].loss_scale) == 2.0**10
+    assert int(names["resumed"].dynamic_counter) == 20
 
 
 def check_open_seq2seq(names):
@@ -220,6 +259,11 @@ def check_open_seq2seq(names):
 
 
 def check_policies(names):
+    for policy, bounds in (
+        (names["DynamicLossScale"](), (2.0**-14, 2.0**24)),
+        (names["LogMaxLossScale"](), (1.0, 2.0**14)),
+    ):
+        assert (policy.min_scale, policy.max_scale) == bounds
     low, high = names["report"].safe_scales
     assert low < names["report"].initial_scale < high
     names["report"].plot().savefig("again.png")
@@ -253,8 +297,9 @@ def check_troubleshooting(names):
     # Each epoch has 32 steps, of which 29 lead from 2**15 down to 2**-14.
     assert 39 <= int(names["broken"].optimizer.skipped_steps) <= 64
     loaded, model = names["loaded"].optimizer, names["model"].optimizer
-    # An epoch of two batches, four times; the first scale may be too high.
-    assert int(loaded.iterations) + int(loaded.skipped_steps) == 8
+    # An epoch of two batches, six times, but for one if the first of all was the best;
+    # the first scale may be too high.
+    assert int(loaded.iterations) + int(loaded.skipped_steps) in (10, 12)
     assert float(loaded.loss_scale) == float(model.loss_scale)
 
 
@@ -265,7 +310,7 @@ CHECKS = {
     "docs/index.md": check_start,
     "docs/large-batches.md": check_large_batches,
     "docs/migrating.md": check_migrating,
-    "docs/migrating-grad-scaler.md": check_twenty_steps,
+    "docs/migrating-grad-scaler.md": check_grad_scaler,
     "docs/migrating-keras.md": check_start,
     "docs/migrating-optax.md": check_twenty_steps,
     "docs/open-seq2seq.md": check_open_seq2seq,

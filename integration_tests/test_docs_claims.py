@@ -5,7 +5,10 @@ the text says of a program is tried.
 """
 
 import ast
+import contextlib
 import importlib
+import inspect
+import timeit
 
 import keras
 import numpy as np
@@ -13,7 +16,14 @@ import pytest
 from keras import ops
 
 import keras_lso
-from integration_tests.docs_blocks import BACKEND, PAGES, block_with, run_block
+from integration_tests.docs_blocks import (
+    BACKEND,
+    PAGES,
+    block_with,
+    code_in,
+    run_block,
+    table_of,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -111,6 +121,243 @@ def test_the_copy_is_finite_where_an_inner_layer_overflows_in_float16(make, clea
     assert np.isfinite(in_float32(model, x).predict(x, verbose=0)).all()
 
 
+# --- troubleshooting.md: what people see, and what is NaN ---------------------------
+
+OURS, KERAS_OWN = keras_lso.LossScaleOptimizer, keras.optimizers.LossScaleOptimizer
+X = np.ones((8, 4), "float32")
+
+
+def compiled(*layers, optimizer):
+    """A model in mixed_float16; `clean` puts the dtype policy back."""
+    keras.config.set_dtype_policy("mixed_float16")
+    layers = [make() for make in layers or [lambda: keras.layers.Dense(1)]]
+    model = keras.Sequential([keras.Input((4,)), *layers])
+    model.compile(optimizer, loss="mse")
+    return model
+
+
+def fit(model, x=X, epochs=1, **arguments):
+    y = np.ones((len(x), 1), "float32")
+    return model.fit(x, y, epochs=epochs, verbose=0, **arguments).history
+
+
+def is_finite(values):
+    return bool(np.all([np.isfinite(value).all() for value in values]))
+
+
+@pytest.mark.parametrize("wrapper", [OURS, KERAS_OWN], ids=["ours", "Keras's class"])
+def test_the_lines_that_confirm_run(wrapper, clean, capsys):
+    model = compiled(optimizer=wrapper(keras.optimizers.SGD(0.01)))
+    fit(model)
+    names = {"keras": keras, "np": np, "timeit": timeit, "model": model}
+    names |= {"x": X, "y": X[:, :1]}
+    rows = table_of("docs/troubleshooting.md", "what you see")
+    lines = [code for row in rows for code in code_in(row[1])]
+    assert len(lines) == 6
+    for line in lines:
+        exec(line, names)
+    assert len(capsys.readouterr().out.splitlines()) == 6
+
+
+@pytest.mark.default_backend("torch")
+def test_the_scale_of_keras_class_falls_to_0_and_then_all_weights_are_nan(clean):
+    inner = keras.optimizers.SGD(0.01)
+    model = compiled(optimizer=KERAS_OWN(inner, initial_scale=2.0**-140))
+    fit(model, X * np.inf, epochs=12)
+    assert float(model.optimizer.dynamic_scale) == 0.0
+    assert is_finite(model.get_weights())
+    fit(model, epochs=2)
+    assert not any(np.isfinite(w).any() for w in model.get_weights())
+    # "A model that has diverged does not come back when its optimizer is exchanged."
+    model.compile(OURS(keras.optimizers.SGD(0.01)), loss="mse")
+    assert np.isnan(fit(model, epochs=2)["loss"]).all()
+
+
+@pytest.mark.default_backend("torch")
+def test_a_step_that_is_skipped_leaves_nan_in_moving_statistics(clean, capsys):
+    model = compiled(
+        lambda: keras.layers.Dense(4, kernel_initializer="ones"),
+        keras.layers.BatchNormalization,
+        lambda: keras.layers.Dense(1, dtype="float32"),
+        optimizer=OURS(keras.optimizers.SGD(0.01)),
+    )
+    fit(model, X * 60000)
+    assert int(model.optimizer.skipped_steps) == 1
+    assert is_finite(v.numpy() for v in model.trainable_variables)
+    history = fit(model, epochs=2, validation_data=(X, X[:, :1]))
+    assert is_finite(history["loss"]) and np.isnan(history["val_loss"]).all()
+
+    names = {"keras": keras, "np": np, "model": model}
+    [row] = [
+        row
+        for row in table_of("docs/troubleshooting.md", "what you see")
+        if row[0].startswith("the validation loss is NaN")
+    ]
+    exec(*code_in(row[1]), names)
+    shown = capsys.readouterr().out
+    assert "moving_mean" in shown and "moving_variance" in shown
+    run_block("docs/troubleshooting.md", 'variable.name == "moving_mean"', names)
+    assert np.isfinite(model.evaluate(X, X[:, :1], verbose=0))
+    assert keras.layers.BatchNormalization().momentum == 0.99
+
+
+class Diverge(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        if epoch == 2:
+            self.model.set_weights([w * np.nan for w in self.model.get_weights()])
+
+
+@pytest.mark.default_backend("torch")
+def test_model_checkpoint_keeps_weights_from_before_a_nan_and_backup_does_not(clean):
+    # With a scale that no step overflows at.
+    model = compiled(optimizer=OURS(keras.optimizers.SGD(0.01), initial_scale=8))
+    source = block_with("docs/troubleshooting.md", "ModelCheckpoint(").source
+    names = {"keras": keras}
+    exec(source.partition("stop =")[0], names)
+    backup = keras.callbacks.BackupAndRestore("backup", delete_checkpoint=False)
+    loss = fit(model, epochs=4, callbacks=[Diverge(), names["best"], backup])["loss"]
+    assert [np.isnan(value) for value in loss] == [False, False, True, True]
+    model.load_weights("best.weights.h5")
+    assert is_finite(model.get_weights())
+    assert int(model.optimizer.iterations) == 2
+    fit(model, epochs=4, callbacks=[backup])
+    assert not is_finite(model.get_weights())
+
+
+# --- migrating-grad-scaler.md: the update, the defaults, the groups -----------------
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="the page is about PyTorch")
+def test_no_grad_changes_no_weight():
+    torch = importlib.import_module("torch")
+
+    def train(surroundings):
+        module = torch.nn.Linear(2, 1)
+        torch.nn.init.ones_(module.weight)
+        torch.nn.init.zeros_(module.bias)
+        variables = [keras.Variable(p, name=n) for n, p in module.named_parameters()]
+        optimizer = OURS(keras.optimizers.AdamW(0.1))
+        for _ in range(3):
+            module.zero_grad()
+            # "Several `backward()`, then one `apply`."
+            for part in (torch.ones(1, 2), torch.full((1, 2), 2.0)):
+                optimizer.scale_loss(module(part).sum() / 2).backward()
+            with surroundings():
+                optimizer.apply([v.value.grad for v in variables], variables)
+        assert int(optimizer.iterations) == 3
+        assert not any(v.value.grad_fn for v in [*variables, *optimizer.variables])
+        return [p.detach().numpy() for p in module.parameters()]
+
+    for ours, theirs in zip(
+        train(torch.no_grad), train(contextlib.nullcontext), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="the page is about PyTorch")
+def test_the_defaults_on_the_page_are_those_of_the_classes():
+    torch = importlib.import_module("torch")
+    names = {
+        "PyTorch": ("lr", "eps", "weight_decay"),
+        "Keras": ("learning_rate", "epsilon", "weight_decay"),
+    }
+    modules = {"PyTorch": torch.optim, "Keras": keras.optimizers}
+    rows = table_of("docs/migrating-grad-scaler.md", "class")
+    assert len(rows) == 10
+    for cls, module, *cells in rows:
+        parameters = inspect.signature(
+            getattr(modules[module], *code_in(cls))
+        ).parameters
+        *usual, other = cells
+        for name, cell in zip(names[module], usual, strict=True):
+            is_there = name in parameters
+            assert cell == (str(parameters[name].default) if is_there else "-")
+        for name in code_in(other):
+            assert other == f"`{name}` {parameters[name].default}"
+
+
+def steps_of_torch(make):
+    """Returns a weight after each of three steps with gradients of 1."""
+    torch = importlib.import_module("torch")
+    w = torch.nn.Parameter(torch.tensor([2.0]))
+    optimizer, values = make([w]), []
+    for _ in range(3):
+        w.grad = torch.ones(1)
+        optimizer.step()
+        values.append(w.item())
+    return values
+
+
+def steps_of_keras(optimizer, gradient=lambda w: 1.0):
+    w, values = keras.Variable([2.0]), []
+    for _ in range(3):
+        optimizer.apply([ops.full((1,), gradient(float(w.numpy()[0])))], [w])
+        values.append(float(w.numpy()[0]))
+    return values
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="the page is about PyTorch")
+def test_decay_epsilon_and_momentum_are_as_the_page_says():
+    optim, sgd = importlib.import_module("torch").optim, keras.optimizers.SGD
+    # "An L2 penalty, which is added to the gradient ... half of PyTorch's."
+    with_penalty = steps_of_torch(lambda w: optim.SGD(w, 0.1, weight_decay=0.5))
+    penalty = keras.regularizers.L2(0.25)
+    l2 = steps_of_keras(sgd(0.1), lambda w: 1.0 + 2 * float(penalty.l2) * w)
+    np.testing.assert_allclose(l2, with_penalty, rtol=1e-6)
+    # "As PyTorch's `AdamW` does."
+    adamw = keras.optimizers.AdamW(0.1, weight_decay=0.5)
+    beside = steps_of_torch(lambda w: optim.AdamW(w, 0.1, weight_decay=0.5))
+    # Up to the epsilons.
+    np.testing.assert_allclose(steps_of_keras(adamw), beside, rtol=1e-5)
+    # Epsilon, before the bias correction of the first step and after it.
+    after = steps_of_torch(lambda w: optim.Adam(w, 0.1, eps=0.5))[0]
+    before = keras.optimizers.Adam(0.1, epsilon=0.5 * (1 - 0.999) ** 0.5)
+    assert steps_of_keras(before)[0] == pytest.approx(after, rel=1e-6)
+    assert steps_of_keras(keras.optimizers.Adam(0.1, epsilon=0.5))[0] > after + 0.01
+    # "They part only when the learning rate changes."
+    momentum = steps_of_torch(lambda w: optim.SGD(w, 0.1, momentum=0.9))
+    np.testing.assert_allclose(
+        steps_of_keras(sgd(0.1, momentum=0.9)), momentum, rtol=1e-6
+    )
+    falls = keras.optimizers.schedules.ExponentialDecay(0.1, 1, 0.5)
+    parted = steps_of_keras(sgd(falls, momentum=0.9))
+    # The velocity of Keras after two steps, against PyTorch's 0.05 * 1.9.
+    assert parted[0] - parted[1] == pytest.approx(0.9 * 0.1 + 0.05, rel=1e-5)
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="the page is about PyTorch")
+def test_a_group_without_decay_is_an_exclusion_by_name():
+    names = {"keras": keras, "keras_lso": keras_lso}
+    page = "docs/migrating-grad-scaler.md"
+    optimizer = run_block(page, "exclude_from_weight_decay", names)["decays"]
+    module = module_of_torch()
+    variables = [keras.Variable(p, name=n) for n, p in module.named_parameters()]
+    before = {v.path: numpy_of(v).copy() for v in variables}
+    optimizer.apply([ops.zeros(v.shape) for v in variables], variables, scaled=False)
+    for variable in variables:
+        decay = 0.0 if "bias" in variable.path else 1e-3 * 0.01
+        expected = before[variable.path] * (1 - decay)
+        np.testing.assert_allclose(numpy_of(variable), expected, rtol=5e-7)
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="the page is about JAX")
+def test_the_defaults_of_optax_are_those_on_the_page():
+    optax = importlib.import_module("optax")
+    text = " ".join(PAGES["docs/migrating-optax.md"].read_text().split())
+
+    def default(function, name):
+        return inspect.signature(function).parameters[name].default
+
+    for name in ("adam", "adamw"):
+        assert default(getattr(optax, name), "eps") == 1e-8
+    for cls in (keras.optimizers.Adam, keras.optimizers.AdamW):
+        assert default(cls, "epsilon") == 1e-7
+    assert default(optax.adamw, "weight_decay") == 1e-4
+    assert default(keras.optimizers.AdamW, "weight_decay") == 0.004
+    assert "`optax.adamw` is 1e-8, in Keras 1e-7" in text
+    assert "`optax.adamw` is 1e-4, in Keras 0.004" in text
+
+
 # --- custom-loops.md: what schedules count under accumulation -----------------------
 
 
@@ -173,9 +420,11 @@ def module_of_torch():
     return torch.nn.Sequential(*layers)
 
 
-def left_alone(variables, **exclusions):
-    """Returns the paths of those that a step of LARS neither decays nor adapts."""
+def left_alone(variables, by_method=None, **exclusions):
+    """Returns the paths of those that a step of LARS does not decay."""
     optimizer = keras_lso.LARS(1.0, momentum=0.0, weight_decay_rate=0.5, **exclusions)
+    if by_method is not None:
+        optimizer.exclude_from_weight_decay(var_names=by_method)
     for variable in variables:
         variable.assign(ops.ones(variable.shape))
     # Nothing but decay moves them.
@@ -257,6 +506,10 @@ def test_the_patterns_of_the_page_find_the_biases_of_a_keras_model():
         "sequential/batch_normalization/beta",
         "sequential/dense/bias",
     }
+    # "The method, which is Keras's, searches the variable's name alone."
+    gamma = "sequential/batch_normalization/gamma"
+    assert left_alone(variables, by_method=["gamma"]) == {gamma}
+    assert left_alone(variables, by_method=["batch_normalization"]) == set()
     # "`"bias"` also hits a layer that is called `unbiased`; ... does not."
     loose = left_alone(variables, exclude_from_weight_decay=["bias"])
     assert loose == {"sequential/unbiased/kernel", "sequential/dense/bias"}

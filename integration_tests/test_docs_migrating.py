@@ -20,6 +20,53 @@ from integration_tests.docs_blocks import BACKEND, code_in, table_of
 pytestmark = pytest.mark.slow
 
 
+# --- migrating.md: the dtype policy --------------------------------------------------
+
+
+def names_of_dtype_policies():
+    """Returns the cells with old names, and the code to write for each."""
+    rows = table_of("docs/migrating.md", "of the dtype policy")
+    return {old: code_in(new) for old, new in rows}
+
+
+def test_the_code_for_the_dtype_policy_runs(clean):
+    for old, pieces in names_of_dtype_policies().items():
+        assert pieces
+        keras.config.set_dtype_policy("mixed_bfloat16")
+        opt, layer = keras.optimizers.SGD(0.1), keras.layers.Dense(1)
+        names = {"keras": keras, "keras_lso": keras_lso, "opt": opt, "layer": layer}
+        values = [eval(code, names) for code in pieces]
+        now = keras.config.dtype_policy().name
+        if "set_" in old or "enable_" in old:
+            assert now == "mixed_float16"
+        elif "disable_" in old:
+            assert now == "float32"
+        elif "Policy" in old:
+            assert values[0] == keras.DTypePolicy("mixed_float16")
+        else:
+            assert values == [keras.DTypePolicy("mixed_bfloat16")]
+    for name, ours in (
+        ("set_global_policy", keras.config.set_dtype_policy),
+        ("global_policy", keras.config.dtype_policy),
+        ("Policy", keras.DTypePolicy),
+    ):
+        assert getattr(keras.mixed_precision, name) is ours
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="the names are TensorFlow's")
+def test_every_name_of_mixed_precision_is_mapped():
+    tf, tf_keras = map(importlib.import_module, ("tensorflow", "tf_keras"))
+    classes = [row[0] for row in table_of("docs/migrating.md", "old name")]
+    mapped = code_in(" ".join([*classes, *names_of_dtype_policies()]))
+    for module, prefix in (
+        (tf_keras.mixed_precision, "tf.keras.mixed_precision"),
+        (tf.compat.v1.mixed_precision, "tf.compat.v1.mixed_precision"),
+    ):
+        names = [name for name in dir(module) if not name.startswith("_")]
+        for name in set(names) - {"experimental"}:
+            assert f"{prefix}.{name}" in mapped
+
+
 # --- migrating.md: which files Keras 3 takes the weights out of ---------------------
 
 
