@@ -192,7 +192,7 @@ def check_extending(names):
 def check_how_loss_scaling_works(names):
     assert names["lost"] == 0.0
     assert names["arrived"] == pytest.approx(2e-8, rel=2**-11)
-    assert names["gradient"] * 2**45 > np.finfo("float16").max
+    assert names["gradient"] * 2**45 > 65520
 
 
 def check_large_batches(names):

@@ -1,6 +1,7 @@
-"""`keras_beside_keras_lso.py` and `float16_range.py`: what they find, and what is said.
+"""The examples that show why loss scaling is needed: what they find, and what is said.
 
-What is in their pictures: `test_example_pictures.py`.
+What is in the pictures of `keras_beside_keras_lso.py` and `float16_range.py`:
+`test_example_pictures.py`.
 """
 
 import pathlib
@@ -79,6 +80,15 @@ def test_the_page_says_how_many_gradients_are_lost(tmp_path):
     count, said = (int(number.replace(",", "")) for number in (count, said))
     assert count == pytest.approx(said, rel=1e-3)
     assert matplotlib.image.imread(tmp_path / "float16_range.png").shape[2] == 4
+
+
+@pytest.mark.slow
+@pytest.mark.default_backend("torch")
+def test_the_network_of_underflow_needs_loss_scaling(tmp_path):
+    printed = run_example("underflow.py", folder=tmp_path, backend="torch")
+    low = re.search(r"Safe for all layers: 2\*\*(-?\d+) to", printed)[1]
+    assert int(low) > 4
+    assert (tmp_path / "underflow.png").exists()
 
 
 @pytest.mark.one_backend
