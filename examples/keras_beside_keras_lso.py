@@ -82,6 +82,11 @@ class Run:
         # The loss of a good batch is NaN one good step after the weights became so.
         return int(np.flatnonzero(~self.bad[: lost[0]])[-1]) if len(lost) else None
 
+    @property
+    def zero_at(self):
+        """The step that made the scale 0.0, of a run that is lost."""
+        return int(np.flatnonzero(self.scales == 0)[0])
+
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
@@ -185,7 +190,11 @@ def caption(runs):
             lowest = power_of_two(run.scales.min())
             words.append(f"{label}: the scale falls to {lowest}, and training goes on.")
         else:
-            words.append(f"{label}: step {run.lost_at} makes the weights NaN.")
+            overflows = run.bad[: run.zero_at + 1].sum()
+            words.append(
+                f"{label}: the scale is 0.0 after {overflows} overflows, and step "
+                f"{run.lost_at} makes the weights NaN."
+            )
     return "\n".join(words)
 
 
@@ -243,10 +252,9 @@ def draw(runs, path):
 
 def mark_loss(run, scale, loss, color):
     """Marks where the scale became 0.0 and the weights NaN."""
-    zero = int(np.flatnonzero(run.scales == 0)[0])
-    last_scale, last_loss = run.scales[zero - 1], smooth(run)[run.lost_at]
+    last_scale, last_loss = run.scales[run.zero_at - 1], smooth(run)[run.lost_at]
     marks = (
-        (scale, zero, last_scale, "the scale is 0.0"),
+        (scale, run.zero_at, last_scale, "the scale is 0.0"),
         (loss, run.lost_at, last_loss, "every weight is NaN"),
     )
     for axis, step, height, text in marks:

@@ -57,7 +57,12 @@ def test_keras_lso_goes_on_learning(comparison):
 def test_the_comparison_says_what_happened_and_draws_it(comparison):
     printed, folder = comparison
     words = " ".join(printed.split())
-    assert re.search(r"keras\.optimizers\.LossScaleOptimizer: step \d+ makes", words)
+    # From 2**15 to below 2**-126, or to below 2**-149 where float32 goes on so far.
+    overflows = 165 if BACKEND == "torch" else 142
+    assert (
+        "keras.optimizers.LossScaleOptimizer: the scale is 0.0 after "
+        f"{overflows} overflows, and step "
+    ) in words
     assert "keras_lso.LossScaleOptimizer: the scale falls to 2**-14" in words
     assert f"Trained on {BACKEND}." in words
     picture = folder / "pictures" / "keras_beside_keras_lso.png"
@@ -72,8 +77,8 @@ def test_the_page_says_how_many_gradients_are_lost(tmp_path):
     text = " ".join(PAGES["docs/how-loss-scaling-works.md"].read_text().split())
     said = re.search(r"float16 makes (\d+)% of them 0", text)[1]
     assert before == pytest.approx(float(said), abs=1.0)
-    assert "the default first scale, 0% become 0" in text
-    assert after < 0.5
+    assert "the default first scale, less than 0.1% become 0" in text
+    assert after < 0.1
     # Those that are exactly 0 in float32 are left out: a few, more or less.
     [count] = re.findall(r"([\d,]+) values", printed)
     said = re.search(r"are the ([\d,]+) gradients", text)[1]
