@@ -31,6 +31,7 @@ PROGRAMS = sorted({b.page for b in ALL_BLOCKS if b.language == "python"})
 # The programs of these are the same on every backend: `make test` runs them on one.
 ON_ONE_BACKEND = {
     "docs/extending.md": "torch",
+    "docs/how-loss-scaling-works.md": "torch",
     "docs/migrating-keras.md": "jax",
     "docs/migrating-optax.md": "jax",
     "docs/migrating.md": "tensorflow",
@@ -197,6 +198,12 @@ def check_extending(names):
         assert code in (package / file).read_text()
 
 
+def check_how_loss_scaling_works(names):
+    assert names["lost"] == 0.0
+    assert names["arrived"] == pytest.approx(2e-8, rel=2**-11)
+    assert names["gradient"] * 2**45 > 65520
+
+
 def check_large_batches(names):
     # The formula, and a step of LARS.
     w = keras.Variable([3.0, 4.0])
@@ -307,6 +314,7 @@ CHECKS = {
     "README.md": check_start,
     "docs/custom-loops.md": check_custom_loops,
     "docs/extending.md": check_extending,
+    "docs/how-loss-scaling-works.md": check_how_loss_scaling_works,
     "docs/index.md": check_start,
     "docs/large-batches.md": check_large_batches,
     "docs/migrating.md": check_migrating,

@@ -284,3 +284,64 @@ def test_log_max_draws_both_scales_and_where_a_step_overflows(example, picture):
     assert texts(axis.texts) == ["one step overflows"]
     assert axis.get_yscale() == "log"
     assert (axis.get_xlabel(), axis.get_ylabel()) == ("step", "loss scale")
+
+
+# --- keras_beside_keras_lso.py ----------------------------------------------------
+
+
+def run_of_overflows(module, scales, losses, bad):
+    return module.Run(np.array(losses), np.array(scales), np.array(bad), 0.0)
+
+
+def test_the_comparison_draws_both_scales_and_marks_where_one_is_lost(
+    example, picture, monkeypatch
+):
+    module = example("keras_beside_keras_lso")
+    monkeypatch.setattr(module, "SMOOTHED", 2)
+    bad = [False, True, False, False]
+    nan = float("nan")
+    lost = run_of_overflows(module, [8.0, 0.0, 0.0, 0.0], [4.0, nan, 3.0, nan], bad)
+    ours = run_of_overflows(module, [8.0, 4.0, 4.0, 4.0], [4.0, nan, 2.0, 1.0], bad)
+    # Step 1 makes the scale 0.0, step 2 divides by it, step 3 shows it.
+    assert (lost.lost_at, ours.lost_at) == (2, None)
+    figure = picture(module.draw, {module.KERAS: lost, module.OURS: ours})
+    scale, loss = figure.axes
+    theirs, zero, own, _ = scale.get_lines()
+    np.testing.assert_array_equal(theirs.get_ydata(), [8.0, nan, nan, nan])
+    assert points(zero) == [[1], [8.0]]
+    assert points(own) == [[0, 1, 2, 3], [8.0, 4.0, 4.0, 4.0]]
+    theirs, end, own = loss.get_lines()
+    np.testing.assert_array_equal(theirs.get_ydata(), [4.0, 4.0, 3.0, nan])
+    assert points(end) == [[2], [3.0]]
+    # The median of the last two, without those of bad batches.
+    assert list(own.get_ydata()) == [4.0, 4.0, 2.0, 1.5]
+    assert texts(loss.texts) == ["every weight is NaN"]
+    assert texts(scale.texts) == ["the scale is 0.0", "min_scale of keras_lso, 2**-14"]
+    assert scale.get_yscale() == loss.get_yscale() == "log"
+    [legend] = figure.legends
+    assert legend_of(legend) == {
+        style["label"]: to_rgb(style["color"]) for style in module.STYLES.values()
+    }
+
+
+# --- float16_range.py -------------------------------------------------------------
+
+
+def test_float16_range_draws_the_values_before_and_after(example, picture):
+    module = example("float16_range")
+    values = np.array([2.0**-30, 2.0**-27, 2.0**-20, 2.0**-2], "float32")
+    assert module.shares(values) == (0.5, 0.25, 0.0)
+    # 2**13 is the largest of them after that.
+    assert module.shares(values * module.SCALE) == (0.0, 0.25, 0.0)
+    assert module.shares(values * 2.0**20) == (0.0, 0.0, 0.25)
+    figure = picture(module.draw, values)
+    for axis, exponents in zip(
+        figure.axes, ([-30, -27, -20, -2], [-15, -12, -5, 13]), strict=True
+    ):
+        bars = [b for b in axis.patches if b.get_width() == 1.0 and b.get_height() == 1]
+        assert [bar.get_x() for bar in bars] == exponents
+        assert texts(axis.texts) == [text for _, _, text, _ in module.ZONES]
+    assert [axis.get_title() for axis in figure.axes] == [
+        "gradients of loss: 50% become 0",
+        "gradients of loss * 2**15: 0% become 0",
+    ]

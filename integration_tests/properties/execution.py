@@ -36,7 +36,12 @@ def array(value):
 
 def bits(values):
     # What was widened has the bits of what it was.
-    return [None if v is None else array(v).tobytes() for v in values]
+    return [None if v is None else _one_nan(array(v)).tobytes() for v in values]
+
+
+def _one_nan(values):
+    """Returns an array in which all NaN are alike: a copy may have others in bfloat16."""
+    return np.where(np.isnan(values), np.nan, values).astype(values.dtype)
 
 
 # --- The kernels ------------------------------------------------------------------

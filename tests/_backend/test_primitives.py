@@ -670,7 +670,8 @@ class FusedOptimizer:
         self.optimizer = make()
         self.optimizer.build(self.weights)
         self.state = self.weights + self.optimizer.variables
-        self.largest = np.zeros(len(self.state))
+        initial = map(ops.convert_to_numpy, self.state)
+        self.largest = np.array([np.abs(v).max(initial=0) for v in initial])
         self.rule = rule_of(self.optimizer, self.weights)
 
     def step(self, grads, finite, inv_scale):

@@ -1,0 +1,106 @@
+"""The examples that show why loss scaling is needed: what they find, and what is said.
+
+What is in the pictures of `keras_beside_keras_lso.py` and `float16_range.py`:
+`test_example_pictures.py`.
+"""
+
+import pathlib
+import re
+
+import keras
+import matplotlib.image
+import pytest
+
+from integration_tests.docs_blocks import PAGES
+from integration_tests.test_examples import run_example
+
+BACKEND = keras.backend.backend()
+EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
+
+
+@pytest.fixture(scope="module")
+def comparison(tmp_path_factory):
+    """What 1,700 steps print, 800 of them in the spell, and the folder of a picture."""
+    folder = tmp_path_factory.mktemp("comparison")
+    arguments = ("--steps", "1700", "--output", "pictures")
+    name = "keras_beside_keras_lso.py"
+    return run_example(name, *arguments, folder=folder, backend=BACKEND), folder
+
+
+def row(printed, title):
+    """Returns the two cells of a row: Keras's, and ours."""
+    [line] = [line for line in printed.splitlines() if title in line]
+    return re.split(r"  +", line.strip())[1:]
+
+
+@pytest.mark.slow
+def test_keras_loses_every_weight_and_keras_lso_none(comparison):
+    printed, _ = comparison
+    assert row(printed, "weights that are NaN") == ["100%", "0%"]
+    assert row(printed, "lowest loss scale") == ["0.0", "2**-14"]
+    assert row(printed, "loss scale at the end") == ["0.0", "2**-14"]
+    assert len(set(row(printed, "bad batches"))) == 1
+
+
+@pytest.mark.slow
+def test_keras_lso_goes_on_learning(comparison):
+    printed, _ = comparison
+    before = [float(cell) for cell in row(printed, "loss before the spell")]
+    end = [float(cell) for cell in row(printed, "loss at the end")]
+    # They follow the same course, as far as float16 rounds alike.
+    assert before[0] == pytest.approx(before[1], rel=0.05)
+    assert end[1] < before[1]
+    assert str(end[0]) == "nan"
+
+
+@pytest.mark.slow
+def test_the_comparison_says_what_happened_and_draws_it(comparison):
+    printed, folder = comparison
+    words = " ".join(printed.split())
+    # From 2**15 to below 2**-126, or to below 2**-149 where float32 goes on so far.
+    overflows = 165 if BACKEND == "torch" else 142
+    assert (
+        "keras.optimizers.LossScaleOptimizer: the scale is 0.0 after "
+        f"{overflows} overflows, and step "
+    ) in words
+    assert "keras_lso.LossScaleOptimizer: the scale falls to 2**-14" in words
+    assert f"Trained on {BACKEND}." in words
+    picture = folder / "pictures" / "keras_beside_keras_lso.png"
+    assert matplotlib.image.imread(picture).shape[:2] == (572, 880)
+
+
+@pytest.mark.slow
+@pytest.mark.default_backend("torch")
+def test_the_page_says_how_many_gradients_are_lost(tmp_path):
+    printed = run_example("float16_range.py", folder=tmp_path, backend="torch")
+    before, after = [float(s) for s in re.findall(r"([\d.]+)% become 0", printed)]
+    text = " ".join(PAGES["docs/how-loss-scaling-works.md"].read_text().split())
+    said = re.search(r"float16 makes (\d+)% of them 0", text)[1]
+    assert before == pytest.approx(float(said), abs=1.0)
+    assert "the default first scale, less than 0.1% become 0" in text
+    assert after < 0.1
+    # Those that are exactly 0 in float32 are left out: a few, more or less.
+    [count] = re.findall(r"([\d,]+) values", printed)
+    said = re.search(r"are the ([\d,]+) gradients", text)[1]
+    count, said = (int(number.replace(",", "")) for number in (count, said))
+    assert count == pytest.approx(said, rel=1e-3)
+    assert matplotlib.image.imread(tmp_path / "float16_range.png").shape[2] == 4
+
+
+@pytest.mark.slow
+@pytest.mark.default_backend("torch")
+def test_the_network_of_underflow_needs_loss_scaling(tmp_path):
+    printed = run_example("underflow.py", folder=tmp_path, backend="torch")
+    low = re.search(r"Safe for all layers: 2\*\*(-?\d+) to", printed)[1]
+    assert int(low) > 4
+    assert (tmp_path / "underflow.png").exists()
+
+
+@pytest.mark.one_backend
+def test_the_pages_say_when_the_spell_is():
+    source = (EXAMPLES / "keras_beside_keras_lso.py").read_text()
+    assert "SPELL, SHARE = (600, 1400), 0.25" in source
+    assert "MISSING = 9.96921e36" in source
+    for page in ("README.md", "docs/index.md"):
+        words = " ".join(PAGES[page].read_text().split())
+        assert "steps 600 and 1400 one batch in four holds readings of 9.97e36" in words
