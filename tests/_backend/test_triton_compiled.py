@@ -1,0 +1,137 @@
+"""What the kernels of `KERAS_LSO_KERNELS=triton` move, counted in their programs.
+
+Triton compiles them for an H100 or H200, without a GPU, to the program that its driver
+would load. `make test-triton` runs this, in an environment with Triton.
+"""
+
+import collections
+import os
+import re
+
+import keras
+import pytest
+
+if keras.backend.backend() != "torch":
+    pytest.skip("JAX and TensorFlow compile a step", allow_module_level=True)
+pytest.importorskip("triton", reason="`make test-triton` installs Triton")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter compiles nothing", allow_module_level=True)
+
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from keras_lso._backend import _triton_kernels as kernels  # noqa: E402
+
+HOPPER = GPUTarget("cuda", 90, 32)
+POINTER = "*fp32"
+TABLES = {"table": "*i64", "gradients": "*i64", "owners": "*i64", "count": "i32"}
+SCALARS = {"found_inf": POINTER, "inv_scale": POINTER}
+RATES = {"alpha": POINTER, "rate_1": "fp32", "rate_2": "fp32", "epsilon": "fp32"}
+CASES = {
+    "SGD": ("sgd", {"learning_rate": POINTER}, {"decay": None}),
+    "momentum": (
+        "momentum",
+        {"learning_rate": POINTER, "momentum": "fp32"},
+        {"decay": None, "NESTEROV": False},
+    ),
+    "nesterov and decay": (
+        "momentum",
+        {"learning_rate": POINTER, "momentum": "fp32", "decay": POINTER},
+        {"NESTEROV": True},
+    ),
+    "Adam": ("adam", RATES, {"decay": None}),
+    "AdamW": ("adam", {**RATES, "decay": POINTER}, {}),
+}
+# Bytes for each parameter of a float32 gradient: it is read, and the weight and each
+# slot are read and written.
+BYTES = {
+    "SGD": 4 + 8,
+    "momentum": 4 + 16,
+    "nesterov and decay": 4 + 16,
+    "Adam": 4 + 24,
+    "AdamW": 4 + 24,
+}
+# The gradient is two bytes shorter, the low-precision variable is read and written.
+MASTERS = -2 + 4
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+def program(case, gradient, low=None):
+    """The PTX of a kernel, a string."""
+    name, types, constants = CASES[case]
+    kernel = getattr(kernels, name)
+    constants = {**constants, "GRADIENT": gradient, "COPY": low, "N": kernels.BLOCK}
+    types = {**TABLES, **SCALARS, **types}
+    names = kernel.arg_names
+    assert set(names) == set(types) | set(constants)
+    source = ASTSource(
+        fn=kernel,
+        signature={n: types.get(n, "constexpr") for n in names},
+        constexprs={(names.index(n),): value for n, value in constants.items()},
+    )
+    options = {"num_warps": kernels.WARPS, "enable_fp_fusion": False}
+    return triton.compile(source, target=HOPPER, options=options).asm["ptx"]
+
+
+ACCESS = re.compile(r"^\s*(@\S+ )?(ld|st)\.global(\.v(\d))?\.b(\d+)", re.MULTILINE)
+
+
+def bytes_of_blocks(ptx):
+    """What a block of its tensors moves for each element: whole blocks, and others.
+
+    The one moves 16 bytes at once. The other has a predicate for each element, and one
+    of the two runs. What is read of the tables is for the block, not for its elements.
+    """
+    # The elements of a thread.
+    each = kernels.BLOCK // (kernels.WARPS * 32)
+    counts = collections.Counter()
+    for predicate, _, _, lanes, width in ACCESS.findall(ptx):
+        size = int(width) // 8 * int(lanes or 1)
+        if lanes:
+            counts["whole"] += size
+        elif predicate:
+            counts["masked"] += size
+    return counts["whole"] / each, counts["masked"] / each
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_reads_the_gradient_and_passes_once_over_the_rest(case):
+    assert bytes_of_blocks(program(case, tl.float32)) == (BYTES[case], BYTES[case])
+
+
+@pytest.mark.parametrize("low", [tl.float16, tl.bfloat16], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_masters_move_two_bytes_more(case, low):
+    expected = BYTES[case] + MASTERS
+    assert bytes_of_blocks(program(case, low, low)) == (expected, expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_operation_is_rounded_as_in_ieee_754(case):
+    ptx = program(case, tl.float16, tl.bfloat16)
+    assert not re.search(r"\bfma\.|\.ftz|\.approx|div\.full", ptx)
+    assert re.search(r"cvt\.rn\.bf16", ptx)
+    if "Adam" in case:
+        assert "sqrt.rn.f32" in ptx and "div.rn.f32" in ptx
+
+
+IS_NOT_1 = re.compile(r"setp\.neu\.f32\s+(%p\d+), %r\d+, 0f3F800000;")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_skipped_step_reads_the_flag_and_returns(case):
+    ptx = program(case, tl.float32)
+    found = IS_NOT_1.search(ptx)
+    assert ptx[: found.start()].count("ld.global") == 1
+    is_not_1 = re.escape(found[1])
+    branch = re.match(
+        rf"\s*@{is_not_1} bra\s+\S+;\s*bra\.uni\s+(\S+);", ptx[found.end() :]
+    )
+    _, _, skipped = ptx.partition(f"{branch[1]}:")
+    assert "global" not in skipped[: skipped.index("ret;")]
