@@ -4,6 +4,41 @@ from tools.faults.fault import Fault
 
 FAULTS = [
     Fault(
+        name="Triton is not missed where its kernels are asked for",
+        file="keras_lso/_backend/_torch_triton.py",
+        old='import_kernels() if KERNELS == "triton" else None',
+        new="None",
+        tests="tests/test_import.py::test_triton_is_needed_where_its_kernels_are_asked_for",
+    ),
+    Fault(
+        name="Triton's kernels may not be asked for",
+        file="keras_lso/_backend/kernel_choice.py",
+        old='CHOICES = ("auto", "generic", "triton")',
+        new='CHOICES = ("auto", "generic")',
+        tests="tests/test_import.py::test_triton_is_needed_where_its_kernels_are_asked_for",
+    ),
+    Fault(
+        name="a slot that has moved is written where it was",
+        file="keras_lso/_backend/_torch_addresses.py",
+        old="        if addresses != self._regular_at:\n",
+        new="        addresses = self._regular_at or addresses\n        if addresses != self._regular_at:\n",
+        tests="tests/_backend/test_torch_addresses.py::test_what_has_moved_is_sent_again",
+    ),
+    Fault(
+        name="a slot with gaps is written as if it had none",
+        file="keras_lso/_backend/_torch_addresses.py",
+        old="            tensor.is_contiguous()\n",
+        new="            True\n",
+        tests="tests/_backend/test_torch_addresses.py::test_what_has_gaps_or_another_length_has_no_table",
+    ),
+    Fault(
+        name="a recorded graph reads the addresses of the steps that are not",
+        file="keras_lso/_backend/_torch_addresses.py",
+        old="        if stream is None:\n            return self._sent(numbers), True\n",
+        new="",
+        tests="tests/_backend/test_torch_addresses.py::test_a_graph_that_is_recorded_has_numbers_of_its_own",
+    ),
+    Fault(
         name="a skipped step is run",
         file="keras_lso/_backend/_torch.py",
         old="        elif finite:\n            step(grads)",
