@@ -27,8 +27,8 @@ pytest_plugins = ("testing.rings", "testing.cases", "testing.originals")
 
 BACKEND = keras.backend.backend()
 OTHER_BACKENDS = {"_tensorflow", "_jax", "_torch"} - {f"_{BACKEND}"}
-# It needs Triton, which only PyTorch's builds for a GPU install.
-ON_A_GPU = {"_triton_kernels"}
+# They need Triton, which only PyTorch's builds for a GPU install.
+ON_A_GPU = {"_triton_kernels", "_triton_layer_kernels"}
 
 # By day the cases are the same each time, at night they are new ones: `make nightly`.
 hypothesis.settings.register_profile(

@@ -11,11 +11,12 @@ kernel takes a chunk, `step` says so, and `_torch_steps.py` goes on with PyTorch
 import importlib
 from collections.abc import Callable
 from contextlib import nullcontext
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import torch
 
-from keras_lso._backend import rules
+from keras_lso._backend import layer_rules, rules
 from keras_lso._backend._torch_addresses import Group
 from keras_lso._backend.kernel_choice import KERNELS
 
@@ -24,13 +25,17 @@ DEVICES = ("cuda",)
 
 
 def import_kernels():
-    """Returns the module of the kernels.
+    """Returns what the modules of the kernels hold, by its names.
 
     Raises:
         ImportError: If Triton is not installed.
     """
     try:
-        return importlib.import_module("keras_lso._backend._triton_kernels")
+        modules = [
+            importlib.import_module(f"keras_lso._backend.{name}")
+            for name in ("_triton_kernels", "_triton_layer_kernels")
+        ]
+        return SimpleNamespace(**{k: v for m in modules for k, v in vars(m).items()})
     except ImportError as error:
         raise ImportError(
             "KERAS_LSO_KERNELS='triton' needs Triton, which PyTorch's builds for CUDA "
@@ -52,34 +57,87 @@ class TritonStep(NamedTuple):
         kernel: String, its name in `_triton_kernels.py`.
         coefficients: Callable of the rule that returns a dict of its arguments.
         options: Tuple of names of what decides how it is compiled.
+        takes: Callable of the rule, whether the kernel implements it.
+        measure: Callable that returns a dict of arguments which depend on the tensors,
+            from `(rule, launch, tables, arguments, found)`. None if there are none.
     """
 
     kernel: str
     coefficients: Callable
     options: tuple[str, ...] = ()
+    takes: Callable = lambda rule: True
+    measure: Callable | None = None
+
+
+def _of_keras(rule):
+    """Returns the arguments of all formulas of Keras."""
+    return {"decay": rule.decay, "learning_rate": rule.learning_rate}
+
+
+def _of_adam(rule):
+    return {
+        "decay": rule.decay,
+        "alpha": rule.alpha,
+        # Subtracted in float64: in float32 it would be another number.
+        "rate_1": 1 - rule.beta_1,
+        "rate_2": 1 - rule.beta_2,
+        "epsilon": rule.epsilon,
+    }
+
+
+def _of_lars(rule):
+    return {"momentum": rule.momentum, "weight_decay": rule.weight_decay or None}
+
+
+def _measure_lars(rule, launch, tables, arguments, found):
+    """Returns the learning rates of the tensors, of norms that the device computes."""
+    columns, group = launch.columns, launch.group
+    if rule.trust_ratio is None:
+        return {"rates": rule.learning_rate.repeat(group.count)}
+    if found.rule_norms is not None:
+        # Of the whole tensors, if these are shards.
+        pairs = zip(*(found.rule_norms[i] for i in columns), strict=True)
+        return {"rates": rule.rate(tuple(map(torch.stack, pairs)))}
+    squares = arguments["found_inf"].new_empty(2 * group.blocks)
+    norms = squares.new_empty(2, group.count)
+    shared = {name: arguments[name] for name in ("found_inf", "inv_scale")}
+    # The paper's ratio is of the gradient without its penalty.
+    penalty = None if rule.is_paper else arguments["weight_decay"]
+    own = {"squares": squares, "weight_decay": penalty, **shared}
+    _launch(kernels.lars_squares, launch, tables, own)
+    kernels.lars_norms[(group.count,)](
+        tables[0],
+        group.count,
+        group.blocks,
+        squares,
+        norms,
+        SUMMED=kernels.SUMMED,
+        N=kernels.BLOCK,
+        num_warps=kernels.WARPS,
+        enable_fp_fusion=False,
+    )
+    return {"rates": rule.rate(tuple(norms.unbind()))}
 
 
 TRITON_STEPS = {
-    rules.SGD: TritonStep("sgd", lambda rule: {"learning_rate": rule.learning_rate}),
+    rules.SGD: TritonStep("sgd", _of_keras),
     rules.Momentum: TritonStep(
         "momentum",
-        lambda rule: {"learning_rate": rule.learning_rate, "momentum": rule.momentum},
+        lambda rule: {**_of_keras(rule), "momentum": rule.momentum},
         ("nesterov",),
     ),
-    rules.Adam: TritonStep(
-        "adam",
-        lambda rule: {
-            "alpha": rule.alpha,
-            # Of the float64: in float32 it would be another number.
-            "rate_1": 1 - rule.beta_1,
-            "rate_2": 1 - rule.beta_2,
-            "epsilon": rule.epsilon,
-        },
+    rules.Adam: TritonStep("adam", _of_adam),
+    layer_rules.LARS: TritonStep(
+        "lars",
+        _of_lars,
+        ("nesterov",),
+        lambda rule: rule.classic_momentum,
+        _measure_lars,
     ),
 }
 
 
-def step(plan, chunk, rule, grads, inv_scale, found_inf):
+def step(plan, chunk, rule, grads, inv_scale, found, found_inf):
     """Steps a chunk of a plan in one pass, its masters included, if a kernel can.
 
     Args:
@@ -88,20 +146,20 @@ def step(plan, chunk, rule, grads, inv_scale, found_inf):
         rule: The chunk's rule.
         grads: List of its gradients, contiguous tensors.
         inv_scale: Float or scalar tensor, by which they are multiplied.
+        found: `Measurement` of the gradients.
         found_inf: Float32 scalar tensor. If it is 1.0 nothing is written. None if the
             step is applied.
 
     Returns:
         Whether it did. If not, nothing was changed.
     """
-    device = grads[0].device
-    if kernels is None or device.type not in DEVICES or type(rule) not in TRITON_STEPS:
+    how, device = TRITON_STEPS.get(type(rule)), grads[0].device
+    if kernels is None or device.type not in DEVICES:
+        return False
+    if how is None or not how.takes(rule):
         return False
     arguments = _arguments(rule, inv_scale, found_inf, device)
-    launches = plan.launches.get(chunk.positions[0])
-    if launches is None:
-        launches = _launches(chunk, grads)
-        plan.launches[chunk.positions[0]] = launches
+    launches = _launches(plan, chunk, grads)
     if arguments is None or launches is None:
         return False
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
@@ -111,10 +169,16 @@ def step(plan, chunk, rule, grads, inv_scale, found_inf):
         ]
         if None in tables:
             return False
-        kernel = getattr(kernels, TRITON_STEPS[type(rule)].kernel)
+        kernel = getattr(kernels, how.kernel)
         for launch, table in zip(launches, tables, strict=True):
-            if launch.group.blocks:
-                _launch(kernel, launch, table, arguments)
+            if not launch.group.blocks:
+                continue
+            own = {}
+            if how.measure is not None:
+                own = how.measure(rule, launch, table, arguments, found)
+            _launch(kernel, launch, table, arguments | own)
+            # As PyTorch's kernels do. Autograd relies on it, and `_torch_in_step.py`.
+            torch.autograd.graph.increment_version(launch.group.written)
     return True
 
 
@@ -129,7 +193,6 @@ def _arguments(rule, inv_scale, found_inf, device):
     numbers = {
         "found_inf": found_inf,
         "inv_scale": inv_scale,
-        "decay": rule.decay,
         **how.coefficients(rule),
     }
     for name, number in numbers.items():
@@ -157,8 +220,21 @@ class Launch(NamedTuple):
     dtypes: dict[str, Any]
 
 
-def _launches(chunk, grads):
-    """Returns the launches of a chunk; None if no kernel takes its tensors."""
+def _launches(plan, chunk, grads):
+    """Returns the launches of a chunk of a plan; None if no kernel takes its tensors.
+
+    They are decided anew if the gradients are of other dtypes.
+    """
+    dtypes = [g.dtype for g in grads]
+    key = chunk.positions[0]
+    known, launches = plan.launches.get(key, (None, None))
+    if known != dtypes:
+        launches = _decide_launches(chunk, grads)
+        plan.launches[key] = dtypes, launches
+    return launches
+
+
+def _decide_launches(chunk, grads):
     low = [variable for _, variable in chunk.pairs]
     rows = [chunk.variables, *chunk.slots, *([low] if low else [])]
     wide = {t.dtype for row in rows[: 1 + len(chunk.slots)] for t in row}
@@ -195,5 +271,3 @@ def _launch(kernel, launch, tables, arguments):
         # Each operation rounds by itself, as in `rules.py`.
         enable_fp_fusion=False,
     )
-    # As PyTorch's kernels do. Autograd relies on it, and `_torch_in_step.py`.
-    torch.autograd.graph.increment_version(launch.group.written)

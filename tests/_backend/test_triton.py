@@ -5,6 +5,7 @@ of `rules.py`, which the kernels follow to the last bit, and Keras's own optimiz
 """
 
 import copy
+import dataclasses
 import itertools
 import os
 from unittest import mock
@@ -26,8 +27,9 @@ import torch  # noqa: E402
 import triton.language as tl  # noqa: E402
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle  # noqa: E402
 
-from keras_lso._backend import _torch_triton, backend, rules  # noqa: E402
+from keras_lso._backend import _torch_triton, backend, layer_rules, rules  # noqa: E402
 from keras_lso._backend.framework import Framework  # noqa: E402
+from keras_lso._backend.layer_rules import TrustRatio  # noqa: E402
 from keras_lso._backend.measurement import Measurement  # noqa: E402
 from keras_lso._backend.targets import Targets  # noqa: E402
 from testing.beside_keras import SCALE, Pair, bits, take  # noqa: E402
@@ -94,6 +96,19 @@ RULES = {
     "Adam": rules.Adam(number(0.3), 0.9, 0.999, 1e-7),
     "AdamW": rules.Adam(number(0.3), 0.9, 0.999, 1e-7, decay=number(0.01)),
 }
+LARS = {
+    "ratio": dict(trust_ratio=TrustRatio(0.1)),
+    "no decay": dict(trust_ratio=TrustRatio(0.1), weight_decay=0.0),
+    "nesterov": dict(trust_ratio=TrustRatio(0.1, 1e-3, clip=True), nesterov=True),
+    "paper": dict(trust_ratio=TrustRatio(0.1, 1e-3, paper=True)),
+    "no ratio": dict(trust_ratio=None),
+}
+LARS = {
+    name: layer_rules.LARS(
+        **{"learning_rate": number(0.3), "momentum": 0.9, "weight_decay": 0.02} | given
+    )
+    for name, given in LARS.items()
+}
 KERNEL = {rules.SGD: "sgd", rules.Momentum: "momentum", rules.Adam: "adam"}
 SPECIAL = [0.0, -0.0, 1e-9, 6e-8, 1e-41, 65504.0, 65519.9, 65520.0, 7e4, 3e38]
 SPECIAL += [-7e4, np.inf, -np.inf, np.nan]
@@ -119,7 +134,9 @@ def make(rule, low=None, shapes=SHAPES):
         copies = [REFERENCE.rounded(w, low) for w in weights]
         for c in copies[3:]:
             c.view(-1)[2::5] = 7.0
-        copies[-1][-len(SPECIAL) :] = torch.tensor(SPECIAL).to(getattr(torch, low))
+        copies[-1].view(-1)[-len(SPECIAL) :] = torch.tensor(SPECIAL).to(
+            getattr(torch, low)
+        )
     return weights, list(zip(*slots, strict=True)) or [()] * len(weights), copies
 
 
@@ -211,6 +228,93 @@ def test_a_skipped_step_changes_no_bit(rule, dtype, low, launches):
     assert raw([*flat(targets), *grads]) == before
 
 
+def exact_norms(rule, g, w, v):
+    """The norms that LARS takes, of float64."""
+    if rule.trust_ratio is None:
+        return None
+    measured = rule.measured(g.double(), w.double(), v.double())
+    return [torch.linalg.vector_norm(m).float() for m in measured]
+
+
+def expected_of_lars(rule, weights, slots, copies, grads):
+    masters = weights
+    if copies:
+        masters = list(map(REFERENCE.resynchronised, weights, copies))
+    states = zip(grads, masters, (v for (v,) in slots), strict=True)
+    states = [(g.float() * number(INV_SCALE), w, v) for g, w, v in states]
+    new = [rule(rules.always, *s, norms=exact_norms(rule, *s)) for s in states]
+    rounded = copies and [REFERENCE.rounded(w, copies[0].dtype) for w, _ in new]
+    return [w for w, _ in new], [(v,) for _, v in new], rounded
+
+
+@pytest.mark.parametrize("low", [None, "float16", "bfloat16"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rule", LARS.values(), ids=LARS)
+def test_a_step_of_lars_is_that_of_the_formula(rule, dtype, low, launches):
+    # More blocks than are added together, and tensors that have a norm.
+    shapes = [(0,), (), (3, 5), (BLOCK,), (2, BLOCK + 7)]
+    targets, grads = make(rule, low, shapes), tensors(9, dtype, shapes)
+    if low:
+        for w, c in zip(targets[0], targets[2], strict=True):
+            w.nan_to_num_(1.0, 2.0, -2.0).clamp_(-9.0, 9.0)
+            c.nan_to_num_(1.0, 2.0, -2.0).clamp_(-9.0, 9.0)
+    expected = expected_of_lars(rule, *clones(targets), grads)
+    step(rule, targets, grads)
+    names = [] if rule.trust_ratio is None else ["lars_squares"]
+    assert launches == [*names, "lars"]
+    for a, e in zip(targets[0], expected[0], strict=True):
+        torch.testing.assert_close(a, e, rtol=1e-6, atol=1e-6)
+    for (a,), (e,) in zip(targets[1], expected[1], strict=True):
+        torch.testing.assert_close(a, e, rtol=2e-6, atol=1e-6)
+    if low:
+        for w, c in zip(targets[0], targets[2], strict=True):
+            assert torch.equal(REFERENCE.rounded(w, low), c)
+
+
+@pytest.mark.parametrize("low", [None, "float16"])
+@pytest.mark.parametrize("rule", LARS.values(), ids=LARS)
+def test_a_skipped_step_of_lars_changes_no_bit(rule, low, launches):
+    targets, grads = make(rule, low), tensors(9)
+    grads[-1][5] = np.inf
+    before = raw([*flat(targets), *grads])
+    step(rule, targets, grads, finite=False)
+    assert "lars" in launches
+    assert raw([*flat(targets), *grads]) == before
+
+
+def test_every_block_has_its_part_in_a_norm():
+    """Of more blocks than are added together, with the rest in the last one."""
+    rule = LARS["no decay"]
+    size = 1025 * BLOCK + 3
+    weight, slot, grad = (torch.zeros(size) for _ in range(3))
+    weight[0], weight[-1], grad[7], grad[-2] = 3.0, 4.0, 8.0 * 24, 6.0 * 24
+    expected = expected_of_lars(rule, [weight.clone()], [(slot.clone(),)], None, [grad])
+    step(rule, ([weight], [(slot,)], None), [grad])
+    torch.testing.assert_close(weight, expected[0][0], rtol=1e-6, atol=0)
+    torch.testing.assert_close(slot, expected[1][0][0], rtol=1e-6, atol=0)
+
+
+def test_norms_that_were_measured_are_taken(launches):
+    """As those of whole tensors are, if the step is one of shards."""
+    rule, grads = LARS["ratio"], tensors(9)
+    targets = make(rule)
+    norms = [(number(2.0 + i), number(3.0)) for i in range(len(grads))]
+    expected = [
+        rule(rules.always, g * number(INV_SCALE), w, v, norms=n)
+        for g, w, (v,), n in zip(grads, *targets[:2], norms, strict=True)
+    ]
+    backend.fused_step(
+        [rule] * len(grads),
+        Targets(*targets),
+        grads,
+        Measurement(torch.tensor(True), rule_norms=norms),
+        number(INV_SCALE),
+    )
+    assert launches == ["lars"]
+    for w, e in zip(targets[0], expected, strict=True):
+        assert torch.equal(w, e[0])
+
+
 def test_a_step_without_a_scale_or_a_flag_is_applied():
     rule, grads = RULES["nesterov, decay"], tensors(9)
     targets = make(rule)
@@ -268,6 +372,7 @@ def test_nothing_beside_the_tensors_is_written():
         (rules.Lion(number(0.1), 0.9, 0.99), "a rule without a kernel"),
         (RULES["momentum"], "a variable with gaps"),
         (rules.SGD(number(0.3).double()), "a coefficient in float64"),
+        (dataclasses.replace(LARS["no ratio"], classic_momentum=False), "popular"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -298,6 +403,23 @@ OPTIMIZERS = {
     "Adam": K.Adam,
     "AdamW": lambda rate, **options: K.AdamW(rate, weight_decay=0.01, **options),
 }
+
+
+def test_lars_steps_as_by_the_kernels_of_pytorch(monkeypatch, launches):
+    pair, twin = (
+        Pair(lambda rate: keras_lso.LARS(rate, weight_decay_rate=0.1, exclude_1d=True))
+        for _ in range(2)
+    )
+    for size in (1.0, 1.0, np.inf, 1.0):
+        grads = pair.gradients(size)
+        pair.apply(grads)
+        with monkeypatch.context() as patch:
+            patch.setattr(_torch_triton, "kernels", None)
+            twin.apply(grads)
+    # A chunk for those that are excluded, which has no norms.
+    assert launches == ["lars", "lars_squares", "lars"] * 4
+    for a, b in zip(pair.state(), twin.state(), strict=True):
+        torch.testing.assert_close(a.value.data, b.value.data, rtol=2e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("options", [{}, {"clipnorm": 0.5}, {"use_ema": True}], ids=str)

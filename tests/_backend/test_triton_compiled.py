@@ -22,7 +22,9 @@ import triton.language as tl  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from keras_lso._backend import _triton_kernels as kernels  # noqa: E402
+from keras_lso._backend._torch_triton import import_kernels  # noqa: E402
+
+kernels = import_kernels()
 
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTER = "*fp32"
@@ -43,6 +45,12 @@ CASES = {
     ),
     "Adam": ("adam", RATES, {"decay": None}),
     "AdamW": ("adam", {**RATES, "decay": POINTER}, {}),
+    "LARS, norms": ("lars_squares", {"squares": POINTER, "weight_decay": "fp32"}, {}),
+    "LARS": (
+        "lars",
+        {"rates": POINTER, "momentum": "fp32", "weight_decay": "fp32"},
+        {"NESTEROV": False},
+    ),
 }
 # Bytes for each parameter of a float32 gradient: it is read, and the weight and each
 # slot are read and written.
@@ -52,9 +60,11 @@ BYTES = {
     "nesterov and decay": 4 + 16,
     "Adam": 4 + 24,
     "AdamW": 4 + 24,
+    "LARS, norms": 4 + 4,
+    "LARS": 4 + 16,
 }
 # The gradient is two bytes shorter, the low-precision variable is read and written.
-MASTERS = -2 + 4
+MASTERS = dict.fromkeys(BYTES, -2 + 4) | {"LARS, norms": -2 + 2}
 
 
 @pytest.fixture(autouse=True)
@@ -63,11 +73,14 @@ def cache(tmp_path, monkeypatch):
 
 
 def program(case, gradient, low=None):
-    """The PTX of a kernel, a string."""
+    """The PTX of a kernel that is given gradients, a string."""
     name, types, constants = CASES[case]
-    kernel = getattr(kernels, name)
     constants = {**constants, "GRADIENT": gradient, "COPY": low, "N": kernels.BLOCK}
-    types = {**TABLES, **SCALARS, **types}
+    return compiled(name, {**TABLES, **SCALARS, **types}, constants)
+
+
+def compiled(name, types, constants):
+    kernel = getattr(kernels, name)
     names = kernel.arg_names
     assert set(names) == set(types) | set(constants)
     source = ASTSource(
@@ -97,6 +110,9 @@ def bytes_of_blocks(ptx):
             counts["whole"] += size
         elif predicate:
             counts["masked"] += size
+    if ".entry lars_squares" in ptx:
+        # The two sums of a block, which one thread writes.
+        counts["masked"] -= 2 * 4
     return counts["whole"] / each, counts["masked"] / each
 
 
@@ -105,10 +121,20 @@ def test_a_step_reads_the_gradient_and_passes_once_over_the_rest(case):
     assert bytes_of_blocks(program(case, tl.float32)) == (BYTES[case], BYTES[case])
 
 
+@pytest.mark.parametrize("case", CASES)
+def test_threads_of_whole_blocks_exchange_no_elements(case):
+    if case == "LARS, norms":
+        pytest.skip("sums are exchanged")
+    ptx = program(case, tl.float16, tl.float16)
+    # Only whole blocks have 16 bytes a thread, and they come first.
+    whole = ptx[ptx.index("ld.global.v") : ptx.rindex("st.global.v")]
+    assert "st.global.v4" in whole and "shared" not in whole
+
+
 @pytest.mark.parametrize("low", [tl.float16, tl.bfloat16], ids=str)
 @pytest.mark.parametrize("case", CASES)
-def test_masters_move_two_bytes_more(case, low):
-    expected = BYTES[case] + MASTERS
+def test_masters_move_two_bytes_more_at_most(case, low):
+    expected = BYTES[case] + MASTERS[case]
     assert bytes_of_blocks(program(case, low, low)) == (expected, expected)
 
 
@@ -119,6 +145,18 @@ def test_each_operation_is_rounded_as_in_ieee_754(case):
     assert re.search(r"cvt\.rn\.bf16", ptx)
     if "Adam" in case:
         assert "sqrt.rn.f32" in ptx and "div.rn.f32" in ptx
+
+
+def test_the_norms_of_a_tensor_are_of_the_sums_of_its_blocks():
+    pointers = {"table": "*i64", "squares": POINTER, "norms": POINTER}
+    ptx = compiled(
+        "lars_norms",
+        {**pointers, "count": "i32", "blocks": "i32"},
+        {"SUMMED": kernels.SUMMED, "N": kernels.BLOCK},
+    )
+    # In the order of the blocks, whichever of them is done first.
+    assert not re.search(r"\b(atom|red)\.", ptx)
+    assert "sqrt.rn.f32" in ptx
 
 
 IS_NOT_1 = re.compile(r"setp\.neu\.f32\s+(%p\d+), %r\d+, 0f3F800000;")

@@ -39,9 +39,12 @@ NAMES_ONLY = {
     "keras_lso/mixed_precision/__init__.py",
     "keras_lso/schedules/__init__.py",
 }
-# Its tests run by `make test-triton`: the environment that faults are made in has no
+# Their tests run by `make test-triton`: the environment that faults are made in has no
 # Triton, and would skip them.
-NEEDS_TRITON = {"keras_lso/_backend/_triton_kernels.py"}
+NEEDS_TRITON = {
+    "keras_lso/_backend/_triton_kernels.py",
+    "keras_lso/_backend/_triton_layer_kernels.py",
+}
 
 
 # --- The faults -----------------------------------------------------------------
