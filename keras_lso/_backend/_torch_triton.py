@@ -188,21 +188,32 @@ def _arguments(rule, inv_scale, found_inf, device):
     None if one is a tensor that the kernel cannot read.
     """
     how = TRITON_STEPS[type(rule)]
-    if found_inf is None:
-        found_inf = torch.zeros((), device=device)
-    numbers = {
-        "found_inf": found_inf,
+    given = {
+        "found_inf": 0.0 if found_inf is None else found_inf,
         "inv_scale": inv_scale,
         **how.coefficients(rule),
     }
-    for name, number in numbers.items():
-        if torch.is_tensor(number):
-            is_float32 = number.dtype == torch.float32 and number.numel() == 1
-            if not is_float32 or number.device != device:
-                return None
-        elif number is not None:
-            numbers[name] = float(number)
-    return numbers | {name.upper(): bool(getattr(rule, name)) for name in how.options}
+    for name, number in given.items():
+        if number is None:
+            continue
+        is_tensor = torch.is_tensor(number)
+        if is_tensor and (
+            name not in _POINTERS
+            or number.dtype != torch.float32
+            or number.device != device
+            or number.numel() != 1
+        ):
+            return None
+        if not is_tensor:
+            number = float(number)
+            if name in _POINTERS:
+                number = torch.full((), number, dtype=torch.float32, device=device)
+        given[name] = number
+    return given | {name.upper(): bool(getattr(rule, name)) for name in how.options}
+
+
+# What the kernels read from the device. All else are numbers on the host.
+_POINTERS = {"found_inf", "inv_scale", "learning_rate", "alpha", "decay"}
 
 
 class Launch(NamedTuple):

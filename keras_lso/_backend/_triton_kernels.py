@@ -12,7 +12,8 @@ Tensors are given by their addresses, in a table of `count` columns. Its rows ar
 numbers of elements, the first block of each, and then the addresses of the weights, of
 each slot and, if they are masters, of their low-precision variables. `gradients` is one
 more such row, of other addresses in each step. `owners` holds for each block the column
-of its tensor. A coefficient is a number, or a pointer to one in float32.
+of its tensor. `found_inf`, `inv_scale`, `learning_rate`, `alpha` and `decay` are pointers
+to a float32, the other coefficients numbers.
 
 Only `_torch_triton.py` imports this file, if it is asked for: it needs Triton.
 """
@@ -40,17 +41,6 @@ def kernel(*coefficients):
 
 
 # --- Blocks of tensors --------------------------------------------------------------
-
-
-@triton.jit
-def _scalar(value):
-    """Returns a coefficient."""
-    value = tl.to_tensor(value)
-    if value.dtype.is_ptr():
-        result = tl.load(value)
-    else:
-        result = value
-    return result
 
 
 @triton.jit
@@ -173,7 +163,7 @@ def _store_weight(
 @triton.jit
 def _decayed(w, decay):
     if decay is not None:
-        w = w - w * _scalar(decay)
+        w = w - w * tl.load(decay)
     return w
 
 
@@ -225,8 +215,8 @@ def sgd(
     copy = weight
     if COPY is not None:
         copy = _address(table, 3, count, owner)
-    inv_scale = _scalar(inv_scale)
-    rate = _scalar(learning_rate)
+    inv_scale = tl.load(inv_scale)
+    rate = tl.load(learning_rate)
     misaligned = (gradient | weight | copy) % _ALIGNMENT
     if (misaligned == 0) & (start + N <= size):
         _sgd_block(
@@ -297,18 +287,17 @@ def momentum(
     copy = weight
     if COPY is not None:
         copy = _address(table, 4, count, owner)
-    inv_scale = _scalar(inv_scale)
-    rate = _scalar(learning_rate)
-    mu = _scalar(momentum)
+    inv_scale = tl.load(inv_scale)
+    rate = tl.load(learning_rate)
     misaligned = (gradient | weight | slot | copy) % _ALIGNMENT
     if (misaligned == 0) & (start + N <= size):
         _momentum_block(
-            gradient, weight, slot, copy, start, size, inv_scale, rate, decay, mu,
+            gradient, weight, slot, copy, start, size, inv_scale, rate, decay, momentum,
             NESTEROV, GRADIENT, COPY, True, N,
         )  # fmt: skip
     else:
         _momentum_block(
-            gradient, weight, slot, copy, start, size, inv_scale, rate, decay, mu,
+            gradient, weight, slot, copy, start, size, inv_scale, rate, decay, momentum,
             NESTEROV, GRADIENT, COPY, False, N,
         )  # fmt: skip
 
@@ -378,11 +367,8 @@ def adam(
     copy = weight
     if COPY is not None:
         copy = _address(table, 5, count, owner)
-    inv_scale = _scalar(inv_scale)
-    alpha = _scalar(alpha)
-    rate_1 = _scalar(rate_1)
-    rate_2 = _scalar(rate_2)
-    epsilon = _scalar(epsilon)
+    inv_scale = tl.load(inv_scale)
+    alpha = tl.load(alpha)
     misaligned = (gradient | weight | first | second | copy) % _ALIGNMENT
     if (misaligned == 0) & (start + N <= size):
         _adam_block(

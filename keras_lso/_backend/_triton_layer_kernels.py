@@ -14,7 +14,6 @@ from keras_lso._backend._triton_kernels import (
     _gradient,
     _load,
     _place,
-    _scalar,
     _store,
     _store_weight,
     _weight,
@@ -28,7 +27,7 @@ SUMMED = 1024
 @triton.jit
 def _with_penalty(g, w, weight_decay):
     if weight_decay is not None:
-        g = g + w * _scalar(weight_decay)
+        g = g + w * weight_decay
     return g
 
 
@@ -75,7 +74,7 @@ def lars_squares(
     copy = weight
     if COPY is not None:
         copy = _address(table, 4, count, owner)
-    inv_scale = _scalar(inv_scale)
+    inv_scale = tl.load(inv_scale)
     misaligned = (gradient | weight | copy) % _ALIGNMENT
     if (misaligned == 0) & (start + N <= size):
         d, w = _squares_block(
@@ -169,17 +168,16 @@ def lars(
     copy = weight
     if COPY is not None:
         copy = _address(table, 4, count, owner)
-    inv_scale = _scalar(inv_scale)
+    inv_scale = tl.load(inv_scale)
     rate = tl.load(rates + owner)
-    mu = _scalar(momentum)
     misaligned = (gradient | weight | slot | copy) % _ALIGNMENT
     if (misaligned == 0) & (start + N <= size):
         _lars_block(
-            gradient, weight, slot, copy, start, size, inv_scale, rate, mu,
+            gradient, weight, slot, copy, start, size, inv_scale, rate, momentum,
             weight_decay, NESTEROV, GRADIENT, COPY, True, N,
         )  # fmt: skip
     else:
         _lars_block(
-            gradient, weight, slot, copy, start, size, inv_scale, rate, mu,
+            gradient, weight, slot, copy, start, size, inv_scale, rate, momentum,
             weight_decay, NESTEROV, GRADIENT, COPY, False, N,
         )  # fmt: skip

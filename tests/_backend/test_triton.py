@@ -88,7 +88,6 @@ RULES = {
     "SGD, decay": rules.SGD(number(0.3), decay=number(0.01)),
     "momentum": rules.Momentum(number(0.3), 0.9),
     "momentum 0": rules.Momentum(number(0.3), 0.0),
-    "momentum, a tensor": rules.Momentum(number(0.3), number(0.9)),
     "nesterov": rules.Momentum(number(0.3), 0.9, nesterov=True),
     "nesterov, decay": rules.Momentum(
         number(0.3), 0.9, nesterov=True, decay=number(0.01)
@@ -372,6 +371,7 @@ def test_nothing_beside_the_tensors_is_written():
         (rules.Lion(number(0.1), 0.9, 0.99), "a rule without a kernel"),
         (RULES["momentum"], "a variable with gaps"),
         (rules.SGD(number(0.3).double()), "a coefficient in float64"),
+        (rules.Adam(number(0.3), number(0.9), 0.99, 1e-7), "a beta on the device"),
         (dataclasses.replace(LARS["no ratio"], classic_momentum=False), "popular"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
