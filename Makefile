@@ -182,6 +182,8 @@ bench-gpu: ## the same and the tests on a GPU, with PYTHON's own torch and JAX
 	$(PYTHON) -m benchmarks --gpu --backends torch jax
 	@set -e; for backend in torch jax; do \
 	    KERAS_BACKEND=$$backend $(PYTHON) -m pytest tests/_backend/test_gpu.py; done
+	KERAS_BACKEND=torch KERAS_LSO_KERNELS=triton \
+	    $(PYTHON) -m pytest tests/_backend/test_gpu.py
 
 bench-accelerators: $(ACCELERATORS)/.installed ## what a step moves on a GPU or TPU, without one
 	$(RUN) -m benchmarks.accelerators --targets PyTorch

@@ -41,7 +41,9 @@ def fused_step(framework, rules, targets, grads, found, inv_scale):
         own, known = grads, found
         if len(plan.chunks) > 1:
             own, known = [grads[i] for i in positions], _part(found, positions)
-        if _torch_triton.step(plan, chunk, rule, own, inv_scale, known, found_inf):
+        if _torch_triton.kernels and _torch_triton.step(
+            plan, chunk, rule, own, inv_scale, known, found_inf
+        ):
             continue
         kernel = Kernel(weights, are_wide, memory, found_inf)
         if pairs:

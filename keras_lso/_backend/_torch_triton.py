@@ -44,6 +44,7 @@ def import_kernels():
         ) from error
 
 
+# None unless they are asked for: `step` is not to be called then.
 kernels: Any = import_kernels() if KERNELS == "triton" else None
 
 
@@ -154,9 +155,7 @@ def step(plan, chunk, rule, grads, inv_scale, found, found_inf):
         Whether it did. If not, nothing was changed.
     """
     how, device = TRITON_STEPS.get(type(rule)), grads[0].device
-    if kernels is None or device.type not in DEVICES:
-        return False
-    if how is None or not how.takes(rule):
+    if device.type not in DEVICES or how is None or not how.takes(rule):
         return False
     arguments = _arguments(rule, inv_scale, found_inf, device)
     launches = _launches(plan, chunk, grads)

@@ -12,8 +12,8 @@ Tensors are given by their addresses, in a table of `count` columns. Its rows ar
 numbers of elements, the first block of each, and then the addresses of the weights, of
 each slot and, if they are masters, of their low-precision variables. `gradients` is one
 more such row, of other addresses in each step. `owners` holds for each block the column
-of its tensor. `found_inf`, `inv_scale`, `learning_rate`, `alpha` and `decay` are pointers
-to a float32, the other coefficients numbers.
+of its tensor. `found_inf`, `inv_scale`, `learning_rate`, `alpha` and `decay` point to a
+float32; the other coefficients are numbers.
 
 Only `_torch_triton.py` imports this file, if it is asked for: it needs Triton.
 """
