@@ -17,10 +17,13 @@ pytest.importorskip("triton", reason="`make test-triton` installs Triton")
 if os.environ.get("TRITON_INTERPRET") == "1":
     pytest.skip("the interpreter compiles nothing", allow_module_level=True)
 
+import torch  # noqa: E402
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.backends.nvidia.compiler import CUDABackend  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
+from triton.runtime.jit import create_function_from_signature  # noqa: E402
 
 from keras_lso._backend._torch_triton import import_kernels  # noqa: E402
 
@@ -173,3 +176,28 @@ def test_a_skipped_step_reads_the_flag_and_returns(case):
     )
     _, _, skipped = ptx.partition(f"{branch[1]}:")
     assert "global" not in skipped[: skipped.index("ret;")]
+
+
+def test_neither_values_nor_addresses_compile_a_kernel_again():
+    """What Triton knows a compiled program by, as it finds it at a launch."""
+    kernel = kernels.momentum
+    bind = create_function_from_signature(
+        kernel.signature, kernel.params, CUDABackend(HOPPER)
+    )
+    numbers, scalars = torch.zeros(9, dtype=torch.int64), torch.zeros(9)
+    given = dict.fromkeys(["table", "gradients", "owners"], numbers)
+    given |= {"count": 7, "found_inf": scalars[0], "inv_scale": scalars[1]}
+    given |= {"learning_rate": scalars[2], "decay": None, "momentum": 0.9}
+    given |= {"NESTEROV": False, "GRADIENT": tl.float16, "COPY": None, "N": 1024}
+    program = bind(**given)[1]
+    for other in (
+        {"count": 1},
+        {"count": 16},
+        {"count": 2**31 - 1},
+        {"momentum": 0.0},
+        {"momentum": 1.0},
+        {"table": numbers[1:]},
+        {"inv_scale": scalars[4]},
+    ):
+        assert bind(**{**given, **other})[1] == program
+    assert bind(**{**given, "decay": scalars[3]})[1] != program
