@@ -20,6 +20,7 @@ INSTALLED := .venv/.installed
 OLDEST := .venv-oldest
 ACCELERATORS := .venv-accelerators
 GPU_DRY := .venv-gpu-dry
+TRITON := .venv-triton
 DOCS_INSTALLED := .venv/.docs-installed
 LOGS := build/test-logs
 
@@ -46,8 +47,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help setup demo large-batch float16 transformer test test-full check coverage \
     $(UNIT) $(INTEGRATION) $(TEST) test-distributed test-oldest test-install \
-    golden mutations nightly soak lint format bench bench-gpu bench-gpu-dry \
-    bench-accelerators \
+    test-triton golden mutations nightly soak lint format bench bench-gpu \
+    bench-gpu-dry bench-accelerators \
     docs docs-serve clean
 
 help: ## list the targets
@@ -133,6 +134,21 @@ $(OLDEST)/.installed: requirements/oldest.txt requirements/oldest-judges.txt pyp
 test-install: $(INSTALLED) ## sdist and wheel in environments of their own (downloads)
 	$(BIN)/python -m pytest install_tests $(PYTEST_ARGS)
 
+test-triton: $(TRITON)/.installed ## the kernels for a GPU, by Triton's interpreter and compiler
+	TRITON_INTERPRET=1 $(call on_one_thread,torch) $(TRITON)/bin/python -m pytest \
+	    tests/_backend/test_triton.py $(PYTEST_ARGS)
+	$(call on_one_thread,torch) $(TRITON)/bin/python -m pytest \
+	    tests/_backend/test_triton_compiled.py $(PYTEST_ARGS)
+
+# On top of .venv, whose packages it sees.
+$(TRITON)/.installed: requirements/triton.txt $(INSTALLED)
+	@test -x $(TRITON)/bin/pip || $(PYTHON) -m venv $(TRITON)
+	@packages='import site; print(site.getsitepackages()[0])'; \
+	    $(BIN)/python -c "$$packages" > \
+	    "$$($(TRITON)/bin/python -c "$$packages")/main.pth"
+	@$(TRITON)/bin/python -m pip install -qq --no-deps -r requirements/triton.txt
+	@touch $@
+
 golden: $(INSTALLED) ## run the originals, and record what the tests compare with
 	rm -f integration_tests/golden/*.npz
 	$(call pytest,tensorflow) tests integration_tests --record --full $(PYTEST_ARGS)
@@ -172,6 +188,8 @@ endef
 
 bench-gpu: ## the same and the tests on a GPU, with PYTHON's own torch and JAX
 	$(call bench_gpu,$(PYTHON),--gpu)
+	KERAS_BACKEND=torch KERAS_LSO_KERNELS=triton \
+	    $(PYTHON) -m pytest tests/_backend/test_gpu.py
 
 bench-gpu-dry: $(GPU_DRY)/.installed ## each row of bench-gpu at toy size, on a CPU
 	$(call bench_gpu,$(GPU_DRY)/bin/python,--smoke,GPU_DRY_RUN=1)

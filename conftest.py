@@ -27,6 +27,8 @@ pytest_plugins = ("testing.rings", "testing.cases", "testing.originals")
 
 BACKEND = keras.backend.backend()
 OTHER_BACKENDS = {"_tensorflow", "_jax", "_torch"} - {f"_{BACKEND}"}
+# They need Triton, which only PyTorch's builds for a GPU install.
+ON_A_GPU = {"_triton_kernels", "_triton_layer_kernels"}
 
 # By day the cases are the same each time, at night they are new ones: `make nightly`.
 hypothesis.settings.register_profile(
@@ -45,14 +47,14 @@ def pytest_report_header():
 def pytest_ignore_collect(collection_path, config):
     """Keep `--doctest-modules` from importing what it must not.
 
-    That is the modules of the other backends, and the worker scripts that stand
-    beside the tests.
+    That is the modules of the other backends and of a GPU, and the worker scripts that
+    stand beside the tests.
     """
     if collection_path.suffix != ".py":
         return None
     folder = collection_path.relative_to(config.rootpath).parts[0]
     if folder == "keras_lso":
-        ignore = collection_path.stem in OTHER_BACKENDS
+        ignore = collection_path.stem in OTHER_BACKENDS | ON_A_GPU
     else:
         ignore = not collection_path.name.startswith("test_")
     return True if ignore else None

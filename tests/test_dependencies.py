@@ -17,6 +17,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 BACKENDS = {"tensorflow", "jax", "torch"}
 # Imported where something is drawn or written, with an error that names the extra.
 EXTRAS = {"matplotlib", "tensorboard"}
+# PyTorch's builds for a GPU install the version that they need.
+WITH_PYTORCH = {"triton"}
 
 
 def imported(tree):
@@ -35,7 +37,7 @@ def test_every_import_is_a_dependency():
     files = sorted((ROOT / "keras_lso").rglob("*.py"))
     found = set().union(*(imported(ast.parse(file.read_text())) for file in files))
     dependencies = {Requirement(each).name for each in PROJECT["dependencies"]}
-    assert found - BACKENDS - EXTRAS == dependencies
+    assert found - BACKENDS - EXTRAS - WITH_PYTORCH == dependencies
 
 
 def test_every_backend_and_extra_can_be_asked_for():

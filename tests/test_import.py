@@ -181,8 +181,31 @@ def test_a_misspelt_environment_variable_is_refused():
     result = run("import keras_lso", "numpy", KERAS_LSO_KERNELS="fast")
     assert result.returncode == 1
     message = result.stderr.splitlines()[-1]
-    for word in ("KERAS_LSO_KERNELS='fast'", "'auto'", "'generic'", "ValueError"):
+    for word in ("KERAS_LSO_KERNELS='fast'", "'auto'", "'generic'", "'triton'"):
         assert word in message
+    assert message.startswith("ValueError")
+
+
+WITHOUT_TRITON = """
+import sys
+sys.modules["triton"] = None
+import keras_lso
+from keras_lso._backend import KERNELS
+print(KERNELS)
+"""
+
+
+@pytest.mark.slow
+def test_triton_is_needed_where_its_kernels_are_asked_for():
+    """On PyTorch. Elsewhere they are those of the framework, as always."""
+    result = run(WITHOUT_TRITON, BACKEND, KERAS_LSO_KERNELS="triton")
+    if BACKEND != "torch":
+        assert result.stdout.split() == ["triton"]
+        return
+    assert result.returncode == 1
+    for word in ("ImportError: ", "KERAS_LSO_KERNELS='triton'", "pip install triton"):
+        assert word in result.stderr.splitlines()[-1]
+    assert output(WITHOUT_TRITON, BACKEND) == ["auto"]
 
 
 # --- our own version ----------------------------------------------------------

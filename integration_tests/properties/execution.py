@@ -40,7 +40,7 @@ def bits(values):
 
 
 def _one_nan(values):
-    """Returns an array in which all NaN are alike: a copy may have others in bfloat16."""
+    """Returns an array in which all NaN are alike: of bfloat16 a copy may have others."""
     return np.where(np.isnan(values), np.nan, values).astype(values.dtype)
 
 

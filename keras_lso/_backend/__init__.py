@@ -2,28 +2,21 @@
 
 `backend` is the `Framework` that Keras runs on: `framework.py` documents what it does,
 `reference.py` is what its fast paths are tested against. The environment variable
-`KERAS_LSO_KERNELS=generic` (default `auto`) turns these off.
+`KERAS_LSO_KERNELS=generic` turns these off; see `kernel_choice.py`.
 """
 
 import importlib
-import os
 
 import keras
 
 from keras_lso._backend.framework import Framework
+from keras_lso._backend.kernel_choice import KERNELS
 
 _CLASSES = {
     "tensorflow": ("_tensorflow", "TensorFlow"),
     "jax": ("_jax", "JAX"),
     "torch": ("_torch", "Torch"),
 }
-
-KERNELS = os.environ.get("KERAS_LSO_KERNELS", "auto")
-if KERNELS not in ("auto", "generic"):
-    raise ValueError(
-        "The environment variable KERAS_LSO_KERNELS must be 'auto' or 'generic'. "
-        f"Received: KERAS_LSO_KERNELS={KERNELS!r}"
-    )
 
 
 def _framework_class():

@@ -59,6 +59,8 @@ class StepPlan:
         most: The number of elements of the largest chunk.
         packs: `Packs` of the gradients.
         are_sharded: Bool. Whether there are shards among the tensors.
+        launches: Dict by the first position of a chunk, of what `_torch_triton.py`
+            need not find out again.
     """
 
     def __init__(self, kinds, targets, grads):
@@ -88,6 +90,7 @@ class StepPlan:
             )
             for chunk in positions
         ]
+        self.launches: dict[int, Any] = {}
         self._facts = self._where()
         self._written = set(self._facts[0]) - {0}
 

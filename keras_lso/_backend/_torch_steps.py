@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import torch
 
-from keras_lso._backend import layer_rules, rules
+from keras_lso._backend import _torch_triton, layer_rules, rules
 from keras_lso._backend._torch_kernels import (
     SMALLEST_RATE,
     Kernel,
@@ -35,14 +35,19 @@ def fused_step(framework, rules, targets, grads, found, inv_scale):
     memory = Memory(targets.variables[0], plan.most) if on_host else None
     found_inf = None if finite is None else torch.logical_not(finite).float()
     inv_scale = 1.0 if inv_scale is None else inv_scale
-    for are_wide, positions, weights, columns, pairs in plan.chunks:
-        kernel = Kernel(weights, are_wide, memory, found_inf, targets.owns_gradients)
-        if pairs:
-            resynchronise(framework, pairs, finite, memory)
+    for chunk in plan.chunks:
+        are_wide, positions, weights, columns, pairs = chunk
         rule = rules[positions[0]]
         own, known = grads, found
         if len(plan.chunks) > 1:
             own, known = [grads[i] for i in positions], _part(found, positions)
+        if _torch_triton.kernels and _torch_triton.step(
+            plan, chunk, rule, own, inv_scale, known, found_inf
+        ):
+            continue
+        kernel = Kernel(weights, are_wide, memory, found_inf, targets.owns_gradients)
+        if pairs:
+            resynchronise(framework, pairs, finite, memory)
         STEPS[type(rule)](kernel, rule, own, inv_scale, known, *columns)
         if pairs:
             round_into_variables(pairs, finite, found_inf)

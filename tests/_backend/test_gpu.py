@@ -118,8 +118,10 @@ def test_a_step_waits_for_nothing(inner, dtype):
 def test_masters_are_not_compared_once_a_step_is_known_to_be_applied(monkeypatch):
     import torch
 
-    from keras_lso._backend import _torch_masters
+    from keras_lso._backend import KERNELS, _torch_masters
 
+    if KERNELS == "triton":
+        pytest.skip("a step in one pass compares what it reads")
     calls = []
     compare = _torch_masters._resynchronise_where
     monkeypatch.setattr(

@@ -1,0 +1,203 @@
+"""What the kernels of `KERAS_LSO_KERNELS=triton` move, counted in their programs.
+
+Triton compiles them for an H100 or H200, without a GPU, to the program that its driver
+would load. `make test-triton` runs this, in an environment with Triton.
+"""
+
+import collections
+import os
+import re
+
+import keras
+import pytest
+
+if keras.backend.backend() != "torch":
+    pytest.skip("JAX and TensorFlow compile a step", allow_module_level=True)
+pytest.importorskip("triton", reason="`make test-triton` installs Triton")
+if os.environ.get("TRITON_INTERPRET") == "1":
+    pytest.skip("the interpreter compiles nothing", allow_module_level=True)
+
+import torch  # noqa: E402
+import triton  # noqa: E402
+import triton.language as tl  # noqa: E402
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.backends.nvidia.compiler import CUDABackend  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+from triton.runtime.jit import create_function_from_signature  # noqa: E402
+
+from keras_lso._backend._torch_triton import import_kernels  # noqa: E402
+
+kernels = import_kernels()
+
+HOPPER = GPUTarget("cuda", 90, 32)
+POINTER = "*fp32"
+TABLES = {"table": "*i64", "gradients": "*i64", "owners": "*i64", "count": "i32"}
+SCALARS = {"found_inf": POINTER, "inv_scale": POINTER}
+RATES = {"alpha": POINTER, "rate_1": "fp32", "rate_2": "fp32", "epsilon": "fp32"}
+CASES = {
+    "SGD": ("sgd", {"learning_rate": POINTER}, {"decay": None}),
+    "momentum": (
+        "momentum",
+        {"learning_rate": POINTER, "momentum": "fp32"},
+        {"decay": None, "NESTEROV": False},
+    ),
+    "nesterov and decay": (
+        "momentum",
+        {"learning_rate": POINTER, "momentum": "fp32", "decay": POINTER},
+        {"NESTEROV": True},
+    ),
+    "Adam": ("adam", RATES, {"decay": None}),
+    "AdamW": ("adam", {**RATES, "decay": POINTER}, {}),
+    "LARS, norms": ("lars_squares", {"squares": POINTER, "weight_decay": "fp32"}, {}),
+    "LARS": (
+        "lars",
+        {"rates": POINTER, "momentum": "fp32", "weight_decay": "fp32"},
+        {"NESTEROV": False},
+    ),
+}
+# Bytes for each parameter of a float32 gradient: it is read, and the weight and each
+# slot are read and written.
+BYTES = {
+    "SGD": 4 + 8,
+    "momentum": 4 + 16,
+    "nesterov and decay": 4 + 16,
+    "Adam": 4 + 24,
+    "AdamW": 4 + 24,
+    "LARS, norms": 4 + 4,
+    "LARS": 4 + 16,
+}
+# The gradient is two bytes shorter, the low-precision variable is read and written.
+MASTERS = dict.fromkeys(BYTES, -2 + 4) | {"LARS, norms": -2 + 2}
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+
+
+def program(case, gradient, low=None):
+    """The PTX of a kernel that is given gradients, a string."""
+    name, types, constants = CASES[case]
+    constants = {**constants, "GRADIENT": gradient, "COPY": low, "N": kernels.BLOCK}
+    return compiled(name, {**TABLES, **SCALARS, **types}, constants)
+
+
+def compiled(name, types, constants):
+    kernel = getattr(kernels, name)
+    names = kernel.arg_names
+    assert set(names) == set(types) | set(constants)
+    source = ASTSource(
+        fn=kernel,
+        signature={n: types.get(n, "constexpr") for n in names},
+        constexprs={(names.index(n),): value for n, value in constants.items()},
+    )
+    options = {"num_warps": kernels.WARPS, "enable_fp_fusion": False}
+    return triton.compile(source, target=HOPPER, options=options).asm["ptx"]
+
+
+ACCESS = re.compile(r"^\s*(@\S+ )?(ld|st)\.global(\.v(\d))?\.b(\d+)", re.MULTILINE)
+
+
+def bytes_of_blocks(ptx):
+    """What a block of its tensors moves for each element: whole blocks, and others.
+
+    The one moves 16 bytes at once. The other has a predicate for each element, and one
+    of the two runs. What is read of the tables is for the block, not for its elements.
+    """
+    # The elements of a thread.
+    each = kernels.BLOCK // (kernels.WARPS * 32)
+    counts = collections.Counter()
+    for predicate, _, _, lanes, width in ACCESS.findall(ptx):
+        size = int(width) // 8 * int(lanes or 1)
+        if lanes:
+            counts["whole"] += size
+        elif predicate:
+            counts["masked"] += size
+    if ".entry lars_squares" in ptx:
+        # The two sums of a block, which one thread writes.
+        counts["masked"] -= 2 * 4
+    return counts["whole"] / each, counts["masked"] / each
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_step_reads_the_gradient_and_passes_once_over_the_rest(case):
+    assert bytes_of_blocks(program(case, tl.float32)) == (BYTES[case], BYTES[case])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_threads_of_whole_blocks_exchange_no_elements(case):
+    if case == "LARS, norms":
+        pytest.skip("sums are exchanged")
+    ptx = program(case, tl.float16, tl.float16)
+    # Only whole blocks have 16 bytes a thread, and they come first.
+    whole = ptx[ptx.index("ld.global.v") : ptx.rindex("st.global.v")]
+    assert "st.global.v4" in whole and "shared" not in whole
+
+
+@pytest.mark.parametrize("low", [tl.float16, tl.bfloat16], ids=str)
+@pytest.mark.parametrize("case", CASES)
+def test_masters_move_two_bytes_more_at_most(case, low):
+    expected = BYTES[case] + MASTERS[case]
+    assert bytes_of_blocks(program(case, low, low)) == (expected, expected)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_each_operation_is_rounded_as_in_ieee_754(case):
+    ptx = program(case, tl.float16, tl.bfloat16)
+    assert not re.search(r"\bfma\.|\.ftz|\.approx|div\.full", ptx)
+    assert re.search(r"cvt\.rn\.bf16", ptx)
+    if "Adam" in case:
+        assert "sqrt.rn.f32" in ptx and "div.rn.f32" in ptx
+
+
+def test_the_norms_of_a_tensor_are_of_the_sums_of_its_blocks():
+    pointers = {"table": "*i64", "squares": POINTER, "norms": POINTER}
+    ptx = compiled(
+        "lars_norms",
+        {**pointers, "count": "i32", "blocks": "i32"},
+        {"SUMMED": kernels.SUMMED, "N": kernels.BLOCK},
+    )
+    # In the order of the blocks, whichever of them is done first.
+    assert not re.search(r"\b(atom|red)\.", ptx)
+    assert "sqrt.rn.f32" in ptx
+
+
+IS_NOT_1 = re.compile(r"setp\.neu\.f32\s+(%p\d+), %r\d+, 0f3F800000;")
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_skipped_step_reads_the_flag_and_returns(case):
+    ptx = program(case, tl.float32)
+    found = IS_NOT_1.search(ptx)
+    assert ptx[: found.start()].count("ld.global") == 1
+    is_not_1 = re.escape(found[1])
+    branch = re.match(
+        rf"\s*@{is_not_1} bra\s+\S+;\s*bra\.uni\s+(\S+);", ptx[found.end() :]
+    )
+    _, _, skipped = ptx.partition(f"{branch[1]}:")
+    assert "global" not in skipped[: skipped.index("ret;")]
+
+
+def test_neither_values_nor_addresses_compile_a_kernel_again():
+    """What Triton knows a compiled program by, as it finds it at a launch."""
+    kernel = kernels.momentum
+    bind = create_function_from_signature(
+        kernel.signature, kernel.params, CUDABackend(HOPPER)
+    )
+    numbers, scalars = torch.zeros(9, dtype=torch.int64), torch.zeros(9)
+    given = dict.fromkeys(["table", "gradients", "owners"], numbers)
+    given |= {"count": 7, "found_inf": scalars[0], "inv_scale": scalars[1]}
+    given |= {"learning_rate": scalars[2], "decay": None, "momentum": 0.9}
+    given |= {"NESTEROV": False, "GRADIENT": tl.float16, "COPY": None, "N": 1024}
+    program = bind(**given)[1]
+    for other in (
+        {"count": 1},
+        {"count": 16},
+        {"count": 2**31 - 1},
+        {"momentum": 0.0},
+        {"momentum": 1.0},
+        {"table": numbers[1:]},
+        {"inv_scale": scalars[4]},
+    ):
+        assert bind(**{**given, **other})[1] == program
+    assert bind(**{**given, "decay": scalars[3]})[1] != program
