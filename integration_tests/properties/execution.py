@@ -40,7 +40,7 @@ def bits(values):
 
 
 def _one_nan(values):
-    """Returns an array in which all NaN are alike: of bfloat16 a copy may have others."""
+    """Returns an array in which all NaN are alike: a copy in bfloat16 has others."""
     return np.where(np.isnan(values), np.nan, values).astype(values.dtype)
 
 
