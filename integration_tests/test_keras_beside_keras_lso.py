@@ -34,6 +34,7 @@ def row(printed, title):
 
 
 @pytest.mark.slow
+@pytest.mark.default_backend("torch")
 def test_keras_loses_every_weight_and_keras_lso_none(comparison):
     printed, _ = comparison
     assert row(printed, "weights that are NaN") == ["100%", "0%"]
@@ -43,6 +44,7 @@ def test_keras_loses_every_weight_and_keras_lso_none(comparison):
 
 
 @pytest.mark.slow
+@pytest.mark.default_backend("torch")
 def test_keras_lso_goes_on_learning(comparison):
     printed, _ = comparison
     before = [float(cell) for cell in row(printed, "loss before the spell")]
@@ -54,6 +56,7 @@ def test_keras_lso_goes_on_learning(comparison):
 
 
 @pytest.mark.slow
+@pytest.mark.default_backend("torch")
 def test_the_comparison_says_what_happened_and_draws_it(comparison):
     printed, folder = comparison
     words = " ".join(printed.split())

@@ -55,13 +55,14 @@ def _by_the_norm(grads, amax, inv_scale, packs):
 
 def _check_on_host(values, inv_scale, packs):
     """Returns whether all are finite, and the unscaled norms unless they are packed."""
+    # What is below inf is no NaN either; to ask so takes a third of `isfinite`.
     if packs is None:
         norms = norms_of(values)
+        finite = (norms < torch.inf).all()
     else:
-        norms = torch._foreach_norm(packs.of(values), 2, dtype=packs.wide_dtype)
-        norms = torch.stack(norms)
-    # What is below inf is no NaN either; to ask so takes a third of `isfinite`.
-    finite = (norms < torch.inf).all()
+        proofs = torch._foreach_norm(packs.of(values), 2, dtype=packs.wide_dtype)
+        norm = proofs[0] if len(proofs) == 1 else torch.stack(proofs).max()
+        finite = norm < torch.inf
     if finite and inv_scale <= 1:
         return finite, None if packs else list((norms * inv_scale).unbind())
     return _all_finite(values, inv_scale), None
