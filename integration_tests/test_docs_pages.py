@@ -185,3 +185,10 @@ def test_what_is_on_the_pages_of_the_api_is_there():
         assert resolve(name) is not None, name
     for alias, name in aliases.items():
         assert resolve(alias) is resolve(name), alias
+
+
+def test_the_citation_is_of_this_version():
+    [version] = re.findall(
+        r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.M
+    )
+    assert version == keras_lso.__version__
