@@ -403,7 +403,9 @@ def same_zeros(own, reference):
     for flag in (True, False):
         results = []
         for clear in (own, reference):
-            variables = [keras.Variable(v) for v in (RANDOM[0], RANDOM[1][0], -0.0)]
+            # As a number, TensorFlow would hand it out for later zeros.
+            zero = np.array(-0.0)
+            variables = [keras.Variable(v) for v in (RANDOM[0], RANDOM[1][0], zero)]
             stored = storage_of(variables) if clear is own else variables
             clear(stored, ops.convert_to_tensor(flag))
             results.append([np.array(v.numpy()) for v in variables])
