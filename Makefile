@@ -38,6 +38,13 @@ echo; for job in $(1); do \
 done; exit $$status
 endef
 
+# An environment of its own, from the pinned requirements of that name.
+define install_into
+@test -x $(1)/bin/pip || $(PYTHON) -m venv $(1)
+@$(1)/bin/python -m pip install -qq -r requirements/$(2).txt
+@$(1)/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
+endef
+
 # A command on each backend in turn; it fails if one of them does.
 on_each_backend = @status=0; for backend in $(BACKENDS); do \
     $(call on_one_thread,$$backend) $(1) || status=1; done; exit $$status
@@ -125,10 +132,8 @@ test-oldest: $(OLDEST)/.installed ## the suite beside the oldest Keras, TensorFl
 	    tests integration_tests $(PYTEST_ARGS))
 
 $(OLDEST)/.installed: requirements/oldest.txt requirements/oldest-judges.txt pyproject.toml
-	@test -x $(OLDEST)/bin/pip || $(PYTHON) -m venv $(OLDEST)
-	@$(OLDEST)/bin/python -m pip install -qq -r requirements/oldest.txt
+	$(call install_into,$(OLDEST),oldest)
 	@$(OLDEST)/bin/python -m pip install -qq --no-deps -r requirements/oldest-judges.txt
-	@$(OLDEST)/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
 	@touch $@
 
 test-install: $(INSTALLED) ## sdist and wheel in environments of their own (downloads)
@@ -195,9 +200,7 @@ bench-gpu-dry: $(GPU_DRY)/.installed ## each row of bench-gpu at toy size, on a 
 	$(call bench_gpu,$(GPU_DRY)/bin/python,--smoke,GPU_DRY_RUN=1)
 
 $(GPU_DRY)/.installed: requirements/gpu-dry.txt pyproject.toml
-	@test -x $(GPU_DRY)/bin/pip || $(PYTHON) -m venv $(GPU_DRY)
-	@$(GPU_DRY)/bin/python -m pip install -qq -r requirements/gpu-dry.txt
-	@$(GPU_DRY)/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
+	$(call install_into,$(GPU_DRY),gpu-dry)
 	@touch $@
 
 bench-accelerators: $(ACCELERATORS)/.installed ## what a step moves on a GPU or TPU, without one
@@ -206,9 +209,7 @@ bench-accelerators: $(ACCELERATORS)/.installed ## what a step moves on a GPU or 
 	    --targets H200 "TPU v5e" "4 x TPU v5e"
 
 $(ACCELERATORS)/.installed: requirements/accelerators.txt $(INSTALLED)
-	@test -x $(ACCELERATORS)/bin/pip || $(PYTHON) -m venv $(ACCELERATORS)
-	@$(ACCELERATORS)/bin/python -m pip install -qq -r requirements/accelerators.txt
-	@$(ACCELERATORS)/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
+	$(call install_into,$(ACCELERATORS),accelerators)
 	@touch $@
 
 # mkdocs-material announces its successor at each start unless told not to.

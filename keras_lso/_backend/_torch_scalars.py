@@ -44,11 +44,6 @@ class TorchScalars(Scalars):
     logical_and = staticmethod(torch.logical_and)
     logical_not = staticmethod(torch.logical_not)
 
-    def convert_to_tensor(self, value, dtype=None):
-        if not isinstance(value, torch.Tensor):
-            return ops.convert_to_tensor(value, dtype=dtype)
-        return value if dtype is None else value.to(_named(dtype))
-
     def cast(self, tensor, dtype):
         return tensor.to(_named(dtype))
 

@@ -119,7 +119,7 @@ class DynamicLossScale(LossScale):
             )
 
     def step(self, finite, amax=None):
-        finite = scalars.convert_to_tensor(finite, dtype="bool")
+        finite = backend.scalar(finite, "bool")
         scalars.move_scale(
             *storage_of([self.scale, self.step_counter]),
             finite,

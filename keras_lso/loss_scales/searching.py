@@ -123,7 +123,7 @@ class SearchingLossScale(DynamicLossScale):
         self.search_state = self.add_variable("search_state", _STARTS, dtype="int")
 
     def step(self, finite, amax=None):
-        finite = scalars.convert_to_tensor(finite, dtype="bool")
+        finite = backend.scalar(finite, "bool")
         state = read(self.search_state)
         counted = read(self.step_counter) + 1
         grows = scalars.logical_and(finite, counted >= self._period())

@@ -525,7 +525,7 @@ def same_elements(own, reference):
 @compares("scalar")
 def same_scalar(own, reference):
     for value in (1, 2.5, True, tensor(3.0)):
-        for dtype in ("float32", "int32"):
+        for dtype in ("float32", "int32", "bool"):
             equal(own(value, dtype), reference(value, dtype))
 
 
