@@ -122,7 +122,11 @@ class Gradient:
 
     def make(self, make_sparse):
         if self.form == "sparse":
-            return make_sparse(self.values[self.rows], self.rows, self.values.shape)
+            made = make_sparse(self.values[self.rows], self.rows, self.values.shape)
+            if BACKEND == "jax":
+                # Under `jit` Keras's Adam squares no others.
+                made.unique_indices = True
+            return made
         return LAYOUTS[self.form](self.values)
 
 

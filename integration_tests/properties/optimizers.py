@@ -44,6 +44,20 @@ OPTIMIZERS = {**keras_optimizers(), **VARIANTS, **OURS, **LARCS}
 # and of nothing there is no mean.
 REDUCING = {"Adafactor", "Lamb", "Muon", *OURS, *LARCS}
 
+# Their step adds two products. XLA rounds one of the two and the sum at once, in the
+# program of a guarded step perhaps the other one.
+ADDING_PRODUCTS = {
+    "Adadelta",
+    "Ftrl",
+    "Lion",
+    "Nadam",
+    "RMSprop",
+    "RMSprop, centered",
+    "ScheduleFreeAdamW",
+    "momentum",
+    "Nesterov",
+}
+
 
 @dataclasses.dataclass
 class Inner:
@@ -68,6 +82,16 @@ class Inner:
         return self.name in REDUCING or bool(
             {"clipnorm", "global_clipnorm"} & set(self.options)
         )
+
+    @property
+    def clips_by_the_norm_of_all(self):
+        """Whether a step is skipped if the norm of all gradients overflows."""
+        return "global_clipnorm" in self.options
+
+    @property
+    def adds_products(self):
+        """Whether a step adds two products, of which XLA rounds one with the sum."""
+        return self.name in ADDING_PRODUCTS or "use_ema" in self.options
 
 
 RATES = {

@@ -231,6 +231,10 @@ class Run:
         unscaled = self.unscaled(gradients)
         present = [u for u in unscaled if u is not None]
         finite = all(np.isfinite(u).all() for u in present)
+        if self.case.inner.clips_by_the_norm_of_all:
+            # Keras makes NaN of gradients whose norm is inf in float32.
+            squares = sum(np.square(u, dtype=np.float64).sum() for u in present)
+            finite = finite and bool(squares < np.finfo(F32).max)
         amax = max(np.abs(u).max(initial=0) for u in present)
         before, given = bits(self.trained), bits(gradients)
 

@@ -28,10 +28,9 @@ def tolerance(case, took_kernels, scales):
     is_fused = case.execution in ("jit", "xla")
     # XLA puts the multiplication by another number together with what comes after.
     are_powers = all(np.frexp(scale)[0] == 0.5 for scale in scales)
-    # Of the inner optimizer alone it rounds product and sum of this at once. NumPy, and
-    # the inner optimizer outside of `jit`, round each of them, as a guarded step does.
-    overwrites = "ema_overwrite_frequency" in case.inner.options
-    is_rounded_otherwise = case.inner.reduces or not are_powers or overwrites
+    # A product and a sum it may round at once, in the one program and not in the other.
+    adds_products = case.inner.adds_products
+    is_rounded_otherwise = case.inner.reduces or not are_powers or adds_products
     if not took_kernels and not (is_fused and is_rounded_otherwise):
         return 0.0
     if case.inner.reduces:
