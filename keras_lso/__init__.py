@@ -13,6 +13,7 @@ from keras_lso import (
     schedules,
 )
 from keras_lso._version import __version__  # noqa: F401
+from keras_lso.lamb import LAMB
 from keras_lso.larc import LARC
 from keras_lso.lars import LARS
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
@@ -21,6 +22,7 @@ from keras_lso.saving import deserialize, load_model
 from keras_lso.underflow import underflow_report
 
 __all__ = [
+    "LAMB",
     "LARC",
     "LARS",
     "LossScaleOptimizer",
