@@ -1,8 +1,8 @@
 """`LAMB` does what the Model Garden's does, and optax's, and trains in float16.
 
 Each judge runs in its own framework, on the same gradients: see `layer_judges.py`.
-TensorFlow Addons has no release beside this TensorFlow; its class is the Model Garden's,
-which was copied from there, but for the name of one argument.
+TensorFlow Addons has no release beside this TensorFlow. Its class is the Model
+Garden's, which was copied from there, but for the name of one argument.
 """
 
 import json
@@ -224,7 +224,7 @@ def test_a_config_of_the_model_gardens_loads(settings, original, model_garden):
 
 
 def test_a_config_of_tensorflow_addons_loads():
-    """Its later versions say `weight_decay` of what the Model Garden's still calls rate.
+    """Its later versions say `weight_decay` where the Model Garden's adds `_rate`.
 
     As `get_config` of version 0.23 has it.
     """

@@ -28,6 +28,8 @@ from integration_tests.layer_judges import (
 from keras_lso import LARC, LARS, LossScaleOptimizer
 
 TENSORS = {type(ops.ones(1)), type(keras.Variable(1.0).value)}
+
+
 @pytest.fixture
 def start():
     return make_start()

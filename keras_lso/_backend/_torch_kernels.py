@@ -180,7 +180,8 @@ class Kernel:
             for w_i, d_i, rate in zip(self.weights, d, rates.tolist(), strict=True):
                 w_i.sub_(d_i, alpha=rate)
         else:
-            torch._foreach_mul_(d, list(rates.unbind()))
+            for d_i, rate in zip(d, rates.unbind(), strict=True):
+                torch.mul(d_i, rate, out=d_i)
             self.descend(d)
 
     def adam(self, rule, grads, momenta, velocities, scale=None):

@@ -130,6 +130,9 @@ def close(actual, expected):
 RANDOM = [np.random.default_rng(i).normal(size=(3, 4)) for i in range(4)]
 RATIO = layer_rules.TrustRatio(eeta=0.1)
 LARS = dict(learning_rate=tensor(0.5), momentum=0.9, weight_decay=0.1)
+LAMB = dict(
+    learning_rate=tensor(0.5), beta_1=0.9, beta_2=0.75, epsilon=1e-6, weight_decay=0.1
+)
 RULES = [
     rules.SGD(tensor(0.5)),
     rules.SGD(tensor(0.5), decay=tensor(0.1)),
@@ -151,6 +154,14 @@ RULES = [
     layer_rules.LARS(**LARS, trust_ratio=None),
     layer_rules.LARS(**LARS, trust_ratio=layer_rules.TrustRatio(0.1, paper=True)),
     layer_rules.LARS(**LARS, trust_ratio=RATIO, classic_momentum=False, nesterov=True),
+    layer_rules.LAMB(**LAMB, trust_ratio=RATIO, step=tensor(3)),
+    layer_rules.LAMB(**LAMB, trust_ratio=None, step=None),
+    layer_rules.KerasLamb(
+        **{**LAMB, "weight_decay": 0.0},
+        trust_ratio=RATIO,
+        step=tensor(2),
+        decay=tensor(0.1),
+    ),
     layer_rules.NovoGrad(
         tensor(0.5), 0.9, 0.98, 1e-8, weight_decay=0.1, grad_averaging=True
     ),
