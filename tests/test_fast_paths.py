@@ -51,13 +51,14 @@ OPTIMIZERS = {
     "lamb, uncorrected": lambda rate, **k: LAMB(
         rate, bias_correction=False, max_trust_ratio=2.0, **k
     ),
-    "lamb of keras": keras.optimizers.Lamb,
+    "keras lamb": keras.optimizers.Lamb,
     "novograd": NovoGrad,
     "novograd, averaged": lambda rate, **k: NovoGrad(rate, grad_averaging=True, **k),
 }
 OURS = [name for name in OPTIMIZERS if name.startswith(("lamb", "lars", "novograd"))]
 # On JAX no other rule is faster than the optimizer itself: both runs would be one.
-WITH_KERNEL = OURS if BACKEND == "jax" else list(OPTIMIZERS)
+WITH_NORMS = [*OURS, "keras lamb"]
+WITH_KERNEL = WITH_NORMS if BACKEND == "jax" else list(OPTIMIZERS)
 
 
 @contextlib.contextmanager
@@ -187,7 +188,9 @@ class Run:
         # Some ten roundings of 6e-8 a step, of numbers that are no larger than the
         # largest that the tensor has held. A norm, and what is divided by it, adds as
         # many again.
-        has_norms = script.optimizer in OURS or "global_clipnorm" in script.options
+        has_norms = (
+            script.optimizer in WITH_NORMS or "global_clipnorm" in script.options
+        )
         self.share = 2e-6 if has_norms else 1e-6
         self.apply = self._compile(compiled) if compiled else self._apply
 

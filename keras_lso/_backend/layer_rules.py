@@ -178,7 +178,10 @@ class LAMB(LayerAdaptive):
 
     def corrected(self, moment, beta):
         """Returns a moment without its bias towards the zeros that it began with."""
-        return moment if self.step is None else moment / (1 - beta**self.step)
+        if self.step is None or beta == 0:
+            return moment
+        # In float32 `1 - beta**2` has four digits for a beta of 0.999.
+        return moment / -ops.expm1(self.step * math.log(beta))
 
     def __call__(self, select, g, w, m, v, norms=None):
         m, v, d = self.advance(select, g, w, m, v)
@@ -195,6 +198,10 @@ class KerasLamb(LAMB, KerasRule):
     def measured(self, g, w, m, v):
         """Returns the direction of the step, and the decayed variable."""
         return super().measured(g, self.decayed(w), m, v)
+
+    def corrected(self, moment, beta):
+        """As Keras rounds it."""
+        return moment / (1 - beta**self.step)
 
     def __call__(self, select, g, w, m, v, norms=None):
         m, v, d = self.advance(select, g, w, m, v)
