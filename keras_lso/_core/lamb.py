@@ -17,13 +17,13 @@ class LAMB(LayerAdaptive):
     For the formula and the arguments see `keras_lso.LAMB`.
     """
 
-    default_learning_rate = 0.001
-    kind_of_decay = "takes part in the trust ratio"
+    _default_learning_rate = 0.001
+    _kind_of_decay = "takes part in the trust ratio"
     _tf_keras_slots = {"m": "momentums", "v": "velocities"}
 
     def __init__(
         self,
-        learning_rate=default_learning_rate,
+        learning_rate=_default_learning_rate,
         beta_1=0.9,
         beta_2=0.999,
         epsilon=1e-6,

@@ -16,13 +16,13 @@ class LARS(LayerAdaptive):
     For the formula and the arguments see `keras_lso.LARS`.
     """
 
-    default_learning_rate = 0.01
-    kind_of_decay = "is an L2 penalty that takes part in the trust ratio"
+    _default_learning_rate = 0.01
+    _kind_of_decay = "is an L2 penalty that takes part in the trust ratio"
     _tf_keras_slots = {"momentum": "momentums"}
 
     def __init__(
         self,
-        learning_rate=default_learning_rate,
+        learning_rate=_default_learning_rate,
         momentum=0.9,
         weight_decay_rate=0.0,
         eeta=0.001,

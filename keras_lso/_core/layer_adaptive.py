@@ -32,12 +32,12 @@ class LayerAdaptive(OwnOptimizer):
     decays, and whether it adapts.
 
     Attributes:
-        default_learning_rate: Float, with which `lr` is no contradiction.
-        kind_of_decay: String, what `weight_decay_rate` is, for an error.
+        _default_learning_rate: Float, with which `lr` is no contradiction.
+        _kind_of_decay: String, what `weight_decay_rate` is, for an error.
     """
 
-    default_learning_rate: float
-    kind_of_decay: str
+    _default_learning_rate: float
+    _kind_of_decay: str
 
     def __init__(
         self,
@@ -73,7 +73,7 @@ class LayerAdaptive(OwnOptimizer):
         """Returns the learning rate, which `kwargs` may hold as `lr`."""
         if "lr" not in kwargs:
             return check_learning_rate("learning_rate", learning_rate)
-        if learning_rate != cls.default_learning_rate:
+        if learning_rate != cls._default_learning_rate:
             raise TypeError(
                 "`lr` is another name of `learning_rate`: give one of them. Received: "
                 f"learning_rate={learning_rate!r}, lr={kwargs['lr']!r}"
@@ -86,7 +86,7 @@ class LayerAdaptive(OwnOptimizer):
         if weight_decay_rate and weight_decay:
             name = cls.__name__
             raise ValueError(
-                f"`weight_decay_rate` {cls.kind_of_decay}; `weight_decay` shrinks the "
+                f"`weight_decay_rate` {cls._kind_of_decay}; `weight_decay` shrinks the "
                 "weights beside the step. Give one of them. Received: "
                 f"weight_decay_rate={weight_decay_rate}, weight_decay={weight_decay}. "
                 f"{name} as published has `weight_decay_rate` only."
