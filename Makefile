@@ -52,7 +52,8 @@ on_each_backend = @status=0; for backend in $(BACKENDS); do \
 export TF_CPP_MIN_LOG_LEVEL := 3
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo large-batch float16 transformer test test-full check coverage \
+.PHONY: help setup demo large-batch large-batch-transformer float16 transformer \
+    test test-full check coverage \
     $(UNIT) $(INTEGRATION) $(TEST) test-distributed test-oldest test-install \
     test-triton golden mutations nightly soak lint format bench bench-gpu \
     bench-gpu-dry bench-accelerators \
@@ -81,6 +82,9 @@ demo: $(INSTALLED) ## train the example model
 
 large-batch: $(INSTALLED) ## compare LARS with SGD at growing batch sizes
 	$(BIN)/python examples/large_batch_digits.py
+
+large-batch-transformer: $(INSTALLED) ## compare LAMB with AdamW likewise
+	$(BIN)/python examples/large_batch_transformer.py
 
 float16: $(INSTALLED) ## train weights in float16, with and without float32 masters
 	$(BIN)/python examples/float16_digits.py

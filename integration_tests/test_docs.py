@@ -209,6 +209,11 @@ def check_large_batches(names):
     w = keras.Variable([3.0, 4.0])
     keras_lso.LARS(10.0, weight_decay_rate=2e-4).apply([np.array([0.6, 0.8])], [w])
     np.testing.assert_allclose(w.numpy(), names["stepped"], rtol=1e-6)
+    w = keras.Variable([3.0, 4.0])
+    keras_lso.LAMB(0.002, weight_decay_rate=0.01).apply([np.array([0.6, 0.8])], [w])
+    np.testing.assert_allclose(w.numpy(), names["stepped_by_lamb"], rtol=1e-6)
+    assert isinstance(names["lamb"].inner_optimizer, keras_lso.LAMB)
+    assert names["lamb"].inner_optimizer.beta_1 == 0.88
     if BACKEND == "torch":
         layers = names["features"].layers
         normal = [n for n in layers if isinstance(n, keras.layers.BatchNormalization)]

@@ -123,6 +123,13 @@ FAULTS = [
         tests="tests/_backend/test_primitives.py::test_fused_steps_equal_the_steps_of_the_keras_optimizer",
     ),
     Fault(
+        name="LAMB's kernel leaves the bias as it is",
+        file="keras_lso/_backend/_torch_kernels.py",
+        old="self._adam(d, rule, grads, slots, -1.0, rule.step, scale)",
+        new="self._adam(d, rule, grads, slots, -1.0, None, scale)",
+        tests="tests/test_lamb.py::test_steps_are_the_formula",
+    ),
+    Fault(
         name="NovoGrad's gradients stay scaled where their norms were measured",
         file="keras_lso/_backend/_torch_steps.py",
         old="factors = factors * (rule.direction_weight * factor)",

@@ -1,4 +1,4 @@
-"""Faults of LARS, LARC and NovoGrad: formulas, exclusions, arguments and configs."""
+"""Faults of LARS, LAMB, LARC and NovoGrad: formulas, exclusions, arguments and configs."""
 
 from tools.faults.fault import Fault
 
@@ -72,6 +72,34 @@ FAULTS = [
         old="rule.trust_ratio(*norms, rule.weight_decay)",
         new="rule.trust_ratio(*norms, 0.0)",
         tests="tests/test_lars.py::test_the_papers_trust_ratios_have_the_decay_in_them",
+    ),
+    Fault(
+        name="the lower bound of LAMB's trust ratio is ignored",
+        file="keras_lso/_core/lamb.py",
+        old="lower=self.min_trust_ratio or 0.0",
+        new="lower=0.0",
+        tests="tests/test_lamb.py::test_the_trust_ratio_is_bounded",
+    ),
+    Fault(
+        name="the config of LAMB loses bias_correction",
+        file="keras_lso/_core/lamb.py",
+        old='                "bias_correction": self.bias_correction,\n',
+        new="",
+        tests="tests/test_lamb.py::test_it_comes_back_from_its_config",
+    ),
+    Fault(
+        name="what TensorFlow Addons calls weight_decay becomes Keras's",
+        file="keras_lso/_core/lamb.py",
+        old='config["weight_decay_rate"] = config.pop("weight_decay")',
+        new="pass",
+        tests="integration_tests/test_lamb.py::test_a_config_of_tensorflow_addons_loads",
+    ),
+    Fault(
+        name="LAMB's betas are rounded to float32 for float64 as well",
+        file="keras_lso/_core/lamb.py",
+        old='return beta if dtype == "float64" else float(np.float32(beta))',
+        new="return float(np.float32(beta))",
+        tests="tests/test_lamb.py::test_float64_variables_step_in_float64",
     ),
     Fault(
         name="LARC takes norms of the scaled gradients",
@@ -184,6 +212,13 @@ FAULTS = [
         old="super().apply(*check_gradients(self, grads, trainable_variables))",
         new="super().apply(grads, trainable_variables)",
         tests="tests/_core/test_gradients.py::test_gradients_and_variables_that_are_swapped",
+    ),
+    Fault(
+        name="LAMB has no rule",
+        file="keras_lso/lamb.py",
+        old='@steps_by(layer_rules.LAMB, slots=("momentums", "velocities"))\n',
+        new="",
+        tests="tests/test_info.py::test_every_optimizer_is_listed_with_its_step",
     ),
     Fault(
         name="LARS has no rule",
