@@ -309,16 +309,22 @@ def draw(results, path):
                 marker=STYLES[optimizer]["marker"],
                 label=f"{result['batch_size']:,}",
             )
-        axis.set_xscale("log", base=2)
+        set_ticks(axis, own[0]["base_rates"])
         axis.set_title(f"Tuning {optimizer}")
         axis.set_xlabel("base rate (for 256 images)")
         axis.legend(title="batch size", frameon=False)
-    axes[0].set_xscale("log", base=2)
+    set_ticks(axes[0], [result["batch_size"] for result in own])
     axes[0].set_xlabel("batch size")
     axes[0].set_ylabel("masked patches right, %")
     axes[0].legend(frameon=False)
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+def set_ticks(axis, values):
+    axis.set_xscale("log", base=2)
+    axis.minorticks_off()
+    axis.set_xticks(values, [f"{value:,}" for value in values])
 
 
 if __name__ == "__main__":

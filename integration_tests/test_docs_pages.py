@@ -1,6 +1,7 @@
 """README.md and docs/ are marked up as they should be, and leave out no public name."""
 
 import importlib
+import json
 import re
 import types
 
@@ -89,6 +90,20 @@ def test_the_cost_of_lars_is_what_was_measured(results):
     page = "docs/large-batches.md"
     assert rows_below(page, "### What it costs") == docs_figures.lars_rows(results)
     assert not missing_from(page, [docs_figures.lars_shapes(results)])
+
+
+def test_the_accuracy_with_lamb_is_what_was_measured(monkeypatch):
+    """By `make large-batch-transformer`, whose results are beside the example."""
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    import large_batch_transformer as example
+
+    written = ROOT / "examples" / "large_batch_transformer.json"
+    found = json.loads(written.read_text())
+    assert found["backend"] == "jax"
+    rows = [
+        docs_figures.markdown_row(cells) for cells in example.rows_of(found["results"])
+    ]
+    assert rows_below("docs/large-batches.md", "### Against AdamW") == rows
 
 
 def test_the_tables_on_performance_are_what_was_measured(results):
