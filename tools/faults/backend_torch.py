@@ -111,8 +111,8 @@ FAULTS = [
     Fault(
         name="the units of LARS's directions are forgotten",
         file="keras_lso/_backend/_torch_steps.py",
-        old="rates = _lars_rates(kernel, rule, found, norms) * unit",
-        new="rates = _lars_rates(kernel, rule, found, norms)",
+        old="rates = _rates(kernel, rule, found, norms) * unit",
+        new="rates = _rates(kernel, rule, found, norms)",
         tests="tests/_backend/test_primitives.py::test_fused_steps_equal_the_steps_of_the_keras_optimizer",
     ),
     Fault(
