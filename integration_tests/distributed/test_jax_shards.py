@@ -21,7 +21,7 @@ def test_slots_and_masters_are_sharded_as_their_variables_are(printed):
     assert len(layouts) == 8
     for name, count, wrong in layouts:
         # A master for each of four variables, and slots for it.
-        slots = {"Adam": 8, "global_clipnorm": 0}.get(name, 4)
+        slots = {"Adam": 8, "LAMB": 8, "global_clipnorm": 0}.get(name, 4)
         assert count == 4 + slots, name
         assert wrong == [], name
 
