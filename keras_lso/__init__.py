@@ -18,6 +18,11 @@ from keras_lso.lars import LARS
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 from keras_lso.novograd import NovoGrad
 from keras_lso.saving import deserialize, load_model
+from keras_lso.statistics import (
+    protect_statistics,
+    restore_if_skipped,
+    stateless_restore_if_skipped,
+)
 from keras_lso.underflow import underflow_report
 
 __all__ = [
@@ -32,6 +37,9 @@ __all__ = [
     "loss_scales",
     "mixed_precision",
     "plotting",
+    "protect_statistics",
+    "restore_if_skipped",
     "schedules",
+    "stateless_restore_if_skipped",
     "underflow_report",
 ]

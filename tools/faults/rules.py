@@ -210,16 +210,16 @@ FAULTS = [
     ),
     Fault(
         name="bfloat16 is clipped to the range of float16",
-        file="keras_lso/_backend/framework.py",
+        file="keras_lso/_backend/tensors.py",
         old='if dtype == "float16":',
         new='if "float16" in dtype:',
         tests="tests/_backend/test_torch_masters.py::test_masters_are_rounded_and_restart_as_in_the_reference",
     ),
     Fault(
         name="an axis is taken where there are none",
-        file="keras_lso/_backend/framework.py",
-        old="        if axis_name is not None:\n",
-        new="        if axis_name is None:\n",
+        file="keras_lso/_backend/processes.py",
+        old="    if axis_name is not None:\n",
+        new="    if axis_name is None:\n",
         tests="tests/_backend/test_jax_axes.py::test_where_there_are_no_axes_none_is_taken",
     ),
     Fault(
