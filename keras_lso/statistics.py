@@ -113,7 +113,7 @@ def restore_if_skipped(model, optimizer):
     >>> optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD())
     >>> x = np.full((4, 2), np.inf, "float32")
     >>> with keras_lso.restore_if_skipped(model, optimizer):
-    ...     optimizer.minimize(
+    ...     _ = optimizer.minimize(
     ...         lambda: keras.ops.mean(model(x, training=True)),
     ...         model.trainable_variables,
     ...     )

@@ -125,7 +125,7 @@ class Framework:
     def restore(self, variables, values, flag):
         """Assigns what `copies_of` returned for variables, if `flag`, else nothing."""
         for v, value in zip(variables, values, strict=True):
-            v.assign(ops.where(flag, value, v))
+            v.assign(ops.where(flag, value, ops.convert_to_tensor(v)))
 
     def run_if(self, finite, step, grads, state):
         """Runs `step(grads)` if `finite`, else leaves `state` as it was.

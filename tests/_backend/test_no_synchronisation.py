@@ -280,6 +280,28 @@ def test_what_would_be_copied_is_found():
         kernels_of_a_step(optimizer, count=1)
 
 
+def test_what_layers_keep_is_restored_on_the_device():
+    """By as many kernels for fifty layers as for two."""
+    few, many = (kernels_of_a_protected_step(count) for count in (2, 50))
+    assert few["_foreach_copy_"] == 1
+    assert few["_fused_sgd_"] == 2  # The step's own, and the copy.
+    assert many == few
+
+
+def kernels_of_a_protected_step(count):
+    optimizer = keras_lso.LossScaleOptimizer(SGD(0.1))
+    layers = [keras.layers.BatchNormalization() for _ in range(count)]
+    with torch.device("meta"):
+        for layer in layers:
+            layer.build((None, 3))
+        variables, grads = make(optimizer, [(3, 4)], torch.float32, "float32")
+    optimizer.build(variables)
+    guarded = keras_lso.restore_if_skipped(layers, optimizer)
+    with torch.no_grad(), RefuseNumbers(), Kernels() as kernels, guarded:
+        optimizer.apply(grads, variables)
+    return kernels.calls
+
+
 # --- Learning rates -----------------------------------------------------------
 
 KERAS, OURS = keras.optimizers.schedules, keras_lso.schedules
