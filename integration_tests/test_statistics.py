@@ -32,7 +32,7 @@ TAKE_LONG = {
 
 
 def make_model():
-    """Always the same; under mixed_float16, so that 1e6 overflows in its first layer."""
+    """Always the same, in float16: a reading of 1e6 overflows in its first layer."""
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_float16")
     try:

@@ -13,6 +13,7 @@ import pytest
 from keras import ops
 
 import keras_lso
+from keras_lso._backend import backend
 from testing.beside_keras import bits
 
 BACKEND = keras.backend.backend()
@@ -218,6 +219,22 @@ def test_what_a_train_step_writes_to_frozen_layers_is_restored():
     assert bits(model.teacher.weights) == before
     model.train_on_batch(GOOD, TARGETS)
     assert bits(model.teacher.weights) != before
+
+
+def test_keras_own_train_step_copies_no_frozen_weights(monkeypatch):
+    copied = []
+    copies_of = backend.copies_of
+    monkeypatch.setattr(
+        backend, "copies_of", lambda values: copied.append(len(values)) or copies_of([])
+    )
+    model = make_model(keras.layers.BatchNormalization(), keras.layers.Dense(3))
+    model.layers[1].trainable = False
+    keras_lso.protect_statistics(compile_(model))
+    monkeypatch.setattr(backend, "restore", lambda *args: None)
+    model.train_on_batch(GOOD, TARGETS)
+    # Of four that are not trained: on JAX none is copied at all.
+    assert len(model.non_trainable_variables) == 4
+    assert copied == ([] if BACKEND == "jax" else [2])
 
 
 class TwoLosses(keras.Model):

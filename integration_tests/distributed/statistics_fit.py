@@ -63,7 +63,7 @@ class Recorder(keras.callbacks.Callback):
 
 
 def record(model, local_values):
-    """Returns for each step, first none, the values of each variable on the replicas."""
+    """Returns the values on the replicas before the first step and after each."""
     recorder = Recorder(local_values)
     x, y = make_data(OVERFLOWS)
     model.fit(

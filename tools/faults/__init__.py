@@ -19,6 +19,7 @@ from tools.faults import (
     rules,
     schedules,
     state,
+    statistics,
 )
 
 AREAS = (
@@ -32,6 +33,7 @@ AREAS = (
     rules,
     keras_internals,
     state,
+    statistics,
     files,
     schedules,
     compat,
