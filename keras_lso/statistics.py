@@ -269,15 +269,6 @@ def _select(variables, kept, optimizer, guards, before, after):
 
 def _counts(optimizer, guards, values):
     """Returns how many steps each of `guards` has skipped, by the optimizer's state."""
-    known = set(map(id, optimizer.variables))
-    for guard in guards:
-        if not {id(guard._counters.attempted), id(guard._counters.applied)} <= known:
-            raise ValueError(
-                "On JAX a train step has the state of `model.optimizer` alone, and "
-                f"{guard.name!r} is not a part of it. Protect the model that trains "
-                "with it, or write a loop of your own with "
-                "`keras_lso.stateless_restore_if_skipped`."
-            )
     mapping = list(zip(optimizer.variables, values, strict=True))
     with keras.StatelessScope(state_mapping=mapping):
         return [guard.skipped_steps for guard in guards]
@@ -292,6 +283,10 @@ def _differ(counts, others):
 def _guards_of(model):
     """Returns the optimizers of a compiled model that skip steps, a list."""
     guards = _skipping(optimizers_in(model))
+    if backend.TRAIN_STEP_IS_STATELESS:
+        # Another, such as that of a model inside of it, cannot apply in its train step.
+        known = set(map(id, model.optimizer.variables))
+        guards = [o for o in guards if id(o.dynamic_scale) in known]
     if not guards:
         raise ValueError(
             "`protect_statistics` restores what a skipped step has written, and only a "

@@ -276,13 +276,21 @@ def test_either_of_two_optimizers_may_be_the_one_that_skips(skipping):
     assert bits(model.non_trainable_weights) == before
 
 
+def test_the_optimizer_of_a_model_inside_does_no_harm():
+    inside = compile_(make_model(keras.layers.BatchNormalization()))
+    model = compile_(make_model(inside))
+    keras_lso.protect_statistics(model)
+    model.train_on_batch(BAD, TARGETS)
+    assert int(model.optimizer.skipped_steps) == 1
+    assert is_finite(model.weights)
+
+
 @pytest.mark.skipif(BACKEND != "jax", reason="Keras's train step on JAX")
 def test_an_optimizer_whose_state_the_step_does_not_have_is_refused():
-    model = compile_(make_model(keras.layers.BatchNormalization()))
+    model = compile_(make_model(), keras.optimizers.SGD())
     model.second_optimizer = scaling()
-    keras_lso.protect_statistics(model)
-    with pytest.raises(ValueError, match="not a part of it. Protect the model that"):
-        model.train_on_batch(GOOD, TARGETS)
+    with pytest.raises(ValueError, match=r"model\.optimizer=<keras.*SGD"):
+        keras_lso.protect_statistics(model)
 
 
 # --- When it is called ------------------------------------------------------------
