@@ -165,7 +165,8 @@ def stateless_restore_if_skipped(model, optimizer, before, after):
         TypeError: If `model` is no layer, or `optimizer` no `LossScaleOptimizer`.
         ValueError: If the lists have other lengths.
     """
-    [layer], guards = _check_layers(model), _check_optimizers(optimizer)
+    # One of each, since their values are one list.
+    [layer], guards = _check_layers([model]), _check_optimizers([optimizer])
     variables = layer.non_trainable_variables
     for name, pair in {"before": before, "after": after}.items():
         lengths = [len(values) for values in pair]
@@ -285,7 +286,7 @@ def _guards_of(model):
     guards = _skipping(optimizers_in(model))
     if backend.TRAIN_STEP_IS_STATELESS:
         # Another, such as that of a model inside of it, cannot apply in its train step.
-        known = set(map(id, model.optimizer.variables))
+        known = set(map(id, getattr(model.optimizer, "variables", ())))
         guards = [o for o in guards if id(o.dynamic_scale) in known]
     if not guards:
         raise ValueError(

@@ -510,6 +510,14 @@ def test_swapped_or_missing_arguments_of_a_loop_are_refused():
             pass
 
 
+def test_a_stateless_step_has_one_model_and_one_optimizer():
+    model, optimizer = make_model(), scaling()
+    values = ([], []), ([], [])
+    for arguments in (([model], optimizer), (model, [optimizer])):
+        with pytest.raises(TypeError, match="must be a `keras"):
+            keras_lso.stateless_restore_if_skipped(*arguments, *values)
+
+
 def test_lists_of_other_lengths_are_refused():
     model, optimizer = make_model(keras.layers.BatchNormalization()), scaling()
     optimizer.build(model.trainable_variables)
