@@ -308,6 +308,9 @@ def check_troubleshooting(names):
     # the first scale may be too high.
     assert int(loaded.iterations) + int(loaded.skipped_steps) in (10, 12)
     assert float(loaded.loss_scale) == float(model.loss_scale)
+    assert names["report"].layers_to_keep == ["front/units", "norm"]
+    assert keras_lso.float16_report(names["fitting"], names["x"]).layers_to_keep == []
+    assert pathlib.Path("float16_report.png").exists()
 
 
 CHECKS = {

@@ -13,6 +13,8 @@ from keras_lso import (
     schedules,
 )
 from keras_lso._version import __version__  # noqa: F401
+from keras_lso.float16 import float16_report
+from keras_lso.float32_layers import keep_in_float32
 from keras_lso.larc import LARC
 from keras_lso.lars import LARS
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
@@ -28,6 +30,8 @@ __all__ = [
     "callbacks",
     "compat",
     "deserialize",
+    "float16_report",
+    "keep_in_float32",
     "load_model",
     "loss_scales",
     "mixed_precision",

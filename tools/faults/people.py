@@ -76,14 +76,14 @@ FAULTS = [
     ),
     Fault(
         name="a model is left in float32 by an error",
-        file="keras_lso/underflow.py",
-        old="    finally:\n        for layer, policy in policies:\n",
-        new="    finally:\n        for layer, policy in policies[:0]:\n",
+        file="keras_lso/_keras_internals/layers.py",
+        old="    finally:\n        for layer, policy in before:\n",
+        new="    finally:\n        for layer, policy in before[:0]:\n",
         tests="tests/test_underflow.py::test_the_model_is_as_it_was",
     ),
     Fault(
         name="a report moves the statistics of batches",
-        file="keras_lso/underflow.py",
+        file="keras_lso/_trial_runs.py",
         old="variables = [*model.non_trainable_variables, *model.metrics_variables]",
         new="variables = [*model.metrics_variables]",
         tests="tests/test_underflow.py::test_the_model_is_as_it_was",
