@@ -19,6 +19,7 @@ from tools.faults import (
     rules,
     schedules,
     state,
+    versions,
 )
 
 AREAS = (
@@ -36,6 +37,7 @@ AREAS = (
     schedules,
     compat,
     people,
+    versions,
     processes,
     backend_torch,
     backend_jax,

@@ -110,13 +110,6 @@ FAULTS = [
         tests="tests/test_plotting.py::test_ratios_are_drawn_by_their_median_and_range",
     ),
     Fault(
-        name="a nightly Keras is refused",
-        file="keras_lso/_keras_version.py",
-        old="contains(version, prereleases=True)",
-        new="contains(version, prereleases=False)",
-        tests="tests/test_import.py::test_versions",
-    ),
-    Fault(
         name="summaries are all of one step",
         file="keras_lso/_summary_writer.py",
         old="Event(step=step, wall_time",
