@@ -104,8 +104,8 @@ def says(text):
 def methods_of(cls):
     """Yields the code of each function that stands in the body of a class."""
     for value in vars(cls).values():
-        of_property = [value.fget, value.fset] if isinstance(value, property) else []
-        for function in of_property or [value]:
-            function = inspect.unwrap(function)
+        is_property = isinstance(value, property)
+        for function in (value.fget, value.fset) if is_property else (value,):
+            function = function and inspect.unwrap(function)
             if inspect.isfunction(function):
                 yield function.__code__
