@@ -10,6 +10,8 @@ import importlib
 import pathlib
 import sys
 import types
+import warnings
+from unittest import mock
 
 import keras
 import matplotlib.image
@@ -24,6 +26,7 @@ from integration_tests.docs_blocks import (
     block_with,
     blocks_of,
 )
+from keras_lso import _keras_version
 
 PROGRAMS = sorted({b.page for b in ALL_BLOCKS if b.language == "python"})
 
@@ -310,8 +313,18 @@ def check_troubleshooting(names):
     assert float(loaded.loss_scale) == float(model.loss_scale)
 
 
+def check_compatibility(names):
+    with (
+        mock.patch.object(keras, "__version__", "3.99.0"),
+        warnings.catch_warnings(record=True) as shown,
+    ):
+        _keras_version.check_keras()
+    assert not shown
+
+
 CHECKS = {
     "README.md": check_start,
+    "docs/compatibility.md": check_compatibility,
     "docs/custom-loops.md": check_custom_loops,
     "docs/extending.md": check_extending,
     "docs/how-loss-scaling-works.md": check_how_loss_scaling_works,
