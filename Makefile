@@ -212,20 +212,19 @@ $(ACCELERATORS)/.installed: requirements/accelerators.txt $(INSTALLED)
 	$(call install_into,$(ACCELERATORS),accelerators)
 	@touch $@
 
-# mkdocs-material announces its successor at each start unless told not to.
-docs docs-serve: export NO_MKDOCS_2_WARNING := 1
-
+# From nothing each time: what the pages include, and the sources of the API, may have
+# changed, which the cache does not look at.
 docs: $(DOCS_INSTALLED) ## build the documentation into site/
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/zensical build --strict --clean
 	@echo "Open site/index.html."
 
 docs-serve: $(DOCS_INSTALLED) ## the same, at http://localhost:8000, as you edit it
-	$(BIN)/mkdocs serve --strict
+	$(BIN)/zensical serve
 
 $(DOCS_INSTALLED): requirements/docs.txt $(INSTALLED)
 	@$(BIN)/python -m pip install -qq -r requirements/docs.txt
 	@touch $@
 
 clean: ## remove caches and build products, but not .venv*
-	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv*/*' -prune -exec rm -rf {} +

@@ -46,13 +46,28 @@ def test_all_programs_run_but_one():
         assert name in tests or re.sub(r"_[a-z]+$", "_{BACKEND}", name) in tests, name
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+LINK = re.compile(
+    r"""\]\(([^)\s]+)\)|^\[[\w-]+\]: (\S+)|src(?:set)?="([^"]+)\"""", re.MULTILINE
+)
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
 def test_the_links_lead_somewhere(page):
     # Those of docs/ are checked by `make docs`.
-    links = re.findall(r"\]\(([^)\s]+)\)", (ROOT / page).read_text())
+    links = ["".join(found) for found in LINK.findall((ROOT / page).read_text())]
     for link in links:
         assert link.startswith("https://") or (ROOT / link).exists(), link
     assert links
+
+
+def test_every_page_is_in_the_navigation_and_every_picture_is_there():
+    # What `make docs` does not check.
+    pages = {name.removeprefix("docs/") for name in PAGES} - {"README.md"}
+    listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    assert sorted(pages) == sorted(listed)
+    text = "".join(path.read_text() for path in PAGES.values())
+    shown = set(re.findall(r"images/([\w.-]+\.png)", text))
+    assert shown == {path.name for path in (ROOT / "docs/images").iterdir()}
 
 
 # --- What was measured --------------------------------------------------------------

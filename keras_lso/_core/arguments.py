@@ -123,8 +123,8 @@ def make_policy(
         given = [name for name, value in others.items() if value is not None]
         if given:
             raise ValueError(
-                "`loss_scale` is a whole policy and does not go together with "
-                f"{', '.join(given)}. Set them on the policy instead, for "
+                "`loss_scale` is a whole loss-scale policy and does not go together "
+                f"with {', '.join(given)}. Set them there instead, for "
                 "example `loss_scale=keras_lso.loss_scales.DynamicLossScale(...)`. "
                 f"Received: loss_scale={loss_scale!r}"
             )
