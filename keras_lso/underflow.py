@@ -42,7 +42,7 @@ def underflow_report(model, x, y=None, sample_weight=None, scales=None):
     restored afterwards.
 
     Args:
-        model: A compiled `keras.Model`, under `"float32"` or a `"mixed_..."` policy.
+        model: A compiled `keras.Model`, under `"float32"` or `"mixed_..."`.
         x: Inputs of one batch. Or any other data that `fit` takes, of which the first
             batch is used: a `tf.data.Dataset`, a `keras.utils.PyDataset`, a
             `torch.utils.data.DataLoader`, or a generator of batches, which is advanced
@@ -127,7 +127,7 @@ def _check_dtypes(model):
         raise ValueError(
             "The gradients of float16 weights are float16 themselves, in which the "
             "values that this function counts are lost already. Build the model under "
-            "the 'mixed_float16' policy, `set_weights` of this one, and pass that. "
+            "'mixed_float16', `set_weights` of this one, and pass that. "
             f"Received a model with float16 weights: {paths[:3]}"
         )
 
