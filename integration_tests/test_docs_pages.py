@@ -40,7 +40,7 @@ def test_all_programs_run_but_one():
     shown = {block.source.strip() for block in ALL_BLOCKS if block.is_snippet}
     tests = " ".join(p.read_text() for p in ROOT.glob("integration_tests/**/test_*.py"))
     for source in shown:
-        name = re.fullmatch(r'--8<-- "examples/(\w+)\.py"', source)[1]
+        name = re.fullmatch(r'--8<-- "examples/(\w+)\.py(?::\w+)?"', source)[1]
         assert (ROOT / "examples" / f"{name}.py").exists()
         # Also by parts: f"custom_loop_{BACKEND}.py".
         assert name in tests or re.sub(r"_[a-z]+$", "_{BACKEND}", name) in tests, name
