@@ -106,6 +106,18 @@ def test_the_cost_of_lars_is_what_was_measured(results):
     assert not missing_from(page, [docs_figures.lars_shapes(results)])
 
 
+def test_the_settings_of_mlperf_are_those_of_the_recipe():
+    def settings(text):
+        # Without the thousands' commas, and how many epochs that is.
+        rows = re.findall(r"^ *(\| [\d,]+ \| .*epochs .*)$", text, re.MULTILINE)
+        return [re.sub(r",| \([^)]*\)", "", row) for row in rows]
+
+    page = (ROOT / "docs/large-batches.md").read_text()
+    documented = settings(keras_lso.schedules.mlperf_resnet.__doc__)
+    assert len(documented) == 3
+    assert settings(page) == documented
+
+
 def test_the_tables_on_performance_are_what_was_measured(results):
     page = "docs/performance.md"
     for heading, title in {

@@ -14,8 +14,8 @@ POLICY = re.compile(
     r"(?<!\bdtype )(?<!\bloss-scale )(?<!\blearning-rate )\bpolic(?:y|ies)\b",
     re.IGNORECASE,
 )
-# Code is no prose: comments, fenced blocks, doctests, names of arguments, what stands in
-# backticks or follows a keyword; and the targets of links.
+# Code is no prose: comments, fenced blocks, doctests, names of arguments, what stands
+# in backticks or follows a keyword; and the targets of links.
 CODE = (
     r"<!--.*?-->",
     r"^( *)```.*?^\1```",

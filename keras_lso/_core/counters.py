@@ -28,9 +28,10 @@ class StepCounters:
             optimizer's.
         variables: List of those that are not saved. `amax_since_update`, for a
             loss-scale policy that asks for it: the largest magnitude among the
-            gradients since the scale was last updated. `consecutive_skips`: how many steps in a row were skipped,
-            how many of those at the lowest scale, and how many since the scale was last
-            updated. Behind them `overflows`, once it is recorded.
+            gradients since the scale was last updated. `consecutive_skips`: how many
+            steps in a row were skipped, how many of those at the lowest scale, and how
+            many since the scale was last updated. Behind them `overflows`, once it is
+            recorded.
     """
 
     def __init__(self, policy, inner_optimizer, attempted, add_variable):
