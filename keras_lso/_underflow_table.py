@@ -33,7 +33,8 @@ def table_of(report):
             _safe(counts.lowest_safe_scale, counts.highest_safe_scale),
         )
     stream = io.StringIO()
-    console = Console(file=stream, width=WIDTH)
+    # In a notebook rich would show the table there, and write nothing to the stream.
+    console = Console(file=stream, width=WIDTH, force_jupyter=False)
     console.print(table)
     scales = report.safe_scales
     safe = f"Safe for all layers: {_safe(*scales)}." if scales else "No scale is safe."
