@@ -136,7 +136,16 @@ def process_group(names):
     try:
         yield
     finally:
+        # PyTorch may hang at the end if a network outlives its group.
+        names.pop("network", None)
         dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def distribution(names):
+    """All devices of JAX, until the end of the block."""
+    yield
+    keras.distribution.set_distribution(None)
 
 
 @contextlib.contextmanager
@@ -155,6 +164,7 @@ SURROUNDINGS = {
     "a SavedModel of tf.keras 2": file_of_tf_keras("folder"),
     "TF1": nothing,
     "a process group": process_group,
+    "a distribution": distribution,
     "jax.shard_map": shard_map,
 }
 
@@ -310,6 +320,18 @@ def check_troubleshooting(names):
     assert float(loaded.loss_scale) == float(model.loss_scale)
 
 
+def check_which_setup(names):
+    model, optimizer = names["model"], names["optimizer"]
+    # That of `fit` on several devices; on PyTorch of the loops, which share one.
+    used = model.optimizer if BACKEND != "torch" else optimizer
+    assert type(used) is keras_lso.LossScaleOptimizer
+    steps = keras.ops.convert_to_numpy(used.iterations.value)
+    # A batch of 32, and on PyTorch three steps. The first scale may be too high.
+    steps = int(steps) + int(used.skipped_steps)
+    assert steps == (3 if BACKEND == "torch" else 1)
+    assert model.layers[0].compute_dtype == "float16"
+
+
 CHECKS = {
     "README.md": check_start,
     "docs/custom-loops.md": check_custom_loops,
@@ -326,6 +348,7 @@ CHECKS = {
     "docs/saving.md": check_saving,
     "docs/scaling.md": check_scaling,
     "docs/troubleshooting.md": check_troubleshooting,
+    "docs/which-setup.md": check_which_setup,
 }
 # The largest difference between "Before:" and "After:", of the weights. Five steps of
 # float32 arithmetic on numbers near 3; elsewhere twenty with float16 in between.
