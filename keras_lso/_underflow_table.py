@@ -33,8 +33,10 @@ def table_of(report):
             _safe(counts.lowest_safe_scale, counts.highest_safe_scale),
         )
     stream = io.StringIO()
-    # In a notebook rich would show the table there, and write nothing to the stream.
-    console = Console(file=stream, width=WIDTH, force_jupyter=False)
+    # In a notebook rich would show the table there, and write nothing here; and
+    # notebooks ask for colours, which are no part of a text.
+    plain = {"force_jupyter": False, "force_terminal": False}
+    console = Console(file=stream, width=WIDTH, **plain)
     console.print(table)
     scales = report.safe_scales
     safe = f"Safe for all layers: {_safe(*scales)}." if scales else "No scale is safe."

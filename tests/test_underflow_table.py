@@ -29,7 +29,8 @@ def test_the_safe_scales_are_the_powers_of_two_within(values, safe):
 def test_in_a_notebook_the_table_is_text_as_elsewhere(monkeypatch):
     report = UnderflowReport([1.0], {"dense": counts_of([np.array([1.0])], [1.0])})
     elsewhere = table_of(report)
-    # What rich takes for a notebook.
+    # What rich takes for a notebook, and for a terminal.
     monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
     assert table_of(report) == elsewhere
-    assert "dense" in elsewhere
+    assert "dense" in elsewhere and "\x1b" not in elsewhere

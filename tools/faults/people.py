@@ -124,10 +124,17 @@ FAULTS = [
         tests="integration_tests/test_open_seq2seq.py::test_tensorboard_reads_the_default_summaries",
     ),
     Fault(
+        name="the report is in colours where a notebook asks for them",
+        file="keras_lso/_underflow_table.py",
+        old=', "force_terminal": False}',
+        new="}",
+        tests="tests/test_underflow_table.py::test_in_a_notebook_the_table_is_text_as_elsewhere",
+    ),
+    Fault(
         name="in a notebook the report prints nothing",
         file="keras_lso/_underflow_table.py",
-        old=", force_jupyter=False)",
-        new=")",
+        old='"force_jupyter": False, ',
+        new="",
         tests="tests/test_underflow_table.py::test_in_a_notebook_the_table_is_text_as_elsewhere",
     ),
     Fault(
