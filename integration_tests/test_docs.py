@@ -194,8 +194,31 @@ def check_custom_loops(names):
 
 
 def check_extending(names):
-    np.testing.assert_allclose(names["w"].numpy(), [1 - 1e-4, 2 + 1e-4], rtol=1e-7)
-    assert float(names["optimizer"].loss_scale) == 65.0
+    assert names["scales"] == [65.0, 32.5, 32.5, 32.5, 33.0078125]
+    # What was saved is loaded: class, arguments, and all variables. The batch that
+    # overflows is the first; two finite ones are waited for, at the third it grows.
+    used, loaded = names["optimizer"].loss_scale_policy, names["loaded"]
+    assert type(loaded) is names["Patient"] and loaded is not used
+    assert loaded.get_config() == used.get_config()
+    assert loaded.get_config()["patience"] == 2
+    state, expected = (
+        [v.numpy().item() for v in policy.variables] for policy in (loaded, used)
+    )
+    assert state == expected == [0, 32.5, 0.0]
+    # The rule is Keras's.
+    ours, theirs = (
+        keras.ops.convert_to_numpy(v) for v in (names["w"], names["alone"].value)
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=2e-7)
+    if BACKEND == "torch":
+        # One step of 0.1 against both gradients, and none of what overflowed.
+        np.testing.assert_allclose(names["variable"].numpy(), [0.9, 1.9], rtol=1e-6)
+        assert not bool(names["found"].finite)
+        assert set(names["overrides"](names["Eager"])) == {
+            "OTHER_STEP",
+            "compute_gradients",
+            "run_if",
+        }
     # What the page shows of the package is there, letter for letter.
     package = pathlib.Path(keras_lso.__file__).parent
     for shown, file in (
