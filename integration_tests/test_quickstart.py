@@ -76,20 +76,19 @@ def test_its_outputs_are_of_one_run_and_of_no_machine(written):
 @pytest.mark.slow
 @pytest.mark.default_backend("torch")
 def test_it_shows_what_it_says(ran):
-    start, _, report, underflow, trained, scales, plain, _, _, loaded = ran
+    start, _, report, underflow, trained, scales, _, _, loaded = ran
     assert text_of(start).endswith(f" on {BACKEND}\n")
     # "Nearly all gradients of `conv_1` become 0", and it is the table that is printed.
     assert float(re.search(r"conv_1 +\S+ +([\d.]+)%", text_of(report))[1]) > 90
     for figure in (underflow, scales):
         assert kinds_of(figure) == [("execute_result", ["image/png", "text/plain"])]
     accuracy, scale, skipped = result_of(text_of(trained))
-    # Of ten digits a guess is right about one, in 397 digits up to one and a half.
-    guess = float(re.search(r"accuracy (.*)%", text_of(plain))[1])
-    assert guess < 15 < 40 < accuracy
-    # "The first steps are skipped until it fits", and in 168 steps it doubles at most
-    # three times.
+    # Of ten digits a guess is right about one.
+    assert accuracy > 40
+    # "The first steps are skipped until it fits", and in 280 steps it doubles at most
+    # five times.
     assert 5 <= skipped < 30
-    assert 2.0 ** (32 - skipped) <= scale <= 2.0 ** (32 - skipped + 3)
+    assert 2.0 ** (32 - skipped) <= scale <= 2.0 ** (32 - skipped + 5)
     # Of 397 digits one may be read otherwise, by other roundings in float16.
     assert f" on {OTHER}\n" in text_of(loaded)
     there = result_of(text_of(loaded))
