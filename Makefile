@@ -18,6 +18,15 @@ AT_ONCE ?= 3
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 OLDEST := .venv-oldest
+NEWEST := .venv-newest
+# Of what is there: the frameworks have no wheels for the newest Python at first.
+NEWEST_PYTHON ?= $(shell for python in python3.13 python3.12; do \
+    $$python --version >/dev/null 2>&1 && echo $$python && exit; done; echo $(PYTHON))
+# PyPI's PyTorch for Linux brings CUDA's gigabytes: without an index that has builds for
+# CPUs, "tensorflow jax" leaves it out.
+NEWEST_BACKENDS ?= $(BACKENDS)
+# Or `keras-nightly`: tomorrow's Keras.
+NEWEST_KERAS ?= keras
 ACCELERATORS := .venv-accelerators
 GPU_DRY := .venv-gpu-dry
 TRITON := .venv-triton
@@ -45,16 +54,17 @@ define install_into
 @$(1)/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
 endef
 
-# A command on each backend in turn; it fails if one of them does.
-on_each_backend = @status=0; for backend in $(BACKENDS); do \
+# A command on each backend in turn, or on those named; it fails if one of them does.
+on_each_backend = @status=0; for backend in $(or $(2),$(BACKENDS)); do \
     $(call on_one_thread,$$backend) $(1) || status=1; done; exit $$status
 
 export TF_CPP_MIN_LOG_LEVEL := 3
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help setup demo large-batch float16 transformer test test-full check coverage \
-    $(UNIT) $(INTEGRATION) $(TEST) test-distributed test-oldest test-install \
-    test-triton golden mutations nightly soak lint format bench bench-gpu \
+.PHONY: help setup demo large-batch large-batch-transformer float16 transformer \
+    test test-full check coverage \
+    $(UNIT) $(INTEGRATION) $(TEST) test-distributed test-oldest test-newest \
+    test-install test-triton golden mutations nightly soak lint format bench bench-gpu \
     bench-gpu-dry bench-accelerators \
     docs docs-serve clean
 
@@ -81,6 +91,9 @@ demo: $(INSTALLED) ## train the example model
 
 large-batch: $(INSTALLED) ## compare LARS with SGD at growing batch sizes
 	$(BIN)/python examples/large_batch_digits.py
+
+large-batch-transformer: $(INSTALLED) ## compare LAMB with AdamW likewise
+	$(BIN)/python examples/large_batch_transformer.py
 
 float16: $(INSTALLED) ## train weights in float16, with and without float32 masters
 	$(BIN)/python examples/float16_digits.py
@@ -135,6 +148,25 @@ $(OLDEST)/.installed: requirements/oldest.txt requirements/oldest-judges.txt pyp
 	$(call install_into,$(OLDEST),oldest)
 	@$(OLDEST)/bin/python -m pip install -qq --no-deps -r requirements/oldest-judges.txt
 	@touch $@
+
+# Not pinned, and looked for anew each time: what it installed is in build/newest.txt.
+test-newest: ## the suite beside the newest of everything (downloads)
+	@test -x $(NEWEST)/bin/pip || $(NEWEST_PYTHON) -m venv $(NEWEST)
+	@$(NEWEST)/bin/python -m pip uninstall -qqy keras keras-nightly
+	@$(NEWEST)/bin/python -m pip install -qq --upgrade --upgrade-strategy eager \
+	    -r requirements/newest.in $(filter torch,$(NEWEST_BACKENDS))
+	@$(NEWEST)/bin/python -m pip install -qq --upgrade --no-deps \
+	    -r requirements/newest-judges.in
+	@$(NEWEST)/bin/python -m pip install -qq --no-deps --no-build-isolation -e .
+	@test $(NEWEST_KERAS) = keras || \
+	    { $(NEWEST)/bin/python -m pip uninstall -qqy keras && \
+	    $(NEWEST)/bin/python -m pip install -qq --pre --no-deps $(NEWEST_KERAS); }
+	@mkdir -p build; $(NEWEST)/bin/python -m pip freeze --all --exclude pip \
+	    --exclude-editable | sed 's/+cpu$$//' > build/newest.txt
+	@$(NEWEST)/bin/python --version
+	@grep -iE '^(keras|tensorflow|jax|torch|numpy)[a-z_-]*==' build/newest.txt
+	$(call on_each_backend,$(NEWEST)/bin/python -m pytest \
+	    tests integration_tests $(PYTEST_ARGS),$(NEWEST_BACKENDS))
 
 test-install: $(INSTALLED) ## sdist and wheel in environments of their own (downloads)
 	$(BIN)/python -m pytest install_tests $(PYTEST_ARGS)
@@ -212,20 +244,19 @@ $(ACCELERATORS)/.installed: requirements/accelerators.txt $(INSTALLED)
 	$(call install_into,$(ACCELERATORS),accelerators)
 	@touch $@
 
-# mkdocs-material announces its successor at each start unless told not to.
-docs docs-serve: export NO_MKDOCS_2_WARNING := 1
-
+# From nothing each time: what the pages include, and the sources of the API, may have
+# changed, which the cache does not look at.
 docs: $(DOCS_INSTALLED) ## build the documentation into site/
-	$(BIN)/mkdocs build --strict --quiet
+	$(BIN)/zensical build --strict --clean
 	@echo "Open site/index.html."
 
 docs-serve: $(DOCS_INSTALLED) ## the same, at http://localhost:8000, as you edit it
-	$(BIN)/mkdocs serve --strict
+	$(BIN)/zensical serve
 
 $(DOCS_INSTALLED): requirements/docs.txt $(INSTALLED)
 	@$(BIN)/python -m pip install -qq -r requirements/docs.txt
 	@touch $@
 
 clean: ## remove caches and build products, but not .venv*
-	rm -rf build dist site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf build dist site .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -not -path './.venv*/*' -prune -exec rm -rf {} +

@@ -85,7 +85,7 @@ def measure(name, rounds, smoke=False):
     batches = 2 if smoke else BATCHES
     clocks, results = {}, []
     for row, (role, policy, wrap, callbacks) in ROWS.items():
-        clock, model = _clock(MODELS[name], policy, wrap, callbacks, batches)
+        clock, model = clock_of(MODELS[name], policy, wrap, callbacks, batches)
         clocks[row] = clock
         results.append({"name": row, "role": role, "first_s": clock() * batches})
     seconds = time_in_turn(clocks, rounds, warmup=1)
@@ -100,7 +100,7 @@ def measure(name, rounds, smoke=False):
     }
 
 
-def _clock(make_model, policy, wrap, callbacks, batches):
+def clock_of(make_model, policy, wrap, callbacks, batches, prepare=lambda model: model):
     """Returns a function that fits an epoch and returns the seconds of a batch."""
     keras.utils.set_random_seed(0)
     before = keras.config.dtype_policy()
@@ -111,6 +111,7 @@ def _clock(make_model, policy, wrap, callbacks, batches):
         keras.config.set_dtype_policy(before)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(wrap(keras.optimizers.Adam(ADAM_RATE)), loss)
+    prepare(model)
     x, y = x[: size * batches], y[: size * batches]
     stopwatch = Stopwatch()
     # Last: what the others do at the end of an epoch is a part of it.

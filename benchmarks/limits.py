@@ -9,6 +9,8 @@ FIRST_STEP_EXCESS_S = 2.0
 """What our first step may take beyond that of the inner optimizer alone."""
 COMPILATIONS = 1
 """How often a step is compiled, whatever happens to the scale and the rate."""
+PROTECTION = 1.02
+"""What a batch in `fit` may take with protected statistics, in units of one without."""
 
 _FUSED, _FOREACH = "GradScaler + fused", "GradScaler + foreach"
 

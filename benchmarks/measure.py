@@ -9,7 +9,7 @@ from functools import partial
 import keras
 
 import keras_lso
-from benchmarks import first_step, fit, host, machine, participants
+from benchmarks import first_step, fit, host, machine, participants, protected
 from benchmarks.bytes_moved import bytes_of_step
 from benchmarks.data import check_healthy, make_data
 from benchmarks.inner import INNER
@@ -43,6 +43,7 @@ def measure(options, tell):
         "groups": [],
         "compilations": [],
         "fit": [],
+        "protected": [],
         "participants": [],
         "host": [],
     }
@@ -79,6 +80,9 @@ def _tasks(options):
         for model in models[: 1 if options.smoke else None]:
             task = partial(fit.measure, model, options.rounds, options.smoke)
             tasks.append(("fit", f"fit, {model}", task))
+    if "protected" in options.parts:
+        task = partial(protected.measure, options.rounds, options.smoke)
+        tasks.append(("protected", "fit, with protected statistics", task))
     # Two of them would need two GPUs.
     if "participants" in options.parts and rows.gpu() is None:
         shapes = "tiny" if options.smoke else "resnet50"

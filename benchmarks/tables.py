@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from benchmarks.limits import COMPILATIONS, FIRST_STEP_EXCESS_S, limits_of
+from benchmarks.limits import COMPILATIONS, FIRST_STEP_EXCESS_S, PROTECTION, limits_of
 
 
 @dataclass
@@ -31,6 +31,7 @@ def make_tables(results):
         steps_table(results),
         limits_table(results),
         fit_table(results),
+        protected_table(results),
         participants_table(results),
         host_table(results),
     ]
@@ -251,6 +252,37 @@ def _fit_cells(result, group, row):
         _ratio(row, group, "inner"),
         _ratio(row, group, "keras"),
         f"{row['first_s']:.1f}",
+    ]
+
+
+def protected_table(results):
+    """The time of a batch in `fit` with `protect_statistics`, and without."""
+    columns = ["backend", "row", "ms a batch", "quartiles", "x unprotected"]
+    columns += ["at most", "met"]
+    table = Table("Protected statistics", columns, left=2)
+    for result in results:
+        # Results of an earlier version have none.
+        for group in result.get("protected", []):
+            rows = [_protected_cells(result, group, row) for row in group["rows"]]
+            table.sections.append((None, rows))
+            table.notes = [
+                f"A convnet with {group['normalizations']} BatchNormalizations, in "
+                "float32."
+            ]
+    return table
+
+
+def _protected_cells(result, group, row):
+    value = ratio(row, group, "unprotected")
+    is_limited = row["role"] == "protected"
+    return [
+        result["backend"],
+        row["name"],
+        _digits(row["ms"]),
+        f"{_digits(row['low_ms'])} to {_digits(row['high_ms'])}",
+        f"{value:.3f}",
+        f"{PROTECTION:.2f} x" if is_limited else "",
+        _met(value, PROTECTION) if is_limited else "",
     ]
 
 

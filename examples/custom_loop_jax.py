@@ -44,6 +44,7 @@ optimizer = keras_lso.LossScaleOptimizer(
 optimizer.build(model.trainable_variables)
 
 
+# --8<-- [start:step]
 def compute_loss(trainable, non_trainable, optimizer_state, x, y):
     logits, non_trainable = model.stateless_call(
         trainable, non_trainable, x, training=True
@@ -71,6 +72,10 @@ def train_step(state, x, y):
     return (trainable, non_trainable, optimizer_state), loss
 
 
+# --8<-- [end:step]
+
+
+# --8<-- [start:loop]
 variables = (
     model.trainable_variables,
     model.non_trainable_variables,
@@ -84,6 +89,7 @@ for epoch in range(12):
     # The variables do not follow the state by themselves. This and the next lines
     # read from the device: now and then, not at every step.
     keras.tree.map_structure(lambda v, value: v.assign(value), variables, state)
+    # --8<-- [end:loop]
     optimizer.check_stalled()
     print(
         f"epoch {epoch + 1:2}: loss {loss:.3f}, "

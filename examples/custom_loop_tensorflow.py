@@ -40,6 +40,7 @@ optimizer = keras_lso.LossScaleOptimizer(
     initial_scale=2.0**24,
     dynamic_growth_steps=50,
 )
+# --8<-- [start:step]
 # A tf.function must not create variables after its first call.
 optimizer.build(model.trainable_variables)
 
@@ -52,6 +53,9 @@ def train_step(x, y):
     gradients = tape.gradient(scaled_loss, model.trainable_variables)
     optimizer.apply(gradients, model.trainable_variables)
     return loss
+
+
+# --8<-- [end:step]
 
 
 for epoch in range(12):

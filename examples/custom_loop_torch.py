@@ -43,6 +43,7 @@ optimizer = keras_lso.LossScaleOptimizer(
 )
 
 
+# --8<-- [start:step]
 def train_step(x, y):
     model.zero_grad()
     loss = loss_fn(model(x, training=True), y)
@@ -51,6 +52,9 @@ def train_step(x, y):
     with torch.no_grad():
         optimizer.apply(gradients, model.trainable_variables)
     return loss.detach()
+
+
+# --8<-- [end:step]
 
 
 for epoch in range(12):

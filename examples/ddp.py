@@ -46,6 +46,7 @@ def load_data():
 
 
 def train(rank):
+    # --8<-- [start:train]
     model = make_model()
     variables = model.trainable_variables
     # It averages the gradients, so every process sees an overflow of any other and
@@ -69,6 +70,7 @@ def train(rank):
             optimizer.scale_loss(loss).backward()
             with torch.no_grad():
                 optimizer.apply([v.value.grad for v in variables], variables)
+        # --8<-- [end:train]
         if rank == 0:
             print(
                 f"epoch {epoch + 1}: loss {loss:.3f}, "

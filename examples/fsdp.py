@@ -36,6 +36,7 @@ def make_network():
         nn.ReLU(),
         nn.Linear(64, 10),
     )
+    # --8<-- [start:network]
     # Weights and their slots are float32. What is computed is float16, and gradients
     # are added up in float32, in which a sum does not overflow.
     policy = MixedPrecisionPolicy(
@@ -46,6 +47,7 @@ def make_network():
     return fully_shard(
         network, mesh=init_device_mesh("cpu", (PROCESSES,)), mp_policy=policy
     )
+    # --8<-- [end:network]
 
 
 def load_data():
@@ -56,6 +58,7 @@ def load_data():
 
 def train(rank):
     network = make_network()
+    # --8<-- [start:train]
     # After `fully_shard`, which makes new parameters. With their names, which the
     # patterns of `exclude_from_weight_decay=[...]` look for.
     variables = [keras.Variable(p, name=n) for n, p in network.named_parameters()]
@@ -79,6 +82,7 @@ def train(rank):
             optimizer.scale_loss(loss).backward()
             with torch.no_grad():
                 optimizer.apply([v.value.grad for v in variables], variables)
+        # --8<-- [end:train]
         if rank == 0:
             print(
                 f"epoch {epoch + 1}: loss {loss:.3f}, "

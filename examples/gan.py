@@ -74,6 +74,7 @@ def loss_of(images, target):
     return torch.nn.functional.binary_cross_entropy_with_logits(answers, targets)
 
 
+# --8<-- [start:step]
 def gradients_of(loss, optimizer, model):
     """Returns the gradients of the scaled loss, which `apply` unscales."""
     values = [v.value for v in model.trainable_variables]
@@ -89,6 +90,9 @@ def train_discriminator(real, fake):
         optimizer.apply(fake_gradients, variables, update_scale=False)
         optimizer.apply(real_gradients, variables)
     return (real_loss + fake_loss).detach()
+
+
+# --8<-- [end:step]
 
 
 def train_generator(noise):

@@ -40,10 +40,12 @@ def train(address, rank):
     os.environ["KERAS_BACKEND"] = "jax"
     import jax
 
+    # --8<-- [start:start]
     # How processes on CPUs talk, which JAX 0.5 has to be told.
     jax.config.update("jax_cpu_collectives_implementation", "gloo")
     # Before anything else is done with JAX.
     jax.distributed.initialize(address, num_processes=PROCESSES, process_id=rank)
+    # --8<-- [end:start]
 
     import keras
     import numpy as np
@@ -54,11 +56,13 @@ def train(address, rank):
 
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy("mixed_float16")
+    # --8<-- [start:distribution]
     # Each process has a device here. `auto_shard_dataset=False`: each brings a batch of
     # its own. A `tf.data.Dataset` of whole batches Keras would share out by itself.
     keras.distribution.set_distribution(
         keras.distribution.DataParallel(auto_shard_dataset=False)
     )
+    # --8<-- [end:distribution]
 
     digits = load_digits()
     images = (digits.images / 16).astype("float32")[..., None]

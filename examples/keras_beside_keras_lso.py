@@ -111,6 +111,7 @@ def main():
 # --- Training -----------------------------------------------------------------------
 
 
+# --8<-- [start:data]
 def make_data(steps):
     """Returns the readings and targets of each step, and which steps are bad."""
     rng = np.random.default_rng(0)
@@ -123,6 +124,9 @@ def make_data(steps):
     return x, y.astype("float32"), bad
 
 
+# --8<-- [end:data]
+
+
 def make_model(optimizer):
     hidden = [keras.layers.Dense(64, activation="relu") for _ in range(2)]
     output = keras.layers.Dense(1, dtype="float32")
@@ -131,6 +135,7 @@ def make_model(optimizer):
     return model
 
 
+# --8<-- [start:train]
 def train(name, steps):
     """Trains a new model with one of the classes."""
     keras.utils.set_random_seed(0)
@@ -146,6 +151,9 @@ def train(name, steps):
         scales[step] = keras.ops.convert_to_numpy(model.optimizer.dynamic_scale.value)
     weights = np.concatenate([w.ravel() for w in model.get_weights()])
     return Run(losses, scales, bad, float(np.isnan(weights).mean()))
+
+
+# --8<-- [end:train]
 
 
 # --- The report ---------------------------------------------------------------------

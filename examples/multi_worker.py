@@ -56,6 +56,7 @@ def train():
     # Each worker gets its share of each batch.
     data = strategy.experimental_distribute_dataset(data)
 
+    # --8<-- [start:step]
     # What is made here has a copy on each worker.
     with strategy.scope():
         model = keras.Sequential(
@@ -87,6 +88,8 @@ def train():
     def train_step(x, y):
         losses = strategy.run(step_of_worker, args=(x, y))
         return strategy.reduce(tf.distribute.ReduceOp.SUM, losses, axis=None)
+
+    # --8<-- [end:step]
 
     for epoch in range(10):
         for x, y in data:

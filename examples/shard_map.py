@@ -56,6 +56,7 @@ def compute_loss(trainable, optimizer_state, x, y):
         return optimizer.scale_loss(loss), loss
 
 
+# --8<-- [start:step]
 def train_step(state, x, y):
     trainable, optimizer_state = state
     # Of weights that all devices share JAX would add up the gradients by itself: a sum,
@@ -80,6 +81,7 @@ train_step = jax.jit(
     ),
     donate_argnums=0,
 )
+# --8<-- [end:step]
 
 variables = model.trainable_variables, optimizer.variables
 state = keras.tree.map_structure(lambda v: v.value, variables)

@@ -124,6 +124,7 @@ def build_model(policy, characters):
     return keras.Model(inputs, layers.Dense(characters, dtype="float32")(x))
 
 
+# --8<-- [start:optimizer]
 def make_optimizer(policy, steps):
     rate = keras_lso.schedules.TransformerPolicy(
         learning_rate=0.7, d_model=WIDTH, warmup_steps=max(1, steps // 4)
@@ -133,6 +134,9 @@ def make_optimizer(policy, steps):
         return optimizer
     log_max = keras_lso.loss_scales.LogMaxLossScale(scale_max=2.0**24)
     return keras_lso.LossScaleOptimizer(optimizer, loss_scale=log_max)
+
+
+# --8<-- [end:optimizer]
 
 
 class Recorder(keras.callbacks.Callback):

@@ -31,10 +31,12 @@ model = keras.Sequential(
         layers.Dense(10, activation="softmax", name="output"),
     ]
 )
+# --8<-- [start:report]
 model.compile("adam", loss="mean_squared_error")
 
 report = keras_lso.underflow_report(model, images, labels)
 print(report)
+# --8<-- [end:report]
 path = sys.argv[1] if len(sys.argv) > 1 else "underflow.png"
 report.plot(path)
 print(f"Wrote {path}")

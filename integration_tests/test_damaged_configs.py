@@ -23,7 +23,15 @@ from integration_tests.damage_verdicts import (
     attempt,
     quietly,
 )
-from keras_lso import LARC, LARS, LossScaleOptimizer, NovoGrad, loss_scales, schedules
+from keras_lso import (
+    LAMB,
+    LARC,
+    LARS,
+    LossScaleOptimizer,
+    NovoGrad,
+    loss_scales,
+    schedules,
+)
 
 # What reads a config, and what refuses one, is the same on every backend.
 pytestmark = pytest.mark.default_backend("torch")
@@ -361,6 +369,7 @@ CLASSES = [
     schedules.JoinedSchedules,
     schedules.LinearWarmup,
     schedules.PolynomialWarmup,
+    LAMB,
     LARS,
     NovoGrad,
 ]

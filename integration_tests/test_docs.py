@@ -10,6 +10,8 @@ import importlib
 import pathlib
 import sys
 import types
+import warnings
+from unittest import mock
 
 import keras
 import matplotlib.image
@@ -24,6 +26,7 @@ from integration_tests.docs_blocks import (
     block_with,
     blocks_of,
 )
+from keras_lso import _keras_version
 
 PROGRAMS = sorted({b.page for b in ALL_BLOCKS if b.language == "python"})
 
@@ -136,7 +139,16 @@ def process_group(names):
     try:
         yield
     finally:
+        # PyTorch may hang at the end if a network outlives its group.
+        names.pop("network", None)
         dist.destroy_process_group()
+
+
+@contextlib.contextmanager
+def distribution(names):
+    """All devices of JAX, until the end of the block."""
+    yield
+    keras.distribution.set_distribution(None)
 
 
 @contextlib.contextmanager
@@ -155,6 +167,7 @@ SURROUNDINGS = {
     "a SavedModel of tf.keras 2": file_of_tf_keras("folder"),
     "TF1": nothing,
     "a process group": process_group,
+    "a distribution": distribution,
     "jax.shard_map": shard_map,
 }
 
@@ -184,8 +197,31 @@ def check_custom_loops(names):
 
 
 def check_extending(names):
-    np.testing.assert_allclose(names["w"].numpy(), [1 - 1e-4, 2 + 1e-4], rtol=1e-7)
-    assert float(names["optimizer"].loss_scale) == 65.0
+    assert names["scales"] == [65.0, 32.5, 32.5, 32.5, 33.0078125]
+    # What was saved is loaded: class, arguments, and all variables. The batch that
+    # overflows is the first; two finite ones are waited for, at the third it grows.
+    used, loaded = names["optimizer"].loss_scale_policy, names["loaded"]
+    assert type(loaded) is names["Patient"] and loaded is not used
+    assert loaded.get_config() == used.get_config()
+    assert loaded.get_config()["patience"] == 2
+    state, expected = (
+        [v.numpy().item() for v in policy.variables] for policy in (loaded, used)
+    )
+    assert state == expected == [0, 32.5, 0.0]
+    # The rule is Keras's.
+    ours, theirs = (
+        keras.ops.convert_to_numpy(v) for v in (names["w"], names["alone"].value)
+    )
+    np.testing.assert_allclose(ours, theirs, rtol=2e-7)
+    if BACKEND == "torch":
+        # One step of 0.1 against both gradients, and none of what overflowed.
+        np.testing.assert_allclose(names["variable"].numpy(), [0.9, 1.9], rtol=1e-6)
+        assert not bool(names["found"].finite)
+        assert set(names["overrides"](names["Eager"])) == {
+            "OTHER_STEP",
+            "compute_gradients",
+            "run_if",
+        }
     # What the page shows of the package is there, letter for letter.
     package = pathlib.Path(keras_lso.__file__).parent
     for shown, file in (
@@ -209,6 +245,11 @@ def check_large_batches(names):
     w = keras.Variable([3.0, 4.0])
     keras_lso.LARS(10.0, weight_decay_rate=2e-4).apply([np.array([0.6, 0.8])], [w])
     np.testing.assert_allclose(w.numpy(), names["stepped"], rtol=1e-6)
+    w = keras.Variable([3.0, 4.0])
+    keras_lso.LAMB(0.002, weight_decay_rate=0.01).apply([np.array([0.6, 0.8])], [w])
+    np.testing.assert_allclose(w.numpy(), names["stepped_by_lamb"], rtol=1e-6)
+    assert isinstance(names["lamb"].inner_optimizer, keras_lso.LAMB)
+    assert names["lamb"].inner_optimizer.beta_1 == 0.88
     if BACKEND == "torch":
         layers = names["features"].layers
         normal = [n for n in layers if isinstance(n, keras.layers.BatchNormalization)]
@@ -308,10 +349,35 @@ def check_troubleshooting(names):
     # the first scale may be too high.
     assert int(loaded.iterations) + int(loaded.skipped_steps) in (10, 12)
     assert float(loaded.loss_scale) == float(model.loss_scale)
+    assert names["report"].layers_to_keep == ["front/units", "norm"]
+    assert keras_lso.float16_report(names["fitting"], names["x"]).layers_to_keep == []
+    assert pathlib.Path("float16_report.png").exists()
+
+
+def check_compatibility(names):
+    with (
+        mock.patch.object(keras, "__version__", "3.99.0"),
+        warnings.catch_warnings(record=True) as shown,
+    ):
+        _keras_version.check_keras()
+    assert not shown
+
+
+def check_which_setup(names):
+    model, optimizer = names["model"], names["optimizer"]
+    # That of `fit` on several devices; on PyTorch of the loops, which share one.
+    used = model.optimizer if BACKEND != "torch" else optimizer
+    assert type(used) is keras_lso.LossScaleOptimizer
+    steps = keras.ops.convert_to_numpy(used.iterations.value)
+    # A batch of 32, and on PyTorch three steps. The first scale may be too high.
+    steps = int(steps) + int(used.skipped_steps)
+    assert steps == (3 if BACKEND == "torch" else 1)
+    assert model.layers[0].compute_dtype == "float16"
 
 
 CHECKS = {
     "README.md": check_start,
+    "docs/compatibility.md": check_compatibility,
     "docs/custom-loops.md": check_custom_loops,
     "docs/extending.md": check_extending,
     "docs/how-loss-scaling-works.md": check_how_loss_scaling_works,
@@ -326,6 +392,7 @@ CHECKS = {
     "docs/saving.md": check_saving,
     "docs/scaling.md": check_scaling,
     "docs/troubleshooting.md": check_troubleshooting,
+    "docs/which-setup.md": check_which_setup,
 }
 # The largest difference between "Before:" and "After:", of the weights. Five steps of
 # float32 arithmetic on numbers near 3; elsewhere twenty with float16 in between.

@@ -206,6 +206,27 @@ def test_a_model_of_ones_own_class_goes_by_way_of_tf_keras(theirs):
     assert_same_weights(model, weights)
 
 
+# --- migrating-keras.md: who unscales the gradients --------------------------------
+
+
+def test_each_way_to_unscale_takes_the_same_step(clean):
+    rows = table_of("docs/migrating-keras.md", "the loop has")
+    calls = [code_in(cell) for _, cell in rows]
+    calls[0] = code_in(rows[0][0])[1:]
+    assert [len(pieces) for pieces in calls] == [1, 1, 2]
+    for i, pieces in enumerate(calls):
+        w = keras.Variable([1.0])
+        optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.5))
+        optimizer.build([w])
+        # Of a loss whose gradient is 1.
+        grads = [optimizer.scale_loss(keras.ops.ones((1,)))]
+        if i == 1:
+            grads = [grads[0] / optimizer.dynamic_scale]
+        names = {"optimizer": optimizer, "grads": grads, "variables": [w]}
+        exec("\n".join(pieces), names)
+        assert w.numpy()[0] == 0.5
+
+
 # --- migrating-grad-scaler.md, migrating-optax.md: the arguments --------------------
 
 VALUES = {

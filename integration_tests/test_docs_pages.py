@@ -1,6 +1,7 @@
 """README.md and docs/ are marked up as they should be, and leave out no public name."""
 
 import importlib
+import json
 import re
 import types
 
@@ -40,19 +41,35 @@ def test_all_programs_run_but_one():
     shown = {block.source.strip() for block in ALL_BLOCKS if block.is_snippet}
     tests = " ".join(p.read_text() for p in ROOT.glob("integration_tests/**/test_*.py"))
     for source in shown:
-        name = re.fullmatch(r'--8<-- "examples/(\w+)\.py"', source)[1]
+        name = re.fullmatch(r'--8<-- "examples/(\w+)\.py(?::\w+)?"', source)[1]
         assert (ROOT / "examples" / f"{name}.py").exists()
         # Also by parts: f"custom_loop_{BACKEND}.py".
         assert name in tests or re.sub(r"_[a-z]+$", "_{BACKEND}", name) in tests, name
 
 
-@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+LINK = re.compile(
+    r"""\]\(([^)\s]+)\)|^\[[\w-]+\]: (\S+)|src(?:set)?="([^"]+)\"""", re.MULTILINE
+)
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
 def test_the_links_lead_somewhere(page):
     # Those of docs/ are checked by `make docs`.
-    links = re.findall(r"\]\(([^)\s]+)\)", (ROOT / page).read_text())
+    links = ["".join(found) for found in LINK.findall((ROOT / page).read_text())]
     for link in links:
-        assert link.startswith("https://") or (ROOT / link).exists(), link
+        path, _, _ = link.partition("#")
+        assert link.startswith("https://") or (ROOT / path).exists(), link
     assert links
+
+
+def test_every_page_is_in_the_navigation_and_every_picture_is_there():
+    # What `make docs` does not check.
+    pages = {name.removeprefix("docs/") for name in PAGES} - {"README.md"}
+    listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
+    assert sorted(pages) == sorted(listed)
+    text = "".join(path.read_text() for path in PAGES.values())
+    shown = set(re.findall(r"images/([\w.-]+\.png)", text))
+    assert shown == {path.name for path in (ROOT / "docs/images").iterdir()}
 
 
 # --- What was measured --------------------------------------------------------------
@@ -89,6 +106,32 @@ def test_the_cost_of_lars_is_what_was_measured(results):
     page = "docs/large-batches.md"
     assert rows_below(page, "### What it costs") == docs_figures.lars_rows(results)
     assert not missing_from(page, [docs_figures.lars_shapes(results)])
+
+
+def test_the_settings_of_mlperf_are_those_of_the_recipe():
+    def settings(text):
+        # Without the thousands' commas, and how many epochs that is.
+        rows = re.findall(r"^ *(\| [\d,]+ \| .*epochs .*)$", text, re.MULTILINE)
+        return [re.sub(r",| \([^)]*\)", "", row) for row in rows]
+
+    page = (ROOT / "docs/large-batches.md").read_text()
+    documented = settings(keras_lso.schedules.mlperf_resnet.__doc__)
+    assert len(documented) == 3
+    assert settings(page) == documented
+
+
+def test_the_accuracy_with_lamb_is_what_was_measured(monkeypatch):
+    """By `make large-batch-transformer`, whose results are beside the example."""
+    monkeypatch.syspath_prepend(ROOT / "examples")
+    import large_batch_transformer as example
+
+    written = ROOT / "examples" / "large_batch_transformer.json"
+    found = json.loads(written.read_text())
+    assert found["backend"] == "jax"
+    rows = [
+        docs_figures.markdown_row(cells) for cells in example.rows_of(found["results"])
+    ]
+    assert rows_below("docs/large-batches.md", "### Against AdamW") == rows
 
 
 def test_the_tables_on_performance_are_what_was_measured(results):

@@ -9,7 +9,7 @@ import pytest
 from keras import ops
 
 import keras_lso
-from integration_tests.docs_blocks import PAGES, code_in, run_block, table_of
+from integration_tests.docs_blocks import code_in, run_block, table_of
 
 # What a backend has to do with files is in `test_resume.py`.
 pytestmark = [pytest.mark.slow, pytest.mark.default_backend("torch")]
@@ -66,7 +66,7 @@ def test_the_policy_in_the_docstring_of_LossScale_is_loaded():
     assert loaded.initial_loss_scale == 1024
 
 
-# --- saving.md, migrating-keras.md: the state of another optimizer ------------------
+# --- saving.md: the state of another optimizer ------------------
 
 KERAS, OURS = keras.optimizers.LossScaleOptimizer, keras_lso.LossScaleOptimizer
 
@@ -78,13 +78,7 @@ def bare(adam):
 def by_saving(holds):
     """Returns the code that a row of saving.md gives for what a file holds."""
     rows = dict(table_of("docs/saving.md", "the file holds"))
-    return code_in(rows[holds])
-
-
-def by_migrating_keras():
-    """Returns the code that migrating-keras.md gives for `.weights.h5`."""
-    files = PAGES["docs/migrating-keras.md"].read_text().split("## Files")[1]
-    return [code for code in code_in(files) if code.startswith("model.")]
+    return [code for code in code_in(rows[holds]) if code.startswith("model.")]
 
 
 @pytest.mark.parametrize("path", ["model.keras", "model.weights.h5"])
@@ -92,9 +86,8 @@ def by_migrating_keras():
     "writer, reader, holds",
     [
         (bare, OURS, "the bare inner optimizer (a float32 run)"),
-        (OURS, KERAS, "our default policy, to be read by Keras's class"),
-        (OURS, KERAS, None),
-        (KERAS, OURS, None),
+        (OURS, KERAS, "our default loss-scale policy, to be read by Keras's class"),
+        (KERAS, OURS, "`keras.optimizers.LossScaleOptimizer`"),
     ],
 )
 def test_the_state_of_another_optimizer_comes_along(writer, reader, holds, path, clean):
@@ -102,7 +95,7 @@ def test_the_state_of_another_optimizer_comes_along(writer, reader, holds, path,
     model.fit(np.ones((8, 4)), np.ones((8, 1)), batch_size=2, verbose=0)
     (model.save if path == "model.keras" else model.save_weights)(path)
     loaded = compiled(reader(keras.optimizers.Adam()))
-    for code in by_saving(holds) if holds else by_migrating_keras():
+    for code in by_saving(holds):
         with warnings.catch_warnings():
             warnings.filterwarnings("error", "Skipping variable loading")
             exec(code, {"model": loaded, "path": path})

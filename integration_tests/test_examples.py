@@ -170,6 +170,42 @@ def test_train_digits_says_which_backend_is_missing(
     assert "no_such_framework is not installed: left out." in capsys.readouterr().out
 
 
+# --- large_batch_transformer.py -------------------------------------------------
+
+
+@pytest.mark.default_backend("torch")
+def test_lamb_and_adamw_train_the_small_encoder(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import large_batch_transformer as example
+
+    settings = example.Settings((512,), pieces=2, factors=(1.0, 2.0), seeds=(1,))
+    results = example.compare(settings)
+    assert [result["optimizer"] for result in results] == ["AdamW", "LAMB"]
+    for result in results:
+        assert result["steps"] == 8
+        # As good as always white after so few steps.
+        assert result["accuracies"][0] > result["guess"] - 0.02
+        # Every run is another one.
+        assert len({*result["validation"], *result["accuracies"]}) == 3
+    [row] = example.rows_of(results)
+    assert row[:2] == ["512", "8"]
+    example.draw(results, tmp_path / "picture.png")
+    assert (tmp_path / "picture.png").stat().st_size > 10_000
+
+
+@pytest.mark.one_backend
+def test_its_schedule_rises_to_the_peak_and_falls(monkeypatch):
+    monkeypatch.syspath_prepend(EXAMPLES)
+    import large_batch_transformer as example
+
+    schedule = example.make_schedule(1.0, pieces=24)
+    rates = [float(schedule(i + 1)) for i in range(24)]
+    assert rates[:3] == pytest.approx([1 / 3, 2 / 3, 1.0])
+    assert max(rates) == rates[2]
+    # To 0 one piece later.
+    assert rates[-1] == pytest.approx(1 / 22, rel=0.05)
+
+
 # --- large_batch_digits.py ------------------------------------------------------
 
 large_batch_runs = pytest.mark.full

@@ -73,6 +73,8 @@ INNER = {
         1.0, weight_decay_rate=0.01, trust_ratio="paper"
     ),
     "LARS, clipped": lambda: keras_lso.LARS(1.0, global_clipnorm=1.0),
+    "LAMB": lambda: keras_lso.LAMB(0.1, weight_decay_rate=0.01),
+    "LAMB, clipped": lambda: keras_lso.LAMB(0.1, global_clipnorm=1.0),
     "NovoGrad": lambda: keras_lso.NovoGrad(0.1, weight_decay_rate=0.01),
     "LARC around SGD": lambda: keras_lso.LARC(keras.optimizers.SGD(0.1, momentum=0.9)),
     "LARC around Adam": lambda: keras_lso.LARC(

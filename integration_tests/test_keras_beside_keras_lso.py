@@ -4,6 +4,7 @@ What is in the pictures of `keras_beside_keras_lso.py` and `float16_range.py`:
 `test_example_pictures.py`.
 """
 
+import math
 import pathlib
 import re
 
@@ -97,6 +98,18 @@ def test_the_network_of_underflow_needs_loss_scaling(tmp_path):
     low = re.search(r"Safe for all layers: 2\*\*(-?\d+) to", printed)[1]
     assert int(low) > 4
     assert (tmp_path / "underflow.png").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.default_backend("torch")
+def test_the_transformer_of_the_float16_report_learns_once_it_was_applied(tmp_path):
+    printed = run_example("float16_report.py", folder=tmp_path, backend="torch")
+    assert re.search(r"^norm: overflow, above 65504: square", printed, re.MULTILINE)
+    before, after = map(float, re.findall(r": loss (\S+),", printed))
+    # As docs/troubleshooting.md says: it guesses one of ten, and no loss is NaN.
+    assert before == pytest.approx(math.log(10), abs=0.05)
+    assert after < 1.9
+    assert (tmp_path / "float16_report.png").exists()
 
 
 @pytest.mark.one_backend

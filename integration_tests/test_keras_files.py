@@ -85,6 +85,7 @@ INNER = {
     ),
     "chosen by a function": chosen_by_function,
     "LARS": lambda: keras_lso.LARS(1.0),
+    "LAMB": lambda: keras_lso.LAMB(0.1),
     "NovoGrad": lambda: keras_lso.NovoGrad(0.1),
     "LARC around Nadam": lambda: keras_lso.LARC(OPTIMIZERS.Nadam()),
     "LARC around Adafactor": lambda: keras_lso.LARC(OPTIMIZERS.Adafactor()),

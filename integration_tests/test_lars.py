@@ -1,9 +1,6 @@
 """`LARS` does what the originals do: the Model Garden's, optax's and MLPerf's.
 
-Each judge runs in its own framework, on the same gradients. Largest difference allowed,
-after each of 50 steps, or each fifth one where the judge's are recorded: 2e-6 of the
-tensor's largest magnitude. Rounding of a step is 6e-8 of it at most; sums of squares in
-another order add as much to a trust ratio.
+Each judge runs in its own framework, on the same gradients: see `layer_judges.py`.
 """
 
 import gc
@@ -15,113 +12,51 @@ import pytest
 from keras import ops
 
 import keras_lso
+from integration_tests.layer_judges import (
+    RECORDED,
+    SHAPES,
+    STEPS,
+    assert_same,
+    make_gradients,
+    make_start,
+    make_variables,
+    model_gardens_steps,
+    stacked,
+    trajectory,
+    unstacked,
+)
 from keras_lso import LARC, LARS, LossScaleOptimizer
 
 TENSORS = {type(ops.ones(1)), type(keras.Variable(1.0).value)}
-STEPS = 50
-RECORDED = slice(4, None, 5)
-SHARE = 2e-6
-SHAPES = {
-    "conv/kernel": (3, 3, 2, 4),
-    "conv/bias": (4,),
-    "bn/gamma": (4,),
-    "bn/beta": (4,),
-    "dense/kernel": (4, 3),
-    "scale": (),
-}
-ZERO_AT_FIRST = ("conv/bias", "bn/beta")  # |w| is 0
-WITHOUT_GRADIENT = ("dense/kernel",)  # |g| is 0
 
 
 @pytest.fixture
 def start():
-    random = np.random.default_rng(1)
-    return {
-        path: np.zeros(shape, "float32")
-        if path in ZERO_AT_FIRST
-        else random.standard_normal(shape).astype("float32")
-        for path, shape in SHAPES.items()
-    }
+    return make_start()
 
 
 @pytest.fixture
 def gradients():
-    """The gradients of each step; those of some are 0 at every third step."""
-    random = np.random.default_rng(2)
-    steps = []
-    for step in range(STEPS):
-        steps.append(
-            {
-                path: np.float32(10.0 ** random.integers(-3, 3))
-                * random.standard_normal(shape).astype("float32")
-                * np.float32(not (path in WITHOUT_GRADIENT and step % 3 == 0))
-                for path, shape in SHAPES.items()
-            }
-        )
-    return steps
-
-
-def make_variables(start):
-    variables = []
-    for path, value in start.items():
-        *scopes, name = path.split("/")
-        with keras.name_scope(scopes[0] if scopes else "top"):
-            variables.append(keras.Variable(value, name=name))
-    return variables
-
-
-def trajectory(optimizer, start, gradients):
-    """Returns the weights after each step of ours."""
-    variables = make_variables(start)
-    steps = []
-    for grads in gradients:
-        optimizer.apply([ops.array(g) for g in grads.values()], variables)
-        steps.append([np.array(ops.convert_to_numpy(v)) for v in variables])
-    return steps
-
-
-def assert_same(ours, theirs, assert_close):
-    assert len(ours) == len(theirs) >= STEPS // 5
-    for mine, judge in zip(ours, theirs, strict=True):
-        assert_close(mine, judge, share=SHARE)
+    return make_gradients()
 
 
 @pytest.fixture
 def model_gardens(original, model_garden, start, gradients):
     """`model_gardens(settings, rates=None)`: the recorded steps of the Model Garden's.
 
-    `rates` are the arguments of a `PolynomialDecay` in place of the learning rate.
+    For `rates` see `model_gardens_steps`.
     """
 
-    def run(settings, rates):
-        import tensorflow as tf
-        import tf_keras
-
-        if rates is not None:
-            schedule = tf_keras.optimizers.schedules.PolynomialDecay(**rates)
-            settings = {**settings, "learning_rate": schedule}
-        optimizer = model_garden("lars").LARS(**settings)
-        variables = [tf.Variable(value, name=path) for path, value in start.items()]
-        steps = []
-        for grads in gradients:
-            tensors = [tf.constant(g) for g in grads.values()]
-            optimizer.apply_gradients(zip(tensors, variables, strict=True))
-            steps.append([np.array(v) for v in variables])
-        return stacked(steps)
-
     def get(settings, rates=None):
-        return unstacked(original(lambda: run(settings, rates)))
+        return unstacked(
+            original(
+                lambda: model_gardens_steps(
+                    model_garden("lars").LARS, settings, rates, start, gradients
+                )
+            )
+        )
 
     return get
-
-
-def stacked(steps):
-    """Returns for each variable an array of its values at the steps to record."""
-    return [np.stack(values) for values in zip(*steps[RECORDED], strict=True)]
-
-
-def unstacked(variables):
-    return [list(values) for values in zip(*variables, strict=True)]
 
 
 @pytest.mark.exhaustive

@@ -50,6 +50,7 @@ INNER = {
     "RMSprop": lambda: keras.optimizers.RMSprop(0.1),
     "LARC": lambda: keras_lso.LARC(keras.optimizers.SGD(1.0, momentum=0.5)),
     "LARS": lambda: keras_lso.LARS(1.0),
+    "LAMB": lambda: keras_lso.LAMB(0.1),
     "NovoGrad": lambda: keras_lso.NovoGrad(0.1),
 }
 

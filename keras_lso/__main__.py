@@ -16,6 +16,7 @@ from keras_lso import _version
 from keras_lso._backend import KERNELS, backend
 from keras_lso._keras_internals.rules import rule_of
 from keras_lso._keras_internals.variables import storage_of
+from keras_lso.lamb import LAMB
 from keras_lso.larc import LARC
 from keras_lso.lars import LARS
 from keras_lso.novograd import NovoGrad
@@ -89,7 +90,7 @@ def _optimizers():
     sgd = found.pop("SGD")
     for name, arguments in _ARGUMENTS.items():
         found[name] = lambda arguments=arguments: sgd(**arguments)
-    for cls in (LARS, NovoGrad):
+    for cls in (LAMB, LARS, NovoGrad):
         found[f"keras_lso.{cls.__name__}"] = cls
     found["keras_lso.LARC"] = lambda: LARC(found["SGD, momentum"]())
     return dict(sorted(found.items(), key=lambda item: item[0].lower()))

@@ -1,6 +1,6 @@
 """What arguments of optimizers, schedules and methods have to be.
 
-Those of `LossScaleOptimizer` and its policies are checked by `_checks.py`.
+Those of `LossScaleOptimizer` and the loss scales are checked by `_checks.py`.
 """
 
 import re

@@ -3,59 +3,37 @@
 It is apart from `underflow.py`, since it imports rich, which takes a while.
 """
 
-import io
 import math
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
-WIDTH = 100
+from keras_lso._tables import new_table, scale_text, share_text, text_of
 
 
 def table_of(report):
-    """Returns the table as text, at most `WIDTH` characters a line."""
+    """Returns the table as text."""
     at_one, at_best = _index(report, 1.0), _index(report, report.initial_scale)
-    best = f"at {_scale(report.scales[at_best])}"
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
-    table.add_column("layer", overflow="fold")
-    headings = [f"flushed\nat {_scale(report.scales[at_one])}"]
+    best = f"at {scale_text(report.scales[at_best])}"
+    headings = [f"flushed\nat {scale_text(report.scales[at_one])}"]
     headings += [f"{share}\n{best}" for share in ("flushed", "subnormal", "overflow")]
-    for heading in ("median", *headings, "safe scales"):
-        table.add_column(heading, justify="right", no_wrap=True)
+    table = new_table("layer", ("median", *headings, "safe scales"))
     for path, counts in report.layers.items():
         shares = counts.flushed, counts.subnormal, counts.overflowing
         table.add_row(
             path,
             "" if counts.median is None else f"{counts.median:.0e}",
-            _share(counts.flushed[at_one]),
-            *(_share(share[at_best]) for share in shares),
+            share_text(counts.flushed[at_one]),
+            *(share_text(share[at_best]) for share in shares),
             _safe(counts.lowest_safe_scale, counts.highest_safe_scale),
         )
-    stream = io.StringIO()
-    console = Console(file=stream, width=WIDTH)
-    console.print(table)
     scales = report.safe_scales
     safe = f"Safe for all layers: {_safe(*scales)}." if scales else "No scale is safe."
-    best = f"Recommended initial_scale: {_scale(report.initial_scale)}."
-    console.print(safe, best, highlight=False)
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+    best = f"Recommended initial_scale: {scale_text(report.initial_scale)}."
+    return text_of(table, f"{safe} {best}")
 
 
 def _index(report, scale):
     """Returns the index of the nearest scale of the report, by their ratio."""
     factors = [max(other / scale, scale / other) for other in report.scales]
     return factors.index(min(factors))
-
-
-def _scale(value):
-    """Returns a power of two as `2**15`, any other scale in digits."""
-    mantissa, exponent = float(value).hex().split("p")
-    return f"2**{int(exponent)}" if mantissa == "0x1.0000000000000" else f"{value:.3g}"
-
-
-def _share(value):
-    return "" if value == 0 else "<0.1%" if value < 0.001 else f"{value:.1%}"
 
 
 def _safe(low, high):

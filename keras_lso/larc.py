@@ -12,7 +12,7 @@ from keras_lso._config_dicts import read_object
 from keras_lso._core.arguments import check_optimizer
 from keras_lso._core.configs import check_numbers
 from keras_lso._core.gradients import pair_gradients, reduce_gradients, split_pairs
-from keras_lso._core.lars import LARS
+from keras_lso._core.layer_adaptive import LayerAdaptive
 from keras_lso._core.loss_scale_optimizer import LossScaleOptimizer
 from keras_lso._core.scaling import Gradients
 from keras_lso._core.state_file import checked
@@ -245,7 +245,8 @@ class LARC(Wrapper):
         """Returns the learning rate of the innermost optimizer's step."""
         innermost = chain_of(self)[-1]
         rate = rate_of(innermost)
-        return innermost.decayed(rate) if isinstance(innermost, LARS) else rate
+        is_decayed = isinstance(innermost, LayerAdaptive)
+        return innermost.decayed(rate) if is_decayed else rate
 
     def _inv_scale(self, scaled):
         """Returns the factor that unscales the gradients' norms."""

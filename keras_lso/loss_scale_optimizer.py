@@ -92,7 +92,7 @@ class LossScaleOptimizer(TFKerasLossScaling, core.LossScaleOptimizer):
             `2**24`.
         master_weights: `"auto"`, True or False. Whether the inner optimizer trains
             float32 copies of variables that are narrower, as in a model under the
-            `"float16"` policy; small steps would be rounded away otherwise.
+            dtype policy `"float16"`; small steps would be rounded away otherwise.
             Defaults to `"auto"`: of float16 ones. `True`: of bfloat16 ones too.
             Under `"mixed_float16"` the variables are float32, and nothing is
             copied.

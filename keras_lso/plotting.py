@@ -1,4 +1,4 @@
-"""Pictures of schedules, loss scales, trust ratios and underflow.
+"""Pictures of schedules, loss scales, trust ratios, underflow and overflow.
 
 Each function returns a `matplotlib` figure; `figure.savefig(path)` writes it to a file.
 Only this module needs matplotlib, which it imports when a function draws.
@@ -221,6 +221,58 @@ def plot_underflow(report):
     return figure
 
 
+def plot_float16(report):
+    """Draws the largest magnitudes of each layer beside the range of float16.
+
+    The layers to keep in float32 have their names in colour.
+
+    Args:
+        report: The `Float16Report` that `keras_lso.float16_report` returned.
+
+    Returns:
+        A `matplotlib` figure.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+    """
+    names, layers = list(report.layers), list(report.layers.values())
+    figure, [axis] = _figure(1, height=max(2.2, 1.3 + 0.24 * len(names)))
+    for kind, marker, size in _KINDS:
+        points = [
+            (value, row)
+            for row, found in enumerate(layers)
+            for value in _largest(found, kind)
+        ]
+        values, rows = zip(*points, strict=True) if points else ((), ())
+        # Hollow, so that what they lie over is seen.
+        style = {"markersize": size, "markerfacecolor": "none", "label": kind}
+        axis.plot(values, rows, marker, color="black", **style)
+    axis.set_xscale("log", base=2)
+    low, high = axis.get_xlim()
+    axis.set_xlim(min(low, 2.0**-26), max(high, 2.0**20))
+    low, high = axis.get_xlim()
+    axis.axvspan(low, 2.0**-25, color=_COLORS[0], alpha=0.25, label="flushed to zero")
+    axis.axvspan(65504.0, high, color=_COLORS[1], alpha=0.25, label="overflow")
+    axis.set_xlabel("largest magnitude in float32")
+    axis.set_yticks(range(len(names)), names, fontsize=8)
+    axis.set_ylim(len(names) - 0.5, -0.5)
+    for name, label in zip(names, axis.get_yticklabels(), strict=True):
+        if any(f"{name}/".startswith(f"{path}/") for path in report.layers_to_keep):
+            label.set(color=_COLORS[1], fontweight="bold")
+    place = {"loc": "outside upper left", "ncols": 6}
+    figure.legend(frameon=False, fontsize=7, **place)
+    return figure
+
+
+_KINDS = ("inputs", "|", 9), ("weights", "s", 3), ("ops", "x", 5), ("outputs", "o", 6)
+
+
+def _largest(found, kind):
+    """Returns the largest magnitudes of a kind that are in float16 and not zero."""
+    of_kind = found.ops.values() if kind == "ops" else [getattr(found, kind)]
+    return [m.largest for m in of_kind if m is not None and m.is_float16 and m.largest]
+
+
 def _blend(shares, color):
     """Returns an image that is white where the share is 0, and the colour at 1."""
     from matplotlib.colors import to_rgb
@@ -272,4 +324,10 @@ def _colored(items):
     return zip(itertools.cycle(_COLORS), items.items(), strict=False)
 
 
-__all__ = ["plot_loss_scale", "plot_schedule", "plot_trust_ratios", "plot_underflow"]
+__all__ = [
+    "plot_float16",
+    "plot_loss_scale",
+    "plot_schedule",
+    "plot_trust_ratios",
+    "plot_underflow",
+]

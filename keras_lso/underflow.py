@@ -1,11 +1,11 @@
 """`underflow_report`: the underflow of a model's gradients in float16, at any scale.
 
 The counting of values is in `_underflow_counts.py`, the table in `_underflow_table.py`.
+How the model is run without changing it is in `_trial_runs.py`.
 """
 
 import contextlib
 import math
-from collections.abc import Iterable
 
 import keras
 import numpy as np
@@ -13,7 +13,8 @@ from keras import ops, tree
 
 from keras_lso._backend import backend
 from keras_lso._checks import check_list, check_scale
-from keras_lso._keras_internals.variables import layers_of
+from keras_lso._keras_internals.variables import copy_of, layers_of
+from keras_lso._trial_runs import batches_of, build, in_float32, unchanged
 from keras_lso._underflow_counts import GradientCounts, counts_of
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
 
@@ -42,7 +43,7 @@ def underflow_report(model, x, y=None, sample_weight=None, scales=None):
     restored afterwards.
 
     Args:
-        model: A compiled `keras.Model`, under `"float32"` or a `"mixed_..."` policy.
+        model: A compiled `keras.Model`, of any dtype policy.
         x: Inputs of one batch. Or any other data that `fit` takes, of which the first
             batch is used: a `tf.data.Dataset`, a `keras.utils.PyDataset`, a
             `torch.utils.data.DataLoader`, or a generator of batches, which is advanced
@@ -58,9 +59,8 @@ def underflow_report(model, x, y=None, sample_weight=None, scales=None):
         An `UnderflowReport`.
 
     Raises:
-        ValueError: If the model is not compiled, if its weights are in float16, if `x`
-            yields no batch, or targets beside `y`, or if an argument is none of the
-            above.
+        ValueError: If the model is not compiled, if `x` yields no batch, or targets
+            beside `y`, or if an argument is none of the above.
 
     Example:
 
@@ -76,16 +76,11 @@ def underflow_report(model, x, y=None, sample_weight=None, scales=None):
     _check_is_compiled(model)
     scales = DEFAULT_SCALES if scales is None else check_list("scales", scales, 1)
     scales = sorted({check_scale("scales", scale) for scale in scales})
-    x, y, sample_weight = tree.map_structure(
-        lambda value: None if value is None else ops.convert_to_tensor(value),
-        _first_batch(x, y, sample_weight),
-    )
-    if not all(layer.built for layer in layers_of(model)):
-        model(x)  # As `fit` would.
-    _check_dtypes(model)
-    leaves = [layer for layer in layers_of(model)[1:] if len(layers_of(layer)) == 1]
-    with _in_float32(layers_of(model)), _unchanged(model):
-        found = _gradients(model, leaves, x, y, sample_weight)
+    [batch] = batches_of(x, y, sample_weight)
+    build(model, batch[0])
+    found: dict = {}  # Layers of a subclassed model may share a path.
+    for layer, grads in gradients_of(model, *batch):
+        found.setdefault(_name(model, layer), []).extend(grads)
     counts = {name: counts_of(grads, scales) for name, grads in found.items() if grads}
     return UnderflowReport(scales, counts)
 
@@ -98,78 +93,34 @@ def _check_is_compiled(model):
         )
 
 
-def _first_batch(x, y, sample_weight):
-    """Returns inputs, targets and weights of a batch, the first if `x` holds many."""
-    is_data = isinstance(x, keras.utils.PyDataset) or (
-        isinstance(x, Iterable)
-        and not isinstance(x, list | tuple | dict)
-        and not ops.is_tensor(x)
-        and not hasattr(x, "__array__")
-    )
-    if not is_data:
-        return x, y, sample_weight
-    kind = type(x).__name__
-    if y is not None or sample_weight is not None:
-        raise ValueError(
-            f"When `x` is a {kind}, `y` and `sample_weight` must not be given: it "
-            "yields them with the inputs. Received: "
-            f"y={y!r}, sample_weight={sample_weight!r}"
-        )
-    batch = x[0] if isinstance(x, keras.utils.PyDataset) else next(iter(x), None)
-    if batch is None:
-        raise ValueError(f"`x` must yield a batch, and this {kind} yields none.")
-    return keras.utils.unpack_x_y_sample_weight(batch)
-
-
-def _check_dtypes(model):
-    paths = [v.path for v in model.trainable_variables if v.dtype == "float16"]
-    if paths:
-        raise ValueError(
-            "The gradients of float16 weights are float16 themselves, in which the "
-            "values that this function counts are lost already. Build the model under "
-            "the 'mixed_float16' policy, `set_weights` of this one, and pass that. "
-            f"Received a model with float16 weights: {paths[:3]}"
-        )
-
-
-@contextlib.contextmanager
-def _in_float32(layers):
-    """Makes the layers compute in float32."""
-    policies = [(layer, layer.dtype_policy) for layer in layers]
-    try:
-        for layer, policy in policies:
-            if policy.compute_dtype in ("float16", "bfloat16"):
-                layer.dtype_policy = "float32"
-        yield
-    finally:
-        for layer, policy in policies:
-            layer.dtype_policy = policy
-
-
-@contextlib.contextmanager
-def _unchanged(model):
-    """Restores what a forward pass assigns: statistics, seeds, metrics."""
-    variables = [*model.non_trainable_variables, *model.metrics_variables]
-    before = [ops.copy(v) for v in variables]
-    try:
-        yield
-    finally:
-        for variable, value in zip(variables, before, strict=True):
-            variable.assign(value)
-
-
 # --- Gradients ----------------------------------------------------------------------
 
 
-def _gradients(model, layers, x, y, sample_weight):
-    """Returns the float32 gradients, a list of arrays for each layer's path."""
+def gradients_of(model, x, y, sample_weight):
+    """Returns the float32 gradients of a batch, of each layer without others in it.
 
+    The model is as it was afterwards.
+
+    Returns:
+        List of tuples of a layer and the list of its gradients, NumPy arrays: of its
+        weights, and of what it returns at each call.
+    """
+    layers = [layer for layer in layers_of(model)[1:] if len(layers_of(layer)) == 1]
+    weights = [v for layer in layers for v in layer.trainable_variables]
+    # The gradient of a float16 variable would be float16 itself.
+    masters = [(v, copy_of(v, "float32")) for v in weights if v.dtype == "float16"]
+    with in_float32(model), unchanged(model):
+        return _gradients(model, layers, masters, x, y, sample_weight)
+
+
+def _gradients(model, layers, masters, x, y, sample_weight):
     def loss():
         owners.clear()
-        predicted = model(x, training=True)
-        return model.compute_loss(
-            x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=True
-        )
+        with _replaced(masters, probes):
+            predicted = model(x, training=True)
+            return model.compute_loss(
+                x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=True
+            )
 
     owners: list = []
     shapes: list = []
@@ -182,17 +133,33 @@ def _gradients(model, layers, x, y, sample_weight):
         owners.append(layer)
         return value + ops.convert_to_tensor(probes[len(owners) - 1])
 
-    variables = [v for layer in layers for v in layer.trainable_variables]
+    in_place = {id(v): master for v, master in masters}
+    weights = [v for layer in layers for v in layer.trainable_variables]
+    variables = [in_place.get(id(v), v) for v in weights]
     with _after_each_call(layers, add_probe):
         _, grads = backend.compute_gradients(loss, [*variables, *probes])
     holders = [layer for layer in layers for _ in layer.trainable_variables]
-    # Layers of a subclassed model may share a path.
-    found: dict = {_name(model, layer): [] for layer in layers}
+    found: dict = {id(layer): (layer, []) for layer in layers}
     for owner, grad in zip([*holders, *owners], grads, strict=True):
         if grad is not None:
             grad = ops.convert_to_numpy(backend.to_dense(grad))
-            found[_name(model, owner)].append(grad)
-    return found
+            found[id(owner)][1].append(grad)
+    return list(found.values())
+
+
+@contextlib.contextmanager
+def _replaced(masters, probes):
+    """Lets layers read the float32 copies of their float16 variables."""
+    if not masters:
+        yield
+        return
+    # On JAX this scope hides the caller's, and so the probes that are held there.
+    pairs = [*masters, *((probe, probe) for probe in probes)]
+    scope = keras.StatelessScope()
+    for variable, source in pairs:
+        scope.add_update((variable, ops.add(source, 0.0)))
+    with scope:
+        yield
 
 
 def _name(model, layer):

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from keras import ops
 
-from keras_lso import LARS, LossScaleOptimizer, NovoGrad
+from keras_lso import LAMB, LARS, LossScaleOptimizer, NovoGrad
 from keras_lso._backend import backend, without_kernels
 from keras_lso._backend.framework import Framework
 
@@ -47,12 +47,18 @@ OPTIMIZERS = {
     "lars, paper": lambda rate, **k: LARS(
         rate, eeta=0.5, nesterov=True, trust_ratio="paper", **k
     ),
+    "lamb": LAMB,
+    "lamb, uncorrected": lambda rate, **k: LAMB(
+        rate, bias_correction=False, max_trust_ratio=2.0, **k
+    ),
+    "keras lamb": keras.optimizers.Lamb,
     "novograd": NovoGrad,
     "novograd, averaged": lambda rate, **k: NovoGrad(rate, grad_averaging=True, **k),
 }
-OURS = [name for name in OPTIMIZERS if name.startswith(("lars", "novograd"))]
+OURS = [name for name in OPTIMIZERS if name.startswith(("lamb", "lars", "novograd"))]
 # On JAX no other rule is faster than the optimizer itself: both runs would be one.
-WITH_KERNEL = OURS if BACKEND == "jax" else list(OPTIMIZERS)
+WITH_NORMS = [*OURS, "keras lamb"]
+WITH_KERNEL = WITH_NORMS if BACKEND == "jax" else list(OPTIMIZERS)
 
 
 @contextlib.contextmanager
@@ -186,7 +192,9 @@ class Run:
         # Some ten roundings of 6e-8 a step, of numbers that are no larger than the
         # largest that the tensor has held. A norm, and what is divided by it, adds as
         # many again.
-        has_norms = script.optimizer in OURS or "global_clipnorm" in script.options
+        has_norms = (
+            script.optimizer in WITH_NORMS or "global_clipnorm" in script.options
+        )
         self.share = 2e-6 if has_norms else 1e-6
         self.apply = self._compile(compiled) if compiled else self._apply
 
@@ -427,7 +435,7 @@ def test_kernels_do_what_the_reference_does(optimizer, data):
     compare(data.draw(scripts(optimizer)))
 
 
-ONE_OF_EACH_RULE = ["nesterov", "adamw", "lars", "novograd"]
+ONE_OF_EACH_RULE = ["nesterov", "adamw", "lars", "lamb", "novograd"]
 
 
 # Every example is compiled.

@@ -11,15 +11,12 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import tomllib
 
 import keras
 import numpy as np
 import pytest
-from packaging.requirements import Requirement
 
 import keras_lso
-from keras_lso import _keras_version
 
 LIST_FRAMEWORKS = """
 import sys
@@ -274,111 +271,3 @@ def test_what_is_built_has_the_version_of_the_package():
     from hatchling.plugin.manager import PluginManager
 
     assert core.ProjectMetadata(ROOT, PluginManager()).version == keras_lso.__version__
-
-
-# --- versions of Keras --------------------------------------------------------
-
-
-@pytest.mark.one_backend
-def test_the_supported_versions_are_those_of_pyproject():
-    project = tomllib.loads(PYPROJECT.read_text())["project"]
-    requirements = map(Requirement, project["dependencies"])
-    specifiers = {each.name: each.specifier for each in requirements}
-    assert specifiers["keras"] == _keras_version.SUPPORTED
-
-
-@pytest.mark.one_backend
-@pytest.mark.parametrize(
-    ("version", "supported"),
-    [
-        ("3.12.0", True),
-        ("3.12.4", True),
-        ("3.15.1", True),
-        ("3.15.99.post1", True),
-        ("3.15.1+local", True),
-        ("3.14.0.dev2026", True),
-        ("3.13.0rc0", True),
-        ("2.15.0", False),
-        ("3.0.0", False),
-        ("3.11.3", False),
-        ("3.12.0rc1", False),
-        ("3.16.0.dev2026", False),
-        ("3.16.0rc0", False),
-        ("3.16.0", False),
-        ("4.0.0", False),
-        ("no version", False),
-    ],
-)
-def test_versions(version, supported):
-    assert _keras_version.is_supported(version) is supported
-
-
-# A module in Keras's place, as old ones are: without a part of what we import.
-KERAS_OF_ANOTHER_VERSION = """
-import runpy, sys, types
-keras = sys.modules["keras"] = types.ModuleType("keras")
-keras.__version__ = {version!r}
-keras.__file__ = "/somewhere/keras/__init__.py"
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.one_backend
-@pytest.mark.parametrize(
-    ("version", "statement"),
-    [
-        ("2.15.0", "import keras_lso"),
-        ("3.11.3", "import keras_lso.compat.v1"),
-        ("3.16.0rc0", "runpy.run_module('keras_lso', run_name='__main__')"),
-    ],
-)
-def test_another_keras_is_refused_at_import(version, statement):
-    result = run(KERAS_OF_ANOTHER_VERSION.format(version=version) + statement, "numpy")
-    assert result.returncode == 1
-    assert result.stderr.splitlines()[-1] == (
-        f"ImportError: keras_lso supports Keras {_keras_version.SUPPORTED}. Found: "
-        f"Keras {version} (/somewhere/keras/__init__.py). Run "
-        f'`pip install "keras{_keras_version.SUPPORTED}"`, or look for a keras_lso '
-        f"that supports Keras {version}: `pip install --upgrade keras-lso`."
-    )
-
-
-@pytest.fixture
-def broken_keras(monkeypatch, tmp_path):
-    """`broken_keras(version)`: one that is installed, and fails in its own imports."""
-
-    def install(version):
-        (tmp_path / "keras.py").write_text("import no_such_framework")
-        metadata = tmp_path / f"keras-{version}.dist-info" / "METADATA"
-        metadata.parent.mkdir()
-        metadata.write_text(f"Metadata-Version: 2.1\nName: keras\nVersion: {version}")
-        monkeypatch.syspath_prepend(tmp_path)
-        monkeypatch.delitem(sys.modules, "keras")
-
-    return install
-
-
-@pytest.mark.one_backend
-def test_an_old_keras_that_cannot_be_imported_is_named(broken_keras):
-    broken_keras("2.15.0")
-    with pytest.raises(ImportError, match="Found: Keras 2.15.0. Run `pip") as refused:
-        _keras_version.check_keras()
-    assert isinstance(refused.value.__cause__, ModuleNotFoundError)
-
-
-@pytest.mark.one_backend
-def test_a_failing_import_of_a_supported_keras_is_its_own(broken_keras):
-    broken_keras(keras.__version__)
-    with pytest.raises(ModuleNotFoundError, match="no_such_framework"):
-        _keras_version.check_keras()
-
-
-@pytest.mark.one_backend
-def test_without_keras_the_error_is_pythons(monkeypatch):
-    def no_metadata(name):
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setitem(sys.modules, "keras", None)
-    monkeypatch.setattr(importlib.metadata, "version", no_metadata)
-    with pytest.raises(ModuleNotFoundError, match="import of keras halted"):
-        _keras_version.check_keras()

@@ -28,14 +28,14 @@ def test_it_prints_versions_backend_and_devices(capsys):
 
 def test_every_optimizer_is_listed_with_its_step():
     found = steps()
-    ours = {"keras_lso.LARC", "keras_lso.LARS", "keras_lso.NovoGrad"}
+    ours = {"keras_lso.LAMB", "keras_lso.LARC", "keras_lso.LARS", "keras_lso.NovoGrad"}
     assert ours | {"SGD", "SGD, momentum", "Adam", "AdamW", "Ftrl", "Muon"} <= set(
         found
     )
     fast = {name for name, step in found.items() if step.startswith("one pass")}
     rules = {"SGD", "SGD, momentum", "Adam", "AdamW", "Nadam", "Adamax", "Lion"}
     rules |= {"RMSprop", "Adagrad"}
-    with_norms = {"keras_lso.LARS", "keras_lso.NovoGrad"}
+    with_norms = {"keras_lso.LAMB", "keras_lso.LARS", "keras_lso.NovoGrad", "Lamb"}
     # `run_if` is as fast on JAX, for all of them.
     expected = with_norms if keras.backend.backend() == "jax" else rules | with_norms
     assert fast == expected

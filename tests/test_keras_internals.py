@@ -168,6 +168,11 @@ WITH_RULE = {
     "Nadam": (lambda: keras.optimizers.Nadam(0.5, weight_decay=0.1), rules.Nadam),
     "Adamax": (lambda: keras.optimizers.Adamax(0.5), rules.Adamax),
     "LARS": (lambda: keras_lso.LARS(0.5), layer_rules.LARS),
+    "LAMB": (lambda: keras_lso.LAMB(0.5), layer_rules.LAMB),
+    "Lamb": (
+        lambda: keras.optimizers.Lamb(0.5, weight_decay=0.1),
+        layer_rules.KerasLamb,
+    ),
     "NovoGrad": (lambda: keras_lso.NovoGrad(0.5), layer_rules.NovoGrad),
 }
 
@@ -188,6 +193,7 @@ WITHOUT_RULE = {
     "centered": lambda: keras.optimizers.RMSprop(0.5, centered=True),
     "RMSprop with momentum": lambda: keras.optimizers.RMSprop(0.5, momentum=0.5),
     "subclass of AdamW": lambda: MyAdamW(0.5),
+    "LAMB with Keras's decay": lambda: keras_lso.LAMB(0.5, weight_decay=0.1),
     "LARS with Keras's decay": lambda: keras_lso.LARS(0.5, weight_decay=0.1),
     "clipvalue of a rule with norms": lambda: keras_lso.LARS(0.5, clipvalue=1.0),
     "global_clipnorm of a rule with norms": lambda: keras_lso.LARS(

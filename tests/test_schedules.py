@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from keras import ops
 
+import keras_lso
 from keras_lso import schedules
 from keras_lso.schedules import (
     CosineDecayPolicy,
@@ -37,6 +38,7 @@ from keras_lso.schedules import (
     StepCosineDecayWithOffset,
     TransformerPolicy,
     linear_scaling,
+    mlperf_bert,
     mlperf_resnet,
 )
 
@@ -627,6 +629,69 @@ def test_the_mlperf_settings_are_the_published_ones(
     assert mlperf_resnet(batch_size, 100).lars["momentum"] == momentum
 
 
+# Base rate, steps, warm-up, its start: rcps_bert.json of MLPerf training 5.1.
+MLPERF_BERT = {
+    256: (0.00035, 13700, 0, 0),
+    448: (0.000425, 6700, 0, 0),
+    1536: (0.002, 2254, 0, 0),
+    3072: (0.002, 1141, 100, 0),
+    4096: (0.0024, 855, 0, 0),
+    4608: (0.0035, 700, 0, 0),
+    6144: (0.0029293, 700, 0, -700),
+    6912: (0.0029293, 700, 0, -700),
+    8192: (0.00288293, 600, 287, -76),
+    8704: (0.002971656225, 600, 287, -76),
+    12288: (0.0031, 500, 300, -100),
+    13056: (0.00319540686, 500, 300, -100),
+    16384: (0.0033, 600, 290, -100),
+}
+
+
+def mlperf_bert_rate(step, base, steps, warmup, start):
+    """The rate of `create_optimizer` in MLPerf's reference, in float64."""
+    rate = base * (1 - min(step, steps) / steps)
+    if warmup and step - start < warmup:
+        rate = base * (step - start) / warmup
+    return rate
+
+
+@pytest.mark.parametrize("batch_size", MLPERF_BERT)
+def test_the_schedule_of_mlperfs_bert_is_that_of_the_reference(batch_size):
+    point = MLPERF_BERT[batch_size]
+    schedule = mlperf_bert(batch_size).learning_rate
+    end = max(0, sum(point[2:]))
+    steps = [0, 1, 2, end - 1, end, end + 1, *range(0, point[1] + 100, 61)]
+    steps = [step for step in steps if step >= 0]
+    expected = [mlperf_bert_rate(step, *point) for step in steps]
+    np.testing.assert_allclose(
+        rates(schedule, steps), expected, rtol=8 * EPSILON, atol=4 * EPSILON * point[0]
+    )
+    restored = through_json(schedule)
+    np.testing.assert_array_equal(rates(restored, steps), rates(schedule, steps))
+
+
+@pytest.mark.one_backend
+def test_the_settings_of_mlperfs_bert_are_the_published_ones():
+    schedule, settings = mlperf_bert(6912)
+    assert settings == {
+        "beta_1": 0.7206,
+        "beta_2": 0.78921,
+        "epsilon": 1e-6,
+        "weight_decay_rate": 0.001,
+        "exclude_from_weight_decay": ["(?i)layer_?norm", "bias"],
+        "exclude_1d": True,
+        "global_clipnorm": 1.0,
+    }
+    # A caller may change his own dict.
+    settings["beta_1"] = 0.0
+    assert mlperf_bert(6912).lamb["beta_1"] == 0.7206
+    optimizer = keras_lso.LAMB(schedule, **mlperf_bert(6912).lamb)
+    config = optimizer.get_config()
+    assert {key: config[key] for key in mlperf_bert(6912).lamb} == mlperf_bert(
+        6912
+    ).lamb
+
+
 def test_a_recipe_for_hardly_any_steps_is_finite():
     schedule = mlperf_resnet(4096, 1e-6).learning_rate
     assert_rates(schedule, {0: 10.0, 1: 1e-4})
@@ -867,6 +932,7 @@ def test_boundaries_that_are_none_are_refused(make):
             for x in (-0.1, 1.5, float("nan"), True, "0.1")
         ],
         (lambda: mlperf_resnet(1024, 157), "4096, 8192, 32768.*linear_scaling"),
+        (lambda: mlperf_bert(1024), "256, 448, .*16384.*arXiv:1904.00962"),
         (lambda: mlperf_resnet(4096, 0), "`steps_per_epoch` must be"),
         (lambda: mlperf_resnet(4096, float("nan")), "`steps_per_epoch` must be"),
         (lambda: mlperf_resnet(4096, "157"), "`steps_per_epoch` must be"),

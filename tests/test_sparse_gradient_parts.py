@@ -57,6 +57,7 @@ OPTIMIZERS = {
     ),
     "LARC alone": lambda: keras_lso.LARC(keras.optimizers.SGD(0.5)),
     "LARS": lambda: keras_lso.LARS(0.5),
+    "LAMB": lambda: keras_lso.LAMB(0.5),
     "NovoGrad": lambda: keras_lso.NovoGrad(0.5),
 }
 

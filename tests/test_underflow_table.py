@@ -24,3 +24,13 @@ def test_the_safe_scales_are_the_powers_of_two_within(values, safe):
     report = UnderflowReport(scales, {"dense": counts_of([np.array(values)], scales)})
     [row] = [line for line in table_of(report).splitlines() if "dense" in line]
     assert row.endswith(f"  {safe}")
+
+
+def test_in_a_notebook_the_table_is_text_as_elsewhere(monkeypatch):
+    report = UnderflowReport([1.0], {"dense": counts_of([np.array([1.0])], [1.0])})
+    elsewhere = table_of(report)
+    # What rich takes for a notebook, and for a terminal.
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    assert table_of(report) == elsewhere
+    assert "dense" in elsewhere and "\x1b" not in elsewhere

@@ -23,6 +23,7 @@ INNER = {
     "global_clipnorm": lambda: SGD(0.1, momentum=0.9, global_clipnorm=0.5),
     "LARS": lambda: keras_lso.LARS(0.1),
     "LARS, averaging": lambda: keras_lso.LARS(0.1, use_ema=True),
+    "LAMB": lambda: keras_lso.LAMB(0.1),
     "NovoGrad": lambda: keras_lso.NovoGrad(0.1),
     "LARC": lambda: keras_lso.LARC(SGD(0.1, momentum=0.9)),
     "averages": lambda: Adam(0.1, use_ema=True, ema_overwrite_frequency=2),

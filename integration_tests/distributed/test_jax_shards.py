@@ -18,17 +18,17 @@ def printed():
 
 def test_slots_and_masters_are_sharded_as_their_variables_are(printed):
     layouts = printed("LAYOUTS")
-    assert len(layouts) == 7
+    assert len(layouts) == 8
     for name, count, wrong in layouts:
         # A master for each of four variables, and slots for it.
-        slots = {"Adam": 8, "global_clipnorm": 0}.get(name, 4)
+        slots = {"Adam": 8, "LAMB": 8, "global_clipnorm": 0}.get(name, 4)
         assert count == 4 + slots, name
         assert wrong == [], name
 
 
 def test_an_overflow_in_any_one_shard_is_seen_on_all_devices(printed):
     results = printed("SKIPS")
-    assert len(results) == 9
+    assert len(results) == 10
     for name, dtype, policy, found in results:
         # In five places inf and NaN, and a large number, which is no overflow.
         assert found == [True] * 11, (name, dtype, policy)

@@ -31,7 +31,7 @@ def printed(tmp_path_factory):
 
 def test_steps_are_those_on_whole_tensors(printed):
     cases = printed("CASE")
-    assert len(cases) == 18 + 4 * 6 + 2 + 7
+    assert len(cases) == 20 + 4 * 7 + 2 + 8
     for case, result in cases:
         limit = FLOAT16 if "float16" in case else FLOAT32
         # `not`: a NaN is no small difference.

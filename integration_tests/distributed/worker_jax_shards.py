@@ -28,6 +28,7 @@ from integration_tests.distributed.jax_training import AXIS, HAS_SHARD_MAP
 OPTIMIZERS = {
     **problem.OPTIMIZERS,
     "RMSprop": lambda: keras.optimizers.RMSprop(0.01),
+    "LAMB": lambda: keras_lso.LAMB(0.01, weight_decay_rate=0.01),
     "NovoGrad": lambda: keras_lso.NovoGrad(0.01),
 }
 
@@ -112,6 +113,7 @@ PLACES = [(0, (0, 0)), (0, (2, 3)), (1, 3), (2, (3, 1)), (3, 1)]
 CASES = [
     ("momentum", "float32", eagerly),
     ("LARS", "float32", eagerly),
+    ("LAMB", "float32", jitted),
     ("NovoGrad", "float32", eagerly),
     ("LARC", "float32", jitted),
     ("global_clipnorm", "float32", jitted),

@@ -74,6 +74,9 @@ OPTIMIZERS = {
         1.0, eeta=0.1, weight_decay_rate=0.01, exclude_from_weight_decay=["skipped"]
     ),
     "LARS, popular": lambda: keras_lso.LARS(1.0, eeta=0.1, classic_momentum=False),
+    "LAMB": lambda: keras_lso.LAMB(
+        0.1, weight_decay_rate=0.01, exclude_from_weight_decay=["skipped"]
+    ),
     "NovoGrad": lambda: keras_lso.NovoGrad(0.5, weight_decay_rate=0.01),
     "LARC": lambda: keras_lso.LARC(keras.optimizers.SGD(1.0), eta=0.1, mode="scale"),
 }

@@ -54,6 +54,8 @@ OPTIMIZERS = {
         0.5, eeta=0.1, weight_decay_rate=0.01, nesterov=True, trust_ratio="paper"
     ),
     "LARS, clipped": lambda: keras_lso.LARS(0.5, eeta=0.1, global_clipnorm=0.5),
+    "LAMB": lambda: keras_lso.LAMB(0.05, weight_decay_rate=0.01, exclude_1d=True),
+    "LAMB, clipped": lambda: keras_lso.LAMB(0.05, global_clipnorm=0.5),
     "NovoGrad": lambda: keras_lso.NovoGrad(0.05, weight_decay_rate=0.01),
     "LARC": lambda: keras_lso.LARC(KERAS.SGD(0.5, momentum=0.9), eta=0.02),
     "LARC, scale": lambda: keras_lso.LARC(KERAS.Adam(0.5), eta=0.02, mode="scale"),
@@ -245,7 +247,7 @@ with torch_training.process_group(rank, folder):
         "1 replica": sharded_over((1, 2), Replicate(), Shard(0)),
     }
     cases = [("fsdp", name, "dynamic", "float32") for name in OPTIMIZERS]
-    with_norms = ("LARS", "NovoGrad", "LARC", "global_clipnorm", "clipnorm")
+    with_norms = ("LARS", "LAMB", "NovoGrad", "LARC", "global_clipnorm", "clipnorm")
     cases += [
         (o, n, "LogMax", "float32") for o in layouts for n in ("SGD", *with_norms)
     ]

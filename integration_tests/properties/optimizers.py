@@ -24,6 +24,10 @@ OURS = {
     "LARS, paper": _with(
         keras_lso.LARS, eeta=0.5, nesterov=True, trust_ratio="paper", trust_clip=True
     ),
+    "LAMB": keras_lso.LAMB,
+    "LAMB, bounded": _with(
+        keras_lso.LAMB, bias_correction=False, min_trust_ratio=0.5, max_trust_ratio=2.0
+    ),
     "NovoGrad": keras_lso.NovoGrad,
     "NovoGrad, averaged": _with(keras_lso.NovoGrad, grad_averaging=True),
 }

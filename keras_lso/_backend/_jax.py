@@ -14,6 +14,7 @@ from keras_lso._backend.tensors import in_float32
 
 class JAX(Framework):
     REDUCES_GRADIENTS = True
+    TRAIN_STEP_IS_STATELESS = True
     OTHER_STEP = "its own step, fused with the check"
     PACKAGES = ("jax", "jaxlib")
     HOW_TO_START = _jax_processes.HOW_TO_START

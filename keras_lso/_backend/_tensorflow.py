@@ -126,6 +126,23 @@ class TensorFlow(Framework):
         for v in variables:
             _assign_here(v, tf.where(flag, tf.zeros_like(v), v))
 
+    def copies_of(self, variables):
+        """The tensor that is read now: an assignment puts another in its place."""
+        return [tf.convert_to_tensor(v) for v in _tf_variables(variables)]
+
+    @_not_converted
+    def restore(self, variables, values, flag):
+        """On this replica's copies. Whether to is the same on all replicas."""
+
+        def restore():
+            for v, value in zip(variables, values, strict=True):
+                _assign_here(v, value)
+
+        if in_xla():
+            super().restore(variables, values, flag)
+        else:
+            tf.cond(flag, lambda: _nothing(restore()), _nothing)
+
     def _resynchronise(self, pairs):
         """Re-initialises the masters whose copies were assigned externally."""
         if not pairs:

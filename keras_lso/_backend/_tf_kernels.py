@@ -106,6 +106,21 @@ def _lars_rate(rule, norm, w):
     return rule.rate((norm, norm_of(_read(w))))
 
 
+def apply_lamb(rule, grad, inv_scale, norm, w, m, v):
+    old = _read(w), _read(m), _read(v)
+    new_m, new_v, d = rule.advance(rules.always, _unscale(grad, inv_scale), *old)
+    tf.raw_ops.AssignVariableOp(resource=m, value=new_m)
+    tf.raw_ops.AssignVariableOp(resource=v, value=new_v)
+    # `norm` is of the gradient, which has nothing to do with that of the direction.
+    norms = (norm_of(d), norm_of(old[0])) if rule.takes_norms else None
+    tf.raw_ops.ResourceApplyGradientDescent(var=w, alpha=rule.rate(norms), delta=d)
+
+
+def apply_keras_lamb(rule, grad, inv_scale, norm, w, m, v):
+    apply_decay(w, rule.decay)
+    apply_lamb(rule, grad, inv_scale, norm, w, m, v)
+
+
 def apply_novograd(rule, grad, inv_scale, norm, w, m, v):
     if norm is None:
         grad, inv_scale = _unscale(grad, inv_scale), 1.0
@@ -146,5 +161,7 @@ KERNELS: dict[type, Callable[..., None]] = {
     rules.Average: apply_formula,
     rules.Overwrite: apply_formula,
     layer_rules.LARS: apply_lars,
+    layer_rules.LAMB: apply_lamb,
+    layer_rules.KerasLamb: apply_keras_lamb,
     layer_rules.NovoGrad: apply_novograd,
 }

@@ -35,10 +35,7 @@ def measure(
         norms = [norm_of(tf.cast(v, tf.float32)) for v in _pack(values)]
         total = reference.norm_of_all(norms) * inv_scale
         finite = tf.math.is_finite(tf.square(total))
-    elif not rules or not rules[0].has_norms:
-        proofs = [_proof(v) for v in _pack(values)]
-        finite = _check(values, inv_scale, proofs)
-    elif in_xla():
+    elif rules and rules[0].has_norms and in_xla():
         unscaled = [in_float32(v) * inv_scale for v in values]
         rule_norms = reference.rule_norms(framework, rules, unscaled, targets)
         proofs = [
@@ -46,8 +43,11 @@ def measure(
             for v, n in zip(unscaled, rule_norms, strict=True)
         ]
         finite = _check(values, inv_scale, proofs)
-    else:
+    elif rules and rules[0].uses_gradient_norms:
         finite, gradient_norms = _check_by_norms(values, inv_scale)
+    else:
+        proofs = [_proof(v) for v in _pack(values)]
+        finite = _check(values, inv_scale, proofs)
     largest = amax_of(_pack(values)) if amax else None
     if not are_alike:
         finite = _agree(finite)

@@ -40,6 +40,8 @@ class Torch(Framework):
     fused_step = _torch_sharded_step.fused_step
     run_masked = staticmethod(_torch_sharded_step.run_masked)
     clear = staticmethod(_torch_sharded_step.clear)
+    copies_of = staticmethod(_torch_undo.copies_of)
+    restore = staticmethod(_torch_undo.restore)
     any_sharded = staticmethod(_torch_shards.any_sharded)
     sharded_like = staticmethod(_torch_shards.sharded_like)
     check_shards = staticmethod(_torch_shard_checks.check_shards)

@@ -21,7 +21,7 @@ _LAST_STEP = 2.0**100
 
 
 class Memory:
-    """One buffer for all chunks: new memory costs more than the arithmetic on it.
+    """A few buffers for all chunks: new memory costs more than the arithmetic on it.
 
     Args:
         like: A float32 tensor.
@@ -30,13 +30,14 @@ class Memory:
 
     def __init__(self, like, size):
         self._like, self._size = like, size
-        self._flat = None
+        self._flats = {}
 
-    def like(self, tensors):
-        """Returns views of the buffer like `tensors`, a chunk's, of one dtype."""
-        if self._flat is None:
-            self._flat = self._like.new_empty(self._size)
-        return _unflatten_dense_tensors(self._flat.view(tensors[0].dtype), tensors)
+    def like(self, tensors, number=0):
+        """Returns views of a buffer like `tensors`, a chunk's, of one dtype."""
+        if number not in self._flats:
+            self._flats[number] = self._like.new_empty(self._size)
+        flat = self._flats[number].view(tensors[0].dtype)
+        return _unflatten_dense_tensors(flat, tensors)
 
 
 class Kernel:
@@ -58,11 +59,11 @@ class Kernel:
         self._memory, self._found_inf = memory, found_inf
         self.is_on_host = memory is not None
 
-    def new(self):
-        """Returns tensors like the weights; on the host the same memory each time."""
+    def new(self, number=0):
+        """Returns tensors like the weights; on the host the same for each number."""
         if self._memory is None:
             return [torch.empty_like(w) for w in self.weights]
-        return self._memory.like(self.weights)
+        return self._memory.like(self.weights, number)
 
     def widen(self, grads):
         """Returns copies of the gradients in float32."""
@@ -173,20 +174,53 @@ class Kernel:
             w = self.weights
             _sgd(w, w, [], self._found_inf, lr=decay, momentum=0.0)
 
+    def descend_each(self, d, rates):
+        """Does `w = w - rate * d`, with a rate for each tensor; may write `d`."""
+        if self.is_on_host:
+            for w_i, d_i, rate in zip(self.weights, d, rates.tolist(), strict=True):
+                w_i.sub_(d_i, alpha=rate)
+        else:
+            for d_i, rate in zip(d, rates.unbind(), strict=True):
+                torch.mul(d_i, rate, out=d_i)
+            self.descend(d)
+
     def adam(self, rule, grads, momenta, velocities, scale=None):
         """Does the step of `rules.Adam`, whose `alpha` contains the bias correction.
 
         For `scale` see `multiply_in_kernel`.
         """
-        last = rule.alpha.new_full((), _LAST_STEP)
+        slots = momenta, velocities
+        self._adam(self.weights, rule, grads, slots, rule.alpha, None, scale)
+
+    def directions_of_lamb(self, rule, grads, momenta, velocities, scale=None):
+        """Moves the moments of `layer_rules.LAMB`, and returns the directions.
+
+        Adam's kernel does both in one pass: it ascends, at a rate of 1, from the decay.
+        For `scale` see `multiply_in_kernel`.
+        """
+        d, decay = self.new(1), rule.weight_decay
+        if not decay:
+            torch._foreach_zero_(d)
+        elif self.is_on_host:
+            for w_i, d_i in zip(self.weights, d, strict=True):
+                torch.mul(w_i, decay, out=d_i)
+        else:
+            d = list(torch._foreach_mul(self.weights, decay))
+        slots = momenta, velocities
+        self._adam(d, rule, grads, slots, -1.0, rule.step, scale)
+        return d
+
+    def _adam(self, targets, rule, grads, slots, rate, step, scale):
+        """Calls Adam's kernel, which corrects the bias unless `step` is None."""
+        if step is None:
+            step = targets[0].new_full((), _LAST_STEP)
         torch._fused_adam_(
-            self.weights,
+            targets,
             grads,
-            momenta,
-            velocities,
+            *slots,
             [],
-            [last] * len(grads),
-            lr=rule.alpha,
+            [step] * len(grads),
+            lr=rate,
             beta1=rule.beta_1,
             beta2=rule.beta_2,
             weight_decay=0.0,

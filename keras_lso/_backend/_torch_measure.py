@@ -37,7 +37,7 @@ def measure(grads, amax=False, inv_scale=1.0, rules=None, packs=None, norm=False
     if not is_on_host(grads[0]):
         finite, largest = _check_on_accelerator(grads, inv_scale)
         return Measurement(finite, amax=largest if amax else None)
-    packs = None if rules and rules[0].has_norms else packs or Packs(grads)
+    packs = None if rules and rules[0].uses_gradient_norms else packs or Packs(grads)
     finite, norms = _check_on_host(grads, inv_scale, packs)
     return Measurement(finite, norms, amax=_amax_on_host(grads) if amax else None)
 

@@ -18,7 +18,8 @@ with contextlib.suppress(ImportError):
 
 _WHAT_TO_WRITE = (
     "Shard a plain `torch.nn.Module`, and afterwards make its variables: `fully_shard("
-    "module); variables = [keras.Variable(p) for p in module.parameters()]`. A Keras "
+    "module); variables = [keras.Variable(p, name=n) for n, p in "
+    "module.named_parameters()]`. A Keras "
     "model can be trained with `DistributedDataParallel`."
 )
 

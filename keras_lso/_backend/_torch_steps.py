@@ -181,7 +181,7 @@ def _step_overwrite(kernel, rule, g, inv_scale, found):
 def _step_lars(kernel, rule, g, inv_scale, found, v):
     if rule.classic_momentum:
         d, norms, unit = _lars_directions(kernel, rule, g, inv_scale, found)
-        rates = _lars_rates(kernel, rule, found, norms) * unit
+        rates = _rates(kernel, rule, found, norms) * unit
         kernel.descend_with_rates(d, v, rule.momentum, rates, rule.nesterov)
         return
     d = _lars_decayed(kernel, rule, kernel.multiply(g, inv_scale))
@@ -189,7 +189,7 @@ def _step_lars(kernel, rule, g, inv_scale, found, v):
     kernel.descend_with_momentum(d, v, rule.momentum, rate=0.0)
     update = kernel.add(d, v, rule.momentum) if rule.nesterov else v
     norms = norms_of(update) if _needs_norms(rule, found) else None
-    rates = _lars_rates(kernel, rule, found, norms)
+    rates = _rates(kernel, rule, found, norms)
     kernel.descend(kernel.multiply_each(update, rates.unbind()))
 
 
@@ -230,13 +230,37 @@ def _lars_directions(kernel, rule, g, inv_scale, found):
     return d, norms, 1.0
 
 
-def _lars_rates(kernel, rule, found, norms):
+def _rates(kernel, rule, found, norms):
     """Returns the learning rate of each tensor, as one tensor."""
     if rule.trust_ratio is None:
         return rule.learning_rate.expand(len(kernel.weights))
     if found.rule_norms is not None:
         return rule.rate(tuple(map(torch.stack, zip(*found.rule_norms, strict=True))))
     return rule.rate((norms, norms_of(kernel.weights)))
+
+
+def _step_lamb(kernel, rule, g, inv_scale, found, m, v):
+    g, scale = kernel.multiply_in_kernel(g, inv_scale)
+    d = kernel.directions_of_lamb(rule, g, m, v, scale)
+    norms = norms_of(d) if _needs_norms(rule, found) else None
+    kernel.descend_each(d, _rates(kernel, rule, found, norms))
+
+
+def _step_keras_lamb(kernel, rule, g, inv_scale, found, m, v):
+    # In Keras's order, which rounds alike; its bias correction too is in float32.
+    g = kernel.multiply(g, inv_scale)
+    new_m = kernel.averages(m, g, rule.beta_1)
+    new_v = kernel.averages(v, torch._foreach_mul(g, g), rule.beta_2)
+    roots = torch._foreach_div(new_v, 1 - rule.beta_2**rule.step)
+    torch._foreach_sqrt_(roots)
+    torch._foreach_add_(roots, rule.epsilon)
+    d = torch._foreach_div(new_m, 1 - rule.beta_1**rule.step)
+    torch._foreach_div_(d, roots)
+    kernel.decay(rule.decay)
+    norms = norms_of(d) if _needs_norms(rule, found) else None
+    kernel.descend_each(d, _rates(kernel, rule, found, norms))
+    kernel.assign(m, new_m)
+    kernel.assign(v, new_v)
 
 
 def _step_novograd(kernel, rule, g, inv_scale, found, m, v):
@@ -267,5 +291,7 @@ STEPS: dict[type, Callable[..., None]] = {
     rules.Average: _step_average,
     rules.Overwrite: _step_overwrite,
     layer_rules.LARS: _step_lars,
+    layer_rules.LAMB: _step_lamb,
+    layer_rules.KerasLamb: _step_keras_lamb,
     layer_rules.NovoGrad: _step_novograd,
 }

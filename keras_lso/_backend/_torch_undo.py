@@ -9,6 +9,7 @@ step is to be taken.
 import torch
 
 from keras_lso._backend import _torch_kernels
+from keras_lso._backend._torch_measure import is_on_host
 from keras_lso._backend._torch_numbers import NumbersOnDevice
 from keras_lso._backend._torch_shards import shards_of
 
@@ -31,15 +32,58 @@ def _copied(state):
 
 @torch.no_grad()
 def _undo_unless(finite, state, tensors, copies):
-    by_dtype: dict[torch.dtype, list] = {}
+    pairs = []
     columns = state, tensors, copies, shards_of(tensors), shards_of(copies)
     for v, tensor, copy, shard, shard_of_copy in zip(*columns, strict=True):
         new = v.value
         # In a `StatelessScope` a step leaves the tensor, and puts another in its place.
         if new is tensor and _torch_kernels.can_copy_unless(shard):
-            by_dtype.setdefault(shard.dtype, []).append((shard, shard_of_copy))
+            pairs.append((shard, shard_of_copy))
         else:
             v.assign(torch.where(finite, new, copy))
-    for pairs in by_dtype.values():
-        targets, sources = map(list, zip(*pairs, strict=True))
+    _copy_unless(finite, pairs)
+
+
+def _copy_unless(finite, pairs):
+    """Copies to the first of each pair the second, but writes nothing if `finite`."""
+    by_dtype: dict[torch.dtype, list] = {}
+    for pair in pairs:
+        by_dtype.setdefault(pair[0].dtype, []).append(pair)
+    for of_dtype in by_dtype.values():
+        targets, sources = map(list, zip(*of_dtype, strict=True))
         _torch_kernels.copy_unless(finite.float(), targets, sources)
+
+
+# --- A few small tensors: what layers keep -----------------------------------------
+
+
+@torch.no_grad()
+def copies_of(storage):
+    """See `Framework.copies_of`. One kernel for all tensors."""
+    tensors = shards_of([v if torch.is_tensor(v) else v.value for v in storage])
+    copies = [torch.empty_like(tensor) for tensor in tensors]
+    if copies:
+        torch._foreach_copy_(copies, tensors)
+    return copies
+
+
+@torch.no_grad()
+def restore(storage, values, flag):
+    """See `Framework.restore`. On an accelerator by kernels, since nobody knows yet."""
+    on_host = is_on_host(flag)
+    if on_host and not flag:
+        return
+    pairs = []
+    for v, value in zip(storage, values, strict=True):
+        if not torch.is_tensor(v):
+            v.assign(torch.where(flag, value, v.value))
+            continue
+        [target] = shards_of([v])
+        if on_host or _torch_kernels.can_copy_unless(target):
+            pairs.append((target, value))
+        else:
+            target.copy_(torch.where(flag, value, target))
+    if on_host and pairs:
+        torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))
+    elif pairs:
+        _copy_unless(torch.logical_not(flag), pairs)

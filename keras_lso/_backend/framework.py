@@ -29,6 +29,7 @@ class Framework:
     UPDATES_IN_PLACE = False
     # Whether a step calls `reduce_gradients` and `are_shards`.
     REDUCES_GRADIENTS = False
+    TRAIN_STEP_IS_STATELESS = False  # It takes values, and returns new ones.
     # Whether `average_over_processes` may be a part of what `compile_step` compiles.
     AVERAGES_IN_STEP = False
     # For bug reports: how `run_if` runs a step, and the framework's distributions.
@@ -117,6 +118,15 @@ class Framework:
         for v in variables:
             v.assign(ops.where(flag, ops.zeros_like(v), v))
 
+    def copies_of(self, variables):
+        """Returns what `live_storage_of` variables holds, as later writes leave it."""
+        return [ops.copy(v) for v in variables]
+
+    def restore(self, variables, values, flag):
+        """Assigns what `copies_of` returned for variables, if `flag`, else nothing."""
+        for v, value in zip(variables, values, strict=True):
+            v.assign(ops.where(flag, value, ops.convert_to_tensor(v)))
+
     def run_if(self, finite, step, grads, state):
         """Runs `step(grads)` if `finite`, else leaves `state` as it was.
 
@@ -171,10 +181,7 @@ class Framework:
 
     def rounded(self, master, dtype):
         """Rounds a tensor to a float dtype; float16 saturates at its largest number."""
-        dtype = keras.backend.standardize_dtype(dtype)
-        if dtype == "float16":
-            master = ops.clip(master, -tensors.FLOAT16_MAX, tensors.FLOAT16_MAX)
-        return ops.cast(master, dtype)
+        return tensors.rounded(master, dtype)
 
     def resynchronised(self, master, value):
         """Returns the master, re-initialised where its copy was assigned externally.
@@ -317,14 +324,7 @@ class Framework:
 
     def check_axis_name(self, axis_name):
         """Raises a `ValueError` for an `axis_name` where there are no named axes."""
-        if axis_name is not None:
-            raise ValueError(
-                "`axis_name` is an axis of `jax.shard_map` or `jax.pmap`, which this "
-                "Keras backend does not have: leave it out. On TensorFlow the replicas "
-                "of a `tf.distribute.Strategy` add up their gradients by themselves; "
-                "on PyTorch `DistributedDataParallel` has averaged them already. "
-                f"Received: axis_name={axis_name!r}"
-            )
+        processes.check_axis_name(axis_name)
 
     def check_replica_context(self, method):
         """Raises a `RuntimeError` if `method` is called in a cross-replica context."""

@@ -1,6 +1,7 @@
-"""The formulas of the optimizers that treat each layer by its norm: LARS and NovoGrad.
+"""The formulas of the optimizers that treat each layer by its norm.
 
-See `rules.py`, which has the others. LARC has the trust ratio from here.
+These are LARS, LAMB and NovoGrad. See `rules.py`, which has the others. LARC has the
+trust ratio from here.
 """
 
 import math
@@ -9,7 +10,7 @@ from typing import Any, ClassVar
 
 from keras import ops
 
-from keras_lso._backend.rules import Rule, always
+from keras_lso._backend.rules import KerasRule, Rule, always
 
 
 @dataclass(frozen=True)
@@ -19,14 +20,15 @@ class TrustRatio:
     ```python
     ratio = eeta * |w| / (|d| + epsilon)                        # paper=False
     ratio = eeta * |w| / (|d| + weight_decay * |w| + epsilon)   # paper=True
-    ratio = min(ratio, 1)                                       # clip=True
+    ratio = min(max(ratio, lower), upper)
     ratio = 1 where |w| or |d| is 0
     ```
     """
 
-    eeta: float
+    eeta: float = 1.0
     epsilon: float = 0.0
-    clip: bool = False
+    lower: float = 0.0
+    upper: float = math.inf
     paper: bool = False
 
     def quotient(self, d_norm, w_norm, weight_decay=0.0, learning_rate=None):
@@ -42,13 +44,35 @@ class TrustRatio:
         ratio = self.quotient(d_norm, w_norm, weight_decay)
         # Not finite: 0 / 0, or a variable so large that its norm overflows.
         usable = (w_norm > 0) & (d_norm > 0) & (ratio < math.inf)
-        one = ops.ones_like(ratio)
-        ratio = ops.where(usable, ratio, one)
-        return ops.minimum(ratio, one) if self.clip else ratio
+        if self.lower > 0:
+            ratio = ops.maximum(ratio, self.lower)
+        if self.upper < math.inf:
+            ratio = ops.minimum(ratio, self.upper)
+        return ops.where(usable, ratio, ops.ones_like(ratio))
+
+
+class LayerAdaptive(Rule):
+    """A rule whose steps a trust ratio rescales, layer by layer, if it has one."""
+
+    has_norms: ClassVar = True
+    learning_rate: Any
+    weight_decay: float
+    trust_ratio: TrustRatio | None
+
+    @property
+    def takes_norms(self):
+        return self.trust_ratio is not None
+
+    def rate(self, norms):
+        """Returns the learning rate of a layer with these norms."""
+        if self.trust_ratio is None:
+            return self.learning_rate
+        d_norm, w_norm = norms
+        return self.learning_rate * self.trust_ratio(d_norm, w_norm, self.weight_decay)
 
 
 @dataclass(frozen=True)
-class LARS(Rule):
+class LARS(LayerAdaptive):
     """Layer-wise adaptive rate scaling, as in `keras_lso.LARS`.
 
     ```python
@@ -69,7 +93,7 @@ class LARS(Rule):
     """
 
     slots: ClassVar = ("momentum",)
-    has_norms: ClassVar = True
+    uses_gradient_norms: ClassVar = True
     learning_rate: Any
     momentum: float
     weight_decay: float
@@ -81,10 +105,6 @@ class LARS(Rule):
     def is_paper(self):
         """Whether the trust ratio is the paper's."""
         return self.trust_ratio is not None and self.trust_ratio.paper
-
-    @property
-    def takes_norms(self):
-        return self.trust_ratio is not None
 
     def measured(self, g, w, v):
         """Returns the direction that the trust ratio is taken of, and the variable.
@@ -105,13 +125,6 @@ class LARS(Rule):
         v = select(v * self.momentum + d, v)
         return v, (v * self.momentum + d if self.nesterov else v)
 
-    def rate(self, norms):
-        """Returns the learning rate of a layer with these norms."""
-        if self.trust_ratio is None:
-            return self.learning_rate
-        d_norm, w_norm = norms
-        return self.learning_rate * self.trust_ratio(d_norm, w_norm, self.weight_decay)
-
     def __call__(self, select, g, w, v, norms=None):
         rate = self.rate(norms)
         d = self.decayed(g, w)
@@ -121,6 +134,78 @@ class LARS(Rule):
             v, update = self.advance(select, d, v)
             update = update * rate
         return select(w - update, w), v
+
+
+@dataclass(frozen=True)
+class LAMB(LayerAdaptive):
+    """Adam with a trust ratio, as in `keras_lso.LAMB`.
+
+    ```python
+    m = beta_1 * m + (1 - beta_1) * g
+    v = beta_2 * v + (1 - beta_2) * g**2
+    m_hat, v_hat = m, v                                 # step=None
+    m_hat, v_hat = m / (1 - beta_1**step), v / (1 - beta_2**step)
+    d = m_hat / (sqrt(v_hat) + epsilon) + weight_decay * w
+    w = w - learning_rate * trust_ratio(|d|, |w|) * d
+    ```
+
+    `step` is the number of this update, from 1, a scalar tensor.
+    """
+
+    slots: ClassVar = ("momentum", "velocity")
+    learning_rate: Any
+    beta_1: float
+    beta_2: float
+    epsilon: float
+    weight_decay: float
+    trust_ratio: TrustRatio | None
+    step: Any
+
+    def measured(self, g, w, m, v):
+        """Returns the direction of the step, and the variable.
+
+        An inf or a NaN in the gradient is a NaN in the norm of the first: inf / inf.
+        """
+        return self.advance(always, g, w, m, v)[-1], w
+
+    def advance(self, select, g, w, m, v):
+        """Returns the new moments, and the direction that goes with them."""
+        m = select(m * self.beta_1 + g * (1 - self.beta_1), m)
+        v = select(v * self.beta_2 + ops.square(g) * (1 - self.beta_2), v)
+        root = ops.sqrt(self.corrected(v, self.beta_2))
+        d = self.corrected(m, self.beta_1) / (root + self.epsilon)
+        return m, v, d + w * self.weight_decay if self.weight_decay else d
+
+    def corrected(self, moment, beta):
+        """Returns a moment without its bias towards the zeros that it began with."""
+        if self.step is None or beta == 0:
+            return moment
+        # In float32 `1 - beta**2` has four digits for a beta of 0.999.
+        return moment / -ops.expm1(self.step * math.log(beta))
+
+    def __call__(self, select, g, w, m, v, norms=None):
+        m, v, d = self.advance(select, g, w, m, v)
+        return select(w - d * self.rate(norms), w), m, v
+
+
+@dataclass(frozen=True)
+class KerasLamb(LAMB, KerasRule):
+    """LAMB as in `keras.optimizers.Lamb`: norms are taken after the decoupled decay.
+
+    Its `weight_decay` is 0.
+    """
+
+    def measured(self, g, w, m, v):
+        """Returns the direction of the step, and the decayed variable."""
+        return super().measured(g, self.decayed(w), m, v)
+
+    def corrected(self, moment, beta):
+        """As Keras rounds it."""
+        return moment / (1 - beta**self.step)
+
+    def __call__(self, select, g, w, m, v, norms=None):
+        m, v, d = self.advance(select, g, w, m, v)
+        return select(self.decayed(w) - d * self.rate(norms), w), m, v
 
 
 @dataclass(frozen=True)
@@ -139,6 +224,7 @@ class NovoGrad(Rule):
     slots: ClassVar = ("momentum", "second_moment")
     has_norms: ClassVar = True
     measures_gradient_only: ClassVar = True
+    uses_gradient_norms: ClassVar = True
     learning_rate: Any
     beta_1: float
     beta_2: float

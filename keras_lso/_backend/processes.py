@@ -33,6 +33,18 @@ def check_run(count, how_to_start):
         )
 
 
+def check_axis_name(axis_name):
+    """Does what `Framework.check_axis_name` does."""
+    if axis_name is not None:
+        raise ValueError(
+            "`axis_name` is an axis of `jax.shard_map` or `jax.pmap`, which this "
+            "Keras backend does not have: leave it out. On TensorFlow the replicas "
+            "of a `tf.distribute.Strategy` add up their gradients by themselves; "
+            "on PyTorch `DistributedDataParallel` has averaged them already. "
+            f"Received: axis_name={axis_name!r}"
+        )
+
+
 def or_horovod(framework):
     """Returns the part of `HOW_TO_START` on Horovod."""
     return (

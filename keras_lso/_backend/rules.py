@@ -28,11 +28,14 @@ class Rule:
         slots: Tuple of the names of its slots.
         has_norms: Bool. Whether rules of this class take norms.
         measures_gradient_only: Bool. Whether the only norm is that of the gradient.
+        uses_gradient_norms: Bool. Whether norms of the gradients spare the kernels of
+            some such rules work.
     """
 
     slots: ClassVar[tuple[str, ...]] = ()
     has_norms: ClassVar = False
     measures_gradient_only: ClassVar = False
+    uses_gradient_norms: ClassVar = False
 
     @property
     def takes_norms(self):

@@ -24,6 +24,14 @@ def times(values, factor):
     return values * ops.cast(factor, values.dtype)
 
 
+def rounded(values, dtype):
+    """Does what `Framework.rounded` does."""
+    dtype = keras.backend.standardize_dtype(dtype)
+    if dtype == "float16":
+        values = ops.clip(values, -FLOAT16_MAX, FLOAT16_MAX)
+    return ops.cast(values, dtype)
+
+
 def as_real(value, map_values):
     """Does what `Framework.as_gradient` does, by the framework's `map_values`."""
     if value is None:

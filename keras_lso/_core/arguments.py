@@ -1,4 +1,4 @@
-"""What the constructor of `LossScaleOptimizer` takes: checks, and the policy it means.
+"""What the constructor of `LossScaleOptimizer` takes: checks, and what it means.
 
 The same arguments are read from configs, those of Keras and tf.keras included.
 """
@@ -101,7 +101,7 @@ def clear_loss_scale_factor(inner):
 def make_policy(
     dynamic, initial_scale, dynamic_growth_steps, loss_scale, min_scale, max_scale
 ):
-    """Returns the policy that the constructor's arguments describe."""
+    """Returns the loss-scale policy that the constructor's arguments describe."""
     if not isinstance(dynamic, bool):
         raise TypeError(
             "Argument `dynamic` must be True or False. Received: "
@@ -123,8 +123,8 @@ def make_policy(
         given = [name for name, value in others.items() if value is not None]
         if given:
             raise ValueError(
-                "`loss_scale` is a whole policy and does not go together with "
-                f"{', '.join(given)}. Set them on the policy instead, for "
+                "`loss_scale` is a whole loss-scale policy and does not go together "
+                f"with {', '.join(given)}. Set them there instead, for "
                 "example `loss_scale=keras_lso.loss_scales.DynamicLossScale(...)`. "
                 f"Received: loss_scale={loss_scale!r}"
             )
@@ -183,7 +183,7 @@ def policy_arguments(policy):
     """Returns the arguments that make `policy`, beyond Keras's own two.
 
     Those are `initial_scale` and `dynamic_growth_steps`, and all that the default
-    policy needs.
+    loss scale needs.
     """
     if type(policy) is FixedLossScale:
         return {"dynamic": False}

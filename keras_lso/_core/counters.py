@@ -26,11 +26,12 @@ class StepCounters:
         attempted: The variable that counts the steps, skipped ones included.
         applied: The variable that counts those that were applied, the inner
             optimizer's.
-        variables: List of those that are not saved. `amax_since_update`, for a policy
-            that asks for it: the largest magnitude among the gradients since the scale
-            was last updated. `consecutive_skips`: how many steps in a row were skipped,
-            how many of those at the lowest scale, and how many since the scale was last
-            updated. Behind them `overflows`, once it is recorded.
+        variables: List of those that are not saved. `amax_since_update`, for a
+            loss-scale policy that asks for it: the largest magnitude among the
+            gradients since the scale was last updated. `consecutive_skips`: how many
+            steps in a row were skipped, how many of those at the lowest scale, and how
+            many since the scale was last updated. Behind them `overflows`, once it is
+            recorded.
     """
 
     def __init__(self, policy, inner_optimizer, attempted, add_variable):

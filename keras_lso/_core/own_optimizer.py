@@ -1,4 +1,4 @@
-"""`OwnOptimizer`: the base of LARS and NovoGrad."""
+"""`OwnOptimizer`: the base of LARS, LAMB and NovoGrad."""
 
 from keras_lso._core.gradients import check_gradients
 from keras_lso._core.state_file import LoadsAllOrNothing

@@ -6,7 +6,7 @@ In this order, so that files go both ways:
   `learning_rate`, which has no use;
 - `step_counter` and `dynamic_scale`, of the loss-scale policy;
 - the variables of the inner optimizer;
-- what else the policy keeps, and the float32 master weights, if there are any.
+- what else the loss-scale policy keeps, and the float32 master weights, if any.
 """
 
 import warnings

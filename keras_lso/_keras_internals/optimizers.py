@@ -269,9 +269,14 @@ def exclude_masters_from_weight_decay(optimizer, variables, masters):
     """
     for decaying in stepping(optimizer):
         excluded = getattr(decaying, "_exclude_from_weight_decay", None) or set()
+        # Keras 3.16 looks at the exclusions once, when it builds.
+        decided = getattr(decaying, "_weight_decay_by_var_key", {})
         for variable, its_master in zip(variables, masters, strict=True):
             if decaying._var_key(variable) in excluded:
-                excluded.add(decaying._var_key(its_master))
+                key = decaying._var_key(its_master)
+                excluded.add(key)
+                if key in decided:
+                    decided[key] = False
 
 
 def check_known(optimizer, variables):

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import keras
 from keras import ops
 
-from keras_lso._backend import backend, rules
+from keras_lso._backend import backend, layer_rules, rules
 from keras_lso._keras_internals.optimizers import (
     public_class,
     updates_of,
@@ -290,4 +290,22 @@ def _rmsprop(optimizer, learning_rate):
 @register(keras.optimizers.Adagrad, rule=rules.Adagrad, slots=("_accumulators",))
 def _adagrad(optimizer, learning_rate):
     rule = rules.Adagrad(learning_rate, optimizer.epsilon)
+    return with_decay(rule, optimizer, learning_rate)
+
+
+@register(
+    keras.optimizers.Lamb,
+    rule=layer_rules.KerasLamb,
+    slots=("_momentums", "_velocities"),
+)
+def _lamb(optimizer, learning_rate):
+    rule = layer_rules.KerasLamb(
+        learning_rate,
+        beta_1=optimizer.beta_1,
+        beta_2=optimizer.beta_2,
+        epsilon=optimizer.epsilon,
+        weight_decay=0.0,
+        trust_ratio=layer_rules.TrustRatio(),
+        step=_this_update(optimizer),
+    )
     return with_decay(rule, optimizer, learning_rate)

@@ -34,6 +34,19 @@ def storage_of(variables):
 _tensor_of = operator.attrgetter("_value")
 
 
+def live_storage_of(variables):
+    """Returns what `Framework.copies_of` takes: on PyTorch tensors, but in a scope.
+
+    In a `StatelessScope` the variables themselves, which stand for the scope's values.
+
+    Args:
+        variables: List of variables, and on PyTorch of tensors.
+    """
+    if not backend.UPDATES_IN_PLACE or in_stateless_scope():
+        return variables
+    return [getattr(v, "_value", v) for v in variables]
+
+
 def hold(variables, storage, plan):
     """Whether the variables themselves hold the tensors that `storage_of` returned.
 

@@ -18,11 +18,17 @@ from keras_lso._core.configs import (
 )
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
 
-_LARS = {
-    "module": "keras_lso.lars",
-    "class_name": "LARS",
-    "registered_name": "keras_lso>LARS",
+# The Model Garden's optimizers that ours succeed, by the names in its configs. It and
+# TensorFlow Addons register LAMB under the same one.
+_SUCCEEDED = {
+    name: {
+        "module": f"keras_lso.{own.lower()}",
+        "class_name": own,
+        "registered_name": f"keras_lso>{own}",
+    }
+    for name, own in {"LARS": "LARS", "LAMB": "LAMB", "Addons>LAMB": "LAMB"}.items()
 }
+_MODEL_GARDEN_PACKAGES = ("", "official", "tensorflow_addons")
 _KERAS_PACKAGES = ("", "keras", "tf_keras")
 # Arguments that no optimizer of Keras 3 has.
 _OLD_ARGUMENTS = {"lr", "decay", "jit_compile", "is_legacy_optimizer"}
@@ -43,9 +49,9 @@ _BUILTIN = {
 def adopt_classes(config, custom_objects=None):
     """Returns a config in which our classes replace those that they succeed.
 
-    These are the `LossScaleOptimizer` of Keras and of tf.keras, and the Model Garden's
-    `LARS`, unless `custom_objects` holds a class of that name. Other optimizers of
-    tf.keras become those of Keras 3.
+    These are the `LossScaleOptimizer` of Keras and of tf.keras, the Model Garden's
+    `LARS` and `LAMB`, and the `LAMB` of TensorFlow Addons, unless `custom_objects`
+    holds a class of that name. Other optimizers of tf.keras become those of Keras 3.
     """
     if isinstance(config, list | tuple):
         return type(config)(adopt_classes(item, custom_objects) for item in config)
@@ -61,9 +67,9 @@ def adopt_classes(config, custom_objects=None):
     package = str(config.get("module") or "").split(".")[0]
     if name.lower() in _LOSS_SCALE_OPTIMIZERS and package in _KERAS_PACKAGES:
         config.update(OURS)
-    # Keras has no LARS. The Model Garden's package is `official`.
-    elif name == "LARS" and package in ("", "official"):
-        config.update(_LARS)
+    # Keras has neither. The Model Garden's package is `official`.
+    elif name in _SUCCEEDED and package in _MODEL_GARDEN_PACKAGES:
+        config.update(_SUCCEEDED[name])
     elif name.lower() in _BUILTIN and _is_tf_keras(config, package):
         config = _to_keras_3(config, _BUILTIN[name.lower()], custom_objects)
     return config

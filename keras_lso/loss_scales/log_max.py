@@ -127,12 +127,12 @@ class LogMaxLossScale(LossScale):
 
     @property
     def scale_min(self):
-        """The lowest scale, which other policies call `min_scale`."""
+        """The lowest scale, which other loss-scale policies call `min_scale`."""
         return self.min_scale
 
     @property
     def scale_max(self):
-        """The highest scale, which other policies call `max_scale`."""
+        """The highest scale, which other loss-scale policies call `max_scale`."""
         return self.max_scale
 
     def step(self, finite, amax=None):

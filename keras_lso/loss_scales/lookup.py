@@ -1,4 +1,4 @@
-"""`get`, `serialize` and `deserialize`: policies, and what can stand for one."""
+"""`get`, `serialize` and `deserialize` of loss-scale policies."""
 
 import keras
 
@@ -10,7 +10,7 @@ from keras_lso.loss_scales.loss_scale import LossScale
 
 
 def get(identifier, custom_objects=None):
-    """Returns the policy that `identifier` stands for.
+    """Returns the loss-scale policy that `identifier` stands for.
 
     Args:
         identifier: A number (a fixed scale), `"dynamic"`, a `LossScale` (which
@@ -52,7 +52,7 @@ def get(identifier, custom_objects=None):
 
 
 def serialize(policy):
-    """Returns the config dict of a policy, from which `deserialize` makes it again.
+    """Returns the config of a loss-scale policy, for `deserialize`, as a dict.
 
     The config holds the arguments; the state, such as the scale of a `DynamicLossScale`
     now, is saved with the optimizer.
@@ -84,7 +84,7 @@ def serialize(policy):
 
 
 def deserialize(config, custom_objects=None):
-    """Returns the policy that a config dict describes.
+    """Returns the loss-scale policy that a config dict describes.
 
     Args:
         config: Dict, as `serialize` returns it, or as TF1 wrote it.
@@ -96,7 +96,7 @@ def deserialize(config, custom_objects=None):
 
     Raises:
         TypeError: If `config` is not a dict, or Keras finds no class for it.
-        ValueError: If `config` does not describe a policy, or does not fit the class
+        ValueError: If `config` describes no loss scale, or does not fit the class
             that it names.
 
     Example:

@@ -1,6 +1,6 @@
 """`LossScale`: what every loss-scale policy is and has.
 
-A policy is a pure state machine. Its variables move by `ops.where` alone, with
+It is a pure state machine. Its variables move by `ops.where` alone, with
 no Python branch on a tensor and no host read, so the same lines run under
 `jax.jit`, in a `tf.function`, and in eager PyTorch without a synchronisation.
 """
@@ -21,14 +21,14 @@ DEFAULT_MAX_SCALE = 2.0**24
 class LossScale:
     """Base class of the loss-scale policies.
 
-    A policy holds the current loss scale and says how it moves after each
-    step. Subclass it to write your own: override `step`, and `build` if the
-    policy needs state besides the scale and one counter. Register the class, so
+    It holds the current loss scale and says how it moves after each
+    step. Subclass it to write your own: override `step`, and `build` if
+    there is state besides the scale and one counter. Register the class, so
     that the files and configs that hold it can be loaded; if `__init__` has
     arguments of its own, override `get_config` to add them.
 
-    A policy belongs to one `LossScaleOptimizer`, which creates, saves and loads
-    its variables.
+    A loss-scale policy belongs to one `LossScaleOptimizer`, which creates,
+    saves and loads its variables.
 
     Args:
         initial_loss_scale: Float. The scale of the first step, positive and
@@ -72,12 +72,12 @@ class LossScale:
         self._owner = None
 
     def build(self, add_variable=None):
-        """Creates the policy's variables: `step_counter` and `scale`.
+        """Creates the variables: `step_counter` and `scale`.
 
         Args:
             add_variable: Callable with the arguments of
                 `keras.Optimizer.add_variable`. Defaults to `None`: that of the
-                optimizer that owns the policy; without one the variables are
+                optimizer that owns this object; without one the variables are
                 free-standing.
         """
         if self.built:
@@ -92,7 +92,7 @@ class LossScale:
         self.built = True
 
     def add_variable(self, name, value, dtype="float32"):
-        """Adds a scalar to the policy's state; to be called in `build`."""
+        """Adds a scalar to the state; to be called in `build`."""
         variable = self._add_variable(
             shape=(),
             dtype=dtype,
@@ -107,7 +107,7 @@ class LossScale:
 
     @property
     def variables(self):
-        """The state: `[step_counter, dynamic_scale]`, then the policy's own."""
+        """The state: `[step_counter, dynamic_scale]`, then what `build` adds."""
         return list(self._variables) if self.built else []
 
     @property
@@ -189,7 +189,7 @@ class LossScale:
         self.scale.assign(min(max(scale, self.min_scale), self.max_scale))
 
     def claim(self, owner):
-        """Makes `owner` the one optimizer whose policy this is."""
+        """Makes `owner` the one optimizer whose scale this moves."""
         if self._owner is not None and self._owner is not owner:
             raise ValueError(
                 "A loss-scale policy belongs to one optimizer, and this "
@@ -212,7 +212,7 @@ class LossScale:
 
     @classmethod
     def from_config(cls, config):
-        """Makes a policy from what `get_config` returned."""
+        """Makes a loss-scale policy from what `get_config` returned."""
         return cls(**check_config(cls.__name__, config))
 
     def __repr__(self):

@@ -28,7 +28,13 @@ from keras_lso.schedules.policies_decay import (
     InvPolyDecay,
     PolyDecay,
 )
-from keras_lso.schedules.recipes import Recipe, linear_scaling, mlperf_resnet
+from keras_lso.schedules.recipes import (
+    LAMBRecipe,
+    Recipe,
+    linear_scaling,
+    mlperf_bert,
+    mlperf_resnet,
+)
 from keras_lso.schedules.sequential import JoinedSchedules
 from keras_lso.schedules.warmup import LinearWarmup, PolynomialWarmUp, PolynomialWarmup
 
@@ -41,6 +47,7 @@ __all__ = [
     "FixedLR",
     "InvPolyDecay",
     "JoinedSchedules",
+    "LAMBRecipe",
     "LinearWarmup",
     "PiecewiseConstant",
     "PiecewiseConstantDecayWithOffset",
@@ -56,6 +63,7 @@ __all__ = [
     "deserialize",
     "get",
     "linear_scaling",
+    "mlperf_bert",
     "mlperf_resnet",
     "serialize",
 ]

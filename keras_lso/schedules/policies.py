@@ -1,6 +1,6 @@
 """OpenSeq2Seq's learning-rate policies of no decay: constants and the Transformer's.
 
-They are apart from `policies_decay.py`, whose policies share a warm-up and a delay.
+They are apart from `policies_decay.py`, whose schedules share a warm-up and a delay.
 """
 
 import math

@@ -1,6 +1,6 @@
 """OpenSeq2Seq's learning-rate policies that decay, after a warm-up and a delay.
 
-They are apart from the policies that do not decay, which are in `policies.py`.
+They are apart from the schedules that do not decay, which are in `policies.py`.
 """
 
 import math
@@ -22,7 +22,7 @@ __getattr__ = renamed(__name__, CosineDecay="CosineDecayPolicy")
 
 
 class _WaitingDecay(Schedule):
-    """Base of the policies: a warm-up, and a decay that begins at a later step.
+    """Base of the schedules: a warm-up, and a decay that begins at a later step.
 
     ```python
     rate = learning_rate * min(1, step / warmup_steps)
@@ -57,7 +57,7 @@ class _WaitingDecay(Schedule):
 
 
 class _WarmedUpDecay(_WaitingDecay):
-    """Base of the policies whose decay ends after `decay_steps`."""
+    """Base of the schedules whose decay ends after `decay_steps`."""
 
     power: float
 

@@ -5,10 +5,11 @@ They are apart from the schedules because their numbers come from benchmarks and
 
 from typing import Any, NamedTuple
 
-from keras.optimizers.schedules import LearningRateSchedule
+from keras.optimizers.schedules import LearningRateSchedule, PolynomialDecay
 
 from keras_lso._checks import check_factor, check_positive_int, check_rate
 from keras_lso.schedules.keras_decays import PolynomialDecayWithOffset
+from keras_lso.schedules.sequential import JoinedSchedules
 from keras_lso.schedules.warmup import LinearWarmup
 
 _IMAGENET_IMAGES = 1_281_167
@@ -55,7 +56,7 @@ def linear_scaling(base_learning_rate, batch_size, base_batch_size=256):
 
 
 class Recipe(NamedTuple):
-    """A learning-rate schedule and the optimizer settings that go with it."""
+    """A learning-rate schedule and the settings of LARS that go with it."""
 
     learning_rate: LearningRateSchedule
     """The schedule: the optimizer's `learning_rate`."""
@@ -159,3 +160,137 @@ def mlperf_resnet(batch_size, steps_per_epoch):
         "exclude_1d": True,
     }
     return Recipe(LinearWarmup(decay, warmup_steps), settings)
+
+
+class LAMBRecipe(NamedTuple):
+    """A learning-rate schedule and the settings of LAMB that go with it."""
+
+    learning_rate: LearningRateSchedule
+    """The schedule: the optimizer's `learning_rate`."""
+
+    lamb: dict[str, Any]
+    """The other keyword arguments of `keras_lso.LAMB`."""
+
+
+class _Bert(NamedTuple):
+    """A reference point of MLPerf's BERT, by the names of its hyperparameters."""
+
+    base_learning_rate: float
+    training_steps: int
+    warmup_steps: int
+    start_warmup_step: int
+    beta_1: float
+    beta_2: float
+    weight_decay_rate: float
+
+
+_MLPERF_BERT = {
+    256: _Bert(3.5e-4, 13700, 0, 0, 0.9, 0.999, 0.01),
+    448: _Bert(4.25e-4, 6700, 0, 0, 0.9, 0.999, 0.01),
+    1536: _Bert(2e-3, 2254, 0, 0, 0.66, 0.996, 0.01),
+    3072: _Bert(2e-3, 1141, 100, 0, 0.66, 0.998, 0.01),
+    4096: _Bert(2.4e-3, 855, 0, 0, 0.66, 0.998, 0.01),
+    4608: _Bert(3.5e-3, 700, 0, 0, 0.62, 0.9, 0.01),
+    6144: _Bert(2.9293e-3, 700, 0, -700, 0.7206, 0.78921, 0.001),
+    6912: _Bert(2.9293e-3, 700, 0, -700, 0.7206, 0.78921, 0.001),
+    8192: _Bert(2.88293e-3, 600, 287, -76, 0.88, 0.88, 0.0166629),
+    8704: _Bert(2.971656225e-3, 600, 287, -76, 0.88, 0.88, 0.0166629),
+    12288: _Bert(3.1e-3, 500, 300, -100, 0.8, 0.925, 0.0166629),
+    13056: _Bert(3.19540686e-3, 500, 300, -100, 0.8, 0.925, 0.0166629),
+    16384: _Bert(3.3e-3, 600, 290, -100, 0.75, 0.9, 0.0166629),
+}
+
+
+def mlperf_bert(batch_size):
+    """Returns the schedule and LAMB settings of MLPerf's BERT reference.
+
+    The reference convergence points of MLPerf training 5.1 (`bert_ref_*`):
+
+    | batch size | base rate | steps | warm-up | from step | betas | weight decay |
+    | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+    | 256 | 3.5e-4 | 13700 | 0 | 0 | 0.9, 0.999 | 0.01 |
+    | 448 | 4.25e-4 | 6700 | 0 | 0 | 0.9, 0.999 | 0.01 |
+    | 1536 | 2e-3 | 2254 | 0 | 0 | 0.66, 0.996 | 0.01 |
+    | 3072 | 2e-3 | 1141 | 100 | 0 | 0.66, 0.998 | 0.01 |
+    | 4096 | 2.4e-3 | 855 | 0 | 0 | 0.66, 0.998 | 0.01 |
+    | 4608 | 3.5e-3 | 700 | 0 | 0 | 0.62, 0.9 | 0.01 |
+    | 6144 | 2.9293e-3 | 700 | 0 | -700 | 0.7206, 0.78921 | 0.001 |
+    | 6912 | 2.9293e-3 | 700 | 0 | -700 | 0.7206, 0.78921 | 0.001 |
+    | 8192 | 2.88293e-3 | 600 | 287 | -76 | 0.88, 0.88 | 0.0166629 |
+    | 8704 | 2.971656225e-3 | 600 | 287 | -76 | 0.88, 0.88 | 0.0166629 |
+    | 12288 | 3.1e-3 | 500 | 300 | -100 | 0.8, 0.925 | 0.0166629 |
+    | 13056 | 3.19540686e-3 | 500 | 300 | -100 | 0.8, 0.925 | 0.0166629 |
+    | 16384 | 3.3e-3 | 600 | 290 | -100 | 0.75, 0.9 | 0.0166629 |
+
+    ```python
+    if step - from_step < warmup:
+        rate = base * (step - from_step) / warmup
+    else:
+        rate = base * (1 - min(step / steps, 1))
+    ```
+
+    The warm-up rises towards the base rate while the decay, which counts from step 0,
+    goes on below it: where the one takes over from the other the rate falls, as in the
+    reference's code. `epsilon` is 1e-6, and gradients are clipped by their
+    `global_clipnorm` of 1. Biases and layer normalization have neither weight decay nor
+    layer adaptation: they are excluded by their names, and by `exclude_1d`.
+
+    The benchmark goes on from a checkpoint, with sequences of 512 tokens, until 72% of
+    the masked ones are right. These numbers are not for training from scratch.
+
+    Args:
+        batch_size: Int. One of the table, sequences a step over all devices.
+
+    Returns:
+        A `LAMBRecipe`: the schedule and the keyword arguments for `keras_lso.LAMB`.
+
+    Raises:
+        ValueError: If there is no reference point for the batch size.
+
+    Example:
+
+    >>> import keras_lso
+    >>> schedule, settings = keras_lso.schedules.mlperf_bert(8192)
+    >>> [f"{1e3 * float(schedule(step)):.4f}" for step in (0, 1, 210, 211, 212, 600)]
+    ['0.7634', '0.7735', '2.8729', '1.8691', '1.8643', '0.0000']
+    >>> settings["beta_1"], settings["weight_decay_rate"]
+    (0.88, 0.0166629)
+    >>> optimizer = keras_lso.LAMB(schedule, **settings)
+
+    References:
+
+    - [The reference convergence points](
+        https://github.com/mlcommons/logging/blob/master/mlperf_logging/rcp_checker/training_5.1.0/rcps_bert.json)
+    - [The reference implementation](
+        https://github.com/mlcommons/training/blob/master/retired_benchmarks/bert/optimization.py)
+    """
+    batch_size = check_positive_int("batch_size", batch_size)
+    if batch_size not in _MLPERF_BERT:
+        raise ValueError(
+            "MLPerf's reference points are for the batch sizes "
+            f"{', '.join(map(str, _MLPERF_BERT))}. For others, begin with the rate of "
+            "one of these times the root of the ratio of the batch sizes, as in "
+            f"arXiv:1904.00962. Received: batch_size={batch_size}"
+        )
+    point = _MLPERF_BERT[batch_size]
+    settings = {
+        "beta_1": point.beta_1,
+        "beta_2": point.beta_2,
+        "epsilon": 1e-6,
+        "weight_decay_rate": point.weight_decay_rate,
+        "exclude_from_weight_decay": ["(?i)layer_?norm", "bias"],
+        "exclude_1d": True,
+        "global_clipnorm": 1.0,
+    }
+    return LAMBRecipe(_bert_schedule(point), settings)
+
+
+def _bert_schedule(point):
+    base, steps = point.base_learning_rate, point.training_steps
+    if not point.warmup_steps:
+        return PolynomialDecay(base, steps, end_learning_rate=0.0)
+    end = point.warmup_steps + point.start_warmup_step
+    first = -point.start_warmup_step / point.warmup_steps * base
+    rise = PolynomialDecay(first, end, end_learning_rate=base)
+    rest = PolynomialDecay(base * (1 - end / steps), steps - end, end_learning_rate=0.0)
+    return JoinedSchedules([rise, rest], [end])

@@ -29,6 +29,7 @@ STEPS = {
     "AdamW": (lambda: keras.optimizers.AdamW(0.1), dynamic),
     "RMSprop": (lambda: keras.optimizers.RMSprop(0.1, clipnorm=1.0), dynamic),
     "LARS": (lambda: keras_lso.LARS(0.1, weight_decay_rate=0.1), dynamic),
+    "LAMB": (lambda: keras_lso.LAMB(0.1, weight_decay_rate=0.1), dynamic),
     "NovoGrad": (lambda: keras_lso.NovoGrad(0.1), dynamic),
 }
 SHAPES = [(30, 40), (50,)]

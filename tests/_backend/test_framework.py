@@ -19,8 +19,8 @@ from keras_lso._backend import backend, framework, layer_rules, rules, without_k
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.targets import Targets
-from keras_lso._keras_internals.variables import storage_of
-from testing.beside_keras import WAYS, take
+from keras_lso._keras_internals.variables import live_storage_of, storage_of
+from testing.beside_keras import WAYS, bits, take
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 
@@ -130,6 +130,9 @@ def close(actual, expected):
 RANDOM = [np.random.default_rng(i).normal(size=(3, 4)) for i in range(4)]
 RATIO = layer_rules.TrustRatio(eeta=0.1)
 LARS = dict(learning_rate=tensor(0.5), momentum=0.9, weight_decay=0.1)
+LAMB = dict(
+    learning_rate=tensor(0.5), beta_1=0.9, beta_2=0.75, epsilon=1e-6, weight_decay=0.1
+)
 RULES = [
     rules.SGD(tensor(0.5)),
     rules.SGD(tensor(0.5), decay=tensor(0.1)),
@@ -151,6 +154,14 @@ RULES = [
     layer_rules.LARS(**LARS, trust_ratio=None),
     layer_rules.LARS(**LARS, trust_ratio=layer_rules.TrustRatio(0.1, paper=True)),
     layer_rules.LARS(**LARS, trust_ratio=RATIO, classic_momentum=False, nesterov=True),
+    layer_rules.LAMB(**LAMB, trust_ratio=RATIO, step=tensor(3)),
+    layer_rules.LAMB(**LAMB, trust_ratio=None, step=None),
+    layer_rules.KerasLamb(
+        **{**LAMB, "weight_decay": 0.0},
+        trust_ratio=RATIO,
+        step=tensor(2),
+        decay=tensor(0.1),
+    ),
     layer_rules.NovoGrad(
         tensor(0.5), 0.9, 0.98, 1e-8, weight_decay=0.1, grad_averaging=True
     ),
@@ -412,6 +423,44 @@ def same_zeros(own, reference):
         for actual, expected in zip(*results, strict=True):
             np.testing.assert_array_equal(actual, expected)
         assert flag is not any(actual.any() for actual in results[0])
+
+
+def kept_by_layers():
+    values = RANDOM[0], RANDOM[1][0], np.array(-0.0), np.array(np.nan), np.array(7)
+    dtypes = "float32", "float16", "float32", "float32", "int32"
+    # In copies: TensorFlow hands zeros out for later ones.
+    pairs = zip(values, dtypes, strict=True)
+    return [keras.Variable(v.copy(), dtype=d, trainable=False) for v, d in pairs]
+
+
+def overwrite(variables):
+    for v in variables:
+        v.assign(ops.ones_like(v) * 3)
+    return bits(variables)
+
+
+@compares("copies_of")
+def same_copies(own, reference):
+    # A variable stands for itself in a `StatelessScope`, and where nothing is in place.
+    for copies_of, read in ((own, live_storage_of), (own, list), (reference, list)):
+        variables = kept_by_layers()
+        start = bits(variables)
+        copies = copies_of(read(variables))
+        assert overwrite(variables) != start
+        assert bits(copies) == start
+    assert own([]) == reference([]) == []
+
+
+@compares("restore")
+def same_restored_values(own, reference):
+    for flag in map(ops.convert_to_tensor, (True, False)):
+        for restore, read in ((own, live_storage_of), (own, list), (reference, list)):
+            variables = kept_by_layers()
+            start, copies = bits(variables), REFERENCE.copies_of(variables)
+            written = overwrite(variables)
+            restore(read(variables), copies, flag)
+            assert bits(variables) == (start if flag else written)
+            restore([], [], flag)
 
 
 @compares("run_if")
@@ -706,6 +755,7 @@ def names_devices(own, reference):
     "UPDATES_IN_PLACE",
     "REDUCES_GRADIENTS",
     "AVERAGES_IN_STEP",
+    "TRAIN_STEP_IS_STATELESS",
     "OTHER_STEP",
     "PACKAGES",
     "HOW_TO_START",

@@ -20,6 +20,7 @@ OPTIMIZERS = {
     "AdamW": lambda: keras.optimizers.AdamW(0.1, weight_decay=0.1),
     "Lion": lambda: keras.optimizers.Lion(0.1),
     "LARS": lambda: keras_lso.LARS(0.1, weight_decay_rate=0.1),
+    "LAMB": lambda: keras_lso.LAMB(0.1, weight_decay_rate=0.1),
     "NovoGrad": lambda: keras_lso.NovoGrad(0.1, weight_decay_rate=0.1),
 }
 SCALE = 2.0**10

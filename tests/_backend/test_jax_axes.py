@@ -142,7 +142,7 @@ def test_what_overwrites_its_variable_is_not_averaged():
 
 
 @ON_JAX
-@pytest.mark.parametrize("name", ["SGD", "LARS", "NovoGrad"])
+@pytest.mark.parametrize("name", ["SGD", "LARS", "LAMB", "NovoGrad"])
 def test_shards_on_a_single_device(name):
     import jax
     from jax.sharding import Mesh, PartitionSpec
@@ -152,6 +152,7 @@ def test_shards_on_a_single_device(name):
     inner = {
         "SGD": lambda: keras.optimizers.SGD(0.5),
         "LARS": lambda: keras_lso.LARS(0.5),
+        "LAMB": lambda: keras_lso.LAMB(0.5),
         "NovoGrad": lambda: keras_lso.NovoGrad(0.5),
     }[name]()
     weight = keras.Variable([4.0, 3.0])

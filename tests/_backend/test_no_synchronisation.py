@@ -57,6 +57,11 @@ OPTIMIZERS = {
     "LARS": lambda: keras_lso.LARS(0.1, weight_decay_rate=0.1),
     "LARS, popular": lambda: keras_lso.LARS(0.1, classic_momentum=False, momentum=0.0),
     "NovoGrad": lambda: keras_lso.NovoGrad(0.1),
+    "LAMB": lambda: keras_lso.LAMB(0.1, weight_decay_rate=0.1),
+    "LAMB, excluded": lambda: keras_lso.LAMB(
+        0.1, exclude_1d=True, bias_correction=False
+    ),
+    "Lamb": lambda: keras.optimizers.Lamb(0.1, weight_decay=0.1),
 }
 POLICIES = {
     "dynamic": loss_scales.DynamicLossScale,
@@ -133,7 +138,9 @@ def test_a_step_neither_reads_from_the_device_nor_writes_to_it(
 # which saves a read. The kernel reads the gradient, and reads and writes the weight and
 # each slot: 12, and 8 for each slot. A decay reads and writes the weights once more: 8.
 # LARS takes their norm (4), adds their decay to the gradient (12), takes the norm of
-# that (4) and multiplies it by a rate for each layer (8).
+# that (4) and multiplies it by a rate for each layer (8). LAMB begins with the decay in
+# memory of its own (8), to which Adam's kernel adds; takes the norms of that and of the
+# weights (8), multiplies by a rate (8), and subtracts from the weights (12).
 BYTES = {
     "SGD": 12 + 12,
     "momentum": 12 + 20,
@@ -141,6 +148,7 @@ BYTES = {
     "Adam": 12 + 28,
     "AdamW": 12 + 28 + 8,
     "LARS": 16 + 20 + 28,
+    "LAMB": 12 + 28 + 36,
 }
 # To round a master reads 4 and writes 2, and to clamp that reads and writes 2. To copy
 # it to the variable, unless the step is skipped, reads both and writes both.
@@ -206,7 +214,7 @@ def test_many_tensors_take_as_many_kernels_as_a_few(inner, dtypes):
     assert few == many
 
 
-@pytest.mark.parametrize("inner", ["LARS", "NovoGrad"])
+@pytest.mark.parametrize("inner", ["LARS", "LAMB", "NovoGrad"])
 def test_a_ratio_for_each_tensor_takes_one_kernel_each(inner):
     few, many = (
         kernels_of_a_step(keras_lso.LossScaleOptimizer(OPTIMIZERS[inner]()), count)
@@ -220,11 +228,11 @@ OWN_STEPS = {
     "Adadelta": K.Adadelta,
     "Adafactor": K.Adafactor,
     "Ftrl": K.Ftrl,
-    "Lamb": K.Lamb,
+    "LAMB, clipped": lambda rate: keras_lso.LAMB(rate, global_clipnorm=1.0),
     "RMSprop, centered": lambda rate: K.RMSprop(rate, momentum=0.9, centered=True),
     "Adam, amsgrad": lambda rate: Adam(rate, amsgrad=True),
     "SGD of a subclass": lambda rate: Subclass(rate, momentum=0.9, clipvalue=1.0),
-    "averaged": lambda rate: K.Lamb(rate, use_ema=True),
+    "averaged": lambda rate: K.Ftrl(rate, use_ema=True),
     "user's": lambda rate: Own(rate),
 }
 # The oldest Keras has not all of them.
@@ -232,7 +240,7 @@ if hasattr(K, "Muon"):
     OWN_STEPS["Muon"] = K.Muon
 if hasattr(K, "OptimizerMap"):
     OWN_STEPS["MultiOptimizer"] = lambda rate: K.MultiOptimizer(
-        K.OptimizerMap(K.SGD(rate, momentum=0.9), {"variable.*": K.Lamb(rate)})
+        K.OptimizerMap(K.SGD(rate, momentum=0.9), {"variable.*": K.Ftrl(rate)})
     )
 
 
@@ -278,6 +286,28 @@ def test_what_would_be_copied_is_found():
     optimizer = keras_lso.LossScaleOptimizer(SGD(0.1), loss_scale=Copying(8.0))
     with pytest.raises(AssertionError, match=r"0\.5 is copied"):
         kernels_of_a_step(optimizer, count=1)
+
+
+def test_what_layers_keep_is_restored_on_the_device():
+    """By as many kernels for fifty layers as for two."""
+    few, many = (kernels_of_a_protected_step(count) for count in (2, 50))
+    assert few["_foreach_copy_"] == 1
+    assert few["_fused_sgd_"] == 2  # The step's own, and the copy.
+    assert many == few
+
+
+def kernels_of_a_protected_step(count):
+    optimizer = keras_lso.LossScaleOptimizer(SGD(0.1))
+    layers = [keras.layers.BatchNormalization() for _ in range(count)]
+    with torch.device("meta"):
+        for layer in layers:
+            layer.build((None, 3))
+        variables, grads = make(optimizer, [(3, 4)], torch.float32, "float32")
+    optimizer.build(variables)
+    guarded = keras_lso.restore_if_skipped(layers, optimizer)
+    with torch.no_grad(), RefuseNumbers(), Kernels() as kernels, guarded:
+        optimizer.apply(grads, variables)
+    return kernels.calls
 
 
 # --- Learning rates -----------------------------------------------------------

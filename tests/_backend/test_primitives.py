@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from keras import ops
 
-from keras_lso import LARS, NovoGrad
+from keras_lso import LAMB, LARS, NovoGrad
 from keras_lso._backend import backend, layer_rules, rules
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.measurement import Measurement
@@ -151,7 +151,7 @@ def number(value):
 
 MODEL_GARDEN, PAPER = (
     layer_rules.TrustRatio(eeta=0.1),
-    layer_rules.TrustRatio(eeta=0.1, epsilon=1e-3, clip=True, paper=True),
+    layer_rules.TrustRatio(eeta=0.1, epsilon=1e-3, upper=1.0, paper=True),
 )
 ADAPTIVE = layer_rules.LARS(
     1.0, momentum=0.9, weight_decay=0.0, trust_ratio=MODEL_GARDEN
@@ -625,11 +625,17 @@ OPTIMIZERS = {
     "lars with a schedule and decay": lambda: LARS(
         keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5), decay=0.5
     ),
+    "lamb": lambda: LAMB(0.1, weight_decay_rate=0.1),
+    "lamb, bounded": lambda: LAMB(
+        0.1, 0.8, 0.95, bias_correction=False, min_trust_ratio=0.25, max_trust_ratio=0.5
+    ),
+    "lamb of keras": lambda: keras.optimizers.Lamb(0.01),
+    "lamb of keras with decay": lambda: keras.optimizers.Lamb(weight_decay=0.1),
     "novograd": lambda: NovoGrad(0.5, weight_decay_rate=0.1, grad_averaging=True),
 }
 if keras.backend.backend() == "jax":
     # No other rule has a fused step there: XLA fuses the optimizer's own.
-    OURS = "lars", "novograd"
+    OURS = "lamb", "lars", "novograd"
     OPTIMIZERS = {n: make for n, make in OPTIMIZERS.items() if n.startswith(OURS)}
 
 
@@ -637,11 +643,19 @@ class StepByStepLARS(LARS):
     """A subclass, which Keras updates variable by variable."""
 
 
+class StepByStepLAMB(LAMB):
+    """Another."""
+
+
 class StepByStepNovoGrad(NovoGrad):
     """Another."""
 
 
-STEP_BY_STEP = {LARS: StepByStepLARS, NovoGrad: StepByStepNovoGrad}
+STEP_BY_STEP = {
+    LARS: StepByStepLARS,
+    LAMB: StepByStepLAMB,
+    NovoGrad: StepByStepNovoGrad,
+}
 
 
 def plain_optimizer(make):
@@ -658,6 +672,9 @@ def storage(fused_step, variables):
     if is_reference(fused_step):
         return variables
     return storage_of(variables)
+
+
+LAMBS = layer_rules.LAMB, layer_rules.KerasLamb
 
 
 class FusedOptimizer:
@@ -700,7 +717,9 @@ class FusedOptimizer:
         # Keras and 1 - float32(0.999) to a kernel in float32. These are 1.3e-5 apart,
         # and the velocities are proportional to it. Nadam's formula has the latter, but
         # on PyTorch Keras has the former; its steps are divided by the root of them.
-        of_weights = 1e-5 if self.rule is rules.Nadam else 1e-6
+        # LAMB's rate is of the norm of the weights, which feeds their errors back.
+        of_weights = {rules.Nadam: 1e-5, **dict.fromkeys(LAMBS, 2e-6)}
+        of_weights = of_weights.get(self.rule, 1e-6)
         shares = [of_weights] * len(weights) + [2e-5] * len(optimizer.variables)
         expected = [*weights, *optimizer.variables]
         for a, e, tolerance in zip(
@@ -959,7 +978,7 @@ def lars_in_numpy(rule, g, w, v):
             return LEARNING_RATE
         penalty = rule.weight_decay * w_norm if trust.paper else 0.0
         ratio = trust.eeta * w_norm / (d_norm + penalty + trust.epsilon)
-        return LEARNING_RATE * (min(ratio, 1.0) if trust.clip else ratio)
+        return LEARNING_RATE * min(ratio, trust.upper)
 
     d = g + rule.weight_decay * w
     if rule.classic_momentum:
@@ -1080,7 +1099,9 @@ def test_lars_steps_equal_numpy_in_float64(
     forms = dict(
         momentum=momentum, nesterov=nesterov, classic_momentum=classic_momentum
     )
-    ratio = layer_rules.TrustRatio(eeta, epsilon, clip, paper and classic_momentum)
+    upper = 1.0 if clip else np.inf
+    is_paper = paper and classic_momentum
+    ratio = layer_rules.TrustRatio(eeta, epsilon, upper=upper, paper=is_paper)
     # Variables that are treated alike share a rule.
     adapted = lars_rule(weight_decay=weight_decay, trust_ratio=ratio, **forms)
     left_out = lars_rule(weight_decay=0.0, trust_ratio=None, **forms)

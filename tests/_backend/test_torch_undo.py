@@ -1,5 +1,7 @@
 """Steps that are undone on the device, on a CPU that is taken for one."""
 
+import math
+
 import keras
 import numpy as np
 import pytest
@@ -136,3 +138,28 @@ def test_every_second_column_of_a_matrix_is_undone():
         )
         np.testing.assert_array_equal(weights.numpy(), values + finite)
     np.testing.assert_array_equal(matrix[:, 1], [1.0, 5.0, 9.0, 13.0])
+
+
+# --- What layers keep -------------------------------------------------------------
+
+
+@pytest.mark.parametrize("skipped", [True, False])
+def test_what_layers_keep_is_restored_on_the_device(skipped):
+    """Whatever the dtype and the layout, and only if the step was skipped."""
+    tensors = [
+        torch.arange(6.0),
+        torch.tensor([-0.0, math.nan, math.inf]),
+        torch.tensor(2.0**-24, dtype=torch.float16),
+        torch.tensor(1.0, dtype=torch.float64),
+        torch.arange(16.0).reshape(4, 4)[:, ::2],
+        torch.tensor([7, 8]),
+        torch.tensor(True),
+    ]
+    start = bits(tensors)
+    copies = backend.copies_of(tensors)
+    for tensor in tensors:
+        tensor.fill_(3)
+    written = bits(tensors)
+    backend.restore(tensors, copies, torch.tensor(skipped))
+    assert written != start
+    assert bits(tensors) == (start if skipped else written)

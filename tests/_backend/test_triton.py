@@ -98,7 +98,7 @@ RULES = {
 LARS = {
     "ratio": dict(trust_ratio=TrustRatio(0.1)),
     "no decay": dict(trust_ratio=TrustRatio(0.1), weight_decay=0.0),
-    "nesterov": dict(trust_ratio=TrustRatio(0.1, 1e-3, clip=True), nesterov=True),
+    "nesterov": dict(trust_ratio=TrustRatio(0.1, 1e-3, upper=1.0), nesterov=True),
     "paper": dict(trust_ratio=TrustRatio(0.1, 1e-3, paper=True)),
     "no ratio": dict(trust_ratio=None),
 }

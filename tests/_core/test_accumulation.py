@@ -25,6 +25,7 @@ MAKE = {
     "Lion": K.Lion,
     "RMSprop": K.RMSprop,
     "LARS": lambda rate, **k: keras_lso.LARS(rate, eeta=0.5, **k),
+    "LAMB": keras_lso.LAMB,
     "NovoGrad": keras_lso.NovoGrad,
 }
 each = pytest.mark.parametrize("name", ["LARS"] if BACKEND == "jax" else MAKE)

@@ -15,6 +15,7 @@ MAKE = {
     "SGD": K.SGD,
     "AdamW": K.AdamW,
     "LARS": lambda rate, **k: keras_lso.LARS(rate, eeta=0.5, **k),
+    "LAMB": keras_lso.LAMB,
 }
 each = pytest.mark.parametrize("name", ["LARS"] if BACKEND == "jax" else MAKE)
 # The steps are Keras's own there, which eager JAX compiles one by one.

@@ -24,6 +24,7 @@ OPTIMIZERS = {
     ),
     "LARC": lambda: keras_lso.LARC(sgd()),
     "LARS alone": lambda: keras_lso.LARS(0.5),
+    "LAMB alone": lambda: keras_lso.LAMB(0.5),
     "NovoGrad alone": lambda: keras_lso.NovoGrad(0.5),
     "OpenSeq2Seq": lambda: MixedPrecisionOptimizerWrapper(sgd(), 1.0),
 }

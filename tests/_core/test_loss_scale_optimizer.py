@@ -698,6 +698,7 @@ def test_a_custom_inner_optimizer_is_found_among_custom_objects():
 @pytest.mark.one_backend
 def test_the_public_names_are_these():
     assert keras_lso.__all__ == [
+        "LAMB",
         "LARC",
         "LARS",
         "LossScaleOptimizer",

@@ -102,6 +102,7 @@ INNER = {
     "decaying": lambda: SGD(0.5, momentum=0.9, weight_decay=0.1),
     "AdamW": lambda: AdamW(0.5),
     "LARS": lambda: keras_lso.LARS(0.5),
+    "LAMB": lambda: keras_lso.LAMB(0.5),
     "NovoGrad": lambda: keras_lso.NovoGrad(0.5),
     "its own step": lambda: keras.optimizers.Adadelta(0.5),
     "clipped": lambda: SGD(0.5, clipnorm=1.0),
@@ -290,6 +291,10 @@ CHANGES_OF_THE_OPTIMIZER = {
     "exclusions of LARS": (
         excludes,
         lambda: keras_lso.LARS(0.5, weight_decay_rate=0.1),
+    ),
+    "exclusions of LAMB": (
+        excludes,
+        lambda: keras_lso.LAMB(0.5, weight_decay_rate=0.1),
     ),
     "exclusions of NovoGrad": (
         excludes,

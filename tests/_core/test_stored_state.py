@@ -4,7 +4,7 @@ import keras
 import numpy as np
 import pytest
 
-from keras_lso import LARC, LARS, LossScaleOptimizer, NovoGrad
+from keras_lso import LAMB, LARC, LARS, LossScaleOptimizer, NovoGrad
 
 pytestmark = pytest.mark.one_backend
 
@@ -13,6 +13,7 @@ OPTIMIZERS = {
         keras.optimizers.SGD(0.5, momentum=0.5)
     ),
     "LARS": lambda: LARS(0.5),
+    "LAMB": lambda: LAMB(0.5),
     "NovoGrad": lambda: NovoGrad(0.5),
     "LARC": lambda: LARC(keras.optimizers.SGD(0.5, momentum=0.5)),
     "LARC of LARS": lambda: LARC(LARS(0.5)),

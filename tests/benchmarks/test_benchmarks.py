@@ -192,6 +192,31 @@ def test_fit_runs_on_a_small_model(measured):
     assert "digits CNN" in printed
 
 
+@pytest.mark.default_backend("torch")
+def test_protection_is_measured_beside_none(measured):
+    result, printed = measured("protected")
+    [group] = result["protected"]
+    assert [row["role"] for row in group["rows"]] == ["unprotected", "protected"]
+    assert all(row["ms"] > 0 for row in group["rows"])
+    assert "Protected statistics" in printed
+
+
+@pytest.mark.one_backend
+def test_the_report_says_whether_protection_costs_too_much():
+    for ms, met in ((10.2, "yes"), (10.21, "NO")):
+        rows = [
+            {"name": name, "role": role, "ms": time, "low_ms": 1.0, "high_ms": 99.0}
+            for name, role, time in (
+                ("keras_lso", "unprotected", 10.0),
+                ("with protect_statistics", "protected", ms),
+            )
+        ]
+        group = {"normalizations": 50, "rows": rows}
+        text = markdown([make_result() | {"protected": [group]}])
+        found = cells(text, "torch", "with protect_statistics")
+        assert found[-3:] == [f"{ms / 10:.3f}", "1.02 x", met]
+
+
 # They are processes, or threads with devices of their own.
 @pytest.mark.full
 def test_two_participants_run_on_tiny_tensors(measured):

@@ -25,6 +25,7 @@ NAMES_ONLY = {
     "keras_lso/_core/__init__.py",
     "keras_lso/_tf_keras/__init__.py",
     "keras_lso/_keras_internals/__init__.py",
+    "keras_lso/_private_names/__init__.py",
     "keras_lso/_version.py",
     "keras_lso/callbacks/__init__.py",
     "keras_lso/compat/__init__.py",

@@ -9,6 +9,7 @@ from tools.faults import (
     backend_torch,
     compat,
     files,
+    float16,
     keras_internals,
     loss_scale_optimizer,
     loss_scales,
@@ -19,6 +20,8 @@ from tools.faults import (
     rules,
     schedules,
     state,
+    statistics,
+    versions,
 )
 
 AREAS = (
@@ -32,10 +35,13 @@ AREAS = (
     rules,
     keras_internals,
     state,
+    statistics,
     files,
     schedules,
     compat,
     people,
+    float16,
+    versions,
     processes,
     backend_torch,
     backend_jax,

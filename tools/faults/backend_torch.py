@@ -111,8 +111,8 @@ FAULTS = [
     Fault(
         name="the units of LARS's directions are forgotten",
         file="keras_lso/_backend/_torch_steps.py",
-        old="rates = _lars_rates(kernel, rule, found, norms) * unit",
-        new="rates = _lars_rates(kernel, rule, found, norms)",
+        old="rates = _rates(kernel, rule, found, norms) * unit",
+        new="rates = _rates(kernel, rule, found, norms)",
         tests="tests/_backend/test_primitives.py::test_fused_steps_equal_the_steps_of_the_keras_optimizer",
     ),
     Fault(
@@ -121,6 +121,13 @@ FAULTS = [
         old="kernel.descend_with_momentum(d, v, rule.momentum, rate=0.0)",
         new="kernel.descend_with_momentum(d, v, rule.momentum, rate=1e-3)",
         tests="tests/_backend/test_primitives.py::test_fused_steps_equal_the_steps_of_the_keras_optimizer",
+    ),
+    Fault(
+        name="LAMB's kernel leaves the bias as it is",
+        file="keras_lso/_backend/_torch_kernels.py",
+        old="self._adam(d, rule, grads, slots, -1.0, rule.step, scale)",
+        new="self._adam(d, rule, grads, slots, -1.0, None, scale)",
+        tests="tests/test_lamb.py::test_steps_are_the_formula",
     ),
     Fault(
         name="NovoGrad's gradients stay scaled where their norms were measured",

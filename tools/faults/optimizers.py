@@ -1,4 +1,4 @@
-"""Faults of LARS, LARC and NovoGrad: formulas, exclusions, arguments and configs."""
+"""Faults of LARS, LAMB, LARC and NovoGrad: formulas, exclusions, arguments and configs."""
 
 from tools.faults.fault import Fault
 
@@ -12,28 +12,28 @@ FAULTS = [
     ),
     Fault(
         name="an empty list excludes from adaptation what is excluded from decay",
-        file="keras_lso/_core/lars.py",
+        file="keras_lso/_core/layer_adaptive.py",
         old="        if no_adaptation is None:\n",
         new="        if not no_adaptation:\n",
         tests="tests/test_lars.py::test_patterns_are_regular_expressions_searched_in_the_full_path",
     ),
     Fault(
         name="exclude_1d keeps vectors",
-        file="keras_lso/_core/lars.py",
+        file="keras_lso/_core/layer_adaptive.py",
         old="len(variable.shape) < 2",
         new="len(variable.shape) < 1",
         tests="tests/test_lars.py::test_exclude_1d_drops_vectors_and_scalars_from_both",
     ),
     Fault(
         name="Keras's exclusions have no effect after build",
-        file="keras_lso/_core/lars.py",
+        file="keras_lso/_core/layer_adaptive.py",
         old="        if self.built:\n            self._find_decays()\n",
         new="",
         tests="tests/test_lars.py::test_keras_s_exclusion_counts_after_build_as_well",
     ),
     Fault(
         name="decay counts from one",
-        file="keras_lso/_core/lars.py",
+        file="keras_lso/_core/layer_adaptive.py",
         old="(1 + self.decay * steps)",
         new="(1 + self.decay * (steps + 1))",
         tests="tests/test_lars.py::test_steps_are_the_same_when_compiled",
@@ -41,37 +41,65 @@ FAULTS = [
     Fault(
         name="the cap of the trust ratio is ignored",
         file="keras_lso/_core/lars.py",
-        old="self.eeta, self.epsilon, self.trust_clip, self.trust_ratio == PAPER",
-        new="self.eeta, self.epsilon, False, self.trust_ratio == PAPER",
+        old="upper=1.0 if self.trust_clip else math.inf",
+        new="upper=math.inf",
         tests="tests/test_lars.py::test_epsilon_and_the_cap_work_with_the_model_gardens_ratio_too",
     ),
     Fault(
         name="the config of LARS loses decay",
-        file="keras_lso/_core/lars.py",
+        file="keras_lso/_core/layer_adaptive.py",
         old='                "decay": self.decay,\n',
         new="",
         tests="tests/test_lars.py::test_numbers_of_numpy_and_integers_are_taken",
     ),
     Fault(
         name="the config of LARS shares its lists with the optimizer",
-        file="keras_lso/_core/lars.py",
+        file="keras_lso/_core/layer_adaptive.py",
         old="return None if patterns is None else list(patterns)",
         new="return patterns",
         tests="tests/test_lars.py::test_a_config_is_no_part_of_the_optimizer",
     ),
     Fault(
         name="two kinds of weight decay at once",
-        file="keras_lso/_core/lars.py",
-        old="    if weight_decay_rate and weight_decay:\n",
-        new="    if weight_decay_rate is weight_decay:\n",
+        file="keras_lso/_core/layer_adaptive.py",
+        old="        if weight_decay_rate and weight_decay:\n",
+        new="        if weight_decay_rate is weight_decay:\n",
         tests="tests/test_lars.py::test_two_kinds_of_weight_decay_are_refused",
     ),
     Fault(
         name="trust ratios that are asked for are those of no decay",
-        file="keras_lso/_core/lars.py",
+        file="keras_lso/_core/layer_adaptive.py",
         old="rule.trust_ratio(*norms, rule.weight_decay)",
         new="rule.trust_ratio(*norms, 0.0)",
         tests="tests/test_lars.py::test_the_papers_trust_ratios_have_the_decay_in_them",
+    ),
+    Fault(
+        name="the lower bound of LAMB's trust ratio is ignored",
+        file="keras_lso/_core/lamb.py",
+        old="lower=self.min_trust_ratio or 0.0",
+        new="lower=0.0",
+        tests="tests/test_lamb.py::test_the_trust_ratio_is_bounded",
+    ),
+    Fault(
+        name="the config of LAMB loses bias_correction",
+        file="keras_lso/_core/lamb.py",
+        old='                "bias_correction": self.bias_correction,\n',
+        new="",
+        tests="tests/test_lamb.py::test_it_comes_back_from_its_config",
+    ),
+    Fault(
+        name="what TensorFlow Addons calls weight_decay becomes Keras's",
+        file="keras_lso/_core/lamb.py",
+        old='config["weight_decay_rate"] = config.pop("weight_decay")',
+        new="pass",
+        tests="integration_tests/test_lamb.py::test_a_config_of_tensorflow_addons_loads",
+    ),
+    Fault(
+        name="LAMB's betas are rounded to float32 for float64 as well",
+        file="keras_lso/_core/lamb.py",
+        old='return beta if dtype == "float64" else float(np.float32(beta))',
+        new="return float(np.float32(beta))",
+        tests="tests/test_lamb.py::test_float64_variables_step_in_float64",
     ),
     Fault(
         name="LARC takes norms of the scaled gradients",
@@ -97,7 +125,7 @@ FAULTS = [
     Fault(
         name="LARC goes by the rate before LARS's decay",
         file="keras_lso/larc.py",
-        old="return innermost.decayed(rate) if isinstance(innermost, LARS) else rate",
+        old="return innermost.decayed(rate) if is_decayed else rate",
         new="return rate",
         tests="tests/test_larc.py::test_clip_goes_by_the_decayed_rate_of_lars",
     ),
@@ -184,6 +212,13 @@ FAULTS = [
         old="super().apply(*check_gradients(self, grads, trainable_variables))",
         new="super().apply(grads, trainable_variables)",
         tests="tests/_core/test_gradients.py::test_gradients_and_variables_that_are_swapped",
+    ),
+    Fault(
+        name="LAMB has no rule",
+        file="keras_lso/lamb.py",
+        old='@steps_by(layer_rules.LAMB, slots=("momentums", "velocities"))\n',
+        new="",
+        tests="tests/test_info.py::test_every_optimizer_is_listed_with_its_step",
     ),
     Fault(
         name="LARS has no rule",

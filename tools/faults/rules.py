@@ -94,6 +94,20 @@ FAULTS = [
         tests="tests/test_lars.py::test_narrow_variables_step_in_float32",
     ),
     Fault(
+        name="LAMB's direction has no decay in it",
+        file="keras_lso/_backend/layer_rules.py",
+        old="return m, v, d + w * self.weight_decay if self.weight_decay else d",
+        new="return m, v, d",
+        tests="tests/test_lamb.py::test_a_subclass_that_changes_nothing_does_the_same",
+    ),
+    Fault(
+        name="a bound of the trust ratio is one of layers of zeros too",
+        file="keras_lso/_backend/layer_rules.py",
+        old="        return ops.where(usable, ratio, ops.ones_like(ratio))",
+        new="        ratio = ops.where(usable, ratio, ops.ones_like(ratio))\n        return ops.maximum(ratio, self.lower)",
+        tests="tests/test_lamb.py::test_where_a_norm_is_zero_the_trust_ratio_is_one",
+    ),
+    Fault(
         name="NovoGrad's average does not start at the first gradient",
         file="keras_lso/_backend/layer_rules.py",
         old="moved = ops.where(v == 0, square, moved)",
@@ -210,16 +224,16 @@ FAULTS = [
     ),
     Fault(
         name="bfloat16 is clipped to the range of float16",
-        file="keras_lso/_backend/framework.py",
+        file="keras_lso/_backend/tensors.py",
         old='if dtype == "float16":',
         new='if "float16" in dtype:',
         tests="tests/_backend/test_torch_masters.py::test_masters_are_rounded_and_restart_as_in_the_reference",
     ),
     Fault(
         name="an axis is taken where there are none",
-        file="keras_lso/_backend/framework.py",
-        old="        if axis_name is not None:\n",
-        new="        if axis_name is None:\n",
+        file="keras_lso/_backend/processes.py",
+        old="    if axis_name is not None:\n",
+        new="    if axis_name is None:\n",
         tests="tests/_backend/test_jax_axes.py::test_where_there_are_no_axes_none_is_taken",
     ),
     Fault(

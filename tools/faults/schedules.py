@@ -172,6 +172,13 @@ FAULTS = [
         tests="tests/test_schedules.py::test_the_mlperf_schedule_is_that_of_the_reference",
     ),
     Fault(
+        name="the warm-up of MLPerf's BERT begins at zero",
+        file="keras_lso/schedules/recipes.py",
+        old="first = -point.start_warmup_step / point.warmup_steps * base",
+        new="first = 0.0",
+        tests="tests/test_schedules.py::test_the_schedule_of_mlperfs_bert_is_that_of_the_reference",
+    ),
+    Fault(
         name="a schedule in a sequence sees the steps of all",
         file="keras_lso/schedules/sequential.py",
         old="rate_at(schedule, step - start)",

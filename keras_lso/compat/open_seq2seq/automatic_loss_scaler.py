@@ -39,7 +39,7 @@ _POLICIES: dict[str | None, Callable] = {"backoff": _backoff, "logmax": _logmax}
 class AutomaticLossScaler:
     """A dynamic loss scale, by one of OpenSeq2Seq's two algorithms.
 
-    It only translates names. The algorithms are policies for any
+    It only translates names. The algorithms are loss-scale policies for any
     `keras_lso.LossScaleOptimizer`:
 
     - `"Backoff"` is `keras_lso.loss_scales.DynamicLossScale`, initialised to its

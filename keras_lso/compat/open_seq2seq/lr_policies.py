@@ -45,7 +45,7 @@ def _policy(
     """Returns a function of the step and the arguments of a schedule.
 
     Its docstring has an example with the arguments `values` and the first five `rates`.
-    `name` is the default of its argument `name`, which only one policy has.
+    `name` is the default of its argument `name`, which only one function has.
     """
 
     def policy(*args, **kwargs):

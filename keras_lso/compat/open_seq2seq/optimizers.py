@@ -103,7 +103,7 @@ def optimize_loss(
             variables of `model`; without a model, those that the loss reads.
         dtype: `"mixed"`, or a dtype such as `"float32"`, `"float16"`, `tf.float16`.
             With `"mixed"` the loss is scaled, and float16 variables have float32
-            masters. Defaults to `"float32"`. The model's own policy determines its
+            masters. Defaults to `"float32"`. The model's dtype policy determines its
             compute dtype.
         clip_gradients: Float. The global norm to clip the gradients to. Defaults to
             `None`: no clipping.

@@ -1,0 +1,24 @@
+"""Statistics of two replicas survive a step that overflows on one of them.
+
+Each replica has statistics of its own: those of the one that did not overflow are
+restored as well, since the step is skipped on both.
+"""
+
+import pytest
+
+from integration_tests.distributed import launch, statistics_fit
+
+
+@pytest.fixture(scope="module")
+def printed():
+    [printed] = launch.run("worker_tensorflow_statistics", [])
+    return printed
+
+
+# `SYNCHRONIZED` computes the moments of a batch over all replicas.
+@pytest.mark.parametrize("how", ["PROTECTED", "SYNCHRONIZED", "LOOP"])
+def test_statistics_of_all_replicas_are_restored(printed, how):
+    [protected] = launch.lines_of(printed, how)
+    [unprotected] = launch.lines_of(printed, "UNPROTECTED")
+    assert len(protected[0][0]) == 2
+    statistics_fit.check(protected, unprotected)

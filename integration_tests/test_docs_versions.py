@@ -1,0 +1,97 @@
+"""docs/compatibility.md says which versions were tested: those that are pinned."""
+
+import pathlib
+import re
+import tomllib
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from integration_tests.docs_blocks import PAGES, table_of
+from keras_lso import _keras_version
+
+pytestmark = pytest.mark.one_backend
+
+ROOT = pathlib.Path(__file__).parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+# The columns of the table, and what the packages are called in requirements/.
+PACKAGES = {
+    "Keras": "keras",
+    "TensorFlow": "tensorflow_cpu",
+    "JAX": "jax",
+    "PyTorch": "torch",
+    "NumPy": "numpy",
+}
+COLUMNS = ("Python", *PACKAGES, "is", "known by")
+
+
+def rows():
+    """Returns the rows of the table, as dicts of column names to cells."""
+    cells = table_of("docs/compatibility.md", "Python")
+    return [dict(zip(COLUMNS, row, strict=True)) for row in cells]
+
+
+def pins_of(row):
+    """Returns the versions in the file that a row names, None if it names none."""
+    named = re.search(r"`(requirements/\w+\.txt)`", row["known by"])
+    if named is None:
+        return None
+    lines = (ROOT / named[1]).read_text().splitlines()
+    return dict(line.split("==") for line in lines)
+
+
+def test_the_table_has_the_versions_of_the_files_that_it_names():
+    of_files = [(row, pins_of(row)) for row in rows()]
+    of_files = [(row, pins) for row, pins in of_files if pins]
+    assert len(of_files) >= 3
+    for row, pins in of_files:
+        assert row["is"] in ("tested", "works")
+        versions = {column: pins.get(name, "-") for column, name in PACKAGES.items()}
+        assert {column: row[column] for column in PACKAGES} == versions
+
+
+def test_the_table_has_the_pythons_of_pyproject():
+    start = "Programming Language :: Python :: 3."
+    classified = {
+        name.removeprefix("Programming Language :: Python :: ")
+        for name in PROJECT["classifiers"]
+        if name.startswith(start)
+    }
+    tested = {p for r in rows() if pins_of(r) for p in r["Python"].split(", ")}
+    assert tested == classified
+    oldest = min(tested, key=Version)
+    assert PROJECT["requires-python"] == f">={oldest}"
+
+
+def test_what_was_not_tested_is_beyond_the_versions_that_were():
+    for row in rows():
+        if pins_of(row):
+            continue
+        newer = {
+            name: _keras_version.is_newer_than_tested(name, version)
+            for name, column in (
+                ("keras", "Keras"),
+                ("tensorflow", "TensorFlow"),
+                ("jax", "JAX"),
+                ("torch", "PyTorch"),
+            )
+            if (version := row[column]) != "-"
+        }
+        is_older = Version(row["Keras"]) not in SpecifierSet(_keras_version.SUPPORTED)
+        assert any(newer.values()) or is_older, row
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "docs/index.md", "docs/compatibility.md"]
+)
+def test_the_versions_of_keras_in_words_are_those_tested(page):
+    [keras] = [
+        r for r in map(Requirement, PROJECT["dependencies"]) if r.name == "keras"
+    ]
+    oldest = str(keras.specifier).removeprefix(">=")
+    major, minor = _keras_version.TESTED["keras"].removeprefix("<").split(".")
+    text = PAGES[page].read_text()
+    assert f"Keras {oldest} to {major}.{int(minor) - 1}" in text
+    assert "compatibility.md" in text or "compatibility" in page

@@ -1,0 +1,265 @@
+"""`LAMB` does what the Model Garden's does, and optax's, and trains in float16.
+
+Each judge runs in its own framework, on the same gradients: see `layer_judges.py`.
+TensorFlow Addons has no release beside this TensorFlow. Its class is the Model
+Garden's, which was copied from there, but for the name of one argument.
+"""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+from integration_tests.layer_judges import (
+    RECORDED,
+    STEPS,
+    assert_same,
+    make_gradients,
+    make_start,
+    make_variables,
+    model_gardens_steps,
+    stacked,
+    trajectory,
+    unstacked,
+)
+from keras_lso import LAMB, LossScaleOptimizer
+
+
+@pytest.fixture
+def start():
+    return make_start()
+
+
+@pytest.fixture
+def gradients():
+    return make_gradients()
+
+
+@pytest.fixture
+def model_gardens(original, model_garden, start, gradients):
+    """`model_gardens(settings, rates=None)`: the recorded steps of the Model Garden's.
+
+    For `rates` see `model_gardens_steps`.
+    """
+
+    def get(settings, rates=None):
+        return unstacked(
+            original(
+                lambda: model_gardens_steps(
+                    model_garden("lamb").LAMB, settings, rates, start, gradients
+                )
+            )
+        )
+
+    return get
+
+
+EXCLUDED = dict(exclude_from_weight_decay=["bn", "bias"])
+CONFIGURATIONS = {
+    "by default": {},
+    "decay": dict(weight_decay_rate=0.02),
+    "a high rate": dict(learning_rate=0.3),
+    "other betas": dict(beta_1=0.5, beta_2=0.75),
+    "no first moment": dict(beta_1=0.0, weight_decay_rate=0.02),
+    "no second moment": dict(beta_2=0.0, epsilon=0.5),
+    "epsilon": dict(epsilon=0.125),
+    "heavy decay": dict(weight_decay_rate=2.0),
+    "excluded": EXCLUDED,
+    "excluded, decay": dict(weight_decay_rate=0.02, **EXCLUDED),
+    "excluded from decay alone": dict(
+        weight_decay_rate=0.02, exclude_from_layer_adaptation=["nothing"], **EXCLUDED
+    ),
+    "excluded from adaptation alone": dict(
+        weight_decay_rate=0.02, exclude_from_layer_adaptation=["kernel", "gamma"]
+    ),
+    "inverse time decay": dict(decay=0.1, weight_decay_rate=0.02),
+}
+
+
+@pytest.mark.in_turn
+@pytest.mark.parametrize("settings", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
+def test_it_is_the_model_gardens(
+    settings, start, gradients, model_gardens, assert_close
+):
+    settings = {"learning_rate": 0.05, **settings}
+    ours = trajectory(LAMB(**settings), start, gradients)
+    assert_same(ours[RECORDED], model_gardens(settings), assert_close)
+
+
+def test_its_rate_follows_a_schedule_as_in_the_model_garden(
+    start, gradients, model_gardens, assert_close
+):
+    rates = dict(
+        initial_learning_rate=0.1, decay_steps=40, end_learning_rate=0.01, power=2.0
+    )
+    settings = dict(weight_decay_rate=0.01)
+    schedule = keras.optimizers.schedules.PolynomialDecay(**rates)
+    ours = trajectory(LAMB(schedule, **settings), start, gradients)
+    assert_same(ours[RECORDED], model_gardens(settings, rates), assert_close)
+
+
+def test_it_is_optaxs(start, gradients, original, assert_close):
+    # 1 - beta has no rounding error in float32, which optax does not share.
+    betas = 1 - 2**-3, 1 - 2**-7
+    ours = LAMB(0.05, *betas, weight_decay_rate=0.02)
+
+    def run():
+        import jax
+        import optax
+
+        optimizer = optax.lamb(0.05, *betas, eps=1e-6, weight_decay=0.02)
+        weights = jax.tree.map(jax.numpy.asarray, start)
+        state = optimizer.init(weights)
+        steps = []
+        for grads in gradients:
+            grads = jax.tree.map(jax.numpy.asarray, grads)
+            updates, state = optimizer.update(grads, state, weights)
+            weights = optax.apply_updates(weights, updates)
+            steps.append([np.asarray(weights[path]) for path in start])
+        return stacked(steps)
+
+    ours = trajectory(ours, start, gradients)
+    assert_same(ours[RECORDED], unstacked(original(run)), assert_close)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.02])
+def test_loss_scaling_leaves_no_trace(decay, start, gradients, assert_close):
+    """Of scaled gradients, with overflows now and then: as without both."""
+    settings = dict(learning_rate=0.05, weight_decay_rate=decay, **EXCLUDED)
+    ours = LossScaleOptimizer(LAMB(**settings), initial_scale=2.0**10)
+    variables = make_variables(start)
+    steps = []
+    for step, grads in enumerate(gradients):
+        if step % 7 == 3:
+            overflow = [np.full_like(g, np.inf) for g in grads.values()]
+            ours.apply([ops.array(g) for g in overflow], variables)
+        scale = np.float32(ours.loss_scale)
+        ours.apply([ops.array(g * scale) for g in grads.values()], variables)
+        steps.append([np.array(ops.convert_to_numpy(v)) for v in variables])
+    assert int(ours.skipped_steps) == 7
+    assert int(ours.iterations) == STEPS
+    assert_same(steps, trajectory(LAMB(**settings), start, gradients), assert_close)
+
+
+# `torch.compile` takes half a minute; `test_fit.py` has a test of it.
+@pytest.mark.parametrize("clip", [{}, {"global_clipnorm": 1.0}], ids=["", "clipped"])
+def test_fit_in_float16_skips_an_overflow_without_a_trace(
+    clip, make_model, data, fit, with_overflows, bits, remember
+):
+    x, y = data
+    model = make_model("mixed_float16")
+    inner = LAMB(0.1, weight_decay_rate=0.01, exclude_1d=True, **clip)
+    optimizer = LossScaleOptimizer(inner, initial_scale=2.0**10)
+    model.compile(optimizer, loss="mse")
+    put_back = remember(model)
+    states = []
+    for inputs, targets in (
+        (x, y),
+        # The first batch, then an overflow, then the others.
+        (with_overflows(np.concatenate([x[:8], x]), [1]), np.concatenate([y[:8], y])),
+    ):
+        put_back()
+        before = bits(model.trainable_variables)
+        # Skipping halves the scale; 2**9 and 2**10 are as good for these gradients.
+        fit(model, inputs, targets)
+        after = bits(model.trainable_variables)
+        assert all(a != b for a, b in zip(after, before, strict=True))
+        states.append(after + bits(optimizer.inner_optimizer.variables))
+    assert int(optimizer.skipped_steps) == 1
+    assert int(optimizer.iterations) == 4
+    assert states[0] == states[1]
+
+
+# --- Configs ------------------------------------------------------------------
+
+SETTINGS = {
+    "by default": {},
+    "all numbers": dict(
+        learning_rate=0.5,
+        beta_1=0.75,
+        beta_2=0.5,
+        epsilon=0.25,
+        weight_decay_rate=0.125,
+        name="mine",
+        decay=2.0,
+    ),
+    "clipnorm": dict(clipnorm=2.0),
+    "global_clipnorm": dict(global_clipnorm=2.0),
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+def test_a_config_of_the_model_gardens_loads(settings, original, model_garden):
+    def run():
+        import tf_keras
+
+        cls = model_garden("lamb").LAMB
+        return cls(**settings).get_config(), tf_keras.utils.get_registered_name(cls)
+
+    config, name = original(run)
+    expected = LAMB(**settings).get_config()
+    assert LAMB.from_config(config).get_config() == expected
+    assert name == "Addons>LAMB"
+    for address in (
+        {"class_name": "LAMB"},
+        {"class_name": name},
+        {"class_name": "LAMB", "module": None, "registered_name": "Addons>LAMB"},
+        {
+            "class_name": "LAMB",
+            "module": "official.modeling.optimization.lamb",
+            "registered_name": "Addons>LAMB",
+        },
+        {
+            "class_name": "LAMB",
+            "module": "tensorflow_addons.optimizers.lamb",
+            "registered_name": "Addons>LAMB",
+        },
+    ):
+        read = keras_lso.deserialize({**address, "config": config})
+        assert type(read) is LAMB
+        assert read.get_config() == expected
+
+
+def test_a_config_of_tensorflow_addons_loads():
+    """Its later versions say `weight_decay` where the Model Garden's adds `_rate`.
+
+    As `get_config` of version 0.23 has it.
+    """
+    config = {
+        "name": "LAMB",
+        "learning_rate": 0.5,
+        "weight_decay": 0.125,
+        "decay": 2.0,
+        "beta_1": 0.75,
+        "beta_2": 0.5,
+        "epsilon": 0.25,
+    }
+    wrapped = {"class_name": "Addons>LAMB", "config": config}
+    ours = keras_lso.deserialize(json.loads(json.dumps(wrapped)))
+    assert ours.weight_decay_rate == 0.125
+    assert ours.weight_decay is None
+    assert config["weight_decay"] == 0.125
+    expected = LAMB(0.5, 0.75, 0.5, 0.25, 0.125, decay=2.0).get_config()
+    assert ours.get_config() == expected
+
+
+def test_a_schedule_that_tf_keras_serialized_loads(original, model_garden):
+    def run():
+        import tf_keras
+
+        theirs = tf_keras.optimizers.schedules.PolynomialDecay(0.5, 8, 0.1, power=2.0)
+        config = model_garden("lamb").LAMB(learning_rate=theirs).get_config()
+        return config, [float(theirs(step)) for step in range(6)]
+
+    config, expected = original(run)
+    ours = LAMB.from_config(json.loads(json.dumps(config)))
+    rates = []
+    w = keras.Variable([3.0, 4.0], name="w")
+    for _ in range(6):
+        rates.append(float(ours.learning_rate))
+        ours.apply([ops.zeros(2)], [w])
+    # The same formula in another order.
+    np.testing.assert_allclose(rates, expected, rtol=1e-6)

@@ -1,0 +1,111 @@
+"""docs/quickstart.ipynb runs, shows what it says, and holds what a run prints.
+
+It runs on a CPU in a kernel of its own, without the cell that installs, which needs
+the network. `python -m integration_tests.quickstart` writes its outputs anew.
+"""
+
+import re
+
+import keras
+import nbformat
+import pytest
+
+from integration_tests import quickstart
+
+BACKEND = keras.backend.backend()
+OTHER = "torch" if BACKEND == "jax" else "jax"
+
+
+@pytest.fixture(scope="module")
+def written():
+    return quickstart.read()
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory):
+    """The cells of code after a run."""
+    notebook = quickstart.run(tmp_path_factory.mktemp("quickstart"))
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def installed(notebook):
+    """The cells of code but for the one that installs."""
+    cells = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    return [cell for cell in cells if not quickstart.is_install(cell)]
+
+
+def text_of(cell):
+    """What a cell has printed."""
+    outputs = quickstart.outputs_of(cell)
+    return "".join(o.text for o in outputs if o.output_type == "stream")
+
+
+def kinds_of(cell):
+    """The kinds of a cell's outputs, and what a figure is shown as."""
+    outputs = quickstart.outputs_of(cell)
+    return [(o.output_type, sorted(o.get("data", ()))) for o in outputs]
+
+
+def result_of(text):
+    """The accuracy in percent, the loss scale and the skipped steps of a line."""
+    numbers = r"accuracy (.*)%, loss scale (\d+), skipped steps (\d+)$"
+    [found] = re.findall(numbers, text, re.MULTILINE)
+    return tuple(map(float, found))
+
+
+@pytest.mark.one_backend
+def test_one_cell_installs_and_no_other_needs_the_network(written):
+    nbformat.validate(written)
+    [install] = [cell for cell in written.cells if quickstart.is_install(cell)]
+    assert "%pip install" in install.source
+    for cell in installed(written):
+        assert not re.search(r"^[!%](?!%writefile)", cell.source, re.MULTILINE)
+
+
+@pytest.mark.one_backend
+def test_its_outputs_are_of_one_run_and_of_no_machine(written):
+    cells = installed(written)
+    assert [c.execution_count for c in cells] == list(range(1, len(cells) + 1))
+    for cell in cells:
+        assert quickstart.outputs_of(cell) == cell.outputs
+        assert "execution" not in cell.metadata
+        # Neither a path nor a time.
+        assert not re.search(r"(^|\s)/\w+/|\d m?s\b", text_of(cell))
+
+
+@pytest.mark.slow
+@pytest.mark.default_backend("torch")
+def test_it_shows_what_it_says(ran):
+    start, _, report, underflow, trained, scales, _, _, loaded = ran
+    assert text_of(start).endswith(f" on {BACKEND}\n")
+    # "Nearly all gradients of `conv_1` become 0", and it is the table that is printed.
+    assert float(re.search(r"conv_1 +\S+ +([\d.]+)%", text_of(report))[1]) > 90
+    for figure in (underflow, scales):
+        assert kinds_of(figure) == [("execute_result", ["image/png", "text/plain"])]
+    accuracy, scale, skipped = result_of(text_of(trained))
+    # Of ten digits a guess is right about one.
+    assert accuracy > 40
+    # "The first steps are skipped until it fits", and in 280 steps it doubles at most
+    # five times.
+    assert 5 <= skipped < 30
+    assert 2.0 ** (32 - skipped) <= scale <= 2.0 ** (32 - skipped + 5)
+    # Of 397 digits one may be read otherwise, by other roundings in float16.
+    assert f" on {OTHER}\n" in text_of(loaded)
+    there = result_of(text_of(loaded))
+    assert there == (pytest.approx(accuracy, abs=0.6), scale, skipped)
+
+
+@pytest.mark.slow
+@pytest.mark.default_backend("torch")
+def test_its_outputs_are_what_a_run_prints_but_for_the_numbers(ran, written):
+    cells = installed(written)
+    assert [c.source for c in cells] == [c.source for c in ran]
+    for cell, now in zip(cells, ran, strict=True):
+        assert kinds_of(cell) == kinds_of(now)
+        assert words(text_of(cell)) == words(text_of(now)), cell.source
+
+
+def words(text):
+    """A text without its numbers and their signs, without which backend it is."""
+    text = re.sub(r"on (tensorflow|jax|torch)", "on a backend", text)
+    return re.findall(r"[a-z_]{2,}", text)

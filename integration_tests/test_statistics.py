@@ -1,0 +1,165 @@
+"""Moving statistics in `fit`, when a batch overflows in the forward pass.
+
+That they are NaN for ever without protection is shown first, of Keras's own wrapper and
+of ours. PyTorch's `GradScaler` leaves them so, too (pytorch#88474).
+"""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_lso
+
+BACKEND = keras.backend.backend()
+BATCH_SIZE, BATCHES = 8, 6
+SKIPPED = (1, 4)
+SCALE = 2.0**8
+MODES = {
+    "jit_compile=True": {"jit_compile": True},
+    "jit_compile=False": {"jit_compile": False},
+    "run_eagerly=True": {"run_eagerly": True},
+    "steps_per_execution=3": {"steps_per_execution": 3},
+}
+if BACKEND == "torch":
+    # Keras refuses it.
+    del MODES["steps_per_execution=3"]
+# `torch.compile` takes a minute. Eager JAX compiles each operation by itself.
+TAKE_LONG = {
+    "tensorflow": (),
+    "jax": ("jit_compile=False", "run_eagerly=True"),
+    "torch": ("jit_compile=True",),
+}[BACKEND]
+
+
+def make_model():
+    """Always the same, in float16: a reading of 1e6 overflows in its first layer."""
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        return keras.Sequential(
+            [
+                keras.Input((4,)),
+                keras.layers.Dense(8, kernel_initializer=uniform(0)),
+                keras.layers.BatchNormalization(),
+                keras.layers.Dense(1, "linear", kernel_initializer=uniform(1)),
+            ]
+        )
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+def uniform(seed):
+    return keras.initializers.GlorotUniform(seed=seed)
+
+
+def ours(inner, **options):
+    # A fixed scale: no step depends on which ones were skipped before.
+    return keras_lso.LossScaleOptimizer(
+        inner, dynamic=False, initial_scale=SCALE, **options
+    )
+
+
+def keras_own(inner):
+    return keras.optimizers.LossScaleOptimizer(inner, initial_scale=SCALE)
+
+
+def compile_(model, wrap=ours, **options):
+    model.compile(wrap(keras.optimizers.SGD(0.01)), loss="mse", **options)
+    return model
+
+
+@pytest.fixture(scope="module")
+def data():
+    random = np.random.default_rng(0)
+    x = random.normal(size=(BATCHES * BATCH_SIZE, 4)).astype("float32")
+    return x, x.sum(axis=1, keepdims=True)
+
+
+def with_overflows(x):
+    x = x.copy()
+    for batch in SKIPPED:
+        # One reading in one example of the batch.
+        x[batch * BATCH_SIZE + 3, 2] = 1e6
+    return x
+
+
+def without_the_skipped(array):
+    batches = np.split(array, BATCHES)
+    return np.concatenate([b for i, b in enumerate(batches) if i not in SKIPPED])
+
+
+def fit(model, x, y, **options):
+    return model.fit(x, y, batch_size=BATCH_SIZE, shuffle=False, verbose=0, **options)
+
+
+def statistics_of(model):
+    return [np.array(v.numpy()) for v in model.non_trainable_variables]
+
+
+@pytest.mark.parametrize("wrap", [keras_own, ours], ids=["Keras's", "ours"])
+def test_without_protection_validation_is_nan_for_ever(wrap, data):
+    x, y = data
+    model = compile_(make_model(), wrap)
+    fit(model, with_overflows(x), y)
+    # The steps were skipped, and the weights are safe.
+    assert int(model.optimizer.iterations) == BATCHES - len(SKIPPED)
+    assert all(np.isfinite(v.numpy()).all() for v in model.trainable_variables)
+    # Training on good batches goes on as if nothing were wrong, and repairs nothing.
+    history = fit(model, x, y, validation_data=data)
+    assert np.isfinite(history.history["loss"]).all()
+    assert np.isnan(history.history["val_loss"]).all()
+    mean, variance = statistics_of(model)
+    assert not np.isfinite(mean).any()
+    assert np.isnan(variance).any()
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param(mode, marks=[pytest.mark.full] if mode in TAKE_LONG else [])
+        for mode in MODES
+    ],
+)
+def test_a_skipped_batch_leaves_the_model_as_if_there_were_none(mode, data, bits):
+    x, y = data
+    model = compile_(make_model(), **MODES[mode])
+    keras_lso.protect_statistics(model)
+    history = fit(model, with_overflows(x), y, validation_data=data)
+    assert np.isfinite(history.history["val_loss"]).all()
+    assert int(model.optimizer.skipped_steps) == len(SKIPPED)
+
+    twin = compile_(make_model(), **MODES[mode])
+    keras_lso.protect_statistics(twin)
+    fit(twin, *map(without_the_skipped, (x, y)))
+    assert bits(model.weights) == bits(twin.weights)
+
+
+def test_a_protected_model_trains_as_an_unprotected_one(data, values):
+    trained = []
+    for protect in (lambda model: model, keras_lso.protect_statistics):
+        model = protect(compile_(make_model()))
+        fit(model, *data)
+        trained.append(values(model.weights))
+    for actual, expected in zip(*trained, strict=True):
+        # XLA may round a product and a sum once or twice, which may be another float16.
+        np.testing.assert_allclose(actual, expected, rtol=2.0**-10, atol=2.0**-12)
+
+
+def test_a_step_of_which_only_the_gradients_overflow_is_restored_too(data):
+    """At a scale that begins too high. The statistics would be finite."""
+    x, y = data
+    model = make_model()
+    keras_lso.protect_statistics(model)
+    optimizer = keras_lso.LossScaleOptimizer(
+        keras.optimizers.SGD(0.01), initial_scale=2.0**24
+    )
+    model.compile(optimizer, loss="mse")
+    before = statistics_of(model)
+    fit(model, x[:BATCH_SIZE], y[:BATCH_SIZE])
+    assert int(optimizer.skipped_steps) == 1
+    for value, old in zip(statistics_of(model), before, strict=True):
+        np.testing.assert_array_equal(value, old)
+    fit(model, x, y, epochs=5)
+    assert int(optimizer.iterations) > 0
+    for value, old in zip(statistics_of(model), before, strict=True):
+        assert np.isfinite(value).all() and (value != old).any()

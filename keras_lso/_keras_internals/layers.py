@@ -1,0 +1,96 @@
+"""Layers: what they are made of, their dtype policies, how they are compiled."""
+
+import contextlib
+
+import keras
+from keras.src import ops as layer_ops
+from keras.src.backend import AutocastScope
+from keras.src.models.functional import Functional, functional_like_constructor
+
+# Keras's own layers look their ops up in another module than `keras.ops`.
+OP_MODULES = (keras.ops, layer_ops)
+
+
+def children_of(layer):
+    """Returns the layers that a layer or model is made of, not those inside of them."""
+    return layer._flatten_layers(include_self=False, recursive=False)
+
+
+def operations_of(model):
+    """Returns the ops between the layers of a functional model, which are no layers."""
+    if not isinstance(model, Functional):
+        return []
+    return [o for o in model.operations if not isinstance(o, keras.layers.Layer)]
+
+
+def layers_before(operation):
+    """Returns the layers that an op between layers has its inputs from."""
+    found, ahead, seen = [], [operation], set()
+    while ahead:
+        for node in ahead.pop()._inbound_nodes:
+            for before in (parent.operation for parent in node.parent_nodes):
+                if isinstance(before, keras.layers.Layer):
+                    found.append(before)
+                elif id(before) not in seen:
+                    seen.add(id(before))
+                    ahead.append(before)
+    return list(dict.fromkeys(found))
+
+
+def is_graph(model):
+    """Whether Keras can clone a model layer by layer, and the clone has its class."""
+    if isinstance(model, keras.Sequential):
+        return type(model) is keras.Sequential
+    return isinstance(model, Functional) and functional_like_constructor(type(model))
+
+
+def own_variables_of(layer):
+    """Returns the variables of a layer, without those of the layers inside of it."""
+    return [*layer._trainable_variables, *layer._non_trainable_variables]
+
+
+def is_cast(variable):
+    """Whether a layer reads its variable in the dtype that the layer computes in."""
+    return variable._autocast
+
+
+@contextlib.contextmanager
+def dtype_policies_set(policies):
+    """Gives layers other dtype policies for a while.
+
+    The public setter would write into a `DTypePolicyMap`, and quantize.
+
+    Args:
+        policies: List of tuples of a layer and the name of a dtype policy.
+    """
+    before = [(layer, layer._dtype_policy) for layer, _ in policies]
+    try:
+        for layer, name in policies:
+            layer._dtype_policy = keras.dtype_policies.get(name)
+        yield
+    finally:
+        for layer, policy in before:
+            layer._dtype_policy = policy
+
+
+def autocast_to(dtype):
+    """Makes layers read their float variables in a dtype, in a context.
+
+    Layers themselves ask for it only if their own dtype policy has two dtypes.
+    """
+    return AutocastScope(dtype)
+
+
+def compile_arguments(model):
+    """Returns what `compile` was called with, as objects."""
+    return dict(model._compile_config.config)
+
+
+@contextlib.contextmanager
+def not_compiled(model):
+    """Makes Keras clone a model without compiling the clone."""
+    compiled, model.compiled = model.compiled, False
+    try:
+        yield
+    finally:
+        model.compiled = compiled

@@ -1,0 +1,95 @@
+"""Keras's models: their train step, their optimizers, and what their layers keep."""
+
+import contextlib
+
+import keras
+
+from keras_lso._backend import backend
+from keras_lso._keras_internals.optimizers import chain_of, members_of
+from keras_lso._keras_internals.variables import layers_of
+
+
+def optimizers_in(model):
+    """Returns the optimizers that a model may train with, a list.
+
+    Those that it, or a model inside of it, has as attributes or in a list or dict that
+    is one, with what they wrap.
+    """
+    found: dict[int, keras.Optimizer] = {}
+    for part in layers_of(model):
+        if not isinstance(part, keras.Model):
+            continue
+        for value in map(_items_of, vars(part).values()):
+            for item in value:
+                if isinstance(item, keras.Optimizer):
+                    found |= {id(o): o for o in _all_in(item)}
+    return list(found.values())
+
+
+def _items_of(value):
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | tuple) else (value,)
+
+
+def _all_in(optimizer):
+    chain = chain_of(optimizer)
+    members = members_of(chain[-1])
+    return [*chain, *(o for member in members for o in _all_in(member))]
+
+
+def kept_by_layers(model, includes_frozen):
+    """Returns the variables that layers keep besides what is trained, a list.
+
+    Neither metrics nor the states of seed generators are among them. On PyTorch they
+    are followed by the buffers of wrapped modules, which are tensors.
+
+    Args:
+        model: The model.
+        includes_frozen: Bool. Whether to include weights that would be trained if their
+            layer's `trainable` were not False.
+    """
+    layers = layers_of(model)
+    if includes_frozen:
+        kept = list(model.non_trainable_weights)
+    else:
+        variables = [v for layer in layers for v in layer._non_trainable_variables]
+        # Layers may share one.
+        kept = list({id(v): v for v in variables if not v.trainable}.values())
+    for layer in layers:
+        if isinstance(layer, keras.layers.TorchModuleWrapper):
+            kept += layer.module.buffers()
+    return kept
+
+
+def is_keras_own(train_step):
+    """Whether a bound `train_step` is the one that Keras's models have."""
+    return getattr(train_step, "__func__", None) is keras.Model.train_step
+
+
+def own_attribute(model, name):
+    """Returns an attribute of this very model, not of its class; None without."""
+    return vars(model).get(name)
+
+
+def remake_train_function(model):
+    """Makes anew what `fit` has compiled of the model's train step, if it has."""
+    if model.train_function is not None:
+        model.make_train_function(force=True)
+
+
+def build_by_batch(model, data):
+    """Builds what is not built yet, as `fit` does on JAX and PyTorch.
+
+    On TensorFlow `fit` leaves it to the first step. A model that cannot be built so is
+    left as it is.
+
+    Args:
+        model: A compiled model.
+        data: What `train_step` is called with, a batch.
+    """
+    if all(layer.built for layer in layers_of(model)):
+        return
+    # What is wrong, if anything is, the step itself will say.
+    with contextlib.suppress(Exception), backend.outside_of_functions():
+        model._symbolic_build(data_batch=data)

@@ -1,0 +1,59 @@
+"""The path of each layer of a model: the names of the layers it is in, and its own.
+
+Keras's `layer.path` is that of the scope in which a layer was built, which two layers
+of nested models may share. These are those of the model at hand, each of one layer.
+"""
+
+from collections import Counter
+
+from keras_lso._keras_internals.layers import children_of
+
+
+class LayerPaths:
+    """The layers of a model, by path.
+
+    Attributes:
+        layers: Dict of paths to layers, each layer once, the model itself first.
+        aliases: Dict of further paths to layers that are in several places.
+        parents: Dict of paths to the paths of the layers that these are in.
+    """
+
+    def __init__(self, model):
+        self.layers = {model.name: model}
+        self.aliases = {}
+        self.parents = {}
+        self._paths = {id(model): model.name}
+        self._visit(model, model.name, "")
+
+    def _visit(self, layer, path, prefix):
+        children = children_of(layer)
+        count = Counter(child.name for child in children)
+        number: Counter = Counter()
+        for child in children:
+            number[child.name] += 1
+            name = child.name
+            # Layers beside each other may have one name, in a subclassed model.
+            if count[name] > 1 or prefix + name in self.layers:
+                name = f"{name}#{number[child.name]}"
+            if id(child) in self._paths:
+                self.aliases[prefix + name] = child
+                continue
+            self._paths[id(child)] = prefix + name
+            self.layers[prefix + name] = child
+            self.parents[prefix + name] = path
+            self._visit(child, prefix + name, f"{prefix}{name}/")
+
+    def path_of(self, layer):
+        """Returns the path of a layer; None if it is none of the model's."""
+        return self._paths.get(id(layer))
+
+    def inside(self, path):
+        """Returns the paths of a layer and of all layers inside of it."""
+        layer = self.layers[path]
+        found, ahead = {}, [layer]
+        while ahead:
+            layer = ahead.pop()
+            if id(layer) not in found:
+                found[id(layer)] = self._paths[id(layer)]
+                ahead += children_of(layer)
+        return [p for p in self.layers if p in set(found.values())]

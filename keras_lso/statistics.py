@@ -1,0 +1,333 @@
+"""Moving statistics that survive a skipped step: those of BatchNormalization, say.
+
+`LossScaleOptimizer` protects what it trains. What layers write in the forward pass is
+written before anybody knows that the step overflows; here it is put back.
+"""
+
+import contextlib
+import functools
+
+import keras
+from keras import ops
+
+from keras_lso._backend import backend
+from keras_lso._keras_internals.models import (
+    build_by_batch,
+    is_keras_own,
+    kept_by_layers,
+    optimizers_in,
+    own_attribute,
+    remake_train_function,
+)
+from keras_lso._keras_internals.optimizers import chain_of, members_of
+from keras_lso._keras_internals.variables import live_storage_of
+from keras_lso.loss_scale_optimizer import LossScaleOptimizer
+
+
+def protect_statistics(model):
+    """Lets a skipped step leave the moving statistics of a model as they were.
+
+    An overflow in the forward pass makes the mean and the variance of a batch inf or
+    NaN, and with them the moving statistics of `BatchNormalization`. The step is
+    skipped, but the statistics stay NaN for ever, and so is all that `evaluate` and
+    `predict` compute. Keras's own `LossScaleOptimizer` and `torch.amp.GradScaler` leave
+    it so (https://github.com/pytorch/pytorch/issues/88474).
+
+    After this call a step that the optimizer skips also leaves all non-trainable
+    variables of the model as they were before it, bit for bit: moving statistics, the
+    vectors of `SpectralNormalization`, whatever layers keep; on PyTorch also the
+    buffers of a `TorchModuleWrapper`. Metrics and the states of seed generators move
+    on. Of a train step that applies several times, as that of a GAN, each of its
+    optimizers may be the one that skips. With gradient accumulation it is the
+    micro-batch that is skipped.
+
+    It takes effect in `fit` and `train_on_batch`, compiled or not, also with a
+    `train_step` of your own. The values before the step are kept until its end: a copy
+    on PyTorch. With a `train_step` of your own, which may write anything, that includes
+    the weights of frozen layers. For other loops see `restore_if_skipped`.
+
+    Example:
+
+    >>> import keras, keras_lso
+    >>> import numpy as np
+    >>> model = keras.Sequential([
+    ...     keras.Input((2,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)
+    ... ])
+    >>> model.compile(keras_lso.LossScaleOptimizer(keras.optimizers.SGD()), loss="mse")
+    >>> model = keras_lso.protect_statistics(model)
+    >>> x = np.full((4, 2), np.inf, "float32")
+    >>> history = model.fit(x, np.ones((4, 1)), verbose=0)
+    >>> int(model.optimizer.skipped_steps)
+    1
+    >>> model.layers[0].moving_mean.numpy().tolist()
+    [0.0, 0.0]
+
+    Args:
+        model: A `keras.Model`, before or after `compile`, which may be called again. A
+            copy, or what is loaded from a file, is another model: call this for it.
+
+    Returns:
+        The same model.
+
+    Raises:
+        TypeError: If it is no `keras.Model`.
+        ValueError: If it is compiled without a `keras_lso.LossScaleOptimizer`; at the
+            first step if it is compiled so later.
+    """
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            "`model` must be a `keras.Model`, of which `fit` calls the `train_step`. "
+            f"Received: model={model!r}"
+        )
+    if keras.config.is_nnx_enabled():
+        raise ValueError(
+            "With `keras.config.set_nnx_enabled(True)` `fit` calls the `train_step` of "
+            "the model's class, which is not to be changed for one model: turn it off."
+        )
+    if model.compiled:
+        _guards_of(model)
+    if not isinstance(own_attribute(model, "train_step"), _ProtectedStep):
+        model.train_step = _ProtectedStep(model, model.train_step)
+        remake_train_function(model)
+    return model
+
+
+@contextlib.contextmanager
+def restore_if_skipped(model, optimizer):
+    """Restores a model's moving statistics after a step of a loop of your own.
+
+    For a loop that calls the model and applies gradients; `protect_statistics` does the
+    same for `fit`. If the step inside of the `with` is skipped, all non-trainable
+    variables of the model are afterwards what they were before, but for the states of
+    seed generators. It synchronises nothing, and may be used in a `tf.function` and in
+    the replicas of a `tf.distribute.Strategy`. For `jax.jit` there is
+    `stateless_restore_if_skipped`.
+
+    Example:
+
+    >>> import keras, keras_lso
+    >>> import numpy as np
+    >>> model = keras.Sequential([
+    ...     keras.Input((2,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)
+    ... ])
+    >>> optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD())
+    >>> x = np.full((4, 2), np.inf, "float32")
+    >>> with keras_lso.restore_if_skipped(model, optimizer):
+    ...     _ = optimizer.minimize(
+    ...         lambda: keras.ops.mean(model(x, training=True)),
+    ...         model.trainable_variables,
+    ...     )
+    >>> model.layers[0].moving_mean.numpy().tolist()
+    [0.0, 0.0]
+
+    Args:
+        model: A `keras.layers.Layer` that has been built, all that the step calls; or a
+            list of them.
+        optimizer: The `keras_lso.LossScaleOptimizer` of the step; or a list of all of
+            them, each of which may skip.
+
+    Raises:
+        TypeError: If one of the arguments is something else.
+        ValueError: If the step creates variables: build the model before.
+    """
+    layers, guards = _check_layers(model), _check_optimizers(optimizer)
+    before = _Before(lambda: _kept_by(layers), guards)
+    yield
+    before.restore_if_skipped()
+
+
+def stateless_restore_if_skipped(model, optimizer, before, after):
+    """Returns the non-trainable variables after a step, or before it if it was skipped.
+
+    What `restore_if_skipped` does, on values that come in and go out, as in a
+    `jax.jit`.
+
+    Example:
+
+    ```python
+    trainable, new_state = optimizer.stateless_apply(state, grads, trainable)
+    non_trainable = keras_lso.stateless_restore_if_skipped(
+        model, optimizer, (non_trainable, state), (new_non_trainable, new_state)
+    )
+    ```
+
+    Args:
+        model: A `keras.layers.Layer` that has been built.
+        optimizer: The `keras_lso.LossScaleOptimizer`, or one around it.
+        before: Tuple of two lists of tensors, the values of
+            `model.non_trainable_variables` and of `optimizer.variables`.
+        after: The same after the step.
+
+    Returns:
+        List of tensors, the values of `model.non_trainable_variables`.
+
+    Raises:
+        TypeError: If `model` is no layer, or `optimizer` no `LossScaleOptimizer`.
+        ValueError: If the lists have other lengths.
+    """
+    # One of each, since their values are one list.
+    [layer], guards = _check_layers([model]), _check_optimizers([optimizer])
+    variables = layer.non_trainable_variables
+    for name, pair in {"before": before, "after": after}.items():
+        lengths = [len(values) for values in pair]
+        expected = [len(variables), len(optimizer.variables)]
+        if lengths != expected:
+            raise ValueError(
+                f"`{name}` must be a tuple of the values of "
+                "`model.non_trainable_variables` and of `optimizer.variables`, of the "
+                f"lengths {expected}. Received: lists of the lengths {lengths}"
+            )
+    kept = kept_by_layers(layer, includes_frozen=True)
+    return _select(variables, kept, optimizer, guards, before, after)
+
+
+class _ProtectedStep:
+    """The `train_step` of one model, of which a skipped one leaves no trace.
+
+    Args:
+        model: The model.
+        step: The `train_step` that it had.
+    """
+
+    def __init__(self, model, step):
+        self._model, self._step = model, step
+        self._includes_frozen = not is_keras_own(step)
+        self._has_built = False
+        functools.update_wrapper(self, step)
+
+    def __call__(self, *args, **kwargs):
+        guards = _guards_of(self._model)
+        if backend.TRAIN_STEP_IS_STATELESS:
+            return self._step_on_values(guards, *args, **kwargs)
+        if not self._has_built:
+            # A variable that the step creates has no value before it.
+            build_by_batch(self._model, args[0] if args else kwargs["data"])
+            self._has_built = True
+        before = _Before(self._kept, guards)
+        logs = self._step(*args, **kwargs)
+        before.restore_if_skipped()
+        return logs
+
+    def _kept(self):
+        return kept_by_layers(self._model, self._includes_frozen)
+
+    def _step_on_values(self, guards, state, data):
+        logs, new_state = self._step(state, data)
+        _, old, own_before, _ = state
+        trainable, new, own_after, metrics = new_state
+        model = self._model
+        selected = _select(
+            model.non_trainable_variables,
+            self._kept(),
+            model.optimizer,
+            guards,
+            (old, own_before),
+            (new, own_after),
+        )
+        return logs, (trainable, selected, own_after, metrics)
+
+
+class _Before:
+    """What variables and the counts of skipped steps were before a step.
+
+    Args:
+        find: Callable that returns the list of the variables.
+        guards: List of the `LossScaleOptimizer`s, each of which may skip.
+    """
+
+    def __init__(self, find, guards):
+        self._find, self._guards = find, guards
+        self._variables = find()
+        self._values = backend.copies_of(live_storage_of(self._variables))
+        self._counts = [o.skipped_steps for o in guards]
+
+    def restore_if_skipped(self):
+        """Restores the values, if one of the optimizers has skipped since."""
+        known = set(map(id, self._variables))
+        new = [v for v in self._find() if id(v) not in known]
+        if new:
+            raise ValueError(
+                "The step has created variables, whose values before it are not known. "
+                "Build the model first: call it on a batch, or `model.build(...)`. "
+                f"Received: {[getattr(v, 'path', 'a buffer') for v in new]}"
+            )
+        skipped = _differ(self._counts, [o.skipped_steps for o in self._guards])
+        storage = live_storage_of(self._variables)
+        backend.restore(storage, self._values, skipped)
+
+
+def _select(variables, kept, optimizer, guards, before, after):
+    """Returns the values of the variables after a step, of `kept` unless skipped."""
+    (old, own_before), (new, own_after) = before, after
+    skipped = _differ(*(_counts(optimizer, guards, v) for v in (own_before, own_after)))
+    kept = set(map(id, kept))
+    columns = variables, old, new
+    return [
+        ops.where(skipped, old, new) if id(variable) in kept else new
+        for variable, old, new in zip(*columns, strict=True)
+    ]
+
+
+def _counts(optimizer, guards, values):
+    """Returns how many steps each of `guards` has skipped, by the optimizer's state."""
+    mapping = list(zip(optimizer.variables, values, strict=True))
+    with keras.StatelessScope(state_mapping=mapping):
+        return [guard.skipped_steps for guard in guards]
+
+
+def _differ(counts, others):
+    """Returns whether one of the counts is another, a boolean scalar tensor."""
+    pairs = zip(counts, others, strict=True)
+    return functools.reduce(ops.logical_or, [ops.not_equal(a, b) for a, b in pairs])
+
+
+def _guards_of(model):
+    """Returns the optimizers of a compiled model that skip steps, a list."""
+    guards = _skipping(optimizers_in(model))
+    if backend.TRAIN_STEP_IS_STATELESS:
+        # Another, such as that of a model inside of it, cannot apply in its train step.
+        known = set(map(id, getattr(model.optimizer, "variables", ())))
+        guards = [o for o in guards if id(o.dynamic_scale) in known]
+    if not guards:
+        raise ValueError(
+            "`protect_statistics` restores what a skipped step has written, and only a "
+            "`keras_lso.LossScaleOptimizer` says which step was skipped. Write "
+            "`model.compile(keras_lso.LossScaleOptimizer(optimizer), ...)`. Received: "
+            f"model.optimizer={getattr(model, 'optimizer', None)!r}"
+        )
+    return guards
+
+
+def _check_optimizers(optimizer):
+    given = optimizer if isinstance(optimizer, list | tuple) else [optimizer]
+    guards: list[LossScaleOptimizer] = []
+    for one in given:
+        is_one = isinstance(one, keras.Optimizer)
+        found = _skipping([*chain_of(one), *members_of(one)]) if is_one else []
+        if not found:
+            raise TypeError(
+                "`optimizer` must be a `keras_lso.LossScaleOptimizer`, or a list of "
+                f"such. Received: optimizer={optimizer!r}"
+            )
+        guards += found
+    return guards
+
+
+def _skipping(optimizers):
+    return [o for o in optimizers if isinstance(o, LossScaleOptimizer)]
+
+
+def _check_layers(model):
+    layers = list(model) if isinstance(model, list | tuple) else [model]
+    for layer in layers:
+        if not isinstance(layer, keras.Layer):
+            raise TypeError(
+                "`model` must be a `keras.Model` or another layer. "
+                f"Received: model={model!r}"
+            )
+    return layers
+
+
+def _kept_by(layers):
+    kept = [v for layer in layers for v in kept_by_layers(layer, True)]
+    return list({id(v): v for v in kept}.values())

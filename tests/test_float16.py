@@ -1,0 +1,459 @@
+"""`float16_report`: numbers against NumPy, and the layer at fault by its name."""
+
+import json
+import math
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import keras_lso
+
+RANDOM = np.random.default_rng(0)
+MIXED = "mixed_float16"
+
+
+def sequential(*parts, shape, policy=MIXED):
+    with_policy = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(policy)
+    try:
+        return keras.Sequential(
+            [keras.Input(shape), *(make() for make in parts)], name="net"
+        )
+    finally:
+        keras.config.set_dtype_policy(with_policy)
+
+
+# --- Numbers ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16", "float16"])
+def test_the_numbers_are_those_of_numpy(policy):
+    model = sequential(
+        lambda: layers.Dense(3, name="first"),
+        lambda: layers.Dense(2, "relu", name="last"),
+        shape=(4,),
+        policy=policy,
+    )
+    a, b = (RANDOM.normal(size=s).astype("float16") for s in ((4, 3), (3, 2)))
+    a[0, 0], b[0, 0] = 3000.0, 2.0**-24
+    model.set_weights([a, np.ones(3), b, np.zeros(2)])
+    x = np.full((2, 4), 32.0, "float32")
+    report = keras_lso.float16_report(model, x)
+    wide, last = a.astype("float32"), b.astype("float32")
+    product = x @ wide
+    first, found = report.layers["first"], report.layers["last"]
+    # Sums of four products in float32, and of three.
+    close = {"rel": 1e-6}
+    assert first.inputs.largest == 32
+    assert first.weights.largest == 3000
+    assert first.ops["matmul"].largest == pytest.approx(abs(product).max(), **close)
+    assert first.outputs.largest == pytest.approx(abs(product + 1).max(), **close)
+    # A column of the outputs overflows.
+    assert first.outputs.not_finite_in_float16 == 2
+    assert first.outputs.largest_in_float16 == math.inf
+    assert first.headroom == pytest.approx(math.log2(65504 / (product + 1).max()))
+    expected = np.maximum((product + 1) @ last, 0)
+    assert found.outputs.largest == pytest.approx(expected.max(), **close)
+    assert (first.calls, found.calls) == (1, 1)
+    assert report.layers_to_keep == ["first", "last"]
+
+
+def test_several_batches_are_taken_together():
+    model = sequential(
+        lambda: layers.Dense(1, kernel_initializer="ones", name="sum"), shape=(2,)
+    )
+    batches = [(np.full((2, 2), v, "float32"),) for v in (8.0, 512.0, 2.0, 1e6)]
+    for count, largest in ((1, 16), (2, 1024), (3, 1024)):
+        report = keras_lso.float16_report(model, iter(batches), batches=count)
+        assert report.layers["sum"].outputs.largest == largest
+        assert report.layers["sum"].calls == count
+
+
+def test_a_dropout_counts_in_training_only():
+    model = sequential(lambda: layers.Dropout(0.75, name="drop"), shape=(64,))
+    x = np.full((4, 64), 20000.0, "float32")
+    assert keras_lso.float16_report(model, x).layers_to_keep == ["drop"]
+    report = keras_lso.float16_report(model, x, training=False)
+    assert report.layers["drop"].outputs.largest == 20000
+    assert report.layers_to_keep == []
+
+
+# --- The layer at fault -------------------------------------------------------------
+
+
+def large_embedding():
+    model = sequential(
+        lambda: layers.Embedding(5, 16, name="embedding"),
+        lambda: layers.Dense(8, "tanh", kernel_initializer="ones", name="projection"),
+        lambda: layers.Dense(2, name="head"),
+        shape=(3,),
+    )
+    model.get_layer("embedding").set_weights([np.full((5, 16), 9000.0)])
+    return model, np.array([[0, 1, 4]]), ["projection"], "matmul"
+
+
+def unscaled_logits():
+    model = sequential(
+        lambda: layers.Dense(8, kernel_initializer="ones", name="hidden"),
+        lambda: layers.Dense(
+            3,
+            "softmax",
+            kernel_initializer=keras.initializers.Constant(100.0),
+            name="probabilities",
+        ),
+        shape=(4,),
+    )
+    return model, np.full((2, 4), 40.0, "float32"), ["probabilities"], "matmul"
+
+
+def large_sums_of_squares():
+    model = sequential(
+        lambda: layers.Dense(8, kernel_initializer="ones", name="hidden"),
+        lambda: SquareNorm(name="norm"),
+        shape=(4,),
+    )
+    return model, np.full((2, 4), 100.0, "float32"), ["norm"], "sum"
+
+
+class SquareNorm(layers.Layer):
+    """A normalization of one's own, whose squares are computed in float16."""
+
+    def call(self, x):
+        return x / ops.sqrt(ops.sum(ops.square(x), axis=-1, keepdims=True))
+
+
+def large_inputs_of_a_norm():
+    model = sequential(
+        lambda: layers.Dense(8, kernel_initializer="ones", name="hidden"),
+        lambda: layers.LayerNormalization(name="norm"),
+        lambda: layers.Dense(1, name="head"),
+        shape=(4,),
+    )
+    return model, np.full((2, 4), 30000.0, "float32"), ["hidden", "norm"], "matmul"
+
+
+CULPRITS = [
+    large_embedding,
+    unscaled_logits,
+    large_sums_of_squares,
+    large_inputs_of_a_norm,
+]
+
+
+@pytest.mark.parametrize("make", CULPRITS)
+def test_the_report_names_the_layer_that_overflows(make):
+    model, x, names, what = make()
+    report = keras_lso.float16_report(model, x)
+    assert report.layers_to_keep == names
+    found = report.layers[names[0]]
+    assert f"{what} {dict(found.parts())[what].largest:.2g}" in found.reasons[0]
+    # What comes after it is NaN as well, and is not to blame.
+    others = [r for path, r in report.layers.items() if path not in names]
+    assert not any(other.reasons for other in others)
+    assert f"Keep in float32, or in bfloat16: {', '.join(names)}." in str(report)
+    again = keras_lso.float16_report(report.apply(model), x)
+    assert again.layers_to_keep == []
+    assert not any(
+        m.not_finite_in_float16 for r in again.layers.values() for _, m in r.parts()
+    )
+
+
+class TinyEpsilon(layers.Layer):
+    """A layer whose epsilon is 0 in float16."""
+
+    def call(self, x):
+        return x / (ops.abs(x) + 1e-9)
+
+
+def test_digits_that_are_lost_are_found_where_they_are_lost():
+    model = sequential(
+        lambda: TinyEpsilon(name="ratio"), lambda: layers.ReLU(name="relu"), shape=(2,)
+    )
+    report = keras_lso.float16_report(model, np.array([[0.0, 1.0]], "float32"))
+    assert report.layers_to_keep == ["ratio"]
+    assert "digits are lost" in report.layers["ratio"].reasons[0]
+
+
+def test_weights_that_vanish_are_named_and_harmless_zeros_are_not():
+    model = sequential(
+        lambda: layers.Dense(1, use_bias=False, name="tiny"),
+        lambda: layers.Dense(64, use_bias=False, name="some"),
+        shape=(2,),
+    )
+    some = np.r_[np.full(32, 1e-9), np.ones(32)][np.newaxis]
+    model.set_weights([np.array([[1e-9], [2e-9]]), some])
+    report = keras_lso.float16_report(model, np.full((1, 2), 1e6, "float32"))
+    assert report.layers["tiny"].weights.flushed == 1
+    assert "100% of its weights" in str(report.layers["tiny"].reasons)
+    # Half of them are flushed, but next to nothing of their sum.
+    assert report.layers["some"].weights.flushed == 0.5
+    assert not report.layers["some"].reasons
+
+
+def test_what_is_close_to_the_limit_is_noted_and_stays():
+    model = sequential(lambda: layers.ReLU(name="relu"), shape=(1,))
+    report = keras_lso.float16_report(model, np.array([[30000.0]], "float32"))
+    assert report.layers["relu"].notes == ["inputs 3e+04: close to 65504"]
+    assert report.layers_to_keep == []
+    assert "Every layer fits into float16." in str(report)
+
+
+def test_what_is_nan_in_float32_is_not_float16s_fault():
+    model = sequential(lambda: layers.ReLU(name="relu"), shape=(1,))
+    report = keras_lso.float16_report(model, np.array([[np.nan]], "float32"))
+    assert "float16 is not to blame" in report.layers["relu"].notes[0]
+    assert report.layers_to_keep == []
+
+
+# --- Kinds of models ----------------------------------------------------------------
+
+
+def test_layers_in_layers_and_layers_that_are_called_twice():
+    keras.config.set_dtype_policy(MIXED)
+    try:
+        inner = [
+            keras.Sequential(
+                [
+                    keras.Input((2,)),
+                    layers.Dense(2, kernel_initializer=start, name="d"),
+                ],
+                name=name,
+            )
+            for name, start in (("one", "ones"), ("two", "identity"))
+        ]
+        inputs = {"a": keras.Input((2,), name="a"), "b": keras.Input((2,), name="b")}
+        a, b = inner[0](inputs["a"]), inner[1](inner[1](inputs["b"]))
+        model = keras.Model(inputs, [a * b, b], name="net")
+    finally:
+        keras.config.set_dtype_policy("float32")
+    x = {name: np.full((1, 2), v, "float32") for name, v in (("a", 99.0), ("b", 500.0))}
+    report = keras_lso.float16_report(model, x)
+    assert [report.layers[p].calls for p in ("one/d", "two/d")] == [1, 2]
+    assert report.layers["one/d"].outputs.largest == 198
+    # The product is an op between layers, which takes their dtype.
+    assert report.layers["net"].ops["multiply"].largest == 99000
+    assert sorted(report.layers_to_keep) == ["one", "two"]
+    again = keras_lso.float16_report(report.apply(model), x)
+    assert again.layers_to_keep == []
+
+
+@pytest.mark.in_turn
+@pytest.mark.parametrize("kind", ["LSTM", "GRU", "SimpleRNN"])
+def test_a_recurrent_layer_is_looked_into(kind):
+    model = sequential(
+        lambda: layers.Bidirectional(
+            getattr(layers, kind)(2, kernel_initializer="ones", name="rnn"), name="both"
+        ),
+        shape=(2, 3),
+    )
+    report = keras_lso.float16_report(model, np.full((1, 2, 3), 30000.0, "float32"))
+    cell = next(p for p in report.layers if p.startswith("both/forward_rnn/"))
+    assert report.layers[cell].ops["matmul"].largest == pytest.approx(90000)
+    assert report.layers[cell].calls == 2
+    assert report.layers_to_keep == ["both"]
+    assert not model.layers[0].forward_layer.unroll
+
+
+@pytest.mark.in_turn
+def test_attention_is_kept_as_a_whole():
+    keras.config.set_dtype_policy(MIXED)
+    try:
+        inputs = keras.Input((2, 4))
+        attention = layers.MultiHeadAttention(1, 4, dropout=0.5, name="attention")
+        attention.build((None, 2, 4), (None, 2, 4))
+        model = keras.Model(inputs, attention(inputs, inputs))
+    finally:
+        keras.config.set_dtype_policy("float32")
+    for layer in attention._flatten_layers()[1:]:
+        if layer.weights:
+            kernel = 20.0 * np.eye(4).reshape(layer.kernel.shape)
+            layer.set_weights([kernel, np.zeros(layer.bias.shape)])
+    report = keras_lso.float16_report(model, np.full((1, 2, 4), 20.0, "float32"))
+    # 4 * 400 * 400 / sqrt(4), of queries and keys that are 20 times the inputs.
+    assert report.layers["attention"].ops["einsum"].largest == 320000
+    assert report.layers_to_keep == ["attention"]
+
+
+class Subclassed(keras.Model):
+    """A model that casts its inputs itself, and adds without `keras.ops`."""
+
+    def __init__(self):
+        super().__init__(dtype=MIXED, name="net")
+        self.dense = layers.Dense(2, kernel_initializer="ones", dtype=MIXED, name="d")
+
+    def call(self, x):
+        return self.dense(x) + self.dense(x)
+
+
+def test_a_subclassed_model_that_is_not_built_yet():
+    model = Subclassed()
+    report = keras_lso.float16_report(model, np.full((1, 2), 20000.0, "float32"))
+    assert report.layers["d"].calls == 2
+    assert report.layers["d"].outputs.largest == 40000
+    assert report.layers["net"].outputs.largest == 80000
+    assert "outputs 8e+04" in report.layers["net"].reasons[0]
+
+
+def test_inputs_that_the_model_itself_casts_have_to_be_scaled():
+    report = keras_lso.float16_report(Subclassed(), np.full((1, 2), 1e5, "float32"))
+    assert "inputs 1e+05" in report.layers["net"].reasons[0]
+    assert "net" not in report.layers_to_keep
+
+
+# --- The model stays as it was ------------------------------------------------------
+
+
+def stateful_model(policy=MIXED):
+    model = sequential(
+        lambda: layers.Dense(4, name="first"),
+        lambda: layers.BatchNormalization(name="norm"),
+        lambda: layers.Dropout(0.5, name="drop"),
+        lambda: layers.Dense(1, dtype="float32", name="last"),
+        shape=(3,),
+        policy=policy,
+    )
+    model.compile("sgd", loss="mse", metrics=["mae"])
+    return model
+
+
+def state_of(model):
+    state = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
+    policies = [layer.dtype_policy.name for layer in model.layers]
+    return [v.numpy().tobytes() for v in state], policies
+
+
+def ops_of_keras():
+    from keras.src import ops as others
+
+    return {**vars(ops)}, {**vars(others)}
+
+
+def test_the_model_is_as_it_was():
+    x, y = RANDOM.normal(size=(2, 8, 3)).astype("float32")
+    model = stateful_model()
+    model.fit(x, y[:, :1], verbose=0)
+    before, modules = state_of(model), ops_of_keras()
+    report = keras_lso.float16_report(model, x, y[:, :1])
+    assert state_of(model) == before
+    assert ops_of_keras() == modules
+    assert not any("call" in vars(layer) for layer in [model, *model.layers])
+    assert list(report.layers) == ["first", "norm", "drop", "last"]
+    assert report.layers["last"].compute_dtype == "float32"
+    assert not report.layers["last"].parts()
+
+
+class Raises(layers.Layer):
+    """A layer that fails, once it is told to."""
+
+    fails = False
+
+    def call(self, x):
+        if self.fails and self.compute_dtype == "float16":
+            raise ArithmeticError("mine")
+        return ops.relu(x)
+
+
+def test_an_error_leaves_the_model_as_it_was():
+    model = sequential(
+        lambda: layers.LSTM(2), lambda: Raises(name="r"), shape=(2, 3), policy="float32"
+    )
+    modules = ops_of_keras()
+    model.get_layer("r").fails = True
+    with pytest.raises(ArithmeticError, match="mine"):
+        keras_lso.float16_report(model, np.ones((1, 2, 3), "float32"))
+    assert ops_of_keras() == modules
+    assert [v.dtype_policy.name for v in model.layers] == ["float32"] * 2
+    assert not model.layers[0].unroll
+    assert not any("call" in vars(layer) for layer in [model, *model.layers])
+
+
+# --- Gradients ----------------------------------------------------------------------
+
+
+@pytest.mark.in_turn
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16", "float16"])
+def test_gradients_are_counted_at_the_recommended_scale(policy):
+    x, y = RANDOM.normal(size=(2, 8, 3)).astype("float32")
+    model = stateful_model(policy)
+    report = keras_lso.float16_report(model, x, y[:, :1] * 1e-3)
+    assert report.loss_scale == report.recommended_scale
+    counts = {path: found.gradients for path, found in report.layers.items()}
+    # What stays in float32 bears any scale.
+    assert (counts["last"] is None) == (policy != "float32")
+    counts = {path: c for path, c in counts.items() if c}
+    highest = min(c.highest_safe_scale for c in counts.values())
+    # Room for one doubling, within the bounds of a dynamic scale.
+    assert report.recommended_scale == min(
+        2.0 ** math.floor(math.log2(highest / 2)), 2.0**24
+    )
+    assert f"initial_scale: 2**{math.log2(report.recommended_scale):.0f}" in str(report)
+    assert not any(c.overflowing[0] for c in counts.values())
+
+
+def test_a_scale_that_is_too_high_is_said():
+    x, y = RANDOM.normal(size=(2, 8, 3)).astype("float32")
+    model = stateful_model()
+    report = keras_lso.float16_report(model, x, y[:, :1], loss_scale=2.0**30)
+    assert "of its gradients overflow at the loss scale" in str(report)
+    assert (report.loss_scale, report.recommended_scale < 2.0**30) == (2.0**30, True)
+
+
+def test_without_targets_there_are_no_gradients():
+    x = RANDOM.normal(size=(8, 3)).astype("float32")
+    report = keras_lso.float16_report(stateful_model(), x)
+    assert report.loss_scale is None
+    assert report.recommended_scale is None
+    assert "gradients" not in str(report)
+    with pytest.raises(ValueError, match="`loss_scale` is for the gradients"):
+        keras_lso.float16_report(stateful_model(), x, loss_scale=8.0)
+
+
+# --- What is reported ---------------------------------------------------------------
+
+
+def test_a_report_is_a_dict_a_table_and_a_picture(tmp_path):
+    pytest.importorskip("matplotlib").use("Agg")
+    model, x, _, _ = unscaled_logits()
+    report = keras_lso.float16_report(model, x)
+    numbers = json.loads(json.dumps(report.to_dict()))
+    assert numbers["layers_to_keep"] == ["probabilities"]
+    found = numbers["layers"]["probabilities"]
+    assert found["ops"]["matmul"]["largest"] == 128000
+    assert found["compute_dtype"] == "float16"
+    [row] = [line for line in str(report).splitlines() if line.startswith(" proba")]
+    assert row.split() == [
+        "probabilities",
+        "matmul",
+        "1.3e+05",
+        "inf,",
+        "NaN",
+        "-1.0",
+        "24",
+    ]
+    assert max(map(len, str(report).splitlines())) <= 100
+    figure = report.plot(tmp_path / "report.png")
+    assert (tmp_path / "report.png").exists()
+    [axis] = figure.axes
+    points = {line.get_label(): line for line in axis.get_lines()}
+    assert list(points["outputs"].get_ydata()) == [0, 1]
+    assert points["outputs"].get_xdata()[0] == 160
+    assert 128000 in points["ops"].get_xdata()
+    bold = [t.get_text() for t in axis.get_yticklabels() if t.get_weight() == "bold"]
+    assert bold == ["probabilities"]
+
+
+@pytest.mark.parametrize(
+    "arguments, error, match",
+    [
+        ({"model": 1}, TypeError, "`model` must be a keras.Model"),
+        ({"batches": 0}, ValueError, "`batches`"),
+        ({"loss_scale": -1.0}, ValueError, "`loss_scale`"),
+        ({"training": 1}, TypeError, "`training`"),
+    ],
+)
+def test_what_it_cannot_report_on_is_refused(arguments, error, match):
+    defaults = {"model": stateful_model(), "x": np.ones((1, 3), "float32")}
+    with pytest.raises(error, match=match):
+        keras_lso.float16_report(**{**defaults, **arguments})

@@ -1,0 +1,400 @@
+"""`keep_in_float32`: other dtype policies, the same weights, also after saving."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import keras_lso
+from keras_lso._keras_internals.layers import children_of
+
+MIXED = "mixed_float16"
+
+
+@pytest.fixture(autouse=True)
+def mixed_float16():
+    keras.config.set_dtype_policy(MIXED)
+    yield
+    keras.config.set_dtype_policy("float32")
+
+
+def flat(model):
+    """Returns all layers of a model and the model, in one order."""
+    found = [model]
+    for child in children_of(model):
+        found += [v for v in flat(child) if not any(v is f for f in found)]
+    return found
+
+
+def dtypes_of(model):
+    """Returns the compute and variable dtype of each layer, inputs excluded."""
+    return {
+        layer.name: (layer.compute_dtype, layer.variable_dtype)
+        for layer in flat(model)
+        if not isinstance(layer, layers.InputLayer)
+    }
+
+
+def in_float32(model):
+    return {
+        name for name, dtypes in dtypes_of(model).items() if dtypes == ("float32",) * 2
+    }
+
+
+def equal_weights(one, other, of="variables"):
+    """With the states of seeds, of which files do not hold all."""
+    for a, b in zip(getattr(one, of), getattr(other, of), strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+
+
+def block(name):
+    return keras.Sequential(
+        [keras.Input((4,)), layers.Dense(4, name="dense"), layers.Dropout(0.5)],
+        name=name,
+    )
+
+
+def nested(is_shared=True):
+    """Two nested models with layers of one name, and a layer that both call."""
+    shared = layers.Dense(4, name="shared")
+    other = shared if is_shared else layers.Dense(4, name="shared")
+    inner = keras.Input((4,))
+    first = keras.Model(inner, block("deep")(shared(inner)), name="first")
+    inner = keras.Input((4,))
+    second = keras.Model(
+        inner, layers.BatchNormalization(name="norm")(other(inner)), name="second"
+    )
+    inputs = {"a": keras.Input((4,), name="a"), "b": keras.Input((4,), name="b")}
+    a, b = first(inputs["a"]), second(inputs["b"])
+    outputs = [layers.Dense(1, name="out")(a + b), layers.Dense(2, name="dense")(b)]
+    return keras.Model(inputs, outputs, name="net")
+
+
+X = {name: np.ones((2, 4), "float32") for name in "ab"}
+
+
+def test_a_layer_of_a_nested_model_is_kept():
+    model = nested()
+    model.get_layer("second").get_layer("norm").moving_mean.assign([1, 2, 3, 4])
+    before = dtypes_of(model)
+    copy = keras_lso.keep_in_float32(model, ["first/deep/dense", "norm"])
+    first, second = copy.get_layer("first"), copy.get_layer("second")
+    others = [copy.get_layer("dense"), second.get_layer("shared")]
+    assert first.get_layer("deep").get_layer("dense").compute_dtype == "float32"
+    assert {layer.compute_dtype for layer in others} == {"float16"}
+    assert "norm" in in_float32(copy)
+    assert dtypes_of(model) == before
+    equal_weights(model, copy)
+    # The layer that two models share is one layer again.
+    assert others[1] is first.get_layer("shared")
+    assert len(copy.variables) == len(model.variables)
+
+
+def test_a_layer_of_a_nested_model_is_saved(tmp_path):
+    # Keras loads no layer that is in two nested models.
+    model = keras_lso.keep_in_float32(nested(is_shared=False), "first/deep/dense")
+    expected = model.predict(X, verbose=0)
+    model.save(tmp_path / "model.keras")
+    keras.config.set_dtype_policy("float32")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    deep = loaded.get_layer("first").get_layer("deep").get_layer("dense")
+    assert deep.compute_dtype == "float32"
+    assert loaded.get_layer("dense").compute_dtype == "float16"
+    for actual, value in zip(loaded.predict(X, verbose=0), expected, strict=True):
+        np.testing.assert_array_equal(actual, value)
+
+
+def test_layers_are_named_by_name_by_path_and_by_object():
+    model = nested()
+    layer = model.get_layer("first").get_layer("deep")
+    for name in ("first/deep", "deep", layer, [layer], ("deep",)):
+        copy = keras_lso.keep_in_float32(model, name)
+        deep = copy.get_layer("first").get_layer("deep")
+        assert deep.get_layer("dense").compute_dtype == "float32"
+        assert copy.get_layer("dense").compute_dtype == "float16"
+    # A layer in two places has two paths.
+    for path in ("first/shared", "second/shared", "shared"):
+        copy = keras_lso.keep_in_float32(model, path)
+        assert "shared" in in_float32(copy)
+
+
+@pytest.mark.parametrize(
+    "name, error, match",
+    [
+        ("dens", ValueError, "has no 'dens'. Near it are: .*dense"),
+        ("first/norm", ValueError, "has no 'first/norm'"),
+        (3, TypeError, "`layers` must be a list of names, paths or layers"),
+        ([3], TypeError, "`layers` must be a list of names, paths or layers"),
+    ],
+)
+def test_what_names_no_layer_is_refused(name, error, match):
+    with pytest.raises(error, match=match):
+        keras_lso.keep_in_float32(nested(), name)
+
+
+def test_what_names_no_layer_of_this_model_is_refused():
+    with pytest.raises(ValueError, match="this one is not in it"):
+        keras_lso.keep_in_float32(nested(), nested().get_layer("out"))
+    with pytest.raises(TypeError, match="`model` must be a keras.Model"):
+        keras_lso.keep_in_float32(layers.Dense(1), "dense")
+    with pytest.raises(ValueError, match="`others` must be"):
+        keras_lso.keep_in_float32(nested(), "out", others="float16")
+
+
+def test_a_name_of_several_layers_is_refused():
+    inputs = keras.Input((4,))
+    model = keras.Model(inputs, block("two")(block("one")(inputs)))
+    with pytest.raises(ValueError, match=r"'one/dense'.*'two/dense'|'two.*'one/dense'"):
+        keras_lso.keep_in_float32(model, "dense")
+
+
+# --- Layers that make layers --------------------------------------------------------
+
+
+# PyTorch makes no orthogonal matrix in float16 on a CPU.
+SMALL = {"units": 2, "recurrent_initializer": "glorot_uniform"}
+
+
+def cell():
+    return layers.GRUCell(**SMALL)
+
+
+MAKERS = {
+    "attention": (
+        lambda name: layers.MultiHeadAttention(1, 2, dropout=0.1, name=name),
+        (3, 4),
+    ),
+    "lstm": (lambda name: layers.LSTM(**SMALL, name=name), (3, 4)),
+    "stacked": (
+        lambda name: layers.RNN([cell(), cell()], name=name),
+        (3, 4),
+    ),
+    "bidirectional": (
+        lambda name: layers.Bidirectional(layers.GRU(**SMALL), name=name),
+        (3, 4),
+    ),
+    "time_distributed": (
+        lambda name: layers.TimeDistributed(layers.Dense(2), name=name),
+        (3, 4),
+    ),
+    "embedding": (lambda name: layers.Embedding(4, 2, name=name), (3,)),
+    "norm": (lambda name: layers.BatchNormalization(name=name), (3, 4)),
+}
+
+
+@pytest.mark.in_turn
+@pytest.mark.parametrize("policy", [MIXED, "float16"])
+@pytest.mark.parametrize("kind", MAKERS)
+def test_what_is_inside_of_a_layer_is_kept_with_it(kind, policy, tmp_path):
+    keras.config.set_dtype_policy(policy)
+    make, shape = MAKERS[kind]
+    inputs = keras.Input(shape)
+    kept = make("kept")
+    values = kept(inputs, inputs) if kind == "attention" else kept(inputs)
+    model = keras.Model(inputs, layers.Dense(1, name="other")(values), name="net")
+    copy = keras_lso.keep_in_float32(model, "kept")
+    copy.save(tmp_path / "model.keras")
+    for found in (copy, keras.models.load_model(tmp_path / "model.keras")):
+        inside = flat(found.get_layer("kept"))
+        assert len(inside) == len(flat(kept))
+        assert {(v.compute_dtype, v.variable_dtype) for v in inside} == {
+            ("float32", "float32")
+        }
+        assert all(v.dtype == "float32" for v in found.get_layer("kept").weights)
+        assert found.get_layer("other").compute_dtype == "float16"
+        equal_weights(model, found, of="weights")
+    x = np.ones((2, *shape), "float32")
+    assert np.isfinite(copy.predict(x, verbose=0)).all()
+
+
+@keras.saving.register_keras_serializable("keras_lso_tests")
+class Block(layers.Layer):
+    """A layer that passes its dtype on to the one that it makes, or does not."""
+
+    def __init__(self, passes_on, **kwargs):
+        super().__init__(**kwargs)
+        self.passes_on = passes_on
+        dtype = self.dtype_policy if passes_on else None
+        self.dense = layers.Dense(4, dtype=dtype, name="dense")
+
+    def call(self, x):
+        return self.dense(x)
+
+    def build(self, shape):
+        self.dense.build(shape)
+
+    def get_config(self):
+        return {**super().get_config(), "passes_on": self.passes_on}
+
+
+@keras.saving.register_keras_serializable("keras_lso_tests")
+class Subclassed(keras.Model):
+    """A subclassed model with a config."""
+
+    def __init__(self, passes_on=True, **kwargs):
+        super().__init__(**kwargs)
+        self.passes_on = passes_on
+        self.block = Block(passes_on, name="block")
+        self.out = layers.Dense(1, name="out")
+
+    def call(self, x):
+        return self.out(self.block(x))
+
+    def get_config(self):
+        return {**super().get_config(), "passes_on": self.passes_on}
+
+
+def test_what_a_file_would_not_hold_is_said():
+    inputs = keras.Input((4,))
+    for passes_on in (True, False):
+        model = keras.Model(inputs, Block(passes_on, name="block")(inputs))
+        if passes_on:
+            copy = keras_lso.keep_in_float32(model, "block")
+        else:
+            with pytest.warns(UserWarning, match=r"hold .* \['block/dense'\]"):
+                copy = keras_lso.keep_in_float32(model, "block")
+        assert copy.get_layer("block").dense.compute_dtype == "float32"
+        equal_weights(model, copy)
+
+
+def test_a_subclassed_model_is_made_of_its_config():
+    model = Subclassed(name="net")
+    with pytest.raises(ValueError, match="must be built"):
+        keras_lso.keep_in_float32(model, "out")
+    x = np.ones((2, 4), "float32")
+    model(x)
+    with pytest.warns(UserWarning, match=r"\['out'\]"):
+        copy = keras_lso.keep_in_float32(model, "out")
+    assert type(copy) is Subclassed
+    assert in_float32(copy) == {"out"}
+    equal_weights(model, copy)
+    assert copy(x).dtype == copy.out(copy.block(x)).dtype
+
+
+class WithoutConfig(keras.Model):
+    """A subclassed model of which no config can be made."""
+
+    def __init__(self, dense):
+        super().__init__()
+        self.dense = dense
+
+    def call(self, x):
+        return self.dense(x)
+
+    def get_config(self):
+        raise NotImplementedError
+
+
+def test_a_model_without_a_config_is_refused():
+    model = WithoutConfig(layers.Dense(1, name="d"))
+    model(np.ones((1, 2), "float32"))
+    with pytest.raises(
+        ValueError, match="WithoutConfig has none. Write a `get_config`"
+    ):
+        keras_lso.keep_in_float32(model, "d")
+    assert model.dense.compute_dtype == "float16"
+
+
+@pytest.mark.filterwarnings("ignore:Layer InputLayer does not have:UserWarning")
+def test_a_quantized_model_is_refused():
+    keras.config.set_dtype_policy("float32")
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(2, name="d")])
+    model.quantize("int8")
+    for function in (keras_lso.keep_in_float32, keras_lso.float16_report):
+        with pytest.raises(ValueError, match="`model` must not be quantized"):
+            function(model, "d")
+
+
+# --- What else a model has ----------------------------------------------------------
+
+
+def loss_of_mine(y_true, y_pred):
+    return keras.ops.mean(keras.ops.square(y_true - y_pred))
+
+
+def compiled():
+    model = keras.Sequential(
+        [
+            keras.Input((4,)),
+            layers.Dense(3, name="first"),
+            layers.BatchNormalization(name="norm"),
+            layers.Dropout(0.5, name="drop"),
+            layers.Dense(1, dtype="float32", name="last"),
+        ]
+    )
+    optimizer = keras_lso.LossScaleOptimizer(
+        keras.optimizers.Adam(0.25), initial_scale=2.0**5
+    )
+    metrics = [loss_of_mine, keras.metrics.MeanAbsoluteError(name="mae")]
+    model.compile(optimizer, loss_of_mine, metrics=metrics)
+    return model
+
+
+# JAX's `fit` gives away the arrays of its model.
+@pytest.mark.default_backend("jax")
+def test_the_copy_is_compiled_alike_and_begins_anew():
+    x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
+    model = compiled()
+    model.get_layer("norm").trainable = False
+    model.fit(x, y, verbose=0)
+    copy = keras_lso.keep_in_float32(model, "first")
+    equal_weights(model, copy)
+    assert model.compiled
+    assert [v.trainable for v in copy.layers] == [v.trainable for v in model.layers]
+    assert type(copy.optimizer) is keras_lso.LossScaleOptimizer
+    assert copy.optimizer is not model.optimizer
+    assert float(copy.optimizer.learning_rate) == 0.25
+    assert (float(copy.optimizer.loss_scale), int(copy.optimizer.iterations)) == (32, 0)
+    assert copy.loss is loss_of_mine
+    before = [v.numpy() for v in model.variables]
+    logs = copy.fit(x, y, verbose=0).history
+    assert len(logs) == 3
+    # The copy trains by itself: the old model has its weights, and goes on.
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+    model.fit(x, y, verbose=0)
+
+
+def test_what_adapt_has_found_is_kept():
+    norm = layers.Normalization(name="norm", dtype="float32")
+    norm.adapt(np.array([[3.0, 0.0], [5.0, 8.0]], "float32"))
+    inputs = keras.Input((2,))
+    model = keras.Model(inputs, layers.Dense(1, name="d")(norm(inputs)))
+    copy = keras_lso.keep_in_float32(model, "d")
+    found = copy.get_layer("norm")(np.array([[5.0, 0.0]], "float32"))
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(found), [[1.0, -1.0]])
+
+
+@pytest.mark.one_backend
+def test_a_vocabulary_is_kept():
+    lookup = layers.IntegerLookup(name="lookup")
+    lookup.adapt(np.array([7, 7, 9]))
+    inputs = keras.Input((1,), dtype="int64")
+    model = keras.Model(inputs, layers.Embedding(3, 2, name="e")(lookup(inputs)))
+    copy = keras_lso.keep_in_float32(model, "e")
+    assert copy.get_layer("lookup").get_vocabulary() == lookup.get_vocabulary()
+
+
+@pytest.mark.parametrize("wraps", [True, False])
+def test_keras_wraps_the_optimizer_of_the_copy_if_it_did_of_the_model(wraps):
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(1, name="d")])
+    model.compile("sgd", loss="mse", auto_scale_loss=wraps)
+    copy = keras_lso.keep_in_float32(model, "d")
+    wrapped = isinstance(copy.optimizer, keras.optimizers.LossScaleOptimizer)
+    assert wrapped == wraps
+
+
+def test_a_float32_model_becomes_one_in_mixed_float16_with_exceptions():
+    keras.config.set_dtype_policy("float32")
+    model = nested()
+    copy = keras_lso.keep_in_float32(model, "first/deep", others=MIXED)
+    names = in_float32(copy)
+    assert "deep" in names
+    assert copy.dtype_policy.name == MIXED
+    assert {"first", "second", "norm", "shared", "out"}.isdisjoint(names)
+    equal_weights(model, copy)
+    x = {name: np.full((2, 4), 1e5, "float32") for name in "ab"}
+    report = keras_lso.float16_report(model, x)
+    applied = report.apply(model)
+    assert applied.dtype_policy.name == MIXED
+    assert not keras_lso.float16_report(applied, x).layers_to_keep

@@ -1,0 +1,276 @@
+"""What an import says beside a Keras or a framework that was not tested."""
+
+import importlib.metadata
+import os
+import pathlib
+import subprocess
+import sys
+import tomllib
+import warnings
+
+import keras
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from keras_lso import _keras_version
+from keras_lso._private_names import of_frameworks, of_keras
+
+BACKEND = os.environ["KERAS_BACKEND"]
+ROOT = pathlib.Path(__file__).parents[1]
+INSTALL = '`pip install "keras>=3.12,<3.16"`'
+
+
+def run(code, backend="numpy"):
+    # Every warning is shown: the backend of the process may make some of its own.
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
+# --- Which versions -------------------------------------------------------------------
+
+
+@pytest.mark.one_backend
+def test_the_supported_versions_are_those_of_pyproject():
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    requirements = map(Requirement, project["dependencies"])
+    specifiers = {each.name: each.specifier for each in requirements}
+    assert specifiers["keras"] == _keras_version.SUPPORTED
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    ("version", "supported", "newer"),
+    [
+        ("3.12.0", True, False),
+        ("3.12.4", True, False),
+        ("3.15.1", True, False),
+        ("3.15.99.post1", True, False),
+        ("3.15.1+local", True, False),
+        ("3.14.0.dev2026", True, False),
+        ("3.13.0rc0", True, False),
+        ("2.15.0", False, False),
+        ("3.0.0", False, False),
+        ("3.11.3", False, False),
+        ("3.12.0rc1", False, False),
+        ("3.16.0.dev2026", True, True),
+        ("3.16.0rc0", True, True),
+        ("3.16.0", True, True),
+        ("4.0.0", True, True),
+        ("no version", False, True),
+    ],
+)
+def test_versions(version, supported, newer):
+    assert _keras_version.is_supported(version) is supported
+    assert _keras_version.is_newer_than_tested("keras", version) is newer
+
+
+@pytest.mark.one_backend
+def test_what_was_tested_is_what_the_environments_pin():
+    pins = {}
+    for name in ("dev", "newest"):
+        lines = (ROOT / "requirements" / f"{name}.txt").read_text().splitlines()
+        for line in lines:
+            package, _, version = line.partition("==")
+            release = Version(version).release
+            pins[package] = max(release, pins.get(package, release))
+    packages = {"tensorflow": "tensorflow_cpu"}
+    for package, below in _keras_version.TESTED.items():
+        major, minor = pins[packages.get(package, package)][:2]
+        assert below == f"<{major}.{minor + 1}", package
+
+
+# --- Too old --------------------------------------------------------------------------
+
+# A module in Keras's place, as old ones are: without a part of what we import.
+KERAS_OF_ANOTHER_VERSION = """
+import runpy, sys, types
+keras = sys.modules["keras"] = types.ModuleType("keras")
+keras.__version__ = {version!r}
+keras.__file__ = "/somewhere/keras/__init__.py"
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    ("version", "statement"),
+    [
+        ("2.15.0", "import keras_lso"),
+        ("3.11.3", "import keras_lso.compat.v1"),
+        ("3.0.0", "runpy.run_module('keras_lso', run_name='__main__')"),
+    ],
+)
+def test_an_old_keras_is_refused_at_import(version, statement):
+    result = run(KERAS_OF_ANOTHER_VERSION.format(version=version) + statement)
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == (
+        f"ImportError: keras_lso supports Keras >=3.12. Found: Keras {version} "
+        f"(/somewhere/keras/__init__.py). Run {INSTALL}."
+    )
+
+
+@pytest.fixture
+def broken_keras(monkeypatch, tmp_path):
+    """`broken_keras(version)`: one that is installed, and fails in its own imports."""
+
+    def install(version):
+        (tmp_path / "keras.py").write_text("import no_such_framework")
+        metadata = tmp_path / f"keras-{version}.dist-info" / "METADATA"
+        metadata.parent.mkdir()
+        metadata.write_text(f"Metadata-Version: 2.1\nName: keras\nVersion: {version}")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "keras")
+
+    return install
+
+
+@pytest.mark.one_backend
+def test_an_old_keras_that_cannot_be_imported_is_named(broken_keras):
+    broken_keras("2.15.0")
+    with pytest.raises(ImportError, match="Found: Keras 2.15.0. Run `pip") as refused:
+        _keras_version.check_keras()
+    assert isinstance(refused.value.__cause__, ModuleNotFoundError)
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("version", [keras.__version__, "3.99.0"])
+def test_a_failing_import_of_a_supported_keras_is_its_own(version, broken_keras):
+    broken_keras(version)
+    with pytest.raises(ModuleNotFoundError, match="no_such_framework"):
+        _keras_version.check_keras()
+
+
+@pytest.mark.one_backend
+def test_without_keras_the_error_is_pythons(monkeypatch):
+    def no_metadata(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setitem(sys.modules, "keras", None)
+    monkeypatch.setattr(importlib.metadata, "version", no_metadata)
+    with pytest.raises(ModuleNotFoundError, match="import of keras halted"):
+        _keras_version.check_keras()
+
+
+# --- Newer than what was tested -------------------------------------------------------
+
+NEWER = """
+import warnings
+import keras
+keras.__version__ = "3.99.0"
+"""
+IMPORTS = """
+with warnings.catch_warnings(record=True) as shown:
+    warnings.simplefilter("always")
+    import keras_lso, keras_lso.compat.v1, keras_lso.saving
+    import keras_lso
+for warning in shown:
+    if "keras_lso" in str(warning.message):
+        print(warning.category.__name__, warning.filename, warning.message)
+optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.5))
+print(optimizer.inner_optimizer.name, float(optimizer.initial_scale))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.one_backend
+def test_a_newer_keras_is_warned_of_once_and_works():
+    result = run(NEWER + IMPORTS)
+    assert result.returncode == 0, result.stderr
+    warned, works = result.stdout.splitlines()
+    probes = [probe for probe in of_keras.PROBES if probe.backend is None]
+    # In the line of the user's import, and not in the package.
+    assert warned == (
+        "UserWarning <string> keras_lso was tested with Keras >=3.12,<3.16. Found: "
+        f"Keras 3.99.0, which is newer. Checked: the {len(probes)} private attributes "
+        "of Keras that keras_lso uses are all there. Not checked: what they do. Look "
+        "for a keras_lso that was tested with Keras 3.99.0, `pip install --upgrade "
+        f"keras-lso`, or run {INSTALL}."
+    )
+    # The probes have made no optimizer that this one would have to count.
+    assert works == f"sgd {2.0**15}"
+
+
+@pytest.mark.slow
+@pytest.mark.one_backend
+def test_a_newer_keras_without_a_private_attribute_is_refused():
+    renamed = """
+from keras.src.utils import naming
+naming.snake_case = vars(naming).pop("to_snake_case")
+"""
+    result = run(NEWER + renamed + "import keras_lso")
+    assert result.returncode == 1
+    assert result.stderr.splitlines()[-1] == (
+        "ImportError: Keras 3.99.0 is newer than the versions that keras_lso was "
+        "tested with, and lacks private attributes that keras_lso uses: "
+        "keras.src.utils.naming.to_snake_case (used by _keras_internals/optimizers.py)"
+        f". Run {INSTALL}, or look for a keras_lso that supports Keras 3.99.0: "
+        "`pip install --upgrade keras-lso`."
+    )
+
+
+def test_all_that_is_missing_is_named_at_once(monkeypatch):
+    monkeypatch.setattr(keras, "__version__", "3.99.0")
+    # TensorFlow's optimizers have one of their own besides.
+    for cls in keras.optimizers.Adam.__mro__:
+        if "_var_key" in vars(cls):
+            monkeypatch.delattr(cls, "_var_key")
+    monkeypatch.setattr(keras.optimizers.Adam, "build", lambda self, variables: None)
+    with pytest.raises(ImportError) as refused:
+        _keras_version.check_keras()
+    for name in ("Optimizer._var_key", "Adam._momentums", "Adam._velocity_hats"):
+        assert f"keras.optimizers.{name} (used by " in str(refused.value)
+    assert "SGD" not in str(refused.value)
+
+
+def test_a_tested_keras_is_not_probed(monkeypatch):
+    monkeypatch.setattr(keras, "__version__", "3.15.9")
+    monkeypatch.setattr(_keras_version, "missing", lambda probes: probes)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _keras_version.check_keras()
+
+
+# --- The framework --------------------------------------------------------------------
+
+
+@pytest.fixture
+def framework(monkeypatch):
+    """The framework of this backend, as if it were newer than what was tested."""
+    monkeypatch.setattr(sys.modules[BACKEND], "__version__", "99.0.0")
+    return sys.modules[BACKEND]
+
+
+def test_a_newer_framework_that_has_all_is_not_spoken_of(framework):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _keras_version.check_framework()
+
+
+def test_a_newer_framework_without_a_private_function_is_refused(
+    framework, monkeypatch
+):
+    probes = [p for p in of_frameworks.PROBES if p.backend == BACKEND]
+    if not probes:
+        pytest.skip("The package uses no private function of JAX.")
+    gone = probes[0]._replace(name=f"{probes[0].name}_gone")
+    monkeypatch.setattr(of_frameworks, "PROBES", (*probes[1:], gone))
+    with pytest.raises(ImportError) as refused:
+        _keras_version.check_framework()
+    tested = _keras_version.TESTED[BACKEND]
+    for text in (f"{BACKEND} 99.0.0", gone.name, f'pip install "{BACKEND}{tested}"'):
+        assert text in str(refused.value)
+
+
+def test_a_tested_framework_is_not_probed(monkeypatch):
+    tested = _keras_version.TESTED[BACKEND].removeprefix("<")
+    major, minor = map(int, tested.split("."))
+    version = f"{major}.{minor - 1}.7"
+    monkeypatch.setattr(sys.modules[BACKEND], "__version__", version)
+    monkeypatch.setattr(_keras_version, "missing", lambda probes: probes)
+    _keras_version.check_framework()

@@ -1,0 +1,526 @@
+"""`protect_statistics` and the functions for loops of one's own, on small models.
+
+What Keras does without them, and `fit` in its modes, is in
+`integration_tests/test_statistics.py`.
+"""
+
+import copy
+import pickle
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+from keras_lso._backend import backend
+from testing.beside_keras import bits
+
+BACKEND = keras.backend.backend()
+GOOD = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+BAD = GOOD * np.float32(np.inf)
+TARGETS = GOOD[:, :1]
+# Eager JAX compiles each operation, and eager TensorFlow nothing.
+FASTEST = {"run_eagerly": BACKEND != "jax"}
+on_torch = pytest.mark.default_backend("torch")
+needs_own_variables = pytest.mark.skipif(
+    BACKEND == "jax", reason="Keras's train step on JAX has one optimizer's variables."
+)
+
+
+class Keeper(keras.layers.Layer):
+    """Keeps what floats and integers there are, of which it writes all in training."""
+
+    def build(self, input_shape):
+        def keep(name, dtype, initial):
+            return self.add_weight(
+                name=name,
+                shape=(),
+                dtype=dtype,
+                initializer=lambda shape, dtype: ops.full(shape, initial, dtype),
+                trainable=False,
+            )
+
+        self.kept = [
+            keep("count", "int32", 7),
+            keep("zero", "float32", -0.0),
+            keep("nan", "float32", np.nan),
+            keep("half", "float16", 2.0**-24),
+            keep("flag", "bool", True),
+        ]
+
+    def call(self, inputs, training=None):
+        if training:
+            count, zero, nan, half, flag = self.kept
+            count.assign(count + 1)
+            zero.assign(zero + ops.cast(ops.max(inputs), "float32"))
+            nan.assign(ops.cast(count, "float32"))
+            half.assign(ops.cast(ops.mean(inputs), "float16"))
+            flag.assign(ops.logical_not(flag))
+        return inputs
+
+
+def make_model(*layers):
+    return keras.Sequential([keras.Input((3,)), *layers, keras.layers.Dense(1)])
+
+
+def scaling(rate=0.01, **options):
+    """An optimizer of a fixed scale: a skipped step does not change later ones."""
+    inner = keras.optimizers.SGD(rate, **options)
+    return keras_lso.LossScaleOptimizer(inner, dynamic=False, initial_scale=8.0)
+
+
+def compile_(model, optimizer=None, **options):
+    options = options or FASTEST
+    model.compile(optimizer or scaling(), loss="mse", **options)
+    return model
+
+
+def is_finite(variables):
+    return all(np.isfinite(ops.convert_to_numpy(v)).all() for v in variables)
+
+
+# --- What is restored -------------------------------------------------------------
+
+
+def all_that_layers_keep():
+    return make_model(
+        keras.layers.BatchNormalization(),
+        keras.layers.GaussianNoise(0.1),
+        keras.layers.SpectralNormalization(keras.layers.Dense(3)),
+        # As nested as a model may be.
+        keras.Sequential([keras.Sequential([Keeper()])]),
+    )
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        pytest.param("eager", marks=[pytest.mark.full] if BACKEND == "jax" else []),
+        "compiled",
+    ],
+)
+def test_a_skipped_step_leaves_what_layers_keep_bit_for_bit(mode):
+    options = {"run_eagerly": mode == "eager"}
+    model = compile_(all_that_layers_keep(), **options)
+    keras_lso.protect_statistics(model)
+    kept = model.non_trainable_weights
+    names = [v.name for v in kept]
+    assert {"moving_mean", "vector_u", "count", "zero", "nan", "flag"} <= set(names)
+    start = bits(kept)
+    model.train_on_batch(GOOD, TARGETS)
+    first = bits(kept)
+    # Each was written by the applied step.
+    assert all(a != b for a, b in zip(first, start, strict=True))
+    model.train_on_batch(BAD, TARGETS)
+    assert int(model.optimizer.skipped_steps) == 1
+    assert bits(kept) == first
+    model.train_on_batch(GOOD, TARGETS)
+    assert all(a != b for a, b in zip(bits(kept), first, strict=True))
+
+
+@on_torch
+def test_the_first_step_of_all_may_be_skipped():
+    model = compile_(all_that_layers_keep())
+    keras_lso.protect_statistics(model)
+    start = bits(model.non_trainable_weights)
+    model.train_on_batch(BAD, TARGETS)
+    assert bits(model.non_trainable_weights) == start
+
+
+def test_seed_generators_and_metrics_move_on():
+    model = compile_(all_that_layers_keep())
+    keras_lso.protect_statistics(model)
+    [seed] = [v for v in model.variables if "seed_generator" in v.path]
+    model.train_on_batch(GOOD, TARGETS)
+    before, logs = bits([seed]), model.get_metrics_result()
+    model.train_on_batch(BAD, TARGETS)
+    assert bits([seed]) != before
+    assert np.isfinite(logs["loss"])
+    assert not np.isfinite(model.get_metrics_result()["loss"])
+
+
+def test_a_model_that_fit_builds_is_protected_from_its_first_step():
+    layers = [keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+    model = keras_lso.protect_statistics(keras.Sequential(layers))
+    compile_(model, run_eagerly=False)
+    model.fit(BAD, TARGETS, verbose=0)
+    assert model.layers[0].moving_mean.numpy().tolist() == [0.0, 0.0, 0.0]
+    assert model.layers[0].moving_variance.numpy().tolist() == [1.0, 1.0, 1.0]
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="PyTorch's modules")
+def test_the_buffers_of_a_wrapped_module_are_restored():
+    import torch
+
+    module = torch.nn.BatchNorm1d(3)
+    layer = keras.layers.TorchModuleWrapper(module, output_shape=(None, 3))
+    model = compile_(keras.Sequential([keras.Input((3,)), layer]))
+    keras_lso.protect_statistics(model)
+    model.train_on_batch(GOOD, GOOD)
+    before = [np.array(buffer) for buffer in module.buffers()]
+    model.train_on_batch(BAD, GOOD)
+    # The mean, the variance, and how many batches there were: 1.
+    assert bits(module.buffers()) == bits(before)
+    assert int(module.num_batches_tracked) == 1
+
+
+def test_a_micro_batch_that_is_skipped_leaves_no_trace():
+    def train(batches):
+        model = make_model(keras.layers.BatchNormalization())
+        model.layers[-1].kernel.assign(np.ones((3, 1), "float32"))
+        compile_(model, scaling(gradient_accumulation_steps=2))
+        keras_lso.protect_statistics(model)
+        for batch in batches:
+            model.train_on_batch(batch, TARGETS)
+        return model
+
+    other = GOOD[::-1] * 2
+    model = train([GOOD, BAD, other, GOOD, other, BAD])
+    assert int(model.optimizer.skipped_steps) == 2
+    assert bits(model.weights) == bits(train([GOOD, other, GOOD, other]).weights)
+
+
+# --- Train steps of one's own -----------------------------------------------------
+
+
+class Teacher(keras.Model):
+    """Its frozen part follows the trained one, as in self-supervised training."""
+
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = keras.layers.Dense(1), keras.layers.Dense(1)
+        self.teacher.trainable = False
+
+    def build(self, input_shape):
+        self.student.build(input_shape)
+        self.teacher.build(input_shape)
+        self.built = True
+
+    def call(self, inputs):
+        return self.student(inputs) - self.teacher(inputs)
+
+    def train_step(self, *args):
+        if BACKEND != "jax":
+            logs = super().train_step(*args)
+            for v in self.teacher.weights:
+                v.assign(v + 1.0)
+            return logs
+        logs, (trainable, frozen, *others) = super().train_step(*args)
+        return logs, (trainable, [v + 1.0 for v in frozen], *others)
+
+
+def test_what_a_train_step_writes_to_frozen_layers_is_restored():
+    model = Teacher()
+    model.build((None, 3))
+    keras_lso.protect_statistics(compile_(model))
+    before = bits(model.teacher.weights)
+    model.train_on_batch(BAD, TARGETS)
+    assert bits(model.teacher.weights) == before
+    model.train_on_batch(GOOD, TARGETS)
+    assert bits(model.teacher.weights) != before
+
+
+def test_keras_own_train_step_copies_no_frozen_weights(monkeypatch):
+    copied = []
+    copies_of = backend.copies_of
+    monkeypatch.setattr(
+        backend, "copies_of", lambda values: copied.append(len(values)) or copies_of([])
+    )
+    model = make_model(keras.layers.BatchNormalization(), keras.layers.Dense(3))
+    model.layers[1].trainable = False
+    keras_lso.protect_statistics(compile_(model))
+    monkeypatch.setattr(backend, "restore", lambda *args: None)
+    model.train_on_batch(GOOD, TARGETS)
+    # Of four that are not trained: on JAX none is copied at all.
+    assert len(model.non_trainable_variables) == 4
+    assert copied == ([] if BACKEND == "jax" else [2])
+
+
+class TwoLosses(keras.Model):
+    """Applies twice in a step, with an optimizer for each of two parts."""
+
+    def __init__(self, optimizers):
+        super().__init__()
+        self.parts = [make_model(keras.layers.BatchNormalization()) for _ in "ab"]
+        self.optimizers = optimizers
+        self.built = True
+
+    def train_step(self, data):
+        (first, second), y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        for part, optimizer, x in zip(
+            self.parts, self.optimizers, [first, second], strict=True
+        ):
+            optimizer.minimize(
+                lambda part=part, x=x: ops.mean(ops.square(part(x, training=True) - y)),
+                part.trainable_variables,
+            )
+        return {"loss": ops.zeros(())}
+
+
+@needs_own_variables
+@pytest.mark.parametrize("skipping", [0, 1])
+def test_either_of_two_optimizers_may_be_the_one_that_skips(skipping):
+    model = TwoLosses([scaling(), scaling()])
+    # Keras has a default one, which is not used.
+    model.compile(loss="mse", **FASTEST)
+    keras_lso.protect_statistics(model)
+    inputs = [ops.convert_to_tensor(GOOD), ops.convert_to_tensor(GOOD)]
+    data = lambda: (tuple(inputs), ops.convert_to_tensor(TARGETS))  # noqa: E731
+    model.train_step(data())
+    before = bits(model.non_trainable_weights)
+    inputs[skipping] = ops.convert_to_tensor(BAD)
+    model.train_step(data())
+    counts = [int(o.skipped_steps) for o in model.optimizers]
+    assert counts == [1 - skipping, skipping]
+    assert bits(model.non_trainable_weights) == before
+
+
+def test_the_optimizer_of_a_model_inside_does_no_harm():
+    inside = compile_(make_model(keras.layers.BatchNormalization()))
+    model = compile_(make_model(inside))
+    keras_lso.protect_statistics(model)
+    model.train_on_batch(BAD, TARGETS)
+    assert int(model.optimizer.skipped_steps) == 1
+    assert is_finite(model.weights)
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="Keras's train step on JAX")
+def test_an_optimizer_whose_state_the_step_does_not_have_is_refused():
+    model = compile_(make_model(), keras.optimizers.SGD())
+    model.second_optimizer = scaling()
+    with pytest.raises(ValueError, match=r"model\.optimizer=<keras.*SGD"):
+        keras_lso.protect_statistics(model)
+
+
+# --- When it is called ------------------------------------------------------------
+
+
+@on_torch
+@pytest.mark.parametrize("when", ["before compile", "before the next compile", "twice"])
+def test_it_may_be_called_at_any_time(when):
+    model = make_model(keras.layers.BatchNormalization())
+    if when != "before compile":
+        compile_(model, run_eagerly=False)
+    assert keras_lso.protect_statistics(model) is model
+    if when == "twice":
+        step = model.train_step
+        keras_lso.protect_statistics(model)
+        assert model.train_step is step
+    else:
+        compile_(model, scaling(), run_eagerly=False)
+    model.train_on_batch(BAD, TARGETS)
+    assert is_finite(model.weights)
+
+
+def test_a_train_function_that_was_made_before_is_made_anew():
+    model = compile_(make_model(keras.layers.BatchNormalization()), run_eagerly=False)
+    model.train_on_batch(GOOD, TARGETS)
+    made = model.train_function
+    keras_lso.protect_statistics(model)
+    assert model.train_function is not made
+    before = bits(model.weights)
+    model.train_on_batch(BAD, TARGETS)
+    assert bits(model.weights) == before
+
+
+@on_torch
+def test_a_scale_below_larc_is_found():
+    optimizer = keras_lso.LARC(scaling())
+    model = compile_(make_model(keras.layers.BatchNormalization()), optimizer)
+    keras_lso.protect_statistics(model)
+    model.train_on_batch(BAD, TARGETS)
+    assert is_finite(model.weights)
+
+
+# --- What stays as it is ----------------------------------------------------------
+
+
+@on_torch
+@pytest.mark.parametrize(
+    "duplicate",
+    [copy.copy, copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],
+    ids=["copy", "deepcopy", "pickle"],
+)
+def test_a_copy_is_another_model_which_is_not_protected(duplicate):
+    model = compile_(make_model(keras.layers.BatchNormalization()))
+    keras_lso.protect_statistics(model)
+    model.train_on_batch(GOOD, TARGETS)
+    copied = duplicate(model)
+    assert bits(copied.weights) == bits(model.weights)
+    copied.train_on_batch(BAD, TARGETS)
+    assert not is_finite(copied.weights)
+    assert is_finite(model.weights)
+
+
+def test_a_protected_model_is_saved_as_any_other(tmp_path):
+    model = compile_(make_model(keras.layers.BatchNormalization()))
+    model.train_on_batch(GOOD, TARGETS)
+    config, weights = model.get_config(), bits(model.variables)
+    keras_lso.protect_statistics(model)
+    assert model.get_config() == config
+    model.save(tmp_path / "model.keras")
+    loaded = keras_lso.load_model(tmp_path / "model.keras")
+    assert bits(loaded.variables) == weights
+    assert bits(loaded.optimizer.variables) == bits(model.optimizer.variables)
+    loaded = keras_lso.protect_statistics(loaded)
+    loaded.train_on_batch(BAD, TARGETS)
+    assert is_finite(loaded.weights)
+
+
+# --- Loops of one's own -----------------------------------------------------------
+
+
+def test_a_loop_restores_what_a_skipped_step_has_written(compiled):
+    model, optimizer = make_model(keras.layers.BatchNormalization()), scaling()
+    optimizer.build(model.trainable_variables)
+
+    def step(x):
+        with keras_lso.restore_if_skipped(model, optimizer):
+            optimizer.minimize(
+                lambda: ops.mean(ops.square(model(x, training=True))),
+                model.trainable_variables,
+            )
+
+    variables = [*model.variables, *optimizer.variables]
+    step = compiled(step, variables)
+    step(ops.convert_to_tensor(GOOD))
+    before = bits(model.variables)
+    step(ops.convert_to_tensor(BAD))
+    assert int(optimizer.skipped_steps) == 1
+    assert bits(model.variables) == before
+    step(ops.convert_to_tensor(GOOD))
+    assert bits(model.non_trainable_variables) != before[-2:]
+
+
+def test_a_loop_may_have_several_models_and_optimizers():
+    models = [make_model(keras.layers.BatchNormalization()) for _ in "ab"]
+    optimizers = [scaling(), scaling()]
+    before = bits([v for model in models for v in model.non_trainable_variables])
+    with keras_lso.restore_if_skipped(models, optimizers):
+        for model, optimizer, x in zip(models, optimizers, [BAD, GOOD], strict=True):
+            optimizer.minimize(
+                lambda model=model, x=x: ops.mean(model(x, training=True)),
+                model.trainable_variables,
+            )
+    after = bits([v for model in models for v in model.non_trainable_variables])
+    assert after == before
+
+
+def test_a_model_that_a_loop_builds_is_refused():
+    model = keras.Sequential([keras.layers.BatchNormalization()])
+    message = r"has created variables.*call it on a batch.*moving_mean"
+    with (
+        pytest.raises(ValueError, match=message),
+        keras_lso.restore_if_skipped(model, scaling()),
+    ):
+        model(GOOD)
+
+
+def test_an_error_in_a_loop_is_the_callers():
+    model = make_model(keras.layers.BatchNormalization())
+    with (
+        pytest.raises(ZeroDivisionError),
+        keras_lso.restore_if_skipped(model, scaling()),
+    ):
+        raise ZeroDivisionError
+
+
+@pytest.mark.skipif(
+    BACKEND == "tensorflow", reason="Keras has no stateless_apply on TensorFlow."
+)
+@pytest.mark.parametrize("bad", [False, True])
+def test_values_of_a_stateless_step_are_those_before_if_it_was_skipped(bad):
+    model = make_model(
+        keras.layers.BatchNormalization(), keras.layers.GaussianNoise(0.1)
+    )
+    optimizer = scaling()
+    optimizer.build(model.trainable_variables)
+    state = [ops.copy(v.value) for v in optimizer.variables]
+    trainable = [ops.copy(v.value) for v in model.trainable_variables]
+    old = [ops.copy(v.value) for v in model.non_trainable_variables]
+    x = ops.convert_to_tensor(BAD if bad else GOOD)
+    _, new = model.stateless_call(trainable, old, x, training=True)
+    grads = [ops.full_like(v, np.nan if bad else 1.0) for v in trainable]
+    _, new_state = optimizer.stateless_apply(state, grads, trainable)
+    selected = keras_lso.stateless_restore_if_skipped(
+        model, optimizer, (old, state), (new, new_state)
+    )
+    names = [v.name for v in model.non_trainable_variables]
+    assert len(set(names)) == 3
+    for name, one, before, after in zip(names, selected, old, new, strict=True):
+        # A seed moves on: the next batch is to have another mask.
+        is_restored = bad and name.startswith("moving")
+        assert bits([one]) == bits([before if is_restored else after])
+        assert bits([before]) != bits([after])
+
+
+# --- Errors -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "optimizer",
+    [
+        "adam",
+        keras.optimizers.SGD,
+        lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD()),
+    ],
+    ids=["string", "bare", "Keras's own"],
+)
+def test_a_model_without_our_optimizer_is_refused(optimizer):
+    message = r"Write `model.compile\(keras_lso.LossScaleOptimizer\(optimizer\), "
+    model = make_model()
+    make = optimizer if callable(optimizer) else lambda: optimizer
+    compile_(model, make())
+    with pytest.raises(ValueError, match=message):
+        keras_lso.protect_statistics(model)
+    assert "train_step" not in vars(model)
+    later = keras_lso.protect_statistics(make_model())
+    compile_(later, make())
+    with pytest.raises(ValueError, match=message):
+        later.train_on_batch(GOOD, TARGETS)
+
+
+def test_what_is_no_model_is_refused():
+    for model in (keras.layers.Dense(1), scaling(), None):
+        with pytest.raises(
+            TypeError, match="`model` must be a `keras.Model`, of which"
+        ):
+            keras_lso.protect_statistics(model)
+
+
+def test_nnx_is_refused(monkeypatch):
+    monkeypatch.setattr(keras.config, "is_nnx_enabled", lambda: True)
+    with pytest.raises(ValueError, match=r"set_nnx_enabled\(True\)"):
+        keras_lso.protect_statistics(make_model())
+
+
+def test_swapped_or_missing_arguments_of_a_loop_are_refused():
+    model, optimizer = make_model(), scaling()
+    with (
+        pytest.raises(TypeError, match="`model` must be"),
+        keras_lso.restore_if_skipped(optimizer, model),
+    ):
+        pass
+    for other in (keras.optimizers.SGD(), None, [optimizer, keras.optimizers.SGD()]):
+        with (
+            pytest.raises(TypeError, match="`optimizer` must be a `keras_lso.Loss"),
+            keras_lso.restore_if_skipped(model, other),
+        ):
+            pass
+
+
+def test_a_stateless_step_has_one_model_and_one_optimizer():
+    model, optimizer = make_model(), scaling()
+    values = ([], []), ([], [])
+    for arguments in (([model], optimizer), (model, [optimizer])):
+        with pytest.raises(TypeError, match="must be a `keras"):
+            keras_lso.stateless_restore_if_skipped(*arguments, *values)
+
+
+def test_lists_of_other_lengths_are_refused():
+    model, optimizer = make_model(keras.layers.BatchNormalization()), scaling()
+    optimizer.build(model.trainable_variables)
+    values = model.non_trainable_variables, optimizer.variables
+    with pytest.raises(ValueError, match=r"`after` must be .* of the lengths \[2, "):
+        keras_lso.stateless_restore_if_skipped(model, optimizer, values, ([], []))

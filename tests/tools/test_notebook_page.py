@@ -1,0 +1,16 @@
+"""The site's page of the notebook is what the notebook makes."""
+
+import pytest
+
+# A source distribution has no tools.
+notebook_page = pytest.importorskip("tools.notebook_page")
+
+pytestmark = pytest.mark.one_backend
+
+
+def test_the_page_is_that_of_the_notebook():
+    page, pictures = notebook_page.make_page()
+    assert notebook_page.PAGE.read_text() == page, "Run `python -m tools.notebook_page`"
+    assert len(pictures) == 2
+    for path, content in pictures.items():
+        assert path.read_bytes() == content, "Run `python -m tools.notebook_page`"
