@@ -57,7 +57,9 @@ def fit(backbone, batches):
     model = keras.Model(backbone.input, head(backbone.output["pooled_output"]))
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(make_optimizer(), loss)
-    tokens = np.random.default_rng(0).integers(16, size=(4 * batches, 4)).astype(int)
+    tokens = (
+        np.random.default_rng(0).integers(16, size=(4 * batches, 4)).astype("int32")
+    )
     inputs = {
         "token_ids": tokens,
         "segment_ids": np.zeros_like(tokens),
