@@ -239,6 +239,7 @@ VALUES = {
     "multiplier": 4.0,
     "min_scale": 1.0,
     "global_clipnorm": 1.0,
+    "weight_decay_rate": 0.01,
 }
 # Which steps are finite: long enough to grow twice, and to drop twice in a row.
 FINITE = [True, True, True, False, True, True, False, False, *[True] * 7]

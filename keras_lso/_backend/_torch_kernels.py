@@ -184,13 +184,50 @@ class Kernel:
                 torch.mul(d_i, rate, out=d_i)
             self.descend(d)
 
-    def adam(self, rule, grads, momenta, velocities, scale=None):
+    def adam(
+        self,
+        rule,
+        grads,
+        momenta,
+        velocities,
+        scale=None,
+        targets=None,
+        rate=None,
+        step=None,
+    ):
         """Does the step of `rules.Adam`, whose `alpha` contains the bias correction.
 
-        For `scale` see `multiply_in_kernel`.
+        Args:
+            rule: A rule with Adam's betas and epsilon.
+            grads: List of tensors.
+            momenta: List of tensors, which it moves.
+            velocities: List of tensors, which it moves.
+            scale: See `multiply_in_kernel`. Defaults to `None`.
+            targets: List of tensors to update. Defaults to the weights.
+            rate: Number or scalar tensor. Defaults to the rule's `alpha`.
+            step: Scalar tensor, the number of the update, by which the kernel corrects
+                the bias. Defaults to `None`: it does not.
         """
-        slots = momenta, velocities
-        self._adam(self.weights, rule, grads, slots, rule.alpha, None, scale)
+        targets = self.weights if targets is None else targets
+        if step is None:
+            step = targets[0].new_full((), _LAST_STEP)
+        torch._fused_adam_(
+            targets,
+            grads,
+            momenta,
+            velocities,
+            [],
+            [step] * len(grads),
+            lr=rule.alpha if rate is None else rate,
+            beta1=rule.beta_1,
+            beta2=rule.beta_2,
+            weight_decay=0.0,
+            eps=rule.epsilon,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=scale,
+            found_inf=self._found_inf,
+        )
 
     def directions_of_lamb(self, rule, grads, momenta, velocities, scale=None):
         """Moves the moments of `layer_rules.LAMB`, and returns the directions.
@@ -206,30 +243,8 @@ class Kernel:
                 torch.mul(w_i, decay, out=d_i)
         else:
             d = list(torch._foreach_mul(self.weights, decay))
-        slots = momenta, velocities
-        self._adam(d, rule, grads, slots, -1.0, rule.step, scale)
+        self.adam(rule, grads, momenta, velocities, scale, d, -1.0, rule.step)
         return d
-
-    def _adam(self, targets, rule, grads, slots, rate, step, scale):
-        """Calls Adam's kernel, which corrects the bias unless `step` is None."""
-        if step is None:
-            step = targets[0].new_full((), _LAST_STEP)
-        torch._fused_adam_(
-            targets,
-            grads,
-            *slots,
-            [],
-            [step] * len(grads),
-            lr=rate,
-            beta1=rule.beta_1,
-            beta2=rule.beta_2,
-            weight_decay=0.0,
-            eps=rule.epsilon,
-            amsgrad=False,
-            maximize=False,
-            grad_scale=scale,
-            found_inf=self._found_inf,
-        )
 
     def product(self, slots, factor):
         """Returns `factor * slot`, to be changed in place and then assigned.

@@ -13,6 +13,7 @@ _SHARDED = "_backend/_torch_sharded_step.py"
 _STEPS = "_backend/_torch_steps.py"
 _SHARDS = "_backend/_torch_shards.py"
 _ADDRESSES = "_backend/_torch_addresses.py"
+_UNDO = "_backend/_torch_undo.py"
 
 # Each applies one operation to a list of tensors.
 _FOREACH = {
@@ -21,7 +22,7 @@ _FOREACH = {
     "add_": f"{_ADDRESSES} {_KERNELS} {_NUMBERS} {_STEPS}",
     "clamp_max_": _SHARDED,
     "clamp_min_": _SHARDED,
-    "copy_": f"{_KERNELS} {_MASTERS}",
+    "copy_": f"{_KERNELS} {_MASTERS} {_UNDO}",
     "div": _STEPS,
     "div_": _STEPS,
     "maximum_": _STEPS,
@@ -30,7 +31,7 @@ _FOREACH = {
     "norm": _MEASURE,
     "sign_": _STEPS,
     "sqrt_": _STEPS,
-    "zero_": f"{_SHARDED} {_SHARDS}",
+    "zero_": f"{_KERNELS} {_SHARDED} {_SHARDS}",
 }
 
 

@@ -8,11 +8,14 @@ from keras_lso._private_names.probes import Probe, module, says, sets, takes
 
 _OPTIMIZER = "keras.optimizers.Optimizer"
 _VARIABLE = "keras.Variable"
+_LAYER = "keras.layers.Layer"
 _IN = "_keras_internals/"
 _OPTIMIZERS = f"{_IN}optimizers.py"
 _RULES = f"{_IN}rules.py"
 _SLOTS = f"{_IN}slots.py"
 _VARIABLES = f"{_IN}variables.py"
+_LAYERS = f"{_IN}layers.py"
+_MODELS = f"{_IN}models.py"
 _CHECKPOINTS = "_tf_keras/checkpoints.py"
 
 _STATE_OF_AN_OPTIMIZER = (
@@ -105,9 +108,13 @@ _VARIABLES_AND_LAYERS = (
     Probe(_VARIABLE, "_constraint", _VARIABLES, sets),
     Probe(_VARIABLE, "_overwrite_with_gradient", _VARIABLES, sets),
     Probe(_VARIABLE, "_layout", _VARIABLES, sets, "jax"),
-    Probe("keras.layers.Layer", "_flatten_layers", _VARIABLES, takes()),
+    Probe(_VARIABLE, "_autocast", _LAYERS, sets),
+    Probe(_LAYER, "_flatten_layers", f"{_LAYERS} {_VARIABLES}", takes()),
+    Probe(_LAYER, "_trainable_variables", _LAYERS, sets),
+    Probe(_LAYER, "_non_trainable_variables", f"{_LAYERS} {_MODELS}", sets),
+    Probe(_LAYER, "_dtype_policy", _LAYERS, sets),
     Probe(
-        "keras.layers.Layer",
+        _LAYER,
         "_torch_params",
         "_backend/_torch_shard_checks.py",
         sets,
@@ -115,7 +122,16 @@ _VARIABLES_AND_LAYERS = (
     ),
 )
 
+_OF_MODELS = (
+    Probe("keras.Operation", "_inbound_nodes", _LAYERS, sets),
+    Probe("keras.Model", "_compile_config", _LAYERS, sets),
+    Probe("keras.Model", "_symbolic_build", _MODELS),
+)
+
 _MODULES = (
+    Probe("keras.src.backend", "AutocastScope", _LAYERS),
+    Probe("keras.src.models.functional", "Functional", _LAYERS),
+    Probe("keras.src.models.functional", "functional_like_constructor", _LAYERS),
     Probe("keras.src.backend.common.stateless_scope", "in_stateless_scope", _VARIABLES),
     Probe("keras.src.tree.tree_api", "register_tree_node_class", _VARIABLES),
     Probe("keras.src.utils.naming", "to_snake_case", _OPTIMIZERS),
@@ -128,5 +144,6 @@ PROBES = (
     *_METHODS_OF_AN_OPTIMIZER,
     *_SLOTS_OF_OPTIMIZERS,
     *_VARIABLES_AND_LAYERS,
+    *_OF_MODELS,
     *_MODULES,
 )

@@ -125,8 +125,8 @@ FAULTS = [
     Fault(
         name="LAMB's kernel leaves the bias as it is",
         file="keras_lso/_backend/_torch_kernels.py",
-        old="self._adam(d, rule, grads, slots, -1.0, rule.step, scale)",
-        new="self._adam(d, rule, grads, slots, -1.0, None, scale)",
+        old="scale, d, -1.0, rule.step)",
+        new="scale, d, -1.0, None)",
         tests="tests/test_lamb.py::test_steps_are_the_formula",
     ),
     Fault(
