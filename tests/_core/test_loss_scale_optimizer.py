@@ -706,11 +706,16 @@ def test_the_public_names_are_these():
         "callbacks",
         "compat",
         "deserialize",
+        "float16_report",
+        "keep_in_float32",
         "load_model",
         "loss_scales",
         "mixed_precision",
         "plotting",
+        "protect_statistics",
+        "restore_if_skipped",
         "schedules",
+        "stateless_restore_if_skipped",
         "underflow_report",
     ]
     assert isinstance(keras_lso.loss_scales.get(2), FixedLossScale)
