@@ -59,7 +59,14 @@ class JAX(Framework):
 
     def map_values(self, fn, grad):
         if isinstance(grad, sparse.BCOO):
-            return sparse.BCOO((fn(grad.data), grad.indices), shape=grad.shape)
+            return sparse.BCOO(
+                (fn(grad.data), grad.indices),
+                shape=grad.shape,
+                # Under `jit` Keras's Adam squares a gradient only if each row is there
+                # once, and says so.
+                unique_indices=grad.unique_indices,
+                indices_sorted=grad.indices_sorted,
+            )
         return fn(grad)
 
     def to_dense(self, grad):

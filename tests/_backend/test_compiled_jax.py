@@ -17,6 +17,8 @@ if keras.backend.backend() != "jax":
 jax = pytest.importorskip("jax")
 pytest.importorskip("jax.extend")
 
+from jax.experimental.sparse import BCOO  # noqa: E402
+
 from keras_lso._backend import _jax_measure  # noqa: E402
 
 dynamic = keras_lso.loss_scales.DynamicLossScale
@@ -173,3 +175,27 @@ def test_no_kernel_takes_a_float64_gradient():
         layer_rules.LARS, variables, [wide.astype("float32")]
     )
     assert not backend.fused_step_takes(layer_rules.LARS, variables, [wide])
+
+
+def test_a_gradient_whose_rows_are_there_once_still_says_so():
+    """Keras's Adam squares no other sparse gradient under `jit`."""
+    values = np.arange(1.0, 9.0, dtype="float32").reshape(2, 4)
+
+    def gradient(scale):
+        rows = jax.numpy.array([[2], [0]])
+        return BCOO((scale * values, rows), shape=(3, 4), unique_indices=True)
+
+    found = []
+    for wraps in (False, True):
+        variable = keras.Variable(np.ones((3, 4), "float32"))
+        optimizer = keras.optimizers.Adam(0.1)
+        if wraps:
+            optimizer = keras_lso.LossScaleOptimizer(optimizer, initial_scale=64.0)
+        optimizer.build([variable])
+        state = [v.value for v in optimizer.variables]
+        step = jax.jit(optimizer.stateless_apply)
+        [new], _ = step(state, [gradient(64.0 if wraps else 1.0)], [variable.value])
+        found.append(np.asarray(new))
+    # Both are compiled: XLA may round a product and a sum at once in one of them.
+    np.testing.assert_allclose(*found, rtol=0, atol=1e-6)
+    assert (found[0][1] == 1).all() and (found[0][0] < 1).all()

@@ -147,4 +147,12 @@ FAULTS = [
         tests="tests/_backend/test_jax_axes.py::test_a_policy_is_told_the_largest_magnitude_of_all_shards",
         backend="jax",
     ),
+    Fault(
+        name="a sparse gradient forgets that its rows are there once",
+        file="keras_lso/_backend/_jax.py",
+        old="unique_indices=grad.unique_indices",
+        new="unique_indices=False",
+        tests="tests/_backend/test_compiled_jax.py::test_a_gradient_whose_rows_are_there_once_still_says_so",
+        backend="jax",
+    ),
 ]
