@@ -185,8 +185,9 @@ def test_lamb_and_adamw_train_the_small_encoder(tmp_path, monkeypatch):
         assert result["steps"] == 8
         # As good as always white after so few steps.
         assert result["accuracies"][0] > result["guess"] - 0.02
-        # Every run is another one.
-        assert len({*result["validation"], *result["accuracies"]}) == 3
+        assert len(result["validation"]) == 2 and len(result["accuracies"]) == 1
+    # They are other optimizers.
+    assert results[0]["validation"] != results[1]["validation"]
     [row] = example.rows_of(results)
     assert row[:2] == ["512", "8"]
     example.draw(results, tmp_path / "picture.png")
