@@ -381,7 +381,6 @@ CHECKS = {
     "docs/custom-loops.md": check_custom_loops,
     "docs/extending.md": check_extending,
     "docs/how-loss-scaling-works.md": check_how_loss_scaling_works,
-    "docs/index.md": check_start,
     "docs/large-batches.md": check_large_batches,
     "docs/migrating.md": check_migrating,
     "docs/migrating-grad-scaler.md": check_grad_scaler,
