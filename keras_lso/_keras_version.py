@@ -17,9 +17,9 @@ from keras_lso._private_names.probes import missing, of_backend
 
 # As in pyproject.toml, whose metadata a checkout lacks. A test compares the two.
 SUPPORTED = ">=3.12"
-# Below the first versions with which the unit tests have not passed. A test compares
+# Below the first versions with which the tests have not passed. A test compares
 # them with requirements/.
-TESTED = {"keras": "<3.16", "tensorflow": "<2.22", "jax": "<0.13", "torch": "<2.14"}
+TESTED = {"keras": "<3.16", "tensorflow": "<2.22", "jax": "<0.13", "torch": "<2.16"}
 
 
 def is_supported(version):
