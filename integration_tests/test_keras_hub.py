@@ -128,8 +128,8 @@ def test_the_example_trains_both(tmp_path):
         # A new head guesses.
         assert abs(float(before) - math.log(2)) < 0.2
         assert float(after) < float(before)
-        # So few steps may still leave it at guessing.
-        assert float(accuracy) >= 50.0
+        # So few steps may leave it at guessing.
+        assert 45.0 < float(accuracy) <= 100.0
         # From 2**15; each skipped step halves it, too few follow to double it.
         assert int(scale) == 15 - int(skipped)
         assert int(share) == (100 if name == "all weights" else 6)
