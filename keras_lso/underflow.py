@@ -5,6 +5,7 @@ How the model is run without changing it is in `_trial_runs.py`.
 """
 
 import contextlib
+import inspect
 import math
 
 import keras
@@ -13,8 +14,15 @@ from keras import ops, tree
 
 from keras_lso._backend import backend
 from keras_lso._checks import check_list, check_scale
+from keras_lso._keras_internals.layers import own_variables_of
 from keras_lso._keras_internals.variables import copy_of, layers_of
-from keras_lso._trial_runs import batches_of, build, in_float32, unchanged
+from keras_lso._trial_runs import (
+    attribute_set,
+    batches_of,
+    build,
+    in_float32,
+    unchanged,
+)
 from keras_lso._underflow_counts import GradientCounts, counts_of
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
 
@@ -97,33 +105,42 @@ def _check_is_compiled(model):
 
 
 def gradients_of(model, x, y, sample_weight):
-    """Returns the float32 gradients of a batch, of each layer without others in it.
+    """Returns the float32 gradients of a batch, of each layer.
 
     The model is as it was afterwards.
 
     Returns:
         List of tuples of a layer and the list of its gradients, NumPy arrays: of its
-        weights, and of what it returns at each call.
+        own weights, and, if it has no layers in it, of what it returns at each call.
     """
-    layers = [layer for layer in layers_of(model)[1:] if len(layers_of(layer)) == 1]
-    weights = [v for layer in layers for v in layer.trainable_variables]
+    weights = [(v, layer) for layer in layers_of(model) for v in _own_weights(layer)]
     # The gradient of a float16 variable would be float16 itself.
-    masters = [(v, copy_of(v, "float32")) for v in weights if v.dtype == "float16"]
+    masters = [(v, copy_of(v, "float32")) for v, _ in weights if v.dtype == "float16"]
     with in_float32(model), unchanged(model):
-        return _gradients(model, layers, masters, x, y, sample_weight)
+        return _gradients(model, weights, masters, x, y, sample_weight)
 
 
-def _gradients(model, layers, masters, x, y, sample_weight):
+def _own_weights(layer):
+    own = {id(v) for v in own_variables_of(layer)}
+    return [v for v in layer.trainable_variables if id(v) in own]
+
+
+def _gradients(model, weights, masters, x, y, sample_weight):
+    # An older `compute_loss` does not take `training`, and Keras leaves it out.
+    takes_training = "training" in inspect.signature(model.compute_loss).parameters
+    arguments = {"training": True} if takes_training else {}
+
     def loss():
         owners.clear()
         with _replaced(masters, probes):
             predicted = model(x, training=True)
             return model.compute_loss(
-                x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=True
+                x=x, y=y, y_pred=predicted, sample_weight=sample_weight, **arguments
             )
 
     owners: list = []
     shapes: list = []
+    layers = [layer for layer in layers_of(model)[1:] if len(layers_of(layer)) == 1]
     with _after_each_call(layers, lambda layer, value: shapes.append(value.shape)):
         model(x, training=True)
     # A zero that is added to an output has the gradient of the output.
@@ -131,15 +148,14 @@ def _gradients(model, layers, masters, x, y, sample_weight):
 
     def add_probe(layer, value):
         owners.append(layer)
-        return value + ops.convert_to_tensor(probes[len(owners) - 1])
+        return value + ops.cast(probes[len(owners) - 1], value.dtype)
 
     in_place = {id(v): master for v, master in masters}
-    weights = [v for layer in layers for v in layer.trainable_variables]
-    variables = [in_place.get(id(v), v) for v in weights]
+    variables = [in_place.get(id(v), v) for v, _ in weights]
     with _after_each_call(layers, add_probe):
         _, grads = backend.compute_gradients(loss, [*variables, *probes])
-    holders = [layer for layer in layers for _ in layer.trainable_variables]
-    found: dict = {id(layer): (layer, []) for layer in layers}
+    holders = [layer for _, layer in weights]
+    found: dict = {id(layer): (layer, []) for layer in layers_of(model)}
     for owner, grad in zip([*holders, *owners], grads, strict=True):
         if grad is not None:
             grad = ops.convert_to_numpy(backend.to_dense(grad))
@@ -184,13 +200,10 @@ def _after_each_call(layers, function):
             lambda value: replaced(layer, value), call(*args, **kwargs)
         )
 
-    for layer in layers:
-        vars(layer)["call"] = wrap(layer, layer.call)
-    try:
-        yield
-    finally:
+    with contextlib.ExitStack() as stack:
         for layer in layers:
-            del vars(layer)["call"]
+            stack.enter_context(attribute_set(layer, "call", wrap(layer, layer.call)))
+        yield
 
 
 # --- The report ---------------------------------------------------------------------
