@@ -50,13 +50,11 @@ def _batches(x, y, sample_weight, count):
             "yields them with the inputs. Received: "
             f"y={y!r}, sample_weight={sample_weight!r}"
         )
-    # Unlike others a `PyDataset` has no end.
-    items = (
-        (x[i] for i in range(len(x)))
-        if isinstance(x, keras.utils.PyDataset)
-        else iter(x)
-    )
-    batches = list(itertools.islice(items, count))
+    # Unlike others a `PyDataset` may be read beyond its end.
+    is_indexed = isinstance(x, keras.utils.PyDataset)
+    items = map(x.__getitem__, itertools.count()) if is_indexed else iter(x)
+    end = x.num_batches if is_indexed else None  # None if there is none.
+    batches = list(itertools.islice(items, count if end is None else min(count, end)))
     if not batches:
         raise ValueError(f"`x` must yield a batch, and this {kind} yields none.")
     return [keras.utils.unpack_x_y_sample_weight(batch) for batch in batches]

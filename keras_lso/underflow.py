@@ -67,8 +67,9 @@ def underflow_report(model, x, y=None, sample_weight=None, scales=None):
         An `UnderflowReport`.
 
     Raises:
-        ValueError: If the model is not compiled, if `x` yields no batch, or targets
-            beside `y`, or if an argument is none of the above.
+        ValueError: If the model is not compiled, if its loss needs targets and there
+            are none, if `x` yields no batch, or targets beside `y`, or if an argument
+            is none of the above.
 
     Example:
 
@@ -85,6 +86,7 @@ def underflow_report(model, x, y=None, sample_weight=None, scales=None):
     scales = DEFAULT_SCALES if scales is None else check_list("scales", scales, 1)
     scales = sorted({check_scale("scales", scale) for scale in scales})
     [batch] = batches_of(x, y, sample_weight)
+    _check_has_targets(model, batch[1])
     build(model, batch[0])
     found: dict = {}  # Layers of a subclassed model may share a path.
     for layer, grads in gradients_of(model, *batch):
@@ -98,6 +100,15 @@ def _check_is_compiled(model):
         raise ValueError(
             "`model` must be a keras.Model that was compiled with a loss: call "
             f"`model.compile(optimizer, loss)`. Received: model={model!r}"
+        )
+
+
+def _check_has_targets(model, y):
+    computes = type(model).compute_loss is not keras.Model.compute_loss
+    if y is None and model.loss is not None and not computes:
+        raise ValueError(
+            "`y` must be the targets of the batch, which the loss of the model needs. "
+            f"Received: y=None, and a model with loss={model.loss!r}"
         )
 
 

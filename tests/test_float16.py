@@ -72,6 +72,21 @@ def test_several_batches_are_taken_together():
         assert report.layers["sum"].calls == count
 
 
+class Endless(keras.utils.PyDataset):
+    """A dataset that says of itself that it has no end."""
+
+    num_batches = None
+
+    def __getitem__(self, index):
+        return (np.full((2, 2), 2.0**index, "float32"),)
+
+
+def test_a_dataset_without_an_end():
+    model = sequential(lambda: layers.ReLU(name="relu"), shape=(2,))
+    report = keras_lso.float16_report(model, Endless(), batches=3)
+    assert report.layers["relu"].outputs.largest == 4
+
+
 def test_a_dropout_counts_in_training_only():
     model = sequential(lambda: layers.Dropout(0.75, name="drop"), shape=(64,))
     x = np.full((4, 64), 20000.0, "float32")
@@ -435,6 +450,34 @@ def test_without_targets_there_are_no_gradients():
     assert "gradients" not in str(report)
     with pytest.raises(ValueError, match="`loss_scale` is for the gradients"):
         keras_lso.float16_report(stateful_model(), x, loss_scale=8.0)
+
+
+def test_a_loss_that_needs_targets_is_not_computed_without_them():
+    # The regularizer alone gives a loss, but the model is trained with both.
+    model = sequential(lambda: layers.Dense(1, kernel_regularizer="l2"), shape=(3,))
+    model.compile("sgd", loss="mse")
+    x = RANDOM.normal(size=(8, 3)).astype("float32")
+    assert keras_lso.float16_report(model, x).loss_scale is None
+    with pytest.raises(ValueError, match="`y` must be the targets"):
+        keras_lso.underflow_report(model, x)
+
+
+class AddsLoss(layers.Layer):
+    """A layer with a loss, of which a model knows once it was called."""
+
+    def call(self, x):
+        self.add_loss(ops.mean(x))
+        return x
+
+
+def test_a_loss_that_layers_add_has_gradients():
+    model = sequential(
+        lambda: layers.Dense(1, name="d"), lambda: AddsLoss(), shape=(3,)
+    )
+    model.compile("sgd")
+    x = RANDOM.normal(size=(8, 3)).astype("float32")
+    report = keras_lso.float16_report(model, x)
+    assert report.layers["d"].gradients.values == 3 + 1 + 8  # Kernel, bias, outputs.
 
 
 # --- What is reported ---------------------------------------------------------------

@@ -19,6 +19,7 @@ def report_both(model, x, y):
     keras_lso.underflow_report(model, x, y)
 
 
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
 def test_weights_that_a_call_assigns_are_restored():
     # The layer divides its kernel by the largest singular value, at each call.
     model = keras.Sequential(
