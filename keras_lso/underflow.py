@@ -34,9 +34,10 @@ def underflow_report(model, x, y=None, sample_weight=None, scales=None):
     """Counts the underflow and overflow of each layer's gradients in float16.
 
     The gradients of one batch are computed in float32: those of the layer's weights,
-    and those that reach its outputs, on which all layers before it depend. Of the
-    values that are not zero, some would be zero in float16, some subnormal (with fewer
-    digits), some inf. A loss scale multiplies all of them.
+    and those that reach its outputs, on which all layers before it depend, but not
+    those of frozen layers before the first that is trained. Of the values that are not
+    zero, some would be zero in float16, some subnormal (with fewer digits), some inf. A
+    loss scale multiplies all of them.
 
     ```python
     report = keras_lso.underflow_report(model, x_batch, y_batch)
@@ -167,11 +168,21 @@ def _gradients(model, weights, masters, x, y, sample_weight):
         _, grads = backend.compute_gradients(loss, [*variables, *probes])
     holders = [layer for _, layer in weights]
     found: dict = {id(layer): (layer, []) for layer in layers_of(model)}
-    for owner, grad in zip([*holders, *owners], grads, strict=True):
-        if grad is not None:
+    frozen = _called_before_any_is_trained(owners, holders)
+    reach = [*(True for _ in holders), *(i >= frozen for i in range(len(owners)))]
+    for owner, grad, used in zip([*holders, *owners], grads, reach, strict=True):
+        if used and grad is not None:
             grad = ops.convert_to_numpy(backend.to_dense(grad))
             found[id(owner)][1].append(grad)
     return list(found.values())
+
+
+def _called_before_any_is_trained(called, trained):
+    """Returns the number of first calls to whose outputs training leads no gradient."""
+    if not all(layer in called for layer in trained):
+        return 0  # A layer with others in it, of whose calls the order is unknown.
+    first = (i for i, layer in enumerate(called) if layer in trained)
+    return next(first, len(called))
 
 
 @contextlib.contextmanager

@@ -61,6 +61,16 @@ def test_the_numbers_are_those_of_numpy(policy):
     assert report.layers_to_keep == ["first", "last"]
 
 
+def test_a_report_of_no_layers_can_be_drawn():
+    pytest.importorskip("matplotlib").use("Agg")
+    model = sequential(lambda: layers.Reshape((2, 1)), shape=(2,))
+    model = keras.Sequential([keras.Input((2,), dtype="int32"), *model.layers])
+    report = keras_lso.float16_report(model, np.ones((1, 2), "int32"))
+    assert not report.layers
+    [axis] = report.plot().axes
+    assert axis.get_ylim() == (0.5, -0.5)
+
+
 def test_several_batches_are_taken_together():
     model = sequential(
         lambda: layers.Dense(1, kernel_initializer="ones", name="sum"), shape=(2,)
@@ -220,6 +230,7 @@ def test_what_is_nan_in_float32_is_not_float16s_fault():
     model = sequential(lambda: layers.ReLU(name="relu"), shape=(1,))
     report = keras_lso.float16_report(model, np.array([[np.nan]], "float32"))
     assert "float16 is not to blame" in report.layers["relu"].notes[0]
+    assert "Nothing fails in float16 alone." in str(report)
     assert report.layers_to_keep == []
 
 
@@ -298,6 +309,31 @@ def test_what_has_no_values_yet_is_left_out():
     assert found.layers["map"].outputs.largest == 12
 
 
+def test_a_mask_is_no_overflow_where_a_layer_takes_other_numbers_in_float16():
+    inputs = keras.Input((3, 4))
+    mask = keras.Input((3,), dtype="bool")
+    attention = layers.Attention(name="attention")([inputs, inputs], mask=[mask, mask])
+    model = keras.Model([inputs, mask], attention)
+    x = np.ones((1, 3, 4), "float32"), np.array([[True, True, False]])
+    report = keras_lso.float16_report(model, x)
+    found = report.layers["attention"]
+    assert found.ops["where"].largest == pytest.approx(1e9)
+    # Keras's masks become -inf on PyTorch, where it does not see that this is float16.
+    is_kept = math.isinf(found.ops["where"].largest_in_float16)
+    assert report.layers_to_keep == (["attention"] if is_kept else [])
+    assert is_kept or "where 1e+09 in float32, but 6.6e+04" in found.notes[0]
+
+
+def test_an_input_is_no_layer_to_keep():
+    inputs = keras.Input((2,))
+    hidden = layers.Dense(
+        2, kernel_initializer="ones", dtype="mixed_float16", name="hidden"
+    )(inputs)
+    model = keras.Model(inputs, hidden * ops.cast(inputs, "float16"))
+    report = keras_lso.float16_report(model, np.full((1, 2), 300.0, "float32"))
+    assert report.layers_to_keep == ["hidden"]
+
+
 @pytest.mark.in_turn
 def test_attention_is_kept_as_a_whole():
     keras.config.set_dtype_policy(MIXED)
@@ -336,6 +372,7 @@ def test_a_subclassed_model_that_is_not_built_yet():
     assert report.layers["d"].outputs.largest == 40000
     assert report.layers["net"].outputs.largest == 80000
     assert "outputs 8e+04" in report.layers["net"].reasons[0]
+    assert "No layer can be kept in float32 instead." in str(report)
 
 
 def test_inputs_that_the_model_itself_casts_have_to_be_scaled():

@@ -151,6 +151,22 @@ def test_the_weights_of_a_layer_with_layers_in_it_are_its_own(batch):
     assert found.largest == pytest.approx(expected.max(), rel=1e-5)
 
 
+def test_frozen_layers_before_the_first_that_is_trained_have_no_gradients(batch):
+    model = make_model("float32")
+    model.get_layer("first").trainable = False
+    model.compile("sgd", loss="mse")
+    x, y = batch[0], batch[1][:, :2]
+    report = keras_lso.underflow_report(model, x, y, scales=[1.0])
+    assert list(report.layers) == ["norm", "drop", "last"]
+    # Gradients do pass through one that is frozen behind them.
+    model.get_layer("first").trainable = True
+    model.get_layer("last").trainable = False
+    report = keras_lso.underflow_report(model, x, y, scales=[1.0])
+    assert list(report.layers) == ["first", "norm", "drop", "last"]
+    model.trainable = False
+    assert not keras_lso.underflow_report(model, x, y, scales=[1.0]).layers
+
+
 class OlderLoss(keras.Model):
     """A model whose `compute_loss` does not know `training`, as before Keras 3.3."""
 

@@ -175,6 +175,28 @@ FAULTS = [
         tests="tests/test_trial_runs.py::test_random_numbers_without_a_seed_are_as_if_there_was_no_report",
     ),
     Fault(
+        name="a mask that a layer makes smaller in float16 is an overflow",
+        file="keras_lso/_float16_ranges.py",
+        old="    if _bears_it(found):\n        return []\n",
+        new="",
+        backend="jax",
+        tests="tests/test_float16.py::test_a_mask_is_no_overflow_where_a_layer_takes_other_numbers_in_float16",
+    ),
+    Fault(
+        name="a frozen backbone has gradients",
+        file="keras_lso/underflow.py",
+        old="return next(first, len(called))",
+        new="return 0",
+        tests="tests/test_underflow.py::test_frozen_layers_before_the_first_that_is_trained_have_no_gradients",
+    ),
+    Fault(
+        name="functions without a registered name are looked up by name",
+        file="keras_lso/_model_copies.py",
+        old="            named[part.__name__] = part\n",
+        new="            pass\n",
+        tests="tests/test_float32_layers.py::test_functions_and_classes_of_the_users_are_kept",
+    ),
+    Fault(
         name="Keras unrolls a loop on PyTorch that it cannot",
         file="keras_lso/_backend/_torch.py",
         old="    COMPILES_LOOPS = False\n",
