@@ -197,6 +197,14 @@ FAULTS = [
         tests="tests/test_float32_layers.py::test_functions_and_classes_of_the_users_are_kept",
     ),
     Fault(
+        name="what is traced is read",
+        file="keras_lso/_backend/trials.py",
+        old="return not self.is_traced([value])",
+        new="return True",
+        backend="jax",
+        tests="tests/test_float16.py::test_what_has_no_values_yet_is_left_out",
+    ),
+    Fault(
         name="Keras unrolls a loop on PyTorch that it cannot",
         file="keras_lso/_backend/_torch.py",
         old="    COMPILES_LOOPS = False\n",
