@@ -178,6 +178,8 @@ def _overflows(magnitudes):
 
 
 def _overflow(found):
+    if _bears_it(found):
+        return []
     too_large = [
         f"{name} {magnitudes.largest:.2g}"
         for name, magnitudes in found.parts()
@@ -186,6 +188,14 @@ def _overflow(found):
     if not too_large:
         return []
     return [f"overflow, above 65504: {', '.join(too_large)}"]
+
+
+def _bears_it(found):
+    """Whether float16 makes no inf of numbers that only float32 holds.
+
+    Layers may take other constants there, as Keras's attention does for its masks.
+    """
+    return not any(m.not_finite_in_float16 for _, m in found.parts())
 
 
 def _flush(found):
@@ -200,10 +210,13 @@ def _flush(found):
 def _notes(found):
     if any(m.not_finite for m in (found.inputs, found.outputs) if m):
         return ["inf or NaN in float32 as well: float16 is not to blame"]
-    if not found.reasons and found.headroom < CLOSE:
-        name, magnitudes = found.tightest
-        return [f"{name} {magnitudes.largest:.2g}: close to 65504"]
-    return []
+    if found.reasons or found.headroom >= CLOSE:
+        return []
+    name, magnitudes = found.tightest
+    if _overflows(magnitudes):
+        there = f"{magnitudes.largest_in_float16:.2g} in float16"
+        return [f"{name} {magnitudes.largest:.2g} in float32, but {there}"]
+    return [f"{name} {magnitudes.largest:.2g}: close to 65504"]
 
 
 def _breakdown(found):
@@ -241,7 +254,9 @@ def _to_keep(paths, path, found):
         too_large = {name for name, m in found.parts() if _overflows(m)}
         culprits = [o for o in between if type(o).__name__.lower() in too_large]
         before = [b for o in culprits for b in layers_before(o)]
-        return [_outermost(paths, paths.path_of(b)) for b in before]
+        # An `InputLayer` computes nothing.
+        computing = [b for b in before if not isinstance(b, keras.layers.InputLayer)]
+        return [_outermost(paths, paths.path_of(b)) for b in computing]
     return [] if path not in paths.parents else [_outermost(paths, path)]
 
 

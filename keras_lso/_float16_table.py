@@ -51,10 +51,16 @@ def _words(report):
         for line in (*found.reasons, *found.notes):
             yield f"{path}: {line}."
     reasons = any(found.reasons for found in report.layers.values())
+    parts = [m for found in report.layers.values() for _, m in found.parts()]
     if keep:
         yield f"Keep in float32, or in bfloat16: {', '.join(keep)}."
     elif reasons:
-        yield "Scale the inputs of the model, which do not fit into float16."
+        yield (
+            "No layer can be kept in float32 instead. Scale the inputs of the model, "
+            "and put what it computes outside of its layers into one."
+        )
+    elif any(magnitudes.not_finite for magnitudes in parts):
+        yield "Nothing fails in float16 alone. First look for what is inf or NaN."
     else:
         yield "Every layer fits into float16."
     if report.recommended_scale is not None:

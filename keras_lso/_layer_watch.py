@@ -22,6 +22,7 @@ from keras_lso._keras_internals.layers import (
     own_variables_of,
 )
 from keras_lso._magnitudes import reading_of
+from keras_lso._trial_runs import attribute_set
 
 # They make no values, or none that their arguments do not have.
 _MOVES = frozenset(
@@ -115,7 +116,7 @@ class _Watcher:
                 self._read("outputs", "", outputs)
             return outputs
 
-        return _attribute(layer, "call", watched)
+        return attribute_set(layer, "call", watched)
 
     def of_operation(self, operation):
         call, name = operation.call, type(operation).__name__.lower()
@@ -125,7 +126,7 @@ class _Watcher:
             self._read("ops", name, outputs)
             return outputs
 
-        return _attribute(operation, "call", watched)
+        return attribute_set(operation, "call", watched)
 
     @contextlib.contextmanager
     def of_ops(self):
@@ -154,28 +155,19 @@ class _Watcher:
 
 
 def _has_floats(value):
-    """Whether it is a tensor of floats, and holds them: on JAX a tracer does not."""
+    """Whether it is a tensor of floats, and holds them: a tracer of JAX does not."""
     is_float = ops.is_tensor(value) and keras.backend.is_float_dtype(value.dtype)
-    return is_float and not backend.is_traced([value])
-
-
-@contextlib.contextmanager
-def _attribute(owner, name, value):
-    """Hides a method of the class behind an attribute of the object."""
-    vars(owner)[name] = value
-    try:
-        yield
-    finally:
-        del vars(owner)[name]
+    return is_float and backend.has_values(value)
 
 
 @contextlib.contextmanager
 def _unrolled(rnn):
     """Makes a recurrent layer call its cell step by step, where values can be read.
 
-    A loop of JAX has none, and a fused kernel calls no cell.
+    A loop of JAX has none, and a fused kernel calls no cell. Keras unrolls no loop on
+    PyTorch that goes backwards over a mask, nor needs to.
     """
-    values = {"unroll": True, "use_cudnn": False}
+    values = {"use_cudnn": False, "unroll": backend.COMPILES_LOOPS or rnn.unroll}
     before = {name: getattr(rnn, name) for name in values if hasattr(rnn, name)}
     try:
         for name in before:

@@ -4,7 +4,9 @@ A functional or `Sequential` model is cloned layer by layer, so that a layer tha
 several nested models stays one layer. All else is made of its config.
 """
 
+import inspect
 import tempfile
+import warnings
 
 import keras
 from keras import ops, tree
@@ -12,7 +14,9 @@ from keras import ops, tree
 from keras_lso._keras_internals.layers import (
     children_of,
     compile_arguments,
+    configs_trusted,
     is_graph,
+    lambda_like,
     not_compiled,
 )
 from keras_lso._keras_internals.variables import layers_of
@@ -79,13 +83,14 @@ class _Copies:
 
     def _of_config(self, layer):
         try:
-            copy = type(layer).from_config(_unbuilt(layer.get_config()))
-        except NotImplementedError as error:
+            copy = _again(layer)
+        except (NotImplementedError, TypeError) as error:
             name = type(layer).__name__
+            has = "has none" if isinstance(error, NotImplementedError) else "lacks some"
             raise ValueError(
-                f"`model` must be made anew of its config, and {name} has none. Write "
+                f"`model` must be made anew of its config, and {name} {has}. Write "
                 f"a `get_config` that returns what `{name}.__init__` takes. Received: "
-                f"{layer!r}"
+                f"{layer!r}, and the error: {error}"
             ) from error
         # Before `build` makes the weights in the dtype that they will have.
         for old, new in _pairs(layer, copy):
@@ -98,9 +103,40 @@ class _Copies:
         found = []
         for copy in self._of_configs:
             if children_of(copy):
-                again = type(copy).from_config(copy.get_config())
+                again = _again(copy)
                 found += [a for a, b in _pairs(copy, again) if _dtypes(a) != _dtypes(b)]
         return list(dict.fromkeys(found))
+
+
+def _again(value):
+    """Returns a layer, metric or optimizer made of its config.
+
+    Functions of the user's are those of `value` itself: a config holds the name of a
+    function, and of a lambda its code, of which Keras makes few lambdas again.
+    """
+    if isinstance(value, keras.layers.Lambda):
+        return lambda_like(value)
+    with configs_trusted(), keras.saving.custom_object_scope(_named(value)):
+        config = _unbuilt(value.get_config())
+        for key in config.keys() & vars(value).keys():
+            if getattr(vars(value)[key], "__name__", "") == "<lambda>":
+                config[key] = vars(value)[key]
+        return type(value).from_config(config)
+
+
+def _named(value):
+    """Returns by name what a config names: functions, and classes such as regularizers.
+
+    What is Keras's own is found without.
+    """
+    kinds = keras.Initializer, keras.Regularizer, keras.constraints.Constraint
+    named: dict = {type(value).__name__: type(value)}
+    for part in vars(value).values():
+        if isinstance(part, kinds):
+            named[type(part).__name__] = type(part)
+        elif inspect.isfunction(part):
+            named[part.__name__] = part
+    return {k: v for k, v in named.items() if not v.__module__.startswith("keras.")}
 
 
 def _unbuilt(config):
@@ -183,9 +219,16 @@ def _copy_lookups(old, new):
 
 def _compile_like(copy, model):
     arguments = compile_arguments(model)
-    arguments["optimizer"] = _fresh(arguments["optimizer"])
-    for key in ("metrics", "weighted_metrics"):
-        arguments[key] = tree.map_structure(_fresh, arguments[key])
+    try:
+        for key in ("optimizer", "metrics", "weighted_metrics"):
+            arguments[key] = tree.map_structure(_fresh, arguments[key])
+    except (NotImplementedError, TypeError, ValueError) as error:
+        warnings.warn(
+            "The new model is not compiled: call its `compile`. An optimizer or metric "
+            f"of `model` cannot be made anew of its config: {error}",
+            stacklevel=4,
+        )
+        return
     # Whoever has refused Keras's loss scaling does so again.
     is_mixed = model.dtype_policy.name == "mixed_float16"
     is_scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
@@ -195,5 +238,5 @@ def _compile_like(copy, model):
 def _fresh(value):
     """Returns a new optimizer or metric of the same config; names are as they were."""
     if isinstance(value, keras.optimizers.Optimizer | keras.metrics.Metric):
-        return type(value).from_config(value.get_config())
+        return _again(value)
     return value

@@ -7,7 +7,9 @@ from collections.abc import Iterable
 import keras
 from keras import ops, tree
 
+from keras_lso._backend import backend
 from keras_lso._keras_internals.layers import autocast_to, dtype_policies_set
+from keras_lso._keras_internals.seeds import global_seed_kept
 from keras_lso._keras_internals.variables import layers_of
 
 
@@ -48,13 +50,11 @@ def _batches(x, y, sample_weight, count):
             "yields them with the inputs. Received: "
             f"y={y!r}, sample_weight={sample_weight!r}"
         )
-    # Unlike others a `PyDataset` has no end.
-    items = (
-        (x[i] for i in range(len(x)))
-        if isinstance(x, keras.utils.PyDataset)
-        else iter(x)
-    )
-    batches = list(itertools.islice(items, count))
+    # Unlike others a `PyDataset` may be read beyond its end.
+    is_indexed = isinstance(x, keras.utils.PyDataset)
+    items = map(x.__getitem__, itertools.count()) if is_indexed else iter(x)
+    end = x.num_batches if is_indexed else None  # None if there is none.
+    batches = list(itertools.islice(items, count if end is None else min(count, end)))
     if not batches:
         raise ValueError(f"`x` must yield a batch, and this {kind} yields none.")
     return [keras.utils.unpack_x_y_sample_weight(batch) for batch in batches]
@@ -78,12 +78,46 @@ def in_float32(model):
 
 
 @contextlib.contextmanager
-def unchanged(model):
-    """Restores what a forward pass assigns: statistics, seeds, metrics."""
-    variables = [*model.non_trainable_variables, *model.metrics_variables]
-    before = [ops.copy(v) for v in variables]
+def attribute_set(owner, name, value):
+    """Hides a method of a layer behind an attribute, which may hide it already."""
+    before = {name: vars(owner)[name]} if name in vars(owner) else {}
+    vars(owner)[name] = value
     try:
         yield
     finally:
-        for variable, value in zip(variables, before, strict=True):
-            variable.assign(value)
+        del vars(owner)[name]
+        vars(owner).update(before)
+
+
+@contextlib.contextmanager
+def unchanged(model):
+    """Restores what a pass changes: statistics, seeds, metrics, and masks of dropout.
+
+    Weights as well: `SpectralNormalization` assigns its kernel when it is called.
+    """
+    variables = [*model.variables, *model.metrics_variables]
+    before = [ops.copy(v) for v in variables]
+    with global_seed_kept(), backend.random_state_kept():
+        try:
+            yield
+        finally:
+            for variable, value in zip(variables, before, strict=True):
+                variable.assign(value)
+            _reset_metrics_since(model, variables)
+            _reset_masks(model)
+
+
+def _reset_metrics_since(model, variables):
+    """Resets the metrics that `compute_loss` made, one for each of several losses."""
+    known = {id(v) for v in variables}
+    for metric in model.metrics:
+        if not all(id(v) in known for v in metric.variables):
+            metric.reset_state()
+
+
+def _reset_masks(model):
+    """Makes cells forget masks of dropout, which an error has made them keep."""
+    for layer in layers_of(model):
+        if hasattr(layer, "reset_dropout_mask"):
+            layer.reset_dropout_mask()
+            layer.reset_recurrent_dropout_mask()

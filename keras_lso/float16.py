@@ -106,7 +106,6 @@ def float16_report(
         loss_scale = check_scale("loss_scale", loss_scale)
     data = batches_of(x, y, sample_weight, count)
     build(model, data[0][0])
-    has_gradients = _has_gradients(model, data[0][1], loss_scale)
     paths = LayerPaths(model)
     narrow = _in_float16(model)
     with dtype_policies_set(narrow):
@@ -115,7 +114,8 @@ def float16_report(
     ranges = ranges_of(paths, readings, compute_dtypes)
     explain(paths, ranges)
     scales = None, None
-    if has_gradients:
+    # Behind the passes, in which layers may call `add_loss`.
+    if _has_gradients(model, data[0][1], loss_scale):
         scales = _add_gradients(model, paths, ranges, data, loss_scale)
     keep = layers_to_keep(paths, ranges)
     return Float16Report(ranges, keep, *scales, becomes_mixed=bool(narrow))
@@ -132,10 +132,11 @@ def _check_model(model):
 
 def _has_gradients(model, y, loss_scale):
     """Whether a loss can be computed: of targets, or by the model itself."""
-    computes = type(model).compute_loss is not keras.Model.compute_loss
-    has_loss = model.compiled and (
-        computes or bool(model.losses) or (y is not None and model.loss is not None)
-    )
+    if model.compiled and model.loss is not None:
+        has_loss = y is not None
+    else:
+        computes = type(model).compute_loss is not keras.Model.compute_loss
+        has_loss = model.compiled and (computes or bool(model.losses))
     if loss_scale is not None and not has_loss:
         raise ValueError(
             "`loss_scale` is for the gradients, of which there are none: compile the "

@@ -25,7 +25,8 @@ def keep_in_float32(model, layers, others=None):
     model was compiled, so is the new one, with the same loss and metrics, and an
     optimizer of the same config that begins anew: momenta, the count of steps and the
     loss scale are not carried over. A model with a `compile` of its own has to be
-    compiled by you.
+    compiled by you, and so has one with an optimizer or a metric that has no config: a
+    warning says so.
 
     ```python
     model = keras_lso.keep_in_float32(model, ["embedding", "decoder/attention"])
@@ -94,7 +95,7 @@ def _check(model, others):
             f"Received: others={others!r}"
         )
     check_not_quantized(model)
-    if not all(layer.built for layer in layers_of(model)):
+    if not model.built:
         raise ValueError(
             "`model` must be built, so that it has weights to keep: call it on a batch "
             f"first. Received: model={model!r}"

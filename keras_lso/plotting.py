@@ -255,7 +255,7 @@ def plot_float16(report):
     axis.axvspan(65504.0, high, color=_COLORS[1], alpha=0.25, label="overflow")
     axis.set_xlabel("largest magnitude in float32")
     axis.set_yticks(range(len(names)), names, fontsize=8)
-    axis.set_ylim(len(names) - 0.5, -0.5)
+    axis.set_ylim(max(len(names), 1) - 0.5, -0.5)
     for name, label in zip(names, axis.get_yticklabels(), strict=True):
         if any(f"{name}/".startswith(f"{path}/") for path in report.layers_to_keep):
             label.set(color=_COLORS[1], fontweight="bold")

@@ -5,6 +5,7 @@ How the model is run without changing it is in `_trial_runs.py`.
 """
 
 import contextlib
+import inspect
 import math
 
 import keras
@@ -13,8 +14,15 @@ from keras import ops, tree
 
 from keras_lso._backend import backend
 from keras_lso._checks import check_list, check_scale
+from keras_lso._keras_internals.layers import own_variables_of
 from keras_lso._keras_internals.variables import copy_of, layers_of
-from keras_lso._trial_runs import batches_of, build, in_float32, unchanged
+from keras_lso._trial_runs import (
+    attribute_set,
+    batches_of,
+    build,
+    in_float32,
+    unchanged,
+)
 from keras_lso._underflow_counts import GradientCounts, counts_of
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
 
@@ -26,9 +34,10 @@ def underflow_report(model, x, y=None, sample_weight=None, scales=None):
     """Counts the underflow and overflow of each layer's gradients in float16.
 
     The gradients of one batch are computed in float32: those of the layer's weights,
-    and those that reach its outputs, on which all layers before it depend. Of the
-    values that are not zero, some would be zero in float16, some subnormal (with fewer
-    digits), some inf. A loss scale multiplies all of them.
+    and those that reach its outputs, on which all layers before it depend, but not
+    those of frozen layers before the first that is trained. Of the values that are not
+    zero, some would be zero in float16, some subnormal (with fewer digits), some inf. A
+    loss scale multiplies all of them.
 
     ```python
     report = keras_lso.underflow_report(model, x_batch, y_batch)
@@ -59,8 +68,9 @@ def underflow_report(model, x, y=None, sample_weight=None, scales=None):
         An `UnderflowReport`.
 
     Raises:
-        ValueError: If the model is not compiled, if `x` yields no batch, or targets
-            beside `y`, or if an argument is none of the above.
+        ValueError: If the model is not compiled, if its loss needs targets and there
+            are none, if `x` yields no batch, or targets beside `y`, or if an argument
+            is none of the above.
 
     Example:
 
@@ -77,6 +87,7 @@ def underflow_report(model, x, y=None, sample_weight=None, scales=None):
     scales = DEFAULT_SCALES if scales is None else check_list("scales", scales, 1)
     scales = sorted({check_scale("scales", scale) for scale in scales})
     [batch] = batches_of(x, y, sample_weight)
+    _check_has_targets(model, batch[1])
     build(model, batch[0])
     found: dict = {}  # Layers of a subclassed model may share a path.
     for layer, grads in gradients_of(model, *batch):
@@ -93,37 +104,55 @@ def _check_is_compiled(model):
         )
 
 
+def _check_has_targets(model, y):
+    computes = type(model).compute_loss is not keras.Model.compute_loss
+    if y is None and model.loss is not None and not computes:
+        raise ValueError(
+            "`y` must be the targets of the batch, which the loss of the model needs. "
+            f"Received: y=None, and a model with loss={model.loss!r}"
+        )
+
+
 # --- Gradients ----------------------------------------------------------------------
 
 
 def gradients_of(model, x, y, sample_weight):
-    """Returns the float32 gradients of a batch, of each layer without others in it.
+    """Returns the float32 gradients of a batch, of each layer.
 
     The model is as it was afterwards.
 
     Returns:
         List of tuples of a layer and the list of its gradients, NumPy arrays: of its
-        weights, and of what it returns at each call.
+        own weights, and, if it has no layers in it, of what it returns at each call.
     """
-    layers = [layer for layer in layers_of(model)[1:] if len(layers_of(layer)) == 1]
-    weights = [v for layer in layers for v in layer.trainable_variables]
+    weights = [(v, layer) for layer in layers_of(model) for v in _own_weights(layer)]
     # The gradient of a float16 variable would be float16 itself.
-    masters = [(v, copy_of(v, "float32")) for v in weights if v.dtype == "float16"]
+    masters = [(v, copy_of(v, "float32")) for v, _ in weights if v.dtype == "float16"]
     with in_float32(model), unchanged(model):
-        return _gradients(model, layers, masters, x, y, sample_weight)
+        return _gradients(model, weights, masters, x, y, sample_weight)
 
 
-def _gradients(model, layers, masters, x, y, sample_weight):
+def _own_weights(layer):
+    own = {id(v) for v in own_variables_of(layer)}
+    return [v for v in layer.trainable_variables if id(v) in own]
+
+
+def _gradients(model, weights, masters, x, y, sample_weight):
+    # An older `compute_loss` does not take `training`, and Keras leaves it out.
+    takes_training = "training" in inspect.signature(model.compute_loss).parameters
+    arguments = {"training": True} if takes_training else {}
+
     def loss():
         owners.clear()
         with _replaced(masters, probes):
             predicted = model(x, training=True)
             return model.compute_loss(
-                x=x, y=y, y_pred=predicted, sample_weight=sample_weight, training=True
+                x=x, y=y, y_pred=predicted, sample_weight=sample_weight, **arguments
             )
 
     owners: list = []
     shapes: list = []
+    layers = [layer for layer in layers_of(model)[1:] if len(layers_of(layer)) == 1]
     with _after_each_call(layers, lambda layer, value: shapes.append(value.shape)):
         model(x, training=True)
     # A zero that is added to an output has the gradient of the output.
@@ -131,20 +160,29 @@ def _gradients(model, layers, masters, x, y, sample_weight):
 
     def add_probe(layer, value):
         owners.append(layer)
-        return value + ops.convert_to_tensor(probes[len(owners) - 1])
+        return value + ops.cast(probes[len(owners) - 1], value.dtype)
 
     in_place = {id(v): master for v, master in masters}
-    weights = [v for layer in layers for v in layer.trainable_variables]
-    variables = [in_place.get(id(v), v) for v in weights]
+    variables = [in_place.get(id(v), v) for v, _ in weights]
     with _after_each_call(layers, add_probe):
         _, grads = backend.compute_gradients(loss, [*variables, *probes])
-    holders = [layer for layer in layers for _ in layer.trainable_variables]
-    found: dict = {id(layer): (layer, []) for layer in layers}
-    for owner, grad in zip([*holders, *owners], grads, strict=True):
-        if grad is not None:
+    holders = [layer for _, layer in weights]
+    found: dict = {id(layer): (layer, []) for layer in layers_of(model)}
+    frozen = _called_before_any_is_trained(owners, holders)
+    reach = [*(True for _ in holders), *(i >= frozen for i in range(len(owners)))]
+    for owner, grad, used in zip([*holders, *owners], grads, reach, strict=True):
+        if used and grad is not None:
             grad = ops.convert_to_numpy(backend.to_dense(grad))
             found[id(owner)][1].append(grad)
     return list(found.values())
+
+
+def _called_before_any_is_trained(called, trained):
+    """Returns the number of first calls to whose outputs training leads no gradient."""
+    if not all(layer in called for layer in trained):
+        return 0  # A layer with others in it, of whose calls the order is unknown.
+    first = (i for i, layer in enumerate(called) if layer in trained)
+    return next(first, len(called))
 
 
 @contextlib.contextmanager
@@ -184,13 +222,10 @@ def _after_each_call(layers, function):
             lambda value: replaced(layer, value), call(*args, **kwargs)
         )
 
-    for layer in layers:
-        vars(layer)["call"] = wrap(layer, layer.call)
-    try:
-        yield
-    finally:
+    with contextlib.ExitStack() as stack:
         for layer in layers:
-            del vars(layer)["call"]
+            stack.enter_context(attribute_set(layer, "call", wrap(layer, layer.call)))
+        yield
 
 
 # --- The report ---------------------------------------------------------------------

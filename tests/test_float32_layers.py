@@ -305,6 +305,89 @@ def test_a_quantized_model_is_refused():
             function(model, "d")
 
 
+FACTOR = 0.5
+
+
+def cubed(x):
+    return x**3
+
+
+class Tenfold(keras.regularizers.Regularizer):
+    """A regularizer that nobody has registered."""
+
+    def __call__(self, x):
+        return 10 * keras.ops.sum(x)
+
+    def get_config(self):
+        return {}
+
+
+def test_functions_and_classes_of_the_users_are_kept():
+    model = keras.Sequential(
+        [
+            keras.Input((2,)),
+            layers.Lambda(lambda x: x * FACTOR, name="lambda"),
+            layers.Lambda(cubed, name="named"),
+            layers.Dense(2, activation=lambda x: x * FACTOR, name="a"),
+            layers.Dense(2, activation=cubed, kernel_regularizer=Tenfold(), name="b"),
+        ]
+    )
+    x = np.ones((1, 2), "float32")
+    copy = keras_lso.keep_in_float32(model, ["lambda", "named", "a", "b"])
+    assert {"lambda", "named", "a", "b"} <= in_float32(copy)
+    # The copy of the copy has no layer of another dtype policy.
+    for again in (model, keras_lso.keep_in_float32(copy, [])):
+        expected, found = again.predict(x, verbose=0), copy.predict(x, verbose=0)
+        # A few roundings to 11 bits.
+        np.testing.assert_allclose(found, expected, rtol=0.02)
+    assert len(copy.losses) == 1
+
+
+class Forgets(layers.Layer):
+    """A layer whose config lacks what its constructor takes."""
+
+    def __init__(self, table, **kwargs):
+        super().__init__(**kwargs)
+        self.table = table
+
+    def call(self, x):
+        return x
+
+    def get_config(self):
+        return super().get_config()
+
+
+def test_a_config_that_lacks_something_is_refused():
+    model = keras.Sequential([keras.Input((2,)), Forgets([1], name="f")])
+    with pytest.raises(ValueError, match="Forgets lacks some. Write a `get_config`"):
+        keras_lso.keep_in_float32(model, "f")
+
+
+@keras.saving.register_keras_serializable("keras_lso_tests")
+class Spare(keras.Model):
+    """A model with a layer that it never calls, and that is never built."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.out = layers.Dense(1, dtype=self.dtype_policy, name="out")
+        self.spare = layers.Dense(2, dtype=self.dtype_policy, name="spare")
+
+    def build(self, shape):
+        self.out.build(shape)
+
+    def call(self, x):
+        return self.out(x)
+
+
+def test_a_layer_that_is_never_called_need_not_be_built():
+    model = Spare(name="net")
+    model(np.ones((1, 2), "float32"))
+    with pytest.warns(UserWarning, match=r"\['out'\]"):
+        copy = keras_lso.keep_in_float32(model, "out")
+    assert in_float32(copy) == {"out"}
+    equal_weights(model, copy)
+
+
 # --- What else a model has ----------------------------------------------------------
 
 
@@ -353,6 +436,30 @@ def test_the_copy_is_compiled_alike_and_begins_anew():
     for variable, value in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
     model.fit(x, y, verbose=0)
+
+
+class NoConfig(keras.metrics.Mean):
+    """A metric that no config holds."""
+
+    def __init__(self, factor):
+        super().__init__(name="mine")
+        self.factor = factor
+
+    def get_config(self):
+        return {}
+
+
+def test_a_metric_without_a_config_leaves_the_compiling_to_the_user():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(1, name="d")])
+    model.compile("sgd", loss="mse", metrics=[NoConfig(2)])
+    with pytest.warns(UserWarning, match="The new model is not compiled: call its"):
+        copy = keras_lso.keep_in_float32(model, "d")
+    assert not copy.compiled
+    assert model.compiled
+    equal_weights(model, copy)
+    metric = keras.metrics.MeanMetricWrapper(loss_of_mine, name="mine")
+    model.compile("sgd", loss="mse", metrics=[metric])
+    assert keras_lso.keep_in_float32(model, "d").compiled
 
 
 def test_what_adapt_has_found_is_kept():

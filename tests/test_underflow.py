@@ -125,6 +125,79 @@ def test_the_gradients_are_those_of_the_formula():
         assert found.largest == pytest.approx(values.max(), rel=1e-6)
 
 
+class Block(keras.layers.Layer):
+    """A layer with weights of its own, and another layer in it."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.drop = keras.layers.Dropout(0.0)
+
+    def build(self, shape):
+        self.scale = self.add_weight(shape=shape[1:], initializer="ones")
+
+    def call(self, x):
+        return self.drop(x * self.scale)
+
+
+def test_the_weights_of_a_layer_with_layers_in_it_are_its_own(batch):
+    model = keras.Sequential([keras.Input((3,)), Block(name="block")])
+    model.compile("sgd", loss="mse")
+    x, y = batch
+    report = keras_lso.underflow_report(model, x, y, scales=[1.0])
+    found = report.layers["block"]
+    expected = np.abs((2 * (x - y) / x.size * x).sum(axis=0))
+    assert found.values == 3
+    # Sums of eight products in float32.
+    assert found.largest == pytest.approx(expected.max(), rel=1e-5)
+
+
+def test_frozen_layers_before_the_first_that_is_trained_have_no_gradients(batch):
+    model = make_model("float32")
+    model.get_layer("first").trainable = False
+    model.compile("sgd", loss="mse")
+    x, y = batch[0], batch[1][:, :2]
+    report = keras_lso.underflow_report(model, x, y, scales=[1.0])
+    assert list(report.layers) == ["norm", "drop", "last"]
+    # Gradients do pass through one that is frozen behind them.
+    model.get_layer("first").trainable = True
+    model.get_layer("last").trainable = False
+    report = keras_lso.underflow_report(model, x, y, scales=[1.0])
+    assert list(report.layers) == ["first", "norm", "drop", "last"]
+    model.trainable = False
+    assert not keras_lso.underflow_report(model, x, y, scales=[1.0]).layers
+
+
+class OlderLoss(keras.Model):
+    """A model whose `compute_loss` does not know `training`, as before Keras 3.3."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = keras.layers.Dense(3, name="dense")
+
+    def call(self, x):
+        return self.dense(x)
+
+    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None):
+        return keras.ops.mean(keras.ops.square(y - y_pred))
+
+
+def test_a_compute_loss_without_training_is_called_without_it(batch):
+    model = OlderLoss()
+    model.compile("sgd")
+    x, y = map(keras.ops.convert_to_tensor, batch)
+    report = keras_lso.underflow_report(model, x, y, scales=[1.0])
+    assert report.layers["dense"].values == 9 + 3 + 24  # Kernel, bias, outputs.
+
+
+@pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64:UserWarning")
+def test_a_layer_may_compute_in_float64(batch):
+    wide = keras.layers.Dense(3, dtype="float64", name="wide")
+    model = keras.Sequential([keras.Input((3,)), wide, keras.layers.Dense(1)])
+    model.compile("sgd", loss="mse")
+    report = keras_lso.underflow_report(model, batch[0], batch[1][:, :1], scales=[1.0])
+    assert report.layers["wide"].values == 9 + 3 + 24
+
+
 def test_the_model_is_as_it_was(batch):
     model = make_model()
     model.fit(batch[0], batch[1][:, :2], verbose=0)

@@ -25,6 +25,7 @@ from keras_lso._backend.tensors import FLOAT16_MAX, as_real
 class Torch(Framework):
     scalars = _torch_scalars.TorchScalars()
     UPDATES_IN_PLACE = True
+    COMPILES_LOOPS = False
     AVERAGES_IN_STEP = True
     OTHER_STEP = "its own step, left out or, on an accelerator, undone"
     PACKAGES = ("torch",)
@@ -86,6 +87,17 @@ class Torch(Framework):
         autodiff.refuse_tape(tape)
         with torch.enable_grad():
             return _gradients(transform(loss), variables, grad_loss)
+
+    def random_state_kept(self):
+        """Dropout without a seed takes its numbers from PyTorch's own generators."""
+        return torch.random.fork_rng(range(torch.cuda.device_count()))
+
+    def has_values(self, value):
+        try:
+            value.data_ptr()
+        except RuntimeError:  # Inside of `torch.vmap`.
+            return False
+        return value.device.type != "meta"
 
     @torch.no_grad()
     def trained_variables(self, loss_fn):

@@ -17,9 +17,10 @@ from keras import ops
 from keras_lso._backend import autodiff, processes, reference, tensors
 from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.scalars import Scalars
+from keras_lso._backend.trials import Trials
 
 
-class Framework:
+class Framework(Trials):
     """The primitives in `keras.ops`. Lists of tensors hold one for each variable."""
 
     Measurement = Measurement
@@ -300,7 +301,6 @@ class Framework:
 
     def check_stateless_is_supported(self):
         """Raises a `ValueError` where Keras has no `stateless_apply`."""
-        return
 
     def register_list_class(self, cls):
         """Makes `cls` a list to the framework's functions on nested structures."""

@@ -15,6 +15,7 @@ _RULES = f"{_IN}rules.py"
 _SLOTS = f"{_IN}slots.py"
 _VARIABLES = f"{_IN}variables.py"
 _LAYERS = f"{_IN}layers.py"
+_SEEDS = f"{_IN}seeds.py"
 _MODELS = f"{_IN}models.py"
 _CHECKPOINTS = "_tf_keras/checkpoints.py"
 
@@ -113,6 +114,7 @@ _VARIABLES_AND_LAYERS = (
     Probe(_LAYER, "_trainable_variables", _LAYERS, sets),
     Probe(_LAYER, "_non_trainable_variables", f"{_LAYERS} {_MODELS}", sets),
     Probe(_LAYER, "_dtype_policy", _LAYERS, sets),
+    Probe("keras.layers.Lambda", "_output_shape", _LAYERS, sets),
     Probe(
         _LAYER,
         "_torch_params",
@@ -133,6 +135,9 @@ _MODULES = (
     Probe("keras.src.models.functional", "Functional", _LAYERS),
     Probe("keras.src.models.functional", "functional_like_constructor", _LAYERS),
     Probe("keras.src.backend.common.stateless_scope", "in_stateless_scope", _VARIABLES),
+    Probe("keras.src.backend.common", "global_state", _SEEDS, module),
+    Probe("keras.src.random.seed_generator", "GLOBAL_SEED_GENERATOR", _SEEDS),
+    Probe("keras.src.saving.serialization_lib", "SafeModeScope", _LAYERS),
     Probe("keras.src.tree.tree_api", "register_tree_node_class", _VARIABLES),
     Probe("keras.src.utils.naming", "to_snake_case", _OPTIMIZERS),
     # The classes that Keras puts in place of its own.

@@ -84,7 +84,7 @@ FAULTS = [
     Fault(
         name="a report moves the statistics of batches",
         file="keras_lso/_trial_runs.py",
-        old="variables = [*model.non_trainable_variables, *model.metrics_variables]",
+        old="variables = [*model.variables, *model.metrics_variables]",
         new="variables = [*model.metrics_variables]",
         tests="tests/test_underflow.py::test_the_model_is_as_it_was",
     ),

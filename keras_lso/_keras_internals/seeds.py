@@ -1,0 +1,29 @@
+"""The generator of seeds that Keras draws from where a caller gives none.
+
+It is apart, since it belongs to no layer and no model.
+"""
+
+import contextlib
+import random
+
+from keras import ops
+from keras.src.backend.common import global_state
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+
+
+@contextlib.contextmanager
+def global_seed_kept():
+    """Restores the global `SeedGenerator`, and that there was none.
+
+    And the state of Python's `random`, of which Keras draws the seeds of generators.
+    """
+    state = random.getstate()
+    generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    seed = None if generator is None else ops.copy(generator.state)
+    try:
+        yield
+    finally:
+        random.setstate(state)
+        global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
+        if generator is not None:
+            generator.state.assign(seed)

@@ -1,0 +1,128 @@
+"""What a report leaves behind of the model and of random numbers: nothing."""
+
+import random
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import keras_lso
+from keras_lso._backend import backend
+
+X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+Y = X[:, :1]
+
+
+def report_both(model, x, y):
+    keras_lso.float16_report(model, x, y)
+    keras_lso.underflow_report(model, x, y)
+
+
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
+def test_weights_that_a_call_assigns_are_restored():
+    # The layer divides its kernel by the largest singular value, at each call.
+    model = keras.Sequential(
+        [keras.Input((4,)), layers.SpectralNormalization(layers.Dense(1))]
+    )
+    model.compile("sgd", loss="mse")
+    before = [v.numpy() for v in model.variables]
+    report_both(model, X, Y)
+    for variable, value in zip(model.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
+
+
+def test_metrics_that_are_made_for_several_losses_start_at_zero():
+    inputs = keras.Input((4,))
+    outputs = [layers.Dense(1, name=name)(inputs) for name in "ab"]
+    model = keras.Model(inputs, outputs)
+    model.compile("sgd", loss=["mse", "mae"])
+    report_both(model, X, [Y, Y])
+    assert len(model.metrics_variables) == 6  # A sum and a count of each, and of all.
+    assert not any(v.numpy().any() for v in model.metrics_variables)
+
+
+@keras.saving.register_keras_serializable("keras_lso_tests")
+class Noise(layers.Layer):
+    """Noise without a seed, which Keras draws from a generator of all layers."""
+
+    def call(self, x):
+        if not backend.is_traced([x]) and ops.is_tensor(x):
+            return x + ops.cast(keras.random.normal((1,), stddev=100.0), x.dtype)
+        return x
+
+    def compute_output_shape(self, shape):
+        return shape
+
+
+def noisy():
+    model = keras.Sequential([keras.Input((4,)), Noise(name="noise")])
+    model.compile("sgd", loss="mse")
+    return model
+
+
+@pytest.mark.parametrize("is_fresh", [True, False])
+def test_random_numbers_without_a_seed_are_as_if_there_was_no_report(is_fresh):
+    found = []
+    for reports in (False, True):
+        keras.utils.clear_session()
+        model = noisy()
+        keras.utils.set_random_seed(0)
+        if not is_fresh:
+            keras.random.normal((1,))
+        if reports:
+            found_noise = keras_lso.float16_report(model, X).layers["noise"].outputs
+        drawn = ops.convert_to_numpy(keras.random.normal((3,)))
+        dropped = ops.convert_to_numpy(layers.Dropout(0.5)(np.ones(64), training=True))
+        found.append((random.random(), drawn.tolist(), dropped.tolist()))
+    assert found[0] == found[1]
+    # Both passes saw the same noise; 11 bits of it, of which the sum rounds one.
+    assert found_noise.largest_in_float16 == pytest.approx(
+        found_noise.largest, rel=2.0**-10
+    )
+
+
+def test_an_unseeded_dropout_drops_the_same_in_both_passes():
+    model = keras.Sequential([keras.Input((64,)), layers.Dropout(0.5, name="drop")])
+    # Magnitudes of which the largest that is left tells which were dropped.
+    x = np.arange(1.0, 65.0, dtype="float32").reshape(1, 64) ** 2
+    found = keras_lso.float16_report(model, x).layers["drop"].outputs
+    assert found.largest_in_float16 == pytest.approx(found.largest, rel=2.0**-10)
+
+
+class Cell(layers.SimpleRNNCell):
+    """A cell that fails in the middle of a sequence."""
+
+    fails = False
+
+    def call(self, sequence, states, training=False):
+        if self.fails:
+            raise ArithmeticError("mine")
+        return super().call(sequence, states, training)
+
+
+def test_an_error_in_a_sequence_leaves_no_mask_of_dropout_behind():
+    cell = Cell(2, dropout=0.5, recurrent_dropout=0.5)
+    model = keras.Sequential([keras.Input((3, 4)), layers.RNN(cell)])
+    model.compile("sgd", loss="mse")
+    cell.fails = True
+    x, y = np.ones((5, 3, 4), "float32"), np.ones((5, 1), "float32")
+    for function in (keras_lso.float16_report, keras_lso.underflow_report):
+        with pytest.raises(ArithmeticError, match="mine"):
+            function(model, x, y)
+    cell.fails = False
+    # A mask of five examples would not fit.
+    assert model(x[:2], training=True).shape == (2, 2)
+
+
+def test_a_call_that_the_user_has_replaced_stays_replaced():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(1, name="d")])
+    model.compile("sgd", loss="mse")
+    layer = model.get_layer("d")
+
+    def mine(x, training=None):
+        return type(layer).call(layer, x) * 2
+
+    layer.call = mine
+    report_both(model, X, Y)
+    assert vars(layer)["call"] is mine
