@@ -13,6 +13,7 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._keras_internals.models import (
     build_by_batch,
+    identity_of,
     is_keras_own,
     kept_by_layers,
     optimizers_in,
@@ -243,13 +244,14 @@ class _Before:
 
     def restore_if_skipped(self):
         """Restores the values, if one of the optimizers has skipped since."""
-        known = set(map(id, self._variables))
-        new = [v for v in self._find() if id(v) not in known]
+        known = set(map(identity_of, self._variables))
+        new = [v.path for v in self._find() if identity_of(v) not in known]
         if new:
             raise ValueError(
-                "The step has created variables, whose values before it are not known. "
-                "Build the model first: call it on a batch, or `model.build(...)`. "
-                f"Received: {[getattr(v, 'path', 'a buffer') for v in new]}"
+                "The step has created variables, or given a buffer another shape or "
+                "dtype: what to restore is not known. Build the model first: call it "
+                "on a batch, or `model.build(...)`. Keep what changes its shape as a "
+                f"plain attribute of the module. Received: {new}"
             )
         skipped = _differ(self._counts, [o.skipped_steps for o in self._guards])
         storage = live_storage_of(self._variables)
@@ -330,4 +332,4 @@ def _check_layers(model):
 
 def _kept_by(layers):
     kept = [v for layer in layers for v in kept_by_layers(layer, True)]
-    return list({id(v): v for v in kept}.values())
+    return list({identity_of(v): v for v in kept}.values())
