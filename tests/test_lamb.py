@@ -158,6 +158,8 @@ def test_the_signature_is_the_model_gardens_and_four_keywords():
         ({"beta_2": -0.5}, ["`beta_2`", "-0.5"]),
         ({"beta_2": "0.5"}, ["`beta_2`", "'0.5'"]),
         ({"beta_1": False}, ["`beta_1`", "False"]),
+        # In float32 it is 1, and the bias correction a division by 0.
+        ({"beta_2": 1 - 1e-8}, ["`beta_2`", "below 1 in float32", "0.99999999"]),
         ({"epsilon": -1.0}, ["`epsilon`", "zero or more", "-1.0"]),
         ({"weight_decay_rate": np.inf}, ["`weight_decay_rate`", "finite", "inf"]),
         ({"learning_rate": -1}, ["`learning_rate`", "zero or more"]),

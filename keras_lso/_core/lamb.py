@@ -6,7 +6,13 @@ import keras
 import numpy as np
 
 from keras_lso._backend import backend, layer_rules
-from keras_lso._checks import check_bool, check_config, check_factor, check_rate
+from keras_lso._checks import (
+    check_bool,
+    check_config,
+    check_factor,
+    check_rate,
+    refusal,
+)
 from keras_lso._core.layer_adaptive import LayerAdaptive
 from keras_lso._keras_internals.optimizers import updates_of
 
@@ -144,7 +150,10 @@ def _check_beta(argument, value):
     """Returns a float of at least 0 and below 1, with which `1 - beta` is no 0."""
     if value == 0 and not isinstance(value, bool):
         return 0.0
-    return check_factor(argument, value, above=0.0, below=1.0)
+    beta = check_factor(argument, value, above=0.0, below=1.0)
+    if _as_in_dtype(beta, "float32") == 1:
+        raise refusal(argument, value, "be below 1 in float32")
+    return beta
 
 
 def _check_bounds(lower, upper):
