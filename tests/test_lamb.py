@@ -459,3 +459,12 @@ def test_keras_own_decay_comes_back_as_what_it_is():
     config = LAMB(weight_decay=0.25).get_config()
     twin = LAMB.from_config(config)
     assert (twin.weight_decay, twin.weight_decay_rate) == (0.25, 0.0)
+
+
+@pytest.mark.one_backend
+def test_a_config_without_a_decay_may_say_so():
+    config = keras.optimizers.Lamb(0.5).get_config()
+    assert config["weight_decay"] is None
+    read = LAMB.from_config(config)
+    assert (read.weight_decay, read.weight_decay_rate) == (None, 0.0)
+    assert float(read.learning_rate) == 0.5

@@ -118,7 +118,9 @@ class LAMB(LayerAdaptive):
             A `LAMB`.
         """
         config = check_config(cls.__name__, config)
-        if "weight_decay_rate" not in config and "weight_decay" in config:
+        has_rate = "weight_decay_rate" in config
+        # Keras's own `Lamb` says None where it has none.
+        if not has_rate and config.get("weight_decay") is not None:
             config["weight_decay_rate"] = config.pop("weight_decay")
         return super().from_config(config, custom_objects=custom_objects)
 
