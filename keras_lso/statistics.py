@@ -34,18 +34,23 @@ def protect_statistics(model):
     `predict` compute. Keras's own `LossScaleOptimizer` and `torch.amp.GradScaler` leave
     it so (https://github.com/pytorch/pytorch/issues/88474).
 
-    After this call a step that the optimizer skips also leaves all non-trainable
-    variables of the model as they were before it, bit for bit: moving statistics, the
-    vectors of `SpectralNormalization`, whatever layers keep; on PyTorch also the
-    buffers of a `TorchModuleWrapper`. Metrics and the states of seed generators move
-    on. Of a train step that applies several times, as that of a GAN, each of its
-    optimizers may be the one that skips. With gradient accumulation it is the
-    micro-batch that is skipped.
+    After this call a step that the optimizer skips also leaves all that layers keep in
+    non-trainable variables as it was before it, bit for bit: moving statistics, the
+    vectors of `SpectralNormalization`, counters; on PyTorch also the buffers of a
+    `TorchModuleWrapper`. Metrics and the states of seed generators move on. Of a train
+    step that applies several times, as that of a GAN, each of its optimizers may be the
+    one that skips. With gradient accumulation it is the micro-batch that is skipped.
+
+    Weights that layers train are not restored, nor those of frozen layers, if a `call`
+    writes to them. `SpectralNormalization` does: it divides its kernel by a norm, which
+    is finite whatever the batch. For what a layer of your own writes, write
+    `add_weight(..., trainable=False)`.
 
     It takes effect in `fit` and `train_on_batch`, compiled or not, also with a
     `train_step` of your own. The values before the step are kept until its end: a copy
-    on PyTorch. With a `train_step` of your own, which may write anything, that includes
-    the weights of frozen layers. For other loops see `restore_if_skipped`.
+    on PyTorch. With a `train_step` of your own, which may write anything, the weights
+    of frozen layers are kept and restored too. For other loops see
+    `restore_if_skipped`.
 
     Example:
 
