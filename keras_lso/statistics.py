@@ -13,6 +13,7 @@ from keras import ops
 from keras_lso._backend import backend
 from keras_lso._keras_internals.models import (
     build_by_batch,
+    identity_of,
     is_keras_own,
     kept_by_layers,
     optimizers_in,
@@ -33,18 +34,23 @@ def protect_statistics(model):
     `predict` compute. Keras's own `LossScaleOptimizer` and `torch.amp.GradScaler` leave
     it so (https://github.com/pytorch/pytorch/issues/88474).
 
-    After this call a step that the optimizer skips also leaves all non-trainable
-    variables of the model as they were before it, bit for bit: moving statistics, the
-    vectors of `SpectralNormalization`, whatever layers keep; on PyTorch also the
-    buffers of a `TorchModuleWrapper`. Metrics and the states of seed generators move
-    on. Of a train step that applies several times, as that of a GAN, each of its
-    optimizers may be the one that skips. With gradient accumulation it is the
-    micro-batch that is skipped.
+    After this call a step that the optimizer skips also leaves all that layers keep in
+    non-trainable variables as it was before it, bit for bit: moving statistics, the
+    vectors of `SpectralNormalization`, counters; on PyTorch also the buffers of a
+    `TorchModuleWrapper`. Metrics and the states of seed generators move on. Of a train
+    step that applies several times, as that of a GAN, each of its optimizers may be the
+    one that skips. With gradient accumulation it is the micro-batch that is skipped.
+
+    Weights that layers train are not restored, nor those of frozen layers, if a `call`
+    writes to them. `SpectralNormalization` does: it divides its kernel by a norm, which
+    is finite whatever the batch. For what a layer of your own writes, write
+    `add_weight(..., trainable=False)`.
 
     It takes effect in `fit` and `train_on_batch`, compiled or not, also with a
     `train_step` of your own. The values before the step are kept until its end: a copy
-    on PyTorch. With a `train_step` of your own, which may write anything, that includes
-    the weights of frozen layers. For other loops see `restore_if_skipped`.
+    on PyTorch. With a `train_step` of your own, which may write anything, the weights
+    of frozen layers are kept and restored too. For other loops see
+    `restore_if_skipped`.
 
     Example:
 
@@ -243,13 +249,14 @@ class _Before:
 
     def restore_if_skipped(self):
         """Restores the values, if one of the optimizers has skipped since."""
-        known = set(map(id, self._variables))
-        new = [v for v in self._find() if id(v) not in known]
+        known = set(map(identity_of, self._variables))
+        new = [v.path for v in self._find() if identity_of(v) not in known]
         if new:
             raise ValueError(
-                "The step has created variables, whose values before it are not known. "
-                "Build the model first: call it on a batch, or `model.build(...)`. "
-                f"Received: {[getattr(v, 'path', 'a buffer') for v in new]}"
+                "The step has created variables, or given a buffer another shape or "
+                "dtype: what to restore is not known. Build the model first: call it "
+                "on a batch, or `model.build(...)`. Keep what changes its shape as a "
+                f"plain attribute of the module. Received: {new}"
             )
         skipped = _differ(self._counts, [o.skipped_steps for o in self._guards])
         storage = live_storage_of(self._variables)
@@ -330,4 +337,4 @@ def _check_layers(model):
 
 def _kept_by(layers):
     kept = [v for layer in layers for v in kept_by_layers(layer, True)]
-    return list({id(v): v for v in kept}.values())
+    return list({identity_of(v): v for v in kept}.values())

@@ -158,6 +158,8 @@ def test_the_signature_is_the_model_gardens_and_four_keywords():
         ({"beta_2": -0.5}, ["`beta_2`", "-0.5"]),
         ({"beta_2": "0.5"}, ["`beta_2`", "'0.5'"]),
         ({"beta_1": False}, ["`beta_1`", "False"]),
+        # In float32 it is 1, and the bias correction a division by 0.
+        ({"beta_2": 1 - 1e-8}, ["`beta_2`", "below 1 in float32", "0.99999999"]),
         ({"epsilon": -1.0}, ["`epsilon`", "zero or more", "-1.0"]),
         ({"weight_decay_rate": np.inf}, ["`weight_decay_rate`", "finite", "inf"]),
         ({"learning_rate": -1}, ["`learning_rate`", "zero or more"]),
@@ -457,3 +459,12 @@ def test_keras_own_decay_comes_back_as_what_it_is():
     config = LAMB(weight_decay=0.25).get_config()
     twin = LAMB.from_config(config)
     assert (twin.weight_decay, twin.weight_decay_rate) == (0.25, 0.0)
+
+
+@pytest.mark.one_backend
+def test_a_config_without_a_decay_may_say_so():
+    config = keras.optimizers.Lamb(0.5).get_config()
+    assert config["weight_decay"] is None
+    read = LAMB.from_config(config)
+    assert (read.weight_decay, read.weight_decay_rate) == (None, 0.0)
+    assert float(read.learning_rate) == 0.5

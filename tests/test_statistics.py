@@ -115,6 +115,8 @@ def test_a_skipped_step_leaves_what_layers_keep_bit_for_bit(mode):
     model.train_on_batch(BAD, TARGETS)
     assert int(model.optimizer.skipped_steps) == 1
     assert bits(kept) == first
+    # The kernel is divided by its norm in the forward pass, also of a skipped step.
+    assert is_finite(model.trainable_variables)
     model.train_on_batch(GOOD, TARGETS)
     assert all(a != b for a, b in zip(bits(kept), first, strict=True))
 
@@ -163,6 +165,49 @@ def test_the_buffers_of_a_wrapped_module_are_restored():
     # The mean, the variance, and how many batches there were: 1.
     assert bits(module.buffers()) == bits(before)
     assert int(module.num_batches_tracked) == 1
+
+
+def module_that_replaces(torch, keep):
+    """A module that puts another tensor in the place of a buffer in each call."""
+
+    class Replaces(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(3, 3)
+            self.register_buffer("last", torch.zeros(8, 3))
+
+        def forward(self, inputs):
+            self.last = keep(inputs)
+            return self.linear(inputs)
+
+    layer = keras.layers.TorchModuleWrapper(Replaces(), output_shape=(None, 3))
+    return compile_(keras.Sequential([keras.Input((3,)), layer])), layer.module
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="PyTorch's modules")
+def test_a_buffer_that_a_module_replaces_is_restored():
+    import torch
+
+    model, module = module_that_replaces(torch, lambda inputs: inputs)
+    keras_lso.protect_statistics(model)
+    good, bad, targets = map(torch.tensor, (GOOD, BAD, GOOD))
+    model.train_step((good, targets))
+    assert module.last is good
+    model.train_step((bad, targets))
+    assert bits([module.last, good]) == bits([GOOD, GOOD])
+    # It held what is the caller's, which is not to be written to.
+    assert bits([bad]) == bits([BAD])
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="PyTorch's modules")
+def test_a_buffer_of_another_shape_is_refused_by_its_name():
+    import torch
+
+    model, _ = module_that_replaces(torch, lambda inputs: inputs)
+    keras_lso.protect_statistics(model)
+    model.train_on_batch(GOOD, GOOD)
+    with pytest.raises(ValueError, match=r"another shape.*torch_module_wrapper.*last"):
+        model.train_on_batch(GOOD[:4], GOOD[:4])
 
 
 def test_a_micro_batch_that_is_skipped_leaves_no_trace():

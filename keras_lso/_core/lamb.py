@@ -6,7 +6,13 @@ import keras
 import numpy as np
 
 from keras_lso._backend import backend, layer_rules
-from keras_lso._checks import check_bool, check_config, check_factor, check_rate
+from keras_lso._checks import (
+    check_bool,
+    check_config,
+    check_factor,
+    check_rate,
+    refusal,
+)
 from keras_lso._core.layer_adaptive import LayerAdaptive
 from keras_lso._keras_internals.optimizers import updates_of
 
@@ -112,7 +118,9 @@ class LAMB(LayerAdaptive):
             A `LAMB`.
         """
         config = check_config(cls.__name__, config)
-        if "weight_decay_rate" not in config and "weight_decay" in config:
+        has_rate = "weight_decay_rate" in config
+        # Keras's own `Lamb` says None where it has none.
+        if not has_rate and config.get("weight_decay") is not None:
             config["weight_decay_rate"] = config.pop("weight_decay")
         return super().from_config(config, custom_objects=custom_objects)
 
@@ -144,7 +152,10 @@ def _check_beta(argument, value):
     """Returns a float of at least 0 and below 1, with which `1 - beta` is no 0."""
     if value == 0 and not isinstance(value, bool):
         return 0.0
-    return check_factor(argument, value, above=0.0, below=1.0)
+    beta = check_factor(argument, value, above=0.0, below=1.0)
+    if _as_in_dtype(beta, "float32") == 1:
+        raise refusal(argument, value, "be below 1 in float32")
+    return beta
 
 
 def _check_bounds(lower, upper):

@@ -1,6 +1,8 @@
 """Keras's models: their train step, their optimizers, and what their layers keep."""
 
 import contextlib
+import dataclasses
+from typing import Any
 
 import keras
 
@@ -42,7 +44,7 @@ def kept_by_layers(model, includes_frozen):
     """Returns the variables that layers keep besides what is trained, a list.
 
     Neither metrics nor the states of seed generators are among them. On PyTorch they
-    are followed by the buffers of wrapped modules, which are tensors.
+    are followed by the buffers of wrapped modules, each a `Buffer`.
 
     Args:
         model: The model.
@@ -58,8 +60,50 @@ def kept_by_layers(model, includes_frozen):
         kept = list({id(v): v for v in variables if not v.trainable}.values())
     for layer in layers:
         if isinstance(layer, keras.layers.TorchModuleWrapper):
-            kept += layer.module.buffers()
+            kept += _buffers_of(layer)
     return kept
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """A buffer of a PyTorch module, which may put another tensor in its place."""
+
+    module: Any
+    name: str
+    path: str
+    tensor: Any
+
+    @property
+    def identity(self):
+        """What it has as long as `assign` can write to it what it held."""
+        return id(self.module), self.name, self.tensor.shape, self.tensor.dtype
+
+    @property
+    def value(self):
+        """The tensor that the module has now."""
+        return getattr(self.module, self.name)
+
+    @property
+    def _value(self):
+        """What may be written to: not a tensor that came since, which may be shared."""
+        return self.tensor if self.value is self.tensor else self
+
+    def assign(self, value):
+        """Gives the module another tensor."""
+        setattr(self.module, self.name, value)
+
+
+def _buffers_of(layer):
+    return [
+        Buffer(module, name, f"{layer.name}/{name}", tensor)
+        for module in layer.module.modules()
+        for name, tensor in module.named_buffers(recurse=False)
+    ]
+
+
+def identity_of(kept):
+    """Returns by what one of `kept_by_layers` is known, since `==` compares numbers."""
+    return kept.identity if isinstance(kept, Buffer) else id(kept)
 
 
 def is_keras_own(train_step):

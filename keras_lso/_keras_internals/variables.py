@@ -40,7 +40,7 @@ def live_storage_of(variables):
     In a `StatelessScope` the variables themselves, which stand for the scope's values.
 
     Args:
-        variables: List of variables, and on PyTorch of tensors.
+        variables: List of variables, and on PyTorch of a `Buffer` for each buffer.
     """
     if not backend.UPDATES_IN_PLACE or in_stateless_scope():
         return variables

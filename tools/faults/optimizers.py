@@ -74,6 +74,13 @@ FAULTS = [
         tests="tests/test_lars.py::test_the_papers_trust_ratios_have_the_decay_in_them",
     ),
     Fault(
+        name="a beta of LAMB is 1 in float32",
+        file="keras_lso/_core/lamb.py",
+        old='if _as_in_dtype(beta, "float32") == 1:',
+        new="if beta == 1:",
+        tests="tests/test_lamb.py::test_what_is_refused",
+    ),
+    Fault(
         name="the lower bound of LAMB's trust ratio is ignored",
         file="keras_lso/_core/lamb.py",
         old="lower=self.min_trust_ratio or 0.0",

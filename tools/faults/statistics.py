@@ -81,9 +81,17 @@ FAULTS = [
     Fault(
         name="the buffers of a wrapped module are left out",
         file=_MODELS,
-        old="            kept += layer.module.buffers()\n",
+        old="            kept += _buffers_of(layer)\n",
         new="            pass\n",
         tests=f"{_TESTS}::test_the_buffers_of_a_wrapped_module_are_restored",
+        backend="torch",
+    ),
+    Fault(
+        name="what a module put in the place of a buffer is written to",
+        file=_MODELS,
+        old="return self.tensor if self.value is self.tensor else self",
+        new="return self.value",
+        tests=f"{_TESTS}::test_a_buffer_that_a_module_replaces_is_restored",
         backend="torch",
     ),
     Fault(
