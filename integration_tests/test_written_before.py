@@ -14,6 +14,7 @@ import h5py
 import keras
 import numpy as np
 import pytest
+from packaging.version import Version
 
 import keras_lso
 from integration_tests.written_before import write
@@ -23,6 +24,13 @@ pytestmark = pytest.mark.in_turn
 HERE = pathlib.Path(__file__).with_name("written_before")
 VERSIONS = sorted(path.parent.name for path in HERE.glob("*/schedules.json"))
 FILES = sorted(path for path in HERE.glob("*/*.keras"))
+
+
+# Another Dense's config is what an older Keras refuses, before it sees the optimizer's.
+needs_their_keras = pytest.mark.skipif(
+    Version(keras.__version__) < Version("3.15"),
+    reason="Keras 3.15 wrote the files, and an older one does not load its layers",
+)
 
 
 def id_of(path):
@@ -49,6 +57,7 @@ def test_there_are_files_of_every_class():
     assert names == set(write.OPTIMIZERS)
 
 
+@needs_their_keras
 @pytest.mark.parametrize("path", FILES, ids=id_of)
 def test_a_file_is_the_same_once_it_was_loaded_and_saved(path, tmp_path):
     config, arrays = read_archive(path)
@@ -70,6 +79,7 @@ TO_TRAIN = [
 ]
 
 
+@needs_their_keras
 @pytest.mark.parametrize("path", TO_TRAIN, ids=id_of)
 def test_training_goes_on_from_a_file(path):
     model = keras_lso.load_model(path)
