@@ -193,7 +193,8 @@ def test_a_newer_keras_is_warned_of_once_and_works():
         f"keras-lso`, or run {INSTALL}."
     )
     # The probes have made no optimizer that this one would have to count.
-    assert works == f"sgd {2.0**15}"
+    # Keras 3.12 writes the name in capitals.
+    assert works.lower() == f"sgd {2.0**15}"
 
 
 @pytest.mark.slow

@@ -33,7 +33,8 @@ COMPARISONS = {}
 def overrides(cls):
     """What a class, or one between it and `Framework`, overrides: a list of names."""
     bases = cls.__mro__[: cls.__mro__.index(Framework)]
-    known = [name for name in vars(Framework) if not name.startswith("_")]
+    ours = Framework.__mro__[:-1]
+    known = [name for base in ours for name in vars(base) if not name.startswith("_")]
     return [name for name in known if any(name in vars(base) for base in bases)]
 
 
@@ -751,7 +752,33 @@ def names_devices(own, reference):
     assert all(isinstance(name, str) for name in own())
 
 
+@compares("has_values")
+def says_where_numbers_can_be_read(own, reference):
+    assert own(tensor([1.0])) is reference(tensor([1.0])) is True
+    found = []
+
+    def traced(x):
+        found.append(own(x))
+        return x
+
+    ops.vectorized_map(traced, tensor([1.0, 2.0]))
+    assert found == [False]
+
+
+@compares("random_state_kept")
+def restores_random_numbers(own, reference):
+    import torch
+
+    with own():
+        inside = torch.rand(())
+    assert torch.rand(()) == inside
+    with reference():
+        outside = torch.rand(())
+    assert torch.rand(()) != outside
+
+
 @compares(
+    "COMPILES_LOOPS",
     "UPDATES_IN_PLACE",
     "REDUCES_GRADIENTS",
     "AVERAGES_IN_STEP",
