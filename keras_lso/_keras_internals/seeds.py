@@ -8,7 +8,9 @@ import random
 
 from keras import ops
 from keras.src.backend.common import global_state
-from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
+
+# What Keras's `global_seed_generator` looks up.
+GLOBAL_SEED_GENERATOR = "global_seed_generator"
 
 
 @contextlib.contextmanager

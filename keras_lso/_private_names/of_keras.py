@@ -136,7 +136,6 @@ _MODULES = (
     Probe("keras.src.models.functional", "functional_like_constructor", _LAYERS),
     Probe("keras.src.backend.common.stateless_scope", "in_stateless_scope", _VARIABLES),
     Probe("keras.src.backend.common", "global_state", _SEEDS, module),
-    Probe("keras.src.random.seed_generator", "GLOBAL_SEED_GENERATOR", _SEEDS),
     Probe("keras.src.saving.serialization_lib", "SafeModeScope", _LAYERS),
     Probe("keras.src.tree.tree_api", "register_tree_node_class", _VARIABLES),
     Probe("keras.src.utils.naming", "to_snake_case", _OPTIMIZERS),
