@@ -166,7 +166,8 @@ def _readings(model, narrow, paths, x, training):
     layers = list(paths.layers.values())
     found = []
     for policies in (in_float32(model), dtype_policies_set(narrow)):
-        with policies, unchanged(model):
+        # Outside: in the scope Keras 3.12 restores no float16 weights.
+        with unchanged(model), policies:
             found.append(readings_of(layers, lambda: model(x, training=training)))
     return tuple(found)
 

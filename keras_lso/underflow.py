@@ -128,7 +128,8 @@ def gradients_of(model, x, y, sample_weight):
     weights = [(v, layer) for layer in layers_of(model) for v in _own_weights(layer)]
     # The gradient of a float16 variable would be float16 itself.
     masters = [(v, copy_of(v, "float32")) for v, _ in weights if v.dtype == "float16"]
-    with in_float32(model), unchanged(model):
+    # Outside: in the scope Keras 3.12 restores no float16 weights.
+    with unchanged(model), in_float32(model):
         return _gradients(model, weights, masters, x, y, sample_weight)
 
 
