@@ -1,9 +1,22 @@
 """Defaults of every test: a backend, quiet logs and a fixed seed."""
 
 import gc
+import importlib.metadata
 import os
 import pathlib
 import random
+
+
+def keeps_programs():
+    """Whether JAX may keep what it compiles.
+
+    On a CPU JAX 0.5 crashes with a program that it has kept, or computes another thing.
+    """
+    try:
+        return not importlib.metadata.version("jax").startswith("0.5.")
+    except importlib.metadata.PackageNotFoundError:
+        return True
+
 
 CACHE = pathlib.Path(__file__).parent / "build" / "jax-cache"
 DEFAULTS = {
@@ -12,6 +25,7 @@ DEFAULTS = {
     # Most of a run under JAX is compiling. What is compiled is kept, for what a test
     # compiles again, for the processes that tests start, and for the next run.
     "JAX_COMPILATION_CACHE_DIR": str(CACHE),
+    "JAX_ENABLE_COMPILATION_CACHE": str(keeps_programs()).lower(),
     "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
 }
