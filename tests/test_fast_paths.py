@@ -450,6 +450,7 @@ def test_compiled_kernels_do_what_the_reference_does(optimizer, data, compiled):
     compare(data.draw(scripts(optimizer, is_compiled=True)), compiled=compiled)
 
 
+@pytest.mark.slow
 # Eager JAX would compile each of the `cond`s that these steps are full of anew.
 @compiled_by("jit" if BACKEND == "jax" else "eager")
 @examples(torch=100, tensorflow=15, jax=5)

@@ -181,6 +181,7 @@ def test_steps_and_compilations_run_on_tiny_tensors(measured):
 
 
 # XLA takes 20 seconds to compile the model, PyTorch none.
+@pytest.mark.slow
 @pytest.mark.default_backend("torch")
 def test_fit_runs_on_a_small_model(measured):
     result, printed = measured("fit")

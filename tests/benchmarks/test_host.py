@@ -129,6 +129,7 @@ def measure_host(path, *inner):
     return json.loads(path.read_text())["host"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not ON_TORCH, reason="a step is compiled there")
 def test_every_recipe_runs_on_tiny_tensors(tmp_path, capsys):
     import torch

@@ -15,6 +15,7 @@ pytestmark = pytest.mark.one_backend
 PICTURES = list(dark_pictures.pictures())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("light_path", "dark_path"), PICTURES)
 def test_each_picture_has_a_dark_version_that_was_made_of_it(light_path, dark_path):
     made = dark(dark_pictures.read(light_path)).astype(int)
