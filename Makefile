@@ -62,7 +62,7 @@ export TF_CPP_MIN_LOG_LEVEL := 3
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
 .PHONY: help setup demo large-batch large-batch-transformer float16 transformer \
-    test test-full check coverage \
+    test test-full check check-kernels check-others coverage \
     $(UNIT) $(INTEGRATION) $(TEST) test-distributed test-oldest test-newest \
     test-install test-triton golden mutations nightly soak lint format bench bench-gpu \
     bench-gpu-dry bench-accelerators \
@@ -107,9 +107,18 @@ test: $(INSTALLED) ## lint, and the suite under every backend: what CI runs
 test-full: $(INSTALLED) ## all of it: every combination, the originals beside us
 	@$(MAKE) --no-print-directory test PYTEST_ARGS="--full $(PYTEST_ARGS)"
 
-check: export PYTEST_ARGS := -m "not slow"
 check: $(INSTALLED) ## lint and the quick unit tests of PyTorch: after every change
-	$(call run_jobs,unit-torch lint)
+	$(call run_jobs,check-kernels check-others lint)
+
+# About as long as each other, for two cores.
+KERNELS := tests/_backend tests/test_fast_paths.py
+
+check-kernels: $(INSTALLED)
+	@$(call pytest,torch) $(KERNELS) -m "not slow" $(PYTEST_ARGS)
+
+check-others: $(INSTALLED)
+	@$(call pytest,torch) --doctest-modules keras_lso tests $(KERNELS:%=--ignore=%) \
+	    -m "not slow" $(PYTEST_ARGS)
 
 coverage: $(INSTALLED) ## the share of lines and branches that `make test` runs
 	@rm -rf build/coverage
