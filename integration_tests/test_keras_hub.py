@@ -112,7 +112,8 @@ def test_without_lora_all_is_trained_and_exclusions_hold(backbone):
     assert decays == {"embeddings", "kernel"}
 
 
-@pytest.mark.default_backend("torch")
+# The tests above train the same backbone.
+@pytest.mark.full
 def test_the_example_trains_both(tmp_path):
     steps = 40
     printed = run_example(

@@ -12,7 +12,8 @@ BACKEND = keras.backend.backend()
 TWO_DEVICES = "--xla_force_host_platform_device_count=2"
 
 
-@pytest.mark.slow
+# The tests beside this one are of the same engines.
+@pytest.mark.full
 def test_two_participants_hold_the_same(tmp_path):
     arguments = [[]]
     if BACKEND == "torch":
