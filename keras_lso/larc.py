@@ -14,11 +14,10 @@ from keras_lso._core.configs import check_numbers
 from keras_lso._core.gradients import pair_gradients, reduce_gradients, split_pairs
 from keras_lso._core.layer_adaptive import LayerAdaptive
 from keras_lso._core.loss_scale_optimizer import LossScaleOptimizer
-from keras_lso._core.scaling import Gradients
 from keras_lso._core.state_file import checked
+from keras_lso._core.step import Gradients
 from keras_lso._core.wrapper import Wrapper, passed_on
 from keras_lso._keras_internals.distribution import reduced_gradients, sharded_slots
-from keras_lso._keras_internals.fused_step import rate_of
 from keras_lso._keras_internals.optimizers import (
     as_accumulated,
     chain_of,
@@ -28,6 +27,7 @@ from keras_lso._keras_internals.optimizers import (
     public_config,
     remember_trainable_variables,
 )
+from keras_lso._keras_internals.rules import rate_of
 from keras_lso._keras_internals.variables import (
     is_overwritten,
     overwritten,

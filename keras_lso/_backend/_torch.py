@@ -13,8 +13,8 @@ from keras_lso._backend import (
     _torch_processes,
     _torch_scalars,
     _torch_shard_checks,
-    _torch_sharded_step,
     _torch_shards,
+    _torch_steps,
     _torch_undo,
     autodiff,
 )
@@ -34,13 +34,13 @@ class Torch(Framework):
     circumstances = staticmethod(_torch_plan.circumstances)
     signature_of = staticmethod(_torch_plan.signature_of)
     plan_step = staticmethod(_torch_plan.StepPlan)
-    measure = staticmethod(_torch_sharded_step.measure)
-    clipped = staticmethod(_torch_sharded_step.clipped)
-    l2_norms = staticmethod(_torch_sharded_step.l2_norms)
-    fused_step_takes = staticmethod(_torch_sharded_step.fused_step_takes)
-    fused_step = _torch_sharded_step.fused_step
-    run_masked = staticmethod(_torch_sharded_step.run_masked)
-    clear = staticmethod(_torch_sharded_step.clear)
+    measure = staticmethod(_torch_measure.measure)
+    clipped = staticmethod(_torch_measure.clipped)
+    l2_norms = staticmethod(_torch_measure.l2_norms)
+    fused_step_takes = staticmethod(_torch_steps.fused_step_takes)
+    fused_step = _torch_steps.fused_step
+    run_masked = staticmethod(_torch_steps.run_masked)
+    clear = staticmethod(_torch_steps.clear)
     copies_of = staticmethod(_torch_undo.copies_of)
     restore = staticmethod(_torch_undo.restore)
     any_sharded = staticmethod(_torch_shards.any_sharded)

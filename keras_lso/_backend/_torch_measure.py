@@ -1,4 +1,8 @@
-"""Reading the gradients once, on PyTorch."""
+"""Reading the gradients once, on PyTorch: `measure`, of plain and of sharded tensors.
+
+Of sharded tensors each process reads its shards. Norms, the largest magnitude and the
+flag are reduced over the processes before they are used, in one all-reduce a step.
+"""
 
 import math
 import operator
@@ -6,6 +10,7 @@ import operator
 import torch
 from torch._utils import _flatten_dense_tensors
 
+from keras_lso._backend._torch_shards import Agreement, any_sharded, shards_of
 from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.tensors import amax_of, in_float32
 
@@ -20,8 +25,28 @@ def is_on_host(tensor):
     return tensor.device.type == "cpu"
 
 
-def measure(grads, amax=False, inv_scale=1.0, rules=None, packs=None, norm=False):
-    """See `Framework.measure`; the tensors are plain.
+@torch.no_grad()
+def measure(
+    grads,
+    amax=False,
+    inv_scale=1.0,
+    rules=None,
+    targets=None,
+    are_alike=False,
+    norm=False,
+):
+    """See `Framework.measure`."""
+    plan = targets and targets.plan
+    if plan.are_sharded if plan else any_sharded(grads):
+        return _measure_shards(grads, amax, inv_scale, rules, targets, norm)
+    return _measure(grads, amax, inv_scale, rules, plan and plan.packs, norm)
+
+
+# --- Plain tensors ------------------------------------------------------------------
+
+
+def _measure(grads, amax, inv_scale, rules=None, packs=None, norm=False):
+    """Returns the `Measurement` of plain tensors.
 
     On the host a finite L2 norm proves finite elements, at a tenth of the cost of
     `isfinite`. A norm that is not finite proves nothing (1e20 squared is inf), nor does
@@ -45,7 +70,8 @@ def measure(grads, amax=False, inv_scale=1.0, rules=None, packs=None, norm=False
 def _by_the_norm(grads, amax, inv_scale, packs):
     """Returns the `Measurement` where the norm of all gradients must be finite."""
     norms = norms_of(packs.of(grads), packs.wide_dtype)
-    total = (torch.linalg.vector_norm(norms) * inv_scale).float()
+    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(norms)
+    total = (norm * inv_scale).float()
     largest = None
     if amax:
         on_host = is_on_host(grads[0])
@@ -161,3 +187,123 @@ def _row_norms(values, dtype):
 def wide_dtype(values):
     """Returns a dtype for norms of these tensors, narrower than none of theirs."""
     return torch.float64 if torch.float64 in map(_dtype_of, values) else torch.float32
+
+
+# --- Shards -------------------------------------------------------------------------
+
+
+def _measure_shards(grads, amax, inv_scale, rules, targets, norm):
+    """Returns the `Measurement` of tensors some of which are sharded."""
+    agreement = Agreement(grads)
+    if norm:
+        return _by_the_norm_of_shards(grads, amax, inv_scale, agreement)
+    shards = shards_of(grads)
+    mine = _measure(shards, amax, inv_scale)
+    squares, owners = _squares(rules, shards, inv_scale, targets)
+    flag = torch.logical_not(mine.finite).to(squares.dtype).view(1)
+    largest = None
+    if amax:
+        largest = _without_nan(mine.amax).to(flag.dtype)
+        both = agreement.maximum(torch.stack([flag[0], largest]))
+        flag, largest = both[:1], both[1].float()
+        squares = agreement.sum(squares, owners) if owners else squares
+    else:
+        both = agreement.sum(torch.cat([flag, squares]), [None, *owners])
+        flag, squares = both[:1], both[1:]
+    norms = _norms_by_rule(rules, squares, owners) if owners else {}
+    return Measurement(flag[0] == 0, amax=largest, **norms)
+
+
+def _by_the_norm_of_shards(grads, amax, inv_scale, agreement):
+    """Returns the `Measurement` where the norm of all gradients must be finite."""
+    total = torch.linalg.vector_norm(torch.stack(l2_norms(grads))).float() * inv_scale
+    largest = None
+    if amax:
+        mine = _measure(shards_of(grads), amax, inv_scale)
+        largest = agreement.maximum(_without_nan(mine.amax).view(1))[0]
+    return Measurement(total.square() < torch.inf, amax=largest, norm=total)
+
+
+def _without_nan(amax):
+    # A NaN says no more than an inf, and a maximum may lose it.
+    return amax.nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def _squares(rules, shards, inv_scale, targets):
+    """Returns the squared norms of what the rules measure of these shards.
+
+    As one tensor, with the list of the positions of the shards that its items are of.
+    """
+    found, owners = [shards[0].new_zeros(0, dtype=torch.float32)], []
+    tensors: list[torch.Tensor] = []
+    size = 0
+    states = targets.states if rules else ()
+    for i, rule in enumerate(rules or ()):
+        if not rule.takes_norms:
+            continue
+        unscaled = shards[i].float() * inv_scale
+        measured = rule.measured(unscaled, *shards_of(states[i]))
+        tensors += measured
+        owners += [i] * len(measured)
+        size += shards[i].numel()
+        # The cache should still hold what was just computed.
+        if size > _CHUNK:
+            found.append(norms_of(tensors))
+            tensors, size = [], 0
+    if tensors:
+        found.append(norms_of(tensors))
+    return torch.cat(found).square(), owners
+
+
+_CHUNK = 2**20
+
+
+def _norms_by_rule(rules, squares, owners):
+    """Returns the norms of the whole tensors, as fields of a `Measurement`."""
+    norms: list = [None] * len(rules)
+    for norm, i in zip(squares.sqrt().unbind(), owners, strict=True):
+        norms[i] = (*(norms[i] or ()), norm)
+    if all(rule.measures_gradient_only for rule in rules):
+        return {"gradient_norms": [norm for (norm,) in norms]}
+    return {"rule_norms": norms}
+
+
+def norms_of_rules(rules, grads, inv_scale, targets):
+    """Returns what rules measure of sharded tensors, as fields of a `Measurement`.
+
+    For a step whose `measure` was not asked for it: the step may change the masters.
+    `targets` are the shards that it writes.
+    """
+    squares, owners = _squares(rules, shards_of(grads), inv_scale, targets)
+    return _norms_by_rule(rules, Agreement(grads).sum(squares, owners), owners)
+
+
+@torch.no_grad()
+def l2_norms(tensors):
+    """See `Framework.l2_norms`."""
+    return list(_norms_of_whole(tensors, shards_of(tensors)).unbind())
+
+
+def _norms_of_whole(tensors, shards):
+    """Returns L2 norms as one tensor, of what this process has `shards` of.
+
+    `tensors` say how they are sharded.
+    """
+    norms = norms_of(shards)
+    if any_sharded(tensors):
+        owners = list(range(len(tensors)))
+        norms = Agreement(tensors).sum(norms.square(), owners).sqrt()
+    return norms
+
+
+@torch.no_grad()
+def clipped(grads, inv_scale, norm=None, value=None):
+    """See `Framework.clipped`; of shards, shards."""
+    unscaled = torch._foreach_mul([g.float() for g in shards_of(grads)], inv_scale)
+    if norm:
+        norms = _norms_of_whole(grads, unscaled)
+        torch._foreach_mul_(unscaled, list((norm / norms.clamp_min(norm)).unbind()))
+    else:
+        torch._foreach_clamp_min_(unscaled, -value)
+        torch._foreach_clamp_max_(unscaled, value)
+    return list(unscaled)

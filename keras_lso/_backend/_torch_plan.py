@@ -18,7 +18,7 @@ from keras_lso._backend._torch_shards import any_sharded, shards_of
 _HOST_CHUNK = 2**20
 _DEVICE_CHUNK = 2**23
 
-_signature = operator.attrgetter("dtype", "shape", "device", "layout")
+_dtype, _shape = map(operator.attrgetter, ("dtype", "shape"))
 
 
 def circumstances():
@@ -29,8 +29,16 @@ def circumstances():
 
 
 def signature_of(grads):
-    """By one getter in C; see `Framework.signature_of`."""
-    return list(map(_signature, grads))
+    """By getters in C, one after the other; see `Framework.signature_of`.
+
+    The number of a device takes half as long as the device.
+    """
+    devices = map(torch.Tensor.get_device, grads)
+    try:
+        layouts = list(map(torch.Tensor.is_contiguous, grads))
+    except RuntimeError:  # A sparse tensor has no strides.
+        layouts = [g.layout for g in grads]
+    return [*map(_dtype, grads), *map(_shape, grads), *devices, *layouts]
 
 
 class Chunk(NamedTuple):
@@ -66,6 +74,8 @@ class StepPlan:
     def __init__(self, kinds, targets, grads):
         self.are_sharded = any_sharded([*grads, *targets.variables])
         gradients = shards_of(grads)
+        # `signature_of` says so of plain gradients alone.
+        self._are_contiguous = not self.are_sharded and _all_contiguous(gradients)
         self.packs = Packs(gradients)
         low = shards_of([c for c in targets.copies or () if c is not None])
         self._tensors = [*targets.variables, *low]
@@ -115,9 +125,13 @@ class StepPlan:
                 g.clone() if is_alias else g
                 for g, is_alias in zip(grads, aliases, strict=True)
             ]
-        if not all(map(torch.Tensor.is_contiguous, grads)):
+        if not (self._are_contiguous or _all_contiguous(grads)):
             grads = [g.contiguous() for g in grads]
         return grads
+
+
+def _all_contiguous(tensors):
+    return all(map(torch.Tensor.is_contiguous, tensors))
 
 
 def _split(kinds, sizes, limit):
@@ -134,4 +148,5 @@ def _split(kinds, sizes, limit):
                 chunks.append([])
                 count = sizes[i]
             chunks[-1].append(i)
-    return chunks
+    # The last first: the cache still holds the gradients that were measured last.
+    return chunks[::-1]

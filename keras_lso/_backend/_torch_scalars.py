@@ -40,9 +40,14 @@ class TorchScalars(Scalars):
     clip = staticmethod(torch.clamp)
     maximum = staticmethod(torch.maximum)
     reciprocal = staticmethod(torch.reciprocal)
+    sqrt = staticmethod(torch.sqrt)
     zeros_like = staticmethod(torch.zeros_like)
     logical_and = staticmethod(torch.logical_and)
     logical_not = staticmethod(torch.logical_not)
+
+    def known(self, tensor):
+        reads = is_on_host(tensor) and not torch.compiler.is_compiling()
+        return tensor.item() if reads else None
 
     def cast(self, tensor, dtype):
         return tensor.to(_named(dtype))
@@ -54,6 +59,9 @@ class TorchScalars(Scalars):
         self, scale, good_steps, finite, drops, growth, backoff, period, bounds
     ):
         """See `Scalars.move_scale`; as a rule by the kernel of `GradScaler`."""
+        if drops is None and _only_counts(scale, good_steps, finite, period, bounds):
+            good_steps.add_(1)
+            return
         overflows = torch.logical_not(finite)
         numbers = isinstance(backoff, float) and isinstance(period, int)
         # The kernel leaves a scale alone that would grow beyond float32.
@@ -83,6 +91,8 @@ class TorchScalars(Scalars):
         if applied is not None:
             applied.add_(finite)
         if is_on_host(finite) and finite:
+            if not any(skips.tolist()):
+                return finite
             all_finite = skips[2] == 0
             (skips if update_scale else skips[:2]).zero_()
             return all_finite
@@ -93,3 +103,15 @@ class TorchScalars(Scalars):
         since_update = (torch.zeros_like if update_scale else torch.ones_like)(skipped)
         skips.mul_(torch.stack([skipped, skipped & (scale <= lowest), since_update]))
         return all_finite
+
+
+def _only_counts(scale, good_steps, finite, period, bounds):
+    """Whether the host knows that the loss scale stays as it is in this step."""
+    return (
+        is_on_host(finite)
+        and not torch.compiler.is_compiling()
+        and bool(finite)
+        and isinstance(period, int)
+        and good_steps.item() + 1 < period
+        and bounds[0] <= scale.item() <= bounds[1]
+    )

@@ -1,15 +1,16 @@
 """The fused step on PyTorch, and how it implements each rule of `rules.py`.
 
-Tensors are processed in the chunks of a `StepPlan`. On the host the flag `finite` is
-read first. On an accelerator that would synchronise: the kernels take `found_inf`,
-1.0 on an overflow, and then write nothing.
+Tensors are processed in the chunks of a `StepPlan`: plain ones as they are, and of
+sharded ones the shards of this process. On the host the flag `finite` is read first. On
+an accelerator that would synchronise: the kernels take `found_inf`, 1.0 on an overflow,
+and then write nothing.
 """
 
 from collections.abc import Callable
 
 import torch
 
-from keras_lso._backend import _torch_triton, layer_rules, rules
+from keras_lso._backend import _torch_kernels, _torch_triton, layer_rules, rules
 from keras_lso._backend._torch_kernels import (
     SMALLEST_RATE,
     Kernel,
@@ -17,24 +18,54 @@ from keras_lso._backend._torch_kernels import (
     moving_averages,
 )
 from keras_lso._backend._torch_masters import resynchronise, round_into_variables
-from keras_lso._backend._torch_measure import is_on_host, norms_of
+from keras_lso._backend._torch_measure import is_on_host, norms_of, norms_of_rules
 from keras_lso._backend._torch_plan import StepPlan
+from keras_lso._backend._torch_shards import shards_of
 from keras_lso._backend.measurement import Measurement
 
 
-def fused_step(framework, rules, targets, grads, found, inv_scale):
-    """See `Framework.fused_step`; the gradients are plain, or one process's shards."""
+@torch.no_grad()
+def fused_step_takes(rule, variables, gradients):
+    """Whether there is a kernel for these tensors; `torch.compile` writes its own.
+
+    The processes that share a tensor all return the same.
+    """
+    return (
+        rule in STEPS
+        and not torch.compiler.is_compiling()
+        and set(map(type, shards_of((*variables, *gradients)))) <= _PLAIN
+        and variables[0].device.type in _torch_kernels.DEVICES
+        and len({t.device for t in (*variables, *gradients)}) == 1
+        and {w.dtype for w in variables} == {torch.float32}
+        and {g.dtype for g in gradients} <= _GRADIENT_DTYPES
+        and {g.layout for g in gradients} == {torch.strided}
+        and all(w.is_contiguous() for w in variables)
+        and [g.shape for g in gradients] == [w.shape for w in variables]
+    )
+
+
+_PLAIN = {torch.Tensor, torch.nn.Parameter}
+_GRADIENT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
+
+
+@torch.no_grad()
+def fused_step(framework, rules, targets, grads, found=None, inv_scale=None):
+    """See `Framework.fused_step`."""
     plan = targets.plan or StepPlan(list(map(id, rules)), targets, grads)
     found = Measurement(None) if found is None else found
-    finite, on_host = found.finite, is_on_host(targets.variables[0])
+    inv_scale = 1.0 if inv_scale is None else inv_scale
+    if plan.are_sharded:
+        found = _with_norms(framework, rules, targets, grads, found, inv_scale)
+        grads = shards_of(grads)
+    first = plan.chunks[0].variables[0]
+    finite, on_host = found.finite, is_on_host(first)
     if on_host:
         if finite is not None and not finite:
             return
         finite = None
     grads = plan.readable(grads)
-    memory = Memory(targets.variables[0], plan.most) if on_host else None
+    memory = Memory(first, plan.most) if on_host else None
     found_inf = None if finite is None else torch.logical_not(finite).float()
-    inv_scale = 1.0 if inv_scale is None else inv_scale
     for chunk in plan.chunks:
         are_wide, positions, weights, columns, pairs = chunk
         rule = rules[positions[0]]
@@ -61,6 +92,43 @@ def _part(found, chunk):
         of_gradients and [of_gradients[i] for i in chunk],
         of_rules and [of_rules[i] for i in chunk],
     )
+
+
+def _with_norms(framework, rules, targets, grads, found, inv_scale):
+    """Returns the `Measurement` of sharded gradients with the norms of their rules.
+
+    `measure` is not asked for them where the step may re-initialise the masters.
+    """
+    has_norms = found.gradient_norms or found.rule_norms
+    if has_norms or not any(rule.has_norms for rule in rules):
+        return found
+    variables, copies = shards_of(targets.variables), targets.copies
+    if copies is not None:
+        pairs = zip(variables, shards_of(copies), strict=True)
+        variables = [
+            v if copy is None else framework.resynchronised(v, copy)
+            for v, copy in pairs
+        ]
+    state = targets._replace(variables=variables)
+    return found._replace(**norms_of_rules(rules, grads, inv_scale, state))
+
+
+@torch.no_grad()
+def run_masked(flag, step):
+    """See `Framework.run_masked`."""
+    if not is_on_host(flag) or flag:
+        step()
+
+
+@torch.no_grad()
+def clear(tensors, flag):
+    """See `Framework.clear`; `w - w` in the kernel that can leave `w` as it is."""
+    shards = shards_of(tensors)
+    if not is_on_host(flag):
+        found_inf = torch.logical_not(flag).float()
+        Kernel(shards, True, None, found_inf).decay(1.0)
+    elif flag:
+        torch._foreach_zero_(shards)
 
 
 # --- The rules ----------------------------------------------------------------------

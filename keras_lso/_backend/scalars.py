@@ -13,6 +13,13 @@ class Scalars:
     def __getattr__(self, name):
         return getattr(ops, name)
 
+    def known(self, tensor):
+        """Returns the number that a scalar tensor holds, where the host has it.
+
+        None where to read it would synchronise, and while a step is traced.
+        """
+        return None
+
     def move_scale(
         self, scale, good_steps, finite, drops, growth, backoff, period, bounds
     ):

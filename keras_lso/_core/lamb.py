@@ -14,7 +14,7 @@ from keras_lso._checks import (
     refusal,
 )
 from keras_lso._core.layer_adaptive import LayerAdaptive
-from keras_lso._keras_internals.optimizers import updates_of
+from keras_lso._keras_internals.rules import updates_of
 
 
 class LAMB(LayerAdaptive):

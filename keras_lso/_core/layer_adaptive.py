@@ -16,11 +16,10 @@ from keras_lso._core.gradients import pair_gradients
 from keras_lso._core.own_optimizer import OwnOptimizer
 from keras_lso._keras_internals.optimizers import (
     index_of,
-    updates_of,
     uses_weight_decay,
     variables_of,
 )
-from keras_lso._keras_internals.rules import columns_of
+from keras_lso._keras_internals.rules import columns_of, updates_of
 from keras_lso._keras_internals.variables import path_matches, path_of
 from keras_lso._option_checks import check_learning_rate, check_patterns
 

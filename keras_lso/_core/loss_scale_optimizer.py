@@ -14,9 +14,8 @@ from keras_lso._backend import backend
 from keras_lso._core.counters import StepCounters
 from keras_lso._core.gradients import pair_gradients
 from keras_lso._core.master_weights import MasterWeights, check_argument
-from keras_lso._core.scaling import Gradients, LossScaling
 from keras_lso._core.state_file import StateFile
-from keras_lso._core.step import Step
+from keras_lso._core.step import Gradients, LossScaling, Step
 from keras_lso._core.wrapper import Wrapper, check_not_wrapped, remember_wrapped
 from keras_lso._keras_internals.distribution import sharded_slots
 from keras_lso._keras_internals.optimizers import (

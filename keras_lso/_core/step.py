@@ -1,20 +1,23 @@
 """A step of a `LossScaleOptimizer`: look at the gradients, update or skip, move on.
 
+    loss -> scaled
     gradients of all replicas -> measured: are they finite?
         -> unscaled and applied in one pass, or by the inner optimizer's own step
         -> counted -> the loss scale moves
 
-Nothing is read by the host, except where `backend.run_if` says so.
+`LossScaling` knows whether gradients are scaled, a `Plan` what a step does that depends
+on no value, and `Step` takes it. Nothing is read by the host, except where
+`backend.run_if` says so.
 """
 
+import enum
+import operator
 from itertools import compress
 
 from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._core.gradients import reduce_gradients
-from keras_lso._core.plan import Plan
-from keras_lso._core.scaling import unscale
 from keras_lso._keras_internals.distribution import reduced_gradients
 from keras_lso._keras_internals.optimizers import (
     as_accumulated,
@@ -23,7 +26,145 @@ from keras_lso._keras_internals.optimizers import (
     variables_of,
     warn_of_missing,
 )
-from keras_lso._keras_internals.variables import is_overwritten
+from keras_lso._keras_internals.variables import (
+    is_overwritten,
+    overwritten,
+    read,
+    traits_of,
+)
+
+# --- Scaled or unscaled -------------------------------------------------------------
+
+
+class Gradients(enum.Enum):
+    """What the gradients are that `apply` gets next."""
+
+    UNKNOWN = "unknown"
+    """No loss was scaled yet: taken for scaled, as Keras's trainers hand them over."""
+    SCALED_BY_KERAS = "scaled by Keras"
+    """`scale_loss` was called last, which Keras's trainers do."""
+    SCALED = "scaled"
+    """`get_scaled_loss` was called last."""
+    UNSCALED = "unscaled"
+    """`get_unscaled_gradients` was called last."""
+
+
+class LossScaling:
+    """Multiplies losses by the loss scale, and gradients by its inverse.
+
+    Args:
+        policy: The `LossScale` that holds the loss scale.
+
+    Attributes:
+        gradients: A `Gradients`. It is tied to no trace: a function that is traced
+            again, or called once more, finds it as the last call left it.
+    """
+
+    def __init__(self, policy):
+        self._policy = policy
+        self.gradients = Gradients.UNKNOWN
+
+    @backend.as_written
+    def scale(self, loss):
+        """Returns the loss times the loss scale, in float32 or wider."""
+        # A copy: on PyTorch the variable's own tensor changes in place, and autograd
+        # keeps what the loss was multiplied by.
+        return backend.times(loss, backend.scalars.copy(read(self._policy.scale)))
+
+    @backend.as_written
+    def unscale(self, grads):
+        """Returns the gradients times the inverse of the loss scale; None stays."""
+        inv_scale = self.inv_scale(scaled=True)
+        grads = [backend.as_gradient(g) for g in grads]
+        return [None if g is None else unscale(g, inv_scale) for g in grads]
+
+    def are_scaled(self, scaled=None):
+        """Whether the gradients are scaled that `apply(..., scaled=scaled)` gets."""
+        return self.gradients is not Gradients.UNSCALED if scaled is None else scaled
+
+    def inv_scale(self, scaled=None):
+        """Returns what unscales those gradients: a float32 scalar tensor, or 1.0."""
+        if not self.are_scaled(scaled):
+            return 1.0
+        return backend.scalars.reciprocal(read(self._policy.scale))
+
+
+def unscale(grad, inv_scale):
+    """Returns a gradient, dense or sparse, times the inverse of a loss scale."""
+    # Not a division: it takes twice as long in XLA's Adam, and is the same for the
+    # powers of two that loss scales are.
+    return backend.map_values(lambda v: backend.times(v, inv_scale), grad)
+
+
+# --- What is decided once -----------------------------------------------------------
+#
+# A step has to know which variables are masters, which gradients are missing, whether
+# there is a fused step, and that its arguments fit together. To find that out takes
+# longer than to update small tensors. It stays as it is from step to step, and to see
+# that it does takes little.
+
+
+class Plan:
+    """The decisions of a step, for gradients and variables that have been checked.
+
+    Args:
+        optimizer: The `LossScaleOptimizer`.
+        masters: Its `MasterWeights`.
+        grads: List of tensors or None.
+        variables: List of the variables that they belong to.
+
+    Attributes:
+        variables: The list of variables.
+        trained: List of what the inner optimizer trains in place of each.
+        has_gradient: List of bools, one for each variable.
+        is_overwritten: List of bools, whether a variable takes its gradient as its
+            value; None if none does.
+        fused: The inner optimizer's step as one pass; None if it makes its own.
+    """
+
+    def __init__(self, optimizer, masters, grads, variables):
+        self.variables = variables
+        self.trained = masters.trained_of(optimizer, variables)
+        self.has_gradient = [g is not None for g in grads]
+        self.is_overwritten = overwritten(variables)
+        self._types = list(map(type, grads))
+        self._traits = traits_of(variables)
+        present = list(compress(grads, self.has_gradient))
+        self._signature = backend.signature_of(present)
+        self._circumstances = backend.circumstances()
+        self._choice = self._choose(optimizer, masters, present)
+        self.fused = self._choice and self._choice.fused
+
+    def _choose(self, optimizer, masters, grads):
+        if optimizer._choose_step is None:
+            return None
+        trained = list(compress(self.trained, self.has_gradient))
+        low_precision_variables = masters.low_precision_variables(trained)
+        return optimizer._choose_step(
+            optimizer.inner_optimizer, grads, trained, low_precision_variables
+        )
+
+    def holds(self, grads, variables):
+        """Whether a step on these, not checked yet, would be decided so again.
+
+        Args:
+            grads: What `apply` was called with.
+            variables: What `apply` was called with, not None.
+        """
+        return (
+            self._circumstances is not None
+            and type(grads) is type(variables) is list
+            and list(map(type, grads)) == self._types
+            and all(map(operator.is_, variables, self.variables))
+            and backend.circumstances() == self._circumstances
+            and backend.signature_of(list(compress(grads, self.has_gradient)))
+            == self._signature
+            and traits_of(variables) == self._traits
+            and (self._choice is None or self._choice.holds())
+        )
+
+
+# --- What is done each time ---------------------------------------------------------
 
 
 class Step:
@@ -104,7 +245,7 @@ class Step:
 
         def update(grads):
             # Read here: each replica runs this, with its own gradients.
-            inv_scale = 1.0 / self._policy.value
+            inv_scale = self._scaling.inv_scale(are_scaled)
             unscaled = [
                 g
                 if g is None or not are_scaled or is_overwritten(v)

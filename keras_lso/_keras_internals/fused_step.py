@@ -6,9 +6,6 @@
 import functools
 import itertools
 
-import keras
-from keras import ops
-
 from keras_lso._backend import backend, rules
 from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.targets import Targets
@@ -17,13 +14,14 @@ from keras_lso._keras_internals.optimizers import (
     index_of,
     iteration_variable,
     moving_averages_of,
-    updates_of,
 )
 from keras_lso._keras_internals.rules import (
     columns_of,
     form_of,
+    rate_of,
     registration_of,
     rule_of,
+    updates_of,
 )
 from keras_lso._keras_internals.variables import hold, read, storage_of
 
@@ -73,7 +71,7 @@ class FusedStep:
         self._written = _flat(Targets(variables, self.slots, low))
         self._storage = _flat(targets)
 
-    def holds(self):
+    def holds(self, whole=True):
         """Whether the variables still hold the tensors that the step would change."""
         return hold(self._written, self._storage, self.targets.plan)
 
@@ -171,17 +169,26 @@ class AccumulatedStep:
     def __init__(self, step, optimizer, accumulators, sums, grads):
         self._step, self._optimizer = step, optimizer
         self.targets = step.targets
-        self._accumulators = accumulators
+        self._accumulators, self._applied = accumulators, iteration_variable(optimizer)
         # To add is to descend, at a rate of -1.
         self._adding = [rules.SGD(learning_rate=-1.0)] * len(sums)
         self._sums = _planned(Targets(sums, [()] * len(sums)), grads)
 
-    def holds(self):
-        """Whether the variables still hold the tensors that the step would change."""
-        sums = self._sums
-        return self._step.holds() and hold(
-            self._accumulators, sums.variables, sums.plan
-        )
+    def holds(self, whole=False):
+        """Whether the variables still hold the tensors that the step would change.
+
+        Unless the `whole` step is asked about, what only the update at the end of a
+        window changes counts where this micro-batch may end one.
+        """
+        holds = hold(self._accumulators, self._sums.variables, self._sums.plan)
+        may_update = whole or not self._window_goes_on()
+        return holds and (not may_update or self._step.holds())
+
+    def _window_goes_on(self):
+        """Whether the host knows that this micro-batch is not the last of a window."""
+        applied = backend.scalars.known(read(self._applied))
+        count = self._optimizer.gradient_accumulation_steps
+        return applied is not None and (applied + 1) % count != 0
 
     def take(self, grads, inv_scale, amax, are_alike):
         """Adds a micro-batch, and updates the variables if it is the last of a window.
@@ -200,7 +207,9 @@ class AccumulatedStep:
             norm=self._step.clips,
         )
         backend.fused_step(self._adding, self._sums, grads, found, inv_scale)
-        applied = read(iteration_variable(self._optimizer))
+        if self._window_goes_on():
+            return found
+        applied = read(self._applied)
         is_last = backend.scalars.logical_and(found.finite, (applied + 1) % count == 0)
         backend.run_masked(is_last, functools.partial(self._update, is_last, count))
         return found
@@ -241,7 +250,8 @@ class AveragedStep:
     def holds(self):
         """Whether the variables still hold the tensors that the step would change."""
         averages = self._averages
-        return self._step.holds() and hold(
+        # Each step reads the weights, one that updates nothing as well.
+        return self._step.holds(whole=True) and hold(
             self._variables, averages.variables, averages.plan
         )
 
@@ -374,18 +384,3 @@ def _averaged_step_of(step, optimizer, variables):
     if not backend.fused_step_takes(rules.Average, stored, step.targets.variables):
         return None
     return AveragedStep(step, optimizer, averages, stored)
-
-
-def rate_of(optimizer):
-    """Returns the learning rate of this step, a scalar tensor computed on the device.
-
-    It may be a variable, a schedule, or a callable that returns a number.
-    """
-    if isinstance(optimizer._learning_rate, keras.Variable):
-        return optimizer.learning_rate
-
-    def rate():
-        return ops.convert_to_tensor(optimizer.learning_rate)
-
-    steps = ops.convert_to_tensor(iteration_variable(optimizer))
-    return backend.without_host(rate, near=steps)

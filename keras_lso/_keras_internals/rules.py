@@ -15,8 +15,8 @@ from keras import ops
 
 from keras_lso._backend import backend, layer_rules, rules
 from keras_lso._keras_internals.optimizers import (
+    iteration_variable,
     public_class,
-    updates_of,
     uses_weight_decay,
     variables_of,
 )
@@ -166,6 +166,34 @@ def form_of(optimizer):
     )
 
 
+# --- What coefficients are made of --------------------------------------------------
+
+
+def rate_of(optimizer):
+    """Returns the learning rate of this step, a scalar tensor computed on the device.
+
+    It may be a variable, a schedule, or a callable that returns a number.
+    """
+    if isinstance(optimizer._learning_rate, keras.Variable):
+        return optimizer.learning_rate
+
+    def rate():
+        return ops.convert_to_tensor(optimizer.learning_rate)
+
+    steps = ops.convert_to_tensor(iteration_variable(optimizer))
+    return backend.without_host(rate, near=steps)
+
+
+def updates_of(optimizer):
+    """Returns how often the optimizer has updated its variables, an integer tensor.
+
+    That is `optimizer.iterations`; with accumulation without its copy to the device.
+    """
+    steps = read(optimizer._iterations)
+    count = optimizer.gradient_accumulation_steps
+    return steps // count if count else steps
+
+
 # --- Keras's optimizers -------------------------------------------------------------
 
 
@@ -207,9 +235,9 @@ def _sgd(optimizer, learning_rate):
 def _adam(optimizer, learning_rate):
     step = _this_update(optimizer)
     beta_1_power = optimizer.beta_1**step
-    beta_2_power = optimizer.beta_2**step
+    root = backend.scalars.sqrt(1 - optimizer.beta_2**step)
     rule = rules.Adam(
-        alpha=learning_rate * ops.sqrt(1 - beta_2_power) / (1 - beta_1_power),
+        alpha=learning_rate * root / (1 - beta_1_power),
         beta_1=optimizer.beta_1,
         beta_2=optimizer.beta_2,
         epsilon=optimizer.epsilon,

@@ -9,7 +9,6 @@ _KERNELS = "_backend/_torch_kernels.py"
 _MASTERS = "_backend/_torch_masters.py"
 _MEASURE = "_backend/_torch_measure.py"
 _NUMBERS = "_backend/_torch_numbers.py"
-_SHARDED = "_backend/_torch_sharded_step.py"
 _STEPS = "_backend/_torch_steps.py"
 _SHARDS = "_backend/_torch_shards.py"
 _ADDRESSES = "_backend/_torch_addresses.py"
@@ -20,18 +19,18 @@ _FOREACH = {
     "abs": _STEPS,
     "add": f"{_KERNELS} {_STEPS}",
     "add_": f"{_ADDRESSES} {_KERNELS} {_NUMBERS} {_STEPS}",
-    "clamp_max_": _SHARDED,
-    "clamp_min_": _SHARDED,
+    "clamp_max_": _MEASURE,
+    "clamp_min_": _MEASURE,
     "copy_": f"{_KERNELS} {_MASTERS} {_UNDO}",
     "div": _STEPS,
     "div_": _STEPS,
     "maximum_": _STEPS,
-    "mul": f"{_KERNELS} {_NUMBERS} {_SHARDED} {_STEPS}",
-    "mul_": f"{_KERNELS} {_SHARDED} {_STEPS}",
+    "mul": f"{_KERNELS} {_MEASURE} {_NUMBERS} {_STEPS}",
+    "mul_": f"{_KERNELS} {_MEASURE} {_STEPS}",
     "norm": _MEASURE,
     "sign_": _STEPS,
     "sqrt_": _STEPS,
-    "zero_": f"{_KERNELS} {_SHARDED} {_SHARDS}",
+    "zero_": f"{_KERNELS} {_SHARDS} {_STEPS}",
 }
 
 

@@ -20,11 +20,11 @@ _MODELS = f"{_IN}models.py"
 _CHECKPOINTS = "_tf_keras/checkpoints.py"
 
 _STATE_OF_AN_OPTIMIZER = (
-    Probe(_OPTIMIZER, "_iterations", f"{_OPTIMIZERS} {_CHECKPOINTS}", sets),
+    Probe(_OPTIMIZER, "_iterations", f"{_OPTIMIZERS} {_RULES} {_CHECKPOINTS}", sets),
     Probe(
         _OPTIMIZER,
         "_learning_rate",
-        f"{_IN}fused_step.py {_OPTIMIZERS} {_SLOTS} {_CHECKPOINTS}",
+        f"{_OPTIMIZERS} {_RULES} {_SLOTS} {_CHECKPOINTS}",
         sets,
     ),
     Probe(_OPTIMIZER, "_variables", f"{_OPTIMIZERS} {_CHECKPOINTS}", sets),

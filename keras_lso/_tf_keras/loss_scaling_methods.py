@@ -5,7 +5,7 @@ Apart from `methods.py`, whose mixin optimizers without a loss scale have as wel
 
 from keras import ops
 
-from keras_lso._core.scaling import Gradients
+from keras_lso._core.step import Gradients
 from keras_lso._keras_internals.optimizers import iteration_variable
 from keras_lso._tf_keras.methods import TFKerasMethods
 

@@ -206,7 +206,7 @@ def test_a_step_calls_few_of_our_functions(recipe):
     calls, more_calls = (calls_in_a_step(RECIPES[recipe](), n) for n in (3, 300))
     assert calls == more_calls
     assert len(calls) <= 60
-    assert len({file for file, _ in calls}) <= 17
+    assert len({file for file, _ in calls}) <= 12
 
 
 def calls_in_a_step(optimizer, count):

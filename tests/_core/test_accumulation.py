@@ -208,6 +208,9 @@ def test_the_host_stops_where_a_window_goes_on(monkeypatch):
     monkeypatch.setattr(backend, "clear", lambda *args: taken.append(args))
     pair.step()
     assert not taken
+    # The last micro-batch of the window, if it were finite.
+    pair.overflow(np.inf)
+    assert not taken
     pair.step()
     assert taken
 

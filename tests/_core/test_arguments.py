@@ -10,7 +10,7 @@ from keras import ops
 
 import keras_lso
 from keras_lso import LossScaleOptimizer, loss_scales
-from keras_lso._core.scaling import Gradients
+from keras_lso._core.step import Gradients
 from keras_lso.loss_scales import DynamicLossScale, FixedLossScale
 
 

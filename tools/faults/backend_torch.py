@@ -167,7 +167,7 @@ FAULTS = [
     Fault(
         name="a transposed gradient is read as it lies in memory",
         file="keras_lso/_backend/_torch_plan.py",
-        old="if not all(map(torch.Tensor.is_contiguous, grads)):",
+        old="if not (self._are_contiguous or _all_contiguous(grads)):",
         new="if False:",
         tests="tests/test_fast_paths.py::test_a_gradient_may_lie_transposed_in_memory",
     ),
@@ -299,7 +299,7 @@ FAULTS = [
     ),
     Fault(
         name="an overflow in one process's shard only is none",
-        file="keras_lso/_backend/_torch_sharded_step.py",
+        file="keras_lso/_backend/_torch_measure.py",
         old="return Measurement(flag[0] == 0, amax=largest, **norms)",
         new="return Measurement(flag[0] <= 1, amax=largest, **norms)",
         tests="integration_tests/distributed/test_torch_shards.py::test_steps_are_those_on_whole_tensors",
@@ -338,6 +338,34 @@ FAULTS = [
         old="if not _torch_measure.is_on_host(finite):",
         new="if False:",
         tests="tests/_backend/test_no_synchronisation.py::test_a_step_without_a_rule_is_undone_on_the_device",
+    ),
+    Fault(
+        name="a number that an accelerator has is read by the host",
+        file="keras_lso/_backend/_torch_scalars.py",
+        old="reads = is_on_host(tensor) and not",
+        new="reads = not",
+        tests="tests/_backend/test_no_synchronisation.py::test_a_step_neither_reads_from_the_device_nor_writes_to_it",
+    ),
+    Fault(
+        name="the loss scale does not grow on the host",
+        file="keras_lso/_backend/_torch_scalars.py",
+        old="        and good_steps.item() + 1 < period\n",
+        new="",
+        tests="tests/_backend/test_framework.py::test_an_override_does_what_the_default_does",
+    ),
+    Fault(
+        name="a loss scale that was assigned beyond its bounds stays there",
+        file="keras_lso/_backend/_torch_scalars.py",
+        old="        and bounds[0] <= scale.item() <= bounds[1]\n",
+        new="",
+        tests="tests/_backend/test_framework.py::test_an_override_does_what_the_default_does",
+    ),
+    Fault(
+        name="skipped steps in a row are counted for ever",
+        file="keras_lso/_backend/_torch_scalars.py",
+        old="if not any(skips.tolist()):",
+        new="if True:",
+        tests="tests/_backend/test_framework.py::test_steps_are_counted_alike",
     ),
     Fault(
         name="Keras's own SGD reads the learning rate from the device",

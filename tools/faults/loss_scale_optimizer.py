@@ -5,7 +5,7 @@ from tools.faults.fault import Fault
 FAULTS = [
     Fault(
         name="gradients of a loss that nobody has scaled yet are taken for unscaled",
-        file="keras_lso/_core/scaling.py",
+        file="keras_lso/_core/step.py",
         old="self.gradients is not Gradients.UNSCALED if",
         new='self.gradients.value.startswith("scaled") if',
         tests="tests/_core/test_loss_scale_optimizer.py::test_apply_does_not_flush_small_float16_gradients",
@@ -19,8 +19,8 @@ FAULTS = [
     ),
     Fault(
         name="a float16 loss is scaled in float16",
-        file="keras_lso/_core/scaling.py",
-        old="return backend.times(loss, self._policy.value)",
+        file="keras_lso/_core/step.py",
+        old="return backend.times(loss, backend.scalars.copy(read(self._policy.scale)))",
         new="import keras\n\n        return loss * keras.ops.cast(self._policy.value, loss.dtype)",
         tests="tests/_core/test_loss_scale_optimizer.py::test_the_loss_is_multiplied_by_the_scale",
     ),
