@@ -9,14 +9,13 @@ from keras import ops
 from keras_lso._backend import backend, layer_rules
 from keras_lso._checks import check_config, check_rate
 from keras_lso._config_dicts import read_object
-from keras_lso._core.arguments import check_optimizer
 from keras_lso._core.configs import check_numbers
 from keras_lso._core.gradients import pair_gradients, reduce_gradients, split_pairs
 from keras_lso._core.layer_adaptive import LayerAdaptive
 from keras_lso._core.loss_scale_optimizer import LossScaleOptimizer
 from keras_lso._core.state_file import checked
 from keras_lso._core.step import Gradients
-from keras_lso._core.wrapper import Wrapper, passed_on
+from keras_lso._core.wrapper import Wrapper, check_optimizer, passed_on
 from keras_lso._keras_internals.distribution import reduced_gradients, sharded_slots
 from keras_lso._keras_internals.optimizers import (
     as_accumulated,

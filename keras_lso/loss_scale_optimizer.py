@@ -8,8 +8,7 @@ fast and familiar: the fused steps and the methods of tf.keras's optimizers.
 import keras
 from keras import ops
 
-from keras_lso._core import loss_scale_optimizer as core
-from keras_lso._core.arguments import (
+from keras_lso._arguments import (
     check_inner_optimizer,
     clear_loss_scale_factor,
     make_policy,
@@ -17,6 +16,7 @@ from keras_lso._core.arguments import (
     read_config,
     refuse_unsupported,
 )
+from keras_lso._core import loss_scale_optimizer as core
 from keras_lso._keras_internals.fused_step import Choice
 from keras_lso._keras_internals.optimizers import config_of
 from keras_lso._tf_keras.loss_scaling_methods import TFKerasLossScaling

@@ -157,6 +157,22 @@ def like(variables, values):
 _wrapped: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
+def check_optimizer(inner, argument="inner_optimizer"):
+    """Refuses what is not an optimizer."""
+    if isinstance(inner, keras.optimizers.Optimizer):
+        return
+    hint = "keras.optimizers.Adam()"
+    if isinstance(inner, str):
+        hint = f'keras.optimizers.get("{inner}")'
+    elif isinstance(inner, type) and issubclass(inner, keras.optimizers.Optimizer):
+        hint = f"{inner.__name__}(...)"
+    raise TypeError(
+        f"Argument `{argument}` must be an instance of "
+        f"`keras.optimizers.Optimizer`, such as `{hint}`. Received: "
+        f"{argument}={inner!r} of type {type(inner).__name__}"
+    )
+
+
 def check_not_wrapped(inner):
     """Refuses an optimizer that another LossScaleOptimizer steps, as tf.keras does.
 

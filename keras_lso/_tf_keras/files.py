@@ -13,7 +13,7 @@ import zipfile
 import keras
 import numpy as np
 
-from keras_lso._core.arguments import check_optimizer
+from keras_lso._core.wrapper import check_optimizer
 from keras_lso._keras_internals.optimizers import chain_of, variables_of
 from keras_lso._tf_keras import checkpoints
 from keras_lso._tf_keras.state import (

@@ -5,12 +5,12 @@ import warnings
 import keras
 
 from keras_lso import loss_scales
-from keras_lso._checks import is_number
-from keras_lso._core.arguments import (
+from keras_lso._arguments import (
     check_inner_optimizer,
     policy_arguments,
     read_config,
 )
+from keras_lso._checks import is_number
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer as ModernOptimizer
 from keras_lso.loss_scales import DynamicLossScale, FixedLossScale, LossScale
 

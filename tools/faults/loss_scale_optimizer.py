@@ -29,7 +29,7 @@ FAULTS = [
         file="keras_lso/_core/loss_scale_optimizer.py",
         old="        if value is not None:",
         new="        if value is False:",
-        tests="tests/_core/test_arguments.py::test_a_loss_scale_factor_cannot_be_set",
+        tests="tests/test_arguments.py::test_a_loss_scale_factor_cannot_be_set",
     ),
     Fault(
         name="an overflow of all but the last of several losses is forgotten",
@@ -101,14 +101,14 @@ FAULTS = [
         file="keras_lso/_core/loss_scale_optimizer.py",
         old="        check_not_wrapped(inner_optimizer)\n",
         new="",
-        tests="tests/_core/test_arguments.py::test_an_optimizer_that_has_a_wrapper_is_not_wrapped_again",
+        tests="tests/test_arguments.py::test_an_optimizer_that_has_a_wrapper_is_not_wrapped_again",
     ),
     Fault(
         name="a refused constructor has cleared the inner loss_scale_factor",
         file="keras_lso/loss_scale_optimizer.py",
         old="        check_inner_optimizer(inner_optimizer)\n        policy",
         new="        check_inner_optimizer(inner_optimizer)\n        clear_loss_scale_factor(inner_optimizer)\n        policy",
-        tests="tests/_core/test_arguments.py::test_a_refused_constructor_leaves_its_arguments_alone",
+        tests="tests/test_arguments.py::test_a_refused_constructor_leaves_its_arguments_alone",
     ),
     Fault(
         name="exclusions from weight decay do not reach the members of a MultiOptimizer",
@@ -122,7 +122,7 @@ FAULTS = [
         file="keras_lso/_core/loss_scale_optimizer.py",
         old="        check_known(inner, masters.trained)\n",
         new="",
-        tests="tests/_core/test_arguments.py::test_an_optimizer_that_was_built_is_not_built_for_others",
+        tests="tests/test_arguments.py::test_an_optimizer_that_was_built_is_not_built_for_others",
     ),
     Fault(
         name="an inner optimizer that has trained float16 is given masters",
@@ -187,7 +187,7 @@ FAULTS = [
         file="keras_lso/_core/loss_scale_optimizer.py",
         old="        check_not_wrapped(inner_optimizer)\n",
         new="        check_not_wrapped(inner_optimizer)\n        remember_wrapped(inner_optimizer, name)\n",
-        tests="tests/_core/test_arguments.py::test_a_refused_constructor_leaves_its_arguments_alone",
+        tests="tests/test_arguments.py::test_a_refused_constructor_leaves_its_arguments_alone",
     ),
     Fault(
         name="which gradients overflowed is told the wrong way round",

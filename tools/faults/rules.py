@@ -241,7 +241,7 @@ FAULTS = [
         file="keras_lso/_backend/_tensorflow.py",
         old="    def check_stateless_is_supported(self):\n",
         new="    def is_stateless_supported(self):\n",
-        tests="tests/_core/test_arguments.py::test_stateless_apply_is_refused_where_keras_refuses_it",
+        tests="tests/test_arguments.py::test_stateless_apply_is_refused_where_keras_refuses_it",
         backend="tensorflow",
     ),
     Fault(

@@ -199,7 +199,7 @@ FAULTS = [
         file="keras_lso/_core/wrapper.py",
         old="    if len(values) != len(variables):\n",
         new="    if len(values) > len(variables):\n",
-        tests="tests/_core/test_arguments.py::test_other_counts_of_values_than_of_variables_are_refused",
+        tests="tests/test_arguments.py::test_other_counts_of_values_than_of_variables_are_refused",
         backend="jax",
     ),
     Fault(

@@ -3,8 +3,8 @@
 import keras
 
 from keras_lso import loss_scales
+from keras_lso._arguments import check_inner_optimizer
 from keras_lso._checks import check_scale, is_number
-from keras_lso._core.arguments import check_inner_optimizer
 from keras_lso._keras_internals.optimizers import name_of
 from keras_lso.compat.open_seq2seq.automatic_loss_scaler import AutomaticLossScaler
 from keras_lso.compat.v1.mixed_precision import MixedPrecisionLossScaleOptimizer

@@ -2,6 +2,7 @@
 
 import keras
 
+from keras_lso._arguments import check_inner_optimizer
 from keras_lso._backend import backend
 from keras_lso._checks import (
     check_bool,
@@ -10,7 +11,6 @@ from keras_lso._checks import (
     check_positive_int,
     check_scale,
 )
-from keras_lso._core.arguments import check_inner_optimizer
 from keras_lso._keras_internals.optimizers import check_known
 from keras_lso._option_checks import check_names, check_variables
 from keras_lso.compat.open_seq2seq._clipping import (

@@ -4,9 +4,9 @@ import keras
 from keras import ops
 
 from keras_lso import loss_scales
+from keras_lso._arguments import check_inner_optimizer, read_config
 from keras_lso._backend import backend
 from keras_lso._checks import check_bool
-from keras_lso._core.arguments import check_inner_optimizer, read_config
 from keras_lso._keras_internals.optimizers import variables_of
 from keras_lso._option_checks import check_choice, check_variables
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer

@@ -14,6 +14,7 @@ from keras_lso._checks import (
     check_scale,
 )
 from keras_lso._core import configs
+from keras_lso._core.wrapper import check_optimizer
 from keras_lso._keras_internals.optimizers import chain_of
 from keras_lso.loss_scales import (
     DEFAULT_GROWTH_STEPS,
@@ -53,22 +54,6 @@ def refuse_unsupported(kwargs):
             "LossScaleOptimizer does not support arguments: "
             f"`{'`, `'.join(kwargs.keys())}`."
         )
-
-
-def check_optimizer(inner, argument="inner_optimizer"):
-    """Refuses what is not an optimizer."""
-    if isinstance(inner, keras.optimizers.Optimizer):
-        return
-    hint = "keras.optimizers.Adam()"
-    if isinstance(inner, str):
-        hint = f'keras.optimizers.get("{inner}")'
-    elif isinstance(inner, type) and issubclass(inner, keras.optimizers.Optimizer):
-        hint = f"{inner.__name__}(...)"
-    raise TypeError(
-        f"Argument `{argument}` must be an instance of "
-        f"`keras.optimizers.Optimizer`, such as `{hint}`. Received: "
-        f"{argument}={inner!r} of type {type(inner).__name__}"
-    )
 
 
 def check_inner_optimizer(inner, argument="inner_optimizer"):
