@@ -70,12 +70,16 @@ def _measure(grads, amax, inv_scale, rules=None, packs=None, norm=False):
 def _by_the_norm(grads, amax, inv_scale, packs):
     """Returns the `Measurement` where the norm of all gradients must be finite."""
     norms = norms_of(packs.of(grads), packs.wide_dtype)
-    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(norms)
-    total = (norm * inv_scale).float()
     largest = None
     if amax:
         on_host = is_on_host(grads[0])
         largest = _amax_on_host(grads) if on_host else _largest(grads).float()
+    return _of_norms(norms, inv_scale, largest)
+
+
+def _of_norms(norms, inv_scale, largest):
+    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(norms)
+    total = (norm * inv_scale).float()
     return Measurement(total.square() < torch.inf, amax=largest, norm=total)
 
 
@@ -216,12 +220,12 @@ def _measure_shards(grads, amax, inv_scale, rules, targets, norm):
 
 def _by_the_norm_of_shards(grads, amax, inv_scale, agreement):
     """Returns the `Measurement` where the norm of all gradients must be finite."""
-    total = torch.linalg.vector_norm(torch.stack(l2_norms(grads))).float() * inv_scale
+    norms = _norms_of_whole(grads, shards_of(grads))
     largest = None
     if amax:
         mine = _measure(shards_of(grads), amax, inv_scale)
         largest = agreement.maximum(_without_nan(mine.amax).view(1))[0]
-    return Measurement(total.square() < torch.inf, amax=largest, norm=total)
+    return _of_norms(norms, inv_scale, largest)
 
 
 def _without_nan(amax):
