@@ -1,4 +1,4 @@
-"""What the kernels of `KERAS_LSO_KERNELS=triton` move, counted in their programs.
+"""What the kernels in Triton move, counted in their programs.
 
 Triton compiles them for an H100 or H200, without a GPU, to the program that its driver
 would load. `make test-triton` runs this, in an environment with Triton.
