@@ -294,6 +294,9 @@ def step(plan, chunk, rule, grads, inv_scale, found, found_inf):
 
 def _step_by_itself(chunk, rule, grads, inv_scale, found_inf):
     """Steps tensors that no plan knows, as those of a trial."""
+    if kernels().ARE_INTERPRETED and grads[0].device.type != "cpu":
+        # There the addresses of a GPU's memory are none.
+        raise RuntimeError("TRITON_INTERPRET=1 runs the kernels on the host.")
     launches = _launches(chunk, grads)
     return _step(launches, rule, grads, inv_scale, Measurement(None), found_inf)
 

@@ -380,3 +380,7 @@ def adam(
             gradient, weight, first, second, copy, start, size, inv_scale, alpha, decay,
             rate_1, rate_2, epsilon, GRADIENT, COPY, False, N,
         )  # fmt: skip
+
+
+# As with TRITON_INTERPRET=1, by which Triton runs what it would compile on the host.
+ARE_INTERPRETED = not isinstance(adam, triton.JITFunction)

@@ -529,6 +529,15 @@ def test_a_gradient_that_is_the_negative_of_what_it_holds_is_left_to_pytorch(on_
     assert not step(launches, rules.SGD(torch.tensor(0.1)), [grad], *arguments)
 
 
+def test_what_the_host_interprets_takes_no_addresses_of_a_gpu(monkeypatch):
+    monkeypatch.setattr(
+        _torch_triton, "kernels", lambda: SimpleNamespace(ARE_INTERPRETED=True)
+    )
+    grads = [SimpleNamespace(device=torch.device("cuda", 0))]
+    with pytest.raises(RuntimeError, match="on the host"):
+        _torch_triton._step_by_itself(None, None, grads, 1.0, None)
+
+
 # --- Where there is no Triton ---------------------------------------------------------
 
 
