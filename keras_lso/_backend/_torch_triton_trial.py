@@ -138,7 +138,7 @@ def passes(variant, device, step, block):
     if fault and kernel_choice.KERNELS == "triton":
         raise RuntimeError(
             f"A Triton kernel of keras_lso failed its trial on {device}, and "
-            "KERAS_LSO_KERNELS='triton' asks for it. Nothing was changed. With "
+            "KERAS_LSO_KERNELS='triton' asks for it. No weight was changed. With "
             "KERAS_LSO_KERNELS=auto PyTorch's own kernels step in its place. Please "
             f"report this. Kernel: {variant}. Fault: {fault}"
         )
