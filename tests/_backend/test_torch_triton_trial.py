@@ -9,6 +9,7 @@ import re
 import sys
 import warnings
 from types import SimpleNamespace
+from unittest import mock
 
 import keras
 import numpy as np
@@ -246,7 +247,28 @@ def moved(rule):
 
 
 def places():
-    return _torch_triton_trial._places(BLOCK)
+    return _torch_triton_trial._places(rules.SGD(0.1), CPU, BLOCK)
+
+
+def test_norms_are_tried_of_more_blocks_than_are_added_at_once(monkeypatch):
+    sound = REFERENCE.norms_of
+
+    def norms_of_some_blocks(rule, *tensors):
+        return sound(rule, *[t[: 1024 * BLOCK] for t in tensors])
+
+    def of_some_blocks(*args):
+        with mock.patch.object(REFERENCE, "norms_of", norms_of_some_blocks):
+            return by_the_formula(*args)
+
+    own = _torch_triton_trial._places
+    gpu = torch.device("cuda", 0)
+    monkeypatch.setattr(
+        _torch_triton_trial, "_places", lambda rule, _, block: own(rule, gpu, block)
+    )
+    variant = Variant(sample_of(RULES["LARS"]), torch.float32, None)
+    with pytest.warns(UserWarning, match="failed its trial"):
+        assert not passes(variant, CPU, of_some_blocks, BLOCK)
+    assert passes(variant._replace(low=torch.float16), CPU, by_the_formula, BLOCK)
 
 
 def test_rules_that_are_compiled_alike_are_tried_once():
