@@ -225,17 +225,18 @@ format: $(INSTALLED) ## let ruff format the code and fix what it can
 bench: $(INSTALLED) ## time a step under every backend, beside its peers
 	$(BIN)/python -m benchmarks --backends $(BACKENDS)
 
-# The rows, and the tests, of those backends that have a GPU.
+# The rows, and the tests, of those backends that have a GPU. On PyTorch without the
+# kernels in Triton as well: the rows have both.
 define bench_gpu
 $(1) -m benchmarks $(2) --backends torch jax
 @set -e; for backend in torch jax; do \
     $(3) KERAS_BACKEND=$$backend $(1) -m pytest tests/_backend/test_gpu.py; done
+$(3) KERAS_BACKEND=torch KERAS_LSO_KERNELS=framework \
+    $(1) -m pytest tests/_backend/test_gpu.py
 endef
 
 bench-gpu: ## the same and the tests on a GPU, with PYTHON's own torch and JAX
 	$(call bench_gpu,$(PYTHON),--gpu)
-	KERAS_BACKEND=torch KERAS_LSO_KERNELS=triton \
-	    $(PYTHON) -m pytest tests/_backend/test_gpu.py
 
 bench-gpu-dry: $(GPU_DRY)/.installed ## each row of bench-gpu at toy size, on a CPU
 	$(call bench_gpu,$(GPU_DRY)/bin/python,--smoke,GPU_DRY_RUN=1)

@@ -22,7 +22,7 @@ LIST_FRAMEWORKS = """
 import sys
 def print_frameworks():
     roots = {name.partition(".")[0] for name in sys.modules}
-    print(*sorted(roots & {"tensorflow", "jax", "torch"}))
+    print(*sorted(roots & {"tensorflow", "jax", "torch", "triton"}))
 import keras
 print_frameworks()
 import keras_lso, keras_lso._backend, keras_lso.saving
@@ -178,7 +178,8 @@ def test_a_misspelt_environment_variable_is_refused():
     result = run("import keras_lso", "numpy", KERAS_LSO_KERNELS="fast")
     assert result.returncode == 1
     message = result.stderr.splitlines()[-1]
-    for word in ("KERAS_LSO_KERNELS='fast'", "'auto'", "'generic'", "'triton'"):
+    choices = "'auto'", "'framework'", "'triton'", "'generic'"
+    for word in ("KERAS_LSO_KERNELS='fast'", *choices):
         assert word in message
     assert message.startswith("ValueError")
 

@@ -28,7 +28,7 @@ class Torch(Framework):
     COMPILES_LOOPS = False
     AVERAGES_IN_STEP = True
     OTHER_STEP = "its own step, left out or, on an accelerator, undone"
-    PACKAGES = ("torch",)
+    PACKAGES = ("torch", "triton")
     HOW_TO_START = _torch_processes.HOW_TO_START
 
     circumstances = staticmethod(_torch_plan.circumstances)

@@ -67,8 +67,8 @@ class StepPlan:
         most: The number of elements of the largest chunk.
         packs: `Packs` of the gradients.
         are_sharded: Bool. Whether there are shards among the tensors.
-        launches: Dict by the first position of a chunk, of what `_torch_triton.py`
-            need not find out again.
+        launches: Dict by the first position of a chunk, of what `_torch_triton.decide`
+            has found out.
     """
 
     def __init__(self, kinds, targets, grads):

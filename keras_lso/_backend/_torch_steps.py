@@ -66,13 +66,15 @@ def fused_step(framework, rules, targets, grads, found=None, inv_scale=None):
     grads = plan.readable(grads)
     memory = Memory(first, plan.most) if on_host else None
     found_inf = None if finite is None else torch.logical_not(finite).float()
+    if not on_host:
+        _torch_triton.decide(plan, rules, grads)
     for chunk in plan.chunks:
         are_wide, positions, weights, columns, pairs = chunk
         rule = rules[positions[0]]
         own, known = grads, found
         if len(plan.chunks) > 1:
             own, known = [grads[i] for i in positions], _part(found, positions)
-        if _torch_triton.kernels and _torch_triton.step(
+        if not on_host and _torch_triton.step(
             plan, chunk, rule, own, inv_scale, known, found_inf
         ):
             continue

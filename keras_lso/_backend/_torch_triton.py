@@ -1,14 +1,18 @@
-"""Steps in one pass on a GPU, by the kernels of `_triton_kernels.py`: not by default.
+"""Steps in one pass on a GPU, by the kernels of `_triton_kernels.py`.
 
 PyTorch's own kernels pass over memory several times: one unscales, one decays, one
-steps, and three round masters. One that does it all is asked for by
-`KERAS_LSO_KERNELS=triton`; nothing else imports Triton.
+steps, and three round masters. Ours in Triton do it all at once. Triton is imported
+when the first tensors on a GPU come to a step, and not with this file.
 
-A chunk of a `StepPlan` is one launch, if its gradients are of one dtype. Where no
-kernel takes a chunk, `step` says so, and `_torch_steps.py` goes on with PyTorch's.
+`decide` finds out which of the chunks of a `StepPlan` our kernels take: those that have
+passed a trial (`_torch_triton_trial.py`). Such a chunk is one launch, if its gradients
+are of one dtype. Where no kernel takes a chunk, `step` says so, and `_torch_steps.py`
+goes on with PyTorch's.
 """
 
+import functools
 import importlib
+import warnings
 from collections.abc import Callable
 from contextlib import nullcontext
 from types import SimpleNamespace
@@ -16,36 +20,53 @@ from typing import Any, NamedTuple
 
 import torch
 
-from keras_lso._backend import layer_rules, rules
+from keras_lso._backend import _torch_triton_trial, kernel_choice, layer_rules, rules
 from keras_lso._backend._torch_addresses import Group
-from keras_lso._backend.kernel_choice import KERNELS
+from keras_lso._backend.measurement import Measurement
 
 # Where Triton's kernels run.
 DEVICES = ("cuda",)
 
 
-def import_kernels():
-    """Returns what the modules of the kernels hold, by its names.
+@functools.cache
+def kernels():
+    """Returns what `import_kernels` does; None if these kernels are not to be used.
 
     Raises:
-        ImportError: If Triton is not installed.
+        ImportError: If `KERAS_LSO_KERNELS=triton` asks for them and Triton is missing.
     """
+    if kernel_choice.KERNELS == "framework":
+        return None
     try:
-        modules = [
-            importlib.import_module(f"keras_lso._backend.{name}")
-            for name in ("_triton_kernels", "_triton_layer_kernels")
-        ]
-        return SimpleNamespace(**{k: v for m in modules for k, v in vars(m).items()})
-    except ImportError as error:
-        raise ImportError(
-            "KERAS_LSO_KERNELS='triton' needs Triton, which PyTorch's builds for CUDA "
-            "install on Linux: `pip install triton`, or leave the variable out. "
-            f"It was not imported: {error}"
-        ) from error
+        return import_kernels()
+    except Exception as error:
+        if kernel_choice.KERNELS == "triton":
+            raise ImportError(
+                "KERAS_LSO_KERNELS='triton' needs Triton, which PyTorch's builds for "
+                "CUDA install on Linux: `pip install triton`, or leave the variable "
+                f"out. It was not imported: {error}"
+            ) from error
+        if getattr(error, "name", None) != "triton":
+            # It is there, and is too old or broken.
+            warnings.warn(
+                "Triton could not be imported, or is no Triton that keras_lso knows: "
+                "PyTorch's own kernels step in place of ours. "
+                f"{type(error).__name__}: {error}",
+                stacklevel=2,
+            )
+        return None
 
 
-# None unless they are asked for: `step` is not to be called then.
-kernels: Any = import_kernels() if KERNELS == "triton" else None
+def import_kernels():
+    """Returns what the modules of the kernels hold, by its names."""
+    names = "_triton_kernels", "_triton_layer_kernels"
+    modules = [importlib.import_module(f"keras_lso._backend.{name}") for name in names]
+    return SimpleNamespace(**{k: v for m in modules for k, v in vars(m).items()})
+
+
+if kernel_choice.KERNELS == "triton":
+    # So that it is missed at once.
+    kernels()
 
 
 # --- The rules ----------------------------------------------------------------------
@@ -57,7 +78,9 @@ class TritonStep(NamedTuple):
     Attributes:
         kernel: String, its name in `_triton_kernels.py`.
         coefficients: Callable of the rule that returns a dict of its arguments.
-        options: Tuple of names of what decides how it is compiled.
+        form: Callable of the rule that returns what decides which kernels are launched
+            and how they are compiled. It is compared at each step.
+        options: Tuple of names of what is compiled into it, true or false.
         takes: Callable of the rule, whether the kernel implements it.
         measure: Callable that returns a dict of arguments which depend on the tensors,
             from `(rule, launch, tables, arguments, found)`. None if there are none.
@@ -65,6 +88,7 @@ class TritonStep(NamedTuple):
 
     kernel: str
     coefficients: Callable
+    form: Callable
     options: tuple[str, ...] = ()
     takes: Callable = lambda rule: True
     measure: Callable | None = None
@@ -90,6 +114,15 @@ def _of_lars(rule):
     return {"momentum": rule.momentum, "weight_decay": rule.weight_decay or None}
 
 
+def _form_of_lars(rule):
+    return (
+        rule.weight_decay == 0,
+        rule.nesterov,
+        rule.trust_ratio,
+        rule.classic_momentum,
+    )
+
+
 def _measure_lars(rule, launch, tables, arguments, found):
     """Returns the learning rates of the tensors, of norms that the device computes."""
     columns, group = launch.columns, launch.group
@@ -105,32 +138,34 @@ def _measure_lars(rule, launch, tables, arguments, found):
     # The paper's ratio is of the gradient without its penalty.
     penalty = None if rule.is_paper else arguments["weight_decay"]
     own = {"squares": squares, "weight_decay": penalty, **shared}
-    _launch(kernels.lars_squares, launch, tables, own)
-    kernels.lars_norms[(group.count,)](
+    _launch(kernels().lars_squares, launch, tables, own)
+    kernels().lars_norms[(group.count,)](
         tables[0],
         group.count,
         group.blocks,
         squares,
         norms,
-        SUMMED=kernels.SUMMED,
-        N=kernels.BLOCK,
-        num_warps=kernels.WARPS,
+        SUMMED=kernels().SUMMED,
+        N=kernels().BLOCK,
+        num_warps=kernels().WARPS,
         enable_fp_fusion=False,
     )
     return {"rates": rule.rate(tuple(norms.unbind()))}
 
 
 TRITON_STEPS = {
-    rules.SGD: TritonStep("sgd", _of_keras),
+    rules.SGD: TritonStep("sgd", _of_keras, lambda rule: rule.decay is None),
     rules.Momentum: TritonStep(
         "momentum",
         lambda rule: {**_of_keras(rule), "momentum": rule.momentum},
+        lambda rule: (rule.decay is None, rule.nesterov),
         ("nesterov",),
     ),
-    rules.Adam: TritonStep("adam", _of_adam),
+    rules.Adam: TritonStep("adam", _of_adam, lambda rule: rule.decay is None),
     layer_rules.LARS: TritonStep(
         "lars",
         _of_lars,
+        _form_of_lars,
         ("nesterov",),
         lambda rule: rule.classic_momentum,
         _measure_lars,
@@ -138,11 +173,108 @@ TRITON_STEPS = {
 }
 
 
+# --- Which chunks our kernels take --------------------------------------------------
+
+
+class Launch(NamedTuple):
+    """Tensors of a chunk that one launch steps: those with gradients of one dtype.
+
+    Attributes:
+        columns: List of ints, where they stand in the chunk.
+        group: `Group` of them.
+        dtypes: Dict of what a kernel is compiled for, the gradients' dtype and that of
+            the low-precision variables, or None.
+        single: List of ints, those of the columns that have one element.
+    """
+
+    columns: list[int]
+    group: Group
+    dtypes: dict[str, Any]
+    single: list[int]
+
+
+def decide(plan, rules, grads):
+    """Finds out which chunks of a plan our kernels take, and tries what is untried.
+
+    All of them before the first is stepped, since a trial may raise. What it finds is
+    kept with the plan, as long as gradients and rules are of the same kinds.
+
+    Args:
+        plan: `StepPlan`.
+        rules: List of the rules of all its tensors.
+        grads: List of their gradients, contiguous tensors.
+    """
+    device = grads[0].device
+    if device.type not in DEVICES or kernels() is None:
+        return
+    for chunk in plan.chunks:
+        rule = rules[chunk.positions[0]]
+        how = TRITON_STEPS.get(type(rule))
+        if how is None:
+            continue
+        facts = type(rule), how.form(rule), [grads[i].dtype for i in chunk.positions]
+        known, _ = plan.launches.get(chunk.positions[0], (None, None))
+        if known != facts:
+            own = [grads[i] for i in chunk.positions]
+            with _current(device):
+                passed = _passes(chunk, rule, own, device)
+            plan.launches[chunk.positions[0]] = (
+                # Not known while a CUDA graph is recorded: the next step asks again.
+                None if passed is None else facts,
+                _launches(chunk, own) if passed else None,
+            )
+
+
+def _passes(chunk, rule, grads, device):
+    """Whether our kernels take a chunk, and passed; None if that is not known yet."""
+    low = {variable.dtype for _, variable in chunk.pairs}
+    wide = {t.dtype for row in (chunk.variables, *chunk.slots) for t in row}
+    takes = TRITON_STEPS[type(rule)].takes(rule)
+    if not takes or wide != {torch.float32} or not low <= _LOW:
+        return False
+    sample = _torch_triton_trial.sample_of(rule)
+    verdicts = [
+        _torch_triton_trial.passes(
+            _torch_triton_trial.Variant(sample, dtype, next(iter(low), None)),
+            device,
+            _step_by_itself,
+            kernels().BLOCK,
+        )
+        for dtype in dict.fromkeys(g.dtype for g in grads)
+    ]
+    return None if None in verdicts else all(verdicts)
+
+
+_LOW = {torch.float16, torch.bfloat16}
+
+
+def _launches(chunk, grads):
+    """Returns the launches of a chunk that our kernels take."""
+    low = [variable for _, variable in chunk.pairs]
+    rows = [chunk.variables, *chunk.slots, *([low] if low else [])]
+    copy = _in_triton(low[0].dtype) if low else None
+    launches = []
+    for dtype in dict.fromkeys(g.dtype for g in grads):
+        columns = [i for i, g in enumerate(grads) if g.dtype == dtype]
+        group = Group([[row[i] for i in columns] for row in rows], kernels().BLOCK)
+        dtypes = {"GRADIENT": _in_triton(dtype), "COPY": copy}
+        single = [i for i in columns if grads[i].numel() == 1]
+        launches.append(Launch(columns, group, dtypes, single))
+    return launches
+
+
+def _in_triton(dtype):
+    return getattr(kernels().tl, str(dtype).removeprefix("torch."))
+
+
+# --- The step -----------------------------------------------------------------------
+
+
 def step(plan, chunk, rule, grads, inv_scale, found, found_inf):
     """Steps a chunk of a plan in one pass, its masters included, if a kernel can.
 
     Args:
-        plan: `StepPlan`, with which is kept what the device knows of the tensors.
+        plan: `StepPlan`, for which `decide` was called in this step.
         chunk: `Chunk` of it.
         rule: The chunk's rule.
         grads: List of its gradients, contiguous tensors.
@@ -154,21 +286,39 @@ def step(plan, chunk, rule, grads, inv_scale, found, found_inf):
     Returns:
         Whether it did. If not, nothing was changed.
     """
-    how, device = TRITON_STEPS.get(type(rule)), grads[0].device
-    if device.type not in DEVICES or how is None or not how.takes(rule):
+    _, launches = plan.launches.get(chunk.positions[0], (None, None))
+    if launches is None:
         return False
+    return _step(launches, rule, grads, inv_scale, found, found_inf)
+
+
+def _step_by_itself(chunk, rule, grads, inv_scale, found_inf):
+    """Steps tensors that no plan knows, as those of a trial."""
+    if kernels().ARE_INTERPRETED and grads[0].device.type != "cpu":
+        # There the addresses of a GPU's memory are none.
+        raise RuntimeError("TRITON_INTERPRET=1 runs the kernels on the host.")
+    launches = _launches(chunk, grads)
+    return _step(launches, rule, grads, inv_scale, Measurement(None), found_inf)
+
+
+def _step(launches, rule, grads, inv_scale, found, found_inf):
+    """Steps what the launches of a chunk are for; returns whether it did."""
+    how, device = TRITON_STEPS[type(rule)], grads[0].device
     arguments = _arguments(rule, inv_scale, found_inf, device)
-    launches = _launches(plan, chunk, grads)
-    if arguments is None or launches is None:
+    # Such a tensor holds the negative of what it is; of several elements it has gaps,
+    # and was copied.
+    if arguments is None or any(
+        grads[i].is_neg() for launch in launches for i in launch.single
+    ):
         return False
-    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+    with _current(device):
         tables = [
             launch.group.on_device([grads[i] for i in launch.columns])
             for launch in launches
         ]
         if None in tables:
             return False
-        kernel = getattr(kernels, how.kernel)
+        kernel = getattr(kernels(), how.kernel)
         for launch, table in zip(launches, tables, strict=True):
             if not launch.group.blocks:
                 continue
@@ -179,6 +329,11 @@ def step(plan, chunk, rule, grads, inv_scale, found, found_inf):
             # As PyTorch's kernels do. Autograd relies on it, and `_torch_in_step.py`.
             torch.autograd.graph.increment_version(launch.group.written)
     return True
+
+
+def _current(device):
+    """Returns a context in which this is the current device, where there is one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _arguments(rule, inv_scale, found_inf, device):
@@ -215,58 +370,6 @@ def _arguments(rule, inv_scale, found_inf, device):
 _POINTERS = {"found_inf", "inv_scale", "learning_rate", "alpha", "decay"}
 
 
-class Launch(NamedTuple):
-    """Tensors of a chunk that one launch steps: those with gradients of one dtype.
-
-    Attributes:
-        columns: List of ints, where they stand in the chunk.
-        group: `Group` of them.
-        dtypes: Dict of what a kernel is compiled for, the gradients' dtype and that of
-            the low-precision variables, or None.
-    """
-
-    columns: list[int]
-    group: Group
-    dtypes: dict[str, Any]
-
-
-def _launches(plan, chunk, grads):
-    """Returns the launches of a chunk of a plan; None if no kernel takes its tensors.
-
-    They are decided anew if the gradients are of other dtypes.
-    """
-    dtypes = [g.dtype for g in grads]
-    key = chunk.positions[0]
-    known, launches = plan.launches.get(key, (None, None))
-    if known != dtypes:
-        launches = _decide_launches(chunk, grads)
-        plan.launches[key] = dtypes, launches
-    return launches
-
-
-def _decide_launches(chunk, grads):
-    low = [variable for _, variable in chunk.pairs]
-    rows = [chunk.variables, *chunk.slots, *([low] if low else [])]
-    wide = {t.dtype for row in rows[: 1 + len(chunk.slots)] for t in row}
-    if wide != {torch.float32} or not {t.dtype for t in low} <= _LOW:
-        return None
-    copy = getattr(kernels.tl, _name(low[0].dtype)) if low else None
-    launches = []
-    for dtype in dict.fromkeys(g.dtype for g in grads):
-        columns = [i for i, g in enumerate(grads) if g.dtype == dtype]
-        group = Group([[row[i] for i in columns] for row in rows], kernels.BLOCK)
-        dtypes = {"GRADIENT": getattr(kernels.tl, _name(dtype)), "COPY": copy}
-        launches.append(Launch(columns, group, dtypes))
-    return launches
-
-
-_LOW = {torch.float16, torch.bfloat16}
-
-
-def _name(dtype):
-    return str(dtype).removeprefix("torch.")
-
-
 def _launch(kernel, launch, tables, arguments):
     table, gradients, owners = tables
     kernel[(launch.group.blocks,)](
@@ -276,8 +379,8 @@ def _launch(kernel, launch, tables, arguments):
         launch.group.count,
         **arguments,
         **launch.dtypes,
-        N=kernels.BLOCK,
-        num_warps=kernels.WARPS,
+        N=kernels().BLOCK,
+        num_warps=kernels().WARPS,
         # Each operation rounds by itself, as in `rules.py`.
         enable_fp_fusion=False,
     )

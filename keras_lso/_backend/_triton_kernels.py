@@ -15,7 +15,7 @@ more such row, of other addresses in each step. `owners` holds for each block th
 of its tensor. `found_inf`, `inv_scale`, `learning_rate`, `alpha` and `decay` point to a
 float32; the other coefficients are numbers.
 
-Only `_torch_triton.py` imports this file, if it is asked for: it needs Triton.
+Only `_torch_triton.py` imports this file, when tensors on a GPU come: it needs Triton.
 """
 
 import triton
@@ -380,3 +380,7 @@ def adam(
             gradient, weight, first, second, copy, start, size, inv_scale, alpha, decay,
             rate_1, rate_2, epsilon, GRADIENT, COPY, False, N,
         )  # fmt: skip
+
+
+# As with TRITON_INTERPRET=1, by which Triton runs what it would compile on the host.
+ARE_INTERPRETED = not isinstance(adam, triton.JITFunction)

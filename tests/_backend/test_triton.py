@@ -1,4 +1,4 @@
-"""The kernels of `KERAS_LSO_KERNELS=triton`, by Triton's interpreter: without a GPU.
+"""The kernels in Triton, by Triton's interpreter: without a GPU.
 
 `make test-triton` runs them, in an environment with Triton. The judges are the formulas
 of `rules.py`, which the kernels follow to the last bit, and Keras's own optimizers.
@@ -8,6 +8,7 @@ import copy
 import dataclasses
 import itertools
 import os
+from types import SimpleNamespace
 from unittest import mock
 
 import keras
@@ -24,10 +25,19 @@ if os.environ.get("TRITON_INTERPRET") != "1":
     pytest.skip("`make test-triton` sets TRITON_INTERPRET=1", allow_module_level=True)
 
 import torch  # noqa: E402
+import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle  # noqa: E402
 
-from keras_lso._backend import _torch_triton, backend, layer_rules, rules  # noqa: E402
+from keras_lso._backend import (  # noqa: E402
+    _torch_triton,
+    _torch_triton_trial,
+    _triton_kernels,
+    backend,
+    kernel_choice,
+    layer_rules,
+    rules,
+)
 from keras_lso._backend.framework import Framework  # noqa: E402
 from keras_lso._backend.layer_rules import TrustRatio  # noqa: E402
 from keras_lso._backend.measurement import Measurement  # noqa: E402
@@ -64,18 +74,25 @@ def rounding(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def launches(monkeypatch):
-    """A CPU is taken for a GPU; a list with the names of the kernels that ran."""
+    """A CPU is taken for a GPU; a list with the names of the kernels that ran.
+
+    But for those of the trials, which are made at the first step of a variant.
+    """
     calls = []
-    launch = _torch_triton._launch
+    launch, step_by_itself = _torch_triton._launch, _torch_triton._step_by_itself
 
     def counting(kernel, *args):
         calls.append(kernel.fn.__name__)
         launch(kernel, *args)
 
+    def uncounted(*args):
+        with mock.patch.object(_torch_triton, "_launch", launch):
+            return step_by_itself(*args)
+
     take("accelerator", monkeypatch)
-    monkeypatch.setattr(_torch_triton, "kernels", _torch_triton.import_kernels())
     monkeypatch.setattr(_torch_triton, "DEVICES", ("cpu",))
     monkeypatch.setattr(_torch_triton, "_launch", counting)
+    monkeypatch.setattr(_torch_triton, "_step_by_itself", uncounted)
     return calls
 
 
@@ -391,6 +408,123 @@ def test_what_no_kernel_takes_is_left_to_those_of_pytorch(rule, change, launches
         )
 
 
+# --- The trials -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def verdicts(monkeypatch):
+    """A process that has tried nothing."""
+    found = {}
+    monkeypatch.setattr(_torch_triton_trial, "_verdicts", found)
+    return found
+
+
+@pytest.mark.parametrize("low", [None, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("rule", [*RULES.values(), *LARS.values()], ids=[*RULES, *LARS])
+def test_each_variant_passes_its_trial(rule, dtype, low, verdicts):
+    variant = _torch_triton_trial.Variant(
+        _torch_triton_trial.sample_of(rule), dtype, low
+    )
+    assert _torch_triton_trial.passes(
+        variant, torch.device("cpu"), _torch_triton._step_by_itself, BLOCK
+    )
+
+
+class Another:
+    """A kernel that is launched with other arguments, or not at all."""
+
+    def __init__(self, kernel, change):
+        self.fn, self._kernel, self._change = kernel.fn, kernel, change
+
+    def __getitem__(self, grid):
+        return lambda *args, **given: self._kernel[grid](
+            *args, **(given | self._change(given))
+        )
+
+
+@triton.jit
+def store_whole_blocks(
+    address,
+    start,
+    size,
+    values,
+    TYPE: tl.constexpr,
+    WHOLE: tl.constexpr,
+    N: tl.constexpr,
+):
+    if WHOLE:
+        tl.store(_triton_kernels._pointers(address, start, TYPE, WHOLE, N), values)
+
+
+def fail_to_compile(given):
+    raise triton.CompilationError(None, None, "no such instruction")
+
+
+BREAK = {
+    "another formula": lambda given: {"momentum": 0.0},
+    "a step that is not skipped": lambda given: {"found_inf": number(0.0)},
+    "whole blocks only": None,
+    "no program": fail_to_compile,
+}
+
+
+@pytest.fixture(params=BREAK)
+def broken(request, monkeypatch, verdicts):
+    """A kernel of momentum that is wrong."""
+    if BREAK[request.param] is None:
+        monkeypatch.setattr(_triton_kernels, "_store", store_whole_blocks)
+        return
+    found = _torch_triton.kernels()
+    wrong = Another(found.momentum, BREAK[request.param])
+    made = SimpleNamespace(**(vars(found) | {"momentum": wrong}))
+    monkeypatch.setattr(_torch_triton, "kernels", lambda: made)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_a_kernel_that_is_wrong_is_warned_of_once_and_not_used(broken, dtype, launches):
+    pair = Pair(OPTIMIZERS["momentum"], dtype=dtype)
+    with pytest.warns(UserWarning, match="failed its trial on cpu") as caught:
+        for _ in range(2):
+            pair.step()
+    pair.overflow(np.inf)
+    # NumPy, which the interpreter calls, warns of the NaNs of a trial.
+    own = [w for w in caught if w.category is UserWarning]
+    assert len(own) == 1 and launches == []
+    if dtype == "float32":
+        pair.assert_alike()
+    else:
+        pair.assert_weights_alike_in_float16()
+
+
+def test_a_kernel_that_is_wrong_is_an_error_if_it_is_asked_for(
+    broken, launches, monkeypatch
+):
+    monkeypatch.setattr(kernel_choice, "KERNELS", "triton")
+    pair = Pair(OPTIMIZERS["momentum"])
+    before = bits(pair.state())
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="failed its trial on cpu"):
+            pair.step()
+    assert bits(pair.state()) == before and launches == []
+
+
+def test_a_recorded_step_is_that_of_pytorch_until_there_is_a_verdict(
+    verdicts, launches, monkeypatch
+):
+    pair = Pair(OPTIMIZERS["momentum"])
+    with monkeypatch.context() as patch:
+        patch.setattr(_torch_triton_trial, "_is_recorded", lambda device: True)
+        pair.step()
+        assert launches == [] and not verdicts
+    pair.step()
+    assert list(verdicts.values()) == [None]
+    monkeypatch.setattr(_torch_triton_trial, "_is_recorded", lambda device: True)
+    pair.step()
+    assert launches == ["momentum"] * 2
+    pair.assert_alike()
+
+
 # --- Steps of an optimizer ------------------------------------------------------------
 
 K = keras.optimizers
@@ -414,7 +548,7 @@ def test_lars_steps_as_by_the_kernels_of_pytorch(monkeypatch, launches):
         grads = pair.gradients(size)
         pair.apply(grads)
         with monkeypatch.context() as patch:
-            patch.setattr(_torch_triton, "kernels", None)
+            patch.setattr(_torch_triton, "kernels", lambda: None)
             twin.apply(grads)
     # A chunk for those that are excluded, which has no norms.
     assert launches == ["lars", "lars_squares", "lars"] * 4
@@ -518,7 +652,7 @@ def test_a_note_that_a_master_is_in_step_does_not_outlive_a_step(monkeypatch):
     def apply(optimizer, has_kernels):
         with monkeypatch.context() as patch:
             if not has_kernels:
-                patch.setattr(_torch_triton, "kernels", None)
+                patch.setattr(_torch_triton, "kernels", lambda: None)
             optimizer.apply([torch.full((2,), 4.0)], ours, update_scale=False)
 
     for optimizer, has_kernels in [(0, False), (0, False), (1, True), (0, False)]:

@@ -1,4 +1,4 @@
-"""What the kernels of `KERAS_LSO_KERNELS=triton` move, counted in their programs.
+"""What the kernels in Triton move, counted in their programs.
 
 Triton compiles them for an H100 or H200, without a GPU, to the program that its driver
 would load. `make test-triton` runs this, in an environment with Triton.
@@ -7,6 +7,7 @@ would load. `make test-triton` runs this, in an environment with Triton.
 import collections
 import os
 import re
+from types import SimpleNamespace
 
 import keras
 import pytest
@@ -25,9 +26,15 @@ from triton.backends.nvidia.compiler import CUDABackend  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 from triton.runtime.jit import create_function_from_signature  # noqa: E402
 
-from keras_lso._backend._torch_triton import import_kernels  # noqa: E402
+from keras_lso._backend import (  # noqa: E402
+    _torch_triton,
+    _torch_triton_trial,
+    layer_rules,
+    rules,
+)
+from keras_lso._backend._torch_plan import Chunk  # noqa: E402
 
-kernels = import_kernels()
+kernels = _torch_triton.import_kernels()
 
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTER = "*fp32"
@@ -204,3 +211,83 @@ def test_neither_values_nor_addresses_compile_a_kernel_again():
     ):
         assert bind(**{**given, **other})[1] == program
     assert bind(**{**given, "decay": scalars[3]})[1] != program
+
+
+# --- What a trial runs ----------------------------------------------------------------
+
+
+class Recorder:
+    """A kernel that is not launched: it notes which program would have been."""
+
+    def __init__(self, kernel, programs):
+        self._name, self._programs = kernel.fn.__name__, programs
+        self._bind = create_function_from_signature(
+            kernel.signature, kernel.params, CUDABackend(HOPPER)
+        )
+
+    def __getitem__(self, grid):
+        return self._note
+
+    def _note(self, *args, **given):
+        _, program, options = self._bind(*args, **given)
+        self._programs.append((self._name, str(program), str(options)))
+
+
+@pytest.fixture
+def programs(monkeypatch):
+    """A list that gets the programs that are launched."""
+    found = []
+    made = {
+        name: Recorder(value, found) if isinstance(value, triton.JITFunction) else value
+        for name, value in vars(kernels).items()
+    }
+    monkeypatch.setattr(_torch_triton, "kernels", lambda: SimpleNamespace(**made))
+    monkeypatch.setattr(_torch_triton_trial, "_verdicts", {})
+    return found
+
+
+def number(value):
+    return torch.tensor(value, dtype=torch.float32)
+
+
+RATIO = layer_rules.TrustRatio(0.001, upper=1.0)
+RULES = {
+    "SGD": rules.SGD(number(1e-3)),
+    "momentum 1": rules.Momentum(number(1e-3), 1),
+    "momentum 0, decay": rules.Momentum(number(1e-3), 0.0, decay=number(1e-5)),
+    "nesterov": rules.Momentum(number(1e-3), 0.9, nesterov=1),
+    "Adam": rules.Adam(number(1e-3), 0.9, 0.999, 1e-7),
+    "AdamW": rules.Adam(number(1e-3), 0.0, 1.0, 1, decay=number(1e-5)),
+    "LARS": layer_rules.LARS(number(9.0), 0.9, 5e-5, RATIO),
+    "LARS, no decay": layer_rules.LARS(number(9.0), 1, 0, RATIO, nesterov=True),
+    "LARS, paper": layer_rules.LARS(
+        number(9.0), 0.9, 1, layer_rules.TrustRatio(0.001, paper=True)
+    ),
+    "LARS, excluded": layer_rules.LARS(number(9.0), 0.9, 5e-5, None),
+}
+
+
+@pytest.mark.parametrize("low", [None, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+@pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
+def test_a_step_runs_the_programs_that_its_trial_has_run(rule, dtype, low, programs):
+    variant = _torch_triton_trial.Variant(
+        _torch_triton_trial.sample_of(rule), dtype, low
+    )
+    # What is not launched changes nothing, and so it fails.
+    with pytest.warns(UserWarning, match="after a step"):
+        _torch_triton_trial.passes(
+            variant, torch.device("cpu"), _torch_triton._step_by_itself, kernels.BLOCK
+        )
+    tried = set(programs)
+    assert tried
+    for count, size in ((1, 1), (16, 16), (100, 5000)):
+        programs.clear()
+        rows = [torch.ones(count, size) for _ in range(1 + len(rule.slots))]
+        weights, *slots = (list(row.unbind()) for row in rows)
+        pairs = [(w, w.to(low)) for w in weights] if low else []
+        chunk = Chunk(dtype == torch.float32, list(range(count)), weights, slots, pairs)
+        grads = list(torch.ones(count, size, dtype=dtype).unbind())
+        inv_scale = 1.0 if count == 1 else number(0.5)
+        assert _torch_triton._step_by_itself(chunk, rule, grads, inv_scale, None)
+        assert set(programs) == tried
