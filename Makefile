@@ -8,8 +8,8 @@ TEST := $(addprefix test-,$(BACKENDS))
 UNIT := $(addprefix unit-,$(BACKENDS))
 INTEGRATION := $(addprefix integration-,$(BACKENDS))
 # The longest first, so that none is left alone at the end.
-JOBS := integration-tensorflow integration-jax integration-torch unit-tensorflow \
-    unit-jax unit-torch lint
+JOBS := integration-tensorflow integration-jax unit-tensorflow unit-jax unit-torch \
+    integration-torch lint
 PYTEST_ARGS ?=
 MUTATIONS_ARGS ?=
 # One more than there are cores: a job that waits for its own processes leaves its core.

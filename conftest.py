@@ -40,7 +40,17 @@ import pytest  # noqa: E402
 pytest_plugins = ("testing.rings", "testing.cases", "testing.originals")
 
 BACKEND = keras.backend.backend()
-OTHER_BACKENDS = {"_tensorflow", "_jax", "_torch"} - {f"_{BACKEND}"}
+# The modules of a backend begin with its name.
+OTHER_BACKENDS = tuple(
+    prefix
+    for backend, prefixes in {
+        "tensorflow": ("_tensorflow", "_tf_"),
+        "jax": ("_jax",),
+        "torch": ("_torch",),
+    }.items()
+    if backend != BACKEND
+    for prefix in prefixes
+)
 # They need Triton, which only PyTorch's builds for a GPU install.
 ON_A_GPU = {"_triton_kernels", "_triton_layer_kernels"}
 
@@ -66,9 +76,10 @@ def pytest_ignore_collect(collection_path, config):
     """
     if collection_path.suffix != ".py":
         return None
-    folder = collection_path.relative_to(config.rootpath).parts[0]
+    folder, *parts = collection_path.relative_to(config.rootpath).parts
     if folder == "keras_lso":
-        ignore = collection_path.stem in OTHER_BACKENDS | ON_A_GPU
+        is_others = parts[0] == "_backend" and parts[-1].startswith(OTHER_BACKENDS)
+        ignore = is_others or collection_path.stem in ON_A_GPU
     else:
         ignore = not collection_path.name.startswith("test_")
     return True if ignore else None

@@ -1,8 +1,10 @@
 """The programs in `examples/`, run as a user runs them.
 
-Each runs in a process of its own, with small settings. A custom loop belongs to one
-backend and is run in that backend's turn; `train_digits.py` and
-`large_batch_digits.py` train on any, and are told to use this one.
+Each runs in a process of its own, with small settings. It is forked from one that has
+imported Keras, which takes longer than most of them, unless the program has to find its
+backend by itself. A custom loop belongs to one backend and is run in that backend's
+turn; `train_digits.py` and `large_batch_digits.py` train on any, and are told to use
+this one.
 """
 
 import os
@@ -15,6 +17,8 @@ import keras
 import matplotlib.image
 import pytest
 
+from integration_tests.distributed import launch
+
 BACKEND = keras.backend.backend()
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 
@@ -23,13 +27,14 @@ NUMBER = r"(\d+(?:\.\d+)?)"
 
 def run_example(name, *arguments, folder, backend=None):
     """Runs an example in `folder` and returns what it printed."""
-    environment = {
-        **os.environ,
-        "COLUMNS": "80",
-        # Other tests may want the other cores.
-        "OMP_NUM_THREADS": "1",
-    }
+    # Other tests may want the other cores.
+    added = {"COLUMNS": "80", "OMP_NUM_THREADS": "1"}
+    if backend == BACKEND:
+        worker = launch.Worker(EXAMPLES / name, arguments, added, folder)
+        [printed] = launch.finish([worker])
+        return printed
     # If nothing says which backend to use, an example has to know.
+    environment = {**os.environ, **added}
     del environment["KERAS_BACKEND"]
     if backend is not None:
         environment["KERAS_BACKEND"] = backend

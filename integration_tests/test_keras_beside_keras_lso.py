@@ -4,9 +4,12 @@ What is in the pictures of `keras_beside_keras_lso.py` and `float16_range.py`:
 `test_example_pictures.py`.
 """
 
+import contextlib
+import io
 import math
 import pathlib
 import re
+import sys
 
 import keras
 import matplotlib.image
@@ -20,12 +23,36 @@ EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 
 
 @pytest.fixture(scope="module")
-def comparison(tmp_path_factory):
-    """What 1,700 steps print, 800 of them in the spell, and the folder of a picture."""
+def comparison(request, tmp_path_factory):
+    """What the example prints of a spell in a short run, and the folder of a picture.
+
+    In `make test-full` of 1,700 steps, 800 of them in the spell.
+    """
     folder = tmp_path_factory.mktemp("comparison")
+    if not request.config.getoption("full"):
+        return run_with_a_short_spell(folder), folder
     arguments = ("--steps", "1700", "--output", "pictures")
     name = "keras_beside_keras_lso.py"
     return run_example(name, *arguments, folder=folder, backend=BACKEND), folder
+
+
+def run_with_a_short_spell(folder):
+    """Runs the example with fewer steps, of which more overflow; returns its output."""
+    arguments = ["", "--steps", "460", "--output", str(folder / "pictures")]
+    policy = keras.config.dtype_policy()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(EXAMPLES)
+        import keras_beside_keras_lso as example
+
+        patch.delitem(sys.modules, "keras_beside_keras_lso")
+        patch.setattr(example, "SPELL", (100, 400))
+        patch.setattr(example, "SHARE", 0.7)
+        patch.setattr(sys, "argv", arguments)
+        patch.setenv("COLUMNS", "80")
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            example.main()
+    keras.config.set_dtype_policy(policy)
+    return printed.getvalue()
 
 
 def row(printed, title):

@@ -15,6 +15,8 @@ REASON = "KerasHub is not installed: the one in judges.txt needs Keras 3.15"
 # Not by an import: it takes a second, also where all is deselected.
 pytestmark = [
     pytest.mark.slow,
+    # What of it depends on a backend, `test_keras_features.py` trains on each.
+    pytest.mark.default_backend("torch"),
     pytest.mark.skipif(importlib.util.find_spec("keras_hub") is None, reason=REASON),
 ]
 

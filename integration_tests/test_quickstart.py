@@ -1,7 +1,8 @@
 """docs/quickstart.ipynb runs, shows what it says, and holds what a run prints.
 
 It runs on a CPU in a kernel of its own, without the cell that installs, which needs
-the network. `python -m integration_tests.quickstart` writes its outputs anew.
+the network; in `make test`, without a kernel, with fewer epochs.
+`python -m integration_tests.quickstart` writes its outputs anew.
 """
 
 import re
@@ -75,6 +76,12 @@ def test_its_outputs_are_of_one_run_and_of_no_machine(written):
 
 @pytest.mark.slow
 @pytest.mark.default_backend("torch")
+def test_its_cells_print_in_a_short_run_what_is_in_it(written, tmp_path):
+    printed = quickstart.run_quickly(tmp_path)
+    assert words(printed) == words("".join(map(text_of, installed(written))))
+
+
+@pytest.mark.full
 def test_it_shows_what_it_says(ran):
     start, _, report, underflow, trained, scales, _, _, loaded = ran
     assert text_of(start).endswith(f" on {BACKEND}\n")
@@ -95,8 +102,7 @@ def test_it_shows_what_it_says(ran):
     assert there == (pytest.approx(accuracy, abs=0.6), scale, skipped)
 
 
-@pytest.mark.slow
-@pytest.mark.default_backend("torch")
+@pytest.mark.full
 def test_its_outputs_are_what_a_run_prints_but_for_the_numbers(ran, written):
     cells = installed(written)
     assert [c.source for c in cells] == [c.source for c in ran]

@@ -5,6 +5,8 @@ import numpy as np
 import pytest
 from keras import ops
 
+from testing import rings
+
 
 def _eager(function, variables):
     return function
@@ -14,8 +16,10 @@ def _tf_function(jit_compile):
     def compile_(function, variables):
         import tensorflow as tf
 
-        # AutoGraph once: it takes longer than tracing what it has rewritten.
-        return tf.function(function, jit_compile=jit_compile, autograph=not jit_compile)
+        # AutoGraph takes as long as tracing what it has rewritten. In `make test` it
+        # reads a step in `_backend/test_many_tensors.py`, and in `integration_tests/`.
+        autograph = rings.is_full() and not jit_compile
+        return tf.function(function, jit_compile=jit_compile, autograph=autograph)
 
     return compile_
 

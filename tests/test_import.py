@@ -1,4 +1,4 @@
-"""Importing the package, in a process of its own.
+"""Importing the package, in a process of its own, in which Keras may be there.
 
 It imports no framework that Keras did not, and loads where nothing can be trained.
 """
@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import keras_lso
+from testing import forked
 
 LIST_FRAMEWORKS = """
 import sys
@@ -75,7 +76,7 @@ print(int(optimizer.inner_optimizer.iterations.numpy()))
 """
 
 
-def run(code, backend, **environment):
+def run_afresh(code, backend, **environment):
     environment = {
         **os.environ,
         "KERAS_BACKEND": backend,
@@ -91,7 +92,7 @@ def run(code, backend, **environment):
     )
 
 
-def output(code, backend, **environment):
+def output(code, backend, run=forked.run, **environment):
     result = run(code, backend, **environment)
     assert result.returncode == 0, result.stderr
     return result.stdout.splitlines()
@@ -175,7 +176,7 @@ def test_an_error_names_the_backend_where_nothing_can_be_trained(backend):
 @pytest.mark.slow
 @pytest.mark.one_backend
 def test_a_misspelt_environment_variable_is_refused():
-    result = run("import keras_lso", "numpy", KERAS_LSO_KERNELS="fast")
+    result = forked.run("import keras_lso", "numpy", KERAS_LSO_KERNELS="fast")
     assert result.returncode == 1
     message = result.stderr.splitlines()[-1]
     choices = "'auto'", "'framework'", "'triton'", "'generic'"
@@ -197,7 +198,7 @@ print(KERNELS)
 @pytest.mark.default_backend("torch")
 def test_triton_is_needed_where_its_kernels_are_asked_for():
     """On PyTorch. Elsewhere they are those of the framework, as always."""
-    result = run(WITHOUT_TRITON, BACKEND, KERAS_LSO_KERNELS="triton")
+    result = forked.run(WITHOUT_TRITON, BACKEND, KERAS_LSO_KERNELS="triton")
     if BACKEND != "torch":
         assert result.stdout.split() == ["triton"]
         return
@@ -245,7 +246,7 @@ def checkout(tmp_path):
 @pytest.mark.one_backend
 def test_a_checkout_on_the_path_has_its_version(checkout):
     code = WITHOUT_METADATA + SHOW_VERSION
-    [line] = output(code, "numpy", **checkout)
+    [line] = output(code, "numpy", run_afresh, **checkout)
     version, file = line.split()
     assert version == keras_lso.__version__
     assert pathlib.Path(file).is_relative_to(checkout["PYTHONPATH"])
@@ -255,7 +256,7 @@ def test_a_checkout_on_the_path_has_its_version(checkout):
 @pytest.mark.default_backend("jax")
 def test_info_runs_in_a_checkout_on_the_path(checkout):
     code = WITHOUT_METADATA + SHOW_INFO
-    packages, *_ = output(code, BACKEND, **checkout)
+    packages, *_ = output(code, BACKEND, run_afresh, **checkout)
     versions = {
         "keras_lso": keras_lso.__version__,
         "keras": keras.__version__,

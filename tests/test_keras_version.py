@@ -15,6 +15,7 @@ from packaging.version import Version
 
 from keras_lso import _keras_version
 from keras_lso._private_names import of_frameworks, of_keras
+from testing import forked
 
 BACKEND = os.environ["KERAS_BACKEND"]
 ROOT = pathlib.Path(__file__).parents[1]
@@ -180,7 +181,7 @@ print(optimizer.inner_optimizer.name, float(optimizer.initial_scale))
 @pytest.mark.slow
 @pytest.mark.one_backend
 def test_a_newer_keras_is_warned_of_once_and_works():
-    result = run(NEWER + IMPORTS)
+    result = forked.run(NEWER + IMPORTS, "numpy")
     assert result.returncode == 0, result.stderr
     warned, works = result.stdout.splitlines()
     probes = [probe for probe in of_keras.PROBES if probe.backend is None]
@@ -204,7 +205,7 @@ def test_a_newer_keras_without_a_private_attribute_is_refused():
 from keras.src.utils import naming
 naming.snake_case = vars(naming).pop("to_snake_case")
 """
-    result = run(NEWER + renamed + "import keras_lso")
+    result = forked.run(NEWER + renamed + "import keras_lso", "numpy")
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1] == (
         "ImportError: Keras 3.99.0 is newer than the versions that keras_lso was "

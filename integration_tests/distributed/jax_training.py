@@ -33,20 +33,25 @@ PARTICIPANTS = {
 # For each way the optimizers. To compile a step takes longer than all steps; those that
 # take norms are most likely to go wrong.
 ALL, ONE = list(problem.OPTIMIZERS), ["LARS"]
-MOST = ALL if rings.is_full() else ["global_clipnorm", "LARC"]
-SHARDED = [name for name in ALL if name != "global_clipnorm"]
+CLIPPED, LARC = ["global_clipnorm"], ["LARC"]
 OPTIMIZERS = {
-    "data": MOST,
+    "data": CLIPPED,
     "data on 8": ONE,
-    "model": MOST,
-    "shard_map": MOST,
+    "model": LARC,
+    "shard_map": CLIPPED,
     "shard_map, unchecked": ONE,
     "shard_map, reduced": ONE,
     # Keras's `global_clipnorm` sees the norm of a shard there, and is refused.
-    "shard_map, shards": SHARDED if rings.is_full() else ["momentum", "LARC"],
-    "pmap": ["global_clipnorm", "LARC"],
+    "shard_map, shards": LARC,
+    "pmap": CLIPPED,
     "pmap, reduced": ONE,
 }
+if rings.is_full():
+    OPTIMIZERS |= {
+        **dict.fromkeys(("data", "model", "shard_map"), ALL),
+        "shard_map, shards": [name for name in ALL if name not in CLIPPED],
+        "pmap": CLIPPED + LARC,
+    }
 
 
 class Training:
@@ -98,12 +103,15 @@ def batches(pattern, participants):
     return [np.stack(column) for column in zip(*each, strict=True)]
 
 
+# How many devices `fit` has, of one process.
+COUNTS = (4, 8) if rings.is_full() else (4,)
+
 # What two processes `fit` together: who has a batch of its own, with which optimizer.
 FITS = {
     "data": {
         "participants": 4,
         "optimizer": "LARS",
-        "patterns": problem.PATTERNS,
+        "patterns": problem.PATTERNS if rings.is_full() else ("all", "last"),
     },
     "tf.data": {
         "participants": 4,
@@ -113,6 +121,6 @@ FITS = {
     "model": {
         "participants": 2,
         "optimizer": "global_clipnorm",
-        "patterns": ["all", "first", "random"],
+        "patterns": ("all", "first", "random") if rings.is_full() else ("first",),
     },
 }

@@ -29,13 +29,20 @@ FORKED.set_forkserver_preload(["keras_lso"])
 
 
 class Worker:
-    """A process that runs a module as a program, with what of `Popen` tests need."""
+    """A process that runs a program, with what of `Popen` tests need.
 
-    def __init__(self, module, arguments, environment):
+    Args:
+        program: The name of a module, or the path of a file.
+        arguments: List of strings.
+        environment: Dict, of what is added to the environment of the tests.
+        folder: The working directory.
+    """
+
+    def __init__(self, program, arguments, environment, folder=ROOT):
         self._folder = tempfile.TemporaryDirectory()
         self._files = [pathlib.Path(self._folder.name, f) for f in ("out", "err")]
-        settings = (module, arguments, environment, self._files)
-        self._process = FORKED.Process(target=_run_module, args=settings)
+        settings = (program, arguments, environment, folder, self._files)
+        self._process = FORKED.Process(target=_run_program, args=settings)
         self._process.start()
 
     @property
@@ -52,17 +59,21 @@ class Worker:
         return [file.read_text() for file in self._files]
 
 
-def _run_module(module, arguments, environment, files):
-    """Makes of a forked process what `python -m` would have started."""
+def _run_program(program, arguments, environment, folder, files):
+    """Makes of a forked process what `python` would have started."""
     for number, file in enumerate(files, start=1):
         with open(file, "w") as opened:
             os.dup2(opened.fileno(), number)
     faulthandler.enable()
-    os.chdir(ROOT)
+    os.chdir(folder)
     os.environ.update(environment)
-    sys.argv = [module, *arguments]
+    sys.argv = [str(program), *arguments]
     try:
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        if isinstance(program, pathlib.Path):
+            sys.path[0] = str(program.parent)
+            runpy.run_path(str(program), run_name="__main__")
+        else:
+            runpy.run_module(program, run_name="__main__", alter_sys=True)
     finally:
         # A forked process leaves without it.
         atexit._run_exitfuncs()

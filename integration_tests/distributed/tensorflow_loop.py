@@ -26,6 +26,7 @@ PATTERNS_OF = {
 if not rings.is_full():
     # LARC has LARS's norms; "reduced" is "reduced, older" by another word.
     PATTERNS_OF |= {"momentum": ("random", "last"), "LARS": (), "reduced, older": ()}
+CASES = {name: case for name, case in CASES.items() if PATTERNS_OF[name]}
 
 # What is killed and restarted: a case, a pattern, and after which step it ends.
 CHECKPOINTED = ("Adam", "random")

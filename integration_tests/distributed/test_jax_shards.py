@@ -5,7 +5,12 @@ import functools
 import pytest
 
 from integration_tests.distributed import launch, problem
-from integration_tests.distributed.jax_training import HAS_SHARD_MAP, NO_SHARD_MAP
+from integration_tests.distributed.jax_training import (
+    COUNTS,
+    HAS_SHARD_MAP,
+    NO_SHARD_MAP,
+)
+from testing.rings import is_full
 
 EIGHT_DEVICES = "--xla_force_host_platform_device_count=8"
 
@@ -28,7 +33,7 @@ def test_slots_and_masters_are_sharded_as_their_variables_are(printed):
 
 def test_an_overflow_in_any_one_shard_is_seen_on_all_devices(printed):
     results = printed("SKIPS")
-    assert len(results) == 10
+    assert len(results) == (10 if is_full() else 7)
     for name, dtype, policy, found in results:
         # In five places inf and NaN, and a large number, which is no overflow.
         assert found == [True] * 11, (name, dtype, policy)
@@ -36,7 +41,7 @@ def test_an_overflow_in_any_one_shard_is_seen_on_all_devices(printed):
 
 def test_fit_skips_where_one_device_overflows(printed):
     results = printed("FIT")
-    assert [count for count, *_ in results] == [4, 8]
+    assert tuple(count for count, *_ in results) == COUNTS
     for count, scales, changed, are_finite in results:
         skipped = [bool(problem.overflowing("random", s, count)) for s in range(30)]
         assert 3 < sum(skipped) < 15

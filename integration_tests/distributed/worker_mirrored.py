@@ -8,6 +8,7 @@ set up before TensorFlow starts.
 """
 
 import contextlib
+import functools
 import json
 
 import keras
@@ -17,6 +18,9 @@ import tensorflow as tf
 import keras_lso
 from integration_tests.distributed.two_replicas import strategy
 
+# That AutoGraph can read a step, `tests/_backend/test_many_tensors.py` sees.
+function = functools.partial(tf.function, autograph=False)
+
 with strategy.scope():
     weight = keras.Variable(np.array([1.0, -0.0], "float32"))
     optimizer = keras_lso.LossScaleOptimizer(
@@ -25,7 +29,7 @@ with strategy.scope():
     optimizer.build([weight])
 
 
-@tf.function
+@function
 def step(overflowing_replica):
     def on_each_replica(overflowing_replica):
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
@@ -55,7 +59,7 @@ with strategy.scope():
     log_max.build([weight])
 
 
-@tf.function
+@function
 def step_by_magnitude():
     def on_each_replica():
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
@@ -102,7 +106,7 @@ def on_two_replicas(make_optimizer):
         replica = tf.distribute.get_replica_context().replica_id_in_sync_group
         optimizer.apply(tf.unstack(tf.gather(scaled, replica), 2), weights)
 
-    step = tf.function(lambda: strategy.run(on_each_replica))
+    step = function(lambda: strategy.run(on_each_replica))
     step()
     step()
     local = [strategy.experimental_local_results(w.value) for w in weights]
@@ -162,7 +166,7 @@ def step_once(optimizer, weight):
     def on_each_replica():
         optimizer.apply([tf.constant([1.0, 1.0])], [weight])
 
-    tf.function(lambda: strategy.run(on_each_replica))()
+    function(lambda: strategy.run(on_each_replica))()
 
 
 for part in ("weight", "TensorFlow's weight", "optimizer"):

@@ -4,6 +4,7 @@ Run by `test_tensorflow_replicas.py` in a process of its own: logical devices mu
 set up before TensorFlow starts.
 """
 
+import functools
 import json
 
 import keras
@@ -35,6 +36,8 @@ if hasattr(keras.optimizers, "MultiOptimizer"):  # Since Keras 3.15.
     )
 # One a replica.
 GRADIENTS = np.array([[1.0, -2.0], [2.0, 6.0]], "float32")
+# That AutoGraph can read a step, `tests/_backend/test_many_tensors.py` sees.
+function = functools.partial(tf.function, autograph=False)
 
 
 def make(make_optimizer):
@@ -81,7 +84,7 @@ for i, (name, make_optimizer) in enumerate(OPTIMIZERS.items()):
             says = {"scaled": False} if is_scaling(optimizer) else {}
             optimizer.apply_gradients([(total, weight)], **keyword, **says)
 
-        step = tf.function(lambda run=on_each_replica: strategy.run(run))
+        step = function(lambda run=on_each_replica: strategy.run(run))
         for _ in range(3):
             step()
         expected = alone(make_optimizer, GRADIENTS.sum(axis=0))
@@ -102,7 +105,7 @@ def reduced_then_not():
     optimizer.apply_gradients([(gradient, weight)], scaled=False)
 
 
-tf.function(lambda: strategy.run(reduced_then_not))()
+function(lambda: strategy.run(reduced_then_not))()
 expected = alone(OPTIMIZERS["modern"], GRADIENTS.sum(axis=0))
 print("REDUCED", json.dumps(["mixed", expected, local(weight)]))
 
@@ -116,7 +119,7 @@ def minimize():
     optimizer.minimize(lambda: tf.reduce_sum(gradient * weight), [weight])
 
 
-step = tf.function(lambda: strategy.run(minimize))
+step = function(lambda: strategy.run(minimize))
 for _ in range(3):
     step()
 print("REDUCED", json.dumps(["minimize", expected, local(weight)]))
@@ -140,7 +143,7 @@ def train_bare(make_optimizer, how, steps, dtype):
         optimizer = make_optimizer()
         optimizer.build([weight])
 
-    @tf.function
+    @function
     def step(kind):
         def on_each_replica(kind):
             replica = tf.distribute.get_replica_context().replica_id_in_sync_group

@@ -55,7 +55,10 @@ def average(values, make_grads):
         values = tf.nest.map_structure(tf.identity, values)
         return backend.average_over_processes(make_grads(values))
 
-    run = tf.function(lambda values: strategy.run(on_replica, args=(values,)))
+    @functools.partial(tf.function, autograph=False)
+    def run(values):
+        return strategy.run(on_replica, args=(values,))
+
     means = [strategy.experimental_local_results(m) for m in run(values)]
     # It has one None, of all replicas.
     count = max(len(of_replicas) for of_replicas in means)

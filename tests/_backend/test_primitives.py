@@ -841,7 +841,7 @@ def test_fused_steps_are_the_same_when_compiled(make, compiled, snapshot):
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @each_fused_step
 def test_fifty_fused_steps_from_zero_equal_those_of_the_keras_optimizer(
-    make, fused_step
+    make, fused_step, compiled_once
 ):
     # A weight that starts at zero is nothing but its steps: their relative errors
     # are its own. All gradients have the same sign, so that none of them cancel.
@@ -849,11 +849,17 @@ def test_fifty_fused_steps_from_zero_equal_those_of_the_keras_optimizer(
     weights = [np.zeros((3, 4), "float32"), np.zeros(4, "float32")]
     fused = FusedOptimizer(make, weights, fused_step)
     plain, plain_weights = plain_optimizer(make), [keras.Variable(w) for w in weights]
+    plain.build(plain_weights)
+
+    def step_both(*grads):
+        fused.step(list(grads), ops.convert_to_tensor(True), tensor(1.0))
+        plain.apply(list(grads), plain_weights)
+
+    state = fused.state + plain_weights + plain.variables
+    step_both = compiled_once(step_both, state)
     for _ in range(50):
         grads = [random.uniform(0.5, 1.5, size=w.shape) for w in weights]
-        grads = [tensor(g) for g in grads]
-        fused.step(grads, ops.convert_to_tensor(True), tensor(1.0))
-        plain.apply(grads, plain_weights)
+        step_both(*(tensor(g) for g in grads))
     fused.assert_close_to(plain_weights, plain)
 
 
