@@ -100,8 +100,7 @@ def test_the_comparison_says_what_happened_and_draws_it(comparison):
     assert matplotlib.image.imread(picture).shape[:2] == (572, 880)
 
 
-@pytest.mark.slow
-@pytest.mark.default_backend("torch")
+@pytest.mark.full
 def test_the_page_says_how_many_gradients_are_lost(tmp_path):
     printed = run_example("float16_range.py", folder=tmp_path, backend="torch")
     before, after = [float(s) for s in re.findall(r"([\d.]+)% become 0", printed)]
@@ -127,8 +126,7 @@ def test_the_network_of_underflow_needs_loss_scaling(tmp_path):
     assert (tmp_path / "underflow.png").exists()
 
 
-@pytest.mark.slow
-@pytest.mark.default_backend("torch")
+@pytest.mark.full
 def test_the_transformer_of_the_float16_report_learns_once_it_was_applied(tmp_path):
     printed = run_example("float16_report.py", folder=tmp_path, backend="torch")
     assert re.search(r"^norm: overflow, above 65504: square", printed, re.MULTILINE)

@@ -66,6 +66,7 @@ def test_a_window_of_a_power_of_two_has_keras_s_bits():
     pair.assert_alike(2e-7)
 
 
+@pytest.mark.exhaustive
 @each
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
 def test_a_micro_batch_that_overflows_is_dropped_whole(name, bad, way):

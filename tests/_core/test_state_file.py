@@ -458,6 +458,7 @@ def named_values(optimizer):
     return [v.numpy().tobytes() for v in optimizer.variables if "/" in v.path]
 
 
+@pytest.mark.in_turn
 @pytest.mark.parametrize("writer", WRAPPERS)
 @pytest.mark.parametrize("shapes", SHAPES)
 @every_inner
