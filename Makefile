@@ -12,8 +12,9 @@ JOBS := integration-tensorflow integration-jax unit-tensorflow unit-jax unit-tor
     integration-torch lint
 PYTEST_ARGS ?=
 MUTATIONS_ARGS ?=
-# One more than there are cores: a job that waits for its own processes leaves its core.
-AT_ONCE ?= 3
+# Twice as many as there are cores: a job that waits for its own processes leaves its
+# core, and the four long ones end about when the two short ones do.
+AT_ONCE ?= 4
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
