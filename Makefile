@@ -12,9 +12,8 @@ JOBS := integration-tensorflow integration-jax unit-tensorflow unit-jax unit-tor
     integration-torch lint
 PYTEST_ARGS ?=
 MUTATIONS_ARGS ?=
-# Twice as many as there are cores: a job that waits for its own processes leaves its
-# core, and the four long ones end about when the two short ones do.
-AT_ONCE ?= 4
+# One more than there are cores: a job that waits for its own processes leaves its core.
+AT_ONCE ?= 3
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
