@@ -65,7 +65,9 @@ class Twin:
         return [(v.path, np.array(ops.convert_to_numpy(v)).tobytes()) for v in both]
 
 
-def assert_decided_anew(change, make=lambda: SGD(0.5, momentum=0.9), **arguments):
+def assert_decided_anew(
+    change, make=lambda: SGD(0.5, momentum=0.9), before=3, **arguments
+):
     """Holds a twin with plans against one without, before and after a change.
 
     `change` is called with the twin, and may return the twin to go on with.
@@ -73,7 +75,7 @@ def assert_decided_anew(change, make=lambda: SGD(0.5, momentum=0.9), **arguments
     ends = []
     for plans in (True, False):
         twin = Twin(make, plans, **arguments)
-        twin.steps()
+        twin.steps(before)
         twin = change(twin) or twin
         twin.steps()
         ends.append([part[1] for part in twin.state()])
@@ -387,12 +389,15 @@ def test_changed_variables(change, dtype):
 @pytest.mark.parametrize("change", CHANGES_OF_VARIABLES, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("averages", [False, True])
 def test_changed_variables_in_the_middle_of_a_window(change, averages):
-    """Two micro-batches before its end; the averages move with each of them."""
+    """Two micro-batches before its end; the averages move with each of them.
+
+    In the second window: until the first update the averages are the weights.
+    """
 
     def make():
         return AdamW(0.5, gradient_accumulation_steps=5, use_ema=averages)
 
-    assert_decided_anew(change, make)
+    assert_decided_anew(change, make, before=8)
 
 
 def test_a_variable_that_is_overwritten_from_now_on():
