@@ -28,7 +28,8 @@ class LossScale:
     arguments of its own, override `get_config` to add them.
 
     A loss-scale policy belongs to one `LossScaleOptimizer`, which creates,
-    saves and loads its variables.
+    saves and loads its variables. Losses are multiplied by the variable `scale`,
+    gradients by its inverse: move it by `assign_scale`, and leave `value` as it is.
 
     Args:
         initial_loss_scale: Float. The scale of the first step, positive and
