@@ -37,20 +37,12 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
+from testing.backend_files import prefixes_of_others  # noqa: E402
+
 pytest_plugins = ("testing.rings", "testing.cases", "testing.originals")
 
 BACKEND = keras.backend.backend()
-# The modules of a backend begin with its name.
-OTHER_BACKENDS = tuple(
-    prefix
-    for backend, prefixes in {
-        "tensorflow": ("_tensorflow", "_tf_"),
-        "jax": ("_jax",),
-        "torch": ("_torch",),
-    }.items()
-    if backend != BACKEND
-    for prefix in prefixes
-)
+OTHER_BACKENDS = prefixes_of_others(BACKEND)
 # They need Triton, which only PyTorch's builds for a GPU install.
 ON_A_GPU = {"_triton_kernels", "_triton_layer_kernels"}
 

@@ -12,19 +12,16 @@ import keras
 import pytest
 
 import keras_lso
+from testing.backend_files import PREFIXES
 
 FOLDER = pathlib.Path(keras_lso.__file__).parent / "_backend"
-PREFIXES = {
-    "tensorflow": ("_tensorflow", "_tf"),
-    "jax": ("_jax",),
-    "torch": ("_torch",),
-}[keras.backend.backend()]
+OWN = PREFIXES[keras.backend.backend()]
 
 
 def is_of_a_backend(filename):
     """Whether a file is imported under this backend only."""
     path = pathlib.Path(filename)
-    return path.parent == FOLDER and path.name.startswith(PREFIXES)
+    return path.parent == FOLDER and path.name.startswith(OWN)
 
 
 @contextlib.contextmanager

@@ -1,8 +1,8 @@
 """Prints what share of the package's lines and branches the tests ran.
 
 `make coverage` runs the tests, which leave files for each backend; this reads them, and
-prints a row for each backend and one for all of them together: what only one backend
-has, such as its kernels, the others cannot run.
+prints a row for each backend and one for all of them together. What only one backend
+has, such as its kernels, the others cannot run: it does not count in their rows.
 """
 
 import glob
@@ -14,19 +14,32 @@ import coverage
 from rich.console import Console
 from rich.table import Table
 
-BACKENDS = ("tensorflow", "jax", "torch")
+from testing.backend_files import PREFIXES, prefixes_of_others
+
+TOGETHER = "together"
 FOLDER = pathlib.Path(__file__).parents[1] / "build" / "coverage"
 
 
-def totals(files):
-    """Returns what `coverage json` sums up over files of measurements."""
+def totals(row, files):
+    """Returns what `coverage json` sums up over files of measurements.
+
+    Args:
+        row: A backend, whose share leaves out the files of the others, or `TOGETHER`.
+        files: List of paths.
+    """
+    omitted = [] if row == TOGETHER else prefixes_of_others(row)
     with tempfile.TemporaryDirectory() as folder:
         measured = coverage.Coverage(data_file=f"{folder}/combined")
         measured.combine(files, keep=True)
         measured.save()
         report = pathlib.Path(folder, "report.json")
-        measured.json_report(outfile=str(report))
+        omit = [*measured.get_option("report:omit"), *_patterns(omitted)]
+        measured.json_report(outfile=str(report), omit=omit)
         return json.loads(report.read_text())["totals"]
+
+
+def _patterns(prefixes):
+    return [f"*/_backend/{prefix}*.py" for prefix in prefixes]
 
 
 def shares(total):
@@ -40,18 +53,18 @@ def shares(total):
 
 
 def main():
-    files = {b: glob.glob(f"{glob.escape(str(FOLDER))}/{b}.*") for b in BACKENDS}
+    files = {b: glob.glob(f"{glob.escape(str(FOLDER))}/{b}.*") for b in PREFIXES}
     files = {backend: found for backend, found in files.items() if found}
     if not files:
         raise SystemExit("No measurements. Run `make coverage`.")
     rows = dict(files)
-    rows["together"] = [file for found in files.values() for file in found]
+    rows[TOGETHER] = [file for found in files.values() for file in found]
     table = Table(title="Share of keras_lso that the tests run, in %")
     table.add_column("Backend")
     for name in ("Lines", "Branches", "Both"):
         table.add_column(name, justify="right")
     for name, found in rows.items():
-        table.add_row(name, *(f"{share:.1f}" for share in shares(totals(found))))
+        table.add_row(name, *(f"{share:.1f}" for share in shares(totals(name, found))))
     Console().print(table)
 
 
