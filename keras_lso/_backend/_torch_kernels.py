@@ -18,10 +18,17 @@ DEVICES = ("cpu", "cuda")
 SMALLEST_RATE = 2.0**-29
 # At this step Adam's bias correction is 1, for any beta below 1.
 _LAST_STEP = 2.0**100
+# Elements that a line of the cache holds, of float16, of which it holds most.
+_LINE = 32
 
 
 class Memory:
     """A few buffers for all chunks: new memory costs more than the arithmetic on it.
+
+    A chunk lies in the middle of a buffer. Each thread takes a part of a tensor, and so
+    two threads write the same lines for a large tensor as for a small one. Where their
+    cores share no cache, a line that changes hands takes longer than one of the main
+    memory.
 
     Args:
         like: A float32 tensor.
@@ -35,9 +42,18 @@ class Memory:
     def like(self, tensors, number=0):
         """Returns views of a buffer like `tensors`, a chunk's, of one dtype."""
         if number not in self._flats:
-            self._flats[number] = self._like.new_empty(self._size)
-        flat = self._flats[number].view(tensors[0].dtype)
-        return _unflatten_dense_tensors(flat, tensors)
+            # It may be kept, and what is made in inference mode is not to be written
+            # outside of it.
+            with torch.inference_mode(False):
+                self._flats[number] = self._like.new_empty(self._size)
+        flat = self._flats[number]
+        if tensors[0].dtype != flat.dtype:
+            flat = flat.view(tensors[0].dtype)
+        start = (flat.numel() - sum(map(torch.Tensor.numel, tensors))) // 2
+        start -= start % _LINE
+        if len(tensors) == 1:
+            return [flat.as_strided(tensors[0].shape, tensors[0].stride(), start)]
+        return _unflatten_dense_tensors(flat[start:], tensors)
 
 
 class Kernel:

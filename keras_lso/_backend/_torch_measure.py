@@ -12,7 +12,6 @@ from torch._utils import _flatten_dense_tensors
 
 from keras_lso._backend._torch_shards import Agreement, any_sharded, shards_of
 from keras_lso._backend.measurement import Measurement
-from keras_lso._backend.tensors import amax_of, in_float32
 
 # Elements. The cost of an operation on a smaller tensor is that of its call.
 SMALL = 2**14
@@ -48,32 +47,33 @@ def measure(
 def _measure(grads, amax, inv_scale, rules=None, packs=None, norm=False):
     """Returns the `Measurement` of plain tensors.
 
-    On the host a finite L2 norm proves finite elements, at a tenth of the cost of
-    `isfinite`. A norm that is not finite proves nothing (1e20 squared is inf), nor does
-    any if unscaling enlarges the gradients: then every element is checked. On an
-    accelerator that branch would synchronise. There the largest magnitude decides,
-    which is exact.
+    The largest magnitude says whether all elements are finite. On the host the norms of
+    a rule prove it too, if they are finite themselves and unscaling does not enlarge
+    the gradients: 1e20 squared is inf. On an accelerator that branch would synchronise.
 
     Only norms of the gradients are returned: the step computes others when it has the
     tensors in the cache.
     """
+    packs = packs or Packs(grads)
     if norm:
-        return _by_the_norm(grads, amax, inv_scale, packs or Packs(grads))
-    if not is_on_host(grads[0]):
-        finite, largest = _check_on_accelerator(grads, inv_scale)
-        return Measurement(finite, amax=largest if amax else None)
-    packs = None if rules and rules[0].uses_gradient_norms else packs or Packs(grads)
-    finite, norms = _check_on_host(grads, inv_scale, packs)
-    return Measurement(finite, norms, amax=_amax_on_host(grads) if amax else None)
+        return _by_the_norm(grads, amax, inv_scale, packs)
+    if rules and rules[0].uses_gradient_norms and is_on_host(grads[0]):
+        norms = norms_of(grads)
+        # What is below inf is no NaN either; to ask so takes a third of `isfinite`.
+        finite = (norms < torch.inf).all()
+        if finite and inv_scale <= 1:
+            unscaled = list((norms * inv_scale).unbind())
+            largest = _largest(grads, packs).float() if amax else None
+            return Measurement(finite, unscaled, amax=largest)
+    largest = _largest(grads, packs)
+    finite = largest * inv_scale < torch.inf
+    return Measurement(finite, amax=largest.float() if amax else None)
 
 
 def _by_the_norm(grads, amax, inv_scale, packs):
     """Returns the `Measurement` where the norm of all gradients must be finite."""
     norms = norms_of(packs.of(grads), packs.wide_dtype)
-    largest = None
-    if amax:
-        on_host = is_on_host(grads[0])
-        largest = _amax_on_host(grads) if on_host else _largest(grads).float()
+    largest = _largest(grads, packs).float() if amax else None
     return _of_norms(norms, inv_scale, largest)
 
 
@@ -81,21 +81,6 @@ def _of_norms(norms, inv_scale, largest):
     norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(norms)
     total = (norm * inv_scale).float()
     return Measurement(total.square() < torch.inf, amax=largest, norm=total)
-
-
-def _check_on_host(values, inv_scale, packs):
-    """Returns whether all are finite, and the unscaled norms unless they are packed."""
-    # What is below inf is no NaN either; to ask so takes a third of `isfinite`.
-    if packs is None:
-        norms = norms_of(values)
-        finite = (norms < torch.inf).all()
-    else:
-        proofs = torch._foreach_norm(packs.of(values), 2, dtype=packs.wide_dtype)
-        norm = proofs[0] if len(proofs) == 1 else torch.stack(proofs).max()
-        finite = norm < torch.inf
-    if finite and inv_scale <= 1:
-        return finite, None if packs else list((norms * inv_scale).unbind())
-    return _all_finite(values, inv_scale), None
 
 
 class Packs:
@@ -129,38 +114,22 @@ class Packs:
         return [pack, *map(tensors.__getitem__, self._rest)]
 
 
-def _check_on_accelerator(values, inv_scale):
-    """Returns whether all are finite, and the largest magnitude.
-
-    No norms: those of very large gradients can be inf where those of the unscaled
-    gradients, which the step takes, are finite.
-    """
-    amax = _largest(values)
-    return (amax * inv_scale).isfinite(), amax.float()
-
-
-def _largest(values):
+def _largest(values, packs):
+    """Returns the largest magnitude as a scalar tensor, or a NaN that is among them."""
+    on_host = is_on_host(values[0])
     # An empty tensor has no maximum.
-    amax = values[0].new_zeros((), dtype=wide_dtype(values))
-    values = [v for v in values if v.numel()]
-    if values:
-        norms = torch._foreach_norm(values, math.inf, dtype=amax.dtype)
-        amax = torch.stack(norms).max()
-    return amax
-
-
-def _amax_on_host(values):
-    """Returns the largest magnitude, without the copy that `abs` makes."""
-    values = [v for v in values if v.numel()]
-    if not values:
-        return amax_of(values)
-    ends = [end.float() for v in values for end in (v.max(), -v.min())]
-    return torch.stack(ends).max()
-
-
-def _all_finite(values, inv_scale):
-    values = [in_float32(v) for v in values]
-    return torch.stack([(v * inv_scale).isfinite().all() for v in values]).all()
+    some = list(filter(torch.Tensor.numel, packs.of(values) if on_host else values))
+    if not some:
+        return values[0].new_zeros((), dtype=packs.wide_dtype)
+    if not on_host:
+        norms = torch._foreach_norm(some, math.inf, dtype=packs.wide_dtype)
+        return torch.stack(norms).max()
+    # In one pass, without the copy that a sum makes of what is narrower than itself.
+    lows, highs = zip(*map(torch.aminmax, some), strict=True)
+    low, high = lows[0], highs[0]
+    if len(some) > 1:
+        low, high = torch.stack(lows).min(), torch.stack(highs).max()
+    return torch.maximum(high, -low).to(packs.wide_dtype)
 
 
 _ROW = 1024

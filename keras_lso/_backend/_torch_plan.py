@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from keras_lso._backend._torch_measure import Packs, is_on_host
+from keras_lso._backend._torch_kernels import Memory
+from keras_lso._backend._torch_measure import SMALL, Packs, is_on_host
 from keras_lso._backend._torch_shard_checks import FSDP_MODULES
 from keras_lso._backend._torch_shards import any_sharded, shards_of
 
@@ -17,6 +18,9 @@ from keras_lso._backend._torch_shards import any_sharded, shards_of
 # what one operation has written when the next reads it.
 _HOST_CHUNK = 2**20
 _DEVICE_CHUNK = 2**23
+# Elements, 16 MiB. What an allocator has been given back by others, it sorts when it is
+# asked again: that may take longer than a step.
+_KEPT_MEMORY = 2**22
 
 _dtype, _shape = map(operator.attrgetter, ("dtype", "shape"))
 
@@ -87,8 +91,10 @@ class StepPlan:
             for kind, copy in zip(kinds, copies, strict=True)
         ]
         sizes = list(map(torch.Tensor.numel, variables))
-        limit = _HOST_CHUNK if is_on_host(variables[0]) else _DEVICE_CHUNK
-        positions = _split(kinds, sizes, limit)
+        limits = (_DEVICE_CHUNK, _DEVICE_CHUNK)
+        if is_on_host(variables[0]):
+            limits = (_HOST_CHUNK, SMALL)
+        positions = _split(kinds, sizes, *limits)
         self.most = max(sum(sizes[i] for i in chunk) for chunk in positions)
         self.chunks = [
             Chunk(
@@ -101,6 +107,7 @@ class StepPlan:
             for chunk in positions
         ]
         self.launches: dict[int, Any] = {}
+        self._memory: Memory | None = None
         self._facts = self._where()
         self._written = set(self._facts[0]) - {0}
 
@@ -115,6 +122,13 @@ class StepPlan:
             list(map(torch.Tensor.data_ptr, local)),
             list(map(torch.Tensor.is_contiguous, local)),
         )
+
+    def memory(self):
+        """Returns the `Memory` for a step on the host, the same each time if small."""
+        memory = self._memory or Memory(self.chunks[0].variables[0], self.most)
+        if self.most <= _KEPT_MEMORY:
+            self._memory = memory
+        return memory
 
     def readable(self, grads):
         """Returns contiguous gradients, none of which aliases what is written."""
@@ -134,11 +148,18 @@ def _all_contiguous(tensors):
     return all(map(torch.Tensor.is_contiguous, tensors))
 
 
-def _split(kinds, sizes, limit):
-    """Splits the positions into chunks of one kind, of at most `limit` elements."""
+def _split(kinds, sizes, limit, alone):
+    """Splits the positions into chunks of one kind, of at most `limit` elements.
+
+    A tensor with more elements than `alone` has a chunk to itself.
+    """
+    large: list[list[int]] = []
     by_kind: dict[Any, list[int]] = {}
     for i, kind in enumerate(kinds):
-        by_kind.setdefault(kind, []).append(i)
+        if sizes[i] > alone:
+            large.append([i])
+        else:
+            by_kind.setdefault(kind, []).append(i)
     chunks: list[list[int]] = []
     for positions in by_kind.values():
         count: float = math.inf
@@ -149,4 +170,4 @@ def _split(kinds, sizes, limit):
                 count = sizes[i]
             chunks[-1].append(i)
     # The last first: the cache still holds the gradients that were measured last.
-    return chunks[::-1]
+    return [*large[::-1], *chunks[::-1]]

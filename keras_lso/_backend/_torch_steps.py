@@ -14,7 +14,6 @@ from keras_lso._backend import _torch_kernels, _torch_triton, layer_rules, rules
 from keras_lso._backend._torch_kernels import (
     SMALLEST_RATE,
     Kernel,
-    Memory,
     moving_averages,
 )
 from keras_lso._backend._torch_masters import resynchronise, round_into_variables
@@ -64,7 +63,7 @@ def fused_step(framework, rules, targets, grads, found=None, inv_scale=None):
             return
         finite = None
     grads = plan.readable(grads)
-    memory = Memory(first, plan.most) if on_host else None
+    memory = plan.memory() if on_host else None
     found_inf = None if finite is None else torch.logical_not(finite).float()
     if not on_host:
         _torch_triton.decide(plan, rules, grads)
@@ -89,6 +88,8 @@ def fused_step(framework, rules, targets, grads, found=None, inv_scale=None):
 def _part(found, chunk):
     """Returns the `Measurement` of the tensors of a chunk."""
     of_gradients, of_rules = found.gradient_norms, found.rule_norms
+    if of_gradients is None and of_rules is None:
+        return found
     return Measurement(
         found.finite,
         of_gradients and [of_gradients[i] for i in chunk],

@@ -47,7 +47,11 @@ ASKS_FOR_CPU = {
     "torch": {
         "measure": ["_torch_measure.is_on_host"],
         "run_if": ["_torch_measure.is_on_host"],
-        "fused_step": ["_torch_measure.is_on_host", "_torch_steps.is_on_host"],
+        "fused_step": [
+            "_torch_measure.is_on_host",
+            "_torch_plan.is_on_host",
+            "_torch_steps.is_on_host",
+        ],
     },
     "jax": {"measure": ["_jax_measure._is_on_cpu"]},
 }.get(keras.backend.backend(), {})
