@@ -57,6 +57,7 @@ def _host_limits(shapes):
 LIMITS = (
     Limit("torch", "resnet50", ("SGD+momentum",), _FUSED, 1.0),
     Limit("torch", "resnet50", _ADAPTIVE, _FUSED, 1.1),
+    Limit("torch", "resnet50", ("LARS",), "inner", 1.05),
     Limit("torch", "resnet50", ("LARS",), f"{_FUSED} SGD", 1.6, aim=1.3),
     Limit("jax", "resnet50", _MOST, "inner", 1.35, aim=1.25),
     Limit("jax", "resnet50", _MOST, "peer", 1.0),
