@@ -36,15 +36,16 @@ def measure(
 ):
     """See `Framework.measure`."""
     plan = targets and targets.plan
+    packs = plan.packs if plan else Packs(shards_of(grads))
     if plan.are_sharded if plan else any_sharded(grads):
-        return _measure_shards(grads, amax, inv_scale, rules, targets, norm)
-    return _measure(grads, amax, inv_scale, rules, plan and plan.packs, norm)
+        return _measure_shards(grads, packs, amax, inv_scale, rules, targets, norm)
+    return _measure(grads, packs, amax, inv_scale, rules, norm)
 
 
 # --- Plain tensors ------------------------------------------------------------------
 
 
-def _measure(grads, amax, inv_scale, rules=None, packs=None, norm=False):
+def _measure(grads, packs, amax, inv_scale, rules=None, norm=False):
     """Returns the `Measurement` of plain tensors.
 
     The largest magnitude says whether all elements are finite. On the host the norms of
@@ -54,9 +55,8 @@ def _measure(grads, amax, inv_scale, rules=None, packs=None, norm=False):
     Only norms of the gradients are returned: the step computes others when it has the
     tensors in the cache.
     """
-    packs = packs or Packs(grads)
     if norm:
-        return _by_the_norm(grads, amax, inv_scale, packs)
+        return _by_the_norm(grads, packs, amax, inv_scale)
     if rules and rules[0].uses_gradient_norms and is_on_host(grads[0]):
         norms = norms_of(grads)
         # What is below inf is no NaN either; to ask so takes a third of `isfinite`.
@@ -70,7 +70,7 @@ def _measure(grads, amax, inv_scale, rules=None, packs=None, norm=False):
     return Measurement(finite, amax=largest.float() if amax else None)
 
 
-def _by_the_norm(grads, amax, inv_scale, packs):
+def _by_the_norm(grads, packs, amax, inv_scale):
     """Returns the `Measurement` where the norm of all gradients must be finite."""
     norms = norms_of(packs.of(grads), packs.wide_dtype)
     largest = _largest(grads, packs).float() if amax else None
@@ -124,7 +124,7 @@ def _largest(values, packs):
     if not on_host:
         norms = torch._foreach_norm(some, math.inf, dtype=packs.wide_dtype)
         return torch.stack(norms).max()
-    # In one pass, without the copy that a sum makes of what is narrower than itself.
+    # In one pass. A sum in float32 would first copy narrower gradients.
     lows, highs = zip(*map(torch.aminmax, some), strict=True)
     low, high = lows[0], highs[0]
     if len(some) > 1:
@@ -165,13 +165,13 @@ def wide_dtype(values):
 # --- Shards -------------------------------------------------------------------------
 
 
-def _measure_shards(grads, amax, inv_scale, rules, targets, norm):
+def _measure_shards(grads, packs, amax, inv_scale, rules, targets, norm):
     """Returns the `Measurement` of tensors some of which are sharded."""
-    agreement = Agreement(grads)
+    agreement, shards = Agreement(grads), shards_of(grads)
     if norm:
-        return _by_the_norm_of_shards(grads, amax, inv_scale, agreement)
-    shards = shards_of(grads)
-    mine = _measure(shards, amax, inv_scale)
+        largest = _largest(shards, packs).float() if amax else None
+        return _by_the_norm_of_shards(grads, shards, largest, inv_scale, agreement)
+    mine = _measure(shards, packs, amax, inv_scale)
     squares, owners = _squares(rules, shards, inv_scale, targets)
     flag = torch.logical_not(mine.finite).to(squares.dtype).view(1)
     largest = None
@@ -187,13 +187,11 @@ def _measure_shards(grads, amax, inv_scale, rules, targets, norm):
     return Measurement(flag[0] == 0, amax=largest, **norms)
 
 
-def _by_the_norm_of_shards(grads, amax, inv_scale, agreement):
+def _by_the_norm_of_shards(grads, shards, largest, inv_scale, agreement):
     """Returns the `Measurement` where the norm of all gradients must be finite."""
-    norms = _norms_of_whole(grads, shards_of(grads))
-    largest = None
-    if amax:
-        mine = _measure(shards_of(grads), amax, inv_scale)
-        largest = agreement.maximum(_without_nan(mine.amax).view(1))[0]
+    norms = _norms_of_whole(grads, shards)
+    if largest is not None:
+        largest = agreement.maximum(_without_nan(largest).view(1))[0]
     return _of_norms(norms, inv_scale, largest)
 
 

@@ -167,8 +167,8 @@ FAULTS = [
     Fault(
         name="on shards the norm is that of the process's own",
         file="keras_lso/_backend/_torch_measure.py",
-        old="norms = _norms_of_whole(grads, shards_of(grads))",
-        new="norms = norms_of(shards_of(grads))",
+        old="norms = _norms_of_whole(grads, shards)",
+        new="norms = norms_of(shards)",
         tests="integration_tests/distributed/test_torch_shards.py::test_steps_are_those_on_whole_tensors",
     ),
     Fault(
