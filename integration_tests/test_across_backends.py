@@ -162,6 +162,34 @@ def test_a_weights_file_goes_on(name, folder):
     assert_takes_the_same_course(model, expected, dtype_of(model))
 
 
+@pytest.mark.parametrize("name", [*OURS, "keras", "bare"])
+def test_a_whole_model_in_h5_goes_on(name, folder):
+    expected = Expected(folder, name)
+    model = keras_lso.load_model(folder / f"{name}.h5")
+    optimizer = model.optimizer
+    assert_same(model.get_weights(), expected.all("weights"))
+    state = [v.numpy() for v in optimizer.variables]
+    if name == "keras":
+        # Keras's class has no row of skips, and leaves the count that comes first at 0.
+        assert_same(state[1:-1], expected.all("state")[1:])
+        assert int(optimizer.iterations) == 6
+    else:
+        assert_same(state, expected.all("state"))
+    dtype = "float32" if name in ("keras", "bare") else dtype_of(model)
+    assert_takes_the_same_course(model, expected, dtype)
+
+
+@pytest.mark.parametrize("ending", ["keras", "h5"])
+def test_a_state_from_before_the_first_finite_step_comes_back(ending, folder):
+    expected = Expected(folder, "early")
+    optimizer = keras_lso.load_model(folder / f"early.{ending}").optimizer
+    # But for the row of skips, which begins afresh.
+    state = [v.numpy() for v in optimizer.variables[:-1]]
+    assert_same(state, expected.all("state")[:-1])
+    assert optimizer.loss_scale_policy.search_state.numpy() == -2
+    assert int(optimizer.skipped_steps) == 1
+
+
 def test_our_files_name_public_classes_only(folder):
     for name in OURS:
         config = config_in(folder / f"{name}.keras")

@@ -44,6 +44,9 @@ FEWEST = {
     "test_bytes_of_the_members_of_a_keras_file": 50,
     "test_bytes_of_a_weights_file": 52,
     "test_bytes_of_a_tf_keras_file": 52,
+    "test_bytes_of_a_whole_model_in_h5": 52,
+    "test_wrong_arrays_in_a_whole_model_in_h5": 20,
+    "test_wrong_attributes_of_a_whole_model_in_h5": 60,
     "test_wrong_arrays_in_a_weights_file": 20,
     "test_wrong_structure": 4,
     "test_wrong_arrays_in_a_tf_keras_file": 20,
@@ -116,11 +119,13 @@ def good(tmp_path_factory):
     model = make_model()
     model.save(folder / "model.keras")
     model.save_weights(folder / "model.weights.h5")
+    model.save(folder / "model.h5")
     adam = LossScaleOptimizer(keras.optimizers.Adam(0.25), initial_scale=64.0)
     adam.build(make_model().trainable_variables)
     return types.SimpleNamespace(
         keras=(folder / "model.keras").read_bytes(),
         weights=(folder / "model.weights.h5").read_bytes(),
+        h5=(folder / "model.h5").read_bytes(),
         tf_keras=tf_keras_file(),
         model=model,
         adam=adam,
@@ -131,7 +136,7 @@ def good(tmp_path_factory):
 
 
 def load_file(data, path, label, load=keras_lso.load_model, names=()):
-    """Loads a `.keras` file; what comes of it is refused or sane."""
+    """Loads a `.keras` or `.h5` file; what comes of it is refused or sane."""
     path.write_bytes(data)
     LOADED.append(label)
     model = attempt(lambda: load(path), label, names)
@@ -217,6 +222,11 @@ def test_bytes_of_a_weights_file(good, tmp_path):
         load_weights(data, tmp_path / "model.weights.h5", good, label)
 
 
+def test_bytes_of_a_whole_model_in_h5(good, tmp_path):
+    for label, data in damage.damaged_bytes(good.h5, 6, truncated=12, flipped=40):
+        load_file(data, tmp_path / "model.h5", label)
+
+
 def test_bytes_of_a_tf_keras_file(good, tmp_path):
     for label, data in damage.damaged_bytes(good.tf_keras, 5, truncated=12, flipped=40):
         load_tf_keras(data, tmp_path / "model.h5", good, label)
@@ -246,6 +256,19 @@ def test_wrong_arrays_in_a_weights_file(index, good, tmp_path):
         assert is_taken or label not in TAKEN, f"{name}: {label}"
 
 
+@pytest.mark.parametrize("index", range(len(STATE)), ids=NAMES)
+def test_wrong_arrays_in_a_whole_model_in_h5(index, good, tmp_path):
+    with h5py.File(io.BytesIO(good.h5)) as file:
+        group = file["optimizer_weights"]
+        name = f"optimizer_weights/{group.attrs['weight_names'][index]}"
+        array = np.asarray(file[name][()])
+    for label, wrong in damage.wrong_arrays(array):
+        data = damage.with_h5(
+            good.h5, lambda file, v=wrong: damage.replaced(file, name, v)
+        )
+        load_file(data, tmp_path / "model.h5", f"{name}: {label}")
+
+
 @pytest.mark.parametrize("label", damage.structures("", ""))
 def test_wrong_structure(label, good, tmp_path):
     change = damage.structures("optimizer/vars", "3")[label]
@@ -254,6 +277,10 @@ def test_wrong_structure(label, good, tmp_path):
     contents = damage.members(good.keras)
     data = damage.archive_of({**contents, damage.WEIGHTS: data})
     load_file(data, tmp_path / "model.keras", label)
+
+    change = damage.structures("optimizer_weights", "loss_scale_optimizer/iteration")
+    data = damage.with_h5(good.h5, change[label])
+    load_file(data, tmp_path / "model.h5", label)
 
     for name in ("Adam/iter:0", "Adam/dense/kernel/m:0"):
         change = damage.structures("optimizer_weights", name)[label]
@@ -281,8 +308,8 @@ ATTRIBUTES = {
 }
 
 
-def test_wrong_attributes_of_a_tf_keras_file(good, tmp_path):
-    path = tmp_path / "model.h5"
+def with_wrong_attributes(data):
+    """Yields labels and files, of which each has one attribute that is wrong."""
     for key, values in ATTRIBUTES.items():
         for value in values:
 
@@ -290,8 +317,31 @@ def test_wrong_attributes_of_a_tf_keras_file(good, tmp_path):
                 group = file["optimizer_weights"] if key == "weight_names" else file
                 group.attrs[key] = value
 
-            data = damage.with_h5(good.tf_keras, change)
-            load_tf_keras(data, path, good, f"{key}: {str(value)[:9]}")
+            yield f"{key}: {str(value)[:9]}", damage.with_h5(data, change)
+
+
+def test_wrong_attributes_of_a_whole_model_in_h5(good, tmp_path):
+    path = tmp_path / "model.h5"
+    for label, data in with_wrong_attributes(good.h5):
+        load_file(data, path, label)
+    with h5py.File(io.BytesIO(good.h5)) as file:
+        config = json.loads(file.attrs["training_config"])
+    # The arguments of Keras's optimizers are the business of `test_damaged_configs.py`.
+    paths = [
+        p for p in damage.paths_in(config) if p[-3:-1] != ("inner_optimizer", "config")
+    ]
+    for label, _, wrong in damage.damaged_values(config, paths, damage.FEW_VALUES):
+
+        def change(file, wrong=wrong):
+            file.attrs["training_config"] = json.dumps(wrong)
+
+        load_file(damage.with_h5(good.h5, change), path, label)
+
+
+def test_wrong_attributes_of_a_tf_keras_file(good, tmp_path):
+    path = tmp_path / "model.h5"
+    for label, data in with_wrong_attributes(good.tf_keras):
+        load_tf_keras(data, path, good, label)
     config = {"optimizer_config": {"class_name": "Adam", "config": {}}}
     paths = [("optimizer_config", "config", k) for k in ("learning_rate", "decay")]
     for path_ in paths:

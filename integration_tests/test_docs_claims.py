@@ -65,10 +65,10 @@ def test_the_lines_that_confirm_run(wrapper, clean, capsys):
     names |= {"x": X, "y": X[:, :1]}
     rows = table_of("docs/troubleshooting.md", "what you see")
     lines = [code for row in rows for code in code_in(row[1])]
-    assert len(lines) == 6
+    assert len(lines) == 7
     for line in lines:
         exec(line, names)
-    assert len(capsys.readouterr().out.splitlines()) == 6
+    assert len(capsys.readouterr().out.splitlines()) == 7
 
 
 @pytest.mark.default_backend("torch")
@@ -270,6 +270,30 @@ def test_the_defaults_of_optax_are_those_on_the_page():
     assert "`optax.adamw` is 1e-4, in Keras 0.004" in text
 
 
+# --- large-batches.md: what Keras's schedules do when they are compiled -------------
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="JAX compiles by XLA")
+def test_the_decays_of_keras_have_the_faults_that_the_page_names():
+    """Once this fails, the page and docstrings of warm-ups have to say since when."""
+    jit = importlib.import_module("jax").jit
+    ours, theirs = keras_lso.schedules, keras.optimizers.schedules
+
+    def at(schedule, step):
+        return float(jit(schedule)(ops.convert_to_tensor(step, dtype="int32")))
+
+    for steps in (3, 1000):
+        root = {"initial_learning_rate": 0.7, "decay_steps": steps, "power": 0.5}
+        assert np.isnan(at(theirs.PolynomialDecay(**root), steps))
+        last = at(ours.PolynomialDecayWithOffset(**root), steps)
+        assert last == np.float32(1e-4)
+    assert at(theirs.PolynomialDecay(0.7, 1000, 0.01, cycle=True), 3000) > 0.1
+    stairs = {"decay_steps": 41, "decay_rate": 0.5, "staircase": True}
+    assert at(theirs.ExponentialDecay(0.7, **stairs), 41) == np.float32(0.7)
+    assert at(theirs.InverseTimeDecay(0.7, **stairs), 41) == np.float32(0.7)
+    assert at(theirs.CosineDecayRestarts(0.7, 41, t_mul=1.0), 41) < 1e-6
+
+
 # --- custom-loops.md: what schedules count under accumulation -----------------------
 
 
@@ -390,7 +414,8 @@ def test_the_patterns_of_the_page_find_the_biases_of_a_module():
     assert left_alone(of_attention, exclude_1d=True) == biases
     # "A variable without a name is called `variable_1`, which no pattern finds".
     nameless = [keras.Variable(v.value) for v in variables]
-    assert left_alone(nameless, exclude_from_weight_decay=["bias"]) == set()
+    with pytest.warns(UserWarning, match="'bias' .names here: 'variable'"):
+        assert left_alone(nameless, exclude_from_weight_decay=["bias"]) == set()
 
 
 def exclusions_on_the_page():
@@ -424,7 +449,13 @@ def test_the_patterns_of_the_page_find_the_biases_of_a_keras_model():
     # "The method, which is Keras's, searches the variable's name alone."
     gamma = "sequential/batch_normalization/gamma"
     assert left_alone(variables, by_method=["gamma"]) == {gamma}
-    assert left_alone(variables, by_method=["batch_normalization"]) == set()
+    with pytest.warns(UserWarning, match="near it: 'batch_normalization'"):
+        assert left_alone(variables, by_method=["batch_normalization"]) == set()
+    # "A pattern like `"bias:0$"` finds both."
+    for patterns in (["bias:0$"], ["(^|/)bias$"]):
+        assert left_alone(variables, exclude_from_weight_decay=patterns) == {
+            "sequential/dense/bias"
+        }
     # "`"bias"` also hits a layer that is called `unbiased`; ... does not."
     loose = left_alone(variables, exclude_from_weight_decay=["bias"])
     assert loose == {"sequential/unbiased/kernel", "sequential/dense/bias"}

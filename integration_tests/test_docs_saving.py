@@ -21,6 +21,35 @@ def compiled(optimizer):
     return model
 
 
+# --- policies.md: how much memory the weights take ----------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("float16", 6)])
+def test_a_parameter_takes_so_many_bytes_while_it_is_trained(dtype, size):
+    layer = keras.layers.Dense(8, dtype=dtype)
+    layer.build((None, 16))
+    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    optimizer.build(layer.trainable_variables)
+    kept = [*layer.trainable_variables, *optimizer._masters.variables]
+    assert sum(v.numpy().nbytes for v in kept) == size * layer.count_params()
+
+
+# --- saving.md: what Keras takes out of a model -------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:Skipping variable loading")
+def test_a_model_that_was_saved_as_h5_is_compiled_again_for_a_keras_file(clean):
+    def loaded(model):
+        model.save("model.keras")
+        return keras.saving.load_model("model.keras").optimizer
+
+    model = compiled(keras_lso.LossScaleOptimizer(keras.optimizers.SGD()))
+    model.save("model.h5")
+    assert type(loaded(model)) is not keras_lso.LossScaleOptimizer
+    model.compile(model.optimizer, loss="mse")
+    assert type(loaded(model)) is keras_lso.LossScaleOptimizer
+
+
 # --- policies.md: a policy of one's own is saved and loaded -------------------------
 
 

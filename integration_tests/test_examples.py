@@ -18,6 +18,7 @@ import matplotlib.image
 import pytest
 
 from integration_tests.distributed import launch
+from testing import misuse
 from testing.rings import is_full
 
 BACKEND = keras.backend.backend()
@@ -29,10 +30,11 @@ NUMBER = r"(\d+(?:\.\d+)?)"
 def run_example(name, *arguments, folder, backend=None):
     """Runs an example in `folder` and returns what it printed."""
     # Other tests may want the other cores.
-    added = {"COLUMNS": "80", "OMP_NUM_THREADS": "1"}
+    added = {"COLUMNS": "80", "OMP_NUM_THREADS": "1", **misuse.ENVIRONMENT}
     if backend == BACKEND:
         worker = launch.Worker(EXAMPLES / name, arguments, added, folder)
         [printed] = launch.finish([worker])
+        misuse.check_output(worker.communicate()[1])
         return printed
     # If nothing says which backend to use, an example has to know.
     environment = {**os.environ, **added}
@@ -48,6 +50,7 @@ def run_example(name, *arguments, folder, backend=None):
         timeout=600,
     )
     assert finished.returncode == 0, finished.stderr
+    misuse.check_output(finished.stderr)
     return finished.stdout
 
 

@@ -114,6 +114,35 @@ def test_without_lora_all_is_trained_and_exclusions_hold(backbone):
     assert decays == {"embeddings", "kernel"}
 
 
+@pytest.mark.filterwarnings("ignore:Skipping variable loading")
+def test_a_task_from_a_file_gets_its_optimizer_back_in_three_lines(backbone, tmp_path):
+    """As docs/saving.md says: a task has the default optimizer of its class."""
+    import keras_hub
+
+    def compile_(task):
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        task.compile(make_optimizer(), loss=loss)
+        task.optimizer.build(task.trainable_variables)
+        return task
+
+    task = keras_hub.models.BertTextClassifier(
+        backbone, num_classes=2, preprocessor=None
+    )
+    optimizer = compile_(task).optimizer
+    for i, variable in enumerate(optimizer.variables[:-1]):
+        variable.assign(np.full(variable.shape, i % 7 + 1))
+    path = tmp_path / "task.keras"
+    task.save(path)
+    for load in (keras.saving.load_model, keras_lso.load_model):
+        loaded = load(path)
+        assert not isinstance(loaded.optimizer, keras_lso.LossScaleOptimizer)
+        compile_(loaded).load_weights(path)
+        for new, old in zip(
+            loaded.optimizer._state.variables, optimizer._state.variables, strict=True
+        ):
+            np.testing.assert_array_equal(new.numpy(), old.numpy())
+
+
 # The tests above train the same backbone.
 @pytest.mark.full
 def test_the_example_trains_both(tmp_path):

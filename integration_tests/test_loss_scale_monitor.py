@@ -38,7 +38,9 @@ def make_two_branches():
 EAGERLY_ON_TENSORFLOW = {"run_eagerly": keras.backend.backend() == "tensorflow"}
 
 
-def fit_two_branches(monitor, batches, mode=EAGERLY_ON_TENSORFLOW, **arguments):
+def fit_two_branches(
+    monitor, batches, mode=EAGERLY_ON_TENSORFLOW, others=(), **arguments
+):
     """Trains where branch b overflows at any scale; returns model and history."""
     model = make_two_branches()
     inner = keras.optimizers.SGD(0.01)
@@ -48,8 +50,9 @@ def fit_two_branches(monitor, batches, mode=EAGERLY_ON_TENSORFLOW, **arguments):
     x = [np.ones((4 * batches, 4), "float32") for _ in range(2)]
     x[1][:] = np.inf
     y = [np.ones((4 * batches, 1), "float32") for _ in range(2)]
+    callbacks = [*others, monitor]
     history = model.fit(
-        x, y, batch_size=4, shuffle=False, verbose=0, callbacks=[monitor], **arguments
+        x, y, batch_size=4, shuffle=False, verbose=0, callbacks=callbacks, **arguments
     )
     return model, history
 
@@ -157,6 +160,22 @@ def test_of_many_layers_three_are_named():
     assert "hold inf or NaN: none." in words
 
 
+@pytest.mark.skipif(
+    keras.backend.backend() == "jax", reason="`fit` on JAX carries no states"
+)
+def test_the_states_of_a_recurrent_layer_are_named():
+    layers = [keras.layers.SimpleRNN(1, stateful=True, name="r"), keras.layers.Dense(1)]
+    model = keras.Sequential([keras.Input((2, 1), batch_size=1), *layers], name="net")
+    compile_model(model, dynamic=False, initial_scale=8.0)
+    x = np.ones((8, 2, 1), "float32")
+    x[0] = np.nan
+    with pytest.warns(UserWarning, match=r"hold inf or NaN:\s+net/r\."):
+        monitor = LossScaleMonitor(patience=3)
+        model.fit(
+            x, x[:, 0], batch_size=1, shuffle=False, verbose=0, callbacks=[monitor]
+        )
+
+
 def test_a_stall_ends_the_run():
     with pytest.warns(UserWarning, match="Training has stalled"):
         model, history = fit_two_branches(
@@ -186,6 +205,72 @@ def test_a_second_run_is_told_anew():
     for _ in range(2):
         with pytest.warns(UserWarning, match="All steps since step 2 were skipped"):
             fit_two_branches(monitor, batches=8)
+
+
+# --- Rates that are not finite ----------------------------------------------------
+
+
+class UntilStepTwo(keras.optimizers.schedules.LearningRateSchedule):
+    """A rate that a division by zero ends, as a decay of no power does under XLA."""
+
+    def __call__(self, step):
+        left = 2.0 - ops.cast(step, "float32")
+        return 0.1 * (left / left)
+
+    def get_config(self):
+        return {}
+
+
+RATES = """\
+Training has stalled. All steps since step 3 were skipped.
+The learning rate is nan at step 2, as `UntilStepTwo` computes it. A step with
+such a number is skipped, whatever the gradients are, and the loss scale stays
+as it is."""
+
+
+def fit_until_step_two(make_model, data, fit, on_stall):
+    model = make_model()
+    inner = keras.optimizers.SGD(UntilStepTwo())
+    model.compile(keras_lso.LossScaleOptimizer(inner, initial_scale=8.0), loss="mse")
+    # Batches of 8: four steps an epoch.
+    monitor = LossScaleMonitor(patience=3, on_stall=on_stall)
+    return model, lambda: fit(model, *data, epochs=4, callbacks=[monitor])
+
+
+@pytest.mark.parametrize(("on_stall", "steps"), [("warn", 16), ("stop", 7)])
+@pytest.mark.filterwarnings("ignore:The learning rate")
+def test_a_rate_that_is_not_finite_is_told_once(on_stall, steps, make_model, data, fit):
+    model, run = fit_until_step_two(make_model, data, fit, on_stall)
+    with pytest.warns(UserWarning, match="Training has stalled") as caught:
+        run()
+    [message] = [str(w.message) for w in caught if "stalled" in str(w.message)]
+    assert message.startswith(RATES)
+    assert "layers" not in message.lower()
+    optimizer = model.optimizer
+    assert int(optimizer.iterations) == 2
+    assert int(optimizer.skipped_steps) == steps - 2
+    # Nothing looks at single gradients: they are finite.
+    assert optimizer.variables[-1].path.endswith("consecutive_skips")
+
+
+@pytest.mark.filterwarnings("ignore:The learning rate")
+def test_a_rate_that_is_not_finite_is_an_error(make_model, data, fit):
+    _, run = fit_until_step_two(make_model, data, fit, "raise")
+    with pytest.raises(FloatingPointError, match="Training has stalled") as error:
+        run()
+    assert str(error.value).startswith(RATES)
+
+
+@pytest.mark.filterwarnings("ignore:The learning rate")
+def test_overflows_are_told_after_a_rate_that_was_not_finite():
+    of_epoch = keras.callbacks.LearningRateScheduler(lambda epoch: [np.nan, 0.1][epoch])
+    with pytest.warns(UserWarning, match="Training has stalled") as caught:
+        fit_two_branches(
+            LossScaleMonitor(patience=3), batches=8, epochs=2, others=[of_epoch]
+        )
+    rate, overflows = [str(w.message) for w in caught if "stalled" in str(w.message)]
+    assert "The learning rate is nan at step 0." in rate
+    assert overflows.endswith(GRADIENTS + VALUES + ADVICE)
 
 
 def test_a_run_without_a_stall_warns_of_nothing(make_model, data, fit, recwarn):

@@ -267,7 +267,11 @@ def test_weights_go_to_keras_own_class_and_back(inner, tmp_path):
     theirs = built_model(keras_own(inner), "float32")
     theirs.load_weights(tmp_path / "start.weights.h5")
     assert_same_scale(start.optimizer, theirs.optimizer)
-    assert_same(state(theirs.optimizer), state(start.optimizer)[:-1])
+    # In Keras's class the first variable takes the number of all steps from the file.
+    iteration, *others = state(theirs.optimizer)
+    skipped, *our_others, _ = state(start.optimizer)
+    assert iteration == skipped + int(start.optimizer.iterations)
+    assert_same(others, our_others)
     theirs.save_weights(tmp_path / "theirs.weights.h5")
 
     back = built_model(ours(inner), "float32")

@@ -719,7 +719,8 @@ def test_bare_weights_without_a_built_optimizer_load_as_keras_loads_them(tmp_pat
 # --- Legacy whole-model .h5 -------------------------------------------------
 # Keras builds the optimizer that it loads from such a file for no variables, so no
 # optimizer can go on from there, its own ones included. What it does bring back is
-# the model, its weights and the optimizer's config.
+# the model, its weights and the optimizer's config. `tests/test_h5_models.py` has what
+# `keras_lso.load_model` brings back.
 
 
 # Saving one takes the optimizer out of the model's compile config, so these tests
@@ -896,9 +897,9 @@ def test_load_model_adopts_no_class_that_custom_objects_name(tmp_path, no_warnin
 
 def test_load_model_says_what_it_does_not_replace(tmp_path):
     model = small_model(keras_wrapper())
-    model.save(tmp_path / "model.h5")
-    with pytest.warns(UserWarning, match="Only in a `.keras` file"):
-        loaded = keras_lso.load_model(tmp_path / "model.h5")
+    model.save(tmp_path / "folder", zipped=False)
+    with pytest.warns(UserWarning, match="Only in a `.keras` or `.h5` file"):
+        loaded = keras_lso.load_model(tmp_path / "folder")
     assert type(loaded.optimizer) is keras.optimizers.LossScaleOptimizer
 
 

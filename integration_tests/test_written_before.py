@@ -18,6 +18,7 @@ from packaging.version import Version
 
 import keras_lso
 from integration_tests.written_before import write
+from keras_lso._core.configs import OURS
 
 pytestmark = pytest.mark.in_turn
 
@@ -61,6 +62,9 @@ def test_there_are_files_of_every_class():
 @pytest.mark.parametrize("path", FILES, ids=id_of)
 def test_a_file_is_the_same_once_it_was_loaded_and_saved(path, tmp_path):
     config, arrays = read_archive(path)
+    if path.stem == "experimental":
+        # It comes back as the class in its place, as in TensorFlow.
+        config["compile_config"]["optimizer"].update(OURS)
     keras_lso.load_model(path).save(tmp_path / "model.keras")
     saved_config, saved_arrays = read_archive(tmp_path / "model.keras")
     assert saved_config == config
@@ -112,6 +116,8 @@ def test_a_checkpoint_restores_all_of_the_state(path):
     fresh.optimizer.build(fresh.trainable_variables)
     checkpoint = tf.train.Checkpoint(optimizer=fresh.optimizer)
     checkpoint.read(str(path.with_suffix(""))).assert_existing_objects_matched()
+    # The first variable, which counts skipped steps, counted all steps then.
+    expected[0] = np.array(expected[0] + fresh.optimizer.iterations)
     for variable, value in zip(fresh.optimizer.variables, expected, strict=True):
         np.testing.assert_allclose(variable, value, rtol=1e-5, atol=1e-7)
 

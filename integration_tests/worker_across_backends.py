@@ -2,10 +2,11 @@
 
     KERAS_BACKEND=... python worker_across_backends.py FOLDER
 
-For each run: NAME.keras, NAME.weights.h5, and NAME.npz with what the other side must
-find in them (`state_0`, ...: the optimizer's variables; `weights_0`, ...: the
+For each run: NAME.keras, NAME.weights.h5, NAME.h5, and NAME.npz with what the other
+side must find in them (`state_0`, ...: the optimizer's variables; `weights_0`, ...: the
 model's), what it needs to go on (`x`, `y`), and where this side went from there
-(`later_scale`, `later_iterations`, `later_weights_0`, ...).
+(`later_scale`, `later_iterations`, `later_weights_0`, ...). And early.keras, early.h5
+and early.npz, of a run that has seen no finite step.
 """
 
 import pathlib
@@ -110,6 +111,8 @@ def write(folder, name):
     fit(epochs=2)
     model.save(folder / f"{name}.keras")
     model.save_weights(folder / f"{name}.weights.h5")
+    if name != "keras adafactor":  # Two of its variables have one name.
+        model.save(folder / f"{name}.h5")
     found = {
         **named("state", [v.numpy() for v in model.optimizer.variables]),
         **named("weights", model.get_weights()),
@@ -128,10 +131,23 @@ def write(folder, name):
     )
 
 
+def write_early(folder):
+    optimizer = LossScaleOptimizer(momentum_sgd(), initial_scale="auto")
+    model = new_model("float32", optimizer)
+    x = np.full((4, 4), np.inf, "float32")
+    model.fit(x, x[:, :2], verbose=0)
+    model.save(folder / "early.keras")
+    model.save(folder / "early.h5")
+    state = [v.numpy() for v in optimizer.variables]
+    np.savez(folder / "early.npz", **named("state", state))
+
+
 def main(folder):
+    folder = pathlib.Path(folder)
     for name in RUNS:
         keras.utils.set_random_seed(0)
-        write(pathlib.Path(folder), name)
+        write(folder, name)
+    write_early(folder)
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from keras_lso._checks import (
 from keras_lso._core import configs
 from keras_lso._core.wrapper import check_optimizer
 from keras_lso._keras_internals.optimizers import chain_of
+from keras_lso._keras_internals.rates import check_rates
 from keras_lso.loss_scales import (
     DEFAULT_GROWTH_STEPS,
     DEFAULT_INITIAL_SCALE,
@@ -59,6 +60,7 @@ def refuse_unsupported(kwargs):
 def check_inner_optimizer(inner, argument="inner_optimizer"):
     """Refuses what is not an optimizer, and what scales the loss already."""
     check_optimizer(inner, argument)
+    check_rates(inner)
     scaler = keras.optimizers.LossScaleOptimizer
     if any(isinstance(optimizer, scaler) for optimizer in chain_of(inner)):
         raise TypeError(

@@ -1,16 +1,21 @@
-"""What numbers, lists and configs have to be, and the errors that say so.
+"""What numbers, rates, lists and configs have to be, and the errors that say so.
 
 The core needs these; `_option_checks.py` has those of other arguments.
 """
 
+import inspect
 import math
 import operator
+import re
 import sys
+import warnings
 
+import keras
 import numpy as np
 
 # The largest int32: most backends count steps in that dtype.
 LARGEST_STEP = 2**31 - 1
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**126
 
 
 def refusal(argument, value, requirement, error=ValueError):
@@ -21,6 +26,18 @@ def refusal(argument, value, requirement, error=ValueError):
         f"Argument `{argument}` must {requirement}. "
         f"Received: {argument}={value!r}{kind}"
     )
+
+
+# Who calls this package in a training step that is not the user's.
+_NO_USER = ("keras_lso", "keras", "tensorflow", "jax", "torch", "contextlib")
+
+
+def warn(message):
+    """Warns at the line of the user's that led here, not at one of the libraries'."""
+    modules = [frame.frame.f_globals.get("__name__", "") for frame in inspect.stack(0)]
+    roots = [name.split(".")[0] for name in modules]
+    level = next((i for i, root in enumerate(roots) if root not in _NO_USER), 1)
+    warnings.warn(message, stacklevel=level + 1)
 
 
 def is_number(value):
@@ -45,8 +62,12 @@ def fits_float32(value):
 
 
 def is_scale(value):
-    """Whether `value` is a number that can be a loss scale."""
-    return is_number(value) and 0 < _in_float32(value) < np.inf
+    """Whether `value` is a number that can be a loss scale.
+
+    Its inverse, by which gradients are multiplied, has to be a normal float32 as well:
+    compilers take a subnormal one for 0.
+    """
+    return is_number(value) and SMALLEST_SCALE <= _in_float32(value) <= LARGEST_SCALE
 
 
 def check_scale(argument, value):
@@ -55,7 +76,10 @@ def check_scale(argument, value):
         requirement = "be a positive, finite number such as 2.0**15"
         raise refusal(argument, value, requirement, TypeError)
     if not is_scale(value):
-        requirement = "be positive and finite in float32, such as 2.0**15"
+        requirement = (
+            "be positive and finite in float32, and so must be its inverse: between "
+            "2.0**-126 and 2.0**126, such as 2.0**15"
+        )
         raise refusal(argument, value, requirement)
     return float(value)
 
@@ -143,6 +167,53 @@ def check_rate(argument, value):
     return rate
 
 
+def check_callable_rate(argument, value):
+    """Returns `value`, unless it is a callable that a step cannot call for its rate."""
+    if not callable(value) or isinstance(
+        value, keras.optimizers.schedules.LearningRateSchedule
+    ):
+        return value
+    # A config can name any function of Keras, and each step would call it. A lambda
+    # that Keras has read from a file says that it is of Keras.
+    is_of_keras = str(getattr(value, "__module__", "")).split(".")[0] == "keras"
+    is_of_keras = is_of_keras and getattr(value, "__name__", "") != "<lambda>"
+    if is_of_keras or not _takes_no_arguments(value):
+        requirement = (
+            "be a number, an instance of a "
+            "`keras.optimizers.schedules.LearningRateSchedule` or a function of "
+            f"your own, which is called without arguments. {schedule_hint(value)}"
+        )
+        raise refusal(argument, value, requirement, TypeError)
+    return value
+
+
+def _takes_no_arguments(function):
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return False
+    except ValueError:
+        # It does not say what it takes.
+        return True
+    return True
+
+
+def schedule_hint(value):
+    """Returns what to write in place of a callable that is no schedule, as a sentence.
+
+    It may be one of tf.keras's, which are not Keras 3's.
+    """
+    if isinstance(value, type):
+        return "Give an instance, not the class"
+    name = type(value).__name__
+    if hasattr(keras.optimizers.schedules, name):
+        return f"Write `keras.optimizers.schedules.{name}(...)`, the class of Keras 3"
+    return (
+        "Write a function of the step as the `__call__` of a subclass of "
+        "`LearningRateSchedule`, which can be saved"
+    )
+
+
 def check_share(argument, value):
     """Returns `value` as a float between 0 and 1."""
     if not is_number(value) or not 0 <= value <= 1:
@@ -162,6 +233,29 @@ def check_list(argument, values, at_least=0):
     if len(values) < at_least:
         raise refusal(argument, values, f"have at least {entries(at_least)}")
     return list(values)
+
+
+def check_patterns(argument, value):
+    """Returns a list of regular expressions, or None for None."""
+    if value is None:
+        return None
+    if isinstance(value, str) or not isinstance(value, (list, tuple)):
+        requirement = (
+            "be a list of regular expressions, such as ['bias', 'gamma', 'beta']"
+        )
+        raise refusal(argument, value, requirement, TypeError)
+    for pattern in value:
+        if not isinstance(pattern, str):
+            raise refusal(argument, value, "hold strings", TypeError)
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            requirement = (
+                f"hold regular expressions. {pattern!r} is none: {error}. To match it "
+                f"letter by letter write {re.escape(pattern)!r}"
+            )
+            raise refusal(argument, value, requirement) from error
+    return list(value)
 
 
 def check_config(owner, config, required=()):

@@ -3,12 +3,10 @@
 Those of `LossScaleOptimizer` and the loss scales are checked by `_checks.py`.
 """
 
-import re
-
 import keras
 
 from keras_lso._backend import backend
-from keras_lso._checks import check_rate, refusal
+from keras_lso._checks import check_callable_rate, check_rate, refusal
 
 
 def check_learning_rate(argument, value):
@@ -17,15 +15,7 @@ def check_learning_rate(argument, value):
         return value
     if not callable(value):
         return check_rate(argument, value)
-    # A config can name any function of Keras, and each step would call it.
-    if str(getattr(value, "__module__", "")).split(".")[0] == "keras":
-        requirement = (
-            "be a number, an instance of a "
-            "`keras.optimizers.schedules.LearningRateSchedule` or a function of "
-            "your own"
-        )
-        raise refusal(argument, value, requirement, TypeError)
-    return value
+    return check_callable_rate(argument, value)
 
 
 def check_choice(argument, value, choices):
@@ -44,29 +34,6 @@ def check_names(owner, argument, params, known):
                 f"{owner} has no parameter {name!r}. It takes "
                 f"{', '.join(map(repr, known))}. Received: {argument}={params!r}"
             )
-
-
-def check_patterns(argument, value):
-    """Returns a list of regular expressions, or None for None."""
-    if value is None:
-        return None
-    if isinstance(value, str) or not isinstance(value, (list, tuple)):
-        requirement = (
-            "be a list of regular expressions, such as ['bias', 'gamma', 'beta']"
-        )
-        raise refusal(argument, value, requirement, TypeError)
-    for pattern in value:
-        if not isinstance(pattern, str):
-            raise refusal(argument, value, "hold strings", TypeError)
-        try:
-            re.compile(pattern)
-        except re.error as error:
-            requirement = (
-                f"hold regular expressions. {pattern!r} is none: {error}. To match it "
-                f"letter by letter write {re.escape(pattern)!r}"
-            )
-            raise refusal(argument, value, requirement) from error
-    return list(value)
 
 
 def check_operation_name(name):

@@ -14,17 +14,17 @@ class SummaryWriter:
 
     Args:
         log_dir: String or path. The directory of the file.
+
+    Raises:
+        ImportError: If TensorBoard is not installed.
     """
 
     def __init__(self, log_dir):
-        try:
-            from tensorboard.summary.writer.event_file_writer import EventFileWriter
-        except ImportError as error:
-            raise ImportError(
-                "Summaries are written by TensorBoard, which is not installed. Run "
-                '`pip install tensorboard`, or `pip install "keras-lso[tensorboard]"`.'
-            ) from error
-        self._file = EventFileWriter(str(log_dir))
+        self._file = _event_file_writer()(str(log_dir))
+
+    def close(self):
+        """Closes the file."""
+        self._file.close()
 
     def write(self, step, reports):
         """Writes the values of a step.
@@ -44,3 +44,19 @@ class SummaryWriter:
             event = Event(step=step, wall_time=time.time(), summary=summary)
             self._file.add_event(event)
         self._file.flush()
+
+
+def check_is_installed():
+    """Raises an ImportError if there is no TensorBoard to write by."""
+    _event_file_writer()
+
+
+def _event_file_writer():
+    try:
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+    except ImportError as error:
+        raise ImportError(
+            "Summaries are written by TensorBoard, which is not installed. Run "
+            '`pip install tensorboard`, or `pip install "keras-lso[tensorboard]"`.'
+        ) from error
+    return EventFileWriter

@@ -9,6 +9,7 @@ from keras import ops, tree
 
 from keras_lso._backend import backend
 from keras_lso._keras_internals.layers import autocast_to, dtype_policies_set
+from keras_lso._keras_internals.models import kept_outside_of_lists
 from keras_lso._keras_internals.seeds import global_seed_kept
 from keras_lso._keras_internals.variables import layers_of
 
@@ -93,10 +94,12 @@ def attribute_set(owner, name, value):
 def unchanged(model):
     """Restores what a pass changes: statistics, seeds, metrics, and masks of dropout.
 
-    Weights as well: `SpectralNormalization` assigns its kernel when it is called.
+    Weights as well: `SpectralNormalization` assigns its kernel when it is called. And
+    the states of recurrent layers.
     """
-    variables = [*model.variables, *model.metrics_variables]
-    before = [ops.copy(v) for v in variables]
+    kept = kept_outside_of_lists(layers_of(model))
+    variables = [*model.variables, *model.metrics_variables, *kept]
+    before = [ops.copy(v.value) for v in variables]
     with global_seed_kept(), backend.random_state_kept():
         try:
             yield

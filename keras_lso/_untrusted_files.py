@@ -4,6 +4,7 @@ A small file must not fill the memory or the disk, nor refer to another file. Ke
 checks the files that it reads itself; these checks are for the files read here.
 """
 
+import itertools
 import math
 import struct
 import zipfile
@@ -83,6 +84,59 @@ def read_dataset(group, path):
             "is read: no state of an optimizer shrinks like that."
         )
     return np.asarray(dataset)
+
+
+def read_datasets(group, names):
+    """Returns the arrays of these names below a group, each of which is in it once.
+
+    An array that is named often, or has many names, would fill the memory.
+
+    Args:
+        group: An `h5py.Group`.
+        names: List of strings.
+    """
+    import h5py
+
+    arrays, addresses = [], set()
+    for name in names:
+        arrays.append(read_dataset(group, name))
+        address = h5py.h5o.get_info(group[name].id).addr
+        if address in addresses:
+            raise ValueError(
+                f"The file is damaged: it holds one array as '{name}' and under an "
+                "earlier name of its list, which holds each variable once."
+            )
+        addresses.add(address)
+    return arrays
+
+
+def read_names(attributes, name):
+    """Returns a list of strings, which Keras splits where it is too long for HDF5.
+
+    Args:
+        attributes: The attributes of a group.
+        name: String, the attribute that holds the list, or the beginning of several.
+    """
+    parts = [name] if name in attributes else _numbered(attributes, name)
+    values = [attributes[part] for part in parts]
+    are_lists = all(getattr(value, "ndim", 0) for value in values)
+    names = [text(v) for value in values for v in value] if are_lists else []
+    if not are_lists or not all(isinstance(v, str) for v in names):
+        raise ValueError(
+            f"The file is damaged: its `{name}` must be a list of strings. "
+            f"Received: {values}"
+        )
+    return names
+
+
+def _numbered(attributes, name):
+    names = (f"{name}{i}" for i in itertools.count())
+    return list(itertools.takewhile(attributes.__contains__, names))
+
+
+def text(value):
+    """Returns a string, which HDF5 may hold as bytes."""
+    return value.decode() if isinstance(value, bytes) else value
 
 
 def _is_bomb(size, stored):

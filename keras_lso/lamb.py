@@ -56,7 +56,10 @@ class LAMB(TFKerasMethods, core.LAMB):
         exclude_from_weight_decay: List of regular expressions. A variable whose
             path (`"block/layer_norm/gamma"`) holds a match of one of them is not
             decayed. Defaults to `None`: all are. A variable that Keras's method of the
-            same name excludes is not decayed either.
+            same name excludes is not decayed either. The `:0` at the end of
+            TensorFlow's names may be in a pattern. `build` warns of a pattern that
+            matches nothing: if none of the list matches, or if what is near to it, as
+            `layer_norm` is to `LayerNorm`, is not excluded.
         exclude_from_layer_adaptation: List of regular expressions. A variable whose
             path holds a match has a trust ratio of 1. Defaults to `None`: the same
             as `exclude_from_weight_decay`. An empty list excludes none.

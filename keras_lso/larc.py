@@ -7,10 +7,17 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend, layer_rules
-from keras_lso._checks import check_config, check_rate
+from keras_lso._checks import check_config, check_patterns, check_rate
 from keras_lso._config_dicts import read_object
 from keras_lso._core.configs import check_numbers
-from keras_lso._core.gradients import pair_gradients, reduce_gradients, split_pairs
+from keras_lso._core.exclusions import by_paths
+from keras_lso._core.gradients import (
+    as_list,
+    check_trainable,
+    pair_gradients,
+    reduce_gradients,
+    split_pairs,
+)
 from keras_lso._core.layer_adaptive import LayerAdaptive
 from keras_lso._core.loss_scale_optimizer import LossScaleOptimizer
 from keras_lso._core.state_file import checked
@@ -24,15 +31,15 @@ from keras_lso._keras_internals.optimizers import (
     count_by,
     iteration_variable,
     public_config,
-    remember_trainable_variables,
 )
-from keras_lso._keras_internals.rules import rate_of
+from keras_lso._keras_internals.rates import rate_of
 from keras_lso._keras_internals.variables import (
     is_overwritten,
     overwritten,
+    own_in_scope,
     path_matches,
 )
-from keras_lso._option_checks import check_choice, check_patterns
+from keras_lso._option_checks import check_choice
 
 CLIP, SCALE = MODES = ("clip", "scale")
 
@@ -78,7 +85,9 @@ class LARC(Wrapper):
         epsilon: Float. Added to the norm of the gradient. Defaults to `1e-7`.
         exclude: List of regular expressions. The gradient of a variable whose path
             (`"block/bn/gamma"`) holds a match of one of them is not rescaled.
-            Defaults to `None`: all are rescaled.
+            Defaults to `None`: all are rescaled. The `:0` at the end of TensorFlow's
+            names may be in a pattern. `build` warns of a pattern that matches nothing:
+            if none of the list matches, or if what is near to it is not excluded.
         name: String. The name of the optimizer. Defaults to `"LARC"`.
 
     Raises:
@@ -150,11 +159,13 @@ class LARC(Wrapper):
         """
         if self.built:
             return
-        variables = list(variables)
+        variables = check_trainable("variables", variables)
         with sharded_slots(self.inner_optimizer, variables):
             self.inner_optimizer.build(variables)
-        remember_trainable_variables(self, variables)
-        self.built = True
+        self._finish_build(variables)
+
+    def _exclusions(self):
+        return [by_paths(self, "exclude", self.exclude), *super()._exclusions()]
 
     def scale_loss(self, loss):
         """Scales the loss as the inner optimizer does.
@@ -181,12 +192,14 @@ class LARC(Wrapper):
             **kwargs: Arguments of the inner optimizer's `apply`, such as `scaled` and
                 `update_scale` of a `LossScaleOptimizer`.
         """
+        grads = as_list("grads", grads, "gradients, one for each variable")
         # It may raise, so it comes before anything is built.
-        inv_scale = self._inv_scale(kwargs.get("scaled"))
+        inv_scale = self._inv_scale(grads, kwargs)
         backend.check_axis_name(axis_name)
         grads, variables = pair_gradients(self, grads, trainable_variables)
         if not variables:
             return
+        grads = backend.steppable(grads)
         grads, _ = reduce_gradients(
             self, grads, variables, overwritten(variables), axis_name
         )
@@ -196,6 +209,7 @@ class LARC(Wrapper):
             for g, ratio in zip(grads, ratios, strict=True)
         ]
         rescaled = as_accumulated(self.inner_optimizer, rescaled, variables)
+        own_in_scope([*variables, *self.variables])
         with reduced_gradients(self.inner_optimizer):
             self.inner_optimizer.apply(rescaled, variables, **kwargs)
 
@@ -211,6 +225,8 @@ class LARC(Wrapper):
         Returns:
             List of float32 scalar tensors; None for a gradient that is not rescaled.
         """
+        grads = as_list("grads", grads, "gradients, one for each variable")
+        variables = as_list("variables", variables, "variables")
         found: list = [None] * len(grads)
         chosen = [
             i
@@ -230,14 +246,19 @@ class LARC(Wrapper):
         return found
 
     def _ratios(self, g_norms, w_norms):
-        rate = ops.cast(self._rate(), "float32") if self.mode == CLIP else None
         trust_ratio = layer_rules.TrustRatio(self.eta, self.epsilon)
-        ratios = trust_ratio.quotient(g_norms, w_norms, learning_rate=rate)
+        numerators, denominators = trust_ratio.fraction(g_norms, w_norms)
+        if self.mode == CLIP:
+            denominators = denominators * ops.cast(self._rate(), "float32")
+        scalars = backend.scalars
+        highest = scalars.ones_like(numerators)
+        # Over 0 it is inf, and never the NaN of 0 / 0: see `fraction`.
+        ratios = scalars.where(denominators == 0, highest, numerators) / denominators
         # A tensor: Keras may convert numbers to `floatx`, which may be float16.
         lowest = ops.convert_to_tensor(self.min_update, "float32")
-        highest = ops.ones_like(ratios)
         # Not finite: the denominator is 0, or a norm overflows float32.
-        ratios = ops.where(ops.isfinite(ratios), ops.maximum(ratios, lowest), highest)
+        limited = scalars.maximum(ratios, lowest)
+        ratios = scalars.where(ops.isfinite(ratios), limited, highest)
         return ops.minimum(ratios, highest) if self.mode == CLIP else ratios
 
     def _rate(self):
@@ -247,24 +268,30 @@ class LARC(Wrapper):
         is_decayed = isinstance(innermost, LayerAdaptive)
         return innermost.decayed(rate) if is_decayed else rate
 
-    def _inv_scale(self, scaled):
-        """Returns the factor that unscales the gradients' norms."""
-        inner = self.inner_optimizer
-        if isinstance(inner, LARC):
-            return inner._inv_scale(scaled)
-        if not isinstance(inner, LossScaleOptimizer):
-            factor = inner.loss_scale_factor
+    def _inv_scale(self, grads, kwargs):
+        """Returns the factor that unscales the gradients' norms.
+
+        Rescaled gradients are other tensors, of which the optimizer inside cannot tell
+        whether they are scaled: `kwargs`, its arguments, says so afterwards.
+        """
+        guards = [o for o in chain_of(self) if isinstance(o, LossScaleOptimizer)]
+        if not guards:
+            factor = self.loss_scale_factor
             return 1.0 if factor is None else 1.0 / factor
-        if scaled is None and inner._scaling.gradients is Gradients.UNKNOWN:
-            raise ValueError(
-                "LARC wraps a LossScaleOptimizer that has scaled no loss yet, so it "
-                "cannot tell whether the gradients are scaled. Under 'mixed_float16' "
-                "`compile` wraps LARC in a second LossScaleOptimizer, which then "
-                "scales: write LossScaleOptimizer(LARC(inner_optimizer)) instead. In "
-                "a custom loop call `optimizer.scale_loss(loss)` first, or write "
-                "`apply(..., scaled=True)` or `scaled=False`."
-            )
-        return inner._scaling.inv_scale(scaled)
+        scaling = guards[0]._scaling
+        if kwargs.get("scaled") is None:
+            if scaling.gradients is Gradients.UNKNOWN:
+                raise ValueError(
+                    "LARC wraps a LossScaleOptimizer that has scaled no loss yet, so "
+                    "it cannot tell whether the gradients are scaled. Under "
+                    "'mixed_float16' `compile` wraps LARC in a second "
+                    "LossScaleOptimizer, which then scales: write "
+                    "LossScaleOptimizer(LARC(inner_optimizer)) instead. In a custom "
+                    "loop call `optimizer.scale_loss(loss)` first, or write "
+                    "`apply(..., scaled=True)` or `scaled=False`."
+                )
+            kwargs["scaled"] = scaling.are_scaled(grads)
+        return scaling.inv_scale(kwargs["scaled"])
 
     def apply_gradients(self, grads_and_vars, **kwargs):
         """Runs `apply` on pairs.
@@ -286,6 +313,7 @@ class LARC(Wrapper):
         Args:
             var_list: List of trainable variables.
         """
+        var_list = as_list("var_list", var_list, "variables")
         self.inner_optimizer.finalize_variable_values(var_list)
 
     # --- State: that of the inner optimizer, and nothing else ---------------------
@@ -296,7 +324,7 @@ class LARC(Wrapper):
         return self.inner_optimizer.variables
 
     def set_weights(self, weights):
-        self.inner_optimizer.set_weights(weights)
+        self.inner_optimizer.set_weights(as_list("weights", weights, "arrays"))
 
     def save_own_variables(self, store):
         """Writes the state of the inner optimizer, in its layout."""

@@ -62,7 +62,9 @@ class NovoGrad(TFKerasMethods, core.NovoGrad):
         exclude_from_weight_decay: List of regular expressions. A variable whose
             path (`"block/bn/gamma"`) holds a match of one of them is not decayed.
             Defaults to `None`: all are. A variable that Keras's method of the same
-            name excludes is not decayed either.
+            name excludes is not decayed either. The `:0` at the end of TensorFlow's
+            names may be in a pattern. `build` warns of a pattern that matches nothing:
+            if none of the list matches, or if what is near to it is not excluded.
         name: String. The name of the optimizer. Defaults to `"NovoGrad"`.
         **kwargs: The keywords of every Keras optimizer (`clipnorm`,
             `global_clipnorm`, `clipvalue`, `use_ema`, `ema_momentum`,

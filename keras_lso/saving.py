@@ -4,6 +4,7 @@ They are apart from `_core/configs.py`, which reads the configs, since they also
 archives and HDF5 files.
 """
 
+import contextlib
 import functools
 import json
 import os
@@ -13,6 +14,7 @@ import zipfile
 
 import keras
 
+from keras_lso import _h5_models
 from keras_lso._core.configs import OURS, adopt, read_optimizer
 from keras_lso._untrusted_files import DAMAGE, hard_group, refuse_bombs
 
@@ -62,12 +64,15 @@ def deserialize(config, custom_objects=None):
 def load_model(filepath, custom_objects=None, compile=True, safe_mode=True):
     """Loads a model whose optimizer may be Keras's, or saved by any backend.
 
-    It is `keras.saving.load_model`, except that a `keras.optimizers.LossScaleOptimizer`
-    in the file becomes that of `keras_lso`, with its state, and that a file that was
-    written on PyTorch loads on every backend.
+    It is `keras.saving.load_model`, except that
+
+    - a `keras.optimizers.LossScaleOptimizer` in a `.keras` or `.h5` file becomes that
+      of `keras_lso`, with its state;
+    - a file that was written on PyTorch loads on every backend;
+    - the optimizer in a `.h5` file has its state, which Keras loses, and trains on.
 
     Args:
-        filepath: Path of a `.keras` file.
+        filepath: Path of a `.keras` or `.h5` file.
         custom_objects: Dict of names to classes that the file refers to.
             Defaults to `None`.
         compile: Bool. Whether to compile the model as it was when it was saved.
@@ -78,25 +83,31 @@ def load_model(filepath, custom_objects=None, compile=True, safe_mode=True):
         A Keras model.
     """
     load = functools.partial(
-        keras.saving.load_model,
-        custom_objects=custom_objects,
-        compile=compile,
-        safe_mode=safe_mode,
+        keras.saving.load_model, custom_objects=custom_objects, safe_mode=safe_mode
     )
-    if not zipfile.is_zipfile(filepath):
-        model = load(filepath)
-        optimizer = getattr(model, "optimizer", None)
-        if type(optimizer) is keras.optimizers.LossScaleOptimizer:
-            warnings.warn(
-                "Only in a `.keras` file is Keras's LossScaleOptimizer replaced by "
-                "ours. Compile the model with a `keras_lso.LossScaleOptimizer`, or "
-                f"save it as `.keras` first. Received: filepath={filepath!r}",
-                stacklevel=2,
-            )
-        return model
+    with _refusing_what_is_damaged(filepath):
+        if zipfile.is_zipfile(filepath):
+            with tempfile.TemporaryDirectory() as folder:
+                copy = _adopted_copy(filepath, folder, custom_objects, compile)
+                return load(copy, compile=compile)
+        if _h5_models.is_h5(filepath):
+            return _h5_models.load(filepath, load, compile, custom_objects)
+    model = load(filepath, compile=compile)
+    optimizer = getattr(model, "optimizer", None)
+    if type(optimizer) is keras.optimizers.LossScaleOptimizer:
+        warnings.warn(
+            "Only in a `.keras` or `.h5` file is Keras's LossScaleOptimizer replaced "
+            "by ours. Compile the model with a `keras_lso.LossScaleOptimizer`, or save "
+            f"it as `.keras` first. Received: filepath={filepath!r}",
+            stacklevel=2,
+        )
+    return model
+
+
+@contextlib.contextmanager
+def _refusing_what_is_damaged(filepath):
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            return load(_adopted_copy(filepath, folder, custom_objects, compile))
+        yield
     except _MISFITS as error:
         # The file does not cause errors of the disk or of a device.
         is_of_disk = isinstance(error, OSError) and error.errno is not None

@@ -11,6 +11,7 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend
+from keras_lso._core.gradients import as_list
 from keras_lso._keras_internals.models import (
     build_by_batch,
     identity_of,
@@ -36,15 +37,17 @@ def protect_statistics(model):
 
     After this call a step that the optimizer skips also leaves all that layers keep in
     non-trainable variables as it was before it, bit for bit: moving statistics, the
-    vectors of `SpectralNormalization`, counters; on PyTorch also the buffers of a
-    `TorchModuleWrapper`. Metrics and the states of seed generators move on. Of a train
-    step that applies several times, as that of a GAN, each of its optimizers may be the
-    one that skips. With gradient accumulation it is the micro-batch that is skipped.
+    vectors of `SpectralNormalization`, counters; also the states of stateful recurrent
+    layers and, on PyTorch, the buffers of a `TorchModuleWrapper`. Metrics and the
+    states of seed generators move on. Of a train step that applies several times, as
+    that of a GAN, each of its optimizers may be the one that skips. With gradient
+    accumulation it is the micro-batch that is skipped.
 
     Weights that layers train are not restored, nor those of frozen layers, if a `call`
     writes to them. `SpectralNormalization` does: it divides its kernel by a norm, which
     is finite whatever the batch. For what a layer of your own writes, write
-    `add_weight(..., trainable=False)`.
+    `add_weight(..., trainable=False)`. What the SavedModel of a `TFSMLayer` writes is
+    not restored.
 
     It takes effect in `fit` and `train_on_batch`, compiled or not, also with a
     `train_step` of your own. The values before the step are kept until its end: a copy
@@ -103,11 +106,11 @@ def restore_if_skipped(model, optimizer):
     """Restores a model's moving statistics after a step of a loop of your own.
 
     For a loop that calls the model and applies gradients; `protect_statistics` does the
-    same for `fit`. If the step inside of the `with` is skipped, all non-trainable
-    variables of the model are afterwards what they were before, but for the states of
-    seed generators. It synchronises nothing, and may be used in a `tf.function` and in
-    the replicas of a `tf.distribute.Strategy`. For `jax.jit` there is
-    `stateless_restore_if_skipped`.
+    same for `fit`. If the step in the `with` is skipped, all non-trainable variables of
+    the model are afterwards what they were before, and so are the states of stateful
+    recurrent layers; the states of seed generators move on. It synchronises nothing,
+    and may be used in a `tf.function` and in the replicas of a
+    `tf.distribute.Strategy`. For `jax.jit` there is `stateless_restore_if_skipped`.
 
     Example:
 
@@ -146,7 +149,8 @@ def stateless_restore_if_skipped(model, optimizer, before, after):
     """Returns the non-trainable variables after a step, or before it if it was skipped.
 
     What `restore_if_skipped` does, on values that come in and go out, as in a
-    `jax.jit`.
+    `jax.jit`. The states of stateful recurrent layers are not among them:
+    `model.stateless_call` neither takes nor returns these, and leaves them alone.
 
     Example:
 
@@ -175,7 +179,8 @@ def stateless_restore_if_skipped(model, optimizer, before, after):
     [layer], guards = _check_layers([model]), _check_optimizers([optimizer])
     variables = layer.non_trainable_variables
     for name, pair in {"before": before, "after": after}.items():
-        lengths = [len(values) for values in pair]
+        pair = as_list(name, pair, "two lists of tensors")
+        lengths = [len(as_list(name, values, "tensors")) for values in pair]
         expected = [len(variables), len(optimizer.variables)]
         if lengths != expected:
             raise ValueError(

@@ -54,7 +54,8 @@ class Pair:
     def apply(self, grads, dtype="float32"):
         scale = float(self.optimizer.loss_scale)
         scaled = [(g * scale).astype(dtype) for g in grads]
-        self.optimizer.apply([ops.convert_to_tensor(g) for g in scaled], self.ours)
+        tensors = [ops.convert_to_tensor(g) for g in scaled]
+        self.optimizer.apply(tensors, self.ours, scaled=True)
 
     def apply_to_keras(self, grads):
         self.inner.apply([ops.convert_to_tensor(g) for g in grads], self.theirs)

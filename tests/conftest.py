@@ -106,10 +106,15 @@ def _bcoo(values, rows, shape):
     return sparse.BCOO((jnp.asarray(values), indices), shape=shape)
 
 
+def _sparse_coo(values, rows, shape):
+    import torch
+
+    values = torch.as_tensor(ops.convert_to_tensor(values))
+    return torch.sparse_coo_tensor(torch.tensor([list(rows)]), values, tuple(shape))
+
+
 @pytest.fixture
 def sparse_gradient():
     """`sparse_gradient(values, rows, shape)`: a gradient of some rows only."""
-    makers = {"tensorflow": _indexed_slices, "jax": _bcoo}
-    if keras.backend.backend() not in makers:
-        pytest.skip("Keras has sparse gradients on TensorFlow and JAX only")
+    makers = {"tensorflow": _indexed_slices, "jax": _bcoo, "torch": _sparse_coo}
     return makers[keras.backend.backend()]

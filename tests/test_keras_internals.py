@@ -7,7 +7,8 @@ from keras import ops
 
 import keras_lso
 from keras_lso._backend import layer_rules, rules
-from keras_lso._keras_internals.fused_step import FusedStep
+from keras_lso._backend.targets import Targets
+from keras_lso._keras_internals.fused_step import FusedStep, slots_of, stored_in
 from keras_lso._keras_internals.optimizers import (
     base_variables_of,
     canonical_class,
@@ -19,7 +20,6 @@ from keras_lso._keras_internals.optimizers import (
     where_variables_are_made,
 )
 from keras_lso._keras_internals.rules import rule_of
-from keras_lso._keras_internals.variables import storage_of
 
 PUBLIC = [
     keras.optimizers.SGD,
@@ -50,9 +50,11 @@ class MyLARS(keras_lso.LARS):
 
 def made_rules(optimizer, variables):
     rule = rule_of(optimizer, variables)
-    stored = storage_of(variables)
-    step = FusedStep(rule, optimizer, stored, variables, stored)
-    return step.rules(), step.slots
+    slots = slots_of(rule, optimizer, variables)
+    written = Targets(variables, slots)
+    targets = stored_in(written)
+    step = FusedStep(rule, optimizer, targets.variables, written, targets)
+    return step.rules(), slots
 
 
 # --- Classes ------------------------------------------------------------------

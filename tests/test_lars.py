@@ -553,7 +553,6 @@ def test_the_variables_here_have_the_paths_that_they_are_given(variables):
         (["bn/(gamma|beta)", "^scale$"], {"block/bn/gamma", "block/bn/beta", "scale"}),
         (["block.bn.gamma"], {"block/bn/gamma"}),
         (["(?i)BETA"], {"block/bn/beta"}),
-        (["BETA", "^bn", "^gamma", "block$"], NONE),
         (("bias",), {"dense/bias"}),
         ([""], ALL),
         ([], NONE),
@@ -570,6 +569,13 @@ def test_patterns_are_regular_expressions_searched_in_the_full_path(
         exclude_from_layer_adaptation=[],
     )
     assert (decaying, adapting) == (ALL - excluded, ALL)
+
+
+def test_patterns_that_are_found_in_no_path_exclude_nothing(wrap, variables):
+    idle = ["BETA", "^bn", "^gamma", "block$"]
+    with pytest.warns(UserWarning, match="'BETA' .*'\\^bn' .*'\\^gamma' .*'block\\$' "):
+        treated = treatment(variables, wrap, exclude_from_weight_decay=idle)
+    assert treated == (ALL, ALL)
 
 
 GAMMA, BIAS = {"block/bn/gamma"}, {"dense/bias"}
@@ -1470,7 +1476,8 @@ def test_rates_are_numbers(argument):
 def test_a_function_of_keras_is_no_learning_rate():
     # A config can name any of them, and each step would call it.
     parts = ["`learning_rate`", "a function of your own"]
-    assert_refused(TypeError, parts, learning_rate=keras.ops.shape)
+    for function in (keras.ops.shape, keras.config.floatx):
+        assert_refused(TypeError, parts, learning_rate=function)
 
 
 @pytest.mark.one_backend

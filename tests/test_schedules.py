@@ -233,6 +233,14 @@ def test_a_stepwise_cosine_stays_at_the_last_value():
     assert_rates(StepCosineDecayWithOffset([0], [0.5]), {-1: 0.5, 0: 0.5, 1: 0.5})
 
 
+def test_no_tail_ends_in_nan():
+    # A power that is infinite in float32, and a tail that is zero in it.
+    steep = PowerAndLinearDecay(1.0, 10, power=200.0)
+    short = PowerAndLinearDecay(1.0, 10, power=0.0, linear_decay_fraction=1e-300)
+    assert_rates(steep, {10: 0.0, 11: 0.0})
+    assert_rates(short, {9: 1.0, 10: 0.0, 11: 0.0})
+
+
 def test_a_cycling_decay_has_its_initial_rate_before_the_offset():
     schedule = PolynomialDecayWithOffset(
         offset=5,

@@ -40,7 +40,7 @@ MAKERS = {
     "torch": {},
 }[keras.backend.backend()]
 if not MAKERS:
-    pytest.skip("Keras has no sparse gradients on PyTorch", allow_module_level=True)
+    pytest.skip("On PyTorch a sparse gradient is a tensor", allow_module_level=True)
 
 OPTIMIZERS = {
     "SGD": lambda: keras_lso.LossScaleOptimizer(

@@ -10,6 +10,7 @@ from keras import layers, ops
 import keras_lso
 from keras_lso._backend import backend
 
+BACKEND = keras.backend.backend()
 X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
 Y = X[:, :1]
 
@@ -30,6 +31,35 @@ def test_weights_that_a_call_assigns_are_restored():
     report_both(model, X, Y)
     for variable, value in zip(model.variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
+
+
+def test_the_states_of_a_recurrent_layer_are_restored():
+    model = keras.Sequential(
+        [
+            keras.Input((2, 1), batch_size=4),
+            layers.SimpleRNN(2, stateful=True),
+            layers.Dense(1),
+        ]
+    )
+    model.compile("sgd", loss="mse")
+    [state] = model.layers[0].states
+    state.assign(np.full((4, 2), 0.25, "float32"))
+    report_both(model, X[:4, :2, None], Y[:4])
+    np.testing.assert_array_equal(state.numpy(), np.full((4, 2), 0.25))
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="PyTorch's modules")
+def test_the_buffers_of_a_wrapped_module_are_restored():
+    import torch
+
+    module = torch.nn.BatchNorm1d(4)
+    layer = layers.TorchModuleWrapper(module, output_shape=(None, 4))
+    model = keras.Sequential([keras.Input((4,)), layer])
+    model.compile("sgd", loss="mse")
+    before = [np.array(buffer) for buffer in module.buffers()]
+    keras_lso.underflow_report(model, X, X)
+    for buffer, value in zip(module.buffers(), before, strict=True):
+        np.testing.assert_array_equal(buffer, value)
 
 
 def test_metrics_that_are_made_for_several_losses_start_at_zero():

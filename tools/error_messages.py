@@ -35,8 +35,8 @@ GROUPS = (
         "Saving and loading",
         "See [Saving and resuming](saving.md) and [The checkpoint does not "
         "load](troubleshooting.md#the-checkpoint-does-not-load).",
-        "saving _untrusted_files _config_dicts _core/configs _core/state_file "
-        "_backend/_tf_checkpoint",
+        "saving _h5_models _untrusted_files _config_dicts _core/configs "
+        "_core/state_file _backend/_tf_checkpoint",
     ),
     (
         "The loss-scale policy",

@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_lso._backend import backend, without_kernels
+import testing.kernels
+from keras_lso._backend import backend
 
 BACKEND = keras.backend.backend()
 
@@ -54,11 +55,8 @@ def kernels(are_on):
     Off is what `KERAS_LSO_KERNELS=generic` does when the package is imported.
     """
     taken = []
-    with pytest.MonkeyPatch.context() as patch:
-        if not are_on:
-            reference = without_kernels(type(backend))()
-            for name in ("measure", "fused_step", "fused_step_takes"):
-                patch.setattr(backend, name, getattr(reference, name))
+    choice = contextlib.nullcontext() if are_on else testing.kernels.off()
+    with choice, pytest.MonkeyPatch.context() as patch:
         fused_step = backend.fused_step
 
         def spied(rules, targets, grads, *guard, **others):

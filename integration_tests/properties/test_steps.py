@@ -16,7 +16,11 @@ from integration_tests.properties import bare as bares
 from integration_tests.properties import cases, execution, runs
 from integration_tests.properties.budget import cases as tried_on
 
-pytestmark = pytest.mark.filterwarnings("ignore:Gradients do not exist")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Gradients do not exist"),
+    # A case may have one variable, which is no bias.
+    pytest.mark.filterwarnings("ignore:A pattern matches no variable"),
+]
 
 # Some ten roundings of 6e-8 a step, of numbers that are no larger than the largest that
 # the tensor has held. A norm, and what is divided by it, adds as many again.

@@ -30,7 +30,10 @@ def _framework_class():
 
 def without_kernels(cls):
     """Returns a subclass of a `Framework` that steps by the reference."""
-    replaced = ("UPDATES_IN_PLACE", "measure", "fused_step", "fused_step_takes")
+    replaced = (
+        *("UPDATES_IN_PLACE", "scalars"),
+        *("measure", "fused_step", "fused_step_takes"),
+    )
     reference = {name: getattr(Framework, name) for name in replaced}
     return type(f"{cls.__name__}WithoutKernels", (cls,), reference)
 

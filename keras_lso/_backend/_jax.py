@@ -17,6 +17,12 @@ class JAX(Framework):
     TRAIN_STEP_IS_STATELESS = True
     OTHER_STEP = "its own step, fused with the check"
     PACKAGES = ("jax", "jaxlib")
+    HOW_TO_SCALE = (
+        "    # in the function that is differentiated, at the scale of this step\n"
+        "    state = list(zip(optimizer.variables, optimizer_variables))\n"
+        "    with keras.StatelessScope(state):\n"
+        "        loss = optimizer.scale_loss(loss)"
+    )
     HOW_TO_START = _jax_processes.HOW_TO_START
 
     measure = _jax_measure.measure
@@ -26,7 +32,7 @@ class JAX(Framework):
     count_processes = staticmethod(_jax_processes.count_processes)
     average_over_processes = _jax_processes.average_over_processes
 
-    def fused_step_takes(self, rule, variables, gradients):
+    def fused_step_takes(self, rule, variables, gradients, slots=()):
         """Whether the rule has norms, which then need not be computed twice.
 
         `run_if` is a select on JAX, which XLA fuses into any optimizer's update: no
@@ -51,6 +57,14 @@ class JAX(Framework):
             step(grads)
         for variable in scope.written.values():
             variable.assign(scope.get_current_value(variable))
+
+    def known(self, tensor):
+        """See `Framework.known`: outside of compiled functions, on one CPU."""
+        if _any_tracer(tensor):
+            return None
+        devices = jnp.asarray(tensor).devices()
+        is_near = {device.platform for device in devices} == {"cpu"}
+        return tensor.item() if is_near and len(devices) == 1 else None
 
     def elements_of(self, grad):
         if isinstance(grad, sparse.BCOO):

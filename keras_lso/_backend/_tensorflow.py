@@ -1,5 +1,6 @@
 """The primitives on TensorFlow: `tf.function`s, XLA, and replicas."""
 
+import contextlib
 import functools
 
 import keras
@@ -31,12 +32,27 @@ class TensorFlow(Framework):
     AVERAGES_IN_STEP = True
     OTHER_STEP = "its own step, in a branch"
     PACKAGES = ("tensorflow", "tensorflow-cpu", "tf-nightly")
+    VALUES_ARE_SHARED = True
+    HOW_TO_SCALE = (
+        "    with tf.GradientTape() as tape:\n"
+        "        loss = ...\n"
+        "        loss = optimizer.scale_loss(loss)"
+    )
     HOW_TO_START = _tf_processes.HOW_TO_START
 
     as_written = staticmethod(_not_converted)
     measure = _not_converted(_tf_measure.measure)
     count_processes = staticmethod(_tf_processes.count_processes)
     average_over_processes = _tf_processes.average_over_processes
+
+    def known(self, tensor):
+        """See `Framework.known`: outside of functions, on a CPU."""
+        # The device of a tensor in a graph is not known yet.
+        if not tf.executing_eagerly():
+            return None
+        # Keras takes a variable for a tensor.
+        tensor = tf.convert_to_tensor(tensor)
+        return tensor.numpy().item() if "CPU" in tensor.device else None
 
     def run_if(self, finite, step, grads, state):
         """See `Framework.run_if`.
@@ -72,7 +88,7 @@ class TensorFlow(Framework):
         """None for one with tuples as its parts, which has none: see `as_gradient`."""
         return [(g.dtype, g.shape) if _has_a_shape(g) else None for g in grads]
 
-    def fused_step_takes(self, rule, variables, gradients):
+    def fused_step_takes(self, rule, variables, gradients, slots=()):
         """Whether these are float32 variables, of which each replica has its copy."""
         return (
             rule in KERNELS
@@ -96,8 +112,7 @@ class TensorFlow(Framework):
         nothing = [None] * len(rules)
         inv_scale = 1.0 if inv_scale is None else inv_scale
         norms = found and found.gradient_norms
-        masters = zip(targets.variables, targets.copies or nothing, strict=True)
-        pairs = [(master, copy) for master, copy in masters if copy is not None]
+        pairs = _master_pairs(targets)
 
         def step():
             self._resynchronise(pairs)
@@ -113,6 +128,14 @@ class TensorFlow(Framework):
             step()
         else:
             tf.cond(found.finite, step, _nothing)
+
+    @_not_converted
+    def synchronise_masters(self, targets, flag):
+        pairs = _master_pairs(targets)
+        if in_xla():
+            reference.synchronise_masters(self, targets, flag)
+        elif pairs:
+            tf.cond(flag, lambda: _nothing(self._resynchronise(pairs)), _nothing)
 
     @_not_converted
     def run_masked(self, flag, step):
@@ -212,8 +235,15 @@ class TensorFlow(Framework):
 
         return call
 
-    def outside_of_functions(self):
-        return tf.init_scope()
+    @contextlib.contextmanager
+    def outside_of_functions(self, like=None):
+        scope = contextlib.nullcontext()
+        if like is not None:
+            [behind] = _tf_variables([like])
+            # It is taken as it is, since it ends with a slash or is empty.
+            scope = tf.name_scope("".join(behind.name.rpartition("/")[:2]))
+        with tf.init_scope(), scope:
+            yield
 
     def is_traced(self, values):
         return not tf.executing_eagerly()
@@ -301,6 +331,13 @@ def _step_alone(step, grads):
         return
     with tf.distribute.ReplicaContext(tf.distribute.get_strategy(), 0):
         step(grads)
+
+
+def _master_pairs(targets):
+    """Returns the pairs of a master and its low-precision copy."""
+    copies = targets.copies or [None] * len(targets.variables)
+    pairs = zip(targets.variables, copies, strict=True)
+    return [(master, copy) for master, copy in pairs if copy is not None]
 
 
 def _nothing(*_):

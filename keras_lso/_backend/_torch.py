@@ -14,6 +14,7 @@ from keras_lso._backend import (
     _torch_scalars,
     _torch_shard_checks,
     _torch_shards,
+    _torch_sparse,
     _torch_steps,
     _torch_undo,
     autodiff,
@@ -21,14 +22,19 @@ from keras_lso._backend import (
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.tensors import FLOAT16_MAX, as_real
 
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
 
 class Torch(Framework):
     scalars = _torch_scalars.TorchScalars()
     UPDATES_IN_PLACE = True
+    STEPS_WRITE_TENSORS = True
     COMPILES_LOOPS = False
     AVERAGES_IN_STEP = True
     OTHER_STEP = "its own step, left out or, on an accelerator, undone"
     PACKAGES = ("torch", "triton")
+    VALUES_ARE_SHARED = True
+    HOW_TO_SCALE = "    optimizer.scale_loss(loss).backward()"
     HOW_TO_START = _torch_processes.HOW_TO_START
 
     circumstances = staticmethod(_torch_plan.circumstances)
@@ -39,10 +45,17 @@ class Torch(Framework):
     l2_norms = staticmethod(_torch_measure.l2_norms)
     fused_step_takes = staticmethod(_torch_steps.fused_step_takes)
     fused_step = _torch_steps.fused_step
+    synchronise_masters = _torch_steps.synchronise_masters
     run_masked = staticmethod(_torch_steps.run_masked)
+    known = staticmethod(_torch_scalars.known)
+    are_finite = staticmethod(_torch_scalars.are_finite)
     clear = staticmethod(_torch_steps.clear)
     copies_of = staticmethod(_torch_undo.copies_of)
     restore = staticmethod(_torch_undo.restore)
+    steppable = staticmethod(_torch_sparse.steppable)
+    to_dense = staticmethod(_torch_sparse.to_dense)
+    map_values = staticmethod(_torch_sparse.map_values)
+    elements_of = staticmethod(_torch_sparse.elements_of)
     any_sharded = staticmethod(_torch_shards.any_sharded)
     sharded_like = staticmethod(_torch_shards.sharded_like)
     check_shards = staticmethod(_torch_shard_checks.check_shards)
@@ -51,6 +64,7 @@ class Torch(Framework):
     count_processes = staticmethod(_torch_processes.count_processes)
     average_over_processes = _torch_processes.average_over_processes
 
+    @torch.no_grad()
     def run_if(self, finite, step, grads, state):
         if not _torch_measure.is_on_host(finite):
             _torch_undo.run_or_undo(finite, step, grads, state)
@@ -70,9 +84,32 @@ class Torch(Framework):
             return value
         return as_real(value, self.map_values)
 
-    def to_dense(self, grad):
-        """Keras has no sparse gradients on PyTorch."""
-        return grad
+    def memory_of(self, value):
+        """With those of `grad.detach()`, `grad.data` and `grad.view(-1)`."""
+        if type(value) in _PLAIN and value.layout == torch.strided and value.numel():
+            return value.data_ptr(), value.numel()
+        return id(value)
+
+    def version_of(self, value):
+        is_counted = isinstance(value, torch.Tensor) and not value.is_inference()
+        return value._version if is_counted else None
+
+    def detached_copy(self, value):
+        copy = value.detach().clone()
+        # Of what has a history it is no leaf that a gradient could stop at unseen.
+        return copy.requires_grad_(value.requires_grad and value.is_leaf)
+
+    def check_not_followed(self, tensors):
+        known = [t for t in tensors if isinstance(t, torch.Tensor) and t.requires_grad]
+        if known and torch.is_grad_enabled():
+            raise ValueError(
+                "PyTorch cannot differentiate through a step, which writes tensors in "
+                "place. For the gradients of its result alone pass `[g.detach() for g "
+                "in grads]`, or call `stateless_apply` under `torch.no_grad()`. To "
+                "differentiate the step as well, write it as a function of your own. "
+                "Received: a gradient or a value of the optimizer's own of shape "
+                f"{tuple(known[0].shape)} with requires_grad=True"
+            )
 
     def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
         autodiff.refuse_tape(tape)

@@ -51,7 +51,7 @@ class Memory:
             flat = flat.view(tensors[0].dtype)
         start = (flat.numel() - sum(map(torch.Tensor.numel, tensors))) // 2
         start -= start % _LINE
-        if len(tensors) == 1:
+        if len(tensors) == 1 and tensors[0].is_contiguous():
             return [flat.as_strided(tensors[0].shape, tensors[0].stride(), start)]
         return _unflatten_dense_tensors(flat[start:], tensors)
 

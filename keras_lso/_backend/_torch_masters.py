@@ -36,7 +36,10 @@ def _are_alike(values, others):
     `torch.equal` takes ten times as long for float16 as for int64 views of four each.
     """
     pair = values.reshape(-1), others.reshape(-1)
-    if all(t.numel() and t.numel() % 4 == t.storage_offset() % 4 == 0 for t in pair):
+    if all(
+        t.numel() and t.numel() % 4 == t.storage_offset() % 4 == 0 and t.is_contiguous()
+        for t in pair
+    ):
         pair = tuple(t.view(torch.int64) for t in pair)
     return torch.equal(*pair)
 

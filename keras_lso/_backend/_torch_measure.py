@@ -11,6 +11,7 @@ import torch
 from torch._utils import _flatten_dense_tensors
 
 from keras_lso._backend._torch_shards import Agreement, any_sharded, shards_of
+from keras_lso._backend._torch_sparse import any_sparse, elements_of
 from keras_lso._backend.measurement import Measurement
 
 # Elements. The cost of an operation on a smaller tensor is that of its call.
@@ -36,6 +37,8 @@ def measure(
 ):
     """See `Framework.measure`."""
     plan = targets and targets.plan
+    if plan is None and any_sparse(grads):
+        grads = list(map(elements_of, grads))
     packs = plan.packs if plan else Packs(shards_of(grads))
     if plan.are_sharded if plan else any_sharded(grads):
         return _measure_shards(grads, packs, amax, inv_scale, rules, targets, norm)
@@ -252,6 +255,8 @@ def norms_of_rules(rules, grads, inv_scale, targets):
 @torch.no_grad()
 def l2_norms(tensors):
     """See `Framework.l2_norms`."""
+    if any_sparse(tensors):
+        tensors = list(map(elements_of, tensors))
     return list(_norms_of_whole(tensors, shards_of(tensors)).unbind())
 
 

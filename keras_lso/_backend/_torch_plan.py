@@ -3,6 +3,7 @@
 To ask a thousand tensors about themselves, in Python, takes longer than to update them.
 """
 
+import itertools
 import math
 import operator
 from typing import Any, NamedTuple
@@ -35,14 +36,14 @@ def circumstances():
 def signature_of(grads):
     """By getters in C, one after the other; see `Framework.signature_of`.
 
-    The number of a device takes half as long as the device.
+    Without devices: PyTorch refuses tensors of two before anything is written.
     """
-    devices = map(torch.Tensor.get_device, grads)
     try:
         layouts = list(map(torch.Tensor.is_contiguous, grads))
     except RuntimeError:  # A sparse tensor has no strides.
         layouts = [g.layout for g in grads]
-    return [*map(_dtype, grads), *map(_shape, grads), *devices, *layouts]
+    signs = map(torch.Tensor.is_neg, grads)
+    return [*map(_dtype, grads), *map(_shape, grads), *layouts, *signs]
 
 
 class Chunk(NamedTuple):
@@ -79,10 +80,13 @@ class StepPlan:
         self.are_sharded = any_sharded([*grads, *targets.variables])
         gradients = shards_of(grads)
         # `signature_of` says so of plain gradients alone.
-        self._are_contiguous = not self.are_sharded and _all_contiguous(gradients)
+        self._are_readable = not self.are_sharded and _are_readable(gradients)
         self.packs = Packs(gradients)
         low = shards_of([c for c in targets.copies or () if c is not None])
         self._tensors = [*targets.variables, *low]
+        self._private = list(itertools.chain(*targets.slots))
+        if targets.are_private:
+            self._tensors, self._private = [], self._tensors
         variables = shards_of(targets.variables)
         slots = [shards_of(of_one) for of_one in targets.slots]
         copies = shards_of(targets.copies or [None] * len(variables))
@@ -116,11 +120,17 @@ class StepPlan:
         return self._where() == self._facts
 
     def _where(self):
-        """Returns what an assignment to `tensor.data` changes."""
-        local = shards_of(self._tensors) if self.are_sharded else self._tensors
+        """Returns what an assignment to `tensor.data` changes.
+
+        Of what is private, as slots are, only whether a kernel can read it.
+        """
+        local, private = self._tensors, self._private
+        if self.are_sharded:
+            local, private = shards_of(local), shards_of(private)
         return (
             list(map(torch.Tensor.data_ptr, local)),
             list(map(torch.Tensor.is_contiguous, local)),
+            all(map(torch.Tensor.is_contiguous, private)),
         )
 
     def memory(self):
@@ -131,21 +141,27 @@ class StepPlan:
         return memory
 
     def readable(self, grads):
-        """Returns contiguous gradients, none of which aliases what is written."""
-        pointers = list(map(torch.Tensor.data_ptr, grads))
-        if not self._written.isdisjoint(pointers):
-            aliases = [pointer in self._written for pointer in pointers]
-            grads = [
-                g.clone() if is_alias else g
-                for g, is_alias in zip(grads, aliases, strict=True)
-            ]
-        if not (self._are_contiguous or _all_contiguous(grads)):
-            grads = [g.contiguous() for g in grads]
+        """Returns gradients that kernels read as they are in memory, in their order.
+
+        None of them aliases what is written.
+        """
+        if self._written and not self._written.isdisjoint(
+            map(torch.Tensor.data_ptr, grads)
+        ):
+            grads = [g.clone() if g.data_ptr() in self._written else g for g in grads]
+        if not (self._are_readable or _are_readable(grads)):
+            grads = [g.contiguous().resolve_neg() for g in grads]
         return grads
 
 
-def _all_contiguous(tensors):
-    return all(map(torch.Tensor.is_contiguous, tensors))
+def _are_readable(tensors):
+    """Whether tensors have no gaps, and hold no negatives of what they are.
+
+    The imaginary part of a complex conjugate is such a negative.
+    """
+    return all(map(torch.Tensor.is_contiguous, tensors)) and not any(
+        map(torch.Tensor.is_neg, tensors)
+    )
 
 
 def _split(kinds, sizes, limit, alone):

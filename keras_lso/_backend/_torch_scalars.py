@@ -6,6 +6,7 @@ has to launch. So there are few, which take tensors only.
 """
 
 import functools
+import math
 
 import keras
 import numpy as np
@@ -33,6 +34,24 @@ def scalar(value, dtype):
     return ops.convert_to_tensor(value, dtype=dtype)
 
 
+def known(tensor):
+    """See `Framework.known`."""
+    reads = is_on_host(tensor) and not torch.compiler.is_compiling()
+    return tensor.item() if reads else None
+
+
+def are_finite(tensors):
+    """See `Framework.are_finite`."""
+    if not tensors:
+        return None
+    if is_on_host(tensors[0]) and not torch.compiler.is_compiling():
+        known = all(map(math.isfinite, map(torch.Tensor.item, tensors)))
+        return None if known else torch.zeros((), dtype=torch.bool)
+    if len(tensors) == 1:
+        return tensors[0].isfinite()
+    return torch.stack([tensor.float() for tensor in tensors]).isfinite().all()
+
+
 class TorchScalars(Scalars):
     """See `Scalars`; what is not here is `keras.ops`'."""
 
@@ -42,12 +61,9 @@ class TorchScalars(Scalars):
     reciprocal = staticmethod(torch.reciprocal)
     sqrt = staticmethod(torch.sqrt)
     zeros_like = staticmethod(torch.zeros_like)
+    ones_like = staticmethod(torch.ones_like)
     logical_and = staticmethod(torch.logical_and)
     logical_not = staticmethod(torch.logical_not)
-
-    def known(self, tensor):
-        reads = is_on_host(tensor) and not torch.compiler.is_compiling()
-        return tensor.item() if reads else None
 
     def cast(self, tensor, dtype):
         return tensor.to(_named(dtype))
@@ -84,24 +100,37 @@ class TorchScalars(Scalars):
         scale.clamp_(*bounds)
 
     def count_step(
-        self, attempted, applied, skips, finite, scales, update_scale, assign
+        self,
+        skipped,
+        applied,
+        streaks,
+        finite,
+        rates_finite,
+        scales,
+        update_scale,
+        assign,
     ):
         """See `Scalars.count_step`; in place, so that nothing is assigned."""
-        attempted.add_(1)
+        takes = (
+            finite if rates_finite is None else torch.logical_and(finite, rates_finite)
+        )
         if applied is not None:
-            applied.add_(finite)
-        if is_on_host(finite) and finite:
-            if not any(skips.tolist()):
+            applied.add_(takes)
+        if is_on_host(takes) and takes:
+            if not any(streaks.tolist()):
                 return finite
-            all_finite = skips[2] == 0
-            (skips if update_scale else skips[:2]).zero_()
+            all_finite = streaks[2] == 0
+            (streaks if update_scale else streaks[:2]).zero_()
             return all_finite
-        skipped = torch.logical_not(finite)
-        skips.add_(skipped)
-        all_finite = skips[2] == 0
+        missed, overflows = torch.logical_not(takes), torch.logical_not(finite)
+        skipped.add_(missed)
+        streaks.add_(torch.stack([missed, overflows, overflows]))
+        all_finite = streaks[2] == 0
         scale, lowest = scales
-        since_update = (torch.zeros_like if update_scale else torch.ones_like)(skipped)
-        skips.mul_(torch.stack([skipped, skipped & (scale <= lowest), since_update]))
+        is_left = torch.ones_like(missed)
+        if update_scale:
+            is_left = missed & finite
+        streaks.mul_(torch.stack([missed, overflows & (scale <= lowest), is_left]))
         return all_finite
 
 

@@ -6,6 +6,7 @@ an accelerator that would synchronise: the kernels take `found_inf`, 1.0 on an o
 and then write nothing.
 """
 
+import itertools
 from collections.abc import Callable
 
 import torch
@@ -19,12 +20,13 @@ from keras_lso._backend._torch_kernels import (
 from keras_lso._backend._torch_masters import resynchronise, round_into_variables
 from keras_lso._backend._torch_measure import is_on_host, norms_of, norms_of_rules
 from keras_lso._backend._torch_plan import StepPlan
+from keras_lso._backend._torch_scalars import TorchScalars
 from keras_lso._backend._torch_shards import shards_of
 from keras_lso._backend.measurement import Measurement
 
 
 @torch.no_grad()
-def fused_step_takes(rule, variables, gradients):
+def fused_step_takes(rule, variables, gradients, slots=()):
     """Whether there is a kernel for these tensors; `torch.compile` writes its own.
 
     The processes that share a tensor all return the same.
@@ -38,11 +40,12 @@ def fused_step_takes(rule, variables, gradients):
         and {w.dtype for w in variables} == {torch.float32}
         and {g.dtype for g in gradients} <= _GRADIENT_DTYPES
         and {g.layout for g in gradients} == {torch.strided}
-        and all(w.is_contiguous() for w in variables)
+        and all(t.is_contiguous() for t in itertools.chain(variables, *slots))
         and [g.shape for g in gradients] == [w.shape for w in variables]
     )
 
 
+_SCALARS = TorchScalars()
 _PLAIN = {torch.Tensor, torch.nn.Parameter}
 _GRADIENT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 
@@ -81,6 +84,10 @@ def fused_step(framework, rules, targets, grads, found=None, inv_scale=None):
         if pairs:
             resynchronise(framework, pairs, finite, memory)
         STEPS[type(rule)](kernel, rule, own, inv_scale, known, *columns)
+        if not targets.are_private:
+            # Autograd relies on it, and the fused kernels do not do it.
+            for column in (weights, *columns):
+                torch.autograd.graph.increment_version(column)
         if pairs:
             round_into_variables(pairs, finite, found_inf)
 
@@ -114,6 +121,19 @@ def _with_norms(framework, rules, targets, grads, found, inv_scale):
         ]
     state = targets._replace(variables=variables)
     return found._replace(**norms_of_rules(rules, grads, inv_scale, state))
+
+
+@torch.no_grad()
+def synchronise_masters(framework, targets, flag):
+    """See `Framework.synchronise_masters`."""
+    on_host = is_on_host(flag)
+    if on_host and not flag:
+        return
+    plan = targets.plan
+    memory = plan.memory() if on_host else None
+    for chunk in plan.chunks:
+        if chunk.pairs:
+            resynchronise(framework, chunk.pairs, None if on_host else flag, memory)
 
 
 @torch.no_grad()
@@ -306,8 +326,9 @@ def _rates(kernel, rule, found, norms):
     if rule.trust_ratio is None:
         return rule.learning_rate.expand(len(kernel.weights))
     if found.rule_norms is not None:
-        return rule.rate(tuple(map(torch.stack, zip(*found.rule_norms, strict=True))))
-    return rule.rate((norms, norms_of(kernel.weights)))
+        norms = tuple(map(torch.stack, zip(*found.rule_norms, strict=True)))
+        return rule.rate(norms, _SCALARS)
+    return rule.rate((norms, norms_of(kernel.weights)), _SCALARS)
 
 
 def _step_lamb(kernel, rule, g, inv_scale, found, m, v):

@@ -22,8 +22,10 @@ import torch
 
 from keras_lso._backend import _torch_triton_trial, kernel_choice, layer_rules, rules
 from keras_lso._backend._torch_addresses import Group
+from keras_lso._backend._torch_scalars import TorchScalars
 from keras_lso._backend.measurement import Measurement
 
+_SCALARS = TorchScalars()
 # Where Triton's kernels run.
 DEVICES = ("cuda",)
 
@@ -131,7 +133,7 @@ def _measure_lars(rule, launch, tables, arguments, found):
     if found.rule_norms is not None:
         # Of the whole tensors, if these are shards.
         pairs = zip(*(found.rule_norms[i] for i in columns), strict=True)
-        return {"rates": rule.rate(tuple(map(torch.stack, pairs)))}
+        return {"rates": rule.rate(tuple(map(torch.stack, pairs)), _SCALARS)}
     squares = arguments["found_inf"].new_empty(2 * group.blocks)
     norms = squares.new_empty(2, group.count)
     shared = {name: arguments[name] for name in ("found_inf", "inv_scale")}
@@ -150,7 +152,7 @@ def _measure_lars(rule, launch, tables, arguments, found):
         num_warps=kernels().WARPS,
         enable_fp_fusion=False,
     )
-    return {"rates": rule.rate(tuple(norms.unbind()))}
+    return {"rates": rule.rate(tuple(norms.unbind()), _SCALARS)}
 
 
 TRITON_STEPS = {

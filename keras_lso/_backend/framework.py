@@ -28,6 +28,10 @@ class Framework(Trials):
 
     # Whether `fused_step` takes the tensors that variables hold, and changes those.
     UPDATES_IN_PLACE = False
+    # Whether two variables that hold the same object change together.
+    VALUES_ARE_SHARED = False
+    # Whether the steps of Keras's optimizers change the tensors that variables hold.
+    STEPS_WRITE_TENSORS = False
     # Whether a step calls `reduce_gradients` and `are_shards`.
     REDUCES_GRADIENTS = False
     TRAIN_STEP_IS_STATELESS = False  # It takes values, and returns new ones.
@@ -36,6 +40,8 @@ class Framework(Trials):
     # For bug reports: how `run_if` runs a step, and the framework's distributions.
     OTHER_STEP = "none: this backend trains nothing"
     PACKAGES: tuple[str, ...] = ()
+    # How a training step of the user's own scales its loss.
+    HOW_TO_SCALE = "    loss = optimizer.scale_loss(loss)"
     HOW_TO_START = f"The Keras backend {keras.backend.backend()!r} has no processes."
 
     # --- A step -------------------------------------------------------------------
@@ -86,10 +92,10 @@ class Framework(Trials):
         """
         return None
 
-    def fused_step_takes(self, rule, variables, gradients):
+    def fused_step_takes(self, rule, variables, gradients, slots=()):
         """Whether `fused_step` takes these, and is faster than the optimizer's step.
 
-        `rule` is a class of `rules.py`, `variables` those of the `Targets`.
+        `rule` is a class of `rules.py`, `variables` and `slots` those of the `Targets`.
         """
         return False
 
@@ -106,6 +112,13 @@ class Framework(Trials):
                 Defaults to `None`: they are not scaled.
         """
         reference.fused_step(self, rules, targets, grads, found, inv_scale)
+
+    def synchronise_masters(self, targets, flag):
+        """Re-initialises the masters whose copies were assigned externally, if `flag`.
+
+        A `fused_step` does so with what it updates. `targets` are a step's `Targets`.
+        """
+        reference.synchronise_masters(self, targets, flag)
 
     def run_masked(self, flag, step):
         """Runs `step()`, which changes nothing unless `flag`, a boolean scalar tensor.
@@ -138,6 +151,20 @@ class Framework(Trials):
             state: List of `keras.Variable`s, all that `step` may write.
         """
         reference.run_if(finite, step, grads, state)
+
+    def known(self, tensor):
+        """Returns the number that a scalar tensor holds, where the host has it.
+
+        None where reading it would synchronise, and while a step is traced.
+        """
+        return None
+
+    def are_finite(self, tensors):
+        """Returns whether scalar tensors are finite, as far as the host does not know.
+
+        None if the host knows that all are, else a boolean scalar tensor.
+        """
+        return reference.are_finite(self, tensors)
 
     # --- Norms and masters --------------------------------------------------------
     def norms_of(self, rule, gradient, *state):
@@ -211,13 +238,40 @@ class Framework(Trials):
         """
         return tensors.as_real(value, self.map_values)
 
+    def memory_of(self, value):
+        """Returns a hashable that tensors of the same elements have in common."""
+        return id(value)
+
+    def version_of(self, value):
+        """Returns what changes when a tensor is written to; None if none ever is."""
+        return None
+
+    def steppable(self, grads):
+        """Returns gradients, or None, as the steps of optimizers take them.
+
+        On PyTorch dense ones, and elsewhere the same.
+        """
+        return grads
+
+    def detached_copy(self, value):
+        """Returns a copy of a tensor, on PyTorch one without its history."""
+        return ops.copy(value)
+
+    def check_not_followed(self, tensors):
+        """Raises a `ValueError` for tensors that a step would lose the history of.
+
+        On PyTorch, whose steps write in place. `tensors` may hold None.
+        """
+        return
+
     def map_values(self, fn, grad):
         """Applies the elementwise `fn` to the values of a dense or sparse gradient."""
         return fn(grad)
 
     def to_dense(self, grad):
         """Returns the gradient as a dense tensor; rows of equal index are summed."""
-        return ops.add(grad, ops.zeros(ops.shape(grad), dtype=grad.dtype))
+        # In this order PyTorch takes a sparse one.
+        return ops.add(ops.zeros(ops.shape(grad), dtype=grad.dtype), grad)
 
     def elements_of(self, grad):
         """Returns a gradient's elements, a sparse one's without the zeros."""
@@ -295,8 +349,8 @@ class Framework(Trials):
         """Whether a function of the caller's is being traced, given its tensors."""
         return False
 
-    def outside_of_functions(self):
-        """Returns a context that leaves `tf.function`s, to initialise variables in."""
+    def outside_of_functions(self, like=None):
+        """Returns a context outside of `tf.function`s, in the name scope of `like`."""
         return contextlib.nullcontext()
 
     def check_stateless_is_supported(self):

@@ -11,6 +11,9 @@ from typing import Any, ClassVar
 from keras import ops
 
 from keras_lso._backend.rules import KerasRule, Rule, always
+from keras_lso._backend.scalars import Scalars
+
+_SCALARS = Scalars()
 
 
 @dataclass(frozen=True)
@@ -31,24 +34,29 @@ class TrustRatio:
     upper: float = math.inf
     paper: bool = False
 
-    def quotient(self, d_norm, w_norm, weight_decay=0.0, learning_rate=None):
-        """Returns the ratio without its limits, over the `learning_rate` if given."""
+    def fraction(self, d_norm, w_norm, weight_decay=0.0):
+        """Returns the numerator and the denominator of the ratio without its limits.
+
+        Both may be 0. A NaN ends a program under JAX's `jax_debug_nans`, also where a
+        `where` leaves it out afterwards.
+        """
         denominator = d_norm + self.epsilon
         if self.paper:
             denominator = denominator + weight_decay * w_norm
-        if learning_rate is not None:
-            denominator = denominator * learning_rate
-        return self.eeta * w_norm / denominator
+        return self.eeta * w_norm, denominator
 
-    def __call__(self, d_norm, w_norm, weight_decay):
-        ratio = self.quotient(d_norm, w_norm, weight_decay)
-        # Not finite: 0 / 0, or a variable so large that its norm overflows.
-        usable = (w_norm > 0) & (d_norm > 0) & (ratio < math.inf)
+    def __call__(self, d_norm, w_norm, weight_decay, scalars=_SCALARS):
+        """Returns the ratio; `scalars` are the `Scalars` to compute it by."""
+        numerator, denominator = self.fraction(d_norm, w_norm, weight_decay)
+        one, usable = scalars.ones_like(numerator), (w_norm > 0) & (d_norm > 0)
+        ratio = scalars.where(usable, numerator, one) / denominator
+        # Not finite: of a variable so large that its norm overflows.
+        usable = usable & (ratio < math.inf)
         if self.lower > 0:
             ratio = ops.maximum(ratio, self.lower)
         if self.upper < math.inf:
             ratio = ops.minimum(ratio, self.upper)
-        return ops.where(usable, ratio, ops.ones_like(ratio))
+        return scalars.where(usable, ratio, one)
 
 
 class LayerAdaptive(Rule):
@@ -63,12 +71,13 @@ class LayerAdaptive(Rule):
     def takes_norms(self):
         return self.trust_ratio is not None
 
-    def rate(self, norms):
-        """Returns the learning rate of a layer with these norms."""
+    def rate(self, norms, scalars=_SCALARS):
+        """Returns the learning rate of a layer with these norms; see `TrustRatio`."""
         if self.trust_ratio is None:
             return self.learning_rate
         d_norm, w_norm = norms
-        return self.learning_rate * self.trust_ratio(d_norm, w_norm, self.weight_decay)
+        ratio = self.trust_ratio(d_norm, w_norm, self.weight_decay, scalars)
+        return self.learning_rate * ratio
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,9 @@
 and `KERAS_LSO_KERNELS=generic` runs them instead.
 """
 
+import functools
+import math
+
 from keras import ops
 
 from keras_lso._backend.tensors import amax_of, times
@@ -65,6 +68,26 @@ def fused_step(framework, rules, targets, grads, found, inv_scale):
             v.assign(value)
         if copy is not None:
             copy.assign(select(framework.rounded(new[0], low.dtype), low))
+
+
+def are_finite(framework, tensors):
+    """See `Framework.are_finite`."""
+    numbers = list(map(framework.known, tensors))
+    pairs = zip(numbers, tensors, strict=True)
+    unknown = [ops.isfinite(tensor) for number, tensor in pairs if number is None]
+    if not all(number is None or math.isfinite(number) for number in numbers):
+        return ops.zeros((), dtype="bool")
+    return functools.reduce(ops.logical_and, unknown) if unknown else None
+
+
+def synchronise_masters(framework, targets, flag):
+    """See `Framework.synchronise_masters`."""
+    copies = targets.copies or [None] * len(targets.variables)
+    for master, copy in zip(targets.variables, copies, strict=True):
+        if copy is not None:
+            old, low = map(ops.convert_to_tensor, (master, copy))
+            new = framework.resynchronised(old, low)
+            master.assign(ops.where(flag, new, old))
 
 
 def clipped(framework, grads, inv_scale, norm, value):

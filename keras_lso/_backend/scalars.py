@@ -13,13 +13,6 @@ class Scalars:
     def __getattr__(self, name):
         return getattr(ops, name)
 
-    def known(self, tensor):
-        """Returns the number that a scalar tensor holds, where the host has it.
-
-        None where to read it would synchronise, and while a step is traced.
-        """
-        return None
-
     def move_scale(
         self, scale, good_steps, finite, drops, growth, backoff, period, bounds
     ):
@@ -46,18 +39,29 @@ class Scalars:
         scale.assign(ops.clip(ops.where(grows, old * growth, dropped), *bounds))
 
     def count_step(
-        self, attempted, applied, skips, finite, scales, update_scale, assign
+        self,
+        skipped,
+        applied,
+        streaks,
+        finite,
+        rates_finite,
+        scales,
+        update_scale,
+        assign,
     ):
-        """Counts an attempted step.
+        """Counts a step, which was applied or skipped.
 
         Args:
-            attempted: Integer scalar variable, the number of steps.
+            skipped: Integer scalar variable, the number of skipped steps.
             applied: Integer scalar variable, the number of those that were applied;
                 None if it has been counted.
-            skips: Integer variable of three elements: how many steps in a row were
-                skipped, how many of those at the lowest scale, and how many since the
-                scale was last updated.
-            finite: Boolean scalar tensor.
+            streaks: Integer variable of three elements: how many steps in a row were
+                skipped, how many in a row overflowed at the lowest scale, and how many
+                overflowed since the scale was last updated.
+            finite: Boolean scalar tensor, whether the gradients are finite.
+            rates_finite: Boolean scalar tensor, whether the coefficients of the step
+                are; None if they are known to be. If only they are not, the step is
+                skipped and leaves the scale as it is.
             scales: Tuple of the loss scale, a scalar tensor, and the lowest one there
                 is, a float.
             update_scale: Bool, whether this step updates the scale.
@@ -65,17 +69,23 @@ class Scalars:
                 allows that an optimizer has its own.
 
         Returns:
-            Boolean scalar tensor, whether none was skipped since the scale was updated.
+            Boolean scalar tensor, whether none overflowed since the scale was updated.
         """
-        attempted.assign(ops.convert_to_tensor(attempted) + 1)
+        old = ops.convert_to_tensor(streaks)
+        takes = (
+            finite if rates_finite is None else ops.logical_and(finite, rates_finite)
+        )
+        missed = ops.cast(ops.logical_not(takes), old.dtype)
+        overflows = ops.cast(ops.logical_not(finite), old.dtype)
+        total = ops.convert_to_tensor(skipped)
+        skipped.assign(total + ops.cast(missed, total.dtype))
         if applied is not None:
             count = ops.convert_to_tensor(applied)
-            applied.assign(count + ops.cast(finite, count.dtype))
-        old = ops.convert_to_tensor(skips)
-        skipped = ops.cast(ops.logical_not(finite), old.dtype)
+            applied.assign(count + ops.cast(takes, count.dtype))
         scale, lowest = scales
-        at_lowest = skipped * ops.cast(scale <= lowest, old.dtype)
-        since_update = (ops.zeros_like if update_scale else ops.ones_like)(skipped)
-        counted = old + skipped
-        assign(skips, counted * ops.stack([skipped, at_lowest, since_update]))
+        at_lowest = overflows * ops.cast(scale <= lowest, old.dtype)
+        # Where the scale is updated the third number starts afresh.
+        is_left = ops.ones_like(missed) if not update_scale else missed - overflows
+        counted = old + ops.stack([missed, overflows, overflows])
+        assign(streaks, counted * ops.stack([missed, at_lowest, is_left]))
         return counted[2] == 0

@@ -19,6 +19,8 @@ class Targets(NamedTuple):
             masters.
         owns_gradients: Bool. Whether the gradients are the step's own, which it may
             write where it updates the variables. Defaults to `False`.
+        are_private: Bool. Whether only steps refer to the variables, as to slots, and
+            neither a gradient nor a graph of autograd does. Defaults to `False`.
         plan: What `Framework.plan_step` returned for these. Defaults to `None`.
     """
 
@@ -26,6 +28,7 @@ class Targets(NamedTuple):
     slots: list
     copies: list | None = None
     owns_gradients: bool = False
+    are_private: bool = False
     plan: Any = None
 
     @property

@@ -2,16 +2,25 @@
 
 from collections.abc import Iterable, Mapping
 
+import keras
 from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._keras_internals.distribution import check_shards, has_reduced_gradients
 from keras_lso._keras_internals.optimizers import (
+    chain_of,
     check_known,
     check_takes_shards,
+    index_of,
+    is_known,
+    members_of,
     variables_of,
 )
-from keras_lso._keras_internals.variables import path_of
+from keras_lso._keras_internals.variables import (
+    check_not_narrowed,
+    key_of,
+    path_of,
+)
 
 
 def _is_array(value):
@@ -55,6 +64,31 @@ def check_some_gradient(optimizer, grads, variables):
         )
 
 
+def _check_members(optimizer, grads, variables):
+    """Refuses gradients of which a member of a `MultiOptimizer` has none but None.
+
+    Keras does so too, but when the members before that one have stepped.
+    """
+    innermost = chain_of(optimizer)[-1]
+    members = members_of(innermost)
+    trained = variables_of(innermost) if members else []
+    for member in members:
+        own = [
+            (grad, path_of(variable))
+            for grad, variable in zip(grads, variables, strict=True)
+            if is_known(member, trained[index_of(optimizer, variable)])
+        ]
+        if own and all(grad is None for grad, _ in own):
+            raise ValueError(
+                "No gradients provided for any variable of a member of the "
+                f"MultiOptimizer: `grads` holds only None for the {len(own)} variables "
+                f"of its optimizer {member.name!r}. Compute the gradients of a loss "
+                "that depends on them; to train the others alone, freeze the layers of "
+                "these before the optimizer is built. They are: "
+                f"{[path for _, path in own]}"
+            )
+
+
 def check_shapes(grads, variables):
     """Refuses a gradient that is not of its variable's shape.
 
@@ -82,8 +116,10 @@ def _may_be_equal(shape, other):
     return len(shape) == len(other) and all(None in (a, b) or a == b for a, b in pairs)
 
 
-def _as_list(argument, values, of_what):
+def as_list(argument, values, of_what):
     """Returns the items of an argument, which may be any iterable but one tensor."""
+    if type(values) is list:
+        return values
     is_other = _is_array(values) or isinstance(values, str | Mapping)
     if is_other or not isinstance(values, Iterable):
         raise TypeError(
@@ -93,21 +129,65 @@ def _as_list(argument, values, of_what):
     return list(values)
 
 
+def check_trainable(argument, variables):
+    """Returns a list of variables that can be trained, or says why they cannot."""
+    variables = list_of_variables(argument, variables)
+    check_distinct(argument, variables)
+    _refuse_complex(variables)
+    return variables
+
+
+def list_of_variables(argument, variables):
+    """Returns the variables that an argument holds, and refuses all else."""
+    variables = as_list(argument, variables, "variables")
+    stranger = next((v for v in variables if not backend.is_variable(v)), None)
+    if stranger is not None:
+        raise TypeError(
+            f"`{argument}` must be a list of variables, such as "
+            "`model.trainable_variables`. It holds: "
+            f"{stranger!r} of type {type(stranger).__name__}"
+        )
+    return variables
+
+
+def _refuse_complex(variables):
+    """Refuses variables of which a real gradient would train one half."""
+    for variable in variables:
+        dtype = keras.backend.standardize_dtype(variable.dtype)
+        if "complex" in dtype:
+            raise ValueError(
+                "A variable that is trained must be real: gradients, norms and slots "
+                "are. Train the real and the imaginary part as two variables of "
+                f"floats, and write `ops.cast(real, {dtype!r}) + 1j * "
+                f"ops.cast(imaginary, {dtype!r})` where the model needs a complex "
+                f"tensor. Received: the variable {path_of(variable)!r} of dtype "
+                f"{dtype}"
+            )
+
+
 def check_variables_come_last(grads, variables):
     """Refuses what are no variables; the commonest slip is to swap the two."""
-    stranger = next((v for v in variables if not backend.is_variable(v)), None)
-    if stranger is None:
-        return
-    if grads and all(map(backend.is_variable, grads)):
+    are_swapped = grads and all(map(backend.is_variable, grads))
+    if are_swapped and not all(map(backend.is_variable, variables)):
         raise TypeError(
             "`grads` holds variables and `trainable_variables` does not: the two are "
             "swapped. Write `optimizer.apply(grads, trainable_variables)`."
         )
-    raise TypeError(
-        "`trainable_variables` must be a list of variables, such as "
-        "`model.trainable_variables`. It holds: "
-        f"{stranger!r} of type {type(stranger).__name__}"
-    )
+    list_of_variables("trainable_variables", variables)
+
+
+def check_distinct(argument, variables):
+    """Refuses the same variable twice, which would be stepped twice."""
+    names: dict = {}
+    for variable in variables:
+        key, name = key_of(variable), path_of(variable)
+        if key in names:
+            raise ValueError(
+                f"Argument `{argument}` holds a variable twice: {names[key]!r} and "
+                f"{name!r} are one, which would be updated twice a step. Add up its "
+                "gradients, and pass it once."
+            )
+        names[key] = name
 
 
 def pair_gradients(optimizer, grads, variables):
@@ -126,12 +206,13 @@ def pair_gradients(optimizer, grads, variables):
     if not optimizer.built:
         optimizer.build(variables)
     check_known(optimizer, variables)
+    _check_members(optimizer, grads, variables)
     return grads, variables
 
 
 def check_gradients(optimizer, grads, variables):
     """Pairs gradients and variables, and changes nothing: see `pair_gradients`."""
-    grads = _as_list("grads", grads, "gradients, one for each variable")
+    grads = as_list("grads", grads, "gradients, one for each variable")
     if variables is None:
         if not optimizer.built:
             raise ValueError(
@@ -141,9 +222,11 @@ def check_gradients(optimizer, grads, variables):
             )
         variables = variables_of(optimizer)
     else:
-        variables = _as_list("trainable_variables", variables, "variables")
+        variables = as_list("trainable_variables", variables, "variables")
         check_variables_come_last(grads, variables)
-    grads = [backend.as_gradient(g) for g in grads]
+        check_distinct("trainable_variables", variables)
+    check_not_narrowed(variables)
+    grads = _as_gradients(grads, variables)
     if len(grads) != len(variables):
         raise ValueError(
             "`grads` and `trainable_variables` must match one-to-one. Received "
@@ -153,6 +236,15 @@ def check_gradients(optimizer, grads, variables):
     check_shards(grads, variables)
     check_shapes(grads, variables)
     return grads, variables
+
+
+def _as_gradients(grads, variables):
+    """Returns gradients as tensors; a complex one is most often of such a variable."""
+    try:
+        return [backend.as_gradient(g) for g in grads]
+    except ValueError:
+        _refuse_complex(variables)
+        raise
 
 
 def reduce_gradients(optimizer, grads, variables, overwritten, axis_name):

@@ -14,7 +14,7 @@ from keras_lso._checks import (
     refusal,
 )
 from keras_lso._core.layer_adaptive import LayerAdaptive
-from keras_lso._keras_internals.rules import updates_of
+from keras_lso._keras_internals.rates import updates_of
 
 
 class LAMB(LayerAdaptive):
@@ -67,15 +67,7 @@ class LAMB(LayerAdaptive):
         self.min_trust_ratio = min_trust_ratio
         self.max_trust_ratio = max_trust_ratio
 
-    def build(self, variables):
-        """Creates the moments of each variable, and sorts out who is excluded.
-
-        Args:
-            variables: List of the trainable variables.
-        """
-        if self.built:
-            return
-        super().build(variables)
+    def _add_slots(self, variables):
         self.momentums, self.velocities = self.add_optimizer_variables(
             variables, ["momentum", "velocity"]
         )

@@ -63,15 +63,7 @@ class LARS(LayerAdaptive):
         self.epsilon = epsilon
         self.trust_clip = trust_clip
 
-    def build(self, variables):
-        """Creates the momentum of each variable, and sorts out who is excluded.
-
-        Args:
-            variables: List of the trainable variables.
-        """
-        if self.built:
-            return
-        super().build(variables)
+    def _add_slots(self, variables):
         self.momentums = self.add_optimizer_variables(variables, "momentum")
 
     def _make_rules(self, learning_rate):

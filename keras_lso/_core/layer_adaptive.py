@@ -5,23 +5,23 @@ the decay of weights and from the adaptation; and the trust ratios, for those wh
 to look at them.
 """
 
+from functools import partial
+
 import keras
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._checks import check_bool, check_config, check_rate
+from keras_lso._checks import check_bool, check_config, check_patterns, check_rate
 from keras_lso._config_dicts import read_object
 from keras_lso._core.configs import SCHEDULE, modernise
+from keras_lso._core.exclusions import by_paths
 from keras_lso._core.gradients import pair_gradients
 from keras_lso._core.own_optimizer import OwnOptimizer
-from keras_lso._keras_internals.optimizers import (
-    index_of,
-    uses_weight_decay,
-    variables_of,
-)
-from keras_lso._keras_internals.rules import columns_of, updates_of
+from keras_lso._keras_internals.optimizers import index_of
+from keras_lso._keras_internals.rates import updates_of
+from keras_lso._keras_internals.rules import columns_of
 from keras_lso._keras_internals.variables import path_matches, path_of
-from keras_lso._option_checks import check_learning_rate, check_patterns
+from keras_lso._option_checks import check_learning_rate
 
 
 class LayerAdaptive(OwnOptimizer):
@@ -100,40 +100,32 @@ class LayerAdaptive(OwnOptimizer):
     def lr(self, value):
         self.learning_rate = value
 
-    def build(self, variables):
-        """Sorts out who is excluded.
-
-        Args:
-            variables: List of the trainable variables.
-        """
-        super().build(variables)
+    def _sort_out(self, variables):
         no_decay = self._no_decay_patterns
         no_adaptation = self.exclude_from_layer_adaptation
         if no_adaptation is None:
             no_adaptation = no_decay
-        self._may_decay = tuple(not self._is_excluded(v, no_decay) for v in variables)
-        self._adapts = tuple(not self._is_excluded(v, no_adaptation) for v in variables)
-        self._find_decays()
+        self._may_decay = tuple(not self._is_excluded(no_decay, v) for v in variables)
+        self._adapts = tuple(not self._is_excluded(no_adaptation, v) for v in variables)
 
-    def exclude_from_weight_decay(self, var_list=None, var_names=None):
-        """Excludes variables from both kinds of weight decay, not from adaptation.
+    def _exclusions(self):
+        lists = {
+            "exclude_from_weight_decay": self._no_decay_patterns,
+            "exclude_from_layer_adaptation": self.exclude_from_layer_adaptation,
+        }
+        return [
+            by_paths(
+                self,
+                argument,
+                patterns,
+                partial(self._is_excluded, patterns),
+                # With it a list in vain, such as that of a recipe, costs nothing.
+                is_alone=not self.exclude_1d,
+            )
+            for argument, patterns in lists.items()
+        ]
 
-        What the argument of the same name excludes stays excluded.
-
-        Args:
-            var_list: List of variables to exclude. Defaults to `None`.
-            var_names: List of regular expressions; a variable is excluded if its
-                name, which is the last part of its path, holds a match of one of
-                them. Defaults to `None`.
-        """
-        super().exclude_from_weight_decay(var_list, var_names)
-        if self.built:
-            self._find_decays()
-
-    def _find_decays(self):
-        self._decays = tuple(uses_weight_decay(self, v) for v in variables_of(self))
-
-    def _is_excluded(self, variable, patterns):
+    def _is_excluded(self, patterns, variable):
         if self.exclude_1d and len(variable.shape) < 2:
             return True
         return path_matches(variable, patterns)
@@ -203,7 +195,8 @@ class LayerAdaptive(OwnOptimizer):
         return ratios
 
     def _treatments(self, indices):
-        return [(self._decays[i], self._adapts[i]) for i in indices]
+        decaying = self._decaying(indices)
+        return [(d, self._adapts[i]) for d, i in zip(decaying, indices, strict=True)]
 
     def get_config(self):
         config = super().get_config()

@@ -12,7 +12,7 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._core.counters import StepCounters
-from keras_lso._core.gradients import pair_gradients
+from keras_lso._core.gradients import as_list, check_trainable, pair_gradients
 from keras_lso._core.master_weights import MasterWeights, check_argument
 from keras_lso._core.state_file import StateFile
 from keras_lso._core.step import Gradients, LossScaling, Step
@@ -21,15 +21,15 @@ from keras_lso._keras_internals.distribution import sharded_slots
 from keras_lso._keras_internals.optimizers import (
     averages_of,
     check_known,
-    exclude_masters_from_weight_decay,
+    exclude_masters_with_variables,
     is_known,
     iteration_variable,
     keeps_averages,
-    remember_trainable_variables,
     track_variable,
     variables_of,
     where_variables_are_made,
 )
+from keras_lso._keras_internals.variables import have_values
 
 
 class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
@@ -50,6 +50,8 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         master_weights: See `MasterWeights`. Defaults to `"auto"`.
         name: String. Defaults to `"loss_scale_optimizer"`.
     """
+
+    _parts = ("inner_optimizer", "loss_scale_policy", "master_weights")
 
     _choose_step: Any = None
     """Chooses between a fused step and the inner optimizer's own: see `Step`."""
@@ -90,7 +92,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         """
         if self.built:
             return
-        variables = list(variables)
+        variables = check_trainable("variables", variables)
         inner = self.inner_optimizer
         masters = MasterWeights(variables, self.master_weights)
         if inner.built and masters.variables:
@@ -100,19 +102,18 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
                 "not been used, or master_weights=False. Received: "
                 f"inner_optimizer={inner!r}"
             )
-        exclude_masters_from_weight_decay(inner, variables, masters.trained)
         with sharded_slots(inner, masters.trained):
             inner.build(masters.trained)
-        # Again: the members of a `MultiOptimizer` were not known before.
-        exclude_masters_from_weight_decay(inner, variables, masters.trained)
+        exclude_masters_with_variables(inner, variables, masters.trained)
         # An inner optimizer that was built before keeps the variables it knows.
         check_known(inner, masters.trained)
         self._masters = masters
         self._step = Step(self, masters)
         for master in masters.variables:
             track_variable(self, master)
-        remember_trainable_variables(self, variables)
-        self.built = True
+        self._finish_build(variables)
+        masters.warn_of_bfloat16(inner)
+        masters.warn_of_epsilons(inner)
 
     # --- Before gradients are applied ---------------------------------------
 
@@ -140,8 +141,9 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         Returns:
             The scaled loss.
         """
+        scaled = self._scaling.scale(loss)
         self._scaling.gradients = Gradients.SCALED_BY_KERAS
-        return self._scaling.scale(loss)
+        return scaled
 
     def get_scaled_loss(self, loss):
         """Multiplies the loss by the loss scale; also takes a callable.
@@ -152,10 +154,13 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         Returns:
             The scaled loss, or a callable that returns it.
         """
-        self._scaling.gradients = Gradients.SCALED
         if callable(loss):
-            return lambda: self.get_scaled_loss(loss())
-        return self._scaling.scale(loss)
+            # Compiled, it runs only while it is traced: what it says is said now.
+            scaled = lambda: self.get_scaled_loss(loss())  # noqa: E731
+        else:
+            scaled = self._scaling.scale(loss)
+        self._scaling.gradients = Gradients.SCALED
+        return scaled
 
     def get_unscaled_gradients(self, grads):
         """Divides gradients of a scaled loss by the loss scale.
@@ -171,7 +176,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
             A new list. What was narrower than float32 is float32 now: dividing
             in float16 would lose what loss scaling saved.
         """
-        unscaled = self._scaling.unscale(grads)
+        unscaled = self._scaling.unscale(as_list("grads", grads, "gradients"))
         self._scaling.gradients = Gradients.UNSCALED
         return unscaled
 
@@ -217,6 +222,10 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         """
         if axis_name is not None:
             backend.check_axis_name(axis_name)
+        if type(grads) is not list:
+            grads = as_list("grads", grads, "gradients, one for each variable")
+        if scaled is None:
+            scaled = self._scaling.are_scaled(grads)
         plan = self._step.plan_of(grads, trainable_variables) if self.built else None
         if plan is None:
             backend.check_replica_context("apply")
@@ -238,6 +247,8 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
     ):
         """Does what `apply` does, on values that come in and go out.
 
+        The values that come in stay as they are.
+
         Args:
             optimizer_variables: List of tensors, the values of `variables`.
             grads: List of gradients, one for each trainable variable.
@@ -250,6 +261,11 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         Returns:
             A tuple of the new values of `trainable_variables` and of
             `optimizer_variables`.
+
+        Raises:
+            ValueError: If the optimizer is not built, or was built for other
+                variables; on TensorFlow, as in Keras; on PyTorch, if autograd follows
+                a gradient, since it cannot follow the step.
         """
         return super().stateless_apply(
             optimizer_variables,
@@ -263,11 +279,19 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
     def finalize_variable_values(self, var_list):
         """Lets the inner optimizer set the final values (EMA) of `var_list`.
 
+        Keras calls this at the end of `fit`, whose compiled steps can warn of nothing:
+        it warns if the last steps were skipped for a learning rate that is not finite.
+
         Args:
             var_list: List of trainable variables.
         """
+        var_list = as_list("var_list", var_list, "variables")
         if not self.built:
             return
+        # Without values after an error in the first step of Keras's `fit` on JAX, which
+        # this is called after, too.
+        if have_values(self.variables) and self._counters.skips_in_a_row():
+            self._step.warn_of_rates()
         if not keeps_averages(self):
             if not self._masters.variables:
                 self.inner_optimizer.finalize_variable_values(var_list)

@@ -8,10 +8,16 @@ is that copy, rounded.
 import contextlib
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._keras_internals.optimizers import index_of
+from keras_lso._checks import warn
+from keras_lso._keras_internals.optimizers import (
+    index_of,
+    optimizers_in,
+    steps_in_dtype_of_variables,
+)
 from keras_lso._keras_internals.variables import copy_of, is_overwritten
 
 _LOW_PRECISION = {"auto": ("float16",), True: ("float16", "bfloat16"), False: ()}
@@ -40,6 +46,7 @@ class MasterWeights:
     def __init__(self, variables, master_weights):
         self.variables = []
         self._low_precision = {}
+        self._master_weights = master_weights
         self.trained = [self._master_of(v, master_weights) for v in variables]
 
     def _master_of(self, variable, master_weights):
@@ -51,6 +58,50 @@ class MasterWeights:
         self.variables.append(master)
         self._low_precision[id(master)] = variable
         return master
+
+    def warn_of_bfloat16(self, inner_optimizer):
+        """Warns of bfloat16 variables that train without masters, unless told so.
+
+        Args:
+            inner_optimizer: The optimizer that trains them.
+        """
+        dtypes = [keras.backend.standardize_dtype(v.dtype) for v in self.trained]
+        count = dtypes.count("bfloat16")
+        if not count or self._master_weights is False:
+            return
+        warn(
+            f"{count} of {len(dtypes)} variables are bfloat16, and "
+            f"{type(inner_optimizer).__name__} trains them without float32 master "
+            "weights. A step smaller than 1/512 of a weight is rounded away, and "
+            "Adam's `beta_2` of 0.999 is 1 in bfloat16, so that weights may not move "
+            "at all. (On PyTorch neither do float32 variables that follow them.) Write "
+            "`LossScaleOptimizer(inner_optimizer, master_weights=True)` to train "
+            "float32 copies, or `master_weights=False` to train them as they are."
+        )
+
+    def warn_of_epsilons(self, inner_optimizer):
+        """Warns of an epsilon that is 0 in float16, by which an optimizer divides.
+
+        Args:
+            inner_optimizer: The optimizer, which may have others in it.
+        """
+        if not any(v.dtype == "float16" for v in self.trained):
+            return
+        for optimizer in optimizers_in(inner_optimizer):
+            lost = [
+                f"`{name}={value}`"
+                for name, value in vars(optimizer).items()
+                if name.startswith("epsilon")
+                and isinstance(value, float)
+                and value > 0 == np.float16(value)
+            ]
+            if lost and steps_in_dtype_of_variables(optimizer):
+                warn(
+                    f"{type(optimizer).__name__} trains float16 variables without "
+                    f"float32 master weights, and there its {', '.join(lost)} is 0: "
+                    "where a gradient is 0 the weight would be NaN. Write "
+                    "`epsilon=1e-7`, or leave out `master_weights=False`."
+                )
 
     def trained_of(self, optimizer, variables):
         """Returns what the optimizer trains in place of each of its variables."""

@@ -3,11 +3,17 @@
 import keras
 
 from keras_lso._backend import layer_rules
-from keras_lso._checks import check_bool, check_config, check_rate, check_share
+from keras_lso._checks import (
+    check_bool,
+    check_config,
+    check_patterns,
+    check_rate,
+    check_share,
+)
+from keras_lso._core.exclusions import by_paths
 from keras_lso._core.own_optimizer import OwnOptimizer
-from keras_lso._keras_internals.optimizers import uses_weight_decay, variables_of
 from keras_lso._keras_internals.variables import flat_path, is_overwritten, path_matches
-from keras_lso._option_checks import check_learning_rate, check_patterns
+from keras_lso._option_checks import check_learning_rate
 
 
 class NovoGrad(OwnOptimizer):
@@ -57,22 +63,20 @@ class NovoGrad(OwnOptimizer):
         # Not by the argument's name, which is a method of every Keras optimizer.
         self._no_decay_patterns = no_decay
 
-    def build(self, variables):
-        """Creates the momentum and the second moment of each variable.
+    def _sort_out(self, variables):
+        self._may_decay = tuple(
+            not path_matches(v, self._no_decay_patterns) for v in variables
+        )
 
-        Args:
-            variables: List of the trainable variables.
-        """
-        if self.built:
-            return
-        super().build(variables)
+    def _exclusions(self):
+        patterns = self._no_decay_patterns
+        return [by_paths(self, "exclude_from_weight_decay", patterns)]
+
+    def _add_slots(self, variables):
         self.momentums = self.add_optimizer_variables(variables, "momentum")
         self.second_moments = [
             None if is_overwritten(v) else self._add_second_moment(v) for v in variables
         ]
-        self._may_decay = tuple(
-            not path_matches(v, self._no_decay_patterns) for v in variables
-        )
 
     def _add_second_moment(self, variable):
         # The square of a norm soon overflows float16.
@@ -98,8 +102,7 @@ class NovoGrad(OwnOptimizer):
         }
 
     def _treatments(self, indices):
-        variables = variables_of(self)
-        return [uses_weight_decay(self, variables[i]) for i in indices]
+        return self._decaying(indices)
 
     def get_config(self):
         config = super().get_config()

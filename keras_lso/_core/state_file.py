@@ -2,20 +2,24 @@
 
 In this order, so that files go both ways:
 
-- `iteration`: the attempted steps (the inner optimizer counts the applied ones), and
-  `learning_rate`, which has no use;
+- `iteration`: the number of steps, skipped ones included, and `learning_rate`, which
+  has no use. In memory `iteration` is the number of skipped steps alone, since a user
+  may assign the inner optimizer's count of applied ones;
 - `step_counter` and `dynamic_scale`, of the loss-scale policy;
 - the variables of the inner optimizer;
 - what else the loss-scale policy keeps, and the float32 master weights, if any.
 """
 
-import warnings
-
 import keras
 import numpy as np
 from keras import ops
 
-from keras_lso._keras_internals.optimizers import base_variables_of, variables_of
+from keras_lso._checks import LARGEST_STEP, warn
+from keras_lso._keras_internals.optimizers import (
+    base_variables_of,
+    iteration_variable,
+    variables_of,
+)
 from keras_lso._keras_internals.unsaved import restore_unsaved, saved_by_keras
 
 
@@ -29,6 +33,15 @@ class StateFile:
 
     def __init__(self, optimizer):
         self._optimizer = optimizer
+
+    @property
+    def _steps(self):
+        """What a file has the number of steps for, skipped ones included."""
+        return iteration_variable(self._optimizer)
+
+    @property
+    def _applied(self):
+        return iteration_variable(self._optimizer.inner_optimizer)
 
     @property
     def variables(self):
@@ -52,27 +65,41 @@ class StateFile:
         """Writes the state into a mapping of `"0"`, `"1"`, ... to arrays."""
         for i, variable in enumerate(self.variables):
             # Not by `numpy()`, which under OpenVINO reads constants only in Keras 3.12.
-            store[str(i)] = np.array(ops.convert_to_numpy(variable))
+            value = np.array(ops.convert_to_numpy(variable))
+            if variable is self._steps:
+                steps = value + np.int64(ops.convert_to_numpy(self._applied))
+                value = np.minimum(steps, LARGEST_STEP).astype(value.dtype)
+            store[str(i)] = value
 
-    def load(self, store):
+    def load(self, store, is_as_in_memory=False):
         """Reads the state; warns, as Keras does, if it is of another optimizer.
 
         Three layouts are known: our own, that of `keras.optimizers.LossScaleOptimizer`,
         and that of the bare inner optimizer, after which the scale starts afresh.
+
+        Args:
+            store: Mapping of `"0"`, `"1"`, ... to arrays.
+            is_as_in_memory: Bool. Whether `iteration` has the number of skipped steps,
+                as somebody saves it who knows no `save`. Defaults to `False`.
         """
         variables = self._variables_in(store)
         if variables is None:
             # What Keras does: a model may be loaded without its optimizer.
-            warnings.warn(
+            warn(
                 "Skipping variable loading for optimizer "
                 f"'{self._optimizer.name}', because it has {len(self.variables)} "
                 "variables whereas the saved optimizer has "
-                f"{len(store.keys())} variables.{self._hint_at_other_layouts()}",
-                stacklevel=3,
+                f"{len(store.keys())} variables.{self._hint_at_other_layouts()}"
             )
             return
         mended = self._optimizer.loss_scale_policy.variables
-        self.assign(variables, read_stored(variables, store, mended))
+        values = read_stored(variables, store, mended)
+        stored = {id(v): value for v, value in zip(variables, values, strict=True)}
+        if id(self._steps) in stored and not is_as_in_memory:
+            # Keras's class leaves the number of steps at 0.
+            skipped = stored[id(self._steps)] - stored[id(self._applied)]
+            values[0] = np.maximum(skipped, 0)
+        self.assign(variables, values)
         restore_unsaved(self._optimizer.inner_optimizer, variables)
 
     def assign(self, variables, values):
@@ -92,7 +119,6 @@ class StateFile:
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
         policy.restore()
-        counters.restore()
 
     def _variables_in(self, store):
         """Returns the variables whose values are stored; None for another layout."""
@@ -139,12 +165,12 @@ def _count_fitting(variables, store):
 
 
 def _fits(variable, stored):
-    """Whether what is stored has the variable's shape, and counts if that does."""
+    """Whether what is stored has the variable's shape, and is whole if that is."""
     if not hasattr(stored, "dtype"):
         stored = np.asarray(stored)
-    is_count = "int" in keras.backend.standardize_dtype(variable.dtype)
+    is_whole = "int" in keras.backend.standardize_dtype(variable.dtype)
     has_shape = stored.shape == tuple(variable.shape)
-    return has_shape and (stored.dtype.kind in "iu") == is_count
+    return has_shape and (stored.dtype.kind in "iu") == is_whole
 
 
 # --- All of it fits, or none of it is taken -----------------------------------
@@ -240,14 +266,15 @@ def check_is_sound(variable, stored, value):
         )
 
 
-def check_array(target, value, shape, dtype="float32"):
+def check_array(target, value, shape, dtype="float32", is_count=False):
     """Returns `value` as an array of numbers that fits into `target`.
 
     Args:
         target: String that says what it is for.
         value: Array, or what NumPy makes one of.
         shape: Tuple of integers, the shape that it has to have.
-        dtype: String. Only counts, whole and not negative, fit into an integer one.
+        dtype: String. Only whole numbers that it holds fit into an integer one.
+        is_count: Bool. Whether no negative number fits. Defaults to `False`.
     """
     array = np.asarray(value)
     # Objects, strings, times, complex numbers; records, but not bfloat16.
@@ -262,10 +289,12 @@ def check_array(target, value, shape, dtype="float32"):
             f"{array.shape}. Nothing was assigned."
         )
     if "int" in dtype:
-        is_count = np.array_equal(array, np.floor(array)) and np.all(array >= 0)
-        if not is_count or np.any(array > np.iinfo(dtype).max):
+        lowest = 0 if is_count else np.iinfo(dtype).min
+        highest = np.iinfo(dtype).max
+        is_within = np.all(array >= lowest) and np.all(array <= highest)
+        if not is_within or not np.array_equal(array, np.floor(array)):
             raise ValueError(
-                f"{target} takes whole numbers from 0 to {np.iinfo(dtype).max}. "
+                f"{target} takes whole numbers from {lowest} to {highest}. "
                 f"Received: {value!r}. Nothing was assigned."
             )
     return array
@@ -275,7 +304,10 @@ def check_state(variable, value):
     """Returns `value` as an array of the shape and dtype of an optimizer's variable."""
     dtype = keras.backend.standardize_dtype(variable.dtype)
     target = f"The optimizer's variable '{variable.path}'"
-    array = check_array(target, value, variable.shape, dtype)
+    # Of other integers only their owner, such as a loss-scale policy, knows which of
+    # them it keeps.
+    is_count = variable.name == "iteration"
+    array = check_array(target, value, variable.shape, dtype, is_count)
     # Not every backend takes every array: PyTorch no big-endian one.
     with np.errstate(over="ignore", invalid="ignore"):
         return array.astype(dtype)

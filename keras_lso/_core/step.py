@@ -10,25 +10,44 @@ on no value, and `Step` takes it. Nothing is read by the host, except where
 `backend.run_if` says so.
 """
 
+import contextlib
 import enum
 import operator
+import weakref
 from itertools import compress
 
+import keras
+import numpy as np
 from keras import ops
 
 from keras_lso._backend import backend
+from keras_lso._checks import is_number, warn
 from keras_lso._core.gradients import reduce_gradients
 from keras_lso._keras_internals.distribution import reduced_gradients
 from keras_lso._keras_internals.optimizers import (
     as_accumulated,
     clips_by_the_norm_of_all,
+    dtypes_as_applied,
+    have_rates,
     index_of,
+    largest_window,
+    optimizers_in,
+    sums_of,
     variables_of,
     warn_of_missing,
 )
+from keras_lso._keras_internals.rates import (
+    Hyperparameters,
+    check_no_own_scale,
+    rates_of,
+    why_skipped,
+)
 from keras_lso._keras_internals.variables import (
+    check_not_narrowed,
     is_overwritten,
+    live_storage_of,
     overwritten,
+    own_in_scope,
     read,
     traits_of,
 )
@@ -63,30 +82,127 @@ class LossScaling:
     def __init__(self, policy):
         self._policy = policy
         self.gradients = Gradients.UNKNOWN
+        # By the memory of the gradients that were unscaled: a weak reference to each,
+        # and its version, which changes when it is written to.
+        self._unscaled: dict = {}
+        self._has_warned = False
+
+    def __getstate__(self):
+        """A copy has seen no gradients, to which it could not refer either."""
+        return {**vars(self), "_unscaled": {}}
 
     @backend.as_written
     def scale(self, loss):
         """Returns the loss times the loss scale, in float32 or wider."""
         # A copy: on PyTorch the variable's own tensor changes in place, and autograd
         # keeps what the loss was multiplied by.
-        return backend.times(loss, backend.scalars.copy(read(self._policy.scale)))
+        return backend.times(
+            as_loss(loss), backend.scalars.copy(read(self._policy.scale))
+        )
 
     @backend.as_written
     def unscale(self, grads):
         """Returns the gradients times the inverse of the loss scale; None stays."""
-        inv_scale = self.inv_scale(scaled=True)
-        grads = [backend.as_gradient(g) for g in grads]
-        return [None if g is None else unscale(g, inv_scale) for g in grads]
+        inv_scale = self.inv_scale(are_scaled=True)
+        tensors = [backend.as_gradient(g) for g in grads]
+        unscaled = [None if g is None else unscale(g, inv_scale) for g in tensors]
+        alive = {i: seen for i, seen in self._unscaled.items() if seen[0]() is not None}
+        self._unscaled = alive | _references(grads)
+        return unscaled
 
-    def are_scaled(self, scaled=None):
-        """Whether the gradients are scaled that `apply(..., scaled=scaled)` gets."""
-        return self.gradients is not Gradients.UNSCALED if scaled is None else scaled
+    def are_scaled(self, grads):
+        """Whether gradients are scaled, where the caller of `apply` did not say so.
 
-    def inv_scale(self, scaled=None):
-        """Returns what unscales those gradients: a float32 scalar tensor, or 1.0."""
-        if not self.are_scaled(scaled):
+        Args:
+            grads: List of what `apply` was called with.
+
+        Raises:
+            ValueError: If some are the arguments of `get_unscaled_gradients`, and some
+                are not, or if one was written to since.
+        """
+        if self.gradients is not Gradients.UNSCALED:
+            if self.gradients is Gradients.UNKNOWN:
+                self._warn_of_unknown()
+            return True
+        present = [g for g in grads if g is not None]
+        are_arguments = list(map(self._is_argument, present))
+        if any(are_arguments) and not all(are_arguments):
+            raise ValueError(
+                "Some of the gradients were passed to `get_unscaled_gradients`, and "
+                "are scaled, and others are not the same tensors. Pass either all that "
+                "it returned, or all that it was given, or say which they are by "
+                "`scaled=True` or `scaled=False`. Received: "
+                f"{sum(are_arguments)} of {len(present)} gradients that it was given"
+            )
+        return any(are_arguments)
+
+    def _is_argument(self, grad):
+        original, version = self._unscaled.get(
+            backend.memory_of(grad), (lambda: None, None)
+        )
+        tensor = original()
+        if tensor is None:
+            return False
+        if version != backend.version_of(tensor):
+            raise ValueError(
+                "A gradient that was passed to `get_unscaled_gradients` was written to "
+                "since: whether it is still scaled cannot be told. If it is, as after "
+                "`grad.mul_(factor)`, write `apply(..., scaled=True)`. If the unscaled "
+                "gradient was copied into it, write `scaled=False`. Received: a "
+                f"gradient of shape {tuple(grad.shape)}"
+            )
+        return True
+
+    def _warn_of_unknown(self):
+        """Warns once that gradients are unscaled though no loss was ever scaled."""
+        policy = self._policy
+        if self._has_warned or policy.min_scale == policy.max_scale == 1:
+            return
+        self._has_warned = True
+        warn(
+            "LossScaleOptimizer divides gradients by the loss scale, and no loss has "
+            "been multiplied by it: the steps are too small by that factor. In a "
+            "training step of your own, scale the loss before it is differentiated:"
+            f"\n\n{backend.HOW_TO_SCALE}\n\n"
+            "Or say what the gradients are: `apply(..., scaled=False)` for those of a "
+            "loss that is not scaled, `scaled=True` for those of a loss that you have "
+            "multiplied by `optimizer.loss_scale`."
+        )
+
+    def inv_scale(self, are_scaled):
+        """Returns what unscales gradients: a float32 scalar tensor, or 1.0."""
+        if not are_scaled:
             return 1.0
         return backend.scalars.reciprocal(read(self._policy.scale))
+
+
+def as_loss(loss):
+    """Returns a loss as it is, or says why it is none."""
+    if ops.is_tensor(loss) or isinstance(loss, np.ndarray) or is_number(loss):
+        dtype = keras.backend.standardize_dtype(getattr(loss, "dtype", "float32"))
+        if "complex" in dtype:
+            raise ValueError(
+                "A loss must be real. Pass its absolute value, `keras.ops.abs(loss)`, "
+                f"or its real part, `keras.ops.real(loss)`. Received: loss={loss!r}"
+            )
+        return loss
+    if backend.is_variable(loss):
+        return ops.convert_to_tensor(loss)
+    raise TypeError(
+        "A loss must be a tensor or a number. Of several losses, scale their sum, or "
+        f"each by itself. Received: loss={loss!r} of type {type(loss).__name__}"
+    )
+
+
+def _references(grads):
+    """Returns weak references to gradients, and their versions, by their memory."""
+    found = {}
+    for grad in grads:
+        # Neither None nor Python's numbers and lists have references.
+        with contextlib.suppress(TypeError):
+            reference = weakref.ref(grad)
+            found[backend.memory_of(grad)] = reference, backend.version_of(grad)
+    return found
 
 
 def unscale(grad, inv_scale):
@@ -119,7 +235,10 @@ class Plan:
         has_gradient: List of bools, one for each variable.
         is_overwritten: List of bools, whether a variable takes its gradient as its
             value; None if none does.
+        is_steppable: Bool. Whether `Framework.steppable` returns the same gradients.
         fused: The inner optimizer's step as one pass; None if it makes its own.
+        dtypes: List of the narrower dtype to which that step casts each gradient that
+            is present, or None; None if it casts none.
     """
 
     def __init__(self, optimizer, masters, grads, variables):
@@ -131,14 +250,21 @@ class Plan:
         self._traits = traits_of(variables)
         present = list(compress(grads, self.has_gradient))
         self._signature = backend.signature_of(present)
+        steppable = backend.steppable(present)
+        self.is_steppable = all(map(operator.is_, present, steppable))
+        present = steppable
         self._circumstances = backend.circumstances()
-        self._choice = self._choose(optimizer, masters, present)
+        trained = list(compress(self.trained, self.has_gradient))
+        self._choice = self._choose(optimizer, masters, present, trained)
         self.fused = self._choice and self._choice.fused
+        self.dtypes = None
+        if not self.fused:
+            inner = optimizer.inner_optimizer
+            self.dtypes = dtypes_as_applied(inner, present, trained)
 
-    def _choose(self, optimizer, masters, grads):
+    def _choose(self, optimizer, masters, grads, trained):
         if optimizer._choose_step is None:
             return None
-        trained = list(compress(self.trained, self.has_gradient))
         low_precision_variables = masters.low_precision_variables(trained)
         return optimizer._choose_step(
             optimizer.inner_optimizer, grads, trained, low_precision_variables
@@ -181,7 +307,10 @@ class Step:
         self._optimizer, self._inner = optimizer, optimizer.inner_optimizer
         self._policy, self._masters = optimizer.loss_scale_policy, masters
         self._scaling, self._counters = optimizer._scaling, optimizer._counters
+        self._optimizers = optimizers_in(self._inner)
+        self._hyperparameters = Hyperparameters(self._optimizers)
         self._plan = None
+        self._has_warned = False
 
     def __getstate__(self):
         """A copy decides anew: it has other variables."""
@@ -214,34 +343,86 @@ class Step:
             update_scale: See `apply`.
             axis_name: See `apply`.
         """
+        stray = self._hyperparameters.stray()
+        if stray:
+            check_no_own_scale(*stray)
         are_alike = True
         if backend.REDUCES_GRADIENTS:
             grads, are_alike = reduce_gradients(
                 self._optimizer, grads, plan.variables, plan.is_overwritten, axis_name
             )
+        if not plan.is_steppable:
+            grads = backend.steppable(grads)
         inv_scale = self._scaling.inv_scale(scaled)
         present = list(compress(grads, plan.has_gradient))
         amax = self._policy.needs_amax
-        if plan.fused:
+        if stray:
+            found = backend.measure(present, amax, inv_scale, are_alike=are_alike)
+            rates_finite = backend.scalar(False, "bool")
+            self.warn_of_rates()
+        elif plan.fused:
             if not all(plan.has_gradient):
                 warn_of_missing(self._inner, grads, plan.variables)
-            found = plan.fused.take(present, inv_scale, amax, are_alike)
+            found, rates_finite = plan.fused.take(present, inv_scale, amax, are_alike)
         else:
-            # Keras makes NaN of gradients whose norm overflows.
-            clips = clips_by_the_norm_of_all(self._inner)
-            found = backend.measure(
-                present, amax, inv_scale, are_alike=are_alike, norm=clips
-            )
-            are_scaled = self._scaling.are_scaled(scaled)
-            self._let_inner_update(plan, grads, found.finite, are_scaled)
+            found = self._measured(plan, present, amax, inv_scale, are_alike)
+            rates_finite = self._let_inner_update(plan, grads, found.finite, scaled)
         if self._counters.overflows is not None:
-            positions = [index_of(self._optimizer, v) for v in plan.variables]
-            self._counters.note_overflows(grads, positions, inv_scale)
-        self._move_scale(found, grads, plan, inv_scale, update_scale)
+            variables = compress(plan.variables, plan.has_gradient)
+            positions = [index_of(self._optimizer, v) for v in variables]
+            applied = self._as_applied(plan, present, inv_scale)
+            self._counters.note_overflows(applied, positions)
+        if rates_finite is not None and backend.known(rates_finite) is False:
+            self.warn_of_rates()
+        self._move_scale(found, rates_finite, grads, plan, inv_scale, update_scale)
+
+    def _measured(self, plan, grads, amax, inv_scale, are_alike):
+        """Returns the `Measurement` of what the inner optimizer's own step applies."""
+        inner, window = self._inner, largest_window(self._inner)
+        found = backend.measure(
+            grads,
+            amax,
+            # As in `AccumulatedStep`: no sum of a window overflows.
+            inv_scale * (2 * window) if window else inv_scale,
+            are_alike=are_alike,
+            # Keras makes NaN of gradients whose norm overflows.
+            norm=clips_by_the_norm_of_all(inner),
+        )
+        if plan.dtypes is None:
+            return found
+        applied = self._as_applied(plan, grads, inv_scale)
+        narrow = list(compress(applied, plan.dtypes))
+        in_their_dtype = backend.measure(narrow, are_alike=are_alike).finite
+        return found._replace(
+            finite=backend.scalars.logical_and(found.finite, in_their_dtype)
+        )
+
+    def _as_applied(self, plan, grads, inv_scale):
+        """Returns unscaled gradients, cast and added up as the inner optimizer does."""
+        if plan.dtypes is None:
+            return [unscale(grad, inv_scale) for grad in grads]
+        trained = list(compress(plan.trained, plan.has_gradient))
+        columns = plan.dtypes, grads, sums_of(self._inner, trained)
+        applied = []
+        for dtype, grad, total in zip(*columns, strict=True):
+            grad = unscale(grad, inv_scale)
+            if dtype is not None:
+                grad = cast(grad, dtype)
+                if total is not None:
+                    grad = backend.to_dense(grad) + ops.convert_to_tensor(total)
+            applied.append(grad)
+        return applied
 
     def _let_inner_update(self, plan, grads, finite, are_scaled):
+        """Lets the inner optimizer step; returns whether its rates are finite."""
         inner, masters = self._inner, self._masters
         variables, trained = plan.variables, plan.trained
+        # A fused step notices it when it decides anew.
+        check_not_narrowed(variables)
+        # Before anything changes: a schedule may raise an error.
+        rates_finite = backend.are_finite(rates_of(have_rates(self._optimizers)))
+        if rates_finite is not None:
+            finite = backend.scalars.logical_and(finite, rates_finite)
 
         def update(grads):
             # Read here: each replica runs this, with its own gradients.
@@ -260,18 +441,53 @@ class Step:
             masters.write()
 
         state = variables + masters.variables + inner.variables
+        own_in_scope(state)
         backend.run_if(finite, update, grads, state)
+        return rates_finite
 
-    def _move_scale(self, found, grads, plan, inv_scale, update_scale):
+    def _move_scale(self, found, rates_finite, grads, plan, inv_scale, update_scale):
         """Counts the step, and moves the loss scale by what was found."""
         has_counted = plan.fused is None
-        all_finite = self._counters.count(found.finite, update_scale, has_counted)
-        amax = None
+        all_finite = self._counters.count(
+            found.finite, rates_finite, update_scale, has_counted
+        )
         if self._policy.needs_amax:
             amax = _largest_of_the_loss(found, grads, plan) * inv_scale
+        else:
+            amax = None
+        if rates_finite is None:
+            self._update_scale(all_finite, amax, update_scale)
+        else:
+            self._update_scale_unless_kept(
+                found.finite, rates_finite, all_finite, amax, update_scale
+            )
+
+    def _update_scale(self, all_finite, amax, update_scale):
+        if amax is not None:
             amax = self._counters.count_amax(amax, update_scale)
         if update_scale:
             self._policy.step(all_finite, amax)
+
+    def _update_scale_unless_kept(self, finite, rates_finite, *arguments):
+        """Updates the loss scale, but where finite gradients met a rate that is not."""
+        scalars = backend.scalars
+        keeps = scalars.logical_and(finite, scalars.logical_not(rates_finite))
+        moved = [*self._policy.variables, *self._counters.moved_with_scale]
+        before = backend.copies_of(live_storage_of(moved))
+        self._update_scale(*arguments)
+        backend.restore(live_storage_of(moved), before, keeps)
+
+    def warn_of_rates(self):
+        """Warns once that steps are skipped since a coefficient is not finite."""
+        message = None if self._has_warned else why_skipped(self._inner)
+        if message is not None:
+            self._has_warned = True
+            warn(message)
+
+
+def cast(grad, dtype):
+    """Returns a gradient, dense or sparse, in a dtype."""
+    return backend.map_values(lambda value: ops.cast(value, dtype), grad)
 
 
 def _largest_of_the_loss(found, grads, plan):

@@ -8,10 +8,23 @@ import weakref
 import keras
 
 from keras_lso._backend import backend
-from keras_lso._keras_internals.optimizers import chain_of, variables_of
+from keras_lso._checks import check_callable_rate, warn
+from keras_lso._core.exclusions import (
+    by_inner_names,
+    check_exclusions,
+    warn_of_idle_patterns,
+)
+from keras_lso._core.gradients import as_list
+from keras_lso._keras_internals.optimizers import (
+    chain_of,
+    is_multi_optimizer,
+    remember_trainable_variables,
+    variables_of,
+)
+from keras_lso._keras_internals.variables import with_and_without_end
 
 
-def passed_on(name, doc):
+def passed_on(name, doc, check=None):
     """Returns a property over the inner optimizer's attribute of the same name."""
 
     def get(self):
@@ -20,6 +33,7 @@ def passed_on(name, doc):
     def set_(self, value):
         # Keras's constructor assigns its defaults before there is an inner one.
         if "inner_optimizer" in vars(self):
+            value = value if check is None else check(name, value)
             setattr(self.inner_optimizer, name, value)
 
     return property(get, set_, doc=doc)
@@ -48,8 +62,14 @@ class Wrapper(keras.optimizers.Optimizer):
     gradient_accumulation_steps = passed_on(
         "gradient_accumulation_steps", "The inner optimizer's accumulation window."
     )
-    learning_rate = passed_on("learning_rate", "The inner learning rate.")
-    lr = passed_on("learning_rate", "The inner learning rate, as in tf.keras.")
+    learning_rate = passed_on(
+        "learning_rate", "The inner learning rate.", check_callable_rate
+    )
+    lr = passed_on(
+        "learning_rate",
+        "The inner learning rate, as in tf.keras.",
+        check_callable_rate,
+    )
 
     @property
     def iterations(self):
@@ -60,11 +80,35 @@ class Wrapper(keras.optimizers.Optimizer):
         """Excludes variables from the inner optimizer's weight decay.
 
         Args:
-            var_list: List of variables to exclude.
-            var_names: List of strings; a variable is excluded if its name
-                contains one of them.
+            var_list: List of variables to exclude. Defaults to `None`.
+            var_names: List of regular expressions; a variable is excluded if its
+                name holds a match of one of them. Keras's optimizers look for them in
+                the last part of the path, and on TensorFlow in the whole path. The
+                `:0` at the end of TensorFlow's names may be in an expression on all
+                backends. Defaults to `None`.
         """
+        var_list, var_names = check_exclusions(var_list, var_names)
+        if var_names is not None:
+            var_names = with_and_without_end(var_names)
+        if is_multi_optimizer(self.inner_optimizer):
+            warn(
+                "A MultiOptimizer has no weight decay of its own to exclude variables "
+                "from: nothing is excluded. Call `exclude_from_weight_decay` of those "
+                "of its optimizers that decay."
+            )
         self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
+        if self.built:
+            warn_of_idle_patterns(by_inner_names(self))
+
+    def _finish_build(self, variables):
+        """Remembers the variables, and warns of patterns that exclude none of them."""
+        remember_trainable_variables(self, variables)
+        self.built = True
+        warn_of_idle_patterns(self._exclusions())
+
+    def _exclusions(self):
+        """Returns the `Exclusion`s that nobody has looked at yet, a list."""
+        return by_inner_names(self)
 
     def __getattr__(self, name):
         inner = vars(self).get("inner_optimizer")
@@ -75,10 +119,26 @@ class Wrapper(keras.optimizers.Optimizer):
         return getattr(inner, name)
 
     def __setattr__(self, name, value):
+        if name in self._parts:
+            self._check_stays(name, value)
         if self._belongs_to_inner(name):
             setattr(self.inner_optimizer, name, value)
         else:
             super().__setattr__(name, value)
+
+    # What is given to the constructor, and cannot be replaced afterwards.
+    _parts: tuple[str, ...] = ("inner_optimizer",)
+
+    def _check_stays(self, name, value):
+        old = vars(self).get(name, value)
+        if old is not value and not (isinstance(old, str | bool) and old == value):
+            raise AttributeError(
+                f"`{name}` of a {type(self).__name__} cannot be replaced: its state "
+                "and its next step are those of the old one. Make a new "
+                f"{type(self).__name__} with a new inner optimizer, such as "
+                "`optimizer.inner_optimizer.from_config(optimizer.inner_optimizer."
+                f"get_config())`. Received: {name}={value!r}"
+            )
 
     def _belongs_to_inner(self, name):
         inner = vars(self).get("inner_optimizer")
@@ -95,6 +155,8 @@ class Wrapper(keras.optimizers.Optimizer):
     ):
         """Does what `apply` does, on values that come in and go out.
 
+        The values that come in stay as they are.
+
         Args:
             optimizer_variables: List of tensors, the values of
                 `optimizer.variables`.
@@ -109,7 +171,8 @@ class Wrapper(keras.optimizers.Optimizer):
 
         Raises:
             ValueError: If the optimizer is not built, or was built for other
-                variables; on TensorFlow, as in Keras.
+                variables; on TensorFlow, as in Keras; on PyTorch, if autograd follows
+                a gradient, since it cannot follow the step.
         """
         backend.check_stateless_is_supported()
         if not self.built:
@@ -119,11 +182,15 @@ class Wrapper(keras.optimizers.Optimizer):
                 "`optimizer.build(trainable_variables)`."
             )
         trained, own = variables_of(self), self.variables
-        _check_count("optimizer_variables", optimizer_variables, own)
-        _check_count("trainable_variables", trainable_variables, trained)
+        own_values = _values_of("optimizer_variables", own, optimizer_variables)
+        values = _values_of("trainable_variables", trained, trainable_variables)
+        grads = as_list("grads", grads, "gradients, one for each variable")
+        # Masters are trained like the variables that they are of.
+        fixed = [x for x, v in zip(own_values, own, strict=True) if not v.trainable]
+        backend.check_not_followed([*grads, *fixed])
         mapping = [
-            *zip(trained, trainable_variables, strict=True),
-            *zip(own, optimizer_variables, strict=True),
+            *zip(trained, values, strict=True),
+            *zip(own, own_values, strict=True),
         ]
         with keras.StatelessScope(state_mapping=mapping) as scope:
             self.apply(grads, **kwargs)
@@ -133,7 +200,9 @@ class Wrapper(keras.optimizers.Optimizer):
         )
 
 
-def _check_count(argument, values, variables):
+def _values_of(argument, variables, values):
+    """Returns the list of values that an argument holds, one for each variable."""
+    values = as_list(argument, values, "tensors")
     if len(values) != len(variables):
         raise ValueError(
             f"Argument `{argument}` must be a list of {len(variables)} tensors, "
@@ -141,6 +210,7 @@ def _check_count(argument, values, variables):
             f"Received {len(values)}. If layers were frozen or unfrozen "
             "since, compile the model with a new optimizer."
         )
+    return values
 
 
 def like(variables, values):

@@ -6,6 +6,8 @@
 import functools
 import itertools
 
+from keras import ops
+
 from keras_lso._backend import backend, rules
 from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.targets import Targets
@@ -15,13 +17,12 @@ from keras_lso._keras_internals.optimizers import (
     iteration_variable,
     moving_averages_of,
 )
+from keras_lso._keras_internals.rates import rate_of, updates_of
 from keras_lso._keras_internals.rules import (
     columns_of,
     form_of,
-    rate_of,
     registration_of,
     rule_of,
-    updates_of,
 )
 from keras_lso._keras_internals.variables import hold, read, storage_of
 
@@ -33,43 +34,27 @@ class FusedStep:
         rule: Class of `rules.py`.
         optimizer: The optimizer.
         grads: List of tensors. No None.
-        variables: List of its trainable variables.
-        stored: List of what a step changes of these: `storage_of(variables)`.
-        low_precision_variables: List, like `variables`, of the variable of each master,
-            and None for what is no master. Defaults to `None`: there are no masters.
-        owns_gradients: See `Targets`. Defaults to `False`.
+        written: `Targets` of the optimizer's variables.
+        targets: `Targets` of what a step changes of these: see `stored_in`.
 
     Attributes:
-        slots: List of tuples of variables, in the order of `rule.slots`.
         clips: Bool. Whether the gradients are to be clipped by the norm of all.
         targets: `Targets`, what the step writes.
     """
 
-    def __init__(
-        self,
-        rule,
-        optimizer,
-        grads,
-        variables,
-        stored,
-        low_precision_variables=None,
-        owns_gradients=False,
-    ):
+    def __init__(self, rule, optimizer, grads, written, targets):
         registration = registration_of(rule, optimizer)
-        indices = [index_of(optimizer, v) for v in variables]
-        columns = columns_of(rule, optimizer)
-        self.slots = [tuple([column[i] for column in columns]) for i in indices]
-        low = low_precision_variables
+        indices = [index_of(optimizer, v) for v in written.variables]
         self._optimizer, self._make = optimizer, registration.make
         self._after = registration.after
         self._treatments = registration.treatments(optimizer, indices)
+        self._first_of_each = list(map(self._treatments.index, set(self._treatments)))
+        # Of these rules the names of the fields that are tensors, once they are known.
+        self._coefficients: list | None = None
         self.clips = bool(optimizer.global_clipnorm)
-        copies = low and [None if v is None else storage_of([v])[0] for v in low]
-        targets = Targets(stored, storage_of(self.slots), copies, owns_gradients)
         plan = backend.plan_step(self._treatments, targets, grads)
         self.targets = targets._replace(plan=plan)
-        self._written = _flat(Targets(variables, self.slots, low))
-        self._storage = _flat(targets)
+        self._written, self._storage = _flat(written), _flat(targets)
 
     def holds(self, whole=True):
         """Whether the variables still hold the tensors that the step would change."""
@@ -85,9 +70,12 @@ class FusedStep:
             are_alike: See `Framework.measure`.
 
         Returns:
-            `Measurement` of the gradients.
+            A tuple of the `Measurement` of the gradients, and of whether the
+            coefficients are finite: see `Framework.are_finite`. If they are not, the
+            variables are not updated either.
         """
         rules = self.rules()
+        rates_finite = self.rates_finite(rules)
         found = backend.measure(
             grads,
             amax,
@@ -99,8 +87,11 @@ class FusedStep:
             norm=self.clips,
         )
         grads, inv_scale = self.clipped(grads, inv_scale, found.norm)
-        self.update(rules, grads, found, inv_scale)
-        return found
+        if rates_finite is None:
+            self.update(rules, grads, found, inv_scale)
+        else:
+            self.update(rules, grads, _restricted(found, rates_finite), inv_scale)
+        return found, rates_finite
 
     def rules(self, learning_rate=None):
         """Returns the rule of each variable, with the coefficients of this step.
@@ -114,6 +105,19 @@ class FusedStep:
             learning_rate = rate_of(self._optimizer)
         made = self._make(self._optimizer, backend.scalar(learning_rate, "float32"))
         return list(map(made.__getitem__, self._treatments))
+
+    def rates_finite(self, rules):
+        """Whether all coefficients of rules are finite: see `Framework.are_finite`."""
+        if self._coefficients is None:
+            self._coefficients = [
+                (i, name)
+                for i in self._first_of_each
+                for name, value in vars(rules[i]).items()
+                if ops.is_tensor(value)
+            ]
+        return backend.are_finite(
+            [getattr(rules[i], name) for i, name in self._coefficients]
+        )
 
     def clipped(self, grads, inv_scale, norm):
         """Returns gradients, and what unscales them so that they are clipped.
@@ -172,7 +176,8 @@ class AccumulatedStep:
         self._accumulators, self._applied = accumulators, iteration_variable(optimizer)
         # To add is to descend, at a rate of -1.
         self._adding = [rules.SGD(learning_rate=-1.0)] * len(sums)
-        self._sums = _planned(Targets(sums, [()] * len(sums)), grads)
+        targets = Targets(sums, [()] * len(sums), are_private=True)
+        self._sums = _planned(targets, grads)
 
     def holds(self, whole=False):
         """Whether the variables still hold the tensors that the step would change.
@@ -186,16 +191,28 @@ class AccumulatedStep:
 
     def _window_goes_on(self):
         """Whether the host knows that this micro-batch is not the last of a window."""
-        applied = backend.scalars.known(read(self._applied))
+        applied = backend.known(read(self._applied))
         count = self._optimizer.gradient_accumulation_steps
         return applied is not None and (applied + 1) % count != 0
 
     def take(self, grads, inv_scale, amax, are_alike):
         """Adds a micro-batch, and updates the variables if it is the last of a window.
 
-        For the arguments and what is returned see `FusedStep.take`.
+        For the arguments and what is returned see `FusedStep.take`. Coefficients that
+        are not finite matter to the last micro-batch of a window, which is left out.
         """
         count = self._optimizer.gradient_accumulation_steps
+        goes_on = self._window_goes_on()
+        rules = rates_finite = may_end = None
+        if not goes_on:
+            # Before anything changes: a schedule may raise an error.
+            rules = self._step.rules()
+            rates_finite = self._step.rates_finite(rules)
+            may_end = (read(self._applied) + 1) % count == 0
+        if rates_finite is not None:
+            rates_finite = backend.scalars.logical_or(
+                rates_finite, backend.scalars.logical_not(may_end)
+            )
         found = backend.measure(
             grads,
             amax,
@@ -206,15 +223,15 @@ class AccumulatedStep:
             are_alike=are_alike,
             norm=self._step.clips,
         )
-        backend.fused_step(self._adding, self._sums, grads, found, inv_scale)
-        if self._window_goes_on():
-            return found
-        applied = read(self._applied)
-        is_last = backend.scalars.logical_and(found.finite, (applied + 1) % count == 0)
-        backend.run_masked(is_last, functools.partial(self._update, is_last, count))
-        return found
+        added = _restricted(found, rates_finite)
+        backend.fused_step(self._adding, self._sums, grads, added, inv_scale)
+        if not goes_on:
+            is_last = backend.scalars.logical_and(added.finite, may_end)
+            update = functools.partial(self._update, rules, is_last, count)
+            backend.run_masked(is_last, update)
+        return found, rates_finite
 
-    def _update(self, is_last, count):
+    def _update(self, rules, is_last, count):
         step, sums, norm = self._step, self._sums.variables, None
         factor = backend.scalar(1.0 / count, "float32")
         if step.clips:
@@ -222,7 +239,7 @@ class AccumulatedStep:
                 sums, inv_scale=factor, targets=step.targets, are_alike=True, norm=True
             ).norm
         means, factor = step.clipped(sums, factor, norm)
-        step.update(step.rules(), means, Measurement(is_last), factor)
+        step.update(rules, means, Measurement(is_last), factor)
         backend.clear(sums, is_last)
 
 
@@ -260,25 +277,38 @@ class AveragedStep:
 
         For the arguments and what is returned see `FusedStep.take`.
         """
-        found = self._step.take(grads, inv_scale, amax, are_alike)
+        found, rates_finite = self._step.take(grads, inv_scale, amax, are_alike)
+        applied = _restricted(found, rates_finite).finite
+        if self._optimizer.gradient_accumulation_steps:
+            # A micro-batch that updates nothing has not looked at the masters.
+            backend.synchronise_masters(self._weights, applied)
         updates = updates_of(self._optimizer)
         momentum = backend.scalar(updates != 0, "float32")
         rule = rules.Average(momentum * self._optimizer.ema_momentum)
-        self._let(self._averages, rule, self._weights, found.finite)
+        self._let(self._averages, rule, self._weights, applied)
         frequency = self._optimizer.ema_overwrite_frequency
         if frequency:
             is_due = (updates + 1) % frequency == 0
-            is_due = backend.scalars.logical_and(found.finite, is_due)
+            is_due = backend.scalars.logical_and(applied, is_due)
             overwrite = functools.partial(
                 self._let, self._weights, rules.Overwrite(), self._averages, is_due
             )
             backend.run_masked(is_due, overwrite)
-        return found
+        return found, rates_finite
 
     def _let(self, targets, rule, sources, flag):
         """Lets these variables follow others by a rule, if `flag`."""
         values = sources.variables
         backend.fused_step([rule] * len(values), targets, values, Measurement(flag))
+
+
+def _restricted(found, rates_finite):
+    """Returns a `Measurement` that is finite only if the coefficients are, too."""
+    if rates_finite is None:
+        return found
+    return found._replace(
+        finite=backend.scalars.logical_and(found.finite, rates_finite)
+    )
 
 
 def _planned(targets, values):
@@ -337,23 +367,41 @@ def fused_step_of(
         rule: Class of `rules.py`, or None.
         optimizer: See `FusedStep`.
         grads: See `FusedStep`.
-        variables: See `FusedStep`.
-        low_precision_variables: See `FusedStep`.
+        variables: List of its trainable variables.
+        low_precision_variables: List, like `variables`, of the variable of each master,
+            and None for what is no master. Defaults to `None`: there are no masters.
         owns_gradients: See `Targets`. Defaults to `False`.
     """
     if rule is None:
         return None
-    stored = storage_of(variables)
-    if not backend.fused_step_takes(rule, stored, grads):
-        return None
-    return FusedStep(
-        rule,
-        optimizer,
-        grads,
+    written = Targets(
         variables,
-        stored,
+        slots_of(rule, optimizer, variables),
         low_precision_variables,
         owns_gradients,
+    )
+    targets = stored_in(written)
+    if not backend.fused_step_takes(rule, targets.variables, grads, targets.slots):
+        return None
+    return FusedStep(rule, optimizer, grads, written, targets)
+
+
+def slots_of(rule, optimizer, variables):
+    """Returns a tuple of slots for each variable, in the order of `rule.slots`."""
+    columns = columns_of(rule, optimizer)
+    indices = [index_of(optimizer, v) for v in variables]
+    return [tuple([column[i] for column in columns]) for i in indices]
+
+
+def stored_in(written):
+    """Returns the `Targets` that a step changes, of those of variables."""
+    copies = written.copies
+    if copies is not None:
+        copies = [None if v is None else storage_of([v])[0] for v in copies]
+    return written._replace(
+        variables=storage_of(written.variables),
+        slots=storage_of(written.slots),
+        copies=copies,
     )
 
 

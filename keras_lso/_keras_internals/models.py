@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from keras_lso._backend import backend
-from keras_lso._keras_internals.optimizers import chain_of, members_of
+from keras_lso._keras_internals.optimizers import optimizers_in as all_in
 from keras_lso._keras_internals.variables import layers_of
 
 
@@ -24,7 +24,7 @@ def optimizers_in(model):
         for value in map(_items_of, vars(part).values()):
             for item in value:
                 if isinstance(item, keras.Optimizer):
-                    found |= {id(o): o for o in _all_in(item)}
+                    found |= {id(o): o for o in all_in(item)}
     return list(found.values())
 
 
@@ -34,17 +34,11 @@ def _items_of(value):
     return value if isinstance(value, list | tuple) else (value,)
 
 
-def _all_in(optimizer):
-    chain = chain_of(optimizer)
-    members = members_of(chain[-1])
-    return [*chain, *(o for member in members for o in _all_in(member))]
-
-
 def kept_by_layers(model, includes_frozen):
-    """Returns the variables that layers keep besides what is trained, a list.
+    """Returns the variables that layers keep in addition to what is trained, a list.
 
-    Neither metrics nor the states of seed generators are among them. On PyTorch they
-    are followed by the buffers of wrapped modules, each a `Buffer`.
+    Neither metrics nor the states of seed generators are among them. What
+    `kept_outside_of_lists` returns comes last.
 
     Args:
         model: The model.
@@ -58,8 +52,22 @@ def kept_by_layers(model, includes_frozen):
         variables = [v for layer in layers for v in layer._non_trainable_variables]
         # Layers may share one.
         kept = list({id(v): v for v in variables if not v.trainable}.values())
+    return kept + kept_outside_of_lists(layers)
+
+
+def kept_outside_of_lists(layers):
+    """Returns what layers keep that `model.variables` does not have, a list.
+
+    The states of stateful recurrent layers, and on PyTorch the buffers of wrapped
+    modules, each a `Buffer`.
+    """
+    kept = []
     for layer in layers:
-        if isinstance(layer, keras.layers.TorchModuleWrapper):
+        if isinstance(layer, keras.layers.RNN):
+            # Nested where the cells are stacked; None unless it is stateful, and built.
+            states = keras.tree.flatten(layer.states)
+            kept += [v for v in states if isinstance(v, keras.Variable)]
+        elif isinstance(layer, keras.layers.TorchModuleWrapper):
             kept += _buffers_of(layer)
     return kept
 
@@ -135,5 +143,17 @@ def build_by_batch(model, data):
     if all(layer.built for layer in layers_of(model)):
         return
     # What is wrong, if anything is, the step itself will say.
-    with contextlib.suppress(Exception), backend.outside_of_functions():
-        model._symbolic_build(data_batch=data)
+    for build in (_build_in_a_symbolic_pass, _build_by_shapes):
+        with contextlib.suppress(Exception), backend.outside_of_functions():
+            build(model, data)
+            return
+
+
+def _build_in_a_symbolic_pass(model, data):
+    model._symbolic_build(data_batch=data)
+
+
+def _build_by_shapes(model, data):
+    # Such a pass makes no variables of its own, as the states of recurrent layers are.
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
+    model.build(keras.tree.map_structure(lambda value: tuple(value.shape), x))

@@ -1,6 +1,7 @@
 """Keras's optimizers: their class, their config, and what they keep."""
 
 import contextlib
+import math
 import re
 
 import keras
@@ -8,7 +9,7 @@ from keras import ops
 from keras.src.utils.naming import to_snake_case
 
 from keras_lso._backend import backend
-from keras_lso._keras_internals.variables import path_of
+from keras_lso._keras_internals.variables import as_stepped, path_of
 
 _TORCH_OPTIMIZERS = "keras.src.backend.torch.optimizers"
 
@@ -154,11 +155,39 @@ def schedule_of(optimizer):
     return rate if is_schedule else None
 
 
-def members_of(optimizer):
-    """Returns the optimizers among which a `MultiOptimizer` shares the variables."""
+def source_of_rate(optimizer):
+    """Returns the name of what computes the learning rate; None if it is a variable."""
+    rate = optimizer._learning_rate
+    if isinstance(rate, keras.Variable):
+        return None
+    return getattr(rate, "__name__", type(rate).__name__)
+
+
+def is_multi_optimizer(optimizer):
+    """Whether it is a `MultiOptimizer`."""
     # Keras 3.12 has none.
     cls = getattr(keras.optimizers, "MultiOptimizer", None)
-    return list(optimizer.optimizers) if cls and isinstance(optimizer, cls) else []
+    return cls is not None and isinstance(optimizer, cls)
+
+
+def members_of(optimizer):
+    """Returns the optimizers among which a `MultiOptimizer` shares the variables.
+
+    Before `build` it may know none of them.
+    """
+    return list(optimizer.optimizers) if is_multi_optimizer(optimizer) else []
+
+
+def optimizers_in(optimizer):
+    """Returns an optimizer, what it wraps, and the members of a `MultiOptimizer`."""
+    chain = chain_of(optimizer)
+    members = members_of(chain[-1])
+    return [*chain, *(o for member in members for o in optimizers_in(member))]
+
+
+def have_rates(optimizers):
+    """Returns those of the optimizers that step at a learning rate of their own."""
+    return [o for o in optimizers if chain_of(o)[-1] is o and not members_of(o)]
 
 
 def stepping(optimizer):
@@ -200,6 +229,93 @@ def as_accumulated(optimizer, grads, variables):
 
 def _cast(grad, dtype):
     return backend.map_values(lambda value: ops.cast(value, dtype), grad)
+
+
+# What a gradient becomes in an optimizer's own step must be finite as well.
+
+_LARGEST = {
+    "float16": 65504.0,
+    "bfloat16": (2 - 2**-7) * 2.0**127,
+    "float32": (2 - 2**-23) * 2.0**127,
+}
+
+
+def dtypes_as_applied(optimizer, grads, variables):
+    """Returns to which narrower dtype an optimizer's own step casts each gradient.
+
+    Args:
+        optimizer: The optimizer. It may wrap others.
+        grads: List of tensors. No None.
+        variables: List of the variables that it trains with them.
+
+    Returns:
+        List with the name of a dtype, or None for a gradient that stays as wide as
+        float32, in which it is unscaled, or float64 if that is its dtype. None if
+        all do.
+    """
+    steppers = have_rates(optimizers_in(optimizer))
+    casts = largest_window(optimizer) or any(map(casts_gradients, steppers))
+    dtypes = [
+        _narrower(keras.backend.standardize_dtype(v.dtype), g, steppers, casts)
+        for g, v in zip(grads, variables, strict=True)
+    ]
+    return dtypes if any(dtypes) else None
+
+
+def _narrower(dtype, grad, steppers, casts):
+    is_double = keras.backend.standardize_dtype(grad.dtype) == "float64"
+    if is_double and not casts and _LARGEST.get(dtype, math.inf) < math.inf:
+        # It is cast later: in a rule, or when the variable takes the result.
+        dtype = "float32"
+    elif not casts:
+        return None
+    limit = math.inf if is_double else _LARGEST["float32"]
+    if _LARGEST.get(dtype, math.inf) >= limit:
+        return None
+    is_clipped = all(
+        0 < (o.clipnorm or o.global_clipnorm or o.clipvalue or 0) <= _LARGEST[dtype]
+        and not o.gradient_accumulation_steps
+        for o in steppers
+    )
+    return None if is_clipped else dtype
+
+
+def casts_gradients(optimizer):
+    """Whether an optimizer casts gradients to the dtypes of the variables.
+
+    Keras's do, but those in which PyTorch steps all variables at once.
+    """
+    return steps_in_dtype_of_variables(optimizer) and not hasattr(
+        optimizer, "_parallel_update_step"
+    )
+
+
+def steps_in_dtype_of_variables(optimizer):
+    """Whether an optimizer computes in the dtypes of the variables.
+
+    Keras's do. Ours compute in float32.
+    """
+    return getattr(optimizer, "_casts_gradients", True)
+
+
+def largest_window(optimizer):
+    """Returns the largest number of micro-batches that are accumulated; 0 if none."""
+    windows = [
+        o.gradient_accumulation_steps for o in have_rates(optimizers_in(optimizer))
+    ]
+    return max(window or 0 for window in windows)
+
+
+def sums_of(optimizer, variables):
+    """Returns the variable that a gradient of each variable is added to, or None."""
+    found = [None] * len(variables)
+    for stepper in have_rates(optimizers_in(optimizer)):
+        if not stepper.gradient_accumulation_steps:
+            continue
+        for i, variable in enumerate(variables):
+            if is_known(stepper, variable):
+                [found[i]] = accumulators_of(stepper, [variable])
+    return found
 
 
 def accumulators_of(optimizer, variables=None):
@@ -252,21 +368,46 @@ def count_by(wrapper, inner):
     wrapper._iterations = iteration_variable(inner)
 
 
-def exclude_masters_from_weight_decay(optimizer, variables, masters):
-    """Carries exclusions that name a variable itself over to its master.
+def exclude_masters_with_variables(optimizer, variables, masters):
+    """Lets a master be excluded from weight decay wherever its variable is.
 
-    Those of a `MultiOptimizer`'s members are known only once it is built.
+    Whether the exclusion was made before `build` or is made at any time after it: the
+    optimizer asks at each step that is decided.
+
+    Args:
+        optimizer: The optimizer, which has been built.
+        variables: List of variables that an exclusion may name.
+        masters: List of what it trains in place of each.
     """
-    for decaying in stepping(optimizer):
-        excluded = getattr(decaying, "_exclude_from_weight_decay", None) or set()
-        # Keras 3.16 looks at the exclusions once, when it builds.
-        decided = getattr(decaying, "_weight_decay_by_var_key", {})
-        for variable, its_master in zip(variables, masters, strict=True):
-            if decaying._var_key(variable) in excluded:
-                key = decaying._var_key(its_master)
-                excluded.add(key)
-                if key in decided:
-                    decided[key] = False
+    pairs = [(v, m) for v, m in zip(variables, masters, strict=True) if v is not m]
+    if pairs:
+        for decaying in stepping(optimizer):
+            decaying._use_weight_decay = _DecaysAsVariable(decaying, pairs)
+
+
+class _DecaysAsVariable:
+    """Whether a variable decays; a master does not if its variable is excluded.
+
+    It stands in for the method of an optimizer that trains masters.
+    """
+
+    def __init__(self, optimizer, pairs):
+        self._optimizer, self._decays = optimizer, optimizer._use_weight_decay
+        key = optimizer._var_key
+        self._variable_of = {key(master): key(variable) for variable, master in pairs}
+
+    def __call__(self, variable):
+        excluded = getattr(self._optimizer, "_exclude_from_weight_decay", None) or ()
+        key = self._optimizer._var_key(variable)
+        return self._variable_of.get(key) not in excluded and self._decays(variable)
+
+
+def names_excluded_by(optimizer):
+    """Returns the regular expression of the names that do not decay; None without any.
+
+    `exclude_from_weight_decay` compiles it of all `var_names` that it is given.
+    """
+    return getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
 
 
 def check_known(optimizer, variables):
@@ -296,8 +437,8 @@ def check_takes_shards(optimizer):
 
 
 def uses_weight_decay(optimizer, variable):
-    """Whether the variable decays, unless `exclude_from_weight_decay` was called."""
-    return optimizer._use_weight_decay(variable)
+    """Whether the variable decays, or `exclude_from_weight_decay` has excluded it."""
+    return optimizer._use_weight_decay(as_stepped(variable))
 
 
 def warn_of_missing(optimizer, grads, variables):

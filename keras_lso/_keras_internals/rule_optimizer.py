@@ -11,7 +11,12 @@ from keras_lso._keras_internals.distribution import (
     shard_slot,
 )
 from keras_lso._keras_internals.fused_step import fused_step_of
+from keras_lso._keras_internals.optimizers import (
+    names_excluded_by,
+    uses_weight_decay,
+)
 from keras_lso._keras_internals.rules import columns_of, register, registered_rule
+from keras_lso._keras_internals.variables import is_found
 
 
 def steps_by(rule, slots):
@@ -40,6 +45,8 @@ class RuleOptimizer(keras.optimizers.Optimizer):
     `_make_rules` and `_treatments` see `rules.Registration`.
     """
 
+    _casts_gradients = False  # See `dtypes_as_applied`.
+
     def _make_rules(self, learning_rate):
         raise NotImplementedError
 
@@ -47,10 +54,22 @@ class RuleOptimizer(keras.optimizers.Optimizer):
         raise NotImplementedError
 
     def _use_weight_decay(self, variable):
-        """Whether a variable decays, by Keras's rules and by `_may_decay`."""
-        return self._may_decay[
-            self._get_variable_index(variable)
-        ] and super()._use_weight_decay(variable)
+        """Whether a variable decays, by Keras's rules and by `_may_decay`.
+
+        Keras looks for names in that of what it is given, which on TensorFlow may be a
+        `tf.Variable`. Here it is the variable's own on each backend.
+        """
+        index = self._get_variable_index(variable)
+        own, names = self._trainable_variables[index], names_excluded_by(self)
+        return (
+            self._may_decay[index]
+            and super()._use_weight_decay(own)
+            and not (names and is_found(names, own.name))
+        )
+
+    def _decaying(self, indices):
+        """Returns for each of the variables at `indices` whether it decays."""
+        return [uses_weight_decay(self, self._trainable_variables[i]) for i in indices]
 
     def add_variable_from_reference(self, reference_variable, *args, **kwargs):
         slot = super().add_variable_from_reference(reference_variable, *args, **kwargs)

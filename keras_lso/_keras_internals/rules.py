@@ -15,11 +15,11 @@ from keras import ops
 
 from keras_lso._backend import backend, layer_rules, rules
 from keras_lso._keras_internals.optimizers import (
-    iteration_variable,
     public_class,
     uses_weight_decay,
     variables_of,
 )
+from keras_lso._keras_internals.rates import updates_of
 from keras_lso._keras_internals.variables import is_overwritten, read
 
 # --- The registry -------------------------------------------------------------------
@@ -164,34 +164,6 @@ def form_of(optimizer):
         frozenset(state.get("_exclude_from_weight_decay") or ()),
         state.get("_exclude_from_weight_decay_pattern"),
     )
-
-
-# --- What coefficients are made of --------------------------------------------------
-
-
-def rate_of(optimizer):
-    """Returns the learning rate of this step, a scalar tensor computed on the device.
-
-    It may be a variable, a schedule, or a callable that returns a number.
-    """
-    if isinstance(optimizer._learning_rate, keras.Variable):
-        return optimizer.learning_rate
-
-    def rate():
-        return ops.convert_to_tensor(optimizer.learning_rate)
-
-    steps = ops.convert_to_tensor(iteration_variable(optimizer))
-    return backend.without_host(rate, near=steps)
-
-
-def updates_of(optimizer):
-    """Returns how often the optimizer has updated its variables, an integer tensor.
-
-    That is `optimizer.iterations`; with accumulation without its copy to the device.
-    """
-    steps = read(optimizer._iterations)
-    count = optimizer.gradient_accumulation_steps
-    return steps // count if count else steps
 
 
 # --- Keras's optimizers -------------------------------------------------------------

@@ -85,6 +85,20 @@ def assign(variable, value):
         variable.assign(value)
 
 
+def have_values(variables):
+    """Whether all variables hold values, which Keras's trainer on JAX takes away.
+
+    It brings them back at the end of an epoch.
+    """
+    return all(_tensor_of(variable) is not None for variable in variables)
+
+
+def key_of(variable):
+    """Returns a hashable that variables which change together have in common."""
+    shared = backend.VALUES_ARE_SHARED
+    return id(getattr(variable, "_value", variable) if shared else variable)
+
+
 def traits_of(variables):
     """Returns what of variables decides how they are trained, comparable by `==`."""
     try:
@@ -97,8 +111,28 @@ _traits = operator.attrgetter("_constraint", "_overwrite_with_gradient")
 
 
 def _copy_in_scope(variable):
-    variable.assign(ops.copy(variable.value))
+    variable.assign(backend.detached_copy(variable.value))
     return variable.value
+
+
+def own_in_scope(variables):
+    """Gives variables copies of what they hold, if that belongs to a `StatelessScope`.
+
+    On PyTorch Keras's optimizers write the tensors that they find, which in a scope are
+    the caller's.
+    """
+    if backend.STEPS_WRITE_TENSORS and in_stateless_scope():
+        for variable in variables:
+            _copy_in_scope(variable)
+
+
+def as_stepped(variable):
+    """Returns what Keras's steps know a variable by, whose name they look at.
+
+    On TensorFlow the `tf.Variable` behind it, which has the path for its name.
+    """
+    behind = getattr(variable, "_value", None)
+    return behind if backend.is_variable(behind) else variable
 
 
 def layers_of(layer):
@@ -109,12 +143,12 @@ def layers_of(layer):
 def copy_of(variable, dtype):
     """Returns a new variable with another dtype, and all else like `variable`.
 
-    It carries the same path, by which patterns exclude variables and pick their
-    optimizer, and the same constraint and layout.
+    It carries the same name and path, by which patterns exclude variables and pick
+    their optimizer, and the same constraint and layout.
     """
     # TensorFlow's own variables have neither a path nor Keras's words for this.
     aggregation = getattr(variable.aggregation, "name", variable.aggregation).lower()
-    with backend.outside_of_functions():
+    with backend.outside_of_functions(like=variable):
         copy = keras.Variable(
             lambda shape, dtype: ops.cast(ops.convert_to_tensor(variable), dtype),
             shape=variable.shape,
@@ -122,17 +156,63 @@ def copy_of(variable, dtype):
             trainable=variable.trainable,
             aggregation=aggregation,
             layout=getattr(variable, "_layout", None),
-            name=variable.name.replace("/", "_"),
+            name=variable.name.rpartition("/")[2].removesuffix(":0"),
         )
     copy._path = path_of(variable)
     copy.constraint = variable.constraint
     return copy
 
 
+# Bits behind the point.
+_DIGITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
+
+
+def check_not_narrowed(variables):
+    """Refuses variables whose tensors have fewer digits than they were made with.
+
+    `module.half()` casts the parameters of a PyTorch module where they are.
+    """
+    if not backend.STEPS_WRITE_TENSORS:
+        return
+    for variable in variables:
+        dtype = keras.backend.standardize_dtype(_tensor_of(variable).dtype)
+        if _DIGITS.get(dtype, 0) < _DIGITS.get(variable.dtype, 0):
+            raise ValueError(
+                f"The variable {path_of(variable)!r} was made with dtype "
+                f"{variable.dtype}, and its tensor was cast to {dtype} since, as "
+                "`module.half()` and `module.to(dtype)` do: small steps would be lost. "
+                "Cast the module before you make the variables and the optimizer, or "
+                "cast a copy of it, `copy.deepcopy(module).half()`."
+            )
+
+
 def path_matches(variable, patterns):
     """Whether one of the regular expressions is found in the variable's path."""
     path = path_of(variable)
-    return any(re.search(pattern, path) for pattern in patterns or [])
+    return any(is_found(pattern, path) for pattern in patterns or [])
+
+
+def is_found(pattern, name):
+    """Whether a regular expression is found in a name, without or with its end `":0"`.
+
+    All names of TensorFlow end so, and patterns were written for them. For a pattern
+    that has no colon it would be in the way: `"0$"` would be found in each name.
+    """
+    name = name.removesuffix(":0")
+    if re.search(pattern, name):
+        return True
+    text = getattr(pattern, "pattern", pattern)
+    return ":" in text and bool(re.search(pattern, f"{name}:0"))
+
+
+def with_and_without_end(patterns):
+    """Returns patterns, and those that end with `":0"` without that end as well.
+
+    For Keras's optimizers, which on TensorFlow search names with it, and elsewhere
+    names without.
+    """
+    without = [re.sub(r":0\$?(?=$|[|)])", "$", pattern) for pattern in patterns]
+    return list(dict.fromkeys([*patterns, *without]))
 
 
 def path_of(variable):

@@ -50,7 +50,7 @@ PROBES = (
         f"{_KERNELS} {_MASTERS} _backend/_torch_processes.py",
     ),
     _torch("torch.utils", "_pytree", "_backend/_torch.py"),
-    _torch("torch.Tensor", "_version", "_backend/_torch_in_step.py"),
+    _torch("torch.Tensor", "_version", "_backend/_torch.py _backend/_torch_in_step.py"),
     Probe(
         "tensorflow.python.ops.control_flow_util",
         "GraphOrParentsInXlaContext",

@@ -12,6 +12,7 @@ _LAYER = "keras.layers.Layer"
 _IN = "_keras_internals/"
 _OPTIMIZERS = f"{_IN}optimizers.py"
 _RULES = f"{_IN}rules.py"
+_RATES = f"{_IN}rates.py"
 _SLOTS = f"{_IN}slots.py"
 _VARIABLES = f"{_IN}variables.py"
 _LAYERS = f"{_IN}layers.py"
@@ -20,25 +21,30 @@ _MODELS = f"{_IN}models.py"
 _CHECKPOINTS = "_tf_keras/checkpoints.py"
 
 _STATE_OF_AN_OPTIMIZER = (
-    Probe(_OPTIMIZER, "_iterations", f"{_OPTIMIZERS} {_RULES} {_CHECKPOINTS}", sets),
+    Probe(_OPTIMIZER, "_iterations", f"{_OPTIMIZERS} {_RATES} {_CHECKPOINTS}", sets),
     Probe(
         _OPTIMIZER,
         "_learning_rate",
-        f"{_OPTIMIZERS} {_RULES} {_SLOTS} {_CHECKPOINTS}",
+        f"{_OPTIMIZERS} {_RATES} {_SLOTS} {_CHECKPOINTS}",
         sets,
     ),
     Probe(_OPTIMIZER, "_variables", f"{_OPTIMIZERS} {_CHECKPOINTS}", sets),
     Probe(
         _OPTIMIZER,
         "_trainable_variables",
-        f"{_OPTIMIZERS} {_SLOTS} {_CHECKPOINTS}",
+        f"{_OPTIMIZERS} {_SLOTS} {_CHECKPOINTS} {_IN}rule_optimizer.py",
         sets,
     ),
     Probe(_OPTIMIZER, "_trainable_variables_indices", _OPTIMIZERS, sets),
     Probe(_OPTIMIZER, "_accumulated_gradients", _OPTIMIZERS, sets),
     Probe(_OPTIMIZER, "_model_variables_moving_average", _OPTIMIZERS, sets),
     Probe(_OPTIMIZER, "_exclude_from_weight_decay", f"{_OPTIMIZERS} {_RULES}", sets),
-    Probe(_OPTIMIZER, "_exclude_from_weight_decay_pattern", _RULES, sets),
+    Probe(
+        _OPTIMIZER,
+        "_exclude_from_weight_decay_pattern",
+        f"{_OPTIMIZERS} {_RULES}",
+        sets,
+    ),
     Probe(_OPTIMIZER, "_distribution_strategy", _OPTIMIZERS, sets, "tensorflow"),
     # The names of the variables that `build` makes.
     Probe(_OPTIMIZER, "build", "_tf_keras/state.py", says("gradient_accumulator")),
@@ -72,6 +78,12 @@ _METHODS_OF_AN_OPTIMIZER = (
         takes("variable"),
     ),
     Probe(_OPTIMIZER, "_var_key", _OPTIMIZERS, takes("variable")),
+    Probe(
+        "keras.src.backend.torch.optimizers.torch_sgd.SGD",
+        "_parallel_update_step",
+        _OPTIMIZERS,
+        backend="torch",
+    ),
     Probe(
         _OPTIMIZER,
         "_all_reduce_sum_gradients",

@@ -4,15 +4,14 @@
 TensorFlow itself wrote.
 """
 
-import itertools
 import json
 import os
-import warnings
 import zipfile
 
 import keras
 import numpy as np
 
+from keras_lso._checks import warn
 from keras_lso._core.wrapper import check_optimizer
 from keras_lso._keras_internals.optimizers import chain_of, variables_of
 from keras_lso._tf_keras import checkpoints
@@ -28,7 +27,10 @@ from keras_lso._untrusted_files import (
     DAMAGE,
     hard_group,
     read_dataset,
+    read_datasets,
+    read_names,
     refuse_bombs,
+    text,
 )
 from keras_lso.loss_scales import DynamicLossScale
 
@@ -112,7 +114,7 @@ def load_optimizer_state(optimizer, path):
         raise ValueError(f"{error} Nothing was loaded. Received: {path=}") from error
     messages = _assign(optimizer, pairs, scale) + _remarks(innermost, state)
     for message in messages:
-        warnings.warn(message, stacklevel=2)
+        warn(message)
 
 
 # --- Into the optimizer -----------------------------------------------------
@@ -228,16 +230,16 @@ def _read_archive(h5py, archive, optimizer):
 
 def _read_h5(file, optimizer):
     """Reads a whole model, or what `save_weights("....weights.h5")` writes."""
-    _refuse_keras_3(_text(file.attrs.get("keras_version")))
+    _refuse_keras_3(text(file.attrs.get("keras_version")))
     group = hard_group(file, "optimizer/vars")
     if group is not None:
         return _from_numbered(group, optimizer, None)
     group = hard_group(file, "optimizer_weights")
     if group is None:
         raise ValueError(_NO_STATE)
-    names = [_text(name) for name in _chunks(group.attrs, "weight_names")]
-    values = {name: read_dataset(group, name) for name in names}
-    config = json.loads(_text(file.attrs.get("training_config")) or "{}")
+    names = read_names(group.attrs, "weight_names")
+    values = dict(zip(names, read_datasets(group, names), strict=True))
+    config = json.loads(text(file.attrs.get("training_config")) or "{}")
     return _from_named(values, optimizer, _unwrap(config.get("optimizer_config")))
 
 
@@ -320,17 +322,3 @@ def _refuse_keras_3(version):
             f"The file was written by Keras {version}, not by tf.keras 2. Call "
             "`keras_lso.load_model(path)`, which loads the optimizer with the model."
         )
-
-
-def _chunks(attributes, name):
-    """Returns a list that Keras splits where HDF5's attributes are too small for it."""
-    if name in attributes:
-        return list(attributes[name])
-    names = itertools.takewhile(
-        attributes.__contains__, (f"{name}{i}" for i in itertools.count())
-    )
-    return [item for chunk in names for item in attributes[chunk]]
-
-
-def _text(value):
-    return value.decode() if isinstance(value, bytes) else value

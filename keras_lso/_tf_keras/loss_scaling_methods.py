@@ -3,10 +3,7 @@
 Apart from `methods.py`, whose mixin optimizers without a loss scale have as well.
 """
 
-from keras import ops
-
 from keras_lso._core.step import Gradients
-from keras_lso._keras_internals.optimizers import iteration_variable
 from keras_lso._tf_keras.methods import TFKerasMethods
 
 
@@ -51,7 +48,8 @@ class TFKerasLossScaling(TFKerasMethods):
             RuntimeError: If called in a cross-replica context.
         """
         if scaled is None and self._takes_unscaled_pairs:
-            scaled = self._scaling.gradients is Gradients.SCALED_BY_KERAS
+            nobody_knows = Gradients.UNKNOWN, Gradients.SCALED
+            scaled = False if self._scaling.gradients in nobody_knows else None
         are_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
         if are_reduced and axis_name is not None:
             raise ValueError(
@@ -85,8 +83,5 @@ class TFKerasLossScaling(TFKerasMethods):
         saved = self._state.variables
         if len(variables) >= len(saved):
             self._state.assign(saved, values[: len(saved)])
-            return
-        skipped = ops.copy(self.skipped_steps)
-        super()._assign_weights(variables, values)
-        applied = iteration_variable(self.inner_optimizer)
-        self._counters.attempted.assign(ops.add(applied, skipped))
+        else:
+            super()._assign_weights(variables, values)

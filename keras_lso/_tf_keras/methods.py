@@ -8,7 +8,7 @@ import numpy as np
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._core.gradients import check_some_gradient, split_pairs
+from keras_lso._core.gradients import as_list, check_some_gradient, split_pairs
 from keras_lso._core.state_file import check_array, check_state
 from keras_lso._keras_internals.distribution import reduced_gradients
 from keras_lso._keras_internals.optimizers import (
@@ -358,7 +358,7 @@ class TFKerasMethods(keras.optimizers.Optimizer):
                 "been built. Please call `optimizer.build(trainable_variables)` "
                 "first."
             )
-        weights = list(weights)
+        weights = as_list("weights", weights, "arrays")
         layouts = self._weight_layouts()
         variables = next((v for v in layouts if len(v) == len(weights)), None)
         if variables is None:

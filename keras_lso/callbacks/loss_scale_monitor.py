@@ -3,19 +3,25 @@
 import contextlib
 import textwrap
 import warnings
+from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
 from keras_lso._checks import check_positive_int
+from keras_lso._keras_internals.models import kept_outside_of_lists
 from keras_lso._keras_internals.optimizers import chain_of
-from keras_lso._keras_internals.variables import path_of
+from keras_lso._keras_internals.rates import why_skipped
+from keras_lso._keras_internals.variables import layers_of, path_of
 from keras_lso._option_checks import check_choice
-from keras_lso._summary_writer import SummaryWriter
+from keras_lso._summary_writer import SummaryWriter, check_is_installed
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
 ON_STALL = ("warn", "stop", "raise")
+
+# What a stall may come from. Each is reported once.
+OVERFLOWS, RATES = "overflows", "rates"
 
 
 class LossScaleMonitor(keras.callbacks.Callback):
@@ -30,7 +36,9 @@ class LossScaleMonitor(keras.callbacks.Callback):
     itself has diverged, and no scale can help. The monitor says so once, in a
     `UserWarning`: since which step, which layers have gradients that are not finite,
     which layers hold inf or NaN (the statistics of a `BatchNormalization` for
-    example), and what to do.
+    example), and what to do. It also says once when as many steps in a row were skipped
+    since the learning rate, or another coefficient of the inner optimizer, is not
+    finite: which one, and what computes it.
 
     It synchronises with the device at the end of an epoch and every `patience`
     batches, and at no other time.
@@ -38,9 +46,11 @@ class LossScaleMonitor(keras.callbacks.Callback):
     Args:
         log_dir: String or path. Directory of an event file for TensorBoard, with the
             two scalars for each epoch and for every `patience` batches, by the step of
-            the optimizer, applied or skipped. Defaults to `None`: no file is written.
-        patience: Int. Number of consecutive steps, all skipped at the lowest scale,
-            after which training counts as stalled. Defaults to `50`.
+            the optimizer, applied or skipped. Each `fit` writes a file of its own.
+            Defaults to `None`: no file is written.
+        patience: Int. Number of consecutive steps, all skipped at the lowest scale or
+            with a learning rate that is not finite, after which training counts as
+            stalled. Defaults to `50`.
         on_stall: The reaction to a stall: `"warn"`, `"stop"` (a warning, and `fit`
             ends) or `"raise"`. Defaults to `"warn"`.
 
@@ -68,7 +78,10 @@ class LossScaleMonitor(keras.callbacks.Callback):
         self.log_dir = log_dir
         self.patience = check_positive_int("patience", patience)
         self.on_stall = check_choice("on_stall", on_stall, ON_STALL)
-        self._writer = None if log_dir is None else SummaryWriter(log_dir)
+        self._writer: Any = None
+        if log_dir is not None:
+            # Now, since training may take long.
+            check_is_installed()
         self._reset()
 
     def _reset(self):
@@ -77,11 +90,29 @@ class LossScaleMonitor(keras.callbacks.Callback):
         # the layers whose gradients are not finite.
         self._stalled_since = None
         self._skipped = 0
-        self._has_reported = False
+        self._reported = set()
 
     def on_train_begin(self, logs=None):
         _find_optimizer(self.model)
         self._reset()
+        # A `fit` that an error has ended has left its file open.
+        self._close()
+        if self.log_dir is not None:
+            self._open()
+
+    def _open(self):
+        if self._writer is None:
+            self._writer = SummaryWriter(self.log_dir)
+        return self._writer
+
+    def _close(self):
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def __getstate__(self):
+        """Returns what a copy has: all but the open file. It opens one of its own."""
+        return {**vars(self), "_writer": None}
 
     # Not at the end of a batch, which would make Keras synchronise after each batch.
     def on_train_batch_begin(self, batch, logs=None):
@@ -90,20 +121,21 @@ class LossScaleMonitor(keras.callbacks.Callback):
             self._batches > 1 and self._batches % self.patience == 1 % self.patience
         )
         if self._stalled_since is not None:
-            self._report_stall()
+            self._report_overflows()
         elif is_due:
             self._read()
 
     def on_epoch_end(self, epoch, logs=None):
         if self._stalled_since is not None:
-            self._report_stall()
+            self._report_overflows()
         scale, skipped = self._read()
         if logs is not None:
             logs["loss_scale"], logs["skipped_steps"] = scale, skipped
 
     def on_train_end(self, logs=None):
+        self._close()
         if self._stalled_since is not None:
-            self._report_stall()
+            self._report_overflows()
 
     def _read(self):
         """Writes and returns the two numbers, and checks for a stall."""
@@ -111,26 +143,39 @@ class LossScaleMonitor(keras.callbacks.Callback):
         scale, skipped = float(optimizer.loss_scale), int(optimizer.skipped_steps)
         # By NumPy: `int` does not take a variable that replicas share.
         attempted = skipped + int(ops.convert_to_numpy(optimizer.iterations))
-        if self._writer is not None:
+        if self.log_dir is not None:
             scalars = {"loss_scale": scale, "skipped_steps": skipped}
-            self._writer.write(attempted, scalars)
-        if not self._has_reported:
-            try:
-                optimizer.check_stalled(self.patience)
-            except FloatingPointError:
-                in_a_row = optimizer._counters.skips_at_lowest()
-                self._stalled_since = attempted - in_a_row + 1
-                self._skipped = skipped
-                optimizer.record_overflows()
-                self.model.make_train_function(force=True)
+            self._open().write(attempted, scalars)
+        try:
+            optimizer.check_stalled(self.patience)
+        except FloatingPointError:
+            self._note_stall(optimizer, attempted, skipped)
         return scale, skipped
 
-    def _report_stall(self):
+    def _note_stall(self, optimizer, attempted, skipped):
+        counters = optimizer._counters
+        reason = why_skipped(optimizer.inner_optimizer)
+        if reason is not None:
+            since = attempted - counters.skips_in_a_row() + 1
+            self._report(RATES, _diagnosis_of_rates(since, reason))
+        elif OVERFLOWS not in self._reported:
+            self._stalled_since = attempted - counters.skips_at_lowest() + 1
+            self._skipped = skipped
+            optimizer.record_overflows()
+            self.model.make_train_function(force=True)
+
+    def _report_overflows(self):
         optimizer = _find_optimizer(self.model)
         # At the end of `fit` there may have been no step that could record.
         has_recorded = int(optimizer.skipped_steps) > self._skipped
         message = _diagnosis(self.model, optimizer, self._stalled_since, has_recorded)
-        self._has_reported, self._stalled_since = True, None
+        self._stalled_since = None
+        self._report(OVERFLOWS, message)
+
+    def _report(self, cause, message):
+        if cause in self._reported:
+            return
+        self._reported.add(cause)
         if self.on_stall == "raise":
             raise FloatingPointError(message)
         with _shown_without_its_place():
@@ -177,12 +222,28 @@ def _diagnosis(model, optimizer, since, has_recorded):
     if has_recorded:
         layers = _name_layers(optimizer.overflowed_variables())
         parts.append(f"Layers whose gradients are not finite: {layers}.")
-    layers = _name_layers(v for v in model.variables if not _is_finite(v))
+    kept = [*model.variables, *kept_outside_of_lists(layers_of(model))]
+    layers = _name_layers(v for v in kept if not _is_finite(v.value))
     parts.append(f"Layers whose variables hold inf or NaN: {layers}.")
     parts.append(
         "Go back to a checkpoint from before that step, and lower the learning rate or "
         "clip the gradients (`global_clipnorm` of the inner optimizer)."
     )
+    return _paragraphs(parts)
+
+
+def _diagnosis_of_rates(since, reason):
+    """Returns the same where a coefficient of the inner optimizer is not finite.
+
+    Args:
+        since: Int. The first of the steps that were skipped.
+        reason: String that says which coefficient it is.
+    """
+    happened = f"Training has stalled. All steps since step {since} were skipped."
+    return _paragraphs([happened, reason])
+
+
+def _paragraphs(parts):
     return "\n".join(textwrap.fill(part, 80, break_long_words=False) for part in parts)
 
 

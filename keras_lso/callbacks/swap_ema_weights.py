@@ -50,6 +50,10 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
         # Pairs of a variable and its value, while the model holds the averages.
         self._weights = None
 
+    def __getstate__(self):
+        """Returns what a copy has: all but the weights of the model at hand."""
+        return {**vars(self), "_weights": None}
+
     def set_model(self, model):
         super().set_model(model)
         self._weights = None

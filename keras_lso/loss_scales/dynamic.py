@@ -18,9 +18,6 @@ from keras_lso.loss_scales.loss_scale import (
     LossScale,
 )
 
-# `keras.ops`, or the framework's own where that is faster.
-scalars = backend.scalars
-
 DEFAULT_INITIAL_SCALE = 2.0**15
 DEFAULT_GROWTH_STEPS = 2000
 
@@ -120,7 +117,7 @@ class DynamicLossScale(LossScale):
 
     def step(self, finite, amax=None):
         finite = backend.scalar(finite, "bool")
-        scalars.move_scale(
+        backend.scalars.move_scale(
             *storage_of([self.scale, self.step_counter]),
             finite,
             None if self.hysteresis == 1 else self._spend_overflow(finite),
@@ -141,6 +138,7 @@ class DynamicLossScale(LossScale):
 
     def _spend_overflow(self, finite):
         """Takes an overflow off the budget; returns whether the scale drops."""
+        scalars = backend.scalars
         overflows = scalars.logical_not(finite)
         grows = scalars.logical_and(
             finite, read(self.step_counter) + 1 >= self._period()

@@ -5,6 +5,7 @@ no Python branch on a tensor and no host read, so the same lines run under
 `jax.jit`, in a `tf.function`, and in eager PyTorch without a synchronisation.
 """
 
+import copy
 import math
 
 import keras
@@ -12,6 +13,7 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._checks import check_bounds, check_config, check_scale
+from keras_lso._keras_internals.optimizers import track_variable
 from keras_lso._keras_internals.variables import assign, read
 
 DEFAULT_MIN_SCALE = 2.0**-14
@@ -200,7 +202,19 @@ class LossScale:
                 "train several losses with one optimizer, call "
                 "`optimizer.apply(..., update_scale=False)` for all but the last."
             )
+        if self._owner is None and self.built:
+            # What `owner` has not made itself `tf.train.Checkpoint` would not find.
+            for variable in self._variables:
+                track_variable(owner, variable)
         self._owner = owner
+
+    def __getstate__(self):
+        """Returns what a copy has: all but the optimizer that this belongs to."""
+        return {**vars(self), "_owner": None, "_add_variable": _free_variable}
+
+    def __copy__(self):
+        # Two optimizers must not move one scale.
+        return copy.deepcopy(self)
 
     def get_config(self):
         """Returns the arguments of the constructor, without the defaults."""

@@ -12,7 +12,6 @@ from keras_lso.loss_scales.dynamic import (
     DEFAULT_GROWTH_STEPS,
     DEFAULT_INITIAL_SCALE,
     DynamicLossScale,
-    scalars,
 )
 from keras_lso.loss_scales.loss_scale import (
     DEFAULT_MAX_SCALE,
@@ -38,7 +37,7 @@ class SearchingLossScale(DynamicLossScale):
     ```python
     if not has_found:
         if finite:
-            has_found = True
+            has_found, good_steps = True, 1
             climbs_left = ceil(log(search_factor, multiplier)) - 1 if has_fallen else 0
         else:
             scale, has_fallen = max(scale / search_factor, min_scale), True
@@ -123,6 +122,7 @@ class SearchingLossScale(DynamicLossScale):
         self.search_state = self.add_variable("search_state", _STARTS, dtype="int")
 
     def step(self, finite, amax=None):
+        scalars = backend.scalars
         finite = backend.scalar(finite, "bool")
         state = read(self.search_state)
         counted = read(self.step_counter) + 1
@@ -142,11 +142,12 @@ class SearchingLossScale(DynamicLossScale):
         period = super()._period()
         state = read(self.search_state)
         searching = backend.scalar(min(self.search_period, period), state.dtype)
-        return scalars.where(state > 0, searching, backend.scalar(period, state.dtype))
+        period = backend.scalar(period, state.dtype)
+        return backend.scalars.where(state > 0, searching, period)
 
     def _backoff(self):
         state = read(self.search_state)
-        return scalars.where(
+        return backend.scalars.where(
             state < 0,
             float32(1.0 / self.search_factor),
             float32(super()._backoff()),

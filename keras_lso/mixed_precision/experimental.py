@@ -27,6 +27,12 @@ class LossScaleOptimizer(ModernOptimizer):
     As in tf.keras, `apply_gradients` assumes unscaled gradients, unless `scale_loss`
     scaled the loss, as Keras 3's `fit` does, or with `scaled=True`.
 
+    As in TensorFlow, what `keras.optimizers.serialize` makes of it deserializes as the
+    class in its place, and so does the optimizer of a model in a file. That class
+    assumes scaled gradients, unless `get_unscaled_gradients` has unscaled them: a loop
+    that goes on with it and scales no loss writes `apply_gradients(..., scaled=False)`.
+    `from_config` of this class, `copy.deepcopy` and `pickle` return this class.
+
     Args:
         optimizer: The `keras.optimizers.Optimizer` to wrap.
         loss_scale: A number for a fixed loss scale, the string `"dynamic"`, a
@@ -74,8 +80,25 @@ class LossScaleOptimizer(ModernOptimizer):
         inner, arguments = read_config(config, custom_objects)
         if "loss_scale" in arguments:
             _policy(arguments["loss_scale"])
-        # Without the warning, since a file is not code to migrate.
+        # Without the warning, which the code that made the first one has had.
         return cls._with_arguments(inner, arguments)
+
+    def __reduce__(self):
+        # Keras copies by `serialize`. A copy is to take the gradients that this takes.
+        load, arguments = super().__reduce__()
+        return _load_as, (type(self), load, arguments)
+
+
+# What `serialize` has made of it is another class, under the name of this one.
+keras.saving.get_custom_objects()[
+    keras.saving.get_registered_name(LossScaleOptimizer)
+] = ModernOptimizer
+
+
+def _load_as(cls, load, arguments):
+    optimizer = load(*arguments)
+    optimizer.__class__ = cls
+    return optimizer
 
 
 def _policy(loss_scale):

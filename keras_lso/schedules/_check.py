@@ -65,10 +65,7 @@ def schedule_or_rate(argument, value):
     if isinstance(value, dict):
         hint = " Make a schedule of its config with `from_config` first."
     elif callable(value):
-        hint = (
-            " Give an instance, not the class; write a function as the `__call__` of "
-            "a subclass of `LearningRateSchedule`, which can be saved."
-        )
+        hint = f" {_checks.schedule_hint(value)}."
     raise TypeError(
         f"Argument `{argument}` must be a "
         "`keras.optimizers.schedules.LearningRateSchedule` or a number, the constant "

@@ -1,8 +1,15 @@
-"""The curves that schedules consist of, in float32, each formula once."""
+"""The curves that schedules consist of, in float32, each formula once.
+
+A curve is a function of two shares: which part of its steps is left, and which is done.
+Each is a division of its own, of integers that were subtracted before (`_steps.py`):
+it has float32's accuracy where it is small, and is exactly 0 and 1 at the ends.
+"""
 
 import math
 
 from keras import ops
+
+from keras_lso.schedules._steps import in_float32, is_before, left_and_done
 
 
 def float32(value):
@@ -10,42 +17,52 @@ def float32(value):
     return ops.convert_to_tensor(value, dtype="float32")
 
 
-def elapsed(step, offset=0):
-    """Returns `step - offset` in float32, subtracted as integers if they are."""
-    return ops.cast(ops.convert_to_tensor(step) - offset, "float32")
+def shares(left, done):
+    """Returns which part of some steps is left, and which is done.
 
-
-def straight_line(step, steps, start, end):
-    """Returns the rate on the line from `start` at step 0 to `end` at `steps`."""
-    return start + step / max(steps, 1) * (end - start)
-
-
-def warmed_up(step, steps, start, end, rate):
-    """Returns `rate`, but before `steps` the straight line from `start` to `end`."""
-    line = straight_line(elapsed(step), steps, start, end)
-    return ops.where(step < steps, line, rate)
-
-
-def half_cosine(step, steps):
-    """Returns `(1 + cos(pi * step / steps)) / 2`, rounded as in the Model Garden."""
-    return (ops.cos(math.pi * step / steps) + 1.0) / 2.0
-
-
-def accurate_half_cosine(left, done, steps):
-    """Returns the half cosine and one minus it, both without cancellation near zero.
-
-    `(1 + cos(pi * x)) / 2` is `sin(pi / 2 * (1 - x)) ** 2`; one minus that is
-    `sin(pi / 2 * x) ** 2`. This form is accurate to 1e-6 of the result, but rounds
-    differently from `half_cosine`, whose rates are those of the Model Garden.
-
-    `left` and `done` are integer tensors, the remaining and the completed steps.
+    Both are divided by their sum, since a compiler may replace the division by a
+    constant with a multiplication by its rounded inverse: 49 / 49 would be below 1,
+    3 / 3 above it, and 1 - 3 / 3 negative. On an NVIDIA GPU XLA's quotient of two equal
+    numbers may be off by one rounding; that of zero is zero.
     """
-    return [
-        ops.square(ops.sin(elapsed(count) * (math.pi / 2 / steps)))
-        for count in (left, done)
-    ]
+    total = left + done
+    return left / total, done / total
 
 
-def power_of_step(step, power, steps=1):
-    """Returns `(step / steps) ** power`; steps before the first count as step 1."""
-    return ops.power(ops.maximum(step, float32(1)) / steps, float32(power))
+def straight_line(steps, total, start, end):
+    """Returns the rate on the line from `start` at step 0 to `end` at `total`."""
+    if start == 0:
+        return in_float32(steps) / max(total, 1) * end
+    left, done = shares(*left_and_done(steps, max(total, 1)))
+    return left * start + done * end
+
+
+def warmed_up(steps, total, start, end, rate):
+    """Returns `rate`, but before step `total` the line from `start` to `end`."""
+    return ops.where(
+        is_before(steps, total), straight_line(steps, total, start, end), rate
+    )
+
+
+def half_cosine(share):
+    """Returns `(1 - cos(pi * share)) / 2`, accurate near zero as well.
+
+    Of the share that is left it falls from 1 to 0 like a cosine. Of the share that is
+    done it is what the other lacks of 1.
+    """
+    sine = ops.sin(share * (math.pi / 2))
+    return sine * sine
+
+
+def one_minus_power(left, done, power):
+    """Returns `1 - left ** power` of two shares, accurate where little is done too."""
+    log_left = ops.where(
+        done < 0.5, ops.log1p(-ops.minimum(done, float32(0.5))), ops.log(left)
+    )
+    return -ops.expm1(power * log_left)
+
+
+def power_of_step(steps, power, total=1):
+    """Returns `(steps / total) ** power`; steps before the first count as step 1."""
+    count = ops.maximum(in_float32(steps), float32(1))
+    return ops.power(count / total if total > 1 else count, float32(power))

@@ -9,30 +9,22 @@ reciprocal of a constant or folds constants.
 
 import math
 
-import keras
 import numpy as np
 from keras import ops
 
 from keras_lso.schedules._curves import float32
 
-# The largest int32 to which one can still be added.
-_LAST = 2**31 - 2
 
-
-def whole(step):
-    """Returns a step as an int32 tensor, truncated, and clipped to 0 ... `_LAST`."""
-    if isinstance(step, int | np.integer):
-        # Clipped in Python: a backend without 64-bit integers would wrap around.
-        return ops.convert_to_tensor(min(max(int(step), 0), _LAST), dtype="int32")
-    step = ops.convert_to_tensor(step)
-    dtype = keras.backend.standardize_dtype(step.dtype)
-    if "float" in dtype:
-        # The largest float32 in the range.
-        step = ops.clip(step, 0, 2**31 - 128)
-    elif dtype in ("int64", "uint64", "uint32"):
-        step = ops.where(step > _LAST, _LAST, step)
-    step = ops.cast(step, "int32")
-    return ops.where(step < 0, 0, ops.where(step > _LAST, _LAST, step))
+def power_of_rate(rate, count):
+    """Returns `rate ** count` for a positive float and an integer tensor."""
+    limits = np.finfo("float32")
+    base = float(np.clip(rate, limits.tiny, limits.max).astype("float32"))
+    count = ops.cast(count, "float32")
+    result = ops.power(float32(base), count)
+    if base == rate:
+        return result
+    # A million times what rounding the rate has changed shows.
+    return result * ops.exp(count * math.log(rate / base))
 
 
 def power_of_two(count, rate):

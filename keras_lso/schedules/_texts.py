@@ -37,6 +37,12 @@ one: put a warm-up in front.""",
 The decay counts from `begin_decay_at` even if the warm-up takes longer: then the
 rate that is still warming up decays. To have one after the other, write
 `begin_decay_at=warmup_steps`.""",
+    "decays_of_keras": """\
+A schedule of Keras's is called as it is. Compiled, its `PolynomialDecay` may be NaN
+from its last step on if `power` is below 1, and miscounts its cycles; the stairs of
+its `ExponentialDecay` may begin a step late. Write
+`keras_lso.schedules.PolynomialDecayWithOffset` or `ExponentialDecayWithOffset`:
+with an offset of 0 they are the same schedules, and exact.""",
     "open_seq2seq": """\
 References:
 

@@ -1,20 +1,35 @@
 """Keras's own decays, started some steps later.
 
-They are apart from `other_decays.py` because Keras computes them.
+They are apart from `other_decays.py` because they are Keras's classes as well. Their
+arithmetic is not Keras's, which counts and divides in the dtype of the rate: compiled,
+its `PolynomialDecay` may end in NaN, and its stairs begin a step late.
 """
 
+import math
 from dataclasses import KW_ONLY
 from typing import Any
 
-import numpy as np
 from keras import ops
 from keras.optimizers import schedules
 
 from keras_lso.schedules import _check as check
-from keras_lso.schedules._curves import elapsed, float32, warmed_up
+from keras_lso.schedules._curves import (
+    float32,
+    half_cosine,
+    one_minus_power,
+    shares,
+    warmed_up,
+)
 from keras_lso.schedules._declared import Schedule, declared, field
-
-_RATES = ("initial_learning_rate", "values")
+from keras_lso.schedules._powers import power_of_rate
+from keras_lso.schedules._steps import (
+    elapsed,
+    left_and_done,
+    left_and_done_of_cycles,
+    rounded_up,
+    since,
+    whole_and_rest,
+)
 
 
 class _WithOffset(Schedule):
@@ -33,14 +48,8 @@ class _WithOffset(Schedule):
         return self.decayed(elapsed(step, self.offset))
 
     def decayed(self, step):
-        """Returns the rate at a number of steps after the offset, in float32."""
-        # Keras computes in the dtype of the rates: floats are converted to `floatx`,
-        # and float16 overflows beyond 65504 steps.
-        config = {
-            key: np.asarray(value, "float32") if key in _RATES else value
-            for key, value in self.keras_class.get_config(self).items()
-        }
-        return float32(self.keras_class(**config)(step))
+        """Returns the rate at `Steps` since the offset, in float32."""
+        raise NotImplementedError
 
 
 @declared("PiecewiseConstantDecayWithOffset")
@@ -87,6 +96,14 @@ class PiecewiseConstantDecayWithOffset(_WithOffset, schedules.PiecewiseConstantD
         self.boundaries = check.boundaries(self.boundaries, count - 1, reason)
         super()._validate()
 
+    def decayed(self, step):
+        step = rounded_up(step)
+        first, *later = self.values
+        rate = float32(first)
+        for boundary, value in zip(self.boundaries, later, strict=True):
+            rate = ops.where(step > boundary, float32(value), rate)
+        return rate
+
 
 @declared("PolynomialDecayWithOffset")
 class PolynomialDecayWithOffset(_WithOffset, schedules.PolynomialDecay):
@@ -102,6 +119,10 @@ class PolynomialDecayWithOffset(_WithOffset, schedules.PolynomialDecay):
     With `cycle=True` the rate restarts: `decay_steps` is then the first multiple of
     itself that is not below the step. Before the offset, where the Model Garden's rate
     is then infinite or negative, it is the initial one.
+
+    The rate is exact at the ends of the decay and of cycles, compiled as well. Keras's
+    own class divides by a constant, and XLA multiplies by its rounded inverse: with a
+    `power` below 1 the rate may then be NaN from `decay_steps` on.
 
     Args:
         end_learning_rate: Float. The rate after the decay.
@@ -131,8 +152,16 @@ class PolynomialDecayWithOffset(_WithOffset, schedules.PolynomialDecay):
     name: str = field(check.name, default="PolynomialDecayWithOffset")
 
     def decayed(self, step):
-        # Before the offset the multiple of the decay's length is zero or negative.
-        return super().decayed(ops.maximum(step, float32(0)) if self.cycle else step)
+        count = left_and_done_of_cycles if self.cycle else left_and_done
+        left, done = shares(*count(step, self.decay_steps))
+        initial, end = self.initial_learning_rate, self.end_learning_rate
+        if self.power == 1:
+            return left * initial + done * end
+        power = ops.power(left, float32(self.power))
+        # Where the rate falls the difference is accurate enough.
+        rises = end > initial and self.power > 0
+        rest = one_minus_power(left, done, self.power) if rises else 1 - power
+        return power * initial + rest * end
 
 
 @declared("ExponentialDecayWithOffset")
@@ -143,7 +172,8 @@ class ExponentialDecayWithOffset(_WithOffset, schedules.ExponentialDecay):
     rate = initial * decay_rate ** ((step - offset) / decay_steps)
     ```
 
-    With `staircase=True` the exponent is rounded down.
+    With `staircase=True` the exponent is rounded down. Each stair begins at its step,
+    compiled as well, where those of Keras's own class may begin a step late.
 
     {{before_the_offset}}
 
@@ -170,6 +200,13 @@ class ExponentialDecayWithOffset(_WithOffset, schedules.ExponentialDecay):
     decay_rate: float = field(check.positive)
     staircase: bool = field(check.boolean, default=False)
     name: str = field(check.name, default="ExponentialDecayWithOffset")
+
+    def decayed(self, step):
+        stairs, rest = whole_and_rest(step, self.decay_steps)
+        rate = power_of_rate(self.decay_rate, stairs) * self.initial_learning_rate
+        if self.staircase:
+            return rate
+        return rate * ops.exp(rest * (math.log(self.decay_rate) / self.decay_steps))
 
 
 @declared("CosineDecayWithOffset")
@@ -222,11 +259,11 @@ class CosineDecayWithOffset(_WithOffset, schedules.CosineDecay):
 
     def decayed(self, step):
         if self.warmup_target is None:
-            return super().decayed(step)
-        # Keras's own warm-up is an `ops.cond`: a host synchronisation on PyTorch.
-        decay = self.keras_class(
-            np.asarray(self.warmup_target, "float32"), self.decay_steps, self.alpha
-        )
-        after_warmup = decay(step - self.warmup_steps)
+            return self._cosine(step, self.initial_learning_rate)
         initial, target = self.initial_learning_rate, self.warmup_target
-        return warmed_up(step, self.warmup_steps, initial, target, after_warmup)
+        rate = self._cosine(since(step, self.warmup_steps), target)
+        return warmed_up(step, self.warmup_steps, initial, target, rate)
+
+    def _cosine(self, step, top):
+        left, done = shares(*left_and_done(step, self.decay_steps))
+        return top * (half_cosine(left) + self.alpha * half_cosine(done))

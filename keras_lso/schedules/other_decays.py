@@ -1,6 +1,6 @@
 """The Model Garden's decays that Keras lacks: powers and stepwise cosines.
 
-They are apart from `keras_decays.py`, whose arithmetic is Keras's.
+They are apart from `keras_decays.py`, whose classes are Keras's as well.
 """
 
 import itertools
@@ -8,8 +8,20 @@ import itertools
 from keras import ops
 
 from keras_lso.schedules import _check as check
-from keras_lso.schedules._curves import elapsed, float32, half_cosine, power_of_step
+from keras_lso.schedules._curves import (
+    float32,
+    half_cosine,
+    power_of_step,
+    shares,
+)
 from keras_lso.schedules._declared import Schedule, declared, field
+from keras_lso.schedules._steps import (
+    elapsed,
+    in_float32,
+    is_before,
+    left_and_done,
+    left_and_done_between,
+)
 
 
 @declared("DirectPowerDecay")
@@ -38,7 +50,8 @@ class DirectPowerDecay(Schedule):
     name: str = field(check.name, default="DirectPowerDecay")
 
     def __call__(self, step):
-        return self.initial_learning_rate * power_of_step(elapsed(step), self.power)
+        rate = power_of_step(elapsed(step), self.power)
+        return self.initial_learning_rate * rate
 
 
 @declared("PowerAndLinearDecay")
@@ -81,13 +94,17 @@ class PowerAndLinearDecay(Schedule):
     name: str = field(check.name, default="PowerAndLinearDecay")
 
     def __call__(self, step):
-        step = elapsed(step, self.offset)
-        rate = self.initial_learning_rate * power_of_step(step, self.power)
+        steps = elapsed(step, self.offset)
+        rate = self.initial_learning_rate * power_of_step(steps, self.power)
         tail = self.total_decay_steps * self.linear_decay_fraction
         if tail == 0:
             return rate
-        share = ops.minimum((self.total_decay_steps - step) / tail, float32(1))
-        return ops.maximum(rate * share, float32(0))
+        left, _ = left_and_done(steps, self.total_decay_steps)
+        # A tail of less than a step has none. It might be no float32 either.
+        tail = max(tail, 1e-6)
+        rate = ops.where(left < tail, rate * (left / tail), rate)
+        # A power may be infinite, and that times zero NaN.
+        return ops.where(left > 0, rate, float32(0))
 
 
 @declared("PowerDecayWithOffset")
@@ -125,10 +142,11 @@ class PowerDecayWithOffset(Schedule):
     name: str = field(check.name, default="PowerDecayWithOffset")
 
     def __call__(self, step):
-        step = elapsed(step, self.offset)
-        rate = self.initial_learning_rate * power_of_step(step, self.power)
+        steps = elapsed(step, self.offset)
+        rate = self.initial_learning_rate * power_of_step(steps, self.power)
         highest = float32(self.pre_offset_learning_rate)
-        return ops.where(step > 0, ops.minimum(rate, highest), highest)
+        has_begun = in_float32(steps) > 0
+        return ops.where(has_begun, ops.minimum(rate, highest), highest)
 
 
 @declared("StepCosineDecayWithOffset")
@@ -178,15 +196,24 @@ class StepCosineDecayWithOffset(Schedule):
         )
 
     def __call__(self, step):
-        step = elapsed(step, self.offset)
-        intervals = itertools.pairwise(zip(self.boundaries, self.values, strict=True))
-        rate = None
-        for (start, value), (end, next_value) in intervals:
-            position = step if rate is None else step - start
-            cosine = half_cosine(position, end - start)
-            fallen = (value - next_value) * cosine + next_value
-            rate = fallen if rate is None else ops.where(step >= start, fallen, rate)
-        last = ops.zeros_like(step) + self.values[-1]
-        if rate is None:
+        steps = elapsed(step, self.offset)
+        last = float32(self.values[-1])
+        if len(self.values) == 1:
             return last
-        return ops.where(step >= self.boundaries[-1], last, rate)
+        start, end, value, next_value = self._interval(steps)
+        left, done = shares(*left_and_done_between(steps, start, end))
+        rate = value * half_cosine(left) + next_value * half_cosine(done)
+        return ops.where(is_before(steps, self.boundaries[-1]), rate, last)
+
+    def _interval(self, steps):
+        """Returns the first and the last step of the current interval, their values."""
+        points = list(zip(self.boundaries, self.values, strict=True))
+        # As in the Model Garden, whatever the first boundary is.
+        length = self.boundaries[1] - self.boundaries[0]
+        found = [0, length, *map(float32, self.values[:2])]
+        for (start, value), (end, next_value) in itertools.pairwise(points[1:]):
+            later = start, end, float32(value), float32(next_value)
+            is_earlier = is_before(steps, start)
+            pairs = zip(found, later, strict=True)
+            found = [ops.where(is_earlier, old, new) for old, new in pairs]
+        return found

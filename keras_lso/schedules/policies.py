@@ -8,9 +8,9 @@ import math
 from keras import ops
 
 from keras_lso.schedules import _check as check
-from keras_lso.schedules._curves import elapsed, float32
+from keras_lso.schedules._curves import float32
 from keras_lso.schedules._declared import Schedule, declared, field
-from keras_lso.schedules._powers import whole
+from keras_lso.schedules._steps import elapsed, in_float32, whole
 from keras_lso.schedules.keras_decays import PiecewiseConstantDecayWithOffset
 
 
@@ -168,7 +168,7 @@ class TransformerPolicy(Schedule):
     name: str = field(check.name, default="TransformerPolicy")
 
     def __call__(self, step):
-        count = elapsed(whole(step), -1)
+        count = in_float32(elapsed(whole(step), -1))
         scale = self.learning_rate * self.coefficient * self.d_model**-0.5
         rate = ops.minimum(
             count * (scale * self.warmup_steps**-1.5), scale / ops.sqrt(count)

@@ -9,14 +9,16 @@ from keras import ops
 
 from keras_lso.schedules import _check as check
 from keras_lso.schedules._curves import (
-    accurate_half_cosine,
-    elapsed,
     float32,
+    half_cosine,
+    one_minus_power,
+    shares,
     warmed_up,
 )
 from keras_lso.schedules._declared import Schedule, declared, field
-from keras_lso.schedules._powers import power_of_share, power_of_two, whole
+from keras_lso.schedules._powers import power_of_share, power_of_two
 from keras_lso.schedules._renamed import renamed
+from keras_lso.schedules._steps import Steps, whole
 
 __getattr__ = renamed(__name__, CosineDecay="CosineDecayPolicy")
 
@@ -43,9 +45,10 @@ class _WaitingDecay(Schedule):
 
     def __call__(self, step):
         step = whole(step)
-        rate = float32(self.learning_rate)
+        full = self.learning_rate
+        rate = float32(full)
         if self.warmup_steps > 0:
-            rate = warmed_up(step, self.warmup_steps, 0.0, self.learning_rate, rate)
+            rate = warmed_up(Steps(step), self.warmup_steps, 0.0, full, rate)
         decaying = step - self._begin
         # `decayed` is defined from one step on; below that its result is unused.
         decayed = self.decayed(rate, ops.maximum(decaying, 1))
@@ -65,6 +68,10 @@ class _WarmedUpDecay(_WaitingDecay):
         """Returns the remaining and the completed steps of the decay."""
         done = ops.minimum(step, self.decay_steps)
         return self.decay_steps - done, done
+
+
+def _shares(left, done):
+    return shares(ops.cast(left, "float32"), ops.cast(done, "float32"))
 
 
 @declared("ExpDecay")
@@ -164,14 +171,8 @@ class PolyDecay(_WarmedUpDecay):
     def decayed(self, rate, step):
         left, done = self.left_and_done(step)
         share_left = power_of_share(left, 0.0, self.decay_steps, self.power)
-        # 1 - share_left would cancel at the beginning of a rate that rises.
-        line = elapsed(done) / self.decay_steps
-        log_left = ops.where(
-            line < 0.5,
-            ops.log1p(-ops.minimum(line, float32(0.5))),
-            ops.log(elapsed(left) / self.decay_steps),
-        )
-        share_done = -ops.expm1(self.power * log_left)
+        line_left, line_done = _shares(left, done)
+        share_done = one_minus_power(line_left, line_done, self.power)
         return rate * share_left + self.min_lr * share_done
 
 
@@ -233,9 +234,10 @@ class InvPolyDecay(_WarmedUpDecay):
         #   rate = lowest * ((step + offset) / (decay_steps + offset)) ** -power
         shrink = math.log(lowest / self.learning_rate) / self.power
         offset = self.decay_steps * math.exp(shrink) / -math.expm1(shrink)
-        _, done = self.left_and_done(step)
+        left, done = self.left_and_done(step)
         share = power_of_share(done, offset, self.decay_steps + offset, -self.power)
-        return ops.clip(lowest * share, float32(lowest), float32(self.learning_rate))
+        rate = ops.clip(lowest * share, float32(lowest), float32(self.learning_rate))
+        return ops.where(left > 0, rate, float32(lowest))
 
 
 @declared("CosineDecay")
@@ -284,6 +286,5 @@ class CosineDecayPolicy(_WarmedUpDecay):
     name: str = field(check.name, default=None)
 
     def decayed(self, rate, step):
-        left, done = self.left_and_done(step)
-        cosine, rest = accurate_half_cosine(left, done, self.decay_steps)
-        return rate * (cosine + self.min_lr * rest)
+        left, done = _shares(*self.left_and_done(step))
+        return rate * (half_cosine(left) + self.min_lr * half_cosine(done))

@@ -5,7 +5,7 @@ They are apart from the schedules because their numbers come from benchmarks and
 
 from typing import Any, NamedTuple
 
-from keras.optimizers.schedules import LearningRateSchedule, PolynomialDecay
+from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._checks import check_factor, check_positive_int, check_rate
 from keras_lso.schedules.keras_decays import PolynomialDecayWithOffset
@@ -288,9 +288,14 @@ def mlperf_bert(batch_size):
 def _bert_schedule(point):
     base, steps = point.base_learning_rate, point.training_steps
     if not point.warmup_steps:
-        return PolynomialDecay(base, steps, end_learning_rate=0.0)
+        return _line(base, 0.0, steps)
     end = point.warmup_steps + point.start_warmup_step
     first = -point.start_warmup_step / point.warmup_steps * base
-    rise = PolynomialDecay(first, end, end_learning_rate=base)
-    rest = PolynomialDecay(base * (1 - end / steps), steps - end, end_learning_rate=0.0)
-    return JoinedSchedules([rise, rest], [end])
+    rest = _line(base * (1 - end / steps), 0.0, steps - end)
+    return JoinedSchedules([_line(first, base, end), rest], [end])
+
+
+def _line(start, end, steps):
+    return PolynomialDecayWithOffset(
+        initial_learning_rate=start, decay_steps=steps, end_learning_rate=end
+    )

@@ -10,6 +10,7 @@ from keras_lso.schedules import _check as check
 from keras_lso.schedules._declared import Schedule, declared, field
 from keras_lso.schedules._members import deserialize_member, rate_at
 from keras_lso.schedules._renamed import renamed
+from keras_lso.schedules._steps import as_tensor
 
 __getattr__ = renamed(__name__, Sequential="JoinedSchedules")
 
@@ -27,6 +28,8 @@ class JoinedSchedules(Schedule):
 
     `optax.join_schedules` does the same. Configs hold the class's former name,
     `Sequential`.
+
+    {{decays_of_keras}}
 
     Args:
         schedules: List of `keras.optimizers.schedules.LearningRateSchedule`s and
@@ -55,7 +58,7 @@ class JoinedSchedules(Schedule):
         self.boundaries = check.boundaries(self.boundaries, count - 1, reason)
 
     def __call__(self, step):
-        step = ops.convert_to_tensor(step)
+        step = as_tensor(step)
         rate = rate_at(self.schedules[0], step)
         for start, schedule in zip(self.boundaries, self.schedules[1:], strict=True):
             rate = ops.where(step < start, rate, rate_at(schedule, step - start))

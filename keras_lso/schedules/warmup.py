@@ -10,9 +10,10 @@ from keras import ops
 
 from keras_lso._checks import check_config
 from keras_lso.schedules import _check as check
-from keras_lso.schedules._curves import elapsed, power_of_step, straight_line
+from keras_lso.schedules._curves import power_of_step, straight_line
 from keras_lso.schedules._declared import Schedule, declared, field
 from keras_lso.schedules._members import deserialize_member, rate_at
+from keras_lso.schedules._steps import as_tensor, elapsed, is_before
 
 _OLD_NAMES = {
     "after_warmup_lr_sched": "schedule_or_rate",
@@ -49,16 +50,17 @@ class _Warmup(Schedule):
     name: str
 
     def __call__(self, step):
-        step = ops.convert_to_tensor(step)
+        step = as_tensor(step)
+        steps = elapsed(step)
         final_rate = rate_at(self.schedule_or_rate, self.warmup_steps)
         return ops.where(
-            step < self.warmup_steps,
-            self.warmup_rate(elapsed(step), final_rate),
+            is_before(steps, self.warmup_steps),
+            self.warmup_rate(steps, final_rate),
             rate_at(self.schedule_or_rate, step),
         )
 
     def warmup_rate(self, step, final_rate):
-        """Returns the rate at a step of the warm-up, in float32."""
+        """Returns the rate at `Steps` of the warm-up, in float32."""
         raise NotImplementedError
 
     @classmethod
@@ -88,6 +90,8 @@ class LinearWarmup(_Warmup):
     out. For a decay that starts after the warm-up give it an offset,
     `PolynomialDecayWithOffset(offset=warmup_steps, ...)`, or join the two with
     `keras_lso.schedules.JoinedSchedules`.
+
+    {{decays_of_keras}}
 
     Args:
         initial_learning_rate: Float. The rate of step 0. The Model Garden's name for
@@ -138,6 +142,8 @@ class PolynomialWarmup(_Warmup):
     shifted, see `keras_lso.schedules.LinearWarmup`. The Model Garden's spelling,
     `PolynomialWarmUp`, is the same class.
 
+    {{decays_of_keras}}
+
     Args:
         power: Float. The power of the step. Defaults to `1.0`: a straight line.
         {{others}}
@@ -156,7 +162,7 @@ class PolynomialWarmup(_Warmup):
     name: str = field(check.name, default="PolynomialWarmup")
 
     def warmup_rate(self, step, final_rate):
-        return final_rate * power_of_step(step, self.power, max(self.warmup_steps, 1))
+        return final_rate * power_of_step(step, self.power, self.warmup_steps)
 
 
 PolynomialWarmUp = PolynomialWarmup

@@ -101,7 +101,7 @@ def test_a_backend_has_no_primitives_that_others_do_not_have():
 
 def test_without_kernels_the_reference_steps():
     replaced = without_kernels(type(backend))
-    for name in ("measure", "fused_step", "fused_step_takes"):
+    for name in ("scalars", "measure", "fused_step", "fused_step_takes"):
         assert getattr(replaced, name) is getattr(Framework, name)
     assert replaced.run_if is type(backend).run_if
 
@@ -182,7 +182,7 @@ def state_of(rule):
 
 
 def sparse(values):
-    """A sparse gradient of which a row comes twice; a dense one on PyTorch."""
+    """A sparse gradient of which a row comes twice."""
     if BACKEND == "tensorflow":
         import tensorflow as tf
 
@@ -193,7 +193,10 @@ def sparse(values):
 
         indices = np.array([2, 0, 2][: len(values)])[:, np.newaxis]
         return sparse.BCOO((tensor(values), indices), shape=(3, 4))
-    return tensor(values)
+    import torch
+
+    indices = torch.tensor([[2, 0, 2][: len(values)]])
+    return torch.sparse_coo_tensor(indices, tensor(values), (3, 4))
 
 
 # --- A step -----------------------------------------------------------------------
@@ -251,6 +254,23 @@ def same_step(own, reference):
                     np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
 
 
+@compares("synchronise_masters")
+def same_masters(own, reference):
+    for flag in (True, False):
+        found = []
+        for synchronise, in_place in ((own, backend.UPDATES_IN_PLACE), (reference, 0)):
+            variables = [keras.Variable(np.float32([1.0, 1.0])) for _ in "ab"]
+            copy = keras.Variable(np.float16([1.0, 3.0]), dtype="float16")
+            stored = storage_of([*variables, copy]) if in_place else [*variables, copy]
+            targets = Targets(stored[:2], [(), ()], [stored[2], None])
+            if in_place:
+                plan = backend.plan_step(["a", "b"], targets, stored[:2])
+                targets = targets._replace(plan=plan)
+            synchronise(targets, ops.array(flag))
+            found.append([v.numpy().tolist() for v in variables])
+        assert found[0] == found[1] == [[1.0, 3.0 if flag else 1.0], [1.0, 1.0]]
+
+
 def stepped(step, in_place, rule, finite, low_dtype):
     """The values after a step of one variable, or of a master that is out of step."""
     variables = [keras.Variable(v) for v in state_of(rule)]
@@ -286,6 +306,7 @@ def same_functions_of_scalars(own, reference):
         "reciprocal": [(two,)],
         "sqrt": [(two,)],
         "zeros_like": [(two,)],
+        "ones_like": [(two,)],
         "logical_and": [(yes, no), (yes, yes)],
         "logical_not": [(yes,), (no,)],
         "convert_to_tensor": [(True, "bool"), (two, "int32"), (two,), (3.0, "float32")],
@@ -297,10 +318,7 @@ def same_functions_of_scalars(own, reference):
     for name, arguments in calls.items():
         for args in arguments:
             equal(getattr(own, name)(*args), getattr(reference, name)(*args))
-    # What the host knows; the default knows nothing.
-    assert own.known(two) in (2.0, None)
-    assert reference.known(two) is None
-    compared = {*calls, "known", "move_scale", "count_step"}
+    compared = {*calls, "move_scale", "count_step"}
     assert {n for n in vars(type(own)) if not n.startswith("_")} <= compared
     for period, backoff, growth, bounds in itertools.product(
         (1, 3), (0.5, tensor(0.3)), (2.0, 1.1), ((1.0, 100.0), (1.0, 3e38))
@@ -308,6 +326,24 @@ def same_functions_of_scalars(own, reference):
         rules_ = growth, backoff, period, bounds
         for drops in (None, yes, no):
             assert_moved_alike(own, reference, drops, *rules_)
+
+
+@compares("known")
+def knows_what_is_there(own, reference):
+    for value in (tensor(2), ops.array(True)):
+        assert own(value) == number(value)
+        assert reference(value) is None
+
+
+@compares("are_finite")
+def same_verdicts(own, reference):
+    one, two, infinite = tensor(1), tensor(2), tensor(np.inf)
+    for tensors, is_finite in ([], True), ([one, two], True), ([one, infinite], False):
+        # None where the host knows that all are finite.
+        assert own(tensors) is None or not is_finite
+        for are_finite in (own, reference):
+            found = are_finite(tensors)
+            assert found is None or bool(found) is is_finite
 
 
 def variable(value, dtype="float32"):
@@ -338,25 +374,27 @@ def test_steps_are_counted_alike(way, monkeypatch):
 def assert_counted_alike(own, reference):
     found = []
     for scalars, storage in ((own, storage_of), (reference, list)):
-        attempted, applied = variable(5, "int32"), variable(4, "int32")
-        skips = variable(np.zeros(3), "int32")
+        skipped, applied = variable(1, "int32"), variable(4, "int32")
+        streaks = variable(np.zeros(3), "int32")
         seen = []
-        for flags in itertools.product([True, False], repeat=4):
-            has_counted, update_scale, is_lowest, finite = flags
-            for _ in range(2):
-                stored = storage([attempted, applied, skips])
-                all_finite = scalars.count_step(
-                    stored[0],
-                    None if has_counted else stored[1],
-                    stored[2],
-                    ops.array(finite),
-                    (tensor(1.0 if is_lowest else 2.0), 1.0),
-                    update_scale,
-                    lambda variable, value: variable.assign(value),
-                )
-                counted = [attempted, applied]
-                counts = [*(int(v.numpy()) for v in counted), *skips.numpy().tolist()]
-                seen.append((bool(all_finite), *counts))
+        for rates_finite in (None, True, False):
+            for flags in itertools.product([True, False], repeat=4):
+                has_counted, update_scale, is_lowest, finite = flags
+                for _ in range(2):
+                    stored = storage([skipped, applied, streaks])
+                    all_finite = scalars.count_step(
+                        stored[0],
+                        None if has_counted else stored[1],
+                        stored[2],
+                        ops.array(finite),
+                        None if rates_finite is None else ops.array(rates_finite),
+                        (tensor(1.0 if is_lowest else 2.0), 1.0),
+                        update_scale,
+                        lambda variable, value: variable.assign(value),
+                    )
+                    counted = [int(v.numpy()) for v in (skipped, applied)]
+                    counted += streaks.numpy().tolist()
+                    seen.append((bool(all_finite), *counted))
         found.append(seen)
     assert found[0] == found[1]
     assert len({row[2:] for row in found[0]}) > 4
@@ -554,6 +592,46 @@ def same_values_mapped(own, reference):
     equal(REFERENCE.to_dense(doubled), expected)
 
 
+@compares("steppable")
+def as_the_optimizers_take_them(own, reference):
+    dense = tensor(RANDOM[0])
+    for grads in ([dense, None], [sparse(RANDOM[0]), dense]):
+        assert reference(grads) is grads
+        for grad, expected in zip(own(grads), grads, strict=True):
+            if expected is None or expected is dense:
+                assert grad is expected
+            else:
+                equal(grad, REFERENCE.to_dense(expected))
+                assert type(grad) is type(dense)
+                assert grad.layout == dense.layout
+
+
+@compares("detached_copy")
+def copies_without_a_history(own, reference):
+    followed = keras.Variable(RANDOM[0]).value * 2.0
+    for value in followed, tensor(RANDOM[0]):
+        copy = own(value)
+        equal(copy.detach(), reference(value).detach())
+        assert copy.data_ptr() != value.data_ptr()
+        assert copy.is_leaf
+        assert not copy.requires_grad
+    # A loop may differentiate with respect to it.
+    assert own(keras.Variable(RANDOM[0]).value).requires_grad
+
+
+@compares("check_not_followed")
+def refuses_what_has_a_history(own, reference):
+    import torch
+
+    followed = keras.Variable(RANDOM[0]).value * 2.0
+    reference([followed])
+    own([None, followed.detach(), sparse(RANDOM[0])])
+    with pytest.raises(ValueError, match="cannot differentiate through a step"):
+        own([None, followed])
+    with torch.no_grad():
+        own([followed])
+
+
 @compares("to_dense")
 def same_dense(own, reference):
     for values in (RANDOM[0], RANDOM[1]):
@@ -661,6 +739,16 @@ def same_context(own, reference):
     for context in (own(), reference()):
         with context:
             equal(tensor(1.0) + 1.0, tensor(2.0))
+    with keras.name_scope("block"):
+        inside = keras.Variable(1.0, name="a")
+    for like in (inside, keras.Variable(1.0, name="a")):
+        with keras.name_scope("other"), own(like):
+            copy = keras.Variable(2.0, name="a")
+        # On TensorFlow it is the whole path.
+        names = [getattr(v.value, "name", None) for v in (copy, like)]
+        assert names[0] == names[1]
+        with reference(like):
+            pass
 
 
 @compares("is_variable")
@@ -769,6 +857,25 @@ def says_where_numbers_can_be_read(own, reference):
     assert found == [False]
 
 
+@compares("memory_of")
+def is_that_of_all_views(own, reference):
+    value, other = tensor(RANDOM[0]), tensor(RANDOM[0])
+    assert reference(value) == reference(value) != reference(other)
+    assert own(value) == own(value.detach()) == own(value.view(-1)) == own(value.data)
+    assert len({own(v) for v in (value, other, value[:1], sparse(RANDOM[0]))}) == 4
+    assert own(None) == reference(None)
+
+
+@compares("version_of")
+def changes_with_each_write(own, reference):
+    value = tensor([1.0])
+    assert reference(value) is None
+    before = own(value)
+    value.add_(1.0)
+    assert own(value) != before
+    assert own(np.ones(2)) is None
+
+
 @compares("random_state_kept")
 def restores_random_numbers(own, reference):
     import torch
@@ -784,12 +891,15 @@ def restores_random_numbers(own, reference):
 @compares(
     "COMPILES_LOOPS",
     "UPDATES_IN_PLACE",
+    "STEPS_WRITE_TENSORS",
+    "VALUES_ARE_SHARED",
     "REDUCES_GRADIENTS",
     "AVERAGES_IN_STEP",
     "TRAIN_STEP_IS_STATELESS",
     "OTHER_STEP",
     "PACKAGES",
     "HOW_TO_START",
+    "HOW_TO_SCALE",
 )
 def differs(own, reference):
     assert type(own) is type(reference)

@@ -23,7 +23,7 @@ from keras_lso._backend import backend, layer_rules, rules
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.targets import Targets
-from keras_lso._keras_internals.fused_step import FusedStep
+from keras_lso._keras_internals.fused_step import FusedStep, slots_of, stored_in
 from keras_lso._keras_internals.optimizers import iteration_variable
 from keras_lso._keras_internals.rules import registration_of, rule_of
 from keras_lso._keras_internals.variables import storage_of
@@ -433,7 +433,7 @@ def test_the_largest_magnitude_adds_up_rows_that_come_twice(
 
 @each_measure
 def test_rows_that_overflow_only_when_added_up_are_found(measure, sparse_gradient):
-    # Float16 rows add up in float16, and that is what the optimizer would apply.
+    # Float16 rows add up in float16, as the optimizer would have added them up.
     values = np.array([[60000.0], [60000.0]], "float16")
     assert not bool(measure([sparse_gradient(values, [2, 2], (3, 1))]).finite)
     assert bool(measure([sparse_gradient(values, [2, 1], (3, 1))]).finite)
@@ -697,9 +697,12 @@ class FusedOptimizer:
         self.rule = rule_of(self.optimizer, self.weights)
 
     def step(self, grads, finite, inv_scale):
-        stored = storage_of(self.weights)
-        step = FusedStep(self.rule, self.optimizer, stored, self.weights, stored)
-        made, slots = step.rules(), step.slots
+        slots = slots_of(self.rule, self.optimizer, self.weights)
+        written = Targets(self.weights, slots)
+        targets = stored_in(written)
+        made = FusedStep(
+            self.rule, self.optimizer, targets.variables, written, targets
+        ).rules()
         weights, slots = (storage(self.fused_step, v) for v in (self.weights, slots))
         low = self.low and [
             None if v is None else storage(self.fused_step, [v])[0] for v in self.low

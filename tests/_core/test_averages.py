@@ -129,3 +129,33 @@ def test_stateless_steps(count, way):
     options = {"gradient_accumulation_steps": count, "ema_overwrite_frequency": 2}
     pair, twin = pair_of("AdamW", **options), pair_of("AdamW", **options)
     pair.assert_stateless_steps_are_those_of(twin, count=5)
+
+
+@each
+@pytest.mark.parametrize("frequency", [None, 2])
+def test_an_assignment_within_a_window_reaches_the_averages(name, frequency, way):
+    """As in Keras, whose averages are of the weights as they are."""
+    make, found = MAKE[name], []
+    for dtype in ("float32", "float16"):
+        w = keras.Variable(np.ones(2, dtype), dtype=dtype)
+        inner = make(
+            0.5,
+            use_ema=True,
+            ema_momentum=0.5,
+            ema_overwrite_frequency=frequency,
+            gradient_accumulation_steps=4,
+        )
+        optimizer = inner
+        if dtype == "float16":
+            optimizer = keras_lso.LossScaleOptimizer(inner, initial_scale=1.0)
+            optimizer.scale_loss(1.0)
+        optimizer.build([w])
+        grads = [np.zeros(2, dtype)]
+        for number in range(7):
+            if number in (4, 6):
+                # By `set_weights`, say: at the start of a window, and within it.
+                w.assign(np.full(2, number, dtype))
+            optimizer.apply(list(map(keras.ops.convert_to_tensor, grads)), [w])
+        [average] = inner._model_variables_moving_average
+        found.append([np.float16(v.numpy()).tolist() for v in (average, w)])
+    assert found[0] == found[1]

@@ -157,3 +157,188 @@ def test_a_policy_takes_and_refuses_the_same():
     with pytest.raises(ValueError, match=r"keras\.ops\.real"):
         policy.update(gradients(np.complex64([1j])))
     assert float(policy()) == 16.0
+
+
+# --- One variable or tensor where a list is due -----------------------------
+
+ONE_FOR_A_LIST = {
+    "build": lambda o, v: o.build(v),
+    "apply": lambda o, v: o.apply([v.value], v),
+    "apply its tensor": lambda o, v: o.apply(v.value, [v]),
+    "apply_gradients": lambda o, v: o.apply_gradients(v),
+    "exclude_from_weight_decay": lambda o, v: o.exclude_from_weight_decay(var_list=v),
+    "finalize_variable_values": lambda o, v: o.finalize_variable_values(v),
+    "set_weights": lambda o, v: o.set_weights(v),
+    "ratios": lambda o, v: o.ratios(v, [v]),
+    "ratios of one": lambda o, v: o.ratios([v], v),
+    "trust_ratios": lambda o, v: o.trust_ratios(v),
+    "trust_ratios of one": lambda o, v: o.trust_ratios([v], v),
+    "stateless_apply": lambda o, v: o.stateless_apply(v, [v.value], [v.value]),
+    "stateless_apply to one": lambda o, v: o.stateless_apply(
+        o.variables, [v.value], v.value
+    ),
+}
+
+
+@pytest.fixture
+def iterated(monkeypatch):
+    """Whether the items of a variable were asked for, which on JAX has no end."""
+    asked = []
+
+    def refuse(variable, index):
+        asked.append(index)
+        raise AssertionError("one variable was iterated over")
+
+    for name in ("__getitem__", "__iter__"):
+        monkeypatch.setattr(keras.Variable, name, refuse, raising=False)
+    return asked
+
+
+@pytest.mark.parametrize("case", ONE_FOR_A_LIST)
+def test_one_variable_where_a_list_is_due(optimizer, case, iterated, snapshot):
+    variable, method = keras.Variable([1.0, 2.0]), case.split(" ")[0]
+    if method in ("ratios", "trust_ratios") and not hasattr(optimizer, method):
+        pytest.skip("of LARC, or of LARS and LAMB")
+    if method == "stateless_apply" and keras.backend.backend() == "tensorflow":
+        pytest.skip("Keras has no stateless_apply on TensorFlow")
+    if method not in ("build", "apply"):
+        optimizer.build([variable])
+    before = snapshot([variable, *optimizer.variables])
+    with pytest.raises(TypeError, match="must be a list of"):
+        ONE_FOR_A_LIST[case](optimizer, variable)
+    assert snapshot([variable, *optimizer.variables]) == before
+    assert not iterated
+
+
+def test_one_tensor_to_unscale(iterated):
+    optimizer = keras_lso.LossScaleOptimizer(sgd())
+    variable = keras.Variable([1.0, 2.0])
+    for one in (variable, variable.value):
+        with pytest.raises(TypeError, match="`grads` must be a list of gradients"):
+            optimizer.get_unscaled_gradients(one)
+    assert not iterated
+
+
+@pytest.mark.parametrize("make", [list, tuple, iter], ids=lambda make: make.__name__)
+def test_any_iterable_of_variables_is_built(optimizer, variables, make):
+    optimizer.build(make(variables))
+    grads = gradients(np.float32([1, 1]), np.float32(1))
+    optimizer.finalize_variable_values(make(variables))
+    optimizer.apply(grads, variables)
+    assert int(optimizer.iterations) == 1
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("given", ["dense/kernel", {"w": 1}, 3.0, None, ["dense"]])
+def test_what_is_built_for_must_be_variables(optimizer, given):
+    with pytest.raises(TypeError, match="`variables` must be a list of variables"):
+        optimizer.build(given)
+    assert not optimizer.built
+
+
+@pytest.mark.one_backend
+def test_values_before_and_after_a_step_are_lists():
+    layer = keras.layers.BatchNormalization()
+    layer.build((None, 2))
+    optimizer = keras_lso.LossScaleOptimizer(sgd())
+    optimizer.build(layer.trainable_variables)
+    values = [v.value for v in layer.non_trainable_variables]
+    pair = values, [v.value for v in optimizer.variables]
+    for before in (values[0], (values[0], pair[1]), (values, pair[1][0])):
+        with pytest.raises(TypeError, match="`before` must be a list of"):
+            keras_lso.stateless_restore_if_skipped(layer, optimizer, before, pair)
+
+
+# --- Complex variables ------------------------------------------------------
+
+
+def complex_variable():
+    return keras.Variable(np.complex64([1 + 2j, 3]), dtype="complex64", name="phase")
+
+
+def test_a_complex_variable_is_refused_by_its_name(optimizer):
+    words = "'phase'.*complex64"
+    with pytest.raises(ValueError, match="two variables(.|\n)*" + words):
+        optimizer.build([keras.Variable(1.0), complex_variable()])
+    assert not optimizer.built
+
+
+def test_gradients_of_a_complex_variable(optimizer, snapshot):
+    variable = complex_variable()
+    before = snapshot([variable])
+    with pytest.raises(ValueError, match="two variables.*'phase'"):
+        optimizer.apply(gradients(np.complex64([1, 1j])), [variable])
+    assert not optimizer.built
+    assert snapshot([variable]) == before
+
+
+def test_the_two_parts_of_a_complex_number_are_trained_as_the_error_says():
+    real, imaginary = (keras.Variable([x], dtype="float32") for x in (3.0, 4.0))
+    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.25))
+
+    def loss():
+        # The code of the message.
+        number = ops.cast(real, "complex64") + 1j * ops.cast(imaginary, "complex64")
+        return ops.sum(ops.square(ops.abs(number)))
+
+    optimizer.minimize(loss, [real, imaginary])
+    parts = [float(ops.convert_to_numpy(v)[0]) for v in (real, imaginary)]
+    # Half of 2 * x is taken away. The magnitude is 5, whose root and square may round.
+    np.testing.assert_allclose(parts, [1.5, 2.0], rtol=1e-6)
+
+
+# --- A member of a `MultiOptimizer` without gradients -----------------------
+
+
+def multi_optimizer():
+    if not hasattr(keras.optimizers, "MultiOptimizer"):
+        pytest.skip("this version of Keras has no MultiOptimizer")
+    first, second = sgd(), keras.optimizers.Adam(0.5, name="of_the_head")
+    return keras.optimizers.MultiOptimizer(
+        lambda v: second if v.path.startswith("head") else first
+    )
+
+
+MULTI = {
+    "alone": lambda o: keras_lso.LossScaleOptimizer(o, initial_scale=1.0),
+    "LARC inside": lambda o: keras_lso.LossScaleOptimizer(
+        keras_lso.LARC(o, mode="scale"), initial_scale=1.0
+    ),
+    "LARC around": lambda o: keras_lso.LARC(
+        keras_lso.LossScaleOptimizer(o, initial_scale=1.0), mode="scale"
+    ),
+    "LARC": lambda o: keras_lso.LARC(o, mode="scale"),
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("wrap", MULTI.values(), ids=MULTI)
+def test_a_member_that_has_no_gradient_stops_the_others_too(wrap, dtype, snapshot):
+    names = "body", "head", "head_bias"
+    variables = [keras.Variable(np.ones(2), dtype=dtype, name=n) for n in names]
+    optimizer = wrap(multi_optimizer())
+    optimizer.scale_loss(1.0)
+    one = ops.ones(2)
+    # Of a member some may have none.
+    optimizer.apply([one, None, one], variables)
+    for grads, paths in (
+        ([one, None, None], r"\['head', 'head_bias'\]"),
+        ([None, one, one], r"\['body'\]"),
+    ):
+        before = snapshot([*variables, *optimizer.variables])
+        for _ in range(2):
+            with pytest.raises(ValueError, match=f"a member of the .*{paths}"):
+                optimizer.apply(grads, variables)
+            assert snapshot([*variables, *optimizer.variables]) == before
+        optimizer.apply([one, one, one], variables)
+
+
+# --- A variable twice ---------------------------------------------------------------
+
+
+def test_nothing_is_built_for_a_variable_twice(optimizer, variables):
+    with pytest.raises(ValueError, match="`variables` holds a variable twice: 'a' and"):
+        optimizer.build([*variables, variables[0]])
+    assert not optimizer.built

@@ -534,7 +534,7 @@ def test_a_loaded_state_goes_on(tmp_path):
     for a, b in zip(model.get_weights(), loaded.get_weights(), strict=True):
         # XLA compiles the two as programs of their own.
         np.testing.assert_allclose(a, b, rtol=1e-6)
-    assert int(ops.convert_to_numpy(iteration_variable(loaded.optimizer))) == 4
+    assert int(ops.convert_to_numpy(loaded.optimizer.iterations)) == 4
 
 
 @pytest.mark.skipif(

@@ -30,7 +30,6 @@ NO_ATTRIBUTES_OF_OTHERS = {
     "_slots_added_by_name": "set in an instance's `__dict__`, under this name",
     "_accumulated_gradient": "the end of a name of our own variables",
     "_second_moment": "the end of a name of our own variables",
-    "_weight_decay_by_var_key": "of Keras 3.16, changed where there is one",
     "_module_state_mapping": "imported where there is one: without it an error is lost",
     "_gradient_accumulator": "the end of a name: the probe of `build` looks for it",
     "_average": "the end of a name: the probe of `build` looks for it",

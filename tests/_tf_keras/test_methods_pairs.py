@@ -87,7 +87,7 @@ def test_after_scale_loss_pairs_are_scaled_until_another_method_is_used(scaling)
 def test_what_cannot_be_unscaled_leaves_scaled_pairs_scaled(scaling):
     w = new_variable()
     scaling.scale_loss(1.0)
-    with pytest.raises(TypeError, match="not iterable"):
+    with pytest.raises(TypeError, match="`grads` must be a list of gradients"):
         scaling.get_unscaled_gradients(None)
     scaling.apply_gradients([(grad(SCALE, 0.0), w)])
     assert values(w) == [2.5, 4.0]

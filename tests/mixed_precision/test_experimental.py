@@ -1,5 +1,6 @@
 """`keras_lso.mixed_precision`: the names of tf.keras, and the deprecated class."""
 
+import copy
 import importlib
 import pickle
 import warnings
@@ -275,22 +276,47 @@ def test_attributes_of_the_pages_are_there():
 # --- Configs and files --------------------------------------------------------
 
 
+def check_is(others, cls, optimizer):
+    for other in others:
+        assert type(other) is cls
+        assert other.get_config() == optimizer.get_config()
+        assert float(other.loss_scale) == float(optimizer.loss_scale)
+
+
 @given
-def test_it_comes_back_from_its_config_without_a_warning(kind):
+def test_what_is_serialized_becomes_the_modern_class_without_a_warning(kind):
+    # "Deserializing a LossScaleOptimizer always results in a V2 LossScaleOptimizer,
+    # even if serialized with a LossScaleOptimizerV1", say the tests of TensorFlow 2.4.
     optimizer = make(GIVEN[kind][0]())
     config = keras.optimizers.serialize(optimizer)
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*LossScaleOptimizer is deprecated")
-        again = [
+        modern = [
             keras_lso.deserialize(config),
             keras.optimizers.deserialize(config),
+            keras.optimizers.get(config),
+            keras.saving.deserialize_keras_object(config),
+        ]
+    check_is(modern, LossScaleOptimizer, optimizer)
+    again = keras.optimizers.serialize(modern[0])
+    assert again["registered_name"] == "keras_lso>LossScaleOptimizer"
+
+
+@given
+def test_from_config_and_copies_are_of_the_same_class(kind):
+    optimizer = make(GIVEN[kind][0]())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", ".*LossScaleOptimizer is deprecated")
+        same = [
             experimental.LossScaleOptimizer.from_config(optimizer.get_config()),
             pickle.loads(pickle.dumps(optimizer)),
+            copy.deepcopy(optimizer),
         ]
-    for other in again:
-        assert type(other) is experimental.LossScaleOptimizer
-        assert other.get_config() == optimizer.get_config()
-        assert float(other.loss_scale) == float(optimizer.loss_scale)
+    check_is(same, experimental.LossScaleOptimizer, optimizer)
+    for other in same:
+        w = keras.Variable([3.0])
+        other.apply_gradients([(ops.ones(1), w)])
+        assert w.numpy().tolist() == [2.5]  # pairs are unscaled, as in tf.keras
 
 
 def test_it_comes_back_from_a_file(tmp_path):
@@ -301,13 +327,9 @@ def test_it_comes_back_from_a_file(tmp_path):
     model.save(path)
     for load in (keras_lso.load_model, keras.models.load_model):
         optimizer = load(path).optimizer
-        assert type(optimizer) is experimental.LossScaleOptimizer
+        assert type(optimizer) is LossScaleOptimizer
         assert float(optimizer.loss_scale) == 128.0
         assert int(optimizer.iterations) == 3
-        w = keras.Variable([3.0])
-        fresh = experimental.LossScaleOptimizer.from_config(optimizer.get_config())
-        fresh.apply_gradients([(ops.ones(1), w)])
-        assert w.numpy().tolist() == [2.5]  # pairs are unscaled, as in tf.keras
 
 
 @pytest.mark.one_backend

@@ -9,15 +9,15 @@ FAULTS = [
     Fault(
         name="a micro-batch that overflows is added up",
         file=_STEP,
-        old="backend.fused_step(self._adding, self._sums, grads, found, inv_scale)",
-        new="backend.fused_step(self._adding, self._sums, grads, None, inv_scale)",
+        old="grads, added, inv_scale)",
+        new="grads, None, inv_scale)",
         tests=f"{_TESTS}::test_a_micro_batch_that_overflows_is_dropped_whole",
     ),
     Fault(
         name="a micro-batch that overflows ends a window",
         file=_STEP,
-        old="backend.scalars.logical_and(found.finite, (applied + 1) % count == 0)",
-        new="(applied + 1) % count == 0",
+        old="backend.scalars.logical_and(added.finite, may_end)",
+        new="may_end",
         tests=f"{_TESTS}::test_a_micro_batch_that_overflows_is_dropped_whole",
     ),
     Fault(
@@ -65,7 +65,7 @@ FAULTS = [
     ),
     Fault(
         name="the bias correction of Adam counts micro-batches",
-        file="keras_lso/_keras_internals/rules.py",
+        file="keras_lso/_keras_internals/rates.py",
         old="return steps // count if count else steps",
         new="return steps",
         tests=f"{_TESTS}::test_windows_are_those_of_keras",
@@ -80,8 +80,8 @@ FAULTS = [
     Fault(
         name="a step takes the caller's gradients for its own",
         file="keras_lso/_keras_internals/fused_step.py",
-        old="storage_of(self.slots), copies, owns_gradients)",
-        new="storage_of(self.slots), copies, True)",
+        old="        low_precision_variables,\n        owns_gradients,\n    )\n    targets",
+        new="        low_precision_variables,\n        True,\n    )\n    targets",
         tests="tests/_core/test_accumulation.py::test_no_gradient_is_written",
     ),
     Fault(

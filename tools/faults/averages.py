@@ -11,8 +11,8 @@ FAULTS = [
     Fault(
         name="averages move in a step that is skipped",
         file=_STEP,
-        old="self._let(self._averages, rule, self._weights, found.finite)",
-        new="self._let(self._averages, rule, self._weights, ops.isfinite(found.finite))",
+        old="self._let(self._averages, rule, self._weights, applied)",
+        new="self._let(self._averages, rule, self._weights, ops.isfinite(applied))",
         tests=_OF_KERAS,
     ),
     Fault(
@@ -32,8 +32,8 @@ FAULTS = [
     Fault(
         name="averages overwrite in a step that is skipped",
         file=_STEP,
-        old="is_due = backend.scalars.logical_and(found.finite, is_due)",
-        new="is_due = backend.scalars.logical_and(ops.isfinite(found.finite), is_due)",
+        old="is_due = backend.scalars.logical_and(applied, is_due)",
+        new="is_due = backend.scalars.logical_and(ops.isfinite(applied), is_due)",
         tests=_OF_KERAS,
     ),
     Fault(

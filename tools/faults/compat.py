@@ -43,7 +43,7 @@ FAULTS = [
         file="keras_lso/mixed_precision/experimental.py",
         old="return cls._with_arguments(inner, arguments)",
         new='return cls(inner, arguments["loss_scale"])',
-        tests="tests/mixed_precision/test_experimental.py::test_it_comes_back_from_its_config_without_a_warning",
+        tests="tests/mixed_precision/test_experimental.py::test_from_config_and_copies_are_of_the_same_class",
     ),
     Fault(
         name="a skipped step counts in global_step",
@@ -318,5 +318,26 @@ FAULTS = [
         old='        return check_scale("loss_scale", loss_scale)\n',
         new='        return check_scale("loss_scale", 1.0)\n',
         tests="tests/compat/open_seq2seq/test_optimize_loss.py::test_a_number_is_the_loss_scale",
+    ),
+    Fault(
+        name="a training op is copied, and the copy trains the original",
+        file="keras_lso/compat/open_seq2seq/_training_op.py",
+        old="    def __reduce__(self):\n",
+        new="    def _reduce(self):\n",
+        tests="tests/test_copies.py::test_a_training_op_is_not_copied",
+    ),
+    Fault(
+        name="what is serialized of the experimental class comes back as that",
+        file="keras_lso/mixed_precision/experimental.py",
+        old="] = ModernOptimizer\n",
+        new="] = LossScaleOptimizer\n",
+        tests="tests/mixed_precision/test_experimental.py::test_what_is_serialized_becomes_the_modern_class_without_a_warning",
+    ),
+    Fault(
+        name="a copy of the experimental class takes other gradients",
+        file="keras_lso/mixed_precision/experimental.py",
+        old="    optimizer.__class__ = cls\n",
+        new="",
+        tests="tests/mixed_precision/test_experimental.py::test_from_config_and_copies_are_of_the_same_class",
     ),
 ]

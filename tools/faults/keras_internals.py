@@ -193,14 +193,14 @@ FAULTS = [
     Fault(
         name="patterns must match the path from its start",
         file="keras_lso/_keras_internals/variables.py",
-        old="re.search(pattern, path)",
-        new="re.match(pattern, path)",
+        old="re.search(pattern, name):",
+        new="re.match(pattern, name):",
         tests="tests/test_lars.py::test_patterns_are_regular_expressions_searched_in_the_full_path",
     ),
     Fault(
         name="a stateless step changes the tensors that it was given",
         file="keras_lso/_keras_internals/variables.py",
-        old="    variable.assign(ops.copy(variable.value))\n",
+        old="    variable.assign(backend.detached_copy(variable.value))\n",
         new="",
         tests="tests/_core/test_loss_scale_optimizer.py::test_a_stateless_step_leaves_the_values_that_it_was_given",
     ),

@@ -201,4 +201,26 @@ FAULTS = [
         new="if name in builtin:",
         tests="tests/test_loss_scales.py::test_a_policy_of_the_user_may_be_called_as_one_of_ours",
     ),
+    Fault(
+        name="a copy of a policy belongs to the optimizer of the original",
+        file="keras_lso/loss_scales/loss_scale.py",
+        old='"_owner": None, ',
+        new="",
+        tests="tests/test_copies.py::test_a_policy_is_copied_with_its_state_and_serves_another",
+    ),
+    Fault(
+        name="a shallow copy of a policy moves the scale of the original",
+        file="keras_lso/loss_scales/loss_scale.py",
+        old="    def __copy__(self):\n",
+        new="    def _copy(self):\n",
+        tests="tests/test_copies.py::test_a_policy_is_copied_with_its_state_and_serves_another",
+    ),
+    Fault(
+        name="a checkpoint leaves out a policy that was built before",
+        file="keras_lso/loss_scales/loss_scale.py",
+        old="                track_variable(owner, variable)\n",
+        new="                pass\n",
+        tests="tests/_core/test_policy_state.py::test_a_checkpoint_holds_a_policy_that_was_there_before_its_optimizer",
+        backend="tensorflow",
+    ),
 ]

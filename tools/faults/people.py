@@ -14,15 +14,15 @@ FAULTS = [
     Fault(
         name="a stall is reported once more in every epoch",
         file="keras_lso/callbacks/loss_scale_monitor.py",
-        old="self._has_reported, self._stalled_since = True, None",
-        new="self._stalled_since = None",
+        old="        self._reported.add(cause)\n",
+        new="",
         tests="integration_tests/test_loss_scale_monitor.py::test_a_stall_is_told_once_and_where_it_comes_from",
     ),
     Fault(
         name="a stall that shows at the end is not reported",
         file="keras_lso/callbacks/loss_scale_monitor.py",
-        old="    def on_train_end(self, logs=None):\n        if self._stalled_since is not None:\n",
-        new="    def on_train_end(self, logs=None):\n        if self._stalled_since is None and self._has_reported is None:\n",
+        old="    def on_train_end(self, logs=None):\n        self._close()\n        if self._stalled_since is not None:\n",
+        new="    def on_train_end(self, logs=None):\n        self._close()\n        if self._stalled_since is None and self._reported is None:\n",
         tests="integration_tests/test_loss_scale_monitor.py::test_a_stall_that_shows_only_at_the_end_is_told",
     ),
     Fault(
@@ -38,6 +38,20 @@ FAULTS = [
         old="        _find_optimizer(self.model)\n        self._reset()\n",
         new="        _find_optimizer(self.model)\n",
         tests="integration_tests/test_loss_scale_monitor.py::test_a_second_run_is_told_anew",
+    ),
+    Fault(
+        name="a monitor takes a rate that is not finite for overflows",
+        file="keras_lso/callbacks/loss_scale_monitor.py",
+        old="        if reason is not None:\n            since",
+        new="        if reason is None:\n            since",
+        tests="integration_tests/test_loss_scale_monitor.py::test_a_rate_that_is_not_finite_is_told_once",
+    ),
+    Fault(
+        name="no overflow is reported after a rate that was not finite",
+        file="keras_lso/callbacks/loss_scale_monitor.py",
+        old="        elif OVERFLOWS not in self._reported:\n",
+        new="        elif not self._reported:\n",
+        tests="integration_tests/test_loss_scale_monitor.py::test_overflows_are_told_after_a_rate_that_was_not_finite",
     ),
     Fault(
         name="averages stay in place after an evaluation",
@@ -84,8 +98,8 @@ FAULTS = [
     Fault(
         name="a report moves the statistics of batches",
         file="keras_lso/_trial_runs.py",
-        old="variables = [*model.variables, *model.metrics_variables]",
-        new="variables = [*model.metrics_variables]",
+        old="variables = [*model.variables, *model.metrics_variables, *kept]",
+        new="variables = [*model.metrics_variables, *kept]",
         tests="tests/test_underflow.py::test_the_model_is_as_it_was",
     ),
     Fault(
@@ -108,6 +122,35 @@ FAULTS = [
         old="[np.median(row) for row in rows]",
         new="[np.mean(row) for row in rows]",
         tests="tests/test_plotting.py::test_ratios_are_drawn_by_their_median_and_range",
+    ),
+    Fault(
+        name="a monitor hands its open file to its copies",
+        file="keras_lso/callbacks/loss_scale_monitor.py",
+        old='{**vars(self), "_writer": None}',
+        new="{**vars(self)}",
+        tests="tests/test_copies.py::test_a_monitor_is_copied_in_the_middle_of_training",
+    ),
+    Fault(
+        name="a monitor never closes its file",
+        file="keras_lso/callbacks/loss_scale_monitor.py",
+        old="    def on_train_end(self, logs=None):\n        self._close()\n",
+        new="    def on_train_end(self, logs=None):\n",
+        tests="tests/test_copies.py::test_a_monitor_writes_from_the_beginning_of_a_fit_to_its_end",
+    ),
+    Fault(
+        name="that TensorBoard is missing is said when training begins",
+        file="keras_lso/callbacks/loss_scale_monitor.py",
+        old="            check_is_installed()\n",
+        new="            pass\n",
+        tests="tests/test_copies.py::test_a_monitor_says_at_once_that_there_is_no_tensorboard",
+    ),
+    Fault(
+        name="a callback hands the weights of its model to its copies",
+        file="keras_lso/callbacks/swap_ema_weights.py",
+        old='{**vars(self), "_weights": None}',
+        new="{**vars(self)}",
+        tests="tests/test_copies.py::test_a_callback_that_swaps_averages_is_copied",
+        backend="torch",
     ),
     Fault(
         name="summaries are all of one step",

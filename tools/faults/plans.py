@@ -174,8 +174,8 @@ FAULTS = [
     Fault(
         name="a plan of gradients without gaps holds for transposed ones",
         file="keras_lso/_backend/_torch_plan.py",
-        old="*map(_shape, grads), *devices, *layouts]",
-        new="*map(_shape, grads), *devices]",
+        old="*map(_shape, grads), *layouts, *signs]",
+        new="*map(_shape, grads), *signs]",
         tests="tests/_core/test_plan.py::test_other_arguments",
         backend="torch",
     ),
@@ -197,8 +197,8 @@ FAULTS = [
     Fault(
         name="Keras clips by a norm that overflows",
         file="keras_lso/_core/step.py",
-        old="clips = clips_by_the_norm_of_all(self._inner)",
-        new="clips = False",
+        old="norm=clips_by_the_norm_of_all(inner),",
+        new="norm=False,",
         tests="tests/_core/test_clipping.py::test_a_norm_that_overflows_skips_the_step",
     ),
 ]

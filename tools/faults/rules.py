@@ -68,15 +68,15 @@ FAULTS = [
     Fault(
         name="a layer whose gradient is 0 has an endless trust ratio",
         file="keras_lso/_backend/layer_rules.py",
-        old="usable = (w_norm > 0) & (d_norm > 0) & (ratio < math.inf)",
-        new="usable = (w_norm > 0) & (ratio < math.inf)",
+        old="one, usable = scalars.ones_like(numerator), (w_norm > 0) & (d_norm > 0)",
+        new="one, usable = scalars.ones_like(numerator), w_norm > 0",
         tests="tests/test_lars.py::test_the_papers_ratio_is_mlperfs",
     ),
     Fault(
         name="a layer of zeros never starts",
         file="keras_lso/_backend/layer_rules.py",
-        old="usable = (w_norm > 0) & (d_norm > 0) & (ratio < math.inf)",
-        new="usable = (d_norm > 0) & (ratio < math.inf)",
+        old="scalars.ones_like(numerator), (w_norm > 0) & (d_norm > 0)",
+        new="scalars.ones_like(numerator), d_norm > 0",
         tests="tests/test_lars.py::test_a_step_by_hand",
     ),
     Fault(
@@ -103,8 +103,8 @@ FAULTS = [
     Fault(
         name="a bound of the trust ratio is one of layers of zeros too",
         file="keras_lso/_backend/layer_rules.py",
-        old="        return ops.where(usable, ratio, ops.ones_like(ratio))",
-        new="        ratio = ops.where(usable, ratio, ops.ones_like(ratio))\n        return ops.maximum(ratio, self.lower)",
+        old="        return scalars.where(usable, ratio, one)",
+        new="        ratio = scalars.where(usable, ratio, one)\n        return ops.maximum(ratio, self.lower)",
         tests="tests/test_lamb.py::test_where_a_norm_is_zero_the_trust_ratio_is_one",
     ),
     Fault(
@@ -247,10 +247,17 @@ FAULTS = [
     Fault(
         name="the environment does not turn the kernels off",
         file="keras_lso/_backend/__init__.py",
-        old='replaced = ("UPDATES_IN_PLACE", "measure", "fused_step", "fused_step_takes")',
-        new='replaced = ("UPDATES_IN_PLACE", "measure", "fused_step")',
+        old='*("measure", "fused_step", "fused_step_takes"),',
+        new='*("measure", "fused_step"),',
         tests="tests/test_import.py::test_the_environment_turns_the_fast_paths_off",
         backend="jax",
+    ),
+    Fault(
+        name="without kernels PyTorch writes scalars in place",
+        file="keras_lso/_backend/__init__.py",
+        old='*("UPDATES_IN_PLACE", "scalars"),',
+        new='"UPDATES_IN_PLACE",',
+        tests="integration_tests/test_kernel_choices.py::test_every_choice_of_kernels",
     ),
     Fault(
         name="float16 saturates below its largest number",
@@ -295,5 +302,21 @@ FAULTS = [
         new="""        beta_1_power=0.0,
 """,
         tests="tests/test_fast_paths.py::test_kernels_do_what_the_reference_does",
+    ),
+    Fault(
+        name="a trust ratio of nothing is a NaN that is left out",
+        file="keras_lso/_backend/layer_rules.py",
+        old="ratio = scalars.where(usable, numerator, one) / denominator",
+        new="ratio = numerator / denominator",
+        tests="tests/_backend/test_debug_nans.py::test_a_step_divides_nothing_by_nothing",
+        backend="jax",
+    ),
+    Fault(
+        name="LARC divides nothing by nothing",
+        file="keras_lso/larc.py",
+        old="scalars.where(denominators == 0, highest, numerators) / denominators",
+        new="numerators / denominators",
+        tests="tests/_backend/test_debug_nans.py::test_a_step_divides_nothing_by_nothing",
+        backend="jax",
     ),
 ]

@@ -8,6 +8,7 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._checks import check_factor
+from keras_lso._core.gradients import split_pairs
 
 
 def _clip_by_global_norm(t_list, clip_norm, use_norm, name=None):
@@ -87,8 +88,6 @@ def _clip_gradients_by_norm(grads_and_vars, clip_gradients):
     Returns:
         List of `(gradient, variable)` pairs. A gradient of None stays None.
     """
-    if not grads_and_vars:
-        return []
-    grads, variables = zip(*grads_and_vars, strict=True)
+    grads, variables = split_pairs(grads_and_vars)
     clipped, _ = _clip_by_global_norm(grads, clip_gradients, None)
     return list(zip(clipped, variables, strict=True))

@@ -95,6 +95,15 @@ class TrainingOp:
         if variables:
             self._build(variables)
 
+    def __reduce__(self):
+        # The steps that it has compiled, and the loss, would go on with its variables.
+        raise TypeError(
+            "A training op cannot be copied or pickled: its loss reads the variables "
+            "that it trains, of which a copy would have others. Call `optimize_loss` "
+            "again, for the model of the copy. To save the run, save the model and "
+            "`train_op.optimizer.variables`."
+        )
+
     @property
     def global_step(self):
         """The variable that counts the applied steps."""
@@ -111,7 +120,10 @@ class TrainingOp:
             every: Int. The number of updates between two writings. Defaults to `100`.
         """
         every = check_positive_int("every", every)
-        self._writer, self._write_every = SummaryWriter(log_dir), every
+        before, self._writer = self._writer, SummaryWriter(log_dir)
+        self._write_every = every
+        if before is not None:
+            before.close()
 
     def __call__(self, *batch, skip_update=None):
         """Runs one step.

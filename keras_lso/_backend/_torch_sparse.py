@@ -1,0 +1,63 @@
+"""Sparse gradients on PyTorch, as `torch.nn.Embedding(sparse=True)` has them.
+
+Some of the optimizers that Keras has on PyTorch fail with them, some after a part of
+the variables was updated, and none is faster. So all steps take dense ones.
+
+Rows of equal index are summed first, in float32 or wider. A sum that overflows in the
+gradient's own dtype is an overflow all the same, as on TensorFlow and JAX, and as in
+`GradScaler`.
+"""
+
+import torch
+
+_NARROW = {torch.float16, torch.bfloat16}
+
+
+def any_sparse(tensors):
+    """Whether one of the tensors is not dense, in whichever layout."""
+    return any(map(_is_sparse, tensors))
+
+
+def _is_sparse(tensor):
+    return isinstance(tensor, torch.Tensor) and tensor.layout != torch.strided
+
+
+def steppable(grads):
+    """See `Framework.steppable`."""
+    return list(map(to_dense, grads))
+
+
+def to_dense(grad):
+    """See `Framework.to_dense`."""
+    return _summed(grad).to_dense() if _is_sparse(grad) else grad
+
+
+def map_values(fn, grad):
+    """See `Framework.map_values`. The rows of a sparse one are summed first."""
+    if not _is_sparse(grad):
+        return fn(grad)
+    summed = _summed(grad)
+    return _with_values(summed, fn(summed.values()))
+
+
+def elements_of(grad):
+    """See `Framework.elements_of`."""
+    return _summed(grad).values() if _is_sparse(grad) else grad
+
+
+def _summed(grad):
+    """Returns a sparse gradient in which each index comes once."""
+    if grad.layout != torch.sparse_coo:
+        grad = grad.to_sparse()
+    own = grad.coalesce()
+    if grad.dtype not in _NARROW:
+        return own
+    sums = grad.float().coalesce().values()
+    is_finite = own.values().isfinite()
+    return _with_values(own, torch.where(is_finite, sums, own.values().float()))
+
+
+def _with_values(grad, values):
+    return torch.sparse_coo_tensor(
+        grad.indices(), values, grad.shape, is_coalesced=True
+    )

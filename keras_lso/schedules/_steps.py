@@ -1,0 +1,166 @@
+"""The step that a schedule is called with, as an integer for as long as possible.
+
+float32 holds the integers up to 2**24 only, and a compiler may multiply by the rounded
+inverse of a constant where a schedule divides by it. So steps are subtracted, compared
+and counted as integers. The curves of `_curves.py` divide what is left.
+"""
+
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_lso._checks import LARGEST_STEP
+
+# The largest float32 that is an int32.
+_LARGEST_FLOAT32 = 2**31 - 128
+
+
+class Steps(NamedTuple):
+    """A number of steps."""
+
+    whole: Any
+    """Int32 tensor, the number rounded down, of at most `LARGEST_STEP`."""
+
+    fraction: Any = None
+    """Float32 tensor, what was rounded off. None for integers."""
+
+
+def as_tensor(step):
+    """Returns a step as an int32 or int64 tensor, or as one of float32 or float64.
+
+    A number of the host that is whole is int32, and clipped to it: JAX would wrap
+    around, and make 2**24 of `np.float64(2**24 + 1)`.
+    """
+    if isinstance(step, int | float | np.generic | np.ndarray):
+        step = _on_host(step)
+    step = ops.convert_to_tensor(step)
+    dtype = keras.backend.standardize_dtype(step.dtype)
+    if dtype in ("uint32", "uint64"):
+        step = ops.where(step > LARGEST_STEP, LARGEST_STEP, step)
+    if dtype in ("int32", "int64", "float32", "float64"):
+        return step
+    return ops.cast(step, "float32" if "float" in dtype else "int32")
+
+
+def _on_host(step):
+    if isinstance(step, int):
+        # It may be too large for a float.
+        step = min(max(step, -LARGEST_STEP), LARGEST_STEP)
+    step = np.clip(np.asarray(step, "float64"), -LARGEST_STEP, LARGEST_STEP)
+    is_whole = np.all(step == np.floor(step))
+    return step.astype("int32" if is_whole else "float32")
+
+
+def elapsed(step, offset=0):
+    """Returns the `Steps` since an offset."""
+    step = as_tensor(step)
+    dtype = keras.backend.standardize_dtype(step.dtype)
+    if dtype == "int64":
+        step = ops.cast(ops.clip(step, -LARGEST_STEP, LARGEST_STEP), "int32")
+    if "int" in dtype:
+        return since(Steps(step), offset)
+    largest = LARGEST_STEP if dtype == "float64" else _LARGEST_FLOAT32
+    step = ops.clip(step, -largest, largest)
+    whole = ops.floor(step)
+    fraction = ops.cast(step - whole, "float32")
+    return since(Steps(ops.cast(whole, "int32"), fraction), offset)
+
+
+def since(steps, start):
+    """Returns the `Steps` since a later or an earlier one, an int."""
+    if start == 0:
+        return steps
+    start = min(max(start, -LARGEST_STEP), LARGEST_STEP)
+    whole = steps.whole
+    if start < 0:
+        # Else the last ones would wrap around.
+        whole = ops.minimum(whole, LARGEST_STEP + start)
+    return steps._replace(whole=whole - start)
+
+
+def whole(step):
+    """Returns a step as an int32 tensor of zero or more, rounded down."""
+    return ops.maximum(elapsed(step).whole, 0)
+
+
+def is_before(steps, end):
+    """Returns whether there are fewer steps than `end`, an int."""
+    return steps.whole < min(end, LARGEST_STEP)
+
+
+def rounded_up(steps):
+    """Returns a number of steps as an int32 tensor."""
+    if steps.fraction is None:
+        return steps.whole
+    return steps.whole + ops.cast(steps.fraction > 0, "int32")
+
+
+def in_float32(steps):
+    """Returns a number of steps in float32."""
+    count = ops.cast(steps.whole, "float32")
+    return count if steps.fraction is None else count + steps.fraction
+
+
+def clipped(steps, first, last):
+    """Returns the steps between two ints."""
+    whole = ops.clip(steps.whole, first, last)
+    if steps.fraction is None:
+        return Steps(whole)
+    is_between = (steps.whole >= first) & (steps.whole < last)
+    none = ops.zeros_like(steps.fraction)
+    return Steps(whole, ops.where(is_between, steps.fraction, none))
+
+
+def left_and_done(steps, total):
+    """Returns `total - steps` and `steps` in float32, subtracted as integers.
+
+    From the end on they are 0 and `total`. Before the first step the one is larger than
+    `total`, and the other negative.
+    """
+    end = min(total, LARGEST_STEP)
+    # Long before the first step the difference would wrap around.
+    steps = clipped(steps, end - LARGEST_STEP, end)
+    return _both_in_float32(end - steps.whole, total - end, steps)
+
+
+def left_and_done_of_cycles(steps, length):
+    """Returns the same of the multiple of a length that ends the current cycle.
+
+    That step belongs to the cycle. Before the first step both are those of step 0.
+    """
+    end = min(length, LARGEST_STEP)
+    steps = clipped(steps, 0, LARGEST_STEP)
+    last = ops.maximum(rounded_up(steps), 1)
+    left = end - 1 - (last - 1) % end + (last - steps.whole)
+    return _both_in_float32(left, length - end, steps)
+
+
+def left_and_done_between(steps, start, end):
+    """Returns `end - steps` and `steps - start` in float32, both without limits.
+
+    `start` and `end` are ints, or int32 tensors.
+    """
+    left, _ = _both_in_float32(end - steps.whole, 0, steps)
+    return left, in_float32(steps._replace(whole=steps.whole - start))
+
+
+def _both_in_float32(left, beyond, steps):
+    left = ops.cast(left, "float32")
+    if beyond > 0:
+        left = left + float(beyond)
+    if steps.fraction is not None:
+        left = left - steps.fraction
+    return left, in_float32(steps)
+
+
+def whole_and_rest(steps, length):
+    """Returns how many whole `length`s there are, and the steps beyond, in float32.
+
+    The first of the two is an int32 tensor; both are rounded down.
+    """
+    if length > LARGEST_STEP:
+        return ops.zeros_like(steps.whole), in_float32(steps)
+    count = steps.whole // length
+    return count, in_float32(steps._replace(whole=steps.whole - count * length))

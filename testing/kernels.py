@@ -1,0 +1,15 @@
+"""The steps without any fast path."""
+
+import contextlib
+
+import pytest
+
+from keras_lso._backend import backend, without_kernels
+
+
+@contextlib.contextmanager
+def off():
+    """Does what `KERAS_LSO_KERNELS=generic` does when the package is imported."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(backend, "__class__", without_kernels(type(backend)))
+        yield

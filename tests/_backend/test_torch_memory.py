@@ -1,0 +1,230 @@
+"""What a step does with the memory of PyTorch's tensors, and what it tells PyTorch."""
+
+import keras
+import numpy as np
+import pytest
+
+import keras_lso
+from keras_lso import LossScaleOptimizer
+from testing.beside_keras import WAYS, bits, take
+
+if keras.backend.backend() != "torch":
+    pytest.skip("tensors of PyTorch", allow_module_level=True)
+
+import torch
+
+KINDS = {
+    "SGD": lambda: keras.optimizers.SGD(0.5),
+    "momentum": lambda: keras.optimizers.SGD(0.5, momentum=0.5),
+    "Adam": lambda: keras.optimizers.Adam(0.5),
+    "AdamW": lambda: keras.optimizers.AdamW(0.5),
+    "Nadam": lambda: keras.optimizers.Nadam(0.5),
+    "RMSprop": lambda: keras.optimizers.RMSprop(0.5),
+    "Lion": lambda: keras.optimizers.Lion(0.5),
+    "amsgrad": lambda: keras.optimizers.Adam(0.5, amsgrad=True),
+    "Adadelta": lambda: keras.optimizers.Adadelta(0.5),
+    "LARS": lambda: keras_lso.LARS(0.5),
+    "LAMB": lambda: keras_lso.LAMB(0.5),
+    "NovoGrad": lambda: keras_lso.NovoGrad(0.5),
+}
+every_way = pytest.mark.parametrize("way", WAYS)
+every_kind = pytest.mark.parametrize("kind", KINDS)
+
+
+def wrapped(kind, dtype="float32", **options):
+    """A variable of four elements, and the optimizer that was built for it."""
+    variable = keras.Variable(np.float32([1.0, 2.0, 3.0, 4.0]), dtype=dtype)
+    optimizer = LossScaleOptimizer(KINDS[kind](), initial_scale=1.0, **options)
+    optimizer.build([variable])
+    return variable, optimizer
+
+
+# --- Autograd ---------------------------------------------------------------------
+
+
+@every_way
+@every_kind
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_backward_through_weights_that_a_step_has_changed_is_refused(
+    dtype, kind, way, monkeypatch
+):
+    """As after a step of Keras or of `torch.optim`: a GAN's second loss needs it."""
+    take(way, monkeypatch)
+    variable, optimizer = wrapped(kind, dtype)
+    loss = (variable.value * variable.value).sum()
+    optimizer.apply([torch.ones(4)], [variable], scaled=True)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_skipped_step_leaves_the_graph_usable():
+    variable, optimizer = wrapped("Adam")
+    loss = (variable.value * variable.value).sum()
+    optimizer.apply([torch.full((4,), torch.inf)], [variable], scaled=True)
+    loss.backward()
+    assert variable.value.grad.tolist() == [2.0, 4.0, 6.0, 8.0]
+
+
+@every_kind
+def test_slots_tell_that_they_were_written(kind):
+    variable, optimizer = wrapped(kind)
+    slots = [v for v in optimizer.inner_optimizer.variables if v.shape == (4,)]
+    before = [v.value._version for v in slots]
+    optimizer.apply([torch.ones(4)], [variable], scaled=True)
+    assert all(v.value._version > b for v, b in zip(slots, before, strict=True))
+
+
+def test_weights_made_in_inference_mode_are_stepped():
+    with torch.inference_mode():
+        variable, optimizer = wrapped("Adam")
+        optimizer.apply([torch.ones(4)], [variable], scaled=True)
+        assert not np.allclose(variable.numpy(), [1.0, 2.0, 3.0, 4.0])
+
+
+# --- Memory that was replaced -----------------------------------------------------
+
+
+def strided(tensor):
+    """The same numbers, with others between them."""
+    return torch.stack([tensor, torch.full_like(tensor, 100.0)], -1)[..., 0]
+
+
+def steps_of(kind, between, dtype="float32", count=3):
+    """The weights after some steps, with `between` called after the first."""
+    variable, optimizer = wrapped(kind, dtype)
+    for step in range(count):
+        grad = torch.arange(1.0, 5.0) * (step + 1)
+        optimizer.apply([grad], [variable], scaled=True)
+        if step == 0:
+            between(variable, optimizer)
+    return np.array(variable.numpy())
+
+
+def replace(variables, layout):
+    for variable in variables:
+        if variable.shape == (4,):
+            variable._value.data = layout(variable._value.data)
+
+
+@every_way
+@every_kind
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_memory_with_gaps_is_stepped_as_other_memory(dtype, kind, way, monkeypatch):
+    take(way, monkeypatch)
+    expected = steps_of(kind, lambda variable, optimizer: None, dtype)
+    targets = {
+        "slots": lambda variable, optimizer: optimizer.inner_optimizer.variables,
+        "weights": lambda variable, optimizer: [variable],
+    }
+    for name, of in targets.items():
+        found = steps_of(kind, lambda *both, of=of: replace(of(*both), strided), dtype)
+        # Keras's own step rounds otherwise.
+        rtol = 2e-3 if dtype == "float16" else 1e-6
+        np.testing.assert_allclose(found, expected, rtol=rtol, err_msg=name)
+
+
+def test_a_master_with_gaps_is_stepped():
+    def between(variable, optimizer):
+        replace(optimizer._masters.variables, strided)
+
+    expected = steps_of("momentum", lambda *both: None, "float16")
+    assert steps_of("momentum", between, "float16").tolist() == expected.tolist()
+
+
+# --- Gradients --------------------------------------------------------------------
+
+
+def negative(values):
+    """A tensor that holds the negatives of these, and says so."""
+    tensor = torch._neg_view(-torch.tensor(values))
+    assert tensor.is_neg()
+    assert tensor.is_contiguous()
+    return tensor
+
+
+@every_way
+@every_kind
+def test_a_gradient_may_hold_the_negative_of_what_it_is(kind, way, monkeypatch):
+    take(way, monkeypatch)
+    ends = []
+    for make in (torch.tensor, negative):
+        variables = [keras.Variable(np.ones(n, "float32")) for n in (2, 20000)]
+        optimizer = LossScaleOptimizer(KINDS[kind](), initial_scale=1.0)
+        optimizer.build(variables)
+        # At first none is: what a step decides once must not stay so.
+        for grad in (torch.tensor([0.5, -2.0]), make([0.5, -2.0]), make([1.0, 3.0])):
+            grads = [torch.ones(20000), grad]
+            optimizer.apply(grads[::-1], variables, scaled=True)
+            assert int(optimizer.skipped_steps) == 0
+        ends.append(bits(variables))
+    assert ends[0] == ends[1]
+
+
+# --- A module that was cast -------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "amsgrad", "LARS"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_module_that_was_cast_after_build_is_refused(dtype, kind):
+    module = torch.nn.Linear(1, 1, bias=False)
+    variable = keras.Variable(module.weight, name="kernel")
+    optimizer = LossScaleOptimizer(KINDS[kind](), initial_scale=1.0)
+    optimizer.build([variable])
+    # The second time a plan would hold.
+    for steps in range(2):
+        grad = torch.ones(1, 1, dtype=module.weight.dtype)
+        optimizer.apply([grad], [variable], scaled=True)
+        module.to(dtype)
+        before = bits([*optimizer.variables]), module.weight.tolist()
+        for gradient in grad, grad.to(dtype):
+            with pytest.raises(ValueError, match="'kernel' was made with dtype"):
+                optimizer.apply([gradient], [variable], scaled=True)
+        assert (bits([*optimizer.variables]), module.weight.tolist()) == before
+        module.float()
+        assert int(optimizer.iterations) == steps + 1
+
+
+def test_a_module_that_was_cast_before_is_trained():
+    module = torch.nn.Linear(1, 1, bias=False).half()
+    torch.nn.init.ones_(module.weight)
+    variable = keras.Variable(module.weight)
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(1e-4), initial_scale=1.0)
+    for _ in range(100):
+        grad = torch.ones(1, 1, dtype=torch.float16)
+        optimizer.apply([grad], [variable], scaled=True)
+    assert module.weight.item() == pytest.approx(0.99, abs=1e-3)
+
+
+def test_a_module_with_masters_that_was_cast_is_refused():
+    module = torch.nn.Linear(1, 1, bias=False).half()
+    variable = keras.Variable(module.weight)
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=1.0)
+    optimizer.build([variable])
+    module.bfloat16()
+    with pytest.raises(ValueError, match="was cast to bfloat16 since"):
+        optimizer.apply([torch.ones(1, 1)], [variable], scaled=True)
+
+
+@pytest.mark.parametrize("kind", ["SGD", "Adam", "amsgrad", "LARS"])
+def test_a_module_with_more_digits_than_it_had_is_trained(kind):
+    module = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.ones_(module.weight)
+    variable = keras.Variable(module.weight)
+    optimizer = LossScaleOptimizer(KINDS[kind](), initial_scale=1.0)
+    optimizer.build([variable])
+    module.double()
+    grad = torch.ones(1, 1, dtype=torch.float64)
+    optimizer.apply([grad], [variable], scaled=True)
+    assert module.weight.dtype == torch.float64
+    assert module.weight.item() < 1.0
+
+
+@pytest.mark.parametrize("make", [keras_lso.LARS, keras_lso.LAMB, keras_lso.NovoGrad])
+def test_our_optimizers_refuse_it_alone(make):
+    module = torch.nn.Linear(1, 1, bias=False)
+    variable = keras.Variable(module.weight)
+    optimizer = make(0.1)
+    optimizer.build([variable])
+    module.half()
+    with pytest.raises(ValueError, match="was cast to float16 since"):
+        optimizer.apply([torch.ones(1, 1)], [variable])

@@ -1,0 +1,234 @@
+"""What is checked is what is applied: in the dtype in which it is applied, added up."""
+
+import functools
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+from testing import beside_keras
+
+BACKEND = keras.backend.backend()
+K = keras.optimizers
+# Keras's own optimizer does not cast on PyTorch where it steps all variables at once.
+CASTS = {
+    "tensorflow": [K.SGD, K.Adam],
+    "jax": [K.SGD, K.Adam],
+    "torch": [K.Lamb, K.Ftrl],
+}
+
+
+@pytest.fixture(params=beside_keras.WAYS)
+def way(request, monkeypatch):
+    beside_keras.take(request.param, monkeypatch)
+
+
+def run(inner, dtype, grads, grad_dtype, scale=1.0, **options):
+    """Applies gradients one after the other; returns the weights and the optimizer."""
+    w = keras.Variable(np.zeros(2), dtype=dtype)
+    options = {"master_weights": False, **options}
+    optimizer = keras_lso.LossScaleOptimizer(
+        inner, dynamic=False, initial_scale=scale, **options
+    )
+    optimizer.build([w])
+    for grad in grads:
+        value = ops.convert_to_tensor(np.asarray([grad, 1.0], grad_dtype))
+        optimizer.apply([value], [w], scaled=True)
+    return ops.convert_to_numpy(ops.cast(w, "float32")), optimizer
+
+
+def bare(inner, dtype, grads, grad_dtype):
+    w = keras.Variable(np.zeros(2), dtype=dtype)
+    inner.build([w])
+    for grad in grads:
+        inner.apply([ops.convert_to_tensor(np.asarray([grad, 1.0], grad_dtype))], [w])
+    return ops.convert_to_numpy(ops.cast(w, "float32"))
+
+
+@pytest.mark.parametrize("make", CASTS[BACKEND])
+def test_a_gradient_that_overflows_in_the_dtype_of_its_variable_is_skipped(make, way):
+    weights, optimizer = run(make(1e-3), "float16", [1e5, 100.0], "float32")
+    assert int(optimizer.skipped_steps) == 1
+    np.testing.assert_array_equal(
+        weights, bare(make(1e-3), "float16", [100], "float32")
+    )
+
+
+@pytest.mark.parametrize("make", CASTS[BACKEND])
+def test_a_scale_below_one_that_makes_it_overflow_is_noticed(make, way):
+    weights, optimizer = run(make(1e-3), "float16", [6e4], "float16", scale=0.5)
+    assert int(optimizer.skipped_steps) == 1 and not weights.any()
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="Keras casts gradients elsewhere")
+@pytest.mark.parametrize("make", [K.SGD, K.Lion])
+def test_what_pytorch_applies_in_float32_is_not_skipped(make):
+    weights, optimizer = run(make(1e-3), "float16", [1e5], "float32")
+    assert int(optimizer.skipped_steps) == 0
+    np.testing.assert_array_equal(
+        weights, bare(make(1e-3), "float16", [1e5], "float32")
+    )
+
+
+def test_our_own_optimizers_compute_in_float32(way):
+    # The gradient has this norm, and the weights are 0: the ratio is 1.
+    weights, optimizer = run(keras_lso.LARS(1e-3), "float16", [1e5], "float32")
+    assert int(optimizer.skipped_steps) == 0
+    np.testing.assert_array_equal(weights, np.float16([-100.0, -1e-3]))
+
+
+CLIPS = [{"clipnorm": 1.0}, {"clipvalue": 1.0}, {"global_clipnorm": 1.0}]
+
+
+@pytest.mark.parametrize("clip", CLIPS, ids=str)
+def test_a_gradient_that_is_clipped_first_is_applied(clip, way):
+    make = CASTS[BACKEND][0]
+    weights, optimizer = run(make(0.5, **clip), "float16", [1e5], "float32")
+    assert int(optimizer.skipped_steps) == 0
+    expected = bare(make(0.5, **clip), "float16", [1e5], "float32")
+    np.testing.assert_array_equal(weights, expected)
+
+
+@pytest.mark.parametrize("make", [K.SGD, K.Adam])
+def test_micro_batches_that_add_up_to_inf_are_dropped(make, way):
+    inner = make(1e-3, gradient_accumulation_steps=2)
+    weights, optimizer = run(inner, "float16", [4e4, 4e4, 100.0], "float32")
+    assert int(optimizer.skipped_steps) == 1
+    twin = make(1e-3, gradient_accumulation_steps=2)
+    # Keras adds nothing to sums in float16 but what is in float16.
+    expected = bare(twin, "float16", [4e4, 100.0], "float16")
+    # On an accelerator PyTorch multiplies by the rate first, which rounds once more.
+    np.testing.assert_allclose(weights, expected, rtol=2.0**-10)
+
+
+@pytest.mark.parametrize("make", [K.SGD, K.Adadelta])
+def test_sums_in_float32_stay_finite_too(make, way):
+    inner = make(1e-3, gradient_accumulation_steps=2)
+    weights, optimizer = run(inner, "float32", [3e38, 3e38], "float32")
+    assert int(optimizer.skipped_steps) == 2 and not weights.any()
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="JAX has no float64 unless it is enabled")
+def test_a_float64_gradient_is_checked_in_float32(way):
+    make = CASTS[BACKEND][0]
+    weights, optimizer = run(make(1e-3), "float32", [1e39, 1.0], "float64")
+    assert int(optimizer.skipped_steps) == 1
+    np.testing.assert_array_equal(weights, bare(make(1e-3), "float32", [1], "float64"))
+
+
+OURS = {
+    "LARS": keras_lso.LARS,
+    "LAMB": keras_lso.LAMB,
+    "NovoGrad": keras_lso.NovoGrad,
+    "LARC": lambda rate: keras_lso.LARC(K.SGD(rate)),
+    # All variables in one step, on PyTorch.
+    "SGD": K.SGD,
+    "RMSprop": K.RMSprop,
+}
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="JAX has no float64 unless it is enabled")
+@pytest.mark.parametrize("grad", [1e39, 1e200])
+@pytest.mark.parametrize("make", OURS.values(), ids=OURS)
+def test_a_float64_gradient_beyond_float32_is_skipped_whoever_steps(make, grad, way):
+    weights, optimizer = run(make(1e-3), "float32", [grad], "float64")
+    assert int(optimizer.skipped_steps) == 1 and not weights.any()
+    assert all(np.isfinite(v.numpy()).all() for v in optimizer.variables)
+
+
+def test_masters_take_what_their_variables_could_not(way):
+    w = keras.Variable(np.zeros(1), dtype="float16")
+    optimizer = keras_lso.LossScaleOptimizer(K.SGD(1e-3), initial_scale=1.0)
+    optimizer.apply([ops.convert_to_tensor(np.float32([1e5]))], [w], scaled=True)
+    assert int(optimizer.skipped_steps) == 0
+    assert ops.convert_to_numpy(w).tolist() == [-100.0]
+
+
+def test_the_gradient_that_overflows_when_it_is_cast_is_recorded():
+    make = CASTS[BACKEND][0]
+    a, b = (keras.Variable(np.zeros(1), dtype="float16", name=name) for name in "ab")
+    optimizer = keras_lso.LossScaleOptimizer(
+        make(1e-3), initial_scale=1.0, master_weights=False
+    )
+    optimizer.build([a, b])
+    optimizer.record_overflows()
+    grads = [ops.convert_to_tensor(np.float32([value])) for value in (1.0, 1e5)]
+    optimizer.apply(grads, [a, b], scaled=True)
+    assert [v.name for v in optimizer.overflowed_variables()] == ["b"]
+
+
+# --- Variables ------------------------------------------------------------------------
+
+TWICE = {
+    "apply": lambda o, a: o.apply([ops.ones(1)] * 2, [a, a]),
+    "build": lambda o, a: o.build([a, a]),
+    "apply_gradients": lambda o, a: o.apply_gradients([(ops.ones(1), a)] * 2),
+}
+
+
+@pytest.mark.parametrize("use", TWICE.values(), ids=TWICE)
+def test_a_variable_that_comes_twice_is_refused(use):
+    a = keras.Variable(np.ones(1, "float32"), name="a")
+    optimizer = keras_lso.LossScaleOptimizer(K.SGD(1.0))
+    with pytest.raises(ValueError, match="twice: 'a' and 'a' are one"):
+        use(optimizer, a)
+    assert float(a.numpy()[0]) == 1.0 and not optimizer.built
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="JAX's arrays are values, not memory")
+def test_two_variables_of_one_value_are_refused():
+    a = keras.Variable(np.ones(1, "float32"), name="a")
+    b = keras.Variable(np.zeros(1, "float32"), name="b")
+    b._value = a._value
+    with pytest.raises(ValueError, match="'a' and 'b' are one"):
+        keras_lso.LossScaleOptimizer(K.SGD(1.0)).build([a, b])
+
+
+def test_values_that_are_shared_by_a_stateless_step_are_two():
+    if BACKEND == "tensorflow":
+        pytest.skip("TensorFlow has no stateless_apply")
+    variables = [keras.Variable(np.ones(1, "float32")) for _ in "ab"]
+    optimizer = keras_lso.LossScaleOptimizer(K.SGD(1.0))
+    optimizer.build(variables)
+    state = [v.value for v in optimizer.variables]
+    one = ops.ones(1)
+    new, _ = optimizer.stateless_apply(state, [one, one], [one, one], scaled=False)
+    assert [float(ops.convert_to_numpy(v)[0]) for v in new] == [0.0, 0.0]
+
+
+def told(make, dtypes, **options):
+    variables = [keras.Variable(np.ones(1), dtype=dtype) for dtype in dtypes]
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        keras_lso.LossScaleOptimizer(make(), **options).build(variables)
+    return [str(w.message) for w in seen]
+
+
+def test_weights_in_bfloat16_that_may_not_move_are_warned_of():
+    [message] = told(K.Adam, ["bfloat16", "float32", "bfloat16"])
+    for words in ("2 of 3 variables are bfloat16", "Adam", "master_weights=True"):
+        assert words in message
+
+
+@pytest.mark.parametrize("choice", [True, False])
+def test_who_has_chosen_is_not_warned(choice):
+    assert not told(K.Adam, ["bfloat16"], master_weights=choice)
+    assert not told(K.Adam, ["float16", "float32"])
+
+
+def test_an_epsilon_that_is_0_in_float16_is_warned_of():
+    small = functools.partial(K.Adam, epsilon=1e-8)
+    [message] = told(small, ["float16"], master_weights=False)
+    for words in ("`epsilon=1e-08` is 0", "Adam", "float16", "`epsilon=1e-7`"):
+        assert words in message
+    [message] = told(K.Adafactor, ["float16"], master_weights=False)
+    assert "`epsilon_1=1e-30`" in message
+    # With masters it is what it is, and ours compute in float32.
+    assert not told(small, ["float16"])
+    assert not told(small, ["float32"], master_weights=False)
+    assert not told(K.Adam, ["float16"], master_weights=False)
+    ours = functools.partial(keras_lso.LAMB, epsilon=1e-8)
+    assert not told(ours, ["float16"], master_weights=False)

@@ -1,0 +1,418 @@
+"""Which variables are excluded from weight decay, however and whenever it is said."""
+
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_lso import LAMB, LARC, LARS, LossScaleOptimizer, NovoGrad
+from keras_lso._core.exclusions import alternatives
+from keras_lso.schedules import mlperf_bert
+
+DECAYS = dict(weight_decay=0.5)
+OWN = dict(weight_decay_rate=0.5)
+
+
+class OwnStep(keras.optimizers.SGD):
+    """One that no rule is known of: its step is not fused."""
+
+
+INNER = {
+    "SGD": lambda: keras.optimizers.SGD(0.5, **DECAYS),
+    "AdamW": lambda: keras.optimizers.AdamW(0.5, **DECAYS),
+    "its own step": lambda: OwnStep(0.5, **DECAYS),
+    "averages": lambda: keras.optimizers.SGD(0.5, use_ema=True, **DECAYS),
+    "LARC": lambda: LARC(keras.optimizers.SGD(0.5, **DECAYS)),
+    "LARS": lambda: LARS(0.5, momentum=0.0, **OWN),
+    "LARS, decoupled": lambda: LARS(0.5, momentum=0.0, **DECAYS),
+    "LAMB": lambda: LAMB(0.5, **OWN),
+    "NovoGrad": lambda: NovoGrad(0.5, beta_1=0.0, **OWN),
+}
+
+
+def by_the_wrapper(optimizer, **arguments):
+    optimizer.exclude_from_weight_decay(**arguments)
+
+
+def by_the_inner_optimizer(optimizer, **arguments):
+    while hasattr(optimizer, "inner_optimizer"):
+        optimizer = optimizer.inner_optimizer
+    optimizer.exclude_from_weight_decay(**arguments)
+
+
+def two_variables(dtype):
+    return [
+        keras.Variable(np.ones(2, dtype), dtype=dtype, name=name)
+        for name in ("kernel", "bias")
+    ]
+
+
+def step(optimizer, variables):
+    """Steps with gradients of zero, in which nothing but decay moves a variable."""
+    zeros = [ops.zeros(v.shape, v.dtype) for v in variables]
+    optimizer.apply(zeros, variables)
+    return [float(ops.convert_to_numpy(v)[0]) for v in variables]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize("names", [False, True], ids=["var_list", "var_names"])
+@pytest.mark.parametrize("exclude", [by_the_wrapper, by_the_inner_optimizer])
+@pytest.mark.parametrize("make", INNER.values(), ids=INNER)
+@pytest.mark.exhaustive
+def test_an_exclusion_counts_whenever_it_is_made(make, exclude, names, dtype):
+    for when in ("before build", "after build", "between steps"):
+        kernel, bias = variables = two_variables(dtype)
+        optimizer = LossScaleOptimizer(make(), initial_scale=1.0)
+        what = {"var_names": ["bias"]} if names else {"var_list": [bias]}
+        if when != "before build":
+            optimizer.build(variables)
+        if when == "between steps":
+            # The second one is of the plan that the first has made.
+            assert step(optimizer, variables)[1] < 1
+            step(optimizer, variables)
+        before = [float(ops.convert_to_numpy(v)[0]) for v in variables]
+        exclude(optimizer, **what)
+        after = step(optimizer, variables)
+        assert after[0] < before[0], when
+        assert after[1] == before[1], when
+        # Another exclusion takes the place of the first one, as in Keras.
+        exclude(optimizer, var_list=[kernel])
+        again = step(optimizer, variables)
+        assert again[0] == after[0], when
+        assert again[1] < after[1], when
+
+
+def test_an_exclusion_counts_in_the_middle_of_a_window():
+    kernel, bias = variables = two_variables("float16")
+    inner = keras.optimizers.SGD(0.5, gradient_accumulation_steps=2, **DECAYS)
+    optimizer = LossScaleOptimizer(inner, initial_scale=1.0)
+    assert step(optimizer, variables) == [1.0, 1.0]
+    optimizer.exclude_from_weight_decay(var_list=[bias])
+    # By a quarter, 0.5 * 0.5.
+    assert step(optimizer, variables) == [0.75, 1.0]
+
+
+def test_an_exclusion_by_a_wrapper_around_the_wrapper_counts():
+    kernel, bias = variables = two_variables("float16")
+    inner = LossScaleOptimizer(keras.optimizers.SGD(0.5, **DECAYS), initial_scale=1.0)
+    optimizer = LARC(inner)
+    optimizer.build(variables)
+    optimizer.scale_loss(1.0)
+    optimizer.exclude_from_weight_decay(var_list=[bias])
+    assert step(optimizer, variables) == [0.75, 1.0]
+
+
+def multi_optimizer(first, second, start="second"):
+    if not hasattr(keras.optimizers, "MultiOptimizer"):
+        pytest.skip("this version of Keras has no MultiOptimizer")
+    return keras.optimizers.MultiOptimizer(
+        lambda v: second if v.path.startswith(start) else first
+    )
+
+
+@pytest.mark.parametrize("when", ["before build", "after build", "between steps"])
+@pytest.mark.parametrize("make", [INNER["SGD"], INNER["LARS"]], ids=["SGD", "LARS"])
+def test_an_exclusion_of_a_member_of_a_multi_optimizer_counts(make, when):
+    names = "first", "second", "second_bias"
+    variables = [
+        keras.Variable(np.ones(2, "float16"), dtype="float16", name=n) for n in names
+    ]
+    members = make(), make()
+    optimizer = LossScaleOptimizer(multi_optimizer(*members), initial_scale=1.0)
+    if when != "before build":
+        optimizer.build(variables)
+    if when == "between steps":
+        step(optimizer, variables)
+    before = [float(ops.convert_to_numpy(v)[0]) for v in variables]
+    members[1].exclude_from_weight_decay(var_list=variables[2:])
+    after = step(optimizer, variables)
+    assert [a < b for a, b in zip(after, before, strict=True)] == [True, True, False]
+
+
+# --- Names, as Keras looks for them -----------------------------------------
+
+
+def in_a_layer(dtype):
+    layer = keras.layers.Dense(2, name="first", dtype=dtype, bias_initializer="ones")
+    model = keras.Sequential([keras.Input((2,), dtype=dtype), layer], name="model")
+    return model.trainable_variables
+
+
+def kept_by(optimizer, variables):
+    """Returns the names of the variables that do not decay."""
+    before = [ops.convert_to_numpy(v) for v in variables]
+    optimizer.apply([ops.zeros(v.shape, v.dtype) for v in variables], variables)
+    pairs = zip(variables, before, strict=True)
+    return [v.name for v, old in pairs if (ops.convert_to_numpy(v) == old).all()]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("make", [INNER["SGD"], INNER["its own step"]])
+@pytest.mark.exhaustive
+@pytest.mark.filterwarnings("ignore:A pattern matches no variable")
+def test_names_exclude_what_they_do_without_the_wrapper(make, dtype):
+    """Keras looks for them in other names on TensorFlow: `model/first/bias:0`."""
+    for name in ("bias", "^bias$", "bias:0", "first", "/bias"):
+        kept = []
+        for wrap in (lambda o: o, lambda o: LossScaleOptimizer(o, initial_scale=1.0)):
+            variables, inner = in_a_layer(dtype), make()
+            inner.exclude_from_weight_decay(var_names=[name])
+            kept.append(kept_by(wrap(inner), variables))
+        assert kept[0] == kept[1], name
+
+
+# --- Patterns that exclude nothing ----------------------------------------------------
+
+
+def transformer():
+    """The variables of a model whose layers have the names that Keras gives them."""
+    layers = [keras.Input((2,))]
+    for number in ("", "_1"):
+        layers.append(keras.layers.Dense(2, name=f"dense{number}"))
+        name = f"layer_normalization{number}"
+        layers.append(keras.layers.LayerNormalization(name=name))
+    return keras.Sequential(layers, name="model").trainable_variables
+
+
+@pytest.fixture(scope="module")
+def variables():
+    return transformer()
+
+
+def lars(patterns, **arguments):
+    return LARS(
+        0.5, weight_decay_rate=0.5, exclude_from_weight_decay=patterns, **arguments
+    )
+
+
+def adamw(*names):
+    inner = keras.optimizers.AdamW(0.5)
+    inner.exclude_from_weight_decay(var_names=list(names))
+    return inner
+
+
+def warnings_of(optimizer, variables):
+    """Returns what is warned of when the optimizer is built, twice."""
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        optimizer.build(variables)
+        optimizer.build(variables)
+    return [str(w.message) for w in seen]
+
+
+IN_VAIN = {
+    "another spelling": (["LayerNorm"], "'LayerNorm' (write 'layer_norm')"),
+    "one of several": (["LayerNorm", "bias"], "none: 'LayerNorm' (write 'layer_norm')"),
+    "an end": (["^bias$"], "'^bias$' (write '(^|/)bias$')"),
+    "both": (["^LayerNorm$"], "(write '(^|/)layer_norm')"),
+    "a colon": (["BIAS:0"], "'BIAS:0' (write 'bias:0')"),
+    "a slip": (["layer_nrom", "bias"], "(near it: 'layer_normalization')"),
+    "an escape": ([r"\bLayerNorm\b"], "(near it: 'layer_normalization')"),
+    "initials": (["ln", "bias"], "'ln' (near it: 'layer_normalization')"),
+    "another layer": (["batch_norm", "x"], "'batch_norm' (names here: "),
+    "several": (["Gamma", "Beta"], "'Gamma' (write 'gamma'), 'Beta' (write 'beta') of"),
+}
+
+
+@pytest.mark.parametrize("patterns, words", IN_VAIN.values(), ids=IN_VAIN)
+@pytest.mark.parametrize(
+    "wrap", [lambda o: o, LossScaleOptimizer, LARC], ids=["alone", "scaled", "LARC"]
+)
+@pytest.mark.exhaustive
+def test_a_pattern_that_excludes_nothing_is_told_once(wrap, patterns, words, variables):
+    [message] = warnings_of(wrap(lars(patterns)), variables)
+    assert words in message
+    assert "`exclude_from_weight_decay` in LARS" in message
+    assert "searched in paths such as 'model/dense/kernel'" in message
+
+
+QUIET = {
+    # As the Model Garden and Hugging Face's transformers have it.
+    "both spellings": ["LayerNorm", "layer_norm", "bias"],
+    "of other models": ["rms_scale", "batch_normalization", "bias"],
+    "with TensorFlow's end": ["bias:0", "/gamma:0$", "beta:0"],
+    "nothing": [],
+    "none": None,
+    "all found": ["layer_norm", r"/bias$"],
+}
+
+
+@pytest.mark.parametrize("patterns", QUIET.values(), ids=QUIET)
+@pytest.mark.in_turn
+def test_a_list_of_which_a_pattern_is_found_is_no_mistake(patterns, variables):
+    assert warnings_of(lars(patterns), variables) == []
+
+
+def with_paths(*paths):
+    variables = []
+    for path in paths:
+        scope, name = path.split("/")
+        with keras.name_scope(scope):
+            variables.append(keras.Variable(np.ones(2, "float32"), name=name))
+    return variables
+
+
+@pytest.mark.one_backend
+def test_parts_of_names_are_near_to_what_they_are_of():
+    """As layers of `keras.applications` and of KerasHub are called."""
+    of_a_cnn = with_paths("conv1_conv/bias", "conv1_bn/gamma", "conv1_bn/beta")
+    norm = "self_attention_layer_norm"
+    of_a_transformer = with_paths("query/bias", f"{norm}/gamma", f"{norm}/beta")
+    for variables, pattern, meant in (
+        (of_a_cnn, "batch_normalization", "conv1_bn"),
+        (of_a_cnn, "BatchNorm", "conv1_bn"),
+        (of_a_transformer, "layer_normalization", norm),
+        (of_a_transformer, "ln", norm),
+        (of_a_transformer, "layernorm", norm),
+    ):
+        [message] = warnings_of(lars([pattern, "bias"]), variables)
+        assert f"none: {pattern!r} (near it: {meant!r}) of" in message
+        covered = [pattern, meant, "bias"]
+        assert warnings_of(lars(covered), variables) == []
+    assert warnings_of(lars(["batch_normalization", "bias"]), of_a_transformer) == []
+
+
+@pytest.mark.one_backend
+def test_what_is_excluded_otherwise_need_not_be_found(variables):
+    assert warnings_of(lars(["LayerNorm"], exclude_1d=True), variables) == []
+    recipe = mlperf_bert(8192)
+    for kernels in (variables, variables[:1]):
+        assert warnings_of(LAMB(1.0, **recipe.lamb), kernels) == []
+    # But what is not excluded may be meant.
+    [message] = warnings_of(lars(["Kernel"], exclude_1d=True), variables)
+    assert "'Kernel' (write 'kernel')" in message
+    # There is nothing to exclude it from.
+    assert warnings_of(lars(["LayerNorm"]), []) == []
+
+
+@pytest.mark.one_backend
+def test_the_warning_is_told_where_the_optimizer_is_built(variables):
+    for optimizer in (lars(["Bias"]), LossScaleOptimizer(adamw("Bias"))):
+        with pytest.warns(UserWarning, match="'Bias'") as seen:
+            optimizer.build(variables)
+        assert [w.filename for w in seen] == [__file__]
+
+
+def test_each_argument_is_looked_at(variables):
+    both = lars(["LayerNorm"], exclude_from_layer_adaptation=["Dense"])
+    [message] = warnings_of(both, variables)
+    assert "'LayerNorm' (write 'layer_norm') of `exclude_from_weight_decay`" in message
+    assert "'Dense' (write 'dense') of `exclude_from_layer_adaptation`" in message
+    for optimizer, words in (
+        (NovoGrad(0.5, exclude_from_weight_decay=["Bias"]), "NovoGrad"),
+        (LAMB(0.5, exclude_from_weight_decay=["Bias"]), "LAMB"),
+        (LARC(keras.optimizers.SGD(0.5), exclude=["Bias"]), "`exclude` in LARC"),
+    ):
+        [message] = warnings_of(optimizer, variables)
+        assert words in message and "'Bias' (write 'bias')" in message
+
+
+def test_names_that_kerass_optimizers_look_for_in_vain(variables):
+    [message] = warnings_of(LossScaleOptimizer(adamw("LayerNorm", "bias")), variables)
+    assert "'LayerNorm'" in message and "layer_norm" in message
+    assert "`exclude_from_weight_decay(var_names=...)` in AdamW" in message
+    assert "var_list=[v for v in model.trainable_variables if" in message
+    assert warnings_of(LossScaleOptimizer(adamw("gamma", "bias")), variables) == []
+    # Only on TensorFlow Keras's optimizers look at the whole path.
+    on_tensorflow = keras.backend.backend() == "tensorflow"
+    for names in (("layer_norm", "bias"), ("bias:0", "gamma", "beta")):
+        seen = warnings_of(LossScaleOptimizer(adamw(*names)), variables)
+        assert len(seen) == (0 if on_tensorflow else 1)
+
+
+def test_one_warning_of_what_two_optimizers_exclude(variables):
+    optimizer = LossScaleOptimizer(LARC(adamw("Beta"), exclude=["Gamma"]))
+    [message] = warnings_of(optimizer, variables)
+    assert "'Gamma' (write 'gamma') of `exclude` in LARC" in message
+    assert "'Beta' (write 'beta') of" in message
+
+
+def test_names_that_members_of_a_multi_optimizer_look_for_in_vain(variables):
+    multi = multi_optimizer(adamw("Bias"), lars(["Gamma"]), "model/layer")
+    of_lars, of_adamw = warnings_of(LossScaleOptimizer(multi), variables)
+    assert "'Gamma' (write 'gamma')" in of_lars
+    assert "'Bias' (write 'bias')" in of_adamw
+
+
+def test_an_exclusion_of_a_multi_optimizer_itself_is_told():
+    optimizer = LossScaleOptimizer(multi_optimizer(INNER["SGD"](), INNER["SGD"]()))
+    with pytest.warns(UserWarning, match="of its optimizers that decay"):
+        optimizer.exclude_from_weight_decay(var_names=["bias"])
+
+
+@pytest.mark.parametrize("make", [INNER["SGD"], INNER["LARS"]], ids=["SGD", "LARS"])
+def test_names_that_are_looked_for_in_vain_after_build(make, variables):
+    optimizer = LossScaleOptimizer(make())
+    optimizer.build(variables)
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    with pytest.warns(UserWarning, match="'Kernel' .write 'kernel'"):
+        optimizer.exclude_from_weight_decay(var_names=["Kernel"])
+
+
+def test_the_ends_of_tensorflow_s_names_are_found():
+    for patterns, kept in (
+        (["/bias:0$"], ["bias"]),
+        (["kernel:0"], ["kernel"]),
+        # No name of Keras 3 ends so: it is found in none of them.
+        (["0$", "bias"], ["bias"]),
+    ):
+        optimizer = lars(patterns, momentum=0.0)
+        assert kept_by(optimizer, in_a_layer("float32")) == kept
+    for make, name in ((INNER["LARS"], "^bias:0$"), (INNER["LARS, decoupled"], "s:0")):
+        optimizer = make()
+        optimizer.exclude_from_weight_decay(var_names=[name])
+        assert kept_by(optimizer, in_a_layer("float32")) == ["bias"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("inner", ["SGD", "its own step", "LARC", "LARS, decoupled"])
+@pytest.mark.exhaustive
+def test_a_wrapper_excludes_by_the_ends_of_tensorflow_s_names(inner, dtype):
+    for name in ("bias:0", "bias:0$", "(gamma:0|bias:0)"):
+        optimizer = LossScaleOptimizer(INNER[inner](), initial_scale=1.0)
+        optimizer.exclude_from_weight_decay(var_names=[name])
+        variables = in_a_layer(dtype)
+        assert warnings_of(optimizer, variables) == []
+        assert kept_by(optimizer, variables) == ["bias"], name
+
+
+def test_only_what_the_user_wrote_is_told(variables):
+    optimizer = LossScaleOptimizer(INNER["SGD"]())
+    optimizer.exclude_from_weight_decay(var_names=["Bias:0", "scale:0"])
+    [message] = warnings_of(optimizer, variables)
+    assert "'Bias:0' (write 'bias" in message and "'scale:0' (" in message
+    assert "'Bias$'" not in message and "'scale$'" not in message
+
+
+# --- What an exclusion may be ---------------------------------------------------------
+
+REFUSED = {
+    "a name": (dict(var_names="bias"), TypeError, "`var_names` must be a list"),
+    "a number": (dict(var_names=[3]), TypeError, "`var_names` must hold strings"),
+    "no expression": (dict(var_names=["bias("]), ValueError, "regular expressions"),
+    "names for variables": (dict(var_list=["bias"]), TypeError, "list of variables"),
+}
+
+
+@pytest.mark.parametrize("arguments, error, words", REFUSED.values(), ids=REFUSED)
+@pytest.mark.parametrize("make", [INNER["LARC"], INNER["LARS"]], ids=["LARC", "LARS"])
+@pytest.mark.one_backend
+def test_what_is_no_exclusion_is_refused(make, arguments, error, words):
+    variables, optimizer = two_variables("float32"), make()
+    optimizer.exclude_from_weight_decay(var_list=variables[1:])
+    with pytest.raises(error, match=words):
+        optimizer.exclude_from_weight_decay(**arguments)
+    # What was excluded still is.
+    assert step(optimizer, variables)[1] == 1.0
+
+
+@pytest.mark.one_backend
+def test_a_regular_expression_is_split_where_it_has_alternatives():
+    for pattern, parts in (
+        ("bias|gamma", ["bias", "gamma"]),
+        ("(a|b)c|[|]|d", ["(a|b)c", "[|]", "d"]),
+        (r"a\|b|\(c|d", [r"a\|b", r"\(c", "d"]),
+    ):
+        assert alternatives(pattern) == parts

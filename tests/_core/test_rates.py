@@ -1,0 +1,256 @@
+"""Steps whose learning rate, or another coefficient, is not finite."""
+
+import functools
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+from keras_lso.loss_scales import LogMaxLossScale
+from testing import beside_keras
+
+K = keras.optimizers
+SCALE = 8.0
+
+
+@keras.saving.register_keras_serializable("tests", name="UntilStepTwo")
+class UntilStepTwo(K.schedules.LearningRateSchedule):
+    """A rate that a division by zero ends, as a decay of no power does under XLA."""
+
+    def __call__(self, step):
+        left = 2.0 - ops.cast(step, "float32")
+        return 0.5 * (left / left)
+
+    def get_config(self):
+        return {}
+
+
+MAKE = {
+    "SGD": K.SGD,
+    "Adam": K.Adam,
+    "Adadelta": K.Adadelta,
+    "LARS": keras_lso.LARS,
+    "LARC": lambda rate: keras_lso.LARC(K.SGD(rate), mode="scale"),
+    "averaged": lambda rate: K.SGD(rate, use_ema=True, ema_overwrite_frequency=1),
+}
+each = pytest.mark.parametrize("make", MAKE.values(), ids=MAKE)
+
+
+@pytest.fixture(params=beside_keras.WAYS)
+def way(request, monkeypatch):
+    beside_keras.take(request.param, monkeypatch)
+
+
+class Run:
+    """An optimizer of one variable, which keeps what a skipped step may not change."""
+
+    def __init__(self, inner, compiled=lambda function, variables: function, **options):
+        self.w = keras.Variable(np.float32([1.0, 2.0]))
+        options = {"initial_scale": SCALE, "dynamic_growth_steps": 1, **options}
+        self.optimizer = keras_lso.LossScaleOptimizer(inner, **options)
+        self.optimizer.build([self.w])
+        self.optimizer.scale_loss(1.0)
+        self.kept = [self.w, *inner.variables, *self.optimizer._state.variables[2:]]
+        variables = [self.w, *self.optimizer.variables]
+        self._apply = compiled(self._take, variables)
+
+    def _take(self, grad):
+        self.optimizer.apply([grad], [self.w])
+
+    def step(self, size=1.0):
+        grad = np.float32([3.0, -4.0]) * np.float32(size)
+        self._apply(ops.convert_to_tensor(grad * float(self.optimizer.loss_scale)))
+
+    def bits(self):
+        return [np.asarray(ops.convert_to_numpy(v)).tobytes() for v in self.kept]
+
+    @property
+    def skipped(self):
+        return int(self.optimizer.skipped_steps)
+
+
+@each
+@pytest.mark.filterwarnings("ignore:The learning rate")
+def test_a_schedule_that_ends_in_nan_ends_the_steps(make, compiled_once):
+    run = Run(make(UntilStepTwo()), compiled_once)
+    for _ in range(2):
+        run.step()
+    before = run.bits()
+    for _ in range(3):
+        run.step()
+    assert run.skipped == 3 and int(run.optimizer.iterations) == 2
+    assert not bool(run.optimizer.last_step_applied)
+    # The scale and its count of good steps are among them.
+    assert run.bits() == before
+    assert np.isfinite(run.w.numpy()).all()
+
+
+@pytest.mark.exhaustive
+@each
+@pytest.mark.parametrize("rate", [np.nan, np.inf])
+@pytest.mark.filterwarnings("ignore:The learning rate")
+def test_training_goes_on_at_the_next_finite_rate(make, rate, way):
+    run, without = Run(make(0.5)), Run(make(0.5))
+    for value in (0.5, rate, rate, 0.25):
+        run.optimizer.learning_rate = without.optimizer.learning_rate = value
+        run.step()
+        if np.isfinite(value):
+            without.step()
+    assert run.bits() == without.bits()
+    assert run.skipped == 2
+    assert float(run.optimizer.loss_scale) == 4 * SCALE
+
+
+@pytest.mark.filterwarnings("ignore:The learning rate")
+def test_gradients_that_overflow_too_lower_the_scale(way):
+    run = Run(K.Adam(np.nan))
+    run.step(np.inf)
+    assert float(run.optimizer.loss_scale) == SCALE / 2
+    run.step()
+    assert float(run.optimizer.loss_scale) == SCALE / 2
+    assert run.skipped == 2
+
+
+@pytest.mark.filterwarnings("ignore:The learning rate")
+def test_a_policy_of_the_largest_gradient_stays(way):
+    run = Run(K.SGD(0.5), loss_scale=LogMaxLossScale(), **dict.fromkeys(UNSET))
+    run.step()
+    before = run.bits()
+    run.optimizer.learning_rate = np.nan
+    run.step(64.0)
+    run.optimizer.learning_rate = 0.0
+    assert run.bits()[1:] != before[1:]  # The rate itself is among them.
+    run.optimizer.learning_rate = 0.5
+    assert run.bits() == before
+
+
+UNSET = ("initial_scale", "dynamic_growth_steps")
+
+
+@pytest.mark.filterwarnings("ignore:The learning rate")
+@pytest.mark.parametrize("make", [K.SGD, K.Adadelta, keras_lso.LARS])
+def test_a_rate_matters_to_the_last_micro_batch_of_a_window(make, way):
+    run = Run(make(0.5, gradient_accumulation_steps=2))
+    run.optimizer.learning_rate = np.nan
+    run.step()
+    assert run.skipped == 0
+    before = run.bits()
+    for _ in range(2):
+        run.step()
+    assert run.skipped == 2 and run.bits() == before
+    run.optimizer.learning_rate = 0.5
+    run.step()
+    twin = Run(make(0.5, gradient_accumulation_steps=2))
+    for _ in range(2):
+        twin.step()
+    np.testing.assert_array_equal(run.w.numpy(), twin.w.numpy())
+
+
+@pytest.mark.skipif(
+    not hasattr(K, "MultiOptimizer"), reason="Keras 3.12 has no MultiOptimizer"
+)
+@pytest.mark.filterwarnings("ignore:The learning rate")
+def test_the_rate_of_each_member_counts():
+    members = {"a": K.SGD(0.5), "b": K.Adam(np.nan)}
+    inner = K.MultiOptimizer(lambda variable: members[variable.name])
+    a, b = (keras.Variable(1.0, name=name) for name in "ab")
+    optimizer = keras_lso.LossScaleOptimizer(inner)
+    optimizer.apply([ops.ones(()), ops.ones(())], [a, b], scaled=False)
+    assert float(a) == float(b) == 1.0
+    assert int(optimizer.skipped_steps) == 1
+
+
+HYPERPARAMETERS = {
+    "momentum": (functools.partial(K.SGD, momentum=0.5), np.nan),
+    "weight_decay": (K.AdamW, np.inf),
+    "beta_1": (K.Adam, np.nan),
+    "epsilon": (K.RMSprop, np.nan),
+    "rho": (K.Adadelta, np.nan),
+    "ema_momentum": (functools.partial(K.SGD, use_ema=True), np.nan),
+    "clipnorm": (functools.partial(K.SGD, clipnorm=1.0), np.inf),
+    "global_clipnorm": (functools.partial(K.SGD, global_clipnorm=1.0), np.inf),
+    "clipvalue": (functools.partial(K.SGD, clipvalue=1.0), np.nan),
+    "eeta": (keras_lso.LARS, np.nan),
+    "l1_regularization_strength": (K.Ftrl, np.nan),
+    "clip_threshold": (K.Adafactor, np.nan),
+    "momentum of NumPy": (functools.partial(K.SGD, momentum=0.5), np.float32(np.nan)),
+}
+
+
+@pytest.mark.in_turn
+@pytest.mark.parametrize("name", HYPERPARAMETERS)
+def test_any_other_coefficient_is_named(name, compiled_once):
+    make, value = HYPERPARAMETERS[name]
+    name = name.partition(" ")[0]
+    run = Run(make(0.5), compiled_once)
+    before = run.bits()
+    setattr(run.optimizer, name, value)
+    with pytest.warns(UserWarning, match=f"`{name}` of the inner optimizer is {value}"):
+        run.step()
+    run.step()
+    assert run.bits() == before and run.skipped == 2
+
+
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_an_infinite_clipvalue_clips_nothing():
+    run, twin = Run(K.SGD(0.5, clipvalue=np.inf)), Run(K.SGD(0.5))
+    for each_run in (run, twin):
+        each_run.step()
+    np.testing.assert_array_equal(run.w.numpy(), twin.w.numpy())
+
+
+def test_one_warning_names_the_rate_its_step_and_its_schedule():
+    run = Run(K.SGD(UntilStepTwo()))
+    with pytest.warns(UserWarning, match="rate is nan at step 2, as `Unt") as seen:
+        for _ in range(5):
+            run.step()
+    [found] = [w for w in seen if "rate" in str(w.message)]
+    assert found.filename == __file__
+
+
+def test_a_stalled_run_names_the_rate():
+    run = Run(K.SGD(np.inf))
+    with pytest.warns(UserWarning, match="rate is inf at step 0"):
+        for _ in range(3):
+            run.step()
+    with pytest.raises(FloatingPointError, match="3 steps .* learning rate is inf"):
+        run.optimizer.check_stalled(patience=3)
+    run.optimizer.check_stalled(patience=4)
+    run.optimizer.learning_rate = 0.5
+    run.optimizer.check_stalled(patience=3)
+
+
+def test_fit_warns_at_its_end_at_the_latest():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(keras_lso.LossScaleOptimizer(K.SGD(UntilStepTwo())), loss="mse")
+    x = np.ones((8, 1), "float32")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        model.fit(x, x, batch_size=1, verbose=0)
+    messages = [str(w.message) for w in seen if "rate is nan" in str(w.message)]
+    assert len(messages) == 1
+    assert int(model.optimizer.skipped_steps) == 6
+    assert all(np.isfinite(w).all() for w in model.get_weights())
+
+
+def test_a_schedule_that_raises_leaves_everything_as_it_was():
+    class Remote(K.schedules.LearningRateSchedule):
+        is_down = False
+
+        def __call__(self, step):
+            if Remote.is_down:
+                raise ConnectionError
+            return ops.convert_to_tensor(np.float32(0.5))
+
+    for options in ({}, {"gradient_accumulation_steps": 2, "use_ema": True}):
+        run = Run(K.Adam(Remote(), **options))
+        run.step()
+        before, Remote.is_down = run.bits(), True
+        with pytest.raises(ConnectionError):
+            run.step()
+        assert run.bits() == before and run.skipped == 0
+        Remote.is_down = False
+        run.step()

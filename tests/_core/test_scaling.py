@@ -1,0 +1,340 @@
+"""What a `LossScaleOptimizer` knows of losses and gradients: are they scaled?"""
+
+import copy
+import pickle
+import warnings
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+from keras_lso.loss_scales import FixedLossScale
+from keras_lso.mixed_precision.experimental import (
+    LossScaleOptimizer as ExperimentalOptimizer,
+)
+
+BACKEND = keras.backend.backend()
+SGD = keras.optimizers.SGD
+SCALE = 8.0
+
+
+def make(**options):
+    options = {"initial_scale": SCALE, **options}
+    return keras_lso.LossScaleOptimizer(SGD(1.0), **options)
+
+
+def tensor(*values):
+    return ops.convert_to_tensor(np.float32(values))
+
+
+@pytest.fixture
+def w():
+    return keras.Variable(np.float32([4.0, 4.0]), name="w")
+
+
+@pytest.fixture
+def b():
+    return keras.Variable(np.float32([2.0]), name="b")
+
+
+def values(variable):
+    return np.asarray(ops.convert_to_numpy(variable)).tolist()
+
+
+def apply(optimizer, grads, variables):
+    optimizer.apply(grads, variables)
+
+
+def apply_gradients(optimizer, grads, variables):
+    optimizer.apply_gradients(zip(grads, variables, strict=True))
+
+
+def apply_by_larc(optimizer, grads, variables):
+    # No ratio but 1: what is excluded is not rescaled.
+    keras_lso.LARC(optimizer, exclude=["."]).apply(grads, variables)
+
+
+APPLY = [apply, apply_gradients, apply_by_larc]
+
+
+# --- Looking at unscaled gradients ----------------------------------------------------
+
+
+@pytest.mark.parametrize("apply", APPLY)
+def test_gradients_that_were_only_looked_at_are_scaled(apply, w, b):
+    optimizer = make()
+    optimizer.scale_loss(1.0)
+    grads = [tensor(SCALE, 0.0), tensor(SCALE)]
+    norms = [ops.norm(g) for g in optimizer.get_unscaled_gradients(grads)]
+    assert float(norms[0]) == 1.0
+    apply(optimizer, grads, [w, b])
+    assert values(w) == [3.0, 4.0] and values(b) == [1.0]
+
+
+@pytest.mark.parametrize("apply", APPLY)
+def test_what_is_made_of_the_unscaled_gradients_is_not(apply, w, b):
+    optimizer = make()
+    optimizer.scale_loss(1.0)
+    grads = optimizer.get_unscaled_gradients([tensor(SCALE, 0.0), tensor(4 * SCALE)])
+    apply(optimizer, [ops.clip(g, -1.0, 1.0) for g in grads], [w, b])
+    assert values(w) == [3.0, 4.0] and values(b) == [1.0]
+
+
+def test_the_pairs_of_the_deprecated_class_are_told_in_the_same_way(w):
+    with pytest.warns(DeprecationWarning):
+        optimizer = ExperimentalOptimizer(SGD(1.0), SCALE)
+    scaled = tensor(SCALE, 0.0)
+    [unscaled] = optimizer.get_unscaled_gradients([scaled])
+    for grad in (scaled, unscaled):
+        optimizer.apply_gradients([(grad, w)])
+    assert values(w) == [2.0, 4.0]
+
+
+def test_it_is_told_while_a_step_is_traced(w, compiled):
+    optimizer = make()
+    optimizer.build([w])
+
+    def step(x):
+        optimizer.scale_loss(1.0)
+        grads = [x * SCALE]
+        optimizer.get_unscaled_gradients(grads)
+        optimizer.apply(grads, [w])
+
+    step = compiled(step, [w, *optimizer.variables])
+    for _ in range(2):
+        step(tensor(1.0, 0.0))
+    assert values(w) == [2.0, 4.0]
+
+
+def test_a_sparse_gradient_is_told_by_its_identity(sparse_gradient):
+    table = keras.Variable(np.ones((3, 2), "float32"))
+    optimizer = make()
+    optimizer.scale_loss(1.0)
+    grads = [sparse_gradient(np.full((1, 2), SCALE, "float32"), [1], (3, 2))]
+    optimizer.get_unscaled_gradients(grads)
+    optimizer.apply(grads, [table])
+    assert values(table) == [[1.0, 1.0], [0.0, 0.0], [1.0, 1.0]]
+
+
+def test_gradients_of_which_none_was_unscaled_may_be_missing(w, b):
+    optimizer = make()
+    optimizer.build([w, b])
+    grads = [tensor(SCALE, 0.0), None]
+    optimizer.scale_loss(1.0)
+    optimizer.get_unscaled_gradients(grads)
+    optimizer.apply(grads)
+    assert values(w) == [3.0, 4.0] and values(b) == [2.0]
+
+
+def test_scaled_and_unscaled_ones_together_are_refused(w, b):
+    optimizer = make()
+    optimizer.scale_loss(1.0)
+    grads = [tensor(SCALE, 0.0), tensor(SCALE)]
+    unscaled = optimizer.get_unscaled_gradients(grads)
+    with pytest.raises(ValueError, match="1 of 2 gradients .*|`scaled=True`"):
+        optimizer.apply([grads[0], unscaled[1]], [w, b])
+    assert values(w) == [4.0, 4.0] and values(b) == [2.0]
+    # Nothing was forgotten, and the caller may say it.
+    optimizer.apply(grads, [w, b])
+    optimizer.apply(grads, [w, b], scaled=False)
+    assert values(w) == [3.0 - SCALE, 4.0]
+
+
+def test_the_next_scaled_loss_ends_it(w):
+    optimizer = make()
+    grads = [tensor(SCALE, 0.0)]
+    for _ in range(2):
+        optimizer.scale_loss(1.0)
+        optimizer.apply(optimizer.get_unscaled_gradients(grads), [w])
+    optimizer.scale_loss(1.0)
+    optimizer.apply(grads, [w])
+    assert values(w) == [1.0, 4.0]
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="Only PyTorch's tensors can be written")
+def test_gradients_that_were_written_to_since_are_refused(w):
+    """They may be scaled still, or hold the result."""
+    ways = {
+        "clipped": lambda grad, unscaled: grad.mul_(0.5),
+        "unscaled": lambda grad, unscaled: grad.copy_(unscaled),
+    }
+    for name, write in ways.items():
+        grad = tensor(SCALE, 0.0)
+        optimizer = make()
+        optimizer.scale_loss(1.0)
+        [unscaled] = optimizer.get_unscaled_gradients([grad])
+        write(grad, unscaled)
+        before = values(w)
+        for given in grad, grad.detach():
+            with pytest.raises(ValueError, match="was written to since"):
+                optimizer.apply([given], [w])
+        assert values(w) == before
+        optimizer.apply([grad], [w], scaled=name == "clipped")
+    assert values(w) == [3.0 - 0.5, 4.0]
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="Elsewhere tensors share no memory")
+@pytest.mark.parametrize(
+    "view", [lambda g: g.detach(), lambda g: g.data, lambda g: g.view(-1)]
+)
+def test_another_tensor_of_the_same_memory_is_scaled_too(view, w):
+    grad = tensor(SCALE, 0.0)
+    optimizer = make()
+    optimizer.scale_loss(1.0)
+    optimizer.get_unscaled_gradients([grad])
+    optimizer.apply([view(grad)], [w])
+    assert values(w) == [3.0, 4.0]
+
+
+def test_no_gradient_is_kept_alive():
+    optimizer = make()
+    for _ in range(3):
+        optimizer.get_unscaled_gradients([tensor(1.0, 2.0), None])
+    assert len(optimizer._scaling._unscaled) <= 1
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy])
+def test_it_can_be_copied_meanwhile(copied, w):
+    optimizer = make()
+    optimizer.build([w])
+    grads = [tensor(SCALE, 0.0)]
+    optimizer.get_unscaled_gradients(grads)
+    assert copied(optimizer).get_config() == optimizer.get_config()
+    assert pickle.loads(pickle.dumps(optimizer)).get_config()["name"] == optimizer.name
+
+
+# --- Losses ---------------------------------------------------------------------------
+
+NO_LOSSES = {
+    "words": "nonsense",
+    "nothing": None,
+    "dict": {"loss": 1.0},
+    "list": [1.0, 2.0],
+}
+
+
+@pytest.mark.parametrize("loss", NO_LOSSES.values(), ids=NO_LOSSES)
+@pytest.mark.parametrize("scale", ["scale_loss", "get_scaled_loss"])
+def test_what_is_no_loss_is_refused_and_changes_nothing(scale, loss, w):
+    optimizer = make()
+    optimizer.get_scaled_loss(1.0)
+    grads = optimizer.get_unscaled_gradients([tensor(SCALE, 0.0)])
+    with pytest.raises(
+        TypeError, match="must be a tensor or a number.*Received: loss="
+    ):
+        getattr(optimizer, scale)(loss)
+    optimizer.apply(grads, [w])
+    assert values(w) == [3.0, 4.0]
+
+
+def test_a_complex_loss_is_refused():
+    loss = ops.convert_to_tensor(np.complex64(1 + 1j))
+    with pytest.raises(ValueError, match="must be real"):
+        make().scale_loss(loss)
+
+
+LOSSES = {
+    "int": 3,
+    "NumPy": np.float64(3.0),
+    "array": np.float32([3.0]),
+    "variable": lambda: keras.Variable(3.0),
+    "half": lambda: ops.cast(tensor(3.0), "float16"),
+}
+
+
+@pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
+def test_what_is_a_loss_is_scaled(loss):
+    scaled = make().scale_loss(loss() if callable(loss) else loss)
+    assert float(ops.sum(scaled)) == 3.0 * SCALE
+
+
+# --- A loss that nobody scaled --------------------------------------------------------
+
+LINES = {
+    "tensorflow": "with tf.GradientTape() as tape",
+    "jax": "with keras.StatelessScope",
+    "torch": "optimizer.scale_loss(loss).backward()",
+}
+
+
+def warned(function):
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        function()
+    return [w for w in seen if "no loss has been multiplied" in str(w.message)]
+
+
+@pytest.mark.parametrize("apply", [apply, apply_gradients])
+def test_gradients_of_a_loss_that_nobody_scaled_are_warned_of_once(apply, w):
+    optimizer = make()
+    [found] = warned(lambda: [apply(optimizer, [tensor(1, 1)], [w]) for _ in "abc"])
+    assert LINES[BACKEND] in str(found.message)
+    assert "`apply(..., scaled=False)`" in str(found.message)
+    assert found.filename == __file__
+
+
+SILENT = {
+    "said": lambda o, w: o.apply([tensor(1, 1)], [w], scaled=False),
+    "minimized": lambda o, w: o.minimize(lambda: ops.sum(w), [w]),
+    "scaled": lambda o, w: (o.scale_loss(1.0), o.apply([tensor(1, 1)], [w])),
+    "unscaled": lambda o, w: o.apply(o.get_unscaled_gradients([tensor(1, 1)]), [w]),
+}
+
+
+@pytest.mark.parametrize("use", SILENT.values(), ids=SILENT)
+def test_whoever_says_what_gradients_are_is_not_warned(use, w):
+    assert not warned(lambda: use(make(), w))
+
+
+def test_a_scale_of_one_changes_no_gradient(w):
+    optimizer = make(loss_scale=FixedLossScale(1.0), initial_scale=None)
+    assert not warned(lambda: optimizer.apply([tensor(1, 1)], [w]))
+
+
+def test_keras_s_own_trainer_scales_the_loss():
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    model.compile(make(), loss="mse")
+    x = np.ones((2, 1), "float32")
+    assert not warned(lambda: model.fit(x, x, verbose=0))
+
+
+# --- Parts that are replaced ----------------------------------------------------------
+
+PARTS = {
+    "inner_optimizer": lambda: SGD(0.5),
+    "loss_scale_policy": lambda: FixedLossScale(64.0),
+    "master_weights": lambda: False,
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_is_not_replaced(name):
+    optimizer = make()
+    part = getattr(optimizer, name)
+    setattr(optimizer, name, part)
+    with pytest.raises(AttributeError, match=f"`{name}` .* cannot be replaced"):
+        setattr(optimizer, name, PARTS[name]())
+    assert getattr(optimizer, name) is part
+
+
+def test_the_optimizer_inside_of_larc_is_not_replaced():
+    optimizer = keras_lso.LARC(SGD(0.5))
+    with pytest.raises(AttributeError, match="`inner_optimizer` of a LARC"):
+        optimizer.inner_optimizer = SGD(1.0)
+
+
+@pytest.mark.parametrize("has_stepped", [False, True])
+def test_a_scale_of_the_inner_optimizer_s_own_is_refused_later_too(has_stepped, w):
+    optimizer = make()
+    optimizer.scale_loss(1.0)
+    if has_stepped:
+        optimizer.apply([tensor(0.0, 0.0)], [w])
+    optimizer.inner_optimizer.loss_scale_factor = 4.0
+    with pytest.raises(ValueError, match="loss_scale_factor=4.0, by which"):
+        optimizer.apply([tensor(SCALE, 0.0)], [w])
+    assert values(w) == [4.0, 4.0]
+    optimizer.inner_optimizer.loss_scale_factor = None
+    optimizer.apply([tensor(SCALE, 0.0)], [w])
+    assert values(w) == [3.0, 4.0]

@@ -1,0 +1,160 @@
+"""`stateless_apply` keeps what it is given, on every path that a step may take."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+from keras_lso import LossScaleOptimizer
+from testing import kernels
+from testing.beside_keras import bits
+
+BACKEND = keras.backend.backend()
+if BACKEND == "tensorflow":
+    pytest.skip("Keras has no `stateless_apply` there", allow_module_level=True)
+
+SGD, Adam = keras.optimizers.SGD, keras.optimizers.Adam
+
+
+def guarded(inner, **options):
+    return LossScaleOptimizer(inner, initial_scale=1.0, **options)
+
+
+MAKERS = {
+    "fused": lambda: guarded(Adam(0.1)),
+    "amsgrad": lambda: guarded(Adam(0.1, amsgrad=True)),
+    "centered": lambda: guarded(keras.optimizers.RMSprop(0.1, centered=True)),
+    "decayed": lambda: guarded(keras.optimizers.Adadelta(0.1, weight_decay=0.1)),
+    "accumulation": lambda: guarded(Adam(0.1, gradient_accumulation_steps=2)),
+    "slow accumulation": lambda: guarded(
+        Adam(0.1, amsgrad=True, gradient_accumulation_steps=2)
+    ),
+    "averages": lambda: guarded(SGD(0.1, use_ema=True, ema_overwrite_frequency=1)),
+    "slow averages": lambda: guarded(
+        Adam(0.1, amsgrad=True, use_ema=True, ema_overwrite_frequency=1)
+    ),
+    "LARC": lambda: keras_lso.LARC(Adam(0.1)),
+    "LARC outside": lambda: keras_lso.LARC(guarded(Adam(0.1, amsgrad=True))),
+    "LARS": lambda: keras_lso.LARS(0.1),
+    "LARS, accumulation": lambda: keras_lso.LARS(0.1, gradient_accumulation_steps=2),
+    "LARS, decay": lambda: keras_lso.LARS(0.1, weight_decay=0.1),
+    "LAMB in it": lambda: guarded(keras_lso.LAMB(0.1)),
+    "NovoGrad, averages": lambda: keras_lso.NovoGrad(0.1, use_ema=True),
+}
+DTYPES = ["float32", "float16", *(["float64"] if BACKEND == "torch" else [])]
+
+
+def given(make, dtype):
+    """An optimizer, and what `stateless_apply` takes: state, gradients, values."""
+    random = np.random.default_rng(0)
+    values = [random.normal(size=s).astype(dtype) for s in [(3,), (2, 4)]]
+    variables = [keras.Variable(v, dtype=dtype) for v in values]
+    optimizer = make()
+    optimizer.build(variables)
+    optimizer.scale_loss(ops.ones(()))
+    state = [ops.copy(v.value) for v in optimizer.variables]
+    grads = [ops.array(random.normal(size=v.shape), dtype) for v in variables]
+    return optimizer, state, grads, [ops.array(v) for v in values]
+
+
+def grads_of(values):
+    return [ops.ones_like(v).detach() for v in values]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+@pytest.mark.parametrize("are_finite", [True, False])
+def test_the_arguments_stay_as_they_were(are_finite, make, dtype):
+    optimizer, state, grads, values = given(make, dtype)
+    if not are_finite:
+        grads[1] = grads[1] * np.inf
+    arguments = [*state, *grads, *values]
+    before = bits(arguments)
+    own = bits(optimizer.variables)
+    for _ in range(2):
+        optimizer.stateless_apply(state, grads, values)
+        assert bits(arguments) == before
+        assert bits(optimizer.variables) == own
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_they_stay_without_kernels(make):
+    with kernels.off():
+        optimizer, state, grads, values = given(make, "float32")
+        before = bits([*state, *grads, *values])
+        optimizer.stateless_apply(state, grads, values)
+        assert bits([*state, *grads, *values]) == before
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_they_stay_in_a_scope_of_the_callers_own(make):
+    optimizer, state, grads, values = given(make, "float32")
+    variables = optimizer._trainable_variables
+    mapping = [*zip(variables, values, strict=True)]
+    mapping += zip(optimizer.variables, state, strict=True)
+    before = bits([*state, *values])
+    with keras.StatelessScope(mapping):
+        optimizer.apply(grads, variables)
+    assert bits([*state, *values]) == before
+
+
+# --- Gradients of a step, on PyTorch ------------------------------------------------
+
+on_torch = pytest.mark.skipif(BACKEND != "torch", reason="`jax.grad` follows all of it")
+
+
+@on_torch
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_a_gradient_that_autograd_follows_is_refused(make):
+    """Its history would be lost: a meta-gradient would be wrong without a word."""
+    import torch
+
+    optimizer, state, grads, values = given(make, "float32")
+    followed = [g.requires_grad_() * 2.0 for g in grads]
+    before = bits([*state, *values])
+    with pytest.raises(ValueError, match="cannot differentiate through a step"):
+        optimizer.stateless_apply(state, followed, values)
+    assert bits([*state, *values]) == before
+    with torch.no_grad():
+        optimizer.stateless_apply(state, followed, values)
+    # A learned rate, or momentum.
+    of_floats = next(
+        i
+        for i, (value, v) in enumerate(zip(state, optimizer.variables, strict=True))
+        if value.is_floating_point() and not v.trainable
+    )
+    state[of_floats] = state[of_floats].requires_grad_()
+    with pytest.raises(ValueError, match="cannot differentiate through a step"):
+        optimizer.stateless_apply(state, grads_of(values), values)
+
+
+@on_torch
+@pytest.mark.parametrize("name", MAKERS)
+def test_the_values_after_a_step_have_no_history(name):
+    optimizer, state, grads, values = given(MAKERS[name], "float32")
+    leaves = [v.requires_grad_() for v in values]
+    new, _ = optimizer.stateless_apply(state, grads, leaves)
+    assert all(v.grad_fn is None for v in new)
+    # A loop differentiates with respect to them; averages are no parameters.
+    if "averages" not in name:
+        assert all(v.requires_grad for v in new)
+    followed = [v * 1.0 for v in leaves]
+    new, _ = optimizer.stateless_apply(state, grads, followed)
+    # A meta-gradient that stopped at a leaf would be wrong without a word.
+    assert not any(v.requires_grad for v in new)
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="PyTorch's steps write their tensors")
+def test_jax_differentiates_a_step():
+    import jax
+
+    optimizer, state, grads, values = given(lambda: guarded(SGD(0.5)), "float32")
+
+    def weight(rate_of_gradient):
+        scaled = [g * rate_of_gradient for g in grads]
+        [first, _], _ = optimizer.stateless_apply(state, scaled, values)
+        return first[0]
+
+    expected = -0.5 * float(grads[0][0])
+    assert float(jax.grad(weight)(1.0)) == pytest.approx(expected, rel=1e-6)

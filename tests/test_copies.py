@@ -1,0 +1,341 @@
+"""`copy.deepcopy` and `pickle` of all that users hold.
+
+keras-tuner, scikit-learn's `clone` and joblib copy what they are given. Keras itself
+copies an optimizer by its config, without its state unless that has no slots.
+"""
+
+import copy
+import inspect
+import pickle
+import sys
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+import keras_lso
+from keras_lso import callbacks, loss_scales, schedules
+from keras_lso.compat import open_seq2seq
+from keras_lso.compat.v1.mixed_precision import MixedPrecisionLossScaleOptimizer
+from keras_lso.mixed_precision import experimental
+
+BACKEND = keras.backend.backend()
+X = np.random.default_rng(0).normal(size=(8, 3)).astype("float32")
+Y = X[:, :1]
+
+pytestmark = [
+    # Keras warns that a copy has not the slots, and the reports of NumPy's casts.
+    pytest.mark.filterwarnings("ignore:Skipping variable loading"),
+    pytest.mark.filterwarnings("ignore:overflow encountered in cast"),
+    pytest.mark.filterwarnings(
+        "ignore:.*experimental.LossScaleOptimizer is deprecated"
+    ),
+]
+both_ways = pytest.mark.parametrize(
+    "duplicate",
+    [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))],
+    ids=["deepcopy", "pickle"],
+)
+
+
+def sgd():
+    return keras.optimizers.SGD(0.1, momentum=0.9)
+
+
+def scaling(**arguments):
+    return keras_lso.LossScaleOptimizer(sgd(), **arguments)
+
+
+def new_model(optimizer=None):
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    options = {"run_eagerly": BACKEND != "jax", "loss": "mean_squared_error"}
+    model.compile(optimizer or scaling(), **options)
+    return model
+
+
+def fit(*given, **options):
+    return new_model(*given).fit(X, Y, batch_size=4, verbose=0, **options)
+
+
+# --- Optimizers -------------------------------------------------------------------
+
+OPTIMIZERS = {
+    "LossScaleOptimizer": scaling,
+    "with the scale searched": lambda: scaling(initial_scale="auto"),
+    "LARC": lambda: keras_lso.LARC(sgd()),
+    "LossScaleOptimizer of LARC": lambda: keras_lso.LossScaleOptimizer(
+        keras_lso.LARC(sgd())
+    ),
+    "LARS": lambda: keras_lso.LARS(0.1, exclude_from_weight_decay=["bias"]),
+    "LAMB": lambda: keras_lso.LAMB(0.1),
+    "NovoGrad": lambda: keras_lso.NovoGrad(0.1),
+    "with a schedule": lambda: keras_lso.LARS(schedules.FixedLR(0.1)),
+    "experimental": lambda: experimental.LossScaleOptimizer(sgd(), "dynamic"),
+    "TF1": lambda: MixedPrecisionLossScaleOptimizer(sgd(), 8.0),
+    "OpenSeq2Seq": lambda: open_seq2seq.MixedPrecisionOptimizerWrapper(sgd(), 8.0),
+}
+
+
+@both_ways
+@pytest.mark.parametrize("when", ["new", "built", "in the middle of training"])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_optimizer_is_copied_by_its_config(name, when, duplicate):
+    optimizer, weight = OPTIMIZERS[name](), keras.Variable([1.0, 2.0], name="bias")
+    if when != "new":
+        optimizer.build([weight])
+    if when == "in the middle of training":
+        optimizer.apply([ops.ones(2)], [weight])
+        before = np.array(weight.numpy())
+    copied = duplicate(optimizer)
+    assert copied.get_config() == optimizer.get_config()
+    assert not copied.built
+    # It belongs to nothing of the original.
+    other = keras.Variable([1.0, 2.0])
+    copied.apply([ops.ones(2)], [other])
+    assert not np.array_equal(other.numpy(), [1.0, 2.0])
+    if when == "in the middle of training":
+        np.testing.assert_array_equal(weight.numpy(), before)
+
+
+@both_ways
+def test_the_list_of_variables_is_copied(duplicate):
+    variables = scaling().variables
+    copied = duplicate(variables)
+    assert [v.path for v in copied] == [v.path for v in variables]
+    assert len(copied()) == len(variables())
+
+
+# --- Loss-scale policies ----------------------------------------------------------
+
+POLICIES = {
+    "dynamic": lambda: loss_scales.DynamicLossScale(64.0, 3, hysteresis=2),
+    "searching": lambda: loss_scales.SearchingLossScale(64.0),
+    "fixed": lambda: loss_scales.FixedLossScale(64.0),
+    "log max": loss_scales.LogMaxLossScale,
+}
+
+
+@pytest.mark.parametrize("has_owner", [False, True])
+@pytest.mark.parametrize(
+    "duplicate",
+    [copy.copy, copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))],
+    ids=["copy", "deepcopy", "pickle"],
+)
+@pytest.mark.parametrize("name", POLICIES)
+def test_a_policy_is_copied_with_its_state_and_serves_another(
+    name, duplicate, has_owner
+):
+    policy = POLICIES[name]()
+    if has_owner:
+        keras_lso.LossScaleOptimizer(sgd(), loss_scale=policy)
+    policy.build()
+    policy.step(ops.convert_to_tensor(False), amax=ops.ones(()))
+    before = [np.array(v.numpy()) for v in policy.variables]
+    copied = duplicate(policy)
+    assert [np.array(v.numpy()) for v in copied.variables] == before
+    optimizer = keras_lso.LossScaleOptimizer(sgd(), loss_scale=copied)
+    optimizer.apply([ops.full((1,), np.nan)], [keras.Variable([1.0])])
+    assert int(optimizer.skipped_steps) == 1
+    assert [np.array(v.numpy()) for v in policy.variables] == before
+
+
+def test_a_policy_that_was_not_built_is_copied():
+    policy = copy.deepcopy(loss_scales.DynamicLossScale(64.0, 3))
+    assert not policy.built
+    assert (
+        scaling(loss_scale=policy).get_config()
+        == scaling(initial_scale=64.0, dynamic_growth_steps=3).get_config()
+    )
+
+
+# --- Schedules --------------------------------------------------------------------
+
+ARGUMENTS = {
+    "schedule_or_rate": keras.optimizers.schedules.CosineDecay(0.1, 10),
+    "d_model": 8,
+    "boundaries": [5],
+    "schedules": [schedules.FixedLR(0.1), schedules.FixedLR(0.01)],
+    "values": [0.1, 0.01],
+    "decay_rates": [0.1],
+    "use_staircase_decay": False,
+}
+SCHEDULES = {
+    name: cls
+    for name, cls in vars(schedules).items()
+    if inspect.isclass(cls)
+    and issubclass(cls, keras.optimizers.schedules.LearningRateSchedule)
+}
+
+
+def new_schedule(cls):
+    parameters = inspect.signature(cls).parameters.values()
+    needed = [p.name for p in parameters if p.default is p.empty]
+    arguments = {n: ARGUMENTS.get(n, 7 if "step" in n else 0.5) for n in needed}
+    if cls is schedules.StepCosineDecayWithOffset:
+        arguments["boundaries"] = [5, 9]
+    return cls(**arguments)
+
+
+@both_ways
+def test_schedules_are_copied(duplicate):
+    assert len(SCHEDULES) > 12
+    for cls in SCHEDULES.values():
+        schedule = new_schedule(cls)
+        copied = duplicate(schedule)
+        assert copied.get_config() == schedule.get_config()
+        assert float(copied(3)) == float(schedule(3))
+
+
+@both_ways
+def test_recipes_are_copied(duplicate):
+    for recipe in (
+        schedules.mlperf_resnet(4096, steps_per_epoch=313),
+        schedules.mlperf_bert(4096),
+    ):
+        copied = duplicate(recipe)
+        rates = copied.learning_rate, recipe.learning_rate
+        assert rates[0].get_config() == rates[1].get_config()
+        assert copied._replace(learning_rate=None) == recipe._replace(
+            learning_rate=None
+        )
+
+
+# --- Callbacks --------------------------------------------------------------------
+
+
+def steps_in(folder):
+    events = EventAccumulator(str(folder)).Reload()
+    return [event.step for event in events.Tensors("loss_scale")]
+
+
+@both_ways
+@pytest.mark.parametrize("when", ["new", "after a fit"])
+def test_a_monitor_is_copied_and_writes_a_file_of_its_own(when, duplicate, tmp_path):
+    monitor = callbacks.LossScaleMonitor(log_dir=tmp_path / "a", patience=3)
+    if when == "after a fit":
+        fit(callbacks=[monitor])
+    copied = duplicate(monitor)
+    assert (copied.log_dir, copied.patience) == (tmp_path / "a", 3)
+    copied.log_dir = tmp_path / "b"
+    fit(callbacks=[copied], epochs=2)
+    assert steps_in(tmp_path / "b") == [2, 3, 4]
+    expected = [2] if when == "after a fit" else []
+    assert (steps_in(tmp_path / "a") if expected else []) == expected
+
+
+class Copying(keras.callbacks.Callback):
+    """Copies another callback while it writes."""
+
+    def __init__(self, other, duplicate):
+        super().__init__()
+        self.other, self.duplicate = other, duplicate
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.copied = self.duplicate(self.other)
+
+
+@both_ways
+def test_a_monitor_is_copied_in_the_middle_of_training(duplicate, tmp_path):
+    monitor = callbacks.LossScaleMonitor(log_dir=tmp_path)
+    copying = Copying(monitor, duplicate)
+    fit(callbacks=[monitor, copying], epochs=2)
+    assert copying.copied.log_dir == tmp_path
+    fit(callbacks=[copying.copied])
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_monitor_writes_from_the_beginning_of_a_fit_to_its_end(tmp_path):
+    monitor = callbacks.LossScaleMonitor(log_dir=tmp_path / "logs")
+    assert not (tmp_path / "logs").exists()
+    found = []
+    counting = keras.callbacks.LambdaCallback(
+        on_train_begin=lambda logs: found.append(len(list(tmp_path.rglob("events*"))))
+    )
+    for _ in range(2):
+        fit(callbacks=[monitor, counting])
+    assert found == [1, 2]
+    assert monitor._writer is None
+
+
+def test_a_monitor_writes_again_after_a_fit_that_failed(tmp_path):
+    def fail(batch, logs):
+        raise ZeroDivisionError
+
+    failing = keras.callbacks.LambdaCallback(on_train_batch_end=fail)
+    monitor = callbacks.LossScaleMonitor(log_dir=tmp_path)
+    with pytest.raises(ZeroDivisionError):
+        fit(callbacks=[monitor, failing])
+    fit(callbacks=[monitor])
+    assert steps_in(tmp_path) == [2]
+
+
+@pytest.mark.one_backend
+def test_a_monitor_says_at_once_that_there_is_no_tensorboard(tmp_path, monkeypatch):
+    module = "tensorboard.summary.writer.event_file_writer"
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(ImportError, match="pip install tensorboard"):
+        callbacks.LossScaleMonitor(log_dir=tmp_path)
+    callbacks.LossScaleMonitor()
+
+
+@both_ways
+@pytest.mark.parametrize("when", ["new", "after a fit"])
+def test_a_callback_that_swaps_averages_is_copied(when, duplicate):
+    def averaging():
+        inner = keras.optimizers.SGD(0.1, use_ema=True)
+        return keras_lso.LossScaleOptimizer(inner)
+
+    callback = callbacks.SwapEMAWeights(swap_on_epoch=True)
+    if when == "after a fit":
+        fit(averaging(), callbacks=[callback])
+    copied = duplicate(callback)
+    assert copied.swap_on_epoch
+    fit(averaging(), callbacks=[copied], validation_data=(X, Y))
+
+
+# --- Reports and models -----------------------------------------------------------
+
+
+@both_ways
+def test_reports_are_copied(duplicate):
+    model = new_model()
+    for report in (
+        keras_lso.underflow_report(model, X, Y),
+        keras_lso.float16_report(model, X, Y),
+    ):
+        assert str(duplicate(report)) == str(report)
+
+
+# --- OpenSeq2Seq ------------------------------------------------------------------
+
+
+@both_ways
+@pytest.mark.parametrize("algorithm", ["Backoff", "LogMax"])
+def test_a_scaler_is_copied(algorithm, duplicate):
+    scaler = open_seq2seq.AutomaticLossScaler(algorithm)
+    copied = duplicate(scaler)
+    assert float(copied.loss_scale) == float(scaler.loss_scale)
+    assert copied.policy is not scaler.policy
+    open_seq2seq.MixedPrecisionOptimizerWrapper(sgd(), copied)
+
+
+WEIGHT = keras.Variable([3.0, 4.0])
+
+
+def loss_of_weight(target):
+    return ops.sum(ops.square(WEIGHT - target)) / 2
+
+
+@pytest.mark.parametrize("has_stepped", [False, True])
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_training_op_is_not_copied(duplicate, has_stepped):
+    # Its loss is a function, which reads the variables of the original.
+    train_op = open_seq2seq.optimize_loss(
+        loss_of_weight, "SGD", {}, schedules.FixedLR(0.5)
+    )
+    if has_stepped:
+        train_op(np.zeros(2, "float32"))
+    with pytest.raises(TypeError, match="Call `optimize_loss` again"):
+        duplicate(train_op)

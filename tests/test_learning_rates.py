@@ -1,0 +1,175 @@
+"""What an optimizer takes as its learning rate, and how one reads it.
+
+The rates themselves are in `test_schedules.py` and `test_schedule_phases.py`.
+"""
+
+import functools
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+from keras_lso import schedules
+
+KERAS = keras.optimizers.schedules
+
+
+class CosineDecay:
+    """As that of tf_keras: no schedule of Keras 3, and called with the step."""
+
+    def __init__(self, initial_learning_rate, decay_steps):
+        pass
+
+    def __call__(self, step):
+        return 0.1
+
+
+def setter(make, name):
+    def assign(rate):
+        optimizer = make(0.5)
+        try:
+            setattr(optimizer, name, rate)
+        finally:
+            # The one it had, if it is refused.
+            assert float(optimizer.learning_rate) == 0.5
+
+    return assign
+
+
+def wrapped(rate):
+    return keras_lso.LossScaleOptimizer(keras.optimizers.SGD(rate))
+
+
+OWN = [keras_lso.LARS, keras_lso.LAMB, keras_lso.NovoGrad]
+# Whatever takes a learning rate, and how it names it.
+TAKERS = {
+    **{make.__name__: (make, "learning_rate") for make in OWN},
+    **{
+        f"{make.__name__}, learning_rate=": (
+            setter(make, "learning_rate"),
+            "learning_rate",
+        )
+        for make in [*OWN, wrapped]
+    },
+    "LARS(lr)": (lambda rate: keras_lso.LARS(lr=rate), "lr"),
+    "LAMB(lr)": (lambda rate: keras_lso.LAMB(lr=rate), "lr"),
+    "LARS, lr=": (setter(keras_lso.LARS, "lr"), "learning_rate"),
+    "LAMB, lr=": (setter(keras_lso.LAMB, "lr"), "learning_rate"),
+    "wrapped": (wrapped, "learning_rate"),
+    "LARC, wrapped": (
+        lambda rate: keras_lso.LossScaleOptimizer(
+            keras_lso.LARC(keras.optimizers.SGD(rate), mode="scale")
+        ),
+        "learning_rate",
+    ),
+    "wrapped, lr=": (setter(wrapped, "lr"), "learning_rate"),
+    "LARC, learning_rate=": (
+        setter(lambda rate: keras_lso.LARC(keras.optimizers.SGD(rate)), "lr"),
+        "learning_rate",
+    ),
+    "LinearWarmup": (lambda rate: schedules.LinearWarmup(rate, 4), "schedule_or_rate"),
+    "PolynomialWarmup": (
+        lambda rate: schedules.PolynomialWarmup(rate, 4),
+        "schedule_or_rate",
+    ),
+    "JoinedSchedules": (
+        lambda rate: schedules.JoinedSchedules([0.1, rate], [4]),
+        r"schedules\[1\]",
+    ),
+}
+
+
+def of_the_step(step, last=100):
+    return 0.1 * step / last
+
+
+# What a step cannot call for its rate, and what to write in its place.
+NO_RATES = {
+    "schedule of tf_keras": (
+        CosineDecay(0.1, 4),
+        r"Write `keras.optimizers.schedules.CosineDecay\(...\)`, the class of Keras 3",
+    ),
+    "class of tf_keras": (CosineDecay, "Give an instance, not the class"),
+    "class of Keras": (KERAS.CosineDecay, "Give an instance, not the class"),
+    "function of the step": (of_the_step, "subclass of `LearningRateSchedule`"),
+    "partial function": (
+        functools.partial(of_the_step, last=9),
+        "subclass of `LearningRateSchedule`",
+    ),
+    "method": (KERAS.CosineDecay(0.1, 4).__call__, "`LearningRateSchedule`"),
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.one_backend
+@pytest.mark.parametrize("given", NO_RATES)
+@pytest.mark.parametrize("taker", TAKERS)
+def test_what_no_step_can_call_is_refused_where_it_is_given(taker, given):
+    take, argument = TAKERS[taker]
+    value, words = NO_RATES[given]
+    with pytest.raises(TypeError, match=f"Argument `{argument}` must be .*{words}"):
+        take(value)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("taker", TAKERS)
+def test_schedules_of_tf_keras_are_refused_where_they_are_given(taker):
+    tf_keras = pytest.importorskip("tf_keras")
+    take, argument = TAKERS[taker]
+    decay = tf_keras.optimizers.schedules.PolynomialDecay(0.1, 4)
+    words = r"keras.optimizers.schedules.PolynomialDecay\(...\)"
+    with pytest.raises(TypeError, match=f"Argument `{argument}` must be .*{words}"):
+        take(decay)
+
+
+@pytest.mark.one_backend
+def test_what_a_step_can_call_is_a_learning_rate():
+    assert (
+        float(keras_lso.LARS(functools.partial(of_the_step, 50)).learning_rate) == 0.05
+    )
+    optimizer = keras_lso.LARS(0.5)
+    # A number, a tensor, a callable, a schedule.
+    for rate, expected in [
+        (0.25, 0.25),
+        (np.float32(0.125), 0.125),
+        (lambda: 0.0625, 0.0625),
+        (schedules.FixedLR(0.5), 0.5),
+    ]:
+        optimizer.learning_rate = rate
+        assert float(optimizer.learning_rate) == expected
+
+
+# --- Reading it ---------------------------------------------------------------
+
+SCHEDULES = {
+    "Keras's": lambda: KERAS.PolynomialDecay(0.5, 8, 0.0),
+    "PolynomialDecayWithOffset": lambda: schedules.PolynomialDecayWithOffset(
+        initial_learning_rate=0.5, decay_steps=8, end_learning_rate=0.0
+    ),
+    "warm-up of Keras's": lambda: schedules.LinearWarmup(
+        KERAS.PolynomialDecay(0.5, 8, 0.0), 2
+    ),
+    "Keras's, joined": lambda: schedules.JoinedSchedules(
+        [0.125, KERAS.PolynomialDecay(0.5, 8, 0.0)], [2]
+    ),
+    "PolyDecay": lambda: schedules.PolyDecay(0.5, 8),
+    "PiecewiseConstant": lambda: schedules.PiecewiseConstant(0.5, [2], [0.5]),
+}
+
+
+@pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULES)
+def test_a_schedule_is_called_with_the_count_of_its_optimizer(make):
+    """`schedule(optimizer.iterations)`, a variable, as loops that print the rate do."""
+    schedule = make()
+    optimizer = keras_lso.LossScaleOptimizer(keras_lso.LARS(schedule))
+    variable = keras.Variable([1.0, 2.0])
+    optimizer.build([variable])
+    for step in range(5):
+        read = schedule(optimizer.iterations)
+        assert float(read) == float(optimizer.learning_rate) == float(schedule(step))
+        if step == 2:
+            # A window's count is a tensor.
+            assert float(schedule(optimizer.iterations + 0)) == float(read)
+        optimizer.apply([ops.ones(2)], [variable])

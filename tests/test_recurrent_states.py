@@ -1,0 +1,222 @@
+"""The states of stateful recurrent layers, which `model.variables` does not have.
+
+Keras's `fit` on JAX neither carries them on nor can write them: there only loops do.
+"""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import keras_lso
+from keras_lso._keras_internals.variables import layers_of
+from testing.beside_keras import bits
+
+BACKEND = keras.backend.backend()
+
+
+class Cell(layers.Layer):
+    """The cell of a user: a state in which another is nested, and one that counts."""
+
+    def __init__(self, **kwargs):
+        super().__init__(**kwargs)
+        self.state_size, self.output_size = [2, 1], 2
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight(shape=(input_shape[-1], 2), name="kernel")
+        self.built = True
+
+    def get_initial_state(self, batch_size=None):
+        return [ops.zeros((batch_size, 2)), [ops.zeros((batch_size, 1))]]
+
+    def call(self, inputs, states, training=False):
+        state, [count] = states
+        new = ops.tanh(ops.matmul(inputs, self.kernel) + state)
+        return new, [new, [count + 1.0]]
+
+
+def simple(**options):
+    return layers.SimpleRNN(2, stateful=True, **options)
+
+
+def of(*cells):
+    return layers.RNN(cells[0] if len(cells) == 1 else list(cells), stateful=True)
+
+
+def nested():
+    inner = keras.Sequential([keras.Input((2, 1), batch_size=1), simple()])
+    return keras.Sequential([keras.Input((2, 1), batch_size=1), inner])
+
+
+# The layer, by how many variables its states are, and the shape of an example.
+SEQUENCE = (2, 1)
+LAYERS = {
+    "SimpleRNN": (simple, 1, SEQUENCE),
+    "LSTM": (lambda: layers.LSTM(2, stateful=True), 2, SEQUENCE),
+    "GRU": (lambda: layers.GRU(2, stateful=True), 1, SEQUENCE),
+    "stacked cells": (lambda: of(layers.LSTMCell(2), layers.GRUCell(2)), 3, SEQUENCE),
+    "a user's cell": (lambda: of(Cell()), 2, SEQUENCE),
+    "Bidirectional": (
+        lambda: layers.Bidirectional(of(layers.SimpleRNNCell(2), layers.LSTMCell(2))),
+        6,
+        SEQUENCE,
+    ),
+    "TimeDistributed": (
+        lambda: layers.TimeDistributed(of(layers.GRUCell(2))),
+        1,
+        (2, *SEQUENCE),
+    ),
+    "a nested model": (nested, 1, SEQUENCE),
+    "a frozen layer": (lambda: simple(trainable=False), 1, SEQUENCE),
+    "ConvLSTM1D": (lambda: layers.ConvLSTM1D(1, 2, stateful=True), 2, (2, 3, 1)),
+    "ConvLSTM2D": (lambda: layers.ConvLSTM2D(1, 2, stateful=True), 2, (2, 3, 3, 1)),
+    "ConvLSTM3D": (lambda: layers.ConvLSTM3D(1, 2, stateful=True), 2, (2, 3, 3, 3, 1)),
+}
+# Keras's fused layers of these write the states that autograd is still to read.
+UNTRAINABLE = {"LSTM", "GRU"} if BACKEND == "torch" else set()
+every_layer = pytest.mark.parametrize(
+    "name", [n for n in LAYERS if n not in UNTRAINABLE]
+)
+
+
+def make(name, **options):
+    """A model that ends in a layer of LAYERS and one number, and the states."""
+    recurrent, count, shape = LAYERS[name]
+    model = keras.Sequential(
+        [
+            keras.Input(shape, batch_size=1),
+            recurrent(),
+            layers.Flatten(),
+            layers.Dense(1),
+        ]
+    )
+    inner = keras.optimizers.SGD(0.01)
+    optimizer = keras_lso.LossScaleOptimizer(inner, dynamic=False, initial_scale=8.0)
+    model.compile(optimizer, loss="mean_squared_error", **options)
+    states = [
+        state
+        for layer in layers_of(model)
+        if isinstance(layer, layers.RNN)
+        for state in keras.tree.flatten(layer.states)
+    ]
+    assert len(states) == count
+    assert not {id(v) for v in states} & {id(v) for v in model.variables}
+    return model, states
+
+
+def batch(model, value):
+    return np.full(model.input_shape, value, "float32"), np.ones((1, 1), "float32")
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="Keras's `fit` on JAX carries no states")
+@every_layer
+@pytest.mark.parametrize(
+    "mode", ["eager", pytest.param("compiled", marks=pytest.mark.full)]
+)
+def test_a_skipped_step_leaves_the_states_as_they_were(name, mode):
+    model, states = make(name, run_eagerly=mode == "eager")
+    keras_lso.protect_statistics(model)
+    start = bits(states)
+    model.train_on_batch(*batch(model, np.nan))
+    assert bits(states) == start
+    model.train_on_batch(*batch(model, 1.0))
+    first = bits(states)
+    assert all(a != b for a, b in zip(first, start, strict=True))
+    model.train_on_batch(*batch(model, np.nan))
+    assert bits(states) == first
+    assert int(model.optimizer.skipped_steps) == 2
+    model.train_on_batch(*batch(model, 1.0))
+    assert int(model.optimizer.skipped_steps) == 2
+    assert all(a != b for a, b in zip(bits(states), first, strict=True))
+
+
+@pytest.mark.skipif(BACKEND == "jax", reason="Keras's `fit` on JAX carries no states")
+def test_fit_goes_on_from_the_states_before_a_skipped_batch():
+    def train(inputs):
+        keras.utils.set_random_seed(0)
+        model, states = make("SimpleRNN")
+        keras_lso.protect_statistics(model)
+        x = np.reshape(np.array(inputs, "float32"), (-1, 1, 1)) * np.ones((1, 2, 1))
+        model.fit(x, np.ones((len(x), 1)), batch_size=1, shuffle=False, verbose=0)
+        return bits([*model.variables, *states]), int(model.optimizer.skipped_steps)
+
+    assert train([1.0, np.nan, 2.0, np.inf, 3.0])[1] == 2
+    assert train([1.0, np.nan, 2.0, np.inf, 3.0])[0] == train([1.0, 2.0, 3.0])[0]
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="Keras refuses it on the others")
+def test_a_model_that_fit_builds_keeps_its_states_from_the_first_step():
+    model = keras.Sequential([layers.SimpleRNN(2, stateful=True), layers.Dense(1)])
+    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.01))
+    model.compile(optimizer, loss="mean_squared_error")
+    keras_lso.protect_statistics(model)
+    model.train_on_batch(np.full((1, 2, 1), np.nan), np.ones((1, 1)))
+    assert int(optimizer.skipped_steps) == 1
+    assert bits(model.layers[0].states) == bits([np.zeros((1, 2), "float32")])
+
+
+def loop(model, optimizer):
+    def step(x):
+        with keras_lso.restore_if_skipped(model, optimizer):
+            optimizer.minimize(
+                lambda: ops.mean(ops.square(model(x, training=True) - 1.0)),
+                model.trainable_variables,
+            )
+
+    return step
+
+
+def check_loop(name, compile_):
+    model, states = make(name)
+    optimizer = model.optimizer
+    optimizer.build(model.trainable_variables)
+    variables = [*model.variables, *states, *optimizer.variables]
+    step = compile_(loop(model, optimizer), variables)
+    good, bad = (ops.convert_to_tensor(batch(model, v)[0]) for v in (1.0, np.nan))
+    step(good)
+    before = bits([*model.variables, *states])
+    step(bad)
+    assert bits([*model.variables, *states]) == before
+    assert int(optimizer.skipped_steps) == 1
+    step(good)
+    first, later = before[-len(states) :], bits(states)
+    assert all(a != b for a, b in zip(first, later, strict=True))
+
+
+def test_a_loop_restores_the_states(compiled):
+    check_loop("stacked cells", compiled)
+
+
+@pytest.mark.full
+@every_layer
+def test_a_loop_restores_the_states_of_every_layer(name, compiled_on_jax):
+    check_loop(name, compiled_on_jax)
+
+
+@pytest.mark.skipif(
+    BACKEND == "tensorflow", reason="Keras has no stateless_apply on TensorFlow."
+)
+@pytest.mark.parametrize("value", [1.0, np.nan])
+def test_a_stateless_step_neither_takes_nor_writes_states(value):
+    model, states = make("SimpleRNN")
+    optimizer = model.optimizer
+    optimizer.build(model.trainable_variables)
+    before = bits(states)
+    trainable, old, own = (
+        [ops.copy(v.value) for v in variables]
+        for variables in (
+            model.trainable_variables,
+            model.non_trainable_variables,
+            optimizer.variables,
+        )
+    )
+    x = ops.convert_to_tensor(batch(model, value)[0])
+    _, new = model.stateless_call(trainable, old, x, training=True)
+    grads = [ops.full_like(v, value) for v in trainable]
+    _, new_own = optimizer.stateless_apply(own, grads, trainable)
+    kept = keras_lso.stateless_restore_if_skipped(
+        model, optimizer, (old, own), (new, new_own)
+    )
+    assert [v.name for v in model.non_trainable_variables] == ["seed_generator_state"]
+    assert len(kept) == 1
+    assert bits(states) == before

@@ -1,0 +1,173 @@
+"""Faults in who is excluded from decay and adaptation, and in what is said of it."""
+
+from tools.faults.fault import Fault
+
+_EXCLUSIONS = "keras_lso/_core/exclusions.py"
+_NEAR = "keras_lso/_core/near_names.py"
+_TESTS = "tests/_core/test_exclusions.py"
+
+FAULTS = [
+    Fault(
+        name="a master decays although its variable is excluded",
+        file="keras_lso/_core/loss_scale_optimizer.py",
+        old="        exclude_masters_with_variables(inner, variables, masters.trained)\n",
+        new="",
+        tests=f"{_TESTS}::test_an_exclusion_counts_whenever_it_is_made {_TESTS}::test_an_exclusion_of_a_member_of_a_multi_optimizer_counts",
+    ),
+    Fault(
+        name="only exclusions from before build reach masters",
+        file="keras_lso/_keras_internals/optimizers.py",
+        old='        excluded = getattr(self._optimizer, "_exclude_from_weight_decay", None) or ()\n        key',
+        new='        excluded = vars(self).setdefault("_excluded", set(getattr(self._optimizer, "_exclude_from_weight_decay", None) or ()))\n        key',
+        tests=f"{_TESTS}::test_an_exclusion_counts_whenever_it_is_made",
+    ),
+    Fault(
+        name="exclusions from weight decay do not reach the members of a MultiOptimizer",
+        file="keras_lso/_keras_internals/optimizers.py",
+        old="        for decaying in stepping(optimizer):\n            decaying._use",
+        new="        for decaying in stepping(optimizer)[:1]:\n            decaying._use",
+        tests="tests/_core/test_master_weights.py::test_exclusions_reach_the_members_of_a_multi_optimizer",
+    ),
+    Fault(
+        name="LARS and LAMB decide once who decays",
+        file="keras_lso/_core/layer_adaptive.py",
+        old="        decaying = self._decaying(indices)\n",
+        new="        decaying = [self._may_decay[i] for i in indices]\n",
+        tests="tests/test_lars.py::test_keras_s_exclusion_counts_after_build_as_well",
+    ),
+    Fault(
+        name="a fused step on TensorFlow looks for names elsewhere than Keras does",
+        file="keras_lso/_keras_internals/optimizers.py",
+        old="optimizer._use_weight_decay(as_stepped(variable))",
+        new="optimizer._use_weight_decay(variable)",
+        tests=f"{_TESTS}::test_names_exclude_what_they_do_without_the_wrapper",
+        backend="tensorflow",
+    ),
+    Fault(
+        name="on TensorFlow masters have shorter names than their variables",
+        file="keras_lso/_keras_internals/variables.py",
+        old="backend.outside_of_functions(like=variable)",
+        new="backend.outside_of_functions()",
+        tests=f"{_TESTS}::test_names_exclude_what_they_do_without_the_wrapper",
+        backend="tensorflow",
+    ),
+    Fault(
+        name="no name has TensorFlow's end",
+        file="keras_lso/_keras_internals/variables.py",
+        old='return ":" in text and bool(re.search(pattern, f"{name}:0"))',
+        new="return False",
+        tests=f"{_TESTS}::test_the_ends_of_tensorflow_s_names_are_found",
+    ),
+    Fault(
+        name="each name ends with 0",
+        file="keras_lso/_keras_internals/variables.py",
+        old='return ":" in text and bool(',
+        new="return bool(",
+        tests=f"{_TESTS}::test_the_ends_of_tensorflow_s_names_are_found",
+    ),
+    Fault(
+        name="the method of LARS and its like finds no name with TensorFlow's end",
+        file="keras_lso/_keras_internals/rule_optimizer.py",
+        old="            and not (names and is_found(names, own.name))\n",
+        new="",
+        tests=f"{_TESTS}::test_the_ends_of_tensorflow_s_names_are_found",
+    ),
+    Fault(
+        name="a wrapper hands TensorFlow's ends on to all backends",
+        file="keras_lso/_core/wrapper.py",
+        old="var_names = with_and_without_end(var_names)",
+        new="var_names = list(var_names)",
+        tests=f"{_TESTS}::test_a_wrapper_excludes_by_the_ends_of_tensorflow_s_names",
+    ),
+    Fault(
+        name="a warning tells patterns that a wrapper has added",
+        file=_EXCLUSIONS,
+        old="sorted(given - added)",
+        new="sorted(given)",
+        tests=f"{_TESTS}::test_only_what_the_user_wrote_is_told",
+    ),
+    Fault(
+        name="a pattern in vain is told only if the whole list is",
+        file=_EXCLUSIONS,
+        old="    if all(map(exclusion.excludes, meant)) and (meant or not is_mistake):\n",
+        new="    if not is_mistake:\n",
+        tests=f"{_TESTS}::test_a_pattern_that_excludes_nothing_is_told_once",
+    ),
+    Fault(
+        name="a list for several models is nagged about",
+        file=_EXCLUSIONS,
+        old=" and (meant or not is_mistake):",
+        new=" and meant:",
+        tests=f"{_TESTS}::test_a_list_of_which_a_pattern_is_found_is_no_mistake",
+    ),
+    Fault(
+        name="names are taken for one pattern",
+        file=_EXCLUSIONS,
+        old="set(alternatives(names.pattern)) if names",
+        new="{names.pattern} if names",
+        tests=f"{_TESTS}::test_names_that_kerass_optimizers_look_for_in_vain",
+    ),
+    Fault(
+        name="two wrappers warn of the same names",
+        file=_EXCLUSIONS,
+        old="stepping(inner) if chain_of(inner) == [inner] else []",
+        new="stepping(inner)",
+        tests=f"{_TESTS}::test_one_warning_of_what_two_optimizers_exclude",
+    ),
+    Fault(
+        name="LARC looks at no pattern",
+        file="keras_lso/larc.py",
+        old='[by_paths(self, "exclude", self.exclude), *super()._exclusions()]',
+        new="super()._exclusions()",
+        tests=f"{_TESTS}::test_each_argument_is_looked_at",
+    ),
+    Fault(
+        name="names to exclude may be anything",
+        file=_EXCLUSIONS,
+        old='        var_names = check_patterns("var_names", var_names)\n',
+        new="",
+        tests=f"{_TESTS}::test_what_is_no_exclusion_is_refused",
+    ),
+    Fault(
+        name="LayerNorm is no layer_norm",
+        file=_NEAR,
+        old="spelled.append(parted.lower())",
+        new="spelled.append(parted)",
+        tests=f"{_TESTS}::test_a_pattern_that_excludes_nothing_is_told_once",
+    ),
+    Fault(
+        name="a slip is near to nothing",
+        file=_NEAR,
+        old='for letters in ("".join(end), "".join(end)[: len(given)]):',
+        new='for letters in ("".join(end),):',
+        tests=f"{_TESTS}::test_a_pattern_that_excludes_nothing_is_told_once",
+    ),
+    Fault(
+        name="layer_normalization is no layer_norm",
+        file=_NEAR,
+        old="if any(_begin_alike(_parts(word), e) or _initials(e) == given for e in ends):",
+        new="if any(_initials(e) == given for e in ends):",
+        tests=f"{_TESTS}::test_parts_of_names_are_near_to_what_they_are_of",
+    ),
+    Fault(
+        name="the initials of a part of a name are near to nothing",
+        file=_NEAR,
+        old="_initials(e) == given for e in ends",
+        new="_initials(e) == given for e in ends[:1]",
+        tests=f"{_TESTS}::test_parts_of_names_are_near_to_what_they_are_of",
+    ),
+    Fault(
+        name="a recipe is nagged about",
+        file="keras_lso/_core/layer_adaptive.py",
+        old="is_alone=not self.exclude_1d",
+        new="is_alone=True",
+        tests=f"{_TESTS}::test_what_is_excluded_otherwise_need_not_be_found",
+    ),
+    Fault(
+        name="a pattern in vain is told at a line of ours",
+        file=_EXCLUSIONS,
+        old='        warn(f"A pattern matches no',
+        new='        __import__("warnings").warn(f"A pattern matches no',
+        tests=f"{_TESTS}::test_the_warning_is_told_where_the_optimizer_is_built",
+    ),
+]
