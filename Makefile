@@ -12,6 +12,9 @@ JOBS := integration-tensorflow integration-jax unit-tensorflow unit-jax unit-tor
     integration-torch lint
 PYTEST_ARGS ?=
 MUTATIONS_ARGS ?=
+# Of a backend, shared by its modes. The cases of each day are new ones.
+ATTACK_MINUTES ?= 60
+ATTACK_SEED ?= $(shell date +%Y%m%d)
 # One more than there are cores: a job that waits for its own processes leaves its core.
 AT_ONCE ?= 3
 
@@ -64,8 +67,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 .PHONY: help setup demo large-batch large-batch-transformer float16 transformer \
     test test-full check check-kernels check-others coverage \
     $(UNIT) $(INTEGRATION) $(TEST) test-distributed test-oldest test-newest \
-    test-install test-triton golden mutations nightly soak lint format bench bench-gpu \
-    bench-gpu-dry bench-accelerators \
+    test-install test-triton golden mutations nightly attack soak lint format \
+    bench bench-gpu bench-gpu-dry bench-accelerators \
     docs docs-serve clean
 
 help: ## list the targets
@@ -202,16 +205,21 @@ golden: $(INSTALLED) ## run the originals, and record what the tests compare wit
 mutations: $(INSTALLED) ## make faults one at a time: each has a test that notices
 	$(RUN) -m tools.mutations $(MUTATIONS_ARGS)
 
-nightly: $(INSTALLED) ## 2,000 new random cases a backend, and the soak: hours
+nightly: $(INSTALLED) ## 2,000 new random cases a backend, the attack and the soak: hours
 	$(call on_each_backend,HYPOTHESIS_PROFILE=nightly \
 	    $(BIN)/python -m pytest tests integration_tests -m hypothesis --full \
 	    $(PYTEST_ARGS))
-	@$(MAKE) --no-print-directory soak
+	@status=0; for target in attack soak; do \
+	    $(MAKE) --no-print-directory $$target || status=1; done; exit $$status
+
+attack: $(INSTALLED) ## random cases for an hour a backend, each step judged alone
+	$(call on_each_backend,$(BIN)/python -m integration_tests.attack --mode all \
+	    --minutes $(ATTACK_MINUTES) --seed $(ATTACK_SEED))
 
 soak: $(INSTALLED) ## 100,000 steps a backend, each compared with a model in NumPy
 	$(call on_each_backend,$(BIN)/python -m integration_tests.soak)
 
-lint: $(INSTALLED) ## ruff, mypy, who may import whom, and how long files may be
+lint: $(INSTALLED) ## ruff, mypy, who may import whom, and how long functions may be
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

@@ -1,0 +1,69 @@
+"""Case after case, and what came of them."""
+
+import collections
+import dataclasses
+import time
+import traceback
+import warnings
+
+import keras
+import numpy as np
+
+from integration_tests.attack import run, schedules
+
+PARTS = {"steps": run.attack, "schedules": schedules.attack}
+
+
+@dataclasses.dataclass
+class Campaign:
+    """Attacks of one kind.
+
+    Args:
+        part: One of `PARTS`.
+        mode: String.
+        seed: Int.
+    """
+
+    part: str
+    mode: str
+    seed: int
+    faults: list = dataclasses.field(default_factory=list)
+    tally: collections.Counter = dataclasses.field(default_factory=collections.Counter)
+
+    def case(self, number):
+        """Runs a case, and remembers its fault, if it has one."""
+        words = []
+        random = np.random.default_rng([self.seed, number])
+        # Some layers and optimizers draw numbers of their own.
+        keras.utils.set_random_seed(number)
+        self.tally["cases"] += 1
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                PARTS[self.part](self.mode, random, self.tally, words)
+        except Exception as error:
+            self.faults.append(error)
+            print(self._reproduction(number), *words, "", sep="\n  ")
+            traceback.print_exception(error, limit=-4)
+            print(flush=True)
+
+    def _reproduction(self, number):
+        return (
+            f"KERAS_BACKEND={keras.backend.backend()} python -m "
+            f"integration_tests.attack --part {self.part} --mode {self.mode} "
+            f"--seed {self.seed} --case {number}"
+        )
+
+    def until(self, end):
+        """Runs cases until `time.monotonic()` is `end`."""
+        number = 0
+        while time.monotonic() < end:
+            self.case(number)
+            number += 1
+
+    def __str__(self):
+        counts = "".join(f"\n{n:10,} {what}" for what, n in sorted(self.tally.items()))
+        return (
+            f"{keras.backend.backend()}, {self.part}, {self.mode}, seed {self.seed}: "
+            f"{len(self.faults)} faults{counts}"
+        )

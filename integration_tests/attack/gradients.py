@@ -1,0 +1,165 @@
+"""Gradients of any dtype and memory layout, with what NumPy knows of them."""
+
+import dataclasses
+import math
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from integration_tests.properties.cases import BACKEND, NOT_FINITE
+from integration_tests.properties.execution import array
+
+LAYOUTS = {
+    "torch": ["transposed", "strided", "expanded", "negative", "sparse", "twice"],
+    "tensorflow": ["sparse", "twice"],
+    "jax": ["sparse"],
+}[BACKEND]
+DTYPES = ["float32", "float16", "bfloat16"] + ["float64"] * (BACKEND != "jax")
+
+
+@dataclasses.dataclass
+class Gradient:
+    """A gradient, and its elements.
+
+    Args:
+        tensor: What an optimizer gets.
+        memory: List of the tensors that it is made of.
+        shape: Tuple of ints.
+        values: Array of its elements, in float32, or in float64 if that is its dtype.
+        rows: Array of the rows in which they are; None if the gradient is dense.
+    """
+
+    tensor: Any
+    memory: list
+    shape: tuple
+    values: np.ndarray
+    rows: np.ndarray | None
+
+    @property
+    def may_overflow_in_its_dtype(self):
+        """Whether rows that come twice may be inf once they are summed in float16."""
+        dtype = str(self.tensor.dtype)
+        if self.rows is None or "float16" not in dtype or "bfloat16" in dtype:
+            return False
+        sums = np.zeros(self.shape)
+        np.add.at(sums, self.rows, np.abs(self.values, dtype="float64"))
+        return bool(sums.max(initial=0) > 6e4)
+
+    def bits(self):
+        """Returns what the caller's memory holds."""
+        return [_bytes(tensor) for tensor in self.memory]
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def times(self, factor):
+        """Returns the product with a float32, a dense array."""
+        values = np.asarray(self.values * factor, self.values.dtype)
+        if self.rows is None:
+            return np.array(np.broadcast_to(values, self.shape))
+        dense = np.zeros(self.shape, values.dtype)
+        np.add.at(dense, self.rows, values)
+        return dense
+
+    @np.errstate(over="ignore", invalid="ignore")
+    def sparse_times(self, factor, dense):
+        """Returns the product as a sparse tensor, or else the dense one."""
+        if self.rows is None:
+            return dense
+        values = np.asarray(self.values * factor, self.values.dtype)
+        return _make(values, values.dtype.name, "sparse", self.rows, self.shape)[0]
+
+
+def _bytes(tensor):
+    # Each number of a dtype is one of float64.
+    return array(tensor.double() if BACKEND == "torch" else tensor).tobytes()
+
+
+def is_sparse(tensor):
+    """Whether a tensor is a sparse one, of any backend."""
+    is_others = hasattr(tensor, "dense_shape") or hasattr(tensor, "todense")
+    return is_others or getattr(tensor, "is_sparse", False)
+
+
+def layout(random, shape, is_compiled):
+    """Returns the name of a layout that a gradient of that shape may have."""
+    is_plain = not shape or not math.prod(shape) or random.random() < 0.5
+    # Keras's sums refuse sparse ones under `jax.jit`.
+    is_plain = is_plain or (is_compiled and BACKEND == "jax")
+    return "plain" if is_plain else LAYOUTS[random.integers(len(LAYOUTS))]
+
+
+def gradient(random, shape, dtype, layout, size, is_bad):
+    """Returns a `Gradient`.
+
+    Args:
+        random: NumPy's generator.
+        shape: Tuple of ints.
+        dtype: String.
+        layout: `"plain"` or one of `LAYOUTS`.
+        size: Float, the standard deviation of its elements.
+        is_bad: Bool. Whether one of its elements is not finite.
+    """
+    rows, of_values = None, shape
+    if layout in ("sparse", "twice"):
+        count = random.integers(1, shape[0] + 1)
+        rows = random.choice(shape[0], count, replace=layout == "twice")
+        of_values = (count, *shape[1:])
+    elif layout == "expanded":
+        of_values = (1, *shape[1:])
+    values = np.asarray(random.normal(size=of_values) * size)
+    if is_bad and values.size:
+        values.flat[random.integers(values.size)] = random.choice(NOT_FINITE)
+    with np.errstate(over="ignore", invalid="ignore"):
+        values = values.astype(getattr(ml_dtypes, dtype, dtype))
+    wide = values.astype("float64" if dtype == "float64" else "float32")
+    return Gradient(*_make(wide, dtype, layout, rows, shape), shape, wide, rows)
+
+
+def _make(*arguments):
+    """Returns a tensor, and the list of those that it is made of."""
+    return globals()[f"_{BACKEND}"](*arguments)
+
+
+def _torch(values, dtype, layout, rows, shape):
+    import torch
+
+    values = torch.tensor(values).to(getattr(torch, dtype))
+    if layout == "transposed":
+        backwards = tuple(reversed(range(values.ndim)))
+        values = values.permute(backwards).contiguous().permute(backwards)
+    elif layout == "strided":
+        memory = torch.zeros((*values.shape, 3), dtype=values.dtype)
+        memory[..., 1] = values
+        return memory[..., 1], [memory]
+    elif layout == "expanded":
+        return values.expand(shape), [values]
+    elif layout == "negative":
+        memory = -values
+        return torch._neg_view(memory), [memory]
+    elif rows is not None:
+        rows = torch.from_numpy(rows)[None]
+        sparse = torch.sparse_coo_tensor(rows, values, shape)
+        return sparse.coalesce() if layout == "sparse" else sparse, [values, rows]
+    return values, [values]
+
+
+def _tensorflow(values, dtype, layout, rows, shape):
+    import tensorflow as tf
+
+    values = tf.cast(tf.constant(values), dtype)
+    if rows is None:
+        return values, [values]
+    rows = tf.constant(rows)
+    return tf.IndexedSlices(values, rows, tf.constant(shape)), [values, rows]
+
+
+def _jax(values, dtype, layout, rows, shape):
+    import jax.numpy as jnp
+    from jax.experimental import sparse
+
+    values = jnp.asarray(values, dtype)
+    if rows is None:
+        return values, [values]
+    rows = jnp.asarray(rows[:, None], "int32")
+    once = {"unique_indices": True}
+    return sparse.BCOO((values, rows), shape=shape, **once), [values, rows]

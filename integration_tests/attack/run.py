@@ -1,0 +1,253 @@
+"""The steps of a case, each of which is judged."""
+
+import contextlib
+import tempfile
+from pathlib import Path
+
+import keras
+import numpy as np
+
+from integration_tests.attack import between, cases, gradients, judge
+from integration_tests.attack.judge import Fault, State
+from integration_tests.attack.optimizers import one_of
+from integration_tests.properties import cases as properties
+from integration_tests.properties import runs
+from integration_tests.properties.execution import array, bits, tensor
+
+SIZES = one_of(*[1.0] * 8, *[1e-3, 30.0, 1e4] * 2, 1e-8, 1e15, 1e30, 0.0)
+
+
+class EndOfCase(Exception):
+    """Nothing more can be compared."""
+
+
+class Attacked(runs.Run):
+    """A run whose steps are drawn as they are taken.
+
+    Args:
+        case: `Case`.
+        random: NumPy's generator.
+        tally: Counter of what was compared, by words.
+        of: See `runs.Run`.
+        folder: See `runs.Run`.
+    """
+
+    def __init__(self, case, random, tally, of=None, folder=None):
+        super().__init__(case, of, folder)
+        self.random, self.tally = random, tally
+        self.settings = {} if of is None else of.settings
+        self.rate_after, self.happened = None, [] if of is None else of.happened
+        self.way = self._way() if of is None else of.way
+
+    @property
+    def has_rate(self):
+        """Whether a learning rate may be assigned."""
+        found = self.optimizer.inner_optimizer
+        found = getattr(found, "inner_optimizer", found)
+        return isinstance(found._learning_rate, keras.Variable) and (
+            "members" not in self.case.inner.options
+        )
+
+    # --- What is drawn --------------------------------------------------------------
+
+    def _way(self):
+        """Returns how a step is taken; a compiled one is one program."""
+        random, case = self.random, self.case
+        call = one_of(*properties.CALLS)(random)
+        update_scale = bool(random.random() < 0.85)
+        flow = one_of(*properties.FLOWS)(random)
+        step = properties.Step([], None, flow, call, update_scale)
+        is_compiled = case.execution != "eager"
+        layouts = [gradients.layout(random, w.shape, is_compiled) for w in case.start]
+        is_missing = random.random(len(layouts)) < 0.1
+        return step, layouts, is_missing
+
+    def _gradients(self, step, layouts, is_missing):
+        """Returns a `Gradient` or None for each variable, as the step gets them."""
+        random, size = self.random, SIZES(self.random)
+        is_scaled = step.flow != properties.SAYS_UNSCALED
+        scale = float(array(self.optimizer.loss_scale)) if is_scaled else 1.0
+        columns = self.case.start, self.case.gradient_dtypes, layouts, is_missing
+        bad = random.integers(len(layouts)) if random.random() < 0.15 else None
+        found = []
+        for i, (start, dtype, layout, missing) in enumerate(zip(*columns, strict=True)):
+            scaled = size * scale * 10 ** random.uniform(-1, 1)
+            if not is_scaled and self.case.execution != "eager":
+                # Keras clips it in its own dtype, in which a compiler may not round.
+                dtype = {"float64": "float64"}.get(dtype, "float32")
+            if dtype == "float16" and random.random() < 0.95:
+                scaled = min(scaled, 1e4)
+            found.append(
+                None
+                if missing
+                else gradients.gradient(
+                    random, start.shape, dtype, layout, scaled, i == bad
+                )
+            )
+        return found, scale
+
+    # --- What is done ---------------------------------------------------------------
+
+    def step(self):
+        """Takes a random step, and raises a `Fault` if it is wrong."""
+        if self.case.execution == "eager":
+            self.way = self._way()
+        step, layouts, is_missing = self.way
+        self.step_taken = step
+        self.happened.append(f"{step.flow}, {step.call}: {', '.join(layouts)}")
+        found, scale = self._gradients(step, layouts, is_missing)
+        inverse = np.float32(1) / np.float32(scale)
+        unscaled = [None if g is None else g.times(inverse) for g in found]
+        present = [g for g in found if g is not None]
+        state, given = State.of(self), [g.bits() for g in present]
+        choices = self._choices(found, unscaled, inverse)
+        tensors = [None if g is None else g.tensor for g in found]
+        try:
+            self.apply(tensors, tensors)
+        except Exception as error:
+            self._judge_error(error, state, choices)
+        if [g.bits() for g in present] != given:
+            raise Fault("A gradient of the caller's was written to")
+        self.tally["gradients untouched"] += len(present)
+        self.tally["steps"] += 1
+        must = judge.must_apply(self, state, unscaled, scale)
+        if must and any(g.may_overflow_in_its_dtype for g in present):
+            must = None
+        is_applied = self._judge(must, state, unscaled, choices)
+        self._count(unscaled, is_applied)
+        if not all(np.isfinite(array(v)).all() for v in self.trained):
+            self.tally["ended at inf or NaN, as Keras's"] += 1
+            raise EndOfCase
+
+    def _choices(self, gradients, unscaled, inverse):
+        """Yields lists of gradients with which Keras may step, the likeliest first.
+
+        It clips the rows of a sparse gradient. Its optimizers of PyTorch compute in the
+        dtypes of the gradients, which are the caller's where those are not unscaled
+        here; and some take none but the variables'.
+        """
+
+        def in_dtypes(dtypes):
+            pairs = zip(unscaled, dtypes, strict=True)
+            return [u if u is None else tensor(u, dtype) for u, dtype in pairs]
+
+        yield unscaled
+        is_own = self.step_taken.flow == properties.SAYS_UNSCALED
+        if any(g is not None and g.rows is not None for g in gradients):
+            pairs = zip(unscaled, gradients, strict=True)
+            yield [u if g is None else g.sparse_times(inverse, u) for u, g in pairs]
+            if is_own:
+                yield [g and g.tensor for g in gradients]
+        if is_own:
+            yield in_dtypes(self.case.gradient_dtypes)
+        yield in_dtypes([v.dtype for v in self.optimizer._masters.trained])
+
+    def _judge_error(self, error, state, choices):
+        """Ends the case if Keras refuses such gradients as well."""
+        refused = []
+        for choice in choices:
+            try:
+                judge.bare_step(self, state, choice)
+            except Exception as reason:
+                refused.append(type(reason))
+        is_changed = bits(self.trained) != state.bits
+        if is_changed and type(error) not in refused:
+            raise Fault("It raised, and has changed something") from error
+        if not refused:
+            raise error
+        self.tally["both refuse" + ", halfway" * is_changed] += 1
+        raise EndOfCase from error
+
+    def _judge(self, must, state, unscaled, choices):
+        """Compares what came of a step; returns whether it was applied."""
+        if self.rate_after is not None:
+            if must is None:
+                # It may count as an overflow, or as a rate alone.
+                raise EndOfCase
+            is_window = "gradient_accumulation_steps" in self.case.inner.words
+            must = None if is_window and must else False
+        is_applied = bool(self.optimizer.last_step_applied)
+        self.tally["left to the wrapper"] += must is None
+        if must is not None and must != is_applied:
+            raise Fault(f"The step was applied: {is_applied}, and {must} is right")
+        if not is_applied:
+            self.tally["skipped steps"] += 1
+            if bits(self.trained) != state.bits:
+                raise Fault("A skipped step changed something")
+            self.tally["tensors untouched by a skip"] += len(state.bits)
+            return False
+        if judge.squares(unscaled) < 1e37:
+            self.tally.update(judge.compare(self, state, choices))
+        if (
+            properties.BACKEND == "torch"
+            and self.step_taken.call != properties.STATELESS
+        ):
+            self._check_versions(state)
+        return True
+
+    def _check_versions(self, state):
+        """PyTorch has to know of each write to a weight, or gradients are wrong."""
+        now = bits(self.variables)
+        rows = zip(self.variables, state.bits, now, state.versions, strict=False)
+        for variable, before, after, version in rows:
+            if before != after and variable.value._version <= version:
+                raise Fault(f"{variable.path} was written to without its version")
+            self.tally["versions"] += before != after
+
+    def _count(self, unscaled, is_applied):
+        """Lets the models count, and compares the scale and the counters."""
+        present = [u for u in unscaled if u is not None]
+        finite = is_applied
+        if self.rate_after is not None:
+            finite = all(np.isfinite(u).all() for u in present)
+            self.optimizer.learning_rate, self.rate_after = self.rate_after, None
+        counters = self.counters
+        if finite and not is_applied:
+            # The scale is kept: see `_keras_internals/rates.py`.
+            counters.attempted, counters.at_lowest = counters.attempted + 1, 0
+            counters.in_a_row += 1
+        else:
+            amax = np.float32(max(np.abs(u).max(initial=0) for u in present))
+            update_scale = self.step_taken.update_scale
+            counters.step(finite, amax, update_scale, self.policy)
+        try:
+            self.check_state()
+        except AssertionError as error:
+            raise Fault(f"The scale or a counter is wrong: {error}") from error
+        self.tally["scale and counters"] += 1
+
+    # --- The case -------------------------------------------------------------------
+
+    def saved_and_loaded(self, folder):
+        """Returns a run that goes on from a copy of this one, or from its file."""
+        new = Attacked(self.case, self.random, self.tally, self, folder)
+        new.check_state()
+        if bits(new.saved) != bits(self.saved):
+            raise Fault(f"A copy by {self.case.saved[1]} is not what was saved")
+        self.tally["tensors saved and loaded"] += len(self.saved)
+        return new
+
+
+def attack(mode, random, tally, words):
+    """Runs a case.
+
+    Args:
+        mode: String.
+        random: NumPy's generator.
+        tally: Counter, which counts what was compared.
+        words: List, to which words are added that say what the case is.
+
+    Raises:
+        Fault: With what came, and what is right.
+    """
+    case = cases.case(random, mode)
+    words.append(cases.words(case))
+    with tempfile.TemporaryDirectory() as folder, contextlib.suppress(EndOfCase):
+        run = Attacked(case, random, tally)
+        words.append(run.happened)
+        is_saved = case.saved is None
+        for step in range(cases.STEPS[case.execution]):
+            if not is_saved and step >= case.saved[0] and run.counters.is_settled:
+                run, is_saved = run.saved_and_loaded(Path(folder)), True
+            run.happened.append(between.disturb(run, random))
+            run.step()

@@ -1,0 +1,215 @@
+"""Schedules with random arguments at random steps, each beside its formula in float64.
+
+The formulas, and the cases that are exact at the ends of phases, are those of
+`tests/test_schedule_phases.py`, which tries them for some lengths and one step a time.
+"""
+
+import numpy as np
+from keras import ops
+
+from integration_tests.attack.judge import Fault
+from integration_tests.attack.optimizers import between, one_of, power_of_ten
+from integration_tests.properties.cases import BACKEND, COMPILED
+from keras_lso import schedules
+from tests import test_schedule_phases as phases
+
+LAST = 2**31 - 2
+# What a float32 step may be: those of 2**24 and above are even.
+EXACT = 2**24
+# Ten roundings of 6e-8, and those of the rate itself.
+SHARE = 2e-6
+LENGTHS = one_of(
+    lambda r: int(r.integers(1, 20)),
+    lambda r: int(10 ** r.uniform(1, 7)),
+    lambda r: int(2 ** r.integers(1, 25) + r.integers(-1, 2)),
+)
+
+
+def length(random):
+    return LENGTHS(random)(random)
+
+
+def offset(random):
+    return one_of(0, length(random), -length(random))(random)
+
+
+def polynomial(random, cycle=False):
+    n, m, initial, end, power = length(random), offset(random), *_rates(random, 2), 1.0
+    power = one_of(1.0, 0.5, 2.0, between(0.2, 3.0)(random))(random)
+    schedule = schedules.PolynomialDecayWithOffset(
+        m,
+        initial_learning_rate=initial,
+        decay_steps=n,
+        end_learning_rate=end,
+        power=power,
+        cycle=cycle,
+    )
+    arguments = initial, n, end, power, cycle
+    return schedule, phases.formula(phases.polynomial, *arguments, offset=m), [m, m + n]
+
+
+def polynomial_cycle(random):
+    return polynomial(random, cycle=True)
+
+
+def exponential(random):
+    n, m, [initial] = length(random), offset(random), _rates(random, 1)
+    decay, stairs = between(0.5, 1.0)(random), one_of(False, True)(random)
+    schedule = schedules.ExponentialDecayWithOffset(
+        m,
+        initial_learning_rate=initial,
+        decay_steps=n,
+        decay_rate=decay,
+        staircase=stairs,
+    )
+    arguments = initial, n, decay, stairs
+    ends = [m, m + n, m + 2 * n]
+    return schedule, phases.formula(phases.exponential, *arguments, offset=m), ends
+
+
+def cosine(random):
+    n, m, warmup = length(random), offset(random), length(random)
+    initial, alpha, target = _rates(random, 3)
+    schedule = schedules.CosineDecayWithOffset(
+        m,
+        initial_learning_rate=initial,
+        decay_steps=n,
+        alpha=alpha,
+        warmup_target=target,
+        warmup_steps=warmup,
+    )
+    arguments = initial, n, alpha, target, warmup
+    formula = phases.formula(phases.cosine_with_warmup, *arguments, offset=m)
+    return schedule, formula, [m, m + warmup, m + warmup + n]
+
+
+def boundaries(random):
+    found = np.unique([length(random) for _ in range(random.integers(1, 5))])
+    return [int(n) for n in found]
+
+
+def step_cosine(random):
+    ends, m = [0, *boundaries(random)], offset(random)
+    values = _rates(random, len(ends))
+    schedule = schedules.StepCosineDecayWithOffset(ends, values, m)
+    formula = phases.formula(phases.step_cosine, ends, values, offset=m)
+    return schedule, formula, [m + end for end in ends]
+
+
+def piecewise(random):
+    ends, m = boundaries(random), offset(random)
+    values = _rates(random, len(ends) + 1)
+    schedule = schedules.PiecewiseConstantDecayWithOffset(
+        m, boundaries=ends, values=values
+    )
+    formula = phases.formula(phases.piecewise, ends, values, offset=m)
+    return schedule, formula, [m + end for end in ends]
+
+
+def power_and_line(random):
+    n, m, [initial] = length(random), offset(random), _rates(random, 1)
+    power, share = between(-1.0, 1.0)(random), between(0.05, 1.0)(random)
+    schedule = schedules.PowerAndLinearDecay(initial, n, power, share, m)
+    arguments = initial, n, power, share
+    ends = [m, m + n, m + int(n * (1 - share))]
+    return schedule, phases.formula(phases.power_and_line, *arguments, offset=m), ends
+
+
+def power_later(random):
+    m, [initial, before] = offset(random), _rates(random, 2)
+    power = between(-1.0, 1.0)(random)
+    schedule = schedules.PowerDecayWithOffset(initial, power, m, before)
+    arguments = initial, power, before
+    return schedule, phases.formula(phases.power_later, *arguments, offset=m), [m]
+
+
+def warmup(random):
+    n, [initial] = length(random), _rates(random, 1)
+    decay, formula, ends = one_of(polynomial, exponential, piecewise)(random)(random)
+    rate = formula(np.float64(n))
+    return (
+        schedules.LinearWarmup(decay, n, initial),
+        lambda step: phases.warmed_up(step, n, initial, rate, formula(step)),
+        [n, *ends],
+    )
+
+
+def polynomial_policy(random):
+    n, begin, warmup = (length(random) for _ in range(3))
+    [rate, low], power = _rates(random, 2), between(0.2, 3.0)(random)
+    schedule = schedules.PolyDecay(rate, n, power, begin, low, warmup)
+    arguments = rate, begin, warmup, phases.polynomial, n, low, power
+    ends = [warmup, begin, begin + n]
+    return schedule, phases.formula(phases.policy, *arguments), ends
+
+
+def cosine_policy(random):
+    n, begin, warmup = (length(random) for _ in range(3))
+    rate, low = _rates(random, 2)
+    schedule = schedules.CosineDecayPolicy(rate, n, 1.0, begin, low, warmup)
+    arguments = rate, begin, warmup, phases.cosine, n, low
+    ends = [warmup, begin, begin + n]
+    return schedule, phases.formula(phases.policy, *arguments), ends
+
+
+def transformer(random):
+    n, width, [rate] = length(random), length(random), _rates(random, 1)
+    schedule = schedules.TransformerPolicy(rate, width, n)
+    return schedule, phases.formula(phases.transformer, rate, width, n), [n - 1]
+
+
+def _rates(random, count):
+    return [power_of_ten(-6, 0.5)(random) for _ in range(count)]
+
+
+SCHEDULES = [
+    *(polynomial, polynomial_cycle, exponential, cosine, step_cosine, piecewise),
+    *(power_and_line, power_later, warmup, polynomial_policy, cosine_policy),
+    transformer,
+]
+KINDS = {
+    **{name: phases.KINDS[name] for name in ("int", "NumPy's int64", "int32 tensor")},
+    **{name: phases.KINDS[name] for name in ("float", "int64 tensor", "variable")},
+    "float32 tensor": phases.tensor_of("float32"),
+}
+
+
+def attack(mode, random, tally, words):
+    """Tries a schedule at several steps: see `integration_tests.attack.run.attack`."""
+    make = one_of(*SCHEDULES)(random)
+    schedule, formula, ends = make(random)
+    words.append(f"{make.__name__}: {schedule.get_config()}")
+    near = [end + by for end in ends for by in (-1, 0, 1)]
+    among = random.integers(0, 2 * max(*ends, 1) + 2, 5)
+    steps = {0, *near, *map(int, among), EXACT - 1, EXACT + 1, LAST}
+    # Before an offset a formula goes on, and loses its digits. With an early one the
+    # last steps are no int32.
+    begin, *later = sorted({*ends})
+    first = max(begin - later[0] + begin if later else begin, 0)
+    steps = [step for step in sorted(steps) if first <= step <= LAST + min(begin, 0)]
+    rate_at = _compiled(schedule, mode)
+    for step in steps:
+        kind = one_of(*KINDS)(random) if mode not in COMPILED else "int32 tensor"
+        if kind == "float32 tensor" and step > EXACT:
+            continue
+        found = float(ops.convert_to_numpy(rate_at(KINDS[kind](step))))
+        with np.errstate(all="ignore"):
+            right = float(formula(np.array([step], "float64"))[0])
+        if not abs(found - right) <= SHARE * abs(right) + 1e-12:
+            raise Fault(
+                f"At step {step} ({kind}) came {found!r}, and {right!r} is right"
+            )
+        tally[f"rates of a {kind}"] += 1
+    tally["steps"] += len(steps)
+
+
+def _compiled(schedule, mode):
+    if mode not in COMPILED:
+        return schedule
+    if BACKEND == "jax":
+        import jax
+
+        return jax.jit(schedule.__call__)
+    import tensorflow as tf
+
+    return tf.function(schedule.__call__, jit_compile=mode == "xla")

@@ -1,0 +1,61 @@
+"""A slice of the random attack that `make attack` makes, and what it is worth."""
+
+import keras
+import pytest
+from keras import ops
+
+from integration_tests.attack import run
+from integration_tests.attack.__main__ import MODES
+from integration_tests.attack.campaign import Campaign
+from keras_lso._core.counters import StepCounters
+
+BACKEND = keras.backend.backend()
+# Those that need no environment variable, and how many cases fit into some seconds.
+EAGER = {"torch": 40, "tensorflow": 4, "jax": 1}
+CASES = {"eager": EAGER[BACKEND], "graph": 1, "xla": 1, "jit": 1}
+HERE = [mode for mode in MODES[BACKEND] if mode in CASES]
+
+
+@pytest.mark.parametrize("mode", HERE)
+def test_some_cases_have_no_fault(mode):
+    campaign = Campaign("steps", mode, seed=0)
+    for number in range(CASES[mode]):
+        campaign.case(number)
+    assert not campaign.faults
+    assert campaign.tally["steps"] and campaign.tally["weights close"]
+
+
+@pytest.mark.parametrize("mode", HERE)
+def test_some_schedules_have_no_fault(mode):
+    campaign = Campaign("schedules", mode, seed=0)
+    for number in range(20 if mode == "eager" else 2):
+        campaign.case(number)
+    assert not campaign.faults and campaign.tally["steps"]
+
+
+def faults_of(count):
+    campaign = Campaign("steps", "eager", seed=0)
+    for number in range(count):
+        campaign.case(number)
+    return [str(fault) for fault in campaign.faults]
+
+
+# It is the comparison that is tried, which is NumPy's on each of them.
+@pytest.mark.default_backend("torch")
+def test_a_skipped_step_that_counts_as_applied_is_found(monkeypatch):
+    monkeypatch.setattr(
+        StepCounters, "last_was_applied", property(lambda _: ops.ones((), "bool"))
+    )
+    assert any("False is right" in fault for fault in faults_of(10))
+
+
+@pytest.mark.default_backend("torch")
+def test_a_number_that_is_a_thousandth_off_is_found(monkeypatch):
+    bare_step = run.judge.bare_step
+
+    def bare_step_off(*arguments):
+        found = bare_step(*arguments)
+        return [a * 1.001 if a.dtype.kind == "f" else a for a in found]
+
+    monkeypatch.setattr(run.judge, "bare_step", bare_step_off)
+    assert any("elements are wrong" in fault for fault in faults_of(5))
