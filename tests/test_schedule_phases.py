@@ -1,4 +1,4 @@
-"""Every schedule at the ends of its phases, in every way to run it, beside float64.
+"""Every schedule at the ends of its phases, in every way to run it, and in float64.
 
 A compiler may multiply by the rounded inverse of a length where a schedule divides by
 it, and float32 holds the integers up to 2**24 only. So single steps are at stake: the

@@ -1,4 +1,4 @@
-"""Schedules with random arguments at random steps, each beside its formula in float64.
+"""Schedules with random arguments at random steps, each compared with float64.
 
 The formulas, and the cases that are exact at the ends of phases, are those of
 `tests/test_schedule_phases.py`, which tries them for some lengths and one step a time.

@@ -417,7 +417,7 @@ class Step:
         """Lets the inner optimizer step; returns whether its rates are finite."""
         inner, masters = self._inner, self._masters
         variables, trained = plan.variables, plan.trained
-        # A fused step notices it when it decides anew.
+        # A fused step notices it when it decides again.
         check_not_narrowed(variables)
         # Before anything changes: a schedule may raise an error.
         rates_finite = backend.are_finite(rates_of(have_rates(self._optimizers)))

@@ -388,7 +388,7 @@ def exclude_masters_with_variables(optimizer, variables, masters):
 class _DecaysAsVariable:
     """Whether a variable decays; a master does not if its variable is excluded.
 
-    It stands in for the method of an optimizer that trains masters.
+    It takes the place of the method of an optimizer that trains masters.
     """
 
     def __init__(self, optimizer, pairs):

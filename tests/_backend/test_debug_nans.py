@@ -38,7 +38,7 @@ OPTIMIZERS = {
         keras.optimizers.SGD(0.5), mode="scale", epsilon=0.0
     ),
 }
-# Steps that are ours only inside of a `LossScaleOptimizer`.
+# Steps that are ours only in a `LossScaleOptimizer`.
 KERASS = {
     "Lamb": lambda: keras.optimizers.Lamb(0.5),
     "clipnorm": lambda: keras.optimizers.SGD(0.5, clipnorm=1.0),

@@ -100,7 +100,7 @@ FAULTS = [
         tests="tests/test_schedule_phases.py::test_a_schedule_is_exact_at_the_ends_of_its_phases",
     ),
     Fault(
-        name="an inverse polynomial ends beside its last rate",
+        name="an inverse polynomial ends next to its last rate",
         file="keras_lso/schedules/policies_decay.py",
         old="return ops.where(left > 0, rate, float32(lowest))",
         new="return rate",
