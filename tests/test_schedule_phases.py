@@ -505,6 +505,18 @@ def test_a_large_step_is_exact_whatever_holds_it(kind):
             assert rate == pytest.approx(expected, rel=1e-6, abs=SMALLEST), (name, step)
 
 
+@pytest.mark.parametrize("rate", [0.6465283318235197, 1.3, 1.0 - 1e-9, 0.0001, 0.9])
+def test_an_exponential_decay_of_two_billion_periods_is_no_nan(rate):
+    schedule = schedules.ExponentialDecayWithOffset(
+        0, initial_learning_rate=0.5, decay_steps=1, decay_rate=rate
+    )
+    for step in (2**24 + 1, 2**30, 2**31 - 2):
+        with np.errstate(over="ignore"):
+            expected = np.float32(0.5 * np.float64(rate) ** step)
+        found = float(schedule(step))
+        assert found == pytest.approx(float(expected), rel=1e-5, abs=1e-37)
+
+
 @pytest.mark.parametrize("kind", [int, float, np.int64, np.uint64, np.float64])
 def test_a_step_of_no_run_counts_as_the_last_one(kind):
     for name, (make, n) in CASES.items():

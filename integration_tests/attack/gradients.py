@@ -53,12 +53,11 @@ class Gradient:
     @np.errstate(over="ignore", invalid="ignore")
     def times(self, factor):
         """Returns the product with a float32, a dense array."""
-        values = np.asarray(self.values * factor, self.values.dtype)
-        if self.rows is None:
-            return np.array(np.broadcast_to(values, self.shape))
-        dense = np.zeros(self.shape, values.dtype)
-        np.add.at(dense, self.rows, values)
-        return dense
+        dense = np.broadcast_to(self.values, self.shape) if self.rows is None else None
+        if dense is None:
+            dense = np.zeros(self.shape, self.values.dtype)
+            np.add.at(dense, self.rows, self.values)
+        return np.asarray(dense * factor, self.values.dtype)
 
     @np.errstate(over="ignore", invalid="ignore")
     def sparse_times(self, factor, dense):
@@ -71,7 +70,9 @@ class Gradient:
 
 def _bytes(tensor):
     # Each number of a dtype is one of float64.
-    return array(tensor.double() if BACKEND == "torch" else tensor).tobytes()
+    if BACKEND == "torch":
+        tensor = tensor.double().resolve_neg()
+    return array(tensor).tobytes()
 
 
 def is_sparse(tensor):
@@ -106,7 +107,12 @@ def gradient(random, shape, dtype, layout, size, is_bad):
         of_values = (count, *shape[1:])
     elif layout == "expanded":
         of_values = (1, *shape[1:])
-    values = np.asarray(random.normal(size=of_values) * size)
+    values = random.normal(size=of_values)
+    if layout == "twice":
+        # In any order and 16-bit dtype their sums are exact.
+        size = 2.0 ** np.round(np.log2(size or 1.0)) / 8
+        values = np.round(8 * values)
+    values = np.asarray(values * size)
     if is_bad and values.size:
         values.flat[random.integers(values.size)] = random.choice(NOT_FINITE)
     with np.errstate(over="ignore", invalid="ignore"):

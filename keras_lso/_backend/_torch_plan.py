@@ -40,8 +40,11 @@ def signature_of(grads):
     """
     try:
         layouts = list(map(torch.Tensor.is_contiguous, grads))
-    except RuntimeError:  # A sparse tensor has no strides.
-        layouts = [g.layout for g in grads]
+    except RuntimeError:  # Not each sparse layout says so.
+        layouts = [False] * len(grads)
+    if not all(layouts):
+        # A sparse tensor may say that it has gaps, as a dense one does.
+        layouts = [known or g.layout for known, g in zip(layouts, grads, strict=True)]
     signs = map(torch.Tensor.is_neg, grads)
     return [*map(_dtype, grads), *map(_shape, grads), *layouts, *signs]
 

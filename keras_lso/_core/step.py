@@ -429,8 +429,11 @@ class Step:
             inv_scale = self._scaling.inv_scale(are_scaled)
             unscaled = [
                 g
-                if g is None or not are_scaled or is_overwritten(v)
+                if g is None or is_overwritten(v)
                 else unscale(g, inv_scale)
+                if are_scaled
+                # Keras clips in the gradient's dtype: in float16 a norm overflows.
+                else backend.map_values(backend.in_float32, g)
                 for g, v in zip(grads, variables, strict=True)
             ]
             unscaled = as_accumulated(inner, unscaled, trained)

@@ -23,8 +23,10 @@ def power_of_rate(rate, count):
     result = ops.power(float32(base), count)
     if base == rate:
         return result
-    # A million times what rounding the rate has changed shows.
-    return result * ops.exp(count * math.log(rate / base))
+    # A million times what rounding the rate has changed shows. Within these limits the
+    # power is a normal number: 0 times inf would be NaN.
+    rest = ops.clip(count * math.log(rate / base), float32(-87), float32(87))
+    return result * ops.exp(rest)
 
 
 def power_of_two(count, rate):

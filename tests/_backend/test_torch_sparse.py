@@ -220,6 +220,23 @@ def test_a_step_on_sparse_gradients_is_decided_once():
     assert plans[0].fused is not None
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_a_dense_gradient_with_gaps_may_come_before_and_after(dtype):
+    """It is no more contiguous than a sparse one, and of the same shape and dtype."""
+    dense = torch.tensor(np.arange(1.0, 19.0).reshape(SHAPE), dtype=dtype)
+    strided = torch.stack([dense, dense], -1)[..., 0]
+    both = [(strided, strided), (dense.to_sparse(), dense), (strided, strided)]
+    ends = []
+    for column in 0, 1:
+        variables = [keras.Variable(np.ones(SHAPE, "float32")) for _ in "ab"]
+        optimizer = guarded_adam()
+        optimizer.build(variables)
+        for pair in both:
+            optimizer.apply([dense, pair[column]], variables, scaled=True)
+        ends.append(bits(variables))
+    assert ends[0] == ends[1]
+
+
 def test_norms_are_of_the_sums_of_rows():
     grad = sparse(np.full((3, 3), 1.0))
     [norm] = backend.l2_norms([grad])

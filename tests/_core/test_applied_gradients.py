@@ -92,6 +92,22 @@ def test_a_gradient_that_is_clipped_first_is_applied(clip, way):
     np.testing.assert_array_equal(weights, expected)
 
 
+@pytest.mark.parametrize("clip", CLIPS, ids=str)
+def test_a_gradient_in_float16_is_clipped_in_float32(clip, way):
+    """In float16 the square of 1,000 is inf, and its norm made every weight NaN."""
+    ends = []
+    for dtype in ("float16", "float32"):
+        w = keras.Variable(np.zeros(2), dtype="float32")
+        inner = K.Adadelta(0.5, **clip)
+        optimizer = keras_lso.LossScaleOptimizer(inner)
+        for _ in range(2):
+            grad = ops.convert_to_tensor(np.asarray([1000.0, 1.0], dtype))
+            optimizer.apply([grad], [w], scaled=False)
+        assert int(optimizer.skipped_steps) == 0
+        ends.append(ops.convert_to_numpy(w).tolist())
+    assert ends[0] == ends[1] and np.isfinite(ends[0]).all()
+
+
 @pytest.mark.parametrize("make", [K.SGD, K.Adam])
 def test_micro_batches_that_add_up_to_inf_are_dropped(make, way):
     inner = make(1e-3, gradient_accumulation_steps=2)

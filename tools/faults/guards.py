@@ -105,6 +105,13 @@ FAULTS = [
         tests=f"{_APPLIED}::test_a_float64_gradient_beyond_float32_is_skipped_whoever_steps",
     ),
     Fault(
+        name="an unscaled gradient in float16 is clipped in float16",
+        file=_STEP,
+        old="else backend.map_values(backend.in_float32, g)",
+        new="else g",
+        tests=f"{_APPLIED}::test_a_gradient_in_float16_is_clipped_in_float32",
+    ),
+    Fault(
         name="an epsilon that float16 does not hold is not told",
         file="keras_lso/_core/loss_scale_optimizer.py",
         old="        masters.warn_of_epsilons(inner)\n",

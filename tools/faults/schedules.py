@@ -95,7 +95,7 @@ FAULTS = [
     Fault(
         name="a decay rate is rounded, and that a thousand times",
         file="keras_lso/schedules/_powers.py",
-        old="    return result * ops.exp(count * math.log(rate / base))\n",
+        old="    return result * ops.exp(rest)\n",
         new="    return result\n",
         tests="tests/test_schedule_phases.py::test_a_schedule_is_exact_at_the_ends_of_its_phases",
     ),
@@ -365,5 +365,12 @@ FAULTS = [
         old="    if not isinstance(schedule, LearningRateSchedule):\n        raise ValueError(",
         new="    if schedule is None:\n        raise ValueError(",
         tests="tests/test_schedule_lookup.py::test_what_is_no_schedule_is_refused",
+    ),
+    Fault(
+        name="a power of a rate is 0 times inf",
+        file="keras_lso/schedules/_powers.py",
+        old="rest = ops.clip(count * math.log(rate / base), float32(-87), float32(87))",
+        new="rest = count * math.log(rate / base)",
+        tests="tests/test_schedule_phases.py::test_an_exponential_decay_of_two_billion",
     ),
 ]
