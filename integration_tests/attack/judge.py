@@ -25,7 +25,7 @@ from integration_tests.properties.execution import (
     tensors,
 )
 from integration_tests.properties.runs import make_variables
-from keras_lso._core.step import cast
+from keras_lso._keras_internals.optimizers import cast
 
 UNITS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23}
 LARGEST = {"float16": 65504.0, "bfloat16": 3.38e38, "float32": 3.4e38, "float64": 1e308}

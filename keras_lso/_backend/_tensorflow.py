@@ -112,7 +112,7 @@ class TensorFlow(Framework):
         nothing = [None] * len(rules)
         inv_scale = 1.0 if inv_scale is None else inv_scale
         norms = found and found.gradient_norms
-        pairs = _master_pairs(targets)
+        pairs = targets.masters
 
         def step():
             self._resynchronise(pairs)
@@ -131,7 +131,7 @@ class TensorFlow(Framework):
 
     @_not_converted
     def synchronise_masters(self, targets, flag):
-        pairs = _master_pairs(targets)
+        pairs = targets.masters
         if in_xla():
             reference.synchronise_masters(self, targets, flag)
         elif pairs:
@@ -331,13 +331,6 @@ def _step_alone(step, grads):
         return
     with tf.distribute.ReplicaContext(tf.distribute.get_strategy(), 0):
         step(grads)
-
-
-def _master_pairs(targets):
-    """Returns the pairs of a master and its low-precision copy."""
-    copies = targets.copies or [None] * len(targets.variables)
-    pairs = zip(targets.variables, copies, strict=True)
-    return [(master, copy) for master, copy in pairs if copy is not None]
 
 
 def _nothing(*_):

@@ -25,7 +25,7 @@ def count_processes():
 def average_over_processes(framework, grads):
     """See `Framework.average_over_processes`: one exchange for each dtype."""
     framework.check_processes_run()
-    grads = [None if g is None else framework.to_dense(g) for g in grads]
+    grads = framework.steppable(grads)
     grads = [None if g is None else in_float32(g) for g in grads]
     if dist.is_available() and dist.is_initialized():
         exchange, mean = _exchange, _mean

@@ -82,12 +82,10 @@ def are_finite(framework, tensors):
 
 def synchronise_masters(framework, targets, flag):
     """See `Framework.synchronise_masters`."""
-    copies = targets.copies or [None] * len(targets.variables)
-    for master, copy in zip(targets.variables, copies, strict=True):
-        if copy is not None:
-            old, low = map(ops.convert_to_tensor, (master, copy))
-            new = framework.resynchronised(old, low)
-            master.assign(ops.where(flag, new, old))
+    for master, copy in targets.masters:
+        old, low = map(ops.convert_to_tensor, (master, copy))
+        new = framework.resynchronised(old, low)
+        master.assign(ops.where(flag, new, old))
 
 
 def clipped(framework, grads, inv_scale, norm, value):

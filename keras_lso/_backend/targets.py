@@ -32,6 +32,12 @@ class Targets(NamedTuple):
     plan: Any = None
 
     @property
+    def masters(self):
+        """List of tuples `(master, copy)`, of those variables that have a copy."""
+        pairs = zip(self.variables, self.copies or (), strict=self.copies is not None)
+        return [(master, copy) for master, copy in pairs if copy is not None]
+
+    @property
     def states(self):
         """List of tuples `(variable, *slots)`."""
         pairs = zip(self.variables, self.slots, strict=True)

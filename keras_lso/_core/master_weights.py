@@ -8,7 +8,6 @@ is that copy, rounded.
 import contextlib
 
 import keras
-import numpy as np
 from keras import ops
 
 from keras_lso._backend import backend
@@ -33,6 +32,10 @@ def check_argument(master_weights):
         "float16 and bfloat16 ones) or False. "
         f"Received: master_weights={master_weights!r}"
     )
+
+
+# Half of the smallest float16, which rounds to the even neighbour.
+_ROUNDED_TO_0 = 2.0**-25
 
 
 class MasterWeights:
@@ -93,7 +96,7 @@ class MasterWeights:
                 for name, value in vars(optimizer).items()
                 if name.startswith("epsilon")
                 and isinstance(value, float)
-                and value > 0 == np.float16(value)
+                and 0 < value <= _ROUNDED_TO_0
             ]
             if lost and steps_in_dtype_of_variables(optimizer):
                 warn(

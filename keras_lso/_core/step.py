@@ -26,6 +26,7 @@ from keras_lso._core.gradients import reduce_gradients
 from keras_lso._keras_internals.distribution import reduced_gradients
 from keras_lso._keras_internals.optimizers import (
     as_accumulated,
+    cast,
     clips_by_the_norm_of_all,
     dtypes_as_applied,
     have_rates,
@@ -359,7 +360,6 @@ class Step:
         if stray:
             found = backend.measure(present, amax, inv_scale, are_alike=are_alike)
             rates_finite = backend.scalar(False, "bool")
-            self.warn_of_rates()
         elif plan.fused:
             if not all(plan.has_gradient):
                 warn_of_missing(self._inner, grads, plan.variables)
@@ -372,7 +372,7 @@ class Step:
             positions = [index_of(self._optimizer, v) for v in variables]
             applied = self._as_applied(plan, present, inv_scale)
             self._counters.note_overflows(applied, positions)
-        if rates_finite is not None and backend.known(rates_finite) is False:
+        if stray or (rates_finite is not None and backend.known(rates_finite) is False):
             self.warn_of_rates()
         self._move_scale(found, rates_finite, grads, plan, inv_scale, update_scale)
 
@@ -482,15 +482,12 @@ class Step:
 
     def warn_of_rates(self):
         """Warns once that steps are skipped since a coefficient is not finite."""
-        message = None if self._has_warned else why_skipped(self._inner)
+        if self._has_warned:
+            return
+        message = why_skipped(self._inner, self._hyperparameters)
         if message is not None:
             self._has_warned = True
             warn(message)
-
-
-def cast(grad, dtype):
-    """Returns a gradient, dense or sparse, in a dtype."""
-    return backend.map_values(lambda value: ops.cast(value, dtype), grad)
 
 
 def _largest_of_the_loss(found, grads, plan):

@@ -222,12 +222,13 @@ def as_accumulated(optimizer, grads, variables):
     if not any(o.gradient_accumulation_steps for o in stepping(optimizer)):
         return grads
     return [
-        g if g is None else _cast(g, v.dtype)
+        g if g is None else cast(g, v.dtype)
         for g, v in zip(grads, variables, strict=True)
     ]
 
 
-def _cast(grad, dtype):
+def cast(grad, dtype):
+    """Returns a gradient, dense or sparse, in a dtype."""
     return backend.map_values(lambda value: ops.cast(value, dtype), grad)
 
 

@@ -140,13 +140,18 @@ def check_no_own_scale(name, value):
         )
 
 
-def why_skipped(optimizer):
+def why_skipped(optimizer, hyperparameters=None):
     """Says which coefficient of an optimizer is not finite; None if all are now.
 
     It reads the learning rates from the device.
+
+    Args:
+        optimizer: The optimizer.
+        hyperparameters: `Hyperparameters` of all that are in it. Defaults to those that
+            it has now.
     """
     optimizers = optimizers_in(optimizer)
-    found = Hyperparameters(optimizers).stray()
+    found = (hyperparameters or Hyperparameters(optimizers)).stray()
     if found is not None:
         name, value = found
         return f"`{name}` of the inner optimizer is {value}. {_ADVICE}"

@@ -194,6 +194,24 @@ def test_any_other_coefficient_is_named(name, compiled_once):
     assert run.bits() == before and run.skipped == 2
 
 
+class MySGD(K.SGD):
+    """With a limit of its own, which limits nothing unless it is set."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.limit, self.factor = np.inf, 1.0
+
+
+def test_a_number_of_a_users_own_class_is_named_once_it_is_infinite():
+    run = Run(MySGD(0.5))
+    run.step()
+    assert run.skipped == 0
+    run.optimizer.inner_optimizer.factor = np.inf
+    with pytest.warns(UserWarning, match="`factor` of the inner optimizer is inf"):
+        run.step()
+    assert run.skipped == 1
+
+
 @pytest.mark.filterwarnings("error::UserWarning")
 def test_an_infinite_clipvalue_clips_nothing():
     run, twin = Run(K.SGD(0.5, clipvalue=np.inf)), Run(K.SGD(0.5))

@@ -20,7 +20,7 @@ FAULTS = [
     Fault(
         name="gradients are accumulated in a dtype that is not the variable's",
         file="keras_lso/_keras_internals/optimizers.py",
-        old="        g if g is None else _cast(g, v.dtype)\n",
+        old="        g if g is None else cast(g, v.dtype)\n",
         new="        g\n",
         tests="integration_tests/test_keras_features.py::test_gradients_are_accumulated_in_narrow",
         backend="tensorflow",
