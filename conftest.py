@@ -37,14 +37,12 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
-from testing.backend_files import prefixes_of_others  # noqa: E402
-
 pytest_plugins = ("testing.rings", "testing.cases", "testing.originals")
 
 BACKEND = keras.backend.backend()
-OTHER_BACKENDS = prefixes_of_others(BACKEND)
-# They need Triton, which only PyTorch's builds for a GPU install.
-ON_A_GPU = {"_triton_kernels", "_triton_layer_kernels"}
+OTHER_BACKENDS = {"tensorflow", "jax", "torch"} - {BACKEND}
+# It needs Triton, which only PyTorch's builds for a GPU install.
+ON_A_GPU = ("triton", "kernels.py")
 
 # By day the cases are the same each time, at night they are new ones: `make nightly`.
 hypothesis.settings.register_profile(
@@ -70,8 +68,8 @@ def pytest_ignore_collect(collection_path, config):
         return None
     folder, *parts = collection_path.relative_to(config.rootpath).parts
     if folder == "keras_lso":
-        is_others = parts[0] == "_backend" and parts[-1].startswith(OTHER_BACKENDS)
-        ignore = is_others or collection_path.stem in ON_A_GPU
+        is_others = parts[0] == "_backend" and parts[1] in OTHER_BACKENDS
+        ignore = is_others or tuple(parts[-2:]) == ON_A_GPU
     else:
         ignore = not collection_path.name.startswith("test_")
     return True if ignore else None

@@ -13,7 +13,7 @@ import keras_lso
 from benchmarks import machine, memory
 from benchmarks.inner import SCALE
 from benchmarks.timing import Step, wall_clock
-from keras_lso._backend import _torch_triton
+from keras_lso._backend.torch.triton import steps as torch_triton
 
 MODES = ("eager",)
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -92,17 +92,17 @@ def _graph_step(mode, make_inner, tensors):
 
 def _step_without_triton(mode, make_inner, tensors):
     """Returns our step by PyTorch's own kernels; None where it takes them anyway."""
-    if DEVICE == "cpu" or _torch_triton.kernels() is None:
+    if DEVICE == "cpu" or torch_triton.kernels() is None:
         return None
     optimizer = keras_lso.LossScaleOptimizer(make_inner())
     step = keras_step(mode, optimizer, tensors.variables(), tensors, scaled=True)
 
     def run():
-        kernels, _torch_triton.kernels = _torch_triton.kernels, lambda: None
+        kernels, torch_triton.kernels = torch_triton.kernels, lambda: None
         try:
             step.run()
         finally:
-            _torch_triton.kernels = kernels
+            torch_triton.kernels = kernels
 
     return dataclasses.replace(step, run=run)
 

@@ -122,7 +122,7 @@ def _machines(results):
             f"{m['system']}; Python {m['python']}, keras_lso {m['keras_lso']}, "
             f"{packages}; {m['date']}; medians of {result['rounds']} rounds"
         )
-        if m["kernels"] != "auto":
+        if m["kernels"] != "framework":
             line += f"; KERAS_LSO_KERNELS={m['kernels']}"
         for package in result["left_out"]:
             line += f"; without what needs {package}, which is not installed"

@@ -31,7 +31,8 @@ from integration_tests.damage_verdicts import (
     number,
     quietly,
 )
-from keras_lso import LossScaleOptimizer, _untrusted_files
+from keras_lso import LossScaleOptimizer
+from keras_lso.compat import untrusted_files
 from keras_lso.loss_scales import DynamicLossScale
 from keras_lso.mixed_precision import load_optimizer_state
 
@@ -361,7 +362,7 @@ def test_wrong_attributes_of_a_tf_keras_file(good, tmp_path):
 @pytest.mark.parametrize("label", damage.ARCHIVES)
 def test_archives(label, good, tmp_path, monkeypatch):
     # The bombs of this test are small ones.
-    monkeypatch.setattr(_untrusted_files, "_LARGE", 2**20)
+    monkeypatch.setattr(untrusted_files, "_LARGE", 2**20)
     data = damage.ARCHIVES[label](damage.members(good.keras))
     path = tmp_path / "model.keras"
     path.write_bytes(data)

@@ -26,7 +26,7 @@ from integration_tests.docs_blocks import (
     block_with,
     blocks_of,
 )
-from keras_lso import _keras_version
+from keras_lso._keras_internals import keras_version
 from testing import misuse
 
 PROGRAMS = sorted({b.page for b in ALL_BLOCKS if b.language == "python"})
@@ -233,7 +233,7 @@ def check_extending(names):
     for shown, file in (
         ("class Lion", "_backend/rules.py"),
         ("def _lion", "_keras_internals/rules.py"),
-        ("def _step_lion", "_backend/_torch_steps.py"),
+        ("def _step_lion", "_backend/torch/steps.py"),
     ):
         code = block_with("docs/extending.md", shown).source
         code = code[code.index("@" if "@" in code else shown) :]
@@ -365,7 +365,7 @@ def check_compatibility(names):
         mock.patch.object(keras, "__version__", "3.99.0"),
         warnings.catch_warnings(record=True) as shown,
     ):
-        _keras_version.check_keras()
+        keras_version.check_keras()
     assert not shown
 
 

@@ -10,7 +10,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from integration_tests.docs_blocks import PAGES, table_of
-from keras_lso import _keras_version
+from keras_lso._keras_internals import keras_version
 
 pytestmark = pytest.mark.one_backend
 
@@ -70,7 +70,7 @@ def test_what_was_not_tested_is_beyond_the_versions_that_were():
         if pins_of(row):
             continue
         newer = {
-            name: _keras_version.is_newer_than_tested(name, version)
+            name: keras_version.is_newer_than_tested(name, version)
             for name, column in (
                 ("keras", "Keras"),
                 ("tensorflow", "TensorFlow"),
@@ -79,7 +79,7 @@ def test_what_was_not_tested_is_beyond_the_versions_that_were():
             )
             if (version := row[column]) != "-"
         }
-        is_older = Version(row["Keras"]) not in SpecifierSet(_keras_version.SUPPORTED)
+        is_older = Version(row["Keras"]) not in SpecifierSet(keras_version.SUPPORTED)
         assert any(newer.values()) or is_older, row
 
 
@@ -91,7 +91,7 @@ def test_the_versions_of_keras_in_words_are_those_tested(page):
         r for r in map(Requirement, PROJECT["dependencies"]) if r.name == "keras"
     ]
     oldest = str(keras.specifier).removeprefix(">=")
-    major, minor = _keras_version.TESTED["keras"].removeprefix("<").split(".")
+    major, minor = keras_version.TESTED["keras"].removeprefix("<").split(".")
     text = PAGES[page].read_text()
     assert f"Keras {oldest} to {major}.{int(minor) - 1}" in text
     assert "compatibility.md" in text or "compatibility" in page

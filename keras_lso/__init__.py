@@ -1,32 +1,32 @@
 """Loss scaling for Keras 3, on TensorFlow, JAX and PyTorch."""
 
 # Before anything that a version of Keras which is not supported could break.
-from keras_lso import _keras_version  # noqa: F401
+from keras_lso._keras_internals import keras_version  # noqa: F401
 
 # isort: split
-from keras_lso import (
-    callbacks,
-    compat,
-    loss_scales,
-    mixed_precision,
-    plotting,
-    schedules,
-)
+import importlib
+from typing import TYPE_CHECKING
+
+from keras_lso import callbacks, loss_scales, plotting, schedules
+from keras_lso._core import late_classes  # noqa: F401
 from keras_lso._version import __version__  # noqa: F401
-from keras_lso.float16 import float16_report
-from keras_lso.float32_layers import keep_in_float32
-from keras_lso.lamb import LAMB
-from keras_lso.larc import LARC
-from keras_lso.lars import LARS
-from keras_lso.loss_scale_optimizer import LossScaleOptimizer
-from keras_lso.novograd import NovoGrad
-from keras_lso.saving import deserialize, load_model
-from keras_lso.statistics import (
+from keras_lso.diagnostics.float16 import float16_report
+from keras_lso.diagnostics.float32_layers import keep_in_float32
+from keras_lso.diagnostics.statistics import (
     protect_statistics,
     restore_if_skipped,
     stateless_restore_if_skipped,
 )
-from keras_lso.underflow import underflow_report
+from keras_lso.diagnostics.underflow import underflow_report
+from keras_lso.loss_scale_optimizer import LossScaleOptimizer
+from keras_lso.optimizers.lamb import LAMB
+from keras_lso.optimizers.larc import LARC
+from keras_lso.optimizers.lars import LARS
+from keras_lso.optimizers.novograd import NovoGrad
+
+if TYPE_CHECKING:
+    from keras_lso import compat, mixed_precision
+    from keras_lso.compat.saving import deserialize, load_model
 
 __all__ = [
     "LAMB",
@@ -49,3 +49,19 @@ __all__ = [
     "stateless_restore_if_skipped",
     "underflow_report",
 ]
+
+# What serves older APIs is imported when it is used.
+_MODULES = ("compat", "mixed_precision")
+_FUNCTIONS = ("deserialize", "load_model")
+
+
+def __getattr__(name):
+    if name in _MODULES:
+        return importlib.import_module(f"keras_lso.{name}")
+    if name in _FUNCTIONS:
+        return getattr(importlib.import_module("keras_lso.compat.saving"), name)
+    raise AttributeError(f"module 'keras_lso' has no attribute {name!r}")
+
+
+def __dir__():
+    return [*globals(), *_MODULES, *_FUNCTIONS]

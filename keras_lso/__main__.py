@@ -16,10 +16,10 @@ from keras_lso import _version
 from keras_lso._backend import KERNELS, backend
 from keras_lso._keras_internals.rules import rule_of
 from keras_lso._keras_internals.variables import storage_of
-from keras_lso.lamb import LAMB
-from keras_lso.larc import LARC
-from keras_lso.lars import LARS
-from keras_lso.novograd import NovoGrad
+from keras_lso.optimizers.lamb import LAMB
+from keras_lso.optimizers.larc import LARC
+from keras_lso.optimizers.lars import LARS
+from keras_lso.optimizers.novograd import NovoGrad
 
 # The optimizers with arguments other than their defaults, by the name to print.
 _ARGUMENTS = {

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_lso._checks import check_int
+from keras_lso._core.checks import check_int
 
 # Okabe and Ito's colours, which the colour-blind can tell apart.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")

@@ -21,7 +21,7 @@ def take(way, monkeypatch):
     """Lets PyTorch take a CPU for an accelerator, if that is the way to go."""
     if way == "accelerator":
         for module in ("measure", "plan", "scalars", "steps", "undo"):
-            name = f"keras_lso._backend._torch_{module}.is_on_host"
+            name = f"keras_lso._backend.torch.{module}.is_on_host"
             monkeypatch.setattr(name, lambda tensor: False)
 
 

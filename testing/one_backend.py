@@ -1,7 +1,8 @@
 """Fails a test that is marked `one_backend` if the code of a backend runs in it.
 
-That are the files in `keras_lso/_backend/` that the other backends never import. What
-Keras does on its backends, such as making a variable, is Keras's to test.
+These are the files in the backend's folder in `keras_lso/_backend/`, which the other
+backends never import. What Keras does on its backends, such as making a variable, is
+Keras's to test.
 """
 
 import contextlib
@@ -12,16 +13,14 @@ import keras
 import pytest
 
 import keras_lso
-from testing.backend_files import PREFIXES
 
 FOLDER = pathlib.Path(keras_lso.__file__).parent / "_backend"
-OWN = PREFIXES[keras.backend.backend()]
+OWN = FOLDER / keras.backend.backend()
 
 
 def is_of_a_backend(filename):
     """Whether a file is imported under this backend only."""
-    path = pathlib.Path(filename)
-    return path.parent == FOLDER and path.name.startswith(OWN)
+    return pathlib.Path(filename).is_relative_to(OWN)
 
 
 @contextlib.contextmanager

@@ -4,10 +4,14 @@ It imports no framework that Keras did not, and loads where nothing can be train
 """
 
 import functools
+import importlib
 import importlib.metadata
 import importlib.util
+import inspect
+import json
 import os
 import pathlib
+import pkgutil
 import shutil
 import subprocess
 import sys
@@ -17,6 +21,7 @@ import numpy as np
 import pytest
 
 import keras_lso
+from keras_lso._core import late_classes
 from testing import forked
 
 LIST_FRAMEWORKS = """
@@ -26,7 +31,7 @@ def print_frameworks():
     print(*sorted(roots & {"tensorflow", "jax", "torch", "triton"}))
 import keras
 print_frameworks()
-import keras_lso, keras_lso._backend, keras_lso.saving
+import keras_lso, keras_lso._backend, keras_lso.compat.saving
 print_frameworks()
 """
 
@@ -129,7 +134,7 @@ def without_kernels():
 def test_the_environment_turns_the_fast_paths_off(without_kernels, capsys):
     assert without_kernels[-1] == "generic True False"
     exec(SHOW_KERNELS, {"keras": keras})
-    assert capsys.readouterr().out.split() == ["auto", "False", "True"]
+    assert capsys.readouterr().out.split() == ["framework", "False", "True"]
 
 
 @pytest.mark.slow
@@ -205,6 +210,83 @@ def test_triton_is_needed_where_its_kernels_are_asked_for():
     assert result.returncode == 1
     for word in ("ImportError: ", "KERAS_LSO_KERNELS='triton'", "pip install triton"):
         assert word in result.stderr.splitlines()[-1]
+
+
+# --- what serves older APIs -------------------------------------------------------
+
+LIST_COMPAT = """
+import sys, keras, keras_lso
+def modules():
+    return sorted(n for n in sys.modules if n.startswith("keras_lso.compat"))
+print(modules())
+optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.5))
+optimizer.apply([keras.ops.array([1.0])], [keras.Variable([1.0])])
+print(modules())
+print(*sorted(dir(keras_lso)))
+print(keras_lso.compat.v1.__name__, keras_lso.mixed_precision.__name__)
+print(hasattr(keras_lso, "no_such_name"), hasattr(keras_lso.compat, "no_such_name"))
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.default_backend("torch")
+def test_what_serves_older_apis_is_imported_when_it_is_used():
+    first, after_a_step, names, modules, others = output(LIST_COMPAT, BACKEND)
+    assert first == after_a_step == "[]"
+    assert set(keras_lso.__all__) <= set(names.split())
+    assert modules == "keras_lso.compat.v1 keras_lso.mixed_precision"
+    assert others == "False False"
+
+
+LOAD_CLASSES_OF_COMPAT = """
+import json, keras, keras_lso
+for config in json.loads(CONFIGS):
+    found = keras.saving.deserialize_keras_object(config)
+    print(type(found).__module__ + "." + type(found).__name__)
+"""
+
+
+def optimizers_of_compat():
+    """One optimizer of each class of `compat` and `mixed_precision` that is saved."""
+    from keras_lso.compat import open_seq2seq, v1
+    from keras_lso.compat.open_seq2seq import _optimizer_names
+
+    def sgd():
+        return keras.optimizers.SGD(0.5)
+
+    return [
+        open_seq2seq.MixedPrecisionOptimizerWrapper(sgd(), loss_scale=8.0),
+        v1.mixed_precision.MixedPrecisionLossScaleOptimizer(sgd(), 8.0),
+        _optimizer_names.RMSProp(0.5),
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.default_backend("torch")
+def test_a_config_of_a_class_for_older_apis_is_read_after_a_plain_import():
+    made = optimizers_of_compat()
+    configs = json.dumps([keras.saving.serialize_keras_object(o) for o in made])
+    code = f"CONFIGS = {configs!r}\n{LOAD_CLASSES_OF_COMPAT}"
+    expected = [f"{type(o).__module__}.{type(o).__name__}" for o in made]
+    assert output(code, BACKEND) == expected
+
+
+@pytest.mark.one_backend
+def test_each_class_for_older_apis_is_found_before_it_is_imported():
+    """Those that the modules register, which `late_classes.py` has to name."""
+    for module in pkgutil.walk_packages(keras_lso.__path__, "keras_lso."):
+        if module.name.startswith(("keras_lso.compat", "keras_lso.mixed_precision")):
+            importlib.import_module(module.name)
+    registered = keras.saving.get_custom_objects()
+    late = {
+        name.removeprefix("keras_lso>")
+        for name in registered
+        if name.startswith(("keras_lso>compat.", "keras_lso>mixed_precision."))
+    }
+    assert late == late_classes.MODULES.keys()
+    for name, module in late_classes.MODULES.items():
+        sources = inspect.getsource(importlib.import_module(f"keras_lso.{module}"))
+        assert f'"{name}"' in sources, name
 
 
 # --- our own version ----------------------------------------------------------

@@ -16,7 +16,7 @@ def test_it_prints_versions_backend_and_devices(capsys):
     for expected in (
         f"keras_lso {keras_lso.__version__}",
         f"keras {keras.__version__}",
-        f"{keras.backend.backend()}, kernels auto",
+        f"{keras.backend.backend()}, kernels framework",
         "python",
         "devices",
     ):

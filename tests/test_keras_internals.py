@@ -8,7 +8,7 @@ from keras import ops
 import keras_lso
 from keras_lso._backend import layer_rules, rules
 from keras_lso._backend.targets import Targets
-from keras_lso._keras_internals.fused_step import FusedStep, slots_of, stored_in
+from keras_lso._core.fused_step import FusedStep, slots_of, stored_in
 from keras_lso._keras_internals.optimizers import (
     base_variables_of,
     canonical_class,

@@ -13,8 +13,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.version import Version
 
-from keras_lso import _keras_version
-from keras_lso._private_names import of_frameworks, of_keras
+from keras_lso._keras_internals import keras_version
+from keras_lso._keras_internals.private_names import of_frameworks, of_keras
 from testing import forked
 
 BACKEND = os.environ["KERAS_BACKEND"]
@@ -41,7 +41,7 @@ def test_the_supported_versions_are_those_of_pyproject():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     requirements = map(Requirement, project["dependencies"])
     specifiers = {each.name: each.specifier for each in requirements}
-    assert specifiers["keras"] == _keras_version.SUPPORTED
+    assert specifiers["keras"] == keras_version.SUPPORTED
 
 
 @pytest.mark.one_backend
@@ -67,8 +67,8 @@ def test_the_supported_versions_are_those_of_pyproject():
     ],
 )
 def test_versions(version, supported, newer):
-    assert _keras_version.is_supported(version) is supported
-    assert _keras_version.is_newer_than_tested("keras", version) is newer
+    assert keras_version.is_supported(version) is supported
+    assert keras_version.is_newer_than_tested("keras", version) is newer
 
 
 @pytest.mark.one_backend
@@ -81,7 +81,7 @@ def test_what_was_tested_is_what_the_environments_pin():
             release = Version(version).release
             pins[package] = max(release, pins.get(package, release))
     packages = {"tensorflow": "tensorflow_cpu"}
-    for package, below in _keras_version.TESTED.items():
+    for package, below in keras_version.TESTED.items():
         major, minor = pins[packages.get(package, package)][:2]
         assert below == f"<{major}.{minor + 1}", package
 
@@ -135,7 +135,7 @@ def broken_keras(monkeypatch, tmp_path):
 def test_an_old_keras_that_cannot_be_imported_is_named(broken_keras):
     broken_keras("2.15.0")
     with pytest.raises(ImportError, match="Found: Keras 2.15.0. Run `pip") as refused:
-        _keras_version.check_keras()
+        keras_version.check_keras()
     assert isinstance(refused.value.__cause__, ModuleNotFoundError)
 
 
@@ -144,7 +144,7 @@ def test_an_old_keras_that_cannot_be_imported_is_named(broken_keras):
 def test_a_failing_import_of_a_supported_keras_is_its_own(version, broken_keras):
     broken_keras(version)
     with pytest.raises(ModuleNotFoundError, match="no_such_framework"):
-        _keras_version.check_keras()
+        keras_version.check_keras()
 
 
 @pytest.mark.one_backend
@@ -155,7 +155,7 @@ def test_without_keras_the_error_is_pythons(monkeypatch):
     monkeypatch.setitem(sys.modules, "keras", None)
     monkeypatch.setattr(importlib.metadata, "version", no_metadata)
     with pytest.raises(ModuleNotFoundError, match="import of keras halted"):
-        _keras_version.check_keras()
+        keras_version.check_keras()
 
 
 # --- Newer than what was tested -------------------------------------------------------
@@ -168,7 +168,7 @@ keras.__version__ = "3.99.0"
 IMPORTS = """
 with warnings.catch_warnings(record=True) as shown:
     warnings.simplefilter("always")
-    import keras_lso, keras_lso.compat.v1, keras_lso.saving
+    import keras_lso, keras_lso.compat.v1, keras_lso.compat.saving
     import keras_lso
 for warning in shown:
     if "keras_lso" in str(warning.message):
@@ -224,7 +224,7 @@ def test_all_that_is_missing_is_named_at_once(monkeypatch):
             monkeypatch.delattr(cls, "_var_key")
     monkeypatch.setattr(keras.optimizers.Adam, "build", lambda self, variables: None)
     with pytest.raises(ImportError) as refused:
-        _keras_version.check_keras()
+        keras_version.check_keras()
     for name in ("Optimizer._var_key", "Adam._momentums", "Adam._velocity_hats"):
         assert f"keras.optimizers.{name} (used by " in str(refused.value)
     assert "SGD" not in str(refused.value)
@@ -232,10 +232,10 @@ def test_all_that_is_missing_is_named_at_once(monkeypatch):
 
 def test_a_tested_keras_is_not_probed(monkeypatch):
     monkeypatch.setattr(keras, "__version__", "3.15.9")
-    monkeypatch.setattr(_keras_version, "missing", lambda probes: probes)
+    monkeypatch.setattr(keras_version, "missing", lambda probes: probes)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _keras_version.check_keras()
+        keras_version.check_keras()
 
 
 # --- The framework --------------------------------------------------------------------
@@ -251,7 +251,7 @@ def framework(monkeypatch):
 def test_a_newer_framework_that_has_all_is_not_spoken_of(framework):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        _keras_version.check_framework()
+        keras_version.check_framework()
 
 
 def test_a_newer_framework_without_a_private_function_is_refused(
@@ -263,16 +263,16 @@ def test_a_newer_framework_without_a_private_function_is_refused(
     gone = probes[0]._replace(name=f"{probes[0].name}_gone")
     monkeypatch.setattr(of_frameworks, "PROBES", (*probes[1:], gone))
     with pytest.raises(ImportError) as refused:
-        _keras_version.check_framework()
-    tested = _keras_version.TESTED[BACKEND]
+        keras_version.check_framework()
+    tested = keras_version.TESTED[BACKEND]
     for text in (f"{BACKEND} 99.0.0", gone.name, f'pip install "{BACKEND}{tested}"'):
         assert text in str(refused.value)
 
 
 def test_a_tested_framework_is_not_probed(monkeypatch):
-    tested = _keras_version.TESTED[BACKEND].removeprefix("<")
+    tested = keras_version.TESTED[BACKEND].removeprefix("<")
     major, minor = map(int, tested.split("."))
     version = f"{major}.{minor - 1}.7"
     monkeypatch.setattr(sys.modules[BACKEND], "__version__", version)
-    monkeypatch.setattr(_keras_version, "missing", lambda probes: probes)
-    _keras_version.check_framework()
+    monkeypatch.setattr(keras_version, "missing", lambda probes: probes)
+    keras_version.check_framework()

@@ -4,7 +4,7 @@ import keras
 import pytest
 from keras import layers
 
-from keras_lso._layer_paths import LayerPaths
+from keras_lso.diagnostics.layer_paths import LayerPaths
 
 pytestmark = pytest.mark.one_backend
 

@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from keras_lso._magnitudes import Magnitudes, reading_of
+from keras_lso.diagnostics.magnitudes import Magnitudes, reading_of
 
 pytestmark = pytest.mark.one_backend
 

@@ -8,8 +8,8 @@ import pytest
 
 import keras_lso
 from keras_lso import plotting
-from keras_lso._underflow_counts import counts_of
-from keras_lso.underflow import UnderflowReport
+from keras_lso.diagnostics.underflow import UnderflowReport
+from keras_lso.diagnostics.underflow_counts import counts_of
 
 pytest.importorskip("matplotlib")
 import matplotlib  # noqa: E402

@@ -17,34 +17,26 @@ import keras
 import pytest
 
 import keras_lso
+from keras_lso._core.methods import OfTFKeras
 
 LIST = pathlib.Path(__file__).with_name("public_names.txt")
 
 
 def public_modules():
-    """Returns the modules without an underscore, those of a user's code first."""
+    """Returns the names of the modules with an `__all__`, those of most users first.
+
+    A module of a class that another module has in its `__all__` is no second path.
+    """
     names = ["keras_lso"]
     for module in pkgutil.walk_packages(keras_lso.__path__, "keras_lso."):
-        parts = module.name.split(".")
-        if not any(p.startswith("_") for p in parts):
+        is_private = any(part.startswith("_") for part in module.name.split("."))
+        if not is_private and hasattr(importlib.import_module(module.name), "__all__"):
             names.append(module.name)
     return sorted(names, key=lambda name: (name.count("."), name))
 
 
 def public_names(module):
-    """Returns those in `__all__`, else what the module defines itself."""
-    if hasattr(module, "__all__"):
-        return sorted(module.__all__)
-    return sorted(
-        name
-        for name, value in vars(module).items()
-        if not name.startswith("_") and _is_defined_in(module, name, value)
-    )
-
-
-def _is_defined_in(module, name, value):
-    is_class_or_function = inspect.isclass(value) or inspect.isfunction(value)
-    return is_class_or_function and value.__module__ == module.__name__
+    return sorted(module.__all__)
 
 
 def describe(path, value, known):
@@ -59,7 +51,10 @@ def describe(path, value, known):
         known[value] = path
         yield f"{path}{_signature(value)}"
         for name in sorted(_own_members(value)) if inspect.isclass(value) else ():
-            yield f"    .{name}{_member(inspect.getattr_static(value, name))}"
+            member = inspect.getattr_static(value, name)
+            if isinstance(member, OfTFKeras):
+                member = member.__get__(None, value)
+            yield f"    .{name}{_member(member)}"
 
 
 def _own_members(cls):

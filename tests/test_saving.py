@@ -10,7 +10,7 @@ import pytest
 
 import keras_lso
 from keras_lso import LossScaleOptimizer
-from keras_lso.saving import adopt
+from keras_lso.compat.saving import adopt
 
 pytestmark = pytest.mark.one_backend
 

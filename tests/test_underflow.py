@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import keras_lso
-from keras_lso._underflow_counts import counts_of
+from keras_lso.diagnostics.underflow_counts import counts_of
 
 FLOAT16 = np.finfo("float16")
 

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from keras_lso._underflow_counts import counts_of
-from keras_lso._underflow_table import table_of
-from keras_lso.underflow import UnderflowReport
+from keras_lso.diagnostics.underflow import UnderflowReport
+from keras_lso.diagnostics.underflow_counts import counts_of
+from keras_lso.diagnostics.underflow_table import table_of
 
 pytestmark = pytest.mark.one_backend
 

@@ -5,8 +5,8 @@ import zipfile
 import numpy as np
 import pytest
 
-from keras_lso import _untrusted_files
-from keras_lso._untrusted_files import (
+from keras_lso.compat import untrusted_files
+from keras_lso.compat.untrusted_files import (
     hard_group,
     read_dataset,
     read_datasets,
@@ -74,7 +74,7 @@ def test_an_array_of_nothing_is_not_made(file):
 
 
 def test_archives_that_swell_are_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(_untrusted_files, "_LARGE", 2**20)
+    monkeypatch.setattr(untrusted_files, "_LARGE", 2**20)
     path = tmp_path / "archive.zip"
     for compression, size in (
         (zipfile.ZIP_STORED, 2**21),

@@ -14,8 +14,7 @@ import coverage
 from rich.console import Console
 from rich.table import Table
 
-from testing.backend_files import PREFIXES, prefixes_of_others
-
+BACKENDS = ("tensorflow", "jax", "torch")
 TOGETHER = "together"
 FOLDER = pathlib.Path(__file__).parents[1] / "build" / "coverage"
 
@@ -27,19 +26,16 @@ def totals(row, files):
         row: A backend, whose share leaves out the files of the others, or `TOGETHER`.
         files: List of paths.
     """
-    omitted = [] if row == TOGETHER else prefixes_of_others(row)
+    others = () if row == TOGETHER else set(BACKENDS) - {row}
     with tempfile.TemporaryDirectory() as folder:
         measured = coverage.Coverage(data_file=f"{folder}/combined")
         measured.combine(files, keep=True)
         measured.save()
         report = pathlib.Path(folder, "report.json")
-        omit = [*measured.get_option("report:omit"), *_patterns(omitted)]
+        omitted = [f"*/_backend/{other}/*" for other in others]
+        omit = [*measured.get_option("report:omit"), *omitted]
         measured.json_report(outfile=str(report), omit=omit)
         return json.loads(report.read_text())["totals"]
-
-
-def _patterns(prefixes):
-    return [f"*/_backend/{prefix}*.py" for prefix in prefixes]
 
 
 def shares(total):
@@ -53,7 +49,7 @@ def shares(total):
 
 
 def main():
-    files = {b: glob.glob(f"{glob.escape(str(FOLDER))}/{b}.*") for b in PREFIXES}
+    files = {b: glob.glob(f"{glob.escape(str(FOLDER))}/{b}.*") for b in BACKENDS}
     files = {backend: found for backend, found in files.items() if found}
     if not files:
         raise SystemExit("No measurements. Run `make coverage`.")

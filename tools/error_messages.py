@@ -35,8 +35,9 @@ GROUPS = (
         "Saving and loading",
         "See [Saving and resuming](saving.md) and [The checkpoint does not "
         "load](troubleshooting.md#the-checkpoint-does-not-load).",
-        "saving _h5_models _untrusted_files _config_dicts _core/configs "
-        "_core/state_file _backend/_tf_checkpoint",
+        "compat/saving compat/tf_keras/h5_models compat/untrusted_files "
+        "_core/config_dicts _core/configs _core/state_file "
+        "_backend/tensorflow/checkpoint",
     ),
     (
         "The loss-scale policy",
@@ -52,19 +53,19 @@ GROUPS = (
     (
         "LARS, LARC and NovoGrad",
         "See [Large batches](large-batches.md).",
-        "larc lars lamb novograd _core/lars _core/lamb _core/novograd",
+        "optimizers/ lars lamb novograd _core/lars _core/lamb _core/novograd",
     ),
     (
         "Several devices or processes",
         "See [Scaling out](scaling.md).",
-        "_backend/_jax_axes _backend/_jax_processes _backend/_tf_processes "
-        "_backend/_torch_shard_checks _backend/processes "
+        "_backend/jax/axes _backend/jax/processes _backend/tensorflow/processes "
+        "_backend/torch/shard_checks _backend/processes "
         "_keras_internals/distribution",
     ),
     (
         "Code and files of tf.keras 2 and TF1",
         "See [Coming from tf.keras 2 and TF1](migrating.md).",
-        "_tf_keras/ mixed_precision/ compat/v1/ compat/v2/",
+        "compat/tf_keras/ mixed_precision/ compat/v1/ compat/v2/",
     ),
     (
         "OpenSeq2Seq's names",
@@ -75,7 +76,7 @@ GROUPS = (
         "Callbacks, reports and pictures",
         "See [Troubleshooting](troubleshooting.md#first-of-all-look) and [Which scale "
         "does a model need?](policies.md#which-scale-does-a-model-need)",
-        "callbacks/ underflow _underflow plotting _summary_writer",
+        "callbacks/ diagnostics/underflow plotting",
     ),
     (
         "The optimizer and its steps",
@@ -88,8 +89,8 @@ GROUPS = (
 # Functions whose strings are messages or parts of one, by their modules.
 COMPOSED = {
     "callbacks/loss_scale_monitor": {"_diagnosis": "Warning"},
-    "_keras_version": {"_message": "ImportError"},
-    "_tf_keras/files": dict.fromkeys(
+    "_keras_internals/keras_version": {"_message": "ImportError"},
+    "compat/tf_keras/files": dict.fromkeys(
         ("_assign", "_initial_scale", "_remarks"), "Warning"
     ),
 }

@@ -26,7 +26,7 @@ RECIPES = [
     for inner in ("SGD+momentum", "Adam", "LARS")
 ]
 _H200 = pathlib.Path(__file__).with_name("h200.txtpb")
-_ASKS_FOR_CPU = "keras_lso._backend._jax_measure._is_on_cpu"
+_ASKS_FOR_CPU = "keras_lso._backend.jax.measure._is_on_cpu"
 _CANONICAL = "jax._src.xla_bridge.canonicalize_platform"
 
 

@@ -2,8 +2,8 @@
 
 A decorator gives a schedule its constructor, and completes its docstring with shared
 arguments, defaults, `Returns` and `Raises`. OpenSeq2Seq's learning-rate policies are
-the rows of a table. Everything else is read from the sources. `keras_style.py` runs
-afterwards, on the result.
+the rows of a table. Optimizers take some methods from other modules. Everything else is
+read from the sources. `keras_style.py` runs afterwards, on the result.
 """
 
 import inspect
@@ -22,15 +22,29 @@ class MadeByPython(griffe.Extension):
             made = griffe.dynamic_import(obj.path)
             obj.docstring.value = inspect.getdoc(made)
             obj.set_member("__init__", as_function("__init__", made.__init__, obj))
+        elif obj.is_class:
+            taken = [name for name, m in obj.members.items() if is_taken_over(m)]
+            made = griffe.dynamic_import(obj.path) if taken else None
+            for name in taken:
+                if inspect.isfunction(getattr(made, name)):
+                    document(obj, name, getattr(made, name))
         elif obj.path == TABLE:
             module = griffe.dynamic_import(TABLE)
             for name in module.__all__:
-                made = getattr(module, name)
-                function = as_function(name, made, obj)
-                function.docstring = griffe.Docstring(
-                    inspect.getdoc(made), parent=function
-                )
-                obj.set_member(name, function)
+                document(obj, name, getattr(module, name))
+
+
+def is_taken_over(member):
+    """Whether a member of a class is a method that another module defines."""
+    value = str(member.value) if member.is_attribute else ""
+    return value == "OfTFKeras()" or value.startswith("methods.")
+
+
+def document(parent, name, made):
+    """Makes a function, with its signature and docstring, a member of `parent`."""
+    function = as_function(name, made, parent)
+    function.docstring = griffe.Docstring(inspect.getdoc(made), parent=function)
+    parent.set_member(name, function)
 
 
 def as_function(name, made, parent):

@@ -13,9 +13,9 @@ from keras_lso._backend.framework import Framework
 from keras_lso._backend.kernel_choice import KERNELS
 
 _CLASSES = {
-    "tensorflow": ("_tensorflow", "TensorFlow"),
-    "jax": ("_jax", "JAX"),
-    "torch": ("_torch", "Torch"),
+    "tensorflow": ("tensorflow.framework", "TensorFlow"),
+    "jax": ("jax.framework", "JAX"),
+    "torch": ("torch.framework", "Torch"),
 }
 
 

@@ -1,13 +1,15 @@
 """Configs of optimizers, also those that other libraries and older versions wrote.
 
-What they wrote is read by the annexes, each of which registers a reader when the
-package is imported: a function that returns the config as this version writes it.
+`compat/tf_keras/configs.py` reads what they wrote: it is imported when the first config
+is read, and registers functions that return a config as this version writes it.
 """
+
+import importlib
 
 import keras
 
-from keras_lso._checks import fits_float32, is_number
-from keras_lso._config_dicts import misfit, read_object
+from keras_lso._core.checks import fits_float32, is_number
+from keras_lso._core.config_dicts import misfit, read_object
 from keras_lso._keras_internals.optimizers import public_config
 
 # How a config names our class.
@@ -56,6 +58,7 @@ def modernise(kind, config, custom_objects=None):
         custom_objects: Dict of names to classes that the config refers to. Defaults to
             `None`.
     """
+    importlib.import_module("keras_lso.compat.tf_keras.configs")
     for read in _readers[kind]:
         config = read(config, custom_objects)
     return config

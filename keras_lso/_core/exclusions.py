@@ -16,7 +16,7 @@ import re
 from collections.abc import Callable
 from typing import NamedTuple
 
-from keras_lso._checks import check_patterns, warn
+from keras_lso._core.checks import check_patterns, warn
 from keras_lso._core.gradients import as_list, list_of_variables
 from keras_lso._core.near_names import meant_by, nearest, rewritten
 from keras_lso._keras_internals.optimizers import (

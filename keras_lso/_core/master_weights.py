@@ -11,7 +11,7 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._checks import warn
+from keras_lso._core.checks import warn
 from keras_lso._keras_internals.optimizers import (
     index_of,
     optimizers_in,

@@ -14,7 +14,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_lso._checks import LARGEST_STEP, warn
+from keras_lso._core.checks import LARGEST_STEP, warn
 from keras_lso._keras_internals.optimizers import (
     base_variables_of,
     iteration_variable,
@@ -174,17 +174,6 @@ def _fits(variable, stored):
 
 
 # --- All of it fits, or none of it is taken -----------------------------------
-
-
-class LoadsAllOrNothing(keras.optimizers.Optimizer):
-    """An optimizer that looks at all of its state before it assigns any.
-
-    Keras's own assign the first variables before they see that the next does not fit.
-    """
-
-    def load_own_variables(self, store):
-        """Reads the state from `store`."""
-        super().load_own_variables(checked(self, store))
 
 
 def checked(optimizer, store):

@@ -21,8 +21,15 @@ import numpy as np
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._checks import is_number, warn
+from keras_lso._core.checks import is_number, warn
+from keras_lso._core.fused_step import Choice
 from keras_lso._core.gradients import reduce_gradients
+from keras_lso._core.rates import (
+    Hyperparameters,
+    check_no_own_scale,
+    rates_of,
+    why_skipped,
+)
 from keras_lso._keras_internals.distribution import reduced_gradients
 from keras_lso._keras_internals.optimizers import (
     as_accumulated,
@@ -36,12 +43,6 @@ from keras_lso._keras_internals.optimizers import (
     sums_of,
     variables_of,
     warn_of_missing,
-)
-from keras_lso._keras_internals.rates import (
-    Hyperparameters,
-    check_no_own_scale,
-    rates_of,
-    why_skipped,
 )
 from keras_lso._keras_internals.variables import (
     check_not_narrowed,
@@ -256,20 +257,17 @@ class Plan:
         present = steppable
         self._circumstances = backend.circumstances()
         trained = list(compress(self.trained, self.has_gradient))
-        self._choice = self._choose(optimizer, masters, present, trained)
-        self.fused = self._choice and self._choice.fused
+        self._choice = Choice(
+            optimizer.inner_optimizer,
+            present,
+            trained,
+            masters.low_precision_variables(trained),
+        )
+        self.fused = self._choice.fused
         self.dtypes = None
         if not self.fused:
             inner = optimizer.inner_optimizer
             self.dtypes = dtypes_as_applied(inner, present, trained)
-
-    def _choose(self, optimizer, masters, grads, trained):
-        if optimizer._choose_step is None:
-            return None
-        low_precision_variables = masters.low_precision_variables(trained)
-        return optimizer._choose_step(
-            optimizer.inner_optimizer, grads, trained, low_precision_variables
-        )
 
     def holds(self, grads, variables):
         """Whether a step on these, not checked yet, would be decided so again.
@@ -287,7 +285,7 @@ class Plan:
             and backend.signature_of(list(compress(grads, self.has_gradient)))
             == self._signature
             and traits_of(variables) == self._traits
-            and (self._choice is None or self._choice.holds())
+            and self._choice.holds()
         )
 
 
@@ -298,9 +296,7 @@ class Step:
     """Takes the steps of a built optimizer.
 
     Args:
-        optimizer: The `LossScaleOptimizer`. Its `_choose_step`, where it has one,
-            chooses between a fused step and the inner optimizer's own: see
-            `_keras_internals/fused_step.py`.
+        optimizer: The `LossScaleOptimizer`.
         masters: Its `MasterWeights`.
     """
 

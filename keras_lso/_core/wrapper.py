@@ -8,7 +8,7 @@ import weakref
 import keras
 
 from keras_lso._backend import backend
-from keras_lso._checks import check_callable_rate, warn
+from keras_lso._core.checks import check_callable_rate, warn
 from keras_lso._core.exclusions import (
     by_inner_names,
     check_exclusions,

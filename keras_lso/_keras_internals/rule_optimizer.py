@@ -10,12 +10,11 @@ from keras_lso._keras_internals.distribution import (
     reduced_gradients,
     shard_slot,
 )
-from keras_lso._keras_internals.fused_step import fused_step_of
 from keras_lso._keras_internals.optimizers import (
     names_excluded_by,
     uses_weight_decay,
 )
-from keras_lso._keras_internals.rules import columns_of, register, registered_rule
+from keras_lso._keras_internals.rules import columns_of, register
 from keras_lso._keras_internals.variables import is_found
 
 
@@ -40,9 +39,9 @@ def steps_by(rule, slots):
 class RuleOptimizer(keras.optimizers.Optimizer):
     """An optimizer of our own, whose step is a rule of `rules.py`.
 
-    A subclass is decorated with `steps_by`, builds the lists of slots that this names
-    and `_may_decay`, a bool for each variable, and makes the rules of each step. For
-    `_make_rules` and `_treatments` see `rules.Registration`.
+    A subclass is decorated with `steps_by`, builds the lists of slots that this names,
+    and makes the rules of each step. For `_make_rules` and `_treatments` see
+    `rules.Registration`.
     """
 
     _casts_gradients = False  # See `dtypes_as_applied`.
@@ -53,6 +52,18 @@ class RuleOptimizer(keras.optimizers.Optimizer):
     def _treatments(self, indices):
         raise NotImplementedError
 
+    def _fused_step(self, grads, variables):
+        """Returns the step in one pass that updates these variables; None if none."""
+        raise NotImplementedError
+
+    def _may_decay(self, variable):
+        """Whether the arguments of the constructor let a variable decay."""
+        raise NotImplementedError
+
+    def build(self, variables):
+        super().build(variables)
+        self._decayable = tuple(map(self._may_decay, self._trainable_variables))
+
     def _use_weight_decay(self, variable):
         """Whether a variable decays, by Keras's rules and by `_may_decay`.
 
@@ -62,7 +73,7 @@ class RuleOptimizer(keras.optimizers.Optimizer):
         index = self._get_variable_index(variable)
         own, names = self._trainable_variables[index], names_excluded_by(self)
         return (
-            self._may_decay[index]
+            self._decayable[index]
             and super()._use_weight_decay(own)
             and not (names and is_found(names, own.name))
         )
@@ -98,16 +109,9 @@ class RuleOptimizer(keras.optimizers.Optimizer):
         check_shards(tensors, trainable_variables)
         if not has_reduced_gradients():
             tensors = backend.reduce_gradients(tensors)
-        fused = fused_step_of(
-            registered_rule(self) if are_kerass else None,
-            self,
-            tensors,
-            trainable_variables,
-        )
-        if fused is None:
-            with reduced_gradients(self):
-                super()._backend_update_step(
-                    tensors, trainable_variables, learning_rate
-                )
-        else:
+        fused = are_kerass and self._fused_step(tensors, trainable_variables)
+        if fused:
             fused.update(fused.rules(learning_rate), tensors)
+            return
+        with reduced_gradients(self):
+            super()._backend_update_step(tensors, trainable_variables, learning_rate)

@@ -16,10 +16,10 @@ from keras import ops
 from keras_lso._backend import backend, layer_rules, rules
 from keras_lso._keras_internals.optimizers import (
     public_class,
+    updates_of,
     uses_weight_decay,
     variables_of,
 )
-from keras_lso._keras_internals.rates import updates_of
 from keras_lso._keras_internals.variables import is_overwritten, read
 
 # --- The registry -------------------------------------------------------------------

@@ -4,7 +4,7 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._checks import (
+from keras_lso._core.checks import (
     LARGEST_STEP,
     check_bool,
     check_factor,

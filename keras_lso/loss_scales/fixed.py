@@ -2,7 +2,7 @@
 
 import keras
 
-from keras_lso._checks import check_scale
+from keras_lso._core.checks import check_scale
 from keras_lso.loss_scales.loss_scale import LossScale
 
 

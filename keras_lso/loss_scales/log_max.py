@@ -6,7 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_lso._checks import (
+from keras_lso._core.checks import (
     check_bool,
     check_bounds,
     check_factor,

@@ -12,7 +12,7 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._checks import check_bounds, check_config, check_scale
+from keras_lso._core.checks import check_bounds, check_config, check_scale
 from keras_lso._keras_internals.optimizers import track_variable
 from keras_lso._keras_internals.variables import assign, read
 

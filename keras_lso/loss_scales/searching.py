@@ -6,7 +6,7 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._checks import check_factor, check_positive_int
+from keras_lso._core.checks import check_factor, check_positive_int
 from keras_lso._keras_internals.variables import assign, read
 from keras_lso.loss_scales.dynamic import (
     DEFAULT_GROWTH_STEPS,

@@ -5,14 +5,11 @@ import warnings
 import keras
 
 from keras_lso import loss_scales
-from keras_lso._arguments import (
-    check_inner_optimizer,
-    policy_arguments,
-    read_config,
-)
-from keras_lso._checks import is_number
+from keras_lso._core.checks import is_number
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer as ModernOptimizer
+from keras_lso.loss_scale_optimizer import check_inner_optimizer, read_config
 from keras_lso.loss_scales import DynamicLossScale, FixedLossScale, LossScale
+from keras_lso.loss_scales.arguments import policy_arguments
 
 __all__ = ["DynamicLossScale", "FixedLossScale", "LossScale", "LossScaleOptimizer"]
 

@@ -1,8 +1,8 @@
 """What the arguments of schedules have to be: `check.rate`, `check.positive_int` etc.
 
 Each check takes the argument's name and value, and returns the value to keep or raises
-an error. Checks of numbers in general are those of `keras_lso._checks`; what follows
-them is what only schedules need.
+an error. Checks of numbers in general are those of `_core/checks.py`; the others are
+for schedules alone.
 """
 
 import itertools
@@ -11,19 +11,19 @@ from functools import partial
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_lso import _checks
+from keras_lso._core import checks
 
-any_list = _checks.check_list
-boolean = _checks.check_bool
-integer = _checks.check_int
+any_list = checks.check_list
+boolean = checks.check_bool
+integer = checks.check_int
 non_negative_int = partial(integer, at_least=0)
-positive = partial(_checks.check_factor, above=0.0)
-positive_int = _checks.check_positive_int
-rate = _checks.check_rate
-real = _checks.check_real
-share = _checks.check_share
-some_steps = partial(integer, at_least=1, at_most=_checks.LARGEST_STEP)
-step = partial(integer, at_least=0, at_most=_checks.LARGEST_STEP)
+positive = partial(checks.check_factor, above=0.0)
+positive_int = checks.check_positive_int
+rate = checks.check_rate
+real = checks.check_real
+share = checks.check_share
+some_steps = partial(integer, at_least=1, at_most=checks.LARGEST_STEP)
+step = partial(integer, at_least=0, at_most=checks.LARGEST_STEP)
 
 
 def positive_power(argument, value):
@@ -59,13 +59,13 @@ def schedule_or_rate(argument, value):
     """Returns a schedule as it is and a rate as a float."""
     if isinstance(value, LearningRateSchedule):
         return value
-    if _checks.is_number(value):
+    if checks.is_number(value):
         return rate(argument, value)
     hint = ""
     if isinstance(value, dict):
         hint = " Make a schedule of its config with `from_config` first."
     elif callable(value):
-        hint = f" {_checks.schedule_hint(value)}."
+        hint = f" {checks.schedule_hint(value)}."
     raise TypeError(
         f"Argument `{argument}` must be a "
         "`keras.optimizers.schedules.LearningRateSchedule` or a number, the constant "
@@ -91,8 +91,8 @@ def boundaries(values, count, reason):
     """Returns boundaries as a list of `count` strictly increasing steps."""
     steps = list_of(step)("boundaries", values)
     if len(steps) != count:
-        requirement = f"have {_checks.entries(count)}, {reason}"
-        raise _checks.refusal("boundaries", steps, requirement)
+        requirement = f"have {checks.entries(count)}, {reason}"
+        raise checks.refusal("boundaries", steps, requirement)
     if any(low >= high for low, high in itertools.pairwise(steps)):
-        raise _checks.refusal("boundaries", steps, "be strictly increasing")
+        raise checks.refusal("boundaries", steps, "be strictly increasing")
     return steps

@@ -7,7 +7,7 @@ members needs both functions.
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_lso._config_dicts import read_object
+from keras_lso._core.config_dicts import read_object
 from keras_lso.schedules._curves import float32
 
 

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 from keras import ops
 
-from keras_lso._checks import LARGEST_STEP
+from keras_lso._core.checks import LARGEST_STEP
 
 # The largest float32 that is an int32.
 _LARGEST_FLOAT32 = 2**31 - 128

@@ -6,8 +6,8 @@ They are apart from `_members.py`, which the schedules themselves import.
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_lso._checks import is_number
-from keras_lso._config_dicts import read_object
+from keras_lso._core.checks import is_number
+from keras_lso._core.config_dicts import read_object
 from keras_lso.schedules._members import read_schedule
 from keras_lso.schedules.policies import FixedLR
 

@@ -5,7 +5,7 @@ The module keeps its name, which saved configs hold, although the class was rena
 
 from keras import ops
 
-from keras_lso._checks import check_config
+from keras_lso._core.checks import check_config
 from keras_lso.schedules import _check as check
 from keras_lso.schedules._declared import Schedule, declared, field
 from keras_lso.schedules._members import deserialize_member, rate_at

@@ -8,7 +8,7 @@ from typing import Any
 
 from keras import ops
 
-from keras_lso._checks import check_config
+from keras_lso._core.checks import check_config
 from keras_lso.schedules import _check as check
 from keras_lso.schedules._curves import power_of_step, straight_line
 from keras_lso.schedules._declared import Schedule, declared, field

@@ -19,7 +19,7 @@ pytest.importorskip("jax.extend")
 
 from jax.experimental.sparse import BCOO  # noqa: E402
 
-from keras_lso._backend import _jax_measure  # noqa: E402
+from keras_lso._backend.jax import measure as jax_measure  # noqa: E402
 
 dynamic = keras_lso.loss_scales.DynamicLossScale
 STEPS = {
@@ -41,7 +41,7 @@ SHAPES = [(30, 40), (50,)]
 def kind(request, monkeypatch):
     """Both kinds of steps compile, and run, on a CPU."""
     if request.param == "accelerator":
-        monkeypatch.setattr(_jax_measure, "_is_on_cpu", lambda: False)
+        monkeypatch.setattr(jax_measure, "_is_on_cpu", lambda: False)
     return request.param
 
 

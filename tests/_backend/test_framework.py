@@ -79,8 +79,8 @@ def test_a_step_calls_what_a_backend_overrides():
 def test_the_overrides_of_all_backends_are_compared_and_nothing_else():
     # Read, not imported: a test runs beside one framework.
     found = set()
-    for file in ("_tensorflow.py", "_jax.py", "_torch.py"):
-        tree = ast.parse((FOLDER / file).read_text())
+    for name in ("tensorflow", "jax", "torch"):
+        tree = ast.parse((FOLDER / name / "framework.py").read_text())
         [cls] = [node for node in tree.body if is_framework(node)]
         for node in cls.body:
             names = [getattr(node, "name", None)]

@@ -120,12 +120,13 @@ def test_a_step_waits_for_nothing(inner, dtype):
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("inner", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_kernels_in_triton_pass_their_trials(inner, dtype, monkeypatch):
-    from keras_lso._backend import _torch_triton, _torch_triton_trial
+    from keras_lso._backend.torch.triton import steps as torch_triton
+    from keras_lso._backend.torch.triton import trial as torch_triton_trial
 
-    if _torch_triton.kernels() is None:
+    if torch_triton.kernels() is None:
         pytest.skip("there is no Triton, or it is not wanted")
     verdicts = {}
-    monkeypatch.setattr(_torch_triton_trial, "_verdicts", verdicts)
+    monkeypatch.setattr(torch_triton_trial, "_verdicts", verdicts)
     optimizer, variables = make(inner(), dtype=dtype)
     for dtype_of_gradients in ("float32", "float16", "bfloat16"):
         grads = [ops.cast(g, dtype_of_gradients) for g in gradients(0)]
@@ -147,14 +148,15 @@ WITH_A_KERNEL = {
 def test_masters_are_not_compared_once_a_step_is_known_to_be_applied(monkeypatch):
     import torch
 
-    from keras_lso._backend import _torch_masters, _torch_triton
+    from keras_lso._backend.torch import masters as torch_masters
+    from keras_lso._backend.torch.triton import steps as torch_triton
 
     # A step in one pass compares what it reads anyway: this is of PyTorch's kernels.
-    monkeypatch.setattr(_torch_triton, "kernels", lambda: None)
+    monkeypatch.setattr(torch_triton, "kernels", lambda: None)
     calls = []
-    compare = _torch_masters._resynchronise_where
+    compare = torch_masters._resynchronise_where
     monkeypatch.setattr(
-        _torch_masters,
+        torch_masters,
         "_resynchronise_where",
         lambda *args: (calls.append(1), compare(*args)),
     )

@@ -22,7 +22,7 @@ from benchmarks.accelerators.meta import (  # noqa: E402
     RefuseNumbers,
     as_accelerator,
 )
-from keras_lso._backend import _torch_numbers  # noqa: E402
+from keras_lso._backend.torch import numbers as torch_numbers  # noqa: E402
 
 FUSED = ["_fused_sgd_", "_fused_adam_"]
 SGD, Adam, AdamW = (keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.AdamW)
@@ -403,7 +403,7 @@ def test_a_learning_rate_is_what_it_is_on_the_host(make_rate):
             steps = torch.tensor(step, dtype=torch.int32, device="cpu")
             expected = rate(steps)
             with RefuseToRead():
-                found = _torch_numbers._select(lambda: rate(steps), ())  # noqa: B023
+                found = torch_numbers._select(lambda: rate(steps), ())  # noqa: B023
             torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 

@@ -23,7 +23,7 @@ from keras_lso._backend import backend, layer_rules, rules
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.targets import Targets
-from keras_lso._keras_internals.fused_step import FusedStep, slots_of, stored_in
+from keras_lso._core.fused_step import FusedStep, slots_of, stored_in
 from keras_lso._keras_internals.optimizers import iteration_variable
 from keras_lso._keras_internals.rules import registration_of, rule_of
 from keras_lso._keras_internals.variables import storage_of
@@ -45,15 +45,15 @@ NOT_FINITE = [np.inf, -np.inf, np.nan]
 # What asks whether a step runs on a CPU, where to look at a tensor costs nothing.
 ASKS_FOR_CPU = {
     "torch": {
-        "measure": ["_torch_measure.is_on_host"],
-        "run_if": ["_torch_measure.is_on_host"],
+        "measure": ["torch.measure.is_on_host"],
+        "run_if": ["torch.measure.is_on_host"],
         "fused_step": [
-            "_torch_measure.is_on_host",
-            "_torch_plan.is_on_host",
-            "_torch_steps.is_on_host",
+            "torch.measure.is_on_host",
+            "torch.plan.is_on_host",
+            "torch.steps.is_on_host",
         ],
     },
-    "jax": {"measure": ["_jax_measure._is_on_cpu"]},
+    "jax": {"measure": ["jax.measure._is_on_cpu"]},
 }.get(keras.backend.backend(), {})
 
 

@@ -8,8 +8,8 @@ if keras.backend.backend() != "torch":
 
 import torch
 
-from keras_lso._backend import _torch_addresses
-from keras_lso._backend._torch_addresses import Group, Numbers
+from keras_lso._backend.torch.triton import addresses as torch_addresses
+from keras_lso._backend.torch.triton.addresses import Group, Numbers
 
 BLOCK = 8
 SIZES = [8, 0, 17, 1]
@@ -90,7 +90,7 @@ def test_a_graph_that_is_recorded_has_all_tables_of_its_own(monkeypatch):
     group, [grads] = Group(rows(), BLOCK), rows(1)
     eager = group.on_device(grads)
     with monkeypatch.context() as patch:
-        patch.setattr(_torch_addresses, "_stream", lambda device: None)
+        patch.setattr(torch_addresses, "_stream", lambda device: None)
         recorded = group.on_device(grads)
     for ours, theirs in zip(recorded, eager, strict=True):
         assert ours is not theirs and torch.equal(ours, theirs)

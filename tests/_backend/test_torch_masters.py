@@ -22,7 +22,8 @@ if keras.backend.backend() != "torch":
 
 torch = pytest.importorskip("torch")
 
-from keras_lso._backend import _torch_in_step, _torch_masters  # noqa: E402
+from keras_lso._backend.torch import in_step as torch_in_step  # noqa: E402
+from keras_lso._backend.torch import masters as torch_masters  # noqa: E402
 from testing import beside_keras  # noqa: E402
 
 SCALE = 4.0
@@ -51,13 +52,13 @@ def accelerator(monkeypatch):
 def comparisons(monkeypatch):
     """A list with an item for each time that masters were compared."""
     calls = []
-    compare = _torch_masters._resynchronise_where
+    compare = torch_masters._resynchronise_where
 
     def counting(framework, finite, pairs):
         calls.append(len(pairs))
         compare(framework, finite, pairs)
 
-    monkeypatch.setattr(_torch_masters, "_resynchronise_where", counting)
+    monkeypatch.setattr(torch_masters, "_resynchronise_where", counting)
     return calls
 
 
@@ -188,13 +189,13 @@ def test_a_master_that_was_assigned_alone_follows_its_variable(accelerator):
 
 def test_notes_go_with_their_optimizer(accelerator):
     gc.collect()
-    before = len(_torch_in_step._notes)
+    before = len(torch_in_step._notes)
     optimizer, variables = make([[1.0, 2.0], [3.0]])
     step(optimizer, variables)
-    assert len(_torch_in_step._notes) == before + 2
+    assert len(torch_in_step._notes) == before + 2
     del optimizer, variables
     gc.collect()
-    assert len(_torch_in_step._notes) == before
+    assert len(torch_in_step._notes) == before
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -228,7 +229,7 @@ def test_steps_compare_until_the_word_of_one_is_heard(
     accelerator, comparisons, monkeypatch
 ):
     """A host that is steps ahead of its device hears of the first one at last."""
-    hear = _torch_in_step._Answer.arrived
+    hear = torch_in_step._Answer.arrived
     words, heard = [], []
 
     def in_time(word):
@@ -236,7 +237,7 @@ def test_steps_compare_until_the_word_of_one_is_heard(
             words.append(word)
         return hear(word) if word in heard else None
 
-    monkeypatch.setattr(_torch_in_step._Answer, "arrived", in_time)
+    monkeypatch.setattr(torch_in_step._Answer, "arrived", in_time)
     optimizer, variables = make([[1.0, 2.0]])
     for _ in range(3):
         step(optimizer, variables)
@@ -257,7 +258,7 @@ def test_a_step_that_a_graph_records_compares(accelerator, comparisons, monkeypa
     for _ in range(2):
         step(optimizer, variables)
     with monkeypatch.context() as patch:
-        patch.setattr(_torch_in_step, "_is_recorded", lambda: True)
+        patch.setattr(torch_in_step, "_is_recorded", lambda: True)
         for _ in range(2):
             step(optimizer, variables)
     # Nor is what it leaves known: it has not run, but will.

@@ -12,7 +12,7 @@ if keras.backend.backend() != "torch":
 
 torch = pytest.importorskip("torch")
 
-from keras_lso._backend import _torch_numbers  # noqa: E402
+from keras_lso._backend.torch import numbers as torch_numbers  # noqa: E402
 
 
 def one_after_the_other(*flags):
@@ -33,14 +33,14 @@ def one_within_the_other(a, b, c):
 def test_the_branch_is_the_one_that_the_answers_lead_to(function):
     for flags in itertools.product([False, True], repeat=3):
         tensors = [torch.tensor(flag) for flag in flags]
-        found = _torch_numbers._select(lambda given=tensors: function(*given), ())
+        found = torch_numbers._select(lambda given=tensors: function(*given), ())
         assert float(found) == float(function(*flags))
 
 
 def test_after_some_branches_flags_are_read():
     for flags in itertools.product([False, True], repeat=6):
         tensors = [torch.tensor(flag) for flag in flags]
-        found = _torch_numbers._select(
+        found = torch_numbers._select(
             lambda given=tensors: one_after_the_other(*given), ()
         )
         assert float(found) == float(one_after_the_other(*flags))

@@ -21,17 +21,13 @@ if keras.backend.backend() != "torch":
     pytest.skip("JAX and TensorFlow compile a step", allow_module_level=True)
 import torch
 
-from keras_lso._backend import (
-    _torch_triton,
-    _torch_triton_trial,
-    kernel_choice,
-    layer_rules,
-    rules,
-)
-from keras_lso._backend._torch_plan import Chunk
-from keras_lso._backend._torch_triton_trial import Variant, passes, sample_of
+from keras_lso._backend import kernel_choice, layer_rules, rules
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.torch.plan import Chunk
+from keras_lso._backend.torch.triton import steps as torch_triton
+from keras_lso._backend.torch.triton import trial as torch_triton_trial
+from keras_lso._backend.torch.triton.trial import Variant, passes, sample_of
 from testing.beside_keras import Pair, bits, take
 
 REFERENCE = Framework()
@@ -53,7 +49,7 @@ RULES = {
 def verdicts(monkeypatch):
     """A process that has tried nothing."""
     found = {}
-    monkeypatch.setattr(_torch_triton_trial, "_verdicts", found)
+    monkeypatch.setattr(torch_triton_trial, "_verdicts", found)
     return found
 
 
@@ -238,16 +234,16 @@ def test_a_rule_is_tried_with_numbers_of_which_each_counts():
 
 
 def moved(rule):
-    rows = _torch_triton_trial._rows(Variant(rule, torch.float32, None), places())
-    [_, weights, *_] = _torch_triton_trial._expected(
+    rows = torch_triton_trial._rows(Variant(rule, torch.float32, None), places())
+    [_, weights, *_] = torch_triton_trial._expected(
         Variant(rule, torch.float32, None), rows, places()
     )
     # As far as a trial sees.
-    return (weights / (10 * _torch_triton_trial.TOLERANCE)).round()
+    return (weights / (10 * torch_triton_trial.TOLERANCE)).round()
 
 
 def places():
-    return _torch_triton_trial._places(rules.SGD(0.1), CPU, BLOCK)
+    return torch_triton_trial._places(rules.SGD(0.1), CPU, BLOCK)
 
 
 def test_norms_are_tried_of_more_blocks_than_are_added_at_once(monkeypatch):
@@ -260,10 +256,10 @@ def test_norms_are_tried_of_more_blocks_than_are_added_at_once(monkeypatch):
         with mock.patch.object(REFERENCE, "norms_of", norms_of_some_blocks):
             return by_the_formula(*args)
 
-    own = _torch_triton_trial._places
+    own = torch_triton_trial._places
     gpu = torch.device("cuda", 0)
     monkeypatch.setattr(
-        _torch_triton_trial, "_places", lambda rule, _, block: own(rule, gpu, block)
+        torch_triton_trial, "_places", lambda rule, _, block: own(rule, gpu, block)
     )
     variant = Variant(sample_of(RULES["LARS"]), torch.float32, None)
     with pytest.warns(UserWarning, match="failed its trial"):
@@ -331,11 +327,11 @@ def test_it_is_an_error_where_triton_is_asked_for(monkeypatch):
 
 def test_a_graph_that_is_recorded_leaves_a_variant_untried(monkeypatch, verdicts):
     with monkeypatch.context() as patch:
-        patch.setattr(_torch_triton_trial, "_is_recorded", lambda device: True)
+        patch.setattr(torch_triton_trial, "_is_recorded", lambda device: True)
         assert passes(MOMENTUM, CPU, by_the_formula, BLOCK) is None
         assert not verdicts
     assert passes(MOMENTUM, CPU, by_the_formula, BLOCK)
-    monkeypatch.setattr(_torch_triton_trial, "_is_recorded", lambda device: True)
+    monkeypatch.setattr(torch_triton_trial, "_is_recorded", lambda device: True)
     assert passes(MOMENTUM, CPU, by_the_formula, BLOCK)
 
 
@@ -370,7 +366,7 @@ def test_it_may_wait_where_the_user_may_not(is_sound, monkeypatch):
     monkeypatch.setattr("torch.cuda.get_sync_debug_mode", lambda: modes[-1])
     monkeypatch.setattr("torch.cuda.set_sync_debug_mode", modes.append)
     try:
-        with _torch_triton_trial._undisturbed(torch.device("cuda", 0)):
+        with torch_triton_trial._undisturbed(torch.device("cuda", 0)):
             assert modes == [2, "default"]
             1 / is_sound
     except ZeroDivisionError:
@@ -421,10 +417,10 @@ def on_a_gpu(monkeypatch):
     def use(kernel):
         made = Kernels(kernel)
         take("accelerator", monkeypatch)
-        monkeypatch.setattr(_torch_triton, "DEVICES", ("cpu",))
-        monkeypatch.setattr(_torch_triton, "kernels", lambda: made)
-        monkeypatch.setattr(_torch_triton, "_step", made.step)
-        monkeypatch.setattr(_torch_triton, "_step_by_itself", made.step_by_itself)
+        monkeypatch.setattr(torch_triton, "DEVICES", ("cpu",))
+        monkeypatch.setattr(torch_triton, "kernels", lambda: made)
+        monkeypatch.setattr(torch_triton, "_step", made.step)
+        monkeypatch.setattr(torch_triton, "_step_by_itself", made.step_by_itself)
         return made
 
     return use
@@ -520,7 +516,7 @@ def test_gradients_of_several_dtypes_all_have_to_pass(on_a_gpu):
 def test_steps_after_a_recorded_one_are_tried(on_a_gpu, monkeypatch, verdicts):
     kernels, pair = on_a_gpu(by_the_formula), Pair(adam)
     with monkeypatch.context() as patch:
-        patch.setattr(_torch_triton_trial, "_is_recorded", lambda device: True)
+        patch.setattr(torch_triton_trial, "_is_recorded", lambda device: True)
         for _ in range(2):
             pair.step()
     assert not kernels.calls and not verdicts
@@ -533,31 +529,31 @@ def test_steps_after_a_recorded_one_are_tried(on_a_gpu, monkeypatch, verdicts):
 def test_a_step_that_is_like_the_last_asks_for_no_verdict(on_a_gpu, monkeypatch):
     kernels, pair = on_a_gpu(by_the_formula), Pair(adam)
     pair.step()
-    monkeypatch.setattr(_torch_triton_trial, "passes", None)
-    monkeypatch.setattr(_torch_triton_trial, "sample_of", None)
+    monkeypatch.setattr(torch_triton_trial, "passes", None)
+    monkeypatch.setattr(torch_triton_trial, "sample_of", None)
     pair.step()
     assert len(kernels.calls) == 2
 
 
 def test_a_gradient_that_is_the_negative_of_what_it_holds_is_left_to_pytorch(on_a_gpu):
     """PyTorch notes the sign of such a view, and memory has the other one."""
-    step = _torch_triton._step
+    step = torch_triton._step
     on_a_gpu(by_the_formula)
     grad = torch.tensor([2.0 + 3.0j]).conj().imag
     assert grad.is_neg() and grad.is_contiguous()
     chunk = Chunk(True, [0], [torch.ones(1)], [], [])
-    launches = _torch_triton._launches(chunk, [grad])
+    launches = torch_triton._launches(chunk, [grad])
     arguments = 1.0, Measurement(None), None
     assert not step(launches, rules.SGD(torch.tensor(0.1)), [grad], *arguments)
 
 
 def test_what_the_host_interprets_takes_no_addresses_of_a_gpu(monkeypatch):
     monkeypatch.setattr(
-        _torch_triton, "kernels", lambda: SimpleNamespace(ARE_INTERPRETED=True)
+        torch_triton, "kernels", lambda: SimpleNamespace(ARE_INTERPRETED=True)
     )
     grads = [SimpleNamespace(device=torch.device("cuda", 0))]
     with pytest.raises(RuntimeError, match="on the host"):
-        _torch_triton._step_by_itself(None, None, grads, 1.0, None)
+        torch_triton._step_by_itself(None, None, grads, 1.0, None)
 
 
 # --- Where there is no Triton ---------------------------------------------------------
@@ -567,13 +563,14 @@ def test_what_the_host_interprets_takes_no_addresses_of_a_gpu(monkeypatch):
 def without_triton(monkeypatch):
     """A CPU is taken for a GPU, on a machine that has no Triton."""
     take("accelerator", monkeypatch)
-    monkeypatch.setattr(_torch_triton, "DEVICES", ("cpu",))
+    monkeypatch.setattr(torch_triton, "DEVICES", ("cpu",))
+    monkeypatch.setattr(kernel_choice, "KERNELS", "auto")
     monkeypatch.setitem(sys.modules, "triton", None)
-    for name in ("_triton_kernels", "_triton_layer_kernels"):
-        monkeypatch.delitem(sys.modules, f"keras_lso._backend.{name}", raising=False)
-    _torch_triton.kernels.cache_clear()
+    kernels = "keras_lso._backend.torch.triton.kernels"
+    monkeypatch.delitem(sys.modules, kernels, raising=False)
+    torch_triton.kernels.cache_clear()
     yield
-    _torch_triton.kernels.cache_clear()
+    torch_triton.kernels.cache_clear()
 
 
 def test_a_step_without_triton_is_silent(without_triton):
@@ -582,7 +579,7 @@ def test_a_step_without_triton_is_silent(without_triton):
         warnings.simplefilter("error")
         for _ in range(2):
             pair.step()
-    assert _torch_triton.kernels() is None
+    assert torch_triton.kernels() is None
     pair.assert_alike()
 
 
@@ -590,7 +587,7 @@ def test_a_triton_that_cannot_be_imported_is_warned_of(without_triton, monkeypat
     def too_old(name):
         raise TypeError("jit() got an unexpected keyword argument")
 
-    monkeypatch.setattr(_torch_triton.importlib, "import_module", too_old)
+    monkeypatch.setattr(torch_triton.importlib, "import_module", too_old)
     pair = Pair(adam)
     with pytest.warns(UserWarning, match="unexpected keyword") as caught:
         for _ in range(2):
@@ -599,9 +596,9 @@ def test_a_triton_that_cannot_be_imported_is_warned_of(without_triton, monkeypat
     pair.assert_alike()
 
 
-def test_triton_is_not_looked_for_if_it_is_not_wanted(without_triton, monkeypatch):
+def test_triton_is_not_looked_for_if_it_is_not_asked_for(without_triton, monkeypatch):
     monkeypatch.setattr(kernel_choice, "KERNELS", "framework")
-    monkeypatch.setattr(_torch_triton, "import_kernels", None)
+    monkeypatch.setattr(torch_triton, "import_kernels", None)
     pair = Pair(adam)
     pair.step()
     pair.assert_alike()
@@ -618,7 +615,7 @@ def test_triton_is_missed_if_it_is_asked_for(without_triton, monkeypatch):
 
 def test_triton_is_not_imported_with_the_package(monkeypatch):
     names = []
-    monkeypatch.setattr(_torch_triton.importlib, "import_module", names.append)
-    spec = importlib.util.spec_from_file_location("anew", _torch_triton.__file__)
+    monkeypatch.setattr(torch_triton.importlib, "import_module", names.append)
+    spec = importlib.util.spec_from_file_location("anew", torch_triton.__file__)
     spec.loader.exec_module(importlib.util.module_from_spec(spec))
     assert names == []

@@ -29,19 +29,14 @@ import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle  # noqa: E402
 
-from keras_lso._backend import (  # noqa: E402
-    _torch_triton,
-    _torch_triton_trial,
-    _triton_kernels,
-    backend,
-    kernel_choice,
-    layer_rules,
-    rules,
-)
+from keras_lso._backend import backend, kernel_choice, layer_rules, rules
 from keras_lso._backend.framework import Framework  # noqa: E402
 from keras_lso._backend.layer_rules import TrustRatio  # noqa: E402
 from keras_lso._backend.measurement import Measurement  # noqa: E402
 from keras_lso._backend.targets import Targets  # noqa: E402
+from keras_lso._backend.torch.triton import kernels as triton_kernels
+from keras_lso._backend.torch.triton import steps as torch_triton
+from keras_lso._backend.torch.triton import trial as torch_triton_trial
 from testing.beside_keras import SCALE, Pair, bits, take  # noqa: E402
 
 REFERENCE = Framework()
@@ -79,20 +74,22 @@ def launches(monkeypatch):
     But for those of the trials, which are made at the first step of a variant.
     """
     calls = []
-    launch, step_by_itself = _torch_triton._launch, _torch_triton._step_by_itself
+    launch, step_by_itself = torch_triton._launch, torch_triton._step_by_itself
 
     def counting(kernel, *args):
         calls.append(kernel.fn.__name__)
         launch(kernel, *args)
 
     def uncounted(*args):
-        with mock.patch.object(_torch_triton, "_launch", launch):
+        with mock.patch.object(torch_triton, "_launch", launch):
             return step_by_itself(*args)
 
     take("accelerator", monkeypatch)
-    monkeypatch.setattr(_torch_triton, "DEVICES", ("cpu",))
-    monkeypatch.setattr(_torch_triton, "_launch", counting)
-    monkeypatch.setattr(_torch_triton, "_step_by_itself", uncounted)
+    monkeypatch.setattr(kernel_choice, "KERNELS", "auto")
+    torch_triton.kernels.cache_clear()
+    monkeypatch.setattr(torch_triton, "DEVICES", ("cpu",))
+    monkeypatch.setattr(torch_triton, "_launch", counting)
+    monkeypatch.setattr(torch_triton, "_step_by_itself", uncounted)
     return calls
 
 
@@ -415,7 +412,7 @@ def test_what_no_kernel_takes_is_left_to_those_of_pytorch(rule, change, launches
 def verdicts(monkeypatch):
     """A process that has tried nothing."""
     found = {}
-    monkeypatch.setattr(_torch_triton_trial, "_verdicts", found)
+    monkeypatch.setattr(torch_triton_trial, "_verdicts", found)
     return found
 
 
@@ -423,11 +420,9 @@ def verdicts(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
 @pytest.mark.parametrize("rule", [*RULES.values(), *LARS.values()], ids=[*RULES, *LARS])
 def test_each_variant_passes_its_trial(rule, dtype, low, verdicts):
-    variant = _torch_triton_trial.Variant(
-        _torch_triton_trial.sample_of(rule), dtype, low
-    )
-    assert _torch_triton_trial.passes(
-        variant, torch.device("cpu"), _torch_triton._step_by_itself, BLOCK
+    variant = torch_triton_trial.Variant(torch_triton_trial.sample_of(rule), dtype, low)
+    assert torch_triton_trial.passes(
+        variant, torch.device("cpu"), torch_triton._step_by_itself, BLOCK
     )
 
 
@@ -454,7 +449,7 @@ def store_whole_blocks(
     N: tl.constexpr,
 ):
     if WHOLE:
-        tl.store(_triton_kernels._pointers(address, start, TYPE, WHOLE, N), values)
+        tl.store(triton_kernels._pointers(address, start, TYPE, WHOLE, N), values)
 
 
 def fail_to_compile(given):
@@ -473,12 +468,12 @@ BREAK = {
 def broken(request, monkeypatch, verdicts):
     """A kernel of momentum that is wrong."""
     if BREAK[request.param] is None:
-        monkeypatch.setattr(_triton_kernels, "_store", store_whole_blocks)
+        monkeypatch.setattr(triton_kernels, "_store", store_whole_blocks)
         return
-    found = _torch_triton.kernels()
+    found = torch_triton.kernels()
     wrong = Another(found.momentum, BREAK[request.param])
     made = SimpleNamespace(**(vars(found) | {"momentum": wrong}))
-    monkeypatch.setattr(_torch_triton, "kernels", lambda: made)
+    monkeypatch.setattr(torch_triton, "kernels", lambda: made)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
@@ -514,12 +509,12 @@ def test_a_recorded_step_is_that_of_pytorch_until_there_is_a_verdict(
 ):
     pair = Pair(OPTIMIZERS["momentum"])
     with monkeypatch.context() as patch:
-        patch.setattr(_torch_triton_trial, "_is_recorded", lambda device: True)
+        patch.setattr(torch_triton_trial, "_is_recorded", lambda device: True)
         pair.step()
         assert launches == [] and not verdicts
     pair.step()
     assert list(verdicts.values()) == [None]
-    monkeypatch.setattr(_torch_triton_trial, "_is_recorded", lambda device: True)
+    monkeypatch.setattr(torch_triton_trial, "_is_recorded", lambda device: True)
     pair.step()
     assert launches == ["momentum"] * 2
     pair.assert_alike()
@@ -548,7 +543,7 @@ def test_lars_steps_as_by_the_kernels_of_pytorch(monkeypatch, launches):
         grads = pair.gradients(size)
         pair.apply(grads)
         with monkeypatch.context() as patch:
-            patch.setattr(_torch_triton, "kernels", lambda: None)
+            patch.setattr(torch_triton, "kernels", lambda: None)
             twin.apply(grads)
     # A chunk for those that are excluded, which has no norms.
     assert launches == ["lars", "lars_squares", "lars"] * 4
@@ -652,7 +647,7 @@ def test_a_note_that_a_master_is_in_step_does_not_outlive_a_step(monkeypatch):
     def apply(optimizer, has_kernels):
         with monkeypatch.context() as patch:
             if not has_kernels:
-                patch.setattr(_torch_triton, "kernels", lambda: None)
+                patch.setattr(torch_triton, "kernels", lambda: None)
             optimizer.apply([torch.full((2,), 4.0)], ours, update_scale=False)
 
     for optimizer, has_kernels in [(0, False), (0, False), (1, True), (0, False)]:

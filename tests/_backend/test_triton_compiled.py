@@ -26,15 +26,12 @@ from triton.backends.nvidia.compiler import CUDABackend  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 from triton.runtime.jit import create_function_from_signature  # noqa: E402
 
-from keras_lso._backend import (  # noqa: E402
-    _torch_triton,
-    _torch_triton_trial,
-    layer_rules,
-    rules,
-)
-from keras_lso._backend._torch_plan import Chunk  # noqa: E402
+from keras_lso._backend import layer_rules, rules
+from keras_lso._backend.torch.plan import Chunk  # noqa: E402
+from keras_lso._backend.torch.triton import steps as torch_triton
+from keras_lso._backend.torch.triton import trial as torch_triton_trial
 
-kernels = _torch_triton.import_kernels()
+kernels = torch_triton.import_kernels()
 
 HOPPER = GPUTarget("cuda", 90, 32)
 POINTER = "*fp32"
@@ -241,8 +238,8 @@ def programs(monkeypatch):
         name: Recorder(value, found) if isinstance(value, triton.JITFunction) else value
         for name, value in vars(kernels).items()
     }
-    monkeypatch.setattr(_torch_triton, "kernels", lambda: SimpleNamespace(**made))
-    monkeypatch.setattr(_torch_triton_trial, "_verdicts", {})
+    monkeypatch.setattr(torch_triton, "kernels", lambda: SimpleNamespace(**made))
+    monkeypatch.setattr(torch_triton_trial, "_verdicts", {})
     return found
 
 
@@ -271,13 +268,11 @@ RULES = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
 def test_a_step_runs_the_programs_that_its_trial_has_run(rule, dtype, low, programs):
-    variant = _torch_triton_trial.Variant(
-        _torch_triton_trial.sample_of(rule), dtype, low
-    )
+    variant = torch_triton_trial.Variant(torch_triton_trial.sample_of(rule), dtype, low)
     # What is not launched changes nothing, and so it fails.
     with pytest.warns(UserWarning, match="after a step"):
-        _torch_triton_trial.passes(
-            variant, torch.device("cpu"), _torch_triton._step_by_itself, kernels.BLOCK
+        torch_triton_trial.passes(
+            variant, torch.device("cpu"), torch_triton._step_by_itself, kernels.BLOCK
         )
     tried = set(programs)
     assert tried
@@ -289,5 +284,5 @@ def test_a_step_runs_the_programs_that_its_trial_has_run(rule, dtype, low, progr
         chunk = Chunk(dtype == torch.float32, list(range(count)), weights, slots, pairs)
         grads = list(torch.ones(count, size, dtype=dtype).unbind())
         inv_scale = 1.0 if count == 1 else number(0.5)
-        assert _torch_triton._step_by_itself(chunk, rule, grads, inv_scale, None)
+        assert torch_triton._step_by_itself(chunk, rule, grads, inv_scale, None)
         assert set(programs) == tried

@@ -10,7 +10,7 @@ from keras import ops
 
 import keras_lso
 from keras_lso._backend import backend
-from keras_lso._keras_internals.fused_step import AccumulatedStep
+from keras_lso._core.fused_step import AccumulatedStep
 from testing import beside_keras
 from testing.beside_keras import SHAPES, Pair, bits
 

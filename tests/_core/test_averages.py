@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 import keras_lso
-from keras_lso._keras_internals.fused_step import AveragedStep
+from keras_lso._core.fused_step import AveragedStep
 from testing import beside_keras
 from testing.beside_keras import Pair
 

@@ -121,7 +121,7 @@ def make_result():
         "rows": rows,
     }
     machine = {"processor": "A", "cores": 2, "memory_gib": 8, "gpu": None}
-    machine |= {"system": "L", "python": "3", "keras_lso": "0", "kernels": "auto"}
+    machine |= {"system": "L", "python": "3", "keras_lso": "0", "kernels": "framework"}
     return {
         "backend": "torch",
         "machine": machine | {"packages": {"torch": "2"}, "date": "2026-01-01"},

@@ -2,7 +2,7 @@
 
 from tools.faults.fault import Fault
 
-_STEP = "keras_lso/_keras_internals/fused_step.py"
+_STEP = "keras_lso/_core/fused_step.py"
 _TESTS = "tests/_core/test_accumulation.py"
 
 FAULTS = [
@@ -58,49 +58,49 @@ FAULTS = [
     Fault(
         name="what the update changes is not looked at before a window ends",
         file=_STEP,
-        old="may_update = whole or not self._window_goes_on()",
-        new="may_update = whole",
+        old="return self._sums_hold() and (self._window_goes_on() or self._step.holds())",
+        new="return self._sums_hold()",
         tests="tests/_core/test_plan.py::test_changed_variables_in_the_middle_of_a_window",
         backend="torch",
     ),
     Fault(
         name="the bias correction of Adam counts micro-batches",
-        file="keras_lso/_keras_internals/rates.py",
+        file="keras_lso/_keras_internals/optimizers.py",
         old="return steps // count if count else steps",
         new="return steps",
         tests=f"{_TESTS}::test_windows_are_those_of_keras",
     ),
     Fault(
         name="the host goes through the end of each window",
-        file="keras_lso/_backend/_torch_steps.py",
+        file="keras_lso/_backend/torch/steps.py",
         old="if not is_on_host(flag) or flag:",
         new="if True:",
         tests=f"{_TESTS}::test_the_host_stops_where_a_window_goes_on",
     ),
     Fault(
         name="a step takes the caller's gradients for its own",
-        file="keras_lso/_keras_internals/fused_step.py",
+        file="keras_lso/_core/fused_step.py",
         old="        low_precision_variables,\n        owns_gradients,\n    )\n    targets",
         new="        low_precision_variables,\n        True,\n    )\n    targets",
         tests="tests/_core/test_accumulation.py::test_no_gradient_is_written",
     ),
     Fault(
         name="gradients are divided by what they are to be multiplied by",
-        file="keras_lso/_backend/_torch_kernels.py",
+        file="keras_lso/_backend/torch/kernels.py",
         old="torch.reciprocal(factor)",
         new="factor",
         tests="tests/_core/test_accumulation.py::test_windows_are_those_of_keras",
     ),
     Fault(
         name="sums are cleared though the window goes on",
-        file="keras_lso/_backend/_torch_steps.py",
+        file="keras_lso/_backend/torch/steps.py",
         old="    elif flag:\n",
         new="    else:\n",
         tests="tests/_backend/test_framework.py::test_an_override_does_what_the_default_does",
     ),
     Fault(
         name="on TensorFlow sums are cleared though the window goes on",
-        file="keras_lso/_backend/_tensorflow.py",
+        file="keras_lso/_backend/tensorflow/framework.py",
         old="_assign_here(v, tf.where(flag, tf.zeros_like(v), v))",
         new="_assign_here(v, tf.zeros_like(v))",
         tests="tests/_backend/test_framework.py::test_an_override_does_what_the_default_does",
@@ -108,14 +108,14 @@ FAULTS = [
     ),
     Fault(
         name="the norm of unscaled gradients may overflow",
-        file="keras_lso/_backend/_torch_measure.py",
+        file="keras_lso/_backend/torch/measure.py",
         old="Measurement(total.square() < torch.inf,",
         new="Measurement(total < torch.inf,",
         tests="tests/_core/test_clipping.py::test_a_norm_that_overflows_once_unscaled",
     ),
     Fault(
         name="on TensorFlow the norm of unscaled gradients may overflow",
-        file="keras_lso/_backend/_tf_measure.py",
+        file="keras_lso/_backend/tensorflow/measure.py",
         old="finite = tf.math.is_finite(tf.square(total))",
         new="finite = tf.math.is_finite(total)",
         tests="tests/_core/test_clipping.py::test_a_norm_that_overflows_once_unscaled",
@@ -123,7 +123,7 @@ FAULTS = [
     ),
     Fault(
         name="on JAX the norm of unscaled gradients may overflow",
-        file="keras_lso/_backend/_jax_measure.py",
+        file="keras_lso/_backend/jax/measure.py",
         old="finite = jnp.isfinite(jnp.square(total))",
         new="finite = jnp.isfinite(total)",
         tests="tests/_core/test_clipping.py::test_a_norm_that_overflows_once_unscaled",

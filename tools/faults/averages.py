@@ -2,7 +2,7 @@
 
 from tools.faults.fault import Fault
 
-_STEP = "keras_lso/_keras_internals/fused_step.py"
+_STEP = "keras_lso/_core/fused_step.py"
 _AVERAGES = "tests/_core/test_averages.py"
 _CLIPPING = "tests/_core/test_clipping.py"
 _OF_KERAS = f"{_AVERAGES}::test_weights_and_averages_are_those_of_keras"
@@ -82,7 +82,7 @@ FAULTS = [
     ),
     Fault(
         name="PyTorch averages weigh weights by the momentum",
-        file="keras_lso/_backend/_torch_steps.py",
+        file="keras_lso/_backend/torch/steps.py",
         old="averages = kernel.product(kernel.weights, rule.momentum)",
         new="averages = kernel.product(kernel.weights, 1 - rule.momentum)",
         tests=_OF_KERAS,
@@ -120,7 +120,7 @@ FAULTS = [
     ),
     Fault(
         name="PyTorch lengthens short gradients to the limit",
-        file="keras_lso/_backend/_torch_measure.py",
+        file="keras_lso/_backend/torch/measure.py",
         old="(norm / norms.clamp_min(norm))",
         new="(norm / norms)",
         tests=f"{_CLIPPING}::test_it_clips_as_keras_does",
@@ -128,7 +128,7 @@ FAULTS = [
     ),
     Fault(
         name="negative elements are not clipped",
-        file="keras_lso/_backend/_torch_measure.py",
+        file="keras_lso/_backend/torch/measure.py",
         old="        torch._foreach_clamp_min_(unscaled, -value)\n",
         new="",
         tests=f"{_CLIPPING}::test_it_clips_as_keras_does",
@@ -136,7 +136,7 @@ FAULTS = [
     ),
     Fault(
         name="each process clips by the norm of its shard",
-        file="keras_lso/_backend/_torch_measure.py",
+        file="keras_lso/_backend/torch/measure.py",
         old="norms = _norms_of_whole(grads, unscaled)",
         new="norms = _norms_of_whole(unscaled, unscaled)",
         tests="integration_tests/distributed/test_torch_shards.py::test_steps_are_those_on_whole_tensors",
@@ -144,8 +144,8 @@ FAULTS = [
     ),
     Fault(
         name="averages follow the weights that were there when the window began",
-        file="keras_lso/_keras_internals/fused_step.py",
-        old="self._step.holds(whole=True)",
+        file="keras_lso/_core/fused_step.py",
+        old="self._step.holds_all()",
         new="self._step.holds()",
         tests="tests/_core/test_plan.py::test_changed_variables_in_the_middle_of_a_window",
         backend="torch",

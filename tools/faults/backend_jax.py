@@ -5,7 +5,7 @@ from tools.faults.fault import Fault
 FAULTS = [
     Fault(
         name="what a skipped step has written is assigned",
-        file="keras_lso/_backend/_jax.py",
+        file="keras_lso/_backend/jax/framework.py",
         old="jnp.where(self._finite, value, variable.value)",
         new="value",
         tests="tests/_backend/test_primitives.py::test_a_step_is_run_whole_or_leaves_every_bit",
@@ -13,7 +13,7 @@ FAULTS = [
     ),
     Fault(
         name="a float64 gradient is cut to float32",
-        file="keras_lso/_backend/_jax.py",
+        file="keras_lso/_backend/jax/framework.py",
         old='        and not any(g.dtype == "float64" for g in gradients)\n',
         new="",
         tests="tests/_backend/test_compiled_jax.py::test_no_kernel_takes_a_float64_gradient",
@@ -21,7 +21,7 @@ FAULTS = [
     ),
     Fault(
         name="what the loss does not depend on has a gradient of zeros",
-        file="keras_lso/_backend/_jax.py",
+        file="keras_lso/_backend/jax/framework.py",
         old="        g if id(v) in scope.read else None\n",
         new="        g\n",
         tests="tests/_backend/test_primitives.py::test_what_the_loss_does_not_depend_on_has_no_gradient",
@@ -29,7 +29,7 @@ FAULTS = [
     ),
     Fault(
         name="a buffer that is somebody else's is donated",
-        file="keras_lso/_backend/_jax.py",
+        file="keras_lso/_backend/jax/framework.py",
         old="own.append(jnp.copy(value) if buffer in seen else value)",
         new="own.append(value)",
         tests="tests/compat/open_seq2seq/test_training_op.py::test_what_is_donated_is_nobody_elses",
@@ -37,7 +37,7 @@ FAULTS = [
     ),
     Fault(
         name="a step is compiled again within the caller's jit",
-        file="keras_lso/_backend/_jax.py",
+        file="keras_lso/_backend/jax/framework.py",
         old="            _refuse_tracers(leaves)\n",
         new="",
         tests="tests/compat/open_seq2seq/test_training_op.py::test_in_a_jax_jit_of_the_callers_it_is_refused",
@@ -45,7 +45,7 @@ FAULTS = [
     ),
     Fault(
         name="the rows of a sparse gradient change places",
-        file="keras_lso/_backend/_jax.py",
+        file="keras_lso/_backend/jax/framework.py",
         old="(fn(grad.data), grad.indices),",
         new="(fn(grad.data), grad.indices[::-1]),",
         tests="tests/_backend/test_primitives.py::test_a_function_is_mapped_over_the_values_of_a_sparse_gradient",
@@ -53,7 +53,7 @@ FAULTS = [
     ),
     Fault(
         name="a step that was compiled for another batch is run",
-        file="keras_lso/_backend/_jax.py",
+        file="keras_lso/_backend/jax/framework.py",
         old="signature = structure, tuple((x.shape, x.dtype) for x in leaves)",
         new="signature = structure, len(leaves)",
         tests="tests/compat/open_seq2seq/test_training_op.py::test_batches_of_two_lengths_may_read_two_variables",
@@ -61,7 +61,7 @@ FAULTS = [
     ),
     Fault(
         name="a mean over an axis is taken in float16",
-        file="keras_lso/_backend/_jax.py",
+        file="keras_lso/_backend/jax/framework.py",
         old="return in_float32(self.to_dense(grad))",
         new="return self.to_dense(grad)",
         tests="tests/_backend/test_jax_axes.py::test_float16_gradients_are_averaged_in_float32",
@@ -69,7 +69,7 @@ FAULTS = [
     ),
     Fault(
         name="rows that overflow only when added up are finite to JAX",
-        file="keras_lso/_backend/_jax.py",
+        file="keras_lso/_backend/jax/framework.py",
         old="return grad.sum_duplicates(nse=grad.nse).data",
         new="return grad.data",
         tests="tests/_backend/test_primitives.py::test_rows_that_overflow_only_when_added_up_are_found",
@@ -77,7 +77,7 @@ FAULTS = [
     ),
     Fault(
         name="gradients that overflow only when unscaled are finite to the sums",
-        file="keras_lso/_backend/_jax_measure.py",
+        file="keras_lso/_backend/jax/measure.py",
         old="        jnp.stack(proofs).all() & (inv_scale <= 1),\n",
         new="        jnp.stack(proofs).all(),\n",
         tests="tests/_backend/test_primitives.py::test_a_finite_norm_proves_nothing_where_unscaling_enlarges",
@@ -85,7 +85,7 @@ FAULTS = [
     ),
     Fault(
         name="gradients that overflow only when unscaled are finite to the norms",
-        file="keras_lso/_backend/_jax_measure.py",
+        file="keras_lso/_backend/jax/measure.py",
         old="        jnp.isfinite(jnp.stack(norms)).all() & (inv_scale <= 1),\n",
         new="        jnp.isfinite(jnp.stack(norms)).all(),\n",
         tests="tests/_backend/test_primitives.py::test_a_finite_norm_proves_nothing_where_unscaling_enlarges",
@@ -101,7 +101,7 @@ FAULTS = [
     ),
     Fault(
         name="a gradient that is shared already is averaged once more",
-        file="keras_lso/_backend/_jax_axes.py",
+        file="keras_lso/_backend/jax/axes.py",
         old="if _tells(axis_name) and set(_names(axis_name)) - set(varying_axes(grad)):",
         new="if not _names(axis_name):",
         tests="integration_tests/distributed/test_jax_shards.py::test_what_would_be_wrong_in_a_shard_map_is_refused",
@@ -109,7 +109,7 @@ FAULTS = [
     ),
     Fault(
         name="a gradient of another axis than its variable's is applied",
-        file="keras_lso/_backend/_jax_axes.py",
+        file="keras_lso/_backend/jax/axes.py",
         old="        if axes != own:\n",
         new="        if own and not axes:\n",
         tests="integration_tests/distributed/test_jax_shards.py::test_what_would_be_wrong_in_a_shard_map_is_refused",
@@ -117,7 +117,7 @@ FAULTS = [
     ),
     Fault(
         name="a sum over shards is that of one of them",
-        file="keras_lso/_backend/_jax_axes.py",
+        file="keras_lso/_backend/jax/axes.py",
         old="return jax.lax.psum(value, axes) if axes else value",
         new="return value",
         tests="integration_tests/distributed/test_jax_devices.py::test_all_devices_step_and_skip_as_one_would",
@@ -125,7 +125,7 @@ FAULTS = [
     ),
     Fault(
         name="the mean over processes of JAX is their sum",
-        file="keras_lso/_backend/_jax_processes.py",
+        file="keras_lso/_backend/jax/processes.py",
         old="lambda rows: rows.sum(axis=0) / mesh.size",
         new="lambda rows: rows.sum(axis=0)",
         tests="integration_tests/distributed/test_processes.py::test_all_processes_get_the_mean",
@@ -133,23 +133,23 @@ FAULTS = [
     ),
     Fault(
         name="norms are of a device's shard",
-        file="keras_lso/_backend/_jax.py",
-        old="    sum_over_shards = staticmethod(_jax_axes.sum_over_shards)\n",
+        file="keras_lso/_backend/jax/framework.py",
+        old="    sum_over_shards = staticmethod(jax_axes.sum_over_shards)\n",
         new="",
         tests="integration_tests/distributed/test_jax_devices.py::test_all_devices_step_and_skip_as_one_would",
         backend="jax",
     ),
     Fault(
         name="the largest magnitude is that of a device's shard",
-        file="keras_lso/_backend/_jax.py",
-        old="    max_over_shards = staticmethod(_jax_axes.max_over_shards)\n",
+        file="keras_lso/_backend/jax/framework.py",
+        old="    max_over_shards = staticmethod(jax_axes.max_over_shards)\n",
         new="",
         tests="tests/_backend/test_jax_axes.py::test_a_policy_is_told_the_largest_magnitude_of_all_shards",
         backend="jax",
     ),
     Fault(
         name="a sparse gradient forgets that its rows are there once",
-        file="keras_lso/_backend/_jax.py",
+        file="keras_lso/_backend/jax/framework.py",
         old="unique_indices=grad.unique_indices",
         new="unique_indices=False",
         tests="tests/_backend/test_compiled_jax.py::test_a_gradient_whose_rows_are_there_once_still_says_so",

@@ -5,7 +5,7 @@ from tools.faults.fault import Fault
 FAULTS = [
     Fault(
         name="AutoGraph rewrites a step",
-        file="keras_lso/_backend/_tensorflow.py",
+        file="keras_lso/_backend/tensorflow/framework.py",
         old="    as_written = staticmethod(_not_converted)\n",
         new="",
         tests="tests/_backend/test_many_tensors.py::test_autograph_does_not_convert_a_step",
@@ -13,7 +13,7 @@ FAULTS = [
     ),
     Fault(
         name="gradients that overflow only when unscaled are finite to TensorFlow",
-        file="keras_lso/_backend/_tf_measure.py",
+        file="keras_lso/_backend/tensorflow/measure.py",
         old="tf.reduce_all(tf.math.is_finite(tf.stack(proofs))) & (inv_scale <= 1.0)",
         new="tf.reduce_all(tf.math.is_finite(tf.stack(proofs)))",
         tests="tests/_backend/test_primitives.py::test_measuring_is_the_same_when_compiled",
@@ -21,7 +21,7 @@ FAULTS = [
     ),
     Fault(
         name="rows that overflow only when added up are finite",
-        file="keras_lso/_backend/_tensorflow.py",
+        file="keras_lso/_backend/tensorflow/framework.py",
         old="return tf.math.unsorted_segment_sum(grad.values, rows, tf.size(indices))",
         new="return grad.values",
         tests="tests/_backend/test_primitives.py::test_the_largest_magnitude_adds_up_rows_that_come_twice",
@@ -29,7 +29,7 @@ FAULTS = [
     ),
     Fault(
         name="infinities that cancel are a proof",
-        file="keras_lso/_backend/_tf_measure.py",
+        file="keras_lso/_backend/tensorflow/measure.py",
         old="return tf.reduce_sum(tf.cast(values, tf.float32))",
         new="return 0.0 * tf.reduce_sum(tf.ones_like(values, tf.float32))",
         tests="tests/_backend/test_primitives.py::test_one_bad_element_anywhere_is_found",
@@ -37,7 +37,7 @@ FAULTS = [
     ),
     Fault(
         name="a step does not add up the gradients of all replicas",
-        file="keras_lso/_backend/_tensorflow.py",
+        file="keras_lso/_backend/tensorflow/framework.py",
         old="REDUCES_GRADIENTS = True",
         new="REDUCES_GRADIENTS = False",
         tests="integration_tests/distributed/test_tensorflow_replicas.py::test_an_overflow_on_any_replica_skips_the_step_on_all",
@@ -45,7 +45,7 @@ FAULTS = [
     ),
     Fault(
         name="a step that was decided in a replica is taken outside of it",
-        file="keras_lso/_backend/_tensorflow.py",
+        file="keras_lso/_backend/tensorflow/framework.py",
         old="return tf.distribute.get_strategy(), is_outside",
         new="return (tf.distribute.get_strategy(),)",
         tests="tests/_core/test_plan.py::test_a_step_that_was_decided_by_a_replica_is_refused_outside",
@@ -53,7 +53,7 @@ FAULTS = [
     ),
     Fault(
         name="gradients are averaged over the replicas",
-        file="keras_lso/_backend/_tensorflow.py",
+        file="keras_lso/_backend/tensorflow/framework.py",
         old="functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM)",
         new="functools.partial(context.all_reduce, tf.distribute.ReduceOp.MEAN)",
         tests="integration_tests/distributed/test_tensorflow_replicas.py::test_an_overflow_on_any_replica_skips_the_step_on_all",
@@ -61,7 +61,7 @@ FAULTS = [
     ),
     Fault(
         name="what was made outside of a strategy's scope is trained",
-        file="keras_lso/_backend/_tensorflow.py",
+        file="keras_lso/_backend/tensorflow/framework.py",
         old="if strategy.num_replicas_in_sync == 1 or not isinstance(strategy, _MIRRORED):",
         new="if strategy.num_replicas_in_sync == 1 or isinstance(strategy, _MIRRORED):",
         tests="integration_tests/distributed/test_tensorflow_replicas.py::test_an_overflow_on_any_replica_skips_the_step_on_all",
@@ -69,7 +69,7 @@ FAULTS = [
     ),
     Fault(
         name="a kernel takes a sparse gradient",
-        file="keras_lso/_backend/_tensorflow.py",
+        file="keras_lso/_backend/tensorflow/framework.py",
         old="        and not any(isinstance(g, tf.IndexedSlices) for g in gradients)\n",
         new="",
         tests="tests/_backend/test_primitives.py::test_no_kernel_takes_a_sparse_gradient",
@@ -77,7 +77,7 @@ FAULTS = [
     ),
     Fault(
         name="a fused step starts from an old master",
-        file="keras_lso/_backend/_tensorflow.py",
+        file="keras_lso/_backend/tensorflow/framework.py",
         old="            self._resynchronise(pairs)\n",
         new="            pass\n",
         tests="tests/_backend/test_primitives.py::test_fused_steps_of_masters_keep_their_variables_in_step",
@@ -85,7 +85,7 @@ FAULTS = [
     ),
     Fault(
         name="a skipped step in a graph is applied",
-        file="keras_lso/_backend/_tensorflow.py",
+        file="keras_lso/_backend/tensorflow/framework.py",
         old="            tf.cond(found.finite, step, _nothing)\n",
         new="            step()\n",
         tests="tests/test_fast_paths.py::test_kernels_do_what_the_reference_does",
@@ -93,7 +93,7 @@ FAULTS = [
     ),
     Fault(
         name="weights of a loss are not broadcast",
-        file="keras_lso/_backend/_tensorflow.py",
+        file="keras_lso/_backend/tensorflow/framework.py",
         old="    return tf.broadcast_to(weights, tf.shape(loss))\n",
         new="    return weights\n",
         tests="tests/_backend/test_primitives.py::test_one_weight_is_that_of_all_elements",
@@ -101,15 +101,15 @@ FAULTS = [
     ),
     Fault(
         name="a loss with a tape is not scaled under it",
-        file="keras_lso/_backend/_tensorflow.py",
+        file="keras_lso/_backend/tensorflow/framework.py",
         old="        with tape:\n            loss = transform(loss)\n",
         new="        with tape.stop_recording():\n            loss = transform(loss)\n",
-        tests="tests/_tf_keras/test_methods.py::test_minimize_takes_a_tensor_and_its_tape",
+        tests="tests/compat/tf_keras/test_methods.py::test_minimize_takes_a_tensor_and_its_tape",
         backend="tensorflow",
     ),
     Fault(
         name="variables that are not trainable are not followed",
-        file="keras_lso/_backend/_tensorflow.py",
+        file="keras_lso/_backend/tensorflow/framework.py",
         old="            tape.watch(_tf_variables(variables))\n",
         new="            pass\n",
         tests="tests/_backend/test_primitives.py::test_variables_that_are_not_trainable_have_gradients",
@@ -117,7 +117,7 @@ FAULTS = [
     ),
     Fault(
         name="arrays within sparse gradients stay arrays",
-        file="keras_lso/_backend/_tensorflow.py",
+        file="keras_lso/_backend/tensorflow/framework.py",
         old="            *(p if p is None else tf.convert_to_tensor(p) for p in parts)\n",
         new="            *parts\n",
         tests="tests/test_sparse_gradient_parts.py::test_an_optimizer_does_with_them_what_it_does_with_a_dense_one",
@@ -125,7 +125,7 @@ FAULTS = [
     ),
     Fault(
         name="a training op in a strategy's scope is compiled outside of its replica",
-        file="keras_lso/_backend/_tensorflow.py",
+        file="keras_lso/_backend/tensorflow/framework.py",
         old="return (step if tf.distribute.has_strategy() else compiled)(*args)",
         new="return compiled(*args)",
         tests="integration_tests/distributed/test_tensorflow_one_device.py::test_a_training_op_runs_on_one_device",
@@ -133,7 +133,7 @@ FAULTS = [
     ),
     Fault(
         name="an overflow is that of one's own replica",
-        file="keras_lso/_backend/_tf_measure.py",
+        file="keras_lso/_backend/tensorflow/measure.py",
         old="        finite = _agree(finite)\n",
         new="",
         tests="integration_tests/distributed/test_tensorflow_loop.py::test_a_new_value_that_is_not_finite_is_not_assigned",
@@ -141,7 +141,7 @@ FAULTS = [
     ),
     Fault(
         name="the norm that was measured is taken for that of the decayed gradient",
-        file="keras_lso/_backend/_tf_kernels.py",
+        file="keras_lso/_backend/tensorflow/kernels.py",
         old="    if rule.weight_decay and not rule.is_paper:\n",
         new="    if rule.weight_decay and norm is None:\n",
         tests="tests/_backend/test_primitives.py::test_lars_steps_equal_numpy_in_float64",
@@ -149,7 +149,7 @@ FAULTS = [
     ),
     Fault(
         name="decay grows the weights",
-        file="keras_lso/_backend/_tf_kernels.py",
+        file="keras_lso/_backend/tensorflow/kernels.py",
         old="var=w, alpha=decay, delta=_read(w)",
         new="var=w, alpha=-decay, delta=_read(w)",
         tests="tests/test_fast_paths.py::test_kernels_do_what_the_reference_does",
@@ -157,7 +157,7 @@ FAULTS = [
     ),
     Fault(
         name="momentum takes the scaled gradient",
-        file="keras_lso/_backend/_tf_kernels.py",
+        file="keras_lso/_backend/tensorflow/kernels.py",
         old="        lr=rule.learning_rate * inv_scale,\n",
         new="        lr=rule.learning_rate,\n",
         tests="tests/test_fast_paths.py::test_kernels_do_what_the_reference_does",
@@ -165,7 +165,7 @@ FAULTS = [
     ),
     Fault(
         name="Adam's second moment is of the gradient itself",
-        file="keras_lso/_backend/_tf_kernels.py",
+        file="keras_lso/_backend/tensorflow/kernels.py",
         old="move(v, tf.square(grad), 1 - rule.beta_2)",
         new="move(v, tf.abs(grad), 1 - rule.beta_2)",
         tests="tests/test_fast_paths.py::test_kernels_do_what_the_reference_does",
@@ -173,7 +173,7 @@ FAULTS = [
     ),
     Fault(
         name="LARS's gradient stays scaled where nothing decays",
-        file="keras_lso/_backend/_tf_kernels.py",
+        file="keras_lso/_backend/tensorflow/kernels.py",
         old="grad=d * (_lars_rate(rule, norm, w) * factor),",
         new="grad=d * _lars_rate(rule, norm, w),",
         tests="tests/test_fast_paths.py::test_kernels_do_what_the_reference_does",
@@ -181,7 +181,7 @@ FAULTS = [
     ),
     Fault(
         name="NovoGrad's average is assigned before it was read",
-        file="keras_lso/_backend/_tf_kernels.py",
+        file="keras_lso/_backend/tensorflow/kernels.py",
         old="    new_v, factor = rule.normalize(norm, _read(v))\n    d = grad * (factor * rule.direction_weight * inv_scale)\n",
         new="    new_v, factor = rule.normalize(norm, 2 * _read(v))\n    d = grad * (factor * rule.direction_weight * inv_scale)\n",
         tests="tests/test_fast_paths.py::test_kernels_do_what_the_reference_does",
@@ -189,7 +189,7 @@ FAULTS = [
     ),
     Fault(
         name="processes with other variables are averaged",
-        file="keras_lso/_backend/_tf_processes.py",
+        file="keras_lso/_backend/tensorflow/processes.py",
         old="    is_same = tf.reduce_all(tf.equal(gather(mine), mine))\n",
         new="    is_same = tf.reduce_all(tf.equal(mine, mine))\n",
         tests="integration_tests/distributed/test_processes.py::test_processes_of_tensorflow",
@@ -197,7 +197,7 @@ FAULTS = [
     ),
     Fault(
         name="the mean over replicas is their sum",
-        file="keras_lso/_backend/_tf_processes.py",
+        file="keras_lso/_backend/tensorflow/processes.py",
         old="functools.partial(context.all_reduce, tf.distribute.ReduceOp.MEAN)",
         new="functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM)",
         tests="integration_tests/distributed/test_processes.py::test_replicas_of_one_process",
@@ -205,7 +205,7 @@ FAULTS = [
     ),
     Fault(
         name="rows of all replicas are added up, not averaged",
-        file="keras_lso/_backend/_tf_processes.py",
+        file="keras_lso/_backend/tensorflow/processes.py",
         old="gather(grad.values) / tf.cast(count, grad.dtype),",
         new="gather(grad.values),",
         tests="integration_tests/distributed/test_processes.py::test_replicas_of_one_process",

@@ -4,6 +4,30 @@ from tools.faults.fault import Fault
 
 FAULTS = [
     Fault(
+        name="a class for older APIs is not found after a plain import",
+        file="keras_lso/_core/late_classes.py",
+        old="    keras.saving.get_custom_objects()[_registered_name] = _stand_in(\n",
+        new="    keras.saving.get_custom_objects()[_name] = _stand_in(\n",
+        tests="tests/test_import.py::test_a_config_of_a_class_for_older_apis_is_read_after_a_plain_import",
+        backend="torch",
+    ),
+    Fault(
+        name="a misspelt name of the package is looked for in a module",
+        file="keras_lso/__init__.py",
+        old="    if name in _FUNCTIONS:",
+        new="    if True:",
+        tests="tests/test_import.py::test_what_serves_older_apis_is_imported_when_it_is_used",
+        backend="torch",
+    ),
+    Fault(
+        name="a name that compat does not have is an ImportError",
+        file="keras_lso/compat/__init__.py",
+        old="    if name not in __all__:",
+        new="    if name in ():",
+        tests="tests/test_import.py::test_what_serves_older_apis_is_imported_when_it_is_used",
+        backend="torch",
+    ),
+    Fault(
         name="the experimental name of v1 leads to the modern class",
         file="keras_lso/compat/v1/keras/mixed_precision/experimental.py",
         old="from keras_lso.mixed_precision.experimental import LossScaleOptimizer\n",

@@ -9,7 +9,7 @@ _TESTS = "tests/_core/test_exclusions.py"
 FAULTS = [
     Fault(
         name="a master decays although its variable is excluded",
-        file="keras_lso/_core/loss_scale_optimizer.py",
+        file="keras_lso/loss_scale_optimizer.py",
         old="        exclude_masters_with_variables(inner, variables, masters.trained)\n",
         new="",
         tests=f"{_TESTS}::test_an_exclusion_counts_whenever_it_is_made {_TESTS}::test_an_exclusion_of_a_member_of_a_multi_optimizer_counts",
@@ -30,10 +30,10 @@ FAULTS = [
     ),
     Fault(
         name="LARS and LAMB decide once who decays",
-        file="keras_lso/_core/layer_adaptive.py",
+        file="keras_lso/optimizers/base.py",
         old="        decaying = self._decaying(indices)\n",
         new="        decaying = [self._may_decay[i] for i in indices]\n",
-        tests="tests/test_lars.py::test_keras_s_exclusion_counts_after_build_as_well",
+        tests="tests/optimizers/test_lars.py::test_keras_s_exclusion_counts_after_build_as_well",
     ),
     Fault(
         name="a fused step on TensorFlow looks for names elsewhere than Keras does",
@@ -116,7 +116,7 @@ FAULTS = [
     ),
     Fault(
         name="LARC looks at no pattern",
-        file="keras_lso/larc.py",
+        file="keras_lso/optimizers/larc.py",
         old='[by_paths(self, "exclude", self.exclude), *super()._exclusions()]',
         new="super()._exclusions()",
         tests=f"{_TESTS}::test_each_argument_is_looked_at",
@@ -158,7 +158,7 @@ FAULTS = [
     ),
     Fault(
         name="a recipe is nagged about",
-        file="keras_lso/_core/layer_adaptive.py",
+        file="keras_lso/optimizers/base.py",
         old="is_alone=not self.exclude_1d",
         new="is_alone=True",
         tests=f"{_TESTS}::test_what_is_excluded_otherwise_need_not_be_found",

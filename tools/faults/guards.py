@@ -3,9 +3,9 @@
 from tools.faults.fault import Fault
 
 _STEP = "keras_lso/_core/step.py"
-_FUSED = "keras_lso/_keras_internals/fused_step.py"
+_FUSED = "keras_lso/_core/fused_step.py"
 _OPTIMIZERS = "keras_lso/_keras_internals/optimizers.py"
-_IN_RATES = "keras_lso/_keras_internals/rates.py"
+_IN_RATES = "keras_lso/_core/rates.py"
 _RATES = "tests/_core/test_rates.py"
 _SCALING = "tests/_core/test_scaling.py"
 _APPLIED = "tests/_core/test_applied_gradients.py"
@@ -56,7 +56,7 @@ FAULTS = [
     ),
     Fault(
         name="nobody warns of a rate in a compiled step",
-        file="keras_lso/_core/loss_scale_optimizer.py",
+        file="keras_lso/loss_scale_optimizer.py",
         old="if have_values(self.variables) and self._counters.skips_in_a_row():",
         new="if False:",
         tests=f"{_RATES}::test_fit_warns_at_its_end_at_the_latest",
@@ -92,7 +92,7 @@ FAULTS = [
     ),
     Fault(
         name="a view of a gradient that was looked at is taken for unscaled",
-        file="keras_lso/_backend/_torch.py",
+        file="keras_lso/_backend/torch/framework.py",
         old="            return value.data_ptr(), value.numel()\n",
         new="            return id(value)\n",
         tests=f"{_SCALING}::test_another_tensor_of_the_same_memory_is_scaled_too",
@@ -113,7 +113,7 @@ FAULTS = [
     ),
     Fault(
         name="an epsilon that float16 does not hold is not told",
-        file="keras_lso/_core/loss_scale_optimizer.py",
+        file="keras_lso/loss_scale_optimizer.py",
         old="        masters.warn_of_epsilons(inner)\n",
         new="",
         tests=f"{_APPLIED}::test_an_epsilon_that_is_0_in_float16_is_warned_of",
@@ -127,7 +127,7 @@ FAULTS = [
     ),
     Fault(
         name="a loss that is refused switches the scale on",
-        file="keras_lso/_core/loss_scale_optimizer.py",
+        file="keras_lso/loss_scale_optimizer.py",
         old="        scaled = self._scaling.scale(loss)\n"
         "        self._scaling.gradients = Gradients.SCALED_BY_KERAS\n",
         new="        self._scaling.gradients = Gradients.SCALED_BY_KERAS\n"

@@ -12,7 +12,7 @@ FAULTS = [
     ),
     Fault(
         name="gradients that were unscaled are unscaled again",
-        file="keras_lso/_core/loss_scale_optimizer.py",
+        file="keras_lso/loss_scale_optimizer.py",
         old="self._scaling.gradients = Gradients.UNSCALED",
         new="self._scaling.gradients = Gradients.SCALED",
         tests="tests/_core/test_loss_scale_optimizer.py::test_unscaled_gradients_are_not_unscaled_again",
@@ -26,9 +26,9 @@ FAULTS = [
     ),
     Fault(
         name="a loss_scale_factor that is set has no effect, and no error says so",
-        file="keras_lso/_core/loss_scale_optimizer.py",
-        old="        if value is not None:",
-        new="        if value is False:",
+        file="keras_lso/loss_scale_optimizer.py",
+        old="    def loss_scale_factor(self, value):\n        if value is not None:",
+        new="    def loss_scale_factor(self, value):\n        if value is False:",
         tests="tests/test_arguments.py::test_a_loss_scale_factor_cannot_be_set",
     ),
     Fault(
@@ -61,7 +61,7 @@ FAULTS = [
     ),
     Fault(
         name="a fused step that was skipped counts as applied",
-        file="keras_lso/_backend/_torch_scalars.py",
+        file="keras_lso/_backend/torch/scalars.py",
         old="applied.add_(takes)",
         new="applied.add_(1)",
         tests="tests/_core/test_state_file.py::test_applied_and_skipped_steps_are_counted",
@@ -98,7 +98,7 @@ FAULTS = [
     ),
     Fault(
         name="two wrappers may step one optimizer",
-        file="keras_lso/_core/loss_scale_optimizer.py",
+        file="keras_lso/loss_scale_optimizer.py",
         old="        check_not_wrapped(inner_optimizer)\n",
         new="",
         tests="tests/test_arguments.py::test_an_optimizer_that_has_a_wrapper_is_not_wrapped_again",
@@ -112,14 +112,14 @@ FAULTS = [
     ),
     Fault(
         name="an optimizer that was built for others is taken",
-        file="keras_lso/_core/loss_scale_optimizer.py",
+        file="keras_lso/loss_scale_optimizer.py",
         old="        check_known(inner, masters.trained)\n",
         new="",
         tests="tests/test_arguments.py::test_an_optimizer_that_was_built_is_not_built_for_others",
     ),
     Fault(
         name="an inner optimizer that has trained float16 is given masters",
-        file="keras_lso/_core/loss_scale_optimizer.py",
+        file="keras_lso/loss_scale_optimizer.py",
         old="if inner.built and masters.variables:",
         new="if inner.built and not variables:",
         tests="tests/_core/test_master_weights.py::test_an_optimizer_that_has_trained_float16_is_refused",
@@ -133,7 +133,7 @@ FAULTS = [
     ),
     Fault(
         name="a stateless step does not hear whether the gradients are scaled",
-        file="keras_lso/_core/loss_scale_optimizer.py",
+        file="keras_lso/loss_scale_optimizer.py",
         old="            trainable_variables,\n            scaled=scaled,",
         new="            trainable_variables,\n            scaled=None,",
         tests="tests/_core/test_loss_scale_optimizer.py::test_the_argument_overrides_what_was_called_last",
@@ -141,10 +141,10 @@ FAULTS = [
     ),
     Fault(
         name="apply_gradients does not hand update_scale on",
-        file="keras_lso/_tf_keras/loss_scaling_methods.py",
+        file="keras_lso/loss_scale_optimizer.py",
         old="            are_reduced,\n            scaled=scaled,\n            update_scale=update_scale,",
         new="            are_reduced,\n            scaled=scaled,",
-        tests="tests/_tf_keras/test_methods_pairs.py::test_the_scale_can_be_left_where_it_is",
+        tests="tests/compat/tf_keras/test_methods_pairs.py::test_the_scale_can_be_left_where_it_is",
     ),
     Fault(
         name="averages of no step become the final values",
@@ -155,7 +155,7 @@ FAULTS = [
     ),
     Fault(
         name="final values share a buffer with their averages",
-        file="keras_lso/_core/loss_scale_optimizer.py",
+        file="keras_lso/loss_scale_optimizer.py",
         old="            variable.assign(ops.copy(variable))\n",
         new="            pass\n",
         tests="integration_tests/test_callbacks.py::test_averages_end_a_run_that_stops_early",
@@ -177,7 +177,7 @@ FAULTS = [
     ),
     Fault(
         name="an optimizer counts as wrapped though its wrapper was refused",
-        file="keras_lso/_core/loss_scale_optimizer.py",
+        file="keras_lso/loss_scale_optimizer.py",
         old="        check_not_wrapped(inner_optimizer)\n",
         new="        check_not_wrapped(inner_optimizer)\n        remember_wrapped(inner_optimizer, name)\n",
         tests="tests/test_arguments.py::test_a_refused_constructor_leaves_its_arguments_alone",
@@ -254,7 +254,7 @@ FAULTS = [
     ),
     Fault(
         name="a run without an overflow is said to have recorded none",
-        file="keras_lso/_core/loss_scale_optimizer.py",
+        file="keras_lso/loss_scale_optimizer.py",
         old="return [v for v, is_bad in zip(variables, found, strict=True) if is_bad]",
         new="return [v for v, is_bad in zip(variables, found, strict=True) if not is_bad]",
         tests="integration_tests/test_loss_scale_monitor.py::test_overflowed_variables",

@@ -5,7 +5,7 @@ from tools.faults.fault import Fault
 FAULTS = [
     Fault(
         name="the scale grows a step late",
-        file="keras_lso/_backend/_torch_scalars.py",
+        file="keras_lso/_backend/torch/scalars.py",
         old="good_steps.clamp_(max=period - 1)",
         new="good_steps.clamp_(max=period - 2)",
         tests="tests/test_loss_scales.py::test_a_dynamic_scale_moves_as_its_docstring_says",
@@ -63,7 +63,7 @@ FAULTS = [
     ),
     Fault(
         name="the highest dynamic scale is no bound",
-        file="keras_lso/_backend/_torch_scalars.py",
+        file="keras_lso/_backend/torch/scalars.py",
         old="scale.clamp_(*bounds)",
         new="scale.clamp_(min=bounds[0])",
         tests="tests/test_loss_scales.py::test_a_dynamic_scale_moves_as_its_docstring_says",

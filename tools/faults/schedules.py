@@ -109,14 +109,14 @@ FAULTS = [
     ),
     Fault(
         name="a schedule of tf_keras is taken for a function of one's own",
-        file="keras_lso/_checks.py",
+        file="keras_lso/_core/checks.py",
         old="if is_of_keras or not _takes_no_arguments(value):",
         new="if is_of_keras:",
         tests="tests/test_learning_rates.py::test_what_no_step_can_call_is_refused",
     ),
     Fault(
         name="the setter of a learning rate takes anything",
-        file="keras_lso/_core/own_optimizer.py",
+        file="keras_lso/optimizers/base.py",
         old='value = check_callable_rate("learning_rate", value)',
         new="value = value",
         tests="tests/test_learning_rates.py::test_what_no_step_can_call_is_refused",

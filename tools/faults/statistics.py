@@ -2,9 +2,9 @@
 
 from tools.faults.fault import Fault
 
-_FILE = "keras_lso/statistics.py"
+_FILE = "keras_lso/diagnostics/statistics.py"
 _MODELS = "keras_lso/_keras_internals/models.py"
-_UNDO = "keras_lso/_backend/_torch_undo.py"
+_UNDO = "keras_lso/_backend/torch/undo.py"
 _TESTS = "tests/test_statistics.py"
 _WHOLE = "integration_tests/test_statistics.py"
 _ON_DEVICE = (
@@ -102,7 +102,7 @@ FAULTS = [
     ),
     Fault(
         name="a report leaves its states in recurrent layers",
-        file="keras_lso/_trial_runs.py",
+        file="keras_lso/diagnostics/trial_runs.py",
         old="[*model.variables, *model.metrics_variables, *kept]",
         new="[*model.variables, *model.metrics_variables]",
         tests="tests/test_trial_runs.py::test_the_states_of_a_recurrent_layer_are_restored",
@@ -157,7 +157,7 @@ FAULTS = [
     ),
     Fault(
         name="on TensorFlow the replicas restore nothing",
-        file="keras_lso/_backend/_tensorflow.py",
+        file="keras_lso/_backend/tensorflow/framework.py",
         old="            tf.cond(flag, lambda: _nothing(restore()), _nothing)",
         new="            pass",
         tests="integration_tests/distributed/test_tensorflow_statistics.py::test_statistics_of_all_replicas_are_restored",

@@ -7,7 +7,7 @@ op clips as well.
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._checks import check_factor
+from keras_lso._core.checks import check_factor
 from keras_lso._core.gradients import split_pairs
 
 

@@ -11,10 +11,10 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._checks import check_factor
+from keras_lso._core.checks import check_factor
 from keras_lso._keras_internals.slots import slots_of
-from keras_lso.lars import LARS
-from keras_lso.novograd import NovoGrad
+from keras_lso.optimizers.lars import LARS
+from keras_lso.optimizers.novograd import NovoGrad
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,8 @@ from keras_lso._backend import backend
 from keras_lso._keras_internals.optimizers import chain_of
 from keras_lso._keras_internals.variables import path_of
 from keras_lso.compat.open_seq2seq._clipping import global_norm
-from keras_lso.larc import LARC
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
+from keras_lso.optimizers.larc import LARC
 
 OPTIMIZER_SUMMARIES = [
     "learning_rate",

@@ -10,7 +10,7 @@ import numpy as np
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._checks import check_positive_int
+from keras_lso._core.checks import check_positive_int
 from keras_lso._keras_internals.distribution import reduced_gradients
 from keras_lso._keras_internals.optimizers import (
     chain_of,
@@ -18,7 +18,7 @@ from keras_lso._keras_internals.optimizers import (
     iteration_variable,
 )
 from keras_lso._keras_internals.variables import flat_path, is_overwritten
-from keras_lso._summary_writer import SummaryWriter
+from keras_lso.callbacks.summary_writer import SummaryWriter
 from keras_lso.compat.open_seq2seq._clipping import _clip_by_global_norm
 from keras_lso.compat.open_seq2seq._summaries import collect
 from keras_lso.compat.open_seq2seq.regularization import model_at_hand

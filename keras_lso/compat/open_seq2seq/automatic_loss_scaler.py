@@ -8,14 +8,14 @@ from keras import ops
 
 from keras_lso import loss_scales
 from keras_lso._backend import backend
-from keras_lso._checks import (
+from keras_lso._core.checks import (
     check_bounds,
     check_factor,
     check_positive_int,
     check_scale,
 )
 from keras_lso._core.gradients import split_pairs
-from keras_lso._option_checks import check_names
+from keras_lso._core.option_checks import check_names
 
 
 def _backoff(scale_min=1.0, scale_max=2.0**14, step_factor=2.0, step_window=2000):

@@ -3,11 +3,11 @@
 import keras
 
 from keras_lso import loss_scales
-from keras_lso._arguments import check_inner_optimizer
-from keras_lso._checks import check_scale, is_number
+from keras_lso._core.checks import check_scale, is_number
 from keras_lso._keras_internals.optimizers import name_of
 from keras_lso.compat.open_seq2seq.automatic_loss_scaler import AutomaticLossScaler
 from keras_lso.compat.v1.mixed_precision import MixedPrecisionLossScaleOptimizer
+from keras_lso.loss_scale_optimizer import check_inner_optimizer
 
 
 @keras.saving.register_keras_serializable(

@@ -2,17 +2,16 @@
 
 import keras
 
-from keras_lso._arguments import check_inner_optimizer
 from keras_lso._backend import backend
-from keras_lso._checks import (
+from keras_lso._core.checks import (
     check_bool,
     check_factor,
     check_list,
     check_positive_int,
     check_scale,
 )
+from keras_lso._core.option_checks import check_names, check_variables
 from keras_lso._keras_internals.optimizers import check_known
-from keras_lso._option_checks import check_names, check_variables
 from keras_lso.compat.open_seq2seq._clipping import (
     _clip_by_global_norm,
     _clip_gradients_by_norm,
@@ -27,7 +26,8 @@ from keras_lso.compat.open_seq2seq._training_op import TrainingOp
 from keras_lso.compat.open_seq2seq.automatic_loss_scaler import AutomaticLossScaler
 from keras_lso.compat.open_seq2seq.mp_wrapper import MixedPrecisionOptimizerWrapper
 from keras_lso.compat.open_seq2seq.regularization import get_regularization_loss
-from keras_lso.larc import LARC
+from keras_lso.loss_scale_optimizer import check_inner_optimizer
+from keras_lso.optimizers.larc import LARC
 
 __all__ = [
     "OPTIMIZER_CLS_NAMES",

@@ -4,12 +4,17 @@ import keras
 from keras import ops
 
 from keras_lso import loss_scales
-from keras_lso._arguments import check_inner_optimizer, read_config
 from keras_lso._backend import backend
-from keras_lso._checks import check_bool
+from keras_lso._core.checks import check_bool
+from keras_lso._core.methods import scaled_gradients
+from keras_lso._core.option_checks import check_choice, check_variables
 from keras_lso._keras_internals.optimizers import variables_of
-from keras_lso._option_checks import check_choice, check_variables
-from keras_lso.loss_scale_optimizer import LossScaleOptimizer
+from keras_lso.compat.tf_keras.methods import find_slot
+from keras_lso.loss_scale_optimizer import (
+    LossScaleOptimizer,
+    check_inner_optimizer,
+    read_config,
+)
 
 
 @keras.saving.register_keras_serializable(
@@ -98,7 +103,7 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         Returns:
             A variable or None.
         """
-        return self._find_slot(var, slot_name)
+        return find_slot(self, var, slot_name)
 
     def compute_gradients(
         self,
@@ -136,7 +141,7 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         backend.check_replica_context("compute_gradients")
         if var_list is None:
             var_list = self._trained_by(loss)
-        grads, variables = self._scaled_gradients(loss, var_list, grad_loss)
+        grads, variables = scaled_gradients(self, loss, var_list, grad_loss)
         grads = self.get_unscaled_gradients(grads)
         return list(zip(grads, variables, strict=True))
 

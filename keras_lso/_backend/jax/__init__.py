@@ -1,0 +1,1 @@
+"""The primitives on JAX: `framework.py` has them all."""

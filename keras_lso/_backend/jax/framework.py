@@ -1,0 +1,248 @@
+"""The primitives on JAX: stateless under `jax.jit`, eager outside it."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import sparse
+from keras import ops
+
+from keras_lso._backend import autodiff
+from keras_lso._backend.framework import Framework
+from keras_lso._backend.jax import axes as jax_axes
+from keras_lso._backend.jax import measure as jax_measure
+from keras_lso._backend.jax import processes as jax_processes
+from keras_lso._backend.tensors import in_float32
+
+
+class JAX(Framework):
+    REDUCES_GRADIENTS = True
+    TRAIN_STEP_IS_STATELESS = True
+    OTHER_STEP = "its own step, fused with the check"
+    PACKAGES = ("jax", "jaxlib")
+    HOW_TO_SCALE = (
+        "    # in the function that is differentiated, at the scale of this step\n"
+        "    state = list(zip(optimizer.variables, optimizer_variables))\n"
+        "    with keras.StatelessScope(state):\n"
+        "        loss = optimizer.scale_loss(loss)"
+    )
+    HOW_TO_START = jax_processes.HOW_TO_START
+
+    measure = jax_measure.measure
+    sum_over_shards = staticmethod(jax_axes.sum_over_shards)
+    max_over_shards = staticmethod(jax_axes.max_over_shards)
+    are_shards = staticmethod(jax_axes.are_shards)
+    count_processes = staticmethod(jax_processes.count_processes)
+    average_over_processes = jax_processes.average_over_processes
+
+    def fused_step_takes(self, rule, variables, gradients, slots=()):
+        """Whether the rule has norms, which then need not be computed twice.
+
+        `run_if` is a select on JAX, which XLA fuses into any optimizer's update: no
+        other rule is faster than the optimizer itself.
+        """
+        return (
+            rule.has_norms
+            and not any(isinstance(g, sparse.BCOO) for g in gradients)
+            and not any(g.dtype == "float64" for g in gradients)
+            and all(v.dtype == "float32" for v in variables)
+        )
+
+    def run_if(self, finite, step, grads, state):
+        """See `Framework.run_if`.
+
+        A `jax.lax.cond` would copy the state through its branches. Here the step always
+        runs, and each write is a select between the new value and the old one, which
+        XLA fuses into the update. What the step reads back is masked already: it never
+        needs an old value beside the new one, and all stays in place.
+        """
+        with _MaskedWrites(finite) as scope:
+            step(grads)
+        for variable in scope.written.values():
+            variable.assign(scope.get_current_value(variable))
+
+    def known(self, tensor):
+        """See `Framework.known`: outside of compiled functions, on one CPU."""
+        if _any_tracer(tensor):
+            return None
+        devices = jnp.asarray(tensor).devices()
+        is_near = {device.platform for device in devices} == {"cpu"}
+        return tensor.item() if is_near and len(devices) == 1 else None
+
+    def elements_of(self, grad):
+        if isinstance(grad, sparse.BCOO):
+            return grad.sum_duplicates(nse=grad.nse).data
+        return grad
+
+    def map_values(self, fn, grad):
+        if isinstance(grad, sparse.BCOO):
+            return sparse.BCOO(
+                (fn(grad.data), grad.indices),
+                shape=grad.shape,
+                # Under `jit` Keras's Adam squares a gradient only if each row is there
+                # once, and says so.
+                unique_indices=grad.unique_indices,
+                indices_sorted=grad.indices_sorted,
+            )
+        return fn(grad)
+
+    def to_dense(self, grad):
+        return grad.todense() if isinstance(grad, sparse.BCOO) else grad
+
+    def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
+        """See `Framework.compute_gradients`.
+
+        JAX differentiates with respect to arguments: variables that `loss_fn` creates
+        take a first run.
+        """
+        autodiff.refuse_tape(tape)
+        if callable(variables):
+            self.trained_variables(loss_fn)
+            variables = variables()
+        scope: Any = None
+
+        def stateless_loss(values):
+            nonlocal scope
+            state_mapping = list(zip(variables, values, strict=True))
+            with autodiff.RecordingScope(state_mapping) as scope:
+                loss = ops.convert_to_tensor(loss_fn())
+            return loss, [scope.state_mapping[key] for key in scope.written]
+
+        values = [v.value for v in variables]
+        loss, pull_back, new_values = jax.vjp(stateless_loss, values, has_aux=True)
+        for variable, value in zip(scope.written.values(), new_values, strict=True):
+            variable.assign(value)
+        [grads] = pull_back(autodiff.weights_of(loss, grad_loss))
+        # JAX returns zeros if the loss does not depend on the variable.
+        return loss, [
+            g if id(v) in scope.read else None
+            for g, v in zip(grads, variables, strict=True)
+        ]
+
+    def differentiate(self, loss, variables, transform, grad_loss=None, tape=None):
+        autodiff.refuse_tape(tape)
+        raise ValueError(
+            "On JAX a tensor does not know how it was computed, so it cannot be "
+            "differentiated. Pass a `loss` without arguments to be called, such as "
+            "`lambda: loss_fn(y, model(x))`. "
+            f"Received: loss={loss!r}"
+        )
+
+    def trained_variables(self, loss_fn):
+        # Abstract values are enough to record what is read.
+        return autodiff.trained_variables(
+            lambda: ops.convert_to_tensor(loss_fn()), jax.eval_shape
+        )
+
+    def compile_step(self, step):
+        """See `Framework.compile_step`.
+
+        To `jax.jit` a variable that is not an argument is a constant. For each new
+        signature, an abstract evaluation finds the variables to pass.
+        """
+        compiled: dict[Any, Any] = {}
+
+        def call(*args):
+            leaves, structure = jax.tree.flatten(args)
+            _refuse_tracers(leaves)
+            signature = structure, tuple((x.shape, x.dtype) for x in leaves)
+            if signature not in compiled:
+                kept, written = _variables_of(step, args)
+                stateless = jax.jit(_stateless(step, kept, written), donate_argnums=0)
+                compiled[signature] = kept, written, stateless
+            kept, written, stateless = compiled[signature]
+            kept_values = [v.value for v in kept]
+            values = _own_buffers([v.value for v in written], [*kept_values, *leaves])
+            result, values = stateless(values, kept_values, args)
+            for variable, value in zip(written, values, strict=True):
+                variable.assign(value)
+            return result
+
+        return call
+
+    def is_traced(self, values):
+        return _any_tracer(values)
+
+    def register_list_class(self, cls):
+        jax.tree_util.register_pytree_node(
+            cls, lambda items: (list(items), None), lambda _, items: cls(items)
+        )
+
+    def check_axis_name(self, axis_name):
+        """Nothing yet: `reduce_gradients` checks that the axis is bound."""
+
+    def reduce_gradients(self, grads, axis_name=None):
+        if axis_name is None:
+            return grads
+        jax_axes.check_axis_is_bound(axis_name)
+        return [
+            g if g is None else jax_axes.mean_over(axis_name, self._reducible(g))
+            for g in grads
+        ]
+
+    def _reducible(self, grad):
+        return in_float32(self.to_dense(grad))
+
+    def devices(self):
+        return [f"{device.platform}:{device.id}" for device in jax.devices()]
+
+
+class _MaskedWrites(autodiff.RecordingScope):
+    """A scope in which variables take new values only where `finite` is True."""
+
+    def __init__(self, finite):
+        super().__init__()
+        self._finite = finite
+
+    def add_update(self, update):
+        variable, value = update
+        super().add_update((variable, jnp.where(self._finite, value, variable.value)))
+
+
+def _any_tracer(values):
+    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(values))
+
+
+def _refuse_tracers(values):
+    if _any_tracer(values):
+        raise RuntimeError(
+            "This is compiled by `jax.jit` already, and assigns Keras variables. Call "
+            "it outside of `jax.jit` and the like."
+        )
+
+
+def _variables_of(step, args):
+    """Returns the variables that a step reads only, and those that it writes."""
+    with autodiff.RecordingScope() as scope:
+        jax.eval_shape(lambda args: jax.tree.map(jnp.asarray, step(*args)), args)
+    kept = [v for key, v in scope.read.items() if key not in scope.written]
+    return kept, list(scope.written.values())
+
+
+def _stateless(step, kept, written):
+    def stateless(values, kept_values, args):
+        state_mapping = [
+            *zip(written, values, strict=True),
+            *zip(kept, kept_values, strict=True),
+        ]
+        with autodiff.RecordingScope(state_mapping) as scope:
+            result = step(*args)
+        return result, [scope.get_current_value(v) for v in written]
+
+    return stateless
+
+
+def _own_buffers(values, others):
+    """Returns the values, copied where one aliases another: they are donated."""
+    seen = {_buffer_of(other) for other in others}
+    own = []
+    for value in values:
+        buffer = _buffer_of(value)
+        own.append(jnp.copy(value) if buffer in seen else value)
+        seen.add(buffer)
+    return own
+
+
+def _buffer_of(value):
+    # An array on several devices has several buffers.
+    return value.unsafe_buffer_pointer() if len(value.devices()) == 1 else id(value)

@@ -1,0 +1,128 @@
+"""One read of the gradients on JAX: on a CPU, an accelerator, several devices."""
+
+import jax
+import jax.numpy as jnp
+
+from keras_lso._backend import reference
+from keras_lso._backend.jax.axes import varying_axes
+from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.tensors import amax_of, in_float32, pack
+
+
+def measure(
+    framework,
+    grads,
+    amax=False,
+    inv_scale=1.0,
+    rules=None,
+    targets=None,
+    are_alike=False,
+    norm=False,
+):
+    """See `Framework.measure`.
+
+    On a CPU a finite sum of squares proves finite elements, at a third of the cost of
+    `isfinite`, and so does a norm that a rule takes anyway. A sum that is not finite
+    proves nothing (1e20 squared is inf), nor does any if unscaling enlarges the
+    gradients: then every element is checked. XLA adds up the gradients three times as
+    fast as their products, so that a norm of the gradient alone is unscaled afterwards.
+
+    The reference serves better on an accelerator, where one read is the whole cost and
+    the host would take the branch, and on several devices, where XLA would gather a
+    tensor to concatenate it with others or to pass it to a branch. It reduces each
+    tensor to scalars by itself, and XLA combines these into one reduction.
+    """
+    values = [jnp.asarray(framework.elements_of(g)) for g in grads]
+    if not _is_on_cpu() or jax.device_count() > 1 or varying_axes(*values):
+        return reference.measure(
+            framework, values, amax, inv_scale, rules, targets, norm
+        )
+    inv_scale = jnp.asarray(inv_scale, "float32")
+    total = None
+    if norm:
+        # No norms of rules: they would be those of the gradients before the clip.
+        norms, packs = None, [in_float32(v) for v in pack(values)]
+        total = reference.norm_of_all(list(map(framework.l2_norm, packs))) * inv_scale
+        finite = jnp.isfinite(jnp.square(total))
+    elif rules and all(rule.measures_gradient_only for rule in rules):
+        finite, norms = _check_by_norms(framework, values, inv_scale)
+        norms = [(norm,) for norm in norms]
+    else:
+        norms = rules and reference.rule_norms(
+            framework, rules, [in_float32(v) * inv_scale for v in values], targets
+        )
+        finite = _check(values, norms or [None] * len(values), inv_scale)
+    return Measurement(
+        finite,
+        rule_norms=norms,
+        amax=amax_of(pack(values)) if amax else None,
+        norm=total,
+    )
+
+
+def _is_on_cpu():
+    return jax.default_backend() == "cpu"
+
+
+def _check(values, norms, inv_scale):
+    """Whether all are finite, as finite norms or sums prove."""
+    unproven = [v for v, n in zip(values, norms, strict=True) if n is None]
+    proofs = [_proof(v) for v in pack(unproven)]
+    proofs += [jnp.isfinite(n[0]) for n in norms if n is not None]
+    return jax.lax.cond(
+        jnp.stack(proofs).all() & (inv_scale <= 1),
+        _true,
+        _all_finite,
+        values,
+        inv_scale,
+    )
+
+
+def _proof(values):
+    """Returns a boolean: True proves that all are finite."""
+    if values.dtype == "float16":
+        # For a sum XLA would write them in float32: four times as slow.
+        return jnp.isfinite(values).all()
+    return jnp.isfinite(jnp.sum(jnp.square(values.astype("float32"))))
+
+
+# Functions of the module: outside `jax.jit`, a `cond` of new functions is recompiled.
+
+
+def _true(values, inv_scale):
+    return jnp.array(True)
+
+
+def _all_finite(values, inv_scale):
+    # `all` takes ten times as long to compile, and `max` may lose a NaN on a CPU.
+    values = [in_float32(v) * inv_scale for v in pack(values)]
+    counts = [jnp.sum(~jnp.isfinite(v), dtype="float32") for v in values]
+    return jnp.stack(counts).sum() == 0
+
+
+def _check_by_norms(framework, values, inv_scale):
+    """Returns whether all are finite, and the norms of the unscaled gradients."""
+    values = [in_float32(v) for v in values]
+    norms = [framework.l2_norm(v) for v in values]
+    return jax.lax.cond(
+        jnp.isfinite(jnp.stack(norms)).all() & (inv_scale <= 1),
+        _unscaled_norms,
+        _check_again,
+        norms,
+        values,
+        inv_scale,
+    )
+
+
+# Norms are returned as scalars: if they are slices of one tensor, XLA takes four times
+# as long to compile what reads them.
+
+
+def _unscaled_norms(norms, values, inv_scale):
+    return jnp.array(True), [norm * inv_scale for norm in norms]
+
+
+def _check_again(norms, values, inv_scale):
+    # One device: there are no shards to sum over.
+    unscaled = [jnp.sqrt(jnp.sum(jnp.square(v * inv_scale))) for v in values]
+    return _all_finite(values, inv_scale), unscaled

@@ -1,0 +1,1 @@
+"""The primitives on TensorFlow: `framework.py` has them all."""

@@ -1,0 +1,365 @@
+"""The primitives on TensorFlow: `tf.function`s, XLA, and replicas."""
+
+import contextlib
+import functools
+
+import keras
+import tensorflow as tf
+
+from keras_lso._backend import autodiff, processes, reference
+from keras_lso._backend.framework import Framework
+from keras_lso._backend.tensorflow import measure as tf_measure
+from keras_lso._backend.tensorflow import processes as tf_processes
+from keras_lso._backend.tensorflow.kernels import KERNELS
+from keras_lso._backend.tensorflow.measure import in_xla, replica_context
+from keras_lso._backend.tensors import as_real, in_float32
+
+# In a `tf.function` AutoGraph rewrites the source of each function, as it does not with
+# Keras's own, and that takes several times as long as tracing them.
+_not_converted = tf.autograph.experimental.do_not_convert
+
+# The strategies with a copy of each variable on each replica. A step that changes every
+# copy alike communicates nothing but the gradients.
+_MIRRORED = tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy
+
+
+class TensorFlow(Framework):
+    REDUCES_GRADIENTS = True
+    AVERAGES_IN_STEP = True
+    OTHER_STEP = "its own step, in a branch"
+    PACKAGES = ("tensorflow", "tensorflow-cpu", "tf-nightly")
+    VALUES_ARE_SHARED = True
+    HOW_TO_SCALE = (
+        "    with tf.GradientTape() as tape:\n"
+        "        loss = ...\n"
+        "        loss = optimizer.scale_loss(loss)"
+    )
+    HOW_TO_START = tf_processes.HOW_TO_START
+
+    as_written = staticmethod(_not_converted)
+    measure = _not_converted(tf_measure.measure)
+    count_processes = staticmethod(tf_processes.count_processes)
+    average_over_processes = tf_processes.average_over_processes
+
+    def known(self, tensor):
+        """See `Framework.known`: outside of functions, on a CPU."""
+        # The device of a tensor in a graph is not known yet.
+        if not tf.executing_eagerly():
+            return None
+        # Keras takes a variable for a tensor.
+        tensor = tf.convert_to_tensor(tensor)
+        return tensor.numpy().item() if "CPU" in tensor.device else None
+
+    def run_if(self, finite, step, grads, state):
+        """See `Framework.run_if`.
+
+        Optimizers write their variables by `merge_call`, in which the replicas
+        synchronise, and which is not allowed inside a `tf.cond`. So several replicas
+        synchronise first, and one `tf.cond` contains all of them. A single replica
+        steps in a context that merges at once.
+        """
+        context = tf.distribute.get_replica_context()
+        if context.num_replicas_in_sync == 1:
+            tf.cond(finite, lambda: _nothing(_step_alone(step, grads)), _nothing)
+            return
+
+        def on_all_replicas(strategy, finite, grads):
+            tf.cond(
+                strategy.experimental_local_results(finite)[0],
+                lambda: _nothing(
+                    strategy.extended.call_for_each_replica(step, args=(grads,))
+                ),
+                _nothing,
+            )
+
+        context.merge_call(on_all_replicas, args=(finite, grads))
+
+    def circumstances(self):
+        if not tf.executing_eagerly():
+            return None
+        is_outside = tf.distribute.in_cross_replica_context()
+        return tf.distribute.get_strategy(), is_outside
+
+    def signature_of(self, grads):
+        """None for one with tuples as its parts, which has none: see `as_gradient`."""
+        return [(g.dtype, g.shape) if _has_a_shape(g) else None for g in grads]
+
+    def fused_step_takes(self, rule, variables, gradients, slots=()):
+        """Whether these are float32 variables, of which each replica has its copy."""
+        return (
+            rule in KERNELS
+            and _are_on_each_replica(variables)
+            and not any(isinstance(g, tf.IndexedSlices) for g in gradients)
+            and not any(g.dtype == tf.float64 for g in gradients)
+            and all(v.dtype == "float32" for v in variables)
+        )
+
+    @_not_converted
+    def fused_step(self, rules, targets, grads, found=None, inv_scale=None):
+        """See `Framework.fused_step`.
+
+        Under XLA a masked update stays in place, and a `tf.cond` would copy the state.
+        Outside XLA there is a kernel for each rule. A replica steps on its own copies
+        of the variables: gradients and flag are the same on all replicas.
+        """
+        if in_xla():
+            reference.fused_step(self, rules, targets, grads, found, inv_scale)
+            return
+        nothing = [None] * len(rules)
+        inv_scale = 1.0 if inv_scale is None else inv_scale
+        norms = found and found.gradient_norms
+        pairs = targets.masters
+
+        def step():
+            self._resynchronise(pairs)
+            columns = rules, targets.states, grads, norms or nothing
+            for rule, state, grad, norm in zip(*columns, strict=True):
+                handles = [v.value.handle for v in state]
+                kernel = KERNELS[type(rule)]
+                kernel(rule, tf.cast(grad, tf.float32), inv_scale, norm, *handles)
+            for master, copy in pairs:
+                _assign_here(copy, self.rounded(master, copy.dtype))
+
+        if found is None:
+            step()
+        else:
+            tf.cond(found.finite, step, _nothing)
+
+    @_not_converted
+    def synchronise_masters(self, targets, flag):
+        pairs = targets.masters
+        if in_xla():
+            reference.synchronise_masters(self, targets, flag)
+        elif pairs:
+            tf.cond(flag, lambda: _nothing(self._resynchronise(pairs)), _nothing)
+
+    @_not_converted
+    def run_masked(self, flag, step):
+        if in_xla():
+            step()
+        else:
+            tf.cond(flag, lambda: _nothing(step()), _nothing)
+
+    @_not_converted
+    def clear(self, variables, flag):
+        for v in variables:
+            _assign_here(v, tf.where(flag, tf.zeros_like(v), v))
+
+    def copies_of(self, variables):
+        """The tensor that is read now: an assignment puts another in its place."""
+        return [tf.convert_to_tensor(v) for v in _tf_variables(variables)]
+
+    @_not_converted
+    def restore(self, variables, values, flag):
+        """On this replica's copies. Whether to is the same on all replicas."""
+
+        def restore():
+            for v, value in zip(variables, values, strict=True):
+                _assign_here(v, value)
+
+        if in_xla():
+            super().restore(variables, values, flag)
+        else:
+            tf.cond(flag, lambda: _nothing(restore()), _nothing)
+
+    def _resynchronise(self, pairs):
+        """Re-initialises the masters whose copies were assigned externally."""
+        if not pairs:
+            return
+
+        def resynchronise():
+            for pair in pairs:
+                values = map(tf.convert_to_tensor, pair)
+                _assign_here(pair[0], self.resynchronised(*values))
+
+        # Without saturation: with a master above float16's largest number the branch is
+        # taken, and changes nothing.
+        are_in_step = [
+            tf.reduce_all(tf.equal(tf.cast(master, copy.dtype), copy))
+            for master, copy in pairs
+        ]
+        tf.cond(tf.reduce_all(are_in_step), _nothing, resynchronise)
+
+    def check_on_replicas(self, variables):
+        strategy = tf.distribute.get_strategy()
+        if strategy.num_replicas_in_sync == 1 or not isinstance(strategy, _MIRRORED):
+            return
+        for v, behind in zip(variables, _tf_variables(variables), strict=True):
+            if not isinstance(behind, tf.distribute.DistributedValues):
+                path = getattr(v, "path", v.name)  # TensorFlow's own have none.
+                raise ValueError(
+                    f"The variable {path!r} was not made in the strategy's scope: all "
+                    "replicas would write to the same one, each its own step. Make the "
+                    "model and the optimizer inside of `with strategy.scope():`, and "
+                    "call `optimizer.build(model.trainable_variables)` there."
+                )
+
+    def check_replica_context(self, method):
+        if tf.distribute.in_cross_replica_context():
+            raise RuntimeError(
+                f"`{method}()` cannot be called in cross-replica context. Use "
+                "`tf.distribute.Strategy.run` to enter replica context."
+            )
+
+    def check_stateless_is_supported(self):
+        raise ValueError(
+            "stateless_apply is not supported with the TensorFlow backend (as it is "
+            "incompatible with tf.distribute). Call `optimizer.apply` instead."
+        )
+
+    def reduce_gradients(self, grads, axis_name=None):
+        context = replica_context()
+        if context is None:
+            return grads
+        # TensorFlow packs the tensors of a list into one, which must have one dtype.
+        return processes.map_by_dtype(
+            functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM),
+            [g if g is None else self.map_values(in_float32, g) for g in grads],
+        )
+
+    def compile_step(self, step):
+        """See `Framework.compile_step`.
+
+        Under a strategy the function around `strategy.run` compiles the step: replicas
+        synchronise in it, which they cannot do in a function of their own.
+        """
+        # One function for batches of any length.
+        compiled = tf.function(step, autograph=False, reduce_retracing=True)
+
+        def call(*args):
+            return (step if tf.distribute.has_strategy() else compiled)(*args)
+
+        return call
+
+    @contextlib.contextmanager
+    def outside_of_functions(self, like=None):
+        scope = contextlib.nullcontext()
+        if like is not None:
+            [behind] = _tf_variables([like])
+            # It is taken as it is, since it ends with a slash or is empty.
+            scope = tf.name_scope("".join(behind.name.rpartition("/")[:2]))
+        with tf.init_scope(), scope:
+            yield
+
+    def is_traced(self, values):
+        return not tf.executing_eagerly()
+
+    def is_variable(self, value):
+        """Keras takes TensorFlow's own variables as well."""
+        return isinstance(value, keras.Variable | tf.Variable)
+
+    def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
+        with tape or tf.GradientTape() as tape:
+            if not callable(variables):
+                # By itself a tape watches trainable variables only.
+                tape.watch(_tf_variables(variables))
+            loss = tf.convert_to_tensor(loss_fn())
+        if callable(variables):
+            variables = variables()
+        return loss, tape.gradient(
+            loss, _tf_variables(variables), _weights_of(loss, grad_loss)
+        )
+
+    def differentiate(self, loss, variables, transform, grad_loss=None, tape=None):
+        variables = _tf_variables(variables)
+        if tape is None:
+            if tf.executing_eagerly():
+                raise ValueError(
+                    "`tape` is required when a Tensor loss is passed to `minimize`: "
+                    "the `tf.GradientTape` under which it was computed. Without one, a "
+                    "tensor can be differentiated in a `tf.function` only. Or pass a "
+                    "`loss` without arguments to be called. "
+                    f"Received: loss={loss!r}"
+                )
+            loss = transform(loss)
+            return tf.gradients(loss, variables, _weights_of(loss, grad_loss))
+        with tape:
+            loss = transform(loss)
+        return tape.gradient(loss, variables, _weights_of(loss, grad_loss))
+
+    def as_gradient(self, value):
+        """See `Framework.as_gradient`.
+
+        In Keras the parts of a sparse gradient may be tuples, whose shape TensorFlow
+        does not know: they become tensors as well.
+        """
+        if isinstance(value, tf.IndexedSlices):
+            parts = value.values, value.indices, value.dense_shape
+            value = tf.IndexedSlices(
+                *(p if p is None else tf.convert_to_tensor(p) for p in parts)
+            )
+        return as_real(value, self.map_values)
+
+    def map_values(self, fn, grad):
+        if isinstance(grad, tf.IndexedSlices):
+            return tf.IndexedSlices(fn(grad.values), grad.indices, grad.dense_shape)
+        return fn(grad)
+
+    def to_dense(self, grad):
+        return tf.convert_to_tensor(grad)
+
+    def elements_of(self, grad):
+        if not isinstance(grad, tf.IndexedSlices):
+            return tf.convert_to_tensor(grad)
+        indices, rows = tf.unique(grad.indices)
+        return tf.math.unsorted_segment_sum(grad.values, rows, tf.size(indices))
+
+    def devices(self):
+        return [device.name for device in tf.config.list_logical_devices()]
+
+
+def _has_a_shape(grad):
+    if not isinstance(grad, tf.IndexedSlices):
+        return True
+    parts = grad.values, grad.indices, grad.dense_shape
+    return all(part is None or tf.is_tensor(part) for part in parts)
+
+
+def _step_alone(step, grads):
+    """Steps as the only replica, in TensorFlow's default context.
+
+    That of a `MirroredStrategy` passes control to the thread that runs the replicas,
+    even for one, and refuses the graph of a `tf.cond`, of the caller's or of the
+    optimizer's own (accumulation, averages).
+    """
+    if not tf.distribute.has_strategy():
+        step(grads)
+        return
+    with tf.distribute.ReplicaContext(tf.distribute.get_strategy(), 0):
+        step(grads)
+
+
+def _nothing(*_):
+    """The branches of a `tf.cond` return alike."""
+    return None
+
+
+def _assign_here(variable, value):
+    """Assigns to this replica's copy. `variable.assign` waits for all replicas."""
+    [variable] = _tf_variables([variable])
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+
+
+def _are_on_each_replica(variables):
+    strategy = tf.distribute.get_strategy()
+    if strategy.num_replicas_in_sync == 1:
+        return True
+    return (
+        isinstance(strategy, _MIRRORED)
+        and not in_xla()
+        and all(isinstance(v.value, tf.distribute.DistributedValues) for v in variables)
+    )
+
+
+def _weights_of(loss, grad_loss):
+    """See `autodiff.weights_of`. In a `tf.function` shapes may be unknown."""
+    if grad_loss is None:
+        return None
+    weights = tf.cast(grad_loss, loss.dtype)
+    if loss.shape.is_fully_defined() and weights.shape.is_fully_defined():
+        autodiff.check_shape_of_weights(loss.shape, weights.shape)
+    return tf.broadcast_to(weights, tf.shape(loss))
+
+
+def _tf_variables(variables):
+    return [v.value if isinstance(v, keras.Variable) else v for v in variables]

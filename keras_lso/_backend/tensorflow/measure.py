@@ -1,0 +1,135 @@
+"""One read of the gradients on TensorFlow: in graphs, under XLA, on replicas."""
+
+import math
+
+import tensorflow as tf
+from tensorflow.python.ops import control_flow_util
+
+from keras_lso._backend import reference
+from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.tensorflow.kernels import norm_of
+from keras_lso._backend.tensors import amax_of, in_float32, pack
+
+
+def measure(
+    framework,
+    grads,
+    amax=False,
+    inv_scale=1.0,
+    rules=None,
+    targets=None,
+    are_alike=False,
+    norm=False,
+):
+    """See `Framework.measure`.
+
+    A finite sum proves finite elements, and so does a norm that a rule takes. A sum
+    that is not finite proves nothing (large numbers add up to inf), nor does any if
+    unscaling enlarges the gradients: then every element is checked. The norm of all
+    gradients must be finite itself.
+    """
+    values = [framework.elements_of(g) for g in grads]
+    gradient_norms = rule_norms = total = None
+    if norm:
+        # It is finite if all elements are.
+        norms = [norm_of(tf.cast(v, tf.float32)) for v in _pack(values)]
+        total = reference.norm_of_all(norms) * inv_scale
+        finite = tf.math.is_finite(tf.square(total))
+    elif rules and rules[0].has_norms and in_xla():
+        unscaled = [in_float32(v) * inv_scale for v in values]
+        rule_norms = reference.rule_norms(framework, rules, unscaled, targets)
+        proofs = [
+            tf.reduce_sum(v) if n is None else n[0]
+            for v, n in zip(unscaled, rule_norms, strict=True)
+        ]
+        finite = _check(values, inv_scale, proofs)
+    elif rules and rules[0].uses_gradient_norms:
+        finite, gradient_norms = _check_by_norms(values, inv_scale)
+    else:
+        proofs = [_proof(v) for v in _pack(values)]
+        finite = _check(values, inv_scale, proofs)
+    largest = amax_of(_pack(values)) if amax else None
+    if not are_alike:
+        finite = _agree(finite)
+        largest = None if largest is None else _max_over_replicas(largest)
+    return Measurement(finite, gradient_norms, rule_norms, largest, total)
+
+
+def in_xla():
+    """Whether the current graph is compiled by XLA."""
+    return control_flow_util.GraphOrParentsInXlaContext(
+        tf.compat.v1.get_default_graph()
+    )
+
+
+def replica_context():
+    """Returns the context of one of several replicas, None if there are not several."""
+    context = tf.distribute.get_replica_context()
+    is_alone = context is None or context.num_replicas_in_sync == 1
+    return None if is_alone else context
+
+
+def _proof(values):
+    """Returns a scalar: if it is finite, so are all values."""
+    if values.dtype == tf.float16 and in_xla():
+        # For a sum XLA would write them in float32, which takes longer.
+        is_finite = tf.reduce_all(tf.math.is_finite(values))
+        return tf.where(is_finite, 0.0, math.inf)
+    return tf.reduce_sum(tf.cast(values, tf.float32))
+
+
+def _check(values, inv_scale, proofs):
+    """Whether all are finite, as finite `proofs` prove."""
+    return tf.cond(
+        _are_proven(proofs, inv_scale),
+        lambda: tf.constant(True),
+        lambda: _all_finite(values, inv_scale),
+    )
+
+
+def _check_by_norms(values, inv_scale):
+    """Returns the same by the norms, and the norms of the unscaled gradients."""
+    values = [tf.cast(v, tf.float32) for v in values]
+    proofs = tf.stack([norm_of(v) for v in values])
+    finite, norms = tf.cond(
+        _are_proven(proofs, inv_scale),
+        lambda: (tf.constant(True), proofs * inv_scale),
+        lambda: (
+            _all_finite(values, inv_scale),
+            tf.stack([norm_of(v * inv_scale) for v in values]),
+        ),
+    )
+    return finite, tf.unstack(norms, len(values))
+
+
+def _are_proven(proofs, inv_scale):
+    return tf.reduce_all(tf.math.is_finite(tf.stack(proofs))) & (inv_scale <= 1.0)
+
+
+def _all_finite(values, inv_scale):
+    values = [in_float32(v) for v in _pack(values)]
+    values = [v * tf.cast(inv_scale, v.dtype) for v in values]
+    # XLA takes ten times as long to compile `reduce_all`.
+    bad = [tf.cast(~tf.math.is_finite(v), tf.float32) for v in values]
+    return tf.equal(tf.add_n([tf.reduce_sum(b) for b in bad]), 0.0)
+
+
+def _pack(values):
+    """See `tensors.pack`. In a `tf.function` shapes may be unknown."""
+    return pack(values, lambda v: v.shape.num_elements())
+
+
+def _agree(finite):
+    """Whether the gradients are finite on every replica."""
+    context = replica_context()
+    if context is None:
+        return finite
+    overflows = tf.cast(tf.logical_not(finite), tf.float32)
+    return tf.equal(context.all_reduce(tf.distribute.ReduceOp.SUM, overflows), 0.0)
+
+
+def _max_over_replicas(amax):
+    context = replica_context()
+    if context is None:
+        return amax
+    return tf.reduce_max(context.all_gather(amax[tf.newaxis], axis=0))

@@ -1,0 +1,1 @@
+"""The primitives on PyTorch: `framework.py` has them all."""

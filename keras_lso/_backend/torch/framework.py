@@ -1,0 +1,170 @@
+"""The primitives on PyTorch: eager, in place."""
+
+import contextlib
+
+import keras
+import torch
+from torch.utils import _pytree
+
+from keras_lso._backend import autodiff
+from keras_lso._backend.framework import Framework
+from keras_lso._backend.tensors import FLOAT16_MAX, as_real
+from keras_lso._backend.torch import measure as torch_measure
+from keras_lso._backend.torch import numbers as torch_numbers
+from keras_lso._backend.torch import plan as torch_plan
+from keras_lso._backend.torch import processes as torch_processes
+from keras_lso._backend.torch import scalars as torch_scalars
+from keras_lso._backend.torch import shard_checks as torch_shard_checks
+from keras_lso._backend.torch import shards as torch_shards
+from keras_lso._backend.torch import sparse as torch_sparse
+from keras_lso._backend.torch import steps as torch_steps
+from keras_lso._backend.torch import undo as torch_undo
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+class Torch(Framework):
+    scalars = torch_scalars.TorchScalars()
+    UPDATES_IN_PLACE = True
+    STEPS_WRITE_TENSORS = True
+    COMPILES_LOOPS = False
+    AVERAGES_IN_STEP = True
+    OTHER_STEP = "its own step, left out or, on an accelerator, undone"
+    PACKAGES = ("torch", "triton")
+    VALUES_ARE_SHARED = True
+    HOW_TO_SCALE = "    optimizer.scale_loss(loss).backward()"
+    HOW_TO_START = torch_processes.HOW_TO_START
+
+    circumstances = staticmethod(torch_plan.circumstances)
+    signature_of = staticmethod(torch_plan.signature_of)
+    plan_step = staticmethod(torch_plan.StepPlan)
+    measure = staticmethod(torch_measure.measure)
+    clipped = staticmethod(torch_measure.clipped)
+    l2_norms = staticmethod(torch_measure.l2_norms)
+    fused_step_takes = staticmethod(torch_steps.fused_step_takes)
+    fused_step = torch_steps.fused_step
+    synchronise_masters = torch_steps.synchronise_masters
+    run_masked = staticmethod(torch_steps.run_masked)
+    known = staticmethod(torch_scalars.known)
+    are_finite = staticmethod(torch_scalars.are_finite)
+    clear = staticmethod(torch_steps.clear)
+    copies_of = staticmethod(torch_undo.copies_of)
+    restore = staticmethod(torch_undo.restore)
+    steppable = staticmethod(torch_sparse.steppable)
+    to_dense = staticmethod(torch_sparse.to_dense)
+    map_values = staticmethod(torch_sparse.map_values)
+    elements_of = staticmethod(torch_sparse.elements_of)
+    any_sharded = staticmethod(torch_shards.any_sharded)
+    sharded_like = staticmethod(torch_shards.sharded_like)
+    check_shards = staticmethod(torch_shard_checks.check_shards)
+    scalar = staticmethod(torch_scalars.scalar)
+    without_host = staticmethod(torch_numbers.without_host)
+    count_processes = staticmethod(torch_processes.count_processes)
+    average_over_processes = torch_processes.average_over_processes
+
+    @torch.no_grad()
+    def run_if(self, finite, step, grads, state):
+        if not torch_measure.is_on_host(finite):
+            torch_undo.run_or_undo(finite, step, grads, state)
+        elif finite:
+            step(grads)
+
+    def rounded(self, master, dtype):
+        """Without Keras's `clip`, which copies its limits to the device."""
+        dtype = getattr(torch, keras.backend.standardize_dtype(dtype))
+        if dtype == torch.float16:
+            master = master.clamp(-FLOAT16_MAX, FLOAT16_MAX)
+        return master.to(dtype)
+
+    def as_gradient(self, value):
+        """With a faster test, which nearly all gradients pass."""
+        if isinstance(value, torch.Tensor) and value.is_floating_point():
+            return value
+        return as_real(value, self.map_values)
+
+    def memory_of(self, value):
+        """With those of `grad.detach()`, `grad.data` and `grad.view(-1)`."""
+        if type(value) in _PLAIN and value.layout == torch.strided and value.numel():
+            return value.data_ptr(), value.numel()
+        return id(value)
+
+    def version_of(self, value):
+        is_counted = isinstance(value, torch.Tensor) and not value.is_inference()
+        return value._version if is_counted else None
+
+    def detached_copy(self, value):
+        copy = value.detach().clone()
+        # Of what has a history it is no leaf that a gradient could stop at unseen.
+        return copy.requires_grad_(value.requires_grad and value.is_leaf)
+
+    def check_not_followed(self, tensors):
+        known = [t for t in tensors if isinstance(t, torch.Tensor) and t.requires_grad]
+        if known and torch.is_grad_enabled():
+            raise ValueError(
+                "PyTorch cannot differentiate through a step, which writes tensors in "
+                "place. For the gradients of its result alone pass `[g.detach() for g "
+                "in grads]`, or call `stateless_apply` under `torch.no_grad()`. To "
+                "differentiate the step as well, write it as a function of your own. "
+                "Received: a gradient or a value of the optimizer's own of shape "
+                f"{tuple(known[0].shape)} with requires_grad=True"
+            )
+
+    def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
+        autodiff.refuse_tape(tape)
+        known = () if callable(variables) else [v.value for v in variables]
+        with torch.enable_grad(), _requiring_grad(known):
+            loss = torch.as_tensor(loss_fn())
+            if callable(variables):
+                variables = variables()
+            return loss, _gradients(loss, variables, grad_loss)
+
+    def differentiate(self, loss, variables, transform, grad_loss=None, tape=None):
+        autodiff.refuse_tape(tape)
+        with torch.enable_grad():
+            return _gradients(transform(loss), variables, grad_loss)
+
+    def random_state_kept(self):
+        """Dropout without a seed takes its numbers from PyTorch's own generators."""
+        return torch.random.fork_rng(range(torch.cuda.device_count()))
+
+    def has_values(self, value):
+        try:
+            value.data_ptr()
+        except RuntimeError:  # Inside of `torch.vmap`.
+            return False
+        return value.device.type != "meta"
+
+    @torch.no_grad()
+    def trained_variables(self, loss_fn):
+        return autodiff.trained_variables(loss_fn)
+
+    def with_positions(self, items):
+        return [(_pytree.SequenceKey(i), item) for i, item in enumerate(items)]
+
+    def devices(self):
+        names = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
+        return list(names) or ["cpu"]
+
+
+def _gradients(loss, variables, grad_loss):
+    values = [v.value for v in variables]
+    # Autograd refuses tensors that do not require a gradient.
+    followed = [v for v in values if v.requires_grad]
+    if not loss.requires_grad or not followed:
+        return [None] * len(variables)
+    weights = autodiff.weights_of(loss, grad_loss)
+    grads = iter(torch.autograd.grad(loss, followed, weights, allow_unused=True))
+    return [next(grads) if v.requires_grad else None for v in values]
+
+
+@contextlib.contextmanager
+def _requiring_grad(tensors):
+    """Lets autograd follow variables that are not trainable as well."""
+    frozen = [t for t in tensors if not t.requires_grad]
+    for tensor in frozen:
+        tensor.requires_grad_(True)
+    try:
+        yield
+    finally:
+        for tensor in frozen:
+            tensor.requires_grad_(False)

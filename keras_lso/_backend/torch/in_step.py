@@ -1,0 +1,132 @@
+"""Which masters the host knows to be in step with their variables, on an accelerator.
+
+They are in step if the variable is the rounded master. To compare them reads both,
+which takes longer than the rest of the step. But they are in step after a step that was
+applied, and a skipped step changes nothing: it is enough to know that nothing else has
+written them since. PyTorch counts the writes to a tensor, in its `_version`.
+
+Whether a step was applied is copied from the device without synchronising: until the
+answer has arrived, steps compare. Steps also compare
+
+- after a write that PyTorch has counted, until a step is known to have been applied,
+- if the tensors are no parameters: shards, and copies in a `StatelessScope`, which are
+  others in each step,
+- if a CUDA graph records them: it is replayed after other writes.
+
+PyTorch does not count writes to `tensor.data`, by a collective of `torch.distributed`,
+by a replayed CUDA graph, or through another library's view of the same memory. Code
+that writes a variable so between two steps has to call
+`torch.autograd.graph.increment_version`.
+"""
+
+import weakref
+
+import torch
+
+from keras_lso._backend.torch.measure import is_on_host
+
+
+def are_known(pairs):
+    """Whether all the pairs are known to be in step; called right before a step."""
+    if _is_recorded():
+        return False
+    # No generator: `_is_known` removes each note that no longer holds.
+    return all([_is_known(master, variable) for master, variable in pairs])
+
+
+def note(pairs, finite):
+    """Notes that a step has written the pairs if `finite`; called right after it."""
+    if _is_recorded():
+        return
+    answer = None
+    for master, variable in pairs:
+        old = _notes.get(id(master))
+        if old is not None and old.answer.arrived() is not False:
+            # The older answer arrives sooner, and is as good.
+            old.written = _written(master, variable)
+        elif _are_counted(master, variable):
+            answer = answer or _Answer(finite)
+            _notes[id(master)] = _Note(master, variable, answer)
+
+
+class _Note:
+    """A pair that only steps have written since the one that `answer` is of.
+
+    `written` is what `_written` returned after the last of them.
+    """
+
+    __slots__ = ("master", "variable", "answer", "written")
+
+    def __init__(self, master, variable, answer):
+        key = id(master)
+        self.master = weakref.ref(master, lambda _: _notes.pop(key, None))
+        self.variable = weakref.ref(variable)
+        self.answer = answer
+        self.written = _written(master, variable)
+
+
+# By the ids of the masters. Not in the optimizer: its copies have other masters.
+_notes: dict[int, _Note] = {}
+
+
+class _Answer:
+    """Whether a step was applied, which is copied from the device asynchronously."""
+
+    def __init__(self, finite):
+        self._event = None
+        if is_on_host(finite):
+            self._answer = bool(finite)
+        elif finite.device.type == "cuda" and torch.cuda.is_available():
+            self._copy = torch.empty((), dtype=finite.dtype, pin_memory=True)
+            self._copy.copy_(finite, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record(torch.cuda.current_stream(finite.device))
+        else:
+            # A tensor that has no value, on the `meta` device or a fake one.
+            self._answer = True
+
+    def arrived(self):
+        """Returns a bool, None as long as the device has not computed it."""
+        if self._event is not None:
+            if not self._event.query():
+                return None
+            self._answer, self._event = bool(self._copy), None
+        return self._answer
+
+
+def _is_known(master, variable):
+    found = _notes.get(id(master))
+    if found is None:
+        return False
+    if (
+        found.master() is not master
+        or found.variable() is not variable
+        or found.written != _written(master, variable)
+    ):
+        del _notes[id(master)]
+        return False
+    return found.answer.arrived() is True
+
+
+def _written(master, variable):
+    """Returns what changes when one of the two is written."""
+    # The address, since an assignment to `tensor.data` is not counted.
+    return (
+        master._version,
+        variable._version,
+        master.data_ptr(),
+        variable.data_ptr(),
+    )
+
+
+def _are_counted(master, variable):
+    """Whether PyTorch counts the writes to these very tensors, step after step."""
+    return all(
+        isinstance(t, torch.nn.Parameter) and not t.is_inference()
+        for t in (master, variable)
+    )
+
+
+def _is_recorded():
+    """Whether a CUDA graph records this step."""
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,364 @@
+"""What the fused steps of a chunk of tensors are made of: PyTorch's own fused kernels.
+
+Those kernels can unscale, but they write the unscaled gradients into the caller's. Here
+gradients are only read: the scale is a part of a coefficient of the kernel where there
+is one, and elsewhere the gradients are unscaled into memory of the step's own.
+"""
+
+import numpy as np
+import torch
+from torch._utils import _unflatten_dense_tensors
+
+from keras_lso._backend.torch.measure import SMALL
+
+# Where the kernels are.
+DEVICES = ("cpu", "cuda")
+
+# Subtracted from 1 in float64, a smaller rate would lose digits of a float32.
+SMALLEST_RATE = 2.0**-29
+# At this step Adam's bias correction is 1, for any beta below 1.
+_LAST_STEP = 2.0**100
+# Elements that a line of the cache holds, of float16, of which it holds most.
+_LINE = 32
+
+
+class Memory:
+    """A few buffers for all chunks: new memory costs more than the arithmetic on it.
+
+    A chunk lies in the middle of a buffer. Each thread takes a part of a tensor, and so
+    two threads write the same lines for a large tensor as for a small one. Where their
+    cores share no cache, a line that changes hands takes longer than one of the main
+    memory.
+
+    Args:
+        like: A float32 tensor.
+        size: The number of elements of the largest chunk.
+    """
+
+    def __init__(self, like, size):
+        self._like, self._size = like, size
+        self._flats = {}
+
+    def like(self, tensors, number=0):
+        """Returns views of a buffer like `tensors`, a chunk's, of one dtype."""
+        if number not in self._flats:
+            # It may be kept, and what is made in inference mode is not to be written
+            # outside of it.
+            with torch.inference_mode(False):
+                self._flats[number] = self._like.new_empty(self._size)
+        flat = self._flats[number]
+        if tensors[0].dtype != flat.dtype:
+            flat = flat.view(tensors[0].dtype)
+        start = (flat.numel() - sum(map(torch.Tensor.numel, tensors))) // 2
+        start -= start % _LINE
+        if len(tensors) == 1 and tensors[0].is_contiguous():
+            return [flat.as_strided(tensors[0].shape, tensors[0].stride(), start)]
+        return _unflatten_dense_tensors(flat[start:], tensors)
+
+
+class Kernel:
+    """The operations on a chunk of variables, in place.
+
+    Args:
+        weights: List of tensors, the chunk's variables.
+        are_wide: Bool. Whether the gradients are all in float32.
+        memory: `Memory` for intermediate results. None on an accelerator, whose
+            allocator reuses memory by itself.
+        found_inf: Float32 scalar tensor. If it is 1.0, neither variables nor slots are
+            written. None on the host.
+        owns_gradients: Bool. Whether they may be written. Defaults to `False`.
+    """
+
+    def __init__(self, weights, are_wide, memory, found_inf, owns_gradients=False):
+        self.weights, self.are_wide = weights, are_wide
+        self._owns_gradients = owns_gradients
+        self._memory, self._found_inf = memory, found_inf
+        self.is_on_host = memory is not None
+
+    def new(self, number=0):
+        """Returns tensors like the weights; on the host the same for each number."""
+        if self._memory is None:
+            return [torch.empty_like(w) for w in self.weights]
+        return self._memory.like(self.weights, number)
+
+    def widen(self, grads):
+        """Returns copies of the gradients in float32."""
+        wide = self.new()
+        torch._foreach_copy_(wide, grads)
+        return wide
+
+    def multiply(self, grads, factor):
+        """Returns the products with a number or a scalar tensor, in float32."""
+        # A scalar tensor does not widen the product.
+        tensors = grads if self.are_wide else self.widen(grads)
+        if isinstance(factor, float) and factor == 1.0:
+            return tensors
+        # For small tensors the calls cost more than new memory.
+        if not self.is_on_host or max(map(torch.Tensor.numel, tensors)) <= SMALL:
+            return list(torch._foreach_mul(tensors, factor))
+        return self.multiply_each(tensors, [factor] * len(tensors))
+
+    def multiply_in_kernel(self, grads, factor):
+        """Returns gradients in float32, and what the fused kernel is to divide them by.
+
+        The quotients are the products of `multiply`, which the kernel writes into the
+        gradients: only into the step's own, or copies. Nothing is left to divide by,
+        None, unless that takes one pass less.
+        """
+        writes = self._owns_gradients or not (self.is_on_host or self.are_wide)
+        if not writes or not torch.is_tensor(factor):
+            return self.multiply(grads, factor), None
+        return grads if self.are_wide else self.widen(grads), torch.reciprocal(factor)
+
+    def multiply_each(self, tensors, factors):
+        """Returns the product of each float32 tensor with its factor, if not None."""
+        out = self.new()
+        return [
+            t if factor is None else torch.mul(t, factor, out=out_i)
+            for t, factor, out_i in zip(tensors, factors, out, strict=True)
+        ]
+
+    def add(self, tensors, others, alpha):
+        """Returns `tensors + alpha * others`; `alpha` is a float."""
+        # PyTorch refuses a number that is 0 in float32 and not in float64.
+        alpha = float(np.float32(alpha))
+        if not self.is_on_host:
+            return list(torch._foreach_add(tensors, others, alpha=alpha))
+        return [
+            torch.add(t, other, alpha=alpha, out=out_i)
+            for t, other, out_i in zip(tensors, others, self.new(), strict=True)
+        ]
+
+    def descend(self, d, rate=1.0, scale=None):
+        """Does `w = w - rate * d`. For `scale` see `multiply_in_kernel`."""
+        _sgd(self.weights, d, [], self._found_inf, lr=rate, momentum=0.0, scale=scale)
+
+    def descend_with_momentum(self, d, m, momentum, rate=1.0, nesterov=False):
+        """Does `m = momentum * m + d`, `w = w - rate * m`.
+
+        With `nesterov`, `w = w - rate * (momentum * m + d)`.
+        """
+        _sgd(self.weights, d, m, self._found_inf, rate, momentum, nesterov)
+
+    def descend_with_rates(self, d, m, momentum, rates, nesterov=False):
+        """Does `m = momentum * m + rate * d`, `w = w - m`, with a rate for each tensor.
+
+        With `nesterov`, `w = w - (momentum * m + rate * d)`.
+        """
+        in_dampening = {}
+        if self.is_on_host and momentum and not nesterov:
+            # The product with a tensor of this size takes as long as a call.
+            large = (i for i, w in enumerate(self.weights) if w.numel() > 2**15)
+            values = rates.tolist()
+            in_dampening = {i: values[i] for i in large if values[i] >= SMALLEST_RATE}
+        factors = [
+            None if i in in_dampening else rate for i, rate in enumerate(rates.unbind())
+        ]
+        d = self.multiply_each(d, factors)
+        triples = list(zip(self.weights, d, m, strict=True))
+        for i, rate in in_dampening.items():
+            w_i, d_i, m_i = ([tensor] for tensor in triples[i])
+            _sgd(w_i, d_i, m_i, None, 1.0, momentum, dampening=1.0 - rate)
+        rest = [triple for i, triple in enumerate(triples) if i not in in_dampening]
+        if rest:
+            w, d, m = zip(*rest, strict=True)
+            _sgd(w, d, m, self._found_inf, 1.0, momentum, nesterov)
+
+    def ascend_with_momentum(self, d, m, momentum, rate, nesterov=False, scale=None):
+        """Does `m = momentum * m - rate * d`, `w = w + m`; `rate` is a float.
+
+        With `nesterov` and a rate of 1, `w = w + momentum * m - d`. For `scale` see
+        `multiply_in_kernel`.
+        """
+        _sgd(
+            self.weights,
+            d,
+            m,
+            self._found_inf,
+            lr=-1.0,
+            momentum=momentum,
+            nesterov=nesterov,
+            dampening=1.0 - rate,
+            maximize=True,
+            scale=scale,
+        )
+
+    def decay(self, decay):
+        """Does `w = w - decay * w`, if `decay` is not None."""
+        if decay is not None:
+            # The kernel reads an element before it writes it.
+            w = self.weights
+            _sgd(w, w, [], self._found_inf, lr=decay, momentum=0.0)
+
+    def descend_each(self, d, rates):
+        """Does `w = w - rate * d`, with a rate for each tensor; may write `d`."""
+        if self.is_on_host:
+            for w_i, d_i, rate in zip(self.weights, d, rates.tolist(), strict=True):
+                w_i.sub_(d_i, alpha=rate)
+        else:
+            for d_i, rate in zip(d, rates.unbind(), strict=True):
+                torch.mul(d_i, rate, out=d_i)
+            self.descend(d)
+
+    def adam(
+        self,
+        rule,
+        grads,
+        momenta,
+        velocities,
+        scale=None,
+        targets=None,
+        rate=None,
+        step=None,
+    ):
+        """Does the step of `rules.Adam`, whose `alpha` contains the bias correction.
+
+        Args:
+            rule: A rule with Adam's betas and epsilon.
+            grads: List of tensors.
+            momenta: List of tensors, which it moves.
+            velocities: List of tensors, which it moves.
+            scale: See `multiply_in_kernel`. Defaults to `None`.
+            targets: List of tensors to update. Defaults to the weights.
+            rate: Number or scalar tensor. Defaults to the rule's `alpha`.
+            step: Scalar tensor, the number of the update, by which the kernel corrects
+                the bias. Defaults to `None`: it does not.
+        """
+        targets = self.weights if targets is None else targets
+        if step is None:
+            step = targets[0].new_full((), _LAST_STEP)
+        torch._fused_adam_(
+            targets,
+            grads,
+            momenta,
+            velocities,
+            [],
+            [step] * len(grads),
+            lr=rule.alpha if rate is None else rate,
+            beta1=rule.beta_1,
+            beta2=rule.beta_2,
+            weight_decay=0.0,
+            eps=rule.epsilon,
+            amsgrad=False,
+            maximize=False,
+            grad_scale=scale,
+            found_inf=self._found_inf,
+        )
+
+    def directions_of_lamb(self, rule, grads, momenta, velocities, scale=None):
+        """Moves the moments of `layer_rules.LAMB`, and returns the directions.
+
+        Adam's kernel does both in one pass: it ascends, at a rate of 1, from the decay.
+        For `scale` see `multiply_in_kernel`.
+        """
+        d, decay = self.new(1), rule.weight_decay
+        if not decay:
+            torch._foreach_zero_(d)
+        elif self.is_on_host:
+            for w_i, d_i in zip(self.weights, d, strict=True):
+                torch.mul(w_i, decay, out=d_i)
+        else:
+            d = list(torch._foreach_mul(self.weights, decay))
+        self.adam(rule, grads, momenta, velocities, scale, d, -1.0, rule.step)
+        return d
+
+    def product(self, slots, factor):
+        """Returns `factor * slot`, to be changed in place and then assigned.
+
+        The slots themselves where the step is sure to be applied.
+        """
+        if self._found_inf is not None:
+            return torch._foreach_mul(slots, factor)
+        torch._foreach_mul_(slots, factor)
+        return slots
+
+    def sum(self, slots, values):
+        """Returns `slot + value`, like `product`."""
+        if self._found_inf is not None:
+            return torch._foreach_add(slots, values)
+        torch._foreach_add_(slots, values)
+        return slots
+
+    def averages(self, slots, values, beta):
+        """Returns the next moving averages, like `product`; see `moving_averages`."""
+        return _average(self.product(slots, beta), values, beta)
+
+    def assign(self, slots, values):
+        """Copies values, which are the step's own, into slots, unless `found_inf`."""
+        if self._found_inf is not None:
+            copy_unless(self._found_inf, slots, values)
+        elif values is not slots:
+            torch._foreach_copy_(slots, values)
+
+
+def moving_averages(slots, values, beta):
+    """Returns `beta * slot + (1 - beta) * value`, rounded as Keras does on PyTorch."""
+    return _average(torch._foreach_mul(slots, beta), values, beta)
+
+
+def _average(products, values, beta):
+    torch._foreach_add_(products, values, alpha=1 - beta)
+    return products
+
+
+def _sgd(
+    w,
+    d,
+    m,
+    found_inf,
+    lr,
+    momentum,
+    nesterov=False,
+    dampening=0.0,
+    maximize=False,
+    scale=None,
+):
+    """Does `m = momentum * m + (1 - dampening) * d`, `w = w - lr * m`.
+
+    With `maximize` it takes `-d` in place of `d`. With a `scale`, a scalar tensor, it
+    divides `d` by it, in place.
+    """
+    # The first step sets `m = d`, as a momentum of 0 does at every step.
+    is_first_step = bool(m) and not momentum
+    torch._fused_sgd_(
+        w,
+        d,
+        m,
+        lr=lr,
+        # To the kernel a momentum of 0 means that there is no slot.
+        momentum=1.0 if is_first_step else momentum,
+        nesterov=nesterov and not is_first_step,
+        weight_decay=0.0,
+        dampening=dampening,
+        maximize=maximize,
+        is_first_step=is_first_step,
+        grad_scale=scale,
+        found_inf=found_inf,
+    )
+
+
+def can_copy_unless(target):
+    """Whether `copy_unless` takes this tensor, a shard or plain, among others like it.
+
+    `torch.compile` has its own kernels.
+    """
+    return (
+        target.is_floating_point()
+        and target.is_contiguous()
+        and target.device.type in DEVICES
+        and not torch.compiler.is_compiling()
+    )
+
+
+def copy_unless(found_inf, targets, sources):
+    """Copies contiguous tensors of a dtype, but writes nothing if `found_inf` is 1.0.
+
+    The targets are the momenta of the fused SGD kernel, which sets them to the
+    gradients. The sources are these, and its variables as well: at a rate of 0 they
+    stay as they are.
+    """
+    _sgd(sources, sources, targets, found_inf, lr=0.0, momentum=0.0)
+    # The kernel does not increment the version, which autograd relies on, and the
+    # masters that another optimizer has of the same variables.
+    for target in targets:
+        torch.autograd.graph.increment_version(target)

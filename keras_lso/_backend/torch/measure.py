@@ -1,0 +1,285 @@
+"""Reading the gradients once, on PyTorch: `measure`, of plain and of sharded tensors.
+
+Of sharded tensors each process reads its shards. Norms, the largest magnitude and the
+flag are reduced over the processes before they are used, in one all-reduce a step.
+"""
+
+import math
+import operator
+
+import torch
+from torch._utils import _flatten_dense_tensors
+
+from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.torch.shards import Agreement, any_sharded, shards_of
+from keras_lso._backend.torch.sparse import any_sparse, elements_of
+
+# Elements. The cost of an operation on a smaller tensor is that of its call.
+SMALL = 2**14
+
+_dtype_of = operator.attrgetter("dtype")
+
+
+def is_on_host(tensor):
+    """Whether the host reads this tensor without synchronising."""
+    return tensor.device.type == "cpu"
+
+
+@torch.no_grad()
+def measure(
+    grads,
+    amax=False,
+    inv_scale=1.0,
+    rules=None,
+    targets=None,
+    are_alike=False,
+    norm=False,
+):
+    """See `Framework.measure`."""
+    plan = targets and targets.plan
+    if plan is None and any_sparse(grads):
+        grads = list(map(elements_of, grads))
+    packs = plan.packs if plan else Packs(shards_of(grads))
+    if plan.are_sharded if plan else any_sharded(grads):
+        return _measure_shards(grads, packs, amax, inv_scale, rules, targets, norm)
+    return _measure(grads, packs, amax, inv_scale, rules, norm)
+
+
+# --- Plain tensors ------------------------------------------------------------------
+
+
+def _measure(grads, packs, amax, inv_scale, rules=None, norm=False):
+    """Returns the `Measurement` of plain tensors.
+
+    The largest magnitude says whether all elements are finite. On the host the norms of
+    a rule prove it too, if they are finite themselves and unscaling does not enlarge
+    the gradients: 1e20 squared is inf. On an accelerator that branch would synchronise.
+
+    Only norms of the gradients are returned: the step computes others when it has the
+    tensors in the cache.
+    """
+    if norm:
+        return _by_the_norm(grads, packs, amax, inv_scale)
+    if rules and rules[0].uses_gradient_norms and is_on_host(grads[0]):
+        norms = norms_of(grads)
+        # What is below inf is no NaN either; to ask so takes a third of `isfinite`.
+        finite = (norms < torch.inf).all()
+        if finite and inv_scale <= 1:
+            unscaled = list((norms * inv_scale).unbind())
+            largest = _largest(grads, packs).float() if amax else None
+            return Measurement(finite, unscaled, amax=largest)
+    largest = _largest(grads, packs)
+    finite = largest * inv_scale < torch.inf
+    return Measurement(finite, amax=largest.float() if amax else None)
+
+
+def _by_the_norm(grads, packs, amax, inv_scale):
+    """Returns the `Measurement` where the norm of all gradients must be finite."""
+    norms = norms_of(packs.of(grads), packs.wide_dtype)
+    largest = _largest(grads, packs).float() if amax else None
+    return _of_norms(norms, inv_scale, largest)
+
+
+def _of_norms(norms, inv_scale, largest):
+    norm = norms[0] if len(norms) == 1 else torch.linalg.vector_norm(norms)
+    total = (norm * inv_scale).float()
+    return Measurement(total.square() < torch.inf, amax=largest, norm=total)
+
+
+class Packs:
+    """Which tensors are so small that one norm of all takes less than one of each.
+
+    Args:
+        tensors: List of plain tensors, of which nothing is kept but where they are.
+
+    Attributes:
+        wide_dtype: What `wide_dtype` returns of these tensors.
+    """
+
+    def __init__(self, tensors):
+        small = [i for i, t in enumerate(tensors) if t.numel() <= SMALL]
+        dtypes = {tensors[i].dtype for i in small}
+        # A subclass may be sharded, and then cannot be concatenated with others.
+        is_plain = set(map(type, tensors)) <= {torch.Tensor, torch.nn.Parameter}
+        self.wide_dtype = wide_dtype(tensors)
+        self._small = small if is_plain and len(dtypes) == 1 else []
+        self._are_all = len(self._small) == len(tensors)
+        self._rest = sorted(set(range(len(tensors))) - set(self._small))
+        self._are_flat = all(tensors[i].dim() == 1 for i in self._small)
+
+    def of(self, tensors):
+        """Returns the tensors, the small ones concatenated."""
+        if not self._small:
+            return tensors
+        small = tensors if self._are_all else [tensors[i] for i in self._small]
+        # Without a view of each, which takes longer than to copy it.
+        pack = torch.cat(small) if self._are_flat else _flatten_dense_tensors(small)
+        return [pack, *map(tensors.__getitem__, self._rest)]
+
+
+def _largest(values, packs):
+    """Returns the largest magnitude as a scalar tensor, or a NaN that is among them."""
+    on_host = is_on_host(values[0])
+    # An empty tensor has no maximum.
+    some = list(filter(torch.Tensor.numel, packs.of(values) if on_host else values))
+    if not some:
+        return values[0].new_zeros((), dtype=packs.wide_dtype)
+    if not on_host:
+        norms = torch._foreach_norm(some, math.inf, dtype=packs.wide_dtype)
+        return torch.stack(norms).max()
+    # In one pass. A sum in float32 would first copy narrower gradients.
+    lows, highs = zip(*map(torch.aminmax, some), strict=True)
+    low, high = lows[0], highs[0]
+    if len(some) > 1:
+        low, high = torch.stack(lows).min(), torch.stack(highs).max()
+    return torch.maximum(high, -low).to(packs.wide_dtype)
+
+
+_ROW = 1024
+
+
+def norms_of(values, dtype=None):
+    """Returns the L2 norms as one tensor, by default in their `wide_dtype`.
+
+    By rows on a CPU, where PyTorch adds squares one by one: of two million elements
+    four digits would be left.
+    """
+    dtype = dtype or wide_dtype(values)
+    if values[0].is_cpu and max(map(torch.Tensor.numel, values)) > 4 * _ROW:
+        values = [_row_norms(v, dtype) if v.numel() > 4 * _ROW else v for v in values]
+    return torch.stack(torch._foreach_norm(values, 2, dtype=dtype))
+
+
+def _row_norms(values, dtype):
+    flat = values.reshape(-1)
+    whole = flat.numel() // _ROW * _ROW
+    rows = torch.linalg.vector_norm(flat[:whole].view(-1, _ROW), dim=1, dtype=dtype)
+    if whole == flat.numel():
+        return rows
+    rest = torch.linalg.vector_norm(flat[whole:], dtype=dtype)
+    return torch.cat([rows, rest.view(1)])
+
+
+def wide_dtype(values):
+    """Returns a dtype for norms of these tensors, narrower than none of theirs."""
+    return torch.float64 if torch.float64 in map(_dtype_of, values) else torch.float32
+
+
+# --- Shards -------------------------------------------------------------------------
+
+
+def _measure_shards(grads, packs, amax, inv_scale, rules, targets, norm):
+    """Returns the `Measurement` of tensors some of which are sharded."""
+    agreement, shards = Agreement(grads), shards_of(grads)
+    if norm:
+        largest = _largest(shards, packs).float() if amax else None
+        return _by_the_norm_of_shards(grads, shards, largest, inv_scale, agreement)
+    mine = _measure(shards, packs, amax, inv_scale)
+    squares, owners = _squares(rules, shards, inv_scale, targets)
+    flag = torch.logical_not(mine.finite).to(squares.dtype).view(1)
+    largest = None
+    if amax:
+        largest = _without_nan(mine.amax).to(flag.dtype)
+        both = agreement.maximum(torch.stack([flag[0], largest]))
+        flag, largest = both[:1], both[1].float()
+        squares = agreement.sum(squares, owners) if owners else squares
+    else:
+        both = agreement.sum(torch.cat([flag, squares]), [None, *owners])
+        flag, squares = both[:1], both[1:]
+    norms = _norms_by_rule(rules, squares, owners) if owners else {}
+    return Measurement(flag[0] == 0, amax=largest, **norms)
+
+
+def _by_the_norm_of_shards(grads, shards, largest, inv_scale, agreement):
+    """Returns the `Measurement` where the norm of all gradients must be finite."""
+    norms = _norms_of_whole(grads, shards)
+    if largest is not None:
+        largest = agreement.maximum(_without_nan(largest).view(1))[0]
+    return _of_norms(norms, inv_scale, largest)
+
+
+def _without_nan(amax):
+    # A NaN says no more than an inf, and a maximum may lose it.
+    return amax.nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def _squares(rules, shards, inv_scale, targets):
+    """Returns the squared norms of what the rules measure of these shards.
+
+    As one tensor, with the list of the positions of the shards that its items are of.
+    """
+    found, owners = [shards[0].new_zeros(0, dtype=torch.float32)], []
+    tensors: list[torch.Tensor] = []
+    size = 0
+    states = targets.states if rules else ()
+    for i, rule in enumerate(rules or ()):
+        if not rule.takes_norms:
+            continue
+        unscaled = shards[i].float() * inv_scale
+        measured = rule.measured(unscaled, *shards_of(states[i]))
+        tensors += measured
+        owners += [i] * len(measured)
+        size += shards[i].numel()
+        # The cache should still hold what was just computed.
+        if size > _CHUNK:
+            found.append(norms_of(tensors))
+            tensors, size = [], 0
+    if tensors:
+        found.append(norms_of(tensors))
+    return torch.cat(found).square(), owners
+
+
+_CHUNK = 2**20
+
+
+def _norms_by_rule(rules, squares, owners):
+    """Returns the norms of the whole tensors, as fields of a `Measurement`."""
+    norms: list = [None] * len(rules)
+    for norm, i in zip(squares.sqrt().unbind(), owners, strict=True):
+        norms[i] = (*(norms[i] or ()), norm)
+    if all(rule.measures_gradient_only for rule in rules):
+        return {"gradient_norms": [norm for (norm,) in norms]}
+    return {"rule_norms": norms}
+
+
+def norms_of_rules(rules, grads, inv_scale, targets):
+    """Returns what rules measure of sharded tensors, as fields of a `Measurement`.
+
+    For a step whose `measure` was not asked for it: the step may change the masters.
+    `targets` are the shards that it writes.
+    """
+    squares, owners = _squares(rules, shards_of(grads), inv_scale, targets)
+    return _norms_by_rule(rules, Agreement(grads).sum(squares, owners), owners)
+
+
+@torch.no_grad()
+def l2_norms(tensors):
+    """See `Framework.l2_norms`."""
+    if any_sparse(tensors):
+        tensors = list(map(elements_of, tensors))
+    return list(_norms_of_whole(tensors, shards_of(tensors)).unbind())
+
+
+def _norms_of_whole(tensors, shards):
+    """Returns L2 norms as one tensor, of what this process has `shards` of.
+
+    `tensors` say how they are sharded.
+    """
+    norms = norms_of(shards)
+    if any_sharded(tensors):
+        owners = list(range(len(tensors)))
+        norms = Agreement(tensors).sum(norms.square(), owners).sqrt()
+    return norms
+
+
+@torch.no_grad()
+def clipped(grads, inv_scale, norm=None, value=None):
+    """See `Framework.clipped`; of shards, shards."""
+    unscaled = torch._foreach_mul([g.float() for g in shards_of(grads)], inv_scale)
+    if norm:
+        norms = _norms_of_whole(grads, unscaled)
+        torch._foreach_mul_(unscaled, list((norm / norms.clamp_min(norm)).unbind()))
+    else:
+        torch._foreach_clamp_min_(unscaled, -value)
+        torch._foreach_clamp_max_(unscaled, value)
+    return list(unscaled)

@@ -1,0 +1,146 @@
+"""The scalars of a step on PyTorch.
+
+A function of `keras.ops` first looks at what its arguments are, which takes three times
+as long as the operation on a scalar; on a GPU each operation is a kernel that the host
+has to launch. So there are few, which take tensors only.
+"""
+
+import functools
+import math
+
+import keras
+import numpy as np
+import torch
+from keras import ops
+
+from keras_lso._backend.scalars import Scalars
+from keras_lso._backend.torch.measure import is_on_host
+
+_FLOAT32_MAX = float(np.finfo("float32").max)
+
+
+@functools.cache
+def _named(dtype):
+    """Returns a dtype of PyTorch's, given it or its name."""
+    return getattr(torch, keras.backend.standardize_dtype(dtype))
+
+
+def scalar(value, dtype):
+    """See `Framework.scalar`; without a copy to the device, which PyTorch waits for."""
+    if isinstance(value, torch.Tensor):
+        return value.to(_named(dtype))
+    if isinstance(value, int | float):
+        return ops.zeros((), dtype=dtype).fill_(value)
+    return ops.convert_to_tensor(value, dtype=dtype)
+
+
+def known(tensor):
+    """See `Framework.known`."""
+    reads = is_on_host(tensor) and not torch.compiler.is_compiling()
+    return tensor.item() if reads else None
+
+
+def are_finite(tensors):
+    """See `Framework.are_finite`."""
+    if not tensors:
+        return None
+    if is_on_host(tensors[0]) and not torch.compiler.is_compiling():
+        known = all(map(math.isfinite, map(torch.Tensor.item, tensors)))
+        return None if known else torch.zeros((), dtype=torch.bool)
+    if len(tensors) == 1:
+        return tensors[0].isfinite()
+    return torch.stack([tensor.float() for tensor in tensors]).isfinite().all()
+
+
+class TorchScalars(Scalars):
+    """See `Scalars`; what is not here is `keras.ops`'."""
+
+    where = staticmethod(torch.where)
+    clip = staticmethod(torch.clamp)
+    maximum = staticmethod(torch.maximum)
+    reciprocal = staticmethod(torch.reciprocal)
+    sqrt = staticmethod(torch.sqrt)
+    zeros_like = staticmethod(torch.zeros_like)
+    ones_like = staticmethod(torch.ones_like)
+    logical_and = staticmethod(torch.logical_and)
+    logical_not = staticmethod(torch.logical_not)
+
+    def cast(self, tensor, dtype):
+        return tensor.to(_named(dtype))
+
+    def copy(self, tensor):
+        return tensor.clone()
+
+    def move_scale(
+        self, scale, good_steps, finite, drops, growth, backoff, period, bounds
+    ):
+        """See `Scalars.move_scale`; as a rule by the kernel of `GradScaler`."""
+        if drops is None and _only_counts(scale, good_steps, finite, period, bounds):
+            good_steps.add_(1)
+            return
+        overflows = torch.logical_not(finite)
+        numbers = isinstance(backoff, float) and isinstance(period, int)
+        # The kernel leaves a scale alone that would grow beyond float32.
+        if drops is None and numbers and bounds[1] * growth <= _FLOAT32_MAX:
+            # It grows the scale when the count equals the period, not beyond it.
+            good_steps.clamp_(max=period - 1)
+            # It multiplies in float64, where the product of two float32 is exact.
+            growth, backoff = float(np.float32(growth)), float(np.float32(backoff))
+            found_inf = overflows.float()
+            torch._amp_update_scale_(
+                scale, good_steps, found_inf, growth, backoff, period
+            )
+        else:
+            good_steps.add_(1)
+            grows = torch.logical_and(finite, good_steps >= period)
+            drops = overflows if drops is None else drops
+            dropped = torch.where(drops, scale * backoff, scale)
+            scale.copy_(torch.where(grows, scale * growth, dropped))
+            good_steps.mul_(torch.logical_and(finite, torch.logical_not(grows)))
+        scale.clamp_(*bounds)
+
+    def count_step(
+        self,
+        skipped,
+        applied,
+        streaks,
+        finite,
+        rates_finite,
+        scales,
+        update_scale,
+        assign,
+    ):
+        """See `Scalars.count_step`; in place, so that nothing is assigned."""
+        takes = (
+            finite if rates_finite is None else torch.logical_and(finite, rates_finite)
+        )
+        if applied is not None:
+            applied.add_(takes)
+        if is_on_host(takes) and takes:
+            if not any(streaks.tolist()):
+                return finite
+            all_finite = streaks[2] == 0
+            (streaks if update_scale else streaks[:2]).zero_()
+            return all_finite
+        missed, overflows = torch.logical_not(takes), torch.logical_not(finite)
+        skipped.add_(missed)
+        streaks.add_(torch.stack([missed, overflows, overflows]))
+        all_finite = streaks[2] == 0
+        scale, lowest = scales
+        is_left = torch.ones_like(missed)
+        if update_scale:
+            is_left = missed & finite
+        streaks.mul_(torch.stack([missed, overflows & (scale <= lowest), is_left]))
+        return all_finite
+
+
+def _only_counts(scale, good_steps, finite, period, bounds):
+    """Whether the host knows that the loss scale stays as it is in this step."""
+    return (
+        is_on_host(finite)
+        and not torch.compiler.is_compiling()
+        and bool(finite)
+        and isinstance(period, int)
+        and good_steps.item() + 1 < period
+        and bounds[0] <= scale.item() <= bounds[1]
+    )

@@ -1,0 +1,386 @@
+"""Steps in one pass on a GPU, by the kernels of `kernels.py`.
+
+PyTorch's own kernels pass over memory several times: one unscales, one decays, one
+steps, and three round masters. Ours in Triton do it all at once. Triton is imported
+when the first tensors on a GPU come to a step, and not with this file.
+
+`decide` finds out which of the chunks of a `StepPlan` our kernels take: those that have
+passed a trial (`trial.py`). Such a chunk is one launch, if its gradients are of one
+dtype. Where no kernel takes a chunk, `step` says so, and `../steps.py` goes on with
+PyTorch's.
+"""
+
+import functools
+import importlib
+import warnings
+from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any, NamedTuple
+
+import torch
+
+from keras_lso._backend import kernel_choice, layer_rules, rules
+from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.torch.scalars import TorchScalars
+from keras_lso._backend.torch.triton import trial as torch_triton_trial
+from keras_lso._backend.torch.triton.addresses import Group
+
+_SCALARS = TorchScalars()
+# Where Triton's kernels run.
+DEVICES = ("cuda",)
+
+
+@functools.cache
+def kernels():
+    """Returns what `import_kernels` does; None if these kernels are not to be used.
+
+    Raises:
+        ImportError: If `KERAS_LSO_KERNELS=triton` asks for them and Triton is missing.
+    """
+    if kernel_choice.KERNELS not in ("triton", "auto"):
+        return None
+    try:
+        return import_kernels()
+    except Exception as error:
+        if kernel_choice.KERNELS == "triton":
+            raise ImportError(
+                "KERAS_LSO_KERNELS='triton' needs Triton, which PyTorch's builds for "
+                "CUDA install on Linux: `pip install triton`, or leave the variable "
+                f"out. It was not imported: {error}"
+            ) from error
+        if getattr(error, "name", None) != "triton":
+            # It is there, and is too old or broken.
+            warnings.warn(
+                "Triton could not be imported, or is no Triton that keras_lso knows: "
+                "PyTorch's own kernels step in place of ours. "
+                f"{type(error).__name__}: {error}",
+                stacklevel=2,
+            )
+        return None
+
+
+def import_kernels():
+    """Returns the module of the kernels, which needs Triton."""
+    return importlib.import_module("keras_lso._backend.torch.triton.kernels")
+
+
+if kernel_choice.KERNELS == "triton":
+    # So that it is missed at once.
+    kernels()
+
+
+# --- The rules ----------------------------------------------------------------------
+
+
+class TritonStep(NamedTuple):
+    """How a rule's kernel is called.
+
+    Attributes:
+        kernel: String, its name in `kernels.py`.
+        coefficients: Callable of the rule that returns a dict of its arguments.
+        form: Callable of the rule that returns what decides which kernels are launched
+            and how they are compiled. It is compared at each step.
+        options: Tuple of names of what is compiled into it, true or false.
+        takes: Callable of the rule, whether the kernel implements it.
+        measure: Callable that returns a dict of arguments which depend on the tensors,
+            from `(rule, launch, tables, arguments, found)`. None if there are none.
+    """
+
+    kernel: str
+    coefficients: Callable
+    form: Callable
+    options: tuple[str, ...] = ()
+    takes: Callable = lambda rule: True
+    measure: Callable | None = None
+
+
+def _of_keras(rule):
+    """Returns the arguments of all formulas of Keras."""
+    return {"decay": rule.decay, "learning_rate": rule.learning_rate}
+
+
+def _of_adam(rule):
+    return {
+        "decay": rule.decay,
+        "alpha": rule.alpha,
+        # Subtracted in float64: in float32 it would be another number.
+        "rate_1": 1 - rule.beta_1,
+        "rate_2": 1 - rule.beta_2,
+        "epsilon": rule.epsilon,
+    }
+
+
+def _of_lars(rule):
+    return {"momentum": rule.momentum, "weight_decay": rule.weight_decay or None}
+
+
+def _form_of_lars(rule):
+    return (
+        rule.weight_decay == 0,
+        rule.nesterov,
+        rule.trust_ratio,
+        rule.classic_momentum,
+    )
+
+
+def _measure_lars(rule, launch, tables, arguments, found):
+    """Returns the learning rates of the tensors, of norms that the device computes."""
+    columns, group = launch.columns, launch.group
+    if rule.trust_ratio is None:
+        return {"rates": rule.learning_rate.repeat(group.count)}
+    if found.rule_norms is not None:
+        # Of the whole tensors, if these are shards.
+        pairs = zip(*(found.rule_norms[i] for i in columns), strict=True)
+        return {"rates": rule.rate(tuple(map(torch.stack, pairs)), _SCALARS)}
+    squares = arguments["found_inf"].new_empty(2 * group.blocks)
+    norms = squares.new_empty(2, group.count)
+    shared = {name: arguments[name] for name in ("found_inf", "inv_scale")}
+    # The paper's ratio is of the gradient without its penalty.
+    penalty = None if rule.is_paper else arguments["weight_decay"]
+    own = {"squares": squares, "weight_decay": penalty, **shared}
+    _launch(kernels().lars_squares, launch, tables, own)
+    kernels().lars_norms[(group.count,)](
+        tables[0],
+        group.count,
+        group.blocks,
+        squares,
+        norms,
+        SUMMED=kernels().SUMMED,
+        N=kernels().BLOCK,
+        num_warps=kernels().WARPS,
+        enable_fp_fusion=False,
+    )
+    return {"rates": rule.rate(tuple(norms.unbind()), _SCALARS)}
+
+
+TRITON_STEPS = {
+    rules.SGD: TritonStep("sgd", _of_keras, lambda rule: rule.decay is None),
+    rules.Momentum: TritonStep(
+        "momentum",
+        lambda rule: {**_of_keras(rule), "momentum": rule.momentum},
+        lambda rule: (rule.decay is None, rule.nesterov),
+        ("nesterov",),
+    ),
+    rules.Adam: TritonStep("adam", _of_adam, lambda rule: rule.decay is None),
+    layer_rules.LARS: TritonStep(
+        "lars",
+        _of_lars,
+        _form_of_lars,
+        ("nesterov",),
+        lambda rule: rule.classic_momentum,
+        _measure_lars,
+    ),
+}
+
+
+# --- Which chunks our kernels take --------------------------------------------------
+
+
+class Launch(NamedTuple):
+    """Tensors of a chunk that one launch steps: those with gradients of one dtype.
+
+    Attributes:
+        columns: List of ints, where they stand in the chunk.
+        group: `Group` of them.
+        dtypes: Dict of what a kernel is compiled for, the gradients' dtype and that of
+            the low-precision variables, or None.
+        single: List of ints, those of the columns that have one element.
+    """
+
+    columns: list[int]
+    group: Group
+    dtypes: dict[str, Any]
+    single: list[int]
+
+
+def decide(plan, rules, grads):
+    """Finds out which chunks of a plan our kernels take, and tries what is untried.
+
+    All of them before the first is stepped, since a trial may raise. What it finds is
+    kept with the plan, as long as gradients and rules are of the same kinds.
+
+    Args:
+        plan: `StepPlan`.
+        rules: List of the rules of all its tensors.
+        grads: List of their gradients, contiguous tensors.
+    """
+    device = grads[0].device
+    if device.type not in DEVICES or kernels() is None:
+        return
+    for chunk in plan.chunks:
+        rule = rules[chunk.positions[0]]
+        how = TRITON_STEPS.get(type(rule))
+        if how is None:
+            continue
+        facts = type(rule), how.form(rule), [grads[i].dtype for i in chunk.positions]
+        known, _ = plan.launches.get(chunk.positions[0], (None, None))
+        if known != facts:
+            own = [grads[i] for i in chunk.positions]
+            with _current(device):
+                passed = _passes(chunk, rule, own, device)
+            plan.launches[chunk.positions[0]] = (
+                # Not known while a CUDA graph is recorded: the next step asks again.
+                None if passed is None else facts,
+                _launches(chunk, own) if passed else None,
+            )
+
+
+def _passes(chunk, rule, grads, device):
+    """Whether our kernels take a chunk, and passed; None if that is not known yet."""
+    low = {variable.dtype for _, variable in chunk.pairs}
+    wide = {t.dtype for row in (chunk.variables, *chunk.slots) for t in row}
+    takes = TRITON_STEPS[type(rule)].takes(rule)
+    if not takes or wide != {torch.float32} or not low <= _LOW:
+        return False
+    sample = torch_triton_trial.sample_of(rule)
+    verdicts = [
+        torch_triton_trial.passes(
+            torch_triton_trial.Variant(sample, dtype, next(iter(low), None)),
+            device,
+            _step_by_itself,
+            kernels().BLOCK,
+        )
+        for dtype in dict.fromkeys(g.dtype for g in grads)
+    ]
+    return None if None in verdicts else all(verdicts)
+
+
+_LOW = {torch.float16, torch.bfloat16}
+
+
+def _launches(chunk, grads):
+    """Returns the launches of a chunk that our kernels take."""
+    low = [variable for _, variable in chunk.pairs]
+    rows = [chunk.variables, *chunk.slots, *([low] if low else [])]
+    copy = _in_triton(low[0].dtype) if low else None
+    launches = []
+    for dtype in dict.fromkeys(g.dtype for g in grads):
+        columns = [i for i, g in enumerate(grads) if g.dtype == dtype]
+        group = Group([[row[i] for i in columns] for row in rows], kernels().BLOCK)
+        dtypes = {"GRADIENT": _in_triton(dtype), "COPY": copy}
+        single = [i for i in columns if grads[i].numel() == 1]
+        launches.append(Launch(columns, group, dtypes, single))
+    return launches
+
+
+def _in_triton(dtype):
+    return getattr(kernels().tl, str(dtype).removeprefix("torch."))
+
+
+# --- The step -----------------------------------------------------------------------
+
+
+def step(plan, chunk, rule, grads, inv_scale, found, found_inf):
+    """Steps a chunk of a plan in one pass, its masters included, if a kernel can.
+
+    Args:
+        plan: `StepPlan`, for which `decide` was called in this step.
+        chunk: `Chunk` of it.
+        rule: The chunk's rule.
+        grads: List of its gradients, contiguous tensors.
+        inv_scale: Float or scalar tensor, by which they are multiplied.
+        found: `Measurement` of the gradients.
+        found_inf: Float32 scalar tensor. If it is 1.0 nothing is written. None if the
+            step is applied.
+
+    Returns:
+        Whether it did. If not, nothing was changed.
+    """
+    _, launches = plan.launches.get(chunk.positions[0], (None, None))
+    if launches is None:
+        return False
+    return _step(launches, rule, grads, inv_scale, found, found_inf)
+
+
+def _step_by_itself(chunk, rule, grads, inv_scale, found_inf):
+    """Steps tensors that no plan knows, as those of a trial."""
+    if kernels().ARE_INTERPRETED and grads[0].device.type != "cpu":
+        # There the addresses of a GPU's memory are none.
+        raise RuntimeError("TRITON_INTERPRET=1 runs the kernels on the host.")
+    launches = _launches(chunk, grads)
+    return _step(launches, rule, grads, inv_scale, Measurement(None), found_inf)
+
+
+def _step(launches, rule, grads, inv_scale, found, found_inf):
+    """Steps what the launches of a chunk are for; returns whether it did."""
+    how, device = TRITON_STEPS[type(rule)], grads[0].device
+    arguments = _arguments(rule, inv_scale, found_inf, device)
+    # Such a tensor holds the negative of what it is; of several elements it has gaps,
+    # and was copied.
+    if arguments is None or any(
+        grads[i].is_neg() for launch in launches for i in launch.single
+    ):
+        return False
+    with _current(device):
+        tables = [
+            launch.group.on_device([grads[i] for i in launch.columns])
+            for launch in launches
+        ]
+        if None in tables:
+            return False
+        kernel = getattr(kernels(), how.kernel)
+        for launch, table in zip(launches, tables, strict=True):
+            if not launch.group.blocks:
+                continue
+            own = {}
+            if how.measure is not None:
+                own = how.measure(rule, launch, table, arguments, found)
+            _launch(kernel, launch, table, arguments | own)
+            # As PyTorch's kernels do. Autograd relies on it, and `../in_step.py`.
+            torch.autograd.graph.increment_version(launch.group.written)
+    return True
+
+
+def _current(device):
+    """Returns a context in which this is the current device, where there is one."""
+    return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+
+
+def _arguments(rule, inv_scale, found_inf, device):
+    """Returns a kernel's arguments that are of no tensor in particular, a dict.
+
+    None if one is a tensor that the kernel cannot read.
+    """
+    how = TRITON_STEPS[type(rule)]
+    given = {
+        "found_inf": 0.0 if found_inf is None else found_inf,
+        "inv_scale": inv_scale,
+        **how.coefficients(rule),
+    }
+    for name, number in given.items():
+        if number is None:
+            continue
+        is_tensor = torch.is_tensor(number)
+        if is_tensor and (
+            name not in _POINTERS
+            or number.dtype != torch.float32
+            or number.device != device
+            or number.numel() != 1
+        ):
+            return None
+        if not is_tensor:
+            number = float(number)
+            if name in _POINTERS:
+                number = torch.full((), number, dtype=torch.float32, device=device)
+        given[name] = number
+    return given | {name.upper(): bool(getattr(rule, name)) for name in how.options}
+
+
+# What the kernels read from the device. All else are numbers on the host.
+_POINTERS = {"found_inf", "inv_scale", "learning_rate", "alpha", "decay"}
+
+
+def _launch(kernel, launch, tables, arguments):
+    table, gradients, owners = tables
+    kernel[(launch.group.blocks,)](
+        table,
+        gradients,
+        owners,
+        launch.group.count,
+        **arguments,
+        **launch.dtypes,
+        N=kernels().BLOCK,
+        num_warps=kernels().WARPS,
+        # Each operation rounds by itself, as in `rules.py`.
+        enable_fp_fusion=False,
+    )

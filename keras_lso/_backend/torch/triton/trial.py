@@ -1,0 +1,352 @@
+"""A trial of a Triton kernel, before it steps what is the user's: `passes`.
+
+Whether a kernel is right depends on the card, its driver and the Triton that is
+installed. So a kernel first steps tensors of ours: once in a process for each device,
+and for each of its variants, which Triton compiles apart. It passes if
+
+- what it makes of them is what the formula of `rules.py` makes of them on the host,
+- a step that is skipped leaves every bit alone, those of NaNs and of -0.0 too,
+- nothing beside the tensors is written, nor the gradients,
+- nothing raises.
+
+The tensors have one element, less than a block, one block, several with a rest, and
+several at an address from which no 16 bytes can be read at once; for LARS, a thousand
+more. Of the variables of masters some were assigned, and some are beyond the largest
+float16.
+
+The trial reads from the device, and so waits for it: before the first step of a
+variant, and never later. What no trial can show is speed, nor can it survive an illegal
+access to memory, which ends the process.
+"""
+
+import contextlib
+import dataclasses
+import os
+import warnings
+from typing import Any, NamedTuple
+
+import keras
+import torch
+
+from keras_lso._backend import kernel_choice
+from keras_lso._backend.framework import Framework
+from keras_lso._backend.layer_rules import TrustRatio
+from keras_lso._backend.rules import Rule, always
+from keras_lso._backend.torch.plan import Chunk
+
+_REFERENCE = Framework()
+# Of the largest magnitude in a tensor, or of 1.0 if that is more. A kernel computes in
+# the order of the formula, and is mostly right to the bit. But a card need not round a
+# root or a quotient as the host does, and sums the squares of LARS's norms in an order
+# of its own: a few roundings of 6e-8. An error in a formula is far more, since all
+# numbers of a trial are of the order of 1.
+TOLERANCE = 1e-6
+
+
+class Variant(NamedTuple):
+    """What Triton compiles apart.
+
+    Attributes:
+        rule: Rule of fixed numbers: see `sample_of`.
+        gradient: The dtype of the gradients.
+        low: The dtype of the low-precision variables of masters; None without masters.
+    """
+
+    rule: Rule
+    gradient: torch.dtype
+    low: torch.dtype | None
+
+    def __str__(self):
+        masters = f", masters of {self.low}" if self.low else ""
+        return f"{self.rule}, gradients in {self.gradient}{masters}"
+
+
+# float32 has them all, so that only the operations round, and none is so small that it
+# would not be missed.
+_NUMBERS = {
+    "learning_rate": 0.25,
+    "alpha": 0.25,
+    "decay": 0.0625,
+    "weight_decay": 0.0625,
+    "momentum": 0.875,
+    "beta_1": 0.875,
+    "beta_2": 0.75,
+    "epsilon": 0.125,
+}
+_ON_DEVICE = ("learning_rate", "alpha", "decay")
+_OPTIONS = ("nesterov", "classic_momentum")
+_INV_SCALE = 3 / 64
+
+
+def sample_of(rule):
+    """Returns a rule that is compiled as this one, with fixed numbers.
+
+    Two rules of one variant have the same, so that verdicts are kept by it.
+    """
+    given = {
+        field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)
+    }
+    numbers: dict[str, Any] = {
+        name: _NUMBERS[name]
+        for name, value in given.items()
+        if name in _NUMBERS and value is not None
+    }
+    numbers |= {name: bool(given[name]) for name in _OPTIONS if name in given}
+    if "weight_decay" in given and not given["weight_decay"]:
+        numbers["weight_decay"] = 0.0
+    if given.get("trust_ratio") is not None:
+        is_paper = bool(given["trust_ratio"].paper)
+        numbers["trust_ratio"] = TrustRatio(0.5, 0.125, paper=is_paper)
+    return dataclasses.replace(rule, **numbers)
+
+
+# --- The verdict --------------------------------------------------------------------
+
+# By process, device and variant: what is wrong, or None if nothing is.
+_verdicts: dict[tuple, str | None] = {}
+
+
+def passes(variant, device, step, block):
+    """Returns whether a kernel may step what is the user's.
+
+    None as long as that is not known: while a CUDA graph records what runs, no trial is
+    made, which would be recorded with it.
+
+    Args:
+        variant: `Variant`.
+        device: `torch.device` on which the kernel is to run.
+        step: Callable `(chunk, rule, grads, inv_scale, found_inf)` that steps a `Chunk`
+            by the kernel, and returns whether it did.
+        block: Int, how many elements are a block of the kernel.
+
+    Raises:
+        RuntimeError: If it failed, and `KERAS_LSO_KERNELS=triton` asks for it.
+    """
+    # A process that was forked of this one tries anew.
+    key = os.getpid(), device, variant
+    if key not in _verdicts:
+        if _is_recorded(device):
+            return None
+        _verdicts[key] = fault = _fault_of(variant, device, step, block)
+        if fault and kernel_choice.KERNELS != "triton":
+            warnings.warn(
+                f"A Triton kernel of keras_lso failed its trial on {device}, and will "
+                f"not be used: PyTorch's own kernels step in its place. Please report "
+                f"this. Kernel: {variant}. Fault: {fault}",
+                stacklevel=2,
+            )
+    fault = _verdicts[key]
+    if fault and kernel_choice.KERNELS == "triton":
+        raise RuntimeError(
+            f"A Triton kernel of keras_lso failed its trial on {device}, and "
+            "KERAS_LSO_KERNELS='triton' asks for it. No weight was changed. With "
+            "KERAS_LSO_KERNELS=framework PyTorch's own kernels step in its place. "
+            f"Please report this. Kernel: {variant}. Fault: {fault}"
+        )
+    return not fault
+
+
+def _is_recorded(device):
+    """Whether a CUDA graph records what runs."""
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _fault_of(variant, device, step, block):
+    """Returns what is wrong with a kernel, a string; None if nothing is."""
+    try:
+        with _undisturbed(device):
+            return _try(variant, device, step, block)
+    # Whatever it is, PyTorch's kernels do without.
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+
+
+@contextlib.contextmanager
+def _undisturbed(device):
+    """Lets nothing of the user's contexts, nor of the debug mode, into the trial."""
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+        torch.device("cpu"),
+        keras.device(str(device)),
+    ):
+        if device.type != "cuda":
+            yield
+            return
+        mode = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("default")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(mode)
+
+
+# --- The trial ----------------------------------------------------------------------
+#
+# What a kernel is given are views of rows, which are flat tensors. Between two of them
+# there are elements that nothing may write.
+
+
+def _try(variant, device, step, block):
+    """Returns what is wrong with a kernel, a string; None if nothing is."""
+    rule, places = variant.rule, _places(variant.rule, device, block)
+    before = _rows(variant, places)
+    odd = _with_odd_numbers(before, places)
+    applied = _stepped(variant, before, places, device, step, found_inf=0.0)
+    skipped = _stepped(variant, odd, places, device, step, found_inf=1.0)
+    if not (applied and skipped):
+        return "it does not take the tensors"
+    found = _read([*applied, *skipped])
+    applied, skipped = found[: len(before)], found[len(before) :]
+    expected = _expected(variant, before, places)
+    if variant.low:
+        # Of the kernel's own masters: a last bit may decide how they are rounded.
+        for place in places:
+            expected[-1][place] = _low(applied[1][place], variant.low)
+    names = "gradients", "weights", *rule.slots, "low-precision variables"
+    for i, name in enumerate(names[: len(before)]):
+        is_exact = i == 0 or (variant.low and i == len(before) - 1)
+        tolerance = 0.0 if is_exact else TOLERANCE
+        fault = _difference(applied[i], expected[i], places, tolerance)
+        if fault:
+            return f"after a step {fault} in the {name}"
+        if not torch.equal(_bits(skipped[i]), _bits(odd[i])):
+            return f"a step that is skipped changes the {name}"
+    return None
+
+
+def _places(rule, device, block):
+    """Returns where in a row the tensors are, a list of slices."""
+    sizes = [1, 5, block, 2 * block + 7, 3 * block]
+    if rule.takes_norms and device.type != "cpu":
+        # The sums of more blocks than are added at once. Where there is no GPU Triton's
+        # interpreter would take ten seconds for it.
+        sizes.insert(0, 1025 * block + 3)
+    places, start = [], 64
+    for size in sizes:
+        places.append(slice(start, start + size))
+        # A multiple of 64: as long as the last is not moved, so are all addresses.
+        start += (size // 64 + 2) * 64
+    askew = places.pop()
+    return [*places, slice(askew.start + 1, askew.stop + 1)]
+
+
+def _rows(variant, places):
+    """Returns rows on the host: gradients, weights, slots, low-precision variables."""
+    # Of its own, so that the user's random numbers stay as they are.
+    generator = torch.Generator("cpu").manual_seed(0)
+    size = (places[-1].stop // 64 + 2) * 64
+
+    def row():
+        return torch.randn(size, generator=generator, dtype=torch.float32)
+
+    gradients, weights = (16 * row()).to(variant.gradient), row()
+    slots = [row() for _ in variant.rule.slots]
+    # The second is an average of squares.
+    rows = [gradients, weights, *slots[:1], *(slot.square() for slot in slots[1:])]
+    if variant.low:
+        # A whole block beyond the largest float16: the others are to compare by 1.0.
+        weights[places[-3]] *= 7e4
+        low = _low(weights, variant.low)
+        for place in places:
+            low[place][2::5] = 7.0
+        rows.append(low)
+    return rows
+
+
+def _low(weights, dtype):
+    """Returns weights as low-precision variables hold them, by the host."""
+    with keras.device("cpu"):
+        return _REFERENCE.rounded(weights, keras.backend.standardize_dtype(dtype))
+
+
+# NaNs that arithmetic would not return.
+_NANS = {
+    torch.float32: (torch.int32, 0x7FA00001),
+    torch.float16: (torch.int16, 0x7D01),
+    torch.bfloat16: (torch.int16, 0x7FA1),
+}
+
+
+def _with_odd_numbers(rows, places):
+    """Returns rows with -0.0 and NaNs in each tensor, and gradients that overflow."""
+    rows = [row.clone() for row in rows]
+    for place in places:
+        rows[0][place] = torch.inf
+        for row in rows[1:]:
+            integers, nan = _NANS[row.dtype]
+            row[place.start] = -0.0
+            row.view(integers)[place.stop - 1] = nan
+    return rows
+
+
+def _chunk(variant, rows, places):
+    """Returns the `Chunk` of the tensors in some rows, and their gradients."""
+    grads, weights, *others = ([row[place] for place in places] for row in rows)
+    low = others.pop() if variant.low else []
+    pairs = list(zip(weights, low, strict=True)) if low else []
+    are_wide = variant.gradient == torch.float32
+    return Chunk(are_wide, list(range(len(places))), weights, others, pairs), grads
+
+
+def _stepped(variant, rows, places, device, step, found_inf):
+    """Returns what a kernel makes of copies of rows; nothing if it declines."""
+    rows = [row.to(device, copy=True) for row in rows]
+
+    def number(value):
+        return torch.tensor(value, dtype=torch.float32, device=device)
+
+    rule = variant.rule
+    on_device = {
+        name: number(value)
+        for name, value in vars(rule).items()
+        if name in _ON_DEVICE and value is not None
+    }
+    rule = dataclasses.replace(rule, **on_device)
+    chunk, grads = _chunk(variant, rows, places)
+    did = step(chunk, rule, grads, number(_INV_SCALE), number(found_inf))
+    return rows if did else []
+
+
+def _read(rows):
+    """Returns rows on the host, of one copy from the device."""
+    flat = torch.cat([_bits(row) for row in rows]).cpu()
+    sizes = [_bits(row).numel() for row in rows]
+    parts = zip(flat.split(sizes), rows, strict=True)
+    return [part.clone().view(row.dtype) for part, row in parts]
+
+
+def _bits(row):
+    return row.view(torch.uint8)
+
+
+def _expected(variant, rows, places):
+    """Returns what the formula makes of rows, on the host."""
+    rows = [row.clone() for row in rows]
+    chunk, grads = _chunk(variant, rows, places)
+    states = zip(chunk.variables, *chunk.slots, strict=True)
+    with keras.device("cpu"):
+        for i, (weight, *slots) in enumerate(states):
+            master = weight
+            if chunk.pairs:
+                master = _REFERENCE.resynchronised(*chunk.pairs[i])
+            unscaled = grads[i].float() * _INV_SCALE
+            norms = _REFERENCE.norms_of(variant.rule, unscaled, master, *slots)
+            new = variant.rule(always, unscaled, master, *slots, norms=norms)
+            for tensor, value in zip((weight, *slots), new, strict=True):
+                tensor.copy_(value)
+    return rows
+
+
+def _difference(row, expected, places, tolerance):
+    """Returns how far a row is from what is expected, a string; None if it is not."""
+    # Double: the difference of two float16 may be beyond float16.
+    errors, limits = (row.double() - expected.double()).abs(), torch.zeros(row.numel())
+    for place in places:
+        limits[place] = tolerance * float(expected[place].abs().max().clamp_min(1.0))
+    # Not `errors > limits`, which a NaN is not.
+    wrong = torch.logical_not(errors <= limits)
+    if not wrong.any():
+        return None
+    worst = float(errors.max())
+    return f"{int(wrong.sum())} elements are off by up to {worst:.3g}"

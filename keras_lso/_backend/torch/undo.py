@@ -1,0 +1,89 @@
+"""Any optimizer's own step on PyTorch, undone on the device if it is not to be taken.
+
+A branch on the host would wait for the device, and no CUDA graph can record it. The
+state is copied before the step, which moves 8 bytes for each of its float32 elements,
+and takes that much memory until the step is over. To write it back moves nothing if the
+step is to be taken.
+"""
+
+import torch
+
+from keras_lso._backend.torch import kernels as torch_kernels
+from keras_lso._backend.torch.measure import is_on_host
+from keras_lso._backend.torch.numbers import NumbersOnDevice
+from keras_lso._backend.torch.shards import shards_of
+
+
+def run_or_undo(finite, step, grads, state):
+    """See `Framework.run_if`."""
+    tensors, copies = _copied(state)
+    # Keras's own steps are full of numbers.
+    with NumbersOnDevice():
+        step(grads)
+    _undo_unless(finite, state, tensors, copies)
+
+
+@torch.no_grad()
+def _copied(state):
+    """Returns the tensors that variables hold, and copies of them."""
+    tensors = [v.value for v in state]
+    return tensors, [tensor.clone() for tensor in tensors]
+
+
+@torch.no_grad()
+def _undo_unless(finite, state, tensors, copies):
+    pairs = []
+    columns = state, tensors, copies, shards_of(tensors), shards_of(copies)
+    for v, tensor, copy, shard, shard_of_copy in zip(*columns, strict=True):
+        new = v.value
+        # In a `StatelessScope` a step leaves the tensor, and puts another in its place.
+        if new is tensor and torch_kernels.can_copy_unless(shard):
+            pairs.append((shard, shard_of_copy))
+        else:
+            v.assign(torch.where(finite, new, copy))
+    _copy_unless(finite, pairs)
+
+
+def _copy_unless(finite, pairs):
+    """Copies to the first of each pair the second, but writes nothing if `finite`."""
+    by_dtype: dict[torch.dtype, list] = {}
+    for pair in pairs:
+        by_dtype.setdefault(pair[0].dtype, []).append(pair)
+    for of_dtype in by_dtype.values():
+        targets, sources = map(list, zip(*of_dtype, strict=True))
+        torch_kernels.copy_unless(finite.float(), targets, sources)
+
+
+# --- A few small tensors: what layers keep -----------------------------------------
+
+
+@torch.no_grad()
+def copies_of(storage):
+    """See `Framework.copies_of`. One kernel for all tensors."""
+    tensors = shards_of([v if torch.is_tensor(v) else v.value for v in storage])
+    copies = [torch.empty_like(tensor) for tensor in tensors]
+    if copies:
+        torch._foreach_copy_(copies, tensors)
+    return copies
+
+
+@torch.no_grad()
+def restore(storage, values, flag):
+    """See `Framework.restore`. On an accelerator by kernels, since nobody knows yet."""
+    on_host = is_on_host(flag)
+    if on_host and not flag:
+        return
+    pairs = []
+    for v, value in zip(storage, values, strict=True):
+        if not torch.is_tensor(v):
+            v.assign(torch.where(flag, value, v.value))
+            continue
+        [target] = shards_of([v])
+        if on_host or torch_kernels.can_copy_unless(target):
+            pairs.append((target, value))
+        else:
+            target.copy_(torch.where(flag, value, target))
+    if on_host and pairs:
+        torch._foreach_copy_(*map(list, zip(*pairs, strict=True)))
+    elif pairs:
+        _copy_unless(torch.logical_not(flag), pairs)

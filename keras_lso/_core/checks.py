@@ -1,0 +1,275 @@
+"""What numbers, rates, lists and configs have to be, and the errors that say so.
+
+The core needs these; `_core/option_checks.py` has those of other arguments.
+"""
+
+import inspect
+import math
+import operator
+import re
+import sys
+import warnings
+
+import keras
+import numpy as np
+
+# The largest int32: most backends count steps in that dtype.
+LARGEST_STEP = 2**31 - 1
+SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**126
+
+
+def refusal(argument, value, requirement, error=ValueError):
+    """Returns the error for an argument that is not what it must be."""
+    # How a list is written says that it is one.
+    kind = "" if isinstance(value, list) else f" of type {type(value).__name__}"
+    return error(
+        f"Argument `{argument}` must {requirement}. "
+        f"Received: {argument}={value!r}{kind}"
+    )
+
+
+# Who calls this package in a training step that is not the user's.
+_NO_USER = ("keras_lso", "keras", "tensorflow", "jax", "torch", "contextlib")
+
+
+def warn(message):
+    """Warns at the line of the user's that led here, not at one of the libraries'."""
+    modules = [frame.frame.f_globals.get("__name__", "") for frame in inspect.stack(0)]
+    roots = [name.split(".")[0] for name in modules]
+    level = next((i for i, root in enumerate(roots) if root not in _NO_USER), 1)
+    warnings.warn(message, stacklevel=level + 1)
+
+
+def is_number(value):
+    """Whether `value` is a real number, bools excluded."""
+    return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(
+        value, (bool, np.bool_)
+    )
+
+
+def _in_float32(value):
+    with np.errstate(over="ignore", under="ignore"):
+        # Python's integers can be too large for a float.
+        try:
+            return np.float32(value)
+        except OverflowError:
+            return np.float32(np.inf)
+
+
+def fits_float32(value):
+    """Whether a number is finite in float32."""
+    return bool(np.isfinite(_in_float32(value)))
+
+
+def is_scale(value):
+    """Whether `value` is a number that can be a loss scale.
+
+    Its inverse, by which gradients are multiplied, has to be a normal float32 as well:
+    compilers take a subnormal one for 0.
+    """
+    return is_number(value) and SMALLEST_SCALE <= _in_float32(value) <= LARGEST_SCALE
+
+
+def check_scale(argument, value):
+    """Returns `value` as a float if it can be a loss scale."""
+    if not is_number(value):
+        requirement = "be a positive, finite number such as 2.0**15"
+        raise refusal(argument, value, requirement, TypeError)
+    if not is_scale(value):
+        requirement = (
+            "be positive and finite in float32, and so must be its inverse: between "
+            "2.0**-126 and 2.0**126, such as 2.0**15"
+        )
+        raise refusal(argument, value, requirement)
+    return float(value)
+
+
+def check_bounds(min_scale, max_scale, names=("min_scale", "max_scale"), **initial):
+    """Refuses bounds that cross, or that exclude the initial scale."""
+    if min_scale > max_scale:
+        low, high = names
+        raise ValueError(
+            f"`{low}` must not be above `{high}`. "
+            f"Received: {low}={min_scale}, {high}={max_scale}"
+        )
+    for name, value in initial.items():
+        if not min_scale <= value <= max_scale:
+            raise ValueError(
+                f"`{name}` must lie between `min_scale` and `max_scale`. Received: "
+                f"{name}={value}, min_scale={min_scale}, max_scale={max_scale}. "
+                "Choose another scale, or widen the bounds."
+            )
+
+
+def _as_integer(value):
+    """Returns an integer or a whole float as an int, and None for all else."""
+    if isinstance(value, (bool, np.bool_)):
+        return None
+    # tf.keras and TF1 call int().
+    if isinstance(value, (float, np.floating)):
+        return int(value) if value.is_integer() else None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
+def check_positive_int(argument, value):
+    """Returns `value` as an int of at least 1."""
+    count = _as_integer(value)
+    if count is None or count < 1:
+        raise refusal(argument, value, "be a positive integer")
+    return count
+
+
+def check_int(argument, value, at_least=-math.inf, at_most=math.inf):
+    """Returns `value` as an int within the two limits."""
+    number = _as_integer(value)
+    if number is None or not at_least <= number <= at_most:
+        limit = "" if at_least == -math.inf else f" of at least {at_least}"
+        if number is not None and number > at_most:
+            limit = f" of at most {at_most}"
+        raise refusal(argument, value, f"be an integer{limit}")
+    return number
+
+
+def check_factor(argument, value, above, below=math.inf):
+    """Returns `value` as a float strictly between `above` and `below`."""
+    # Python's integers can be too large for a float.
+    is_float = is_number(value) and abs(value) <= sys.float_info.max
+    if not is_float or not above < value < below:
+        span = f"above {above}" + (f" and below {below}" if below < math.inf else "")
+        raise refusal(argument, value, f"be a finite number {span}")
+    return float(value)
+
+
+def check_bool(argument, value):
+    """Returns `value` as a bool; a number is not one."""
+    if not isinstance(value, (bool, np.bool_)):
+        raise refusal(argument, value, "be True or False", TypeError)
+    return bool(value)
+
+
+def check_real(argument, value):
+    """Returns `value` as a float that is finite in float32."""
+    if not is_number(value):
+        raise refusal(argument, value, "be a number", TypeError)
+    if not abs(value) <= float(np.finfo("float32").max):
+        raise refusal(argument, value, "be finite in float32")
+    return float(value)
+
+
+def check_rate(argument, value):
+    """Returns `value` as a float of zero or more, as learning rates are."""
+    rate = check_real(argument, value)
+    if rate < 0:
+        raise refusal(argument, value, "be zero or more")
+    return rate
+
+
+def check_callable_rate(argument, value):
+    """Returns `value`, unless it is a callable that a step cannot call for its rate."""
+    if not callable(value) or isinstance(
+        value, keras.optimizers.schedules.LearningRateSchedule
+    ):
+        return value
+    # A config can name any function of Keras, and each step would call it. A lambda
+    # that Keras has read from a file says that it is of Keras.
+    is_of_keras = str(getattr(value, "__module__", "")).split(".")[0] == "keras"
+    is_of_keras = is_of_keras and getattr(value, "__name__", "") != "<lambda>"
+    if is_of_keras or not _takes_no_arguments(value):
+        requirement = (
+            "be a number, an instance of a "
+            "`keras.optimizers.schedules.LearningRateSchedule` or a function of "
+            f"your own, which is called without arguments. {schedule_hint(value)}"
+        )
+        raise refusal(argument, value, requirement, TypeError)
+    return value
+
+
+def _takes_no_arguments(function):
+    try:
+        inspect.signature(function).bind()
+    except TypeError:
+        return False
+    except ValueError:
+        # It does not say what it takes.
+        return True
+    return True
+
+
+def schedule_hint(value):
+    """Returns what to write in place of a callable that is no schedule, as a sentence.
+
+    It may be one of tf.keras's, which are not Keras 3's.
+    """
+    if isinstance(value, type):
+        return "Give an instance, not the class"
+    name = type(value).__name__
+    if hasattr(keras.optimizers.schedules, name):
+        return f"Write `keras.optimizers.schedules.{name}(...)`, the class of Keras 3"
+    return (
+        "Write a function of the step as the `__call__` of a subclass of "
+        "`LearningRateSchedule`, which can be saved"
+    )
+
+
+def check_share(argument, value):
+    """Returns `value` as a float between 0 and 1."""
+    if not is_number(value) or not 0 <= value <= 1:
+        raise refusal(argument, value, "be a number between 0 and 1")
+    return float(value)
+
+
+def entries(count):
+    """Returns the words for a number of entries."""
+    return f"{count} {'entry' if count == 1 else 'entries'}"
+
+
+def check_list(argument, values, at_least=0):
+    """Returns `values` as a list of at least so many items."""
+    if not isinstance(values, (list, tuple, np.ndarray)):
+        raise refusal(argument, values, "be a list", TypeError)
+    if len(values) < at_least:
+        raise refusal(argument, values, f"have at least {entries(at_least)}")
+    return list(values)
+
+
+def check_patterns(argument, value):
+    """Returns a list of regular expressions, or None for None."""
+    if value is None:
+        return None
+    if isinstance(value, str) or not isinstance(value, (list, tuple)):
+        requirement = (
+            "be a list of regular expressions, such as ['bias', 'gamma', 'beta']"
+        )
+        raise refusal(argument, value, requirement, TypeError)
+    for pattern in value:
+        if not isinstance(pattern, str):
+            raise refusal(argument, value, "hold strings", TypeError)
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            requirement = (
+                f"hold regular expressions. {pattern!r} is none: {error}. To match it "
+                f"letter by letter write {re.escape(pattern)!r}"
+            )
+            raise refusal(argument, value, requirement) from error
+    return list(value)
+
+
+def check_config(owner, config, required=()):
+    """Returns a copy of the config of an `owner`, or says why it is none."""
+    if not isinstance(config, dict) or not all(isinstance(k, str) for k in config):
+        raise TypeError(
+            f"The config of a {owner} must be a dict with strings as its keys, as "
+            f"`get_config` returns it. Received: config={config!r} of type "
+            f"{type(config).__name__}"
+        )
+    for key in required:
+        if key not in config:
+            raise ValueError(
+                f"The config of a {owner} must hold '{key}', as `get_config` writes "
+                f"it. Received the keys: {list(config)}"
+            )
+    return dict(config)

@@ -1,0 +1,443 @@
+"""The steps of an optimizer that are one pass over memory, and when they are taken.
+
+`Choice` decides, once, between one of them and the optimizer's own step.
+"""
+
+import functools
+import itertools
+
+from keras import ops
+
+from keras_lso._backend import backend, rules
+from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.targets import Targets
+from keras_lso._core.rates import rate_of
+from keras_lso._keras_internals.optimizers import (
+    accumulators_of,
+    index_of,
+    iteration_variable,
+    moving_averages_of,
+    updates_of,
+)
+from keras_lso._keras_internals.rules import (
+    columns_of,
+    form_of,
+    registration_of,
+    rule_of,
+)
+from keras_lso._keras_internals.variables import hold, read, storage_of
+
+
+class FusedStep:
+    """How an optimizer updates these variables in one pass, as far as it stays.
+
+    Args:
+        rule: Class of `rules.py`.
+        optimizer: The optimizer.
+        grads: List of tensors. No None.
+        written: `Targets` of the optimizer's variables.
+        targets: `Targets` of what a step changes of these: see `stored_in`.
+
+    Attributes:
+        clips: Bool. Whether the gradients are to be clipped by the norm of all.
+        targets: `Targets`, what the step writes.
+    """
+
+    def __init__(self, rule, optimizer, grads, written, targets):
+        registration = registration_of(rule, optimizer)
+        indices = [index_of(optimizer, v) for v in written.variables]
+        self._optimizer, self._make = optimizer, registration.make
+        self._after = registration.after
+        self._treatments = registration.treatments(optimizer, indices)
+        self._first_of_each = list(map(self._treatments.index, set(self._treatments)))
+        # Of these rules the names of the fields that are tensors, once they are known.
+        self._coefficients: list | None = None
+        self.clips = bool(optimizer.global_clipnorm)
+        plan = backend.plan_step(self._treatments, targets, grads)
+        self.targets = targets._replace(plan=plan)
+        self._written, self._storage = _flat(written), _flat(targets)
+
+    def holds(self):
+        """Whether the variables still hold the tensors that the step would change."""
+        return hold(self._written, self._storage, self.targets.plan)
+
+    # There is no part of the step that it leaves out.
+    holds_all = holds
+
+    def take(self, grads, inv_scale, amax, are_alike):
+        """Updates the variables, unless the gradients are not finite.
+
+        Args:
+            grads: List of tensors. No None.
+            inv_scale: Float32 scalar tensor, or 1.0, which unscales them.
+            amax: See `Framework.measure`.
+            are_alike: See `Framework.measure`.
+
+        Returns:
+            A tuple of the `Measurement` of the gradients, and of whether the
+            coefficients are finite: see `Framework.are_finite`. If they are not, the
+            variables are not updated either.
+        """
+        rules = self.rules()
+        rates_finite = self.rates_finite(rules)
+        found = backend.measure(
+            grads,
+            amax,
+            inv_scale,
+            # The step may re-initialise masters: no norms of theirs before it.
+            rules=None if self.targets.copies else rules,
+            targets=self.targets,
+            are_alike=are_alike,
+            norm=self.clips,
+        )
+        grads, inv_scale = self.clipped(grads, inv_scale, found.norm)
+        if rates_finite is None:
+            self.update(rules, grads, found, inv_scale)
+        else:
+            self.update(rules, grads, _restricted(found, rates_finite), inv_scale)
+        return found, rates_finite
+
+    def rules(self, learning_rate=None):
+        """Returns the rule of each variable, with the coefficients of this step.
+
+        Variables that are treated alike share one.
+
+        Args:
+            learning_rate: Scalar tensor. Defaults to `None`: that of `rate_of`.
+        """
+        if learning_rate is None:
+            learning_rate = rate_of(self._optimizer)
+        made = self._make(self._optimizer, backend.scalar(learning_rate, "float32"))
+        return list(map(made.__getitem__, self._treatments))
+
+    def rates_finite(self, rules):
+        """Whether all coefficients of rules are finite: see `Framework.are_finite`."""
+        if self._coefficients is None:
+            self._coefficients = [
+                (i, name)
+                for i in self._first_of_each
+                for name, value in vars(rules[i]).items()
+                if ops.is_tensor(value)
+            ]
+        return backend.are_finite(
+            [getattr(rules[i], name) for i, name in self._coefficients]
+        )
+
+    def clipped(self, grads, inv_scale, norm):
+        """Returns gradients, and what unscales them so that they are clipped.
+
+        Args:
+            grads: List of tensors. No None.
+            inv_scale: Float32 scalar tensor, or 1.0.
+            norm: Float32 scalar tensor, the norm of all unscaled gradients, where the
+                step `clips`.
+        """
+        of_each, value = self._optimizer.clipnorm, self._optimizer.clipvalue
+        if of_each or value:
+            return backend.clipped(grads, inv_scale, of_each, value), 1.0
+        if not self.clips:
+            return grads, inv_scale
+        limit = self._optimizer.global_clipnorm
+        factor = backend.scalars.clip(1.0 / norm, 0.0, 1.0 / limit)
+        return grads, inv_scale * (limit * factor)
+
+    def update(self, rules, grads, found=None, inv_scale=None):
+        """Updates the variables; see `Framework.fused_step`."""
+        backend.fused_step(rules, self.targets, grads, found, inv_scale)
+        if self._after:
+            self._after(self._optimizer, rules[0], found.finite)
+
+
+def _flat(targets):
+    """Returns all that a step writes, as one list."""
+    copies = [copy for copy in targets.copies or () if copy is not None]
+    return [*targets.variables, *itertools.chain(*targets.slots), *copies]
+
+
+class AccumulatedStep:
+    """A `FusedStep` with the mean gradient of a window of micro-batches, as in Keras.
+
+    Each micro-batch is unscaled and added to the sums of its window in one pass, unless
+    it overflows. The last of `gradient_accumulation_steps` then updates the variables
+    and clears the sums. Whether it is the last depends on how many were finite, which
+    an accelerator knows: there each one calls all kernels, which write nothing until
+    then.
+
+    Args:
+        step: `FusedStep`, whose gradients are the sums.
+        optimizer: The optimizer.
+        accumulators: List of the variables that hold the sums.
+        sums: List of what the step changes of these: `storage_of(accumulators)`.
+        grads: List of tensors. No None.
+
+    Attributes:
+        targets: `Targets`, what the step writes at the end of a window.
+    """
+
+    def __init__(self, step, optimizer, accumulators, sums, grads):
+        self._step, self._optimizer = step, optimizer
+        self.targets = step.targets
+        self._accumulators, self._applied = accumulators, iteration_variable(optimizer)
+        # To add is to descend, at a rate of -1.
+        self._adding = [rules.SGD(learning_rate=-1.0)] * len(sums)
+        targets = Targets(sums, [()] * len(sums), are_private=True)
+        self._sums = _planned(targets, grads)
+
+    def holds(self):
+        """Whether the variables still hold the tensors that the step would change.
+
+        The variables that only the update changes are checked only if this micro-batch
+        may be the last of its window.
+        """
+        return self._sums_hold() and (self._window_goes_on() or self._step.holds())
+
+    def holds_all(self):
+        """Whether this is true of the update at the end of the window as well."""
+        return self._sums_hold() and self._step.holds()
+
+    def _sums_hold(self):
+        return hold(self._accumulators, self._sums.variables, self._sums.plan)
+
+    def _window_goes_on(self):
+        """Whether the host knows that this micro-batch is not the last of a window."""
+        applied = backend.known(read(self._applied))
+        count = self._optimizer.gradient_accumulation_steps
+        return applied is not None and (applied + 1) % count != 0
+
+    def take(self, grads, inv_scale, amax, are_alike):
+        """Adds a micro-batch, and updates the variables if it is the last of a window.
+
+        For the arguments and what is returned see `FusedStep.take`. Coefficients that
+        are not finite matter to the last micro-batch of a window, which is left out.
+        """
+        count = self._optimizer.gradient_accumulation_steps
+        goes_on = self._window_goes_on()
+        rules = rates_finite = may_end = None
+        if not goes_on:
+            # Before anything changes: a schedule may raise an error.
+            rules = self._step.rules()
+            rates_finite = self._step.rates_finite(rules)
+            may_end = (read(self._applied) + 1) % count == 0
+        if rates_finite is not None:
+            rates_finite = backend.scalars.logical_or(
+                rates_finite, backend.scalars.logical_not(may_end)
+            )
+        found = backend.measure(
+            grads,
+            amax,
+            # So that neither the sum of so many nor its norm can overflow, whatever is
+            # lost to rounding.
+            inv_scale * (2 * count),
+            targets=self._sums,
+            are_alike=are_alike,
+            norm=self._step.clips,
+        )
+        added = _restricted(found, rates_finite)
+        backend.fused_step(self._adding, self._sums, grads, added, inv_scale)
+        if not goes_on:
+            is_last = backend.scalars.logical_and(added.finite, may_end)
+            update = functools.partial(self._update, rules, is_last, count)
+            backend.run_masked(is_last, update)
+        return found, rates_finite
+
+    def _update(self, rules, is_last, count):
+        step, sums, norm = self._step, self._sums.variables, None
+        factor = backend.scalar(1.0 / count, "float32")
+        if step.clips:
+            norm = backend.measure(
+                sums, inv_scale=factor, targets=step.targets, are_alike=True, norm=True
+            ).norm
+        means, factor = step.clipped(sums, factor, norm)
+        step.update(rules, means, Measurement(is_last), factor)
+        backend.clear(sums, is_last)
+
+
+class AveragedStep:
+    """A step after which the moving averages of the weights move, as with `use_ema`.
+
+    Keras averages after each of its steps, those that only accumulate among them. Every
+    `ema_overwrite_frequency` updates the averages then overwrite the weights.
+
+    Args:
+        step: `FusedStep` or `AccumulatedStep`, of all variables of the optimizer.
+        optimizer: The optimizer.
+        averages: List of the variables that hold the averages.
+        stored: List of what the step changes of these: `storage_of(averages)`.
+    """
+
+    def __init__(self, step, optimizer, averages, stored):
+        self._step, self._optimizer = step, optimizer
+        nothing = [()] * len(averages)
+        weights = Targets(step.targets.variables, nothing, step.targets.copies)
+        self._weights = _planned(weights, stored)
+        self._averages = _planned(Targets(stored, nothing), weights.variables)
+        self._variables = averages
+
+    def holds(self):
+        """Whether the variables still hold the tensors that the step would change."""
+        averages = self._averages
+        # Each step reads the weights, one that updates nothing as well.
+        return self._step.holds_all() and hold(
+            self._variables, averages.variables, averages.plan
+        )
+
+    def take(self, grads, inv_scale, amax, are_alike):
+        """Updates the variables and their averages, if the gradients are finite.
+
+        For the arguments and what is returned see `FusedStep.take`.
+        """
+        found, rates_finite = self._step.take(grads, inv_scale, amax, are_alike)
+        applied = _restricted(found, rates_finite).finite
+        if self._optimizer.gradient_accumulation_steps:
+            # A micro-batch that updates nothing has not looked at the masters.
+            backend.synchronise_masters(self._weights, applied)
+        updates = updates_of(self._optimizer)
+        momentum = backend.scalar(updates != 0, "float32")
+        rule = rules.Average(momentum * self._optimizer.ema_momentum)
+        self._let(self._averages, rule, self._weights, applied)
+        frequency = self._optimizer.ema_overwrite_frequency
+        if frequency:
+            is_due = (updates + 1) % frequency == 0
+            is_due = backend.scalars.logical_and(applied, is_due)
+            overwrite = functools.partial(
+                self._let, self._weights, rules.Overwrite(), self._averages, is_due
+            )
+            backend.run_masked(is_due, overwrite)
+        return found, rates_finite
+
+    def _let(self, targets, rule, sources, flag):
+        """Lets these variables follow others by a rule, if `flag`."""
+        values = sources.variables
+        backend.fused_step([rule] * len(values), targets, values, Measurement(flag))
+
+
+def _restricted(found, rates_finite):
+    """Returns a `Measurement` that is finite only if the coefficients are, too."""
+    if rates_finite is None:
+        return found
+    return found._replace(
+        finite=backend.scalars.logical_and(found.finite, rates_finite)
+    )
+
+
+def _planned(targets, values):
+    """Returns `Targets` with the plan of a step in which all are treated alike."""
+    kinds = [None] * len(targets.variables)
+    return targets._replace(plan=backend.plan_step(kinds, targets, values))
+
+
+# --- Which one is taken -------------------------------------------------------------
+
+
+class Choice:
+    """Which step an optimizer makes, and whether it would be chosen again.
+
+    Args:
+        optimizer: The optimizer.
+        grads: List of tensors. No None.
+        variables: List of the variables that they belong to.
+        low_precision_variables: See `FusedStep`.
+
+    Attributes:
+        fused: `FusedStep` or `AccumulatedStep`, None if the optimizer's own step is
+            better.
+    """
+
+    def __init__(self, optimizer, grads, variables, low_precision_variables=None):
+        self._optimizer, self._form = optimizer, form_of(optimizer)
+        accumulates = optimizer.gradient_accumulation_steps
+        self.fused = (_accumulated_step_of if accumulates else fused_step_of)(
+            rule_of(optimizer, variables),
+            optimizer,
+            grads,
+            variables,
+            low_precision_variables,
+        )
+        if self.fused and optimizer.use_ema:
+            self.fused = _averaged_step_of(self.fused, optimizer, variables)
+
+    def holds(self):
+        """Whether the choice would be the same, for the same gradients."""
+        is_same = form_of(self._optimizer) == self._form
+        return is_same and (self.fused is None or self.fused.holds())
+
+
+def fused_step_of(
+    rule,
+    optimizer,
+    grads,
+    variables,
+    low_precision_variables=None,
+    owns_gradients=False,
+):
+    """Returns the optimizer's `FusedStep`, None if its own step is better.
+
+    Args:
+        rule: Class of `rules.py`, or None.
+        optimizer: See `FusedStep`.
+        grads: See `FusedStep`.
+        variables: List of its trainable variables.
+        low_precision_variables: List, like `variables`, of the variable of each master,
+            and None for what is no master. Defaults to `None`: there are no masters.
+        owns_gradients: See `Targets`. Defaults to `False`.
+    """
+    if rule is None:
+        return None
+    written = Targets(
+        variables,
+        slots_of(rule, optimizer, variables),
+        low_precision_variables,
+        owns_gradients,
+    )
+    targets = stored_in(written)
+    if not backend.fused_step_takes(rule, targets.variables, grads, targets.slots):
+        return None
+    return FusedStep(rule, optimizer, grads, written, targets)
+
+
+def slots_of(rule, optimizer, variables):
+    """Returns a tuple of slots for each variable, in the order of `rule.slots`."""
+    columns = columns_of(rule, optimizer)
+    indices = [index_of(optimizer, v) for v in variables]
+    return [tuple([column[i] for column in columns]) for i in indices]
+
+
+def stored_in(written):
+    """Returns the `Targets` that a step changes, of those of variables."""
+    copies = written.copies
+    if copies is not None:
+        copies = [None if v is None else storage_of([v])[0] for v in copies]
+    return written._replace(
+        variables=storage_of(written.variables),
+        slots=storage_of(written.slots),
+        copies=copies,
+    )
+
+
+def _accumulated_step_of(rule, optimizer, grads, variables, low_precision_variables):
+    """Returns the optimizer's `AccumulatedStep`, None if its own step is better."""
+    if rule is None:
+        return None
+    accumulators = accumulators_of(optimizer, variables)
+    # A window that a variable has no gradient in clears its sum nevertheless.
+    if len(accumulators) < len(accumulators_of(optimizer)):
+        return None
+    sums = storage_of(accumulators)
+    if not backend.fused_step_takes(rules.SGD, sums, grads):
+        return None
+    step = fused_step_of(
+        rule, optimizer, sums, variables, low_precision_variables, owns_gradients=True
+    )
+    return step and AccumulatedStep(step, optimizer, accumulators, sums, grads)
+
+
+def _averaged_step_of(step, optimizer, variables):
+    """Returns the optimizer's `AveragedStep`, None if its own step is better."""
+    averages = moving_averages_of(optimizer, variables)
+    # Keras averages what has no gradient as well.
+    if len(averages) < len(moving_averages_of(optimizer)):
+        return None
+    stored = storage_of(averages)
+    if not backend.fused_step_takes(rules.Average, stored, step.targets.variables):
+        return None
+    return AveragedStep(step, optimizer, averages, stored)

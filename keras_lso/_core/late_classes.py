@@ -1,0 +1,44 @@
+"""Classes for older APIs that configs name: imported when such a config is read.
+
+Keras finds a class by its registered name alone. Until a module of `compat` is
+imported, a stand-in is registered in place of each of its classes. Importing the module
+registers the class itself under that name.
+"""
+
+import importlib
+
+import keras
+
+# The module of each class, by the name that the class is registered under.
+MODULES = {
+    "compat.open_seq2seq.MixedPrecisionOptimizerWrapper": (
+        "compat.open_seq2seq.mp_wrapper"
+    ),
+    "compat.open_seq2seq.RMSProp": "compat.open_seq2seq._optimizer_names",
+    "compat.v1.MixedPrecisionLossScaleOptimizer": (
+        "compat.v1.mixed_precision.loss_scale_optimizer"
+    ),
+    "mixed_precision.experimental.LossScaleOptimizer": "mixed_precision.experimental",
+}
+
+
+def _stand_in(registered_name, module):
+    """Returns a class whose `from_config` is that of the class it is registered for."""
+
+    class StandIn:
+        @classmethod
+        def from_config(cls, config):
+            importlib.import_module(f"keras_lso.{module}")
+            # Not by `get_registered_object`: while Keras reads a config, that finds
+            # what was registered before.
+            found = keras.saving.get_custom_objects()[registered_name]
+            return found.from_config(config)
+
+    return StandIn
+
+
+for _name, _module in MODULES.items():
+    _registered_name = f"keras_lso>{_name}"
+    keras.saving.get_custom_objects()[_registered_name] = _stand_in(
+        _registered_name, _module
+    )

@@ -1,0 +1,123 @@
+"""The methods that `LossScaleOptimizer`, LARS, LAMB and NovoGrad have besides Keras's.
+
+A class names those it has, `minimize = methods.minimize`. Those of tf.keras 2 alone are
+in `compat/tf_keras/methods.py`, which is imported when one of them is looked up.
+"""
+
+import importlib
+
+from keras_lso._backend import backend
+from keras_lso._core.gradients import check_some_gradient, split_pairs
+from keras_lso._core.option_checks import check_operation_name, check_variables
+from keras_lso._keras_internals.distribution import reduced_gradients
+from keras_lso._keras_internals.optimizers import chain_of, iteration_variable
+
+
+class OfTFKeras:
+    """A method or property of tf.keras 2, under the name that it is assigned to."""
+
+    def __set_name__(self, owner, name):
+        self._name = name
+
+    def __get__(self, optimizer, owner):
+        module = importlib.import_module("keras_lso.compat.tf_keras.methods")
+        return getattr(module, self._name).__get__(optimizer, owner)
+
+
+def minimize(self, loss, var_list, grad_loss=None, name=None, tape=None):
+    """Computes the gradients of a loss and applies them.
+
+    Args:
+        loss: Callable without arguments that returns the loss. Or a tensor: on
+            TensorFlow together with `tape`, on PyTorch without. JAX cannot
+            differentiate a tensor.
+        var_list: List or tuple of the variables to update, or callable that
+            returns it. Use a callable if the first call of `loss` creates
+            variables. (JAX then repeats that call.)
+        grad_loss: Tensor of the loss's shape, by which its elements are
+            weighted. Defaults to `None`: by 1.
+        name: String. Defaults to `None`. Keras 3 does not name operations.
+        tape: The `tf.GradientTape` under which a tensor `loss` was computed, or
+            a part of what a callable returns. Defaults to `None`.
+
+    Returns:
+        The variable that counts the applied steps.
+
+    Raises:
+        ValueError: If `var_list` does not hold variables only, if no variable
+            has a gradient, or if a tensor cannot be differentiated.
+        RuntimeError: If called in a cross-replica context.
+
+    Example:
+
+    >>> import keras, keras_lso
+    >>> optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.5))
+    >>> w = keras.Variable([3.0, 4.0])
+    >>> _ = optimizer.minimize(lambda: keras.ops.sum(w * w) / 2, [w])
+    >>> print(w.numpy())
+    [1.5 2. ]
+    """
+    backend.check_replica_context("minimize")
+    grads, variables = scaled_gradients(self, loss, var_list, grad_loss, tape)
+    return self._apply_scaled(zip(grads, variables, strict=True), name)
+
+
+def apply_gradients(
+    self,
+    grads_and_vars,
+    name=None,
+    experimental_aggregate_gradients=True,
+    skip_gradients_aggregation=False,
+):
+    """Applies gradients to variables.
+
+    Args:
+        grads_and_vars: List of `(gradient, variable)` pairs.
+        name: String. Defaults to `None`. Keras 3 does not name operations.
+        experimental_aggregate_gradients: See
+            `keras_lso.LossScaleOptimizer.apply_gradients`. Defaults to `True`.
+        skip_gradients_aggregation: See there. Defaults to `False`.
+
+    Returns:
+        The variable that counts the applied steps.
+
+    Raises:
+        TypeError: If `grads_and_vars` is malformed.
+        ValueError: If no variable has a gradient.
+        RuntimeError: If called in a cross-replica context.
+    """
+    are_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
+    return apply_pairs(self, grads_and_vars, name, are_reduced)
+
+
+@backend.as_written
+def apply_pairs(optimizer, grads_and_vars, name, are_reduced, **kwargs):
+    """Does what `apply_gradients` does; `kwargs` are more arguments of `apply`."""
+    check_operation_name(name)
+    backend.check_replica_context("apply_gradients")
+    grads, variables = split_pairs(grads_and_vars)
+    check_some_gradient(optimizer, grads, variables)
+    with reduced_gradients(optimizer, are_reduced):
+        optimizer.apply(grads, variables, **kwargs)
+    return iteration_variable(chain_of(optimizer)[-1])
+
+
+def scaled_gradients(optimizer, loss, var_list, grad_loss=None, tape=None):
+    """Returns the gradients of the scaled loss, and their variables."""
+
+    def variables():
+        given = var_list() if callable(var_list) else var_list
+        return check_variables("var_list", given)
+
+    scaled = optimizer._scaled
+    if not callable(loss):
+        trained = variables()
+        grads = backend.differentiate(loss, trained, scaled, grad_loss, tape)
+        return grads, trained
+    # Before `build`, the first call of `loss` may create the variables.
+    is_late = callable(var_list) and not optimizer.built
+    trained = variables if is_late else variables()
+    _, grads = backend.compute_gradients(
+        lambda: scaled(loss()), trained, grad_loss, tape
+    )
+    return grads, trained() if callable(trained) else trained

@@ -1,0 +1,69 @@
+"""What arguments of optimizers, schedules and methods have to be.
+
+Those of `LossScaleOptimizer` and the loss scales are checked by `_core/checks.py`.
+"""
+
+import keras
+
+from keras_lso._backend import backend
+from keras_lso._core.checks import check_callable_rate, check_rate, refusal
+
+
+def check_learning_rate(argument, value):
+    """Returns what Keras takes for a learning rate; a number as a float."""
+    if isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
+        return value
+    if not callable(value):
+        return check_rate(argument, value)
+    return check_callable_rate(argument, value)
+
+
+def check_choice(argument, value, choices):
+    """Returns `value`, which has to be one of the strings in `choices`."""
+    if value not in choices:
+        known = ", ".join(map(repr, choices))
+        raise refusal(argument, value, f"be one of {known}")
+    return value
+
+
+def check_names(owner, argument, params, known):
+    """Refuses a dict of parameters that holds a name which `owner` does not know."""
+    for name in params:
+        if name not in known:
+            raise ValueError(
+                f"{owner} has no parameter {name!r}. It takes "
+                f"{', '.join(map(repr, known))}. Received: {argument}={params!r}"
+            )
+
+
+def check_operation_name(name):
+    """Refuses a name that is no string, for a method of tf.keras that takes one."""
+    if name is not None and not isinstance(name, str):
+        requirement = (
+            "be a string or None. To say whether the gradients are scaled, write "
+            "`scaled=True` or `scaled=False`"
+        )
+        raise refusal("name", name, requirement, TypeError)
+
+
+def check_variable_option(argument, value, choices):
+    """Returns one of the strings in `choices`, which TensorFlow has as an enum."""
+    if value is None:
+        return "none"
+    return check_choice(argument, str(getattr(value, "name", value)).lower(), choices)
+
+
+def check_variables(argument, variables):
+    """Returns `variables` as a flat list of variables."""
+    variables = keras.tree.flatten(variables)
+    for variable in variables:
+        if not backend.is_variable(variable):
+            raise ValueError(
+                f"Argument `{argument}` takes variables only, such as "
+                "`model.trainable_variables` holds. Received: "
+                f"{variable!r} of type {type(variable).__name__}"
+            )
+    if len({id(v) for v in variables}) < len(variables):
+        names = [v.name for v in variables]
+        raise ValueError(f"Argument `{argument}` holds a variable twice: {names}")
+    return variables

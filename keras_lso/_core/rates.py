@@ -1,0 +1,163 @@
+"""Learning rates and other coefficients of a step, which have to be finite.
+
+A step that multiplied by one that is not would make every weight inf or NaN, whatever
+the gradients are. It is skipped; the loss scale, which cannot help, stays as it is.
+"""
+
+import math
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_lso._backend import backend
+from keras_lso._core.checks import check_callable_rate
+from keras_lso._keras_internals.optimizers import (
+    have_rates,
+    iteration_variable,
+    learning_rate_of,
+    optimizers_in,
+    source_of_rate,
+)
+from keras_lso._keras_internals.variables import read
+
+
+def check_rates(optimizer):
+    """Refuses a learning rate in an optimizer that no step could compute."""
+    for stepper in have_rates(optimizers_in(optimizer)):
+        check_callable_rate("learning_rate", learning_rate_of(stepper))
+
+
+def rate_of(optimizer):
+    """Returns the learning rate of this step, a scalar tensor computed on the device.
+
+    It may be a variable, a schedule, or a callable that returns a number.
+    """
+    if isinstance(learning_rate_of(optimizer), keras.Variable):
+        return ops.convert_to_tensor(optimizer.learning_rate)
+
+    def rate():
+        return ops.convert_to_tensor(optimizer.learning_rate)
+
+    steps = ops.convert_to_tensor(iteration_variable(optimizer))
+    return backend.without_host(rate, near=steps)
+
+
+def rates_of(optimizers):
+    """Returns the learning rates that the next step may multiply by, a list of tensors.
+
+    Args:
+        optimizers: List of optimizers that step at a rate of their own.
+    """
+    found = []
+    for optimizer in optimizers:
+        window = optimizer.gradient_accumulation_steps
+        if not window:
+            found.append(rate_of(optimizer))
+            continue
+        may_end = (read(iteration_variable(optimizer)) + 1) % window == 0
+        if backend.known(may_end) is not False:
+            rate = backend.scalar(rate_of(optimizer), "float32")
+            zero = backend.scalars.zeros_like(rate)
+            found.append(backend.scalars.where(may_end, rate, zero))
+    return found
+
+
+# Numbers that are None at first, unless they are given.
+_GIVEN = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue")
+
+
+class Hyperparameters:
+    """The numbers that optimizers multiply or divide by, and that users may change.
+
+    That is each public number of an optimizer. One of a user's own class may be
+    infinite from the start, so as to limit nothing.
+
+    Args:
+        optimizers: List of the optimizers.
+    """
+
+    def __init__(self, optimizers):
+        self._names = [(o, _numbers_of(o)) for o in optimizers]
+
+    def stray(self):
+        """Returns name and value of a number with which no step can be taken.
+
+        That is one that is not finite, of those that the host knows (learning rates are
+        tensors), or a `loss_scale_factor`. None if there is none.
+        """
+        for optimizer, names in self._names:
+            state = vars(optimizer)
+            factor = optimizer.loss_scale_factor
+            if factor is not None:
+                return "loss_scale_factor", factor
+            for name in names:
+                value = state.get(name)
+                # An infinite `clipvalue` clips nothing.
+                if isinstance(value, _FLOATS) and not (
+                    math.isfinite(value) or (name == "clipvalue" and value > 0)
+                ):
+                    return name, value
+        return None
+
+
+_FLOATS = (float, np.floating)
+
+
+def _numbers_of(optimizer):
+    """Returns the names of the numbers that have to stay finite, a list."""
+    is_known = type(optimizer).__module__.partition(".")[0] in ("keras", "keras_lso")
+    found = [
+        name
+        for name, value in vars(optimizer).items()
+        if isinstance(value, (int, *_FLOATS))
+        and not name.startswith("_")
+        and (is_known or not math.isinf(value))
+    ]
+    return list(dict.fromkeys([*_GIVEN, *found]))
+
+
+# --- What is said of them ------------------------------------------------------------
+
+
+def check_no_own_scale(name, value):
+    """Refuses a `loss_scale_factor` that was set since the optimizer was wrapped."""
+    if name == "loss_scale_factor":
+        raise ValueError(
+            f"The inner optimizer has loss_scale_factor={value}, by which it would "
+            "divide gradients that LossScaleOptimizer has unscaled already. Set it to "
+            "None. For a fixed loss scale write `LossScaleOptimizer(inner_optimizer, "
+            f"dynamic=False, initial_scale={value})`."
+        )
+
+
+def why_skipped(optimizer, hyperparameters=None):
+    """Says which coefficient of an optimizer is not finite; None if all are now.
+
+    It reads the learning rates from the device.
+
+    Args:
+        optimizer: The optimizer.
+        hyperparameters: `Hyperparameters` of all that are in it. Defaults to those that
+            it has now.
+    """
+    optimizers = optimizers_in(optimizer)
+    found = (hyperparameters or Hyperparameters(optimizers)).stray()
+    if found is not None:
+        name, value = found
+        return f"`{name}` of the inner optimizer is {value}. {_ADVICE}"
+    for stepper in have_rates(optimizers):
+        rate = float(ops.convert_to_numpy(rate_of(stepper)))
+        if not math.isfinite(rate):
+            step = int(ops.convert_to_numpy(iteration_variable(stepper)))
+            source = source_of_rate(stepper)
+            computed = f", as `{source}` computes it" if source else ""
+            return f"The learning rate is {rate} at step {step}{computed}. {_ADVICE}"
+    return None
+
+
+_ADVICE = (
+    "A step with such a number is skipped, whatever the gradients are, and the loss "
+    "scale stays as it is. Set a finite number, such as `optimizer.learning_rate = "
+    "1e-3`, or correct the schedule."
+)

@@ -1,0 +1,52 @@
+"""The private functions of PyTorch and TensorFlow that the package leans on.
+
+Of JAX it uses none. A test compares the list with the package's source.
+"""
+
+from keras_lso._keras_internals.private_names.probes import Probe
+
+# Each applies one operation to a list of tensors.
+_FOREACH = [
+    "abs",
+    "add",
+    "add_",
+    "clamp_max_",
+    "clamp_min_",
+    "copy_",
+    "div",
+    "div_",
+    "maximum_",
+    "mul",
+    "mul_",
+    "norm",
+    "sign_",
+    "sqrt_",
+    "zero_",
+]
+
+
+def _torch(owner, name):
+    return Probe(owner, name, backend="torch")
+
+
+PROBES = (
+    *(_torch("torch", f"_foreach_{name}") for name in _FOREACH),
+    _torch("torch", "_fused_adam_"),
+    _torch("torch", "_fused_sgd_"),
+    _torch("torch", "_amp_update_scale_"),
+    _torch("torch._utils", "_flatten_dense_tensors"),
+    _torch(
+        "torch._utils",
+        "_unflatten_dense_tensors",
+    ),
+    _torch("torch.utils", "_pytree"),
+    _torch(
+        "torch.Tensor",
+        "_version",
+    ),
+    Probe(
+        "tensorflow.python.ops.control_flow_util",
+        "GraphOrParentsInXlaContext",
+        backend="tensorflow",
+    ),
+)

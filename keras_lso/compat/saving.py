@@ -1,0 +1,202 @@
+"""`deserialize` and `load_model`, which make Keras's LossScaleOptimizer ours.
+
+They are apart from `_core/configs.py`, which reads the configs, since they also read
+archives and HDF5 files.
+"""
+
+import contextlib
+import functools
+import json
+import os
+import tempfile
+import warnings
+import zipfile
+
+import keras
+
+from keras_lso._core.configs import OURS, adopt, read_optimizer
+from keras_lso.compat.tf_keras import h5_models
+from keras_lso.compat.untrusted_files import DAMAGE, hard_group, refuse_bombs
+
+# RecursionError: a config can be nested too deeply.
+_MISFITS = (*DAMAGE, RecursionError)
+_CONFIG = "config.json"
+_WEIGHTS = "model.weights.h5"
+
+
+def deserialize(config, custom_objects=None):
+    """Returns the optimizer that a config dict describes.
+
+    A `LossScaleOptimizer` is that of `keras_lso`, and a config that was written on
+    PyTorch is read on every backend. `keras.optimizers.deserialize`, which finds
+    classes by their bare names, does neither.
+
+    Args:
+        config: Dict, as `keras.optimizers.serialize` returns it.
+        custom_objects: Dict of names to classes that the config refers to.
+            Defaults to `None`.
+
+    Returns:
+        A Keras optimizer.
+
+    Example:
+
+    >>> import keras, keras_lso
+    >>> theirs = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5))
+    >>> ours = keras_lso.deserialize(keras.optimizers.serialize(theirs))
+    >>> isinstance(ours, keras_lso.LossScaleOptimizer)
+    True
+    """
+    if not isinstance(config, dict) or "class_name" not in config:
+        raise ValueError(
+            "`config` must be the dict that `keras.optimizers.serialize` returns. "
+            f"Received: {config!r}"
+        )
+    optimizer = read_optimizer(config, custom_objects)
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise ValueError(
+            "`config` must describe an optimizer. It describes a "
+            f"{type(optimizer).__name__}: {config!r}"
+        )
+    return optimizer
+
+
+def load_model(filepath, custom_objects=None, compile=True, safe_mode=True):
+    """Loads a model whose optimizer may be Keras's, or saved by any backend.
+
+    It is `keras.saving.load_model`, except that
+
+    - a `keras.optimizers.LossScaleOptimizer` in a `.keras` or `.h5` file becomes that
+      of `keras_lso`, with its state;
+    - a file that was written on PyTorch loads on every backend;
+    - the optimizer in a `.h5` file has its state, which Keras loses, and trains on.
+
+    Args:
+        filepath: Path of a `.keras` or `.h5` file.
+        custom_objects: Dict of names to classes that the file refers to.
+            Defaults to `None`.
+        compile: Bool. Whether to compile the model as it was when it was saved.
+            Defaults to `True`.
+        safe_mode: Bool. Whether to refuse files that contain code. Defaults to `True`.
+
+    Returns:
+        A Keras model.
+    """
+    load = functools.partial(
+        keras.saving.load_model, custom_objects=custom_objects, safe_mode=safe_mode
+    )
+    with _refusing_what_is_damaged(filepath):
+        if zipfile.is_zipfile(filepath):
+            with tempfile.TemporaryDirectory() as folder:
+                copy = _adopted_copy(filepath, folder, custom_objects, compile)
+                return load(copy, compile=compile)
+        if h5_models.is_h5(filepath):
+            return h5_models.load(filepath, load, compile, custom_objects)
+    model = load(filepath, compile=compile)
+    optimizer = getattr(model, "optimizer", None)
+    if type(optimizer) is keras.optimizers.LossScaleOptimizer:
+        warnings.warn(
+            "Only in a `.keras` or `.h5` file is Keras's LossScaleOptimizer replaced "
+            "by ours. Compile the model with a `keras_lso.LossScaleOptimizer`, or save "
+            f"it as `.keras` first. Received: filepath={filepath!r}",
+            stacklevel=2,
+        )
+    return model
+
+
+@contextlib.contextmanager
+def _refusing_what_is_damaged(filepath):
+    try:
+        yield
+    except _MISFITS as error:
+        # The file does not cause errors of the disk or of a device.
+        is_of_disk = isinstance(error, OSError) and error.errno is not None
+        is_of_device = isinstance(error, RuntimeError) and type(error) not in _MISFITS
+        if is_of_disk or is_of_device:
+            raise
+        raise ValueError(
+            "The file could not be loaded: it is damaged, or its config does not fit "
+            f"the classes that it names ({type(error).__name__}: {error}). "
+            f"Received: filepath={filepath!r}"
+        ) from error
+
+
+def _adopted_copy(filepath, folder, custom_objects, compile):
+    """Returns the path of a copy in `folder` whose classes are ours.
+
+    It is `filepath` itself if the file needs no change.
+    """
+    with zipfile.ZipFile(filepath) as archive:
+        refuse_bombs(archive)
+        config = _read_config(archive)
+        if not compile:
+            # A model that is not compiled loads in spite of a damaged optimizer.
+            config["compile_config"] = None
+        adopted = adopt(config, custom_objects)
+        if _was_wrapped_by_keras(archive, adopted):
+            _wrap_optimizer(adopted)
+        if adopted == config:
+            return filepath
+        copy = os.path.join(folder, "model.keras")
+        _copy_with_config(archive, copy, adopted)
+        return copy
+
+
+def _read_config(archive):
+    """Returns the config of the model in a `.keras` file."""
+    if _CONFIG not in archive.namelist():
+        raise ValueError(
+            f"The archive holds no `{_CONFIG}`, so it is no `.keras` file of Keras 3, "
+            f"or it is damaged. It holds {archive.namelist()}."
+        )
+    try:
+        config = json.loads(archive.read(_CONFIG))
+    # RuntimeError: the member is encrypted, or compressed by an unknown method.
+    except (ValueError, RuntimeError) as error:
+        raise ValueError(
+            f"The `{_CONFIG}` in the archive cannot be read ({error}): the file is "
+            "damaged."
+        ) from error
+    if not isinstance(config, dict):
+        raise ValueError(
+            f"The `{_CONFIG}` in a `.keras` file must be that of a model, a dict. "
+            f"It is a {type(config).__name__}: the file is damaged."
+        )
+    return config
+
+
+def _was_wrapped_by_keras(archive, config):
+    """Whether `compile` wrapped the optimizer, as under `mixed_float16`.
+
+    The config then names the inner optimizer alone, but the state is that of a wrapper,
+    whose child is the inner optimizer.
+    """
+    # Keras imports h5py only when a file is read.
+    import h5py
+
+    arguments = config
+    for key in ("compile_config", "optimizer", "config"):
+        arguments = arguments.get(key)
+        if not isinstance(arguments, dict):
+            return False
+    if "inner_optimizer" in arguments or _WEIGHTS not in archive.namelist():
+        return False
+    with archive.open(_WEIGHTS) as file, h5py.File(file, "r") as weights:
+        return hard_group(weights, "optimizer/inner_optimizer") is not None
+
+
+def _wrap_optimizer(config):
+    inner = config["compile_config"]["optimizer"]
+    arguments = {"name": "loss_scale_optimizer", "inner_optimizer": inner}
+    config["compile_config"]["optimizer"] = {**OURS, "config": arguments}
+
+
+def _copy_with_config(archive, path, config):
+    with zipfile.ZipFile(path, "w") as copy:
+        for item in archive.infolist():
+            if item.filename == _CONFIG:
+                copy.writestr(item, json.dumps(config))
+                continue
+            with archive.open(item) as source, copy.open(item, "w") as target:
+                while block := source.read(1 << 20):
+                    target.write(block)

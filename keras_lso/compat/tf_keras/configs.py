@@ -1,0 +1,199 @@
+"""Converting the config dicts of tf.keras 2, the Model Garden and Keras to ours.
+
+Apart from the core, which calls what is registered here and knows no older config.
+"""
+
+import inspect
+
+import keras
+import numpy as np
+
+from keras_lso._core.checks import check_config, check_rate, check_real, is_scale
+from keras_lso._core.configs import (
+    LOSS_SCALE_OPTIMIZER,
+    OPTIMIZER,
+    OURS,
+    SCHEDULE,
+    register_reader,
+)
+from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
+
+# The Model Garden's optimizers that ours succeed, by the names in its configs. It and
+# TensorFlow Addons register LAMB under the same one.
+_SUCCEEDED = {
+    name: {
+        "module": f"keras_lso.{own.lower()}",
+        "class_name": own,
+        "registered_name": f"keras_lso>{own}",
+    }
+    for name, own in {"LARS": "LARS", "LAMB": "LAMB", "Addons>LAMB": "LAMB"}.items()
+}
+_MODEL_GARDEN_PACKAGES = ("", "official", "tensorflow_addons")
+_KERAS_PACKAGES = ("", "keras", "tf_keras")
+# Arguments that no optimizer of Keras 3 has.
+_OLD_ARGUMENTS = {"lr", "decay", "jit_compile", "is_legacy_optimizer"}
+# The names of tf.keras's class in its various versions.
+_LOSS_SCALE_OPTIMIZERS = {
+    "lossscaleoptimizer",
+    "lossscaleoptimizerv1",
+    "lossscaleoptimizerv3",
+}
+_BUILTIN = {
+    name.lower(): name
+    for name, cls in vars(keras.optimizers).items()
+    if isinstance(cls, type) and issubclass(cls, keras.optimizers.Optimizer)
+}
+
+
+@register_reader(OPTIMIZER)
+def adopt_classes(config, custom_objects=None):
+    """Returns a config in which our classes replace those that they succeed.
+
+    These are the `LossScaleOptimizer` of Keras and of tf.keras, the Model Garden's
+    `LARS` and `LAMB`, and the `LAMB` of TensorFlow Addons, unless `custom_objects`
+    holds a class of that name. Other optimizers of tf.keras become those of Keras 3.
+    """
+    if isinstance(config, list | tuple):
+        return type(config)(adopt_classes(item, custom_objects) for item in config)
+    if not isinstance(config, dict):
+        return config
+    config = {key: adopt_classes(v, custom_objects) for key, v in config.items()}
+    if not isinstance(config.get("config"), dict):
+        return config
+    # TensorFlow 2.11 to 2.15 prefixed the names of its own optimizers with this.
+    name = str(config.get("class_name")).removeprefix("Custom>")
+    if keras.saving.get_registered_object(name, custom_objects) is not None:
+        return config
+    package = str(config.get("module") or "").split(".")[0]
+    if name.lower() in _LOSS_SCALE_OPTIMIZERS and package in _KERAS_PACKAGES:
+        config.update(OURS)
+    # Keras has neither. The Model Garden's package is `official`.
+    elif name in _SUCCEEDED and package in _MODEL_GARDEN_PACKAGES:
+        config.update(_SUCCEEDED[name])
+    elif name.lower() in _BUILTIN and _is_tf_keras(config, package):
+        config = _to_keras_3(config, _BUILTIN[name.lower()], custom_objects)
+    return config
+
+
+# --- The inner optimizers of tf.keras -----------------------------------------
+
+
+def _is_tf_keras(config, package):
+    """Whether tf.keras, and not Keras 3, wrote this config of an optimizer."""
+    rate = config["config"].get("learning_rate")
+    return package in _KERAS_PACKAGES and (
+        package == "tf_keras"
+        or "legacy" in str(config.get("module"))
+        or str(config.get("class_name")).startswith("Custom>")
+        or not _OLD_ARGUMENTS.isdisjoint(config["config"])
+        # The schedules of Keras 3 have a name.
+        or (
+            isinstance(rate, dict)
+            and (rate.get("config") or {}).get("name", "") is None
+        )
+    )
+
+
+def _to_keras_3(config, class_name, custom_objects):
+    # A config that tf.keras has not written as JSON may hold NumPy's scalars.
+    arguments = {
+        key: value.item() if isinstance(value, np.generic) else value
+        for key, value in config["config"].items()
+    }
+    # Neither changes the result of a step.
+    arguments.pop("jit_compile", None)
+    arguments.pop("is_legacy_optimizer", None)
+    rate = arguments.pop("lr", None)
+    rate = arguments.pop("learning_rate", rate)
+    decay = arguments.pop("decay", None)
+    if isinstance(rate, dict):
+        rate = read_schedule_config(rate, custom_objects)
+    elif rate is not None:
+        rate = check_real("learning_rate", rate)
+    # Nadam's `decay` is that of its momentum.
+    if decay and class_name != "Nadam":
+        rate = _decaying(class_name, rate, check_rate("decay", decay))
+    if rate is not None:
+        arguments["learning_rate"] = rate
+    return _keras_config("keras.optimizers", class_name, arguments)
+
+
+def _decaying(class_name, rate, decay):
+    """Returns the config of the schedule that is equivalent to tf.keras's `decay`."""
+    if rate is None:
+        signature = inspect.signature(getattr(keras.optimizers, class_name).__init__)
+        rate = signature.parameters["learning_rate"].default
+    if not isinstance(rate, float):
+        raise ValueError(
+            "Keras 3 has no optimizer with both a schedule and a `decay`. Write the "
+            "schedule so that it decays further. Received: "
+            f"learning_rate={rate!r}, decay={decay!r}"
+        )
+    arguments = {"initial_learning_rate": rate, "decay_steps": 1, "decay_rate": decay}
+    return _keras_config("keras.optimizers.schedules", "InverseTimeDecay", arguments)
+
+
+def _keras_config(module, class_name, arguments):
+    return {
+        "module": module,
+        "class_name": class_name,
+        "config": arguments,
+        "registered_name": None,
+    }
+
+
+@register_reader(SCHEDULE)
+def read_schedule_config(config, custom_objects=None):
+    """Returns the config of a schedule, of tf.keras or Keras 3, for Keras 3."""
+    arguments = check_config("`learning_rate`", config.get("config") or {})
+    if arguments.get("name", "") is None:
+        # Keras 3 refuses this default of tf.keras.
+        del arguments["name"]
+    config = {**config, "config": arguments}
+    name = str(config.get("class_name"))
+    is_builtin = hasattr(keras.optimizers.schedules, name)
+    if is_builtin and "module" not in config and name not in (custom_objects or {}):
+        config |= {"module": "keras.optimizers.schedules", "registered_name": None}
+    return config
+
+
+# --- The loss-scale optimizer of tf.keras -------------------------------------
+
+
+@register_reader(LOSS_SCALE_OPTIMIZER)
+def modern_arguments(config, custom_objects=None):
+    """Returns the arguments of the current `LossScaleOptimizer` in an older config.
+
+    TensorFlow 2.0 to 2.3 wrote `optimizer` and `loss_scale`, later versions the keys of
+    Keras 3 and `dynamic`.
+    """
+    config = check_config("LossScaleOptimizer", config)
+    if "optimizer" in config and "inner_optimizer" not in config:
+        config["inner_optimizer"] = config.pop("optimizer")
+        if config.get("loss_scale") is None:
+            raise ValueError(
+                "The config of a LossScaleOptimizer that names its inner optimizer "
+                "'optimizer', as TensorFlow 2.0 to 2.3 did, must hold a 'loss_scale'. "
+                f"Received: {config!r}"
+            )
+    loss_scale = config.get("loss_scale")
+    if isinstance(loss_scale, dict) and loss_scale.get("class_name") == (
+        "DynamicLossScale"
+    ):
+        arguments = _within_bounds(loss_scale.get("config"), "initial_loss_scale")
+        config["loss_scale"] = {**loss_scale, "config": arguments}
+    elif loss_scale is None and config.get("dynamic", True):
+        config = _within_bounds(config, "initial_scale")
+    return config
+
+
+def _within_bounds(config, initial):
+    """Widens our bounds to an initial scale outside; other classes have none."""
+    config = check_config("LossScale", {} if config is None else config)
+    scale = config.get(initial)
+    # The constructor refuses what is not a scale, and names the argument.
+    if is_scale(scale) and scale > DEFAULT_MAX_SCALE:
+        config.setdefault("max_scale", float(scale))
+    if is_scale(scale) and scale < DEFAULT_MIN_SCALE:
+        config.setdefault("min_scale", float(scale))
+    return config

@@ -1,0 +1,224 @@
+"""Whole models in HDF5 files, as `model.save("model.h5")` writes them.
+
+Keras builds the optimizer of such a model for no variables, so that its state is lost
+and `fit` fails. Here Keras loads the model, and the rest is read from the file.
+"""
+
+import json
+import os
+from typing import NamedTuple
+
+import keras
+
+from keras_lso._core.checks import warn
+from keras_lso._core.configs import read_optimizer
+from keras_lso._core.state_file import read_stored
+from keras_lso._keras_internals.optimizers import chain_of
+from keras_lso.compat.tf_keras.files import load_optimizer_state
+from keras_lso.compat.untrusted_files import hard_group, read_datasets, read_names, text
+from keras_lso.loss_scale_optimizer import LossScaleOptimizer
+
+_ENDINGS = (".h5", ".hdf5")  # Those that Keras takes for such a file.
+
+
+class SavedTraining(NamedTuple):
+    """How the model in a file was compiled, and the state of its optimizer.
+
+    Attributes:
+        config: Dict, the arguments of `compile` and the optimizer's config.
+        names: List of strings, the paths of the optimizer's variables.
+        values: List of arrays, one for each; None if tf.keras 2 wrote the file.
+    """
+
+    config: dict
+    names: list
+    values: list | None
+
+
+def is_h5(path):
+    """Whether a file is one that Keras takes for a whole model in HDF5."""
+    if not str(path).endswith(_ENDINGS) or not os.path.isfile(path):
+        return False
+    try:
+        import h5py
+    except ImportError:  # Keras says so.
+        return False
+    return h5py.is_hdf5(path)
+
+
+def load(path, load_model, compile, custom_objects=None):
+    """Loads a model, compiles it as it was when it was saved, restores its optimizer.
+
+    Args:
+        path: String or path of the file.
+        load_model: `keras.saving.load_model`, or a function like it.
+        compile: Bool. Whether to compile the model.
+        custom_objects: Dict of names to classes. Defaults to `None`.
+
+    Returns:
+        A Keras model.
+    """
+    saved = _read_training(path) if compile else None
+    if saved is None:
+        return load_model(path, compile=compile)
+    model = load_model(path, compile=False)
+    _restore_training(model, saved, path, custom_objects)
+    return model
+
+
+def _read_training(path):
+    """Returns the `SavedTraining` in a file; None if there is none."""
+    import h5py
+
+    with h5py.File(path, "r") as file:
+        if not {"model_config", "training_config"} <= file.attrs.keys():
+            return None
+        return SavedTraining(_read_config(file), *_read_state(file))
+
+
+def _read_config(file):
+    try:
+        config = json.loads(text(file.attrs["training_config"]))
+    except (TypeError, ValueError) as error:
+        raise ValueError(
+            f"The `training_config` in the file cannot be read ({error}): the file is "
+            "damaged."
+        ) from error
+    optimizer = config.get("optimizer_config") if isinstance(config, dict) else None
+    if not isinstance(optimizer, dict):
+        raise ValueError(
+            "The `training_config` in a `.h5` file must be a dict that holds the "
+            f"`optimizer_config`, a dict. Received: {config!r}"
+        )
+    return config
+
+
+def _read_state(file):
+    """Returns the names and the values of the optimizer's variables."""
+    group = hard_group(file, "optimizer_weights")
+    if group is None:
+        return [], []
+    names = read_names(group.attrs, "weight_names")
+    if not str(text(file.attrs.get("keras_version"))).startswith("3"):
+        return names, None
+    return names, read_datasets(group, names)
+
+
+def _restore_training(model, saved, path, custom_objects):
+    if saved.values is None and not _has_names_only(saved.config):
+        warn(
+            "The model is not compiled: the losses and metrics in a file of tf.keras 2 "
+            "are not those of Keras 3. Compile it, call "
+            "`model.optimizer.build(model.trainable_variables)`, and then "
+            "`keras_lso.mixed_precision.load_optimizer_state(model.optimizer, path)`. "
+            f"Received: filepath={path!r}"
+        )
+        return
+    with keras.saving.custom_object_scope(custom_objects or {}):
+        # If `compile` had put another optimizer around it, the file had that.
+        model.compile(**_arguments(saved.config, custom_objects), auto_scale_loss=False)
+    optimizer, trained = model.optimizer, model.trainable_variables
+    if saved.values:
+        _restore(optimizer, trained, saved)
+    if not model.built:
+        # Its first step builds the optimizer, for the variables that it has then.
+        return
+    optimizer.build(trained)
+    if saved.values is None and saved.names:
+        _load_as_of_tf_keras(optimizer, path)
+
+
+# --- The arguments of `compile` -----------------------------------------------
+
+_METRICS = ("metrics", "weighted_metrics")
+
+
+def _has_names_only(config):
+    """Whether losses and metrics are strings, alone or in lists and dicts."""
+    parts = [config.get(name) for name in ("loss", *_METRICS)]
+    return '"class_name"' not in json.dumps(parts)
+
+
+def _arguments(config, custom_objects):
+    optimizer = config.get("optimizer_config")
+    metrics = {
+        name: _objects(config.get(name), keras.metrics.deserialize) for name in _METRICS
+    }
+    return {
+        "optimizer": read_optimizer(optimizer, custom_objects),
+        "loss": _objects(config.get("loss"), keras.losses.deserialize),
+        "loss_weights": config.get("loss_weights"),
+        **metrics,
+    }
+
+
+def _objects(config, deserialize):
+    """Returns a nested config of losses or metrics with these in their places.
+
+    A name of Keras's stays one: `compile` knows more of them than `deserialize`.
+    """
+    if isinstance(config, list):
+        return [_objects(item, deserialize) for item in config]
+    if isinstance(config, str):
+        own = keras.saving.get_registered_object(config)
+        return config if own is None else own
+    if not isinstance(config, dict):
+        return config
+    if "class_name" in config:
+        return deserialize(config)
+    return {key: _objects(item, deserialize) for key, item in config.items()}
+
+
+# --- The state of the optimizer -----------------------------------------------
+
+
+def _restore(optimizer, trained, saved):
+    scaler = next(
+        (o for o in chain_of(optimizer) if isinstance(o, LossScaleOptimizer)), None
+    )
+    unsaved = _unsaved(saved.names)
+    values = saved.values[: len(saved.values) - unsaved]
+    kept = optimizer.variables if scaler is None else scaler._state.variables
+    if len(values) > len(kept):
+        # Else it was not built either when it was saved, or has no slots.
+        optimizer.build(trained)
+    if scaler is None:
+        _assign(optimizer, values)
+    else:
+        store = {str(i): value for i, value in enumerate(values)}
+        scaler._state.load(store, is_as_in_memory=unsaved > 0)
+
+
+def _unsaved(names):
+    """Returns how many variables of our class belong to no state: the last ones.
+
+    They are `StepCounters.variables`. Of another class there are none.
+    """
+    ends = [name.rpartition("/")[2] for name in names]
+    if "consecutive_skips" not in ends:
+        return 0
+    count = 1 + ends[::-1].index("consecutive_skips")
+    return count + ("amax_since_update" in ends[-count - 1 : -count])
+
+
+def _assign(optimizer, values):
+    # Such a file holds the variables, whatever `save_own_variables` writes.
+    variables = list(optimizer.variables)
+    if len(values) != len(variables):
+        warn(
+            f"The optimizer '{optimizer.name}' begins with a new state: the file holds "
+            f"{len(values)} variables for it, and it has {len(variables)}. If layers "
+            "were frozen or unfrozen after the optimizer was built, build a new one "
+            "for the variables that it was built for, and assign to its `variables`."
+        )
+        return
+    values = read_stored(variables, {str(i): v for i, v in enumerate(values)})
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def _load_as_of_tf_keras(optimizer, path):
+    try:
+        load_optimizer_state(optimizer, path)
+    except ValueError as error:
+        warn(f"The optimizer '{optimizer.name}' begins with a new state: {error}")

@@ -1,0 +1,254 @@
+"""The methods of tf.keras 2 that optimizers do not have in Keras 3.
+
+`LossScaleOptimizer`, LARS, LAMB and NovoGrad have them: see `_core/methods.py`.
+"""
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_lso._backend import backend
+from keras_lso._core.gradients import as_list
+from keras_lso._core.methods import scaled_gradients
+from keras_lso._core.option_checks import check_variable_option, check_variables
+from keras_lso._core.state_file import check_array, check_state
+from keras_lso._keras_internals.optimizers import (
+    add_variable,
+    chain_of,
+    index_of,
+    is_known,
+)
+from keras_lso._keras_internals.slots import slots_of, weights_of
+from keras_lso._keras_internals.variables import flat_path
+
+_AGGREGATIONS = ("none", "sum", "mean", "only_first_replica")
+_SYNCHRONIZATIONS = ("auto", "none", "on_write", "on_read")
+
+
+def get_gradients(self, loss, params):
+    """Returns the gradients of a loss, for `apply_gradients`.
+
+    Args:
+        loss: Callable without arguments that returns the loss. Or a tensor: on
+            PyTorch, and on TensorFlow inside of a `tf.function`.
+        params: List of variables.
+
+    Returns:
+        List of gradients; those of a `LossScaleOptimizer` are unscaled.
+
+    Raises:
+        ValueError: If a variable has no gradient, or if a tensor cannot be
+            differentiated.
+        RuntimeError: If called in a cross-replica context.
+    """
+    backend.check_replica_context("get_gradients")
+    params = check_variables("params", params)
+    grads, variables = scaled_gradients(self, loss, params)
+    for grad, variable in zip(grads, variables, strict=True):
+        if grad is None:
+            raise ValueError(
+                f"Variable {variable.name} has `None` for gradient: `loss` does "
+                "not depend on it. Leave it out of `params`, or make sure that "
+                "all operations in between can be differentiated (`ops.argmax` "
+                "and `ops.round` cannot)."
+            )
+    return self._unscaled(grads)
+
+
+def get_updates(self, loss, params):
+    """Computes the gradients of a loss and applies them, as `minimize` does.
+
+    Args:
+        loss: See `get_gradients`.
+        params: List of variables.
+
+    Returns:
+        List of one item, what `apply_gradients` returns.
+    """
+    grads = self.get_gradients(loss, params)
+    variables = check_variables("params", params)
+    return [self.apply_gradients(zip(grads, variables, strict=True))]
+
+
+def add_slot(self, var, slot_name, initializer="zeros", shape=None):
+    """Returns the slot variable of that name, creating it if there is none.
+
+    It is saved with the other variables of the optimizer, and loaded into an
+    optimizer that has the same slot.
+
+    Args:
+        var: The variable that the slot belongs to.
+        slot_name: String. The name of the slot.
+        initializer: Name of an initializer, a callable, or an array with the
+            initial value. Defaults to `"zeros"`.
+        shape: Tuple of integers. Defaults to `None`: the shape of `var`.
+
+    Returns:
+        A variable of the dtype of `var`.
+    """
+    slot = find_slot(self, var, slot_name)
+    if slot is not None:
+        return slot
+    shape = tuple(var.shape if shape is None else shape)
+    if not isinstance(initializer, str | dict) and not callable(initializer):
+        value = ops.convert_to_numpy(initializer)
+        value = check_array(f"The slot {slot_name!r}", value, shape)
+        initializer = keras.initializers.Constant(value)
+    slot = self.add_weight(
+        f"{flat_path(var)}_{slot_name}",
+        shape,
+        dtype=keras.backend.standardize_dtype(var.dtype),
+        initializer=initializer,
+    )
+    # The reference to `var` keeps its `id` from being reused.
+    _added_slots(self).setdefault(slot_name, {})[id(var)] = var, slot
+    return slot
+
+
+def get_slot(self, var, slot_name):
+    """Returns the slot variable of `var`.
+
+    Args:
+        var: The variable that the slot belongs to.
+        slot_name: String, one of `get_slot_names()`.
+
+    Returns:
+        A variable.
+
+    Raises:
+        KeyError: If there is no such slot.
+    """
+    slot = find_slot(self, var, slot_name)
+    if slot is None:
+        hint = "" if self.built else " The optimizer has not been built yet."
+        raise KeyError(
+            f"Variable {var.name} has no slot {slot_name!r}. The slots are "
+            f"{self.get_slot_names()}.{hint}"
+        )
+    return slot
+
+
+def get_slot_names(self):
+    """Returns the names of the slots, as tf.keras called them.
+
+    Returns:
+        List of strings, `["m", "v"]` for Adam. Empty before `build`.
+    """
+    return list(dict.fromkeys([*_built_slots(self), *_added_slots(self)]))
+
+
+def find_slot(optimizer, var, slot_name):
+    """Returns the slot variable of `var`, None if there is none."""
+    added = _added_slots(optimizer).get(slot_name, {})
+    if id(var) in added:
+        return added[id(var)][1]
+    slots = _built_slots(optimizer).get(slot_name)
+    if slots is None or not is_known(optimizer, var):
+        return None
+    return slots[index_of(optimizer, var)]
+
+
+def _built_slots(optimizer):
+    return slots_of(chain_of(optimizer)[-1]) if optimizer.built else {}
+
+
+def _added_slots(optimizer):
+    # An assignment to an attribute would make Keras track the slots twice.
+    return optimizer.__dict__.setdefault("_slots_added_by_name", {})
+
+
+def add_weight(
+    self,
+    name,
+    shape,
+    dtype=None,
+    initializer="zeros",
+    trainable=None,
+    synchronization="auto",
+    aggregation="none",
+):
+    """Adds a variable to the optimizer's state.
+
+    Args:
+        name: String. The name of the variable.
+        shape: Tuple of integers.
+        dtype: String. Defaults to `None`: `keras.config.floatx()`.
+        initializer: Name of an initializer, or a callable. Defaults to
+            `"zeros"`.
+        trainable: Bool. Defaults to `None`: `False`.
+        synchronization: `"auto"`, `"none"`, `"on_write"`, `"on_read"`, or a
+            `tf.VariableSynchronization`. Defaults to `"auto"`.
+        aggregation: `"none"`, `"sum"`, `"mean"`, `"only_first_replica"`, or a
+            `tf.VariableAggregation`. Defaults to `"none"`.
+
+    Returns:
+        A variable.
+    """
+    synchronization = check_variable_option(
+        "synchronization", synchronization, _SYNCHRONIZATIONS
+    )
+    aggregation = check_variable_option("aggregation", aggregation, _AGGREGATIONS)
+    if synchronization == "on_read" and trainable:
+        raise ValueError(
+            "Synchronization value can be set to 'on_read' only for non-trainable "
+            "variables. Received: trainable=True, synchronization='on_read'"
+        )
+    return add_variable(
+        chain_of(self)[-1],
+        name=name,
+        shape=shape,
+        dtype=dtype,
+        initializer=keras.initializers.get(initializer),
+        trainable=bool(trainable),
+        synchronization=synchronization,
+        aggregation=aggregation,
+    )
+
+
+def _weights(self):
+    """The step count, then the slots in the order of tf.keras."""
+    return weights_of(chain_of(self)[-1])
+
+
+weights = property(_weights)
+
+
+def get_weights(self):
+    """Returns the values of `weights`.
+
+    Returns:
+        List of arrays: the number of steps, then the slots.
+    """
+    return [np.array(ops.convert_to_numpy(v)) for v in self.weights]
+
+
+def set_weights(self, weights):
+    """Sets the state from a list of arrays.
+
+    Args:
+        weights: List of arrays, as `get_weights` returns it, which leaves the
+            loss scale unchanged. Or the values of `variables`.
+
+    Raises:
+        ValueError: If the number of arrays or a shape differs. Nothing is
+            assigned then.
+    """
+    if not self.built:
+        raise ValueError(
+            "You are calling `set_weights()` on an optimizer that has not yet "
+            "been built. Please call `optimizer.build(trainable_variables)` "
+            "first."
+        )
+    weights = as_list("weights", weights, "arrays")
+    layouts = self._weight_layouts()
+    variables = next((v for v in layouts if len(v) == len(weights)), None)
+    if variables is None:
+        raise ValueError(
+            f"Argument `weights` must be a list of {len(layouts[0])} arrays, as "
+            f"`get_weights` returns it, or of {len(layouts[1])}, in the order of "
+            f"`optimizer.variables`. Received {len(weights)}."
+        )
+    values = [
+        check_state(v, value) for v, value in zip(variables, weights, strict=True)
+    ]
+    self._assign_weights(variables, values)

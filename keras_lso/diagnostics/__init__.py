@@ -1,0 +1,15 @@
+"""Reports on float16: what overflows, what underflows, and what a step has skipped."""
+
+from keras_lso.diagnostics.float16 import Float16Report
+from keras_lso.diagnostics.float16_ranges import LayerRange
+from keras_lso.diagnostics.magnitudes import Magnitudes
+from keras_lso.diagnostics.underflow import UnderflowReport
+from keras_lso.diagnostics.underflow_counts import GradientCounts
+
+__all__ = [
+    "Float16Report",
+    "GradientCounts",
+    "LayerRange",
+    "Magnitudes",
+    "UnderflowReport",
+]

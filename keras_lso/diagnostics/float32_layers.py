@@ -1,0 +1,173 @@
+"""`keep_in_float32`: a model like another, with layers of other dtype policies.
+
+How a model is made anew is in `model_copies.py`.
+"""
+
+import difflib
+import warnings
+
+import keras
+
+from keras_lso._keras_internals.variables import layers_of
+from keras_lso.diagnostics.layer_paths import LayerPaths
+from keras_lso.diagnostics.model_copies import copy_of_model
+
+NARROW = ("float16", "bfloat16")
+OTHERS = (None, "mixed_float16", "mixed_bfloat16")
+
+
+def keep_in_float32(model, layers, others=None):
+    """Returns a model like this one, in which some layers compute in float32.
+
+    The new model has new layers, with the weights, the statistics and the states of
+    seeds of the old ones. A layer that is kept takes all layers inside of it along:
+    those of a nested model, of a `MultiHeadAttention`, or the cell of an `LSTM`. If the
+    model was compiled, so is the new one, with the same loss and metrics, and an
+    optimizer of the same config that begins anew: momenta, the count of steps and the
+    loss scale are not carried over. A model with a `compile` of its own has to be
+    compiled by you, and so has one with an optimizer or a metric that has no config: a
+    warning says so.
+
+    ```python
+    model = keras_lso.keep_in_float32(model, ["embedding", "decoder/attention"])
+    ```
+
+    Saved files hold the dtype policies that the layers' configs hold. If a layer of
+    your own makes others without passing its `dtype` on to them, a loaded model has
+    lost theirs: a warning names such layers.
+
+    Args:
+        model: A `keras.Model` that is built: `Sequential`, functional, or subclassed
+            with a `get_config`.
+        layers: List of names, paths or layer objects, or one of these. A path is the
+            names of the layers that a layer is in and its own, such as
+            `"encoder/dense"`, as `float16_report` writes it.
+        others: String, the dtype policy of all other layers that compute in float32 or
+            bfloat16, `"mixed_float16"` or `"mixed_bfloat16"`. Defaults to `None`: they
+            keep theirs.
+
+    Returns:
+        A `keras.Model` of the same class. `model` is as it was.
+
+    Raises:
+        TypeError: If `model` is not a `keras.Model`, or `layers` none of the above.
+        ValueError: If there is no such layer, or several of this name; if the model is
+            not built, has no config that it can be made of, or is quantized; if
+            `others` is none of the above.
+
+    Example:
+
+    >>> import keras, keras_lso
+    >>> layers = [keras.layers.Dense(2, name="first"), keras.layers.Dense(1)]
+    >>> model = keras.Sequential([keras.Input((3,)), *layers])
+    >>> mixed = keras_lso.keep_in_float32(model, "first", others="mixed_float16")
+    >>> [layer.dtype_policy.name for layer in mixed.layers]
+    ['float32', 'mixed_float16']
+    """
+    _check(model, others)
+    paths = LayerPaths(model)
+    kept = _paths_of(paths, layers)
+    policies = {
+        id(layer): _policy(layer, path in kept, others)
+        for path, layer in paths.layers.items()
+    }
+    copy, unsaved = copy_of_model(model, policies)
+    if unsaved:
+        warnings.warn(
+            f"Saved files will not hold the dtype policies of {unsaved}, since the "
+            "config of the layer or model that makes them does not. In its "
+            "`__init__` pass `dtype` on to them, or call `keep_in_float32` again after "
+            "loading.",
+            stacklevel=2,
+        )
+    return copy
+
+
+def _check(model, others):
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            "`model` must be a keras.Model. "
+            f"Received: model={model!r} of type {type(model).__name__}"
+        )
+    if others not in OTHERS:
+        raise ValueError(
+            "`others` must be 'mixed_float16', 'mixed_bfloat16' or None. "
+            f"Received: others={others!r}"
+        )
+    check_not_quantized(model)
+    if not model.built:
+        raise ValueError(
+            "`model` must be built, so that it has weights to keep: call it on a batch "
+            f"first. Received: model={model!r}"
+        )
+
+
+def check_not_quantized(model):
+    """Raises a `ValueError` for a model with quantized layers."""
+    for layer in layers_of(model):
+        if layer.quantization_mode is not None:
+            raise ValueError(
+                "`model` must not be quantized: the weights of a quantized layer are "
+                "no floating-point numbers. Take the model from before `quantize`. "
+                f"Received a layer {layer.name!r} with the dtype policy "
+                f"{layer.dtype_policy.name!r}"
+            )
+
+
+def _policy(layer, is_kept, others):
+    """Returns the name of the dtype policy that a layer gets, None for its own."""
+    if is_kept:
+        return "float32" if layer.compute_dtype in NARROW else None
+    if others is not None and layer.compute_dtype in ("float32", "bfloat16"):
+        return others
+    return None
+
+
+# --- Which layers -------------------------------------------------------------------
+
+
+def _paths_of(paths, layers):
+    """Returns the paths of the layers that are asked for, and of those inside."""
+    wanted = [layers] if isinstance(layers, str | keras.layers.Layer) else layers
+    if not isinstance(wanted, list | tuple | set):
+        raise TypeError(
+            "`layers` must be a list of names, paths or layers. "
+            f"Received: layers={layers!r} of type {type(layers).__name__}"
+        )
+    kept = set()
+    for item in wanted:
+        kept.update(paths.inside(_path_of(paths, item)))
+    return kept
+
+
+def _path_of(paths, item):
+    if isinstance(item, keras.layers.Layer):
+        path = paths.path_of(item)
+        if path is None:
+            raise ValueError(
+                "`layers` must hold layers of `model`: this one is not in it. "
+                f"Received: {item!r}"
+            )
+        return path
+    if not isinstance(item, str):
+        raise TypeError(
+            "`layers` must be a list of names, paths or layers. "
+            f"Received: {item!r} of type {type(item).__name__}"
+        )
+    if item in paths.layers:
+        return item
+    if item in paths.aliases:
+        return paths.path_of(paths.aliases[item])
+    named = [path for path, layer in paths.layers.items() if layer.name == item]
+    if len(named) == 1:
+        return named[0]
+    if named:
+        raise ValueError(
+            f"`layers` must say which layer {item!r} is, of these: {named}. Write one "
+            "of these paths, or pass the layer object."
+        )
+    near = difflib.get_close_matches(item, paths.layers, n=3, cutoff=0.4)
+    raise ValueError(
+        f"`layers` must hold names, paths or layers of the model, which has no {item!r}"
+        f". Near it are: {near or list(paths.layers)[:10]}"
+    )

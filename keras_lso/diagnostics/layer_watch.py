@@ -1,0 +1,178 @@
+"""Watches a forward pass: the magnitudes that go into, through and out of each layer.
+
+Each layer's `call` is wrapped, and each function of `keras.ops`, which says what a
+layer computes on the way. It is a diagnosis on the host, of an eager call. What runs
+inside of a transformation of JAX (`jax.vmap`, `ops.scan`) has no values yet, and is
+left out.
+"""
+
+import contextlib
+import functools
+import inspect
+from collections import Counter
+
+import keras
+from keras import ops, tree
+
+from keras_lso._backend import backend
+from keras_lso._keras_internals.layers import (
+    OP_MODULES,
+    is_cast,
+    operations_of,
+    own_variables_of,
+)
+from keras_lso.diagnostics.magnitudes import reading_of
+from keras_lso.diagnostics.trial_runs import attribute_set
+
+# They make no values, or none that their arguments do not have.
+_MOVES = frozenset(
+    """
+    array broadcast_to cast cond concatenate convert_to_numpy convert_to_tensor copy
+    diagonal expand_dims flip get_item moveaxis pad ravel repeat reshape scan shape
+    slice slice_update split squeeze stack stop_gradient swapaxes switch take
+    take_along_axis tile transpose unstack while_loop zeros zeros_like
+    """.split()  # noqa: SIM905
+)
+
+
+def readings_of(layers, run):
+    """Returns what was seen of the layers while `run()` called them.
+
+    The layers are as they were afterwards, also if it raises.
+
+    Args:
+        layers: List of layers, models included.
+        run: Callable without arguments.
+
+    Returns:
+        Tuple of a dict of tuples to `Reading`: the id of the layer; "inputs",
+        "weights", "outputs" or "ops"; the name of the op, else ""; the how many-th such
+        value it was; and a dict of the ids of layers to how often they were called.
+    """
+    watcher = _Watcher()
+    with contextlib.ExitStack() as stack:
+        for layer in layers:
+            stack.enter_context(watcher.of_layer(layer))
+            for operation in operations_of(layer):
+                stack.enter_context(watcher.of_operation(operation))
+            if isinstance(layer, keras.layers.RNN):
+                stack.enter_context(_unrolled(layer))
+        stack.enter_context(watcher.of_ops())
+        run()
+    return watcher.readings, watcher.calls
+
+
+class _Watcher:
+    """The readings of one pass, and which layers are being called."""
+
+    def __init__(self):
+        self.readings = {}
+        self.calls: Counter = Counter()
+        self._counts: Counter = Counter()
+        self._called = []
+        self._is_reading = False
+
+    def _read(self, kind, name, values):
+        """Reads all floating-point tensors among some values."""
+        if not self._called or self._is_reading:
+            return
+        # What follows calls ops itself.
+        self._is_reading = True
+        try:
+            for value in tree.flatten(values):
+                if _has_floats(value):
+                    key = id(self._called[-1]), kind, name
+                    dtype = keras.backend.standardize_dtype(value.dtype)
+                    array = ops.convert_to_numpy(value)
+                    self.readings[*key, self._counts[key]] = reading_of(array, dtype)
+                    self._counts[key] += 1
+        finally:
+            self._is_reading = False
+
+    def _read_weights(self, layer):
+        if self.calls[id(layer)] > 1:
+            return
+        for variable in filter(is_cast, own_variables_of(layer)):
+            # Here, where the layer itself would, it is read in the layer's dtype.
+            self._read("weights", "", variable.value)
+
+    @contextlib.contextmanager
+    def _calling(self, layer):
+        self.calls[id(layer)] += 1
+        self._called.append(layer)
+        try:
+            yield
+        finally:
+            self._called.pop()
+
+    def of_layer(self, layer):
+        call = layer.call
+
+        def watched(*args, **kwargs):
+            with self._calling(layer):
+                self._read_weights(layer)
+                self._read("inputs", "", (args, kwargs))
+                outputs = call(*args, **kwargs)
+                self._read("outputs", "", outputs)
+            return outputs
+
+        return attribute_set(layer, "call", watched)
+
+    def of_operation(self, operation):
+        call, name = operation.call, type(operation).__name__.lower()
+
+        def watched(*args, **kwargs):
+            outputs = call(*args, **kwargs)
+            self._read("ops", name, outputs)
+            return outputs
+
+        return attribute_set(operation, "call", watched)
+
+    @contextlib.contextmanager
+    def of_ops(self):
+        before = [
+            (module, name, op)
+            for module in OP_MODULES
+            for name, op in vars(module).items()
+            if inspect.isfunction(op) and name not in _MOVES
+        ]
+        try:
+            for module, name, op in before:
+                setattr(module, name, self._of_op(name, op))
+            yield
+        finally:
+            for module, name, op in before:
+                setattr(module, name, op)
+
+    def _of_op(self, name, op):
+        @functools.wraps(op)
+        def watched(*args, **kwargs):
+            outputs = op(*args, **kwargs)
+            self._read("ops", name, outputs)
+            return outputs
+
+        return watched
+
+
+def _has_floats(value):
+    """Whether it is a tensor of floats, and holds them: a tracer of JAX does not."""
+    is_float = ops.is_tensor(value) and keras.backend.is_float_dtype(value.dtype)
+    return is_float and backend.has_values(value)
+
+
+@contextlib.contextmanager
+def _unrolled(rnn):
+    """Makes a recurrent layer call its cell step by step, where values can be read.
+
+    A loop of JAX has none, and a fused kernel calls no cell. Keras unrolls no loop on
+    PyTorch that goes backwards over a mask, nor needs to.
+    """
+    values = {"use_cudnn": False, "unroll": backend.COMPILES_LOOPS or rnn.unroll}
+    before = {name: getattr(rnn, name) for name in values if hasattr(rnn, name)}
+    try:
+        for name in before:
+            setattr(rnn, name, values[name])
+        yield
+    finally:
+        for name, value in before.items():
+            setattr(rnn, name, value)

@@ -1,0 +1,44 @@
+"""What the tables of the reports share: their width, and how numbers are written.
+
+It is apart from the reports, since it imports rich, which takes a while.
+"""
+
+import io
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+WIDTH = 100
+
+
+def new_table(first, headings):
+    """Returns a table without rows: paths of layers, then columns of numbers."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table.add_column(first, overflow="fold")
+    for heading in headings:
+        table.add_column(heading, justify="right", no_wrap=True)
+    return table
+
+
+def text_of(*renderables):
+    """Returns tables and lines as text, at most `WIDTH` characters a line."""
+    stream = io.StringIO()
+    # In a notebook rich would show the table there, and write nothing here; and
+    # notebooks ask for colours, which are no part of a text.
+    plain = {"force_jupyter": False, "force_terminal": False}
+    console = Console(file=stream, width=WIDTH, **plain)
+    for renderable in renderables:
+        console.print(renderable, highlight=False, markup=False)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+
+
+def scale_text(value):
+    """Returns a power of two as `2**15`, any other scale in digits."""
+    mantissa, exponent = float(value).hex().split("p")
+    return f"2**{int(exponent)}" if mantissa == "0x1.0000000000000" else f"{value:.3g}"
+
+
+def share_text(value):
+    """Returns a share as a percentage."""
+    return "" if value == 0 else "<0.1%" if value < 0.001 else f"{value:.1%}"

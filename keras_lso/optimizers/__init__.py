@@ -1,0 +1,1 @@
+"""LARS, LAMB, NovoGrad and LARC, whose steps go by the norms of layers."""

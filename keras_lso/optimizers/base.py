@@ -1,0 +1,425 @@
+"""The bases of LARS, LAMB and NovoGrad: `OwnOptimizer` and `LayerAdaptive`."""
+
+from functools import partial
+
+import keras
+from keras import ops
+
+from keras_lso._backend import backend
+from keras_lso._core import methods
+from keras_lso._core.checks import (
+    check_bool,
+    check_callable_rate,
+    check_config,
+    check_patterns,
+    check_rate,
+)
+from keras_lso._core.config_dicts import read_object
+from keras_lso._core.configs import SCHEDULE, modernise
+from keras_lso._core.exclusions import (
+    by_names,
+    by_paths,
+    check_exclusions,
+    warn_of_idle_patterns,
+)
+from keras_lso._core.fused_step import fused_step_of
+from keras_lso._core.gradients import (
+    as_list,
+    check_gradients,
+    check_trainable,
+    pair_gradients,
+)
+from keras_lso._core.methods import OfTFKeras
+from keras_lso._core.option_checks import check_learning_rate
+from keras_lso._core.state_file import checked
+from keras_lso._core.variable_list import VariableList
+from keras_lso._core.wrapper import like
+from keras_lso._keras_internals.optimizers import index_of, updates_of, variables_of
+from keras_lso._keras_internals.rule_optimizer import RuleOptimizer
+from keras_lso._keras_internals.rules import columns_of, registered_rule
+from keras_lso._keras_internals.variables import own_in_scope, path_matches, path_of
+
+
+class OwnOptimizer(RuleOptimizer):
+    """An optimizer whose step is a rule, and that checks its arguments."""
+
+    minimize = methods.minimize
+    apply_gradients = methods.apply_gradients
+    get_gradients = OfTFKeras()
+    get_updates = OfTFKeras()
+    add_slot = OfTFKeras()
+    get_slot = OfTFKeras()
+    get_slot_names = OfTFKeras()
+    add_weight = OfTFKeras()
+    weights = OfTFKeras()
+    get_weights = OfTFKeras()
+    set_weights = OfTFKeras()
+
+    @RuleOptimizer.learning_rate.setter
+    def learning_rate(self, value):
+        """The learning rate of the next step."""
+        value = check_callable_rate("learning_rate", value)
+        RuleOptimizer.learning_rate.fset(self, value)
+
+    # A wrapper need not look at its patterns.
+    _looks_at_patterns = True
+
+    def build(self, variables):
+        """Creates the slots of each variable, and finds out which ones are excluded.
+
+        Args:
+            variables: List of the trainable variables.
+
+        Raises:
+            TypeError: If it is no list of variables.
+            ValueError: If a variable is complex, or there twice.
+        """
+        if self.built:
+            return
+        variables = check_trainable("variables", variables)
+        super().build(variables)
+        self._add_slots(variables)
+        warn_of_idle_patterns([*self._exclusions(), by_names(self)])
+
+    def exclude_from_weight_decay(self, var_list=None, var_names=None):
+        """Excludes variables from both kinds of weight decay, not from adaptation.
+
+        What the argument of the same name excludes stays excluded.
+
+        Args:
+            var_list: List of variables to exclude. Defaults to `None`.
+            var_names: List of regular expressions; a variable is excluded if its
+                name, which is the last part of its path, holds a match of one of
+                them. Defaults to `None`.
+        """
+        super().exclude_from_weight_decay(*check_exclusions(var_list, var_names))
+        if self.built:
+            warn_of_idle_patterns([by_names(self)])
+
+    def _exclusions(self):
+        """Returns the `Exclusion`s by arguments of the constructor, a list."""
+        raise NotImplementedError
+
+    def _fused_step(self, grads, variables):
+        return fused_step_of(registered_rule(self), self, grads, variables)
+
+    def _add_slots(self, variables):
+        raise NotImplementedError
+
+    def apply(self, grads, trainable_variables=None):
+        """Updates the variables.
+
+        Args:
+            grads: List of gradients, one for each variable; None where a variable
+                has none. Integers count as float32.
+            trainable_variables: List of variables. Defaults to those that the
+                optimizer was built for; the first call builds it.
+
+        Raises:
+            TypeError: If one of the two is no list, or if they are swapped.
+            ValueError: If the gradients are not those of the variables, by their number
+                or shapes, or if one is complex.
+        """
+        grads, variables = check_gradients(self, grads, trainable_variables)
+        own_in_scope([*variables, *self.variables])
+        super().apply(backend.steppable(grads), variables)
+
+    def stateless_apply(self, optimizer_variables, grads, trainable_variables):
+        """Does what `apply` does, on values that come in and go out.
+
+        The values that come in stay as they are.
+
+        Args:
+            optimizer_variables: List of tensors, the values of
+                `optimizer.variables`.
+            grads: List of gradients, one for each trainable variable.
+            trainable_variables: List of tensors, the values of the variables that
+                the optimizer was built for.
+
+        Returns:
+            A tuple of the new values of `trainable_variables` and of
+            `optimizer_variables`.
+
+        Raises:
+            ValueError: On PyTorch, if autograd follows a gradient, since it cannot
+                follow the step; on TensorFlow, as in Keras.
+        """
+        own = as_list("optimizer_variables", optimizer_variables, "tensors")
+        trained = as_list("trainable_variables", trainable_variables, "tensors")
+        grads = as_list("grads", grads, "gradients, one for each variable")
+        backend.check_not_followed([*grads, *own])
+        trained, own = super().stateless_apply(own, grads, trained)
+        return trained, like(optimizer_variables, own)
+
+    def finalize_variable_values(self, var_list):
+        """Sets the final values of the variables, those of their averages if any.
+
+        Args:
+            var_list: List of the trainable variables.
+        """
+        super().finalize_variable_values(as_list("var_list", var_list, "variables"))
+
+    # --- State ----------------------------------------------------------------
+
+    @property
+    def variables(self):
+        """The variables: a list, as in Keras 3, but callable, as in tf.keras."""
+        return VariableList(super().variables, called=lambda: self.weights)
+
+    def load_own_variables(self, store):
+        """Reads the state from `store`, all of it or, if it does not fit, nothing.
+
+        Keras's optimizers assign the first variables before they see that the next one
+        does not fit.
+        """
+        super().load_own_variables(checked(self, store))
+
+    def __dir__(self):
+        """Hides `get_slot_names`, by which TensorFlow's checkpoints recognise slots.
+
+        They refuse to save the same slots twice.
+        """
+        return [n for n in super().__dir__() if n != "get_slot_names"]
+
+    # --- What methods of tf.keras ask -----------------------------------------
+
+    def _scaled(self, loss):
+        return self.scale_loss(loss)
+
+    def _unscaled(self, grads):
+        # `apply` divides by `loss_scale_factor`.
+        return grads
+
+    def _apply_scaled(self, grads_and_vars, name):
+        return self.apply_gradients(grads_and_vars, name=name)
+
+    def _weight_layouts(self):
+        """Returns the lists of variables whose values `set_weights` takes."""
+        return [self.weights, list(self.variables)]
+
+    def _assign_weights(self, variables, values):
+        for variable, value in zip(variables, values, strict=True):
+            variable.assign(value)
+
+
+class LayerAdaptive(OwnOptimizer):
+    """An optimizer whose rule is a `LayerAdaptive` of `layer_rules.py`.
+
+    A subclass makes one rule for each treatment, a pair of bools: whether a variable
+    decays, and whether it adapts.
+
+    Attributes:
+        _default_learning_rate: Float, with which `lr` is no contradiction.
+        _kind_of_decay: String, what `weight_decay_rate` is, for an error.
+    """
+
+    _default_learning_rate: float
+    _kind_of_decay: str
+
+    def __init__(
+        self,
+        learning_rate,
+        weight_decay_rate,
+        exclude_from_weight_decay,
+        exclude_from_layer_adaptation,
+        exclude_1d,
+        name,
+        **kwargs,
+    ):
+        learning_rate = self._given_rate(learning_rate, kwargs)
+        decay = check_rate("decay", kwargs.pop("decay", 0.0))
+        weight_decay_rate = check_rate("weight_decay_rate", weight_decay_rate)
+        no_decay = check_patterns(
+            "exclude_from_weight_decay", exclude_from_weight_decay
+        )
+        no_adaptation = check_patterns(
+            "exclude_from_layer_adaptation", exclude_from_layer_adaptation
+        )
+        exclude_1d = check_bool("exclude_1d", exclude_1d)
+        self._check_decays(weight_decay_rate, kwargs.get("weight_decay"))
+        super().__init__(learning_rate=learning_rate, name=name, **kwargs)
+        self.decay = decay
+        self.weight_decay_rate = weight_decay_rate
+        self.exclude_1d = exclude_1d
+        # Not by the argument's name, which is a method of every Keras optimizer.
+        self._no_decay_patterns = no_decay
+        self.exclude_from_layer_adaptation = no_adaptation
+
+    @classmethod
+    def _given_rate(cls, learning_rate, kwargs):
+        """Returns the learning rate, which `kwargs` may hold as `lr`."""
+        if "lr" not in kwargs:
+            return check_learning_rate("learning_rate", learning_rate)
+        if learning_rate != cls._default_learning_rate:
+            raise TypeError(
+                "`lr` is another name of `learning_rate`: give one of them. Received: "
+                f"learning_rate={learning_rate!r}, lr={kwargs['lr']!r}"
+            )
+        return check_learning_rate("lr", kwargs.pop("lr"))
+
+    @classmethod
+    def _check_decays(cls, weight_decay_rate, weight_decay):
+        """Refuses two kinds of weight decay at once."""
+        if weight_decay_rate and weight_decay:
+            name = cls.__name__
+            raise ValueError(
+                f"`weight_decay_rate` {cls._kind_of_decay}; `weight_decay` shrinks the "
+                "weights beside the step. Give one of them. Received: "
+                f"weight_decay_rate={weight_decay_rate}, weight_decay={weight_decay}. "
+                f"{name} as published has `weight_decay_rate` only."
+            )
+
+    @property
+    def lr(self):
+        """The learning rate, as tf.keras called it."""
+        return self.learning_rate
+
+    @lr.setter
+    def lr(self, value):
+        self.learning_rate = value
+
+    def build(self, variables):
+        if self.built:
+            return
+        super().build(variables)
+        patterns = self.exclude_from_layer_adaptation
+        if patterns is None:
+            patterns = self._no_decay_patterns
+        self._adapts = tuple(
+            not self._is_excluded(patterns, v) for v in variables_of(self)
+        )
+
+    def _may_decay(self, variable):
+        return not self._is_excluded(self._no_decay_patterns, variable)
+
+    def _exclusions(self):
+        lists = {
+            "exclude_from_weight_decay": self._no_decay_patterns,
+            "exclude_from_layer_adaptation": self.exclude_from_layer_adaptation,
+        }
+        return [
+            by_paths(
+                self,
+                argument,
+                patterns,
+                partial(self._is_excluded, patterns),
+                # With it a list in vain, such as that of a recipe, costs nothing.
+                is_alone=not self.exclude_1d,
+            )
+            for argument, patterns in lists.items()
+        ]
+
+    def _is_excluded(self, patterns, variable):
+        if self.exclude_1d and len(variable.shape) < 2:
+            return True
+        return path_matches(variable, patterns)
+
+    def decayed(self, learning_rate):
+        """Returns the learning rate of this step, after `decay`.
+
+        Args:
+            learning_rate: Scalar tensor.
+
+        Returns:
+            A scalar tensor.
+        """
+        if not self.decay:
+            return learning_rate
+        learning_rate = ops.convert_to_tensor(learning_rate)
+        steps = ops.cast(updates_of(self), learning_rate.dtype)
+        return learning_rate / (1 + self.decay * steps)
+
+    def trust_ratios(self, grads, variables=None):
+        """Returns by how much each variable's step is rescaled.
+
+        Args:
+            grads: List of unscaled gradients, one for each variable; None where a
+                variable has none.
+            variables: List of variables. Defaults to those that the optimizer was
+                built for.
+
+        Returns:
+            Dict of the variables' paths to scalar tensors, those excluded from the
+            adaptation left out.
+
+        Raises:
+            ValueError: If the optimizer has not been built yet.
+
+        Example:
+
+        >>> import keras, keras_lso
+        >>> optimizer = keras_lso.LARS(1.0, eeta=0.1)
+        >>> w = keras.Variable([3.0, 4.0], name="w")
+        >>> optimizer.build([w])
+        >>> ratios = optimizer.trust_ratios([keras.ops.array([0.0, 2.0])])
+        >>> float(ratios["w"])  # 0.1 * |w| / |g|
+        0.25
+        """
+        if not self.built:
+            raise ValueError(
+                f"To call `trust_ratios`, {type(self).__name__} must be built. Call "
+                "`optimizer.build(trainable_variables)` first."
+            )
+        grads, variables = pair_gradients(self, grads, variables)
+        indices = [index_of(self, v) for v in variables]
+        made = self._make_rules(ops.convert_to_tensor(self.learning_rate))
+        treatments = self._treatments(indices)
+        ratios = {}
+        for index, grad, variable, treatment in zip(
+            indices, grads, variables, treatments, strict=True
+        ):
+            rule = made[treatment]
+            if grad is None or rule.trust_ratio is None:
+                continue
+            grad = backend.in_float32(backend.to_dense(grad))
+            slots = [column[index] for column in columns_of(type(rule), self)]
+            norms = backend.norms_of(rule, grad, variable, *slots)
+            ratio = rule.trust_ratio(*norms, rule.weight_decay)
+            ratios[path_of(variable)] = ops.stop_gradient(ratio)
+        return ratios
+
+    def _treatments(self, indices):
+        decaying = self._decaying(indices)
+        return [(d, self._adapts[i]) for d, i in zip(decaying, indices, strict=True)]
+
+    def get_config(self):
+        config = super().get_config()
+        config.update(
+            {
+                "weight_decay_rate": self.weight_decay_rate,
+                "exclude_from_weight_decay": _as_list(self._no_decay_patterns),
+                "exclude_from_layer_adaptation": _as_list(
+                    self.exclude_from_layer_adaptation
+                ),
+                "exclude_1d": self.exclude_1d,
+                "decay": self.decay,
+            }
+        )
+        return config
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Makes an optimizer from what `get_config` returned.
+
+        Args:
+            config: Dict. One of the Model Garden's optimizer of this name will do.
+            custom_objects: Dict of names to classes that the config refers to.
+
+        Returns:
+            An optimizer of this class.
+        """
+        config = check_config(cls.__name__, config)
+        learning_rate = config.get("learning_rate")
+        if isinstance(learning_rate, dict):
+            config["learning_rate"] = read_object(
+                keras.optimizers.schedules.deserialize,
+                modernise(SCHEDULE, learning_rate, custom_objects),
+                "`learning_rate`",
+                custom_objects,
+            )
+        return super().from_config(config, custom_objects=custom_objects)
+
+
+def _as_list(patterns):
+    # Keras tracks the lists that are attributes, and hands out its own kind.
+    return None if patterns is None else list(patterns)

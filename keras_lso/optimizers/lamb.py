@@ -1,0 +1,257 @@
+"""`LAMB`: Adam with layer-wise adaptive rates, for large batches."""
+
+import math
+
+import keras
+import numpy as np
+
+from keras_lso._backend import backend, layer_rules
+from keras_lso._core.checks import (
+    check_bool,
+    check_config,
+    check_factor,
+    check_rate,
+    refusal,
+)
+from keras_lso._keras_internals.optimizers import updates_of
+from keras_lso._keras_internals.rule_optimizer import steps_by
+from keras_lso.optimizers.base import LayerAdaptive
+
+
+@steps_by(layer_rules.LAMB, slots=("momentums", "velocities"))
+@keras.saving.register_keras_serializable("keras_lso", name="LAMB")
+class LAMB(LayerAdaptive):
+    """Optimizer that gives each layer a learning rate of its own, on top of Adam.
+
+    LAMB moves each layer in the direction of Adam with weight decay, and as far as a
+    share of the norm of its weights: `learning_rate` is that share. Transformers train
+    with it at batch sizes at which one rate for all layers is too high for some.
+
+    ```python
+    m = beta_1 * m + (1 - beta_1) * g
+    v = beta_2 * v + (1 - beta_2) * g**2
+    m_hat = m / (1 - beta_1**t)             # bias_correction=False: m_hat = m
+    v_hat = v / (1 - beta_2**t)             # bias_correction=False: v_hat = v
+    d = m_hat / (sqrt(v_hat) + epsilon) + weight_decay_rate * w
+
+    trust_ratio = min(max(|w| / |d|, min_trust_ratio), max_trust_ratio)
+    trust_ratio = 1 where |w| or |d| is 0
+    w = w - learning_rate * trust_ratio * d
+    ```
+
+    `t` is the number of this update, from 1. This is Algorithm 2 of the paper, which
+    bounds `|w|` where this class bounds the ratio, if it is asked to.
+
+    Norms are those of whole variables, accumulated in float32 at least. Trust ratios
+    are of unscaled gradients: for float16 write
+    `keras_lso.LossScaleOptimizer(LAMB(...))`. `build` determines which variables are
+    excluded.
+
+    Args:
+        learning_rate: A float, a `keras.optimizers.schedules.LearningRateSchedule`,
+            or a callable without arguments that returns the value to use. Defaults to
+            `0.001`.
+        beta_1: Float of at least 0 and below 1. How much of the mean of the gradients
+            is kept in a step. Defaults to `0.9`.
+        beta_2: Float of at least 0 and below 1. How much of the mean of their squares
+            is kept in a step. Defaults to `0.999`.
+        epsilon: Float. Added to the root of that mean. 0 stands for
+            `keras.config.epsilon()`, as in the Model Garden. Defaults to `1e-6`.
+        weight_decay_rate: Float. The factor of the weights in the direction, which
+            takes part in the trust ratio. Defaults to `0.0`.
+        exclude_from_weight_decay: List of regular expressions. A variable whose
+            path (`"block/layer_norm/gamma"`) holds a match of one of them is not
+            decayed. Defaults to `None`: all are. A variable that Keras's method of the
+            same name excludes is not decayed either. The `:0` at the end of
+            TensorFlow's names may be in a pattern. `build` warns of a pattern that
+            matches nothing: if none of the list matches, or if what is near to it, as
+            `layer_norm` is to `LayerNorm`, is not excluded.
+        exclude_from_layer_adaptation: List of regular expressions. A variable whose
+            path holds a match has a trust ratio of 1. Defaults to `None`: the same
+            as `exclude_from_weight_decay`. An empty list excludes none.
+        name: String. The name of the optimizer. Defaults to `"LAMB"`.
+        bias_correction: Bool. Whether the moments, which begin with 0, are divided by
+            what they have forgotten. Defaults to `True`.
+        min_trust_ratio: Float. The lower bound of the trust ratio. Defaults to `None`:
+            there is none.
+        max_trust_ratio: Float. The upper bound of the trust ratio. Defaults to `None`:
+            there is none.
+        exclude_1d: Bool. Whether to exclude every variable of less than two
+            dimensions, such as biases and the weights of normalization, from both
+            decay and adaptation. The biases of `keras.layers.MultiHeadAttention` have
+            two: exclude those by `"bias"`. Defaults to `False`.
+        **kwargs: The keywords of every Keras optimizer (`clipnorm`,
+            `global_clipnorm`, `clipvalue`, `use_ema`, `ema_momentum`,
+            `ema_overwrite_frequency`, `gradient_accumulation_steps`,
+            `weight_decay`, ...), and two of tf.keras: `lr`, another name of
+            `learning_rate`, and `decay`, which divides the learning rate by
+            `1 + decay * iterations`.
+
+    Raises:
+        ValueError, TypeError: If an argument is none of the above.
+
+    Example:
+
+    >>> import keras, keras_lso
+    >>> optimizer = keras_lso.LAMB(learning_rate=0.1)
+    >>> w = keras.Variable([3.0, 4.0])
+    >>> optimizer.apply([keras.ops.array([0.0, 100.0])], [w])
+    >>> print(w.numpy())  # |w| is 5: a step of 0.1 * 5
+    [3.  3.5]
+
+    What BERT is trained with, but for the schedule:
+
+    >>> optimizer = keras_lso.LAMB(
+    ...     2e-3,
+    ...     weight_decay_rate=0.01,
+    ...     exclude_from_weight_decay=["(?i)layer_?norm", "bias"],
+    ...     global_clipnorm=1.0,
+    ... )
+
+    References:
+
+    - [You et al., 2020, Large Batch Optimization for Deep Learning: Training BERT in
+        76 minutes](https://arxiv.org/abs/1904.00962), Algorithm 2
+    - [TensorFlow Model Garden, `tfm.optimization.lamb.LAMB`](
+        https://www.tensorflow.org/api_docs/python/tfm/optimization/lamb/LAMB)
+    """
+
+    _default_learning_rate = 0.001
+    _kind_of_decay = "takes part in the trust ratio"
+    _tf_keras_slots = {"m": "momentums", "v": "velocities"}
+
+    def __init__(
+        self,
+        learning_rate=_default_learning_rate,
+        beta_1=0.9,
+        beta_2=0.999,
+        epsilon=1e-6,
+        weight_decay_rate=0.0,
+        exclude_from_weight_decay=None,
+        exclude_from_layer_adaptation=None,
+        name="LAMB",
+        *,
+        bias_correction=True,
+        min_trust_ratio=None,
+        max_trust_ratio=None,
+        exclude_1d=False,
+        **kwargs,
+    ):
+        beta_1, beta_2 = _check_beta("beta_1", beta_1), _check_beta("beta_2", beta_2)
+        epsilon = check_rate("epsilon", epsilon)
+        bias_correction = check_bool("bias_correction", bias_correction)
+        min_trust_ratio, max_trust_ratio = _check_bounds(
+            min_trust_ratio, max_trust_ratio
+        )
+        super().__init__(
+            learning_rate,
+            weight_decay_rate,
+            exclude_from_weight_decay,
+            exclude_from_layer_adaptation,
+            exclude_1d,
+            name,
+            **kwargs,
+        )
+        self.beta_1 = beta_1
+        self.beta_2 = beta_2
+        # As in the Model Garden: 0 / 0 would be NaN.
+        self.epsilon = epsilon or keras.config.epsilon()
+        self.bias_correction = bias_correction
+        self.min_trust_ratio = min_trust_ratio
+        self.max_trust_ratio = max_trust_ratio
+
+    def _add_slots(self, variables):
+        self.momentums, self.velocities = self.add_optimizer_variables(
+            variables, ["momentum", "velocity"]
+        )
+
+    def _make_rules(self, learning_rate):
+        learning_rate = self.decayed(learning_rate)
+        dtype = keras.backend.standardize_dtype(learning_rate.dtype)
+        upper = self.max_trust_ratio
+        trust_ratio = layer_rules.TrustRatio(
+            lower=self.min_trust_ratio or 0.0,
+            upper=math.inf if upper is None else upper,
+        )
+        step = None
+        if self.bias_correction:
+            step = backend.scalar(updates_of(self), dtype) + 1
+        return {
+            (decays, adapts): layer_rules.LAMB(
+                learning_rate=learning_rate,
+                beta_1=_as_in_dtype(self.beta_1, dtype),
+                beta_2=_as_in_dtype(self.beta_2, dtype),
+                epsilon=self.epsilon,
+                weight_decay=self.weight_decay_rate if decays else 0.0,
+                trust_ratio=trust_ratio if adapts else None,
+                step=step,
+            )
+            for decays in (True, False)
+            for adapts in (True, False)
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Makes an optimizer from what `get_config` returned.
+
+        Args:
+            config: Dict. One of the `LAMB` of the Model Garden or of TensorFlow Addons,
+                whose later versions say `weight_decay`, will do.
+            custom_objects: Dict of names to classes that the config refers to.
+
+        Returns:
+            A `LAMB`.
+        """
+        config = check_config(cls.__name__, config)
+        has_rate = "weight_decay_rate" in config
+        # Keras's own `Lamb` says None where it has none.
+        if not has_rate and config.get("weight_decay") is not None:
+            config["weight_decay_rate"] = config.pop("weight_decay")
+        return super().from_config(config, custom_objects=custom_objects)
+
+    def get_config(self):
+        config = super().get_config()
+        config.update(
+            {
+                "beta_1": self.beta_1,
+                "beta_2": self.beta_2,
+                "epsilon": self.epsilon,
+                "bias_correction": self.bias_correction,
+                "min_trust_ratio": self.min_trust_ratio,
+                "max_trust_ratio": self.max_trust_ratio,
+            }
+        )
+        return config
+
+
+def _as_in_dtype(beta, dtype):
+    """Returns a beta as a tensor of this dtype would hold it.
+
+    In float32 `1 - beta` is off by 5e-5 for a beta of 0.999. The bias correction, which
+    is computed in float32, is then off by as much, and so it is in the Model Garden.
+    """
+    return beta if dtype == "float64" else float(np.float32(beta))
+
+
+def _check_beta(argument, value):
+    """Returns a float of at least 0 and below 1, with which `1 - beta` is no 0."""
+    if value == 0 and not isinstance(value, bool):
+        return 0.0
+    beta = check_factor(argument, value, above=0.0, below=1.0)
+    if _as_in_dtype(beta, "float32") == 1:
+        raise refusal(argument, value, "be below 1 in float32")
+    return beta
+
+
+def _check_bounds(lower, upper):
+    """Returns both as floats, or None."""
+    if lower is not None:
+        lower = check_rate("min_trust_ratio", lower)
+    if upper is not None:
+        upper = check_rate("max_trust_ratio", upper)
+    if upper is not None and (lower or 0.0) > upper:
+        raise ValueError(
+            "`min_trust_ratio` must not exceed `max_trust_ratio`. Received: "
+            f"min_trust_ratio={lower}, max_trust_ratio={upper}"
+        )
+    return lower, upper

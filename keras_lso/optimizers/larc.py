@@ -1,0 +1,389 @@
+"""`LARC`: layer-wise adaptive rate control, in front of any optimizer.
+
+It is apart from `_core/`, since no other optimizer needs it.
+"""
+
+import keras
+from keras import ops
+
+from keras_lso._backend import backend, layer_rules
+from keras_lso._core.checks import check_config, check_patterns, check_rate
+from keras_lso._core.config_dicts import read_object
+from keras_lso._core.configs import check_numbers
+from keras_lso._core.exclusions import by_paths
+from keras_lso._core.gradients import (
+    as_list,
+    check_trainable,
+    pair_gradients,
+    reduce_gradients,
+    split_pairs,
+)
+from keras_lso._core.option_checks import check_choice
+from keras_lso._core.rates import rate_of
+from keras_lso._core.state_file import checked
+from keras_lso._core.step import Gradients
+from keras_lso._core.wrapper import Wrapper, check_optimizer, passed_on
+from keras_lso._keras_internals.distribution import reduced_gradients, sharded_slots
+from keras_lso._keras_internals.optimizers import (
+    as_accumulated,
+    chain_of,
+    config_of,
+    count_by,
+    iteration_variable,
+    public_config,
+)
+from keras_lso._keras_internals.variables import (
+    is_overwritten,
+    overwritten,
+    own_in_scope,
+    path_matches,
+)
+from keras_lso.loss_scale_optimizer import LossScaleOptimizer
+from keras_lso.optimizers.base import LayerAdaptive
+
+CLIP, SCALE = MODES = ("clip", "scale")
+
+
+@keras.saving.register_keras_serializable("keras_lso", name="LARC")
+class LARC(Wrapper):
+    """Optimizer that rescales each layer's gradient before an inner optimizer.
+
+    It limits every layer's step to a share `eta` of the norm of its weights, whatever
+    optimizer takes that step, unless `min_update` is above that.
+
+    ```python
+    # mode="clip": the gradient shrinks where the step would be too long
+    ratio = eta * |w| / (learning_rate * (|g| + epsilon))
+    ratio = min(max(ratio, min_update), 1)
+
+    # mode="scale": as LARS, the learning rate comes on top of it
+    ratio = eta * |w| / (|g| + epsilon)
+    ratio = max(ratio, min_update)
+
+    inner_optimizer.apply(ratio * g)
+    ```
+
+    A layer whose weights are all zero, such as a new bias, moves by `min_update`
+    only: leave biases out with `exclude`.
+
+    Ratios are of unscaled gradients: for float16 write
+    `LossScaleOptimizer(LARC(inner_optimizer))`. `LARC(LossScaleOptimizer(...))` does
+    the same in a custom loop, but `compile` under `"mixed_float16"` would scale the
+    loss a second time.
+
+    With `gradient_accumulation_steps` on the inner optimizer the gradient of each
+    micro-batch is rescaled. `clipnorm` and the like clip the rescaled gradients.
+
+    Args:
+        inner_optimizer: The `keras.optimizers.Optimizer` to wrap. Its
+            hyperparameters (`learning_rate`, `momentum`, ...) can be read and set
+            on this optimizer as well.
+        eta: Float. The trust coefficient, the share of a layer's norm by which it
+            may move. Defaults to `0.002`.
+        mode: `"clip"` or `"scale"`. Defaults to `"clip"`.
+        min_update: Float. The lowest ratio. Defaults to `1e-7`.
+        epsilon: Float. Added to the norm of the gradient. Defaults to `1e-7`.
+        exclude: List of regular expressions. The gradient of a variable whose path
+            (`"block/bn/gamma"`) holds a match of one of them is not rescaled.
+            Defaults to `None`: all are rescaled. The `:0` at the end of TensorFlow's
+            names may be in a pattern. `build` warns of a pattern that matches nothing:
+            if none of the list matches, or if what is near to it is not excluded.
+        name: String. The name of the optimizer. Defaults to `"LARC"`.
+
+    Raises:
+        ValueError, TypeError: If an argument is none of the above.
+
+    Example:
+
+    >>> import keras, keras_lso
+    >>> optimizer = keras_lso.LARC(keras.optimizers.SGD(1.0), eta=0.01)
+    >>> w = keras.Variable([3.0, 4.0])
+    >>> optimizer.apply([keras.ops.array([0.0, 100.0])], [w])
+    >>> print(w.numpy())  # |w| is 5: a step of 0.01 * 5
+    [3.   3.95]
+
+    References:
+
+    - [OpenSeq2Seq, `optimize_loss`](
+        https://nvidia.github.io/OpenSeq2Seq/html/optimizers.html)
+    - [You, Gitman, Ginsburg, 2017, Large Batch Training of Convolutional Networks](
+        https://arxiv.org/abs/1708.03888)
+    """
+
+    loss_scale_factor = passed_on(
+        "loss_scale_factor", "The inner optimizer's fixed loss scale."
+    )
+
+    def __init__(
+        self,
+        inner_optimizer,
+        eta=0.002,
+        mode=CLIP,
+        min_update=1e-7,
+        epsilon=1e-7,
+        exclude=None,
+        name="LARC",
+    ):
+        check_optimizer(inner_optimizer)
+        if type(inner_optimizer) is keras.optimizers.LossScaleOptimizer:
+            raise TypeError(
+                "LARC needs unscaled gradients, which Keras's own LossScaleOptimizer "
+                "does not pass on. Write "
+                "keras_lso.LossScaleOptimizer(keras_lso.LARC(inner_optimizer))."
+            )
+        eta = check_rate("eta", eta)
+        check_choice("mode", mode, MODES)
+        if mode == CLIP and not hasattr(inner_optimizer, "learning_rate"):
+            raise ValueError(
+                "mode='clip' divides by the learning rate, and a "
+                f"{type(inner_optimizer).__name__} has no single one. Wrap each of its "
+                "optimizers in a LARC of its own, or write mode='scale'."
+            )
+        min_update = check_rate("min_update", min_update)
+        epsilon = check_rate("epsilon", epsilon)
+        exclude = check_patterns("exclude", exclude)
+        super().__init__(learning_rate=0.0, name=name)
+        self.inner_optimizer = inner_optimizer
+        self.eta = eta
+        self.mode = mode
+        self.min_update = min_update
+        self.epsilon = epsilon
+        self.exclude = exclude
+        count_by(self, inner_optimizer)
+
+    def build(self, variables):
+        """Creates the variables of the inner optimizer.
+
+        Args:
+            variables: List of the trainable variables.
+        """
+        if self.built:
+            return
+        variables = check_trainable("variables", variables)
+        with sharded_slots(self.inner_optimizer, variables):
+            self.inner_optimizer.build(variables)
+        self._finish_build(variables)
+
+    def _exclusions(self):
+        return [by_paths(self, "exclude", self.exclude), *super()._exclusions()]
+
+    def scale_loss(self, loss):
+        """Scales the loss as the inner optimizer does.
+
+        Args:
+            loss: Tensor or number.
+
+        Returns:
+            The scaled loss.
+        """
+        return self.inner_optimizer.scale_loss(loss)
+
+    def apply(self, grads, trainable_variables=None, axis_name=None, **kwargs):
+        """Rescales the gradients, and lets the inner optimizer apply them.
+
+        Args:
+            grads: List of gradients, one for each variable; None where a variable
+                has none. Integers count as float32.
+            trainable_variables: List of variables. Defaults to those that the
+                optimizer was built for; the first call builds it.
+            axis_name: String or tuple of strings. On JAX, inside of `jax.shard_map`
+                or `jax.pmap`: the axis over which the gradients are still to be
+                averaged. Defaults to `None`: the caller has averaged them.
+            **kwargs: Arguments of the inner optimizer's `apply`, such as `scaled` and
+                `update_scale` of a `LossScaleOptimizer`.
+        """
+        grads = as_list("grads", grads, "gradients, one for each variable")
+        # It may raise, so it comes before anything is built.
+        inv_scale = self._inv_scale(grads, kwargs)
+        backend.check_axis_name(axis_name)
+        grads, variables = pair_gradients(self, grads, trainable_variables)
+        if not variables:
+            return
+        grads = backend.steppable(grads)
+        grads, _ = reduce_gradients(
+            self, grads, variables, overwritten(variables), axis_name
+        )
+        ratios = self.ratios(grads, variables, inv_scale)
+        rescaled = [
+            g if ratio is None else _multiply(g, ratio)
+            for g, ratio in zip(grads, ratios, strict=True)
+        ]
+        rescaled = as_accumulated(self.inner_optimizer, rescaled, variables)
+        own_in_scope([*variables, *self.variables])
+        with reduced_gradients(self.inner_optimizer):
+            self.inner_optimizer.apply(rescaled, variables, **kwargs)
+
+    def ratios(self, grads, variables, inv_scale=1.0):
+        """Returns the factor of each gradient.
+
+        Args:
+            grads: List of gradients, one for each variable, or None.
+            variables: List of variables.
+            inv_scale: Float32 scalar (tensor), the factor that unscales the gradients.
+                Defaults to `1.0`: they are not scaled.
+
+        Returns:
+            List of float32 scalar tensors; None for a gradient that is not rescaled.
+        """
+        grads = as_list("grads", grads, "gradients, one for each variable")
+        variables = as_list("variables", variables, "variables")
+        found: list = [None] * len(grads)
+        chosen = [
+            i
+            for i, (g, v) in enumerate(zip(grads, variables, strict=True))
+            if g is not None
+            and not is_overwritten(v)
+            and not path_matches(v, self.exclude)
+        ]
+        if not chosen:
+            return found
+        values = [ops.convert_to_tensor(variables[i]) for i in chosen]
+        g_norms = _stack(backend.l2_norms([grads[i] for i in chosen]))
+        w_norms = _stack(backend.l2_norms(values))
+        ratios = self._ratios(g_norms * inv_scale, w_norms)
+        for i, ratio in zip(chosen, ops.unstack(ratios, len(chosen)), strict=True):
+            found[i] = ratio
+        return found
+
+    def _ratios(self, g_norms, w_norms):
+        trust_ratio = layer_rules.TrustRatio(self.eta, self.epsilon)
+        numerators, denominators = trust_ratio.fraction(g_norms, w_norms)
+        if self.mode == CLIP:
+            denominators = denominators * ops.cast(self._rate(), "float32")
+        scalars = backend.scalars
+        highest = scalars.ones_like(numerators)
+        # Over 0 it is inf, and never the NaN of 0 / 0: see `fraction`.
+        ratios = scalars.where(denominators == 0, highest, numerators) / denominators
+        # A tensor: Keras may convert numbers to `floatx`, which may be float16.
+        lowest = ops.convert_to_tensor(self.min_update, "float32")
+        # Not finite: the denominator is 0, or a norm overflows float32.
+        limited = scalars.maximum(ratios, lowest)
+        ratios = scalars.where(ops.isfinite(ratios), limited, highest)
+        return ops.minimum(ratios, highest) if self.mode == CLIP else ratios
+
+    def _rate(self):
+        """Returns the learning rate of the innermost optimizer's step."""
+        innermost = chain_of(self)[-1]
+        rate = rate_of(innermost)
+        is_decayed = isinstance(innermost, LayerAdaptive)
+        return innermost.decayed(rate) if is_decayed else rate
+
+    def _inv_scale(self, grads, kwargs):
+        """Returns the factor that unscales the gradients' norms.
+
+        Rescaled gradients are other tensors, of which the optimizer inside cannot tell
+        whether they are scaled: `kwargs`, its arguments, says so afterwards.
+        """
+        guards = [o for o in chain_of(self) if isinstance(o, LossScaleOptimizer)]
+        if not guards:
+            factor = self.loss_scale_factor
+            return 1.0 if factor is None else 1.0 / factor
+        scaling = guards[0]._scaling
+        if kwargs.get("scaled") is None:
+            if scaling.gradients is Gradients.UNKNOWN:
+                raise ValueError(
+                    "LARC wraps a LossScaleOptimizer that has scaled no loss yet, so "
+                    "it cannot tell whether the gradients are scaled. Under "
+                    "'mixed_float16' `compile` wraps LARC in a second "
+                    "LossScaleOptimizer, which then scales: write "
+                    "LossScaleOptimizer(LARC(inner_optimizer)) instead. In a custom "
+                    "loop call `optimizer.scale_loss(loss)` first, or write "
+                    "`apply(..., scaled=True)` or `scaled=False`."
+                )
+            kwargs["scaled"] = scaling.are_scaled(grads)
+        return scaling.inv_scale(kwargs["scaled"])
+
+    def apply_gradients(self, grads_and_vars, **kwargs):
+        """Runs `apply` on pairs.
+
+        Args:
+            grads_and_vars: List of `(gradient, variable)` pairs.
+            **kwargs: See `apply`.
+
+        Returns:
+            The variable that counts the applied steps.
+        """
+        grads, variables = split_pairs(grads_and_vars)
+        self.apply(grads, variables, **kwargs)
+        return iteration_variable(chain_of(self)[-1])
+
+    def finalize_variable_values(self, var_list):
+        """Lets the inner optimizer set the final values (EMA) of `var_list`.
+
+        Args:
+            var_list: List of trainable variables.
+        """
+        var_list = as_list("var_list", var_list, "variables")
+        self.inner_optimizer.finalize_variable_values(var_list)
+
+    # --- State: that of the inner optimizer, and nothing else ---------------------
+
+    @property
+    def variables(self):
+        """The variables of the inner optimizer."""
+        return self.inner_optimizer.variables
+
+    def set_weights(self, weights):
+        self.inner_optimizer.set_weights(as_list("weights", weights, "arrays"))
+
+    def save_own_variables(self, store):
+        """Writes the state of the inner optimizer, in its layout."""
+        self.inner_optimizer.save_own_variables(store)
+
+    def load_own_variables(self, store):
+        """Reads the state of the inner optimizer, in its layout."""
+        inner = self.inner_optimizer
+        own_layout = type(inner).load_own_variables
+        # A user's class with a method of its own may have a layout of its own.
+        if own_layout is keras.optimizers.Optimizer.load_own_variables:
+            store = checked(inner, store)
+        inner.load_own_variables(store)
+
+    def __dir__(self):
+        # Keras saves every attribute listed by `dir()`. `save_own_variables` has
+        # saved the inner optimizer already: a file is the same without LARC.
+        return [n for n in super().__dir__() if n != "inner_optimizer"]
+
+    def get_config(self):
+        return {
+            "name": self.name,
+            "inner_optimizer": config_of(self.inner_optimizer),
+            "eta": self.eta,
+            "mode": self.mode,
+            "min_update": self.min_update,
+            "epsilon": self.epsilon,
+            "exclude": None if self.exclude is None else list(self.exclude),
+        }
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Returns the `LARC` that a config describes.
+
+        Args:
+            config: Dict, as `get_config` returns it.
+            custom_objects: Dict of names to classes that the config refers to.
+                Defaults to `None`.
+
+        Returns:
+            A `LARC`.
+        """
+        config = check_config("LARC", config)
+        inner = public_config(config.pop("inner_optimizer", None))
+        if not isinstance(inner, dict):
+            raise ValueError(
+                "The config of a LARC must hold the config dict of its inner optimizer "
+                f"as 'inner_optimizer'. Received: inner_optimizer={inner!r}"
+            )
+        check_numbers(inner, "`inner_optimizer`")
+        read = keras.saving.deserialize_keras_object
+        inner = read_object(read, inner, "`inner_optimizer`", custom_objects)
+        return cls(inner, **config)
+
+
+def _stack(norms):
+    return ops.stack([ops.cast(norm, "float32") for norm in norms])
+
+
+def _multiply(grad, ratio):
+    # In float32: in float16 a small ratio would flush the gradient to zero.
+    return backend.map_values(lambda v: backend.times(v, ratio), grad)

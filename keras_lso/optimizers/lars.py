@@ -1,0 +1,209 @@
+"""`LARS`: layer-wise adaptive rate scaling, for large batches."""
+
+import math
+
+import keras
+
+from keras_lso._backend import layer_rules
+from keras_lso._core.checks import check_bool, check_rate, check_share
+from keras_lso._core.option_checks import check_choice
+from keras_lso._keras_internals.rule_optimizer import steps_by
+from keras_lso.optimizers.base import LayerAdaptive
+
+MODEL_GARDEN, PAPER = TRUST_RATIOS = ("model_garden", "paper")
+
+
+@steps_by(layer_rules.LARS, slots=("momentums",))
+@keras.saving.register_keras_serializable("keras_lso", name="LARS")
+class LARS(LayerAdaptive):
+    """Optimizer that gives each layer a learning rate of its own.
+
+    LARS moves each layer in proportion to its weights: by a share `eeta` of their
+    norm, whatever the norm of its gradient. No layer then diverges at a learning rate
+    that is high enough for large batches.
+
+    ```python
+    d = g + weight_decay_rate * w
+    trust_ratio = eeta * |w| / |d|                          # 1 where a norm is 0
+
+    v = momentum * v + learning_rate * trust_ratio * d
+    w = w - v                                               # nesterov=False
+    w = w - (momentum * v + learning_rate * trust_ratio * d)    # nesterov=True
+    ```
+
+    With `classic_momentum=False` the learning rate does not enter the momentum, and
+    the trust ratio is that of the update:
+
+    ```python
+    v = momentum * v + d
+    u = v                                                   # nesterov=False
+    u = momentum * v + d                                    # nesterov=True
+    trust_ratio = eeta * |w| / |u|                          # 1 where a norm is 0
+    w = w - learning_rate * trust_ratio * u
+    ```
+
+    Norms are those of whole variables, accumulated in float32 at least: a norm above
+    1.8e19 counts as infinite (the layer does not move), one below 1e-22 as 0. Trust
+    ratios are of unscaled gradients: for float16 write
+    `keras_lso.LossScaleOptimizer(LARS(...))`. `build` determines which variables are
+    excluded.
+
+    Args:
+        learning_rate: A float, a `keras.optimizers.schedules.LearningRateSchedule`,
+            or a callable without arguments that returns the value to use. It is
+            multiplied by a layer's trust ratio, and thus far higher than that of SGD:
+            10 for a ResNet-50 at batch size 4,096. Defaults to `0.01`.
+        momentum: Float between 0 and 1. Defaults to `0.9`.
+        weight_decay_rate: Float. The factor of the L2 penalty's gradient, which
+            takes part in the trust ratio. Defaults to `0.0`.
+        eeta: Float. The share of a layer's norm by which it moves at a learning
+            rate of 1; the paper's trust coefficient. Defaults to `0.001`.
+        nesterov: Bool. Whether to use Nesterov momentum. Defaults to `False`.
+        classic_momentum: Bool. Whether the learning rate enters the momentum.
+            Defaults to `True`.
+        exclude_from_weight_decay: List of regular expressions. A variable whose
+            path (`"block/bn/gamma"`) holds a match of one of them is not decayed.
+            Defaults to `None`: all are. A variable that Keras's method of the same
+            name excludes is not decayed either. The `:0` at the end of TensorFlow's
+            names may be in a pattern. `build` warns of a pattern that matches nothing:
+            if none of the list matches, or if what is near to it is not excluded.
+        exclude_from_layer_adaptation: List of regular expressions. A variable whose
+            path holds a match has a trust ratio of 1. Defaults to `None`: the same
+            as `exclude_from_weight_decay`. An empty list excludes none.
+        name: String. The name of the optimizer. Defaults to `"LARS"`.
+        trust_ratio: `"model_garden"`, as above, or `"paper"`, as in the paper and
+            in MLPerf's reference, for classic momentum only:
+            `eeta * |w| / (|g| + weight_decay_rate * |w| + epsilon)`. Defaults to
+            `"model_garden"`.
+        epsilon: Float. Added to the denominator of the trust ratio. Defaults to `0.0`.
+        trust_clip: Bool. Whether trust ratios above 1 become 1. Defaults to `False`.
+        exclude_1d: Bool. Whether to exclude every variable of less than two
+            dimensions, such as biases and the weights of normalization, from both
+            decay and adaptation, as MLPerf and MoCo do. Defaults to `False`.
+        **kwargs: The keywords of every Keras optimizer (`clipnorm`,
+            `global_clipnorm`, `clipvalue`, `use_ema`, `ema_momentum`,
+            `ema_overwrite_frequency`, `gradient_accumulation_steps`,
+            `weight_decay`, ...), and two of tf.keras: `lr`, another name of
+            `learning_rate`, and `decay`, which divides the learning rate by
+            `1 + decay * iterations`.
+
+    Raises:
+        ValueError, TypeError: If an argument is none of the above.
+
+    Example:
+
+    >>> import keras, keras_lso
+    >>> optimizer = keras_lso.LARS(learning_rate=10.0, momentum=0.9)
+    >>> w = keras.Variable([3.0, 4.0])
+    >>> optimizer.apply([keras.ops.array([0.0, 100.0])], [w])
+    >>> print(w.numpy())  # |w| is 5: a step of 10 * 0.001 * 5
+    [3.   3.95]
+
+    Only matrices and kernels adapt and decay, without a list of names:
+
+    >>> optimizer = keras_lso.LARS(10.0, weight_decay_rate=2e-4, exclude_1d=True)
+
+    References:
+
+    - [You, Gitman, Ginsburg, 2017, Large Batch Training of Convolutional Networks](
+        https://arxiv.org/abs/1708.03888)
+    - [TensorFlow Model Garden, `tfm.optimization.lars.LARS`](
+        https://www.tensorflow.org/api_docs/python/tfm/optimization/lars/LARS)
+    """
+
+    _default_learning_rate = 0.01
+    _kind_of_decay = "is an L2 penalty that takes part in the trust ratio"
+    _tf_keras_slots = {"momentum": "momentums"}
+
+    def __init__(
+        self,
+        learning_rate=_default_learning_rate,
+        momentum=0.9,
+        weight_decay_rate=0.0,
+        eeta=0.001,
+        nesterov=False,
+        classic_momentum=True,
+        exclude_from_weight_decay=None,
+        exclude_from_layer_adaptation=None,
+        name="LARS",
+        *,
+        trust_ratio=MODEL_GARDEN,
+        epsilon=0.0,
+        trust_clip=False,
+        exclude_1d=False,
+        **kwargs,
+    ):
+        momentum = check_share("momentum", momentum)
+        eeta = check_rate("eeta", eeta)
+        nesterov = check_bool("nesterov", nesterov)
+        classic_momentum = check_bool("classic_momentum", classic_momentum)
+        check_choice("trust_ratio", trust_ratio, TRUST_RATIOS)
+        epsilon = check_rate("epsilon", epsilon)
+        trust_clip = check_bool("trust_clip", trust_clip)
+        _check_together(trust_ratio, classic_momentum)
+        super().__init__(
+            learning_rate,
+            weight_decay_rate,
+            exclude_from_weight_decay,
+            exclude_from_layer_adaptation,
+            exclude_1d,
+            name,
+            **kwargs,
+        )
+        self.momentum = momentum
+        self.eeta = eeta
+        self.nesterov = nesterov
+        self.classic_momentum = classic_momentum
+        self.trust_ratio = trust_ratio
+        self.epsilon = epsilon
+        self.trust_clip = trust_clip
+
+    def _add_slots(self, variables):
+        self.momentums = self.add_optimizer_variables(variables, "momentum")
+
+    def _make_rules(self, learning_rate):
+        learning_rate = self.decayed(learning_rate)
+        trust_ratio = layer_rules.TrustRatio(
+            self.eeta,
+            self.epsilon,
+            upper=1.0 if self.trust_clip else math.inf,
+            paper=self.trust_ratio == PAPER,
+        )
+        return {
+            (decays, adapts): layer_rules.LARS(
+                learning_rate=learning_rate,
+                momentum=self.momentum,
+                weight_decay=self.weight_decay_rate if decays else 0.0,
+                trust_ratio=trust_ratio if adapts else None,
+                nesterov=self.nesterov,
+                classic_momentum=self.classic_momentum,
+            )
+            for decays in (True, False)
+            for adapts in (True, False)
+        }
+
+    def get_config(self):
+        config = super().get_config()
+        config.update(
+            {
+                "momentum": self.momentum,
+                "eeta": self.eeta,
+                "nesterov": self.nesterov,
+                "classic_momentum": self.classic_momentum,
+                "trust_ratio": self.trust_ratio,
+                "epsilon": self.epsilon,
+                "trust_clip": self.trust_clip,
+            }
+        )
+        return config
+
+
+def _check_together(trust_ratio, classic_momentum):
+    """Refuses arguments that contradict each other."""
+    if trust_ratio == PAPER and not classic_momentum:
+        raise ValueError(
+            "The paper's trust ratio is of the gradient, before it enters the "
+            "momentum, so trust_ratio='paper' needs classic_momentum=True. "
+            "Received: classic_momentum=False. For popular momentum write "
+            "trust_ratio='model_garden'."
+        )

@@ -1,0 +1,228 @@
+"""`NovoGrad`: momentum of gradients that are normalized layer by layer."""
+
+import keras
+
+from keras_lso._backend import layer_rules
+from keras_lso._core.checks import (
+    check_bool,
+    check_config,
+    check_patterns,
+    check_rate,
+    check_share,
+)
+from keras_lso._core.exclusions import by_paths
+from keras_lso._core.option_checks import check_learning_rate
+from keras_lso._keras_internals.rule_optimizer import steps_by
+from keras_lso._keras_internals.variables import flat_path, is_overwritten, path_matches
+from keras_lso.optimizers.base import OwnOptimizer
+
+
+@steps_by(layer_rules.NovoGrad, slots=("momentums", "second_moments"))
+@keras.saving.register_keras_serializable("keras_lso", name="NovoGrad")
+class NovoGrad(OwnOptimizer):
+    """Optimizer that divides the gradient of each layer by its average norm.
+
+    Adam divides each element of a gradient by the root of its second moment.
+    NovoGrad has one second moment for a whole layer: an average of the squared norm
+    of its gradient. So its state is half as large as Adam's, and a step does not grow
+    with the norm of the gradient.
+
+    ```python
+    v = |g|**2 if v == 0 else beta_2 * v + (1 - beta_2) * |g|**2
+    d = g / sqrt(v + epsilon) + weight_decay_rate * w
+    d = (1 - beta_1) * d                                # grad_averaging=True
+
+    m = beta_1 * m + d
+    w = w - learning_rate * m
+    ```
+
+    A layer is one variable. Its first gradient that is not zero sets `v`, so that
+    there is no bias to correct. Norms are accumulated in float32 at least, and `v` has
+    that dtype, whatever the dtype of the weights. A norm below 1e-19 may count as 0;
+    one above 1.8e19 counts as infinite, and that gradient enters neither `m` nor `v`.
+    Norms are of unscaled gradients: for float16 write
+    `keras_lso.LossScaleOptimizer(NovoGrad(...))`.
+
+    This is the formula of OpenSeq2Seq, with `epsilon` under the root. (Its code
+    computes the average but never stores it, so it trained with `beta_2=0`.) With
+    `epsilon=0` it equals `optax.novograd` with `eps=0`, unless the first gradient of a
+    layer is zero.
+
+    Args:
+        learning_rate: A float, a `keras.optimizers.schedules.LearningRateSchedule`,
+            or a callable without arguments that returns the value to use. Normalized
+            gradients have a norm of about 1 whatever the loss is, so it is lower than
+            that of SGD: OpenSeq2Seq's recipe for Jasper starts at 0.02. Defaults to
+            `0.01`.
+        beta_1: Float between 0 and 1. The decay of the momentum. Defaults to `0.95`.
+        beta_2: Float between 0 and 1. The decay of the second moment. With 0 each
+            gradient is divided by its own norm. Defaults to `0.98`.
+        epsilon: Float. Added to the second moment, under the root. If 0, a gradient
+            of zeros stays zero. Defaults to `1e-8`.
+        weight_decay_rate: Float. The factor of the weights that are added to the
+            normalized gradient. Other versions of NovoGrad call it `weight_decay`,
+            which means decoupled decay in Keras. Defaults to `0.0`.
+        grad_averaging: Bool. Whether the momentum is an average, as in Adam, which
+            multiplies the steps by `1 - beta_1`. Defaults to `False`.
+        exclude_from_weight_decay: List of regular expressions. A variable whose
+            path (`"block/bn/gamma"`) holds a match of one of them is not decayed.
+            Defaults to `None`: all are. A variable that Keras's method of the same
+            name excludes is not decayed either. The `:0` at the end of TensorFlow's
+            names may be in a pattern. `build` warns of a pattern that matches nothing:
+            if none of the list matches, or if what is near to it is not excluded.
+        name: String. The name of the optimizer. Defaults to `"NovoGrad"`.
+        **kwargs: The keywords of every Keras optimizer (`clipnorm`,
+            `global_clipnorm`, `clipvalue`, `use_ema`, `ema_momentum`,
+            `ema_overwrite_frequency`, `gradient_accumulation_steps`,
+            `weight_decay`, ...).
+
+    Attributes:
+        momentums: List of variables, the `m` of each trainable variable.
+        second_moments: List of scalar variables, the `v` of each.
+
+    Raises:
+        ValueError, TypeError: If an argument is none of the above.
+
+    Example:
+
+    >>> import keras, keras_lso
+    >>> optimizer = keras_lso.NovoGrad(learning_rate=0.5, beta_1=0.9)
+    >>> w = keras.Variable([3.0, 4.0])
+    >>> optimizer.apply([keras.ops.array([0.0, 100.0])], [w])
+    >>> print(w.numpy())  # the direction of the gradient is 0, 1
+    [3.  3.5]
+    >>> optimizer.apply([keras.ops.array([0.0, 0.0])], [w])
+    >>> print(w.numpy())  # the momentum is 0, 0.9
+    [3.   3.05]
+
+    References:
+
+    - [Ginsburg et al., 2019, Stochastic Gradient Methods with Layer-wise Adaptive
+        Moments for Training of Deep Networks](https://arxiv.org/abs/1905.11286)
+    - [OpenSeq2Seq, `NovoGrad`](
+        https://github.com/NVIDIA/OpenSeq2Seq/blob/master/open_seq2seq/optimizers/novograd.py)
+    """
+
+    _tf_keras_slots = {"m": "momentums", "v": "second_moments"}
+
+    def __init__(
+        self,
+        learning_rate=0.01,
+        beta_1=0.95,
+        beta_2=0.98,
+        epsilon=1e-8,
+        weight_decay_rate=0.0,
+        grad_averaging=False,
+        exclude_from_weight_decay=None,
+        name="NovoGrad",
+        **kwargs,
+    ):
+        learning_rate = check_learning_rate("learning_rate", learning_rate)
+        beta_1 = check_share("beta_1", beta_1)
+        beta_2 = check_share("beta_2", beta_2)
+        epsilon = check_rate("epsilon", epsilon)
+        weight_decay_rate = check_rate("weight_decay_rate", weight_decay_rate)
+        grad_averaging = check_bool("grad_averaging", grad_averaging)
+        no_decay = check_patterns(
+            "exclude_from_weight_decay", exclude_from_weight_decay
+        )
+        if weight_decay_rate and kwargs.get("weight_decay"):
+            raise ValueError(
+                "`weight_decay_rate` adds the weights to the normalized gradient, "
+                "before it enters the momentum; `weight_decay` shrinks the weights "
+                "beside the step. Give one of them. Received: "
+                f"weight_decay_rate={weight_decay_rate}, "
+                f"weight_decay={kwargs['weight_decay']}. What other versions of "
+                "NovoGrad call weight_decay is `weight_decay_rate`."
+            )
+        super().__init__(learning_rate=learning_rate, name=name, **kwargs)
+        self.beta_1 = beta_1
+        self.beta_2 = beta_2
+        self.epsilon = epsilon
+        self.weight_decay_rate = weight_decay_rate
+        self.grad_averaging = grad_averaging
+        # Not by the argument's name, which is a method of every Keras optimizer.
+        self._no_decay_patterns = no_decay
+
+    def _may_decay(self, variable):
+        return not path_matches(variable, self._no_decay_patterns)
+
+    def _exclusions(self):
+        patterns = self._no_decay_patterns
+        return [by_paths(self, "exclude_from_weight_decay", patterns)]
+
+    def _add_slots(self, variables):
+        self.momentums = self.add_optimizer_variables(variables, "momentum")
+        self.second_moments = [
+            None if is_overwritten(v) else self._add_second_moment(v) for v in variables
+        ]
+
+    def _add_second_moment(self, variable):
+        # The square of a norm soon overflows float16.
+        dtype = keras.backend.standardize_dtype(variable.dtype)
+        return self.add_variable(
+            shape=(),
+            dtype="float64" if dtype == "float64" else "float32",
+            layout=_layout_of_a_scalar(),
+            name=f"{flat_path(variable)}_second_moment",
+        )
+
+    def _make_rules(self, learning_rate):
+        return {
+            decays: layer_rules.NovoGrad(
+                learning_rate=learning_rate,
+                beta_1=self.beta_1,
+                beta_2=self.beta_2,
+                epsilon=self.epsilon,
+                weight_decay=self.weight_decay_rate if decays else 0.0,
+                grad_averaging=self.grad_averaging,
+            )
+            for decays in (True, False)
+        }
+
+    def _treatments(self, indices):
+        return self._decaying(indices)
+
+    def get_config(self):
+        config = super().get_config()
+        no_decay = self._no_decay_patterns
+        config.update(
+            {
+                "beta_1": self.beta_1,
+                "beta_2": self.beta_2,
+                "epsilon": self.epsilon,
+                "weight_decay_rate": self.weight_decay_rate,
+                "grad_averaging": self.grad_averaging,
+                # Keras keeps lists that are attributes as lists of its own kind.
+                "exclude_from_weight_decay": (
+                    None if no_decay is None else list(no_decay)
+                ),
+            }
+        )
+        return config
+
+    @classmethod
+    def from_config(cls, config, custom_objects=None):
+        """Makes an optimizer from what `get_config` returned.
+
+        Args:
+            config: Dict.
+            custom_objects: Dict of names to classes that the config refers to.
+
+        Returns:
+            A `NovoGrad`.
+        """
+        config = check_config("NovoGrad", config)
+        return super().from_config(config, custom_objects=custom_objects)
+
+
+def _layout_of_a_scalar():
+    """Returns the layout of what all devices have; `None` if nothing is distributed.
+
+    Left to itself, Keras takes that of the weight whose name is in the scalar's, and
+    JAX 0.5 refuses to split a scalar.
+    """
+    distribution = keras.distribution.distribution()
+    if distribution is None:
+        return None
+    return keras.distribution.TensorLayout([], distribution.device_mesh)

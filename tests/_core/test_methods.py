@@ -1,0 +1,39 @@
+"""Methods of tf.keras are imported when they are looked up, and are methods then."""
+
+import inspect
+
+import keras
+import pytest
+
+import keras_lso
+from keras_lso.compat.tf_keras import methods
+
+CLASSES = [keras_lso.LossScaleOptimizer, keras_lso.LARS, keras_lso.NovoGrad]
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("cls", CLASSES)
+@pytest.mark.parametrize("name", ["add_slot", "get_slot", "get_updates", "set_weights"])
+def test_a_method_of_a_class_is_the_function(cls, name):
+    found = getattr(cls, name)
+    assert found is getattr(methods, name)
+    assert next(iter(inspect.signature(found).parameters)) == "self"
+    assert inspect.getdoc(found)
+
+
+def test_a_method_of_an_optimizer_is_bound():
+    optimizer = keras_lso.LARS(0.1)
+    variable = keras.Variable([1.0, 2.0])
+    optimizer.build([variable])
+    assert optimizer.get_slot(variable, "momentum") is optimizer.momentums[0]
+    assert optimizer.weights[-1] is optimizer.momentums[0]
+
+
+def test_a_subclass_overrides_a_method():
+    class Named(keras_lso.NovoGrad):
+        def get_slot_names(self):
+            return [name.upper() for name in super().get_slot_names()]
+
+    optimizer = Named()
+    optimizer.build([keras.Variable([1.0])])
+    assert optimizer.get_slot_names() == ["M", "V"]

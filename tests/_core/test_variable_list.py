@@ -1,0 +1,263 @@
+"""`variables`: a list, and a call."""
+
+import copy
+import pickle
+
+import keras
+import numpy as np
+import pytest
+from keras import ops, tree
+
+from keras_lso import LARS, LossScaleOptimizer
+from keras_lso._core.variable_list import VariableList
+
+BACKEND = keras.backend.backend()
+MAKERS = {
+    "LossScaleOptimizer": lambda: LossScaleOptimizer(keras.optimizers.Adam(0.5)),
+    "LARS": lambda: LARS(0.5),
+}
+
+
+@pytest.fixture(params=MAKERS)
+def optimizer(request):
+    optimizer = MAKERS[request.param]()
+    optimizer.build([keras.Variable([1.0, 2.0]), keras.Variable(3.0)])
+    return optimizer
+
+
+def same(a, b):
+    return [id(v) for v in a] == [id(v) for v in b]
+
+
+# --- A list, and a call -------------------------------------------------------
+
+
+def test_it_is_a_list(optimizer):
+    variables = optimizer.variables
+    plain = list(variables)
+    assert isinstance(variables, list)
+    assert same(variables, plain)
+    assert len(variables) == len(plain) > 3
+    assert variables[1] is plain[1] and variables[-1] is plain[-1]
+    assert repr(variables) == repr(plain)
+    # Keras's variables compare by value, which a list leaves to the first that is it.
+    assert plain[0] in variables
+    assert VariableList([1, 2]) == [1, 2]
+
+
+def test_what_is_made_of_it_is_a_plain_list(optimizer):
+    variables = optimizer.variables
+    for made in (
+        variables[:2],
+        variables[::-1],
+        variables + [1],
+        [1] + variables,
+        variables * 2,
+        variables.copy(),
+        sorted(variables, key=id),
+        [*variables],
+    ):
+        assert type(made) is list
+
+
+def test_the_call_gives_what_tf_keras_gave(optimizer):
+    called = optimizer.variables()
+    assert type(called) is list
+    assert same(called, optimizer.weights)
+    assert called[0] is optimizer.iterations
+    assert [v for v in called if "learning_rate" in v.name] == []
+    assert len(called) < len(optimizer.variables)
+
+
+@pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
+def test_before_build_there_is_the_step_count(make):
+    optimizer = make()
+    assert same(optimizer.variables(), [optimizer.iterations])
+
+
+def test_a_list_of_its_own_calls_itself():
+    assert VariableList()() == []
+    assert VariableList([1, 2])() == [1, 2]
+    assert VariableList([1, 2], called=lambda: [3])() == [3]
+
+
+def test_changing_the_list_changes_no_optimizer(optimizer):
+    count = len(optimizer.variables)
+    optimizer.variables.clear()
+    optimizer.variables().clear()
+    assert len(optimizer.variables) == count
+    assert len(optimizer.variables()) == len(optimizer.weights)
+
+
+# --- Copies -------------------------------------------------------------------
+
+
+def test_a_shallow_copy_is_alike(optimizer):
+    variables = optimizer.variables
+    twin = copy.copy(variables)
+    assert same(twin, variables)
+    assert same(twin(), variables())
+
+
+def by_pickle(value):
+    return pickle.loads(pickle.dumps(value))
+
+
+@pytest.mark.parametrize("clone", [copy.deepcopy, by_pickle], ids=["deep", "pickle"])
+def test_a_clone_calls_its_own_variables(optimizer, clone):
+    variables = optimizer.variables
+    twin = clone(variables)
+    for a, b in zip(twin, variables, strict=True):
+        assert a is not b
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    assert len(twin()) == len(variables())
+    assert {id(v) for v in twin()} <= {id(v) for v in twin}
+
+
+def test_pickled_it_is_not_much_larger_than_a_list(optimizer):
+    variables = optimizer.variables
+    size, plain = len(pickle.dumps(variables)), len(pickle.dumps(list(variables)))
+    assert size < 1.5 * plain
+
+
+# --- Nested structures --------------------------------------------------------
+
+
+def test_keras_tree_flattens_it_like_a_list(optimizer):
+    variables, plain = optimizer.variables, list(optimizer.variables)
+    assert tree.is_nested(variables)
+    assert same(tree.flatten(variables), plain)
+    assert same(tree.flatten({"a": variables, "b": (plain[0],)}), [*plain, plain[0]])
+    paths = [path for path, _ in tree.flatten_with_path({"a": variables})]
+    assert paths == [path for path, _ in tree.flatten_with_path({"a": plain})]
+
+
+def test_keras_tree_maps_it(optimizer):
+    variables = optimizer.variables
+    mapped = tree.map_structure(lambda v: v.name, variables)
+    assert isinstance(mapped, list)
+    assert list(mapped) == [v.name for v in variables]
+    # What was mapped are no variables: the call has none but the items to give.
+    assert mapped() == list(mapped)
+    packed = tree.pack_sequence_as(variables, list(range(len(variables))))
+    assert list(packed) == list(range(len(variables)))
+    assert tree.lists_to_tuples(variables) == tuple(variables)
+
+
+def test_beside_a_plain_list_it_has_to_be_made_one(optimizer):
+    # A structure is told by its class, and no list can be called.
+    numbers = list(range(len(optimizer.variables)))
+    with pytest.raises((TypeError, ValueError), match="mismatch|an instance of list"):
+        tree.assert_same_structure(numbers, optimizer.variables)
+    variables = list(optimizer.variables)
+    tree.assert_same_structure(numbers, variables)
+    assert tree.map_structure(lambda v, n: n, variables, numbers) == numbers
+
+
+on_jax = pytest.mark.skipif(BACKEND != "jax", reason="JAX only")
+on_tensorflow = pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow only")
+on_torch = pytest.mark.skipif(BACKEND != "torch", reason="PyTorch only")
+
+
+@on_jax
+def test_jax_flattens_it_like_a_list(optimizer):
+    import jax
+
+    variables = optimizer.variables
+    assert same(jax.tree.leaves({"a": variables}), list(variables))
+    values = jax.tree.map(lambda v: v.value, variables)
+    doubled = jax.jit(lambda values: [2 * v for v in values])(values)
+    for a, v in zip(doubled, variables, strict=True):
+        np.testing.assert_array_equal(a, 2 * v.numpy())
+    returned = jax.jit(lambda values: values)(values)
+    assert isinstance(returned, list) and len(returned) == len(variables)
+
+
+@on_jax
+def test_on_jax_too_it_has_to_be_made_a_list_beside_one(optimizer):
+    import jax
+
+    numbers = list(range(len(optimizer.variables)))
+    with pytest.raises(ValueError, match="different types|type mismatch"):
+        jax.tree.map(lambda v, n: n, optimizer.variables, numbers)
+    variables = list(optimizer.variables)
+    assert jax.tree.map(lambda v, n: n, variables, numbers) == numbers
+
+
+@on_tensorflow
+def test_tensorflow_flattens_it_like_a_list(optimizer):
+    import tensorflow as tf
+
+    variables = optimizer.variables
+    assert same(tf.nest.flatten({"a": variables}), list(variables))
+    numbers = list(range(len(variables)))
+    assert tf.nest.map_structure(lambda v, n: n, variables, numbers) == numbers
+    values = VariableList([tf.constant(1.0), tf.constant(2.0)])
+    assert float(tf.function(lambda v: v[0] + v[1])(values)) == 3.0
+    assert isinstance(tf.function(lambda v: v)(values), list)
+
+
+@on_torch
+def test_torch_flattens_it_like_a_list(optimizer):
+    from torch.utils import _pytree
+
+    variables = optimizer.variables
+    leaves, spec = _pytree.tree_flatten({"a": variables})
+    assert same(leaves, list(variables))
+    assert same(_pytree.tree_unflatten(leaves, spec)["a"], list(variables))
+    [(path, _)] = _pytree.tree_flatten_with_path({"a": variables[:1]})[0]
+    assert str(path[-1]) == "[0]"
+
+
+# --- Keras itself -------------------------------------------------------------
+
+
+def test_a_layer_may_keep_it(optimizer):
+    layer = keras.layers.Layer()
+    layer.kept = optimizer.variables
+    assert len(layer.variables) == len(optimizer.variables)
+
+
+def test_fit_and_files_are_unaffected(tmp_path):
+    def make():
+        model = keras.Sequential(
+            [keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")]
+        )
+        model.compile(LossScaleOptimizer(keras.optimizers.Adam(0.5)), "mse")
+        return model
+
+    model, path = make(), str(tmp_path / "model.weights.h5")
+    x, y = ops.ones((4, 2)), ops.zeros((4, 1))
+    model.fit(x, y, epochs=3, verbose=0)
+    model.save_weights(path)
+    again = make()
+    again.optimizer.build(again.trainable_variables)
+    again.load_weights(path)
+    pairs = zip(model.optimizer.variables, again.optimizer.variables, strict=True)
+    for a, b in list(pairs)[:-1]:
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    assert int(again.optimizer.iterations) == 3
+
+
+def test_a_list_that_was_shortened_can_be_copied(optimizer):
+    variables = optimizer.variables
+    called = {id(v) for v in variables()}
+    del variables[0]
+    clone = copy.copy(variables)
+    assert [id(v) for v in clone] == [id(v) for v in variables]
+    assert {id(v) for v in clone()} == called & {id(v) for v in variables}
+
+
+@pytest.mark.skipif(
+    BACKEND == "tensorflow", reason="Keras has no stateless_apply there"
+)
+@pytest.mark.parametrize("name", MAKERS)
+def test_a_stateless_step_gives_the_kind_of_list_that_it_was_given(name):
+    optimizer, trained = MAKERS[name](), keras.Variable([1.0, 2.0])
+    optimizer.build([trained])
+    grads = [ops.ones(2)]
+    as_mapped = tree.map_structure(lambda v: v.value, optimizer.variables)
+    for own in (as_mapped, list(as_mapped)):
+        _, new = optimizer.stateless_apply(own, grads, [trained.value])
+        assert type(new) is type(own)
+        tree.assert_same_structure(own, new)
