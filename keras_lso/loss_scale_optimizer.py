@@ -8,12 +8,11 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._core import configs, methods
-from keras_lso._core.checks import check_config
+from keras_lso._core.checks import check_callable_rate, check_config
 from keras_lso._core.counters import StepCounters
 from keras_lso._core.gradients import as_list, check_trainable, pair_gradients
 from keras_lso._core.master_weights import MasterWeights, check_argument
 from keras_lso._core.methods import OfTFKeras
-from keras_lso._core.rates import check_rates
 from keras_lso._core.state_file import StateFile
 from keras_lso._core.step import Gradients, LossScaling, Step
 from keras_lso._core.variable_list import VariableList
@@ -30,13 +29,16 @@ from keras_lso._keras_internals.optimizers import (
     check_known,
     config_of,
     exclude_masters_with_variables,
+    have_rates,
     is_known,
     iteration_variable,
     keeps_averages,
+    optimizers_in,
     track_variable,
     variables_of,
     where_variables_are_made,
 )
+from keras_lso._keras_internals.rates import rate_given_to
 from keras_lso._keras_internals.variables import have_values
 from keras_lso.loss_scales.arguments import make_policy, policy_arguments
 from keras_lso.loss_scales.fixed import FixedLossScale
@@ -743,7 +745,8 @@ def refuse_unsupported(kwargs):
 def check_inner_optimizer(inner, argument="inner_optimizer"):
     """Refuses what is not an optimizer, and what scales the loss already."""
     check_optimizer(inner, argument)
-    check_rates(inner)
+    for stepper in have_rates(optimizers_in(inner)):
+        check_callable_rate("learning_rate", rate_given_to(stepper))
     scaler = keras.optimizers.LossScaleOptimizer
     if any(isinstance(optimizer, scaler) for optimizer in chain_of(inner)):
         raise TypeError(

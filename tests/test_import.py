@@ -116,11 +116,12 @@ BACKEND = os.environ["KERAS_BACKEND"]
 SHOW_KERNELS = """
 from keras_lso._keras_internals.variables import storage_of
 from keras_lso._backend import backend
-from keras_lso._backend import KERNELS, layer_rules, rules
+from keras_lso._backend import KERNELS
+from keras_lso.optimizers.lars import LARSRule
 from keras_lso._backend.framework import Framework
 variables = storage_of([keras.Variable([1.0])])
 print(KERNELS, type(backend).measure is Framework.measure,
-      backend.fused_step_takes(layer_rules.LARS, variables, [keras.ops.ones((1,))]))
+      backend.fused_step_takes(LARSRule, variables, [keras.ops.ones((1,))]))
 """
 
 

@@ -210,7 +210,7 @@ naming.snake_case = vars(naming).pop("to_snake_case")
     assert result.stderr.splitlines()[-1] == (
         "ImportError: Keras 3.99.0 is newer than the versions that keras_lso was "
         "tested with, and lacks private attributes that keras_lso uses: "
-        "keras.src.utils.naming.to_snake_case (used by _keras_internals/optimizers.py)"
+        "keras.src.utils.naming.to_snake_case"
         f". Run {INSTALL}, or look for a keras_lso that supports Keras 3.99.0: "
         "`pip install --upgrade keras-lso`."
     )
@@ -226,7 +226,7 @@ def test_all_that_is_missing_is_named_at_once(monkeypatch):
     with pytest.raises(ImportError) as refused:
         keras_version.check_keras()
     for name in ("Optimizer._var_key", "Adam._momentums", "Adam._velocity_hats"):
-        assert f"keras.optimizers.{name} (used by " in str(refused.value)
+        assert f"keras.optimizers.{name}" in str(refused.value)
     assert "SGD" not in str(refused.value)
 
 

@@ -14,7 +14,7 @@ import importlib.metadata
 import keras
 from keras import ops
 
-from keras_lso._backend import autodiff, processes, reference, tensors
+from keras_lso._backend import autodiff, formulas, processes, reference, tensors
 from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.scalars import Scalars
 from keras_lso._backend.trials import Trials
@@ -62,7 +62,7 @@ class Framework(Trials):
             amax: Bool. Whether to return the largest magnitude. Defaults to `False`.
             inv_scale: Float32 scalar, by which the step multiplies the gradients. Above
                 1 it can make a finite gradient overflow. Defaults to `1.0`.
-            rules: List of rules of `rules.py` whose norms to return. A finite norm also
+            rules: List of rules whose norms to return. A finite norm also
                 proves that its gradient is finite. Defaults to `None`.
             targets: `Targets` of the step that these rules make. Defaults to `None`.
             are_alike: Bool. Whether all replicas have the same gradients: nothing is
@@ -95,7 +95,7 @@ class Framework(Trials):
     def fused_step_takes(self, rule, variables, gradients, slots=()):
         """Whether `fused_step` takes these, and is faster than the optimizer's step.
 
-        `rule` is a class of `rules.py`, `variables` and `slots` those of the `Targets`.
+        `rule` is a class of rules, `variables` and `slots` those of the `Targets`.
         """
         return False
 
@@ -103,7 +103,7 @@ class Framework(Trials):
         """Unscales, skips and updates in one pass.
 
         Args:
-            rules: List of rules of `rules.py`, which hold the step's coefficients.
+            rules: List of rules, which hold the step's coefficients.
             targets: `Targets`.
             grads: List of dense tensors. No None. They are not written.
             found: `Measurement` of `grads`. If it is not finite, no bit changes.
@@ -171,18 +171,31 @@ class Framework(Trials):
         """Returns the L2 norms of what a rule measures, a tuple; None without any.
 
         Args:
-            rule: Rule of `rules.py`.
+            rule: Rule.
             gradient: Dense tensor, unscaled, in float32 or float64.
             *state: Tensors, the variable and its slots.
         """
         if not rule.takes_norms:
             return None
-        measured = rule.measured(gradient, *map(tensors.in_float32, state))
+        measured = rule.measured(formulas, gradient, *map(tensors.in_float32, state))
         return tuple(self.l2_norm(values) for values in measured)
 
     def l2_norm(self, values):
         """Returns the L2 norm of a dense tensor with all its shards, in its dtype."""
         return ops.sqrt(self.sum_over_shards(ops.sum(ops.square(values))))
+
+    def unscaled(self, grads, inv_scale):
+        """Returns gradients times the inverse of a loss scale, in float32 or wider.
+
+        Args:
+            grads: List of tensors, dense or sparse. No None.
+            inv_scale: Float32 scalar tensor, or 1.0.
+        """
+        # Not a division: it takes twice as long in XLA's Adam, and is the same for the
+        # powers of two that loss scales are.
+        return [
+            self.map_values(lambda v: tensors.times(v, inv_scale), g) for g in grads
+        ]
 
     def clipped(self, grads, inv_scale, norm=None, value=None):
         """Returns dense gradients times `inv_scale`, each clipped as in Keras.

@@ -9,6 +9,7 @@ import math
 
 from keras import ops
 
+from keras_lso._backend import formulas
 from keras_lso._backend.tensors import amax_of, times
 
 
@@ -63,7 +64,7 @@ def fused_step(framework, rules, targets, grads, found, inv_scale):
             low = ops.convert_to_tensor(copy)
             old[0] = select(framework.resynchronised(old[0], low), old[0])
         measured = measured or framework.norms_of(rule, grad, *old)
-        new = rule(select, grad, *old, norms=measured)
+        new = rule(formulas, select, grad, *old, norms=measured)
         for v, value in zip(state, new, strict=True):
             v.assign(value)
         if copy is not None:

@@ -9,8 +9,8 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._core.checks import check_positive_int
-from keras_lso._core.rates import why_skipped
 from keras_lso._keras_internals.optimizers import iteration_variable
+from keras_lso._keras_internals.rates import why_skipped
 from keras_lso._keras_internals.variables import read, storage_of
 
 

@@ -8,22 +8,23 @@ import itertools
 
 from keras import ops
 
-from keras_lso._backend import backend, rules
+from keras_lso._backend import backend
 from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.targets import Targets
-from keras_lso._core.rates import rate_of
 from keras_lso._keras_internals.optimizers import (
     accumulators_of,
     index_of,
     iteration_variable,
     moving_averages_of,
-    updates_of,
 )
+from keras_lso._keras_internals.rates import rate_of, updates_of
 from keras_lso._keras_internals.rules import (
-    columns_of,
+    SGD,
+    Average,
+    Overwrite,
+    fitting_rule,
     form_of,
-    registration_of,
-    rule_of,
+    slot_lists_of,
 )
 from keras_lso._keras_internals.variables import hold, read, storage_of
 
@@ -32,7 +33,7 @@ class FusedStep:
     """How an optimizer updates these variables in one pass, as far as it stays.
 
     Args:
-        rule: Class of `rules.py`.
+        rule: Class of rules.
         optimizer: The optimizer.
         grads: List of tensors. No None.
         written: `Targets` of the optimizer's variables.
@@ -44,16 +45,14 @@ class FusedStep:
     """
 
     def __init__(self, rule, optimizer, grads, written, targets):
-        registration = registration_of(rule, optimizer)
         indices = [index_of(optimizer, v) for v in written.variables]
-        self._optimizer, self._make = optimizer, registration.make
-        self._after = registration.after
-        self._treatments = registration.treatments(optimizer, indices)
-        self._first_of_each = list(map(self._treatments.index, set(self._treatments)))
+        self._optimizer, self._rule = optimizer, rule
+        self._groups = rule.groups_of(optimizer, indices)
+        self._first_of_each = list(map(self._groups.index, set(self._groups)))
         # Of these rules the names of the fields that are tensors, once they are known.
         self._coefficients: list | None = None
         self.clips = bool(optimizer.global_clipnorm)
-        plan = backend.plan_step(self._treatments, targets, grads)
+        plan = backend.plan_step(self._groups, targets, grads)
         self.targets = targets._replace(plan=plan)
         self._written, self._storage = _flat(written), _flat(targets)
 
@@ -100,15 +99,16 @@ class FusedStep:
     def rules(self, learning_rate=None):
         """Returns the rule of each variable, with the coefficients of this step.
 
-        Variables that are treated alike share one.
+        Variables of one group share one.
 
         Args:
             learning_rate: Scalar tensor. Defaults to `None`: that of `rate_of`.
         """
         if learning_rate is None:
             learning_rate = rate_of(self._optimizer)
-        made = self._make(self._optimizer, backend.scalar(learning_rate, "float32"))
-        return list(map(made.__getitem__, self._treatments))
+        rate = backend.scalar(learning_rate, "float32")
+        made = self._rule.of_groups(self._optimizer, rate)
+        return list(map(made.__getitem__, self._groups))
 
     def rates_finite(self, rules):
         """Whether all coefficients of rules are finite: see `Framework.are_finite`."""
@@ -144,8 +144,8 @@ class FusedStep:
     def update(self, rules, grads, found=None, inv_scale=None):
         """Updates the variables; see `Framework.fused_step`."""
         backend.fused_step(rules, self.targets, grads, found, inv_scale)
-        if self._after:
-            self._after(self._optimizer, rules[0], found.finite)
+        if self._rule.finish:
+            rules[0].finish(self._optimizer, found.finite)
 
 
 def _flat(targets):
@@ -179,7 +179,7 @@ class AccumulatedStep:
         self.targets = step.targets
         self._accumulators, self._applied = accumulators, iteration_variable(optimizer)
         # To add is to descend, at a rate of -1.
-        self._adding = [rules.SGD(learning_rate=-1.0)] * len(sums)
+        self._adding = [SGD(learning_rate=-1.0)] * len(sums)
         targets = Targets(sums, [()] * len(sums), are_private=True)
         self._sums = _planned(targets, grads)
 
@@ -293,14 +293,14 @@ class AveragedStep:
             backend.synchronise_masters(self._weights, applied)
         updates = updates_of(self._optimizer)
         momentum = backend.scalar(updates != 0, "float32")
-        rule = rules.Average(momentum * self._optimizer.ema_momentum)
+        rule = Average(momentum * self._optimizer.ema_momentum)
         self._let(self._averages, rule, self._weights, applied)
         frequency = self._optimizer.ema_overwrite_frequency
         if frequency:
             is_due = (updates + 1) % frequency == 0
             is_due = backend.scalars.logical_and(applied, is_due)
             overwrite = functools.partial(
-                self._let, self._weights, rules.Overwrite(), self._averages, is_due
+                self._let, self._weights, Overwrite(), self._averages, is_due
             )
             backend.run_masked(is_due, overwrite)
         return found, rates_finite
@@ -347,7 +347,7 @@ class Choice:
         self._optimizer, self._form = optimizer, form_of(optimizer)
         accumulates = optimizer.gradient_accumulation_steps
         self.fused = (_accumulated_step_of if accumulates else fused_step_of)(
-            rule_of(optimizer, variables),
+            fitting_rule(optimizer, variables),
             optimizer,
             grads,
             variables,
@@ -373,7 +373,7 @@ def fused_step_of(
     """Returns the optimizer's `FusedStep`, None if its own step is better.
 
     Args:
-        rule: Class of `rules.py`, or None.
+        rule: Class of rules, or None.
         optimizer: See `FusedStep`.
         grads: See `FusedStep`.
         variables: List of its trainable variables.
@@ -397,9 +397,9 @@ def fused_step_of(
 
 def slots_of(rule, optimizer, variables):
     """Returns a tuple of slots for each variable, in the order of `rule.slots`."""
-    columns = columns_of(rule, optimizer)
+    lists = slot_lists_of(rule, optimizer)
     indices = [index_of(optimizer, v) for v in variables]
-    return [tuple([column[i] for column in columns]) for i in indices]
+    return [tuple([slots[i] for slots in lists]) for i in indices]
 
 
 def stored_in(written):
@@ -423,7 +423,7 @@ def _accumulated_step_of(rule, optimizer, grads, variables, low_precision_variab
     if len(accumulators) < len(accumulators_of(optimizer)):
         return None
     sums = storage_of(accumulators)
-    if not backend.fused_step_takes(rules.SGD, sums, grads):
+    if not backend.fused_step_takes(SGD, sums, grads):
         return None
     step = fused_step_of(
         rule, optimizer, sums, variables, low_precision_variables, owns_gradients=True
@@ -438,6 +438,6 @@ def _averaged_step_of(step, optimizer, variables):
     if len(averages) < len(moving_averages_of(optimizer)):
         return None
     stored = storage_of(averages)
-    if not backend.fused_step_takes(rules.Average, stored, step.targets.variables):
+    if not backend.fused_step_takes(Average, stored, step.targets.variables):
         return None
     return AveragedStep(step, optimizer, averages, stored)

@@ -24,12 +24,6 @@ from keras_lso._backend import backend
 from keras_lso._core.checks import is_number, warn
 from keras_lso._core.fused_step import Choice
 from keras_lso._core.gradients import reduce_gradients
-from keras_lso._core.rates import (
-    Hyperparameters,
-    check_no_own_scale,
-    rates_of,
-    why_skipped,
-)
 from keras_lso._keras_internals.distribution import reduced_gradients
 from keras_lso._keras_internals.optimizers import (
     as_accumulated,
@@ -44,9 +38,14 @@ from keras_lso._keras_internals.optimizers import (
     variables_of,
     warn_of_missing,
 )
+from keras_lso._keras_internals.rates import (
+    Hyperparameters,
+    check_no_own_scale,
+    rates_of,
+    why_skipped,
+)
 from keras_lso._keras_internals.variables import (
     check_not_narrowed,
-    is_overwritten,
     live_storage_of,
     overwritten,
     own_in_scope,
@@ -107,7 +106,9 @@ class LossScaling:
         """Returns the gradients times the inverse of the loss scale; None stays."""
         inv_scale = self.inv_scale(are_scaled=True)
         tensors = [backend.as_gradient(g) for g in grads]
-        unscaled = [None if g is None else unscale(g, inv_scale) for g in tensors]
+        present = [g for g in tensors if g is not None]
+        results = iter(backend.unscaled(present, inv_scale))
+        unscaled = [None if g is None else next(results) for g in tensors]
         alive = {i: seen for i, seen in self._unscaled.items() if seen[0]() is not None}
         self._unscaled = alive | _references(grads)
         return unscaled
@@ -205,13 +206,6 @@ def _references(grads):
             reference = weakref.ref(grad)
             found[backend.memory_of(grad)] = reference, backend.version_of(grad)
     return found
-
-
-def unscale(grad, inv_scale):
-    """Returns a gradient, dense or sparse, times the inverse of a loss scale."""
-    # Not a division: it takes twice as long in XLA's Adam, and is the same for the
-    # powers of two that loss scales are.
-    return backend.map_values(lambda v: backend.times(v, inv_scale), grad)
 
 
 # --- What is decided once -----------------------------------------------------------
@@ -396,12 +390,12 @@ class Step:
     def _as_applied(self, plan, grads, inv_scale):
         """Returns unscaled gradients, cast and added up as the inner optimizer does."""
         if plan.dtypes is None:
-            return [unscale(grad, inv_scale) for grad in grads]
+            return backend.unscaled(grads, inv_scale)
         trained = list(compress(plan.trained, plan.has_gradient))
-        columns = plan.dtypes, grads, sums_of(self._inner, trained)
+        unscaled = backend.unscaled(grads, inv_scale)
+        columns = plan.dtypes, unscaled, sums_of(self._inner, trained)
         applied = []
         for dtype, grad, total in zip(*columns, strict=True):
-            grad = unscale(grad, inv_scale)
             if dtype is not None:
                 grad = cast(grad, dtype)
                 if total is not None:
@@ -422,16 +416,7 @@ class Step:
 
         def update(grads):
             # Read here: each replica runs this, with its own gradients.
-            inv_scale = self._scaling.inv_scale(are_scaled)
-            unscaled = [
-                g
-                if g is None or is_overwritten(v)
-                else unscale(g, inv_scale)
-                if are_scaled
-                # Keras clips in the gradient's dtype: in float16 a norm overflows.
-                else backend.map_values(backend.in_float32, g)
-                for g, v in zip(grads, variables, strict=True)
-            ]
+            unscaled = self._unscaled(plan, grads, are_scaled)
             unscaled = as_accumulated(inner, unscaled, trained)
             masters.read()
             # Here, since each replica runs this in a thread of its own.
@@ -443,6 +428,25 @@ class Step:
         own_in_scope(state)
         backend.run_if(finite, update, grads, state)
         return rates_finite
+
+    def _unscaled(self, plan, grads, are_scaled):
+        """Returns gradients in float32 or wider; None, and what overwrites, stays."""
+        overwrites = plan.is_overwritten or [False] * len(grads)
+        of_loss = [
+            g is not None and not is_own
+            for g, is_own in zip(grads, overwrites, strict=True)
+        ]
+        present = list(compress(grads, of_loss))
+        if are_scaled:
+            present = backend.unscaled(present, self._scaling.inv_scale(True))
+        else:
+            # Keras clips in the gradient's dtype: in float16 a norm overflows.
+            present = [backend.map_values(backend.in_float32, g) for g in present]
+        results = iter(present)
+        return [
+            next(results) if is_of_loss else g
+            for g, is_of_loss in zip(grads, of_loss, strict=True)
+        ]
 
     def _move_scale(self, found, rates_finite, grads, plan, inv_scale, update_scale):
         """Counts the step, and moves the loss scale by what was found."""

@@ -9,7 +9,7 @@ from keras import ops
 from keras.src.utils.naming import to_snake_case
 
 from keras_lso._backend import backend
-from keras_lso._keras_internals.variables import as_stepped, path_of, read
+from keras_lso._keras_internals.variables import as_stepped, path_of
 
 _TORCH_OPTIMIZERS = "keras.src.backend.torch.optimizers"
 
@@ -80,21 +80,6 @@ def _without_number(name, class_name):
 def iteration_variable(optimizer):
     """Returns the variable that counts the optimizer's applied steps."""
     return optimizer._iterations
-
-
-def updates_of(optimizer):
-    """Returns how often the optimizer has updated its variables, an integer tensor.
-
-    That is `optimizer.iterations`; with accumulation without its copy to the device.
-    """
-    steps = read(optimizer._iterations)
-    count = optimizer.gradient_accumulation_steps
-    return steps // count if count else steps
-
-
-def learning_rate_of(optimizer):
-    """Returns what the optimizer keeps as its rate: variable, schedule or callable."""
-    return optimizer._learning_rate
 
 
 def base_variables_of(optimizer):

@@ -3,7 +3,8 @@
 import keras
 from keras import ops
 
-from keras_lso._backend import backend, rules
+from keras_lso._backend import backend, formulas
+from keras_lso._backend.rule import always
 from keras_lso._keras_internals.distribution import (
     check_shards,
     has_reduced_gradients,
@@ -14,42 +15,20 @@ from keras_lso._keras_internals.optimizers import (
     names_excluded_by,
     uses_weight_decay,
 )
-from keras_lso._keras_internals.rules import columns_of, register
+from keras_lso._keras_internals.rules import inherited_rule, slot_lists_of
 from keras_lso._keras_internals.variables import is_found
 
 
-def steps_by(rule, slots):
-    """Returns a decorator of a `RuleOptimizer`, which registers its rule.
-
-    Args:
-        rule: Class of `_backend/rules.py`.
-        slots: Tuple of strings, the attributes that hold the lists of slots, in the
-            order of `rule.slots`.
-    """
-
-    def decorate(cls):
-        register(cls, rule=rule, slots=slots, treatments=cls._treatments)(
-            cls._make_rules
-        )
-        return cls
-
-    return decorate
-
-
 class RuleOptimizer(keras.optimizers.Optimizer):
-    """An optimizer of our own, whose step is a rule of `rules.py`.
+    """An optimizer of our own, whose step is a rule.
 
-    A subclass is decorated with `steps_by`, builds the lists of slots that this names,
-    and makes the rules of each step. For `_make_rules` and `_treatments` see
-    `rules.Registration`.
+    A subclass has a rule (`rules.steps_by`), and the lists of slots that this names.
     """
 
     _casts_gradients = False  # See `dtypes_as_applied`.
 
-    def _make_rules(self, learning_rate):
-        raise NotImplementedError
-
-    def _treatments(self, indices):
+    def _groups_of(self, indices):
+        """Returns the groups of variables: see `Rule.groups_of`."""
         raise NotImplementedError
 
     def _fused_step(self, grads, variables):
@@ -90,15 +69,16 @@ class RuleOptimizer(keras.optimizers.Optimizer):
         """Updates one variable, of any dtype, with a dense or sparse gradient."""
         index = self._get_variable_index(variable)
         value = backend.in_float32(variable)
-        [treatment] = self._treatments([index])
-        rule = self._make_rules(ops.cast(learning_rate, value.dtype))[treatment]
-        slots = [column[index] for column in columns_of(type(rule), self)]
+        [group] = self._groups_of([index])
+        learning_rate = ops.cast(learning_rate, value.dtype)
+        rule = inherited_rule(self).of_groups(self, learning_rate)[group]
+        slots = [slots[index] for slots in slot_lists_of(type(rule), self)]
         tensors = [
             ops.cast(tensor, value.dtype)
             for tensor in (backend.to_dense(gradient), value, *slots)
         ]
         norms = backend.norms_of(rule, *tensors)
-        new_values = rule(rules.always, *tensors, norms=norms)
+        new_values = rule(formulas, always, *tensors, norms=norms)
         for v, new in zip((variable, *slots), new_values, strict=True):
             self.assign(v, ops.cast(new, v.dtype))
 

@@ -1,120 +1,113 @@
-"""Which optimizer steps by which rule of `_backend/rules.py`: a registry.
+"""The rules of Keras's optimizers, one class each, and which optimizer has which.
 
-`register` says of an optimizer's class which rule its step is, what the rule's
-coefficients are in this step, and where the optimizer keeps the slots. Those of Keras
-are registered at the end of this file, our own where their classes are made.
+A class says all that the step of an optimizer is: its formula, the class of Keras that
+it is the step of, where that keeps the slots, and how the coefficients are made. See
+`_backend/rule.py`. The formulas are Keras's own, in float32.
 """
 
 import dataclasses
 import functools
-from collections.abc import Callable
-from typing import NamedTuple
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import keras
 from keras import ops
 
-from keras_lso._backend import backend, layer_rules, rules
+from keras_lso._backend import backend
+from keras_lso._backend.rule import (
+    LayerAdaptiveRule,
+    Norms,
+    Rule,
+    TrustRatio,
+    always,
+)
 from keras_lso._keras_internals.optimizers import (
     public_class,
-    updates_of,
     uses_weight_decay,
     variables_of,
 )
+from keras_lso._keras_internals.rates import updates_of
 from keras_lso._keras_internals.variables import is_overwritten, read
 
 # --- The registry -------------------------------------------------------------------
 
-
-class Registration(NamedTuple):
-    """How the optimizers of a class make their rules.
-
-    Attributes:
-        rule: Class of `_backend/rules.py`.
-        slots: Tuple of strings, the optimizer's attributes that hold the lists of
-            slots, in the order of `rule.slots`.
-        make: Callable `(optimizer, learning_rate)` that returns the rules of this step,
-            a dict by treatment. The learning rate is a float32 scalar tensor.
-        treatments: Callable `(optimizer, indices)` that returns the list of how the
-            variables at `indices`, among those that the optimizer was built for, are
-            treated: keys of that dict.
-        when: Callable of the optimizer, whether it steps by this rule; None if it
-            always does, unless a registration before this one applies.
-        after: Callable `(optimizer, rule, finite)`, which moves what the optimizer
-            keeps besides slots once it has stepped by such rules, where `finite`, a
-            boolean scalar tensor, says so. None if it keeps nothing.
-    """
-
-    rule: type[rules.Rule]
-    slots: tuple[str, ...]
-    make: Callable
-    treatments: Callable
-    when: Callable | None
-    after: Callable | None
-
-
-def decays(optimizer, indices):
-    """Returns for each variable whether it decays, as Keras's optimizers treat them."""
-    if optimizer.weight_decay is None:
-        return [False] * len(indices)
-    variables = variables_of(optimizer)
-    return [uses_weight_decay(optimizer, variables[i]) for i in indices]
-
-
 # By the optimizer's class, which may have one for each of its forms.
-_registrations: dict[type, list[Registration]] = {}
+_rules: dict[type, list[type[Rule]]] = {}
 
 
-def register(*classes, rule, slots=(), treatments=decays, when=None, after=None):
-    """Returns a decorator that registers `make` for optimizers of these classes.
+def rule_of(*classes):
+    """Returns a decorator that makes a class the rule of optimizers of these classes.
 
-    Not for those of their subclasses, which may do something else. For the arguments
-    see `Registration`.
+    Not of those of their subclasses, which may do something else.
     """
 
-    def decorate(make):
+    def decorate(rule):
         for cls in classes:
-            found = _registrations.setdefault(cls, [])
-            found.append(Registration(rule, slots, make, treatments, when, after))
-        _registrations_of.cache_clear()
-        return make
+            _rules.setdefault(cls, []).append(rule)
+        _rules_of.cache_clear()
+        return rule
 
     return decorate
 
 
-def registered_rule(optimizer):
-    """Returns the rule of the optimizer's class, None if it has none."""
-    for registration in _registrations_of(optimizer.__class__):
-        if registration.when is None or registration.when(optimizer):
-            return registration.rule
-    return None
+def steps_by(rule):
+    """Returns a decorator that gives a class of optimizers its rule."""
+
+    def decorate(cls):
+        rule_of(cls)(rule)
+        return cls
+
+    return decorate
+
+
+def registered_rules():
+    """Returns a dict of the classes of optimizers to the lists of their rules."""
+    return {cls: list(rules) for cls, rules in _rules.items()}
 
 
 @functools.cache
-def _registrations_of(cls):
-    """Returns the registrations of a class, by its public one if it is private."""
-    return _registrations.get(public_class(cls), [])
+def _rules_of(cls):
+    """Returns the rules of a class, by its public one if it is private."""
+    return _rules.get(public_class(cls), [])
 
 
-def columns_of(rule, optimizer):
-    """Returns the optimizer's lists of slots, in the order of `rule.slots`."""
-    return [getattr(optimizer, name) for name in registration_of(rule, optimizer).slots]
+def registered_rule(optimizer):
+    """Returns the rule that the optimizer steps by, None if it has none."""
+    for rule in _rules_of(optimizer.__class__):
+        if rule.is_rule_of(optimizer):
+            return rule
+    return None
 
 
-def registration_of(rule, optimizer):
-    """Returns how the optimizer makes a rule, which its class or one above it has."""
+def inherited_rule(optimizer):
+    """Returns the rule of the optimizer's class, or of the nearest one above it.
+
+    A subclass may do more than the rule says, and has no fused step. It updates
+    variable by variable, by the rule and the slots that it inherits.
+    """
     return next(
-        registration
+        rule
         for cls in type(optimizer).__mro__
-        for registration in _registrations.get(cls, ())
-        if registration.rule is rule
+        for rule in _rules.get(cls, ())
+        if rule.is_rule_of(optimizer)
     )
 
 
-def rule_of(optimizer, variables):
-    """Returns the rule that says all that the optimizer does to these variables.
+def slot_lists_of(rule, optimizer):
+    """Returns the optimizer's lists of slots, in the order of `rule.slots`."""
+    return [getattr(optimizer, attribute) for attribute in rule.slots.values()]
 
-    But for the clipping of gradients, and for what `AccumulatedStep` and `AveragedStep`
-    do besides. None for an optimizer of an unknown class, and for one that constrains.
+
+def number_of_update(optimizer, dtype="float32"):
+    """Returns the number of this update, from 1, a scalar tensor."""
+    return backend.scalar(updates_of(optimizer), dtype) + 1
+
+
+def fitting_rule(optimizer, variables):
+    """Returns the rule that reproduces the optimizer's update of these variables.
+
+    Apart from gradient clipping, accumulation and averaging. None if the class is
+    unknown, or if a variable has a constraint.
     """
     rule = registered_rule(optimizer)
     if rule is None or _does_more_than(rule, optimizer, variables):
@@ -123,14 +116,13 @@ def rule_of(optimizer, variables):
 
 
 def _does_more_than(rule, optimizer, variables):
-    has_other_decay = not issubclass(rule, rules.KerasRule)
+    has_other_decay = not issubclass(rule, KerasRule)
     clips = [optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm]
     return (
         # The norms that such a rule takes are of gradients that have been clipped.
-        (any(clips) and rule.has_norms)
+        (any(clips) and rule.norms is not Norms.NONE)
         # Set later: Keras's arguments exclude each other.
         or sum(map(bool, clips)) > 1
-        or getattr(optimizer, "amsgrad", False)
         or (has_other_decay and optimizer.weight_decay is not None)
         or not all(_is_plain(v) for v in variables)
     )
@@ -148,8 +140,8 @@ def _is_plain(variable):
 def form_of(optimizer):
     """Returns what decides by which step an optimizer updates its variables.
 
-    It changes with the hyperparameters that `rule_of` and the treatments look at, not
-    with those that are coefficients of a rule.
+    It changes with the hyperparameters that `fitting_rule` and the groups depend on,
+    not with the coefficients of a rule.
     """
     state = vars(optimizer)
     return (
@@ -159,7 +151,6 @@ def form_of(optimizer):
         bool(optimizer.global_clipnorm),
         bool(optimizer.use_ema),
         bool(optimizer.gradient_accumulation_steps),
-        getattr(optimizer, "amsgrad", False),
         optimizer.weight_decay is None,
         frozenset(state.get("_exclude_from_weight_decay") or ()),
         state.get("_exclude_from_weight_decay_pattern"),
@@ -169,143 +160,407 @@ def form_of(optimizer):
 # --- Keras's optimizers -------------------------------------------------------------
 
 
-def with_decay(rule, optimizer, learning_rate):
-    """Returns the rule of what does not decay, and of what does, by treatment."""
-    if optimizer.weight_decay is None:
-        return {False: rule}
-    decay = learning_rate * optimizer.weight_decay
-    return {False: rule, True: dataclasses.replace(rule, decay=decay)}
+@dataclass(frozen=True)
+class KerasRule(Rule):
+    """A formula of Keras's, with its decoupled decay.
 
+    `decay` is what Keras's optimizers call `weight_decay`, times the learning rate;
+    None if there is none. A variable is in the group True if it decays.
 
-def _this_update(optimizer):
-    """Returns the number of this update, from 1, a float32 scalar tensor."""
-    return backend.scalar(updates_of(optimizer), "float32") + 1
-
-
-@register(
-    keras.optimizers.SGD,
-    rule=rules.Momentum,
-    slots=("momentums",),
-    when=lambda o: o.momentum != 0,
-)
-def _momentum(optimizer, learning_rate):
-    rule = rules.Momentum(learning_rate, optimizer.momentum, optimizer.nesterov)
-    return with_decay(rule, optimizer, learning_rate)
-
-
-@register(keras.optimizers.SGD, rule=rules.SGD)
-def _sgd(optimizer, learning_rate):
-    return with_decay(rules.SGD(learning_rate), optimizer, learning_rate)
-
-
-@register(
-    keras.optimizers.Adam,
-    keras.optimizers.AdamW,
-    rule=rules.Adam,
-    slots=("_momentums", "_velocities"),
-)
-def _adam(optimizer, learning_rate):
-    step = _this_update(optimizer)
-    beta_1_power = optimizer.beta_1**step
-    root = backend.scalars.sqrt(1 - optimizer.beta_2**step)
-    rule = rules.Adam(
-        alpha=learning_rate * root / (1 - beta_1_power),
-        beta_1=optimizer.beta_1,
-        beta_2=optimizer.beta_2,
-        epsilon=optimizer.epsilon,
-    )
-    return with_decay(rule, optimizer, learning_rate)
-
-
-def _momenta(optimizer, step):
-    """Returns Nadam's momenta of this step and of the next, and their product so far.
-
-    This step's is a factor of that.
+    ```python
+    w = w - decay * w                                   # before the step
+    ```
     """
-    this, following = (
-        optimizer.beta_1 * (1 - 0.5 * 0.96**number) for number in (step, step + 1)
-    )
-    # Keras has made it a variable that is trained.
-    product = ops.stop_gradient(read(optimizer._u_product))
-    return this, following, product * this
+
+    decay: Any = field(default=None, kw_only=True)
+
+    def decayed(self, w):
+        """Returns a variable after its decoupled decay."""
+        return w if self.decay is None else w - w * self.decay
+
+    @classmethod
+    def of(cls, optimizer, learning_rate):
+        """Returns the rule of this step without decay; see `Rule.of_groups`."""
+        raise NotImplementedError
+
+    @classmethod
+    def of_groups(cls, optimizer, learning_rate):
+        rule = cls.of(optimizer, learning_rate)
+        if optimizer.weight_decay is None:
+            return {False: rule}
+        decay = learning_rate * optimizer.weight_decay
+        return {False: rule, True: dataclasses.replace(rule, decay=decay)}
+
+    @classmethod
+    def groups_of(cls, optimizer, indices):
+        if optimizer.weight_decay is None:
+            return [False] * len(indices)
+        variables = variables_of(optimizer)
+        return [uses_weight_decay(optimizer, variables[i]) for i in indices]
 
 
-def _multiply_momenta(optimizer, rule, finite):
-    this = rule.momentum
-    factor = backend.scalars.where(finite, this, backend.scalars.ones_like(this))
-    optimizer._u_product.assign(read(optimizer._u_product) * factor)
+@rule_of(keras.optimizers.SGD)
+@dataclass(frozen=True)
+class SGD(KerasRule):
+    """Gradient descent, as in `keras.optimizers.SGD`.
+
+    ```python
+    w = w - learning_rate * g
+    ```
+    """
+
+    kernel: ClassVar = "sgd"
+    learning_rate: Any
+
+    @classmethod
+    def is_rule_of(cls, optimizer):
+        return optimizer.momentum == 0
+
+    @classmethod
+    def of(cls, optimizer, learning_rate):
+        return cls(learning_rate)
+
+    def __call__(self, xp, select, g, w, norms=None):
+        return (select(self.decayed(w) - g * self.learning_rate, w),)
 
 
-@register(
-    keras.optimizers.Nadam,
-    rule=rules.Nadam,
-    slots=("_momentums", "_velocities"),
-    after=_multiply_momenta,
-)
-def _nadam(optimizer, learning_rate):
-    step = _this_update(optimizer)
-    momentum, next_momentum, product = _momenta(optimizer, step)
-    rule = rules.Nadam(
-        learning_rate,
-        momentum,
-        next_momentum,
-        product,
-        beta_2_power=optimizer.beta_2**step,
-        beta_1=optimizer.beta_1,
-        beta_2=optimizer.beta_2,
-        epsilon=optimizer.epsilon,
-    )
-    return with_decay(rule, optimizer, learning_rate)
+@rule_of(keras.optimizers.SGD)
+@dataclass(frozen=True)
+class Momentum(KerasRule):
+    """Gradient descent with momentum, as in `keras.optimizers.SGD`.
+
+    ```python
+    m = momentum * m - learning_rate * g
+    w = w + m                                           # nesterov=False
+    w = w + momentum * m - learning_rate * g            # nesterov=True
+    ```
+    """
+
+    kernel: ClassVar = "momentum"
+    slots: ClassVar = {"momentum": "momentums"}
+    learning_rate: Any
+    momentum: Any
+    nesterov: bool = False
+
+    @classmethod
+    def is_rule_of(cls, optimizer):
+        return optimizer.momentum != 0
+
+    @classmethod
+    def of(cls, optimizer, learning_rate):
+        return cls(learning_rate, optimizer.momentum, optimizer.nesterov)
+
+    def __call__(self, xp, select, g, w, m, norms=None):
+        descent = g * self.learning_rate
+        m = select(m * self.momentum - descent, m)
+        step = m * self.momentum - descent if self.nesterov else m
+        return select(self.decayed(w) + step, w), m
 
 
-@register(keras.optimizers.Adamax, rule=rules.Adamax, slots=("_m", "_u"))
-def _adamax(optimizer, learning_rate):
-    rule = rules.Adamax(
-        learning_rate,
-        beta_1_power=optimizer.beta_1 ** _this_update(optimizer),
-        beta_1=optimizer.beta_1,
-        beta_2=optimizer.beta_2,
-        epsilon=optimizer.epsilon,
-    )
-    return with_decay(rule, optimizer, learning_rate)
+@rule_of(keras.optimizers.Adam, keras.optimizers.AdamW)
+@dataclass(frozen=True)
+class Adam(KerasRule):
+    """Adam, as in `keras.optimizers.Adam`, and with `decay` as in `AdamW`.
+
+    ```python
+    alpha = learning_rate * sqrt(1 - beta_2**t) / (1 - beta_1**t)
+    m = m + (1 - beta_1) * (g - m)
+    v = v + (1 - beta_2) * (g**2 - v)
+    w = w - alpha * m / (sqrt(v) + epsilon)
+    ```
+    """
+
+    kernel: ClassVar = "adam"
+    slots: ClassVar = {"momentum": "_momentums", "velocity": "_velocities"}
+    alpha: Any
+    beta_1: Any
+    beta_2: Any
+    epsilon: Any
+
+    @classmethod
+    def is_rule_of(cls, optimizer):
+        return not optimizer.amsgrad
+
+    @classmethod
+    def of(cls, optimizer, learning_rate):
+        step = number_of_update(optimizer)
+        root = backend.scalars.sqrt(1 - optimizer.beta_2**step)
+        return cls(
+            alpha=learning_rate * root / (1 - optimizer.beta_1**step),
+            beta_1=optimizer.beta_1,
+            beta_2=optimizer.beta_2,
+            epsilon=optimizer.epsilon,
+        )
+
+    def __call__(self, xp, select, g, w, m, v, norms=None):
+        m = select(xp.average(m, g, self.beta_1), m)
+        v = select(xp.average(v, xp.square(g), self.beta_2), v)
+        step = m * self.alpha / (xp.sqrt(v) + self.epsilon)
+        return select(self.decayed(w) - step, w), m, v
 
 
-@register(keras.optimizers.Lion, rule=rules.Lion, slots=("_momentums",))
-def _lion(optimizer, learning_rate):
-    rule = rules.Lion(learning_rate, optimizer.beta_1, optimizer.beta_2)
-    return with_decay(rule, optimizer, learning_rate)
+@rule_of(keras.optimizers.Nadam)
+@dataclass(frozen=True)
+class Nadam(KerasRule):
+    """Adam with Nesterov momentum, as in `keras.optimizers.Nadam`.
+
+    With `u[t] = beta_1 * (1 - 0.5 * 0.96**t)`, and `p[t] = u[1] * ... * u[t]`:
+
+    ```python
+    m = m + (1 - beta_1) * (g - m)
+    v = v + (1 - beta_2) * (g**2 - v)
+    d = u[t + 1] * m / (1 - p[t + 1]) + (1 - u[t]) * g / (1 - p[t])
+    w = w - learning_rate * d / (sqrt(v / (1 - beta_2**t)) + epsilon)
+    ```
+
+    `momentum` is `u[t]`, `next_momentum` is `u[t + 1]`, and `product` is `p[t]`.
+    """
+
+    slots: ClassVar = {"momentum": "_momentums", "velocity": "_velocities"}
+    learning_rate: Any
+    momentum: Any
+    next_momentum: Any
+    product: Any
+    beta_2_power: Any
+    beta_1: Any
+    beta_2: Any
+    epsilon: Any
+
+    @classmethod
+    def of(cls, optimizer, learning_rate):
+        step = number_of_update(optimizer)
+        this, following = (
+            optimizer.beta_1 * (1 - 0.5 * 0.96**number) for number in (step, step + 1)
+        )
+        # Keras has made it a variable that is trained.
+        product = ops.stop_gradient(read(optimizer._u_product))
+        return cls(
+            learning_rate,
+            momentum=this,
+            next_momentum=following,
+            product=product * this,
+            beta_2_power=optimizer.beta_2**step,
+            beta_1=optimizer.beta_1,
+            beta_2=optimizer.beta_2,
+            epsilon=optimizer.epsilon,
+        )
+
+    def finish(self, optimizer, finite):
+        one = backend.scalars.ones_like(self.momentum)
+        factor = backend.scalars.where(finite, self.momentum, one)
+        optimizer._u_product.assign(read(optimizer._u_product) * factor)
+
+    @property
+    def next_product(self):
+        """`p[t + 1]`."""
+        return self.product * self.next_momentum
+
+    def __call__(self, xp, select, g, w, m, v, norms=None):
+        # As Keras has it. In float32 `1 - beta` is rounded.
+        beta_1, beta_2 = (xp.cast(b, g.dtype) for b in (self.beta_1, self.beta_2))
+        m = select(xp.average(m, g, beta_1), m)
+        v = select(xp.average(v, xp.square(g), beta_2), v)
+        ahead = m * self.next_momentum / (1 - self.next_product)
+        direction = ahead + g * (1 - self.momentum) / (1 - self.product)
+        root = xp.sqrt(v / (1 - self.beta_2_power))
+        step = direction * self.learning_rate / (root + self.epsilon)
+        return select(self.decayed(w) - step, w), m, v
 
 
-@register(
-    keras.optimizers.RMSprop,
-    rule=rules.RMSprop,
-    slots=("_velocities",),
-    when=lambda o: not (o.momentum > 0 or o.centered),
-)
-def _rmsprop(optimizer, learning_rate):
-    rule = rules.RMSprop(learning_rate, optimizer.rho, optimizer.epsilon)
-    return with_decay(rule, optimizer, learning_rate)
+@rule_of(keras.optimizers.Adamax)
+@dataclass(frozen=True)
+class Adamax(KerasRule):
+    """Adam with the largest magnitude, as in `keras.optimizers.Adamax`.
+
+    ```python
+    m = m + (1 - beta_1) * (g - m)
+    u = max(beta_2 * u, |g|)
+    w = w - learning_rate * m / ((1 - beta_1**t) * (u + epsilon))
+    ```
+    """
+
+    slots: ClassVar = {"momentum": "_m", "largest": "_u"}
+    learning_rate: Any
+    beta_1_power: Any
+    beta_1: Any
+    beta_2: Any
+    epsilon: Any
+
+    @classmethod
+    def of(cls, optimizer, learning_rate):
+        return cls(
+            learning_rate,
+            beta_1_power=optimizer.beta_1 ** number_of_update(optimizer),
+            beta_1=optimizer.beta_1,
+            beta_2=optimizer.beta_2,
+            epsilon=optimizer.epsilon,
+        )
+
+    def __call__(self, xp, select, g, w, m, u, norms=None):
+        m = select(xp.average(m, g, self.beta_1), m)
+        u = select(xp.maximum(u * self.beta_2, xp.abs(g)), u)
+        divisor = (u + self.epsilon) * (1 - self.beta_1_power)
+        return select(self.decayed(w) - m * self.learning_rate / divisor, w), m, u
 
 
-@register(keras.optimizers.Adagrad, rule=rules.Adagrad, slots=("_accumulators",))
-def _adagrad(optimizer, learning_rate):
-    rule = rules.Adagrad(learning_rate, optimizer.epsilon)
-    return with_decay(rule, optimizer, learning_rate)
+@rule_of(keras.optimizers.Lion)
+@dataclass(frozen=True)
+class Lion(KerasRule):
+    """Steps of one length, as in `keras.optimizers.Lion`.
+
+    ```python
+    w = w - learning_rate * sign(beta_1 * m + (1 - beta_1) * g)
+    m = beta_2 * m + (1 - beta_2) * g
+    ```
+    """
+
+    slots: ClassVar = {"momentum": "_momentums"}
+    learning_rate: Any
+    beta_1: Any
+    beta_2: Any
+
+    @classmethod
+    def of(cls, optimizer, learning_rate):
+        return cls(learning_rate, optimizer.beta_1, optimizer.beta_2)
+
+    def __call__(self, xp, select, g, w, m, norms=None):
+        # In float32 `1 - beta` is rounded: the sign is Keras's to the last bit.
+        beta_1, beta_2 = (xp.cast(b, g.dtype) for b in (self.beta_1, self.beta_2))
+        direction = xp.sign(m * beta_1 + g * (1 - beta_1))
+        m = select(m * beta_2 + g * (1 - beta_2), m)
+        return select(self.decayed(w) - direction * self.learning_rate, w), m
 
 
-@register(
-    keras.optimizers.Lamb,
-    rule=layer_rules.KerasLamb,
-    slots=("_momentums", "_velocities"),
-)
-def _lamb(optimizer, learning_rate):
-    rule = layer_rules.KerasLamb(
-        learning_rate,
-        beta_1=optimizer.beta_1,
-        beta_2=optimizer.beta_2,
-        epsilon=optimizer.epsilon,
-        weight_decay=0.0,
-        trust_ratio=layer_rules.TrustRatio(),
-        step=_this_update(optimizer),
-    )
-    return with_decay(rule, optimizer, learning_rate)
+@rule_of(keras.optimizers.RMSprop)
+@dataclass(frozen=True)
+class RMSprop(KerasRule):
+    """As `keras.optimizers.RMSprop`, neither centered nor with momentum.
+
+    ```python
+    v = rho * v + (1 - rho) * g**2
+    w = w - learning_rate * g / sqrt(v + epsilon)
+    ```
+    """
+
+    slots: ClassVar = {"velocity": "_velocities"}
+    learning_rate: Any
+    rho: Any
+    epsilon: Any
+
+    @classmethod
+    def is_rule_of(cls, optimizer):
+        return not (optimizer.momentum > 0 or optimizer.centered)
+
+    @classmethod
+    def of(cls, optimizer, learning_rate):
+        return cls(learning_rate, optimizer.rho, optimizer.epsilon)
+
+    def __call__(self, xp, select, g, w, v, norms=None):
+        v = select(v * self.rho + xp.square(g) * (1 - self.rho), v)
+        step = g * self.learning_rate / xp.sqrt(v + self.epsilon)
+        return select(self.decayed(w) - step, w), v
+
+
+@rule_of(keras.optimizers.Adagrad)
+@dataclass(frozen=True)
+class Adagrad(KerasRule):
+    """As `keras.optimizers.Adagrad`.
+
+    ```python
+    v = v + g**2
+    w = w - learning_rate * g / sqrt(v + epsilon)
+    ```
+    """
+
+    slots: ClassVar = {"accumulator": "_accumulators"}
+    learning_rate: Any
+    epsilon: Any
+
+    @classmethod
+    def of(cls, optimizer, learning_rate):
+        return cls(learning_rate, optimizer.epsilon)
+
+    def __call__(self, xp, select, g, w, v, norms=None):
+        v = select(v + xp.square(g), v)
+        step = g * self.learning_rate / xp.sqrt(v + self.epsilon)
+        return select(self.decayed(w) - step, w), v
+
+
+@rule_of(keras.optimizers.Lamb)
+@dataclass(frozen=True)
+class Lamb(LayerAdaptiveRule, KerasRule):
+    """LAMB, as in `keras.optimizers.Lamb`: norms are taken after the decoupled decay.
+
+    ```python
+    m = m + (1 - beta_1) * (g - m)
+    v = v + (1 - beta_2) * (g**2 - v)
+    d = (m / (1 - beta_1**t)) / (sqrt(v / (1 - beta_2**t)) + epsilon)
+    w = w - learning_rate * trust_ratio(|d|, |w|) * d
+    ```
+    """
+
+    norms: ClassVar = Norms.DIRECTION
+    slots: ClassVar = {"momentum": "_momentums", "velocity": "_velocities"}
+    weight_decay: ClassVar = 0.0  # type: ignore[misc]
+    learning_rate: Any
+    beta_1: Any
+    beta_2: Any
+    epsilon: Any
+    step: Any
+    trust_ratio: TrustRatio = TrustRatio()
+
+    @classmethod
+    def of(cls, optimizer, learning_rate):
+        return cls(
+            learning_rate,
+            optimizer.beta_1,
+            optimizer.beta_2,
+            optimizer.epsilon,
+            number_of_update(optimizer),
+        )
+
+    def measured(self, xp, g, w, m, v):
+        """Returns the direction of the step, and the decayed variable."""
+        return self.advance(xp, always, g, m, v)[-1], self.decayed(w)
+
+    def advance(self, xp, select, g, m, v):
+        """Returns the new moments, and the direction that goes with them."""
+        m = select(m * self.beta_1 + g * (1 - self.beta_1), m)
+        v = select(v * self.beta_2 + xp.square(g) * (1 - self.beta_2), v)
+        root = xp.sqrt(v / (1 - self.beta_2**self.step))
+        return m, v, m / (1 - self.beta_1**self.step) / (root + self.epsilon)
+
+    def __call__(self, xp, select, g, w, m, v, norms=None):
+        m, v, d = self.advance(xp, select, g, m, v)
+        return select(self.decayed(w) - d * self.rate(norms), w), m, v
+
+
+# --- Weights and their moving averages ----------------------------------------------
+
+
+@dataclass(frozen=True)
+class Average(Rule):
+    """The moving average `w` of a variable `g`, as with `use_ema=True`.
+
+    ```python
+    w = momentum * w + (1 - momentum) * g
+    ```
+    """
+
+    momentum: Any
+
+    def __call__(self, xp, select, g, w, norms=None):
+        return (select(w * self.momentum + g * (1 - self.momentum), w),)
+
+
+@dataclass(frozen=True)
+class Overwrite(Rule):
+    """A variable that becomes its average, as with `ema_overwrite_frequency`.
+
+    ```python
+    w = g
+    ```
+    """
+
+    def __call__(self, xp, select, g, w, norms=None):
+        return (select(g, w),)

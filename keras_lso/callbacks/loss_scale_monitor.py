@@ -11,9 +11,9 @@ from keras import ops
 
 from keras_lso._core.checks import check_positive_int
 from keras_lso._core.option_checks import check_choice
-from keras_lso._core.rates import why_skipped
 from keras_lso._keras_internals.models import kept_outside_of_lists
 from keras_lso._keras_internals.optimizers import chain_of
+from keras_lso._keras_internals.rates import why_skipped
 from keras_lso._keras_internals.variables import layers_of, path_of
 from keras_lso.callbacks.summary_writer import SummaryWriter, check_is_installed
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer

@@ -34,9 +34,14 @@ from keras_lso._core.option_checks import check_learning_rate
 from keras_lso._core.state_file import checked
 from keras_lso._core.variable_list import VariableList
 from keras_lso._core.wrapper import like
-from keras_lso._keras_internals.optimizers import index_of, updates_of, variables_of
+from keras_lso._keras_internals.optimizers import index_of, variables_of
+from keras_lso._keras_internals.rates import updates_of
 from keras_lso._keras_internals.rule_optimizer import RuleOptimizer
-from keras_lso._keras_internals.rules import columns_of, registered_rule
+from keras_lso._keras_internals.rules import (
+    inherited_rule,
+    registered_rule,
+    slot_lists_of,
+)
 from keras_lso._keras_internals.variables import own_in_scope, path_matches, path_of
 
 
@@ -203,10 +208,9 @@ class OwnOptimizer(RuleOptimizer):
 
 
 class LayerAdaptive(OwnOptimizer):
-    """An optimizer whose rule is a `LayerAdaptive` of `layer_rules.py`.
+    """An optimizer whose rule is a `LayerAdaptiveRule`.
 
-    A subclass makes one rule for each treatment, a pair of bools: whether a variable
-    decays, and whether it adapts.
+    The group of a variable is a pair of bools: whether it decays, whether it adapts.
 
     Attributes:
         _default_learning_rate: Float, with which `lr` is no contradiction.
@@ -362,23 +366,25 @@ class LayerAdaptive(OwnOptimizer):
             )
         grads, variables = pair_gradients(self, grads, variables)
         indices = [index_of(self, v) for v in variables]
-        made = self._make_rules(ops.convert_to_tensor(self.learning_rate))
-        treatments = self._treatments(indices)
+        rate = ops.convert_to_tensor(self.learning_rate)
+        made = inherited_rule(self).of_groups(self, rate)
+        groups = self._groups_of(indices)
         ratios = {}
-        for index, grad, variable, treatment in zip(
-            indices, grads, variables, treatments, strict=True
+        for index, grad, variable, group in zip(
+            indices, grads, variables, groups, strict=True
         ):
-            rule = made[treatment]
+            rule = made[group]
             if grad is None or rule.trust_ratio is None:
                 continue
             grad = backend.in_float32(backend.to_dense(grad))
-            slots = [column[index] for column in columns_of(type(rule), self)]
+            slots = [slots[index] for slots in slot_lists_of(type(rule), self)]
             norms = backend.norms_of(rule, grad, variable, *slots)
             ratio = rule.trust_ratio(*norms, rule.weight_decay)
             ratios[path_of(variable)] = ops.stop_gradient(ratio)
         return ratios
 
-    def _treatments(self, indices):
+    def _groups_of(self, indices):
+        """Returns whether each of the variables at `indices` decays and adapts."""
         decaying = self._decaying(indices)
         return [(d, self._adapts[i]) for d, i in zip(decaying, indices, strict=True)]
 

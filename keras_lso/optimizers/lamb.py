@@ -1,11 +1,13 @@
 """`LAMB`: Adam with layer-wise adaptive rates, for large batches."""
 
 import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import keras
 import numpy as np
 
-from keras_lso._backend import backend, layer_rules
+from keras_lso._backend.rule import LayerAdaptiveRule, Norms, TrustRatio, always
 from keras_lso._core.checks import (
     check_bool,
     check_config,
@@ -13,12 +15,91 @@ from keras_lso._core.checks import (
     check_rate,
     refusal,
 )
-from keras_lso._keras_internals.optimizers import updates_of
-from keras_lso._keras_internals.rule_optimizer import steps_by
+from keras_lso._keras_internals.rules import number_of_update, steps_by
 from keras_lso.optimizers.base import LayerAdaptive
 
 
-@steps_by(layer_rules.LAMB, slots=("momentums", "velocities"))
+@dataclass(frozen=True)
+class LAMBRule(LayerAdaptiveRule):
+    """Adam with a trust ratio, as in `keras_lso.LAMB`.
+
+    ```python
+    m = beta_1 * m + (1 - beta_1) * g
+    v = beta_2 * v + (1 - beta_2) * g**2
+    m_hat, v_hat = m, v                                 # step=None
+    m_hat, v_hat = m / (1 - beta_1**step), v / (1 - beta_2**step)
+    d = m_hat / (sqrt(v_hat) + epsilon) + weight_decay * w
+    w = w - learning_rate * trust_ratio(|d|, |w|) * d
+    ```
+
+    `step` is the number of this update, from 1, a scalar tensor.
+    """
+
+    kernel: ClassVar = "lamb"
+    norms: ClassVar = Norms.DIRECTION
+    slots: ClassVar = {"momentum": "momentums", "velocity": "velocities"}
+    learning_rate: Any
+    beta_1: float
+    beta_2: float
+    epsilon: float
+    weight_decay: float
+    trust_ratio: TrustRatio | None
+    step: Any
+
+    @classmethod
+    def of_groups(cls, optimizer, learning_rate):
+        learning_rate = optimizer.decayed(learning_rate)
+        dtype = keras.backend.standardize_dtype(learning_rate.dtype)
+        upper = optimizer.max_trust_ratio
+        trust_ratio = TrustRatio(
+            lower=optimizer.min_trust_ratio or 0.0,
+            upper=math.inf if upper is None else upper,
+        )
+        step = None
+        if optimizer.bias_correction:
+            step = number_of_update(optimizer, dtype)
+        return {
+            (decays, adapts): cls(
+                learning_rate=learning_rate,
+                beta_1=_as_in_dtype(optimizer.beta_1, dtype),
+                beta_2=_as_in_dtype(optimizer.beta_2, dtype),
+                epsilon=optimizer.epsilon,
+                weight_decay=optimizer.weight_decay_rate if decays else 0.0,
+                trust_ratio=trust_ratio if adapts else None,
+                step=step,
+            )
+            for decays in (True, False)
+            for adapts in (True, False)
+        }
+
+    def measured(self, xp, g, w, m, v):
+        """Returns the direction of the step, and the variable.
+
+        An inf or a NaN in the gradient is a NaN in the norm of the first: inf / inf.
+        """
+        return self.advance(xp, always, g, w, m, v)[-1], w
+
+    def advance(self, xp, select, g, w, m, v):
+        """Returns the new moments, and the direction that goes with them."""
+        m = select(m * self.beta_1 + g * (1 - self.beta_1), m)
+        v = select(v * self.beta_2 + xp.square(g) * (1 - self.beta_2), v)
+        root = xp.sqrt(self.corrected(xp, v, self.beta_2))
+        d = self.corrected(xp, m, self.beta_1) / (root + self.epsilon)
+        return m, v, d + w * self.weight_decay if self.weight_decay else d
+
+    def corrected(self, xp, moment, beta):
+        """Returns a moment without its bias towards the zeros that it began with."""
+        if self.step is None or beta == 0:
+            return moment
+        # In float32 `1 - beta**2` has four digits for a beta of 0.999.
+        return moment / -xp.expm1(self.step * math.log(beta))
+
+    def __call__(self, xp, select, g, w, m, v, norms=None):
+        m, v, d = self.advance(xp, select, g, w, m, v)
+        return select(w - d * self.rate(norms), w), m, v
+
+
+@steps_by(LAMBRule)
 @keras.saving.register_keras_serializable("keras_lso", name="LAMB")
 class LAMB(LayerAdaptive):
     """Optimizer that gives each layer a learning rate of its own, on top of Adam.
@@ -164,31 +245,6 @@ class LAMB(LayerAdaptive):
         self.momentums, self.velocities = self.add_optimizer_variables(
             variables, ["momentum", "velocity"]
         )
-
-    def _make_rules(self, learning_rate):
-        learning_rate = self.decayed(learning_rate)
-        dtype = keras.backend.standardize_dtype(learning_rate.dtype)
-        upper = self.max_trust_ratio
-        trust_ratio = layer_rules.TrustRatio(
-            lower=self.min_trust_ratio or 0.0,
-            upper=math.inf if upper is None else upper,
-        )
-        step = None
-        if self.bias_correction:
-            step = backend.scalar(updates_of(self), dtype) + 1
-        return {
-            (decays, adapts): layer_rules.LAMB(
-                learning_rate=learning_rate,
-                beta_1=_as_in_dtype(self.beta_1, dtype),
-                beta_2=_as_in_dtype(self.beta_2, dtype),
-                epsilon=self.epsilon,
-                weight_decay=self.weight_decay_rate if decays else 0.0,
-                trust_ratio=trust_ratio if adapts else None,
-                step=step,
-            )
-            for decays in (True, False)
-            for adapts in (True, False)
-        }
 
     @classmethod
     def from_config(cls, config, custom_objects=None):

@@ -6,7 +6,8 @@ It is apart from `_core/`, since no other optimizer needs it.
 import keras
 from keras import ops
 
-from keras_lso._backend import backend, layer_rules
+from keras_lso._backend import backend
+from keras_lso._backend.rule import TrustRatio
 from keras_lso._core.checks import check_config, check_patterns, check_rate
 from keras_lso._core.config_dicts import read_object
 from keras_lso._core.configs import check_numbers
@@ -19,7 +20,6 @@ from keras_lso._core.gradients import (
     split_pairs,
 )
 from keras_lso._core.option_checks import check_choice
-from keras_lso._core.rates import rate_of
 from keras_lso._core.state_file import checked
 from keras_lso._core.step import Gradients
 from keras_lso._core.wrapper import Wrapper, check_optimizer, passed_on
@@ -32,6 +32,7 @@ from keras_lso._keras_internals.optimizers import (
     iteration_variable,
     public_config,
 )
+from keras_lso._keras_internals.rates import rate_of
 from keras_lso._keras_internals.variables import (
     is_overwritten,
     overwritten,
@@ -246,7 +247,7 @@ class LARC(Wrapper):
         return found
 
     def _ratios(self, g_norms, w_norms):
-        trust_ratio = layer_rules.TrustRatio(self.eta, self.epsilon)
+        trust_ratio = TrustRatio(self.eta, self.epsilon)
         numerators, denominators = trust_ratio.fraction(g_norms, w_norms)
         if self.mode == CLIP:
             denominators = denominators * ops.cast(self._rate(), "float32")

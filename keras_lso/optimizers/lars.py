@@ -1,19 +1,109 @@
 """`LARS`: layer-wise adaptive rate scaling, for large batches."""
 
 import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import keras
 
-from keras_lso._backend import layer_rules
+from keras_lso._backend.rule import LayerAdaptiveRule, Norms, TrustRatio, always
 from keras_lso._core.checks import check_bool, check_rate, check_share
 from keras_lso._core.option_checks import check_choice
-from keras_lso._keras_internals.rule_optimizer import steps_by
+from keras_lso._keras_internals.rules import steps_by
 from keras_lso.optimizers.base import LayerAdaptive
 
 MODEL_GARDEN, PAPER = TRUST_RATIOS = ("model_garden", "paper")
 
 
-@steps_by(layer_rules.LARS, slots=("momentums",))
+@dataclass(frozen=True)
+class LARSRule(LayerAdaptiveRule):
+    """Layer-wise adaptive rate scaling, as in `keras_lso.LARS`.
+
+    ```python
+    d = g + weight_decay * w
+
+    # classic_momentum=True; paper: the trust ratio is of g
+    d = learning_rate * trust_ratio(|d|, |w|) * d
+    v = momentum * v + d
+    w = w - v                                           # nesterov=False
+    w = w - (momentum * v + d)                          # nesterov=True
+
+    # classic_momentum=False
+    v = momentum * v + d
+    u = v                                               # nesterov=False
+    u = momentum * v + d                                # nesterov=True
+    w = w - learning_rate * trust_ratio(|u|, |w|) * u
+    ```
+    """
+
+    kernel: ClassVar = "lars"
+    norms: ClassVar = Norms.OFTEN_GRADIENT
+    slots: ClassVar = {"momentum": "momentums"}
+    learning_rate: Any
+    momentum: float
+    weight_decay: float
+    trust_ratio: TrustRatio | None
+    nesterov: bool = False
+    classic_momentum: bool = True
+
+    @classmethod
+    def of_groups(cls, optimizer, learning_rate):
+        learning_rate = optimizer.decayed(learning_rate)
+        trust_ratio = TrustRatio(
+            optimizer.eeta,
+            optimizer.epsilon,
+            upper=1.0 if optimizer.trust_clip else math.inf,
+            paper=optimizer.trust_ratio == PAPER,
+        )
+        return {
+            (decays, adapts): cls(
+                learning_rate=learning_rate,
+                momentum=optimizer.momentum,
+                weight_decay=optimizer.weight_decay_rate if decays else 0.0,
+                trust_ratio=trust_ratio if adapts else None,
+                nesterov=optimizer.nesterov,
+                classic_momentum=optimizer.classic_momentum,
+            )
+            for decays in (True, False)
+            for adapts in (True, False)
+        }
+
+    @property
+    def is_paper(self):
+        """Whether the trust ratio is the paper's."""
+        return self.trust_ratio is not None and self.trust_ratio.paper
+
+    def measured(self, xp, g, w, v):
+        """Returns the direction that the trust ratio is taken of, and the variable.
+
+        An inf or a NaN in the gradient is one in the norm of the first of them.
+        """
+        if self.is_paper:
+            return g, w
+        d = self.decayed(g, w)
+        return d if self.classic_momentum else self.advance(xp, always, d, v)[1], w
+
+    def decayed(self, g, w):
+        """Returns the gradient of the loss with its L2 penalty."""
+        return g + w * self.weight_decay if self.weight_decay else g
+
+    def advance(self, xp, select, d, v):
+        """Returns the new momentum, and the update that goes with it."""
+        v = select(v * self.momentum + d, v)
+        return v, (v * self.momentum + d if self.nesterov else v)
+
+    def __call__(self, xp, select, g, w, v, norms=None):
+        rate = self.rate(norms)
+        d = self.decayed(g, w)
+        if self.classic_momentum:
+            v, update = self.advance(xp, select, d * rate, v)
+        else:
+            v, update = self.advance(xp, select, d, v)
+            update = update * rate
+        return select(w - update, w), v
+
+
+@steps_by(LARSRule)
 @keras.saving.register_keras_serializable("keras_lso", name="LARS")
 class LARS(LayerAdaptive):
     """Optimizer that gives each layer a learning rate of its own.
@@ -160,27 +250,6 @@ class LARS(LayerAdaptive):
 
     def _add_slots(self, variables):
         self.momentums = self.add_optimizer_variables(variables, "momentum")
-
-    def _make_rules(self, learning_rate):
-        learning_rate = self.decayed(learning_rate)
-        trust_ratio = layer_rules.TrustRatio(
-            self.eeta,
-            self.epsilon,
-            upper=1.0 if self.trust_clip else math.inf,
-            paper=self.trust_ratio == PAPER,
-        )
-        return {
-            (decays, adapts): layer_rules.LARS(
-                learning_rate=learning_rate,
-                momentum=self.momentum,
-                weight_decay=self.weight_decay_rate if decays else 0.0,
-                trust_ratio=trust_ratio if adapts else None,
-                nesterov=self.nesterov,
-                classic_momentum=self.classic_momentum,
-            )
-            for decays in (True, False)
-            for adapts in (True, False)
-        }
 
     def get_config(self):
         config = super().get_config()

@@ -1,8 +1,12 @@
 """`NovoGrad`: momentum of gradients that are normalized layer by layer."""
 
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
 import keras
 
-from keras_lso._backend import layer_rules
+from keras_lso._backend.rule import Norms, Rule
 from keras_lso._core.checks import (
     check_bool,
     check_config,
@@ -12,12 +16,78 @@ from keras_lso._core.checks import (
 )
 from keras_lso._core.exclusions import by_paths
 from keras_lso._core.option_checks import check_learning_rate
-from keras_lso._keras_internals.rule_optimizer import steps_by
+from keras_lso._keras_internals.rules import steps_by
 from keras_lso._keras_internals.variables import flat_path, is_overwritten, path_matches
 from keras_lso.optimizers.base import OwnOptimizer
 
 
-@steps_by(layer_rules.NovoGrad, slots=("momentums", "second_moments"))
+@dataclass(frozen=True)
+class NovoGradRule(Rule):
+    """Momentum of gradients normalized layer by layer, as in `keras_lso.NovoGrad`.
+
+    ```python
+    v = |g|**2 if v == 0 else beta_2 * v + (1 - beta_2) * |g|**2
+    d = g / sqrt(v + epsilon) + weight_decay * w
+    d = (1 - beta_1) * d                                # grad_averaging=True
+    m = beta_1 * m + d
+    w = w - learning_rate * m
+    ```
+    """
+
+    kernel: ClassVar = "novograd"
+    norms: ClassVar = Norms.GRADIENT
+    slots: ClassVar = {"momentum": "momentums", "second_moment": "second_moments"}
+    learning_rate: Any
+    beta_1: float
+    beta_2: float
+    epsilon: float
+    weight_decay: float = 0.0
+    grad_averaging: bool = False
+
+    @classmethod
+    def of_groups(cls, optimizer, learning_rate):
+        return {
+            decays: cls(
+                learning_rate=learning_rate,
+                beta_1=optimizer.beta_1,
+                beta_2=optimizer.beta_2,
+                epsilon=optimizer.epsilon,
+                weight_decay=optimizer.weight_decay_rate if decays else 0.0,
+                grad_averaging=optimizer.grad_averaging,
+            )
+            for decays in (True, False)
+        }
+
+    def measured(self, xp, g, w, m, v):
+        """Returns the gradient."""
+        return (g,)
+
+    @property
+    def direction_weight(self):
+        """The weight of a new direction in the momentum."""
+        return 1 - self.beta_1 if self.grad_averaging else 1.0
+
+    def normalize(self, xp, g_norm, v):
+        """Returns the new second moment, and what the gradient is multiplied by."""
+        square = xp.square(g_norm)
+        moved = self.beta_2 * v + (1 - self.beta_2) * square
+        moved = xp.where(v == 0, square, moved)
+        total = moved + self.epsilon
+        factor = xp.where(total == 0, xp.zeros_like(total), 1 / xp.sqrt(total))
+        # An inf would stay for ever, and the layer with it.
+        return xp.where(moved < math.inf, moved, v), factor
+
+    def __call__(self, xp, select, g, w, m, v, norms=None):
+        [g_norm] = norms
+        new_v, factor = self.normalize(xp, g_norm, v)
+        d = g * factor
+        if self.weight_decay:
+            d = d + w * self.weight_decay
+        m = select(m * self.beta_1 + d * self.direction_weight, m)
+        return select(w - m * self.learning_rate, w), m, select(new_v, v)
+
+
+@steps_by(NovoGradRule)
 @keras.saving.register_keras_serializable("keras_lso", name="NovoGrad")
 class NovoGrad(OwnOptimizer):
     """Optimizer that divides the gradient of each layer by its average norm.
@@ -167,20 +237,8 @@ class NovoGrad(OwnOptimizer):
             name=f"{flat_path(variable)}_second_moment",
         )
 
-    def _make_rules(self, learning_rate):
-        return {
-            decays: layer_rules.NovoGrad(
-                learning_rate=learning_rate,
-                beta_1=self.beta_1,
-                beta_2=self.beta_2,
-                epsilon=self.epsilon,
-                weight_decay=self.weight_decay_rate if decays else 0.0,
-                grad_averaging=self.grad_averaging,
-            )
-            for decays in (True, False)
-        }
-
-    def _treatments(self, indices):
+    def _groups_of(self, indices):
+        """Returns for each of the variables at `indices` whether it decays."""
         return self._decaying(indices)
 
     def get_config(self):

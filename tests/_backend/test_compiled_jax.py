@@ -9,7 +9,8 @@ import pytest
 
 import keras_lso
 from benchmarks.accelerators.program import Program
-from keras_lso._backend import backend, layer_rules
+from keras_lso._backend import backend
+from keras_lso.optimizers.lars import LARSRule
 
 if keras.backend.backend() != "jax":
     pytest.skip("It reads what JAX compiles", allow_module_level=True)
@@ -171,10 +172,8 @@ def test_no_kernel_takes_a_float64_gradient():
     variables = [keras.Variable([1.0, 2.0])]
     # NumPy's, since JAX has any only where it was told so at its start.
     wide = np.ones(2)
-    assert backend.fused_step_takes(
-        layer_rules.LARS, variables, [wide.astype("float32")]
-    )
-    assert not backend.fused_step_takes(layer_rules.LARS, variables, [wide])
+    assert backend.fused_step_takes(LARSRule, variables, [wide.astype("float32")])
+    assert not backend.fused_step_takes(LARSRule, variables, [wide])
 
 
 def test_a_gradient_whose_rows_are_there_once_still_says_so():

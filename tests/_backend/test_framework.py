@@ -15,11 +15,16 @@ import numpy as np
 import pytest
 from keras import ops
 
-from keras_lso._backend import backend, framework, layer_rules, rules, without_kernels
+from keras_lso._backend import backend, framework, without_kernels
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.rule import TrustRatio
 from keras_lso._backend.targets import Targets
+from keras_lso._keras_internals import rules
 from keras_lso._keras_internals.variables import live_storage_of, storage_of
+from keras_lso.optimizers.lamb import LAMBRule
+from keras_lso.optimizers.lars import LARSRule
+from keras_lso.optimizers.novograd import NovoGradRule
 from testing.beside_keras import WAYS, bits, take
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in cast")
@@ -129,7 +134,7 @@ def close(actual, expected):
 
 
 RANDOM = [np.random.default_rng(i).normal(size=(3, 4)) for i in range(4)]
-RATIO = layer_rules.TrustRatio(eeta=0.1)
+RATIO = TrustRatio(eeta=0.1)
 LARS = dict(learning_rate=tensor(0.5), momentum=0.9, weight_decay=0.1)
 LAMB = dict(
     learning_rate=tensor(0.5), beta_1=0.9, beta_2=0.75, epsilon=1e-6, weight_decay=0.1
@@ -151,21 +156,19 @@ RULES = [
     rules.Adagrad(tensor(0.5), 1e-7),
     rules.Average(tensor(0.75)),
     rules.Overwrite(),
-    layer_rules.LARS(**LARS, trust_ratio=RATIO),
-    layer_rules.LARS(**LARS, trust_ratio=None),
-    layer_rules.LARS(**LARS, trust_ratio=layer_rules.TrustRatio(0.1, paper=True)),
-    layer_rules.LARS(**LARS, trust_ratio=RATIO, classic_momentum=False, nesterov=True),
-    layer_rules.LAMB(**LAMB, trust_ratio=RATIO, step=tensor(3)),
-    layer_rules.LAMB(**LAMB, trust_ratio=None, step=None),
-    layer_rules.KerasLamb(
-        **{**LAMB, "weight_decay": 0.0},
-        trust_ratio=RATIO,
+    LARSRule(**LARS, trust_ratio=RATIO),
+    LARSRule(**LARS, trust_ratio=None),
+    LARSRule(**LARS, trust_ratio=TrustRatio(0.1, paper=True)),
+    LARSRule(**LARS, trust_ratio=RATIO, classic_momentum=False, nesterov=True),
+    LAMBRule(**LAMB, trust_ratio=RATIO, step=tensor(3)),
+    LAMBRule(**LAMB, trust_ratio=None, step=None),
+    rules.Lamb(
+        *[LAMB[name] for name in ("learning_rate", "beta_1", "beta_2", "epsilon")],
         step=tensor(2),
+        trust_ratio=RATIO,
         decay=tensor(0.1),
     ),
-    layer_rules.NovoGrad(
-        tensor(0.5), 0.9, 0.98, 1e-8, weight_decay=0.1, grad_averaging=True
-    ),
+    NovoGradRule(tensor(0.5), 0.9, 0.98, 1e-8, weight_decay=0.1, grad_averaging=True),
 ]
 
 
@@ -174,7 +177,7 @@ WITH_SQUARES = rules.RMSprop, rules.Adagrad
 
 def state_of(rule):
     """The variable of a rule, and its slots, of which the second is a scalar's."""
-    is_scalar = isinstance(rule, layer_rules.NovoGrad)
+    is_scalar = isinstance(rule, NovoGradRule)
     # Sums of squares are positive.
     first = RANDOM[1] ** 2 if isinstance(rule, WITH_SQUARES) else RANDOM[1]
     slots = [first, np.float32(2.0) if is_scalar else RANDOM[2] ** 2]
@@ -292,8 +295,8 @@ def stepped(step, in_place, rule, finite, low_dtype):
 def takes_what_it_steps(own, reference):
     variables = [keras.Variable(RANDOM[0], dtype="float32")]
     grads = [tensor(RANDOM[1])]
-    assert own(layer_rules.LARS, storage_of(variables), grads)
-    assert not reference(layer_rules.LARS, variables, grads)
+    assert own(LARSRule, storage_of(variables), grads)
+    assert not reference(LARSRule, variables, grads)
 
 
 @compares("scalars")
@@ -558,6 +561,23 @@ def same_clipped_gradients(own, reference):
                     np.testing.assert_allclose(actual, expected, rtol=1e-6)
         for grad, value in zip(grads, values, strict=True):
             equal(grad, tensor(value, dtype))
+
+
+@compares("unscaled")
+def same_unscaled_gradients(own, reference):
+    values = [RANDOM[0], RANDOM[1], np.array(-4.0)]
+    for dtype in ("float32", "float16", "bfloat16"):
+        grads = [tensor(v, dtype) for v in values]
+        for factor in (tensor(0.5), 1.0):
+            for a, e in zip(own(grads, factor), reference(grads, factor), strict=True):
+                assert keras.backend.standardize_dtype(a.dtype) == "float32"
+                equal(a, e)
+        for grad, value in zip(grads, values, strict=True):
+            equal(grad, tensor(value, dtype))
+    mixed = [tensor(values[0], "float16"), tensor(values[1])]
+    for a, e in zip(own(mixed, tensor(3.0)), reference(mixed, 3.0), strict=True):
+        equal(a, e)
+    assert own([], tensor(0.5)) == []
 
 
 @compares("rounded")

@@ -19,14 +19,19 @@ from hypothesis.extra import numpy as st_numpy
 from keras import ops
 
 from keras_lso import LAMB, LARS, NovoGrad
-from keras_lso._backend import backend, layer_rules, rules
+from keras_lso._backend import backend
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.rule import TrustRatio
 from keras_lso._backend.targets import Targets
 from keras_lso._core.fused_step import FusedStep, slots_of, stored_in
+from keras_lso._keras_internals import rules
 from keras_lso._keras_internals.optimizers import iteration_variable
-from keras_lso._keras_internals.rules import registration_of, rule_of
+from keras_lso._keras_internals.rules import fitting_rule
 from keras_lso._keras_internals.variables import storage_of
+from keras_lso.optimizers.lamb import LAMBRule
+from keras_lso.optimizers.lars import LARSRule
+from keras_lso.optimizers.novograd import NovoGradRule
 from testing.rings import is_full
 
 # JAX has float64 only where x64 is on; `tensor` skips where it is not.
@@ -155,24 +160,22 @@ def number(value):
 # --- measure ----------------------------------------------------------------
 
 MODEL_GARDEN, PAPER = (
-    layer_rules.TrustRatio(eeta=0.1),
-    layer_rules.TrustRatio(eeta=0.1, epsilon=1e-3, upper=1.0, paper=True),
+    TrustRatio(eeta=0.1),
+    TrustRatio(eeta=0.1, epsilon=1e-3, upper=1.0, paper=True),
 )
-ADAPTIVE = layer_rules.LARS(
-    1.0, momentum=0.9, weight_decay=0.0, trust_ratio=MODEL_GARDEN
-)
+ADAPTIVE = LARSRule(1.0, momentum=0.9, weight_decay=0.0, trust_ratio=MODEL_GARDEN)
 # With the norms that each of them needs, the check is done another way.
 MEASURED_RULES = {
     "no rule": None,
     "without norms": rules.Momentum(1.0, 0.9),
     "classic": ADAPTIVE,
-    "decayed": layer_rules.LARS(1.0, 0.9, weight_decay=0.5, trust_ratio=MODEL_GARDEN),
-    "popular": layer_rules.LARS(
+    "decayed": LARSRule(1.0, 0.9, weight_decay=0.5, trust_ratio=MODEL_GARDEN),
+    "popular": LARSRule(
         1.0, 0.9, 0.5, MODEL_GARDEN, nesterov=True, classic_momentum=False
     ),
-    "paper": layer_rules.LARS(1.0, 0.9, weight_decay=0.5, trust_ratio=PAPER),
-    "excluded": layer_rules.LARS(1.0, 0.9, weight_decay=0.0, trust_ratio=None),
-    "novograd": layer_rules.NovoGrad(1.0, 0.9, 0.98, 1e-8),
+    "paper": LARSRule(1.0, 0.9, weight_decay=0.5, trust_ratio=PAPER),
+    "excluded": LARSRule(1.0, 0.9, weight_decay=0.0, trust_ratio=None),
+    "novograd": NovoGradRule(1.0, 0.9, 0.98, 1e-8),
 }
 with_and_without_rules = pytest.mark.parametrize(
     "rule", MEASURED_RULES.values(), ids=MEASURED_RULES
@@ -679,7 +682,7 @@ def storage(fused_step, variables):
     return storage_of(variables)
 
 
-LAMBS = layer_rules.LAMB, layer_rules.KerasLamb
+LAMBS = LAMBRule, rules.Lamb
 
 
 class FusedOptimizer:
@@ -694,7 +697,7 @@ class FusedOptimizer:
         self.state = self.weights + self.optimizer.variables
         initial = map(ops.convert_to_numpy, self.state)
         self.largest = np.array([np.abs(v).max(initial=0) for v in initial])
-        self.rule = rule_of(self.optimizer, self.weights)
+        self.rule = fitting_rule(self.optimizer, self.weights)
 
     def step(self, grads, finite, inv_scale):
         slots = slots_of(self.rule, self.optimizer, self.weights)
@@ -710,9 +713,8 @@ class FusedOptimizer:
         found = Measurement(finite)
         targets = Targets(weights, slots, low)
         self.fused_step(made, targets, grads, found, inv_scale)
-        after = registration_of(self.rule, self.optimizer).after
-        if after:
-            after(self.optimizer, made[0], finite)
+        if self.rule.finish:
+            made[0].finish(self.optimizer, finite)
         iteration = iteration_variable(self.optimizer)
         iteration.assign_add(ops.cast(finite, iteration.dtype))
 
@@ -983,7 +985,7 @@ LEARNING_RATE = 0.5
 
 
 def lars_rule(**settings):
-    return layer_rules.LARS(learning_rate=tensor(LEARNING_RATE), **settings)
+    return LARSRule(learning_rate=tensor(LEARNING_RATE), **settings)
 
 
 def lars_in_numpy(rule, g, w, v):
@@ -1119,7 +1121,7 @@ def test_lars_steps_equal_numpy_in_float64(
     )
     upper = 1.0 if clip else np.inf
     is_paper = paper and classic_momentum
-    ratio = layer_rules.TrustRatio(eeta, epsilon, upper=upper, paper=is_paper)
+    ratio = TrustRatio(eeta, epsilon, upper=upper, paper=is_paper)
     # Variables that are treated alike share a rule.
     adapted = lars_rule(weight_decay=weight_decay, trust_ratio=ratio, **forms)
     left_out = lars_rule(weight_decay=0.0, trust_ratio=None, **forms)
@@ -1328,7 +1330,7 @@ def test_a_gradient_whose_norm_overflows_moves_nothing_and_is_no_overflow(
 
 
 def takes(variables, grads):
-    return backend.fused_step_takes(layer_rules.LARS, storage_of(variables), grads)
+    return backend.fused_step_takes(LARSRule, storage_of(variables), grads)
 
 
 def test_a_kernel_takes_float32_variables_and_dense_gradients_only():

@@ -21,13 +21,16 @@ if keras.backend.backend() != "torch":
     pytest.skip("JAX and TensorFlow compile a step", allow_module_level=True)
 import torch
 
-from keras_lso._backend import kernel_choice, layer_rules, rules
+from keras_lso._backend import formulas, kernel_choice
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.rule import TrustRatio, always
 from keras_lso._backend.torch.plan import Chunk
 from keras_lso._backend.torch.triton import steps as torch_triton
 from keras_lso._backend.torch.triton import trial as torch_triton_trial
 from keras_lso._backend.torch.triton.trial import Variant, passes, sample_of
+from keras_lso._keras_internals import rules
+from keras_lso.optimizers.lars import LARSRule
 from testing.beside_keras import Pair, bits, take
 
 REFERENCE = Framework()
@@ -37,11 +40,9 @@ RULES = {
     "momentum": rules.Momentum(0.1, 0.9, decay=0.01),
     "nesterov": rules.Momentum(0.1, 0.9, nesterov=True),
     "AdamW": rules.Adam(0.1, 0.9, 0.999, 1e-7, decay=0.01),
-    "LARS": layer_rules.LARS(0.1, 0.9, 0.01, layer_rules.TrustRatio(0.1)),
-    "paper": layer_rules.LARS(
-        0.1, 0.9, 0, layer_rules.TrustRatio(0.1, paper=True), nesterov=True
-    ),
-    "excluded": layer_rules.LARS(0.1, 0.9, 0.01, None),
+    "LARS": LARSRule(0.1, 0.9, 0.01, TrustRatio(0.1)),
+    "paper": LARSRule(0.1, 0.9, 0, TrustRatio(0.1, paper=True), nesterov=True),
+    "excluded": LARSRule(0.1, 0.9, 0.01, None),
 }
 
 
@@ -66,7 +67,7 @@ def by_the_formula(chunk, rule, grads, inv_scale, found_inf):
             master = REFERENCE.resynchronised(w, low)
         g = grads[i].float() * inv_scale
         norms = REFERENCE.norms_of(rule, g, master, *slots)
-        new = rule(rules.always, g, master, *slots, norms=norms)
+        new = rule(formulas, always, g, master, *slots, norms=norms)
         for tensor, value in zip((w, *slots), new, strict=True):
             tensor.copy_(value)
         if low is not None:

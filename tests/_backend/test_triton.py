@@ -29,14 +29,16 @@ import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
 from triton.runtime.interpreter import InterpreterBuilder, TensorHandle  # noqa: E402
 
-from keras_lso._backend import backend, kernel_choice, layer_rules, rules
+from keras_lso._backend import backend, formulas, kernel_choice
 from keras_lso._backend.framework import Framework  # noqa: E402
-from keras_lso._backend.layer_rules import TrustRatio  # noqa: E402
 from keras_lso._backend.measurement import Measurement  # noqa: E402
+from keras_lso._backend.rule import TrustRatio, always  # noqa: E402
 from keras_lso._backend.targets import Targets  # noqa: E402
 from keras_lso._backend.torch.triton import kernels as triton_kernels
 from keras_lso._backend.torch.triton import steps as torch_triton
 from keras_lso._backend.torch.triton import trial as torch_triton_trial
+from keras_lso._keras_internals import rules
+from keras_lso.optimizers.lars import LARSRule
 from testing.beside_keras import SCALE, Pair, bits, take  # noqa: E402
 
 REFERENCE = Framework()
@@ -117,7 +119,7 @@ LARS = {
     "no ratio": dict(trust_ratio=None),
 }
 LARS = {
-    name: layer_rules.LARS(
+    name: LARSRule(
         **{"learning_rate": number(0.3), "momentum": 0.9, "weight_decay": 0.02} | given
     )
     for name, given in LARS.items()
@@ -180,7 +182,7 @@ def _expected_of(rule, weights, slots, copies, grads, inv_scale):
     if copies:
         masters = list(map(REFERENCE.resynchronised, weights, copies))
     new = [
-        rule(rules.always, g.float() * inv_scale, w, *of_one)
+        rule(formulas, always, g.float() * inv_scale, w, *of_one)
         for g, w, of_one in zip(grads, masters, slots, strict=True)
     ]
     rounded = copies and [REFERENCE.rounded(n[0], copies[0].dtype) for n in new]
@@ -245,7 +247,7 @@ def exact_norms(rule, g, w, v):
     """The norms that LARS takes, of float64."""
     if rule.trust_ratio is None:
         return None
-    measured = rule.measured(g.double(), w.double(), v.double())
+    measured = rule.measured(formulas, g.double(), w.double(), v.double())
     return [torch.linalg.vector_norm(m).float() for m in measured]
 
 
@@ -255,7 +257,7 @@ def expected_of_lars(rule, weights, slots, copies, grads):
         masters = list(map(REFERENCE.resynchronised, weights, copies))
     states = zip(grads, masters, (v for (v,) in slots), strict=True)
     states = [(g.float() * number(INV_SCALE), w, v) for g, w, v in states]
-    new = [rule(rules.always, *s, norms=exact_norms(rule, *s)) for s in states]
+    new = [rule(formulas, always, *s, norms=exact_norms(rule, *s)) for s in states]
     rounded = copies and [REFERENCE.rounded(w, copies[0].dtype) for w, _ in new]
     return [w for w, _ in new], [(v,) for _, v in new], rounded
 
@@ -313,7 +315,7 @@ def test_norms_that_were_measured_are_taken(launches):
     targets = make(rule)
     norms = [(number(2.0 + i), number(3.0)) for i in range(len(grads))]
     expected = [
-        rule(rules.always, g * number(INV_SCALE), w, v, norms=n)
+        rule(formulas, always, g * number(INV_SCALE), w, v, norms=n)
         for g, w, (v,), n in zip(grads, *targets[:2], norms, strict=True)
     ]
     backend.fused_step(

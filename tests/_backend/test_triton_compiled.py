@@ -26,10 +26,12 @@ from triton.backends.nvidia.compiler import CUDABackend  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 from triton.runtime.jit import create_function_from_signature  # noqa: E402
 
-from keras_lso._backend import layer_rules, rules
+from keras_lso._backend.rule import TrustRatio
 from keras_lso._backend.torch.plan import Chunk  # noqa: E402
 from keras_lso._backend.torch.triton import steps as torch_triton
 from keras_lso._backend.torch.triton import trial as torch_triton_trial
+from keras_lso._keras_internals import rules
+from keras_lso.optimizers.lars import LARSRule
 
 kernels = torch_triton.import_kernels()
 
@@ -247,7 +249,7 @@ def number(value):
     return torch.tensor(value, dtype=torch.float32)
 
 
-RATIO = layer_rules.TrustRatio(0.001, upper=1.0)
+RATIO = TrustRatio(0.001, upper=1.0)
 RULES = {
     "SGD": rules.SGD(number(1e-3)),
     "momentum 1": rules.Momentum(number(1e-3), 1),
@@ -255,12 +257,10 @@ RULES = {
     "nesterov": rules.Momentum(number(1e-3), 0.9, nesterov=1),
     "Adam": rules.Adam(number(1e-3), 0.9, 0.999, 1e-7),
     "AdamW": rules.Adam(number(1e-3), 0.0, 1.0, 1, decay=number(1e-5)),
-    "LARS": layer_rules.LARS(number(9.0), 0.9, 5e-5, RATIO),
-    "LARS, no decay": layer_rules.LARS(number(9.0), 1, 0, RATIO, nesterov=True),
-    "LARS, paper": layer_rules.LARS(
-        number(9.0), 0.9, 1, layer_rules.TrustRatio(0.001, paper=True)
-    ),
-    "LARS, excluded": layer_rules.LARS(number(9.0), 0.9, 5e-5, None),
+    "LARS": LARSRule(number(9.0), 0.9, 5e-5, RATIO),
+    "LARS, no decay": LARSRule(number(9.0), 1, 0, RATIO, nesterov=True),
+    "LARS, paper": LARSRule(number(9.0), 0.9, 1, TrustRatio(0.001, paper=True)),
+    "LARS, excluded": LARSRule(number(9.0), 0.9, 5e-5, None),
 }
 
 

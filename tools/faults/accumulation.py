@@ -65,7 +65,7 @@ FAULTS = [
     ),
     Fault(
         name="the bias correction of Adam counts micro-batches",
-        file="keras_lso/_keras_internals/optimizers.py",
+        file="keras_lso/_keras_internals/rates.py",
         old="return steps // count if count else steps",
         new="return steps",
         tests=f"{_TESTS}::test_windows_are_those_of_keras",

@@ -182,8 +182,8 @@ FAULTS = [
     Fault(
         name="NovoGrad's average is assigned before it was read",
         file="keras_lso/_backend/tensorflow/kernels.py",
-        old="    new_v, factor = rule.normalize(norm, _read(v))\n    d = grad * (factor * rule.direction_weight * inv_scale)\n",
-        new="    new_v, factor = rule.normalize(norm, 2 * _read(v))\n    d = grad * (factor * rule.direction_weight * inv_scale)\n",
+        old="    new_v, factor = rule.normalize(formulas, norm, _read(v))\n    d = grad * (factor * rule.direction_weight * inv_scale)\n",
+        new="    new_v, factor = rule.normalize(formulas, norm, 2 * _read(v))\n    d = grad * (factor * rule.direction_weight * inv_scale)\n",
         tests="tests/test_fast_paths.py::test_kernels_do_what_the_reference_does",
         backend="tensorflow",
     ),

@@ -4,20 +4,6 @@ from tools.faults.fault import Fault
 
 FAULTS = [
     Fault(
-        name="slots are multiplied before a step is known to be applied",
-        file="keras_lso/_backend/torch/kernels.py",
-        old="        if self._found_inf is not None:\n            return torch._foreach_mul(slots, factor)\n",
-        new="",
-        tests="tests/_backend/test_primitives.py::test_fused_steps_equal_the_steps_of_the_keras_optimizer",
-    ),
-    Fault(
-        name="squares are added before a step is known to be applied",
-        file="keras_lso/_backend/torch/kernels.py",
-        old="        if self._found_inf is not None:\n            return torch._foreach_add(slots, values)\n",
-        new="",
-        tests="tests/_backend/test_primitives.py::test_fused_steps_equal_the_steps_of_the_keras_optimizer",
-    ),
-    Fault(
         name="Triton is not missed where its kernels are asked for",
         file="keras_lso/_backend/torch/triton/steps.py",
         old='        if kernel_choice.KERNELS == "triton":\n            raise',
@@ -317,13 +303,6 @@ FAULTS = [
         old="    kernel.decay(rule.decay)\n    kernel.adam(rule, g, m, v, scale)\n",
         new="    kernel.adam(rule, g, m, v, scale)\n    kernel.decay(rule.decay)\n",
         tests="tests/_backend/test_primitives.py::test_fused_steps_equal_the_steps_of_the_keras_optimizer",
-    ),
-    Fault(
-        name="Lion's momentum moves as its direction does",
-        file="keras_lso/_backend/torch/steps.py",
-        old="kernel.assign(m, kernel.averages(m, g, rule.beta_2))",
-        new="kernel.assign(m, kernel.averages(m, g, rule.beta_1))",
-        tests="tests/_backend/test_primitives.py::test_fused_steps_are_keras_own_to_the_bit",
     ),
     Fault(
         name="a skipped step on an accelerator writes a slot",

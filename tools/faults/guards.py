@@ -5,7 +5,7 @@ from tools.faults.fault import Fault
 _STEP = "keras_lso/_core/step.py"
 _FUSED = "keras_lso/_core/fused_step.py"
 _OPTIMIZERS = "keras_lso/_keras_internals/optimizers.py"
-_IN_RATES = "keras_lso/_core/rates.py"
+_IN_RATES = "keras_lso/_keras_internals/rates.py"
 _RATES = "tests/_core/test_rates.py"
 _SCALING = "tests/_core/test_scaling.py"
 _APPLIED = "tests/_core/test_applied_gradients.py"
@@ -107,8 +107,8 @@ FAULTS = [
     Fault(
         name="an unscaled gradient in float16 is clipped in float16",
         file=_STEP,
-        old="else backend.map_values(backend.in_float32, g)",
-        new="else g",
+        old="present = [backend.map_values(backend.in_float32, g) for g in present]",
+        new="pass",
         tests=f"{_APPLIED}::test_a_gradient_in_float16_is_clipped_in_float32",
     ),
     Fault(

@@ -81,8 +81,8 @@ FAULTS = [
     Fault(
         name="amsgrad steps as Adam",
         file="keras_lso/_keras_internals/rules.py",
-        old='        or getattr(optimizer, "amsgrad", False)\n',
-        new="",
+        old="return not optimizer.amsgrad",
+        new="return True",
         tests="tests/test_keras_internals.py::test_an_optimizer_that_does_more_than_a_rule_has_none",
     ),
     Fault(
@@ -95,22 +95,22 @@ FAULTS = [
     Fault(
         name="Adam's bias correction is a step behind",
         file="keras_lso/_keras_internals/rules.py",
-        old='return backend.scalar(updates_of(optimizer), "float32") + 1',
-        new='return backend.scalar(updates_of(optimizer), "float32")',
+        old="return backend.scalar(updates_of(optimizer), dtype) + 1",
+        new="return backend.scalar(updates_of(optimizer), dtype)",
         tests="tests/test_keras_internals.py::test_a_rule_holds_the_coefficients_of_the_next_step",
     ),
     Fault(
         name="the slots are those of the variables by their place in the step",
         file="keras_lso/_core/fused_step.py",
-        old="[tuple([column[i] for column in columns]) for i in indices]",
-        new="[tuple([column[i] for column in columns]) for i in range(len(indices))]",
+        old="[tuple([slots[i] for slots in lists]) for i in indices]",
+        new="[tuple([slots[i] for slots in lists]) for i in range(len(indices))]",
         tests="tests/test_keras_internals.py::test_the_slots_are_those_of_each_variable_in_any_order",
     ),
     Fault(
         name="a subclass steps by the rule of its base",
         file="keras_lso/_keras_internals/rules.py",
-        old="_registrations.get(public_class(cls), [])",
-        new="sum((_registrations.get(c, []) for c in cls.__mro__), [])",
+        old="_rules.get(public_class(cls), [])",
+        new="sum((_rules.get(c, []) for c in cls.__mro__), [])",
         tests="tests/optimizers/test_lars.py::test_a_users_update_step_is_honoured",
     ),
     Fault(
@@ -123,7 +123,7 @@ FAULTS = [
     Fault(
         name="variables that step one by one share the first one's slots",
         file="keras_lso/_keras_internals/rule_optimizer.py",
-        old="[column[index] for column in columns_of(type(rule), self)]",
+        old="[slots[index] for slots in slot_lists_of(type(rule), self)]",
         new="[column[0] for column in columns_of(type(rule), self)]",
         tests="tests/_backend/test_primitives.py::test_fused_steps_equal_the_steps_of_the_keras_optimizer",
     ),

@@ -84,7 +84,7 @@ FAULTS = [
     ),
     Fault(
         name="what overwrites its variable is unscaled",
-        file="keras_lso/_core/step.py",
+        file="keras_lso/compat/open_seq2seq/_training_op.py",
         old="if g is None or is_overwritten(v)",
         new="if g is None",
         tests="tests/_core/test_loss_scale_optimizer.py::test_gradients_that_overwrite_their_variable_are_not_scaled",

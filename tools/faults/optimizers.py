@@ -34,7 +34,7 @@ FAULTS = [
     Fault(
         name="the cap of the trust ratio is ignored",
         file="keras_lso/optimizers/lars.py",
-        old="upper=1.0 if self.trust_clip else math.inf",
+        old="upper=1.0 if optimizer.trust_clip else math.inf",
         new="upper=math.inf",
         tests="tests/optimizers/test_lars.py::test_epsilon_and_the_cap_work_with_the_model_gardens_ratio_too",
     ),
@@ -76,7 +76,7 @@ FAULTS = [
     Fault(
         name="the lower bound of LAMB's trust ratio is ignored",
         file="keras_lso/optimizers/lamb.py",
-        old="lower=self.min_trust_ratio or 0.0",
+        old="lower=optimizer.min_trust_ratio or 0.0",
         new="lower=0.0",
         tests="tests/optimizers/test_lamb.py::test_the_trust_ratio_is_bounded",
     ),
@@ -181,8 +181,8 @@ FAULTS = [
     Fault(
         name="NovoGrad decays what is excluded",
         file="keras_lso/optimizers/novograd.py",
-        old="weight_decay=self.weight_decay_rate if decays else 0.0,",
-        new="weight_decay=self.weight_decay_rate,",
+        old="weight_decay=optimizer.weight_decay_rate if decays else 0.0,",
+        new="weight_decay=optimizer.weight_decay_rate,",
         tests="tests/optimizers/test_novograd.py::test_steps_are_the_formula",
     ),
     Fault(
@@ -216,21 +216,21 @@ FAULTS = [
     Fault(
         name="LAMB has no rule",
         file="keras_lso/optimizers/lamb.py",
-        old='@steps_by(layer_rules.LAMB, slots=("momentums", "velocities"))\n',
+        old="@steps_by(LAMBRule)\n",
         new="",
         tests="tests/test_info.py::test_every_optimizer_is_listed_with_its_step",
     ),
     Fault(
         name="LARS has no rule",
         file="keras_lso/optimizers/lars.py",
-        old='@steps_by(layer_rules.LARS, slots=("momentums",))\n',
+        old="@steps_by(LARSRule)\n",
         new="",
         tests="tests/test_info.py::test_every_optimizer_is_listed_with_its_step",
     ),
     Fault(
         name="NovoGrad has no rule",
         file="keras_lso/optimizers/novograd.py",
-        old='@steps_by(layer_rules.NovoGrad, slots=("momentums", "second_moments"))\n',
+        old="@steps_by(NovoGradRule)\n",
         new="",
         tests="tests/test_info.py::test_every_optimizer_is_listed_with_its_step",
     ),

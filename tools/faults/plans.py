@@ -160,7 +160,7 @@ FAULTS = [
     Fault(
         name="a step is clipped by its norm and by Keras's norms of it",
         file="keras_lso/_keras_internals/rules.py",
-        old="(any(clips) and rule.has_norms)",
+        old="(any(clips) and rule.norms is not Norms.NONE)",
         new="False",
         tests="tests/test_keras_internals.py::test_an_optimizer_that_does_more_than_a_rule_has_none",
     ),

@@ -12,6 +12,7 @@ from keras_lso._backend.framework import Framework
 from keras_lso._backend.jax import axes as jax_axes
 from keras_lso._backend.jax import measure as jax_measure
 from keras_lso._backend.jax import processes as jax_processes
+from keras_lso._backend.rule import Norms
 from keras_lso._backend.tensors import in_float32
 
 
@@ -42,7 +43,7 @@ class JAX(Framework):
         other rule is faster than the optimizer itself.
         """
         return (
-            rule.has_norms
+            rule.norms is not Norms.NONE
             and not any(isinstance(g, sparse.BCOO) for g in gradients)
             and not any(g.dtype == "float64" for g in gradients)
             and all(v.dtype == "float32" for v in variables)

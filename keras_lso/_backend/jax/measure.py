@@ -6,6 +6,7 @@ import jax.numpy as jnp
 from keras_lso._backend import reference
 from keras_lso._backend.jax.axes import varying_axes
 from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.rule import Norms
 from keras_lso._backend.tensors import amax_of, in_float32, pack
 
 
@@ -44,7 +45,7 @@ def measure(
         norms, packs = None, [in_float32(v) for v in pack(values)]
         total = reference.norm_of_all(list(map(framework.l2_norm, packs))) * inv_scale
         finite = jnp.isfinite(jnp.square(total))
-    elif rules and all(rule.measures_gradient_only for rule in rules):
+    elif rules and rules[0].norms is Norms.GRADIENT:
         finite, norms = _check_by_norms(framework, values, inv_scale)
         norms = [(norm,) for norm in norms]
     else:

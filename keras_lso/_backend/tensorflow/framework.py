@@ -87,8 +87,7 @@ class TensorFlow(Framework):
     def fused_step_takes(self, rule, variables, gradients, slots=()):
         """Whether these are float32 variables, of which each replica has its copy."""
         return (
-            rule in KERNELS
-            and _are_on_each_replica(variables)
+            _are_on_each_replica(variables)
             and not any(isinstance(g, tf.IndexedSlices) for g in gradients)
             and not any(g.dtype == tf.float64 for g in gradients)
             and all(v.dtype == "float32" for v in variables)
@@ -115,7 +114,7 @@ class TensorFlow(Framework):
             columns = rules, targets.states, grads, norms or nothing
             for rule, state, grad, norm in zip(*columns, strict=True):
                 handles = [v.value.handle for v in state]
-                kernel = KERNELS[type(rule)]
+                kernel = KERNELS[rule.kernel]
                 kernel(rule, tf.cast(grad, tf.float32), inv_scale, norm, *handles)
             for master, copy in pairs:
                 _assign_here(copy, self.rounded(master, copy.dtype))

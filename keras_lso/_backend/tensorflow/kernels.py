@@ -1,14 +1,15 @@
 """The rules as TensorFlow's own kernels, where there is no XLA to fuse them.
 
-Each `apply_*` implements the formula of the class in `rules.py` that `KERNELS` has it
-for, and is tested against it. `norm` is that of the unscaled gradient, or None.
+Each `apply_*` implements the formula of the rules whose `kernel` is its key in
+`KERNELS`, and is tested against it. `norm` is that of the unscaled gradient, or None.
 """
 
 from collections.abc import Callable
 
 import tensorflow as tf
 
-from keras_lso._backend import layer_rules, rules
+from keras_lso._backend import formulas
+from keras_lso._backend.rule import always
 
 
 def norm_of(values):
@@ -71,7 +72,10 @@ def apply_adam(rule, grad, inv_scale, norm, w, m, v):
 def apply_formula(rule, grad, inv_scale, norm, *handles):
     """Does what the rule says, where TensorFlow has no kernel for it."""
     old = [_read(handle) for handle in handles]
-    new = rule(rules.always, _unscale(grad, inv_scale), *old)
+    grad, norms = _unscale(grad, inv_scale), None
+    if rule.takes_norms:
+        norms = tuple(map(norm_of, rule.measured(formulas, grad, *old)))
+    new = rule(formulas, always, grad, *old, norms=norms)
     for handle, value in zip(handles, new, strict=True):
         tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
@@ -82,7 +86,7 @@ def apply_lars(rule, grad, inv_scale, norm, w, v):
         grad, factor = _unscale(grad, inv_scale), 1.0
     d = rule.decayed(grad, _read(w))
     if not rule.classic_momentum:
-        new_v, update = rule.advance(rules.always, d, _read(v))
+        new_v, update = rule.advance(formulas, always, d, _read(v))
         rate = _lars_rate(rule, norm_of(update), w)
         tf.raw_ops.AssignVariableOp(resource=v, value=new_v)
         tf.raw_ops.ResourceApplyGradientDescent(var=w, alpha=rate, delta=update)
@@ -108,7 +112,7 @@ def _lars_rate(rule, norm, w):
 
 def apply_lamb(rule, grad, inv_scale, norm, w, m, v):
     old = _read(w), _read(m), _read(v)
-    new_m, new_v, d = rule.advance(rules.always, _unscale(grad, inv_scale), *old)
+    new_m, new_v, d = rule.advance(formulas, always, _unscale(grad, inv_scale), *old)
     tf.raw_ops.AssignVariableOp(resource=m, value=new_m)
     tf.raw_ops.AssignVariableOp(resource=v, value=new_v)
     # `norm` is of the gradient, which has nothing to do with that of the direction.
@@ -116,16 +120,11 @@ def apply_lamb(rule, grad, inv_scale, norm, w, m, v):
     tf.raw_ops.ResourceApplyGradientDescent(var=w, alpha=rule.rate(norms), delta=d)
 
 
-def apply_keras_lamb(rule, grad, inv_scale, norm, w, m, v):
-    apply_decay(w, rule.decay)
-    apply_lamb(rule, grad, inv_scale, norm, w, m, v)
-
-
 def apply_novograd(rule, grad, inv_scale, norm, w, m, v):
     if norm is None:
         grad, inv_scale = _unscale(grad, inv_scale), 1.0
         norm = norm_of(grad)
-    new_v, factor = rule.normalize(norm, _read(v))
+    new_v, factor = rule.normalize(formulas, norm, _read(v))
     d = grad * (factor * rule.direction_weight * inv_scale)
     if rule.weight_decay:
         d += _read(w) * (rule.weight_decay * rule.direction_weight)
@@ -149,19 +148,13 @@ def _read(handle):
     return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
 
 
-KERNELS: dict[type, Callable[..., None]] = {
-    rules.SGD: apply_sgd,
-    rules.Momentum: apply_momentum,
-    rules.Adam: apply_adam,
-    rules.Nadam: apply_formula,
-    rules.Adamax: apply_formula,
-    rules.Lion: apply_formula,
-    rules.RMSprop: apply_formula,
-    rules.Adagrad: apply_formula,
-    rules.Average: apply_formula,
-    rules.Overwrite: apply_formula,
-    layer_rules.LARS: apply_lars,
-    layer_rules.LAMB: apply_lamb,
-    layer_rules.KerasLamb: apply_keras_lamb,
-    layer_rules.NovoGrad: apply_novograd,
+# By `Rule.kernel`.
+KERNELS: dict[str | None, Callable[..., None]] = {
+    None: apply_formula,
+    "sgd": apply_sgd,
+    "momentum": apply_momentum,
+    "adam": apply_adam,
+    "lars": apply_lars,
+    "lamb": apply_lamb,
+    "novograd": apply_novograd,
 }

@@ -7,6 +7,7 @@ from tensorflow.python.ops import control_flow_util
 
 from keras_lso._backend import reference
 from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.rule import Norms
 from keras_lso._backend.tensorflow.kernels import norm_of
 from keras_lso._backend.tensors import amax_of, in_float32, pack
 
@@ -35,7 +36,7 @@ def measure(
         norms = [norm_of(tf.cast(v, tf.float32)) for v in _pack(values)]
         total = reference.norm_of_all(norms) * inv_scale
         finite = tf.math.is_finite(tf.square(total))
-    elif rules and rules[0].has_norms and in_xla():
+    elif rules and rules[0].norms is not Norms.NONE and in_xla():
         unscaled = [in_float32(v) * inv_scale for v in values]
         rule_norms = reference.rule_norms(framework, rules, unscaled, targets)
         proofs = [
@@ -43,7 +44,7 @@ def measure(
             for v, n in zip(unscaled, rule_norms, strict=True)
         ]
         finite = _check(values, inv_scale, proofs)
-    elif rules and rules[0].uses_gradient_norms:
+    elif rules and rules[0].norms in (Norms.GRADIENT, Norms.OFTEN_GRADIENT):
         finite, gradient_norms = _check_by_norms(values, inv_scale)
     else:
         proofs = [_proof(v) for v in _pack(values)]

@@ -39,6 +39,7 @@ class Torch(Framework):
     signature_of = staticmethod(torch_plan.signature_of)
     plan_step = staticmethod(torch_plan.StepPlan)
     measure = staticmethod(torch_measure.measure)
+    unscaled = torch_measure.unscaled
     clipped = staticmethod(torch_measure.clipped)
     l2_norms = staticmethod(torch_measure.l2_norms)
     fused_step_takes = staticmethod(torch_steps.fused_step_takes)

@@ -211,7 +211,7 @@ class Kernel:
         rate=None,
         step=None,
     ):
-        """Does the step of `rules.Adam`, whose `alpha` contains the bias correction.
+        """Does the step of Adam's rule, whose `alpha` contains the bias correction.
 
         Args:
             rule: A rule with Adam's betas and epsilon.
@@ -246,7 +246,7 @@ class Kernel:
         )
 
     def directions_of_lamb(self, rule, grads, momenta, velocities, scale=None):
-        """Moves the moments of `layer_rules.LAMB`, and returns the directions.
+        """Moves the moments of `LAMBRule`, and returns the directions.
 
         Adam's kernel does both in one pass: it ascends, at a rate of 1, from the decay.
         For `scale` see `multiply_in_kernel`.
@@ -262,43 +262,12 @@ class Kernel:
         self.adam(rule, grads, momenta, velocities, scale, d, -1.0, rule.step)
         return d
 
-    def product(self, slots, factor):
-        """Returns `factor * slot`, to be changed in place and then assigned.
-
-        The slots themselves where the step is sure to be applied.
-        """
-        if self._found_inf is not None:
-            return torch._foreach_mul(slots, factor)
-        torch._foreach_mul_(slots, factor)
-        return slots
-
-    def sum(self, slots, values):
-        """Returns `slot + value`, like `product`."""
-        if self._found_inf is not None:
-            return torch._foreach_add(slots, values)
-        torch._foreach_add_(slots, values)
-        return slots
-
-    def averages(self, slots, values, beta):
-        """Returns the next moving averages, like `product`; see `moving_averages`."""
-        return _average(self.product(slots, beta), values, beta)
-
     def assign(self, slots, values):
         """Copies values, which are the step's own, into slots, unless `found_inf`."""
-        if self._found_inf is not None:
-            copy_unless(self._found_inf, slots, values)
-        elif values is not slots:
+        if self._found_inf is None:
             torch._foreach_copy_(slots, values)
-
-
-def moving_averages(slots, values, beta):
-    """Returns `beta * slot + (1 - beta) * value`, rounded as Keras does on PyTorch."""
-    return _average(torch._foreach_mul(slots, beta), values, beta)
-
-
-def _average(products, values, beta):
-    torch._foreach_add_(products, values, alpha=1 - beta)
-    return products
+        else:
+            copy_unless(self._found_inf, slots, values)
 
 
 def _sgd(

@@ -10,10 +10,15 @@ import operator
 import torch
 from torch._utils import _flatten_dense_tensors
 
+from keras_lso._backend import formulas
+from keras_lso._backend.framework import Framework
 from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.rule import Norms
 from keras_lso._backend.torch.shards import Agreement, any_sharded, shards_of
 from keras_lso._backend.torch.sparse import any_sparse, elements_of
 
+# Norms that spare the kernels of such rules work.
+_OF_GRADIENTS = (Norms.GRADIENT, Norms.OFTEN_GRADIENT)
 # Elements. The cost of an operation on a smaller tensor is that of its call.
 SMALL = 2**14
 
@@ -60,7 +65,7 @@ def _measure(grads, packs, amax, inv_scale, rules=None, norm=False):
     """
     if norm:
         return _by_the_norm(grads, packs, amax, inv_scale)
-    if rules and rules[0].uses_gradient_norms and is_on_host(grads[0]):
+    if rules and rules[0].norms in _OF_GRADIENTS and is_on_host(grads[0]):
         norms = norms_of(grads)
         # What is below inf is no NaN either; to ask so takes a third of `isfinite`.
         finite = (norms < torch.inf).all()
@@ -216,7 +221,7 @@ def _squares(rules, shards, inv_scale, targets):
         if not rule.takes_norms:
             continue
         unscaled = shards[i].float() * inv_scale
-        measured = rule.measured(unscaled, *shards_of(states[i]))
+        measured = rule.measured(formulas, unscaled, *shards_of(states[i]))
         tensors += measured
         owners += [i] * len(measured)
         size += shards[i].numel()
@@ -237,7 +242,7 @@ def _norms_by_rule(rules, squares, owners):
     norms: list = [None] * len(rules)
     for norm, i in zip(squares.sqrt().unbind(), owners, strict=True):
         norms[i] = (*(norms[i] or ()), norm)
-    if all(rule.measures_gradient_only for rule in rules):
+    if rules[0].norms is Norms.GRADIENT:
         return {"gradient_norms": [norm for (norm,) in norms]}
     return {"rule_norms": norms}
 
@@ -270,6 +275,17 @@ def _norms_of_whole(tensors, shards):
         owners = list(range(len(tensors)))
         norms = Agreement(tensors).sum(norms.square(), owners).sqrt()
     return norms
+
+
+def unscaled(framework, grads, inv_scale):
+    """See `Framework.unscaled`; by one call where all are plain tensors."""
+    are_plain = set(map(type, grads)) <= {torch.Tensor, torch.nn.Parameter}
+    if not are_plain or any_sparse(grads):
+        return Framework.unscaled(framework, grads, inv_scale)
+    # A scalar tensor does not widen the product.
+    narrow = (torch.float16, torch.bfloat16)
+    wide = [g.float() if g.dtype in narrow else g for g in grads]
+    return list(torch._foreach_mul(wide, inv_scale)) if wide else []
 
 
 @torch.no_grad()

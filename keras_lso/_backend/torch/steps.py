@@ -1,4 +1,4 @@
-"""The fused step on PyTorch, and how it implements each rule of `rules.py`.
+"""The fused step on PyTorch: formulas on lists of tensors, and faster kernels of some.
 
 Tensors are processed in the chunks of a `StepPlan`: plain ones as they are, and of
 sharded ones the shards of this process. On the host the flag `finite` is read first. On
@@ -11,14 +11,16 @@ from collections.abc import Callable
 
 import torch
 
-from keras_lso._backend import layer_rules, rules
+from keras_lso._backend import formulas
 from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.rule import Norms, always
 from keras_lso._backend.torch import kernels as torch_kernels
+from keras_lso._backend.torch import lists
 from keras_lso._backend.torch.kernels import (
     SMALLEST_RATE,
     Kernel,
-    moving_averages,
 )
+from keras_lso._backend.torch.lists import Tensors
 from keras_lso._backend.torch.masters import resynchronise, round_into_variables
 from keras_lso._backend.torch.measure import is_on_host, norms_of, norms_of_rules
 from keras_lso._backend.torch.plan import StepPlan
@@ -34,8 +36,7 @@ def fused_step_takes(rule, variables, gradients, slots=()):
     The processes that share a tensor all return the same.
     """
     return (
-        rule in STEPS
-        and not torch.compiler.is_compiling()
+        not torch.compiler.is_compiling()
         and set(map(type, shards_of((*variables, *gradients)))) <= _PLAIN
         and variables[0].device.type in torch_kernels.DEVICES
         and len({t.device for t in (*variables, *gradients)}) == 1
@@ -85,7 +86,7 @@ def fused_step(framework, rules, targets, grads, found=None, inv_scale=None):
         kernel = Kernel(weights, are_wide, memory, found_inf, targets.owns_gradients)
         if pairs:
             resynchronise(framework, pairs, finite, memory)
-        STEPS[type(rule)](kernel, rule, own, inv_scale, known, *columns)
+        STEPS[rule.kernel](kernel, rule, own, inv_scale, known, *columns)
         if not targets.are_private:
             # Autograd relies on it, and the fused kernels do not do it.
             for column in (weights, *columns):
@@ -112,7 +113,7 @@ def _with_norms(framework, rules, targets, grads, found, inv_scale):
     `measure` is not asked for them where the step may re-initialise the masters.
     """
     has_norms = found.gradient_norms or found.rule_norms
-    if has_norms or not any(rule.has_norms for rule in rules):
+    if has_norms or rules[0].norms is Norms.NONE:
         return found
     variables, copies = shards_of(targets.variables), targets.copies
     if copies is not None:
@@ -158,9 +159,10 @@ def clear(tensors, flag):
 
 # --- The rules ----------------------------------------------------------------------
 #
-# Each `_step_*` implements the formula of the class in `rules.py` that `STEPS` has it
-# for, and is tested against it. `found` is the `Measurement` of the gradients `g`; for
-# shards it holds the norms of the whole tensors, and the steps are the same.
+# Each `_step_*` implements the formula of the rules whose `kernel` is its key in
+# `STEPS`, and is tested against it; `_step_by_formula` runs the formula of any other.
+# `found` is the `Measurement` of the gradients `g`; for shards it holds the norms of
+# the whole tensors, and the steps are the same.
 
 
 def _step_sgd(kernel, rule, g, inv_scale, found):
@@ -188,87 +190,6 @@ def _step_adam(kernel, rule, g, inv_scale, found, m, v):
     g, scale = kernel.multiply_in_kernel(g, inv_scale)
     kernel.decay(rule.decay)
     kernel.adam(rule, g, m, v, scale)
-
-
-def _step_nadam(kernel, rule, g, inv_scale, found, m, v):
-    # In Keras's order, which rounds alike.
-    g = kernel.multiply(g, inv_scale)
-    new_m = kernel.averages(m, g, rule.beta_1)
-    new_v = kernel.averages(v, torch._foreach_mul(g, g), rule.beta_2)
-    steps = torch._foreach_mul(new_m, rule.next_momentum)
-    torch._foreach_div_(steps, 1 - rule.next_product)
-    present = torch._foreach_mul(g, 1 - rule.momentum)
-    torch._foreach_div_(present, 1 - rule.product)
-    torch._foreach_add_(steps, present)
-    torch._foreach_mul_(steps, rule.learning_rate)
-    roots = torch._foreach_div(new_v, 1 - rule.beta_2_power)
-    torch._foreach_sqrt_(roots)
-    torch._foreach_add_(roots, rule.epsilon)
-    kernel.decay(rule.decay)
-    torch._foreach_div_(steps, roots)
-    kernel.descend(steps)
-    kernel.assign(m, new_m)
-    kernel.assign(v, new_v)
-
-
-def _step_adamax(kernel, rule, g, inv_scale, found, m, u):
-    # In Keras's order, which rounds alike.
-    g = kernel.multiply(g, inv_scale)
-    new_m = kernel.averages(m, g, rule.beta_1)
-    new_u = kernel.product(u, rule.beta_2)
-    torch._foreach_maximum_(new_u, torch._foreach_abs(g))
-    steps = torch._foreach_mul(new_m, rule.learning_rate)
-    divisors = torch._foreach_add(new_u, rule.epsilon)
-    torch._foreach_mul_(divisors, 1 - rule.beta_1_power)
-    kernel.decay(rule.decay)
-    torch._foreach_div_(steps, divisors)
-    kernel.descend(steps)
-    kernel.assign(m, new_m)
-    kernel.assign(u, new_u)
-
-
-def _step_lion(kernel, rule, g, inv_scale, found, m):
-    g = kernel.multiply(g, inv_scale)
-    kernel.decay(rule.decay)
-    directions = moving_averages(m, g, rule.beta_1)
-    torch._foreach_sign_(directions)
-    kernel.descend(directions, rule.learning_rate)
-    kernel.assign(m, kernel.averages(m, g, rule.beta_2))
-
-
-def _step_rmsprop(kernel, rule, g, inv_scale, found, v):
-    g = kernel.multiply(g, inv_scale)
-    new_v = kernel.averages(v, torch._foreach_mul(g, g), rule.rho)
-    _descend_by_roots(kernel, rule, g, v, new_v)
-
-
-def _step_adagrad(kernel, rule, g, inv_scale, found, v):
-    g = kernel.multiply(g, inv_scale)
-    new_v = kernel.sum(v, torch._foreach_mul(g, g))
-    _descend_by_roots(kernel, rule, g, v, new_v)
-
-
-def _descend_by_roots(kernel, rule, g, v, new_v):
-    # In Keras's order, which rounds alike.
-    steps = torch._foreach_mul(g, rule.learning_rate)
-    roots = torch._foreach_add(new_v, rule.epsilon)
-    torch._foreach_sqrt_(roots)
-    kernel.decay(rule.decay)
-    torch._foreach_div_(steps, roots)
-    kernel.descend(steps)
-    kernel.assign(v, new_v)
-
-
-def _step_average(kernel, rule, g, inv_scale, found):
-    averages = kernel.product(kernel.weights, rule.momentum)
-    g = kernel.multiply(g, inv_scale)
-    torch._foreach_add_(averages, torch._foreach_mul(g, 1 - rule.momentum))
-    kernel.assign(kernel.weights, averages)
-
-
-def _step_overwrite(kernel, rule, g, inv_scale, found):
-    # A kernel of its own memory: `assign` writes what it is given.
-    kernel.assign(kernel.weights, list(torch._foreach_mul(g, inv_scale)))
 
 
 def _step_lars(kernel, rule, g, inv_scale, found, v):
@@ -323,13 +244,17 @@ def _lars_directions(kernel, rule, g, inv_scale, found):
     return d, norms, 1.0
 
 
+def _stacked(rule_norms):
+    """Returns the norms of each kind as one tensor, of all tensors of a chunk."""
+    return tuple(map(torch.stack, zip(*rule_norms, strict=True)))
+
+
 def _rates(kernel, rule, found, norms):
     """Returns the learning rate of each tensor, as one tensor."""
     if rule.trust_ratio is None:
         return rule.learning_rate.expand(len(kernel.weights))
     if found.rule_norms is not None:
-        norms = tuple(map(torch.stack, zip(*found.rule_norms, strict=True)))
-        return rule.rate(norms, _SCALARS)
+        return rule.rate(_stacked(found.rule_norms), _SCALARS)
     return rule.rate((norms, norms_of(kernel.weights)), _SCALARS)
 
 
@@ -340,23 +265,6 @@ def _step_lamb(kernel, rule, g, inv_scale, found, m, v):
     kernel.descend_each(d, _rates(kernel, rule, found, norms))
 
 
-def _step_keras_lamb(kernel, rule, g, inv_scale, found, m, v):
-    # In Keras's order, which rounds alike; its bias correction too is in float32.
-    g = kernel.multiply(g, inv_scale)
-    new_m = kernel.averages(m, g, rule.beta_1)
-    new_v = kernel.averages(v, torch._foreach_mul(g, g), rule.beta_2)
-    roots = torch._foreach_div(new_v, 1 - rule.beta_2**rule.step)
-    torch._foreach_sqrt_(roots)
-    torch._foreach_add_(roots, rule.epsilon)
-    d = torch._foreach_div(new_m, 1 - rule.beta_1**rule.step)
-    torch._foreach_div_(d, roots)
-    kernel.decay(rule.decay)
-    norms = norms_of(d) if _needs_norms(rule, found) else None
-    kernel.descend_each(d, _rates(kernel, rule, found, norms))
-    kernel.assign(m, new_m)
-    kernel.assign(v, new_v)
-
-
 def _step_novograd(kernel, rule, g, inv_scale, found, m, v):
     norms, factor = found.gradient_norms, inv_scale
     if norms is None:
@@ -364,7 +272,7 @@ def _step_novograd(kernel, rule, g, inv_scale, found, m, v):
         norms = norms_of(g).unbind()
     elif not kernel.are_wide:
         g = kernel.widen(g)
-    new_v, factors = rule.normalize(torch.stack(norms), torch.stack(v))
+    new_v, factors = rule.normalize(formulas, torch.stack(norms), torch.stack(v))
     factors = factors * (rule.direction_weight * factor)
     d = kernel.multiply_each(g, factors.unbind())
     if rule.weight_decay:
@@ -373,19 +281,27 @@ def _step_novograd(kernel, rule, g, inv_scale, found, m, v):
     kernel.assign(v, new_v.unbind())
 
 
-STEPS: dict[type, Callable[..., None]] = {
-    rules.SGD: _step_sgd,
-    rules.Momentum: _step_momentum,
-    rules.Adam: _step_adam,
-    rules.Nadam: _step_nadam,
-    rules.Adamax: _step_adamax,
-    rules.Lion: _step_lion,
-    rules.RMSprop: _step_rmsprop,
-    rules.Adagrad: _step_adagrad,
-    rules.Average: _step_average,
-    rules.Overwrite: _step_overwrite,
-    layer_rules.LARS: _step_lars,
-    layer_rules.LAMB: _step_lamb,
-    layer_rules.KerasLamb: _step_keras_lamb,
-    layer_rules.NovoGrad: _step_novograd,
+def _step_by_formula(kernel, rule, g, inv_scale, found, *columns):
+    g = Tensors(kernel.multiply(g, inv_scale))
+    old = [Tensors(column) for column in (kernel.weights, *columns)]
+    norms = None
+    if rule.takes_norms and found.rule_norms is None:
+        norms = tuple(norms_of(t.items) for t in rule.measured(lists, g, *old))
+    elif rule.takes_norms:
+        norms = _stacked(found.rule_norms)
+    # The whole step is masked where it is written.
+    new = rule(lists, always, g, *old, norms=norms)
+    for target, value in zip(old, new, strict=True):
+        kernel.assign(target.items, value.items)
+
+
+# By `Rule.kernel`.
+STEPS: dict[str | None, Callable[..., None]] = {
+    None: _step_by_formula,
+    "sgd": _step_sgd,
+    "momentum": _step_momentum,
+    "adam": _step_adam,
+    "lars": _step_lars,
+    "lamb": _step_lamb,
+    "novograd": _step_novograd,
 }

@@ -530,7 +530,7 @@ def lars(
     COPY: tl.constexpr,
     N: tl.constexpr,
 ):
-    """The step of `layer_rules.LARS` with classic momentum, a rate for each tensor."""
+    """The step of `LARSRule` with classic momentum, a rate for each tensor."""
     if tl.load(found_inf) == 1.0:
         return
     owner, start, size = _place(table, owners, count, N)

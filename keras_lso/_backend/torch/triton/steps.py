@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from keras_lso._backend import kernel_choice, layer_rules, rules
+from keras_lso._backend import kernel_choice
 from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.torch.scalars import TorchScalars
 from keras_lso._backend.torch.triton import trial as torch_triton_trial
@@ -153,16 +153,17 @@ def _measure_lars(rule, launch, tables, arguments, found):
     return {"rates": rule.rate(tuple(norms.unbind()), _SCALARS)}
 
 
+# By `Rule.kernel`.
 TRITON_STEPS = {
-    rules.SGD: TritonStep("sgd", _of_keras, lambda rule: rule.decay is None),
-    rules.Momentum: TritonStep(
+    "sgd": TritonStep("sgd", _of_keras, lambda rule: rule.decay is None),
+    "momentum": TritonStep(
         "momentum",
         lambda rule: {**_of_keras(rule), "momentum": rule.momentum},
         lambda rule: (rule.decay is None, rule.nesterov),
         ("nesterov",),
     ),
-    rules.Adam: TritonStep("adam", _of_adam, lambda rule: rule.decay is None),
-    layer_rules.LARS: TritonStep(
+    "adam": TritonStep("adam", _of_adam, lambda rule: rule.decay is None),
+    "lars": TritonStep(
         "lars",
         _of_lars,
         _form_of_lars,
@@ -209,7 +210,7 @@ def decide(plan, rules, grads):
         return
     for chunk in plan.chunks:
         rule = rules[chunk.positions[0]]
-        how = TRITON_STEPS.get(type(rule))
+        how = TRITON_STEPS.get(rule.kernel)
         if how is None:
             continue
         facts = type(rule), how.form(rule), [grads[i].dtype for i in chunk.positions]
@@ -229,7 +230,7 @@ def _passes(chunk, rule, grads, device):
     """Whether our kernels take a chunk, and passed; None if that is not known yet."""
     low = {variable.dtype for _, variable in chunk.pairs}
     wide = {t.dtype for row in (chunk.variables, *chunk.slots) for t in row}
-    takes = TRITON_STEPS[type(rule)].takes(rule)
+    takes = TRITON_STEPS[rule.kernel].takes(rule)
     if not takes or wide != {torch.float32} or not low <= _LOW:
         return False
     sample = torch_triton_trial.sample_of(rule)
@@ -303,7 +304,7 @@ def _step_by_itself(chunk, rule, grads, inv_scale, found_inf):
 
 def _step(launches, rule, grads, inv_scale, found, found_inf):
     """Steps what the launches of a chunk are for; returns whether it did."""
-    how, device = TRITON_STEPS[type(rule)], grads[0].device
+    how, device = TRITON_STEPS[rule.kernel], grads[0].device
     arguments = _arguments(rule, inv_scale, found_inf, device)
     # Such a tensor holds the negative of what it is; of several elements it has gaps,
     # and was copied.
@@ -341,7 +342,7 @@ def _arguments(rule, inv_scale, found_inf, device):
 
     None if one is a tensor that the kernel cannot read.
     """
-    how = TRITON_STEPS[type(rule)]
+    how = TRITON_STEPS[rule.kernel]
     given = {
         "found_inf": 0.0 if found_inf is None else found_inf,
         "inv_scale": inv_scale,
@@ -381,6 +382,6 @@ def _launch(kernel, launch, tables, arguments):
         **launch.dtypes,
         N=kernels().BLOCK,
         num_warps=kernels().WARPS,
-        # Each operation rounds by itself, as in `rules.py`.
+        # Each operation rounds by itself, as in the formula.
         enable_fp_fusion=False,
     )

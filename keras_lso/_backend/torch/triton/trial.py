@@ -28,10 +28,9 @@ from typing import Any, NamedTuple
 import keras
 import torch
 
-from keras_lso._backend import kernel_choice
+from keras_lso._backend import formulas, kernel_choice
 from keras_lso._backend.framework import Framework
-from keras_lso._backend.layer_rules import TrustRatio
-from keras_lso._backend.rules import Rule, always
+from keras_lso._backend.rule import Rule, TrustRatio, always
 from keras_lso._backend.torch.plan import Chunk
 
 _REFERENCE = Framework()
@@ -332,7 +331,7 @@ def _expected(variant, rows, places):
                 master = _REFERENCE.resynchronised(*chunk.pairs[i])
             unscaled = grads[i].float() * _INV_SCALE
             norms = _REFERENCE.norms_of(variant.rule, unscaled, master, *slots)
-            new = variant.rule(always, unscaled, master, *slots, norms=norms)
+            new = variant.rule(formulas, always, unscaled, master, *slots, norms=norms)
             for tensor, value in zip((weight, *slots), new, strict=True):
                 tensor.copy_(value)
     return rows

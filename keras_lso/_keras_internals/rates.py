@@ -11,21 +11,18 @@ import numpy as np
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._core.checks import check_callable_rate
 from keras_lso._keras_internals.optimizers import (
     have_rates,
     iteration_variable,
-    learning_rate_of,
     optimizers_in,
     source_of_rate,
 )
 from keras_lso._keras_internals.variables import read
 
 
-def check_rates(optimizer):
-    """Refuses a learning rate in an optimizer that no step could compute."""
-    for stepper in have_rates(optimizers_in(optimizer)):
-        check_callable_rate("learning_rate", learning_rate_of(stepper))
+def rate_given_to(optimizer):
+    """Returns what was set as the learning rate: variable, schedule or callable."""
+    return optimizer._learning_rate
 
 
 def rate_of(optimizer):
@@ -33,7 +30,7 @@ def rate_of(optimizer):
 
     It may be a variable, a schedule, or a callable that returns a number.
     """
-    if isinstance(learning_rate_of(optimizer), keras.Variable):
+    if isinstance(optimizer._learning_rate, keras.Variable):
         return ops.convert_to_tensor(optimizer.learning_rate)
 
     def rate():
@@ -61,6 +58,16 @@ def rates_of(optimizers):
             zero = backend.scalars.zeros_like(rate)
             found.append(backend.scalars.where(may_end, rate, zero))
     return found
+
+
+def updates_of(optimizer):
+    """Returns how often the optimizer has updated its variables, an integer tensor.
+
+    That is `optimizer.iterations`; with accumulation without its copy to the device.
+    """
+    steps = read(optimizer._iterations)
+    count = optimizer.gradient_accumulation_steps
+    return steps // count if count else steps
 
 
 # Numbers that are None at first, unless they are given.

@@ -1,0 +1,112 @@
+"""Formulas on lists of tensors: `Tensors`, and functions of them, by `_foreach_*`.
+
+A rule is called with `Tensors` in place of tensors: each operation is one call for all
+of a chunk. A number or a scalar tensor goes with all of them; a tensor with as many
+elements as the list has items goes with them one by one.
+
+The operations round as those of Keras's optimizers on PyTorch do, which add a multiple
+in one operation.
+"""
+
+import torch
+
+
+class Tensors:
+    """A list of float32 tensors with arithmetic, times a number.
+
+    The product with a number waits for what follows: `a + b * 0.5` is one operation on
+    `b`, not two.
+
+    Args:
+        items: List of tensors. No operation changes them.
+        factor: Float. Defaults to `None`: 1.
+    """
+
+    __slots__ = ("_factor", "_items")
+
+    def __init__(self, items, factor=None):
+        self._items, self._factor = items, factor
+
+    @property
+    def items(self):
+        """List of tensors, the products."""
+        if self._factor is not None:
+            self._items = torch._foreach_mul(self._items, self._factor)
+            self._factor = None
+        return self._items
+
+    @property
+    def dtype(self):
+        """The dtype of the tensors."""
+        return self._items[0].dtype
+
+    def __add__(self, other):
+        return self._plus(other, 1.0)
+
+    def __sub__(self, other):
+        return self._plus(other, -1.0)
+
+    def _plus(self, other, sign):
+        if not isinstance(other, Tensors):
+            return Tensors(torch._foreach_add(self.items, sign * other))
+        alpha = sign if other._factor is None else sign * other._factor
+        if self._factor is None:
+            return Tensors(torch._foreach_add(self._items, other._items, alpha=alpha))
+        # A list of its own, which nobody else has.
+        total = torch._foreach_mul(self._items, self._factor)
+        torch._foreach_add_(total, other._items, alpha=alpha)
+        return Tensors(total)
+
+    def __mul__(self, other):
+        if isinstance(other, float | int) and self._factor is None:
+            return Tensors(self._items, float(other))
+        return Tensors(torch._foreach_mul(self.items, _operand(other)))
+
+    def __truediv__(self, other):
+        return Tensors(torch._foreach_div(self.items, _operand(other)))
+
+
+def _operand(other):
+    if isinstance(other, Tensors):
+        return other.items
+    if isinstance(other, torch.Tensor) and other.dim():
+        return list(other.unbind())
+    return other
+
+
+# --- The functions that formulas take -----------------------------------------------
+
+
+def average(old, new, beta):
+    """Returns `beta * old + (1 - beta) * new`; see `formulas.average`."""
+    return old * beta + new * (1 - beta)
+
+
+def square(x):
+    """Returns `x * x`."""
+    return Tensors(torch._foreach_mul(x.items, x.items))
+
+
+def sqrt(x):
+    """Returns the roots."""
+    return Tensors(torch._foreach_sqrt(x.items))
+
+
+def abs(x):
+    """Returns the magnitudes."""
+    return Tensors(torch._foreach_abs(x.items))
+
+
+def sign(x):
+    """Returns -1, 0 or 1 for each element."""
+    return Tensors(torch._foreach_sign(x.items))
+
+
+def maximum(x, other):
+    """Returns the larger one of two elements each."""
+    return Tensors(torch._foreach_maximum(x.items, other.items))
+
+
+def cast(x, dtype):
+    """Returns a number as it is: the kernels round it, as in Keras's on PyTorch."""
+    return x
