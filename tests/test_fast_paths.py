@@ -18,47 +18,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as st_numpy
 from keras import ops
 
-from keras_lso import LAMB, LARS, LossScaleOptimizer, NovoGrad
+from keras_lso import LossScaleOptimizer
 from keras_lso._backend import backend
 from keras_lso._backend.framework import Framework
 from testing import kernels
+from testing.optimizers import OPTIMIZERS, OURS, WITH_NORMS
 
 pytestmark = pytest.mark.filterwarnings("ignore:Gradients do not exist")
 
 BACKEND = keras.backend.backend()
 NOT_FINITE = [np.inf, -np.inf, np.nan]
 
-OPTIMIZERS = {
-    "sgd": keras.optimizers.SGD,
-    "momentum": lambda rate, **k: keras.optimizers.SGD(rate, momentum=0.9, **k),
-    "nesterov": lambda rate, **k: keras.optimizers.SGD(
-        rate, momentum=0.9, nesterov=True, **k
-    ),
-    "adam": keras.optimizers.Adam,
-    "adamw": keras.optimizers.AdamW,
-    "nadam": keras.optimizers.Nadam,
-    "adamax": keras.optimizers.Adamax,
-    "lion": keras.optimizers.Lion,
-    "rmsprop": keras.optimizers.RMSprop,
-    "adagrad": keras.optimizers.Adagrad,
-    "lars": lambda rate, **k: LARS(rate, eeta=0.5, **k),
-    "lars, popular": lambda rate, **k: LARS(
-        rate, eeta=0.5, nesterov=True, classic_momentum=False, **k
-    ),
-    "lars, paper": lambda rate, **k: LARS(
-        rate, eeta=0.5, nesterov=True, trust_ratio="paper", **k
-    ),
-    "lamb": LAMB,
-    "lamb, uncorrected": lambda rate, **k: LAMB(
-        rate, bias_correction=False, max_trust_ratio=2.0, **k
-    ),
-    "keras lamb": keras.optimizers.Lamb,
-    "novograd": NovoGrad,
-    "novograd, averaged": lambda rate, **k: NovoGrad(rate, grad_averaging=True, **k),
-}
-OURS = [name for name in OPTIMIZERS if name.startswith(("lamb", "lars", "novograd"))]
-# On JAX no other rule is faster than the optimizer itself: both runs would be one.
-WITH_NORMS = [*OURS, "keras lamb"]
 WITH_KERNEL = WITH_NORMS if BACKEND == "jax" else list(OPTIMIZERS)
 
 

@@ -19,10 +19,11 @@ from keras_lso._keras_internals.optimizers import (
     variables_of,
     where_variables_are_made,
 )
-from keras_lso._keras_internals.rules import fitting_rule
+from keras_lso._keras_internals.rules import fitting_rule, registered_rules
 from keras_lso.optimizers.lamb import LAMBRule
 from keras_lso.optimizers.lars import LARSRule
 from keras_lso.optimizers.novograd import NovoGradRule
+from testing.optimizers import OPTIMIZERS, rule_of
 
 PUBLIC = [
     keras.optimizers.SGD,
@@ -180,6 +181,13 @@ WITH_RULE = {
     ),
     "NovoGrad": (lambda: keras_lso.NovoGrad(0.5), NovoGradRule),
 }
+
+
+@pytest.mark.one_backend
+def test_each_rule_is_of_an_optimizer_that_tests_step():
+    found = {rule for rules in registered_rules().values() for rule in rules}
+    of_package = {r for r in found if r.__module__.startswith("keras_lso.")}
+    assert {rule_of(make) for make in OPTIMIZERS.values()} == of_package
 
 
 @pytest.mark.parametrize("make, rule", WITH_RULE.values(), ids=WITH_RULE)

@@ -21,11 +21,12 @@ from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.rule import TrustRatio
 from keras_lso._backend.targets import Targets
 from keras_lso._keras_internals import rules
+from keras_lso._keras_internals.rules import registered_rule
 from keras_lso._keras_internals.variables import live_storage_of, storage_of
-from keras_lso.optimizers.lamb import LAMBRule
 from keras_lso.optimizers.lars import LARSRule
 from keras_lso.optimizers.novograd import NovoGradRule
 from testing.beside_keras import WAYS, bits, take
+from testing.optimizers import OPTIMIZERS, decaying
 
 pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 
@@ -135,41 +136,19 @@ def close(actual, expected):
 
 RANDOM = [np.random.default_rng(i).normal(size=(3, 4)) for i in range(4)]
 RATIO = TrustRatio(eeta=0.1)
-LARS = dict(learning_rate=tensor(0.5), momentum=0.9, weight_decay=0.1)
-LAMB = dict(
-    learning_rate=tensor(0.5), beta_1=0.9, beta_2=0.75, epsilon=1e-6, weight_decay=0.1
-)
-RULES = [
-    rules.SGD(tensor(0.5)),
-    rules.SGD(tensor(0.5), decay=tensor(0.1)),
-    rules.Momentum(tensor(0.5), 0.9),
-    rules.Momentum(tensor(0.5), 0.9, nesterov=True, decay=tensor(0.1)),
-    rules.Adam(tensor(0.5), 0.9, 0.99, 1e-7),
-    rules.Nadam(*map(tensor, (0.5, 0.25, 0.5, 0.125, 0.75)), 0.9, 0.99, 1e-7),
-    rules.Nadam(*[tensor(0.5)] * 5, 0.8, 0.95, 1e-5, decay=tensor(0.1)),
-    rules.Adamax(tensor(0.5), tensor(0.25), 0.9, 0.99, 1e-7),
-    rules.Adamax(tensor(0.5), tensor(0.5), 0.8, 0.95, 1e-5, decay=tensor(0.1)),
-    rules.Lion(tensor(0.5), 0.9, 0.99),
-    rules.Lion(tensor(0.5), 0.8, 0.95, decay=tensor(0.1)),
-    rules.RMSprop(tensor(0.5), 0.9, 1e-7),
-    rules.RMSprop(tensor(0.5), 0.8, 1e-5, decay=tensor(0.1)),
-    rules.Adagrad(tensor(0.5), 1e-7),
-    rules.Average(tensor(0.75)),
-    rules.Overwrite(),
-    LARSRule(**LARS, trust_ratio=RATIO),
-    LARSRule(**LARS, trust_ratio=None),
-    LARSRule(**LARS, trust_ratio=TrustRatio(0.1, paper=True)),
-    LARSRule(**LARS, trust_ratio=RATIO, classic_momentum=False, nesterov=True),
-    LAMBRule(**LAMB, trust_ratio=RATIO, step=tensor(3)),
-    LAMBRule(**LAMB, trust_ratio=None, step=None),
-    rules.Lamb(
-        *[LAMB[name] for name in ("learning_rate", "beta_1", "beta_2", "epsilon")],
-        step=tensor(2),
-        trust_ratio=RATIO,
-        decay=tensor(0.1),
-    ),
-    NovoGradRule(tensor(0.5), 0.9, 0.98, 1e-8, weight_decay=0.1, grad_averaging=True),
-]
+
+
+def rules_of(make):
+    """The rules of each group that the optimizers of a table step by."""
+    for options in ({}, decaying(make)):
+        optimizer = make(0.5, **options)
+        optimizer.build([keras.Variable(np.ones((3, 4), "float32"))])
+        rule = registered_rule(optimizer)
+        yield from rule.of_groups(optimizer, tensor(0.5)).values()
+
+
+RULES = [rule for make in OPTIMIZERS.values() for rule in rules_of(make)]
+RULES += [rules.Average(tensor(0.75)), rules.Overwrite()]
 
 
 WITH_SQUARES = rules.RMSprop, rules.Adagrad

@@ -8,6 +8,7 @@ float64, `compute_gradients` against derivatives by hand; and the reference in
 
 import contextlib
 import types
+from functools import partial
 from unittest import mock
 
 import hypothesis
@@ -32,6 +33,7 @@ from keras_lso._keras_internals.variables import storage_of
 from keras_lso.optimizers.lamb import LAMBRule
 from keras_lso.optimizers.lars import LARSRule
 from keras_lso.optimizers.novograd import NovoGradRule
+from testing import optimizers as table
 from testing.rings import is_full
 
 # JAX has float64 only where x64 is on; `tensor` skips where it is not.
@@ -603,48 +605,41 @@ def test_what_a_step_reads_back_is_what_it_wrote(run_if, compiled, finite):
 
 # --- fused_step -------------------------------------------------------------
 
+# What the table has at one rate, with other hyperparameters as well.
+MORE = {
+    "adam": partial(keras.optimizers.Adam, 0.01, beta_1=0.8, beta_2=0.95, epsilon=1e-5),
+    "adam with a schedule": partial(
+        keras.optimizers.Adam, keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+    ),
+    "nadam": partial(keras.optimizers.Nadam, 0.01, beta_1=0.8, beta_2=0.95),
+    "adamax": partial(keras.optimizers.Adamax, 0.01, beta_1=0.8, beta_2=0.95),
+    "lion": partial(keras.optimizers.Lion, 0.01, beta_1=0.8, beta_2=0.95),
+    "rmsprop": partial(keras.optimizers.RMSprop, 0.1, rho=0.8, epsilon=1e-5),
+    "lars with a schedule and decay": partial(
+        LARS, keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5), decay=0.5
+    ),
+    "lamb, bounded": partial(
+        LAMB, 0.1, 0.8, 0.95, bias_correction=False, min_trust_ratio=0.25
+    ),
+}
+# Few of them are as sensitive to the rate as their norms are.
+RATES = {"keras lamb": 0.01, **dict.fromkeys(table.OURS, 0.5), "lamb": 0.1}
 OPTIMIZERS = {
-    "sgd": lambda: keras.optimizers.SGD(0.1),
-    "momentum": lambda: keras.optimizers.SGD(0.1, momentum=0.9),
-    "nesterov": lambda: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True),
-    "adam": lambda: keras.optimizers.Adam(0.01, beta_1=0.8, beta_2=0.95, epsilon=1e-5),
-    "adam by default": lambda: keras.optimizers.Adam(),
-    "sgd with decay": lambda: keras.optimizers.SGD(0.1, weight_decay=0.1),
-    "momentum with decay": lambda: keras.optimizers.SGD(
-        0.1, momentum=0.9, weight_decay=0.1
-    ),
-    "adamw": lambda: keras.optimizers.AdamW(0.01, weight_decay=0.1),
-    "adam with a schedule": lambda: keras.optimizers.Adam(
-        keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
-    ),
-    "nadam": lambda: keras.optimizers.Nadam(0.01, beta_1=0.8, beta_2=0.95),
-    "nadam with decay": lambda: keras.optimizers.Nadam(weight_decay=0.1),
-    "adamax": lambda: keras.optimizers.Adamax(0.01, beta_1=0.8, beta_2=0.95),
-    "adamax with decay": lambda: keras.optimizers.Adamax(weight_decay=0.1),
-    "lion": lambda: keras.optimizers.Lion(0.01, beta_1=0.8, beta_2=0.95),
-    "lion with decay": lambda: keras.optimizers.Lion(weight_decay=0.1),
-    "rmsprop": lambda: keras.optimizers.RMSprop(0.1, rho=0.8, epsilon=1e-5),
-    "rmsprop with decay": lambda: keras.optimizers.RMSprop(0.1, weight_decay=0.1),
-    "adagrad": lambda: keras.optimizers.Adagrad(0.1),
-    "lars": lambda: LARS(0.5, weight_decay_rate=0.1, eeta=0.1),
-    "lars, popular": lambda: LARS(
-        0.5, weight_decay_rate=0.1, eeta=0.1, nesterov=True, classic_momentum=False
-    ),
-    "lars with a schedule and decay": lambda: LARS(
-        keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5), decay=0.5
-    ),
-    "lamb": lambda: LAMB(0.1, weight_decay_rate=0.1),
-    "lamb, bounded": lambda: LAMB(
-        0.1, 0.8, 0.95, bias_correction=False, min_trust_ratio=0.25, max_trust_ratio=0.5
-    ),
-    "lamb of keras": lambda: keras.optimizers.Lamb(0.01),
-    "lamb of keras with decay": lambda: keras.optimizers.Lamb(weight_decay=0.1),
-    "novograd": lambda: NovoGrad(0.5, weight_decay_rate=0.1, grad_averaging=True),
+    **MORE,
+    **{
+        f"{name} at {rate}{', with decay' if options else ''}": partial(
+            make, rate, **options
+        )
+        for name, make in table.OPTIMIZERS.items()
+        for rate in [RATES.get(name, 0.01)]
+        for options in ({}, table.decaying(make))
+    },
 }
 if keras.backend.backend() == "jax":
     # No other rule has a fused step there: XLA fuses the optimizer's own.
-    OURS = "lamb", "lars", "novograd"
-    OPTIMIZERS = {n: make for n, make in OPTIMIZERS.items() if n.startswith(OURS)}
+    OPTIMIZERS = {
+        n: make for n, make in OPTIMIZERS.items() if n.startswith(("la", "novo"))
+    }
 
 
 class StepByStepLARS(LARS):
