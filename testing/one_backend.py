@@ -1,8 +1,8 @@
 """Fails a test that is marked `one_backend` if the code of a backend runs in it.
 
-These are the files in the backend's folder in `keras_lso/_backend/`, which the other
-backends never import. What Keras does on its backends, such as making a variable, is
-Keras's to test.
+These are the files in the backend's folder in `keras_lso/_backend/`, and its file in
+`keras_lso/compat/backend/`, which the other backends never import. What Keras does on
+its backends, such as making a variable, is Keras's to test.
 """
 
 import contextlib
@@ -14,13 +14,14 @@ import pytest
 
 import keras_lso
 
-FOLDER = pathlib.Path(keras_lso.__file__).parent / "_backend"
-OWN = FOLDER / keras.backend.backend()
+PACKAGE = pathlib.Path(keras_lso.__file__).parent
+BACKEND = keras.backend.backend()
+OWN = PACKAGE / "_backend" / BACKEND, PACKAGE / "compat" / "backend" / f"{BACKEND}.py"
 
 
 def is_of_a_backend(filename):
     """Whether a file is imported under this backend only."""
-    return pathlib.Path(filename).is_relative_to(OWN)
+    return any(map(pathlib.Path(filename).is_relative_to, OWN))
 
 
 @contextlib.contextmanager

@@ -31,7 +31,8 @@ def print_frameworks():
     print(*sorted(roots & {"tensorflow", "jax", "torch", "triton"}))
 import keras
 print_frameworks()
-import keras_lso, keras_lso._backend, keras_lso.compat.saving
+import keras_lso, keras_lso._backend, keras_lso.compat.backend
+import keras_lso.compat.saving, keras_lso.compat.tf_keras.checkpoints
 print_frameworks()
 """
 
@@ -59,6 +60,7 @@ print("loss:", float(keras.ops.convert_to_numpy(loss)))
 # What the error of each way to train names. `fit` and `train_on_batch` are Keras's own.
 TRY_TO_TRAIN = """
 import numpy as np, keras, keras_lso
+from keras_lso.compat.open_seq2seq import optimize_loss
 model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1))
 model.compile(optimizer, loss="mse")
@@ -72,6 +74,9 @@ for train in (
     lambda: optimizer.minimize(loss, trained),
     lambda: optimizer.get_gradients(loss, trained),
     lambda: keras_lso.underflow_report(model, x, y),
+    optimize_loss(loss, "SGD", {}, lambda step: 0.1, var_list=trained),
+    optimize_loss(loss, "SGD", {}, lambda step: 0.1, model=model),
+    optimize_loss(loss, "SGD", {}, lambda step: 0.1),
 ):
     try:
         print(train())
@@ -173,7 +178,7 @@ def test_an_optimizer_is_loaded_where_nothing_can_be_trained(backend):
 def test_an_error_names_the_backend_where_nothing_can_be_trained(backend):
     skip_unless_installed(backend)
     *messages, steps = lines_where_nothing_can_be_trained(backend)[4:]
-    assert len(messages) == 6
+    assert len(messages) == 9
     for message in messages:
         assert backend in message
     assert steps == "0"

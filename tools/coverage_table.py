@@ -32,7 +32,8 @@ def totals(row, files):
         measured.combine(files, keep=True)
         measured.save()
         report = pathlib.Path(folder, "report.json")
-        omitted = [f"*/_backend/{other}/*" for other in others]
+        paths = "*/_backend/{}/*", "*/compat/backend/{}.py"
+        omitted = [path.format(other) for other in others for path in paths]
         omit = [*measured.get_option("report:omit"), *omitted]
         measured.json_report(outfile=str(report), omit=omit)
         return json.loads(report.read_text())["totals"]

@@ -37,7 +37,7 @@ GROUPS = (
         "load](troubleshooting.md#the-checkpoint-does-not-load).",
         "compat/saving compat/tf_keras/h5_models compat/untrusted_files "
         "_core/config_dicts _core/configs _core/state_file "
-        "_backend/tensorflow/checkpoint",
+        "compat/backend/tf_checkpoint",
     ),
     (
         "The loss-scale policy",
@@ -58,8 +58,7 @@ GROUPS = (
     (
         "Several devices or processes",
         "See [Scaling out](scaling.md).",
-        "_backend/jax/axes _backend/jax/processes _backend/tensorflow/processes "
-        "_backend/torch/shard_checks _backend/processes "
+        "_backend/framework _backend/jax/axes _backend/torch/shard_checks "
         "_keras_internals/distribution",
     ),
     (
@@ -70,7 +69,7 @@ GROUPS = (
     (
         "OpenSeq2Seq's names",
         "See [Coming from OpenSeq2Seq](open-seq2seq.md).",
-        "compat/open_seq2seq/",
+        "compat/open_seq2seq/ compat/backend/",
     ),
     (
         "Callbacks, reports and pictures",

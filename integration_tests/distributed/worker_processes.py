@@ -1,4 +1,4 @@
-"""One of two processes of JAX or PyTorch; prints what it got from `backend`.
+"""One of two processes of JAX or PyTorch; prints what it got from `compat.backend`.
 
     python -m integration_tests.distributed.worker_processes RANK FOLDER PORT GRADIENTS
 
@@ -13,7 +13,7 @@ import numpy as np
 from keras import ops
 
 from integration_tests.distributed.two_processes import BATCHES
-from keras_lso._backend import backend
+from keras_lso.compat import backend
 from keras_lso.compat.open_seq2seq import optimize_loss
 
 rank, folder, port, path = int(sys.argv[1]), *sys.argv[2:]

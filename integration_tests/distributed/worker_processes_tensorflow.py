@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from integration_tests.distributed.two_processes import BATCHES
-from keras_lso._backend import backend
+from keras_lso.compat import backend
 from keras_lso.compat.open_seq2seq import optimize_loss
 
 path, *address = sys.argv[1:]

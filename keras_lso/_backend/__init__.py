@@ -1,4 +1,4 @@
-"""The frameworks, which are imported in this folder only.
+"""The frameworks, which are imported here, and in `compat/backend/` for older APIs.
 
 `backend` is the `Framework` that Keras runs on: `framework.py` documents what it does,
 `reference.py` is what its fast paths are tested against. The environment variable

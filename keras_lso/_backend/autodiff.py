@@ -29,7 +29,15 @@ class RecordingScope(keras.StatelessScope):
 
 
 def trained_variables(loss_fn, run=lambda fn: fn()):
-    """See `Framework.trained_variables`; `run` calls `loss_fn`."""
+    """Returns the trainable variables that `loss_fn` reads, in that order.
+
+    What it assigns is discarded. The variables that it creates, as layers do, exist
+    afterwards.
+
+    Args:
+        loss_fn: Callable without arguments.
+        run: Callable that is given `loss_fn`, and calls it. Defaults to a plain call.
+    """
     try:
         with RecordingScope() as scope:
             run(loss_fn)

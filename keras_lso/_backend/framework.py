@@ -14,7 +14,7 @@ import importlib.metadata
 import keras
 from keras import ops
 
-from keras_lso._backend import autodiff, formulas, processes, reference, tensors
+from keras_lso._backend import autodiff, formulas, reference, tensors
 from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.scalars import Scalars
 from keras_lso._backend.trials import Trials
@@ -35,14 +35,11 @@ class Framework(Trials):
     # Whether a step calls `reduce_gradients` and `are_shards`.
     REDUCES_GRADIENTS = False
     TRAIN_STEP_IS_STATELESS = False  # It takes values, and returns new ones.
-    # Whether `average_over_processes` may be a part of what `compile_step` compiles.
-    AVERAGES_IN_STEP = False
     # For bug reports: how `run_if` runs a step, and the framework's distributions.
     OTHER_STEP = "none: this backend trains nothing"
     PACKAGES: tuple[str, ...] = ()
     # How a training step of the user's own scales its loss.
     HOW_TO_SCALE = "    loss = optimizer.scale_loss(loss)"
-    HOW_TO_START = f"The Keras backend {keras.backend.backend()!r} has no processes."
 
     # --- A step -------------------------------------------------------------------
     def measure(
@@ -329,15 +326,6 @@ class Framework(Trials):
         """
         autodiff.refuse_to_differentiate()
 
-    def trained_variables(self, loss_fn):
-        """Returns the trainable variables that `loss_fn` reads, in that order.
-
-        It runs once, and what it assigns is discarded. The variables that it creates,
-        as layers do, exist afterwards; one that is initialised from a value needs a
-        second run.
-        """
-        return autodiff.trained_variables(loss_fn)
-
     # --- Variables and compiled functions -----------------------------------------
     def as_written(self, function):
         """Decorates a function that a compiler traces without rewriting its source.
@@ -349,14 +337,6 @@ class Framework(Trials):
     def is_variable(self, value):
         """Whether `value` is a variable that can be trained."""
         return isinstance(value, keras.Variable)
-
-    def compile_step(self, step):
-        """Compiles a function of tensors that reads and assigns variables.
-
-        It takes and returns nested structures of tensors and None, and creates no
-        variables.
-        """
-        return step
 
     def is_traced(self, values):
         """Whether a function of the caller's is being traced, given its tensors."""
@@ -377,7 +357,7 @@ class Framework(Trials):
         """Returns the items of a list with their positions, as `keras.tree` does."""
         return list(enumerate(items))
 
-    # --- Replicas, processes and shards -------------------------------------------
+    # --- Replicas and shards ------------------------------------------------------
     def reduce_gradients(self, grads, axis_name=None):
         """Returns the gradients of all replicas that apply them together.
 
@@ -391,7 +371,14 @@ class Framework(Trials):
 
     def check_axis_name(self, axis_name):
         """Raises a `ValueError` for an `axis_name` where there are no named axes."""
-        processes.check_axis_name(axis_name)
+        if axis_name is not None:
+            raise ValueError(
+                "`axis_name` is an axis of `jax.shard_map` or `jax.pmap`, which this "
+                "Keras backend does not have: leave it out. On TensorFlow the replicas "
+                "of a `tf.distribute.Strategy` add up their gradients by themselves; "
+                "on PyTorch `DistributedDataParallel` has averaged them already. "
+                f"Received: axis_name={axis_name!r}"
+            )
 
     def check_replica_context(self, method):
         """Raises a `RuntimeError` if `method` is called in a cross-replica context."""
@@ -400,28 +387,6 @@ class Framework(Trials):
     def check_on_replicas(self, variables):
         """Raises a `ValueError` for a variable without a copy on each replica."""
         return
-
-    def count_processes(self):
-        """Returns the number of processes (TensorFlow: replicas), None without any."""
-        return None
-
-    def check_processes_run(self):
-        """Raises a `RuntimeError` where `count_processes` is None."""
-        processes.check_run(self.count_processes(), self.HOW_TO_START)
-
-    def average_over_processes(self, grads):
-        """Returns the means of the gradients over all processes, with the same bits.
-
-        All processes call it equally often, with gradients of the same variables in the
-        same order: tensors of any float dtype, dense or sparse, or None. The means are
-        in float32 or float64. A gradient that some processes do not have counts as
-        zero; None where none has one.
-
-        Raises:
-            RuntimeError: On all processes, if their gradients are not of the same
-                variables, and where no processes run.
-        """
-        self.check_processes_run()
 
     def any_sharded(self, values):
         """Whether one of the tensors is of a type for shards, as `DTensor`."""

@@ -80,3 +80,18 @@ def pack(values, size_of=lambda value: math.prod(value.shape)):
         flat = value if len(value.shape) == 1 else ops.ravel(value)
         packs[value.dtype, end // _PACK].append(flat)
     return large + [ops.concatenate(p) if p[1:] else p[0] for p in packs.values()]
+
+
+def map_by_dtype(fn, grads):
+    """Applies `fn` to the list of all tensors of one dtype; None stays None."""
+    positions: dict[str, list[int]] = {}
+    for i, g in enumerate(grads):
+        if g is not None:
+            dtype = keras.backend.standardize_dtype(g.dtype)
+            positions.setdefault(dtype, []).append(i)
+    results = [None] * len(grads)
+    # In the same order on all processes.
+    for _, group in sorted(positions.items()):
+        for i, result in zip(group, fn([grads[i] for i in group]), strict=True):
+            results[i] = result
+    return results

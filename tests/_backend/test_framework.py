@@ -705,29 +705,6 @@ def differentiates_a_tensor(own, reference):
     equal(gradient, tensor([18.0, 24.0]))
 
 
-@compares("trained_variables")
-def same_variables(own, reference):
-    a, frozen = keras.Variable(1.0), keras.Variable(2.0, trainable=False)
-    found = [[id(v) for v in f(lambda: a * frozen)] for f in (own, reference)]
-    assert found == [[id(a)]] * 2
-
-
-@compares("compile_step")
-def same_compiled_step(own, reference):
-    variable = keras.Variable([1.0, 2.0])
-
-    def step(x, nothing):
-        variable.assign(variable + x)
-        return variable * 2.0, nothing
-
-    for compile_step in (own, reference):
-        variable.assign([1.0, 2.0])
-        doubled, nothing = compile_step(step)(tensor([1.0, 1.0]), None)
-        equal(doubled, tensor([4.0, 6.0]))
-        equal(variable.value, tensor([2.0, 3.0]))
-        assert nothing is None
-
-
 @compares("is_traced")
 def same_answer_outside_of_functions(own, reference):
     assert own([tensor(1.0)]) is reference([tensor(1.0)]) is False
@@ -775,7 +752,7 @@ def same_positions(own, reference):
         assert str(key) == f"[{i}]"
 
 
-# --- Replicas, processes and shards -----------------------------------------------
+# --- Replicas and shards ----------------------------------------------------------
 
 
 @compares("reduce_gradients")
@@ -783,18 +760,6 @@ def same_on_one_replica(own, reference):
     grads = [tensor(RANDOM[0]), None, tensor(1.0, "float16")]
     for actual, expected in zip(own(grads), reference(grads), strict=True):
         assert actual is expected
-
-
-@compares("count_processes")
-def same_without_processes(own, reference):
-    assert own() is reference() is None
-
-
-@compares("average_over_processes")
-def same_refusal(own, reference):
-    for average in (own, reference):
-        with pytest.raises(RuntimeError, match="something must connect the processes"):
-            average([tensor(1.0)])
 
 
 @compares("any_sharded")
@@ -893,11 +858,9 @@ def restores_random_numbers(own, reference):
     "STEPS_WRITE_TENSORS",
     "VALUES_ARE_SHARED",
     "REDUCES_GRADIENTS",
-    "AVERAGES_IN_STEP",
     "TRAIN_STEP_IS_STATELESS",
     "OTHER_STEP",
     "PACKAGES",
-    "HOW_TO_START",
     "HOW_TO_SCALE",
 )
 def differs(own, reference):

@@ -1503,29 +1503,7 @@ def test_variables_may_come_when_the_loss_has_run():
     np.testing.assert_array_equal(numpy(gradients[1]), [1.0])
 
 
-# --- trained_variables and differentiate -----------------------------------------
-
-
-def test_the_trainable_variables_that_a_loss_reads_are_found(snapshot):
-    a, b, unread = keras.Variable(2.0), keras.Variable(3.0), keras.Variable(4.0)
-    frozen = keras.Variable(5.0, trainable=False)
-
-    def loss():
-        frozen.assign(frozen * a)
-        return b * a * b + frozen
-
-    before = snapshot([a, b, unread, frozen])
-    found = backend.trained_variables(loss)
-    assert [id(v) for v in found] == [id(a), id(b)]
-    # What it assigned is forgotten.
-    assert snapshot([a, b, unread, frozen]) == before
-
-
-def test_layers_that_a_loss_builds_are_found():
-    dense = keras.layers.Dense(2, kernel_initializer="ones")
-    found = backend.trained_variables(lambda: ops.sum(dense(np.ones((1, 3)))))
-    assert {id(v) for v in found} == {id(dense.kernel), id(dense.bias)}
-    np.testing.assert_array_equal(dense.kernel.numpy(), np.ones((3, 2)))
+# --- differentiate ---------------------------------------------------------------
 
 
 def differentiated(a, power, **arguments):

@@ -29,7 +29,7 @@ FAULTS = [
     ),
     Fault(
         name="a buffer that is somebody else's is donated",
-        file="keras_lso/_backend/jax/framework.py",
+        file="keras_lso/compat/backend/jax.py",
         old="own.append(jnp.copy(value) if buffer in seen else value)",
         new="own.append(value)",
         tests="tests/compat/open_seq2seq/test_training_op.py::test_what_is_donated_is_nobody_elses",
@@ -37,9 +37,9 @@ FAULTS = [
     ),
     Fault(
         name="a step is compiled again within the caller's jit",
-        file="keras_lso/_backend/jax/framework.py",
-        old="            _refuse_tracers(leaves)\n",
-        new="",
+        file="keras_lso/compat/backend/jax.py",
+        old="        if backend.is_traced(leaves):\n",
+        new="        if leaves is None:\n",
         tests="tests/compat/open_seq2seq/test_training_op.py::test_in_a_jax_jit_of_the_callers_it_is_refused",
         backend="jax",
     ),
@@ -53,7 +53,7 @@ FAULTS = [
     ),
     Fault(
         name="a step that was compiled for another batch is run",
-        file="keras_lso/_backend/jax/framework.py",
+        file="keras_lso/compat/backend/jax.py",
         old="signature = structure, tuple((x.shape, x.dtype) for x in leaves)",
         new="signature = structure, len(leaves)",
         tests="tests/compat/open_seq2seq/test_training_op.py::test_batches_of_two_lengths_may_read_two_variables",
@@ -125,7 +125,7 @@ FAULTS = [
     ),
     Fault(
         name="the mean over processes of JAX is their sum",
-        file="keras_lso/_backend/jax/processes.py",
+        file="keras_lso/compat/backend/jax.py",
         old="lambda rows: rows.sum(axis=0) / mesh.size",
         new="lambda rows: rows.sum(axis=0)",
         tests="integration_tests/distributed/test_processes.py::test_all_processes_get_the_mean",

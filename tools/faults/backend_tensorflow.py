@@ -125,7 +125,7 @@ FAULTS = [
     ),
     Fault(
         name="a training op in a strategy's scope is compiled outside of its replica",
-        file="keras_lso/_backend/tensorflow/framework.py",
+        file="keras_lso/compat/backend/tensorflow.py",
         old="return (step if tf.distribute.has_strategy() else compiled)(*args)",
         new="return compiled(*args)",
         tests="integration_tests/distributed/test_tensorflow_one_device.py::test_a_training_op_runs_on_one_device",
@@ -189,7 +189,7 @@ FAULTS = [
     ),
     Fault(
         name="processes with other variables are averaged",
-        file="keras_lso/_backend/tensorflow/processes.py",
+        file="keras_lso/compat/backend/tensorflow.py",
         old="    is_same = tf.reduce_all(tf.equal(gather(mine), mine))\n",
         new="    is_same = tf.reduce_all(tf.equal(mine, mine))\n",
         tests="integration_tests/distributed/test_processes.py::test_processes_of_tensorflow",
@@ -197,7 +197,7 @@ FAULTS = [
     ),
     Fault(
         name="the mean over replicas is their sum",
-        file="keras_lso/_backend/tensorflow/processes.py",
+        file="keras_lso/compat/backend/tensorflow.py",
         old="functools.partial(context.all_reduce, tf.distribute.ReduceOp.MEAN)",
         new="functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM)",
         tests="integration_tests/distributed/test_processes.py::test_replicas_of_one_process",
@@ -205,7 +205,7 @@ FAULTS = [
     ),
     Fault(
         name="rows of all replicas are added up, not averaged",
-        file="keras_lso/_backend/tensorflow/processes.py",
+        file="keras_lso/compat/backend/tensorflow.py",
         old="gather(grad.values) / tf.cast(count, grad.dtype),",
         new="gather(grad.values),",
         tests="integration_tests/distributed/test_processes.py::test_replicas_of_one_process",

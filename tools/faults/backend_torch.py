@@ -418,7 +418,7 @@ FAULTS = [
     ),
     Fault(
         name="the mean over processes is their sum",
-        file="keras_lso/_backend/torch/processes.py",
+        file="keras_lso/compat/backend/torch.py",
         old="return flat / dist.get_world_size()",
         new="return flat",
         tests="integration_tests/distributed/test_processes.py::test_a_training_op_steps_by_the_mean_and_skips_on_all",

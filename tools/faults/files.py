@@ -215,14 +215,14 @@ FAULTS = [
     ),
     Fault(
         name="what a checkpoint names and does not hold is looked up all the same",
-        file="keras_lso/_backend/tensorflow/checkpoint.py",
+        file="keras_lso/compat/backend/tf_checkpoint.py",
         old="if index is None or not self.nodes[index].key:",
         new="if index is None:",
         tests="tests/compat/tf_keras/test_checkpoints.py::test_slots_come_in_the_order_of_the_variables",
     ),
     Fault(
         name="the slots of a checkpoint are those of the slots",
-        file="keras_lso/_backend/tensorflow/checkpoint.py",
+        file="keras_lso/compat/backend/tf_checkpoint.py",
         old="(s.slot_name, s.original_variable_node_id, s.slot_variable_node_id)",
         new="(s.slot_name, s.slot_variable_node_id, s.original_variable_node_id)",
         tests="tests/compat/tf_keras/test_checkpoints.py::test_a_node_is_what_tensorflow_describes",

@@ -241,7 +241,7 @@ FAULTS = [
         file="keras_lso/_backend/autodiff.py",
         old="return [v for v in scope.read.values() if v.trainable]",
         new="return list(scope.read.values())",
-        tests="tests/_backend/test_primitives.py::test_the_trainable_variables_that_a_loss_reads_are_found",
+        tests="tests/compat/backend/test_steps.py::test_the_trainable_variables_that_a_loss_reads_are_found",
     ),
     Fault(
         name="a master that is out of step is the one that is kept",
@@ -260,9 +260,9 @@ FAULTS = [
     ),
     Fault(
         name="an axis is taken where there are none",
-        file="keras_lso/_backend/processes.py",
-        old="    if axis_name is not None:\n",
-        new="    if axis_name is None:\n",
+        file="keras_lso/_backend/framework.py",
+        old="        if axis_name is not None:\n",
+        new="        if axis_name is None:\n",
         tests="tests/_backend/test_jax_axes.py::test_where_there_are_no_axes_none_is_taken",
     ),
     Fault(

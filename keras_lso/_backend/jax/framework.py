@@ -11,7 +11,6 @@ from keras_lso._backend import autodiff
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.jax import axes as jax_axes
 from keras_lso._backend.jax import measure as jax_measure
-from keras_lso._backend.jax import processes as jax_processes
 from keras_lso._backend.rule import Norms
 from keras_lso._backend.tensors import in_float32
 
@@ -27,14 +26,11 @@ class JAX(Framework):
         "    with keras.StatelessScope(state):\n"
         "        loss = optimizer.scale_loss(loss)"
     )
-    HOW_TO_START = jax_processes.HOW_TO_START
 
     measure = jax_measure.measure
     sum_over_shards = staticmethod(jax_axes.sum_over_shards)
     max_over_shards = staticmethod(jax_axes.max_over_shards)
     are_shards = staticmethod(jax_axes.are_shards)
-    count_processes = staticmethod(jax_processes.count_processes)
-    average_over_processes = jax_processes.average_over_processes
 
     def fused_step_takes(self, rule, variables, gradients, slots=()):
         """Whether the rule has norms, which then need not be computed twice.
@@ -98,7 +94,7 @@ class JAX(Framework):
         """
         autodiff.refuse_tape(tape)
         if callable(variables):
-            self.trained_variables(loss_fn)
+            trained_variables(loss_fn)
             variables = variables()
         scope: Any = None
 
@@ -129,38 +125,6 @@ class JAX(Framework):
             f"Received: loss={loss!r}"
         )
 
-    def trained_variables(self, loss_fn):
-        # Abstract values are enough to record what is read.
-        return autodiff.trained_variables(
-            lambda: ops.convert_to_tensor(loss_fn()), jax.eval_shape
-        )
-
-    def compile_step(self, step):
-        """See `Framework.compile_step`.
-
-        To `jax.jit` a variable that is not an argument is a constant. For each new
-        signature, an abstract evaluation finds the variables to pass.
-        """
-        compiled: dict[Any, Any] = {}
-
-        def call(*args):
-            leaves, structure = jax.tree.flatten(args)
-            _refuse_tracers(leaves)
-            signature = structure, tuple((x.shape, x.dtype) for x in leaves)
-            if signature not in compiled:
-                kept, written = _variables_of(step, args)
-                stateless = jax.jit(_stateless(step, kept, written), donate_argnums=0)
-                compiled[signature] = kept, written, stateless
-            kept, written, stateless = compiled[signature]
-            kept_values = [v.value for v in kept]
-            values = _own_buffers([v.value for v in written], [*kept_values, *leaves])
-            result, values = stateless(values, kept_values, args)
-            for variable, value in zip(written, values, strict=True):
-                variable.assign(value)
-            return result
-
-        return call
-
     def is_traced(self, values):
         return _any_tracer(values)
 
@@ -188,6 +152,14 @@ class JAX(Framework):
         return [f"{device.platform}:{device.id}" for device in jax.devices()]
 
 
+def trained_variables(loss_fn):
+    """See `autodiff.trained_variables`: nothing is computed."""
+    # Abstract values are enough to record what is read.
+    return autodiff.trained_variables(
+        lambda: ops.convert_to_tensor(loss_fn()), jax.eval_shape
+    )
+
+
 class _MaskedWrites(autodiff.RecordingScope):
     """A scope in which variables take new values only where `finite` is True."""
 
@@ -202,48 +174,3 @@ class _MaskedWrites(autodiff.RecordingScope):
 
 def _any_tracer(values):
     return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(values))
-
-
-def _refuse_tracers(values):
-    if _any_tracer(values):
-        raise RuntimeError(
-            "This is compiled by `jax.jit` already, and assigns Keras variables. Call "
-            "it outside of `jax.jit` and the like."
-        )
-
-
-def _variables_of(step, args):
-    """Returns the variables that a step reads only, and those that it writes."""
-    with autodiff.RecordingScope() as scope:
-        jax.eval_shape(lambda args: jax.tree.map(jnp.asarray, step(*args)), args)
-    kept = [v for key, v in scope.read.items() if key not in scope.written]
-    return kept, list(scope.written.values())
-
-
-def _stateless(step, kept, written):
-    def stateless(values, kept_values, args):
-        state_mapping = [
-            *zip(written, values, strict=True),
-            *zip(kept, kept_values, strict=True),
-        ]
-        with autodiff.RecordingScope(state_mapping) as scope:
-            result = step(*args)
-        return result, [scope.get_current_value(v) for v in written]
-
-    return stateless
-
-
-def _own_buffers(values, others):
-    """Returns the values, copied where one aliases another: they are donated."""
-    seen = {_buffer_of(other) for other in others}
-    own = []
-    for value in values:
-        buffer = _buffer_of(value)
-        own.append(jnp.copy(value) if buffer in seen else value)
-        seen.add(buffer)
-    return own
-
-
-def _buffer_of(value):
-    # An array on several devices has several buffers.
-    return value.unsafe_buffer_pointer() if len(value.devices()) == 1 else id(value)

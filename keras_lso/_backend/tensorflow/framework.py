@@ -6,13 +6,12 @@ import functools
 import keras
 import tensorflow as tf
 
-from keras_lso._backend import autodiff, processes, reference
+from keras_lso._backend import autodiff, reference
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.tensorflow import measure as tf_measure
-from keras_lso._backend.tensorflow import processes as tf_processes
 from keras_lso._backend.tensorflow.kernels import KERNELS
 from keras_lso._backend.tensorflow.measure import in_xla, replica_context
-from keras_lso._backend.tensors import as_real, in_float32
+from keras_lso._backend.tensors import as_real, in_float32, map_by_dtype
 
 # In a `tf.function` AutoGraph rewrites the source of each function, as it does not with
 # Keras's own, and that takes several times as long as tracing them.
@@ -25,7 +24,6 @@ _MIRRORED = tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStr
 
 class TensorFlow(Framework):
     REDUCES_GRADIENTS = True
-    AVERAGES_IN_STEP = True
     OTHER_STEP = "its own step, in a branch"
     PACKAGES = ("tensorflow", "tensorflow-cpu", "tf-nightly")
     VALUES_ARE_SHARED = True
@@ -34,12 +32,9 @@ class TensorFlow(Framework):
         "        loss = ...\n"
         "        loss = optimizer.scale_loss(loss)"
     )
-    HOW_TO_START = tf_processes.HOW_TO_START
 
     as_written = staticmethod(_not_converted)
     measure = _not_converted(tf_measure.measure)
-    count_processes = staticmethod(tf_processes.count_processes)
-    average_over_processes = tf_processes.average_over_processes
 
     def known(self, tensor):
         """See `Framework.known`: outside of functions, on a CPU."""
@@ -211,24 +206,10 @@ class TensorFlow(Framework):
         if context is None:
             return grads
         # TensorFlow packs the tensors of a list into one, which must have one dtype.
-        return processes.map_by_dtype(
+        return map_by_dtype(
             functools.partial(context.all_reduce, tf.distribute.ReduceOp.SUM),
             [g if g is None else self.map_values(in_float32, g) for g in grads],
         )
-
-    def compile_step(self, step):
-        """See `Framework.compile_step`.
-
-        Under a strategy the function around `strategy.run` compiles the step: replicas
-        synchronise in it, which they cannot do in a function of their own.
-        """
-        # One function for batches of any length.
-        compiled = tf.function(step, autograph=False, reduce_retracing=True)
-
-        def call(*args):
-            return (step if tf.distribute.has_strategy() else compiled)(*args)
-
-        return call
 
     @contextlib.contextmanager
     def outside_of_functions(self, like=None):

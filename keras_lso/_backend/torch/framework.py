@@ -12,7 +12,6 @@ from keras_lso._backend.tensors import FLOAT16_MAX, as_real
 from keras_lso._backend.torch import measure as torch_measure
 from keras_lso._backend.torch import numbers as torch_numbers
 from keras_lso._backend.torch import plan as torch_plan
-from keras_lso._backend.torch import processes as torch_processes
 from keras_lso._backend.torch import scalars as torch_scalars
 from keras_lso._backend.torch import shard_checks as torch_shard_checks
 from keras_lso._backend.torch import shards as torch_shards
@@ -28,12 +27,10 @@ class Torch(Framework):
     UPDATES_IN_PLACE = True
     STEPS_WRITE_TENSORS = True
     COMPILES_LOOPS = False
-    AVERAGES_IN_STEP = True
     OTHER_STEP = "its own step, left out or, on an accelerator, undone"
     PACKAGES = ("torch", "triton")
     VALUES_ARE_SHARED = True
     HOW_TO_SCALE = "    optimizer.scale_loss(loss).backward()"
-    HOW_TO_START = torch_processes.HOW_TO_START
 
     circumstances = staticmethod(torch_plan.circumstances)
     signature_of = staticmethod(torch_plan.signature_of)
@@ -60,8 +57,6 @@ class Torch(Framework):
     check_shards = staticmethod(torch_shard_checks.check_shards)
     scalar = staticmethod(torch_scalars.scalar)
     without_host = staticmethod(torch_numbers.without_host)
-    count_processes = staticmethod(torch_processes.count_processes)
-    average_over_processes = torch_processes.average_over_processes
 
     @torch.no_grad()
     def run_if(self, finite, step, grads, state):
@@ -134,10 +129,6 @@ class Torch(Framework):
         except RuntimeError:  # Inside of `torch.vmap`.
             return False
         return value.device.type != "meta"
-
-    @torch.no_grad()
-    def trained_variables(self, loss_fn):
-        return autodiff.trained_variables(loss_fn)
 
     def with_positions(self, items):
         return [(_pytree.SequenceKey(i), item) for i, item in enumerate(items)]

@@ -19,6 +19,12 @@ from keras_lso._keras_internals.optimizers import (
 )
 from keras_lso._keras_internals.variables import flat_path, is_overwritten
 from keras_lso.callbacks.summary_writer import SummaryWriter
+from keras_lso.compat.backend import (
+    AVERAGES_IN_STEP,
+    average_over_processes,
+    compile_step,
+    trained_variables,
+)
 from keras_lso.compat.open_seq2seq._clipping import _clip_by_global_norm
 from keras_lso.compat.open_seq2seq._summaries import collect
 from keras_lso.compat.open_seq2seq.regularization import model_at_hand
@@ -190,9 +196,9 @@ class TrainingOp:
         updates = self._updates + 1
         writes = self._writer is not None and updates % self._write_every == 0
         summaries = self._summaries if writes else ()
-        if self._on_horovod and not backend.AVERAGES_IN_STEP:
+        if self._on_horovod and not AVERAGES_IN_STEP:
             loss, grads = self._run(self._gradients_step, *batch)
-            grads = backend.average_over_processes(grads)
+            grads = average_over_processes(grads)
             reports = self._run(self._finish_step, *grads, summaries=summaries)
         else:
             loss, reports = self._run(self._update_step, *batch, summaries=summaries)
@@ -210,7 +216,7 @@ class TrainingOp:
         if self._model is not None and _is_built(self._model):
             return self._model.trainable_variables
         # The call also lets the layers of the model create their variables.
-        read = backend.trained_variables(lambda: self._compute_loss(batch))
+        read = trained_variables(lambda: self._compute_loss(batch))
         return read if self._model is None else self._model.trainable_variables
 
     def _build(self, variables):
@@ -244,7 +250,7 @@ class TrainingOp:
         # A trace fixes the options and which gradients exist.
         key = step.__name__, *options.values(), *self._has_gradient
         if key not in self._compiled:
-            self._compiled[key] = backend.compile_step(
+            self._compiled[key] = compile_step(
                 lambda *tensors: step(*tensors, **options)
             )
         return self._compiled[key](*arguments)
@@ -254,7 +260,7 @@ class TrainingOp:
     def _update_step(self, *batch, summaries):
         loss, grads = self._gradients_step(*batch)
         if self._on_horovod:
-            grads = backend.average_over_processes(grads)
+            grads = average_over_processes(grads)
         return loss, self._finish_step(*grads, summaries=summaries)
 
     def _accumulate_step(self, *batch):

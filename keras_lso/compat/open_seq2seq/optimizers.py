@@ -12,6 +12,7 @@ from keras_lso._core.checks import (
 )
 from keras_lso._core.option_checks import check_names, check_variables
 from keras_lso._keras_internals.optimizers import check_known
+from keras_lso.compat.backend import check_processes_run
 from keras_lso.compat.open_seq2seq._clipping import (
     _clip_by_global_norm,
     _clip_gradients_by_norm,
@@ -169,7 +170,7 @@ def optimize_loss(
     iter_size = check_positive_int("iter_size", iter_size)
     _check_placeholder(skip_update_ph, iter_size)
     if check_bool("on_horovod", on_horovod):
-        backend.check_processes_run()
+        check_processes_run()
     larc_arguments = None if larc_params is None else _larc_arguments(larc_params)
     is_mixed = isinstance(dtype, str) and dtype == "mixed"
     if not is_mixed:

@@ -6,7 +6,7 @@ the optimizer must be found first.
 
 import os
 
-from keras_lso._backend.tensorflow import checkpoint as tf_checkpoint
+from keras_lso.compat.backend import tf_checkpoint
 from keras_lso.compat.tf_keras.state import SavedState, split_name
 
 # Children of a layer in a SavedModel that are not attributes of it.

@@ -8,7 +8,7 @@ import types
 import keras
 import pytest
 
-from keras_lso._backend.tensorflow import checkpoint as tf_checkpoint
+from keras_lso.compat.backend import tf_checkpoint
 from keras_lso.compat.tf_keras import checkpoints
 
 pytestmark = pytest.mark.one_backend

@@ -9,6 +9,7 @@ from keras_lso._core.checks import check_bool
 from keras_lso._core.methods import scaled_gradients
 from keras_lso._core.option_checks import check_choice, check_variables
 from keras_lso._keras_internals.optimizers import variables_of
+from keras_lso.compat.backend import trained_variables
 from keras_lso.compat.tf_keras.methods import find_slot
 from keras_lso.loss_scale_optimizer import (
     LossScaleOptimizer,
@@ -154,7 +155,7 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
                 "with a tensor `loss`, or the optimizer be built: "
                 "`optimizer.build(model.trainable_variables)`. Received: var_list=None"
             )
-        return backend.trained_variables(loss)
+        return trained_variables(loss)
 
     def apply_gradients(  # type: ignore[override]
         self, grads_and_vars, global_step=None, name=None, **kwargs

@@ -1,20 +1,32 @@
-"""The mean of gradients over processes on PyTorch: torch.distributed, or Horovod."""
+"""The mean of gradients over processes on PyTorch: torch.distributed, or Horovod.
+
+Its steps run eagerly, as Keras trains there.
+"""
 
 import torch
 import torch.distributed as dist
 from torch._utils import _unflatten_dense_tensors
 
-from keras_lso._backend import processes
-from keras_lso._backend.tensors import in_float32
+from keras_lso._backend import autodiff, backend
+from keras_lso._backend.tensors import in_float32, map_by_dtype
+from keras_lso.compat.backend import processes
 
+AVERAGES_IN_STEP = True
 HOW_TO_START = (
     "Call `torch.distributed.init_process_group()` first and start the program by "
     "`torchrun --nproc-per-node=2 train.py`. " + processes.or_horovod("torch")
 )
 
+trained_variables = torch.no_grad()(autodiff.trained_variables)
+
+
+def compile_step(step):
+    """See `compat.backend.compile_step`."""
+    return step
+
 
 def count_processes():
-    """See `Framework.count_processes`."""
+    """See `compat.backend.count_processes`."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size()
     hvd = processes.horovod("torch")
@@ -22,17 +34,16 @@ def count_processes():
 
 
 @torch.no_grad()
-def average_over_processes(framework, grads):
-    """See `Framework.average_over_processes`: one exchange for each dtype."""
-    framework.check_processes_run()
-    grads = framework.steppable(grads)
+def average_over_processes(grads):
+    """See `compat.backend.average_over_processes`: one exchange for each dtype."""
+    grads = backend.steppable(grads)
     grads = [None if g is None else in_float32(g) for g in grads]
     if dist.is_available() and dist.is_initialized():
         exchange, mean = _exchange, _mean
     else:
         hvd = processes.horovod("torch")
         exchange, mean = hvd.allgather_object, hvd.allreduce
-    return processes.map_by_dtype(
+    return map_by_dtype(
         lambda tensors: _unflatten_dense_tensors(mean(_flatten(tensors)), tensors),
         processes.agree(grads, exchange),
     )

@@ -1,7 +1,7 @@
 """Averaging gradients over processes: what the communication engines share.
 
-Each framework's `_*_processes.py` finds the engine that runs, its own or Horovod, and
-takes the mean by it.
+The module of each framework finds the engine that runs, its own or Horovod, and takes
+the mean by it.
 """
 
 import hashlib
@@ -22,27 +22,6 @@ def horovod(framework):
     except ValueError:  # "Horovod has not been initialized; use hvd.init()."
         return None
     return module
-
-
-def check_run(count, how_to_start):
-    """Raises a `RuntimeError` if `count` is None, with a sentence on how to start."""
-    if count is None:
-        raise RuntimeError(
-            "To average gradients over processes (`on_horovod=True`), something must "
-            f"connect the processes, and nothing does. {how_to_start}"
-        )
-
-
-def check_axis_name(axis_name):
-    """Does what `Framework.check_axis_name` does."""
-    if axis_name is not None:
-        raise ValueError(
-            "`axis_name` is an axis of `jax.shard_map` or `jax.pmap`, which this "
-            "Keras backend does not have: leave it out. On TensorFlow the replicas "
-            "of a `tf.distribute.Strategy` add up their gradients by themselves; "
-            "on PyTorch `DistributedDataParallel` has averaged them already. "
-            f"Received: axis_name={axis_name!r}"
-        )
 
 
 def or_horovod(framework):
@@ -115,18 +94,3 @@ def _merge(everyone):
             )
         merged.append(kinds[0] if kinds else None)
     return merged
-
-
-def map_by_dtype(fn, grads):
-    """Applies `fn` to the list of all tensors of one dtype; None stays None."""
-    positions: dict[str, list[int]] = {}
-    for i, g in enumerate(grads):
-        if g is not None:
-            dtype = keras.backend.standardize_dtype(g.dtype)
-            positions.setdefault(dtype, []).append(i)
-    results = [None] * len(grads)
-    # In the same order on all processes.
-    for _, group in sorted(positions.items()):
-        for i, result in zip(group, fn([grads[i] for i in group]), strict=True):
-            results[i] = result
-    return results

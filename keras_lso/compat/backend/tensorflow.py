@@ -1,12 +1,17 @@
-"""The mean of gradients over tf.distribute's replicas, or Horovod's processes."""
+"""Compiled steps on TensorFlow, and the mean of gradients over replicas.
+
+The replicas are those of tf.distribute, or Horovod's processes.
+"""
 
 import functools
 
 import tensorflow as tf
 
-from keras_lso._backend import processes
-from keras_lso._backend.tensors import in_float32
+from keras_lso._backend import autodiff, backend
+from keras_lso._backend.tensors import in_float32, map_by_dtype
+from keras_lso.compat.backend import processes
 
+AVERAGES_IN_STEP = True
 HOW_TO_START = (
     "Make the model and the training op in a strategy's scope, `with "
     "strategy.scope():`, and call the op by `strategy.run(train_op, args)`, where "
@@ -15,24 +20,40 @@ HOW_TO_START = (
     + processes.or_horovod("tensorflow")
 )
 
+trained_variables = autodiff.trained_variables
+
+
+def compile_step(step):
+    """See `compat.backend.compile_step`.
+
+    Under a strategy the function around `strategy.run` compiles the step: replicas
+    synchronise in it, which they cannot do in a function of their own.
+    """
+    # One function for batches of any length.
+    compiled = tf.function(step, autograph=False, reduce_retracing=True)
+
+    def call(*args):
+        return (step if tf.distribute.has_strategy() else compiled)(*args)
+
+    return call
+
 
 def count_processes():
-    """See `Framework.count_processes`. Several replicas may share a process."""
+    """See `compat.backend.count_processes`. Several replicas may share a process."""
     if tf.distribute.has_strategy():
         return tf.distribute.get_strategy().num_replicas_in_sync
     hvd = processes.horovod("tensorflow")
     return hvd and hvd.size()
 
 
-def average_over_processes(framework, grads):
-    """See `Framework.average_over_processes`. Sparse gradients stay sparse.
+def average_over_processes(grads):
+    """See `compat.backend.average_over_processes`. Sparse gradients stay sparse.
 
     A graph is fixed before it runs, so that None does not count as zero: where another
     replica has a gradient, the graph raises an `InvalidArgumentError` (but under XLA,
     which has no errors).
     """
-    framework.check_processes_run()
-    grads = [g if g is None else framework.map_values(in_float32, g) for g in grads]
+    grads = [g if g is None else backend.map_values(in_float32, g) for g in grads]
     if not tf.distribute.has_strategy():
         hvd = processes.horovod("tensorflow")
         grads = _checked(grads, hvd.allgather)
@@ -48,7 +69,7 @@ def average_over_processes(framework, grads):
     gather = functools.partial(context.all_gather, axis=0)
     grads = _checked(grads, gather)
     # TensorFlow packs the tensors of a list into one, which must have one dtype.
-    means = processes.map_by_dtype(
+    means = map_by_dtype(
         functools.partial(context.all_reduce, tf.distribute.ReduceOp.MEAN),
         [None if _is_sparse(g) else g for g in grads],
     )

@@ -1,0 +1,76 @@
+"""What older APIs alone need of a framework: only they import this folder.
+
+OpenSeq2Seq's training op is compiled, and averages gradients over processes; it and
+TF1's optimizer find the variables that a loss reads. What a step of `fit` needs, or one
+of a loop of the user's own, is in `keras_lso/_backend/`.
+
+The functions below are those of the backend that Keras runs on: `tensorflow.py`,
+`jax.py`, `torch.py`, or `loading_only.py` for the others. `tf_checkpoint.py` reads
+TensorFlow's checkpoints under any backend.
+"""
+
+import importlib
+
+import keras
+
+_TRAINING = ("tensorflow", "jax", "torch")
+
+
+def _module_of(backend):
+    name = backend if backend in _TRAINING else "loading_only"
+    return importlib.import_module(f"{__name__}.{name}")
+
+
+_own = _module_of(keras.backend.backend())
+
+# Whether `average_over_processes` may be a part of what `compile_step` compiles.
+AVERAGES_IN_STEP = _own.AVERAGES_IN_STEP
+
+
+def trained_variables(loss_fn):
+    """Returns the trainable variables that `loss_fn` reads, in that order.
+
+    It runs once, and what it assigns is discarded. The variables that it creates, as
+    layers do, exist afterwards; one that is initialised from a value needs a second
+    run.
+    """
+    return _own.trained_variables(loss_fn)
+
+
+def compile_step(step):
+    """Compiles a function of tensors that reads and assigns variables.
+
+    It takes and returns nested structures of tensors and None, and creates no
+    variables.
+    """
+    return _own.compile_step(step)
+
+
+def count_processes():
+    """Returns the number of processes (TensorFlow: replicas), None without any."""
+    return _own.count_processes()
+
+
+def check_processes_run():
+    """Raises a `RuntimeError` where `count_processes` is None."""
+    if count_processes() is None:
+        raise RuntimeError(
+            "To average gradients over processes (`on_horovod=True`), something must "
+            f"connect the processes, and nothing does. {_own.HOW_TO_START}"
+        )
+
+
+def average_over_processes(grads):
+    """Returns the means of the gradients over all processes, with the same bits.
+
+    All processes call it equally often, with gradients of the same variables in the
+    same order: tensors of any float dtype, dense or sparse, or None. The means are in
+    float32 or float64. A gradient that some processes do not have counts as zero; None
+    where none has one.
+
+    Raises:
+        RuntimeError: On all processes, if their gradients are not of the same
+            variables, and where no processes run.
+    """
+    check_processes_run()
+    return _own.average_over_processes(grads)

@@ -1,0 +1,24 @@
+"""NumPy and OpenVINO, under which a model can be loaded, but not trained.
+
+A training op can be made. When it is called, `Framework.compute_gradients` raises the
+error.
+"""
+
+import keras
+
+from keras_lso._backend import autodiff
+
+AVERAGES_IN_STEP = False
+HOW_TO_START = f"The Keras backend {keras.backend.backend()!r} has no processes."
+
+trained_variables = autodiff.trained_variables
+
+
+def compile_step(step):
+    """See `compat.backend.compile_step`: there is no compiler."""
+    return step
+
+
+def count_processes():
+    """See `compat.backend.count_processes`."""
+    return None
