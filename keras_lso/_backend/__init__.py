@@ -1,7 +1,7 @@
 """The frameworks, which are imported here, and in `compat/backend/` for older APIs.
 
 `backend` is the `Framework` that Keras runs on: `framework.py` documents what it does,
-`reference.py` is what its fast paths are tested against. The environment variable
+and has the defaults that fast paths are tested against. The environment variable
 `KERAS_LSO_KERNELS=generic` turns these off; see `kernel_choice.py`.
 """
 
@@ -38,6 +38,5 @@ def without_kernels(cls):
     return type(f"{cls.__name__}WithoutKernels", (cls,), reference)
 
 
-backend = (without_kernels if KERNELS == "generic" else lambda cls: cls)(
-    _framework_class()
-)()
+_cls = _framework_class()
+backend = (without_kernels(_cls) if KERNELS == "generic" else _cls)()

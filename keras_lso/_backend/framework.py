@@ -9,18 +9,19 @@ A step calls `measure`, then `fused_step` where there is a rule, else `run_if`.
 """
 
 import contextlib
+import functools
 import importlib.metadata
+import math
 
 import keras
 from keras import ops
 
-from keras_lso._backend import autodiff, formulas, reference, tensors
+from keras_lso._backend import autodiff, formulas, tensors
 from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.scalars import Scalars
-from keras_lso._backend.trials import Trials
 
 
-class Framework(Trials):
+class Framework:
     """The primitives in `keras.ops`. Lists of tensors hold one for each variable."""
 
     Measurement = Measurement
@@ -38,6 +39,8 @@ class Framework(Trials):
     # For bug reports: how `run_if` runs a step, and the framework's distributions.
     OTHER_STEP = "none: this backend trains nothing"
     PACKAGES: tuple[str, ...] = ()
+    # Whether the loop of a recurrent layer is compiled: its cell then sees no values.
+    COMPILES_LOOPS = True
     # How a training step of the user's own scales its loss.
     HOW_TO_SCALE = "    loss = optimizer.scale_loss(loss)"
 
@@ -67,25 +70,39 @@ class Framework(Trials):
             norm: Bool. Whether to return the norm of all, by which they are clipped. If
                 its square overflows, they are not finite. Defaults to `False`.
         """
-        return reference.measure(self, grads, amax, inv_scale, rules, targets, norm)
+        dense = [self.to_dense(g) for g in grads]
+        # An inf or a NaN stays one, whatever it is multiplied by.
+        unscaled = [tensors.times(v, inv_scale) for v in dense]
+        finite = [ops.all(ops.isfinite(v)) for v in unscaled]
+        overflows = ops.logical_not(ops.all(ops.stack(finite)))
+        finite = self.sum_over_shards(ops.cast(overflows, "float32")) == 0
+        total = tensors.norm_of_all(self.l2_norms(grads)) * inv_scale if norm else None
+        if norm:
+            finite = ops.logical_and(finite, ops.isfinite(ops.square(total)))
+        return self.Measurement(
+            finite=finite,
+            rule_norms=rules and tensors.rule_norms(self, rules, unscaled, targets),
+            amax=self.max_over_shards(tensors.amax_of(dense)) if amax else None,
+            norm=total,
+        )
 
-    def circumstances(self):
-        """Returns what else a step depends on besides its arguments; None while traced.
+    def context_guards(self):
+        """Returns the global state that a plan depends on; None while traced.
 
-        Compared by `==`: a step is decided anew when it changes, and always if None.
+        Compared by `==`: the plan is made again when it changes, and always if None.
         """
         return ()
 
-    def signature_of(self, grads):
-        """Returns what a step depends on of gradients besides their values, a list."""
+    def gradient_guards(self, grads):
+        """Returns what a plan depends on of gradients, a list without their values."""
         return [(g.dtype, g.shape) for g in grads]
 
     def plan_step(self, kinds, targets, grads):
         """Returns what `measure` and `fused_step` need not find out at each step.
 
-        None, or an object with a method `holds()`: whether it is true of these still.
-        Of the gradients it knows no more than their `signature_of`. `kinds` is a list
-        of hashables: variables of one kind have the same rule.
+        None, or an object whose `holds()` tells whether the plan is still valid. It
+        depends on the gradients only through `gradient_guards`. `kinds` is a list of
+        hashables: variables of one kind have the same rule.
         """
         return None
 
@@ -108,14 +125,37 @@ class Framework(Trials):
             inv_scale: Float32 scalar tensor, by which the gradients are multiplied.
                 Defaults to `None`: they are not scaled.
         """
-        reference.fused_step(self, rules, targets, grads, found, inv_scale)
+
+        def select(new, old):
+            return new if found is None else ops.where(found.finite, new, old)
+
+        nothing = [None] * len(rules)
+        norms, copies = found and found.rule_norms, targets.copies
+        columns = rules, targets.states, grads, norms or nothing, copies or nothing
+        for rule, state, grad, measured, copy in zip(*columns, strict=True):
+            grad = ops.cast(grad, "float32")
+            if inv_scale is not None:
+                grad = grad * inv_scale
+            old = [ops.convert_to_tensor(v) for v in state]
+            if copy is not None:
+                low = ops.convert_to_tensor(copy)
+                old[0] = select(self.resynchronised(old[0], low), old[0])
+            measured = measured or self.norms_of(rule, grad, *old)
+            new = rule(formulas, select, grad, *old, norms=measured)
+            for v, value in zip(state, new, strict=True):
+                v.assign(value)
+            if copy is not None:
+                copy.assign(select(self.rounded(new[0], low.dtype), low))
 
     def synchronise_masters(self, targets, flag):
         """Re-initialises the masters whose copies were assigned externally, if `flag`.
 
         A `fused_step` does so with what it updates. `targets` are a step's `Targets`.
         """
-        reference.synchronise_masters(self, targets, flag)
+        for master, copy in targets.masters:
+            old, low = map(ops.convert_to_tensor, (master, copy))
+            new = self.resynchronised(old, low)
+            master.assign(ops.where(flag, new, old))
 
     def run_masked(self, flag, step):
         """Runs `step()`, which changes nothing unless `flag`, a boolean scalar tensor.
@@ -147,7 +187,11 @@ class Framework(Trials):
             grads: List of tensors or None.
             state: List of `keras.Variable`s, all that `step` may write.
         """
-        reference.run_if(finite, step, grads, state)
+        # Copies: on PyTorch a step changes the variable's own tensor.
+        before = [ops.copy(v) for v in state]
+        step(grads)
+        for v, old in zip(state, before, strict=True):
+            v.assign(ops.where(finite, ops.convert_to_tensor(v), old))
 
     def known(self, tensor):
         """Returns the number that a scalar tensor holds, where the host has it.
@@ -156,12 +200,17 @@ class Framework(Trials):
         """
         return None
 
-    def are_finite(self, tensors):
+    def are_finite(self, values):
         """Returns whether scalar tensors are finite, as far as the host does not know.
 
         None if the host knows that all are, else a boolean scalar tensor.
         """
-        return reference.are_finite(self, tensors)
+        numbers = list(map(self.known, values))
+        pairs = zip(numbers, values, strict=True)
+        unknown = [ops.isfinite(tensor) for number, tensor in pairs if number is None]
+        if not all(number is None or math.isfinite(number) for number in numbers):
+            return ops.zeros((), dtype="bool")
+        return functools.reduce(ops.logical_and, unknown) if unknown else None
 
     # --- Norms and masters --------------------------------------------------------
     def norms_of(self, rule, gradient, *state):
@@ -203,7 +252,14 @@ class Framework(Trials):
             norm: Float, `clipnorm`. Defaults to `None`.
             value: Float, `clipvalue`, if not `norm`. Defaults to `None`.
         """
-        return reference.clipped(self, grads, inv_scale, norm, value)
+        unscaled = [tensors.times(g, inv_scale) for g in grads]
+        if not norm:
+            return [ops.clip(g, -value, value) for g in unscaled]
+        norms = self.l2_norms(unscaled)
+        return [
+            g * (norm / ops.maximum(of_one, norm))
+            for g, of_one in zip(unscaled, norms, strict=True)
+        ]
 
     def l2_norms(self, values):
         """Returns the L2 norms of tensors, dense or sparse, in float32 or wider."""
@@ -430,3 +486,16 @@ class Framework(Trials):
     def devices(self):
         """Returns the names of the devices that the framework sees, a list."""
         return []
+
+    # --- Running a model on the host, for reports -----------------------------------
+    def random_state_kept(self):
+        """Returns a context that restores the framework's own random numbers."""
+        return contextlib.nullcontext()
+
+    def has_values(self, value):
+        """Whether a tensor holds numbers that can be read: one that is traced does not.
+
+        Args:
+            value: Tensor.
+        """
+        return not self.is_traced([value])

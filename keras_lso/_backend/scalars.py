@@ -4,14 +4,24 @@ from keras import ops
 
 
 class Scalars:
-    """Functions of scalar tensors: those of `keras.ops`, and two of a step's state.
+    """Functions of scalar tensors: some of `keras.ops`, and two of a step's state.
 
     What these two move are variables; where the backend `UPDATES_IN_PLACE`, the tensors
     that variables hold.
     """
 
-    def __getattr__(self, name):
-        return getattr(ops, name)
+    cast = staticmethod(ops.cast)
+    clip = staticmethod(ops.clip)
+    copy = staticmethod(ops.copy)
+    logical_and = staticmethod(ops.logical_and)
+    logical_not = staticmethod(ops.logical_not)
+    logical_or = staticmethod(ops.logical_or)
+    maximum = staticmethod(ops.maximum)
+    ones_like = staticmethod(ops.ones_like)
+    reciprocal = staticmethod(ops.reciprocal)
+    sqrt = staticmethod(ops.sqrt)
+    where = staticmethod(ops.where)
+    zeros_like = staticmethod(ops.zeros_like)
 
     def move_scale(
         self, scale, good_steps, finite, drops, growth, backoff, period, bounds

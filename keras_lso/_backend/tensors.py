@@ -95,3 +95,17 @@ def map_by_dtype(fn, grads):
         for i, result in zip(group, fn([grads[i] for i in group]), strict=True):
             results[i] = result
     return results
+
+
+def norm_of_all(norms):
+    """Returns the L2 norm of all tensors together, of the norm of each."""
+    norms = ops.stack([ops.cast(norm, "float32") for norm in norms])
+    return ops.sqrt(ops.sum(ops.square(norms)))
+
+
+def rule_norms(framework, rules, unscaled, targets):
+    """Returns `Measurement.rule_norms` of unscaled gradients."""
+    return [
+        framework.norms_of(rule, g, *of_one)
+        for rule, g, of_one in zip(rules, unscaled, targets.states, strict=True)
+    ]

@@ -23,7 +23,7 @@ from keras_lso._keras_internals.rules import (
     Average,
     Overwrite,
     fitting_rule,
-    form_of,
+    optimizer_guards,
     slot_lists_of,
 )
 from keras_lso._keras_internals.variables import hold, read, storage_of
@@ -344,7 +344,7 @@ class Choice:
     """
 
     def __init__(self, optimizer, grads, variables, low_precision_variables=None):
-        self._optimizer, self._form = optimizer, form_of(optimizer)
+        self._optimizer, self._form = optimizer, optimizer_guards(optimizer)
         accumulates = optimizer.gradient_accumulation_steps
         self.fused = (_accumulated_step_of if accumulates else fused_step_of)(
             fitting_rule(optimizer, variables),
@@ -358,7 +358,7 @@ class Choice:
 
     def holds(self):
         """Whether the choice would be the same, for the same gradients."""
-        is_same = form_of(self._optimizer) == self._form
+        is_same = optimizer_guards(self._optimizer) == self._form
         return is_same and (self.fused is None or self.fused.holds())
 
 

@@ -50,7 +50,7 @@ from keras_lso._keras_internals.variables import (
     overwritten,
     own_in_scope,
     read,
-    traits_of,
+    variable_guards,
 )
 
 # --- Scaled or unscaled -------------------------------------------------------------
@@ -243,13 +243,13 @@ class Plan:
         self.has_gradient = [g is not None for g in grads]
         self.is_overwritten = overwritten(variables)
         self._types = list(map(type, grads))
-        self._traits = traits_of(variables)
+        self._variable_guards = variable_guards(variables)
         present = list(compress(grads, self.has_gradient))
-        self._signature = backend.signature_of(present)
+        self._gradients = backend.gradient_guards(present)
         steppable = backend.steppable(present)
         self.is_steppable = all(map(operator.is_, present, steppable))
         present = steppable
-        self._circumstances = backend.circumstances()
+        self._context = backend.context_guards()
         trained = list(compress(self.trained, self.has_gradient))
         self._choice = Choice(
             optimizer.inner_optimizer,
@@ -271,14 +271,14 @@ class Plan:
             variables: What `apply` was called with, not None.
         """
         return (
-            self._circumstances is not None
+            self._context is not None
             and type(grads) is type(variables) is list
             and list(map(type, grads)) == self._types
             and all(map(operator.is_, variables, self.variables))
-            and backend.circumstances() == self._circumstances
-            and backend.signature_of(list(compress(grads, self.has_gradient)))
-            == self._signature
-            and traits_of(variables) == self._traits
+            and backend.context_guards() == self._context
+            and backend.gradient_guards(list(compress(grads, self.has_gradient)))
+            == self._gradients
+            and variable_guards(variables) == self._variable_guards
             and self._choice.holds()
         )
 

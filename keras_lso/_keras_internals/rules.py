@@ -137,7 +137,7 @@ def _is_plain(variable):
     )
 
 
-def form_of(optimizer):
+def optimizer_guards(optimizer):
     """Returns what decides by which step an optimizer updates its variables.
 
     It changes with the hyperparameters that `fitting_rule` and the groups depend on,

@@ -99,7 +99,7 @@ def key_of(variable):
     return id(getattr(variable, "_value", variable) if shared else variable)
 
 
-def traits_of(variables):
+def variable_guards(variables):
     """Returns what of variables decides how they are trained, comparable by `==`."""
     try:
         return list(map(_traits, variables))

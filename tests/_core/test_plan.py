@@ -51,7 +51,7 @@ class Twin:
     def apply(self, grads, variables=None):
         with pytest.MonkeyPatch.context() as patch:
             if not self.plans:
-                patch.setattr(backend, "circumstances", lambda: None)
+                patch.setattr(backend, "context_guards", lambda: None)
             self.optimizer.apply(
                 grads, self.variables if variables is None else variables
             )
@@ -134,8 +134,8 @@ def test_steps_are_decided_anew_where_something_else_is_another(monkeypatch):
     """As in another `tf.distribute.Strategy`, or once FSDP has sharded a module."""
     made = count_plans(monkeypatch)
     twin, counts = Twin(INNER["momentum"], plans=True), []
-    for circumstances in ("one", "one", "another", None, None, "another"):
-        monkeypatch.setattr(backend, "circumstances", lambda it=circumstances: it)
+    for context_guards in ("one", "one", "another", None, None, "another"):
+        monkeypatch.setattr(backend, "context_guards", lambda it=context_guards: it)
         twin.steps(1)
         counts.append(len(made))
     assert counts == [1, 1, 2, 3, 4, 5]

@@ -104,7 +104,7 @@ FAULTS = [
     ),
     Fault(
         name="short gradients are lengthened to the limit",
-        file="keras_lso/_backend/reference.py",
+        file="keras_lso/_backend/framework.py",
         old="g * (norm / ops.maximum(of_one, norm))",
         new="g * (norm / of_one)",
         tests=f"{_CLIPPING}::test_it_clips_as_keras_does",

@@ -93,8 +93,8 @@ FAULTS = [
     ),
     Fault(
         name="an overflow on another device is not heard of",
-        file="keras_lso/_backend/reference.py",
-        old='framework.sum_over_shards(ops.cast(overflows, "float32"))',
+        file="keras_lso/_backend/framework.py",
+        old='self.sum_over_shards(ops.cast(overflows, "float32"))',
         new='ops.cast(overflows, "float32")',
         tests="integration_tests/distributed/test_jax_devices.py::test_all_devices_step_and_skip_as_one_would",
         backend="jax",

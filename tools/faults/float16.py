@@ -198,7 +198,7 @@ FAULTS = [
     ),
     Fault(
         name="what is traced is read",
-        file="keras_lso/_backend/trials.py",
+        file="keras_lso/_backend/framework.py",
         old="return not self.is_traced([value])",
         new="return True",
         backend="jax",

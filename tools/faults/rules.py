@@ -4,6 +4,13 @@ from tools.faults.fault import Fault
 
 FAULTS = [
     Fault(
+        name="an average moves by the share that it keeps",
+        file="keras_lso/_backend/formulas.py",
+        old="    return old + (new - old) * (1 - beta)",
+        new="    return old + (new - old) * beta",
+        tests="tests/_backend/test_primitives.py::test_fused_steps_equal_the_steps_of_the_keras_optimizer",
+    ),
+    Fault(
         name="a multiple that is subtracted is added",
         file="keras_lso/_backend/torch/lists.py",
         old="alpha = sign if other._factor is None else sign * other._factor",
@@ -159,7 +166,7 @@ FAULTS = [
     ),
     Fault(
         name="gradients that overflow only when unscaled are finite",
-        file="keras_lso/_backend/reference.py",
+        file="keras_lso/_backend/framework.py",
         old="finite = [ops.all(ops.isfinite(v)) for v in unscaled]",
         new="finite = [ops.all(ops.isfinite(v)) for v in dense]",
         tests="tests/_backend/test_framework.py::test_an_override_does_what_the_default_does",
@@ -173,21 +180,21 @@ FAULTS = [
     ),
     Fault(
         name="a skipped fused step of the reference writes the variables that it rounds",
-        file="keras_lso/_backend/reference.py",
-        old="copy.assign(select(framework.rounded(new[0], low.dtype), low))",
-        new="copy.assign(framework.rounded(new[0], low.dtype))",
+        file="keras_lso/_backend/framework.py",
+        old="copy.assign(select(self.rounded(new[0], low.dtype), low))",
+        new="copy.assign(self.rounded(new[0], low.dtype))",
         tests="tests/_backend/test_primitives.py::test_fused_steps_of_masters_keep_their_variables_in_step",
     ),
     Fault(
         name="a skipped step of the reference restarts its masters",
-        file="keras_lso/_backend/reference.py",
-        old="old[0] = select(framework.resynchronised(old[0], low), old[0])",
-        new="old[0] = framework.resynchronised(old[0], low)",
+        file="keras_lso/_backend/framework.py",
+        old="old[0] = select(self.resynchronised(old[0], low), old[0])",
+        new="old[0] = self.resynchronised(old[0], low)",
         tests="tests/_backend/test_primitives.py::test_fused_steps_of_masters_keep_their_variables_in_step",
     ),
     Fault(
         name="a skipped step of the reference keeps a variable's own tensor",
-        file="keras_lso/_backend/reference.py",
+        file="keras_lso/_backend/framework.py",
         old="before = [ops.copy(v) for v in state]",
         new="before = [ops.convert_to_tensor(v) for v in state]",
         tests="tests/_backend/test_primitives.py::test_a_step_is_run_whole_or_leaves_every_bit",

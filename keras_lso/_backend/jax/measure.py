@@ -3,11 +3,17 @@
 import jax
 import jax.numpy as jnp
 
-from keras_lso._backend import reference
+from keras_lso._backend.framework import Framework
 from keras_lso._backend.jax.axes import varying_axes
 from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.rule import Norms
-from keras_lso._backend.tensors import amax_of, in_float32, pack
+from keras_lso._backend.tensors import (
+    amax_of,
+    in_float32,
+    norm_of_all,
+    pack,
+    rule_norms,
+)
 
 
 def measure(
@@ -35,21 +41,21 @@ def measure(
     """
     values = [jnp.asarray(framework.elements_of(g)) for g in grads]
     if not _is_on_cpu() or jax.device_count() > 1 or varying_axes(*values):
-        return reference.measure(
-            framework, values, amax, inv_scale, rules, targets, norm
+        return Framework.measure(
+            framework, values, amax, inv_scale, rules, targets, are_alike, norm
         )
     inv_scale = jnp.asarray(inv_scale, "float32")
     total = None
     if norm:
         # No norms of rules: they would be those of the gradients before the clip.
         norms, packs = None, [in_float32(v) for v in pack(values)]
-        total = reference.norm_of_all(list(map(framework.l2_norm, packs))) * inv_scale
+        total = norm_of_all(list(map(framework.l2_norm, packs))) * inv_scale
         finite = jnp.isfinite(jnp.square(total))
     elif rules and rules[0].norms is Norms.GRADIENT:
         finite, norms = _check_by_norms(framework, values, inv_scale)
         norms = [(norm,) for norm in norms]
     else:
-        norms = rules and reference.rule_norms(
+        norms = rules and rule_norms(
             framework, rules, [in_float32(v) * inv_scale for v in values], targets
         )
         finite = _check(values, norms or [None] * len(values), inv_scale)

@@ -6,7 +6,7 @@ import functools
 import keras
 import tensorflow as tf
 
-from keras_lso._backend import autodiff, reference
+from keras_lso._backend import autodiff
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.tensorflow import measure as tf_measure
 from keras_lso._backend.tensorflow.kernels import KERNELS
@@ -69,13 +69,13 @@ class TensorFlow(Framework):
 
         context.merge_call(on_all_replicas, args=(finite, grads))
 
-    def circumstances(self):
+    def context_guards(self):
         if not tf.executing_eagerly():
             return None
         is_outside = tf.distribute.in_cross_replica_context()
         return tf.distribute.get_strategy(), is_outside
 
-    def signature_of(self, grads):
+    def gradient_guards(self, grads):
         """None for one with tuples as its parts, which has none: see `as_gradient`."""
         return [(g.dtype, g.shape) if _has_a_shape(g) else None for g in grads]
 
@@ -97,7 +97,7 @@ class TensorFlow(Framework):
         of the variables: gradients and flag are the same on all replicas.
         """
         if in_xla():
-            reference.fused_step(self, rules, targets, grads, found, inv_scale)
+            super().fused_step(rules, targets, grads, found, inv_scale)
             return
         nothing = [None] * len(rules)
         inv_scale = 1.0 if inv_scale is None else inv_scale
@@ -123,7 +123,7 @@ class TensorFlow(Framework):
     def synchronise_masters(self, targets, flag):
         pairs = targets.masters
         if in_xla():
-            reference.synchronise_masters(self, targets, flag)
+            super().synchronise_masters(targets, flag)
         elif pairs:
             tf.cond(flag, lambda: _nothing(self._resynchronise(pairs)), _nothing)
 

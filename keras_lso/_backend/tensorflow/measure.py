@@ -5,11 +5,16 @@ import math
 import tensorflow as tf
 from tensorflow.python.ops import control_flow_util
 
-from keras_lso._backend import reference
 from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.rule import Norms
 from keras_lso._backend.tensorflow.kernels import norm_of
-from keras_lso._backend.tensors import amax_of, in_float32, pack
+from keras_lso._backend.tensors import (
+    amax_of,
+    in_float32,
+    norm_of_all,
+    pack,
+    rule_norms,
+)
 
 
 def measure(
@@ -30,18 +35,18 @@ def measure(
     gradients must be finite itself.
     """
     values = [framework.elements_of(g) for g in grads]
-    gradient_norms = rule_norms = total = None
+    gradient_norms = of_rules = total = None
     if norm:
         # It is finite if all elements are.
         norms = [norm_of(tf.cast(v, tf.float32)) for v in _pack(values)]
-        total = reference.norm_of_all(norms) * inv_scale
+        total = norm_of_all(norms) * inv_scale
         finite = tf.math.is_finite(tf.square(total))
     elif rules and rules[0].norms is not Norms.NONE and in_xla():
         unscaled = [in_float32(v) * inv_scale for v in values]
-        rule_norms = reference.rule_norms(framework, rules, unscaled, targets)
+        of_rules = rule_norms(framework, rules, unscaled, targets)
         proofs = [
             tf.reduce_sum(v) if n is None else n[0]
-            for v, n in zip(unscaled, rule_norms, strict=True)
+            for v, n in zip(unscaled, of_rules, strict=True)
         ]
         finite = _check(values, inv_scale, proofs)
     elif rules and rules[0].norms in (Norms.GRADIENT, Norms.OFTEN_GRADIENT):
@@ -53,7 +58,7 @@ def measure(
     if not are_alike:
         finite = _agree(finite)
         largest = None if largest is None else _max_over_replicas(largest)
-    return Measurement(finite, gradient_norms, rule_norms, largest, total)
+    return Measurement(finite, gradient_norms, of_rules, largest, total)
 
 
 def in_xla():

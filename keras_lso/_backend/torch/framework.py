@@ -32,8 +32,8 @@ class Torch(Framework):
     VALUES_ARE_SHARED = True
     HOW_TO_SCALE = "    optimizer.scale_loss(loss).backward()"
 
-    circumstances = staticmethod(torch_plan.circumstances)
-    signature_of = staticmethod(torch_plan.signature_of)
+    context_guards = staticmethod(torch_plan.context_guards)
+    gradient_guards = staticmethod(torch_plan.gradient_guards)
     plan_step = staticmethod(torch_plan.StepPlan)
     measure = staticmethod(torch_measure.measure)
     unscaled = torch_measure.unscaled

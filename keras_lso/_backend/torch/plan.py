@@ -26,15 +26,15 @@ _KEPT_MEMORY = 2**22
 _dtype, _shape = map(operator.attrgetter, ("dtype", "shape"))
 
 
-def circumstances():
-    """With the modules that FSDP has sharded; see `Framework.circumstances`."""
+def context_guards():
+    """With the modules that FSDP has sharded; see `Framework.context_guards`."""
     if torch.compiler.is_compiling():
         return None
     return set(map(id, FSDP_MODULES))
 
 
-def signature_of(grads):
-    """By getters in C, one after the other; see `Framework.signature_of`.
+def gradient_guards(grads):
+    """By getters in C, one after the other; see `Framework.gradient_guards`.
 
     Without devices: PyTorch refuses tensors of two before anything is written.
     """
@@ -82,7 +82,7 @@ class StepPlan:
     def __init__(self, kinds, targets, grads):
         self.are_sharded = any_sharded([*grads, *targets.variables])
         gradients = shards_of(grads)
-        # `signature_of` says so of plain gradients alone.
+        # `gradient_guards` says so of plain gradients alone.
         self._are_readable = not self.are_sharded and _are_readable(gradients)
         self.packs = Packs(gradients)
         low = shards_of([c for c in targets.copies or () if c is not None])

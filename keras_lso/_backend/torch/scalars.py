@@ -53,7 +53,7 @@ def are_finite(tensors):
 
 
 class TorchScalars(Scalars):
-    """See `Scalars`; what is not here is `keras.ops`'."""
+    """See `Scalars`."""
 
     where = staticmethod(torch.where)
     clip = staticmethod(torch.clamp)
@@ -64,11 +64,14 @@ class TorchScalars(Scalars):
     ones_like = staticmethod(torch.ones_like)
     logical_and = staticmethod(torch.logical_and)
     logical_not = staticmethod(torch.logical_not)
+    logical_or = staticmethod(torch.logical_or)
 
-    def cast(self, tensor, dtype):
+    @staticmethod
+    def cast(tensor, dtype):
         return tensor.to(_named(dtype))
 
-    def copy(self, tensor):
+    @staticmethod
+    def copy(tensor):
         return tensor.clone()
 
     def move_scale(

@@ -14,13 +14,12 @@ _FOREACH = [
     "clamp_min_",
     "copy_",
     "div",
-    "div_",
-    "maximum_",
+    "maximum",
     "mul",
     "mul_",
     "norm",
-    "sign_",
-    "sqrt_",
+    "sign",
+    "sqrt",
     "zero_",
 ]
 
