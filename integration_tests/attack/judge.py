@@ -52,6 +52,7 @@ class State:
         masters: The same as they are: until the end of a window nobody looks.
         weights: List of arrays, of the model's variables.
         slots: List of arrays, the inner optimizer's variables.
+        summed: List of those among them that are sums of a window's gradients.
         bits: List of bytes, of these and of the model's variables.
         versions: List of how often each of the model's tensors was written to.
     """
@@ -60,6 +61,7 @@ class State:
     masters: list
     weights: list
     slots: list
+    summed: list
     bits: list
     versions: list
 
@@ -67,11 +69,13 @@ class State:
     def of(cls, run):
         trained = run.optimizer._masters.trained
         pairs = zip(trained, run.variables, strict=True)
+        slots = run.optimizer.inner_optimizer.variables
         return cls(
             [_in_step(array(t), v) for t, v in pairs],
             [array(t) for t in trained],
             [array(v) for v in run.variables],
-            [array(v) for v in run.optimizer.inner_optimizer.variables],
+            [array(v) for v in slots],
+            [array(v) for v in slots if "gradient_accumulator" in v.path],
             bits(run.trained),
             [getattr(v.value, "_version", 0) for v in run.variables],
         )
@@ -167,11 +171,7 @@ class _OffSchedule(LearningRateSchedule):
 def _within_formulas(run, state, right):
     """Returns by how much roundings within a formula may move each tensor.
 
-    Ftrl adds `(sqrt(new) - sqrt(old)) / rate * weight` to its `linear`, where `old` and
-    `new` are its accumulators. Two that are close have all their digits in common, and
-    rounded roots differ by a multiple of a unit of the root. A state that is off moves
-    both roots alike, so no trial shows that. In a graph TensorFlow makes a root of what
-    eagerly is a power, and rounds every fourth one to another number.
+    No trial shows those whose terms the state moves alike.
 
     Args:
         run: `Attacked`.
@@ -184,19 +184,47 @@ def _within_formulas(run, state, right):
     variables, optimizer = _bare(run, state)
     own = [*variables, *optimizer.variables]
     at = {id(v): i for i, v in enumerate(own)}
+    before, after = (
+        lambda v, values=values: np.abs(values[at[id(v)]], dtype="float64")
+        for values in (state.all, right)
+    )
     found = [0.0] * len(own)
-    for ftrl in _members(optimizer):
-        if not (isinstance(ftrl, keras.optimizers.Ftrl) and ftrl.built):
-            continue
-        rate = float(array(ftrl.learning_rate))
-        slots = zip(ftrl._accumulators, ftrl._linears, strict=True)
-        of = ftrl._trainable_variables
-        for variable, (accumulator, linear) in zip(of, slots, strict=True):
-            root = np.sqrt(right[at[id(accumulator)]], dtype="float64")
-            weight = np.abs(state.all[at[id(variable)]], dtype="float64")
-            unit = UNITS.get(linear.dtype, UNITS["float32"])
-            found[at[id(linear)]] = FIRST * unit * root / rate * weight
+    for member in _members(optimizer):
+        terms = TERMS.get(type(member).__name__, lambda *_: [])
+        for variable, size in terms(member, before, after) if member.built else []:
+            unit = UNITS.get(variable.dtype, UNITS["float32"])
+            found[at[id(variable)]] = FIRST * unit * size
     return found
+
+
+def _ftrl_terms(ftrl, before, after):
+    """Yields variables, and the size of what is rounded within their formulas.
+
+    Ftrl adds `(sqrt(new) - sqrt(old)) / rate * weight` to its `linear`, where `old` and
+    `new` are its accumulators. The roots of two that are close differ by a multiple of
+    a unit of the root. In a graph TensorFlow makes a root of what eagerly is a power,
+    and every fourth one is rounded to another number.
+    """
+    rate = float(array(ftrl.learning_rate))
+    slots = zip(ftrl._accumulators, ftrl._linears, strict=True)
+    of = ftrl._trainable_variables
+    for variable, (accumulator, linear) in zip(of, slots, strict=True):
+        yield linear, np.sqrt(after(accumulator)) / rate * before(variable)
+
+
+def _schedule_free_terms(optimizer, before, after):
+    """Yields the same of ScheduleFreeAdamW.
+
+    It takes `(1 - beta_1) * momentum` off a weight, and adds the new one again: a weight
+    of 5e-4 was a term of 0.1 in between.
+    """
+    share = 1 - optimizer.beta_1
+    of = zip(optimizer._trainable_variables, optimizer._momentums, strict=True)
+    for variable, momentum in of:
+        yield variable, share * np.maximum(before(momentum), after(momentum))
+
+
+TERMS = {"Ftrl": _ftrl_terms, "ScheduleFreeAdamW": _schedule_free_terms}
 
 
 def _members(optimizer):
@@ -247,7 +275,8 @@ def must_apply(run, state, unscaled, scale):
     held = max((np.abs(s).max(initial=0.0) for s in floats), default=0.0)
     largest = max(np.abs(u).max(initial=0.0) for u in present)
     is_small = 8 * largest + held < narrowest / 2
-    is_small = is_small and squares(unscaled) * max(scale, 1) ** 2 < 1e37
+    all_squares = squares([*unscaled, *state.summed])
+    is_small = is_small and all_squares * max(scale, 1) ** 2 < 1e37
     return True if is_small else None
 
 
