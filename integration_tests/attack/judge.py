@@ -215,8 +215,8 @@ def _ftrl_terms(ftrl, before, after):
 def _schedule_free_terms(optimizer, before, after):
     """Yields the same of ScheduleFreeAdamW.
 
-    It takes `(1 - beta_1) * momentum` off a weight, and adds the new one again: a weight
-    of 5e-4 was a term of 0.1 in between.
+    It takes `(1 - beta_1) * momentum` off a weight, and adds the new one again: of a
+    weight of 5e-4 that was 0.1.
     """
     share = 1 - optimizer.beta_1
     of = zip(optimizer._trainable_variables, optimizer._momentums, strict=True)
