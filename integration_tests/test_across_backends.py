@@ -216,6 +216,16 @@ def test_a_file_of_keras_own_class_goes_on(name, folder):
     assert_takes_the_same_course(model, expected, "float32")
 
 
+def test_keras_class_does_not_train_on_from_its_file_of_pytorch(folder):
+    """As README.md says; ours does in the tests above."""
+    expected = Expected(folder, "keras")
+    model = keras.saving.load_model(folder / "keras.keras")
+    assert type(model.optimizer) is keras.optimizers.LossScaleOptimizer
+    if folder.name.startswith("torch"):
+        with pytest.raises(TypeError, match="expected Tensor as element 0"):
+            assert_takes_the_same_course(model, expected, "float32")
+
+
 def test_a_file_of_a_bare_optimizer_goes_on(folder):
     expected = Expected(folder, "bare")
     model = keras_lso.load_model(folder / "bare.keras")

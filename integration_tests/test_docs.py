@@ -321,6 +321,12 @@ def check_policies(names):
 
 def check_saving(names):
     assert int(names["resumed"].optimizer.iterations) == 2
+    copied, original = names["copied"], names["optimizer"]
+    assert copied is not original
+    assert int(copied.iterations) == int(original.iterations) == 1
+    states = zip(copied.variables, original.variables, strict=True)
+    for state, expected in states:
+        np.testing.assert_array_equal(state.numpy(), expected.numpy())
 
 
 def check_scaling(names):

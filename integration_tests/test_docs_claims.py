@@ -136,6 +136,96 @@ def test_model_checkpoint_keeps_weights_from_before_a_nan_and_backup_does_not(cl
     assert not is_finite(model.get_weights())
 
 
+# --- custom-loops.md: weights that a loop moves itself, and the last window ---------
+
+
+def test_a_move_by_gradients_that_overflow_is_nan_although_the_step_is_skipped(clean):
+    """`test_docs.py` runs the step of the page, which leaves finite weights."""
+    model = compiled(optimizer=OURS(keras.optimizers.SGD(0.01), initial_scale=8))
+    weights, optimizer = model.trainable_variables, model.optimizer
+    y = np.ones((8, 1), "float32")
+
+    def loss():
+        return ops.mean(ops.square(ops.subtract(model(X * np.inf), y)))
+
+    optimizer.build(weights)
+    gradients = optimizer.get_gradients(loss, weights)
+    norm = ops.sqrt(sum(ops.sum(g * g) for g in gradients))
+    moves = [g * (0.05 / norm) for g in gradients]
+    for weight, move in zip(weights, moves, strict=True):
+        weight.assign_add(move)
+    gradients = optimizer.get_gradients(loss, weights)
+    for weight, move in zip(weights, moves, strict=True):
+        weight.assign_sub(move)
+    optimizer.apply(gradients, weights)
+    assert not bool(optimizer.last_step_applied)
+    assert all(np.isnan(weight.numpy()).all() for weight in weights)
+
+
+def test_the_last_incomplete_window_waits_for_the_run_that_goes_on(clean):
+    def train(model, batches):
+        x = np.arange(1.0, 9.0, dtype="float32").reshape(8, 1) / 8
+        fit(model, np.repeat(x, 4, axis=1)[batches], batch_size=1, shuffle=False)
+        return model.get_weights()
+
+    def new():
+        keras.utils.set_random_seed(0)
+        inner = keras.optimizers.SGD(0.1, gradient_accumulation_steps=4)
+        return compiled(optimizer=OURS(inner, initial_scale=8))
+
+    whole, of_one_window = train(new(), slice(8)), train(new(), slice(4))
+    model = new()
+    for ended, expected in zip(train(model, slice(6)), of_one_window, strict=True):
+        np.testing.assert_array_equal(ended, expected)
+    assert int(model.optimizer.iterations) == 1
+    model.save("model.keras")
+    resumed = keras.saving.load_model("model.keras")
+    for ended, expected in zip(train(resumed, slice(6, 8)), whole, strict=True):
+        np.testing.assert_array_equal(ended, expected)
+    assert int(resumed.optimizer.iterations) == 2
+
+
+# --- README.md: where Keras's class fails -------------------------------------------
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="the sentence is about JAX")
+def test_a_plain_apply_outside_jit_fails_with_keras_class_and_works_with_ours():
+    def apply(wrapper):
+        variable = keras.Variable([1.0])
+        optimizer = wrapper(keras.optimizers.SGD(1.0), initial_scale=8)
+        optimizer.apply([ops.full((1,), 8.0)], [variable])
+        return variable
+
+    assert apply(OURS).numpy().tolist() == [0.0]
+    with pytest.raises(Exception, match="Encountered an unexpected tracer"):
+        apply(KERAS_OWN)
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="the sentence is about PyTorch")
+def test_fsdp2_with_slots_fails_with_keras_class_and_works_with_ours():
+    torch = importlib.import_module("torch")
+    dist = importlib.import_module("torch.distributed")
+    fsdp = importlib.import_module("torch.distributed.fsdp")
+    mesh = importlib.import_module("torch.distributed.device_mesh")
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        for wrapper in (OURS, KERAS_OWN):
+            module = fsdp.fully_shard(
+                torch.nn.Linear(2, 1), mesh=mesh.init_device_mesh("cpu", (1,))
+            )
+            variables = [keras.Variable(p) for p in module.parameters()]
+            optimizer = wrapper(keras.optimizers.Adam(0.5))
+            optimizer.build(variables)
+            optimizer.scale_loss(module(torch.ones(4, 2)).sum()).backward()
+            works = wrapper is OURS
+            mixed = pytest.raises(RuntimeError, match="mixed torch.Tensor and DTensor")
+            with contextlib.nullcontext() if works else mixed:
+                optimizer.apply([v.value.grad for v in variables], variables)
+            assert int(optimizer.iterations) == works
+    finally:
+        dist.destroy_process_group()
+
+
 # --- migrating-grad-scaler.md: the update, the defaults, the groups -----------------
 
 

@@ -1,6 +1,8 @@
 """What policies.md, saving.md and migrating-keras.md say of files, and what loads."""
 
+import copy
 import doctest
+import pickle
 import warnings
 
 import keras
@@ -48,6 +50,26 @@ def test_a_model_that_was_saved_as_h5_is_compiled_again_for_a_keras_file(clean):
     assert type(loaded(model)) is not keras_lso.LossScaleOptimizer
     model.compile(model.optimizer, loss="mse")
     assert type(loaded(model)) is keras_lso.LossScaleOptimizer
+
+
+# --- saving.md: what a copy of an optimizer holds -----------------------------------
+
+
+@pytest.mark.parametrize(
+    "duplicate", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))]
+)
+@pytest.mark.parametrize("wrap", [lambda inner: inner, keras_lso.LossScaleOptimizer])
+def test_a_copy_of_an_optimizer_holds_its_config_and_of_a_model_all(wrap, duplicate):
+    model = compiled(wrap(keras.optimizers.Adam(0.25)))
+    model.fit(np.ones((8, 4)), np.ones((8, 1)), batch_size=4, verbose=0)
+    with pytest.warns(UserWarning, match="Skipping variable loading"):
+        copied = duplicate(model.optimizer)
+    assert copied.get_config() == model.optimizer.get_config()
+    assert not copied.built and int(copied.iterations) == 0
+    whole = duplicate(model).optimizer
+    assert int(whole.iterations) == 2
+    for ours, theirs in zip(whole.variables, model.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
 
 
 # --- policies.md: a policy of one's own is saved and loaded -------------------------

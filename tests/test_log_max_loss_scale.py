@@ -77,6 +77,15 @@ def test_the_scale_recovers_where_the_original_does(compiled_once):
     assert scales[-1] > 4.0
 
 
+def test_the_first_magnitude_has_no_spread_whatever_the_decays(compiled_once):
+    """In float32 `(1 - beta2) / (1 - beta2**1)` is below 1 for every fifth of them."""
+    steps = [(True, np.float32(2.0**-6))]
+    for beta2 in np.linspace(0.05, 0.9999, 40).tolist():
+        policy = LogMaxLossScale(scale_max=2.0**24, beta2=beta2)
+        _, scale = trajectory(policy, steps, compiled_once)
+        assert scale == pytest.approx(2.0**22, rel=1e-6), beta2
+
+
 @pytest.mark.parametrize("before", [0, 5])
 def test_gradients_that_are_all_zero_leave_the_state_as_it_is(
     before, compiled, snapshot

@@ -526,6 +526,28 @@ def test_a_step_of_no_run_counts_as_the_last_one(kind):
             assert float(schedule(kind(step))) == last, (name, step)
 
 
+@pytest.mark.parametrize(
+    ("offset", "n", "power", "initial", "end"),
+    [
+        # 16.8 million and 122 thousand steps that are left are rounded to even ones.
+        (2**24 - 1, 122_207, 0.5, 0.28, 0.46),
+        # Hundreds that cancel each other, where their difference is 9.
+        (15_604, 5, 2.0, 1.08e-5, 1.17e-5),
+        (15_604, 5, 2.0, 1.17e-5, 1.08e-5),
+        (10_000_000, 7, 1.0, 0.3, 0.3001),
+        (1000, 10, 0.0, 0.3, 0.1),
+    ],
+)
+def test_a_decay_long_before_its_offset_keeps_its_digits(
+    offset, n, power, initial, end, compiled
+):
+    case = polynomial_case(n, power, end, offset, initial)
+    steps = np.array([0, 1, offset // 2])
+    found = compiled(case.schedule, [])(ops.convert_to_tensor(steps.astype("int32")))
+    expected = case.formula(steps)
+    np.testing.assert_allclose(ops.convert_to_numpy(found), expected, rtol=1e-6)
+
+
 def test_a_float_tensor_holds_fewer_steps():
     # Of the integers around 2**24 float32 has these.
     for name in LONG:

@@ -152,11 +152,15 @@ class Attacked(runs.Run):
         yield in_dtypes([v.dtype for v in self.optimizer._masters.trained])
 
     def _judge_error(self, error, state, choices):
-        """Ends the case if Keras refuses such gradients as well."""
-        refused = []
+        """Ends the case if Keras refuses such gradients as well.
+
+        Compiled: then the first step of a window has the error of its last, which
+        clips sums of several dtypes, say.
+        """
+        refused, execution = [], self.case.execution
         for choice in choices:
             try:
-                judge.bare_step(self, state, choice)
+                judge.bare_step(self, state, choice, execution=execution)
             except Exception as reason:
                 refused.append(type(reason))
         is_changed = bits(self.trained) != state.bits
@@ -185,7 +189,7 @@ class Attacked(runs.Run):
                 raise Fault("A skipped step changed something")
             self.tally["tensors untouched by a skip"] += len(state.bits)
             return False
-        if judge.squares(unscaled) < 1e37:
+        if judge.squares([*unscaled, *state.summed]) < 1e37:
             self.tally.update(judge.compare(self, state, choices))
         if (
             properties.BACKEND == "torch"

@@ -33,7 +33,8 @@ def minimize(self, loss, var_list, grad_loss=None, name=None, tape=None):
             differentiate a tensor.
         var_list: List or tuple of the variables to update, or callable that
             returns it. Use a callable if the first call of `loss` creates
-            variables. (JAX then repeats that call.)
+            variables. (JAX then repeats that call.) One variable counts as a
+            list of it, as in tf.keras 2.
         grad_loss: Tensor of the loss's shape, by which its elements are
             weighted. Defaults to `None`: by 1.
         name: String. Defaults to `None`. Keras 3 does not name operations.

@@ -232,6 +232,7 @@ class Plan:
         is_overwritten: List of bools, whether a variable takes its gradient as its
             value; None if none does.
         is_steppable: Bool. Whether `Framework.steppable` returns the same gradients.
+        has_float16: Bool. Whether a float16 variable is trained without a master.
         fused: The inner optimizer's step as one pass; None if it makes its own.
         dtypes: List of the narrower dtype to which that step casts each gradient that
             is present, or None; None if it casts none.
@@ -250,6 +251,7 @@ class Plan:
         self.is_steppable = all(map(operator.is_, present, steppable))
         present = steppable
         self._context = backend.context_guards()
+        self.has_float16 = any(v.dtype == "float16" for v in self.trained)
         trained = list(compress(self.trained, self.has_gradient))
         self._choice = Choice(
             optimizer.inner_optimizer,
@@ -410,7 +412,9 @@ class Step:
         # A fused step notices it when it decides again.
         check_not_narrowed(variables)
         # Before anything changes: a schedule may raise an error.
-        rates_finite = backend.are_finite(rates_of(have_rates(self._optimizers)))
+        rates_finite = backend.are_finite(
+            rates_of(have_rates(self._optimizers), plan.has_float16)
+        )
         if rates_finite is not None:
             finite = backend.scalars.logical_and(finite, rates_finite)
 

@@ -16,6 +16,7 @@ from keras_lso._keras_internals.optimizers import (
     iteration_variable,
     optimizers_in,
     source_of_rate,
+    variables_of,
 )
 from keras_lso._keras_internals.variables import read
 
@@ -40,21 +41,36 @@ def rate_of(optimizer):
     return backend.without_host(rate, near=steps)
 
 
-def rates_of(optimizers):
+def _rate_in_step(optimizer):
+    """Returns the rate as a step multiplies by it.
+
+    Keras's optimizers cast it to the dtype of each weight: of a float16 one without a
+    master a rate above 65,504 makes inf. Those of this package multiply in float32.
+    """
+    rate = rate_of(optimizer)
+    casts = getattr(optimizer, "_casts_gradients", True)
+    if not casts or all(v.dtype != "float16" for v in variables_of(optimizer)):
+        return rate
+    return ops.cast(rate, "float16")
+
+
+def rates_of(optimizers, have_float16):
     """Returns the learning rates that the next step may multiply by, a list of tensors.
 
     Args:
         optimizers: List of optimizers that step at a rate of their own.
+        have_float16: Bool. Whether one of them may train a float16 variable.
     """
+    rate_in_step = _rate_in_step if have_float16 else rate_of
     found = []
     for optimizer in optimizers:
         window = optimizer.gradient_accumulation_steps
         if not window:
-            found.append(rate_of(optimizer))
+            found.append(rate_in_step(optimizer))
             continue
         may_end = (read(iteration_variable(optimizer)) + 1) % window == 0
         if backend.known(may_end) is not False:
-            rate = backend.scalar(rate_of(optimizer), "float32")
+            rate = backend.scalar(rate_in_step(optimizer), "float32")
             zero = backend.scalars.zeros_like(rate)
             found.append(backend.scalars.where(may_end, rate, zero))
     return found
@@ -155,10 +171,12 @@ def why_skipped(optimizer, hyperparameters=None):
         return f"`{name}` of the inner optimizer is {value}. {_ADVICE}"
     for stepper in have_rates(optimizers):
         rate = float(ops.convert_to_numpy(rate_of(stepper)))
-        if not math.isfinite(rate):
+        if not math.isfinite(float(ops.convert_to_numpy(_rate_in_step(stepper)))):
             step = int(ops.convert_to_numpy(iteration_variable(stepper)))
             source = source_of_rate(stepper)
             computed = f", as `{source}` computes it" if source else ""
+            if math.isfinite(rate):
+                computed += ", and inf in float16, to which a float16 weight casts it"
             return f"The learning rate is {rate} at step {step}{computed}. {_ADVICE}"
     return None
 

@@ -209,8 +209,10 @@ def _share(beta, count):
     """
     # In float32 `1 - beta**count` would keep three digits at the first steps.
     corrected = -ops.expm1(ops.cast(count, "float32") * math.log(beta))
-    # Not above 1 by rounding: variances would be negative.
-    return ops.minimum((1 - beta) / corrected, float32(1))
+    # Not above 1 by rounding: variances would be negative. Of the first value exactly
+    # 1: it has no spread, and 6e-8 less would give one of 0.004 to a first 2**-16.
+    share = ops.minimum((1 - beta) / corrected, float32(1))
+    return ops.where(count == 1, float32(1), share)
 
 
 def _moved(average, x, share):

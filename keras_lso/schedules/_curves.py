@@ -17,15 +17,24 @@ def float32(value):
     return ops.convert_to_tensor(value, dtype="float32")
 
 
-def shares(left, done):
+def shares(left, done, before=None):
     """Returns which part of some steps is left, and which is done.
 
     Both are divided by their sum, since a compiler may replace the division by a
     constant with a multiplication by its rounded inverse: 49 / 49 would be below 1,
     3 / 3 above it, and 1 - 3 / 3 negative. On an NVIDIA GPU XLA's quotient of two equal
     numbers may be off by one rounding; that of zero is zero.
+
+    Args:
+        left: Float32 tensor, the number of steps that are left.
+        done: Float32 tensor, the number of those that are done.
+        before: Int, their sum, for steps before the first. 20 million that are left and
+            minus 20 million that are done are rounded, so that they add up to another
+            number. Defaults to `None`: there are no such steps.
     """
     total = left + done
+    if before is not None:
+        total = ops.where(done < 0, float32(float(before)), total)
     return left / total, done / total
 
 

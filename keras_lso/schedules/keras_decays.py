@@ -153,15 +153,19 @@ class PolynomialDecayWithOffset(_WithOffset, schedules.PolynomialDecay):
 
     def decayed(self, step):
         count = left_and_done_of_cycles if self.cycle else left_and_done
-        left, done = shares(*count(step, self.decay_steps))
+        left, done = count(step, self.decay_steps)
+        left, done = shares(left, done, self.decay_steps)
         initial, end = self.initial_learning_rate, self.end_learning_rate
         if self.power == 1:
-            return left * initial + done * end
-        power = ops.power(left, float32(self.power))
-        # Where the rate falls the difference is accurate enough.
-        rises = end > initial and self.power > 0
-        rest = one_minus_power(left, done, self.power) if rises else 1 - power
-        return power * initial + rest * end
+            power, rest = left, done
+        else:
+            power = ops.power(left, float32(self.power))
+            # Where the rate falls the difference is accurate enough.
+            rises = end > initial and self.power > 0
+            rest = one_minus_power(left, done, self.power) if rises else 1 - power
+        # Before the offset the terms of the sum would cancel each other.
+        before = end + power * (initial - end)
+        return ops.where(left > 1, before, power * initial + rest * end)
 
 
 @declared("ExponentialDecayWithOffset")
@@ -265,5 +269,6 @@ class CosineDecayWithOffset(_WithOffset, schedules.CosineDecay):
         return warmed_up(step, self.warmup_steps, initial, target, rate)
 
     def _cosine(self, step, top):
-        left, done = shares(*left_and_done(step, self.decay_steps))
+        left, done = left_and_done(step, self.decay_steps)
+        left, done = shares(left, done, self.decay_steps)
         return top * (half_cosine(left) + self.alpha * half_cosine(done))

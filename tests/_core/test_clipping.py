@@ -162,6 +162,20 @@ def test_a_norm_that_overflows_once_unscaled_skips_the_step(name):
         np.testing.assert_array_equal(ops.convert_to_numpy(variable), 1.0)
 
 
+@pytest.mark.parametrize("name", ["momentum", *IN_THEIR_OWN_STEP])
+def test_a_dynamic_scale_falls_until_the_norm_of_scaled_gradients_fits(name):
+    """As docs/policies.md says, whose bounds these norms are below and above."""
+    for norm, skips in ((5e14, 0), (7e14, 1)):
+        optimizer, ours, inner, theirs = pair((MAKE | IN_THEIR_OWN_STEP)[name])
+        optimizer.loss_scale_policy.assign_scale(2.0**15)
+        while not int(optimizer.iterations):
+            scale = float(optimizer.loss_scale)
+            optimizer.apply(tensors(gradients(norm), scale), ours)
+        assert int(optimizer.skipped_steps) == skips
+        inner.apply(tensors(gradients(norm)), theirs)
+        assert_close(ours, theirs)
+
+
 def test_of_three_limits_that_are_set_later_keras_takes_its_first(way):
     optimizer, ours, inner, theirs = pair(lambda: K.SGD(0.1))
     for clipping in (optimizer.inner_optimizer, inner):

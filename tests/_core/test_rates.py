@@ -104,6 +104,60 @@ def test_training_goes_on_at_the_next_finite_rate(make, rate, way):
     assert float(run.optimizer.loss_scale) == 4 * SCALE
 
 
+@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize("make", [K.SGD, K.Adam, K.Adagrad])
+@pytest.mark.filterwarnings("ignore:The learning rate")
+def test_a_rate_that_is_inf_in_float16_skips_steps_of_float16_weights(
+    make, window, compiled_once, snapshot
+):
+    """Keras casts it to the dtype of each weight, and makes inf and NaN of them."""
+    w = keras.Variable(np.float32([1.0, 2.0]), dtype="float16")
+    inner = make(1e5, gradient_accumulation_steps=window)
+    optimizer = keras_lso.LossScaleOptimizer(
+        inner, initial_scale=SCALE, master_weights=False
+    )
+    optimizer.build([w])
+
+    def apply(grad):
+        optimizer.apply([grad], [w], scaled=False)
+
+    step = compiled_once(apply, [w, *optimizer.variables])
+    grad = ops.convert_to_tensor(np.float16([1e-3, 0.0]))
+    before = snapshot([w])
+    for _ in range(3):
+        step(grad)
+    assert snapshot([w]) == before
+    # The first micro-batch of a window multiplies by no rate.
+    assert int(optimizer.skipped_steps) == (2 if window else 3)
+    assert float(optimizer.loss_scale) == SCALE
+    optimizer.learning_rate = 0.5
+    step(grad)
+    assert snapshot([w]) != before
+    assert np.isfinite(ops.convert_to_numpy(w).astype("float32")).all()
+
+
+def test_the_warning_says_that_a_rate_is_inf_in_float16():
+    w = keras.Variable(np.float32([1.0, 2.0]), dtype="float16")
+    optimizer = keras_lso.LossScaleOptimizer(K.SGD(1e5), master_weights=False)
+    with pytest.warns(UserWarning, match="100000.0 at step 0, and inf in float16"):
+        optimizer.apply([ops.ones(2, "float16")], [w], scaled=False)
+    assert ops.convert_to_numpy(w).tolist() == [1.0, 2.0]
+
+
+@pytest.mark.parametrize(
+    "make, options",
+    [(K.SGD, {}), (keras_lso.LARS, {"master_weights": False})],
+    ids=["a master", "LARS"],
+)
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_a_rate_that_is_multiplied_in_float32_may_be_larger(make, options):
+    w = keras.Variable(np.float32([1.0, 2.0]), dtype="float16")
+    optimizer = keras_lso.LossScaleOptimizer(make(1e5), **options)
+    optimizer.apply([np.float32([1e-5, 0.0])], [w], scaled=False)
+    moved = ops.convert_to_numpy(w)
+    assert moved[0] != 1.0 and np.isfinite(moved).all()
+
+
 @pytest.mark.filterwarnings("ignore:The learning rate")
 def test_gradients_that_overflow_too_lower_the_scale(way):
     run = Run(K.Adam(np.nan))

@@ -338,3 +338,33 @@ def test_a_scale_of_the_inner_optimizer_s_own_is_refused_later_too(has_stepped, 
     optimizer.inner_optimizer.loss_scale_factor = None
     optimizer.apply([tensor(SCALE, 0.0)], [w])
     assert values(w) == [3.0, 4.0]
+
+
+# --- A scale that is assigned by hand ---------------------------------------
+
+
+@pytest.mark.parametrize("scale", [2.0**126, 2.0**127, np.inf, np.nan])
+def test_a_scale_assigned_by_hand_is_back_between_its_bounds_after_a_step(
+    scale, w, compiled
+):
+    """As docs/policies.md says: beyond 2**126 its inverse is no normal float32."""
+    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(1.0))
+    optimizer.build([w])
+    before = ops.convert_to_numpy(w) + 0
+    step = compiled(
+        lambda g: optimizer.apply([g], [w], scaled=True), [w, *optimizer.variables]
+    )
+    optimizer.dynamic_scale.assign(scale)
+    largest = min(scale, 2.0**126) if scale == scale else 1.0
+    step(ops.full(w.shape, np.float32(largest)))
+    moved = before - ops.convert_to_numpy(w)
+    if np.isnan(scale):
+        assert np.isnan(float(optimizer.loss_scale))
+        assert int(optimizer.skipped_steps) == 1
+    else:
+        assert float(optimizer.loss_scale) == 2.0**24
+        assert int(optimizer.iterations) == 1
+    right = largest / scale
+    # PyTorch's CPU keeps subnormal numbers.
+    allowed = [right] if right == 1.0 else [0.0, right]
+    assert set(moved.ravel().tolist()) <= set(allowed)

@@ -12,6 +12,20 @@ _APPLIED = "tests/_core/test_applied_gradients.py"
 
 FAULTS = [
     Fault(
+        name="a rate that is inf in float16 makes inf of float16 weights",
+        file=_IN_RATES,
+        old='    return ops.cast(rate, "float16")\n',
+        new="    return rate\n",
+        tests=f"{_RATES}::test_a_rate_that_is_inf_in_float16_skips_steps_of_float16_weights",
+    ),
+    Fault(
+        name="a rate of LARS, which multiplies in float32, counts in float16",
+        file=_IN_RATES,
+        old='    casts = getattr(optimizer, "_casts_gradients", True)\n',
+        new="    casts = True\n",
+        tests=f"{_RATES}::test_a_rate_that_is_multiplied_in_float32_may_be_larger",
+    ),
+    Fault(
         name="a step at a rate of NaN is taken by a fused step",
         file=_FUSED,
         old="            self.update(rules, grads, _restricted(found, rates_finite), inv",
@@ -65,8 +79,8 @@ FAULTS = [
     Fault(
         name="a stalled run is blamed on the gradients",
         file=_IN_RATES,
-        old="        if not math.isfinite(rate):\n",
-        new="        if rate != rate:\n",
+        old="if not math.isfinite(float(ops.convert_to_numpy(_rate_in_step(stepper)))):",
+        new="if rate != rate:",
         tests=f"{_RATES}::test_a_stalled_run_names_the_rate",
     ),
     Fault(

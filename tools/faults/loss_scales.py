@@ -125,6 +125,13 @@ FAULTS = [
         tests="tests/test_log_max_loss_scale.py::test_the_scale_is_what_the_formula_says",
     ),
     Fault(
+        name="the first magnitude has a spread, by rounding",
+        file="keras_lso/loss_scales/log_max.py",
+        old="    return ops.where(count == 1, float32(1), share)\n",
+        new="    return share\n",
+        tests="tests/test_log_max_loss_scale.py::test_the_first_magnitude_has_no_spread_whatever_the_decays",
+    ),
+    Fault(
         name="an overflow with a largest magnitude of 0 is not observed",
         file="keras_lso/loss_scales/log_max.py",
         old="observed = ops.logical_or(ops.logical_not(finite), amax > 0)",

@@ -62,6 +62,20 @@ FAULTS = [
         backend="jax",
     ),
     Fault(
+        name="terms cancel each other long before the offset",
+        file="keras_lso/schedules/keras_decays.py",
+        old="ops.where(left > 1, before, power * initial + rest * end)",
+        new="power * initial + rest * end",
+        tests="tests/test_schedule_phases.py::test_a_decay_long_before_its_offset_keeps_its_digits",
+    ),
+    Fault(
+        name="the sum of rounded steps is taken for their number",
+        file="keras_lso/schedules/_curves.py",
+        old="total = ops.where(done < 0, float32(float(before)), total)",
+        new="total = left + done",
+        tests="tests/test_schedule_phases.py::test_a_decay_long_before_its_offset_keeps_its_digits",
+    ),
+    Fault(
         name="cycles are counted in floats",
         file="keras_lso/schedules/_steps.py",
         old="left = end - 1 - (last - 1) % end + (last - steps.whole)",

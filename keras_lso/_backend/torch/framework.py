@@ -19,8 +19,6 @@ from keras_lso._backend.torch import sparse as torch_sparse
 from keras_lso._backend.torch import steps as torch_steps
 from keras_lso._backend.torch import undo as torch_undo
 
-_PLAIN = (torch.Tensor, torch.nn.Parameter)
-
 
 class Torch(Framework):
     scalars = torch_scalars.TorchScalars()
@@ -80,7 +78,11 @@ class Torch(Framework):
 
     def memory_of(self, value):
         """With those of `grad.detach()`, `grad.data` and `grad.view(-1)`."""
-        if type(value) in _PLAIN and value.layout == torch.strided and value.numel():
+        if (
+            type(value) in torch_measure.PLAIN
+            and value.layout == torch.strided
+            and value.numel()
+        ):
             return value.data_ptr(), value.numel()
         return id(value)
 

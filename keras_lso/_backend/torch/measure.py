@@ -21,6 +21,8 @@ from keras_lso._backend.torch.sparse import any_sparse, elements_of
 _OF_GRADIENTS = (Norms.GRADIENT, Norms.OFTEN_GRADIENT)
 # Elements. The cost of an operation on a smaller tensor is that of its call.
 SMALL = 2**14
+# Other classes may hold shards, rows or a mask.
+PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 _dtype_of = operator.attrgetter("dtype")
 
@@ -105,7 +107,7 @@ class Packs:
         small = [i for i, t in enumerate(tensors) if t.numel() <= SMALL]
         dtypes = {tensors[i].dtype for i in small}
         # A subclass may be sharded, and then cannot be concatenated with others.
-        is_plain = set(map(type, tensors)) <= {torch.Tensor, torch.nn.Parameter}
+        is_plain = set(map(type, tensors)) <= PLAIN
         self.wide_dtype = wide_dtype(tensors)
         self._small = small if is_plain and len(dtypes) == 1 else []
         self._are_all = len(self._small) == len(tensors)
@@ -279,7 +281,7 @@ def _norms_of_whole(tensors, shards):
 
 def unscaled(framework, grads, inv_scale):
     """See `Framework.unscaled`; by one call where all are plain tensors."""
-    are_plain = set(map(type, grads)) <= {torch.Tensor, torch.nn.Parameter}
+    are_plain = set(map(type, grads)) <= PLAIN
     if not are_plain or any_sparse(grads):
         return Framework.unscaled(framework, grads, inv_scale)
     # A scalar tensor does not widen the product.

@@ -22,7 +22,7 @@ from keras_lso._backend.torch.kernels import (
 )
 from keras_lso._backend.torch.lists import Tensors
 from keras_lso._backend.torch.masters import resynchronise, round_into_variables
-from keras_lso._backend.torch.measure import is_on_host, norms_of, norms_of_rules
+from keras_lso._backend.torch.measure import PLAIN, is_on_host, norms_of, norms_of_rules
 from keras_lso._backend.torch.plan import StepPlan
 from keras_lso._backend.torch.scalars import TorchScalars
 from keras_lso._backend.torch.shards import shards_of
@@ -37,7 +37,7 @@ def fused_step_takes(rule, variables, gradients, slots=()):
     """
     return (
         not torch.compiler.is_compiling()
-        and set(map(type, shards_of((*variables, *gradients)))) <= _PLAIN
+        and set(map(type, shards_of((*variables, *gradients)))) <= PLAIN
         and variables[0].device.type in torch_kernels.DEVICES
         and len({t.device for t in (*variables, *gradients)}) == 1
         and {w.dtype for w in variables} == {torch.float32}
@@ -49,7 +49,6 @@ def fused_step_takes(rule, variables, gradients, slots=()):
 
 
 _SCALARS = TorchScalars()
-_PLAIN = {torch.Tensor, torch.nn.Parameter}
 _GRADIENT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 
 
