@@ -163,8 +163,8 @@ ARGUMENTS = {
 }
 SCHEDULES = {
     name: cls
-    for name, cls in vars(schedules).items()
-    if inspect.isclass(cls)
+    for name in schedules.__all__
+    if inspect.isclass(cls := getattr(schedules, name))
     and issubclass(cls, keras.optimizers.schedules.LearningRateSchedule)
 }
 

@@ -1,6 +1,6 @@
 """What an optimizer takes as its learning rate, and how one reads it.
 
-The rates themselves are in `test_schedules.py` and `test_schedule_phases.py`.
+The rates themselves are in `tests/schedules/`.
 """
 
 import functools

@@ -1,28 +1,22 @@
-"""Imports from Python what the sources do not show: what decorators and tables make.
+"""Imports from Python what the sources do not show: what a table makes, for example.
 
-A decorator gives a schedule its constructor, and completes its docstring with shared
-arguments, defaults, `Returns` and `Raises`. OpenSeq2Seq's learning-rate policies are
-the rows of a table. Optimizers take some methods from other modules. Everything else is
-read from the sources. `keras_style.py` runs afterwards, on the result.
+OpenSeq2Seq's learning-rate policies, as functions, are the rows of a table. Optimizers
+take some methods from other modules. Everything else is read from the sources.
+`keras_style.py` runs afterwards, on the result.
 """
 
 import inspect
 
 import griffe
 
-DECORATOR = "keras_lso.schedules._declared.declared"
 TABLE = "keras_lso.compat.open_seq2seq.lr_policies"
 
 
 class MadeByPython(griffe.Extension):
-    """Completes the schedules, and adds the functions of the table."""
+    """Adds the functions of the table, and methods of other modules."""
 
     def on_object(self, *, obj, **kwargs):
-        if obj.is_class and any(d.callable_path == DECORATOR for d in obj.decorators):
-            made = griffe.dynamic_import(obj.path)
-            obj.docstring.value = inspect.getdoc(made)
-            obj.set_member("__init__", as_function("__init__", made.__init__, obj))
-        elif obj.is_class:
+        if obj.is_class:
             taken = [name for name, m in obj.members.items() if is_taken_over(m)]
             made = griffe.dynamic_import(obj.path) if taken else None
             for name in taken:

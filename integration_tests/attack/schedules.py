@@ -1,7 +1,7 @@
 """Schedules with random arguments at random steps, each compared with float64.
 
 The formulas, and the cases that are exact at the ends of phases, are those of
-`tests/test_schedule_phases.py`, which tries them for some lengths and one step a time.
+`tests/schedules/test_phases.py`, which tries them for some lengths and one step a time.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from integration_tests.attack.judge import Fault
 from integration_tests.attack.optimizers import between, one_of, power_of_ten
 from integration_tests.properties.cases import BACKEND, COMPILED
 from keras_lso import schedules
-from tests import test_schedule_phases as phases
+from tests.schedules import test_phases as phases
 
 LAST = 2**31 - 2
 # What a float32 step may be: those of 2**24 and above are even.

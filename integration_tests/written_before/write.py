@@ -88,7 +88,7 @@ OPTIMIZERS = {
     ),
 }
 SCHEDULES = {
-    "CosineDecay": lambda: schedules.CosineDecay(0.5, 100, 1.5, 10, 0.25, 5),
+    "CosineDecay": lambda: schedules.CosineDecayPolicy(0.5, 100, 1.5, 10, 0.25, 5),
     "CosineDecayWithOffset": lambda: schedules.CosineDecayWithOffset(
         7, initial_learning_rate=0.5, decay_steps=100, alpha=0.25
     ),
@@ -128,7 +128,9 @@ SCHEDULES = {
         0.5, 100, -0.5, 0.25, offset=7
     ),
     "PowerDecayWithOffset": lambda: schedules.PowerDecayWithOffset(0.5, -0.5, 7, 0.75),
-    "Sequential": lambda: schedules.Sequential([0.5, schedules.FixedLR(0.25)], [10]),
+    "Sequential": lambda: schedules.JoinedSchedules(
+        [0.5, schedules.FixedLR(0.25)], [10]
+    ),
     "StepCosineDecayWithOffset": lambda: schedules.StepCosineDecayWithOffset(
         [10, 20], [0.5, 0.25], offset=7
     ),

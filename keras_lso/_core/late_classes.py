@@ -19,6 +19,19 @@ MODULES = {
         "compat.v1.mixed_precision.loss_scale_optimizer"
     ),
     "mixed_precision.experimental.LossScaleOptimizer": "mixed_precision.experimental",
+    "CosineDecayWithOffset": "compat.model_garden.schedules",
+    "DirectPowerDecay": "compat.model_garden.schedules",
+    "ExponentialDecayWithOffset": "compat.model_garden.schedules",
+    "PiecewiseConstantDecayWithOffset": "compat.model_garden.schedules",
+    "PowerAndLinearDecay": "compat.model_garden.schedules",
+    "PowerDecayWithOffset": "compat.model_garden.schedules",
+    "StepCosineDecayWithOffset": "compat.model_garden.schedules",
+    "CosineDecay": "compat.open_seq2seq.schedules",
+    "ExpDecay": "compat.open_seq2seq.schedules",
+    "InvPolyDecay": "compat.open_seq2seq.schedules",
+    "PiecewiseConstant": "compat.open_seq2seq.schedules",
+    "PolyDecay": "compat.open_seq2seq.schedules",
+    "TransformerPolicy": "compat.open_seq2seq.schedules",
 }
 
 

@@ -7,27 +7,13 @@ TensorFlow Model Garden have the arithmetic of its
 learning-rate policies are classes here.
 """
 
-from keras_lso.schedules._renamed import renamed
-from keras_lso.schedules.keras_decays import (
-    CosineDecayWithOffset,
-    ExponentialDecayWithOffset,
-    PiecewiseConstantDecayWithOffset,
-    PolynomialDecayWithOffset,
-)
+import importlib
+from typing import TYPE_CHECKING
+
+from keras_lso.schedules.constant import FixedLR
+from keras_lso.schedules.joined import JoinedSchedules
 from keras_lso.schedules.lookup import deserialize, get, serialize
-from keras_lso.schedules.other_decays import (
-    DirectPowerDecay,
-    PowerAndLinearDecay,
-    PowerDecayWithOffset,
-    StepCosineDecayWithOffset,
-)
-from keras_lso.schedules.policies import FixedLR, PiecewiseConstant, TransformerPolicy
-from keras_lso.schedules.policies_decay import (
-    CosineDecayPolicy,
-    ExpDecay,
-    InvPolyDecay,
-    PolyDecay,
-)
+from keras_lso.schedules.polynomial import PolynomialDecayWithOffset
 from keras_lso.schedules.recipes import (
     LAMBRecipe,
     Recipe,
@@ -35,8 +21,27 @@ from keras_lso.schedules.recipes import (
     mlperf_bert,
     mlperf_resnet,
 )
-from keras_lso.schedules.sequential import JoinedSchedules
-from keras_lso.schedules.warmup import LinearWarmup, PolynomialWarmUp, PolynomialWarmup
+from keras_lso.schedules.warmup import LinearWarmup, PolynomialWarmup
+
+if TYPE_CHECKING:
+    from keras_lso.compat.model_garden.schedules import (
+        CosineDecayWithOffset,
+        DirectPowerDecay,
+        ExponentialDecayWithOffset,
+        PiecewiseConstantDecayWithOffset,
+        PolynomialWarmUp,
+        PowerAndLinearDecay,
+        PowerDecayWithOffset,
+        StepCosineDecayWithOffset,
+    )
+    from keras_lso.compat.open_seq2seq.schedules import (
+        CosineDecayPolicy,
+        ExpDecay,
+        InvPolyDecay,
+        PiecewiseConstant,
+        PolyDecay,
+        TransformerPolicy,
+    )
 
 __all__ = [
     "CosineDecayPolicy",
@@ -68,6 +73,36 @@ __all__ = [
     "serialize",
 ]
 
-__getattr__ = renamed(
-    __name__, CosineDecay="CosineDecayPolicy", Sequential="JoinedSchedules"
+# What only users of other libraries need is imported when it is used.
+_MODEL_GARDEN = (
+    "CosineDecayWithOffset",
+    "DirectPowerDecay",
+    "ExponentialDecayWithOffset",
+    "PiecewiseConstantDecayWithOffset",
+    "PolynomialWarmUp",
+    "PowerAndLinearDecay",
+    "PowerDecayWithOffset",
+    "StepCosineDecayWithOffset",
 )
+_OPEN_SEQ2SEQ = (
+    "CosineDecayPolicy",
+    "ExpDecay",
+    "InvPolyDecay",
+    "PiecewiseConstant",
+    "PolyDecay",
+    "TransformerPolicy",
+)
+
+
+def __getattr__(name):
+    if name in _MODEL_GARDEN:
+        module = importlib.import_module("keras_lso.compat.model_garden.schedules")
+    elif name in _OPEN_SEQ2SEQ:
+        module = importlib.import_module("keras_lso.compat.open_seq2seq.schedules")
+    else:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(module, name)
+
+
+def __dir__():
+    return [*globals(), *_MODEL_GARDEN, *_OPEN_SEQ2SEQ]

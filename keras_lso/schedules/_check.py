@@ -8,7 +8,6 @@ for schedules alone.
 import itertools
 from functools import partial
 
-import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._core import checks
@@ -22,36 +21,26 @@ positive_int = checks.check_positive_int
 rate = checks.check_rate
 real = checks.check_real
 share = checks.check_share
-some_steps = partial(integer, at_least=1, at_most=checks.LARGEST_STEP)
 step = partial(integer, at_least=0, at_most=checks.LARGEST_STEP)
 
 
-def positive_power(argument, value):
-    """Returns `value` as a positive float that is finite in float32."""
-    return positive(argument, real(argument, value))
+def optional(check, argument, value):
+    """Returns the checked value, or None for None."""
+    return None if value is None else check(argument, value)
 
 
-def optional(check):
-    """Returns a check that lets None through."""
-    return lambda argument, value: None if value is None else check(argument, value)
+def list_of(check, argument, values, at_least=0):
+    """Returns a list of so many items as a list of checked items."""
+    values = any_list(argument, values, at_least)
+    return [check(f"{argument}[{i}]", value) for i, value in enumerate(values)]
 
 
-def list_of(check, at_least=0):
-    """Returns a check of a list: of its length, then of each item."""
-
-    def check_items(argument, values):
-        values = any_list(argument, values, at_least)
-        return [check(f"{argument}[{i}]", value) for i, value in enumerate(values)]
-
-    return check_items
-
-
-def name(argument, value):
-    """Returns a string as it is."""
+def name(value, cls):
+    """Returns the name of a schedule of a class, by default that of the class."""
+    # The Model Garden's configs may hold None.
+    value = cls.__name__ if value is None else value
     if not isinstance(value, str):
-        raise TypeError(
-            f"Argument `{argument}` must be a string. Received: {argument}={value!r}"
-        )
+        raise TypeError(f"Argument `name` must be a string. Received: name={value!r}")
     return value
 
 
@@ -73,23 +62,9 @@ def schedule_or_rate(argument, value):
     )
 
 
-def float_dtype(argument, value):
-    """Returns the name of a dtype of floats, NumPy's and the frameworks' included."""
-    try:
-        dtype = None if value is None else keras.backend.standardize_dtype(value)
-    except (TypeError, ValueError):
-        dtype = None
-    if dtype is None or not keras.backend.is_float_dtype(dtype):
-        raise ValueError(
-            f"Argument `{argument}` must be a dtype of floats such as 'float32'. "
-            f"Received: {argument}={value!r}"
-        )
-    return dtype
-
-
 def boundaries(values, count, reason):
     """Returns boundaries as a list of `count` strictly increasing steps."""
-    steps = list_of(step)("boundaries", values)
+    steps = list_of(step, "boundaries", values)
     if len(steps) != count:
         requirement = f"have {checks.entries(count)}, {reason}"
         raise checks.refusal("boundaries", steps, requirement)

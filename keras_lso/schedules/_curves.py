@@ -75,3 +75,18 @@ def power_of_step(steps, power, total=1):
     """Returns `(steps / total) ** power`; steps before the first count as step 1."""
     count = ops.maximum(in_float32(steps), float32(1))
     return ops.power(count / total if total > 1 else count, float32(power))
+
+
+def stairs(steps, boundaries, values):
+    """Returns the value of the interval; a boundary belongs to the one before it.
+
+    Args:
+        steps: Int32 tensor.
+        boundaries: List of ints.
+        values: List of floats, one more.
+    """
+    first, *later = values
+    rate = float32(first)
+    for boundary, value in zip(boundaries, later, strict=True):
+        rate = ops.where(steps > boundary, float32(value), rate)
+    return rate

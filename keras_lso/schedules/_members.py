@@ -1,7 +1,6 @@
-"""Schedules in schedules: the rate of a member, and reading one from a config.
+"""Schedules in schedules: the rate of a member, and a member in a config.
 
-A member is a schedule, or a number, the constant rate. Every schedule that holds
-members needs both functions.
+A member is a schedule, or a number, the constant rate.
 """
 
 import keras
@@ -15,6 +14,11 @@ def rate_at(member, step):
     """Returns the rate of a member in float32."""
     rate = member(step) if isinstance(member, LearningRateSchedule) else member
     return float32(rate)
+
+
+def serialize_member(member):
+    """Returns what a config holds of a member."""
+    return keras.saving.serialize_keras_object(member)
 
 
 def deserialize_member(argument, config):

@@ -80,11 +80,6 @@ def since(steps, start):
     return steps._replace(whole=whole - start)
 
 
-def whole(step):
-    """Returns a step as an int32 tensor of zero or more, rounded down."""
-    return ops.maximum(elapsed(step).whole, 0)
-
-
 def is_before(steps, end):
     """Returns whether there are fewer steps than `end`, an int."""
     return steps.whole < min(end, LARGEST_STEP)
@@ -137,15 +132,6 @@ def left_and_done_of_cycles(steps, length):
     return _both_in_float32(left, length - end, steps)
 
 
-def left_and_done_between(steps, start, end):
-    """Returns `end - steps` and `steps - start` in float32, both without limits.
-
-    `start` and `end` are ints, or int32 tensors.
-    """
-    left, _ = _both_in_float32(end - steps.whole, 0, steps)
-    return left, in_float32(steps._replace(whole=steps.whole - start))
-
-
 def _both_in_float32(left, beyond, steps):
     left = ops.cast(left, "float32")
     if beyond > 0:
@@ -153,14 +139,3 @@ def _both_in_float32(left, beyond, steps):
     if steps.fraction is not None:
         left = left - steps.fraction
     return left, in_float32(steps)
-
-
-def whole_and_rest(steps, length):
-    """Returns how many whole `length`s there are, and the steps beyond, in float32.
-
-    The first of the two is an int32 tensor; both are rounded down.
-    """
-    if length > LARGEST_STEP:
-        return ops.zeros_like(steps.whole), in_float32(steps)
-    count = steps.whole // length
-    return count, in_float32(steps._replace(whole=steps.whole - count * length))

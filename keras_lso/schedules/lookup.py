@@ -9,7 +9,7 @@ from keras.optimizers.schedules import LearningRateSchedule
 from keras_lso._core.checks import is_number
 from keras_lso._core.config_dicts import read_object
 from keras_lso.schedules._members import read_schedule
-from keras_lso.schedules.policies import FixedLR
+from keras_lso.schedules.constant import FixedLR
 
 
 def serialize(schedule):

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._core.checks import check_factor, check_positive_int, check_rate
-from keras_lso.schedules.keras_decays import PolynomialDecayWithOffset
-from keras_lso.schedules.sequential import JoinedSchedules
+from keras_lso.schedules.joined import JoinedSchedules
+from keras_lso.schedules.polynomial import PolynomialDecayWithOffset
 from keras_lso.schedules.warmup import LinearWarmup
 
 _IMAGENET_IMAGES = 1_281_167

@@ -1,18 +1,20 @@
-"""Warm-ups in front of any schedule: the rate rises to that of the schedule.
-
-They are apart from the decays that have a warm-up of their own.
-"""
+"""Warm-ups in front of any schedule: the rate rises to that of the schedule."""
 
 import functools
 from typing import Any
 
+import keras
 from keras import ops
+from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._core.checks import check_config
 from keras_lso.schedules import _check as check
 from keras_lso.schedules._curves import power_of_step, straight_line
-from keras_lso.schedules._declared import Schedule, declared, field
-from keras_lso.schedules._members import deserialize_member, rate_at
+from keras_lso.schedules._members import (
+    deserialize_member,
+    rate_at,
+    serialize_member,
+)
 from keras_lso.schedules._steps import as_tensor, elapsed, is_before
 
 _OLD_NAMES = {
@@ -21,9 +23,8 @@ _OLD_NAMES = {
 }
 
 
-def _takes_old_names(cls):
-    """Lets a class take the Model Garden's names for its arguments."""
-    init = cls.__init__
+def _takes_old_names(init):
+    """Lets a constructor take the Model Garden's names for its arguments."""
 
     @functools.wraps(init)
     def with_old_names(self, *args, **kwargs):
@@ -38,16 +39,14 @@ def _takes_old_names(cls):
             kwargs[new] = kwargs.pop(old)
         init(self, *args, **kwargs)
 
-    cls.__init__ = with_old_names
-    return cls
+    return with_old_names
 
 
-class _Warmup(Schedule):
-    """Base of the warm-ups: `warmup_rate` for `warmup_steps`, then the schedule."""
+class _Warmup(LearningRateSchedule):
+    """Base of the warm-ups: `_warmup_rate` for `warmup_steps`, then the schedule."""
 
     schedule_or_rate: Any
     warmup_steps: int
-    name: str
 
     def __call__(self, step):
         step = as_tensor(step)
@@ -55,11 +54,11 @@ class _Warmup(Schedule):
         final_rate = rate_at(self.schedule_or_rate, self.warmup_steps)
         return ops.where(
             is_before(steps, self.warmup_steps),
-            self.warmup_rate(steps, final_rate),
+            self._warmup_rate(steps, final_rate),
             rate_at(self.schedule_or_rate, step),
         )
 
-    def warmup_rate(self, step, final_rate):
+    def _warmup_rate(self, step, final_rate):
         """Returns the rate at `Steps` of the warm-up, in float32."""
         raise NotImplementedError
 
@@ -72,8 +71,7 @@ class _Warmup(Schedule):
         return cls(**config)
 
 
-@_takes_old_names
-@declared("LinearWarmup")
+@keras.saving.register_keras_serializable("keras_lso", name="LinearWarmup")
 class LinearWarmup(_Warmup):
     """Raises the learning rate along a straight line, then follows a schedule.
 
@@ -91,12 +89,29 @@ class LinearWarmup(_Warmup):
     `PolynomialDecayWithOffset(offset=warmup_steps, ...)`, or join the two with
     `keras_lso.schedules.JoinedSchedules`.
 
-    {{decays_of_keras}}
+    A schedule of Keras's is called as it is. Compiled, its `PolynomialDecay` may be NaN
+    from its last step on if `power` is below 1, and miscounts its cycles; the stairs of
+    its `ExponentialDecay` may begin a step late. Write
+    `keras_lso.schedules.PolynomialDecayWithOffset` or `ExponentialDecayWithOffset`:
+    with an offset of 0 they are the same schedules, and exact.
 
     Args:
+        schedule_or_rate: A `keras.optimizers.schedules.LearningRateSchedule`, or a
+            float, the constant rate after the warm-up. The Model Garden's name for it,
+            `after_warmup_lr_sched`, works too, but not both.
+        warmup_steps: Int of zero or more. The number of steps (not epochs) of the
+            warm-up. With 0 there is none.
         initial_learning_rate: Float. The rate of step 0. The Model Garden's name for
-            it, `warmup_learning_rate`, works too.
-        {{others}}
+            it, `warmup_learning_rate`, works too. Defaults to `0.0`.
+        name: String. Defaults to `"LinearWarmup"`.
+
+    Returns:
+        A schedule: called with a step, it returns the rate, a float32 scalar.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If a rate is negative, a number is NaN or infinite, a number of
+            steps is not an integer, or an argument is outside of the range above.
 
     Example:
 
@@ -114,19 +129,39 @@ class LinearWarmup(_Warmup):
         https://arxiv.org/abs/1706.02677)
     """
 
-    schedule_or_rate: Any = field(check.schedule_or_rate)
-    warmup_steps: int = field(check.step)
-    initial_learning_rate: float = field(check.rate, default=0.0)
-    name: str = field(check.name, default="LinearWarmup")
+    @_takes_old_names
+    def __init__(
+        self,
+        schedule_or_rate,
+        warmup_steps,
+        initial_learning_rate=0.0,
+        name="LinearWarmup",
+    ):
+        super().__init__()
+        self.schedule_or_rate = check.schedule_or_rate(
+            "schedule_or_rate", schedule_or_rate
+        )
+        self.warmup_steps = check.step("warmup_steps", warmup_steps)
+        self.initial_learning_rate = check.rate(
+            "initial_learning_rate", initial_learning_rate
+        )
+        self.name = check.name(name, type(self))
 
-    def warmup_rate(self, step, final_rate):
+    def _warmup_rate(self, step, final_rate):
         return straight_line(
             step, self.warmup_steps, self.initial_learning_rate, final_rate
         )
 
+    def get_config(self):
+        return {
+            "schedule_or_rate": serialize_member(self.schedule_or_rate),
+            "warmup_steps": self.warmup_steps,
+            "initial_learning_rate": self.initial_learning_rate,
+            "name": self.name,
+        }
 
-@_takes_old_names
-@declared("PolynomialWarmup")
+
+@keras.saving.register_keras_serializable("keras_lso", name="PolynomialWarmup")
 class PolynomialWarmup(_Warmup):
     """Raises the learning rate along a power of the step, then follows a schedule.
 
@@ -139,14 +174,26 @@ class PolynomialWarmup(_Warmup):
     ```
 
     Step 0 counts as step 1, so no rate is zero. The schedule's own steps are not
-    shifted, see `keras_lso.schedules.LinearWarmup`. The Model Garden's spelling,
-    `PolynomialWarmUp`, is the same class.
-
-    {{decays_of_keras}}
+    shifted, and a schedule of Keras's is called as it is: see
+    `keras_lso.schedules.LinearWarmup`. The Model Garden's spelling, `PolynomialWarmUp`,
+    is the same class.
 
     Args:
+        schedule_or_rate: A `keras.optimizers.schedules.LearningRateSchedule`, or a
+            float, the constant rate after the warm-up. The Model Garden's name for it,
+            `after_warmup_lr_sched`, works too, but not both.
+        warmup_steps: Int of zero or more. The number of steps (not epochs) of the
+            warm-up. With 0 there is none.
         power: Float. The power of the step. Defaults to `1.0`: a straight line.
-        {{others}}
+        name: String. Defaults to `"PolynomialWarmup"`.
+
+    Returns:
+        A schedule: called with a step, it returns the rate, a float32 scalar.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If a rate is negative, a number is NaN or infinite, a number of
+            steps is not an integer, or an argument is outside of the range above.
 
     Example:
 
@@ -156,14 +203,25 @@ class PolynomialWarmup(_Warmup):
     ['0.1', '0.1', '0.4', '0.9', '1.6', '1.6']
     """
 
-    schedule_or_rate: Any = field(check.schedule_or_rate)
-    warmup_steps: int = field(check.step)
-    power: float = field(check.real, default=1.0)
-    name: str = field(check.name, default="PolynomialWarmup")
+    @_takes_old_names
+    def __init__(
+        self, schedule_or_rate, warmup_steps, power=1.0, name="PolynomialWarmup"
+    ):
+        super().__init__()
+        self.schedule_or_rate = check.schedule_or_rate(
+            "schedule_or_rate", schedule_or_rate
+        )
+        self.warmup_steps = check.step("warmup_steps", warmup_steps)
+        self.power = check.real("power", power)
+        self.name = check.name(name, type(self))
 
-    def warmup_rate(self, step, final_rate):
+    def _warmup_rate(self, step, final_rate):
         return final_rate * power_of_step(step, self.power, self.warmup_steps)
 
-
-PolynomialWarmUp = PolynomialWarmup
-"""The Model Garden's spelling."""
+    def get_config(self):
+        return {
+            "schedule_or_rate": serialize_member(self.schedule_or_rate),
+            "warmup_steps": self.warmup_steps,
+            "power": self.power,
+            "name": self.name,
+        }

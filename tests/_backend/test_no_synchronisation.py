@@ -350,13 +350,15 @@ RATES = {
     ),
     "LinearWarmup": lambda: OURS.LinearWarmup(KERAS.CosineDecay(0.1, 10), 5, 0.0),
     "PolynomialWarmup": lambda: OURS.PolynomialWarmup(0.1, 5, 2.0),
-    "Sequential": lambda: OURS.Sequential([0.1, KERAS.CosineDecay(0.1, 10)], [5]),
+    "JoinedSchedules": lambda: OURS.JoinedSchedules(
+        [0.1, KERAS.CosineDecay(0.1, 10)], [5]
+    ),
     "FixedLR": lambda: OURS.FixedLR(0.1),
     "PiecewiseConstant": lambda: OURS.PiecewiseConstant(0.1, [2, 5], [0.5, 0.1]),
     "ExpDecay": lambda: OURS.ExpDecay(0.1, 10, 0.9, True),
     "PolyDecay": lambda: OURS.PolyDecay(0.1, 10, warmup_steps=5),
     "InvPolyDecay": lambda: OURS.InvPolyDecay(0.1, 10, min_lr=0.01),
-    "CosineDecay of OpenSeq2Seq": lambda: OURS.CosineDecay(0.1, 10, warmup_steps=5),
+    "CosineDecayPolicy": lambda: OURS.CosineDecayPolicy(0.1, 10, warmup_steps=5),
     "TransformerPolicy": lambda: OURS.TransformerPolicy(0.1, 64, 5),
 }
 
@@ -379,7 +381,7 @@ def test_a_learning_rate_that_a_callback_sets_is_copied_before_the_step(make_inn
 
 
 def test_every_schedule_is_among_them():
-    classes = [*vars(KERAS).values(), *vars(OURS).values()]
+    classes = [*vars(KERAS).values(), *(getattr(OURS, name) for name in OURS.__all__)]
     schedules = {
         cls
         for cls in classes

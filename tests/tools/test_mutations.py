@@ -31,6 +31,7 @@ NAMES_ONLY = {
     "keras_lso/_keras_internals/private_names/__init__.py",
     "keras_lso/_version.py",
     "keras_lso/callbacks/__init__.py",
+    "keras_lso/compat/model_garden/__init__.py",
     "keras_lso/compat/open_seq2seq/__init__.py",
     "keras_lso/compat/v1/__init__.py",
     "keras_lso/compat/v1/keras/__init__.py",
@@ -42,7 +43,6 @@ NAMES_ONLY = {
     "keras_lso/loss_scales/__init__.py",
     "keras_lso/optimizers/__init__.py",
     "keras_lso/mixed_precision/__init__.py",
-    "keras_lso/schedules/__init__.py",
 }
 # Their tests run by `make test-triton`: the environment that faults are made in has no
 # Triton, and would skip them.

@@ -36,7 +36,7 @@ FAULTS = [
         file="keras_lso/schedules/_check.py",
         old="if any(low >= high for",
         new="if any(low > high for",
-        tests="tests/test_schedules.py::test_boundaries_that_are_none_are_refused",
+        tests="tests/schedules/test_arguments.py::test_boundaries_that_are_none_are_refused",
     ),
     Fault(
         name="a share of 1 is refused",

@@ -158,7 +158,7 @@ FAULTS = [
         file="keras_lso/compat/open_seq2seq/lr_policies.py",
         old="global_step, *arguments = bound.args",
         new="*arguments, global_step = bound.args",
-        tests="tests/compat/test_lr_policies.py::test_a_function_is_its_class_called_with_the_step",
+        tests="tests/compat/open_seq2seq/test_lr_policies.py::test_a_function_is_its_class_called_with_the_step",
     ),
     Fault(
         name="a schedule takes the place of another training op's",

@@ -8,7 +8,8 @@ has one of this name.
 import inspect
 import re
 
-from keras_lso import schedules
+from keras_lso.compat.open_seq2seq import schedules
+from keras_lso.schedules import FixedLR
 
 __all__ = [
     "cosine_decay",
@@ -87,7 +88,7 @@ def _arguments(cls, name):
 
 fixed_lr = _policy(
     "fixed_lr",
-    schedules.FixedLR,
+    FixedLR,
     "Returns the same rate at every step.",
     "0.25",
     [0.25, 0.25, 0.25, 0.25, 0.25],

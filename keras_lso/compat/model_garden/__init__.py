@@ -1,0 +1,1 @@
+"""What the TensorFlow Model Garden has: the decays of its `lr_schedule`."""

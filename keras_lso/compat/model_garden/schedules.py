@@ -1,0 +1,609 @@
+"""The decays of the Model Garden's `official.modeling.optimization.lr_schedule`.
+
+Four of them are Keras's decays, started some steps later. Their arithmetic is not
+Keras's, which counts and divides in the dtype of the rate: compiled, its stairs begin a
+step late. The polynomial one is in `keras_lso/schedules/`, which needs it too.
+"""
+
+import itertools
+import math
+
+import keras
+import numpy as np
+from keras import ops
+from keras.optimizers import schedules
+from keras.optimizers.schedules import LearningRateSchedule
+
+from keras_lso._core.checks import LARGEST_STEP
+from keras_lso.schedules import _check as check
+from keras_lso.schedules._curves import (
+    float32,
+    half_cosine,
+    power_of_step,
+    shares,
+    stairs,
+    warmed_up,
+)
+from keras_lso.schedules._steps import (
+    Steps,
+    elapsed,
+    in_float32,
+    is_before,
+    left_and_done,
+    rounded_up,
+    since,
+)
+from keras_lso.schedules.warmup import PolynomialWarmup
+
+PolynomialWarmUp = PolynomialWarmup
+"""The Model Garden's spelling, which its `optimizer_factory` uses."""
+
+
+@keras.saving.register_keras_serializable(
+    "keras_lso", name="PiecewiseConstantDecayWithOffset"
+)
+class PiecewiseConstantDecayWithOffset(schedules.PiecewiseConstantDecay):
+    """`keras.optimizers.schedules.PiecewiseConstantDecay`, `offset` steps later.
+
+    ```python
+    step = step - offset
+    if step <= boundaries[0]: rate = values[0]
+    elif step <= boundaries[1]: rate = values[1]
+    ...
+    else: rate = values[-1]
+    ```
+
+    Note that a boundary itself still belongs to the interval before it.
+
+    Args:
+        offset: Int. The step at which the schedule starts. Defaults to `0`.
+        boundaries: List of ints, strictly increasing. The last step of each interval
+            but the last one, counted from the offset.
+        values: List of floats, one more than `boundaries`. The rates.
+        name: String. Defaults to `"PiecewiseConstantDecayWithOffset"`.
+
+    Returns:
+        A schedule: called with a step, it returns the rate, a float32 scalar.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If a rate is negative, a number is NaN or infinite, a number of
+            steps is not an integer, or an argument is outside of the range above.
+
+    Example:
+
+    >>> from keras_lso.schedules import PiecewiseConstantDecayWithOffset
+    >>> schedule = PiecewiseConstantDecayWithOffset(
+    ...     offset=10, boundaries=[2, 4], values=[1.0, 0.5, 0.25]
+    ... )
+    >>> [float(schedule(step)) for step in (0, 10, 12, 13, 14, 15)]
+    [1.0, 1.0, 1.0, 0.5, 0.5, 0.25]
+    """
+
+    def __init__(
+        self,
+        offset=0,
+        *,
+        boundaries,
+        values,
+        name="PiecewiseConstantDecayWithOffset",
+    ):
+        self.offset = check.integer("offset", offset)
+        values = check.list_of(check.rate, "values", values, at_least=2)
+        count = len(values)
+        super().__init__(
+            check.boundaries(
+                boundaries, count - 1, f"one fewer than the {count} `values`"
+            ),
+            values,
+            name=check.name(name, type(self)),
+        )
+
+    def __call__(self, step):
+        steps = rounded_up(elapsed(step, self.offset))
+        return stairs(steps, self.boundaries, self.values)
+
+    def get_config(self):
+        return {
+            "offset": self.offset,
+            "boundaries": list(self.boundaries),
+            "values": list(self.values),
+            "name": self.name,
+        }
+
+
+@keras.saving.register_keras_serializable(
+    "keras_lso", name="ExponentialDecayWithOffset"
+)
+class ExponentialDecayWithOffset(schedules.ExponentialDecay):
+    """`keras.optimizers.schedules.ExponentialDecay`, `offset` steps later.
+
+    ```python
+    rate = initial * decay_rate ** ((step - offset) / decay_steps)
+    ```
+
+    With `staircase=True` the exponent is rounded down. Each stair begins at its step,
+    compiled as well, where those of Keras's own class may begin a step late.
+
+    Before the offset the formula extends backwards, and the rate is above the initial
+    one: put a warm-up in front.
+
+    Args:
+        offset: Int. The step at which the schedule starts. Defaults to `0`.
+        initial_learning_rate: Float. The rate at the offset.
+        decay_steps: Positive int. The number of steps (not epochs) of the decay.
+        decay_rate: Positive float. The rate is multiplied by it in each `decay_steps`.
+        staircase: Bool. Whether the rate falls in stairs. Defaults to `False`.
+        name: String. Defaults to `"ExponentialDecayWithOffset"`.
+
+    Returns:
+        A schedule: called with a step, it returns the rate, a float32 scalar.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If a rate is negative, a number is NaN or infinite, a number of
+            steps is not an integer, or an argument is outside of the range above.
+
+    Example:
+
+    >>> from keras_lso.schedules import ExponentialDecayWithOffset
+    >>> schedule = ExponentialDecayWithOffset(
+    ...     offset=10, initial_learning_rate=1.0, decay_steps=2, decay_rate=0.25
+    ... )
+    >>> [f"{float(schedule(step)):.2f}" for step in (9, 10, 11, 12)]
+    ['2.00', '1.00', '0.50', '0.25']
+    """
+
+    def __init__(
+        self,
+        offset=0,
+        *,
+        initial_learning_rate,
+        decay_steps,
+        decay_rate,
+        staircase=False,
+        name="ExponentialDecayWithOffset",
+    ):
+        self.offset = check.integer("offset", offset)
+        super().__init__(
+            check.rate("initial_learning_rate", initial_learning_rate),
+            check.positive_int("decay_steps", decay_steps),
+            check.positive("decay_rate", decay_rate),
+            staircase=check.boolean("staircase", staircase),
+            name=check.name(name, type(self)),
+        )
+
+    def __call__(self, step):
+        steps = elapsed(step, self.offset)
+        count, rest = _whole_and_rest(steps, self.decay_steps)
+        rate = _power_of_rate(self.decay_rate, count) * self.initial_learning_rate
+        if self.staircase:
+            return rate
+        return rate * ops.exp(rest * (math.log(self.decay_rate) / self.decay_steps))
+
+    def get_config(self):
+        return {"offset": self.offset, **super().get_config()}
+
+
+def _whole_and_rest(steps, length):
+    """Returns how many whole `length`s there are, and the steps beyond, in float32.
+
+    The first of the two is an int32 tensor; both are rounded down.
+    """
+    if length > LARGEST_STEP:
+        return ops.zeros_like(steps.whole), in_float32(steps)
+    count = steps.whole // length
+    return count, in_float32(steps._replace(whole=steps.whole - count * length))
+
+
+def _power_of_rate(rate, count):
+    """Returns `rate ** count` for a positive float and an integer tensor.
+
+    Raising a rounded number to the power n multiplies its relative error by n. So what
+    rounding the rate to float32 has changed becomes a factor of its own.
+    """
+    limits = np.finfo("float32")
+    base = float(np.clip(rate, limits.tiny, limits.max).astype("float32"))
+    count = ops.cast(count, "float32")
+    result = ops.power(float32(base), count)
+    if base == rate:
+        return result
+    # A million times what rounding the rate has changed shows. Within these limits the
+    # power is a normal number: 0 times inf would be NaN.
+    rest = ops.clip(count * math.log(rate / base), float32(-87), float32(87))
+    return result * ops.exp(rest)
+
+
+@keras.saving.register_keras_serializable("keras_lso", name="CosineDecayWithOffset")
+class CosineDecayWithOffset(schedules.CosineDecay):
+    """`keras.optimizers.schedules.CosineDecay`, `offset` steps later.
+
+    ```python
+    step = step - offset
+    if warmup_target is None:
+        top, warmup_steps = initial, 0
+    elif step < warmup_steps:
+        return initial + step / warmup_steps * (warmup_target - initial)
+    else:
+        top = warmup_target
+    step = min(step - warmup_steps, decay_steps)
+    cosine = (1 + cos(pi * step / decay_steps)) / 2
+    rate = top * ((1 - alpha) * cosine + alpha)
+    ```
+
+    Before the offset the formula extends backwards: put a warm-up in front.
+
+    Args:
+        offset: Int. The step at which the schedule starts. Defaults to `0`.
+        initial_learning_rate: Float. The rate at the offset.
+        decay_steps: Positive int. The number of steps (not epochs) of the decay.
+        alpha: Float. The last rate as a fraction of the highest one. Defaults to `0.0`.
+        name: String. Defaults to `"CosineDecayWithOffset"`.
+        warmup_target: Float. The rate to which a linear warm-up of its own leads.
+            Defaults to `None`: no warm-up.
+        warmup_steps: Int of zero or more. The number of steps (not epochs) of the
+            warm-up. With 0 there is none. Defaults to `0`.
+
+    Returns:
+        A schedule: called with a step, it returns the rate, a float32 scalar.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If a rate is negative, a number is NaN or infinite, a number of
+            steps is not an integer, or an argument is outside of the range above.
+
+    Example:
+
+    >>> from keras_lso.schedules import CosineDecayWithOffset
+    >>> schedule = CosineDecayWithOffset(10, initial_learning_rate=1.0, decay_steps=4)
+    >>> [f"{float(schedule(step)):.3f}" for step in (10, 11, 12, 13, 14, 15)]
+    ['1.000', '0.854', '0.500', '0.146', '0.000', '0.000']
+
+    Reference:
+
+    - [Loshchilov and Hutter, 2017, SGDR](https://arxiv.org/abs/1608.03983)
+    """
+
+    def __init__(
+        self,
+        offset=0,
+        *,
+        initial_learning_rate,
+        decay_steps,
+        alpha=0.0,
+        name="CosineDecayWithOffset",
+        warmup_target=None,
+        warmup_steps=0,
+    ):
+        self.offset = check.integer("offset", offset)
+        super().__init__(
+            check.rate("initial_learning_rate", initial_learning_rate),
+            check.positive_int("decay_steps", decay_steps),
+            alpha=check.rate("alpha", alpha),
+            name=check.name(name, type(self)),
+            warmup_target=check.optional(check.rate, "warmup_target", warmup_target),
+            warmup_steps=check.non_negative_int("warmup_steps", warmup_steps),
+        )
+
+    def __call__(self, step):
+        steps = elapsed(step, self.offset)
+        initial, target = self.initial_learning_rate, self.warmup_target
+        if target is None:
+            return self._cosine(steps, initial)
+        rate = self._cosine(since(steps, self.warmup_steps), target)
+        return warmed_up(steps, self.warmup_steps, initial, target, rate)
+
+    def _cosine(self, steps, top):
+        left, done = left_and_done(steps, self.decay_steps)
+        left, done = shares(left, done, self.decay_steps)
+        return top * (half_cosine(left) + self.alpha * half_cosine(done))
+
+    def get_config(self):
+        return {"offset": self.offset, **super().get_config()}
+
+
+@keras.saving.register_keras_serializable("keras_lso", name="DirectPowerDecay")
+class DirectPowerDecay(LearningRateSchedule):
+    """A learning rate that follows a power of the step.
+
+    ```python
+    rate = initial * max(step, 1) ** power
+    ```
+
+    Args:
+        initial_learning_rate: Float. The rate of steps 0 and 1.
+        power: Float. Negative for a rate that falls, such as `-0.5`. Defaults to `1.0`.
+        name: String. Defaults to `"DirectPowerDecay"`.
+
+    Returns:
+        A schedule: called with a step, it returns the rate, a float32 scalar.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If a rate is negative, a number is NaN or infinite, a number of
+            steps is not an integer, or an argument is outside of the range above.
+
+    Example:
+
+    >>> from keras_lso.schedules import DirectPowerDecay
+    >>> schedule = DirectPowerDecay(1.0, power=-0.5)
+    >>> [f"{float(schedule(step)):.2f}" for step in (0, 1, 4, 100)]
+    ['1.00', '1.00', '0.50', '0.10']
+    """
+
+    def __init__(self, initial_learning_rate, power=1.0, name="DirectPowerDecay"):
+        super().__init__()
+        self.initial_learning_rate = check.rate(
+            "initial_learning_rate", initial_learning_rate
+        )
+        self.power = check.real("power", power)
+        self.name = check.name(name, type(self))
+
+    def __call__(self, step):
+        rate = power_of_step(elapsed(step), self.power)
+        return self.initial_learning_rate * rate
+
+    def get_config(self):
+        return {
+            "initial_learning_rate": self.initial_learning_rate,
+            "power": self.power,
+            "name": self.name,
+        }
+
+
+@keras.saving.register_keras_serializable("keras_lso", name="PowerAndLinearDecay")
+class PowerAndLinearDecay(LearningRateSchedule):
+    """A learning rate that follows a power of the step, and ends in a line to zero.
+
+    ```python
+    step = step - offset
+    rate = initial * max(step, 1) ** power
+    tail = total_decay_steps * linear_decay_fraction
+    if tail > 0:
+        rate = max(rate * min((total_decay_steps - step) / tail, 1), 0)
+    ```
+
+    Before the offset the rate is the initial one. With `linear_decay_fraction=0`
+    there is no line, and the rate follows the power after `total_decay_steps` as well.
+
+    Args:
+        initial_learning_rate: Float. The rate of the first step.
+        total_decay_steps: Positive int. The step after the offset at which the rate is
+            zero.
+        power: Float. The power of the step. Defaults to `1.0`.
+        linear_decay_fraction: Float from 0 to 1. The share of the steps, the last ones,
+            in which the rate is multiplied by a line to zero. Defaults to `0.1`.
+        offset: Int. The step at which the schedule starts. Defaults to `0`.
+        name: String. Defaults to `"PowerAndLinearDecay"`.
+
+    Returns:
+        A schedule: called with a step, it returns the rate, a float32 scalar.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If a rate is negative, a number is NaN or infinite, a number of
+            steps is not an integer, or an argument is outside of the range above.
+
+    Example:
+
+    >>> from keras_lso.schedules import PowerAndLinearDecay
+    >>> schedule = PowerAndLinearDecay(1.0, 8, power=0.0, linear_decay_fraction=0.5)
+    >>> [float(schedule(step)) for step in (0, 4, 5, 6, 7, 8, 9)]
+    [1.0, 1.0, 0.75, 0.5, 0.25, 0.0, 0.0]
+    """
+
+    def __init__(
+        self,
+        initial_learning_rate,
+        total_decay_steps,
+        power=1.0,
+        linear_decay_fraction=0.1,
+        offset=0,
+        name="PowerAndLinearDecay",
+    ):
+        super().__init__()
+        self.initial_learning_rate = check.rate(
+            "initial_learning_rate", initial_learning_rate
+        )
+        self.total_decay_steps = check.positive_int(
+            "total_decay_steps", total_decay_steps
+        )
+        self.power = check.real("power", power)
+        self.linear_decay_fraction = check.share(
+            "linear_decay_fraction", linear_decay_fraction
+        )
+        self.offset = check.integer("offset", offset)
+        self.name = check.name(name, type(self))
+
+    def __call__(self, step):
+        steps = elapsed(step, self.offset)
+        rate = self.initial_learning_rate * power_of_step(steps, self.power)
+        tail = self.total_decay_steps * self.linear_decay_fraction
+        if tail == 0:
+            return rate
+        left, _ = left_and_done(steps, self.total_decay_steps)
+        # A tail of less than a step has none. It might be no float32 either.
+        tail = max(tail, 1e-6)
+        rate = ops.where(left < tail, rate * (left / tail), rate)
+        # A power may be infinite, and that times zero NaN.
+        return ops.where(left > 0, rate, float32(0))
+
+    def get_config(self):
+        return {
+            "initial_learning_rate": self.initial_learning_rate,
+            "total_decay_steps": self.total_decay_steps,
+            "power": self.power,
+            "linear_decay_fraction": self.linear_decay_fraction,
+            "offset": self.offset,
+            "name": self.name,
+        }
+
+
+@keras.saving.register_keras_serializable("keras_lso", name="PowerDecayWithOffset")
+class PowerDecayWithOffset(LearningRateSchedule):
+    """A learning rate that follows a power of the steps since the offset.
+
+    ```python
+    if step <= offset:
+        rate = pre_offset
+    else:
+        rate = min(initial * (step - offset) ** power, pre_offset)
+    ```
+
+    Args:
+        initial_learning_rate: Float. The rate of the first step after the offset.
+        power: Float. Negative for a rate that falls, such as `-0.5`. Defaults to `1.0`.
+        offset: Int. The last step before the decay. Defaults to `0`.
+        pre_offset_learning_rate: Float. The rate up to the offset, itself included, and
+            never exceeded after it. Defaults to `1e6`, which is not a rate to train
+            with: put a warm-up of more than `offset` steps in front, or set it.
+        name: String. Defaults to `"PowerDecayWithOffset"`.
+
+    Returns:
+        A schedule: called with a step, it returns the rate, a float32 scalar.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If a rate is negative, a number is NaN or infinite, a number of
+            steps is not an integer, or an argument is outside of the range above.
+
+    Example:
+
+    >>> from keras_lso.schedules import PowerDecayWithOffset
+    >>> schedule = PowerDecayWithOffset(1.0, -0.5, 10, pre_offset_learning_rate=2.0)
+    >>> [f"{float(schedule(step)):.2f}" for step in (0, 10, 11, 14, 110)]
+    ['2.00', '2.00', '1.00', '0.50', '0.10']
+    """
+
+    def __init__(
+        self,
+        initial_learning_rate,
+        power=1.0,
+        offset=0,
+        pre_offset_learning_rate=1.0e6,
+        name="PowerDecayWithOffset",
+    ):
+        super().__init__()
+        self.initial_learning_rate = check.rate(
+            "initial_learning_rate", initial_learning_rate
+        )
+        self.power = check.real("power", power)
+        self.offset = check.integer("offset", offset)
+        self.pre_offset_learning_rate = check.rate(
+            "pre_offset_learning_rate", pre_offset_learning_rate
+        )
+        self.name = check.name(name, type(self))
+
+    def __call__(self, step):
+        steps = elapsed(step, self.offset)
+        rate = self.initial_learning_rate * power_of_step(steps, self.power)
+        highest = float32(self.pre_offset_learning_rate)
+        has_begun = in_float32(steps) > 0
+        return ops.where(has_begun, ops.minimum(rate, highest), highest)
+
+    def get_config(self):
+        return {
+            "initial_learning_rate": self.initial_learning_rate,
+            "power": self.power,
+            "offset": self.offset,
+            "pre_offset_learning_rate": self.pre_offset_learning_rate,
+            "name": self.name,
+        }
+
+
+@keras.saving.register_keras_serializable("keras_lso", name="StepCosineDecayWithOffset")
+class StepCosineDecayWithOffset(LearningRateSchedule):
+    """A learning rate that falls along consecutive half cosines.
+
+    ```python
+    step = step - offset
+    i = the last index with step >= boundaries[i], or 0
+    if i is the last index:
+        rate = values[-1]
+    else:
+        start = boundaries[i] if i > 0 else 0
+        length = boundaries[i + 1] - boundaries[i]
+        cosine = (1 + cos(pi * (step - start) / length)) / 2
+        rate = values[i + 1] + (values[i] - values[i + 1]) * cosine
+    ```
+
+    From one boundary to the next the rate moves from one value to the next. As in the
+    Model Garden, the first cosine starts at step 0 whatever `boundaries[0]` is, so
+    start the list with 0; before the offset the cosine is mirrored. After the last
+    boundary, where the Model Garden's rate is NaN (a cosine of no steps), the rate
+    stays at the last value. With one boundary it is constant.
+
+    Args:
+        boundaries: List of ints, strictly increasing, as many as `values`. The steps at
+            which the values are reached, counted from the offset.
+        values: List of floats. The rates at the boundaries.
+        offset: Int. The step at which the schedule starts. Defaults to `0`.
+        name: String. Defaults to `"StepCosineDecayWithOffset"`.
+
+    Returns:
+        A schedule: called with a step, it returns the rate, a float32 scalar.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If a rate is negative, a number is NaN or infinite, a number of
+            steps is not an integer, or an argument is outside of the range above.
+
+    Example:
+
+    >>> from keras_lso.schedules import StepCosineDecayWithOffset
+    >>> schedule = StepCosineDecayWithOffset([0, 4, 6], values=[1.0, 0.5, 0.0])
+    >>> [f"{float(schedule(step)):.2f}" for step in (0, 1, 2, 3, 4, 5, 6, 7)]
+    ['1.00', '0.93', '0.75', '0.57', '0.50', '0.25', '0.00', '0.00']
+    """
+
+    def __init__(self, boundaries, values, offset=0, name="StepCosineDecayWithOffset"):
+        super().__init__()
+        self.values = check.list_of(check.rate, "values", values, at_least=1)
+        self.boundaries = check.boundaries(
+            boundaries, len(self.values), "as many as `values`"
+        )
+        self.offset = check.integer("offset", offset)
+        self.name = check.name(name, type(self))
+
+    def __call__(self, step):
+        steps = elapsed(step, self.offset)
+        last = float32(self.values[-1])
+        if len(self.values) == 1:
+            return last
+        start, end, value, next_value = self._interval(steps)
+        left, done = shares(*_left_and_done_between(steps, start, end))
+        rate = value * half_cosine(left) + next_value * half_cosine(done)
+        return ops.where(is_before(steps, self.boundaries[-1]), rate, last)
+
+    def _interval(self, steps):
+        """Returns the first and the last step of the current interval, their values."""
+        # As tensors: Keras makes int64 of ints, unless `floatx` is float32.
+        boundaries = [ops.convert_to_tensor(b, dtype="int32") for b in self.boundaries]
+        points = list(zip(boundaries, map(float32, self.values), strict=True))
+        (first, value), (second, next_value), *_ = points
+        # As in the Model Garden, whatever the first boundary is.
+        found = [ops.zeros_like(first), second - first, value, next_value]
+        for (start, value), (end, next_value) in itertools.pairwise(points[1:]):
+            later = start, end, value, next_value
+            is_earlier = steps.whole < start
+            pairs = zip(found, later, strict=True)
+            found = [ops.where(is_earlier, old, new) for old, new in pairs]
+        return found
+
+    def get_config(self):
+        return {
+            "boundaries": list(self.boundaries),
+            "values": list(self.values),
+            "offset": self.offset,
+            "name": self.name,
+        }
+
+
+def _left_and_done_between(steps, start, end):
+    """Returns `end - steps` and `steps - start` in float32, both without limits.
+
+    `start` and `end` are int32 tensors.
+    """
+    fraction = None if steps.fraction is None else -steps.fraction
+    left = in_float32(Steps(end - steps.whole, fraction))
+    return left, in_float32(steps._replace(whole=steps.whole - start))

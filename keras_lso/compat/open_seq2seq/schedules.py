@@ -1,0 +1,676 @@
+"""OpenSeq2Seq's learning-rate policies as schedules, but for its constant rate.
+
+That one, `FixedLR`, is in `keras_lso/schedules/`, where `get` makes it of a number.
+"""
+
+import math
+
+import keras
+from keras import ops
+from keras.optimizers.schedules import LearningRateSchedule
+
+from keras_lso._core.checks import LARGEST_STEP
+from keras_lso.compat.open_seq2seq._powers import power_of_share, power_of_two
+from keras_lso.schedules import _check as check
+from keras_lso.schedules._curves import (
+    float32,
+    half_cosine,
+    one_minus_power,
+    shares,
+    stairs,
+    warmed_up,
+)
+from keras_lso.schedules._steps import Steps, elapsed, in_float32
+
+# --- Without a decay ----------------------------------------------------------
+
+
+@keras.saving.register_keras_serializable("keras_lso", name="PiecewiseConstant")
+class PiecewiseConstant(LearningRateSchedule):
+    """OpenSeq2Seq's `piecewise_constant`: multiples of a rate, one after the other.
+
+    ```python
+    if steps_per_epoch is not None:
+        boundaries = [floor(epoch * steps_per_epoch) for epoch in boundaries]
+    if step <= boundaries[0]: rate = learning_rate
+    elif step <= boundaries[1]: rate = learning_rate * decay_rates[0]
+    ...
+    else: rate = learning_rate * decay_rates[-1]
+    ```
+
+    Note that a boundary itself still belongs to the interval before it, and that
+    every factor multiplies the initial rate.
+
+    Args:
+        learning_rate: Float. The initial rate.
+        boundaries: List of ints, strictly increasing. The last step of each interval
+            but the last one. With `steps_per_epoch` a list of ints and floats, the
+            epochs after which the rate changes; a fraction of a step is dropped.
+        decay_rates: List of floats, as many as `boundaries`. The factors of the initial
+            rate after each of them.
+        steps_per_epoch: Positive int. The number of batches in an epoch. Defaults to
+            `None`: the boundaries are steps.
+        name: String. Defaults to `"PiecewiseConstant"`.
+
+    Returns:
+        A schedule: called with a step, it returns the rate, a float32 scalar.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If a rate is negative, a number is NaN or infinite, a number of
+            steps is not an integer, or an argument is outside of the range above.
+
+    Example:
+
+    >>> from keras_lso.schedules import PiecewiseConstant
+    >>> schedule = PiecewiseConstant(0.8, [1, 2.5], [0.5, 0.125], steps_per_epoch=2)
+    >>> [f"{float(schedule(step)):.1f}" for step in range(8)]
+    ['0.8', '0.8', '0.8', '0.4', '0.4', '0.4', '0.1', '0.1']
+
+    References:
+
+    - [OpenSeq2Seq's `lr_policies`](
+        https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
+    """
+
+    def __init__(
+        self,
+        learning_rate,
+        boundaries,
+        decay_rates,
+        steps_per_epoch=None,
+        name="PiecewiseConstant",
+    ):
+        super().__init__()
+        self.learning_rate = check.rate("learning_rate", learning_rate)
+        boundaries = check.any_list("boundaries", boundaries)
+        self.decay_rates = check.list_of(
+            check.rate, "decay_rates", decay_rates, at_least=1
+        )
+        self.steps_per_epoch = check.optional(
+            check.positive_int, "steps_per_epoch", steps_per_epoch
+        )
+        count = len(self.decay_rates)
+        if self.steps_per_epoch is None:
+            steps = check.boundaries(boundaries, count, "as many as `decay_rates`")
+            self.boundaries = steps
+        else:
+            steps = _boundaries_in_steps(boundaries, self.steps_per_epoch, count)
+            self.boundaries = [float(epoch) for epoch in boundaries]
+        self.name = check.name(name, type(self))
+        self._steps = steps
+        self._values = [self.learning_rate]
+        for i, rate in enumerate(self.decay_rates):
+            product = self.learning_rate * rate
+            name = f"learning_rate * decay_rates[{i}]"
+            self._values.append(check.rate(name, product))
+
+    def __call__(self, step):
+        return stairs(_whole(step), self._steps, self._values)
+
+    def get_config(self):
+        return {
+            "learning_rate": self.learning_rate,
+            "boundaries": list(self.boundaries),
+            "decay_rates": list(self.decay_rates),
+            "steps_per_epoch": self.steps_per_epoch,
+            "name": self.name,
+        }
+
+
+def _boundaries_in_steps(boundaries, steps_per_epoch, count):
+    """Returns `boundaries`, which are epochs, as a list of `count` steps."""
+    # Without the inner rounding 0.29 * 100 would be 28 steps, not 29.
+    steps = [
+        math.floor(round(check.rate(f"boundaries[{i}]", epoch) * steps_per_epoch, 6))
+        for i, epoch in enumerate(boundaries)
+    ]
+    try:
+        return check.boundaries(steps, count, "as many as `decay_rates`")
+    except ValueError as error:
+        raise ValueError(
+            f"{error}, in steps of boundaries={boundaries} epochs, with "
+            f"steps_per_epoch={steps_per_epoch}"
+        ) from None
+
+
+def _whole(step):
+    """Returns a step as an int32 tensor of zero or more, rounded down."""
+    return ops.maximum(elapsed(step).whole, 0)
+
+
+@keras.saving.register_keras_serializable("keras_lso", name="TransformerPolicy")
+class TransformerPolicy(LearningRateSchedule):
+    """OpenSeq2Seq's `transformer_policy`: a line up, then one over the square root.
+
+    ```python
+    step = step + 1
+    rate = coefficient * d_model**-0.5 * min(step * warmup_steps**-1.5, step**-0.5)
+    rate = min(learning_rate * rate, max_lr)
+    ```
+
+    The rate is highest at step `warmup_steps - 1`. This schedule of the Transformer,
+    also called "Noam", has a cap in OpenSeq2Seq.
+
+    Args:
+        learning_rate: Float. A factor of the rate.
+        d_model: Positive int. The width of the model.
+        warmup_steps: Positive int. The number of steps of the line.
+        max_lr: Float. The cap. Defaults to `None`: none.
+        coefficient: Float. Another factor; OpenSeq2Seq recommends 0.002 for Adam.
+            Defaults to `1.0`.
+        dtype: String, or a dtype of NumPy or a framework. The dtype of the rate, which
+            is computed in float32. Defaults to `"float32"`.
+        name: String. Defaults to `"TransformerPolicy"`.
+
+    Returns:
+        A schedule: called with a step, it returns the rate, a scalar of `dtype`.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If a rate is negative, a number is NaN or infinite, a number of
+            steps is not an integer, or an argument is outside of the range above.
+
+    Example:
+
+    >>> from keras_lso.schedules import TransformerPolicy
+    >>> schedule = TransformerPolicy(2.0, d_model=16, warmup_steps=4, max_lr=0.23)
+    >>> [f"{float(schedule(step)):.4f}" for step in (0, 1, 2, 3, 4, 8, 15)]
+    ['0.0625', '0.1250', '0.1875', '0.2300', '0.2236', '0.1667', '0.1250']
+
+    References:
+
+    - [OpenSeq2Seq's `lr_policies`](
+        https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
+    - [Vaswani et al., 2017, Attention Is All You Need](
+        https://arxiv.org/abs/1706.03762)
+    """
+
+    def __init__(
+        self,
+        learning_rate,
+        d_model,
+        warmup_steps,
+        max_lr=None,
+        coefficient=1.0,
+        dtype="float32",
+        name="TransformerPolicy",
+    ):
+        super().__init__()
+        self.learning_rate = check.rate("learning_rate", learning_rate)
+        self.d_model = check.positive_int("d_model", d_model)
+        self.warmup_steps = check.positive_int("warmup_steps", warmup_steps)
+        self.max_lr = check.optional(check.rate, "max_lr", max_lr)
+        self.coefficient = check.rate("coefficient", coefficient)
+        self.dtype = _check_float_dtype(dtype)
+        self.name = check.name(name, type(self))
+
+    def __call__(self, step):
+        count = in_float32(elapsed(_whole(step), -1))
+        scale = self.learning_rate * self.coefficient * self.d_model**-0.5
+        rate = ops.minimum(
+            count * (scale * self.warmup_steps**-1.5), scale / ops.sqrt(count)
+        )
+        if self.max_lr is not None:
+            rate = ops.minimum(rate, float32(self.max_lr))
+        return ops.cast(rate, self.dtype)
+
+    def get_config(self):
+        return {
+            "learning_rate": self.learning_rate,
+            "d_model": self.d_model,
+            "warmup_steps": self.warmup_steps,
+            "max_lr": self.max_lr,
+            "coefficient": self.coefficient,
+            "dtype": self.dtype,
+            "name": self.name,
+        }
+
+
+def _check_float_dtype(value):
+    """Returns the name of a dtype of floats, NumPy's and the frameworks' included."""
+    try:
+        dtype = None if value is None else keras.backend.standardize_dtype(value)
+    except (TypeError, ValueError):
+        dtype = None
+    if dtype is None or not keras.backend.is_float_dtype(dtype):
+        raise ValueError(
+            "Argument `dtype` must be a dtype of floats such as 'float32'. "
+            f"Received: dtype={value!r}"
+        )
+    return dtype
+
+
+# --- With a decay, after a warm-up and a delay --------------------------------
+
+
+class _Decay(LearningRateSchedule):
+    """Base of the schedules: a warm-up, and a decay that begins at a later step.
+
+    ```python
+    rate = learning_rate * min(1, step / warmup_steps)
+    if step > begin: rate = decayed(rate, step - begin)
+    ```
+    """
+
+    learning_rate: float
+    decay_steps: int
+    begin_decay_at: int
+    # One of them has no warm-up.
+    warmup_steps = 0
+
+    def __call__(self, step):
+        step = _whole(step)
+        full = self.learning_rate
+        rate = float32(full)
+        if self.warmup_steps > 0:
+            rate = warmed_up(Steps(step), self.warmup_steps, 0.0, full, rate)
+        decaying = step - self._begin()
+        # `_decayed` is defined from one step on; below that its result is unused.
+        decayed = self._decayed(rate, ops.maximum(decaying, 1))
+        return ops.where(decaying > 0, decayed, rate)
+
+    def _begin(self):
+        return self.begin_decay_at
+
+    def _decayed(self, rate, step):
+        """Returns a rate after a number of steps of the decay, one or more."""
+        raise NotImplementedError
+
+    def _left_and_done(self, step):
+        """Returns the remaining and the completed steps of the decay."""
+        done = ops.minimum(step, self.decay_steps)
+        return self.decay_steps - done, done
+
+
+def _shares(left, done):
+    return shares(ops.cast(left, "float32"), ops.cast(done, "float32"))
+
+
+def _check_decay_steps(value):
+    return check.integer("decay_steps", value, at_least=1, at_most=LARGEST_STEP)
+
+
+def _check_power(value):
+    """Returns `value` as a positive float that is finite in float32."""
+    return check.positive("power", check.real("power", value))
+
+
+@keras.saving.register_keras_serializable("keras_lso", name="ExpDecay")
+class ExpDecay(_Decay):
+    """OpenSeq2Seq's `exp_decay`: an exponential decay to a minimum, after a delay.
+
+    ```python
+    step = max(step - begin_decay_at, 0)
+    exponent = step / decay_steps
+    if use_staircase_decay:
+        exponent = floor(exponent)
+    rate = max(learning_rate * decay_rate ** exponent, min_lr)
+    ```
+
+    `min_lr` is a lower bound at all steps, the first ones included, and may be above
+    `learning_rate`. Accurate to 1e-6 of the rate up to step 2**24.
+
+    Args:
+        learning_rate: Float. The rate before the decay.
+        decay_steps: Positive int. The number of steps (not epochs) of the decay.
+        decay_rate: Positive float. The rate is multiplied by it in each `decay_steps`.
+        use_staircase_decay: Bool. Whether the rate falls in stairs.
+        begin_decay_at: Int of zero or more. The first step of the decay. Defaults to
+            `0`.
+        min_lr: Float. The minimum. Defaults to `0.0`.
+        name: String. Defaults to `"ExpDecay"`.
+
+    Returns:
+        A schedule: called with a step, it returns the rate, a float32 scalar.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If a rate is negative, a number is NaN or infinite, a number of
+            steps is not an integer, or an argument is outside of the range above.
+
+    Example:
+
+    >>> from keras_lso.schedules import ExpDecay
+    >>> smooth = ExpDecay(0.8, 2, 0.25, False, begin_decay_at=2, min_lr=0.02)
+    >>> [f"{float(smooth(step)):.3f}" for step in range(9)]
+    ['0.800', '0.800', '0.800', '0.400', '0.200', '0.100', '0.050', '0.025', '0.020']
+    >>> stairs = ExpDecay(0.8, 2, 0.25, True, begin_decay_at=2, min_lr=0.02)
+    >>> [f"{float(stairs(step)):.3f}" for step in range(9)]
+    ['0.800', '0.800', '0.800', '0.800', '0.200', '0.200', '0.050', '0.050', '0.020']
+
+    References:
+
+    - [OpenSeq2Seq's `lr_policies`](
+        https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
+    """
+
+    def __init__(
+        self,
+        learning_rate,
+        decay_steps,
+        decay_rate,
+        use_staircase_decay,
+        begin_decay_at=0,
+        min_lr=0.0,
+        name="ExpDecay",
+    ):
+        super().__init__()
+        self.learning_rate = check.rate("learning_rate", learning_rate)
+        self.decay_steps = _check_decay_steps(decay_steps)
+        self.decay_rate = check.positive("decay_rate", decay_rate)
+        self.use_staircase_decay = check.boolean(
+            "use_staircase_decay", use_staircase_decay
+        )
+        self.begin_decay_at = check.step("begin_decay_at", begin_decay_at)
+        self.min_lr = check.rate("min_lr", min_lr)
+        self.name = check.name(name, type(self))
+
+    def __call__(self, step):
+        return ops.maximum(super().__call__(step), float32(self.min_lr))
+
+    def _decayed(self, rate, step):
+        halvings = math.log2(self.decay_rate)
+        if self.use_staircase_decay:
+            decay = power_of_two(step // self.decay_steps, halvings)
+        else:
+            decay = power_of_two(step, halvings / self.decay_steps)
+        return rate * decay
+
+    def get_config(self):
+        return {
+            "learning_rate": self.learning_rate,
+            "decay_steps": self.decay_steps,
+            "decay_rate": self.decay_rate,
+            "use_staircase_decay": self.use_staircase_decay,
+            "begin_decay_at": self.begin_decay_at,
+            "min_lr": self.min_lr,
+            "name": self.name,
+        }
+
+
+@keras.saving.register_keras_serializable("keras_lso", name="PolyDecay")
+class PolyDecay(_Decay):
+    """OpenSeq2Seq's `poly_decay`: a power to a minimum, after a warm-up and a delay.
+
+    ```python
+    rate = learning_rate * min(1, step / warmup_steps)
+    if step >= begin_decay_at:
+        step = min(step - begin_decay_at, decay_steps)
+        left = (1 - step / decay_steps) ** power
+        rate = rate * left + min_lr * (1 - left)
+    ```
+
+    The decay counts from `begin_decay_at` even if the warm-up takes longer: then the
+    rate that is still warming up decays. To have one after the other, write
+    `begin_decay_at=warmup_steps`.
+
+    With a `min_lr` above `learning_rate` the rate rises to it. Accurate to 1e-6 of
+    the rate for `decay_steps` of up to 2**24 and powers of up to 300.
+
+    Args:
+        learning_rate: Float. The rate before the decay.
+        decay_steps: Positive int. The number of steps (not epochs) of the decay.
+        power: Positive float. Defaults to `1.0`: a straight line.
+        begin_decay_at: Int of zero or more. The first step of the decay. Defaults to
+            `0`.
+        min_lr: Float. The rate after the decay. Defaults to `0.0`.
+        warmup_steps: Int of zero or more. The number of steps (not epochs) of the
+            warm-up. With 0 there is none. Defaults to `0`.
+        name: String. Defaults to `None`: that of the class.
+
+    Returns:
+        A schedule: called with a step, it returns the rate, a float32 scalar.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If a rate is negative, a number is NaN or infinite, a number of
+            steps is not an integer, or an argument is outside of the range above.
+
+    Example:
+
+    >>> from keras_lso.schedules import PolyDecay
+    >>> schedule = PolyDecay(0.8, 4, 2.0, begin_decay_at=3, min_lr=0.1, warmup_steps=2)
+    >>> [f"{float(schedule(step)):.3f}" for step in range(9)]
+    ['0.000', '0.400', '0.800', '0.800', '0.494', '0.275', '0.144', '0.100', '0.100']
+
+    References:
+
+    - [OpenSeq2Seq's `lr_policies`](
+        https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
+    """
+
+    def __init__(
+        self,
+        learning_rate,
+        decay_steps,
+        power=1.0,
+        begin_decay_at=0,
+        min_lr=0.0,
+        warmup_steps=0,
+        name=None,
+    ):
+        super().__init__()
+        self.learning_rate = check.rate("learning_rate", learning_rate)
+        self.decay_steps = _check_decay_steps(decay_steps)
+        self.power = _check_power(power)
+        self.begin_decay_at = check.step("begin_decay_at", begin_decay_at)
+        self.min_lr = check.rate("min_lr", min_lr)
+        self.warmup_steps = check.step("warmup_steps", warmup_steps)
+        self.name = check.name(name, type(self))
+
+    def _decayed(self, rate, step):
+        left, done = self._left_and_done(step)
+        share_left = power_of_share(left, 0.0, self.decay_steps, self.power)
+        line_left, line_done = _shares(left, done)
+        share_done = one_minus_power(line_left, line_done, self.power)
+        return rate * share_left + self.min_lr * share_done
+
+    def get_config(self):
+        return {
+            "learning_rate": self.learning_rate,
+            "decay_steps": self.decay_steps,
+            "power": self.power,
+            "begin_decay_at": self.begin_decay_at,
+            "min_lr": self.min_lr,
+            "warmup_steps": self.warmup_steps,
+            "name": self.name,
+        }
+
+
+@keras.saving.register_keras_serializable("keras_lso", name="InvPolyDecay")
+class InvPolyDecay(_Decay):
+    """OpenSeq2Seq's `inv_poly_decay`: one over a power of the steps, to a minimum.
+
+    ```python
+    min_lr = clip(min_lr, 1e-8, learning_rate)
+    k = ((learning_rate / min_lr) ** (1 / power) - 1) / decay_steps
+    begin = max(warmup_steps, begin_decay_at)
+    rate = learning_rate * min(1, step / warmup_steps)
+    if step >= begin:
+        rate = max(rate / (1 + k * (step - begin)) ** power, min_lr)
+    ```
+
+    From `decay_steps` steps after `begin` on the rate is `min_lr`. This is what
+    OpenSeq2Seq documents; its code continues below `min_lr`, and ignores
+    `begin_decay_at` and `warmup_steps`. Accurate to 1e-6 of the rate for powers of up
+    to 300.
+
+    Args:
+        learning_rate: Float. The rate before the decay.
+        decay_steps: Positive int. The number of steps (not epochs) of the decay.
+        min_lr: Float. The rate after the decay. Below 1e-8 it counts as 1e-8, above
+            `learning_rate` as `learning_rate`.
+        power: Positive float. The larger, the more exponential the decay. Defaults to
+            `1.0`.
+        begin_decay_at: Int of zero or more. The first step of the decay, if it is not
+            before the end of the warm-up. Defaults to `0`.
+        warmup_steps: Int of zero or more. The number of steps (not epochs) of the
+            warm-up. With 0 there is none. Defaults to `0`.
+        name: String. Defaults to `"InvPolyDecay"`.
+
+    Returns:
+        A schedule: called with a step, it returns the rate, a float32 scalar.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If a rate is negative, a number is NaN or infinite, a number of
+            steps is not an integer, or an argument is outside of the range above.
+
+    Example:
+
+    >>> from keras_lso.schedules import InvPolyDecay
+    >>> schedule = InvPolyDecay(0.8, 4, 0.2, begin_decay_at=3, warmup_steps=2)
+    >>> [f"{float(schedule(step)):.3f}" for step in range(9)]
+    ['0.000', '0.400', '0.800', '0.800', '0.457', '0.320', '0.246', '0.200', '0.200']
+
+    References:
+
+    - [OpenSeq2Seq's `lr_policies`](
+        https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
+    """
+
+    def __init__(
+        self,
+        learning_rate,
+        decay_steps,
+        min_lr,
+        power=1.0,
+        begin_decay_at=0,
+        warmup_steps=0,
+        name="InvPolyDecay",
+    ):
+        super().__init__()
+        self.learning_rate = check.rate("learning_rate", learning_rate)
+        self.decay_steps = _check_decay_steps(decay_steps)
+        self.min_lr = check.rate("min_lr", min_lr)
+        self.power = _check_power(power)
+        self.begin_decay_at = check.step("begin_decay_at", begin_decay_at)
+        self.warmup_steps = check.step("warmup_steps", warmup_steps)
+        self.name = check.name(name, type(self))
+
+    def _begin(self):
+        return max(self.warmup_steps, self.begin_decay_at)
+
+    def _decayed(self, rate, step):
+        # The warm-up is over: the rate is the learning rate.
+        lowest = min(max(self.min_lr, 1e-8), self.learning_rate)
+        if lowest == self.learning_rate:
+            return float32(lowest)
+        # With offset = 1 / k, relative to the end of the decay, where neither a large
+        # nor a small k leaves float32's range:
+        #   rate = lowest * ((step + offset) / (decay_steps + offset)) ** -power
+        shrink = math.log(lowest / self.learning_rate) / self.power
+        offset = self.decay_steps * math.exp(shrink) / -math.expm1(shrink)
+        left, done = self._left_and_done(step)
+        share = power_of_share(done, offset, self.decay_steps + offset, -self.power)
+        rate = ops.clip(lowest * share, float32(lowest), float32(self.learning_rate))
+        return ops.where(left > 0, rate, float32(lowest))
+
+    def get_config(self):
+        return {
+            "learning_rate": self.learning_rate,
+            "decay_steps": self.decay_steps,
+            "min_lr": self.min_lr,
+            "power": self.power,
+            "begin_decay_at": self.begin_decay_at,
+            "warmup_steps": self.warmup_steps,
+            "name": self.name,
+        }
+
+
+@keras.saving.register_keras_serializable("keras_lso", name="CosineDecay")
+class CosineDecayPolicy(_Decay):
+    """OpenSeq2Seq's `cosine_decay`: half a cosine, after a warm-up and a delay.
+
+    ```python
+    rate = learning_rate * min(1, step / warmup_steps)
+    if step >= begin_decay_at:
+        step = min(step - begin_decay_at, decay_steps)
+        cosine = (1 + cos(pi * step / decay_steps)) / 2
+        rate = rate * ((1 - min_lr) * cosine + min_lr)
+    ```
+
+    The decay counts from `begin_decay_at` even if the warm-up takes longer: then the
+    rate that is still warming up decays. To have one after the other, write
+    `begin_decay_at=warmup_steps`.
+
+    Note that `min_lr` is a fraction of the rate; above 1 the rate rises. Accurate to
+    1e-6 of the rate for `decay_steps` of up to 2**24. Configs call the
+    class `CosineDecay`.
+
+    Args:
+        learning_rate: Float. The rate before the decay.
+        decay_steps: Positive int. The number of steps (not epochs) of the decay.
+        power: Positive float. Has no effect, as in OpenSeq2Seq. Defaults to `1.0`.
+        begin_decay_at: Int of zero or more. The first step of the decay. Defaults to
+            `0`.
+        min_lr: Float. The rate after the decay, as a fraction of `learning_rate`.
+            Defaults to `0.0`.
+        warmup_steps: Int of zero or more. The number of steps (not epochs) of the
+            warm-up. With 0 there is none. Defaults to `0`.
+        name: String. Defaults to `None`: that of the class.
+
+    Returns:
+        A schedule: called with a step, it returns the rate, a float32 scalar.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If a rate is negative, a number is NaN or infinite, a number of
+            steps is not an integer, or an argument is outside of the range above.
+
+    Example:
+
+    >>> from keras_lso.schedules import CosineDecayPolicy
+    >>> schedule = CosineDecayPolicy(
+    ...     0.8, 4, begin_decay_at=3, min_lr=0.1, warmup_steps=2
+    ... )
+    >>> [f"{float(schedule(step)):.3f}" for step in range(9)]
+    ['0.000', '0.400', '0.800', '0.800', '0.695', '0.440', '0.185', '0.080', '0.080']
+
+    References:
+
+    - [OpenSeq2Seq's `lr_policies`](
+        https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
+    - [Loshchilov and Hutter, 2017, SGDR](https://arxiv.org/abs/1608.03983)
+    """
+
+    def __init__(
+        self,
+        learning_rate,
+        decay_steps,
+        power=1.0,
+        begin_decay_at=0,
+        min_lr=0.0,
+        warmup_steps=0,
+        name=None,
+    ):
+        super().__init__()
+        self.learning_rate = check.rate("learning_rate", learning_rate)
+        self.decay_steps = _check_decay_steps(decay_steps)
+        self.power = _check_power(power)
+        self.begin_decay_at = check.step("begin_decay_at", begin_decay_at)
+        self.min_lr = check.rate("min_lr", min_lr)
+        self.warmup_steps = check.step("warmup_steps", warmup_steps)
+        self.name = check.name(name, type(self))
+
+    def _decayed(self, rate, step):
+        left, done = _shares(*self._left_and_done(step))
+        return rate * (half_cosine(left) + self.min_lr * half_cosine(done))
+
+    def get_config(self):
+        return {
+            "learning_rate": self.learning_rate,
+            "decay_steps": self.decay_steps,
+            "power": self.power,
+            "begin_decay_at": self.begin_decay_at,
+            "min_lr": self.min_lr,
+            "warmup_steps": self.warmup_steps,
+            "name": self.name,
+        }
+
+
+# Configs call the class `CosineDecay`, which is not its name in Python: Keras has a
+# schedule of that name. Keras writes the registered name, and this one as the
+# `class_name`.
+CosineDecayPolicy.__name__ = "CosineDecay"

@@ -1,0 +1,52 @@
+"""`FixedLR`: a constant rate as a schedule, which `schedules.get` makes of a number."""
+
+import keras
+from keras.optimizers.schedules import LearningRateSchedule
+
+from keras_lso.schedules import _check as check
+from keras_lso.schedules._curves import float32
+
+
+@keras.saving.register_keras_serializable("keras_lso", name="FixedLR")
+class FixedLR(LearningRateSchedule):
+    """OpenSeq2Seq's `fixed_lr`: the same rate at every step.
+
+    ```python
+    rate = learning_rate
+    ```
+
+    Args:
+        learning_rate: Float. The rate.
+        name: String. Defaults to `"FixedLR"`.
+
+    Returns:
+        A schedule: called with a step, it returns the rate, a float32 scalar.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If a rate is negative, a number is NaN or infinite, a number of
+            steps is not an integer, or an argument is outside of the range above.
+
+    Example:
+
+    >>> from keras_lso.schedules import FixedLR
+    >>> schedule = FixedLR(0.25)
+    >>> [float(schedule(step)) for step in (0, 1, 1_000_000)]
+    [0.25, 0.25, 0.25]
+
+    References:
+
+    - [OpenSeq2Seq's `lr_policies`](
+        https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
+    """
+
+    def __init__(self, learning_rate, name="FixedLR"):
+        super().__init__()
+        self.learning_rate = check.rate("learning_rate", learning_rate)
+        self.name = check.name(name, type(self))
+
+    def __call__(self, step):
+        return float32(self.learning_rate)
+
+    def get_config(self):
+        return {"learning_rate": self.learning_rate, "name": self.name}

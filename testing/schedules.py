@@ -1,0 +1,121 @@
+"""Every schedule, and its rates beside numbers that anybody can check by hand."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_lso.schedules import (
+    CosineDecayPolicy,
+    CosineDecayWithOffset,
+    DirectPowerDecay,
+    ExpDecay,
+    ExponentialDecayWithOffset,
+    FixedLR,
+    InvPolyDecay,
+    JoinedSchedules,
+    LinearWarmup,
+    PiecewiseConstant,
+    PiecewiseConstantDecayWithOffset,
+    PolyDecay,
+    PolynomialDecayWithOffset,
+    PolynomialWarmup,
+    PowerAndLinearDecay,
+    PowerDecayWithOffset,
+    StepCosineDecayWithOffset,
+    TransformerPolicy,
+)
+
+# A rate is the result of at most ten float32 operations, each of which is off by half
+# a unit in the last place, and `pow` and `cos` by a few.
+EPSILON = float(np.finfo("float32").eps)
+TOLERANCE = {"rtol": 8 * EPSILON, "atol": 8 * EPSILON}
+
+
+# Every class, every argument off its default.
+ALL = {
+    "LinearWarmup": lambda: LinearWarmup(0.5, 4, 0.1, name="mine"),
+    "PolynomialWarmup": lambda: PolynomialWarmup(0.5, 4, power=2.0, name="mine"),
+    "PiecewiseConstantDecayWithOffset": lambda: PiecewiseConstantDecayWithOffset(
+        offset=3, boundaries=[2, 5], values=[1.0, 0.5, 0.1], name="mine"
+    ),
+    "PolynomialDecayWithOffset": lambda: PolynomialDecayWithOffset(
+        offset=3,
+        initial_learning_rate=1.0,
+        decay_steps=4,
+        end_learning_rate=0.1,
+        power=2.0,
+        cycle=True,
+        name="mine",
+    ),
+    "ExponentialDecayWithOffset": lambda: ExponentialDecayWithOffset(
+        offset=3,
+        initial_learning_rate=1.0,
+        decay_steps=2,
+        decay_rate=0.5,
+        staircase=True,
+        name="mine",
+    ),
+    "CosineDecayWithOffset": lambda: CosineDecayWithOffset(
+        offset=3,
+        initial_learning_rate=0.2,
+        decay_steps=4,
+        alpha=0.1,
+        warmup_target=1.0,
+        warmup_steps=2,
+        name="mine",
+    ),
+    "DirectPowerDecay": lambda: DirectPowerDecay(1.0, power=-0.5, name="mine"),
+    "PowerAndLinearDecay": lambda: PowerAndLinearDecay(
+        1.0, 8, power=-0.5, linear_decay_fraction=0.5, offset=3, name="mine"
+    ),
+    "PowerDecayWithOffset": lambda: PowerDecayWithOffset(
+        1.0, power=-0.5, offset=3, pre_offset_learning_rate=0.9, name="mine"
+    ),
+    "StepCosineDecayWithOffset": lambda: StepCosineDecayWithOffset(
+        [0, 4, 6], [1.0, 0.5, 0.1], offset=3, name="mine"
+    ),
+    "JoinedSchedules": lambda: JoinedSchedules(
+        [LinearWarmup(0.5, 2), PolynomialWarmup(0.4, 3), 0.1], [3, 6], name="mine"
+    ),
+    "FixedLR": lambda: FixedLR(0.5, name="mine"),
+    "PiecewiseConstant": lambda: PiecewiseConstant(
+        1.0, [1, 2.5], [0.5, 0.1], steps_per_epoch=2, name="mine"
+    ),
+    "ExpDecay": lambda: ExpDecay(
+        1.0, 2, 0.5, True, begin_decay_at=3, min_lr=0.1, name="mine"
+    ),
+    "PolyDecay": lambda: PolyDecay(1.0, 4, 2.0, 5, 0.1, warmup_steps=3, name="mine"),
+    "InvPolyDecay": lambda: InvPolyDecay(
+        1.0, 4, 0.1, 2.0, 5, warmup_steps=3, name="mine"
+    ),
+    "CosineDecayPolicy": lambda: CosineDecayPolicy(
+        1.0, 4, 2.0, 5, 0.1, warmup_steps=3, name="mine"
+    ),
+    "TransformerPolicy": lambda: TransformerPolicy(
+        2.0, 16, 4, max_lr=0.2, coefficient=0.9, name="mine"
+    ),
+}
+
+
+STEPS = range(13)
+
+every_schedule = pytest.mark.parametrize("make", ALL.values(), ids=ALL.keys())
+
+
+def rates(schedule, steps=STEPS):
+    return np.array([ops.convert_to_numpy(schedule(step)) for step in steps])
+
+
+def assert_rates(schedule, expected):
+    """Compares with a dict of steps to rates."""
+    np.testing.assert_allclose(
+        rates(schedule, expected.keys()), list(expected.values()), **TOLERANCE
+    )
+
+
+def through_json(schedule):
+    config = keras.optimizers.schedules.serialize(schedule)
+    return keras.optimizers.schedules.deserialize(json.loads(json.dumps(config)))

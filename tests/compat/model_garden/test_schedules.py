@@ -1,0 +1,156 @@
+"""The Model Garden's schedules: worked examples, its names, its configs.
+
+What every schedule has to do is tested in `tests/schedules/`, and comparisons with the
+Model Garden itself are in `integration_tests/test_schedules.py`.
+"""
+
+import keras
+import pytest
+
+from keras_lso.schedules import (
+    CosineDecayWithOffset,
+    DirectPowerDecay,
+    LinearWarmup,
+    PolynomialWarmUp,
+    PolynomialWarmup,
+    PowerAndLinearDecay,
+    PowerDecayWithOffset,
+    StepCosineDecayWithOffset,
+)
+from testing.schedules import ALL, assert_rates
+
+pytestmark = pytest.mark.in_turn
+
+
+# --- Worked examples ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (
+            CosineDecayWithOffset(
+                offset=3,
+                initial_learning_rate=0.2,
+                decay_steps=4,
+                alpha=0.5,
+                warmup_target=1.0,
+                warmup_steps=2,
+            ),
+            {3: 0.2, 4: 0.6, 5: 1.0, 7: 0.75, 9: 0.5, 10: 0.5},
+        ),
+        (
+            CosineDecayWithOffset(
+                initial_learning_rate=0.2,
+                decay_steps=4,
+                warmup_target=1.0,
+                warmup_steps=0,
+            ),
+            {-1: 0.2 - 0.8, 0: 1.0, 2: 0.5, 4: 0.0},
+        ),
+        (DirectPowerDecay(2.0), {-1: 2.0, 0: 2.0, 1: 2.0, 2: 4.0, 3: 6.0}),
+        (
+            PowerAndLinearDecay(2.0, 4, power=1.0, linear_decay_fraction=0.5, offset=1),
+            {0: 2.0, 1: 2.0, 2: 2.0, 3: 4.0, 4: 3.0, 5: 0.0, 6: 0.0},
+        ),
+        (
+            PowerAndLinearDecay(2.0, 4, power=1.0, linear_decay_fraction=0.0),
+            {0: 2.0, 4: 8.0, 5: 10.0},
+        ),
+        (
+            PowerDecayWithOffset(2.0, offset=1, pre_offset_learning_rate=5.0),
+            {0: 5.0, 1: 5.0, 2: 2.0, 3: 4.0, 4: 5.0, 5: 5.0},
+        ),
+        (PowerDecayWithOffset(2.0), {0: 1e6, 1: 2.0}),
+    ],
+)
+def test_rates_are_what_the_formula_says(schedule, expected):
+    assert_rates(schedule, expected)
+
+
+def test_a_stepwise_cosine_stays_at_the_last_value():
+    schedule = StepCosineDecayWithOffset([0, 4, 6], [1.0, 0.5, 0.1], offset=3)
+    assert_rates(schedule, {3: 1.0, 5: 0.75, 7: 0.5, 8: 0.3, 9: 0.1, 10: 0.1, 99: 0.1})
+    assert_rates(StepCosineDecayWithOffset([0], [0.5]), {-1: 0.5, 0: 0.5, 1: 0.5})
+
+
+def test_no_tail_ends_in_nan():
+    # A power that is infinite in float32, and a tail that is zero in it.
+    steep = PowerAndLinearDecay(1.0, 10, power=200.0)
+    short = PowerAndLinearDecay(1.0, 10, power=0.0, linear_decay_fraction=1e-300)
+    assert_rates(steep, {10: 0.0, 11: 0.0})
+    assert_rates(short, {9: 1.0, 10: 0.0, 11: 0.0})
+
+
+@pytest.mark.one_backend
+def test_the_decays_with_an_offset_are_those_of_keras():
+    for name in ("PiecewiseConstant", "Polynomial", "Exponential", "Cosine"):
+        base = getattr(keras.optimizers.schedules, f"{name}Decay")
+        assert isinstance(ALL[f"{name}DecayWithOffset"](), base)
+
+
+# --- What the Model Garden wrote ----------------------------------------------
+
+
+@pytest.mark.one_backend
+def test_the_model_gardens_names_for_arguments_work():
+    assert PolynomialWarmUp is PolynomialWarmup
+    warmup = LinearWarmup(
+        after_warmup_lr_sched=0.5, warmup_steps=4, warmup_learning_rate=0.1
+    )
+    assert warmup.get_config() == LinearWarmup(0.5, 4, 0.1).get_config()
+    warmup = PolynomialWarmUp(after_warmup_lr_sched=0.5, warmup_steps=4, power=2.0)
+    assert warmup.get_config() == PolynomialWarmup(0.5, 4, 2.0).get_config()
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"schedule_or_rate": 0.5, "after_warmup_lr_sched": 0.5},
+        {
+            "schedule_or_rate": 0.5,
+            "initial_learning_rate": 0.1,
+            "warmup_learning_rate": 0.1,
+        },
+    ],
+)
+def test_an_argument_under_both_names_is_refused(arguments):
+    with pytest.raises(TypeError, match="Model Garden's name for"):
+        LinearWarmup(warmup_steps=4, **arguments)
+
+
+@pytest.mark.one_backend
+def test_an_argument_by_position_and_under_its_old_name_is_refused():
+    with pytest.raises(TypeError, match="multiple values"):
+        LinearWarmup(0.5, 4, after_warmup_lr_sched=0.5)
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        PolynomialWarmup(0.5, 4, warmup_learning_rate=0.1)
+
+
+@pytest.mark.one_backend
+def test_an_old_config_of_a_constant_rate_loads():
+    old = {
+        "after_warmup_lr_sched": 0.5,
+        "warmup_steps": 4,
+        "warmup_learning_rate": 0.1,
+        "name": None,
+    }
+    assert (
+        LinearWarmup.from_config(old).get_config()
+        == LinearWarmup(0.5, 4, 0.1).get_config()
+    )
+    assert old["after_warmup_lr_sched"] == 0.5
+
+
+@pytest.mark.parametrize("cls", [LinearWarmup, PolynomialWarmup])
+def test_an_old_config_that_lost_the_class_of_its_schedule_is_refused(cls):
+    decay = keras.optimizers.schedules.PolynomialDecay(1.0, 10)
+    old = {"after_warmup_lr_sched": decay.get_config(), "warmup_steps": 4}
+    with pytest.raises(ValueError, match=r"schedules\.serialize\(schedule\)"):
+        cls.from_config(old)
+    old["after_warmup_lr_sched"] = {
+        "class_name": "PolynomialDecay",
+        "config": decay.get_config(),
+    }
+    assert_rates(cls.from_config(old), {4: float(decay(4)), 5: float(decay(5))})

@@ -1,0 +1,357 @@
+"""OpenSeq2Seq's learning-rate policies: the formulas, float32's accuracy, dtypes.
+
+Configs, kinds of steps, traces and most refusals are tested for every schedule in
+`tests/schedules/`.
+"""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_lso.schedules import (
+    CosineDecayPolicy,
+    ExpDecay,
+    FixedLR,
+    InvPolyDecay,
+    PiecewiseConstant,
+    PolyDecay,
+    TransformerPolicy,
+)
+
+BACKEND = keras.backend.backend()
+LAST_STEP = 1_000_000
+SMALLEST = float(np.finfo("float32").tiny)
+
+
+def at(schedule, steps):
+    return [float(schedule(step)) for step in steps]
+
+
+# --- Worked examples ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (FixedLR(0.25), {0: 0.25, 10**6: 0.25}),
+        # A boundary belongs to the interval before it.
+        (
+            PiecewiseConstant(0.8, [2, 4], [0.5, 0.25]),
+            {0: 0.8, 2: 0.8, 3: 0.4, 4: 0.4, 5: 0.2, 99: 0.2},
+        ),
+        (
+            PiecewiseConstant(0.3, [7, 999_999], [0.7, 3.3]),
+            {7: 0.3, 8: 0.21, 999_999: 0.21, 1_000_000: 0.99},
+        ),
+        (
+            PiecewiseConstant(0.8, [2, 4], [0.5, 0.25], steps_per_epoch=10),
+            {20: 0.8, 21: 0.4, 40: 0.4, 41: 0.2},
+        ),
+        # 7.5 steps and 29 steps, though 0.29 * 100 is below 29 in binary.
+        (PiecewiseConstant(0.8, [2.5], [0.5], 3), {7: 0.8, 8: 0.4}),
+        (PiecewiseConstant(0.8, [0.29], [0.5], 100), {29: 0.8, 30: 0.4}),
+        (ExpDecay(0.8, 2, 0.25, False), {0: 0.8, 1: 0.4, 2: 0.2, 3: 0.1}),
+        (ExpDecay(0.8, 2, 0.25, True, 3), {4: 0.8, 5: 0.2, 6: 0.2, 7: 0.05}),
+        (ExpDecay(0.8, 1, 2.0, False), {0: 0.8, 1: 1.6, 3: 6.4}),
+        # The minimum is one also before the decay.
+        (ExpDecay(0.8, 1, 0.5, False, 2, 0.3), {0: 0.8, 2: 0.8, 3: 0.4, 4: 0.3}),
+        (ExpDecay(0.1, 1, 2.0, False, 2, 0.3), {0: 0.3, 3: 0.3, 4: 0.4}),
+        (PolyDecay(0.8, 4), {0: 0.8, 1: 0.6, 3: 0.2, 4: 0.0, 5: 0.0}),
+        (PolyDecay(0.8, 2, power=2.0, min_lr=0.4), {0: 0.8, 1: 0.5, 2: 0.4, 3: 0.4}),
+        # A rate that rises.
+        (PolyDecay(0.1, 4, min_lr=0.5), {0: 0.1, 1: 0.2, 3: 0.4, 4: 0.5, 5: 0.5}),
+        # A warm-up, which is longer than the wait, and the other way round.
+        (
+            PolyDecay(0.02, 4000, power=2, warmup_steps=200),
+            {
+                0: 0.0,
+                1: 9.995000625e-05,
+                5: 4.98750781e-04,
+                9: 8.95954556e-04,
+                200: 0.02 * 0.95**2,
+                3999: 0.02 / 4000**2,
+                4000: 0.0,
+                4200: 0.0,
+            },
+        ),
+        (
+            PolyDecay(0.8, 4, begin_decay_at=1, min_lr=0.2, warmup_steps=4),
+            {0: 0.0, 1: 0.2, 2: 0.35, 3: 0.4, 4: 0.35, 5: 0.2, 6: 0.2},
+        ),
+        # The decay ends before the warm-up.
+        (
+            PolyDecay(0.8, 2, begin_decay_at=1, min_lr=0.1, warmup_steps=8),
+            {0: 0.0, 1: 0.1, 2: 0.15, 3: 0.1, 8: 0.1},
+        ),
+        (
+            PolyDecay(0.8, 4, begin_decay_at=3, warmup_steps=2),
+            {0: 0.0, 1: 0.4, 2: 0.8, 3: 0.8, 4: 0.6, 7: 0.0},
+        ),
+        # k = 3 / 6, and the rate stays at the minimum.
+        (
+            InvPolyDecay(0.8, 6, 0.2),
+            {0: 0.8, 2: 0.4, 6: 0.2, 7: 0.2, 99: 0.2},
+        ),
+        # k = (16 ** (1 / 2) - 1) / 3 = 1
+        (
+            InvPolyDecay(0.8, 3, 0.05, power=2.0, begin_decay_at=4, warmup_steps=2),
+            {0: 0.0, 1: 0.4, 2: 0.8, 4: 0.8, 5: 0.2, 7: 0.05, 8: 0.05},
+        ),
+        # k = 0.8e8 - 1, then a minimum above the rate.
+        (InvPolyDecay(0.8, 1, 0.0), {0: 0.8, 1: 1e-8, 2: 1e-8}),
+        (InvPolyDecay(0.8, 5, 0.9), {0: 0.8, 3: 0.8, 5: 0.8, 6: 0.8}),
+        (InvPolyDecay(0.0, 5, 0.0), {0: 0.0, 3: 0.0}),
+        # The minimum is a share, the power has no effect.
+        (
+            CosineDecayPolicy(0.8, 4, power=3.0, min_lr=0.25),
+            {0: 0.8, 2: 0.5, 4: 0.2, 5: 0.2},
+        ),
+        (
+            CosineDecayPolicy(0.8, 2, begin_decay_at=1, min_lr=0.25, warmup_steps=4),
+            {0: 0.0, 1: 0.2, 2: 0.25, 3: 0.15, 4: 0.2, 5: 0.2},
+        ),
+        (
+            CosineDecayPolicy(0.8, 2, begin_decay_at=3, warmup_steps=2),
+            {1: 0.4, 2: 0.8, 3: 0.8, 4: 0.4, 5: 0.0, 6: 0.0},
+        ),
+        (
+            TransformerPolicy(2.0, d_model=16, warmup_steps=4),
+            {0: 0.0625, 1: 0.125, 3: 0.25, 15: 0.125, 63: 0.0625},
+        ),
+        (
+            TransformerPolicy(2.0, 16, 4, max_lr=0.05, coefficient=0.5),
+            {0: 0.03125, 1: 0.05, 3: 0.05, 15: 0.05, 63: 0.03125},
+        ),
+    ],
+)
+def test_rates_are_what_the_formula_says(schedule, expected):
+    # The next test is about accuracy; this one has room for 0.0.
+    np.testing.assert_allclose(
+        at(schedule, expected), list(expected.values()), rtol=1e-6, atol=1e-12
+    )
+
+
+# --- Accuracy -----------------------------------------------------------------
+
+
+def waiting(step, lr, decayed, begin=0, warmup=0):
+    rate = np.where(step < warmup, lr * step / max(warmup, 1), lr)
+    return np.where(step < begin, rate, decayed(rate, np.maximum(step - begin, 0)))
+
+
+def exp_decay(step, lr, decay_steps, decay_rate, stairs, begin_decay_at=0, min_lr=0.0):
+    def decayed(rate, step):
+        exponent = step // decay_steps if stairs else step / decay_steps
+        return rate * np.float64(decay_rate) ** exponent
+
+    return np.maximum(min_lr, waiting(step, lr, decayed, begin_decay_at))
+
+
+def poly_decay(step, lr, decay_steps, power=1.0, begin=0, min_lr=0.0, warmup=0):
+    def decayed(rate, step):
+        left = 1 - np.minimum(step, decay_steps) / decay_steps
+        return (rate - min_lr) * left**power + min_lr
+
+    return waiting(step, lr, decayed, begin, warmup)
+
+
+def inv_poly_decay(step, lr, decay_steps, min_lr, power=1.0, begin=0, warmup=0):
+    min_lr = np.clip(min_lr, 1e-8, lr)
+    k = ((lr / min_lr) ** (1 / power) - 1) / decay_steps
+
+    def decayed(rate, step):
+        return np.maximum(rate / (1 + k * step) ** power, min_lr)
+
+    return waiting(step, lr, decayed, max(begin, warmup), warmup)
+
+
+def cosine_decay(step, lr, decay_steps, power=1.0, begin=0, min_lr=0.0, warmup=0):
+    def decayed(rate, step):
+        # (1 + cos(x)) / 2 in another form: float64 would lose the last steps.
+        left = 1 - np.minimum(step, decay_steps) / decay_steps
+        cosine = np.sin(np.pi / 2 * left) ** 2
+        return rate * ((1 - min_lr) * cosine + min_lr)
+
+    return waiting(step, lr, decayed, begin, warmup)
+
+
+def transformer_policy(step, lr, d_model, warmup, max_lr=None, coefficient=1.0):
+    step = step + 1.0
+    rate = coefficient * d_model**-0.5 * np.minimum(step * warmup**-1.5, step**-0.5)
+    return np.minimum(lr * rate, np.inf if max_lr is None else max_lr)
+
+
+# The class, the transcription of its formula, and the arguments of both.
+ACCURACY = {
+    # Rounded to float32, 0.99998 is off by up to 3e-8, and a million times that.
+    "exp": (ExpDecay, exp_decay, (0.3, 1, 0.99998, False)),
+    "exp-up": (ExpDecay, exp_decay, (1e-9, 3, 1.0001, False, 7)),
+    "exp-steep": (ExpDecay, exp_decay, (0.3, 45, 0.5, False)),
+    "exp-steps": (ExpDecay, exp_decay, (0.3, 77_777, 0.1, False, 50_000, 1e-8)),
+    "exp-stairs": (ExpDecay, exp_decay, (0.3, 7, 0.9995, True, 11)),
+    "exp-long-stairs": (ExpDecay, exp_decay, (0.3, 33_333, 0.7, True, 1000)),
+    "poly": (PolyDecay, poly_decay, (0.3, 999_983, 1.0, 0, 0.0, 10)),
+    "poly-root": (PolyDecay, poly_decay, (0.3, 654_321, 0.45, 5000, 0.0)),
+    "poly-square": (PolyDecay, poly_decay, (0.3, 123_457, 2.0, 5000, 1e-5, 3000)),
+    "poly-steep": (PolyDecay, poly_decay, (0.3, 999_983, 19.9)),
+    "poly-very-steep": (PolyDecay, poly_decay, (0.3, 999_983, 150.1)),
+    "poly-warm": (PolyDecay, poly_decay, (0.3, 123_457, 1.7, 777, 1e-4, 54_321)),
+    "poly-rising": (PolyDecay, poly_decay, (1e-4, 999_983, 1.7, 0, 0.3)),
+    "inv-poly": (InvPolyDecay, inv_poly_decay, (0.3, 999_983, 1e-5)),
+    "inv-poly-far": (InvPolyDecay, inv_poly_decay, (3.0, 999_983, 0.0, 0.5, 17)),
+    "inv-poly-root": (InvPolyDecay, inv_poly_decay, (0.3, 54_321, 1e-6, 0.3)),
+    "inv-poly-cube": (InvPolyDecay, inv_poly_decay, (0.3, 777, 1e-4, 3.0, 5, 100)),
+    "inv-poly-steep": (InvPolyDecay, inv_poly_decay, (0.3, 999_983, 1e-8, 97.3)),
+    # The sum of step and 1 / k is beyond 2**24 here.
+    "inv-poly-flat": (InvPolyDecay, inv_poly_decay, (0.3, 999_983, 0.2, 60.0)),
+    "cosine": (CosineDecayPolicy, cosine_decay, (0.3, 999_983, 1.0, 0, 0.0, 1000)),
+    "cosine-warm": (
+        CosineDecayPolicy,
+        cosine_decay,
+        (0.3, 123_457, 1.0, 0, 0.01, 999_983),
+    ),
+    "cosine-later": (CosineDecayPolicy, cosine_decay, (0.3, 54_321, 1.0, 777, 0.01)),
+    "transformer": (TransformerPolicy, transformer_policy, (2.0, 512, 4000)),
+    "transformer-capped": (
+        TransformerPolicy,
+        transformer_policy,
+        (2.0, 1000, 8001, 5e-4, 0.7),
+    ),
+}
+
+
+def some_steps(seed=0):
+    """The first and last ones, those around a boundary of the cases, and random ones"""
+    random = np.random.default_rng(seed)
+    boundaries = [0, 7, 11, 777, 1000, 3000, 4000, 5000, 8001, 54_321 + 777, 123_457]
+    boundaries += [128_457, 33_333 + 1000, 654_321 + 5000, 999_983, LAST_STEP]
+    near = np.add.outer(boundaries, np.arange(-8, 9)).ravel()
+    scattered = random.integers(0, LAST_STEP, 400)
+    small = (10 ** random.uniform(0, 6, 200)).astype(int)
+    steps = np.concatenate([near, scattered, small])
+    return np.unique(steps.clip(0, LAST_STEP))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("case", ACCURACY)
+def test_a_rate_is_accurate_to_a_millionth(case, compiled):
+    make, formula, arguments = ACCURACY[case]
+    steps = some_steps()
+    expected = formula(steps, *arguments)
+    assert np.isfinite(expected).all() and len(np.unique(expected)) > 3
+    # The arithmetic is elementwise, so one call serves all steps.
+    tensor = ops.convert_to_tensor(steps.astype("int32"))
+    actual = ops.convert_to_numpy(compiled(make(*arguments), [])(tensor))
+    assert actual.dtype == np.float32
+    # Measured: 4e-7. Where float32 has fewer digits, there may be none.
+    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=SMALLEST)
+
+
+def test_no_exponent_makes_a_rate_that_is_nan():
+    steps = (1, 2, 3, 2**24, 2**31 - 2)
+    assert at(ExpDecay(0.3, 1, 1e-300, False), steps) == [0.0] * 5
+    assert at(ExpDecay(0.3, 1, 1e300, False), steps) == [np.inf] * 5
+    assert at(PolyDecay(0.3, 3, power=1e38), steps) == [0.0] * 5
+    # There is no accuracy left in such powers, but there are bounds.
+    for power in (1e-3, 1e3, 1e30):
+        for decay_steps in (3, 2**31 - 1):
+            rates = at(InvPolyDecay(0.3, decay_steps, 1e-5, power), steps)
+            assert np.all(np.diff(rates) <= 0)
+            assert np.float32(1e-5) <= rates[-1] <= rates[0] <= np.float32(0.3)
+
+
+# --- The dtype of the Transformer's rate --------------------------------------
+
+
+def own_dtype(name):
+    if BACKEND == "tensorflow":
+        import tensorflow as framework
+    elif BACKEND == "jax":
+        import jax.numpy as framework
+    else:
+        import torch as framework
+    return getattr(framework, name)
+
+
+@pytest.mark.parametrize("kind", [str, lambda name: np.dtype(name).type, own_dtype])
+@pytest.mark.parametrize("name", ["float16", "float32"])
+def test_a_rate_has_the_dtype_that_was_asked_for(kind, name):
+    policy = TransformerPolicy(2.0, 512, 4000, dtype=kind(name))
+    restored = TransformerPolicy.from_config(policy.get_config())
+    assert policy.dtype == restored.dtype == name
+    rate = restored(69_999)
+    assert keras.backend.standardize_dtype(rate.dtype) == name
+    # Step 70,000 is none in float16: the rate is computed in float32.
+    expected = np.dtype(name).type(2 * 512**-0.5 * 70_000**-0.5)
+    np.testing.assert_allclose(float(rate), expected, rtol=1e-6)
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("dtype", ["int32", "mixed", None, 32, ["float32"]])
+def test_a_dtype_that_is_none_of_floats_is_refused(dtype):
+    with pytest.raises(ValueError, match="Argument `dtype` must be a dtype of floats"):
+        TransformerPolicy(1.0, 16, 4, dtype=dtype)
+
+
+# --- Arguments ----------------------------------------------------------------
+
+
+@pytest.mark.one_backend
+def test_boundaries_in_epochs_stay_epochs_in_the_config():
+    policy = PiecewiseConstant(1.0, [1, 2.5], [0.5, 0.1], steps_per_epoch=4)
+    config = policy.get_config()
+    assert (config["boundaries"], config["steps_per_epoch"]) == ([1.0, 2.5], 4)
+    # Two epochs of the same step.
+    with pytest.raises(ValueError, match="must be strictly increasing"):
+        PiecewiseConstant(1.0, [1, 1.1], [0.5, 0.1], steps_per_epoch=4)
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("policy", [PolyDecay, CosineDecayPolicy, InvPolyDecay])
+@pytest.mark.parametrize("argument", ["power", "min_lr", "warmup_steps"])
+def test_an_argument_that_is_no_number_is_refused(policy, argument):
+    arguments = {"min_lr": 0.1, argument: "1"}
+    with pytest.raises((TypeError, ValueError), match=f"Argument `{argument}` must"):
+        policy(1.0, 4, **arguments)
+
+
+LAST = 2**31 - 2
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: PolyDecay(1.0, 10, min_lr=0.25, warmup_steps=2),
+        lambda: ExpDecay(1.0, 10, 0.5, False, min_lr=0.25),
+        lambda: InvPolyDecay(1.0, 10, 0.25),
+        lambda: CosineDecayPolicy(1.0, 10, min_lr=0.25),
+        lambda: TransformerPolicy(1.0, 16, 10),
+    ],
+)
+def test_steps_of_no_run_have_the_rate_of_the_nearest_one(make):
+    schedule = make()
+    first, last = float(schedule(0)), float(schedule(LAST))
+    assert last == pytest.approx(0.25) or last < 1e-4
+    for step in (-1, np.int64(-5), -3.0):
+        assert float(schedule(step)) == first
+    for step in (1e10, np.float32(2.0**31)):
+        assert float(schedule(step)) == pytest.approx(last, rel=1e-6)
+    for step in (2**31, 2**40, np.int64(2**40)):
+        assert float(schedule(step)) == last
+
+
+@pytest.mark.one_backend
+def test_boundaries_beyond_the_last_step_are_refused():
+    message = r"`boundaries\[0\]` must be an integer of at most 2147483647"
+    with pytest.raises(ValueError, match=message):
+        PiecewiseConstant(1.0, [2**40], [0.5])
+
+
+@pytest.mark.parametrize(
+    "step", [np.int8(3), np.int16(3), np.uint8(3), np.uint32(3), np.float64(3.7)]
+)
+def test_steps_may_be_narrow(step):
+    schedule = PolyDecay(1.0, 10)
+    assert float(schedule(step)) == pytest.approx(0.7)
+    assert float(schedule(ops.convert_to_tensor(step))) == pytest.approx(0.7)

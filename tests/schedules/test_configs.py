@@ -1,0 +1,212 @@
+"""Schedules in configs, files and copies."""
+
+import copy
+import inspect
+import json
+import pickle
+
+import keras
+import numpy as np
+import pytest
+
+from keras_lso import schedules
+from keras_lso.schedules import (
+    CosineDecayPolicy,
+    FixedLR,
+    JoinedSchedules,
+    LinearWarmup,
+    PiecewiseConstantDecayWithOffset,
+    PolynomialDecayWithOffset,
+    PolynomialWarmup,
+)
+from testing.schedules import ALL, assert_rates, every_schedule, rates, through_json
+
+pytestmark = pytest.mark.in_turn
+
+
+def nested_twice():
+    inner = PolynomialDecayWithOffset(
+        offset=6, initial_learning_rate=1.0, decay_steps=4, name="inner"
+    )
+    keras_own = keras.optimizers.schedules.InverseTimeDecay(0.5, 2, 0.5)
+    return JoinedSchedules(
+        [LinearWarmup(inner, 3, name="outer"), PolynomialWarmup(keras_own, 2), 0.25],
+        [5, 9],
+    )
+
+
+ALL_AND_NESTED = {**ALL, "nested": nested_twice}
+every_schedule_and_nested = pytest.mark.parametrize(
+    "make", ALL_AND_NESTED.values(), ids=ALL_AND_NESTED.keys()
+)
+
+
+def through_from_config(schedule):
+    return type(schedule).from_config(schedule.get_config())
+
+
+def through_saving(schedule):
+    return keras.saving.deserialize_keras_object(
+        keras.saving.serialize_keras_object(schedule)
+    )
+
+
+def through_sgd(schedule):
+    config = json.loads(json.dumps(keras.optimizers.SGD(schedule).get_config()))
+    return keras.optimizers.SGD.from_config(config)._learning_rate
+
+
+def through_pickle(schedule):
+    return pickle.loads(pickle.dumps(schedule))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "through",
+    [
+        through_from_config,
+        through_json,
+        through_saving,
+        through_sgd,
+        through_pickle,
+        copy.deepcopy,
+    ],
+)
+@every_schedule_and_nested
+def test_a_copy_is_the_same_schedule(make, through):
+    schedule = make()
+    before = json.dumps(schedule.get_config())
+    restored = through(schedule)
+    assert type(restored) is type(schedule)
+    assert restored is not schedule
+    assert json.dumps(restored.get_config()) == before
+    assert json.dumps(schedule.get_config()) == before
+    np.testing.assert_array_equal(rates(restored), rates(schedule))
+
+
+@pytest.mark.one_backend
+def test_a_nested_copy_keeps_offsets_and_names():
+    restored = through_json(nested_twice())
+    assert restored.schedules[0].name == "outer"
+    assert restored.schedules[0].schedule_or_rate.name == "inner"
+    assert restored.schedules[0].schedule_or_rate.offset == 6
+    assert isinstance(
+        restored.schedules[1].schedule_or_rate,
+        keras.optimizers.schedules.InverseTimeDecay,
+    )
+
+
+def test_a_nested_schedule_of_the_user_is_found_in_custom_objects():
+    class Half(keras.optimizers.schedules.LearningRateSchedule):
+        def __call__(self, step):
+            return 0.5
+
+        def get_config(self):
+            return {}
+
+    config = keras.optimizers.schedules.serialize(LinearWarmup(Half(), 2))
+    restored = keras.optimizers.schedules.deserialize(config, {"Half": Half})
+    assert isinstance(restored.schedule_or_rate, Half)
+    assert_rates(restored, {0: 0.0, 1: 0.25, 2: 0.5})
+
+
+@pytest.mark.one_backend
+@every_schedule
+def test_each_argument_is_an_attribute_and_in_the_config(make):
+    schedule = make()
+    arguments = inspect.signature(type(schedule)).parameters
+    config = schedule.get_config()
+    assert set(config) == set(arguments)
+    assert config["name"] == "mine"
+    for name, argument in arguments.items():
+        assert hasattr(schedule, name)
+        # The list above would not show that a copy loses an argument otherwise. All
+        # there return float32: for a `dtype` see
+        # `tests/compat/open_seq2seq/test_schedules.py`.
+        assert getattr(schedule, name) != argument.default or name == "dtype"
+
+
+@pytest.mark.one_backend
+def test_attributes_are_plain_python_values():
+    schedule = PiecewiseConstantDecayWithOffset(
+        offset=np.int32(1), boundaries=np.array([2, 5]), values=(np.float32(1), 0.5, 0)
+    )
+    assert schedule.get_config() == {
+        "offset": 1,
+        "boundaries": [2, 5],
+        "values": [1.0, 0.5, 0.0],
+        "name": "PiecewiseConstantDecayWithOffset",
+    }
+    assert all(type(boundary) is int for boundary in schedule.boundaries)
+    assert all(type(value) is float for value in schedule.values)
+
+
+@pytest.mark.one_backend
+@every_schedule
+def test_a_name_of_none_is_the_default_one(make):
+    schedule = make()
+    config = {**schedule.get_config(), "name": None}
+    assert type(schedule).from_config(config).name == type(schedule).__name__
+
+
+# --- Names ----------------------------------------------------------------------
+
+
+# The names in configs that are not those in Python.
+SAVED_AS = {
+    "CosineDecay": CosineDecayPolicy(0.5, 100, warmup_steps=10),
+    "Sequential": JoinedSchedules([0.5, 0.25], [10]),
+}
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("name", SAVED_AS)
+def test_a_config_has_the_name_that_the_class_is_saved_under(name):
+    schedule = SAVED_AS[name]
+    config = keras.saving.serialize_keras_object(schedule)
+    assert config["class_name"] == name
+    assert config["registered_name"] == f"keras_lso>{name}"
+    assert config["config"]["name"] == name
+    # Keras has a class of either name as well.
+    restored = keras.saving.deserialize_keras_object(json.loads(json.dumps(config)))
+    assert type(restored) is type(schedule)
+    assert repr(type(restored)).endswith(f".{type(restored).__qualname__}'>")
+
+
+@pytest.mark.one_backend
+def test_the_names_in_configs_are_not_those_in_python():
+    for name in SAVED_AS:
+        assert not hasattr(schedules, name)
+
+
+@pytest.mark.one_backend
+def test_what_a_config_holds_is_not_what_the_schedule_holds():
+    for make in ALL.values():
+        schedule = make()
+        before = json.dumps(schedule.get_config())
+        for value in schedule.get_config().values():
+            if isinstance(value, list):
+                value.append(0.5)
+        assert json.dumps(schedule.get_config()) == before
+
+
+@pytest.mark.one_backend
+def test_a_class_of_the_user_adds_arguments_of_its_own():
+    class Shifted(FixedLR):
+        def __init__(self, learning_rate, shift=1.0, name=None):
+            super().__init__(learning_rate, name)
+            self.shift = shift
+
+        def __call__(self, step):
+            return super().__call__(step) + self.shift
+
+        def get_config(self):
+            return {**super().get_config(), "shift": self.shift}
+
+    schedule = Shifted.from_config(Shifted(0.5, 2.0).get_config())
+    assert schedule.get_config() == {
+        "learning_rate": 0.5,
+        "name": "Shifted",
+        "shift": 2.0,
+    }
+    assert float(schedule(0)) == 2.5

@@ -1,0 +1,110 @@
+"""`get`, `serialize` and `deserialize` of schedules, and their names."""
+
+import json
+
+import keras
+import pytest
+
+from keras_lso import loss_scales, schedules
+
+pytestmark = pytest.mark.one_backend
+
+OURS = schedules.JoinedSchedules(
+    [schedules.LinearWarmup(keras.optimizers.schedules.CosineDecay(0.5, 10), 4), 0.25],
+    [8],
+)
+KERASS = keras.optimizers.schedules.CosineDecay(0.5, 10, name="mine")
+
+
+class Half(keras.optimizers.schedules.LearningRateSchedule):
+    def __call__(self, step):
+        return 0.5
+
+    def get_config(self):
+        return {}
+
+
+@pytest.mark.parametrize("schedule", [OURS, KERASS], ids=["ours", "Keras's"])
+def test_a_schedule_is_serialized_as_keras_does(schedule):
+    config = schedules.serialize(schedule)
+    assert config == keras.optimizers.schedules.serialize(schedule)
+    for read in (schedules.deserialize, schedules.get):
+        restored = read(json.loads(json.dumps(config)))
+        assert type(restored) is type(schedule)
+        assert restored.get_config() == schedule.get_config()
+
+
+def test_a_class_of_ours_is_known_by_its_bare_name():
+    config = {
+        "class_name": "PolynomialWarmup",
+        "config": {
+            "schedule_or_rate": {
+                "class_name": "LinearWarmup",
+                "config": {"schedule_or_rate": 0.5, "warmup_steps": 2},
+            },
+            "warmup_steps": 4,
+        },
+    }
+    schedule = schedules.deserialize(config)
+    assert type(schedule) is schedules.PolynomialWarmup
+    assert type(schedule.schedule_or_rate) is schedules.LinearWarmup
+    # As in Keras's own function, which reads the same dict.
+    config = {"class_name": "CosineDecay", "config": KERASS.get_config()}
+    assert type(schedules.deserialize(config)) is type(KERASS)
+
+
+def test_get_returns_a_schedule_for_each_kind_of_identifier():
+    assert schedules.get(OURS) is OURS
+    assert schedules.get(0.25).get_config() == schedules.FixedLR(0.25).get_config()
+    assert type(schedules.get(1)) is schedules.FixedLR
+    config = schedules.serialize(OURS)
+    assert schedules.get(config).get_config() == OURS.get_config()
+    assert isinstance(schedules.get("Half", {"Half": Half}), Half)
+    config = {"class_name": "Half", "config": {}}
+    assert isinstance(schedules.deserialize(config, {"Half": Half}), Half)
+
+
+@pytest.mark.parametrize(
+    ("identifier", "error", "message"),
+    [
+        (None, TypeError, "A schedule must be .* Received: None of type NoneType"),
+        (True, TypeError, "A schedule must be"),
+        (lambda step: 0.5, TypeError, "A schedule must be"),
+        (-0.5, ValueError, "`learning_rate` must be zero or more"),
+        ("LinearWarmup", ValueError, "'LinearWarmup' does not name a schedule whose"),
+        ("CosineDecay", ValueError, "'CosineDecay' does not name a schedule whose"),
+        ("Nothing", ValueError, "'Nothing' does not name a schedule whose"),
+        ("SGD", ValueError, "'SGD' does not name a schedule whose"),
+        ({}, ValueError, "must name the class of the schedule as its 'class_name'"),
+        (OURS.get_config(), ValueError, "`get_config` returns the arguments alone"),
+        ({"class_name": 3}, ValueError, "must hold a string as its 'class_name'"),
+        (
+            loss_scales.serialize(loss_scales.FixedLossScale(2)),
+            ValueError,
+            "must describe a .* It describes a FixedLossScale",
+        ),
+    ],
+)
+def test_what_is_no_schedule_is_refused(identifier, error, message):
+    with pytest.raises(error, match=message):
+        schedules.get(identifier)
+
+
+def test_the_reason_why_a_name_is_not_enough_is_told():
+    with pytest.raises(ValueError, match="config dict with the arguments") as error:
+        schedules.get("FixedLR")
+    assert "'learning_rate'" in str(error.value.__cause__)
+
+
+def test_what_cannot_be_serialized_or_read_is_refused():
+    with pytest.raises(TypeError, match=r"`schedule` must be.*schedule=0\.5 of type"):
+        schedules.serialize(0.5)
+    with pytest.raises(TypeError, match="`config` must be a dict.*of type str"):
+        schedules.deserialize("FixedLR")
+
+
+def test_a_name_of_no_schedule_is_missing_as_in_any_module():
+    with pytest.raises(AttributeError, match="'keras_lso.schedules' has no .*'Cosine'"):
+        schedules.Cosine  # noqa: B018
+    with pytest.raises(ImportError, match="cannot import name 'Cosine'"):
+        from keras_lso.schedules import Cosine  # noqa: F401

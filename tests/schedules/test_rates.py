@@ -1,0 +1,204 @@
+"""The rates of schedules: worked examples, kinds of steps, dtypes, traces.
+
+Anybody can check the examples by hand. Comparisons with the Model Garden, optax and
+training runs are in `integration_tests/test_schedules.py`.
+"""
+
+import inspect
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_lso import schedules
+from keras_lso.schedules import (
+    DirectPowerDecay,
+    FixedLR,
+    JoinedSchedules,
+    LinearWarmup,
+    PiecewiseConstantDecayWithOffset,
+    PolynomialDecayWithOffset,
+    PolynomialWarmup,
+)
+from testing.schedules import ALL, STEPS, TOLERANCE, assert_rates, every_schedule, rates
+
+pytestmark = pytest.mark.in_turn
+
+
+@pytest.mark.one_backend
+def test_no_public_schedule_is_missing_in_this_file():
+    classes = {
+        name
+        for name in schedules.__all__
+        if inspect.isclass(item := getattr(schedules, name))
+        and issubclass(item, keras.optimizers.schedules.LearningRateSchedule)
+    }
+    assert classes == {*ALL, "PolynomialWarmUp"}
+
+
+# --- Worked examples ----------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("schedule", "expected"),
+    [
+        (LinearWarmup(0.5, 4, 0.1), {0: 0.1, 1: 0.2, 3: 0.4, 4: 0.5, 5: 0.5, 99: 0.5}),
+        (LinearWarmup(0.0, 2, 0.4), {0: 0.4, 1: 0.2, 2: 0.0, 3: 0.0}),
+        (LinearWarmup(0.5, 0), {0: 0.5, 1: 0.5}),
+        (LinearWarmup(0.5, 0, 0.1), {-1: 0.1 - 0.4, 0: 0.5}),
+        (LinearWarmup(0.5, 1), {0: 0.0, 1: 0.5}),
+        (PolynomialWarmup(1.6, 4), {0: 0.4, 1: 0.4, 2: 0.8, 3: 1.2, 4: 1.6, 5: 1.6}),
+        (PolynomialWarmup(1.6, 4, power=0.5), {0: 0.8, 1: 0.8, 4: 1.6}),
+        (PolynomialWarmup(1.6, 0), {0: 1.6, 1: 1.6}),
+        (
+            PolynomialDecayWithOffset(
+                initial_learning_rate=1.0,
+                decay_steps=4,
+                end_learning_rate=0.0,
+                offset=-2,
+            ),
+            {0: 0.5, 1: 0.25, 2: 0.0, 3: 0.0},
+        ),
+        (JoinedSchedules([0.25], []), {0: 0.25, 1: 0.25}),
+        (JoinedSchedules([0.5, 0.25], [0]), {-1: 0.5, 0: 0.25}),
+    ],
+)
+def test_rates_are_what_the_formula_says(schedule, expected):
+    assert_rates(schedule, expected)
+
+
+def test_a_warmup_ends_where_the_schedule_is_and_does_not_shift_its_clock():
+    decay = PolynomialDecayWithOffset(
+        initial_learning_rate=1.0, decay_steps=10, end_learning_rate=0.0
+    )
+    assert_rates(
+        LinearWarmup(decay, 4), {0: 0.0, 1: 0.15, 2: 0.3, 4: 0.6, 5: 0.5, 10: 0.0}
+    )
+    later = PolynomialDecayWithOffset(
+        offset=4, initial_learning_rate=1.0, decay_steps=10, end_learning_rate=0.0
+    )
+    assert_rates(LinearWarmup(later, 4), {1: 0.25, 4: 1.0, 5: 0.9, 9: 0.5, 14: 0.0})
+
+
+def test_a_sequential_member_sees_the_steps_since_its_boundary():
+    joined = JoinedSchedules([0.5, LinearWarmup(0.4, 4), DirectPowerDecay(0.1)], [2, 5])
+    assert_rates(
+        joined,
+        {0: 0.5, 1: 0.5, 2: 0.0, 3: 0.1, 4: 0.2, 5: 0.1, 6: 0.1, 7: 0.2, 8: 0.3},
+    )
+
+
+def test_a_cycling_decay_has_its_initial_rate_before_the_offset():
+    schedule = PolynomialDecayWithOffset(
+        offset=5,
+        initial_learning_rate=1.0,
+        decay_steps=4,
+        end_learning_rate=0.0,
+        cycle=True,
+    )
+    # The second cycle is a decay over twice the steps.
+    assert_rates(schedule, {0: 1.0, 4: 1.0, 5: 1.0, 7: 0.5, 9: 0.0, 10: 0.375, 13: 0.0})
+
+
+# --- Steps, dtypes and traces -------------------------------------------------
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("floatx", ["bfloat16", "float16", "float64"])
+@every_schedule
+def test_rates_are_float32_whatever_floatx_is(make, floatx):
+    steps = [*STEPS, 70_000]
+    expected = rates(make(), steps)
+    default = keras.config.floatx()
+    keras.config.set_floatx(floatx)
+    try:
+        result = make()(3)
+        actual = rates(make(), steps)
+    finally:
+        keras.config.set_floatx(default)
+    assert keras.backend.standardize_dtype(result.dtype) == "float32"
+    np.testing.assert_array_equal(actual, expected)
+
+
+@every_schedule
+def test_a_step_is_an_integer_of_any_kind(make):
+    schedule = make()
+    variable = keras.Variable(0, dtype="int", trainable=False)
+
+    def of_variable(step):
+        variable.assign(step)
+        return schedule(variable)
+
+    expected = rates(schedule)
+    assert len(set(expected)) > 1 or isinstance(schedule, FixedLR)
+    assert expected.dtype == np.float32
+    assert expected.shape == (len(STEPS),)
+    for kind in (
+        np.int64,
+        np.int32,
+        lambda step: ops.convert_to_tensor(step, dtype="int32"),
+        lambda step: ops.convert_to_tensor(step, dtype="int"),
+        lambda step: ops.convert_to_tensor(step, dtype="float32"),
+    ):
+        np.testing.assert_array_equal(
+            rates(lambda step, kind=kind: schedule(kind(step))), expected
+        )
+    np.testing.assert_array_equal(rates(of_variable), expected)
+
+
+@pytest.mark.exhaustive
+@every_schedule
+def test_one_trace_serves_every_step(make, compiled):
+    schedule = make()
+    variable = keras.Variable(0, dtype="int32", trainable=False)
+    traces = []
+
+    def rate():
+        traces.append(1)
+        return schedule(variable)
+
+    compiled_rate = compiled(rate, [variable])
+
+    def at(step):
+        variable.assign(step)
+        return compiled_rate()
+
+    # XLA may fuse a product and a sum, which saves one rounding.
+    np.testing.assert_allclose(rates(at), rates(schedule), **TOLERANCE)
+    # An eager function runs again at each step, a traced one only while it is traced.
+    is_eager = compiled_rate is rate
+    assert len(traces) in ([len(STEPS)] if is_eager else [1, 2])
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() != "torch",
+    reason="a traced function cannot read a value on TensorFlow and JAX",
+)
+@pytest.mark.default_backend("torch")
+@every_schedule
+def test_no_value_is_read_back_from_the_device(make):
+    import torch
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class NoReads(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if function is torch.ops.aten._local_scalar_dense.default:
+                raise AssertionError("a value was read back")
+            return function(*args, **(kwargs or {}))
+
+    step = torch.tensor(3)
+    with pytest.raises(AssertionError, match="read back"), NoReads():
+        bool(step)
+    with NoReads():
+        make()(step)
+
+
+def test_a_large_step_is_subtracted_before_it_is_rounded():
+    # 2**25 + 1 is not a float32.
+    schedule = PiecewiseConstantDecayWithOffset(
+        offset=2**25, boundaries=[0], values=[1.0, 0.5]
+    )
+    assert_rates(schedule, {2**25: 1.0, 2**25 + 1: 0.5})
+    joined = JoinedSchedules([1.0, LinearWarmup(1.0, 2)], [2**25])
+    assert_rates(joined, {2**25 - 1: 1.0, 2**25: 0.0, 2**25 + 1: 0.5})
