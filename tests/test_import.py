@@ -257,6 +257,13 @@ for config in json.loads(CONFIGS):
     found = keras.saving.deserialize_keras_object(config)
     print(type(found).__module__ + "." + type(found).__name__)
 """
+READ_WRONG_CONFIG = """
+import keras_lso
+try:
+    keras_lso.schedules.deserialize({"class_name": "PolyDecay", "config": {"no": 1}})
+except TypeError as error:
+    print(error)
+"""
 
 
 def objects_of_compat():
@@ -287,6 +294,14 @@ def test_a_config_of_a_class_for_older_apis_is_read_after_a_plain_import():
     code = f"CONFIGS = {configs!r}\n{LOAD_CLASSES_OF_COMPAT}"
     expected = [f"{type(o).__module__}.{type(o).__name__}" for o in made]
     assert output(code, BACKEND) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.default_backend("torch")
+def test_an_error_about_a_config_names_the_class_before_it_is_imported():
+    lines = output(READ_WRONG_CONFIG, BACKEND)
+    address = "<class 'keras_lso.compat.open_seq2seq.schedules.PolyDecay'>"
+    assert lines[0].startswith(f"{address} could not be deserialized")
 
 
 @pytest.mark.one_backend

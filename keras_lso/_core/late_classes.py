@@ -38,16 +38,20 @@ MODULES = {
 def _stand_in(registered_name, module):
     """Returns a class whose `from_config` is that of the class it is registered for."""
 
-    class StandIn:
-        @classmethod
-        def from_config(cls, config):
-            importlib.import_module(f"keras_lso.{module}")
-            # Not by `get_registered_object`: while Keras reads a config, that finds
-            # what was registered before.
-            found = keras.saving.get_custom_objects()[registered_name]
-            return found.from_config(config)
+    def from_config(cls, config):
+        importlib.import_module(f"keras_lso.{module}")
+        # Not by `get_registered_object`: while Keras reads a config, that finds what
+        # was registered before.
+        found = keras.saving.get_custom_objects()[registered_name]
+        return found.from_config(config)
 
-    return StandIn
+    # Keras's error about a wrong config names the class that it called.
+    name = registered_name.removeprefix("keras_lso>").rpartition(".")[2]
+    members = {
+        "__module__": f"keras_lso.{module}",
+        "from_config": classmethod(from_config),
+    }
+    return type(name, (), members)
 
 
 for _name, _module in MODULES.items():
