@@ -39,7 +39,7 @@ import pytest  # noqa: E402
 
 from testing.backend_files import prefixes_of_others  # noqa: E402
 
-pytest_plugins = ("testing.rings", "testing.cases", "testing.originals")
+pytest_plugins = ("testing.tiers", "testing.cases", "testing.originals")
 
 BACKEND = keras.backend.backend()
 OTHER_BACKENDS = prefixes_of_others(BACKEND)

@@ -192,6 +192,7 @@ def test_each_rate_is_the_model_gardens(case, kind, judge_case):
     assert_same_rates(our_rates(CASES[case](schedules), kind), judge_case(case))
 
 
+@pytest.mark.in_turn("jax")
 def test_every_schedule_of_the_model_garden_has_been_judged(original, model_garden):
     def run():
         import tf_keras
@@ -212,6 +213,7 @@ def test_every_schedule_of_the_model_garden_has_been_judged(original, model_gard
     assert all(hasattr(schedules, name) for name in theirs)
 
 
+@pytest.mark.in_turn("torch")
 def test_where_the_model_garden_has_no_number_there_is_one(judge):
     def make_cosine(module):
         return module.StepCosineDecayWithOffset([0, 10], [0.8, 0.1], offset=3)
@@ -235,6 +237,7 @@ def test_where_the_model_garden_has_no_number_there_is_one(judge):
     )
 
 
+@pytest.mark.in_turn("torch")
 def test_a_warmup_of_no_steps_is_none_as_the_model_gardens(judge):
     # Its own rate of step 0 is that of the schedule; it divides by zero on the way.
     make = warmup("cosine", "LinearWarmup", 0, 0.1)
@@ -396,6 +399,7 @@ def test_sgd_trains_with_the_rates_of_a_policy(case, make_meter, used_rates):
     assert_same_rates(used_rates(model), our_rates(make_policy(case), int))
 
 
+@pytest.mark.in_turn("tensorflow")
 def test_sgd_trains_with_a_fixed_rate(make_meter, used_rates):
     model = make_meter(keras.optimizers.SGD(make_policy("fixed")))
     np.testing.assert_array_equal(used_rates(model), np.float32([0.8] * STEPS))

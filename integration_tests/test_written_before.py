@@ -53,6 +53,7 @@ def read_archive(path):
     return config, arrays
 
 
+@pytest.mark.in_turn("tensorflow")
 def test_there_are_files_of_every_class():
     names = {path.stem for path in FILES}
     assert names == set(write.OPTIMIZERS)

@@ -206,6 +206,7 @@ def test_rates_are_what_the_formula_says(schedule, expected):
     assert_rates(schedule, expected)
 
 
+@pytest.mark.in_turn("tensorflow")
 def test_a_warmup_ends_where_the_schedule_is_and_does_not_shift_its_clock():
     decay = PolynomialDecayWithOffset(
         initial_learning_rate=1.0, decay_steps=10, end_learning_rate=0.0
@@ -219,6 +220,7 @@ def test_a_warmup_ends_where_the_schedule_is_and_does_not_shift_its_clock():
     assert_rates(LinearWarmup(later, 4), {1: 0.25, 4: 1.0, 5: 0.9, 9: 0.5, 14: 0.0})
 
 
+@pytest.mark.in_turn("torch")
 def test_a_sequential_member_sees_the_steps_since_its_boundary():
     joined = JoinedSchedules([0.5, LinearWarmup(0.4, 4), DirectPowerDecay(0.1)], [2, 5])
     assert_rates(
@@ -227,12 +229,14 @@ def test_a_sequential_member_sees_the_steps_since_its_boundary():
     )
 
 
+@pytest.mark.in_turn("jax")
 def test_a_stepwise_cosine_stays_at_the_last_value():
     schedule = StepCosineDecayWithOffset([0, 4, 6], [1.0, 0.5, 0.1], offset=3)
     assert_rates(schedule, {3: 1.0, 5: 0.75, 7: 0.5, 8: 0.3, 9: 0.1, 10: 0.1, 99: 0.1})
     assert_rates(StepCosineDecayWithOffset([0], [0.5]), {-1: 0.5, 0: 0.5, 1: 0.5})
 
 
+@pytest.mark.in_turn("jax")
 def test_no_tail_ends_in_nan():
     # A power that is infinite in float32, and a tail that is zero in it.
     steep = PowerAndLinearDecay(1.0, 10, power=200.0)
@@ -241,6 +245,7 @@ def test_no_tail_ends_in_nan():
     assert_rates(short, {9: 1.0, 10: 0.0, 11: 0.0})
 
 
+@pytest.mark.in_turn("tensorflow")
 def test_a_cycling_decay_has_its_initial_rate_before_the_offset():
     schedule = PolynomialDecayWithOffset(
         offset=5,
@@ -299,6 +304,8 @@ def test_a_step_is_an_integer_of_any_kind(make):
     np.testing.assert_array_equal(rates(of_variable), expected)
 
 
+# Each backend has its own ways to compile.
+@pytest.mark.in_turn("tensorflow", "jax", "torch")
 @pytest.mark.exhaustive
 @every_schedule
 def test_one_trace_serves_every_step(make, compiled):
@@ -346,6 +353,7 @@ def test_no_value_is_read_back_from_the_device(make):
         make()(step)
 
 
+@pytest.mark.in_turn("torch")
 def test_a_large_step_is_subtracted_before_it_is_rounded():
     # 2**25 + 1 is not a float32.
     schedule = PiecewiseConstantDecayWithOffset(
@@ -436,6 +444,7 @@ def test_a_nested_copy_keeps_offsets_and_names():
     )
 
 
+@pytest.mark.in_turn("torch")
 def test_a_nested_schedule_of_the_user_is_found_in_custom_objects():
     class Half(keras.optimizers.schedules.LearningRateSchedule):
         def __call__(self, step):
@@ -700,6 +709,7 @@ def test_the_settings_of_mlperfs_bert_are_the_published_ones():
     ).lamb
 
 
+@pytest.mark.in_turn("tensorflow")
 def test_a_recipe_for_hardly_any_steps_is_finite():
     schedule = mlperf_resnet(4096, 1e-6).learning_rate
     assert_rates(schedule, {0: 10.0, 1: 1e-4})

@@ -27,7 +27,7 @@ from keras_lso._keras_internals.fused_step import FusedStep, slots_of, stored_in
 from keras_lso._keras_internals.optimizers import iteration_variable
 from keras_lso._keras_internals.rules import registration_of, rule_of
 from keras_lso._keras_internals.variables import storage_of
-from testing.rings import is_full
+from testing.tiers import is_full
 
 # JAX has float64 only where x64 is on; `tensor` skips where it is not.
 pytestmark = [
