@@ -1,4 +1,4 @@
-"""What OpenSeq2Seq's own tests promise of its optimizers, and TF1 as their judge."""
+"""What OpenSeq2Seq's own tests promise of its optimizers, with TF1 as reference."""
 
 import keras
 import numpy as np

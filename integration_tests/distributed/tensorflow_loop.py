@@ -1,4 +1,4 @@
-"""A custom loop under a `tf.distribute` strategy, for workers and their judge."""
+"""A custom loop under a `tf.distribute` strategy, for workers and their reference."""
 
 import functools
 

@@ -1,6 +1,6 @@
 """The loss scales do what TF1's do, step for step.
 
-`test_tf_keras_judges.py` compares the optimizers around them.
+`test_tf_keras_references.py` compares the optimizers around them.
 """
 
 import keras
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from integration_tests.judged_steps import Rows
+from integration_tests.reference_steps import Rows
 from keras_lso import loss_scales
 
 BACKEND = keras.backend.backend()
