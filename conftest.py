@@ -37,7 +37,7 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
-pytest_plugins = ("testing.rings", "testing.cases", "testing.originals")
+pytest_plugins = ("testing.tiers", "testing.cases", "testing.originals")
 
 BACKEND = keras.backend.backend()
 OTHER_BACKENDS = {"tensorflow", "jax", "torch"} - {BACKEND}

@@ -51,11 +51,11 @@ def test_a_skipped_step_that_counts_as_applied_is_found(monkeypatch):
 
 @pytest.mark.default_backend("torch")
 def test_a_number_that_is_a_thousandth_off_is_found(monkeypatch):
-    bare_step = run.judge.bare_step
+    bare_step = run.reference.bare_step
 
     def bare_step_off(*arguments):
         found = bare_step(*arguments)
         return [a * 1.001 if a.dtype.kind == "f" else a for a in found]
 
-    monkeypatch.setattr(run.judge, "bare_step", bare_step_off)
+    monkeypatch.setattr(run.reference, "bare_step", bare_step_off)
     assert any("elements are wrong" in fault for fault in faults_of(5))

@@ -43,6 +43,7 @@ def compiled(make_model, remember, models):
 # --- The learning rate -------------------------------------------------------
 
 
+@pytest.mark.in_turn("torch")
 def test_learning_rate_scheduler_sets_the_inner_learning_rate(compiled, data, fit):
     model = compiled()
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
@@ -51,6 +52,7 @@ def test_learning_rate_scheduler_sets_the_inner_learning_rate(compiled, data, fi
     assert float(model.optimizer.inner_optimizer.learning_rate) == 0.015625
 
 
+@pytest.mark.in_turn("jax")
 def test_a_scheduled_learning_rate_of_zero_trains_nothing(compiled, data, fit, bits):
     model = compiled()
     before = bits(model.trainable_variables)
@@ -60,6 +62,7 @@ def test_a_scheduled_learning_rate_of_zero_trains_nothing(compiled, data, fit, b
     assert int(model.optimizer.iterations) == 4
 
 
+@pytest.mark.in_turn("tensorflow")
 def test_reduce_lr_on_plateau_reduces_the_inner_learning_rate(compiled, data, fit):
     model = compiled()
     # No epoch after the first is an improvement by so much.
@@ -74,6 +77,7 @@ def test_reduce_lr_on_plateau_reduces_the_inner_learning_rate(compiled, data, fi
 # --- Logs --------------------------------------------------------------------
 
 
+@pytest.mark.in_turn("jax")
 def test_tensorboard_writes_the_inner_learning_rate(compiled, data, fit, tmp_path):
     model = compiled()
     halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
@@ -92,6 +96,7 @@ def test_tensorboard_writes_the_inner_learning_rate(compiled, data, fit, tmp_pat
 # --- Checkpoints -------------------------------------------------------------
 
 
+@pytest.mark.in_turn("torch")
 def test_model_checkpoint_keeps_weights_that_load(
     compiled, data, fit, with_overflows, bits, tmp_path
 ):
@@ -115,6 +120,7 @@ def test_model_checkpoint_keeps_weights_that_load(
     assert int(again.optimizer.skipped_steps) == 2
 
 
+@pytest.mark.in_turn("tensorflow")
 def test_model_checkpoint_keeps_models_that_load_and_go_on(
     compiled, data, fit, with_overflows, bits, tmp_path
 ):
@@ -143,6 +149,7 @@ class Interruption(keras.callbacks.Callback):
         self.epoch = epoch
 
 
+@pytest.mark.in_turn("jax")
 def test_backup_and_restore_resumes_an_interrupted_run(
     compiled, models, data, fit, with_overflows, bits, tmp_path
 ):
@@ -224,6 +231,7 @@ def test_swap_ema_weights_evaluates_the_averages(
         np.testing.assert_allclose(now, before, rtol=0, atol=atol)
 
 
+@pytest.mark.in_turn("jax")
 def test_predicting_with_the_averages_leaves_the_weights(compiled, data, bits):
     x, y = data
     model = compiled("float16", use_ema=True, ema_momentum=0.75)
@@ -237,6 +245,7 @@ def test_predicting_with_the_averages_leaves_the_weights(compiled, data, bits):
     assert bits(model.trainable_variables) == before
 
 
+@pytest.mark.in_turn("tensorflow")
 def test_the_averages_inside_of_larc_are_found(data, make_model, values):
     x, y = data
     inner = keras.optimizers.SGD(0.125, use_ema=True, ema_momentum=0.75)
@@ -292,6 +301,7 @@ def test_averages_end_a_run_that_stops_early_and_the_next_run_goes_on(
     assert int(optimizer.iterations) + int(optimizer.skipped_steps) == 8
 
 
+@pytest.mark.in_turn("tensorflow")
 def test_without_averages_nothing_is_swapped(compiled):
     swap = keras_lso.callbacks.SwapEMAWeights()
     swap.set_model(compiled())

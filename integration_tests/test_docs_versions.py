@@ -95,16 +95,3 @@ def test_the_versions_of_keras_in_words_are_those_tested(page):
     text = PAGES[page].read_text()
     assert f"Keras {oldest} to {major}.{int(minor) - 1}" in text
     assert "compatibility.md" in text or "compatibility" in page
-
-
-# What checks or measures the source, beside one set of versions.
-OF_DEV_ALONE = {"coverage", "import-linter", "mypy", "ruff"}
-
-
-@pytest.mark.parametrize("versions", ["dev", "oldest", "newest"])
-def test_an_environment_has_what_the_tests_import(versions):
-    lines = (ROOT / f"requirements/{versions}.in").read_text().splitlines()
-    wanted = [line.partition("#")[0].strip() for line in lines]
-    installed = {Requirement(line).name for line in wanted if line}
-    asked = {Requirement(of).name for of in PROJECT["optional-dependencies"]["test"]}
-    assert asked - installed == (set() if versions == "dev" else OF_DEV_ALONE)

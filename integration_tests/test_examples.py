@@ -19,7 +19,7 @@ import pytest
 
 from integration_tests.distributed import launch
 from testing import misuse
-from testing.rings import is_full
+from testing.tiers import is_full
 
 BACKEND = keras.backend.backend()
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"

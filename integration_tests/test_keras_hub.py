@@ -11,7 +11,7 @@ import pytest
 import keras_lso
 from integration_tests.test_examples import BACKEND, NUMBER, run_example
 
-REASON = "KerasHub is not installed: the one in judges.txt needs Keras 3.15"
+REASON = "KerasHub is not installed: the one in originals.txt needs Keras 3.15"
 # Not by an import: it takes a second, also where all is deselected.
 pytestmark = [
     pytest.mark.slow,

@@ -1,8 +1,9 @@
 """`LAMB` does what the Model Garden's does, and optax's, and trains in float16.
 
-Each judge runs in its own framework, on the same gradients: see `layer_judges.py`.
-TensorFlow Addons has no release beside this TensorFlow. Its class is the Model
-Garden's, which was copied from there, but for the name of one argument.
+Each reference runs in its own framework, on the same gradients: see
+`layer_references.py`. TensorFlow Addons has no release beside this TensorFlow. Its
+class is the Model Garden's, which was copied from there, but for the name of one
+argument.
 """
 
 import json
@@ -13,7 +14,7 @@ import pytest
 from keras import ops
 
 import keras_lso
-from integration_tests.layer_judges import (
+from integration_tests.layer_references import (
     RECORDED,
     STEPS,
     assert_same,

@@ -1,6 +1,7 @@
 """`LARS` does what the originals do: the Model Garden's, optax's and MLPerf's.
 
-Each judge runs in its own framework, on the same gradients: see `layer_judges.py`.
+Each reference runs in its own framework, on the same gradients: see
+`layer_references.py`.
 """
 
 import gc
@@ -12,7 +13,7 @@ import pytest
 from keras import ops
 
 import keras_lso
-from integration_tests.layer_judges import (
+from integration_tests.layer_references import (
     RECORDED,
     SHAPES,
     STEPS,

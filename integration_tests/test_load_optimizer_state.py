@@ -1,4 +1,4 @@
-"""`load_optimizer_state`, with tf.keras as the judge of what was saved and goes on.
+"""`load_optimizer_state`, with tf.keras as the reference of what was saved and goes on.
 
 The files are those that tf.keras wrote, in `tf_keras_files.py`.
 """

@@ -65,6 +65,7 @@ def read_scalars(folder, tag):
     ]
 
 
+@pytest.mark.in_turn("tensorflow")
 def test_the_history_and_the_progress_bar_show_the_scale(
     make_model, data, with_overflows, fit, capsys
 ):
@@ -86,6 +87,7 @@ def test_the_history_and_the_progress_bar_show_the_scale(
     assert "skipped_steps: 4" in printed
 
 
+@pytest.mark.in_turn("jax")
 def test_an_event_file_holds_both(make_model, data, with_overflows, fit, tmp_path):
     x, y = data
     model = compile_model(make_model(), initial_scale=1024.0)
@@ -116,6 +118,7 @@ Go back to a checkpoint from before that step, and lower the learning rate or
 clip the gradients (`global_clipnorm` of the inner optimizer)."""
 
 
+@pytest.mark.in_turn("jax")
 def test_a_stall_is_told_once_and_where_it_comes_from():
     monitor = LossScaleMonitor(patience=3)
     with pytest.warns(UserWarning, match="Training has stalled") as caught:
@@ -127,6 +130,7 @@ def test_a_stall_is_told_once_and_where_it_comes_from():
     assert not any(np.isnan(w).any() for w in model.optimizer.get_weights())
 
 
+@pytest.mark.in_turn("tensorflow")
 def test_a_stall_is_shown_on_lines_of_its_own(capsys, monkeypatch):
     # As outside of pytest, which records warnings to show them at the end.
     format_before = warnings.formatwarning
@@ -143,6 +147,7 @@ def show_as_python_does(message, category, filename, lineno, file=None, line=Non
     print(text, file=sys.stderr, end="")
 
 
+@pytest.mark.in_turn("torch")
 def test_of_many_layers_three_are_named():
     layers = [keras.layers.Dense(2, name=f"d{i}") for i in range(6)]
     model = keras.Sequential([keras.Input((4,)), *layers], name="net")
@@ -160,6 +165,7 @@ def test_of_many_layers_three_are_named():
     assert "hold inf or NaN: none." in words
 
 
+@pytest.mark.in_turn("tensorflow")
 @pytest.mark.skipif(
     keras.backend.backend() == "jax", reason="`fit` on JAX carries no states"
 )
@@ -176,6 +182,7 @@ def test_the_states_of_a_recurrent_layer_are_named():
         )
 
 
+@pytest.mark.in_turn("torch")
 def test_a_stall_ends_the_run():
     with pytest.warns(UserWarning, match="Training has stalled"):
         model, history = fit_two_branches(
@@ -187,12 +194,14 @@ def test_a_stall_ends_the_run():
     assert int(model.optimizer.skipped_steps) == 8
 
 
+@pytest.mark.in_turn("jax")
 def test_a_stall_is_an_error():
     monitor = LossScaleMonitor(patience=3, on_stall="raise")
     with pytest.raises(FloatingPointError, match="gradients are not finite: hidden_b"):
         fit_two_branches(monitor, batches=16)
 
 
+@pytest.mark.in_turn("torch")
 def test_a_stall_that_shows_only_at_the_end_is_told():
     with pytest.warns(UserWarning, match="Training has stalled") as caught:
         fit_two_branches(LossScaleMonitor(patience=3), batches=4)
@@ -200,6 +209,7 @@ def test_a_stall_that_shows_only_at_the_end_is_told():
     assert str(warning.message) == STALLED + VALUES + ADVICE
 
 
+@pytest.mark.in_turn("torch")
 def test_a_second_run_is_told_anew():
     monitor = LossScaleMonitor(patience=3)
     for _ in range(2):
@@ -253,6 +263,7 @@ def test_a_rate_that_is_not_finite_is_told_once(on_stall, steps, make_model, dat
     assert optimizer.variables[-1].path.endswith("consecutive_skips")
 
 
+@pytest.mark.in_turn("tensorflow")
 @pytest.mark.filterwarnings("ignore:The learning rate")
 def test_a_rate_that_is_not_finite_is_an_error(make_model, data, fit):
     _, run = fit_until_step_two(make_model, data, fit, "raise")
@@ -261,6 +272,7 @@ def test_a_rate_that_is_not_finite_is_an_error(make_model, data, fit):
     assert str(error.value).startswith(RATES)
 
 
+@pytest.mark.in_turn("tensorflow")
 @pytest.mark.filterwarnings("ignore:The learning rate")
 def test_overflows_are_told_after_a_rate_that_was_not_finite():
     of_epoch = keras.callbacks.LearningRateScheduler(lambda epoch: [np.nan, 0.1][epoch])
@@ -273,6 +285,7 @@ def test_overflows_are_told_after_a_rate_that_was_not_finite():
     assert overflows.endswith(GRADIENTS + VALUES + ADVICE)
 
 
+@pytest.mark.in_turn("jax")
 def test_a_run_without_a_stall_warns_of_nothing(make_model, data, fit, recwarn):
     model = compile_model(make_model())
     fit(model, *data, epochs=3, callbacks=[LossScaleMonitor(patience=2)])
@@ -280,6 +293,7 @@ def test_a_run_without_a_stall_warns_of_nothing(make_model, data, fit, recwarn):
     assert model.optimizer.variables[-1].path.endswith("consecutive_skips")
 
 
+@pytest.mark.in_turn("torch")
 def test_it_reads_at_the_end_of_an_epoch_and_every_patience_batches(
     make_model, data, fit, monkeypatch
 ):
@@ -297,6 +311,7 @@ def test_it_reads_at_the_end_of_an_epoch_and_every_patience_batches(
     assert len(reads) == 1 + 3
 
 
+@pytest.mark.in_turn("torch")
 def test_other_optimizers_are_refused(make_model, data, fit):
     model = make_model()
     model.compile(keras.optimizers.SGD(0.01), loss="mse")
@@ -320,6 +335,7 @@ def test_arguments_are_checked(arguments, name):
 # --- In a loop of one's own ---------------------------------------------------
 
 
+@pytest.mark.in_turn("tensorflow")
 def test_overflowed_variables_are_those_of_the_last_step():
     optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(1.0))
     variables = [keras.Variable([1.0], name=name) for name in "abc"]

@@ -1,7 +1,7 @@
 """OpenSeq2Seq's learning-rate policies give the rates of the original.
 
-The judge is what its functions compute of an array of steps, by the decays of TF1 that
-they call, or in NumPy where they call none. Tolerance: as in `test_schedules.py`.
+The reference is what its functions compute of an array of steps, by the decays of TF1
+that they call, or in NumPy where they call none. Tolerance: as in `test_schedules.py`.
 """
 
 import numpy as np

@@ -79,8 +79,8 @@ def open_seq2seq(
 
 def assert_same(ours, theirs, assert_close):
     assert len(ours) == len(theirs) >= STEPS // 5
-    for mine, judge in zip(ours, theirs, strict=True):
-        assert_close(mine, judge, share=SHARE)
+    for mine, reference in zip(ours, theirs, strict=True):
+        assert_close(mine, reference, share=SHARE)
 
 
 @pytest.mark.exhaustive

@@ -1,4 +1,4 @@
-"""What OpenSeq2Seq's own tests promise of its optimizers, and TF1 as their judge."""
+"""What OpenSeq2Seq's own tests promise of its optimizers, with TF1 as reference."""
 
 import keras
 import numpy as np
@@ -115,6 +115,7 @@ def test_a_named_optimizer_is_that_of_tf1(name, defaults, original):
     np.testing.assert_allclose(w.numpy(), original(run), rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.in_turn("jax")
 def test_adamw_decays_by_the_learning_rate():
     w = keras.Variable(np.float32([2.0]))
     train_op = optimize_loss(
@@ -124,6 +125,7 @@ def test_adamw_decays_by_the_learning_rate():
     np.testing.assert_allclose(w.numpy(), [2.0 * (1 - 0.5 * 0.25)], rtol=1e-6)
 
 
+@pytest.mark.in_turn("jax")
 def test_every_name_that_tf1_has_was_judged():
     judged = {name.split(",")[0] for name in THEIRS}
     # TF1 proper has no AdamW; LARS and NovoGrad have tests of their own.
@@ -170,6 +172,7 @@ def train_with_summaries(folder, every=1, batches=(1.0, 2.0, np.inf, 4.0), **arg
     return train_op, weights, read_events(folder)
 
 
+@pytest.mark.in_turn("jax")
 def test_tensorboard_reads_the_default_summaries(tmp_path):
     _, _, events = train_with_summaries(tmp_path)
     assert set(events) == {"learning_rate", "global_gradient_norm", "loss_scale"}
@@ -188,6 +191,7 @@ def test_tensorboard_reads_the_default_summaries(tmp_path):
     assert values("loss_scale").tolist() == [64.0, 64.0, 64.0, 32.0]
 
 
+@pytest.mark.in_turn("tensorflow")
 def test_tensorboard_reads_every_summary(tmp_path):
     train_op, weights, events = train_with_summaries(
         tmp_path, summaries=OPTIMIZER_SUMMARIES, larc_params={"larc_eta": 0.01}
@@ -235,11 +239,13 @@ def test_tensorboard_reads_every_summary(tmp_path):
                 assert np.all(np.isfinite(buckets))
 
 
+@pytest.mark.in_turn("tensorflow")
 def test_summaries_are_written_every_few_updates(tmp_path):
     _, _, events = train_with_summaries(tmp_path, 2, [1.0] * 10, iter_size=2)
     assert [step for step, _ in events["learning_rate"]] == [2, 4]
 
 
+@pytest.mark.in_turn("jax")
 def test_variables_of_one_path_have_a_tag_each(tmp_path):
     first, second = (keras.Variable(np.float32([x]), name="w") for x in (1.0, 2.0))
     train_op = optimize_loss(
@@ -256,6 +262,7 @@ def test_variables_of_one_path_have_a_tag_each(tmp_path):
     assert norms == {"variable_norm/w": 1.0, "variable_norm/w_1": 2.0}
 
 
+@pytest.mark.in_turn("tensorflow")
 def test_the_steps_of_a_resumed_run_go_on(tmp_path):
     train_op, _, _ = train_with_summaries(tmp_path / "first")
     store = {}
@@ -278,6 +285,7 @@ def test_the_steps_of_a_resumed_run_go_on(tmp_path):
     assert [step for step, _ in read_events(tmp_path / "second")["loss_scale"]] == [5]
 
 
+@pytest.mark.in_turn("torch")
 def test_nothing_is_written_that_nobody_asked_for(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     w = keras.Variable(np.float32([3.0]))
@@ -328,6 +336,7 @@ def test_the_wrapper_trains_a_model_in_float16(loss_scale, make_model, data):
         )
 
 
+@pytest.mark.in_turn("tensorflow")
 def test_the_wrapper_is_saved_and_loaded():
     optimizer = MixedPrecisionOptimizerWrapper(
         keras.optimizers.Adam(0.1), AutomaticLossScaler("LogMax", {"beta1": 0.5})

@@ -318,6 +318,7 @@ def assert_carried_on(optimizer, bare_run):
     assert bool(optimizer.last_step_applied)
 
 
+@pytest.mark.in_turn("jax")
 def test_a_run_of_the_bare_optimizer_goes_on_with_loss_scaling(bare_run):
     # A wrapper that has skipped and backed off before, and then grown.
     model = fit(new_model(ours(), "float32"), epochs=1)

@@ -2,8 +2,8 @@
 
 OpenSeq2Seq's are judged in `test_lr_policies.py`.
 
-Each is compared with its judge at every step, called alone and inside `fit`, where
-the weights show the rate that SGD used. Tolerance: the judge and we do the same ten
+Each is compared with its reference at every step, called alone and inside `fit`, where
+the weights show the rate that SGD used. Tolerance: the reference and we do the same ten
 or fewer float32 operations, each off by half a unit in the last place (6e-8), `pow`
 and `cos` by a few; so 8 units of the rate, and 4 of the highest rate of the case, as a
 rate near zero may be the difference of two large numbers.
@@ -116,8 +116,8 @@ SINGLE = {
 
 
 @pytest.fixture
-def judge(original, model_garden):
-    """`judge(make, name=None)`: the rates of a schedule of the Model Garden's."""
+def reference(original, model_garden):
+    """`reference(make, name=None)`: the rates of a schedule of the Model Garden's."""
 
     def get(make, name=None):
         return original(lambda: rates(make(model_garden("lr_schedule"))), name)
@@ -126,8 +126,8 @@ def judge(original, model_garden):
 
 
 @pytest.fixture
-def judge_case(judge):
-    return lambda case: judge(CASES[case], case)
+def reference_case(reference):
+    return lambda case: reference(CASES[case], case)
 
 
 def single(case):
@@ -188,10 +188,11 @@ def of_variable(step):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", [int, ops.convert_to_tensor, of_variable])
 @pytest.mark.parametrize("case", CASES)
-def test_each_rate_is_the_model_gardens(case, kind, judge_case):
-    assert_same_rates(our_rates(CASES[case](schedules), kind), judge_case(case))
+def test_each_rate_is_the_model_gardens(case, kind, reference_case):
+    assert_same_rates(our_rates(CASES[case](schedules), kind), reference_case(case))
 
 
+@pytest.mark.in_turn("jax")
 def test_every_schedule_of_the_model_garden_has_been_judged(original, model_garden):
     def run():
         import tf_keras
@@ -212,20 +213,21 @@ def test_every_schedule_of_the_model_garden_has_been_judged(original, model_gard
     assert all(hasattr(schedules, name) for name in theirs)
 
 
-def test_where_the_model_garden_has_no_number_there_is_one(judge):
+@pytest.mark.in_turn("torch")
+def test_where_the_model_garden_has_no_number_there_is_one(reference):
     def make_cosine(module):
         return module.StepCosineDecayWithOffset([0, 10], [0.8, 0.1], offset=3)
 
     def make_cycle(module):
         return module.PolynomialDecayWithOffset(**POLYNOMIAL, offset=5, cycle=True)
 
-    expected = judge(make_cosine)
+    expected = reference(make_cosine)
     actual = our_rates(make_cosine(schedules), int)
     assert np.isfinite(expected).tolist() == [step < 13 for step in range(STEPS)]
     assert_same_rates(actual[:13], expected[:13])
     np.testing.assert_array_equal(actual[13:], np.float32(0.1))
 
-    theirs = judge(make_cycle)
+    theirs = reference(make_cycle)
     assert np.isinf(theirs[:5]).all()
     np.testing.assert_array_equal(
         our_rates(make_cycle(schedules), int, range(6)), np.float32(0.8)
@@ -235,10 +237,11 @@ def test_where_the_model_garden_has_no_number_there_is_one(judge):
     )
 
 
-def test_a_warmup_of_no_steps_is_none_as_the_model_gardens(judge):
+@pytest.mark.in_turn("torch")
+def test_a_warmup_of_no_steps_is_none_as_the_model_gardens(reference):
     # Its own rate of step 0 is that of the schedule; it divides by zero on the way.
     make = warmup("cosine", "LinearWarmup", 0, 0.1)
-    assert_same_rates(our_rates(make(schedules), int), judge(make))
+    assert_same_rates(our_rates(make(schedules), int), reference(make))
 
 
 # Which schedules, those of optax out of its module, and where they are joined.
@@ -377,10 +380,10 @@ IN_TRAINING = [
 
 @pytest.mark.parametrize("case", IN_TRAINING)
 def test_sgd_trains_with_the_rates_of_the_model_garden(
-    case, judge_case, make_meter, used_rates
+    case, reference_case, make_meter, used_rates
 ):
     model = make_meter(keras.optimizers.SGD(CASES[case](schedules)))
-    assert_same_rates(used_rates(model), judge_case(case))
+    assert_same_rates(used_rates(model), reference_case(case))
 
 
 def test_training_with_joined_schedules_has_the_rates_of_optax(
@@ -396,6 +399,7 @@ def test_sgd_trains_with_the_rates_of_a_policy(case, make_meter, used_rates):
     assert_same_rates(used_rates(model), our_rates(make_policy(case), int))
 
 
+@pytest.mark.in_turn("tensorflow")
 def test_sgd_trains_with_a_fixed_rate(make_meter, used_rates):
     model = make_meter(keras.optimizers.SGD(make_policy("fixed")))
     np.testing.assert_array_equal(used_rates(model), np.float32([0.8] * STEPS))
@@ -403,17 +407,17 @@ def test_sgd_trains_with_a_fixed_rate(make_meter, used_rates):
 
 @pytest.mark.parametrize("options", [{"jit_compile": False}, {"run_eagerly": True}])
 def test_training_without_a_compiler_has_the_same_rates(
-    options, judge_case, make_meter, used_rates
+    options, reference_case, make_meter, used_rates
 ):
     case = "linear-warmup-step-cosine"
     model = make_meter(keras.optimizers.SGD(CASES[case](schedules)), **options)
-    assert_same_rates(used_rates(model), judge_case(case))
+    assert_same_rates(used_rates(model), reference_case(case))
 
 
 @pytest.mark.parametrize("load", [keras_lso.load_model, keras.saving.load_model])
 @pytest.mark.parametrize("scaled", [False, True], ids=["plain", "loss-scaled"])
 def test_a_saved_model_goes_on_where_its_schedule_was(
-    load, scaled, judge_case, make_meter, used_rates, tmp_path
+    load, scaled, reference_case, make_meter, used_rates, tmp_path
 ):
     case = "linear-warmup-later"
     optimizer = keras.optimizers.SGD(CASES[case](schedules))
@@ -429,7 +433,7 @@ def test_a_saved_model_goes_on_where_its_schedule_was(
     assert isinstance(schedule, schedules.LinearWarmup)
     assert schedule.get_config() == CASES[case](schedules).get_config()
     second = used_rates(loaded, start=17)
-    assert_same_rates(np.concatenate([first, second]), judge_case(case))
+    assert_same_rates(np.concatenate([first, second]), reference_case(case))
 
 
 @pytest.mark.parametrize("batch_size", [4096, 8192, 32768])

@@ -466,6 +466,7 @@ def test_deserialize_reads_other_optimizers_as_keras_does(name):
     assert loaded.get_config() == optimizer.get_config()
 
 
+@pytest.mark.in_turn("torch")
 def test_deserialize_reads_classes_that_exist_under_torch_only():
     inner = through_json(keras.optimizers.serialize(keras.optimizers.Adam(0.25)))
     inner["module"] = "keras.src.backend.torch.optimizers.torch_adam"
@@ -611,6 +612,7 @@ def test_a_weights_file_brings_back_all_state(policy, tmp_path, no_warnings):
     assert bool(other.optimizer.last_step_applied)
 
 
+@pytest.mark.in_turn("jax")
 def test_shards_bring_back_all_state(tmp_path, no_warnings):
     model = trained_model("hysteresis")
     model.save_weights(tmp_path / "model.weights.json", max_shard_size=1e-7)
@@ -621,6 +623,7 @@ def test_shards_bring_back_all_state(tmp_path, no_warnings):
     assert_same_model(other, model)
 
 
+@pytest.mark.in_turn("torch")
 @needs_multi_optimizer
 def test_a_multi_optimizer_comes_back_with_all_state(tmp_path, no_warnings):
     model = train(small_model(LossScaleOptimizer(multi_optimizer())))
@@ -649,6 +652,7 @@ def test_a_file_with_a_registered_inner_optimizer_loads(load, tmp_path, no_warni
     assert_same_model(loaded, model)
 
 
+@pytest.mark.in_turn("tensorflow")
 def test_a_file_with_unregistered_classes_loads_by_custom_objects(
     tmp_path, no_warnings
 ):
@@ -672,6 +676,7 @@ def sgd_model(momentum=0.0):
     return small_model(LossScaleOptimizer(keras.optimizers.SGD(0.05, momentum)))
 
 
+@pytest.mark.in_turn("jax")
 @pytest.mark.filterwarnings("error::UserWarning")
 def test_the_state_of_an_optimizer_without_slots_is_loaded_before_it_is_built(tmp_path):
     # It has all of its variables already, the loss scale's among them.
@@ -686,6 +691,7 @@ def test_the_state_of_an_optimizer_without_slots_is_loaded_before_it_is_built(tm
     assert_same_model(other, model)
 
 
+@pytest.mark.in_turn("tensorflow")
 def test_weights_without_a_built_optimizer_load_as_keras_loads_them(tmp_path):
     # With more variables than it has, the file must not be taken for that of another
     # class or policy.
@@ -700,6 +706,7 @@ def test_weights_without_a_built_optimizer_load_as_keras_loads_them(tmp_path):
     assert int(other.optimizer.iterations) == 2
 
 
+@pytest.mark.in_turn("torch")
 def test_bare_weights_without_a_built_optimizer_load_as_keras_loads_them(tmp_path):
     # Two slots and two variables of its own: as many as an unbuilt wrapper has.
     def dense(optimizer):
@@ -744,6 +751,7 @@ def test_a_legacy_h5_file_brings_back_the_model_and_the_config(
     assert_same(loaded.get_weights(), model.get_weights())
 
 
+@pytest.mark.in_turn("torch")
 def test_a_model_from_a_legacy_h5_file_trains_once_compiled(tmp_path, no_warnings):
     model = built_model(LossScaleOptimizer(momentum_sgd()))
     model.save(tmp_path / "model.h5")
@@ -789,6 +797,7 @@ def test_load_model_adopts_what_keras_wrapped_by_itself(
     )
 
 
+@pytest.mark.in_turn("torch")
 def test_load_model_leaves_the_file_alone(tmp_path):
     path = tmp_path / "model.keras"
     built_model(keras_wrapper()).save(path)
@@ -798,6 +807,7 @@ def test_load_model_leaves_the_file_alone(tmp_path):
     assert [p.name for p in tmp_path.iterdir()] == ["model.keras"]
 
 
+@pytest.mark.in_turn("jax")
 def test_load_model_takes_a_text_path(tmp_path):
     model = built_model(keras_wrapper())
     model.save(tmp_path / "model.keras")
@@ -824,6 +834,7 @@ def test_load_model_reads_a_model_that_was_never_compiled(tmp_path, no_warnings)
     assert_same(loaded.get_weights(), model.get_weights())
 
 
+@pytest.mark.in_turn("jax")
 def test_load_model_reads_a_file_with_nothing_to_adopt(tmp_path, no_warnings):
     model = built_model(keras.optimizers.Adam(), dtype="float32")
     model.save(tmp_path / "model.keras")
@@ -863,6 +874,7 @@ def test_load_model_refuses_code_unless_told_otherwise(wrap, tmp_path):
     assert_same([loaded.predict(x, verbose=0)], [model.predict(x, verbose=0)])
 
 
+@pytest.mark.in_turn("jax")
 def test_load_model_passes_custom_objects_on(tmp_path, no_warnings):
     model = built_model(keras_wrapper(UnregisteredSGD(0.05, momentum=0.9)))
     model.save(tmp_path / "model.keras")
@@ -872,6 +884,7 @@ def test_load_model_passes_custom_objects_on(tmp_path, no_warnings):
     assert_same(loaded.get_weights(), model.get_weights())
 
 
+@pytest.mark.in_turn("jax")
 def test_load_model_adopts_no_class_that_custom_objects_name(tmp_path, no_warnings):
     own = type("LARS", (keras.optimizers.SGD,), {})
     model = small_model(own(0.05))
@@ -895,6 +908,7 @@ def test_load_model_adopts_no_class_that_custom_objects_name(tmp_path, no_warnin
     assert type(loaded.optimizer) is own
 
 
+@pytest.mark.in_turn("jax")
 def test_load_model_says_what_it_does_not_replace(tmp_path):
     model = small_model(keras_wrapper())
     model.save(tmp_path / "folder", zipped=False)
@@ -921,6 +935,7 @@ class WithVocabulary(layers.Layer):
             self.words = file.read()
 
 
+@pytest.mark.in_turn("torch")
 def test_load_model_carries_all_that_is_in_the_archive(tmp_path, no_warnings):
     layer = WithVocabulary()
     model = built_model(keras_wrapper(), extra_layers=[layer])
@@ -1001,6 +1016,7 @@ def test_a_damaged_keras_file_is_refused(damage, words, load, tmp_path):
         load(tmp_path / "bad.keras")
 
 
+@pytest.mark.in_turn("tensorflow")
 def test_a_file_with_other_variables_is_skipped_with_a_warning(tmp_path):
     path = tmp_path / "model.weights.h5"
     trained_model().save_weights(path)
@@ -1012,6 +1028,7 @@ def test_a_file_with_other_variables_is_skipped_with_a_warning(tmp_path):
     assert_same([v.numpy() for v in other.optimizer.variables], before)
 
 
+@pytest.mark.in_turn("jax")
 def test_as_many_variables_of_other_shapes_are_refused(tmp_path):
     # Six: those of a bare optimizer with four slots, or of the wrapper of one
     # without any.

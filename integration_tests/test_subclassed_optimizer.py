@@ -1,8 +1,8 @@
 """`fit` in float16 with an optimizer that a user has made of a known one.
 
 Such an optimizer may do anything, so that no rule speaks for it, and no kernel for the
-known one may take its steps. These descend by the signs of the gradients. The judge is
-NumPy in float64: the data are small multiples of powers of two, with which float16
+known one may take its steps. These descend by the signs of the gradients. The reference
+is NumPy in float64: the data are small multiples of powers of two, with which float16
 computes exactly.
 """
 

@@ -66,6 +66,7 @@ def without_modules(config):
     }
 
 
+@pytest.mark.in_turn("tensorflow")
 def test_there_are_files_of_every_class():
     names = {path.stem for path in FILES}
     assert names == set(write.OPTIMIZERS)

@@ -18,7 +18,7 @@ from tensorflow.python.keras.optimizer_v2 import (
     rmsprop,
 )
 
-from integration_tests.judged_steps import (
+from integration_tests.reference_steps import (
     ADAM,
     EXACT,
     INITIAL_SCALE,

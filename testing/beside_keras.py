@@ -1,7 +1,7 @@
 """Steps of a `LossScaleOptimizer` beside those of the inner optimizer by itself.
 
-Keras's own optimizer is the judge: it is given the same gradients, unscaled, and only
-those that are finite.
+Keras's own optimizer is the reference: it is given the same gradients, unscaled, and
+only those that are finite.
 """
 
 import keras

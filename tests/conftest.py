@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from testing import rings
+from testing import tiers
 
 
 def _eager(function, variables):
@@ -18,7 +18,7 @@ def _tf_function(jit_compile):
 
         # AutoGraph takes as long as tracing what it has rewritten. In `make test` it
         # reads a step in `_backend/test_many_tensors.py`, and in `integration_tests/`.
-        autograph = rings.is_full() and not jit_compile
+        autograph = tiers.is_full() and not jit_compile
         return tf.function(function, jit_compile=jit_compile, autograph=autograph)
 
     return compile_

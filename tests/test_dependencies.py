@@ -7,11 +7,13 @@ import tomllib
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 pytestmark = pytest.mark.one_backend
 
 ROOT = pathlib.Path(__file__).parents[1]
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
+PROJECT, GROUPS = PYPROJECT["project"], PYPROJECT["dependency-groups"]
 
 # A person has one of them, or none and only loads models.
 BACKENDS = {"tensorflow", "jax", "torch"}
@@ -46,17 +48,43 @@ def test_every_backend_and_extra_can_be_asked_for():
     assert named >= BACKENDS | EXTRAS
 
 
+def pins(name):
+    """Returns a dict of packages to versions, of a file in requirements/."""
+    lines = (ROOT / "requirements" / f"{name}.txt").read_text().splitlines()
+    return {canonicalize_name(n): v for n, v in (line.split("==") for line in lines)}
+
+
+def members(name):
+    """Returns the requirements of a dependency group and of those it includes."""
+    found = []
+    for entry in GROUPS[name]:
+        is_group = isinstance(entry, dict)
+        found += members(entry["include-group"]) if is_group else [Requirement(entry)]
+    return found
+
+
+# Of the newest the file is a record: torch is asked for with the backends.
+@pytest.mark.parametrize(
+    "name", ["dev", "oldest", "newest", "gpu-dry", "accelerators", "originals"]
+)
+def test_what_a_group_asks_for_is_pinned(name):
+    pinned, wanted = pins(name), members(name)
+    # None is named twice, by a group and one that it includes.
+    assert len({canonicalize_name(each.name) for each in wanted}) == len(wanted)
+    for each in wanted:
+        assert pinned[canonicalize_name(each.name)] in each.specifier, each
+
+
 def test_the_oldest_versions_are_those_tested():
     # PyTorch's is left out: on Linux PyPI has no old wheel for a CPU.
-    pinned = (ROOT / "requirements" / "oldest.txt").read_text().splitlines()
-    pins = dict(line.split("==") for line in pinned)
+    pinned = pins("oldest")
     extras = PROJECT["optional-dependencies"]
     lowest = {
         "keras": PROJECT["dependencies"][0],
-        "tensorflow_cpu": extras["tensorflow"][0],
+        "tensorflow-cpu": extras["tensorflow"][0],
         "jax": extras["jax"][0],
     }
     for name, requirement in lowest.items():
         specifier = Requirement(requirement).specifier
         bounds = {each.operator: each.version for each in specifier}
-        assert pins[name] == f"{bounds['>=']}.0", name
+        assert pinned[name] == f"{bounds['>=']}.0", name

@@ -2,8 +2,8 @@
 
 A script says which optimizer trains which variables, and what each step is given. It
 is run with the kernels and without them, as `KERAS_LSO_KERNELS=generic` has it, and
-after each step all must be the same. A second judge is none of ours: the formulas of
-SGD and Adam in NumPy float64.
+after each step all must be the same. A second reference is none of ours: the formulas
+of SGD and Adam in NumPy float64.
 """
 
 import contextlib
@@ -452,7 +452,7 @@ def test_the_kernels_are_what_is_compared(missing, dtype, optimizer):
         assert backend.run_if.__func__ is not Framework.run_if
 
 
-# --- NumPy as the judge -----------------------------------------------------------
+# --- NumPy as the reference -----------------------------------------------------------
 
 
 class InNumPy:
@@ -521,7 +521,7 @@ def test_thirty_steps_are_those_of_the_formula_in_float64(name, compiled):
     shapes = [(3, 5), (), (7,), (0,)]
     start = [random.normal(size=s).astype("float32") for s in shapes]
     run = Run(Script(optimizer, options, start, 2.0**15, []), compiled)
-    judge = InNumPy(start, 0.125, **settings)
+    reference = InNumPy(start, 0.125, **settings)
     largest = None
     for number in range(31):
         grads = [random.normal(size=s).astype("float32") for s in shapes]
@@ -532,13 +532,16 @@ def test_thirty_steps_are_those_of_the_formula_in_float64(name, compiled):
             run.step([tensor(g) for g in scaled], is_skipped=True)
             continue
         run.step([tensor(g.astype("float32")) for g in scaled])
-        judge.step(grads)
+        reference.step(grads)
         slots = run.trained[len(shapes) + 2 :]
-        expected = [*judge.weights, *(slot for pair in judge.slots for slot in pair)]
+        expected = [
+            *reference.weights,
+            *(slot for pair in reference.slots for slot in pair),
+        ]
         magnitudes = [np.abs(e).max(initial=0) for e in expected]
         largest = np.maximum(magnitudes, 0 if largest is None else largest)
         # Errors of 30 steps add up, and are of both signs. Adam's are of a quotient.
-        share = 2e-6 if judge.betas else 1e-6
+        share = 2e-6 if reference.betas else 1e-6
         for v, e, top in zip([*run.variables, *slots], expected, largest, strict=True):
             np.testing.assert_allclose(array(v), e, rtol=0, atol=share * top)
 

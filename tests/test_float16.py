@@ -339,7 +339,7 @@ def test_an_input_is_no_layer_to_keep():
     assert report.layers_to_keep == ["hidden"]
 
 
-@pytest.mark.in_turn
+@pytest.mark.in_turn("tensorflow")
 def test_attention_is_kept_as_a_whole():
     keras.config.set_dtype_policy(MIXED)
     try:

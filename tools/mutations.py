@@ -27,7 +27,7 @@ from rich.progress import Progress
 from rich.table import Table
 
 from tools import faults
-from tools.nursery import Nursery
+from tools.fork_server import ForkServer
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # What a run under a backend imports first.
@@ -105,12 +105,12 @@ def _write(path, source):
 # --- The tests in it ----------------------------------------------------------
 
 
-def run_tests(nursery, folder, files, names, timeout):
+def run_tests(server, folder, files, names, timeout):
     """Runs tests in a copy until one fails, and returns a `Verdict`."""
     # By `-k`, not by their ids: a test that is asked for by its id runs whatever its
     # marks say, and here those count as in `make test`.
     chosen = ["-k", " or ".join(names)] if names else []
-    result = nursery.run(folder, [*PYTEST, *chosen, *files], timeout)
+    result = server.run(folder, [*PYTEST, *chosen, *files], timeout)
     seconds = result["seconds"]
     if result["test"]:
         return Verdict(KILLED, result["test"], seconds)
@@ -142,36 +142,36 @@ def environment(backend, folder):
 # --- All of them --------------------------------------------------------------
 
 
-class Workplace:
+class Checkout:
     """A copy of the checkout, and the processes that run tests in it."""
 
     def __init__(self, root, folder, modules=MODULES):
         self.folder = folder
         self._modules = modules
-        self._nurseries: dict = {}
+        self._servers: dict = {}
         copy_checkout(root, folder)
 
     def run(self, backend, files, names, timeout):
-        if backend not in self._nurseries:
+        if backend not in self._servers:
             self.close()
             modules = self._modules[backend]
-            self._nurseries[backend] = Nursery(
+            self._servers[backend] = ForkServer(
                 modules, environment(backend, self.folder)
             )
-        nursery = self._nurseries[backend]
-        return run_tests(nursery, self.folder, files, names, timeout)
+        server = self._servers[backend]
+        return run_tests(server, self.folder, files, names, timeout)
 
     def close(self):
-        while self._nurseries:
-            self._nurseries.popitem()[1].close()
+        while self._servers:
+            self._servers.popitem()[1].close()
 
 
 @contextlib.contextmanager
-def workplaces(root, count, modules=MODULES):
-    """Gives a queue of workplaces, which are gone afterwards."""
+def checkouts(root, count, modules=MODULES):
+    """Yields a queue of checkouts, which are gone afterwards."""
     with tempfile.TemporaryDirectory(prefix="faults-") as folder:
         places = [
-            Workplace(root, pathlib.Path(folder, str(i)), modules) for i in range(count)
+            Checkout(root, pathlib.Path(folder, str(i)), modules) for i in range(count)
         ]
         free: queue.SimpleQueue = queue.SimpleQueue()
         for place in places:
@@ -210,7 +210,7 @@ def run_all(
 
     # A backend after the other: each is imported once by each process.
     in_order = sorted(chosen, key=lambda fault: fault.backend)
-    with workplaces(root, jobs, modules) as free, ThreadPoolExecutor(jobs) as pool:
+    with checkouts(root, jobs, modules) as free, ThreadPoolExecutor(jobs) as pool:
         try:
             for future in [pool.submit(try_, fault) for fault in in_order]:
                 future.result()
@@ -223,7 +223,7 @@ def run_all(
 def check_all(chosen, root=ROOT, timeout=3600.0):
     """Runs the tests of all faults, a backend at a time, on the sound package."""
     verdicts = {}
-    with workplaces(root, 1) as free:
+    with checkouts(root, 1) as free:
         place = free.get()
         for backend in sorted({fault.backend for fault in chosen}):
             own = [fault for fault in chosen if fault.backend == backend]

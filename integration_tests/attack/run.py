@@ -7,9 +7,9 @@ from pathlib import Path
 import keras
 import numpy as np
 
-from integration_tests.attack import between, cases, gradients, judge
-from integration_tests.attack.judge import Fault, State
+from integration_tests.attack import between, cases, gradients, reference
 from integration_tests.attack.optimizers import one_of
+from integration_tests.attack.reference import Fault, State
 from integration_tests.properties import cases as properties
 from integration_tests.properties import runs
 from integration_tests.properties.execution import array, bits, tensor
@@ -108,15 +108,15 @@ class Attacked(runs.Run):
         try:
             self.apply(tensors, tensors)
         except Exception as error:
-            self._judge_error(error, state, choices)
+            self._reference_error(error, state, choices)
         if [g.bits() for g in present] != given:
             raise Fault("A gradient of the caller's was written to")
         self.tally["gradients untouched"] += len(present)
         self.tally["steps"] += 1
-        must = judge.must_apply(self, state, unscaled, scale)
+        must = reference.must_apply(self, state, unscaled, scale)
         if must and any(g.may_overflow_in_its_dtype for g in present):
             must = None
-        is_applied = self._judge(must, state, unscaled, choices)
+        is_applied = self._reference(must, state, unscaled, choices)
         self._count(unscaled, is_applied)
         if not all(np.isfinite(array(v)).all() for v in self.trained):
             self.tally["ended at inf or NaN, as Keras's"] += 1
@@ -151,7 +151,7 @@ class Attacked(runs.Run):
             ]
         yield in_dtypes([v.dtype for v in self.optimizer._masters.trained])
 
-    def _judge_error(self, error, state, choices):
+    def _reference_error(self, error, state, choices):
         """Ends the case if Keras refuses such gradients as well.
 
         Compiled: then the first step of a window has the error of its last, which
@@ -160,7 +160,7 @@ class Attacked(runs.Run):
         refused, execution = [], self.case.execution
         for choice in choices:
             try:
-                judge.bare_step(self, state, choice, execution=execution)
+                reference.bare_step(self, state, choice, execution=execution)
             except Exception as reason:
                 refused.append(type(reason))
         is_changed = bits(self.trained) != state.bits
@@ -171,7 +171,7 @@ class Attacked(runs.Run):
         self.tally["both refuse" + ", halfway" * is_changed] += 1
         raise EndOfCase from error
 
-    def _judge(self, must, state, unscaled, choices):
+    def _reference(self, must, state, unscaled, choices):
         """Compares what came of a step; returns whether it was applied."""
         if self.rate_after is not None:
             if must is None:
@@ -189,8 +189,8 @@ class Attacked(runs.Run):
                 raise Fault("A skipped step changed something")
             self.tally["tensors untouched by a skip"] += len(state.bits)
             return False
-        if judge.squares([*unscaled, *state.summed]) < 1e37:
-            self.tally.update(judge.compare(self, state, choices))
+        if reference.squares([*unscaled, *state.summed]) < 1e37:
+            self.tally.update(reference.compare(self, state, choices))
         if (
             properties.BACKEND == "torch"
             and self.step_taken.call != properties.STATELESS

@@ -9,7 +9,7 @@ import numpy as np
 
 from integration_tests.distributed import problem
 from integration_tests.distributed.jax_meshes import NAMES
-from testing import rings
+from testing import tiers
 
 AXIS = "batch"
 
@@ -46,7 +46,7 @@ OPTIMIZERS = {
     "pmap": CLIPPED,
     "pmap, reduced": ONE,
 }
-if rings.is_full():
+if tiers.is_full():
     OPTIMIZERS |= {
         **dict.fromkeys(("data", "model", "shard_map"), ALL),
         "shard_map, shards": [name for name in ALL if name not in CLIPPED],
@@ -104,14 +104,14 @@ def batches(pattern, participants):
 
 
 # How many devices `fit` has, of one process.
-COUNTS = (4, 8) if rings.is_full() else (4,)
+COUNTS = (4, 8) if tiers.is_full() else (4,)
 
 # What two processes `fit` together: who has a batch of its own, with which optimizer.
 FITS = {
     "data": {
         "participants": 4,
         "optimizer": "LARS",
-        "patterns": problem.PATTERNS if rings.is_full() else ("all", "last"),
+        "patterns": problem.PATTERNS if tiers.is_full() else ("all", "last"),
     },
     "tf.data": {
         "participants": 4,
@@ -121,6 +121,6 @@ FITS = {
     "model": {
         "participants": 2,
         "optimizer": "global_clipnorm",
-        "patterns": ("all", "first", "random") if rings.is_full() else ("first",),
+        "patterns": ("all", "first", "random") if tiers.is_full() else ("first",),
     },
 }

@@ -14,9 +14,9 @@ import numpy as np
 from keras import ops
 
 import keras_lso
-from testing import rings
+from testing import tiers
 
-STEPS = 200 if rings.is_full() else 40
+STEPS = 200 if tiers.is_full() else 40
 BATCH_SIZE = 4  # of one participant
 INPUTS, HIDDEN, OUTPUTS = 3, 4, 2
 

@@ -1,4 +1,4 @@
-"""A model, data that overflow on chosen replicas, and `fit`, for worker and judge."""
+"""A model, data that overflow on chosen replicas, and `fit`, for worker and test."""
 
 import keras
 import numpy as np

@@ -1,4 +1,4 @@
-"""A custom loop under a `tf.distribute` strategy, for workers and their judge."""
+"""A custom loop under a `tf.distribute` strategy, for workers and their reference."""
 
 import functools
 
@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import keras_lso
 from integration_tests.distributed import problem
-from testing import rings
+from testing import tiers
 
 # A name: the optimizer of `problem.OPTIMIZERS`, and what is unusual about the loop.
 CASES = {
@@ -23,7 +23,7 @@ PATTERNS_OF = {
     "LARC": ("random", "first"),
     "reduced": ("random", "first"),
 }
-if not rings.is_full():
+if not tiers.is_full():
     # LARC has LARS's norms; "reduced" is "reduced, older" by another word.
     PATTERNS_OF |= {"momentum": ("random", "last"), "LARS": (), "reduced, older": ()}
 CASES = {name: case for name, case in CASES.items() if PATTERNS_OF[name]}

@@ -10,7 +10,7 @@ from integration_tests.distributed.jax_training import (
     HAS_SHARD_MAP,
     NO_SHARD_MAP,
 )
-from testing.rings import is_full
+from testing.tiers import is_full
 
 EIGHT_DEVICES = "--xla_force_host_platform_device_count=8"
 

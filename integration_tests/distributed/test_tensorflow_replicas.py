@@ -9,7 +9,7 @@ import keras
 import pytest
 
 from integration_tests.distributed import launch
-from testing.rings import is_full
+from testing.tiers import is_full
 
 # What worker_mirrored_tf_keras.py knows; a MultiOptimizer came with Keras 3.15.
 BARE = 7

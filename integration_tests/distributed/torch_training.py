@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 
 import keras_lso
 from integration_tests.distributed import problem
-from testing import rings
+from testing import tiers
 
 NAMES = ("kernel_1", "bias_1", "kernel_2", "bias_2")
 
@@ -42,7 +42,7 @@ class Case(NamedTuple):
 
 
 # What an optimizer makes of one pattern it makes of all, and each step takes its time.
-_FEW, _MORE = (40, 100) if rings.is_full() else (20, 40)
+_FEW, _MORE = (40, 100) if tiers.is_full() else (20, 40)
 
 
 def _cases(where):

@@ -24,7 +24,7 @@ from integration_tests.distributed.jax_meshes import (
     model_parallel,
 )
 from integration_tests.distributed.jax_training import AXIS, COUNTS, HAS_SHARD_MAP
-from testing import rings
+from testing import tiers
 
 OPTIMIZERS = {
     **problem.OPTIMIZERS,
@@ -122,7 +122,7 @@ CASES = [
     ("momentum", "float16", jitted),
     ("LARS", "float16", jitted),
 ]
-if not rings.is_full():
+if not tiers.is_full():
     # LARC has LARS's norms, and RMSprop takes none, as momentum; to compile takes long.
     ALIKE = [("LARC", "float32"), ("RMSprop", "float32"), ("LARS", "float16")]
     CASES = [case for case in CASES if case[:2] not in ALIKE]

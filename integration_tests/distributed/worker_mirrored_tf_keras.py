@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import keras_lso
 from integration_tests.distributed.two_replicas import strategy
-from testing.rings import is_full
+from testing.tiers import is_full
 
 SGD = keras.optimizers.SGD
 MODERN = keras_lso.LossScaleOptimizer

@@ -34,7 +34,7 @@ from keras_lso.optimizers.lamb import LAMBRule
 from keras_lso.optimizers.lars import LARSRule
 from keras_lso.optimizers.novograd import NovoGradRule
 from testing import optimizers as table
-from testing.rings import is_full
+from testing.tiers import is_full
 
 # JAX has float64 only where x64 is on; `tensor` skips where it is not.
 pytestmark = [

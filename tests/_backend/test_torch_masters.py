@@ -1,7 +1,7 @@
 """Masters of float16 variables on an accelerator, where nobody looks at a tensor.
 
-The steps run on a CPU as they do there. The judge is a step on a CPU as it is, which
-compares each master with its variable every time.
+The steps run on a CPU as they do there. The reference is a step on a CPU as it is,
+which compares each master with its variable every time.
 """
 
 import gc

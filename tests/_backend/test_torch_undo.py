@@ -64,12 +64,12 @@ def gradients(count, seed=1):
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_steps_are_keras_own_and_a_skipped_one_leaves_every_bit(name):
     ours, theirs = variables_of(name), variables_of(name)
-    inner, judge = OPTIMIZERS[name](), OPTIMIZERS[name]()
+    inner, reference = OPTIMIZERS[name](), OPTIMIZERS[name]()
     optimizer = keras_lso.LossScaleOptimizer(
         inner, loss_scale=loss_scales.FixedLossScale(SCALE)
     )
     optimizer.build(ours)
-    judge.build(theirs)
+    reference.build(theirs)
     for i, grads in enumerate(gradients(4)):
         bad = [g * SCALE for g in grads]
         bad[i % 2] = bad[i % 2] * [np.nan, np.inf][i % 2]
@@ -78,9 +78,9 @@ def test_steps_are_keras_own_and_a_skipped_one_leaves_every_bit(name):
         optimizer.apply(bad)
         assert bits(state) == before
         optimizer.apply([g * SCALE for g in grads])
-        judge.apply(grads)
+        reference.apply(grads)
     for mine, other in zip(
-        [*ours, *inner.variables], [*theirs, *judge.variables], strict=True
+        [*ours, *inner.variables], [*theirs, *reference.variables], strict=True
     ):
         # Keras's fused kernels take the rate as a number, and round once less.
         np.testing.assert_allclose(mine.numpy(), other.numpy(), rtol=1e-6)

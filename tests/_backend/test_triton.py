@@ -1,7 +1,8 @@
 """The kernels in Triton, by Triton's interpreter: without a GPU.
 
-`make test-triton` runs them, in an environment with Triton. The judges are the formulas
-of `rules.py`, which the kernels follow to the last bit, and Keras's own optimizers.
+`make test-triton` runs them, in an environment with Triton. The references are the
+formulas of `rules.py`, which the kernels follow to the last bit, and Keras's own
+optimizers.
 """
 
 import copy

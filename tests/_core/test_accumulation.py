@@ -1,6 +1,6 @@
 """`gradient_accumulation_steps` of the inner optimizer, in steps in one pass.
 
-Keras's own optimizer, fed with the micro-batches that are finite, is the judge.
+Keras's own optimizer, fed with the micro-batches that are finite, is the reference.
 """
 
 import keras

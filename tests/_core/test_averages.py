@@ -1,4 +1,4 @@
-"""`use_ema` of the inner optimizer, in steps in one pass; Keras's own is the judge."""
+"""`use_ema` of the inner optimizer, in steps in one pass; the reference is Keras's."""
 
 import keras
 import numpy as np

@@ -1,7 +1,7 @@
 """`LAMB`: its arguments, its formula, whom it excludes, bounds, configs, loss scaling.
 
-The judge is the formula in NumPy float64. The Model Garden's and optax's own code are
-judges in the integration tests. What it shares with LARS, `test_lars.py` tests.
+The reference is the formula in NumPy float64. The Model Garden's and optax's own code
+are references in the integration tests. What it shares with LARS, `test_lars.py` tests.
 """
 
 import inspect
@@ -211,13 +211,13 @@ FORMS = {
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 def test_steps_are_the_formula(wrap, start, gradients, form):
     variables, inner = make_variables(start), LAMB(0.1, **form)
-    optimizer, judge = wrap(inner), InNumPy(start, **form)
+    optimizer, reference = wrap(inner), InNumPy(start, **form)
     for grads in gradients:
         apply(optimizer, grads, variables)
-        judge.step(grads, 0.1)
-        assert_close(variables, judge.weights)
-        assert_close(inner.momentums, judge.m)
-        assert_close(inner.velocities, judge.v)
+        reference.step(grads, 0.1)
+        assert_close(variables, reference.weights)
+        assert_close(inner.momentums, reference.m)
+        assert_close(inner.velocities, reference.v)
 
 
 def test_a_step_by_hand():
@@ -263,25 +263,25 @@ def test_an_epsilon_of_zero_is_kerass():
 def test_exclude_1d_drops_vectors_and_scalars_from_both(wrap, start, gradients):
     form = dict(weight_decay_rate=0.1)
     excluded = {"exclude_from_weight_decay": NAMES[1:]}
-    variables, judge = make_variables(start), InNumPy(start, **form, **excluded)
+    variables, reference = make_variables(start), InNumPy(start, **form, **excluded)
     optimizer = wrap(LAMB(0.1, exclude_1d=True, **form))
     for grads in gradients:
         apply(optimizer, grads, variables)
-        judge.step(grads, 0.1)
-    assert_close(variables, judge.weights)
+        reference.step(grads, 0.1)
+    assert_close(variables, reference.weights)
 
 
 def test_a_schedule_with_decay_and_a_setting_that_changes(wrap, start, gradients):
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
     variables, inner = make_variables(start), LAMB(schedule, decay=0.5)
-    optimizer, judge = wrap(inner), InNumPy(start)
+    optimizer, reference = wrap(inner), InNumPy(start)
     for step, grads in enumerate(gradients):
         if step == 3:
             inner.beta_1, inner.weight_decay_rate = 0.5, 0.25
-            judge.betas, judge.decay = (0.5, judge.betas[1]), 0.25
+            reference.betas, reference.decay = (0.5, reference.betas[1]), 0.25
         apply(optimizer, grads, variables)
-        judge.step(grads, 0.1 * 0.5 ** (step / 2) / (1 + 0.5 * step))
-    assert_close(variables, judge.weights)
+        reference.step(grads, 0.1 * 0.5 ** (step / 2) / (1 + 0.5 * step))
+    assert_close(variables, reference.weights)
 
 
 def test_a_subclass_that_changes_nothing_does_the_same(wrap, start, gradients):
@@ -290,12 +290,12 @@ def test_a_subclass_that_changes_nothing_does_the_same(wrap, start, gradients):
     class JustANewName(LAMB):
         pass
 
-    variables, judge = make_variables(start), InNumPy(start, weight_decay_rate=0.1)
+    variables, reference = make_variables(start), InNumPy(start, weight_decay_rate=0.1)
     optimizer = wrap(JustANewName(0.1, weight_decay_rate=0.1))
     for grads in gradients:
         apply(optimizer, grads, variables)
-        judge.step(grads, 0.1)
-    assert_close(variables, judge.weights)
+        reference.step(grads, 0.1)
+    assert_close(variables, reference.weights)
 
 
 @pytest.mark.full
@@ -308,11 +308,11 @@ def test_steps_are_the_same_when_compiled(compiled, start, gradients):
         optimizer.apply(grads, variables)
 
     call = compiled(step, [*variables, *optimizer.variables])
-    judge = InNumPy(start, weight_decay_rate=0.1)
+    reference = InNumPy(start, weight_decay_rate=0.1)
     for grads in gradients:
         call([tensor(g * SCALE) for g in grads])
-        judge.step(grads, 0.1)
-    assert_close(variables, judge.weights)
+        reference.step(grads, 0.1)
+    assert_close(variables, reference.weights)
 
 
 # --- Loss scaling, and gradients of every kind --------------------------------
@@ -323,7 +323,7 @@ def test_an_overflow_changes_nothing_and_does_not_count(start, gradients, bad):
     variables, inner = make_variables(start), LAMB(0.1, weight_decay_rate=0.1)
     optimizer = LossScaleOptimizer(inner, initial_scale=SCALE)
     optimizer.build(variables)
-    judge = InNumPy(start, weight_decay_rate=0.1)
+    reference = InNumPy(start, weight_decay_rate=0.1)
     for number, grads in enumerate(gradients):
         if number in (0, 3):
             before = [array(v).tobytes() for v in [*variables, *inner.variables]]
@@ -335,16 +335,16 @@ def test_an_overflow_changes_nothing_and_does_not_count(start, gradients, bad):
             optimizer.dynamic_scale.assign(SCALE)
         apply(optimizer, grads, variables)
         # The bias correction counts applied steps only.
-        judge.step(grads, 0.1)
+        reference.step(grads, 0.1)
     assert int(optimizer.skipped_steps) == 2
-    assert_close(variables, judge.weights)
+    assert_close(variables, reference.weights)
 
 
 def test_float16_variables_have_masters(start, gradients):
     variables = make_variables(start, "float16")
     inner = LAMB(0.1, weight_decay_rate=0.1, exclude_1d=True)
     optimizer = LossScaleOptimizer(inner, initial_scale=SCALE)
-    judge = InNumPy(
+    reference = InNumPy(
         [array(v) for v in variables],
         weight_decay_rate=0.1,
         exclude_from_weight_decay=NAMES[1:],
@@ -353,21 +353,21 @@ def test_float16_variables_have_masters(start, gradients):
         grads = [g.astype("float16") for g in grads]
         given = [tensor(g * np.float16(SCALE), "float16") for g in grads]
         optimizer.apply(given, variables)
-        judge.step(grads, 0.1)
+        reference.step(grads, 0.1)
     assert {v.dtype for v in [*inner.momentums, *inner.velocities]} == {"float32"}
     # What is left is the rounding of the weights themselves.
-    assert_close(variables, judge.weights, 2.0**-11)
+    assert_close(variables, reference.weights, 2.0**-11)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_narrow_variables_step_in_float32(dtype):
     [w] = make_variables([[3.0, 4.0]], dtype)
-    optimizer, judge = LAMB(0.1, epsilon=0.5), InNumPy([[3.0, 4.0]], epsilon=0.5)
+    optimizer, reference = LAMB(0.1, epsilon=0.5), InNumPy([[3.0, 4.0]], epsilon=0.5)
     for gradient in ([1.0, 2.0], [-4.0, 0.5]):
         optimizer.apply([tensor(gradient, dtype)], [w])
-        judge.step([gradient], 0.1)
+        reference.step([gradient], 0.1)
         epsilon = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
-        assert_close([w], judge.weights, 3 * epsilon)
+        assert_close([w], reference.weights, 3 * epsilon)
 
 
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64")
@@ -376,12 +376,12 @@ def test_float64_variables_step_in_float64(start, gradients):
     if keras.backend.standardize_dtype(variables[0].value.dtype) != "float64":
         pytest.skip("This backend has no float64 here (JAX: x64 is off)")
     # The rate, a float32, is no more than that.
-    optimizer, judge = LAMB(0.125), InNumPy(start)
-    judge.betas = 0.9, 0.999
+    optimizer, reference = LAMB(0.125), InNumPy(start)
+    reference.betas = 0.9, 0.999
     for grads in gradients:
         optimizer.apply([tensor(g, "float64") for g in grads], variables)
-        judge.step(grads, 0.125)
-    for v, expected in zip(variables, judge.weights, strict=True):
+        reference.step(grads, 0.125)
+    for v, expected in zip(variables, reference.weights, strict=True):
         np.testing.assert_allclose(array(v), expected, rtol=1e-11)
 
 

@@ -1,7 +1,7 @@
 """`LARS`: its arguments, its formula, whom it excludes, configs, and loss scaling.
 
-The judge is the formula in NumPy float64. The Model Garden's and optax's own code are
-judges in the integration tests.
+The reference is the formula in NumPy float64. The Model Garden's and optax's own code
+are references in the integration tests.
 """
 
 import inspect
@@ -309,16 +309,16 @@ forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
 def test_steps_are_the_formula(wrap, start, gradients, form, decay, momentum):
     settings = dict(momentum=momentum, weight_decay_rate=decay, eeta=0.1, **form)
-    judge = InNumPy(start, **settings)
+    reference = InNumPy(start, **settings)
     optimizer = LARS(0.5, **settings)
     outer = wrap(optimizer)
     variables = [variable(p, w) for p, w in zip(PATHS, start, strict=True)]
     for grads in gradients:
         apply(outer, grads, variables)
-        judge.step(grads, 0.5)
-        assert_close(values_of(variables), judge.weights)
+        reference.step(grads, 0.5)
+        assert_close(values_of(variables), reference.weights)
         # A momentum is a sum of many steps, some of which cancel.
-        assert_close(values_of(optimizer.momentums), judge.momentums, 2 * SHARE)
+        assert_close(values_of(optimizer.momentums), reference.momentums, 2 * SHARE)
 
 
 def test_a_step_by_hand():
@@ -351,38 +351,38 @@ def test_a_schedule_gives_the_rate_of_each_step(wrap, start, gradients):
         [1, 3], [0.5, 0.25, 2.0]
     )
     optimizer = wrap(LARS(schedule, eeta=0.1))
-    judge = InNumPy(start, eeta=0.1)
+    reference = InNumPy(start, eeta=0.1)
     variables = [variable(p, w) for p, w in zip(PATHS, start, strict=True)]
     for grads, rate in zip(gradients, [0.5, 0.5, 0.25, 0.25, 2.0, 2.0], strict=True):
         apply(optimizer, grads, variables)
-        judge.step(grads, rate)
-    assert_close(values_of(variables), judge.weights)
+        reference.step(grads, rate)
+    assert_close(values_of(variables), reference.weights)
 
 
 def test_a_callable_is_asked_once_for_the_rate_of_each_step(wrap):
     rates = iter([0.5, 2.0])
     optimizer = wrap(LARS(lambda: next(rates), momentum=0.0, eeta=0.1))
     w = variable("w", [3.0, 4.0])
-    judge = InNumPy([[3.0, 4.0]], momentum=0.0, eeta=0.1)
+    reference = InNumPy([[3.0, 4.0]], momentum=0.0, eeta=0.1)
     for rate in (0.5, 2.0):
         apply(optimizer, [[1.0, 1.0]], [w])
-        judge.step([[1.0, 1.0]], rate)
-    assert_close(values_of([w]), judge.weights)
+        reference.step([[1.0, 1.0]], rate)
+    assert_close(values_of([w]), reference.weights)
 
 
 def test_a_setting_that_changes_counts_from_the_next_step_on(wrap, start, gradients):
     optimizer = wrap(LARS(0.5, eeta=0.1))
-    judge = InNumPy(start, eeta=0.1)
+    reference = InNumPy(start, eeta=0.1)
     variables = [variable(p, w) for p, w in zip(PATHS, start, strict=True)]
     for step, grads in enumerate(gradients):
         apply(optimizer, grads, variables)
-        judge.step(grads, 0.5 if step < 2 else 0.125)
+        reference.step(grads, 0.5 if step < 2 else 0.125)
         if step == 1:
             optimizer.learning_rate = 0.125
-            optimizer.weight_decay_rate = judge.weight_decay_rate = 0.25
-            optimizer.momentum = judge.momentum = 0.5
-            optimizer.eeta = judge.eeta = 0.2
-    assert_close(values_of(variables), judge.weights)
+            optimizer.weight_decay_rate = reference.weight_decay_rate = 0.25
+            optimizer.momentum = reference.momentum = 0.5
+            optimizer.eeta = reference.eeta = 0.2
+    assert_close(values_of(variables), reference.weights)
 
 
 def test_steps_are_the_same_when_compiled(compiled, start, gradients):
@@ -395,11 +395,11 @@ def test_steps_are_the_same_when_compiled(compiled, start, gradients):
         optimizer.apply(grads, variables)
 
     call = compiled(step, [*variables, *optimizer.variables])
-    judge = InNumPy(start, **settings)
+    reference = InNumPy(start, **settings)
     for i, grads in enumerate(gradients):
         call([tensor(g) for g in grads])
-        judge.step(grads, 0.5 / (1 + 0.5 * i))
-    assert_close(values_of(variables), judge.weights)
+        reference.step(grads, 0.5 / (1 + 0.5 * i))
+    assert_close(values_of(variables), reference.weights)
     assert int(optimizer.iterations) == len(gradients)
 
 
@@ -441,24 +441,24 @@ def test_decay_divides_the_learning_rate(wrap, start, gradients, schedule):
     if schedule:
         rate = keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.25)
     optimizer = wrap(LARS(rate, eeta=0.1, decay=0.75))
-    judge = InNumPy(start, eeta=0.1)
+    reference = InNumPy(start, eeta=0.1)
     variables = [variable(p, w) for p, w in zip(PATHS, start, strict=True)]
     for step, grads in enumerate(gradients):
         apply(optimizer, grads, variables)
         scheduled = 0.5 * 0.25 ** (step / 2) if schedule else 0.5
-        judge.step(grads, scheduled / (1 + 0.75 * step))
-    assert_close(values_of(variables), judge.weights)
+        reference.step(grads, scheduled / (1 + 0.75 * step))
+    assert_close(values_of(variables), reference.weights)
 
 
 def test_decay_counts_applied_steps_only():
     optimizer = in_loss_scale_optimizer(LARS(0.5, momentum=0.0, eeta=0.1, decay=1.0))
     w = variable("w", [3.0, 4.0])
-    judge = InNumPy([[3.0, 4.0]], momentum=0.0, eeta=0.1)
+    reference = InNumPy([[3.0, 4.0]], momentum=0.0, eeta=0.1)
     for i, gradient in enumerate([[1.0, 1.0], [np.inf, 0.0], [1.0, 2.0]]):
         optimizer.apply([tensor(gradient)], [w], scaled=False)
         if np.isfinite(gradient).all():
-            judge.step([gradient], [0.5, None, 0.25][i])
-    assert_close(values_of([w]), judge.weights)
+            reference.step([gradient], [0.5, None, 0.25][i])
+    assert_close(values_of([w]), reference.weights)
 
 
 def test_decay_counts_windows_of_accumulated_gradients(
@@ -466,7 +466,7 @@ def test_decay_counts_windows_of_accumulated_gradients(
 ):
     inner = LARS(0.5, eeta=0.1, decay=0.75, gradient_accumulation_steps=2)
     optimizer = wrap(inner)
-    judge = InNumPy(start, eeta=0.1)
+    reference = InNumPy(start, eeta=0.1)
     variables = [variable(p, w) for p, w in zip(PATHS, start, strict=True)]
     apply_once = stepper(compiled_on_jax, optimizer, variables)
     for step, grads in enumerate(gradients):
@@ -474,21 +474,21 @@ def test_decay_counts_windows_of_accumulated_gradients(
         if step % 2:
             pair = zip(gradients[step - 1], grads, strict=True)
             mean = [(a.astype("float64") + b) / 2 for a, b in pair]
-            judge.step(mean, 0.5 / (1 + 0.75 * (step // 2)))
-        assert_close(values_of(variables), judge.weights)
+            reference.step(mean, 0.5 / (1 + 0.75 * (step // 2)))
+        assert_close(values_of(variables), reference.weights)
     assert int(inner.iterations) == 3
 
 
 def test_decay_can_be_set_later():
     optimizer = LARS(0.5, momentum=0.0, eeta=0.1)
     w = variable("w", [3.0, 4.0])
-    judge = InNumPy([[3.0, 4.0]], momentum=0.0, eeta=0.1)
+    reference = InNumPy([[3.0, 4.0]], momentum=0.0, eeta=0.1)
     apply(optimizer, [[1.0, 1.0]], [w])
-    judge.step([[1.0, 1.0]], 0.5)
+    reference.step([[1.0, 1.0]], 0.5)
     optimizer.decay = 3.0
     apply(optimizer, [[1.0, 1.0]], [w])
-    judge.step([[1.0, 1.0]], 0.125)
-    assert_close(values_of([w]), judge.weights)
+    reference.step([[1.0, 1.0]], 0.125)
+    assert_close(values_of([w]), reference.weights)
 
 
 # --- Who is excluded ----------------------------------------------------------
@@ -749,7 +749,7 @@ def test_the_papers_ratio_is_mlperfs(
     wrap, start, gradients, eeta, epsilon, clip, nesterov
 ):
     start[1] = np.zeros_like(start[1])  # |w| is 0
-    judge = MLPerf(
+    reference = MLPerf(
         start,
         skipped=["beta" in path or "bias" in path for path in PATHS],
         momentum=0.9,
@@ -776,8 +776,8 @@ def test_the_papers_ratio_is_mlperfs(
         if step == 2:
             grads = [np.zeros_like(grads[0]), *grads[1:]]  # |g| is 0
         apply(optimizer, grads, variables)
-        judge.step(grads, 0.25, nesterov)
-        assert_close(values_of(variables), judge.weights, 2 * SHARE)
+        reference.step(grads, 0.25, nesterov)
+        assert_close(values_of(variables), reference.weights, 2 * SHARE)
 
 
 def test_the_papers_ratio_by_hand():
@@ -829,15 +829,15 @@ def test_narrow_variables_step_in_float32(form, dtype):
     w = variable("w", [3.0, 4.0], dtype)
     optimizer = LARS(0.5, momentum=0.5, weight_decay_rate=0.25, eeta=0.1, **form)
     optimizer.build([w])
-    judge = InNumPy(
+    reference = InNumPy(
         [[3.0, 4.0]], momentum=0.5, weight_decay_rate=0.25, eeta=0.1, **form
     )
     for gradient in ([1.0, 2.0], [-4.0, 0.5]):
         optimizer.apply([tensor(gradient, dtype)], [w])
-        judge.step([gradient], 0.5)
+        reference.step([gradient], 0.5)
         # What is left is the rounding of the weights and the momentum themselves.
         epsilon = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
-        assert_close(values_of([w]), judge.weights, 3 * epsilon)
+        assert_close(values_of([w]), reference.weights, 3 * epsilon)
     assert optimizer.momentums[0].dtype == dtype
 
 
@@ -847,24 +847,24 @@ def test_float64_variables_step_in_float64(form, start, gradients):
     settings = dict(momentum=0.9, weight_decay_rate=0.1, eeta=0.1, **form)
     variables = [variable(p, w, "float64") for p, w in zip(PATHS, start, strict=True)]
     optimizer = LARS(0.5, **settings)
-    judge = InNumPy(start, **settings)
+    reference = InNumPy(start, **settings)
     for grads in gradients:
         optimizer.apply([tensor(g, "float64") for g in grads], variables)
-        judge.step(grads, 0.5)
-    assert_close(values_of(variables), judge.weights, 1e-13)
+        reference.step(grads, 0.5)
+    assert_close(values_of(variables), reference.weights, 1e-13)
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
 def test_gradients_of_another_dtype_step_float32_variables(wrap, dtype):
     variables = [variable("a", [3.0, 4.0]), variable("b", 2.0)]
-    judge = InNumPy([[3.0, 4.0], 2.0], eeta=0.1)
+    reference = InNumPy([[3.0, 4.0], 2.0], eeta=0.1)
     optimizer = LARS(0.5, eeta=0.1)
     outer = wrap(optimizer)
     options = {"scaled": False} if outer is not optimizer else {}
     for grads in ([[1.0, -2.0], 3.0], [[0.5, 0.25], -1.0]):
         outer.apply([tensor(g, dtype) for g in grads], variables, **options)
-        judge.step(grads, 0.5)
-    assert_close(values_of(variables), judge.weights)
+        reference.step(grads, 0.5)
+    assert_close(values_of(variables), reference.weights)
 
 
 def test_a_gradient_whose_norm_overflows_float32_moves_nothing(wrap):
@@ -978,27 +978,27 @@ def test_gradients_are_clipped_before_anything_else(wrap, start, gradients, keyw
     # Without decay the norm of a gradient would not matter.
     settings = dict(weight_decay_rate=0.2, eeta=0.1)
     optimizer = wrap(LARS(0.5, **settings, **{keyword: 0.5}))
-    judge = InNumPy(start, **settings)
+    reference = InNumPy(start, **settings)
     variables = [variable(p, w) for p, w in zip(PATHS, start, strict=True)]
     for grads in gradients:
         apply(optimizer, grads, variables)
-        judge.step(CLIPS[keyword]([g.astype("float64") for g in grads]), 0.5)
-        assert_close(values_of(variables), judge.weights)
+        reference.step(CLIPS[keyword]([g.astype("float64") for g in grads]), 0.5)
+        assert_close(values_of(variables), reference.weights)
 
 
 def test_averages_are_of_the_weights_after_each_step(wrap, start, gradients):
     optimizer = wrap(LARS(0.5, eeta=0.1, use_ema=True, ema_momentum=0.75))
-    judge = InNumPy(start, eeta=0.1)
+    reference = InNumPy(start, eeta=0.1)
     variables = [variable(p, w) for p, w in zip(PATHS, start, strict=True)]
     averages = None
     for grads in gradients:
         apply(optimizer, grads, variables)
-        judge.step(grads, 0.5)
+        reference.step(grads, 0.5)
         averages = [
             w if averages is None else 0.75 * averages[i] + 0.25 * w
-            for i, w in enumerate(judge.weights)
+            for i, w in enumerate(reference.weights)
         ]
-    assert_close(values_of(variables), judge.weights)
+    assert_close(values_of(variables), reference.weights)
     optimizer.finalize_variable_values(variables)
     assert_close(values_of(variables), averages)
 
@@ -1008,26 +1008,26 @@ def test_accumulated_gradients_are_one_step_of_their_mean(
 ):
     settings = dict(weight_decay_rate=0.1, eeta=0.1, nesterov=True)
     optimizer = wrap(LARS(0.5, gradient_accumulation_steps=3, **settings))
-    judge = InNumPy(start, **settings)
+    reference = InNumPy(start, **settings)
     variables = [variable(p, w) for p, w in zip(PATHS, start, strict=True)]
     apply_once = stepper(compiled_on_jax, optimizer, variables)
     for step, grads in enumerate(gradients):
         apply_once(grads)
         if step % 3 == 2:
             window = zip(*gradients[step - 2 : step + 1], strict=True)
-            judge.step([np.mean(np.float64(g), axis=0) for g in window], 0.5)
-        assert_close(values_of(variables), judge.weights)
+            reference.step([np.mean(np.float64(g), axis=0) for g in window], 0.5)
+        assert_close(values_of(variables), reference.weights)
 
 
 def test_keras_weight_decay_shrinks_the_weights_beside_the_step(wrap, start, gradients):
     optimizer = wrap(LARS(0.5, eeta=0.1, weight_decay=0.25))
-    judge = InNumPy(start, eeta=0.1)
+    reference = InNumPy(start, eeta=0.1)
     variables = [variable(p, w) for p, w in zip(PATHS, start, strict=True)]
     for grads in gradients:
         apply(optimizer, grads, variables)
-        judge.weights = [w * (1 - 0.25 * 0.5) for w in judge.weights]
-        judge.step(grads, 0.5)
-    assert_close(values_of(variables), judge.weights)
+        reference.weights = [w * (1 - 0.25 * 0.5) for w in reference.weights]
+        reference.step(grads, 0.5)
+    assert_close(values_of(variables), reference.weights)
 
 
 def test_a_constraint_holds_after_the_step(wrap):
@@ -1067,7 +1067,7 @@ class JustANewName(LARS):
 def test_a_users_update_step_is_honoured(wrap, compiled, start, gradients, form):
     inner = HalfSteps(0.5, weight_decay_rate=0.1, eeta=0.1, **form)
     optimizer = wrap(inner)
-    judge = InNumPy(start, weight_decay_rate=0.1, eeta=0.1, **form)
+    reference = InNumPy(start, weight_decay_rate=0.1, eeta=0.1, **form)
     variables = [variable(p, w) for p, w in zip(PATHS, start, strict=True)]
     optimizer.build(variables)
 
@@ -1078,20 +1078,20 @@ def test_a_users_update_step_is_honoured(wrap, compiled, start, gradients, form)
     scale = 1.0 if optimizer is inner else SCALE
     for grads in gradients[:3]:
         call([tensor(g * scale) for g in grads])
-        judge.step(grads, 0.25)
-    assert_close(values_of(variables), judge.weights)
+        reference.step(grads, 0.25)
+    assert_close(values_of(variables), reference.weights)
 
 
 def test_a_users_update_step_is_called_for_each_variable(wrap, start, gradients):
     inner = CountedSteps(0.5, eeta=0.1)
     optimizer = wrap(inner)
-    judge = InNumPy(start, eeta=0.1)
+    reference = InNumPy(start, eeta=0.1)
     variables = [variable(p, w) for p, w in zip(PATHS, start, strict=True)]
     for step, grads in enumerate(gradients[:2]):
         apply(optimizer, grads, variables)
-        judge.step(grads, 0.5)
+        reference.step(grads, 0.5)
         assert inner.calls == (step + 1) * len(variables)
-    assert_close(values_of(variables), judge.weights)
+    assert_close(values_of(variables), reference.weights)
 
 
 @forms
@@ -1426,13 +1426,13 @@ def test_a_stateless_step_is_a_step(wrap, start, gradients, snapshot):
     before = snapshot([*variables, *optimizer.variables])
     trained = [ops.copy(ops.convert_to_tensor(v)) for v in variables]
     state = [ops.copy(ops.convert_to_tensor(v)) for v in optimizer.variables]
-    judge = InNumPy(start, weight_decay_rate=0.1, eeta=0.1)
+    reference = InNumPy(start, weight_decay_rate=0.1, eeta=0.1)
     for grads in gradients:
         trained, state = optimizer.stateless_apply(
             state, [tensor(g * scale) for g in grads], trained
         )
-        judge.step(grads, 0.5)
-    assert_close(values_of(trained), judge.weights)
+        reference.step(grads, 0.5)
+    assert_close(values_of(trained), reference.weights)
     assert snapshot([*variables, *optimizer.variables]) == before
     for grads in gradients:
         apply(optimizer, grads, variables)

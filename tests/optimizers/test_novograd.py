@@ -1,6 +1,6 @@
 """`NovoGrad`: its arguments, its formula, edge cases, loss scaling and configs.
 
-The judge is the formula in NumPy float64, which the integration tests hold against
+The reference is the formula in NumPy float64, which the integration tests hold against
 optax.
 """
 
@@ -129,10 +129,10 @@ def assert_close(actual, expected, share=SHARE):
         np.testing.assert_allclose(array(a), e, rtol=0, atol=tolerance, err_msg=str(i))
 
 
-def assert_as(optimizer, variables, judge, share=SHARE):
-    assert_close(variables, judge.weights, share)
-    assert_close(optimizer.momentums, judge.m, share)
-    assert_close(optimizer.second_moments, judge.v, share)
+def assert_as(optimizer, variables, reference, share=SHARE):
+    assert_close(variables, reference.weights, share)
+    assert_close(optimizer.momentums, reference.m, share)
+    assert_close(optimizer.second_moments, reference.v, share)
 
 
 # --- Arguments ----------------------------------------------------------------
@@ -185,11 +185,11 @@ def test_what_is_refused(settings, parts):
 @forms
 def test_steps_are_the_formula(wrap, start, gradients, form):
     variables, inner = make_variables(start), NovoGrad(0.5, **form)
-    optimizer, judge = wrap(inner), InNumPy(start, **form)
+    optimizer, reference = wrap(inner), InNumPy(start, **form)
     for grads in gradients:
         apply(optimizer, grads, variables)
-        judge.step(grads, 0.5)
-        assert_as(inner, variables, judge)
+        reference.step(grads, 0.5)
+        assert_as(inner, variables, reference)
 
 
 def test_a_step_by_hand():
@@ -210,13 +210,13 @@ def test_a_step_by_hand():
 def test_a_schedule_and_a_setting_that_changes(wrap, start, gradients):
     schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5)
     variables, inner = make_variables(start), NovoGrad(schedule)
-    optimizer, judge = wrap(inner), InNumPy(start)
+    optimizer, reference = wrap(inner), InNumPy(start)
     for step, grads in enumerate(gradients):
         if step == 3:
-            inner.beta_1 = judge.beta_1 = 0.5
+            inner.beta_1 = reference.beta_1 = 0.5
         apply(optimizer, grads, variables)
-        judge.step(grads, 0.5 * 0.5 ** (step / 2))
-    assert_as(inner, variables, judge)
+        reference.step(grads, 0.5 * 0.5 ** (step / 2))
+    assert_as(inner, variables, reference)
 
 
 @forms
@@ -228,13 +228,13 @@ def test_a_subclass_that_changes_nothing_does_the_same(wrap, start, gradients, f
 
     variables, twins = make_variables(start), make_variables(start)
     optimizer, inner = wrap(NovoGrad(0.5, **form)), JustANewName(0.5, **form)
-    subclass, judge = wrap(inner), InNumPy(start, **form)
+    subclass, reference = wrap(inner), InNumPy(start, **form)
     for grads in gradients:
         apply(optimizer, grads, variables)
         apply(subclass, grads, twins)
-        judge.step(grads, 0.5)
+        reference.step(grads, 0.5)
     assert_close(twins, [array(v) for v in variables])
-    assert_as(inner, twins, judge)
+    assert_as(inner, twins, reference)
 
 
 def test_two_slots_a_variable_one_of_them_a_scalar(start, gradients):
@@ -325,15 +325,15 @@ def test_a_gradient_that_overflows_only_scaled_is_no_reason_to_stop():
 def test_narrow_variables_step_in_float32(dtype):
     w = keras.Variable([3.0, 4.0], dtype=dtype)
     optimizer = NovoGrad(0.5, beta_1=0.5, weight_decay_rate=0.25)
-    judge = InNumPy([[3.0, 4.0]], beta_1=0.5, weight_decay_rate=0.25)
+    reference = InNumPy([[3.0, 4.0]], beta_1=0.5, weight_decay_rate=0.25)
     # The squares of these overflow float16.
     for gradient in ([1024.0, 512.0], [-4096.0, 0.5]):
         optimizer.apply([tensor(gradient, dtype)], [w])
-        judge.step([gradient], 0.5)
+        reference.step([gradient], 0.5)
     # What is left is the rounding of the weights and the momentum themselves.
     epsilon = {"float16": 2.0**-11, "bfloat16": 2.0**-8}[dtype]
-    assert_close([w], judge.weights, 3 * epsilon)
-    assert_close(optimizer.second_moments, judge.v)
+    assert_close([w], reference.weights, 3 * epsilon)
+    assert_close(optimizer.second_moments, reference.v)
     dtypes = [optimizer.momentums[0].dtype, optimizer.second_moments[0].dtype]
     assert dtypes == [dtype, "float32"]
 
@@ -342,11 +342,11 @@ def test_float64_variables_step_in_float64(start, gradients):
     tensor(0.0, "float64")  # skips where there is none
     variables = make_variables(start, "float64")
     form = FORMS["averaged"]
-    optimizer, judge = NovoGrad(0.5, **form), InNumPy(start, **form)
+    optimizer, reference = NovoGrad(0.5, **form), InNumPy(start, **form)
     for grads in gradients:
         optimizer.apply([tensor(g, "float64") for g in grads], variables)
-        judge.step(grads, 0.5)
-    assert_as(optimizer, variables, judge, 1e-13)
+        reference.step(grads, 0.5)
+    assert_as(optimizer, variables, reference, 1e-13)
 
 
 def test_sparse_gradients_do_what_dense_ones_do(wrap, sparse_gradient):
@@ -445,7 +445,7 @@ def test_accumulated_gradients_are_one_step_of_their_mean(
 ):
     variables = make_variables(start)
     inner = NovoGrad(0.5, gradient_accumulation_steps=2)
-    optimizer, judge = wrap(inner), InNumPy(start)
+    optimizer, reference = wrap(inner), InNumPy(start)
     optimizer.build(variables)
     step = compiled_on_jax(
         lambda grads: optimizer.apply(grads, variables),
@@ -455,20 +455,20 @@ def test_accumulated_gradients_are_one_step_of_their_mean(
     for first, second in zip(gradients[::2], gradients[1::2], strict=True):
         step([tensor(g * scale) for g in first])
         step([tensor(g * scale) for g in second])
-        judge.step([(a + b) / 2 for a, b in zip(first, second, strict=True)], 0.5)
-    assert_close(variables, judge.weights)
+        reference.step([(a + b) / 2 for a, b in zip(first, second, strict=True)], 0.5)
+    assert_close(variables, reference.weights)
 
 
 def test_averages_are_of_the_weights_after_each_step(wrap, start, gradients):
     variables = make_variables(start)
     optimizer = wrap(NovoGrad(0.5, use_ema=True, ema_momentum=0.5))
-    judge, averages = InNumPy(start), None
+    reference, averages = InNumPy(start), None
     for grads in gradients:
         apply(optimizer, grads, variables)
-        judge.step(grads, 0.5)
+        reference.step(grads, 0.5)
         averages = [
             w if a is None else (a + w) / 2
-            for a, w in zip(averages or [None] * 4, judge.weights, strict=True)
+            for a, w in zip(averages or [None] * 4, reference.weights, strict=True)
         ]
     optimizer.finalize_variable_values(variables)
     assert_close(variables, averages)

@@ -96,6 +96,7 @@ def test_a_nested_copy_keeps_offsets_and_names():
     )
 
 
+@pytest.mark.in_turn("torch")
 def test_a_nested_schedule_of_the_user_is_found_in_custom_objects():
     class Half(keras.optimizers.schedules.LearningRateSchedule):
         def __call__(self, step):

@@ -68,6 +68,7 @@ def test_rates_are_what_the_formula_says(schedule, expected):
     assert_rates(schedule, expected)
 
 
+@pytest.mark.in_turn("tensorflow")
 def test_a_warmup_ends_where_the_schedule_is_and_does_not_shift_its_clock():
     decay = PolynomialDecayWithOffset(
         initial_learning_rate=1.0, decay_steps=10, end_learning_rate=0.0
@@ -81,6 +82,7 @@ def test_a_warmup_ends_where_the_schedule_is_and_does_not_shift_its_clock():
     assert_rates(LinearWarmup(later, 4), {1: 0.25, 4: 1.0, 5: 0.9, 9: 0.5, 14: 0.0})
 
 
+@pytest.mark.in_turn("torch")
 def test_a_sequential_member_sees_the_steps_since_its_boundary():
     joined = JoinedSchedules([0.5, LinearWarmup(0.4, 4), DirectPowerDecay(0.1)], [2, 5])
     assert_rates(
@@ -89,6 +91,7 @@ def test_a_sequential_member_sees_the_steps_since_its_boundary():
     )
 
 
+@pytest.mark.in_turn("tensorflow")
 def test_a_cycling_decay_has_its_initial_rate_before_the_offset():
     schedule = PolynomialDecayWithOffset(
         offset=5,
@@ -147,6 +150,8 @@ def test_a_step_is_an_integer_of_any_kind(make):
     np.testing.assert_array_equal(rates(of_variable), expected)
 
 
+# Each backend has its own ways to compile.
+@pytest.mark.in_turn("tensorflow", "jax", "torch")
 @pytest.mark.exhaustive
 @every_schedule
 def test_one_trace_serves_every_step(make, compiled):
@@ -194,6 +199,7 @@ def test_no_value_is_read_back_from_the_device(make):
         make()(step)
 
 
+@pytest.mark.in_turn("torch")
 def test_a_large_step_is_subtracted_before_it_is_rounded():
     # 2**25 + 1 is not a float32.
     schedule = PiecewiseConstantDecayWithOffset(

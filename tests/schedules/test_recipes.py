@@ -150,6 +150,7 @@ def test_the_settings_of_mlperfs_bert_are_the_published_ones():
     ).lamb
 
 
+@pytest.mark.in_turn("tensorflow")
 def test_a_recipe_for_hardly_any_steps_is_finite():
     schedule = mlperf_resnet(4096, 1e-6).learning_rate
     assert_rates(schedule, {0: 10.0, 1: 1e-4})

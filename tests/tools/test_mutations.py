@@ -116,7 +116,7 @@ def project(tmp_path):
             "@pytest.mark.parametrize('name', ['keras', 'wave'])\n"
             "def test_little_is_imported(name):\n    assert name not in sys.modules\n"
         ),
-        # What `testing/rings.py` adds here.
+        # What `testing/tiers.py` adds here.
         "conftest.py": (
             "def pytest_addoption(parser):\n"
             "    parser.addoption('--all-turns', action='store_true')\n"

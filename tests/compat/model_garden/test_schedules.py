@@ -68,12 +68,14 @@ def test_rates_are_what_the_formula_says(schedule, expected):
     assert_rates(schedule, expected)
 
 
+@pytest.mark.in_turn("jax")
 def test_a_stepwise_cosine_stays_at_the_last_value():
     schedule = StepCosineDecayWithOffset([0, 4, 6], [1.0, 0.5, 0.1], offset=3)
     assert_rates(schedule, {3: 1.0, 5: 0.75, 7: 0.5, 8: 0.3, 9: 0.1, 10: 0.1, 99: 0.1})
     assert_rates(StepCosineDecayWithOffset([0], [0.5]), {-1: 0.5, 0: 0.5, 1: 0.5})
 
 
+@pytest.mark.in_turn("jax")
 def test_no_tail_ends_in_nan():
     # A power that is infinite in float32, and a tail that is zero in it.
     steep = PowerAndLinearDecay(1.0, 10, power=200.0)

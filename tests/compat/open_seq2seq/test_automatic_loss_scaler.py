@@ -53,6 +53,7 @@ def trace(scaler, steps, compile_=None):
     return scales
 
 
+@pytest.mark.in_turn("tensorflow")
 @hypothesis.given(
     overflows=st.lists(st.booleans(), min_size=1, max_size=40),
     window=st.integers(1, 6),
@@ -67,6 +68,7 @@ def test_backoff_is_the_originals(overflows, window, factor):
     assert trace(scaler, [(overflow, 1.0) for overflow in overflows]) == expected
 
 
+@pytest.mark.in_turn("torch")
 def test_the_default_backoff_grows_at_the_originals_steps():
     scaler = AutomaticLossScaler()
     policy = scaler.policy
@@ -81,6 +83,7 @@ def test_the_default_backoff_grows_at_the_originals_steps():
     assert at == [2101, 5001]
 
 
+@pytest.mark.in_turn("jax")
 def test_logmax_is_the_originals_its_fault_included(compiled_once):
     logs = np.random.default_rng(3).normal(5.0, 1.0, size=700)
     steps = [(i == 500, np.float32(2.0**x)) for i, x in enumerate(logs)]
@@ -102,6 +105,7 @@ def test_either_flag_is_an_overflow(algorithm, has_nan, amax):
     assert after == {"Backoff": before / 2, "LogMax": 1.0}[algorithm]
 
 
+@pytest.mark.in_turn("torch")
 def test_the_names_are_those_of_the_page():
     assert AutomaticLossScaler.SUPPORTED_ALGOS == ["backoff", "logmax"]
     assert type(AutomaticLossScaler("BACKOFF").policy) is DynamicLossScale
@@ -144,6 +148,7 @@ def test_other_params_are_refused_by_name(algorithm, params, error, message):
         AutomaticLossScaler(algorithm, params)
 
 
+@pytest.mark.in_turn("tensorflow")
 def test_check_grads_tells_nan_from_inf(sparse_or_none):
     w = keras.Variable(np.zeros((3, 1), "float32"))
 
@@ -168,11 +173,13 @@ def sparse_or_none(request):
     return [None, make(np.float32([[1.5]]), [2], (3, 1))]
 
 
+@pytest.mark.in_turn("torch")
 def test_no_gradient_at_all_is_no_overflow():
     has_nan, amax = AutomaticLossScaler.check_grads([(None, keras.Variable(1.0))])
     assert (bool(has_nan), float(amax)) == (False, 0.0)
 
 
+@pytest.mark.in_turn("torch")
 def test_an_optimizer_moves_the_scale_by_itself():
     scaler = AutomaticLossScaler("Backoff", {"scale_max": 64.0})
     optimizer = keras_lso.LossScaleOptimizer(

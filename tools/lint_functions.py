@@ -1,6 +1,6 @@
 """Holds the functions of the package to a size that is read in one sitting.
 
-python -m tools.house
+python -m tools.lint_functions
 """
 
 import ast

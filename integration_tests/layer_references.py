@@ -1,9 +1,9 @@
-"""The same gradients for ours and for a judge, of layers of every kind.
+"""The same gradients for ours and for a reference, of layers of every kind.
 
 What `test_lars.py` and `test_lamb.py` share. Largest difference allowed, after each of
-50 steps, or each fifth one where the judge's are recorded: 2e-6 of the tensor's largest
-magnitude. Rounding of a step is 6e-8 of it at most; sums of squares in another order
-add as much to a trust ratio.
+50 steps, or each fifth one where the reference's are recorded: 2e-6 of the tensor's
+largest magnitude. Rounding of a step is 6e-8 of it at most; sums of squares in another
+order add as much to a trust ratio.
 """
 
 import keras
@@ -100,8 +100,8 @@ def model_gardens_steps(make, settings, rates, start, gradients):
 
 def assert_same(ours, theirs, assert_close):
     assert len(ours) == len(theirs) >= STEPS // 5
-    for mine, judge in zip(ours, theirs, strict=True):
-        assert_close(mine, judge, share=SHARE)
+    for mine, reference in zip(ours, theirs, strict=True):
+        assert_close(mine, reference, share=SHARE)
 
 
 def stacked(steps):

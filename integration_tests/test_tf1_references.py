@@ -1,6 +1,6 @@
 """The loss scales do what TF1's do, step for step.
 
-`test_tf_keras_judges.py` compares the optimizers around them.
+`test_tf_keras_references.py` compares the optimizers around them.
 """
 
 import keras
@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from integration_tests.judged_steps import Rows
+from integration_tests.reference_steps import Rows
 from keras_lso import loss_scales
 
 BACKEND = keras.backend.backend()
@@ -143,6 +143,7 @@ def test_a_dynamic_scale(multiplier, growth, original):
     assert {-1, 1} <= moves
 
 
+@pytest.mark.in_turn("tensorflow")
 def test_a_dynamic_scale_with_the_defaults(original):
     names = ("initial_loss_scale", "increment_period", "multiplier")
     values = 1.0, 1.0, 1.0, np.inf
@@ -189,6 +190,7 @@ def their_scales(arguments, value, steps=3):
     return [theirs.update([value])[1] for _ in range(steps)]
 
 
+@pytest.mark.in_turn("jax")
 def test_the_floor_is_lower(original):
     arguments = 2.0, 3, 2.0
     assert original(lambda: their_scales(arguments, np.inf)) == [1.0, 1.0, 1.0]

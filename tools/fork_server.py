@@ -3,7 +3,7 @@
 To import Keras and a framework takes longer than most tests. What is tested must not be
 among what is imported here: each run has its own copy of that.
 
-    python -m tools.nursery keras torch
+    python -m tools.fork_server keras torch
 
 It reads runs from its input and writes what came of them to its output, a JSON object a
 line each. It needs `os.fork`, before which no framework may have started a thread.
@@ -28,12 +28,12 @@ _TICK = 0.02
 # --- From outside -------------------------------------------------------------
 
 
-class Nursery:
+class ForkServer:
     """Starts the process, and asks it for runs, one at a time."""
 
     def __init__(self, modules, environment):
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "tools.nursery", *modules],
+            [sys.executable, "-m", "tools.fork_server", *modules],
             cwd=pathlib.Path(__file__).parent.parent,
             env=environment,
             stdin=subprocess.PIPE,

@@ -4,7 +4,8 @@ Five marks tell: `exhaustive`, one of many combinations of arguments, of which s
 enough to see each value; `full`, too slow for every change; `one_backend`, which
 depends on no backend; `default_backend("jax")`, a long program that is for each of
 them, and that `make test` runs under the one that it names; and `in_turn`, one of many
-cases that are alike on all backends, of which `make test` runs each under one.
+cases that are alike on all backends, of which `make test` runs each under one:
+`in_turn("jax")` names it, and without a name the cases of a test take turns.
 """
 
 import os
@@ -12,11 +13,12 @@ import zlib
 from collections import defaultdict
 
 import keras
+import pytest
 
 # The quickest to import, and it compiles nothing.
 THE_ONE_BACKEND = "torch"
-TURNS = ("tensorflow", "jax", "torch")
-
+# The quickest first: a test of one case more than the others gives it to that one.
+TURNS = ("torch", "jax", "tensorflow")
 
 # How the programs that tests start are told of `--full`.
 VARIABLE = "KERAS_LSO_TESTS"
@@ -44,39 +46,74 @@ def pytest_configure(config):
     os.environ[VARIABLE] = "full" if config.getoption("full") else "default"
 
 
+# First: the cases of a test take turns in the order in which it lists them, whatever is
+# deselected or run earlier.
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
     """Leaves out what is for `--full`, unless it was asked for by its name."""
     if config.getoption("full"):
         return
     left_out = combinations_left_out(items)
-    backend, all_turns = keras.backend.backend(), config.getoption("all_turns")
+    backend = keras.backend.backend()
+    turns = {} if config.getoption("all_turns") else turns_of(items)
     named = {arg.split("[")[0] for arg in config.args if "::" in arg}
     for item in items:
         is_named = item.nodeid.split("[")[0] in named
-        if not is_named and is_for_another_run(item, backend, all_turns):
+        if not is_named and is_for_another_run(item, backend, turns):
             left_out.add(item)
     config.hook.pytest_deselected(items=[i for i in items if i in left_out])
     items[:] = [item for item in items if item not in left_out]
 
 
-def is_for_another_run(item, backend, all_turns=False):
+def is_for_another_run(item, backend, turns):
+    if backends := backends_by_mark(item):
+        return backend not in backends
+    return backend not in turns.get(item, TURNS)
+
+
+def backends_by_mark(item):
+    """Returns the backends that marks other than `in_turn` name; None for all."""
     if item.get_closest_marker("full"):
-        return True
+        return ["none"]
     if named := item.get_closest_marker("default_backend"):
-        return named.args[0] != backend
+        return named.args
     if item.get_closest_marker("one_backend"):
-        return backend != THE_ONE_BACKEND
-    takes_turns = item.get_closest_marker("in_turn") and not all_turns
-    return bool(takes_turns) and turn_of(item) != backend
+        return [THE_ONE_BACKEND]
+    return None
 
 
-def turn_of(item):
-    """Returns under which backend a case of an `in_turn` test runs.
+def turns_of(items):
+    """Returns a dict of the cases of `in_turn` tests to the backends that run them."""
+    turns, cases = {}, defaultdict(list)
+    for item in items:
+        mark = item.get_closest_marker("in_turn")
+        if mark is None or backends_by_mark(item):
+            continue
+        if mark.args:
+            turns[item] = mark.args
+        elif hasattr(item, "callspec"):
+            cases[item.parent.nodeid, item.originalname].append(item)
+        else:
+            raise pytest.UsageError(
+                f"{item.nodeid} has no other cases to take turns with. Name the "
+                'backend that runs it: `@pytest.mark.in_turn("jax")`.'
+            )
+    for listed in cases.values():
+        turns.update({item: [turn(at)] for at, item in enumerate(listed)})
+    return turns
 
-    Its name alone decides: a backend that has fewer cases, or runs them in another
-    order, leaves none of them to nobody.
+
+def turn(position):
+    """Returns the backend that runs a case at a position in the list of its test.
+
+    It is the sum of the position's digits to the base of three, not the last of them:
+    of combinations with an argument of three values, each value comes to each backend.
     """
-    return TURNS[zlib.crc32(item.nodeid.encode()) % len(TURNS)]
+    total = 0
+    while position:
+        position, digit = divmod(position, len(TURNS))
+        total += digit
+    return TURNS[total % len(TURNS)]
 
 
 def combinations_left_out(items):

@@ -19,7 +19,7 @@ import pytest
 from keras import ops
 
 import keras_lso
-from integration_tests.judged_steps import (
+from integration_tests.reference_steps import (
     INITIAL_SCALE,
     OPTIMIZERS,
     SHAPES,
@@ -294,7 +294,7 @@ class Comparison:
             assert (np.abs(a - e) <= self.share * self.largest[i]).all(), (i, a, e)
 
 
-class Judge:
+class Reference:
     """Compares ours with what an original did, at each step."""
 
     def __init__(self, diary, share=SHARE):
@@ -322,12 +322,12 @@ def values_at(diary, what, step):
 
 def run(ours, diary, script):
     """Takes all steps; compares after each, and returns how the scale moved."""
-    judge, scales = Judge(diary), [ours.scale()[0]]
+    reference, scales = Reference(diary), [ours.scale()[0]]
     for step in script:
         ours.take_step(step)
-        judge.compare(ours)
+        reference.compare(ours)
         scales.append(ours.scale()[0])
-    assert judge.steps == len(diary["scale"])
+    assert reference.steps == len(diary["scale"])
     assert ours.iterations() == sum(finite for finite, _ in script)
     return list(np.diff(np.log2(scales)))
 
@@ -387,7 +387,7 @@ def test_a_row_that_is_named_twice_gets_the_sum(family, name, original):
     diary = original(theirs("take_steps", family, name, [(True, grads)]))
     ours = family(name)
     ours.apply([tensor(g) for g in grads.values()])
-    Judge(diary).compare(ours)
+    Reference(diary).compare(ours)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -411,7 +411,7 @@ def test_a_fixed_scale(family, original):
 def test_a_loss_that_overflows(family, method, original):
     diary = original(theirs("minimize_distances", family, method, targets()))
     ours = family("exact", {"w": np.zeros(4, "float32")}, dynamic_growth_steps=3)
-    judge = Judge(diary, share=0.0)
+    reference = Reference(diary, share=0.0)
     [w] = ours.variables
     applied = 0
     for target in targets():
@@ -424,7 +424,7 @@ def test_a_loss_that_overflows(family, method, original):
         getattr(ours, method)(loss)
         applied += bool((ours.weights()[0] != before).any())
         assert ours.iterations() == applied
-        judge.compare(ours)
+        reference.compare(ours)
     # It went up to where it overflows, and stayed there.
     assert STEPS // 15 < STEPS // 3 - applied < STEPS // 9
     assert 2.0**12 <= ours.scale()[0] <= 2.0**16

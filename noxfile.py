@@ -1,0 +1,130 @@
+"""What needs an environment of its own: other versions, another machine's packages.
+
+`make` calls these sessions (`make test-oldest` calls `oldest`); alone they run by
+
+    .venv/bin/nox -s oldest -- -k lars
+
+Each environment is a folder in .nox, made from requirements/ and kept.
+"""
+
+import os
+import pathlib
+import sys
+
+import nox
+
+nox.options.default_venv_backend = "venv"
+nox.options.error_on_missing_interpreters = True
+nox.options.reuse_venv = "yes"
+# None, unless it is named: each of them takes minutes.
+nox.options.sessions = []
+
+BACKENDS = ("tensorflow", "jax", "torch")
+GROUPS = nox.project.load_toml("pyproject.toml")
+
+
+def install(session, *names):
+    """Installs requirements/NAME.txt for each name, and the package."""
+    for name in names:
+        # Two that do not ask for what their packages ask for: it is there, or unwanted.
+        options = ["--no-deps"] if name.endswith(("originals", "triton")) else []
+        session.install(*options, "-r", f"requirements/{name}.txt")
+    install_package(session)
+
+
+def install_package(session):
+    session.install("--no-deps", "--no-build-isolation", "-e", ".")
+
+
+def environment(backend, **more):
+    # PyTorch's threads would get into the way of what else runs.
+    quiet = {"OMP_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    return {"KERAS_BACKEND": backend, **quiet, **more}
+
+
+def run_suite(session, backends):
+    """Runs all tests under each backend, the next ones after one has failed as well."""
+    failed = []
+    for backend in backends:
+        command = ["python", "-m", "pytest", "tests", "integration_tests"]
+        try:
+            session.run(*command, *session.posargs, env=environment(backend))
+        except nox.command.CommandFailed:
+            failed.append(backend)
+    if failed:
+        session.error(f"Tests failed under {', '.join(failed)}.")
+
+
+def freeze(session, path):
+    """Writes the versions that are installed, as pins that hold on every index."""
+    command = ["python", "-m", "pip", "freeze", "--all", "--exclude", "pip"]
+    frozen = session.run(*command, "--exclude-editable", silent=True)
+    pathlib.Path(path).write_text(frozen.replace("+cpu", ""))
+
+
+@nox.session
+def oldest(session):
+    """The suite with the oldest Keras, TensorFlow and JAX."""
+    install(session, "oldest", "oldest-originals")
+    run_suite(session, BACKENDS)
+
+
+@nox.session
+def newest(session):
+    """The suite with the newest of everything; its versions are in build/newest.txt."""
+    # PyPI's PyTorch for Linux brings CUDA's gigabytes: without an index that has builds
+    # for CPUs, NEWEST_BACKENDS="tensorflow jax" leaves it out.
+    backends = os.environ.get("NEWEST_BACKENDS", " ".join(BACKENDS)).split()
+    packages = nox.project.dependency_groups(GROUPS, "newest")
+    torch = [backend for backend in backends if backend == "torch"]
+    session.run("python", "-m", "pip", "uninstall", "-qqy", "keras", "keras-nightly")
+    upgrade = ("--upgrade", "--upgrade-strategy", "eager")
+    session.install(*upgrade, *packages, *torch)
+    originals = nox.project.dependency_groups(GROUPS, "originals")
+    session.install("--upgrade", "--no-deps", *originals)
+    install_package(session)
+    # Or `keras-nightly`: tomorrow's Keras.
+    keras = os.environ.get("NEWEST_KERAS", "keras")
+    if keras != "keras":
+        session.run("python", "-m", "pip", "uninstall", "-qqy", "keras")
+        session.install("--pre", "--no-deps", keras)
+    pathlib.Path("build").mkdir(exist_ok=True)
+    freeze(session, "build/newest.txt")
+    run_suite(session, backends)
+
+
+@nox.session
+def triton(session):
+    """The kernels for a GPU, by Triton's interpreter and by its compiler."""
+    install(session, "gpu-dry", "triton")
+    for name, more in (("triton", {"TRITON_INTERPRET": "1"}), ("triton_compiled", {})):
+        command = ["python", "-m", "pytest", f"tests/_backend/test_{name}.py"]
+        session.run(*command, *session.posargs, env=environment("torch", **more))
+
+
+@nox.session
+def gpu_dry(session):
+    """Each row and test of `make bench-gpu`, at toy size and on a CPU."""
+    install(session, "gpu-dry")
+    python = f"PYTHON={session.virtualenv.bin}/python"
+    env = {"GPU_DRY_RUN": "1"}
+    session.run("make", "bench-gpu", python, "SIZE=--smoke", env=env, external=True)
+
+
+@nox.session
+def accelerators(session):
+    """What a step moves on a GPU or a TPU, by their compilers."""
+    command = ["-m", "benchmarks.accelerators", "--targets"]
+    session.run(sys.executable, *command, "PyTorch", external=True)
+    install(session, "accelerators")
+    session.run("python", *command, "H200", "TPU v5e", "4 x TPU v5e")
+
+
+@nox.session(reuse_venv=False)
+def lock(session):
+    """Renews requirements/NAME.txt from the groups of pyproject.toml: -- NAME."""
+    [name] = session.posargs
+    # Python 3.11 brings an old one, which nothing has asked for.
+    session.run("python", "-m", "pip", "uninstall", "-qqy", "setuptools")
+    session.install(*nox.project.dependency_groups(GROUPS, name))
+    freeze(session, f"requirements/{name}.txt")
