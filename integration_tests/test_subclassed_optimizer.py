@@ -12,7 +12,7 @@ import pytest
 from keras import ops
 
 import keras_lso
-from keras_lso._keras_internals.rules import rule_of
+from keras_lso._keras_internals.rules import fitting_rule
 
 RATE, BATCH_SIZE = 0.125, 8
 
@@ -119,8 +119,8 @@ def test_fit_takes_the_steps_of_the_subclass(
     fit(model, x, y)
 
     assert type(optimizer.inner_optimizer) is cls
-    assert rule_of(inner, model.trainable_variables) is None
-    assert rule_of(known(RATE), model.trainable_variables) is not None
+    assert fitting_rule(inner, model.trainable_variables) is None
+    assert fitting_rule(known(RATE), model.trainable_variables) is not None
     assert (int(optimizer.iterations), int(optimizer.skipped_steps)) == (4, 1)
     # Norms are rounded; signs, and what they add up to, are not.
     share = 1e-6 if cls is SignLARS else 0
