@@ -12,6 +12,7 @@ what a unit does. How often that was needed is counted.
 """
 
 import dataclasses
+import re
 
 import keras
 import numpy as np
@@ -34,6 +35,7 @@ from keras_lso._keras_internals.optimizers import cast
 UNITS = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23}
 LARGEST = {"float16": 65504.0, "bfloat16": 3.38e38, "float32": 3.4e38, "float64": 1e308}
 FIRST, MORE, OFF_BY, OTHERS, TRIALS = 8, 4, 4, 2, 6
+MEASURED = re.compile("gradient_accumulator|momentum")
 # Within how many steps a schedule has its largest rate.
 EARLY = 17
 
@@ -52,7 +54,9 @@ class State:
         masters: The same as they are: until the end of a window nobody looks.
         weights: List of arrays, of the model's variables.
         slots: List of arrays, the inner optimizer's variables.
-        summed: List of those among them that are sums of a window's gradients.
+        measured: List of those among them whose norms an optimizer may take: sums of
+            a window's gradients, momenta. Of one element XLA and PyTorch take a norm
+            without its square, which overflows.
         bits: List of bytes, of these and of the model's variables.
         versions: List of how often each of the model's tensors was written to.
     """
@@ -61,7 +65,7 @@ class State:
     masters: list
     weights: list
     slots: list
-    summed: list
+    measured: list
     bits: list
     versions: list
 
@@ -75,7 +79,7 @@ class State:
             [array(t) for t in trained],
             [array(v) for v in run.variables],
             [array(v) for v in slots],
-            [array(v) for v in slots if "gradient_accumulator" in v.path],
+            [array(v) for v in slots if MEASURED.search(v.path)],
             bits(run.trained),
             [getattr(v.value, "_version", 0) for v in run.variables],
         )
@@ -275,8 +279,8 @@ def must_apply(run, state, unscaled, scale):
     held = max((np.abs(s).max(initial=0.0) for s in floats), default=0.0)
     largest = max(np.abs(u).max(initial=0.0) for u in present)
     is_small = 8 * largest + held < narrowest / 2
-    all_squares = squares([*unscaled, *state.summed])
-    is_small = is_small and all_squares * max(scale, 1) ** 2 < 1e37
+    is_small = is_small and squares(unscaled) * max(scale, 1) ** 2 < 1e37
+    is_small = is_small and squares(state.measured) < 1e37
     return True if is_small else None
 
 

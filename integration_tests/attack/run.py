@@ -189,7 +189,7 @@ class Attacked(runs.Run):
                 raise Fault("A skipped step changed something")
             self.tally["tensors untouched by a skip"] += len(state.bits)
             return False
-        if reference.squares([*unscaled, *state.summed]) < 1e37:
+        if reference.squares([*unscaled, *state.measured]) < 1e37:
             self.tally.update(reference.compare(self, state, choices))
         if (
             properties.BACKEND == "torch"

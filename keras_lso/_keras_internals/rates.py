@@ -16,6 +16,7 @@ from keras_lso._keras_internals.optimizers import (
     iteration_variable,
     optimizers_in,
     source_of_rate,
+    steps_in_dtype_of_variables,
     variables_of,
 )
 from keras_lso._keras_internals.variables import read
@@ -48,7 +49,7 @@ def _rate_in_step(optimizer):
     master a rate above 65,504 makes inf. Those of this package multiply in float32.
     """
     rate = rate_of(optimizer)
-    casts = getattr(optimizer, "_casts_gradients", True)
+    casts = steps_in_dtype_of_variables(optimizer)
     if not casts or all(v.dtype != "float16" for v in variables_of(optimizer)):
         return rate
     return ops.cast(rate, "float16")

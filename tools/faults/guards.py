@@ -21,7 +21,7 @@ FAULTS = [
     Fault(
         name="a rate of LARS, which multiplies in float32, counts in float16",
         file=_IN_RATES,
-        old='    casts = getattr(optimizer, "_casts_gradients", True)\n',
+        old="    casts = steps_in_dtype_of_variables(optimizer)\n",
         new="    casts = True\n",
         tests=f"{_RATES}::test_a_rate_that_is_multiplied_in_float32_may_be_larger",
     ),
