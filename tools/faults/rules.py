@@ -15,7 +15,7 @@ FAULTS = [
         file="keras_lso/_backend/torch/lists.py",
         old="else sign * other.",
         new="else other.",
-        tests="tests/_backend/test_primitives.py::test_fused_steps_are_keras_own_to_the_bit",
+        tests="tests/_backend/test_torch_lists.py::test_formulas_equal_numpy_in_float64",
     ),
     Fault(
         name="a gradient in float16 is unscaled in float16",
