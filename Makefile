@@ -35,7 +35,7 @@ MAKEFLAGS += --keep-going --no-print-directory
 
 .PHONY: help setup demo large-batch large-batch-transformer float16 transformer test \
     test-full check coverage test-distributed nightly attack soak golden mutations \
-    lint format test-oldest test-newest test-triton test-install bench bench-gpu \
+    mutate-changed lint format test-oldest test-newest test-triton test-install bench bench-gpu \
     bench-gpu-dry bench-accelerators docs docs-serve clean
 
 help: ## list the targets
@@ -94,7 +94,7 @@ test-distributed: $(call each,distributed) ## those with several replicas or pro
 $(call each,distributed): $(INSTALLED)
 	$(PYTEST) integration_tests/distributed $(PYTEST_ARGS)
 
-nightly: $(call each,random) attack soak ## 2,000 new random cases a backend, the attack and the soak: hours
+nightly: $(call each,random) attack soak mutate-changed ## 2,000 new random cases a backend, the attack, the soak, mutants: hours
 $(call each,random): $(INSTALLED)
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) tests integration_tests -m hypothesis --full $(PYTEST_ARGS)
 attack: $(call each,attack) ## random cases for an hour a backend, each step judged alone
@@ -108,13 +108,14 @@ golden: golden-tensorflow ## run the originals, and record what the tests compar
 golden-tensorflow: $(INSTALLED)
 	rm -f integration_tests/golden/*.npz
 	$(PYTEST) tests integration_tests --record --full $(PYTEST_ARGS)
-mutations: $(INSTALLED) ## make faults one at a time: each has a test that notices
+mutations: $(INSTALLED) ## make the faults to fear one at a time: each has a test that notices
 	$(RUN) -m tools.mutations $(MUTATIONS_ARGS)
+mutate-changed: $(INSTALLED) ## mutate the files changed since SINCE (default: origin/main), by Cosmic Ray
+	$(NOX) --session mutate_changed -- $(SINCE)
 
 lint: $(INSTALLED) ## ruff, mypy, who may import whom, and how long functions may be
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
-	$(BIN)/mypy && $(BIN)/lint-imports
-	$(BIN)/python -m tools.lint_functions
+	$(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/python -m tools.lint_functions
 format: $(INSTALLED) ## let ruff format the code and fix what it can
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 

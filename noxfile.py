@@ -120,6 +120,15 @@ def accelerators(session):
     session.run("python", *command, "H200", "TPU v5e", "4 x TPU v5e")
 
 
+@nox.session
+def mutate_changed(session):
+    """What no test sees of the files that changed since a commit: -- COMMIT."""
+    session.install("-r", "requirements/mutants.txt")
+    # The tests of a mutant run in .venv: all that Cosmic Ray asks is whether they pass.
+    command = [sys.executable, "-m", "tools.mutate_changed"]
+    session.run(*command, *session.posargs, external=True)
+
+
 @nox.session(reuse_venv=False)
 def lock(session):
     """Renews requirements/NAME.txt from the groups of pyproject.toml: -- NAME."""

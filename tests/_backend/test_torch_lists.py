@@ -1,0 +1,88 @@
+"""Lists of tensors with the arithmetic of tensors, which formulas are called with."""
+
+import keras
+import numpy as np
+import pytest
+
+if keras.backend.backend() != "torch":
+    pytest.skip("The others have no lists of tensors", allow_module_level=True)
+import torch
+
+from keras_lso._backend.torch import lists
+from keras_lso._backend.torch.lists import Tensors
+
+SHAPES = [(3,), (2, 4), ()]
+
+
+def arrays(seed):
+    random = np.random.default_rng(seed)
+    # Far from 0, which they are divided by.
+    return [random.uniform(0.5, 2.0, size=shape) for shape in SHAPES]
+
+
+def tensors(values):
+    return Tensors([torch.tensor(v, dtype=torch.float32) for v in values])
+
+
+# As a formula writes them, of lists `a` and `b`; `c` is a scalar tensor.
+FORMULAS = {
+    "sum": lambda a, b, c: a + b,
+    "difference": lambda a, b, c: a - b,
+    "a multiple is added": lambda a, b, c: a + b * 0.25,
+    "a multiple is subtracted": lambda a, b, c: a - b * 0.25,
+    "multiples are added": lambda a, b, c: a * 0.75 + b * 0.25,
+    "multiples are subtracted": lambda a, b, c: a * 3 - b * 0.25,
+    "a multiple of a multiple": lambda a, b, c: a * 0.5 * 3.0 - b,
+    "products": lambda a, b, c: a * b - b * c,
+    "quotients": lambda a, b, c: a * 0.5 / b - a / c,
+    "numbers": lambda a, b, c: (a + 2.0) * c - 1.0 - c,
+}
+
+
+@pytest.mark.parametrize("formula", FORMULAS.values(), ids=FORMULAS)
+def test_formulas_equal_numpy_in_float64(formula):
+    a, b, c = arrays(1), arrays(2), 0.375
+    of_lists = tensors(a), tensors(b)
+    found = formula(*of_lists, torch.tensor(c)).items
+    for value, x, y in zip(found, a, b, strict=True):
+        np.testing.assert_allclose(value.numpy(), formula(x, y, c), rtol=1e-5)
+    # Once more: nothing was changed.
+    for given, values in zip(of_lists, (a, b), strict=True):
+        for value, expected in zip(given.items, values, strict=True):
+            np.testing.assert_array_equal(value.numpy(), np.float32(expected))
+
+
+def test_a_tensor_of_numbers_has_one_for_each_item():
+    a, rates = arrays(1), np.array([0.5, 2.0, 4.0])
+    found = tensors(a) * torch.tensor(rates, dtype=torch.float32)
+    for value, x, rate in zip(found.items, a, rates, strict=True):
+        np.testing.assert_allclose(value.numpy(), x * rate, rtol=1e-6)
+
+
+FUNCTIONS = {
+    "square": np.square,
+    "sqrt": np.sqrt,
+    "abs": np.abs,
+    "sign": np.sign,
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_functions_equal_numpys(name):
+    sign = 1.0 if name == "sqrt" else -1.0
+    a = [x * sign for x in arrays(3)]
+    for factor in (1.0, 0.5):
+        found = getattr(lists, name)(tensors(a) * factor).items
+        for value, x in zip(found, a, strict=True):
+            expected = FUNCTIONS[name](x * factor)
+            np.testing.assert_allclose(value.numpy(), expected, rtol=1e-6)
+
+
+def test_the_larger_one_and_the_average():
+    a, b = arrays(4), arrays(5)
+    larger = lists.maximum(tensors(a), tensors(b)).items
+    averages = lists.average(tensors(a), tensors(b), 0.75).items
+    for i, (x, y) in enumerate(zip(a, b, strict=True)):
+        np.testing.assert_allclose(larger[i].numpy(), np.maximum(x, y), rtol=1e-6)
+        expected = 0.75 * x + 0.25 * y
+        np.testing.assert_allclose(averages[i].numpy(), expected, rtol=1e-6)

@@ -1,0 +1,101 @@
+"""Faults of stateless steps, and of what a step leaves as it was."""
+
+from tools.faults.fault import Fault
+
+FAULTS = [
+    Fault(
+        name="a stateless step changes the tensors that it was given",
+        file="keras_lso/_keras_internals/variables.py",
+        old="variable.assign(backend.detached_copy(variable.value))",
+        new="",
+        tests="tests/_core/test_loss_scale_optimizer.py::test_a_stateless_step_leaves_the_values_that_it_was_given",
+    ),
+    Fault(
+        name="variables that are not trainable are trained",
+        file="keras_lso/_backend/autodiff.py",
+        old="[v for v in scope.read.values() if v.trainable]",
+        new="list(scope.read.values())",
+        tests="tests/compat/backend/test_steps.py::test_the_trainable_variables_that_a_loss_reads_are_found",
+    ),
+    Fault(
+        name="losses that layers add are dropped",
+        file="keras_lso/_backend/autodiff.py",
+        old=", collect_losses=True",
+        new="",
+        tests="tests/compat/open_seq2seq/test_optimize_loss.py::test_what_layers_add_to_the_loss_is_in_it",
+        backend="jax",
+    ),
+    Fault(
+        name="a formula changes what a step that is skipped has",
+        file="keras_lso/_backend/torch/kernels.py",
+        old="copy_unless(self._found_inf, slots",
+        new="torch._foreach_copy_(slots",
+        tests="tests/_backend/test_primitives.py::test_a_skipped_fused_step_keeps_negative_zeros",
+    ),
+    Fault(
+        name="statistics of a skipped step are kept",
+        file="keras_lso/diagnostics/statistics.py",
+        old="before.restore_if_skipped()\n        return",
+        new="return",
+        tests="integration_tests/test_statistics.py::test_a_skipped_batch_leaves_the_model_as_if_there_were_none",
+    ),
+    Fault(
+        name="a train function that was made before is not made anew",
+        file="keras_lso/diagnostics/statistics.py",
+        old="remake_train_function(model)",
+        new="",
+        tests="tests/test_statistics.py::test_a_train_function_that_was_made_before_is_made_anew",
+        backend="jax",
+    ),
+    Fault(
+        name="the states of recurrent layers are left out",
+        file="keras_lso/_keras_internals/models.py",
+        old="kept += [v for v in states if isinstance(v, keras.Variable)]",
+        new="pass",
+        tests="tests/test_recurrent_states.py::test_a_skipped_step_leaves_the_states_as_they_were",
+    ),
+    Fault(
+        name="the buffers of a wrapped module are left out",
+        file="keras_lso/_keras_internals/models.py",
+        old="kept += _buffers_of(layer)",
+        new="pass",
+        tests="tests/test_statistics.py::test_the_buffers_of_a_wrapped_module_are_restored",
+    ),
+    Fault(
+        name="on TensorFlow the replicas restore nothing",
+        file="keras_lso/_backend/tensorflow/framework.py",
+        old="tf.cond(flag, lambda: _nothing(restore()), _nothing)",
+        new="pass",
+        tests="integration_tests/distributed/test_tensorflow_statistics.py::test_statistics_of_all_replicas_are_restored",
+        backend="tensorflow",
+    ),
+    Fault(
+        name="averages stay in place after an evaluation",
+        file="keras_lso/callbacks/swap_ema_weights.py",
+        old="on_test_end(self, logs=None):\n        self._restore_weights()",
+        new="on_test_end(self, logs=None):\n        pass",
+        tests="integration_tests/test_callbacks.py::test_swap_ema_weights_evaluates_the_averages",
+    ),
+    Fault(
+        name="a model is left in float32 by an error",
+        file="keras_lso/_keras_internals/layers.py",
+        old=", policy in before",
+        new=", policy in before[:0]",
+        tests="tests/test_underflow.py::test_the_model_is_as_it_was",
+    ),
+    Fault(
+        name="a report moves the statistics of batches",
+        file="keras_lso/diagnostics/trial_runs.py",
+        old="variables, *model.",
+        new="",
+        tests="tests/test_underflow.py::test_the_model_is_as_it_was",
+    ),
+    Fault(
+        name="the copy trains on the arrays of the model",
+        file="keras_lso/diagnostics/model_copies.py",
+        old="ops.cast(ops.copy(old), new.dtype)",
+        new="old.value",
+        tests="tests/test_float32_layers.py::test_the_copy_is_compiled_alike_and_begins_anew",
+        backend="jax",
+    ),
+]
