@@ -86,3 +86,25 @@ def test_the_larger_one_and_the_average():
         np.testing.assert_allclose(larger[i].numpy(), np.maximum(x, y), rtol=1e-6)
         expected = 0.75 * x + 0.25 * y
         np.testing.assert_allclose(averages[i].numpy(), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["sum", "difference", "multiples are added"])
+def test_a_sum_is_written_over_its_first_term(name):
+    a, b = arrays(6), arrays(7)
+    old, other = tensors(a), tensors(b)
+    places = list(map(torch.Tensor.data_ptr, old.items))
+    found = FORMULAS[name](old, other, None).written_over(old)
+    assert found is old and list(map(torch.Tensor.data_ptr, found.items)) == places
+    for value, x, y in zip(found.items, a, b, strict=True):
+        np.testing.assert_allclose(value.numpy(), FORMULAS[name](x, y, None), rtol=1e-5)
+    for value, y in zip(other.items, b, strict=True):
+        np.testing.assert_array_equal(value.numpy(), np.float32(y))
+
+
+def test_what_is_no_sum_with_the_old_one_is_written_nowhere():
+    a, b = arrays(8), arrays(9)
+    old, other = tensors(a), tensors(b)
+    for new in (other + old, old * 0.5, (old + other) * 2.0, other):
+        assert new.written_over(old) is new
+    for value, x in zip(old.items, a, strict=True):
+        np.testing.assert_array_equal(value.numpy(), np.float32(x))

@@ -4,6 +4,14 @@ from tools.faults.fault import Fault
 
 FAULTS = [
     Fault(
+        name="a sum is written over a list that it does not begin with",
+        file="keras_lso/_backend/torch/lists.py",
+        old="self._items is not old._items",
+        new="old is None",
+        tests="tests/_backend/test_torch_lists.py::test_what_is_no_sum_with_the_old_one_is_written_nowhere",
+        backend="torch",
+    ),
+    Fault(
         name="an average moves by the share that it keeps",
         file="keras_lso/_backend/formulas.py",
         old="- old) * (1 - beta)",

@@ -14,26 +14,47 @@ import torch
 class Tensors:
     """A list of float32 tensors with arithmetic, times a number.
 
-    The product with a number waits for what follows: `a + b * 0.5` is one operation on
-    `b`, not two.
+    The product with a number and the sum of two lists wait for what follows: `a + b *
+    0.5` is one operation on `b`, not two, and `written_over` may write a sum over its
+    first term.
 
     Args:
         items: List of tensors. No operation changes them.
         factor: Float. Defaults to `None`: 1.
     """
 
-    __slots__ = ("_factor", "_items")
+    __slots__ = ("_addend", "_alpha", "_factor", "_items")
 
     def __init__(self, items, factor=None):
         self._items, self._factor = items, factor
+        self._addend, self._alpha = None, 1.0
 
     @property
     def items(self):
-        """List of tensors, the products."""
+        """List of tensors, the values."""
+        addend, self._addend = self._addend, None
         if self._factor is not None:
+            # A list of its own, which nobody else has.
             self._items = torch._foreach_mul(self._items, self._factor)
             self._factor = None
+            if addend is not None:
+                torch._foreach_add_(self._items, addend, alpha=self._alpha)
+        elif addend is not None:
+            self._items = torch._foreach_add(self._items, addend, alpha=self._alpha)
         return self._items
+
+    def written_over(self, old):
+        """Returns these values, in the tensors of `old` if they are a sum that has it.
+
+        Args:
+            old: `Tensors`, whose values are not needed any more.
+        """
+        if self._addend is None or self._items is not old._items:
+            return self
+        if self._factor is not None:
+            torch._foreach_mul_(self._items, self._factor)
+        torch._foreach_add_(self._items, self._addend, alpha=self._alpha)
+        return old
 
     @property
     def dtype(self):
@@ -49,16 +70,18 @@ class Tensors:
     def _plus(self, other, sign):
         if not isinstance(other, Tensors):
             return Tensors(torch._foreach_add(self.items, sign * other))
-        alpha = sign if other._factor is None else sign * other._factor
-        if self._factor is None:
-            return Tensors(torch._foreach_add(self._items, other._items, alpha=alpha))
-        # A list of its own, which nobody else has.
-        total = torch._foreach_mul(self._items, self._factor)
-        torch._foreach_add_(total, other._items, alpha=alpha)
-        return Tensors(total)
+        if self._addend is not None:
+            _ = self.items
+        if other._addend is not None:
+            _ = other.items
+        total = Tensors(self._items, self._factor)
+        total._addend = other._items
+        total._alpha = sign if other._factor is None else sign * other._factor
+        return total
 
     def __mul__(self, other):
-        if isinstance(other, float | int) and self._factor is None:
+        is_plain = self._factor is None and self._addend is None
+        if isinstance(other, float | int) and is_plain:
             return Tensors(self._items, float(other))
         return Tensors(torch._foreach_mul(self.items, _operand(other)))
 

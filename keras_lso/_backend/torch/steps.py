@@ -288,10 +288,12 @@ def _step_by_formula(kernel, rule, g, inv_scale, found, *columns):
         norms = tuple(norms_of(t.items) for t in rule.measured(lists, g, *old))
     elif rule.takes_norms:
         norms = _stacked(found.rule_norms)
-    # The whole step is masked where it is written.
-    new = rule(lists, always, g, *old, norms=norms)
+    # On an accelerator the whole step is masked where it is written.
+    select = Tensors.written_over if kernel.is_on_host else always
+    new = rule(lists, select, g, *old, norms=norms)
     for target, value in zip(old, new, strict=True):
-        kernel.assign(target.items, value.items)
+        if value is not target:
+            kernel.assign(target.items, value.items)
 
 
 # By `Rule.kernel`.
