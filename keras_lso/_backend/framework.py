@@ -315,7 +315,8 @@ class Framework:
     def steppable(self, grads):
         """Returns gradients, or None, as the steps of optimizers take them.
 
-        On PyTorch dense ones, and elsewhere the same.
+        On PyTorch dense ones, on JAX with a CPU the same in a prescribed order in
+        memory, and elsewhere the same.
         """
         return grads
 

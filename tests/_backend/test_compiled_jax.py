@@ -17,9 +17,11 @@ if keras.backend.backend() != "jax":
 
 jax = pytest.importorskip("jax")
 pytest.importorskip("jax.extend")
+pytest.importorskip("jax.export")
 
 from jax.experimental.sparse import BCOO  # noqa: E402
 
+from keras_lso._backend.jax import layouts as jax_layouts  # noqa: E402
 from keras_lso._backend.jax import measure as jax_measure  # noqa: E402
 
 dynamic = keras_lso.loss_scales.DynamicLossScale
@@ -166,6 +168,56 @@ def test_nothing_is_compiled_again(kind, step):
     own[rate] = own[rate] / 2
     step.jitted((trainable, own), step.grads)
     assert step.jitted._cache_size() == 1
+
+
+def readers_of_the_product(inner):
+    """Returns what kernels make of the product that a mixed gradient is."""
+    # Larger than what is packed with others.
+    variable = keras.Variable(np.ones((256, 128), "float32"))
+    optimizer = keras_lso.LossScaleOptimizer(inner)
+    optimizer.build([variable])
+
+    def loss(kernel, inputs):
+        outputs = inputs @ kernel.astype("float16")
+        return jax.numpy.square(outputs).sum().astype("float32")
+
+    def step(kernel, own, inputs):
+        grads = [jax.grad(loss)(kernel, inputs)]
+        return optimizer.stateless_apply(own, grads, [kernel])
+
+    own = [v.value for v in optimizer.variables]
+    inputs = jax.numpy.ones((16, 256), "float16")
+    hlo = jax.jit(step).lower(variable.value, own, inputs).compile().as_text()
+    entry = hlo[hlo.index("\nENTRY ") :]
+    # In the order of the kernel it would be f32[256,128].
+    [product] = re.findall(r"(%\S+) = f32\[128,256\]\S* dot\(", entry)
+    return re.findall(rf"= (.*) fusion\(.*{re.escape(product)}[,)]", entry)
+
+
+@pytest.mark.skipif(not jax_layouts.HAS_LAYOUTS, reason="this JAX has no layouts")
+@pytest.mark.parametrize("name", ["AdamW", "RMSprop", "LARS"])
+def test_a_gradient_is_transposed_once_for_all_that_read_it(name, monkeypatch):
+    inner, _ = STEPS[name]
+    [copy] = readers_of_the_product(inner())
+    # In the order of the kernel, as it is or as a vector.
+    assert copy in ("f32[256,128]{1,0}", "f32[32768]{0}")
+    monkeypatch.setattr(type(backend), "steppable", lambda self, grads: grads)
+    assert len(readers_of_the_product(inner())) > 1
+
+
+def test_a_step_is_exported_where_layouts_are_allowed():
+    """JAX guarantees nothing for layouts, and exports them only where it is told to."""
+    variable = keras.Variable(np.ones((2, 3), "float32"))
+    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.5))
+    optimizer.build([variable])
+    state = [v.value for v in optimizer.variables]
+    step = jax.jit(optimizer.stateless_apply)
+    arguments = state, [jax.numpy.ones((2, 3))], [variable.value]
+    allowed = jax.export.DisabledSafetyCheck.custom_call("LayoutConstraint")
+    exported = jax.export.export(step, disabled_checks=[allowed])(*arguments)
+    again = jax.export.deserialize(exported.serialize())
+    [[new], _] = again.call(*arguments)
+    np.testing.assert_array_equal(new, step(*arguments)[0][0])
 
 
 def test_no_kernel_takes_a_float64_gradient():

@@ -592,6 +592,9 @@ def same_values_mapped(own, reference):
 @compares("steppable")
 def as_the_optimizers_take_them(own, reference):
     dense = tensor(RANDOM[0])
+    if BACKEND == "jax":
+        same_in_the_order_of_the_variables(own, dense)
+        return
     for grads in ([dense, None], [sparse(RANDOM[0]), dense]):
         assert reference(grads) is grads
         for grad, expected in zip(own(grads), grads, strict=True):
@@ -601,6 +604,22 @@ def as_the_optimizers_take_them(own, reference):
                 equal(grad, REFERENCE.to_dense(expected))
                 assert type(grad) is type(dense)
                 assert grad.layout == dense.layout
+
+
+def same_in_the_order_of_the_variables(own, dense):
+    import jax
+
+    rows = sparse(RANDOM[0])
+    for grads in ([dense, None], [rows, dense]):
+        assert all(a is b for a, b in zip(own(grads), grads, strict=True))
+    # Compiled: of a transpose, of a vector, of rows and of nothing.
+    step = jax.jit(lambda g, rows: own([g.T, g[0], rows, None]))
+    transposed, vector, same_rows, nothing = step(dense, rows)
+    equal(transposed, dense.T)
+    equal(vector, dense[0])
+    equal(REFERENCE.to_dense(same_rows), REFERENCE.to_dense(rows))
+    assert type(same_rows) is type(rows)
+    assert nothing is None
 
 
 @compares("detached_copy")

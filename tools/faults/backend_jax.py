@@ -4,6 +4,22 @@ from tools.faults.fault import Fault
 
 FAULTS = [
     Fault(
+        name="each kernel transposes a gradient of mixed precision by itself",
+        file="keras_lso/_backend/jax/framework.py",
+        old="return jax_layouts.in_row_major_order(grads)",
+        new="return grads",
+        tests="tests/_backend/test_compiled_jax.py::test_a_gradient_is_transposed_once_for_all_that_read_it",
+        backend="jax",
+    ),
+    Fault(
+        name="a gradient is put into the order that XLA chose for its product",
+        file="keras_lso/_backend/jax/layouts.py",
+        old="tuple(range(grad.ndim))",
+        new="tuple(reversed(range(grad.ndim)))",
+        tests="tests/_backend/test_compiled_jax.py::test_a_gradient_is_transposed_once_for_all_that_read_it",
+        backend="jax",
+    ),
+    Fault(
         name="what a skipped step has written is assigned",
         file="keras_lso/_backend/jax/framework.py",
         old="jnp.where(self._finite, value, variable.value)",

@@ -10,7 +10,9 @@ from keras import ops
 from keras_lso._backend import autodiff
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.jax import axes as jax_axes
+from keras_lso._backend.jax import layouts as jax_layouts
 from keras_lso._backend.jax import measure as jax_measure
+from keras_lso._backend.kernel_choice import KERNELS
 from keras_lso._backend.rule import Norms
 from keras_lso._backend.tensors import in_float32
 
@@ -65,6 +67,12 @@ class JAX(Framework):
         devices = jnp.asarray(tensor).devices()
         is_near = {device.platform for device in devices} == {"cpu"}
         return tensor.item() if is_near and len(devices) == 1 else None
+
+    def steppable(self, grads):
+        """See `Framework.steppable`: on one CPU, in the order of the variables."""
+        if KERNELS == "generic" or not jax_measure.is_on_one_cpu():
+            return grads
+        return jax_layouts.in_row_major_order(grads)
 
     def elements_of(self, grad):
         if isinstance(grad, sparse.BCOO):

@@ -40,7 +40,7 @@ def measure(
     tensor to scalars by itself, and XLA combines these into one reduction.
     """
     values = [jnp.asarray(framework.elements_of(g)) for g in grads]
-    if not _is_on_cpu() or jax.device_count() > 1 or varying_axes(*values):
+    if not is_on_one_cpu() or varying_axes(*values):
         return Framework.measure(
             framework, values, amax, inv_scale, rules, targets, are_alike, norm
         )
@@ -65,6 +65,11 @@ def measure(
         amax=amax_of(pack(values)) if amax else None,
         norm=total,
     )
+
+
+def is_on_one_cpu():
+    """Whether compiled code runs on the CPU, as one device."""
+    return _is_on_cpu() and jax.device_count() == 1
 
 
 def _is_on_cpu():
