@@ -45,7 +45,6 @@ from keras_lso._keras_internals.rates import (
     why_skipped,
 )
 from keras_lso._keras_internals.variables import (
-    check_not_narrowed,
     live_storage_of,
     overwritten,
     own_in_scope,
@@ -409,8 +408,6 @@ class Step:
         """Lets the inner optimizer step; returns whether its rates are finite."""
         inner, masters = self._inner, self._masters
         variables, trained = plan.variables, plan.trained
-        # A fused step notices it when it decides again.
-        check_not_narrowed(variables)
         # Before anything changes: a schedule may raise an error.
         rates_finite = backend.are_finite(
             rates_of(have_rates(self._optimizers), plan.has_float16)

@@ -107,7 +107,11 @@ def variable_guards(variables):
         return [None for _ in variables]
 
 
-_traits = operator.attrgetter("_constraint", "_overwrite_with_gradient")
+_decisive: tuple[str, ...] = "_constraint", "_overwrite_with_gradient"
+if backend.STEPS_WRITE_TENSORS:
+    # See `check_not_narrowed`.
+    _decisive = *_decisive, "_value.dtype"
+_traits = operator.attrgetter(*_decisive)
 
 
 def _copy_in_scope(variable):
