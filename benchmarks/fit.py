@@ -62,7 +62,23 @@ def transformer(length=32, width=64, heads=4, blocks=2, characters=96):
     return keras.Model(inputs, outputs), text, np.roll(text, -1, axis=1), 32
 
 
-MODELS = {"digits CNN": digits_cnn, "small Transformer": transformer}
+def many_small(depth=12, width=256, batch=16):
+    """Layers so small that a step pays for kernels, not for bytes; random data."""
+    random = np.random.default_rng(0)
+    inputs = x = keras.Input((width,))
+    for _ in range(depth - 1):
+        x = layers.Dense(width, activation="relu")(x)
+    outputs = layers.Dense(width, dtype="float32")(x)
+    data = random.normal(size=(batch * BATCHES, width)).astype("float32")
+    classes = random.integers(width, size=batch * BATCHES)
+    return keras.Model(inputs, outputs), data, classes, batch
+
+
+MODELS = {
+    "digits CNN": digits_cnn,
+    "small Transformer": transformer,
+    "many small": many_small,
+}
 NEEDS = {"digits CNN": "sklearn"}
 """The package that a model's data are from."""
 

@@ -57,6 +57,7 @@ RECIPES = (
     Recipe("RMSprop", "RMSprop"),
     Recipe("Nadam", "Nadam"),
     Recipe("Adagrad", "Adagrad"),
+    Recipe("Adadelta", "Adadelta"),
     Recipe("LARS", "LARS"),
     Recipe("SGD+momentum, float16", "SGD+momentum", kind="float16"),
 )

@@ -11,7 +11,7 @@ MOMENTUM = 0.9
 BETA_1, BETA_2, EPSILON = 0.9, 0.999, 1e-7
 WEIGHT_DECAY = 1e-4
 SGD_RATE, ADAM_RATE, LARS_RATE = 0.01, 1e-3, 1.0
-RMSPROP_RHO, ADAGRAD_START = 0.9, 0.1
+RMSPROP_RHO, ADAGRAD_START, ADADELTA_RHO = 0.9, 0.1, 0.95
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,12 @@ def _adagrad(**more):
     return keras.optimizers.Adagrad(ADAM_RATE, ADAGRAD_START, EPSILON, **more)
 
 
+def _adadelta(**more):
+    import keras
+
+    return keras.optimizers.Adadelta(ADAM_RATE, ADADELTA_RHO, EPSILON, **more)
+
+
 def _lars(**more):
     import keras_lso
 
@@ -104,6 +110,8 @@ INNER = {
     "RMSprop": Inner(_rmsprop, slots=1),
     "Nadam": Inner(_nadam, slots=2),
     "Adagrad": Inner(_adagrad, slots=1),
+    # Without a rule of ours: it makes its own step.
+    "Adadelta": Inner(_adadelta, slots=2),
     "LARS": Inner(_lars, slots=1, weight_norms=True),
     "NovoGrad": Inner(_novograd, slots=1),
 }

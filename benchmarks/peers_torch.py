@@ -34,6 +34,12 @@ _OPTIMIZERS = {
         eps=hyper.EPSILON,
         initial_accumulator_value=hyper.ADAGRAD_START,
     ),
+    "Adadelta": partial(
+        torch.optim.Adadelta,
+        lr=hyper.ADAM_RATE,
+        rho=hyper.ADADELTA_RHO,
+        eps=hyper.EPSILON,
+    ),
     # PyTorch has no LARS. This is the least that a step with momentum and weight
     # decay can cost. It has no Lion either: RMSprop is its other optimizer with one
     # slot and a learning rate as small.
@@ -42,7 +48,7 @@ _OPTIMIZERS = {
 }
 STAND_INS = {"LARS": "SGD", "Lion": "RMSprop"}
 """Inner optimizers whose peers are of another rule, and its name."""
-_FUSED = set(_OPTIMIZERS) - {"RMSprop", "Nadam", "Adagrad", "Lion"}
+_FUSED = set(_OPTIMIZERS) - {"RMSprop", "Nadam", "Adagrad", "Adadelta", "Lion"}
 
 
 def peers(mode, inner, **loop):

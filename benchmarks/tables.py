@@ -2,7 +2,13 @@
 
 from dataclasses import dataclass, field
 
-from benchmarks.limits import COMPILATIONS, FIRST_STEP_EXCESS_S, PROTECTION, limits_of
+from benchmarks.limits import (
+    COMPILATIONS,
+    FIRST_STEP_EXCESS_S,
+    FIT,
+    PROTECTION,
+    limits_of,
+)
 
 
 @dataclass
@@ -153,6 +159,7 @@ def limits_table(results):
     table = Table("Limits", columns, left=4)
     for result in results:
         rows = [*_ratio_limits(result), *_first_steps(result), *_compilations(result)]
+        rows += _fit_limits(result)
         if rows:
             table.sections.append((None, rows))
     return table
@@ -214,6 +221,24 @@ def _compilations(result):
             "",
             str(count),
             _met(count, COMPILATIONS),
+        ]
+
+
+def _fit_limits(result):
+    for group in result["fit"]:
+        if group["model"] not in FIT:
+            continue
+        [ours] = [r for r in group["rows"] if r["role"] == "ours"]
+        value, at_most = ratio(ours, group, "keras"), FIT[group["model"]]
+        yield [
+            f"{result['backend']} fit",
+            f"{group['model']}, mixed_float16",
+            "Adam",
+            "Keras's wrapper",
+            f"{at_most:.2f} x",
+            "",
+            f"{value:.2f} x",
+            _met(value, at_most),
         ]
 
 

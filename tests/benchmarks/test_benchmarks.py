@@ -10,6 +10,7 @@ import pytest
 # A source distribution has no benchmarks.
 pytest.importorskip("benchmarks")
 
+from benchmarks import fit
 from benchmarks.__main__ import main
 from benchmarks.bytes_moved import bytes_of_step
 from benchmarks.data import check_healthy, make_data
@@ -185,12 +186,44 @@ def test_steps_and_compilations_run_on_tiny_tensors(measured):
 @pytest.mark.default_backend("torch")
 def test_fit_runs_on_a_small_model(measured):
     result, printed = measured("fit")
-    [fit] = result["fit"]
-    assert [row["role"] for row in fit["rows"]] == [
+    [group] = result["fit"]
+    assert [row["role"] for row in group["rows"]] == [
         *("inner", "keras", "ours", "monitored")
     ]
-    assert all(row["ms"] > 0 for row in fit["rows"])
+    assert all(row["ms"] > 0 for row in group["rows"])
     assert "digits CNN" in printed
+
+
+@pytest.mark.one_backend
+def test_many_small_are_twelve_layers_of_256():
+    model, data, classes, batch = fit.MODELS["many small"]()
+    assert [v.shape for v in model.trainable_variables] == 12 * [(256, 256), (256,)]
+    assert (data.shape, batch) == ((16 * fit.BATCHES, 256), 16)
+    assert classes.shape == (16 * fit.BATCHES,)
+    assert classes.min() >= 0 and classes.max() < 256
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("ms, met", [(10.0, "yes"), (10.1, "NO")])
+def test_the_report_says_whether_many_small_layers_take_too_long(ms, met):
+    rows = [
+        {"name": name, "role": role, "ms": time, "low_ms": 1.0, "high_ms": 99.0}
+        | {"first_s": 1.0}
+        for name, role, time in (
+            ("float32, no wrapper", "inner", 5.0),
+            ("Keras's wrapper", "keras", 10.0),
+            ("keras_lso", "ours", ms),
+        )
+    ]
+    group = {"tensors": 24, "parameters": 789_504, "rows": rows}
+    # Other models have no limit.
+    groups = [group | {"model": model} for model in ("many small", "digits CNN")]
+    limits, _ = markdown([make_result() | {"fit": groups}]).split("### fit, with Adam")
+    found = cells(limits, "torch fit")
+    assert found[1:] == [
+        *("many small, mixed_float16", "Adam", "Keras's wrapper"),
+        *("1.00 x", "", f"{ms / 10:.2f} x", met),
+    ]
 
 
 @pytest.mark.default_backend("torch")
