@@ -205,19 +205,44 @@ def test_a_gradient_is_transposed_once_for_all_that_read_it(name, monkeypatch):
     assert len(readers_of_the_product(inner())) > 1
 
 
-def test_a_step_is_exported_where_layouts_are_allowed():
-    """JAX guarantees nothing for layouts, and exports them only where it is told to."""
+def exported(inner, platform, *allowed):
+    """Returns a step that is exported, with its arguments and its results."""
     variable = keras.Variable(np.ones((2, 3), "float32"))
-    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.5))
+    optimizer = keras_lso.LossScaleOptimizer(inner)
     optimizer.build([variable])
     state = [v.value for v in optimizer.variables]
     step = jax.jit(optimizer.stateless_apply)
     arguments = state, [jax.numpy.ones((2, 3))], [variable.value]
+    export = jax.export.export(step, platforms=[platform], disabled_checks=allowed)
+    return export(*arguments), arguments, step(*arguments)
+
+
+def test_a_step_is_exported_for_a_cpu_where_layouts_are_allowed():
+    """JAX guarantees nothing for layouts, and exports them only where it is told to."""
     allowed = jax.export.DisabledSafetyCheck.custom_call("LayoutConstraint")
-    exported = jax.export.export(step, disabled_checks=[allowed])(*arguments)
-    again = jax.export.deserialize(exported.serialize())
+    program, arguments, expected = exported(keras.optimizers.SGD(0.5), "cpu", allowed)
+    again = jax.export.deserialize(program.serialize())
     [[new], _] = again.call(*arguments)
-    np.testing.assert_array_equal(new, step(*arguments)[0][0])
+    np.testing.assert_array_equal(new, expected[0][0])
+
+
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+def test_a_step_is_exported_for_an_accelerator_without_more_words(platform):
+    program, _, _ = exported(keras.optimizers.SGD(0.5), platform)
+    assert jax.export.deserialize(program.serialize()).platforms == (platform,)
+
+
+def test_a_step_of_several_models_at_once_is_the_step_of_each():
+    """As an ensemble trains, by `jax.vmap`."""
+    variable = keras.Variable(np.ones((4, 3), "float32"))
+    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.Adam(0.5))
+    optimizer.build([variable])
+    state = [v.value for v in optimizer.variables]
+    grads = jax.numpy.arange(24.0).reshape(2, 4, 3) - 5.0
+    step = jax.jit(lambda g: optimizer.stateless_apply(state, [g], [variable.value]))
+    [together], _ = jax.vmap(step)(grads)
+    for new, grad in zip(together, grads, strict=True):
+        np.testing.assert_array_equal(new, step(grad)[0][0])
 
 
 def test_no_kernel_takes_a_float64_gradient():

@@ -30,5 +30,11 @@ def _is_in_some_order(grad):
 
 
 def _in_row_major_order(grad):
+    # A step that a machine without an accelerator exports for one has no layouts, which
+    # `jax.export` refuses.
+    return jax.lax.platform_dependent(grad, cpu=_constrained, default=lambda grad: grad)
+
+
+def _constrained(grad):
     order = layout.Layout(major_to_minor=tuple(range(grad.ndim)))
     return layout.with_layout_constraint(grad, order)
