@@ -372,14 +372,16 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
             grads = as_list("grads", grads, "gradients, one for each variable")
         if scaled is None:
             scaled = self._scaling.are_scaled(grads)
-        plan = self._step.plan_of(grads, trainable_variables) if self.built else None
+        plan = None
+        if self.built:
+            plan = self._step.remembered_plan(grads, trainable_variables)
         if plan is None:
             backend.check_replica_context("apply")
             grads, variables = pair_gradients(self, grads, trainable_variables)
             if not variables:
                 return
             backend.check_on_replicas([*variables, *self.variables])
-            plan = self._step.plan(grads, variables)
+            plan = self._step.new_plan(grads, variables)
         self._step(plan, grads, scaled, update_scale, axis_name)
 
     def apply_gradients(

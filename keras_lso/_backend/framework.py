@@ -5,7 +5,8 @@ name the class in `keras_lso/_backend/__init__.py`. The defaults are in `keras.o
 with them alone a model can be loaded, as on NumPy and OpenVINO, but not trained.
 
 A step calls `measure`, then `fused_step` where there is a rule, else `run_if`.
-`plan_step` decides once what stays so. docs/extending.md has examples.
+`chunked` decides once what these need not find out at each step. docs/extending.md has
+examples.
 """
 
 import contextlib
@@ -97,11 +98,11 @@ class Framework:
         """Returns what a plan depends on of gradients, a list without their values."""
         return [(g.dtype, g.shape) for g in grads]
 
-    def plan_step(self, kinds, targets, grads):
+    def chunked(self, kinds, targets, grads):
         """Returns what `measure` and `fused_step` need not find out at each step.
 
-        None, or an object whose `holds()` tells whether the plan is still valid. It
-        depends on the gradients only through `gradient_guards`. `kinds` is a list of
+        None, or an object whose `holds()` tells whether it is still valid. It depends
+        on the gradients only through `gradient_guards`. `kinds` is a list of
         hashables: variables of one kind have the same rule.
         """
         return None

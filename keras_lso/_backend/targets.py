@@ -21,7 +21,7 @@ class Targets(NamedTuple):
             write where it updates the variables. Defaults to `False`.
         are_private: Bool. Whether only steps refer to the variables, as to slots, and
             neither a gradient nor a graph of autograd does. Defaults to `False`.
-        plan: What `Framework.plan_step` returned for these. Defaults to `None`.
+        chunks: What `Framework.chunked` returned for these. Defaults to `None`.
     """
 
     variables: list
@@ -29,7 +29,7 @@ class Targets(NamedTuple):
     copies: list | None = None
     owns_gradients: bool = False
     are_private: bool = False
-    plan: Any = None
+    chunks: Any = None
 
     @property
     def masters(self):

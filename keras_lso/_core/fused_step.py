@@ -52,13 +52,13 @@ class FusedStep:
         # Of these rules the names of the fields that are tensors, once they are known.
         self._coefficients: list | None = None
         self.clips = bool(optimizer.global_clipnorm)
-        plan = backend.plan_step(self._groups, targets, grads)
-        self.targets = targets._replace(plan=plan)
+        chunks = backend.chunked(self._groups, targets, grads)
+        self.targets = targets._replace(chunks=chunks)
         self._written, self._storage = _flat(written), _flat(targets)
 
     def holds(self):
         """Whether the variables still hold the tensors that the step would change."""
-        return hold(self._written, self._storage, self.targets.plan)
+        return hold(self._written, self._storage, self.targets.chunks)
 
     # There is no part of the step that it leaves out.
     holds_all = holds
@@ -181,7 +181,7 @@ class AccumulatedStep:
         # To add is to descend, at a rate of -1.
         self._adding = [SGD(learning_rate=-1.0)] * len(sums)
         targets = Targets(sums, [()] * len(sums), are_private=True)
-        self._sums = _planned(targets, grads)
+        self._sums = _chunked(targets, grads)
 
     def holds(self):
         """Whether the variables still hold the tensors that the step would change.
@@ -196,7 +196,7 @@ class AccumulatedStep:
         return self._sums_hold() and self._step.holds()
 
     def _sums_hold(self):
-        return hold(self._accumulators, self._sums.variables, self._sums.plan)
+        return hold(self._accumulators, self._sums.variables, self._sums.chunks)
 
     def _window_goes_on(self):
         """Whether the host knows that this micro-batch is not the last of a window."""
@@ -269,8 +269,8 @@ class AveragedStep:
         self._step, self._optimizer = step, optimizer
         nothing = [()] * len(averages)
         weights = Targets(step.targets.variables, nothing, step.targets.copies)
-        self._weights = _planned(weights, stored)
-        self._averages = _planned(Targets(stored, nothing), weights.variables)
+        self._weights = _chunked(weights, stored)
+        self._averages = _chunked(Targets(stored, nothing), weights.variables)
         self._variables = averages
 
     def holds(self):
@@ -278,7 +278,7 @@ class AveragedStep:
         averages = self._averages
         # Each step reads the weights, one that updates nothing as well.
         return self._step.holds_all() and hold(
-            self._variables, averages.variables, averages.plan
+            self._variables, averages.variables, averages.chunks
         )
 
     def take(self, grads, inv_scale, amax, are_alike):
@@ -320,10 +320,10 @@ def _restricted(found, rates_finite):
     )
 
 
-def _planned(targets, values):
-    """Returns `Targets` with the plan of a step in which all are treated alike."""
+def _chunked(targets, values):
+    """Returns `Targets` with the chunks of a step in which all are treated alike."""
     kinds = [None] * len(targets.variables)
-    return targets._replace(plan=backend.plan_step(kinds, targets, values))
+    return targets._replace(chunks=backend.chunked(kinds, targets, values))
 
 
 # --- Which one is taken -------------------------------------------------------------

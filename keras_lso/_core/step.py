@@ -308,7 +308,7 @@ class Step:
         """A copy decides anew: it has other variables."""
         return {**vars(self), "_plan": None}
 
-    def plan_of(self, grads, variables):
+    def remembered_plan(self, grads, variables):
         """Returns the `Plan` of the last step, None if it does not hold for these.
 
         Args:
@@ -320,7 +320,7 @@ class Step:
             variables = variables_of(self._optimizer)
         return plan if plan is not None and plan.holds(grads, variables) else None
 
-    def plan(self, grads, variables):
+    def new_plan(self, grads, variables):
         """Returns a new `Plan` for gradients and variables that have been checked."""
         self._plan = plan = Plan(self._optimizer, self._masters, grads, variables)
         return plan

@@ -47,7 +47,7 @@ def live_storage_of(variables):
     return [getattr(v, "_value", v) for v in variables]
 
 
-def hold(variables, storage, plan):
+def hold(variables, storage, chunks):
     """Whether the variables themselves hold the tensors that `storage_of` returned.
 
     In a `StatelessScope` they do not, and `storage_of` would copy what they stand for.
@@ -55,7 +55,7 @@ def hold(variables, storage, plan):
     Args:
         variables: List of variables.
         storage: What `storage_of` returned for them.
-        plan: What `Framework.plan_step` returned for a step that changes it.
+        chunks: What `Framework.chunked` returned for a step that changes it.
     """
     if backend.UPDATES_IN_PLACE:
         if in_stateless_scope():
@@ -63,7 +63,7 @@ def hold(variables, storage, plan):
         # Not by `==`, which compares the elements of tensors.
         if not all(map(operator.is_, map(_tensor_of, variables), storage)):
             return False
-    return plan is None or plan.holds()
+    return chunks is None or chunks.holds()
 
 
 # Keras asks about scopes, devices and dtypes at each reading and assignment. For the

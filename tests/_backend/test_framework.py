@@ -246,8 +246,8 @@ def same_masters(own, reference):
             stored = storage_of([*variables, copy]) if in_place else [*variables, copy]
             targets = Targets(stored[:2], [(), ()], [stored[2], None])
             if in_place:
-                plan = backend.plan_step(["a", "b"], targets, stored[:2])
-                targets = targets._replace(plan=plan)
+                chunks = backend.chunked(["a", "b"], targets, stored[:2])
+                targets = targets._replace(chunks=chunks)
             synchronise(targets, ops.array(flag))
             found.append([v.numpy().tolist() for v in variables])
         assert found[0] == found[1] == [[1.0, 3.0 if flag else 1.0], [1.0, 1.0]]
@@ -400,19 +400,19 @@ def tells_apart_what_a_step_treats_otherwise(own, reference):
         assert own([others[2]]) == own([sparse(RANDOM[1])])
 
 
-@compares("plan_step")
-def steps_alike_with_and_without_a_plan(own, reference):
+@compares("chunked")
+def steps_alike_with_and_without_chunks(own, reference):
     rule = rules.Momentum(tensor(0.5), 0.9)
     assert reference([0], Targets([], []), []) is None
     results = []
-    for plans in (own, reference):
+    for chunked in (own, reference):
         variables = [keras.Variable(v) for v in state_of(rule)]
         stored = storage_of(variables)
         targets = Targets(stored[:1], [tuple(stored[1:])])
         grads = [tensor(RANDOM[3])]
-        plan = plans(["kind"], targets, grads)
-        assert plan is None or plan.holds()
-        backend.fused_step([rule], targets._replace(plan=plan), grads)
+        chunks = chunked(["kind"], targets, grads)
+        assert chunks is None or chunks.holds()
+        backend.fused_step([rule], targets._replace(chunks=chunks), grads)
         results.append([np.array(v.numpy()) for v in variables])
     np.testing.assert_array_equal(*results)
 

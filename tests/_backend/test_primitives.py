@@ -6,7 +6,6 @@ float64, `compute_gradients` against derivatives by hand; and the reference in
 `Framework` as well as the chosen framework's own.
 """
 
-import contextlib
 import types
 from functools import partial
 from unittest import mock
@@ -49,43 +48,37 @@ if keras.backend.backend() != "jax":
 NOT_FINITE = [np.inf, -np.inf, np.nan]
 
 
-# What asks whether a step runs on a CPU, where to look at a tensor costs nothing.
-ASKS_FOR_CPU = {
-    "torch": {
-        "measure": ["torch.measure.is_on_host"],
-        "run_if": ["torch.measure.is_on_host"],
-        "fused_step": [
-            "torch.measure.is_on_host",
-            "torch.plan.is_on_host",
-            "torch.steps.is_on_host",
-        ],
-    },
-    "jax": {"measure": ["jax.measure._is_on_cpu"]},
-}.get(keras.backend.backend(), {})
+# What tells a step that it runs on a CPU, where to look at a tensor costs nothing.
+TELLS_OF_CPU = {
+    "torch": "keras_lso._backend.torch.measure.is_on_host",
+    "jax": "keras_lso._backend.jax.measure._is_on_cpu",
+}.get(keras.backend.backend())
 
 
-def on_an_accelerator(primitive):
+def on_an_accelerator(function):
     """A primitive as it runs where nobody may look at a tensor."""
-    function, asks = getattr(backend, primitive), ASKS_FOR_CPU.get(primitive)
 
     def call(*args, **kwargs):
-        with contextlib.ExitStack() as stack:
-            for name in asks:
-                answer = mock.patch(f"keras_lso._backend.{name}", lambda *args: False)
-                stack.enter_context(answer)
+        with mock.patch(TELLS_OF_CPU, lambda *args: False):
             return function(*args, **kwargs)
 
-    return call if asks else function
+    return call
 
 
 IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
 PRIMITIVES = ["measure", "run_if", "fused_step", "l2_norms", "reduce_gradients"]
+# Of these, what looks at tensors on a CPU.
+LOOK_AT_TENSORS = {
+    "torch": ["measure", "run_if", "fused_step"],
+    "jax": ["measure"],
+}.get(keras.backend.backend(), [])
 REFERENCE = Framework()
 KERNELS = {
     "framework": backend,
     "reference": REFERENCE,
     "accelerator": types.SimpleNamespace(
-        **{primitive: on_an_accelerator(primitive) for primitive in PRIMITIVES}
+        **{name: getattr(backend, name) for name in PRIMITIVES}
+        | {name: on_an_accelerator(getattr(backend, name)) for name in LOOK_AT_TENSORS}
     ),
 }
 

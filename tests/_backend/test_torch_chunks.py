@@ -12,7 +12,7 @@ if keras.backend.backend() != "torch":
 
 import torch  # noqa: E402
 
-from keras_lso._backend.torch import plan as torch_plan  # noqa: E402
+from keras_lso._backend.torch import chunks as torch_chunks  # noqa: E402
 
 LARGE, SMALL = [(300, 300), (200, 200)], [(3,), (50, 40), (5,)]
 
@@ -76,7 +76,7 @@ def test_memory_that_is_kept_can_be_written_after_a_step_in_inference_mode(calls
 @pytest.mark.parametrize("is_kept", [True, False])
 def test_memory_is_kept_unless_it_is_large(calls, monkeypatch, is_kept):
     size = np.prod(LARGE[0])
-    monkeypatch.setattr(torch_plan, "_KEPT_MEMORY", size if is_kept else size - 1)
+    monkeypatch.setattr(torch_chunks, "_KEPT_MEMORY", size if is_kept else size - 1)
     training = Training(LARGE[:1])
     training.step()
     training.step()

@@ -25,7 +25,7 @@ from keras_lso._backend import formulas, kernel_choice
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.rule import TrustRatio, always
-from keras_lso._backend.torch.plan import Chunk
+from keras_lso._backend.torch.chunks import Chunk
 from keras_lso._backend.torch.triton import steps as torch_triton
 from keras_lso._backend.torch.triton import trial as torch_triton_trial
 from keras_lso._backend.torch.triton.trial import Variant, passes, sample_of

@@ -27,7 +27,7 @@ from triton.compiler import ASTSource  # noqa: E402
 from triton.runtime.jit import create_function_from_signature  # noqa: E402
 
 from keras_lso._backend.rule import TrustRatio
-from keras_lso._backend.torch.plan import Chunk  # noqa: E402
+from keras_lso._backend.torch.chunks import Chunk  # noqa: E402
 from keras_lso._backend.torch.triton import steps as torch_triton
 from keras_lso._backend.torch.triton import trial as torch_triton_trial
 from keras_lso._keras_internals import rules

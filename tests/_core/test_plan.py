@@ -156,7 +156,7 @@ def test_a_step_that_was_decided_by_a_replica_is_refused_outside():
             twin.apply(grads)
 
         strategy.run(step)
-        assert twin.optimizer._step.plan_of(grads, twin.variables) is None
+        assert twin.optimizer._step.remembered_plan(grads, twin.variables) is None
         with pytest.raises(RuntimeError, match="cross-replica context"):
             twin.apply(grads)
     assert int(ops.convert_to_numpy(iteration_variable(twin.inner))) == 1

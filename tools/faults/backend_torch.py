@@ -19,7 +19,7 @@ FAULTS = [
     ),
     Fault(
         name="a gradient that is a view of a variable changes while it is read",
-        file="keras_lso/_backend/torch/plan.py",
+        file="keras_lso/_backend/torch/chunks.py",
         old="if self._written and",
         new="if False and",
         tests="tests/test_fast_paths.py::test_a_gradient_may_be_a_view_of_a_variable",
@@ -40,14 +40,14 @@ FAULTS = [
     ),
     Fault(
         name="all variables take the first one's rule",
-        file="keras_lso/_backend/torch/plan.py",
+        file="keras_lso/_backend/torch/chunks.py",
         old="setdefault(kind, [",
         new="setdefault(kind and None, [",
         tests="tests/_backend/test_primitives.py::test_lars_steps_equal_numpy_in_float64",
     ),
     Fault(
         name="a transposed gradient is read as it lies in memory",
-        file="keras_lso/_backend/torch/plan.py",
+        file="keras_lso/_backend/torch/chunks.py",
         old="not (self._are_readable or _are_readable(grads))",
         new="False",
         tests="tests/test_fast_paths.py::test_a_gradient_may_lie_transposed_in_memory",

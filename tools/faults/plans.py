@@ -54,14 +54,14 @@ FAULTS = [
     ),
     Fault(
         name="a step on PyTorch takes memory for other than what it writes",
-        file="keras_lso/_backend/torch/plan.py",
+        file="keras_lso/_backend/torch/chunks.py",
         old="_where() == self._facts",
         new="_where()[1:] == self._facts[1:]",
         tests="tests/_core/test_plan.py::test_data_that_was_moved",
     ),
     Fault(
         name="what FSDP has sharded after a step is not looked for",
-        file="keras_lso/_backend/torch/plan.py",
+        file="keras_lso/_backend/torch/chunks.py",
         old="set(map(id, FSDP_MODULES)",
         new="(",
         tests="integration_tests/distributed/test_torch_shards.py::test_what_would_drift_apart_is_refused_before_anything_changes",

@@ -9,9 +9,9 @@ from torch.utils import _pytree
 from keras_lso._backend import autodiff
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.tensors import FLOAT16_MAX, as_real
+from keras_lso._backend.torch import chunks as torch_chunks
 from keras_lso._backend.torch import measure as torch_measure
 from keras_lso._backend.torch import numbers as torch_numbers
-from keras_lso._backend.torch import plan as torch_plan
 from keras_lso._backend.torch import scalars as torch_scalars
 from keras_lso._backend.torch import shard_checks as torch_shard_checks
 from keras_lso._backend.torch import shards as torch_shards
@@ -30,9 +30,9 @@ class Torch(Framework):
     VALUES_ARE_SHARED = True
     HOW_TO_SCALE = "    optimizer.scale_loss(loss).backward()"
 
-    context_guards = staticmethod(torch_plan.context_guards)
-    gradient_guards = staticmethod(torch_plan.gradient_guards)
-    plan_step = staticmethod(torch_plan.StepPlan)
+    context_guards = staticmethod(torch_chunks.context_guards)
+    gradient_guards = staticmethod(torch_chunks.gradient_guards)
+    chunked = staticmethod(torch_chunks.Chunks)
     measure = staticmethod(torch_measure.measure)
     unscaled = torch_measure.unscaled
     clipped = staticmethod(torch_measure.clipped)

@@ -23,7 +23,7 @@ import weakref
 
 import torch
 
-from keras_lso._backend.torch.measure import is_on_host
+from keras_lso._backend.torch import measure as torch_measure
 
 
 def are_known(pairs):
@@ -74,7 +74,7 @@ class _Answer:
 
     def __init__(self, finite):
         self._event = None
-        if is_on_host(finite):
+        if torch_measure.is_on_host(finite):
             self._answer = bool(finite)
         elif finite.device.type == "cuda" and torch.cuda.is_available():
             self._copy = torch.empty((), dtype=finite.dtype, pin_memory=True)

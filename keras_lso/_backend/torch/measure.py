@@ -43,11 +43,11 @@ def measure(
     norm=False,
 ):
     """See `Framework.measure`."""
-    plan = targets and targets.plan
-    if plan is None and any_sparse(grads):
+    chunks = targets and targets.chunks
+    if chunks is None and any_sparse(grads):
         grads = list(map(elements_of, grads))
-    packs = plan.packs if plan else Packs(shards_of(grads))
-    if plan.are_sharded if plan else any_sharded(grads):
+    packs = chunks.packs if chunks else Packs(shards_of(grads))
+    if chunks.are_sharded if chunks else any_sharded(grads):
         return _measure_shards(grads, packs, amax, inv_scale, rules, targets, norm)
     return _measure(grads, packs, amax, inv_scale, rules, norm)
 

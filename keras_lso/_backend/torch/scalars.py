@@ -14,7 +14,7 @@ import torch
 from keras import ops
 
 from keras_lso._backend.scalars import Scalars
-from keras_lso._backend.torch.measure import is_on_host
+from keras_lso._backend.torch import measure as torch_measure
 
 _FLOAT32_MAX = float(np.finfo("float32").max)
 
@@ -36,7 +36,7 @@ def scalar(value, dtype):
 
 def known(tensor):
     """See `Framework.known`."""
-    reads = is_on_host(tensor) and not torch.compiler.is_compiling()
+    reads = torch_measure.is_on_host(tensor) and not torch.compiler.is_compiling()
     return tensor.item() if reads else None
 
 
@@ -44,7 +44,7 @@ def are_finite(tensors):
     """See `Framework.are_finite`."""
     if not tensors:
         return None
-    if is_on_host(tensors[0]) and not torch.compiler.is_compiling():
+    if torch_measure.is_on_host(tensors[0]) and not torch.compiler.is_compiling():
         known = all(map(math.isfinite, map(torch.Tensor.item, tensors)))
         return None if known else torch.zeros((), dtype=torch.bool)
     if len(tensors) == 1:
@@ -119,7 +119,7 @@ class TorchScalars(Scalars):
         )
         if applied is not None:
             applied.add_(takes)
-        if is_on_host(takes) and takes:
+        if torch_measure.is_on_host(takes) and takes:
             if not any(streaks.tolist()):
                 return finite
             all_finite = streaks[2] == 0
@@ -140,7 +140,7 @@ class TorchScalars(Scalars):
 def _only_counts(scale, good_steps, finite, period, bounds):
     """Whether the host knows that the loss scale stays as it is in this step."""
     return (
-        is_on_host(finite)
+        torch_measure.is_on_host(finite)
         and not torch.compiler.is_compiling()
         and bool(finite)
         and isinstance(period, int)

@@ -1,7 +1,7 @@
 """The fused step on PyTorch: formulas on lists of tensors, and faster kernels of some.
 
-Tensors are processed in the chunks of a `StepPlan`: plain ones as they are, and of
-sharded ones the shards of this process. On the host the flag `finite` is read first. On
+Tensors are processed in `Chunks`: plain ones as they are, and of sharded ones the
+shards of this process. On the host the flag `finite` is read first. On
 an accelerator that would synchronise: the kernels take `found_inf`, 1.0 on an overflow,
 and then write nothing.
 """
@@ -16,14 +16,15 @@ from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.rule import Norms, always
 from keras_lso._backend.torch import kernels as torch_kernels
 from keras_lso._backend.torch import lists
+from keras_lso._backend.torch import measure as torch_measure
+from keras_lso._backend.torch.chunks import Chunks
 from keras_lso._backend.torch.kernels import (
     SMALLEST_RATE,
     Kernel,
 )
 from keras_lso._backend.torch.lists import Tensors
 from keras_lso._backend.torch.masters import resynchronise, round_into_variables
-from keras_lso._backend.torch.measure import PLAIN, is_on_host, norms_of, norms_of_rules
-from keras_lso._backend.torch.plan import StepPlan
+from keras_lso._backend.torch.measure import PLAIN, norms_of, norms_of_rules
 from keras_lso._backend.torch.scalars import TorchScalars
 from keras_lso._backend.torch.shards import shards_of
 from keras_lso._backend.torch.triton import steps as torch_triton
@@ -55,31 +56,31 @@ _GRADIENT_DTYPES = {torch.float32, torch.float16, torch.bfloat16}
 @torch.no_grad()
 def fused_step(framework, rules, targets, grads, found=None, inv_scale=None):
     """See `Framework.fused_step`."""
-    plan = targets.plan or StepPlan(list(map(id, rules)), targets, grads)
+    chunks = targets.chunks or Chunks(list(map(id, rules)), targets, grads)
     found = Measurement(None) if found is None else found
     inv_scale = 1.0 if inv_scale is None else inv_scale
-    if plan.are_sharded:
+    if chunks.are_sharded:
         found = _with_norms(framework, rules, targets, grads, found, inv_scale)
         grads = shards_of(grads)
-    first = plan.chunks[0].variables[0]
-    finite, on_host = found.finite, is_on_host(first)
+    first = chunks.items[0].variables[0]
+    finite, on_host = found.finite, torch_measure.is_on_host(first)
     if on_host:
         if finite is not None and not finite:
             return
         finite = None
-    grads = plan.readable(grads)
-    memory = plan.memory() if on_host else None
+    grads = chunks.readable(grads)
+    memory = chunks.memory() if on_host else None
     found_inf = None if finite is None else torch.logical_not(finite).float()
     if not on_host:
-        torch_triton.decide(plan, rules, grads)
-    for chunk in plan.chunks:
+        torch_triton.decide(chunks, rules, grads)
+    for chunk in chunks.items:
         are_wide, positions, weights, columns, pairs = chunk
         rule = rules[positions[0]]
         own, known = grads, found
-        if len(plan.chunks) > 1:
+        if len(chunks.items) > 1:
             own, known = [grads[i] for i in positions], _part(found, positions)
         if not on_host and torch_triton.step(
-            plan, chunk, rule, own, inv_scale, known, found_inf
+            chunks, chunk, rule, own, inv_scale, known, found_inf
         ):
             continue
         kernel = Kernel(weights, are_wide, memory, found_inf, targets.owns_gradients)
@@ -128,12 +129,12 @@ def _with_norms(framework, rules, targets, grads, found, inv_scale):
 @torch.no_grad()
 def synchronise_masters(framework, targets, flag):
     """See `Framework.synchronise_masters`."""
-    on_host = is_on_host(flag)
+    on_host = torch_measure.is_on_host(flag)
     if on_host and not flag:
         return
-    plan = targets.plan
-    memory = plan.memory() if on_host else None
-    for chunk in plan.chunks:
+    chunks = targets.chunks
+    memory = chunks.memory() if on_host else None
+    for chunk in chunks.items:
         if chunk.pairs:
             resynchronise(framework, chunk.pairs, None if on_host else flag, memory)
 
@@ -141,7 +142,7 @@ def synchronise_masters(framework, targets, flag):
 @torch.no_grad()
 def run_masked(flag, step):
     """See `Framework.run_masked`."""
-    if not is_on_host(flag) or flag:
+    if not torch_measure.is_on_host(flag) or flag:
         step()
 
 
@@ -149,7 +150,7 @@ def run_masked(flag, step):
 def clear(tensors, flag):
     """See `Framework.clear`; `w - w` in the kernel that can leave `w` as it is."""
     shards = shards_of(tensors)
-    if not is_on_host(flag):
+    if not torch_measure.is_on_host(flag):
         found_inf = torch.logical_not(flag).float()
         Kernel(shards, True, None, found_inf).decay(1.0)
     elif flag:

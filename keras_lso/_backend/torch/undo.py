@@ -9,7 +9,7 @@ step is to be taken.
 import torch
 
 from keras_lso._backend.torch import kernels as torch_kernels
-from keras_lso._backend.torch.measure import is_on_host
+from keras_lso._backend.torch import measure as torch_measure
 from keras_lso._backend.torch.numbers import NumbersOnDevice
 from keras_lso._backend.torch.shards import shards_of
 
@@ -70,7 +70,7 @@ def copies_of(storage):
 @torch.no_grad()
 def restore(storage, values, flag):
     """See `Framework.restore`. On an accelerator by kernels, since nobody knows yet."""
-    on_host = is_on_host(flag)
+    on_host = torch_measure.is_on_host(flag)
     if on_host and not flag:
         return
     pairs = []

@@ -4,7 +4,7 @@ PyTorch's own kernels pass over memory several times: one unscales, one decays, 
 steps, and three round masters. Ours in Triton do it all at once. Triton is imported
 when the first tensors on a GPU come to a step, and not with this file.
 
-`decide` finds out which of the chunks of a `StepPlan` our kernels take: those that have
+`decide` finds out which of the `Chunks` our kernels take: those that have
 passed a trial (`trial.py`). Such a chunk is one launch, if its gradients are of one
 dtype. Where no kernel takes a chunk, `step` says so, and `../steps.py` goes on with
 PyTorch's.
@@ -194,32 +194,32 @@ class Launch(NamedTuple):
     single: list[int]
 
 
-def decide(plan, rules, grads):
-    """Finds out which chunks of a plan our kernels take, and tries what is untried.
+def decide(chunks, rules, grads):
+    """Finds out which chunks our kernels take, and tries what is untried.
 
     All of them before the first is stepped, since a trial may raise. What it finds is
-    kept with the plan, as long as gradients and rules are of the same kinds.
+    kept with the chunks, as long as gradients and rules are of the same kinds.
 
     Args:
-        plan: `StepPlan`.
+        chunks: `Chunks`.
         rules: List of the rules of all its tensors.
         grads: List of their gradients, contiguous tensors.
     """
     device = grads[0].device
     if device.type not in DEVICES or kernels() is None:
         return
-    for chunk in plan.chunks:
+    for chunk in chunks.items:
         rule = rules[chunk.positions[0]]
         how = TRITON_STEPS.get(rule.kernel)
         if how is None:
             continue
         facts = type(rule), how.form(rule), [grads[i].dtype for i in chunk.positions]
-        known, _ = plan.launches.get(chunk.positions[0], (None, None))
+        known, _ = chunks.launches.get(chunk.positions[0], (None, None))
         if known != facts:
             own = [grads[i] for i in chunk.positions]
             with _current(device):
                 passed = _passes(chunk, rule, own, device)
-            plan.launches[chunk.positions[0]] = (
+            chunks.launches[chunk.positions[0]] = (
                 # Not known while a CUDA graph is recorded: the next step asks again.
                 None if passed is None else facts,
                 _launches(chunk, own) if passed else None,
@@ -271,11 +271,11 @@ def _in_triton(dtype):
 # --- The step -----------------------------------------------------------------------
 
 
-def step(plan, chunk, rule, grads, inv_scale, found, found_inf):
-    """Steps a chunk of a plan in one pass, its masters included, if a kernel can.
+def step(chunks, chunk, rule, grads, inv_scale, found, found_inf):
+    """Steps a chunk in one pass, its masters included, if a kernel can.
 
     Args:
-        plan: `StepPlan`, for which `decide` was called in this step.
+        chunks: `Chunks`, for which `decide` was called in this step.
         chunk: `Chunk` of it.
         rule: The chunk's rule.
         grads: List of its gradients, contiguous tensors.
@@ -287,14 +287,14 @@ def step(plan, chunk, rule, grads, inv_scale, found, found_inf):
     Returns:
         Whether it did. If not, nothing was changed.
     """
-    _, launches = plan.launches.get(chunk.positions[0], (None, None))
+    _, launches = chunks.launches.get(chunk.positions[0], (None, None))
     if launches is None:
         return False
     return _step(launches, rule, grads, inv_scale, found, found_inf)
 
 
 def _step_by_itself(chunk, rule, grads, inv_scale, found_inf):
-    """Steps tensors that no plan knows, as those of a trial."""
+    """Steps tensors that are in no chunk, as those of a trial."""
     if kernels().ARE_INTERPRETED and grads[0].device.type != "cpu":
         # There the addresses of a GPU's memory are none.
         raise RuntimeError("TRITON_INTERPRET=1 runs the kernels on the host.")

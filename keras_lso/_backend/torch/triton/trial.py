@@ -31,7 +31,7 @@ import torch
 from keras_lso._backend import formulas, kernel_choice
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.rule import Rule, TrustRatio, always
-from keras_lso._backend.torch.plan import Chunk
+from keras_lso._backend.torch.chunks import Chunk
 
 _REFERENCE = Framework()
 # Of the largest magnitude in a tensor, or of 1.0 if that is more. A kernel computes in

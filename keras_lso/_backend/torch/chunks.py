@@ -1,4 +1,4 @@
-"""What the fused step on PyTorch decides once: chunks, columns, and who is where.
+"""What the fused step on PyTorch decides once: which tensors form a chunk, and where.
 
 To ask a thousand tensors about themselves, in Python, takes longer than to update them.
 """
@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 import torch
 
+from keras_lso._backend.torch import measure as torch_measure
 from keras_lso._backend.torch.kernels import Memory
-from keras_lso._backend.torch.measure import SMALL, Packs, is_on_host
+from keras_lso._backend.torch.measure import SMALL, Packs
 from keras_lso._backend.torch.shard_checks import FSDP_MODULES
 from keras_lso._backend.torch.shards import any_sharded, shards_of
 
@@ -67,15 +68,15 @@ class Chunk(NamedTuple):
     pairs: list
 
 
-class StepPlan:
-    """What a fused step need not find out again; see `Framework.plan_step`.
+class Chunks:
+    """What a fused step need not find out again; see `Framework.chunked`.
 
     Attributes:
-        chunks: List of `Chunk`s.
+        items: List of `Chunk`s.
         most: The number of elements of the largest chunk.
         packs: `Packs` of the gradients.
         are_sharded: Bool. Whether there are shards among the tensors.
-        launches: Dict by the first position of a chunk, of what `_torch_triton.decide`
+        launches: Dict by the first position of a chunk, of what `triton.steps.decide`
             has found out.
     """
 
@@ -99,11 +100,11 @@ class StepPlan:
         ]
         sizes = list(map(torch.Tensor.numel, variables))
         limits = (_DEVICE_CHUNK, _DEVICE_CHUNK)
-        if is_on_host(variables[0]):
+        if torch_measure.is_on_host(variables[0]):
             limits = (_HOST_CHUNK, SMALL)
         positions = _split(kinds, sizes, *limits)
         self.most = max(sum(sizes[i] for i in chunk) for chunk in positions)
-        self.chunks = [
+        self.items = [
             Chunk(
                 {gradients[i].dtype for i in chunk} == {torch.float32},
                 chunk,
@@ -138,7 +139,7 @@ class StepPlan:
 
     def memory(self):
         """Returns the `Memory` for a step on the host, the same each time if small."""
-        memory = self._memory or Memory(self.chunks[0].variables[0], self.most)
+        memory = self._memory or Memory(self.items[0].variables[0], self.most)
         if self.most <= _KEPT_MEMORY:
             self._memory = memory
         return memory
