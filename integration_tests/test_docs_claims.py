@@ -33,6 +33,38 @@ def numpy_of(value):
     return ops.convert_to_numpy(value)
 
 
+# --- policies.md: weights of 16 bits -------------------------------------------------
+
+
+def bytes_of(policy, **options):
+    """Bytes a weight: its own, its master's, its gradient's, its slots'."""
+    layer = keras.layers.Dense(8, use_bias=False, dtype=policy)
+    layer.build((None, 4))
+    optimizer = OURS(keras.optimizers.Adam(), **options)
+    gradient = ops.zeros(layer.kernel.shape, layer.kernel.dtype)
+    optimizer.apply([gradient], [layer.kernel], scaled=True)
+    # The slots are the variables of the inner optimizer that are no scalars.
+    slots = [v for v in optimizer.inner_optimizer.variables if len(v.shape)]
+    groups = [layer.kernel], optimizer._masters.variables, [gradient], slots
+    return [
+        sum(numpy_of(tensor).nbytes for tensor in group) // (4 * 8) for group in groups
+    ]
+
+
+@pytest.mark.filterwarnings("ignore:.*trains float16 variables without")
+def test_the_bytes_of_a_weight_are_those_of_real_variables():
+    rows = table_of("docs/policies.md", "dtype policy")
+    # "The same with `master_weights=False`" is the row before it.
+    without_masters = {"master_weights": False}
+    policies = [(code_in(rows[0][0]), {}), (code_in(rows[1][0]), {})]
+    policies.append((policies[1][0], without_masters))
+    for row, (names, options) in zip(rows, policies, strict=True):
+        *columns, total = map(int, row[1:])
+        assert sum(columns) == total
+        for name in names:
+            assert bytes_of(ast.literal_eval(name), **options) == columns, name
+
+
 # --- troubleshooting.md: what people see, and what is NaN ---------------------------
 
 OURS, KERAS_OWN = keras_lso.LossScaleOptimizer, keras.optimizers.LossScaleOptimizer

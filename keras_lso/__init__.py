@@ -19,6 +19,7 @@ from keras_lso.diagnostics.statistics import (
 )
 from keras_lso.diagnostics.underflow import underflow_report
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
+from keras_lso.optimizers.guarded import GuardedOptimizer
 from keras_lso.optimizers.lamb import LAMB
 from keras_lso.optimizers.larc import LARC
 from keras_lso.optimizers.lars import LARS
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from keras_lso.compat.saving import deserialize, load_model
 
 __all__ = [
+    "GuardedOptimizer",
     "LAMB",
     "LARC",
     "LARS",

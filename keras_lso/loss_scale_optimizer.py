@@ -114,10 +114,9 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
             `2**24`.
         master_weights: `"auto"`, True or False. Whether the inner optimizer trains
             float32 copies of variables that are narrower, as in a model under the
-            dtype policy `"float16"`; small steps would be rounded away otherwise.
-            Defaults to `"auto"`: of float16 ones. `True`: of bfloat16 ones too.
-            Under `"mixed_float16"` the variables are float32, and nothing is
-            copied.
+            dtype policy `"float16"` or `"bfloat16"`; small steps would be rounded
+            away otherwise. Defaults to `"auto"`, which does so, as True does. Under
+            `"mixed_float16"` the variables are float32, and nothing is copied.
         name: String. The name of the optimizer. Defaults to
             `"loss_scale_optimizer"`.
 
@@ -177,6 +176,9 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
     # trainers pass scaled ones.
     _takes_unscaled_pairs = False
 
+    # What knows whether gradients are scaled.
+    _scaling_class = LossScaling
+
     # What the constructor is given, and cannot be replaced afterwards.
     _parts = ("inner_optimizer", "loss_scale_policy", "master_weights")
 
@@ -224,7 +226,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         # `tf.train.Checkpoint` restores a variable as soon as that exists, and the
         # gradients would be unscaled by another scale than the loss was scaled by.
         policy.build()
-        self._scaling = LossScaling(policy)
+        self._scaling = self._scaling_class(policy)
         self._counters = StepCounters(
             policy, inner_optimizer, iteration_variable(self), self.add_variable
         )
@@ -243,7 +245,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         masters = MasterWeights(variables, self.master_weights)
         if inner.built and masters.variables:
             raise ValueError(
-                "The inner optimizer has been built already, for float16 variables, of "
+                "The inner optimizer has been built already, for 16-bit variables, of "
                 "which it is to train float32 masters now. Pass an optimizer that has "
                 "not been used, or master_weights=False. Received: "
                 f"inner_optimizer={inner!r}"
@@ -258,7 +260,6 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         for master in masters.variables:
             track_variable(self, master)
         self._finish_build(variables)
-        masters.warn_of_bfloat16(inner)
         masters.warn_of_epsilons(inner)
 
     # --- Before gradients are applied ---------------------------------------
@@ -729,18 +730,17 @@ _IGNORED_AT_THEIR_DEFAULTS = {
 }
 
 
-def refuse_unsupported(kwargs):
+def refuse_unsupported(kwargs, class_name="LossScaleOptimizer"):
     """Refuses all keywords, in Keras's own words."""
     for argument, default in _IGNORED_AT_THEIR_DEFAULTS.items():
         if kwargs.pop(argument, default) != default:
             raise ValueError(
-                f"LossScaleOptimizer does not support `{argument}`. "
+                f"{class_name} does not support `{argument}`. "
                 f"Instead, set `{argument}` on the `inner_optimizer`."
             )
     if kwargs:
         raise ValueError(
-            "LossScaleOptimizer does not support arguments: "
-            f"`{'`, `'.join(kwargs.keys())}`."
+            f"{class_name} does not support arguments: `{'`, `'.join(kwargs.keys())}`."
         )
 
 

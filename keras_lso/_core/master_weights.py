@@ -1,8 +1,8 @@
-"""Float32 masters of float16 variables.
+"""Float32 masters of float16 and bfloat16 variables.
 
-A float16 weight of 1.0 cannot take a step smaller than 0.0005: it is rounded
-away. So the optimizer trains a float32 copy, the master, and the model's variable
-is that copy, rounded.
+A float16 weight of 1.0 cannot take a step smaller than 0.0005, and a bfloat16 one none
+smaller than 0.004: it is rounded away. So the optimizer trains a float32 copy, the
+master, and the model's variable is that copy, rounded.
 """
 
 import contextlib
@@ -19,17 +19,18 @@ from keras_lso._keras_internals.optimizers import (
 )
 from keras_lso._keras_internals.variables import copy_of, is_overwritten
 
-_LOW_PRECISION = {"auto": ("float16",), True: ("float16", "bfloat16"), False: ()}
+_CHOICES = ("auto", True, False)
+_LOW_PRECISION = ("float16", "bfloat16")
 
 
 def check_argument(master_weights):
     """Returns `master_weights`, or says which values there are."""
     # 0 and 1 equal False and True, but are not what anybody means.
-    if isinstance(master_weights, str | bool) and master_weights in _LOW_PRECISION:
+    if isinstance(master_weights, str | bool) and master_weights in _CHOICES:
         return master_weights
     raise ValueError(
-        "Argument `master_weights` must be 'auto' (for float16 variables), True (for "
-        "float16 and bfloat16 ones) or False. "
+        "Argument `master_weights` must be 'auto' or True (for float16 and bfloat16 "
+        "variables) or False. "
         f"Received: master_weights={master_weights!r}"
     )
 
@@ -43,44 +44,25 @@ class MasterWeights:
 
     Args:
         variables: List of trainable variables.
-        master_weights: `"auto"`, True or False; which of them get a master.
+        master_weights: `"auto"`, True or False; whether those of 16 bits get a master.
     """
 
     def __init__(self, variables, master_weights):
         self.variables = []
         self._low_precision = {}
-        self._master_weights = master_weights
-        self.trained = [self._master_of(v, master_weights) for v in variables]
+        self.trained = list(variables)
+        if master_weights:
+            self.trained = list(map(self._master_of, variables))
 
-    def _master_of(self, variable, master_weights):
+    def _master_of(self, variable):
         """Returns a new master, or the variable itself if it needs none."""
         dtype = keras.backend.standardize_dtype(variable.dtype)
-        if dtype not in _LOW_PRECISION[master_weights] or is_overwritten(variable):
+        if dtype not in _LOW_PRECISION or is_overwritten(variable):
             return variable
         master = copy_of(variable, dtype="float32")
         self.variables.append(master)
         self._low_precision[id(master)] = variable
         return master
-
-    def warn_of_bfloat16(self, inner_optimizer):
-        """Warns of bfloat16 variables that train without masters, unless told so.
-
-        Args:
-            inner_optimizer: The optimizer that trains them.
-        """
-        dtypes = [keras.backend.standardize_dtype(v.dtype) for v in self.trained]
-        count = dtypes.count("bfloat16")
-        if not count or self._master_weights is False:
-            return
-        warn(
-            f"{count} of {len(dtypes)} variables are bfloat16, and "
-            f"{type(inner_optimizer).__name__} trains them without float32 master "
-            "weights. A step smaller than 1/512 of a weight is rounded away, and "
-            "Adam's `beta_2` of 0.999 is 1 in bfloat16, so that weights may not move "
-            "at all. (On PyTorch neither do float32 variables that follow them.) Write "
-            "`LossScaleOptimizer(inner_optimizer, master_weights=True)` to train "
-            "float32 copies, or `master_weights=False` to train them as they are."
-        )
 
     def warn_of_epsilons(self, inner_optimizer):
         """Warns of an epsilon that is 0 in float16, by which an optimizer divides.

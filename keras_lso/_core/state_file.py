@@ -5,7 +5,8 @@ In this order, so that files go both ways:
 - `iteration`: the number of steps, skipped ones included, and `learning_rate`, which
   has no use. In memory `iteration` is the number of skipped steps alone, since a user
   may assign the inner optimizer's count of applied ones;
-- `step_counter` and `dynamic_scale`, of the loss-scale policy;
+- `step_counter` and `dynamic_scale`, of the loss-scale policy. A counter of -1 says
+  that there is none: a `GuardedOptimizer` has written the file;
 - the variables of the inner optimizer;
 - what else the loss-scale policy keeps, and the float32 master weights, if any.
 """
@@ -47,11 +48,16 @@ class StateFile:
     def variables(self):
         """The variables that are saved, in the order of the file."""
         optimizer = self._optimizer
+        masters = optimizer._masters.variables if optimizer.built else ()
+        return [*self._variables_but_masters, *masters]
+
+    @property
+    def _variables_but_masters(self):
+        optimizer = self._optimizer
         return [
             *self._first_variables,
             *optimizer.inner_optimizer.variables,
             *optimizer.loss_scale_policy.variables[2:],
-            *(optimizer._masters.variables if optimizer.built else ()),
         ]
 
     @property
@@ -126,6 +132,9 @@ class StateFile:
         is_built = self._optimizer.built
         layouts = [
             self.variables,
+            # Of an optimizer without masters, as ours was of bfloat16 weights. They
+            # restart where the weights differ.
+            self._variables_but_masters,
             first + inner.variables,
             first + saved_by_keras(inner),
             inner.variables,
@@ -147,9 +156,9 @@ class StateFile:
         if not self._optimizer.built:
             return " The optimizer has not been built yet."
         trained = variables_of(self._optimizer)
-        if any(v.dtype == "float16" for v in trained):
+        if any(v.dtype in ("float16", "bfloat16") for v in trained):
             return (
-                " The weights are float16: an optimizer with float32 masters of them "
+                " The weights have 16 bits: an optimizer with float32 masters of them "
                 "(`master_weights`) and one without have not the same state."
             )
         return ""

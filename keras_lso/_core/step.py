@@ -178,6 +178,27 @@ class LossScaling:
         return backend.scalars.reciprocal(read(self._policy.scale))
 
 
+class NoLossScaling(LossScaling):
+    """Leaves losses and gradients as they are, at a loss scale of 1."""
+
+    def __init__(self, policy):
+        super().__init__(policy)
+        # Whoever asks need not know whether a loss was scaled.
+        self.gradients = Gradients.UNSCALED
+
+    def scale(self, loss):
+        return as_loss(loss)
+
+    def unscale(self, grads):
+        return list(grads)
+
+    def are_scaled(self, grads):
+        return False
+
+    def inv_scale(self, are_scaled):
+        return 1.0
+
+
 def as_loss(loss):
     """Returns a loss as it is, or says why it is none."""
     if ops.is_tensor(loss) or isinstance(loss, np.ndarray) or is_number(loss):

@@ -223,18 +223,6 @@ def told(make, dtypes, **options):
     return [str(w.message) for w in seen]
 
 
-def test_weights_in_bfloat16_that_may_not_move_are_warned_of():
-    [message] = told(K.Adam, ["bfloat16", "float32", "bfloat16"])
-    for words in ("2 of 3 variables are bfloat16", "Adam", "master_weights=True"):
-        assert words in message
-
-
-@pytest.mark.parametrize("choice", [True, False])
-def test_who_has_chosen_is_not_warned(choice):
-    assert not told(K.Adam, ["bfloat16"], master_weights=choice)
-    assert not told(K.Adam, ["float16", "float32"])
-
-
 def test_an_epsilon_that_is_0_in_float16_is_warned_of():
     small = functools.partial(K.Adam, epsilon=1e-8)
     [message] = told(small, ["float16"], master_weights=False)

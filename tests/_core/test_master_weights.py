@@ -1,4 +1,4 @@
-"""Float16 variables train through float32 masters."""
+"""Float16 and bfloat16 variables train through float32 masters."""
 
 import keras
 import ml_dtypes
@@ -66,10 +66,11 @@ def test_a_float32_variable_has_no_master():
     "master_weights, dtype, count",
     [
         ("auto", "float16", 1),
-        ("auto", "bfloat16", 0),
+        ("auto", "bfloat16", 1),
         (True, "float16", 1),
         (True, "bfloat16", 1),
         (False, "float16", 0),
+        (False, "bfloat16", 0),
     ],
 )
 def test_which_variables_have_masters(master_weights, dtype, count):
@@ -323,3 +324,29 @@ def test_a_bare_tensorflow_variable_has_a_master(inner):
         trained.assign([3.0, 4.0])
         optimizer.apply([gradient([1.0, 0.5], 2.0)], [trained])
     assert as_float(bare).tolist() == as_float(w).tolist() != [3.0, 4.0]
+
+
+@pytest.mark.parametrize("policy", ["dynamic", "auto"])
+def test_a_state_without_masters_loads_and_they_restart_from_the_weights(policy):
+    """As it was saved of bfloat16 weights before they had masters."""
+    scale = {"initial_scale": "auto"} if policy == "auto" else {}
+    before = keras_lso.LossScaleOptimizer(
+        keras.optimizers.Adam(0.25), master_weights=False, **scale
+    )
+    after = keras_lso.LossScaleOptimizer(keras.optimizers.Adam(0.25), **scale)
+    old, new = variable([1.0, 3.0], "bfloat16"), variable([1.0, 3.0], "bfloat16")
+    before.apply([gradient([1.0, -1.0])], [old], scaled=False)
+    after.build([new])
+    store: dict = {}
+    before.save_own_variables(store)
+    new.assign(old)
+    after.load_own_variables(store)
+    assert int(after.iterations) == 1
+    [momentum] = [v for v in after.inner_optimizer.variables if "momentum" in v.path]
+    assert momentum.dtype == "float32"
+    np.testing.assert_allclose(as_float(momentum), [0.1, -0.1], rtol=2**-8)
+    after.apply([gradient([1.0, -1.0])], [new], scaled=False)
+    [master] = after._masters.variables
+    # Without masters Adam moves nothing: its `beta_2` is 1 in bfloat16.
+    np.testing.assert_array_equal(as_float(old), [1.0, 3.0])
+    np.testing.assert_allclose(as_float(master), [0.75, 3.25], rtol=2**-8)

@@ -135,8 +135,8 @@ FAULTS = [
     Fault(
         name="the registered name of LossScaleOptimizer is another one",
         file="keras_lso/loss_scale_optimizer.py",
-        old='="LossScaleOptimizer',
-        new='="LSO',
+        old='", name="LossScaleOptimizer',
+        new='", name="LSO',
         tests="tests/test_public_names.py::test_public_names_are_those_that_are_listed",
     ),
     Fault(

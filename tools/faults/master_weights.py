@@ -89,4 +89,32 @@ FAULTS = [
         tests="tests/_backend/test_primitives.py::test_fused_steps_of_masters_keep_their_variables_in_step",
         backend="tensorflow",
     ),
+    Fault(
+        name="bfloat16 variables have no masters",
+        file="keras_lso/_core/master_weights.py",
+        old='("float16", "bfloat16")',
+        new='("float16",)',
+        tests="tests/_core/test_master_weights.py::test_which_variables_have_masters",
+    ),
+    Fault(
+        name="a state without masters is refused where the loss scale has more state",
+        file="keras_lso/_core/state_file.py",
+        old="            self._variables_but_masters,\n            first",
+        new="            first",
+        tests="tests/_core/test_master_weights.py::test_a_state_without_masters_loads_and_they_restart_from_the_weights",
+    ),
+    Fault(
+        name="a loss scale starts at that of an optimizer that has none",
+        file="keras_lso/loss_scales/loss_scale.py",
+        old="            self.reset()\n        scale",
+        new="            pass\n        scale",
+        tests="tests/optimizers/test_guarded.py::test_the_state_of_either_class_loads_into_the_other",
+    ),
+    Fault(
+        name="a GuardedOptimizer multiplies by a loss scale of 1",
+        file="keras_lso/optimizers/guarded.py",
+        old="    _scaling_class = NoLossScaling\n",
+        new="",
+        tests="tests/optimizers/test_guarded.py::test_losses_and_gradients_come_back_as_they_are",
+    ),
 ]

@@ -1,0 +1,136 @@
+"""`GuardedOptimizer`: skips steps that are not finite, without a loss scale."""
+
+import keras
+from keras import ops
+
+from keras_lso._core.checks import warn
+from keras_lso._core.step import NoLossScaling
+from keras_lso._keras_internals.optimizers import config_of
+from keras_lso.loss_scale_optimizer import (
+    LossScaleOptimizer,
+    check_inner_optimizer,
+    clear_loss_scale_factor,
+    refuse_unsupported,
+)
+from keras_lso.loss_scales.fixed import FixedLossScale
+from keras_lso.loss_scales.loss_scale import NO_SCALE
+
+DEFAULT_NAME = "guarded_optimizer"
+
+
+class NoLossScale(FixedLossScale):
+    """The loss-scale policy of an optimizer without one: 1.0, which multiplies nothing.
+
+    It has the variables of others, so that files go both ways. The one that counts
+    steps says that the file holds no scale.
+    """
+
+    def __init__(self):
+        super().__init__(1.0)
+
+    def build(self, add_variable=None):
+        if not self.built:
+            super().build(add_variable)
+            self._initial_values[0] = NO_SCALE
+            self.reset()
+
+    def restore(self):
+        self.reset()
+
+    def get_config(self):
+        return {}
+
+
+@keras.saving.register_keras_serializable("keras_lso", name="GuardedOptimizer")
+class GuardedOptimizer(LossScaleOptimizer):
+    """An optimizer that skips steps whose gradients are not finite, in bfloat16 say.
+
+    bfloat16 and float32 reach far enough to need no loss scale. What else a
+    `LossScaleOptimizer` does, this class does without one:
+
+    - A step whose gradients hold inf or NaN is skipped, on all replicas: nothing
+      changes, bit for bit.
+    - Weights in bfloat16 or float16 train as float32 masters. A step smaller than
+      1/512 of a bfloat16 weight is otherwise rounded away, and with Keras's Adam
+      nothing may move at all.
+    - The step of most optimizers is one pass over memory.
+    - `keras_lso.callbacks.LossScaleMonitor` and `keras_lso.protect_statistics` work.
+
+    Neither losses nor gradients are multiplied by anything: `scale_loss` and
+    `get_scaled_loss` return the loss as it came, `get_unscaled_gradients` the
+    gradients.
+
+    Args:
+        inner_optimizer: The `keras.optimizers.Optimizer` to wrap.
+        master_weights: `"auto"`, True or False. Whether the inner optimizer trains
+            float32 copies of variables that are narrower. Defaults to `"auto"`,
+            which does so, as True does.
+        name: String. The name of the optimizer. Defaults to `"guarded_optimizer"`.
+
+    Attributes:
+        inner_optimizer: The wrapped optimizer. Its hyperparameters (`momentum`,
+            `beta_1`, `clipnorm`, ...) read and write through this one as well.
+        loss_scale: Float32 scalar tensor, 1.0.
+        iterations: The variable that counts the steps that were applied; with
+            `gradient_accumulation_steps`, the updates.
+        skipped_steps: Integer scalar tensor. The number that were not.
+        last_step_applied: Boolean scalar tensor. Whether the last one was.
+
+    Example:
+
+    >>> import keras, keras_lso
+    >>> w = keras.Variable([1.0], dtype="bfloat16")
+    >>> optimizer = keras_lso.GuardedOptimizer(keras.optimizers.SGD(1e-4))
+    >>> for _ in range(100):
+    ...     optimizer.apply([keras.ops.ones(1)], [w])
+    >>> print(keras.ops.convert_to_numpy(w).astype("float32"))
+    [0.98828125]
+    >>> optimizer.apply([keras.ops.array([float("nan")])], [w])
+    >>> int(optimizer.iterations), int(optimizer.skipped_steps)
+    (100, 1)
+    """
+
+    _scaling_class = NoLossScaling
+
+    def __init__(
+        self, inner_optimizer, *, master_weights="auto", name=DEFAULT_NAME, **kwargs
+    ):
+        refuse_unsupported(kwargs, "GuardedOptimizer")
+        check_inner_optimizer(inner_optimizer)
+        name = DEFAULT_NAME if name is None else name
+        self._wrap(inner_optimizer, NoLossScale(), master_weights, name)
+        clear_loss_scale_factor(inner_optimizer)
+
+    @property
+    def loss_scale(self):
+        """1.0, a float32 scalar tensor."""
+        # Not the variable's value, which a checkpoint of another optimizer may assign.
+        return ops.ones((), dtype="float32")
+
+    def build(self, variables):
+        """Creates the variables of the inner optimizer; warns of float16 without scale.
+
+        Args:
+            variables: List of the trainable variables.
+        """
+        if self.built:
+            return
+        super().build(variables)
+        policy = keras.config.dtype_policy()
+        if policy.compute_dtype == "float16" or any(
+            keras.backend.standardize_dtype(v.dtype) == "float16" for v in variables
+        ):
+            warn(
+                "GuardedOptimizer does not scale the loss, and gradients that pass "
+                "through float16 need it: those below 6e-8 become 0. Write "
+                "`LossScaleOptimizer(inner_optimizer)`, or take bfloat16. Received: "
+                f"a model or variables in float16, under the dtype policy "
+                f"'{policy.name}'"
+            )
+
+    def get_config(self):
+        """Returns the config: what was given to the constructor."""
+        config = {"name": self.name, "inner_optimizer": config_of(self.inner_optimizer)}
+        if self.master_weights != "auto":
+            config["master_weights"] = self.master_weights
+        return config

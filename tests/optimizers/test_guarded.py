@@ -1,0 +1,308 @@
+"""`GuardedOptimizer`: all that `LossScaleOptimizer` does, but for the loss scale."""
+
+import inspect
+import json
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+from keras_lso import LARC, GuardedOptimizer, LossScaleOptimizer
+
+K = keras.optimizers
+BACKEND = keras.backend.backend()
+SHAPES = [(4, 3), (3,), ()]
+MAKERS = {
+    "SGD": lambda: K.SGD(0.1, momentum=0.9),
+    "AdamW": lambda: K.AdamW(0.1, global_clipnorm=1.0),
+    "Adadelta": lambda: K.Adadelta(0.1),
+    "LARS": lambda: keras_lso.LARS(0.1, weight_decay_rate=1e-4),
+    "accumulated": lambda: K.Adam(0.1, gradient_accumulation_steps=2),
+}
+
+
+def at_scale_1(inner, **options):
+    return LossScaleOptimizer(inner, dynamic=False, initial_scale=1.0, **options)
+
+
+def variables(dtype="float32"):
+    random = np.random.default_rng(0)
+    return [keras.Variable(random.normal(size=s), dtype=dtype) for s in SHAPES]
+
+
+def gradients(seed, bad=False):
+    random = np.random.default_rng(seed)
+    values = [np.asarray(random.normal(size=s), "float32") for s in SHAPES]
+    if bad:
+        values[0][1, 1] = np.nan
+    return [ops.convert_to_tensor(v) for v in values]
+
+
+def arrays(tensors):
+    return [np.array(ops.convert_to_numpy(ops.cast(t, "float32"))) for t in tensors]
+
+
+def make_model(optimizer, dtype="bfloat16"):
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(4, dtype=dtype), keras.layers.Dense(1, dtype=dtype)]
+    model = keras.Sequential([keras.Input((3,)), *layers])
+    model.compile(optimizer, loss="mse")
+    return model
+
+
+def data():
+    x = np.random.default_rng(3).normal(size=(16, 3)).astype("float32")
+    return x, x.sum(axis=1, keepdims=True)
+
+
+# --- Losses and gradients -----------------------------------------------------------
+
+
+@pytest.mark.one_backend
+def test_the_signature():
+    assert str(inspect.signature(GuardedOptimizer)) == (
+        "(inner_optimizer, *, master_weights='auto', name='guarded_optimizer', "
+        "**kwargs)"
+    )
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_losses_and_gradients_come_back_as_they_are(dtype):
+    optimizer = GuardedOptimizer(K.SGD(0.1))
+    loss = ops.cast(ops.array(3.0), dtype)
+    assert optimizer.scale_loss(loss) is loss
+    assert optimizer.get_scaled_loss(loss) is loss
+    assert optimizer.get_scaled_loss(lambda: loss)() is loss
+    grads = [ops.cast(ops.ones(2), dtype), None]
+    unscaled = optimizer.get_unscaled_gradients(grads)
+    assert all(a is b for a, b in zip(unscaled, grads, strict=True))
+    assert float(optimizer.loss_scale) == optimizer.initial_scale == 1.0
+    assert not optimizer.dynamic
+
+
+def test_what_is_no_loss_is_refused():
+    with pytest.raises(TypeError, match="A loss must be a tensor or a number"):
+        GuardedOptimizer(K.SGD(0.1)).scale_loss([1.0])
+
+
+@pytest.mark.skipif(BACKEND != "jax", reason="a step is a list of operations on JAX")
+def test_no_factor_costs_a_multiplication():
+    import jax
+
+    def products(wrap):
+        optimizer = wrap(K.SGD(0.1))
+        trained = variables()[:1]
+        optimizer.build(trained)
+        state = [v.value for v in optimizer.variables]
+        jaxpr = jax.make_jaxpr(optimizer.stateless_apply)(
+            state, gradients(0)[:1], [v.value for v in trained]
+        )
+        return sum(
+            line.primitive.name == "mul" and line.outvars[0].aval.shape == SHAPES[0]
+            for line in jaxpr.jaxpr.eqns
+        )
+
+    # That with the learning rate.
+    assert products(GuardedOptimizer) == products(lambda inner: inner) == 1
+    assert products(at_scale_1) == 2
+
+
+# --- Steps --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", MAKERS)
+def test_steps_are_those_at_a_loss_scale_of_1_to_the_bit(name, dtype):
+    results = []
+    for wrap in (GuardedOptimizer, at_scale_1):
+        optimizer, trained = wrap(MAKERS[name]()), variables(dtype)
+        for i, bad in enumerate([False, False, True, False, False]):
+            optimizer.apply(gradients(i, bad), trained, scaled=False)
+        results.append([*arrays(trained), *arrays(optimizer.inner_optimizer.variables)])
+        assert int(optimizer.skipped_steps) == 1
+    for ours, expected in zip(*results, strict=True):
+        np.testing.assert_array_equal(ours, expected)
+
+
+def test_a_step_with_nan_changes_no_bit():
+    optimizer, trained = GuardedOptimizer(K.Adam(0.1)), variables("bfloat16")
+    optimizer.apply(gradients(0), trained)
+    kept = [*trained, *optimizer._masters.variables]
+    kept += optimizer.inner_optimizer.variables
+    before = arrays(kept)
+    optimizer.apply(gradients(1, bad=True), trained)
+    for old, new in zip(before, arrays(kept), strict=True):
+        np.testing.assert_array_equal(old, new)
+    assert not bool(optimizer.last_step_applied)
+
+
+@pytest.mark.parametrize("scaled", [None, True, False])
+def test_what_is_said_of_the_gradients_changes_nothing(scaled):
+    optimizer, trained = GuardedOptimizer(K.SGD(0.5)), variables()
+    before = arrays(trained)
+    optimizer.scale_loss(ops.array(1.0))
+    optimizer.apply(gradients(0), trained, scaled=scaled)
+    for old, new, grad in zip(before, arrays(trained), gradients(0), strict=True):
+        expected = old - np.float32(0.5) * arrays([grad])[0]
+        np.testing.assert_array_equal(new, expected)
+
+
+def test_steps_too_small_for_bfloat16_add_up():
+    [w] = [keras.Variable(np.ones(1), dtype="bfloat16")]
+    optimizer = GuardedOptimizer(K.SGD(1e-4))
+    for _ in range(100):
+        optimizer.apply([ops.ones(1)], [w])
+    # The spacing of bfloat16 numbers below 1 is 2**-8.
+    np.testing.assert_allclose(arrays([w])[0], [0.99], atol=2**-9)
+
+
+@pytest.mark.parametrize("is_outside", [True, False])
+def test_larc_need_not_know_whether_a_loss_was_scaled(is_outside):
+    def larc(inner):
+        return LARC(inner, eta=0.01, mode="scale")
+
+    inner, [v, *_] = K.SGD(0.5), variables()
+    optimizer = (
+        larc(GuardedOptimizer(inner)) if is_outside else GuardedOptimizer(larc(inner))
+    )
+    reference, [w, *_] = larc(K.SGD(0.5)), variables()
+    grad = gradients(0)[:1]
+    optimizer.apply(grad, [v])
+    reference.apply(grad, [w])
+    np.testing.assert_allclose(*arrays([v, w]), rtol=1e-6)
+
+
+# --- Arguments and warnings ---------------------------------------------------------
+
+
+def test_arguments_are_refused_in_the_name_of_the_class():
+    for keyword in ("initial_scale", "dynamic", "loss_scale"):
+        with pytest.raises(ValueError, match="GuardedOptimizer does not support arg"):
+            GuardedOptimizer(K.SGD(0.1), **{keyword: 1.0})
+    with pytest.raises(ValueError, match="GuardedOptimizer does not support `clipnor"):
+        GuardedOptimizer(K.SGD(0.1), clipnorm=1.0)
+    with pytest.raises(TypeError, match="must not be a LossScaleOptimizer"):
+        GuardedOptimizer(LossScaleOptimizer(K.SGD(0.1)))
+    with pytest.raises(AttributeError, match="of a GuardedOptimizer cannot be replac"):
+        GuardedOptimizer(K.SGD(0.1)).master_weights = False
+
+
+def test_float16_without_a_loss_scale_is_warned_of():
+    with pytest.warns(UserWarning, match="gradients that pass through float16 need it"):
+        GuardedOptimizer(K.SGD(0.1)).build(variables("float16"))
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        with pytest.warns(UserWarning, match="the dtype policy 'mixed_float16'"):
+            GuardedOptimizer(K.SGD(0.1)).build(variables())
+    finally:
+        keras.config.set_dtype_policy(before)
+
+
+# --- Configs and files --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("master_weights", ["auto", False])
+def test_a_config_makes_one_like_it(master_weights):
+    optimizer = GuardedOptimizer(K.Adam(0.1), master_weights=master_weights, name="g")
+    config = optimizer.get_config()
+    assert json.loads(json.dumps(config)) == config
+    options = {} if master_weights == "auto" else {"master_weights": master_weights}
+    assert config.keys() == {"name", "inner_optimizer", *options}
+    for route in (
+        GuardedOptimizer.from_config(config),
+        keras.optimizers.deserialize(keras.optimizers.serialize(optimizer)),
+        keras_lso.deserialize(keras.optimizers.serialize(optimizer)),
+    ):
+        assert type(route) is GuardedOptimizer
+        assert route.get_config() == config
+
+
+@pytest.mark.parametrize("load", [keras.saving.load_model, keras_lso.load_model])
+@pytest.mark.parametrize("suffix", ["keras", "h5"])
+def test_a_model_comes_back_from_its_file_and_trains_on(suffix, load, tmp_path):
+    if suffix == "h5" and load is keras.saving.load_model:
+        pytest.skip("Keras itself restores no optimizer from an .h5 file")
+    # Keras itself reads no bfloat16 from an .h5 file.
+    dtype = "float32" if suffix == "h5" else "bfloat16"
+    model = make_model(GuardedOptimizer(K.Adam(0.1)), dtype)
+    x, y = data()
+    model.fit(x, y, batch_size=4, verbose=0)
+    path = str(tmp_path / f"model.{suffix}")
+    model.save(path)
+    loaded = load(path)
+    assert type(loaded.optimizer) is GuardedOptimizer
+    for one in (model, loaded):
+        one.fit(x, y, batch_size=4, shuffle=False, verbose=0)
+    assert int(loaded.optimizer.iterations) == 8
+    pairs = zip(arrays(model.weights), arrays(loaded.weights), strict=True)
+    for expected, found in pairs:
+        np.testing.assert_array_equal(found, expected)
+
+
+def state_of(optimizer):
+    store: dict = {}
+    optimizer.save_own_variables(store)
+    return store
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_the_state_of_either_class_loads_into_the_other(dtype):
+    """And the loss scale starts afresh where there was none."""
+    guarded, scaled = GuardedOptimizer(K.Adam(0.1)), LossScaleOptimizer(K.Adam(0.1))
+    for optimizer in (guarded, scaled):
+        trained = variables(dtype)
+        optimizer.apply(gradients(0), trained, scaled=False)
+        optimizer.apply(gradients(1, bad=True), trained, scaled=False)
+        optimizer.apply(gradients(2), trained, scaled=False)
+    assert float(scaled.loss_scale) == 2.0**14
+    for source, make in ((guarded, LossScaleOptimizer), (scaled, GuardedOptimizer)):
+        for route in ("file", "weights"):
+            target = make(K.Adam(0.1))
+            target.build(variables(dtype))
+            if route == "file":
+                target.load_own_variables(state_of(source))
+            else:
+                target.set_weights(source.get_weights())
+            assert int(target.iterations) == 2
+            # tf.keras's weights have no count of skipped steps.
+            assert int(target.skipped_steps) == (route == "file")
+            expected = 2.0**15 if make is LossScaleOptimizer else 1.0
+            assert float(target.loss_scale) == float(target.dynamic_scale) == expected
+            pairs = zip(
+                arrays(source.inner_optimizer.variables),
+                arrays(target.inner_optimizer.variables),
+                strict=True,
+            )
+            for found, stored in pairs:
+                np.testing.assert_array_equal(found, stored)
+
+
+# --- In fit -------------------------------------------------------------------------
+
+
+def test_a_monitor_counts_skipped_steps_in_fit():
+    model = make_model(GuardedOptimizer(K.Adam(0.1)))
+    x, y = data()
+    y[5] = np.inf
+    monitor = keras_lso.callbacks.LossScaleMonitor()
+    history = model.fit(
+        x, y, batch_size=4, epochs=2, shuffle=False, verbose=0, callbacks=[monitor]
+    ).history
+    assert history["skipped_steps"] == [1, 2]
+    assert history["loss_scale"] == [1.0, 1.0]
+    assert all(np.isfinite(w).all() for w in arrays(model.weights))
+
+
+@pytest.mark.skipif(BACKEND == "tensorflow", reason="TensorFlow has no stateless_apply")
+def test_a_stateless_step_is_a_step():
+    optimizer, trained = GuardedOptimizer(K.Adam(0.1)), variables("bfloat16")
+    optimizer.build(trained)
+    state, values = ([v.value for v in vs] for vs in (optimizer.variables, trained))
+    new, _ = optimizer.stateless_apply(state, gradients(0), values)
+    expected = arrays(new)
+    optimizer.apply(gradients(0), trained)
+    for found, value in zip(arrays(trained), expected, strict=True):
+        np.testing.assert_array_equal(found, value)
