@@ -49,6 +49,15 @@ def test_an_overflow_on_any_replica_skips_the_step_on_all(printed):
     assert last == {"weights": moved, "scale": 1.0, "skipped": 3, "applied": 1}
 
 
+def test_nan_on_any_replica_skips_the_step_of_a_guarded_optimizer_on_all(printed):
+    first, applied, last = printed("GUARDED")
+    # The gradients of 1 add up to 2; the step is 0.5 * 2 = 1.
+    moved = [[0.0, -2.0]] * 2
+    assert first == {"weights": [[1.0, -0.0]] * 2, "skipped": 1, "applied": 0}
+    assert applied == {"weights": moved, "skipped": 1, "applied": 1}
+    assert last == {"weights": moved, "skipped": 2, "applied": 1}
+
+
 def test_the_largest_magnitude_is_that_of_the_sum(printed):
     # 2 + 62: 2**(16 - 6)
     assert printed("AMAX") == [2.0**10]

@@ -73,6 +73,33 @@ step_by_magnitude()
 print("AMAX", json.dumps(float(log_max.loss_scale)))
 
 
+with strategy.scope():
+    narrow = keras.Variable(np.array([1.0, -0.0]), dtype="bfloat16")
+    guarded = keras_lso.GuardedOptimizer(keras.optimizers.SGD(0.5, momentum=0.5))
+    guarded.build([narrow])
+
+
+@function
+def step_guarded(bad_replica):
+    def on_each_replica(bad_replica):
+        replica = tf.distribute.get_replica_context().replica_id_in_sync_group
+        value = tf.where(tf.equal(replica, bad_replica), np.nan, 1.0)
+        guarded.apply([value * tf.constant([1.0, 2.0])], [narrow])
+
+    strategy.run(on_each_replica, args=(bad_replica,))
+
+
+for bad_replica in [0, -1, 1]:
+    step_guarded(tf.constant(bad_replica))
+    replicas = strategy.experimental_local_results(narrow.value)
+    state = {
+        "weights": [tf.cast(r, tf.float32).numpy().tolist() for r in replicas],
+        "skipped": int(guarded.skipped_steps),
+        "applied": int(guarded.iterations.numpy()),
+    }
+    print("GUARDED", json.dumps(state))
+
+
 OPTIMIZERS = {
     "LARS": lambda: keras_lso.LARS(
         1.0, eeta=0.1, weight_decay_rate=0.01, exclude_from_weight_decay=["skipped"]
