@@ -94,15 +94,19 @@ class Framework:
         """
         return ()
 
-    def gradient_guards(self, grads):
-        """Returns what a plan depends on of gradients, a list without their values."""
-        return [(g.dtype, g.shape) for g in grads]
+    def tensor_guards(self, grads):
+        """Returns a callable, whether a plan for these gradients holds for others.
+
+        It depends on no value of theirs. There are as many others.
+        """
+        found = [(g.dtype, g.shape) for g in grads]
+        return lambda others: [(g.dtype, g.shape) for g in others] == found
 
     def chunked(self, kinds, targets, grads):
         """Returns what `measure` and `fused_step` need not find out at each step.
 
         None, or an object whose `holds()` tells whether it is still valid. It depends
-        on the gradients only through `gradient_guards`. `kinds` is a list of
+        on the gradients only through `tensor_guards`. `kinds` is a list of
         hashables: variables of one kind have the same rule.
         """
         return None

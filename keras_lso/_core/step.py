@@ -49,6 +49,7 @@ from keras_lso._keras_internals.variables import (
     overwritten,
     own_in_scope,
     read,
+    tensors_of,
     variable_guards,
 )
 
@@ -266,7 +267,7 @@ class Plan:
         self._types = list(map(type, grads))
         self._variable_guards = variable_guards(variables)
         present = list(compress(grads, self.has_gradient))
-        self._gradients = backend.gradient_guards(present)
+        self._are_alike = backend.tensor_guards(present)
         steppable = backend.steppable(present)
         self.is_steppable = all(map(operator.is_, present, steppable))
         present = steppable
@@ -280,6 +281,11 @@ class Plan:
             masters.low_precision_variables(trained),
         )
         self.fused = self._choice.fused
+        self._are_uncast = None
+        if backend.STEPS_WRITE_TENSORS and not self.fused:
+            # Or a module was cast, of which `check_not_narrowed` tells. A fused step
+            # looks at what it writes.
+            self._are_uncast = backend.tensor_guards(tensors_of(variables))
         self.dtypes = None
         if not self.fused:
             inner = optimizer.inner_optimizer
@@ -298,10 +304,10 @@ class Plan:
             and list(map(type, grads)) == self._types
             and all(map(operator.is_, variables, self.variables))
             and backend.context_guards() == self._context
-            and backend.gradient_guards(list(compress(grads, self.has_gradient)))
-            == self._gradients
+            and self._are_alike(list(compress(grads, self.has_gradient)))
             and variable_guards(variables) == self._variable_guards
             and self._choice.holds()
+            and (self._are_uncast is None or self._are_uncast(tensors_of(variables)))
         )
 
 

@@ -107,11 +107,12 @@ def variable_guards(variables):
         return [None for _ in variables]
 
 
-_decisive: tuple[str, ...] = "_constraint", "_overwrite_with_gradient"
-if backend.STEPS_WRITE_TENSORS:
-    # See `check_not_narrowed`.
-    _decisive = *_decisive, "_value.dtype"
-_traits = operator.attrgetter(*_decisive)
+_traits = operator.attrgetter("_constraint", "_overwrite_with_gradient")
+
+
+def tensors_of(variables):
+    """Returns the tensors that variables hold, outside of all scopes."""
+    return list(map(_tensor_of, variables))
 
 
 def _copy_in_scope(variable):

@@ -69,8 +69,7 @@ def test_memory_that_is_kept_can_be_written_after_a_step_in_inference_mode(calls
         training.step()
     training.step()
     (first,), (second,) = calls
-    assert not first.is_inference()
-    assert first.data_ptr() == second.data_ptr()
+    assert not first.is_inference() and not second.is_inference()
 
 
 @pytest.mark.parametrize("is_kept", [True, False])

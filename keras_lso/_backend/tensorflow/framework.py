@@ -75,9 +75,9 @@ class TensorFlow(Framework):
         is_outside = tf.distribute.in_cross_replica_context()
         return tf.distribute.get_strategy(), is_outside
 
-    def gradient_guards(self, grads):
-        """None for one with tuples as its parts, which has none: see `as_gradient`."""
-        return [(g.dtype, g.shape) if _has_a_shape(g) else None for g in grads]
+    def tensor_guards(self, grads):
+        found = _facts_of(grads)
+        return lambda others: _facts_of(others) == found
 
     def fused_step_takes(self, rule, variables, gradients, slots=()):
         """Whether these are float32 variables, of which each replica has its copy."""
@@ -286,6 +286,11 @@ class TensorFlow(Framework):
 
     def devices(self):
         return [device.name for device in tf.config.list_logical_devices()]
+
+
+def _facts_of(grads):
+    """None for one with tuples as its parts, which has no shape: see `as_gradient`."""
+    return [(g.dtype, g.shape) if _has_a_shape(g) else None for g in grads]
 
 
 def _has_a_shape(grad):

@@ -31,7 +31,7 @@ class Torch(Framework):
     HOW_TO_SCALE = "    optimizer.scale_loss(loss).backward()"
 
     context_guards = staticmethod(torch_chunks.context_guards)
-    gradient_guards = staticmethod(torch_chunks.gradient_guards)
+    tensor_guards = staticmethod(torch_chunks.tensor_guards)
     chunked = staticmethod(torch_chunks.Chunks)
     measure = staticmethod(torch_measure.measure)
     unscaled = torch_measure.unscaled

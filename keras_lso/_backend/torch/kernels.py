@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch._utils import _unflatten_dense_tensors
 
-from keras_lso._backend.torch.measure import SMALL
+from keras_lso._backend.torch import measure as torch_measure
+from keras_lso._backend.torch.measure import SMALL, operands
 
 # Where the kernels are.
 DEVICES = ("cpu", "cuda")
@@ -95,7 +96,7 @@ class Kernel:
             return tensors
         # For small tensors the calls cost more than new memory.
         if not self.is_on_host or max(map(torch.Tensor.numel, tensors)) <= SMALL:
-            return list(torch._foreach_mul(tensors, factor))
+            return list(torch._foreach_mul(tensors, operands(factor, tensors)))
         return self.multiply_each(tensors, [factor] * len(tensors))
 
     def multiply_in_kernel(self, grads, factor):
@@ -304,6 +305,14 @@ def _sgd(
         grad_scale=scale,
         found_inf=found_inf,
     )
+
+
+def add_multiple(targets, values, alpha):
+    """Does `w = w + alpha * d`; on the host by the fused kernel, which rounds alike."""
+    if torch_measure.is_on_host(targets[0]):
+        _sgd(targets, values, [], None, lr=-alpha, momentum=0.0)
+    else:
+        torch._foreach_add_(targets, values, alpha=alpha)
 
 
 def can_copy_unless(target):

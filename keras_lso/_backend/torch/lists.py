@@ -10,6 +10,9 @@ in one operation.
 
 import torch
 
+from keras_lso._backend.torch.kernels import add_multiple
+from keras_lso._backend.torch.measure import operands
+
 
 class Tensors:
     """A list of float32 tensors with arithmetic, times a number.
@@ -35,8 +38,8 @@ class Tensors:
         addend, self._addend = self._addend, None
         if self._factor is not None:
             # A list of its own, which nobody else has.
-            self._items = torch._foreach_mul(self._items, self._factor)
-            self._factor = None
+            factors = operands(self._factor, self._items)
+            self._items, self._factor = torch._foreach_mul(self._items, factors), None
             if addend is not None:
                 torch._foreach_add_(self._items, addend, alpha=self._alpha)
         elif addend is not None:
@@ -52,8 +55,8 @@ class Tensors:
         if self._addend is None or self._items is not old._items:
             return self
         if self._factor is not None:
-            torch._foreach_mul_(self._items, self._factor)
-        torch._foreach_add_(self._items, self._addend, alpha=self._alpha)
+            torch._foreach_mul_(self._items, operands(self._factor, self._items))
+        add_multiple(self._items, self._addend, self._alpha)
         return old
 
     @property
@@ -69,7 +72,8 @@ class Tensors:
 
     def _plus(self, other, sign):
         if not isinstance(other, Tensors):
-            return Tensors(torch._foreach_add(self.items, sign * other))
+            items = self.items
+            return Tensors(torch._foreach_add(items, operands(sign * other, items)))
         if self._addend is not None:
             _ = self.items
         if other._addend is not None:
@@ -83,18 +87,17 @@ class Tensors:
         is_plain = self._factor is None and self._addend is None
         if isinstance(other, float | int) and is_plain:
             return Tensors(self._items, float(other))
-        return Tensors(torch._foreach_mul(self.items, _operand(other)))
+        return Tensors(torch._foreach_mul(self.items, self._with(other)))
 
     def __truediv__(self, other):
-        return Tensors(torch._foreach_div(self.items, _operand(other)))
+        return Tensors(torch._foreach_div(self.items, self._with(other)))
 
-
-def _operand(other):
-    if isinstance(other, Tensors):
-        return other.items
-    if isinstance(other, torch.Tensor) and other.dim():
-        return list(other.unbind())
-    return other
+    def _with(self, other):
+        if isinstance(other, Tensors):
+            return other.items
+        if isinstance(other, torch.Tensor) and other.dim():
+            return list(other.unbind())
+        return operands(other, self.items)
 
 
 # --- The functions that formulas take -----------------------------------------------

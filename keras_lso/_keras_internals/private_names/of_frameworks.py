@@ -39,6 +39,7 @@ PROBES = (
         "_unflatten_dense_tensors",
     ),
     _torch("torch.utils", "_pytree"),
+    _torch("torch._C._dynamo.guards", "TensorGuards"),
     _torch(
         "torch.Tensor",
         "_version",
