@@ -58,7 +58,7 @@ FAULTS = [
         file="keras_lso/_backend/rule.py",
         old="(w_norm > 0) & (d_norm > 0)",
         new="w_norm > 0",
-        tests="tests/optimizers/test_lars.py::test_the_papers_ratio_is_mlperfs",
+        tests="tests/optimizers/test_lars_trust_ratios.py::test_the_papers_ratio_is_mlperfs",
     ),
     Fault(
         name="LAMB's direction has no decay in it",
@@ -107,21 +107,21 @@ FAULTS = [
         file="keras_lso/_keras_internals/rules.py",
         old="_rules.get(public_class(cls",
         new="sum((_rules.get(c, []) for c in cls.__mro__",
-        tests="tests/optimizers/test_lars.py::test_a_users_update_step_is_honoured",
+        tests="tests/optimizers/test_lars_subclasses.py::test_a_users_update_step_is_honoured",
     ),
     Fault(
         name="Keras's weight decay beside a rule of ours is left out",
         file="keras_lso/_keras_internals/rules.py",
         old="or (has_other_decay and optimizer.weight_decay is not None)",
         new="",
-        tests="tests/optimizers/test_lars.py::test_exclusions_hold_for_keras_decoupled_weight_decay_as_well",
+        tests="tests/optimizers/test_lars_exclusions.py::test_exclusions_hold_for_keras_decoupled_weight_decay_as_well",
     ),
     Fault(
         name="two optional arguments of LARS have changed places",
         file="keras_lso/optimizers/lars.py",
         old="nesterov=False,\n        classic_momentum=True",
         new="classic_momentum=True,\n        nesterov=False",
-        tests="tests/optimizers/test_lars.py::test_the_signature_is_the_model_gardens_and_four_keywords",
+        tests="tests/optimizers/test_lars_arguments.py::test_the_signature_is_the_model_gardens_and_four_keywords",
     ),
     Fault(
         name="what TensorFlow Addons calls weight_decay becomes Keras's",
@@ -163,7 +163,7 @@ FAULTS = [
         file="keras_lso/optimizers/base.py",
         old="self._decaying(indices)",
         new="[self._may_decay[i] for i in indices]",
-        tests="tests/optimizers/test_lars.py::test_keras_s_exclusion_counts_after_build_as_well",
+        tests="tests/optimizers/test_lars_exclusions.py::test_keras_s_exclusion_counts_after_build_as_well",
     ),
     Fault(
         name="a fused step on TensorFlow looks for names elsewhere than Keras does",

@@ -8,7 +8,7 @@ FAULTS = [
         file="keras_lso/optimizers/base.py",
         old='"decay": self.decay,',
         new="",
-        tests="tests/optimizers/test_lars.py::test_numbers_of_numpy_and_integers_are_taken",
+        tests="tests/optimizers/test_lars_arguments.py::test_numbers_of_numpy_and_integers_are_taken",
     ),
     Fault(
         name="LARC loads a damaged state of the inner optimizer",
@@ -99,7 +99,7 @@ FAULTS = [
         file="keras_lso/compat/tf_keras/configs.py",
         old="custom_objects) is not None",
         new="custom_objects) == name",
-        tests="tests/optimizers/test_lars.py::test_a_custom_lars_is_preferred_to_ours",
+        tests="tests/optimizers/test_lars_configs.py::test_a_custom_lars_is_preferred_to_ours",
     ),
     Fault(
         name="the good steps of a tf.keras file are left out",
