@@ -1,4 +1,4 @@
-"""Tensors of a dtype that JAX may not have."""
+"""Tensors for tests, of dtypes that JAX may not have, and their numbers."""
 
 import keras
 import numpy as np
@@ -12,3 +12,20 @@ def tensor(values, dtype="float32"):
     if keras.backend.standardize_dtype(result.dtype) != dtype:
         pytest.skip(f"This backend has no {dtype} here (JAX: x64 is off)")
     return result
+
+
+def numpy(values):
+    """Its elements in float64."""
+    if keras.backend.standardize_dtype(values.dtype) == "bfloat16":
+        values = ops.cast(values, "float32")
+    return ops.convert_to_numpy(values).astype("float64")
+
+
+def number(value):
+    """The value of a scalar tensor of any dtype."""
+    return float(ops.convert_to_numpy(ops.cast(value, "float32")))
+
+
+def transposed(values):
+    """On PyTorch a view, whose elements do not lie in their order."""
+    return ops.transpose(values, axes=tuple(range(len(values.shape)))[::-1])

@@ -16,7 +16,7 @@ FAULTS = [
         file="keras_lso/_backend/formulas.py",
         old="- old) * (1 - beta)",
         new="- old) * beta",
-        tests="tests/_backend/test_primitives.py::test_fused_steps_equal_the_steps_of_the_keras_optimizer",
+        tests="tests/_backend/test_fused_step.py::test_fused_steps_equal_the_steps_of_the_keras_optimizer",
     ),
     Fault(
         name="a multiple that is subtracted is added",
@@ -44,14 +44,14 @@ FAULTS = [
         file="keras_lso/_keras_internals/rules.py",
         old="m * self.momentum - descent if self.nesterov else m",
         new="m",
-        tests="tests/_backend/test_primitives.py::test_fused_steps_equal_the_steps_of_the_keras_optimizer",
+        tests="tests/_backend/test_fused_step.py::test_fused_steps_equal_the_steps_of_the_keras_optimizer",
     ),
     Fault(
         name="decoupled decay is of the variable after its step",
         file="keras_lso/_keras_internals/rules.py",
         old=") + self.epsilon)\n        return select(self.decayed(w) - step",
         new=") + self.epsilon)\n        return select(self.decayed(w - step)",
-        tests="tests/_backend/test_primitives.py::test_fused_steps_equal_the_steps_of_the_keras_optimizer",
+        tests="tests/_backend/test_fused_step.py::test_fused_steps_equal_the_steps_of_the_keras_optimizer",
     ),
     Fault(
         name="a layer whose gradient is 0 has an endless trust ratio",
@@ -193,7 +193,7 @@ FAULTS = [
         file="keras_lso/_backend/tensorflow/kernels.py",
         old="not rule.is_paper:",
         new="norm is None:",
-        tests="tests/_backend/test_primitives.py::test_lars_steps_equal_numpy_in_float64",
+        tests="tests/_backend/test_fused_lars.py::test_lars_steps_equal_numpy_in_float64",
         backend="tensorflow",
     ),
 ]
