@@ -1,4 +1,4 @@
-"""Tensors for tests, of dtypes that JAX may not have, and their numbers."""
+"""Tensors for tests: of dtypes that JAX may not have, transposed, and of some rows."""
 
 import keras
 import numpy as np
@@ -29,3 +29,34 @@ def number(value):
 def transposed(values):
     """On PyTorch a view, whose elements do not lie in their order."""
     return ops.transpose(values, axes=tuple(range(len(values.shape)))[::-1])
+
+
+def sparse_gradient(values, rows, shape):
+    """A gradient of some rows only, of which one may come twice."""
+    return _OF_ROWS[keras.backend.backend()](values, rows, shape)
+
+
+def _indexed_slices(values, rows, shape):
+    import tensorflow as tf
+
+    return tf.IndexedSlices(
+        tf.convert_to_tensor(values), tf.constant(rows, "int64"), tf.constant(shape)
+    )
+
+
+def _bcoo(values, rows, shape):
+    import jax.numpy as jnp
+    from jax.experimental import sparse
+
+    indices = jnp.asarray(rows)[:, None]
+    return sparse.BCOO((jnp.asarray(values), indices), shape=shape)
+
+
+def _sparse_coo(values, rows, shape):
+    import torch
+
+    values = torch.as_tensor(ops.convert_to_tensor(values))
+    return torch.sparse_coo_tensor(torch.tensor([list(rows)]), values, tuple(shape))
+
+
+_OF_ROWS = {"tensorflow": _indexed_slices, "jax": _bcoo, "torch": _sparse_coo}
