@@ -51,7 +51,7 @@ FAULTS = [
         file="keras_lso/_core/gradients.py",
         old="    check_shapes(grads, variables)\n",
         new="",
-        tests="tests/test_arguments.py::test_a_gradient_of_another_shape_is_refused",
+        tests="tests/test_step_arguments.py::test_a_gradient_of_another_shape_is_refused",
     ),
     Fault(
         name="members of a MultiOptimizer step before one of them fails",

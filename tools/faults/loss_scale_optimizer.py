@@ -8,7 +8,7 @@ FAULTS = [
         file="keras_lso/_backend/scalars.py",
         old="ops.logical_or(grows, overflows)",
         new="grows",
-        tests="tests/test_loss_scales.py::test_a_dynamic_scale_moves_as_its_docstring_says",
+        tests="tests/test_dynamic_loss_scale.py::test_a_dynamic_scale_moves_as_its_docstring_says",
         backend="jax",
     ),
     Fault(
@@ -16,14 +16,14 @@ FAULTS = [
         file="keras_lso/_backend/torch/scalars.py",
         old="scale.clamp_(*bounds",
         new="scale.clamp_(min=bounds[0]",
-        tests="tests/test_loss_scales.py::test_a_dynamic_scale_moves_as_its_docstring_says",
+        tests="tests/test_dynamic_loss_scale.py::test_a_dynamic_scale_moves_as_its_docstring_says",
     ),
     Fault(
         name="numbers take Keras's floatx, which may be float16",
         file="keras_lso/loss_scales/loss_scale.py",
         old='(value, "float32")',
         new="(value, keras.config.floatx())",
-        tests="tests/test_loss_scales.py::test_the_default_float_type_of_keras_does_not_round_the_factors",
+        tests="tests/test_dynamic_loss_scale.py::test_the_default_float_type_of_keras_does_not_round_the_factors",
     ),
     Fault(
         name="each replica decides about the scale by itself",
@@ -94,7 +94,7 @@ FAULTS = [
         file="keras_lso/loss_scale_optimizer.py",
         old="check_known(inner, masters.trained)",
         new="",
-        tests="tests/test_arguments.py::test_an_optimizer_that_was_built_is_not_built_for_others",
+        tests="tests/test_step_arguments.py::test_an_optimizer_that_was_built_is_not_built_for_others",
     ),
     Fault(
         name="a stateless step does not hear whether the gradients are scaled",

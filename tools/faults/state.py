@@ -36,7 +36,7 @@ FAULTS = [
         file="keras_lso/_core/state_file.py",
         old="inner_optimizer.variables,\n            *optimizer.loss_scale_policy.variables[2:]",
         new="loss_scale_policy.variables[2:],\n            *optimizer.inner_optimizer.variables",
-        tests="tests/test_loss_scales.py::test_the_state_of_a_custom_policy_follows_that_of_the_inner_optimizer",
+        tests="tests/test_custom_loss_scale.py::test_the_state_of_a_custom_policy_follows_that_of_the_inner_optimizer",
     ),
     Fault(
         name="what the file does not hold stays as it was",
