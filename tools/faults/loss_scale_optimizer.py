@@ -73,14 +73,14 @@ FAULTS = [
         file="keras_lso/_core/step.py",
         old="(all_finite, amax)",
         new="(found.finite, amax)",
-        tests="tests/_core/test_state_file.py::test_an_overflow_without_an_update_counts_at_the_next_update",
+        tests="tests/_core/test_counters.py::test_an_overflow_without_an_update_counts_at_the_next_update",
     ),
     Fault(
         name="a fused step that was skipped counts as applied",
         file="keras_lso/_backend/torch/scalars.py",
         old="applied.add_(takes",
         new="applied.add_(1",
-        tests="tests/_core/test_state_file.py::test_applied_and_skipped_steps_are_counted",
+        tests="tests/_core/test_counters.py::test_applied_and_skipped_steps_are_counted",
     ),
     Fault(
         name="what overwrites its variable is unscaled",
@@ -130,7 +130,7 @@ FAULTS = [
         file="keras_lso/loss_scale_optimizer.py",
         old="inner.loss_scale_factor = None",
         new="",
-        tests="tests/_core/test_loss_scale_optimizer.py::test_a_loss_scale_factor_is_cleared_with_a_warning_that_says_what_to_write",
+        tests="tests/_core/test_loss_scale_optimizer_configs.py::test_a_loss_scale_factor_is_cleared_with_a_warning_that_says_what_to_write",
     ),
     Fault(
         name="the registered name of LossScaleOptimizer is another one",
@@ -144,7 +144,7 @@ FAULTS = [
         file="keras_lso/loss_scales/arguments.py",
         old="        return bounds\n",
         new="        return {}\n",
-        tests="tests/_core/test_loss_scale_optimizer.py::test_a_config_makes_the_same_optimizer_again",
+        tests="tests/_core/test_loss_scale_optimizer_configs.py::test_a_config_makes_the_same_optimizer_again",
     ),
     Fault(
         name="gradients that were only looked at are not unscaled",

@@ -22,7 +22,7 @@ FAULTS = [
         file="keras_lso/_keras_internals/unsaved.py",
         old="id(nadam._u_product) not in loaded",
         new="nadam._u_product is not None",
-        tests="tests/_core/test_state_file.py::test_a_product_of_momenta_that_was_saved_is_not_multiplied_up",
+        tests="tests/_core/test_state_file_layouts.py::test_a_product_of_momenta_that_was_saved_is_not_multiplied_up",
     ),
     Fault(
         name="an overflow is forgotten before the scale is updated",
@@ -50,7 +50,7 @@ FAULTS = [
         file="keras_lso/_core/state_file.py",
         old="max(layouts, key=lambda v: _count_fitting(v, store), default=None",
         new="next(iter(layouts), None",
-        tests="tests/_core/test_state_file.py::test_a_layout_is_told_by_more_than_its_length",
+        tests="tests/_core/test_state_file_layouts.py::test_a_layout_is_told_by_more_than_its_length",
     ),
     Fault(
         name="Keras loads the inner optimizer a second time",
