@@ -92,7 +92,7 @@ FAULTS = [
         file="keras_lso/compat/saving.py",
         old="if item.filename =",
         new='if "assets" in item.filename:\n                continue\n            if item.filename =',
-        tests="integration_tests/test_serialization.py::test_load_model_carries_all_that_is_in_the_archive",
+        tests="integration_tests/test_serialization_load_model.py::test_load_model_carries_all_that_is_in_the_archive",
     ),
     Fault(
         name="a user's class that is called as Keras's becomes Keras's",
@@ -106,7 +106,7 @@ FAULTS = [
         file="keras_lso/compat/tf_keras/files.py",
         old=", (step_counter, scale[1])",
         new="",
-        tests="integration_tests/test_load_optimizer_state.py::test_the_scale_and_the_good_steps_are_loaded",
+        tests="integration_tests/test_load_optimizer_state_scale.py::test_the_scale_and_the_good_steps_are_loaded",
     ),
     Fault(
         name="slots are paired with variables in the order of the file",
