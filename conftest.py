@@ -37,6 +37,8 @@ import keras  # noqa: E402
 import numpy as np  # noqa: E402
 import pytest  # noqa: E402
 
+# Many tests compare by functions of these, whose asserts are to say what differs.
+pytest.register_assert_rewrite("testing", "integration_tests")
 pytest_plugins = ("testing.tiers", "testing.cases", "testing.originals")
 
 BACKEND = keras.backend.backend()

@@ -168,6 +168,6 @@ def test_the_sdist_has_all_that_its_tests_need(complete):
     pytest_ = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
     # Every file is imported, and those run that look for files besides the tests.
     complete.run(*pytest_, "--collect-only", "tests", folder=folder)
-    names = ("test_import.py", "test_info.py", "test_loss_scale_optimizer.py")
+    names = ("test_import.py", "test_info.py", "_core/test_loss_scale_optimizer.py")
     paths = [f"tests/{name}" for name in names]
     print(complete.run(*pytest_, *paths, folder=folder).stdout)

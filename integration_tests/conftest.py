@@ -2,6 +2,7 @@
 
 import functools
 import types
+import warnings
 
 import keras
 import numpy as np
@@ -202,3 +203,38 @@ def make_recorder():
 def model_garden():
     """`model_garden(name)`: a module of the Model Garden's optimization package."""
     return functools.cache(benchmarks.model_garden.load)
+
+
+@pytest.fixture
+def no_warnings():
+    """A warning to the user is an error."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        yield
+
+
+@pytest.fixture
+def theirs(original, tmp_path):
+    """`theirs(name, ...)`: what a function of `tf_keras_files.py` returns.
+
+    Its files are in a folder of the test, and `path` is where they are there.
+    """
+
+    def get(*arguments, record=None, **options):
+        def run():
+            from integration_tests import tf_keras_files
+
+            return tf_keras_files.run(*arguments, **options)
+
+        saved = types.SimpleNamespace(**original(run, record))
+        folder = tmp_path / str(len(list(tmp_path.iterdir())))
+        for path, content in saved.files.items():
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(content)
+        if hasattr(saved, "path"):
+            saved.path = str(folder / saved.path)
+        if hasattr(saved, "paths"):
+            saved.paths = [str(folder / path) for path in saved.paths]
+        return saved
+
+    return get

@@ -13,7 +13,6 @@ import os
 import pathlib
 import subprocess
 import sys
-import warnings
 import zipfile
 
 import keras
@@ -22,6 +21,8 @@ import pytest
 
 import keras_lso
 from keras_lso import LossScaleOptimizer
+
+pytestmark = pytest.mark.usefixtures("no_warnings")
 
 WORKER = pathlib.Path(__file__).with_name("worker_across_backends.py")
 HERE = keras.backend.backend()
@@ -68,13 +69,6 @@ def folder(request, tmp_path_factory):
     )
     assert finished.returncode == 0, finished.stderr
     return folder
-
-
-@pytest.fixture(autouse=True)
-def no_warnings():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        yield
 
 
 class Expected:

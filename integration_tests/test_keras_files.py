@@ -5,8 +5,6 @@ from there. Keras is the reference, but for what it leaves out of its files. The
 are calls of `apply`; `test_resume.py` has runs of `fit`.
 """
 
-import warnings
-
 import keras
 import numpy as np
 import pytest
@@ -16,7 +14,7 @@ import keras_lso
 from integration_tests.keras_optimizers import keras_optimizers
 from keras_lso import LossScaleOptimizer
 
-pytestmark = pytest.mark.in_turn
+pytestmark = [pytest.mark.in_turn, pytest.mark.usefixtures("no_warnings")]
 
 
 def multi_optimizer(default, of_biases):
@@ -104,13 +102,6 @@ every_inner = pytest.mark.parametrize(
         for name in INNER
     ],
 )
-
-
-@pytest.fixture(autouse=True)
-def no_warnings():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        yield
 
 
 def new_model(optimizer):

@@ -8,11 +8,10 @@
 - On TensorFlow the same holds for `tf.train.Checkpoint`.
 
 Every run has a batch whose gradients overflow, once an epoch. What the files hold is
-compared in `test_serialization.py`.
+compared in `test_serialization_files.py`.
 """
 
 import types
-import warnings
 
 import keras
 import numpy as np
@@ -23,16 +22,9 @@ import keras_lso
 from keras_lso import LossScaleOptimizer
 from keras_lso.loss_scales import DynamicLossScale, LogMaxLossScale
 
-pytestmark = pytest.mark.in_turn
+pytestmark = [pytest.mark.in_turn, pytest.mark.usefixtures("no_warnings")]
 
 BATCHES = 4
-
-
-@pytest.fixture(autouse=True)
-def no_warnings():
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", UserWarning)
-        yield
 
 
 def momentum_sgd(**options):

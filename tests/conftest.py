@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 from keras import ops
 
-from testing import tiers
+from testing import tensors, tiers
 
 
 def _eager(function, variables):
@@ -90,31 +90,7 @@ def snapshot():
     return take
 
 
-def _indexed_slices(values, rows, shape):
-    import tensorflow as tf
-
-    return tf.IndexedSlices(
-        tf.convert_to_tensor(values), tf.constant(rows, "int64"), tf.constant(shape)
-    )
-
-
-def _bcoo(values, rows, shape):
-    import jax.numpy as jnp
-    from jax.experimental import sparse
-
-    indices = jnp.asarray(rows)[:, None]
-    return sparse.BCOO((jnp.asarray(values), indices), shape=shape)
-
-
-def _sparse_coo(values, rows, shape):
-    import torch
-
-    values = torch.as_tensor(ops.convert_to_tensor(values))
-    return torch.sparse_coo_tensor(torch.tensor([list(rows)]), values, tuple(shape))
-
-
 @pytest.fixture
 def sparse_gradient():
     """`sparse_gradient(values, rows, shape)`: a gradient of some rows only."""
-    makers = {"tensorflow": _indexed_slices, "jax": _bcoo, "torch": _sparse_coo}
-    return makers[keras.backend.backend()]
+    return tensors.sparse_gradient

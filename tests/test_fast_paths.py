@@ -1,13 +1,10 @@
 """Every fast path against the reference: whole steps of `LossScaleOptimizer`.
 
-A script says which optimizer trains which variables, and what each step is given. It
-is run with the kernels and without them, as `KERAS_LSO_KERNELS=generic` has it, and
-after each step all must be the same. A second reference is none of ours: the formulas
-of SGD and Adam in NumPy float64.
+A script of `testing/step_scripts.py` is run with the kernels and without them, as
+`KERAS_LSO_KERNELS=generic` has it, and after each step all must be the same. A second
+reference is none of ours: the formulas of SGD and Adam in NumPy float64.
 """
 
-import contextlib
-import dataclasses
 import math
 
 import hypothesis
@@ -23,218 +20,25 @@ from keras_lso._backend import backend
 from keras_lso._backend.framework import Framework
 from testing import kernels
 from testing.optimizers import OPTIMIZERS, OURS, WITH_NORMS
+from testing.step_scripts import (
+    BACKEND,
+    Gradient,
+    Run,
+    Script,
+    array,
+    bits,
+    compare,
+    tensor,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:Gradients do not exist")
 
-BACKEND = keras.backend.backend()
 NOT_FINITE = [np.inf, -np.inf, np.nan]
 
 WITH_KERNEL = WITH_NORMS if BACKEND == "jax" else list(OPTIMIZERS)
 
 
-def tensor(values):
-    # A copy: what is done to the tensor must not reach the script.
-    return ops.convert_to_tensor(np.array(values))
-
-
-def array(value):
-    # A copy: on PyTorch the array and the tensor share their memory.
-    return np.array(ops.convert_to_numpy(backend.to_dense(value)))
-
-
-def bits(values):
-    return [None if v is None else array(v).tobytes() for v in values]
-
-
-# --- Scripts ----------------------------------------------------------------------
-
-LAYOUTS = {
-    "dense": tensor,
-    # On PyTorch these are views whose elements do not lie in their order, ...
-    "transposed": lambda values: ops.transpose(tensor(values.T)),
-    # ... have others between them, ...
-    "strided": lambda values: ops.repeat(tensor(values), 2, axis=-1)[..., ::2],
-    # ... or are one row, which stands for all.
-    "expanded": lambda values: ops.broadcast_to(tensor(values[:1]), values.shape),
-}
-
-
-@dataclasses.dataclass
-class Gradient:
-    """A gradient that can be made again and again.
-
-    Args:
-        values: Array.
-        form: String: one of `LAYOUTS`, or `"sparse"`. Defaults to `"dense"`.
-    """
-
-    values: np.ndarray
-    form: str = "dense"
-
-    @property
-    def rows(self):
-        """Those that a sparse one has.
-
-        Each once: what Keras's Adam does with two of a kind on TensorFlow is its own.
-        """
-        return list(range(len(self.values)))[::-2]
-
-    def poison(self, position, bad):
-        if self.form == "sparse":
-            self.values[self.rows[position % len(self.rows)], 0] = bad
-        elif self.form == "expanded":
-            self.values[:1].flat[position % self.values[:1].size] = bad
-        else:
-            self.values.flat[position % self.values.size] = bad
-
-    def make(self, make_sparse):
-        if self.form == "sparse":
-            made = make_sparse(self.values[self.rows], self.rows, self.values.shape)
-            if BACKEND == "jax":
-                # Under `jit` Keras's Adam squares no others.
-                made.unique_indices = True
-            return made
-        return LAYOUTS[self.form](self.values)
-
-
-@dataclasses.dataclass
-class Script:
-    """An optimizer, its variables, and a list of gradients for each step.
-
-    Args:
-        optimizer: String, one of `OPTIMIZERS`.
-        options: Dict of its arguments; `excluded` is a list of names.
-        start: List of arrays, the variables' first values.
-        scale: Float, the loss scale.
-        steps: For each step a list of `Gradient`s, None for a variable without one.
-        skipped: Numbers of the steps in which one is not finite.
-        assigned: Dict: the number of a step, and the number of the variable that is
-            assigned from outside before it.
-    """
-
-    optimizer: str
-    options: dict
-    start: list
-    scale: float
-    steps: list
-    skipped: tuple = ()
-    assigned: dict = dataclasses.field(default_factory=dict)
-
-
-NAMES = ["kernel", "bias"]
-
-
-class Run:
-    """The variables of a script and their optimizer.
-
-    Args:
-        script: `Script`.
-        compiled: Callable, see the fixture. Defaults to `None`: steps run eagerly.
-    """
-
-    def __init__(self, script, compiled=None):
-        self.variables = [
-            keras.Variable(w, dtype=w.dtype.name, name=NAMES[i % 2])
-            for i, w in enumerate(script.start)
-        ]
-        self.inner = self._make_inner(script.optimizer, **script.options)
-        self.optimizer = LossScaleOptimizer(
-            self.inner, initial_scale=script.scale, dynamic_growth_steps=2
-        )
-        self.optimizer.build(self.variables)
-        own = f"{self.optimizer.name}/"
-        of_the_optimizer = self.optimizer.variables
-        self.counters = [v for v in of_the_optimizer if v.path.startswith(own)]
-        # Weights, slots, averages, accumulators, masters and the count of steps.
-        self.trained = self.variables + [
-            v for v in of_the_optimizer if not v.path.startswith(own)
-        ]
-        self.largest = [np.abs(array(v)).max(initial=0) for v in self.trained]
-        # Some ten roundings of 6e-8 a step, of numbers that are no larger than the
-        # largest that the tensor has held. A norm, and what is divided by it, adds as
-        # many again.
-        has_norms = (
-            script.optimizer in WITH_NORMS or "global_clipnorm" in script.options
-        )
-        self.share = 2e-6 if has_norms else 1e-6
-        self.apply = self._compile(compiled) if compiled else self._apply
-
-    @staticmethod
-    def _make_inner(name, learning_rate=0.125, excluded=None, **options):
-        if excluded and name in OURS:
-            options["exclude_from_weight_decay"] = excluded
-        inner = OPTIMIZERS[name](learning_rate, **options)
-        if excluded and name not in OURS:
-            inner.exclude_from_weight_decay(var_names=excluded)
-        return inner
-
-    def _apply(self, grads):
-        self.optimizer.apply(grads, self.variables)
-
-    def _compile(self, compiled):
-        state = [*self.variables, *self.optimizer.variables]
-        function = compiled(self._apply, state)
-        if BACKEND != "jax" or function == self._apply:
-            return function
-        import jax
-
-        stateless_apply = jax.jit(self.optimizer.stateless_apply)
-
-        def apply(grads):
-            own = self.optimizer.variables
-            values = [[v.value for v in vs] for vs in (own, self.variables)]
-            weights, state = stateless_apply(values[0], grads, values[1])
-            for v, new in zip([*self.variables, *own], [*weights, *state], strict=True):
-                v.assign(new)
-
-        return apply
-
-    def step(self, grads, is_skipped=False):
-        """A step that leaves the gradients as they are, and all if it is skipped."""
-        given, before = bits(grads), bits(self.trained)
-        self.apply(grads)
-        assert bits(grads) == given
-        assert bool(self.optimizer.last_step_applied) is not is_skipped
-        if is_skipped:
-            assert bits(self.trained) == before
-
-    def assert_equals(self, reference):
-        for v, e in zip(self.counters, reference.counters, strict=True):
-            np.testing.assert_array_equal(array(v), array(e), err_msg=v.path)
-        pairs = zip(self.trained, reference.trained, strict=True)
-        for i, (v, e) in enumerate(pairs):
-            e = array(e)
-            self.largest[i] = max(self.largest[i], np.abs(e).max(initial=0))
-            # A float16 variable is its master, rounded: to the one side or the other.
-            share = 2**-10 if v.dtype == "float16" else self.share
-            share = share if "float" in v.dtype else 0
-            np.testing.assert_allclose(
-                array(v), e, rtol=0, atol=share * self.largest[i], err_msg=v.path
-            )
-
-
-def compare(script, make_sparse=None, compiled=None):
-    """Runs a script with the kernels and without them."""
-    fast = Run(script, compiled)
-    with kernels.off():
-        # What XLA makes of a step takes seconds; on JAX eager steps take longer.
-        reference = Run(script, compiled if BACKEND == "jax" else None)
-    for number, step in enumerate(script.steps):
-        for run, context in (
-            (fast, contextlib.nullcontext()),
-            (reference, kernels.off()),
-        ):
-            grads = [g and g.make(make_sparse) for g in step]
-            if number in script.assigned:
-                variable = run.variables[script.assigned[number]]
-                value = ops.convert_to_tensor(variable)
-                variable.assign(value * ops.cast(value > 0, value.dtype))
-            with context:
-                run.step(grads, number in script.skipped)
-        fast.assert_equals(reference)
-
-
-# --- Random scripts ---------------------------------------------------------------
+# --- Random scripts -----------------------------------------------------------
 
 # On TensorFlow `keras.ops.add` takes a (0, 3) for the bias of another, and fails.
 EMPTY = (0, 1) if BACKEND == "tensorflow" else (0, 3)
@@ -413,7 +217,7 @@ def test_compiled_kernels_do_what_the_reference_does(optimizer, data, compiled):
 
 
 @pytest.mark.slow
-# Eager JAX would compile each of the `cond`s that these steps are full of anew.
+# These steps are full of `cond`s, each of which eager JAX would compile each time.
 @compiled_by("jit" if BACKEND == "jax" else "eager")
 @examples(torch=100, tensorflow=15, jax=5)
 @hypothesis.given(data=st.data(), optimizer=st.sampled_from(list(OPTIMIZERS)))
@@ -452,7 +256,7 @@ def test_the_kernels_are_what_is_compared(missing, dtype, optimizer):
         assert backend.run_if.__func__ is not Framework.run_if
 
 
-# --- NumPy as the reference -----------------------------------------------------------
+# --- NumPy as the reference ---------------------------------------------------
 
 
 class InNumPy:
@@ -489,7 +293,7 @@ class InNumPy:
             slot / (1 - beta**self.steps)
             for beta, slot in zip(self.betas, slots, strict=True)
         )
-        # Keras's epsilon is beside the root of what is not corrected for its bias.
+        # Keras adds epsilon to the root of what is not corrected for its bias.
         epsilon = 1e-7 / np.sqrt(1 - self.betas[1] ** self.steps)
         return w - self.rate * m / (np.sqrt(v) + epsilon)
 
@@ -546,7 +350,7 @@ def test_thirty_steps_are_those_of_the_formula_in_float64(name, compiled):
             np.testing.assert_allclose(array(v), e, rtol=0, atol=share * top)
 
 
-# --- Overflows, one by one --------------------------------------------------------
+# --- Overflows, one by one ----------------------------------------------------
 
 
 def random_arrays(shapes, seed=0, size=1.0):
@@ -586,7 +390,7 @@ def test_an_overflow_in_each_position_skips_the_step(optimizer, scale):
     run.step([tensor(g) for g in good])
 
 
-# --- Whose memory a gradient is ---------------------------------------------------
+# --- Whose memory a gradient is -----------------------------------------------
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "lars"])

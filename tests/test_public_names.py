@@ -18,6 +18,7 @@ import pytest
 
 import keras_lso
 from keras_lso._core.methods import OfTFKeras
+from keras_lso.loss_scales import FixedLossScale
 
 LIST = pathlib.Path(__file__).with_name("public_names.txt")
 
@@ -96,6 +97,32 @@ def test_public_names_are_those_that_are_listed():
     listed, found = LIST.read_text().splitlines(), list_public_names()
     difference = "\n".join(difflib.unified_diff(listed, found, lineterm="", n=0))
     assert found == listed, f"{__doc__}\n{difference}"
+
+
+@pytest.mark.one_backend
+def test_the_public_names_are_these():
+    assert keras_lso.__all__ == [
+        "LAMB",
+        "LARC",
+        "LARS",
+        "LossScaleOptimizer",
+        "NovoGrad",
+        "callbacks",
+        "compat",
+        "deserialize",
+        "float16_report",
+        "keep_in_float32",
+        "load_model",
+        "loss_scales",
+        "mixed_precision",
+        "plotting",
+        "protect_statistics",
+        "restore_if_skipped",
+        "schedules",
+        "stateless_restore_if_skipped",
+        "underflow_report",
+    ]
+    assert isinstance(keras_lso.loss_scales.get(2), FixedLossScale)
 
 
 if __name__ == "__main__":

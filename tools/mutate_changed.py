@@ -70,14 +70,16 @@ def backend_of(file):
 def tests_of(file, root=ROOT):
     """The unit tests of a file: those of its name, else those of its folder.
 
-    `torch/masters.py` has `test_torch_masters.py`, `float16_ranges.py` the tests of
-    `float16.py`, and `_core/step.py` all that is in `tests/_core`.
+    `torch/masters.py` has `test_torch_masters.py`, `lars.py` has `test_lars.py` and
+    `test_lars_*.py`, `float16_ranges.py` the tests of `float16.py`, and `_core/step.py`
+    all that is in `tests/_core`.
     """
     *folders, stem = pathlib.PurePath(file).with_suffix("").parts[1:]
     tests = pathlib.Path(root, "tests")
     mirrored = [tests.joinpath(*folders[:end]) for end in range(len(folders), -1, -1)]
     of_name = [place / name for name in names_of(folders, stem) for place in mirrored]
     found = [path for path in of_name if path.is_file()][:1]
+    found += [more for path in found for more in path.parent.glob(f"{path.stem}_*.py")]
     if not found and not folders:
         found = list(tests.glob(f"*/test_{stem}.py"))
     for place, folder in zip(mirrored[1:], reversed(folders), strict=True):

@@ -1,7 +1,7 @@
 """`LAMB`: its arguments, its formula, whom it excludes, bounds, configs, loss scaling.
 
 The reference is the formula in NumPy float64. The Model Garden's and optax's own code
-are references in the integration tests. What it shares with LARS, `test_lars.py` tests.
+are references in the integration tests. `test_lars*.py` has what LAMB shares with LARS.
 """
 
 import inspect
@@ -14,8 +14,9 @@ from keras import ops
 
 import keras_lso
 from keras_lso import LAMB, LossScaleOptimizer
+from testing.optimizer_steps import SCALE, apply
+from testing.tensors import tensor
 
-SCALE = 2.0**10
 # Float32 rounds by 6e-8; a step is some ten roundings of the largest number in it, and
 # the norm of the weights feeds them back.
 SHARE = 2e-6
@@ -27,30 +28,11 @@ def array(value):
     return np.array(ops.convert_to_numpy(value))
 
 
-def tensor(values, dtype="float32"):
-    return ops.convert_to_tensor(np.asarray(values), dtype=dtype)
-
-
 def make_variables(values, dtype="float32"):
     return [
         keras.Variable(value, dtype=dtype, name=name)
         for name, value in zip(NAMES, values, strict=False)
     ]
-
-
-def apply(optimizer, grads, variables):
-    """Applies unscaled gradients, the way `fit` would."""
-    if isinstance(optimizer, LossScaleOptimizer):
-        grads = [np.asarray(g) * SCALE for g in grads]
-    optimizer.apply([tensor(g) for g in grads], variables)
-
-
-@pytest.fixture(params=["alone", "in a LossScaleOptimizer"])
-def wrap(request):
-    """Wraps LAMB, or does not."""
-    if request.param == "alone":
-        return lambda optimizer: optimizer
-    return lambda optimizer: LossScaleOptimizer(optimizer, initial_scale=SCALE)
 
 
 @pytest.fixture

@@ -14,11 +14,12 @@ from keras import ops
 
 import keras_lso
 from keras_lso import LossScaleOptimizer, NovoGrad
+from testing.optimizer_steps import SCALE, apply, in_loss_scale_optimizer
+from testing.tensors import tensor
 
 # JAX has float64 only where x64 is on; `tensor` skips where it is not.
 pytestmark = pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64")
 
-SCALE = 2.0**10
 # Float32 rounds by 6e-8; a step is some ten roundings of the largest number in it.
 SHARE = 1e-6
 NAMES = ["kernel", "gamma", "bias", "scale"]
@@ -30,13 +31,6 @@ FORMS = {
     "without averages": dict(weight_decay_rate=0.1, beta_1=0.0, beta_2=0.0),
 }
 forms = pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
-
-
-def tensor(values, dtype="float32"):
-    result = ops.convert_to_tensor(np.asarray(values, "float64"), dtype=dtype)
-    if keras.backend.standardize_dtype(result.dtype) != dtype:
-        pytest.skip(f"This backend has no {dtype} here (JAX: x64 is off)")
-    return result
 
 
 def make_variables(start, dtype="float32"):
@@ -51,23 +45,6 @@ def array(v):
     is_double = keras.backend.standardize_dtype(v.dtype) == "float64"
     v = ops.cast(v, "float64" if is_double else "float32")
     return np.array(ops.convert_to_numpy(v)).astype("float64")
-
-
-def apply(optimizer, grads, variables):
-    """Applies unscaled gradients, the way `fit` would."""
-    if isinstance(optimizer, LossScaleOptimizer):
-        grads = [np.asarray(g) * SCALE for g in grads]
-    optimizer.apply([tensor(g) for g in grads], variables)
-
-
-def in_loss_scale_optimizer(optimizer):
-    return LossScaleOptimizer(optimizer, initial_scale=SCALE)
-
-
-@pytest.fixture(params=["alone", "in a LossScaleOptimizer"])
-def wrap(request):
-    """Wraps NovoGrad, or does not."""
-    return in_loss_scale_optimizer if request.param != "alone" else lambda o: o
 
 
 @pytest.fixture

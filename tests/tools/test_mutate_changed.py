@@ -90,8 +90,10 @@ def test_without_a_commit_to_compare_with_it_asks_for_one(capsys):
 @pytest.mark.parametrize(
     ("file", "tests"),
     [
-        ("optimizers/lars.py", "optimizers/test_lars.py"),
+        ("optimizers/lamb.py", "optimizers/test_lamb.py"),
+        ("diagnostics/underflow.py", "test_underflow.py test_underflow_table.py"),
         ("_backend/torch/masters.py", "_backend/test_torch_masters.py"),
+        ("_backend/torch/measure.py", "_backend/test_measure.py"),
         ("_backend/jax/framework.py", "_backend/test_framework.py"),
         ("loss_scales/searching.py", "test_searching_loss_scale.py"),
         ("loss_scales/fixed.py", "test_loss_scales.py"),

@@ -24,7 +24,7 @@ FAULTS = [
         file="keras_lso/_backend/jax/framework.py",
         old="jnp.where(self._finite, value, variable.value)",
         new="value",
-        tests="tests/_backend/test_primitives.py::test_a_step_is_run_whole_or_leaves_every_bit",
+        tests="tests/_backend/test_run_if.py::test_a_step_is_run_whole_or_leaves_every_bit",
         backend="jax",
     ),
     Fault(
@@ -56,7 +56,7 @@ FAULTS = [
         file="keras_lso/_backend/jax/framework.py",
         old="sum_duplicates(nse=grad.nse).",
         new="",
-        tests="tests/_backend/test_primitives.py::test_rows_that_overflow_only_when_added_up_are_found",
+        tests="tests/_backend/test_measure.py::test_rows_that_overflow_only_when_added_up_are_found",
         backend="jax",
     ),
     Fault(
@@ -64,7 +64,7 @@ FAULTS = [
         file="keras_lso/_backend/jax/measure.py",
         old="proofs).all() & (inv_scale <= 1)",
         new="proofs).all()",
-        tests="tests/_backend/test_primitives.py::test_a_finite_norm_proves_nothing_where_unscaling_enlarges",
+        tests="tests/_backend/test_measure.py::test_a_finite_norm_proves_nothing_where_unscaling_enlarges",
         backend="jax",
     ),
 ]

@@ -8,7 +8,7 @@ FAULTS = [
         file="keras_lso/_backend/tensorflow/measure.py",
         old=") & (inv_scale <= 1.0)",
         new=")",
-        tests="tests/_backend/test_primitives.py::test_measuring_is_the_same_when_compiled",
+        tests="tests/_backend/test_measure.py::test_measuring_is_the_same_when_compiled",
         backend="tensorflow",
     ),
     Fault(
@@ -16,7 +16,7 @@ FAULTS = [
         file="keras_lso/_backend/tensorflow/framework.py",
         old="tf.math.unsorted_segment_sum(grad.values, rows, tf.size(indices))",
         new="grad.values",
-        tests="tests/_backend/test_primitives.py::test_the_largest_magnitude_adds_up_rows_that_come_twice",
+        tests="tests/_backend/test_measure.py::test_the_largest_magnitude_adds_up_rows_that_come_twice",
         backend="tensorflow",
     ),
     Fault(
@@ -24,7 +24,7 @@ FAULTS = [
         file="keras_lso/_backend/tensorflow/measure.py",
         old="tf.reduce_sum(tf.cast",
         new="0.0 * tf.reduce_sum(tf.ones_like",
-        tests="tests/_backend/test_primitives.py::test_one_bad_element_anywhere_is_found",
+        tests="tests/_backend/test_measure.py::test_one_bad_element_anywhere_is_found",
         backend="tensorflow",
     ),
     Fault(
@@ -32,7 +32,7 @@ FAULTS = [
         file="keras_lso/_backend/tensorflow/framework.py",
         old="and not any(isinstance(g, tf.IndexedSlices) for g in gradients)",
         new="",
-        tests="tests/_backend/test_primitives.py::test_no_kernel_takes_a_sparse_gradient",
+        tests="tests/_backend/test_fused_step.py::test_no_kernel_takes_a_sparse_gradient",
         backend="tensorflow",
     ),
     Fault(

@@ -8,7 +8,7 @@ FAULTS = [
         file="keras_lso/_backend/torch/framework.py",
         old="finite:\n            step",
         new="finite is not None:\n            step",
-        tests="tests/_backend/test_primitives.py::test_a_step_is_run_whole_or_leaves_every_bit",
+        tests="tests/_backend/test_run_if.py::test_a_step_is_run_whole_or_leaves_every_bit",
     ),
     Fault(
         name="gradients are those of the variables before the frozen ones",
@@ -43,7 +43,7 @@ FAULTS = [
         file="keras_lso/_backend/torch/chunks.py",
         old="setdefault(kind, [",
         new="setdefault(kind and None, [",
-        tests="tests/_backend/test_primitives.py::test_lars_steps_equal_numpy_in_float64",
+        tests="tests/_backend/test_fused_lars.py::test_lars_steps_equal_numpy_in_float64",
     ),
     Fault(
         name="a transposed gradient is read as it lies in memory",
@@ -57,7 +57,7 @@ FAULTS = [
         file="keras_lso/_backend/torch/measure.py",
         old="finite and inv_scale <= 1",
         new="finite",
-        tests="tests/_backend/test_primitives.py::test_measuring_is_the_same_when_compiled",
+        tests="tests/_backend/test_measure.py::test_measuring_is_the_same_when_compiled",
     ),
     Fault(
         name="the rest of a long tensor has no part in its norm",

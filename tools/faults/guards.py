@@ -51,7 +51,7 @@ FAULTS = [
         file="keras_lso/_core/gradients.py",
         old="    check_shapes(grads, variables)\n",
         new="",
-        tests="tests/test_arguments.py::test_a_gradient_of_another_shape_is_refused",
+        tests="tests/test_step_arguments.py::test_a_gradient_of_another_shape_is_refused",
     ),
     Fault(
         name="members of a MultiOptimizer step before one of them fails",
@@ -79,13 +79,13 @@ FAULTS = [
         file="keras_lso/_backend/tensors.py",
         old="ops.max(ops.abs(v)",
         new="ops.max(v",
-        tests="tests/_backend/test_primitives.py::test_the_largest_magnitude_equals_numpy_in_float64",
+        tests="tests/_backend/test_measure.py::test_the_largest_magnitude_equals_numpy_in_float64",
     ),
     Fault(
         name="float64 is narrowed",
         file="keras_lso/_backend/tensors.py",
         old="values if is_double else ops",
         new="ops",
-        tests="tests/_backend/test_primitives.py::test_huge_float64_gradients_are_finite",
+        tests="tests/_backend/test_measure.py::test_huge_float64_gradients_are_finite",
     ),
 ]

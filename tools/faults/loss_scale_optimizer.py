@@ -8,7 +8,7 @@ FAULTS = [
         file="keras_lso/_backend/scalars.py",
         old="ops.logical_or(grows, overflows)",
         new="grows",
-        tests="tests/test_loss_scales.py::test_a_dynamic_scale_moves_as_its_docstring_says",
+        tests="tests/test_dynamic_loss_scale.py::test_a_dynamic_scale_moves_as_its_docstring_says",
         backend="jax",
     ),
     Fault(
@@ -16,14 +16,14 @@ FAULTS = [
         file="keras_lso/_backend/torch/scalars.py",
         old="scale.clamp_(*bounds",
         new="scale.clamp_(min=bounds[0]",
-        tests="tests/test_loss_scales.py::test_a_dynamic_scale_moves_as_its_docstring_says",
+        tests="tests/test_dynamic_loss_scale.py::test_a_dynamic_scale_moves_as_its_docstring_says",
     ),
     Fault(
         name="numbers take Keras's floatx, which may be float16",
         file="keras_lso/loss_scales/loss_scale.py",
         old='(value, "float32")',
         new="(value, keras.config.floatx())",
-        tests="tests/test_loss_scales.py::test_the_default_float_type_of_keras_does_not_round_the_factors",
+        tests="tests/test_dynamic_loss_scale.py::test_the_default_float_type_of_keras_does_not_round_the_factors",
     ),
     Fault(
         name="each replica decides about the scale by itself",
@@ -73,14 +73,14 @@ FAULTS = [
         file="keras_lso/_core/step.py",
         old="(all_finite, amax)",
         new="(found.finite, amax)",
-        tests="tests/_core/test_state_file.py::test_an_overflow_without_an_update_counts_at_the_next_update",
+        tests="tests/_core/test_counters.py::test_an_overflow_without_an_update_counts_at_the_next_update",
     ),
     Fault(
         name="a fused step that was skipped counts as applied",
         file="keras_lso/_backend/torch/scalars.py",
         old="applied.add_(takes",
         new="applied.add_(1",
-        tests="tests/_core/test_state_file.py::test_applied_and_skipped_steps_are_counted",
+        tests="tests/_core/test_counters.py::test_applied_and_skipped_steps_are_counted",
     ),
     Fault(
         name="what overwrites its variable is unscaled",
@@ -94,7 +94,7 @@ FAULTS = [
         file="keras_lso/loss_scale_optimizer.py",
         old="check_known(inner, masters.trained)",
         new="",
-        tests="tests/test_arguments.py::test_an_optimizer_that_was_built_is_not_built_for_others",
+        tests="tests/test_step_arguments.py::test_an_optimizer_that_was_built_is_not_built_for_others",
     ),
     Fault(
         name="a stateless step does not hear whether the gradients are scaled",
@@ -130,7 +130,7 @@ FAULTS = [
         file="keras_lso/loss_scale_optimizer.py",
         old="inner.loss_scale_factor = None",
         new="",
-        tests="tests/_core/test_loss_scale_optimizer.py::test_a_loss_scale_factor_is_cleared_with_a_warning_that_says_what_to_write",
+        tests="tests/_core/test_loss_scale_optimizer_configs.py::test_a_loss_scale_factor_is_cleared_with_a_warning_that_says_what_to_write",
     ),
     Fault(
         name="the registered name of LossScaleOptimizer is another one",
@@ -144,7 +144,7 @@ FAULTS = [
         file="keras_lso/loss_scales/arguments.py",
         old="        return bounds\n",
         new="        return {}\n",
-        tests="tests/_core/test_loss_scale_optimizer.py::test_a_config_makes_the_same_optimizer_again",
+        tests="tests/_core/test_loss_scale_optimizer_configs.py::test_a_config_makes_the_same_optimizer_again",
     ),
     Fault(
         name="gradients that were only looked at are not unscaled",

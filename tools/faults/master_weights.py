@@ -50,14 +50,14 @@ FAULTS = [
         file="keras_lso/_backend/framework.py",
         old="select(self.rounded(new[0], low.dtype), low",
         new="self.rounded(new[0], low.dtype",
-        tests="tests/_backend/test_primitives.py::test_fused_steps_of_masters_keep_their_variables_in_step",
+        tests="tests/_backend/test_fused_step.py::test_fused_steps_of_masters_keep_their_variables_in_step",
     ),
     Fault(
         name="a master that is out of step is the one that is kept",
         file="keras_lso/_backend/framework.py",
         old='master, ops.cast(value, "float32")',
         new='ops.cast(value, "float32"), master',
-        tests="tests/_backend/test_primitives.py::test_fused_steps_of_masters_keep_their_variables_in_step",
+        tests="tests/_backend/test_fused_step.py::test_fused_steps_of_masters_keep_their_variables_in_step",
         backend="jax",
     ),
     Fault(
@@ -86,7 +86,7 @@ FAULTS = [
         file="keras_lso/_backend/tensorflow/framework.py",
         old="            self._resynchronise(pairs)\n",
         new="            pass\n",
-        tests="tests/_backend/test_primitives.py::test_fused_steps_of_masters_keep_their_variables_in_step",
+        tests="tests/_backend/test_fused_step.py::test_fused_steps_of_masters_keep_their_variables_in_step",
         backend="tensorflow",
     ),
     Fault(

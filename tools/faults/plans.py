@@ -71,7 +71,7 @@ FAULTS = [
         file="keras_lso/_backend/torch/scalars.py",
         old="return tensor.clone()",
         new="return tensor",
-        tests="tests/_core/test_state_file.py::test_what_was_read_stays_what_it_was",
+        tests="tests/_core/test_counters.py::test_what_was_read_stays_what_it_was",
     ),
     Fault(
         name="a step that was decided in a replica is taken outside of it",

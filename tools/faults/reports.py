@@ -37,7 +37,7 @@ FAULTS = [
         file="keras_lso/_backend/torch/scalars.py",
         old="& (scale <= lowest",
         new="& (scale < lowest",
-        tests="tests/_core/test_state_file.py::test_training_has_stalled_after_as_many_skips_at_the_lowest_scale",
+        tests="tests/_core/test_counters.py::test_training_has_stalled_after_as_many_skips_at_the_lowest_scale",
     ),
     Fault(
         name="a pattern in vain is told only if the whole list is",

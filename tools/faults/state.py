@@ -8,7 +8,7 @@ FAULTS = [
         file="keras_lso/optimizers/base.py",
         old='"decay": self.decay,',
         new="",
-        tests="tests/optimizers/test_lars.py::test_numbers_of_numpy_and_integers_are_taken",
+        tests="tests/optimizers/test_lars_arguments.py::test_numbers_of_numpy_and_integers_are_taken",
     ),
     Fault(
         name="LARC loads a damaged state of the inner optimizer",
@@ -22,7 +22,7 @@ FAULTS = [
         file="keras_lso/_keras_internals/unsaved.py",
         old="id(nadam._u_product) not in loaded",
         new="nadam._u_product is not None",
-        tests="tests/_core/test_state_file.py::test_a_product_of_momenta_that_was_saved_is_not_multiplied_up",
+        tests="tests/_core/test_state_file_layouts.py::test_a_product_of_momenta_that_was_saved_is_not_multiplied_up",
     ),
     Fault(
         name="an overflow is forgotten before the scale is updated",
@@ -36,7 +36,7 @@ FAULTS = [
         file="keras_lso/_core/state_file.py",
         old="inner_optimizer.variables,\n            *optimizer.loss_scale_policy.variables[2:]",
         new="loss_scale_policy.variables[2:],\n            *optimizer.inner_optimizer.variables",
-        tests="tests/test_loss_scales.py::test_the_state_of_a_custom_policy_follows_that_of_the_inner_optimizer",
+        tests="tests/test_custom_loss_scale.py::test_the_state_of_a_custom_policy_follows_that_of_the_inner_optimizer",
     ),
     Fault(
         name="what the file does not hold stays as it was",
@@ -50,7 +50,7 @@ FAULTS = [
         file="keras_lso/_core/state_file.py",
         old="max(layouts, key=lambda v: _count_fitting(v, store), default=None",
         new="next(iter(layouts), None",
-        tests="tests/_core/test_state_file.py::test_a_layout_is_told_by_more_than_its_length",
+        tests="tests/_core/test_state_file_layouts.py::test_a_layout_is_told_by_more_than_its_length",
     ),
     Fault(
         name="Keras loads the inner optimizer a second time",
@@ -92,21 +92,21 @@ FAULTS = [
         file="keras_lso/compat/saving.py",
         old="if item.filename =",
         new='if "assets" in item.filename:\n                continue\n            if item.filename =',
-        tests="integration_tests/test_serialization.py::test_load_model_carries_all_that_is_in_the_archive",
+        tests="integration_tests/test_serialization_load_model.py::test_load_model_carries_all_that_is_in_the_archive",
     ),
     Fault(
         name="a user's class that is called as Keras's becomes Keras's",
         file="keras_lso/compat/tf_keras/configs.py",
         old="custom_objects) is not None",
         new="custom_objects) == name",
-        tests="tests/optimizers/test_lars.py::test_a_custom_lars_is_preferred_to_ours",
+        tests="tests/optimizers/test_lars_configs.py::test_a_custom_lars_is_preferred_to_ours",
     ),
     Fault(
         name="the good steps of a tf.keras file are left out",
         file="keras_lso/compat/tf_keras/files.py",
         old=", (step_counter, scale[1])",
         new="",
-        tests="integration_tests/test_load_optimizer_state.py::test_the_scale_and_the_good_steps_are_loaded",
+        tests="integration_tests/test_load_optimizer_state_scale.py::test_the_scale_and_the_good_steps_are_loaded",
     ),
     Fault(
         name="slots are paired with variables in the order of the file",

@@ -30,7 +30,7 @@ FAULTS = [
         file="keras_lso/_backend/torch/kernels.py",
         old="copy_unless(self._found_inf, slots",
         new="torch._foreach_copy_(slots",
-        tests="tests/_backend/test_primitives.py::test_a_skipped_fused_step_keeps_negative_zeros",
+        tests="tests/_backend/test_fused_step.py::test_a_skipped_fused_step_keeps_negative_zeros",
     ),
     Fault(
         name="statistics of a skipped step are kept",

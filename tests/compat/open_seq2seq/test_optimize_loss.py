@@ -10,10 +10,8 @@ from keras_lso.compat import open_seq2seq
 from keras_lso.compat.open_seq2seq import (
     OPTIMIZER_CLS_NAMES,
     MixedPrecisionOptimizerWrapper,
-    get_regularization_loss,
     optimize_loss,
 )
-from keras_lso.compat.open_seq2seq.regularization import model_at_hand
 
 RATE = 0.25
 
@@ -163,7 +161,7 @@ def test_what_layers_add_to_the_loss_is_in_it():
     np.testing.assert_allclose(make(loss, model=model)(BATCHES[0]), expected, rtol=1e-5)
 
 
-# --- Loss scaling ---------------------------------------------------------------
+# --- Loss scaling -------------------------------------------------------------
 
 
 def test_a_number_is_the_loss_scale():
@@ -228,7 +226,7 @@ def test_a_loss_scale_optimizer_of_the_users_own_scales(monkeypatch):
     assert float(w.numpy()[0]) == -RATE
 
 
-# --- Clipping and LARC ------------------------------------------------------------
+# --- Clipping and LARC --------------------------------------------------------
 
 
 def test_gradients_are_clipped_by_their_global_norm():
@@ -283,7 +281,7 @@ def test_larc_rescales_each_gradient(mode, dtype):
         np.testing.assert_allclose(w.numpy(), value, rtol=1e-6)
 
 
-# --- Accumulation -------------------------------------------------------------------
+# --- Accumulation -------------------------------------------------------------
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed"])
@@ -358,77 +356,7 @@ def test_a_variable_without_gradient_stays():
     assert float(unused.numpy()[0]) == 1.0
 
 
-# --- The regularization loss -----------------------------------------------------
-
-
-def regularized(dtype="float32"):
-    model = keras.Sequential(
-        [
-            keras.layers.Dense(
-                1,
-                name=name,
-                dtype=dtype,
-                kernel_initializer=keras.initializers.Constant(value),
-                kernel_regularizer=keras.regularizers.L2(0.5),
-            )
-            for name, value in (("first", 2.0), ("second", 300.0))
-        ]
-    )
-    model.build((None, 1))
-    return model
-
-
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_the_regularization_loss_is_in_float32(dtype):
-    model = regularized(dtype)
-    loss = get_regularization_loss(model)
-    assert keras.backend.standardize_dtype(loss.dtype) == "float32"
-    # 300 squared is inf in float16.
-    assert float(loss) == 0.5 * 4 + 0.5 * 90000
-    assert float(get_regularization_loss([model, model])) == float(loss)
-
-
-def test_in_a_loss_it_is_that_of_the_model_and_of_the_scope():
-    model, found = regularized(), {}
-    scopes = [None, "sequential", model.layers[0].kernel.path]
-
-    def loss(x):
-        for scope in scopes:
-            found[scope] = get_regularization_loss(scope)
-        return ops.stack(list(found.values()))[2]
-
-    model.layers[1].kernel.regularizer = None
-    value = make(loss, model=model)(np.float32([[1.0]]))
-    assert float(value) == 2.0
-    # kernel - RATE * kernel
-    assert float(model.layers[0].kernel.numpy()[0, 0]) == 1.75 - 0.25
-    assert float(get_regularization_loss(keras.layers.Dense(1))) == 0.0
-
-
-def test_after_a_loss_within_a_loss_the_outer_model_is_at_hand():
-    outer, inner = regularized(), regularized()
-    inner.layers[1].kernel.regularizer = None
-    with model_at_hand(outer):
-        before = ops.convert_to_numpy(get_regularization_loss())
-        with model_at_hand(inner):
-            assert ops.convert_to_numpy(get_regularization_loss()) == 2.0
-        assert ops.convert_to_numpy(get_regularization_loss()) == before
-
-
-@pytest.mark.one_backend
-@pytest.mark.parametrize("scope", [None, "encoder"])
-def test_without_a_model_at_hand_it_says_what_to_write(scope):
-    with pytest.raises(ValueError, match=r"get_regularization_loss\(model\)"):
-        get_regularization_loss(scope)
-
-
-@pytest.mark.one_backend
-def test_a_scope_that_is_none_is_refused():
-    with pytest.raises(TypeError, match="`scope` must be a string.*3"):
-        get_regularization_loss(3)
-
-
-# --- Refusals -----------------------------------------------------------------------
+# --- Refusals -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

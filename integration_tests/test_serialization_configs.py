@@ -1,0 +1,401 @@
+"""Configs: what is written comes back, or is refused whole.
+
+Configs go through every function that Keras has for them, and through JSON, as in
+a file.
+"""
+
+import copy
+import inspect
+import json
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import keras_lso
+from integration_tests.saved_models import (
+    POLICIES,
+    UNREGISTERED,
+    CountingLossScale,
+    RegisteredSGD,
+    UnregisteredLossScale,
+    UnregisteredSGD,
+    every_policy,
+    momentum_sgd,
+    multi_optimizer,
+    needs_multi_optimizer,
+    through_json,
+)
+from keras_lso import LossScaleOptimizer
+
+pytestmark = pytest.mark.in_turn
+
+INNER_CLASSES = sorted(
+    name
+    for name, cls in vars(keras.optimizers).items()
+    if inspect.isclass(cls)
+    and issubclass(cls, keras.optimizers.Optimizer)
+    and name not in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer")
+)
+
+
+def arguments_of(inner_optimizer):
+    """Its config, but for the number that Keras gives to each of a class (`sgd_1`)."""
+    config = inner_optimizer.get_config()
+    return {**config, "name": config["name"].rstrip("_0123456789")}
+
+
+CONFIG_ROUTES = {
+    "from_config": lambda o: LossScaleOptimizer.from_config(
+        through_json(o.get_config())
+    ),
+    "keras.saving": lambda o: keras.saving.deserialize_keras_object(
+        through_json(keras.saving.serialize_keras_object(o))
+    ),
+    "keras_lso.deserialize": lambda o: keras_lso.deserialize(
+        through_json(keras.optimizers.serialize(o))
+    ),
+}
+
+
+def scales_after(optimizer, steps):
+    """The scale after each step: "f" for a finite one, "o" for an overflow."""
+    optimizer.build([keras.Variable([1.0])])
+    scales = []
+    for step in steps:
+        # The largest gradient, for policies that ask for it.
+        optimizer.loss_scale_policy.step(step == "f", ops.ones(()))
+        scales.append(float(optimizer.loss_scale))
+    return scales
+
+
+# --- Configs ------------------------------------------------------------------
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("route", CONFIG_ROUTES.values(), ids=CONFIG_ROUTES.keys())
+@every_policy
+def test_a_config_makes_an_optimizer_that_behaves_alike(policy, route, no_warnings):
+    optimizer = LossScaleOptimizer(momentum_sgd(), **POLICIES[policy]())
+    loaded = route(optimizer)
+
+    assert type(loaded) is LossScaleOptimizer
+    assert loaded.get_config() == optimizer.get_config()
+    assert repr(loaded.loss_scale_policy) == repr(optimizer.loss_scale_policy)
+    assert arguments_of(loaded.inner_optimizer) == arguments_of(
+        optimizer.inner_optimizer
+    )
+    steps = "fffoofooofffffff"
+    assert scales_after(loaded, steps) == scales_after(optimizer, steps)
+
+
+@pytest.mark.one_backend
+@every_policy
+def test_the_config_holds_keras_four_keys_first(policy):
+    theirs = keras.optimizers.LossScaleOptimizer(momentum_sgd())
+    config = LossScaleOptimizer(momentum_sgd(), **POLICIES[policy]()).get_config()
+    assert list(config)[:4] == list(theirs.get_config())
+
+
+@pytest.mark.one_backend
+def test_the_config_of_keras_own_class_and_of_ours_are_the_same_by_default():
+    inner = momentum_sgd()
+    theirs = keras.optimizers.LossScaleOptimizer(inner, 2.0**10, 3, name="wrapper")
+    ours = LossScaleOptimizer(
+        inner, initial_scale=2.0**10, dynamic_growth_steps=3, name="wrapper"
+    )
+    assert (
+        ours.get_config()
+        == keras_lso.deserialize(keras.optimizers.serialize(theirs)).get_config()
+    )
+    assert set(ours.get_config()) == set(theirs.get_config())
+
+
+@pytest.mark.one_backend
+def test_the_config_holds_what_json_can_hold():
+    optimizer = LossScaleOptimizer(
+        momentum_sgd(),
+        initial_scale=np.float32(1024),
+        dynamic_growth_steps=np.int64(3),
+        max_scale=np.float64(2048),
+    )
+    config = optimizer.get_config()
+    assert through_json(config) == config
+    assert type(config["dynamic_growth_steps"]) is int
+
+
+@pytest.mark.one_backend
+@every_policy
+def test_from_config_leaves_the_dict_that_it_is_given_alone(policy):
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+    inner = keras.optimizers.Adam(schedule)
+    optimizer = LossScaleOptimizer(inner, **POLICIES[policy]())
+    config = through_json(optimizer.get_config())
+    before = copy.deepcopy(config)
+
+    LossScaleOptimizer.from_config(config)
+    assert config == before
+    assert LossScaleOptimizer.from_config(config).get_config() == before
+
+
+@pytest.mark.one_backend
+def test_deserialize_leaves_the_dict_that_it_is_given_alone():
+    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
+    theirs = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(schedule))
+    config = through_json(keras.optimizers.serialize(theirs))
+    before = copy.deepcopy(config)
+
+    assert type(keras_lso.deserialize(config)) is LossScaleOptimizer
+    assert config == before
+
+
+@pytest.mark.parametrize("name", INNER_CLASSES)
+def test_the_inner_config_names_the_public_class(name):
+    inner = getattr(keras.optimizers, name)(0.01)
+    optimizer = LossScaleOptimizer(inner)
+    config = through_json(optimizer.get_config())
+
+    named = config["inner_optimizer"]
+    assert named["module"] == "keras.optimizers"
+    assert named["class_name"] == name
+    assert named["registered_name"] is None
+    loaded = LossScaleOptimizer.from_config(config).inner_optimizer
+    assert type(loaded) is type(inner)
+    assert arguments_of(loaded) == arguments_of(inner)
+
+
+@pytest.mark.one_backend
+@needs_multi_optimizer
+def test_the_config_of_a_multi_optimizer_names_public_classes_throughout():
+    optimizer = LossScaleOptimizer(multi_optimizer(), initial_scale=2.0**10)
+    text = json.dumps(optimizer.get_config())
+
+    assert "keras.src" not in text
+    loaded = LossScaleOptimizer.from_config(json.loads(text))
+    assert json.dumps(loaded.get_config()) == text
+    assert [type(o) for o in loaded.inner_optimizer.optimizers] == [
+        type(o) for o in optimizer.inner_optimizer.optimizers
+    ]
+
+
+@pytest.mark.one_backend
+def test_a_registered_inner_optimizer_needs_no_custom_objects():
+    optimizer = LossScaleOptimizer(RegisteredSGD(0.05, stride=3))
+    for route in CONFIG_ROUTES.values():
+        loaded = route(optimizer)
+        assert type(loaded.inner_optimizer) is RegisteredSGD
+        assert loaded.inner_optimizer.stride == 3
+
+
+CUSTOM_ROUTES = {
+    "from_config": lambda o, objects: LossScaleOptimizer.from_config(
+        o.get_config(), custom_objects=objects
+    ),
+    "keras.saving": lambda o, objects: keras.saving.deserialize_keras_object(
+        keras.saving.serialize_keras_object(o), custom_objects=objects
+    ),
+    "keras_lso.deserialize": lambda o, objects: keras_lso.deserialize(
+        keras.optimizers.serialize(o), custom_objects=objects
+    ),
+}
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("route", CUSTOM_ROUTES.values(), ids=CUSTOM_ROUTES.keys())
+def test_custom_objects_name_unregistered_classes(route):
+    optimizer = LossScaleOptimizer(
+        UnregisteredSGD(0.05, stride=3), loss_scale=UnregisteredLossScale(64.0)
+    )
+    loaded = route(optimizer, UNREGISTERED)
+    assert type(loaded.inner_optimizer) is UnregisteredSGD
+    assert loaded.inner_optimizer.stride == 3
+    assert type(loaded.loss_scale_policy) is UnregisteredLossScale
+    assert loaded.initial_scale == 64.0
+
+    with keras.saving.custom_object_scope(UNREGISTERED):
+        loaded = route(optimizer, None)
+    assert type(loaded.inner_optimizer) is UnregisteredSGD
+
+    with pytest.raises(TypeError, match="Could not locate class 'UnregisteredSGD'"):
+        route(optimizer, None)
+
+
+@pytest.mark.one_backend
+def test_a_policy_of_the_user_may_be_called_as_one_of_ours():
+    class Theirs(CountingLossScale):
+        pass
+
+    Theirs.__name__ = Theirs.__qualname__ = "DynamicLossScale"
+    optimizer = LossScaleOptimizer(momentum_sgd(), loss_scale=Theirs(64.0))
+    loaded = LossScaleOptimizer.from_config(
+        through_json(optimizer.get_config()), {"DynamicLossScale": Theirs}
+    )
+    assert type(loaded.loss_scale_policy) is Theirs
+
+
+@pytest.mark.one_backend
+def test_a_subclass_of_ours_comes_back_as_itself():
+    @keras.saving.register_keras_serializable("integration_tests")
+    class Subclass(LossScaleOptimizer):
+        pass
+
+    optimizer = Subclass(momentum_sgd(), initial_scale=64.0)
+    for restore in (keras.saving.deserialize_keras_object, keras_lso.deserialize):
+        loaded = restore(through_json(keras.saving.serialize_keras_object(optimizer)))
+        assert type(loaded) is Subclass
+        assert loaded.initial_scale == 64.0
+
+
+# --- keras_lso.deserialize ----------------------------------------------------
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    "class_name", ["LossScaleOptimizer", "lossscaleoptimizer"], ids=str
+)
+@pytest.mark.parametrize("module", ["keras.optimizers", None, "missing"])
+def test_deserialize_reads_every_spelling_of_keras_own_class(class_name, module):
+    theirs = keras.optimizers.LossScaleOptimizer(momentum_sgd(), 2.0**10, 3)
+    config = {"class_name": class_name, "config": theirs.get_config()}
+    if module != "missing":
+        config["module"] = module
+
+    ours = keras_lso.deserialize(config)
+    assert type(ours) is LossScaleOptimizer
+    assert (ours.initial_scale, ours.dynamic_growth_steps) == (2.0**10, 3)
+    assert ours.inner_optimizer.get_config() == theirs.inner_optimizer.get_config()
+
+
+@pytest.mark.one_backend
+def test_deserialize_reads_the_keys_that_old_versions_of_keras_wrote():
+    theirs = keras.optimizers.LossScaleOptimizer(momentum_sgd())
+    config = keras.optimizers.serialize(theirs)
+    config["config"].update(weight_decay=None, use_ema=False, ema_momentum=0.99)
+    assert keras_lso.deserialize(config).initial_scale == 2.0**15
+
+    config["config"]["use_ema"] = True
+    with pytest.raises(ValueError, match="does not support `use_ema`"):
+        keras_lso.deserialize(config)
+
+
+@pytest.mark.parametrize("name", INNER_CLASSES)
+def test_deserialize_reads_other_optimizers_as_keras_does(name):
+    optimizer = getattr(keras.optimizers, name)(0.01)
+    loaded = keras_lso.deserialize(keras.optimizers.serialize(optimizer))
+    assert type(loaded) is type(optimizer)
+    assert loaded.get_config() == optimizer.get_config()
+
+
+@pytest.mark.in_turn("torch")
+def test_deserialize_reads_classes_that_exist_under_torch_only():
+    inner = through_json(keras.optimizers.serialize(keras.optimizers.Adam(0.25)))
+    inner["module"] = "keras.src.backend.torch.optimizers.torch_adam"
+    inner["registered_name"] = "Adam"
+    config = {
+        "module": "keras.optimizers",
+        "class_name": "LossScaleOptimizer",
+        "registered_name": None,
+        "config": {"inner_optimizer": inner, "initial_scale": 4.0},
+    }
+    expected = type(keras.optimizers.Adam())
+    assert type(keras_lso.deserialize(inner)) is expected
+    loaded = keras_lso.deserialize(config)
+    assert type(loaded) is LossScaleOptimizer
+    assert type(loaded.inner_optimizer) is expected
+    assert float(loaded.learning_rate) == 0.25
+
+
+@pytest.mark.one_backend
+def test_deserialize_leaves_a_class_of_the_same_name_alone():
+    class Theirs(keras.optimizers.SGD):
+        pass
+
+    Theirs.__name__ = Theirs.__qualname__ = "LossScaleOptimizer"
+    config = keras.optimizers.serialize(Theirs(0.05))
+    loaded = keras_lso.deserialize(config, {"LossScaleOptimizer": Theirs})
+    assert type(loaded) is Theirs
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("config", [None, "SGD", {}, {"config": {}}], ids=str)
+def test_deserialize_refuses_what_is_no_config(config):
+    with pytest.raises(ValueError, match="`config` must be the dict"):
+        keras_lso.deserialize(config)
+
+
+@pytest.mark.one_backend
+def test_deserialize_refuses_the_config_of_something_else():
+    config = keras.saving.serialize_keras_object(layers.Dense(2))
+    with pytest.raises(ValueError, match="It describes a Dense"):
+        keras_lso.deserialize(config)
+
+
+# --- Damaged configs ----------------------------------------------------------
+
+DAMAGED_CONFIGS = {
+    "no inner optimizer": (
+        lambda c: c.pop("inner_optimizer"),
+        ValueError,
+        "'inner_optimizer'",
+    ),
+    "inner optimizer None": (
+        lambda c: c.update(inner_optimizer=None),
+        ValueError,
+        "inner_optimizer=None",
+    ),
+    "inner optimizer a layer": (
+        lambda c: c.update(
+            inner_optimizer=keras.saving.serialize_keras_object(layers.Dense(2))
+        ),
+        TypeError,
+        "`inner_optimizer` must be an instance of `keras.optimizers.Optimizer`",
+    ),
+    "unknown key": (
+        lambda c: c.update(growth_interval=5),
+        ValueError,
+        "does not support arguments: `growth_interval`",
+    ),
+    "policy a layer": (
+        lambda c: c.update(
+            loss_scale=keras.saving.serialize_keras_object(layers.Dense(2))
+        ),
+        ValueError,
+        "Received one of Dense",
+    ),
+    "policy without class": (
+        lambda c: c.update(loss_scale={"initial_loss_scale": 2.0}),
+        ValueError,
+        "has the keys 'class_name' and 'config'",
+    ),
+    "policy with an unknown key": (
+        lambda c: c.update(
+            loss_scale={"class_name": "DynamicLossScale", "config": {"growth": 2}}
+        ),
+        TypeError,
+        "unexpected keyword argument 'growth'",
+    ),
+    "scale zero": (
+        lambda c: c.update(initial_scale=0.0),
+        ValueError,
+        "`initial_scale` must be positive",
+    ),
+    "crossed bounds": (
+        lambda c: c.update(min_scale=4.0, max_scale=2.0),
+        ValueError,
+        "`min_scale` must not be above `max_scale`",
+    ),
+}
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    ("damage", "error", "words"),
+    DAMAGED_CONFIGS.values(),
+    ids=DAMAGED_CONFIGS.keys(),
+)
+def test_a_damaged_config_is_refused_by_name(damage, error, words):
+    config = LossScaleOptimizer(momentum_sgd()).get_config()
+    damage(config)
+    with pytest.raises(error, match=words):
+        LossScaleOptimizer.from_config(config)

@@ -1,0 +1,224 @@
+"""Whole files: the model and all state come back, and nothing warns.
+
+Files hold a model that has trained, with an overflow in between, so that its scale,
+its counters and its slots are not those of a new one. `test_resume.py` shows that
+training goes on from there, and `test_across_backends.py` that it does so under another
+backend.
+"""
+
+import zipfile
+
+import h5py
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import keras_lso
+from integration_tests.saved_models import (
+    LOADERS,
+    POLICIES,
+    UNREGISTERED,
+    RegisteredSGD,
+    UnregisteredLossScale,
+    UnregisteredSGD,
+    assert_same,
+    assert_same_model,
+    built_model,
+    every_loader,
+    every_policy,
+    momentum_sgd,
+    multi_optimizer,
+    needs_multi_optimizer,
+    small_model,
+    train,
+    trained_model,
+)
+from keras_lso import LossScaleOptimizer
+
+pytestmark = pytest.mark.in_turn
+
+
+def config_in(path):
+    with zipfile.ZipFile(path) as archive:
+        return archive.read("config.json").decode()
+
+
+# --- Whole files --------------------------------------------------------------
+
+
+@pytest.mark.exhaustive
+@every_loader
+@every_policy
+def test_a_keras_file_brings_back_the_model_and_all_state(
+    policy, load, tmp_path, no_warnings
+):
+    model = trained_model(policy)
+    assert int(model.optimizer.skipped_steps) == 2
+    model.save(tmp_path / "model.keras")
+    assert "keras.src" not in config_in(tmp_path / "model.keras")
+
+    loaded = load(tmp_path / "model.keras")
+    assert type(loaded.optimizer) is LossScaleOptimizer
+    assert loaded.optimizer.get_config() == model.optimizer.get_config()
+    assert_same_model(loaded, model)
+    assert int(loaded.optimizer.skipped_steps) == 2
+
+
+@every_policy
+def test_a_weights_file_brings_back_all_state(policy, tmp_path, no_warnings):
+    model = trained_model(policy)
+    model.save_weights(tmp_path / "model.weights.h5")
+
+    other = built_model(LossScaleOptimizer(momentum_sgd(), **POLICIES[policy]()))
+    other.load_weights(tmp_path / "model.weights.h5")
+    assert_same_model(other, model)
+    assert bool(other.optimizer.last_step_applied)
+
+
+@pytest.mark.in_turn("jax")
+def test_shards_bring_back_all_state(tmp_path, no_warnings):
+    model = trained_model("hysteresis")
+    model.save_weights(tmp_path / "model.weights.json", max_shard_size=1e-7)
+    assert len(list(tmp_path.glob("*.h5"))) > 1
+
+    other = built_model(LossScaleOptimizer(momentum_sgd(), **POLICIES["hysteresis"]()))
+    other.load_weights(tmp_path / "model.weights.json")
+    assert_same_model(other, model)
+
+
+@pytest.mark.in_turn("torch")
+@needs_multi_optimizer
+def test_a_multi_optimizer_comes_back_with_all_state(tmp_path, no_warnings):
+    model = train(small_model(LossScaleOptimizer(multi_optimizer())))
+    model.save(tmp_path / "model.keras")
+    model.save_weights(tmp_path / "model.weights.h5")
+    # Momentum of two kernels; momentum and velocity of two biases.
+    slots = [v for v in model.optimizer.variables[:-1] if len(v.shape)]
+    assert sum(np.any(v.numpy() != 0) for v in slots) == 6
+
+    for load in LOADERS.values():
+        loaded = load(tmp_path / "model.keras")
+        assert_same_model(loaded, model)
+    other = built_model(LossScaleOptimizer(multi_optimizer()))
+    other.load_weights(tmp_path / "model.weights.h5")
+    assert_same_model(other, model)
+    assert_same_model(train(loaded, epochs=1), train(model, epochs=1))
+
+
+@every_loader
+def test_a_file_with_a_registered_inner_optimizer_loads(load, tmp_path, no_warnings):
+    model = built_model(LossScaleOptimizer(RegisteredSGD(0.05, momentum=0.9, stride=3)))
+    model.save(tmp_path / "model.keras")
+    loaded = load(tmp_path / "model.keras")
+    assert type(loaded.optimizer.inner_optimizer) is RegisteredSGD
+    assert loaded.optimizer.inner_optimizer.stride == 3
+    assert_same_model(loaded, model)
+
+
+@pytest.mark.in_turn("tensorflow")
+def test_a_file_with_unregistered_classes_loads_by_custom_objects(
+    tmp_path, no_warnings
+):
+    optimizer = LossScaleOptimizer(
+        UnregisteredSGD(0.05, momentum=0.9), loss_scale=UnregisteredLossScale(64.0)
+    )
+    model = train(small_model(optimizer))
+    model.save(tmp_path / "model.keras")
+
+    for load in LOADERS.values():
+        with pytest.raises(TypeError, match="Could not locate class 'UnregisteredSGD'"):
+            load(tmp_path / "model.keras")
+        loaded = load(tmp_path / "model.keras", custom_objects=UNREGISTERED)
+        assert type(loaded.optimizer.inner_optimizer) is UnregisteredSGD
+        assert type(loaded.optimizer.loss_scale_policy) is UnregisteredLossScale
+        assert int(loaded.optimizer.loss_scale_policy.overflows.numpy()) == 2
+        assert_same_model(loaded, model)
+
+
+def sgd_model(momentum=0.0):
+    return small_model(LossScaleOptimizer(keras.optimizers.SGD(0.05, momentum)))
+
+
+@pytest.mark.in_turn("jax")
+@pytest.mark.filterwarnings("error::UserWarning")
+def test_the_state_of_an_optimizer_without_slots_is_loaded_before_it_is_built(tmp_path):
+    # It has all of its variables already, the loss scale's among them.
+    model = train(sgd_model(), epochs=1)
+    model.save_weights(tmp_path / "model.weights.h5")
+    other = sgd_model()
+    other.load_weights(tmp_path / "model.weights.h5")
+    assert_same_model(other, model)
+    for going_on in (model, other):
+        train(going_on, epochs=1)
+    assert int(other.optimizer.iterations) == int(model.optimizer.iterations) > 2
+    assert_same_model(other, model)
+
+
+@pytest.mark.in_turn("tensorflow")
+def test_weights_without_a_built_optimizer_load_as_keras_loads_them(tmp_path):
+    # With more variables than it has, the file must not be taken for that of another
+    # class or policy.
+    model = train(sgd_model(0.9), epochs=1)
+    model.save_weights(tmp_path / "model.weights.h5")
+    other = sgd_model(0.9)
+    with pytest.warns(UserWarning, match="has not been built yet") as caught:
+        other.load_weights(tmp_path / "model.weights.h5")
+    assert len(caught) == 1
+    assert_same(other.get_weights(), model.get_weights())
+    train(other, epochs=1)
+    assert int(other.optimizer.iterations) == 2
+
+
+@pytest.mark.in_turn("torch")
+def test_bare_weights_without_a_built_optimizer_load_as_keras_loads_them(tmp_path):
+    # Two slots and two variables of its own: as many as an unbuilt wrapper has.
+    def dense(optimizer):
+        model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
+        model.compile(optimizer, loss="mean_squared_error")
+        return model
+
+    model = train(dense(momentum_sgd()), overflows=False)
+    model.save_weights(tmp_path / "model.weights.h5")
+    other = dense(LossScaleOptimizer(momentum_sgd()))
+    with pytest.warns(UserWarning, match="has not been built yet"):
+        other.load_weights(tmp_path / "model.weights.h5")
+    assert_same(other.get_weights(), model.get_weights())
+    assert int(other.optimizer.iterations) == 0
+
+
+# --- Legacy whole-model .h5 ---------------------------------------------------
+# Keras builds the optimizer that it loads from such a file for no variables, so no
+# optimizer can go on from there, its own ones included. What it does bring back is
+# the model, its weights and the optimizer's config. `tests/test_h5_models.py` has what
+# `keras_lso.load_model` brings back.
+
+
+# Saving one takes the optimizer out of the model's compile config, so these tests
+# save models of their own.
+@every_loader
+@pytest.mark.parametrize("policy", ["default", "fixed", "hysteresis", "user's own"])
+def test_a_legacy_h5_file_brings_back_the_model_and_the_config(
+    policy, load, tmp_path, no_warnings
+):
+    optimizer = LossScaleOptimizer(momentum_sgd(), **POLICIES[policy]())
+    model = built_model(optimizer)
+    model.save(tmp_path / "model.h5")
+    with h5py.File(tmp_path / "model.h5") as file:
+        assert "keras.src" not in file.attrs["training_config"]
+
+    loaded = load(tmp_path / "model.h5")
+    assert type(loaded.optimizer) is LossScaleOptimizer
+    assert loaded.optimizer.get_config() == optimizer.get_config()
+    assert_same(loaded.get_weights(), model.get_weights())
+
+
+@pytest.mark.in_turn("torch")
+def test_a_model_from_a_legacy_h5_file_trains_once_compiled(tmp_path, no_warnings):
+    model = built_model(LossScaleOptimizer(momentum_sgd()))
+    model.save(tmp_path / "model.h5")
+    loaded = keras_lso.load_model(tmp_path / "model.h5", compile=False)
+    loaded.compile(LossScaleOptimizer(momentum_sgd()), loss="mean_squared_error")
+    train(loaded)
+    assert int(loaded.optimizer.iterations) == 4
+    assert int(loaded.optimizer.skipped_steps) == 2

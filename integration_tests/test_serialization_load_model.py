@@ -1,0 +1,208 @@
+"""`keras_lso.load_model`: what it adopts, what it leaves alone, and what it refuses."""
+
+import json
+import warnings
+import zipfile
+
+import keras
+import numpy as np
+import pytest
+from keras import layers
+
+import keras_lso
+from integration_tests.saved_models import (
+    LOADERS,
+    UNREGISTERED,
+    UnregisteredSGD,
+    assert_same,
+    assert_same_model,
+    built_model,
+    momentum_sgd,
+    small_model,
+    state,
+    train,
+)
+from keras_lso import LossScaleOptimizer
+
+pytestmark = pytest.mark.in_turn
+
+
+def keras_wrapper(inner=None):
+    return keras.optimizers.LossScaleOptimizer(inner or momentum_sgd(), 2.0**10)
+
+
+@pytest.fixture
+def set_dtype_policy():
+    before = keras.config.dtype_policy()
+    yield keras.config.set_dtype_policy
+    keras.config.set_dtype_policy(before)
+
+
+@pytest.mark.parametrize("policy_on_loading", ["mixed_float16", "float32"])
+def test_load_model_adopts_what_keras_wrapped_by_itself(
+    policy_on_loading, set_dtype_policy, tmp_path, no_warnings
+):
+    # The file's config names the bare optimizer; its state is that of the wrapper.
+    set_dtype_policy("mixed_float16")
+    model = train(small_model(momentum_sgd()))
+    assert type(model.optimizer) is keras.optimizers.LossScaleOptimizer
+    model.save(tmp_path / "model.keras")
+
+    set_dtype_policy(policy_on_loading)
+    optimizer = keras_lso.load_model(tmp_path / "model.keras").optimizer
+    assert type(optimizer) is LossScaleOptimizer
+    assert type(optimizer.inner_optimizer) is type(momentum_sgd())
+    assert float(optimizer.loss_scale) == 2.0**13
+    assert int(optimizer.iterations) == 4
+    assert_same(
+        state(optimizer)[1:], [v.numpy() for v in model.optimizer.variables][1:]
+    )
+
+
+@pytest.mark.in_turn("torch")
+def test_load_model_leaves_the_file_alone(tmp_path):
+    path = tmp_path / "model.keras"
+    built_model(keras_wrapper()).save(path)
+    before = path.read_bytes()
+    assert type(keras_lso.load_model(path).optimizer) is LossScaleOptimizer
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["model.keras"]
+
+
+@pytest.mark.in_turn("jax")
+def test_load_model_takes_a_text_path(tmp_path):
+    model = built_model(keras_wrapper())
+    model.save(tmp_path / "model.keras")
+    loaded = keras_lso.load_model(str(tmp_path / "model.keras"))
+    assert type(loaded.optimizer) is LossScaleOptimizer
+    assert_same(loaded.get_weights(), model.get_weights())
+
+
+@pytest.mark.parametrize("wrap", [keras_wrapper, LossScaleOptimizer, lambda o: o])
+def test_load_model_need_not_compile(wrap, tmp_path, no_warnings):
+    model = built_model(wrap(momentum_sgd()))
+    model.save(tmp_path / "model.keras")
+    loaded = keras_lso.load_model(tmp_path / "model.keras", compile=False)
+    assert not loaded.compiled
+    assert_same(loaded.get_weights(), model.get_weights())
+
+
+@pytest.mark.one_backend
+def test_load_model_reads_a_model_that_was_never_compiled(tmp_path, no_warnings):
+    model = small_model()
+    model.save(tmp_path / "model.keras")
+    loaded = keras_lso.load_model(tmp_path / "model.keras")
+    assert not loaded.compiled
+    assert_same(loaded.get_weights(), model.get_weights())
+
+
+@pytest.mark.in_turn("jax")
+def test_load_model_reads_a_file_with_nothing_to_adopt(tmp_path, no_warnings):
+    model = built_model(keras.optimizers.Adam(), dtype="float32")
+    model.save(tmp_path / "model.keras")
+    loaded = keras_lso.load_model(tmp_path / "model.keras")
+    assert type(loaded.optimizer) is type(model.optimizer)
+    assert_same_model(loaded, model)
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("name", ["missing.keras", "text.keras", "text.txt"])
+def test_load_model_refuses_in_keras_own_words(name, tmp_path):
+    for text in ("text.keras", "text.txt"):
+        (tmp_path / text).write_text("This is no model.")
+    messages = []
+    for load in LOADERS.values():
+        with pytest.raises(ValueError, match=name) as caught:
+            load(tmp_path / name)
+        messages.append(str(caught.value))
+    assert messages[0] == messages[1]
+
+
+@pytest.mark.parametrize("wrap", [keras_wrapper, LossScaleOptimizer])
+def test_load_model_refuses_code_unless_told_otherwise(wrap, tmp_path):
+    model = built_model(
+        wrap(momentum_sgd()), extra_layers=[layers.Lambda(lambda x: x * 2)]
+    )
+    with warnings.catch_warnings():
+        # Keras says on saving what this test is about.
+        warnings.simplefilter("ignore")
+        model.save(tmp_path / "model.keras")
+
+    with pytest.raises(ValueError, match="Python lambda"):
+        keras_lso.load_model(tmp_path / "model.keras")
+    loaded = keras_lso.load_model(tmp_path / "model.keras", safe_mode=False)
+    assert type(loaded.optimizer) is LossScaleOptimizer
+    x = np.ones((1, 4), "float32")
+    assert_same([loaded.predict(x, verbose=0)], [model.predict(x, verbose=0)])
+
+
+@pytest.mark.in_turn("jax")
+def test_load_model_passes_custom_objects_on(tmp_path, no_warnings):
+    model = built_model(keras_wrapper(UnregisteredSGD(0.05, momentum=0.9)))
+    model.save(tmp_path / "model.keras")
+    loaded = keras_lso.load_model(tmp_path / "model.keras", custom_objects=UNREGISTERED)
+    assert type(loaded.optimizer) is LossScaleOptimizer
+    assert type(loaded.optimizer.inner_optimizer) is UnregisteredSGD
+    assert_same(loaded.get_weights(), model.get_weights())
+
+
+@pytest.mark.in_turn("jax")
+def test_load_model_adopts_no_class_that_custom_objects_name(tmp_path, no_warnings):
+    own = type("LARS", (keras.optimizers.SGD,), {})
+    model = small_model(own(0.05))
+    model.save(tmp_path / "saved.keras")
+    # As a program that was run by itself may have written it.
+    with (
+        zipfile.ZipFile(tmp_path / "saved.keras") as saved,
+        zipfile.ZipFile(tmp_path / "model.keras", "w") as copy,
+    ):
+        for name in saved.namelist():
+            content = saved.read(name)
+            if name == "config.json":
+                config = json.loads(content)
+                optimizer = config["compile_config"]["optimizer"]
+                optimizer |= {"module": None, "registered_name": "LARS"}
+                content = json.dumps(config)
+            copy.writestr(name, content)
+    loaded = keras_lso.load_model(
+        tmp_path / "model.keras", custom_objects={"LARS": own}
+    )
+    assert type(loaded.optimizer) is own
+
+
+@pytest.mark.in_turn("jax")
+def test_load_model_says_what_it_does_not_replace(tmp_path):
+    model = small_model(keras_wrapper())
+    model.save(tmp_path / "folder", zipped=False)
+    with pytest.warns(UserWarning, match="Only in a `.keras` or `.h5` file"):
+        loaded = keras_lso.load_model(tmp_path / "folder")
+    assert type(loaded.optimizer) is keras.optimizers.LossScaleOptimizer
+
+
+@keras.saving.register_keras_serializable("integration_tests")
+class WithVocabulary(layers.Layer):
+    """A layer with a file of its own inside the archive."""
+
+    words = ""
+
+    def call(self, x):
+        return x
+
+    def save_assets(self, folder):
+        with open(f"{folder}/words.txt", "w") as file:
+            file.write(self.words)
+
+    def load_assets(self, folder):
+        with open(f"{folder}/words.txt") as file:
+            self.words = file.read()
+
+
+@pytest.mark.in_turn("torch")
+def test_load_model_carries_all_that_is_in_the_archive(tmp_path, no_warnings):
+    layer = WithVocabulary()
+    model = built_model(keras_wrapper(), extra_layers=[layer])
+    layer.words = "loss scale " * 1000
+    model.save(tmp_path / "model.keras")
+    loaded = keras_lso.load_model(tmp_path / "model.keras")
+    assert type(loaded.optimizer) is LossScaleOptimizer
+    assert loaded.layers[1].words == layer.words

@@ -1,0 +1,50 @@
+"""Comparisons of what replicas and shards need."""
+
+import keras
+import pytest
+
+from testing.comparisons.inputs import RANDOM, tensor
+from testing.comparisons.registry import compares
+
+
+@compares("reduce_gradients")
+def same_on_one_replica(own, reference):
+    grads = [tensor(RANDOM[0]), None, tensor(1.0, "float16")]
+    for actual, expected in zip(own(grads), reference(grads), strict=True):
+        assert actual is expected
+
+
+@compares("any_sharded")
+def same_plain_tensors(own, reference):
+    assert own([tensor(1.0), None]) is reference([tensor(1.0), None]) is False
+
+
+@compares("are_shards")
+def same_whole_gradients(own, reference):
+    variables = [keras.Variable(1.0), keras.Variable(2.0)]
+    grads = [tensor(1.0), None]
+    assert own(grads, variables) is reference(grads, variables) is False
+
+
+@compares("check_shards", "check_on_replicas", "check_replica_context")
+def same_acceptance(own, reference):
+    variables = [keras.Variable(1.0)]
+    lists = [tensor(1.0)], variables, [v.value for v in variables]
+    # As many arguments as each of them takes.
+    arguments = {"check_shards": lists, "check_on_replicas": (variables,)}
+    arguments = arguments.get(own.__name__, ("apply",))
+    assert own(*arguments) is reference(*arguments) is None
+
+
+@compares("check_axis_name")
+def axes_are_taken(own, reference):
+    assert own("batch") is own(None) is reference(None) is None
+    with pytest.raises(ValueError, match="`axis_name` is an axis"):
+        reference("batch")
+
+
+@compares("check_stateless_is_supported")
+def stateless_steps_are_refused(own, reference):
+    assert reference() is None
+    with pytest.raises(ValueError, match="stateless_apply is not supported"):
+        own()

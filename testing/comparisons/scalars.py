@@ -1,0 +1,108 @@
+"""Comparisons of the functions of scalars, which move the scale and count steps."""
+
+import itertools
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_lso._keras_internals.variables import storage_of
+from testing.comparisons.inputs import equal, tensor
+from testing.comparisons.registry import compares
+from testing.tensors import number
+
+
+@compares("scalars")
+def same_functions_of_scalars(own, reference):
+    yes, no, one, two = ops.array(True), ops.array(False), tensor(1), tensor(2)
+    calls = {
+        "where": [(yes, one, two), (no, one, two)],
+        "clip": [(two, 0.5, 1.5), (two, 3.0, 4.0)],
+        "maximum": [(one, two)],
+        "reciprocal": [(two,)],
+        "sqrt": [(two,)],
+        "zeros_like": [(two,)],
+        "ones_like": [(two,)],
+        "logical_and": [(yes, no), (yes, yes)],
+        "logical_not": [(yes,), (no,)],
+        "logical_or": [(yes, no), (no, no)],
+        "cast": [(two, "int32"), (two, two.dtype), (yes, "float32")],
+        "copy": [(two,)],
+    }
+    for name, arguments in calls.items():
+        for args in arguments:
+            equal(getattr(own, name)(*args), getattr(reference, name)(*args))
+    compared = {*calls, "move_scale", "count_step"}
+    assert {n for n in vars(type(own)) if not n.startswith("_")} <= compared
+    for period, backoff, growth, bounds in itertools.product(
+        (1, 3), (0.5, tensor(0.3)), (2.0, 1.1), ((1.0, 100.0), (1.0, 3e38))
+    ):
+        rules_ = growth, backoff, period, bounds
+        for drops in (None, yes, no):
+            assert_moved_alike(own, reference, drops, *rules_)
+
+
+@compares("known")
+def knows_what_is_there(own, reference):
+    for value in (tensor(2), ops.array(True)):
+        assert own(value) == number(value)
+        assert reference(value) is None
+
+
+@compares("are_finite")
+def same_verdicts(own, reference):
+    one, two, infinite = tensor(1), tensor(2), tensor(np.inf)
+    for tensors, is_finite in ([], True), ([one, two], True), ([one, infinite], False):
+        # None where the host knows that all are finite.
+        assert own(tensors) is None or not is_finite
+        for are_finite in (own, reference):
+            found = are_finite(tensors)
+            assert found is None or bool(found) is is_finite
+
+
+def variable(value, dtype="float32"):
+    return keras.Variable(value, dtype=dtype, trainable=False)
+
+
+def assert_moved_alike(own, reference, drops, growth, backoff, period, bounds):
+    starts = (8.0, 0), (8.0, 2), (90.0, 7), (1.5, 0), (2.9e38, 5), (200.0, 0), (0.5, 1)
+    for (scale, count), finite in itertools.product(starts, (True, False)):
+        moved = []
+        for scalars, storage in ((own, storage_of), (reference, list)):
+            state = [variable(scale), variable(count, "int32")]
+            # As a policy with hysteresis says so: at an overflow only.
+            drop = drops if drops is None or not finite else ops.array(False)
+            numbers = growth, backoff, period, bounds
+            flag = ops.array(finite)
+            scalars.move_scale(*storage(state), flag, drop, *numbers)
+            moved.append([v.numpy().item() for v in state])
+        assert moved[0] == moved[1], (scale, count, finite, growth, backoff, period)
+
+
+def assert_counted_alike(own, reference):
+    found = []
+    for scalars, storage in ((own, storage_of), (reference, list)):
+        skipped, applied = variable(1, "int32"), variable(4, "int32")
+        streaks = variable(np.zeros(3), "int32")
+        seen = []
+        for rates_finite in (None, True, False):
+            for flags in itertools.product([True, False], repeat=4):
+                has_counted, update_scale, is_lowest, finite = flags
+                for _ in range(2):
+                    stored = storage([skipped, applied, streaks])
+                    all_finite = scalars.count_step(
+                        stored[0],
+                        None if has_counted else stored[1],
+                        stored[2],
+                        ops.array(finite),
+                        None if rates_finite is None else ops.array(rates_finite),
+                        (tensor(1.0 if is_lowest else 2.0), 1.0),
+                        update_scale,
+                        lambda variable, value: variable.assign(value),
+                    )
+                    counted = [int(v.numpy()) for v in (skipped, applied)]
+                    counted += streaks.numpy().tolist()
+                    seen.append((bool(all_finite), *counted))
+        found.append(seen)
+    assert found[0] == found[1]
+    assert len({row[2:] for row in found[0]}) > 4

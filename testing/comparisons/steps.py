@@ -1,0 +1,239 @@
+"""Comparisons of the primitives of a step."""
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_lso._backend import backend
+from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.targets import Targets
+from keras_lso._keras_internals import rules
+from keras_lso._keras_internals.variables import live_storage_of, storage_of
+from keras_lso.optimizers.lars import LARSRule
+from testing.beside_keras import bits
+from testing.comparisons.inputs import (
+    RANDOM,
+    REFERENCE,
+    RULES,
+    close,
+    sparse,
+    state_of,
+    tensor,
+)
+from testing.comparisons.registry import compares
+from testing.tensors import number
+
+
+@compares("measure")
+def same_measurement(own, reference):
+    for rule in [None, *RULES]:
+        for dtype, inv_scale in [("float32", 0.25), ("float16", 2.0), ("float32", 1e3)]:
+            for bad in (1.0, np.inf, np.nan, 1e37 if dtype == "float32" else 6e4):
+                grads = [tensor(RANDOM[3], dtype), tensor(RANDOM[2] * [bad, 1, 1, 0])]
+                told = {}
+                if rule is not None:
+                    variable, *slots = map(tensor, state_of(rule))
+                    targets = Targets([variable] * 2, [tuple(slots)] * 2)
+                    told = {"rules": [rule] * 2, "targets": targets}
+                scale = tensor(inv_scale)
+                args = grads, True, scale
+                assert_same(own(*args, **told), reference(*args, **told), grads, scale)
+
+
+def assert_same(actual, expected, grads, inv_scale):
+    assert bool(actual.finite) is bool(expected.finite)
+    if not bool(expected.finite):
+        return
+    assert number(actual.amax) == number(expected.amax)
+    if actual.gradient_norms:
+        unscaled = [ops.cast(g, "float32") * inv_scale for g in grads]
+        pairs = zip(actual.gradient_norms, unscaled, strict=True)
+        for norm, g in pairs:
+            close(norm, REFERENCE.l2_norm(g))
+    for ours, theirs in zip(
+        actual.rule_norms or [], expected.rule_norms or [], strict=False
+    ):
+        assert (ours is None) is (theirs is None)
+        for norm, by_reference in zip(ours or (), theirs or (), strict=True):
+            close(norm, by_reference)
+
+
+@compares("fused_step")
+def same_step(own, reference):
+    for rule in RULES:
+        for finite in (True, False):
+            for low_dtype in (None, "float16"):
+                results = [
+                    stepped(step, in_place, rule, finite, low_dtype)
+                    for step, in_place in (
+                        (own, backend.UPDATES_IN_PLACE),
+                        (reference, False),
+                    )
+                ]
+                for actual, expected in zip(*results, strict=True):
+                    digits = 1e-3 if actual.dtype == "float16" else 2e-6
+                    atol = digits * np.abs(expected).max() if finite else 0.0
+                    np.testing.assert_allclose(actual, expected, rtol=0, atol=atol)
+
+
+@compares("synchronise_masters")
+def same_masters(own, reference):
+    for flag in (True, False):
+        found = []
+        for synchronise, in_place in ((own, backend.UPDATES_IN_PLACE), (reference, 0)):
+            variables = [keras.Variable(np.float32([1.0, 1.0])) for _ in "ab"]
+            copy = keras.Variable(np.float16([1.0, 3.0]), dtype="float16")
+            stored = storage_of([*variables, copy]) if in_place else [*variables, copy]
+            targets = Targets(stored[:2], [(), ()], [stored[2], None])
+            if in_place:
+                chunks = backend.chunked(["a", "b"], targets, stored[:2])
+                targets = targets._replace(chunks=chunks)
+            synchronise(targets, ops.array(flag))
+            found.append([v.numpy().tolist() for v in variables])
+        assert found[0] == found[1] == [[1.0, 3.0 if flag else 1.0], [1.0, 1.0]]
+
+
+def stepped(step, in_place, rule, finite, low_dtype):
+    """The values after a step of one variable, or of a master that is out of step."""
+    variables = [keras.Variable(v) for v in state_of(rule)]
+    low = [keras.Variable(RANDOM[1], dtype=low_dtype)] if low_dtype else []
+    storage = storage_of if in_place else lambda vs: vs
+    stored = storage(variables)
+    gradient = tensor(RANDOM[3] * 8.0 if finite else RANDOM[3] * np.inf)
+    step(
+        [rule],
+        Targets(stored[:1], [tuple(stored[1:])], storage(low) if low else None),
+        [gradient],
+        Measurement(ops.convert_to_tensor(finite)),
+        tensor(0.125),
+    )
+    return [np.array(v.numpy()) for v in variables + low]
+
+
+@compares("fused_step_takes")
+def takes_what_it_steps(own, reference):
+    variables = [keras.Variable(RANDOM[0], dtype="float32")]
+    grads = [tensor(RANDOM[1])]
+    assert own(LARSRule, storage_of(variables), grads)
+    assert not reference(LARSRule, variables, grads)
+
+
+@compares("context_guards")
+def equal_unless_something_changed(own, reference):
+    assert own() == own()
+    assert reference() == reference()
+
+
+@compares("tensor_guards")
+def tells_apart_what_a_step_treats_otherwise(own, reference):
+    alike = [tensor(RANDOM[0]), tensor(RANDOM[1])]
+    others = [tensor(RANDOM[0], "float16"), tensor(RANDOM[0][:2]), sparse(RANDOM[0])]
+    for tensor_guards in (own, reference):
+        are_alike = tensor_guards(alike[:1])
+        assert are_alike(alike[1:])
+        for other in others[:2]:
+            assert not are_alike([other])
+    # The types of the gradients are compared as well.
+    if backend.to_dense(others[2]) is not others[2]:
+        assert own([others[2]])([sparse(RANDOM[1])])
+
+
+@compares("chunked")
+def steps_alike_with_and_without_chunks(own, reference):
+    rule = rules.Momentum(tensor(0.5), 0.9)
+    assert reference([0], Targets([], []), []) is None
+    results = []
+    for chunked in (own, reference):
+        variables = [keras.Variable(v) for v in state_of(rule)]
+        stored = storage_of(variables)
+        targets = Targets(stored[:1], [tuple(stored[1:])])
+        grads = [tensor(RANDOM[3])]
+        chunks = chunked(["kind"], targets, grads)
+        assert chunks is None or chunks.holds()
+        backend.fused_step([rule], targets._replace(chunks=chunks), grads)
+        results.append([np.array(v.numpy()) for v in variables])
+    np.testing.assert_array_equal(*results)
+
+
+@compares("run_masked")
+def runs_what_is_not_masked(own, reference):
+    for flag in (True, False):
+        results = []
+        for run_masked in (own, reference):
+            variable, flags = keras.Variable([1.0, -0.0]), ops.convert_to_tensor(flag)
+
+            def step(variable=variable, flags=flags):
+                variable.assign(ops.where(flags, variable + 1.0, variable))
+
+            assert run_masked(flags, step) is None
+            results.append(np.array(variable.numpy()))
+        assert results[0].tobytes() == results[1].tobytes()
+
+
+@compares("clear")
+def same_zeros(own, reference):
+    for flag in (True, False):
+        results = []
+        for clear in (own, reference):
+            # As a number, TensorFlow would hand it out for later zeros.
+            zero = np.array(-0.0)
+            variables = [keras.Variable(v) for v in (RANDOM[0], RANDOM[1][0], zero)]
+            stored = storage_of(variables) if clear is own else variables
+            clear(stored, ops.convert_to_tensor(flag))
+            results.append([np.array(v.numpy()) for v in variables])
+        for actual, expected in zip(*results, strict=True):
+            np.testing.assert_array_equal(actual, expected)
+        assert flag is not any(actual.any() for actual in results[0])
+
+
+def kept_by_layers():
+    values = RANDOM[0], RANDOM[1][0], np.array(-0.0), np.array(np.nan), np.array(7)
+    dtypes = "float32", "float16", "float32", "float32", "int32"
+    # In copies: TensorFlow hands zeros out for later ones.
+    pairs = zip(values, dtypes, strict=True)
+    return [keras.Variable(v.copy(), dtype=d, trainable=False) for v, d in pairs]
+
+
+def overwrite(variables):
+    for v in variables:
+        v.assign(ops.ones_like(v) * 3)
+    return bits(variables)
+
+
+@compares("copies_of")
+def same_copies(own, reference):
+    # A `StatelessScope`, and a backend that changes nothing in place, read variables.
+    for copies_of, read in ((own, live_storage_of), (own, list), (reference, list)):
+        variables = kept_by_layers()
+        start = bits(variables)
+        copies = copies_of(read(variables))
+        assert overwrite(variables) != start
+        assert bits(copies) == start
+    assert own([]) == reference([]) == []
+
+
+@compares("restore")
+def same_restored_values(own, reference):
+    for flag in map(ops.convert_to_tensor, (True, False)):
+        for restore, read in ((own, live_storage_of), (own, list), (reference, list)):
+            variables = kept_by_layers()
+            start, copies = bits(variables), REFERENCE.copies_of(variables)
+            written = overwrite(variables)
+            restore(read(variables), copies, flag)
+            assert bits(variables) == (start if flag else written)
+            restore([], [], flag)
+
+
+@compares("run_if")
+def same_whole_step(own, reference):
+    for finite in (True, False):
+        results = []
+        for run_if in (own, reference):
+            variable = keras.Variable([1.0, -0.0])
+
+            def step(grads, variable=variable):
+                variable.assign(variable + grads[0])
+
+            run_if(ops.convert_to_tensor(finite), step, [tensor([1, 2])], [variable])
+            results.append(np.array(variable.numpy()))
+        assert results[0].tobytes() == results[1].tobytes()

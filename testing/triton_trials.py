@@ -1,0 +1,170 @@
+"""Kernels of PyTorch that tests take for Triton's, sound and broken."""
+
+import dataclasses
+
+import keras
+import torch
+
+from keras_lso._backend import formulas
+from keras_lso._backend.framework import Framework
+from keras_lso._backend.rule import TrustRatio, always
+from keras_lso._backend.torch.triton.trial import Variant, sample_of
+from keras_lso._keras_internals import rules
+from keras_lso.optimizers.lars import LARSRule
+
+REFERENCE = Framework()
+CPU, BLOCK = torch.device("cpu"), 1024
+RULES = {
+    "SGD": rules.SGD(0.1),
+    "momentum": rules.Momentum(0.1, 0.9, decay=0.01),
+    "nesterov": rules.Momentum(0.1, 0.9, nesterov=True),
+    "AdamW": rules.Adam(0.1, 0.9, 0.999, 1e-7, decay=0.01),
+    "LARS": LARSRule(0.1, 0.9, 0.01, TrustRatio(0.1)),
+    "paper": LARSRule(0.1, 0.9, 0, TrustRatio(0.1, paper=True), nesterov=True),
+    "excluded": LARSRule(0.1, 0.9, 0.01, None),
+}
+
+
+def by_the_formula(chunk, rule, grads, inv_scale, found_inf):
+    """A kernel that is right."""
+    if found_inf == 1.0:
+        return True
+    for i, (w, *slots) in enumerate(zip(chunk.variables, *chunk.slots, strict=True)):
+        master, low = w, chunk.pairs[i][1] if chunk.pairs else None
+        if low is not None:
+            master = REFERENCE.resynchronised(w, low)
+        g = grads[i].float() * inv_scale
+        norms = REFERENCE.norms_of(rule, g, master, *slots)
+        new = rule(formulas, always, g, master, *slots, norms=norms)
+        for tensor, value in zip((w, *slots), new, strict=True):
+            tensor.copy_(value)
+        if low is not None:
+            low.copy_(REFERENCE.rounded(new[0], keras_name(low)))
+    return True
+
+
+def keras_name(tensor):
+    return keras.backend.standardize_dtype(tensor.dtype)
+
+
+def another_rate(chunk, rule, *args):
+    rate = rule.learning_rate * (1 + 1e-4)
+    return by_the_formula(chunk, dataclasses.replace(rule, learning_rate=rate), *args)
+
+
+def without_decay(chunk, rule, *args):
+    return by_the_formula(chunk, dataclasses.replace(rule, decay=None), *args)
+
+
+def never_skips(chunk, rule, grads, inv_scale, found_inf):
+    return by_the_formula(chunk, rule, grads, inv_scale, torch.tensor(0.0))
+
+
+def afterwards(change):
+    """Returns a kernel that is right, and then does something else to the chunk."""
+
+    def step(chunk, rule, grads, inv_scale, found_inf):
+        by_the_formula(chunk, rule, grads, inv_scale, found_inf)
+        change(chunk, grads, found_inf == 1.0)
+        return True
+
+    return step
+
+
+@afterwards
+def loses_the_sign_of_zero(chunk, grads, is_skipped):
+    for slot in chunk.slots[0]:
+        slot.add_(0.0)
+
+
+@afterwards
+def quiets_a_nan(chunk, grads, is_skipped):
+    if is_skipped:
+        for _, low in chunk.pairs:
+            low.copy_(torch.where(low.isnan(), torch.nan, low))
+
+
+@afterwards
+def writes_beside_it(chunk, grads, is_skipped):
+    weight = chunk.variables[1]
+    beside = weight.as_strided((1,), (1,), weight.storage_offset() + weight.numel())
+    beside.fill_(7.0)
+
+
+@afterwards
+def writes_a_gradient(chunk, grads, is_skipped):
+    grads[-1].mul_(0.5)
+
+
+@afterwards
+def leaves_the_variables(chunk, grads, is_skipped):
+    if not is_skipped:
+        chunk.pairs[-1][1].neg_()
+
+
+@afterwards
+def makes_a_nan(chunk, grads, is_skipped):
+    chunk.slots[0][2][-1] = torch.nan
+
+
+def leaving(part):
+    """Returns a kernel that does not step a part of each weight."""
+
+    def step(chunk, *args):
+        kept = [t.clone() for t in chunk.variables]
+        by_the_formula(chunk, *args)
+        for t, old in zip(chunk.variables, kept, strict=True):
+            t[part(t)] = old[part(t)]
+        return True
+
+    step.__name__ = f"leaving_{part.__name__}"
+    return step
+
+
+def rest_of_a_block(tensor):
+    return slice(tensor.numel() // BLOCK * BLOCK, None)
+
+
+def what_lies_askew(tensor):
+    return slice(None if tensor.data_ptr() % 16 else tensor.numel(), None)
+
+
+def ignores_assignments(chunk, *args):
+    for master, low in chunk.pairs:
+        low.copy_(REFERENCE.rounded(master, keras_name(low)))
+    return by_the_formula(chunk, *args)
+
+
+def lets_float16_overflow(chunk, *args):
+    by_the_formula(chunk, *args)
+    for master, low in chunk.pairs:
+        low.copy_(torch.where(master.isfinite(), master.to(low.dtype), low))
+    return True
+
+
+def raises(*args):
+    raise ValueError("no such instruction")
+
+
+def declines(*args):
+    return False
+
+
+BROKEN = {
+    another_rate: r"after a step \d+ elements are off by up to .* in the weights",
+    without_decay: r"after a step \d+ elements are off by up to .* in the weights",
+    never_skips: "a step that is skipped changes the weights",
+    loses_the_sign_of_zero: "a step that is skipped changes the momentum",
+    quiets_a_nan: "a step that is skipped changes the low-precision variables",
+    writes_beside_it: "after a step 1 elements are off .* in the weights",
+    writes_a_gradient: "after a step .* in the gradients",
+    leaves_the_variables: "after a step .* in the low-precision variables",
+    makes_a_nan: "after a step 1 elements are off by up to nan in the momentum",
+    leaving(rest_of_a_block): "after a step .* in the weights",
+    leaving(what_lies_askew): "after a step .* in the weights",
+    ignores_assignments: "after a step .* in the weights",
+    lets_float16_overflow: "after a step .* in the low-precision variables",
+    raises: "ValueError: no such instruction",
+    declines: "it does not take the tensors",
+}
+MOMENTUM = Variant(sample_of(RULES["momentum"]), torch.float16, torch.float16)

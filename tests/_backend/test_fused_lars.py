@@ -1,0 +1,375 @@
+"""`fused_step` of LARS against its formula in NumPy float64."""
+
+import hypothesis
+import keras
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from keras import ops
+
+from keras_lso._backend import backend
+from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.rule import TrustRatio
+from keras_lso._backend.targets import Targets
+from keras_lso.optimizers.lars import LARSRule
+from testing.primitives import (
+    MODEL_GARDEN,
+    PAPER,
+    implementations,
+    in_each_way,
+    storage,
+)
+from testing.tensors import tensor, transposed
+
+# JAX has float64 only where x64 is on; `tensor` skips where it is not.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64"),
+    pytest.mark.filterwarnings("ignore:overflow encountered in cast"),
+]
+
+LEARNING_RATE = 0.5
+
+
+def lars_rule(**settings):
+    return LARSRule(learning_rate=tensor(LEARNING_RATE), **settings)
+
+
+def lars_in_numpy(rule, g, w, v):
+    """One step in float64, written from the formulas in the class's docstring."""
+
+    def rate(direction):
+        trust = rule.trust_ratio
+        w_norm, d_norm = np.linalg.norm(w), np.linalg.norm(direction)
+        if trust is None or w_norm == 0 or d_norm == 0:
+            return LEARNING_RATE
+        penalty = rule.weight_decay * w_norm if trust.paper else 0.0
+        ratio = trust.eeta * w_norm / (d_norm + penalty + trust.epsilon)
+        return LEARNING_RATE * min(ratio, trust.upper)
+
+    d = g + rule.weight_decay * w
+    if rule.classic_momentum:
+        is_paper = rule.trust_ratio is not None and rule.trust_ratio.paper
+        d = rate(g if is_paper else d) * d
+        v = rule.momentum * v + d
+        return w - (rule.momentum * v + d if rule.nesterov else v), v
+    v = rule.momentum * v + d
+    u = rule.momentum * v + d if rule.nesterov else v
+    return w - rate(u) * u, v
+
+
+# `fused_step`, and the `measure` whose norms it takes, or None: it takes its own.
+STEPS = {
+    **{
+        name: (fused_step, None)
+        for name, fused_step in implementations("fused_step").items()
+    },
+    **{
+        f"{name}, measured": functions
+        for name, functions in implementations("fused_step", "measure").items()
+    },
+}
+each_way_of_steps = in_each_way("way", STEPS)
+
+
+class LARSSteps:
+    """Variables, each with its slot and its rule, and a way of `STEPS`."""
+
+    def __init__(self, way, weights, momentums, rules_):
+        self.fused_step, self.measure = way
+        self.rules = rules_
+        self.weights = [keras.Variable(w, dtype="float32") for w in weights]
+        self.momentums = [keras.Variable(v, dtype="float32") for v in momentums]
+        self.slots = [(v,) for v in self.momentums]
+        self.state = self.weights + self.momentums
+
+    def step(self, grads, finite=None, inv_scale=None):
+        """Returns what `measure` says, if it is asked."""
+        found = None if finite is None else Measurement(finite)
+        if self.measure:
+            found = self.measure(
+                grads,
+                inv_scale=1.0 if inv_scale is None else inv_scale,
+                rules=self.rules,
+                targets=Targets(self.weights, self.slots),
+            )
+        self.fused_step(
+            self.rules,
+            self.targets(),
+            grads,
+            found if finite is None else found._replace(finite=finite),
+            inv_scale,
+        )
+        return True if found is None else found.finite
+
+    def targets(self):
+        columns = self.weights, self.slots
+        return Targets(*(storage(self.fused_step, column) for column in columns))
+
+    def values(self):
+        return [np.array(v.numpy()) for v in self.state]
+
+    def assert_stepped_like_numpy(self, before, grads):
+        count = len(self.weights)
+        for i, (rule, g) in enumerate(zip(self.rules, grads, strict=True)):
+            w, v = (before[j].astype("float64") for j in (i, count + i))
+            expected = lars_in_numpy(rule, g, w, v)
+            actual = [self.values()[j] for j in (i, count + i)]
+            for a, e, old in zip(actual, expected, (w, v), strict=True):
+                # A dozen roundings of 6e-8 of the largest number that takes part.
+                largest = max(np.abs(x).max(initial=0) for x in (w, v, e, old))
+                np.testing.assert_allclose(a, e, rtol=0, atol=1e-6 * largest)
+
+
+@pytest.mark.exhaustive
+@each_way_of_steps
+@hypothesis.settings(max_examples=40)
+@hypothesis.given(
+    # A few, for each of which some backends compile every operation once.
+    shapes=st.lists(
+        st.sampled_from([(), (3,), (2, 3), (2, 0), (3, 1, 2)]), min_size=1, max_size=4
+    ),
+    classic_momentum=st.booleans(),
+    nesterov=st.booleans(),
+    paper=st.booleans(),
+    clip=st.booleans(),
+    momentum=st.sampled_from([0.9, 0.0, 1.0]),
+    weight_decay=st.sampled_from([0.1, 0.0]),
+    epsilon=st.sampled_from([0.0, 0.1]),
+    eeta=st.sampled_from([0.01, 10.0]),
+    excluded=st.lists(st.booleans(), min_size=4, max_size=4),
+    finite=st.sampled_from([None, True, False]),
+    inv_scale=st.sampled_from([None, 2.0**-15, 1e-3, 8.0]),
+    is_transposed=st.booleans(),
+    is_zero=st.sampled_from([None, "gradients", "weights"]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_lars_steps_equal_numpy_in_float64(
+    way,
+    shapes,
+    classic_momentum,
+    nesterov,
+    paper,
+    clip,
+    momentum,
+    weight_decay,
+    epsilon,
+    eeta,
+    excluded,
+    finite,
+    inv_scale,
+    is_transposed,
+    is_zero,
+    seed,
+):
+    random = np.random.default_rng(seed)
+    forms = dict(
+        momentum=momentum, nesterov=nesterov, classic_momentum=classic_momentum
+    )
+    upper = 1.0 if clip else np.inf
+    is_paper = paper and classic_momentum
+    ratio = TrustRatio(eeta, epsilon, upper=upper, paper=is_paper)
+    # Variables that are treated alike share a rule.
+    adapted = lars_rule(weight_decay=weight_decay, trust_ratio=ratio, **forms)
+    left_out = lars_rule(weight_decay=0.0, trust_ratio=None, **forms)
+    steps = LARSSteps(
+        way,
+        [random.normal(size=s) * (is_zero != "weights") for s in shapes],
+        [random.normal(size=s) for s in shapes],
+        [left_out if excluded[i] else adapted for i in range(len(shapes))],
+    )
+    scale = 1.0 if inv_scale is None else 1 / inv_scale
+    grads = [
+        np.asarray(random.normal(size=s) * scale * (is_zero != "gradients"), "float32")
+        for s in shapes
+    ]
+    has_elements = any(g.size for g in grads)
+    if finite is False:
+        grads = [np.full_like(g, np.nan) for g in grads]
+    given = [transposed(tensor(g.T)) if is_transposed else tensor(g) for g in grads]
+    before = steps.values()
+    found = steps.step(
+        given,
+        None if finite is None else ops.convert_to_tensor(finite),
+        None if inv_scale is None else tensor(inv_scale),
+    )
+    if steps.measure:
+        assert bool(found) is not (finite is False and has_elements)
+    if finite is False:
+        assert [a.tobytes() for a in steps.values()] == [b.tobytes() for b in before]
+    else:
+        factor = np.float32(1.0 if inv_scale is None else inv_scale)
+        steps.assert_stepped_like_numpy(
+            before, [g.astype("float64") * factor for g in grads]
+        )
+    for tensor_, g in zip(given, grads, strict=True):
+        assert ops.convert_to_numpy(tensor_).tobytes() == g.tobytes()
+
+
+LARS_FORMS = {
+    f"{name}{', nesterov' if nesterov else ''}": dict(nesterov=nesterov, **settings)
+    for name, settings in {
+        "classic": dict(momentum=0.9, weight_decay=0.1, trust_ratio=MODEL_GARDEN),
+        "not decayed": dict(momentum=0.9, weight_decay=0.0, trust_ratio=MODEL_GARDEN),
+        "without momentum": dict(
+            momentum=0.0, weight_decay=0.1, trust_ratio=MODEL_GARDEN
+        ),
+        "popular": dict(
+            momentum=0.9,
+            weight_decay=0.1,
+            trust_ratio=MODEL_GARDEN,
+            classic_momentum=False,
+        ),
+        "paper": dict(momentum=0.9, weight_decay=0.1, trust_ratio=PAPER),
+        "excluded": dict(momentum=0.9, weight_decay=0.0, trust_ratio=None),
+    }.items()
+    for nesterov in (False, True)
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("form", LARS_FORMS.values(), ids=LARS_FORMS)
+def test_lars_steps_equal_numpy_in_float64_when_compiled(compiled, snapshot, form):
+    random = np.random.default_rng(0)
+    shapes = [(3, 4), (), (5,), (2, 0)]
+    weights, momentums = ([random.normal(size=s) for s in shapes] for _ in range(2))
+    momentums[2] = np.full(5, -0.0)
+    inv_scale = 2.0**-10
+    rule = lars_rule(**form)
+    way = backend.fused_step, backend.measure
+    steps = LARSSteps(way, weights, momentums, [rule] * 4)
+    call = compiled(steps.step, steps.state)
+    for finite in [True, False, True]:
+        grads = [random.normal(size=s).astype("float32") for s in shapes]
+        given = [g / np.float32(inv_scale) for g in grads]
+        if not finite:
+            given[1] = np.float32(np.inf)
+        before, bits = steps.values(), snapshot(steps.state)
+        found = call(
+            [tensor(g) for g in given],
+            ops.convert_to_tensor(finite),
+            tensor(inv_scale),
+        )
+        assert bool(found) is finite
+        if finite:
+            steps.assert_stepped_like_numpy(before, grads)
+        else:
+            assert snapshot(steps.state) == bits
+
+
+@each_way_of_steps
+def test_a_large_gradient_moves_a_layer_that_hardly_decays(way):
+    # Divided by the decay, the gradient's norm would overflow.
+    weights, gradient = np.array([3.0, 4.0]), np.array([6e12, -8e12])
+    rule = lars_rule(momentum=0.9, weight_decay=1e-8, trust_ratio=MODEL_GARDEN)
+    steps = LARSSteps(way, [weights], [np.zeros(2)], [rule])
+    steps.step([tensor(gradient)])
+    # By the ratio of 0.1 * 5 / 1e13.
+    moved = LEARNING_RATE * 0.1 * 5 * np.array([0.6, -0.8])
+    np.testing.assert_allclose(steps.values()[0], weights - moved, rtol=1e-6)
+
+
+WITH_NORMS = implementations("fused_step", "measure")
+if backend.UPDATES_IN_PLACE:
+    # On such an accelerator the norms of scaled gradients may overflow, unseen.
+    WITH_NORMS.pop("accelerator", None)
+
+
+@in_each_way("way", WITH_NORMS)
+def test_the_step_takes_the_norms_that_were_measured(way):
+    # So that it reads the gradient no second time. To show it, they are of another.
+    fused_step, measure = way
+    weights, gradient = np.array([3.0, 4.0]), np.array([6.0, -8.0])
+    rule = lars_rule(momentum=0.0, weight_decay=0.0, trust_ratio=MODEL_GARDEN)
+    steps = LARSSteps((fused_step, None), [weights], [np.zeros(2)], [rule])
+    found = measure(
+        [tensor(4.0 * gradient)],
+        rules=[rule],
+        targets=Targets([tensor(weights)], [(tensor([0, 0]),)]),
+    )
+    fused_step([rule], steps.targets(), [tensor(gradient)], found)
+    expected, _ = lars_in_numpy(rule, gradient, weights, np.zeros(2))
+    moved = steps.values()[0] - weights
+    np.testing.assert_allclose(moved, (expected - weights) / 4, rtol=1e-5)
+
+
+@pytest.mark.exhaustive
+@each_way_of_steps
+@pytest.mark.parametrize("form", LARS_FORMS.values(), ids=LARS_FORMS)
+def test_how_a_gradient_lies_in_memory_does_not_matter(way, snapshot, form):
+    random = np.random.default_rng(0)
+    weights, momentums = (random.normal(size=(3, 4)) for _ in range(2))
+    gradient = np.outer([1.0, -2.0, 3.0], np.ones(4))
+    layouts = [
+        tensor(gradient),
+        transposed(tensor(gradient.T)),
+        ops.broadcast_to(tensor([[1.0], [-2.0], [3.0]]), (3, 4)),
+        ops.flip(tensor(gradient[::-1]), axis=0),
+    ]
+    results = []
+    for layout in layouts:
+        steps = LARSSteps(way, [weights], [momentums], [lars_rule(**form)])
+        steps.step([layout], inv_scale=tensor(0.5))
+        results.append(snapshot(steps.state))
+    assert results[1:] == results[:1] * 3
+
+
+@pytest.mark.exhaustive
+@each_way_of_steps
+def test_each_variable_takes_its_own_rule_whatever_its_size(way):
+    # On PyTorch they go to the kernels in chunks of 2**18 elements and of one rule.
+    random = np.random.default_rng(0)
+    sizes = [3, 2**18 + 1, 0, 2**17, 5, 2**17, 2**17, 2]
+    forms = [LARS_FORMS[name] for name in ("classic", "popular, nesterov", "excluded")]
+    rules_ = [lars_rule(**form) for form in forms]
+    steps = LARSSteps(
+        way,
+        [random.normal(size=s) for s in sizes],
+        [random.normal(size=s) for s in sizes],
+        [rules_[i % 3] for i in range(len(sizes))],
+    )
+    before = steps.values()
+    grads = [random.normal(size=s).astype("float32") for s in sizes]
+    steps.step([tensor(g) for g in grads])
+    steps.assert_stepped_like_numpy(before, grads)
+
+
+@pytest.mark.exhaustive
+@each_way_of_steps
+@pytest.mark.parametrize("form", ["classic", "not decayed", "popular", "paper"])
+def test_trust_ratios_of_many_elements_keep_their_digits(way, form):
+    # As many as the last layer of a ResNet-50 has. What is lost of the one norm must
+    # not be lost of the other as well, so the gradient is of another kind.
+    weights = np.random.default_rng(0).standard_normal(2**21, dtype="float32")
+    gradient = np.ones(2**21, "float32")
+    rule = lars_rule(**LARS_FORMS[form])
+    steps = LARSSteps(way, [weights], [np.zeros(2**21)], [rule])
+    steps.step([tensor(gradient)])
+    expected, _ = lars_in_numpy(
+        rule, *(np.asarray(x, "float64") for x in (gradient, weights)), np.zeros(2**21)
+    )
+    moved = np.linalg.norm(weights - steps.values()[0].astype("float64"))
+    np.testing.assert_allclose(moved, np.linalg.norm(weights - expected), rtol=1e-6)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("inv_scale", [None, 2.0**-15, 2.0])
+@pytest.mark.parametrize("is_measured", [False, True])
+def test_a_gradient_whose_norm_overflows_moves_nothing_and_is_no_overflow(
+    compiled, is_measured, inv_scale
+):
+    # 1e25 is finite, its square is not: eeta * |w| / inf is 0.
+    rule = lars_rule(momentum=0.5, weight_decay=0.0, trust_ratio=MODEL_GARDEN)
+    way = backend.fused_step, backend.measure if is_measured else None
+    steps = LARSSteps(way, [np.array([3.0, 4.0])], [np.ones(2)], [rule])
+
+    def step(grads, finite):
+        return steps.step(
+            grads, finite, None if inv_scale is None else tensor(inv_scale)
+        )
+
+    call = compiled(step, steps.state)
+    found = call([tensor([1e25, -1e30])], ops.convert_to_tensor(True))
+    assert bool(found)
+    weights, momentum = steps.values()
+    assert momentum.tolist() == [0.5, 0.5]
+    assert weights.tolist() == [2.5, 3.5]

@@ -1,0 +1,437 @@
+"""`fused_step` against the Keras optimizer's own step, and what it takes.
+
+`test_fused_lars.py` has LARS, against its formula in NumPy float64.
+"""
+
+from functools import partial
+
+import hypothesis
+import keras
+import numpy as np
+import pytest
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as st_numpy
+from keras import ops
+
+from keras_lso import LAMB, LARS, NovoGrad
+from keras_lso._backend import backend
+from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.targets import Targets
+from keras_lso._core.fused_step import FusedStep, slots_of, stored_in
+from keras_lso._keras_internals import rules
+from keras_lso._keras_internals.optimizers import iteration_variable
+from keras_lso._keras_internals.rules import fitting_rule
+from keras_lso._keras_internals.variables import storage_of
+from keras_lso.optimizers.lamb import LAMBRule
+from keras_lso.optimizers.lars import LARSRule
+from testing import optimizers as table
+from testing.primitives import (
+    IS_TENSORFLOW,
+    REFERENCE,
+    implementations,
+    in_each_way,
+    storage,
+)
+from testing.tensors import numpy, tensor
+from testing.tiers import is_full
+
+# JAX has float64 only where x64 is on; `tensor` skips where it is not.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64"),
+    pytest.mark.filterwarnings("ignore:overflow encountered in cast"),
+]
+
+
+# --- Steps equal those of Keras ---------------------------------------------------
+
+each_fused_step = in_each_way("fused_step", implementations("fused_step"))
+
+# What the table has at one rate, with other hyperparameters as well.
+MORE = {
+    "adam": partial(keras.optimizers.Adam, 0.01, beta_1=0.8, beta_2=0.95, epsilon=1e-5),
+    "adam with a schedule": partial(
+        keras.optimizers.Adam, keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
+    ),
+    "nadam": partial(keras.optimizers.Nadam, 0.01, beta_1=0.8, beta_2=0.95),
+    "adamax": partial(keras.optimizers.Adamax, 0.01, beta_1=0.8, beta_2=0.95),
+    "lion": partial(keras.optimizers.Lion, 0.01, beta_1=0.8, beta_2=0.95),
+    "rmsprop": partial(keras.optimizers.RMSprop, 0.1, rho=0.8, epsilon=1e-5),
+    "lars with a schedule and decay": partial(
+        LARS, keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5), decay=0.5
+    ),
+    "lamb, bounded": partial(
+        LAMB, 0.1, 0.8, 0.95, bias_correction=False, min_trust_ratio=0.25
+    ),
+}
+# Few of them are as sensitive to the rate as their norms are.
+RATES = {"keras lamb": 0.01, **dict.fromkeys(table.OURS, 0.5), "lamb": 0.1}
+OPTIMIZERS = {
+    **MORE,
+    **{
+        f"{name} at {rate}{', with decay' if options else ''}": partial(
+            make, rate, **options
+        )
+        for name, make in table.OPTIMIZERS.items()
+        for rate in [RATES.get(name, 0.01)]
+        for options in ({}, table.decaying(make))
+    },
+}
+if keras.backend.backend() == "jax":
+    # No other rule has a fused step there: XLA fuses the optimizer's own.
+    OPTIMIZERS = {
+        n: make for n, make in OPTIMIZERS.items() if n.startswith(("la", "novo"))
+    }
+
+
+class StepByStepLARS(LARS):
+    """A subclass, which Keras updates variable by variable."""
+
+
+class StepByStepLAMB(LAMB):
+    """Another."""
+
+
+class StepByStepNovoGrad(NovoGrad):
+    """Another."""
+
+
+STEP_BY_STEP = {
+    LARS: StepByStepLARS,
+    LAMB: StepByStepLAMB,
+    NovoGrad: StepByStepNovoGrad,
+}
+
+
+def plain_optimizer(make):
+    """The optimizer itself, whose steps no kernel takes."""
+    optimizer = make()
+    if type(optimizer) in STEP_BY_STEP:
+        twin = STEP_BY_STEP[type(optimizer)]
+        return twin.from_config(optimizer.get_config())
+    return optimizer
+
+
+LAMBS = LAMBRule, rules.Lamb
+
+
+class FusedOptimizer:
+    """A Keras optimizer whose steps are taken by `fused_step`."""
+
+    def __init__(self, make, weights, fused_step, low=None):
+        self.fused_step = fused_step
+        self.low = low
+        self.weights = [keras.Variable(w) for w in weights]
+        self.optimizer = make()
+        self.optimizer.build(self.weights)
+        self.state = self.weights + self.optimizer.variables
+        initial = map(ops.convert_to_numpy, self.state)
+        self.largest = np.array([np.abs(v).max(initial=0) for v in initial])
+        self.rule = fitting_rule(self.optimizer, self.weights)
+
+    def step(self, grads, finite, inv_scale):
+        slots = slots_of(self.rule, self.optimizer, self.weights)
+        written = Targets(self.weights, slots)
+        targets = stored_in(written)
+        made = FusedStep(
+            self.rule, self.optimizer, targets.variables, written, targets
+        ).rules()
+        weights, slots = (storage(self.fused_step, v) for v in (self.weights, slots))
+        low = self.low and [
+            None if v is None else storage(self.fused_step, [v])[0] for v in self.low
+        ]
+        found = Measurement(finite)
+        targets = Targets(weights, slots, low)
+        self.fused_step(made, targets, grads, found, inv_scale)
+        if self.rule.finish:
+            made[0].finish(self.optimizer, finite)
+        iteration = iteration_variable(self.optimizer)
+        iteration.assign_add(ops.cast(finite, iteration.dtype))
+
+    def assert_close_to(self, weights, optimizer):
+        """Equal to a share of the largest magnitude that each tensor has had."""
+        actual = [ops.convert_to_numpy(v) for v in self.state]
+        magnitudes = [np.abs(a).max(initial=0) for a in actual]
+        self.largest = np.maximum(self.largest, magnitudes)
+        # Weights: some eight roundings of 1.2e-7 each. Slots: 1 - beta_2 is 0.001 to
+        # Keras and 1 - float32(0.999) to a kernel in float32. These are 1.3e-5 apart,
+        # and the velocities are proportional to it. Nadam's formula has the latter, but
+        # on PyTorch Keras has the former; its steps are divided by the root of them.
+        # LAMB's rate is of the norm of the weights, which feeds their errors back.
+        of_weights = {rules.Nadam: 1e-5, **dict.fromkeys(LAMBS, 2e-6)}
+        of_weights = of_weights.get(self.rule, 1e-6)
+        shares = [of_weights] * len(weights) + [2e-5] * len(optimizer.variables)
+        expected = [*weights, *optimizer.variables]
+        for a, e, tolerance in zip(
+            actual, expected, shares * self.largest, strict=True
+        ):
+            e = ops.convert_to_numpy(e)
+            np.testing.assert_allclose(a, e, rtol=0, atol=tolerance)
+
+
+SHAPES = st_numpy.array_shapes(min_dims=0, max_dims=2, max_side=3)
+if keras.backend.backend() == "jax":
+    # It compiles each operation for each new shape.
+    SHAPES = st.sampled_from([(), (3,), (2, 3)])
+
+
+# An eager step takes ten times as long there, and is the same for all numbers.
+EXAMPLES = 4 if IS_TENSORFLOW and not is_full() else 10
+
+
+@each_fused_step
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@hypothesis.settings(max_examples=EXAMPLES)
+@hypothesis.given(
+    shapes=st.lists(SHAPES, min_size=1, max_size=2),
+    pattern=st.lists(st.booleans(), min_size=1, max_size=4),
+    scale=st.sampled_from([1.0, 2.0**-14, 1000.0, 2.0**15, 2.0**24]),
+    magnitude=st.sampled_from([1e-4, 1.0, 1e4]),
+    dtype=st.sampled_from(["float32", "float16"]),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_fused_steps_equal_the_steps_of_the_keras_optimizer(
+    make, fused_step, shapes, pattern, scale, magnitude, dtype, seed
+):
+    random = np.random.default_rng(seed)
+    weights = [random.normal(size=s).astype("float32") for s in shapes]
+    fused = FusedOptimizer(make, weights, fused_step)
+    plain, plain_weights = plain_optimizer(make), [keras.Variable(w) for w in weights]
+    for finite in pattern:
+        largest = 6e4 if dtype == "float16" else 3e38
+        grads = [
+            np.clip(random.normal(size=s) * magnitude * scale, -largest, largest)
+            for s in shapes
+        ]
+        grads = [np.asarray(g, dtype) for g in grads]
+        if not finite:
+            grads[-1] = np.full_like(grads[-1], np.inf)
+        before = [np.array(v.numpy()).tobytes() for v in fused.state]
+        fused.step(
+            [ops.convert_to_tensor(g) for g in grads],
+            ops.convert_to_tensor(finite),
+            ops.convert_to_tensor(1.0 / scale, dtype="float32"),
+        )
+        if finite:
+            unscaled = [g.astype("float32") / np.float32(scale) for g in grads]
+            plain.apply([ops.convert_to_tensor(g) for g in unscaled], plain_weights)
+            fused.assert_close_to(plain_weights, plain)
+        else:
+            after = [np.array(v.numpy()).tobytes() for v in fused.state]
+            assert after == before
+
+
+OF_THE_FRAMEWORK = implementations("fused_step")
+if len(OF_THE_FRAMEWORK) > 1:
+    # Keras itself has another formula for PyTorch: its `1 - beta` is not rounded.
+    del OF_THE_FRAMEWORK["reference"]
+
+
+TO_THE_BIT = [keras.optimizers.Lion]
+if backend.UPDATES_IN_PLACE:
+    # The kernels do there what Keras does, in its order; XLA and TensorFlow's do not.
+    TO_THE_BIT += [keras.optimizers.RMSprop, keras.optimizers.Adagrad]
+    TO_THE_BIT += [keras.optimizers.Nadam, keras.optimizers.Adamax]
+
+
+@pytest.mark.parametrize("make", TO_THE_BIT)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@in_each_way("fused_step", OF_THE_FRAMEWORK)
+def test_fused_steps_are_keras_own_to_the_bit(fused_step, dtype, make, snapshot):
+    random = np.random.default_rng(0)
+    # What packs small tensors and what does not.
+    weights = [random.normal(size=s).astype("float32") for s in [(), (3, 5), (40_001,)]]
+    fused = FusedOptimizer(make, weights, fused_step)
+    plain, plain_weights = make(), list(map(keras.Variable, weights))
+    scale = 2.0**8
+    for finite in [True, True, False, True]:
+        grads = [
+            np.asarray(random.normal(size=w.shape) * scale, dtype) for w in weights
+        ]
+        grads[0] = grads[0] if finite else np.asarray(np.nan, dtype)
+        given = [ops.convert_to_tensor(g) for g in grads]
+        fused.step(given, ops.convert_to_tensor(finite), tensor(1.0 / scale))
+        if finite:
+            unscaled = [g.astype("float32") / np.float32(scale) for g in grads]
+            plain.apply([ops.convert_to_tensor(g) for g in unscaled], plain_weights)
+        assert snapshot(fused.state) == snapshot([*plain_weights, *plain.variables])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_fused_steps_are_the_same_when_compiled(make, compiled, snapshot):
+    random = np.random.default_rng(0)
+    weights = [random.normal(size=s).astype("float32") for s in [(3, 4), (), (5,)]]
+    scale = 2.0**10
+    fast = FusedOptimizer(make, weights, backend.fused_step)
+    plain, plain_weights = plain_optimizer(make), [keras.Variable(w) for w in weights]
+    step = compiled(fast.step, fast.state)
+    for finite in [True, True, False, True]:
+        grads = [random.normal(size=w.shape).astype("float32") for w in weights]
+        arguments = (
+            [tensor(g * scale if finite else g * np.nan) for g in grads],
+            ops.convert_to_tensor(finite),
+            tensor(1.0 / scale),
+        )
+        before = snapshot(fast.state)
+        step(*arguments)
+        assert (snapshot(fast.state) == before) is not finite
+        if finite:
+            plain.apply([tensor(g) for g in grads], plain_weights)
+        fast.assert_close_to(plain_weights, plain)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+@each_fused_step
+def test_fifty_fused_steps_from_zero_equal_those_of_the_keras_optimizer(
+    make, fused_step, compiled_once
+):
+    # A weight that starts at zero is nothing but its steps: their relative errors
+    # are its own. All gradients have the same sign, so that none of them cancel.
+    random = np.random.default_rng(0)
+    weights = [np.zeros((3, 4), "float32"), np.zeros(4, "float32")]
+    fused = FusedOptimizer(make, weights, fused_step)
+    plain, plain_weights = plain_optimizer(make), [keras.Variable(w) for w in weights]
+    plain.build(plain_weights)
+
+    def step_both(*grads):
+        fused.step(list(grads), ops.convert_to_tensor(True), tensor(1.0))
+        plain.apply(list(grads), plain_weights)
+
+    state = fused.state + plain_weights + plain.variables
+    step_both = compiled_once(step_both, state)
+    for _ in range(50):
+        grads = [random.uniform(0.5, 1.5, size=w.shape) for w in weights]
+        step_both(*(tensor(g) for g in grads))
+    fused.assert_close_to(plain_weights, plain)
+
+
+# As the variables of masters: of one dtype, of another, and of none; of a size that is
+# and one that is not a multiple of four elements.
+LOW_PRECISION = [
+    ("float16", (2, 4)),
+    ("bfloat16", (3,)),
+    (None, (3,)),
+    ("float16", (5,)),
+]
+
+
+@pytest.mark.exhaustive
+@each_fused_step
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_fused_steps_of_masters_keep_their_variables_in_step(
+    make, fused_step, compiled
+):
+    random = np.random.default_rng(0)
+    weights = [random.normal(size=s).astype("float32") for _, s in LOW_PRECISION]
+    weights[0][0] = -0.0, 0.0, 1e-9, 7e4
+    low = [dtype and keras.Variable(ops.zeros(s), dtype) for dtype, s in LOW_PRECISION]
+    fused = FusedOptimizer(make, weights, fused_step, low)
+    alone = FusedOptimizer(make, weights, fused_step)
+
+    def write():
+        for v, master in zip(low, fused.weights, strict=True):
+            if v is not None:
+                v.assign(backend.rounded(ops.convert_to_tensor(master), v.dtype))
+
+    write()
+    present = [v for v in low if v is not None]
+    step = compiled(fused.step, fused.state + present)
+    for number, finite in enumerate([True, True, False, True]):
+        if number == 1:
+            # The last one is assigned from outside: its master starts from there.
+            low[-1].assign(low[-1] + 1)
+            alone.weights[-1].assign(ops.cast(low[-1], "float32"))
+        if number == 2:
+            # On an overflow nothing changes, not even what differs.
+            low[0].assign(low[0] * 2)
+        grads = [tensor(random.normal(size=w.shape) * 2.0**10) for w in weights]
+        rest = ops.convert_to_tensor(finite), tensor(2.0**-10)
+        before = [array.tobytes() for array in map(numpy, present + fused.state)]
+        step(grads, *rest)
+        if not finite:
+            after = [array.tobytes() for array in map(numpy, present + fused.state)]
+            assert after == before
+            low[0].assign(low[0] * 0.5)
+            continue
+        alone.step(grads, *rest)
+        fused.assert_close_to(alone.weights, alone.optimizer)
+        kept = [numpy(v) for v in low if v is not None]
+        write()
+        for v, value in zip(present, kept, strict=True):
+            np.testing.assert_array_equal(numpy(v), value)
+    assert np.isfinite(numpy(low[0])).all()
+
+
+@pytest.mark.exhaustive
+@each_fused_step
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_a_skipped_fused_step_keeps_negative_zeros(
+    make, fused_step, compiled, snapshot
+):
+    negative_zeros = np.full(3, -0.0, "float32")
+    fused = FusedOptimizer(make, [negative_zeros], fused_step)
+    for variable in fused.state:
+        if variable.shape == (3,):
+            variable.assign(np.full(3, -0.0, "float32"))
+    before = snapshot(fused.state)
+    step = compiled(fused.step, fused.state)
+    step([tensor([np.inf, 0.0, 1.0])], ops.convert_to_tensor(False), tensor(1.0))
+    assert snapshot(fused.state) == before
+
+
+@pytest.mark.exhaustive
+@each_fused_step
+@pytest.mark.parametrize("learning_rate", [1e-3, 0.3, 0.0])
+def test_many_small_decays_add_up(fused_step, learning_rate, compiled_once):
+    # No gradient: the weights do nothing but decay.
+    def make():
+        return keras.optimizers.AdamW(learning_rate, weight_decay=0.0041)
+
+    weights = np.linspace(-1.0, 1.0, 1001, dtype="float32")
+    fused = FusedOptimizer(make, [weights], fused_step)
+    step = compiled_once(fused.step, fused.state)
+    for _ in range(300):
+        step([tensor(np.zeros(1001))], ops.convert_to_tensor(True), tensor(1.0))
+    decay = float(np.float32(learning_rate) * np.float32(0.0041))
+    expected = weights.astype("float64") * (1.0 - decay) ** 300
+    error = numpy(fused.weights[0]) - expected
+    # Each step rounds each weight by up to 3e-8, a weight often to the same side.
+    assert np.abs(error).max() <= 300 * 3e-8
+    # On average over the weights that is nothing, unless the factor itself is rounded.
+    is_large = np.abs(expected) > 0.5
+    relative = np.divide(error, expected, where=is_large, out=np.zeros_like(error))
+    assert abs(np.mean(relative)) <= 3e-7
+
+
+def test_the_reference_never_claims_to_be_the_faster_way():
+    assert REFERENCE.fused_step_takes(None, [], []) is False
+
+
+# --- What a kernel takes ------------------------------------------------------
+
+
+def takes(variables, grads):
+    return backend.fused_step_takes(LARSRule, storage_of(variables), grads)
+
+
+def test_a_kernel_takes_float32_variables_and_dense_gradients_only():
+    variables = [keras.Variable([1.0, 2.0]), keras.Variable(3.0)]
+    grads = [tensor([1.0, 2.0]), tensor(3.0)]
+    assert takes(variables, grads)
+    for dtype in ("float16", "bfloat16"):
+        narrow = keras.Variable([1.0, 2.0], dtype=dtype)
+        narrow_grads = [tensor([1.0, 2.0], dtype), grads[1]]
+        assert not takes([narrow, variables[1]], narrow_grads)
+
+
+def test_no_kernel_takes_a_float64_gradient():
+    variables = [keras.Variable([1.0, 2.0]), keras.Variable(3.0)]
+    grads = [tensor([1.0, 2.0]), tensor(3.0, "float64")]
+    assert not takes(variables, grads)
+
+
+def test_no_kernel_takes_a_sparse_gradient(sparse_gradient):
+    variables = [keras.Variable(np.ones((3, 1), "float32"))]
+    grads = [sparse_gradient(np.ones((1, 1), "float32"), [2], (3, 1))]
+    assert not takes(variables, grads)

@@ -1,0 +1,307 @@
+"""`measure`: overflows are found, and the largest magnitude and norms are NumPy's."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_lso._backend import backend
+from keras_lso._backend.targets import Targets
+from keras_lso._keras_internals import rules
+from keras_lso.optimizers.lars import LARSRule
+from keras_lso.optimizers.novograd import NovoGradRule
+from testing.primitives import (
+    DTYPES,
+    MODEL_GARDEN,
+    NOT_FINITE,
+    PAPER,
+    REFERENCE,
+    implementations,
+    in_each_way,
+)
+from testing.tensors import number, numpy, tensor
+
+# JAX has float64 only where x64 is on; `tensor` skips where it is not.
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64"),
+    pytest.mark.filterwarnings("ignore:overflow encountered in cast"),
+]
+
+each_measure = in_each_way("measure", implementations("measure"))
+ADAPTIVE = LARSRule(1.0, momentum=0.9, weight_decay=0.0, trust_ratio=MODEL_GARDEN)
+# With the norms that each of them needs, the check is done another way.
+MEASURED_RULES = {
+    "no rule": None,
+    "without norms": rules.Momentum(1.0, 0.9),
+    "classic": ADAPTIVE,
+    "decayed": LARSRule(1.0, 0.9, weight_decay=0.5, trust_ratio=MODEL_GARDEN),
+    "popular": LARSRule(
+        1.0, 0.9, 0.5, MODEL_GARDEN, nesterov=True, classic_momentum=False
+    ),
+    "paper": LARSRule(1.0, 0.9, weight_decay=0.5, trust_ratio=PAPER),
+    "excluded": LARSRule(1.0, 0.9, weight_decay=0.0, trust_ratio=None),
+    "novograd": NovoGradRule(1.0, 0.9, 0.98, 1e-8),
+}
+with_and_without_rules = pytest.mark.parametrize(
+    "rule", MEASURED_RULES.values(), ids=MEASURED_RULES
+)
+
+
+def measured_for(rule, grads):
+    """What `measure` is told of the rules: variables of 2, slots of -1."""
+    if rule is None:
+        return {}
+    columns = [[ops.full(g.shape, value) for g in grads] for value in (2.0, -1.0, 0.0)]
+    slots = list(zip(*columns[1 : 1 + len(rule.slots)], strict=True))
+    return {
+        "rules": [rule] * len(grads),
+        "targets": Targets(columns[0], slots or [()] * len(grads)),
+    }
+
+
+@pytest.mark.exhaustive
+@each_measure
+@pytest.mark.parametrize("bad", NOT_FINITE)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_bad_element_anywhere_is_found(measure, dtype, bad):
+    shapes = [(2, 3), (), (4,)]
+    good = [np.full(shape, 0.5) for shape in shapes]
+    for which, shape in enumerate(shapes):
+        for position in np.ndindex(shape):
+            grads = [values.copy() for values in good]
+            grads[which][position] = bad
+            found = measure([tensor(g, dtype) for g in grads])
+            assert not bool(found.finite), (which, position)
+    assert bool(measure([tensor(g, dtype) for g in good]).finite)
+
+
+@pytest.mark.exhaustive
+@each_measure
+@with_and_without_rules
+@pytest.mark.parametrize("bad", NOT_FINITE)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_one_bad_element_is_found_for_every_rule(measure, dtype, bad, rule):
+    for position in range(4):
+        values = [0.5, -0.5, 0.25, 1.0]
+        values[position] = bad
+        grads = [tensor([1.0], dtype), tensor(values, dtype)]
+        assert not bool(measure(grads, **measured_for(rule, grads)).finite)
+    grads = [tensor([1.0], dtype), tensor([0.5, -0.5, 0.25, 1.0], dtype)]
+    assert bool(measure(grads, **measured_for(rule, grads)).finite)
+
+
+@pytest.mark.exhaustive
+@each_measure
+@with_and_without_rules
+def test_infinities_that_cancel_are_found(measure, rule):
+    grads = [tensor([np.inf, -np.inf, 1.0])]
+    assert not bool(measure(grads, **measured_for(rule, grads)).finite)
+
+
+LARGEST = {"float16": 65504.0, "bfloat16": 3.38e38, "float32": 3.4e38, "float64": 1e300}
+
+
+@pytest.mark.exhaustive
+@each_measure
+@with_and_without_rules
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
+def test_huge_gradients_are_finite(measure, dtype, rule):
+    assert_huge_is_finite(measure, dtype, rule)
+
+
+@each_measure
+def test_huge_float64_gradients_are_finite(measure):
+    # There is no rule for them: `fused_step_takes` refuses them.
+    assert_huge_is_finite(measure, "float64", None)
+
+
+def assert_huge_is_finite(measure, dtype, rule):
+    huge = LARGEST[dtype]
+    for grads in (
+        [[huge] * 5],  # the sum overflows
+        [[huge, huge, -huge, -huge]],  # so may part of it
+        [[huge], [huge], [-huge]],
+        [[min(huge, 1e20)]],  # the sum does not, but its square does
+        [[min(huge, 1e25)] * 3],
+    ):
+        grads = [tensor(g, dtype) for g in grads]
+        assert bool(measure(grads, **measured_for(rule, grads)).finite), grads
+
+
+UNSCALED = [
+    # magnitude, inv_scale, finite
+    (1e38, 2.0, True),
+    (1e38, 8.0, False),
+    (1e25, 1e15, False),
+    (1e25, 1e10, True),
+    (1e15, 1e25, False),  # the norm is finite
+    (1e15, 1e20, True),
+    (np.inf, 2.0**-15, False),
+    (3e38, 2.0**-15, True),
+    (3e38, 1.0, True),
+    (np.nan, 1e-3, False),
+]
+
+
+@pytest.mark.exhaustive
+@each_measure
+@with_and_without_rules
+@pytest.mark.parametrize("magnitude, inv_scale, finite", UNSCALED)
+def test_gradients_that_overflow_only_when_unscaled_are_found(
+    measure, magnitude, inv_scale, finite, rule
+):
+    grads = [tensor([1.0]), tensor([0.5, -magnitude])]
+    told = measured_for(rule, grads)
+    found = measure(grads, inv_scale=tensor(inv_scale), **told)
+    assert bool(found.finite) is finite
+
+
+@each_measure
+@pytest.mark.parametrize("rule", ["no rule", "classic", "novograd"])
+def test_a_finite_norm_proves_nothing_where_unscaling_enlarges(measure, rule):
+    # The squares of these are finite, and their products with 1e25 are not.
+    grads = [tensor([1.0]), tensor([0.5, -1e15])]
+    told = measured_for(MEASURED_RULES[rule], grads)
+    assert not bool(measure(grads, inv_scale=tensor(1e25), **told).finite)
+
+
+@each_measure
+def test_empty_gradients_are_finite(measure):
+    found = measure([tensor(np.zeros(0)), tensor(np.zeros((3, 0)))], amax=True)
+    assert bool(found.finite)
+    assert number(found.amax) == 0.0
+
+
+@pytest.mark.exhaustive
+@each_measure
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_largest_magnitude_equals_numpy_in_float64(measure, dtype):
+    random = np.random.default_rng(0)
+    shapes = [(3, 4, 5), (), (0,), (7,), (2, 0)]
+    grads = [tensor(random.normal(size=shape), dtype) for shape in shapes]
+    found = measure(grads, amax=True)
+    exact = [numpy(g) for g in grads]
+    assert bool(found.finite)
+    top = max(np.abs(e).max() for e in exact if e.size)
+    assert number(found.amax) == np.float32(top)
+
+
+@each_measure
+def test_dtypes_may_be_mixed(measure):
+    grads = [tensor([3.0, 4.0], "float16"), tensor([-12.0], "bfloat16"), tensor(5.0)]
+    found = measure(grads, amax=True, **measured_for(ADAPTIVE, grads))
+    assert bool(found.finite)
+    assert number(found.amax) == 12.0
+
+
+@each_measure
+def test_the_results_are_float32_and_boolean_scalars(measure):
+    found = measure([tensor([1.0], "float16")], amax=True)
+    results = found.finite, found.amax
+    assert [keras.backend.standardize_dtype(r.dtype) for r in results] == [
+        "bool",
+        "float32",
+    ]
+    assert [tuple(r.shape) for r in results] == [(), ()]
+
+
+@each_measure
+def test_norms_and_largest_magnitude_come_only_when_asked_for(measure):
+    found = measure([tensor([1.0])])
+    assert found.gradient_norms is found.rule_norms is None
+    assert found.amax is None
+
+
+def test_the_reference_returns_the_norms_that_each_rule_asks_for():
+    # The variable is 2, 2 and the slot -1, -1; the gradient is unscaled first.
+    grads = [tensor([12.0, 16.0])] * len(MEASURED_RULES)
+    told = [measured_for(rule, grads[:1]) for rule in list(MEASURED_RULES.values())[1:]]
+    found = REFERENCE.measure(
+        grads[1:],
+        inv_scale=0.25,
+        rules=[t["rules"][0] for t in told],
+        targets=Targets(
+            [t["targets"].variables[0] for t in told],
+            [t["targets"].slots[0] for t in told],
+        ),
+    )
+    of_the_variable = np.sqrt(8.0)
+    # Popular: d is 4, 5; v is 3.1, 4.1; u is 0.9 * v + d.
+    expected = {
+        "without norms": None,
+        "classic": (5.0, of_the_variable),
+        "decayed": (np.hypot(4, 5), of_the_variable),
+        "popular": (np.hypot(6.79, 8.69), of_the_variable),
+        "paper": (5.0, of_the_variable),
+        "excluded": None,
+        "novograd": (5.0,),
+    }
+    for norms, (name, by_hand) in zip(found.rule_norms, expected.items(), strict=True):
+        if by_hand is None:
+            assert norms is None, name
+        else:
+            # A few roundings of 6e-8.
+            actual = [number(n) for n in norms]
+            np.testing.assert_allclose(actual, by_hand, rtol=5e-7, err_msg=name)
+
+
+@pytest.mark.exhaustive
+@with_and_without_rules
+def test_measuring_is_the_same_when_compiled(compiled, rule):
+    def measure(grads, inv_scale):
+        told = measured_for(rule, grads)
+        found = backend.measure(grads, amax=True, inv_scale=inv_scale, **told)
+        return found.finite, found.amax
+
+    call = compiled(measure, [])
+    for values, inv_scale, finite in [
+        ([1.0, -2.0], 1.0, True),
+        ([3e38, 3e38], 1.0, True),
+        ([1.0, np.nan], 1.0, False),
+        ([-np.inf, -2.0], 1.0, False),
+        ([3e38, np.inf], 1.0, False),
+        *(([0.5, -m], inv_scale, finite) for m, inv_scale, finite in UNSCALED),
+    ]:
+        found = call([tensor(values), tensor([0.25])], tensor(inv_scale))
+        assert bool(found[0]) is finite, (values, inv_scale)
+        if np.all(np.isfinite(values)):
+            assert number(found[1]) == np.float32(np.abs(values).max())
+
+
+@pytest.mark.exhaustive
+@each_measure
+@pytest.mark.parametrize("bad", NOT_FINITE)
+def test_a_bad_element_in_a_sparse_gradient_is_found(measure, sparse_gradient, bad):
+    for row in range(3):
+        values = np.ones((3, 2), "float32")
+        values[row, 1] = bad
+        grads = [tensor([1.0]), sparse_gradient(values, [4, 1, 4], (5, 2))]
+        assert not bool(measure(grads).finite), row
+
+
+@each_measure
+def test_the_largest_magnitude_adds_up_rows_that_come_twice(
+    measure, sparse_gradient, compiled
+):
+    values = np.array([[3.0, -1.0], [1.0, 2.0], [1.0, 5.0], [-4.0, 2.0]], "float32")
+    rows = [4, 1, 4, 4]
+    dense = np.zeros((6, 2))
+    np.add.at(dense, rows, values.astype("float64"))
+    assert np.abs(dense).max() == 6.0  # and 5.0 in `values`
+
+    def measured(grads):
+        found = measure(grads, amax=True)
+        return found.finite, found.amax
+
+    gradient = sparse_gradient(values, rows, (6, 2))
+    finite, amax = compiled(measured, [])([gradient])
+    assert bool(finite)
+    assert number(amax) == 6.0
+
+
+@each_measure
+def test_rows_that_overflow_only_when_added_up_are_found(measure, sparse_gradient):
+    # Float16 rows add up in float16, as the optimizer would have added them up.
+    values = np.array([[60000.0], [60000.0]], "float16")
+    assert not bool(measure([sparse_gradient(values, [2, 2], (3, 1))]).finite)
+    assert bool(measure([sparse_gradient(values, [2, 1], (3, 1))]).finite)

@@ -1,0 +1,279 @@
+"""Steps of an optimizer by Triton's kernels, for which kernels of PyTorch are taken.
+
+Or by PyTorch's own, where Triton is missing or too old.
+"""
+
+import dataclasses
+import importlib.util
+import sys
+import warnings
+from types import SimpleNamespace
+
+import keras
+import numpy as np
+import pytest
+
+import keras_lso
+
+if keras.backend.backend() != "torch":
+    pytest.skip("JAX and TensorFlow compile a step", allow_module_level=True)
+
+import torch
+
+from keras_lso._backend import kernel_choice
+from keras_lso._backend.measurement import Measurement
+from keras_lso._backend.torch.chunks import Chunk
+from keras_lso._backend.torch.triton import steps as torch_triton
+from keras_lso._backend.torch.triton import trial as torch_triton_trial
+from keras_lso._keras_internals import rules
+from testing.beside_keras import Pair, bits, take
+from testing.triton_trials import (
+    BLOCK,
+    by_the_formula,
+    leaving,
+    never_skips,
+    raises,
+    rest_of_a_block,
+)
+
+pytestmark = pytest.mark.usefixtures("verdicts")
+
+
+class Kernels:
+    """Kernels of PyTorch that a step takes for Triton's.
+
+    Args:
+        kernel: One of those in `testing/triton_trials.py`.
+
+    Attributes:
+        calls: List with an item for each call but for those of trials.
+    """
+
+    BLOCK, tl = BLOCK, torch
+
+    def __init__(self, kernel):
+        self.kernel, self.calls = kernel, []
+
+    def step(self, launches, rule, grads, inv_scale, found, found_inf):
+        self.calls.append(type(rule))
+        for launch in launches:
+            weights, *slots = launch.group._rows
+            low = slots.pop() if launch.dtypes["COPY"] else []
+            chunk = SimpleNamespace(
+                variables=weights,
+                slots=slots,
+                pairs=list(zip(weights, low, strict=False)),
+            )
+            own = [grads[i] for i in launch.columns]
+            assert self.kernel(chunk, rule, own, inv_scale, found_inf)
+        return True
+
+    def step_by_itself(self, *args):
+        return self.kernel(*args)
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    """Lets a step take a CPU for a GPU, and `Kernels` for Triton's."""
+
+    def use(kernel):
+        made = Kernels(kernel)
+        take("accelerator", monkeypatch)
+        monkeypatch.setattr(torch_triton, "DEVICES", ("cpu",))
+        monkeypatch.setattr(torch_triton, "kernels", lambda: made)
+        monkeypatch.setattr(torch_triton, "_step", made.step)
+        monkeypatch.setattr(torch_triton, "_step_by_itself", made.step_by_itself)
+        return made
+
+    return use
+
+
+def test_what_has_passed_steps(on_a_gpu):
+    kernels, pair = on_a_gpu(by_the_formula), Pair(keras.optimizers.Adam)
+    for _ in range(3):
+        pair.step()
+    pair.overflow(np.inf)
+    pair.step_in_float16()
+    assert kernels.calls == [rules.Adam] * 5
+    pair.assert_alike()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("kernel", [never_skips, raises, leaving(rest_of_a_block)])
+def test_what_has_failed_is_replaced_by_pytorch(kernel, dtype, on_a_gpu):
+    kernels, pair = on_a_gpu(kernel), Pair(keras.optimizers.Adam, dtype=dtype)
+    with pytest.warns(UserWarning, match="failed its trial") as caught:
+        pair.step()
+    pair.overflow(np.inf)
+    for _ in range(2):
+        pair.step()
+    assert len(caught) == 1 and not kernels.calls
+    if dtype == "float32":
+        pair.assert_alike()
+    else:
+        pair.assert_weights_alike_in_float16()
+
+
+def test_a_failure_is_an_error_before_anything_has_changed(on_a_gpu, monkeypatch):
+    """Of the second of two chunks: the first is not stepped either."""
+    monkeypatch.setattr(kernel_choice, "KERNELS", "triton")
+
+    def wrong_in_a_decay(chunk, rule, *args):
+        return by_the_formula(chunk, dataclasses.replace(rule, weight_decay=0.0), *args)
+
+    def make(rate):
+        return keras_lso.LARS(rate, weight_decay_rate=0.1, exclude_1d=True)
+
+    kernels, pair = on_a_gpu(wrong_in_a_decay), Pair(make)
+    before = bits(pair.state())
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="failed its trial"):
+            pair.step()
+    assert bits(pair.state()) == before and not kernels.calls
+
+
+def test_what_is_tried_may_change_from_step_to_step(on_a_gpu, verdicts):
+    """In the options of the optimizer, and in the dtype of the gradients."""
+
+    def make(rate, **options):
+        return keras.optimizers.SGD(rate, momentum=0.9, **options)
+
+    kernels, pair = on_a_gpu(by_the_formula), Pair(make)
+    pair.step()
+    for optimizer in (pair.optimizer.inner_optimizer, pair.inner):
+        optimizer.nesterov = True
+    pair.step()
+    assert [v.rule.nesterov for _, _, v in verdicts] == [False, True]
+    pair.step_in_float16()
+    assert [v.gradient for _, _, v in verdicts][2:] == [torch.float16]
+    pair.step()
+    assert len(verdicts) == 3 and len(kernels.calls) == 4
+    pair.assert_alike()
+
+
+def test_gradients_of_several_dtypes_all_have_to_pass(on_a_gpu):
+    """Else a chunk would be stepped by two ways."""
+
+    def wrong_in_float16(chunk, rule, grads, inv_scale, found_inf):
+        is_wrong = grads[0].dtype == torch.float16
+        return (raises if is_wrong else by_the_formula)(
+            chunk, rule, grads, inv_scale, found_inf
+        )
+
+    kernels, pair = on_a_gpu(wrong_in_float16), Pair(keras.optimizers.Adam)
+    grads = pair.gradients()
+    scaled = [torch.tensor(g * float(pair.optimizer.loss_scale)) for g in grads]
+    scaled[1] = scaled[1].half()
+    with pytest.warns(UserWarning, match="gradients in torch.float16"):
+        pair.optimizer.apply(scaled, pair.ours)
+    assert not kernels.calls
+    pair.apply_to_keras(grads)
+    pair.assert_alike(1e-3)
+
+
+def test_steps_after_a_recorded_one_are_tried(on_a_gpu, monkeypatch, verdicts):
+    kernels, pair = on_a_gpu(by_the_formula), Pair(keras.optimizers.Adam)
+    with monkeypatch.context() as patch:
+        patch.setattr(torch_triton_trial, "_is_recorded", lambda device: True)
+        for _ in range(2):
+            pair.step()
+    assert not kernels.calls and not verdicts
+    for _ in range(2):
+        pair.step()
+    assert len(kernels.calls) == 2 and len(verdicts) == 1
+    pair.assert_alike()
+
+
+def test_a_step_that_is_like_the_last_asks_for_no_verdict(on_a_gpu, monkeypatch):
+    kernels, pair = on_a_gpu(by_the_formula), Pair(keras.optimizers.Adam)
+    pair.step()
+    monkeypatch.setattr(torch_triton_trial, "passes", None)
+    monkeypatch.setattr(torch_triton_trial, "sample_of", None)
+    pair.step()
+    assert len(kernels.calls) == 2
+
+
+def test_a_gradient_that_is_the_negative_of_what_it_holds_is_left_to_pytorch(on_a_gpu):
+    """PyTorch notes the sign of such a view, and memory has the other one."""
+    step = torch_triton._step
+    on_a_gpu(by_the_formula)
+    grad = torch.tensor([2.0 + 3.0j]).conj().imag
+    assert grad.is_neg() and grad.is_contiguous()
+    chunk = Chunk(True, [0], [torch.ones(1)], [], [])
+    launches = torch_triton._launches(chunk, [grad])
+    arguments = 1.0, Measurement(None), None
+    assert not step(launches, rules.SGD(torch.tensor(0.1)), [grad], *arguments)
+
+
+def test_what_the_host_interprets_takes_no_addresses_of_a_gpu(monkeypatch):
+    monkeypatch.setattr(
+        torch_triton, "kernels", lambda: SimpleNamespace(ARE_INTERPRETED=True)
+    )
+    grads = [SimpleNamespace(device=torch.device("cuda", 0))]
+    with pytest.raises(RuntimeError, match="on the host"):
+        torch_triton._step_by_itself(None, None, grads, 1.0, None)
+
+
+# --- Where there is no Triton ---------------------------------------------------------
+
+
+@pytest.fixture
+def without_triton(monkeypatch):
+    """A CPU is taken for a GPU, on a machine that has no Triton."""
+    take("accelerator", monkeypatch)
+    monkeypatch.setattr(torch_triton, "DEVICES", ("cpu",))
+    monkeypatch.setattr(kernel_choice, "KERNELS", "auto")
+    monkeypatch.setitem(sys.modules, "triton", None)
+    kernels = "keras_lso._backend.torch.triton.kernels"
+    monkeypatch.delitem(sys.modules, kernels, raising=False)
+    torch_triton.kernels.cache_clear()
+    yield
+    torch_triton.kernels.cache_clear()
+
+
+def test_a_step_without_triton_is_silent(without_triton):
+    pair = Pair(keras.optimizers.Adam)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2):
+            pair.step()
+    assert torch_triton.kernels() is None
+    pair.assert_alike()
+
+
+def test_a_triton_that_cannot_be_imported_is_warned_of(without_triton, monkeypatch):
+    def too_old(name):
+        raise TypeError("jit() got an unexpected keyword argument")
+
+    monkeypatch.setattr(torch_triton.importlib, "import_module", too_old)
+    pair = Pair(keras.optimizers.Adam)
+    with pytest.warns(UserWarning, match="unexpected keyword") as caught:
+        for _ in range(2):
+            pair.step()
+    assert len(caught) == 1
+    pair.assert_alike()
+
+
+def test_triton_is_not_looked_for_if_it_is_not_asked_for(without_triton, monkeypatch):
+    monkeypatch.setattr(kernel_choice, "KERNELS", "framework")
+    monkeypatch.setattr(torch_triton, "import_kernels", None)
+    pair = Pair(keras.optimizers.Adam)
+    pair.step()
+    pair.assert_alike()
+
+
+def test_triton_is_missed_if_it_is_asked_for(without_triton, monkeypatch):
+    monkeypatch.setattr(kernel_choice, "KERNELS", "triton")
+    pair = Pair(keras.optimizers.Adam)
+    before = bits(pair.state())
+    with pytest.raises(ImportError, match="pip install triton"):
+        pair.step()
+    assert bits(pair.state()) == before
+
+
+def test_triton_is_not_imported_with_the_package(monkeypatch):
+    names = []
+    monkeypatch.setattr(torch_triton.importlib, "import_module", names.append)
+    spec = importlib.util.spec_from_file_location("anew", torch_triton.__file__)
+    spec.loader.exec_module(importlib.util.module_from_spec(spec))
+    assert names == []

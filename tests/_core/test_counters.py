@@ -1,0 +1,202 @@
+"""The counters of a `LossScaleOptimizer`: steps applied and skipped, and stalls."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_lso import LossScaleOptimizer
+from testing.trained_optimizers import new_optimizer, new_weights, number, step, trained
+
+# --- Counters -----------------------------------------------------------------
+
+
+def test_before_the_first_step_nothing_was_skipped():
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    for _ in range(2):
+        assert number(optimizer.skipped_steps) == 0
+        assert number(optimizer.last_step_applied) is True
+        assert number(optimizer.dynamic_counter) == 0
+        assert number(optimizer.iterations) == 0
+        optimizer.check_stalled(patience=1)
+        optimizer.build(new_weights())
+
+
+def test_applied_and_skipped_steps_are_counted(compiled):
+    optimizer = new_optimizer(new_weights())
+    run = compiled(
+        lambda *grads: optimizer.apply(list(grads)),
+        [*optimizer._trainable_variables, *optimizer.variables],
+    )
+    counts = []
+    for bad in [0.0, np.inf, np.nan, 0.0, 0.0, -np.inf]:
+        run(ops.convert_to_tensor([1.0, bad]), ops.convert_to_tensor(1.0))
+        counts.append(
+            (
+                number(optimizer.iterations),
+                number(optimizer.skipped_steps),
+                number(optimizer.last_step_applied),
+                number(optimizer.dynamic_counter),
+                number(optimizer.loss_scale),
+            )
+        )
+    assert counts == [
+        (1, 0, True, 1, 8.0),
+        (1, 1, False, 0, 4.0),
+        (1, 2, False, 0, 2.0),
+        (2, 2, True, 1, 2.0),
+        (3, 2, True, 2, 2.0),
+        (3, 3, False, 0, 1.0),
+    ]
+
+
+def test_what_a_user_asks_comes_as_scalar_tensors():
+    optimizer = trained()
+    expected = {
+        "loss_scale": "float",
+        "skipped_steps": "int",
+        "last_step_applied": "bool",
+        "dynamic_counter": "int",
+    }
+    for name, kind in expected.items():
+        value = getattr(optimizer, name)
+        assert ops.is_tensor(value), name
+        assert tuple(value.shape) == (), name
+        dtype = keras.backend.standardize_dtype(value.dtype)
+        assert dtype.startswith(kind), name
+
+
+def test_what_was_read_stays_what_it_was():
+    # On PyTorch a variable's tensor changes in place.
+    optimizer = trained()
+    names = ["loss_scale", "skipped_steps", "last_step_applied", "dynamic_counter"]
+    read = [getattr(optimizer, name) for name in names]
+    before = [number(value) for value in read]
+    step(optimizer, finite=False)
+    assert [number(value) for value in read] == before
+    assert before != [number(getattr(optimizer, name)) for name in names]
+
+
+def test_a_micro_batch_counts_as_a_step():
+    weights = new_weights()
+    inner = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+    optimizer = LossScaleOptimizer(inner, initial_scale=8.0)
+    optimizer.build(weights)
+    for finite in [True, False, False, True]:
+        step(optimizer, finite)
+    # The window waited for the second finite micro-batch.
+    assert number(optimizer.iterations) == 1
+    assert number(optimizer.skipped_steps) == 2
+    np.testing.assert_array_equal(ops.convert_to_numpy(weights[0])[1], 2.0)
+    # (8 / 8 + 8 / 2) / 2, the scale being halved twice in between.
+    np.testing.assert_array_equal(ops.convert_to_numpy(weights[0])[0], 1.0 - 2.5)
+
+
+def test_what_describes_a_dynamic_scale_is_none_for_a_fixed_one():
+    fixed = new_optimizer(new_weights(), dynamic=False)
+    assert fixed.dynamic is False
+    assert fixed.dynamic_counter is None
+    assert fixed.dynamic_growth_steps is None
+    assert fixed.initial_scale == 8.0
+    dynamic = new_optimizer(new_weights(), dynamic_growth_steps=5)
+    assert dynamic.dynamic is True
+    assert dynamic.dynamic_growth_steps == 5
+    assert dynamic.initial_scale == 8.0
+
+
+def test_an_overflow_without_an_update_counts_at_the_next_update(compiled):
+    weight = keras.Variable(np.array([1.0], "float32"))
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=1024.0)
+    optimizer.build([weight])
+    variables = [weight, *optimizer.variables]
+
+    def apply(update_scale):
+        return compiled(
+            lambda grad: optimizer.apply([grad], [weight], update_scale=update_scale),
+            variables,
+        )
+
+    first, last = apply(False), apply(True)
+    scales = []
+    for values in [(np.inf, 0.0), (0.0, 0.0), (0.0, np.inf), (np.nan, np.nan)]:
+        for apply_one, value in zip((first, last), values, strict=True):
+            apply_one(ops.convert_to_tensor(np.array([value], "float32")))
+        scales.append(float(optimizer.loss_scale))
+    assert scales == [512.0, 512.0, 256.0, 128.0]
+    assert int(optimizer.skipped_steps) == 4
+
+
+# --- Has it stalled? ----------------------------------------------------------
+
+
+def test_training_has_stalled_after_as_many_skips_at_the_lowest_scale():
+    optimizer = new_optimizer(new_weights(), min_scale=2.0)
+    # 8 -> 4 -> 2: none of these two was at the lowest scale.
+    for _ in range(2):
+        step(optimizer, finite=False)
+        optimizer.check_stalled(patience=1)
+    for skips in range(1, 6):
+        step(optimizer, finite=False)
+        optimizer.check_stalled(patience=skips + 1)
+        for patience in range(1, skips + 1):
+            with pytest.raises(FloatingPointError, match=f"last {skips} steps"):
+                optimizer.check_stalled(patience=patience)
+
+
+def test_the_default_patience_is_fifty():
+    optimizer = new_optimizer(new_weights(), dynamic=False)
+    for _ in range(49):
+        step(optimizer, finite=False)
+    optimizer.check_stalled()
+    step(optimizer, finite=False)
+    with pytest.raises(FloatingPointError, match=r"lowest loss scale there is \(8.0\)"):
+        optimizer.check_stalled()
+
+
+def test_one_applied_step_ends_a_stall():
+    optimizer = new_optimizer(new_weights(), dynamic=False)
+    for _ in range(3):
+        step(optimizer, finite=False)
+    step(optimizer, finite=True)
+    step(optimizer, finite=False)
+    optimizer.check_stalled(patience=2)
+    with pytest.raises(FloatingPointError, match="last 1 steps"):
+        optimizer.check_stalled(patience=1)
+
+
+def test_skips_above_the_lowest_scale_are_no_stall():
+    optimizer = new_optimizer(new_weights(), min_scale=2.0)
+    for _ in range(9):
+        step(optimizer, finite=False, update_scale=False)
+    optimizer.check_stalled(patience=1)
+    assert number(optimizer.skipped_steps) == 9
+
+
+def test_skips_at_the_lowest_scale_count_without_an_update_of_the_scale():
+    optimizer = new_optimizer(new_weights(), min_scale=8.0)
+    for _ in range(3):
+        step(optimizer, finite=False, update_scale=False)
+    optimizer.check_stalled(patience=4)
+    with pytest.raises(FloatingPointError, match="last 3 steps"):
+        optimizer.check_stalled(patience=3)
+
+
+def test_a_lowest_scale_that_float32_rounds_is_recognised():
+    for lowest in (0.1, 0.7):  # rounded up and down
+        optimizer = new_optimizer(new_weights(), initial_scale=lowest, min_scale=lowest)
+        step(optimizer, finite=False)
+        with pytest.raises(FloatingPointError, match="last 1 steps"):
+            optimizer.check_stalled(patience=1)
+
+
+def test_a_stall_is_recognised_when_compiled(compiled):
+    optimizer = new_optimizer(new_weights(), min_scale=4.0)
+    run = compiled(
+        lambda *grads: optimizer.apply(list(grads)),
+        [*optimizer._trainable_variables, *optimizer.variables],
+    )
+    for bad in [np.nan, np.nan, np.inf]:
+        run(ops.convert_to_tensor([1.0, bad]), ops.convert_to_tensor(1.0))
+    optimizer.check_stalled(patience=3)
+    with pytest.raises(FloatingPointError, match="last 2 steps"):
+        optimizer.check_stalled(patience=2)

@@ -1,0 +1,149 @@
+"""`LossScaleOptimizer`: its construction, and the config that makes the same one."""
+
+import keras
+import pytest
+
+from keras_lso import LossScaleOptimizer
+from keras_lso.loss_scales import DynamicLossScale
+
+# --- Construction -------------------------------------------------------------
+
+
+@pytest.mark.one_backend
+def test_it_is_one_of_keras_own():
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+@pytest.mark.one_backend
+def test_a_loss_scale_factor_is_cleared_with_a_warning_that_says_what_to_write():
+    inner = keras.optimizers.SGD(0.1, loss_scale_factor=512.0)
+    with pytest.warns(UserWarning, match="initial_scale=512.0") as record:
+        optimizer = LossScaleOptimizer(inner)
+    assert len(record) == 1
+    assert record[0].filename == __file__
+    assert inner.loss_scale_factor is None
+    assert optimizer.loss_scale_factor is None
+
+
+# --- Configs ------------------------------------------------------------------
+
+
+@pytest.mark.one_backend
+def test_the_config_holds_keras_four_keys_by_default():
+    ours = LossScaleOptimizer(keras.optimizers.SGD(0.5)).get_config()
+    theirs = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5))
+    assert list(ours) == list(theirs.get_config())
+    assert ours["name"] == "loss_scale_optimizer"
+    assert ours["initial_scale"] == 2.0**15
+    assert ours["dynamic_growth_steps"] == 2000
+    assert ours["inner_optimizer"]["module"] == "keras.optimizers"
+    assert ours["inner_optimizer"]["class_name"] == "SGD"
+
+
+@pytest.mark.one_backend
+def test_two_optimizers_built_alike_have_equal_configs():
+    first, second = (
+        LossScaleOptimizer(keras.optimizers.SGD(0.5, name="sgd")) for _ in range(2)
+    )
+    assert first.get_config() == second.get_config()
+    assert first.name == second.name == "loss_scale_optimizer"
+    assert LossScaleOptimizer(keras.optimizers.SGD(), name="mine").name == "mine"
+
+
+ARGUMENTS = {
+    "default": ({}, {}),
+    "dynamic": (
+        {"initial_scale": 64.0, "dynamic_growth_steps": 5, "name": "mine"},
+        {},
+    ),
+    "lowest scale": ({"min_scale": 1.0}, {"min_scale": 1.0}),
+    "highest scale": ({"max_scale": 2.0**16}, {"max_scale": 2.0**16}),
+    "fixed": ({"dynamic": False, "initial_scale": 64}, {"dynamic": False}),
+    "number": ({"loss_scale": 64}, {"dynamic": False}),
+}
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("arguments, extra", ARGUMENTS.values(), ids=ARGUMENTS)
+def test_a_config_makes_the_same_optimizer_again(arguments, extra):
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5, momentum=0.9), **arguments)
+    config = optimizer.get_config()
+    fours = {"name", "inner_optimizer", "initial_scale", "dynamic_growth_steps"}
+    assert {k: v for k, v in config.items() if k not in fours} == extra
+
+    before = repr(config)
+    twin = LossScaleOptimizer.from_config(config)
+    assert repr(config) == before, "from_config changed its argument"
+    assert twin.get_config() == config
+    assert repr(twin.loss_scale_policy) == repr(optimizer.loss_scale_policy)
+    assert twin.name == optimizer.name
+    assert type(twin.inner_optimizer) is type(optimizer.inner_optimizer)
+    assert twin.inner_optimizer.momentum == 0.9
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    "policy",
+    [
+        DynamicLossScale(64.0, 5, hysteresis=2, min_scale=1.0),
+        DynamicLossScale(64.0, multiplier=4.0),
+        DynamicLossScale(64.0, growth_factor=1.5, consecutive_hysteresis=True),
+    ],
+    ids=repr,
+)
+def test_a_policy_beyond_keras_arguments_is_in_the_config(policy):
+    policy = DynamicLossScale.from_config(policy.get_config())  # of this test's own
+    optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5), loss_scale=policy)
+    config = optimizer.get_config()
+    assert config["initial_scale"] == 64.0
+    assert config["loss_scale"]["class_name"] == "DynamicLossScale"
+    twin = LossScaleOptimizer.from_config(config)
+    assert twin.get_config() == config
+    assert twin.loss_scale_policy.get_config() == policy.get_config()
+
+
+@pytest.mark.one_backend
+def test_a_policy_within_keras_arguments_leaves_the_config_as_keras_has_it():
+    by_policy = LossScaleOptimizer(
+        keras.optimizers.SGD(0.5, name="sgd"), loss_scale=DynamicLossScale(64.0, 5)
+    )
+    by_arguments = LossScaleOptimizer(
+        keras.optimizers.SGD(0.5, name="sgd"),
+        initial_scale=64.0,
+        dynamic_growth_steps=5,
+    )
+    assert by_policy.get_config() == by_arguments.get_config()
+
+
+@pytest.mark.one_backend
+def test_keras_serializes_and_deserializes_it():
+    optimizer = LossScaleOptimizer(keras.optimizers.Adam(0.5), min_scale=1.0)
+    config = keras.saving.serialize_keras_object(optimizer)
+    assert config["registered_name"] == "keras_lso>LossScaleOptimizer"
+    twin = keras.saving.deserialize_keras_object(config)
+    assert type(twin) is LossScaleOptimizer
+    assert twin.get_config() == optimizer.get_config()
+
+
+@pytest.mark.one_backend
+def test_the_config_of_keras_own_class_is_understood():
+    theirs = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.SGD(0.5, name="sgd"), initial_scale=64.0
+    )
+    ours = LossScaleOptimizer.from_config(theirs.get_config())
+    assert float(ours.loss_scale) == 64.0
+    # Older versions of Keras wrote these, at their defaults.
+    older = {"weight_decay": None, "use_ema": False, "ema_momentum": 0.99}
+    ours = LossScaleOptimizer.from_config({**theirs.get_config(), **older})
+    assert ours.inner_optimizer.get_config()["learning_rate"] == 0.5
+
+
+@pytest.mark.one_backend
+def test_a_custom_inner_optimizer_is_found_among_custom_objects():
+    class Mine(keras.optimizers.SGD):
+        pass
+
+    config = LossScaleOptimizer(Mine(0.5)).get_config()
+    twin = LossScaleOptimizer.from_config(config, custom_objects={"Mine": Mine})
+    assert isinstance(twin.inner_optimizer, Mine)

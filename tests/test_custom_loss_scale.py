@@ -1,0 +1,129 @@
+"""A loss-scale policy of the user's own, in a `LossScaleOptimizer`."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+from keras_lso import loss_scales
+from keras_lso.loss_scales import FixedLossScale
+from testing.loss_scales import CountingOverflows
+
+
+@pytest.fixture
+def with_custom_policy():
+    optimizer = keras_lso.LossScaleOptimizer(
+        keras.optimizers.SGD(1.0), loss_scale=CountingOverflows()
+    )
+    variables = [keras.Variable([0.0, 0.0]), keras.Variable(0.0)]
+    optimizer.build(variables)
+    return optimizer, variables
+
+
+@pytest.mark.parametrize("scaled", [True, False])
+def test_a_custom_policy_is_told_the_largest_unscaled_gradient(
+    with_custom_policy, compiled, scaled
+):
+    optimizer, variables = with_custom_policy
+
+    def apply(*grads):
+        optimizer.apply(list(grads), variables, scaled=scaled)
+
+    step = compiled(apply, variables + optimizer.variables)
+    factor = 8.0 if scaled else 1.0  # the initial scale is 8
+    step(*[ops.convert_to_tensor(factor * np.float32(g)) for g in ([1.0, -4.0], 2.0)])
+    np.testing.assert_array_equal(variables[0].numpy(), [-1.0, 4.0])
+    assert float(optimizer.loss_scale) == 64.0 / 4.0
+
+    step(*[ops.convert_to_tensor(np.float32(g)) for g in ([1.0, np.nan], 2.0)])
+    assert float(optimizer.loss_scale) == 8.0
+    assert int(optimizer.loss_scale_policy.overflows.numpy()) == 1
+    np.testing.assert_array_equal(variables[0].numpy(), [-1.0, 4.0])
+
+
+def test_a_custom_policy_is_told_the_largest_of_several_losses(
+    with_custom_policy, compiled
+):
+    optimizer, [weight, _] = with_custom_policy
+
+    def apply(grads, update_scale):
+        optimizer.apply([grads], [weight], scaled=False, update_scale=update_scale)
+
+    first = compiled(lambda g: apply(g, False), [weight, *optimizer.variables])
+    last = compiled(lambda g: apply(g, True), [weight, *optimizer.variables])
+    for step, gradient, scale in [
+        (first, 16.0, 8.0),
+        (first, 2.0, 8.0),
+        (last, 4.0, 64.0 / 16.0),
+        # What came before an update is forgotten.
+        (last, 4.0, 64.0 / 4.0),
+        (first, np.nan, 64.0 / 4.0),
+        (last, 4.0, 64.0 / 8.0),
+        (last, 4.0, 64.0 / 4.0),
+    ]:
+        step(ops.convert_to_tensor(np.float32([gradient, 1.0])))
+        assert float(optimizer.loss_scale) == scale
+
+
+def test_a_custom_policy_hears_nothing_of_float8_scales(with_custom_policy):
+    optimizer, [weight, scale] = with_custom_policy
+    scale.overwrite_with_gradient = True
+    grads = [np.float32([16.0, 8.0]), np.float32(2.0**20)]
+    optimizer.apply([ops.convert_to_tensor(g) for g in grads], [weight, scale])
+    # Of 16, unscaled by 8: the other "gradient" is a new value.
+    assert float(optimizer.loss_scale) == 64.0 / 2.0
+
+
+@pytest.mark.one_backend
+def test_the_state_of_a_custom_policy_follows_that_of_the_inner_optimizer(
+    with_custom_policy,
+):
+    optimizer, _ = with_custom_policy
+    policy, inner = optimizer.loss_scale_policy, optimizer.inner_optimizer
+    # The last two are not saved.
+    assert [id(v) for v in optimizer.variables[2:-2]] == [
+        id(v)
+        for v in [policy.step_counter, policy.scale, *inner.variables, policy.overflows]
+    ]
+
+
+def test_an_optimizer_with_a_custom_policy_round_trips(with_custom_policy):
+    optimizer, variables = with_custom_policy
+    optimizer.apply(
+        [ops.convert_to_tensor([np.inf, 0.0]), ops.convert_to_tensor(0.0)], variables
+    )
+    config = keras.saving.serialize_keras_object(optimizer)
+    twin = keras_lso.deserialize(config)
+    assert type(twin.loss_scale_policy) is CountingOverflows
+    assert twin.loss_scale_policy is not optimizer.loss_scale_policy
+    assert twin.get_config() == optimizer.get_config()
+
+    store = {}
+    optimizer.save_own_variables(store)
+    twin.build([keras.Variable([0.0, 0.0]), keras.Variable(0.0)])
+    twin.load_own_variables(store)
+    assert float(twin.loss_scale) == 4.0
+    assert int(twin.loss_scale_policy.overflows.numpy()) == 1
+
+
+@pytest.mark.one_backend
+def test_a_custom_policy_is_found_among_custom_objects():
+    class Unregistered(FixedLossScale):
+        pass
+
+    optimizer = keras_lso.LossScaleOptimizer(
+        keras.optimizers.SGD(1.0), loss_scale=Unregistered(16.0)
+    )
+    twin = keras_lso.LossScaleOptimizer.from_config(
+        optimizer.get_config(), custom_objects={"Unregistered": Unregistered}
+    )
+    assert type(twin.loss_scale_policy) is Unregistered
+    assert float(twin.loss_scale) == 16.0
+
+
+def test_a_policy_of_the_user_may_be_called_as_one_of_ours():
+    own = type("FixedLossScale", (FixedLossScale,), {})
+    config = keras.saving.serialize_keras_object(own(16.0))
+    policy = loss_scales.get(config, custom_objects={"FixedLossScale": own})
+    assert type(policy) is own

@@ -1,0 +1,318 @@
+"""Steps and setters refuse bad input, and leave everything as it was.
+
+Each message names the argument, what came, and what to write instead.
+"""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+from keras_lso import LossScaleOptimizer
+from keras_lso._core.step import Gradients
+from keras_lso.loss_scales import DynamicLossScale
+from testing.refusals import refused, sgd
+
+# --- Steps --------------------------------------------------------------------
+
+
+@pytest.fixture
+def weights():
+    return [keras.Variable([1.0, 2.0], name="w"), keras.Variable(3.0, name="b")]
+
+
+@pytest.fixture
+def optimizer(weights):
+    """Has taken one finite step and one that overflowed."""
+    optimizer = LossScaleOptimizer(sgd(), initial_scale=8.0)
+    for bad in (0.0, np.inf):
+        optimizer.apply(gradients(np.array([1.0, bad], "float32"), 4.0), weights)
+    optimizer.get_unscaled_gradients([])
+    return optimizer
+
+
+def gradients(*values):
+    return [None if v is None else ops.convert_to_tensor(v) for v in values]
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_half_changed(request, snapshot):
+    """Compares the optimizer of a test before and after it."""
+    if "optimizer" not in request.fixturenames:
+        yield
+        return
+    optimizer = request.getfixturevalue("optimizer")
+    weights = request.getfixturevalue("weights")
+
+    def state():
+        return (
+            snapshot(weights),
+            snapshot(optimizer.variables),
+            float(optimizer.loss_scale),
+            int(optimizer.dynamic_counter),
+            int(optimizer.skipped_steps),
+            bool(optimizer.last_step_applied),
+            optimizer._scaling.gradients,
+        )
+
+    before = state()
+    assert before[2:] == (4.0, 0, 1, False, Gradients.UNSCALED)
+    yield
+    assert state() == before
+    optimizer.loss_scale_policy.claim(optimizer)
+
+
+@pytest.fixture(params=["apply", "apply_gradients"])
+def apply(request, optimizer):
+    def by_pairs(grads, variables):
+        # `zip` would hide a difference in length.
+        optimizer.apply_gradients(list(zip(grads, variables, strict=True)))
+
+    return {"apply": optimizer.apply, "apply_gradients": by_pairs}[request.param]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_other_counts_of_gradients_than_of_variables_are_refused(
+    optimizer, weights, count
+):
+    grads = gradients(*[1.0] * count)
+    words = ("`grads`", "`trainable_variables`", f"{count} gradients", "2 variables")
+    with refused(ValueError, *words, "one-to-one", "Pass None"):
+        optimizer.apply(grads, weights)
+    with refused(ValueError, *words, "one-to-one", "Pass None"):
+        optimizer.apply(grads)
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (3,), (1, 2), (2, 1)])
+def test_a_gradient_of_another_shape_is_refused(apply, weights, shape):
+    words = ("A gradient", "`grads`", "`trainable_variables`", weights[0].path)
+    with refused(ValueError, *words, str(shape), "(2,)"):
+        apply([ops.ones(shape), ops.ones(())], weights)
+    # Nor is the first one trained by itself, because it fits.
+    with refused(ValueError, *words, str(shape), "(2,)"):
+        apply([ops.ones(()), ops.ones(shape)], weights[::-1])
+
+
+@pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="tf.function")
+@pytest.mark.parametrize("known", [None, [None]])
+def test_a_shape_that_is_not_known_yet_is_taken(weights, known):
+    import tensorflow as tf
+
+    optimizer = LossScaleOptimizer(sgd(), initial_scale=8.0)
+    optimizer.build(weights[:1])
+
+    @tf.function(input_signature=[tf.TensorSpec(known)])
+    def step(gradient):
+        optimizer.apply([gradient], weights[:1])
+
+    step(ops.array([8.0, 8.0]))
+    assert weights[0].numpy().tolist() == [0.0, 1.0]
+
+
+NO_GRADIENTS = ("No gradients provided for any variable", "`grads`", "None", "2")
+
+
+def test_no_gradients_at_all_are_refused(apply, weights):
+    with refused(ValueError, *NO_GRADIENTS):
+        apply([None, None], weights)
+
+
+def test_unknown_variables_are_refused(apply, weights):
+    stranger = keras.Variable([1.0, 2.0], name="stranger")
+    with refused(ValueError, "Unknown variable", "stranger", "new"):
+        apply(gradients(np.ones(2, "float32"), 1.0), [stranger, weights[1]])
+
+
+PAIRS = {
+    "gradients alone": lambda w: gradients([1.0, 1.0], 1.0),
+    "triples": lambda w: [
+        (g, v, 1) for g, v in zip(gradients(1.0), w[1:], strict=True)
+    ],
+    "numbers": lambda w: [1, 2],
+}
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("pairs", PAIRS.values(), ids=PAIRS)
+def test_what_are_not_pairs_is_refused(optimizer, weights, pairs):
+    words = ("`grads_and_vars`", "pairs", "zip(gradients, model.trainable_variables)")
+    with refused(TypeError, *words):
+        optimizer.apply_gradients(pairs(weights))
+
+
+def test_an_optimizer_that_was_built_is_not_built_for_others(weights):
+    inner = sgd()
+    inner.build(weights)
+    optimizer = LossScaleOptimizer(inner, initial_scale=8.0)
+    with refused(ValueError, "Unknown variable", "stranger"):
+        optimizer.build([keras.Variable(1.0, name="stranger")])
+    assert not optimizer.built
+
+
+WRAPPED_AGAIN = {
+    "itself": lambda inner: inner,
+    "inside of LARC": keras_lso.LARC,
+}
+
+
+@pytest.mark.parametrize("again", WRAPPED_AGAIN.values(), ids=WRAPPED_AGAIN)
+def test_an_optimizer_that_has_a_wrapper_is_not_wrapped_again(again):
+    inner = sgd()
+    weight = keras.Variable(1.0)
+    optimizer = LossScaleOptimizer(inner, name="the_first")
+    policy = DynamicLossScale()
+    words = ("already wrapped", "'the_first'", "SGD.from_config(", "Received")
+    with refused(ValueError, "`inner_optimizer`", *words):
+        LossScaleOptimizer(again(inner), loss_scale=policy)
+    # What was refused has claimed nothing.
+    LossScaleOptimizer(sgd(), loss_scale=policy)
+    optimizer.apply(gradients(np.inf), [weight])
+    optimizer.apply(gradients(1.0), [weight])
+    assert int(optimizer.skipped_steps) == int(optimizer.iterations) == 1
+
+
+@pytest.mark.one_backend
+def test_what_was_refused_may_be_wrapped_rightly():
+    inner = sgd()
+    with pytest.raises(TypeError, match="`dynamic`"):
+        LossScaleOptimizer(inner, 1024)
+    LossScaleOptimizer(inner, initial_scale=1024)
+
+
+def test_a_new_wrapper_goes_on_from_the_state_of_the_old(weights):
+    old = LossScaleOptimizer(sgd())
+    for _ in range(2):
+        old.apply(gradients(np.ones(2, "float32"), 1.0), weights)
+    inner = old.inner_optimizer
+    new = LossScaleOptimizer(type(inner).from_config(inner.get_config()))
+    new.build(weights)
+    new.set_weights(old.get_weights())
+    assert int(new.iterations) == 2
+    for now, before in zip(new.weights, old.weights, strict=True):
+        assert (
+            ops.convert_to_numpy(now).tolist() == ops.convert_to_numpy(before).tolist()
+        )
+
+
+@pytest.mark.one_backend
+def test_before_the_first_build_the_variables_must_be_given():
+    optimizer = LossScaleOptimizer(sgd())
+    words = ("`grads`", "`trainable_variables`", "optimizer.build(trainable_variables)")
+    with refused(ValueError, *words):
+        optimizer.apply(gradients(1.0))
+    assert not optimizer.built
+
+
+@pytest.mark.parametrize(
+    "grads, words",
+    [
+        ([1.0], ("1 gradients", "2 variables", "Pass None")),
+        ([None, None], NO_GRADIENTS),
+    ],
+)
+def test_a_refused_first_step_builds_nothing(weights, grads, words):
+    optimizer = LossScaleOptimizer(sgd())
+    with refused(ValueError, *words):
+        optimizer.apply(gradients(*grads), weights)
+    assert not optimizer.built
+    assert not optimizer.inner_optimizer.built
+    optimizer.apply(gradients(np.ones(2, "float32"), 1.0), weights)
+    assert int(optimizer.iterations) == 1
+
+
+def test_a_first_step_without_any_variable_is_refused():
+    optimizer = LossScaleOptimizer(sgd())
+    with refused(ValueError, "No gradients provided for any variable"):
+        optimizer.apply([], [])
+    assert not optimizer.built
+
+
+# --- Stateless steps ----------------------------------------------------------
+
+
+def test_stateless_apply_is_refused_where_keras_refuses_it(optimizer, weights):
+    if keras.backend.backend() != "tensorflow":
+        pytest.skip("It works on JAX and PyTorch; the tests below are about that")
+    with refused(ValueError, "stateless_apply", "TensorFlow", "`optimizer.apply`"):
+        optimizer.stateless_apply(
+            [v.value for v in optimizer.variables],
+            gradients([1.0, 1.0], 1.0),
+            [w.value for w in weights],
+        )
+
+
+@pytest.fixture
+def stateless():
+    if keras.backend.backend() == "tensorflow":
+        pytest.skip("Keras has no `stateless_apply` on TensorFlow")
+
+
+def test_a_stateless_step_needs_a_built_optimizer(stateless):
+    optimizer = LossScaleOptimizer(sgd())
+    words = ("`stateless_apply`", "must be built", "build(trainable_variables)")
+    with refused(ValueError, *words):
+        optimizer.stateless_apply([], [], [])
+
+
+def test_a_stateless_gradient_of_another_shape_is_refused(
+    stateless, optimizer, weights
+):
+    own, trained = ([v.value for v in of] for of in (optimizer.variables, weights))
+    with refused(ValueError, "A gradient", weights[0].path, "(1,)", "(2,)"):
+        optimizer.stateless_apply(own, gradients([1.0], 1.0), trained)
+
+
+def test_other_counts_of_values_than_of_variables_are_refused(
+    stateless, optimizer, weights
+):
+    own = [v.value for v in optimizer.variables]
+    trained = [w.value for w in weights]
+    grads = gradients(np.ones(2, "float32"), 1.0)
+    words = (f"a list of {len(own)} tensors", f"Received {len(own) - 1}")
+    with refused(ValueError, "`optimizer_variables`", *words):
+        optimizer.stateless_apply(own[:-1], grads, trained)
+    words = ("a list of 2 tensors", "Received 1")
+    with refused(ValueError, "`trainable_variables`", *words):
+        optimizer.stateless_apply(own, grads, trained[:1])
+    with refused(ValueError, "`grads`", "1 gradients", "2 variables"):
+        optimizer.stateless_apply(own, grads[:1], trained)
+    with refused(ValueError, *NO_GRADIENTS):
+        optimizer.stateless_apply(own, [None, None], trained)
+
+
+# --- State --------------------------------------------------------------------
+
+
+@pytest.mark.one_backend
+def test_weights_are_refused_before_the_first_build():
+    optimizer = LossScaleOptimizer(sgd())
+    with refused(ValueError, "`set_weights()`", "build(trainable_variables)"):
+        optimizer.set_weights([])
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("less", [2, 9])
+def test_another_number_of_weights_is_refused(optimizer, less):
+    weights = [v.numpy() for v in optimizer.variables][:-less]
+    words = ("`weights`", f"Received {len(weights)}", "`optimizer.variables`")
+    with refused(ValueError, *words, str(len(optimizer.variables) - 1)):
+        optimizer.set_weights(weights)
+
+
+@pytest.mark.one_backend
+def test_weights_of_other_shapes_are_refused(optimizer):
+    weights = [v.numpy() for v in optimizer.variables]
+    weights[6] = np.zeros(5, "float32")
+    words = (optimizer.variables[6].path, "(2,)", "(5,)", "Nothing was assigned")
+    with refused(ValueError, *words):
+        optimizer.set_weights(weights)
+
+
+@pytest.mark.one_backend
+def test_a_loss_scale_factor_cannot_be_set(optimizer):
+    words = ("`loss_scale_factor`", "dynamic=False", "initial_scale=512")
+    with refused(ValueError, *words):
+        optimizer.loss_scale_factor = 512
+    optimizer.loss_scale_factor = None
+    assert optimizer.inner_optimizer.loss_scale_factor is None
