@@ -82,3 +82,16 @@ def test_memory_is_kept_unless_it_is_large(calls, monkeypatch, is_kept):
     # `calls` holds the first, so its place is not given to the second.
     (first,), (second,) = calls
     assert (first.data_ptr() == second.data_ptr()) == is_kept
+
+
+def test_tensors_on_the_host_step_whatever_the_default_device_is():
+    steps = []
+    for device in ("cpu", "meta"):
+        variable = keras.Variable(np.ones(3, "float32"))
+        optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.RMSprop(0.5))
+        optimizer.build([variable])
+        gradient = torch.tensor([1.0, -2.0, 4.0])
+        with torch.device(device):
+            optimizer.apply([gradient], [variable], scaled=True)
+        steps.append(variable.value.detach().clone())
+    assert torch.equal(*steps)

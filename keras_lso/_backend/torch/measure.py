@@ -41,7 +41,8 @@ def operands(number, tensors):
     if not is_on_host(tensors[0]):
         return number
     if not isinstance(number, torch.Tensor):
-        number = torch.tensor(number, dtype=tensors[0].dtype)
+        # Not on the default device, which may be another.
+        number = torch.tensor(number, dtype=tensors[0].dtype, device="cpu")
     return [number] * len(tensors)
 
 
