@@ -8,14 +8,21 @@ gradient's own dtype is an overflow all the same, as on TensorFlow and JAX, and 
 `GradScaler`.
 """
 
+import operator
+
 import torch
 
 _NARROW = {torch.float16, torch.bfloat16}
 
+_layout = operator.attrgetter("layout")
+
 
 def any_sparse(tensors):
     """Whether one of the tensors is not dense, in whichever layout."""
-    return any(map(_is_sparse, tensors))
+    try:
+        return not set(map(_layout, tensors)) <= {torch.strided}
+    except AttributeError:  # An array, or a number.
+        return any(map(_is_sparse, tensors))
 
 
 def _is_sparse(tensor):
