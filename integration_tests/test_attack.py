@@ -19,10 +19,13 @@ HERE = [mode for mode in MODES[BACKEND] if mode in CASES]
 @pytest.mark.parametrize("mode", HERE)
 def test_some_cases_have_no_fault(mode):
     campaign = Campaign("steps", mode, seed=0)
-    for number in range(CASES[mode]):
+    for number in range(CASES[mode] + 9):
         campaign.case(number)
-    assert not campaign.faults
-    assert campaign.tally["steps"] and campaign.tally["weights close"]
+        # A case takes no step if this version of Keras lacks what it is made of.
+        is_stepped = campaign.tally["steps"] and campaign.tally["weights close"]
+        if number + 1 >= CASES[mode] and is_stepped:
+            break
+    assert not campaign.faults and is_stepped
 
 
 @pytest.mark.parametrize("mode", HERE)
