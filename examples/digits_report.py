@@ -9,12 +9,12 @@ from rich.table import Table
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart. Float32 is
-# broad and pale: what lies on top of it is seen to do so.
+# "C0" and "C1" are the first colours of matplotlib's style. Float32 is broad and pale:
+# what lies on top of it is seen to do so.
 STYLES = {
-    "float32": {"color": "#B8B8B8", "linewidth": 5},
-    "float16": {"color": "#D55E00", "linewidth": 1.8},
-    "float16, keras_lso": {"color": "#0072B2", "linewidth": 1.8},
+    "float32": {"color": "gray", "alpha": 0.5, "linewidth": 5},
+    "float16": {"color": "C1", "linewidth": 1.8},
+    "float16, keras_lso": {"color": "C0", "linewidth": 1.8},
 }
 LABELS = {
     "float32": "float32",
@@ -127,7 +127,8 @@ def draw_losses(axis, runs):
             label=LABELS[run["precision"]],
             **STYLES[run["precision"]],
         )
-    axis.axhline(LOSS_OF_A_GUESS, color="black", linewidth=0.8, linestyle=":")
+    ink = plt.rcParams["text.color"]
+    axis.axhline(LOSS_OF_A_GUESS, color=ink, linewidth=0.8, linestyle=":")
     axis.annotate(
         "guessing",
         (0.99, LOSS_OF_A_GUESS),
@@ -148,7 +149,7 @@ def draw_scale(axis, run):
         skipped,
         [scales[i] for i in skipped],
         "x",
-        color="black",
+        color=plt.rcParams["text.color"],
         markersize=5,
         label="skipped step",
     )

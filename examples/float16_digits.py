@@ -40,13 +40,13 @@ BACKENDS = ("tensorflow", "jax", "torch")
 OPTIMIZERS = ("SGD", "Adam")
 WORKER = pathlib.Path(__file__).with_name("float16_digits_worker.py")
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart. Float32 is
-# broad and pale: what lies on top of it is seen to do so.
+# "C0", "C1" and "C2" are the first colours of matplotlib's style. Float32 is broad and
+# pale: what lies on top of it is seen to do so.
 STYLES = {
-    "float32": {"color": "#B8B8B8", "linewidth": 5},
-    "float16": {"color": "#D55E00", "linewidth": 1.8},
-    "float16, loss scale": {"color": "#009E73", "linewidth": 1.8, "linestyle": "--"},
-    "float16, loss scale, masters": {"color": "#0072B2", "linewidth": 1.8},
+    "float32": {"color": "gray", "alpha": 0.5, "linewidth": 5},
+    "float16": {"color": "C1", "linewidth": 1.8},
+    "float16, loss scale": {"color": "C2", "linewidth": 1.8, "linestyle": "--"},
+    "float16, loss scale, masters": {"color": "C0", "linewidth": 1.8},
 }
 
 NOTES = """\

@@ -21,14 +21,13 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 EPOCHS, SCALE = 12, 2.0**15
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
-COLORS = {"before": "#D55E00", "after": "#0072B2"}
+COLORS = {"before": "C1", "after": "C0"}  # of matplotlib's style
 # The powers of two between which a value lies, what becomes of it, and a colour.
 ZONES = (
-    (-60, -25, "becomes 0", "#F4D9D0"),
-    (-25, -14, "loses bits", "#FBF3D5"),
-    (-14, 16, "has all of its 11 bits", "#E3F1E7"),
-    (16, 24, "becomes inf", "#F4D9D0"),
+    (-60, -25, "becomes 0", "tab:red"),
+    (-25, -14, "loses bits", "tab:olive"),
+    (-14, 16, "has all of its 11 bits", "tab:green"),
+    (16, 24, "becomes inf", "tab:red"),
 )
 
 
@@ -112,7 +111,7 @@ def draw(values, path):
 
 def draw_zones(axis):
     for low, high, text, color in ZONES:
-        axis.axvspan(low, high, color=color, zorder=0)
+        axis.axvspan(low, high, color=color, alpha=0.2, linewidth=0, zorder=0)
         axis.annotate(
             text,
             ((low + high) / 2, 1.0),

@@ -50,17 +50,17 @@ CLASSES = {
     KERAS: keras.optimizers.LossScaleOptimizer,
     OURS: keras_lso.LossScaleOptimizer,
 }
-# Okabe and Ito's colours, which colour-blind readers can tell apart. Keras's curve is
-# broad: that of keras_lso lies on top of it, as long as they are the same.
+# Keras's curve is broad: that of keras_lso lies on top of it, as long as they are the
+# same. "C0" and "C1" are the first colours of matplotlib's style.
 STYLES = {
     KERAS: {
         "label": "keras.optimizers.LossScaleOptimizer",
-        "color": "#D55E00",
+        "color": "C1",
         "linewidth": 4.5,
     },
     OURS: {
         "label": "keras_lso.LossScaleOptimizer",
-        "color": "#0072B2",
+        "color": "C0",
         "linewidth": 1.8,
     },
 }
@@ -228,10 +228,11 @@ def draw(runs, path):
         if run.lost_at is not None:
             mark_loss(run, scale, loss, STYLES[name]["color"])
     for axis in (scale, loss):
-        axis.axvspan(*SPELL, color="#E5E5E5", zorder=0)
+        axis.axvspan(*SPELL, color="gray", alpha=0.2, linewidth=0, zorder=0)
         axis.spines[["top", "right"]].set_visible(False)
     scale.set_yscale("log", base=2)
-    scale.axhline(2.0**-14, color="black", linewidth=0.8, linestyle=":")
+    ink = plt.rcParams["text.color"]
+    scale.axhline(2.0**-14, color=ink, linewidth=0.8, linestyle=":")
     scale.annotate(
         "min_scale of keras_lso, 2**-14",
         (1.0, 2.0**-14),

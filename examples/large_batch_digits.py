@@ -78,10 +78,10 @@ WEIGHT_DECAY = 2e-4
 MOMENTUM = 0.9
 MIDDLE_BASE_RATES = {SGD: 0.4, LARS: 16.0}  # for 256 images
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
+# "C0" and "C1" are the first colours of matplotlib's style.
 STYLES = {
-    SGD: {"color": "#D55E00", "marker": "o", "linestyle": "--"},
-    LARS: {"color": "#0072B2", "marker": "s", "linestyle": "-"},
+    SGD: {"color": "C1", "marker": "o", "linestyle": "--"},
+    LARS: {"color": "C0", "marker": "s", "linestyle": "-"},
 }
 
 
@@ -464,10 +464,11 @@ def draw_test(axis, optimizer, results, shift):
 
 
 def draw_validation(axis, optimizer, results):
+    # Without its darkest ones, which a dark background would hide.
     shades = matplotlib.colormaps["viridis"]
     for i, result in enumerate(results):
         rates, accuracies = result["base_rates"], result["validation"]
-        color = shades(0.85 * i / max(1, len(results) - 1))
+        color = shades(0.3 + 0.55 * i / max(1, len(results) - 1))
         label = f"{result['batch_size']:,}"
         axis.plot(rates, accuracies, color=color, marker="osD^"[i], ms=4, label=label)
         chosen = rates[result["best"]], accuracies[result["best"]]

@@ -66,10 +66,10 @@ WEIGHT_DECAY, BETAS, EPSILON = 0.01, (0.9, 0.98), 1e-6
 NOT_DECAYED = ["bias", "gamma", "beta"]
 LOWEST_BASE_RATES = {ADAMW: 2e-3, LAMB: 5e-3}  # for 256 images
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
+# "C0" and "C1" are the first colours of matplotlib's style.
 STYLES = {
-    ADAMW: {"color": "#D55E00", "marker": "o", "linestyle": "--"},
-    LAMB: {"color": "#0072B2", "marker": "s", "linestyle": "-"},
+    ADAMW: {"color": "C1", "marker": "o", "linestyle": "--"},
+    LAMB: {"color": "C0", "marker": "s", "linestyle": "-"},
 }
 
 
@@ -300,7 +300,7 @@ def draw(results, path):
             capsize=4,
             **STYLES[optimizer],
         )
-        for result, shade in zip(own, np.linspace(0.35, 1.0, len(own)), strict=True):
+        for result, shade in zip(own, np.linspace(0.45, 1.0, len(own)), strict=True):
             axis.plot(
                 result["base_rates"],
                 100 * np.array(result["validation"]),

@@ -22,10 +22,10 @@ import matplotlib.pyplot as plt  # noqa: E402
 STEPS, OVERFLOW = 20_000, 1_000
 MEAN, DEVIATION = 2.0, 1.0  # of log2 of the largest magnitude
 
-# Okabe and Ito's colours, which colour-blind readers can tell apart.
+# "C0" and "C1" are the first colours of matplotlib's style.
 STYLES = {
-    False: {"label": "LogMaxLossScale()", "color": "#0072B2"},
-    True: {"label": "LogMaxLossScale(original_overflow=True)", "color": "#D55E00"},
+    False: {"label": "LogMaxLossScale()", "color": "C0"},
+    True: {"label": "LogMaxLossScale(original_overflow=True)", "color": "C1"},
 }
 
 
@@ -67,7 +67,8 @@ def draw(scales, path):
     figure, axis = plt.subplots(figsize=(7.5, 3.6), layout="constrained")
     for original, values in scales.items():
         axis.plot(values, linewidth=1.4, **STYLES[original])
-    axis.axvline(OVERFLOW, color="black", linewidth=0.8, linestyle=":")
+    ink = plt.rcParams["text.color"]
+    axis.axvline(OVERFLOW, color=ink, linewidth=0.8, linestyle=":")
     axis.annotate(
         "one step overflows",
         (OVERFLOW, 1.0),

@@ -54,7 +54,7 @@ import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import digits_report
+from digits_report import caption, draw, make_table
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TimeElapsedColumn
 
@@ -74,9 +74,9 @@ def main():
     start = time.perf_counter()
     runs = train_on_all(installed, arguments.epochs, console)
     picture = arguments.output / "demo.png"
-    digits_report.draw(runs, picture)
-    console.print(digits_report.make_table(runs))
-    console.print(digits_report.caption(runs), highlight=False)
+    draw(runs, picture)
+    console.print(make_table(runs))
+    console.print(caption(runs), highlight=False)
     seconds = time.perf_counter() - start
     console.print(f"Wrote {picture}. All of it took {seconds:.0f} s.", highlight=False)
 

@@ -46,10 +46,11 @@ WIDTH, HEADS, BLOCKS = 64, 4, 2
 STEPS_AN_EPOCH = 10  # the curves have one point for each
 PROMPT = "If a class defines a method that"
 
-# Float32 is broad and pale: what lies on top of it is seen to do so.
+# Float32 is broad and pale: what lies on top of it is seen to do so. "C0" is the first
+# colour of matplotlib's style.
 STYLES = {
-    "float32": {"color": "#B8B8B8", "linewidth": 5},
-    "mixed_float16": {"color": "#0072B2", "linewidth": 1.8},
+    "float32": {"color": "gray", "alpha": 0.5, "linewidth": 5},
+    "mixed_float16": {"color": "C0", "linewidth": 1.8},
 }
 
 

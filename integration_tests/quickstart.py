@@ -3,9 +3,11 @@
     KERAS_BACKEND=torch python -m integration_tests.quickstart
 
 writes what it prints and draws into the notebook; `test_quickstart.py` compares. The
-cell with the tag `install`, which downloads, is left out.
+cell with the tag `install`, which downloads, is left out. A second run, in the style of
+tools/dark.mplstyle, draws the dark pictures of the notebook's page.
 """
 
+import base64
 import os
 import pathlib
 import sys
@@ -18,6 +20,8 @@ from integration_tests.distributed import launch
 
 ROOT = pathlib.Path(__file__).parents[1]
 NOTEBOOK = ROOT / "docs" / "quickstart.ipynb"
+# Matplotlib reads its settings from the file that this names.
+DARK = {"MATPLOTLIBRC": str(ROOT / "tools" / "dark.mplstyle")}
 
 
 def read():
@@ -71,10 +75,21 @@ def outputs_of(cell):
     return [output for output in cell.outputs if output.get("name") != "stderr"]
 
 
+def pictures_of(notebook):
+    """Returns the bytes of the pictures that a notebook shows."""
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", ())]
+    shown = [output.get("data", {}) for output in outputs]
+    return [base64.b64decode(d["image/png"]) for d in shown if "image/png" in d]
+
+
 def renew():
     notebook = read()
     with tempfile.TemporaryDirectory() as folder:
         cells = {cell.id: cell for cell in run(folder).cells}
+        dark = pictures_of(run(folder, **DARK))
+    for number, content in enumerate(dark, 1):
+        name = f"quickstart-{number}-dark.png"
+        (ROOT / "docs" / "images" / name).write_bytes(content)
     for cell in notebook.cells:
         if cell.cell_type == "code" and not is_install(cell):
             cell.outputs = outputs_of(cells[cell.id])

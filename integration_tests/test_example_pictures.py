@@ -10,10 +10,13 @@ import sys
 
 import keras
 import matplotlib
+import matplotlib.style
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
+
+from testing.visible import assert_visible
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 
@@ -34,9 +37,9 @@ def example(monkeypatch):
     keras.config.set_dtype_policy(policy)
 
 
-@pytest.fixture
-def picture(monkeypatch):
-    """`picture(draw, *arguments)`: the figure that `draw` saves."""
+@pytest.fixture(params=["default", "dark_background"])
+def picture(monkeypatch, request):
+    """`picture(draw, *arguments)`: the figure that `draw` saves, in either style."""
     saved = []
 
     def save(figure, path, **_):
@@ -48,9 +51,11 @@ def picture(monkeypatch):
         draw(*arguments, "picture.png")
         [(figure, path)] = saved
         assert path == "picture.png"
+        assert_visible(figure)
         return figure
 
-    return drawn
+    with matplotlib.style.context(request.param):
+        yield drawn
 
 
 def points(line):
@@ -277,8 +282,8 @@ def test_log_max_draws_both_scales_and_where_a_step_overflows(example, picture):
     assert points(ours) == [[0, 1, 2], [1.0, 8.0, 4.0]]
     assert points(original) == [[0, 1, 2], [1.0, 8.0, 1.0]]
     assert legend_of(axis.get_legend()) == {
-        "LogMaxLossScale()": to_rgb("#0072B2"),
-        "LogMaxLossScale(original_overflow=True)": to_rgb("#D55E00"),
+        "LogMaxLossScale()": to_rgb("C0"),
+        "LogMaxLossScale(original_overflow=True)": to_rgb("C1"),
     }
     assert list(overflow.get_xdata()) == [module.OVERFLOW] * 2
     assert texts(axis.texts) == ["one step overflows"]

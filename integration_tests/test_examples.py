@@ -156,7 +156,7 @@ def finished_runs(backend, plain_accuracy):
     [(0.95, "loses nothing"), (0.10, "loses 85.0"), (0.97, "gains 2.0")],
 )
 def test_the_caption_is_honest_about_plain_float16(train_digits, plain_accuracy, words):
-    caption = train_digits.digits_report.caption(finished_runs("jax", plain_accuracy))
+    caption = train_digits.caption(finished_runs("jax", plain_accuracy))
     assert caption.startswith(
         f"jax: against float32, plain float16 {words}, keras_lso gains 1.0."
     )

@@ -1,9 +1,15 @@
 """Pictures of schedules, loss scales, trust ratios, underflow and overflow.
 
 Each function returns a `matplotlib` figure; `figure.savefig(path)` writes it to a file.
+It draws in matplotlib's current style, as `plt.style.use("dark_background")` sets it:
+on the style's background, with the first colours of its cycle. Where a style does not
+choose, the colours are those of Okabe and Ito, which the colour-blind can tell apart,
+and the grid is pale.
+
 Only this module needs matplotlib, which it imports when a function draws.
 """
 
+import functools
 import itertools
 import math
 
@@ -13,22 +19,44 @@ from keras import ops
 
 from keras_lso._core.checks import check_int
 
-# Okabe and Ito's colours, which the colour-blind can tell apart.
-_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# Okabe and Ito's colours.
+_COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+# Each for a style that leaves it as it is by default.
 _STYLE = {
+    "axes.prop_cycle": f"cycler(color={_COLORS})",
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#E5E5E5",
-    "grid.linewidth": 0.6,
     "axes.axisbelow": True,
     "font.size": 9,
     "figure.dpi": 150,
-    "savefig.dpi": 150,
 }
+# For a style without a grid.
+_GRID = {"axes.grid": True, "grid.alpha": 0.33, "grid.linewidth": 0.6}
 _MOST_POINTS = 1000
 
 
+def _in_style(draw):
+    """Lets a function draw in the user's style, completed by that of the package."""
+
+    @functools.wraps(draw)
+    def draw_in_style(*args, **kwargs):
+        try:
+            import matplotlib
+        except ImportError as error:
+            raise ImportError(
+                "Pictures are drawn by matplotlib, which is not installed. Run "
+                '`pip install matplotlib`, or `pip install "keras-lso[plot]"`.'
+            ) from error
+        now, default = matplotlib.rcParams, matplotlib.rcParamsDefault
+        style: dict[str, object] = {} if now["axes.grid"] else {**_GRID}
+        style |= {k: v for k, v in _STYLE.items() if now[k] == default[k]}
+        with matplotlib.rc_context(style):
+            return draw(*args, **kwargs)
+
+    return draw_in_style
+
+
+@_in_style
 def plot_schedule(schedules, steps):
     """Draws the learning rate of one schedule or more.
 
@@ -84,6 +112,7 @@ def _as_dict(schedules):
     return schedules
 
 
+@_in_style
 def plot_loss_scale(history):
     """Draws the loss scale and the skipped steps of a run, below its loss.
 
@@ -120,10 +149,10 @@ def plot_loss_scale(history):
             axes[0].plot(epochs[: len(values)], values, color=color, label=name)
         axes[0].set_ylabel("loss")
         axes[0].legend(frameon=False)
-    axis = axes[-1]
-    axis.step(epochs, scales, where="mid", color=_COLORS[0], linewidth=1.6)
+    axis, color = axes[-1], _colors()[0]
+    axis.step(epochs, scales, where="mid", color=color, linewidth=1.6)
     axis.set_yscale("log", base=2)
-    axis.set_ylabel("loss scale", color=_COLORS[0])
+    axis.set_ylabel("loss scale", color=color)
     axis.set_xlabel("epoch")
     axis.xaxis.get_major_locator().set_params(integer=True)
     if skipped is not None:
@@ -135,18 +164,20 @@ def _draw_skipped(axis, epochs, skipped):
     new = np.diff(skipped, prepend=skipped[0])
     # The number before the first epoch of this run is unknown.
     new[0] = skipped[0]
-    bars = axis.twinx()
+    bars, color = axis.twinx(), _colors()[1]
     bars.grid(False)
-    bars.bar(epochs, new, width=0.5, color=_COLORS[1], alpha=0.35)
-    bars.set_ylabel("steps skipped in the epoch", color=_COLORS[1])
+    bars.bar(epochs, new, width=0.5, color=color, alpha=0.35)
+    bars.set_ylabel("steps skipped in the epoch", color=color)
     bars.set_ylim(0, max(4, 3 * new.max()))
     bars.yaxis.get_major_locator().set_params(integer=True)
     bars.spines["right"].set_visible(True)
-    # The line is drawn in front of the bars.
+    # The line is drawn in front of the bars, and the background behind both.
     axis.set_zorder(bars.get_zorder() + 1)
     axis.patch.set_visible(False)
+    bars.patch.set_visible(True)
 
 
+@_in_style
 def plot_trust_ratios(ratios):
     """Draws the trust ratios by which LARS or LARC rescales each layer.
 
@@ -176,10 +207,10 @@ def plot_trust_ratios(ratios):
     names = list(dict.fromkeys(name for snapshot in snapshots for name in snapshot))
     rows = [[float(s[name]) for s in snapshots if name in s] for name in names]
     figure, [axis] = _figure(1, height=max(2.0, 0.6 + 0.17 * len(names)))
-    at = np.arange(len(names))
+    at, color = np.arange(len(names)), _colors()[0]
     ends = [min(row) for row in rows], [max(row) for row in rows]
-    axis.hlines(at, *ends, color=_COLORS[0], alpha=0.35, linewidth=3)
-    axis.plot([np.median(row) for row in rows], at, "o", color=_COLORS[0], markersize=4)
+    axis.hlines(at, *ends, color=color, alpha=0.35, linewidth=3)
+    axis.plot([np.median(row) for row in rows], at, "o", color=color, markersize=4)
     axis.set_xscale("log")
     axis.set_xlabel("trust ratio")
     axis.set_yticks(at, names, fontsize=8 if len(names) <= 40 else 5)
@@ -188,6 +219,7 @@ def plot_trust_ratios(ratios):
     return figure
 
 
+@_in_style
 def plot_underflow(report):
     """Draws the underflow and overflow of each layer's gradients against the scale.
 
@@ -205,8 +237,7 @@ def plot_underflow(report):
     # A subnormal value, which keeps some of its digits, counts half.
     lost = np.array([np.add(c.flushed, np.divide(c.subnormal, 2)) for c in layers])
     overflowing = np.array([c.overflowing for c in layers])
-    image = _blend(lost, _COLORS[0]) + _blend(overflowing, _COLORS[1]) - 1
-    axis.imshow(np.clip(image, 0, 1), aspect="auto", interpolation="nearest")
+    axis.imshow(_cells(lost, overflowing), aspect="auto", interpolation="nearest")
     axis.set_yticks(range(len(names)), names, fontsize=8)
     exponents = [math.log2(scale) for scale in report.scales]
     every = max(1, math.ceil(len(exponents) / 8))
@@ -221,6 +252,7 @@ def plot_underflow(report):
     return figure
 
 
+@_in_style
 def plot_float16(report):
     """Draws the largest magnitudes of each layer beside the range of float16.
 
@@ -235,6 +267,9 @@ def plot_float16(report):
     Raises:
         ImportError: If matplotlib is not installed.
     """
+    from matplotlib import rcParams
+
+    ink, (below, above, *_) = rcParams["text.color"], _colors()
     names, layers = list(report.layers), list(report.layers.values())
     figure, [axis] = _figure(1, height=max(2.2, 1.3 + 0.24 * len(names)))
     for kind, marker, size in _KINDS:
@@ -246,19 +281,19 @@ def plot_float16(report):
         values, rows = zip(*points, strict=True) if points else ((), ())
         # Hollow, so that what they lie over is seen.
         style = {"markersize": size, "markerfacecolor": "none", "label": kind}
-        axis.plot(values, rows, marker, color="black", **style)
+        axis.plot(values, rows, marker, color=ink, **style)
     axis.set_xscale("log", base=2)
     low, high = axis.get_xlim()
     axis.set_xlim(min(low, 2.0**-26), max(high, 2.0**20))
     low, high = axis.get_xlim()
-    axis.axvspan(low, 2.0**-25, color=_COLORS[0], alpha=0.25, label="flushed to zero")
-    axis.axvspan(65504.0, high, color=_COLORS[1], alpha=0.25, label="overflow")
+    axis.axvspan(low, 2.0**-25, color=below, alpha=0.25, label="flushed to zero")
+    axis.axvspan(65504.0, high, color=above, alpha=0.25, label="overflow")
     axis.set_xlabel("largest magnitude in float32")
     axis.set_yticks(range(len(names)), names, fontsize=8)
     axis.set_ylim(max(len(names), 1) - 0.5, -0.5)
     for name, label in zip(names, axis.get_yticklabels(), strict=True):
         if any(f"{name}/".startswith(f"{path}/") for path in report.layers_to_keep):
-            label.set(color=_COLORS[1], fontweight="bold")
+            label.set(color=above, fontweight="bold")
     place = {"loc": "outside upper left", "ncols": 6}
     figure.legend(frameon=False, fontsize=7, **place)
     return figure
@@ -273,20 +308,24 @@ def _largest(found, kind):
     return [m.largest for m in of_kind if m is not None and m.is_float16 and m.largest]
 
 
-def _blend(shares, color):
-    """Returns an image that is white where the share is 0, and the colour at 1."""
+def _cells(lost, overflowing):
+    """Returns an image in the colours of both, as transparent as they are rare."""
     from matplotlib.colors import to_rgb
 
     # The square root makes a share of 1% visible.
-    strength = np.sqrt(np.clip(shares, 0, 1))[..., np.newaxis]
-    return 1 - strength * (1 - np.array(to_rgb(color)))
+    opacities = np.sqrt(np.clip([lost, overflowing], 0, 1))[..., np.newaxis]
+    colors = np.array([to_rgb(color) for color in _colors()[:2]])[:, None, None]
+    # Where both are 0, any colour will do.
+    whole = np.maximum(opacities.sum(axis=0), np.finfo("float64").tiny)
+    mixed = (opacities * colors).sum(axis=0) / whole
+    return np.concatenate([mixed, 1 - np.prod(1 - opacities, axis=0)], axis=-1)
 
 
 def _mark_safe_scales(axis, exponents, safe):
     if safe is None or len(exponents) < 2:
         return
     low, high = (np.interp(_log2(s), exponents, range(len(exponents))) for s in safe)
-    axis.plot([low, high], [-0.62] * 2, color=_COLORS[2], linewidth=4, clip_on=False)
+    axis.plot([low, high], [-0.62] * 2, color=_colors()[2], linewidth=4, clip_on=False)
 
 
 def _log2(scale):
@@ -296,32 +335,41 @@ def _log2(scale):
 def _add_legend(figure):
     from matplotlib.lines import Line2D
 
-    labels = "flushed to zero, or subnormal (paler)", "overflow", "safe for all layers"
-    lines = [Line2D([], [], color=color, linewidth=4) for color in _COLORS[:3]]
+    labels = (
+        "flushed to zero, or subnormal (fainter)",
+        "overflow",
+        "safe for all layers",
+    )
+    lines = [Line2D([], [], color=color, linewidth=4) for color in _colors()[:3]]
     place = {"loc": "outside upper left", "ncols": 3}
     figure.legend(lines, labels, frameon=False, fontsize=8, **place)
 
 
 def _figure(rows, height):
     """Returns a figure, and its axes one above the other."""
-    try:
-        import matplotlib.pyplot as plt
-    except ImportError as error:
-        raise ImportError(
-            "Pictures are drawn by matplotlib, which is not installed. Run "
-            '`pip install matplotlib`, or `pip install "keras-lso[plot]"`.'
-        ) from error
+    import matplotlib.pyplot as plt
+
     shape = {"figsize": (6.4, height * rows), "layout": "constrained"}
-    with plt.rc_context(_STYLE):
-        figure, axes = plt.subplots(rows, sharex=rows > 1, squeeze=False, **shape)
+    figure, axes = plt.subplots(rows, sharex=rows > 1, squeeze=False, **shape)
     # Otherwise pyplot keeps the figure, and a notebook shows it twice.
     plt.close(figure)
     return figure, list(axes[:, 0])
 
 
+def _colors():
+    """Returns the colours of the style: three or more.
+
+    Not as "C0", which is looked up when a figure is saved, in the style of then.
+    """
+    from matplotlib import rcParams
+
+    colors = rcParams["axes.prop_cycle"].by_key().get("color", ())
+    return colors if len(colors) >= 3 else _COLORS
+
+
 def _colored(items):
     """Returns the items of a dict, each with a colour."""
-    return zip(itertools.cycle(_COLORS), items.items(), strict=False)
+    return zip(itertools.cycle(_colors()), items.items(), strict=False)
 
 
 __all__ = [

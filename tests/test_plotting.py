@@ -165,13 +165,12 @@ def make_report(*values):
     )
 
 
-# What stands for a share of 1. A smaller one is paler, by its square root.
+# What stands for a share of 1. A smaller one is more transparent, by its square root.
 BLUE, RED, GREEN = (to_rgb(color) for color in ("#0072B2", "#D55E00", "#009E73"))
-WHITE = (1.0, 1.0, 1.0)
 
 
 def pale(color, share):
-    return tuple(1 - np.sqrt(share) * (1 - np.array(color)))
+    return *color, np.sqrt(share)
 
 
 @pytest.mark.one_backend
@@ -181,17 +180,18 @@ def test_underflow_is_blue_and_overflow_is_red():
     report = make_report([2.0**-25], [1.0, 2.0**-25, -(2.0**-26), 1.0], [1e4])
     [axis] = report.plot().axes
     image = axis.get_images()[0].get_array()
-    assert image.shape == (3, 7, 3)
-    np.testing.assert_allclose(image[0, :2], [BLUE, pale(BLUE, 1 / 2)])
+    assert image.shape == (3, 7, 4)
+    np.testing.assert_allclose(image[0, :2], [pale(BLUE, 1), pale(BLUE, 1 / 2)])
     np.testing.assert_allclose(image[1, :2], [pale(BLUE, 1 / 2), pale(BLUE, 1 / 4)])
-    np.testing.assert_allclose(image[2], [WHITE] + [RED] * 6)
-    np.testing.assert_allclose(image[:2, 3], [WHITE] * 2)
+    np.testing.assert_allclose(image[2, 1:], [pale(RED, 1)] * 6)
+    # Where nothing is lost, one sees the background.
+    np.testing.assert_array_equal(image[[2, 0, 1], [0, 3, 3], 3], [0, 0, 0])
     # A half of the second one overflows at 2**16.
     np.testing.assert_allclose(image[1, 4:], [pale(RED, 1 / 2)] * 3)
-    # Where values are lost at both ends, both colours are mixed.
+    # Where values are lost at both ends, both colours are mixed, and lie on each other.
     [axis] = make_report([2.0**-40, 1e9]).plot().axes
-    mixed = np.add(pale(BLUE, 1 / 2), pale(RED, 1 / 2)) - 1
-    np.testing.assert_allclose(axis.get_images()[0].get_array()[0, 0], mixed.clip(0, 1))
+    mixed = [*np.mean([BLUE, RED], axis=0), 1 - (1 - np.sqrt(1 / 2)) ** 2]
+    np.testing.assert_allclose(axis.get_images()[0].get_array()[0, 0], mixed)
 
 
 @pytest.mark.one_backend
@@ -210,7 +210,7 @@ def test_layers_and_scales_are_named_in_the_picture():
         for text, line in zip(legend.get_texts(), legend.get_lines(), strict=True)
     }
     assert colors == {
-        "flushed to zero, or subnormal (paler)": BLUE,
+        "flushed to zero, or subnormal (fainter)": BLUE,
         "overflow": RED,
         "safe for all layers": GREEN,
     }

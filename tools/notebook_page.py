@@ -4,7 +4,7 @@
 
 nbconvert turns the notebook into Markdown, with what it printed and drew, so that the
 theme, the search and the checks of the links treat it like any other page. The pictures
-go to docs/images, where `python -m tools.dark_pictures` makes the dark ones of them.
+go to docs/images, where `python -m integration_tests.quickstart` puts the dark ones.
 """
 
 import pathlib

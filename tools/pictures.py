@@ -1,0 +1,79 @@
+"""Draws a picture of docs/images/, in light and in dark, of one run of its example.
+
+    python -m tools.pictures log_max [ARGUMENTS OF THE EXAMPLE]
+
+runs examples/log_max.py. Whatever it draws is drawn twice, of the same results: in the
+style of tools/light.mplstyle as docs/images/log_max.png, and in that of
+tools/dark.mplstyle as docs/images/log_max-dark.png. An example whose results are in a
+JSON file of its name draws those, and does not train again.
+
+`python -m integration_tests.quickstart` draws the pictures of the notebook.
+"""
+
+import contextlib
+import importlib
+import json
+import os
+import pathlib
+import sys
+from unittest import mock
+
+import matplotlib
+import matplotlib.style
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+EXAMPLES, IMAGES = ROOT / "examples", ROOT / "docs/images"
+STYLES = {"": ROOT / "tools/light.mplstyle", "-dark": ROOT / "tools/dark.mplstyle"}
+# With which the pictures of examples that train on one backend are drawn.
+BACKENDS = {"large_batch_digits": "jax"}
+
+
+def in_both_styles(draw):
+    """Returns a function that draws twice, what `draw` draws into its last argument."""
+
+    def draw_twice(*arguments):
+        *results, path = arguments
+        name = pathlib.Path(path)
+        for suffix, style in STYLES.items():
+            path = IMAGES / f"{name.stem}{suffix}.png"
+            with matplotlib.style.context(["default", str(style)]):
+                draw(*results, path)
+            print(f"Drew {path.relative_to(IMAGES.parent.parent)}")
+
+    return draw_twice
+
+
+def run(name):
+    """Runs an example, which draws in both styles."""
+    example = importlib.import_module(name)
+    if not hasattr(example, "main"):
+        return  # It is a program without functions, and has run.
+    written = EXAMPLES / f"{name}.json"
+    with mock.patch.object(example, "draw", in_both_styles(example.draw)):
+        if written.exists():
+            example.draw(json.loads(written.read_text())["results"], written)
+        else:
+            example.main()
+
+
+def main(name, *arguments):
+    matplotlib.use("Agg")
+    os.environ.setdefault("KERAS_BACKEND", BACKENDS.get(name, "torch"))
+    from keras_lso.diagnostics.float16 import Float16Report
+    from keras_lso.diagnostics.underflow import UnderflowReport
+
+    with contextlib.ExitStack() as patches:
+        # By their `plot` an example draws that has no function `draw`.
+        for report in (Float16Report, UnderflowReport):
+            plot = in_both_styles(report.plot)
+            patches.enter_context(mock.patch.object(report, "plot", plot))
+        for attribute, value in (
+            ("path", [str(EXAMPLES), *sys.path]),
+            ("argv", [name, *arguments]),
+        ):
+            patches.enter_context(mock.patch.object(sys, attribute, value))
+        run(name)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
