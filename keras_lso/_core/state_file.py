@@ -3,10 +3,10 @@
 In this order, so that files go both ways:
 
 - `iteration`: the number of steps, skipped ones included, and `learning_rate`, which
-  has no use. In memory `iteration` is the number of skipped steps alone, since a user
-  may assign the inner optimizer's count of applied ones;
-- `step_counter` and `dynamic_scale`, of the loss-scale policy. A counter of -1 says
-  that there is none: a `GuardedOptimizer` has written the file;
+  has no use. A `GuardedOptimizer`, which has no loss scale, says so there. In memory
+  `iteration` is the number of skipped steps alone, since a user may assign the inner
+  optimizer's count of applied ones;
+- `step_counter` and `dynamic_scale`, of the loss-scale policy;
 - the variables of the inner optimizer;
 - what else the loss-scale policy keeps, and the float32 master weights, if any.
 """
@@ -22,6 +22,9 @@ from keras_lso._keras_internals.optimizers import (
     variables_of,
 )
 from keras_lso._keras_internals.unsaved import restore_unsaved, saved_by_keras
+
+# What an optimizer without a loss scale has as its own learning rate; others have 0.
+_NO_SCALE = -1.0
 
 
 class StateFile:
@@ -122,9 +125,22 @@ class StateFile:
         policy = self._optimizer.loss_scale_policy
         counters.reset()
         policy.reset()
+        unused, own = self._unused, ops.convert_to_numpy(self._unused)
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
+        if ops.convert_to_numpy(unused) == _NO_SCALE:
+            policy.reset()
+        unused.assign(own)
         policy.restore()
+
+    def say_that_there_is_no_scale(self):
+        """Lets the loss scale of who loads this state start afresh."""
+        self._unused.assign(_NO_SCALE)
+
+    @property
+    def _unused(self):
+        """The optimizer's own learning rate."""
+        return base_variables_of(self._optimizer)[1]
 
     def _variables_in(self, store):
         """Returns the variables whose values are stored; None for another layout."""

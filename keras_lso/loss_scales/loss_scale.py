@@ -18,8 +18,6 @@ from keras_lso._keras_internals.variables import assign, read
 
 DEFAULT_MIN_SCALE = 2.0**-14
 DEFAULT_MAX_SCALE = 2.0**24
-# What the file of a `GuardedOptimizer` holds as its `step_counter`.
-NO_SCALE = -1
 
 
 class LossScale:
@@ -187,12 +185,7 @@ class LossScale:
             variable.assign(value)
 
     def restore(self):
-        """Mends a state that was just loaded: NaN and values out of bounds.
-
-        The scale starts afresh after the state of an optimizer that has none.
-        """
-        if int(ops.convert_to_numpy(self.step_counter)) == NO_SCALE:
-            self.reset()
+        """Mends a state that was just loaded: NaN and values out of bounds."""
         scale = float(ops.convert_to_numpy(self.scale))
         if math.isnan(scale):
             scale = self.initial_loss_scale

@@ -13,7 +13,6 @@ from keras_lso.loss_scale_optimizer import (
     refuse_unsupported,
 )
 from keras_lso.loss_scales.fixed import FixedLossScale
-from keras_lso.loss_scales.loss_scale import NO_SCALE
 
 DEFAULT_NAME = "guarded_optimizer"
 
@@ -21,18 +20,11 @@ DEFAULT_NAME = "guarded_optimizer"
 class NoLossScale(FixedLossScale):
     """The loss-scale policy of an optimizer without one: 1.0, which multiplies nothing.
 
-    It has the variables of others, so that files go both ways. The one that counts
-    steps says that the file holds no scale.
+    It has the variables of others, so that files go both ways.
     """
 
     def __init__(self):
         super().__init__(1.0)
-
-    def build(self, add_variable=None):
-        if not self.built:
-            super().build(add_variable)
-            self._initial_values[0] = NO_SCALE
-            self.reset()
 
     def restore(self):
         self.reset()
@@ -99,6 +91,7 @@ class GuardedOptimizer(LossScaleOptimizer):
         check_inner_optimizer(inner_optimizer)
         name = DEFAULT_NAME if name is None else name
         self._wrap(inner_optimizer, NoLossScale(), master_weights, name)
+        self._state.say_that_there_is_no_scale()
         clear_loss_scale_factor(inner_optimizer)
 
     @property

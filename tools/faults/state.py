@@ -41,7 +41,7 @@ FAULTS = [
     Fault(
         name="what the file does not hold stays as it was",
         file="keras_lso/_core/state_file.py",
-        old="policy.reset()",
+        old="counters.reset()\n        policy.reset()",
         new="",
         tests="tests/_core/test_state_file.py::test_the_layout_of_keras_own_class_is_loaded",
     ),
