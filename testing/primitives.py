@@ -41,7 +41,7 @@ def on_an_accelerator(function):
 
 
 IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
-PRIMITIVES = ["measure", "run_if", "fused_step", "l2_norms", "reduce_gradients"]
+PRIMITIVES = ["measure", "run_if", "fused_step", "l2_norms"]
 # Of these, what looks at tensors on a CPU.
 LOOK_AT_TENSORS = {
     "torch": ["measure", "run_if", "fused_step"],

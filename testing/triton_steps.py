@@ -102,7 +102,7 @@ def expected_of(rule, targets, grads, inv_scale):
     """What `rules.py` and `Framework` make of them, by operations of PyTorch."""
     # PyTorch's square root on a CPU is not rounded as in IEEE 754; the kernels' is.
     root = lambda x: torch.sqrt(x.double()).float()  # noqa: E731
-    with mock.patch.object(rules.ops, "sqrt", root):
+    with mock.patch.object(formulas, "sqrt", root):
         return _expected_of(rule, *targets, grads, inv_scale)
 
 

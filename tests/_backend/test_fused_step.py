@@ -27,7 +27,6 @@ from keras_lso.optimizers.lars import LARSRule
 from testing import optimizers as table
 from testing.primitives import (
     IS_TENSORFLOW,
-    REFERENCE,
     implementations,
     in_each_way,
     storage,
@@ -402,10 +401,6 @@ def test_many_small_decays_add_up(fused_step, learning_rate, compiled_once):
     is_large = np.abs(expected) > 0.5
     relative = np.divide(error, expected, where=is_large, out=np.zeros_like(error))
     assert abs(np.mean(relative)) <= 3e-7
-
-
-def test_the_reference_never_claims_to_be_the_faster_way():
-    assert REFERENCE.fused_step_takes(None, [], []) is False
 
 
 # --- What a kernel takes ------------------------------------------------------
