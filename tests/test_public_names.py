@@ -102,6 +102,7 @@ def test_public_names_are_those_that_are_listed():
 @pytest.mark.one_backend
 def test_the_public_names_are_these():
     assert keras_lso.__all__ == [
+        "GuardedOptimizer",
         "LAMB",
         "LARC",
         "LARS",
