@@ -90,7 +90,7 @@ FAULTS = [
     Fault(
         name="a number that an accelerator has is read by the host",
         file="keras_lso/_backend/torch/scalars.py",
-        old="is_on_host(tensors[0]) and not",
+        old="torch_measure.is_on_host(tensors[0]) and not",
         new="not",
         tests="tests/_backend/test_no_synchronisation.py::test_a_step_neither_reads_from_the_device_nor_writes_to_it",
     ),
