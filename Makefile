@@ -33,8 +33,8 @@ each = $(addprefix $(1)-,$(BACKENDS))
 # Where one backend fails the next ones run all the same.
 MAKEFLAGS += --keep-going --no-print-directory
 
-.PHONY: help setup demo large-batch large-batch-transformer float16 transformer test \
-    test-full check coverage test-distributed nightly attack soak golden mutations \
+.PHONY: help setup demo large-batch large-batch-transformer float16 bfloat16 transformer \
+    test test-full check coverage test-distributed nightly attack soak golden mutations \
     mutate-changed lint format test-oldest test-newest test-triton test-install bench bench-gpu \
     bench-gpu-dry bench-accelerators docs docs-serve clean
 
@@ -61,9 +61,11 @@ demo: SCRIPT = train_digits ## train the example model
 large-batch: SCRIPT = large_batch_digits ## compare LARS with SGD at growing batch sizes
 large-batch-transformer: SCRIPT = large_batch_transformer ## compare LAMB with AdamW likewise
 float16: SCRIPT = float16_digits ## train weights in float16, with and without float32 masters
+bfloat16: SCRIPT = float16_digits ## the same in bfloat16
+bfloat16: ARGUMENTS = --dtype bfloat16
 transformer: SCRIPT = transformer_char ## train a Transformer on Python's manual in float16
-demo large-batch large-batch-transformer float16 transformer: $(INSTALLED)
-	$(BIN)/python examples/$(strip $(SCRIPT)).py
+demo large-batch large-batch-transformer float16 bfloat16 transformer: $(INSTALLED)
+	$(BIN)/python examples/$(strip $(SCRIPT)).py $(ARGUMENTS)
 
 # --- Tests in .venv
 test: $(INSTALLED) ## lint, and the suite under every backend: what CI runs

@@ -23,24 +23,37 @@ OPTIMIZERS = {
     "Adam": lambda: keras.optimizers.Adam(0.001),
 }
 # What to call it, Keras's dtype policy, and what to wrap around the optimizer.
-RUNS = (
-    ("float32", "float32", lambda optimizer: optimizer),
-    ("float16", "float16", lambda optimizer: optimizer),
-    (
-        "float16, loss scale",
-        "float16",
-        lambda optimizer: keras_lso.LossScaleOptimizer(optimizer, master_weights=False),
+FLOAT32 = ("float32", "float32", lambda optimizer: optimizer)
+RUNS = {
+    "float16": (
+        FLOAT32,
+        ("float16", "float16", lambda optimizer: optimizer),
+        (
+            "float16, loss scale",
+            "float16",
+            lambda optimizer: keras_lso.LossScaleOptimizer(
+                optimizer, master_weights=False
+            ),
+        ),
+        ("float16, loss scale, masters", "float16", keras_lso.LossScaleOptimizer),
     ),
-    ("float16, loss scale, masters", "float16", keras_lso.LossScaleOptimizer),
-)
+    "bfloat16": (
+        FLOAT32,
+        ("bfloat16", "bfloat16", lambda optimizer: optimizer),
+        ("bfloat16, masters", "bfloat16", keras_lso.GuardedOptimizer),
+    ),
+}
 
 
 def main():
-    epochs = int(sys.argv[1])
-    data = load_data()
+    dtype, epochs = sys.argv[1], int(sys.argv[2])
+    data, optimizers = load_data(), dict(OPTIMIZERS)
+    if dtype == "bfloat16":
+        # The default of 0.999 is 1 in bfloat16.
+        optimizers["Adam, beta_2=0.99"] = lambda: keras.optimizers.Adam(beta_2=0.99)
     runs = []
-    for weights, policy, wrap in RUNS:
-        for name, make_optimizer in OPTIMIZERS.items():
+    for weights, policy, wrap in RUNS[dtype]:
+        for name, make_optimizer in optimizers.items():
             run = train(build_model(policy), wrap(make_optimizer()), data, epochs)
             runs.append({"weights": weights, "optimizer": name, **run})
     print(json.dumps(runs))

@@ -1,4 +1,4 @@
-"""A KerasHub backbone trained in float16, first all of it, then by LoRA.
+"""A KerasHub backbone trained in 16 bits, first all of it, then by LoRA.
 
 A small BERT of characters, made from its constructor, so that nothing is downloaded,
 
@@ -7,12 +7,16 @@ A small BERT of characters, made from its constructor, so that nothing is downlo
 - is then frozen and learns the same of NumPy's documentation and other code, through
   `backbone.enable_lora(rank)` and a new head.
 
-Both in Keras's `mixed_float16`, with what a fine-tuning recipe has: `AdamW` with a
-linear warm-up, decay that leaves out biases and normalisation, `global_clipnorm`, and
-gradients accumulated over several batches; around it `keras_lso.LossScaleOptimizer`.
+With what a fine-tuning recipe has: `AdamW` with a linear warm-up, decay that leaves out
+biases and normalisation, `global_clipnorm`, and gradients accumulated over several
+batches. The dtype policy says what is around `AdamW`:
+
+- `mixed_float16`, the default: `keras_lso.LossScaleOptimizer`;
+- `bfloat16`, whose weights have 16 bits: nothing, and from the same weights
+  `keras_lso.GuardedOptimizer`, which trains float32 masters.
 
     pip install keras-hub
-    python examples/keras_hub_finetune.py [--steps 200]
+    python examples/keras_hub_finetune.py [--policy bfloat16] [--steps 200]
 
 prints a table of what was trained. It trains on the backend in KERAS_BACKEND.
 """
@@ -35,36 +39,67 @@ from rich.table import Table
 import keras_lso
 
 LENGTH, BATCH_SIZE = 32, 32  # characters in a window, windows in a batch
-CHARACTERS = 128  # those of ASCII; the last stands for all others
+CHARACTERS = 128  # those of ASCII; the last is for all others
 ACCUMULATED = 2  # batches in an update
 RANK = 4
 
 MANUAL = "\n\n".join(pydoc_data.topics.topics.values())
 
+# What is around AdamW, by the dtype policy.
+OPTIMIZERS = {
+    "mixed_float16": {"LossScaleOptimizer": keras_lso.LossScaleOptimizer},
+    "bfloat16": {
+        "AdamW alone": lambda inner: inner,
+        "GuardedOptimizer": keras_lso.GuardedOptimizer,
+    },
+}
+if keras.backend.backend() == "tensorflow":
+    # Where gradients have two dtypes, Keras's `global_clipnorm` fails there.
+    del OPTIMIZERS["bfloat16"]["AdamW alone"]
+LOSSES = ("loss\nbefore", "loss\nafter", "accuracy")
+COLUMNS = {
+    "mixed_float16": ("trained", "parameters", *LOSSES, "scale", "skipped\nsteps"),
+    "bfloat16": ("trained", "optimizer", "parameters", *LOSSES, "weights\nchanged"),
+}
+
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    help = f"batches of each training, at least {2 * ACCUMULATED}"
-    parser.add_argument("--steps", type=int, default=200, help=help)
-    steps = parser.parse_args().steps
+    arguments = parse_arguments()
+    policy, steps = arguments.policy, arguments.steps
     start = time.perf_counter()
     keras.utils.set_random_seed(0)
-    keras.config.set_dtype_policy("mixed_float16")
+    keras.config.set_dtype_policy(policy)
     backbone = make_backbone()
     code = source_of(argparse) + source_of(inspect)
-    runs = [train("all weights", backbone, [MANUAL, code], steps)]
+    runs = train_by_each("all weights", backbone, [MANUAL, code], policy, steps)
     backbone.enable_lora(RANK)
-    before = frozen_weights(backbone)
-    runs.append(train("LoRA", backbone, [numpy_manual(), source_of(tokenize)], steps))
-    changed = sum(map(np.any, map(np.not_equal, before, frozen_weights(backbone))))
+    before = values_of(backbone.non_trainable_weights)
+    texts = [numpy_manual(), source_of(tokenize)]
+    runs += train_by_each("LoRA", backbone, texts, policy, steps)
+    after = values_of(backbone.non_trainable_weights)
+    changed = sum(map(np.any, map(np.not_equal, before, after)))
     seconds = time.perf_counter() - start
     console = Console(highlight=False)
-    console.print(make_table(runs))
+    console.print(make_table(runs, policy))
+    if "weights\nchanged" in COLUMNS[policy]:
+        console.print("Weights changed: by one update, of those trained in bfloat16.")
     console.print(
         f"{steps // ACCUMULATED} updates each, of {ACCUMULATED} batches of "
         f"{BATCH_SIZE}, on {keras.backend.backend()}, in {seconds:.0f} s.\n"
         f"Of the {len(before)} frozen weights LoRA has changed {changed}."
     )
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    least = 3 * ACCUMULATED
+    parser.add_argument("--policy", choices=OPTIMIZERS, default="mixed_float16")
+    help = f"batches of each training, at least {least}"
+    parser.add_argument("--steps", type=int, default=200, help=help)
+    arguments = parser.parse_args()
+    if arguments.steps < least:
+        parser.error(f"--steps must be at least {least}")
+    return arguments
 
 
 def make_backbone():
@@ -89,18 +124,19 @@ def make_classifier(backbone):
 
 
 # --8<-- [start:optimizer]
-def make_optimizer(updates):
-    """Returns the optimizer of a fine-tuning of so many updates."""
-    decay = keras.optimizers.schedules.PolynomialDecay(5e-3, updates)
-    inner = keras.optimizers.AdamW(
-        keras_lso.schedules.LinearWarmup(decay, warmup_steps=max(1, updates // 10)),
+def make_adamw(batches):
+    """Returns the AdamW of a fine-tuning of so many batches."""
+    # Schedules count batches, also where several of them make an update.
+    decay = keras.optimizers.schedules.PolynomialDecay(5e-3, batches)
+    adamw = keras.optimizers.AdamW(
+        keras_lso.schedules.LinearWarmup(decay, warmup_steps=max(1, batches // 10)),
         weight_decay=0.01,
         global_clipnorm=1.0,
         gradient_accumulation_steps=ACCUMULATED,
     )
     # Names of variables, not of layers: gamma and beta are those of normalisation.
-    inner.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
-    return keras_lso.LossScaleOptimizer(inner)
+    adamw.exclude_from_weight_decay(var_names=["bias", "gamma", "beta"])
+    return adamw
 
 
 # --8<-- [end:optimizer]
@@ -141,61 +177,76 @@ def batches(inputs, labels):
             yield {name: x[part] for name, x in inputs.items()}, labels[part]
 
 
-def train(name, backbone, texts, steps):
+def train_by_each(trained, backbone, texts, policy, steps):
+    """Trains by each optimizer from the same weights; those of the last one stay."""
+    start, runs = values_of(backbone.weights), []
+    for name, wrap in OPTIMIZERS[policy].items():
+        backbone.set_weights(start)
+        cells = train(backbone, texts, wrap(make_adamw(steps)), steps)
+        runs.append({"trained": trained, "optimizer": name, **cells})
+    return runs
+
+
+def train(backbone, texts, optimizer, steps):
     """Trains a new head, and what of the backbone is not frozen."""
+    keras.utils.set_random_seed(1)  # the same head for each optimizer
     inputs, labels = windows_of(texts)
-    model, optimizer = make_classifier(backbone), make_optimizer(steps // ACCUMULATED)
+    model = make_classifier(backbone)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss, metrics=["accuracy"])
     before, _ = model.evaluate(inputs, labels, batch_size=128, verbose=0)
-    model.fit(batches(inputs, labels), steps_per_epoch=steps, shuffle=False, verbose=0)
+    changed = fit(model, batches(inputs, labels), steps)
     after, accuracy = model.evaluate(inputs, labels, batch_size=128, verbose=0)
-    sizes = {
-        trained: sum(int(np.prod(v.shape)) for v in variables)
-        for trained, variables in (
-            ("trained", model.trainable_variables),
-            ("all", model.variables),
-        )
-    }
+    trained, every = map(size_of, (model.trainable_variables, model.variables))
     return {
-        "name": name,
-        "parameters": f"{sizes['trained']:,} ({sizes['trained'] / sizes['all']:.0%})",
-        "before": before,
-        "after": after,
-        "accuracy": accuracy,
-        "scale": float(optimizer.loss_scale),
-        "skipped": int(optimizer.skipped_steps),
+        "parameters": f"{trained:,} ({trained / every:.0%})",
+        "loss\nbefore": f"{before:.3f}",
+        "loss\nafter": f"{after:.3f}",
+        "accuracy": f"{accuracy:.1%}",
+        "weights\nchanged": f"{changed:.1%}",
+        # AdamW alone has neither.
+        "scale": f"2^{math.log2(float(getattr(optimizer, 'loss_scale', 1))):g}",
+        "skipped\nsteps": str(int(getattr(optimizer, "skipped_steps", 0))),
     }
 
 
-def frozen_weights(backbone):
-    return [keras.ops.convert_to_numpy(w) for w in backbone.non_trainable_weights]
+def fit(model, batches, steps):
+    """Fits; returns what share of the weights the update half-way has changed.
+
+    Of those in the dtype policy's own dtype: not of a head in float32, nor of LoRA's
+    matrices, which are float32 since Keras 3.15.
+    """
+    dtype = keras.config.dtype_policy().variable_dtype
+    weights = [v for v in model.trainable_variables if v.dtype == dtype]
+    half = steps // (2 * ACCUMULATED) * ACCUMULATED
+    options = {"shuffle": False, "verbose": 0}
+    model.fit(batches, steps_per_epoch=half, **options)
+    before = values_of(weights)
+    model.fit(batches, steps_per_epoch=ACCUMULATED, **options)
+    after = values_of(weights)
+    model.fit(batches, steps_per_epoch=steps - half - ACCUMULATED, **options)
+    changed = sum(map(np.count_nonzero, map(np.not_equal, before, after)))
+    return changed / size_of(weights)
 
 
-def make_table(runs):
-    title = "A KerasHub BERT in mixed_float16"
-    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("trained", no_wrap=True)
-    names = (
-        "parameters",
-        "loss\nbefore",
-        "loss\nafter",
-        "accuracy",
-        "scale",
-        "skipped\nsteps",
+def values_of(variables):
+    return [keras.ops.convert_to_numpy(v) for v in variables]
+
+
+def size_of(variables):
+    return sum(math.prod(v.shape) for v in variables)
+
+
+def make_table(runs, policy):
+    title = f"A KerasHub BERT in {policy}"
+    table = Table(
+        title=title, box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True
     )
-    for name in names:
-        table.add_column(name, justify="right", no_wrap=True)
+    for name in COLUMNS[policy]:
+        justify = "left" if name in ("trained", "optimizer") else "right"
+        table.add_column(name, justify=justify, no_wrap=True)
     for run in runs:
-        table.add_row(
-            run["name"],
-            run["parameters"],
-            f"{run['before']:.3f}",
-            f"{run['after']:.3f}",
-            f"{run['accuracy']:.1%}",
-            f"2^{math.log2(run['scale']):g}",
-            str(run["skipped"]),
-        )
+        table.add_row(*(run[name] for name in COLUMNS[policy]))
     return table
 
 

@@ -31,6 +31,7 @@ ON_EVERY_BACKEND = [
     ("transformer_char.py", "--steps", "10"),
     ("train_digits.py", "--epochs", "2"),
     ("float16_digits.py", "--epochs", "1"),
+    ("float16_digits.py", "--dtype", "bfloat16", "--epochs", "1"),
 ]
 OF_ONE_BACKEND = {
     "jax": [("custom_loop_jax.py",), ("jax_processes.py",), ("shard_map.py",)],

@@ -6,7 +6,7 @@ that end with the same weights.
 """
 
 import contextlib
-import importlib
+import importlib.util
 import pathlib
 import sys
 import types
@@ -33,6 +33,7 @@ PROGRAMS = sorted({b.page for b in ALL_BLOCKS if b.language == "python"})
 
 # The programs of these are the same on every backend: `make test` runs them on one.
 ON_ONE_BACKEND = {
+    "docs/bfloat16.md": "torch",
     "docs/extending.md": "torch",
     "docs/how-loss-scaling-works.md": "torch",
     "docs/migrating-keras.md": "jax",
@@ -160,6 +161,13 @@ def shard_map(names):
     yield
 
 
+@contextlib.contextmanager
+def keras_hub(names):
+    if importlib.util.find_spec("keras_hub") is None:
+        pytest.skip("KerasHub is not installed: see test_keras_hub.py")
+    yield
+
+
 SURROUNDINGS = {
     "tf.keras 2.4": tf_keras_of_2_4,
     "tf.keras 2.0": old_tensorflow(tf_keras_of_2_0),
@@ -169,6 +177,7 @@ SURROUNDINGS = {
     "a process group": process_group,
     "a distribution": distribution,
     "jax.shard_map": shard_map,
+    "KerasHub": keras_hub,
 }
 
 
@@ -186,6 +195,38 @@ def check_start(names):
     assert losses.history["loss"][-1] < losses.history["loss"][0]
     assert int(model.optimizer.iterations) == 8
     assert float(model.optimizer.loss_scale) == 2.0**15
+
+
+def check_bfloat16(names):
+    share_changed, make, x, y = (
+        names[name] for name in ("share_changed", "make_gemma", "x", "y")
+    )
+
+    def shares(*optimizer):
+        gemma = make()
+        gemma.compile(*optimizer)
+        return [share_changed(gemma, x, y, steps) for steps in (1, 20)]
+
+    # "Compiled without an optimizer": whatever KerasHub takes.
+    assert shares() == [0.0, 0.0]
+    adamw = keras.optimizers.AdamW
+    assert shares(adamw(5e-5)) == [0.0, 0.0]
+    guarded = keras_lso.GuardedOptimizer(adamw(5e-5))
+    # As on the page. Where a rounding differs, so may a weight of 14,496.
+    assert shares(guarded) == pytest.approx([0.07, 0.99], abs=0.005)
+    moving = keras.optimizers.Adam(1e-3, beta_2=0.99)
+    bare = keras_lso.GuardedOptimizer(moving, master_weights=False)
+    assert shares(bare)[1] > 0.9
+    # LoRA: "AdamW alone does just as well".
+    losses = []
+    for wrap in (lambda inner: inner, keras_lso.GuardedOptimizer):
+        lora = make()
+        lora.backbone.enable_lora(4)
+        lora.compile(wrap(adamw(5e-3)))
+        losses.append([lora.train_on_batch(x, y)[0] for _ in range(10)])
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert losses[0][-1] < losses[0][0] - 0.1
+    assert names["gemma"].optimizer._masters.variables == []
 
 
 def check_custom_loops(names):
@@ -379,6 +420,7 @@ def check_which_setup(names):
 
 CHECKS = {
     "README.md": check_start,
+    "docs/bfloat16.md": check_bfloat16,
     "docs/compatibility.md": check_compatibility,
     "docs/custom-loops.md": check_custom_loops,
     "docs/extending.md": check_extending,

@@ -65,6 +65,79 @@ def test_the_bytes_of_a_weight_are_those_of_real_variables():
             assert bytes_of(ast.literal_eval(name), **options) == columns, name
 
 
+# --- bfloat16.md: what Keras's own optimizers do with such weights -------------------
+
+
+def outcomes_on_the_page():
+    """Yields the name of each optimizer, and the row that it is in."""
+    rows = table_of("docs/bfloat16.md", "`keras.optimizers`")
+    outcomes = ("never move", "become NaN", "move")
+    for row, outcome in zip(rows, outcomes, strict=True):
+        assert row[1].startswith(outcome)
+        yield from ((name, outcome) for name in code_in(row[0]))
+
+
+@pytest.mark.in_turn
+@pytest.mark.parametrize(("name", "outcome"), outcomes_on_the_page())
+def test_an_optimizer_does_with_bfloat16_weights_what_the_page_says(name, outcome):
+    random = np.random.default_rng(0)
+    weight = keras.Variable(random.normal(0, 0.1, (8, 8)), dtype="bfloat16")
+    before = numpy_of(weight)
+    optimizer = getattr(keras.optimizers, name)(0.1)
+    gradient = ops.cast(ops.array(random.normal(0, 0.01, (8, 8))), "bfloat16")
+    fails = outcome == "become NaN" and BACKEND == "torch"
+    with pytest.raises(TypeError) if fails else contextlib.nullcontext():
+        for _ in range(3):
+            optimizer.apply([gradient], [weight])
+    after = numpy_of(weight).astype("float32")
+    assert np.isnan(after).all() == (outcome == "become NaN" and not fails)
+    assert (after != before).any() == (outcome != "never move" and not fails)
+
+
+def two_dtypes(optimizer):
+    """Returns a bfloat16 and a float32 weight, 1 before three steps."""
+    weights = [keras.Variable([1.0], dtype=d) for d in ("bfloat16", "float32")]
+    for _ in range(3):
+        optimizer.apply([ops.ones(1, w.dtype) for w in weights], weights)
+    return [float(numpy_of(w)[0]) for w in weights]
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="the sentence is about PyTorch")
+def test_a_bfloat16_weight_in_front_keeps_a_float32_one_from_moving():
+    assert two_dtypes(keras.optimizers.Adam(0.1)) == [1.0, 1.0]
+    # "But for their decay".
+    decayed = two_dtypes(keras.optimizers.AdamW(0.1, weight_decay=0.01))
+    assert decayed == pytest.approx([1.0, 0.999**3], abs=1e-6)
+    ours = two_dtypes(keras_lso.GuardedOptimizer(keras.optimizers.Adam(0.1)))
+    assert ours == pytest.approx([0.7, 0.7], abs=2e-3)
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="the sentence is about TensorFlow")
+def test_global_clipnorm_fails_with_two_dtypes_and_works_with_ours():
+    def clipping():
+        return keras.optimizers.SGD(0.1, global_clipnorm=2**0.5)
+
+    with pytest.raises(Exception, match="bfloat16"):
+        two_dtypes(clipping())
+    ours = two_dtypes(keras_lso.GuardedOptimizer(clipping()))
+    assert ours == pytest.approx([0.7, 0.7], abs=2e-3)
+
+
+@pytest.mark.in_turn("torch")
+def test_floatx_is_the_dtype_of_metrics_and_of_schedules():
+    keras.config.set_floatx("bfloat16")
+    try:
+        mean = keras.metrics.Mean()
+        schedule = keras.optimizers.schedules.CosineDecay(1e-3, 10_000)
+        assert float(schedule(1010)) == float(schedule(1000))
+    finally:
+        keras.config.set_floatx("float32")
+    # The loss of a batch counts as often as it has rows.
+    for loss in [1.0] * 500 + [0.0] * 500:
+        mean.update_state(loss, sample_weight=32.0)
+    assert float(mean.result()) == 1.0
+
+
 # --- troubleshooting.md: what people see, and what is NaN ---------------------------
 
 OURS, KERAS_OWN = keras_lso.LossScaleOptimizer, keras.optimizers.LossScaleOptimizer

@@ -238,7 +238,26 @@ def test_the_transformer_draws_both_losses_and_the_scale(example, picture):
 # --- float16_digits.py ----------------------------------------------------------
 
 
-def test_float16_digits_draws_the_losses_of_each_backend(example, picture):
+@pytest.mark.parametrize(
+    ("optimizers", "names"),
+    [
+        (
+            {"SGD": "SGD: training loss", "Adam": "Adam: training loss"},
+            [
+                "float32",
+                "float16",
+                "float16, loss scale",
+                "float16, loss scale, masters",
+            ],
+        ),
+        (
+            {"Adam, beta_2=0.99": "Adam,\nbeta_2=0.99: training loss"},
+            ["float32", "bfloat16", "bfloat16, masters"],
+        ),
+    ],
+    ids=["float16", "bfloat16"],
+)
+def test_float16_digits_draws_the_losses(example, picture, optimizers, names):
     module = example("float16_digits")
     runs = [
         {
@@ -249,25 +268,25 @@ def test_float16_digits_draws_the_losses_of_each_backend(example, picture):
             "losses": [1.0 + i, 0.5 + 10 * j + 100 * k],
         }
         for i, backend in enumerate(["jax", "torch"])
-        for j, optimizer in enumerate(module.OPTIMIZERS)
-        for k, weights in enumerate(module.STYLES)
+        for j, optimizer in enumerate(optimizers)
+        for k, weights in enumerate(names)
     ]
     figure = picture(module.draw, runs)
-    axes = np.reshape(figure.axes, (2, 2))
+    axes = np.reshape(figure.axes, (len(optimizers), 2))
     assert [axis.get_title() for axis in axes[0]] == ["jax", "torch"]
-    assert [axis.get_xlabel() for axis in axes[1]] == ["step", "step"]
-    for j, (row, optimizer) in enumerate(zip(axes, module.OPTIMIZERS, strict=True)):
-        assert row[0].get_ylabel() == f"{optimizer}: training loss"
+    assert [axis.get_xlabel() for axis in axes[-1]] == ["step", "step"]
+    for j, (row, label) in enumerate(zip(axes, optimizers.values(), strict=True)):
+        assert row[0].get_ylabel() == label
         for i, axis in enumerate(row):
             drawn = {line.get_label(): points(line) for line in axis.get_lines()}
             assert drawn == {
                 weights: [[90, 180], [1.0 + i, 0.5 + 10 * j + 100 * k]]
-                for k, weights in enumerate(module.STYLES)
+                for k, weights in enumerate(names)
             }
             assert axis.get_yscale() == "log"
     [legend] = figure.legends
     assert legend_of(legend) == {
-        weights: to_rgb(style["color"]) for weights, style in module.STYLES.items()
+        weights: to_rgb(module.STYLES[weights]["color"]) for weights in names
     }
 
 

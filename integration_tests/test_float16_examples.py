@@ -106,22 +106,27 @@ def test_a_window_is_followed_by_its_targets(transformer_char):
 # --- float16_digits.py ----------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def digits_run(tmp_path_factory):
-    """The table of a short `float16_digits.py`, and the folder it writes to."""
-    folder = tmp_path_factory.mktemp("float16_digits")
+def run_digits(dtype, folder):
+    """Returns the table of a short `float16_digits.py`, which writes to the folder."""
     printed = run_example(
-        "float16_digits.py", "--backends", BACKEND, "--epochs", "4", folder=folder
+        *("float16_digits.py", "--dtype", dtype, "--backends", BACKEND),
+        *("--epochs", "4"),
+        folder=folder,
     )
-    rows = re.findall(
-        rf"(float\S*(?:,[a-z ]+)*) +{NUMBER}% +{NUMBER} +{NUMBER}% +{NUMBER}", printed
-    )
-    names = ("SGD accuracy", "SGD loss", "Adam accuracy", "Adam loss")
-    table = {
+    optimizers = ["SGD", "Adam"] + ["Adam, beta_2=0.99"] * (dtype == "bfloat16")
+    names = [f"{o} {what}" for o in optimizers for what in ("accuracy", "loss")]
+    cells = len(optimizers) * rf" +{NUMBER}% +{NUMBER}"
+    rows = re.findall(rf"\b(b?float\d+(?:,[a-z ]+)*){cells}", printed)
+    return {
         name.strip(): dict(zip(names, map(float, numbers), strict=True))
         for name, *numbers in rows
     }
-    return table, folder
+
+
+@pytest.fixture(scope="module")
+def digits_run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("float16_digits")
+    return run_digits("float16", folder), folder
 
 
 PLAIN = ("float16", "float16, loss scale")
@@ -151,6 +156,26 @@ def test_without_masters_float16_does_not(digits_run, weights):
     lag = table[weights]["SGD loss"] - table["float32"]["SGD loss"]
     assert lag > 0.015
     assert abs(table[MASTERS]["SGD loss"] - table["float32"]["SGD loss"]) < 0.5 * lag
+
+
+@pytest.mark.full
+def test_with_masters_bfloat16_reaches_the_accuracy_of_float32(tmp_path):
+    table = run_digits("bfloat16", tmp_path)
+    assert list(table) == ["float32", "bfloat16", "bfloat16, masters"]
+    float32, bare, masters = table.values()
+    for optimizer in ("SGD", "Adam", "Adam, beta_2=0.99"):
+        accuracy, loss = f"{optimizer} accuracy", f"{optimizer} loss"
+        assert masters[accuracy] == pytest.approx(float32[accuracy], abs=1.2)
+        assert masters[loss] == pytest.approx(float32[loss], rel=0.1)
+    # 0.999 is 1 in bfloat16.
+    assert bare["Adam accuracy"] < 20.0 < 94.0 < float32["Adam accuracy"]
+    assert bare["Adam loss"] > 2.0
+    assert bare["SGD loss"] > 1.2 * masters["SGD loss"]
+    # "It reads as many test digits as with masters. Its loss ends higher".
+    accuracy, loss = "Adam, beta_2=0.99 accuracy", "Adam, beta_2=0.99 loss"
+    assert bare[accuracy] == pytest.approx(masters[accuracy], abs=2.0)
+    assert bare[loss] > 1.2 * masters[loss]
+    assert_is_a_picture(tmp_path / "bfloat16_digits.png", 380, 780)
 
 
 # --- log_max.py -----------------------------------------------------------------
