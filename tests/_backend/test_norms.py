@@ -62,6 +62,15 @@ def test_norms_of_many_elements_keep_their_digits(l2_norms, compiled):
 
 
 @each_l2_norms
+def test_norms_of_an_expanded_tensor_keep_their_digits(l2_norms):
+    # The gradient of a sum. PyTorch adds up what is not contiguous one by one, and
+    # equal squares are all rounded to the same side: in rows of 1,024 by 7e-6.
+    first, count = 1.97917, 2**14 + 3
+    [norm] = l2_norms([ops.broadcast_to(tensor([first]), (count,))])
+    np.testing.assert_allclose(number(norm), first * count**0.5, rtol=2e-6)
+
+
+@each_l2_norms
 def test_norms_of_a_transposed_tensor_are_its_own(l2_norms):
     values = np.arange(6.0).reshape(2, 3)
     [norm] = l2_norms([transposed(tensor(values))])
