@@ -125,12 +125,15 @@ class StateFile:
         policy = self._optimizer.loss_scale_policy
         counters.reset()
         policy.reset()
-        unused, own = self._unused, ops.convert_to_numpy(self._unused)
+        # A number: on PyTorch an array would change with the variable.
+        unused, own = self._unused, float(ops.convert_to_numpy(self._unused))
         for variable, value in zip(variables, values, strict=True):
             variable.assign(value)
         if ops.convert_to_numpy(unused) == _NO_SCALE:
             policy.reset()
-        unused.assign(own)
+            unused.assign(own)
+        elif own == _NO_SCALE:
+            unused.assign(own)
         policy.restore()
 
     def say_that_there_is_no_scale(self):

@@ -271,6 +271,9 @@ def test_the_state_of_either_class_loads_into_the_other(dtype):
             assert int(target.skipped_steps) == (route == "file")
             expected = 2.0**15 if make is LossScaleOptimizer else 1.0
             assert float(target.loss_scale) == float(target.dynamic_scale) == expected
+            # What it says of itself is its own word still.
+            [word] = {float(make(K.SGD())._variables[1]), float(target._variables[1])}
+            assert word == (0.0 if make is LossScaleOptimizer else -1.0)
             pairs = zip(
                 arrays(source.inner_optimizer.variables),
                 arrays(target.inner_optimizer.variables),
