@@ -242,8 +242,8 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
             return
         variables = check_trainable("variables", variables)
         inner = self.inner_optimizer
-        masters = MasterWeights(variables, self.master_weights)
-        if inner.built and masters.variables:
+        masters = MasterWeights(variables, self.master_weights, inner)
+        if inner.built and masters.numbers:
             raise ValueError(
                 "The inner optimizer has been built already, for 16-bit variables, of "
                 "which it is to train float32 masters now. Pass an optimizer that has "
@@ -252,13 +252,14 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
             )
         with sharded_slots(inner, masters.trained):
             inner.build(masters.trained)
+        masters.release()
         exclude_masters_with_variables(inner, variables, masters.trained)
         # An inner optimizer that was built before keeps the variables it knows.
         check_known(inner, masters.trained)
         self._masters = masters
         self._step = Step(self, masters)
-        for master in masters.variables:
-            track_variable(self, master)
+        for variable in masters.variables:
+            track_variable(self, variable)
         self._finish_build(variables)
         masters.warn_of_epsilons(inner)
 
@@ -495,7 +496,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         if have_values(self.variables) and self._counters.skips_in_a_row():
             self._step.warn_of_rates()
         if not keeps_averages(self):
-            if not self._masters.variables:
+            if not self._masters.numbers:
                 self.inner_optimizer.finalize_variable_values(var_list)
             return
         averages = averages_of(self)
@@ -505,10 +506,10 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         trained = self._masters.trained_of(self, known)
         with self.masters_in_step():
             self.inner_optimizer.finalize_variable_values(trained)
-        for variable, _ in averages:
-            # On JAX it shares a buffer with its average now, which the next `fit`
-            # donates twice.
-            variable.assign(ops.copy(variable))
+            for variable, _ in averages:
+                # On JAX it shares a buffer with its average now, which the next `fit`
+                # donates twice.
+                variable.assign(ops.copy(variable))
 
     def masters_in_step(self):
         """Returns a context, after which the model has what was assigned to masters.
@@ -624,7 +625,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         The last ones are not saved: `StepCounters.variables`. It is a list, as in Keras
         3, but callable, as in tf.keras.
         """
-        own = [*self._state.variables, *self._counters.variables]
+        own = [*self._state.in_memory, *self._counters.variables]
         return VariableList(own, called=lambda: self._called_variables())
 
     def _called_variables(self):
@@ -666,10 +667,10 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
 
     def _weight_layouts(self):
         # The first has no loss scale, and leaves it unchanged.
-        return [self.weights, self._state.variables, list(self.variables)]
+        return [self.weights, self._state.in_memory, list(self.variables)]
 
     def _assign_weights(self, variables, values):
-        saved = self._state.variables
+        saved = self._state.in_memory
         if len(variables) >= len(saved):
             self._state.assign(saved, values[: len(saved)])
             return

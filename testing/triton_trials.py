@@ -8,6 +8,7 @@ import torch
 from keras_lso._backend import formulas
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.rule import TrustRatio, always
+from keras_lso._backend.torch.masters import pairs_of
 from keras_lso._backend.torch.triton.trial import Variant, sample_of
 from keras_lso._keras_internals import rules
 from keras_lso.optimizers.lars import LARSRule
@@ -29,8 +30,8 @@ def by_the_formula(chunk, rule, grads, inv_scale, found_inf):
     """A kernel that is right."""
     if found_inf == 1.0:
         return True
-    for i, (w, *slots) in enumerate(zip(chunk.variables, *chunk.slots, strict=True)):
-        master, low = w, chunk.pairs[i][1] if chunk.pairs else None
+    for i, (w, *slots) in enumerate(zip(chunk.numbers, *chunk.slots, strict=True)):
+        master, low = w, chunk.narrow[i].weight if chunk.narrow else None
         if low is not None:
             master = REFERENCE.resynchronised(w, low)
         g = grads[i].float() * inv_scale
@@ -80,13 +81,13 @@ def loses_the_sign_of_zero(chunk, grads, is_skipped):
 @afterwards
 def quiets_a_nan(chunk, grads, is_skipped):
     if is_skipped:
-        for _, low in chunk.pairs:
+        for low in chunk.variables if chunk.narrow else ():
             low.copy_(torch.where(low.isnan(), torch.nan, low))
 
 
 @afterwards
 def writes_beside_it(chunk, grads, is_skipped):
-    weight = chunk.variables[1]
+    weight = chunk.numbers[1]
     beside = weight.as_strided((1,), (1,), weight.storage_offset() + weight.numel())
     beside.fill_(7.0)
 
@@ -99,7 +100,7 @@ def writes_a_gradient(chunk, grads, is_skipped):
 @afterwards
 def leaves_the_variables(chunk, grads, is_skipped):
     if not is_skipped:
-        chunk.pairs[-1][1].neg_()
+        chunk.variables[-1].neg_()
 
 
 @afterwards
@@ -111,9 +112,9 @@ def leaving(part):
     """Returns a kernel that does not step a part of each weight."""
 
     def step(chunk, *args):
-        kept = [t.clone() for t in chunk.variables]
+        kept = [t.clone() for t in chunk.numbers]
         by_the_formula(chunk, *args)
-        for t, old in zip(chunk.variables, kept, strict=True):
+        for t, old in zip(chunk.numbers, kept, strict=True):
             t[part(t)] = old[part(t)]
         return True
 
@@ -130,14 +131,14 @@ def what_lies_askew(tensor):
 
 
 def ignores_assignments(chunk, *args):
-    for master, low in chunk.pairs:
+    for master, low in pairs_of(chunk):
         low.copy_(REFERENCE.rounded(master, keras_name(low)))
     return by_the_formula(chunk, *args)
 
 
 def lets_float16_overflow(chunk, *args):
     by_the_formula(chunk, *args)
-    for master, low in chunk.pairs:
+    for master, low in pairs_of(chunk):
         low.copy_(torch.where(master.isfinite(), master.to(low.dtype), low))
     return True
 

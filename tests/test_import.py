@@ -125,9 +125,10 @@ from keras_lso._backend import backend
 from keras_lso._backend import KERNELS
 from keras_lso.optimizers.lars import LARSRule
 from keras_lso._backend.framework import Framework
-variables = storage_of([keras.Variable([1.0])])
+from keras_lso._backend.targets import Targets
+targets = Targets(storage_of([keras.Variable([1.0])]), [()])
 print(KERNELS, type(backend).measure is Framework.measure,
-      backend.fused_step_takes(LARSRule, variables, [keras.ops.ones((1,))]))
+      backend.fused_step_takes(LARSRule, targets, [keras.ops.ones((1,))]))
 """
 
 

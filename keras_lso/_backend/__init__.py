@@ -31,7 +31,7 @@ def _framework_class():
 def without_kernels(cls):
     """Returns a subclass of a `Framework` that steps by the reference."""
     replaced = (
-        *("UPDATES_IN_PLACE", "scalars"),
+        *("UPDATES_IN_PLACE", "FUSES_STEPS", "scalars"),
         *("measure", "fused_step", "fused_step_takes"),
     )
     reference = {name: getattr(Framework, name) for name in replaced}

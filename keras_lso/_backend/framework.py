@@ -34,6 +34,12 @@ class Framework:
     VALUES_ARE_SHARED = False
     # Whether the steps of Keras's optimizers change the tensors that variables hold.
     STEPS_WRITE_TENSORS = False
+    # Whether `fused_step_takes` takes anything.
+    FUSES_STEPS = False
+    # Whether stand-ins give back the memory that `memory_for` has lent to them.
+    LENDS_MEMORY = True
+    # Which kind of master, of `masters.KINDS`, costs least here.
+    MASTERS = "float32"
     # Whether a step calls `reduce_gradients` and `are_shards`.
     REDUCES_GRADIENTS = False
     TRAIN_STEP_IS_STATELESS = False  # It takes values, and returns new ones.
@@ -111,10 +117,10 @@ class Framework:
         """
         return None
 
-    def fused_step_takes(self, rule, variables, gradients, slots=()):
+    def fused_step_takes(self, rule, targets, gradients):
         """Whether `fused_step` takes these, and is faster than the optimizer's step.
 
-        `rule` is a class of rules, `variables` and `slots` those of the `Targets`.
+        `rule` is a class of rules, and `targets` are `Targets`.
         """
         return False
 
@@ -134,33 +140,36 @@ class Framework:
         def select(new, old):
             return new if found is None else ops.where(found.finite, new, old)
 
-        nothing = [None] * len(rules)
-        norms, copies = found and found.rule_norms, targets.copies
-        columns = rules, targets.states, grads, norms or nothing, copies or nothing
-        for rule, state, grad, measured, copy in zip(*columns, strict=True):
+        nothing, norms = [None] * len(rules), found and found.rule_norms
+        iterations = targets.iterations
+        if iterations is not None:
+            iterations = ops.convert_to_tensor(iterations)
+        columns = rules, targets.states, targets.weights, grads, norms or nothing
+        for rule, state, narrow, grad, measured in zip(*columns, strict=True):
             grad = ops.cast(grad, "float32")
             if inv_scale is not None:
                 grad = grad * inv_scale
-            old = [ops.convert_to_tensor(v) for v in state]
-            if copy is not None:
-                low = ops.convert_to_tensor(copy)
-                old[0] = select(self.resynchronised(old[0], low), old[0])
+            first = state[0] if narrow is None else narrow.number(self)
+            old = list(map(ops.convert_to_tensor, (first, *state[1:])))
             measured = measured or self.norms_of(rule, grad, *old)
             new = rule(formulas, select, grad, *old, norms=measured)
-            for v, value in zip(state, new, strict=True):
+            written = list(zip(state, new, strict=True))
+            if narrow is not None:
+                parts = narrow.parts(self, new[0], iterations)
+                written[:1] = [
+                    (v, select(value, ops.convert_to_tensor(v))) for v, value in parts
+                ]
+            for v, value in written:
                 v.assign(value)
-            if copy is not None:
-                copy.assign(select(self.rounded(new[0], low.dtype), low))
 
     def synchronise_masters(self, targets, flag):
-        """Re-initialises the masters whose copies were assigned externally, if `flag`.
+        """Re-initialises the masters whose weights were assigned externally, if `flag`.
 
         A `fused_step` does so with what it updates. `targets` are a step's `Targets`.
         """
-        for master, copy in targets.masters:
-            old, low = map(ops.convert_to_tensor, (master, copy))
-            new = self.resynchronised(old, low)
-            master.assign(ops.where(flag, new, old))
+        for narrow in targets.in_place:
+            old, new = ops.convert_to_tensor(narrow.kept), narrow.number(self)
+            narrow.kept.assign(ops.where(flag, new, old))
 
     def run_masked(self, flag, step):
         """Runs `step()`, which changes nothing unless `flag`, a boolean scalar tensor.
@@ -292,6 +301,42 @@ class Framework:
         """
         is_in_step = ops.equal(self.rounded(master, value.dtype), value)
         return ops.where(is_in_step, master, ops.cast(value, "float32"))
+
+    def bitcast(self, values, dtype):
+        """Returns the bits of float32 numbers as int32, or the other way.
+
+        Args:
+            values: Tensor.
+            dtype: String.
+        """
+        return ops.convert_to_tensor(ops.convert_to_numpy(values).view(dtype))
+
+    def places(self, value):
+        """Returns the place of each element of a tensor in the whole one, in C order.
+
+        An int32 tensor like `value`. The shards of a tensor have different places.
+        """
+        size = math.prod(value.shape)
+        return ops.reshape(ops.arange(size, dtype="int32"), value.shape)
+
+    def memory_for(self, variables):
+        """Returns a context in which stand-ins for weights of 16 bits hold values.
+
+        A stand-in is a float32 variable that an optimizer was built for, and of which
+        nothing is kept. What is assigned to it in the context is there to its end.
+
+        Args:
+            variables: List of variables for which `without_memory` was called.
+        """
+        return contextlib.nullcontext()
+
+    def without_memory(self, values):
+        """Returns what stand-ins are to hold in place of values that take memory.
+
+        Args:
+            values: List of what they hold.
+        """
+        return values
 
     # --- Gradients as tensors -----------------------------------------------------
     in_float32 = staticmethod(tensors.in_float32)

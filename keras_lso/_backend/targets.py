@@ -1,6 +1,61 @@
 """`Targets`: the tensors that a fused step writes."""
 
+import itertools
 from typing import Any, NamedTuple
+
+import keras
+from keras import ops
+
+from keras_lso._backend.masters import random_bits
+
+
+class Narrow(NamedTuple):
+    """A weight of 16 bits, and what makes it the float32 number that is trained.
+
+    Attributes:
+        kind: A `masters.Kind`.
+        weight: The model's float16 or bfloat16 variable.
+        kept: The variable that is kept with it, or None.
+        position: Int, where it is among the weights of the optimizer.
+    """
+
+    kind: Any
+    weight: Any
+    kept: Any
+    position: int
+
+    def stored(self, weight, storage_of):
+        """Returns this weight with what variables hold in place of variables.
+
+        Args:
+            weight: What the variable of the weight holds.
+            storage_of: Callable of a list of variables, which returns what they hold.
+        """
+        kept = None if self.kept is None else storage_of([self.kept])[0]
+        return self._replace(weight=weight, kept=kept)
+
+    def number(self, framework):
+        """Returns the float32 number that a step begins with, a tensor."""
+        kept = None if self.kept is None else ops.convert_to_tensor(self.kept)
+        weight = ops.convert_to_tensor(self.weight)
+        return self.kind.number(framework, weight, kept)
+
+    def parts(self, framework, number, iterations):
+        """Returns what is written after a step: tuples of a variable and a tensor.
+
+        Args:
+            framework: `Framework`.
+            number: Float32 tensor, what the step has made of the number.
+            iterations: Integer scalar tensor, the number of the step. None if the kind
+                draws no random bits.
+        """
+        bits = None
+        if self.kind.draws:
+            low = ops.convert_to_tensor(self.weight)
+            bits = random_bits(framework, low, self.position, iterations)
+        weight, kept = self.kind.parts(framework, number, self.weight.dtype, bits)
+        written = [(self.weight, weight)]
+        return written if self.kept is None else [*written, (self.kept, kept)]
 
 
 class Targets(NamedTuple):
@@ -10,13 +65,13 @@ class Targets(NamedTuple):
     that they hold.
 
     Attributes:
-        variables: List of float32 variables.
+        variables: List of variables: float32 ones, and weights of 16 bits (or what an
+            optimizer trains in place of these, before it is known what a step writes).
         slots: List of tuples of variables, in the order of `rule.slots`.
-        copies: List of the model's low-precision copy of each master, or None for what
-            is no master. If the copy no longer equals the rounded master (it was
-            assigned externally), the step re-initialises the master from it. Afterwards
-            it sets the copy to the rounded new master. Defaults to `None`: there are no
-            masters.
+        narrow: List with the `Narrow` weight that a variable is, or None for one that
+            is trained as it is. Defaults to `None`: all are.
+        iterations: The variable with the number of the step, by which kinds of masters
+            draw random bits. Defaults to `None`: none does.
         owns_gradients: Bool. Whether the gradients are the step's own, which it may
             write where it updates the variables. Defaults to `False`.
         are_private: Bool. Whether only steps refer to the variables, as to slots, and
@@ -26,16 +81,43 @@ class Targets(NamedTuple):
 
     variables: list
     slots: list
-    copies: list | None = None
+    narrow: list | None = None
+    iterations: Any = None
     owns_gradients: bool = False
     are_private: bool = False
     chunks: Any = None
 
     @property
-    def masters(self):
-        """List of tuples `(master, copy)`, of those variables that have a copy."""
-        pairs = zip(self.variables, self.copies or (), strict=self.copies is not None)
-        return [(master, copy) for master, copy in pairs if copy is not None]
+    def weights(self):
+        """List with the `Narrow` weight of each variable, or None."""
+        return self.narrow or [None] * len(self.variables)
+
+    @property
+    def are_float32(self):
+        """Bool. Whether a step is in float32 for all variables."""
+        pairs = zip(self.variables, self.weights, strict=True)
+        dtype_of = keras.backend.standardize_dtype
+        return all(n is not None or dtype_of(v.dtype) == "float32" for v, n in pairs)
+
+    @property
+    def in_place(self):
+        """List of the `Narrow` weights with a number that a step changes in place."""
+        return [n for n in self.weights if n is not None and n.kind.keeps_number]
+
+    @property
+    def written(self):
+        """List of all variables that the step writes."""
+        pairs = zip(self.variables, self.weights, strict=True)
+        variables = [v if n is None else n.weight for v, n in pairs]
+        kept = [n.kept for n in self.weights if n is not None and n.kept is not None]
+        return [*variables, *kept, *itertools.chain(*self.slots)]
+
+    def numbers(self, framework):
+        """Returns the float32 tensors that a step begins with, a list."""
+        return [
+            ops.convert_to_tensor(variable) if n is None else n.number(framework)
+            for variable, n in zip(self.variables, self.weights, strict=True)
+        ]
 
     @property
     def states(self):

@@ -4,7 +4,6 @@
 """
 
 import functools
-import itertools
 
 from keras import ops
 
@@ -54,7 +53,7 @@ class FusedStep:
         self.clips = bool(optimizer.global_clipnorm)
         chunks = backend.chunked(self._groups, targets, grads)
         self.targets = targets._replace(chunks=chunks)
-        self._written, self._storage = _flat(written), _flat(targets)
+        self._written, self._storage = written.written, targets.written
 
     def holds(self):
         """Whether the variables still hold the tensors that the step would change."""
@@ -84,7 +83,7 @@ class FusedStep:
             amax,
             inv_scale,
             # The step may re-initialise masters: no norms of theirs before it.
-            rules=None if self.targets.copies else rules,
+            rules=None if self.targets.narrow else rules,
             targets=self.targets,
             are_alike=are_alike,
             norm=self.clips,
@@ -148,12 +147,6 @@ class FusedStep:
             rules[0].finish(self._optimizer, found.finite)
 
 
-def _flat(targets):
-    """Returns all that a step writes, as one list."""
-    copies = [copy for copy in targets.copies or () if copy is not None]
-    return [*targets.variables, *itertools.chain(*targets.slots), *copies]
-
-
 class AccumulatedStep:
     """A `FusedStep` with the mean gradient of a window of micro-batches, as in Keras.
 
@@ -180,7 +173,7 @@ class AccumulatedStep:
         self._accumulators, self._applied = accumulators, iteration_variable(optimizer)
         # To add is to descend, at a rate of -1.
         self._adding = [SGD(learning_rate=-1.0)] * len(sums)
-        targets = Targets(sums, [()] * len(sums), are_private=True)
+        targets = _without_slots(sums)._replace(are_private=True)
         self._sums = _chunked(targets, grads)
 
     def holds(self):
@@ -267,10 +260,12 @@ class AveragedStep:
 
     def __init__(self, step, optimizer, averages, stored):
         self._step, self._optimizer = step, optimizer
-        nothing = [()] * len(averages)
-        weights = Targets(step.targets.variables, nothing, step.targets.copies)
+        averaged = _without_slots(stored)
+        weights = step.targets._replace(
+            slots=averaged.slots, owns_gradients=False, chunks=None
+        )
         self._weights = _chunked(weights, stored)
-        self._averages = _chunked(Targets(stored, nothing), weights.variables)
+        self._averages = _chunked(averaged, weights.variables)
         self._variables = averages
 
     def holds(self):
@@ -294,20 +289,24 @@ class AveragedStep:
         updates = updates_of(self._optimizer)
         momentum = backend.scalar(updates != 0, "float32")
         rule = Average(momentum * self._optimizer.ema_momentum)
-        self._let(self._averages, rule, self._weights, applied)
+        numbers = self._weights.numbers(backend)
+        self._let(self._averages, rule, numbers, applied)
         frequency = self._optimizer.ema_overwrite_frequency
         if frequency:
             is_due = (updates + 1) % frequency == 0
             is_due = backend.scalars.logical_and(applied, is_due)
             overwrite = functools.partial(
-                self._let, self._weights, Overwrite(), self._averages, is_due
+                self._let,
+                self._weights,
+                Overwrite(),
+                self._averages.variables,
+                is_due,
             )
             backend.run_masked(is_due, overwrite)
         return found, rates_finite
 
-    def _let(self, targets, rule, sources, flag):
-        """Lets these variables follow others by a rule, if `flag`."""
-        values = sources.variables
+    def _let(self, targets, rule, values, flag):
+        """Lets variables follow float32 tensors by a rule, if `flag`."""
         backend.fused_step([rule] * len(values), targets, values, Measurement(flag))
 
 
@@ -318,6 +317,11 @@ def _restricted(found, rates_finite):
     return found._replace(
         finite=backend.scalars.logical_and(found.finite, rates_finite)
     )
+
+
+def _without_slots(variables):
+    """Returns the `Targets` of a step that writes nothing but these variables."""
+    return Targets(variables, [()] * len(variables))
 
 
 def _chunked(targets, values):
@@ -336,14 +340,15 @@ class Choice:
         optimizer: The optimizer.
         grads: List of tensors. No None.
         variables: List of the variables that they belong to.
-        low_precision_variables: See `FusedStep`.
+        masters: The `MasterWeights`, of which some of the variables may be. Defaults to
+            `None`: there are none.
 
     Attributes:
         fused: `FusedStep` or `AccumulatedStep`, None if the optimizer's own step is
             better.
     """
 
-    def __init__(self, optimizer, grads, variables, low_precision_variables=None):
+    def __init__(self, optimizer, grads, variables, masters=None):
         self._optimizer, self._form = optimizer, optimizer_guards(optimizer)
         accumulates = optimizer.gradient_accumulation_steps
         self.fused = (_accumulated_step_of if accumulates else fused_step_of)(
@@ -351,7 +356,7 @@ class Choice:
             optimizer,
             grads,
             variables,
-            low_precision_variables,
+            masters,
         )
         if self.fused and optimizer.use_ema:
             self.fused = _averaged_step_of(self.fused, optimizer, variables)
@@ -367,7 +372,7 @@ def fused_step_of(
     optimizer,
     grads,
     variables,
-    low_precision_variables=None,
+    masters=None,
     owns_gradients=False,
 ):
     """Returns the optimizer's `FusedStep`, None if its own step is better.
@@ -377,8 +382,7 @@ def fused_step_of(
         optimizer: See `FusedStep`.
         grads: See `FusedStep`.
         variables: List of its trainable variables.
-        low_precision_variables: List, like `variables`, of the variable of each master,
-            and None for what is no master. Defaults to `None`: there are no masters.
+        masters: See `Choice`. Defaults to `None`.
         owns_gradients: See `Targets`. Defaults to `False`.
     """
     if rule is None:
@@ -386,11 +390,12 @@ def fused_step_of(
     written = Targets(
         variables,
         slots_of(rule, optimizer, variables),
-        low_precision_variables,
+        masters and masters.narrow_weights(variables),
+        masters and masters.iterations,
         owns_gradients,
     )
     targets = stored_in(written)
-    if not backend.fused_step_takes(rule, targets.variables, grads, targets.slots):
+    if not backend.fused_step_takes(rule, targets, grads):
         return None
     return FusedStep(rule, optimizer, grads, written, targets)
 
@@ -404,17 +409,17 @@ def slots_of(rule, optimizer, variables):
 
 def stored_in(written):
     """Returns the `Targets` that a step changes, of those of variables."""
-    copies = written.copies
-    if copies is not None:
-        copies = [None if v is None else storage_of([v])[0] for v in copies]
+    variables = storage_of(written.written[: len(written.variables)])
+    narrow = written.narrow
+    if narrow is not None:
+        stored = zip(variables, narrow, strict=True)
+        narrow = [n and n.stored(v, storage_of) for v, n in stored]
     return written._replace(
-        variables=storage_of(written.variables),
-        slots=storage_of(written.slots),
-        copies=copies,
+        variables=variables, slots=storage_of(written.slots), narrow=narrow
     )
 
 
-def _accumulated_step_of(rule, optimizer, grads, variables, low_precision_variables):
+def _accumulated_step_of(rule, optimizer, grads, variables, masters):
     """Returns the optimizer's `AccumulatedStep`, None if its own step is better."""
     if rule is None:
         return None
@@ -423,11 +428,9 @@ def _accumulated_step_of(rule, optimizer, grads, variables, low_precision_variab
     if len(accumulators) < len(accumulators_of(optimizer)):
         return None
     sums = storage_of(accumulators)
-    if not backend.fused_step_takes(SGD, sums, grads):
+    if not backend.fused_step_takes(SGD, _without_slots(sums), grads):
         return None
-    step = fused_step_of(
-        rule, optimizer, sums, variables, low_precision_variables, owns_gradients=True
-    )
+    step = fused_step_of(rule, optimizer, sums, variables, masters, owns_gradients=True)
     return step and AccumulatedStep(step, optimizer, accumulators, sums, grads)
 
 
@@ -438,6 +441,7 @@ def _averaged_step_of(step, optimizer, variables):
     if len(averages) < len(moving_averages_of(optimizer)):
         return None
     stored = storage_of(averages)
-    if not backend.fused_step_takes(Average, stored, step.targets.variables):
+    values = step.targets.variables
+    if not backend.fused_step_takes(Average, _without_slots(stored), values):
         return None
     return AveragedStep(step, optimizer, averages, stored)

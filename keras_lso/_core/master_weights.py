@@ -1,8 +1,7 @@
-"""Float32 masters of float16 and bfloat16 variables.
+"""The masters of float16 and bfloat16 variables: what is trained in place of them.
 
-A float16 weight of 1.0 cannot take a step smaller than 0.0005, and a bfloat16 one none
-smaller than 0.004: it is rounded away. So the optimizer trains a float32 copy, the
-master, and the model's variable is that copy, rounded.
+The inner optimizer is built for float32 variables and steps on these. See
+`_backend/masters.py` for the kinds of masters, and why there are any.
 """
 
 import contextlib
@@ -11,15 +10,25 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend
+from keras_lso._backend.masters import KINDS
+from keras_lso._backend.targets import Narrow
 from keras_lso._core.checks import warn
 from keras_lso._keras_internals.optimizers import (
     index_of,
+    iteration_variable,
     optimizers_in,
     steps_in_dtype_of_variables,
 )
-from keras_lso._keras_internals.variables import copy_of, is_overwritten
+from keras_lso._keras_internals.rules import fitting_rule
+from keras_lso._keras_internals.variables import (
+    copy_of,
+    is_overwritten,
+    memory_for,
+    release,
+    zeros_of,
+)
 
-_CHOICES = ("auto", True, False)
+_CHOICES = ("auto", True, False, *KINDS)
 _LOW_PRECISION = ("float16", "bfloat16")
 
 
@@ -29,8 +38,8 @@ def check_argument(master_weights):
     if isinstance(master_weights, str | bool) and master_weights in _CHOICES:
         return master_weights
     raise ValueError(
-        "Argument `master_weights` must be 'auto' or True (for float16 and bfloat16 "
-        "variables) or False. "
+        "Argument `master_weights` must be 'auto', True or one of 'float32', "
+        "'remainder' and 'stochastic' (for float16 and bfloat16 variables), or False. "
         f"Received: master_weights={master_weights!r}"
     )
 
@@ -44,25 +53,63 @@ class MasterWeights:
 
     Args:
         variables: List of trainable variables.
-        master_weights: `"auto"`, True or False; whether those of 16 bits get a master.
+        master_weights: A value of the argument of that name.
+        inner_optimizer: The optimizer that is to train them.
+
+    Attributes:
+        trained: List of what the inner optimizer trains: float32 masters or stand-ins
+            for weights of 16 bits, and the other variables themselves.
+        variables: List of the variables that are kept with weights, a part of the
+            optimizer's state.
+        iterations: The variable that counts the steps, if rounding draws random bits by
+            it, else None.
     """
 
-    def __init__(self, variables, master_weights):
-        self.variables = []
-        self._low_precision = {}
-        self.trained = list(variables)
-        if master_weights:
-            self.trained = list(map(self._master_of, variables))
+    def __init__(self, variables, master_weights, inner_optimizer):
+        self._kind = _kind_of(master_weights, inner_optimizer, variables)
+        self._narrow = [self._of(v, i) for i, v in enumerate(variables)]
+        self.trained = list(map(self._trained_for, variables, self._narrow))
+        self.variables = [n.kept for n in self._found if n.kept is not None]
+        draws = self._found and self._kind.draws
+        self.iterations = iteration_variable(inner_optimizer) if draws else None
 
-    def _master_of(self, variable):
-        """Returns a new master, or the variable itself if it needs none."""
+    @property
+    def _found(self):
+        return [n for n in self._narrow if n is not None]
+
+    def _of(self, variable, index):
+        """Returns the `Narrow` weight that a variable is; None if it has no master."""
         dtype = keras.backend.standardize_dtype(variable.dtype)
-        if dtype not in _LOW_PRECISION or is_overwritten(variable):
+        is_narrow = dtype in _LOW_PRECISION and not is_overwritten(variable)
+        if self._kind is None or not is_narrow:
+            return None
+        kept = None
+        if self._kind.keeps_number:
+            kept = copy_of(variable, self._kind.kept)
+        elif self._kind.kept is not None:
+            kept = zeros_of(variable, self._kind.kept)
+        return Narrow(self._kind, variable, kept, index)
+
+    def _trained_for(self, variable, narrow):
+        """Returns what is trained in place of a variable."""
+        if narrow is None:
             return variable
-        master = copy_of(variable, dtype="float32")
-        self.variables.append(master)
-        self._low_precision[id(master)] = variable
-        return master
+        if narrow.kind.keeps_number:
+            return narrow.kept
+        return copy_of(variable, dtype="float32")
+
+    @property
+    def numbers(self):
+        """List of the float32 variables that are trained in place of weights."""
+        return [t for t, n in zip(self.trained, self._narrow, strict=True) if n]
+
+    @property
+    def _stand_ins(self):
+        return [] if self._kind is None or self._kind.keeps_number else self.numbers
+
+    def release(self):
+        """Takes the memory of stand-ins, once the inner optimizer has been built."""
+        release(self._stand_ins)
 
     def warn_of_epsilons(self, inner_optimizer):
         """Warns of an epsilon that is 0 in float16, by which an optimizer divides.
@@ -90,35 +137,87 @@ class MasterWeights:
 
     def trained_of(self, optimizer, variables):
         """Returns what the optimizer trains in place of each of its variables."""
-        if not self.variables:
+        if not self._found:
             return list(variables)
         return [self.trained[index_of(optimizer, v)] for v in variables]
 
-    def low_precision_variables(self, trained):
-        """Returns the variable of the model that each of `trained` is the master of.
+    def narrow_weights(self, trained):
+        """Returns the `Narrow` weight in whose place each of `trained` is trained.
 
-        A list with None for what is no master; None if there are no masters at all.
+        A list with None for what is trained itself; None if there are no masters.
         """
-        if not self.variables:
+        if not self._found:
             return None
-        return [self._low_precision.get(id(v)) for v in trained]
-
-    def read(self):
-        """Re-initialises a master where its variable was assigned externally."""
-        for master in self.variables:
-            value = ops.convert_to_tensor(self._low_precision[id(master)])
-            master.assign(backend.resynchronised(ops.convert_to_tensor(master), value))
-
-    def write(self):
-        """Rounds the masters into the model's variables."""
-        for master in self.variables:
-            variable = self._low_precision[id(master)]
-            value = ops.convert_to_tensor(master)
-            variable.assign(backend.rounded(value, variable.dtype))
+        pairs = zip(self.trained, self._narrow, strict=True)
+        by_id = {id(variable): narrow for variable, narrow in pairs}
+        return [by_id[id(v)] for v in trained]
 
     @contextlib.contextmanager
     def in_step(self):
-        """Lets what is assigned to the masters meanwhile reach the variables."""
-        self.read()
-        yield
-        self.write()
+        """Lets what is assigned to `numbers` meanwhile reach the model's variables."""
+        # A copy: on PyTorch a step changes the variable's own tensor.
+        iterations = self.iterations
+        if iterations is not None:
+            iterations = ops.copy(iterations)
+        with memory_for(self._stand_ins):
+            pairs = list(zip(self.numbers, self._found, strict=True))
+            for variable, narrow in pairs:
+                variable.assign(narrow.number(backend))
+            yield
+            for variable, narrow in pairs:
+                number = ops.convert_to_tensor(variable)
+                for target, value in narrow.parts(backend, number, iterations):
+                    if target is not variable:
+                        target.assign(value)
+
+    # --- Files ----------------------------------------------------------------------
+
+    def saved(self, variable):
+        """Returns what a file has for one of `numbers`, whatever the kind: the number.
+
+        A float32 tensor.
+        """
+        return self._narrow_of(variable).number(backend)
+
+    def load(self, variable, value):
+        """Takes the number for one of `numbers` from a file.
+
+        Args:
+            variable: The float32 variable.
+            value: Float32 array.
+        """
+        narrow = self._narrow_of(variable)
+        if narrow.kept is not None:
+            weight = ops.convert_to_tensor(narrow.weight)
+            value = ops.convert_to_tensor(value)
+            narrow.kept.assign(narrow.kind.kept_with(backend, weight, value))
+
+    def restart(self):
+        """Begins again at the weights, for a file that has no numbers.
+
+        Masters in float32 do so by themselves.
+        """
+        for narrow in self._found:
+            if narrow.kept is not None and not narrow.kind.keeps_number:
+                zeros = ops.zeros_like(ops.convert_to_tensor(narrow.kept))
+                narrow.kept.assign(zeros)
+
+    def _narrow_of(self, variable):
+        [narrow] = self.narrow_weights([variable])
+        return narrow
+
+
+def _kind_of(master_weights, inner_optimizer, variables):
+    """Returns the `Kind` of masters, None if there are to be none.
+
+    Where stand-ins cannot give memory back, an optimizer without a fused step trains
+    float32 masters.
+    """
+    if master_weights is False:
+        return None
+    names = {"auto": backend.MASTERS, True: "float32"}
+    kind = KINDS[names.get(master_weights, master_weights)]
+    is_fused = backend.FUSES_STEPS and fitting_rule(inner_optimizer, variables)
+    if kind.keeps_number or backend.LENDS_MEMORY or is_fused:
+        return kind
+    return KINDS["float32"]

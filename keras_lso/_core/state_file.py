@@ -8,7 +8,8 @@ In this order, so that files go both ways:
   optimizer's count of applied ones;
 - `step_counter` and `dynamic_scale`, of the loss-scale policy;
 - the variables of the inner optimizer;
-- what else the loss-scale policy keeps, and the float32 master weights, if any.
+- what else the loss-scale policy keeps, and the float32 number of each weight that has
+  a master, whatever the kind of masters.
 """
 
 import keras
@@ -50,9 +51,24 @@ class StateFile:
     @property
     def variables(self):
         """The variables that are saved, in the order of the file."""
-        optimizer = self._optimizer
-        masters = optimizer._masters.variables if optimizer.built else ()
+        masters = self._masters.numbers if self._masters else ()
         return [*self._variables_but_masters, *masters]
+
+    @property
+    def in_memory(self):
+        """The variables that the optimizer has: what it keeps in place of numbers."""
+        masters = self._masters.variables if self._masters else ()
+        return [*self._variables_but_masters, *masters]
+
+    @property
+    def _masters(self):
+        """The optimizer's `MasterWeights`, None before it is built."""
+        return self._optimizer._masters if self._optimizer.built else None
+
+    @property
+    def _numbers(self):
+        """The ids of the variables of float32 numbers."""
+        return set(map(id, self._masters.numbers if self._masters else ()))
 
     @property
     def _variables_but_masters(self):
@@ -72,7 +88,10 @@ class StateFile:
 
     def save(self, store):
         """Writes the state into a mapping of `"0"`, `"1"`, ... to arrays."""
+        numbers = self._numbers
         for i, variable in enumerate(self.variables):
+            if id(variable) in numbers:
+                variable = self._masters.saved(variable)
             # Not by `numpy()`, which under OpenVINO reads constants only in Keras 3.12.
             value = np.array(ops.convert_to_numpy(variable))
             if variable is self._steps:
@@ -127,8 +146,14 @@ class StateFile:
         policy.reset()
         # A number: on PyTorch an array would change with the variable.
         unused, own = self._unused, float(ops.convert_to_numpy(self._unused))
+        numbers = self._numbers
+        if not numbers.intersection(map(id, variables)) and self._masters:
+            self._masters.restart()
         for variable, value in zip(variables, values, strict=True):
-            variable.assign(value)
+            if id(variable) in numbers:
+                self._masters.load(variable, value)
+            else:
+                variable.assign(value)
         if ops.convert_to_numpy(unused) == _NO_SCALE:
             policy.reset()
             unused.assign(own)

@@ -278,7 +278,7 @@ class Plan:
             optimizer.inner_optimizer,
             present,
             trained,
-            masters.low_precision_variables(trained),
+            masters,
         )
         self.fused = self._choice.fused
         self._are_uncast = None
@@ -446,11 +446,9 @@ class Step:
             # Read here: each replica runs this, with its own gradients.
             unscaled = self._unscaled(plan, grads, are_scaled)
             unscaled = as_accumulated(inner, unscaled, trained)
-            masters.read()
             # Here, since each replica runs this in a thread of its own.
-            with reduced_gradients(inner):
+            with masters.in_step(), reduced_gradients(inner):
                 inner.apply(unscaled, trained)
-            masters.write()
 
         state = variables + masters.variables + inner.variables
         own_in_scope(state)

@@ -1,5 +1,6 @@
 """Keras's variables, and TensorFlow's own where Keras takes them."""
 
+import contextlib
 import operator
 import re
 
@@ -131,6 +132,25 @@ def own_in_scope(variables):
             _copy_in_scope(variable)
 
 
+def memory_for(variables):
+    """Returns a context in which stand-ins hold what is assigned to them.
+
+    Args:
+        variables: List of variables that were given to `release`.
+    """
+    if backend.STEPS_WRITE_TENSORS and in_stateless_scope():
+        # The scope holds what is assigned.
+        return contextlib.nullcontext()
+    return backend.memory_for(variables)
+
+
+def release(variables):
+    """Takes the memory of variables that stand for others; see `memory_for`."""
+    held = backend.without_memory(tensors_of(variables))
+    for variable, value in zip(variables, held, strict=True):
+        variable._value = value
+
+
 def as_stepped(variable):
     """Returns what Keras's steps know a variable by, whose name they look at.
 
@@ -151,20 +171,30 @@ def copy_of(variable, dtype):
     It carries the same name and path, by which patterns exclude variables and pick
     their optimizer, and the same constraint and layout.
     """
+    copy = _like(variable, dtype, ops.cast, variable.trainable)
+    copy.constraint = variable.constraint
+    return copy
+
+
+def zeros_of(variable, dtype):
+    """Returns a new variable of zeros that is not trained, else like `variable`."""
+    return _like(variable, dtype, ops.zeros_like, trainable=False)
+
+
+def _like(variable, dtype, values_of, trainable):
     # TensorFlow's own variables have neither a path nor Keras's words for this.
     aggregation = getattr(variable.aggregation, "name", variable.aggregation).lower()
     with backend.outside_of_functions(like=variable):
         copy = keras.Variable(
-            lambda shape, dtype: ops.cast(ops.convert_to_tensor(variable), dtype),
+            lambda shape, dtype: values_of(ops.convert_to_tensor(variable), dtype),
             shape=variable.shape,
             dtype=dtype,
-            trainable=variable.trainable,
+            trainable=trainable,
             aggregation=aggregation,
             layout=getattr(variable, "_layout", None),
             name=variable.name.rpartition("/")[2].removesuffix(":0"),
         )
     copy._path = path_of(variable)
-    copy.constraint = variable.constraint
     return copy
 
 

@@ -8,6 +8,7 @@ from testing.comparisons import (  # noqa: F401
     autodiff,
     facts,
     gradients,
+    masters,
     replicas,
     scalars,
     steps,

@@ -21,6 +21,7 @@ from testing.comparisons.inputs import (
     tensor,
 )
 from testing.comparisons.registry import compares
+from testing.masters import targets_of
 from testing.tensors import number
 
 
@@ -84,7 +85,7 @@ def same_masters(own, reference):
             variables = [keras.Variable(np.float32([1.0, 1.0])) for _ in "ab"]
             copy = keras.Variable(np.float16([1.0, 3.0]), dtype="float16")
             stored = storage_of([*variables, copy]) if in_place else [*variables, copy]
-            targets = Targets(stored[:2], [(), ()], [stored[2], None])
+            targets = targets_of(stored[:2], [(), ()], [stored[2], None])
             if in_place:
                 chunks = backend.chunked(["a", "b"], targets, stored[:2])
                 targets = targets._replace(chunks=chunks)
@@ -102,7 +103,7 @@ def stepped(step, in_place, rule, finite, low_dtype):
     gradient = tensor(RANDOM[3] * 8.0 if finite else RANDOM[3] * np.inf)
     step(
         [rule],
-        Targets(stored[:1], [tuple(stored[1:])], storage(low) if low else None),
+        targets_of(stored[:1], [tuple(stored[1:])], storage(low) if low else None),
         [gradient],
         Measurement(ops.convert_to_tensor(finite)),
         tensor(0.125),
@@ -114,8 +115,8 @@ def stepped(step, in_place, rule, finite, low_dtype):
 def takes_what_it_steps(own, reference):
     variables = [keras.Variable(RANDOM[0], dtype="float32")]
     grads = [tensor(RANDOM[1])]
-    assert own(LARSRule, storage_of(variables), grads)
-    assert not reference(LARSRule, variables, grads)
+    assert own(LARSRule, Targets(storage_of(variables), [()]), grads)
+    assert not reference(LARSRule, Targets(variables, [()]), grads)
 
 
 @compares("context_guards")

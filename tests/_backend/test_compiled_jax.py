@@ -10,6 +10,7 @@ import pytest
 import keras_lso
 from benchmarks.accelerators.program import Program
 from keras_lso._backend import backend
+from keras_lso._backend.targets import Targets
 from keras_lso.optimizers.lars import LARSRule
 
 if keras.backend.backend() != "jax":
@@ -248,9 +249,9 @@ def test_a_step_of_several_models_at_once_is_the_step_of_each():
 def test_no_kernel_takes_a_float64_gradient():
     variables = [keras.Variable([1.0, 2.0])]
     # NumPy's, since JAX has any only where it was told so at its start.
-    wide = np.ones(2)
-    assert backend.fused_step_takes(LARSRule, variables, [wide.astype("float32")])
-    assert not backend.fused_step_takes(LARSRule, variables, [wide])
+    targets, wide = Targets(variables, [()]), np.ones(2)
+    assert backend.fused_step_takes(LARSRule, targets, [wide.astype("float32")])
+    assert not backend.fused_step_takes(LARSRule, targets, [wide])
 
 
 def test_a_gradient_whose_rows_are_there_once_still_says_so():

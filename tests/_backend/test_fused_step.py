@@ -25,6 +25,7 @@ from keras_lso._keras_internals.variables import storage_of
 from keras_lso.optimizers.lamb import LAMBRule
 from keras_lso.optimizers.lars import LARSRule
 from testing import optimizers as table
+from testing.masters import targets_of
 from testing.primitives import (
     IS_TENSORFLOW,
     implementations,
@@ -139,7 +140,7 @@ class FusedOptimizer:
             None if v is None else storage(self.fused_step, [v])[0] for v in self.low
         ]
         found = Measurement(finite)
-        targets = Targets(weights, slots, low)
+        targets = targets_of(weights, slots, low)
         self.fused_step(made, targets, grads, found, inv_scale)
         if self.rule.finish:
             made[0].finish(self.optimizer, finite)
@@ -407,7 +408,8 @@ def test_many_small_decays_add_up(fused_step, learning_rate, compiled_once):
 
 
 def takes(variables, grads):
-    return backend.fused_step_takes(LARSRule, storage_of(variables), grads)
+    targets = Targets(storage_of(variables), [()] * len(variables))
+    return backend.fused_step_takes(LARSRule, targets, grads)
 
 
 def test_a_kernel_takes_float32_variables_and_dense_gradients_only():

@@ -31,12 +31,12 @@ from triton.runtime.interpreter import InterpreterBuilder, TensorHandle  # noqa:
 from keras_lso._backend import backend, formulas, kernel_choice
 from keras_lso._backend.measurement import Measurement  # noqa: E402
 from keras_lso._backend.rule import always  # noqa: E402
-from keras_lso._backend.targets import Targets  # noqa: E402
 from keras_lso._backend.torch.triton import kernels as triton_kernels
 from keras_lso._backend.torch.triton import steps as torch_triton
 from keras_lso._backend.torch.triton import trial as torch_triton_trial
 from keras_lso._keras_internals import rules
 from testing.beside_keras import SCALE, Pair, bits, take  # noqa: E402
+from testing.masters import targets_of
 from testing.triton_steps import (  # noqa: E402
     BLOCK,
     INV_SCALE,
@@ -192,7 +192,7 @@ def test_norms_that_were_measured_are_taken(launches):
     ]
     backend.fused_step(
         [rule] * len(grads),
-        Targets(*targets),
+        targets_of(*targets),
         grads,
         Measurement(torch.tensor(True), rule_norms=norms),
         number(INV_SCALE),
@@ -206,7 +206,7 @@ def test_a_step_without_a_scale_or_a_flag_is_applied():
     rule, grads = RULES["nesterov, decay"], tensors(9)
     targets = make(rule)
     expected = expected_of(rule, clones(targets), grads, 1.0)
-    backend.fused_step([rule] * len(grads), Targets(*targets), grads)
+    backend.fused_step([rule] * len(grads), targets_of(*targets), grads)
     assert_same_bits(targets, expected)
 
 

@@ -38,6 +38,17 @@ def max_over_shards(value):
     return jax.lax.pmax(value, axes) if axes else value
 
 
+def first_place(value):
+    """Returns the place of a shard's first element, if it was sharded by rows.
+
+    The type of a shard does not say by which dimension it is.
+    """
+    place = 0
+    for axis in varying_axes(value):
+        place = place * jax.lax.axis_size(axis) + jax.lax.axis_index(axis)
+    return place * value.size
+
+
 def mean_over(axis_name, grad):
     """Returns the mean over an axis of a gradient that is not averaged yet."""
     if _tells(axis_name) and set(_names(axis_name)) - set(varying_axes(grad)):

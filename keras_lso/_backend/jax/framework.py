@@ -1,5 +1,6 @@
 """The primitives on JAX: stateless under `jax.jit`, eager outside it."""
 
+import contextlib
 from typing import Any
 
 import jax
@@ -18,6 +19,7 @@ from keras_lso._backend.tensors import in_float32
 
 
 class JAX(Framework):
+    FUSES_STEPS = True
     REDUCES_GRADIENTS = True
     TRAIN_STEP_IS_STATELESS = True
     OTHER_STEP = "its own step, fused with the check"
@@ -34,7 +36,7 @@ class JAX(Framework):
     max_over_shards = staticmethod(jax_axes.max_over_shards)
     are_shards = staticmethod(jax_axes.are_shards)
 
-    def fused_step_takes(self, rule, variables, gradients, slots=()):
+    def fused_step_takes(self, rule, targets, gradients):
         """Whether the rule has norms, which then need not be computed twice.
 
         `run_if` is a select on JAX, which XLA fuses into any optimizer's update: no
@@ -44,7 +46,7 @@ class JAX(Framework):
             rule.norms is not Norms.NONE
             and not any(isinstance(g, sparse.BCOO) for g in gradients)
             and not any(g.dtype == "float64" for g in gradients)
-            and all(v.dtype == "float32" for v in variables)
+            and targets.are_float32
         )
 
     def run_if(self, finite, step, grads, state):
@@ -59,6 +61,26 @@ class JAX(Framework):
             step(grads)
         for variable in scope.written.values():
             variable.assign(scope.get_current_value(variable))
+
+    def bitcast(self, values, dtype):
+        return jax.lax.bitcast_convert_type(values, dtype)
+
+    def places(self, value):
+        return super().places(value) + jax_axes.first_place(value)
+
+    @contextlib.contextmanager
+    def memory_for(self, variables):
+        """See `Framework.memory_for`: the values are in a scope."""
+        if not variables:
+            yield
+            return
+        with _StandIns(variables) as scope:
+            yield
+        for variable in scope.written.values():
+            variable.assign(scope.get_current_value(variable))
+
+    def without_memory(self, values):
+        return [None] * len(values)
 
     def known(self, tensor):
         """See `Framework.known`: outside of compiled functions, on one CPU."""
@@ -178,6 +200,28 @@ class _MaskedWrites(autodiff.RecordingScope):
     def add_update(self, update):
         variable, value = update
         super().add_update((variable, jnp.where(self._finite, value, variable.value)))
+
+
+class _StandIns(autodiff.RecordingScope):
+    """A scope in which some variables have values; the others are those around it.
+
+    Attributes:
+        written: Dict of the other variables that were written, where no scope is around
+            it.
+    """
+
+    def __init__(self, variables):
+        super().__init__()
+        self._variables = set(map(id, variables))
+
+    def add_update(self, update):
+        if id(update[0]) in self._variables:
+            self.state_mapping[id(update[0])] = update[1]
+        elif self.original_scope is None:
+            super().add_update(update)
+        else:
+            # At once, so that it is masked before it is read back.
+            self.original_scope.add_update(update)
 
 
 def _any_tracer(values):

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from keras_lso._backend import autodiff
 from keras_lso._backend.framework import Framework
+from keras_lso._backend.tensorflow import masters as tf_masters
 from keras_lso._backend.tensorflow import measure as tf_measure
 from keras_lso._backend.tensorflow.kernels import KERNELS
 from keras_lso._backend.tensorflow.measure import in_xla, replica_context
@@ -23,6 +24,8 @@ _MIRRORED = tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStr
 
 
 class TensorFlow(Framework):
+    FUSES_STEPS = True
+    LENDS_MEMORY = False
     REDUCES_GRADIENTS = True
     OTHER_STEP = "its own step, in a branch"
     PACKAGES = ("tensorflow", "tensorflow-cpu", "tf-nightly")
@@ -79,13 +82,13 @@ class TensorFlow(Framework):
         found = _facts_of(grads)
         return lambda others: _facts_of(others) == found
 
-    def fused_step_takes(self, rule, variables, gradients, slots=()):
+    def fused_step_takes(self, rule, targets, gradients):
         """Whether these are float32 variables, of which each replica has its copy."""
         return (
-            _are_on_each_replica(variables)
+            _are_on_each_replica(targets.variables)
             and not any(isinstance(g, tf.IndexedSlices) for g in gradients)
             and not any(g.dtype == tf.float64 for g in gradients)
-            and all(v.dtype == "float32" for v in variables)
+            and targets.are_float32
         )
 
     @_not_converted
@@ -102,17 +105,20 @@ class TensorFlow(Framework):
         nothing = [None] * len(rules)
         inv_scale = 1.0 if inv_scale is None else inv_scale
         norms = found and found.gradient_norms
-        pairs = targets.masters
+        iterations = targets.iterations
+        if iterations is not None:
+            iterations = tf.convert_to_tensor(iterations)
 
         def step():
-            self._resynchronise(pairs)
-            columns = rules, targets.states, grads, norms or nothing
-            for rule, state, grad, norm in zip(*columns, strict=True):
-                handles = [v.value.handle for v in state]
+            self._resynchronise(targets.in_place)
+            columns = rules, targets.states, targets.weights, grads, norms or nothing
+            for rule, state, narrow, grad, norm in zip(*columns, strict=True):
+                number = tf_masters.Number(self, state[0], narrow)
+                handles = [number.handle, *(v.value.handle for v in state[1:])]
                 kernel = KERNELS[rule.kernel]
                 kernel(rule, tf.cast(grad, tf.float32), inv_scale, norm, *handles)
-            for master, copy in pairs:
-                _assign_here(copy, self.rounded(master, copy.dtype))
+                for variable, value in number.parts(iterations):
+                    _assign_here(variable, value)
 
         if found is None:
             step()
@@ -121,11 +127,29 @@ class TensorFlow(Framework):
 
     @_not_converted
     def synchronise_masters(self, targets, flag):
-        pairs = targets.masters
+        found = targets.in_place
         if in_xla():
             super().synchronise_masters(targets, flag)
-        elif pairs:
-            tf.cond(flag, lambda: _nothing(self._resynchronise(pairs)), _nothing)
+        elif found:
+            tf.cond(flag, lambda: _nothing(self._resynchronise(found)), _nothing)
+
+    def bitcast(self, values, dtype):
+        return tf.bitcast(values, dtype)
+
+    def without_memory(self, values):
+        for variable in values:
+            tf_masters.release(variable)
+        return values
+
+    def memory_for(self, variables):
+        """See `Framework.memory_for`: they have it from then on.
+
+        Under XLA the shape of what a variable holds cannot change.
+        """
+        with tf.init_scope():
+            for variable in _tf_variables(variables):
+                tf_masters.allocate(variable)
+        return contextlib.nullcontext()
 
     @_not_converted
     def run_masked(self, flag, step):
@@ -156,21 +180,20 @@ class TensorFlow(Framework):
         else:
             tf.cond(flag, lambda: _nothing(restore()), _nothing)
 
-    def _resynchronise(self, pairs):
-        """Re-initialises the masters whose copies were assigned externally."""
-        if not pairs:
+    def _resynchronise(self, found):
+        """Re-initialises the masters whose weights were assigned externally."""
+        if not found:
             return
 
         def resynchronise():
-            for pair in pairs:
-                values = map(tf.convert_to_tensor, pair)
-                _assign_here(pair[0], self.resynchronised(*values))
+            for narrow in found:
+                _assign_here(narrow.kept, narrow.number(self))
 
         # Without saturation: with a master above float16's largest number the branch is
         # taken, and changes nothing.
         are_in_step = [
-            tf.reduce_all(tf.equal(tf.cast(master, copy.dtype), copy))
-            for master, copy in pairs
+            tf.reduce_all(tf.equal(tf.cast(n.kept, n.weight.dtype), n.weight))
+            for n in found
         ]
         tf.cond(tf.reduce_all(are_in_step), _nothing, resynchronise)
 

@@ -3,7 +3,6 @@
 To ask a thousand tensors about themselves, in Python, takes longer than to update them.
 """
 
-import itertools
 import math
 import operator
 from typing import Any, NamedTuple
@@ -11,11 +10,12 @@ from typing import Any, NamedTuple
 import torch
 from torch._C._dynamo.guards import TensorGuards
 
+from keras_lso._backend.masters import PLACES, WEIGHTS, int32
 from keras_lso._backend.torch import measure as torch_measure
 from keras_lso._backend.torch.kernels import Memory
 from keras_lso._backend.torch.measure import PLAIN, SMALL, Packs
 from keras_lso._backend.torch.shard_checks import FSDP_MODULES
-from keras_lso._backend.torch.shards import any_sharded, shards_of
+from keras_lso._backend.torch.shards import any_sharded, first_place, shards_of
 
 # The number of elements in a chunk, unless one tensor has more: the cache still holds
 # what one operation has written when the next reads it.
@@ -69,22 +69,55 @@ def _facts_of(tensors):
     return [*map(_dtype, tensors), *map(_shape, tensors), *layouts, *signs]
 
 
+class Draws(NamedTuple):
+    """What random bits depend on besides the step; see `masters.random_bits`.
+
+    Attributes:
+        keys: Int32 tensor with a column for each weight: what its position adds to the
+            number of the step, and what it adds to the places of the chunk.
+        sizes: Integer tensor of the weights' numbers of elements.
+        size: Int, their sum.
+    """
+
+    keys: torch.Tensor
+    sizes: torch.Tensor
+    size: int
+
+
 class Chunk(NamedTuple):
     """Tensors that are updated together, by one rule.
 
     Attributes:
         are_wide: Bool. Whether their gradients are all in float32.
         positions: List of ints, where they stand among all.
-        variables: List of tensors.
+        variables: List of tensors: float32 ones, or weights of 16 bits.
         slots: List of lists of tensors, one for each slot of the rule.
-        pairs: List of tuples of tensors, a master and its low-precision variable.
+        narrow: List of the `Narrow` weights that the variables are, empty if they are
+            none. They are of one kind and dtype.
+        draws: `Draws` of the random bits for `narrow`; None if their kind draws none.
     """
 
     are_wide: bool
     positions: list[int]
     variables: list
     slots: list
-    pairs: list
+    narrow: list
+    draws: Draws | None = None
+
+    @property
+    def numbers(self):
+        """List of the float32 tensors that a step writes; None if nothing holds them.
+
+        The variables, or their masters.
+        """
+        if not self.narrow:
+            return self.variables
+        return [n.kept for n in self.narrow] if self.keeps_numbers else None
+
+    @property
+    def keeps_numbers(self):
+        """Whether there are masters that hold the float32 numbers of weights."""
+        return bool(self.narrow) and self.narrow[0].kind.keeps_number
 
 
 class Chunks:
@@ -105,16 +138,18 @@ class Chunks:
         # `tensor_guards` says so of plain gradients alone.
         self._are_readable = not self.are_sharded and _are_readable(gradients)
         self.packs = Packs(gradients)
-        low = shards_of([c for c in targets.copies or () if c is not None])
         # What others refer to, and all that the step writes.
-        self._tensors = [] if targets.are_private else [*targets.variables, *low]
-        self._written = [*targets.variables, *low, *itertools.chain(*targets.slots)]
+        found = [n for n in targets.weights if n is not None]
+        kept = [n.kept for n in found if n.kept is not None]
+        self._tensors = [] if targets.are_private else [*targets.variables, *kept]
+        self._written = targets.written
         variables = shards_of(targets.variables)
         slots = [shards_of(of_one) for of_one in targets.slots]
-        copies = shards_of(targets.copies or [None] * len(variables))
+        pairs = zip(variables, targets.weights, strict=True)
+        narrow = [n and n.stored(v, shards_of) for v, n in pairs]
         kinds = [
-            (kind, None if copy is None else copy.dtype)
-            for kind, copy in zip(kinds, copies, strict=True)
+            (kind, None if n is None else (n.kind, n.weight.dtype))
+            for kind, n in zip(kinds, narrow, strict=True)
         ]
         sizes = list(map(torch.Tensor.numel, variables))
         limits = (_DEVICE_CHUNK, _DEVICE_CHUNK)
@@ -128,7 +163,8 @@ class Chunks:
                 chunk,
                 [variables[i] for i in chunk],
                 list(map(list, zip(*(slots[i] for i in chunk), strict=True))),
-                [(variables[i], copies[i]) for i in chunk if copies[i] is not None],
+                [narrow[i] for i in chunk if narrow[i] is not None],
+                _draws_of(chunk, narrow, targets.variables),
             )
             for chunk in positions
         ]
@@ -168,6 +204,22 @@ class Chunks:
         if not (self._are_readable or _are_readable(grads)):
             grads = [g.contiguous().resolve_neg() for g in grads]
         return grads
+
+
+def _draws_of(positions, narrow, variables):
+    """Returns the `Draws` of a chunk, None if its weights draw no random bits."""
+    found = [narrow[i] for i in positions]
+    if found[0] is None or not found[0].kind.draws:
+        return None
+    sizes = [n.weight.numel() for n in found]
+    starts, end = [], 0
+    for i, size in zip(positions, sizes, strict=True):
+        starts.append(int32((first_place(variables[i]) - end) * PLACES))
+        end += size
+    indices = [int32(n.position * WEIGHTS) for n in found]
+    device = found[0].weight.device
+    keys = torch.tensor([indices, starts], dtype=torch.int32, device=device)
+    return Draws(keys, torch.tensor(sizes, device=device), end)
 
 
 def _are_readable(tensors):

@@ -10,6 +10,7 @@ from keras_lso._backend import autodiff
 from keras_lso._backend.framework import Framework
 from keras_lso._backend.tensors import FLOAT16_MAX, as_real
 from keras_lso._backend.torch import chunks as torch_chunks
+from keras_lso._backend.torch import masters as torch_masters
 from keras_lso._backend.torch import measure as torch_measure
 from keras_lso._backend.torch import numbers as torch_numbers
 from keras_lso._backend.torch import scalars as torch_scalars
@@ -22,6 +23,7 @@ from keras_lso._backend.torch import undo as torch_undo
 
 class Torch(Framework):
     scalars = torch_scalars.TorchScalars()
+    FUSES_STEPS = True
     UPDATES_IN_PLACE = True
     STEPS_WRITE_TENSORS = True
     COMPILES_LOOPS = False
@@ -69,6 +71,29 @@ class Torch(Framework):
         if dtype == torch.float16:
             master = master.clamp(-FLOAT16_MAX, FLOAT16_MAX)
         return master.to(dtype)
+
+    def bitcast(self, values, dtype):
+        dtype = getattr(torch, dtype)
+        return torch_shards.mapped(lambda t: t.view(dtype), values)
+
+    def places(self, value):
+        first = torch_shards.first_place(value)
+
+        def of_shard(t):
+            places = torch.arange(t.numel(), dtype=torch.int32, device=t.device)
+            return places.add_(first).view(t.shape)
+
+        return torch_shards.mapped(of_shard, value)
+
+    @contextlib.contextmanager
+    def memory_for(self, variables):
+        tensors = [v.value for v in variables]
+        torch_masters.allocate(tensors)
+        yield
+        torch_masters.without_memory(tensors)
+
+    def without_memory(self, values):
+        return torch_masters.without_memory(values)
 
     def as_gradient(self, value):
         """With a faster test, which nearly all gradients pass."""

@@ -32,7 +32,7 @@ class Memory:
     memory.
 
     Args:
-        like: A float32 tensor.
+        like: A tensor on the host.
         size: The number of elements of the largest chunk.
     """
 
@@ -40,21 +40,33 @@ class Memory:
         self._like, self._size = like, size
         self._flats = {}
 
-    def like(self, tensors, number=0):
-        """Returns views of a buffer like `tensors`, a chunk's, of one dtype."""
+    def like(self, tensors, number=0, dtype=None):
+        """Returns views of a buffer with the shapes of a chunk's tensors.
+
+        Args:
+            tensors: List of tensors of one dtype.
+            number: Int, which of the buffers.
+            dtype: `torch.dtype`. Defaults to that of the tensors.
+        """
+        flat = self.flat(tensors, number, dtype)
+        if len(tensors) == 1 and tensors[0].is_contiguous():
+            return [flat.view(tensors[0].shape)]
+        return _unflatten_dense_tensors(flat, tensors)
+
+    def flat(self, tensors, number=0, dtype=None):
+        """Returns the same as one tensor with the elements of all."""
         if number not in self._flats:
             # It may be kept, and what is made in inference mode is not to be written
             # outside of it.
             with torch.inference_mode(False):
-                self._flats[number] = self._like.new_empty(self._size)
-        flat = self._flats[number]
-        if tensors[0].dtype != flat.dtype:
-            flat = flat.view(tensors[0].dtype)
-        start = (flat.numel() - sum(map(torch.Tensor.numel, tensors))) // 2
+                self._flats[number] = self._like.new_empty(
+                    self._size, dtype=torch.float32
+                )
+        flat = self._flats[number].view(dtype or tensors[0].dtype)
+        size = sum(map(torch.Tensor.numel, tensors))
+        start = (flat.numel() - size) // 2
         start -= start % _LINE
-        if len(tensors) == 1 and tensors[0].is_contiguous():
-            return [flat.as_strided(tensors[0].shape, tensors[0].stride(), start)]
-        return _unflatten_dense_tensors(flat[start:], tensors)
+        return flat[start : start + size]
 
 
 class Kernel:

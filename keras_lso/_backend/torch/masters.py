@@ -1,17 +1,245 @@
-"""Kernels for the masters of low-precision variables, on PyTorch.
+"""The float32 numbers of 16-bit weights on PyTorch: those of a chunk in a few kernels.
 
-They implement the formulas `Framework.resynchronised` and `Framework.rounded`, and are
-tested against these. `pairs` is a list of tuples of tensors, a master and its variable,
-the variables of one dtype. `finite` is a boolean scalar tensor: where it is False
-nothing changes. On the host it is None, since a skipped step calls nothing here.
+`NUMBERS` has a class for each kind of `../masters.py`, whose formulas they implement
+and are tested against. An object holds the numbers of a chunk for a step. `finite` is a
+boolean scalar tensor: where it is False nothing changes. On the host it is None, since
+a skipped step calls nothing here.
 """
 
 import torch
 from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 
+from keras_lso._backend import masters
+from keras_lso._backend.masters import EXPONENT, SMALLEST_FLOAT16
 from keras_lso._backend.tensors import FLOAT16_MAX
 from keras_lso._backend.torch import in_step as torch_in_step
 from keras_lso._backend.torch.kernels import copy_unless
+from keras_lso._backend.torch.shards import is_sharded
+
+# Of the buffers of `Memory`: the rules use the first two as well.
+_FIRST, _SECOND, _NUMBERS = range(3)
+
+
+class InPlaceNumbers:
+    """Masters that are the numbers: a step changes them where they are.
+
+    Args:
+        framework: `Framework`.
+        chunk: `Chunk`.
+        memory: `Memory`; None on an accelerator.
+        finite: See above.
+
+    Attributes:
+        tensors: List of float32 tensors, on which the rule steps.
+    """
+
+    def __init__(self, framework, chunk, memory, finite):
+        self._pairs, self._finite = pairs_of(chunk), finite
+        resynchronise(framework, self._pairs, finite, memory)
+        self.tensors = chunk.numbers
+
+    def write(self, found_inf, iterations):
+        """Writes what is kept of the numbers after a step.
+
+        Args:
+            found_inf: Float32 scalar tensor, 1.0 where `finite` is False; None on the
+                host.
+            iterations: Integer scalar tensor, the number of the step, or None.
+        """
+        round_into_variables(self._pairs, self._finite, found_inf)
+
+
+class _BufferedNumbers:
+    """Numbers that last for a step, in one buffer; see `InPlaceNumbers`."""
+
+    def __init__(self, framework, chunk, memory, finite):
+        self._chunk, self._memory, self._finite = chunk, memory, finite
+        self._weights = chunk.variables
+        self._kept = [n.kept for n in chunk.narrow]
+        self._is_float16 = self._weights[0].dtype == torch.float16
+        self._flat, self.tensors = self._new(_NUMBERS)
+        torch._foreach_copy_(self.tensors, self._weights)
+        self._begin()
+
+    def _begin(self):
+        """Makes numbers of the widened weights that the buffer holds."""
+
+    def _new(self, number, dtype=torch.float32):
+        """Returns a flat tensor, and views of it with the shapes of the weights."""
+        if self._memory is not None:
+            flat = self._memory.flat(self._weights, number, dtype)
+            return flat, self._memory.like(self._weights, number, dtype)
+        size = sum(map(torch.Tensor.numel, self._weights))
+        flat = self._weights[0].new_empty(size, dtype=dtype)
+        return flat, _unflatten_dense_tensors(flat, self._weights)
+
+    def _unit_bits(self, values, out):
+        """Writes the exponents of the numbers as bits: 2**10 units of a float16."""
+        torch.bitwise_and(values.view(torch.int32), EXPONENT, out=out)
+        return out.clamp_min_(SMALLEST_FLOAT16)
+
+    def _write_weights(self, found_inf):
+        """Writes numbers that 16 bits hold into the weights."""
+        if self._finite is None:
+            torch._foreach_copy_(self._weights, self.tensors)
+            return
+        flat, new = self._new(_FIRST, self._weights[0].dtype)
+        flat.copy_(self._flat)
+        if all(w.is_contiguous() for w in self._weights):
+            copy_unless(found_inf, self._weights, new)
+        else:
+            kept = torch.where(
+                self._finite, flat, _flatten_dense_tensors(self._weights)
+            )
+            torch._foreach_copy_(self._weights, _unflatten_dense_tensors(kept, new))
+
+
+class RemainderNumbers(_BufferedNumbers):
+    """Numbers of weights and 16-bit remainders."""
+
+    def _begin(self):
+        if self._is_float16:
+            units, _ = self._new(_FIRST, torch.int32)
+            low, lows = self._new(_SECOND)
+            torch._foreach_copy_(lows, self._kept)
+            self._unit_bits(self._flat, units)
+            # Subtracted from 0, so that a remainder of 0 leaves a weight of -0.0.
+            torch.sub(torch.zeros_like(low[:1]), low, out=low)
+            torch.mul(units.view(torch.float32), low, out=low)
+            self._flat.sub_(low, alpha=2.0**-25)
+            return
+        low, lows = self._new(_SECOND, torch.int32)
+        torch._foreach_copy_(lows, self._kept)
+        bits = self._flat.view(torch.int32)
+        if self._finite is not None:
+            _forget(bits, low)
+        bits.add_(low)
+        if self._finite is None and not self._flat.sum().isfinite():
+            # Perhaps since 0 was assigned to a weight.
+            _forget(bits.sub_(low), low)
+            bits.add_(low)
+
+    def write(self, found_inf, iterations):
+        if self._is_float16:
+            self._write_float16(found_inf)
+            return
+        bits = self._flat.view(torch.int32)
+        low, lows = self._new(_SECOND, torch.int32)
+        if self._finite is not None:
+            # A GPU makes NaNs of all ones, the upper half of which would become -0.0;
+            # the host makes none.
+            bits.masked_fill_(self._flat.isnan(), _NAN)
+        torch.bitwise_left_shift(bits, 16, out=low)
+        low.bitwise_right_shift_(16)
+        bits.sub_(low)
+        self._write_weights(found_inf)
+        self._keep(lows)
+
+    def _write_float16(self, found_inf):
+        self._flat.clamp_(-FLOAT16_MAX, FLOAT16_MAX)
+        rounded, _ = self._new(_FIRST)
+        narrow, _ = self._new(_SECOND, torch.float16)
+        rounded.copy_(narrow.copy_(self._flat))
+        self._flat.sub_(rounded)
+        differences, self._flat = self._flat, rounded
+        # In place of the differences there are now the weights: see `_write_weights`.
+        self.tensors = _unflatten_dense_tensors(rounded, self._weights)
+        low, lows = self._new(_SECOND, torch.int32)
+        self._unit_bits(rounded, low)
+        units = low.view(torch.float32)
+        # The sum has the rounded quotient in its last bits.
+        one = differences.new_full((1,), _INTEGERS)
+        torch.addcdiv(one, differences, units, value=2.0**25, out=differences)
+        low.copy_(differences.view(torch.int32)).sub_(_INTEGER_BITS)
+        self._write_weights(found_inf)
+        self._keep(lows)
+
+    def _keep(self, new):
+        """Writes remainders, a list of int32 tensors; bit for bit, or not at all."""
+        if self._finite is None:
+            torch._foreach_copy_(self._kept, new)
+            return
+        flat, views = self._new(_NUMBERS, torch.int16)
+        torch._foreach_copy_(views, new)
+        torch._foreach_sub_(views, self._kept)
+        flat.mul_(self._finite.to(torch.int16))
+        torch._foreach_add_(self._kept, views)
+
+
+def _forget(bits, low):
+    """Clears the remainders of weights to which 0 was assigned: see `Remainder`."""
+    is_zero = torch.bitwise_and(bits, 2**31 - 1) == 0
+    low.masked_fill_(is_zero.logical_and_(low < 0), 0)
+
+
+_NAN = 0x7FC00000
+# Added to an integer of up to 22 bits: what comes of it ends with its bits.
+_INTEGERS, _INTEGER_BITS = 1.5 * 2.0**23, 0x4B400000
+
+
+class StochasticNumbers(_BufferedNumbers):
+    """Numbers of weights alone, rounded up with the probability of their remainders."""
+
+    def write(self, found_inf, iterations):
+        bits = self._random_bits(iterations)
+        if self._is_float16:
+            self._flat.clamp_(-FLOAT16_MAX, FLOAT16_MAX)
+            units, _ = self._new(_FIRST, torch.int32)
+            unit = self._unit_bits(self._flat, units).view(torch.float32).mul_(2.0**-10)
+            below = (self._flat / unit).floor_()
+            chances = (bits & (2**24 - 1)).to(torch.float32).mul_(2.0**-24)
+            below.add_(chances < self._flat / unit - below)
+            torch.mul(below, unit, out=self._flat)
+        else:
+            exact = self._flat.view(torch.int32)
+            up = bits.bitwise_and_(0xFFFF).add_(exact).bitwise_and_(-0x10000)
+            # Neither infinities nor NaNs, and no number becomes one.
+            is_within = self._flat.abs() <= masters.LARGEST_BFLOAT16
+            exact.copy_(torch.where(is_within, up, exact))
+        self._write_weights(found_inf)
+
+    def _random_bits(self, iterations):
+        """Returns a flat int32 tensor of the bits of `masters.random_bits`."""
+        draws = self._chunk.draws
+        keys = _hashed_(draws.keys[0] + iterations.to(torch.int32)).add_(draws.keys[1])
+        bits = torch.arange(draws.size, dtype=torch.int32, device=keys.device)
+        bits.mul_(masters.PLACES)
+        if len(keys) > 1:
+            size = draws.size
+            keys = torch.repeat_interleave(keys, draws.sizes, output_size=size)
+        return _hashed_(bits.add_(keys))
+
+
+def _hashed_(bits):
+    """Does what `masters.hashed` does, in place."""
+    for count, factor in ((16, masters.FACTORS[0]), (15, masters.FACTORS[1]), (16, 1)):
+        shifted = torch.bitwise_right_shift(bits, count)
+        bits.bitwise_xor_(shifted.bitwise_and_(2 ** (32 - count) - 1))
+        if factor != 1:
+            bits.mul_(factor)
+    return bits
+
+
+# By the class of the kind.
+NUMBERS = {
+    masters.Float32: InPlaceNumbers,
+    masters.Remainder: RemainderNumbers,
+    masters.Stochastic: StochasticNumbers,
+}
+
+
+def numbers_of(framework, chunk, memory, finite):
+    """Returns the numbers of a chunk of 16-bit weights, for one step."""
+    of_kind = NUMBERS[type(chunk.narrow[0].kind)]
+    return of_kind(framework, chunk, memory, finite)
+
+
+# --- Masters in float32 -------------------------------------------------------------
+
+
+def pairs_of(chunk):
+    """Returns tuples of a float32 master and its weight, those of a chunk."""
+    return [(n.kept, n.weight) for n in chunk.narrow] if chunk.keeps_numbers else []
 
 
 def resynchronise(framework, pairs, finite, memory):
@@ -82,3 +310,27 @@ def _round_where(finite, found_inf, masters, variables):
     else:
         kept = torch.where(finite, flat, _flatten_dense_tensors(variables))
         torch._foreach_copy_(variables, _unflatten_dense_tensors(kept, variables))
+
+
+# --- Stand-ins ----------------------------------------------------------------------
+
+
+def without_memory(tensors):
+    """See `Framework.without_memory`: all elements are one, and no number."""
+    for tensor in tensors:
+        _hold(tensor, lambda t: t.new_full((), torch.nan).expand(t.shape))
+    return tensors
+
+
+def allocate(tensors):
+    """Gives tensors memory of their own."""
+    for tensor in tensors:
+        _hold(tensor, lambda t: t.new_empty(t.shape))
+
+
+@torch.no_grad()
+def _hold(tensor, new):
+    if is_sharded(tensor):
+        tensor._local_tensor = new(tensor._local_tensor)
+    else:
+        tensor.data = new(tensor)

@@ -55,6 +55,43 @@ def sharded_like(value, like):
     return torch.nn.Parameter(sharded, requires_grad=value.requires_grad)
 
 
+def first_place(tensor):
+    """Returns the place of a shard's first element in the whole tensor, in C order.
+
+    As if it were sharded by rows: those of other dimensions have different places too,
+    but not those of the whole tensor.
+    """
+    if not is_sharded(tensor):
+        return 0
+    place, rows = 0, tensor.shape[0] if tensor.dim() else 1
+    row = tensor.numel() // max(rows, 1)
+    mesh = tensor.device_mesh
+    for dim, placement in enumerate(tensor.placements):
+        count, rank = mesh.size(dim), mesh.get_local_rank(dim)
+        if placement.is_shard(0):
+            # As `torch.chunk`: the last ones may have fewer, or none.
+            most = -(-rows // count)
+            place += min(rank * most, rows) * row
+            rows = max(min(most, rows - rank * most), 0)
+        elif placement.is_shard():
+            place += rank * tensor.numel()
+    return place
+
+
+def mapped(fn, tensor):
+    """Returns what an elementwise function makes of a tensor, of shards a shard."""
+    if not is_sharded(tensor):
+        return fn(tensor)
+    return DTensor.from_local(
+        fn(tensor.to_local()),
+        tensor.device_mesh,
+        tensor.placements,
+        run_check=False,
+        shape=tensor.shape,
+        stride=tensor.stride(),
+    )
+
+
 class Agreement:
     """The reductions over the processes that hold shards of these tensors.
 

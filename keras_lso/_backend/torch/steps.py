@@ -23,7 +23,7 @@ from keras_lso._backend.torch.kernels import (
     Kernel,
 )
 from keras_lso._backend.torch.lists import Tensors
-from keras_lso._backend.torch.masters import resynchronise, round_into_variables
+from keras_lso._backend.torch.masters import numbers_of, pairs_of, resynchronise
 from keras_lso._backend.torch.measure import PLAIN, norms_of, norms_of_rules
 from keras_lso._backend.torch.scalars import TorchScalars
 from keras_lso._backend.torch.shards import shards_of
@@ -31,20 +31,26 @@ from keras_lso._backend.torch.triton import steps as torch_triton
 
 
 @torch.no_grad()
-def fused_step_takes(rule, variables, gradients, slots=()):
+def fused_step_takes(rule, targets, gradients):
     """Whether there is a kernel for these tensors; `torch.compile` writes its own.
 
     The processes that share a tensor all return the same.
     """
+    variables = targets.variables
+    in_float32 = [
+        *(v for v, n in zip(variables, targets.weights, strict=True) if n is None),
+        *(n.kept for n in targets.in_place),
+        *itertools.chain(*targets.slots),
+    ]
     return (
         not torch.compiler.is_compiling()
         and set(map(type, shards_of((*variables, *gradients)))) <= PLAIN
         and variables[0].device.type in torch_kernels.DEVICES
         and len({t.device for t in (*variables, *gradients)}) == 1
-        and {w.dtype for w in variables} == {torch.float32}
+        and targets.are_float32
         and {g.dtype for g in gradients} <= _GRADIENT_DTYPES
         and {g.layout for g in gradients} == {torch.strided}
-        and all(t.is_contiguous() for t in itertools.chain(variables, *slots))
+        and all(map(torch.Tensor.is_contiguous, in_float32))
         and [g.shape for g in gradients] == [w.shape for w in variables]
     )
 
@@ -69,12 +75,13 @@ def fused_step(framework, rules, targets, grads, found=None, inv_scale=None):
             return
         finite = None
     grads = chunks.readable(grads)
+    iterations = None if targets.iterations is None else targets.iterations.value
     memory = chunks.memory() if on_host else None
     found_inf = None if finite is None else torch.logical_not(finite).float()
     if not on_host:
         torch_triton.decide(chunks, rules, grads)
     for chunk in chunks.items:
-        are_wide, positions, weights, columns, pairs = chunk
+        are_wide, positions, weights, columns, *_ = chunk
         rule = rules[positions[0]]
         own, known = grads, found
         if len(chunks.items) > 1:
@@ -83,16 +90,18 @@ def fused_step(framework, rules, targets, grads, found=None, inv_scale=None):
             chunks, chunk, rule, own, inv_scale, known, found_inf
         ):
             continue
+        numbers = None
+        if chunk.narrow:
+            numbers = numbers_of(framework, chunk, memory, finite)
+            weights = numbers.tensors
         kernel = Kernel(weights, are_wide, memory, found_inf, targets.owns_gradients)
-        if pairs:
-            resynchronise(framework, pairs, finite, memory)
         STEPS[rule.kernel](kernel, rule, own, inv_scale, known, *columns)
         if not targets.are_private:
             # Autograd relies on it, and the fused kernels do not do it.
-            for column in (weights, *columns):
+            for column in (chunk.numbers or [], *columns):
                 torch.autograd.graph.increment_version(column)
-        if pairs:
-            round_into_variables(pairs, finite, found_inf)
+        if numbers is not None:
+            numbers.write(found_inf, iterations)
 
 
 def _part(found, chunk):
@@ -115,14 +124,11 @@ def _with_norms(framework, rules, targets, grads, found, inv_scale):
     has_norms = found.gradient_norms or found.rule_norms
     if has_norms or rules[0].norms is Norms.NONE:
         return found
-    variables, copies = shards_of(targets.variables), targets.copies
-    if copies is not None:
-        pairs = zip(variables, shards_of(copies), strict=True)
-        variables = [
-            v if copy is None else framework.resynchronised(v, copy)
-            for v, copy in pairs
-        ]
-    state = targets._replace(variables=variables)
+    pairs = zip(shards_of(targets.variables), targets.weights, strict=True)
+    variables = [
+        v if n is None else n.stored(v, shards_of).number(framework) for v, n in pairs
+    ]
+    state = targets._replace(variables=variables, narrow=None)
     return found._replace(**norms_of_rules(rules, grads, inv_scale, state))
 
 
@@ -135,8 +141,9 @@ def synchronise_masters(framework, targets, flag):
     chunks = targets.chunks
     memory = chunks.memory() if on_host else None
     for chunk in chunks.items:
-        if chunk.pairs:
-            resynchronise(framework, chunk.pairs, None if on_host else flag, memory)
+        pairs = pairs_of(chunk)
+        if pairs:
+            resynchronise(framework, pairs, None if on_host else flag, memory)
 
 
 @torch.no_grad()

@@ -228,8 +228,10 @@ def decide(chunks, rules, grads):
 
 def _passes(chunk, rule, grads, device):
     """Whether our kernels take a chunk, and passed; None if that is not known yet."""
-    low = {variable.dtype for _, variable in chunk.pairs}
-    wide = {t.dtype for row in (chunk.variables, *chunk.slots) for t in row}
+    if chunk.numbers is None:
+        return False
+    low = {narrow.weight.dtype for narrow in chunk.narrow}
+    wide = {t.dtype for row in (chunk.numbers, *chunk.slots) for t in row}
     takes = TRITON_STEPS[rule.kernel].takes(rule)
     if not takes or wide != {torch.float32} or not low <= _LOW:
         return False
@@ -251,8 +253,8 @@ _LOW = {torch.float16, torch.bfloat16}
 
 def _launches(chunk, grads):
     """Returns the launches of a chunk that our kernels take."""
-    low = [variable for _, variable in chunk.pairs]
-    rows = [chunk.variables, *chunk.slots, *([low] if low else [])]
+    low = [narrow.weight for narrow in chunk.narrow]
+    rows = [chunk.numbers, *chunk.slots, *([low] if low else [])]
     copy = _in_triton(low[0].dtype) if low else None
     launches = []
     for dtype in dict.fromkeys(g.dtype for g in grads):

@@ -30,7 +30,9 @@ import torch
 
 from keras_lso._backend import formulas, kernel_choice
 from keras_lso._backend.framework import Framework
+from keras_lso._backend.masters import KINDS
 from keras_lso._backend.rule import Rule, TrustRatio, always
+from keras_lso._backend.targets import Narrow
 from keras_lso._backend.torch.chunks import Chunk
 
 _REFERENCE = Framework()
@@ -283,9 +285,11 @@ def _chunk(variant, rows, places):
     """Returns the `Chunk` of the tensors in some rows, and their gradients."""
     grads, weights, *others = ([row[place] for place in places] for row in rows)
     low = others.pop() if variant.low else []
-    pairs = list(zip(weights, low, strict=True)) if low else []
+    kind, pairs = KINDS["float32"], zip(weights, low, strict=bool(low))
+    narrow = [Narrow(kind, copy, w, i) for i, (w, copy) in enumerate(pairs)]
     are_wide = variant.gradient == torch.float32
-    return Chunk(are_wide, list(range(len(places))), weights, others, pairs), grads
+    numbers = list(range(len(places)))
+    return Chunk(are_wide, numbers, low or weights, others, narrow), grads
 
 
 def _stepped(variant, rows, places, device, step, found_inf):
@@ -323,12 +327,12 @@ def _expected(variant, rows, places):
     """Returns what the formula makes of rows, on the host."""
     rows = [row.clone() for row in rows]
     chunk, grads = _chunk(variant, rows, places)
-    states = zip(chunk.variables, *chunk.slots, strict=True)
+    states = zip(chunk.numbers, *chunk.slots, strict=True)
     with keras.device("cpu"):
         for i, (weight, *slots) in enumerate(states):
             master = weight
-            if chunk.pairs:
-                master = _REFERENCE.resynchronised(*chunk.pairs[i])
+            if chunk.narrow:
+                master = chunk.narrow[i].number(_REFERENCE)
             unscaled = grads[i].float() * _INV_SCALE
             norms = _REFERENCE.norms_of(variant.rule, unscaled, master, *slots)
             new = variant.rule(formulas, always, unscaled, master, *slots, norms=norms)

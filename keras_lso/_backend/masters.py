@@ -1,0 +1,235 @@
+"""Masters: how a weight of 16 bits is trained as a number of 32.
+
+A float16 weight of 1.0 cannot take a step smaller than 0.0005, and a bfloat16 weight
+none smaller than 0.004: the step is rounded away. So the optimizer steps on a float32
+number, of which the weight is the rounded value. Each class here is one kind of master,
+and says what is kept next to the weight, which number that makes with the weight before
+a step, and what is written after it.
+
+| kind | kept | bytes |
+| --- | --- | --- |
+| `Float32` | the number | 4 |
+| `Remainder` | what rounding takes off the number | 2 |
+| `Stochastic` | nothing: rounding is unbiased, and loses nothing on average | 0 |
+"""
+
+from typing import ClassVar
+
+import keras
+from keras import ops
+
+from keras_lso._backend.tensors import FLOAT16_MAX
+
+EXPONENT, MANTISSA = 0x7F800000, 23
+LARGEST_BFLOAT16 = (2 - 2**-7) * 2.0**127
+# The bits of the smallest normal float16 in float32, and the exponent of the unit in
+# the last place of a float16 of 1.
+SMALLEST_FLOAT16, _UNIT_OF_FLOAT16 = (127 - 14) << MANTISSA, -10
+
+
+class Kind:
+    """A kind of master.
+
+    Attributes:
+        kept: String, the dtype of what is kept with each weight; None if nothing is.
+        keeps_number: Bool. Whether that is the float32 number itself, which a step may
+            change in place, and which restarts where its weight was assigned.
+        draws: Bool. Whether rounding takes random bits.
+    """
+
+    kept: ClassVar[str | None] = None
+    keeps_number: ClassVar[bool] = False
+    draws: ClassVar[bool] = False
+
+    def number(self, framework, weight, kept):
+        """Returns the float32 number that a step begins with.
+
+        Args:
+            framework: `Framework`.
+            weight: Tensor in float16 or bfloat16.
+            kept: Tensor of the dtype `kept`, or None.
+        """
+        raise NotImplementedError
+
+    def parts(self, framework, number, dtype, bits=None):
+        """Returns the weight and what is kept with it, of the number after a step.
+
+        Args:
+            framework: `Framework`.
+            number: Float32 tensor.
+            dtype: String, `"float16"` or `"bfloat16"`.
+            bits: Int32 tensor of random bits, like `number`. Defaults to `None`: for
+                kinds that draw none.
+        """
+        raise NotImplementedError
+
+    def kept_with(self, framework, weight, number):
+        """Returns what is kept with a weight that is not this kind's for a number.
+
+        At a tie `Float32` and `Remainder` round to different neighbours. A file of one
+        kind that the other reads has such weights.
+
+        Args:
+            framework: `Framework`.
+            weight: Tensor.
+            number: Float32 tensor.
+        """
+        raise NotImplementedError
+
+
+class Float32(Kind):
+    """A float32 master."""
+
+    kept = "float32"
+    keeps_number = True
+
+    def number(self, framework, weight, kept):
+        return framework.resynchronised(kept, weight)
+
+    def parts(self, framework, number, dtype, bits=None):
+        return framework.rounded(number, dtype), number
+
+    def kept_with(self, framework, weight, number):
+        upper, _ = KINDS["remainder"].parts(framework, number, weight.dtype)
+        is_other = framework.rounded(number, weight.dtype) != weight
+        # The next number rounds to the upper neighbour.
+        bits = framework.bitcast(number, "int32")
+        after = framework.bitcast(bits + 1, "float32")
+        return ops.where(ops.logical_and(is_other, upper == weight), after, number)
+
+
+class Remainder(Kind):
+    """The 16 bits by which the weight differs from the float32 number.
+
+    Of bfloat16 they are the lower half of the number's bits. The weight is the upper
+    half, and 1 more where the lower one, taken for a signed integer, is negative: the
+    upper neighbour at a tie, where rounding to the even one may lose a bit.
+
+    Of float16 they are the difference in units of `2**-15` of the weight's last place,
+    which is `2**-24` below `2**-14`. They are exact from there to 65504, and within
+    `2**-40` below.
+
+    A weight that is assigned from outside keeps its remainder, at most half a unit of
+    its last place.
+
+    Source: for bfloat16 "store_param_remainders" of
+    [Transformer Engine](https://docs.nvidia.com/deeplearning/transformer-engine/).
+    """
+
+    kept = "int16"
+
+    def number(self, framework, weight, kept):
+        wide, low = ops.cast(weight, "float32"), ops.cast(kept, "int32")
+        if keras.backend.standardize_dtype(weight.dtype) == "float16":
+            # Twice negative, so that nothing is added to -0.0 but another one.
+            unit = _unit(framework, wide) * 2.0**-15
+            return wide + ops.cast(-low, "float32") * -unit
+        bits = framework.bitcast(wide, "int32")
+        # No number has a weight of 0 and a negative remainder: 0 was assigned. The sum
+        # would be the bits of a NaN. (Not `wide == 0`, which a subnormal may equal.)
+        is_zero = ops.bitwise_and(bits, 2**31 - 1) == 0
+        low = ops.where(ops.logical_and(is_zero, low < 0), ops.zeros_like(low), low)
+        return framework.bitcast(bits + low, "float32")
+
+    def parts(self, framework, number, dtype, bits=None):
+        if keras.backend.standardize_dtype(dtype) == "float16":
+            # Not by a cast there and back, which XLA may leave out.
+            number = ops.clip(number, -FLOAT16_MAX, FLOAT16_MAX)
+            unit = _unit(framework, number)
+            wide = ops.round(number / unit) * unit
+            low = ops.round((number - wide) / _unit(framework, wide) * 2.0**15)
+        else:
+            bits = framework.bitcast(number, "int32")
+            low = ops.right_shift(ops.left_shift(bits, 16), 16)
+            # Of a NaN of all ones the upper half would become -0.0.
+            low = ops.where(ops.isnan(number), ops.zeros_like(low), low)
+            wide = framework.bitcast(bits - low, "float32")
+        return ops.cast(wide, dtype), ops.cast(low, "int16")
+
+    def kept_with(self, framework, weight, number):
+        upper, low = self.parts(framework, number, weight.dtype)
+        is_lower = framework.rounded(number, weight.dtype) == weight
+        is_tie = ops.logical_and(is_lower, upper != weight)
+        return ops.where(is_tie, ops.full_like(low, 2**15 - 1), low)
+
+
+class Stochastic(Kind):
+    """Nothing: the number is rounded up with the probability of its remainder.
+
+    Source: [Zamirai et al., 2020, Revisiting BFloat16
+    Training](https://arxiv.org/abs/2010.06192).
+    """
+
+    draws = True
+
+    def number(self, framework, weight, kept):
+        return ops.cast(weight, "float32")
+
+    def parts(self, framework, number, dtype, bits=None):
+        if keras.backend.standardize_dtype(dtype) == "float16":
+            number = ops.clip(number, -FLOAT16_MAX, FLOAT16_MAX)
+            unit = _unit(framework, number)
+            quotient = number / unit
+            below = ops.floor(quotient)
+            chance = ops.cast(ops.bitwise_and(bits, 2**24 - 1), "float32") * 2.0**-24
+            is_up = ops.cast(chance < quotient - below, "float32")
+            return ops.cast((below + is_up) * unit, dtype), None
+        exact = framework.bitcast(number, "int32")
+        up = ops.bitwise_and(exact + ops.bitwise_and(bits, 0xFFFF), -0x10000)
+        # Neither infinities nor NaNs, and no number becomes one.
+        is_within = ops.abs(number) <= LARGEST_BFLOAT16
+        wide = framework.bitcast(ops.where(is_within, up, exact), "float32")
+        return ops.cast(wide, dtype), None
+
+
+def _unit(framework, values):
+    """Returns the unit in the last place of a float16 of each float32 value's size."""
+    exponent = ops.bitwise_and(framework.bitcast(values, "int32"), EXPONENT)
+    exponent = ops.maximum(exponent, SMALLEST_FLOAT16) + (_UNIT_OF_FLOAT16 << MANTISSA)
+    return framework.bitcast(exponent, "float32")
+
+
+# By the value of `master_weights`.
+KINDS = {"float32": Float32(), "remainder": Remainder(), "stochastic": Stochastic()}
+
+
+# --- Random bits --------------------------------------------------------------------
+#
+# Of the place of an element, the position of its weight and the number of the step: all
+# replicas and processes draw the same, and a resumed run goes on as if it had not
+# stopped. The hash is "lowbias32" of https://github.com/skeeto/hash-prospector. It is
+# computed in int32, whose products wrap around on every backend.
+
+FACTORS = 0x7FEB352D, 0x846CA68B - 2**32
+PLACES, WEIGHTS = 0x9E3779B1 - 2**32, 0x85EBCA77 - 2**32
+
+
+def random_bits(framework, weight, position, iterations):
+    """Returns an int32 tensor of random bits like a weight.
+
+    Args:
+        framework: `Framework`.
+        weight: Tensor.
+        position: Int, that of the weight among those of the optimizer.
+        iterations: Integer scalar tensor, the number of the step.
+    """
+    key = hashed(ops.cast(iterations, "int32") + int32(position * WEIGHTS))
+    return hashed(framework.places(weight) * PLACES + key)
+
+
+def int32(number):
+    """Returns a Python integer as the int32 of the same lower bits."""
+    return (number + 2**31) % 2**32 - 2**31
+
+
+def hashed(bits):
+    """Returns a hash of each item of an int32 tensor."""
+    bits = _mixed(bits, 16) * FACTORS[0]
+    bits = _mixed(bits, 15) * FACTORS[1]
+    return _mixed(bits, 16)
+
+
+def _mixed(bits, count):
+    # The sign is not shifted in.
+    shifted = ops.bitwise_and(ops.right_shift(bits, count), 2 ** (32 - count) - 1)
+    return ops.bitwise_xor(bits, shifted)

@@ -1,0 +1,98 @@
+"""Comparisons of the primitives behind masters of weights of 16 bits."""
+
+import keras
+import ml_dtypes
+import numpy as np
+from keras import ops
+
+from keras_lso._backend import backend
+from keras_lso._backend.masters import KINDS
+from keras_lso._backend.measurement import Measurement
+from keras_lso._keras_internals import rules
+from keras_lso._keras_internals.variables import storage_of, tensors_of
+from testing.beside_keras import bits
+from testing.comparisons.inputs import RANDOM, REFERENCE, tensor
+from testing.comparisons.registry import compares
+from testing.masters import numbers_of, targets_of
+
+DTYPES = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16}
+
+
+@compares("bitcast")
+def same_bits(own, reference):
+    values = tensor([1.0, -0.0, np.inf, np.nan, 1e-40])
+    integers = ops.convert_to_tensor(np.int32([1, -1, 2**31 - 1, -(2**31)]))
+    for bitcast in (own, reference):
+        assert bits([bitcast(values, "int32")]) == bits([values])
+        assert bits([bitcast(integers, "float32")]) == bits([integers])
+
+
+@compares("places")
+def counts_the_elements(own, reference):
+    for places in (own, reference):
+        found = ops.convert_to_numpy(places(tensor(RANDOM[0])))
+        assert found.dtype == np.int32
+        assert found.tolist() == np.arange(12).reshape(3, 4).tolist()
+        assert ops.convert_to_numpy(places(tensor(1.0))).tolist() == 0
+
+
+@compares("memory_for", "without_memory")
+def holds_what_is_assigned(own, reference):
+    """Of both together, whichever this is called for."""
+    other = keras.Variable([3.0])
+    for framework in (backend, REFERENCE):
+        stand_in = keras.Variable(RANDOM[0], dtype="float32")
+        [stand_in._value] = framework.without_memory(tensors_of([stand_in]))
+        for factor in (1.0, 2.0):
+            with framework.memory_for([stand_in]):
+                stand_in.assign(tensor(RANDOM[1] * factor))
+                other.assign([factor])
+                kept = np.array(stand_in.numpy())
+            np.testing.assert_array_equal(kept, np.float32(RANDOM[1] * factor))
+            assert other.numpy().tolist() == [factor]
+
+
+@compares("FUSES_STEPS", "LENDS_MEMORY")
+def says_what_there_is(own, reference):
+    assert backend.FUSES_STEPS is True and REFERENCE.FUSES_STEPS is False
+    assert REFERENCE.LENDS_MEMORY is True
+    assert {REFERENCE.MASTERS, backend.MASTERS} <= KINDS.keys()
+
+
+def same_numbers(own, reference):
+    """A step that overwrites weights, or leaves their numbers as they are."""
+    for kind in ("remainder", "stochastic"):
+        for dtype in DTYPES:
+            for finite in (True, False):
+                for rule in (rules.Overwrite(), rules.SGD(tensor(0.0))):
+                    told = kind, dtype, rule, finite
+                    ours = stepped(own, backend.UPDATES_IN_PLACE, *told)
+                    assert ours == stepped(reference, False, *told)
+
+
+def stepped(step, in_place, kind, dtype, rule, finite):
+    """Returns the bits of a scalar, a small and a large weight after a step."""
+    storage = storage_of if in_place else list
+    shapes = [(), (7,), (131, 130)]
+    weights, kept, grads = [], [], []
+    for i, shape in enumerate(shapes):
+        weight, low = numbers_of(dtype, shape, seed=i)
+        weights.append(keras.Variable(weight, dtype=dtype))
+        kept.append(keras.Variable(low, dtype="int16", trainable=False))
+        grads.append(tensor(numbers_of("float32", shape, seed=9 + i)))
+    has_kept = KINDS[kind].kept is not None
+    targets = targets_of(
+        storage(kept) if has_kept else [None] * len(kept),
+        [()] * len(kept),
+        storage(weights),
+        kind,
+    )
+    iterations = keras.Variable(7, dtype="int32", trainable=False)
+    targets = targets._replace(iterations=iterations)
+    before, written = bits(weights + kept), weights + kept
+    found = Measurement(ops.convert_to_tensor(finite))
+    step([rule] * len(grads), targets, grads, found, tensor(1.0))
+    after = bits(written)
+    is_kept = not finite or (kind == "remainder" and isinstance(rule, rules.SGD))
+    assert (after == before) is is_kept or kind == "stochastic"
+    return after

@@ -1,0 +1,79 @@
+"""What tests need of weights of 16 bits and their masters."""
+
+import ml_dtypes
+import numpy as np
+
+from keras_lso._backend.masters import KINDS
+from keras_lso._backend.targets import Narrow, Targets
+
+NUMPY = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.float32}
+
+
+def targets_of(variables, slots, weights=None, kind="float32"):
+    """Returns `Targets`, of masters or of what else a kind keeps.
+
+    Args:
+        variables: List of float32 variables, or of what is kept with weights.
+        slots: List of tuples of variables.
+        weights: List with the weight of 16 bits of each variable, or None. Defaults to
+            `None`: there are none.
+        kind: String. Defaults to `"float32"`.
+    """
+    if weights is None:
+        return Targets(variables, slots)
+    narrow = [
+        None if w is None else Narrow(KINDS[kind], w, v, i)
+        for i, (v, w) in enumerate(zip(variables, weights, strict=True))
+    ]
+    pairs = zip(variables, narrow, strict=True)
+    written = [v if n is None else n.weight for v, n in pairs]
+    return Targets(written, slots, narrow)
+
+
+# --- Numbers, and what is kept of them ----------------------------------------------
+#
+# The formulas of the issue in NumPy, which judge those of the package.
+
+
+def split(numbers, dtype):
+    """Returns the weights and the remainders of an array of float32 numbers."""
+    if dtype == "bfloat16":
+        bits = numbers.view(np.uint32)
+        low = (bits & 0xFFFF).astype(np.uint16).view(np.int16)
+        upper = (bits >> 16).astype(np.uint16) + (low < 0)
+        return upper.astype(np.uint16).view(ml_dtypes.bfloat16), low
+    weights = numbers.astype(np.float16)
+    difference = numbers.astype(np.float64) - weights.astype(np.float64)
+    low = np.rint(difference * 2.0**15 / unit_of(weights))
+    return weights, low.astype(np.int16)
+
+
+def joined(weights, low):
+    """Returns the float32 numbers of weights and remainders."""
+    if weights.dtype == ml_dtypes.bfloat16:
+        upper = weights.view(np.uint16).astype(np.uint32) - (low < 0)
+        return ((upper << 16) | low.view(np.uint16)).astype(np.uint32).view(np.float32)
+    wide = weights.astype(np.float64) + low * unit_of(weights) / 2.0**15
+    return wide.astype(np.float32)
+
+
+def unit_of(weights):
+    """Returns the unit in the last place of float16 numbers, in float64."""
+    magnitudes = np.maximum(np.abs(weights.astype(np.float64)), 2.0**-14)
+    return 2.0 ** (np.floor(np.log2(magnitudes)) - 10)
+
+
+def numbers_of(dtype, shape, seed=0):
+    """Returns random float32 numbers that float16 holds too; or the parts of such.
+
+    Args:
+        dtype: String, `"float32"`, or the dtype of the weights that are returned, with
+            their remainders.
+        shape: Tuple.
+        seed: Int. Defaults to `0`.
+    """
+    random = np.random.default_rng(seed)
+    exponents = random.integers(-14, 15, size=shape)
+    numbers = np.float32(random.uniform(1, 2, size=shape) * 2.0**exponents)
+    numbers = np.asarray(numbers * random.choice([-1, 1], size=shape), np.float32)
+    return numbers if dtype == "float32" else split(numbers, dtype)

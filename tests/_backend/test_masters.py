@@ -1,0 +1,257 @@
+"""The kinds of masters: what is kept of a float32 number, and how it is rounded."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+from keras_lso._backend import backend
+from keras_lso._backend.framework import Framework
+from keras_lso._backend.masters import KINDS, random_bits
+from testing.beside_keras import WAYS, take
+from testing.comparisons.inputs import REFERENCE
+from testing.comparisons.masters import same_numbers
+from testing.masters import NUMPY, numbers_of, split
+
+DTYPES = ["float16", "bfloat16"]
+REMAINDER, STOCHASTIC = KINDS["remainder"], KINDS["stochastic"]
+of_each_dtype = pytest.mark.parametrize("dtype", DTYPES)
+
+
+def weights_of(values, dtype):
+    return ops.convert_to_tensor(values.astype("float32"), dtype=dtype)
+
+
+def numpy_of(tensor):
+    """As an array of the tensor's own dtype: PyTorch has no bfloat16 for NumPy."""
+    dtype = keras.backend.standardize_dtype(tensor.dtype)
+    wide = ops.convert_to_numpy(ops.cast(tensor, "float32"))
+    return wide.astype(NUMPY[dtype])
+
+
+def parts_of(numbers, dtype):
+    weight, low = REMAINDER.parts(backend, ops.convert_to_tensor(numbers), dtype)
+    return numpy_of(weight), ops.convert_to_numpy(low)
+
+
+def number_of(weights, low, dtype):
+    low = ops.convert_to_tensor(low)
+    return ops.convert_to_numpy(
+        REMAINDER.number(backend, weights_of(weights, dtype), low)
+    )
+
+
+def assert_remainders(numbers, dtype):
+    """Compares parts with NumPy's, and the number that they make with what it was."""
+    weights, low = parts_of(numbers, dtype)
+    right, right_low = split(numbers, dtype)
+    assert weights.tobytes() == right.tobytes()
+    np.testing.assert_array_equal(low, right_low)
+    again = number_of(weights, low, dtype)
+    if dtype == "float16":
+        # Exact in its normal range, to half of 2**-39 below.
+        is_small = np.abs(numbers) < 2.0**-14
+        errors = np.abs(again[is_small].astype("float64") - numbers[is_small])
+        assert errors.max(initial=0.0) <= 2.0**-40
+        again, numbers = again[~is_small], numbers[~is_small]
+    assert again.tobytes() == numbers.tobytes()
+
+
+# --- Remainders ---------------------------------------------------------------------
+
+
+@of_each_dtype
+def test_a_weight_and_its_remainder_are_the_number(dtype):
+    assert_remainders(numbers_of("float32", (2**16,)), dtype)
+
+
+def test_each_bit_pattern_comes_back_from_bfloat16():
+    """A sample: each pattern of the upper half, with lower halves at the edges."""
+    upper = np.arange(2**16, dtype=np.uint32) << 16
+    for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF):
+        numbers = (upper | np.uint32(low)).view(np.float32)
+        assert_remainders(numbers[np.isfinite(numbers)], "bfloat16")
+
+
+@pytest.mark.full
+def test_all_bit_patterns_come_back_from_bfloat16():
+    for upper in range(0, 2**16, 2**6):
+        bits = np.arange(upper << 16, (upper + 2**6) << 16, dtype=np.uint64)
+        numbers = bits.astype(np.uint32).view(np.float32)
+        assert_remainders(numbers[np.isfinite(numbers)], "bfloat16")
+
+
+def float16_numbers(exponent, mantissas):
+    """Numbers of a binade of float16's, with some float32 mantissas of 23 bits."""
+    bits = np.uint32((127 + exponent) << 23) | mantissas.astype(np.uint32)
+    return np.concatenate([bits, bits | np.uint32(2**31)]).view(np.float32)
+
+
+def test_numbers_of_each_binade_come_back_from_float16():
+    ties = np.arange(0, 2**23, 2**12)
+    mantissas = np.unique(np.concatenate([ties, ties + 1, ties[1:] - 1, [2**23 - 1]]))
+    for exponent in range(-30, 15):
+        numbers = float16_numbers(exponent, mantissas)
+        assert_remainders(numbers[np.abs(numbers) <= 65504], "float16")
+
+
+@pytest.mark.full
+def test_all_mantissas_of_each_binade_come_back_from_float16():
+    random = np.random.default_rng(0)
+    for exponent in range(-30, 16):
+        for start in range(0, 2**23, 2**16):
+            # All of them in normal binades, and as many below.
+            mantissas = start + np.arange(2**16)
+            if exponent < -16:
+                mantissas = random.integers(0, 2**23, 2**10)
+            numbers = float16_numbers(exponent, mantissas)
+            assert_remainders(numbers[np.abs(numbers) <= 65504], "float16")
+
+
+@of_each_dtype
+def test_zeros_keep_their_signs(dtype):
+    numbers = np.float32([0.0, -0.0])
+    again = number_of(*parts_of(numbers, dtype), dtype)
+    assert again.tobytes() == numbers.tobytes()
+
+
+def test_a_number_above_the_largest_float16_saturates():
+    weights, low = parts_of(np.float32([7e4, -1e9, np.inf, 65504.0]), "float16")
+    assert weights.tolist() == [65504.0, -65504.0, 65504.0, 65504.0]
+    assert low.tolist() == [0, 0, 0, 0]
+
+
+@of_each_dtype
+def test_a_nan_stays_one_whatever_its_bits(dtype):
+    # The canonical ones of x86, of ARM and of CUDA.
+    bits = np.uint32([0xFFC00000, 0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF])
+    weights, low = parts_of(bits.view(np.float32), dtype)
+    assert np.isnan(weights).all()
+    assert np.isnan(number_of(weights, low, dtype)).all()
+
+
+@of_each_dtype
+@pytest.mark.parametrize("low", [-(2**15), -1, 0, 2**15 - 1])
+@pytest.mark.parametrize("weight", [0.0, -0.0, 1.0, -2.0, 3.0e-5])
+def test_an_assigned_weight_is_off_by_half_a_unit_at_most(weight, low, dtype):
+    weights = np.array([weight], NUMPY[dtype])
+    [number] = number_of(weights, np.int16([low]), dtype)
+    unit = 2.0**-10 if dtype == "float16" else 2.0**-7
+    # A power of two has smaller units below it than above.
+    smallest = 2.0**-24 if dtype == "float16" else 1e-38
+    limit = max(abs(weight) * unit, smallest)
+    assert abs(float(number) - float(weights[0])) <= limit
+
+
+# --- One kind's file in another -----------------------------------------------------
+
+
+@of_each_dtype
+def test_what_is_kept_with_a_weight_of_another_kind_goes_on_from_the_number(dtype):
+    ties = np.arange(0, 2**20, 2**11) + 2**15
+    numbers = ((127 << 23) + ties).astype(np.uint32).view(np.float32)
+    number = ops.convert_to_tensor(numbers)
+    rounded = REFERENCE.rounded(number, dtype)
+    low = REMAINDER.kept_with(backend, rounded, number)
+    again = number_of(numpy_of(rounded), ops.convert_to_numpy(low), dtype)
+    # At a tie of bfloat16 the weight is the lower neighbour.
+    np.testing.assert_allclose(again, numbers, rtol=2.0**-23, atol=0)
+    weight, _ = REMAINDER.parts(backend, number, dtype)
+    master = KINDS["float32"].kept_with(backend, weight, number)
+    assert numpy_of(REFERENCE.rounded(master, dtype)).tobytes() == (
+        numpy_of(weight).tobytes()
+    )
+    np.testing.assert_allclose(ops.convert_to_numpy(master), numbers, rtol=2.0**-23)
+
+
+# --- Stochastic rounding ------------------------------------------------------------
+
+
+def rounded_many(number, dtype, count=100_000):
+    numbers = ops.full((count,), number, dtype="float32")
+    bits = random_bits(backend, numbers, 3, ops.convert_to_tensor(11))
+    weights, kept = STOCHASTIC.parts(backend, numbers, dtype, bits)
+    assert kept is None
+    return numpy_of(weights).astype("float64")
+
+
+@of_each_dtype
+@pytest.mark.parametrize("exponent", [-30, -24, -20, -15, -14, -3, 0, 7, 14])
+@pytest.mark.parametrize("fraction", [1.000123, 1.3333333, 1.9995])
+def test_the_mean_of_many_roundings_is_the_number(exponent, fraction, dtype):
+    number = float(np.float32(fraction * 2.0**exponent))
+    found = rounded_many(number, dtype)
+    neighbours = np.unique(found)
+    assert len(neighbours) <= 2
+    assert neighbours[0] <= number <= neighbours[-1] or len(neighbours) == 1
+    # The standard error of the mean of 1e5 draws of two neighbours.
+    is_float16 = dtype == "float16"
+    unit = 2.0 ** (max(exponent, -14) - 10 if is_float16 else exponent - 7)
+    error = unit * np.sqrt(0.25 / len(found))
+    assert abs(found.mean() - number) <= 4 * error
+
+
+@of_each_dtype
+def test_a_number_that_16_bits_hold_is_not_rounded(dtype):
+    weights, _ = numbers_of(dtype, (2**12,))
+    numbers = ops.convert_to_tensor(weights.astype("float32"))
+    bits = random_bits(backend, numbers, 0, ops.convert_to_tensor(5))
+    again, _ = STOCHASTIC.parts(backend, numbers, dtype, bits)
+    assert numpy_of(again).tobytes() == weights.tobytes()
+
+
+@of_each_dtype
+def test_no_number_is_rounded_to_infinity(dtype):
+    largest = {"float16": 65504.0, "bfloat16": 3.3895314e38}[dtype]
+    numbers = ops.full((1000,), largest * (1 - 2.0**-20), dtype="float32")
+    bits = random_bits(backend, numbers, 0, ops.convert_to_tensor(5))
+    weights, _ = STOCHASTIC.parts(backend, numbers, dtype, bits)
+    assert np.isfinite(numpy_of(weights)).all()
+    bad = ops.convert_to_tensor(np.float32([np.inf, -np.inf, np.nan]))
+    bits = ops.convert_to_tensor(np.int32([-1, -1, -1]))
+    kept, _ = STOCHASTIC.parts(backend, bad, "bfloat16", bits)
+    assert str(numpy_of(kept).tolist()) == "[inf, -inf, nan]"
+
+
+def lowbias32(values):
+    """The hash of `masters.hashed`, in unsigned integers of NumPy."""
+    x = values.astype(np.uint32)
+    x ^= x >> np.uint32(16)
+    x *= np.uint32(0x7FEB352D)
+    x ^= x >> np.uint32(15)
+    x *= np.uint32(0x846CA68B)
+    x ^= x >> np.uint32(16)
+    return x
+
+
+def test_random_bits_are_those_of_the_hash():
+    like = ops.zeros((3, 50))
+    found = random_bits(backend, like, 9, ops.convert_to_tensor(123))
+    with np.errstate(over="ignore"):
+        key = lowbias32(np.uint32([123]) + np.uint32([9]) * np.uint32(0x85EBCA77))
+        places = np.arange(150, dtype=np.uint32) * np.uint32(0x9E3779B1)
+        right = lowbias32(places + key).view(np.int32).reshape(3, 50)
+    np.testing.assert_array_equal(ops.convert_to_numpy(found), right)
+
+
+def test_bits_depend_on_the_weight_and_the_step():
+    like = ops.zeros((1000,))
+    draws = [
+        ops.convert_to_numpy(random_bits(backend, like, i, ops.convert_to_tensor(n)))
+        for i in range(3)
+        for n in range(3)
+    ]
+    for i, one in enumerate(draws):
+        assert abs(one.astype("float64").mean()) < 4 * 2.0**32 / np.sqrt(12 * 1000)
+        for other in draws[i + 1 :]:
+            # Of a thousand independent pairs of signs 500 agree, give or take 63.
+            assert 437 <= (np.sign(one) == np.sign(other)).sum() <= 563
+
+
+# --- In a step ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_fused_step_keeps_what_the_reference_keeps(way, monkeypatch):
+    take(way, monkeypatch)
+    same_numbers(backend.fused_step, lambda *a: Framework.fused_step(REFERENCE, *a))
