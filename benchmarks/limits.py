@@ -9,6 +9,8 @@ FIRST_STEP_EXCESS_S = 2.0
 """What our first step may take beyond that of the inner optimizer alone."""
 COMPILATIONS = 1
 """How often a step is compiled, whatever happens to the scale and the rate."""
+REMAINDERS = 1.0
+"""What a step with remainders may take, in units of one with float32 masters."""
 PROTECTION = 1.02
 """What a batch in `fit` may take with protected statistics, in units of one without."""
 

@@ -9,7 +9,7 @@ from functools import partial
 import keras
 
 import keras_lso
-from benchmarks import first_step, fit, host, machine, participants, protected
+from benchmarks import first_step, fit, host, machine, masters, participants, protected
 from benchmarks.bytes_moved import bytes_of_step
 from benchmarks.data import check_healthy, make_data
 from benchmarks.inner import INNER
@@ -41,6 +41,7 @@ def measure(options, tell):
         "left_out": _missing(),
         "failed": [],
         "groups": [],
+        "masters": [],
         "compilations": [],
         "fit": [],
         "protected": [],
@@ -70,6 +71,8 @@ def _tasks(options):
             for group in _groups(options, mode):
                 name = f"{mode}, {group.shapes} {group.kind}, {group.inner}"
                 tasks.append(("groups", name, partial(_group, mode, group, options)))
+        if "masters" in options.parts:
+            tasks += _masters_tasks(options, mode)
         if "compilations" in options.parts:
             for inner in options.inner or _COMPILED:
                 name = f"{mode}, compilations, {inner}"
@@ -92,6 +95,20 @@ def _tasks(options):
     if "host" in options.parts:
         tasks += _host_tasks(options)
     return tasks
+
+
+def _masters_tasks(options, mode):
+    shapes = "tiny" if options.smoke else "resnet50"
+    inner_optimizers = options.inner or masters.INNER_OPTIMIZERS
+    return [
+        (
+            "masters",
+            f"{mode}, masters, {dtype}, {inner}",
+            partial(masters.measure, rows, mode, dtype, inner, options.rounds, shapes),
+        )
+        for dtype in masters.DTYPES
+        for inner in inner_optimizers
+    ]
 
 
 def _host_tasks(options):

@@ -118,6 +118,8 @@ Called as `make(mode, make_inner, tensors)`; it returns None where there is no s
 
 
 def to_numpy(tensor):
+    if tensor.dtype == torch.bfloat16:
+        tensor = tensor.float()
     return tensor.detach().cpu().numpy()
 
 

@@ -7,6 +7,7 @@ from benchmarks.limits import (
     FIRST_STEP_EXCESS_S,
     FIT,
     PROTECTION,
+    REMAINDERS,
     limits_of,
 )
 
@@ -36,6 +37,7 @@ def make_tables(results):
     tables = [
         steps_table(results),
         limits_table(results),
+        masters_table(results),
         fit_table(results),
         protected_table(results),
         participants_table(results),
@@ -308,6 +310,45 @@ def _protected_cells(result, group, row):
         f"{value:.3f}",
         f"{PROTECTION:.2f} x" if is_limited else "",
         _met(value, PROTECTION) if is_limited else "",
+    ]
+
+
+# --- Masters ------------------------------------------------------------------------
+
+
+def masters_table(results):
+    """The time of a step on weights of 16 bits, by what is kept with them."""
+    columns = ["backend", "weights", "inner", "row", "ms", "quartiles", "x masters"]
+    columns += ["bytes a weight", "extra MB", "at most", "met"]
+    table = Table("Masters of 16-bit weights", columns, left=4)
+    for result in results:
+        # Results of an earlier version have none.
+        for group in result.get("masters", []):
+            rows = [_masters_cells(result, group, row) for row in group["rows"]]
+            table.sections.append((None, rows))
+    table.notes = [
+        "Gradients in the dtype of the weights, of a ResNet-50. bytes a weight: those "
+        "of the weight, of what is kept with it and of the slots, as variables hold "
+        "them. extra MB: the most memory that a step needs for a while.",
+    ]
+    return table
+
+
+def _masters_cells(result, group, row):
+    value, extra = ratio(row, group, "masters"), row["extra_bytes"]
+    is_limited = row["role"] == "remainder"
+    return [
+        f"{result['backend']} {group['mode']}",
+        group["dtype"],
+        group["inner"],
+        row["name"],
+        _digits(row["ms"]),
+        f"{_digits(row['low_ms'])} to {_digits(row['high_ms'])}",
+        f"{value:.2f}",
+        f"{row['bytes_a_weight']:.1f}",
+        "" if extra is None else _digits(extra / 1e6),
+        f"{REMAINDERS:.2f} x" if is_limited else "",
+        _met(value, REMAINDERS) if is_limited else "",
     ]
 
 

@@ -38,8 +38,6 @@ class Framework:
     FUSES_STEPS = False
     # Whether stand-ins give back the memory that `memory_for` has lent to them.
     LENDS_MEMORY = True
-    # Which kind of master, of `masters.KINDS`, costs least here.
-    MASTERS = "float32"
     # Whether a step calls `reduce_gradients` and `are_shards`.
     REDUCES_GRADIENTS = False
     TRAIN_STEP_IS_STATELESS = False  # It takes values, and returns new ones.

@@ -215,7 +215,8 @@ def _kind_of(master_weights, inner_optimizer, variables):
     """
     if master_weights is False:
         return None
-    names = {"auto": backend.MASTERS, True: "float32"}
+    # See docs/performance.md for what the kinds cost.
+    names = {"auto": "float32", True: "float32"}
     kind = KINDS[names.get(master_weights, master_weights)]
     is_fused = backend.FUSES_STEPS and fitting_rule(inner_optimizer, variables)
     if kind.keeps_number or backend.LENDS_MEMORY or is_fused:

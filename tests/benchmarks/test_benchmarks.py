@@ -251,6 +251,32 @@ def test_the_report_says_whether_protection_costs_too_much():
         assert found[-3:] == [f"{ms / 10:.3f}", "1.02 x", met]
 
 
+@pytest.mark.default_backend("torch")
+def test_masters_are_measured_by_time_and_bytes(measured):
+    result, printed = measured("masters")
+    assert {group["dtype"] for group in result["masters"]} == {"bfloat16", "float16"}
+    for group in result["masters"]:
+        # SGD's momentum in float32, but without masters in the dtype of the weights.
+        bytes_ = [row["bytes_a_weight"] for row in group["rows"]]
+        np.testing.assert_allclose(bytes_, [4, 10, 8, 6], atol=0.2)
+        assert all(row["ms"] > 0 for row in group["rows"])
+    assert "Masters of 16-bit weights" in printed
+
+
+@pytest.mark.one_backend
+def test_the_report_says_whether_remainders_cost_too_much():
+    for ms, met in ((10.0, "yes"), (10.1, "NO")):
+        told = {"low_ms": 1.0, "high_ms": 99.0, "extra_bytes": None}
+        rows = [
+            {"name": role, "role": role, "ms": time, "bytes_a_weight": 8.0, **told}
+            for role, time in (("masters", 10.0), ("remainder", ms))
+        ]
+        group = {"mode": "eager", "dtype": "float16", "inner": "SGD", "rows": rows}
+        text = markdown([make_result() | {"masters": [group]}])
+        found = cells(text, "torch eager", "remainder")
+        assert found[-5:] == [f"{ms / 10:.2f}", "8.0", "", "1.00 x", met]
+
+
 # They are processes, or threads with devices of their own.
 @pytest.mark.full
 def test_two_participants_run_on_tiny_tensors(measured):
