@@ -133,6 +133,7 @@ def test_a_nan_stays_one_whatever_its_bits(dtype):
 @of_each_dtype
 @pytest.mark.parametrize("low", [-(2**15), -1, 0, 2**15 - 1])
 @pytest.mark.parametrize("weight", [0.0, -0.0, 1.0, -2.0, 3.0e-5])
+@pytest.mark.exhaustive
 def test_an_assigned_weight_is_off_by_half_a_unit_at_most(weight, low, dtype):
     weights = np.array([weight], NUMPY[dtype])
     [number] = number_of(weights, np.int16([low]), dtype)
@@ -178,6 +179,7 @@ def rounded_many(number, dtype, count=100_000):
 @of_each_dtype
 @pytest.mark.parametrize("exponent", [-30, -24, -20, -15, -14, -3, 0, 7, 14])
 @pytest.mark.parametrize("fraction", [1.000123, 1.3333333, 1.9995])
+@pytest.mark.exhaustive
 def test_the_mean_of_many_roundings_is_the_number(exponent, fraction, dtype):
     number = float(np.float32(fraction * 2.0**exponent))
     found = rounded_many(number, dtype)

@@ -140,6 +140,7 @@ def test_stochastic_rounding_keeps_nothing(dtype):
 
 @of_each_kind
 @of_each_dtype
+@pytest.mark.exhaustive
 def test_stand_ins_for_weights_hold_no_memory(dtype, kind):
     import gc
 
@@ -166,6 +167,7 @@ def bytes_of(value):
 @of_each_kind
 @of_each_dtype
 @pytest.mark.parametrize("name", ["adamw", "lars", "adadelta"])
+@pytest.mark.exhaustive
 def test_a_skipped_step_changes_nothing(name, dtype, kind, way, monkeypatch):
     take(way, monkeypatch)
     run = Run(MAKES[name], dtype, kind).steps(4)
@@ -180,6 +182,7 @@ def test_a_skipped_step_changes_nothing(name, dtype, kind, way, monkeypatch):
 @pytest.mark.parametrize("value", [0.0, -0.0, 1.0])
 @of_each_dtype
 @each_way
+@pytest.mark.exhaustive
 def test_a_weight_that_was_assigned_keeps_half_a_unit_at_most(
     way, dtype, value, monkeypatch
 ):
@@ -212,6 +215,7 @@ def test_a_weight_moves_by_less_than_its_unit_on_average():
 
 @of_each_dtype
 @pytest.mark.parametrize("name", ["adam", "lars", "adadelta", "averaged"])
+@pytest.mark.exhaustive
 def test_equal_runs_draw_equal_bits(name, dtype):
     one, other = (Run(MAKES[name], dtype, "stochastic").steps(6) for _ in "ab")
     assert one.state() == other.state()
@@ -258,10 +262,11 @@ def test_a_file_of_each_kind_loads_into_each(dtype, other, kind, name):
 @of_each_kind
 @of_each_dtype
 @pytest.mark.parametrize("name", ["adamw", "accumulated", "adadelta"])
+@pytest.mark.exhaustive
 def test_a_resumed_run_goes_on_as_one_that_did_not_stop(name, dtype, kind):
-    run = Run(MAKES[name], dtype, kind).steps(7)
+    run = Run(MAKES[name], dtype, kind).steps(4)
     new = loaded(run, kind, MAKES[name], dtype)
-    assert new.steps(6).state() == run.steps(6).state()
+    assert new.steps(3).state() == run.steps(3).state()
 
 
 @of_each_kind
@@ -302,6 +307,7 @@ def test_a_copy_steps_by_itself(kind):
 @pytest.mark.skipif(
     keras.backend.backend() == "tensorflow", reason="TensorFlow has no stateless_apply"
 )
+@pytest.mark.exhaustive
 def test_a_stateless_step_is_the_step(name, dtype, kind):
     run = Run(MAKES[name], dtype, kind).steps(2)
     twin = Run(MAKES[name], dtype, kind).steps(2)
@@ -319,6 +325,7 @@ def test_a_stateless_step_is_the_step(name, dtype, kind):
 
 @of_each_kind
 @of_each_dtype
+@pytest.mark.exhaustive
 def test_averages_reach_the_weights_at_the_end(dtype, kind):
     run = Run(lambda rate: K.SGD(rate, use_ema=True), dtype, kind).steps(3)
     inner = run.optimizer.inner_optimizer
