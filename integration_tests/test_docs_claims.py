@@ -90,6 +90,33 @@ def test_the_bytes_of_each_choice_are_those_of_the_table():
         assert sum(bytes_of("bfloat16", optimizer.master_weights)) == int(size)
 
 
+def distance_at_the_end(rate, master_weights):
+    """Trains as policies.md says, and returns the root of the mean square distance."""
+    random, best = np.random.default_rng(0), np.float32(0.75)
+    weight = keras.Variable(np.full(1000, best), dtype="bfloat16")
+    sgd = keras.optimizers.SGD(rate)
+    optimizer = keras_lso.GuardedOptimizer(sgd, master_weights=master_weights)
+    squares = []
+    for _ in range(int(3 / rate)):
+        distances = numpy_of(weight).astype("float32") - best
+        squares.append(np.mean(distances**2))
+        noise = random.standard_normal(1000).astype("float32")
+        optimizer.apply([ops.convert_to_tensor(distances + noise)], [weight])
+    return np.mean(squares[len(squares) // 2 :]) ** 0.5
+
+
+@pytest.mark.full
+@pytest.mark.one_backend
+def test_a_small_rate_removes_no_noise_of_stochastic_rounding():
+    heading = "learning rate | float32 masters, remainders | stochastic rounding"
+    for rate, right, noisy in table_of("docs/policies.md", heading):
+        # Remainders are as float32 masters to the bit: `test_master_kinds.py`.
+        for kind, distance in (("float32", right), ("stochastic", noisy)):
+            found = distance_at_the_end(float(rate), kind)
+            # To the digits of the table, and 3 % of chance.
+            assert found == pytest.approx(float(distance), rel=0.03, abs=6e-4)
+
+
 # --- bfloat16.md: what Keras's own optimizers do with such weights -------------------
 
 
