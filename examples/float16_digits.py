@@ -88,7 +88,7 @@ Loss scaling alone cures neither: gradients are unscaled before the optimizer se
 them. With masters, the optimizer works in float32 throughout, and the model has the \
 float32 numbers, rounded. In memory are the numbers (masters), what rounding takes off \
 them (remainder), or nothing, where they are rounded at random (stochastic). Which of \
-the three makes no difference here.""",
+the three hardly makes a difference here.""",
     "bfloat16": """
 SGD: a bfloat16 weight of 0.1 has its neighbours 0.0005 away. A step of less than \
 half of that is rounded away, which at a learning rate of 0.01 is every gradient \
@@ -105,8 +105,8 @@ steps become smaller in the end.
 With masters, the optimizer works in float32 throughout, and the model has the \
 float32 numbers, rounded. In memory are the numbers (masters), what rounding takes off \
 them (remainder), or nothing, where they are rounded at random (stochastic). Which of \
-the three makes no difference here: where the gradients of batches differ little, the \
-noise of rounding at random becomes small with the steps.""",
+the three hardly makes a difference here: where the gradients of batches differ \
+little, the noise of rounding at random becomes small with the steps.""",
 }
 
 
