@@ -60,7 +60,7 @@ $(NOX): requirements/dev.txt
 demo: SCRIPT = train_digits ## train the example model
 large-batch: SCRIPT = large_batch_digits ## compare LARS with SGD at growing batch sizes
 large-batch-transformer: SCRIPT = large_batch_transformer ## compare LAMB with AdamW likewise
-float16: SCRIPT = float16_digits ## train weights in float16, with and without float32 masters
+float16: SCRIPT = float16_digits ## train weights in float16, without masters and with each kind
 bfloat16: SCRIPT = float16_digits ## the same in bfloat16
 bfloat16: ARGUMENTS = --dtype bfloat16
 transformer: SCRIPT = transformer_char ## train a Transformer on Python's manual in float16

@@ -1,4 +1,4 @@
-"""Models whose weights are float16 or bfloat16, with and without float32 masters.
+"""Models whose weights are float16 or bfloat16, without masters and with each kind.
 
 Trains a small classifier of handwritten digits (scikit-learn's 1,797) on each
 installed Keras backend, with SGD and with Adam at Keras's default learning rates,
@@ -7,13 +7,14 @@ from the same weights:
 - float32;
 - float16 (Keras's `float16` policy, under which the weights are float16 too);
 - float16 with `keras_lso.LossScaleOptimizer(..., master_weights=False)`;
-- float16 with `keras_lso.LossScaleOptimizer(...)`, which keeps float32 masters.
+- the same with `"float32"` masters, `"remainder"` and `"stochastic"` in place of False.
 
 With `--dtype bfloat16`, also with an Adam whose `beta_2` is 0.99:
 
 - float32;
 - bfloat16 (Keras's `bfloat16` policy);
-- bfloat16 with `keras_lso.GuardedOptimizer(...)`, which keeps float32 masters.
+- bfloat16 with `keras_lso.GuardedOptimizer(..., master_weights="float32")`;
+- the same with `"remainder"` and `"stochastic"`.
 
 Run it with
 
@@ -46,15 +47,24 @@ import matplotlib.pyplot as plt  # noqa: E402
 BACKENDS = ("tensorflow", "jax", "torch")
 WORKER = pathlib.Path(__file__).with_name("float16_digits_worker.py")
 
-# "C0", "C1" and "C2" are the first colours of matplotlib's style. Float32 is broad and
-# pale: what lies on top of it is seen to do so.
+# "C0" to "C4" are the first colours of matplotlib's style. Float32 is broad and pale,
+# and two of the kinds of masters have dashes, one between the other's: what lies on top
+# of another line is seen to do so.
+_BARE = {"color": "C1", "linewidth": 1.8}
+_MASTERS = {"color": "C0", "linewidth": 2.2}
+_REMAINDER = {"color": "C4", "linewidth": 2.2, "linestyle": (0, (2, 4))}
+_STOCHASTIC = {"color": "C3", "linewidth": 2.2, "linestyle": (3, (2, 4))}
 STYLES = {
-    "float32": {"color": "gray", "alpha": 0.5, "linewidth": 5},
-    "float16": {"color": "C1", "linewidth": 1.8},
+    "float32": {"color": "gray", "alpha": 0.5, "linewidth": 6},
+    "float16": _BARE,
     "float16, loss scale": {"color": "C2", "linewidth": 1.8, "linestyle": "--"},
-    "float16, loss scale, masters": {"color": "C0", "linewidth": 1.8},
-    "bfloat16": {"color": "C1", "linewidth": 1.8},
-    "bfloat16, masters": {"color": "C0", "linewidth": 1.8},
+    "float16, loss scale, masters": _MASTERS,
+    "float16, loss scale, remainder": _REMAINDER,
+    "float16, loss scale, stochastic": _STOCHASTIC,
+    "bfloat16": _BARE,
+    "bfloat16, masters": _MASTERS,
+    "bfloat16, remainder": _REMAINDER,
+    "bfloat16, stochastic": _STOCHASTIC,
 }
 
 FIGURES = """\
@@ -76,7 +86,9 @@ has the trouble that SGD has.
 
 Loss scaling alone cures neither: gradients are unscaled before the optimizer sees \
 them. With masters, the optimizer works in float32 throughout, and the model has the \
-masters, rounded.""",
+float32 numbers, rounded. In memory are the numbers (masters), what rounding takes off \
+them (remainder), or nothing, where they are rounded at random (stochastic). Which of \
+the three hardly makes a difference here.""",
     "bfloat16": """
 SGD: a bfloat16 weight of 0.1 has its neighbours 0.0005 away. A step of less than \
 half of that is rounded away, which at a learning rate of 0.01 is every gradient \
@@ -91,7 +103,10 @@ weights. It reads as many test digits as with masters. Its loss ends higher, sin
 steps become smaller in the end.
 
 With masters, the optimizer works in float32 throughout, and the model has the \
-masters, rounded.""",
+float32 numbers, rounded. In memory are the numbers (masters), what rounding takes off \
+them (remainder), or nothing, where they are rounded at random (stochastic). Which of \
+the three hardly makes a difference here: where the gradients of batches differ \
+little, the noise of rounding at random becomes small with the steps.""",
 }
 
 
@@ -170,7 +185,7 @@ def make_table(runs, dtype):
     table.add_column("backend", no_wrap=True)
     table.add_column("weights", no_wrap=True)
     for optimizer in distinct(runs, "optimizer"):
-        lines = [*optimizer.split(", "), "accuracy, loss"]
+        lines = [*optimizer.split(", "), "accuracy,", "loss"]
         table.add_column("\n".join(lines), justify="right", no_wrap=True)
     for backend in distinct(runs, "backend"):
         if table.rows:
@@ -211,7 +226,7 @@ def draw(runs, path):
     for axis in axes[-1]:
         axis.set_xlabel("step")
     lines, labels = axes[0, 0].get_legend_handles_labels()
-    ncols = min(4, 1 + len(backends))
+    ncols = min(3, 1 + len(backends))
     figure.legend(lines, labels, loc="outside upper center", ncols=ncols, frameon=False)
     figure.savefig(path, dpi=100)
     plt.close(figure)

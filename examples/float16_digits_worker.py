@@ -3,6 +3,7 @@
 Prints them as JSON.
 """
 
+import functools
 import json
 import sys
 
@@ -22,25 +23,39 @@ OPTIMIZERS = {
     "SGD": lambda: keras.optimizers.SGD(0.01),
     "Adam": lambda: keras.optimizers.Adam(0.001),
 }
+
+
+def bare(optimizer):
+    return optimizer
+
+
+def scaled(master_weights):
+    return functools.partial(
+        keras_lso.LossScaleOptimizer, master_weights=master_weights
+    )
+
+
+def guarded(master_weights):
+    return functools.partial(keras_lso.GuardedOptimizer, master_weights=master_weights)
+
+
 # What to call it, Keras's dtype policy, and what to wrap around the optimizer.
-FLOAT32 = ("float32", "float32", lambda optimizer: optimizer)
+FLOAT32 = ("float32", "float32", bare)
 RUNS = {
     "float16": (
         FLOAT32,
-        ("float16", "float16", lambda optimizer: optimizer),
-        (
-            "float16, loss scale",
-            "float16",
-            lambda optimizer: keras_lso.LossScaleOptimizer(
-                optimizer, master_weights=False
-            ),
-        ),
-        ("float16, loss scale, masters", "float16", keras_lso.LossScaleOptimizer),
+        ("float16", "float16", bare),
+        ("float16, loss scale", "float16", scaled(False)),
+        ("float16, loss scale, masters", "float16", scaled("float32")),
+        ("float16, loss scale, remainder", "float16", scaled("remainder")),
+        ("float16, loss scale, stochastic", "float16", scaled("stochastic")),
     ),
     "bfloat16": (
         FLOAT32,
-        ("bfloat16", "bfloat16", lambda optimizer: optimizer),
-        ("bfloat16, masters", "bfloat16", keras_lso.GuardedOptimizer),
+        ("bfloat16", "bfloat16", bare),
+        ("bfloat16, masters", "bfloat16", guarded("float32")),
+        ("bfloat16, remainder", "bfloat16", guarded("remainder")),
+        ("bfloat16, stochastic", "bfloat16", guarded("stochastic")),
     ),
 }
 

@@ -13,7 +13,7 @@ batches. The dtype policy says what is around `AdamW`:
 
 - `mixed_float16`, the default: `keras_lso.LossScaleOptimizer`;
 - `bfloat16`, whose weights have 16 bits: nothing, and from the same weights
-  `keras_lso.GuardedOptimizer`, which trains float32 masters.
+  `keras_lso.GuardedOptimizer`, which trains by masters.
 
     pip install keras-hub
     python examples/keras_hub_finetune.py [--policy bfloat16] [--steps 200]

@@ -8,6 +8,7 @@ import ast
 import contextlib
 import importlib
 import inspect
+import itertools
 import re
 import timeit
 
@@ -25,6 +26,8 @@ from integration_tests.docs_blocks import (
     run_block,
     table_of,
 )
+from keras_lso._backend import backend
+from keras_lso._backend.masters import KINDS
 
 pytestmark = pytest.mark.slow
 
@@ -36,16 +39,18 @@ def numpy_of(value):
 # --- policies.md: weights of 16 bits -------------------------------------------------
 
 
-def bytes_of(policy, **options):
-    """Bytes a weight: its own, its master's, its gradient's, its slots'."""
+def bytes_of(policy, master_weights):
+    """Bytes a weight: its own, what is kept with it, its gradient's, its slots'."""
     layer = keras.layers.Dense(8, use_bias=False, dtype=policy)
     layer.build((None, 4))
-    optimizer = OURS(keras.optimizers.Adam(), **options)
+    optimizer = OURS(keras.optimizers.Adam(), master_weights=master_weights)
     gradient = ops.zeros(layer.kernel.shape, layer.kernel.dtype)
     optimizer.apply([gradient], [layer.kernel], scaled=True)
-    # The slots are the variables of the inner optimizer that are no scalars.
+    # What is a scalar is not a weight's. The wrapper's variables have the slots.
+    kept = [v for v in optimizer.variables if len(v.shape)]
     slots = [v for v in optimizer.inner_optimizer.variables if len(v.shape)]
-    groups = [layer.kernel], optimizer._masters.variables, [gradient], slots
+    kept = [v for v in kept if all(v is not slot for slot in slots)]
+    groups = [layer.kernel], kept, [gradient], slots
     return [
         sum(numpy_of(tensor).nbytes for tensor in group) // (4 * 8) for group in groups
     ]
@@ -53,16 +58,63 @@ def bytes_of(policy, **options):
 
 @pytest.mark.filterwarnings("ignore:.*trains float16 variables without")
 def test_the_bytes_of_a_weight_are_those_of_real_variables():
-    rows = table_of("docs/policies.md", "dtype policy")
-    # "The same with `master_weights=False`" is the row before it.
-    without_masters = {"master_weights": False}
-    policies = [(code_in(rows[0][0]), {}), (code_in(rows[1][0]), {})]
-    policies.append((policies[1][0], without_masters))
-    for row, (names, options) in zip(rows, policies, strict=True):
-        *columns, total = map(int, row[1:])
-        assert sum(columns) == total
-        for name in names:
-            assert bytes_of(ast.literal_eval(name), **options) == columns, name
+    """That stand-ins take none is shown by `test_master_kinds.py`."""
+    rows = table_of("docs/policies.md", "dtype policy | `master_weights`")
+    assert len(rows) == 5
+    for policies, kind, *columns, total in rows:
+        columns = list(map(int, columns))
+        assert sum(columns) == int(total)
+        kinds = code_in(kind) or ["'auto'", *map(repr, KINDS), "False"]
+        for name, kind in itertools.product(code_in(policies), kinds):
+            found = bytes_of(ast.literal_eval(name), ast.literal_eval(kind))
+            assert found == columns, (name, kind)
+
+
+def test_the_page_has_all_kinds_and_what_auto_is():
+    rows = table_of("docs/policies.md", "`master_weights` | kept with each weight")
+    named = [ast.literal_eval(code) for row in rows for code in code_in(row[0])]
+    assert named == ["float32", True, "remainder", "stochastic", False]
+    text = PAGES["docs/policies.md"].read_text()
+    [kind] = re.findall(r'^`"auto"`, the default, is `"(\w+)"` on', text, re.MULTILINE)
+    assert kind == backend.MASTERS
+
+
+@pytest.mark.filterwarnings("ignore:.*trains float16 variables without")
+def test_the_bytes_of_each_choice_are_those_of_the_table():
+    """bfloat16.md repeats the last column, with the optimizer that takes as much."""
+    rows = table_of("docs/bfloat16.md", "bytes | optimizer")
+    names = {"GuardedOptimizer": keras_lso.GuardedOptimizer}
+    names["Adam"] = keras.optimizers.Adam
+    for size, code, _ in rows:
+        optimizer = eval(code_in(code)[0], names)
+        assert sum(bytes_of("bfloat16", optimizer.master_weights)) == int(size)
+
+
+def distance_at_the_end(rate, master_weights):
+    """Trains as policies.md says, and returns the root of the mean square distance."""
+    random, best = np.random.default_rng(0), np.float32(0.75)
+    weight = keras.Variable(np.full(1000, best), dtype="bfloat16")
+    sgd = keras.optimizers.SGD(rate)
+    optimizer = keras_lso.GuardedOptimizer(sgd, master_weights=master_weights)
+    squares = []
+    for _ in range(int(3 / rate)):
+        distances = numpy_of(weight).astype("float32") - best
+        squares.append(np.mean(distances**2))
+        noise = random.standard_normal(1000).astype("float32")
+        optimizer.apply([ops.convert_to_tensor(distances + noise)], [weight])
+    return np.mean(squares[len(squares) // 2 :]) ** 0.5
+
+
+@pytest.mark.full
+@pytest.mark.one_backend
+def test_a_small_rate_removes_no_noise_of_stochastic_rounding():
+    heading = "learning rate | float32 masters, remainders | stochastic rounding"
+    for rate, right, noisy in table_of("docs/policies.md", heading):
+        # Remainders are as float32 masters to the bit: `test_master_kinds.py`.
+        for kind, distance in (("float32", right), ("stochastic", noisy)):
+            found = distance_at_the_end(float(rate), kind)
+            # To the digits of the table, and 3 % of chance.
+            assert found == pytest.approx(float(distance), rel=0.03, abs=6e-4)
 
 
 # --- bfloat16.md: what Keras's own optimizers do with such weights -------------------

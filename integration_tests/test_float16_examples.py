@@ -1,5 +1,6 @@
 """The float16 programs in `examples/`, run as a user runs them, with small settings."""
 
+import itertools
 import os
 import pathlib
 import re
@@ -130,20 +131,34 @@ def digits_run(tmp_path_factory):
 
 
 PLAIN = ("float16", "float16, loss scale")
-MASTERS = "float16, loss scale, masters"
+MASTERS, REMAINDER, STOCHASTIC = (
+    f"float16, loss scale, {kind}" for kind in ("masters", "remainder", "stochastic")
+)
 
 
 @pytest.mark.full
 def test_with_masters_float16_reaches_the_accuracy_of_float32(digits_run):
     table, folder = digits_run
-    assert list(table) == ["float32", *PLAIN, MASTERS]
-    for optimizer, least in (("SGD", 50.0), ("Adam", 94.0)):
+    kinds = MASTERS, REMAINDER, STOCHASTIC
+    assert list(table) == ["float32", *PLAIN, *kinds]
+    for kind, (optimizer, least) in itertools.product(
+        kinds, (("SGD", 50.0), ("Adam", 94.0))
+    ):
         column = f"{optimizer} accuracy"
-        float32, float16 = table["float32"][column], table[MASTERS][column]
+        float32, float16 = table["float32"][column], table[kind][column]
         assert float32 > least
         # One digit is 0.2: five of 450.
         assert float16 == pytest.approx(float32, abs=1.2)
     assert_is_a_picture(folder / "float16_digits.png", 380, 540)
+
+
+@pytest.mark.full
+def test_remainders_train_float16_weights_as_float32_masters_do(digits_run):
+    table, _ = digits_run
+    for optimizer in ("SGD", "Adam"):
+        column = f"{optimizer} loss"
+        assert table[REMAINDER][column] == table[MASTERS][column]
+        assert table[STOCHASTIC][column] == pytest.approx(table[MASTERS][column], 0.03)
 
 
 @pytest.mark.full
@@ -161,12 +176,15 @@ def test_without_masters_float16_does_not(digits_run, weights):
 @pytest.mark.full
 def test_with_masters_bfloat16_reaches_the_accuracy_of_float32(tmp_path):
     table = run_digits("bfloat16", tmp_path)
-    assert list(table) == ["float32", "bfloat16", "bfloat16, masters"]
-    float32, bare, masters = table.values()
-    for optimizer in ("SGD", "Adam", "Adam, beta_2=0.99"):
+    kinds = [f"bfloat16, {kind}" for kind in ("masters", "remainder", "stochastic")]
+    assert list(table) == ["float32", "bfloat16", *kinds]
+    float32, bare, masters, *_ = table.values()
+    for kind, optimizer in itertools.product(
+        kinds, ("SGD", "Adam", "Adam, beta_2=0.99")
+    ):
         accuracy, loss = f"{optimizer} accuracy", f"{optimizer} loss"
-        assert masters[accuracy] == pytest.approx(float32[accuracy], abs=1.2)
-        assert masters[loss] == pytest.approx(float32[loss], rel=0.1)
+        assert table[kind][accuracy] == pytest.approx(float32[accuracy], abs=1.2)
+        assert table[kind][loss] == pytest.approx(float32[loss], rel=0.1)
     # 0.999 is 1 in bfloat16.
     assert bare["Adam accuracy"] < 20.0 < 94.0 < float32["Adam accuracy"]
     assert bare["Adam loss"] > 2.0

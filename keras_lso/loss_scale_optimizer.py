@@ -112,11 +112,23 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
             `2**-14`.
         max_scale: Float. The dynamic scale never rises above it. Defaults to
             `2**24`.
-        master_weights: `"auto"`, True or False. Whether the inner optimizer trains
-            float32 copies of variables that are narrower, as in a model under the
-            dtype policy `"float16"` or `"bfloat16"`; small steps would be rounded
-            away otherwise. Defaults to `"auto"`, which does so, as True does. Under
-            `"mixed_float16"` the variables are float32, and nothing is copied.
+        master_weights: `"auto"`, `"float32"`, `"remainder"`, `"stochastic"`, True or
+            False. How weights in float16 or bfloat16 keep steps that are too small
+            for 16 bits, in a model under the dtype policy `"float16"` or
+            `"bfloat16"`. Defaults to `"auto"`: one of the kinds, by the backend; the
+            page "Choosing a dtype policy and a loss scale" says which.
+
+            - `"float32"`, or True: a float32 number for each weight, 4 bytes. The
+              inner optimizer trains it, and the weight is the number rounded.
+            - `"remainder"`: what rounding takes off that number, 2 bytes. The number
+              is the same to the bit; in float16 within `2**-40` below `2**-14`.
+            - `"stochastic"`: nothing. The number is rounded to one of the two nearest
+              weights at random, which is right on average.
+            - False: nothing. The inner optimizer computes in 16 bits, and its slots
+              have 16 bits too. Otherwise slots are float32.
+
+            Under `"mixed_float16"` and `"mixed_bfloat16"` weights are float32, and
+            nothing is kept.
         name: String. The name of the optimizer. Defaults to
             `"loss_scale_optimizer"`.
 
@@ -158,7 +170,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
     # It consists of these parts: `loss_scale_policy`, the `LossScale` that holds the
     # loss scale and moves it; `_scaling`, which knows whether gradients are scaled;
     # `_counters`, of applied and skipped steps; `_state`, the layout in which all of it
-    # is saved; and, once it is built, `_masters` of float16 variables, and `_step`,
+    # is saved; and, once it is built, `_masters` of 16-bit variables, and `_step`,
     # which applies or skips.
 
     minimize = methods.minimize

@@ -1,4 +1,4 @@
-"""`SwapEMAWeights`: Keras's callback, for models with float32 master weights.
+"""`SwapEMAWeights`: Keras's callback, for models with master weights.
 
 It overrides all of Keras's methods that swap, since they know neither masters nor LARC.
 """
@@ -12,15 +12,15 @@ from keras_lso._keras_internals.optimizers import averages_of, keeps_averages
 
 
 class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
-    """`keras.callbacks.SwapEMAWeights` for models with float32 master weights.
+    """`keras.callbacks.SwapEMAWeights` for models with master weights.
 
     It evaluates the model with the averages of its weights, which an optimizer with
     `use_ema=True` keeps, and then restores the weights. Under the dtype policy
-    `"float16"` the inner optimizer averages the float32 masters of the model's
-    variables; the averages are rounded into the variables, which Keras's own callback
-    does not do. This one also finds the averages of an optimizer inside of `LARC`, and
-    `predict` restores the weights as well. Before the first applied step there are no
-    averages, and nothing is swapped.
+    `"float16"` or `"bfloat16"` these are averages of the masters, in float32; they are
+    rounded into the model's variables, which Keras's own callback does not do. This one
+    also finds the averages of an optimizer inside of `LARC`, and `predict` restores the
+    weights as well. Before the first applied step there are no averages, and nothing is
+    swapped.
 
     Args:
         swap_on_epoch: Bool. Whether to swap at the end of each epoch and restore the

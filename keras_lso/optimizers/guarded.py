@@ -42,7 +42,7 @@ class GuardedOptimizer(LossScaleOptimizer):
 
     - A step whose gradients hold inf or NaN is skipped, on all replicas: nothing
       changes, bit for bit.
-    - Weights in bfloat16 or float16 train as float32 masters. A step smaller than
+    - Weights in bfloat16 or float16 train in float32, by masters. A step smaller than
       1/512 of a bfloat16 weight is otherwise rounded away, and with Keras's Adam
       nothing may move at all.
     - The step of most optimizers is one pass over memory.
@@ -54,9 +54,11 @@ class GuardedOptimizer(LossScaleOptimizer):
 
     Args:
         inner_optimizer: The `keras.optimizers.Optimizer` to wrap.
-        master_weights: `"auto"`, True or False. Whether the inner optimizer trains
-            float32 copies of variables that are narrower. Defaults to `"auto"`,
-            which does so, as True does.
+        master_weights: `"auto"`, `"float32"`, `"remainder"`, `"stochastic"`, True or
+            False. How weights in bfloat16 or float16 keep steps that are too small
+            for 16 bits: by 4 bytes a weight (`"float32"`, True), by 2
+            (`"remainder"`), by rounding at random (`"stochastic"`), or not (False).
+            Defaults to `"auto"`. `keras_lso.LossScaleOptimizer` says more.
         name: String. The name of the optimizer. Defaults to `"guarded_optimizer"`.
 
     Attributes:
