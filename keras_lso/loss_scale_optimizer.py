@@ -13,6 +13,7 @@ from keras_lso._core.counters import StepCounters
 from keras_lso._core.gradients import as_list, check_trainable, pair_gradients
 from keras_lso._core.master_weights import MasterWeights, check_argument
 from keras_lso._core.methods import OfTFKeras
+from keras_lso._core.spikes import SpikeHistory, check_windows
 from keras_lso._core.state_file import StateFile
 from keras_lso._core.step import Gradients, LossScaling, Step
 from keras_lso._core.variable_list import VariableList
@@ -44,6 +45,7 @@ from keras_lso.loss_scales.arguments import make_policy, policy_arguments
 from keras_lso.loss_scales.fixed import FixedLossScale
 from keras_lso.loss_scales.lookup import get
 from keras_lso.loss_scales.loss_scale import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
+from keras_lso.spike_guard import check_guard
 
 DEFAULT_NAME = "loss_scale_optimizer"
 
@@ -117,6 +119,9 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
             dtype policy `"float16"` or `"bfloat16"`; small steps would be rounded
             away otherwise. Defaults to `"auto"`, which does so, as True does. Under
             `"mixed_float16"` the variables are float32, and nothing is copied.
+        spike_guard: A `keras_lso.SpikeGuard`, which says by the norm of the gradients
+            which steps are outliers. These are skipped, and leave the loss scale as it
+            is. Defaults to `None`: none is.
         name: String. The name of the optimizer. Defaults to
             `"loss_scale_optimizer"`.
 
@@ -128,6 +133,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         iterations: The variable that counts the steps that were applied; with
             `gradient_accumulation_steps`, the updates.
         skipped_steps: Integer scalar tensor. The number that were not.
+        skipped_spikes: Integer scalar tensor. The number of those that were outliers.
         last_step_applied: Boolean scalar tensor. Whether the last one was.
 
     Example:
@@ -180,7 +186,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
     _scaling_class = LossScaling
 
     # What the constructor is given, and cannot be replaced afterwards.
-    _parts = ("inner_optimizer", "loss_scale_policy", "master_weights")
+    _parts = ("inner_optimizer", "loss_scale_policy", "master_weights", "spike_guard")
 
     def __init__(
         self,
@@ -193,6 +199,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         min_scale=DEFAULT_MIN_SCALE,
         max_scale=DEFAULT_MAX_SCALE,
         master_weights="auto",
+        spike_guard=None,
         name=DEFAULT_NAME,
         **kwargs,
     ):
@@ -207,11 +214,12 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
             max_scale,
         )
         name = DEFAULT_NAME if name is None else name
-        self._wrap(inner_optimizer, policy, master_weights, name)
+        self._wrap(inner_optimizer, policy, master_weights, name, spike_guard)
         clear_loss_scale_factor(inner_optimizer)
 
-    def _wrap(self, inner_optimizer, policy, master_weights, name):
+    def _wrap(self, inner_optimizer, policy, master_weights, name, spike_guard=None):
         master_weights = check_argument(master_weights)
+        spike_guard = check_guard(spike_guard)
         check_not_wrapped(inner_optimizer)
         # Keras's wrapper sets itself up for a dynamic scale without bounds.
         super(keras.optimizers.LossScaleOptimizer, self).__init__(
@@ -230,6 +238,12 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         self._counters = StepCounters(
             policy, inner_optimizer, iteration_variable(self), self.add_variable
         )
+        self.spike_guard = spike_guard
+        self._spikes = None
+        if spike_guard is not None:
+            self._spikes = SpikeHistory(
+                spike_guard, self.add_variable, inner_optimizer.assign
+            )
         self._state = StateFile(self)
 
     def build(self, variables):
@@ -242,6 +256,8 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
             return
         variables = check_trainable("variables", variables)
         inner = self.inner_optimizer
+        if self._spikes is not None:
+            check_windows(inner)
         masters = MasterWeights(variables, self.master_weights, inner)
         if inner.built and masters.numbers:
             raise ValueError(
@@ -562,6 +578,16 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         return self._counters.skipped
 
     @property
+    def skipped_spikes(self):
+        """The number of steps that were skipped as outliers, an integer scalar tensor.
+
+        0 without a `spike_guard`.
+        """
+        if self._spikes is None:
+            return ops.zeros((), dtype="int32")
+        return self._spikes.skipped
+
+    @property
     def last_step_applied(self):
         """Whether the last step was applied, a boolean scalar tensor.
 
@@ -690,6 +716,9 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         }
         if self.master_weights != "auto":
             config["master_weights"] = self.master_weights
+        if self.spike_guard is not None:
+            guard = keras.saving.serialize_keras_object(self.spike_guard)
+            config["spike_guard"] = guard
         return config
 
     @classmethod
