@@ -37,10 +37,10 @@ import keras_lso
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
-LENGTH, BATCH_SIZE = 32, 32  # characters in a window, windows in a batch
-WIDTH, HEADS, BLOCKS = 64, 4, 2
+LENGTH, BATCH_SIZE = 32, 16  # characters in a window, windows in a batch
+WIDTH, HEADS, BLOCKS = 48, 4, 2
 DAMAGED = 4  # batches
-EVERY = 5  # steps between two looks at the loss on text that was not damaged
+EVERY = 2  # steps between two looks at the loss on text that was not damaged
 
 WITHOUT, WITH = "without a guard", "with SpikeGuard"
 # "C0" and "C1" are the first colours of matplotlib's style.
@@ -52,7 +52,7 @@ STYLES = {
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=400, help="at least 20")
+    parser.add_argument("--steps", type=int, default=320, help="at least 20")
     parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("."))
     arguments = parser.parse_args()
     arguments.output.mkdir(parents=True, exist_ok=True)
@@ -138,7 +138,7 @@ def train(name, steps, damaged):
     loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss_fn)
     # All over the text. (The manual repeats itself: no part of it is new.)
-    starts = np.linspace(0, len(numbers) - LENGTH - 1, 256).astype(int)
+    starts = np.linspace(0, len(numbers) - LENGTH - 1, 64).astype(int)
     x, y = windows_at(starts, numbers)
     losses = []
     for step, batch in enumerate(batches(numbers, steps, damaged)):
@@ -180,6 +180,9 @@ def draw(runs, damaged, path):
     for i, step in enumerate(damaged):
         label = None if i else "damaged batch"
         axis.axvline(step, color="gray", linestyle=":", linewidth=1.0, label=label)
+    # The first steps fall from far above.
+    middle = runs[WITH]["losses"][len(runs[WITH]["losses"]) // 2]
+    axis.set_ylim(top=1.2 * middle)
     axis.set_xlabel("step")
     axis.set_ylabel("loss on undamaged text\n(nats a character)")
     axis.spines[["top", "right"]].set_visible(False)
