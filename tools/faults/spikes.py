@@ -26,7 +26,7 @@ FAULTS = [
         file="keras_lso/_core/spikes.py",
         old="seen >= min(self._guard.warmup, window)",
         new="seen >= 2",
-        tests=_MODEL,
+        tests="tests/_core/test_spikes.py::test_no_step_is_judged_before_the_history_is_warm",
     ),
     Fault(
         name="the history forgets nothing",
@@ -40,7 +40,7 @@ FAULTS = [
         file="keras_lso/_core/spikes.py",
         old="places < seen, values",
         new="places < window, values",
-        tests=_MODEL,
+        tests="tests/_core/test_spikes.py::test_a_history_that_is_not_full_judges_by_what_it_has",
     ),
     Fault(
         name="an overflow enters the history",
@@ -54,7 +54,7 @@ FAULTS = [
         file="keras_lso/_core/spikes.py",
         old="mean * _ROUNDING",
         new="mean * 0.0",
-        tests="tests/_core/test_spikes.py::test_equal_norms_are_no_outliers",
+        tests="tests/_core/test_spikes.py::test_norms_that_differ_by_a_rounding_are_no_outliers",
     ),
     Fault(
         name="a limit on norms is lifted as the history is",
