@@ -29,6 +29,7 @@ ON_EVERY_BACKEND = [
     ("log_max.py",),
     ("large_batch_digits.py", "--fast"),
     ("transformer_char.py", "--steps", "10"),
+    ("spikes.py", "--steps", "20"),
     ("train_digits.py", "--epochs", "2"),
     ("float16_digits.py", "--epochs", "1"),
     ("float16_digits.py", "--dtype", "bfloat16", "--epochs", "1"),

@@ -69,6 +69,21 @@ def test_the_transformer_learns_in_float16_what_it_learns_in_float32(tmp_path):
     assert_is_a_picture(tmp_path / "transformer_char.png", 900, 360)
 
 
+@pytest.mark.full
+def test_damaged_batches_change_nothing_with_a_spike_guard(tmp_path):
+    printed = run_example("spikes.py", "--steps", "120", folder=tmp_path)
+    without, guarded = (
+        re.search(rf"{name} +{NUMBER} +{NUMBER} +(\d+) +(\d+)", printed).groups()
+        for name in ("without a guard", "with SpikeGuard")
+    )
+    assert without[2:] == ("120", "0")
+    # One in a hundred of the other batches may be an outlier as well.
+    applied, skipped = map(int, guarded[2:])
+    assert applied + skipped == 120 and 4 <= skipped <= 6
+    assert float(guarded[0]) < float(without[0])
+    assert_is_a_picture(tmp_path / "spikes.png", 720, 360)
+
+
 @pytest.fixture
 def transformer_char(monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)

@@ -24,6 +24,7 @@ from keras_lso.optimizers.lamb import LAMB
 from keras_lso.optimizers.larc import LARC
 from keras_lso.optimizers.lars import LARS
 from keras_lso.optimizers.novograd import NovoGrad
+from keras_lso.spike_guard import SpikeGuard
 
 if TYPE_CHECKING:
     from keras_lso import compat, mixed_precision
@@ -36,6 +37,7 @@ __all__ = [
     "LARS",
     "LossScaleOptimizer",
     "NovoGrad",
+    "SpikeGuard",
     "callbacks",
     "compat",
     "deserialize",

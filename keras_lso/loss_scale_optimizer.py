@@ -13,6 +13,7 @@ from keras_lso._core.counters import StepCounters
 from keras_lso._core.gradients import as_list, check_trainable, pair_gradients
 from keras_lso._core.master_weights import MasterWeights, check_argument
 from keras_lso._core.methods import OfTFKeras
+from keras_lso._core.spikes import SpikeHistory, check_windows
 from keras_lso._core.state_file import StateFile
 from keras_lso._core.step import Gradients, LossScaling, Step
 from keras_lso._core.variable_list import VariableList
@@ -44,6 +45,7 @@ from keras_lso.loss_scales.arguments import make_policy, policy_arguments
 from keras_lso.loss_scales.fixed import FixedLossScale
 from keras_lso.loss_scales.lookup import get
 from keras_lso.loss_scales.loss_scale import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
+from keras_lso.spike_guard import check_guard
 
 DEFAULT_NAME = "loss_scale_optimizer"
 
@@ -115,8 +117,8 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         master_weights: `"auto"`, `"float32"`, `"remainder"`, `"stochastic"`, True or
             False. How weights in float16 or bfloat16 keep steps that are too small
             for 16 bits, in a model under the dtype policy `"float16"` or
-            `"bfloat16"`. Defaults to `"auto"`: one of the kinds, by the backend; the
-            page "Choosing a dtype policy and a loss scale" says which.
+            `"bfloat16"`. Defaults to `"auto"`, which is `"float32"`; the page
+            "Choosing a dtype policy and a loss scale" says why.
 
             - `"float32"`, or True: a float32 number for each weight, 4 bytes. The
               inner optimizer trains it, and the weight is the number rounded.
@@ -129,6 +131,9 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
 
             Under `"mixed_float16"` and `"mixed_bfloat16"` weights are float32, and
             nothing is kept.
+        spike_guard: A `keras_lso.SpikeGuard`, which says by the norm of the gradients
+            which steps are outliers. These are skipped, and leave the loss scale as it
+            is. Defaults to `None`: none is.
         name: String. The name of the optimizer. Defaults to
             `"loss_scale_optimizer"`.
 
@@ -140,6 +145,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         iterations: The variable that counts the steps that were applied; with
             `gradient_accumulation_steps`, the updates.
         skipped_steps: Integer scalar tensor. The number that were not.
+        skipped_spikes: Integer scalar tensor. The number of those that were outliers.
         last_step_applied: Boolean scalar tensor. Whether the last one was.
 
     Example:
@@ -192,7 +198,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
     _scaling_class = LossScaling
 
     # What the constructor is given, and cannot be replaced afterwards.
-    _parts = ("inner_optimizer", "loss_scale_policy", "master_weights")
+    _parts = ("inner_optimizer", "loss_scale_policy", "master_weights", "spike_guard")
 
     def __init__(
         self,
@@ -205,6 +211,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         min_scale=DEFAULT_MIN_SCALE,
         max_scale=DEFAULT_MAX_SCALE,
         master_weights="auto",
+        spike_guard=None,
         name=DEFAULT_NAME,
         **kwargs,
     ):
@@ -219,11 +226,12 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
             max_scale,
         )
         name = DEFAULT_NAME if name is None else name
-        self._wrap(inner_optimizer, policy, master_weights, name)
+        self._wrap(inner_optimizer, policy, master_weights, name, spike_guard)
         clear_loss_scale_factor(inner_optimizer)
 
-    def _wrap(self, inner_optimizer, policy, master_weights, name):
+    def _wrap(self, inner_optimizer, policy, master_weights, name, spike_guard=None):
         master_weights = check_argument(master_weights)
+        spike_guard = check_guard(spike_guard)
         check_not_wrapped(inner_optimizer)
         # Keras's wrapper sets itself up for a dynamic scale without bounds.
         super(keras.optimizers.LossScaleOptimizer, self).__init__(
@@ -242,6 +250,12 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         self._counters = StepCounters(
             policy, inner_optimizer, iteration_variable(self), self.add_variable
         )
+        self.spike_guard = spike_guard
+        self._spikes = None
+        if spike_guard is not None:
+            self._spikes = SpikeHistory(
+                spike_guard, self.add_variable, inner_optimizer.assign
+            )
         self._state = StateFile(self)
 
     def build(self, variables):
@@ -254,6 +268,8 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
             return
         variables = check_trainable("variables", variables)
         inner = self.inner_optimizer
+        if self._spikes is not None:
+            check_windows(inner)
         masters = MasterWeights(variables, self.master_weights, inner)
         if inner.built and masters.numbers:
             raise ValueError(
@@ -574,6 +590,16 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         return self._counters.skipped
 
     @property
+    def skipped_spikes(self):
+        """The number of steps that were skipped as outliers, an integer scalar tensor.
+
+        0 without a `spike_guard`.
+        """
+        if self._spikes is None:
+            return ops.zeros((), dtype="int32")
+        return self._spikes.skipped
+
+    @property
     def last_step_applied(self):
         """Whether the last step was applied, a boolean scalar tensor.
 
@@ -702,6 +728,9 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         }
         if self.master_weights != "auto":
             config["master_weights"] = self.master_weights
+        if self.spike_guard is not None:
+            guard = keras.saving.serialize_keras_object(self.spike_guard)
+            config["spike_guard"] = guard
         return config
 
     @classmethod

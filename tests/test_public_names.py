@@ -108,6 +108,7 @@ def test_the_public_names_are_these():
         "LARS",
         "LossScaleOptimizer",
         "NovoGrad",
+        "SpikeGuard",
         "callbacks",
         "compat",
         "deserialize",

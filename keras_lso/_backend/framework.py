@@ -179,7 +179,8 @@ class Framework:
     def clear(self, variables, flag):
         """Sets to zero what `Targets.variables` of finite numbers hold, if `flag`."""
         for v in variables:
-            v.assign(ops.where(flag, ops.zeros_like(v), v))
+            old = ops.convert_to_tensor(v)
+            v.assign(ops.where(flag, ops.zeros_like(old), old))
 
     def copies_of(self, variables):
         """Returns what `live_storage_of` variables holds, as later writes leave it."""

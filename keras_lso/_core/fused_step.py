@@ -25,7 +25,7 @@ from keras_lso._keras_internals.rules import (
     optimizer_guards,
     slot_lists_of,
 )
-from keras_lso._keras_internals.variables import hold, read, storage_of
+from keras_lso._keras_internals.variables import assign, hold, read, storage_of
 
 
 class FusedStep:
@@ -62,7 +62,7 @@ class FusedStep:
     # There is no part of the step that it leaves out.
     holds_all = holds
 
-    def take(self, grads, inv_scale, amax, are_alike):
+    def take(self, grads, inv_scale, amax, are_alike, spikes=None):
         """Updates the variables, unless the gradients are not finite.
 
         Args:
@@ -70,14 +70,15 @@ class FusedStep:
             inv_scale: Float32 scalar tensor, or 1.0, which unscales them.
             amax: See `Framework.measure`.
             are_alike: See `Framework.measure`.
+            spikes: `SpikeHistory`, which judges the step. Defaults to `None`.
 
         Returns:
-            A tuple of the `Measurement` of the gradients, and of whether the
-            coefficients are finite: see `Framework.are_finite`. If they are not, the
-            variables are not updated either.
+            A tuple of the `Measurement` of the gradients, and of whether finite ones
+            are applied: None if they are for certain, else a boolean scalar tensor.
+            Coefficients that are not finite, and outliers, are not.
         """
         rules = self.rules()
-        rates_finite = self.rates_finite(rules)
+        permitted = self.rates_finite(rules)
         found = backend.measure(
             grads,
             amax,
@@ -86,14 +87,14 @@ class FusedStep:
             rules=None if self.targets.narrow else rules,
             targets=self.targets,
             are_alike=are_alike,
-            norm=self.clips,
+            norm=self.clips or spikes is not None,
         )
+        if spikes is not None:
+            judged = _restricted(found, permitted).finite
+            permitted = both(permitted, spikes.judge(found.norm, judged))
         grads, inv_scale = self.clipped(grads, inv_scale, found.norm)
-        if rates_finite is None:
-            self.update(rules, grads, found, inv_scale)
-        else:
-            self.update(rules, grads, _restricted(found, rates_finite), inv_scale)
-        return found, rates_finite
+        self.update(rules, grads, _restricted(found, permitted), inv_scale)
+        return found, permitted
 
     def rules(self, learning_rate=None):
         """Returns the rule of each variable, with the coefficients of this step.
@@ -197,23 +198,24 @@ class AccumulatedStep:
         count = self._optimizer.gradient_accumulation_steps
         return applied is not None and (applied + 1) % count != 0
 
-    def take(self, grads, inv_scale, amax, are_alike):
+    def take(self, grads, inv_scale, amax, are_alike, spikes=None):
         """Adds a micro-batch, and updates the variables if it is the last of a window.
 
         For the arguments and what is returned see `FusedStep.take`. Coefficients that
-        are not finite matter to the last micro-batch of a window, which is left out.
+        are not finite matter to the last micro-batch of a window, which is left out. An
+        outlier is a window: its sums are cleared.
         """
         count = self._optimizer.gradient_accumulation_steps
         goes_on = self._window_goes_on()
-        rules = rates_finite = may_end = None
+        rules = permitted = may_end = None
         if not goes_on:
             # Before anything changes: a schedule may raise an error.
             rules = self._step.rules()
-            rates_finite = self._step.rates_finite(rules)
+            permitted = self._step.rates_finite(rules)
             may_end = (read(self._applied) + 1) % count == 0
-        if rates_finite is not None:
-            rates_finite = backend.scalars.logical_or(
-                rates_finite, backend.scalars.logical_not(may_end)
+        if permitted is not None:
+            permitted = backend.scalars.logical_or(
+                permitted, backend.scalars.logical_not(may_end)
             )
         found = backend.measure(
             grads,
@@ -225,24 +227,45 @@ class AccumulatedStep:
             are_alike=are_alike,
             norm=self._step.clips,
         )
-        added = _restricted(found, rates_finite)
+        added = _restricted(found, permitted)
         backend.fused_step(self._adding, self._sums, grads, added, inv_scale)
         if not goes_on:
             is_last = backend.scalars.logical_and(added.finite, may_end)
-            update = functools.partial(self._update, rules, is_last, count)
-            backend.run_masked(is_last, update)
-        return found, rates_finite
+            permitted = self._finish(rules, is_last, count, permitted, spikes)
+        return found, permitted
 
-    def _update(self, rules, is_last, count):
-        step, sums, norm = self._step, self._sums.variables, None
+    def _finish(self, rules, is_last, count, permitted, spikes):
+        """Updates the variables if a window has ended; returns `permitted`."""
+        is_due = is_last
+        if spikes is not None:
+            # Not in the branch, in which no replica may assign the history.
+            calm = spikes.judge(self._norm(count), is_last)
+            is_due = backend.scalars.logical_and(is_last, calm)
+            permitted = both(permitted, calm)
+            undo_window(self._optimizer, calm)
+        update = functools.partial(self._update, rules, is_due, count)
+        backend.run_masked(is_due, update)
+        clear = functools.partial(backend.clear, self._sums.variables, is_last)
+        backend.run_masked(is_last, clear)
+        return permitted
+
+    def _norm(self, count):
+        """Returns the norm of the mean gradient of a window."""
         factor = backend.scalar(1.0 / count, "float32")
-        if step.clips:
-            norm = backend.measure(
-                sums, inv_scale=factor, targets=step.targets, are_alike=True, norm=True
-            ).norm
+        return backend.measure(
+            self._sums.variables,
+            inv_scale=factor,
+            targets=self._step.targets,
+            are_alike=True,
+            norm=True,
+        ).norm
+
+    def _update(self, rules, is_due, count):
+        step, sums = self._step, self._sums.variables
+        factor = backend.scalar(1.0 / count, "float32")
+        norm = self._norm(count) if step.clips else None
         means, factor = step.clipped(sums, factor, norm)
-        step.update(rules, means, Measurement(is_last), factor)
-        backend.clear(sums, is_last)
+        step.update(rules, means, Measurement(is_due), factor)
 
 
 class AveragedStep:
@@ -276,13 +299,13 @@ class AveragedStep:
             self._variables, averages.variables, averages.chunks
         )
 
-    def take(self, grads, inv_scale, amax, are_alike):
+    def take(self, grads, inv_scale, amax, are_alike, spikes=None):
         """Updates the variables and their averages, if the gradients are finite.
 
         For the arguments and what is returned see `FusedStep.take`.
         """
-        found, rates_finite = self._step.take(grads, inv_scale, amax, are_alike)
-        applied = _restricted(found, rates_finite).finite
+        found, permitted = self._step.take(grads, inv_scale, amax, are_alike, spikes)
+        applied = _restricted(found, permitted).finite
         if self._optimizer.gradient_accumulation_steps:
             # A micro-batch that updates nothing has not looked at the masters.
             backend.synchronise_masters(self._weights, applied)
@@ -303,20 +326,34 @@ class AveragedStep:
                 is_due,
             )
             backend.run_masked(is_due, overwrite)
-        return found, rates_finite
+        return found, permitted
 
     def _let(self, targets, rule, values, flag):
         """Lets variables follow float32 tensors by a rule, if `flag`."""
         backend.fused_step([rule] * len(values), targets, values, Measurement(flag))
 
 
-def _restricted(found, rates_finite):
-    """Returns a `Measurement` that is finite only if the coefficients are, too."""
-    if rates_finite is None:
+def undo_window(optimizer, calm):
+    """Takes back the count of the micro-batches of a window, unless it is calm.
+
+    All but the last: that is not counted, since its step is skipped.
+    """
+    applied = iteration_variable(optimizer)
+    steps = read(applied)
+    undone = backend.scalars.cast(backend.scalars.logical_not(calm), applied.dtype)
+    assign(applied, steps - undone * (optimizer.gradient_accumulation_steps - 1))
+
+
+def _restricted(found, permitted):
+    """Returns a `Measurement` that is finite only if the step is permitted, too."""
+    if permitted is None:
         return found
-    return found._replace(
-        finite=backend.scalars.logical_and(found.finite, rates_finite)
-    )
+    return found._replace(finite=both(permitted, found.finite))
+
+
+def both(permitted, flag):
+    """Returns whether both are true, of which the first may be None for true."""
+    return flag if permitted is None else backend.scalars.logical_and(permitted, flag)
 
 
 def _without_slots(variables):

@@ -9,7 +9,8 @@ In this order, so that files go both ways:
 - `step_counter` and `dynamic_scale`, of the loss-scale policy;
 - the variables of the inner optimizer;
 - what else the loss-scale policy keeps, and the float32 number of each weight that has
-  a master, whatever the kind of masters.
+  a master, whatever the kind of masters;
+- the history of a spike guard, if there is one.
 """
 
 import keras
@@ -52,13 +53,18 @@ class StateFile:
     def variables(self):
         """The variables that are saved, in the order of the file."""
         masters = self._masters.numbers if self._masters else ()
-        return [*self._variables_but_masters, *masters]
+        return [*self._variables_but_masters, *masters, *self._of_spikes]
 
     @property
     def in_memory(self):
         """The variables that the optimizer has: what it keeps in place of numbers."""
         masters = self._masters.variables if self._masters else ()
-        return [*self._variables_but_masters, *masters]
+        return [*self._variables_but_masters, *masters, *self._of_spikes]
+
+    @property
+    def _of_spikes(self):
+        spikes = self._optimizer._spikes
+        return [] if spikes is None else spikes.variables
 
     @property
     def _masters(self):
@@ -111,6 +117,12 @@ class StateFile:
                 as somebody saves it who knows no `save`. Defaults to `False`.
         """
         variables = self._variables_in(store)
+        if variables is None or not self._has_this_history(variables, store):
+            # Perhaps of an optimizer with a spike guard, or with another window.
+            without = _without_spikes(store)
+            others = self._variables_in(without)
+            if others is not None:
+                variables, store = others, without
         if variables is None:
             # What Keras does: a model may be loaded without its optimizer.
             warn(
@@ -144,6 +156,8 @@ class StateFile:
         policy = self._optimizer.loss_scale_policy
         counters.reset()
         policy.reset()
+        if self._optimizer._spikes is not None:
+            self._optimizer._spikes.reset()
         # A number: on PyTorch an array would change with the variable.
         unused, own = self._unused, float(ops.convert_to_numpy(self._unused))
         numbers = self._numbers
@@ -174,8 +188,11 @@ class StateFile:
         """Returns the variables whose values are stored; None for another layout."""
         first, inner = self._first_variables, self._optimizer.inner_optimizer
         is_built = self._optimizer.built
+        all_variables = self.variables
         layouts = [
-            self.variables,
+            all_variables,
+            # Of an optimizer without a spike guard.
+            all_variables[: len(all_variables) - len(self._of_spikes)],
             # Of an optimizer without masters, as ours was of bfloat16 weights. They
             # restart where the weights differ.
             self._variables_but_masters,
@@ -196,6 +213,13 @@ class StateFile:
             return variables
         return variables if _count_fitting(variables, store) == len(variables) else None
 
+    def _has_this_history(self, variables, store):
+        """Whether the history of spikes in a store, if any, is one of this length."""
+        history = self._of_spikes
+        if not history or variables[-1] is not history[-1]:
+            return True
+        return _fits(history[0], store[str(len(variables) - len(history))])
+
     def _hint_at_other_layouts(self):
         if not self._optimizer.built:
             return " The optimizer has not been built yet."
@@ -206,6 +230,17 @@ class StateFile:
                 "(`master_weights`) and one without have not the same state."
             )
         return ""
+
+
+# The variables of a spike guard: see `SpikeHistory`.
+_SPIKES = 2
+
+
+def _without_spikes(store):
+    """Returns a store without the last two entries, those of a spike guard."""
+    names = set(store.keys())
+    count = max(len(names) - _SPIKES, 0)
+    return {str(i): store[str(i)] for i in range(count) if str(i) in names}
 
 
 def _count_fitting(variables, store):

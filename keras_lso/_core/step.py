@@ -22,16 +22,18 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._core.checks import is_number, warn
-from keras_lso._core.fused_step import Choice
+from keras_lso._core.fused_step import Choice, both, undo_window
 from keras_lso._core.gradients import reduce_gradients
 from keras_lso._keras_internals.distribution import reduced_gradients
 from keras_lso._keras_internals.optimizers import (
+    accumulators_of,
     as_accumulated,
     cast,
     clips_by_the_norm_of_all,
     dtypes_as_applied,
     have_rates,
     index_of,
+    iteration_variable,
     largest_window,
     optimizers_in,
     sums_of,
@@ -49,6 +51,7 @@ from keras_lso._keras_internals.variables import (
     overwritten,
     own_in_scope,
     read,
+    storage_of,
     tensors_of,
     variable_guards,
 )
@@ -326,6 +329,7 @@ class Step:
         self._optimizer, self._inner = optimizer, optimizer.inner_optimizer
         self._policy, self._masters = optimizer.loss_scale_policy, masters
         self._scaling, self._counters = optimizer._scaling, optimizer._counters
+        self._spikes = optimizer._spikes
         self._optimizers = optimizers_in(self._inner)
         self._hyperparameters = Hyperparameters(self._optimizers)
         self._plan = None
@@ -377,22 +381,24 @@ class Step:
         amax = self._policy.needs_amax
         if stray:
             found = backend.measure(present, amax, inv_scale, are_alike=are_alike)
-            rates_finite = backend.scalar(False, "bool")
+            permitted = backend.scalar(False, "bool")
         elif plan.fused:
             if not all(plan.has_gradient):
                 warn_of_missing(self._inner, grads, plan.variables)
-            found, rates_finite = plan.fused.take(present, inv_scale, amax, are_alike)
+            found, permitted = plan.fused.take(
+                present, inv_scale, amax, are_alike, self._spikes
+            )
         else:
             found = self._measured(plan, present, amax, inv_scale, are_alike)
-            rates_finite = self._let_inner_update(plan, grads, found.finite, scaled)
+            permitted = self._let_inner_update(plan, grads, found, scaled)
         if self._counters.overflows is not None:
             variables = compress(plan.variables, plan.has_gradient)
             positions = [index_of(self._optimizer, v) for v in variables]
             applied = self._as_applied(plan, present, inv_scale)
             self._counters.note_overflows(applied, positions)
-        if stray or (rates_finite is not None and backend.known(rates_finite) is False):
+        if stray or (permitted is not None and backend.known(permitted) is False):
             self.warn_of_rates()
-        self._move_scale(found, rates_finite, grads, plan, inv_scale, update_scale)
+        self._move_scale(found, permitted, grads, plan, inv_scale, update_scale)
 
     def _measured(self, plan, grads, amax, inv_scale, are_alike):
         """Returns the `Measurement` of what the inner optimizer's own step applies."""
@@ -404,7 +410,7 @@ class Step:
             inv_scale * (2 * window) if window else inv_scale,
             are_alike=are_alike,
             # Keras makes NaN of gradients whose norm overflows.
-            norm=clips_by_the_norm_of_all(inner),
+            norm=clips_by_the_norm_of_all(inner) or self._spikes is not None,
         )
         if plan.dtypes is None:
             return found
@@ -431,16 +437,17 @@ class Step:
             applied.append(grad)
         return applied
 
-    def _let_inner_update(self, plan, grads, finite, are_scaled):
-        """Lets the inner optimizer step; returns whether its rates are finite."""
+    def _let_inner_update(self, plan, grads, found, are_scaled):
+        """Lets the inner optimizer step; returns whether finite gradients may be."""
         inner, masters = self._inner, self._masters
         variables, trained = plan.variables, plan.trained
         # Before anything changes: a schedule may raise an error.
-        rates_finite = backend.are_finite(
+        permitted = backend.are_finite(
             rates_of(have_rates(self._optimizers), plan.has_float16)
         )
-        if rates_finite is not None:
-            finite = backend.scalars.logical_and(finite, rates_finite)
+        if self._spikes is not None:
+            permitted = self._judged(plan, grads, found, permitted, are_scaled)
+        finite = both(permitted, found.finite)
 
         def update(grads):
             # Read here: each replica runs this, with its own gradients.
@@ -453,7 +460,32 @@ class Step:
         state = variables + masters.variables + inner.variables
         own_in_scope(state)
         backend.run_if(finite, update, grads, state)
-        return rates_finite
+        return permitted
+
+    def _judged(self, plan, grads, found, permitted, are_scaled):
+        """Returns whether the inner optimizer may step, and this is no outlier."""
+        windows = [o for o in have_rates(self._optimizers) if largest_window(o)]
+        finite = both(permitted, found.finite)
+        if not windows:
+            return both(permitted, self._spikes.judge(found.norm, finite))
+        [optimizer] = windows
+        count = optimizer.gradient_accumulation_steps
+        may_end = (read(iteration_variable(optimizer)) + 1) % count == 0
+        is_last = backend.scalars.logical_and(finite, may_end)
+        present = list(compress(grads, plan.has_gradient))
+        trained = list(compress(plan.trained, plan.has_gradient))
+        sums = sums_of(self._inner, trained)
+        unscaled = backend.unscaled(present, self._scaling.inv_scale(are_scaled))
+        totals = [
+            backend.to_dense(g) + ops.convert_to_tensor(total)
+            for g, total in zip(unscaled, sums, strict=True)
+        ]
+        norm = backend.measure(totals, inv_scale=1.0 / count, norm=True).norm
+        calm = self._spikes.judge(norm, is_last)
+        is_dropped = backend.scalars.logical_not(calm)
+        backend.clear(storage_of(accumulators_of(optimizer)), is_dropped)
+        undo_window(optimizer, calm)
+        return both(permitted, calm)
 
     def _unscaled(self, plan, grads, are_scaled):
         """Returns gradients in float32 or wider; None, and what overwrites, stays."""
@@ -474,21 +506,21 @@ class Step:
             for g, is_of_loss in zip(grads, of_loss, strict=True)
         ]
 
-    def _move_scale(self, found, rates_finite, grads, plan, inv_scale, update_scale):
+    def _move_scale(self, found, permitted, grads, plan, inv_scale, update_scale):
         """Counts the step, and moves the loss scale by what was found."""
         has_counted = plan.fused is None
         all_finite = self._counters.count(
-            found.finite, rates_finite, update_scale, has_counted
+            found.finite, permitted, update_scale, has_counted
         )
         if self._policy.needs_amax:
             amax = _largest_of_the_loss(found, grads, plan) * inv_scale
         else:
             amax = None
-        if rates_finite is None:
+        if permitted is None:
             self._update_scale(all_finite, amax, update_scale)
         else:
             self._update_scale_unless_kept(
-                found.finite, rates_finite, all_finite, amax, update_scale
+                found.finite, permitted, all_finite, amax, update_scale
             )
 
     def _update_scale(self, all_finite, amax, update_scale):
@@ -497,10 +529,10 @@ class Step:
         if update_scale:
             self._policy.step(all_finite, amax)
 
-    def _update_scale_unless_kept(self, finite, rates_finite, *arguments):
-        """Updates the loss scale, but where finite gradients met a rate that is not."""
+    def _update_scale_unless_kept(self, finite, permitted, *arguments):
+        """Updates the loss scale, but where finite gradients were not permitted."""
         scalars = backend.scalars
-        keeps = scalars.logical_and(finite, scalars.logical_not(rates_finite))
+        keeps = scalars.logical_and(finite, scalars.logical_not(permitted))
         moved = [*self._policy.variables, *self._counters.moved_with_scale]
         before = backend.copies_of(live_storage_of(moved))
         self._update_scale(*arguments)

@@ -59,6 +59,9 @@ class GuardedOptimizer(LossScaleOptimizer):
             for 16 bits: by 4 bytes a weight (`"float32"`, True), by 2
             (`"remainder"`), by rounding at random (`"stochastic"`), or not (False).
             Defaults to `"auto"`. `keras_lso.LossScaleOptimizer` says more.
+        spike_guard: A `keras_lso.SpikeGuard`, which says by the norm of the gradients
+            which steps are outliers. These are skipped as well. Defaults to `None`:
+            none is.
         name: String. The name of the optimizer. Defaults to `"guarded_optimizer"`.
 
     Attributes:
@@ -87,12 +90,19 @@ class GuardedOptimizer(LossScaleOptimizer):
     _scaling_class = NoLossScaling
 
     def __init__(
-        self, inner_optimizer, *, master_weights="auto", name=DEFAULT_NAME, **kwargs
+        self,
+        inner_optimizer,
+        *,
+        master_weights="auto",
+        spike_guard=None,
+        name=DEFAULT_NAME,
+        **kwargs,
     ):
         refuse_unsupported(kwargs, "GuardedOptimizer")
         check_inner_optimizer(inner_optimizer)
         name = DEFAULT_NAME if name is None else name
-        self._wrap(inner_optimizer, NoLossScale(), master_weights, name)
+        policy = NoLossScale()
+        self._wrap(inner_optimizer, policy, master_weights, name, spike_guard)
         self._state.say_that_there_is_no_scale()
         clear_loss_scale_factor(inner_optimizer)
 
@@ -128,4 +138,7 @@ class GuardedOptimizer(LossScaleOptimizer):
         config = {"name": self.name, "inner_optimizer": config_of(self.inner_optimizer)}
         if self.master_weights != "auto":
             config["master_weights"] = self.master_weights
+        if self.spike_guard is not None:
+            guard = keras.saving.serialize_keras_object(self.spike_guard)
+            config["spike_guard"] = guard
         return config

@@ -63,8 +63,8 @@ def data():
 @pytest.mark.one_backend
 def test_the_signature():
     assert str(inspect.signature(GuardedOptimizer)) == (
-        "(inner_optimizer, *, master_weights='auto', name='guarded_optimizer', "
-        "**kwargs)"
+        "(inner_optimizer, *, master_weights='auto', spike_guard=None, "
+        "name='guarded_optimizer', **kwargs)"
     )
 
 

@@ -16,6 +16,7 @@ from tools.faults import (
     reports,
     rules,
     schedules,
+    spikes,
     state,
     stateless,
 )
@@ -23,6 +24,7 @@ from tools.faults import (
 AREAS = (
     loss_scale_optimizer,
     guards,
+    spikes,
     master_weights,
     plans,
     accumulation,

@@ -1,0 +1,195 @@
+"""A Transformer that meets a few damaged batches, with a spike guard and without.
+
+    python examples/spikes.py [--steps 400] [--output .]
+
+One small language model is trained twice on Python's manual, from the same weights, on
+the same batches in the same order, by Adam: once in a `GuardedOptimizer` alone, once
+with a `SpikeGuard`. The script prints a table and writes `spikes.png`. It trains on the
+backend in KERAS_BACKEND, in a minute on a CPU.
+
+The damage. From the middle of the training on, four batches are of a file that was
+damaged: a stretch of it is one byte, over and over. All numbers are finite, so that no
+check for overflows finds them. The model is sure that no such text follows, and the
+gradients are many times as large as those of other batches.
+
+What the two runs do. Without the guard the model learns from such a batch that every
+character is followed by that byte. It takes dozens of steps to unlearn, since Adam's
+momentum goes on in that direction, and its second moments, which have grown, shorten
+the steps that lead back. With the guard the norm of the gradients is more than six
+standard deviations above those of the last steps, and the batch changes nothing.
+"""
+
+import argparse
+import pathlib
+import pydoc_data.topics
+import time
+
+import keras
+import matplotlib
+import numpy as np
+from keras import layers, ops
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+import keras_lso
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+LENGTH, BATCH_SIZE = 32, 16  # characters in a window, windows in a batch
+WIDTH, HEADS, BLOCKS = 48, 4, 2
+DAMAGED = 4  # batches
+EVERY = 2  # steps between two looks at the loss on text that was not damaged
+
+WITHOUT, WITH = "without a guard", "with SpikeGuard"
+# "C0" and "C1" are the first colours of matplotlib's style.
+STYLES = {
+    WITHOUT: {"color": "C1", "linewidth": 1.8},
+    WITH: {"color": "C0", "linewidth": 1.8},
+}
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--steps", type=int, default=320, help="at least 20")
+    parser.add_argument("--output", type=pathlib.Path, default=pathlib.Path("."))
+    arguments = parser.parse_args()
+    arguments.output.mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
+    damaged = damaged_steps(arguments.steps)
+    runs = {name: train(name, arguments.steps, damaged) for name in STYLES}
+    picture = arguments.output / "spikes.png"
+    draw(runs, damaged, picture)
+    console = Console(highlight=False)
+    console.print(make_table(runs))
+    console.print(
+        f"Damaged batches: steps {', '.join(map(str, damaged))} of {arguments.steps}. "
+        f"Trained on {keras.backend.backend()}. Wrote {picture}. All of it took "
+        f"{time.perf_counter() - start:.0f} s."
+    )
+
+
+def damaged_steps(steps):
+    """Returns at which steps the batches are damaged, a list."""
+    middle = steps // 2
+    return [middle + (steps - middle) * i // DAMAGED for i in range(DAMAGED)]
+
+
+def load_text():
+    """Returns Python's manual as numbers, and the size of its alphabet."""
+    text = "\n\n".join(pydoc_data.topics.topics.values())
+    alphabet, numbers = np.unique(list(text), return_inverse=True)
+    return numbers.astype("int32"), len(alphabet)
+
+
+def windows_at(starts, numbers):
+    """Returns windows of the text as inputs, and each one character on as targets."""
+    windows = numbers[starts[:, None] + np.arange(LENGTH + 1)]
+    return windows[:, :-1], windows[:, 1:]
+
+
+def batches(numbers, steps, damaged):
+    """Yields the batches, the same ones each time."""
+    random = np.random.default_rng(0)
+    for step in range(steps):
+        starts = random.integers(len(numbers) - LENGTH, size=BATCH_SIZE)
+        x, y = windows_at(starts, numbers)
+        # The first character of the alphabet: a tabulator or a line break.
+        yield (np.zeros_like(x), np.zeros_like(y)) if step in damaged else (x, y)
+
+
+def build_model(characters):
+    """Returns a Transformer, with the same weights each time."""
+    keras.utils.set_random_seed(0)
+    inputs = keras.Input((LENGTH,), dtype="int32")
+    places = ops.cumsum(ops.ones_like(inputs), axis=1) - 1
+    x = layers.Embedding(characters, WIDTH)(inputs)
+    x = x + layers.Embedding(LENGTH, WIDTH)(places)
+    for _ in range(BLOCKS):
+        normal = layers.LayerNormalization()(x)
+        attention = layers.MultiHeadAttention(HEADS, WIDTH // HEADS)
+        x = x + attention(normal, normal, use_causal_mask=True)
+        normal = layers.LayerNormalization()(x)
+        x = x + layers.Dense(WIDTH)(layers.Dense(4 * WIDTH, activation="relu")(normal))
+    x = layers.LayerNormalization()(x)
+    return keras.Model(inputs, layers.Dense(characters)(x))
+
+
+# --8<-- [start:optimizer]
+def make_optimizer(name, steps):
+    adam = keras.optimizers.Adam(2e-3)
+    guard = None
+    if name == WITH:
+        # Half of the training is over before the first batch is damaged.
+        warmup = max(2, steps // 8)
+        guard = keras_lso.SpikeGuard(threshold=6.0, window=2 * warmup, warmup=warmup)
+    return keras_lso.GuardedOptimizer(adam, spike_guard=guard)
+
+
+# --8<-- [end:optimizer]
+
+
+def train(name, steps, damaged):
+    """Trains a model; returns its losses on text that was not damaged."""
+    numbers, characters = load_text()
+    model = build_model(characters)
+    optimizer = make_optimizer(name, steps)
+    loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss_fn)
+    # All over the text. (The manual repeats itself: no part of it is new.)
+    starts = np.linspace(0, len(numbers) - LENGTH - 1, 64).astype(int)
+    x, y = windows_at(starts, numbers)
+    losses = []
+    for step, batch in enumerate(batches(numbers, steps, damaged)):
+        model.train_on_batch(*batch)
+        if (step + 1) % EVERY == 0:
+            losses.append(float(model.test_on_batch(x, y)))
+    return {
+        "losses": losses,
+        "skipped": int(optimizer.skipped_spikes),
+        "applied": int(optimizer.iterations),
+    }
+
+
+def make_table(runs):
+    title = "A two-layer Transformer, four damaged batches"
+    table = Table(title=title, box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("Adam", no_wrap=True)
+    columns = ("highest loss\nsince the first", "final\nloss", "steps\napplied")
+    for name in (*columns, "spikes\nskipped"):
+        table.add_column(name, justify="right")
+    for name, run in runs.items():
+        later = run["losses"][len(run["losses"]) // 2 :]
+        table.add_row(
+            name,
+            f"{max(later):.2f}",
+            f"{run['losses'][-1]:.3f}",
+            str(run["applied"]),
+            str(run["skipped"]),
+        )
+    return table
+
+
+def draw(runs, damaged, path):
+    """Draws the losses of both, and where the batches are damaged."""
+    figure, axis = plt.subplots(figsize=(7.2, 3.6), layout="constrained")
+    for name, run in runs.items():
+        steps = EVERY * np.arange(1, len(run["losses"]) + 1)
+        axis.plot(steps, run["losses"], label=name, **STYLES[name])
+    for i, step in enumerate(damaged):
+        label = None if i else "damaged batch"
+        axis.axvline(step, color="gray", linestyle=":", linewidth=1.0, label=label)
+    # The first steps fall from far above.
+    middle = runs[WITH]["losses"][len(runs[WITH]["losses"]) // 2]
+    axis.set_ylim(top=1.2 * middle)
+    axis.set_xlabel("step")
+    axis.set_ylabel("loss on undamaged text\n(nats a character)")
+    axis.spines[["top", "right"]].set_visible(False)
+    axis.legend(frameon=False)
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    main()

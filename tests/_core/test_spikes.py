@@ -1,0 +1,365 @@
+"""Steps whose gradients are outliers are skipped, by a `SpikeGuard`."""
+
+import keras
+import numpy as np
+import pytest
+from keras import ops
+
+import keras_lso
+from testing.beside_keras import WAYS, bits, take
+from testing.spikes import Model, by_levanter, by_olmo
+
+K = keras.optimizers
+each_way = pytest.mark.parametrize("way", WAYS)
+# One pass, and steps that the inner optimizer takes by itself.
+MAKES = {
+    "momentum": lambda **told: K.SGD(0.01, momentum=0.9, **told),
+    "adam": lambda **told: K.Adam(0.01, **told),
+    "lars": lambda **told: keras_lso.LARS(0.01, **told),
+    "adadelta": lambda **told: K.Adadelta(1.0, **told),
+}
+
+
+def guarded(make=K.SGD, guard=None, **told):
+    guard = guard or keras_lso.SpikeGuard(3.0, window=8, warmup=4)
+    optimizer = keras_lso.LossScaleOptimizer(
+        make(**told), initial_scale=4.0, spike_guard=guard
+    )
+    variables = [keras.Variable(np.ones(s, "float32")) for s in ((3, 4), (5,))]
+    optimizer.build(variables)
+    return optimizer, variables
+
+
+def gradients(norm, seed=0, scale=4.0):
+    """Gradients of 17 elements together, with a norm."""
+    random = np.random.default_rng(seed)
+    found = [random.normal(size=s) for s in ((3, 4), (5,))]
+    size = np.sqrt(sum((g**2).sum() for g in found))
+    return [
+        ops.convert_to_tensor((g / size * norm * scale).astype("float32"))
+        for g in found
+    ]
+
+
+def applied(optimizer, variables, norms):
+    """Takes a step of each norm; returns which were applied."""
+    found = []
+    for i, norm in enumerate(norms):
+        optimizer.apply(gradients(norm, i), variables, scaled=True, update_scale=True)
+        found.append(bool(optimizer.last_step_applied))
+    return found
+
+
+def recorded(kind, length=60):
+    """Sequences of norms: calm, with single spikes, with a new level, growing."""
+    random = np.random.default_rng(3)
+    norms = random.lognormal(0.0, 0.2, length)
+    if kind == "spikes":
+        norms[[20, 21, 35, 50]] *= [30.0, 1e4, 8.0, 1e6]
+    if kind == "level":
+        norms[30:] *= 50.0
+    if kind == "huge level":
+        norms[30:] *= 1e15
+    if kind == "falling":
+        norms *= np.geomspace(1, 1e-3, length)
+    return norms
+
+
+KINDS = ["calm", "spikes", "level", "huge level", "falling"]
+
+
+@each_way
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+def test_the_steps_that_are_skipped_are_the_models(make, kind, way, monkeypatch):
+    take(way, monkeypatch)
+    optimizer, variables = guarded(make)
+    model, norms = Model(optimizer.spike_guard), recorded(kind)
+    assert applied(optimizer, variables, norms) == [model.applies(n) for n in norms]
+    assert int(optimizer.skipped_spikes) == model.skipped
+    assert int(optimizer.skipped_steps) == model.skipped
+    assert int(optimizer.iterations) == len(norms) - model.skipped
+    assert kind == "calm" or (model.skipped > 0) is (kind != "falling")
+
+
+@pytest.mark.in_turn
+@pytest.mark.parametrize("kind", ["calm", "falling"])
+def test_calm_norms_are_judged_as_in_olmo_core_and_levanter(kind):
+    guard = keras_lso.SpikeGuard(6.0, window=16, warmup=8)
+    optimizer, variables = guarded(guard=guard)
+    norms = recorded(kind)
+    found = applied(optimizer, variables, norms)
+    assert found == by_olmo(norms, 16, 6.0) == by_levanter(norms, 16, 6.0)
+
+
+@pytest.mark.in_turn("torch")
+def test_a_spike_is_judged_as_in_olmo_core_and_the_next_one_as_in_levanter():
+    """OLMo-core keeps a spike in its history, where it hides the next one."""
+    norms = recorded("calm")
+    norms[[30, 34]] *= 20.0
+    guard = keras_lso.SpikeGuard(6.0, window=16, warmup=8)
+    optimizer, variables = guarded(guard=guard)
+    found = applied(optimizer, variables, norms)
+    assert [i for i, calm in enumerate(found) if not calm] == [30, 34]
+    assert found == by_levanter(norms, 16, 6.0)
+    assert found[:34] == by_olmo(norms, 16, 6.0)[:34]
+    assert by_olmo(norms, 16, 6.0)[34]
+
+
+@pytest.mark.in_turn("jax")
+def test_a_new_level_is_learned_where_levanter_skips_forever():
+    norms = recorded("level", 90)
+    optimizer, variables = guarded(guard=keras_lso.SpikeGuard(6.0, 16, 8))
+    found = applied(optimizer, variables, norms)
+    assert not found[30] and all(found[-40:])
+    assert not any(by_levanter(norms, 16, 6.0)[30:])
+
+
+@pytest.mark.in_turn
+@pytest.mark.parametrize("growth", [1.0, 10.0, 30.0])
+def test_no_more_than_a_window_of_steps_is_skipped_in_a_row(growth):
+    """Whatever the norms are: here they grow faster than the limit does."""
+    optimizer, variables = guarded()
+    norms = [*np.linspace(1, 1.1, 8), *(1e3 * growth ** np.arange(11))]
+    found = applied(optimizer, variables, norms)
+    skips = "".join("ax"[not calm] for calm in found).split("a")
+    assert 1 <= max(map(len, skips)) <= 8
+
+
+def test_no_step_is_judged_before_the_history_is_warm():
+    guard = keras_lso.SpikeGuard(3.0, window=16, warmup=4)
+    optimizer, variables = guarded(guard=guard)
+    assert applied(optimizer, variables, [1.0, 1.1, 1.2, 50.0]) == [True] * 4
+
+
+def test_a_history_that_is_not_full_judges_by_what_it_has():
+    guard = keras_lso.SpikeGuard(3.0, window=16, warmup=4)
+    optimizer, variables = guarded(guard=guard)
+    found = applied(optimizer, variables, [1.0, 1.1, 1.2, 1.1, 1.0, 2.0])
+    assert found == [True] * 5 + [False]
+
+
+def test_norms_that_differ_by_a_rounding_are_no_outliers():
+    optimizer, variables = guarded()
+    for _ in range(8):
+        optimizer.apply(gradients(1.0), variables, scaled=True)
+    assert applied(optimizer, variables, [1.000001, 1.0]) == [True] * 2
+
+
+@each_way
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
+@pytest.mark.parametrize("told", [{}, {"use_ema": True}, {"global_clipnorm": 1.0}])
+def test_a_spike_changes_nothing_but_the_history(make, told, way, monkeypatch):
+    take(way, monkeypatch)
+    optimizer, variables = guarded(make, **told)
+    applied(optimizer, variables, np.linspace(1, 1.2, 6))
+    kept = [*variables, *optimizer.inner_optimizer.variables]
+    kept += [optimizer.dynamic_scale, optimizer.step_counter]
+    before = bits(kept)
+    assert applied(optimizer, variables, [100.0]) == [False]
+    assert bits(kept) == before
+    assert applied(optimizer, variables, [1.0]) == [True]
+
+
+def test_the_scale_neither_falls_nor_grows_at_a_spike():
+    guard = keras_lso.SpikeGuard(3.0, window=8, warmup=4)
+    optimizer = keras_lso.LossScaleOptimizer(
+        K.SGD(0.01), initial_scale=4.0, dynamic_growth_steps=6, spike_guard=guard
+    )
+    w = [keras.Variable(np.ones(s, "float32")) for s in ((3, 4), (5,))]
+    applied(optimizer, w, np.linspace(1, 1.2, 5))
+    applied(optimizer, w, [100.0] * 2)
+    assert float(optimizer.loss_scale) == 4.0
+    assert int(optimizer.step_counter) == 5
+    applied(optimizer, w, [1.0])
+    assert float(optimizer.loss_scale) == 8.0
+
+
+def test_an_overflow_is_no_spike_and_does_not_enter_the_history():
+    optimizer, variables = guarded()
+    applied(optimizer, variables, np.linspace(1, 1.2, 5))
+    history = bits(optimizer._spikes.variables)
+    bad = gradients(1.0)
+    bad[0] = bad[0] * np.inf
+    optimizer.apply(bad, variables, scaled=True)
+    assert bits(optimizer._spikes.variables) == history
+    assert int(optimizer.skipped_spikes) == 0
+    assert int(optimizer.skipped_steps) == 1
+    assert float(optimizer.loss_scale) == 2.0
+
+
+def test_a_norm_above_the_largest_is_a_spike_from_the_first_step_on():
+    guard = keras_lso.SpikeGuard(window=8, warmup=4, max_norm=2.0)
+    optimizer, variables = guarded(guard=guard)
+    norms = [3.0, 1.0, 2.5, 1.1, *[5.0] * 12, 1.0]
+    found = applied(optimizer, variables, norms)
+    assert found == [n <= 2.0 for n in norms]
+
+
+def test_norms_are_unscaled():
+    optimizer, variables = guarded()
+    applied(optimizer, variables, np.linspace(1, 1.2, 6))
+    optimizer.loss_scale_policy.assign_scale(1024.0)
+    optimizer.apply(gradients(1.1, scale=1024.0), variables, scaled=True)
+    assert bool(optimizer.last_step_applied)
+    optimizer.apply(gradients(50.0, scale=1.0), variables, scaled=False)
+    assert not bool(optimizer.last_step_applied)
+
+
+def values(variables):
+    """As `bits`, but for the signs of zeros: Keras multiplies sums by 0."""
+    return [(ops.convert_to_numpy(v) + 0.0).tobytes() for v in variables]
+
+
+# --- Windows of micro-batches -------------------------------------------------------
+
+
+@each_way
+@pytest.mark.parametrize("name", ["adam", "adadelta"])
+def test_a_window_with_a_spike_is_taken_back(name, way, monkeypatch):
+    take(way, monkeypatch)
+    optimizer, variables = guarded(MAKES[name], gradient_accumulation_steps=3)
+    model = Model(optimizer.spike_guard)
+    kept = [*variables, *optimizer.inner_optimizer.variables]
+    sizes = np.random.default_rng(5).uniform(1.0, 1.3, (12, 3))
+    sizes[[6, 9], [1, 2]] *= 40.0
+    for i, window in enumerate(sizes):
+        before = values(kept)
+        grads = [gradients(size, 3 * i + j) for j, size in enumerate(window)]
+        for one in grads:
+            optimizer.apply(one, variables, scaled=True)
+        columns = [sum(map(ops.convert_to_numpy, c)) / 12.0 for c in zip(*grads)]  # noqa: B905
+        norm = np.sqrt(sum((c.astype("float64") ** 2).sum() for c in columns))
+        is_applied = model.applies(norm)
+        assert bool(optimizer.last_step_applied) is is_applied
+        assert (values(kept) == before) is (not is_applied)
+    assert int(optimizer.skipped_spikes) == model.skipped == 2
+    assert int(optimizer.iterations) == 10
+
+
+# --- State, configs and errors ------------------------------------------------------
+
+
+def stored(optimizer):
+    store = {}
+    optimizer.save_own_variables(store)
+    return store
+
+
+def test_a_resumed_run_judges_as_one_that_did_not_stop():
+    norms = recorded("spikes")
+    optimizer, variables = guarded()
+    applied(optimizer, variables, norms[:21])
+    new, others = guarded()
+    new.load_own_variables(stored(optimizer))
+    rest = norms[21:]
+    assert applied(new, others, rest) == applied(optimizer, variables, rest)
+    assert int(new.skipped_spikes) == int(optimizer.skipped_spikes) > 0
+
+
+@pytest.mark.parametrize("window", [8, 5, None])
+@pytest.mark.parametrize("other", [8, 5, None])
+def test_a_file_with_another_history_or_none_loads(window, other):
+    def make(length):
+        guard = length and keras_lso.SpikeGuard(3.0, length, 4)
+        optimizer = keras_lso.LossScaleOptimizer(
+            K.Adam(0.01), initial_scale=4.0, spike_guard=guard
+        )
+        variables = [keras.Variable(np.ones(s, "float32")) for s in ((3, 4), (5,))]
+        optimizer.build(variables)
+        return optimizer, variables
+
+    optimizer, variables = make(window)
+    applied(optimizer, variables, np.linspace(1, 1.2, 6))
+    new, others = make(other)
+    new.load_own_variables(stored(optimizer))
+    assert int(new.iterations) == 6
+    slots = optimizer.inner_optimizer.variables, new.inner_optimizer.variables
+    assert bits(slots[0]) == bits(slots[1])
+    is_same = window == other and window is not None
+    is_calm = applied(new, others, [100.0]) == [True]
+    assert is_calm is not is_same
+
+
+@pytest.mark.parametrize("cls", ["LossScaleOptimizer", "GuardedOptimizer"])
+def test_a_config_has_the_guard(cls):
+    guard = keras_lso.SpikeGuard(5.0, 32, 16, 100.0)
+    optimizer = getattr(keras_lso, cls)(K.SGD(), spike_guard=guard)
+    config = optimizer.get_config()
+    again = type(optimizer).from_config(config)
+    assert again.spike_guard == guard and again.spike_guard is not guard
+    assert repr(guard) == (
+        "SpikeGuard(threshold=5.0, window=32, warmup=16, max_norm=100.0)"
+    )
+    assert "spike_guard" not in getattr(keras_lso, cls)(K.SGD()).get_config()
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    "told, message",
+    [
+        ({"threshold": 0.0}, "threshold"),
+        ({"threshold": "six"}, "threshold"),
+        ({"window": 1}, "window"),
+        ({"window": 2.5}, "window"),
+        ({"warmup": 1}, "warmup"),
+        ({"max_norm": -1.0}, "max_norm"),
+        ({"max_norm": float("inf")}, "max_norm"),
+    ],
+)
+def test_arguments_are_checked(told, message):
+    with pytest.raises(ValueError, match=f"Argument `{message}` must"):
+        keras_lso.SpikeGuard(**told)
+
+
+@pytest.mark.one_backend
+def test_what_is_no_guard_is_refused():
+    with pytest.raises(TypeError, match="SpikeGuard"):
+        keras_lso.LossScaleOptimizer(K.SGD(), spike_guard=6.0)
+
+
+@pytest.mark.one_backend
+def test_a_guard_cannot_be_replaced():
+    optimizer, _ = guarded()
+    with pytest.raises(AttributeError, match="spike_guard"):
+        optimizer.spike_guard = None
+
+
+def test_without_a_guard_there_are_no_spikes():
+    optimizer = keras_lso.LossScaleOptimizer(K.SGD())
+    assert int(optimizer.skipped_spikes) == 0
+
+
+@pytest.mark.skipif(
+    keras.backend.backend() == "tensorflow", reason="TensorFlow has no stateless_apply"
+)
+def test_a_stateless_step_judges_as_a_step():
+    (one, variables), (other, others) = guarded(), guarded()
+    state = [v.value for v in one.variables]
+    weights = [v.value for v in variables]
+    for i, norm in enumerate(recorded("spikes")[:24]):
+        weights, state = one.stateless_apply(
+            state, gradients(norm, i), weights, scaled=True
+        )
+        other.apply(gradients(norm, i), others, scaled=True)
+    assert bits(state) == bits(other.variables)
+    assert int(other.skipped_spikes) > 0
+
+
+def test_statistics_are_kept_at_a_spike():
+    model = keras.Sequential(
+        [keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
+    )
+    guard = keras_lso.SpikeGuard(3.0, window=8, warmup=4)
+    model.compile(keras_lso.GuardedOptimizer(K.SGD(1e-4), spike_guard=guard), "mse")
+    keras_lso.protect_statistics(model)
+    random = np.random.default_rng(0)
+    x, y = random.normal(size=(32, 4)), random.normal(size=(32, 1))
+    for _ in range(6):
+        model.train_on_batch(x, y)
+    before = bits(model.weights)
+    model.train_on_batch(x + 5.0, y * 1e6)
+    assert int(model.optimizer.skipped_spikes) == 1
+    assert bits(model.weights) == before
