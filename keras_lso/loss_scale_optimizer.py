@@ -8,7 +8,11 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._core import configs, methods
-from keras_lso._core.checks import check_callable_rate, check_config
+from keras_lso._core.checks import (
+    check_callable_rate,
+    check_config,
+    warn_of_micro_batches,
+)
 from keras_lso._core.counters import StepCounters
 from keras_lso._core.gradients import as_list, check_trainable, pair_gradients
 from keras_lso._core.master_weights import MasterWeights, check_argument
@@ -262,6 +266,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
             track_variable(self, variable)
         self._finish_build(variables)
         masters.warn_of_epsilons(inner)
+        warn_of_micro_batches(inner)
 
     # --- Before gradients are applied ---------------------------------------
 
