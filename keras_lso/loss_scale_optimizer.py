@@ -95,7 +95,8 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
     With `gradient_accumulation_steps` on the inner optimizer, a micro-batch that
     overflows is dropped whole, and the window waits for the next finite one.
     A learning-rate schedule counts finite micro-batches there, as Keras's
-    optimizers have it, while `iterations` counts updates.
+    optimizers have it, while `iterations` counts updates. In a
+    `keras_lso.schedules.PerUpdate` it counts updates as well.
 
     Args:
         inner_optimizer: The `keras.optimizers.Optimizer` to wrap.

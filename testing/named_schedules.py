@@ -104,7 +104,11 @@ def cyclical(mode, n):
 
     schedule = schedules.Cyclical(0.01, 0.7, n, mode, gamma)
     middle = None if mode == "exponential" else 0.7
-    return schedule, formula, {0: 0.01, n: middle, 2 * n: 0.01, 3 * n: None, 8 * n: 0.01}
+    return (
+        schedule,
+        formula,
+        {0: 0.01, n: middle, 2 * n: 0.01, 3 * n: None, 8 * n: 0.01},
+    )
 
 
 def per_update(n):

@@ -73,9 +73,11 @@ class InverseSquareRoot(LearningRateSchedule):
         steps = elapsed(step)
         timescale = self.timescale or self.warmup_steps or _DEFAULT_TIMESCALE
         later = clipped(since(steps, self.warmup_steps), 0, LARGEST_STEP)
-        part, _ = shares(float32(float(timescale)), in_float32(later))
-        rate = self.learning_rate * ops.sqrt(part)
-        return warmed_up(steps, self.warmup_steps, 0.0, self.learning_rate, rate)
+        part, done = shares(float32(float(timescale)), in_float32(later))
+        top = self.learning_rate
+        # TensorFlow may make an approximate `rsqrt` of the two.
+        rate = ops.where(done > 0, top * ops.sqrt(part), float32(top))
+        return warmed_up(steps, self.warmup_steps, 0.0, top, rate)
 
     def get_config(self):
         return {

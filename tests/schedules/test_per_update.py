@@ -98,7 +98,9 @@ def test_a_schedule_that_counts_micro_batches_is_warned_of_once():
 
 @pytest.mark.one_backend
 def test_the_line_to_write_is_one_that_is_not_warned_of():
-    line = "SGD(keras_lso.schedules.PerUpdate(schedule, 3), gradient_accumulation_steps=3)"
+    line = (
+        "SGD(keras_lso.schedules.PerUpdate(schedule, 3), gradient_accumulation_steps=3)"
+    )
     [message] = warnings_of_build(wrap(WARMUP))
     assert line in message
     names = {"SGD": K.SGD, "keras_lso": keras_lso, "schedule": WARMUP}

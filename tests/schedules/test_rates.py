@@ -112,7 +112,10 @@ def test_no_public_schedule_is_missing_in_this_file():
             Cyclical(0.2, 0.6, 1, "triangular2"),
             {0: 0.2, 1: 0.6, 2: 0.2, 3: 0.4, 5: 0.3, 401: 0.2},
         ),
-        (Cyclical(0.0, 0.8, 1, "exponential", 0.5), {0: 0, 0.5: 0.8 * 0.5**1.5, 3: 0.1}),
+        (
+            Cyclical(0.0, 0.8, 1, "exponential", 0.5),
+            {0: 0, 0.5: 0.8 * 0.5**1.5, 3: 0.1},
+        ),
         (Cyclical(0.2, 0.8, 2**31 - 1), {0: 0.2, 2**30: 0.5, 2**31 - 1: 0.8}),
         (PerUpdate(LinearWarmup(0.8, 4), 2), {0: 0.0, 1: 0.0, 2: 0.2, 7: 0.6, 8: 0.8}),
         (PerUpdate(LinearWarmup(0.8, 4), 1), {0: 0.0, 1: 0.2, 3: 0.6}),
