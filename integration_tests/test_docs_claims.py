@@ -170,10 +170,10 @@ def test_the_lines_that_confirm_run(wrapper, clean, capsys):
     names |= {"x": X, "y": X[:, :1]}
     rows = table_of("docs/troubleshooting.md", "what you see")
     lines = [code for row in rows for code in code_in(row[1])]
-    assert len(lines) == 7
+    assert len(lines) == 8
     for line in lines:
         exec(line, names)
-    assert len(capsys.readouterr().out.splitlines()) == 7
+    assert len(capsys.readouterr().out.splitlines()) == 8
 
 
 @pytest.mark.default_backend("torch")
@@ -499,6 +499,7 @@ class CountsItsCalls(keras.optimizers.schedules.LearningRateSchedule):
         return ops.cast(step, "float32") + 1.0
 
 
+@pytest.mark.filterwarnings("ignore:.*counts micro-batches:UserWarning")
 @pytest.mark.parametrize(
     "wrap",
     [lambda o: o, keras.optimizers.LossScaleOptimizer, keras_lso.LossScaleOptimizer],
