@@ -42,6 +42,7 @@ ON_ONE_BACKEND = {
     "docs/open-seq2seq.md": "jax",
     "docs/policies.md": "torch",
     "docs/saving.md": "torch",
+    "docs/schedules.md": "torch",
     "docs/troubleshooting.md": "torch",
 }
 
