@@ -126,10 +126,12 @@ def make_classifier(backbone):
 # --8<-- [start:optimizer]
 def make_adamw(batches):
     """Returns the AdamW of a fine-tuning of so many batches."""
-    # Schedules count batches, also where several of them make an update.
-    decay = keras.optimizers.schedules.PolynomialDecay(5e-3, batches)
+    updates = batches // ACCUMULATED
+    decay = keras.optimizers.schedules.PolynomialDecay(5e-3, updates)
+    warmup = keras_lso.schedules.LinearWarmup(decay, warmup_steps=max(1, updates // 10))
     adamw = keras.optimizers.AdamW(
-        keras_lso.schedules.LinearWarmup(decay, warmup_steps=max(1, batches // 10)),
+        # Keras's optimizers call a schedule with the number of the batch.
+        keras_lso.schedules.PerUpdate(warmup, ACCUMULATED),
         weight_decay=0.01,
         global_clipnorm=1.0,
         gradient_accumulation_steps=ACCUMULATED,

@@ -42,6 +42,7 @@ ON_ONE_BACKEND = {
     "docs/open-seq2seq.md": "jax",
     "docs/policies.md": "torch",
     "docs/saving.md": "torch",
+    "docs/schedules.md": "torch",
     "docs/troubleshooting.md": "torch",
 }
 
@@ -381,7 +382,31 @@ def check_scaling(names):
     assert steps == (2 if BACKEND == "tensorflow" else 1)
 
 
+def check_schedules(names):
+    rate, warmup, steps = (names[name] for name in ("rate", "warmup", "steps"))
+    # At the same rate and length, as in the picture.
+    for name, schedule in names["schedules"].items():
+        rates = [float(schedule(step)) for step in range(0, steps + 1, warmup // 4)]
+        assert max(rates) == np.float32(rate), name
+        end = names["schedules"][name](2 * steps)
+        is_over = name not in ("InverseSquareRoot", "Cyclical")
+        assert not is_over or float(end) == rates[-1], name
+    last = names["schedules"]["WarmupStableDecay"](steps)
+    assert float(last) == 0.0
+    optimizer, by_batch = names["accumulating"], names["schedules"]["WarmupCosine"]
+    w = keras.Variable([1.0])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(2 * names["micro_batches"] + 1):
+            optimizer.apply([keras.ops.ones(1)], [w], scaled=False)
+    assert int(optimizer.iterations) == 2
+    assert float(optimizer.learning_rate) == float(by_batch(2))
+
+
 def check_troubleshooting(names):
+    # The first update of the warm-up has a rate of 0, and so have four micro-batches.
+    schedule = names["by_update"].optimizer.inner_optimizer._learning_rate
+    assert [float(schedule(i)) for i in (0, 3)] == [0.0, 0.0] and float(schedule(4)) > 0
     history = names["history"].history
     assert len(history["loss_scale"]) == len(history["skipped_steps"]) == 3
     assert [p.name for p in pathlib.Path("logs").iterdir()][0].startswith("events.")
@@ -434,6 +459,7 @@ CHECKS = {
     "docs/policies.md": check_policies,
     "docs/saving.md": check_saving,
     "docs/scaling.md": check_scaling,
+    "docs/schedules.md": check_schedules,
     "docs/troubleshooting.md": check_troubleshooting,
     "docs/which-setup.md": check_which_setup,
 }

@@ -16,6 +16,7 @@ import pytest
 from matplotlib.colors import to_rgb
 from matplotlib.figure import Figure
 
+from keras_lso import schedules
 from testing.visible import assert_visible
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
@@ -377,3 +378,24 @@ def test_float16_range_draws_the_values_before_and_after(example, picture):
         "gradients of loss: 50% become 0",
         "gradients of loss * 2**15: 0% become 0",
     ]
+
+
+# --- schedules.py -----------------------------------------------------------------
+
+
+def test_schedules_draws_a_panel_for_each_class(example, picture):
+    module = example("schedules")
+    panels = {name: module.rates_of(made) for name, made in module.PANELS.items()}
+    figure = picture(module.draw, panels)
+    assert [axis.get_title() for axis in figure.axes] == list(module.PANELS)
+    for axis, curves in zip(figure.axes, panels.values(), strict=True):
+        lines = axis.get_lines()
+        assert [line.get_label() for line in lines] == list(curves)
+        assert set(legend_of(axis.get_legend())) == set(curves)
+        for line, rates in zip(lines, curves.values(), strict=True):
+            # In thousandths; all but one of them reach the same rate.
+            np.testing.assert_allclose(line.get_ydata(), 1e3 * rates)
+            assert line.get_xdata()[-1] == 10
+            is_lowered = "gamma" in line.get_label()
+            assert (max(rates) == np.float32(module.RATE)) != is_lowered
+    assert all(name.startswith("Linear") or name in dir(schedules) for name in panels)

@@ -46,7 +46,9 @@ def backbone(policy):
 
 
 def make_optimizer():
-    rate = keras_lso.schedules.LinearWarmup(0.02, warmup_steps=2)
+    # Of micro-batches: a window has a rate that rises.
+    warmup = keras_lso.schedules.LinearWarmup(0.02, warmup_steps=2)
+    rate = keras_lso.schedules.PerUpdate(warmup, 1)
     inner = keras.optimizers.AdamW(
         rate, weight_decay=0.5, global_clipnorm=1.0, gradient_accumulation_steps=2
     )

@@ -399,6 +399,46 @@ def test_sgd_trains_with_the_rates_of_a_policy(case, make_meter, used_rates):
     assert_same_rates(used_rates(model), our_rates(make_policy(case), int))
 
 
+# Those that people look for by their names. What others call them, and their rates:
+# `test_schedules_by_name.py`.
+NAMED = {
+    "1-sqrt": lambda: schedules.WarmupStableDecay(0.8, 6, 20, 10, "1-sqrt", 0.01, 0.1),
+    "exponential": lambda: schedules.WarmupStableDecay(
+        0.8, 6, 20, 10, "exponential", 0.01
+    ),
+    "warmup-cosine": lambda: schedules.WarmupCosine(0.8, 6, 30, 0.01, 0.1),
+    "inverse-root": lambda: schedules.InverseSquareRoot(0.8, 6),
+    "one-cycle": lambda: schedules.OneCycle(0.8, STEPS),
+    "triangular2": lambda: schedules.Cyclical(0.1, 0.8, 5, "triangular2"),
+    "updates": lambda: schedules.PerUpdate(schedules.LinearWarmup(0.8, 6), 4),
+}
+
+
+@pytest.mark.parametrize("case", NAMED)
+def test_sgd_trains_with_the_rates_of_a_schedule(case, make_meter, used_rates):
+    schedule = NAMED[case]()
+    model = make_meter(keras.optimizers.SGD(schedule))
+    assert_same_rates(used_rates(model), our_rates(schedule, int))
+
+
+@pytest.mark.parametrize("wrap", [keras_lso.LossScaleOptimizer, lambda inner: inner])
+def test_a_saved_model_goes_on_within_a_window_at_the_rate_of_its_update(
+    wrap, make_meter, used_rates, tmp_path
+):
+    by_update = NAMED["1-sqrt"]()
+    schedule = schedules.PerUpdate(by_update, 4)
+    inner = keras.optimizers.SGD(schedule, gradient_accumulation_steps=4)
+    model = make_meter(wrap(inner))
+    used_rates(model, stop=18)
+    model.save(tmp_path / "model.keras")
+    loaded = keras_lso.load_model(tmp_path / "model.keras")
+    used_rates(loaded, start=18)
+    # The mean of four gradients, of which three are 0.
+    found = -4 * loaded.get_weights()[0][:, 0]
+    updates = np.arange(STEPS) // 4
+    assert_same_rates(found, our_rates(by_update, int, updates.tolist()))
+
+
 @pytest.mark.in_turn("tensorflow")
 def test_sgd_trains_with_a_fixed_rate(make_meter, used_rates):
     model = make_meter(keras.optimizers.SGD(make_policy("fixed")))

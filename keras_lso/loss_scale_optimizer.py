@@ -8,7 +8,11 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._core import configs, methods
-from keras_lso._core.checks import check_callable_rate, check_config
+from keras_lso._core.checks import (
+    check_callable_rate,
+    check_config,
+    warn_of_micro_batches,
+)
 from keras_lso._core.counters import StepCounters
 from keras_lso._core.gradients import as_list, check_trainable, pair_gradients
 from keras_lso._core.master_weights import MasterWeights, check_argument
@@ -93,7 +97,8 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
     With `gradient_accumulation_steps` on the inner optimizer, a micro-batch that
     overflows is dropped whole, and the window waits for the next finite one.
     A learning-rate schedule counts finite micro-batches there, as Keras's
-    optimizers have it, while `iterations` counts updates.
+    optimizers have it, while `iterations` counts updates. In a
+    `keras_lso.schedules.PerUpdate` it counts updates as well.
 
     Args:
         inner_optimizer: The `keras.optimizers.Optimizer` to wrap.
@@ -290,6 +295,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
             track_variable(self, variable)
         self._finish_build(variables)
         masters.warn_of_epsilons(inner)
+        warn_of_micro_batches(inner)
 
     # --- Before gradients are applied ---------------------------------------
 

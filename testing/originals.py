@@ -4,7 +4,8 @@ A test gives `original` a function that runs the original, and gets what it retu
 
 - by default from the record, so that nothing of the original is even imported;
 - with `--full` from the original itself, after the record was compared with it;
-- with `--record` (`make golden`) from the original, and the record is written.
+- with `--record` (`make golden`) from the original, and the record is written;
+- where the original is not installed, from the record in any case.
 
 The records of `test_x.py` are in `golden/test_x.npz` beside it: the arrays, one after
 the other, and the rest as JSON, with the versions of what made them.
@@ -25,7 +26,7 @@ import pytest
 UNITS = 16
 MAKERS = (
     *("tensorflow", "tensorflow_cpu", "tf_keras", "tf-models-official"),
-    *("jax", "jaxlib", "optax", "numpy"),
+    *("jax", "jaxlib", "optax", "numpy", "torch", "transformers"),
 )
 ALL_RECORDS = pytest.StashKey[dict]()
 
@@ -59,7 +60,7 @@ def pytest_sessionfinish(session):
 
 @pytest.fixture
 def original(request):
-    """`original(run, name=None)`: what `run()` returns, or what is recorded of it.
+    """`original(run, name=None, is_installed=True)`: what `run()` returns or returned.
 
     It is a tree of dicts with strings as keys, lists, tuples, NumPy's arrays and
     scalars, bytes, strings, numbers, bools and None. The name is that of the test with
@@ -79,10 +80,10 @@ def original(request):
         get = records.read
     numbers = itertools.count(1)
 
-    def ask(run, name=None):
+    def ask(run, name=None, is_installed=True):
         number = next(numbers)
         own_name = request.node.name if number == 1 else f"{request.node.name} {number}"
-        return get(name or own_name, run)
+        return (get if is_installed else records.read)(name or own_name, run)
 
     return ask
 
@@ -119,6 +120,8 @@ class Records:
 
     def write(self):
         """Writes what was recorded, and keeps what the same versions did before."""
+        if not self.live:
+            return  # The original is not installed.
         versions = installed_versions()
         kept = self.trees if self.versions == versions else {}
         self.path.parent.mkdir(exist_ok=True)

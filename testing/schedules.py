@@ -10,13 +10,17 @@ from keras import ops
 from keras_lso.schedules import (
     CosineDecayPolicy,
     CosineDecayWithOffset,
+    Cyclical,
     DirectPowerDecay,
     ExpDecay,
     ExponentialDecayWithOffset,
     FixedLR,
+    InverseSquareRoot,
     InvPolyDecay,
     JoinedSchedules,
     LinearWarmup,
+    OneCycle,
+    PerUpdate,
     PiecewiseConstant,
     PiecewiseConstantDecayWithOffset,
     PolyDecay,
@@ -26,6 +30,8 @@ from keras_lso.schedules import (
     PowerDecayWithOffset,
     StepCosineDecayWithOffset,
     TransformerPolicy,
+    WarmupCosine,
+    WarmupStableDecay,
 )
 
 # A rate is the result of at most ten float32 operations, each of which is off by half
@@ -80,6 +86,14 @@ ALL = {
     "JoinedSchedules": lambda: JoinedSchedules(
         [LinearWarmup(0.5, 2), PolynomialWarmup(0.4, 3), 0.1], [3, 6], name="mine"
     ),
+    "WarmupStableDecay": lambda: WarmupStableDecay(
+        1.0, 3, 2, 4, "exponential", 0.1, 0.2, name="mine"
+    ),
+    "WarmupCosine": lambda: WarmupCosine(1.0, 3, 4, 0.1, 0.2, name="mine"),
+    "InverseSquareRoot": lambda: InverseSquareRoot(1.0, 3, timescale=5, name="mine"),
+    "OneCycle": lambda: OneCycle(1.0, 11, 0.45, 4.0, 10.0, "linear", name="mine"),
+    "Cyclical": lambda: Cyclical(0.1, 1.0, 3, "exponential", 0.9, name="mine"),
+    "PerUpdate": lambda: PerUpdate(LinearWarmup(0.5, 4), 3, name="mine"),
     "FixedLR": lambda: FixedLR(0.5, name="mine"),
     "PiecewiseConstant": lambda: PiecewiseConstant(
         1.0, [1, 2.5], [0.5, 0.1], steps_per_epoch=2, name="mine"

@@ -10,6 +10,7 @@ import keras_lso
 from keras_lso import plotting
 from keras_lso.diagnostics.underflow import UnderflowReport
 from keras_lso.diagnostics.underflow_counts import counts_of
+from testing.schedules import ALL, STEPS, rates
 
 pytest.importorskip("matplotlib")
 import matplotlib  # noqa: E402
@@ -63,6 +64,14 @@ def test_a_long_schedule_is_drawn_from_its_first_step_to_its_last():
     assert set(np.diff(steps)) == {123, 124}
 
 
+@pytest.mark.one_backend
+def test_every_schedule_is_drawn():
+    schedules = {name: make() for name, make in ALL.items()}
+    axis = plotting.plot_schedule(schedules, steps=len(STEPS)).axes[0]
+    for line, schedule in zip(axis.get_lines(), schedules.values(), strict=True):
+        np.testing.assert_array_equal(line.get_ydata(), rates(schedule))
+
+
 @pytest.mark.parametrize(
     "schedules, labels",
     [
@@ -81,8 +90,9 @@ def test_several_schedules_are_told_apart(schedules, labels):
     assert [line.get_label() for line in lines] == labels
     given = schedules.values() if isinstance(schedules, dict) else schedules
     for line, schedule in zip(lines, given, strict=True):
-        rates = [float(schedule(step)) for step in range(5)]
-        np.testing.assert_allclose(line.get_ydata(), rates, rtol=1e-6)
+        np.testing.assert_allclose(
+            line.get_ydata(), rates(schedule, range(5)), rtol=1e-6
+        )
     in_legend = [line.get_color() for line in axis.get_legend().get_lines()]
     assert in_legend == [line.get_color() for line in lines]
     assert len(set(in_legend)) == 2

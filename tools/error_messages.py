@@ -46,7 +46,7 @@ GROUPS = (
     ),
     (
         "Learning-rate schedules",
-        "See [Large batches](large-batches.md) and "
+        "See [Which schedule?](schedules.md) and "
         "[keras_lso.schedules](api/schedules.md).",
         "schedules/",
     ),

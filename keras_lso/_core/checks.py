@@ -13,6 +13,9 @@ import warnings
 import keras
 import numpy as np
 
+from keras_lso._keras_internals.optimizers import have_rates, optimizers_in
+from keras_lso._keras_internals.rates import rate_given_to
+
 # The largest int32: most backends count steps in that dtype.
 LARGEST_STEP = 2**31 - 1
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**126
@@ -212,6 +215,29 @@ def schedule_hint(value):
         "Write a function of the step as the `__call__` of a subclass of "
         "`LearningRateSchedule`, which can be saved"
     )
+
+
+def warn_of_micro_batches(optimizer):
+    """Warns of a schedule that counts micro-batches, as Keras's optimizers have it.
+
+    Args:
+        optimizer: The optimizer, which has been built and may have others in it.
+    """
+    for stepper in have_rates(optimizers_in(optimizer)):
+        window, rate = stepper.gradient_accumulation_steps, rate_given_to(stepper)
+        is_schedule = isinstance(rate, keras.optimizers.schedules.LearningRateSchedule)
+        if window and is_schedule and getattr(rate, "_counts_micro_batches", True):
+            name = type(stepper).__name__
+            warn(
+                f"With `gradient_accumulation_steps={window}` a learning-rate schedule "
+                f"counts micro-batches, not updates: {100 * window} steps of it are "
+                f"100 updates. So that it counts updates, write `{name}(keras_lso."
+                f"schedules.PerUpdate(schedule, {window}), "
+                f"gradient_accumulation_steps={window})`. If its steps are "
+                "micro-batches on purpose, write `keras_lso.schedules.PerUpdate("
+                f"schedule, 1)`. Received: learning_rate={rate!r}"
+            )
+            return
 
 
 def check_share(argument, value):

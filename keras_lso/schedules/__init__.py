@@ -1,4 +1,4 @@
-"""Learning-rate schedules for large batches.
+"""Learning-rate schedules, by the names that people know them by.
 
 Every class here is a `keras.optimizers.schedules.LearningRateSchedule`: pass it to
 an optimizer as the `learning_rate`. The first step is step 0. Schedules of the
@@ -11,8 +11,12 @@ import importlib
 from typing import TYPE_CHECKING
 
 from keras_lso.schedules.constant import FixedLR
+from keras_lso.schedules.cyclical import Cyclical
+from keras_lso.schedules.inverse_square_root import InverseSquareRoot
 from keras_lso.schedules.joined import JoinedSchedules
 from keras_lso.schedules.lookup import deserialize, get, serialize
+from keras_lso.schedules.one_cycle import OneCycle
+from keras_lso.schedules.per_update import PerUpdate
 from keras_lso.schedules.polynomial import PolynomialDecayWithOffset
 from keras_lso.schedules.recipes import (
     LAMBRecipe,
@@ -22,6 +26,8 @@ from keras_lso.schedules.recipes import (
     mlperf_resnet,
 )
 from keras_lso.schedules.warmup import LinearWarmup, PolynomialWarmup
+from keras_lso.schedules.warmup_cosine import WarmupCosine
+from keras_lso.schedules.warmup_stable_decay import WarmupStableDecay
 
 if TYPE_CHECKING:
     from keras_lso.compat.model_garden.schedules import (
@@ -46,14 +52,18 @@ if TYPE_CHECKING:
 __all__ = [
     "CosineDecayPolicy",
     "CosineDecayWithOffset",
+    "Cyclical",
     "DirectPowerDecay",
     "ExpDecay",
     "ExponentialDecayWithOffset",
     "FixedLR",
     "InvPolyDecay",
+    "InverseSquareRoot",
     "JoinedSchedules",
     "LAMBRecipe",
     "LinearWarmup",
+    "OneCycle",
+    "PerUpdate",
     "PiecewiseConstant",
     "PiecewiseConstantDecayWithOffset",
     "PolyDecay",
@@ -65,6 +75,8 @@ __all__ = [
     "Recipe",
     "StepCosineDecayWithOffset",
     "TransformerPolicy",
+    "WarmupCosine",
+    "WarmupStableDecay",
     "deserialize",
     "get",
     "linear_scaling",

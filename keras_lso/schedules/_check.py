@@ -11,9 +11,11 @@ from functools import partial
 from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._core import checks
+from keras_lso._core.option_checks import check_choice
 
 any_list = checks.check_list
 boolean = checks.check_bool
+choice = check_choice
 integer = checks.check_int
 non_negative_int = partial(integer, at_least=0)
 positive = partial(checks.check_factor, above=0.0)
@@ -22,11 +24,29 @@ rate = checks.check_rate
 real = checks.check_real
 share = checks.check_share
 step = partial(integer, at_least=0, at_most=checks.LARGEST_STEP)
+length = partial(integer, at_least=1, at_most=checks.LARGEST_STEP)
 
 
 def optional(check, argument, value):
     """Returns the checked value, or None for None."""
     return None if value is None else check(argument, value)
+
+
+def positive_rate(argument, value):
+    """Returns a rate above zero as a float, for a curve that never comes to zero."""
+    value = rate(argument, value)
+    if value == 0:
+        requirement = "be above zero where the decay is exponential"
+        raise checks.refusal(argument, value, requirement)
+    return value
+
+
+def at_most_one(argument, value):
+    """Returns a positive number of at most 1 as a float."""
+    value = positive(argument, value)
+    if value > 1:
+        raise checks.refusal(argument, value, "be at most 1")
+    return value
 
 
 def list_of(check, argument, values, at_least=0):

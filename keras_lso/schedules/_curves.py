@@ -7,6 +7,7 @@ it has float32's accuracy where it is small, and is exactly 0 and 1 at the ends.
 
 import math
 
+import numpy as np
 from keras import ops
 
 from keras_lso.schedules._steps import in_float32, is_before, left_and_done
@@ -46,6 +47,36 @@ def straight_line(steps, total, start, end):
     return left * start + done * end
 
 
+def line_between(left, done, start, end):
+    """Returns the rate on the line from `start` to `end`."""
+    return left * start + done * end
+
+
+def cosine_between(left, done, start, end):
+    """Returns the rate on the half cosine from `start` to `end`."""
+    return half_cosine(left) * start + half_cosine(done) * end
+
+
+def root_between(left, done, start, end):
+    """Returns the rate on `1 - sqrt(done)` from `start` to `end`.
+
+    Near the end that difference would lose its digits. It is `left / (1 + sqrt(done))`.
+    """
+    root = ops.sqrt(done)
+    return left / (1 + root) * start + root * end
+
+
+def exponential_between(left, done, start, end):
+    """Returns the rate on the exponential curve from `start` to `end`, both positive.
+
+    From the end that is nearer, so that the exponent is small, and 0 at both.
+    """
+    growth = math.log(end) - math.log(start)
+    from_start = start * ops.exp(ops.minimum(done, float32(0.5)) * growth)
+    from_end = end * ops.exp(ops.minimum(left, float32(0.5)) * -growth)
+    return ops.where(done < 0.5, from_start, from_end)
+
+
 def warmed_up(steps, total, start, end, rate):
     """Returns `rate`, but before step `total` the line from `start` to `end`."""
     return ops.where(
@@ -75,6 +106,24 @@ def power_of_step(steps, power, total=1):
     """Returns `(steps / total) ** power`; steps before the first count as step 1."""
     count = ops.maximum(in_float32(steps), float32(1))
     return ops.power(count / total if total > 1 else count, float32(power))
+
+
+def power_of_rate(rate, count):
+    """Returns `rate ** count` for a positive float and an integer tensor.
+
+    Raising a rounded number to the power n multiplies its relative error by n. So what
+    rounding the rate to float32 has changed becomes a factor of its own.
+    """
+    limits = np.finfo("float32")
+    base = float(np.clip(rate, limits.tiny, limits.max).astype("float32"))
+    count = ops.cast(count, "float32")
+    result = ops.power(float32(base), count)
+    if base == rate:
+        return result
+    # A million times what rounding the rate has changed shows. Within these limits the
+    # power is a normal number: 0 times inf would be NaN.
+    rest = ops.clip(count * math.log(rate / base), float32(-87), float32(87))
+    return result * ops.exp(rest)
 
 
 def stairs(steps, boundaries, values):

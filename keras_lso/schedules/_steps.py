@@ -5,6 +5,7 @@ inverse of a constant where a schedule divides by it. So steps are subtracted, c
 and counted as integers. The curves of `_curves.py` divide what is left.
 """
 
+import math
 from typing import Any, NamedTuple
 
 import keras
@@ -118,6 +119,18 @@ def left_and_done(steps, total):
     # Long before the first step the difference would wrap around.
     steps = clipped(steps, end - LARGEST_STEP, end)
     return _both_in_float32(end - steps.whole, total - end, steps)
+
+
+def left_and_done_since(steps, start, total):
+    """Returns the same of the steps since a later one; before it `total` and 0."""
+    return left_and_done(clipped(since(steps, start), 0, LARGEST_STEP), total)
+
+
+def steps_to(steps, point):
+    """Returns `point - steps` in float32, of a float that lies between two steps."""
+    whole = math.floor(point)
+    left = ops.cast(whole - steps.whole, "float32") + (point - whole)
+    return left if steps.fraction is None else left - steps.fraction
 
 
 def left_and_done_of_cycles(steps, length):

@@ -40,6 +40,9 @@ class FixedLR(LearningRateSchedule):
         https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
     """
 
+    # It counts nothing: `LossScaleOptimizer` looks for this before it warns.
+    _counts_micro_batches = False
+
     def __init__(self, learning_rate, name="FixedLR"):
         super().__init__()
         self.learning_rate = check.rate("learning_rate", learning_rate)

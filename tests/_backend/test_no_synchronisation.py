@@ -353,6 +353,15 @@ RATES = {
     "JoinedSchedules": lambda: OURS.JoinedSchedules(
         [0.1, KERAS.CosineDecay(0.1, 10)], [5]
     ),
+    "WarmupStableDecay": lambda: OURS.WarmupStableDecay(0.1, 3, 2, 5),
+    "WarmupStableDecay, exponential": lambda: OURS.WarmupStableDecay(
+        0.1, 3, 2, 5, "exponential", 0.01
+    ),
+    "WarmupCosine": lambda: OURS.WarmupCosine(0.1, 3, 5),
+    "InverseSquareRoot": lambda: OURS.InverseSquareRoot(0.1, 4),
+    "OneCycle": lambda: OURS.OneCycle(0.1, 11),
+    "Cyclical": lambda: OURS.Cyclical(0.01, 0.1, 3, "exponential", 0.9),
+    "PerUpdate": lambda: OURS.PerUpdate(KERAS.CosineDecay(0.1, 4), 3),
     "FixedLR": lambda: OURS.FixedLR(0.1),
     "PiecewiseConstant": lambda: OURS.PiecewiseConstant(0.1, [2, 5], [0.5, 0.1]),
     "ExpDecay": lambda: OURS.ExpDecay(0.1, 10, 0.9, True),

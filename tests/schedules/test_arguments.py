@@ -7,13 +7,17 @@ import pytest
 from keras_lso.schedules import (
     CosineDecayPolicy,
     CosineDecayWithOffset,
+    Cyclical,
     DirectPowerDecay,
     ExpDecay,
     ExponentialDecayWithOffset,
     FixedLR,
+    InverseSquareRoot,
     InvPolyDecay,
     JoinedSchedules,
     LinearWarmup,
+    OneCycle,
+    PerUpdate,
     PiecewiseConstant,
     PiecewiseConstantDecayWithOffset,
     PolyDecay,
@@ -23,6 +27,8 @@ from keras_lso.schedules import (
     PowerDecayWithOffset,
     StepCosineDecayWithOffset,
     TransformerPolicy,
+    WarmupCosine,
+    WarmupStableDecay,
     linear_scaling,
     mlperf_bert,
     mlperf_resnet,
@@ -90,6 +96,24 @@ pytestmark = pytest.mark.one_backend
         (r"values\[0\]", lambda x: StepCosineDecayWithOffset([0], [x])),
         (r"schedules\[1\]", lambda x: JoinedSchedules([0.5, x], [4])),
         ("base_learning_rate", lambda x: linear_scaling(x, 256)),
+        ("learning_rate", lambda x: WarmupStableDecay(x, 4, 4, 4)),
+        ("learning_rate", lambda x: WarmupStableDecay(x, 4, 4, 4, "exponential", 0.1)),
+        (
+            "end_learning_rate",
+            lambda x: WarmupStableDecay(1.0, 4, 4, 4, end_learning_rate=x),
+        ),
+        (
+            "initial_learning_rate",
+            lambda x: WarmupStableDecay(1.0, 4, 4, 4, initial_learning_rate=x),
+        ),
+        ("learning_rate", lambda x: WarmupCosine(x, 4, 4)),
+        ("end_learning_rate", lambda x: WarmupCosine(1.0, 4, 4, x)),
+        ("initial_learning_rate", lambda x: WarmupCosine(1.0, 4, 4, 0.0, x)),
+        ("learning_rate", lambda x: InverseSquareRoot(x, 4)),
+        ("max_learning_rate", lambda x: OneCycle(x, 4)),
+        ("low", lambda x: Cyclical(x, 1.0, 4)),
+        ("high", lambda x: Cyclical(0.0, x, 4)),
+        ("schedule", lambda x: PerUpdate(x, 4)),
         ("learning_rate", lambda x: FixedLR(x)),
         ("learning_rate", lambda x: PiecewiseConstant(x, [4], [0.5])),
         (r"decay_rates\[1\]", lambda x: PiecewiseConstant(1.0, [4, 8], [0.5, x])),
@@ -177,6 +201,15 @@ a_number_of_steps = pytest.mark.parametrize(
         ),
         (r"boundaries\[0\]", lambda x: JoinedSchedules([0.5, 0.1], [x]), [-1]),
         (r"boundaries\[0\]", lambda x: PiecewiseConstant(1.0, [x], [0.5]), [-1]),
+        ("warmup_steps", lambda x: WarmupStableDecay(1.0, x, 4, 4), [-1, 2**31]),
+        ("stable_steps", lambda x: WarmupStableDecay(1.0, 4, x, 4), [-1, 2**31]),
+        ("decay_steps", lambda x: WarmupStableDecay(1.0, 4, 4, x), [-1, 0, 2**31]),
+        ("warmup_steps", lambda x: WarmupCosine(1.0, x, 4), [-1]),
+        ("decay_steps", lambda x: WarmupCosine(1.0, 4, x), [-1, 0]),
+        ("warmup_steps", lambda x: InverseSquareRoot(1.0, x), [-1]),
+        ("total_steps", lambda x: OneCycle(1.0, x), [-1, 0, 2**31]),
+        ("half_cycle", lambda x: Cyclical(0.0, 1.0, x), [-1, 0]),
+        ("micro_batches", lambda x: PerUpdate(0.5, x), [-1, 0]),
         ("decay_steps", lambda x: ExpDecay(1.0, x, 0.5, False), [-1, 0]),
         ("decay_steps", lambda x: PolyDecay(1.0, x), [-1, 0]),
         ("decay_steps", lambda x: InvPolyDecay(1.0, x, 0.1), [-1, 0]),
@@ -262,6 +295,68 @@ def test_boundaries_that_are_none_are_refused(make):
             )
             for x in (-0.1, 1.5, float("nan"), True, "0.1")
         ],
+        (
+            lambda: WarmupStableDecay(1.0, 4, 4, 4, decay="sqrt"),
+            "`decay` must be one of '1-sqrt', 'linear', 'cosine', 'exponential'. Rec",
+        ),
+        (
+            lambda: WarmupStableDecay(1.0, 4, 4, 4, decay="exponential"),
+            "`end_learning_rate` must be above zero where the decay is exponential",
+        ),
+        (
+            lambda: WarmupStableDecay(0.0, 4, 4, 4, "exponential", 0.1),
+            "Argument `learning_rate` must be above zero where the decay is",
+        ),
+        *[
+            (
+                lambda x=x: InverseSquareRoot(1.0, 4, timescale=x),
+                "`timescale` must be an integer of at least 1",
+            )
+            for x in (0, -1, 1.5, "4", True)
+        ],
+        *[
+            (
+                lambda x=x: OneCycle(1.0, 4, warmup_share=x),
+                "`warmup_share` must be a number between 0 and 1",
+            )
+            for x in (-0.1, 1.5, float("nan"), None)
+        ],
+        *[
+            (
+                lambda name=name, x=x: OneCycle(1.0, 4, **{name: x}),
+                f"`{name}` must be a finite number above 0",
+            )
+            for name in ("div_factor", "final_div_factor")
+            for x in (0.0, -1.0, float("inf"), "25")
+        ],
+        (
+            lambda: OneCycle(1e20, 4, div_factor=1e-20),
+            "`max_learning_rate / div_factor` must be finite in float32",
+        ),
+        (
+            lambda: OneCycle(1e20, 4, final_div_factor=1e-20),
+            "`max_learning_rate / div_factor / final_div_factor` must be finite",
+        ),
+        (
+            lambda: OneCycle(1.0, 4, anneal="cos"),
+            "`anneal` must be one of 'cosine', 'linear'. Received: anneal='cos'",
+        ),
+        (lambda: Cyclical(0.2, 0.1, 4), "`low` must not be above `high`. Received: lo"),
+        (
+            lambda: Cyclical(0.1, 0.2, 4, mode="exp_range"),
+            "`mode` must be one of 'triangular', 'triangular2', 'exponential'",
+        ),
+        (
+            lambda: Cyclical(0.1, 0.2, 4, "triangular2", gamma=0.9),
+            '`gamma` is for `mode="exponential"` alone',
+        ),
+        *[
+            (
+                lambda x=x: Cyclical(0.1, 0.2, 4, "exponential", x),
+                "`gamma` must be (a finite number above 0|at most 1)",
+            )
+            for x in (0.0, -0.5, 1.1, float("nan"), "0.5")
+        ],
         (lambda: mlperf_resnet(1024, 157), "4096, 8192, 32768.*linear_scaling"),
         (lambda: mlperf_bert(1024), "256, 448, .*16384.*arXiv:1904.00962"),
         (lambda: mlperf_resnet(4096, 0), "`steps_per_epoch` must be"),
@@ -334,6 +429,7 @@ def test_a_schedule_that_is_none_is_refused(schedule, message):
         lambda: LinearWarmup(schedule, 4),
         lambda: PolynomialWarmup(schedule, 4),
         lambda: JoinedSchedules([schedule], []),
+        lambda: PerUpdate(schedule, 4),
     ):
         with pytest.raises(TypeError, match=message):
             make()

@@ -6,6 +6,7 @@ import keras
 import pytest
 
 from keras_lso import loss_scales, schedules
+from testing.schedules import ALL
 
 pytestmark = pytest.mark.one_backend
 
@@ -30,6 +31,15 @@ def test_a_schedule_is_serialized_as_keras_does(schedule):
     assert config == keras.optimizers.schedules.serialize(schedule)
     for read in (schedules.deserialize, schedules.get):
         restored = read(json.loads(json.dumps(config)))
+        assert type(restored) is type(schedule)
+        assert restored.get_config() == schedule.get_config()
+
+
+def test_every_schedule_goes_through_get_and_serialize():
+    for make in ALL.values():
+        schedule = make()
+        config = json.loads(json.dumps(schedules.serialize(schedule)))
+        restored = schedules.get(config)
         assert type(restored) is type(schedule)
         assert restored.get_config() == schedule.get_config()
 

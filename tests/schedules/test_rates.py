@@ -13,13 +13,19 @@ from keras import ops
 
 from keras_lso import schedules
 from keras_lso.schedules import (
+    Cyclical,
     DirectPowerDecay,
     FixedLR,
+    InverseSquareRoot,
     JoinedSchedules,
     LinearWarmup,
+    OneCycle,
+    PerUpdate,
     PiecewiseConstantDecayWithOffset,
     PolynomialDecayWithOffset,
     PolynomialWarmup,
+    WarmupCosine,
+    WarmupStableDecay,
 )
 from testing.schedules import ALL, STEPS, TOLERANCE, assert_rates, every_schedule, rates
 
@@ -59,6 +65,64 @@ def test_no_public_schedule_is_missing_in_this_file():
                 offset=-2,
             ),
             {0: 0.5, 1: 0.25, 2: 0.0, 3: 0.0},
+        ),
+        (
+            WarmupStableDecay(0.8, 4, 2, 4, initial_learning_rate=0.4),
+            {0: 0.4, 2: 0.6, 4: 0.8, 6: 0.8, 7: 0.4, 10: 0.0, 11: 0.0},
+        ),
+        (
+            WarmupStableDecay(0.8, 4, 0, 4, "linear", 0.4),
+            {0: 0.0, 1: 0.2, 4: 0.8, 5: 0.7, 7: 0.5, 8: 0.4, 99: 0.4},
+        ),
+        (
+            WarmupStableDecay(0.8, 0, 2, 4, "cosine", 0.4),
+            {0: 0.8, 2: 0.8, 4: 0.6, 6: 0.4, 7: 0.4},
+        ),
+        (
+            WarmupStableDecay(0.8, 0, 0, 2, "exponential", 0.2),
+            {0: 0.8, 1: 0.4, 2: 0.2, 3: 0.2},
+        ),
+        (WarmupStableDecay(0.8, 0, 0, 1), {0: 0.8, 1: 0.0}),
+        (
+            WarmupCosine(0.8, 2, 4, 0.4, 0.2),
+            {0: 0.2, 1: 0.5, 2: 0.8, 4: 0.6, 6: 0.4, 7: 0.4},
+        ),
+        (WarmupCosine(0.8, 0, 2), {0: 0.8, 1: 0.4, 2: 0.0}),
+        (InverseSquareRoot(0.8, 4), {0: 0.0, 1: 0.2, 4: 0.8, 16: 0.4, 64: 0.2}),
+        (InverseSquareRoot(0.8, 4, 2), {3: 0.6, 4: 0.8, 10: 0.4, 34: 0.2}),
+        (InverseSquareRoot(0.8, 0), {0: 0.8, 30_000: 0.4}),
+        (InverseSquareRoot(0.8, 0, 1), {0: 0.8, 3: 0.4, 15: 0.2}),
+        # The rate rises for 0.3 * 10 - 1 steps, and falls for 7.
+        (
+            OneCycle(0.8, 10, div_factor=4, final_div_factor=2, anneal="linear"),
+            {0: 0.2, 1: 0.5, 2: 0.8, 3: 0.7, 8: 0.2, 9: 0.1, 10: 0.1},
+        ),
+        (
+            OneCycle(0.8, 11, 4 / 11, 4.0, 2.0),
+            {0: 0.2, 3: 0.8, 6.5: 0.45, 10: 0.1, 99: 0.1},
+        ),
+        # From step -1 on it falls, or it never does; 0.25 * 4 - 1 is no step.
+        (OneCycle(0.8, 7, 0.0, 4, 2, "linear"), {0: 0.7, 6: 0.1}),
+        (OneCycle(0.8, 7, 1.0, 4, 2, "linear"), {0: 0.2, 3: 0.5, 6: 0.8, 7: 0.8}),
+        (OneCycle(0.8, 4, 0.25, 4, 2), {0: 0.8, 3: 0.1}),
+        (OneCycle(0.8, 1, 0.3, 4, 2), {0: 0.1, 1: 0.1}),
+        (OneCycle(0.8, 1, 1.0, 4, 2), {0: 0.8, 1: 0.8}),
+        (Cyclical(0.2, 0.8, 3), {0: 0.2, 1: 0.4, 3: 0.8, 5: 0.4, 6: 0.2, 9: 0.8}),
+        (
+            Cyclical(0.2, 0.6, 1, "triangular2"),
+            {0: 0.2, 1: 0.6, 2: 0.2, 3: 0.4, 5: 0.3, 401: 0.2},
+        ),
+        (
+            Cyclical(0.0, 0.8, 1, "exponential", 0.5),
+            {0: 0, 0.5: 0.8 * 0.5**1.5, 3: 0.1},
+        ),
+        (Cyclical(0.2, 0.8, 2**31 - 1), {0: 0.2, 2**30: 0.5, 2**31 - 1: 0.8}),
+        (PerUpdate(LinearWarmup(0.8, 4), 2), {0: 0.0, 1: 0.0, 2: 0.2, 7: 0.6, 8: 0.8}),
+        (PerUpdate(LinearWarmup(0.8, 4), 1), {0: 0.0, 1: 0.2, 3: 0.6}),
+        (PerUpdate(0.8, 3), {0: 0.8, 4: 0.8}),
+        (
+            PerUpdate(keras.optimizers.schedules.ExponentialDecay(0.8, 1, 0.5), 3),
+            {0: 0.8, 2: 0.8, 3: 0.4, 5: 0.4, 6: 0.2},
         ),
         (JoinedSchedules([0.25], []), {0: 0.25, 1: 0.25}),
         (JoinedSchedules([0.5, 0.25], [0]), {-1: 0.5, 0: 0.25}),

@@ -9,7 +9,6 @@ import itertools
 import math
 
 import keras
-import numpy as np
 from keras import ops
 from keras.optimizers import schedules
 from keras.optimizers.schedules import LearningRateSchedule
@@ -19,6 +18,7 @@ from keras_lso.schedules import _check as check
 from keras_lso.schedules._curves import (
     float32,
     half_cosine,
+    power_of_rate,
     power_of_step,
     shares,
     stairs,
@@ -176,7 +176,7 @@ class ExponentialDecayWithOffset(schedules.ExponentialDecay):
     def __call__(self, step):
         steps = elapsed(step, self.offset)
         count, rest = _whole_and_rest(steps, self.decay_steps)
-        rate = _power_of_rate(self.decay_rate, count) * self.initial_learning_rate
+        rate = power_of_rate(self.decay_rate, count) * self.initial_learning_rate
         if self.staircase:
             return rate
         return rate * ops.exp(rest * (math.log(self.decay_rate) / self.decay_steps))
@@ -194,24 +194,6 @@ def _whole_and_rest(steps, length):
         return ops.zeros_like(steps.whole), in_float32(steps)
     count = steps.whole // length
     return count, in_float32(steps._replace(whole=steps.whole - count * length))
-
-
-def _power_of_rate(rate, count):
-    """Returns `rate ** count` for a positive float and an integer tensor.
-
-    Raising a rounded number to the power n multiplies its relative error by n. So what
-    rounding the rate to float32 has changed becomes a factor of its own.
-    """
-    limits = np.finfo("float32")
-    base = float(np.clip(rate, limits.tiny, limits.max).astype("float32"))
-    count = ops.cast(count, "float32")
-    result = ops.power(float32(base), count)
-    if base == rate:
-        return result
-    # A million times what rounding the rate has changed shows. Within these limits the
-    # power is a normal number: 0 times inf would be NaN.
-    rest = ops.clip(count * math.log(rate / base), float32(-87), float32(87))
-    return result * ops.exp(rest)
 
 
 @keras.saving.register_keras_serializable("keras_lso", name="CosineDecayWithOffset")

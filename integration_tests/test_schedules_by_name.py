@@ -1,0 +1,81 @@
+"""The tables of docs/schedules.md: a call of another library, ours, and their rates.
+
+Both calls of each row run, and the rates of all steps agree within a millionth. Those
+of transformers are compared in `test_schedules_of_transformers.py`.
+"""
+
+import numpy as np
+import pytest
+from keras import ops
+
+from integration_tests.docs_blocks import code_in, table_of
+from integration_tests.named_originals import NUMBERS, ORIGINALS, rates
+from keras_lso import schedules
+
+pytestmark = pytest.mark.in_turn
+
+PAGE = "docs/schedules.md"
+# Float32 rounds the rates of optax, of which those near 0 are differences.
+ROUNDED = {"optax", "levanter.optim"}
+
+
+def rows_of(heading):
+    """Returns the calls of a table: theirs and ours."""
+    rows = table_of(PAGE, heading)
+    return [(code_in(theirs)[0], code_in(ours)[0]) for theirs, ours, _ in rows]
+
+
+ROWS = [(heading, *row) for heading in ORIGINALS for row in rows_of(heading)]
+
+
+def steps_of(call):
+    """The steps that are compared: far beyond the run, unless the rate rises again."""
+    n = NUMBERS["n"]
+    if "OneCycleLR" in call or "lr_rate(" in call:
+        return list(range(n))
+    if "CosineAnnealingLR" in call or "cosine_" in call and "optimizer" in call:
+        return list(range(n + 1))
+    far = [9_999, 10_000, 10_001, 25_000] if "inv_sqrt" in call else []
+    return [*range(2 * n), *far]
+
+
+def assert_same_rates(ours, expected, steps, absolute=1e-12):
+    schedule = eval(ours, {**vars(schedules), **offset_names(), **NUMBERS})
+    found = ops.convert_to_numpy(schedule(ops.convert_to_tensor(steps, dtype="int32")))
+    assert len(set(expected)) > 3
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=absolute, err_msg=ours)
+
+
+def offset_names():
+    """Returns the names of the schedules that are imported when they are used."""
+    return {name: getattr(schedules, name) for name in schedules.__all__}
+
+
+@pytest.mark.parametrize(("heading", "theirs", "ours"), ROWS)
+def test_both_calls_of_a_row_have_the_same_rates(heading, theirs, ours, original):
+    steps = steps_of(theirs)
+    expected = original(
+        lambda: rates(ORIGINALS[heading], theirs, steps), f"{heading}.{theirs}"
+    )
+    absolute = 1e-7 * NUMBERS["lr"] if heading in ROUNDED else 1e-12
+    assert_same_rates(ours, expected, steps, absolute)
+
+
+@pytest.mark.one_backend
+def test_the_tables_have_every_judge():
+    calls = " ".join(theirs for _, theirs, _ in ROWS)
+    for name in ("OneCycleLR", "CyclicLR", "cosine_onecycle", "CyclicalLearningRate"):
+        assert name in calls
+
+
+@pytest.mark.in_turn("jax")
+def test_one_cycle_of_as_many_steps_is_one_step_earlier_than_that_of_optax(original):
+    """What the page says of `OneCycle(lr, n)`."""
+    n, call = NUMBERS["n"], "cosine_onecycle_schedule(n, lr)"
+    theirs = original(lambda: rates(ORIGINALS["optax"], call, list(range(n + 2))))
+    ours = schedules.OneCycle(NUMBERS["lr"], n)
+    ours = [float(ours(step)) for step in range(n + 2)]
+    assert np.argmax(theirs) == np.argmax(ours) + 1 == int(0.3 * n)
+    lowest = NUMBERS["lr"] / 25 / 1e4
+    assert np.argmax(np.isclose(theirs, lowest, rtol=1e-4)) == n
+    assert np.argmax(np.isclose(ours, lowest, rtol=1e-4)) == n - 1

@@ -1,0 +1,48 @@
+"""The table of docs/schedules.md about transformers, whose rates are in the record.
+
+The package is none of those that `make setup` installs. With it on the path this file
+runs the originals, with `--full` to compare them with the record, and with `--record`
+to write it:
+
+    pip install --no-deps --target build/transformers transformers==5.23.0
+    PYTHONPATH=build/transformers python -m pytest --record \
+        integration_tests/test_schedules_of_transformers.py
+"""
+
+import importlib.util
+
+import pytest
+
+from integration_tests import named_originals
+from integration_tests.test_schedules_by_name import (
+    assert_same_rates,
+    rows_of,
+    steps_of,
+)
+
+pytestmark = pytest.mark.in_turn
+
+JUDGES = (
+    "get_wsd_schedule",
+    "get_inverse_sqrt_schedule",
+    "get_cosine_with_min_lr_schedule_with_warmup",
+)
+ROWS = rows_of("transformers")
+IS_INSTALLED = importlib.util.find_spec("transformers") is not None
+
+
+@pytest.mark.parametrize(("theirs", "ours"), ROWS)
+def test_both_calls_of_a_row_have_the_same_rates(theirs, ours, original):
+    steps = steps_of(theirs)
+
+    def run():
+        return named_originals.rates(named_originals.transformers, theirs, steps)
+
+    expected = original(run, theirs, is_installed=IS_INSTALLED)
+    assert_same_rates(ours, expected, steps)
+
+
+@pytest.mark.one_backend
+def test_the_table_has_every_judge():
+    called = {theirs.partition("(")[0] for theirs, _ in ROWS}
+    assert called >= set(JUDGES)

@@ -1,0 +1,126 @@
+"""`Cyclical`: up and down between two rates, over and over."""
+
+import math
+
+import keras
+from keras import ops
+from keras.optimizers.schedules import LearningRateSchedule
+
+from keras_lso._core.checks import LARGEST_STEP, check_bounds
+from keras_lso.schedules import _check as check
+from keras_lso.schedules._curves import line_between, power_of_rate, shares
+from keras_lso.schedules._steps import clipped, elapsed
+
+_MODES = ("triangular", "triangular2", "exponential")
+
+
+@keras.saving.register_keras_serializable("keras_lso", name="Cyclical")
+class Cyclical(LearningRateSchedule):
+    """Moves the learning rate up and down between two rates, along straight lines.
+
+    ```python
+    cycle = step // (2 * half_cycle)                        # 0 is the first one
+    rest = step % (2 * half_cycle)
+    share = min(rest, 2 * half_cycle - rest) / half_cycle   # of the way up
+    if mode == "triangular": height = 1
+    if mode == "triangular2": height = 0.5 ** cycle
+    if mode == "exponential": height = gamma ** step
+    rate = low + (high - low) * height * share
+    ```
+
+    A cycle begins and ends at `low`. These are the rates of PyTorch's `CyclicLR` with
+    `step_size_up=half_cycle` and of TensorFlow Addons' `CyclicalLearningRate` with
+    `step_size=half_cycle`.
+
+    Args:
+        low: Float. The rate at the ends of cycles.
+        high: Float, not below `low`. The rate in the middle of the first cycle; with
+            `mode="exponential"` before `gamma` lowers it.
+        half_cycle: Positive int. The number of steps (not epochs) from `low` to
+            `high`. So many steps lead back.
+        mode: String. `"triangular"`: all cycles are alike. `"triangular2"`: each cycle
+            is half as high as the one before. `"exponential"`: a cycle is lower by the
+            factor `gamma` at each step. Defaults to `"triangular"`.
+        gamma: Positive float of at most 1, such as 0.9999. For `mode="exponential"`
+            alone. Defaults to `1.0`.
+        name: String. Defaults to `"Cyclical"`.
+
+    Returns:
+        A schedule: called with a step, it returns the rate, a float32 scalar.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If a rate is negative, a number is NaN or infinite, a number of
+            steps is not an integer, or an argument is outside of the range above.
+
+    Example:
+
+    >>> from keras_lso.schedules import Cyclical
+    >>> schedule = Cyclical(0.0, 1.0, half_cycle=2, mode="triangular2")
+    >>> [float(schedule(step)) for step in range(9)]
+    [0.0, 0.5, 1.0, 0.5, 0.0, 0.25, 0.5, 0.25, 0.0]
+
+    Reference:
+
+    - [Smith, 2017, Cyclical Learning Rates for Training Neural Networks](
+        https://arxiv.org/abs/1506.01186)
+    """
+
+    def __init__(
+        self, low, high, half_cycle, mode="triangular", gamma=1.0, name="Cyclical"
+    ):
+        super().__init__()
+        self.low = check.rate("low", low)
+        self.high = check.rate("high", high)
+        check_bounds(self.low, self.high, names=("low", "high"))
+        self.half_cycle = check.length("half_cycle", half_cycle)
+        self.mode = check.choice("mode", mode, _MODES)
+        self.gamma = check.at_most_one("gamma", gamma)
+        if self.gamma < 1 and self.mode != "exponential":
+            raise ValueError(
+                '`gamma` is for `mode="exponential"` alone: write that, or leave '
+                f"`gamma` out. Received: gamma={gamma!r}, mode={mode!r}"
+            )
+        self.name = check.name(name, type(self))
+
+    def __call__(self, step):
+        steps = clipped(elapsed(step), 0, LARGEST_STEP)
+        cycle, rest = self._cycle_and_rest(steps.whole)
+        # As integers: `left` is the number of steps to or from the middle.
+        from_middle = rest - self.half_cycle
+        left = ops.cast(ops.abs(from_middle), "float32")
+        done = ops.cast(self.half_cycle - ops.abs(from_middle), "float32")
+        if steps.fraction is not None:
+            change = ops.where(from_middle < 0, steps.fraction, -steps.fraction)
+            left, done = left - change, done + change
+        left, done = shares(left, done)
+        return line_between(left, done, self.low, self._highest(steps, cycle))
+
+    def _cycle_and_rest(self, step):
+        """Returns the number of cycles before a step, and the steps since then."""
+        length = 2 * self.half_cycle
+        if length > LARGEST_STEP:
+            return ops.zeros_like(step), step
+        return step // length, step % length
+
+    def _highest(self, steps, cycle):
+        """Returns the rate that the lines of this step lead to."""
+        if self.mode == "triangular":
+            return self.high
+        if self.mode == "triangular2":
+            height = power_of_rate(0.5, cycle)
+        else:
+            height = power_of_rate(self.gamma, steps.whole)
+            if steps.fraction is not None:
+                height = height * ops.exp(steps.fraction * math.log(self.gamma))
+        return line_between(1 - height, height, self.low, self.high)
+
+    def get_config(self):
+        return {
+            "low": self.low,
+            "high": self.high,
+            "half_cycle": self.half_cycle,
+            "mode": self.mode,
+            "gamma": self.gamma,
+            "name": self.name,
+        }

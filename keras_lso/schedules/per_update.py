@@ -1,0 +1,82 @@
+"""`PerUpdate`: a schedule that counts updates where gradients are accumulated."""
+
+import keras
+from keras.optimizers.schedules import LearningRateSchedule
+
+from keras_lso._core.checks import check_config
+from keras_lso.schedules import _check as check
+from keras_lso.schedules._members import (
+    deserialize_member,
+    rate_at,
+    serialize_member,
+)
+from keras_lso.schedules._steps import elapsed
+
+
+@keras.saving.register_keras_serializable("keras_lso", name="PerUpdate")
+class PerUpdate(LearningRateSchedule):
+    """Lets a schedule count updates in place of micro-batches.
+
+    ```python
+    rate = schedule(step // micro_batches)
+    ```
+
+    With `gradient_accumulation_steps` Keras's optimizers call a schedule with the
+    number of the micro-batch: a warm-up of 1000 steps is over after 250 updates of four
+    micro-batches each. In a `PerUpdate` the schedule has the number of the update, and
+    all micro-batches of a window have the rate of its update. A micro-batch that
+    `keras_lso.LossScaleOptimizer` drops does not count, and its window ends later.
+
+    Args:
+        schedule: A `keras.optimizers.schedules.LearningRateSchedule` whose steps are
+            updates, or a float, the constant rate.
+        micro_batches: Positive int. The number of micro-batches in an update: the
+            optimizer's `gradient_accumulation_steps`. 1 says that the steps of
+            `schedule` are micro-batches on purpose, of which `LossScaleOptimizer` does
+            not warn then.
+        name: String. Defaults to `"PerUpdate"`.
+
+    Returns:
+        A schedule: called with a step, it returns the rate, a float32 scalar.
+
+    Raises:
+        TypeError: If an argument has the wrong type.
+        ValueError: If a rate is negative, a number is NaN or infinite, a number of
+            steps is not an integer, or an argument is outside of the range above.
+
+    Example:
+
+    >>> import keras, keras_lso
+    >>> warmup = keras_lso.schedules.LinearWarmup(0.5, warmup_steps=2)
+    >>> schedule = keras_lso.schedules.PerUpdate(warmup, micro_batches=4)
+    >>> [float(schedule(step)) for step in range(10)]
+    [0.0, 0.0, 0.0, 0.0, 0.25, 0.25, 0.25, 0.25, 0.5, 0.5]
+    >>> optimizer = keras_lso.LossScaleOptimizer(
+    ...     keras.optimizers.SGD(schedule, gradient_accumulation_steps=4)
+    ... )
+    """
+
+    # What `LossScaleOptimizer` looks for before it warns.
+    _counts_micro_batches = False
+
+    def __init__(self, schedule, micro_batches, name="PerUpdate"):
+        super().__init__()
+        self.schedule = check.schedule_or_rate("schedule", schedule)
+        self.micro_batches = check.length("micro_batches", micro_batches)
+        self.name = check.name(name, type(self))
+
+    def __call__(self, step):
+        return rate_at(self.schedule, elapsed(step).whole // self.micro_batches)
+
+    def get_config(self):
+        return {
+            "schedule": serialize_member(self.schedule),
+            "micro_batches": self.micro_batches,
+            "name": self.name,
+        }
+
+    @classmethod
+    def from_config(cls, config):
+        config = check_config(cls.__qualname__, config, ["schedule"])
+        config["schedule"] = deserialize_member("schedule", config["schedule"])
+        return cls(**config)
