@@ -344,6 +344,18 @@ def check_open_seq2seq(names):
     assert int(optimizer.iterations.numpy()) + int(optimizer.skipped_steps) == 100
 
 
+def check_long_runs(names):
+    optimizer, model = names["optimizer"], names["model"]
+    assert optimizer.spike_guard == keras_lso.SpikeGuard(6.0, 128, 64, None)
+    random = np.random.default_rng(0)
+    x = random.normal(size=(70, 4, 8)).astype("float32")
+    x[-1] *= 1e4
+    for batch in x:
+        model.train_on_batch(batch, batch[:, :1])
+    assert int(optimizer.skipped_spikes) == 1
+    assert int(optimizer.iterations) == 69
+
+
 def check_policies(names):
     for policy, bounds in (
         (names["DynamicLossScale"](), (2.0**-14, 2.0**24)),
@@ -451,6 +463,7 @@ CHECKS = {
     "docs/extending.md": check_extending,
     "docs/how-loss-scaling-works.md": check_how_loss_scaling_works,
     "docs/large-batches.md": check_large_batches,
+    "docs/long-runs.md": check_long_runs,
     "docs/migrating.md": check_migrating,
     "docs/migrating-grad-scaler.md": check_grad_scaler,
     "docs/migrating-keras.md": check_start,

@@ -62,10 +62,10 @@ def test_the_lines_that_confirm_run(wrapper, clean, capsys):
     names |= {"x": X, "y": X[:, :1]}
     rows = table_of("docs/troubleshooting.md", "what you see")
     lines = [code for row in rows for code in code_in(row[1])]
-    assert len(lines) == 8
+    assert len(lines) == 9
     for line in lines:
         exec(line, names)
-    assert len(capsys.readouterr().out.splitlines()) == 8
+    assert len(capsys.readouterr().out.splitlines()) == 9
 
 
 @pytest.mark.default_backend("torch")
