@@ -231,6 +231,30 @@ def _schedule_free_terms(optimizer, before, after):
 TERMS = {"Ftrl": _ftrl_terms, "ScheduleFreeAdamW": _schedule_free_terms}
 
 
+def _mixed(optimizer):
+    """Returns the ids of the variables each element of which is moved by all others.
+
+    Muon makes a step of matrix products, each element of which is a sum over a row and
+    a column: all are off by draws from one normal distribution. The six draws of one
+    element may all be small by chance: of 17,030 elements there are some for which none
+    is above a fifth of its width. Another order of the sums, as that of a transposed
+    gradient, may move just these by three times the width. So each may be off by what
+    the trials move any of them by: another order moved none by more than 0.6 of that.
+    """
+    found = set()
+    for member in _members(optimizer):
+        if type(member).__name__ != "Muon" or not member.built:
+            continue
+        columns = [member._trainable_variables, member.adam_velocities]
+        if member.use_ema:
+            columns.append(member._model_variables_moving_average)
+        for variable, velocity, *average in zip(*columns, strict=True):
+            # A vector is moved as by Adam, which has a velocity.
+            if velocity is None:
+                found |= {id(v) for v in (variable, *average)}
+    return found
+
+
 def _members(optimizer):
     """Returns the optimizers that move the variables of one."""
     optimizer = getattr(optimizer, "inner_optimizer", optimizer)
@@ -314,6 +338,7 @@ def _compare(run, state, unscaled, right):
     inner, masters = run.optimizer.inner_optimizer, run.optimizer._masters
     variables = [*masters.trained, *inner.variables]
     others, within, random = None, None, np.random.default_rng(0)
+    mixed = _mixed(inner)
     for i, (variable, after) in enumerate(zip(variables, right, strict=True)):
         found, before, dtype = array(variable), state.all[i], variable.dtype
         kind = "weights" if i < len(masters.trained) else "slots"
@@ -334,6 +359,8 @@ def _compare(run, state, unscaled, right):
                 within = _within_formulas(run, state, right)
             with np.errstate(invalid="ignore", over="ignore"):
                 moved = np.max([np.abs(o[i] - after) for o in others], axis=0)
+            if id(variable) in mixed:
+                moved = np.max(moved, initial=0.0, where=np.isfinite(moved))
             allowed = MORE * allowed + OTHERS * np.nan_to_num(moved) + within[i]
             is_right = _is_close(found, after, allowed)
             _check(is_right.all(), variable, found, after, is_right)
