@@ -1,9 +1,12 @@
 """A slice of the random attack that `make attack` makes, and what it is worth."""
 
+import math
+
 import keras
 import pytest
 from keras import ops
 
+from integration_tests.attack import campaign as campaigns
 from integration_tests.attack import run
 from integration_tests.attack.__main__ import MODES
 from integration_tests.attack.campaign import Campaign
@@ -34,6 +37,12 @@ def test_some_schedules_have_no_fault(mode):
     for number in range(20 if mode == "eager" else 2):
         campaign.case(number)
     assert not campaign.faults and campaign.tally["steps"]
+
+
+@pytest.mark.default_backend("torch")
+def test_a_full_process_goes_on_no_further(monkeypatch):
+    monkeypatch.setattr(campaigns, "is_full", lambda: True)
+    assert Campaign("schedules", "eager", seed=0).until(math.inf, 3) == 4
 
 
 def faults_of(count):

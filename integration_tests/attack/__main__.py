@@ -23,6 +23,8 @@ def main():
     parser.add_argument("--minutes", type=float, default=60)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--case", type=int, help="this one alone")
+    parser.add_argument("--first", type=int, default=0, help="the case to begin with")
+    parser.add_argument("--faults", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.mode == "all":
         return max([run_alone(mode, arguments, len(modes)) for mode in modes])
@@ -32,24 +34,35 @@ def main():
     from integration_tests.attack.campaign import Campaign
 
     campaign = Campaign(arguments.part, arguments.mode, arguments.seed)
+    end, number = time.monotonic() + 60 * arguments.minutes, None
     if arguments.case is None:
-        campaign.until(time.monotonic() + 60 * arguments.minutes)
+        number = campaign.until(end, arguments.first)
     else:
         campaign.case(arguments.case)
     print(campaign, flush=True)
-    return 1 if campaign.faults else 0
+    faults = arguments.faults + len(campaign.faults)
+    minutes = (end - time.monotonic()) / 60
+    if number is not None and minutes > 0:
+        # The process is full: a new one goes on in its place.
+        arguments.minutes, arguments.first, arguments.faults = minutes, number, faults
+        os.execv(sys.executable, command(arguments))
+    return 1 if faults else 0
+
+
+def command(arguments):
+    """Returns the list of words that starts an attack with these arguments."""
+    given = {k: v for k, v in vars(arguments).items() if v is not None}
+    words = [word for k, v in given.items() for word in (f"--{k}", str(v))]
+    return [sys.executable, "-m", "integration_tests.attack", *words]
 
 
 def run_alone(mode, arguments, count):
     """Runs both parts in a mode, each in a process; returns 1 if one found a fault."""
-    codes = [
-        subprocess.run(
-            [sys.executable, "-m", "integration_tests.attack"]
-            + ["--part", part, "--mode", mode, "--seed", str(arguments.seed)]
-            + ["--minutes", str(arguments.minutes / count * share)]
-        ).returncode
-        for part, share in PARTS.items()
-    ]
+    codes = []
+    for part, share in PARTS.items():
+        minutes = arguments.minutes / count * share
+        one = {**vars(arguments), "part": part, "mode": mode, "minutes": minutes}
+        codes.append(subprocess.run(command(argparse.Namespace(**one))).returncode)
     return int(any(codes))
 
 

@@ -5,6 +5,7 @@ import dataclasses
 import time
 import traceback
 import warnings
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -54,12 +55,22 @@ class Campaign:
             f"--seed {self.seed} --case {number}"
         )
 
-    def until(self, end):
-        """Runs cases until `time.monotonic()` is `end`."""
-        number = 0
+    def until(self, end, number=0):
+        """Runs cases until `time.monotonic()` is `end`, or the process `is_full`.
+
+        Args:
+            end: Float.
+            number: Int, of the first case. Defaults to `0`.
+
+        Returns:
+            The number of the next case.
+        """
         while time.monotonic() < end:
             self.case(number)
             number += 1
+            if is_full():
+                break
+        return number
 
     def __str__(self):
         counts = "".join(f"\n{n:10,} {what}" for what, n in sorted(self.tally.items()))
@@ -67,3 +78,16 @@ class Campaign:
             f"{keras.backend.backend()}, {self.part}, {self.mode}, seed {self.seed}: "
             f"{len(self.faults)} faults{counts}"
         )
+
+
+def is_full():
+    """Whether half of the memory maps are taken that Linux lets a process have.
+
+    TensorFlow keeps all that XLA ever compiled, each program in three maps, some
+    thousand a case. Without a further one XLA ends the process by a segmentation fault.
+    """
+    try:
+        most = int(Path("/proc/sys/vm/max_map_count").read_text())
+        return 2 * len(Path("/proc/self/maps").read_text().splitlines()) > most
+    except FileNotFoundError:
+        return False

@@ -327,6 +327,12 @@ class Nadam(KerasRule):
     epsilon: Any
 
     @classmethod
+    def is_rule_of(cls, optimizer):
+        # Keras gives the product the dtype of the first variable, and multiplies in it.
+        product = getattr(optimizer, "_u_product", None)
+        return product is None or product.dtype == "float32"
+
+    @classmethod
     def of(cls, optimizer, learning_rate):
         step = number_of_update(optimizer)
         this, following = (

@@ -73,6 +73,33 @@ def test_what_pytorch_applies_in_float32_is_not_skipped(make):
     )
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
+def test_nadam_multiplies_in_the_dtype_of_its_first_variable(dtype):
+    """Also where only those after it have gradients, one of them a scalar."""
+    if BACKEND == "jax" and dtype == "float64":
+        pytest.skip("JAX has no float64 unless it is enabled")
+    ends = []
+    for is_wrapped in (True, False):
+        dtypes = [dtype, "float32", "float32"]
+        shapes = [(2,), (2,), ()]
+        variables = [
+            keras.Variable(np.ones(shape), dtype=d)
+            for shape, d in zip(shapes, dtypes, strict=True)
+        ]
+        inner = K.Nadam(0.125)
+        optimizer, options = inner, {}
+        if is_wrapped:
+            optimizer = keras_lso.LossScaleOptimizer(inner, master_weights=False)
+            options = {"scaled": False}
+        optimizer.build(variables)
+        for size in (1.0, 2.0, 3.0):
+            grads = [ops.full(shape, size) for shape in shapes[1:]]
+            optimizer.apply([None, *grads], variables, **options)
+        ends.append(beside_keras.bits([*variables[1:], *inner.variables[1:]]))
+        ends.append(float(ops.convert_to_numpy(ops.cast(inner._u_product, "float32"))))
+    assert ends[:2] == ends[2:]
+
+
 def test_our_own_optimizers_compute_in_float32(way):
     # The gradient has this norm, and the weights are 0: the ratio is 1.
     weights, optimizer = run(keras_lso.LARS(1e-3), "float16", [1e5], "float32")

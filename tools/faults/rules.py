@@ -82,6 +82,13 @@ FAULTS = [
         tests="tests/test_fast_paths.py::test_kernels_do_what_the_reference_does",
     ),
     Fault(
+        name="Nadam's product in another dtype meets numbers in float32",
+        file="keras_lso/_keras_internals/rules.py",
+        old='product.dtype == "float32"',
+        new='product.dtype != ""',
+        tests="tests/_core/test_applied_gradients.py::test_nadam_multiplies_in_the_dtype_of_its_first_variable",
+    ),
+    Fault(
         name="a constraint is not held to",
         file="keras_lso/_keras_internals/rules.py",
         old="and variable.constraint is None",
