@@ -176,6 +176,8 @@ class StateFile:
         is_built = self._optimizer.built
         layouts = [
             self.variables,
+            # Of who saves `optimizer.variables` by themselves.
+            self.in_memory,
             # Of an optimizer without masters, as ours was of bfloat16 weights. They
             # restart where the weights differ.
             self._variables_but_masters,
