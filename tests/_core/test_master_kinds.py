@@ -162,6 +162,23 @@ def bytes_of(value):
     return 4 * int(tf.size(held))
 
 
+@of_each_kind
+def test_stand_ins_give_memory_back_after_an_error(kind, monkeypatch):
+    run = Run(K.Adadelta, "bfloat16", kind).steps(2)
+    before = bits(run.weights)
+
+    def fail(*args, **kwargs):
+        raise ArithmeticError
+
+    monkeypatch.setattr(run.optimizer.inner_optimizer, "apply", fail)
+    with pytest.raises(ArithmeticError):
+        run.steps(1)
+    assert bits(run.weights) == before
+    if backend.LENDS_MEMORY:
+        for stand_in in run.optimizer.inner_optimizer._trainable_variables:
+            assert bytes_of(stand_in._value) <= 4
+
+
 @each_way
 @of_each_kind
 @of_each_dtype
