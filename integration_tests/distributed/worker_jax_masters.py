@@ -15,7 +15,12 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import keras_lso
-from integration_tests.distributed.jax_meshes import CPUS, DEVICES, NAMES, model_parallel
+from integration_tests.distributed.jax_meshes import (
+    CPUS,
+    DEVICES,
+    NAMES,
+    model_parallel,
+)
 from integration_tests.distributed.jax_training import AXIS, HAS_SHARD_MAP
 from testing import tiers
 
@@ -84,7 +89,9 @@ class Run:
             if weight.path == variable.path and variable.shape == weight.shape:
                 dtype = variable.dtype
                 is_number = dtype == "float32"
-                return start.astype(dtype) if is_number else jnp.zeros(start.shape, dtype)
+                return (
+                    start.astype(dtype) if is_number else jnp.zeros(start.shape, dtype)
+                )
             name = weight.path.replace("/", "_")
             if variable.shape == weight.shape and f"/{name}_" in variable.path:
                 return jnp.zeros(start.shape, variable.dtype)

@@ -65,7 +65,9 @@ def train(name, kind, dtype, is_sharded):
         OPTIMIZERS[name](), initial_scale=4.0, master_weights=kind
     )
     for step in range(9):
-        grads = [torch.from_numpy(g).to(getattr(torch, dtype)) for g in arrays(step + 1)]
+        grads = [
+            torch.from_numpy(g).to(getattr(torch, dtype)) for g in arrays(step + 1)
+        ]
         if step in (3, 4):
             # The first and the last row, each in the shard of one process.
             grads[3][0 if step == 3 else -1] = torch.inf
@@ -102,7 +104,9 @@ def compare(name, dtype):
     for kind in KINDS:
         alone = train(name, kind, dtype, is_sharded=False)
         together = train(name, kind, dtype, is_sharded=True)
-        pairs = [(numbers_of(o), [whole(v.value) for v in vs]) for o, vs in (alone, together)]
+        pairs = [
+            (numbers_of(o), [whole(v.value) for v in vs]) for o, vs in (alone, together)
+        ]
         numbers[kind] = pairs[1][0]
         found[kind] = {
             "is as alone": bits_of(pairs[0][1]) == bits_of(pairs[1][1]),
@@ -118,7 +122,9 @@ def compare(name, dtype):
                 default=0,
             ),
         }
-    is_normal = [n.abs() >= (2.0**-14 if dtype == "float16" else 0) for n in numbers["float32"]]
+    is_normal = [
+        n.abs() >= (2.0**-14 if dtype == "float16" else 0) for n in numbers["float32"]
+    ]
     found["remainders are exact"] = all(
         torch.equal(a[mask], b[mask])
         for a, b, mask in zip(numbers["remainder"], numbers["float32"], is_normal)
