@@ -66,7 +66,7 @@ def take_steps(model, count=3, seed=0):
         grads = [random.normal(size=v.shape).astype("float32") for v in variables]
         grads = [
             ops.cast(ops.convert_to_tensor(g), v.dtype)
-            for g, v in zip(grads, variables)
+            for g, v in zip(grads, variables, strict=True)
         ]
         model.optimizer.apply(grads, variables, scaled=False)
     return model

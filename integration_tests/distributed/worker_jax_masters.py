@@ -51,7 +51,9 @@ class Run:
     def __init__(self, name, kind, dtype, parts=1):
         random = np.random.default_rng(0)
         self.weights, self.start = [], []
-        for path, shape, has_parts in zip(SHAPES, SHAPES.values(), SHARDED_ROWS):
+        for path, shape, has_parts in zip(
+            SHAPES, SHAPES.values(), SHARDED_ROWS, strict=True
+        ):
             value = (random.normal(size=shape) * 0.5).astype("float32")
             self.start.append(jnp.asarray(value).astype(dtype))
             # Keras checks the shapes of what stands for a variable.
@@ -100,7 +102,11 @@ class Run:
     def specs(self):
         """The layouts of `state()` where the first weights are shared by rows."""
         weights = [P(AXIS) if of_rows else P() for of_rows in SHARDED_ROWS]
-        whole = [w.shape for w, of_rows in zip(self.start, SHARDED_ROWS) if of_rows]
+        whole = [
+            w.shape
+            for w, of_rows in zip(self.start, SHARDED_ROWS, strict=True)
+            if of_rows
+        ]
         own = [P(AXIS) if v.shape in whole else P() for v in self.state()[1]]
         return weights, own
 
@@ -186,7 +192,9 @@ def distributed(name, kind, dtype):
     keras.distribution.set_distribution(model_parallel(np.reshape(CPUS[:4], (2, 2))))
     try:
         run = Run(name, kind, dtype)
-        for weight, kept in zip(run.weights, run.optimizer._masters.variables):
+        for weight, kept in zip(
+            run.weights, run.optimizer._masters.variables, strict=True
+        ):
             assert weight.value.sharding == kept.value.sharding, weight.path
         run.start = [w.value for w in run.weights]
         state = run.start, [v.value for v in run.optimizer.variables]

@@ -111,7 +111,8 @@ def compare(name, dtype):
         found[kind] = {
             "is as alone": bits_of(pairs[0][1]) == bits_of(pairs[1][1]),
             "distance": max(
-                float((a - b).abs().max()) for a, b in zip(*(p[0] for p in pairs))
+                float((a - b).abs().max())
+                for a, b in zip(*(p[0] for p in pairs), strict=True)
             ),
             "skipped": int(together[0].skipped_steps),
             "memory": max(
@@ -127,7 +128,9 @@ def compare(name, dtype):
     ]
     found["remainders are exact"] = all(
         torch.equal(a[mask], b[mask])
-        for a, b, mask in zip(numbers["remainder"], numbers["float32"], is_normal)
+        for a, b, mask in zip(
+            numbers["remainder"], numbers["float32"], is_normal, strict=True
+        )
     )
     return found
 
