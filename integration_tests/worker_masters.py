@@ -27,7 +27,7 @@ MAKES = {
     ),
 }
 SHAPES = [(3, 5), (70,)]
-# The gradients of a round, in which these steps overflow, and how many rounds there are.
+# A round of gradients, in which these steps overflow, and how many rounds there are.
 STEPS, OVERFLOWS, ROUNDS = 100, (13, 57), 100
 # Weights stay far from the numbers that are subnormal in float16.
 RATE = 2.0**-13
