@@ -43,7 +43,7 @@ OTHERS = [
     if there != HERE
 ]
 
-OURS = ["default", "hysteresis", "fixed"]
+OURS = ["default", "hysteresis", "fixed", "remainder", "stochastic"]
 
 # How far two backends may drift apart in one epoch: some of their sums have another
 # order, so the last bits of the computing dtype differ, and each of four steps adds

@@ -38,6 +38,15 @@ def both():
     )
 
 
+def without_masters(kind):
+    return LossScaleOptimizer(
+        keras.optimizers.AdamW(0.05),
+        dynamic=False,
+        initial_scale=128.0,
+        master_weights=kind,
+    )
+
+
 # Name: the dtype policy of the layers, and the optimizer.
 RUNS = {
     "default": (
@@ -59,6 +68,8 @@ RUNS = {
             keras.optimizers.AdamW(0.05), dynamic=False, initial_scale=128.0
         ),
     ),
+    "remainder": ("float16", lambda: without_masters("remainder")),
+    "stochastic": ("float16", lambda: without_masters("stochastic")),
     "keras": (
         "float32",
         lambda: keras.optimizers.LossScaleOptimizer(momentum_sgd(), 2.0**10, 3),

@@ -285,7 +285,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
             )
         with sharded_slots(inner, masters.trained):
             inner.build(masters.trained)
-        masters.release()
+        masters.release(inner)
         exclude_masters_with_variables(inner, variables, masters.trained)
         # An inner optimizer that was built before keeps the variables it knows.
         check_known(inner, masters.trained)

@@ -250,6 +250,18 @@ def test_float32_masters_of_float16_weights_come_back(tmp_path, no_warnings):
     assert_goes_on(loaded, model)
 
 
+@pytest.mark.parametrize("kind", ["remainder", "stochastic"])
+def test_weights_of_16_bits_go_on_from_their_numbers(kind, tmp_path, no_warnings):
+    inner = keras.optimizers.Adam(0.05)
+    model = new_model(scaling(inner, master_weights=kind), dtype="float16")
+    take_steps(model)
+    loaded = keras_lso.load_model(saved(model, tmp_path))
+    assert bits(loaded.optimizer._masters.variables) == bits(
+        model.optimizer._masters.variables
+    )
+    assert_goes_on(loaded, model)
+
+
 def test_what_is_recorded_of_overflows_is_left_out(tmp_path, no_warnings):
     model = new_model(scaling(loss_scale=LogMaxLossScale()))
     take_steps(model)

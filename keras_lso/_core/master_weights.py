@@ -16,6 +16,7 @@ from keras_lso._core.checks import warn
 from keras_lso._keras_internals.optimizers import (
     index_of,
     iteration_variable,
+    leave_trained_out_of_checkpoints,
     optimizers_in,
     steps_in_dtype_of_variables,
 )
@@ -107,9 +108,12 @@ class MasterWeights:
     def _stand_ins(self):
         return [] if self._kind is None or self._kind.keeps_number else self.numbers
 
-    def release(self):
-        """Takes the memory of stand-ins, once the inner optimizer has been built."""
-        release(self._stand_ins)
+    def release(self, inner_optimizer):
+        """Takes the memory of stand-ins, once the optimizer has been built for them."""
+        if self._stand_ins:
+            release(self._stand_ins)
+            # They hold nothing that could be restored.
+            leave_trained_out_of_checkpoints(inner_optimizer)
 
     def warn_of_epsilons(self, inner_optimizer):
         """Warns of an epsilon that is 0 in float16, by which an optimizer divides.

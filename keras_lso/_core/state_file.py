@@ -193,6 +193,8 @@ class StateFile:
             all_variables,
             # Of an optimizer without a spike guard.
             all_variables[: len(all_variables) - len(self._of_spikes)],
+            # Of who saves `optimizer.variables` by themselves.
+            self.in_memory,
             # Of an optimizer without masters, as ours was of bfloat16 weights. They
             # restart where the weights differ.
             self._variables_but_masters,

@@ -108,6 +108,18 @@ def remember_trainable_variables(optimizer, variables):
     )
 
 
+def leave_trained_out_of_checkpoints(optimizer):
+    """Lets `tf.train.Checkpoint` not find what the optimizer trains.
+
+    It finds the slots by themselves.
+    """
+    for one in optimizers_in(optimizer):
+        variables = variables_of(one)
+        # With TensorFlow's note of it.
+        del one._trainable_variables
+        object.__setattr__(one, "_trainable_variables", variables)
+
+
 def index_of(optimizer, variable):
     """Returns the position of a variable among those the optimizer was built for."""
     return optimizer._get_variable_index(variable)

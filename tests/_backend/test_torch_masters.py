@@ -4,6 +4,7 @@ The steps run on a CPU as they do there. The reference is a step on a CPU as it 
 which compares each master with its variable every time.
 """
 
+import contextlib
 import gc
 
 import keras
@@ -313,3 +314,45 @@ def test_a_variable_with_gaps_in_memory_is_rounded_as_well(accelerator):
     for value in (1.0, np.inf, 1.0):
         step(optimizer, [variable], value)
     np.testing.assert_array_equal(wide, [0.0, 9.0, 1.0, 9.0])
+
+
+# --- Weights as others lay them out, and modes that others are in --------------------
+
+
+def take_steps(kind, make, transposed=False, mode=contextlib.nullcontext):
+    """Returns the bits of bfloat16 weights and of what is kept with them."""
+    random = np.random.default_rng(0)
+    weights = []
+    for shape in [(6, 5), (200, 120)]:
+        value = torch.tensor(random.normal(size=shape)).to(torch.bfloat16)
+        value = value.t().contiguous().t() if transposed else value
+        weights.append(keras.Variable(torch.nn.Parameter(value)))
+    assert weights[0].value.is_contiguous() is not transposed
+    optimizer = LossScaleOptimizer(make(0.01), master_weights=kind)
+    optimizer.build(weights)
+    for step in range(4):
+        grads = [torch.tensor(random.normal(size=w.shape)).float() for w in weights]
+        with mode() if step == 2 else contextlib.nullcontext():
+            optimizer.apply(grads, weights, scaled=False)
+    return beside_keras.bits([*weights, *optimizer._masters.variables])
+
+
+of_each_kind = pytest.mark.parametrize("kind", ["remainder", "stochastic"])
+of_each_make = pytest.mark.parametrize(
+    "make", [keras.optimizers.Adam, keras.optimizers.Adadelta]
+)
+
+
+@of_each_kind
+@of_each_make
+@pytest.mark.parametrize("way", beside_keras.WAYS)
+def test_a_weight_in_strides_is_rounded_as_any_other(make, kind, way, monkeypatch):
+    beside_keras.take(way, monkeypatch)
+    assert take_steps(kind, make, transposed=True) == take_steps(kind, make)
+
+
+@of_each_kind
+@of_each_make
+def test_a_step_in_inference_mode_is_the_step(make, kind):
+    found = take_steps(kind, make, mode=torch.inference_mode)
+    assert found == take_steps(kind, make)

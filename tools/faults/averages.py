@@ -14,8 +14,8 @@ FAULTS = [
     Fault(
         name="averages move in a step that is skipped",
         file="keras_lso/_core/fused_step.py",
-        old=", self._weights, applied",
-        new=", self._weights, ops.isfinite(applied)",
+        old="numbers, applied)",
+        new="numbers, ops.isfinite(applied))",
         tests="tests/_core/test_averages.py::test_weights_and_averages_are_those_of_keras",
     ),
     Fault(
@@ -33,10 +33,10 @@ FAULTS = [
         tests="tests/_core/test_averages.py::test_averages_that_are_other_tensors_now_are_found",
     ),
     Fault(
-        name="averages overwrite masters and leave the model's variables",
+        name="averages overwrite weights and leave their masters",
         file="keras_lso/_core/fused_step.py",
-        old=", step.targets.copies",
-        new="",
+        old="slots=averaged.slots, owns",
+        new="slots=averaged.slots, narrow=None, owns",
         tests="tests/_core/test_averages.py::test_averages_of_float16_variables_are_those_of_their_masters",
     ),
     Fault(

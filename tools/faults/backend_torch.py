@@ -97,8 +97,8 @@ FAULTS = [
     Fault(
         name="a slot with gaps is stepped by a kernel",
         file="keras_lso/_backend/torch/steps.py",
-        old="itertools.chain(variables, *slots)",
-        new="variables",
+        old="        *itertools.chain(*targets.slots),\n    ]",
+        new="    ]",
         tests="tests/_backend/test_torch_memory.py::test_memory_with_gaps_is_stepped_as_other_memory",
     ),
     Fault(

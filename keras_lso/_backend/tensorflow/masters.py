@@ -4,11 +4,16 @@ Its kernels update resource variables. Where no variable holds the number, a ker
 one of a single step: TensorFlow hands it the memory of the number, and takes it back.
 """
 
+import itertools
+
 import tensorflow as tf
 
 # The name of a resource of its own for each operation that makes one, which ends with
 # the last reference to it.
 _ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
+# A function that was loaded from a `SavedModel` has another name in its place, by which
+# its resources would be one, but for their containers.
+_containers = map("keras_lso_{}".format, itertools.count())
 
 
 class Number:
@@ -49,7 +54,11 @@ class Number:
 def _holding(value):
     """Returns the handle of a new variable that holds a tensor."""
     handle = tf.raw_ops.VarHandleOp(
-        dtype=value.dtype, shape=value.shape, shared_name=_ANONYMOUS
+        dtype=value.dtype,
+        shape=value.shape,
+        shared_name=_ANONYMOUS,
+        # Eagerly TensorFlow keeps a kernel for each.
+        container="" if tf.executing_eagerly() else next(_containers),
     )
     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
     return handle

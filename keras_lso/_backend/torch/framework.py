@@ -89,8 +89,10 @@ class Torch(Framework):
     def memory_for(self, variables):
         tensors = [v.value for v in variables]
         torch_masters.allocate(tensors)
-        yield
-        torch_masters.without_memory(tensors)
+        try:
+            yield
+        finally:
+            torch_masters.without_memory(tensors)
 
     def without_memory(self, values):
         return torch_masters.without_memory(values)
