@@ -132,6 +132,20 @@ def test_a_step_neither_reads_from_the_device_nor_writes_to_it(
         assert any(name in calls for name in FUSED)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("variable_dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", ["remainder", "stochastic"])
+@pytest.mark.parametrize("inner", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_no_kind_of_master_reads_from_the_device(inner, kind, variable_dtype):
+    """Neither in the first step, which sends what random bits depend on, nor later."""
+    optimizer = keras_lso.LossScaleOptimizer(inner(), master_weights=kind)
+    with torch.device("meta"):
+        shapes, dtype = [(3, 4), (3, 4), ()], getattr(torch, variable_dtype)
+        variables, grads = make(optimizer, shapes, dtype, variable_dtype)
+    for _ in range(2):
+        run(optimizer, grads, variables)
+
+
 # Bytes that a step moves for each parameter, whose gradient is float16. To check that
 # it is finite reads 2, to copy it to float32 reads 2 and writes 4, and to unscale that
 # reads and writes 4: in all 16. The kernels of SGD and Adam unscale by themselves,

@@ -200,13 +200,13 @@ class StochasticNumbers(_BufferedNumbers):
 
     def _random_bits(self, iterations):
         """Returns a flat int32 tensor of the bits of `masters.random_bits`."""
-        draws = self._chunk.draws
-        keys = _hashed_(draws.keys[0] + iterations.to(torch.int32)).add_(draws.keys[1])
-        bits = torch.arange(draws.size, dtype=torch.int32, device=keys.device)
+        size = self._chunk.draws.size
+        positions, starts, sizes = self._chunk.draws.on_device()
+        keys = _hashed_(positions + iterations.to(torch.int32)).add_(starts)
+        bits = torch.arange(size, dtype=torch.int32, device=keys.device)
         bits.mul_(masters.PLACES)
         if len(keys) > 1:
-            size = draws.size
-            keys = torch.repeat_interleave(keys, draws.sizes, output_size=size)
+            keys = torch.repeat_interleave(keys, sizes, output_size=size)
         return _hashed_(bits.add_(keys))
 
 
