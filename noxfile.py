@@ -97,8 +97,10 @@ def newest(session):
 def triton(session):
     """The kernels for a GPU, by Triton's interpreter and by its compiler."""
     install(session, "gpu-dry", "triton")
-    for name, more in (("triton", {"TRITON_INTERPRET": "1"}), ("triton_compiled", {})):
-        command = ["python", "-m", "pytest", f"tests/_backend/test_{name}.py"]
+    interpreted = {"TRITON_INTERPRET": "1"}
+    for names, more in ((("_masters", ""), interpreted), (("_compiled",), {})):
+        files = [f"tests/_backend/test_triton{name}.py" for name in names]
+        command = ["python", "-m", "pytest", *files]
         session.run(*command, *session.posargs, env=environment("torch", **more))
 
 
