@@ -4,7 +4,6 @@ Triton compiles them for an H100 or H200, without a GPU, to the program that its
 would load. `make test-triton` runs this, in an environment with Triton.
 """
 
-import collections
 import os
 import re
 from types import SimpleNamespace
@@ -21,11 +20,14 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 import torch  # noqa: E402
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
-from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.backends.nvidia.compiler import CUDABackend  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
 from triton.runtime.jit import create_function_from_signature  # noqa: E402
 
+from benchmarks.accelerators.triton_program import (  # noqa: E402
+    HOPPER,
+    bytes_of_blocks,
+    compiled,
+)
 from keras_lso._backend import masters
 from keras_lso._backend.rule import TrustRatio
 from keras_lso._backend.torch.triton import steps as torch_triton
@@ -36,7 +38,6 @@ from testing.triton_trials import WEIGHTS
 
 kernels = torch_triton.import_kernels()
 
-HOPPER = GPUTarget("cuda", 90, 32)
 POINTER = "*fp32"
 TABLES = {"table": "*i64", "gradients": "*i64", "owners": "*i64", "count": "i32"}
 SCALARS = {"found_inf": POINTER, "inv_scale": POINTER}
@@ -97,43 +98,6 @@ def program(case, gradient, weight=tl.float32, kind=None):
     elif name != "lars_squares":
         constants["iterations"] = None
     return compiled(name, types, {**constants, "N": kernels.BLOCK})
-
-
-def compiled(name, types, constants):
-    kernel = getattr(kernels, name)
-    names = kernel.arg_names
-    assert set(names) == set(types) | set(constants)
-    source = ASTSource(
-        fn=kernel,
-        signature={n: types.get(n, "constexpr") for n in names},
-        constexprs={(names.index(n),): value for n, value in constants.items()},
-    )
-    options = {"num_warps": kernels.WARPS, "enable_fp_fusion": False}
-    return triton.compile(source, target=HOPPER, options=options).asm["ptx"]
-
-
-ACCESS = re.compile(r"^\s*(@\S+ )?(ld|st)\.global(\.v(\d))?\.b(\d+)", re.MULTILINE)
-
-
-def bytes_of_blocks(ptx):
-    """What a block of its tensors moves for each element: whole blocks, and others.
-
-    The one moves 16 bytes at once. The other has a predicate for each element, and one
-    of the two runs. What is read of the tables is for the block, not for its elements.
-    """
-    # The elements of a thread.
-    each = kernels.BLOCK // (kernels.WARPS * 32)
-    counts = collections.Counter()
-    for predicate, _, _, lanes, width in ACCESS.findall(ptx):
-        size = int(width) // 8 * int(lanes or 1)
-        if lanes:
-            counts["whole"] += size
-        elif predicate:
-            counts["masked"] += size
-    if ".entry lars_squares" in ptx:
-        # The two sums of a block, which one thread writes.
-        counts["masked"] -= 2 * 4
-    return counts["whole"] / each, counts["masked"] / each
 
 
 @of_each_case
