@@ -97,8 +97,10 @@ def newest(session):
 def triton(session):
     """The kernels for a GPU, by Triton's interpreter and by its compiler."""
     install(session, "gpu-dry", "triton")
-    for name, more in (("triton", {"TRITON_INTERPRET": "1"}), ("triton_compiled", {})):
-        command = ["python", "-m", "pytest", f"tests/_backend/test_{name}.py"]
+    interpreted = {"TRITON_INTERPRET": "1"}
+    for names, more in ((("_masters", ""), interpreted), (("_compiled",), {})):
+        files = [f"tests/_backend/test_triton{name}.py" for name in names]
+        command = ["python", "-m", "pytest", *files]
         session.run(*command, *session.posargs, env=environment("torch", **more))
 
 
@@ -115,7 +117,12 @@ def gpu_dry(session):
 def accelerators(session):
     """What a step moves on a GPU or a TPU, by their compilers."""
     command = ["-m", "benchmarks.accelerators", "--targets"]
-    session.run(sys.executable, *command, "PyTorch", external=True)
+    # Triton alone: the PyTorch is that of .venv.
+    triton = os.path.join(session.virtualenv.location, "triton")
+    session.install("--no-deps", "--target", triton, "-r", "requirements/triton.txt")
+    torch = {"PYTHONPATH": triton, "KERAS_BACKEND": "torch"}
+    targets = ("PyTorch", "Triton")
+    session.run(sys.executable, *command, *targets, env=torch, external=True)
     install(session, "accelerators")
     session.run("python", *command, "H200", "TPU v5e", "4 x TPU v5e")
 

@@ -9,7 +9,8 @@ Everything else it needs to touch once:
           + weights * (read + write)
           + slots * (read + write)
           + weights, where the rule takes their norms first   (LARS)
-          + float16 variables * write, where the weights are float32 masters
+          + 16-bit variables * write, where the weights are float32 masters
+          + remainders * (read + write), where 16-bit variables have some
 
 LARS needs the norms of weights and gradients before it can scale the update. The norm
 of the gradients is the check, so it costs nothing; that of the weights is a read. An
@@ -22,7 +23,7 @@ least, but for what the caches keep from one step to the next: of many-small, al
 from benchmarks.inner import INNER
 from benchmarks.shapes import SHAPES, parameters
 
-_BYTES = {"float32": 4, "float16": 2}
+_BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
 
 
 def bytes_of_step(shapes, inner, kind, checks=True, masters=None):
@@ -31,22 +32,30 @@ def bytes_of_step(shapes, inner, kind, checks=True, masters=None):
     Args:
         shapes: String. One of `SHAPES`.
         inner: String. One of `INNER`.
-        kind: String. `"float32"` or `"float16"`: the dtype of the variables and
-            gradients.
+        kind: String. `"float32"`, `"float16"` or `"bfloat16"`: the dtype of the
+            variables and gradients.
         checks: Bool. Whether the step checks that its gradients are finite.
-        masters: Bool. Whether float32 masters are trained in place of the variables.
-            Defaults to whether `kind` is `"float16"`.
+        masters: String, `"float32"`, `"remainder"` or `"stochastic"`: in which way
+            variables of 16 bits are trained as float32 numbers. False if they are not.
+            Defaults to `"float32"`, and to False for float32 variables.
     """
     rule, size = INNER[inner], _BYTES[kind]
     if masters is None:
-        masters = kind == "float16"
-    weight_size = _BYTES["float32"] if masters else size
+        masters = False if kind == "float32" else "float32"
+    # What a number is made of, and what is only written.
+    weight_size, copy_size = {
+        False: (size, 0),
+        "float32": (4, size),
+        "remainder": (size + 2, 0),
+        "stochastic": (size, 0),
+    }[masters]
+    slot_size = 4 if masters else size
     gradient_reads = 2 if checks or rule.weight_norms else 1
     weight_accesses = 3 if rule.weight_norms else 2
     for_each_parameter = (
         gradient_reads * size
         + weight_accesses * weight_size
-        + 2 * rule.slots * weight_size
-        + (size if masters else 0)
+        + 2 * rule.slots * slot_size
+        + copy_size
     )
     return for_each_parameter * parameters(SHAPES[shapes]())

@@ -32,6 +32,7 @@ class Recipe:
         clip_norm: Float or None. What the norm of all gradients is clipped to.
         micro_batches: Int. How many gradients are added up for an update. A step is
             timed over all of them, and its time is that of one.
+        masters: String, the argument `master_weights`.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Recipe:
     kind: str = "float32"
     clip_norm: float | None = None
     micro_batches: int = 1
+    masters: str = "auto"
 
     def make_inner(self):
         """Returns a new Keras optimizer."""

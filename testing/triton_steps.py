@@ -1,24 +1,31 @@
 """Steps by Triton's kernels, and what the formulas make of the same tensors.
 
-The references are the formulas of `rules.py`, which the kernels follow to the last bit.
+The references are the formulas of `rules.py` and `masters.py`, which the kernels follow
+to the last bit.
 """
 
+import functools
 import itertools
+from typing import NamedTuple
 from unittest import mock
 
+import keras
 import numpy as np
 import torch
 
 from keras_lso._backend import backend, formulas
-from keras_lso._backend.framework import Framework
+from keras_lso._backend.masters import KINDS
 from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.rule import TrustRatio, always
-from keras_lso._backend.targets import Targets
+from keras_lso._backend.torch.triton.trial import Reference
 from keras_lso._keras_internals import rules
 from keras_lso.optimizers.lars import LARSRule
+from testing.masters import targets_of
 
-REFERENCE = Framework()
-BLOCK = 1024
+REFERENCE = Reference()
+BLOCK, ITERATIONS = 1024, 41
+# The dtype of weights, and the kind of their masters.
+WEIGHTS = [(None, None), *itertools.product(["float16", "bfloat16"], KINDS)]
 # Nothing, a scalar, less than a block, exactly one, and several with a rest.
 SHAPES = [(0,), (), (3, 5), (BLOCK,), (2, BLOCK + 7), (4 * BLOCK,)]
 INV_SCALE = 1 / 24
@@ -56,6 +63,8 @@ LARS = {
 KERNEL = {rules.SGD: "sgd", rules.Momentum: "momentum", rules.Adam: "adam"}
 SPECIAL = [0.0, -0.0, 1e-9, 6e-8, 1e-41, 65504.0, 65519.9, 65520.0, 7e4, 3e38]
 SPECIAL += [-7e4, np.inf, -np.inf, np.nan]
+# Remainders.
+EDGES = [-(2**15), -1, 0, 1, 2**15 - 1]
 
 
 def tensors(seed, dtype=torch.float32, shapes=SHAPES):
@@ -66,60 +75,94 @@ def tensors(seed, dtype=torch.float32, shapes=SHAPES):
     ]
 
 
-def make(rule, low=None, shapes=SHAPES):
-    """Weights, slots and low-precision variables, some of which were assigned."""
-    weights = tensors(1, shapes=shapes)
+class State(NamedTuple):
+    """What a step writes, the arguments of `testing.masters.targets_of`.
+
+    Attributes:
+        kept: List of float32 weights, or of what is kept with each of 16 bits.
+        slots: List of tuples of tensors.
+        weights: List of weights of 16 bits. Defaults to `None`.
+        kind: String, that of their masters.
+    """
+
+    kept: list
+    slots: list
+    weights: list | None = None
+    kind: str = "float32"
+
+    @property
+    def tensors(self):
+        """List of all tensors."""
+        kept = [k for k in self.kept if k is not None]
+        return [*(self.weights or ()), *kept, *itertools.chain(*self.slots)]
+
+    @property
+    def targets(self):
+        iterations = keras.Variable(ITERATIONS, dtype="int32", trainable=False)
+        return targets_of(*self)._replace(iterations=iterations)
+
+    def clone(self):
+        columns = [
+            [None if t is None else t.clone() for t in column]
+            for column in (self.kept, self.weights or ())
+        ]
+        slots = [tuple(s.clone() for s in of_one) for of_one in self.slots]
+        return State(columns[0], slots, columns[1] or None, self.kind)
+
+
+def make(rule, low=None, kind=None, shapes=SHAPES):
+    """A `State`, in which some weights of 16 bits were assigned."""
+    numbers = tensors(1, shapes=shapes)
     slots = [tensors(2 + i, shapes=shapes) for i in range(len(rule.slots))]
     slots[1:] = [[s.square() for s in row] for row in slots[1:]]
-    copies = None
-    if low is not None:
-        for w in weights[3:]:
-            w.view(-1)[: len(SPECIAL)] = torch.tensor(SPECIAL)
-        copies = [REFERENCE.rounded(w, low) for w in weights]
-        for c in copies[3:]:
-            c.view(-1)[2::5] = 7.0
-        copies[-1].view(-1)[-len(SPECIAL) :] = torch.tensor(SPECIAL).to(
-            getattr(torch, low)
-        )
-    return weights, list(zip(*slots, strict=True)) or [()] * len(weights), copies
+    slots = list(zip(*slots, strict=True)) or [()] * len(numbers)
+    if low is None:
+        return State(numbers, slots)
+    for w in numbers[3:]:
+        w.view(-1)[: len(SPECIAL)] = torch.tensor(SPECIAL)
+    bits = [torch.zeros_like(w, dtype=torch.int32) for w in numbers]
+    pairs = [
+        KINDS[kind].parts(REFERENCE, w, low, b)
+        for w, b in zip(numbers, bits, strict=True)
+    ]
+    weights, kept = map(list, zip(*pairs, strict=True))
+    for i, (w, k) in enumerate(pairs[3:]):
+        w.view(-1)[2::5] = 7.0
+        w.view(-1)[-len(SPECIAL) :] = torch.tensor(SPECIAL).to(w.dtype)
+        if kind == "remainder":
+            # With each of these values another one in each tensor.
+            edges = torch.tensor(EDGES * len(SPECIAL)).roll(i)[: len(SPECIAL)]
+            k.view(-1)[-len(SPECIAL) :] = edges
+    return State(kept, slots, weights, kind)
 
 
-def clones(targets):
-    weights, slots, copies = targets
-    return (
-        [w.clone() for w in weights],
-        [tuple(s.clone() for s in of_one) for of_one in slots],
-        copies and [c.clone() for c in copies],
-    )
-
-
-def flat(targets):
-    weights, slots, copies = targets
-    return [*weights, *itertools.chain(*slots), *(copies or ())]
-
-
-def expected_of(rule, targets, grads, inv_scale):
-    """What `rules.py` and `Framework` make of them, by operations of PyTorch."""
+def expected_of(rule, state, grads, inv_scale):
+    """What `rules.py` and `masters.py` make of them, by operations of PyTorch."""
     # PyTorch's square root on a CPU is not rounded as in IEEE 754; the kernels' is.
     root = lambda x: torch.sqrt(x.double()).float()  # noqa: E731
     with mock.patch.object(formulas, "sqrt", root):
-        return _expected_of(rule, *targets, grads, inv_scale)
+        return _expected_of(rule, state, grads, inv_scale, lambda *tensors: None)
 
 
-def _expected_of(rule, weights, slots, copies, grads, inv_scale):
-    masters = weights
-    if copies:
-        masters = list(map(REFERENCE.resynchronised, weights, copies))
-    new = [
-        rule(formulas, always, g.float() * inv_scale, w, *of_one)
-        for g, w, of_one in zip(grads, masters, slots, strict=True)
-    ]
-    rounded = copies and [REFERENCE.rounded(n[0], copies[0].dtype) for n in new]
-    return [n[0] for n in new], [n[1:] for n in new], rounded
+def _expected_of(rule, state, grads, inv_scale, norms_of):
+    """`norms_of` is a callable of a gradient, a number and slots."""
+    state = state.clone()
+    targets = state.targets
+    numbers = targets.numbers(REFERENCE)
+    for i, (g, w, of_one) in enumerate(zip(grads, numbers, state.slots, strict=True)):
+        tensors = g.float() * inv_scale, w, *of_one
+        new, *slots = rule(formulas, always, *tensors, norms=norms_of(*tensors))
+        narrow, written = targets.weights[i], [(state.kept[i], new)]
+        if narrow is not None:
+            written = narrow.parts(REFERENCE, new, targets.iterations)
+        written += zip(of_one, slots, strict=True)
+        for tensor, value in written:
+            tensor.copy_(value)
+    return state
 
 
 def assert_same_bits(actual, expected):
-    for a, e in zip(flat(actual), flat(expected), strict=True):
+    for a, e in zip(actual.tensors, expected.tensors, strict=True):
         assert a.dtype == e.dtype
         # One NaN is as good as another.
         assert torch.equal(a.isnan(), e.isnan())
@@ -132,12 +175,12 @@ def raw(tensors):
     return [bytes(t.detach().reshape(-1, 1).view(torch.uint8).numpy()) for t in tensors]
 
 
-def step(rule, targets, grads, finite=True, inv_scale=INV_SCALE):
+def step(rule, state, grads, finite=True, inv_scale=INV_SCALE, norms=None):
     backend.fused_step(
         [rule] * len(grads),
-        Targets(*targets),
+        state.targets,
         grads,
-        Measurement(torch.tensor(finite)),
+        Measurement(torch.tensor(finite), rule_norms=norms),
         number(inv_scale),
     )
 
@@ -150,12 +193,6 @@ def exact_norms(rule, g, w, v):
     return [torch.linalg.vector_norm(m).float() for m in measured]
 
 
-def expected_of_lars(rule, weights, slots, copies, grads):
-    masters = weights
-    if copies:
-        masters = list(map(REFERENCE.resynchronised, weights, copies))
-    states = zip(grads, masters, (v for (v,) in slots), strict=True)
-    states = [(g.float() * number(INV_SCALE), w, v) for g, w, v in states]
-    new = [rule(formulas, always, *s, norms=exact_norms(rule, *s)) for s in states]
-    rounded = copies and [REFERENCE.rounded(w, copies[0].dtype) for w, _ in new]
-    return [w for w, _ in new], [(v,) for _, v in new], rounded
+def expected_of_lars(rule, state, grads):
+    norms_of = functools.partial(exact_norms, rule)
+    return _expected_of(rule, state, grads, number(INV_SCALE), norms_of)

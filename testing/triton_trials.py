@@ -1,20 +1,22 @@
 """Kernels of PyTorch that tests take for Triton's, sound and broken."""
 
 import dataclasses
+import itertools
 
 import keras
 import torch
 
-from keras_lso._backend import formulas
-from keras_lso._backend.framework import Framework
+from keras_lso._backend import formulas, masters
+from keras_lso._backend.masters import KINDS
 from keras_lso._backend.rule import TrustRatio, always
 from keras_lso._backend.torch.masters import pairs_of
-from keras_lso._backend.torch.triton.trial import Variant, sample_of
+from keras_lso._backend.torch.triton.trial import Reference, Variant, sample_of
 from keras_lso._keras_internals import rules
 from keras_lso.optimizers.lars import LARSRule
 
-REFERENCE = Framework()
+REFERENCE = Reference()
 CPU, BLOCK = torch.device("cpu"), 1024
+DTYPES = torch.float16, torch.bfloat16
 RULES = {
     "SGD": rules.SGD(0.1),
     "momentum": rules.Momentum(0.1, 0.9, decay=0.01),
@@ -26,21 +28,21 @@ RULES = {
 }
 
 
-def by_the_formula(chunk, rule, grads, inv_scale, found_inf):
+def by_the_formula(chunk, rule, grads, inv_scale, found_inf, iterations):
     """A kernel that is right."""
     if found_inf == 1.0:
         return True
-    for i, (w, *slots) in enumerate(zip(chunk.numbers, *chunk.slots, strict=True)):
-        master, low = w, chunk.narrow[i].weight if chunk.narrow else None
-        if low is not None:
-            master = REFERENCE.resynchronised(w, low)
+    for i, (w, *slots) in enumerate(zip(chunk.variables, *chunk.slots, strict=True)):
+        narrow = chunk.narrow[i] if chunk.narrow else None
+        number = narrow.number(REFERENCE) if narrow else w
         g = grads[i].float() * inv_scale
-        norms = REFERENCE.norms_of(rule, g, master, *slots)
-        new = rule(formulas, always, g, master, *slots, norms=norms)
-        for tensor, value in zip((w, *slots), new, strict=True):
+        norms = REFERENCE.norms_of(rule, g, number, *slots)
+        new = rule(formulas, always, g, number, *slots, norms=norms)
+        written = list(zip((w, *slots), new, strict=True))
+        if narrow:
+            written[:1] = narrow.parts(REFERENCE, new[0], iterations)
+        for tensor, value in written:
             tensor.copy_(value)
-        if low is not None:
-            low.copy_(REFERENCE.rounded(new[0], keras_name(low)))
     return True
 
 
@@ -57,15 +59,16 @@ def without_decay(chunk, rule, *args):
     return by_the_formula(chunk, dataclasses.replace(rule, decay=None), *args)
 
 
-def never_skips(chunk, rule, grads, inv_scale, found_inf):
-    return by_the_formula(chunk, rule, grads, inv_scale, torch.tensor(0.0))
+def never_skips(chunk, rule, grads, inv_scale, found_inf, iterations):
+    applied = torch.tensor(0.0)
+    return by_the_formula(chunk, rule, grads, inv_scale, applied, iterations)
 
 
 def afterwards(change):
     """Returns a kernel that is right, and then does something else to the chunk."""
 
-    def step(chunk, rule, grads, inv_scale, found_inf):
-        by_the_formula(chunk, rule, grads, inv_scale, found_inf)
+    def step(chunk, rule, grads, inv_scale, found_inf, iterations):
+        by_the_formula(chunk, rule, grads, inv_scale, found_inf, iterations)
         change(chunk, grads, found_inf == 1.0)
         return True
 
@@ -112,9 +115,10 @@ def leaving(part):
     """Returns a kernel that does not step a part of each weight."""
 
     def step(chunk, *args):
-        kept = [t.clone() for t in chunk.numbers]
+        tensors = [*chunk.variables, *(n.kept for n in chunk.narrow)]
+        kept = [t.clone() for t in tensors]
         by_the_formula(chunk, *args)
-        for t, old in zip(chunk.numbers, kept, strict=True):
+        for t, old in zip(tensors, kept, strict=True):
             t[part(t)] = old[part(t)]
         return True
 
@@ -143,6 +147,65 @@ def lets_float16_overflow(chunk, *args):
     return True
 
 
+# --- Kernels that are wrong for one kind ----------------------------------------------
+
+
+def drops_the_remainders(chunk, *args):
+    for narrow in chunk.narrow:
+        narrow.kept.zero_()
+    return by_the_formula(chunk, *args)
+
+
+def leaves_the_remainders(chunk, *args):
+    kept = [n.kept.clone() for n in chunk.narrow]
+    by_the_formula(chunk, *args)
+    for narrow, old in zip(chunk.narrow, kept, strict=True):
+        narrow.kept.copy_(old)
+    return True
+
+
+def takes_zeros_for_rounded_numbers(chunk, *args):
+    """As a NaN, which 0 and a negative remainder would be."""
+    are_zero = [n.weight == 0 for n in chunk.narrow]
+    by_the_formula(chunk, *args)
+    for narrow, is_zero in zip(chunk.narrow, are_zero, strict=True):
+        narrow.weight.masked_fill_(is_zero, torch.nan)
+    return True
+
+
+def with_narrow(change):
+    """Returns a kernel that takes other `Narrow` weights."""
+
+    def step(chunk, *args):
+        narrow = [change(n) for n in chunk.narrow]
+        return by_the_formula(chunk._replace(narrow=narrow), *args)
+
+    step.__name__ = change.__name__
+    return step
+
+
+@with_narrow
+def draws_the_bits_of_one_weight_for_all(narrow):
+    return narrow._replace(position=0)
+
+
+@with_narrow
+def rounds_to_the_nearest(narrow):
+    class Nearest(masters.Stochastic):
+        def parts(self, framework, number, dtype, bits=None):
+            return framework.rounded(number, dtype), None
+
+    return narrow._replace(kind=Nearest())
+
+
+def draws_the_bits_of_the_next_step(*args):
+    *args, iterations = args
+    return by_the_formula(*args, iterations + 1)
+
+
+# --- Others ---------------------------------------------------------------------------
+
+
 def raises(*args):
     raise ValueError("no such instruction")
 
@@ -156,16 +219,29 @@ BROKEN = {
     without_decay: r"after a step \d+ elements are off by up to .* in the weights",
     never_skips: "a step that is skipped changes the weights",
     loses_the_sign_of_zero: "a step that is skipped changes the momentum",
-    quiets_a_nan: "a step that is skipped changes the low-precision variables",
-    writes_beside_it: "after a step 1 elements are off .* in the weights",
+    quiets_a_nan: "a step that is skipped changes the weights",
+    writes_beside_it: "after a step 1 elements are off .* in the masters",
     writes_a_gradient: "after a step .* in the gradients",
-    leaves_the_variables: "after a step .* in the low-precision variables",
+    leaves_the_variables: "after a step .* in the weights",
     makes_a_nan: "after a step 1 elements are off by up to nan in the momentum",
     leaving(rest_of_a_block): "after a step .* in the weights",
     leaving(what_lies_askew): "after a step .* in the weights",
     ignores_assignments: "after a step .* in the weights",
-    lets_float16_overflow: "after a step .* in the low-precision variables",
+    lets_float16_overflow: "after a step .* in the weights",
     raises: "ValueError: no such instruction",
     declines: "it does not take the tensors",
 }
-MOMENTUM = Variant(sample_of(RULES["momentum"]), torch.float16, torch.float16)
+# By the kind of masters of the weights.
+BROKEN_FOR = {
+    drops_the_remainders: ("remainder", "after a step .* in the weights"),
+    leaves_the_remainders: ("remainder", "after a step .* in the masters"),
+    takes_zeros_for_rounded_numbers: ("remainder", "after a step .* in the weights"),
+    draws_the_bits_of_one_weight_for_all: ("stochastic", "after a step .* the weights"),
+    rounds_to_the_nearest: ("stochastic", "after a step .* in the weights"),
+    draws_the_bits_of_the_next_step: ("stochastic", "after a step .* in the weights"),
+}
+# The dtype of weights, and the kind of their masters.
+WEIGHTS = [(torch.float32, None), *itertools.product(DTYPES, KINDS)]
+MOMENTUM = Variant(
+    sample_of(RULES["momentum"]), torch.float16, torch.float16, "float32"
+)

@@ -17,6 +17,7 @@ from benchmarks.tables import Table
 RESULTS = pathlib.Path(__file__).with_name("results.json")
 TARGETS = {
     "PyTorch": "torch",
+    "Triton": "torch",
     "H200": "jax",
     "TPU v5e": "jax",
     "4 x TPU v5e": "jax",
@@ -47,12 +48,16 @@ def main(argv=None):
 
 
 def measure(target, shapes):
-    """Returns an iterable of dicts, one for each row; see `on_torch` and `on_jax`."""
+    """Returns an iterable of dicts, one for each row; see the modules `on_*`."""
     os.environ.setdefault("KERAS_BACKEND", TARGETS[target])
-    if TARGETS[target] == "torch":
+    if target == "PyTorch":
         from benchmarks.accelerators import on_torch
 
         return on_torch.measure(shapes)
+    if target == "Triton":
+        from benchmarks.accelerators import on_triton
+
+        return on_triton.measure(shapes)
     # JAX compiles for devices that are not there; none is to be looked for.
     os.environ.update(JAX_PLATFORMS="cpu", TPU_SKIP_MDS_QUERY="1")
     from benchmarks.accelerators import on_jax

@@ -20,10 +20,17 @@ from benchmarks.inner import INNER
 from benchmarks.shapes import SHAPES, parameters
 
 ROWS = ("keras_lso", "inner alone")
+# The inner optimizer, the dtype of weights and gradients, and `master_weights`.
 RECIPES = [
-    (inner, kind)
+    (inner, kind, "auto")
     for kind in ("float32", "float16")
     for inner in ("SGD+momentum", "Adam", "LARS")
+]
+RECIPES += [
+    (inner, kind, masters)
+    for masters in ("remainder", "stochastic")
+    for kind in ("bfloat16", "float16")
+    for inner in ("SGD+momentum", "Adam")
 ]
 _H200 = pathlib.Path(__file__).with_name("h200.txtpb")
 _ASKS_FOR_CPU = "keras_lso._backend.jax.measure._is_on_cpu"
@@ -61,18 +68,21 @@ TARGETS = {
 def measure(target, shapes="resnet50"):
     """Yields dicts: a target, a recipe, a row, and what its program does."""
     devices = TARGETS[target]()
-    for inner, kind in RECIPES:
+    for inner, kind, masters in RECIPES:
+        facts_of_recipe = [f for f in (kind, masters) if f not in ("float32", "auto")]
         for name in ROWS:
             optimizer = INNER[inner].make()
             if name == "keras_lso":
-                optimizer = keras_lso.LossScaleOptimizer(optimizer)
+                optimizer = keras_lso.LossScaleOptimizer(
+                    optimizer, master_weights=masters
+                )
             program = compiled(optimizer, devices, shapes, kind)
             yield {
                 "target": target,
-                "recipe": inner if kind == "float32" else f"{inner}, {kind}",
+                "recipe": ", ".join([inner, *facts_of_recipe]),
                 "row": name,
                 **facts(program, shapes),
-                "least": least(name, inner, kind, shapes),
+                "least": least(name, inner, kind, masters, shapes),
             }
             jax.clear_caches()
 
@@ -89,15 +99,14 @@ def facts(program, shapes):
     }
 
 
-def least(name, inner, kind, shapes):
+def least(name, inner, kind, masters, shapes):
     is_ours = name == "keras_lso"
-    count = parameters(SHAPES[shapes]())
-    return (
-        bytes_of_step(
-            shapes, inner, kind, is_ours, masters=is_ours and kind == "float16"
-        )
-        / count
-    )
+    if not is_ours:
+        masters = False
+    elif masters == "auto":
+        masters = None
+    moved = bytes_of_step(shapes, inner, kind, is_ours, masters)
+    return moved / parameters(SHAPES[shapes]())
 
 
 def compiled(optimizer, devices, shapes, kind):

@@ -21,6 +21,12 @@ RECIPES = (
     Recipe("SGD+momentum, float16", "SGD+momentum", kind="float16"),
     Recipe("Adam, float16", "Adam", kind="float16"),
     Recipe("LARS, float16", "LARS", kind="float16"),
+    *(
+        Recipe(f"{inner}, {kind}, {masters}", inner, kind=kind, masters=masters)
+        for masters in ("remainder", "stochastic")
+        for kind in ("bfloat16", "float16")
+        for inner in ("SGD+momentum", "Adam")
+    ),
 )
 
 
@@ -45,16 +51,18 @@ class MetaTensors:
         return lambda: None
 
 
-def measure(shapes="resnet50"):
+def measure(shapes="resnet50", target="PyTorch", rows=None):
     """Yields dicts: a recipe, a row, its bytes a parameter and its kernels."""
     count = parameters(SHAPES[shapes]())
     with as_accelerator():
         for recipe in RECIPES:
-            least = bytes_of_step(shapes, recipe.inner, recipe.kind) / count
-            for name, run in ROWS.items():
+            masters = None if recipe.masters == "auto" else recipe.masters
+            moved = bytes_of_step(shapes, recipe.inner, recipe.kind, masters=masters)
+            least = moved / count
+            for name, run in (rows or ROWS).items():
                 kernels = run(recipe, MetaTensors(shapes, recipe.kind))
                 yield {
-                    "target": "PyTorch",
+                    "target": target,
                     "recipe": recipe.name,
                     "row": name,
                     "bytes": round(kernels.bytes / count, 1),
@@ -63,14 +71,17 @@ def measure(shapes="resnet50"):
                 }
 
 
-def _ours(recipe, tensors):
-    optimizer = keras_lso.LossScaleOptimizer(recipe.make_inner())
+def ours(recipe, tensors, make_kernels=Kernels):
+    """Returns the `Kernels` of a step by the package."""
+    optimizer = keras_lso.LossScaleOptimizer(
+        recipe.make_inner(), master_weights=recipe.masters
+    )
     variables = tensors.variables()
     optimizer.build(variables)
     # The first step compares masters with their variables, later ones do not.
     for _ in range(2):
-        with torch.no_grad(), RefuseNumbers(), Kernels() as kernels:
-            optimizer.apply(tensors.gradients, variables)
+        with torch.no_grad(), RefuseNumbers(), make_kernels() as kernels:
+            optimizer.apply(tensors.gradients, variables, scaled=True)
     return kernels
 
 
@@ -90,4 +101,4 @@ def _peer(recipe, tensors):
     return kernels
 
 
-ROWS = {"keras_lso": _ours, "GradScaler + fused": _peer}
+ROWS = {"keras_lso": ours, "GradScaler + fused": _peer}

@@ -312,7 +312,10 @@ class AveragedStep:
         updates = updates_of(self._optimizer)
         momentum = backend.scalar(updates != 0, "float32")
         rule = Average(momentum * self._optimizer.ema_momentum)
-        numbers = self._weights.numbers(backend)
+        # By formulas with numbers in them.
+        numbers = backend.without_host(
+            lambda: self._weights.numbers(backend), near=momentum
+        )
         self._let(self._averages, rule, numbers, applied)
         frequency = self._optimizer.ema_overwrite_frequency
         if frequency:

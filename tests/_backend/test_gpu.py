@@ -23,6 +23,13 @@ OPTIMIZERS = {
     "LAMB": lambda: keras_lso.LAMB(0.1, weight_decay_rate=0.1),
     "NovoGrad": lambda: keras_lso.NovoGrad(0.1, weight_decay_rate=0.1),
 }
+# The dtype of weights, and the kind of their masters.
+WEIGHTS = [("float32", "auto")]
+WEIGHTS += [
+    (dtype, kind)
+    for dtype in ("float16", "bfloat16")
+    for kind in ("float32", "remainder", "stochastic")
+]
 SCALE = 2.0**10
 SHAPES = [(1000, 300), (300,), (), (7, 5)]
 
@@ -45,10 +52,12 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def make(inner, shapes=SHAPES, dtype="float32"):
+def make(inner, shapes=SHAPES, dtype="float32", kind="auto"):
     random = np.random.default_rng(0)
     variables = [keras.Variable(random.normal(size=s), dtype=dtype) for s in shapes]
-    optimizer = keras_lso.LossScaleOptimizer(inner, initial_scale=SCALE)
+    optimizer = keras_lso.LossScaleOptimizer(
+        inner, initial_scale=SCALE, master_weights=kind
+    )
     optimizer.build(variables)
     return optimizer, variables
 
@@ -96,12 +105,12 @@ needs_cuda = pytest.mark.skipif(
 
 
 @needs_cuda
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype, kind", WEIGHTS)
 @pytest.mark.parametrize("inner", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_a_step_waits_for_nothing(inner, dtype):
+def test_a_step_waits_for_nothing(inner, dtype, kind):
     import torch
 
-    optimizer, variables = make(inner(), dtype=dtype)
+    optimizer, variables = make(inner(), dtype=dtype, kind=kind)
     grads = gradients(0)
     loss = ops.ones(())
     # A kernel in Triton waits for its trial, at the first step, and says that it may.
@@ -117,9 +126,9 @@ def test_a_step_waits_for_nothing(inner, dtype):
 
 
 @needs_cuda
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("dtype, kind", WEIGHTS)
 @pytest.mark.parametrize("inner", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_kernels_in_triton_pass_their_trials(inner, dtype, monkeypatch):
+def test_kernels_in_triton_pass_their_trials(inner, dtype, kind, monkeypatch):
     from keras_lso._backend.torch.triton import steps as torch_triton
     from keras_lso._backend.torch.triton import trial as torch_triton_trial
 
@@ -127,7 +136,7 @@ def test_kernels_in_triton_pass_their_trials(inner, dtype, monkeypatch):
         pytest.skip("there is no Triton, or it is not wanted")
     verdicts = {}
     monkeypatch.setattr(torch_triton_trial, "_verdicts", verdicts)
-    optimizer, variables = make(inner(), dtype=dtype)
+    optimizer, variables = make(inner(), dtype=dtype, kind=kind)
     for dtype_of_gradients in ("float32", "float16", "bfloat16"):
         grads = [ops.cast(g, dtype_of_gradients) for g in gradients(0)]
         optimizer.apply(grads, variables)
@@ -174,12 +183,13 @@ def test_masters_are_not_compared_once_a_step_is_known_to_be_applied(monkeypatch
 
 
 @needs_cuda
+@pytest.mark.parametrize("dtype, kind", WEIGHTS)
 @pytest.mark.parametrize("inner", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_a_step_is_captured_and_replayed(inner):
+def test_a_step_is_captured_and_replayed(inner, dtype, kind):
     import torch
 
-    captured, variables = make(inner())
-    eager, twins = make(inner())
+    captured, variables = make(inner(), dtype=dtype, kind=kind)
+    eager, twins = make(inner(), dtype=dtype, kind=kind)
     static = gradients(0)
     state = [*variables, *captured.variables]
     initial = [v.value.detach().clone() for v in state]
@@ -208,3 +218,33 @@ def test_a_step_is_captured_and_replayed(inner):
         snapshot(state), snapshot([*twins, *eager.variables]), strict=True
     ):
         np.testing.assert_array_equal(actual, expected)
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype, kind", WEIGHTS[1:])
+@pytest.mark.parametrize("inner", WITH_A_KERNEL, ids=lambda inner: inner.__name__)
+def test_masters_are_stepped_as_by_the_kernels_of_pytorch(
+    inner, dtype, kind, monkeypatch
+):
+    """Random bits included: both draw those of the place, the weight and the step."""
+    from keras_lso._backend.torch.triton import steps as torch_triton
+
+    if torch_triton.kernels() is None:
+        pytest.skip("there is no Triton, or it is not wanted")
+    (ours, weights), (theirs, twins) = (
+        make(inner(0.1), dtype=dtype, kind=kind) for _ in "ab"
+    )
+    for step in range(3):
+        grads = gradients(step)
+        ours.apply(grads, weights)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch_triton, "kernels", lambda: None)
+            theirs.apply(grads, twins)
+    a, b = (
+        np.concatenate([w.astype("float64").ravel() for w in snapshot(some)])
+        for some in (weights, twins)
+    )
+    # A last bit of a number may decide how it is rounded, but of few.
+    unit = 2.0**-10 if dtype == "float16" else 2.0**-7
+    assert (np.abs(a - b) <= unit * np.abs(b) + 1e-6).all()
+    assert (a != b).mean() <= 0.01

@@ -132,6 +132,20 @@ def test_a_step_neither_reads_from_the_device_nor_writes_to_it(
         assert any(name in calls for name in FUSED)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("variable_dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("kind", ["remainder", "stochastic"])
+@pytest.mark.parametrize("inner", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_no_kind_of_master_reads_from_the_device(inner, kind, variable_dtype):
+    """Neither in the first step, which sends what random bits depend on, nor later."""
+    optimizer = keras_lso.LossScaleOptimizer(inner(), master_weights=kind)
+    with torch.device("meta"):
+        shapes, dtype = [(3, 4), (3, 4), ()], getattr(torch, variable_dtype)
+        variables, grads = make(optimizer, shapes, dtype, variable_dtype)
+    for _ in range(2):
+        run(optimizer, grads, variables)
+
+
 # Bytes that a step moves for each parameter, whose gradient is float16. To check that
 # it is finite reads 2, to copy it to float32 reads 2 and writes 4, and to unscale that
 # reads and writes 4: in all 16. The kernels of SGD and Adam unscale by themselves,
@@ -179,8 +193,38 @@ def test_a_step_after_an_assignment_compares_and_moves_52_bytes_more():
     assert other - step == 52
 
 
-def bytes_a_parameter(inner, gradient_dtype, variable_dtype, is_assigned=False):
-    optimizer = keras_lso.LossScaleOptimizer(OPTIMIZERS[inner](), master_weights=True)
+# What other kinds of masters move. Weights and remainders of bfloat16 are put together
+# (4 each) and joined (8). Of the remainders the new or the old ones are taken (6) and
+# copied (4). No number is to be a tie (4) when it is rounded (6), and the weights are
+# copied unless the step is skipped (8).
+OTHER_MASTERS = {
+    ("remainder", "bfloat16"): 44,
+    ("remainder", "float16"): 94,
+    # Of which random bits take 74.
+    ("stochastic", "bfloat16"): 124,
+    ("stochastic", "float16"): 183,
+}
+
+
+@pytest.mark.parametrize("kind, dtype", OTHER_MASTERS)
+@pytest.mark.parametrize("inner", ["momentum", "Adam"])
+def test_what_other_kinds_of_masters_move(inner, kind, dtype):
+    moved = bytes_a_parameter(inner, dtype, dtype, kind=kind)
+    assert moved == BYTES[inner] + OTHER_MASTERS[kind, dtype]
+
+
+def test_remainders_after_an_assignment_move_14_bytes_more():
+    """A weight of 0 is looked for that has a negative one: 3, 3 and 3, then 5."""
+    arguments = "momentum", "bfloat16", "bfloat16"
+    step = bytes_a_parameter(*arguments, kind="remainder")
+    other = bytes_a_parameter(*arguments, is_assigned=True, kind="remainder")
+    assert other - step == 14
+
+
+def bytes_a_parameter(
+    inner, gradient_dtype, variable_dtype, is_assigned=False, kind="float32"
+):
+    optimizer = keras_lso.LossScaleOptimizer(OPTIMIZERS[inner](), master_weights=kind)
     # So many that scalars do not count, in two chunks.
     shapes = [(1000, 1000), (500, 1000)] * 8
     with torch.device("meta"):

@@ -40,6 +40,13 @@ def test_a_table_says_where_each_block_is():
     assert list(map(id, group.written)) == list(map(id, [*weights, *slots]))
 
 
+def test_numbers_of_the_weights_are_the_last_rows():
+    both, [grads] = rows(), rows(1)
+    numbers = [[4, 5, 6, 7], [0, 2**31, 2**40, -1]]
+    table, _, _ = Group(both, BLOCK, numbers).on_device(grads)
+    assert table.view(6, 4)[2:].tolist() == [*map(addresses, both), *numbers]
+
+
 def test_what_stays_where_it_is_is_sent_once():
     group, [grads, others] = Group(rows(), BLOCK), rows()
     first = group.on_device(grads)
@@ -90,7 +97,7 @@ def test_a_graph_that_is_recorded_has_all_tables_of_its_own(monkeypatch):
     group, [grads] = Group(rows(), BLOCK), rows(1)
     eager = group.on_device(grads)
     with monkeypatch.context() as patch:
-        patch.setattr(torch_addresses, "_stream", lambda device: None)
+        patch.setattr(torch_addresses, "stream_of", lambda device: None)
         recorded = group.on_device(grads)
     for ours, theirs in zip(recorded, eager, strict=True):
         assert ours is not theirs and torch.equal(ours, theirs)

@@ -21,12 +21,13 @@ if keras.backend.backend() != "torch":
 import torch
 
 from keras_lso._backend import kernel_choice
+from keras_lso._backend.masters import KINDS
 from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.torch.chunks import Chunk
 from keras_lso._backend.torch.triton import steps as torch_triton
 from keras_lso._backend.torch.triton import trial as torch_triton_trial
 from keras_lso._keras_internals import rules
-from testing.beside_keras import Pair, bits, take
+from testing.beside_keras import SCALE, Pair, bits, take
 from testing.triton_trials import (
     BLOCK,
     by_the_formula,
@@ -54,19 +55,14 @@ class Kernels:
     def __init__(self, kernel):
         self.kernel, self.calls = kernel, []
 
-    def step(self, launches, rule, grads, inv_scale, found, found_inf):
+    def step(
+        self, chunk, launches, rule, grads, inv_scale, found, found_inf, iterations
+    ):
         self.calls.append(type(rule))
-        for launch in launches:
-            weights, *slots = launch.group._rows
-            low = slots.pop() if launch.dtypes["COPY"] else []
-            chunk = SimpleNamespace(
-                variables=weights,
-                slots=slots,
-                pairs=list(zip(weights, low, strict=False)),
-            )
-            own = [grads[i] for i in launch.columns]
-            assert self.kernel(chunk, rule, own, inv_scale, found_inf)
-        return True
+        assert sorted(i for launch in launches for i in launch.columns) == list(
+            range(len(grads))
+        )
+        return self.kernel(chunk, rule, grads, inv_scale, found_inf, iterations)
 
     def step_by_itself(self, *args):
         return self.kernel(*args)
@@ -132,6 +128,32 @@ def test_a_failure_is_an_error_before_anything_has_changed(on_a_gpu, monkeypatch
     assert bits(pair.state()) == before and not kernels.calls
 
 
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_each_kind_of_master_is_tried_and_steps(
+    dtype, kind, on_a_gpu, verdicts, monkeypatch
+):
+    """As by PyTorch's own kernels: with random bits of the same step and weight."""
+    runs = []
+    for kernel in (by_the_formula, None):
+        kernels, pair = on_a_gpu(kernel), Pair(keras.optimizers.SGD, dtype=dtype)
+        if kernel is None:
+            monkeypatch.setattr(torch_triton, "kernels", lambda: None)
+        pair.optimizer = keras_lso.LossScaleOptimizer(
+            keras.optimizers.SGD(0.125), initial_scale=SCALE, master_weights=kind
+        )
+        pair.optimizer.build(pair.ours)
+        for _ in range(2):
+            pair.apply(pair.gradients())
+        pair.overflow(np.inf)
+        pair.apply(pair.gradients(), "float16")
+        assert len(kernels.calls) == (4 if kernel else 0)
+        runs.append(bits([*pair.ours, *pair.optimizer._masters.variables]))
+    assert runs[0] == runs[1]
+    tried = {(v.weight, v.kind) for _, _, v in verdicts}
+    assert tried == {(getattr(torch, dtype), kind)}
+
+
 def test_what_is_tried_may_change_from_step_to_step(on_a_gpu, verdicts):
     """In the options of the optimizer, and in the dtype of the gradients."""
 
@@ -154,11 +176,9 @@ def test_what_is_tried_may_change_from_step_to_step(on_a_gpu, verdicts):
 def test_gradients_of_several_dtypes_all_have_to_pass(on_a_gpu):
     """Else a chunk would be stepped by two ways."""
 
-    def wrong_in_float16(chunk, rule, grads, inv_scale, found_inf):
+    def wrong_in_float16(chunk, rule, grads, *args):
         is_wrong = grads[0].dtype == torch.float16
-        return (raises if is_wrong else by_the_formula)(
-            chunk, rule, grads, inv_scale, found_inf
-        )
+        return (raises if is_wrong else by_the_formula)(chunk, rule, grads, *args)
 
     kernels, pair = on_a_gpu(wrong_in_float16), Pair(keras.optimizers.Adam)
     grads = pair.gradients()
@@ -201,8 +221,8 @@ def test_a_gradient_that_is_the_negative_of_what_it_holds_is_left_to_pytorch(on_
     assert grad.is_neg() and grad.is_contiguous()
     chunk = Chunk(True, [0], [torch.ones(1)], [], [])
     launches = torch_triton._launches(chunk, [grad])
-    arguments = 1.0, Measurement(None), None
-    assert not step(launches, rules.SGD(torch.tensor(0.1)), [grad], *arguments)
+    arguments = 1.0, Measurement(None), None, None
+    assert not step(chunk, launches, rules.SGD(torch.tensor(0.1)), [grad], *arguments)
 
 
 def test_what_the_host_interprets_takes_no_addresses_of_a_gpu(monkeypatch):
@@ -211,7 +231,7 @@ def test_what_the_host_interprets_takes_no_addresses_of_a_gpu(monkeypatch):
     )
     grads = [SimpleNamespace(device=torch.device("cuda", 0))]
     with pytest.raises(RuntimeError, match="on the host"):
-        torch_triton._step_by_itself(None, None, grads, 1.0, None)
+        torch_triton._step_by_itself(None, None, grads, 1.0, None, None)
 
 
 # --- Where there is no Triton ---------------------------------------------------------

@@ -17,16 +17,20 @@ if keras.backend.backend() != "torch":
 import torch
 
 from keras_lso._backend import kernel_choice
+from keras_lso._backend.masters import KINDS
 from keras_lso._backend.torch.triton import trial as torch_triton_trial
 from keras_lso._backend.torch.triton.trial import Variant, passes, sample_of
 from keras_lso._keras_internals import rules
 from testing.triton_trials import (
     BLOCK,
     BROKEN,
+    BROKEN_FOR,
     CPU,
+    DTYPES,
     MOMENTUM,
     REFERENCE,
     RULES,
+    WEIGHTS,
     by_the_formula,
     raises,
 )
@@ -37,11 +41,12 @@ pytestmark = pytest.mark.usefixtures("verdicts")
 # --- The trial ----------------------------------------------------------------
 
 
-@pytest.mark.parametrize("low", [None, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("weights", WEIGHTS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_a_kernel_that_is_right_passes(rule, dtype, low):
-    assert passes(Variant(sample_of(rule), dtype, low), CPU, by_the_formula, BLOCK)
+def test_a_kernel_that_is_right_passes(rule, dtype, weights):
+    variant = Variant(sample_of(rule), dtype, *weights)
+    assert passes(variant, CPU, by_the_formula, BLOCK)
 
 
 @pytest.mark.parametrize("kernel", BROKEN, ids=lambda kernel: kernel.__name__)
@@ -53,6 +58,29 @@ def test_a_kernel_that_is_wrong_fails(kernel):
     assert re.search(BROKEN[kernel], message)
     for fact in ("PyTorch's own kernels", "report", "Momentum", "torch.float16"):
         assert fact in message
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("kernel", BROKEN_FOR, ids=lambda kernel: kernel.__name__)
+def test_a_kernel_that_is_wrong_for_a_kind_fails(kernel, dtype):
+    kind, fault = BROKEN_FOR[kernel]
+    variant = MOMENTUM._replace(weight=dtype, kind=kind)
+    with pytest.warns(UserWarning, match=f"masters: {kind}.*{fault}"):
+        assert passes(variant, CPU, kernel, BLOCK) is False
+
+
+@pytest.mark.parametrize("weights", WEIGHTS[1:], ids=str)
+def test_a_last_bit_may_decide_how_a_number_is_rounded(weights):
+    """As of a root or a quotient that a card rounds in another way."""
+
+    def off_by_a_bit(chunk, rule, *args):
+        rate = rule.learning_rate * (1 + 2.0**-23)
+        return by_the_formula(
+            chunk, dataclasses.replace(rule, learning_rate=rate), *args
+        )
+
+    variant = Variant(sample_of(RULES["momentum"]), torch.float32, *weights)
+    assert passes(variant, CPU, off_by_a_bit, BLOCK)
 
 
 def test_a_rule_is_tried_with_numbers_of_which_each_counts():
@@ -67,10 +95,9 @@ def test_a_rule_is_tried_with_numbers_of_which_each_counts():
 
 
 def moved(rule):
-    rows = torch_triton_trial._rows(Variant(rule, torch.float32, None), places())
-    [_, weights, *_] = torch_triton_trial._expected(
-        Variant(rule, torch.float32, None), rows, places()
-    )
+    variant = Variant(rule, torch.float32)
+    rows = torch_triton_trial._rows(variant, places())
+    [_, weights, *_] = torch_triton_trial._expected(variant, rows, rows, places())
     # As far as a trial sees.
     return (weights / (10 * torch_triton_trial.TOLERANCE)).round()
 
@@ -94,10 +121,11 @@ def test_norms_are_tried_of_more_blocks_than_are_added_at_once(monkeypatch):
     monkeypatch.setattr(
         torch_triton_trial, "_places", lambda rule, _, block: own(rule, gpu, block)
     )
-    variant = Variant(sample_of(RULES["LARS"]), torch.float32, None)
+    variant = Variant(sample_of(RULES["LARS"]), torch.float32)
     with pytest.warns(UserWarning, match="failed its trial"):
         assert not passes(variant, CPU, of_some_blocks, BLOCK)
-    assert passes(variant._replace(low=torch.float16), CPU, by_the_formula, BLOCK)
+    variant = variant._replace(weight=torch.float16, kind="float32")
+    assert passes(variant, CPU, by_the_formula, BLOCK)
 
 
 def test_rules_that_are_compiled_alike_are_tried_once():
@@ -155,7 +183,8 @@ def test_it_is_an_error_where_triton_is_asked_for(monkeypatch):
             passes(MOMENTUM, CPU, raises, BLOCK)
         for fact in ("cpu", str(MOMENTUM), "No weight was changed", "report"):
             assert fact in str(caught.value)
-    assert passes(MOMENTUM._replace(low=None), CPU, by_the_formula, BLOCK)
+    other = MOMENTUM._replace(weight=torch.float32, kind=None)
+    assert passes(other, CPU, by_the_formula, BLOCK)
 
 
 def test_a_graph_that_is_recorded_leaves_a_variant_untried(monkeypatch, verdicts):
@@ -178,9 +207,10 @@ def in_float64():
     torch.set_default_dtype(torch.float32)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_the_contexts_of_the_user_are_not_felt(rule, in_float64):
-    variant = Variant(sample_of(rule), torch.bfloat16, torch.float16)
+def test_the_contexts_of_the_user_are_not_felt(rule, kind, in_float64):
+    variant = Variant(sample_of(rule), torch.bfloat16, torch.float16, kind)
     with torch.inference_mode(), torch.device("meta"), keras.device("meta"):
         assert passes(variant, CPU, by_the_formula, BLOCK)
         assert torch.is_inference_mode_enabled()

@@ -4,7 +4,6 @@ Triton compiles them for an H100 or H200, without a GPU, to the program that its
 would load. `make test-triton` runs this, in an environment with Triton.
 """
 
-import collections
 import os
 import re
 from types import SimpleNamespace
@@ -21,21 +20,24 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 import torch  # noqa: E402
 import triton  # noqa: E402
 import triton.language as tl  # noqa: E402
-from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.backends.nvidia.compiler import CUDABackend  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
 from triton.runtime.jit import create_function_from_signature  # noqa: E402
 
+from benchmarks.accelerators.triton_program import (  # noqa: E402
+    HOPPER,
+    bytes_of_blocks,
+    compiled,
+)
+from keras_lso._backend import masters
 from keras_lso._backend.rule import TrustRatio
-from keras_lso._backend.torch.chunks import Chunk  # noqa: E402
 from keras_lso._backend.torch.triton import steps as torch_triton
 from keras_lso._backend.torch.triton import trial as torch_triton_trial
 from keras_lso._keras_internals import rules
 from keras_lso.optimizers.lars import LARSRule
+from testing.triton_trials import WEIGHTS
 
 kernels = torch_triton.import_kernels()
 
-HOPPER = GPUTarget("cuda", 90, 32)
 POINTER = "*fp32"
 TABLES = {"table": "*i64", "gradients": "*i64", "owners": "*i64", "count": "i32"}
 SCALARS = {"found_inf": POINTER, "inv_scale": POINTER}
@@ -72,8 +74,13 @@ BYTES = {
     "LARS, norms": 4 + 4,
     "LARS": 4 + 16,
 }
-# The gradient is two bytes shorter, the low-precision variable is read and written.
-MASTERS = dict.fromkeys(BYTES, -2 + 4) | {"LARS, norms": -2 + 2}
+# How often the weights, and what is kept with them, are read and written.
+ACCESSES = dict.fromkeys(BYTES, 2) | {"LARS, norms": 1}
+# What is more, or less, in each of these, if the weights have 16 bits.
+KINDS = {"float32": 2, "remainder": 0, "stochastic": -2}
+of_each_kind = pytest.mark.parametrize("kind", KINDS)
+of_each_low = pytest.mark.parametrize("low", [tl.float16, tl.bfloat16], ids=str)
+of_each_case = pytest.mark.parametrize("case", CASES)
 
 
 @pytest.fixture(autouse=True)
@@ -81,77 +88,63 @@ def cache(tmp_path, monkeypatch):
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
 
 
-def program(case, gradient, low=None):
+def program(case, gradient, weight=tl.float32, kind=None):
     """The PTX of a kernel that is given gradients, a string."""
     name, types, constants = CASES[case]
-    constants = {**constants, "GRADIENT": gradient, "COPY": low, "N": kernels.BLOCK}
-    return compiled(name, {**TABLES, **SCALARS, **types}, constants)
+    constants = {**constants, "GRADIENT": gradient, "WEIGHT": weight, "KIND": kind}
+    types = {**TABLES, **SCALARS, **types}
+    if kind == "stochastic" and name != "lars_squares":
+        types["iterations"] = "*i32"
+    elif name != "lars_squares":
+        constants["iterations"] = None
+    return compiled(name, types, {**constants, "N": kernels.BLOCK})
 
 
-def compiled(name, types, constants):
-    kernel = getattr(kernels, name)
-    names = kernel.arg_names
-    assert set(names) == set(types) | set(constants)
-    source = ASTSource(
-        fn=kernel,
-        signature={n: types.get(n, "constexpr") for n in names},
-        constexprs={(names.index(n),): value for n, value in constants.items()},
-    )
-    options = {"num_warps": kernels.WARPS, "enable_fp_fusion": False}
-    return triton.compile(source, target=HOPPER, options=options).asm["ptx"]
-
-
-ACCESS = re.compile(r"^\s*(@\S+ )?(ld|st)\.global(\.v(\d))?\.b(\d+)", re.MULTILINE)
-
-
-def bytes_of_blocks(ptx):
-    """What a block of its tensors moves for each element: whole blocks, and others.
-
-    The one moves 16 bytes at once. The other has a predicate for each element, and one
-    of the two runs. What is read of the tables is for the block, not for its elements.
-    """
-    # The elements of a thread.
-    each = kernels.BLOCK // (kernels.WARPS * 32)
-    counts = collections.Counter()
-    for predicate, _, _, lanes, width in ACCESS.findall(ptx):
-        size = int(width) // 8 * int(lanes or 1)
-        if lanes:
-            counts["whole"] += size
-        elif predicate:
-            counts["masked"] += size
-    if ".entry lars_squares" in ptx:
-        # The two sums of a block, which one thread writes.
-        counts["masked"] -= 2 * 4
-    return counts["whole"] / each, counts["masked"] / each
-
-
-@pytest.mark.parametrize("case", CASES)
+@of_each_case
 def test_a_step_reads_the_gradient_and_passes_once_over_the_rest(case):
     assert bytes_of_blocks(program(case, tl.float32)) == (BYTES[case], BYTES[case])
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_threads_of_whole_blocks_exchange_no_elements(case):
+@of_each_kind
+@of_each_case
+def test_threads_of_whole_blocks_exchange_no_elements(case, kind):
     if case == "LARS, norms":
         pytest.skip("sums are exchanged")
-    ptx = program(case, tl.float16, tl.float16)
+    ptx = program(case, tl.float16, tl.float16, kind)
     # Only whole blocks have 16 bytes a thread, and they come first.
     whole = ptx[ptx.index("ld.global.v") : ptx.rindex("st.global.v")]
-    assert "st.global.v4" in whole and "shared" not in whole
+    assert "st.global.v" in ptx and "shared" not in whole
 
 
-@pytest.mark.parametrize("low", [tl.float16, tl.bfloat16], ids=str)
-@pytest.mark.parametrize("case", CASES)
-def test_masters_move_two_bytes_more_at_most(case, low):
-    expected = BYTES[case] + MASTERS[case]
-    assert bytes_of_blocks(program(case, low, low)) == (expected, expected)
+@of_each_low
+@of_each_kind
+@of_each_case
+def test_weights_of_16_bits_move_two_bytes_more_at_most(case, kind, low):
+    # The gradient is two bytes shorter.
+    expected = BYTES[case] - 2 + ACCESSES[case] * KINDS[kind]
+    assert bytes_of_blocks(program(case, low, low, kind)) == (expected, expected)
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_each_operation_is_rounded_as_in_ieee_754(case):
-    ptx = program(case, tl.float16, tl.bfloat16)
-    assert not re.search(r"\bfma\.|\.ftz|\.approx|div\.full", ptx)
-    assert re.search(r"cvt\.rn\.bf16", ptx)
+def test_remainders_move_28_bytes_with_adam_and_20_with_momentum():
+    """With the two bytes by which a gradient is checked."""
+    for case, moved in {"Adam": 28, "momentum": 20}.items():
+        ptx = program(case, tl.bfloat16, tl.bfloat16, "remainder")
+        assert bytes_of_blocks(ptx) == (moved - 2, moved - 2)
+
+
+FLOOR = "cvt.rmi.ftz.f32.f32"
+
+
+@of_each_low
+@of_each_kind
+@of_each_case
+def test_each_operation_is_rounded_as_in_ieee_754(case, kind, low):
+    ptx = program(case, tl.float16, low, kind)
+    # `floor` takes a number below the normal range for 0, and gets none.
+    inexact = re.search(r"\bfma\.|\.ftz|\.approx|div\.full", ptx.replace(FLOOR, ""))
+    assert not inexact
+    if case != "LARS, norms":
+        assert re.search(rf"cvt\.rn\.{'bf16' if low == tl.bfloat16 else 'f16'}", ptx)
     if "Adam" in case:
         assert "sqrt.rn.f32" in ptx and "div.rn.f32" in ptx
 
@@ -171,9 +164,10 @@ def test_the_norms_of_a_tensor_are_of_the_sums_of_its_blocks():
 IS_NOT_1 = re.compile(r"setp\.neu\.f32\s+(%p\d+), %r\d+, 0f3F800000;")
 
 
-@pytest.mark.parametrize("case", CASES)
-def test_a_skipped_step_reads_the_flag_and_returns(case):
-    ptx = program(case, tl.float32)
+@of_each_kind
+@of_each_case
+def test_a_skipped_step_reads_the_flag_and_returns(case, kind):
+    ptx = program(case, tl.float32, tl.bfloat16, kind)
     found = IS_NOT_1.search(ptx)
     assert ptx[: found.start()].count("ld.global") == 1
     is_not_1 = re.escape(found[1])
@@ -197,7 +191,9 @@ def test_neither_values_nor_addresses_compile_a_kernel_again():
     given = dict.fromkeys(["table", "gradients", "owners"], numbers)
     given |= {"count": 7, "found_inf": scalars[0], "inv_scale": scalars[1]}
     given |= {"learning_rate": scalars[2], "decay": None, "momentum": 0.9}
-    given |= {"NESTEROV": False, "GRADIENT": tl.float16, "COPY": None, "N": 1024}
+    given |= {"NESTEROV": False, "GRADIENT": tl.float16, "N": 1024}
+    given |= {"WEIGHT": tl.float16, "KIND": "stochastic"}
+    given["iterations"] = torch.zeros(9, dtype=torch.int32)[0]
     program = bind(**given)[1]
     for other in (
         {"count": 1},
@@ -207,6 +203,7 @@ def test_neither_values_nor_addresses_compile_a_kernel_again():
         {"momentum": 1.0},
         {"table": numbers[1:]},
         {"inv_scale": scalars[4]},
+        {"iterations": torch.zeros(9, dtype=torch.int32)[1]},
     ):
         assert bind(**{**given, **other})[1] == program
     assert bind(**{**given, "decay": scalars[3]})[1] != program
@@ -264,11 +261,14 @@ RULES = {
 }
 
 
-@pytest.mark.parametrize("low", [None, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("weights", WEIGHTS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_a_step_runs_the_programs_that_its_trial_has_run(rule, dtype, low, programs):
-    variant = torch_triton_trial.Variant(torch_triton_trial.sample_of(rule), dtype, low)
+def test_a_step_runs_the_programs_that_its_trial_has_run(
+    rule, dtype, weights, programs
+):
+    sample = torch_triton_trial.sample_of(rule)
+    variant = torch_triton_trial.Variant(sample, dtype, *weights)
     # What is not launched changes nothing, and so it fails.
     with pytest.warns(UserWarning, match="after a step"):
         torch_triton_trial.passes(
@@ -278,11 +278,13 @@ def test_a_step_runs_the_programs_that_its_trial_has_run(rule, dtype, low, progr
     assert tried
     for count, size in ((1, 1), (16, 16), (100, 5000)):
         programs.clear()
-        rows = [torch.ones(count, size) for _ in range(1 + len(rule.slots))]
-        weights, *slots = (list(row.unbind()) for row in rows)
-        pairs = [(w, w.to(low)) for w in weights] if low else []
-        chunk = Chunk(dtype == torch.float32, list(range(count)), weights, slots, pairs)
-        grads = list(torch.ones(count, size, dtype=dtype).unbind())
+        places = [slice(i * size, (i + 1) * size) for i in range(count)]
+        dtypes = [dtype, weights[0], *[torch.float32] * len(rule.slots)]
+        if variant.keeps:
+            dtypes.append(getattr(torch, masters.KINDS[variant.kind].kept))
+        rows = [torch.ones(count * size, dtype=d) for d in dtypes]
+        chunk, grads = torch_triton_trial._chunk(variant, rows, places)
         inv_scale = 1.0 if count == 1 else number(0.5)
-        assert torch_triton._step_by_itself(chunk, rule, grads, inv_scale, None)
+        arguments = grads, inv_scale, None, torch.tensor(3)
+        assert torch_triton._step_by_itself(chunk, rule, *arguments)
         assert set(programs) == tried

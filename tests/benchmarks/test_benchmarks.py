@@ -48,6 +48,10 @@ def test_shapes_are_those_of_the_models(name, tensors, millions):
         # Two reads of the gradient and a write of the variable, all else in float32.
         ("Adam", "float16", {}, 2 * 3 + 4 * (2 + 4)),
         ("Adam", "float16", {"masters": False}, 2 * (2 + 2 + 4)),
+        # Two bytes more of each weight, or none, and the slots in float32.
+        ("Adam", "bfloat16", {"masters": "remainder"}, 2 * (2 + 2 + 2) + 4 * 4),
+        ("SGD+momentum", "float16", {"masters": "remainder"}, 20),
+        ("Adam", "bfloat16", {"masters": "stochastic"}, 2 * (2 + 2) + 4 * 4),
     ],
 )
 def test_bytes_are_counted(inner, kind, options, bytes_each):

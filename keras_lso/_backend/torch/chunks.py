@@ -3,6 +3,7 @@
 To ask a thousand tensors about themselves, in Python, takes longer than to update them.
 """
 
+import itertools
 import math
 import operator
 from typing import Any, NamedTuple
@@ -16,6 +17,7 @@ from keras_lso._backend.torch.kernels import Memory
 from keras_lso._backend.torch.measure import PLAIN, SMALL, Packs
 from keras_lso._backend.torch.shard_checks import FSDP_MODULES
 from keras_lso._backend.torch.shards import any_sharded, first_place, shards_of
+from keras_lso._backend.torch.triton.addresses import Numbers, stream_of
 
 # The number of elements in a chunk, unless one tensor has more: the cache still holds
 # what one operation has written when the next reads it.
@@ -69,19 +71,42 @@ def _facts_of(tensors):
     return [*map(_dtype, tensors), *map(_shape, tensors), *layouts, *signs]
 
 
-class Draws(NamedTuple):
+class Draws:
     """What random bits depend on besides the step; see `masters.random_bits`.
 
+    Args:
+        narrow: List of the `Narrow` weights of a chunk.
+        variables: List of the tensors whose shards they are, or they themselves.
+
     Attributes:
-        keys: Int32 tensor with a column for each weight: what its position adds to the
-            number of the step, and what it adds to the places of the chunk.
-        sizes: Integer tensor of the weights' numbers of elements.
-        size: Int, their sum.
+        positions: List of ints, those of the weights among those of the optimizer.
+        places: List of ints, where the first element of each is in the whole tensor.
+        size: Int, the number of all elements.
     """
 
-    keys: torch.Tensor
-    sizes: torch.Tensor
-    size: int
+    def __init__(self, narrow, variables):
+        self.positions = [n.position for n in narrow]
+        self.places = list(map(first_place, variables))
+        sizes = [n.weight.numel() for n in narrow]
+        *starts, self.size = itertools.accumulate(sizes, initial=0)
+        pairs = zip(self.places, starts, strict=True)
+        self._keys = [
+            *(int32(position * WEIGHTS) for position in self.positions),
+            *(int32((place - start) * PLACES) for place, start in pairs),
+            *sizes,
+        ]
+        self._device = narrow[0].weight.device
+        self._numbers = Numbers(self._device)
+
+    def on_device(self):
+        """Returns three int32 tensors with an item for each weight.
+
+        - What its position adds to the number of the step.
+        - What it adds to the places of the elements in the chunk.
+        - The number of its elements.
+        """
+        keys, _ = self._numbers.on_device(self._keys, stream_of(self._device))
+        return keys.to(torch.int32).view(3, -1).unbind()
 
 
 class Chunk(NamedTuple):
@@ -163,8 +188,8 @@ class Chunks:
                 chunk,
                 [variables[i] for i in chunk],
                 list(map(list, zip(*(slots[i] for i in chunk), strict=True))),
-                [narrow[i] for i in chunk if narrow[i] is not None],
-                _draws_of(chunk, narrow, targets.variables),
+                own := [narrow[i] for i in chunk if narrow[i] is not None],
+                draws_of(own, [targets.variables[i] for i in chunk]),
             )
             for chunk in positions
         ]
@@ -206,20 +231,9 @@ class Chunks:
         return grads
 
 
-def _draws_of(positions, narrow, variables):
+def draws_of(narrow, variables):
     """Returns the `Draws` of a chunk, None if its weights draw no random bits."""
-    found = [narrow[i] for i in positions]
-    if found[0] is None or not found[0].kind.draws:
-        return None
-    sizes = [n.weight.numel() for n in found]
-    starts, end = [], 0
-    for i, size in zip(positions, sizes, strict=True):
-        starts.append(int32((first_place(variables[i]) - end) * PLACES))
-        end += size
-    indices = [int32(n.position * WEIGHTS) for n in found]
-    device = found[0].weight.device
-    keys = torch.tensor([indices, starts], dtype=torch.int32, device=device)
-    return Draws(keys, torch.tensor(sizes, device=device), end)
+    return Draws(narrow, variables) if narrow and narrow[0].kind.draws else None
 
 
 def _are_readable(tensors):

@@ -5,6 +5,9 @@ which takes longer than the rest of the step. But they are in step after a step 
 applied, and a skipped step changes nothing: it is enough to know that nothing else has
 written them since. PyTorch counts the writes to a tensor, in its `_version`.
 
+A bfloat16 weight and its remainder are in step unless the weight is 0 and the remainder
+negative, as after an assignment: to see that takes three passes over both.
+
 Whether a step was applied is copied from the device without synchronising: until the
 answer has arrived, steps compare. Steps also compare
 

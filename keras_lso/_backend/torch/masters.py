@@ -3,7 +3,8 @@
 `NUMBERS` has a class for each kind of `../masters.py`, whose formulas they implement
 and are tested against. An object holds the numbers of a chunk for a step. `finite` is a
 boolean scalar tensor: where it is False nothing changes. On the host it is None, since
-a skipped step calls nothing here.
+a skipped step calls nothing here. On an accelerator two of the classes are those of
+`device_masters.py`.
 """
 
 import torch
@@ -12,6 +13,7 @@ from torch._utils import _flatten_dense_tensors, _unflatten_dense_tensors
 from keras_lso._backend import masters
 from keras_lso._backend.masters import EXPONENT, SMALLEST_FLOAT16
 from keras_lso._backend.tensors import FLOAT16_MAX
+from keras_lso._backend.torch import device_masters as torch_device_masters
 from keras_lso._backend.torch import in_step as torch_in_step
 from keras_lso._backend.torch.kernels import copy_unless
 from keras_lso._backend.torch.shards import is_sharded
@@ -53,7 +55,7 @@ class _BufferedNumbers:
     """Numbers that last for a step, in one buffer; see `InPlaceNumbers`."""
 
     def __init__(self, framework, chunk, memory, finite):
-        self._chunk, self._memory, self._finite = chunk, memory, finite
+        self._chunk, self._memory = chunk, memory
         self._weights = chunk.variables
         self._kept = [n.kept for n in chunk.narrow]
         self._is_float16 = self._weights[0].dtype == torch.float16
@@ -66,32 +68,13 @@ class _BufferedNumbers:
 
     def _new(self, number, dtype=torch.float32):
         """Returns a flat tensor, and views of it with the shapes of the weights."""
-        if self._memory is not None:
-            flat = self._memory.flat(self._weights, number, dtype)
-            return flat, self._memory.like(self._weights, number, dtype)
-        size = sum(map(torch.Tensor.numel, self._weights))
-        flat = self._weights[0].new_empty(size, dtype=dtype)
-        return flat, _unflatten_dense_tensors(flat, self._weights)
+        flat = self._memory.flat(self._weights, number, dtype)
+        return flat, self._memory.like(self._weights, number, dtype)
 
     def _unit_bits(self, values, out):
         """Writes the exponents of the numbers as bits: 2**10 units of a float16."""
         torch.bitwise_and(values.view(torch.int32), EXPONENT, out=out)
         return out.clamp_min_(SMALLEST_FLOAT16)
-
-    def _write_weights(self, found_inf):
-        """Writes numbers that 16 bits hold into the weights."""
-        if self._finite is None:
-            torch._foreach_copy_(self._weights, self.tensors)
-            return
-        flat, new = self._new(_FIRST, self._weights[0].dtype)
-        flat.copy_(self._flat)
-        if all(w.is_contiguous() for w in self._weights):
-            copy_unless(found_inf, self._weights, new)
-        else:
-            kept = torch.where(
-                self._finite, flat, _flatten_dense_tensors(self._weights)
-            )
-            torch._foreach_copy_(self._weights, _unflatten_dense_tensors(kept, new))
 
 
 class RemainderNumbers(_BufferedNumbers):
@@ -111,39 +94,31 @@ class RemainderNumbers(_BufferedNumbers):
         low, lows = self._new(_SECOND, torch.int32)
         torch._foreach_copy_(lows, self._kept)
         bits = self._flat.view(torch.int32)
-        if self._finite is not None:
-            _forget(bits, low)
         bits.add_(low)
-        if self._finite is None and not self._flat.sum().isfinite():
-            # Perhaps since 0 was assigned to a weight.
-            _forget(bits.sub_(low), low)
+        if not self._flat.sum().isfinite():
+            # Perhaps since 0 was assigned to a weight: see `Remainder`.
+            is_zero = torch.bitwise_and(bits.sub_(low), 2**31 - 1) == 0
+            low.masked_fill_(is_zero.logical_and_(low < 0), 0)
             bits.add_(low)
 
     def write(self, found_inf, iterations):
         if self._is_float16:
-            self._write_float16(found_inf)
+            self._write_float16()
             return
         bits = self._flat.view(torch.int32)
         low, lows = self._new(_SECOND, torch.int32)
-        if self._finite is not None:
-            # A GPU makes NaNs of all ones, the upper half of which would become -0.0;
-            # the host makes none.
-            bits.masked_fill_(self._flat.isnan(), _NAN)
         torch.bitwise_left_shift(bits, 16, out=low)
         low.bitwise_right_shift_(16)
         bits.sub_(low)
-        self._write_weights(found_inf)
-        self._keep(lows)
+        torch._foreach_copy_(self._weights, self.tensors)
+        torch._foreach_copy_(self._kept, lows)
 
-    def _write_float16(self, found_inf):
+    def _write_float16(self):
         self._flat.clamp_(-FLOAT16_MAX, FLOAT16_MAX)
-        rounded, _ = self._new(_FIRST)
+        rounded, new = self._new(_FIRST)
         narrow, _ = self._new(_SECOND, torch.float16)
         rounded.copy_(narrow.copy_(self._flat))
-        self._flat.sub_(rounded)
-        differences, self._flat = self._flat, rounded
-        # In place of the differences there are now the weights: see `_write_weights`.
-        self.tensors = _unflatten_dense_tensors(rounded, self._weights)
+        differences = self._flat.sub_(rounded)
         low, lows = self._new(_SECOND, torch.int32)
         self._unit_bits(rounded, low)
         units = low.view(torch.float32)
@@ -151,28 +126,10 @@ class RemainderNumbers(_BufferedNumbers):
         one = differences.new_full((1,), _INTEGERS)
         torch.addcdiv(one, differences, units, value=2.0**25, out=differences)
         low.copy_(differences.view(torch.int32)).sub_(_INTEGER_BITS)
-        self._write_weights(found_inf)
-        self._keep(lows)
-
-    def _keep(self, new):
-        """Writes remainders, a list of int32 tensors; bit for bit, or not at all."""
-        if self._finite is None:
-            torch._foreach_copy_(self._kept, new)
-            return
-        flat, views = self._new(_NUMBERS, torch.int16)
-        torch._foreach_copy_(views, new)
-        torch._foreach_sub_(views, self._kept)
-        flat.mul_(self._finite.to(torch.int16))
-        torch._foreach_add_(self._kept, views)
+        torch._foreach_copy_(self._weights, new)
+        torch._foreach_copy_(self._kept, lows)
 
 
-def _forget(bits, low):
-    """Clears the remainders of weights to which 0 was assigned: see `Remainder`."""
-    is_zero = torch.bitwise_and(bits, 2**31 - 1) == 0
-    low.masked_fill_(is_zero.logical_and_(low < 0), 0)
-
-
-_NAN = 0x7FC00000
 # Added to an integer of up to 22 bits: what comes of it ends with its bits.
 _INTEGERS, _INTEGER_BITS = 1.5 * 2.0**23, 0x4B400000
 
@@ -196,17 +153,17 @@ class StochasticNumbers(_BufferedNumbers):
             # Neither infinities nor NaNs, and no number becomes one.
             is_within = self._flat.abs() <= masters.LARGEST_BFLOAT16
             exact.copy_(torch.where(is_within, up, exact))
-        self._write_weights(found_inf)
+        torch._foreach_copy_(self._weights, self.tensors)
 
     def _random_bits(self, iterations):
         """Returns a flat int32 tensor of the bits of `masters.random_bits`."""
-        draws = self._chunk.draws
-        keys = _hashed_(draws.keys[0] + iterations.to(torch.int32)).add_(draws.keys[1])
-        bits = torch.arange(draws.size, dtype=torch.int32, device=keys.device)
+        size = self._chunk.draws.size
+        positions, starts, sizes = self._chunk.draws.on_device()
+        keys = _hashed_(positions + iterations.to(torch.int32)).add_(starts)
+        bits = torch.arange(size, dtype=torch.int32, device=keys.device)
         bits.mul_(masters.PLACES)
         if len(keys) > 1:
-            size = draws.size
-            keys = torch.repeat_interleave(keys, draws.sizes, output_size=size)
+            keys = torch.repeat_interleave(keys, sizes, output_size=size)
         return _hashed_(bits.add_(keys))
 
 
@@ -230,8 +187,8 @@ NUMBERS = {
 
 def numbers_of(framework, chunk, memory, finite):
     """Returns the numbers of a chunk of 16-bit weights, for one step."""
-    of_kind = NUMBERS[type(chunk.narrow[0].kind)]
-    return of_kind(framework, chunk, memory, finite)
+    classes = NUMBERS if finite is None else NUMBERS | torch_device_masters.NUMBERS
+    return classes[type(chunk.narrow[0].kind)](framework, chunk, memory, finite)
 
 
 # --- Masters in float32 -------------------------------------------------------------

@@ -87,7 +87,7 @@ def fused_step(framework, rules, targets, grads, found=None, inv_scale=None):
         if len(chunks.items) > 1:
             own, known = [grads[i] for i in positions], _part(found, positions)
         if not on_host and torch_triton.step(
-            chunks, chunk, rule, own, inv_scale, known, found_inf
+            chunks, chunk, rule, own, inv_scale, known, found_inf, iterations
         ):
             continue
         numbers = None

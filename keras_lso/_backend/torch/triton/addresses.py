@@ -20,6 +20,7 @@ class Group:
             and, in that order, what else it has of each. Their strides are compared
             when they move.
         block: Int, the number of elements of a block.
+        numbers: List of lists with an integer for each weight. Defaults to none.
 
     Attributes:
         written: List of all those tensors.
@@ -27,7 +28,7 @@ class Group:
         blocks: Int, the number of blocks of all of them.
     """
 
-    def __init__(self, rows, block):
+    def __init__(self, rows, block, numbers=()):
         self._rows, self._block = rows, block
         self.written = list(itertools.chain.from_iterable(rows))
         self._device = rows[0][0].device
@@ -35,6 +36,7 @@ class Group:
         ends = list(itertools.accumulate(-(-size // block) for size in self._sizes))
         self.count, self.blocks = len(ends), ends[-1]
         self._head = [*self._sizes, 0, *ends[:-1]]
+        self._tail = list(itertools.chain.from_iterable(numbers))
         self._regular_at: list[int] | None = None
         self._table, self._gradients = Numbers(self._device), Numbers(self._device)
         self._owners = None
@@ -47,7 +49,7 @@ class Group:
 
         Returns:
             - A table with a column for each weight: how many elements it has, its first
-              block, its address, and those of what else the kernel writes.
+              block, its address, those of what else the kernel writes, and the numbers.
             - The addresses of the gradients.
             - For each block the column of its tensor.
         """
@@ -56,8 +58,9 @@ class Group:
             if not self._is_regular():
                 return None
             self._regular_at = addresses
-        stream = _stream(self._device)
-        table, is_new = self._table.on_device([*self._head, *addresses], stream)
+        stream = stream_of(self._device)
+        columns = [*self._head, *addresses, *self._tail]
+        table, is_new = self._table.on_device(columns, stream)
         pointers = list(map(torch.Tensor.data_ptr, grads))
         gradients, _ = self._gradients.on_device(pointers, stream)
         if not is_new:
@@ -109,7 +112,7 @@ class Numbers:
         return tensor
 
 
-def _stream(device):
+def stream_of(device):
     """Returns what tells streams apart; None if a CUDA graph records what runs."""
     if device.type != "cuda":
         return 0

@@ -1,19 +1,23 @@
 """Kernels that step many tensors in one pass, in Triton's language.
 
 Each reads a gradient of any float dtype, unscales it, and updates the slots and the
-weight. If the weight is a master, it also compares it with its low-precision variable,
-as `Framework.resynchronised`, and rounds it into that, as `Framework.rounded`. If
+weight. A weight of 16 bits is trained as the float32 number that its kind of master
+makes of it: `KIND` is its name in `masters.KINDS`, and None for float32 weights. If
 `found_inf` is 1.0 nothing is written.
 
-The formulas are those of the classes in `rules.py`, operation by operation. They are
-launched without fused multiply-add, so that each operation rounds as it does there.
+The formulas are those of the classes in `rules.py` and `masters.py`, operation by
+operation. They are launched without fused multiply-add, so that each operation rounds
+as it does there.
 
 Tensors are given by their addresses, in a table of `count` columns. Its rows are their
 numbers of elements, the first block of each, and then the addresses of the weights, of
-each slot and, if they are masters, of their low-precision variables. `gradients` is one
-more such row, of other addresses in each step. `owners` holds for each block the column
-of its tensor. `found_inf`, `inv_scale`, `learning_rate`, `alpha` and `decay` point to a
-float32; the other coefficients are numbers.
+each slot and of what is kept with the weights, if there is something. If their kind
+draws random bits, there are two rows more: the positions of the weights among those of
+the optimizer, and the place of the first element of each in the whole tensor.
+`gradients` is one more such row, of other addresses in each step. `owners` holds for
+each block the column of its tensor. `found_inf`, `inv_scale`, `learning_rate`, `alpha`
+and `decay` point to a float32, and `iterations` to an int32, if random bits are drawn;
+the other coefficients are numbers.
 
 Only `steps.py` imports this file, when tensors on a GPU come: it needs Triton.
 """
@@ -21,14 +25,23 @@ Only `steps.py` imports this file, when tensors on a GPU come: it needs Triton.
 import triton
 import triton.language as tl
 
+from keras_lso._backend.torch.triton.masters import (
+    drawn,
+    joined,
+    key_of,
+    parts,
+    random_bits,
+    rounded,
+)
+
 # So many elements are a block, of so many warps: each thread has four, 16 bytes in
 # float32. With more the compiler would give a thread other elements in float16, and
 # exchange them through shared memory.
 BLOCK = 1024
 WARPS = 8
 _ALIGNMENT = tl.constexpr(16)
-_FLOAT16_MAX = tl.constexpr(65504.0)
-_VARY = ["table", "gradients", "owners", "count", "found_inf", "inv_scale"]
+_TABLES = ["table", "gradients", "owners", "count"]
+_VARY = [*_TABLES, "iterations", "found_inf", "inv_scale"]
 
 
 def kernel(*coefficients):
@@ -114,50 +127,76 @@ def _gradient(
     return g.to(tl.float32) * inv_scale
 
 
-# --- Weights and masters ------------------------------------------------------------
+# --- Weights ------------------------------------------------------------------------
 
 
 @triton.jit
-def _rounded(w, COPY: tl.constexpr):
-    """Rounds to a float dtype; float16 saturates, and a NaN stays one."""
-    if tl.float16 == COPY:
-        w = tl.where(w > _FLOAT16_MAX, _FLOAT16_MAX, w)
-        w = tl.where(w < -_FLOAT16_MAX, -_FLOAT16_MAX, w)
-    return w.to(COPY)
+def _weight_at(table, row, count, owner, iterations, KIND: tl.constexpr):
+    """Returns where a weight and what is kept with it are, and a key of random bits.
+
+    `row` is the first of the table after the slots. Without `iterations` no bits are
+    drawn.
+    """
+    weight = _address(table, 2, count, owner)
+    # Where nothing is kept or drawn they are never used.
+    kept = weight
+    key = 0
+    if KIND == "stochastic":
+        if iterations is not None:
+            position = _address(table, row, count, owner)
+            first_place = _address(table, row + 1, count, owner)
+            key = key_of(tl.load(iterations), position, first_place)
+    elif KIND is not None:
+        kept = _address(table, row, count, owner)
+    return weight, kept, key
 
 
 @triton.jit
 def _weight(
     weight,
-    copy,
+    kept,
     start,
     size,
-    COPY: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    KIND: tl.constexpr,
     WHOLE: tl.constexpr,
     N: tl.constexpr,
 ):
-    """Returns a weight; a master restarts where its variable was assigned."""
-    w = _load(weight, start, size, tl.float32, WHOLE, N)
-    if COPY is not None:
-        value = _load(copy, start, size, COPY, WHOLE, N).to(tl.float32)
-        w = tl.where(_rounded(w, COPY).to(tl.float32) == value, w, value)
-    return w
+    """Returns the float32 number that a step begins with."""
+    w = _load(weight, start, size, WEIGHT, WHOLE, N)
+    if KIND == "float32":
+        # It restarts where the weight was assigned.
+        number = _load(kept, start, size, tl.float32, WHOLE, N)
+        value = w.to(tl.float32)
+        w = tl.where(rounded(number, WEIGHT).to(tl.float32) == value, number, value)
+    elif KIND == "remainder":
+        w = joined(w, _load(kept, start, size, tl.int16, WHOLE, N), WEIGHT)
+    return w.to(tl.float32)
 
 
 @triton.jit
 def _store_weight(
     weight,
-    copy,
+    kept,
+    key,
     start,
     size,
     w,
-    COPY: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    KIND: tl.constexpr,
     WHOLE: tl.constexpr,
     N: tl.constexpr,
 ):
-    _store(weight, start, size, w, tl.float32, WHOLE, N)
-    if COPY is not None:
-        _store(copy, start, size, _rounded(w, COPY), COPY, WHOLE, N)
+    """Writes the weight and what is kept with it, of the number after a step."""
+    if KIND == "float32":
+        _store(kept, start, size, w, tl.float32, WHOLE, N)
+        w = rounded(w, WEIGHT)
+    elif KIND == "remainder":
+        w, low = parts(w, WEIGHT)
+        _store(kept, start, size, low, tl.int16, WHOLE, N)
+    elif KIND == "stochastic":
+        w = drawn(w, random_bits(key, start + tl.arange(0, N)), WEIGHT)
+    _store(weight, start, size, w, WEIGHT, WHOLE, N)
 
 
 @triton.jit
@@ -174,21 +213,23 @@ def _decayed(w, decay):
 def _sgd_block(
     gradient,
     weight,
-    copy,
+    kept,
+    key,
     start,
     size,
     inv_scale,
     rate,
     decay,
     GRADIENT: tl.constexpr,
-    COPY: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    KIND: tl.constexpr,
     WHOLE: tl.constexpr,
     N: tl.constexpr,
 ):
     g = _gradient(gradient, start, size, inv_scale, GRADIENT, WHOLE, N)
-    w = _weight(weight, copy, start, size, COPY, WHOLE, N)
+    w = _weight(weight, kept, start, size, WEIGHT, KIND, WHOLE, N)
     w = _decayed(w, decay) - g * rate
-    _store_weight(weight, copy, start, size, w, COPY, WHOLE, N)
+    _store_weight(weight, kept, key, start, size, w, WEIGHT, KIND, WHOLE, N)
 
 
 @kernel("learning_rate", "decay")
@@ -197,12 +238,14 @@ def sgd(
     gradients,
     owners,
     count,
+    iterations,
     found_inf,
     inv_scale,
     learning_rate,
     decay,
     GRADIENT: tl.constexpr,
-    COPY: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    KIND: tl.constexpr,
     N: tl.constexpr,
 ):
     """The step of `rules.SGD`."""
@@ -210,23 +253,19 @@ def sgd(
         return
     owner, start, size = _place(table, owners, count, N)
     gradient = tl.load(gradients + owner)
-    weight = _address(table, 2, count, owner)
-    # Without a copy it is never used.
-    copy = weight
-    if COPY is not None:
-        copy = _address(table, 3, count, owner)
+    weight, kept, key = _weight_at(table, 3, count, owner, iterations, KIND)
     inv_scale = tl.load(inv_scale)
     rate = tl.load(learning_rate)
-    misaligned = (gradient | weight | copy) % _ALIGNMENT
+    misaligned = (gradient | weight | kept) % _ALIGNMENT
     if (misaligned == 0) & (start + N <= size):
         _sgd_block(
-            gradient, weight, copy, start, size, inv_scale, rate, decay,
-            GRADIENT, COPY, True, N,
+            gradient, weight, kept, key, start, size, inv_scale, rate, decay,
+            GRADIENT, WEIGHT, KIND, True, N,
         )  # fmt: skip
     else:
         _sgd_block(
-            gradient, weight, copy, start, size, inv_scale, rate, decay,
-            GRADIENT, COPY, False, N,
+            gradient, weight, kept, key, start, size, inv_scale, rate, decay,
+            GRADIENT, WEIGHT, KIND, False, N,
         )  # fmt: skip
 
 
@@ -234,8 +273,9 @@ def sgd(
 def _momentum_block(
     gradient,
     weight,
+    kept,
+    key,
     slot,
-    copy,
     start,
     size,
     inv_scale,
@@ -244,13 +284,14 @@ def _momentum_block(
     momentum,
     NESTEROV: tl.constexpr,
     GRADIENT: tl.constexpr,
-    COPY: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    KIND: tl.constexpr,
     WHOLE: tl.constexpr,
     N: tl.constexpr,
 ):
     g = _gradient(gradient, start, size, inv_scale, GRADIENT, WHOLE, N)
     m = _load(slot, start, size, tl.float32, WHOLE, N)
-    w = _weight(weight, copy, start, size, COPY, WHOLE, N)
+    w = _weight(weight, kept, start, size, WEIGHT, KIND, WHOLE, N)
     descent = g * rate
     m = m * momentum - descent
     step = m
@@ -258,7 +299,7 @@ def _momentum_block(
         step = m * momentum - descent
     _store(slot, start, size, m, tl.float32, WHOLE, N)
     w = _decayed(w, decay) + step
-    _store_weight(weight, copy, start, size, w, COPY, WHOLE, N)
+    _store_weight(weight, kept, key, start, size, w, WEIGHT, KIND, WHOLE, N)
 
 
 @kernel("learning_rate", "decay", "momentum")
@@ -267,6 +308,7 @@ def momentum(
     gradients,
     owners,
     count,
+    iterations,
     found_inf,
     inv_scale,
     learning_rate,
@@ -274,7 +316,8 @@ def momentum(
     momentum,
     NESTEROV: tl.constexpr,
     GRADIENT: tl.constexpr,
-    COPY: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    KIND: tl.constexpr,
     N: tl.constexpr,
 ):
     """The step of `rules.Momentum`."""
@@ -282,23 +325,20 @@ def momentum(
         return
     owner, start, size = _place(table, owners, count, N)
     gradient = tl.load(gradients + owner)
-    weight = _address(table, 2, count, owner)
+    weight, kept, key = _weight_at(table, 4, count, owner, iterations, KIND)
     slot = _address(table, 3, count, owner)
-    copy = weight
-    if COPY is not None:
-        copy = _address(table, 4, count, owner)
     inv_scale = tl.load(inv_scale)
     rate = tl.load(learning_rate)
-    misaligned = (gradient | weight | slot | copy) % _ALIGNMENT
+    misaligned = (gradient | weight | kept | slot) % _ALIGNMENT
     if (misaligned == 0) & (start + N <= size):
         _momentum_block(
-            gradient, weight, slot, copy, start, size, inv_scale, rate, decay, momentum,
-            NESTEROV, GRADIENT, COPY, True, N,
+            gradient, weight, kept, key, slot, start, size, inv_scale, rate, decay,
+            momentum, NESTEROV, GRADIENT, WEIGHT, KIND, True, N,
         )  # fmt: skip
     else:
         _momentum_block(
-            gradient, weight, slot, copy, start, size, inv_scale, rate, decay, momentum,
-            NESTEROV, GRADIENT, COPY, False, N,
+            gradient, weight, kept, key, slot, start, size, inv_scale, rate, decay,
+            momentum, NESTEROV, GRADIENT, WEIGHT, KIND, False, N,
         )  # fmt: skip
 
 
@@ -309,9 +349,10 @@ def momentum(
 def _adam_block(
     gradient,
     weight,
+    kept,
+    key,
     first,
     second,
-    copy,
     start,
     size,
     inv_scale,
@@ -321,14 +362,15 @@ def _adam_block(
     rate_2,
     epsilon,
     GRADIENT: tl.constexpr,
-    COPY: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    KIND: tl.constexpr,
     WHOLE: tl.constexpr,
     N: tl.constexpr,
 ):
     g = _gradient(gradient, start, size, inv_scale, GRADIENT, WHOLE, N)
     m = _load(first, start, size, tl.float32, WHOLE, N)
     v = _load(second, start, size, tl.float32, WHOLE, N)
-    w = _weight(weight, copy, start, size, COPY, WHOLE, N)
+    w = _weight(weight, kept, start, size, WEIGHT, KIND, WHOLE, N)
     m = m + (g - m) * rate_1
     v = v + (g * g - v) * rate_2
     # Rounded as in IEEE 754, which `/` and `tl.sqrt` are not.
@@ -336,7 +378,7 @@ def _adam_block(
     _store(first, start, size, m, tl.float32, WHOLE, N)
     _store(second, start, size, v, tl.float32, WHOLE, N)
     w = _decayed(w, decay) - step
-    _store_weight(weight, copy, start, size, w, COPY, WHOLE, N)
+    _store_weight(weight, kept, key, start, size, w, WEIGHT, KIND, WHOLE, N)
 
 
 @kernel("alpha", "decay", "rate_1", "rate_2", "epsilon")
@@ -345,6 +387,7 @@ def adam(
     gradients,
     owners,
     count,
+    iterations,
     found_inf,
     inv_scale,
     alpha,
@@ -353,7 +396,8 @@ def adam(
     rate_2,
     epsilon,
     GRADIENT: tl.constexpr,
-    COPY: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    KIND: tl.constexpr,
     N: tl.constexpr,
 ):
     """The step of `rules.Adam`, where `rate_1` is `1 - beta_1`."""
@@ -361,24 +405,21 @@ def adam(
         return
     owner, start, size = _place(table, owners, count, N)
     gradient = tl.load(gradients + owner)
-    weight = _address(table, 2, count, owner)
+    weight, kept, key = _weight_at(table, 5, count, owner, iterations, KIND)
     first = _address(table, 3, count, owner)
     second = _address(table, 4, count, owner)
-    copy = weight
-    if COPY is not None:
-        copy = _address(table, 5, count, owner)
     inv_scale = tl.load(inv_scale)
     alpha = tl.load(alpha)
-    misaligned = (gradient | weight | first | second | copy) % _ALIGNMENT
+    misaligned = (gradient | weight | kept | first | second) % _ALIGNMENT
     if (misaligned == 0) & (start + N <= size):
         _adam_block(
-            gradient, weight, first, second, copy, start, size, inv_scale, alpha, decay,
-            rate_1, rate_2, epsilon, GRADIENT, COPY, True, N,
+            gradient, weight, kept, key, first, second, start, size, inv_scale, alpha,
+            decay, rate_1, rate_2, epsilon, GRADIENT, WEIGHT, KIND, True, N,
         )  # fmt: skip
     else:
         _adam_block(
-            gradient, weight, first, second, copy, start, size, inv_scale, alpha, decay,
-            rate_1, rate_2, epsilon, GRADIENT, COPY, False, N,
+            gradient, weight, kept, key, first, second, start, size, inv_scale, alpha,
+            decay, rate_1, rate_2, epsilon, GRADIENT, WEIGHT, KIND, False, N,
         )  # fmt: skip
 
 
@@ -407,18 +448,19 @@ def _with_penalty(g, w, weight_decay):
 def _squares_block(
     gradient,
     weight,
-    copy,
+    kept,
     start,
     size,
     inv_scale,
     weight_decay,
     GRADIENT: tl.constexpr,
-    COPY: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    KIND: tl.constexpr,
     WHOLE: tl.constexpr,
     N: tl.constexpr,
 ):
     g = _gradient(gradient, start, size, inv_scale, GRADIENT, WHOLE, N)
-    w = _weight(weight, copy, start, size, COPY, WHOLE, N)
+    w = _weight(weight, kept, start, size, WEIGHT, KIND, WHOLE, N)
     d = _with_penalty(g, w, weight_decay)
     return tl.sum(d * d), tl.sum(w * w)
 
@@ -434,7 +476,8 @@ def lars_squares(
     squares,
     weight_decay,
     GRADIENT: tl.constexpr,
-    COPY: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    KIND: tl.constexpr,
     N: tl.constexpr,
 ):
     """Writes for each block the sum of squares of the direction, and of the weight."""
@@ -442,21 +485,18 @@ def lars_squares(
         return
     owner, start, size = _place(table, owners, count, N)
     gradient = tl.load(gradients + owner)
-    weight = _address(table, 2, count, owner)
-    copy = weight
-    if COPY is not None:
-        copy = _address(table, 4, count, owner)
+    weight, kept, _ = _weight_at(table, 4, count, owner, None, KIND)
     inv_scale = tl.load(inv_scale)
-    misaligned = (gradient | weight | copy) % _ALIGNMENT
+    misaligned = (gradient | weight | kept) % _ALIGNMENT
     if (misaligned == 0) & (start + N <= size):
         d, w = _squares_block(
-            gradient, weight, copy, start, size, inv_scale, weight_decay,
-            GRADIENT, COPY, True, N,
+            gradient, weight, kept, start, size, inv_scale, weight_decay,
+            GRADIENT, WEIGHT, KIND, True, N,
         )  # fmt: skip
     else:
         d, w = _squares_block(
-            gradient, weight, copy, start, size, inv_scale, weight_decay,
-            GRADIENT, COPY, False, N,
+            gradient, weight, kept, start, size, inv_scale, weight_decay,
+            GRADIENT, WEIGHT, KIND, False, N,
         )  # fmt: skip
     block = tl.program_id(0)
     tl.store(squares + block, d)
@@ -488,8 +528,9 @@ def lars_norms(
 def _lars_block(
     gradient,
     weight,
+    kept,
+    key,
     slot,
-    copy,
     start,
     size,
     inv_scale,
@@ -498,20 +539,21 @@ def _lars_block(
     weight_decay,
     NESTEROV: tl.constexpr,
     GRADIENT: tl.constexpr,
-    COPY: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    KIND: tl.constexpr,
     WHOLE: tl.constexpr,
     N: tl.constexpr,
 ):
     g = _gradient(gradient, start, size, inv_scale, GRADIENT, WHOLE, N)
     v = _load(slot, start, size, tl.float32, WHOLE, N)
-    w = _weight(weight, copy, start, size, COPY, WHOLE, N)
+    w = _weight(weight, kept, start, size, WEIGHT, KIND, WHOLE, N)
     d = _with_penalty(g, w, weight_decay) * rate
     v = v * momentum + d
     update = v
     if NESTEROV:
         update = v * momentum + d
     _store(slot, start, size, v, tl.float32, WHOLE, N)
-    _store_weight(weight, copy, start, size, w - update, COPY, WHOLE, N)
+    _store_weight(weight, kept, key, start, size, w - update, WEIGHT, KIND, WHOLE, N)
 
 
 @kernel("rates", "momentum", "weight_decay")
@@ -520,6 +562,7 @@ def lars(
     gradients,
     owners,
     count,
+    iterations,
     found_inf,
     inv_scale,
     rates,
@@ -527,7 +570,8 @@ def lars(
     weight_decay,
     NESTEROV: tl.constexpr,
     GRADIENT: tl.constexpr,
-    COPY: tl.constexpr,
+    WEIGHT: tl.constexpr,
+    KIND: tl.constexpr,
     N: tl.constexpr,
 ):
     """The step of `LARSRule` with classic momentum, a rate for each tensor."""
@@ -535,21 +579,18 @@ def lars(
         return
     owner, start, size = _place(table, owners, count, N)
     gradient = tl.load(gradients + owner)
-    weight = _address(table, 2, count, owner)
+    weight, kept, key = _weight_at(table, 4, count, owner, iterations, KIND)
     slot = _address(table, 3, count, owner)
-    copy = weight
-    if COPY is not None:
-        copy = _address(table, 4, count, owner)
     inv_scale = tl.load(inv_scale)
     rate = tl.load(rates + owner)
-    misaligned = (gradient | weight | slot | copy) % _ALIGNMENT
+    misaligned = (gradient | weight | kept | slot) % _ALIGNMENT
     if (misaligned == 0) & (start + N <= size):
         _lars_block(
-            gradient, weight, slot, copy, start, size, inv_scale, rate, momentum,
-            weight_decay, NESTEROV, GRADIENT, COPY, True, N,
+            gradient, weight, kept, key, slot, start, size, inv_scale, rate, momentum,
+            weight_decay, NESTEROV, GRADIENT, WEIGHT, KIND, True, N,
         )  # fmt: skip
     else:
         _lars_block(
-            gradient, weight, slot, copy, start, size, inv_scale, rate, momentum,
-            weight_decay, NESTEROV, GRADIENT, COPY, False, N,
+            gradient, weight, kept, key, slot, start, size, inv_scale, rate, momentum,
+            weight_decay, NESTEROV, GRADIENT, WEIGHT, KIND, False, N,
         )  # fmt: skip

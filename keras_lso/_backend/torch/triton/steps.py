@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import torch
 
 from keras_lso._backend import kernel_choice
+from keras_lso._backend.masters import KINDS
 from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.torch.scalars import TorchScalars
 from keras_lso._backend.torch.triton import trial as torch_triton_trial
@@ -183,14 +184,14 @@ class Launch(NamedTuple):
     Attributes:
         columns: List of ints, where they stand in the chunk.
         group: `Group` of them.
-        dtypes: Dict of what a kernel is compiled for, the gradients' dtype and that of
-            the low-precision variables, or None.
+        compiled: Dict of what a kernel is compiled for: the dtypes of the gradients and
+            of the weights, and the kind of their masters, or None.
         single: List of ints, those of the columns that have one element.
     """
 
     columns: list[int]
     group: Group
-    dtypes: dict[str, Any]
+    compiled: dict[str, Any]
     single: list[int]
 
 
@@ -228,17 +229,15 @@ def decide(chunks, rules, grads):
 
 def _passes(chunk, rule, grads, device):
     """Whether our kernels take a chunk, and passed; None if that is not known yet."""
-    if chunk.numbers is None:
-        return False
-    low = {narrow.weight.dtype for narrow in chunk.narrow}
-    wide = {t.dtype for row in (chunk.numbers, *chunk.slots) for t in row}
+    wide = {t.dtype for row in (chunk.numbers or [], *chunk.slots) for t in row}
     takes = TRITON_STEPS[rule.kernel].takes(rule)
-    if not takes or wide != {torch.float32} or not low <= _LOW:
+    if not takes or not wide <= {torch.float32}:
         return False
     sample = torch_triton_trial.sample_of(rule)
+    weight, kind = chunk.variables[0].dtype, name_of_kind(chunk)
     verdicts = [
         torch_triton_trial.passes(
-            torch_triton_trial.Variant(sample, dtype, next(iter(low), None)),
+            torch_triton_trial.Variant(sample, dtype, weight, kind),
             device,
             _step_by_itself,
             kernels().BLOCK,
@@ -248,21 +247,30 @@ def _passes(chunk, rule, grads, device):
     return None if None in verdicts else all(verdicts)
 
 
-_LOW = {torch.float16, torch.bfloat16}
+def name_of_kind(chunk):
+    """Returns what `KINDS` calls the masters of a chunk; None if there are none."""
+    return _NAMES[type(chunk.narrow[0].kind)] if chunk.narrow else None
+
+
+_NAMES = {type(kind): name for name, kind in KINDS.items()}
 
 
 def _launches(chunk, grads):
     """Returns the launches of a chunk that our kernels take."""
-    low = [narrow.weight for narrow in chunk.narrow]
-    rows = [chunk.numbers, *chunk.slots, *([low] if low else [])]
-    copy = _in_triton(low[0].dtype) if low else None
+    kept = [n.kept for n in chunk.narrow if n.kept is not None]
+    rows = [chunk.variables, *chunk.slots, *([kept] if kept else [])]
+    numbers = [] if chunk.draws is None else [chunk.draws.positions, chunk.draws.places]
+    weight, kind = _in_triton(chunk.variables[0].dtype), name_of_kind(chunk)
     launches = []
     for dtype in dict.fromkeys(g.dtype for g in grads):
         columns = [i for i, g in enumerate(grads) if g.dtype == dtype]
-        group = Group([[row[i] for i in columns] for row in rows], kernels().BLOCK)
-        dtypes = {"GRADIENT": _in_triton(dtype), "COPY": copy}
+        own, of_each = (
+            [[row[i] for i in columns] for row in t] for t in (rows, numbers)
+        )
+        group = Group(own, kernels().BLOCK, of_each)
+        compiled = {"GRADIENT": _in_triton(dtype), "WEIGHT": weight, "KIND": kind}
         single = [i for i in columns if grads[i].numel() == 1]
-        launches.append(Launch(columns, group, dtypes, single))
+        launches.append(Launch(columns, group, compiled, single))
     return launches
 
 
@@ -273,7 +281,7 @@ def _in_triton(dtype):
 # --- The step -----------------------------------------------------------------------
 
 
-def step(chunks, chunk, rule, grads, inv_scale, found, found_inf):
+def step(chunks, chunk, rule, grads, inv_scale, found, found_inf, iterations):
     """Steps a chunk in one pass, its masters included, if a kernel can.
 
     Args:
@@ -285,6 +293,8 @@ def step(chunks, chunk, rule, grads, inv_scale, found, found_inf):
         found: `Measurement` of the gradients.
         found_inf: Float32 scalar tensor. If it is 1.0 nothing is written. None if the
             step is applied.
+        iterations: Integer scalar tensor, the number of the step. None if no kind of
+            master draws random bits.
 
     Returns:
         Whether it did. If not, nothing was changed.
@@ -292,20 +302,20 @@ def step(chunks, chunk, rule, grads, inv_scale, found, found_inf):
     _, launches = chunks.launches.get(chunk.positions[0], (None, None))
     if launches is None:
         return False
-    return _step(launches, rule, grads, inv_scale, found, found_inf)
+    return _step(chunk, launches, rule, grads, inv_scale, found, found_inf, iterations)
 
 
-def _step_by_itself(chunk, rule, grads, inv_scale, found_inf):
+def _step_by_itself(chunk, rule, grads, inv_scale, found_inf, iterations):
     """Steps tensors that are in no chunk, as those of a trial."""
     if kernels().ARE_INTERPRETED and grads[0].device.type != "cpu":
         # There the addresses of a GPU's memory are none.
         raise RuntimeError("TRITON_INTERPRET=1 runs the kernels on the host.")
-    launches = _launches(chunk, grads)
-    return _step(launches, rule, grads, inv_scale, Measurement(None), found_inf)
+    launches, found = _launches(chunk, grads), Measurement(None)
+    return _step(chunk, launches, rule, grads, inv_scale, found, found_inf, iterations)
 
 
-def _step(launches, rule, grads, inv_scale, found, found_inf):
-    """Steps what the launches of a chunk are for; returns whether it did."""
+def _step(chunk, launches, rule, grads, inv_scale, found, found_inf, iterations):
+    """Steps a chunk by its launches; returns whether it did."""
     how, device = TRITON_STEPS[rule.kernel], grads[0].device
     arguments = _arguments(rule, inv_scale, found_inf, device)
     # Such a tensor holds the negative of what it is; of several elements it has gaps,
@@ -314,6 +324,7 @@ def _step(launches, rule, grads, inv_scale, found, found_inf):
         grads[i].is_neg() for launch in launches for i in launch.single
     ):
         return False
+    number = None if chunk.draws is None else iterations.to(torch.int32)
     with _current(device):
         tables = [
             launch.group.on_device([grads[i] for i in launch.columns])
@@ -325,9 +336,9 @@ def _step(launches, rule, grads, inv_scale, found, found_inf):
         for launch, table in zip(launches, tables, strict=True):
             if not launch.group.blocks:
                 continue
-            own = {}
+            own = {"iterations": number}
             if how.measure is not None:
-                own = how.measure(rule, launch, table, arguments, found)
+                own |= how.measure(rule, launch, table, arguments, found)
             _launch(kernel, launch, table, arguments | own)
             # As PyTorch's kernels do. Autograd relies on it, and `../in_step.py`.
             torch.autograd.graph.increment_version(launch.group.written)
@@ -381,7 +392,7 @@ def _launch(kernel, launch, tables, arguments):
         owners,
         launch.group.count,
         **arguments,
-        **launch.dtypes,
+        **launch.compiled,
         N=kernels().BLOCK,
         num_warps=kernels().WARPS,
         # Each operation rounds by itself, as in the formula.

@@ -4,15 +4,15 @@ Whether a kernel is right depends on the card, its driver and the Triton that is
 installed. So a kernel first steps tensors of ours: once in a process for each device,
 and for each of its variants, which Triton compiles apart. It passes if
 
-- what it makes of them is what the formula of `rules.py` makes of them on the host,
+- what it makes of them is what the formulas of `rules.py` and `masters.py` make of them
+  on the host,
 - a step that is skipped leaves every bit alone, those of NaNs and of -0.0 too,
 - nothing beside the tensors is written, nor the gradients,
 - nothing raises.
 
 The tensors have one element, less than a block, one block, several with a rest, and
 several at an address from which no 16 bytes can be read at once; for LARS, a thousand
-more. Of the variables of masters some were assigned, and some are beyond the largest
-float16.
+more. Of weights of 16 bits some were assigned, and some are beyond the largest float16.
 
 The trial reads from the device, and so waits for it: before the first step of a
 variant, and never later. What no trial can show is speed, nor can it survive an illegal
@@ -33,9 +33,18 @@ from keras_lso._backend.framework import Framework
 from keras_lso._backend.masters import KINDS
 from keras_lso._backend.rule import Rule, TrustRatio, always
 from keras_lso._backend.targets import Narrow
-from keras_lso._backend.torch.chunks import Chunk
+from keras_lso._backend.torch.chunks import Chunk, draws_of
 
-_REFERENCE = Framework()
+
+class Reference(Framework):
+    """What the formulas need of a backend, on the host."""
+
+    def bitcast(self, values, dtype):
+        # Not by NumPy, of which PyTorch may warn.
+        return values.view(getattr(torch, dtype))
+
+
+_REFERENCE = Reference()
 # Of the largest magnitude in a tensor, or of 1.0 if that is more. A kernel computes in
 # the order of the formula, and is mostly right to the bit. But a card need not round a
 # root or a quotient as the host does, and sums the squares of LARS's norms in an order
@@ -50,16 +59,33 @@ class Variant(NamedTuple):
     Attributes:
         rule: Rule of fixed numbers: see `sample_of`.
         gradient: The dtype of the gradients.
-        low: The dtype of the low-precision variables of masters; None without masters.
+        weight: The dtype of the weights. Defaults to `torch.float32`.
+        kind: String, which of `masters.KINDS` weights of 16 bits have. Defaults to
+            `None`, for float32 weights.
     """
 
     rule: Rule
     gradient: torch.dtype
-    low: torch.dtype | None
+    weight: torch.dtype = torch.float32
+    kind: str | None = None
 
     def __str__(self):
-        masters = f", masters of {self.low}" if self.low else ""
-        return f"{self.rule}, gradients in {self.gradient}{masters}"
+        masters = f", masters: {self.kind}" if self.kind else ""
+        return (
+            f"{self.rule}, gradients in {self.gradient}, weights in {self.weight}"
+            f"{masters}"
+        )
+
+    @property
+    def names(self):
+        """Tuple of what the rows of a trial hold: see `_rows`."""
+        kept = ["masters"] if self.keeps else []
+        return "gradients", "weights", *self.rule.slots, *kept
+
+    @property
+    def keeps(self):
+        """Whether something is kept with the weights."""
+        return self.kind is not None and KINDS[self.kind].kept is not None
 
 
 # float32 has them all, so that only the operations round, and none is so small that it
@@ -76,7 +102,7 @@ _NUMBERS = {
 }
 _ON_DEVICE = ("learning_rate", "alpha", "decay")
 _OPTIONS = ("nesterov", "classic_momentum")
-_INV_SCALE = 3 / 64
+_INV_SCALE, _ITERATIONS = 3 / 64, 77
 
 
 def sample_of(rule):
@@ -116,8 +142,8 @@ def passes(variant, device, step, block):
     Args:
         variant: `Variant`.
         device: `torch.device` on which the kernel is to run.
-        step: Callable `(chunk, rule, grads, inv_scale, found_inf)` that steps a `Chunk`
-            by the kernel, and returns whether it did.
+        step: Callable `(chunk, rule, grads, inv_scale, found_inf, iterations)` that
+            steps a `Chunk` by the kernel, and returns whether it did.
         block: Int, how many elements are a block of the kernel.
 
     Raises:
@@ -199,15 +225,10 @@ def _try(variant, device, step, block):
         return "it does not take the tensors"
     found = _read([*applied, *skipped])
     applied, skipped = found[: len(before)], found[len(before) :]
-    expected = _expected(variant, before, places)
-    if variant.low:
-        # Of the kernel's own masters: a last bit may decide how they are rounded.
-        for place in places:
-            expected[-1][place] = _low(applied[1][place], variant.low)
-    names = "gradients", "weights", *rule.slots, "low-precision variables"
-    for i, name in enumerate(names[: len(before)]):
-        is_exact = i == 0 or (variant.low and i == len(before) - 1)
-        tolerance = 0.0 if is_exact else TOLERANCE
+    expected = _expected(variant, before, applied, places)
+    inexact = set(rule.slots) | ({"weights"} if variant.kind is None else set())
+    for i, name in enumerate(variant.names):
+        tolerance = TOLERANCE if name in inexact else 0.0
         fault = _difference(applied[i], expected[i], places, tolerance)
         if fault:
             return f"after a step {fault} in the {name}"
@@ -233,7 +254,7 @@ def _places(rule, device, block):
 
 
 def _rows(variant, places):
-    """Returns rows on the host: gradients, weights, slots, low-precision variables."""
+    """Returns rows on the host: see `Variant.names`."""
     # Of its own, so that the user's random numbers stay as they are.
     generator = torch.Generator("cpu").manual_seed(0)
     size = (places[-1].stop // 64 + 2) * 64
@@ -244,21 +265,19 @@ def _rows(variant, places):
     gradients, weights = (16 * row()).to(variant.gradient), row()
     slots = [row() for _ in variant.rule.slots]
     # The second is an average of squares.
-    rows = [gradients, weights, *slots[:1], *(slot.square() for slot in slots[1:])]
-    if variant.low:
-        # A whole block beyond the largest float16: the others are to compare by 1.0.
-        weights[places[-3]] *= 7e4
-        low = _low(weights, variant.low)
-        for place in places:
-            low[place][2::5] = 7.0
-        rows.append(low)
-    return rows
-
-
-def _low(weights, dtype):
-    """Returns weights as low-precision variables hold them, by the host."""
+    slots[1:] = [slot.square() for slot in slots[1:]]
+    if variant.kind is None:
+        return [gradients, weights, *slots]
+    # A whole block beyond the largest float16: the others are to compare by 1.0.
+    weights[places[-3]] *= 7e4
+    dtype = keras.backend.standardize_dtype(variant.weight)
+    bits = torch.zeros(size, dtype=torch.int32)
     with keras.device("cpu"):
-        return _REFERENCE.rounded(weights, keras.backend.standardize_dtype(dtype))
+        low, kept = KINDS[variant.kind].parts(_REFERENCE, weights, dtype, bits)
+    for place in places:
+        # As if they had been assigned.
+        low[place][2::5], low[place][3::5] = 7.0, 0.0
+    return [gradients, low, *slots, *([] if kept is None else [kept])]
 
 
 # NaNs that arithmetic would not return.
@@ -274,7 +293,7 @@ def _with_odd_numbers(rows, places):
     rows = [row.clone() for row in rows]
     for place in places:
         rows[0][place] = torch.inf
-        for row in rows[1:]:
+        for row in filter(torch.is_floating_point, rows[1:]):
             integers, nan = _NANS[row.dtype]
             row[place.start] = -0.0
             row.view(integers)[place.stop - 1] = nan
@@ -283,13 +302,15 @@ def _with_odd_numbers(rows, places):
 
 def _chunk(variant, rows, places):
     """Returns the `Chunk` of the tensors in some rows, and their gradients."""
-    grads, weights, *others = ([row[place] for place in places] for row in rows)
-    low = others.pop() if variant.low else []
-    kind, pairs = KINDS["float32"], zip(weights, low, strict=bool(low))
-    narrow = [Narrow(kind, copy, w, i) for i, (w, copy) in enumerate(pairs)]
-    are_wide = variant.gradient == torch.float32
-    numbers = list(range(len(places)))
-    return Chunk(are_wide, numbers, low or weights, others, narrow), grads
+    grads, weights, *slots = ([row[place] for place in places] for row in rows)
+    kept = slots.pop() if variant.keeps else [None] * len(places)
+    narrow = []
+    if variant.kind is not None:
+        pairs = enumerate(zip(weights, kept, strict=True))
+        narrow = [Narrow(KINDS[variant.kind], *pair, i) for i, pair in pairs]
+    are_wide, positions = variant.gradient == torch.float32, list(range(len(places)))
+    draws = draws_of(narrow, weights)
+    return Chunk(are_wide, positions, weights, slots, narrow, draws), grads
 
 
 def _stepped(variant, rows, places, device, step, found_inf):
@@ -307,7 +328,9 @@ def _stepped(variant, rows, places, device, step, found_inf):
     }
     rule = dataclasses.replace(rule, **on_device)
     chunk, grads = _chunk(variant, rows, places)
-    did = step(chunk, rule, grads, number(_INV_SCALE), number(found_inf))
+    iterations = torch.tensor(_ITERATIONS, dtype=torch.int32, device=device)
+    scale_and_flag = number(_INV_SCALE), number(found_inf)
+    did = step(chunk, rule, grads, *scale_and_flag, iterations)
     return rows if did else []
 
 
@@ -323,22 +346,56 @@ def _bits(row):
     return row.view(torch.uint8)
 
 
-def _expected(variant, rows, places):
-    """Returns what the formula makes of rows, on the host."""
+def _expected(variant, rows, applied, places):
+    """Returns what the formulas make of rows, on the host.
+
+    Args:
+        variant: `Variant`.
+        rows: Rows before a step.
+        applied: Those after a step by the kernel.
+        places: List of slices.
+    """
     rows = [row.clone() for row in rows]
-    chunk, grads = _chunk(variant, rows, places)
-    states = zip(chunk.numbers, *chunk.slots, strict=True)
+    (chunk, grads), (own, _) = (_chunk(variant, r, places) for r in (rows, applied))
     with keras.device("cpu"):
-        for i, (weight, *slots) in enumerate(states):
-            master = weight
-            if chunk.narrow:
-                master = chunk.narrow[i].number(_REFERENCE)
+        for i, (weight, *slots) in enumerate(
+            zip(chunk.variables, *chunk.slots, strict=True)
+        ):
+            number = chunk.narrow[i].number(_REFERENCE) if chunk.narrow else weight
             unscaled = grads[i].float() * _INV_SCALE
-            norms = _REFERENCE.norms_of(variant.rule, unscaled, master, *slots)
-            new = variant.rule(formulas, always, unscaled, master, *slots, norms=norms)
-            for tensor, value in zip((weight, *slots), new, strict=True):
+            norms = _REFERENCE.norms_of(variant.rule, unscaled, number, *slots)
+            new = variant.rule(formulas, always, unscaled, number, *slots, norms=norms)
+            written = list(zip((weight, *slots), new, strict=True))
+            if chunk.narrow:
+                written[:1] = _nearest(chunk.narrow[i], own.narrow[i], new[0])
+            for tensor, value in written:
                 tensor.copy_(value)
     return rows
+
+
+def _nearest(narrow, own, number):
+    """Returns what is written of a number, or of one that is nearer to a kernel's own.
+
+    That number may be off in its last bits, and they may decide how it is rounded.
+
+    Args:
+        narrow: `Narrow` before a step.
+        own: The same after a step by the kernel.
+        number: Float32 tensor.
+    """
+    limit = _limit(number)
+    least, most = number - limit, number + limit
+    iterations = torch.tensor(_ITERATIONS)
+    if not narrow.kind.draws:
+        number = own.number(_REFERENCE).clamp(least, most)
+        return narrow.parts(_REFERENCE, number, iterations)
+    low, high = (narrow.parts(_REFERENCE, n, iterations)[0][1] for n in (least, most))
+    return [(narrow.weight, own.weight.clamp(low, high))]
+
+
+def _limit(tensor, tolerance=TOLERANCE):
+    """Returns how far a tensor may be off."""
+    return tolerance * float(tensor.abs().max().clamp_min(1.0))
 
 
 def _difference(row, expected, places, tolerance):
@@ -346,7 +403,7 @@ def _difference(row, expected, places, tolerance):
     # Double: the difference of two float16 may be beyond float16.
     errors, limits = (row.double() - expected.double()).abs(), torch.zeros(row.numel())
     for place in places:
-        limits[place] = tolerance * float(expected[place].abs().max().clamp_min(1.0))
+        limits[place] = _limit(expected[place], tolerance)
     # Not `errors > limits`, which a NaN is not.
     wrong = torch.logical_not(errors <= limits)
     if not wrong.any():
