@@ -14,8 +14,7 @@ from rich.table import Table
 
 from keras_lso import _version
 from keras_lso._backend import KERNELS, backend
-from keras_lso._keras_internals.rules import fitting_rule
-from keras_lso._keras_internals.variables import storage_of
+from keras_lso._core.fused_step import Choice
 from keras_lso.optimizers.lamb import LAMB
 from keras_lso.optimizers.larc import LARC
 from keras_lso.optimizers.lars import LARS
@@ -99,9 +98,8 @@ def _optimizers():
 def _step_of(optimizer):
     variables = [keras.Variable([1.0, 2.0])]
     optimizer.build(variables)
-    rule = fitting_rule(optimizer, variables)
     gradients = [keras.ops.ones((2,))]
-    if rule and backend.fused_step_takes(rule, storage_of(variables), gradients):
+    if Choice(optimizer, gradients, variables).fused:
         return "one pass: unscale, skip and update"
     return backend.OTHER_STEP
 
