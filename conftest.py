@@ -44,7 +44,7 @@ pytest_plugins = ("testing.tiers", "testing.cases", "testing.originals")
 BACKEND = keras.backend.backend()
 OTHER_BACKENDS = {"tensorflow", "jax", "torch"} - {BACKEND}
 # It needs Triton, which only PyTorch's builds for a GPU install.
-ON_A_GPU = ("triton", "kernels.py")
+ON_A_GPU = [("triton", "kernels.py"), ("triton", "masters.py")]
 
 # By day the cases are the same each time, at night they are new ones: `make nightly`.
 hypothesis.settings.register_profile(
@@ -72,7 +72,7 @@ def pytest_ignore_collect(collection_path, config):
     if folder == "keras_lso":
         # `_backend/jax/measure.py`, `compat/backend/jax.py`
         is_others = not OTHER_BACKENDS.isdisjoint([*parts, collection_path.stem])
-        ignore = is_others or tuple(parts[-2:]) == ON_A_GPU
+        ignore = is_others or tuple(parts[-2:]) in ON_A_GPU
     else:
         ignore = not collection_path.name.startswith("test_")
     return True if ignore else None

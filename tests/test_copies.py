@@ -160,6 +160,10 @@ ARGUMENTS = {
     "values": [0.1, 0.01],
     "decay_rates": [0.1],
     "use_staircase_decay": False,
+    "low": 0.01,
+    "half_cycle": 4,
+    "schedule": schedules.FixedLR(0.1),
+    "micro_batches": 2,
 }
 SCHEDULES = {
     name: cls

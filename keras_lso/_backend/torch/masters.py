@@ -287,6 +287,7 @@ def allocate(tensors):
 
 @torch.no_grad()
 def _hold(tensor, new):
-    # Without gradients it is the shard itself, no view of it.
-    held = tensor.to_local() if is_sharded(tensor) else tensor
-    held.data = new(held)
+    if is_sharded(tensor):
+        tensor._local_tensor = new(tensor._local_tensor)
+    else:
+        tensor.data = new(tensor)

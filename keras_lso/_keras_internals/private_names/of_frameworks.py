@@ -44,6 +44,8 @@ PROBES = (
         "torch.Tensor",
         "_version",
     ),
+    # Of a Parameter, `to_local` returns a view of it, whose memory cannot be replaced.
+    _torch("torch.distributed.tensor.DTensor", "_local_tensor"),
     Probe(
         "tensorflow.python.ops.control_flow_util",
         "GraphOrParentsInXlaContext",

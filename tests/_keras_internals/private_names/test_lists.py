@@ -54,6 +54,7 @@ OUR_OWN = {
 # Files out of `_keras_internals/` in which a listed name occurs, and why.
 ELSEWHERE = {
     "_core/fused_step.py": "names of our own attributes",
+    "_backend/jax/framework.py": "names of our own attributes",
     "_backend/torch/shard_checks.py": "asked of layers, on PyTorch alone",
     "compat/tf_keras/checkpoints.py": "keys of the files that tf.keras wrote",
     "compat/tf_keras/state.py": "names of our own variables",
