@@ -65,8 +65,8 @@ def test_a_skipped_step_that_counts_as_applied_is_found(monkeypatch):
 def test_a_number_that_is_a_thousandth_off_is_found(monkeypatch):
     bare_step = run.reference.bare_step
 
-    def bare_step_off(*arguments):
-        found = bare_step(*arguments)
+    def bare_step_off(*arguments, **options):
+        found = bare_step(*arguments, **options)
         return [a * 1.001 if a.dtype.kind == "f" else a for a in found]
 
     monkeypatch.setattr(run.reference, "bare_step", bare_step_off)

@@ -120,7 +120,7 @@ class StateFile:
         if variables is None or not self._has_this_history(variables, store):
             # Perhaps of an optimizer with a spike guard, or with another window.
             without = _without_spikes(store)
-            others = self._variables_in(without)
+            others = None if without is None else self._variables_in(without)
             if others is not None:
                 variables, store = others, without
         if variables is None:
@@ -239,9 +239,16 @@ _SPIKES = 2
 
 
 def _without_spikes(store):
-    """Returns a store without the last two entries, those of a spike guard."""
+    """Returns a store without the last entries, None if they are of no spike guard."""
     names = set(store.keys())
-    count = max(len(names) - _SPIKES, 0)
+    count = len(names) - _SPIKES
+    if not {str(count), str(count + 1)} <= names:
+        return None
+    norms, counts = (np.asarray(store[str(count + i)]) for i in range(_SPIKES))
+    if (norms.ndim, norms.dtype.kind) != (1, "f"):
+        return None
+    if (counts.shape, counts.dtype.kind) != ((3,), "i"):
+        return None
     return {str(i): store[str(i)] for i in range(count) if str(i) in names}
 
 
