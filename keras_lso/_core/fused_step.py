@@ -48,7 +48,7 @@ class FusedStep:
         self._optimizer, self._rule = optimizer, rule
         self._groups = rule.groups_of(optimizer, indices)
         self._first_of_each = list(map(self._groups.index, set(self._groups)))
-        # The fields of rules that are tensors, once they are known: the positions of the
+        # Of the fields that are tensors, once they are known: the positions of the
         # rules, and the names.
         self._coefficients: tuple | None = None
         self.clips = bool(optimizer.global_clipnorm)
