@@ -107,6 +107,9 @@ def test_what_is_committed_holds_what_was_promised():
                 assert row["bytes"] <= row["least"] + 6
                 continue
             assert row["conditionals"] == row["host transfers"] == 0
-            # Several chips add up float16 gradients in float32.
+            # Several chips add up gradients of 16 bits in float32. Norms of masters are
+            # taken once these were compared with their variables.
             more = 9 if target.startswith("4") and "float16" in row["recipe"] else 7
+            if row["recipe"] == "LARS, float16":
+                more += 6
             assert row["bytes"] <= row["least"] + more
