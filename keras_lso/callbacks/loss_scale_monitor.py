@@ -3,20 +3,16 @@
 import contextlib
 import textwrap
 import warnings
-from typing import Any
 
-import keras
 import numpy as np
 from keras import ops
 
 from keras_lso._core.checks import check_positive_int
 from keras_lso._core.option_checks import check_choice
 from keras_lso._keras_internals.models import kept_outside_of_lists
-from keras_lso._keras_internals.optimizers import chain_of
 from keras_lso._keras_internals.rates import why_skipped
 from keras_lso._keras_internals.variables import layers_of, path_of
-from keras_lso.callbacks.summary_writer import SummaryWriter, check_is_installed
-from keras_lso.loss_scale_optimizer import LossScaleOptimizer
+from keras_lso.callbacks.optimizer_callback import OptimizerCallback
 
 ON_STALL = ("warn", "stop", "raise")
 
@@ -24,7 +20,7 @@ ON_STALL = ("warn", "stop", "raise")
 OVERFLOWS, RATES = "overflows", "rates"
 
 
-class LossScaleMonitor(keras.callbacks.Callback):
+class LossScaleMonitor(OptimizerCallback):
     """Shows the loss scale and the skipped steps of a `LossScaleOptimizer` in `fit`.
 
     The logs of each epoch get two more entries, which the progress bar and the
@@ -74,14 +70,9 @@ class LossScaleMonitor(keras.callbacks.Callback):
     """
 
     def __init__(self, log_dir=None, patience=50, on_stall="warn"):
-        super().__init__()
-        self.log_dir = log_dir
+        super().__init__(log_dir)
         self.patience = check_positive_int("patience", patience)
         self.on_stall = check_choice("on_stall", on_stall, ON_STALL)
-        self._writer: Any = None
-        if log_dir is not None:
-            # Now, since training may take long.
-            check_is_installed()
         self._reset()
 
     def _reset(self):
@@ -93,26 +84,8 @@ class LossScaleMonitor(keras.callbacks.Callback):
         self._reported = set()
 
     def on_train_begin(self, logs=None):
-        _find_optimizer(self.model)
+        super().on_train_begin(logs)
         self._reset()
-        # A `fit` that an error has ended has left its file open.
-        self._close()
-        if self.log_dir is not None:
-            self._open()
-
-    def _open(self):
-        if self._writer is None:
-            self._writer = SummaryWriter(self.log_dir)
-        return self._writer
-
-    def _close(self):
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
-
-    def __getstate__(self):
-        """Returns what a copy has: all but the open file. It opens one of its own."""
-        return {**vars(self), "_writer": None}
 
     # Not at the end of a batch, which would make Keras synchronise after each batch.
     def on_train_batch_begin(self, batch, logs=None):
@@ -133,19 +106,18 @@ class LossScaleMonitor(keras.callbacks.Callback):
             logs["loss_scale"], logs["skipped_steps"] = scale, skipped
 
     def on_train_end(self, logs=None):
-        self._close()
+        super().on_train_end(logs)
         if self._stalled_since is not None:
             self._report_overflows()
 
     def _read(self):
         """Writes and returns the two numbers, and checks for a stall."""
-        optimizer = _find_optimizer(self.model)
+        optimizer = self.find_optimizer()
         scale, skipped = float(optimizer.loss_scale), int(optimizer.skipped_steps)
         # By NumPy: `int` does not take a variable that replicas share.
         attempted = skipped + int(ops.convert_to_numpy(optimizer.iterations))
-        if self.log_dir is not None:
-            scalars = {"loss_scale": scale, "skipped_steps": skipped}
-            self._open().write(attempted, scalars)
+        scalars = {"loss_scale": scale, "skipped_steps": skipped}
+        self.write_scalars([(attempted, scalars)])
         try:
             optimizer.check_stalled(self.patience)
         except FloatingPointError:
@@ -165,7 +137,7 @@ class LossScaleMonitor(keras.callbacks.Callback):
             self.model.make_train_function(force=True)
 
     def _report_overflows(self):
-        optimizer = _find_optimizer(self.model)
+        optimizer = self.find_optimizer()
         # At the end of `fit` there may have been no step that could record.
         has_recorded = int(optimizer.skipped_steps) > self._skipped
         message = _diagnosis(self.model, optimizer, self._stalled_since, has_recorded)
@@ -182,26 +154,6 @@ class LossScaleMonitor(keras.callbacks.Callback):
             warnings.warn(message, stacklevel=2)
         if self.on_stall == "stop":
             self.model.stop_training = True
-
-
-def _find_optimizer(model):
-    """Returns the model's `LossScaleOptimizer`, which another one may wrap."""
-    optimizer = getattr(model, "optimizer", None)
-    for inner in () if optimizer is None else chain_of(optimizer):
-        if isinstance(inner, LossScaleOptimizer):
-            return inner
-    hint = ""
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        hint = (
-            " It has Keras's own, which `compile` takes under 'mixed_float16' unless "
-            "it gets another."
-        )
-    raise ValueError(
-        "LossScaleMonitor needs a model that was compiled with a "
-        f"keras_lso.LossScaleOptimizer.{hint} Write `model.compile("
-        "keras_lso.LossScaleOptimizer(optimizer), ...)`. "
-        f"Received: optimizer={optimizer!r}"
-    )
 
 
 def _diagnosis(model, optimizer, since, has_recorded):
