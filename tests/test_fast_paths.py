@@ -195,7 +195,7 @@ all_optimizers = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 
 
 @pytest.mark.parametrize("optimizer", WITH_KERNEL)
-@examples(torch=20, tensorflow=4, jax=2)
+@examples(torch=20, tensorflow=2, jax=1)
 @hypothesis.given(data=st.data())
 def test_kernels_do_what_the_reference_does(optimizer, data):
     compare(data.draw(scripts(optimizer)))
@@ -210,7 +210,7 @@ ONE_OF_EACH_RULE = ["nesterov", "adamw", "lars", "lamb", "novograd"]
     "optimizer", [name for name in ONE_OF_EACH_RULE if name in WITH_KERNEL]
 )
 @compiled_by(*{"tensorflow": ["graph", "xla"], "jax": ["jit"], "torch": []}[BACKEND])
-@examples(torch=1, tensorflow=3, jax=2)
+@examples(torch=1, tensorflow=2, jax=2)
 @hypothesis.given(data=st.data())
 def test_compiled_kernels_do_what_the_reference_does(optimizer, data, compiled):
     compare(data.draw(scripts(optimizer, is_compiled=True)), compiled=compiled)

@@ -48,8 +48,9 @@ class FusedStep:
         self._optimizer, self._rule = optimizer, rule
         self._groups = rule.groups_of(optimizer, indices)
         self._first_of_each = list(map(self._groups.index, set(self._groups)))
-        # Of these rules the names of the fields that are tensors, once they are known.
-        self._coefficients: list | None = None
+        # Of the fields that are tensors, once they are known: the positions of the
+        # rules, and the names.
+        self._coefficients: tuple | None = None
         self.clips = bool(optimizer.global_clipnorm)
         chunks = backend.chunked(self._groups, targets, grads)
         self.targets = targets._replace(chunks=chunks)
@@ -95,7 +96,8 @@ class FusedStep:
             judged = _restricted(found, permitted).finite
             permitted = both(permitted, spikes.judge(found.norm, judged))
         grads, inv_scale = self.clipped(grads, inv_scale, found.norm)
-        self.update(rules, grads, _restricted(found, permitted), inv_scale)
+        judged = found if permitted is None else _restricted(found, permitted)
+        self.update(rules, grads, judged, inv_scale)
         return found, permitted
 
     def rules(self, learning_rate=None):
@@ -115,15 +117,16 @@ class FusedStep:
     def rates_finite(self, rules):
         """Whether all coefficients of rules are finite: see `Framework.are_finite`."""
         if self._coefficients is None:
-            self._coefficients = [
+            found = [
                 (i, name)
                 for i in self._first_of_each
                 for name, value in vars(rules[i]).items()
                 if ops.is_tensor(value)
             ]
-        return backend.are_finite(
-            [getattr(rules[i], name) for i, name in self._coefficients]
-        )
+            self._coefficients = [i for i, _ in found], [name for _, name in found]
+        positions, names = self._coefficients
+        values = map(getattr, map(rules.__getitem__, positions), names)
+        return backend.are_finite(list(values))
 
     def clipped(self, grads, inv_scale, norm):
         """Returns gradients, and what unscales them so that they are clipped.

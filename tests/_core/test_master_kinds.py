@@ -103,6 +103,7 @@ def assert_same_numbers(run, other, dtype):
 @each_way
 @of_each_dtype
 @pytest.mark.exhaustive
+@pytest.mark.in_turn
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 def test_remainders_train_as_float32_masters_do(make, dtype, way, monkeypatch):
     take(way, monkeypatch)

@@ -388,6 +388,7 @@ def test_changed_variables(change, dtype):
 
 @pytest.mark.parametrize("change", CHANGES_OF_VARIABLES, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("averages", [False, True])
+@pytest.mark.exhaustive
 def test_changed_variables_in_the_middle_of_a_window(change, averages):
     """Two micro-batches before its end; the averages move with each of them.
 

@@ -46,11 +46,14 @@ def test_a_program_is_read_off_its_text():
 
 @pytest.mark.skipif(BACKEND != "torch", reason="PyTorch's own device without values")
 def test_the_rows_of_pytorch(tmp_path, capsys):
+    from benchmarks.accelerators import on_torch
+
     path = tmp_path / "results.json"
     arguments = ["--shapes", "tiny", "--results", str(path), "--targets", "PyTorch"]
     assert command.main(arguments) == 0
     rows = json.loads(path.read_text())["PyTorch"]
-    assert [row["row"] for row in rows] == ["keras_lso", "GradScaler + fused"] * 8
+    names = ["keras_lso", "GradScaler + fused"] * len(on_torch.RECIPES)
+    assert [row["row"] for row in rows] == names
     assert all(row["bytes"] > row["least"] > 0 for row in rows)
     printed = capsys.readouterr().out
     assert "AdamW, clipped" in printed and "GradScaler + fused" in printed
@@ -99,6 +102,10 @@ def test_what_is_committed_holds_what_was_promised():
         if target == "PyTorch":
             continue
         for row in ours:
+            if target == "Triton":
+                # Masters are compared with their variables, and LARS has norms.
+                assert row["bytes"] <= row["least"] + 6
+                continue
             assert row["conditionals"] == row["host transfers"] == 0
             # Several chips add up float16 gradients in float32.
             more = 9 if target.startswith("4") and "float16" in row["recipe"] else 7

@@ -13,15 +13,15 @@ FAULTS = [
     Fault(
         name="a step at a rate of NaN is taken by a fused step",
         file="keras_lso/_core/fused_step.py",
-        old="_restricted(found, rates_finite),",
-        new="found,",
+        old="judged = found if permitted is None else _restricted(found, permitted)",
+        new="judged = found",
         tests="tests/_core/test_rates.py::test_a_schedule_that_ends_in_nan_ends_the_steps",
     ),
     Fault(
         name="a step at a rate of NaN is taken by the inner optimizer",
         file="keras_lso/_core/step.py",
-        old="finite = backend.scalars.logical_and(finite, rates_finite)",
-        new="pass",
+        old="finite = both(permitted, found.finite)\n\n        def update(grads):",
+        new="finite = found.finite\n\n        def update(grads):",
         tests="tests/_core/test_rates.py::test_a_schedule_that_ends_in_nan_ends_the_steps",
     ),
     Fault(
@@ -35,8 +35,8 @@ FAULTS = [
     Fault(
         name="the sum of two micro-batches is not checked",
         file="keras_lso/_core/step.py",
-        old=") + ops.convert_to_tensor(total)",
-        new=")",
+        old="grad = backend.to_dense(grad) + ops.convert_to_tensor(total)",
+        new="grad = backend.to_dense(grad)",
         tests="tests/_core/test_applied_gradients.py::test_micro_batches_that_add_up_to_inf_are_dropped",
     ),
     Fault(

@@ -62,7 +62,9 @@ class Memory:
                 self._flats[number] = self._like.new_empty(
                     self._size, dtype=torch.float32
                 )
-        flat = self._flats[number].view(dtype or tensors[0].dtype)
+        flat, dtype = self._flats[number], dtype or tensors[0].dtype
+        if dtype != flat.dtype:
+            flat = flat.view(dtype)
         size = sum(map(torch.Tensor.numel, tensors))
         start = (flat.numel() - size) // 2
         start -= start % _LINE
