@@ -1,4 +1,4 @@
-"""`RecordFile`: the steps of a run in a file of JSON lines or of comma-separated values.
+"""`RecordFile`: the steps of a run in a file, as JSON lines or as CSV.
 
 It is apart from its users, a callback and a picture.
 """
@@ -57,7 +57,7 @@ class RecordFile:
             file.truncate()
 
     def append(self, rows):
-        """Appends rows, dicts of the names of `COLUMNS` to their values, None for NaN."""
+        """Appends rows, dicts of the names of `COLUMNS` to values; None for NaN."""
         with self._path.open("a", encoding="utf-8", newline="") as file:
             if self._is_csv:
                 csv.DictWriter(file, COLUMNS, lineterminator="\n").writerows(rows)
@@ -85,12 +85,14 @@ class RecordFile:
         with self._path.open(encoding="utf-8", newline="") as file:
             first = file.readline()
         try:
-            names = first.strip().split(",") if self._is_csv else list(json.loads(first))
+            names = (
+                first.strip().split(",") if self._is_csv else list(json.loads(first))
+            )
         except ValueError:
             names = [first.strip()]
         if first and names != list(COLUMNS):
             raise ValueError(
-                f"The file is no record of steps, whose columns are "
+                "The file is no record of steps, whose columns are "
                 f"{', '.join(COLUMNS)}. Give the path of a new file. Received: "
                 f"path={str(self._path)!r}, with {', '.join(map(str, names))[:200]}"
             )
