@@ -231,7 +231,7 @@ def plot_record(record):
     _draw_reasons(skipped, steps, outcomes)
     for axis in (norms, scales, skipped):
         if axis.get_legend_handles_labels()[1]:
-            axis.legend(frameon=False, loc="upper left")
+            axis.legend(frameon=False)
     return figure
 
 

@@ -381,24 +381,18 @@ class Step:
             grads = backend.steppable(grads)
         inv_scale = self._scaling.inv_scale(scaled)
         present = list(compress(grads, plan.has_gradient))
-        amax = self._policy.needs_amax
         if stray:
-            found = backend.measure(
-                present,
-                amax,
-                inv_scale,
-                are_alike=are_alike,
-                norm=record is not None,
-            )
+            found = self._measured_only(present, inv_scale, are_alike)
             permitted = backend.scalar(False, "bool")
         elif plan.fused:
             if not all(plan.has_gradient):
                 warn_of_missing(self._inner, grads, plan.variables)
+            amax, norm = self._policy.needs_amax, record is not None
             found, permitted = plan.fused.take(
-                present, inv_scale, amax, are_alike, self._spikes, record is not None
+                present, inv_scale, amax, are_alike, self._spikes, norm
             )
         else:
-            found = self._measured(plan, present, amax, inv_scale, are_alike)
+            found = self._measured(plan, present, inv_scale, are_alike)
             permitted = self._let_inner_update(plan, grads, found, scaled)
         if self._counters.overflows is not None:
             variables = compress(plan.variables, plan.has_gradient)
@@ -413,13 +407,23 @@ class Step:
         if record is not None:
             record.write(before, found, permitted, largest)
 
-    def _measured(self, plan, grads, amax, inv_scale, are_alike):
+    def _measured_only(self, grads, inv_scale, are_alike):
+        """Returns the `Measurement` of gradients that nothing is applied of."""
+        return backend.measure(
+            grads,
+            self._policy.needs_amax,
+            inv_scale,
+            are_alike=are_alike,
+            norm=self._counters.record is not None,
+        )
+
+    def _measured(self, plan, grads, inv_scale, are_alike):
         """Returns the `Measurement` of what the inner optimizer's own step applies."""
         inner, window = self._inner, largest_window(self._inner)
         needs_norm = self._spikes is not None or self._counters.record is not None
         found = backend.measure(
             grads,
-            amax,
+            self._policy.needs_amax,
             # As in `AccumulatedStep`: no sum of a window overflows.
             inv_scale * (2 * window) if window else inv_scale,
             are_alike=are_alike,

@@ -12,7 +12,7 @@ _LENGTH = 512
 
 
 class StepRecord(OptimizerCallback):
-    """Records each step of a `LossScaleOptimizer` in `fit`: applied, or skipped and why.
+    """Records each step of a `LossScaleOptimizer` in `fit`, and why some are skipped.
 
     A step's record is its number (from 1 on), the outcome, the loss scale, the norm of
     the unscaled gradients before they are clipped, the learning rate, and the largest
