@@ -144,10 +144,10 @@ class StepCounters:
 
     def reset(self):
         """Starts afresh, all but the number of applied steps."""
-        for variable in (self._skipped, *self.variables):
-            variable.assign(ops.zeros(variable.shape, variable.dtype))
         if self.record is not None:
             self.record.restart()
+        for variable in (self._skipped, *self.variables):
+            variable.assign(ops.zeros(variable.shape, variable.dtype))
 
     # --- What each step was ---------------------------------------------------
 
@@ -178,6 +178,13 @@ class StepCounters:
         """Looks at each of `count` gradients by itself from now on."""
         if self.overflows is None:
             self.overflows = self._add("overflows", "int32", (count,))
+
+    def stop_recording_overflows(self):
+        """Looks at no single gradient from now on."""
+        if self.overflows is not None:
+            at = list(map(id, self.variables)).index(id(self.overflows))
+            del self.variables[at]
+            self.overflows = None
 
     def note_overflows(self, grads, positions):
         """Notes which gradients are not finite.

@@ -48,9 +48,12 @@ class StepRecord:
         self._count = add("steps_recorded", "int", ())
         # How many rows were read, and the step before the first of all rows.
         self._read, self._before = 0, self._attempted()
+        # What was written before a state was loaded, and is not read yet.
+        self._kept = []
 
     def restart(self):
-        """Starts afresh, once the variables are zeros."""
+        """Starts afresh, before the variables become zeros."""
+        self._kept.append(self._new_rows())
         self._read, self._before = 0, None
 
     def _attempted(self):
@@ -125,6 +128,11 @@ class StepRecord:
 
     def read(self):
         """Returns the steps since the last call; see `read_record`."""
+        parts, self._kept = [*self._kept, self._new_rows()], []
+        return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+
+    def _new_rows(self):
+        """Returns a dict of arrays, what was written since the last call or reset."""
         count = int(ops.convert_to_numpy(self._count))
         rows = np.array(ops.convert_to_numpy(self._rows))
         if self._before is None:

@@ -129,7 +129,8 @@ class StepRecord(OptimizerCallback):
             return
         missing = 0 if self._next is None else steps[0] - self._next
         self._next = steps[-1] + 1
-        if missing and not self._has_warned:
+        # Steps come again where training has gone back to earlier weights.
+        if missing > 0 and not self._has_warned:
             self._has_warned = True
             warn(
                 f"{missing} steps before step {steps[0]} are not on record: the model "
