@@ -120,6 +120,15 @@ def test_a_schedule_is_scaled_in_the_config():
     assert copied.inner_optimizer._learning_rate.factor == 0.5
 
 
+@pytest.mark.default_backend("torch")
+def test_a_schedule_is_scaled_at_each_return():
+    x, y = (np.concatenate([a, a[BAD.start :]]) for a in always_bad())
+    model = make_model(schedules.WarmupCosine(2.0**-6, 10, 200))
+    with pytest.raises(FloatingPointError, match="gone back to a copy 2 times"):
+        fit(model, x, y, monitor(retries=2))
+    assert model.optimizer.inner_optimizer._learning_rate.factor == 0.25
+
+
 def always_bad():
     x, y = data()
     x[BAD.start :] = np.inf

@@ -285,8 +285,8 @@ def _diagnosis(model, optimizer, since, has_recorded):
 
 
 _ADVICE = (
-    "Go back to a checkpoint from before that step, and lower the learning rate or clip "
-    "the gradients (`global_clipnorm` of the inner optimizer)."
+    "Go back to a checkpoint from before that step, and lower the learning rate or "
+    "clip the gradients (`global_clipnorm` of the inner optimizer)."
 )
 
 
