@@ -7,14 +7,6 @@ _BY_HAND = f"{_TESTS}::test_a_restored_run_is_one_that_was_restarted_by_hand"
 
 FAULTS = [
     Fault(
-        name="a copy shares the memory of its variable",
-        file="keras_lso/callbacks/copies.py",
-        old="np.array(ops.convert_to_numpy(variable.value))",
-        new="ops.convert_to_numpy(variable.value)",
-        tests=_BY_HAND,
-        backend="torch",
-    ),
-    Fault(
         name="a copy that holds NaN is kept",
         file="keras_lso/callbacks/copies.py",
         old="if all(map(_is_finite, [*of_model, *of_optimizer])):",
