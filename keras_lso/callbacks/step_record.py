@@ -25,8 +25,9 @@ class StepRecord(OptimizerCallback):
     `History` that `fit` returns gets an entry `step_record`, a dict of arrays for each
     epoch. `keras_lso.plotting.plot_record` draws the file.
 
-    Of several processes that train together, give a path or a directory to one: the
-    record is the same in all.
+    A step is read once: give one of these callbacks to a `fit`, with both a path and a
+    directory if you want both. Of several processes that train together, give a path or
+    a directory to one: the record is the same in all.
 
     Args:
         path: String or path of a file that ends with `.jsonl` or `.json` (a JSON object
