@@ -370,6 +370,13 @@ def test_steps_that_were_lost_are_told_once(
         assert "with a length of 4 for each" in messages[0]
 
 
+def test_a_model_that_was_trained_before_is_compiled_once_more():
+    model, data = make_model(), make_data(3)
+    fit(model, data)
+    record = joined(fit(model, data, StepRecord())["step_record"])
+    assert record["step"].tolist() == [4, 5, 6]
+
+
 @pytest.mark.one_backend
 def test_what_was_trained_before_fit_is_not_on_record():
     model = make_model()

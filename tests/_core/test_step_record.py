@@ -146,6 +146,22 @@ def test_rows_are_those_of_numpy_on_the_same_gradients(inner, told, way, monkeyp
     assert_alike(optimizer.read_record(), model.record())
 
 
+@each_way
+@pytest.mark.parametrize("window", [2, 3])
+@pytest.mark.parametrize("name", ["adam", "adadelta"])
+@pytest.mark.in_turn("torch", "tensorflow")
+def test_a_micro_batch_has_its_own_norm(name, window, way, monkeypatch):
+    """Not that of the sums, nor of the mean of the window."""
+    take(way, monkeypatch)
+    inner = MAKES[name](SCHEDULE, gradient_accumulation_steps=window)
+    optimizer, variables = make(inner)
+    model = Model(window)
+    for grads in gradients(7):
+        apply(optimizer, variables, grads)
+        model.step(grads)
+    assert_alike(optimizer.read_record(), model.record())
+
+
 @pytest.mark.parametrize("name", ["adam", "adadelta"])
 @pytest.mark.in_turn
 def test_a_compiled_step_is_recorded_as_any(name, compiled):
