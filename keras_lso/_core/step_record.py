@@ -35,6 +35,7 @@ class StepRecord:
 
     Attributes:
         length: Int. The number of steps that the ring holds.
+        missed: Int. How many steps the last call of `read` came too late for.
     """
 
     def __init__(self, length, optimizer, skipped, add):
@@ -46,6 +47,7 @@ class StepRecord:
         self._steppers = have_rates(optimizers_in(self._inner))
         self._rows = add("step_record", "float32", (length, 1 + len(_COLUMNS)))
         self._count = add("steps_recorded", "int", ())
+        self.missed = self._missed = 0
         # How many rows were read, and the step before the first of all rows.
         self._read, self._before = 0, self._attempted()
         # What was written before a state was loaded, and is not read yet.
@@ -129,6 +131,7 @@ class StepRecord:
     def read(self):
         """Returns the steps since the last call; see `read_record`."""
         parts, self._kept = [*self._kept, self._new_rows()], []
+        self.missed, self._missed = self._missed, 0
         return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
 
     def _new_rows(self):
@@ -137,7 +140,9 @@ class StepRecord:
         rows = np.array(ops.convert_to_numpy(self._rows))
         if self._before is None:
             self._before = self._attempted() - count
-        new = np.arange(max(self._read, count - self.length), count)
+        start = max(self._read, count - self.length)
+        new = np.arange(start, count)
+        self._missed += start - self._read
         self._read = count
         outcomes, *values = rows[new % self.length].T
         return {

@@ -44,10 +44,7 @@ class RecordFile:
         A last line that a process has not finished, since it was killed, is removed.
         """
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        if not self._path.exists() or not self._path.stat().st_size:
-            header = ",".join(COLUMNS) + "\n" if self._is_csv else ""
-            self._path.write_text(header, "utf-8")
-            return
+        self._path.touch()
         self._check_columns()
         with self._path.open("rb+") as file:
             # Longer than a line.
@@ -55,6 +52,8 @@ class RecordFile:
             end = file.read()
             file.seek(end.rfind(b"\n") + 1 - len(end), os.SEEK_END)
             file.truncate()
+        if self._is_csv and not self._path.stat().st_size:
+            self._path.write_text(",".join(COLUMNS) + "\n", "utf-8")
 
     def append(self, rows):
         """Appends rows, dicts of the names of `COLUMNS` to values; None for NaN."""
@@ -68,7 +67,9 @@ class RecordFile:
         """Returns a dict of arrays, without what was trained once more later."""
         self._check_columns()
         with self._path.open(encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file)) if self._is_csv else _objects(file)
+            # Not one that a process has not finished, or not yet.
+            lines = [line for line in file if line.endswith("\n")]
+        rows = csv.DictReader(lines) if self._is_csv else map(json.loads, lines)
         kept: list[dict] = []
         for row in rows:
             step = int(row["step"])
@@ -88,7 +89,7 @@ class RecordFile:
             names = (
                 first.strip().split(",") if self._is_csv else list(json.loads(first))
             )
-        except ValueError:
+        except (ValueError, TypeError):
             names = [first.strip()]
         if first and names != list(COLUMNS):
             raise ValueError(
@@ -96,11 +97,6 @@ class RecordFile:
                 f"{', '.join(COLUMNS)}. Give the path of a new file. Received: "
                 f"path={str(self._path)!r}, with {', '.join(map(str, names))[:200]}"
             )
-
-
-def _objects(lines):
-    """Returns the objects of JSON lines, but for one that was not finished."""
-    return [json.loads(line) for line in lines if line.endswith("\n")]
 
 
 def _number(value, kind):

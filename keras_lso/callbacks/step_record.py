@@ -25,8 +25,9 @@ class StepRecord(OptimizerCallback):
     `History` that `fit` returns gets an entry `step_record`, a dict of arrays for each
     epoch. `keras_lso.plotting.plot_record` draws the file.
 
-    Of several processes that train together, give a path or a directory to one: the
-    record is the same in all.
+    A step is read once: give one of these callbacks to a `fit`, with both a path and a
+    directory if you want both. Of several processes that train together, give a path or
+    a directory to one: the record is the same in all.
 
     Args:
         path: String or path of a file that ends with `.jsonl` or `.json` (a JSON object
@@ -67,8 +68,6 @@ class StepRecord(OptimizerCallback):
         self._file = None if path is None else RecordFile(path)
         self._epoch = []
         self._length = self._per_execution = self._unread = 0
-        # The step after the last one that was read.
-        self._next = None
         self._has_warned = False
 
     def on_train_begin(self, logs=None):
@@ -85,7 +84,7 @@ class StepRecord(OptimizerCallback):
             self.model.make_train_function(force=True)
         # What came before is no step of this `fit`.
         optimizer.read_record()
-        self._unread, self._next = 0, None
+        self._unread = 0
 
     # Not at the end of a batch, which would make Keras synchronise after each batch.
     def on_train_batch_begin(self, batch, logs=None):
@@ -110,10 +109,11 @@ class StepRecord(OptimizerCallback):
 
     def _read(self):
         """Reads the steps since the last time, and writes them."""
-        record = self.find_optimizer().read_record()
+        optimizer = self.find_optimizer()
+        record = optimizer.read_record()
         self._epoch.append(record)
         self._unread = 0
-        self._note_missing(record["step"])
+        self._note_missing(optimizer._counters.record.missed, record["step"])
         rows = [
             {name: plain(value) for name, value in zip(record, row, strict=True)}
             for row in zip(*record.values(), strict=True)
@@ -123,20 +123,16 @@ class StepRecord(OptimizerCallback):
             self._file.append(rows)
         self.write_scalars((row["step"], _scalars_of(row)) for row in rows)
 
-    def _note_missing(self, steps):
+    def _note_missing(self, missed, steps):
         """Warns once if more steps were made than the ring holds."""
-        if not len(steps):
+        if not missed or self._has_warned:
             return
-        missing = 0 if self._next is None else steps[0] - self._next
-        self._next = steps[-1] + 1
-        # Steps come again where training has gone back to earlier weights.
-        if missing > 0 and not self._has_warned:
-            self._has_warned = True
-            warn(
-                f"{missing} steps before step {steps[0]} are not on record: the model "
-                "makes several steps a batch. Call `optimizer.record_steps(length)` "
-                f"before `fit`, with a length of {self._length} for each of them."
-            )
+        self._has_warned = True
+        warn(
+            f"{missed} steps before step {steps[0]} are not on record: the model makes "
+            "several steps a batch. Call `optimizer.record_steps(length)` before "
+            f"`fit`, with a length of {self._length} for each of them."
+        )
 
 
 def _is_taken(row):
