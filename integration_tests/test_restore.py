@@ -130,6 +130,20 @@ def test_a_copy_from_among_the_skipped_steps_is_passed_over():
 
 
 @pytest.mark.default_backend("torch")
+def test_a_guarded_optimizer_goes_back():
+    """Its loss scale is the lowest from the first step on."""
+    x, y = data()
+    x[BAD] = 1.0
+    x[60:71] = np.inf
+    model = make_model()
+    inner = keras.optimizers.Adam(0.01)
+    model.compile(keras_lso.GuardedOptimizer(inner), loss="mse")
+    _, told = fit(model, x, y, monitor())
+    assert len(told) == 1 and "from the weights after step 50," in told[0]
+    assert all(np.isfinite(value).all() for value in values_of(model))
+
+
+@pytest.mark.default_backend("torch")
 def test_a_schedule_is_scaled_in_the_config():
     model = make_model(schedules.WarmupCosine(2.0**-6, 10, 200))
     fit(model, *data(), monitor())
