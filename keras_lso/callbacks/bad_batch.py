@@ -24,13 +24,13 @@ class BadBatch:
     def __init__(self, path):
         if pathlib.Path(path).suffix != ".npz":
             raise refusal("save_bad_batch", path, "be a path that ends with '.npz'")
-        self._path = pathlib.Path(path)
+        self._file = pathlib.Path(path)
         self._model: Any = None
         self._batches, self._found = [], None
 
     def __getstate__(self):
         """Returns what a copy has: the path alone."""
-        return {"_path": self._path, "_model": None, "_batches": [], "_found": None}
+        return {"_file": self._file, "_model": None, "_batches": [], "_found": None}
 
     def begin(self, model):
         """Begins to watch what a model trains on."""
@@ -74,8 +74,8 @@ class BadBatch:
                 if leaf is not None:
                     name_of_leaf = "/".join(map(str, (name, *path)))
                     arrays[name_of_leaf] = np.asarray(ops.convert_to_numpy(leaf))
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        np.savez(self._path, **arrays)
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(self._file, **arrays)
 
 
 class _Watched:
