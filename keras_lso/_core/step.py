@@ -531,7 +531,7 @@ class Step:
 
         Returns:
             The largest magnitude of the unscaled gradients, a float32 scalar tensor, if
-            the policy needs it. None otherwise.
+            the loss-scale policy needs it. None otherwise.
         """
         has_counted = plan.fused is None
         all_finite = self._counters.count(

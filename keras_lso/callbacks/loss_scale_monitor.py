@@ -112,12 +112,12 @@ class LossScaleMonitor(OptimizerCallback):
 
     def _read(self):
         """Writes and returns the two numbers, and checks for a stall."""
-        optimizer = self.find_optimizer()
+        optimizer = self._find_optimizer()
         scale, skipped = float(optimizer.loss_scale), int(optimizer.skipped_steps)
         # By NumPy: `int` does not take a variable that replicas share.
         attempted = skipped + int(ops.convert_to_numpy(optimizer.iterations))
         scalars = {"loss_scale": scale, "skipped_steps": skipped}
-        self.write_scalars([(attempted, scalars)])
+        self._write_scalars([(attempted, scalars)])
         try:
             optimizer.check_stalled(self.patience)
         except FloatingPointError:
@@ -137,7 +137,7 @@ class LossScaleMonitor(OptimizerCallback):
             self.model.make_train_function(force=True)
 
     def _report_overflows(self):
-        optimizer = self.find_optimizer()
+        optimizer = self._find_optimizer()
         # At the end of `fit` there may have been no step that could record.
         has_recorded = int(optimizer.skipped_steps) > self._skipped
         message = _diagnosis(self.model, optimizer, self._stalled_since, has_recorded)
