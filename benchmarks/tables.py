@@ -303,10 +303,10 @@ def protected_table(results):
 
 def _protected_cells(result, group, row):
     limit = PROTECTION if row["role"] == "protected" else None
-    return _fit_cells(result, row, ratio(row, group, "unprotected"), limit)
+    return _limited_cells(result, row, ratio(row, group, "unprotected"), limit)
 
 
-def _fit_cells(result, row, value, limit):
+def _limited_cells(result, row, value, limit):
     return [
         result["backend"],
         row["name"],
@@ -342,7 +342,7 @@ def recorded_table(results):
 def _recorded_cells(result, group, row):
     base = _NOT_RECORDED.get(row["role"], row["role"])
     limit = RECORD if row["role"] == "clipped, recorded" else None
-    return _fit_cells(result, row, ratio(row, group, base), limit)
+    return _limited_cells(result, row, ratio(row, group, base), limit)
 
 
 # --- Masters ------------------------------------------------------------------------

@@ -9,9 +9,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboard.util import tensor_util
 
 import keras_lso
+from keras_lso._core.record_file import COLUMNS, RecordFile
 from keras_lso.callbacks import StepRecord
 from keras_lso.callbacks import step_record as module
-from keras_lso.callbacks.record_file import COLUMNS, RecordFile
 
 BACKEND = keras.backend.backend()
 SCHEDULE = keras.optimizers.schedules.InverseTimeDecay(0.05, 10, 1.0)

@@ -19,6 +19,7 @@ import numpy as np
 from keras import ops
 
 from keras_lso._core.checks import check_int
+from keras_lso._core.record_file import COLUMNS, RecordFile
 
 # Okabe and Ito's colours.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -237,8 +238,6 @@ def plot_record(record):
 
 def _as_record(record):
     """Returns a dict of arrays, given a file, one of them or several."""
-    from keras_lso.callbacks.record_file import COLUMNS, RecordFile
-
     if isinstance(record, str | os.PathLike):
         record = RecordFile(record).read()
     parts = [record] if isinstance(record, dict) else record

@@ -141,7 +141,7 @@ class LossScaleMonitor(OptimizerCallback):
     def on_train_begin(self, logs=None):
         super().on_train_begin(logs)
         self._reset()
-        optimizer = self.find_optimizer()
+        optimizer = self._find_optimizer()
         if self.on_stall == "restore":
             if self.learning_rate_factor != 1:
                 check_rates(optimizer)
@@ -186,12 +186,12 @@ class LossScaleMonitor(OptimizerCallback):
 
     def _read(self):
         """Writes and returns the two numbers, and checks for a stall."""
-        optimizer = self.find_optimizer()
+        optimizer = self._find_optimizer()
         scale, skipped = float(optimizer.loss_scale), int(optimizer.skipped_steps)
         # By NumPy: `int` does not take a variable that replicas share.
         attempted = skipped + int(ops.convert_to_numpy(optimizer.iterations))
         scalars = {"loss_scale": scale, "skipped_steps": skipped}
-        self.write_scalars([(attempted, scalars)])
+        self._write_scalars([(attempted, scalars)])
         if self._bad_batch is not None:
             self._bad_batch.look(optimizer._counters.skips_at_lowest())
         try:
@@ -214,7 +214,7 @@ class LossScaleMonitor(OptimizerCallback):
             self.model.make_train_function(force=True)
 
     def _report_overflows(self):
-        optimizer = self.find_optimizer()
+        optimizer = self._find_optimizer()
         # At the end of `fit` there may have been no step that could record.
         has_recorded = int(optimizer.skipped_steps) > self._skipped
         message = _diagnosis(self.model, optimizer, self._stalled_since, has_recorded)

@@ -33,15 +33,15 @@ class OptimizerCallback(keras.callbacks.Callback):
         return {**vars(self), "_writer": None}
 
     def on_train_begin(self, logs=None):
-        self.find_optimizer()
+        self._find_optimizer()
         # A `fit` that an error has ended has left its file open.
-        self.close()
-        self.write_scalars([])
+        self._close()
+        self._write_scalars([])
 
     def on_train_end(self, logs=None):
-        self.close()
+        self._close()
 
-    def write_scalars(self, steps):
+    def _write_scalars(self, steps):
         """Writes numbers for TensorBoard, if there is a `log_dir`.
 
         Args:
@@ -53,13 +53,13 @@ class OptimizerCallback(keras.callbacks.Callback):
             self._writer = SummaryWriter(self.log_dir)
         self._writer.write(steps)
 
-    def close(self):
+    def _close(self):
         """Closes the file for TensorBoard, if one is open."""
         if self._writer is not None:
             self._writer.close()
             self._writer = None
 
-    def find_optimizer(self):
+    def _find_optimizer(self):
         """Returns the model's `LossScaleOptimizer`, which another one may wrap."""
         optimizer = getattr(self.model, "optimizer", None)
         for inner in () if optimizer is None else chain_of(optimizer):

@@ -3,9 +3,9 @@
 import numpy as np
 
 from keras_lso._core.checks import check_positive_int, warn
+from keras_lso._core.record_file import RecordFile, plain
 from keras_lso._core.step_record import TAKEN
 from keras_lso.callbacks.optimizer_callback import OptimizerCallback
-from keras_lso.callbacks.record_file import RecordFile, plain
 
 # The least number of steps that are read at once.
 _LENGTH = 512
@@ -76,7 +76,7 @@ class StepRecord(OptimizerCallback):
             self._file.begin()
         self._epoch = []
         self._per_execution = self.model.steps_per_execution
-        optimizer = self.find_optimizer()
+        optimizer = self._find_optimizer()
         before = len(optimizer.variables)
         self._length = max(_LENGTH, 2 * self._per_execution)
         optimizer.record_steps(self._length)
@@ -109,7 +109,7 @@ class StepRecord(OptimizerCallback):
 
     def _read(self):
         """Reads the steps since the last time, and writes them."""
-        optimizer = self.find_optimizer()
+        optimizer = self._find_optimizer()
         record = optimizer.read_record()
         self._epoch.append(record)
         self._unread = 0
@@ -121,7 +121,7 @@ class StepRecord(OptimizerCallback):
         rows = [r for r in rows if r["step"] % self.every == 0 or not _is_taken(r)]
         if self._file is not None:
             self._file.append(rows)
-        self.write_scalars((row["step"], _scalars_of(row)) for row in rows)
+        self._write_scalars((row["step"], _scalars_of(row)) for row in rows)
 
     def _note_missing(self, missed, steps):
         """Warns once if more steps were made than the ring holds."""

@@ -82,14 +82,14 @@ FAULTS = [
     ),
     Fault(
         name="a step that was made twice is read twice",
-        file="keras_lso/callbacks/record_file.py",
+        file="keras_lso/_core/record_file.py",
         old="kept.pop()",
         new="break",
         tests=_TWICE,
     ),
     Fault(
         name="a line that was not finished is joined to the next one",
-        file="keras_lso/callbacks/record_file.py",
+        file="keras_lso/_core/record_file.py",
         old="            file.truncate()\n",
         new="",
         tests="integration_tests/test_step_record.py::test_a_line_that_was_not_finished_is_removed",

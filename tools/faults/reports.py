@@ -13,8 +13,8 @@ FAULTS = [
     Fault(
         name="the monitor synchronises with the device at every batch",
         file="keras_lso/callbacks/loss_scale_monitor.py",
-        old="self.patience == 1 %",
-        new="self.patience !=",
+        old="every = max(1, self.patience // self._per_execution)",
+        new="every = 1",
         tests="integration_tests/test_loss_scale_monitor.py::test_an_event_file_holds_both",
     ),
     Fault(

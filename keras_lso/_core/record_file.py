@@ -30,34 +30,34 @@ class RecordFile:
     """
 
     def __init__(self, path):
-        self._path = pathlib.Path(path)
-        if self._path.suffix not in (".jsonl", ".json", ".csv"):
+        self._file = pathlib.Path(path)
+        if self._file.suffix not in (".jsonl", ".json", ".csv"):
             raise ValueError(
                 "`path` must end with '.jsonl' or '.json', for a JSON object a line, "
                 f"or with '.csv'. Received: path={path!r}"
             )
-        self._is_csv = self._path.suffix == ".csv"
+        self._is_csv = self._file.suffix == ".csv"
 
     def begin(self):
         """Makes the file and its folder, or checks one that is to be appended to.
 
         A last line that a process has not finished, since it was killed, is removed.
         """
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.touch()
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.touch()
         self._check_columns()
-        with self._path.open("rb+") as file:
+        with self._file.open("rb+") as file:
             # Longer than a line.
-            file.seek(-min(4096, self._path.stat().st_size), os.SEEK_END)
+            file.seek(-min(4096, self._file.stat().st_size), os.SEEK_END)
             end = file.read()
             file.seek(end.rfind(b"\n") + 1 - len(end), os.SEEK_END)
             file.truncate()
-        if self._is_csv and not self._path.stat().st_size:
-            self._path.write_text(",".join(COLUMNS) + "\n", "utf-8")
+        if self._is_csv and not self._file.stat().st_size:
+            self._file.write_text(",".join(COLUMNS) + "\n", "utf-8")
 
     def append(self, rows):
         """Appends rows, dicts of the names of `COLUMNS` to values; None for NaN."""
-        with self._path.open("a", encoding="utf-8", newline="") as file:
+        with self._file.open("a", encoding="utf-8", newline="") as file:
             if self._is_csv:
                 csv.DictWriter(file, COLUMNS, lineterminator="\n").writerows(rows)
             else:
@@ -66,7 +66,7 @@ class RecordFile:
     def read(self):
         """Returns a dict of arrays, without what was trained once more later."""
         self._check_columns()
-        with self._path.open(encoding="utf-8", newline="") as file:
+        with self._file.open(encoding="utf-8", newline="") as file:
             # Not one that a process has not finished, or not yet.
             lines = [line for line in file if line.endswith("\n")]
         rows = csv.DictReader(lines) if self._is_csv else map(json.loads, lines)
@@ -83,7 +83,7 @@ class RecordFile:
         }
 
     def _check_columns(self):
-        with self._path.open(encoding="utf-8", newline="") as file:
+        with self._file.open(encoding="utf-8", newline="") as file:
             first = file.readline()
         try:
             names = (
@@ -95,7 +95,7 @@ class RecordFile:
             raise ValueError(
                 "The file is no record of steps, whose columns are "
                 f"{', '.join(COLUMNS)}. Give the path of a new file. Received: "
-                f"path={str(self._path)!r}, with {', '.join(map(str, names))[:200]}"
+                f"path={str(self._file)!r}, with {', '.join(map(str, names))[:200]}"
             )
 
 
