@@ -48,17 +48,20 @@ class StepRecord:
         self._rows = add("step_record", "float32", (length, 1 + len(_COLUMNS)))
         self._count = add("steps_recorded", "int", ())
         self.missed = 0
-        # How many rows were read, and the step before the first of all rows.
-        self._read, self._before = 0, self._attempted()
+        # How many rows were read, and the step before the first of all rows. A
+        # checkpoint of TensorFlow has rows, which variables hold as soon as they exist.
+        self._read, attempted = self._numbers()
+        self._before = attempted - self._read
 
     def restart(self):
         """Starts afresh, once the variables are zeros."""
         self._read, self._before = 0, None
 
-    def _attempted(self):
-        """Returns the number of steps so far, an int."""
-        counts = map(ops.convert_to_numpy, (self._skipped, self._applied))
-        return sum(map(int, counts))
+    def _numbers(self):
+        """Returns how many rows there were so far, and how many steps, two ints."""
+        variables = self._count, self._skipped, self._applied
+        count, skipped, applied = (int(ops.convert_to_numpy(v)) for v in variables)
+        return count, skipped + applied
 
     # --- On the device --------------------------------------------------------
 
@@ -127,10 +130,13 @@ class StepRecord:
 
     def read(self):
         """Returns the steps since the last call; see `read_record`."""
-        count = int(ops.convert_to_numpy(self._count))
+        count, attempted = self._numbers()
         rows = np.array(ops.convert_to_numpy(self._rows))
+        if count < self._read:
+            # Such a checkpoint was restored.
+            self.restart()
         if self._before is None:
-            self._before = self._attempted() - count
+            self._before = attempted - count
         start = max(self._read, count - self.length)
         new = np.arange(start, count)
         self.missed, self._read = start - self._read, count
