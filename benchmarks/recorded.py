@@ -21,7 +21,7 @@ ROWS = {
     "not clipped, recorded": ("recorded", {}, (RECORD,)),
 }
 # Times the batches of `fit.py`: an epoch reads the record once, as 512 steps do.
-_REPEATS = 40
+_REPEATS = 20
 
 
 def measure(rounds, smoke=False):

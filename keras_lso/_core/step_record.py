@@ -48,8 +48,10 @@ class StepRecord:
         self._rows = add("step_record", "float32", (length, 1 + len(_COLUMNS)))
         self._count = add("steps_recorded", "int", ())
         self.missed = self._missed = 0
-        # How many rows were read, and the step before the first of all rows.
-        self._read, self._before = 0, self._attempted()
+        # How many rows were read, and the step before the first of all rows. A
+        # checkpoint of TensorFlow has rows, which variables hold as soon as they exist.
+        self._read, attempted = self._numbers()
+        self._before = attempted - self._read
         # What was written before a state was loaded, and is not read yet.
         self._kept = []
 
@@ -58,10 +60,11 @@ class StepRecord:
         self._kept.append(self._new_rows())
         self._read, self._before = 0, None
 
-    def _attempted(self):
-        """Returns the number of steps so far, an int."""
-        counts = map(ops.convert_to_numpy, (self._skipped, self._applied))
-        return sum(map(int, counts))
+    def _numbers(self):
+        """Returns how many rows there were so far, and how many steps, two ints."""
+        variables = self._count, self._skipped, self._applied
+        count, skipped, applied = (int(ops.convert_to_numpy(v)) for v in variables)
+        return count, skipped + applied
 
     # --- On the device --------------------------------------------------------
 
@@ -136,10 +139,13 @@ class StepRecord:
 
     def _new_rows(self):
         """Returns a dict of arrays, what was written since the last call or reset."""
-        count = int(ops.convert_to_numpy(self._count))
+        count, attempted = self._numbers()
         rows = np.array(ops.convert_to_numpy(self._rows))
+        if count < self._read:
+            # Such a checkpoint was restored.
+            self._read, self._before = 0, None
         if self._before is None:
-            self._before = self._attempted() - count
+            self._before = attempted - count
         start = max(self._read, count - self.length)
         new = np.arange(start, count)
         self._missed += start - self._read

@@ -88,7 +88,7 @@ def make(optimizer, shapes, gradient_dtype, variable_dtype):
 
 def record_steps(optimizer):
     """Records from the next step on, which is to be the first: none is counted."""
-    with mock.patch.object(StepRecord, "_attempted", return_value=0):
+    with mock.patch.object(StepRecord, "_numbers", return_value=(0, 0)):
         optimizer.record_steps()
 
 

@@ -395,6 +395,33 @@ def test_after_a_state_is_loaded_steps_go_on_from_its_number():
     assert len(optimizer.read_record()["step"]) == 0
 
 
+@pytest.mark.skipif(
+    keras.backend.backend() != "tensorflow", reason="The checkpoint is TensorFlow's"
+)
+@pytest.mark.parametrize("when", ["later", "before the record"])
+def test_after_a_checkpoint_is_restored_steps_go_on_from_its_number(when, tmp_path):
+    """It has the ring, as it has all variables."""
+    import tensorflow as tf
+
+    optimizer, variables = make_small(record=0)
+    small(optimizer, variables, [1.0] * 5)
+    optimizer.record_steps(4)
+    small(optimizer, variables, [2.0, np.inf])
+    path = tf.train.Checkpoint(optimizer=optimizer).save(tmp_path / "saved")
+    if when == "later":
+        small(optimizer, variables, [3.0] * 3)
+        optimizer.read_record()
+    else:
+        optimizer, variables = make_small(record=0)
+    tf.train.Checkpoint(optimizer=optimizer).restore(path)
+    optimizer.record_steps(4)
+    small(optimizer, variables, [5.0])
+    record = optimizer.read_record()
+    # Those of the checkpoint are read once more, if they may not have been read.
+    assert record["step"].tolist() == ([6, 7, 8] if when == "later" else [8])
+    assert record["gradient_norm"][-1] == 5.0
+
+
 def test_who_assigns_the_count_of_updates_does_not_renumber_steps():
     """As to restart a schedule: a record has each number once."""
     optimizer, variables = make_small(K.Adam(SCHEDULE))
