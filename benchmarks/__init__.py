@@ -10,6 +10,7 @@
 | `rows_<backend>.py` | how a Keras optimizer's step runs there, and its clock |
 | `masters.py` | what the kinds of masters of 16-bit weights cost |
 | `protected.py` | what `protect_statistics` adds to a batch in `fit` |
+| `recorded.py` | what a `StepRecord` adds to a batch in `fit` |
 | `host.py` | the host's time, of tensors so small that nothing else counts |
 | `participants.py`, `participants_<backend>.py` | a step of two replicas or processes |
 | `peers_<backend>.py` | what a user of the bare framework would run |

@@ -27,7 +27,7 @@ from benchmarks.machine import short_name  # noqa: E402
 from benchmarks.report import RESULTS, print_tables, read  # noqa: E402
 from benchmarks.shapes import SHAPES  # noqa: E402
 
-PARTS = ("steps", "masters", "compilations", "fit", "protected")
+PARTS = ("steps", "masters", "compilations", "fit", "protected", "recorded")
 PARTS += ("participants", "host")
 MODES = ("eager", "jit", "graph", "XLA")
 BACKENDS = ("tensorflow", "jax", "torch")

@@ -13,6 +13,8 @@ REMAINDERS = 1.0
 """What a step with remainders may take, in units of one with float32 masters."""
 PROTECTION = 1.02
 """What a batch in `fit` may take with protected statistics, in units of one without."""
+RECORD = 1.02
+"""What one may take with a record of steps, clipped, in units of one without."""
 
 FIT = {"many small": 1.0}
 """What a batch in `fit` may take, in units of one with Keras's class, by the model."""

@@ -9,7 +9,16 @@ from functools import partial
 import keras
 
 import keras_lso
-from benchmarks import first_step, fit, host, machine, masters, participants, protected
+from benchmarks import (
+    first_step,
+    fit,
+    host,
+    machine,
+    masters,
+    participants,
+    protected,
+    recorded,
+)
 from benchmarks.bytes_moved import bytes_of_step
 from benchmarks.data import check_healthy, make_data
 from benchmarks.inner import INNER
@@ -45,6 +54,7 @@ def measure(options, tell):
         "compilations": [],
         "fit": [],
         "protected": [],
+        "recorded": [],
         "participants": [],
         "host": [],
     }
@@ -86,6 +96,9 @@ def _tasks(options):
     if "protected" in options.parts:
         task = partial(protected.measure, options.rounds, options.smoke)
         tasks.append(("protected", "fit, with protected statistics", task))
+    if "recorded" in options.parts:
+        task = partial(recorded.measure, options.rounds, options.smoke)
+        tasks.append(("recorded", "fit, with a record of steps", task))
     # Two of them would need two GPUs.
     if "participants" in options.parts and rows.gpu() is None:
         shapes = "tiny" if options.smoke else "resnet50"

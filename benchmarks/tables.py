@@ -7,6 +7,7 @@ from benchmarks.limits import (
     FIRST_STEP_EXCESS_S,
     FIT,
     PROTECTION,
+    RECORD,
     REMAINDERS,
     limits_of,
 )
@@ -40,6 +41,7 @@ def make_tables(results):
         masters_table(results),
         fit_table(results),
         protected_table(results),
+        recorded_table(results),
         participants_table(results),
         host_table(results),
     ]
@@ -300,17 +302,47 @@ def protected_table(results):
 
 
 def _protected_cells(result, group, row):
-    value = ratio(row, group, "unprotected")
-    is_limited = row["role"] == "protected"
+    limit = PROTECTION if row["role"] == "protected" else None
+    return _limited_cells(result, row, ratio(row, group, "unprotected"), limit)
+
+
+def _limited_cells(result, row, value, limit):
     return [
         result["backend"],
         row["name"],
         _digits(row["ms"]),
         f"{_digits(row['low_ms'])} to {_digits(row['high_ms'])}",
         f"{value:.3f}",
-        f"{PROTECTION:.2f} x" if is_limited else "",
-        _met(value, PROTECTION) if is_limited else "",
+        "" if limit is None else f"{limit:.2f} x",
+        "" if limit is None else _met(value, limit),
     ]
+
+
+# By the role of a row, that of the row that it is held against.
+_NOT_RECORDED = {"clipped, recorded": "clipped", "recorded": "plain"}
+
+
+def recorded_table(results):
+    """The time of a batch in `fit` with a `StepRecord`, and without."""
+    columns = ["backend", "row", "ms a batch", "quartiles", "x not recorded"]
+    columns += ["at most", "met"]
+    table = Table("A record of steps", columns, left=2)
+    for result in results:
+        # Results of an earlier version have none.
+        for group in result.get("recorded", []):
+            rows = [_recorded_cells(result, group, row) for row in group["rows"]]
+            table.sections.append((None, rows))
+            table.notes = [
+                "The many small layers of `fit`, in float32, with Adam. The record is "
+                f"read at the end of an epoch of {group['batches']} batches."
+            ]
+    return table
+
+
+def _recorded_cells(result, group, row):
+    base = _NOT_RECORDED.get(row["role"], row["role"])
+    limit = RECORD if row["role"] == "clipped, recorded" else None
+    return _limited_cells(result, row, ratio(row, group, base), limit)
 
 
 # --- Masters ------------------------------------------------------------------------

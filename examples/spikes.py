@@ -4,8 +4,9 @@
 
 One small language model is trained twice on Python's manual, from the same weights, on
 the same batches in the same order, by Adam: once in a `GuardedOptimizer` alone, once
-with a `SpikeGuard`. The script prints a table and writes `spikes.png`. It trains on the
-backend in KERAS_BACKEND, in a minute on a CPU.
+with a `SpikeGuard`. The script prints a table and writes `spikes.png`, and
+`spikes_record.png`, what each step of the second run was. It trains on the backend in
+KERAS_BACKEND, in a minute on a CPU.
 
 The damage. From the middle of the training on, four batches are of a file that was
 damaged: a stretch of it is one byte, over and over. All numbers are finite, so that no
@@ -61,6 +62,7 @@ def main():
     runs = {name: train(name, arguments.steps, damaged) for name in STYLES}
     picture = arguments.output / "spikes.png"
     draw(runs, damaged, picture)
+    draw_record(runs[WITH]["record"], arguments.output / "spikes_record.png")
     console = Console(highlight=False)
     console.print(make_table(runs))
     console.print(
@@ -131,12 +133,13 @@ def make_optimizer(name, steps):
 
 
 def train(name, steps, damaged):
-    """Trains a model; returns its losses on text that was not damaged."""
+    """Trains a model; returns its losses on text that was not damaged, and more."""
     numbers, characters = load_text()
     model = build_model(characters)
     optimizer = make_optimizer(name, steps)
     loss_fn = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(optimizer, loss_fn)
+    optimizer.record_steps(steps)
     # All over the text. (The manual repeats itself: no part of it is new.)
     starts = np.linspace(0, len(numbers) - LENGTH - 1, 64).astype(int)
     x, y = windows_at(starts, numbers)
@@ -149,6 +152,7 @@ def train(name, steps, damaged):
         "losses": losses,
         "skipped": int(optimizer.skipped_spikes),
         "applied": int(optimizer.iterations),
+        "record": optimizer.read_record(),
     }
 
 
@@ -189,6 +193,11 @@ def draw(runs, damaged, path):
     axis.legend(frameon=False)
     figure.savefig(path, dpi=100)
     plt.close(figure)
+
+
+def draw_record(record, path):
+    """Draws what each step of a run was."""
+    keras_lso.plotting.plot_record(record).savefig(path, dpi=100)
 
 
 if __name__ == "__main__":

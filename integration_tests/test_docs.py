@@ -347,13 +347,20 @@ def check_open_seq2seq(names):
 def check_long_runs(names):
     optimizer, model = names["optimizer"], names["model"]
     assert optimizer.spike_guard == keras_lso.SpikeGuard(6.0, 128, 64, None)
+    first, second = names["history"].history["step_record"]
+    assert first["step"].tolist() == list(range(1, 101))
+    assert len(pathlib.Path("steps.jsonl").read_text().splitlines()) == 200
+    assert pathlib.Path("steps.png").exists()
+    assert names["steps"]["step"].tolist() == list(range(201, 301))
+    applied, skipped = int(optimizer.iterations), int(optimizer.skipped_spikes)
+    assert applied + skipped == 300
     random = np.random.default_rng(0)
     x = random.normal(size=(70, 4, 8)).astype("float32")
     x[-1] *= 1e4
     for batch in x:
         model.train_on_batch(batch, batch[:, :1])
-    assert int(optimizer.skipped_spikes) == 1
-    assert int(optimizer.iterations) == 69
+    assert int(optimizer.skipped_spikes) == skipped + 1
+    assert int(optimizer.iterations) == applied + 69
 
 
 def check_policies(names):

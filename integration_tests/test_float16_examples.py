@@ -82,6 +82,7 @@ def test_damaged_batches_change_nothing_with_a_spike_guard(tmp_path):
     assert applied + skipped == 120 and 4 <= skipped <= 6
     assert float(guarded[0]) < float(without[0])
     assert_is_a_picture(tmp_path / "spikes.png", 720, 360)
+    assert_is_a_picture(tmp_path / "spikes_record.png", 640, 640)
 
 
 @pytest.fixture

@@ -660,6 +660,68 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         variables = variables_of(self)
         return [v for v, is_bad in zip(variables, found, strict=True) if is_bad]
 
+    def record_steps(self, length=512):
+        """Records each step from now on, for `read_record`.
+
+        A ring on the device holds the last steps: nothing is read by the host. Where no
+        option needs the norm of the gradients, it is computed for the record. It adds
+        two variables to `variables`, so compiled functions must be made again, as after
+        `record_overflows`. In `fit`, `keras_lso.callbacks.StepRecord` calls this.
+
+        Args:
+            length: Int. The number of steps that the ring holds. Read it at least as
+                often. Defaults to `512`.
+
+        Raises:
+            ValueError: If fewer steps are recorded already.
+
+        Example:
+
+        >>> import keras, keras_lso
+        >>> optimizer = keras_lso.LossScaleOptimizer(
+        ...     keras.optimizers.SGD(0.5), initial_scale=1024
+        ... )
+        >>> w = keras.Variable([1.0, 2.0])
+        >>> optimizer.record_steps()
+        >>> for value in (3.0, float("inf")):
+        ...     loss = optimizer.scale_loss(value)
+        ...     optimizer.apply([keras.ops.array([value * 1024.0, 0.0])], [w])
+        >>> record = optimizer.read_record()
+        >>> list(zip(record["step"].tolist(), record["outcome"].tolist()))
+        [(1, 'applied'), (2, 'overflow')]
+        >>> record["loss_scale"].tolist(), record["gradient_norm"].tolist()
+        ([1024.0, 1024.0], [3.0, inf])
+        """
+        with where_variables_are_made(self):
+            self._counters.record_steps(length, self)
+
+    def read_record(self):
+        """Returns what was recorded since the last call, and at most the whole ring.
+
+        It reads the ring from the device.
+
+        Returns:
+            Dict of NumPy arrays, with an element for each step, in their order:
+
+            - `"step"`: Integers. The number of the step, from 1 on, applied or not.
+            - `"outcome"`: Strings. `"applied"`; `"accumulated"`, if the gradients were
+              added to those of a window that goes on; or why the step was skipped:
+              `"overflow"`, `"spike"`, or `"rate"`, if the learning rate or another
+              coefficient was not finite.
+            - `"loss_scale"`: Float32. The loss scale of the step.
+            - `"gradient_norm"`: Float32. The norm of all unscaled gradients, before
+              they are clipped; not finite where they are not.
+            - `"learning_rate"`: Float32. That of the step; of several optimizers in a
+              `MultiOptimizer`, that of the first.
+            - `"largest_gradient"`: Float32. The largest magnitude among the unscaled
+              gradients, for a loss scale that looks at it, as
+              `keras_lso.loss_scales.LogMaxLossScale` does. NaN for others.
+
+        Raises:
+            ValueError: If `record_steps` was not called.
+        """
+        return self._counters.read_record()
+
     # --- State --------------------------------------------------
 
     @property

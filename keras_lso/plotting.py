@@ -12,12 +12,14 @@ Only this module needs matplotlib, which it imports when a function draws.
 import functools
 import itertools
 import math
+import os
 
 import keras
 import numpy as np
 from keras import ops
 
 from keras_lso._core.checks import check_int
+from keras_lso._core.record_file import COLUMNS, RecordFile
 
 # Okabe and Ito's colours.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -175,6 +177,105 @@ def _draw_skipped(axis, epochs, skipped):
     axis.set_zorder(bars.get_zorder() + 1)
     axis.patch.set_visible(False)
     bars.patch.set_visible(True)
+
+
+@_in_style
+def plot_record(record):
+    """Draws what a `keras_lso.callbacks.StepRecord` has recorded, in four panels.
+
+    They are the norm of the gradients (and the largest of them, where it is known), the
+    loss scale, the learning rate, and how many steps were skipped so far for each
+    reason. Spikes are marked at their norm, overflows at their loss scale.
+
+    Args:
+        record: String or path of the file. Or a dict of arrays, as
+            `LossScaleOptimizer.read_record` returns it, or a list of such, as
+            `history.history["step_record"]` is.
+
+    Returns:
+        A `matplotlib` figure.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        ValueError: If the record has other columns, or no steps.
+
+    Example:
+
+    >>> import numpy as np, keras, keras_lso
+    >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    >>> optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    >>> model.compile(optimizer, loss="mse")
+    >>> x, record = np.ones((8, 1)), keras_lso.callbacks.StepRecord()
+    >>> history = model.fit(x, x, batch_size=2, callbacks=[record], verbose=0)
+    >>> figure = keras_lso.plotting.plot_record(history.history["step_record"])
+    """
+    record = _as_record(record)
+    steps, outcomes = record["step"], record["outcome"]
+    figure, axes = _figure(4, height=1.6)
+    norms, scales, rates, skipped = axes
+    color, overflow_color, spike_color = _colors()[:3]
+    _draw_steps(norms, steps, record["gradient_norm"], color, "gradient norm")
+    largest = record["largest_gradient"]
+    if np.isfinite(largest).any():
+        norms.plot(steps, largest, color=color, alpha=0.5, linewidth=1, label="largest")
+    _draw_steps(scales, steps, record["loss_scale"], color, "loss scale", base=2)
+    for axis, outcome, marked, name in (
+        (norms, "spike", spike_color, "gradient_norm"),
+        (scales, "overflow", overflow_color, "loss_scale"),
+    ):
+        at = outcomes == outcome
+        if at.any():
+            values = record[name][at]
+            axis.plot(steps[at], values, "x", color=marked, label=outcome)
+    rates.plot(steps, record["learning_rate"], color=color, linewidth=1.2)
+    rates.set_ylabel("learning rate")
+    _draw_reasons(skipped, steps, outcomes)
+    for axis in (norms, scales, skipped):
+        if axis.get_legend_handles_labels()[1]:
+            axis.legend(frameon=False)
+    return figure
+
+
+def _as_record(record):
+    """Returns a dict of arrays, given a file, one of them or several."""
+    if isinstance(record, str | os.PathLike):
+        record = RecordFile(record).read()
+    parts = [record] if isinstance(record, dict) else record
+    is_list = isinstance(parts, list) and parts
+    if not is_list or not all(
+        isinstance(p, dict) and {*COLUMNS} <= {*p} for p in parts
+    ):
+        raise ValueError(
+            "`record` must be the path of a file that a StepRecord has written, what "
+            "`optimizer.read_record()` returned, or a list of such dicts. "
+            f"Received: record={record!r}"
+        )
+    whole = {name: np.concatenate([p[name] for p in parts]) for name in COLUMNS}
+    if not len(whole["step"]):
+        raise ValueError("`record` has no steps. Train first.")
+    return whole
+
+
+def _draw_steps(axis, steps, values, color, label, base=10):
+    """Draws positive numbers on a logarithmic axis; what is not finite is left out."""
+    values = np.where(np.isfinite(values), values, np.nan)
+    axis.plot(steps, values, color=color, linewidth=1.2)
+    if np.nanmax(values, initial=0.0) > 0:
+        axis.set_yscale("log", base=base)
+    axis.set_ylabel(label)
+
+
+def _draw_reasons(axis, steps, outcomes):
+    """Draws how many steps were skipped so far, a line for each reason."""
+    colors = dict(zip(("overflow", "spike", "rate"), _colors()[1:], strict=False))
+    for reason, color in colors.items():
+        at = outcomes == reason
+        if at.any() or reason == "overflow":
+            axis.step(steps, np.cumsum(at), where="post", color=color, label=reason)
+    axis.set_ylabel("skipped steps")
+    axis.set_xlabel("step")
+    axis.set_ylim(bottom=0, top=max(4, axis.get_ylim()[1]))
+    axis.yaxis.get_major_locator().set_params(integer=True)
 
 
 @_in_style
@@ -375,6 +476,7 @@ def _colored(items):
 __all__ = [
     "plot_float16",
     "plot_loss_scale",
+    "plot_record",
     "plot_schedule",
     "plot_trust_ratios",
     "plot_underflow",

@@ -28,6 +28,7 @@ from keras_lso.schedules import (
     PolynomialWarmup,
     PowerAndLinearDecay,
     PowerDecayWithOffset,
+    Scaled,
     StepCosineDecayWithOffset,
     TransformerPolicy,
     WarmupCosine,
@@ -94,6 +95,7 @@ ALL = {
     "OneCycle": lambda: OneCycle(1.0, 11, 0.45, 4.0, 10.0, "linear", name="mine"),
     "Cyclical": lambda: Cyclical(0.1, 1.0, 3, "exponential", 0.9, name="mine"),
     "PerUpdate": lambda: PerUpdate(LinearWarmup(0.5, 4), 3, name="mine"),
+    "Scaled": lambda: Scaled(LinearWarmup(0.5, 4), 0.5, name="mine"),
     "FixedLR": lambda: FixedLR(0.5, name="mine"),
     "PiecewiseConstant": lambda: PiecewiseConstant(
         1.0, [1, 2.5], [0.5, 0.1], steps_per_epoch=2, name="mine"

@@ -250,6 +250,32 @@ def test_a_monitor_is_copied_in_the_middle_of_training(duplicate, tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+@both_ways
+@pytest.mark.parametrize("when", ["new", "after a fit", "in the middle of training"])
+def test_a_record_of_steps_is_copied_and_writes_files_of_its_own(
+    when, duplicate, tmp_path
+):
+    record = callbacks.StepRecord(tmp_path / "a.csv", tmp_path / "a", every=2)
+    copying = Copying(record, duplicate)
+    copying.on_epoch_end(0)
+    if when != "new":
+        others = [copying] if when == "in the middle of training" else []
+        fit(callbacks=[record, *others], epochs=2)
+    if when == "after a fit":
+        copying.on_epoch_end(0)
+    copied = copying.copied
+    assert (copied.path, copied.log_dir) == (tmp_path / "a.csv", tmp_path / "a")
+    assert copied.every == 2
+    copied.log_dir = tmp_path / "b"
+    history = fit(callbacks=[copied], epochs=2).history
+    assert [r["step"].tolist() for r in history["step_record"]] == [[1, 2], [3, 4]]
+    # The lines of both, and an event file each.
+    lines = (tmp_path / "a.csv").read_text().splitlines()
+    assert len(lines) == 1 + 2 * (1 if when == "new" else 2)
+    assert steps_in(tmp_path / "b") == [2, 4]
+    assert (tmp_path / "a").exists() is (when != "new")
+
+
 def test_a_monitor_writes_from_the_beginning_of_a_fit_to_its_end(tmp_path):
     monitor = callbacks.LossScaleMonitor(log_dir=tmp_path / "logs")
     assert not (tmp_path / "logs").exists()
@@ -276,12 +302,15 @@ def test_a_monitor_writes_again_after_a_fit_that_failed(tmp_path):
 
 
 @pytest.mark.one_backend
-def test_a_monitor_says_at_once_that_there_is_no_tensorboard(tmp_path, monkeypatch):
+def test_a_callback_says_at_once_that_there_is_no_tensorboard(tmp_path, monkeypatch):
     module = "tensorboard.summary.writer.event_file_writer"
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match="pip install tensorboard"):
         callbacks.LossScaleMonitor(log_dir=tmp_path)
     callbacks.LossScaleMonitor()
+    with pytest.raises(ImportError, match="pip install tensorboard"):
+        callbacks.StepRecord(log_dir=tmp_path)
+    callbacks.StepRecord(tmp_path / "a.csv")
 
 
 @both_ways

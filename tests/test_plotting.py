@@ -147,6 +147,122 @@ def test_of_a_history_that_which_is_there_is_drawn():
     assert bars.get_ylim() == (0, 4)
 
 
+def make_record(outcomes="applied overflow applied spike applied", **columns):
+    outcomes = np.array(outcomes.split())
+    count = len(outcomes)
+    return {
+        "step": np.arange(7, 7 + count),
+        "outcome": outcomes,
+        "loss_scale": np.array([8.0, 8.0, 4.0, 4.0, 4.0][:count], "float32"),
+        "gradient_norm": np.array([1.0, np.inf, 2.0, 90.0, 3.0][:count], "float32"),
+        "learning_rate": np.linspace(0.5, 0.1, count).astype("float32"),
+        "largest_gradient": np.full(count, np.nan, "float32"),
+    } | columns
+
+
+def lines_by_label(axis):
+    """Returns the labelled lines, dicts of steps to numbers."""
+    return {
+        line.get_label(): dict(zip(line.get_xdata(), line.get_ydata(), strict=True))
+        for line in axis.get_lines()
+        if not line.get_label().startswith("_")
+    }
+
+
+@pytest.mark.one_backend
+def test_a_record_is_drawn_in_four_panels():
+    record = make_record()
+    axes = norms, scales, rates, skipped = plotting.plot_record(record).axes
+    steps = [7, 8, 9, 10, 11]
+    for axis, name in ((norms, "gradient_norm"), (scales, "loss_scale")):
+        line = axis.get_lines()[0]
+        assert list(line.get_xdata()) == steps
+        values = np.where(np.isinf(record[name]), np.nan, record[name])
+        np.testing.assert_array_equal(line.get_ydata(), values)
+        assert axis.get_ylabel() == name.replace("_", " ")
+        assert axis.get_yscale() == "log"
+    assert norms.yaxis.get_transform().base == 10
+    assert scales.yaxis.get_transform().base == 2
+    [(at, values)] = lines_of(rates)
+    assert (list(at), list(values)) == (steps, list(record["learning_rate"]))
+    assert rates.get_yscale() == "linear"
+    assert rates.get_ylabel() == "learning rate"
+    # Where they were, and how many so far.
+    assert lines_by_label(norms) == {"spike": {10: 90.0}}
+    assert lines_by_label(scales) == {"overflow": {8: 8.0}}
+    assert lines_by_label(skipped) == {
+        "overflow": dict(zip(steps, [0, 1, 1, 1, 1], strict=True)),
+        "spike": dict(zip(steps, [0, 0, 0, 1, 1], strict=True)),
+    }
+    assert labels_of(skipped) == ("step", "skipped steps")
+    assert skipped.get_ylim() == (0, 4)
+    # A reason has one colour.
+    of_reasons = {
+        line.get_label(): line.get_color()
+        for axis in (norms, scales)
+        for line in axis.get_lines()[1:]
+    }
+    below = {line.get_label(): line.get_color() for line in skipped.get_lines()}
+    assert of_reasons == below
+    assert len({*below.values(), norms.get_lines()[0].get_color()}) == 3
+    assert [axis.get_legend() is None for axis in axes] == [False, False, True, False]
+
+
+@pytest.mark.one_backend
+def test_a_calm_record_has_no_marks():
+    record = make_record("applied accumulated applied")
+    norms, scales, _, skipped = plotting.plot_record(record).axes
+    assert lines_by_label(norms) == lines_by_label(scales) == {}
+    assert lines_by_label(skipped) == {"overflow": {7: 0, 8: 0, 9: 0}}
+    assert norms.get_legend() is None
+
+
+@pytest.mark.one_backend
+def test_the_largest_gradient_and_rates_are_drawn_if_there_are_some():
+    largest = np.array([0.5, np.nan, 1.0, 1.5, 2.0], "float32")
+    record = make_record("applied overflow rate rate applied", largest_gradient=largest)
+    norms, *_, skipped = plotting.plot_record(record).axes
+    found = list(lines_by_label(norms)["largest"].values())
+    np.testing.assert_array_equal(found, largest)
+    assert list(lines_by_label(skipped)["rate"].values()) == [0, 0, 1, 2, 2]
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("norm", [0.0, np.nan])
+def test_norms_of_zero_or_none_are_drawn_all_the_same(norm):
+    norms, *_ = plotting.plot_record(
+        make_record("overflow", gradient_norm=np.array([norm]))
+    ).axes
+    assert norms.get_yscale() == "linear"
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize("name", ["steps.csv", "steps.jsonl"])
+def test_a_record_is_drawn_from_its_file_and_from_a_history(name, tmp_path):
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    model.compile(optimizer, loss="mse")
+    x = np.ones((6, 1), "float32")
+    x[3] = np.inf
+    callback = keras_lso.callbacks.StepRecord(tmp_path / name)
+    told = {"batch_size": 1, "epochs": 2, "shuffle": False, "verbose": 0}
+    history = model.fit(x, x, callbacks=[callback], **told).history
+    pictures = [
+        plotting.plot_record(given)
+        for given in (tmp_path / name, str(tmp_path / name), history["step_record"])
+    ]
+    for figure in pictures:
+        assert list(figure.axes[0].get_lines()[0].get_xdata()) == [*range(1, 13)]
+        overflows = lines_by_label(figure.axes[1])["overflow"]
+        assert overflows == {4: 2.0**15, 10: 2.0**14}
+        for axis, first in zip(figure.axes, pictures[0].axes, strict=True):
+            pairs = zip(axis.get_lines(), first.get_lines(), strict=True)
+            for one, other in pairs:
+                # A file has decimal digits, which are read as float64.
+                numbers = one.get_ydata(), other.get_ydata()
+                np.testing.assert_allclose(*numbers, rtol=1e-7)
+
+
 @pytest.mark.one_backend
 def test_ratios_are_drawn_by_their_median_and_range():
     snapshots = [{"a": 0.1, "b": 1.0}, {"a": 0.3, "b": 1.0}, {"a": 0.2}]
@@ -313,6 +429,11 @@ def test_a_report_says_what_is_safe_for_all_layers(values, safe, scale):
         (lambda: plotting.plot_schedule(WARMUP, 9.5), "`steps` must be"),
         (lambda: plotting.plot_loss_scale({"loss": [1.0]}), "LossScaleMonitor"),
         (lambda: plotting.plot_loss_scale(None), "LossScaleMonitor"),
+        (lambda: plotting.plot_record([]), "`record` must be"),
+        (lambda: plotting.plot_record(LOGS), "`record` must be"),
+        (lambda: plotting.plot_record(3), "`record` must be"),
+        (lambda: plotting.plot_record("steps.txt"), "must end with"),
+        (lambda: plotting.plot_record(make_record("")), "has no steps. Train first"),
         (lambda: plotting.plot_trust_ratios([]), "`ratios` must be"),
         (lambda: plotting.plot_trust_ratios([0.1]), "`ratios` must be"),
     ],

@@ -49,7 +49,9 @@ def run(name):
     if not hasattr(example, "main"):
         return  # It is a program without functions, and has run.
     written = EXAMPLES / f"{name}.json"
-    with mock.patch.object(example, "draw", in_both_styles(example.draw)):
+    draws = [n for n in ("draw", "draw_record") if hasattr(example, n)]
+    twice = {n: in_both_styles(getattr(example, n)) for n in draws}
+    with mock.patch.multiple(example, **twice):
         if written.exists():
             example.draw(json.loads(written.read_text())["results"], written)
         else:

@@ -21,7 +21,7 @@ def fit_and_read(folder, strategy):
 
     Returns:
         Dict that JSON can hold; the same whatever the strategy, but for rounding in
-        `"val_loss"`.
+        `"val_loss"` and `"norms"`.
     """
     model = _make_model(strategy, initial_scale=2.0**10)
     optimizer = model.optimizer
@@ -53,6 +53,7 @@ def fit_and_read(folder, strategy):
         for w in [*model.variables, *optimizer.variables]
     )
     found["stalled"] = _stall(strategy)
+    found["record"], found["norms"] = _record(strategy)
     return found
 
 
@@ -149,3 +150,14 @@ def _stall(strategy):
     [message] = [str(w.message) for w in caught if "has stalled" in str(w.message)]
     # Keras numbers the layers through.
     return re.sub(r"_\d+", "", message).split()
+
+
+def _record(strategy):
+    """Returns what a `StepRecord` has of each step, and the finite norms."""
+    model = _make_model(strategy, initial_scale=2.0**10)
+    history = _fit(model, keras_lso.callbacks.StepRecord())
+    records = history["step_record"]
+    columns = ("step", "outcome", "loss_scale", "learning_rate")
+    steps = [[record[name].tolist() for name in columns] for record in records]
+    norms = np.concatenate([record["gradient_norm"] for record in records])
+    return steps, norms[np.isfinite(norms)].tolist()

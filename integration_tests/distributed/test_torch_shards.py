@@ -52,6 +52,11 @@ def test_some_steps_are_skipped(printed):
         assert 9 in result["plain"], case
 
 
+def test_steps_on_record_are_those_on_whole_tensors(printed):
+    """The norm is that of all shards, and so is the largest gradient."""
+    assert printed("RECORD") == [[n, 12] for n in ("SGD", "accumulation", "RMSprop")]
+
+
 def test_a_step_makes_one_collective(printed):
     # LARC takes norms before it hands on.
     assert dict(printed("COLLECTIVES")) == {

@@ -159,6 +159,28 @@ def difference(tensor, alone):
     return float((whole - alone).abs().max() / alone.abs().max().clamp(min=1e-30))
 
 
+def recorded(optimizer_name):
+    """Returns how many steps are on record as those on whole tensors."""
+    tensors = [torch.from_numpy(w) for w in arrays(0)]
+    whole = [torch.nn.Parameter(t.clone()) for t in tensors]
+    records = []
+    for parameters in (layouts["fsdp"](tensors), whole):
+        optimizer = keras_lso.LossScaleOptimizer(
+            OPTIMIZERS[optimizer_name](), loss_scale=loss_scales.LogMaxLossScale()
+        )
+        optimizer.record_steps(STEPS)
+        train(parameters, optimizer, "float32")
+        records.append(optimizer.read_record())
+    outcomes = [record.pop("outcome") for record in records]
+    alike = [outcomes[0] == outcomes[1]]
+    for name in records[0]:
+        # What is not finite is inf, or NaN.
+        ours, theirs = (np.nan_to_num(r[name], nan=-1.0, posinf=-1.0) for r in records)
+        # Of norms that are added up in another order: a few roundings.
+        alike.append(np.isclose(ours, theirs, rtol=2e-6, atol=0))
+    return int(np.all(alike, axis=0).sum())
+
+
 def sharded_network(optimizer):
     """Returns the variables of a sharded network, with their gradients."""
     network = fully_shard(torch_training.Network(), mesh=init_device_mesh("cpu", (2,)))
@@ -255,6 +277,8 @@ with torch_training.process_group(rank, folder):
     cases += [("fsdp", n, "dynamic", "float16") for n in ("SGD", "AdamW", *with_norms)]
     for case in cases:
         print("CASE", json.dumps([case, compare(*case)]))
+    for name in ("SGD", "accumulation", "RMSprop"):
+        print("RECORD", json.dumps([name, recorded(name)]))
     for name in problem.OPTIMIZERS:
         count = count_collectives(problem.make_optimizer(name))
         print("COLLECTIVES", json.dumps([name, count]))

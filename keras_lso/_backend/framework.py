@@ -455,6 +455,28 @@ class Framework:
     def check_stateless_is_supported(self):
         """Raises a `ValueError` where Keras has no `stateless_apply`."""
 
+    def shown(self, data, show):
+        """Returns what a train function takes batches from, each shown first.
+
+        Args:
+            data: List of batches, or an iterator of them.
+            show: Function of a batch.
+        """
+        if isinstance(data, list):
+            for batch in data:
+                show(batch)
+            return data
+
+        def batches():
+            for batch in data:
+                show(batch)
+                yield batch
+
+        return batches()
+
+    def check_batches_are_seen(self, steps_per_execution):
+        """Raises a `ValueError` where `shown` cannot see each batch."""
+
     def register_list_class(self, cls):
         """Makes `cls` a list to the framework's functions on nested structures."""
         return

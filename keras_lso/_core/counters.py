@@ -9,6 +9,7 @@ from keras import ops
 
 from keras_lso._backend import backend
 from keras_lso._core.checks import check_positive_int
+from keras_lso._core.step_record import StepRecord
 from keras_lso._keras_internals.optimizers import iteration_variable
 from keras_lso._keras_internals.rates import why_skipped
 from keras_lso._keras_internals.variables import read, storage_of
@@ -32,7 +33,8 @@ class StepCounters:
             gradients since the scale was last updated. `consecutive_skips`: how many
             steps in a row were skipped, how many in a row overflowed at the lowest
             scale, and how many overflowed since the scale was last updated. Behind them
-            `overflows`, once it is recorded.
+            `overflows` and those of `record`, once they are recorded.
+        record: The `StepRecord`; None until `record_steps` is called.
     """
 
     def __init__(self, policy, inner_optimizer, skipped, add_variable):
@@ -43,6 +45,7 @@ class StepCounters:
         self.variables = []
         # Nothing looks at single gradients until `record_overflows` is called.
         self.overflows: Any = None
+        self.record: Any = None
         self._amax: Any = self._add("amax_since_update") if policy.needs_amax else None
         self._streaks = self._add("consecutive_skips", "int", (3,))
 
@@ -141,8 +144,33 @@ class StepCounters:
 
     def reset(self):
         """Starts afresh, all but the number of applied steps."""
+        if self.record is not None:
+            self.record.restart()
         for variable in (self._skipped, *self.variables):
             variable.assign(ops.zeros(variable.shape, variable.dtype))
+
+    # --- What each step was ---------------------------------------------------
+
+    def record_steps(self, length, optimizer):
+        """Records each step from now on; see `LossScaleOptimizer.record_steps`."""
+        length = check_positive_int("length", length)
+        if self.record is None:
+            self.record = StepRecord(length, optimizer, self._skipped, self._add)
+        elif self.record.length < length:
+            raise ValueError(
+                "The optimizer records its steps already, the last "
+                f"{self.record.length} of them. Ask for as many as you need before the "
+                f"first step. Received: length={length}"
+            )
+
+    def read_record(self):
+        """See `LossScaleOptimizer.read_record`."""
+        if self.record is None:
+            raise ValueError(
+                "Steps are recorded only after `optimizer.record_steps()`: call it, "
+                "and make a step."
+            )
+        return self.record.read()
 
     # --- Which gradients are not finite ---------------------------------------
 
@@ -150,6 +178,13 @@ class StepCounters:
         """Looks at each of `count` gradients by itself from now on."""
         if self.overflows is None:
             self.overflows = self._add("overflows", "int32", (count,))
+
+    def stop_recording_overflows(self):
+        """Looks at no single gradient from now on."""
+        if self.overflows is not None:
+            at = list(map(id, self.variables)).index(id(self.overflows))
+            del self.variables[at]
+            self.overflows = None
 
     def note_overflows(self, grads, positions):
         """Notes which gradients are not finite.

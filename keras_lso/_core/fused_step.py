@@ -63,7 +63,7 @@ class FusedStep:
     # There is no part of the step that it leaves out.
     holds_all = holds
 
-    def take(self, grads, inv_scale, amax, are_alike, spikes=None):
+    def take(self, grads, inv_scale, amax, are_alike, spikes=None, norm=False):
         """Updates the variables, unless the gradients are not finite.
 
         Args:
@@ -72,6 +72,8 @@ class FusedStep:
             amax: See `Framework.measure`.
             are_alike: See `Framework.measure`.
             spikes: `SpikeHistory`, which judges the step. Defaults to `None`.
+            norm: Bool. Whether the `Measurement` is to have the norm of all gradients.
+                Defaults to `False`.
 
         Returns:
             A tuple of the `Measurement` of the gradients, and of whether finite ones
@@ -88,7 +90,7 @@ class FusedStep:
             rules=None if self.targets.narrow else rules,
             targets=self.targets,
             are_alike=are_alike,
-            norm=self.clips or spikes is not None,
+            norm=norm or self.clips or spikes is not None,
         )
         if spikes is not None:
             judged = _restricted(found, permitted).finite
@@ -201,7 +203,7 @@ class AccumulatedStep:
         count = self._optimizer.gradient_accumulation_steps
         return applied is not None and (applied + 1) % count != 0
 
-    def take(self, grads, inv_scale, amax, are_alike, spikes=None):
+    def take(self, grads, inv_scale, amax, are_alike, spikes=None, norm=False):
         """Adds a micro-batch, and updates the variables if it is the last of a window.
 
         For the arguments and what is returned see `FusedStep.take`. Coefficients that
@@ -228,13 +230,15 @@ class AccumulatedStep:
             inv_scale * (2 * count),
             targets=self._sums,
             are_alike=are_alike,
-            norm=self._step.clips,
+            norm=norm or self._step.clips,
         )
         added = _restricted(found, permitted)
         backend.fused_step(self._adding, self._sums, grads, added, inv_scale)
         if not goes_on:
             is_last = backend.scalars.logical_and(added.finite, may_end)
             permitted = self._finish(rules, is_last, count, permitted, spikes)
+        if norm:
+            found = found._replace(norm=found.norm / (2 * count))
         return found, permitted
 
     def _finish(self, rules, is_last, count, permitted, spikes):
@@ -302,12 +306,14 @@ class AveragedStep:
             self._variables, averages.variables, averages.chunks
         )
 
-    def take(self, grads, inv_scale, amax, are_alike, spikes=None):
+    def take(self, grads, inv_scale, amax, are_alike, spikes=None, norm=False):
         """Updates the variables and their averages, if the gradients are finite.
 
         For the arguments and what is returned see `FusedStep.take`.
         """
-        found, permitted = self._step.take(grads, inv_scale, amax, are_alike, spikes)
+        found, permitted = self._step.take(
+            grads, inv_scale, amax, are_alike, spikes, norm
+        )
         applied = _restricted(found, permitted).finite
         if self._optimizer.gradient_accumulation_steps:
             # A micro-batch that updates nothing has not looked at the masters.

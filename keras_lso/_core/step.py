@@ -369,6 +369,9 @@ class Step:
         stray = self._hyperparameters.stray()
         if stray:
             check_no_own_scale(*stray)
+        record = self._counters.record
+        # Before anything changes: a schedule may raise an error.
+        before = None if record is None else record.before()
         are_alike = True
         if backend.REDUCES_GRADIENTS:
             grads, are_alike = reduce_gradients(
@@ -378,18 +381,18 @@ class Step:
             grads = backend.steppable(grads)
         inv_scale = self._scaling.inv_scale(scaled)
         present = list(compress(grads, plan.has_gradient))
-        amax = self._policy.needs_amax
         if stray:
-            found = backend.measure(present, amax, inv_scale, are_alike=are_alike)
+            found = self._measured_only(present, inv_scale, are_alike)
             permitted = backend.scalar(False, "bool")
         elif plan.fused:
             if not all(plan.has_gradient):
                 warn_of_missing(self._inner, grads, plan.variables)
+            amax, norm = self._policy.needs_amax, record is not None
             found, permitted = plan.fused.take(
-                present, inv_scale, amax, are_alike, self._spikes
+                present, inv_scale, amax, are_alike, self._spikes, norm
             )
         else:
-            found = self._measured(plan, present, amax, inv_scale, are_alike)
+            found = self._measured(plan, present, inv_scale, are_alike)
             permitted = self._let_inner_update(plan, grads, found, scaled)
         if self._counters.overflows is not None:
             variables = compress(plan.variables, plan.has_gradient)
@@ -398,20 +401,37 @@ class Step:
             self._counters.note_overflows(applied, positions)
         if stray or (permitted is not None and backend.known(permitted) is False):
             self.warn_of_rates()
-        self._move_scale(found, permitted, grads, plan, inv_scale, update_scale)
+        largest = self._move_scale(
+            found, permitted, grads, plan, inv_scale, update_scale
+        )
+        if record is not None:
+            record.write(before, found, permitted, largest)
 
-    def _measured(self, plan, grads, amax, inv_scale, are_alike):
+    def _measured_only(self, grads, inv_scale, are_alike):
+        """Returns the `Measurement` of gradients that nothing is applied of."""
+        return backend.measure(
+            grads,
+            self._policy.needs_amax,
+            inv_scale,
+            are_alike=are_alike,
+            norm=self._counters.record is not None,
+        )
+
+    def _measured(self, plan, grads, inv_scale, are_alike):
         """Returns the `Measurement` of what the inner optimizer's own step applies."""
         inner, window = self._inner, largest_window(self._inner)
+        needs_norm = self._spikes is not None or self._counters.record is not None
         found = backend.measure(
             grads,
-            amax,
+            self._policy.needs_amax,
             # As in `AccumulatedStep`: no sum of a window overflows.
             inv_scale * (2 * window) if window else inv_scale,
             are_alike=are_alike,
             # Keras makes NaN of gradients whose norm overflows.
-            norm=clips_by_the_norm_of_all(inner) or self._spikes is not None,
+            norm=clips_by_the_norm_of_all(inner) or needs_norm,
         )
+        if window and needs_norm:
+            found = found._replace(norm=found.norm / (2 * window))
         if plan.dtypes is None:
             return found
         applied = self._as_applied(plan, grads, inv_scale)
@@ -507,7 +527,12 @@ class Step:
         ]
 
     def _move_scale(self, found, permitted, grads, plan, inv_scale, update_scale):
-        """Counts the step, and moves the loss scale by what was found."""
+        """Counts the step, and moves the loss scale by what was found.
+
+        Returns:
+            The largest magnitude of the unscaled gradients, a float32 scalar tensor, if
+            the loss-scale policy needs it. None otherwise.
+        """
         has_counted = plan.fused is None
         all_finite = self._counters.count(
             found.finite, permitted, update_scale, has_counted
@@ -522,6 +547,7 @@ class Step:
             self._update_scale_unless_kept(
                 found.finite, permitted, all_finite, amax, update_scale
             )
+        return amax
 
     def _update_scale(self, all_finite, amax, update_scale):
         if amax is not None:

@@ -1,6 +1,7 @@
 """Callbacks for `fit`."""
 
 from keras_lso.callbacks.loss_scale_monitor import LossScaleMonitor
+from keras_lso.callbacks.step_record import StepRecord
 from keras_lso.callbacks.swap_ema_weights import SwapEMAWeights
 
-__all__ = ["LossScaleMonitor", "SwapEMAWeights"]
+__all__ = ["LossScaleMonitor", "StepRecord", "SwapEMAWeights"]

@@ -5,26 +5,25 @@ import textwrap
 import warnings
 from typing import Any
 
-import keras
 import numpy as np
 from keras import ops
 
-from keras_lso._core.checks import check_positive_int
+from keras_lso._core.checks import check_factor, check_int, check_positive_int
 from keras_lso._core.option_checks import check_choice
 from keras_lso._keras_internals.models import kept_outside_of_lists
-from keras_lso._keras_internals.optimizers import chain_of
 from keras_lso._keras_internals.rates import why_skipped
 from keras_lso._keras_internals.variables import layers_of, path_of
-from keras_lso.callbacks.summary_writer import SummaryWriter, check_is_installed
-from keras_lso.loss_scale_optimizer import LossScaleOptimizer
+from keras_lso.callbacks.bad_batch import BadBatch
+from keras_lso.callbacks.copies import Copies, check_rates
+from keras_lso.callbacks.optimizer_callback import OptimizerCallback
 
-ON_STALL = ("warn", "stop", "raise")
+ON_STALL = ("warn", "stop", "raise", "restore")
 
 # What a stall may come from. Each is reported once.
 OVERFLOWS, RATES = "overflows", "rates"
 
 
-class LossScaleMonitor(keras.callbacks.Callback):
+class LossScaleMonitor(OptimizerCallback):
     """Shows the loss scale and the skipped steps of a `LossScaleOptimizer` in `fit`.
 
     The logs of each epoch get two more entries, which the progress bar and the
@@ -40,8 +39,16 @@ class LossScaleMonitor(keras.callbacks.Callback):
     since the learning rate, or another coefficient of the inner optimizer, is not
     finite: which one, and what computes it.
 
+    With `on_stall="restore"` training goes on by itself. The monitor keeps copies of
+    all weights and of the optimizer in host memory. At a stall it goes back to the last
+    one from before the first skipped step, lowers the learning rate, and goes on with
+    the next batch, with a warning each time. A copy that leads to a stall again, before
+    the next one is due, is passed over for the one before. What is drawn at random is
+    drawn afresh, and metrics of the epoch go on.
+
     It synchronises with the device at the end of an epoch and every `patience`
-    batches, and at no other time.
+    batches, and, with `on_stall="restore"`, every `keep_every` batches. At no other
+    time.
 
     Args:
         log_dir: String or path. Directory of an event file for TensorBoard, with the
@@ -52,13 +59,29 @@ class LossScaleMonitor(keras.callbacks.Callback):
             with a learning rate that is not finite, after which training counts as
             stalled. Defaults to `50`.
         on_stall: The reaction to a stall: `"warn"`, `"stop"` (a warning, and `fit`
-            ends) or `"raise"`. Defaults to `"warn"`.
+            ends), `"raise"`, or `"restore"`. Defaults to `"warn"`.
+        keep_every: Int. With `"restore"`, the number of applied steps between two
+            copies. Those that hold inf or NaN are not kept. Defaults to `500`.
+        keep: Int. With `"restore"`, the number of copies that are kept. Defaults to
+            `2`.
+        learning_rate_factor: Float above 0 and at most 1. With `"restore"`, what the
+            learning rate is multiplied by each time: a number, or all rates of a
+            schedule, which is then a `keras_lso.schedules.Scaled`. Defaults to `0.5`.
+        retries: Int. With `"restore"`, how often training may go back to a copy in one
+            `fit`, before a stall raises an error. Defaults to `3`.
+        save_bad_batch: String or path that ends with `.npz`. At a stall this file gets
+            the batch of the first step that was skipped at the lowest loss scale (`x`,
+            `y` and `sample_weight`; of nested inputs `x/name`), the number of its
+            `step`, and `variables`, the paths of the variables whose gradients are not
+            finite. Up to `patience` batches are held for it. Defaults to `None`.
 
     Raises:
         ValueError, TypeError: If an argument is none of the above, or if the model's
             optimizer is no `LossScaleOptimizer`.
         ImportError: If there is a `log_dir` and TensorBoard is not installed.
-        FloatingPointError: In `fit`, with `on_stall="raise"`.
+        FloatingPointError: In `fit`, with `on_stall="raise"`; with `"restore"`, after
+            `retries`, or if a copy cannot help: if there is none, or the learning rate
+            is not finite.
 
     Example:
 
@@ -73,15 +96,30 @@ class LossScaleMonitor(keras.callbacks.Callback):
     ([32768.0, 32768.0], [0, 0])
     """
 
-    def __init__(self, log_dir=None, patience=50, on_stall="warn"):
-        super().__init__()
-        self.log_dir = log_dir
+    def __init__(
+        self,
+        log_dir=None,
+        patience=50,
+        on_stall="warn",
+        keep_every=500,
+        keep=2,
+        learning_rate_factor=0.5,
+        retries=3,
+        save_bad_batch=None,
+    ):
+        super().__init__(log_dir)
         self.patience = check_positive_int("patience", patience)
         self.on_stall = check_choice("on_stall", on_stall, ON_STALL)
-        self._writer: Any = None
-        if log_dir is not None:
-            # Now, since training may take long.
-            check_is_installed()
+        self.keep_every = check_positive_int("keep_every", keep_every)
+        self.keep = check_positive_int("keep", keep)
+        # Up to 1, which leaves the rate alone.
+        factor = check_factor(
+            "learning_rate_factor", learning_rate_factor, 0.0, 1 + 1e-9
+        )
+        self.learning_rate_factor = factor
+        self.retries = check_int("retries", retries, at_least=0)
+        self.save_bad_batch = save_bad_batch
+        self._bad_batch = None if save_bad_batch is None else BadBatch(save_bad_batch)
         self._reset()
 
     def _reset(self):
@@ -89,41 +127,48 @@ class LossScaleMonitor(keras.callbacks.Callback):
         # The first step of a stall. It is reported after one more step, which records
         # the layers whose gradients are not finite.
         self._stalled_since = None
+        # The number of steps before those that were skipped.
+        self._before = 0
         self._skipped = 0
         self._reported = set()
-
-    def on_train_begin(self, logs=None):
-        _find_optimizer(self.model)
-        self._reset()
-        # A `fit` that an error has ended has left its file open.
-        self._close()
-        if self.log_dir is not None:
-            self._open()
-
-    def _open(self):
-        if self._writer is None:
-            self._writer = SummaryWriter(self.log_dir)
-        return self._writer
-
-    def _close(self):
-        if self._writer is not None:
-            self._writer.close()
-            self._writer = None
+        self._copies: Any = None
+        self._per_execution = 1
 
     def __getstate__(self):
-        """Returns what a copy has: all but the open file. It opens one of its own."""
-        return {**vars(self), "_writer": None}
+        """Returns what a copy has: the copies of a run belong to its `fit`."""
+        return {**super().__getstate__(), "_copies": None}
+
+    def on_train_begin(self, logs=None):
+        super().on_train_begin(logs)
+        self._reset()
+        optimizer = self._find_optimizer()
+        if self.on_stall == "restore":
+            if self.learning_rate_factor != 1:
+                check_rates(optimizer)
+            self._copies = Copies(
+                optimizer, self.keep_every, self.keep, self.learning_rate_factor
+            )
+        self._per_execution = self.model.steps_per_execution
+        if self._bad_batch is not None:
+            self._bad_batch.begin(self.model)
 
     # Not at the end of a batch, which would make Keras synchronise after each batch.
     def on_train_batch_begin(self, batch, logs=None):
         self._batches += 1
-        is_due = (
-            self._batches > 1 and self._batches % self.patience == 1 % self.patience
-        )
+        every = max(1, self.patience // self._per_execution)
+        is_due = self._batches > 1 and self._batches % every == 1 % every
         if self._stalled_since is not None:
             self._report_overflows()
         elif is_due:
             self._read()
+        if self._copies is not None and self._copies.may_be_due(self._steps()):
+            self._copies.take(self.model, self._steps())
+        if self._bad_batch is not None:
+            self._bad_batch.watch()
+
+    def _steps(self):
+        """Returns an int, which no fewer steps were made than."""
+        return (self._batches - 1) * self._per_execution
 
     def on_epoch_end(self, epoch, logs=None):
         if self._stalled_since is not None:
@@ -133,19 +178,22 @@ class LossScaleMonitor(keras.callbacks.Callback):
             logs["loss_scale"], logs["skipped_steps"] = scale, skipped
 
     def on_train_end(self, logs=None):
-        self._close()
+        super().on_train_end(logs)
         if self._stalled_since is not None:
             self._report_overflows()
+        if self._bad_batch is not None:
+            self._bad_batch.end()
 
     def _read(self):
         """Writes and returns the two numbers, and checks for a stall."""
-        optimizer = _find_optimizer(self.model)
+        optimizer = self._find_optimizer()
         scale, skipped = float(optimizer.loss_scale), int(optimizer.skipped_steps)
         # By NumPy: `int` does not take a variable that replicas share.
         attempted = skipped + int(ops.convert_to_numpy(optimizer.iterations))
-        if self.log_dir is not None:
-            scalars = {"loss_scale": scale, "skipped_steps": skipped}
-            self._open().write(attempted, scalars)
+        scalars = {"loss_scale": scale, "skipped_steps": skipped}
+        self._write_scalars([(attempted, scalars)])
+        if self._bad_batch is not None:
+            self._bad_batch.look(optimizer._counters.skips_at_lowest())
         try:
             optimizer.check_stalled(self.patience)
         except FloatingPointError:
@@ -160,23 +208,51 @@ class LossScaleMonitor(keras.callbacks.Callback):
             self._report(RATES, _diagnosis_of_rates(since, reason))
         elif OVERFLOWS not in self._reported:
             self._stalled_since = attempted - counters.skips_at_lowest() + 1
+            self._before = attempted - counters.skips_in_a_row()
             self._skipped = skipped
             optimizer.record_overflows()
             self.model.make_train_function(force=True)
 
     def _report_overflows(self):
-        optimizer = _find_optimizer(self.model)
+        optimizer = self._find_optimizer()
         # At the end of `fit` there may have been no step that could record.
         has_recorded = int(optimizer.skipped_steps) > self._skipped
         message = _diagnosis(self.model, optimizer, self._stalled_since, has_recorded)
+        if self._bad_batch is not None:
+            variables = optimizer.overflowed_variables() if has_recorded else []
+            self._bad_batch.write(self._stalled_since, variables)
         self._stalled_since = None
-        self._report(OVERFLOWS, message)
+        if self.on_stall == "restore":
+            self._restore(optimizer, message)
+        else:
+            self._report(OVERFLOWS, _paragraphs([message, _ADVICE]))
+
+    def _restore(self, optimizer, message):
+        """Goes back to a copy and lowers the learning rate, or raises an error."""
+        if self._copies.restored == self.retries:
+            again = (
+                f"It has gone back to a copy {self.retries} times, which was no help."
+            )
+            raise FloatingPointError(_paragraphs([message, again]))
+        copy = self._copies.restore(self.model, self._steps(), self._before)
+        if copy is None:
+            none = "There is no copy from before that step to go back to."
+            raise FloatingPointError(_paragraphs([message, none]))
+        optimizer._counters.stop_recording_overflows()
+        self.model.make_train_function(force=True)
+        went_back = (
+            f"Training goes on from the weights after step {copy.attempted}, at "
+            f"{self.learning_rate_factor:g} times the learning rate (retry "
+            f"{self._copies.restored} of {self.retries})."
+        )
+        with _shown_without_its_place():
+            warnings.warn(_paragraphs([message, went_back]), stacklevel=2)
 
     def _report(self, cause, message):
         if cause in self._reported:
             return
         self._reported.add(cause)
-        if self.on_stall == "raise":
+        if self.on_stall in ("raise", "restore"):
             raise FloatingPointError(message)
         with _shown_without_its_place():
             warnings.warn(message, stacklevel=2)
@@ -184,28 +260,8 @@ class LossScaleMonitor(keras.callbacks.Callback):
             self.model.stop_training = True
 
 
-def _find_optimizer(model):
-    """Returns the model's `LossScaleOptimizer`, which another one may wrap."""
-    optimizer = getattr(model, "optimizer", None)
-    for inner in () if optimizer is None else chain_of(optimizer):
-        if isinstance(inner, LossScaleOptimizer):
-            return inner
-    hint = ""
-    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        hint = (
-            " It has Keras's own, which `compile` takes under 'mixed_float16' unless "
-            "it gets another."
-        )
-    raise ValueError(
-        "LossScaleMonitor needs a model that was compiled with a "
-        f"keras_lso.LossScaleOptimizer.{hint} Write `model.compile("
-        "keras_lso.LossScaleOptimizer(optimizer), ...)`. "
-        f"Received: optimizer={optimizer!r}"
-    )
-
-
 def _diagnosis(model, optimizer, since, has_recorded):
-    """Returns a paragraph each on what happened, where, and what to do.
+    """Returns a paragraph each on what happened, and where.
 
     Args:
         model: The model, which has stalled.
@@ -225,11 +281,13 @@ def _diagnosis(model, optimizer, since, has_recorded):
     kept = [*model.variables, *kept_outside_of_lists(layers_of(model))]
     layers = _name_layers(v for v in kept if not _is_finite(v.value))
     parts.append(f"Layers whose variables hold inf or NaN: {layers}.")
-    parts.append(
-        "Go back to a checkpoint from before that step, and lower the learning rate or "
-        "clip the gradients (`global_clipnorm` of the inner optimizer)."
-    )
     return _paragraphs(parts)
+
+
+_ADVICE = (
+    "Go back to a checkpoint from before that step, and lower the learning rate or "
+    "clip the gradients (`global_clipnorm` of the inner optimizer)."
+)
 
 
 def _diagnosis_of_rates(since, reason):
@@ -244,7 +302,8 @@ def _diagnosis_of_rates(since, reason):
 
 
 def _paragraphs(parts):
-    return "\n".join(textwrap.fill(part, 80, break_long_words=False) for part in parts)
+    lines = [line for part in parts for line in part.split("\n")]
+    return "\n".join(textwrap.fill(line, 80, break_long_words=False) for line in lines)
 
 
 def _is_finite(variable):

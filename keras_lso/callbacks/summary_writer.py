@@ -26,23 +26,23 @@ class SummaryWriter:
         """Closes the file."""
         self._file.close()
 
-    def write(self, step, reports):
-        """Writes the values of a step.
+    def write(self, steps):
+        """Writes the values of steps.
 
         Args:
-            step: Int.
-            reports: Dict of tags to tensors or numbers. A scalar is written as such,
-                anything else as a histogram.
+            steps: Iterable of tuples of an int, the step, and a dict of tags to tensors
+                or numbers. A scalar is written as such, anything else as a histogram.
         """
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.plugins.histogram.summary import histogram_pb
         from tensorboard.plugins.scalar.summary import scalar_pb
 
-        for tag, values in reports.items():
-            values = np.asarray(ops.convert_to_numpy(values), "float64")
-            summary = (histogram_pb if values.ndim else scalar_pb)(tag, values)
-            event = Event(step=step, wall_time=time.time(), summary=summary)
-            self._file.add_event(event)
+        for step, reports in steps:
+            for tag, values in reports.items():
+                values = np.asarray(ops.convert_to_numpy(values), "float64")
+                summary = (histogram_pb if values.ndim else scalar_pb)(tag, values)
+                event = Event(step=step, wall_time=time.time(), summary=summary)
+                self._file.add_event(event)
         self._file.flush()
 
 

@@ -25,6 +25,7 @@ from keras_lso.schedules.recipes import (
     mlperf_bert,
     mlperf_resnet,
 )
+from keras_lso.schedules.scaled import Scaled
 from keras_lso.schedules.warmup import LinearWarmup, PolynomialWarmup
 from keras_lso.schedules.warmup_cosine import WarmupCosine
 from keras_lso.schedules.warmup_stable_decay import WarmupStableDecay
@@ -73,6 +74,7 @@ __all__ = [
     "PowerAndLinearDecay",
     "PowerDecayWithOffset",
     "Recipe",
+    "Scaled",
     "StepCosineDecayWithOffset",
     "TransformerPolicy",
     "WarmupCosine",

@@ -4,6 +4,7 @@ Shown on the `meta` device, whose tensors have no values: to look at one is an e
 """
 
 import math
+from unittest import mock
 
 import keras
 import pytest
@@ -23,6 +24,7 @@ from benchmarks.accelerators.meta import (  # noqa: E402
     as_accelerator,
 )
 from keras_lso._backend.torch import numbers as torch_numbers  # noqa: E402
+from keras_lso._core.step_record import StepRecord  # noqa: E402
 
 FUSED = ["_fused_sgd_", "_fused_adam_"]
 SGD, Adam, AdamW = (keras.optimizers.SGD, keras.optimizers.Adam, keras.optimizers.AdamW)
@@ -84,6 +86,12 @@ def make(optimizer, shapes, gradient_dtype, variable_dtype):
     return variables, [torch.zeros(s, dtype=gradient_dtype) for s in shapes]
 
 
+def record_steps(optimizer):
+    """Records from the next step on, which is to be the first: none is counted."""
+    with mock.patch.object(StepRecord, "_numbers", return_value=(0, 0)):
+        optimizer.record_steps()
+
+
 def run(optimizer, grads, variables):
     loss = torch.zeros((), device="meta")
     with torch.no_grad(), RefuseNumbers(), Kernels() as kernels:
@@ -93,12 +101,18 @@ def run(optimizer, grads, variables):
 
 
 def kernels_of_a_step(
-    optimizer, count, gradient_dtype="float32", variable_dtype="float32"
+    optimizer,
+    count,
+    gradient_dtype="float32",
+    variable_dtype="float32",
+    records=False,
 ):
     shapes = [(3, 4)] * count
     with torch.device("meta"):
         dtype = getattr(torch, gradient_dtype)
         variables, grads = make(optimizer, shapes, dtype, variable_dtype)
+        if records:
+            record_steps(optimizer)
     return run(optimizer, grads, variables).calls
 
 
@@ -144,6 +158,25 @@ def test_no_kind_of_master_reads_from_the_device(inner, kind, variable_dtype):
         variables, grads = make(optimizer, shapes, dtype, variable_dtype)
     for _ in range(2):
         run(optimizer, grads, variables)
+
+
+def test_to_record_fifty_tensors_takes_as_many_kernels_as_two():
+    few, many = (
+        kernels_of_a_step(keras_lso.LossScaleOptimizer(AdamW(0.1)), count, records=True)
+        for count in (2, 50)
+    )
+    assert few == many
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("inner", ["AdamW", "AdamW, clipped", "LARS"])
+def test_a_record_moves_no_byte_more(inner, dtype):
+    """Norms tell what is finite, with a record or without."""
+    without, with_record = (
+        bytes_a_parameter(inner, dtype, "float32", records=records)
+        for records in (False, True)
+    )
+    assert with_record == without
 
 
 # Bytes that a step moves for each parameter, whose gradient is float16. To check that
@@ -222,7 +255,12 @@ def test_remainders_after_an_assignment_move_14_bytes_more():
 
 
 def bytes_a_parameter(
-    inner, gradient_dtype, variable_dtype, is_assigned=False, kind="float32"
+    inner,
+    gradient_dtype,
+    variable_dtype,
+    is_assigned=False,
+    kind="float32",
+    records=False,
 ):
     optimizer = keras_lso.LossScaleOptimizer(OPTIMIZERS[inner](), master_weights=kind)
     # So many that scalars do not count, in two chunks.
@@ -231,6 +269,8 @@ def bytes_a_parameter(
         variables, grads = make(
             optimizer, shapes, getattr(torch, gradient_dtype), variable_dtype
         )
+        if records:
+            record_steps(optimizer)
     run(optimizer, grads, variables)
     if is_assigned:
         for variable in variables:
@@ -304,6 +344,31 @@ class Own(K.Optimizer):
 def test_a_step_without_a_rule_is_undone_on_the_device(inner, variable_dtype):
     optimizer = keras_lso.LossScaleOptimizer(inner(0.1), master_weights=False)
     kernels_of_a_step(optimizer, count=2, variable_dtype=variable_dtype)
+
+
+# One pass, of which some take the norm anyway, and steps that are undone.
+MEASURED = {
+    **{
+        name: OPTIMIZERS[name]
+        for name in ("momentum", "AdamW, clipped, of 4", "LARS, of 4", "SGD, averaged")
+    },
+    **{name: lambda name=name: OWN_STEPS[name](0.1) for name in OWN_STEPS},
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("guard", [None, keras_lso.SpikeGuard()], ids=["", "guarded"])
+@pytest.mark.parametrize("policy", ["dynamic", "LogMax"])
+@pytest.mark.parametrize("inner", MEASURED.values(), ids=MEASURED)
+def test_neither_a_record_nor_a_spike_guard_reads_from_the_device(inner, policy, guard):
+    optimizer = keras_lso.LossScaleOptimizer(
+        inner(), loss_scale=POLICIES[policy](), spike_guard=guard
+    )
+    with torch.device("meta"):
+        variables, grads = make(optimizer, [(3, 4), (2, 2)], torch.float32, "float32")
+        record_steps(optimizer)
+    for _ in range(2):
+        run(optimizer, grads, variables)
 
 
 def test_what_would_synchronise_is_found():

@@ -256,6 +256,37 @@ def test_the_report_says_whether_protection_costs_too_much():
 
 
 @pytest.mark.default_backend("torch")
+def test_a_record_of_steps_is_measured_beside_none(measured):
+    result, printed = measured("recorded")
+    [group] = result["recorded"]
+    assert [row["role"] for row in group["rows"]] == [
+        *("clipped", "clipped, recorded", "plain", "recorded")
+    ]
+    assert all(row["ms"] > 0 for row in group["rows"])
+    assert "A record of steps" in printed
+
+
+@pytest.mark.one_backend
+def test_the_report_says_whether_a_record_costs_too_much():
+    for ms, met in ((10.2, "yes"), (10.21, "NO")):
+        rows = [
+            {"name": role, "role": role, "ms": time, "low_ms": 1.0, "high_ms": 99.0}
+            for role, time in (
+                ("clipped", 10.0),
+                ("clipped, recorded", ms),
+                ("plain", 5.0),
+                ("recorded", 6.0),
+            )
+        ]
+        group = {"batches": 200, "rows": rows}
+        text = markdown([make_result() | {"recorded": [group]}])
+        found = cells(text, "torch", "clipped, recorded")
+        assert found[-3:] == [f"{ms / 10:.3f}", "1.02 x", met]
+        # Without clipping there is no limit.
+        assert cells(text, "torch", "recorded")[-3:] == ["1.200", "", ""]
+
+
+@pytest.mark.default_backend("torch")
 def test_masters_are_measured_by_time_and_bytes(measured):
     result, printed = measured("masters")
     assert {group["dtype"] for group in result["masters"]} == {"bfloat16", "float16"}

@@ -25,6 +25,7 @@ from keras_lso.schedules import (
     PolynomialWarmup,
     PowerAndLinearDecay,
     PowerDecayWithOffset,
+    Scaled,
     StepCosineDecayWithOffset,
     TransformerPolicy,
     WarmupCosine,
@@ -114,6 +115,8 @@ pytestmark = pytest.mark.one_backend
         ("low", lambda x: Cyclical(x, 1.0, 4)),
         ("high", lambda x: Cyclical(0.0, x, 4)),
         ("schedule", lambda x: PerUpdate(x, 4)),
+        ("schedule", lambda x: Scaled(x, 0.5)),
+        ("factor", lambda x: Scaled(0.5, x)),
         ("learning_rate", lambda x: FixedLR(x)),
         ("learning_rate", lambda x: PiecewiseConstant(x, [4], [0.5])),
         (r"decay_rates\[1\]", lambda x: PiecewiseConstant(1.0, [4, 8], [0.5, x])),
@@ -430,6 +433,7 @@ def test_a_schedule_that_is_none_is_refused(schedule, message):
         lambda: PolynomialWarmup(schedule, 4),
         lambda: JoinedSchedules([schedule], []),
         lambda: PerUpdate(schedule, 4),
+        lambda: Scaled(schedule, 0.5),
     ):
         with pytest.raises(TypeError, match=message):
             make()

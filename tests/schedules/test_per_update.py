@@ -116,6 +116,7 @@ def test_the_line_to_write_is_one_that_is_not_warned_of():
         (FixedLR(0.1), 3),
         (PerUpdate(WARMUP, 3), 3),
         (PerUpdate(WARMUP, 1), 3),
+        (keras_lso.schedules.Scaled(PerUpdate(WARMUP, 3), 0.5), 3),
         (WARMUP, None),
     ],
 )

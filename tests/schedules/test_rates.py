@@ -24,6 +24,7 @@ from keras_lso.schedules import (
     PiecewiseConstantDecayWithOffset,
     PolynomialDecayWithOffset,
     PolynomialWarmup,
+    Scaled,
     WarmupCosine,
     WarmupStableDecay,
 )
@@ -120,6 +121,9 @@ def test_no_public_schedule_is_missing_in_this_file():
         (PerUpdate(LinearWarmup(0.8, 4), 2), {0: 0.0, 1: 0.0, 2: 0.2, 7: 0.6, 8: 0.8}),
         (PerUpdate(LinearWarmup(0.8, 4), 1), {0: 0.0, 1: 0.2, 3: 0.6}),
         (PerUpdate(0.8, 3), {0: 0.8, 4: 0.8}),
+        (Scaled(LinearWarmup(0.8, 4), 0.5), {0: 0.0, 1: 0.1, 3: 0.3, 4: 0.4, 9: 0.4}),
+        (Scaled(Scaled(0.8, 0.5), 0.5), {0: 0.2, 7: 0.2}),
+        (Scaled(0.8, 0.0), {3: 0.0}),
         (
             PerUpdate(keras.optimizers.schedules.ExponentialDecay(0.8, 1, 0.5), 3),
             {0: 0.8, 2: 0.8, 3: 0.4, 5: 0.4, 6: 0.2},

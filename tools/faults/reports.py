@@ -6,15 +6,15 @@ FAULTS = [
     Fault(
         name="a stall that shows at the end is not reported",
         file="keras_lso/callbacks/loss_scale_monitor.py",
-        old="()\n        if self._stalled_since is not",
-        new="()\n        if self._stalled_since is None and self._reported is",
+        old="_end(logs)\n        if self._stalled_since is not",
+        new="_end(logs)\n        if self._stalled_since is None and self._reported is",
         tests="integration_tests/test_loss_scale_monitor.py::test_a_stall_that_shows_only_at_the_end_is_told",
     ),
     Fault(
         name="the monitor synchronises with the device at every batch",
         file="keras_lso/callbacks/loss_scale_monitor.py",
-        old="self.patience == 1 %",
-        new="self.patience !=",
+        old="every = max(1, self.patience // self._per_execution)",
+        new="every = 1",
         tests="integration_tests/test_loss_scale_monitor.py::test_an_event_file_holds_both",
     ),
     Fault(

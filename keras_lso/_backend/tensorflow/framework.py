@@ -244,6 +244,25 @@ class TensorFlow(Framework):
         with tf.init_scope(), scope:
             yield
 
+    def shown(self, data, show):
+        """Takes one batch out of an iterator, which a compiled function would do."""
+        batch = next(data)
+        show(batch)
+        return iter(tf.data.Dataset.from_tensors(batch))
+
+    def check_batches_are_seen(self, steps_per_execution):
+        if (
+            steps_per_execution
+            == 1
+            == tf.distribute.get_strategy().num_replicas_in_sync
+        ):
+            return
+        raise ValueError(
+            "On TensorFlow `save_bad_batch` needs `steps_per_execution=1` and one "
+            "replica: batches are taken in a compiled function otherwise. Leave out "
+            f"`save_bad_batch`. Received: steps_per_execution={steps_per_execution}"
+        )
+
     def is_traced(self, values):
         return not tf.executing_eagerly()
 

@@ -207,7 +207,7 @@ class TrainingOp:
             # Counts from before the optimizer was loaded are included.
             skipped = 0 if self._scaler is None else self._scaler.skipped_steps
             attempted = ops.convert_to_numpy(ops.add(self.global_step, skipped))
-            self._writer.write(int(attempted), reports)
+            self._writer.write([(int(attempted), reports)])
         return loss
 
     # --- Building and compiling ---------------------------------------------

@@ -1,0 +1,12 @@
+"""Two replicas that stall go back to the same copy, and go on alike."""
+
+from integration_tests.distributed import launch
+
+
+def test_replicas_go_on_as_a_run_that_was_restarted_by_hand():
+    [printed] = launch.run("worker_tensorflow_restore", [])
+    [[told]] = launch.lines_of(printed, "TOLD")
+    assert "retry 1 of 3" in told
+    [same] = launch.lines_of(printed, "SAME")
+    assert len(same) > 10 and all(same)
+    assert launch.lines_of(printed, "FINITE") == [True]

@@ -1,0 +1,266 @@
+"""`LossScaleMonitor(on_stall="restore")`: a run that stalls goes on by itself."""
+
+import copy
+import pickle
+import warnings
+
+import keras
+import numpy as np
+import pytest
+
+import keras_lso
+from keras_lso import callbacks, schedules
+
+BACKEND = keras.backend.backend()
+BATCHES, SIZE = 150, 2
+# From the 61st batch on 21 overflow at any scale, until the run goes back: two of them
+# reach the lowest scale. Later ones would spoil the statistics once more.
+BAD = slice(60, 81)
+
+
+def data():
+    random = np.random.default_rng(0)
+    x = random.normal(size=(BATCHES, SIZE, 4)).astype("float32")
+    y = x.sum(-1, keepdims=True)
+    x[BAD] = np.inf
+    return x, y
+
+
+def make_model(
+    rate=2.0**-6, dtype="float32", masters="auto", normalization=True, **arguments
+):
+    keras.utils.set_random_seed(1)
+    layers = [
+        keras.Input((4,), dtype="float32"),
+        keras.layers.Dense(8, activation="relu", dtype=dtype),
+        keras.layers.BatchNormalization(),
+        keras.layers.Dense(1, dtype=dtype),
+    ]
+    model = keras.Sequential(layers if normalization else layers[:2] + layers[3:])
+    optimizer = keras_lso.LossScaleOptimizer(
+        keras.optimizers.Adam(rate), initial_scale=2.0**-12, master_weights=masters
+    )
+    model.compile(optimizer, loss="mse", **arguments)
+    return model
+
+
+def monitor(**arguments):
+    arguments = {"patience": 10, "keep_every": 25, "on_stall": "restore"} | arguments
+    return callbacks.LossScaleMonitor(**arguments)
+
+
+def fit(model, x, y, *with_callbacks, told=None):
+    """Returns the history, and a list of the warnings of stalls, `told` if given."""
+    x, y = (a.reshape(-1, a.shape[-1]) for a in (x, y))
+    arguments = {"batch_size": SIZE, "shuffle": False, "verbose": 0}
+    told = [] if told is None else told
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            history = model.fit(x, y, callbacks=list(with_callbacks), **arguments)
+        finally:
+            told += [str(w.message) for w in caught if "stalled" in str(w.message)]
+    return history, told
+
+
+def values_of(model):
+    optimizer = model.optimizer
+    variables = [*model.weights, *optimizer._state.in_memory]
+    return [keras.ops.convert_to_numpy(v) for v in variables]
+
+
+def halve(model):
+    for optimizer in [model.optimizer.inner_optimizer]:
+        rate = optimizer._learning_rate
+        if isinstance(rate, keras.Variable):
+            rate.assign(rate * 0.5)
+        else:
+            optimizer.learning_rate = schedules.Scaled(rate, 0.5)
+    model.make_train_function(force=True)
+
+
+MODES = [{"jit_compile": False}]
+if BACKEND != "torch":
+    MODES += [{"jit_compile": True}, {"jit_compile": True, "steps_per_execution": 5}]
+MODELS = {
+    "a number": {},
+    "a schedule": {"rate": schedules.WarmupCosine(2.0**-6, 10, 200)},
+    "float16, masters": {"dtype": "float16", "masters": "float32"},
+    "bfloat16, remainders": {"dtype": "bfloat16", "masters": "remainder"},
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.in_turn
+@pytest.mark.parametrize("mode", MODES, ids=lambda m: "-".join(map(str, m.values())))
+@pytest.mark.parametrize("arguments", MODELS.values(), ids=MODELS)
+def test_a_restored_run_is_one_that_was_restarted_by_hand(arguments, mode):
+    x, y = data()
+    model, record = make_model(**arguments, **mode), callbacks.StepRecord()
+    history, told = fit(model, x, y, monitor(), record)
+    assert len(told) == 1 and "retry 1 of 3" in told[0]
+    [recorded] = history.history["step_record"]
+    steps = recorded["step"]
+    [at] = np.flatnonzero(np.diff(steps) < 0) + 1
+    first = steps[at]
+    assert f"from the weights after step {first - 1}," in told[0]
+    assert BAD.start - 25 < first - 1 < BAD.start < at
+    assert all(np.isfinite(value).all() for value in values_of(model))
+
+    other = make_model(**arguments, **mode)
+    fit(other, x[: first - 1], y[: first - 1])
+    halve(other)
+    fit(other, x[at:], y[at:])
+    for found, right in zip(values_of(model), values_of(other), strict=True):
+        np.testing.assert_array_equal(found, right)
+
+
+@pytest.mark.default_backend("jax")
+@pytest.mark.skipif(BACKEND == "torch", reason="PyTorch executes one step at a time")
+def test_a_copy_from_among_the_skipped_steps_is_passed_over():
+    """With several steps an execution a copy may come after the first of them."""
+    random = np.random.default_rng(0)
+    x = random.normal(size=(BATCHES, SIZE, 4)).astype("float32")
+    y = x.sum(-1, keepdims=True)
+    # Copies after 20, 40 and 60 steps, of which the last two are skipped.
+    x[58:81] = np.inf
+    model = make_model(steps_per_execution=5, normalization=False)
+    _, told = fit(model, x, y, monitor(keep_every=16))
+    assert "from the weights after step 40," in told[0]
+
+
+@pytest.mark.default_backend("torch")
+def test_a_guarded_optimizer_goes_back():
+    """Its loss scale is the lowest from the first step on."""
+    x, y = data()
+    x[BAD] = 1.0
+    x[60:71] = np.inf
+    model = make_model()
+    inner = keras.optimizers.Adam(0.01)
+    model.compile(keras_lso.GuardedOptimizer(inner), loss="mse")
+    _, told = fit(model, x, y, monitor())
+    assert len(told) == 1 and "from the weights after step 50," in told[0]
+    assert all(np.isfinite(value).all() for value in values_of(model))
+
+
+@pytest.mark.default_backend("torch")
+def test_a_schedule_is_scaled_in_the_config():
+    model = make_model(schedules.WarmupCosine(2.0**-6, 10, 200))
+    fit(model, *data(), monitor())
+    rate = model.optimizer.inner_optimizer._learning_rate
+    assert isinstance(rate, schedules.Scaled) and rate.factor == 0.5
+    copied = type(model.optimizer).from_config(model.optimizer.get_config())
+    assert copied.inner_optimizer._learning_rate.factor == 0.5
+
+
+@pytest.mark.default_backend("torch")
+def test_a_schedule_is_scaled_at_each_return():
+    x, y = (np.concatenate([a, a[BAD.start :]]) for a in always_bad())
+    model = make_model(schedules.WarmupCosine(2.0**-6, 10, 200))
+    with pytest.raises(FloatingPointError, match="gone back to a copy 2 times"):
+        fit(model, x, y, monitor(retries=2))
+    assert model.optimizer.inner_optimizer._learning_rate.factor == 0.25
+
+
+def always_bad():
+    x, y = data()
+    x[BAD.start :] = np.inf
+    return x, y
+
+
+@pytest.mark.default_backend("jax")
+def test_a_run_that_stalls_again_and_again_ends_with_an_error():
+    x, y = (np.concatenate([a, a[BAD.start :]]) for a in always_bad())
+    model, told = make_model(), []
+    with pytest.raises(FloatingPointError, match="gone back to a copy 2 times"):
+        fit(model, x, y, monitor(retries=2), told=told)
+    # Twice, to one copy and the one before, each of which has the first rate.
+    assert ["after step 50," in told[0], "after step 25," in told[1]] == [True, True]
+    rate = float(keras.ops.convert_to_numpy(model.optimizer.learning_rate))
+    assert rate == 2.0**-6 / 4
+
+
+@pytest.mark.default_backend("torch")
+def test_without_a_copy_a_stall_is_an_error():
+    x, y = data()
+    x[:] = np.inf
+    model = make_model()
+    for layer in model.layers[:1]:
+        layer.set_weights([w * np.nan for w in layer.get_weights()])
+    with pytest.raises(FloatingPointError, match="There is no copy"):
+        fit(model, x, y, monitor())
+
+
+@pytest.mark.default_backend("torch")
+def test_a_copy_that_is_not_finite_is_not_kept():
+    """The statistics of a batch normalization are inf before its gradients are."""
+    x, y = data()
+    model = make_model()
+
+    class Spoil(keras.callbacks.Callback):
+        def on_train_batch_begin(self, batch, logs=None):
+            if batch == 50:
+                mean = self.model.layers[1].moving_mean
+                mean.assign(mean * np.nan)
+
+    _, told = fit(model, x, y, Spoil(), monitor())
+    assert "from the weights after step 25," in told[0]
+    assert all(np.isfinite(value).all() for value in values_of(model))
+
+
+def test_the_bad_batch_is_saved(tmp_path):
+    x, y = data()
+    x[BAD.start, 0, 0] = np.nan
+    path = tmp_path / "runs" / "bad.npz"
+    model, record = make_model(), callbacks.StepRecord()
+    fit(model, x, y, monitor(save_bad_batch=path), record)
+    with np.load(path) as saved:
+        # The scale falls twice, at the 61st and the 62nd step, to its lowest value.
+        assert saved["step"] == BAD.start + 3
+        np.testing.assert_array_equal(saved["x"], x[BAD.start + 2])
+        np.testing.assert_array_equal(saved["y"], y[BAD.start + 2])
+        paths = {v.path for v in model.trainable_variables}
+        assert set(saved["variables"]) <= paths and len(saved["variables"]) > 2
+    assert model.train_function is None or "Watched" not in repr(model.train_function)
+
+
+@pytest.mark.default_backend("torch")
+def test_what_cannot_be_multiplied_is_refused_before_training():
+    model = make_model(rate=lambda: 0.1)
+    with pytest.raises(ValueError, match="subclass of `LearningRateSchedule`"):
+        fit(model, *data(), monitor())
+    fit(make_model(rate=lambda: 0.1), *data(), monitor(learning_rate_factor=1.0))
+
+
+@pytest.mark.skipif(BACKEND != "tensorflow", reason="the others show any batch")
+def test_a_bad_batch_that_nobody_can_see_is_refused(tmp_path):
+    model = make_model(steps_per_execution=5)
+    with pytest.raises(ValueError, match="needs `steps_per_execution=1`"):
+        fit(model, *data(), monitor(save_bad_batch=tmp_path / "bad.npz"))
+
+
+@pytest.mark.default_backend("torch")
+def test_a_monitor_that_restores_is_copied_and_pickled(tmp_path):
+    watching = monitor(save_bad_batch=tmp_path / "bad.npz")
+    fit(make_model(), *data(), watching)
+    for copied in (copy.deepcopy(watching), pickle.loads(pickle.dumps(watching))):
+        _, told = fit(make_model(), *data(), copied)
+        assert len(told) == 1
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"on_stall": "restart"}, "'restore'"),
+        ({"keep_every": 0}, "keep_every"),
+        ({"keep": 1.5}, "keep"),
+        ({"learning_rate_factor": 0.0}, "learning_rate_factor"),
+        ({"learning_rate_factor": 2.0}, "learning_rate_factor"),
+        ({"retries": -1}, "retries"),
+        ({"save_bad_batch": "bad.npy"}, "end with|ends with"),
+    ],
+)
+def test_wrong_arguments_are_refused(arguments, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        callbacks.LossScaleMonitor(**arguments)

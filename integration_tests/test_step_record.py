@@ -1,0 +1,387 @@
+"""`StepRecord` in `fit`: its files and its `History`, beside NumPy's own training."""
+
+import json
+
+import keras
+import numpy as np
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.util import tensor_util
+
+import keras_lso
+from keras_lso._core.record_file import COLUMNS, RecordFile
+from keras_lso.callbacks import StepRecord
+from keras_lso.callbacks import step_record as module
+
+BACKEND = keras.backend.backend()
+SCHEDULE = keras.optimizers.schedules.InverseTimeDecay(0.05, 10, 1.0)
+SIZE = 2
+
+
+def make_data(batches, overflows=()):
+    random = np.random.default_rng(0)
+    x = random.normal(size=(SIZE * batches, 3)).astype("float32")
+    y = x @ np.array([[0.5], [-0.75], [0.25]], "float32") + 1.0
+    for batch in overflows:
+        x[batch * SIZE] = np.inf
+    return x, y
+
+
+def make_model(optimizer=None, **mode):
+    """A linear model, whose gradients are known."""
+    start = keras.initializers.Constant(0.5)
+    layer = keras.layers.Dense(1, kernel_initializer=start)
+    model = keras.Sequential([keras.Input((3,)), layer])
+    if optimizer is None:
+        inner = keras.optimizers.SGD(SCHEDULE)
+        optimizer = keras_lso.LossScaleOptimizer(
+            inner, initial_scale=64.0, dynamic_growth_steps=40
+        )
+    model.compile(optimizer, loss="mse", **mode)
+    # `fit` makes its variables otherwise, and TensorFlow traces twice.
+    optimizer.build(model.trainable_variables)
+    return model
+
+
+def fit(model, data, *callbacks, **options):
+    options = {"batch_size": SIZE, "shuffle": False, "verbose": 0} | options
+    return model.fit(*data, callbacks=list(callbacks), **options).history
+
+
+def trained_by_numpy(data, epochs=1):
+    """Returns the rows of a training by gradient descent, in float64."""
+    weights, scale, good, taken, rows = np.array([0.5] * 3 + [0.0]), 64.0, 0, 0, []
+    x, y = (a.astype("float64") for a in data)
+    x = np.concatenate([x, np.ones_like(x[:, :1])], axis=1)
+    for at in list(range(0, len(x), SIZE)) * epochs:
+        of_batch = x[at : at + SIZE]
+        with np.errstate(invalid="ignore"):
+            error = of_batch @ weights - y[at : at + SIZE, 0]
+            gradient = 2 * of_batch.T @ error / SIZE
+        norm, rate = np.sqrt((gradient**2).sum()), 0.05 / (1 + taken / 10)
+        is_finite = np.isfinite(norm)
+        outcome = "applied" if is_finite else "overflow"
+        rows.append((len(rows) + 1, outcome, scale, norm, rate, np.nan))
+        if is_finite:
+            weights, taken, good = weights - rate * gradient, taken + 1, good + 1
+            if good == 40:
+                scale, good = scale * 2, 0
+        else:
+            scale, good = scale / 2, 0
+    columns = map(np.array, zip(*rows, strict=True))
+    return dict(zip(COLUMNS, columns, strict=True))
+
+
+def assert_alike(found, expected, rtol, atol=0.0):
+    assert list(found) == list(COLUMNS)
+    for name in ("step", "outcome", "loss_scale"):
+        assert found[name].tolist() == expected[name].tolist()
+    for name in ("gradient_norm", "learning_rate", "largest_gradient"):
+        is_known = np.isfinite(expected[name])
+        np.testing.assert_array_equal(np.isfinite(found[name]), is_known)
+        values = found[name][is_known], expected[name][is_known]
+        np.testing.assert_allclose(*values, rtol=rtol, atol=atol)
+
+
+def joined(records):
+    """Returns the epochs of a `History` as one."""
+    return {name: np.concatenate([r[name] for r in records]) for name in COLUMNS}
+
+
+def read_file(path):
+    """Returns a file's columns, as a `History` has them: each float32 to the bit."""
+    found = RecordFile(path).read()
+    return {
+        n: c.astype("float32") if c.dtype.kind == "f" else c for n, c in found.items()
+    }
+
+
+def events_in(folder):
+    """Returns for each tag of an event file its steps and numbers."""
+    events = EventAccumulator(str(folder), size_guidance={"tensors": 0}).Reload()
+    return {
+        tag: [
+            (event.step, float(tensor_util.make_ndarray(event.tensor_proto)))
+            for event in events.Tensors(tag)
+        ]
+        for tag in events.Tags()["tensors"]
+    }
+
+
+def test_a_long_epoch_is_on_record_step_by_step(tmp_path, monkeypatch):
+    """More steps than the ring holds, in two epochs: each is there once."""
+    reads = []
+    read = keras_lso.LossScaleOptimizer.read_record
+    monkeypatch.setattr(
+        keras_lso.LossScaleOptimizer,
+        "read_record",
+        lambda self: reads.append(1) or read(self),
+    )
+    data, path = make_data(530, overflows=[5, 300, 511, 512]), tmp_path / "new/a.jsonl"
+    records = fit(make_model(), data, StepRecord(path), epochs=2)["step_record"]
+    assert [len(r["step"]) for r in records] == [530, 530]
+    # Before training, in each epoch and at its end, and at the end of all.
+    assert len(reads) == 1 + 2 * 2 + 1
+    found = joined(records)
+    # Each step rounds weights of about 1 to 24 bits, and inherits what others rounded.
+    assert_alike(found, trained_by_numpy(data, epochs=2), rtol=1e-4, atol=1e-5)
+    assert (found["outcome"] == "overflow").sum() == 8
+    assert_alike(read_file(path), found, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "mode",
+    [
+        {"jit_compile": True, "steps_per_execution": 4},
+        {"jit_compile": False, "steps_per_execution": 4},
+        {"jit_compile": False, "steps_per_execution": 600},
+        {"run_eagerly": True},
+    ],
+    ids=str,
+)
+@pytest.mark.in_turn("tensorflow")
+def test_however_tensorflow_compiles_steps_are_on_record(mode, monkeypatch):
+    monkeypatch.setattr(module, "_LENGTH", 8)
+    data = make_data(14, overflows=[2])
+    history = fit(make_model(**mode), data, StepRecord(), epochs=2)
+    expected = trained_by_numpy(data, epochs=2)
+    assert_alike(joined(history["step_record"]), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "mode", [{"jit_compile": True, "steps_per_execution": 4}, {"run_eagerly": True}]
+)
+@pytest.mark.in_turn("jax")
+def test_however_jax_compiles_steps_are_on_record(mode, monkeypatch):
+    monkeypatch.setattr(module, "_LENGTH", 8)
+    data = make_data(14, overflows=[2])
+    history = fit(make_model(**mode), data, StepRecord(), epochs=2)
+    expected = trained_by_numpy(data, epochs=2)
+    assert_alike(joined(history["step_record"]), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["steps.jsonl", "steps.json", "steps.csv", "logs"])
+@pytest.mark.in_turn
+def test_files_hold_the_numbers_of_the_history(name, tmp_path):
+    policy = keras_lso.loss_scales.LogMaxLossScale()
+    inner = keras.optimizers.SGD(SCHEDULE)
+    model = make_model(keras_lso.LossScaleOptimizer(inner, loss_scale=policy))
+    kind = "log_dir" if name == "logs" else "path"
+    data = make_data(5, overflows=[1])
+    callback = StepRecord(**{kind: tmp_path / name})
+    # The second `fit` appends.
+    history = joined(
+        [r for _ in "ab" for r in fit(model, data, callback)["step_record"]]
+    )
+    assert history["step"].tolist() == list(range(1, 11))
+    assert (
+        history["outcome"].tolist() == (["applied", "overflow"] + ["applied"] * 3) * 2
+    )
+    is_known = np.isfinite(history["largest_gradient"])
+    assert is_known.tolist() == (history["outcome"] == "applied").tolist()
+    if kind == "path":
+        assert_alike(read_file(tmp_path / name), history, rtol=0)
+        return
+    events = events_in(tmp_path / name)
+    skipped = (history["outcome"] != "applied").astype(float)
+    assert events.pop("skipped") == list(zip(history["step"], skipped, strict=True))
+    assert set(events) == {*COLUMNS} - {"step", "outcome"}
+    for tag, found in events.items():
+        shown = np.isfinite(history[tag])
+        columns = history["step"][shown], history[tag][shown]
+        assert found == list(zip(*columns, strict=True))
+
+
+@pytest.mark.in_turn("torch")
+def test_of_so_many_steps_one_is_written_and_each_that_was_skipped(tmp_path):
+    data = make_data(10, overflows=[1, 3])
+    callback = StepRecord(tmp_path / "a.csv", tmp_path / "logs", every=4)
+    history = fit(make_model(), data, callback)
+    assert RecordFile(tmp_path / "a.csv").read()["step"].tolist() == [2, 4, 8]
+    assert [s for s, _ in events_in(tmp_path / "logs")["loss_scale"]] == [2, 4, 8]
+    # What is in memory is whole.
+    assert len(history["step_record"][0]["step"]) == 10
+
+
+@pytest.mark.in_turn("torch")
+def test_micro_batches_are_no_skipped_steps(tmp_path):
+    inner = keras.optimizers.SGD(0.01, gradient_accumulation_steps=2)
+    model = make_model(keras_lso.LossScaleOptimizer(inner))
+    fit(model, make_data(6), StepRecord(tmp_path / "a.csv", tmp_path, every=3))
+    found = RecordFile(tmp_path / "a.csv").read()
+    assert found["step"].tolist() == [3, 6]
+    assert found["outcome"].tolist() == ["accumulated", "applied"]
+    assert events_in(tmp_path)["skipped"] == [(3, 0.0), (6, 0.0)]
+
+
+# --- Files that are there already -----------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
+@pytest.mark.one_backend
+def test_a_line_that_was_not_finished_is_removed(name, tmp_path):
+    """As of a process that was killed while it wrote."""
+    path, model = tmp_path / name, make_model()
+    fit(model, make_data(3), StepRecord(path))
+    whole = path.read_bytes()
+    path.write_bytes(whole[:-7])
+    # As it is, it can be read.
+    assert RecordFile(path).read()["step"].tolist() == [1, 2]
+    fit(model, make_data(2), StepRecord(path))
+    assert RecordFile(path).read()["step"].tolist() == [1, 2, 4, 5]
+    assert path.read_bytes().startswith(whole[: whole[:-1].rfind(b"\n") + 1])
+
+
+@pytest.mark.parametrize(
+    "name, content", [("a.jsonl", ""), ("a.csv", ""), ("a.csv", ",".join(COLUMNS))]
+)
+@pytest.mark.one_backend
+def test_a_file_without_steps_is_begun(name, content, tmp_path):
+    (tmp_path / name).write_text(content)
+    fit(make_model(), make_data(2), StepRecord(tmp_path / name))
+    assert RecordFile(tmp_path / name).read()["step"].tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    "name, content",
+    [
+        ("a.csv", "epoch,loss\n0,1.0\n"),
+        ("a.csv", ",".join([*COLUMNS][::-1]) + "\n"),
+        ("a.jsonl", '{"epoch": 0}\n'),
+        ("a.jsonl", "no JSON\n"),
+        ("a.json", "[1, 2]\n"),
+        ("a.json", "3\n"),
+    ],
+)
+@pytest.mark.one_backend
+def test_a_file_of_something_else_is_refused_before_training(name, content, tmp_path):
+    path, model = tmp_path / name, make_model()
+    path.write_text(content)
+    with pytest.raises(ValueError, match="The file is no record of steps"):
+        fit(model, make_data(2), StepRecord(path))
+    assert path.read_text() == content
+    assert int(model.optimizer.iterations) == 0
+
+
+@pytest.mark.one_backend
+def test_of_a_step_that_was_made_twice_the_last_one_counts(tmp_path):
+    path, model = tmp_path / "a.jsonl", make_model()
+    fit(model, make_data(4), StepRecord(path))
+    model.save(tmp_path / "model.keras")
+    fit(model, make_data(4), StepRecord(path))
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    # The data of the second time are others.
+    history = fit(loaded, make_data(2, overflows=[1]), StepRecord(path))
+    again = history["step_record"][0]
+    assert again["step"].tolist() == [5, 6]
+    assert len(path.read_text().splitlines()) == 10
+    found = read_file(path)
+    assert found["step"].tolist() == [1, 2, 3, 4, 5, 6]
+    assert found["outcome"].tolist() == ["applied"] * 5 + ["overflow"]
+    assert found["gradient_norm"][4] == again["gradient_norm"][0]
+
+
+@pytest.mark.one_backend
+def test_a_line_is_an_object_with_null_for_what_is_not_known(tmp_path):
+    data = make_data(2, overflows=[1])
+    for name in ("a.jsonl", "a.csv"):
+        fit(make_model(), data, StepRecord(tmp_path / name))
+    first, second = map(json.loads, (tmp_path / "a.jsonl").read_text().splitlines())
+    assert first == {
+        "step": 1,
+        "outcome": "applied",
+        "loss_scale": 64.0,
+        "gradient_norm": pytest.approx(trained_by_numpy(data)["gradient_norm"][0]),
+        "learning_rate": 0.05,
+        "largest_gradient": None,
+    }
+    assert (second["outcome"], second["gradient_norm"]) == ("overflow", None)
+    lines = (tmp_path / "a.csv").read_text().splitlines()
+    norm = first["gradient_norm"]
+    assert lines[:2] == [",".join(COLUMNS), f"1,applied,64.0,{norm},0.05,"]
+    assert lines[2].startswith("2,overflow,64.0,,0.04545")
+
+
+# --- Errors and warnings --------------------------------------------------------------
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ({"path": "steps.txt"}, r"`path` must end with '.jsonl'"),
+        ({"path": "steps"}, r"`path` must end with '.jsonl'"),
+        ({"every": 0}, "`every` must"),
+        ({"every": 1.5}, "`every` must"),
+    ],
+)
+def test_arguments_are_checked(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        StepRecord(**arguments)
+
+
+@pytest.mark.one_backend
+def test_other_optimizers_are_refused(tmp_path):
+    path = tmp_path / "a.csv"
+    model = make_model(keras.optimizers.SGD(0.01))
+    with pytest.raises(ValueError, match="StepRecord needs a model that was compiled"):
+        fit(model, make_data(2), StepRecord(path))
+    own = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.01))
+    with pytest.raises(ValueError, match="It has Keras's own, which `compile` takes"):
+        fit(make_model(own), make_data(2), StepRecord(path))
+    assert not path.exists()
+
+
+class Twice(keras.Sequential):
+    """A model that makes two optimizer steps for each batch, on PyTorch."""
+
+    def train_step(self, data):
+        x, y = data
+        for _ in range(2):
+            self.zero_grad()
+            loss = self.compute_loss(x=x, y=y, y_pred=self(x, training=True))
+            self.optimizer.scale_loss(loss).backward()
+            weights = self.trainable_weights
+            self.optimizer.apply([w.value.grad for w in weights], weights)
+        return {"loss": loss}
+
+
+@pytest.mark.skipif(BACKEND != "torch", reason="The train step is PyTorch's")
+@pytest.mark.parametrize(
+    "batches, length, missing",
+    # The callback counts batches, and reads before the fifth and the ninth.
+    [(2, 4, 0), (4, 4, 4), (9, 4, 8), (9, 8, 0)],
+)
+def test_steps_that_were_lost_are_told_once(
+    batches, length, missing, monkeypatch, recwarn
+):
+    monkeypatch.setattr(module, "_LENGTH", 4)
+    model = Twice([keras.Input((3,)), keras.layers.Dense(1)])
+    optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.01))
+    model.compile(optimizer, loss="mse")
+    if length > 4:
+        optimizer.record_steps(length)
+    record = joined(fit(model, make_data(batches), StepRecord())["step_record"])
+    assert len(record["step"]) == 2 * batches - missing
+    messages = [str(w.message) for w in recwarn if "on record" in str(w.message)]
+    assert len(messages) == (missing > 0)
+    if missing:
+        assert "4 steps before step 5 are not on record" in messages[0]
+        assert "with a length of 4 for each" in messages[0]
+
+
+def test_a_model_that_was_trained_before_is_compiled_once_more():
+    model, data = make_model(), make_data(3)
+    fit(model, data)
+    record = joined(fit(model, data, StepRecord())["step_record"])
+    assert record["step"].tolist() == [4, 5, 6]
+
+
+@pytest.mark.one_backend
+def test_what_was_trained_before_fit_is_not_on_record():
+    model = make_model()
+    model.optimizer.record_steps(600)
+    data = make_data(3)
+    model.train_on_batch(*data)
+    record = joined(fit(model, data, StepRecord())["step_record"])
+    assert record["step"].tolist() == [2, 3, 4]

@@ -1,0 +1,115 @@
+"""`RecordFile`: the steps of a run in a file, as JSON lines or as CSV.
+
+It is apart from its users, a callback and a picture.
+"""
+
+import csv
+import json
+import math
+import os
+import pathlib
+
+import numpy as np
+
+# With the type of each.
+COLUMNS = {
+    "step": int,
+    "outcome": str,
+    "loss_scale": float,
+    "gradient_norm": float,
+    "learning_rate": float,
+    "largest_gradient": float,
+}
+
+
+class RecordFile:
+    """A file with a line for each step, in the order of `COLUMNS`.
+
+    Args:
+        path: String or path that ends with `.jsonl`, `.json` or `.csv`.
+    """
+
+    def __init__(self, path):
+        self._file = pathlib.Path(path)
+        if self._file.suffix not in (".jsonl", ".json", ".csv"):
+            raise ValueError(
+                "`path` must end with '.jsonl' or '.json', for a JSON object a line, "
+                f"or with '.csv'. Received: path={path!r}"
+            )
+        self._is_csv = self._file.suffix == ".csv"
+
+    def begin(self):
+        """Makes the file and its folder, or checks one that is to be appended to.
+
+        A last line that a process has not finished, since it was killed, is removed.
+        """
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        self._file.touch()
+        self._check_columns()
+        with self._file.open("rb+") as file:
+            # Longer than a line.
+            file.seek(-min(4096, self._file.stat().st_size), os.SEEK_END)
+            end = file.read()
+            file.seek(end.rfind(b"\n") + 1 - len(end), os.SEEK_END)
+            file.truncate()
+        if self._is_csv and not self._file.stat().st_size:
+            self._file.write_text(",".join(COLUMNS) + "\n", "utf-8")
+
+    def append(self, rows):
+        """Appends rows, dicts of the names of `COLUMNS` to values; None for NaN."""
+        with self._file.open("a", encoding="utf-8", newline="") as file:
+            if self._is_csv:
+                csv.DictWriter(file, COLUMNS, lineterminator="\n").writerows(rows)
+            else:
+                file.writelines(json.dumps(row) + "\n" for row in rows)
+
+    def read(self):
+        """Returns a dict of arrays, without what was trained once more later."""
+        self._check_columns()
+        with self._file.open(encoding="utf-8", newline="") as file:
+            # Not one that a process has not finished, or not yet.
+            lines = [line for line in file if line.endswith("\n")]
+        rows = csv.DictReader(lines) if self._is_csv else map(json.loads, lines)
+        kept: list[dict] = []
+        for row in rows:
+            step = int(row["step"])
+            # Training went back to a checkpoint.
+            while kept and int(kept[-1]["step"]) >= step:
+                kept.pop()
+            kept.append(row)
+        return {
+            name: np.array([_number(row[name], kind) for row in kept], kind)
+            for name, kind in COLUMNS.items()
+        }
+
+    def _check_columns(self):
+        with self._file.open(encoding="utf-8", newline="") as file:
+            first = file.readline()
+        try:
+            names = (
+                first.strip().split(",") if self._is_csv else list(json.loads(first))
+            )
+        except (ValueError, TypeError):
+            names = [first.strip()]
+        if first and names != list(COLUMNS):
+            raise ValueError(
+                "The file is no record of steps, whose columns are "
+                f"{', '.join(COLUMNS)}. Give the path of a new file. Received: "
+                f"path={str(self._file)!r}, with {', '.join(map(str, names))[:200]}"
+            )
+
+
+def _number(value, kind):
+    if kind is float:
+        return math.nan if value in (None, "") else float(value)
+    return kind(value)
+
+
+def plain(value):
+    """Returns an element of an array as Python has it, None for what is not finite.
+
+    A float32 keeps the digits that it is written with.
+    """
+    if isinstance(value, np.floating):
+        return float(str(value)) if np.isfinite(value) else None
+    return value.item()

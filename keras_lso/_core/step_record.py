@@ -1,0 +1,158 @@
+"""What a step was: a ring of rows on the device, which the host reads now and then."""
+
+import numpy as np
+from keras import ops
+
+from keras_lso._backend import backend
+from keras_lso._keras_internals.optimizers import (
+    have_rates,
+    iteration_variable,
+    optimizers_in,
+)
+from keras_lso._keras_internals.rates import rate_of
+from keras_lso._keras_internals.variables import read
+
+APPLIED, ACCUMULATED, OVERFLOW, SPIKE, RATE = OUTCOMES = (
+    "applied",
+    "accumulated",
+    "overflow",
+    "spike",
+    "rate",
+)
+# The steps that are not skipped.
+TAKEN = (APPLIED, ACCUMULATED)
+_COLUMNS = ("loss_scale", "gradient_norm", "learning_rate", "largest_gradient")
+
+
+class StepRecord:
+    """The last steps of an optimizer.
+
+    Args:
+        length: Int. The number of steps that the ring holds.
+        optimizer: The `LossScaleOptimizer`.
+        skipped: Variable for the number of skipped steps.
+        add: Callable `(name, dtype, shape)` that makes a variable, which is not saved.
+
+    Attributes:
+        length: Int. The number of steps that the ring holds.
+        missed: Int. How many steps the last call of `read` came too late for.
+    """
+
+    def __init__(self, length, optimizer, skipped, add):
+        self.length = length
+        self._inner = optimizer.inner_optimizer
+        self._policy = optimizer.loss_scale_policy
+        self._skipped, self._applied = skipped, iteration_variable(self._inner)
+        self._spikes = optimizer._spikes
+        self._steppers = have_rates(optimizers_in(self._inner))
+        self._rows = add("step_record", "float32", (length, 1 + len(_COLUMNS)))
+        self._count = add("steps_recorded", "int", ())
+        self.missed = self._missed = 0
+        # How many rows were read, and the step before the first of all rows. A
+        # checkpoint of TensorFlow has rows, which variables hold as soon as they exist.
+        self._read, attempted = self._numbers()
+        self._before = attempted - self._read
+        # What was written before a state was loaded, and is not read yet.
+        self._kept = []
+
+    def restart(self):
+        """Starts afresh, before the variables become zeros."""
+        self._kept.append(self._new_rows())
+        self._read, self._before = 0, None
+
+    def _numbers(self):
+        """Returns how many rows there were so far, and how many steps, two ints."""
+        variables = self._count, self._skipped, self._applied
+        count, skipped, applied = (int(ops.convert_to_numpy(v)) for v in variables)
+        return count, skipped + applied
+
+    # --- On the device --------------------------------------------------------
+
+    def before(self):
+        """Returns what a step is about to change, and `write` needs."""
+        scale = backend.scalars.copy(read(self._policy.scale))
+        spikes = None if self._spikes is None else ops.copy(self._spikes.skipped)
+        return scale, self._rate(), spikes
+
+    def write(self, before, found, permitted, amax):
+        """Writes a row, once the step is counted.
+
+        Args:
+            before: What `before` returned.
+            found: `Measurement` of the gradients, with their norm.
+            permitted: Boolean scalar tensor, whether finite gradients were applied;
+                None if they were for certain.
+            amax: Float32 scalar tensor, the largest magnitude of the unscaled
+                gradients; None if it was not looked for.
+        """
+        scalars = backend.scalars
+        scale, rate, spikes = before
+        unknown = scalars.zeros_like(scale) + np.nan
+        values = [
+            self._outcome(found.finite, permitted, spikes),
+            scale,
+            found.norm,
+            unknown if rate is None else rate,
+            unknown if amax is None else amax,
+        ]
+        row = ops.stack([scalars.cast(value, "float32") for value in values])
+        rows, count = read(self._rows), read(self._count)
+        places = ops.arange(self.length, dtype=count.dtype)
+        is_next = ops.expand_dims(places == count % self.length, 1)
+        assign = self._inner.assign
+        assign(self._rows, scalars.where(is_next, row, rows))
+        assign(self._count, count + 1)
+
+    def _rate(self):
+        """Returns the learning rate, of several optimizers that of the first."""
+        return rate_of(self._steppers[0]) if self._steppers else None
+
+    def _outcome(self, finite, permitted, spikes):
+        """Returns the position in `OUTCOMES`, a float32 scalar tensor."""
+        scalars = backend.scalars
+        zero = scalars.cast(scalars.zeros_like(finite), "float32")
+
+        def code(outcome):
+            return zero + float(OUTCOMES.index(outcome))
+
+        taken = code(APPLIED)
+        windows = [o for o in self._steppers if o.gradient_accumulation_steps]
+        if windows:
+            window = windows[0].gradient_accumulation_steps
+            goes_on = read(iteration_variable(windows[0])) % window != 0
+            taken = scalars.where(goes_on, code(ACCUMULATED), taken)
+        if permitted is not None:
+            refused = code(RATE)
+            if spikes is not None:
+                is_spike = self._spikes.skipped != spikes
+                refused = scalars.where(is_spike, code(SPIKE), refused)
+            taken = scalars.where(permitted, taken, refused)
+        return scalars.where(finite, taken, code(OVERFLOW))
+
+    # --- On the host ----------------------------------------------------------
+
+    def read(self):
+        """Returns the steps since the last call; see `read_record`."""
+        parts, self._kept = [*self._kept, self._new_rows()], []
+        self.missed, self._missed = self._missed, 0
+        return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+
+    def _new_rows(self):
+        """Returns a dict of arrays, what was written since the last call or reset."""
+        count, attempted = self._numbers()
+        rows = np.array(ops.convert_to_numpy(self._rows))
+        if count < self._read:
+            # Such a checkpoint was restored.
+            self._read, self._before = 0, None
+        if self._before is None:
+            self._before = attempted - count
+        start = max(self._read, count - self.length)
+        new = np.arange(start, count)
+        self._missed += start - self._read
+        self._read = count
+        outcomes, *values = rows[new % self.length].T
+        return {
+            "step": self._before + 1 + new,
+            "outcome": np.array(OUTCOMES)[outcomes.astype("int")],
+            **dict(zip(_COLUMNS, values, strict=True)),
+        }

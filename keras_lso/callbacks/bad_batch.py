@@ -1,0 +1,93 @@
+"""`BadBatch`: the batch of the first step that was skipped at the lowest loss scale."""
+
+import pathlib
+from typing import Any
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_lso._backend import backend
+from keras_lso._core.checks import refusal
+from keras_lso._keras_internals.variables import path_of
+
+
+class BadBatch:
+    """Watches the batches that a model trains on, and writes one into a file.
+
+    It holds the batches since `look` was called last.
+
+    Args:
+        path: String or path that ends with `.npz`.
+    """
+
+    def __init__(self, path):
+        if pathlib.Path(path).suffix != ".npz":
+            raise refusal("save_bad_batch", path, "be a path that ends with '.npz'")
+        self._file = pathlib.Path(path)
+        self._model: Any = None
+        self._batches, self._found = [], None
+
+    def __getstate__(self):
+        """Returns what a copy has: the path alone."""
+        return {"_file": self._file, "_model": None, "_batches": [], "_found": None}
+
+    def begin(self, model):
+        """Begins to watch what a model trains on."""
+        backend.check_batches_are_seen(model.steps_per_execution)
+        self._model = model
+        self._batches, self._found = [], None
+
+    def watch(self):
+        """Sees to it that the next step shows its batch; `fit` may have another one."""
+        function = self._model.train_function
+        if isinstance(function, _Watched):
+            return
+        self._model.train_function = _Watched(function, self._batches.append)
+
+    def end(self):
+        """Ends to watch."""
+        function = getattr(self._model, "train_function", None)
+        if isinstance(function, _Watched):
+            self._model.train_function = function.function
+        self._batches, self._found = [], None
+
+    def look(self, skipped):
+        """Keeps the batch of the first of the last `skipped` steps, and no other."""
+        if not skipped:
+            self._found = None
+        elif self._batches and (self._found is None or skipped <= len(self._batches)):
+            self._found = self._batches[-min(skipped, len(self._batches))]
+        self._batches.clear()
+
+    def write(self, since, variables):
+        """Writes the batch that was found.
+
+        Args:
+            since: Int. The number of its step.
+            variables: List of the variables whose gradients were not finite.
+        """
+        arrays = {"step": np.array(since), "variables": _texts(map(path_of, variables))}
+        parts = keras.utils.unpack_x_y_sample_weight(self._found)
+        for name, part in zip(("x", "y", "sample_weight"), parts, strict=True):
+            for path, leaf in keras.tree.flatten_with_path(part):
+                if leaf is not None:
+                    name_of_leaf = "/".join(map(str, (name, *path)))
+                    arrays[name_of_leaf] = np.asarray(ops.convert_to_numpy(leaf))
+        self._file.parent.mkdir(parents=True, exist_ok=True)
+        np.savez(self._file, **arrays)
+
+
+class _Watched:
+    """A train function that shows each of its batches first."""
+
+    def __init__(self, function, show):
+        self.function, self._show = function, show
+
+    def __call__(self, *arguments):
+        *state, data = arguments
+        return self.function(*state, backend.shown(data, self._show))
+
+
+def _texts(values):
+    return np.array(list(values), dtype="str")

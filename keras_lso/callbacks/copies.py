@@ -1,0 +1,173 @@
+"""`Copies`: a run as it was at some steps, in host memory, to go back to."""
+
+from typing import NamedTuple
+
+import keras
+import numpy as np
+from keras import ops
+
+from keras_lso._keras_internals.models import kept_outside_of_lists
+from keras_lso._keras_internals.optimizers import have_rates, optimizers_in
+from keras_lso._keras_internals.rates import rate_given_to
+from keras_lso._keras_internals.variables import layers_of
+from keras_lso.schedules import Scaled
+
+
+class Copy(NamedTuple):
+    """The values of a run between two steps.
+
+    Attributes:
+        attempted: Int. The number of steps so far, applied or skipped.
+        applied: Int. The number of those that were applied.
+        model: List of arrays, the values of the model's variables.
+        optimizer: List of arrays, those of the optimizer's.
+        restored: Int. How often training had gone back to a copy by then.
+    """
+
+    attempted: int
+    applied: int
+    model: list
+    optimizer: list
+    restored: int
+
+
+class Copies:
+    """The last copies of a model and its optimizer in which all numbers are finite.
+
+    Args:
+        optimizer: The model's `LossScaleOptimizer`.
+        every: Int. The number of applied steps between two copies.
+        keep: Int. The number of copies.
+        factor: Float that the learning rate is multiplied by at each `restore`.
+
+    Attributes:
+        restored: Int. How often training has gone back to a copy.
+    """
+
+    def __init__(self, optimizer, every, keep, factor):
+        self._optimizer = optimizer
+        self._every, self._keep, self._factor = every, keep, factor
+        self._copies = []
+        # Before so many steps no copy can be due.
+        self._due = 0
+        # The copy that training went back to last, until there is a newer one.
+        self._last = None
+        self.restored = 0
+
+    def may_be_due(self, steps):
+        """Whether a copy may be due after so many steps, an int; it reads nothing."""
+        return steps >= self._due and self._optimizer.built
+
+    def take(self, model, steps):
+        """Copies the run if a copy is due.
+
+        Args:
+            model: The model.
+            steps: Int. The number of steps so far, applied or skipped, or a larger one.
+        """
+        attempted, applied = self._counts()
+        if self._copies:
+            missing = self._copies[-1].applied + self._every - applied
+            if missing > 0:
+                self._due = steps + missing
+                return
+        self._due = steps + self._every
+        of_model, of_optimizer = (
+            list(map(_value_of, part)) for part in self._parts(model)
+        )
+        if all(map(_is_finite, [*of_model, *of_optimizer])):
+            copy = Copy(attempted, applied, of_model, of_optimizer, self.restored)
+            self._copies = [*self._copies, copy][-self._keep :]
+            self._last = None
+
+    def restore(self, model, steps, before):
+        """Goes back to the last copy from before the steps that were skipped.
+
+        From a copy that has led to a stall again, before the next was due, training
+        goes further back, if it can. The learning rate is multiplied by the factor.
+
+        Args:
+            model: See `take`.
+            steps: See `take`.
+            before: Int. The number of steps before the first that was skipped.
+
+        Returns:
+            The `Copy`, None if there is none.
+        """
+        self._copies = [c for c in self._copies if c.attempted <= before]
+        if len(self._copies) > 1 and self._copies[-1] is self._last:
+            self._copies.pop()
+        if not self._copies:
+            return None
+        self._last = copy = self._copies[-1]
+        of_model, optimizer = self._parts(model)
+        for variable, value in zip(of_model, copy.model, strict=True):
+            variable.assign(ops.convert_to_tensor(value, dtype=variable.value.dtype))
+        self._optimizer._state.assign(optimizer, copy.optimizer)
+        self.restored += 1
+        self._due = steps + self._every
+        for stepper in have_rates(optimizers_in(self._optimizer.inner_optimizer)):
+            # The copy has the rate of its time.
+            times = self.restored - copy.restored
+            _multiply_rate(stepper, self._factor, times)
+        return copy
+
+    def _counts(self):
+        """Returns the numbers of all steps, and of applied ones, read from the device.
+
+        With accumulated gradients these are micro-batches.
+        """
+        optimizer = self._optimizer
+        applied = int(ops.convert_to_numpy(optimizer._counters.applied))
+        return applied + int(ops.convert_to_numpy(optimizer.skipped_steps)), applied
+
+    def _parts(self, model):
+        """Returns the lists of the model's variables, and of the optimizer's.
+
+        Neither metrics nor the states of seed generators are among them: what is drawn
+        after a return is new.
+        """
+        of_model = [*model.weights, *kept_outside_of_lists(layers_of(model))]
+        return of_model, self._optimizer._state.in_memory
+
+
+def check_rates(optimizer):
+    """Refuses learning rates that cannot be multiplied."""
+    for stepper in have_rates(optimizers_in(optimizer.inner_optimizer)):
+        rate = rate_given_to(stepper)
+        schedule = keras.optimizers.schedules.LearningRateSchedule
+        if not isinstance(rate, keras.Variable | schedule):
+            raise ValueError(
+                '`on_stall="restore"` multiplies the learning rate, which must be a '
+                "number or a schedule. Write the function as the `__call__` of a "
+                "subclass of `LearningRateSchedule`, or `learning_rate_factor=1.0`. "
+                f"Received: learning_rate={rate!r}"
+            )
+
+
+def _multiply_rate(stepper, factor, times):
+    """Multiplies the learning rate of an optimizer.
+
+    Args:
+        stepper: The optimizer.
+        factor: Float.
+        times: Int. How often it has not been multiplied yet, if it is a number. A
+            schedule is none of the variables that were restored: it has once.
+    """
+    rate = rate_given_to(stepper)
+    if isinstance(rate, keras.Variable):
+        rate.assign(ops.convert_to_tensor(rate) * factor**times)
+    elif factor != 1:
+        before = rate.factor if isinstance(rate, Scaled) else 1.0
+        schedule = rate.schedule if isinstance(rate, Scaled) else rate
+        stepper.learning_rate = Scaled(schedule, before * factor)
+
+
+def _value_of(variable):
+    # A copy: on a CPU it may be the variable's own memory.
+    return np.array(ops.convert_to_numpy(variable.value))
+
+
+def _is_finite(value):
+    is_whole = np.issubdtype(value.dtype, np.integer) or value.dtype == bool
+    return is_whole or bool(np.isfinite(value).all())

@@ -1,0 +1,79 @@
+"""What the callbacks that watch a `LossScaleOptimizer` have in common."""
+
+from typing import Any
+
+import keras
+
+from keras_lso._keras_internals.optimizers import chain_of
+from keras_lso.callbacks.summary_writer import SummaryWriter, check_is_installed
+from keras_lso.loss_scale_optimizer import LossScaleOptimizer
+
+
+class OptimizerCallback(keras.callbacks.Callback):
+    """A callback that finds the model's optimizer, and may write for TensorBoard.
+
+    Args:
+        log_dir: String or path. Directory of an event file, one for each `fit`; `None`
+            for no file.
+
+    Raises:
+        ImportError: If there is a `log_dir` and TensorBoard is not installed.
+    """
+
+    def __init__(self, log_dir):
+        super().__init__()
+        self.log_dir = log_dir
+        self._writer: Any = None
+        if log_dir is not None:
+            # Now, since training may take long.
+            check_is_installed()
+
+    def __getstate__(self):
+        """Returns what a copy has: all but the open file. It opens one of its own."""
+        return {**vars(self), "_writer": None}
+
+    def on_train_begin(self, logs=None):
+        self._find_optimizer()
+        # A `fit` that an error has ended has left its file open.
+        self._close()
+        self._write_scalars([])
+
+    def on_train_end(self, logs=None):
+        self._close()
+
+    def _write_scalars(self, steps):
+        """Writes numbers for TensorBoard, if there is a `log_dir`.
+
+        Args:
+            steps: Iterable of tuples of a step and a dict of tags to numbers.
+        """
+        if self.log_dir is None:
+            return
+        if self._writer is None:
+            self._writer = SummaryWriter(self.log_dir)
+        self._writer.write(steps)
+
+    def _close(self):
+        """Closes the file for TensorBoard, if one is open."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+
+    def _find_optimizer(self):
+        """Returns the model's `LossScaleOptimizer`, which another one may wrap."""
+        optimizer = getattr(self.model, "optimizer", None)
+        for inner in () if optimizer is None else chain_of(optimizer):
+            if isinstance(inner, LossScaleOptimizer):
+                return inner
+        hint = ""
+        if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+            hint = (
+                " It has Keras's own, which `compile` takes under 'mixed_float16' "
+                "unless it gets another."
+            )
+        raise ValueError(
+            f"{type(self).__name__} needs a model that was compiled with a "
+            f"keras_lso.LossScaleOptimizer.{hint} Write `model.compile("
+            "keras_lso.LossScaleOptimizer(optimizer), ...)`. "
+            f"Received: optimizer={optimizer!r}"
+        )

@@ -1,0 +1,145 @@
+"""`StepRecord`: a line for each step of `fit`, without a synchronisation for each."""
+
+import numpy as np
+
+from keras_lso._core.checks import check_positive_int, warn
+from keras_lso._core.record_file import RecordFile, plain
+from keras_lso._core.step_record import TAKEN
+from keras_lso.callbacks.optimizer_callback import OptimizerCallback
+
+# The least number of steps that are read at once.
+_LENGTH = 512
+
+
+class StepRecord(OptimizerCallback):
+    """Records each step of a `LossScaleOptimizer` in `fit`, and why some are skipped.
+
+    A step's record is its number (from 1 on), the outcome, the loss scale, the norm of
+    the unscaled gradients before they are clipped, the learning rate, and the largest
+    gradient where the loss scale looks at it. See `LossScaleOptimizer.read_record` for
+    each.
+
+    The steps are kept on the device, and read once in 512 steps and at the end of an
+    epoch: between them `fit` waits for nothing. The norm costs a pass over the
+    gradients, unless `global_clipnorm` or a `keras_lso.SpikeGuard` needs it anyway. The
+    `History` that `fit` returns gets an entry `step_record`, a dict of arrays for each
+    epoch. `keras_lso.plotting.plot_record` draws the file.
+
+    A step is read once: give one of these callbacks to a `fit`, with both a path and a
+    directory if you want both. Of several processes that train together, give a path or
+    a directory to one: the record is the same in all.
+
+    Args:
+        path: String or path of a file that ends with `.jsonl` or `.json` (a JSON object
+            a line) or `.csv`. Steps are appended to a file that exists: of a step that
+            is there twice, since training went back to a checkpoint, the last one
+            counts. What is no number, or not known, is `null`, or empty. Defaults to
+            `None`: no file is written.
+        log_dir: String or path. Directory of an event file for TensorBoard, with a
+            scalar for each number. Each `fit` writes a file of its own. Defaults to
+            `None`: no file is written.
+        every: Int. Of so many steps one is written, and each that is skipped. Defaults
+            to `1`.
+
+    Raises:
+        ValueError, TypeError: If an argument is none of the above, if a file has other
+            columns, or if the model's optimizer is no `LossScaleOptimizer`.
+        ImportError: If there is a `log_dir` and TensorBoard is not installed.
+
+    Example:
+
+    >>> import keras, keras_lso
+    >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+    >>> optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1))
+    >>> model.compile(optimizer, loss="mse")
+    >>> x = keras.ops.ones((4, 1))
+    >>> history = model.fit(
+    ...     x, x, batch_size=2, callbacks=[keras_lso.callbacks.StepRecord()], verbose=0
+    ... )
+    >>> [record] = history.history["step_record"]
+    >>> record["step"].tolist(), record["outcome"].tolist()
+    ([1, 2], ['applied', 'applied'])
+    """
+
+    def __init__(self, path=None, log_dir=None, every=1):
+        super().__init__(log_dir)
+        self.path = path
+        self.every = check_positive_int("every", every)
+        self._file = None if path is None else RecordFile(path)
+        self._epoch = []
+        self._length = self._per_execution = self._unread = 0
+        self._has_warned = False
+
+    def on_train_begin(self, logs=None):
+        super().on_train_begin(logs)
+        if self._file is not None:
+            self._file.begin()
+        self._epoch = []
+        self._per_execution = self.model.steps_per_execution
+        optimizer = self._find_optimizer()
+        before = len(optimizer.variables)
+        self._length = max(_LENGTH, 2 * self._per_execution)
+        optimizer.record_steps(self._length)
+        if len(optimizer.variables) > before:
+            self.model.make_train_function(force=True)
+        # What came before is no step of this `fit`.
+        optimizer.read_record()
+        self._unread = 0
+
+    # Not at the end of a batch, which would make Keras synchronise after each batch.
+    def on_train_batch_begin(self, batch, logs=None):
+        if self._unread + self._per_execution > self._length:
+            self._read()
+        self._unread += self._per_execution
+
+    def on_epoch_end(self, epoch, logs=None):
+        self._read()
+        records, self._epoch = self._epoch, []
+        whole = {
+            name: np.concatenate([record[name] for record in records])
+            for name in records[0]
+        }
+        history = getattr(self.model, "history", None)
+        if history is not None:
+            history.history.setdefault("step_record", []).append(whole)
+
+    def on_train_end(self, logs=None):
+        self._read()
+        super().on_train_end(logs)
+
+    def _read(self):
+        """Reads the steps since the last time, and writes them."""
+        optimizer = self._find_optimizer()
+        record = optimizer.read_record()
+        self._epoch.append(record)
+        self._unread = 0
+        self._note_missing(optimizer._counters.record.missed, record["step"])
+        rows = [
+            {name: plain(value) for name, value in zip(record, row, strict=True)}
+            for row in zip(*record.values(), strict=True)
+        ]
+        rows = [r for r in rows if r["step"] % self.every == 0 or not _is_taken(r)]
+        if self._file is not None:
+            self._file.append(rows)
+        self._write_scalars((row["step"], _scalars_of(row)) for row in rows)
+
+    def _note_missing(self, missed, steps):
+        """Warns once if more steps were made than the ring holds."""
+        if not missed or self._has_warned:
+            return
+        self._has_warned = True
+        warn(
+            f"{missed} steps before step {steps[0]} are not on record: the model makes "
+            "several steps a batch. Call `optimizer.record_steps(length)` before "
+            f"`fit`, with a length of {self._length} for each of them."
+        )
+
+
+def _is_taken(row):
+    return row["outcome"] in TAKEN
+
+
+def _scalars_of(row):
+    """Returns what TensorBoard shows of a step, a dict of numbers."""
+    found = {"skipped": float(not _is_taken(row))}
+    return found | {name: v for name, v in row.items() if isinstance(v, float)}

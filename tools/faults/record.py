@@ -1,0 +1,97 @@
+"""Faults of the record of steps."""
+
+from tools.faults.fault import Fault
+
+_NUMPY = "tests/_core/test_step_record.py::test_rows_are_those_of_numpy_on_the_same_gradients"
+_WINDOWS = "tests/_core/test_step_record.py::test_a_micro_batch_has_its_own_norm"
+_REASONS = "tests/_core/test_step_record.py::test_a_spike_an_overflow_and_a_rate_are_told_apart"
+_RING = "tests/_core/test_step_record.py::test_a_ring_holds_the_last_steps"
+_TWICE = "integration_tests/test_step_record.py::test_of_a_step_that_was_made_twice_the_last_one_counts"
+
+FAULTS = [
+    Fault(
+        name="the loss scale on record is that of the next step",
+        file="keras_lso/_core/step_record.py",
+        old="scale = backend.scalars.copy(read(self._policy.scale))",
+        new="scale = read(self._policy.scale)",
+        tests=_NUMPY,
+    ),
+    Fault(
+        name="the learning rate on record is that of the next step",
+        file="keras_lso/_core/step_record.py",
+        old="unknown if rate is None else rate",
+        new="unknown if rate is None else self._rate()",
+        tests=_NUMPY,
+    ),
+    Fault(
+        name="a micro-batch of a window that goes on counts as applied",
+        file="keras_lso/_core/step_record.py",
+        old="goes_on, code(ACCUMULATED), taken",
+        new="goes_on, taken, taken",
+        tests=_WINDOWS,
+    ),
+    Fault(
+        name="the norm of a micro-batch is multiplied by its window",
+        file="keras_lso/_core/fused_step.py",
+        old="        if norm:\n            found = found._replace(norm=found.norm / (2 * count))\n",
+        new="",
+        tests=_WINDOWS,
+    ),
+    Fault(
+        name="the norm of a micro-batch without a rule is multiplied by its window",
+        file="keras_lso/_core/step.py",
+        old="if window and needs_norm:",
+        new="if False:",
+        tests=_WINDOWS,
+    ),
+    Fault(
+        name="a spike is on record as a rate that is not finite",
+        file="keras_lso/_core/step_record.py",
+        old="refused = scalars.where(is_spike, code(SPIKE), refused)",
+        new="pass",
+        tests=_REASONS,
+    ),
+    Fault(
+        name="a full ring is read from its first place",
+        file="keras_lso/_core/step_record.py",
+        old="rows[new % self.length]",
+        new="rows[: len(new)]",
+        tests=_RING,
+    ),
+    Fault(
+        name="steps after a state was loaded are numbered from one",
+        file="keras_lso/_core/counters.py",
+        old="        if self.record is not None:\n            self.record.restart()\n",
+        new="",
+        tests="tests/_core/test_step_record.py::test_after_a_state_is_loaded_steps_go_on_from_its_number",
+    ),
+    Fault(
+        name="what a ring cannot hold until it is read is lost",
+        file="keras_lso/callbacks/step_record.py",
+        old="if self._unread + self._per_execution > self._length:",
+        new="if False:",
+        tests="integration_tests/test_step_record.py::test_a_long_epoch_is_on_record_step_by_step",
+    ),
+    Fault(
+        name="a function that was compiled before the record goes on without it",
+        file="keras_lso/callbacks/step_record.py",
+        old="if len(optimizer.variables) > before:",
+        new="if False:",
+        tests="integration_tests/test_step_record.py::test_a_model_that_was_trained_before_is_compiled_once_more",
+        backend="tensorflow",
+    ),
+    Fault(
+        name="a step that was made twice is read twice",
+        file="keras_lso/_core/record_file.py",
+        old="kept.pop()",
+        new="break",
+        tests=_TWICE,
+    ),
+    Fault(
+        name="a line that was not finished is joined to the next one",
+        file="keras_lso/_core/record_file.py",
+        old="            file.truncate()\n",
+        new="",
+        tests="integration_tests/test_step_record.py::test_a_line_that_was_not_finished_is_removed",
+    ),
+]

@@ -1,0 +1,81 @@
+"""Faults of runs that go back to a copy."""
+
+from tools.faults.fault import Fault
+
+_TESTS = "integration_tests/test_restore.py"
+_BY_HAND = f"{_TESTS}::test_a_restored_run_is_one_that_was_restarted_by_hand"
+
+FAULTS = [
+    Fault(
+        name="a copy that holds NaN is kept",
+        file="keras_lso/callbacks/copies.py",
+        old="if all(map(_is_finite, [*of_model, *of_optimizer])):",
+        new="if True:",
+        tests=f"{_TESTS}::test_a_copy_that_is_not_finite_is_not_kept",
+        backend="torch",
+    ),
+    Fault(
+        name="a run goes back to a copy from among the skipped steps",
+        file="keras_lso/callbacks/copies.py",
+        old="if c.attempted <= before]",
+        new="]",
+        tests=f"{_TESTS}::test_a_copy_from_among_the_skipped_steps_is_passed_over",
+        backend="jax",
+    ),
+    Fault(
+        name="a run goes back to the same copy again and again",
+        file="keras_lso/callbacks/copies.py",
+        old="self._copies[-1] is self._last",
+        new="False",
+        tests=f"{_TESTS}::test_a_run_that_stalls_again_and_again_ends_with_an_error",
+        backend="jax",
+    ),
+    Fault(
+        name="slots stay as they were at the stall",
+        file="keras_lso/callbacks/copies.py",
+        old="self._optimizer._state.assign(optimizer, copy.optimizer)",
+        new="pass",
+        tests=_BY_HAND,
+        backend="torch",
+    ),
+    Fault(
+        name="the learning rate of an old copy is lowered once only",
+        file="keras_lso/callbacks/copies.py",
+        old="factor**times)",
+        new="factor)",
+        tests=f"{_TESTS}::test_a_run_that_stalls_again_and_again_ends_with_an_error",
+        backend="jax",
+    ),
+    Fault(
+        name="a compiled step goes on with the rates of the old schedule",
+        file="keras_lso/callbacks/loss_scale_monitor.py",
+        old="stop_recording_overflows()\n        self.model.make_train_function(force=True)",
+        new="stop_recording_overflows()",
+        tests=_BY_HAND,
+        backend="tensorflow",
+    ),
+    Fault(
+        name="a schedule that is scaled twice is scaled once",
+        file="keras_lso/callbacks/copies.py",
+        old="Scaled(schedule, before * factor)",
+        new="Scaled(schedule, factor)",
+        tests=f"{_TESTS}::test_a_schedule_is_scaled_at_each_return",
+        backend="torch",
+    ),
+    Fault(
+        name="the batch after the bad one is saved",
+        file="keras_lso/callbacks/bad_batch.py",
+        old="self._batches[-min(skipped, len(self._batches))]",
+        new="self._batches[-min(skipped, len(self._batches)) + 1]",
+        tests=f"{_TESTS}::test_the_bad_batch_is_saved",
+        backend="torch",
+    ),
+    Fault(
+        name="a run goes back without end",
+        file="keras_lso/callbacks/loss_scale_monitor.py",
+        old="self._copies.restored == self.retries",
+        new="False",
+        tests=f"{_TESTS}::test_a_run_that_stalls_again_and_again_ends_with_an_error",
+        backend="jax",
+    ),
+]
