@@ -79,9 +79,11 @@ def halve(model):
     model.make_train_function(force=True)
 
 
-MODES = [{"jit_compile": False}]
-if BACKEND != "torch":
-    MODES += [{"jit_compile": True}, {"jit_compile": True, "steps_per_execution": 5}]
+MODES = [
+    {"jit_compile": False},
+    {"jit_compile": True},
+    {"jit_compile": True, "steps_per_execution": 5},
+]
 MODELS = {
     "a number": {},
     "a schedule": {"rate": schedules.WarmupCosine(2.0**-6, 10, 200)},
@@ -95,6 +97,8 @@ MODELS = {
 @pytest.mark.parametrize("mode", MODES, ids=lambda m: "-".join(map(str, m.values())))
 @pytest.mark.parametrize("arguments", MODELS.values(), ids=MODELS)
 def test_a_restored_run_is_one_that_was_restarted_by_hand(arguments, mode):
+    if BACKEND == "torch" and mode["jit_compile"]:
+        pytest.skip("torch.compile takes a minute, and no more than a step at a time")
     x, y = data()
     model, record = make_model(**arguments, **mode), callbacks.StepRecord()
     history, told = fit(model, x, y, monitor(), record)

@@ -6,6 +6,7 @@ A comparison takes the functions, or the values, of both. To write one, decorate
 
 from testing.comparisons import (  # noqa: F401
     autodiff,
+    batches,
     facts,
     gradients,
     masters,

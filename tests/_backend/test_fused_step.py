@@ -317,7 +317,6 @@ LOW_PRECISION = [
 
 
 @pytest.mark.exhaustive
-@pytest.mark.in_turn
 @each_fused_step
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 def test_fused_steps_of_masters_keep_their_variables_in_step(

@@ -471,6 +471,7 @@ RATES = {
     "OneCycle": lambda: OURS.OneCycle(0.1, 11),
     "Cyclical": lambda: OURS.Cyclical(0.01, 0.1, 3, "exponential", 0.9),
     "PerUpdate": lambda: OURS.PerUpdate(KERAS.CosineDecay(0.1, 4), 3),
+    "Scaled": lambda: OURS.Scaled(KERAS.CosineDecay(0.1, 4), 0.5),
     "FixedLR": lambda: OURS.FixedLR(0.1),
     "PiecewiseConstant": lambda: OURS.PiecewiseConstant(0.1, [2, 5], [0.5, 0.1]),
     "ExpDecay": lambda: OURS.ExpDecay(0.1, 10, 0.9, True),

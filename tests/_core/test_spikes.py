@@ -217,7 +217,7 @@ def values(variables):
 
 
 @each_way
-@pytest.mark.in_turn
+@pytest.mark.default_backend("torch", "tensorflow")
 @pytest.mark.parametrize("name", ["adam", "adadelta"])
 def test_a_window_with_a_spike_is_taken_back(name, way, monkeypatch):
     take(way, monkeypatch)

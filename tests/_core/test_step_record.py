@@ -149,7 +149,7 @@ def test_rows_are_those_of_numpy_on_the_same_gradients(inner, told, way, monkeyp
 @each_way
 @pytest.mark.parametrize("window", [2, 3])
 @pytest.mark.parametrize("name", ["adam", "adadelta"])
-@pytest.mark.in_turn("torch", "tensorflow")
+@pytest.mark.default_backend("torch", "tensorflow")
 def test_a_micro_batch_has_its_own_norm(name, window, way, monkeypatch):
     """Not that of the sums, nor of the mean of the window."""
     take(way, monkeypatch)
@@ -163,7 +163,7 @@ def test_a_micro_batch_has_its_own_norm(name, window, way, monkeypatch):
 
 
 @pytest.mark.parametrize("name", ["adam", "adadelta"])
-@pytest.mark.in_turn
+@pytest.mark.exhaustive
 def test_a_compiled_step_is_recorded_as_any(name, compiled):
     optimizer, variables = make(MAKES[name](SCHEDULE), shapes=SHAPES[:2])
     model = Model()
@@ -270,7 +270,7 @@ def test_a_fixed_scale_and_none_are_recorded():
 
 @each_way
 @pytest.mark.parametrize("inner", [K.Adam, K.Adadelta])
-@pytest.mark.in_turn
+@pytest.mark.exhaustive
 def test_a_spike_an_overflow_and_a_rate_are_told_apart(inner, way, monkeypatch):
     take(way, monkeypatch)
     guard = keras_lso.SpikeGuard(window=8, warmup=4, max_norm=10.0)

@@ -52,7 +52,7 @@ def test_a_writer_that_fails_does_not_disturb_the_count(tmp_path):
     train_op.write_summaries(tmp_path, every=1)
 
     class FullDisk:
-        def write(self, step, reports):
+        def write(self, steps):
             raise OSError("disk full")
 
     train_op._writer = FullDisk()
