@@ -106,6 +106,7 @@ def gradients():
 
 
 @pytest.mark.parametrize("inner", INNER)
+@pytest.mark.in_turn
 def test_apply_gives_the_weights_of_the_inner_optimizer_alone(
     inner, make_model, gradients, values, bits, assert_close
 ):

@@ -81,6 +81,7 @@ OPTIMIZERS = {
 @both_ways
 @pytest.mark.parametrize("when", ["new", "built", "in the middle of training"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.in_turn
 def test_an_optimizer_is_copied_by_its_config(name, when, duplicate):
     optimizer, weight = OPTIMIZERS[name](), keras.Variable([1.0, 2.0], name="bias")
     if when != "new":

@@ -195,7 +195,7 @@ all_optimizers = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 
 
 @pytest.mark.parametrize("optimizer", WITH_KERNEL)
-@examples(torch=20, tensorflow=2, jax=1)
+@examples(torch=8, tensorflow=2, jax=1)
 @hypothesis.given(data=st.data())
 def test_kernels_do_what_the_reference_does(optimizer, data):
     compare(data.draw(scripts(optimizer)))

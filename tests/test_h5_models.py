@@ -187,6 +187,7 @@ def test_an_optimizer_without_a_scale_goes_on(name, when, tmp_path, no_warnings)
 
 @pytest.mark.parametrize("inner", [sgd, lambda: keras.optimizers.Nadam(0.05)])
 @pytest.mark.parametrize("when", ["new", "trained"])
+@pytest.mark.in_turn
 def test_keras_own_class_becomes_ours(when, inner, tmp_path, no_warnings):
     theirs = keras.optimizers.LossScaleOptimizer(inner(), initial_scale=64.0)
     model = new_model(theirs)
@@ -334,6 +335,7 @@ class OwnLoss(keras.losses.Loss):
         {"loss": [OwnLoss()], "loss_weights": [0.5]},
     ],
 )
+@pytest.mark.in_turn
 def test_losses_and_metrics_are_those_of_the_model(arguments, tmp_path, no_warnings):
     model = new_model(scaling(), **arguments)
     model.fit(X, Y, verbose=0)

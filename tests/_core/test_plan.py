@@ -237,6 +237,7 @@ CHANGES_OF_ARGUMENTS = [
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize("change", CHANGES_OF_ARGUMENTS, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("make", [INNER["AdamW"], INNER["its own step"]])
+@pytest.mark.in_turn
 def test_other_arguments(change, make):
     assert_decided_anew(change, make)
 
@@ -321,6 +322,7 @@ CHANGES_OF_THE_OPTIMIZER = {
 @pytest.mark.parametrize(
     "change, make", CHANGES_OF_THE_OPTIMIZER.values(), ids=CHANGES_OF_THE_OPTIMIZER
 )
+@pytest.mark.in_turn
 def test_another_hyperparameter(change, make, dtype):
     assert_decided_anew(change, make, dtype=dtype)
 

@@ -444,7 +444,6 @@ def stored(optimizer):
 
 @each_way
 @pytest.mark.exhaustive
-@pytest.mark.in_turn
 @pytest.mark.parametrize(
     "told",
     [

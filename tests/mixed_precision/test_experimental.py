@@ -303,6 +303,7 @@ def test_what_is_serialized_becomes_the_modern_class_without_a_warning(kind):
 
 
 @given
+@pytest.mark.in_turn
 def test_from_config_and_copies_are_of_the_same_class(kind):
     optimizer = make(GIVEN[kind][0]())
     with warnings.catch_warnings():

@@ -114,6 +114,7 @@ def test_no_factor_costs_a_multiplication():
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", MAKERS)
+@pytest.mark.in_turn
 def test_steps_are_those_at_a_loss_scale_of_1_to_the_bit(name, dtype):
     results = []
     for wrap in (GuardedOptimizer, at_scale_1):
@@ -222,6 +223,7 @@ def test_a_config_makes_one_like_it(master_weights):
 
 @pytest.mark.parametrize("load", [keras.saving.load_model, keras_lso.load_model])
 @pytest.mark.parametrize("suffix", ["keras", "h5"])
+@pytest.mark.in_turn
 def test_a_model_comes_back_from_its_file_and_trains_on(suffix, load, tmp_path):
     if suffix == "h5" and load is keras.saving.load_model:
         pytest.skip("Keras itself restores no optimizer from an .h5 file")

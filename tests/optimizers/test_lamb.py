@@ -191,6 +191,7 @@ FORMS = {
 
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+@pytest.mark.in_turn
 def test_steps_are_the_formula(wrap, start, gradients, form):
     variables, inner = make_variables(start), LAMB(0.1, **form)
     optimizer, reference = wrap(inner), InNumPy(start, **form)
