@@ -139,6 +139,7 @@ def test_the_tables_on_performance_are_what_was_measured(results):
     for heading, title in {
         "## The limits": "Limits",
         "## The steps": "Steps",
+        "## Masters of 16-bit weights": "Masters of 16-bit weights",
         "## In `fit`": "fit, with Adam",
         "## Protected statistics": "Protected statistics",
         "## The host's time": "Host time",
