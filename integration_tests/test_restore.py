@@ -70,12 +70,12 @@ def values_of(model):
 
 
 def halve(model):
-    for optimizer in [model.optimizer.inner_optimizer]:
-        rate = optimizer._learning_rate
-        if isinstance(rate, keras.Variable):
-            rate.assign(rate * 0.5)
-        else:
-            optimizer.learning_rate = schedules.Scaled(rate, 0.5)
+    optimizer = model.optimizer.inner_optimizer
+    rate = optimizer._learning_rate
+    if isinstance(rate, keras.Variable):
+        rate.assign(rate * 0.5)
+    else:
+        optimizer.learning_rate = schedules.Scaled(rate, 0.5)
     model.make_train_function(force=True)
 
 

@@ -73,9 +73,9 @@ class Copies:
                 return
         self._due = steps + self._every
         of_model, of_optimizer = (
-            list(map(_value_of, part)) for part in self._parts(model)
+            list(map(value_of, part)) for part in self._parts(model)
         )
-        if all(map(_is_finite, [*of_model, *of_optimizer])):
+        if all(map(is_finite, [*of_model, *of_optimizer])):
             copy = Copy(attempted, applied, of_model, of_optimizer, self.restored)
             self._copies = [*self._copies, copy][-self._keep :]
             self._last = None
@@ -163,11 +163,13 @@ def _multiply_rate(stepper, factor, times):
         stepper.learning_rate = Scaled(schedule, before * factor)
 
 
-def _value_of(variable):
+def value_of(variable):
+    """Returns the value of a variable as an array of its own."""
     # A copy: on a CPU it may be the variable's own memory.
     return np.array(ops.convert_to_numpy(variable.value))
 
 
-def _is_finite(value):
+def is_finite(value):
+    """Whether all numbers of an array are finite."""
     is_whole = np.issubdtype(value.dtype, np.integer) or value.dtype == bool
     return is_whole or bool(np.isfinite(value).all())

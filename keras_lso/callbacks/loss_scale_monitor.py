@@ -5,16 +5,20 @@ import textwrap
 import warnings
 from typing import Any
 
-import numpy as np
 from keras import ops
 
-from keras_lso._core.checks import check_factor, check_int, check_positive_int
+from keras_lso._core.checks import (
+    check_factor,
+    check_int,
+    check_positive_int,
+    check_share,
+)
 from keras_lso._core.option_checks import check_choice
 from keras_lso._keras_internals.models import kept_outside_of_lists
 from keras_lso._keras_internals.rates import why_skipped
 from keras_lso._keras_internals.variables import layers_of, path_of
 from keras_lso.callbacks.bad_batch import BadBatch
-from keras_lso.callbacks.copies import Copies, check_rates
+from keras_lso.callbacks.copies import Copies, check_rates, is_finite, value_of
 from keras_lso.callbacks.optimizer_callback import OptimizerCallback
 
 ON_STALL = ("warn", "stop", "raise", "restore")
@@ -112,11 +116,9 @@ class LossScaleMonitor(OptimizerCallback):
         self.on_stall = check_choice("on_stall", on_stall, ON_STALL)
         self.keep_every = check_positive_int("keep_every", keep_every)
         self.keep = check_positive_int("keep", keep)
-        # Up to 1, which leaves the rate alone.
-        factor = check_factor(
-            "learning_rate_factor", learning_rate_factor, 0.0, 1 + 1e-9
-        )
-        self.learning_rate_factor = factor
+        factor = check_factor("learning_rate_factor", learning_rate_factor, 0.0)
+        # 1 leaves the rate alone.
+        self.learning_rate_factor = check_share("learning_rate_factor", factor)
         self.retries = check_int("retries", retries, at_least=0)
         self.save_bad_batch = save_bad_batch
         self._bad_batch = None if save_bad_batch is None else BadBatch(save_bad_batch)
@@ -279,7 +281,7 @@ def _diagnosis(model, optimizer, since, has_recorded):
         layers = _name_layers(optimizer.overflowed_variables())
         parts.append(f"Layers whose gradients are not finite: {layers}.")
     kept = [*model.variables, *kept_outside_of_lists(layers_of(model))]
-    layers = _name_layers(v for v in kept if not _is_finite(v.value))
+    layers = _name_layers(v for v in kept if not is_finite(value_of(v)))
     parts.append(f"Layers whose variables hold inf or NaN: {layers}.")
     return _paragraphs(parts)
 
@@ -304,11 +306,6 @@ def _diagnosis_of_rates(since, reason):
 def _paragraphs(parts):
     lines = [line for part in parts for line in part.split("\n")]
     return "\n".join(textwrap.fill(line, 80, break_long_words=False) for line in lines)
-
-
-def _is_finite(variable):
-    values = np.asarray(ops.convert_to_numpy(variable)).astype("float64")
-    return np.isfinite(values).all()
 
 
 def _name_layers(variables, limit=3):

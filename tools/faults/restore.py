@@ -9,7 +9,7 @@ FAULTS = [
     Fault(
         name="a copy that holds NaN is kept",
         file="keras_lso/callbacks/copies.py",
-        old="if all(map(_is_finite, [*of_model, *of_optimizer])):",
+        old="if all(map(is_finite, [*of_model, *of_optimizer])):",
         new="if True:",
         tests=f"{_TESTS}::test_a_copy_that_is_not_finite_is_not_kept",
         backend="torch",

@@ -251,11 +251,8 @@ class TensorFlow(Framework):
         return iter(tf.data.Dataset.from_tensors(batch))
 
     def check_batches_are_seen(self, steps_per_execution):
-        if (
-            steps_per_execution
-            == 1
-            == tf.distribute.get_strategy().num_replicas_in_sync
-        ):
+        replicas = tf.distribute.get_strategy().num_replicas_in_sync
+        if steps_per_execution == replicas == 1:
             return
         raise ValueError(
             "On TensorFlow `save_bad_batch` needs `steps_per_execution=1` and one "
