@@ -35,8 +35,8 @@ MAKEFLAGS += --keep-going --no-print-directory
 
 .PHONY: help setup demo large-batch large-batch-transformer float16 bfloat16 transformer \
     test test-full check coverage test-distributed nightly attack soak golden mutations \
-    mutate-changed lint format test-oldest test-newest test-triton test-install bench bench-gpu \
-    bench-gpu-dry bench-accelerators docs docs-serve clean
+    mutate-changed lint format test-oldest test-newest test-triton test-install release-check \
+    bench bench-gpu bench-gpu-dry bench-accelerators docs docs-serve clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$].*## / { if (sub(/.*each,/, "", $$1)) sub(/\)/, "-<backend>", $$1); \
@@ -130,6 +130,8 @@ test-triton: $(NOX) ## the kernels for a GPU, by Triton's interpreter and compil
 	$(NOX) --session triton -- $(PYTEST_ARGS)
 test-install: $(INSTALLED) ## sdist and wheel, installed as users do (downloads)
 	$(PYTEST) install_tests $(PYTEST_ARGS)
+release-check: $(INSTALLED) ## all of a release but its publication (downloads)
+	$(NOX) --session release_check -- $(PYTEST_ARGS)
 
 bench: $(INSTALLED) ## time a step under every backend, and those of its peers
 	$(BIN)/python -m benchmarks --backends $(BACKENDS)

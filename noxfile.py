@@ -7,8 +7,10 @@
 Each environment is a folder in .nox, made from requirements/ and kept.
 """
 
+import functools
 import os
 import pathlib
+import shutil
 import sys
 
 import nox
@@ -125,6 +127,25 @@ def accelerators(session):
     session.run(sys.executable, *command, *targets, env=torch, external=True)
     install(session, "accelerators")
     session.run("python", *command, "H200", "TPU v5e", "4 x TPU v5e")
+
+
+@nox.session
+def release_check(session):
+    """Builds the distributions once, and checks and installs those very files."""
+    folder = pathlib.Path("build/release").absolute()
+    dist = folder / "dist"
+    shutil.rmtree(folder, ignore_errors=True)
+    session.install("-r", "requirements/release.txt")
+    # Isolated, as on a distributor's machine: by what [build-system] asks for.
+    session.run("python", "-m", "build", "--outdir", str(dist))
+    distributions = [str(file) for file in sorted(dist.iterdir())]
+    session.run("python", "-m", "twine", "check", "--strict", *distributions)
+    session.run("python", "-m", "tools.rendered_readme", *distributions)
+    # The rest runs in .venv.
+    run = functools.partial(session.run, sys.executable, "-m", external=True)
+    tag = os.environ.get("RELEASE_TAG", "")
+    (folder / "notes.md").write_text(run("tools.changelog", tag, silent=True))
+    run("pytest", "install_tests", f"--dist={dist}", *session.posargs)
 
 
 @nox.session

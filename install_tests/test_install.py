@@ -59,11 +59,13 @@ def run(*command, folder, check=True, **environment):
 
 
 @pytest.fixture(scope="module")
-def distributions(tmp_path_factory):
+def distributions(request, tmp_path_factory):
     """The sdist, and the wheel that is built from it."""
-    folder = tmp_path_factory.mktemp("dist")
-    command = ("-m", "build", "--no-isolation", "--outdir", folder, ROOT)
-    run(sys.executable, *command, folder=folder)
+    folder = request.config.getoption("dist")
+    if folder is None:
+        folder = tmp_path_factory.mktemp("dist")
+        command = ("-m", "build", "--no-isolation", "--outdir", folder, ROOT)
+        run(sys.executable, *command, folder=folder)
     (sdist,), (wheel,) = folder.glob("*.tar.gz"), folder.glob("*.whl")
     return {"sdist": sdist, "wheel": wheel}
 
