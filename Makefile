@@ -46,14 +46,15 @@ setup: $(INSTALLED) ## build .venv from the pinned requirements
 $(INSTALLED): $(NOX) requirements/originals.txt pyproject.toml
 	@echo "Installing requirements/dev.txt into .venv; the first time takes minutes."
 	@$(BIN)/pip install -qq -r requirements/dev.txt
+	@$(BIN)/pip install -qq --no-deps -r requirements/torch.txt
 	@$(BIN)/pip install -qq --no-deps -r requirements/originals.txt
 	@$(BIN)/pip install -qq --no-deps --no-build-isolation -e .
 	@touch $@
-$(NOX): requirements/dev.txt
+$(NOX): requirements/dev.txt requirements/torch.txt
 	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("keras-lso \
 	needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
-	@$(BIN)/pip install -qq nox --constraint requirements/dev.txt
+	@$(BIN)/pip install -qq -r requirements/nox.txt
 	@touch $@
 
 # --- Examples
@@ -115,8 +116,9 @@ mutations: $(INSTALLED) ## make the faults to fear one at a time: each has a tes
 mutate-changed: $(INSTALLED) ## mutate the files changed since SINCE (default: origin/main), by Cosmic Ray
 	$(NOX) --session mutate_changed -- $(SINCE)
 
-lint: $(INSTALLED) ## ruff, mypy, who may import whom, and how long functions may be
+lint: $(INSTALLED) ## ruff, mypy, who may import whom, how long functions may be, the workflows
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
+	$(BIN)/zizmor --offline --quiet .github
 	$(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/python -m tools.lint_functions
 format: $(INSTALLED) ## let ruff format the code and fix what it can
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .

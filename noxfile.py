@@ -28,8 +28,9 @@ GROUPS = nox.project.load_toml("pyproject.toml")
 def install(session, *names):
     """Installs requirements/NAME.txt for each name, and the package."""
     for name in names:
-        # Two that do not ask for what their packages ask for: it is there, or unwanted.
-        options = ["--no-deps"] if name.endswith(("originals", "triton")) else []
+        # These do not ask for what their packages ask for: it is there, or unwanted.
+        alone = name.endswith(("originals", "triton", "torch"))
+        options = ["--no-deps"] if alone else []
         session.install(*options, "-r", f"requirements/{name}.txt")
     install_package(session)
 
@@ -61,13 +62,14 @@ def freeze(session, path):
     """Writes the versions that are installed, as pins that hold on every index."""
     command = ["python", "-m", "pip", "freeze", "--all", "--exclude", "pip"]
     frozen = session.run(*command, "--exclude-editable", silent=True)
+    pathlib.Path(path).parent.mkdir(exist_ok=True)
     pathlib.Path(path).write_text(frozen.replace("+cpu", ""))
 
 
 @nox.session
 def oldest(session):
     """The suite with the oldest Keras, TensorFlow and JAX."""
-    install(session, "oldest", "oldest-originals")
+    install(session, "oldest", "torch", "oldest-originals")
     run_suite(session, BACKENDS)
 
 
@@ -90,7 +92,6 @@ def newest(session):
     if keras != "keras":
         session.run("python", "-m", "pip", "uninstall", "-qqy", "keras")
         session.install("--pre", "--no-deps", keras)
-    pathlib.Path("build").mkdir(exist_ok=True)
     freeze(session, "build/newest.txt")
     run_suite(session, backends)
 
@@ -98,7 +99,7 @@ def newest(session):
 @nox.session
 def triton(session):
     """The kernels for a GPU, by Triton's interpreter and by its compiler."""
-    install(session, "gpu-dry", "triton")
+    install(session, "gpu-dry", "torch", "triton")
     interpreted = {"TRITON_INTERPRET": "1"}
     for names, more in ((("_masters", ""), interpreted), (("_compiled",), {})):
         files = [f"tests/_backend/test_triton{name}.py" for name in names]
@@ -109,7 +110,7 @@ def triton(session):
 @nox.session
 def gpu_dry(session):
     """Each row and test of `make bench-gpu`, at toy size and on a CPU."""
-    install(session, "gpu-dry")
+    install(session, "gpu-dry", "torch")
     python = f"PYTHON={session.virtualenv.bin}/python"
     env = {"GPU_DRY_RUN": "1"}
     session.run("make", "bench-gpu", python, "SIZE=--smoke", env=env, external=True)
@@ -136,8 +137,13 @@ def release_check(session):
     dist = folder / "dist"
     shutil.rmtree(folder, ignore_errors=True)
     session.install("-r", "requirements/release.txt")
-    # Isolated, as on a distributor's machine: by what [build-system] asks for.
-    session.run("python", "-m", "build", "--outdir", str(dist))
+    # By the hatchling of requirements/ and with the date of the commit: whoever builds
+    # it again gets the same files.
+    commit = ("git", "log", "-1", "--pretty=%ct")
+    date = session.run(*commit, external=True, silent=True)
+    env = {"SOURCE_DATE_EPOCH": date.strip()}
+    command = ("python", "-m", "build", "--no-isolation", "--outdir", str(dist))
+    session.run(*command, env=env)
     distributions = [str(file) for file in sorted(dist.iterdir())]
     session.run("python", "-m", "twine", "check", "--strict", *distributions)
     session.run("python", "-m", "tools.rendered_readme", *distributions)
@@ -164,4 +170,7 @@ def lock(session):
     # Python 3.11 brings an old one, which nothing has asked for.
     session.run("python", "-m", "pip", "uninstall", "-qqy", "setuptools")
     session.install(*nox.project.dependency_groups(GROUPS, name))
-    freeze(session, f"requirements/{name}.txt")
+    freeze(session, "build/frozen.txt")
+    session.install("uv")
+    command = ("python", "-m", "tools.lock_hashes", "build/frozen.txt")
+    session.run(*command, f"requirements/{name}.txt")

@@ -16,8 +16,9 @@ import venv
 
 import pytest
 
+from testing.pins import pins_of
+
 ROOT = pathlib.Path(__file__).parents[1]
-PINS = ROOT / "requirements" / "dev.txt"
 
 # What is installed, and the frameworks' packages for a CPU.
 INSTALLS = [("wheel", "jax"), ("sdist", "jax"), ("wheel", "tensorflow")]
@@ -82,7 +83,11 @@ class Environment:
         self.install(distribution, PACKAGES[backend])
 
     def install(self, *requirements):
-        command = ("-m", "pip", "install", "-qq", "-c", PINS)
+        # With hashes, pip would want one of the distribution as well.
+        pins = self.folder / "pins.txt"
+        lines = [f"{name}=={version}" for name, version in pins_of("dev").items()]
+        pins.write_text("\n".join(lines))
+        command = ("-m", "pip", "install", "-qq", "-c", pins)
         run(self.python, *command, *requirements, folder=self.folder)
 
     def run(self, *arguments, **options):

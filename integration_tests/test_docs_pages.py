@@ -236,3 +236,13 @@ def test_the_citation_is_of_this_version():
         r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.M
     )
     assert version == keras_lso.__version__
+
+
+def test_every_page_of_the_api_says_which_names_stay():
+    for page, path in PAGES.items():
+        if page.startswith("docs/api/"):
+            _, words, _ = path.read_text().split("\n\n", 2)
+            target = "(../compatibility.md#what-stays-as-it-is)"
+            is_old = path.stem in ("mixed_precision", "compat", "open_seq2seq")
+            kind = "for migration only" if is_old else "stable"
+            assert words.startswith(f"These names are [{kind}]{target}"), page

@@ -11,6 +11,7 @@ from packaging.version import Version
 
 from integration_tests.docs_blocks import PAGES, table_of
 from keras_lso._keras_internals import keras_version
+from testing import pins
 
 pytestmark = pytest.mark.one_backend
 
@@ -19,7 +20,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 # The columns of the table, and what the packages are called in requirements/.
 PACKAGES = {
     "Keras": "keras",
-    "TensorFlow": "tensorflow_cpu",
+    "TensorFlow": "tensorflow-cpu",
     "JAX": "jax",
     "PyTorch": "torch",
     "NumPy": "numpy",
@@ -35,20 +36,19 @@ def rows():
 
 def pins_of(row):
     """Returns the versions in the file that a row names, None if it names none."""
-    named = re.search(r"`(requirements/\w+\.txt)`", row["known by"])
+    named = re.search(r"`requirements/(\w+)\.txt`", row["known by"])
     if named is None:
         return None
-    lines = (ROOT / named[1]).read_text().splitlines()
-    return dict(line.split("==") for line in lines)
+    return pins.pins_of(named[1])
 
 
 def test_the_table_has_the_versions_of_the_files_that_it_names():
     of_files = [(row, pins_of(row)) for row in rows()]
-    of_files = [(row, pins) for row, pins in of_files if pins]
+    of_files = [(row, pinned) for row, pinned in of_files if pinned]
     assert len(of_files) >= 3
-    for row, pins in of_files:
+    for row, pinned in of_files:
         assert row["is"] in ("tested", "works")
-        versions = {column: pins.get(name, "-") for column, name in PACKAGES.items()}
+        versions = {column: pinned.get(name, "-") for column, name in PACKAGES.items()}
         assert {column: row[column] for column in PACKAGES} == versions
 
 

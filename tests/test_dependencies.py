@@ -2,12 +2,15 @@
 
 import ast
 import pathlib
+import re
 import sys
 import tomllib
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
+
+from testing.pins import FOLDER, pins_of
 
 pytestmark = pytest.mark.one_backend
 
@@ -48,12 +51,6 @@ def test_every_backend_and_extra_can_be_asked_for():
     assert named >= BACKENDS | EXTRAS
 
 
-def pins(name):
-    """Returns a dict of packages to versions, of a file in requirements/."""
-    lines = (ROOT / "requirements" / f"{name}.txt").read_text().splitlines()
-    return {canonicalize_name(n): v for n, v in (line.split("==") for line in lines)}
-
-
 def members(name):
     """Returns the requirements of a dependency group and of those it includes."""
     found = []
@@ -64,20 +61,39 @@ def members(name):
 
 
 # Of the newest the file is a record: torch is asked for with the backends.
-@pytest.mark.parametrize(
-    "name", ["dev", "oldest", "newest", "gpu-dry", "accelerators", "originals"]
-)
+ASKED_FOR = ["dev", "oldest", "newest", "gpu-dry", "accelerators", "originals"]
+ASKED_FOR += ["mutants", "nox", "release"]
+
+
+@pytest.mark.parametrize("name", ASKED_FOR)
 def test_what_a_group_asks_for_is_pinned(name):
-    pinned, wanted = pins(name), members(name)
+    pinned, wanted = pins_of(name), members(name)
     # None is named twice, by a group and one that it includes.
     assert len({canonicalize_name(each.name) for each in wanted}) == len(wanted)
     for each in wanted:
         assert pinned[canonicalize_name(each.name)] in each.specifier, each
 
 
+def test_what_is_installed_has_hashes():
+    files = {file.stem: file.read_text() for file in FOLDER.glob("*.txt")}
+    pinned = {name: text.count("==") for name, text in files.items()}
+    hashed = {name: text.count(" \\\n    --hash=") for name, text in files.items()}
+    # PyTorch's indexes have builds of their own; of the newest the file is a record.
+    without = {"torch": 1, "newest": pinned["newest"]}
+    for name, text in files.items():
+        first = len(re.findall(r"==\S+ \\\n    --hash=sha256:[0-9a-f]{64}\b", text))
+        assert pinned[name] - first == without.get(name, 0), name
+    assert hashed["dev"] > pinned["dev"]
+
+
+def test_nox_is_the_one_of_the_environment_for_development():
+    of_all = pins_of("dev")
+    assert {name: of_all[name] for name in pins_of("nox")} == pins_of("nox")
+
+
 def test_the_oldest_versions_are_those_tested():
     # PyTorch's is left out: on Linux PyPI has no old wheel for a CPU.
-    pinned = pins("oldest")
+    pinned = pins_of("oldest")
     extras = PROJECT["optional-dependencies"]
     lowest = {
         "keras": PROJECT["dependencies"][0],

@@ -16,6 +16,7 @@ from packaging.version import Version
 from keras_lso._keras_internals import keras_version
 from keras_lso._keras_internals.private_names import of_frameworks, of_keras
 from testing import forked
+from testing.pins import pins_of
 
 BACKEND = os.environ["KERAS_BACKEND"]
 ROOT = pathlib.Path(__file__).parents[1]
@@ -75,12 +76,10 @@ def test_versions(version, supported, newer):
 def test_what_was_tested_is_what_the_environments_pin():
     pins = {}
     for name in ("dev", "newest"):
-        lines = (ROOT / "requirements" / f"{name}.txt").read_text().splitlines()
-        for line in lines:
-            package, _, version = line.partition("==")
+        for package, version in pins_of(name).items():
             release = Version(version).release
             pins[package] = max(release, pins.get(package, release))
-    packages = {"tensorflow": "tensorflow_cpu"}
+    packages = {"tensorflow": "tensorflow-cpu"}
     for package, below in keras_version.TESTED.items():
         major, minor = pins[packages.get(package, package)][:2]
         assert below == f"<{major}.{minor + 1}", package

@@ -13,9 +13,7 @@ import sys
 from keras_lso._version import __version__
 
 CHANGELOG = pathlib.Path(__file__).resolve().parent.parent / "CHANGELOG.md"
-_HEADING = re.compile(
-    r"^## \[(?P<version>[^\]]+)\](?: - (?P<date>\d{4}-\d\d-\d\d))?$", re.MULTILINE
-)
+_HEADING = re.compile(r"^## \[(?P<version>[^\]]+)\](?: - (?P<date>.+))?$", re.MULTILINE)
 _LINKS = re.compile(r"^\[[^\]]+\]: https?://\S+$\n?", re.MULTILINE)
 
 
