@@ -32,7 +32,7 @@ def make_model(
     keras.utils.set_random_seed(1)
     layers = [
         keras.Input((4,), dtype="float32"),
-        keras.layers.Dense(8, activation="relu", dtype=dtype),
+        keras.layers.Dense(8, activation="relu", dtype=dtype, name="first"),
         keras.layers.BatchNormalization(),
         keras.layers.Dense(1, dtype=dtype),
     ]

@@ -15,6 +15,7 @@ import importlib.metadata
 import math
 
 import keras
+import numpy as np
 from keras import ops
 
 from keras_lso._backend import autodiff, formulas, tensors
@@ -523,6 +524,14 @@ class Framework:
     def sharded_like(self, value, like):
         """Returns a whole tensor sharded as `like` is, if that has the same shape."""
         return value
+
+    def to_host(self, value):
+        """Returns a copy of a tensor in host memory, an array: the whole of it.
+
+        Where processes hold shards of it, all of them have to ask.
+        """
+        # A copy: on a CPU it may be the memory of a variable.
+        return np.array(ops.convert_to_numpy(value))
 
     def are_shards(self, grads, variables):
         """Whether a device has shards of the gradients, inside of `jax.shard_map`.

@@ -6,6 +6,7 @@ import keras
 import numpy as np
 from keras import ops
 
+from keras_lso._backend import backend
 from keras_lso._keras_internals.models import kept_outside_of_lists
 from keras_lso._keras_internals.optimizers import have_rates, optimizers_in
 from keras_lso._keras_internals.rates import rate_given_to
@@ -165,8 +166,7 @@ def _multiply_rate(stepper, factor, times):
 
 def value_of(variable):
     """Returns the value of a variable as an array of its own."""
-    # A copy: on a CPU it may be the variable's own memory.
-    return np.array(ops.convert_to_numpy(variable.value))
+    return backend.to_host(variable.value)
 
 
 def is_finite(value):

@@ -88,6 +88,16 @@ def same_tensor(own, reference):
     equal(own(tensor(RANDOM[0]), *like), reference(tensor(RANDOM[0]), *like))
 
 
+@compares("to_host")
+def copies_to_the_host(own, reference):
+    value = tensor(RANDOM[0])
+    first, second = own(value), own(value)
+    np.testing.assert_array_equal(first, reference(value))
+    first += 1.0
+    np.testing.assert_array_equal(second, reference(value))
+    np.testing.assert_array_equal(ops.convert_to_numpy(value), second)
+
+
 @compares("as_gradient")
 def same_gradient(own, reference):
     for value in (tensor([1.5]), tensor([1.5], "float16"), [1, 2], np.array([3.0])):

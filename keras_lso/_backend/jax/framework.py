@@ -5,7 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.experimental import sparse
+from jax.experimental import multihost_utils, sparse
 from keras import ops
 
 from keras_lso._backend import autodiff
@@ -89,6 +89,11 @@ class JAX(Framework):
         devices = jnp.asarray(tensor).devices()
         is_near = {device.platform for device in devices} == {"cpu"}
         return tensor.item() if is_near and len(devices) == 1 else None
+
+    def to_host(self, value):
+        if not (value.is_fully_addressable or value.is_fully_replicated):
+            value = multihost_utils.process_allgather(value, tiled=True)
+        return super().to_host(value)
 
     def steppable(self, grads):
         """See `Framework.steppable`: on one CPU, in the order of the variables."""

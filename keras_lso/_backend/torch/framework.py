@@ -58,6 +58,9 @@ class Torch(Framework):
     scalar = staticmethod(torch_scalars.scalar)
     without_host = staticmethod(torch_numbers.without_host)
 
+    def to_host(self, value):
+        return super().to_host(torch_shards.whole(value))
+
     @torch.no_grad()
     def run_if(self, finite, step, grads, state):
         if not torch_measure.is_on_host(finite):

@@ -40,6 +40,11 @@ def shards_of(tensors):
     return [t.to_local() if is_sharded(t) else t for t in tensors]
 
 
+def whole(tensor):
+    """Returns the whole of a `DTensor`, for which all processes have to ask."""
+    return tensor.full_tensor() if is_sharded(tensor) else tensor
+
+
 def sharded_like(value, like):
     """See `Framework.sharded_like`. What it shards becomes a parameter."""
     stays = is_sharded(value) or value.shape != like.shape
