@@ -36,7 +36,7 @@ def markdown_row(cells):
     return f"| {' | '.join(cells)} |"
 
 
-# --- README.md: a step, beside Keras's wrapper and GradScaler -----------------------
+# --- docs/performance.md: a step, next to Keras's wrapper and GradScaler ------------
 
 
 def comparison_rows(results):
@@ -105,7 +105,7 @@ def _one(group, role):
     return row
 
 
-# --- docs/performance.md: from the best row to the worst ----------------------------
+# --- docs/benchmarks.md: from the best row to the worst -----------------------------
 
 
 def ranges(results):
@@ -187,12 +187,15 @@ def first_steps_of_many(results):
 def main():
     results = read_results()
     for page, lines in {
-        "README.md": comparison_rows(results),
+        "README.md": [fit_range(results)],
         "docs/large-batches.md": [lars_shapes(results), *lars_rows(results)],
         "docs/performance.md": [
-            *range_rows(results),
+            *comparison_rows(results),
             fit_range(results),
             first_step_most(results),
+        ],
+        "docs/benchmarks.md": [
+            *range_rows(results),
             first_steps_of_many(results),
             "and what `python -m benchmarks.report` prints",
         ],

@@ -143,5 +143,5 @@ def test_the_pages_say_when_the_spell_is():
     assert "SPELL, SHARE = (600, 1400), 0.25" in source
     assert "MISSING = 9.96921e36" in source
     words = " ".join(PAGES["README.md"].read_text().split())
-    assert "steps 600 and 1400 one batch in four holds readings of 9.97e36" in words
+    assert "steps 600 and 1400, one batch in four contains 9.97e36" in words
     assert '--8<-- "README.md:picture"' in PAGES["docs/index.md"].read_text()

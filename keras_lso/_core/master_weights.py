@@ -219,7 +219,7 @@ def _kind_of(master_weights, inner_optimizer, variables):
     """
     if master_weights is False:
         return None
-    # See docs/performance.md for what the kinds cost.
+    # See docs/benchmarks.md for what the kinds cost.
     names = {"auto": "float32", True: "float32"}
     kind = KINDS[names.get(master_weights, master_weights)]
     is_fused = backend.FUSES_STEPS and fitting_rule(inner_optimizer, variables)
