@@ -92,7 +92,7 @@ _OF_MODELS = (
 )
 
 _MODULES = (
-    Probe("keras.src.backend", "AutocastScope"),
+    Probe("keras.src.backend.common", "AutocastScope"),
     Probe("keras.src.models.functional", "Functional"),
     Probe("keras.src.models.functional", "functional_like_constructor"),
     Probe("keras.src.backend.common.stateless_scope", "in_stateless_scope"),
