@@ -321,12 +321,29 @@ def test_a_callback_that_swaps_averages_is_copied(when, duplicate):
         inner = keras.optimizers.SGD(0.1, use_ema=True)
         return keras_lso.LossScaleOptimizer(inner)
 
-    callback = callbacks.SwapEMAWeights(swap_on_epoch=True)
+    _assert_is_copied(callbacks.SwapEMAWeights, averaging, when, duplicate)
+
+
+@both_ways
+@pytest.mark.parametrize("when", ["new", "after a fit"])
+@pytest.mark.skipif(
+    not hasattr(keras.optimizers, "ScheduleFreeAdamW"), reason="Keras has none"
+)
+def test_a_callback_that_swaps_schedule_free_weights_is_copied(when, duplicate):
+    def schedule_free():
+        return keras_lso.LossScaleOptimizer(keras.optimizers.ScheduleFreeAdamW(0.1))
+
+    cls = callbacks.SwapScheduleFreeWeights
+    _assert_is_copied(cls, schedule_free, when, duplicate)
+
+
+def _assert_is_copied(cls, make_optimizer, when, duplicate):
+    callback = cls(swap_on_epoch=True)
     if when == "after a fit":
-        fit(averaging(), callbacks=[callback])
+        fit(make_optimizer(), callbacks=[callback])
     copied = duplicate(callback)
     assert copied.swap_on_epoch
-    fit(averaging(), callbacks=[copied], validation_data=(X, Y))
+    fit(make_optimizer(), callbacks=[copied], validation_data=(X, Y))
 
 
 # --- Reports and models -----------------------------------------------------------

@@ -11,6 +11,7 @@ import pytest
 import keras_lso
 from keras_lso import LossScaleOptimizer
 from keras_lso.compat.saving import adopt
+from testing.keras_versions import reads_lower_case
 
 pytestmark = pytest.mark.one_backend
 
@@ -88,12 +89,11 @@ BARE = {
 
 @pytest.mark.parametrize("spelling", BARE.values(), ids=BARE)
 def test_every_spelling_of_keras_class_becomes_ours(spelling):
-    # `keras.optimizers.deserialize` takes all of these for its own class.
+    # `keras.optimizers.deserialize` takes all of these for its own class, or did.
     config = {**spelling, "config": theirs(initial_scale=64.0).get_config()}
-    assert isinstance(
-        keras.optimizers.deserialize(copy.deepcopy(config)),
-        keras.optimizers.LossScaleOptimizer,
-    )
+    if reads_lower_case or spelling is not BARE["in lower case"]:
+        read = keras.optimizers.deserialize(copy.deepcopy(config))
+        assert isinstance(read, keras.optimizers.LossScaleOptimizer)
     ours = keras_lso.deserialize(config)
     assert type(ours) is LossScaleOptimizer
     assert float(ours.loss_scale) == 64.0

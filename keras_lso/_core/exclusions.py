@@ -19,9 +19,11 @@ from typing import NamedTuple
 from keras_lso._core.checks import check_patterns, warn
 from keras_lso._core.gradients import as_list, list_of_variables
 from keras_lso._core.near_names import meant_by, nearest, rewritten
+from keras_lso._keras_internals.keras_version import excludes_before_build_alone
 from keras_lso._keras_internals.optimizers import (
     chain_of,
     names_excluded_by,
+    optimizers_in,
     stepping,
     uses_weight_decay,
     variables_of,
@@ -35,13 +37,32 @@ from keras_lso._keras_internals.variables import (
 )
 
 
-def check_exclusions(var_list, var_names):
-    """Returns both arguments of `exclude_from_weight_decay` as lists, or as None."""
+def check_exclusions(optimizer, var_list, var_names):
+    """Returns both arguments of `exclude_from_weight_decay` as lists, or as None.
+
+    Args:
+        optimizer: The optimizer whose method was called. It may wrap others.
+        var_list: See there.
+        var_names: See there.
+
+    Raises:
+        ValueError: If it is too late, by the rules of the Keras at hand.
+    """
     if var_list is not None:
         var_list = list_of_variables("var_list", var_list)
     if var_names is not None:
         var_names = as_list("var_names", var_names, "regular expressions")
         var_names = check_patterns("var_names", var_names)
+    if excludes_before_build_alone() and any(o.built for o in optimizers_in(optimizer)):
+        name = type(chain_of(optimizer)[-1]).__name__
+        raise ValueError(
+            f"The {name} has been built, and from Keras 3.16 on `build` decides which "
+            "variables decay: `exclude_from_weight_decay` has to be called before it. "
+            "The first step calls `build`, and so does `fit`. Call the method of a new "
+            f"optimizer at once: `optimizer = {name}(...); optimizer."
+            'exclude_from_weight_decay(var_names=["bias"])`. '
+            f"Received: var_list={var_list}, var_names={var_names}"
+        )
     return var_list, var_names
 
 

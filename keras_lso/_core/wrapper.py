@@ -86,8 +86,11 @@ class Wrapper(keras.optimizers.Optimizer):
                 the last part of the path, and on TensorFlow in the whole path. The
                 `:0` at the end of TensorFlow's names may be in an expression on all
                 backends. Defaults to `None`.
+
+        Raises:
+            ValueError: From Keras 3.16 on, if the optimizer has been built.
         """
-        var_list, var_names = check_exclusions(var_list, var_names)
+        var_list, var_names = check_exclusions(self, var_list, var_names)
         if var_names is not None:
             var_names = with_and_without_end(var_names)
         if is_multi_optimizer(self.inner_optimizer):

@@ -47,6 +47,16 @@ def _contains(specifiers, version):
         return False
 
 
+def excludes_before_build_alone():
+    """Whether an optimizer takes exclusions from weight decay before `build` alone.
+
+    Keras 3.16 decides there which variables decay.
+    """
+    import keras
+
+    return not _contains("<3.16", keras.__version__)
+
+
 def check_keras():
     """Imports Keras, refuses it if it is too old, and probes it if it is too new.
 

@@ -5,7 +5,7 @@ import warnings
 
 import keras
 from keras.src import ops as layer_ops
-from keras.src.backend import AutocastScope
+from keras.src.backend.common import AutocastScope
 from keras.src.models.functional import Functional, functional_like_constructor
 from keras.src.saving.serialization_lib import SafeModeScope
 

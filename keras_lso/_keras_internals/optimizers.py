@@ -364,14 +364,15 @@ def averages_of(optimizer):
     return [
         pair
         for averaging in stepping(optimizer)
-        if averaging.use_ema and averaging.built and _has_stepped(averaging)
+        if averaging.use_ema and averaging.built and has_stepped(averaging)
         for pair in zip(
             averaging._trainable_variables, moving_averages_of(averaging), strict=True
         )
     ]
 
 
-def _has_stepped(optimizer):
+def has_stepped(optimizer):
+    """Whether a step of the optimizer was applied."""
     # By NumPy: what replicas share does not become an `int` by itself.
     return int(ops.convert_to_numpy(iteration_variable(optimizer))) > 0
 

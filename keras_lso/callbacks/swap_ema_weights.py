@@ -3,12 +3,10 @@
 It overrides all of Keras's methods that swap, since they know neither masters nor LARC.
 """
 
-import contextlib
-
 import keras
-from keras import ops
 
 from keras_lso._keras_internals.optimizers import averages_of, keeps_averages
+from keras_lso.callbacks.swapped_weights import put_back, swap_in
 
 
 class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
@@ -91,22 +89,10 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
                 "SwapEMAWeights must be used when `use_ema=True` is set on the "
                 f"optimizer. Received: optimizer={optimizer!r}"
             )
-        averages = averages_of(optimizer)
-        with self._in_step():
-            # Copies: on PyTorch a variable changes in place, and on JAX aliasing with
-            # the average would let the training step donate one buffer twice.
-            self._weights = [(v, ops.copy(v)) for v, _ in averages]
-            for variable, average in averages:
-                variable.assign(ops.copy(average))
+        self._weights = swap_in(optimizer, lambda: averages_of(optimizer))
 
     def _restore_weights(self):
         if self._weights is None:
             return
-        with self._in_step():
-            for variable, value in self._weights:
-                variable.assign(value)
+        put_back(self.model.optimizer, self._weights)
         self._weights = None
-
-    def _in_step(self):
-        scope = getattr(self.model.optimizer, "masters_in_step", None)
-        return contextlib.nullcontext() if scope is None else scope()

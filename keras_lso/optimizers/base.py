@@ -96,8 +96,11 @@ class OwnOptimizer(RuleOptimizer):
             var_names: List of regular expressions; a variable is excluded if its
                 name, which is the last part of its path, holds a match of one of
                 them. Defaults to `None`.
+
+        Raises:
+            ValueError: From Keras 3.16 on, if the optimizer has been built.
         """
-        super().exclude_from_weight_decay(*check_exclusions(var_list, var_names))
+        super().exclude_from_weight_decay(*check_exclusions(self, var_list, var_names))
         if self.built:
             warn_of_idle_patterns([by_names(self)])
 

@@ -8,8 +8,10 @@ import pytest
 from keras import ops
 
 from keras_lso import LAMB, LARC, LARS, LossScaleOptimizer, NovoGrad
+from keras_lso._core import exclusions
 from keras_lso._core.exclusions import alternatives
 from keras_lso.schedules import mlperf_bert
+from testing.keras_versions import excluded_before_build, excludes_after_build
 
 DECAYS = dict(weight_decay=0.5)
 OWN = dict(weight_decay_rate=0.5)
@@ -62,7 +64,8 @@ def step(optimizer, variables):
 @pytest.mark.parametrize("make", INNER.values(), ids=INNER)
 @pytest.mark.exhaustive
 def test_an_exclusion_counts_whenever_it_is_made(make, exclude, names, dtype):
-    for when in ("before build", "after build", "between steps"):
+    late = ("after build", "between steps") if excludes_after_build else ()
+    for when in ("before build", *late):
         kernel, bias = variables = two_variables(dtype)
         optimizer = LossScaleOptimizer(make(), initial_scale=1.0)
         what = {"var_names": ["bias"]} if names else {"var_list": [bias]}
@@ -77,6 +80,8 @@ def test_an_exclusion_counts_whenever_it_is_made(make, exclude, names, dtype):
         after = step(optimizer, variables)
         assert after[0] < before[0], when
         assert after[1] == before[1], when
+        if not excludes_after_build:
+            continue
         # Another exclusion takes the place of the first one, as in Keras.
         exclude(optimizer, var_list=[kernel])
         again = step(optimizer, variables)
@@ -84,6 +89,7 @@ def test_an_exclusion_counts_whenever_it_is_made(make, exclude, names, dtype):
         assert again[1] < after[1], when
 
 
+@excluded_before_build
 def test_an_exclusion_counts_in_the_middle_of_a_window():
     kernel, bias = variables = two_variables("float16")
     inner = keras.optimizers.SGD(0.5, gradient_accumulation_steps=2, **DECAYS)
@@ -98,7 +104,8 @@ def test_an_exclusion_by_a_wrapper_around_the_wrapper_counts():
     kernel, bias = variables = two_variables("float16")
     inner = LossScaleOptimizer(keras.optimizers.SGD(0.5, **DECAYS), initial_scale=1.0)
     optimizer = LARC(inner)
-    optimizer.build(variables)
+    if excludes_after_build:
+        optimizer.build(variables)
     optimizer.scale_loss(1.0)
     optimizer.exclude_from_weight_decay(var_list=[bias])
     assert step(optimizer, variables) == [0.75, 1.0]
@@ -112,7 +119,14 @@ def multi_optimizer(first, second, start="second"):
     )
 
 
-@pytest.mark.parametrize("when", ["before build", "after build", "between steps"])
+@pytest.mark.parametrize(
+    "when",
+    [
+        "before build",
+        pytest.param("after build", marks=excluded_before_build),
+        pytest.param("between steps", marks=excluded_before_build),
+    ],
+)
 @pytest.mark.parametrize("make", [INNER["SGD"], INNER["LARS"]], ids=["SGD", "LARS"])
 def test_an_exclusion_of_a_member_of_a_multi_optimizer_counts(make, when):
     names = "first", "second", "second_bias"
@@ -342,6 +356,7 @@ def test_an_exclusion_of_a_multi_optimizer_itself_is_told():
         optimizer.exclude_from_weight_decay(var_names=["bias"])
 
 
+@excluded_before_build
 @pytest.mark.parametrize("make", [INNER["SGD"], INNER["LARS"]], ids=["SGD", "LARS"])
 def test_names_that_are_looked_for_in_vain_after_build(make, variables):
     optimizer = LossScaleOptimizer(make())
@@ -406,6 +421,22 @@ def test_what_is_no_exclusion_is_refused(make, arguments, error, words):
         optimizer.exclude_from_weight_decay(**arguments)
     # What was excluded still is.
     assert step(optimizer, variables)[1] == 1.0
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    "name, built", [("LARC", "all"), ("LARC", "the innermost alone"), ("LARS", "all")]
+)
+def test_an_exclusion_is_refused_where_keras_takes_none(name, built, monkeypatch):
+    monkeypatch.setattr(exclusions, "excludes_before_build_alone", lambda: True)
+    variables, optimizer = two_variables("float32"), INNER[name]()
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    innermost = getattr(optimizer, "inner_optimizer", optimizer)
+    (optimizer if built == "all" else innermost).build(variables)
+    with pytest.raises(ValueError, match="before it.* Received: .*'kernel'"):
+        optimizer.exclude_from_weight_decay(var_names=["kernel"])
+    kernel, bias = step(optimizer, variables)
+    assert kernel < 1.0 and bias == 1.0
 
 
 @pytest.mark.one_backend

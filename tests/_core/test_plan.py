@@ -17,6 +17,7 @@ from keras_lso._backend import backend
 from keras_lso._core.step import Plan
 from keras_lso._keras_internals import variables
 from keras_lso._keras_internals.optimizers import iteration_variable
+from testing.keras_versions import excludes_after_build
 
 BACKEND = keras.backend.backend()
 ON_TORCH = pytest.mark.skipif(
@@ -315,6 +316,12 @@ CHANGES_OF_THE_OPTIMIZER = {
         lambda: SGD(0.5, momentum=0.9, gradient_accumulation_steps=2),
     ),
 }
+if not excludes_after_build:
+    CHANGES_OF_THE_OPTIMIZER = {
+        name: case
+        for name, case in CHANGES_OF_THE_OPTIMIZER.items()
+        if case[0] is not excludes
+    }
 
 
 @pytest.mark.exhaustive

@@ -5,6 +5,7 @@ import pytest
 from keras import ops
 
 from keras_lso import LARS
+from testing.keras_versions import excluded_before_build
 from testing.lars import PATHS, SHAPES, values_of, variable
 from testing.optimizer_steps import SCALE, apply, in_loss_scale_optimizer
 
@@ -229,6 +230,7 @@ def test_masters_of_float16_variables_are_excluded_like_them():
     assert dict(zip(PATHS, actual, strict=True)) == expected
 
 
+@excluded_before_build
 def test_keras_s_exclusion_counts_after_build_as_well():
     w, bias = variable("kernel", [3.0, 4.0]), variable("bias", [1.0, 2.0])
     optimizer = LARS(1.0, weight_decay_rate=0.5, eeta=1.0, momentum=0.0)

@@ -54,6 +54,15 @@ _METHODS_OF_AN_OPTIMIZER = (
 )
 
 
+def _sets_in(cls):
+    """Returns what looks for an attribute of a class that an older Keras lacks."""
+
+    def found(optimizers, name):
+        return not hasattr(optimizers, cls) or sets(getattr(optimizers, cls), name)
+
+    return found
+
+
 def _slots(cls, names):
     return tuple(Probe(f"keras.optimizers.{cls}", name, sets) for name in names.split())
 
@@ -68,6 +77,7 @@ _SLOTS_OF_OPTIMIZERS = (
     *_slots("Adagrad", "_accumulators"),
     *_slots("Adadelta", "_accumulated_grads _accumulated_delta_vars"),
     *_slots("Ftrl", "_accumulators _linears"),
+    Probe("keras.optimizers", "_momentums", _sets_in("ScheduleFreeAdamW")),
 )
 
 _VARIABLES_AND_LAYERS = (
@@ -92,7 +102,7 @@ _OF_MODELS = (
 )
 
 _MODULES = (
-    Probe("keras.src.backend", "AutocastScope"),
+    Probe("keras.src.backend.common", "AutocastScope"),
     Probe("keras.src.models.functional", "Functional"),
     Probe("keras.src.models.functional", "functional_like_constructor"),
     Probe("keras.src.backend.common.stateless_scope", "in_stateless_scope"),

@@ -1,0 +1,18 @@
+"""What the Keras at hand can do, by which tests choose."""
+
+import keras
+import pytest
+from packaging.version import Version
+
+# A development version counts as its release.
+_RELEASE = Version(keras.__version__).release[:2]
+
+# From 3.16 on `build` decides which variables decay.
+excludes_after_build = _RELEASE < (3, 16)
+excluded_before_build = pytest.mark.skipif(
+    not excludes_after_build, reason="Keras takes exclusions before `build` alone"
+)
+# Until then Keras read the class name of a config with a module in lower case as well.
+reads_lower_case = _RELEASE < (3, 16)
+# From 3.16 on `fit` trains with several processes on PyTorch.
+fits_torch_processes = _RELEASE >= (3, 16)
