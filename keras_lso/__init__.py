@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from keras_lso import callbacks, loss_scales, plotting, schedules
 from keras_lso._core import late_classes  # noqa: F401
+from keras_lso._core.spike_guard import SpikeGuard
 from keras_lso._version import __version__  # noqa: F401
 from keras_lso.diagnostics.float16 import float16_report
 from keras_lso.diagnostics.float32_layers import keep_in_float32
@@ -24,7 +25,6 @@ from keras_lso.optimizers.lamb import LAMB
 from keras_lso.optimizers.larc import LARC
 from keras_lso.optimizers.lars import LARS
 from keras_lso.optimizers.novograd import NovoGrad
-from keras_lso.spike_guard import SpikeGuard
 
 if TYPE_CHECKING:
     from keras_lso import compat, mixed_precision

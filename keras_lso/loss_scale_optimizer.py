@@ -17,6 +17,7 @@ from keras_lso._core.counters import StepCounters
 from keras_lso._core.gradients import as_list, check_trainable, pair_gradients
 from keras_lso._core.master_weights import MasterWeights, check_argument
 from keras_lso._core.methods import OfTFKeras
+from keras_lso._core.spike_guard import check_guard
 from keras_lso._core.spikes import SpikeHistory, check_windows
 from keras_lso._core.state_file import StateFile
 from keras_lso._core.step import Gradients, LossScaling, Step
@@ -49,7 +50,6 @@ from keras_lso.loss_scales.arguments import make_policy, policy_arguments
 from keras_lso.loss_scales.fixed import FixedLossScale
 from keras_lso.loss_scales.lookup import get
 from keras_lso.loss_scales.loss_scale import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
-from keras_lso.spike_guard import check_guard
 
 DEFAULT_NAME = "loss_scale_optimizer"
 
