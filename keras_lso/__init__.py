@@ -5,7 +5,7 @@ from keras_lso._keras_internals import keras_version  # noqa: F401
 
 # isort: split
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from keras_lso import callbacks, loss_scales, plotting, schedules
 from keras_lso._core import late_classes  # noqa: F401
@@ -59,7 +59,7 @@ _MODULES = ("compat", "mixed_precision")
 _FUNCTIONS = ("deserialize", "load_model")
 
 
-def __getattr__(name):
+def _find(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"keras_lso.{name}")
     if name in _FUNCTIONS:
@@ -67,5 +67,9 @@ def __getattr__(name):
     raise AttributeError(f"module 'keras_lso' has no attribute {name!r}")
 
 
-def __dir__():
+if not TYPE_CHECKING:  # A type checker would believe in any name.
+    __getattr__ = _find
+
+
+def __dir__() -> list[str]:
     return [*globals(), *_MODULES, *_FUNCTIONS]
