@@ -96,9 +96,9 @@ if TYPE_CHECKING:  # What `_policy` makes.
     def piecewise_constant(
         global_step: int | Tensor,
         learning_rate: float,
-        boundaries: Iterable[int],
+        boundaries: Iterable[float],
         decay_rates: Iterable[float],
-        steps_per_epoch: float | None = None,
+        steps_per_epoch: int | None = None,
     ) -> Tensor: ...
 
     def exp_decay(
