@@ -339,9 +339,7 @@ class LossScaleOptimizer(
         self._scaling.gradients = Gradients.SCALED_BY_KERAS
         return scaled
 
-    def get_scaled_loss(
-        self, loss: Tensor | Callable[[], Tensor]
-    ) -> Tensor | Callable[[], Tensor]:
+    def get_scaled_loss(self, loss: Tensor | Callable[[], Tensor]) -> Any:
         """Multiplies the loss by the loss scale; also takes a callable.
 
         Args:
@@ -358,9 +356,7 @@ class LossScaleOptimizer(
         self._scaling.gradients = Gradients.SCALED
         return scaled
 
-    def get_unscaled_gradients(
-        self, grads: Iterable[Tensor | None]
-    ) -> list[Tensor | None]:
+    def get_unscaled_gradients(self, grads: Iterable[Tensor | None]) -> list[Tensor]:
         """Divides gradients of a scaled loss by the loss scale.
 
         `apply` takes the gradients for unscaled from here on, until the next

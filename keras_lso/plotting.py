@@ -251,7 +251,7 @@ def plot_record(
     return figure
 
 
-def _as_record(record) -> dict[str, Any]:
+def _as_record(record: Any) -> dict[str, Any]:
     """Returns a dict of arrays, given a file, one of them or several."""
     if isinstance(record, str | os.PathLike):
         record = RecordFile(record).read()

@@ -171,7 +171,7 @@ if TYPE_CHECKING:
 
         def get_gradients(
             self, loss: Tensor | Callable[[], Tensor], params: Iterable[keras.Variable]
-        ) -> list[Tensor | None]: ...
+        ) -> list[Tensor]: ...
 
         def get_updates(
             self, loss: Tensor | Callable[[], Tensor], params: Iterable[keras.Variable]

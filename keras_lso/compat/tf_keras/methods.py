@@ -32,7 +32,7 @@ _SYNCHRONIZATIONS = ("auto", "none", "on_write", "on_read")
 
 def get_gradients(
     self: Any, loss: Tensor | Callable[[], Tensor], params: Iterable[keras.Variable]
-) -> list[Tensor | None]:
+) -> list[Tensor]:
     """Returns the gradients of a loss, for `apply_gradients`.
 
     Args:

@@ -125,7 +125,7 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         aggregation_method: Any = None,
         colocate_gradients_with_ops: bool = False,
         grad_loss: Tensor | None = None,
-    ) -> list[tuple[Tensor | None, keras.Variable]]:
+    ) -> list[tuple[Tensor, keras.Variable]]:
         """Computes the gradients of a loss, scaling the loss and unscaling them.
 
         Args:
