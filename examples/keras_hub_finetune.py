@@ -28,6 +28,7 @@ import pathlib
 import pydoc_data.topics
 import time
 import tokenize
+from collections.abc import Callable
 
 import keras
 import keras_hub
@@ -46,7 +47,7 @@ RANK = 4
 MANUAL = "\n\n".join(pydoc_data.topics.topics.values())
 
 # What is around AdamW, by the dtype policy.
-OPTIMIZERS = {
+OPTIMIZERS: dict[str, dict[str, Callable]] = {
     "mixed_float16": {"LossScaleOptimizer": keras_lso.LossScaleOptimizer},
     "bfloat16": {
         "AdamW alone": lambda inner: inner,

@@ -85,10 +85,13 @@ STYLES = {
 }
 
 
+FACTORS = tuple(2.0**i for i in range(-4, 5))
+
+
 class Settings(NamedTuple):
     batch_sizes: tuple = (32, 128, 384, TRAINING_IMAGES)
     epochs: int = 30
-    factors: tuple = tuple(2.0**i for i in range(-4, 5))
+    factors: tuple = FACTORS
     tuning_seed: int = 0
     seeds: tuple = (1, 2, 3)
 

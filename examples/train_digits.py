@@ -134,7 +134,7 @@ def train_on(backend, epochs, progress, task):
             stderr=errors,
             text=True,
         )
-        for line in worker.stdout:
+        for line in worker.stdout or ():
             event = json.loads(line)
             if "run" in event:
                 runs.append({"backend": backend, **event["run"]})

@@ -49,9 +49,13 @@ class Block:
 
     @property
     def runs_here(self):
-        on = self.directives.get("on", BACKEND)
+        return self.runs_on(BACKEND)
+
+    def runs_on(self, backend):
+        """Whether it runs on a backend."""
+        on = self.directives.get("on", backend)
         return (
-            not self.is_snippet and "not run" not in self.directives and on == BACKEND
+            not self.is_snippet and "not run" not in self.directives and on == backend
         )
 
 

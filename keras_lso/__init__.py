@@ -5,10 +5,11 @@ from keras_lso._keras_internals import keras_version  # noqa: F401
 
 # isort: split
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from keras_lso import callbacks, loss_scales, plotting, schedules
 from keras_lso._core import late_classes  # noqa: F401
+from keras_lso._core.spike_guard import SpikeGuard
 from keras_lso._version import __version__  # noqa: F401
 from keras_lso.diagnostics.float16 import float16_report
 from keras_lso.diagnostics.float32_layers import keep_in_float32
@@ -24,7 +25,6 @@ from keras_lso.optimizers.lamb import LAMB
 from keras_lso.optimizers.larc import LARC
 from keras_lso.optimizers.lars import LARS
 from keras_lso.optimizers.novograd import NovoGrad
-from keras_lso.spike_guard import SpikeGuard
 
 if TYPE_CHECKING:
     from keras_lso import compat, mixed_precision
@@ -59,7 +59,7 @@ _MODULES = ("compat", "mixed_precision")
 _FUNCTIONS = ("deserialize", "load_model")
 
 
-def __getattr__(name):
+def _find(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"keras_lso.{name}")
     if name in _FUNCTIONS:
@@ -67,5 +67,9 @@ def __getattr__(name):
     raise AttributeError(f"module 'keras_lso' has no attribute {name!r}")
 
 
-def __dir__():
+if not TYPE_CHECKING:  # A type checker would believe in any name.
+    __getattr__ = _find
+
+
+def __dir__() -> list[str]:
     return [*globals(), *_MODULES, *_FUNCTIONS]

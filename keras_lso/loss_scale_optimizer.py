@@ -2,11 +2,15 @@
 
 import contextlib
 import warnings
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import keras
 from keras import ops
+from numpy.typing import NDArray
 
 from keras_lso._backend import backend
+from keras_lso._backend.types import Tensor
 from keras_lso._core import configs, methods
 from keras_lso._core.checks import (
     check_callable_rate,
@@ -17,6 +21,7 @@ from keras_lso._core.counters import StepCounters
 from keras_lso._core.gradients import as_list, check_trainable, pair_gradients
 from keras_lso._core.master_weights import MasterWeights, check_argument
 from keras_lso._core.methods import OfTFKeras
+from keras_lso._core.spike_guard import SpikeGuard, check_guard
 from keras_lso._core.spikes import SpikeHistory, check_windows
 from keras_lso._core.state_file import StateFile
 from keras_lso._core.step import Gradients, LossScaling, Step
@@ -48,14 +53,19 @@ from keras_lso._keras_internals.variables import have_values
 from keras_lso.loss_scales.arguments import make_policy, policy_arguments
 from keras_lso.loss_scales.fixed import FixedLossScale
 from keras_lso.loss_scales.lookup import get
-from keras_lso.loss_scales.loss_scale import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
-from keras_lso.spike_guard import check_guard
+from keras_lso.loss_scales.loss_scale import (
+    DEFAULT_MAX_SCALE,
+    DEFAULT_MIN_SCALE,
+    LossScale,
+)
 
 DEFAULT_NAME = "loss_scale_optimizer"
 
 
 @keras.saving.register_keras_serializable("keras_lso", name="LossScaleOptimizer")
-class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
+class LossScaleOptimizer(
+    Wrapper, keras.optimizers.LossScaleOptimizer, methods.Signatures
+):
     """An optimizer that scales the loss, so that float16 gradients survive.
 
     Loss scaling multiplies the loss by a number, the loss scale, before the
@@ -184,16 +194,17 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
     # is saved; and, once it is built, `_masters` of 16-bit variables, and `_step`,
     # which applies or skips.
 
-    minimize = methods.minimize
-    get_gradients = OfTFKeras()
-    get_updates = OfTFKeras()
-    add_slot = OfTFKeras()
-    get_slot = OfTFKeras()
-    get_slot_names = OfTFKeras()
-    add_weight = OfTFKeras()
-    weights = OfTFKeras()
-    get_weights = OfTFKeras()
-    set_weights = OfTFKeras()
+    if not TYPE_CHECKING:  # See `Signatures`.
+        minimize = methods.minimize
+        get_gradients = OfTFKeras()
+        get_updates = OfTFKeras()
+        add_slot = OfTFKeras()
+        get_slot = OfTFKeras()
+        get_slot_names = OfTFKeras()
+        add_weight = OfTFKeras()
+        weights = OfTFKeras()
+        get_weights = OfTFKeras()
+        set_weights = OfTFKeras()
 
     # Whether `apply_gradients` takes unscaled gradients, as in tf.keras. Keras 3's own
     # trainers pass scaled ones.
@@ -207,19 +218,20 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
 
     def __init__(
         self,
-        inner_optimizer,
-        dynamic=True,
-        initial_scale=None,
-        dynamic_growth_steps=None,
+        inner_optimizer: keras.optimizers.Optimizer,
+        dynamic: bool = True,
+        initial_scale: float | Literal["auto"] | None = None,
+        dynamic_growth_steps: int | None = None,
         *,
-        loss_scale=None,
-        min_scale=DEFAULT_MIN_SCALE,
-        max_scale=DEFAULT_MAX_SCALE,
-        master_weights="auto",
-        spike_guard=None,
-        name=DEFAULT_NAME,
-        **kwargs,
-    ):
+        loss_scale: LossScale | float | str | dict[str, Any] | None = None,
+        min_scale: float = DEFAULT_MIN_SCALE,
+        max_scale: float = DEFAULT_MAX_SCALE,
+        master_weights: Literal["auto", "float32", "remainder", "stochastic"]
+        | bool = "auto",
+        spike_guard: SpikeGuard | dict[str, Any] | None = None,
+        name: str | None = DEFAULT_NAME,
+        **kwargs: Any,
+    ) -> None:
         refuse_unsupported(kwargs)
         check_inner_optimizer(inner_optimizer)
         policy = make_policy(
@@ -243,8 +255,8 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
             learning_rate=0.0, name=name
         )
         policy.claim(self)
-        self.loss_scale_policy = policy
-        self.inner_optimizer = inner_optimizer
+        self.loss_scale_policy: LossScale = policy
+        self.inner_optimizer: keras.optimizers.Optimizer = inner_optimizer
         self.master_weights = master_weights
         remember_wrapped(inner_optimizer, self.name)
         # Not in `build`, which the first step calls when its loss has been scaled: a
@@ -263,7 +275,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
             )
         self._state = StateFile(self)
 
-    def build(self, variables):
+    def build(self, variables: Iterable[keras.Variable]) -> None:
         """Creates the variables of the inner optimizer and of the loss scale.
 
         Args:
@@ -300,12 +312,12 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
     # --- Before gradients are applied ---------------------------------------
 
     @property
-    def loss_scale_factor(self):
+    def loss_scale_factor(self) -> None:
         """None: the loss scale of a `LossScaleOptimizer` is its own."""
         return None
 
     @loss_scale_factor.setter
-    def loss_scale_factor(self, value):
+    def loss_scale_factor(self, value: float | None) -> None:
         if value is not None:
             raise ValueError(
                 "LossScaleOptimizer scales the loss itself and has no "
@@ -313,7 +325,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
                 f"inner_optimizer, dynamic=False, initial_scale={value})`."
             )
 
-    def scale_loss(self, loss):
+    def scale_loss(self, loss: float | Tensor) -> Tensor:
         """Multiplies the loss by the loss scale.
 
         Args:
@@ -327,7 +339,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         self._scaling.gradients = Gradients.SCALED_BY_KERAS
         return scaled
 
-    def get_scaled_loss(self, loss):
+    def get_scaled_loss(self, loss: Tensor | Callable[[], Tensor]) -> Any:
         """Multiplies the loss by the loss scale; also takes a callable.
 
         Args:
@@ -344,7 +356,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         self._scaling.gradients = Gradients.SCALED
         return scaled
 
-    def get_unscaled_gradients(self, grads):
+    def get_unscaled_gradients(self, grads: Iterable[Tensor | None]) -> list[Tensor]:
         """Divides gradients of a scaled loss by the loss scale.
 
         `apply` takes the gradients for unscaled from here on, until the next
@@ -367,12 +379,12 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
     @backend.as_written
     def apply(
         self,
-        grads,
-        trainable_variables=None,
-        scaled=None,
-        update_scale=True,
-        axis_name=None,
-    ):
+        grads: Iterable[Tensor | None],
+        trainable_variables: Iterable[keras.Variable] | None = None,
+        scaled: bool | None = None,
+        update_scale: bool = True,
+        axis_name: str | tuple[str, ...] | None = None,
+    ) -> None:
         """Updates the variables, or skips the step if a gradient is not finite.
 
         A skipped step changes no trainable variable and nothing of the inner
@@ -422,15 +434,15 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
 
     def apply_gradients(
         self,
-        grads_and_vars,
-        name=None,
-        experimental_aggregate_gradients=True,
-        skip_gradients_aggregation=False,
+        grads_and_vars: Iterable[tuple[Tensor | None, keras.Variable]],
+        name: str | None = None,
+        experimental_aggregate_gradients: bool = True,
+        skip_gradients_aggregation: bool = False,
         *,
-        scaled=None,
-        update_scale=True,
-        axis_name=None,
-    ):
+        scaled: bool | None = None,
+        update_scale: bool = True,
+        axis_name: str | tuple[str, ...] | None = None,
+    ) -> keras.Variable:
         """Updates the variables, or skips the step if a gradient is not finite.
 
         Args:
@@ -475,13 +487,13 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
 
     def stateless_apply(  # type: ignore[override]
         self,
-        optimizer_variables,
-        grads,
-        trainable_variables,
-        scaled=None,
-        update_scale=True,
-        axis_name=None,
-    ):
+        optimizer_variables: Iterable[Tensor],
+        grads: Iterable[Tensor | None],
+        trainable_variables: Iterable[Tensor],
+        scaled: bool | None = None,
+        update_scale: bool = True,
+        axis_name: str | tuple[str, ...] | None = None,
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """Does what `apply` does, on values that come in and go out.
 
         The values that come in stay as they are.
@@ -513,7 +525,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
             axis_name=axis_name,
         )
 
-    def finalize_variable_values(self, var_list):
+    def finalize_variable_values(self, var_list: Iterable[keras.Variable]) -> None:
         """Lets the inner optimizer set the final values (EMA) of `var_list`.
 
         Keras calls this at the end of `fit`, whose compiled steps can warn of nothing:
@@ -545,7 +557,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
                 # donates twice.
                 variable.assign(ops.copy(variable))
 
-    def masters_in_step(self):
+    def masters_in_step(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context, after which the model has what was assigned to masters.
 
         For code that assigns to what the inner optimizer trains, such as
@@ -556,47 +568,47 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
     # --- Readings -----------------------------------------------------------
 
     @property
-    def initial_scale(self):
+    def initial_scale(self) -> float:
         """The loss scale of the first step, a float."""
         return self.loss_scale_policy.initial_loss_scale
 
     @property
-    def dynamic(self):
+    def dynamic(self) -> bool:
         """Whether the loss scale adapts itself."""
         return not isinstance(self.loss_scale_policy, FixedLossScale)
 
     @property
-    def dynamic_growth_steps(self):
+    def dynamic_growth_steps(self) -> int | None:
         """Number of finite steps after which the scale grows; None if fixed."""
         return getattr(self.loss_scale_policy, "increment_period", None)
 
     @property
-    def dynamic_counter(self):
+    def dynamic_counter(self) -> Tensor | None:
         """Number of finite steps since the scale last moved; None if fixed."""
         return ops.copy(self.step_counter) if self.dynamic else None
 
     @property
-    def loss_scale(self):
+    def loss_scale(self) -> Tensor:
         """The current loss scale, a float32 scalar tensor."""
         return self.loss_scale_policy.value
 
     @property
-    def dynamic_scale(self):
+    def dynamic_scale(self) -> keras.Variable:
         """The variable behind `loss_scale`."""
         return self.loss_scale_policy.scale
 
     @property
-    def step_counter(self):
+    def step_counter(self) -> keras.Variable:
         """The variable behind `dynamic_counter`."""
         return self.loss_scale_policy.step_counter
 
     @property
-    def skipped_steps(self):
+    def skipped_steps(self) -> Tensor:
         """The number of steps that were skipped, an integer scalar tensor."""
         return self._counters.skipped
 
     @property
-    def skipped_spikes(self):
+    def skipped_spikes(self) -> Tensor:
         """The number of steps that were skipped as outliers, an integer scalar tensor.
 
         0 without a `spike_guard`.
@@ -606,14 +618,14 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         return self._spikes.skipped
 
     @property
-    def last_step_applied(self):
+    def last_step_applied(self) -> Tensor:
         """Whether the last step was applied, a boolean scalar tensor.
 
         True before the first one.
         """
         return self._counters.last_was_applied
 
-    def check_stalled(self, patience=50):
+    def check_stalled(self, patience: int = 50) -> None:
         """Raises an error if training has stalled: no loss scale is low enough.
 
         When every step overflows at the lowest scale, the model itself has
@@ -628,7 +640,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         """
         self._counters.check_stalled(patience)
 
-    def record_overflows(self):
+    def record_overflows(self) -> None:
         """Records from now on which gradients are not finite.
 
         Each gradient is then checked by itself, which reads all of them once more.
@@ -646,7 +658,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         with where_variables_are_made(self):
             self._counters.record_overflows(len(variables_of(self)))
 
-    def overflowed_variables(self):
+    def overflowed_variables(self) -> list[keras.Variable]:
         """Returns which variables' gradients made the last step skip.
 
         Returns:
@@ -660,7 +672,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         variables = variables_of(self)
         return [v for v, is_bad in zip(variables, found, strict=True) if is_bad]
 
-    def record_steps(self, length=512):
+    def record_steps(self, length: int = 512) -> None:
         """Records each step from now on, for `read_record`.
 
         A ring on the device holds the last steps: nothing is read by the host. Where no
@@ -695,7 +707,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         with where_variables_are_made(self):
             self._counters.record_steps(length, self)
 
-    def read_record(self):
+    def read_record(self) -> dict[str, NDArray[Any]]:
         """Returns what was recorded since the last call, and at most the whole ring.
 
         It reads the ring from the device.
@@ -725,7 +737,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
     # --- State --------------------------------------------------
 
     @property
-    def variables(self):
+    def variables(self) -> VariableList:
         """All variables of this optimizer and of the inner one.
 
         The last ones are not saved: `StepCounters.variables`. It is a list, as in Keras
@@ -737,17 +749,17 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
     def _called_variables(self):
         return self.weights
 
-    def save_own_variables(self, store):
+    def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
         """Writes the state into `store`, in the layout of Keras's own class."""
         self._state.save(store)
         self._hides_inner_optimizer = False
 
-    def load_own_variables(self, store):
+    def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
         """Reads the state from `store`, in any layout that `StateFile` knows."""
         self._hides_inner_optimizer = True
         self._state.load(store)
 
-    def __dir__(self):
+    def __dir__(self) -> list[str]:
         """Hides `inner_optimizer` from Keras while a file is loaded.
 
         Keras saves and loads each object that `dir()` lists. The inner optimizer is
@@ -785,7 +797,7 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
 
     # --- Config -------------------------------------------------------------
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Returns the config: Keras's four keys, and what is not the default."""
         config = {
             "name": self.name,
@@ -802,7 +814,9 @@ class LossScaleOptimizer(Wrapper, keras.optimizers.LossScaleOptimizer):
         return config
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> Self:
         """Makes an optimizer from what `get_config` returned.
 
         Args:
@@ -840,7 +854,9 @@ _IGNORED_AT_THEIR_DEFAULTS = {
 }
 
 
-def refuse_unsupported(kwargs, class_name="LossScaleOptimizer"):
+def refuse_unsupported(
+    kwargs: dict[str, Any], class_name: str = "LossScaleOptimizer"
+) -> None:
     """Refuses all keywords, in Keras's own words."""
     for argument, default in _IGNORED_AT_THEIR_DEFAULTS.items():
         if kwargs.pop(argument, default) != default:
@@ -854,7 +870,9 @@ def refuse_unsupported(kwargs, class_name="LossScaleOptimizer"):
         )
 
 
-def check_inner_optimizer(inner, argument="inner_optimizer"):
+def check_inner_optimizer(
+    inner: keras.optimizers.Optimizer, argument: str = "inner_optimizer"
+) -> None:
     """Refuses what is not an optimizer, and what scales the loss already."""
     check_optimizer(inner, argument)
     for stepper in have_rates(optimizers_in(inner)):
@@ -868,7 +886,7 @@ def check_inner_optimizer(inner, argument="inner_optimizer"):
         )
 
 
-def clear_loss_scale_factor(inner):
+def clear_loss_scale_factor(inner: keras.optimizers.Optimizer) -> None:
     """Clears the inner optimizer's own scaling, with a warning."""
     factor = inner.loss_scale_factor
     if factor is None:
@@ -883,7 +901,9 @@ def clear_loss_scale_factor(inner):
     )
 
 
-def read_config(config, custom_objects=None):
+def read_config(
+    config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
+) -> tuple[keras.optimizers.Optimizer, dict[str, Any]]:
     """Returns the arguments in a config of a `LossScaleOptimizer`.
 
     Args:

@@ -13,13 +13,21 @@ import functools
 import itertools
 import math
 import os
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 from keras import ops
+from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._core.checks import check_int
 from keras_lso._core.record_file import COLUMNS, RecordFile
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from keras_lso.diagnostics import Float16Report, UnderflowReport
 
 # Okabe and Ito's colours.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
@@ -59,7 +67,12 @@ def _in_style(draw):
 
 
 @_in_style
-def plot_schedule(schedules, steps):
+def plot_schedule(
+    schedules: LearningRateSchedule
+    | Sequence[LearningRateSchedule]
+    | Mapping[str, LearningRateSchedule],
+    steps: int,
+) -> "Figure":
     """Draws the learning rate of one schedule or more.
 
     Args:
@@ -115,7 +128,7 @@ def _as_dict(schedules):
 
 
 @_in_style
-def plot_loss_scale(history):
+def plot_loss_scale(history: keras.callbacks.History | dict[str, Any]) -> "Figure":
     """Draws the loss scale and the skipped steps of a run, below its loss.
 
     Args:
@@ -180,7 +193,9 @@ def _draw_skipped(axis, epochs, skipped):
 
 
 @_in_style
-def plot_record(record):
+def plot_record(
+    record: str | os.PathLike[str] | dict[str, Any] | list[dict[str, Any]],
+) -> "Figure":
     """Draws what a `keras_lso.callbacks.StepRecord` has recorded, in four panels.
 
     They are the norm of the gradients (and the largest of them, where it is known), the
@@ -209,25 +224,25 @@ def plot_record(record):
     >>> history = model.fit(x, x, batch_size=2, callbacks=[record], verbose=0)
     >>> figure = keras_lso.plotting.plot_record(history.history["step_record"])
     """
-    record = _as_record(record)
-    steps, outcomes = record["step"], record["outcome"]
+    columns = _as_record(record)
+    steps, outcomes = columns["step"], columns["outcome"]
     figure, axes = _figure(4, height=1.6)
     norms, scales, rates, skipped = axes
     color, overflow_color, spike_color = _colors()[:3]
-    _draw_steps(norms, steps, record["gradient_norm"], color, "gradient norm")
-    largest = record["largest_gradient"]
+    _draw_steps(norms, steps, columns["gradient_norm"], color, "gradient norm")
+    largest = columns["largest_gradient"]
     if np.isfinite(largest).any():
         norms.plot(steps, largest, color=color, alpha=0.5, linewidth=1, label="largest")
-    _draw_steps(scales, steps, record["loss_scale"], color, "loss scale", base=2)
+    _draw_steps(scales, steps, columns["loss_scale"], color, "loss scale", base=2)
     for axis, outcome, marked, name in (
         (norms, "spike", spike_color, "gradient_norm"),
         (scales, "overflow", overflow_color, "loss_scale"),
     ):
         at = outcomes == outcome
-        if at.any():
-            values = record[name][at]
+        if np.any(at):
+            values = columns[name][at]
             axis.plot(steps[at], values, "x", color=marked, label=outcome)
-    rates.plot(steps, record["learning_rate"], color=color, linewidth=1.2)
+    rates.plot(steps, columns["learning_rate"], color=color, linewidth=1.2)
     rates.set_ylabel("learning rate")
     _draw_reasons(skipped, steps, outcomes)
     for axis in (norms, scales, skipped):
@@ -236,7 +251,7 @@ def plot_record(record):
     return figure
 
 
-def _as_record(record):
+def _as_record(record: Any) -> dict[str, Any]:
     """Returns a dict of arrays, given a file, one of them or several."""
     if isinstance(record, str | os.PathLike):
         record = RecordFile(record).read()
@@ -279,7 +294,9 @@ def _draw_reasons(axis, steps, outcomes):
 
 
 @_in_style
-def plot_trust_ratios(ratios):
+def plot_trust_ratios(
+    ratios: Mapping[str, Any] | Iterable[Mapping[str, Any]],
+) -> "Figure":
     """Draws the trust ratios by which LARS or LARC rescales each layer.
 
     Args:
@@ -299,7 +316,7 @@ def plot_trust_ratios(ratios):
     >>> import keras_lso
     >>> figure = keras_lso.plotting.plot_trust_ratios({"conv": 0.002, "dense": 0.03})
     """
-    snapshots = [ratios] if isinstance(ratios, dict) else list(ratios)
+    snapshots: list[Any] = [ratios] if isinstance(ratios, dict) else list(ratios)
     if not snapshots or not all(isinstance(s, dict) and s for s in snapshots):
         raise ValueError(
             "`ratios` must be a dict of names to trust ratios, or a list of such. "
@@ -321,7 +338,7 @@ def plot_trust_ratios(ratios):
 
 
 @_in_style
-def plot_underflow(report):
+def plot_underflow(report: "UnderflowReport") -> "Figure":
     """Draws the underflow and overflow of each layer's gradients against the scale.
 
     Args:
@@ -354,7 +371,7 @@ def plot_underflow(report):
 
 
 @_in_style
-def plot_float16(report):
+def plot_float16(report: "Float16Report") -> "Figure":
     """Draws the largest magnitudes of each layer beside the range of float16.
 
     The layers to keep in float32 have their names in colour.

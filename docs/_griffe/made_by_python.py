@@ -5,6 +5,7 @@ take some methods from other modules. Everything else is read from the sources.
 `keras_style.py` runs afterwards, on the result.
 """
 
+import ast
 import inspect
 
 import griffe
@@ -23,9 +24,10 @@ class MadeByPython(griffe.Extension):
                 if inspect.isfunction(getattr(made, name)):
                     document(obj, name, getattr(made, name))
         elif obj.path == TABLE:
+            # The sources have their signatures, for type checkers.
             module = griffe.dynamic_import(TABLE)
             for name in module.__all__:
-                document(obj, name, getattr(module, name))
+                describe(obj.members[name], getattr(module, name))
 
 
 def is_taken_over(member):
@@ -37,21 +39,50 @@ def is_taken_over(member):
 def document(parent, name, made):
     """Makes a function, with its signature and docstring, a member of `parent`."""
     function = as_function(name, made, parent)
-    function.docstring = griffe.Docstring(inspect.getdoc(made), parent=function)
+    describe(function, made)
     parent.set_member(name, function)
+
+
+def describe(function, made):
+    """Gives griffe's function the docstring that it has in Python."""
+    function.docstring = griffe.Docstring(
+        inspect.getdoc(made),
+        parent=function,
+        parser="google",
+        parser_options={"warn_missing_types": False},
+    )
 
 
 def as_function(name, made, parent):
     """Returns the function as griffe represents one of the sources."""
-    signature = inspect.signature(made)
+    types = types_in_source(made, parent)
     parameters = [
         griffe.Parameter(
             each.name,
+            annotation=types.get(each.name),
             kind=griffe.ParameterKind(each.kind.description),
             default=None if each.default is each.empty else repr(each.default),
         )
-        for each in signature.parameters.values()
+        for each in inspect.signature(made).parameters.values()
     ]
     return griffe.Function(
-        name, parameters=griffe.Parameters(*parameters), parent=parent
+        name,
+        parameters=griffe.Parameters(*parameters),
+        returns=types["return"],
+        parent=parent,
     )
+
+
+def types_in_source(made, parent):
+    """Returns a dict of a method's parameters, and "return", to types as written.
+
+    In Python they have other names, those of the modules that define them.
+    """
+    [function] = ast.parse(inspect.getsource(made)).body
+    arguments = function.args.args[1:] + function.args.kwonlyargs
+    types = {each.arg: each.annotation for each in arguments}
+    types["return"] = function.returns
+    return {
+        name: griffe.safe_get_annotation(written, parent=parent)
+        for name, written in types.items()
+    }

@@ -23,13 +23,14 @@ and NovoGrad with their classes in `optimizers/`.
 
 import enum
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from keras import ops
 
 from keras_lso._backend.scalars import Scalars
+from keras_lso._backend.types import Tensor
 
 _SCALARS = Scalars()
 
@@ -62,22 +63,22 @@ class Rule:
     """
 
     slots: ClassVar[dict[str, str]] = {}
-    norms: ClassVar = Norms.NONE
+    norms: ClassVar[Norms] = Norms.NONE
     kernel: ClassVar[str | None] = None
-    finish: ClassVar[Callable | None] = None
+    finish: ClassVar[Callable[..., None] | None] = None
 
     @property
-    def takes_norms(self):
+    def takes_norms(self) -> bool:
         """Whether this rule takes norms, which may depend on its coefficients."""
         return self.norms is not Norms.NONE
 
     @classmethod
-    def is_rule_of(cls, optimizer):
+    def is_rule_of(cls, optimizer: Any) -> bool:
         """Whether an optimizer of a class that has this rule steps by it now."""
         return True
 
     @classmethod
-    def of_groups(cls, optimizer, learning_rate):
+    def of_groups(cls, optimizer: Any, learning_rate: Tensor) -> dict[Any, Any]:
         """Returns the rules of this step, a dict by the group of a variable.
 
         Args:
@@ -87,7 +88,7 @@ class Rule:
         raise NotImplementedError
 
     @classmethod
-    def groups_of(cls, optimizer, indices):
+    def groups_of(cls, optimizer: Any, indices: Sequence[int]) -> list[Any]:
         """Returns the group of each variable, a list of keys of that dict.
 
         Args:
@@ -97,7 +98,7 @@ class Rule:
         return optimizer._groups_of(indices)
 
 
-def always(new, old):
+def always(new: Tensor, old: Tensor) -> Tensor:
     """The `select` of a step that is applied."""
     return new
 
@@ -123,7 +124,9 @@ class TrustRatio:
     upper: float = math.inf
     paper: bool = False
 
-    def fraction(self, d_norm, w_norm, weight_decay=0.0):
+    def fraction(
+        self, d_norm: Tensor, w_norm: Tensor, weight_decay: float = 0.0
+    ) -> tuple[Tensor, Tensor]:
         """Returns the numerator and the denominator of the ratio without its limits.
 
         Both may be 0. A NaN ends a program under JAX's `jax_debug_nans`, also where a
@@ -134,7 +137,13 @@ class TrustRatio:
             denominator = denominator + weight_decay * w_norm
         return self.eeta * w_norm, denominator
 
-    def __call__(self, d_norm, w_norm, weight_decay, scalars=_SCALARS):
+    def __call__(
+        self,
+        d_norm: Tensor,
+        w_norm: Tensor,
+        weight_decay: float,
+        scalars: Any = _SCALARS,
+    ) -> Tensor:
         """Returns the ratio; `scalars` are the `Scalars` to compute it by."""
         numerator, denominator = self.fraction(d_norm, w_norm, weight_decay)
         one, usable = scalars.ones_like(numerator), (w_norm > 0) & (d_norm > 0)
@@ -156,10 +165,10 @@ class LayerAdaptiveRule(Rule):
     trust_ratio: TrustRatio | None
 
     @property
-    def takes_norms(self):
+    def takes_norms(self) -> bool:
         return self.trust_ratio is not None
 
-    def rate(self, norms, scalars=_SCALARS):
+    def rate(self, norms: Any, scalars: Any = _SCALARS) -> Tensor:
         """Returns the learning rate of a layer with these norms; see `TrustRatio`."""
         if self.trust_ratio is None:
             return self.learning_rate

@@ -9,6 +9,8 @@ import operator
 import re
 import sys
 import warnings
+from collections.abc import Iterable
+from typing import Any
 
 import keras
 import numpy as np
@@ -21,7 +23,9 @@ LARGEST_STEP = 2**31 - 1
 SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**126
 
 
-def refusal(argument, value, requirement, error=ValueError):
+def refusal(
+    argument: str, value: Any, requirement: str, error: type[Exception] = ValueError
+) -> Exception:
     """Returns the error for an argument that is not what it must be."""
     # How a list is written says that it is one.
     kind = "" if isinstance(value, list) else f" of type {type(value).__name__}"
@@ -35,7 +39,7 @@ def refusal(argument, value, requirement, error=ValueError):
 _NO_USER = ("keras_lso", "keras", "tensorflow", "jax", "torch", "contextlib")
 
 
-def warn(message):
+def warn(message: str) -> None:
     """Warns at the line of the user's that led here, not at one of the libraries'."""
     modules = [frame.frame.f_globals.get("__name__", "") for frame in inspect.stack(0)]
     roots = [name.split(".")[0] for name in modules]
@@ -43,7 +47,7 @@ def warn(message):
     warnings.warn(message, stacklevel=level + 1)
 
 
-def is_number(value):
+def is_number(value: Any) -> bool:
     """Whether `value` is a real number, bools excluded."""
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(
         value, (bool, np.bool_)
@@ -59,12 +63,12 @@ def _in_float32(value):
             return np.float32(np.inf)
 
 
-def fits_float32(value):
+def fits_float32(value: Any) -> bool:
     """Whether a number is finite in float32."""
     return bool(np.isfinite(_in_float32(value)))
 
 
-def is_scale(value):
+def is_scale(value: Any) -> bool:
     """Whether `value` is a number that can be a loss scale.
 
     Its inverse, by which gradients are multiplied, has to be a normal float32 as well:
@@ -73,7 +77,7 @@ def is_scale(value):
     return is_number(value) and SMALLEST_SCALE <= _in_float32(value) <= LARGEST_SCALE
 
 
-def check_scale(argument, value):
+def check_scale(argument: str, value: Any) -> float:
     """Returns `value` as a float if it can be a loss scale."""
     if not is_number(value):
         requirement = "be a positive, finite number such as 2.0**15"
@@ -87,7 +91,12 @@ def check_scale(argument, value):
     return float(value)
 
 
-def check_bounds(min_scale, max_scale, names=("min_scale", "max_scale"), **initial):
+def check_bounds(
+    min_scale: Any,
+    max_scale: Any,
+    names: tuple[str, str] = ("min_scale", "max_scale"),
+    **initial: Any,
+) -> None:
     """Refuses bounds that cross, or that exclude the initial scale."""
     if min_scale > max_scale:
         low, high = names
@@ -117,7 +126,7 @@ def _as_integer(value):
         return None
 
 
-def check_positive_int(argument, value):
+def check_positive_int(argument: str, value: Any) -> int:
     """Returns `value` as an int of at least 1."""
     count = _as_integer(value)
     if count is None or count < 1:
@@ -125,7 +134,9 @@ def check_positive_int(argument, value):
     return count
 
 
-def check_int(argument, value, at_least=-math.inf, at_most=math.inf):
+def check_int(
+    argument: str, value: Any, at_least: float = -math.inf, at_most: float = math.inf
+) -> int:
     """Returns `value` as an int within the two limits."""
     number = _as_integer(value)
     if number is None or not at_least <= number <= at_most:
@@ -136,7 +147,9 @@ def check_int(argument, value, at_least=-math.inf, at_most=math.inf):
     return number
 
 
-def check_factor(argument, value, above, below=math.inf):
+def check_factor(
+    argument: str, value: Any, above: float, below: float = math.inf
+) -> float:
     """Returns `value` as a float strictly between `above` and `below`."""
     # Python's integers can be too large for a float.
     is_float = is_number(value) and abs(value) <= sys.float_info.max
@@ -146,14 +159,14 @@ def check_factor(argument, value, above, below=math.inf):
     return float(value)
 
 
-def check_bool(argument, value):
+def check_bool(argument: str, value: Any) -> bool:
     """Returns `value` as a bool; a number is not one."""
     if not isinstance(value, (bool, np.bool_)):
         raise refusal(argument, value, "be True or False", TypeError)
     return bool(value)
 
 
-def check_real(argument, value):
+def check_real(argument: str, value: Any) -> float:
     """Returns `value` as a float that is finite in float32."""
     if not is_number(value):
         raise refusal(argument, value, "be a number", TypeError)
@@ -162,7 +175,7 @@ def check_real(argument, value):
     return float(value)
 
 
-def check_rate(argument, value):
+def check_rate(argument: str, value: Any) -> float:
     """Returns `value` as a float of zero or more, as learning rates are."""
     rate = check_real(argument, value)
     if rate < 0:
@@ -170,7 +183,7 @@ def check_rate(argument, value):
     return rate
 
 
-def check_callable_rate(argument, value):
+def check_callable_rate(argument: str, value: Any) -> Any:
     """Returns `value`, unless it is a callable that a step cannot call for its rate."""
     if not callable(value) or isinstance(
         value, keras.optimizers.schedules.LearningRateSchedule
@@ -201,7 +214,7 @@ def _takes_no_arguments(function):
     return True
 
 
-def schedule_hint(value):
+def schedule_hint(value: Any) -> str:
     """Returns what to write in place of a callable that is no schedule, as a sentence.
 
     It may be one of tf.keras's, which are not Keras 3's.
@@ -217,7 +230,7 @@ def schedule_hint(value):
     )
 
 
-def warn_of_micro_batches(optimizer):
+def warn_of_micro_batches(optimizer: Any) -> None:
     """Warns of a schedule that counts micro-batches, as Keras's optimizers have it.
 
     Args:
@@ -240,19 +253,19 @@ def warn_of_micro_batches(optimizer):
             return
 
 
-def check_share(argument, value):
+def check_share(argument: str, value: Any) -> float:
     """Returns `value` as a float between 0 and 1."""
     if not is_number(value) or not 0 <= value <= 1:
         raise refusal(argument, value, "be a number between 0 and 1")
     return float(value)
 
 
-def entries(count):
+def entries(count: int) -> str:
     """Returns the words for a number of entries."""
     return f"{count} {'entry' if count == 1 else 'entries'}"
 
 
-def check_list(argument, values, at_least=0):
+def check_list(argument: str, values: Any, at_least: int = 0) -> list[Any]:
     """Returns `values` as a list of at least so many items."""
     if not isinstance(values, (list, tuple, np.ndarray)):
         raise refusal(argument, values, "be a list", TypeError)
@@ -261,7 +274,7 @@ def check_list(argument, values, at_least=0):
     return list(values)
 
 
-def check_patterns(argument, value):
+def check_patterns(argument: str, value: Any) -> list[str] | None:
     """Returns a list of regular expressions, or None for None."""
     if value is None:
         return None
@@ -284,7 +297,9 @@ def check_patterns(argument, value):
     return list(value)
 
 
-def check_config(owner, config, required=()):
+def check_config(
+    owner: str, config: Any, required: Iterable[str] = ()
+) -> dict[str, Any]:
     """Returns a copy of the config of an `owner`, or says why it is none."""
     if not isinstance(config, dict) or not all(isinstance(k, str) for k in config):
         raise TypeError(

@@ -1,6 +1,7 @@
 """Gradients, and the variables that they belong to."""
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import keras
 from keras import ops
@@ -116,7 +117,7 @@ def _may_be_equal(shape, other):
     return len(shape) == len(other) and all(None in (a, b) or a == b for a, b in pairs)
 
 
-def as_list(argument, values, of_what):
+def as_list(argument: str, values: Any, of_what: str) -> list[Any]:
     """Returns the items of an argument, which may be any iterable but one tensor."""
     if type(values) is list:
         return values

@@ -5,8 +5,14 @@ in `compat/tf_keras/methods.py`, which is imported when one of them is looked up
 """
 
 import importlib
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import keras
+from numpy.typing import ArrayLike, NDArray
 
 from keras_lso._backend import backend
+from keras_lso._backend.types import Tensor
 from keras_lso._core.gradients import check_some_gradient, split_pairs
 from keras_lso._core.option_checks import check_operation_name, check_variables
 from keras_lso._keras_internals.distribution import reduced_gradients
@@ -16,15 +22,24 @@ from keras_lso._keras_internals.optimizers import chain_of, iteration_variable
 class OfTFKeras:
     """A method or property of tf.keras 2, under the name that it is assigned to."""
 
-    def __set_name__(self, owner, name):
+    def __set_name__(self, owner: type, name: str) -> None:
         self._name = name
 
-    def __get__(self, optimizer, owner):
+    def __get__(self, optimizer: Any, owner: Any) -> Any:
         module = importlib.import_module("keras_lso.compat.tf_keras.methods")
         return getattr(module, self._name).__get__(optimizer, owner)
 
 
-def minimize(self, loss, var_list, grad_loss=None, name=None, tape=None):
+def minimize(
+    self: Any,
+    loss: Tensor | Callable[[], Tensor],
+    var_list: keras.Variable
+    | Iterable[keras.Variable]
+    | Callable[[], keras.Variable | Iterable[keras.Variable]],
+    grad_loss: Tensor | None = None,
+    name: str | None = None,
+    tape: Any = None,
+) -> keras.Variable:
     """Computes the gradients of a loss and applies them.
 
     Args:
@@ -64,12 +79,12 @@ def minimize(self, loss, var_list, grad_loss=None, name=None, tape=None):
 
 
 def apply_gradients(
-    self,
-    grads_and_vars,
-    name=None,
-    experimental_aggregate_gradients=True,
-    skip_gradients_aggregation=False,
-):
+    self: Any,
+    grads_and_vars: Iterable[tuple[Tensor | None, keras.Variable]],
+    name: str | None = None,
+    experimental_aggregate_gradients: bool = True,
+    skip_gradients_aggregation: bool = False,
+) -> keras.Variable:
     """Applies gradients to variables.
 
     Args:
@@ -122,3 +137,74 @@ def scaled_gradients(optimizer, loss, var_list, grad_loss=None, tape=None):
         lambda: scaled(loss()), trained, grad_loss, tape
     )
     return grads, trained() if callable(trained) else trained
+
+
+if TYPE_CHECKING:
+
+    class Signatures:
+        """The methods above, and those of tf.keras, as a type checker knows them.
+
+        It does not see what a class takes over from here.
+        """
+
+        @property
+        def weights(self) -> list[keras.Variable]: ...
+
+        def minimize(
+            self,
+            loss: Tensor | Callable[[], Tensor],
+            var_list: keras.Variable
+            | Iterable[keras.Variable]
+            | Callable[[], keras.Variable | Iterable[keras.Variable]],
+            grad_loss: Tensor | None = None,
+            name: str | None = None,
+            tape: Any = None,
+        ) -> keras.Variable: ...
+
+        def apply_gradients(
+            self,
+            grads_and_vars: Iterable[tuple[Tensor | None, keras.Variable]],
+            name: str | None = None,
+            experimental_aggregate_gradients: bool = True,
+            skip_gradients_aggregation: bool = False,
+        ) -> keras.Variable: ...
+
+        def get_gradients(
+            self, loss: Tensor | Callable[[], Tensor], params: Iterable[keras.Variable]
+        ) -> list[Tensor]: ...
+
+        def get_updates(
+            self, loss: Tensor | Callable[[], Tensor], params: Iterable[keras.Variable]
+        ) -> list[keras.Variable]: ...
+
+        def add_slot(
+            self,
+            var: keras.Variable,
+            slot_name: str,
+            initializer: str
+            | dict[str, Any]
+            | Callable[..., Any]
+            | ArrayLike = "zeros",
+            shape: Sequence[int] | None = None,
+        ) -> keras.Variable: ...
+
+        def get_slot(self, var: keras.Variable, slot_name: str) -> keras.Variable: ...
+
+        def get_slot_names(self) -> list[str]: ...
+
+        def add_weight(
+            self,
+            name: str,
+            shape: Sequence[int],
+            dtype: str | None = None,
+            initializer: str | dict[str, Any] | Callable[..., Any] = "zeros",
+            trainable: bool | None = None,
+            synchronization: Any = "auto",
+            aggregation: Any = "none",
+        ) -> keras.Variable: ...
+
+        def get_weights(self) -> list[NDArray[Any]]: ...
+
+        def set_weights(self, weights: Iterable[ArrayLike]) -> None: ...
+else:
+    Signatures = object

@@ -3,13 +3,16 @@
 Those of `LossScaleOptimizer` and the loss scales are checked by `_core/checks.py`.
 """
 
+from collections.abc import Iterable
+from typing import Any
+
 import keras
 
 from keras_lso._backend import backend
 from keras_lso._core.checks import check_callable_rate, check_rate, refusal
 
 
-def check_learning_rate(argument, value):
+def check_learning_rate(argument: str, value: Any) -> Any:
     """Returns what Keras takes for a learning rate; a number as a float."""
     if isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
         return value
@@ -18,7 +21,7 @@ def check_learning_rate(argument, value):
     return check_callable_rate(argument, value)
 
 
-def check_choice(argument, value, choices):
+def check_choice(argument: str, value: Any, choices: Iterable[Any]) -> Any:
     """Returns `value`, which has to be one of the strings in `choices`."""
     if value not in choices:
         known = ", ".join(map(repr, choices))
@@ -26,7 +29,7 @@ def check_choice(argument, value, choices):
     return value
 
 
-def check_names(owner, argument, params, known):
+def check_names(owner: str, argument: str, params: Any, known: Iterable[str]) -> None:
     """Refuses a dict of parameters that holds a name which `owner` does not know."""
     for name in params:
         if name not in known:
@@ -36,7 +39,7 @@ def check_names(owner, argument, params, known):
             )
 
 
-def check_operation_name(name):
+def check_operation_name(name: Any) -> None:
     """Refuses a name that is no string, for a method of tf.keras that takes one."""
     if name is not None and not isinstance(name, str):
         requirement = (
@@ -46,14 +49,14 @@ def check_operation_name(name):
         raise refusal("name", name, requirement, TypeError)
 
 
-def check_variable_option(argument, value, choices):
+def check_variable_option(argument: str, value: Any, choices: Iterable[Any]) -> str:
     """Returns one of the strings in `choices`, which TensorFlow has as an enum."""
     if value is None:
         return "none"
     return check_choice(argument, str(getattr(value, "name", value)).lower(), choices)
 
 
-def check_variables(argument, variables):
+def check_variables(argument: str, variables: Any) -> list[Any]:
     """Returns `variables` as a flat list of variables."""
     variables = keras.tree.flatten(variables)
     for variable in variables:

@@ -3,12 +3,17 @@
 Apart from the optimizers, since each backend registers it as a nested structure.
 """
 
+from collections.abc import Callable, Iterable
+from typing import Any, Self
+
+import keras
+
 from keras_lso._backend import backend
 from keras_lso._keras_internals.variables import register_tree_node
 
 
 @register_tree_node
-class VariableList(list):
+class VariableList(list[keras.Variable]):
     """The variables of an optimizer, a callable list.
 
     In Keras 3 `optimizer.variables` is a list. In tf.keras `optimizer.variables()` is a
@@ -17,15 +22,19 @@ class VariableList(list):
     returns what the callable `called` returns; without it, all variables.
     """
 
-    def __init__(self, variables=(), called=None):
+    def __init__(
+        self,
+        variables: Iterable[keras.Variable] = (),
+        called: Callable[[], list[keras.Variable]] | None = None,
+    ) -> None:
         super().__init__(variables)
         self._called = called
 
-    def __call__(self):
+    def __call__(self) -> list[keras.Variable]:
         """Returns what the method `variables` of tf.keras returned."""
         return list(self if self._called is None else self._called())
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         """Copies and pickles the variables without a reference to the optimizer."""
         positions = {id(v): i for i, v in enumerate(self)}
         return _from_positions, (
@@ -35,20 +44,20 @@ class VariableList(list):
 
     # --- The protocol of `keras.tree`, with `optree` and with torch ---------------
 
-    def tree_flatten(self):
+    def tree_flatten(self) -> tuple[list[Any], None]:
         return list(self), None
 
     @classmethod
-    def tree_unflatten(cls, metadata, children):
+    def tree_unflatten(cls, metadata: Any, children: Any) -> Self:
         return cls(children)
 
     torchtree_flatten = tree_flatten
 
     @classmethod
-    def torchtree_unflatten(cls, children, metadata):
+    def torchtree_unflatten(cls, children: Any, metadata: Any) -> Self:
         return cls(children)
 
-    def torchtree_flatten_with_keys(self):
+    def torchtree_flatten_with_keys(self) -> tuple[list[Any], None]:
         return backend.with_positions(list(self)), None
 
 

@@ -4,10 +4,13 @@
 """
 
 import weakref
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import keras
 
 from keras_lso._backend import backend
+from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_callable_rate, warn
 from keras_lso._core.exclusions import (
     by_inner_names,
@@ -24,7 +27,9 @@ from keras_lso._keras_internals.optimizers import (
 from keras_lso._keras_internals.variables import with_and_without_end
 
 
-def passed_on(name, doc, check=None):
+def passed_on(
+    name: str, doc: str, check: Callable[[str, Any], Any] | None = None
+) -> Any:
     """Returns a property over the inner optimizer's attribute of the same name."""
 
     def get(self):
@@ -48,35 +53,47 @@ class Wrapper(keras.optimizers.Optimizer):
 
     built: bool
 
-    weight_decay = passed_on("weight_decay", "The inner optimizer's weight decay.")
-    clipnorm = passed_on("clipnorm", "The inner optimizer's `clipnorm`.")
-    clipvalue = passed_on("clipvalue", "The inner optimizer's `clipvalue`.")
-    global_clipnorm = passed_on(
+    weight_decay: float | None = passed_on(
+        "weight_decay", "The inner optimizer's weight decay."
+    )
+    clipnorm: float | None = passed_on("clipnorm", "The inner optimizer's `clipnorm`.")
+    clipvalue: float | None = passed_on(
+        "clipvalue", "The inner optimizer's `clipvalue`."
+    )
+    global_clipnorm: float | None = passed_on(
         "global_clipnorm", "The inner optimizer's `global_clipnorm`."
     )
-    use_ema = passed_on("use_ema", "Whether the inner optimizer averages weights.")
-    ema_momentum = passed_on("ema_momentum", "The inner optimizer's EMA momentum.")
-    ema_overwrite_frequency = passed_on(
+    use_ema: bool = passed_on(
+        "use_ema", "Whether the inner optimizer averages weights."
+    )
+    ema_momentum: float = passed_on(
+        "ema_momentum", "The inner optimizer's EMA momentum."
+    )
+    ema_overwrite_frequency: int | None = passed_on(
         "ema_overwrite_frequency", "The inner optimizer's EMA overwrite frequency."
     )
-    gradient_accumulation_steps = passed_on(
+    gradient_accumulation_steps: int | None = passed_on(
         "gradient_accumulation_steps", "The inner optimizer's accumulation window."
     )
-    learning_rate = passed_on(
+    learning_rate: Any = passed_on(
         "learning_rate", "The inner learning rate.", check_callable_rate
     )
-    lr = passed_on(
+    lr: Any = passed_on(
         "learning_rate",
         "The inner learning rate, as in tf.keras.",
         check_callable_rate,
     )
 
     @property
-    def iterations(self):
+    def iterations(self) -> keras.Variable:
         """The number of steps that the inner optimizer applied."""
         return self.inner_optimizer.iterations
 
-    def exclude_from_weight_decay(self, var_list=None, var_names=None):
+    def exclude_from_weight_decay(
+        self,
+        var_list: Iterable[keras.Variable] | None = None,
+        var_names: Iterable[str] | None = None,
+    ) -> None:
         """Excludes variables from the inner optimizer's weight decay.
 
         Args:
@@ -113,7 +130,7 @@ class Wrapper(keras.optimizers.Optimizer):
         """Returns the `Exclusion`s that nobody has looked at yet, a list."""
         return by_inner_names(self)
 
-    def __getattr__(self, name):
+    def __getattr__(self, name: str) -> Any:
         inner = vars(self).get("inner_optimizer")
         if inner is None or name.startswith("_"):
             raise AttributeError(
@@ -121,7 +138,7 @@ class Wrapper(keras.optimizers.Optimizer):
             )
         return getattr(inner, name)
 
-    def __setattr__(self, name, value):
+    def __setattr__(self, name: str, value: Any) -> None:
         if name in self._parts:
             self._check_stays(name, value)
         if self._belongs_to_inner(name):
@@ -154,8 +171,12 @@ class Wrapper(keras.optimizers.Optimizer):
         )
 
     def stateless_apply(
-        self, optimizer_variables, grads, trainable_variables, **kwargs
-    ):
+        self,
+        optimizer_variables: Iterable[Tensor],
+        grads: Iterable[Tensor | None],
+        trainable_variables: Iterable[Tensor],
+        **kwargs: Any,
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """Does what `apply` does, on values that come in and go out.
 
         The values that come in stay as they are.
@@ -216,7 +237,7 @@ def _values_of(argument, variables, values):
     return values
 
 
-def like(variables, values):
+def like(variables: Iterable[keras.Variable], values: Iterable[float]) -> list[Any]:
     """Returns `values` in a list of the type of `variables`.
 
     The results of a stateless step then have the structure of its arguments, as
@@ -230,7 +251,9 @@ def like(variables, values):
 _wrapped: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
-def check_optimizer(inner, argument="inner_optimizer"):
+def check_optimizer(
+    inner: keras.optimizers.Optimizer, argument: str = "inner_optimizer"
+) -> None:
     """Refuses what is not an optimizer."""
     if isinstance(inner, keras.optimizers.Optimizer):
         return
@@ -246,7 +269,7 @@ def check_optimizer(inner, argument="inner_optimizer"):
     )
 
 
-def check_not_wrapped(inner):
+def check_not_wrapped(inner: keras.optimizers.Optimizer) -> None:
     """Refuses an optimizer that another LossScaleOptimizer steps, as tf.keras does.
 
     The number of skipped steps is the wrapper's count less the inner optimizer's,
@@ -266,6 +289,6 @@ def check_not_wrapped(inner):
         )
 
 
-def remember_wrapped(inner, name):
+def remember_wrapped(inner: keras.optimizers.Optimizer, name: str) -> None:
     """Remembers that a LossScaleOptimizer of this name steps the optimizer."""
     _wrapped[chain_of(inner)[-1]] = name

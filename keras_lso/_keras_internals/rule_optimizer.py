@@ -1,10 +1,14 @@
 """`RuleOptimizer`: the base of our own optimizers, whose step is a rule."""
 
+from collections.abc import Iterable
+from typing import Any
+
 import keras
 from keras import ops
 
 from keras_lso._backend import backend, formulas
 from keras_lso._backend.rule import always
+from keras_lso._backend.types import Tensor
 from keras_lso._keras_internals.distribution import (
     check_shards,
     has_reduced_gradients,
@@ -39,7 +43,7 @@ class RuleOptimizer(keras.optimizers.Optimizer):
         """Whether the arguments of the constructor let a variable decay."""
         raise NotImplementedError
 
-    def build(self, variables):
+    def build(self, variables: Iterable[keras.Variable]) -> None:
         super().build(variables)
         self._decayable = tuple(map(self._may_decay, self._trainable_variables))
 
@@ -61,11 +65,15 @@ class RuleOptimizer(keras.optimizers.Optimizer):
         """Returns for each of the variables at `indices` whether it decays."""
         return [uses_weight_decay(self, self._trainable_variables[i]) for i in indices]
 
-    def add_variable_from_reference(self, reference_variable, *args, **kwargs):
+    def add_variable_from_reference(
+        self, reference_variable: keras.Variable, *args: Any, **kwargs: Any
+    ) -> keras.Variable:
         slot = super().add_variable_from_reference(reference_variable, *args, **kwargs)
         return shard_slot(slot, reference_variable)
 
-    def update_step(self, gradient, variable, learning_rate):
+    def update_step(
+        self, gradient: Tensor, variable: keras.Variable, learning_rate: Tensor
+    ) -> None:
         """Updates one variable, of any dtype, with a dense or sparse gradient."""
         index = self._get_variable_index(variable)
         value = backend.in_float32(variable)

@@ -1,6 +1,8 @@
 """`BadBatch`: the batch of the first step that was skipped at the lowest loss scale."""
 
+import os
 import pathlib
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -21,38 +23,39 @@ class BadBatch:
         path: String or path that ends with `.npz`.
     """
 
-    def __init__(self, path):
+    def __init__(self, path: str | os.PathLike[str]) -> None:
         if pathlib.Path(path).suffix != ".npz":
             raise refusal("save_bad_batch", path, "be a path that ends with '.npz'")
         self._file = pathlib.Path(path)
         self._model: Any = None
-        self._batches, self._found = [], None
+        self._batches: list[Any] = []
+        self._found: Any = None
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         """Returns what a copy has: the path alone."""
         return {"_file": self._file, "_model": None, "_batches": [], "_found": None}
 
-    def begin(self, model):
+    def begin(self, model: keras.Model) -> None:
         """Begins to watch what a model trains on."""
         backend.check_batches_are_seen(model.steps_per_execution)
         self._model = model
         self._batches, self._found = [], None
 
-    def watch(self):
+    def watch(self) -> None:
         """Sees to it that the next step shows its batch; `fit` may have another one."""
         function = self._model.train_function
         if isinstance(function, _Watched):
             return
         self._model.train_function = _Watched(function, self._batches.append)
 
-    def end(self):
+    def end(self) -> None:
         """Ends to watch."""
         function = getattr(self._model, "train_function", None)
         if isinstance(function, _Watched):
             self._model.train_function = function.function
         self._batches, self._found = [], None
 
-    def look(self, skipped):
+    def look(self, skipped: int) -> None:
         """Keeps the batch of the first of the last `skipped` steps, and no other."""
         if not skipped:
             self._found = None
@@ -60,7 +63,7 @@ class BadBatch:
             self._found = self._batches[-min(skipped, len(self._batches))]
         self._batches.clear()
 
-    def write(self, since, variables):
+    def write(self, since: int, variables: Iterable[keras.Variable]) -> None:
         """Writes the batch that was found.
 
         Args:
@@ -81,10 +84,12 @@ class BadBatch:
 class _Watched:
     """A train function that shows each of its batches first."""
 
-    def __init__(self, function, show):
+    def __init__(
+        self, function: Callable[..., Any], show: Callable[[Any], object]
+    ) -> None:
         self.function, self._show = function, show
 
-    def __call__(self, *arguments):
+    def __call__(self, *arguments: Any) -> Any:
         *state, data = arguments
         return self.function(*state, backend.shown(data, self._show))
 

@@ -1,16 +1,18 @@
 """`Copies`: a run as it was at some steps, in host memory, to go back to."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 from keras import ops
+from numpy.typing import NDArray
 
 from keras_lso._backend import backend
 from keras_lso._keras_internals.models import kept_outside_of_lists
 from keras_lso._keras_internals.optimizers import have_rates, optimizers_in
 from keras_lso._keras_internals.rates import rate_given_to
 from keras_lso._keras_internals.variables import layers_of
+from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 from keras_lso.schedules import Scaled
 
 
@@ -27,8 +29,8 @@ class Copy(NamedTuple):
 
     attempted: int
     applied: int
-    model: list
-    optimizer: list
+    model: list[NDArray[Any]]
+    optimizer: list[NDArray[Any]]
     restored: int
 
 
@@ -45,21 +47,23 @@ class Copies:
         restored: Int. How often training has gone back to a copy.
     """
 
-    def __init__(self, optimizer, every, keep, factor):
+    def __init__(
+        self, optimizer: LossScaleOptimizer, every: int, keep: int, factor: float
+    ) -> None:
         self._optimizer = optimizer
         self._every, self._keep, self._factor = every, keep, factor
-        self._copies = []
+        self._copies: list[Copy] = []
         # Before so many steps no copy can be due.
         self._due = 0
         # The copy that training went back to last, until there is a newer one.
-        self._last = None
-        self.restored = 0
+        self._last: Copy | None = None
+        self.restored: int = 0
 
-    def may_be_due(self, steps):
+    def may_be_due(self, steps: int) -> bool:
         """Whether a copy may be due after so many steps, an int; it reads nothing."""
         return steps >= self._due and self._optimizer.built
 
-    def take(self, model, steps):
+    def take(self, model: keras.Model, steps: int) -> None:
         """Copies the run if a copy is due.
 
         Args:
@@ -81,7 +85,7 @@ class Copies:
             self._copies = [*self._copies, copy][-self._keep :]
             self._last = None
 
-    def restore(self, model, steps, before):
+    def restore(self, model: keras.Model, steps: int, before: int) -> Copy | None:
         """Goes back to the last copy from before the steps that were skipped.
 
         From a copy that has led to a stall again, before the next was due, training
@@ -132,7 +136,7 @@ class Copies:
         return of_model, self._optimizer._state.in_memory
 
 
-def check_rates(optimizer):
+def check_rates(optimizer: LossScaleOptimizer) -> None:
     """Refuses learning rates that cannot be multiplied."""
     for stepper in have_rates(optimizers_in(optimizer.inner_optimizer)):
         rate = rate_given_to(stepper)
@@ -164,12 +168,12 @@ def _multiply_rate(stepper, factor, times):
         stepper.learning_rate = Scaled(schedule, before * factor)
 
 
-def value_of(variable):
+def value_of(variable: keras.Variable) -> NDArray[Any]:
     """Returns the value of a variable as an array of its own."""
     return backend.to_host(variable.value)
 
 
-def is_finite(value):
+def is_finite(value: NDArray[Any]) -> bool:
     """Whether all numbers of an array are finite."""
     is_whole = np.issubdtype(value.dtype, np.integer) or value.dtype == bool
     return is_whole or bool(np.isfinite(value).all())

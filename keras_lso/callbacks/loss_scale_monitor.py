@@ -1,9 +1,10 @@
 """`LossScaleMonitor`: the loss scale in `fit`, and a warning when it cannot help."""
 
 import contextlib
+import os
 import textwrap
 import warnings
-from typing import Any
+from typing import Any, Literal
 
 from keras import ops
 
@@ -102,24 +103,24 @@ class LossScaleMonitor(OptimizerCallback):
 
     def __init__(
         self,
-        log_dir=None,
-        patience=50,
-        on_stall="warn",
-        keep_every=500,
-        keep=2,
-        learning_rate_factor=0.5,
-        retries=3,
-        save_bad_batch=None,
-    ):
+        log_dir: str | os.PathLike[str] | None = None,
+        patience: int = 50,
+        on_stall: Literal["warn", "stop", "raise", "restore"] = "warn",
+        keep_every: int = 500,
+        keep: int = 2,
+        learning_rate_factor: float = 0.5,
+        retries: int = 3,
+        save_bad_batch: str | os.PathLike[str] | None = None,
+    ) -> None:
         super().__init__(log_dir)
-        self.patience = check_positive_int("patience", patience)
-        self.on_stall = check_choice("on_stall", on_stall, ON_STALL)
-        self.keep_every = check_positive_int("keep_every", keep_every)
-        self.keep = check_positive_int("keep", keep)
+        self.patience: int = check_positive_int("patience", patience)
+        self.on_stall: str = check_choice("on_stall", on_stall, ON_STALL)
+        self.keep_every: int = check_positive_int("keep_every", keep_every)
+        self.keep: int = check_positive_int("keep", keep)
         factor = check_factor("learning_rate_factor", learning_rate_factor, 0.0)
         # 1 leaves the rate alone.
-        self.learning_rate_factor = check_share("learning_rate_factor", factor)
-        self.retries = check_int("retries", retries, at_least=0)
+        self.learning_rate_factor: float = check_share("learning_rate_factor", factor)
+        self.retries: int = check_int("retries", retries, at_least=0)
         self.save_bad_batch = save_bad_batch
         self._bad_batch = None if save_bad_batch is None else BadBatch(save_bad_batch)
         self._reset()
@@ -128,7 +129,7 @@ class LossScaleMonitor(OptimizerCallback):
         self._batches = 0
         # The first step of a stall. It is reported after one more step, which records
         # the layers whose gradients are not finite.
-        self._stalled_since = None
+        self._stalled_since: Any = None
         # The number of steps before those that were skipped.
         self._before = 0
         self._skipped = 0
@@ -136,11 +137,11 @@ class LossScaleMonitor(OptimizerCallback):
         self._copies: Any = None
         self._per_execution = 1
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         """Returns what a copy has: the copies of a run belong to its `fit`."""
         return {**super().__getstate__(), "_copies": None}
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         super().on_train_begin(logs)
         self._reset()
         optimizer = self._find_optimizer()
@@ -155,7 +156,9 @@ class LossScaleMonitor(OptimizerCallback):
             self._bad_batch.begin(self.model)
 
     # Not at the end of a batch, which would make Keras synchronise after each batch.
-    def on_train_batch_begin(self, batch, logs=None):
+    def on_train_batch_begin(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         self._batches += 1
         every = max(1, self.patience // self._per_execution)
         is_due = self._batches > 1 and self._batches % every == 1 % every
@@ -172,14 +175,14 @@ class LossScaleMonitor(OptimizerCallback):
         """Returns an int, which no fewer steps were made than."""
         return (self._batches - 1) * self._per_execution
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if self._stalled_since is not None:
             self._report_overflows()
         scale, skipped = self._read()
         if logs is not None:
             logs["loss_scale"], logs["skipped_steps"] = scale, skipped
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         super().on_train_end(logs)
         if self._stalled_since is not None:
             self._report_overflows()

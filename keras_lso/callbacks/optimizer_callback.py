@@ -1,5 +1,6 @@
 """What the callbacks that watch a `LossScaleOptimizer` have in common."""
 
+import os
 from typing import Any
 
 import keras
@@ -20,7 +21,7 @@ class OptimizerCallback(keras.callbacks.Callback):
         ImportError: If there is a `log_dir` and TensorBoard is not installed.
     """
 
-    def __init__(self, log_dir):
+    def __init__(self, log_dir: str | os.PathLike[str] | None) -> None:
         super().__init__()
         self.log_dir = log_dir
         self._writer: Any = None
@@ -28,17 +29,17 @@ class OptimizerCallback(keras.callbacks.Callback):
             # Now, since training may take long.
             check_is_installed()
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         """Returns what a copy has: all but the open file. It opens one of its own."""
         return {**vars(self), "_writer": None}
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._find_optimizer()
         # A `fit` that an error has ended has left its file open.
         self._close()
         self._write_scalars([])
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self._close()
 
     def _write_scalars(self, steps):

@@ -1,6 +1,10 @@
 """`StepRecord`: a line for each step of `fit`, without a synchronisation for each."""
 
+import os
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from keras_lso._core.checks import check_positive_int, warn
 from keras_lso._core.record_file import RecordFile, plain
@@ -61,16 +65,21 @@ class StepRecord(OptimizerCallback):
     ([1, 2], ['applied', 'applied'])
     """
 
-    def __init__(self, path=None, log_dir=None, every=1):
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | None = None,
+        log_dir: str | os.PathLike[str] | None = None,
+        every: int = 1,
+    ) -> None:
         super().__init__(log_dir)
         self.path = path
-        self.every = check_positive_int("every", every)
+        self.every: int = check_positive_int("every", every)
         self._file = None if path is None else RecordFile(path)
-        self._epoch = []
+        self._epoch: list[dict[str, NDArray[Any]]] = []
         self._length = self._per_execution = self._unread = 0
         self._has_warned = False
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         super().on_train_begin(logs)
         if self._file is not None:
             self._file.begin()
@@ -87,12 +96,14 @@ class StepRecord(OptimizerCallback):
         self._unread = 0
 
     # Not at the end of a batch, which would make Keras synchronise after each batch.
-    def on_train_batch_begin(self, batch, logs=None):
+    def on_train_batch_begin(
+        self, batch: int, logs: dict[str, Any] | None = None
+    ) -> None:
         if self._unread + self._per_execution > self._length:
             self._read()
         self._unread += self._per_execution
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._read()
         records, self._epoch = self._epoch, []
         whole = {
@@ -103,7 +114,7 @@ class StepRecord(OptimizerCallback):
         if history is not None:
             history.history.setdefault("step_record", []).append(whole)
 
-    def on_train_end(self, logs=None):
+    def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self._read()
         super().on_train_end(logs)
 

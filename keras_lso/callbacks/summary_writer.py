@@ -3,7 +3,10 @@
 It is apart from its callers, a callback and OpenSeq2Seq's training op.
 """
 
+import os
 import time
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 from keras import ops
@@ -19,14 +22,14 @@ class SummaryWriter:
         ImportError: If TensorBoard is not installed.
     """
 
-    def __init__(self, log_dir):
+    def __init__(self, log_dir: str | os.PathLike[str]) -> None:
         self._file = _event_file_writer()(str(log_dir))
 
-    def close(self):
+    def close(self) -> None:
         """Closes the file."""
         self._file.close()
 
-    def write(self, steps):
+    def write(self, steps: Iterable[tuple[int, Mapping[str, Any]]]) -> None:
         """Writes the values of steps.
 
         Args:
@@ -46,7 +49,7 @@ class SummaryWriter:
         self._file.flush()
 
 
-def check_is_installed():
+def check_is_installed() -> None:
     """Raises an ImportError if there is no TensorBoard to write by."""
     _event_file_writer()
 

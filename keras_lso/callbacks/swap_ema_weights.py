@@ -3,8 +3,11 @@
 It overrides all of Keras's methods that swap, since they know neither masters nor LARC.
 """
 
+from typing import Any
+
 import keras
 
+from keras_lso._backend.types import Tensor
 from keras_lso._keras_internals.optimizers import averages_of, keeps_averages
 from keras_lso.callbacks.swapped_weights import put_back, swap_in
 
@@ -43,41 +46,41 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
         https://keras.io/api/callbacks/swap_ema_weights/)
     """
 
-    def __init__(self, swap_on_epoch=False):
+    def __init__(self, swap_on_epoch: bool = False) -> None:
         super().__init__(swap_on_epoch)
         # Pairs of a variable and its value, while the model holds the averages.
-        self._weights = None
+        self._weights: list[tuple[keras.Variable, Tensor]] | None = None
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         """Returns what a copy has: all but the weights of the model at hand."""
         return {**vars(self), "_weights": None}
 
-    def set_model(self, model):
+    def set_model(self, model: keras.Model) -> None:
         super().set_model(model)
         self._weights = None
 
-    def on_train_begin(self, logs=None):
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._weights = None
 
-    def on_epoch_begin(self, epoch, logs=None):
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if self.swap_on_epoch:
             self._restore_weights()
 
-    def on_epoch_end(self, epoch, logs=None):
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         # No exception for the last epoch: `fit` ends with the averages in any case.
         if self.swap_on_epoch:
             self._swap_in_averages()
 
-    def on_test_begin(self, logs=None):
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._swap_in_averages()
 
-    def on_test_end(self, logs=None):
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
         self._restore_weights()
 
-    def on_predict_begin(self, logs=None):
+    def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._swap_in_averages()
 
-    def on_predict_end(self, logs=None):
+    def on_predict_end(self, logs: dict[str, Any] | None = None) -> None:
         self._restore_weights()
 
     def _swap_in_averages(self):

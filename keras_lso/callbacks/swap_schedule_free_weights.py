@@ -99,30 +99,30 @@ class SwapScheduleFreeWeights(keras.callbacks.Callback):
         super().set_model(model)
         self._weights = None
 
-    def on_train_begin(self, logs: dict | None = None) -> None:
+    def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._weights = None
         self._go_on()
 
-    def on_epoch_begin(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._go_on()
 
-    def on_epoch_end(self, epoch: int, logs: dict | None = None) -> None:
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         # No exception for the last epoch: `fit` ends with the average.
         optimizer = self.model.optimizer
         if self.swap_on_epoch and not _holds_average(optimizer):
             weights = _swap_in_average(optimizer)
             _swapped[optimizer] = _Swapped(weights, _fingerprint(optimizer))
 
-    def on_test_begin(self, logs: dict | None = None) -> None:
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._swap()
 
-    def on_test_end(self, logs: dict | None = None) -> None:
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
         self._restore()
 
-    def on_predict_begin(self, logs: dict | None = None) -> None:
+    def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._swap()
 
-    def on_predict_end(self, logs: dict | None = None) -> None:
+    def on_predict_end(self, logs: dict[str, Any] | None = None) -> None:
         self._restore()
 
     def _swap(self) -> None:

@@ -4,15 +4,23 @@
 """
 
 import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from keras_lso.compat import open_seq2seq, v1, v2
 
 __all__ = ["open_seq2seq", "v1", "v2"]
 
 
-def __getattr__(name):
+def _find(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return importlib.import_module(f"{__name__}.{name}")
 
 
-def __dir__():
+if not TYPE_CHECKING:  # A type checker would believe in any name.
+    __getattr__ = _find
+
+
+def __dir__() -> list[str]:
     return __all__

@@ -11,6 +11,8 @@ import os
 import tempfile
 import warnings
 import zipfile
+from collections.abc import Mapping
+from typing import Any
 
 import keras
 
@@ -24,7 +26,9 @@ _CONFIG = "config.json"
 _WEIGHTS = "model.weights.h5"
 
 
-def deserialize(config, custom_objects=None):
+def deserialize(
+    config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
+) -> keras.optimizers.Optimizer:
     """Returns the optimizer that a config dict describes.
 
     A `LossScaleOptimizer` is that of `keras_lso`, and a config that was written on
@@ -61,7 +65,12 @@ def deserialize(config, custom_objects=None):
     return optimizer
 
 
-def load_model(filepath, custom_objects=None, compile=True, safe_mode=True):
+def load_model(
+    filepath: str | os.PathLike[str],
+    custom_objects: Mapping[str, Any] | None = None,
+    compile: bool = True,
+    safe_mode: bool = True,
+) -> keras.Model:
     """Loads a model whose optimizer may be Keras's, or saved by any backend.
 
     It is `keras.saving.load_model`, except that

@@ -9,6 +9,10 @@ import math
 import struct
 import zipfile
 import zlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from numpy.typing import NDArray
 
 # The errors of h5py, json and zipfile for a damaged file, besides ValueError.
 DAMAGE = (
@@ -28,7 +32,7 @@ _LARGE = 1 << 28
 _MOST_EXPANSION = 100
 
 
-def refuse_bombs(archive):
+def refuse_bombs(archive: zipfile.ZipFile) -> None:
     """Refuses a `zipfile.ZipFile` with a member that is large only once unpacked."""
     for item in archive.infolist():
         if _is_bomb(item.file_size, item.compress_size):
@@ -38,7 +42,7 @@ def refuse_bombs(archive):
             )
 
 
-def hard_group(file, path):
+def hard_group(file: Any, path: str) -> Any:
     """Returns the group at a path of an `h5py.File`; None if the file itself has none.
 
     A link to a group of another file does not count.
@@ -56,7 +60,7 @@ def hard_group(file, path):
     return group
 
 
-def read_dataset(group, path):
+def read_dataset(group: Any, path: str) -> NDArray[Any]:
     """Returns the array at a path below a group, if the file itself holds it."""
     import h5py
     import numpy as np
@@ -86,7 +90,7 @@ def read_dataset(group, path):
     return np.asarray(dataset)
 
 
-def read_datasets(group, names):
+def read_datasets(group: Any, names: Iterable[str]) -> list[NDArray[Any]]:
     """Returns the arrays of these names below a group, each of which is in it once.
 
     An array that is named often, or has many names, would fill the memory.
@@ -110,7 +114,7 @@ def read_datasets(group, names):
     return arrays
 
 
-def read_names(attributes, name):
+def read_names(attributes: Mapping[str, Any], name: str) -> list[str]:
     """Returns a list of strings, which Keras splits where it is too long for HDF5.
 
     Args:
@@ -134,7 +138,7 @@ def _numbered(attributes, name):
     return list(itertools.takewhile(attributes.__contains__, names))
 
 
-def text(value):
+def text(value: Any) -> Any:
     """Returns a string, which HDF5 may hold as bytes."""
     return value.decode() if isinstance(value, bytes) else value
 

@@ -4,12 +4,17 @@ What is seen of a pass is in `layer_watch.py`, what follows from it in
 `float16_ranges.py`, the table in `float16_table.py`.
 """
 
+import os
+from typing import TYPE_CHECKING, Any, Literal
+
 import keras
 
+from keras_lso._backend.types import ModelT
 from keras_lso._core.checks import check_bool, check_positive_int, check_scale
 from keras_lso._keras_internals.layers import dtype_policies_set
 from keras_lso._keras_internals.variables import layers_of
 from keras_lso.diagnostics.float16_ranges import (
+    LayerRange,
     explain,
     explain_gradients,
     layers_to_keep,
@@ -22,17 +27,20 @@ from keras_lso.diagnostics.trial_runs import batches_of, build, in_float32, unch
 from keras_lso.diagnostics.underflow import UnderflowReport, gradients_of
 from keras_lso.diagnostics.underflow_counts import counts_of
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 
 def float16_report(
-    model,
-    x,
-    y=None,
-    loss_scale=None,
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    loss_scale: float | None = None,
     *,
-    sample_weight=None,
-    batches=1,
-    training=True,
-):
+    sample_weight: Any = None,
+    batches: int = 1,
+    training: bool = True,
+) -> "Float16Report":
     """Finds the layers of a model whose values do not fit into float16.
 
     The model is called on a batch twice, with the same weights and seeds: in float32,
@@ -211,15 +219,20 @@ class Float16Report:
     """
 
     def __init__(
-        self, layers, layers_to_keep, loss_scale, recommended_scale, becomes_mixed
-    ):
+        self,
+        layers: dict[str, LayerRange],
+        layers_to_keep: list[str],
+        loss_scale: float | None,
+        recommended_scale: float | None,
+        becomes_mixed: bool,
+    ) -> None:
         self.layers = layers
         self.layers_to_keep = layers_to_keep
         self.loss_scale = loss_scale
         self.recommended_scale = recommended_scale
         self._becomes_mixed = becomes_mixed
 
-    def apply(self, model):
+    def apply(self, model: ModelT) -> ModelT:
         """Returns a model that keeps in float32 what does not fit into float16.
 
         A model in float32 or bfloat16 becomes one of `"mixed_float16"` otherwise.
@@ -234,10 +247,12 @@ class Float16Report:
             ValueError: If a layer of the report is none of the model's, and as
                 `keras_lso.keep_in_float32` does.
         """
-        others = "mixed_float16" if self._becomes_mixed else None
+        others: Literal["mixed_float16"] | None = (
+            "mixed_float16" if self._becomes_mixed else None
+        )
         return keep_in_float32(model, self.layers_to_keep, others=others)
 
-    def to_dict(self):
+    def to_dict(self) -> dict[str, Any]:
         """Returns the report as numbers and words, ready for JSON.
 
         Returns:
@@ -251,7 +266,7 @@ class Float16Report:
             "recommended_scale": self.recommended_scale,
         }
 
-    def plot(self, path=None):
+    def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
         """Draws the largest magnitudes of each layer beside the range of float16.
 
         Args:
@@ -271,7 +286,7 @@ class Float16Report:
             figure.savefig(path)
         return figure
 
-    def __str__(self):
+    def __str__(self) -> str:
         from keras_lso.diagnostics.float16_table import table_of
 
         return table_of(self)

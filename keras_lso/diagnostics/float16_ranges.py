@@ -6,6 +6,7 @@ It is apart from `float16.py`, which runs the model: here are its readings alone
 import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass, field
+from typing import Any
 
 import keras
 
@@ -15,6 +16,7 @@ from keras_lso._keras_internals.layers import (
     operations_of,
     own_variables_of,
 )
+from keras_lso.diagnostics.layer_paths import LayerPaths
 from keras_lso.diagnostics.magnitudes import Magnitudes
 from keras_lso.diagnostics.underflow_counts import (
     OVERFLOWS_FROM,
@@ -48,29 +50,29 @@ class LayerRange:
     calls: int = 0
     inputs: Magnitudes | None = None
     weights: Magnitudes | None = None
-    ops: dict = field(default_factory=dict)
+    ops: dict[str, Magnitudes] = field(default_factory=dict)
     outputs: Magnitudes | None = None
     gradients: GradientCounts | None = None
-    reasons: list = field(default_factory=list)
-    notes: list = field(default_factory=list)
+    reasons: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
-    def parts(self):
+    def parts(self) -> list[tuple[str, Magnitudes]]:
         """Returns a list of the names and `Magnitudes` of what is in float16."""
         named = [("inputs", self.inputs), ("weights", self.weights), *self.ops.items()]
         named.append(("outputs", self.outputs))
         return [(name, m) for name, m in named if m is not None and m.is_float16]
 
     @property
-    def tightest(self):
+    def tightest(self) -> tuple[str, Magnitudes] | None:
         """Tuple of the name and the `Magnitudes` of what has the least headroom."""
         return min(self.parts(), key=lambda part: part[1].headroom, default=None)
 
     @property
-    def headroom(self):
+    def headroom(self) -> float:
         """Float. The least headroom of the layer, in powers of two."""
         return self.tightest[1].headroom if self.tightest else math.inf
 
-    def to_dict(self):
+    def to_dict(self) -> dict[str, Any]:
         """Returns the attributes as a dict."""
         numbers = {
             name: getattr(self, name) and getattr(self, name).to_dict()
@@ -84,7 +86,9 @@ class LayerRange:
 # --- From readings ------------------------------------------------------------------
 
 
-def ranges_of(paths, batches, compute_dtypes):
+def ranges_of(
+    paths: LayerPaths, batches: Any, compute_dtypes: dict[int, str]
+) -> dict[str, LayerRange]:
     """Returns the `LayerRange`s of the layers that were called, by path.
 
     Args:
@@ -141,7 +145,7 @@ def _only_passes_on(layer, found, outputs):
 # --- In words -----------------------------------------------------------------------
 
 
-def explain(paths, ranges):
+def explain(paths: LayerPaths, ranges: dict[str, LayerRange]) -> None:
     """Writes the reasons and notes of each layer that the forward pass gives.
 
     Args:
@@ -158,7 +162,7 @@ def explain(paths, ranges):
             found.reasons += [] if found.reasons else _breakdown(found)
 
 
-def explain_gradients(found, scale, recommended):
+def explain_gradients(found: LayerRange, scale: float, recommended: float) -> None:
     """Writes the reasons that the gradients of a layer give.
 
     Args:
@@ -166,7 +170,7 @@ def explain_gradients(found, scale, recommended):
         scale: Float, the loss scale of the gradients' counts.
         recommended: Float, the loss scale that serves the layers best.
     """
-    counts = found.gradients
+    counts: Any = found.gradients  # They have just been counted.
     at = f"at the loss scale {scale:g}"
     if counts.overflowing[0] and math.isfinite(counts.largest):
         share, what = counts.overflowing[0], "overflow"
@@ -235,7 +239,7 @@ def _breakdown(found):
 # --- What to keep -------------------------------------------------------------------
 
 
-def layers_to_keep(paths, ranges):
+def layers_to_keep(paths: LayerPaths, ranges: dict[str, LayerRange]) -> list[str]:
     """Returns the paths of the layers to keep in float32, none inside of another.
 
     The model itself is none of them: what of its inputs does not fit has to be scaled.

@@ -4,13 +4,17 @@ It is apart from `float16.py`, since it imports rich, which takes a while.
 """
 
 import math
+from typing import TYPE_CHECKING
 
 from keras_lso.diagnostics.tables import new_table, scale_text, share_text, text_of
+
+if TYPE_CHECKING:
+    from keras_lso.diagnostics.float16 import Float16Report
 
 HEADINGS = ("largest", "in\nfloat16", "headroom\n2**", "flushed", "inf,\nNaN")
 
 
-def table_of(report):
+def table_of(report: "Float16Report") -> str:
     """Returns the table and the words as text."""
     gradients: tuple[str, ...] = ()
     if report.loss_scale is not None:

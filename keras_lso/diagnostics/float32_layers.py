@@ -5,9 +5,12 @@ How a model is made anew is in `model_copies.py`.
 
 import difflib
 import warnings
+from collections.abc import Iterable
+from typing import Literal
 
 import keras
 
+from keras_lso._backend.types import ModelT
 from keras_lso._keras_internals.variables import layers_of
 from keras_lso.diagnostics.layer_paths import LayerPaths
 from keras_lso.diagnostics.model_copies import copy_of_model
@@ -16,7 +19,11 @@ NARROW = ("float16", "bfloat16")
 OTHERS = (None, "mixed_float16", "mixed_bfloat16")
 
 
-def keep_in_float32(model, layers, others=None):
+def keep_in_float32(
+    model: ModelT,
+    layers: str | keras.layers.Layer | Iterable[str | keras.layers.Layer],
+    others: Literal["mixed_float16", "mixed_bfloat16"] | None = None,
+) -> ModelT:
     """Returns a model like this one, in which some layers compute in float32.
 
     The new model has new layers, with the weights, the statistics and the states of
@@ -102,7 +109,7 @@ def _check(model, others):
         )
 
 
-def check_not_quantized(model):
+def check_not_quantized(model: keras.Model) -> None:
     """Raises a `ValueError` for a model with quantized layers."""
     for layer in layers_of(model):
         if layer.quantization_mode is not None:

@@ -6,6 +6,8 @@ of nested models may share. These are those of the model at hand, each of one la
 
 from collections import Counter
 
+import keras
+
 from keras_lso._keras_internals.layers import children_of
 
 
@@ -18,10 +20,10 @@ class LayerPaths:
         parents: Dict of paths to the paths of the layers that these are in.
     """
 
-    def __init__(self, model):
-        self.layers = {model.name: model}
-        self.aliases = {}
-        self.parents = {}
+    def __init__(self, model: keras.Model) -> None:
+        self.layers: dict[str, keras.layers.Layer] = {model.name: model}
+        self.aliases: dict[str, keras.layers.Layer] = {}
+        self.parents: dict[str, str] = {}
         self._paths = {id(model): model.name}
         self._visit(model, model.name, "")
 
@@ -43,11 +45,11 @@ class LayerPaths:
             self.parents[prefix + name] = path
             self._visit(child, prefix + name, f"{prefix}{name}/")
 
-    def path_of(self, layer):
+    def path_of(self, layer: keras.layers.Layer) -> str | None:
         """Returns the path of a layer; None if it is none of the model's."""
         return self._paths.get(id(layer))
 
-    def inside(self, path):
+    def inside(self, path: str) -> list[str]:
         """Returns the paths of a layer and of all layers inside of it."""
         layer = self.layers[path]
         found, ahead = {}, [layer]

@@ -10,6 +10,8 @@ import contextlib
 import functools
 import inspect
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
 
 import keras
 from keras import ops, tree
@@ -21,7 +23,7 @@ from keras_lso._keras_internals.layers import (
     operations_of,
     own_variables_of,
 )
-from keras_lso.diagnostics.magnitudes import reading_of
+from keras_lso.diagnostics.magnitudes import Reading, reading_of
 from keras_lso.diagnostics.trial_runs import attribute_set
 
 # They make no values, or none that their arguments do not have.
@@ -35,7 +37,9 @@ _MOVES = frozenset(
 )
 
 
-def readings_of(layers, run):
+def readings_of(
+    layers: Iterable[keras.layers.Layer], run: Callable[[], object]
+) -> tuple[dict[Any, Reading], Mapping[int, int]]:
     """Returns what was seen of the layers while `run()` called them.
 
     The layers are as they were afterwards, also if it raises.
@@ -65,11 +69,11 @@ def readings_of(layers, run):
 class _Watcher:
     """The readings of one pass, and which layers are being called."""
 
-    def __init__(self):
-        self.readings = {}
-        self.calls: Counter = Counter()
+    def __init__(self) -> None:
+        self.readings: dict[Any, Reading] = {}
+        self.calls: Counter[int] = Counter()
         self._counts: Counter = Counter()
-        self._called = []
+        self._called: list[keras.layers.Layer] = []
         self._is_reading = False
 
     def _read(self, kind, name, values):
@@ -105,7 +109,9 @@ class _Watcher:
         finally:
             self._called.pop()
 
-    def of_layer(self, layer):
+    def of_layer(
+        self, layer: keras.layers.Layer
+    ) -> contextlib.AbstractContextManager[None]:
         call = layer.call
 
         def watched(*args, **kwargs):
@@ -118,7 +124,7 @@ class _Watcher:
 
         return attribute_set(layer, "call", watched)
 
-    def of_operation(self, operation):
+    def of_operation(self, operation: Any) -> contextlib.AbstractContextManager[None]:
         call, name = operation.call, type(operation).__name__.lower()
 
         def watched(*args, **kwargs):
@@ -129,7 +135,7 @@ class _Watcher:
         return attribute_set(operation, "call", watched)
 
     @contextlib.contextmanager
-    def of_ops(self):
+    def of_ops(self) -> Iterator[None]:
         before = [
             (module, name, op)
             for module in OP_MODULES

@@ -5,8 +5,10 @@ It needs neither a model nor a backend, which `layer_watch.py` needs.
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from keras_lso.diagnostics.underflow_counts import FLUSHED_UP_TO
 
@@ -36,7 +38,7 @@ class Reading:
     lost: float
 
 
-def reading_of(array, dtype):
+def reading_of(array: ArrayLike, dtype: str) -> Reading:
     """Returns the `Reading` of an array, whose values were computed in `dtype`."""
     magnitudes = np.abs(np.ravel(array).astype("float64"))
     finite = magnitudes[np.isfinite(magnitudes)]
@@ -78,18 +80,18 @@ class Magnitudes:
     flushed: float = 0.0
     lost: float = 0.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         self._sums = np.zeros(4)
 
     @property
-    def headroom(self):
+    def headroom(self) -> float:
         """Float. Powers of two between the largest value and the largest of float16.
 
         Below 0 the values overflow; inf if all are zero.
         """
         return math.log2(FLOAT16_MAX / self.largest) if self.largest else math.inf
 
-    def add(self, wide, narrow):
+    def add(self, wide: Reading, narrow: Reading) -> None:
         """Adds the readings of a tensor in float32 and in float16."""
         if narrow.dtype == "float16" and not self.is_float16:
             # What was in float32 is forgotten.
@@ -106,7 +108,7 @@ class Magnitudes:
         self.flushed = float(flushed / values) if values else 0.0
         self.lost = float(lost / total) if total else 0.0
 
-    def to_dict(self):
+    def to_dict(self) -> dict[str, Any]:
         """Returns the numbers as a dict, ready for JSON but for inf."""
         names = self.__dataclass_fields__
         return {

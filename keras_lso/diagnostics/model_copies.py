@@ -7,10 +7,12 @@ several nested models stays one layer. All else is made of its config.
 import inspect
 import tempfile
 import warnings
+from typing import Any
 
 import keras
 from keras import ops, tree
 
+from keras_lso._backend.types import ModelT
 from keras_lso._keras_internals.layers import (
     children_of,
     compile_arguments,
@@ -23,7 +25,9 @@ from keras_lso._keras_internals.variables import layers_of
 from keras_lso.diagnostics.layer_paths import LayerPaths
 
 
-def copy_of_model(model, policies):
+def copy_of_model(
+    model: ModelT, policies: dict[int, str | None]
+) -> tuple[ModelT, list[str | None]]:
     """Returns a copy of a model, and what of it a saved file would not hold.
 
     Args:
@@ -64,12 +68,12 @@ def copy_of_model(model, policies):
 class _Copies:
     """The new layers, each old one having one of them."""
 
-    def __init__(self, policies):
+    def __init__(self, policies: dict[int, str | None]) -> None:
         self.policies = policies
-        self._copies = {}
-        self._of_configs = []
+        self._copies: dict[int, Any] = {}
+        self._of_configs: list[Any] = []
 
-    def copy_of(self, layer):
+    def copy_of(self, layer: Any) -> Any:
         if not isinstance(layer, keras.layers.Layer):  # An op between layers.
             return type(layer).from_config(layer.get_config())
         if id(layer) not in self._copies:
@@ -98,7 +102,7 @@ class _Copies:
         self._of_configs.append(copy)
         return copy
 
-    def unsaved(self):
+    def unsaved(self) -> list[Any]:
         """Returns the layers whose dtype policy a config forgets."""
         found = []
         for copy in self._of_configs:

@@ -6,11 +6,14 @@ written before anybody knows that the step overflows; here it is put back.
 
 import contextlib
 import functools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import keras
 from keras import ops
 
 from keras_lso._backend import backend
+from keras_lso._backend.types import ModelT, Tensor
 from keras_lso._core.gradients import as_list
 from keras_lso._keras_internals.models import (
     build_by_batch,
@@ -26,7 +29,7 @@ from keras_lso._keras_internals.variables import live_storage_of
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
 
-def protect_statistics(model):
+def protect_statistics(model: ModelT) -> ModelT:
     """Lets a skipped step leave the moving statistics of a model as they were.
 
     An overflow in the forward pass makes the mean and the variance of a batch inf or
@@ -102,7 +105,10 @@ def protect_statistics(model):
 
 
 @contextlib.contextmanager
-def restore_if_skipped(model, optimizer):
+def restore_if_skipped(
+    model: keras.layers.Layer | Sequence[keras.layers.Layer],
+    optimizer: keras.optimizers.Optimizer | Sequence[keras.optimizers.Optimizer],
+) -> Iterator[None]:
     """Restores a model's moving statistics after a step of a loop of your own.
 
     For a loop that calls the model and applies gradients; `protect_statistics` does the
@@ -145,7 +151,12 @@ def restore_if_skipped(model, optimizer):
     before.restore_if_skipped()
 
 
-def stateless_restore_if_skipped(model, optimizer, before, after):
+def stateless_restore_if_skipped(
+    model: keras.layers.Layer,
+    optimizer: keras.optimizers.Optimizer,
+    before: tuple[Iterable[Tensor], Iterable[Tensor]],
+    after: tuple[Iterable[Tensor], Iterable[Tensor]],
+) -> list[Tensor]:
     """Returns the non-trainable variables after a step, or before it if it was skipped.
 
     What `restore_if_skipped` does, on values that come in and go out, as in a
@@ -179,8 +190,8 @@ def stateless_restore_if_skipped(model, optimizer, before, after):
     [layer], guards = _check_layers([model]), _check_optimizers([optimizer])
     variables = layer.non_trainable_variables
     for name, pair in {"before": before, "after": after}.items():
-        pair = as_list(name, pair, "two lists of tensors")
-        lengths = [len(as_list(name, values, "tensors")) for values in pair]
+        lists = as_list(name, pair, "two lists of tensors")
+        lengths = [len(as_list(name, values, "tensors")) for values in lists]
         expected = [len(variables), len(optimizer.variables)]
         if lengths != expected:
             raise ValueError(
@@ -200,13 +211,13 @@ class _ProtectedStep:
         step: The `train_step` that it had.
     """
 
-    def __init__(self, model, step):
+    def __init__(self, model: keras.Model, step: Callable[..., Any]) -> None:
         self._model, self._step = model, step
         self._includes_frozen = not is_keras_own(step)
         self._has_built = False
         functools.update_wrapper(self, step)
 
-    def __call__(self, *args, **kwargs):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         guards = _guards_of(self._model)
         if backend.TRAIN_STEP_IS_STATELESS:
             return self._step_on_values(guards, *args, **kwargs)
@@ -246,13 +257,15 @@ class _Before:
         guards: List of the `LossScaleOptimizer`s, each of which may skip.
     """
 
-    def __init__(self, find, guards):
+    def __init__(
+        self, find: Callable[[], list[keras.Variable]], guards: list[LossScaleOptimizer]
+    ) -> None:
         self._find, self._guards = find, guards
         self._variables = find()
         self._values = backend.copies_of(live_storage_of(self._variables))
         self._counts = [o.skipped_steps for o in guards]
 
-    def restore_if_skipped(self):
+    def restore_if_skipped(self) -> None:
         """Restores the values, if one of the optimizers has skipped since."""
         known = set(map(identity_of, self._variables))
         new = [v.path for v in self._find() if identity_of(v) not in known]

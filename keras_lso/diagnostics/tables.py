@@ -4,6 +4,8 @@ It is apart from the reports, since it imports rich, which takes a while.
 """
 
 import io
+from collections.abc import Iterable
+from typing import Any
 
 from rich import box
 from rich.console import Console
@@ -12,7 +14,7 @@ from rich.table import Table
 WIDTH = 100
 
 
-def new_table(first, headings):
+def new_table(first: str, headings: Iterable[str]) -> Any:
     """Returns a table without rows: paths of layers, then columns of numbers."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     table.add_column(first, overflow="fold")
@@ -21,7 +23,7 @@ def new_table(first, headings):
     return table
 
 
-def text_of(*renderables):
+def text_of(*renderables: Any) -> str:
     """Returns tables and lines as text, at most `WIDTH` characters a line."""
     stream = io.StringIO()
     # In a notebook rich would show the table there, and write nothing here; and
@@ -33,12 +35,12 @@ def text_of(*renderables):
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 
-def scale_text(value):
+def scale_text(value: float) -> str:
     """Returns a power of two as `2**15`, any other scale in digits."""
     mantissa, exponent = float(value).hex().split("p")
     return f"2**{int(exponent)}" if mantissa == "0x1.0000000000000" else f"{value:.3g}"
 
 
-def share_text(value):
+def share_text(value: float) -> str:
     """Returns a share as a percentage."""
     return "" if value == 0 else "<0.1%" if value < 0.001 else f"{value:.1%}"

@@ -2,7 +2,8 @@
 
 import contextlib
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import keras
 from keras import ops, tree
@@ -14,7 +15,9 @@ from keras_lso._keras_internals.seeds import global_seed_kept
 from keras_lso._keras_internals.variables import layers_of
 
 
-def batches_of(x, y, sample_weight, count=1):
+def batches_of(
+    x: Any, y: Any, sample_weight: Any, count: int = 1
+) -> list[tuple[Any, Any, Any]]:
     """Returns the first batches of what `fit` takes: arrays are one.
 
     Args:
@@ -61,14 +64,14 @@ def _batches(x, y, sample_weight, count):
     return [keras.utils.unpack_x_y_sample_weight(batch) for batch in batches]
 
 
-def build(model, x):
+def build(model: keras.Model, x: Any) -> None:
     """Builds what `fit` would build."""
     if not all(layer.built for layer in layers_of(model)):
         model(x)
 
 
 @contextlib.contextmanager
-def in_float32(model):
+def in_float32(model: keras.Model) -> Iterator[None]:
     """Makes the layers compute in float32."""
     narrow = ("float16", "bfloat16")
     layers = [v for v in layers_of(model) if v.compute_dtype in narrow]
@@ -79,7 +82,7 @@ def in_float32(model):
 
 
 @contextlib.contextmanager
-def attribute_set(owner, name, value):
+def attribute_set(owner: object, name: str, value: Any) -> Iterator[None]:
     """Hides a method of a layer behind an attribute, which may hide it already."""
     before = {name: vars(owner)[name]} if name in vars(owner) else {}
     vars(owner)[name] = value
@@ -91,7 +94,7 @@ def attribute_set(owner, name, value):
 
 
 @contextlib.contextmanager
-def unchanged(model):
+def unchanged(model: keras.Model) -> Iterator[None]:
     """Restores what a pass changes: statistics, seeds, metrics, and masks of dropout.
 
     Weights as well: `SpectralNormalization` assigns its kernel when it is called. And

@@ -7,10 +7,14 @@ How the model is run without changing it is in `trial_runs.py`.
 import contextlib
 import inspect
 import math
+import os
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
 from keras import ops, tree
+from numpy.typing import NDArray
 
 from keras_lso._backend import backend
 from keras_lso._core.checks import check_list, check_scale
@@ -23,14 +27,23 @@ from keras_lso.diagnostics.trial_runs import (
     in_float32,
     unchanged,
 )
-from keras_lso.diagnostics.underflow_counts import counts_of
+from keras_lso.diagnostics.underflow_counts import GradientCounts, counts_of
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 # Powers of two, by which scaling is exact.
 DEFAULT_SCALES = tuple(2.0**i for i in range(0, 25, 2))
 
 
-def underflow_report(model, x, y=None, sample_weight=None, scales=None):
+def underflow_report(
+    model: keras.Model,
+    x: Any,
+    y: Any = None,
+    sample_weight: Any = None,
+    scales: Iterable[float] | None = None,
+) -> "UnderflowReport":
     """Counts the underflow and overflow of each layer's gradients in float16.
 
     The gradients of one batch are computed in float32: those of the layer's weights,
@@ -116,7 +129,9 @@ def _check_has_targets(model, y):
 # --- Gradients ----------------------------------------------------------------------
 
 
-def gradients_of(model, x, y, sample_weight):
+def gradients_of(
+    model: keras.Model, x: Any, y: Any, sample_weight: Any
+) -> list[tuple[keras.layers.Layer, list[NDArray[Any]]]]:
     """Returns the float32 gradients of a batch, of each layer.
 
     The model is as it was afterwards.
@@ -245,18 +260,20 @@ class UnderflowReport:
             two at which no value overflows, within the default bounds of the scale.
     """
 
-    def __init__(self, scales, layers):
+    def __init__(self, scales: list[float], layers: dict[str, GradientCounts]) -> None:
         self.scales = scales
         self.layers = layers
         low = max((c.lowest_safe_scale for c in layers.values()), default=0.0)
         high = min((c.highest_safe_scale for c in layers.values()), default=math.inf)
-        self.safe_scales = (low, high) if low <= high else None
+        self.safe_scales: tuple[float, float] | None = (
+            (low, high) if low <= high else None
+        )
         exponent = math.floor(math.log2(high / 2)) if 0 < high < math.inf else 15
-        self.initial_scale = min(
+        self.initial_scale: float = min(
             max(2.0**exponent, DEFAULT_MIN_SCALE), DEFAULT_MAX_SCALE
         )
 
-    def to_dict(self):
+    def to_dict(self) -> dict[str, Any]:
         """Returns the report as numbers, ready for JSON.
 
         Returns:
@@ -270,7 +287,7 @@ class UnderflowReport:
             "initial_scale": self.initial_scale,
         }
 
-    def plot(self, path=None):
+    def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
         """Draws the shares of each layer against the scale.
 
         Args:
@@ -290,7 +307,7 @@ class UnderflowReport:
             figure.savefig(path)
         return figure
 
-    def __str__(self):
+    def __str__(self) -> str:
         from keras_lso.diagnostics.underflow_table import table_of
 
         return table_of(self)

@@ -3,9 +3,12 @@
 It is apart from `underflow.py`, since it needs neither a model nor a backend.
 """
 
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 # Half of the smallest subnormal number: values up to it are rounded to zero.
 FLUSHED_UP_TO = 2.0**-25
@@ -39,18 +42,18 @@ class GradientCounts:
     smallest: float | None
     median: float | None
     largest: float | None
-    flushed: list
-    subnormal: list
-    overflowing: list
+    flushed: list[float]
+    subnormal: list[float]
+    overflowing: list[float]
     lowest_safe_scale: float
     highest_safe_scale: float
 
-    def to_dict(self):
+    def to_dict(self) -> dict[str, Any]:
         """Returns the attributes as a dict."""
         return asdict(self)
 
 
-def counts_of(arrays, scales):
+def counts_of(arrays: Iterable[ArrayLike], scales: Sequence[float]) -> GradientCounts:
     """Returns the `GradientCounts` of a list of float32 arrays at a list of scales."""
     magnitudes = np.abs(np.concatenate([np.ravel(a) for a in arrays]), dtype="float64")
     # NumPy sorts NaN to the end, behind inf.

@@ -4,11 +4,15 @@ It is apart from `underflow.py`, since it imports rich, which takes a while.
 """
 
 import math
+from typing import TYPE_CHECKING
 
 from keras_lso.diagnostics.tables import new_table, scale_text, share_text, text_of
 
+if TYPE_CHECKING:
+    from keras_lso.diagnostics.underflow import UnderflowReport
 
-def table_of(report):
+
+def table_of(report: "UnderflowReport") -> str:
     """Returns the table as text."""
     at_one, at_best = _index(report, 1.0), _index(report, report.initial_scale)
     best = f"at {scale_text(report.scales[at_best])}"

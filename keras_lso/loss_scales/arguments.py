@@ -1,5 +1,7 @@
 """The loss-scale policy that the arguments of `LossScaleOptimizer` describe."""
 
+from typing import Any, Literal
+
 import keras
 
 from keras_lso._core.checks import check_bounds, check_positive_int, check_scale
@@ -10,13 +12,22 @@ from keras_lso.loss_scales.dynamic import (
 )
 from keras_lso.loss_scales.fixed import FixedLossScale
 from keras_lso.loss_scales.lookup import get
-from keras_lso.loss_scales.loss_scale import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
+from keras_lso.loss_scales.loss_scale import (
+    DEFAULT_MAX_SCALE,
+    DEFAULT_MIN_SCALE,
+    LossScale,
+)
 from keras_lso.loss_scales.searching import SearchingLossScale
 
 
 def make_policy(
-    dynamic, initial_scale, dynamic_growth_steps, loss_scale, min_scale, max_scale
-):
+    dynamic: bool,
+    initial_scale: float | Literal["auto"] | None,
+    dynamic_growth_steps: int | None,
+    loss_scale: LossScale | float | str | dict[str, Any] | None,
+    min_scale: float,
+    max_scale: float,
+) -> LossScale:
     """Returns the loss-scale policy that the constructor's arguments describe."""
     if not isinstance(dynamic, bool):
         raise TypeError(
@@ -95,7 +106,7 @@ def _fixed_policy(initial_scale, moves):
     return FixedLossScale(initial_scale)
 
 
-def policy_arguments(policy):
+def policy_arguments(policy: LossScale) -> dict[str, Any]:
     """Returns the arguments that make `policy`, beyond Keras's own two.
 
     Those are `initial_scale` and `dynamic_growth_steps`, and all that the default
@@ -109,7 +120,9 @@ def policy_arguments(policy):
         "multiplier": 2.0,
     }
     config = policy.get_config()
-    bounds = {k: config.pop(k) for k in ("min_scale", "max_scale") if k in config}
+    bounds: dict[str, Any] = {
+        k: config.pop(k) for k in ("min_scale", "max_scale") if k in config
+    }
     if type(policy) is DynamicLossScale and config == plain:
         return bounds
     return {"loss_scale": keras.saving.serialize_keras_object(policy)}

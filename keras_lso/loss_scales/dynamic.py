@@ -1,9 +1,13 @@
 """`DynamicLossScale`: a loss scale that is as high as the gradients allow."""
 
+from collections.abc import Callable
+from typing import Any
+
 import keras
 from keras import ops
 
 from keras_lso._backend import backend
+from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import (
     LARGEST_STEP,
     check_bool,
@@ -76,46 +80,48 @@ class DynamicLossScale(LossScale):
 
     def __init__(
         self,
-        initial_loss_scale=DEFAULT_INITIAL_SCALE,
-        increment_period=DEFAULT_GROWTH_STEPS,
-        multiplier=2.0,
-        growth_factor=None,
-        backoff_factor=None,
-        min_scale=DEFAULT_MIN_SCALE,
-        max_scale=DEFAULT_MAX_SCALE,
-        hysteresis=1,
-        consecutive_hysteresis=False,
-    ):
+        initial_loss_scale: float = DEFAULT_INITIAL_SCALE,
+        increment_period: int = DEFAULT_GROWTH_STEPS,
+        multiplier: float = 2.0,
+        growth_factor: float | None = None,
+        backoff_factor: float | None = None,
+        min_scale: float = DEFAULT_MIN_SCALE,
+        max_scale: float = DEFAULT_MAX_SCALE,
+        hysteresis: int = 1,
+        consecutive_hysteresis: bool = False,
+    ) -> None:
         super().__init__(initial_loss_scale, min_scale, max_scale)
-        self.increment_period = check_positive_int("increment_period", increment_period)
-        self.multiplier = check_factor("multiplier", multiplier, above=1.0)
-        self.growth_factor = check_factor(
+        self.increment_period: int = check_positive_int(
+            "increment_period", increment_period
+        )
+        self.multiplier: float = check_factor("multiplier", multiplier, above=1.0)
+        self.growth_factor: float = check_factor(
             "growth_factor",
             self.multiplier if growth_factor is None else growth_factor,
             above=1.0,
         )
-        self.backoff_factor = check_factor(
+        self.backoff_factor: float = check_factor(
             "backoff_factor",
             1.0 / self.multiplier if backoff_factor is None else backoff_factor,
             above=0.0,
             below=1.0,
         )
         check_positive_int("hysteresis", hysteresis)
-        self.hysteresis = check_int("hysteresis", hysteresis, at_most=LARGEST_STEP)
-        self.consecutive_hysteresis = check_bool(
+        self.hysteresis: int = check_int("hysteresis", hysteresis, at_most=LARGEST_STEP)
+        self.consecutive_hysteresis: bool = check_bool(
             "consecutive_hysteresis", consecutive_hysteresis
         )
 
-    def build(self, add_variable=None):
+    def build(self, add_variable: Callable[..., keras.Variable] | None = None) -> None:
         if self.built:
             return
         super().build(add_variable)
         if self.hysteresis > 1:
-            self.overflows_left = self.add_variable(
+            self.overflows_left: keras.Variable = self.add_variable(
                 "overflows_left", self.hysteresis, dtype="int"
             )
 
-    def step(self, finite, amax=None):
+    def step(self, finite: bool | Tensor, amax: float | Tensor | None = None) -> None:
         finite = backend.scalar(finite, "bool")
         backend.scalars.move_scale(
             *storage_of([self.scale, self.step_counter]),
@@ -152,7 +158,7 @@ class DynamicLossScale(LossScale):
         assign(self.overflows_left, scalars.where(refills, full, left))
         return drops
 
-    def restore(self):
+    def restore(self) -> None:
         super().restore()
         counters = [(self.step_counter, 0, self.increment_period - 1)]
         if self.hysteresis > 1:
@@ -160,7 +166,7 @@ class DynamicLossScale(LossScale):
         for counter, low, high in counters:
             counter.assign(min(max(int(ops.convert_to_numpy(counter)), low), high))
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         bounds = super().get_config()
         config = {
             "initial_loss_scale": bounds.pop("initial_loss_scale"),

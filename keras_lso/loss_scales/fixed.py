@@ -1,7 +1,10 @@
 """`FixedLossScale`: a loss scale that never changes."""
 
+from typing import Any
+
 import keras
 
+from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_scale
 from keras_lso.loss_scales.loss_scale import LossScale
 
@@ -24,15 +27,15 @@ class FixedLossScale(LossScale):
     1024.0
     """
 
-    def __init__(self, loss_scale_value):
+    def __init__(self, loss_scale_value: float) -> None:
         value = check_scale("loss_scale_value", loss_scale_value)
         super().__init__(value, min_scale=value, max_scale=value)
         self.loss_scale_value = value
 
-    def step(self, finite, amax=None):
+    def step(self, finite: bool | Tensor, amax: float | Tensor | None = None) -> None:
         """Leaves the scale as it is."""
         # AutoGraph cannot read a function that is nothing but words.
         return
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {"loss_scale_value": self.loss_scale_value}

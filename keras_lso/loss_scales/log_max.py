@@ -1,11 +1,14 @@
 """`LogMaxLossScale`: a loss scale from a model of the largest gradient."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import keras
 import numpy as np
 from keras import ops
 
+from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import (
     check_bool,
     check_bounds,
@@ -91,25 +94,27 @@ class LogMaxLossScale(LossScale):
 
     def __init__(
         self,
-        scale_min=1.0,
-        scale_max=2.0**14,
-        log_max=16.0,
-        beta1=0.99,
-        beta2=0.999,
-        overflow_std_dev=3.09,
-        original_overflow=False,
-    ):
+        scale_min: float = 1.0,
+        scale_max: float = 2.0**14,
+        log_max: float = 16.0,
+        beta1: float = 0.99,
+        beta2: float = 0.999,
+        overflow_std_dev: float = 3.09,
+        original_overflow: bool = False,
+    ) -> None:
         scale_min = check_scale("scale_min", scale_min)
         scale_max = check_scale("scale_max", scale_max)
         check_bounds(scale_min, scale_max, ("scale_min", "scale_max"))
         # 1.0 where the bounds allow it.
         initial = min(max(1.0, scale_min), scale_max)
         super().__init__(initial, scale_min, scale_max)
-        self.log_max = check_real("log_max", log_max)
-        self.beta1 = check_factor("beta1", beta1, above=0.0, below=1.0)
-        self.beta2 = check_factor("beta2", beta2, above=0.0, below=1.0)
-        self.overflow_std_dev = check_rate("overflow_std_dev", overflow_std_dev)
-        self.original_overflow = check_bool("original_overflow", original_overflow)
+        self.log_max: float = check_real("log_max", log_max)
+        self.beta1: float = check_factor("beta1", beta1, above=0.0, below=1.0)
+        self.beta2: float = check_factor("beta2", beta2, above=0.0, below=1.0)
+        self.overflow_std_dev: float = check_rate("overflow_std_dev", overflow_std_dev)
+        self.original_overflow: bool = check_bool(
+            "original_overflow", original_overflow
+        )
         if self.original_overflow and self.log_max >= _LARGEST_ORIGINAL:
             raise ValueError(
                 "With `original_overflow=True` an overflow counts as 2**log_max, whose "
@@ -117,25 +122,25 @@ class LogMaxLossScale(LossScale):
                 f"Received: log_max={log_max!r}"
             )
 
-    def build(self, add_variable=None):
+    def build(self, add_variable: Callable[..., keras.Variable] | None = None) -> None:
         if self.built:
             return
         super().build(add_variable)
-        self.mean = self.add_variable("log_max_mean", 0.0)
-        self.slow_mean = self.add_variable("log_max_slow_mean", 0.0)
-        self.variance = self.add_variable("log_max_variance", 0.0)
+        self.mean: keras.Variable = self.add_variable("log_max_mean", 0.0)
+        self.slow_mean: keras.Variable = self.add_variable("log_max_slow_mean", 0.0)
+        self.variance: keras.Variable = self.add_variable("log_max_variance", 0.0)
 
     @property
-    def scale_min(self):
+    def scale_min(self) -> float:
         """The lowest scale, which other loss-scale policies call `min_scale`."""
         return self.min_scale
 
     @property
-    def scale_max(self):
+    def scale_max(self) -> float:
         """The highest scale, which other loss-scale policies call `max_scale`."""
         return self.max_scale
 
-    def step(self, finite, amax=None):
+    def step(self, finite: bool | Tensor, amax: float | Tensor | None = None) -> None:
         """Moves the scale after a step.
 
         Args:
@@ -178,7 +183,7 @@ class LogMaxLossScale(LossScale):
         ):
             variable.assign(ops.where(observed, new, ops.convert_to_tensor(variable)))
 
-    def restore(self):
+    def restore(self) -> None:
         super().restore()
         state = [self.step_counter, self.mean, self.slow_mean, self.variance]
         values = [float(ops.convert_to_numpy(v)) for v in state]
@@ -187,7 +192,7 @@ class LogMaxLossScale(LossScale):
             for variable in state:
                 variable.assign(0)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         config = {
             "scale_min": self.min_scale,
             "scale_max": self.max_scale,

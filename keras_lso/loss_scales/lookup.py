@@ -1,5 +1,8 @@
 """`get`, `serialize` and `deserialize` of loss-scale policies."""
 
+from collections.abc import Mapping
+from typing import Any
+
 import keras
 
 from keras_lso._core.checks import is_number
@@ -9,7 +12,10 @@ from keras_lso.loss_scales.fixed import FixedLossScale
 from keras_lso.loss_scales.loss_scale import LossScale
 
 
-def get(identifier, custom_objects=None):
+def get(
+    identifier: LossScale | float | str | dict[str, Any],
+    custom_objects: Mapping[str, Any] | None = None,
+) -> LossScale:
     """Returns the loss-scale policy that `identifier` stands for.
 
     Args:
@@ -51,7 +57,7 @@ def get(identifier, custom_objects=None):
     )
 
 
-def serialize(policy):
+def serialize(policy: LossScale) -> dict[str, Any]:
     """Returns the config of a loss-scale policy, for `deserialize`, as a dict.
 
     The config holds the arguments; the state, such as the scale of a `DynamicLossScale`
@@ -83,7 +89,9 @@ def serialize(policy):
     return keras.saving.serialize_keras_object(policy)
 
 
-def deserialize(config, custom_objects=None):
+def deserialize(
+    config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
+) -> LossScale:
     """Returns the loss-scale policy that a config dict describes.
 
     Args:

@@ -7,11 +7,14 @@ no Python branch on a tensor and no host read, so the same lines run under
 
 import copy
 import math
+from collections.abc import Callable
+from typing import Any, Self
 
 import keras
 from keras import ops
 
 from keras_lso._backend import backend
+from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_bounds, check_config, check_scale
 from keras_lso._keras_internals.optimizers import track_variable
 from keras_lso._keras_internals.variables import assign, read
@@ -59,22 +62,24 @@ class LossScale:
 
     def __init__(
         self,
-        initial_loss_scale,
-        min_scale=DEFAULT_MIN_SCALE,
-        max_scale=DEFAULT_MAX_SCALE,
-    ):
-        self.initial_loss_scale = check_scale("initial_loss_scale", initial_loss_scale)
-        self.min_scale = check_scale("min_scale", min_scale)
-        self.max_scale = check_scale("max_scale", max_scale)
+        initial_loss_scale: float,
+        min_scale: float = DEFAULT_MIN_SCALE,
+        max_scale: float = DEFAULT_MAX_SCALE,
+    ) -> None:
+        self.initial_loss_scale: float = check_scale(
+            "initial_loss_scale", initial_loss_scale
+        )
+        self.min_scale: float = check_scale("min_scale", min_scale)
+        self.max_scale: float = check_scale("max_scale", max_scale)
         check_bounds(
             self.min_scale,
             self.max_scale,
             initial_loss_scale=self.initial_loss_scale,
         )
-        self.built = False
-        self._owner = None
+        self.built: bool = False
+        self._owner: keras.optimizers.Optimizer | None = None
 
-    def build(self, add_variable=None):
+    def build(self, add_variable: Callable[..., keras.Variable] | None = None) -> None:
         """Creates the variables: `step_counter` and `scale`.
 
         Args:
@@ -89,12 +94,19 @@ class LossScale:
             owner = self._owner
             add_variable = _free_variable if owner is None else owner.add_variable
         self._add_variable = add_variable
-        self._variables, self._initial_values = [], []
-        self.step_counter = self.add_variable("step_counter", 0, dtype="int")
-        self.scale = self.add_variable("dynamic_scale", self.initial_loss_scale)
+        self._variables: list[keras.Variable] = []
+        self._initial_values: list[float] = []
+        self.step_counter: keras.Variable = self.add_variable(
+            "step_counter", 0, dtype="int"
+        )
+        self.scale: keras.Variable = self.add_variable(
+            "dynamic_scale", self.initial_loss_scale
+        )
         self.built = True
 
-    def add_variable(self, name, value, dtype="float32"):
+    def add_variable(
+        self, name: str, value: float, dtype: str = "float32"
+    ) -> keras.Variable:
         """Adds a scalar to the state; to be called in `build`."""
         variable = self._add_variable(
             shape=(),
@@ -109,12 +121,12 @@ class LossScale:
         return variable
 
     @property
-    def variables(self):
+    def variables(self) -> list[keras.Variable]:
         """The state: `[step_counter, dynamic_scale]`, then what `build` adds."""
         return list(self._variables) if self.built else []
 
     @property
-    def value(self):
+    def value(self) -> Tensor:
         """The current loss scale, a float32 scalar tensor."""
         if not self.built:
             return float32(self.initial_loss_scale)
@@ -122,16 +134,16 @@ class LossScale:
         # hands of whoever kept it (autograd, say).
         return backend.scalars.copy(read(self.scale))
 
-    def __call__(self):
+    def __call__(self) -> Tensor:
         """Returns the current loss scale, a float32 scalar tensor."""
         return self.value
 
-    def assign_scale(self, value):
+    def assign_scale(self, value: float | Tensor) -> None:
         """Sets the current scale to `value`, kept within the bounds."""
         bounds = self.min_scale, self.max_scale
         assign(self.scale, backend.scalars.clip(float32(value), *bounds))
 
-    def step(self, finite, amax=None):
+    def step(self, finite: bool | Tensor, amax: float | Tensor | None = None) -> None:
         """Moves the scale and the counters after a step.
 
         Args:
@@ -142,7 +154,7 @@ class LossScale:
         raise NotImplementedError(f"{type(self).__name__} must override `step`.")
 
     @backend.as_written
-    def update(self, grads):
+    def update(self, grads: Any) -> tuple[None, Tensor]:
         """Moves the scale after a step, by the gradients: TF1's form of `step`.
 
         For loops that scale the loss themselves, by `policy()`. A
@@ -179,19 +191,19 @@ class LossScale:
         self.step(finite, amax)
         return None, finite
 
-    def reset(self):
+    def reset(self) -> None:
         """Sets the state back to what it was at the first step."""
         for variable, value in zip(self._variables, self._initial_values, strict=True):
             variable.assign(value)
 
-    def restore(self):
+    def restore(self) -> None:
         """Mends a state that was just loaded: NaN and values out of bounds."""
         scale = float(ops.convert_to_numpy(self.scale))
         if math.isnan(scale):
             scale = self.initial_loss_scale
         self.scale.assign(min(max(scale, self.min_scale), self.max_scale))
 
-    def claim(self, owner):
+    def claim(self, owner: keras.optimizers.Optimizer) -> None:
         """Makes `owner` the one optimizer whose scale this moves."""
         if self._owner is not None and self._owner is not owner:
             raise ValueError(
@@ -208,15 +220,15 @@ class LossScale:
                 track_variable(owner, variable)
         self._owner = owner
 
-    def __getstate__(self):
+    def __getstate__(self) -> dict[str, Any]:
         """Returns what a copy has: all but the optimizer that this belongs to."""
         return {**vars(self), "_owner": None, "_add_variable": _free_variable}
 
-    def __copy__(self):
+    def __copy__(self) -> Self:
         # Two optimizers must not move one scale.
         return copy.deepcopy(self)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Returns the arguments of the constructor, without the defaults."""
         config = {"initial_loss_scale": self.initial_loss_scale}
         if self.min_scale != DEFAULT_MIN_SCALE:
@@ -226,16 +238,16 @@ class LossScale:
         return config
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> Self:
         """Makes a loss-scale policy from what `get_config` returned."""
         return cls(**check_config(cls.__name__, config))
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         arguments = ", ".join(f"{k}={v!r}" for k, v in self.get_config().items())
         return f"{type(self).__name__}({arguments})"
 
 
-def float32(value):
+def float32(value: Any) -> Tensor:
     """Returns a tensor, in float32 whatever `keras.config.floatx()` is."""
     return backend.scalar(value, "float32")
 

@@ -1,11 +1,14 @@
 """`SearchingLossScale`: a dynamic loss scale that finds its height in a few steps."""
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import keras
 from keras import ops
 
 from keras_lso._backend import backend
+from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_factor, check_positive_int
 from keras_lso._keras_internals.variables import assign, read
 from keras_lso.loss_scales.dynamic import (
@@ -81,14 +84,14 @@ class SearchingLossScale(DynamicLossScale):
 
     def __init__(
         self,
-        initial_loss_scale=DEFAULT_INITIAL_SCALE,
-        increment_period=DEFAULT_GROWTH_STEPS,
-        multiplier=2.0,
-        search_factor=16.0,
-        search_period=20,
-        min_scale=DEFAULT_MIN_SCALE,
-        max_scale=DEFAULT_MAX_SCALE,
-    ):
+        initial_loss_scale: float = DEFAULT_INITIAL_SCALE,
+        increment_period: int = DEFAULT_GROWTH_STEPS,
+        multiplier: float = 2.0,
+        search_factor: float = 16.0,
+        search_period: int = 20,
+        min_scale: float = DEFAULT_MIN_SCALE,
+        max_scale: float = DEFAULT_MAX_SCALE,
+    ) -> None:
         super().__init__(
             initial_loss_scale,
             increment_period,
@@ -96,14 +99,16 @@ class SearchingLossScale(DynamicLossScale):
             min_scale=min_scale,
             max_scale=max_scale,
         )
-        self.search_factor = check_factor("search_factor", search_factor, above=1.0)
+        self.search_factor: float = check_factor(
+            "search_factor", search_factor, above=1.0
+        )
         if self.search_factor < self.multiplier:
             raise ValueError(
                 "Argument `search_factor` must not be below `multiplier`: the search "
                 "would be slower than what it replaces. Received: "
                 f"search_factor={search_factor!r}, multiplier={multiplier!r}"
             )
-        self.search_period = check_positive_int("search_period", search_period)
+        self.search_period: int = check_positive_int("search_period", search_period)
 
     @property
     def _climbs(self):
@@ -114,14 +119,16 @@ class SearchingLossScale(DynamicLossScale):
         steps = math.log(self.search_factor) / math.log(self.multiplier)
         return math.ceil(steps - 1e-9) - 1
 
-    def build(self, add_variable=None):
+    def build(self, add_variable: Callable[..., keras.Variable] | None = None) -> None:
         if self.built:
             return
         super().build(add_variable)
         # How often the scale may still grow in the search, or where the search is.
-        self.search_state = self.add_variable("search_state", _STARTS, dtype="int")
+        self.search_state: keras.Variable = self.add_variable(
+            "search_state", _STARTS, dtype="int"
+        )
 
-    def step(self, finite, amax=None):
+    def step(self, finite: bool | Tensor, amax: float | Tensor | None = None) -> None:
         scalars = backend.scalars
         finite = backend.scalar(finite, "bool")
         state = read(self.search_state)
@@ -153,12 +160,12 @@ class SearchingLossScale(DynamicLossScale):
             float32(super()._backoff()),
         )
 
-    def restore(self):
+    def restore(self) -> None:
         super().restore()
         state = int(ops.convert_to_numpy(self.search_state))
         self.search_state.assign(min(max(state, _FALLS), self._climbs))
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             **super().get_config(),
             "search_factor": self.search_factor,

@@ -1,6 +1,8 @@
 """The names of `tf.keras.mixed_precision.experimental` that concern loss scaling."""
 
 import warnings
+from collections.abc import Mapping
+from typing import Any, Self
 
 import keras
 
@@ -60,7 +62,11 @@ class LossScaleOptimizer(ModernOptimizer):
 
     _takes_unscaled_pairs = True
 
-    def __init__(self, optimizer, loss_scale):
+    def __init__(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        loss_scale: LossScale | float | str | dict[str, Any],
+    ) -> None:
         check_inner_optimizer(optimizer, "optimizer")
         policy = _policy(loss_scale)
         # Before any side effect, since the warning may be an error.
@@ -73,14 +79,16 @@ class LossScaleOptimizer(ModernOptimizer):
         super().__init__(optimizer, loss_scale=policy)
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> Self:
         inner, arguments = read_config(config, custom_objects)
         if "loss_scale" in arguments:
             _policy(arguments["loss_scale"])
         # Without the warning, which the code that made the first one has had.
         return cls._with_arguments(inner, arguments)
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         # Keras copies by `serialize`. A copy is to take the gradients that this takes.
         load, arguments = super().__reduce__()
         return _load_as, (type(self), load, arguments)

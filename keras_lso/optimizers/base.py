@@ -1,11 +1,15 @@
 """The bases of LARS, LAMB and NovoGrad: `OwnOptimizer` and `LayerAdaptive`."""
 
+from collections.abc import Callable, Iterable, Mapping, MutableMapping
 from functools import partial
+from typing import TYPE_CHECKING, Any, Self
 
 import keras
 from keras import ops
+from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._backend import backend
+from keras_lso._backend.types import Tensor
 from keras_lso._core import methods
 from keras_lso._core.checks import (
     check_bool,
@@ -45,23 +49,26 @@ from keras_lso._keras_internals.rules import (
 from keras_lso._keras_internals.variables import own_in_scope, path_matches, path_of
 
 
-class OwnOptimizer(RuleOptimizer):
+class OwnOptimizer(RuleOptimizer, methods.Signatures):
     """An optimizer whose step is a rule, and that checks its arguments."""
 
-    minimize = methods.minimize
-    apply_gradients = methods.apply_gradients
-    get_gradients = OfTFKeras()
-    get_updates = OfTFKeras()
-    add_slot = OfTFKeras()
-    get_slot = OfTFKeras()
-    get_slot_names = OfTFKeras()
-    add_weight = OfTFKeras()
-    weights = OfTFKeras()
-    get_weights = OfTFKeras()
-    set_weights = OfTFKeras()
+    if not TYPE_CHECKING:  # See `Signatures`.
+        minimize = methods.minimize
+        apply_gradients = methods.apply_gradients
+        get_gradients = OfTFKeras()
+        get_updates = OfTFKeras()
+        add_slot = OfTFKeras()
+        get_slot = OfTFKeras()
+        get_slot_names = OfTFKeras()
+        add_weight = OfTFKeras()
+        weights = OfTFKeras()
+        get_weights = OfTFKeras()
+        set_weights = OfTFKeras()
 
     @RuleOptimizer.learning_rate.setter
-    def learning_rate(self, value):
+    def learning_rate(
+        self, value: float | LearningRateSchedule | Callable[[], Any]
+    ) -> None:
         """The learning rate of the next step."""
         value = check_callable_rate("learning_rate", value)
         RuleOptimizer.learning_rate.fset(self, value)
@@ -69,7 +76,7 @@ class OwnOptimizer(RuleOptimizer):
     # A wrapper need not look at its patterns.
     _looks_at_patterns = True
 
-    def build(self, variables):
+    def build(self, variables: Iterable[keras.Variable]) -> None:
         """Creates the slots of each variable, and finds out which ones are excluded.
 
         Args:
@@ -86,7 +93,11 @@ class OwnOptimizer(RuleOptimizer):
         self._add_slots(variables)
         warn_of_idle_patterns([*self._exclusions(), by_names(self)])
 
-    def exclude_from_weight_decay(self, var_list=None, var_names=None):
+    def exclude_from_weight_decay(
+        self,
+        var_list: Iterable[keras.Variable] | None = None,
+        var_names: Iterable[str] | None = None,
+    ) -> None:
         """Excludes variables from both kinds of weight decay, not from adaptation.
 
         What the argument of the same name excludes stays excluded.
@@ -114,7 +125,11 @@ class OwnOptimizer(RuleOptimizer):
     def _add_slots(self, variables):
         raise NotImplementedError
 
-    def apply(self, grads, trainable_variables=None):
+    def apply(
+        self,
+        grads: Iterable[Tensor | None],
+        trainable_variables: Iterable[keras.Variable] | None = None,
+    ) -> None:
         """Updates the variables.
 
         Args:
@@ -132,7 +147,12 @@ class OwnOptimizer(RuleOptimizer):
         own_in_scope([*variables, *self.variables])
         super().apply(backend.steppable(grads), variables)
 
-    def stateless_apply(self, optimizer_variables, grads, trainable_variables):
+    def stateless_apply(
+        self,
+        optimizer_variables: Iterable[Tensor],
+        grads: Iterable[Tensor | None],
+        trainable_variables: Iterable[Tensor],
+    ) -> tuple[list[Tensor], list[Tensor]]:
         """Does what `apply` does, on values that come in and go out.
 
         The values that come in stay as they are.
@@ -159,7 +179,7 @@ class OwnOptimizer(RuleOptimizer):
         trained, own = super().stateless_apply(own, grads, trained)
         return trained, like(optimizer_variables, own)
 
-    def finalize_variable_values(self, var_list):
+    def finalize_variable_values(self, var_list: Iterable[keras.Variable]) -> None:
         """Sets the final values of the variables, those of their averages if any.
 
         Args:
@@ -170,11 +190,11 @@ class OwnOptimizer(RuleOptimizer):
     # --- State ----------------------------------------------------------------
 
     @property
-    def variables(self):
+    def variables(self) -> VariableList:
         """The variables: a list, as in Keras 3, but callable, as in tf.keras."""
         return VariableList(super().variables, called=lambda: self.weights)
 
-    def load_own_variables(self, store):
+    def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
         """Reads the state from `store`, all of it or, if it does not fit, nothing.
 
         Keras's optimizers assign the first variables before they see that the next one
@@ -182,7 +202,7 @@ class OwnOptimizer(RuleOptimizer):
         """
         super().load_own_variables(checked(self, store))
 
-    def __dir__(self):
+    def __dir__(self) -> list[str]:
         """Hides `get_slot_names`, by which TensorFlow's checkpoints recognise slots.
 
         They refuse to save the same slots twice.
@@ -220,19 +240,20 @@ class LayerAdaptive(OwnOptimizer):
         _kind_of_decay: String, what `weight_decay_rate` is, for an error.
     """
 
+    learning_rate: Any
     _default_learning_rate: float
     _kind_of_decay: str
 
     def __init__(
         self,
-        learning_rate,
-        weight_decay_rate,
-        exclude_from_weight_decay,
-        exclude_from_layer_adaptation,
-        exclude_1d,
-        name,
-        **kwargs,
-    ):
+        learning_rate: float | LearningRateSchedule | Callable[[], Any],
+        weight_decay_rate: float,
+        exclude_from_weight_decay: Iterable[str] | None,
+        exclude_from_layer_adaptation: Iterable[str] | None,
+        exclude_1d: bool,
+        name: str,
+        **kwargs: Any,
+    ) -> None:
         learning_rate = self._given_rate(learning_rate, kwargs)
         decay = check_rate("decay", kwargs.pop("decay", 0.0))
         weight_decay_rate = check_rate("weight_decay_rate", weight_decay_rate)
@@ -277,15 +298,15 @@ class LayerAdaptive(OwnOptimizer):
             )
 
     @property
-    def lr(self):
+    def lr(self) -> Tensor:
         """The learning rate, as tf.keras called it."""
         return self.learning_rate
 
     @lr.setter
-    def lr(self, value):
+    def lr(self, value: float | LearningRateSchedule | Callable[[], Any]) -> None:
         self.learning_rate = value
 
-    def build(self, variables):
+    def build(self, variables: Iterable[keras.Variable]) -> None:
         if self.built:
             return
         super().build(variables)
@@ -321,7 +342,7 @@ class LayerAdaptive(OwnOptimizer):
             return True
         return path_matches(variable, patterns)
 
-    def decayed(self, learning_rate):
+    def decayed(self, learning_rate: Tensor) -> Tensor:
         """Returns the learning rate of this step, after `decay`.
 
         Args:
@@ -336,7 +357,11 @@ class LayerAdaptive(OwnOptimizer):
         steps = ops.cast(updates_of(self), learning_rate.dtype)
         return learning_rate / (1 + self.decay * steps)
 
-    def trust_ratios(self, grads, variables=None):
+    def trust_ratios(
+        self,
+        grads: Iterable[Tensor | None],
+        variables: Iterable[keras.Variable] | None = None,
+    ) -> dict[str, Tensor]:
         """Returns by how much each variable's step is rescaled.
 
         Args:
@@ -391,7 +416,7 @@ class LayerAdaptive(OwnOptimizer):
         decaying = self._decaying(indices)
         return [(d, self._adapts[i]) for d, i in zip(decaying, indices, strict=True)]
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         config.update(
             {
@@ -407,7 +432,9 @@ class LayerAdaptive(OwnOptimizer):
         return config
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> Self:
         """Makes an optimizer from what `get_config` returned.
 
         Args:

@@ -1,9 +1,14 @@
 """`GuardedOptimizer`: skips steps that are not finite, without a loss scale."""
 
+from collections.abc import Iterable
+from typing import Any, Literal
+
 import keras
 from keras import ops
 
+from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import warn
+from keras_lso._core.spike_guard import SpikeGuard
 from keras_lso._core.step import NoLossScaling
 from keras_lso._keras_internals.optimizers import config_of
 from keras_lso.loss_scale_optimizer import (
@@ -23,13 +28,13 @@ class NoLossScale(FixedLossScale):
     It has the variables of others, so that files go both ways.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(1.0)
 
-    def restore(self):
+    def restore(self) -> None:
         self.reset()
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {}
 
 
@@ -91,13 +96,14 @@ class GuardedOptimizer(LossScaleOptimizer):
 
     def __init__(
         self,
-        inner_optimizer,
+        inner_optimizer: keras.optimizers.Optimizer,
         *,
-        master_weights="auto",
-        spike_guard=None,
-        name=DEFAULT_NAME,
-        **kwargs,
-    ):
+        master_weights: Literal["auto", "float32", "remainder", "stochastic"]
+        | bool = "auto",
+        spike_guard: SpikeGuard | dict[str, Any] | None = None,
+        name: str | None = DEFAULT_NAME,
+        **kwargs: Any,
+    ) -> None:
         refuse_unsupported(kwargs, "GuardedOptimizer")
         check_inner_optimizer(inner_optimizer)
         name = DEFAULT_NAME if name is None else name
@@ -107,12 +113,12 @@ class GuardedOptimizer(LossScaleOptimizer):
         clear_loss_scale_factor(inner_optimizer)
 
     @property
-    def loss_scale(self):
+    def loss_scale(self) -> Tensor:
         """1.0, a float32 scalar tensor."""
         # Not the variable's value, which a checkpoint of another optimizer may assign.
         return ops.ones((), dtype="float32")
 
-    def build(self, variables):
+    def build(self, variables: Iterable[keras.Variable]) -> None:
         """Creates the variables of the inner optimizer; warns of float16 without scale.
 
         Args:
@@ -133,7 +139,7 @@ class GuardedOptimizer(LossScaleOptimizer):
                 f"'{policy.name}'"
             )
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Returns the config: what was given to the constructor."""
         config = {"name": self.name, "inner_optimizer": config_of(self.inner_optimizer)}
         if self.master_weights != "auto":

@@ -1,13 +1,16 @@
 """`LAMB`: Adam with layer-wise adaptive rates, for large batches."""
 
 import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import keras
 import numpy as np
+from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._backend.rule import LayerAdaptiveRule, Norms, TrustRatio, always
+from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import (
     check_bool,
     check_config,
@@ -35,9 +38,12 @@ class LAMBRule(LayerAdaptiveRule):
     `step` is the number of this update, from 1, a scalar tensor.
     """
 
-    kernel: ClassVar = "lamb"
-    norms: ClassVar = Norms.DIRECTION
-    slots: ClassVar = {"momentum": "momentums", "velocity": "velocities"}
+    kernel: ClassVar[str | None] = "lamb"
+    norms: ClassVar[Norms] = Norms.DIRECTION
+    slots: ClassVar[dict[str, str]] = {
+        "momentum": "momentums",
+        "velocity": "velocities",
+    }
     learning_rate: Any
     beta_1: float
     beta_2: float
@@ -47,7 +53,7 @@ class LAMBRule(LayerAdaptiveRule):
     step: Any
 
     @classmethod
-    def of_groups(cls, optimizer, learning_rate):
+    def of_groups(cls, optimizer: Any, learning_rate: Tensor) -> dict[Any, Any]:
         learning_rate = optimizer.decayed(learning_rate)
         dtype = keras.backend.standardize_dtype(learning_rate.dtype)
         upper = optimizer.max_trust_ratio
@@ -72,14 +78,18 @@ class LAMBRule(LayerAdaptiveRule):
             for adapts in (True, False)
         }
 
-    def measured(self, xp, g, w, m, v):
+    def measured(
+        self, xp: Any, g: Tensor, w: Tensor, m: Tensor, v: Tensor
+    ) -> tuple[Tensor, ...]:
         """Returns the direction of the step, and the variable.
 
         An inf or a NaN in the gradient is a NaN in the norm of the first: inf / inf.
         """
         return self.advance(xp, always, g, w, m, v)[-1], w
 
-    def advance(self, xp, select, g, w, m, v):
+    def advance(
+        self, xp: Any, select: Any, g: Tensor, w: Tensor, m: Tensor, v: Tensor
+    ) -> tuple[Tensor, ...]:
         """Returns the new moments, and the direction that goes with them."""
         m = select(m * self.beta_1 + g * (1 - self.beta_1), m)
         v = select(v * self.beta_2 + xp.square(g) * (1 - self.beta_2), v)
@@ -87,14 +97,23 @@ class LAMBRule(LayerAdaptiveRule):
         d = self.corrected(xp, m, self.beta_1) / (root + self.epsilon)
         return m, v, d + w * self.weight_decay if self.weight_decay else d
 
-    def corrected(self, xp, moment, beta):
+    def corrected(self, xp: Any, moment: Tensor, beta: float) -> Tensor:
         """Returns a moment without its bias towards the zeros that it began with."""
         if self.step is None or beta == 0:
             return moment
         # In float32 `1 - beta**2` has four digits for a beta of 0.999.
         return moment / -xp.expm1(self.step * math.log(beta))
 
-    def __call__(self, xp, select, g, w, m, v, norms=None):
+    def __call__(
+        self,
+        xp: Any,
+        select: Any,
+        g: Tensor,
+        w: Tensor,
+        m: Tensor,
+        v: Tensor,
+        norms: Any = None,
+    ) -> tuple[Tensor, ...]:
         m, v, d = self.advance(xp, select, g, w, m, v)
         return select(w - d * self.rate(norms), w), m, v
 
@@ -199,25 +218,29 @@ class LAMB(LayerAdaptive):
 
     _default_learning_rate = 0.001
     _kind_of_decay = "takes part in the trust ratio"
+    momentums: list[keras.Variable]
+    velocities: list[keras.Variable]
     _tf_keras_slots = {"m": "momentums", "v": "velocities"}
 
     def __init__(
         self,
-        learning_rate=_default_learning_rate,
-        beta_1=0.9,
-        beta_2=0.999,
-        epsilon=1e-6,
-        weight_decay_rate=0.0,
-        exclude_from_weight_decay=None,
-        exclude_from_layer_adaptation=None,
-        name="LAMB",
+        learning_rate: float
+        | LearningRateSchedule
+        | Callable[[], Any] = _default_learning_rate,
+        beta_1: float = 0.9,
+        beta_2: float = 0.999,
+        epsilon: float = 1e-6,
+        weight_decay_rate: float = 0.0,
+        exclude_from_weight_decay: Iterable[str] | None = None,
+        exclude_from_layer_adaptation: Iterable[str] | None = None,
+        name: str = "LAMB",
         *,
-        bias_correction=True,
-        min_trust_ratio=None,
-        max_trust_ratio=None,
-        exclude_1d=False,
-        **kwargs,
-    ):
+        bias_correction: bool = True,
+        min_trust_ratio: float | None = None,
+        max_trust_ratio: float | None = None,
+        exclude_1d: bool = False,
+        **kwargs: Any,
+    ) -> None:
         beta_1, beta_2 = _check_beta("beta_1", beta_1), _check_beta("beta_2", beta_2)
         epsilon = check_rate("epsilon", epsilon)
         bias_correction = check_bool("bias_correction", bias_correction)
@@ -236,7 +259,7 @@ class LAMB(LayerAdaptive):
         self.beta_1 = beta_1
         self.beta_2 = beta_2
         # As in the Model Garden: 0 / 0 would be NaN.
-        self.epsilon = epsilon or keras.config.epsilon()
+        self.epsilon: float = epsilon or keras.config.epsilon()
         self.bias_correction = bias_correction
         self.min_trust_ratio = min_trust_ratio
         self.max_trust_ratio = max_trust_ratio
@@ -247,7 +270,9 @@ class LAMB(LayerAdaptive):
         )
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> Self:
         """Makes an optimizer from what `get_config` returned.
 
         Args:
@@ -265,7 +290,7 @@ class LAMB(LayerAdaptive):
             config["weight_decay_rate"] = config.pop("weight_decay")
         return super().from_config(config, custom_objects=custom_objects)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         config.update(
             {

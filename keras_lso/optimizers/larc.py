@@ -3,11 +3,16 @@
 It is apart from `_core/`, since no other optimizer needs it.
 """
 
+from collections.abc import Iterable, Mapping, MutableMapping
+from typing import Any, Literal, Self
+
 import keras
 from keras import ops
+from numpy.typing import ArrayLike
 
 from keras_lso._backend import backend
 from keras_lso._backend.rule import TrustRatio
+from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_config, check_patterns, check_rate
 from keras_lso._core.config_dicts import read_object
 from keras_lso._core.configs import check_numbers
@@ -22,6 +27,7 @@ from keras_lso._core.gradients import (
 from keras_lso._core.option_checks import check_choice
 from keras_lso._core.state_file import checked
 from keras_lso._core.step import Gradients
+from keras_lso._core.variable_list import VariableList
 from keras_lso._core.wrapper import Wrapper, check_optimizer, passed_on
 from keras_lso._keras_internals.distribution import reduced_gradients, sharded_slots
 from keras_lso._keras_internals.optimizers import (
@@ -111,20 +117,20 @@ class LARC(Wrapper):
         https://arxiv.org/abs/1708.03888)
     """
 
-    loss_scale_factor = passed_on(
+    loss_scale_factor: float | None = passed_on(
         "loss_scale_factor", "The inner optimizer's fixed loss scale."
     )
 
     def __init__(
         self,
-        inner_optimizer,
-        eta=0.002,
-        mode=CLIP,
-        min_update=1e-7,
-        epsilon=1e-7,
-        exclude=None,
-        name="LARC",
-    ):
+        inner_optimizer: keras.optimizers.Optimizer,
+        eta: float = 0.002,
+        mode: Literal["clip", "scale"] = "clip",
+        min_update: float = 1e-7,
+        epsilon: float = 1e-7,
+        exclude: Iterable[str] | None = None,
+        name: str = "LARC",
+    ) -> None:
         check_optimizer(inner_optimizer)
         if type(inner_optimizer) is keras.optimizers.LossScaleOptimizer:
             raise TypeError(
@@ -152,7 +158,7 @@ class LARC(Wrapper):
         self.exclude = exclude
         count_by(self, inner_optimizer)
 
-    def build(self, variables):
+    def build(self, variables: Iterable[keras.Variable]) -> None:
         """Creates the variables of the inner optimizer.
 
         Args:
@@ -168,7 +174,7 @@ class LARC(Wrapper):
     def _exclusions(self):
         return [by_paths(self, "exclude", self.exclude), *super()._exclusions()]
 
-    def scale_loss(self, loss):
+    def scale_loss(self, loss: float | Tensor) -> Tensor:
         """Scales the loss as the inner optimizer does.
 
         Args:
@@ -179,7 +185,13 @@ class LARC(Wrapper):
         """
         return self.inner_optimizer.scale_loss(loss)
 
-    def apply(self, grads, trainable_variables=None, axis_name=None, **kwargs):
+    def apply(
+        self,
+        grads: Iterable[Tensor | None],
+        trainable_variables: Iterable[keras.Variable] | None = None,
+        axis_name: str | tuple[str, ...] | None = None,
+        **kwargs: Any,
+    ) -> None:
         """Rescales the gradients, and lets the inner optimizer apply them.
 
         Args:
@@ -214,7 +226,12 @@ class LARC(Wrapper):
         with reduced_gradients(self.inner_optimizer):
             self.inner_optimizer.apply(rescaled, variables, **kwargs)
 
-    def ratios(self, grads, variables, inv_scale=1.0):
+    def ratios(
+        self,
+        grads: Iterable[Tensor | None],
+        variables: Iterable[keras.Variable],
+        inv_scale: float | Tensor = 1.0,
+    ) -> list[Tensor | None]:
         """Returns the factor of each gradient.
 
         Args:
@@ -228,7 +245,7 @@ class LARC(Wrapper):
         """
         grads = as_list("grads", grads, "gradients, one for each variable")
         variables = as_list("variables", variables, "variables")
-        found: list = [None] * len(grads)
+        found: list[Tensor | None] = [None] * len(grads)
         chosen = [
             i
             for i, (g, v) in enumerate(zip(grads, variables, strict=True))
@@ -294,7 +311,11 @@ class LARC(Wrapper):
             kwargs["scaled"] = scaling.are_scaled(grads)
         return scaling.inv_scale(kwargs["scaled"])
 
-    def apply_gradients(self, grads_and_vars, **kwargs):
+    def apply_gradients(
+        self,
+        grads_and_vars: Iterable[tuple[Tensor | None, keras.Variable]],
+        **kwargs: Any,
+    ) -> keras.Variable:
         """Runs `apply` on pairs.
 
         Args:
@@ -308,7 +329,7 @@ class LARC(Wrapper):
         self.apply(grads, variables, **kwargs)
         return iteration_variable(chain_of(self)[-1])
 
-    def finalize_variable_values(self, var_list):
+    def finalize_variable_values(self, var_list: Iterable[keras.Variable]) -> None:
         """Lets the inner optimizer set the final values (EMA) of `var_list`.
 
         Args:
@@ -320,18 +341,18 @@ class LARC(Wrapper):
     # --- State: that of the inner optimizer, and nothing else ---------------------
 
     @property
-    def variables(self):
+    def variables(self) -> VariableList:
         """The variables of the inner optimizer."""
         return self.inner_optimizer.variables
 
-    def set_weights(self, weights):
+    def set_weights(self, weights: Iterable[ArrayLike]) -> None:
         self.inner_optimizer.set_weights(as_list("weights", weights, "arrays"))
 
-    def save_own_variables(self, store):
+    def save_own_variables(self, store: MutableMapping[str, Any]) -> None:
         """Writes the state of the inner optimizer, in its layout."""
         self.inner_optimizer.save_own_variables(store)
 
-    def load_own_variables(self, store):
+    def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
         """Reads the state of the inner optimizer, in its layout."""
         inner = self.inner_optimizer
         own_layout = type(inner).load_own_variables
@@ -340,12 +361,12 @@ class LARC(Wrapper):
             store = checked(inner, store)
         inner.load_own_variables(store)
 
-    def __dir__(self):
+    def __dir__(self) -> list[str]:
         # Keras saves every attribute listed by `dir()`. `save_own_variables` has
         # saved the inner optimizer already: a file is the same without LARC.
         return [n for n in super().__dir__() if n != "inner_optimizer"]
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "name": self.name,
             "inner_optimizer": config_of(self.inner_optimizer),
@@ -357,7 +378,9 @@ class LARC(Wrapper):
         }
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> Self:
         """Returns the `LARC` that a config describes.
 
         Args:

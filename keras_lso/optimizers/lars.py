@@ -1,12 +1,15 @@
 """`LARS`: layer-wise adaptive rate scaling, for large batches."""
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import keras
+from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._backend.rule import LayerAdaptiveRule, Norms, TrustRatio, always
+from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_bool, check_rate, check_share
 from keras_lso._core.option_checks import check_choice
 from keras_lso._keras_internals.rules import steps_by
@@ -36,9 +39,9 @@ class LARSRule(LayerAdaptiveRule):
     ```
     """
 
-    kernel: ClassVar = "lars"
-    norms: ClassVar = Norms.OFTEN_GRADIENT
-    slots: ClassVar = {"momentum": "momentums"}
+    kernel: ClassVar[str | None] = "lars"
+    norms: ClassVar[Norms] = Norms.OFTEN_GRADIENT
+    slots: ClassVar[dict[str, str]] = {"momentum": "momentums"}
     learning_rate: Any
     momentum: float
     weight_decay: float
@@ -47,7 +50,7 @@ class LARSRule(LayerAdaptiveRule):
     classic_momentum: bool = True
 
     @classmethod
-    def of_groups(cls, optimizer, learning_rate):
+    def of_groups(cls, optimizer: Any, learning_rate: Tensor) -> dict[Any, Any]:
         learning_rate = optimizer.decayed(learning_rate)
         trust_ratio = TrustRatio(
             optimizer.eeta,
@@ -69,11 +72,11 @@ class LARSRule(LayerAdaptiveRule):
         }
 
     @property
-    def is_paper(self):
+    def is_paper(self) -> bool:
         """Whether the trust ratio is the paper's."""
         return self.trust_ratio is not None and self.trust_ratio.paper
 
-    def measured(self, xp, g, w, v):
+    def measured(self, xp: Any, g: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """Returns the direction that the trust ratio is taken of, and the variable.
 
         An inf or a NaN in the gradient is one in the norm of the first of them.
@@ -83,16 +86,18 @@ class LARSRule(LayerAdaptiveRule):
         d = self.decayed(g, w)
         return d if self.classic_momentum else self.advance(xp, always, d, v)[1], w
 
-    def decayed(self, g, w):
+    def decayed(self, g: Tensor, w: Tensor) -> Tensor:
         """Returns the gradient of the loss with its L2 penalty."""
         return g + w * self.weight_decay if self.weight_decay else g
 
-    def advance(self, xp, select, d, v):
+    def advance(self, xp: Any, select: Any, d: Tensor, v: Tensor) -> tuple[Tensor, ...]:
         """Returns the new momentum, and the update that goes with it."""
         v = select(v * self.momentum + d, v)
         return v, (v * self.momentum + d if self.nesterov else v)
 
-    def __call__(self, xp, select, g, w, v, norms=None):
+    def __call__(
+        self, xp: Any, select: Any, g: Tensor, w: Tensor, v: Tensor, norms: Any = None
+    ) -> tuple[Tensor, ...]:
         rate = self.rate(norms)
         d = self.decayed(g, w)
         if self.classic_momentum:
@@ -207,22 +212,24 @@ class LARS(LayerAdaptive):
 
     def __init__(
         self,
-        learning_rate=_default_learning_rate,
-        momentum=0.9,
-        weight_decay_rate=0.0,
-        eeta=0.001,
-        nesterov=False,
-        classic_momentum=True,
-        exclude_from_weight_decay=None,
-        exclude_from_layer_adaptation=None,
-        name="LARS",
+        learning_rate: float
+        | LearningRateSchedule
+        | Callable[[], Any] = _default_learning_rate,
+        momentum: float = 0.9,
+        weight_decay_rate: float = 0.0,
+        eeta: float = 0.001,
+        nesterov: bool = False,
+        classic_momentum: bool = True,
+        exclude_from_weight_decay: Iterable[str] | None = None,
+        exclude_from_layer_adaptation: Iterable[str] | None = None,
+        name: str = "LARS",
         *,
-        trust_ratio=MODEL_GARDEN,
-        epsilon=0.0,
-        trust_clip=False,
-        exclude_1d=False,
-        **kwargs,
-    ):
+        trust_ratio: Literal["model_garden", "paper"] = "model_garden",
+        epsilon: float = 0.0,
+        trust_clip: bool = False,
+        exclude_1d: bool = False,
+        **kwargs: Any,
+    ) -> None:
         momentum = check_share("momentum", momentum)
         eeta = check_rate("eeta", eeta)
         nesterov = check_bool("nesterov", nesterov)
@@ -249,9 +256,11 @@ class LARS(LayerAdaptive):
         self.trust_clip = trust_clip
 
     def _add_slots(self, variables):
-        self.momentums = self.add_optimizer_variables(variables, "momentum")
+        self.momentums: list[keras.Variable] = self.add_optimizer_variables(
+            variables, "momentum"
+        )
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         config.update(
             {

@@ -1,12 +1,15 @@
 """`NovoGrad`: momentum of gradients that are normalized layer by layer."""
 
 import math
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 import keras
+from keras.optimizers.schedules import LearningRateSchedule
 
 from keras_lso._backend.rule import Norms, Rule
+from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import (
     check_bool,
     check_config,
@@ -34,9 +37,12 @@ class NovoGradRule(Rule):
     ```
     """
 
-    kernel: ClassVar = "novograd"
-    norms: ClassVar = Norms.GRADIENT
-    slots: ClassVar = {"momentum": "momentums", "second_moment": "second_moments"}
+    kernel: ClassVar[str | None] = "novograd"
+    norms: ClassVar[Norms] = Norms.GRADIENT
+    slots: ClassVar[dict[str, str]] = {
+        "momentum": "momentums",
+        "second_moment": "second_moments",
+    }
     learning_rate: Any
     beta_1: float
     beta_2: float
@@ -45,7 +51,7 @@ class NovoGradRule(Rule):
     grad_averaging: bool = False
 
     @classmethod
-    def of_groups(cls, optimizer, learning_rate):
+    def of_groups(cls, optimizer: Any, learning_rate: Tensor) -> dict[Any, Any]:
         return {
             decays: cls(
                 learning_rate=learning_rate,
@@ -58,16 +64,18 @@ class NovoGradRule(Rule):
             for decays in (True, False)
         }
 
-    def measured(self, xp, g, w, m, v):
+    def measured(
+        self, xp: Any, g: Tensor, w: Tensor, m: Tensor, v: Tensor
+    ) -> tuple[Tensor, ...]:
         """Returns the gradient."""
         return (g,)
 
     @property
-    def direction_weight(self):
+    def direction_weight(self) -> float:
         """The weight of a new direction in the momentum."""
         return 1 - self.beta_1 if self.grad_averaging else 1.0
 
-    def normalize(self, xp, g_norm, v):
+    def normalize(self, xp: Any, g_norm: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
         """Returns the new second moment, and what the gradient is multiplied by."""
         square = xp.square(g_norm)
         moved = self.beta_2 * v + (1 - self.beta_2) * square
@@ -77,7 +85,16 @@ class NovoGradRule(Rule):
         # An inf would stay for ever, and the layer with it.
         return xp.where(moved < math.inf, moved, v), factor
 
-    def __call__(self, xp, select, g, w, m, v, norms=None):
+    def __call__(
+        self,
+        xp: Any,
+        select: Any,
+        g: Tensor,
+        w: Tensor,
+        m: Tensor,
+        v: Tensor,
+        norms: Any = None,
+    ) -> tuple[Tensor, ...]:
         [g_norm] = norms
         new_v, factor = self.normalize(xp, g_norm, v)
         d = g * factor
@@ -177,16 +194,16 @@ class NovoGrad(OwnOptimizer):
 
     def __init__(
         self,
-        learning_rate=0.01,
-        beta_1=0.95,
-        beta_2=0.98,
-        epsilon=1e-8,
-        weight_decay_rate=0.0,
-        grad_averaging=False,
-        exclude_from_weight_decay=None,
-        name="NovoGrad",
-        **kwargs,
-    ):
+        learning_rate: float | LearningRateSchedule | Callable[[], Any] = 0.01,
+        beta_1: float = 0.95,
+        beta_2: float = 0.98,
+        epsilon: float = 1e-8,
+        weight_decay_rate: float = 0.0,
+        grad_averaging: bool = False,
+        exclude_from_weight_decay: Iterable[str] | None = None,
+        name: str = "NovoGrad",
+        **kwargs: Any,
+    ) -> None:
         learning_rate = check_learning_rate("learning_rate", learning_rate)
         beta_1 = check_share("beta_1", beta_1)
         beta_2 = check_share("beta_2", beta_2)
@@ -222,8 +239,10 @@ class NovoGrad(OwnOptimizer):
         return [by_paths(self, "exclude_from_weight_decay", patterns)]
 
     def _add_slots(self, variables):
-        self.momentums = self.add_optimizer_variables(variables, "momentum")
-        self.second_moments = [
+        self.momentums: list[keras.Variable] = self.add_optimizer_variables(
+            variables, "momentum"
+        )
+        self.second_moments: list[keras.Variable | None] = [
             None if is_overwritten(v) else self._add_second_moment(v) for v in variables
         ]
 
@@ -241,7 +260,7 @@ class NovoGrad(OwnOptimizer):
         """Returns for each of the variables at `indices` whether it decays."""
         return self._decaying(indices)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         config = super().get_config()
         no_decay = self._no_decay_patterns
         config.update(
@@ -260,7 +279,9 @@ class NovoGrad(OwnOptimizer):
         return config
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> Self:
         """Makes an optimizer from what `get_config` returned.
 
         Args:

@@ -8,7 +8,7 @@ learning-rate policies are classes here.
 """
 
 import importlib
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from keras_lso.schedules.constant import FixedLR
 from keras_lso.schedules.cyclical import Cyclical
@@ -108,7 +108,7 @@ _OPEN_SEQ2SEQ = (
 )
 
 
-def __getattr__(name):
+def _find(name: str) -> Any:
     if name in _MODEL_GARDEN:
         module = importlib.import_module("keras_lso.compat.model_garden.schedules")
     elif name in _OPEN_SEQ2SEQ:
@@ -118,5 +118,9 @@ def __getattr__(name):
     return getattr(module, name)
 
 
-def __dir__():
+if not TYPE_CHECKING:  # A type checker would believe in any name.
+    __getattr__ = _find
+
+
+def __dir__() -> list[str]:
     return [*globals(), *_MODEL_GARDEN, *_OPEN_SEQ2SEQ]

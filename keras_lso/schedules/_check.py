@@ -6,7 +6,9 @@ for schedules alone.
 """
 
 import itertools
+from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from keras.optimizers.schedules import LearningRateSchedule
 
@@ -27,12 +29,12 @@ step = partial(integer, at_least=0, at_most=checks.LARGEST_STEP)
 length = partial(integer, at_least=1, at_most=checks.LARGEST_STEP)
 
 
-def optional(check, argument, value):
+def optional(check: Callable[[str, Any], Any], argument: str, value: Any) -> Any:
     """Returns the checked value, or None for None."""
     return None if value is None else check(argument, value)
 
 
-def positive_rate(argument, value):
+def positive_rate(argument: str, value: Any) -> float:
     """Returns a rate above zero as a float, for a curve that never comes to zero."""
     value = rate(argument, value)
     if value == 0:
@@ -41,7 +43,7 @@ def positive_rate(argument, value):
     return value
 
 
-def at_most_one(argument, value):
+def at_most_one(argument: str, value: Any) -> float:
     """Returns a positive number of at most 1 as a float."""
     value = positive(argument, value)
     if value > 1:
@@ -49,13 +51,15 @@ def at_most_one(argument, value):
     return value
 
 
-def list_of(check, argument, values, at_least=0):
+def list_of(
+    check: Callable[[str, Any], Any], argument: str, values: Any, at_least: int = 0
+) -> list[Any]:
     """Returns a list of so many items as a list of checked items."""
     values = any_list(argument, values, at_least)
     return [check(f"{argument}[{i}]", value) for i, value in enumerate(values)]
 
 
-def name(value, cls):
+def name(value: Any, cls: type) -> str:
     """Returns the name of a schedule of a class, by default that of the class."""
     # The Model Garden's configs may hold None.
     value = cls.__name__ if value is None else value
@@ -64,7 +68,7 @@ def name(value, cls):
     return value
 
 
-def schedule_or_rate(argument, value):
+def schedule_or_rate(argument: str, value: Any) -> Any:
     """Returns a schedule as it is and a rate as a float."""
     if isinstance(value, LearningRateSchedule):
         return value
@@ -82,7 +86,7 @@ def schedule_or_rate(argument, value):
     )
 
 
-def boundaries(values, count, reason):
+def boundaries(values: Any, count: int, reason: str) -> list[int]:
     """Returns boundaries as a list of `count` strictly increasing steps."""
     steps = list_of(step, "boundaries", values)
     if len(steps) != count:

@@ -1,8 +1,11 @@
 """`FixedLR`: a constant rate as a schedule, which `schedules.get` makes of a number."""
 
+from typing import Any
+
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
+from keras_lso._backend.types import Tensor
 from keras_lso.schedules import _check as check
 from keras_lso.schedules._curves import float32
 
@@ -43,13 +46,13 @@ class FixedLR(LearningRateSchedule):
     # It counts nothing: `LossScaleOptimizer` looks for this before it warns.
     _counts_micro_batches = False
 
-    def __init__(self, learning_rate, name="FixedLR"):
+    def __init__(self, learning_rate: float, name: str = "FixedLR") -> None:
         super().__init__()
-        self.learning_rate = check.rate("learning_rate", learning_rate)
-        self.name = check.name(name, type(self))
+        self.learning_rate: float = check.rate("learning_rate", learning_rate)
+        self.name: str = check.name(name, type(self))
 
-    def __call__(self, step):
+    def __call__(self, step: int | Tensor) -> Tensor:
         return float32(self.learning_rate)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {"learning_rate": self.learning_rate, "name": self.name}

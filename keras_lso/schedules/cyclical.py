@@ -1,11 +1,13 @@
 """`Cyclical`: up and down between two rates, over and over."""
 
 import math
+from typing import Any, Literal
 
 import keras
 from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
+from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import LARGEST_STEP, check_bounds
 from keras_lso.schedules import _check as check
 from keras_lso.schedules._curves import line_between, power_of_rate, shares
@@ -67,23 +69,29 @@ class Cyclical(LearningRateSchedule):
     """
 
     def __init__(
-        self, low, high, half_cycle, mode="triangular", gamma=1.0, name="Cyclical"
-    ):
+        self,
+        low: float,
+        high: float,
+        half_cycle: int,
+        mode: Literal["triangular", "triangular2", "exponential"] = "triangular",
+        gamma: float = 1.0,
+        name: str = "Cyclical",
+    ) -> None:
         super().__init__()
-        self.low = check.rate("low", low)
-        self.high = check.rate("high", high)
+        self.low: float = check.rate("low", low)
+        self.high: float = check.rate("high", high)
         check_bounds(self.low, self.high, names=("low", "high"))
-        self.half_cycle = check.length("half_cycle", half_cycle)
-        self.mode = check.choice("mode", mode, _MODES)
-        self.gamma = check.at_most_one("gamma", gamma)
+        self.half_cycle: int = check.length("half_cycle", half_cycle)
+        self.mode: str = check.choice("mode", mode, _MODES)
+        self.gamma: float = check.at_most_one("gamma", gamma)
         if self.gamma < 1 and self.mode != "exponential":
             raise ValueError(
                 '`gamma` is for `mode="exponential"` alone: write that, or leave '
                 f"`gamma` out. Received: gamma={gamma!r}, mode={mode!r}"
             )
-        self.name = check.name(name, type(self))
+        self.name: str = check.name(name, type(self))
 
-    def __call__(self, step):
+    def __call__(self, step: int | Tensor) -> Tensor:
         steps = clipped(elapsed(step), 0, LARGEST_STEP)
         cycle, rest = self._cycle_and_rest(steps.whole)
         # As integers: `left` is the number of steps to or from the middle.
@@ -115,7 +123,7 @@ class Cyclical(LearningRateSchedule):
                 height = height * ops.exp(steps.fraction * math.log(self.gamma))
         return line_between(1 - height, height, self.low, self.high)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "low": self.low,
             "high": self.high,

@@ -1,9 +1,12 @@
 """`InverseSquareRoot`: a warm-up, then a decay without an end."""
 
+from typing import Any
+
 import keras
 from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
+from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import LARGEST_STEP
 from keras_lso.schedules import _check as check
 from keras_lso.schedules._curves import float32, shares, warmed_up
@@ -61,15 +64,21 @@ class InverseSquareRoot(LearningRateSchedule):
     """
 
     def __init__(
-        self, learning_rate, warmup_steps, timescale=None, name="InverseSquareRoot"
-    ):
+        self,
+        learning_rate: float,
+        warmup_steps: int,
+        timescale: int | None = None,
+        name: str = "InverseSquareRoot",
+    ) -> None:
         super().__init__()
-        self.learning_rate = check.rate("learning_rate", learning_rate)
-        self.warmup_steps = check.step("warmup_steps", warmup_steps)
-        self.timescale = check.optional(check.length, "timescale", timescale)
-        self.name = check.name(name, type(self))
+        self.learning_rate: float = check.rate("learning_rate", learning_rate)
+        self.warmup_steps: int = check.step("warmup_steps", warmup_steps)
+        self.timescale: int | None = check.optional(
+            check.length, "timescale", timescale
+        )
+        self.name: str = check.name(name, type(self))
 
-    def __call__(self, step):
+    def __call__(self, step: int | Tensor) -> Tensor:
         steps = elapsed(step)
         timescale = self.timescale or self.warmup_steps or _DEFAULT_TIMESCALE
         later = clipped(since(steps, self.warmup_steps), 0, LARGEST_STEP)
@@ -79,7 +88,7 @@ class InverseSquareRoot(LearningRateSchedule):
         rate = ops.where(done > 0, top * ops.sqrt(part), float32(top))
         return warmed_up(steps, self.warmup_steps, 0.0, top, rate)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "learning_rate": self.learning_rate,
             "warmup_steps": self.warmup_steps,

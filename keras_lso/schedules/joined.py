@@ -1,9 +1,13 @@
 """`JoinedSchedules`: schedules one after the other."""
 
+from collections.abc import Iterable
+from typing import Any, Self
+
 import keras
 from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
+from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_config
 from keras_lso.schedules import _check as check
 from keras_lso.schedules._members import (
@@ -55,25 +59,30 @@ class JoinedSchedules(LearningRateSchedule):
     ['0.00', '0.20', '0.40', '0.60', '0.80', '0.40', '0.20', '0.05', '0.05']
     """
 
-    def __init__(self, schedules, boundaries, name="Sequential"):
+    def __init__(
+        self,
+        schedules: Iterable[LearningRateSchedule | float],
+        boundaries: Iterable[int],
+        name: str = "Sequential",
+    ) -> None:
         super().__init__()
-        self.schedules = check.list_of(
+        self.schedules: list[LearningRateSchedule | float] = check.list_of(
             check.schedule_or_rate, "schedules", schedules, at_least=1
         )
         count = len(self.schedules)
-        self.boundaries = check.boundaries(
+        self.boundaries: list[int] = check.boundaries(
             boundaries, count - 1, f"one fewer than the {count} `schedules`"
         )
-        self.name = check.name(name, type(self))
+        self.name: str = check.name(name, type(self))
 
-    def __call__(self, step):
+    def __call__(self, step: int | Tensor) -> Tensor:
         step = as_tensor(step)
         rate = rate_at(self.schedules[0], step)
         for start, schedule in zip(self.boundaries, self.schedules[1:], strict=True):
             rate = ops.where(step < start, rate, rate_at(schedule, step - start))
         return rate
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "schedules": [serialize_member(each) for each in self.schedules],
             "boundaries": list(self.boundaries),
@@ -81,7 +90,7 @@ class JoinedSchedules(LearningRateSchedule):
         }
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> Self:
         config = check_config(cls.__qualname__, config, ["schedules", "boundaries"])
         config["schedules"] = check.list_of(
             deserialize_member, "schedules", config["schedules"]

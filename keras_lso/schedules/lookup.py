@@ -3,6 +3,9 @@
 They are apart from `_members.py`, which the schedules themselves import.
 """
 
+from collections.abc import Mapping
+from typing import Any
+
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
@@ -12,7 +15,7 @@ from keras_lso.schedules._members import read_schedule
 from keras_lso.schedules.constant import FixedLR
 
 
-def serialize(schedule):
+def serialize(schedule: LearningRateSchedule) -> dict[str, Any]:
     """Returns the config dict of a schedule, as `keras.optimizers.schedules` does.
 
     Args:
@@ -41,7 +44,9 @@ def serialize(schedule):
     return keras.saving.serialize_keras_object(schedule)
 
 
-def deserialize(config, custom_objects=None):
+def deserialize(
+    config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
+) -> LearningRateSchedule:
     """Returns the schedule that a config dict describes.
 
     Unlike `keras.optimizers.schedules.deserialize` it refuses the config of another
@@ -93,7 +98,10 @@ def deserialize(config, custom_objects=None):
     return schedule
 
 
-def get(identifier, custom_objects=None):
+def get(
+    identifier: LearningRateSchedule | float | str | dict[str, Any],
+    custom_objects: Mapping[str, Any] | None = None,
+) -> LearningRateSchedule:
     """Returns the schedule that `identifier` stands for, as Keras's `get`s do.
 
     Args:

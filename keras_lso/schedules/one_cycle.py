@@ -1,9 +1,12 @@
 """`OneCycle`: up to a high rate once, and down to almost nothing."""
 
+from typing import Any, Literal
+
 import keras
 from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
+from keras_lso._backend.types import Tensor
 from keras_lso.schedules import _check as check
 from keras_lso.schedules._curves import (
     cosine_between,
@@ -77,22 +80,26 @@ class OneCycle(LearningRateSchedule):
 
     def __init__(
         self,
-        max_learning_rate,
-        total_steps,
-        warmup_share=0.3,
-        div_factor=25.0,
-        final_div_factor=1e4,
-        anneal="cosine",
-        name="OneCycle",
-    ):
+        max_learning_rate: float,
+        total_steps: int,
+        warmup_share: float = 0.3,
+        div_factor: float = 25.0,
+        final_div_factor: float = 1e4,
+        anneal: Literal["cosine", "linear"] = "cosine",
+        name: str = "OneCycle",
+    ) -> None:
         super().__init__()
-        self.max_learning_rate = check.rate("max_learning_rate", max_learning_rate)
-        self.total_steps = check.length("total_steps", total_steps)
-        self.warmup_share = check.share("warmup_share", warmup_share)
-        self.div_factor = check.positive("div_factor", div_factor)
-        self.final_div_factor = check.positive("final_div_factor", final_div_factor)
-        self.anneal = check.choice("anneal", anneal, tuple(_CURVES))
-        self.name = check.name(name, type(self))
+        self.max_learning_rate: float = check.rate(
+            "max_learning_rate", max_learning_rate
+        )
+        self.total_steps: int = check.length("total_steps", total_steps)
+        self.warmup_share: float = check.share("warmup_share", warmup_share)
+        self.div_factor: float = check.positive("div_factor", div_factor)
+        self.final_div_factor: float = check.positive(
+            "final_div_factor", final_div_factor
+        )
+        self.anneal: str = check.choice("anneal", anneal, tuple(_CURVES))
+        self.name: str = check.name(name, type(self))
         check.rate("max_learning_rate / div_factor", self._initial)
         check.rate("max_learning_rate / div_factor / final_div_factor", self._end)
 
@@ -104,7 +111,7 @@ class OneCycle(LearningRateSchedule):
     def _end(self):
         return self._initial / self.final_div_factor
 
-    def __call__(self, step):
+    def __call__(self, step: int | Tensor) -> Tensor:
         curve, highest = _CURVES[self.anneal], self.max_learning_rate
         last = self.total_steps - 1
         # Seldom a whole step. Rounded, since 0.29 * 100 is below 29.
@@ -122,7 +129,7 @@ class OneCycle(LearningRateSchedule):
             falling = curve(left, done, highest, self._end)
         return ops.where(to_top >= 0, rising, falling)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "max_learning_rate": self.max_learning_rate,
             "total_steps": self.total_steps,

@@ -1,8 +1,11 @@
 """`PerUpdate`: a schedule that counts updates where gradients are accumulated."""
 
+from typing import Any, Self
+
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
+from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_config
 from keras_lso.schedules import _check as check
 from keras_lso.schedules._members import (
@@ -59,16 +62,23 @@ class PerUpdate(LearningRateSchedule):
     # What `LossScaleOptimizer` looks for before it warns.
     _counts_micro_batches = False
 
-    def __init__(self, schedule, micro_batches, name="PerUpdate"):
+    def __init__(
+        self,
+        schedule: LearningRateSchedule | float,
+        micro_batches: int,
+        name: str = "PerUpdate",
+    ) -> None:
         super().__init__()
-        self.schedule = check.schedule_or_rate("schedule", schedule)
-        self.micro_batches = check.length("micro_batches", micro_batches)
-        self.name = check.name(name, type(self))
+        self.schedule: LearningRateSchedule | float = check.schedule_or_rate(
+            "schedule", schedule
+        )
+        self.micro_batches: int = check.length("micro_batches", micro_batches)
+        self.name: str = check.name(name, type(self))
 
-    def __call__(self, step):
+    def __call__(self, step: int | Tensor) -> Tensor:
         return rate_at(self.schedule, elapsed(step).whole // self.micro_batches)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "schedule": serialize_member(self.schedule),
             "micro_batches": self.micro_batches,
@@ -76,7 +86,7 @@ class PerUpdate(LearningRateSchedule):
         }
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> Self:
         config = check_config(cls.__qualname__, config, ["schedule"])
         config["schedule"] = deserialize_member("schedule", config["schedule"])
         return cls(**config)

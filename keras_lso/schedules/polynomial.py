@@ -1,9 +1,12 @@
 """`PolynomialDecayWithOffset`: Keras's polynomial decay, exact and some steps later."""
 
+from typing import Any
+
 import keras
 from keras import ops
 from keras.optimizers import schedules
 
+from keras_lso._backend.types import Tensor
 from keras_lso.schedules import _check as check
 from keras_lso.schedules._curves import float32, one_minus_power, shares
 from keras_lso.schedules._steps import (
@@ -62,16 +65,16 @@ class PolynomialDecayWithOffset(schedules.PolynomialDecay):
 
     def __init__(
         self,
-        offset=0,
+        offset: int = 0,
         *,
-        initial_learning_rate,
-        decay_steps,
-        end_learning_rate=0.0001,
-        power=1.0,
-        cycle=False,
-        name="PolynomialDecayWithOffset",
-    ):
-        self.offset = check.integer("offset", offset)
+        initial_learning_rate: float,
+        decay_steps: int,
+        end_learning_rate: float = 0.0001,
+        power: float = 1.0,
+        cycle: bool = False,
+        name: str = "PolynomialDecayWithOffset",
+    ) -> None:
+        self.offset: int = check.integer("offset", offset)
         super().__init__(
             check.rate("initial_learning_rate", initial_learning_rate),
             check.positive_int("decay_steps", decay_steps),
@@ -82,7 +85,7 @@ class PolynomialDecayWithOffset(schedules.PolynomialDecay):
         )
 
     # Not Keras's arithmetic, which counts and divides in the dtype of the rate.
-    def __call__(self, step):
+    def __call__(self, step: int | Tensor) -> Tensor:
         count = left_and_done_of_cycles if self.cycle else left_and_done
         left, done = count(elapsed(step, self.offset), self.decay_steps)
         left, done = shares(left, done, self.decay_steps)
@@ -98,5 +101,5 @@ class PolynomialDecayWithOffset(schedules.PolynomialDecay):
         before = end + power * (initial - end)
         return ops.where(left > 1, before, power * initial + rest * end)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {"offset": self.offset, **super().get_config()}

@@ -15,7 +15,9 @@ from keras_lso.schedules.warmup import LinearWarmup
 _IMAGENET_IMAGES = 1_281_167
 
 
-def linear_scaling(base_learning_rate, batch_size, base_batch_size=256):
+def linear_scaling(
+    base_learning_rate: float, batch_size: int, base_batch_size: int = 256
+) -> float:
     """Scales a learning rate in proportion to the batch size.
 
     ```python
@@ -73,7 +75,7 @@ _MLPERF_RESNET = {
 }
 
 
-def mlperf_resnet(batch_size, steps_per_epoch):
+def mlperf_resnet(batch_size: int, steps_per_epoch: float) -> Recipe:
     """Returns the schedule and LARS settings of MLPerf's ResNet-50 reference.
 
     Three reference convergence points of MLPerf training 2.0:
@@ -201,7 +203,7 @@ _MLPERF_BERT = {
 }
 
 
-def mlperf_bert(batch_size):
+def mlperf_bert(batch_size: int) -> LAMBRecipe:
     """Returns the schedule and LAMB settings of MLPerf's BERT reference.
 
     The reference convergence points of MLPerf training 5.1 (`bert_ref_*`):

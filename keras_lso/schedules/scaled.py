@@ -1,8 +1,11 @@
 """`Scaled`: the rates of a schedule, times a factor."""
 
+from typing import Any, Self
+
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
+from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_config
 from keras_lso.schedules import _check as check
 from keras_lso.schedules._members import (
@@ -46,20 +49,27 @@ class Scaled(LearningRateSchedule):
     [0.0, 0.125, 0.25, 0.25]
     """
 
-    def __init__(self, schedule, factor, name="Scaled"):
+    def __init__(
+        self,
+        schedule: LearningRateSchedule | float,
+        factor: float,
+        name: str = "Scaled",
+    ) -> None:
         super().__init__()
-        self.schedule = check.schedule_or_rate("schedule", schedule)
-        self.factor = check.rate("factor", factor)
-        self.name = check.name(name, type(self))
+        self.schedule: LearningRateSchedule | float = check.schedule_or_rate(
+            "schedule", schedule
+        )
+        self.factor: float = check.rate("factor", factor)
+        self.name: str = check.name(name, type(self))
 
     @property
     def _counts_micro_batches(self):
         return getattr(self.schedule, "_counts_micro_batches", True)
 
-    def __call__(self, step):
+    def __call__(self, step: int | Tensor) -> Tensor:
         return rate_at(self.schedule, step) * self.factor
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "schedule": serialize_member(self.schedule),
             "factor": self.factor,
@@ -67,7 +77,7 @@ class Scaled(LearningRateSchedule):
         }
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> Self:
         config = check_config(cls.__qualname__, config, ["schedule"])
         config["schedule"] = deserialize_member("schedule", config["schedule"])
         return cls(**config)

@@ -1,12 +1,13 @@
 """Warm-ups in front of any schedule: the rate rises to that of the schedule."""
 
 import functools
-from typing import Any
+from typing import Any, Self
 
 import keras
 from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
+from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_config
 from keras_lso.schedules import _check as check
 from keras_lso.schedules._curves import power_of_step, straight_line
@@ -48,7 +49,7 @@ class _Warmup(LearningRateSchedule):
     schedule_or_rate: Any
     warmup_steps: int
 
-    def __call__(self, step):
+    def __call__(self, step: int | Tensor) -> Tensor:
         step = as_tensor(step)
         steps = elapsed(step)
         final_rate = rate_at(self.schedule_or_rate, self.warmup_steps)
@@ -63,7 +64,7 @@ class _Warmup(LearningRateSchedule):
         raise NotImplementedError
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> Self:
         config = check_config(cls.__qualname__, config)
         for key in ("schedule_or_rate", "after_warmup_lr_sched"):
             if key in config:
@@ -132,27 +133,27 @@ class LinearWarmup(_Warmup):
     @_takes_old_names
     def __init__(
         self,
-        schedule_or_rate,
-        warmup_steps,
-        initial_learning_rate=0.0,
-        name="LinearWarmup",
-    ):
+        schedule_or_rate: LearningRateSchedule | float,
+        warmup_steps: int,
+        initial_learning_rate: float = 0.0,
+        name: str = "LinearWarmup",
+    ) -> None:
         super().__init__()
-        self.schedule_or_rate = check.schedule_or_rate(
+        self.schedule_or_rate: LearningRateSchedule | float = check.schedule_or_rate(
             "schedule_or_rate", schedule_or_rate
         )
-        self.warmup_steps = check.step("warmup_steps", warmup_steps)
-        self.initial_learning_rate = check.rate(
+        self.warmup_steps: int = check.step("warmup_steps", warmup_steps)
+        self.initial_learning_rate: float = check.rate(
             "initial_learning_rate", initial_learning_rate
         )
-        self.name = check.name(name, type(self))
+        self.name: str = check.name(name, type(self))
 
     def _warmup_rate(self, step, final_rate):
         return straight_line(
             step, self.warmup_steps, self.initial_learning_rate, final_rate
         )
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "schedule_or_rate": serialize_member(self.schedule_or_rate),
             "warmup_steps": self.warmup_steps,
@@ -205,20 +206,24 @@ class PolynomialWarmup(_Warmup):
 
     @_takes_old_names
     def __init__(
-        self, schedule_or_rate, warmup_steps, power=1.0, name="PolynomialWarmup"
-    ):
+        self,
+        schedule_or_rate: LearningRateSchedule | float,
+        warmup_steps: int,
+        power: float = 1.0,
+        name: str = "PolynomialWarmup",
+    ) -> None:
         super().__init__()
-        self.schedule_or_rate = check.schedule_or_rate(
+        self.schedule_or_rate: LearningRateSchedule | float = check.schedule_or_rate(
             "schedule_or_rate", schedule_or_rate
         )
-        self.warmup_steps = check.step("warmup_steps", warmup_steps)
-        self.power = check.real("power", power)
-        self.name = check.name(name, type(self))
+        self.warmup_steps: int = check.step("warmup_steps", warmup_steps)
+        self.power: float = check.real("power", power)
+        self.name: str = check.name(name, type(self))
 
     def _warmup_rate(self, step, final_rate):
         return final_rate * power_of_step(step, self.power, self.warmup_steps)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "schedule_or_rate": serialize_member(self.schedule_or_rate),
             "warmup_steps": self.warmup_steps,

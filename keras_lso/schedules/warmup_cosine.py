@@ -1,8 +1,11 @@
 """`WarmupCosine`: a warm-up, then half a cosine."""
 
+from typing import Any
+
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
+from keras_lso._backend.types import Tensor
 from keras_lso.schedules import _check as check
 from keras_lso.schedules._curves import cosine_between, shares, warmed_up
 from keras_lso.schedules._steps import elapsed, left_and_done_since
@@ -55,31 +58,33 @@ class WarmupCosine(LearningRateSchedule):
 
     def __init__(
         self,
-        learning_rate,
-        warmup_steps,
-        decay_steps,
-        end_learning_rate=0.0,
-        initial_learning_rate=0.0,
-        name="WarmupCosine",
-    ):
+        learning_rate: float,
+        warmup_steps: int,
+        decay_steps: int,
+        end_learning_rate: float = 0.0,
+        initial_learning_rate: float = 0.0,
+        name: str = "WarmupCosine",
+    ) -> None:
         super().__init__()
-        self.learning_rate = check.rate("learning_rate", learning_rate)
-        self.warmup_steps = check.step("warmup_steps", warmup_steps)
-        self.decay_steps = check.length("decay_steps", decay_steps)
-        self.end_learning_rate = check.rate("end_learning_rate", end_learning_rate)
-        self.initial_learning_rate = check.rate(
+        self.learning_rate: float = check.rate("learning_rate", learning_rate)
+        self.warmup_steps: int = check.step("warmup_steps", warmup_steps)
+        self.decay_steps: int = check.length("decay_steps", decay_steps)
+        self.end_learning_rate: float = check.rate(
+            "end_learning_rate", end_learning_rate
+        )
+        self.initial_learning_rate: float = check.rate(
             "initial_learning_rate", initial_learning_rate
         )
-        self.name = check.name(name, type(self))
+        self.name: str = check.name(name, type(self))
 
-    def __call__(self, step):
+    def __call__(self, step: int | Tensor) -> Tensor:
         steps, start = elapsed(step), self.warmup_steps
         left, done = shares(*left_and_done_since(steps, start, self.decay_steps))
         top = self.learning_rate
         rate = cosine_between(left, done, top, self.end_learning_rate)
         return warmed_up(steps, start, self.initial_learning_rate, top, rate)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "learning_rate": self.learning_rate,
             "warmup_steps": self.warmup_steps,

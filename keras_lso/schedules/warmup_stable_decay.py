@@ -1,8 +1,11 @@
 """`WarmupStableDecay`: a warm-up, a long constant rate, and a short decay."""
 
+from typing import Any, Literal
+
 import keras
 from keras.optimizers.schedules import LearningRateSchedule
 
+from keras_lso._backend.types import Tensor
 from keras_lso.schedules import _check as check
 from keras_lso.schedules._curves import (
     cosine_between,
@@ -83,30 +86,30 @@ class WarmupStableDecay(LearningRateSchedule):
 
     def __init__(
         self,
-        learning_rate,
-        warmup_steps,
-        stable_steps,
-        decay_steps,
-        decay="1-sqrt",
-        end_learning_rate=0.0,
-        initial_learning_rate=0.0,
-        name="WarmupStableDecay",
-    ):
+        learning_rate: float,
+        warmup_steps: int,
+        stable_steps: int,
+        decay_steps: int,
+        decay: Literal["1-sqrt", "linear", "cosine", "exponential"] = "1-sqrt",
+        end_learning_rate: float = 0.0,
+        initial_learning_rate: float = 0.0,
+        name: str = "WarmupStableDecay",
+    ) -> None:
         super().__init__()
-        self.decay = check.choice("decay", decay, tuple(_CURVES))
+        self.decay: str = check.choice("decay", decay, tuple(_CURVES))
         # An exponential curve never comes to zero.
         is_rate = check.positive_rate if self.decay == "exponential" else check.rate
-        self.learning_rate = is_rate("learning_rate", learning_rate)
-        self.warmup_steps = check.step("warmup_steps", warmup_steps)
-        self.stable_steps = check.step("stable_steps", stable_steps)
-        self.decay_steps = check.length("decay_steps", decay_steps)
-        self.end_learning_rate = is_rate("end_learning_rate", end_learning_rate)
-        self.initial_learning_rate = check.rate(
+        self.learning_rate: float = is_rate("learning_rate", learning_rate)
+        self.warmup_steps: int = check.step("warmup_steps", warmup_steps)
+        self.stable_steps: int = check.step("stable_steps", stable_steps)
+        self.decay_steps: int = check.length("decay_steps", decay_steps)
+        self.end_learning_rate: float = is_rate("end_learning_rate", end_learning_rate)
+        self.initial_learning_rate: float = check.rate(
             "initial_learning_rate", initial_learning_rate
         )
-        self.name = check.name(name, type(self))
+        self.name: str = check.name(name, type(self))
 
-    def __call__(self, step):
+    def __call__(self, step: int | Tensor) -> Tensor:
         steps = elapsed(step)
         top, end = self.learning_rate, self.end_learning_rate
         start = self.warmup_steps + self.stable_steps
@@ -115,7 +118,7 @@ class WarmupStableDecay(LearningRateSchedule):
         initial = self.initial_learning_rate
         return warmed_up(steps, self.warmup_steps, initial, top, rate)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "learning_rate": self.learning_rate,
             "warmup_steps": self.warmup_steps,

@@ -6,7 +6,11 @@ import keras
 import pytest
 
 import keras_lso
+from keras_lso._core import methods as _methods
+from keras_lso._core.methods import OfTFKeras
 from keras_lso.compat.tf_keras import methods
+from keras_lso.optimizers.base import OwnOptimizer
+from testing.signatures import for_type_checkers
 
 CLASSES = [keras_lso.LossScaleOptimizer, keras_lso.LARS, keras_lso.NovoGrad]
 
@@ -37,3 +41,25 @@ def test_a_subclass_overrides_a_method():
     optimizer = Named()
     optimizer.build([keras.Variable([1.0])])
     assert optimizer.get_slot_names() == ["M", "V"]
+
+
+@pytest.mark.one_backend
+def test_type_checkers_know_the_signatures():
+    known = vars(for_type_checkers(_methods)["Signatures"])
+    taken = {
+        name
+        for cls in (keras_lso.LossScaleOptimizer, OwnOptimizer)
+        for name, member in vars(cls).items()
+        if isinstance(member, OfTFKeras) or vars(_methods).get(name) is member
+    }
+    assert taken == {name for name in known if not name.startswith("_")}
+    for name in taken - {"weights"}:
+        of_tf_keras = not hasattr(_methods, name)
+        original = getattr(methods if of_tf_keras else _methods, name)
+        assert _without_self(known[name]) == _without_self(original)
+
+
+def _without_self(function):
+    signature = inspect.signature(function)
+    _, *parameters = signature.parameters.values()
+    return signature.replace(parameters=parameters)

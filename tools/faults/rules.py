@@ -126,8 +126,8 @@ FAULTS = [
     Fault(
         name="two optional arguments of LARS have changed places",
         file="keras_lso/optimizers/lars.py",
-        old="nesterov=False,\n        classic_momentum=True",
-        new="classic_momentum=True,\n        nesterov=False",
+        old="nesterov: bool = False,\n        classic_momentum: bool = True",
+        new="classic_momentum: bool = True,\n        nesterov: bool = False",
         tests="tests/optimizers/test_lars_arguments.py::test_the_signature_is_the_model_gardens_and_four_keywords",
     ),
     Fault(

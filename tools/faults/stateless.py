@@ -72,8 +72,8 @@ FAULTS = [
     Fault(
         name="averages stay in place after an evaluation",
         file="keras_lso/callbacks/swap_ema_weights.py",
-        old="on_test_end(self, logs=None):\n        self._restore_weights()",
-        new="on_test_end(self, logs=None):\n        pass",
+        old="on_test_end(self, logs: dict[str, Any] | None = None) -> None:\n        self._restore_weights()",
+        new="on_test_end(self, logs: dict[str, Any] | None = None) -> None:\n        pass",
         tests="integration_tests/test_callbacks.py::test_swap_ema_weights_evaluates_the_averages",
     ),
     Fault(

@@ -10,8 +10,12 @@ TensorFlow's checkpoints under any backend.
 """
 
 import importlib
+from collections.abc import Callable, Iterable
+from typing import Any
 
 import keras
+
+from keras_lso._backend.types import Tensor
 
 _TRAINING = ("tensorflow", "jax", "torch")
 
@@ -27,7 +31,7 @@ _own = _module_of(keras.backend.backend())
 AVERAGES_IN_STEP = _own.AVERAGES_IN_STEP
 
 
-def trained_variables(loss_fn):
+def trained_variables(loss_fn: Callable[[], Tensor]) -> list[keras.Variable]:
     """Returns the trainable variables that `loss_fn` reads, in that order.
 
     It runs once, and what it assigns is discarded. The variables that it creates, as
@@ -37,7 +41,7 @@ def trained_variables(loss_fn):
     return _own.trained_variables(loss_fn)
 
 
-def compile_step(step):
+def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles a function of tensors that reads and assigns variables.
 
     It takes and returns nested structures of tensors and None, and creates no
@@ -46,12 +50,12 @@ def compile_step(step):
     return _own.compile_step(step)
 
 
-def count_processes():
+def count_processes() -> int | None:
     """Returns the number of processes (TensorFlow: replicas), None without any."""
     return _own.count_processes()
 
 
-def check_processes_run():
+def check_processes_run() -> None:
     """Raises a `RuntimeError` where `count_processes` is None."""
     if count_processes() is None:
         raise RuntimeError(
@@ -60,7 +64,7 @@ def check_processes_run():
         )
 
 
-def average_over_processes(grads):
+def average_over_processes(grads: Iterable[Tensor | None]) -> list[Tensor | None]:
     """Returns the means of the gradients over all processes, with the same bits.
 
     All processes call it equally often, with gradients of the same variables in the

@@ -2,10 +2,12 @@
 
 import functools
 import math
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import keras
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
@@ -13,6 +15,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from keras_lso._backend import autodiff, backend
 from keras_lso._backend.jax import framework
 from keras_lso._backend.tensors import in_float32, map_by_dtype
+from keras_lso._backend.types import Tensor
 from keras_lso.compat.backend import processes
 
 # A program for one process's devices cannot wait for another's.
@@ -23,13 +26,13 @@ HOW_TO_START = (
     "before anything else is done with JAX."
 )
 
-trained_variables = framework.trained_variables
+trained_variables: Callable[..., list[keras.Variable]] = framework.trained_variables
 
 
 # --- Compiled steps ---------------------------------------------------------------
 
 
-def compile_step(step):
+def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
     """See `compat.backend.compile_step`.
 
     To `jax.jit` a variable that is not an argument is a constant. For each new
@@ -100,7 +103,7 @@ def _buffer_of(value):
 # --- Processes --------------------------------------------------------------------
 
 
-def count_processes():
+def count_processes() -> int | None:
     """See `compat.backend.count_processes`."""
     count = jax.process_count()
     # JAX before 0.5.1 does not say so: a single process then counts as none.
@@ -108,7 +111,7 @@ def count_processes():
     return count if count > 1 or is_initialized() else None
 
 
-def average_over_processes(grads):
+def average_over_processes(grads: Iterable[Tensor | None]) -> list[Tensor | None]:
     """See `compat.backend.average_over_processes`: one exchange for each dtype."""
     if backend.is_traced(grads):
         raise RuntimeError(

@@ -4,6 +4,9 @@ A training op can be made. When it is called, `Framework.compute_gradients` rais
 error.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import keras
 
 from keras_lso._backend import autodiff
@@ -11,14 +14,14 @@ from keras_lso._backend import autodiff
 AVERAGES_IN_STEP = False
 HOW_TO_START = f"The Keras backend {keras.backend.backend()!r} has no processes."
 
-trained_variables = autodiff.trained_variables
+trained_variables: Callable[..., list[keras.Variable]] = autodiff.trained_variables
 
 
-def compile_step(step):
+def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
     """See `compat.backend.compile_step`: there is no compiler."""
     return step
 
 
-def count_processes():
+def count_processes() -> int | None:
     """See `compat.backend.count_processes`."""
     return None

@@ -7,12 +7,16 @@ the mean by it.
 import hashlib
 import json
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import keras
 from keras import ops
 
+from keras_lso._backend.types import Tensor
 
-def horovod(framework):
+
+def horovod(framework: str) -> Any:
     """Returns Horovod's module for the framework if it is initialised, else None."""
     module = sys.modules.get(f"horovod.{framework}")
     if module is None:
@@ -24,7 +28,7 @@ def horovod(framework):
     return module
 
 
-def or_horovod(framework):
+def or_horovod(framework: str) -> str:
     """Returns the part of `HOW_TO_START` on Horovod."""
     return (
         f"Or install Horovod, `import horovod.{framework} as hvd`, call `hvd.init()` "
@@ -32,12 +36,12 @@ def or_horovod(framework):
     )
 
 
-def digest(descriptions):
+def digest(descriptions: Any) -> bytes:
     """Returns a hash of 32 bytes."""
     return hashlib.sha256(_encode(descriptions)).digest()
 
 
-def agree(grads, exchange):
+def agree(grads: Any, exchange: Callable[[bytes], list[bytes]]) -> list[Tensor | None]:
     """Returns gradients of the same variables on all processes, in the same order.
 
     With other tensors than the others' a process would deadlock in the mean, or average

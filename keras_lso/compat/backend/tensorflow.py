@@ -4,11 +4,15 @@ The replicas are those of tf.distribute, or Horovod's processes.
 """
 
 import functools
+from collections.abc import Callable, Iterable
+from typing import Any
 
+import keras
 import tensorflow as tf
 
 from keras_lso._backend import autodiff, backend
 from keras_lso._backend.tensors import in_float32, map_by_dtype
+from keras_lso._backend.types import Tensor
 from keras_lso.compat.backend import processes
 
 AVERAGES_IN_STEP = True
@@ -20,10 +24,10 @@ HOW_TO_START = (
     + processes.or_horovod("tensorflow")
 )
 
-trained_variables = autodiff.trained_variables
+trained_variables: Callable[..., list[keras.Variable]] = autodiff.trained_variables
 
 
-def compile_step(step):
+def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
     """See `compat.backend.compile_step`.
 
     Under a strategy the function around `strategy.run` compiles the step: replicas
@@ -38,7 +42,7 @@ def compile_step(step):
     return call
 
 
-def count_processes():
+def count_processes() -> int | None:
     """See `compat.backend.count_processes`. Several replicas may share a process."""
     if tf.distribute.has_strategy():
         return tf.distribute.get_strategy().num_replicas_in_sync
@@ -46,7 +50,7 @@ def count_processes():
     return hvd and hvd.size()
 
 
-def average_over_processes(grads):
+def average_over_processes(grads: Iterable[Tensor | None]) -> list[Tensor | None]:
     """See `compat.backend.average_over_processes`. Sparse gradients stay sparse.
 
     A graph is fixed before it runs, so that None does not count as zero: where another

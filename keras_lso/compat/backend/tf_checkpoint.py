@@ -6,6 +6,10 @@ The functions import TensorFlow, so that this module can be imported without it.
 import collections
 import contextlib
 import dataclasses
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from numpy.typing import NDArray
 
 _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
@@ -23,26 +27,28 @@ class Node:
     """
 
     index: int
-    children: dict
+    children: dict[str, int]
     name: str
     key: str
-    slots: list
+    slots: list[Any]
 
 
 class Graph:
     """The objects in a checkpoint; the first is what `save` was called on."""
 
-    def __init__(self, nodes, read_value):
+    def __init__(
+        self, nodes: Sequence[Node], read_value: Callable[[str], NDArray[Any]]
+    ) -> None:
         self.nodes = nodes
         self._read_value = read_value
 
-    def value(self, index):
+    def value(self, index: int | None) -> NDArray[Any] | None:
         """Returns the array of a variable; None for `None` and other objects."""
         if index is None or not self.nodes[index].key:
             return None
         return self._read_value(self.nodes[index].key)
 
-    def path(self, node):
+    def path(self, node: Node) -> str:
         """Returns the shortest path of attributes that leads to a node."""
         paths = {0: ""}
         queue = collections.deque([0])
@@ -55,12 +61,12 @@ class Graph:
         return paths.get(node.index, "") or "(root)"
 
 
-def latest(folder):
+def latest(folder: str) -> str | None:
     """Returns the prefix of the latest checkpoint in a folder, None without one."""
     return _import_tensorflow().train.latest_checkpoint(folder)
 
 
-def read(prefix):
+def read(prefix: str) -> Graph:
     """Returns the `Graph` of a checkpoint.
 
     Args:

@@ -3,12 +3,17 @@
 Its steps run eagerly, as Keras trains there.
 """
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import keras
 import torch
 import torch.distributed as dist
 from torch._utils import _unflatten_dense_tensors
 
 from keras_lso._backend import autodiff, backend
 from keras_lso._backend.tensors import in_float32, map_by_dtype
+from keras_lso._backend.types import Tensor
 from keras_lso.compat.backend import processes
 
 AVERAGES_IN_STEP = True
@@ -17,15 +22,17 @@ HOW_TO_START = (
     "`torchrun --nproc-per-node=2 train.py`. " + processes.or_horovod("torch")
 )
 
-trained_variables = torch.no_grad()(autodiff.trained_variables)
+trained_variables: Callable[..., list[keras.Variable]] = torch.no_grad()(
+    autodiff.trained_variables
+)
 
 
-def compile_step(step):
+def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
     """See `compat.backend.compile_step`."""
     return step
 
 
-def count_processes():
+def count_processes() -> int | None:
     """See `compat.backend.count_processes`."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_world_size()
@@ -34,7 +41,7 @@ def count_processes():
 
 
 @torch.no_grad()
-def average_over_processes(grads):
+def average_over_processes(grads: Iterable[Tensor | None]) -> list[Tensor | None]:
     """See `compat.backend.average_over_processes`: one exchange for each dtype."""
     grads = backend.steppable(grads)
     grads = [None if g is None else in_float32(g) for g in grads]

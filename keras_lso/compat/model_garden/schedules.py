@@ -7,12 +7,15 @@ step late. The polynomial one is in `keras_lso/schedules/`, which needs it too.
 
 import itertools
 import math
+from collections.abc import Iterable
+from typing import Any
 
 import keras
 from keras import ops
 from keras.optimizers import schedules
 from keras.optimizers.schedules import LearningRateSchedule
 
+from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import LARGEST_STEP
 from keras_lso.schedules import _check as check
 from keras_lso.schedules._curves import (
@@ -82,13 +85,13 @@ class PiecewiseConstantDecayWithOffset(schedules.PiecewiseConstantDecay):
 
     def __init__(
         self,
-        offset=0,
+        offset: int = 0,
         *,
-        boundaries,
-        values,
-        name="PiecewiseConstantDecayWithOffset",
-    ):
-        self.offset = check.integer("offset", offset)
+        boundaries: Iterable[int],
+        values: Iterable[float],
+        name: str = "PiecewiseConstantDecayWithOffset",
+    ) -> None:
+        self.offset: int = check.integer("offset", offset)
         values = check.list_of(check.rate, "values", values, at_least=2)
         count = len(values)
         super().__init__(
@@ -99,11 +102,11 @@ class PiecewiseConstantDecayWithOffset(schedules.PiecewiseConstantDecay):
             name=check.name(name, type(self)),
         )
 
-    def __call__(self, step):
+    def __call__(self, step: int | Tensor) -> Tensor:
         steps = rounded_up(elapsed(step, self.offset))
         return stairs(steps, self.boundaries, self.values)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "offset": self.offset,
             "boundaries": list(self.boundaries),
@@ -156,15 +159,15 @@ class ExponentialDecayWithOffset(schedules.ExponentialDecay):
 
     def __init__(
         self,
-        offset=0,
+        offset: int = 0,
         *,
-        initial_learning_rate,
-        decay_steps,
-        decay_rate,
-        staircase=False,
-        name="ExponentialDecayWithOffset",
-    ):
-        self.offset = check.integer("offset", offset)
+        initial_learning_rate: float,
+        decay_steps: int,
+        decay_rate: float,
+        staircase: bool = False,
+        name: str = "ExponentialDecayWithOffset",
+    ) -> None:
+        self.offset: int = check.integer("offset", offset)
         super().__init__(
             check.rate("initial_learning_rate", initial_learning_rate),
             check.positive_int("decay_steps", decay_steps),
@@ -173,7 +176,7 @@ class ExponentialDecayWithOffset(schedules.ExponentialDecay):
             name=check.name(name, type(self)),
         )
 
-    def __call__(self, step):
+    def __call__(self, step: int | Tensor) -> Tensor:
         steps = elapsed(step, self.offset)
         count, rest = _whole_and_rest(steps, self.decay_steps)
         rate = power_of_rate(self.decay_rate, count) * self.initial_learning_rate
@@ -181,7 +184,7 @@ class ExponentialDecayWithOffset(schedules.ExponentialDecay):
             return rate
         return rate * ops.exp(rest * (math.log(self.decay_rate) / self.decay_steps))
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {"offset": self.offset, **super().get_config()}
 
 
@@ -248,16 +251,16 @@ class CosineDecayWithOffset(schedules.CosineDecay):
 
     def __init__(
         self,
-        offset=0,
+        offset: int = 0,
         *,
-        initial_learning_rate,
-        decay_steps,
-        alpha=0.0,
-        name="CosineDecayWithOffset",
-        warmup_target=None,
-        warmup_steps=0,
-    ):
-        self.offset = check.integer("offset", offset)
+        initial_learning_rate: float,
+        decay_steps: int,
+        alpha: float = 0.0,
+        name: str = "CosineDecayWithOffset",
+        warmup_target: float | None = None,
+        warmup_steps: int = 0,
+    ) -> None:
+        self.offset: int = check.integer("offset", offset)
         super().__init__(
             check.rate("initial_learning_rate", initial_learning_rate),
             check.positive_int("decay_steps", decay_steps),
@@ -267,7 +270,7 @@ class CosineDecayWithOffset(schedules.CosineDecay):
             warmup_steps=check.non_negative_int("warmup_steps", warmup_steps),
         )
 
-    def __call__(self, step):
+    def __call__(self, step: int | Tensor) -> Tensor:
         steps = elapsed(step, self.offset)
         initial, target = self.initial_learning_rate, self.warmup_target
         if target is None:
@@ -280,7 +283,7 @@ class CosineDecayWithOffset(schedules.CosineDecay):
         left, done = shares(left, done, self.decay_steps)
         return top * (half_cosine(left) + self.alpha * half_cosine(done))
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {"offset": self.offset, **super().get_config()}
 
 
@@ -313,19 +316,24 @@ class DirectPowerDecay(LearningRateSchedule):
     ['1.00', '1.00', '0.50', '0.10']
     """
 
-    def __init__(self, initial_learning_rate, power=1.0, name="DirectPowerDecay"):
+    def __init__(
+        self,
+        initial_learning_rate: float,
+        power: float = 1.0,
+        name: str = "DirectPowerDecay",
+    ) -> None:
         super().__init__()
-        self.initial_learning_rate = check.rate(
+        self.initial_learning_rate: float = check.rate(
             "initial_learning_rate", initial_learning_rate
         )
-        self.power = check.real("power", power)
-        self.name = check.name(name, type(self))
+        self.power: float = check.real("power", power)
+        self.name: str = check.name(name, type(self))
 
-    def __call__(self, step):
+    def __call__(self, step: int | Tensor) -> Tensor:
         rate = power_of_step(elapsed(step), self.power)
         return self.initial_learning_rate * rate
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "initial_learning_rate": self.initial_learning_rate,
             "power": self.power,
@@ -376,28 +384,28 @@ class PowerAndLinearDecay(LearningRateSchedule):
 
     def __init__(
         self,
-        initial_learning_rate,
-        total_decay_steps,
-        power=1.0,
-        linear_decay_fraction=0.1,
-        offset=0,
-        name="PowerAndLinearDecay",
-    ):
+        initial_learning_rate: float,
+        total_decay_steps: int,
+        power: float = 1.0,
+        linear_decay_fraction: float = 0.1,
+        offset: int = 0,
+        name: str = "PowerAndLinearDecay",
+    ) -> None:
         super().__init__()
-        self.initial_learning_rate = check.rate(
+        self.initial_learning_rate: float = check.rate(
             "initial_learning_rate", initial_learning_rate
         )
-        self.total_decay_steps = check.positive_int(
+        self.total_decay_steps: int = check.positive_int(
             "total_decay_steps", total_decay_steps
         )
-        self.power = check.real("power", power)
-        self.linear_decay_fraction = check.share(
+        self.power: float = check.real("power", power)
+        self.linear_decay_fraction: float = check.share(
             "linear_decay_fraction", linear_decay_fraction
         )
-        self.offset = check.integer("offset", offset)
-        self.name = check.name(name, type(self))
+        self.offset: int = check.integer("offset", offset)
+        self.name: str = check.name(name, type(self))
 
-    def __call__(self, step):
+    def __call__(self, step: int | Tensor) -> Tensor:
         steps = elapsed(step, self.offset)
         rate = self.initial_learning_rate * power_of_step(steps, self.power)
         tail = self.total_decay_steps * self.linear_decay_fraction
@@ -410,7 +418,7 @@ class PowerAndLinearDecay(LearningRateSchedule):
         # A power may be infinite, and that times zero NaN.
         return ops.where(left > 0, rate, float32(0))
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "initial_learning_rate": self.initial_learning_rate,
             "total_decay_steps": self.total_decay_steps,
@@ -459,31 +467,31 @@ class PowerDecayWithOffset(LearningRateSchedule):
 
     def __init__(
         self,
-        initial_learning_rate,
-        power=1.0,
-        offset=0,
-        pre_offset_learning_rate=1.0e6,
-        name="PowerDecayWithOffset",
-    ):
+        initial_learning_rate: float,
+        power: float = 1.0,
+        offset: int = 0,
+        pre_offset_learning_rate: float = 1.0e6,
+        name: str = "PowerDecayWithOffset",
+    ) -> None:
         super().__init__()
-        self.initial_learning_rate = check.rate(
+        self.initial_learning_rate: float = check.rate(
             "initial_learning_rate", initial_learning_rate
         )
-        self.power = check.real("power", power)
-        self.offset = check.integer("offset", offset)
-        self.pre_offset_learning_rate = check.rate(
+        self.power: float = check.real("power", power)
+        self.offset: int = check.integer("offset", offset)
+        self.pre_offset_learning_rate: float = check.rate(
             "pre_offset_learning_rate", pre_offset_learning_rate
         )
-        self.name = check.name(name, type(self))
+        self.name: str = check.name(name, type(self))
 
-    def __call__(self, step):
+    def __call__(self, step: int | Tensor) -> Tensor:
         steps = elapsed(step, self.offset)
         rate = self.initial_learning_rate * power_of_step(steps, self.power)
         highest = float32(self.pre_offset_learning_rate)
         has_begun = in_float32(steps) > 0
         return ops.where(has_begun, ops.minimum(rate, highest), highest)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "initial_learning_rate": self.initial_learning_rate,
             "power": self.power,
@@ -538,16 +546,24 @@ class StepCosineDecayWithOffset(LearningRateSchedule):
     ['1.00', '0.93', '0.75', '0.57', '0.50', '0.25', '0.00', '0.00']
     """
 
-    def __init__(self, boundaries, values, offset=0, name="StepCosineDecayWithOffset"):
+    def __init__(
+        self,
+        boundaries: Iterable[int],
+        values: Iterable[float],
+        offset: int = 0,
+        name: str = "StepCosineDecayWithOffset",
+    ) -> None:
         super().__init__()
-        self.values = check.list_of(check.rate, "values", values, at_least=1)
-        self.boundaries = check.boundaries(
+        self.values: list[float] = check.list_of(
+            check.rate, "values", values, at_least=1
+        )
+        self.boundaries: list[int] = check.boundaries(
             boundaries, len(self.values), "as many as `values`"
         )
-        self.offset = check.integer("offset", offset)
-        self.name = check.name(name, type(self))
+        self.offset: int = check.integer("offset", offset)
+        self.name: str = check.name(name, type(self))
 
-    def __call__(self, step):
+    def __call__(self, step: int | Tensor) -> Tensor:
         steps = elapsed(step, self.offset)
         last = float32(self.values[-1])
         if len(self.values) == 1:
@@ -572,7 +588,7 @@ class StepCosineDecayWithOffset(LearningRateSchedule):
             found = [ops.where(is_earlier, old, new) for old, new in pairs]
         return found
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "boundaries": list(self.boundaries),
             "values": list(self.values),

@@ -4,14 +4,23 @@ Apart from `optimizers.py`, which has these names in OpenSeq2Seq, because the tr
 op clips as well.
 """
 
+from collections.abc import Iterable, Sequence
+
+import keras
 from keras import ops
 
 from keras_lso._backend import backend
+from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_factor
 from keras_lso._core.gradients import split_pairs
 
 
-def _clip_by_global_norm(t_list, clip_norm, use_norm, name=None):
+def _clip_by_global_norm(
+    t_list: Sequence[Tensor | None],
+    clip_norm: float | Tensor,
+    use_norm: float | Tensor | None,
+    name: str | None = None,
+) -> tuple[list[Tensor | None], Tensor]:
     """Clips several tensors by their global norm.
 
     ```python
@@ -68,7 +77,7 @@ def _clip_by_global_norm(t_list, clip_norm, use_norm, name=None):
     return [t if t is None else backend.map_values(clip, t) for t in tensors], norm
 
 
-def global_norm(tensors):
+def global_norm(tensors: Iterable[Tensor | None]) -> Tensor:
     """Returns the norm of all tensors together as a float32 scalar tensor."""
     tensors = [t for t in tensors if t is not None]
     if not tensors:
@@ -78,7 +87,10 @@ def global_norm(tensors):
     return norm
 
 
-def _clip_gradients_by_norm(grads_and_vars, clip_gradients):
+def _clip_gradients_by_norm(
+    grads_and_vars: Iterable[tuple[Tensor | None, keras.Variable]],
+    clip_gradients: float,
+) -> list[tuple[Tensor | None, keras.Variable]]:
     """Clips gradients by their global norm.
 
     Args:

@@ -4,7 +4,7 @@ Apart from `_making.py`, because they are a table to look up.
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import keras
@@ -25,11 +25,11 @@ class NamedOptimizer:
     of TF1 by the names in Keras, where they differ.
     """
 
-    make: Callable
+    make: Callable[..., keras.optimizers.Optimizer]
     renamed: Mapping[str, str] = dataclasses.field(default_factory=dict)
     defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-    def __call__(self, **params):
+    def __call__(self, **params: Any) -> keras.optimizers.Optimizer:
         # Keras never updates a variable concurrently.
         params = {k: v for k, v in params.items() if k != "use_locking"}
         for old, new in self.renamed.items():
@@ -92,7 +92,7 @@ class RMSProp(keras.optimizers.RMSprop):
     This shortens the first steps: by a factor of 3 with the default `rho`.
     """
 
-    def build(self, variables):
+    def build(self, variables: Iterable[keras.Variable]) -> None:
         if self.built:
             return
         super().build(variables)

@@ -3,6 +3,8 @@
 Apart from `optimizers.py`, which checks the arguments and constructs it.
 """
 
+import os
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -10,6 +12,7 @@ import numpy as np
 from keras import ops
 
 from keras_lso._backend import backend
+from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_positive_int
 from keras_lso._keras_internals.distribution import reduced_gradients
 from keras_lso._keras_internals.optimizers import (
@@ -67,19 +70,19 @@ class TrainingOp:
 
     def __init__(
         self,
-        loss,
-        optimizer,
-        variables=None,
-        model=None,
-        clip_gradients=None,
-        summaries=(),
-        on_horovod=False,
-        iter_size=1,
-        skip_update_ph=None,
-    ):
+        loss: Callable[..., Tensor],
+        optimizer: keras.optimizers.Optimizer,
+        variables: Iterable[keras.Variable] | None = None,
+        model: keras.Model | None = None,
+        clip_gradients: float | None = None,
+        summaries: Iterable[str] = (),
+        on_horovod: bool = False,
+        iter_size: int = 1,
+        skip_update_ph: keras.Variable | Callable[[], bool] | None = None,
+    ) -> None:
         self.optimizer = optimizer
         self.variables: Any = None
-        self.accumulators: list = []
+        self.accumulators: list[keras.Variable] = []
         self._loss = loss
         self._model = model
         self._clip_norm = clip_gradients
@@ -101,7 +104,7 @@ class TrainingOp:
         if variables:
             self._build(variables)
 
-    def __reduce__(self):
+    def __reduce__(self) -> Any:
         # The steps that it has compiled, and the loss, would go on with its variables.
         raise TypeError(
             "A training op cannot be copied or pickled: its loss reads the variables "
@@ -111,11 +114,13 @@ class TrainingOp:
         )
 
     @property
-    def global_step(self):
+    def global_step(self) -> keras.Variable:
         """The variable that counts the applied steps."""
         return iteration_variable(chain_of(self.optimizer)[-1])
 
-    def write_summaries(self, log_dir="logs", every=100):
+    def write_summaries(
+        self, log_dir: str | os.PathLike[str] = "logs", every: int = 100
+    ) -> None:
         """Starts writing the summaries to a file for TensorBoard.
 
         Each writing synchronises host and device. Afterwards the training op must be
@@ -131,7 +136,7 @@ class TrainingOp:
         if before is not None:
             before.close()
 
-    def __call__(self, *batch, skip_update=None):
+    def __call__(self, *batch: Any, skip_update: bool | None = None) -> Tensor:
         """Runs one step.
 
         Args:
@@ -311,11 +316,12 @@ class TrainingOp:
         reports = {}
         if summaries:
             reports = collect(summaries, self.optimizer, grads, self.variables)
+        applied: Sequence[Tensor | None] = grads
         if self._clip_norm is not None:
-            grads, _ = _clip_by_global_norm(grads, self._clip_norm, None)
+            applied, _ = _clip_by_global_norm(grads, self._clip_norm, None)
         unscaled = {} if self._scaler is None else {"scaled": False}
         with reduced_gradients(self.optimizer, self._on_horovod):
-            self.optimizer.apply(grads, self.variables, **unscaled)
+            self.optimizer.apply(applied, self.variables, **unscaled)
         return reports
 
 

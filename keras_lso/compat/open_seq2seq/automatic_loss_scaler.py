@@ -2,12 +2,15 @@
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from typing import Any
 
+import keras
 from keras import ops
 
 from keras_lso import loss_scales
 from keras_lso._backend import backend
+from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import (
     check_bounds,
     check_factor,
@@ -33,7 +36,11 @@ def _backoff(scale_min=1.0, scale_max=2.0**14, step_factor=2.0, step_window=2000
 
 
 _logmax = functools.partial(loss_scales.LogMaxLossScale, original_overflow=True)
-_POLICIES: dict[str | None, Callable] = {"backoff": _backoff, "logmax": _logmax}
+_Make = Callable[..., loss_scales.LossScale]
+_POLICIES: dict[str, _Make] = {
+    "backoff": _backoff,
+    "logmax": _logmax,
+}
 
 
 class AutomaticLossScaler:
@@ -80,10 +87,12 @@ class AutomaticLossScaler:
         https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
     """
 
-    SUPPORTED_ALGOS = list(_POLICIES)
+    SUPPORTED_ALGOS: list[str] = list(_POLICIES)
 
-    def __init__(self, algorithm="Backoff", params=None):
-        self.algorithm = algorithm.lower() if isinstance(algorithm, str) else None
+    def __init__(
+        self, algorithm: str = "Backoff", params: dict[str, Any] | None = None
+    ) -> None:
+        self.algorithm: str = algorithm.lower() if isinstance(algorithm, str) else ""
         if self.algorithm not in _POLICIES:
             raise ValueError(
                 "Argument `algorithm` must be 'Backoff' or 'LogMax'. "
@@ -97,14 +106,14 @@ class AutomaticLossScaler:
             )
         make = _POLICIES[self.algorithm]
         check_names(algorithm, "params", params, inspect.signature(make).parameters)
-        self.policy = make(**params)
+        self.policy: loss_scales.LossScale = make(**params)
 
     @property
-    def loss_scale(self):
+    def loss_scale(self) -> Tensor:
         """The current loss scale, a float32 scalar tensor."""
         return self.policy.value
 
-    def update_op(self, has_nan, amax):
+    def update_op(self, has_nan: bool | Tensor, amax: float | Tensor) -> None:
         """Updates the loss scale after a step.
 
         For loops that scale the loss themselves. An optimizer with this loss scale
@@ -121,7 +130,9 @@ class AutomaticLossScaler:
         self.policy.step(finite, amax)
 
     @staticmethod
-    def check_grads(grads_and_vars):
+    def check_grads(
+        grads_and_vars: Iterable[tuple[Tensor | None, keras.Variable]],
+    ) -> tuple[Tensor, Tensor]:
         """Checks gradients for NaN, and finds their largest magnitude.
 
         Args:

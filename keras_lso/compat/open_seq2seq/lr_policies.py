@@ -7,7 +7,10 @@ has one of this name.
 
 import inspect
 import re
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
+from keras_lso._backend.types import Tensor
 from keras_lso.compat.open_seq2seq import schedules
 from keras_lso.schedules import FixedLR
 
@@ -86,60 +89,125 @@ def _arguments(cls, name):
     return re.sub(r"^    name: .*\n", own_name, lines, flags=re.M)
 
 
-fixed_lr = _policy(
-    "fixed_lr",
-    FixedLR,
-    "Returns the same rate at every step.",
-    "0.25",
-    [0.25, 0.25, 0.25, 0.25, 0.25],
-)
+if TYPE_CHECKING:  # What `_policy` makes.
 
-piecewise_constant = _policy(
-    "piecewise_constant",
-    schedules.PiecewiseConstant,
-    "Returns a rate that changes at given steps or epochs.",
-    "1.0, [1, 3], [0.5, 0.25]",
-    [1.0, 1.0, 0.5, 0.5, 0.25],
-)
+    def fixed_lr(global_step: int | Tensor, learning_rate: float) -> Tensor: ...
 
-exp_decay = _policy(
-    "exp_decay",
-    schedules.ExpDecay,
-    "Returns a rate that is constant, then decays exponentially to a minimum.",
-    "1.0, 1, 0.5, False, begin_decay_at=1, min_lr=0.2",
-    [1.0, 1.0, 0.5, 0.25, 0.2],
-)
+    def piecewise_constant(
+        global_step: int | Tensor,
+        learning_rate: float,
+        boundaries: Iterable[float],
+        decay_rates: Iterable[float],
+        steps_per_epoch: int | None = None,
+    ) -> Tensor: ...
 
-poly_decay = _policy(
-    "poly_decay",
-    schedules.PolyDecay,
-    "Returns a rate that warms up, is constant, then decays to a minimum by a power.",
-    "1.0, 2, 1.0, 2, 0.25, warmup_steps=2",
-    [0.0, 0.5, 1.0, 0.625, 0.25],
-)
+    def exp_decay(
+        global_step: int | Tensor,
+        learning_rate: float,
+        decay_steps: int,
+        decay_rate: float,
+        use_staircase_decay: bool,
+        begin_decay_at: int = 0,
+        min_lr: float = 0.0,
+    ) -> Tensor: ...
 
-inv_poly_decay = _policy(
-    "inv_poly_decay",
-    schedules.InvPolyDecay,
-    "Returns a rate that decays to a minimum as one over a power of the steps.",
-    "1.0, 2, min_lr=0.25",
-    [1.0, 0.4, 0.25, 0.25, 0.25],
-    name="learning_rate",
-)
+    def poly_decay(
+        global_step: int | Tensor,
+        learning_rate: float,
+        decay_steps: int,
+        power: float = 1.0,
+        begin_decay_at: int = 0,
+        min_lr: float = 0.0,
+        warmup_steps: int = 0,
+    ) -> Tensor: ...
 
-cosine_decay = _policy(
-    "cosine_decay",
-    schedules.CosineDecayPolicy,
-    "Returns a rate that warms up, is constant, then follows half a cosine.",
-    "1.0, 2, 1.0, 2, 0.1, warmup_steps=2",
-    [0.0, 0.5, 1.0, 0.55, 0.1],
-)
+    def inv_poly_decay(
+        global_step: int | Tensor,
+        learning_rate: float,
+        decay_steps: int,
+        min_lr: float,
+        power: float = 1.0,
+        begin_decay_at: int = 0,
+        warmup_steps: int = 0,
+        name: str = "learning_rate",
+    ) -> Tensor: ...
 
-transformer_policy = _policy(
-    "transformer_policy",
-    schedules.TransformerPolicy,
-    "Returns the rate of the Transformer, which may be capped.",
-    "2.0, 16, 2, max_lr=0.3",
-    [0.177, 0.3, 0.289, 0.25, 0.224],
-    result="a scalar of `dtype`",
-)
+    def cosine_decay(
+        global_step: int | Tensor,
+        learning_rate: float,
+        decay_steps: int,
+        power: float = 1.0,
+        begin_decay_at: int = 0,
+        min_lr: float = 0.0,
+        warmup_steps: int = 0,
+    ) -> Tensor: ...
+
+    def transformer_policy(
+        global_step: int | Tensor,
+        learning_rate: float,
+        d_model: int,
+        warmup_steps: int,
+        max_lr: float | None = None,
+        coefficient: float = 1.0,
+        dtype: str = "float32",
+    ) -> Tensor: ...
+
+else:
+    fixed_lr = _policy(
+        "fixed_lr",
+        FixedLR,
+        "Returns the same rate at every step.",
+        "0.25",
+        [0.25, 0.25, 0.25, 0.25, 0.25],
+    )
+
+    piecewise_constant = _policy(
+        "piecewise_constant",
+        schedules.PiecewiseConstant,
+        "Returns a rate that changes at given steps or epochs.",
+        "1.0, [1, 3], [0.5, 0.25]",
+        [1.0, 1.0, 0.5, 0.5, 0.25],
+    )
+
+    exp_decay = _policy(
+        "exp_decay",
+        schedules.ExpDecay,
+        "Returns a rate that is constant, then decays exponentially to a minimum.",
+        "1.0, 1, 0.5, False, begin_decay_at=1, min_lr=0.2",
+        [1.0, 1.0, 0.5, 0.25, 0.2],
+    )
+
+    poly_decay = _policy(
+        "poly_decay",
+        schedules.PolyDecay,
+        "Returns a rate that warms up, is constant, then decays to a minimum by a "
+        "power.",
+        "1.0, 2, 1.0, 2, 0.25, warmup_steps=2",
+        [0.0, 0.5, 1.0, 0.625, 0.25],
+    )
+
+    inv_poly_decay = _policy(
+        "inv_poly_decay",
+        schedules.InvPolyDecay,
+        "Returns a rate that decays to a minimum as one over a power of the steps.",
+        "1.0, 2, min_lr=0.25",
+        [1.0, 0.4, 0.25, 0.25, 0.25],
+        name="learning_rate",
+    )
+
+    cosine_decay = _policy(
+        "cosine_decay",
+        schedules.CosineDecayPolicy,
+        "Returns a rate that warms up, is constant, then follows half a cosine.",
+        "1.0, 2, 1.0, 2, 0.1, warmup_steps=2",
+        [0.0, 0.5, 1.0, 0.55, 0.1],
+    )
+
+    transformer_policy = _policy(
+        "transformer_policy",
+        schedules.TransformerPolicy,
+        "Returns the rate of the Transformer, which may be capped.",
+        "2.0, 16, 2, max_lr=0.3",
+        [0.177, 0.3, 0.289, 0.25, 0.224],
+        result="a scalar of `dtype`",
+    )

@@ -8,6 +8,7 @@ from keras_lso._keras_internals.optimizers import name_of
 from keras_lso.compat.open_seq2seq.automatic_loss_scaler import AutomaticLossScaler
 from keras_lso.compat.v1.mixed_precision import MixedPrecisionLossScaleOptimizer
 from keras_lso.loss_scale_optimizer import check_inner_optimizer
+from keras_lso.loss_scales.loss_scale import LossScale
 
 
 @keras.saving.register_keras_serializable(
@@ -57,7 +58,11 @@ class MixedPrecisionOptimizerWrapper(MixedPrecisionLossScaleOptimizer):
         https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
     """
 
-    def __init__(self, optimizer, loss_scale=None):
+    def __init__(
+        self,
+        optimizer: keras.optimizers.Optimizer,
+        loss_scale: LossScale | AutomaticLossScaler | float | None = None,
+    ) -> None:
         check_inner_optimizer(optimizer, "optimizer")
         name = f"{name_of(optimizer)}-MP"
         super().__init__(optimizer, _policy(loss_scale), name=name)

@@ -1,8 +1,12 @@
 """`optimize_loss`: checks its arguments and constructs a training op from them."""
 
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
 import keras
 
 from keras_lso._backend import backend
+from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import (
     check_bool,
     check_factor,
@@ -48,22 +52,22 @@ _LARC_PARAMS = {
 
 
 def optimize_loss(
-    loss,
-    optimizer,
-    optimizer_params,
-    learning_rate_decay_fn,
-    var_list=None,
-    dtype="float32",
-    clip_gradients=None,
-    summaries=None,
-    larc_params=None,
-    loss_scaling=1.0,
-    loss_scaling_params=None,
-    on_horovod=False,
-    iter_size=1,
-    skip_update_ph=None,
-    model=None,
-):
+    loss: Callable[..., Tensor],
+    optimizer: str | type[keras.optimizers.Optimizer] | keras.optimizers.Optimizer,
+    optimizer_params: dict[str, Any] | None,
+    learning_rate_decay_fn: Callable[[Any], Any] | None,
+    var_list: Iterable[keras.Variable] | None = None,
+    dtype: Any = "float32",
+    clip_gradients: float | None = None,
+    summaries: Sequence[str] | None = None,
+    larc_params: dict[str, Any] | None = None,
+    loss_scaling: float | str = 1.0,
+    loss_scaling_params: dict[str, Any] | None = None,
+    on_horovod: bool = False,
+    iter_size: int = 1,
+    skip_update_ph: keras.Variable | Callable[[], bool] | None = None,
+    model: keras.Model | None = None,
+) -> TrainingOp:
     """Returns a training op: a callable that runs one compiled training step.
 
     ```python

@@ -2,17 +2,19 @@
 
 import contextlib
 import threading
+from collections.abc import Iterator, Sequence
 
 import keras
 from keras import ops
 
+from keras_lso._backend.types import Tensor
 from keras_lso._keras_internals.variables import path_of
 
 _this_thread = threading.local()
 
 
 @contextlib.contextmanager
-def model_at_hand(model):
+def model_at_hand(model: keras.Model | None) -> Iterator[None]:
     """Sets the model that `get_regularization_loss` defaults to in this thread."""
     before = getattr(_this_thread, "models", [])
     _this_thread.models = [] if model is None else [model]
@@ -22,7 +24,10 @@ def model_at_hand(model):
         _this_thread.models = before
 
 
-def get_regularization_loss(scope=None, name="total_regularization_loss"):
+def get_regularization_loss(
+    scope: str | keras.layers.Layer | Sequence[keras.layers.Layer] | None = None,
+    name: str = "total_regularization_loss",
+) -> Tensor:
     """Returns the sum of all regularization losses, in float32.
 
     Keras 3 keeps no collection of them. In the `loss` of an `optimize_loss(...,

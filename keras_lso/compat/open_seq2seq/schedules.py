@@ -4,11 +4,14 @@ That one, `FixedLR`, is in `keras_lso/schedules/`, where `get` makes it of a num
 """
 
 import math
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import keras
 from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
+from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import LARGEST_STEP
 from keras_lso.compat.open_seq2seq._powers import power_of_share, power_of_two
 from keras_lso.schedules import _check as check
@@ -75,29 +78,29 @@ class PiecewiseConstant(LearningRateSchedule):
 
     def __init__(
         self,
-        learning_rate,
-        boundaries,
-        decay_rates,
-        steps_per_epoch=None,
-        name="PiecewiseConstant",
-    ):
+        learning_rate: float,
+        boundaries: Iterable[float],
+        decay_rates: Iterable[float],
+        steps_per_epoch: int | None = None,
+        name: str = "PiecewiseConstant",
+    ) -> None:
         super().__init__()
-        self.learning_rate = check.rate("learning_rate", learning_rate)
+        self.learning_rate: float = check.rate("learning_rate", learning_rate)
         boundaries = check.any_list("boundaries", boundaries)
-        self.decay_rates = check.list_of(
+        self.decay_rates: list[float] = check.list_of(
             check.rate, "decay_rates", decay_rates, at_least=1
         )
-        self.steps_per_epoch = check.optional(
+        self.steps_per_epoch: int | None = check.optional(
             check.positive_int, "steps_per_epoch", steps_per_epoch
         )
         count = len(self.decay_rates)
         if self.steps_per_epoch is None:
             steps = check.boundaries(boundaries, count, "as many as `decay_rates`")
-            self.boundaries = steps
+            self.boundaries: Sequence[float] = steps
         else:
             steps = _boundaries_in_steps(boundaries, self.steps_per_epoch, count)
             self.boundaries = [float(epoch) for epoch in boundaries]
-        self.name = check.name(name, type(self))
+        self.name: str = check.name(name, type(self))
         self._steps = steps
         self._values = [self.learning_rate]
         for i, rate in enumerate(self.decay_rates):
@@ -105,10 +108,10 @@ class PiecewiseConstant(LearningRateSchedule):
             name = f"learning_rate * decay_rates[{i}]"
             self._values.append(check.rate(name, product))
 
-    def __call__(self, step):
+    def __call__(self, step: int | Tensor) -> Tensor:
         return stairs(_whole(step), self._steps, self._values)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "learning_rate": self.learning_rate,
             "boundaries": list(self.boundaries),
@@ -188,24 +191,24 @@ class TransformerPolicy(LearningRateSchedule):
 
     def __init__(
         self,
-        learning_rate,
-        d_model,
-        warmup_steps,
-        max_lr=None,
-        coefficient=1.0,
-        dtype="float32",
-        name="TransformerPolicy",
-    ):
+        learning_rate: float,
+        d_model: int,
+        warmup_steps: int,
+        max_lr: float | None = None,
+        coefficient: float = 1.0,
+        dtype: str = "float32",
+        name: str = "TransformerPolicy",
+    ) -> None:
         super().__init__()
-        self.learning_rate = check.rate("learning_rate", learning_rate)
-        self.d_model = check.positive_int("d_model", d_model)
-        self.warmup_steps = check.positive_int("warmup_steps", warmup_steps)
-        self.max_lr = check.optional(check.rate, "max_lr", max_lr)
-        self.coefficient = check.rate("coefficient", coefficient)
-        self.dtype = _check_float_dtype(dtype)
-        self.name = check.name(name, type(self))
+        self.learning_rate: float = check.rate("learning_rate", learning_rate)
+        self.d_model: int = check.positive_int("d_model", d_model)
+        self.warmup_steps: int = check.positive_int("warmup_steps", warmup_steps)
+        self.max_lr: float | None = check.optional(check.rate, "max_lr", max_lr)
+        self.coefficient: float = check.rate("coefficient", coefficient)
+        self.dtype: str = _check_float_dtype(dtype)
+        self.name: str = check.name(name, type(self))
 
-    def __call__(self, step):
+    def __call__(self, step: int | Tensor) -> Tensor:
         count = in_float32(elapsed(_whole(step), -1))
         scale = self.learning_rate * self.coefficient * self.d_model**-0.5
         rate = ops.minimum(
@@ -215,7 +218,7 @@ class TransformerPolicy(LearningRateSchedule):
             rate = ops.minimum(rate, float32(self.max_lr))
         return ops.cast(rate, self.dtype)
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "learning_rate": self.learning_rate,
             "d_model": self.d_model,
@@ -259,7 +262,7 @@ class _Decay(LearningRateSchedule):
     # One of them has no warm-up.
     warmup_steps = 0
 
-    def __call__(self, step):
+    def __call__(self, step: int | Tensor) -> Tensor:
         step = _whole(step)
         full = self.learning_rate
         rate = float32(full)
@@ -347,26 +350,26 @@ class ExpDecay(_Decay):
 
     def __init__(
         self,
-        learning_rate,
-        decay_steps,
-        decay_rate,
-        use_staircase_decay,
-        begin_decay_at=0,
-        min_lr=0.0,
-        name="ExpDecay",
-    ):
+        learning_rate: float,
+        decay_steps: int,
+        decay_rate: float,
+        use_staircase_decay: bool,
+        begin_decay_at: int = 0,
+        min_lr: float = 0.0,
+        name: str = "ExpDecay",
+    ) -> None:
         super().__init__()
-        self.learning_rate = check.rate("learning_rate", learning_rate)
-        self.decay_steps = _check_decay_steps(decay_steps)
-        self.decay_rate = check.positive("decay_rate", decay_rate)
-        self.use_staircase_decay = check.boolean(
+        self.learning_rate: float = check.rate("learning_rate", learning_rate)
+        self.decay_steps: int = _check_decay_steps(decay_steps)
+        self.decay_rate: float = check.positive("decay_rate", decay_rate)
+        self.use_staircase_decay: bool = check.boolean(
             "use_staircase_decay", use_staircase_decay
         )
-        self.begin_decay_at = check.step("begin_decay_at", begin_decay_at)
-        self.min_lr = check.rate("min_lr", min_lr)
-        self.name = check.name(name, type(self))
+        self.begin_decay_at: int = check.step("begin_decay_at", begin_decay_at)
+        self.min_lr: float = check.rate("min_lr", min_lr)
+        self.name: str = check.name(name, type(self))
 
-    def __call__(self, step):
+    def __call__(self, step: int | Tensor) -> Tensor:
         return ops.maximum(super().__call__(step), float32(self.min_lr))
 
     def _decayed(self, rate, step):
@@ -377,7 +380,7 @@ class ExpDecay(_Decay):
             decay = power_of_two(step, halvings / self.decay_steps)
         return rate * decay
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "learning_rate": self.learning_rate,
             "decay_steps": self.decay_steps,
@@ -442,22 +445,22 @@ class PolyDecay(_Decay):
 
     def __init__(
         self,
-        learning_rate,
-        decay_steps,
-        power=1.0,
-        begin_decay_at=0,
-        min_lr=0.0,
-        warmup_steps=0,
-        name=None,
-    ):
+        learning_rate: float,
+        decay_steps: int,
+        power: float = 1.0,
+        begin_decay_at: int = 0,
+        min_lr: float = 0.0,
+        warmup_steps: int = 0,
+        name: str | None = None,
+    ) -> None:
         super().__init__()
-        self.learning_rate = check.rate("learning_rate", learning_rate)
-        self.decay_steps = _check_decay_steps(decay_steps)
-        self.power = _check_power(power)
-        self.begin_decay_at = check.step("begin_decay_at", begin_decay_at)
-        self.min_lr = check.rate("min_lr", min_lr)
-        self.warmup_steps = check.step("warmup_steps", warmup_steps)
-        self.name = check.name(name, type(self))
+        self.learning_rate: float = check.rate("learning_rate", learning_rate)
+        self.decay_steps: int = _check_decay_steps(decay_steps)
+        self.power: float = _check_power(power)
+        self.begin_decay_at: int = check.step("begin_decay_at", begin_decay_at)
+        self.min_lr: float = check.rate("min_lr", min_lr)
+        self.warmup_steps: int = check.step("warmup_steps", warmup_steps)
+        self.name: str = check.name(name, type(self))
 
     def _decayed(self, rate, step):
         left, done = self._left_and_done(step)
@@ -466,7 +469,7 @@ class PolyDecay(_Decay):
         share_done = one_minus_power(line_left, line_done, self.power)
         return rate * share_left + self.min_lr * share_done
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "learning_rate": self.learning_rate,
             "decay_steps": self.decay_steps,
@@ -532,22 +535,22 @@ class InvPolyDecay(_Decay):
 
     def __init__(
         self,
-        learning_rate,
-        decay_steps,
-        min_lr,
-        power=1.0,
-        begin_decay_at=0,
-        warmup_steps=0,
-        name="InvPolyDecay",
-    ):
+        learning_rate: float,
+        decay_steps: int,
+        min_lr: float,
+        power: float = 1.0,
+        begin_decay_at: int = 0,
+        warmup_steps: int = 0,
+        name: str = "InvPolyDecay",
+    ) -> None:
         super().__init__()
-        self.learning_rate = check.rate("learning_rate", learning_rate)
-        self.decay_steps = _check_decay_steps(decay_steps)
-        self.min_lr = check.rate("min_lr", min_lr)
-        self.power = _check_power(power)
-        self.begin_decay_at = check.step("begin_decay_at", begin_decay_at)
-        self.warmup_steps = check.step("warmup_steps", warmup_steps)
-        self.name = check.name(name, type(self))
+        self.learning_rate: float = check.rate("learning_rate", learning_rate)
+        self.decay_steps: int = _check_decay_steps(decay_steps)
+        self.min_lr: float = check.rate("min_lr", min_lr)
+        self.power: float = _check_power(power)
+        self.begin_decay_at: int = check.step("begin_decay_at", begin_decay_at)
+        self.warmup_steps: int = check.step("warmup_steps", warmup_steps)
+        self.name: str = check.name(name, type(self))
 
     def _begin(self):
         return max(self.warmup_steps, self.begin_decay_at)
@@ -567,7 +570,7 @@ class InvPolyDecay(_Decay):
         rate = ops.clip(lowest * share, float32(lowest), float32(self.learning_rate))
         return ops.where(left > 0, rate, float32(lowest))
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "learning_rate": self.learning_rate,
             "decay_steps": self.decay_steps,
@@ -637,28 +640,28 @@ class CosineDecayPolicy(_Decay):
 
     def __init__(
         self,
-        learning_rate,
-        decay_steps,
-        power=1.0,
-        begin_decay_at=0,
-        min_lr=0.0,
-        warmup_steps=0,
-        name=None,
-    ):
+        learning_rate: float,
+        decay_steps: int,
+        power: float = 1.0,
+        begin_decay_at: int = 0,
+        min_lr: float = 0.0,
+        warmup_steps: int = 0,
+        name: str | None = None,
+    ) -> None:
         super().__init__()
-        self.learning_rate = check.rate("learning_rate", learning_rate)
-        self.decay_steps = _check_decay_steps(decay_steps)
-        self.power = _check_power(power)
-        self.begin_decay_at = check.step("begin_decay_at", begin_decay_at)
-        self.min_lr = check.rate("min_lr", min_lr)
-        self.warmup_steps = check.step("warmup_steps", warmup_steps)
-        self.name = check.name(name, type(self))
+        self.learning_rate: float = check.rate("learning_rate", learning_rate)
+        self.decay_steps: int = _check_decay_steps(decay_steps)
+        self.power: float = _check_power(power)
+        self.begin_decay_at: int = check.step("begin_decay_at", begin_decay_at)
+        self.min_lr: float = check.rate("min_lr", min_lr)
+        self.warmup_steps: int = check.step("warmup_steps", warmup_steps)
+        self.name: str = check.name(name, type(self))
 
     def _decayed(self, rate, step):
         left, done = _shares(*self._left_and_done(step))
         return rate * (half_cosine(left) + self.min_lr * half_cosine(done))
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {
             "learning_rate": self.learning_rate,
             "decay_steps": self.decay_steps,

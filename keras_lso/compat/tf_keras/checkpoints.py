@@ -6,6 +6,8 @@ the optimizer must be found first.
 
 import os
 
+import keras
+
 from keras_lso.compat.backend import tf_checkpoint
 from keras_lso.compat.tf_keras.state import SavedState, split_name
 
@@ -13,12 +15,12 @@ from keras_lso.compat.tf_keras.state import SavedState, split_name
 _LISTS = {"variables", "trainable_variables", "regularization_losses", "keras_api"}
 
 
-def is_prefix(path):
+def is_prefix(path: str) -> bool:
     """Whether `path` is the prefix of a checkpoint, or its index file."""
     return os.path.isfile(path.removesuffix(".index") + ".index")
 
 
-def read(path, optimizer):
+def read(path: str, optimizer: keras.optimizers.Optimizer) -> SavedState:
     """Returns the `SavedState` of the one optimizer in a checkpoint.
 
     `path` is the folder of a SavedModel or of checkpoints, or a checkpoint's prefix.
@@ -39,7 +41,7 @@ def _prefix(path):
         return path.removesuffix(".index")
     models = [os.path.join(path, f"saved_model.{ending}") for ending in ("pb", "pbtxt")]
     if any(map(os.path.isfile, models)):
-        prefix = os.path.join(path, "variables", "variables")
+        prefix: str | None = os.path.join(path, "variables", "variables")
     else:
         prefix = tf_checkpoint.latest(path)
     if prefix is None or not is_prefix(prefix):

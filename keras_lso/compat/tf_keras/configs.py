@@ -4,6 +4,8 @@ Apart from the core, which calls what is registered here and knows no older conf
 """
 
 import inspect
+from collections.abc import Mapping
+from typing import Any
 
 import keras
 import numpy as np
@@ -46,7 +48,7 @@ _BUILTIN = {
 
 
 @register_reader(OPTIMIZER)
-def adopt_classes(config, custom_objects=None):
+def adopt_classes(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
     """Returns a config in which our classes replace those that they succeed.
 
     These are the `LossScaleOptimizer` of Keras and of tf.keras, the Model Garden's
@@ -143,7 +145,9 @@ def _keras_config(module, class_name, arguments):
 
 
 @register_reader(SCHEDULE)
-def read_schedule_config(config, custom_objects=None):
+def read_schedule_config(
+    config: Any, custom_objects: Mapping[str, Any] | None = None
+) -> Any:
     """Returns the config of a schedule, of tf.keras or Keras 3, for Keras 3."""
     arguments = check_config("`learning_rate`", config.get("config") or {})
     if arguments.get("name", "") is None:
@@ -161,7 +165,9 @@ def read_schedule_config(config, custom_objects=None):
 
 
 @register_reader(LOSS_SCALE_OPTIMIZER)
-def modern_arguments(config, custom_objects=None):
+def modern_arguments(
+    config: Any, custom_objects: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Returns the arguments of the current `LossScaleOptimizer` in an older config.
 
     TensorFlow 2.0 to 2.3 wrote `optimizer` and `loss_scale`, later versions the keys of

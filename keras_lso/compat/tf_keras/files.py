@@ -40,7 +40,9 @@ _NO_STATE = (
 )
 
 
-def load_optimizer_state(optimizer, path):
+def load_optimizer_state(
+    optimizer: keras.optimizers.Optimizer, path: str | os.PathLike[str]
+) -> None:
     """Loads the optimizer state that tf.keras 2 wrote into a Keras 3 optimizer.
 
     Training resumes: iterations, slots and learning rate are those of the file. The

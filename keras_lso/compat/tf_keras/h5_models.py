@@ -6,7 +6,8 @@ and `fit` fails. Here Keras loads the model, and the rest is read from the file.
 
 import json
 import os
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import keras
 
@@ -30,12 +31,12 @@ class SavedTraining(NamedTuple):
         values: List of arrays, one for each; None if tf.keras 2 wrote the file.
     """
 
-    config: dict
-    names: list
-    values: list | None
+    config: dict[str, Any]
+    names: list[str]
+    values: list[Any] | None
 
 
-def is_h5(path):
+def is_h5(path: str | os.PathLike[str]) -> bool:
     """Whether a file is one that Keras takes for a whole model in HDF5."""
     if not str(path).endswith(_ENDINGS) or not os.path.isfile(path):
         return False
@@ -46,7 +47,12 @@ def is_h5(path):
     return h5py.is_hdf5(path)
 
 
-def load(path, load_model, compile, custom_objects=None):
+def load(
+    path: str | os.PathLike[str],
+    load_model: Callable[..., Any],
+    compile: bool,
+    custom_objects: Mapping[str, Any] | None = None,
+) -> Any:
     """Loads a model, compiles it as it was when it was saved, restores its optimizer.
 
     Args:

@@ -3,11 +3,16 @@
 `LossScaleOptimizer`, LARS, LAMB and NovoGrad have them: see `_core/methods.py`.
 """
 
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
 import keras
 import numpy as np
 from keras import ops
+from numpy.typing import ArrayLike, NDArray
 
 from keras_lso._backend import backend
+from keras_lso._backend.types import Tensor
 from keras_lso._core.gradients import as_list
 from keras_lso._core.methods import scaled_gradients
 from keras_lso._core.option_checks import check_variable_option, check_variables
@@ -25,7 +30,9 @@ _AGGREGATIONS = ("none", "sum", "mean", "only_first_replica")
 _SYNCHRONIZATIONS = ("auto", "none", "on_write", "on_read")
 
 
-def get_gradients(self, loss, params):
+def get_gradients(
+    self: Any, loss: Tensor | Callable[[], Tensor], params: Iterable[keras.Variable]
+) -> list[Tensor]:
     """Returns the gradients of a loss, for `apply_gradients`.
 
     Args:
@@ -55,7 +62,9 @@ def get_gradients(self, loss, params):
     return self._unscaled(grads)
 
 
-def get_updates(self, loss, params):
+def get_updates(
+    self: Any, loss: Tensor | Callable[[], Tensor], params: Iterable[keras.Variable]
+) -> list[keras.Variable]:
     """Computes the gradients of a loss and applies them, as `minimize` does.
 
     Args:
@@ -70,7 +79,13 @@ def get_updates(self, loss, params):
     return [self.apply_gradients(zip(grads, variables, strict=True))]
 
 
-def add_slot(self, var, slot_name, initializer="zeros", shape=None):
+def add_slot(
+    self: Any,
+    var: keras.Variable,
+    slot_name: str,
+    initializer: str | dict[str, Any] | Callable[..., Any] | ArrayLike = "zeros",
+    shape: Sequence[int] | None = None,
+) -> keras.Variable:
     """Returns the slot variable of that name, creating it if there is none.
 
     It is saved with the other variables of the optimizer, and loaded into an
@@ -105,7 +120,7 @@ def add_slot(self, var, slot_name, initializer="zeros", shape=None):
     return slot
 
 
-def get_slot(self, var, slot_name):
+def get_slot(self: Any, var: keras.Variable, slot_name: str) -> keras.Variable:
     """Returns the slot variable of `var`.
 
     Args:
@@ -128,7 +143,7 @@ def get_slot(self, var, slot_name):
     return slot
 
 
-def get_slot_names(self):
+def get_slot_names(self: Any) -> list[str]:
     """Returns the names of the slots, as tf.keras called them.
 
     Returns:
@@ -137,7 +152,9 @@ def get_slot_names(self):
     return list(dict.fromkeys([*_built_slots(self), *_added_slots(self)]))
 
 
-def find_slot(optimizer, var, slot_name):
+def find_slot(
+    optimizer: keras.optimizers.Optimizer, var: keras.Variable, slot_name: str
+) -> keras.Variable | None:
     """Returns the slot variable of `var`, None if there is none."""
     added = _added_slots(optimizer).get(slot_name, {})
     if id(var) in added:
@@ -158,15 +175,15 @@ def _added_slots(optimizer):
 
 
 def add_weight(
-    self,
-    name,
-    shape,
-    dtype=None,
-    initializer="zeros",
-    trainable=None,
-    synchronization="auto",
-    aggregation="none",
-):
+    self: Any,
+    name: str,
+    shape: Sequence[int],
+    dtype: str | None = None,
+    initializer: str | dict[str, Any] | Callable[..., Any] = "zeros",
+    trainable: bool | None = None,
+    synchronization: Any = "auto",
+    aggregation: Any = "none",
+) -> keras.Variable:
     """Adds a variable to the optimizer's state.
 
     Args:
@@ -210,10 +227,10 @@ def _weights(self):
     return weights_of(chain_of(self)[-1])
 
 
-weights = property(_weights)
+weights: Any = property(_weights)
 
 
-def get_weights(self):
+def get_weights(self: Any) -> list[NDArray[Any]]:
     """Returns the values of `weights`.
 
     Returns:
@@ -222,7 +239,7 @@ def get_weights(self):
     return [np.array(ops.convert_to_numpy(v)) for v in self.weights]
 
 
-def set_weights(self, weights):
+def set_weights(self: Any, weights: Iterable[ArrayLike]) -> None:
     """Sets the state from a list of arrays.
 
     Args:

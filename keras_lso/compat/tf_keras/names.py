@@ -2,9 +2,10 @@
 
 import collections
 import re
+from collections.abc import Sequence
 
 
-def pair(names, paths):
+def pair(names: Sequence[str | None], paths: Sequence[str]) -> list[int]:
     """Returns for each of `paths` the position of its variable in `names`.
 
     `names` are those in tf.keras, such as `"dense/kernel"`, or None if the file holds
@@ -16,22 +17,24 @@ def pair(names, paths):
     does, which is layer by layer in both. An order that contradicts the names raises a
     `ValueError`.
     """
-    if None in names:
+    known = [n for n in names if n is not None]
+    if len(known) < len(names):
         return list(range(len(paths)))
-    names = [tuple(n.removesuffix(":0").split("/")) for n in names]
-    paths = [tuple(p.split("/")) for p in paths]
+    in_file = [tuple(n.removesuffix(":0").split("/")) for n in known]
+    in_model = [tuple(p.split("/")) for p in paths]
     # As many of the last words as agree: those of the layer and the variable at least.
     for length in (4, 3, 2):
-        order = _by_key(names, paths, lambda words, n=length: words[-n:])
-        is_unique = len({words[-length:] for words in names}) == len(names)
+        order = _by_key(in_file, in_model, lambda words, n=length: words[-n:])
+        is_unique = len({words[-length:] for words in in_file}) == len(in_file)
         if order is not None and is_unique:
             return order
-    order = _by_key(names, paths, _unnumbered)
+    order = _by_key(in_file, in_model, _unnumbered)
     if order is not None:
         return order
     # Renamed layers: match the names of the variables alone, or else only the order.
-    order = _by_key(names, paths, lambda words: words[-1]) or list(range(len(paths)))
-    _check_order(names, paths, order)
+    order = _by_key(in_file, in_model, lambda words: words[-1])
+    order = order or list(range(len(paths)))
+    _check_order(in_file, in_model, order)
     return order
 
 

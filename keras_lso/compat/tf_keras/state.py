@@ -81,10 +81,10 @@ class SavedState:
     """
 
     iterations: Any
-    slots: dict
+    slots: dict[str, Any]
     is_legacy: bool = False
     class_name: str | None = None
-    config: dict | None = None
+    config: dict[str, Any] | None = None
     learning_rate: object = None
     decay: float = 0.0
     u_product: object = None
@@ -95,7 +95,9 @@ class SavedState:
 # --- The names of slots -----------------------------------------------------
 
 
-def layout_of(optimizer, config=None):
+def layout_of(
+    optimizer: keras.optimizers.Optimizer, config: dict[str, Any] | None = None
+) -> Any:
     """Returns the slots in the order in which tf.keras 2.11+ created them, as lists.
 
     The slots of one list were created variable by variable. Without the `config` of the
@@ -120,7 +122,9 @@ def layout_of(optimizer, config=None):
     return layout
 
 
-def split_name(name, optimizer, is_legacy=False):
+def split_name(
+    name: str, optimizer: keras.optimizers.Optimizer, is_legacy: bool = False
+) -> Any:
     """Splits the name of a slot variable into the slot and the variable's name.
 
     It is `"Adam/m/dense/kernel"` or `"m/dense/kernel"`, and `"Adam/dense/kernel/m"` if
@@ -137,7 +141,7 @@ def split_name(name, optimizer, is_legacy=False):
     return next((g[word] for g in groups if word in g), word), variable
 
 
-def own_slots(optimizer):
+def own_slots(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     """Returns `slots_of(optimizer)` and the moving averages of the variables."""
     slots = slots_of(optimizer)
     if optimizer.use_ema and AVERAGE not in slots:
@@ -153,7 +157,7 @@ def _groups(optimizer):
 # --- From the state to the variables ----------------------------------------
 
 
-def values_for(optimizer, state):
+def values_for(optimizer: keras.optimizers.Optimizer, state: SavedState) -> Any:
     """Returns pairs of an optimizer's variable and its new value; assigns none of them.
 
     The optimizer is built and wraps no other. A `SavedState` of another kind of
@@ -177,7 +181,9 @@ def values_for(optimizer, state):
     return pairs + _rest(optimizer, state, pairs)
 
 
-def learning_rate_variable(optimizer):
+def learning_rate_variable(
+    optimizer: keras.optimizers.Optimizer,
+) -> keras.Variable | None:
     """Returns the variable of the learning rate; None if it is a schedule's."""
     rate = optimizer.learning_rate
     return rate if isinstance(rate, keras.Variable) else None
@@ -286,7 +292,7 @@ def _rest(optimizer, state, pairs):
 # --- Single numbers ---------------------------------------------------------
 
 
-def loss_scale_values(state):
+def loss_scale_values(state: SavedState) -> Any:
     """Returns the saved loss scale and good steps, or None if there are none."""
     if state.loss_scale is None:
         return None

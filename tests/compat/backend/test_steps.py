@@ -114,5 +114,7 @@ def public_names(tree):
     names = set()
     for node in tree.body:
         names |= {target.id for target in getattr(node, "targets", ())}
+        if isinstance(node, ast.AnnAssign):
+            names.add(node.target.id)
         names.add(getattr(node, "name", "_"))
     return {name for name in names if not name.startswith("_")}

@@ -10,6 +10,7 @@ from keras import ops
 
 from keras_lso import schedules
 from keras_lso.compat.open_seq2seq import lr_policies
+from testing.signatures import for_type_checkers, without_types
 
 # The page's, but for `dtype=tf.float32`; `cosine_decay` is not there.
 SIGNATURES = {
@@ -52,7 +53,19 @@ every_policy = pytest.mark.parametrize("name", POLICIES)
 def test_the_functions_are_those_of_the_page():
     assert set(lr_policies.__all__) == SIGNATURES.keys() == POLICIES.keys()
     for name, signature in SIGNATURES.items():
-        assert str(inspect.signature(getattr(lr_policies, name))) == signature
+        assert without_types(getattr(lr_policies, name)) == signature
+
+
+@pytest.mark.one_backend
+def test_type_checkers_know_the_functions():
+    known = for_type_checkers(lr_policies)
+    assert set(known) == set(lr_policies.__all__)
+    for name, function in known.items():
+        of_type_checkers = inspect.signature(function).parameters
+        made = inspect.signature(getattr(lr_policies, name)).parameters
+        _, *own = made.values()
+        step, *others = of_type_checkers.values()
+        assert step.name == "global_step" and others == own
 
 
 @pytest.mark.exhaustive

@@ -1,10 +1,14 @@
 """`MixedPrecisionLossScaleOptimizer`: TF1's optimizer with loss scaling."""
 
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Self
+
 import keras
 from keras import ops
 
 from keras_lso import loss_scales
 from keras_lso._backend import backend
+from keras_lso._backend.types import Tensor
 from keras_lso._core.checks import check_bool
 from keras_lso._core.methods import scaled_gradients
 from keras_lso._core.option_checks import check_choice, check_variables
@@ -16,6 +20,7 @@ from keras_lso.loss_scale_optimizer import (
     check_inner_optimizer,
     read_config,
 )
+from keras_lso.loss_scales.loss_scale import LossScale
 
 
 @keras.saving.register_keras_serializable(
@@ -71,7 +76,13 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
 
     _takes_unscaled_pairs = True
 
-    def __init__(self, opt, loss_scale, use_locking=False, name=None):
+    def __init__(
+        self,
+        opt: keras.optimizers.Optimizer,
+        loss_scale: LossScale | float | str | dict[str, Any],
+        use_locking: bool = False,
+        name: str | None = None,
+    ) -> None:
         if not isinstance(opt, keras.optimizers.Optimizer):
             raise ValueError(
                 "Argument `opt` must be an instance of `keras.optimizers.Optimizer`, "
@@ -90,11 +101,11 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         super().__init__(opt, loss_scale=_policy(loss_scale), name=name)
         self.use_locking = use_locking
 
-    def get_name(self):
+    def get_name(self) -> str:
         """Returns the name of the optimizer."""
         return self.name
 
-    def get_slot(self, var, slot_name):
+    def get_slot(self, var: keras.Variable, slot_name: str) -> keras.Variable | None:
         """Returns the slot variable of `var`; None if there is none.
 
         Args:
@@ -108,13 +119,13 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
 
     def compute_gradients(
         self,
-        loss,
-        var_list=None,
-        gate_gradients=GATE_OP,
-        aggregation_method=None,
-        colocate_gradients_with_ops=False,
-        grad_loss=None,
-    ):
+        loss: Tensor | Callable[[], Tensor],
+        var_list: Iterable[keras.Variable] | None = None,
+        gate_gradients: int = GATE_OP,
+        aggregation_method: Any = None,
+        colocate_gradients_with_ops: bool = False,
+        grad_loss: Tensor | None = None,
+    ) -> list[tuple[Tensor, keras.Variable]]:
         """Computes the gradients of a loss, scaling the loss and unscaling them.
 
         Args:
@@ -158,8 +169,12 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         return trained_variables(loss)
 
     def apply_gradients(  # type: ignore[override]
-        self, grads_and_vars, global_step=None, name=None, **kwargs
-    ):
+        self,
+        grads_and_vars: Iterable[tuple[Tensor | None, keras.Variable]],
+        global_step: keras.Variable | None = None,
+        name: str | None = None,
+        **kwargs: Any,
+    ) -> keras.Variable:
         """Updates the variables if all gradients are finite.
 
         Args:
@@ -187,15 +202,15 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
 
     def minimize(  # type: ignore[override]
         self,
-        loss,
-        global_step=None,
-        var_list=None,
-        gate_gradients=GATE_OP,
-        aggregation_method=None,
-        colocate_gradients_with_ops=False,
-        name=None,
-        grad_loss=None,
-    ):
+        loss: Tensor | Callable[[], Tensor],
+        global_step: keras.Variable | None = None,
+        var_list: Iterable[keras.Variable] | None = None,
+        gate_gradients: int = GATE_OP,
+        aggregation_method: Any = None,
+        colocate_gradients_with_ops: bool = False,
+        name: str | None = None,
+        grad_loss: Tensor | None = None,
+    ) -> keras.Variable:
         """Calls `compute_gradients` and then `apply_gradients`.
 
         Args:
@@ -225,11 +240,13 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         # In TF1 the variables included the loss scale.
         return [*self.weights, *self.loss_scale_policy.variables]
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "use_locking": self.use_locking}
 
     @classmethod
-    def from_config(cls, config, custom_objects=None):
+    def from_config(
+        cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
+    ) -> Self:
         inner, arguments = read_config(config, custom_objects)
         use_locking = arguments.pop("use_locking", False)
         optimizer = cls._with_arguments(inner, arguments)

@@ -1,5 +1,7 @@
 """`SpikeGuard`: which steps are outliers, and are skipped like an overflow."""
 
+from typing import Any, Self
+
 import keras
 
 from keras_lso._core.checks import (
@@ -72,15 +74,21 @@ class SpikeGuard:
     - [llm.c, issue 711](https://github.com/karpathy/llm.c/issues/711)
     """
 
-    def __init__(self, threshold=6.0, window=128, warmup=64, max_norm=None):
-        self.threshold = check_factor("threshold", threshold, above=0.0)
-        self.window = check_int("window", window, at_least=2)
-        self.warmup = check_int("warmup", warmup, at_least=2)
+    def __init__(
+        self,
+        threshold: float = 6.0,
+        window: int = 128,
+        warmup: int = 64,
+        max_norm: float | None = None,
+    ) -> None:
+        self.threshold: float = check_factor("threshold", threshold, above=0.0)
+        self.window: int = check_int("window", window, at_least=2)
+        self.warmup: int = check_int("warmup", warmup, at_least=2)
         if max_norm is not None:
             max_norm = check_factor("max_norm", max_norm, above=0.0)
         self.max_norm = max_norm
 
-    def get_config(self):
+    def get_config(self) -> dict[str, Any]:
         """Returns the arguments, a dict."""
         return {
             "threshold": self.threshold,
@@ -90,7 +98,7 @@ class SpikeGuard:
         }
 
     @classmethod
-    def from_config(cls, config):
+    def from_config(cls, config: dict[str, Any]) -> Self:
         """Returns the guard that a config describes.
 
         Args:
@@ -98,18 +106,18 @@ class SpikeGuard:
         """
         return cls(**config)
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         return type(other) is type(self) and other.get_config() == self.get_config()
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return hash(tuple(self.get_config().items()))
 
-    def __repr__(self):
+    def __repr__(self) -> str:
         arguments = ", ".join(f"{k}={v!r}" for k, v in self.get_config().items())
         return f"{type(self).__name__}({arguments})"
 
 
-def check_guard(value):
+def check_guard(value: Any) -> SpikeGuard | None:
     """Returns a `SpikeGuard`, a copy from its config dict, or None."""
     if isinstance(value, dict):
         value = keras.saving.deserialize_keras_object(value)

@@ -1,0 +1,111 @@
+"""What `mypy --strict` says to users: of the examples, and of the code of the pages.
+
+All is checked as a program of a user's, who has the package installed: whatever mypy
+says is about a type of ours, or of the program.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from integration_tests.docs_blocks import NOTEBOOK, PAGES, ROOT, blocks_of
+
+BACKENDS = ("tensorflow", "jax", "torch")
+# It is about the inside of the package, whose functions have no types.
+FOR_CONTRIBUTORS = "docs/extending.md"
+# Without types, or so large that it would take minutes.
+UNTYPED = ("jax", "jmp", "keras", "keras_hub", "matplotlib", "optax", "rich")
+UNTYPED += ("sklearn", "tensorflow", "tf_keras", "torch")
+SETTINGS = """\
+[mypy]
+strict = true
+explicit_package_bases = true
+# Of the programs: they have few types of their own.
+disallow_untyped_defs = false
+disallow_incomplete_defs = false
+disallow_any_generics = false
+disallow_untyped_calls = false
+# Keras and TensorFlow have none, so that what is theirs is `Any`.
+disallow_subclassing_any = false
+disallow_untyped_decorators = false
+warn_return_any = false
+# A page may show two programs that define one name.
+disable_error_code = no-redef
+
+# As of an installed package.
+[mypy-keras_lso.*]
+follow_imports = silent
+
+# It calls `sys.stdout.reconfigure`, which not every `TextIO` has.
+[mypy-multi_worker]
+disable_error_code = union-attr
+
+""" + "\n".join(
+    f"[mypy-{package}.*]\nfollow_imports = skip\nignore_missing_imports = true"
+    for package in UNTYPED
+)
+
+
+def program_of(page, backend):
+    """Returns the code of a page that runs on a backend, under its line numbers."""
+    lines = []
+    for block in blocks_of(page):
+        if block.language == "python" and block.runs_on(backend):
+            lines += [""] * (block.line - len(lines))
+            lines += block.source.splitlines()
+    return "\n".join(lines) + "\n"
+
+
+def write_pages(folder):
+    """Writes the programs of the pages; returns their paths."""
+    paths = []
+    for page in sorted(PAGES.keys() - {NOTEBOOK, FOR_CONTRIBUTORS}):
+        name = page.removesuffix(".md").replace("/", "_").replace("-", "_")
+        programs = {program_of(page, backend): backend for backend in BACKENDS}
+        for source, backend in programs.items():
+            if source.strip():
+                paths.append(folder / f"{name}_on_{backend}.py")
+                paths[-1].write_text(source)
+    return paths
+
+
+def check(paths, folder):
+    """Returns the lines that mypy says of some programs."""
+    settings = folder / "mypy.ini"
+    settings.write_text(SETTINGS)
+    # Where an example finds the ones that it imports.
+    places = [ROOT, *{path.parent for path in paths}]
+    command = ["--config-file", settings, "--cache-dir", folder / "cache", *paths]
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--no-error-summary", *command],
+        env={**os.environ, "MYPYPATH": os.pathsep.join(map(str, places))},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode in (0, 1), done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.mark.one_backend
+def test_the_examples_and_pages_have_the_types_of_the_package(tmp_path):
+    examples = sorted((ROOT / "examples").glob("*.py"))
+    wrong = tmp_path / "a_wrong_program.py"
+    wrong.write_text(
+        "import keras, keras_lso\n"
+        "inner = keras.optimizers.SGD(0.1)\n"
+        "keras_lso.LossScaleOptimizer(inner, master_weights='both')\n"
+        "keras_lso.LARS(0.1).trust_ratios(3)\n"
+        "keras_lso.schedules.Linear(0.1)\n"
+        "optimizer = keras_lso.LARC(inner, eta=0.1)\n"
+        "steps: str = optimizer.eta\n"
+    )
+    pages = write_pages(tmp_path)
+    assert len(pages) > 20
+    said = check([*examples, *pages, wrong], tmp_path)
+    # The types are there: what contradicts them is noticed.
+    about_it = [line for line in said if line.startswith(wrong.name)]
+    assert [line.split(":")[1] for line in about_it] == ["3", "4", "5", "7"], about_it
+    assert "\n".join(line for line in said if line not in about_it) == ""

@@ -1,0 +1,9 @@
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+def register_keras_serializable(
+    package: str = ..., name: str | None = ...
+) -> Callable[[T], T]: ...
+def __getattr__(name: str) -> Any: ...
