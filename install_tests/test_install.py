@@ -127,9 +127,36 @@ def test_its_dependencies_fit(bare):
 
 def test_info(bare):
     printed = bare.run("-m", "keras_lso", "info").stdout
+    command = bare.python.with_name("keras-lso")
+    by_command = run(command, "info", folder=bare.folder, KERAS_BACKEND=bare.backend)
+    assert by_command.stdout == printed
     assert re.search(r"^packages +keras_lso \d.*, keras 3\..*, numpy ", printed, re.M)
-    assert re.search(rf"^backend +{bare.backend}, kernels auto", printed, re.M)
+    assert re.search(rf"^backend +{bare.backend}, kernels framework", printed, re.M)
     assert re.search(r"^ *keras_lso\.LARS +one pass", printed, re.M)
+
+
+# What a reader adds to the program of README.md.
+FIT = """
+import numpy as np
+
+x = np.random.default_rng(0).normal(size=(256, 4)).astype("float32")
+model.fit(x, x.sum(axis=1, keepdims=True), epochs=3, verbose=0)
+print(type(model.optimizer).__name__, model.layers[0].compute_dtype)
+print(int(model.optimizer.iterations), float(model.optimizer.loss_scale))
+"""
+
+
+def test_the_program_of_the_readme_runs_in_an_empty_folder(bare, tmp_path):
+    readme = (ROOT / "README.md").read_text()
+    [program] = re.findall(r"^```python\n(.*?)^```", readme, re.M | re.S)
+    printed = bare.run("-c", program + FIT, folder=tmp_path).stdout
+    first, second = printed.splitlines()
+    assert first == "LossScaleOptimizer float16"
+    steps, scale = second.split()
+    # 3 epochs of 8 batches; the first scale may be too high for some.
+    assert 20 <= int(steps) <= 24
+    assert 2.0**10 <= float(scale) <= 2.0**15
+    assert not list(tmp_path.iterdir())
 
 
 WITHOUT_EXTRAS = {
@@ -175,6 +202,9 @@ def test_the_sdist_has_all_that_its_tests_need(complete):
     # As it was installed, not as it lies here.
     shutil.rmtree(folder / "keras_lso")
     pytest_ = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
+    of_a_distributor = "integration_tests docs examples Makefile CITATION.cff"
+    for name in of_a_distributor.split():
+        assert (folder / name).exists()
     # Every file is imported, and those run that look for files besides the tests.
     complete.run(*pytest_, "--collect-only", "tests", folder=folder)
     names = ("test_import.py", "test_info.py", "_core/test_loss_scale_optimizer.py")

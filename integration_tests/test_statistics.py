@@ -1,6 +1,6 @@
 """Moving statistics in `fit`, when a batch overflows in the forward pass.
 
-That they are NaN for ever without protection is shown first, of Keras's own wrapper and
+That they stay NaN without protection is shown first, of Keras's own wrapper and
 of ours. PyTorch's `GradScaler` leaves them so, too (pytorch#88474).
 """
 

@@ -34,7 +34,7 @@ def protect_statistics(model: ModelT) -> ModelT:
 
     An overflow in the forward pass makes the mean and the variance of a batch inf or
     NaN, and with them the moving statistics of `BatchNormalization`. The step is
-    skipped, but the statistics stay NaN for ever, and so is all that `evaluate` and
+    skipped, but the statistics stay NaN, and so does all that `evaluate` and
     `predict` compute. Keras's own `LossScaleOptimizer` and `torch.amp.GradScaler` leave
     it so (https://github.com/pytorch/pytorch/issues/88474).
 
