@@ -14,13 +14,14 @@ import itertools
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import keras
 import numpy as np
 from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
+from keras_lso._backend.types import FunctionT
 from keras_lso._core.checks import check_int
 from keras_lso._core.record_file import COLUMNS, RecordFile
 
@@ -45,7 +46,7 @@ _GRID = {"axes.grid": True, "grid.alpha": 0.33, "grid.linewidth": 0.6}
 _MOST_POINTS = 1000
 
 
-def _in_style(draw):
+def _in_style(draw: FunctionT) -> FunctionT:
     """Lets a function draw in the user's style, completed by that of the package."""
 
     @functools.wraps(draw)
@@ -63,7 +64,7 @@ def _in_style(draw):
         with matplotlib.rc_context(style):
             return draw(*args, **kwargs)
 
-    return draw_in_style
+    return cast(FunctionT, draw_in_style)
 
 
 @_in_style

@@ -123,8 +123,10 @@ class DynamicLossScale(LossScale):
 
     def step(self, finite: bool | Tensor, amax: float | Tensor | None = None) -> None:
         finite = backend.scalar(finite, "bool")
+        scale, good_steps = storage_of([self.scale, self.step_counter])
         backend.scalars.move_scale(
-            *storage_of([self.scale, self.step_counter]),
+            scale,
+            good_steps,
             finite,
             None if self.hysteresis == 1 else self._spend_overflow(finite),
             self.growth_factor,

@@ -1,13 +1,13 @@
 """Warm-ups in front of any schedule: the rate rises to that of the schedule."""
 
 import functools
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import keras
 from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.types import FunctionT, Tensor
 from keras_lso._core.checks import check_config
 from keras_lso.schedules import _check as check
 from keras_lso.schedules._curves import power_of_step, straight_line
@@ -24,7 +24,7 @@ _OLD_NAMES = {
 }
 
 
-def _takes_old_names(init):
+def _takes_old_names(init: FunctionT) -> FunctionT:
     """Lets a constructor take the Model Garden's names for its arguments."""
 
     @functools.wraps(init)
@@ -40,7 +40,7 @@ def _takes_old_names(init):
             kwargs[new] = kwargs.pop(old)
         init(self, *args, **kwargs)
 
-    return with_old_names
+    return cast(FunctionT, with_old_names)
 
 
 class _Warmup(LearningRateSchedule):
