@@ -79,7 +79,7 @@ def plot_schedule(
     Args:
         schedules: A learning-rate schedule, a list of them, or a dict of labels to
             them.
-        steps: Int of at least 2. The number of steps to draw, from step 0 on.
+        steps: At least 2. The number of steps to draw, from step 0 on.
 
     Returns:
         A `matplotlib` figure.
@@ -204,7 +204,7 @@ def plot_record(
     reason. Spikes are marked at their norm, overflows at their loss scale.
 
     Args:
-        record: String or path of the file. Or a dict of arrays, as
+        record: The path of the file. Or a dict of arrays, as
             `LossScaleOptimizer.read_record` returns it, or a list of such, as
             `history.history["step_record"]` is.
 

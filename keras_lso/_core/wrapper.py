@@ -97,12 +97,12 @@ class Wrapper(keras.optimizers.Optimizer):
         """Excludes variables from the inner optimizer's weight decay.
 
         Args:
-            var_list: List of variables to exclude. Defaults to `None`.
-            var_names: List of regular expressions; a variable is excluded if its
-                name holds a match of one of them. Keras's optimizers look for them in
-                the last part of the path, and on TensorFlow in the whole path. The
-                `:0` at the end of TensorFlow's names may be in an expression on all
-                backends. Defaults to `None`.
+            var_list: The variables to exclude. Defaults to `None`.
+            var_names: Regular expressions; a variable is excluded if its name holds a
+                match of one of them. Keras's optimizers look for them in the last part
+                of the path, and on TensorFlow in the whole path. The `:0` at the end of
+                TensorFlow's names may be in an expression on all backends. Defaults to
+                `None`.
         """
         var_list, var_names = check_exclusions(var_list, var_names)
         if var_names is not None:
@@ -179,11 +179,10 @@ class Wrapper(keras.optimizers.Optimizer):
         The values that come in stay as they are.
 
         Args:
-            optimizer_variables: List of tensors, the values of
-                `optimizer.variables`.
-            grads: List of gradients, one for each trainable variable.
-            trainable_variables: List of tensors, the values of the variables that
-                the optimizer was built for.
+            optimizer_variables: The values of `optimizer.variables`.
+            grads: The gradients, one for each trainable variable.
+            trainable_variables: The values of the variables that the optimizer was
+                built for.
             **kwargs: See `apply`.
 
         Returns:

@@ -46,10 +46,10 @@ def keep_in_float32(
     Args:
         model: A `keras.Model` that is built: `Sequential`, functional, or subclassed
             with a `get_config`.
-        layers: List of names, paths or layer objects, or one of these. A path is the
-            names of the layers that a layer is in and its own, such as
-            `"encoder/dense"`, as `float16_report` writes it.
-        others: String, the dtype policy of all other layers that compute in float32 or
+        layers: Names, paths or layer objects, or one of these. A path is the names of
+            the layers that a layer is in and its own, such as `"encoder/dense"`, as
+            `float16_report` writes it.
+        others: The dtype policy of all other layers that compute in float32 or
             bfloat16, `"mixed_float16"` or `"mixed_bfloat16"`. Defaults to `None`: they
             keep theirs.
 

@@ -29,7 +29,7 @@ _DOCSTRING = """{summary}
 See `keras_lso.schedules.{cls.__qualname__}` for the formula and the errors.
 
 Args:
-    global_step: Int, or a tensor of one. The step, from 0.
+    global_step: The step, from 0.
 {arguments}
 Returns:
     The learning rate, {result}.
@@ -85,7 +85,7 @@ def _arguments(cls, name):
     [lines] = re.findall(
         r"^Args:\n((?:    .*\n)+)", inspect.cleandoc(cls.__doc__), re.M
     )
-    own_name = "" if name is None else f'    name: String. Defaults to `"{name}"`.\n'
+    own_name = "" if name is None else f'    name: Defaults to `"{name}"`.\n'
     return re.sub(r"^    name: .*\n", own_name, lines, flags=re.M)
 
 
