@@ -12,6 +12,9 @@ import pytest
 
 from integration_tests.docs_blocks import NOTEBOOK, PAGES, ROOT, blocks_of
 
+# Of those that run the tests, only who works on the package has it.
+pytest.importorskip("mypy")
+
 BACKENDS = ("tensorflow", "jax", "torch")
 # It is about the inside of the package, whose functions have no types.
 FOR_CONTRIBUTORS = "docs/extending.md"
