@@ -296,7 +296,7 @@ def _draw_reasons(axis, steps, outcomes):
 
 @_in_style
 def plot_trust_ratios(
-    ratios: Mapping[str, Any] | Iterable[Mapping[str, Any]],
+    ratios: dict[str, Any] | Iterable[dict[str, Any]],
 ) -> "Figure":
     """Draws the trust ratios by which LARS or LARC rescales each layer.
 

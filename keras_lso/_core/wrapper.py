@@ -92,7 +92,7 @@ class Wrapper(keras.optimizers.Optimizer):
     def exclude_from_weight_decay(
         self,
         var_list: Iterable[keras.Variable] | None = None,
-        var_names: Iterable[str] | None = None,
+        var_names: list[str] | tuple[str, ...] | None = None,
     ) -> None:
         """Excludes variables from the inner optimizer's weight decay.
 
@@ -233,7 +233,7 @@ def _values_of(argument, variables, values):
     return values
 
 
-def like(variables: Iterable[keras.Variable], values: Iterable[float]) -> list[Any]:
+def like(variables: Iterable[Any], values: Iterable[Tensor]) -> list[Tensor]:
     """Returns `values` in a list of the type of `variables`.
 
     The results of a stateless step then have the structure of its arguments, as

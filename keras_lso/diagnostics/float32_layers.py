@@ -5,7 +5,7 @@ How a model is made anew is in `model_copies.py`.
 
 import difflib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Literal
 
 import keras
@@ -21,7 +21,7 @@ OTHERS = (None, "mixed_float16", "mixed_bfloat16")
 
 def keep_in_float32(
     model: ModelT,
-    layers: str | keras.layers.Layer | Iterable[str | keras.layers.Layer],
+    layers: str | keras.layers.Layer | Collection[str | keras.layers.Layer],
     others: Literal["mixed_float16", "mixed_bfloat16"] | None = None,
 ) -> ModelT:
     """Returns a model like this one, in which some layers compute in float32.

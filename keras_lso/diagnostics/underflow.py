@@ -8,7 +8,7 @@ import contextlib
 import inspect
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -42,7 +42,7 @@ def underflow_report(
     x: Any,
     y: Any = None,
     sample_weight: Any = None,
-    scales: Iterable[float] | None = None,
+    scales: Sequence[float] | None = None,
 ) -> "UnderflowReport":
     """Counts the underflow and overflow of each layer's gradients in float16.
 

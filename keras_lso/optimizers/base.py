@@ -96,7 +96,7 @@ class OwnOptimizer(RuleOptimizer, methods.Signatures):
     def exclude_from_weight_decay(
         self,
         var_list: Iterable[keras.Variable] | None = None,
-        var_names: Iterable[str] | None = None,
+        var_names: list[str] | tuple[str, ...] | None = None,
     ) -> None:
         """Excludes variables from both kinds of weight decay, not from adaptation.
 
@@ -244,8 +244,8 @@ class LayerAdaptive(OwnOptimizer):
         self,
         learning_rate: float | LearningRateSchedule | Callable[[], Any],
         weight_decay_rate: float,
-        exclude_from_weight_decay: Iterable[str] | None,
-        exclude_from_layer_adaptation: Iterable[str] | None,
+        exclude_from_weight_decay: list[str] | tuple[str, ...] | None,
+        exclude_from_layer_adaptation: list[str] | tuple[str, ...] | None,
         exclude_1d: bool,
         name: str,
         **kwargs: Any,

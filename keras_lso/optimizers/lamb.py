@@ -1,7 +1,7 @@
 """`LAMB`: Adam with layer-wise adaptive rates, for large batches."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -231,8 +231,8 @@ class LAMB(LayerAdaptive):
         beta_2: float = 0.999,
         epsilon: float = 1e-6,
         weight_decay_rate: float = 0.0,
-        exclude_from_weight_decay: Iterable[str] | None = None,
-        exclude_from_layer_adaptation: Iterable[str] | None = None,
+        exclude_from_weight_decay: list[str] | tuple[str, ...] | None = None,
+        exclude_from_layer_adaptation: list[str] | tuple[str, ...] | None = None,
         name: str = "LAMB",
         *,
         bias_correction: bool = True,

@@ -128,7 +128,7 @@ class LARC(Wrapper):
         mode: Literal["clip", "scale"] = "clip",
         min_update: float = 1e-7,
         epsilon: float = 1e-7,
-        exclude: Iterable[str] | None = None,
+        exclude: list[str] | tuple[str, ...] | None = None,
         name: str = "LARC",
     ) -> None:
         check_optimizer(inner_optimizer)

@@ -1,7 +1,7 @@
 """`LARS`: layer-wise adaptive rate scaling, for large batches."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -220,8 +220,8 @@ class LARS(LayerAdaptive):
         eeta: float = 0.001,
         nesterov: bool = False,
         classic_momentum: bool = True,
-        exclude_from_weight_decay: Iterable[str] | None = None,
-        exclude_from_layer_adaptation: Iterable[str] | None = None,
+        exclude_from_weight_decay: list[str] | tuple[str, ...] | None = None,
+        exclude_from_layer_adaptation: list[str] | tuple[str, ...] | None = None,
         name: str = "LARS",
         *,
         trust_ratio: Literal["model_garden", "paper"] = "model_garden",

@@ -1,7 +1,7 @@
 """`NovoGrad`: momentum of gradients that are normalized layer by layer."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -200,7 +200,7 @@ class NovoGrad(OwnOptimizer):
         epsilon: float = 1e-8,
         weight_decay_rate: float = 0.0,
         grad_averaging: bool = False,
-        exclude_from_weight_decay: Iterable[str] | None = None,
+        exclude_from_weight_decay: list[str] | tuple[str, ...] | None = None,
         name: str = "NovoGrad",
         **kwargs: Any,
     ) -> None:

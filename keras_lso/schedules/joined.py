@@ -1,6 +1,6 @@
 """`JoinedSchedules`: schedules one after the other."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, Self
 
 import keras
@@ -60,8 +60,8 @@ class JoinedSchedules(LearningRateSchedule):
 
     def __init__(
         self,
-        schedules: Iterable[LearningRateSchedule | float],
-        boundaries: Iterable[int],
+        schedules: Sequence[LearningRateSchedule | float],
+        boundaries: Sequence[int],
         name: str = "Sequential",
     ) -> None:
         super().__init__()

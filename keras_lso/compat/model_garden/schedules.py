@@ -7,7 +7,7 @@ step late. The polynomial one is in `keras_lso/schedules/`, which needs it too.
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -87,8 +87,8 @@ class PiecewiseConstantDecayWithOffset(schedules.PiecewiseConstantDecay):
         self,
         offset: int = 0,
         *,
-        boundaries: Iterable[int],
-        values: Iterable[float],
+        boundaries: Sequence[int],
+        values: Sequence[float],
         name: str = "PiecewiseConstantDecayWithOffset",
     ) -> None:
         self.offset: int = check.integer("offset", offset)
@@ -548,8 +548,8 @@ class StepCosineDecayWithOffset(LearningRateSchedule):
 
     def __init__(
         self,
-        boundaries: Iterable[int],
-        values: Iterable[float],
+        boundaries: Sequence[int],
+        values: Sequence[float],
         offset: int = 0,
         name: str = "StepCosineDecayWithOffset",
     ) -> None:

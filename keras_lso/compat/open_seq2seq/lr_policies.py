@@ -7,7 +7,7 @@ has one of this name.
 
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from keras_lso._backend.types import Tensor
@@ -96,8 +96,8 @@ if TYPE_CHECKING:  # What `_policy` makes.
     def piecewise_constant(
         global_step: int | Tensor,
         learning_rate: float,
-        boundaries: Iterable[float],
-        decay_rates: Iterable[float],
+        boundaries: Sequence[float],
+        decay_rates: Sequence[float],
         steps_per_epoch: int | None = None,
     ) -> Tensor: ...
 

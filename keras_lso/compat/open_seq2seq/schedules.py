@@ -4,7 +4,7 @@ That one, `FixedLR`, is in `keras_lso/schedules/`, where `get` makes it of a num
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -79,8 +79,8 @@ class PiecewiseConstant(LearningRateSchedule):
     def __init__(
         self,
         learning_rate: float,
-        boundaries: Iterable[float],
-        decay_rates: Iterable[float],
+        boundaries: Sequence[float],
+        decay_rates: Sequence[float],
         steps_per_epoch: int | None = None,
         name: str = "PiecewiseConstant",
     ) -> None:
