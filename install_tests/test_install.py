@@ -119,6 +119,8 @@ def test_it_is_imported_from_where_it_was_installed(bare):
     version, file = bare.run("-c", code).stdout.splitlines()
     assert bare.distribution.name.startswith(f"keras_lso-{version}")
     assert pathlib.Path(file).is_relative_to(bare.folder / "venv")
+    # Without it no type checker looks at the types.
+    assert pathlib.Path(file).with_name("py.typed").exists()
 
 
 def test_its_dependencies_fit(bare):

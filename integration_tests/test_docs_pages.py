@@ -15,8 +15,8 @@ from integration_tests.test_docs import CHECKS, PROGRAMS, SURROUNDINGS
 
 pytestmark = pytest.mark.one_backend
 
-# Not Python, and not run: what the shell takes, what a program prints.
-OTHER_LANGUAGES = {"sh", "text", "mermaid"}
+# Not Python, and not run: what the shell takes, what a program prints, settings.
+OTHER_LANGUAGES = {"sh", "text", "toml", "mermaid"}
 
 
 def test_every_block_says_what_it_is():

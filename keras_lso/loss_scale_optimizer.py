@@ -112,23 +112,21 @@ class LossScaleOptimizer(
 
     Args:
         inner_optimizer: The `keras.optimizers.Optimizer` to wrap.
-        dynamic: Bool. Whether the scale adapts itself. Defaults to `True`. If
-            `False`, it stays at `initial_scale`.
-        initial_scale: Float. The scale of the first step. Defaults to `2**15`;
-            required if `dynamic` is `False`. Too high is better than too low:
-            the scale falls at every overflow but rises slowly. `"auto"`: it begins
-            at `2**15` and falls by a factor of 16 until a step is finite, as
+        dynamic: Whether the scale adapts itself. Defaults to `True`. If `False`, it
+            stays at `initial_scale`.
+        initial_scale: The scale of the first step. Defaults to `2**15`; required if
+            `dynamic` is `False`. Too high is better than too low: the scale falls at
+            every overflow but rises slowly. `"auto"`: it begins at `2**15` and falls by
+            a factor of 16 until a step is finite, as
             `keras_lso.loss_scales.SearchingLossScale` has it.
-        dynamic_growth_steps: Int. Number of finite steps after which the scale
-            doubles. Defaults to `2000`. Not for a fixed scale.
+        dynamic_growth_steps: Number of finite steps after which the scale doubles.
+            Defaults to `2000`. Not for a fixed scale.
         loss_scale: A `keras_lso.loss_scales.LossScale` to use in place of the
             scale that the other arguments describe, none of which may then be
             given. Also what `keras_lso.loss_scales.get` takes: a number,
             `"dynamic"`, a config dict.
-        min_scale: Float. The dynamic scale never falls below it. Defaults to
-            `2**-14`.
-        max_scale: Float. The dynamic scale never rises above it. Defaults to
-            `2**24`.
+        min_scale: The dynamic scale never falls below it. Defaults to `2**-14`.
+        max_scale: The dynamic scale never rises above it. Defaults to `2**24`.
         master_weights: `"auto"`, `"float32"`, `"remainder"`, `"stochastic"`, True or
             False. How weights in float16 or bfloat16 keep steps that are too small
             for 16 bits, in a model under the dtype policy `"float16"` or
@@ -149,8 +147,7 @@ class LossScaleOptimizer(
         spike_guard: A `keras_lso.SpikeGuard`, which says by the norm of the gradients
             which steps are outliers. These are skipped, and leave the loss scale as it
             is. Defaults to `None`: none is.
-        name: String. The name of the optimizer. Defaults to
-            `"loss_scale_optimizer"`.
+        name: The name of the optimizer. Defaults to `"loss_scale_optimizer"`.
 
     Attributes:
         inner_optimizer: The wrapped optimizer. Its hyperparameters (`momentum`,
@@ -279,7 +276,7 @@ class LossScaleOptimizer(
         """Creates the variables of the inner optimizer and of the loss scale.
 
         Args:
-            variables: List of the trainable variables.
+            variables: The trainable variables.
         """
         if self.built:
             return
@@ -329,8 +326,8 @@ class LossScaleOptimizer(
         """Multiplies the loss by the loss scale.
 
         Args:
-            loss: Tensor or number. A float16 loss is promoted to float32, in
-                which no loss scale overflows.
+            loss: A float16 loss is promoted to float32, in which no loss scale
+                overflows.
 
         Returns:
             The scaled loss.
@@ -364,7 +361,7 @@ class LossScaleOptimizer(
         scales) need the other way: hand `apply` the scaled gradients.
 
         Args:
-            grads: List of tensors, dense or sparse. None passes through.
+            grads: Tensors, dense or sparse. None passes through.
 
         Returns:
             A new list. What was narrower than float32 is float32 now: dividing
@@ -391,21 +388,21 @@ class LossScaleOptimizer(
         optimizer, bit for bit.
 
         Args:
-            grads: List of gradients, one for each variable; None where a
-                variable has none. Integers count as float32.
-            trainable_variables: List of variables. Defaults to those that the
-                optimizer was built for; the first call builds it.
-            scaled: Bool or None. Whether `grads` are of the scaled loss.
-                Defaults to `None`: they are, unless `get_unscaled_gradients` was
-                called after the last `scale_loss` or `get_scaled_loss`.
-            update_scale: Bool. Whether this step moves the loss scale. Defaults
-                to `True`. With several losses in one step, set it to `False` for
-                all but the last, which then answers for their overflows too.
-            axis_name: String or tuple of strings. On JAX, inside of `jax.shard_map`
-                or `jax.pmap`: the axis over which the gradients are still to be
-                averaged. Defaults to `None`: the caller has done that. Gradients
-                and variables that are shards are told by their types, inside of a
-                `jax.shard_map` with `check_vma=True`, its default, only.
+            grads: The gradients, one for each variable; None where a variable has none.
+                Integers count as float32.
+            trainable_variables: The variables. Defaults to those that the optimizer was
+                built for; the first call builds it.
+            scaled: Whether `grads` are of the scaled loss. Defaults to `None`: they
+                are, unless `get_unscaled_gradients` was called after the last
+                `scale_loss` or `get_scaled_loss`.
+            update_scale: Whether this step moves the loss scale. Defaults to `True`.
+                With several losses in one step, set it to `False` for all but the last,
+                which then answers for their overflows too.
+            axis_name: On JAX, inside of `jax.shard_map` or `jax.pmap`: the axis over
+                which the gradients are still to be averaged. Defaults to `None`: the
+                caller has done that. Gradients and variables that are shards are told
+                by their types, inside of a `jax.shard_map` with `check_vma=True`, its
+                default, only.
 
         Raises:
             TypeError: If one of the two is no list, or if they are swapped.
@@ -446,13 +443,13 @@ class LossScaleOptimizer(
         """Updates the variables, or skips the step if a gradient is not finite.
 
         Args:
-            grads_and_vars: List of `(gradient, variable)` pairs.
-            name: String. Defaults to `None`. Keras 3 does not name operations.
-            experimental_aggregate_gradients: Bool. Whether to add up the gradients
-                of all replicas of a `tf.distribute.Strategy`. Defaults to `True`.
-                If `False`, the caller has already done so.
-            skip_gradients_aggregation: Bool. The opposite, as later versions of
-                tf.keras have it. Defaults to `False`.
+            grads_and_vars: The `(gradient, variable)` pairs.
+            name: Defaults to `None`. Keras 3 does not name operations.
+            experimental_aggregate_gradients: Whether to add up the gradients of all
+                replicas of a `tf.distribute.Strategy`. Defaults to `True`. If `False`,
+                the caller has already done so.
+            skip_gradients_aggregation: The opposite, as later versions of tf.keras have
+                it. Defaults to `False`.
             scaled: See `apply`. Defaults to `None`.
             update_scale: See `apply`. Defaults to `True`.
             axis_name: See `apply`. Defaults to `None`.
@@ -499,10 +496,10 @@ class LossScaleOptimizer(
         The values that come in stay as they are.
 
         Args:
-            optimizer_variables: List of tensors, the values of `variables`.
-            grads: List of gradients, one for each trainable variable.
-            trainable_variables: List of tensors, the values of the variables that
-                the optimizer was built for.
+            optimizer_variables: The values of `variables`.
+            grads: The gradients, one for each trainable variable.
+            trainable_variables: The values of the variables that the optimizer was
+                built for.
             scaled: See `apply`. Defaults to `None`.
             update_scale: See `apply`. Defaults to `True`.
             axis_name: See `apply`. Defaults to `None`.
@@ -532,7 +529,7 @@ class LossScaleOptimizer(
         it warns if the last steps were skipped for a learning rate that is not finite.
 
         Args:
-            var_list: List of trainable variables.
+            var_list: The trainable variables.
         """
         var_list = as_list("var_list", var_list, "variables")
         if not self.built:
@@ -632,8 +629,8 @@ class LossScaleOptimizer(
         diverged. This reads one number from the device: do not call it at each step.
 
         Args:
-            patience: Int. Number of consecutive steps, all skipped at the lowest
-                scale, after which training counts as stalled. Defaults to `50`.
+            patience: Number of consecutive steps, all skipped at the lowest scale,
+                after which training counts as stalled. Defaults to `50`.
 
         Raises:
             FloatingPointError: If that many steps were skipped.
@@ -681,8 +678,8 @@ class LossScaleOptimizer(
         `record_overflows`. In `fit`, `keras_lso.callbacks.StepRecord` calls this.
 
         Args:
-            length: Int. The number of steps that the ring holds. Read it at least as
-                often. Defaults to `512`.
+            length: The number of steps that the ring holds. Read it at least as often.
+                Defaults to `512`.
 
         Raises:
             ValueError: If fewer steps are recorded already.
@@ -820,9 +817,9 @@ class LossScaleOptimizer(
         """Makes an optimizer from what `get_config` returned.
 
         Args:
-            config: Dict. One of Keras's own `LossScaleOptimizer` will do, and one of
-                any version of tf.keras.
-            custom_objects: Dict of names to classes that the config refers to.
+            config: One of Keras's own `LossScaleOptimizer` will do, and one of any
+                version of tf.keras.
+            custom_objects: The classes that the config refers to, by their names.
 
         Returns:
             A `LossScaleOptimizer`.
@@ -907,9 +904,9 @@ def read_config(
     """Returns the arguments in a config of a `LossScaleOptimizer`.
 
     Args:
-        config: Dict, what `get_config` returned.
-        custom_objects: Dict of names to classes that the config refers to. Defaults to
-            `None`.
+        config: What `get_config` returned.
+        custom_objects: The classes that the config refers to, by their names. Defaults
+            to `None`.
 
     Returns:
         A tuple of the inner optimizer and a dict of the other arguments.

@@ -14,13 +14,14 @@ import itertools
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import keras
 import numpy as np
 from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
+from keras_lso._backend.types import FunctionT
 from keras_lso._core.checks import check_int
 from keras_lso._core.record_file import COLUMNS, RecordFile
 
@@ -45,7 +46,7 @@ _GRID = {"axes.grid": True, "grid.alpha": 0.33, "grid.linewidth": 0.6}
 _MOST_POINTS = 1000
 
 
-def _in_style(draw):
+def _in_style(draw: FunctionT) -> FunctionT:
     """Lets a function draw in the user's style, completed by that of the package."""
 
     @functools.wraps(draw)
@@ -63,7 +64,7 @@ def _in_style(draw):
         with matplotlib.rc_context(style):
             return draw(*args, **kwargs)
 
-    return draw_in_style
+    return cast(FunctionT, draw_in_style)
 
 
 @_in_style
@@ -78,7 +79,7 @@ def plot_schedule(
     Args:
         schedules: A learning-rate schedule, a list of them, or a dict of labels to
             them.
-        steps: Int of at least 2. The number of steps to draw, from step 0 on.
+        steps: At least 2. The number of steps to draw, from step 0 on.
 
     Returns:
         A `matplotlib` figure.
@@ -203,7 +204,7 @@ def plot_record(
     reason. Spikes are marked at their norm, overflows at their loss scale.
 
     Args:
-        record: String or path of the file. Or a dict of arrays, as
+        record: The path of the file. Or a dict of arrays, as
             `LossScaleOptimizer.read_record` returns it, or a list of such, as
             `history.history["step_record"]` is.
 
@@ -295,7 +296,7 @@ def _draw_reasons(axis, steps, outcomes):
 
 @_in_style
 def plot_trust_ratios(
-    ratios: Mapping[str, Any] | Iterable[Mapping[str, Any]],
+    ratios: dict[str, Any] | Iterable[dict[str, Any]],
 ) -> "Figure":
     """Draws the trust ratios by which LARS or LARC rescales each layer.
 

@@ -33,8 +33,8 @@ def report():
         capture_output=True,
         text=True,
     )
-    # It exits with 1 if a type is missing.
-    if done.returncode not in (0, 1):
+    # It exits with 1 if a type is missing, and Python if it has no such module.
+    if not done.stdout.startswith("{"):
         raise SystemExit(done.stderr or done.stdout)
     return json.loads(done.stdout)
 

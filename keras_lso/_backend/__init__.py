@@ -39,4 +39,4 @@ def without_kernels(cls):
 
 
 _cls = _framework_class()
-backend = (without_kernels(_cls) if KERNELS == "generic" else _cls)()
+backend: Framework = (without_kernels(_cls) if KERNELS == "generic" else _cls)()

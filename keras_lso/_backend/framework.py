@@ -21,6 +21,7 @@ from keras import ops
 from keras_lso._backend import autodiff, formulas, tensors
 from keras_lso._backend.measurement import Measurement
 from keras_lso._backend.scalars import Scalars
+from keras_lso._backend.types import FunctionT
 
 
 class Framework:
@@ -434,7 +435,7 @@ class Framework:
         autodiff.refuse_to_differentiate()
 
     # --- Variables and compiled functions -----------------------------------------
-    def as_written(self, function):
+    def as_written(self, function: FunctionT) -> FunctionT:
         """Decorates a function that a compiler traces without rewriting its source.
 
         What it calls is not rewritten either, on TensorFlow by AutoGraph.

@@ -46,13 +46,12 @@ def minimize(
         loss: Callable without arguments that returns the loss. Or a tensor: on
             TensorFlow together with `tape`, on PyTorch without. JAX cannot
             differentiate a tensor.
-        var_list: List or tuple of the variables to update, or callable that
-            returns it. Use a callable if the first call of `loss` creates
-            variables. (JAX then repeats that call.) One variable counts as a
-            list of it, as in tf.keras 2.
+        var_list: The variables to update, or a callable that returns them. Use a
+            callable if the first call of `loss` creates variables. (JAX then repeats
+            that call.) One variable counts as a list of it, as in tf.keras 2.
         grad_loss: Tensor of the loss's shape, by which its elements are
             weighted. Defaults to `None`: by 1.
-        name: String. Defaults to `None`. Keras 3 does not name operations.
+        name: Defaults to `None`. Keras 3 does not name operations.
         tape: The `tf.GradientTape` under which a tensor `loss` was computed, or
             a part of what a callable returns. Defaults to `None`.
 
@@ -88,8 +87,8 @@ def apply_gradients(
     """Applies gradients to variables.
 
     Args:
-        grads_and_vars: List of `(gradient, variable)` pairs.
-        name: String. Defaults to `None`. Keras 3 does not name operations.
+        grads_and_vars: The `(gradient, variable)` pairs.
+        name: Defaults to `None`. Keras 3 does not name operations.
         experimental_aggregate_gradients: See
             `keras_lso.LossScaleOptimizer.apply_gradients`. Defaults to `True`.
         skip_gradients_aggregation: See there. Defaults to `False`.

@@ -44,15 +44,15 @@ class SpikeGuard:
     was learned at that scale.
 
     Args:
-        threshold: Float above 0. By how many standard deviations a norm may lie above
-            the mean of the history. Defaults to `6.0`.
-        window: Int of 2 or more. The number of norms in the history, of finite steps.
-            Defaults to `128`.
-        warmup: Int of 2 or more. The number of norms that the history needs before a
-            step is judged by it; `window` if that is less. Defaults to `64`.
-        max_norm: Float above 0. A norm above it is an outlier whatever the history is,
-            from the first step on, and for any number of steps. Defaults to `None`:
-            there is no such limit.
+        threshold: Above 0. By how many standard deviations a norm may lie above the
+            mean of the history. Defaults to `6.0`.
+        window: 2 or more. The number of norms in the history, of finite steps. Defaults
+            to `128`.
+        warmup: 2 or more. The number of norms that the history needs before a step is
+            judged by it; `window` if that is less. Defaults to `64`.
+        max_norm: Above 0. A norm above it is an outlier whatever the history is, from
+            the first step on, and for any number of steps. Defaults to `None`: there is
+            no such limit.
 
     Example:
 
@@ -102,7 +102,7 @@ class SpikeGuard:
         """Returns the guard that a config describes.
 
         Args:
-            config: Dict, what `get_config` returned.
+            config: What `get_config` returned.
         """
         return cls(**config)
 

@@ -92,17 +92,17 @@ class Wrapper(keras.optimizers.Optimizer):
     def exclude_from_weight_decay(
         self,
         var_list: Iterable[keras.Variable] | None = None,
-        var_names: Iterable[str] | None = None,
+        var_names: list[str] | tuple[str, ...] | None = None,
     ) -> None:
         """Excludes variables from the inner optimizer's weight decay.
 
         Args:
-            var_list: List of variables to exclude. Defaults to `None`.
-            var_names: List of regular expressions; a variable is excluded if its
-                name holds a match of one of them. Keras's optimizers look for them in
-                the last part of the path, and on TensorFlow in the whole path. The
-                `:0` at the end of TensorFlow's names may be in an expression on all
-                backends. Defaults to `None`.
+            var_list: The variables to exclude. Defaults to `None`.
+            var_names: Regular expressions; a variable is excluded if its name holds a
+                match of one of them. Keras's optimizers look for them in the last part
+                of the path, and on TensorFlow in the whole path. The `:0` at the end of
+                TensorFlow's names may be in an expression on all backends. Defaults to
+                `None`.
 
         Raises:
             ValueError: From Keras 3.16 on, if the optimizer has been built.
@@ -182,11 +182,10 @@ class Wrapper(keras.optimizers.Optimizer):
         The values that come in stay as they are.
 
         Args:
-            optimizer_variables: List of tensors, the values of
-                `optimizer.variables`.
-            grads: List of gradients, one for each trainable variable.
-            trainable_variables: List of tensors, the values of the variables that
-                the optimizer was built for.
+            optimizer_variables: The values of `optimizer.variables`.
+            grads: The gradients, one for each trainable variable.
+            trainable_variables: The values of the variables that the optimizer was
+                built for.
             **kwargs: See `apply`.
 
         Returns:
@@ -237,7 +236,7 @@ def _values_of(argument, variables, values):
     return values
 
 
-def like(variables: Iterable[keras.Variable], values: Iterable[float]) -> list[Any]:
+def like(variables: Iterable[Any], values: Iterable[Tensor]) -> list[Tensor]:
     """Returns `values` in a list of the type of `variables`.
 
     The results of a stateless step then have the structure of its arguments, as

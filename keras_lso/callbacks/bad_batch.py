@@ -20,7 +20,7 @@ class BadBatch:
     It holds the batches since `look` was called last.
 
     Args:
-        path: String or path that ends with `.npz`.
+        path: A path that ends with `.npz`.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -67,8 +67,8 @@ class BadBatch:
         """Writes the batch that was found.
 
         Args:
-            since: Int. The number of its step.
-            variables: List of the variables whose gradients were not finite.
+            since: The number of its step.
+            variables: The variables whose gradients were not finite.
         """
         arrays = {"step": np.array(since), "variables": _texts(map(path_of, variables))}
         parts = keras.utils.unpack_x_y_sample_weight(self._found)

@@ -39,9 +39,9 @@ class Copies:
 
     Args:
         optimizer: The model's `LossScaleOptimizer`.
-        every: Int. The number of applied steps between two copies.
-        keep: Int. The number of copies.
-        factor: Float that the learning rate is multiplied by at each `restore`.
+        every: The number of applied steps between two copies.
+        keep: The number of copies.
+        factor: What the learning rate is multiplied by at each `restore`.
 
     Attributes:
         restored: Int. How often training has gone back to a copy.
@@ -68,7 +68,7 @@ class Copies:
 
         Args:
             model: The model.
-            steps: Int. The number of steps so far, applied or skipped, or a larger one.
+            steps: The number of steps so far, applied or skipped, or a larger one.
         """
         attempted, applied = self._counts()
         if self._copies:
@@ -94,7 +94,7 @@ class Copies:
         Args:
             model: See `take`.
             steps: See `take`.
-            before: Int. The number of steps before the first that was skipped.
+            before: The number of steps before the first that was skipped.
 
         Returns:
             The `Copy`, None if there is none.

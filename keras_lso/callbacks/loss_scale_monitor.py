@@ -56,29 +56,28 @@ class LossScaleMonitor(OptimizerCallback):
     time.
 
     Args:
-        log_dir: String or path. Directory of an event file for TensorBoard, with the
-            two scalars for each epoch and for every `patience` batches, by the step of
-            the optimizer, applied or skipped. Each `fit` writes a file of its own.
-            Defaults to `None`: no file is written.
-        patience: Int. Number of consecutive steps, all skipped at the lowest scale or
-            with a learning rate that is not finite, after which training counts as
-            stalled. Defaults to `50`.
+        log_dir: The directory of an event file for TensorBoard, with the two scalars
+            for each epoch and for every `patience` batches, by the step of the
+            optimizer, applied or skipped. Each `fit` writes a file of its own. Defaults
+            to `None`: no file is written.
+        patience: Number of consecutive steps, all skipped at the lowest scale or with a
+            learning rate that is not finite, after which training counts as stalled.
+            Defaults to `50`.
         on_stall: The reaction to a stall: `"warn"`, `"stop"` (a warning, and `fit`
             ends), `"raise"`, or `"restore"`. Defaults to `"warn"`.
-        keep_every: Int. With `"restore"`, the number of applied steps between two
-            copies. Those that hold inf or NaN are not kept. Defaults to `500`.
-        keep: Int. With `"restore"`, the number of copies that are kept. Defaults to
-            `2`.
-        learning_rate_factor: Float above 0 and at most 1. With `"restore"`, what the
-            learning rate is multiplied by each time: a number, or all rates of a
-            schedule, which is then a `keras_lso.schedules.Scaled`. Defaults to `0.5`.
-        retries: Int. With `"restore"`, how often training may go back to a copy in one
+        keep_every: With `"restore"`, the number of applied steps between two copies.
+            Those that hold inf or NaN are not kept. Defaults to `500`.
+        keep: With `"restore"`, the number of copies that are kept. Defaults to `2`.
+        learning_rate_factor: Above 0 and at most 1. With `"restore"`, what the learning
+            rate is multiplied by each time: a number, or all rates of a schedule, which
+            is then a `keras_lso.schedules.Scaled`. Defaults to `0.5`.
+        retries: With `"restore"`, how often training may go back to a copy in one
             `fit`, before a stall raises an error. Defaults to `3`.
-        save_bad_batch: String or path that ends with `.npz`. At a stall this file gets
-            the batch of the first step that was skipped at the lowest loss scale (`x`,
-            `y` and `sample_weight`; of nested inputs `x/name`), the number of its
-            `step`, and `variables`, the paths of the variables whose gradients are not
-            finite. Up to `patience` batches are held for it. Defaults to `None`.
+        save_bad_batch: A path that ends with `.npz`. At a stall this file gets the
+            batch of the first step that was skipped at the lowest loss scale (`x`, `y`
+            and `sample_weight`; of nested inputs `x/name`), the number of its `step`,
+            and `variables`, the paths of the variables whose gradients are not finite.
+            Up to `patience` batches are held for it. Defaults to `None`.
 
     Raises:
         ValueError, TypeError: If an argument is none of the above, or if the model's

@@ -14,8 +14,7 @@ class OptimizerCallback(keras.callbacks.Callback):
     """A callback that finds the model's optimizer, and may write for TensorBoard.
 
     Args:
-        log_dir: String or path. Directory of an event file, one for each `fit`; `None`
-            for no file.
+        log_dir: The directory of an event file, one for each `fit`; `None` for no file.
 
     Raises:
         ImportError: If there is a `log_dir` and TensorBoard is not installed.

@@ -34,16 +34,16 @@ class StepRecord(OptimizerCallback):
     a directory to one: the record is the same in all.
 
     Args:
-        path: String or path of a file that ends with `.jsonl` or `.json` (a JSON object
-            a line) or `.csv`. Steps are appended to a file that exists: of a step that
-            is there twice, since training went back to a checkpoint, the last one
-            counts. What is no number, or not known, is `null`, or empty. Defaults to
-            `None`: no file is written.
-        log_dir: String or path. Directory of an event file for TensorBoard, with a
-            scalar for each number. Each `fit` writes a file of its own. Defaults to
-            `None`: no file is written.
-        every: Int. Of so many steps one is written, and each that is skipped. Defaults
-            to `1`.
+        path: The path of a file that ends with `.jsonl` or `.json` (a JSON object a
+            line) or `.csv`. Steps are appended to a file that exists: of a step that is
+            there twice, since training went back to a checkpoint, the last one counts.
+            What is no number, or not known, is `null`, or empty. Defaults to `None`: no
+            file is written.
+        log_dir: The directory of an event file for TensorBoard, with a scalar for each
+            number. Each `fit` writes a file of its own. Defaults to `None`: no file is
+            written.
+        every: Of so many steps one is written, and each that is skipped. Defaults to
+            `1`.
 
     Raises:
         ValueError, TypeError: If an argument is none of the above, if a file has other

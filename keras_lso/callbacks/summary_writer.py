@@ -16,7 +16,7 @@ class SummaryWriter:
     """Writes scalars and histograms into an event file, by TensorBoard's own writer.
 
     Args:
-        log_dir: String or path. The directory of the file.
+        log_dir: The directory of the file.
 
     Raises:
         ImportError: If TensorBoard is not installed.
@@ -33,8 +33,8 @@ class SummaryWriter:
         """Writes the values of steps.
 
         Args:
-            steps: Iterable of tuples of an int, the step, and a dict of tags to tensors
-                or numbers. A scalar is written as such, anything else as a histogram.
+            steps: Tuples of a step and a dict of tags to tensors or numbers. A scalar
+                is written as such, anything else as a histogram.
         """
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.plugins.histogram.summary import histogram_pb

@@ -24,9 +24,9 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
     swapped.
 
     Args:
-        swap_on_epoch: Bool. Whether to swap at the end of each epoch and restore the
-            weights at the beginning of the next, so that a `ModelCheckpoint` that comes
-            after it in the list of callbacks saves the averages. Defaults to `False`.
+        swap_on_epoch: Whether to swap at the end of each epoch and restore the weights
+            at the beginning of the next, so that a `ModelCheckpoint` that comes after
+            it in the list of callbacks saves the averages. Defaults to `False`.
 
     Example:
 

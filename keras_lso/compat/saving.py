@@ -36,9 +36,9 @@ def deserialize(
     classes by their bare names, does neither.
 
     Args:
-        config: Dict, as `keras.optimizers.serialize` returns it.
-        custom_objects: Dict of names to classes that the config refers to.
-            Defaults to `None`.
+        config: As `keras.optimizers.serialize` returns it.
+        custom_objects: The classes that the config refers to, by their names. Defaults
+            to `None`.
 
     Returns:
         A Keras optimizer.
@@ -82,11 +82,11 @@ def load_model(
 
     Args:
         filepath: Path of a `.keras` or `.h5` file.
-        custom_objects: Dict of names to classes that the file refers to.
-            Defaults to `None`.
-        compile: Bool. Whether to compile the model as it was when it was saved.
-            Defaults to `True`.
-        safe_mode: Bool. Whether to refuse files that contain code. Defaults to `True`.
+        custom_objects: The classes that the file refers to, by their names. Defaults to
+            `None`.
+        compile: Whether to compile the model as it was when it was saved. Defaults to
+            `True`.
+        safe_mode: Whether to refuse files that contain code. Defaults to `True`.
 
     Returns:
         A Keras model.

@@ -119,7 +119,7 @@ def read_names(attributes: Mapping[str, Any], name: str) -> list[str]:
 
     Args:
         attributes: The attributes of a group.
-        name: String, the attribute that holds the list, or the beginning of several.
+        name: The attribute that holds the list, or the beginning of several.
     """
     parts = [name] if name in attributes else _numbered(attributes, name)
     values = [attributes[part] for part in parts]

@@ -72,15 +72,15 @@ def float16_report(
             of batches.
         y: Targets of one batch. Defaults to `None`: `x` yields them, or the model's
             loss needs none, or the forward pass alone is looked at.
-        loss_scale: Float, the loss scale at which to look at the gradients. Defaults to
+        loss_scale: The loss scale at which to look at the gradients. Defaults to
             `None`: the one that `underflow_report` would recommend for the layers that
             are left in float16.
         sample_weight: Weights of the examples. Defaults to `None`: 1, or those that
             `x` yields.
-        batches: Int. How many batches to look at, if `x` yields several. Defaults to 1.
-        training: Bool. Whether the model is called in training mode, where dropout
-            makes values larger and `BatchNormalization` takes the statistics of the
-            batch. The gradients always are those of training. Defaults to `True`.
+        batches: How many batches to look at, if `x` yields several. Defaults to 1.
+        training: Whether the model is called in training mode, where dropout makes
+            values larger and `BatchNormalization` takes the statistics of the batch.
+            The gradients always are those of training. Defaults to `True`.
 
     Returns:
         A `Float16Report`.
@@ -270,8 +270,8 @@ class Float16Report:
         """Draws the largest magnitudes of each layer beside the range of float16.
 
         Args:
-            path: String or path of a file to save the picture to. Defaults to `None`:
-                it is only returned.
+            path: The file to save the picture to. Defaults to `None`: it is only
+                returned.
 
         Returns:
             A `matplotlib` figure.

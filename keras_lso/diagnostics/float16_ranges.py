@@ -167,8 +167,8 @@ def explain_gradients(found: LayerRange, scale: float, recommended: float) -> No
 
     Args:
         found: `LayerRange`.
-        scale: Float, the loss scale of the gradients' counts.
-        recommended: Float, the loss scale that serves the layers best.
+        scale: The loss scale of the gradients' counts.
+        recommended: The loss scale that serves the layers best.
     """
     counts: Any = found.gradients  # They have just been counted.
     at = f"at the loss scale {scale:g}"

@@ -5,7 +5,7 @@ How a model is made anew is in `model_copies.py`.
 
 import difflib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection
 from typing import Literal
 
 import keras
@@ -21,7 +21,7 @@ OTHERS = (None, "mixed_float16", "mixed_bfloat16")
 
 def keep_in_float32(
     model: ModelT,
-    layers: str | keras.layers.Layer | Iterable[str | keras.layers.Layer],
+    layers: str | keras.layers.Layer | Collection[str | keras.layers.Layer],
     others: Literal["mixed_float16", "mixed_bfloat16"] | None = None,
 ) -> ModelT:
     """Returns a model like this one, in which some layers compute in float32.
@@ -46,10 +46,10 @@ def keep_in_float32(
     Args:
         model: A `keras.Model` that is built: `Sequential`, functional, or subclassed
             with a `get_config`.
-        layers: List of names, paths or layer objects, or one of these. A path is the
-            names of the layers that a layer is in and its own, such as
-            `"encoder/dense"`, as `float16_report` writes it.
-        others: String, the dtype policy of all other layers that compute in float32 or
+        layers: Names, paths or layer objects, or one of these. A path is the names of
+            the layers that a layer is in and its own, such as `"encoder/dense"`, as
+            `float16_report` writes it.
+        others: The dtype policy of all other layers that compute in float32 or
             bfloat16, `"mixed_float16"` or `"mixed_bfloat16"`. Defaults to `None`: they
             keep theirs.
 

@@ -254,7 +254,7 @@ class _Before:
 
     Args:
         find: Callable that returns the list of the variables.
-        guards: List of the `LossScaleOptimizer`s, each of which may skip.
+        guards: The `LossScaleOptimizer`s, each of which may skip.
     """
 
     def __init__(

@@ -24,7 +24,7 @@ def batches_of(
         x: Inputs of one batch, or a dataset.
         y: Targets of one batch, or None.
         sample_weight: Weights of the examples of one batch, or None.
-        count: Int. How many batches of a dataset to return, if it has as many.
+        count: How many batches of a dataset to return, if it has as many.
 
     Returns:
         List of tuples of inputs, targets and weights, tensors or None.

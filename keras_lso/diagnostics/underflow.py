@@ -8,7 +8,7 @@ import contextlib
 import inspect
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import keras
@@ -42,7 +42,7 @@ def underflow_report(
     x: Any,
     y: Any = None,
     sample_weight: Any = None,
-    scales: Iterable[float] | None = None,
+    scales: Sequence[float] | None = None,
 ) -> "UnderflowReport":
     """Counts the underflow and overflow of each layer's gradients in float16.
 
@@ -74,8 +74,8 @@ def underflow_report(
             loss needs none.
         sample_weight: Weights of the examples. Defaults to `None`: 1, or those that
             `x` yields.
-        scales: List of floats, the loss scales to report on. Defaults to `None`: every
-            second power of two from 1 to `2**24`.
+        scales: The loss scales to report on. Defaults to `None`: every second power of
+            two from 1 to `2**24`.
 
     Returns:
         An `UnderflowReport`.
@@ -291,8 +291,8 @@ class UnderflowReport:
         """Draws the shares of each layer against the scale.
 
         Args:
-            path: String or path of a file to save the picture to. Defaults to `None`:
-                it is only returned.
+            path: The file to save the picture to. Defaults to `None`: it is only
+                returned.
 
         Returns:
             A `matplotlib` figure.

@@ -45,20 +45,19 @@ class DynamicLossScale(LossScale):
     DeepSpeed and Megatron-LM do.
 
     Args:
-        initial_loss_scale: Float. The scale of the first step. Defaults to
-            `2**15`.
-        increment_period: Int. Number of finite steps after which the scale
-            grows. Defaults to `2000`.
-        multiplier: Float above 1. The factor of growth, and its inverse that of
-            backoff. Defaults to `2.0`.
-        growth_factor: Float above 1. Defaults to `multiplier`.
-        backoff_factor: Float between 0 and 1. Defaults to `1 / multiplier`.
-        min_scale: Float. The scale never falls below it. Defaults to `2**-14`.
-        max_scale: Float. The scale never rises above it. Defaults to `2**24`.
-        hysteresis: Int. The number of overflows at which the scale first drops.
-            Defaults to `1`: at once.
-        consecutive_hysteresis: Bool. Whether every good step refills the budget
-            of overflows. Defaults to `False`: growth does.
+        initial_loss_scale: The scale of the first step. Defaults to `2**15`.
+        increment_period: Number of finite steps after which the scale grows. Defaults
+            to `2000`.
+        multiplier: Above 1. The factor of growth, and its inverse that of backoff.
+            Defaults to `2.0`.
+        growth_factor: Above 1. Defaults to `multiplier`.
+        backoff_factor: Between 0 and 1. Defaults to `1 / multiplier`.
+        min_scale: The scale never falls below it. Defaults to `2**-14`.
+        max_scale: The scale never rises above it. Defaults to `2**24`.
+        hysteresis: The number of overflows at which the scale first drops. Defaults to
+            `1`: at once.
+        consecutive_hysteresis: Whether every good step refills the budget of overflows.
+            Defaults to `False`: growth does.
 
     Example:
 
@@ -123,8 +122,10 @@ class DynamicLossScale(LossScale):
 
     def step(self, finite: bool | Tensor, amax: float | Tensor | None = None) -> None:
         finite = backend.scalar(finite, "bool")
+        scale, good_steps = storage_of([self.scale, self.step_counter])
         backend.scalars.move_scale(
-            *storage_of([self.scale, self.step_counter]),
+            scale,
+            good_steps,
             finite,
             None if self.hysteresis == 1 else self._spend_overflow(finite),
             self.growth_factor,

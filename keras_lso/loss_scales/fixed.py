@@ -17,7 +17,7 @@ class FixedLossScale(LossScale):
     overflow never reaches a weight. (In tf.keras and TF1 it does.)
 
     Args:
-        loss_scale_value: Float. The loss scale, positive and finite in float32.
+        loss_scale_value: The loss scale, positive and finite in float32.
 
     Example:
 

@@ -56,18 +56,18 @@ class LogMaxLossScale(LossScale):
     gradients above `2**16` need a lower `scale_min`.
 
     Args:
-        scale_min: Float. The scale never falls below it. Defaults to `1.0`.
-        scale_max: Float. The scale never rises above it. Defaults to `2**14`.
-        log_max: Float. The logarithm (base 2) that stands for the largest magnitude
-            of a step that overflows. Defaults to `16.0`.
-        beta1: Float between 0 and 1. The decay of the mean. Defaults to `0.99`.
-        beta2: Float between 0 and 1. The decay of the averages behind the spread.
-            Defaults to `0.999`.
-        overflow_std_dev: Float of zero or more. How many standard deviations above
-            the mean float16 is to end. Defaults to `3.09`: a thousandth of the steps
-            overflow, if the distribution is normal.
-        original_overflow: Bool. Whether an overflow counts as OpenSeq2Seq counts it.
-            Defaults to `False`.
+        scale_min: The scale never falls below it. Defaults to `1.0`.
+        scale_max: The scale never rises above it. Defaults to `2**14`.
+        log_max: The logarithm (base 2) that stands for the largest magnitude of a step
+            that overflows. Defaults to `16.0`.
+        beta1: Between 0 and 1. The decay of the mean. Defaults to `0.99`.
+        beta2: Between 0 and 1. The decay of the averages behind the spread. Defaults to
+            `0.999`.
+        overflow_std_dev: Zero or more. How many standard deviations above the mean
+            float16 is to end. Defaults to `3.09`: a thousandth of the steps overflow,
+            if the distribution is normal.
+        original_overflow: Whether an overflow counts as OpenSeq2Seq counts it. Defaults
+            to `False`.
 
     Raises:
         ValueError, TypeError: If an argument is none of these.

@@ -95,8 +95,8 @@ def deserialize(
     """Returns the loss-scale policy that a config dict describes.
 
     Args:
-        config: Dict, as `serialize` returns it, or as TF1 wrote it.
-        custom_objects: Dict of names to classes that the config refers to. Defaults
+        config: As `serialize` returns it, or as TF1 wrote it.
+        custom_objects: The classes that the config refers to, by their names. Defaults
             to `None`.
 
     Returns:

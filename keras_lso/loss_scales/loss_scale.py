@@ -37,10 +37,9 @@ class LossScale:
     gradients by its inverse: move it by `assign_scale`, and leave `value` as it is.
 
     Args:
-        initial_loss_scale: Float. The scale of the first step, positive and
-            finite in float32.
-        min_scale: Float. The scale never falls below it. Defaults to `2**-14`.
-        max_scale: Float. The scale never rises above it. Defaults to `2**24`.
+        initial_loss_scale: The scale of the first step, positive and finite in float32.
+        min_scale: The scale never falls below it. Defaults to `2**-14`.
+        max_scale: The scale never rises above it. Defaults to `2**24`.
 
     Example:
 

@@ -57,17 +57,17 @@ class SearchingLossScale(DynamicLossScale):
     defaults. Keras's own class halves its scale at each of these steps.
 
     Args:
-        initial_loss_scale: Float. The scale of the first step. Defaults to `2**15`.
-        increment_period: Int. Number of finite steps after which the scale grows once
-            it is found. Defaults to `2000`.
-        multiplier: Float above 1. The factor of growth, and its inverse that of
-            backoff. Defaults to `2.0`.
-        search_factor: Float of at least `multiplier`. What the scale is divided by at
-            an overflow before the first finite step. Defaults to `16.0`.
-        search_period: Int. Number of finite steps after which the scale grows before
-            it is found. Defaults to `20`.
-        min_scale: Float. The scale never falls below it. Defaults to `2**-14`.
-        max_scale: Float. The scale never rises above it. Defaults to `2**24`.
+        initial_loss_scale: The scale of the first step. Defaults to `2**15`.
+        increment_period: Number of finite steps after which the scale grows once it is
+            found. Defaults to `2000`.
+        multiplier: Above 1. The factor of growth, and its inverse that of backoff.
+            Defaults to `2.0`.
+        search_factor: At least `multiplier`. What the scale is divided by at an
+            overflow before the first finite step. Defaults to `16.0`.
+        search_period: Number of finite steps after which the scale grows before it is
+            found. Defaults to `20`.
+        min_scale: The scale never falls below it. Defaults to `2**-14`.
+        max_scale: The scale never rises above it. Defaults to `2**24`.
 
     Example:
 

@@ -80,7 +80,7 @@ class OwnOptimizer(RuleOptimizer, methods.Signatures):
         """Creates the slots of each variable, and finds out which ones are excluded.
 
         Args:
-            variables: List of the trainable variables.
+            variables: The trainable variables.
 
         Raises:
             TypeError: If it is no list of variables.
@@ -96,17 +96,17 @@ class OwnOptimizer(RuleOptimizer, methods.Signatures):
     def exclude_from_weight_decay(
         self,
         var_list: Iterable[keras.Variable] | None = None,
-        var_names: Iterable[str] | None = None,
+        var_names: list[str] | tuple[str, ...] | None = None,
     ) -> None:
         """Excludes variables from both kinds of weight decay, not from adaptation.
 
         What the argument of the same name excludes stays excluded.
 
         Args:
-            var_list: List of variables to exclude. Defaults to `None`.
-            var_names: List of regular expressions; a variable is excluded if its
-                name, which is the last part of its path, holds a match of one of
-                them. Defaults to `None`.
+            var_list: The variables to exclude. Defaults to `None`.
+            var_names: Regular expressions; a variable is excluded if its name, which is
+                the last part of its path, holds a match of one of them. Defaults to
+                `None`.
 
         Raises:
             ValueError: From Keras 3.16 on, if the optimizer has been built.
@@ -133,10 +133,10 @@ class OwnOptimizer(RuleOptimizer, methods.Signatures):
         """Updates the variables.
 
         Args:
-            grads: List of gradients, one for each variable; None where a variable
-                has none. Integers count as float32.
-            trainable_variables: List of variables. Defaults to those that the
-                optimizer was built for; the first call builds it.
+            grads: The gradients, one for each variable; None where a variable has none.
+                Integers count as float32.
+            trainable_variables: The variables. Defaults to those that the optimizer was
+                built for; the first call builds it.
 
         Raises:
             TypeError: If one of the two is no list, or if they are swapped.
@@ -158,11 +158,10 @@ class OwnOptimizer(RuleOptimizer, methods.Signatures):
         The values that come in stay as they are.
 
         Args:
-            optimizer_variables: List of tensors, the values of
-                `optimizer.variables`.
-            grads: List of gradients, one for each trainable variable.
-            trainable_variables: List of tensors, the values of the variables that
-                the optimizer was built for.
+            optimizer_variables: The values of `optimizer.variables`.
+            grads: The gradients, one for each trainable variable.
+            trainable_variables: The values of the variables that the optimizer was
+                built for.
 
         Returns:
             A tuple of the new values of `trainable_variables` and of
@@ -183,7 +182,7 @@ class OwnOptimizer(RuleOptimizer, methods.Signatures):
         """Sets the final values of the variables, those of their averages if any.
 
         Args:
-            var_list: List of the trainable variables.
+            var_list: The trainable variables.
         """
         super().finalize_variable_values(as_list("var_list", var_list, "variables"))
 
@@ -248,8 +247,8 @@ class LayerAdaptive(OwnOptimizer):
         self,
         learning_rate: float | LearningRateSchedule | Callable[[], Any],
         weight_decay_rate: float,
-        exclude_from_weight_decay: Iterable[str] | None,
-        exclude_from_layer_adaptation: Iterable[str] | None,
+        exclude_from_weight_decay: list[str] | tuple[str, ...] | None,
+        exclude_from_layer_adaptation: list[str] | tuple[str, ...] | None,
         exclude_1d: bool,
         name: str,
         **kwargs: Any,
@@ -365,10 +364,10 @@ class LayerAdaptive(OwnOptimizer):
         """Returns by how much each variable's step is rescaled.
 
         Args:
-            grads: List of unscaled gradients, one for each variable; None where a
+            grads: The unscaled gradients, one for each variable; None where a
                 variable has none.
-            variables: List of variables. Defaults to those that the optimizer was
-                built for.
+            variables: The variables. Defaults to those that the optimizer was built
+                for.
 
         Returns:
             Dict of the variables' paths to scalar tensors, those excluded from the
@@ -438,8 +437,8 @@ class LayerAdaptive(OwnOptimizer):
         """Makes an optimizer from what `get_config` returned.
 
         Args:
-            config: Dict. One of the Model Garden's optimizer of this name will do.
-            custom_objects: Dict of names to classes that the config refers to.
+            config: One of the Model Garden's optimizer of this name will do.
+            custom_objects: The classes that the config refers to, by their names.
 
         Returns:
             An optimizer of this class.

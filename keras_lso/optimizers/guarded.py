@@ -67,7 +67,7 @@ class GuardedOptimizer(LossScaleOptimizer):
         spike_guard: A `keras_lso.SpikeGuard`, which says by the norm of the gradients
             which steps are outliers. These are skipped as well. Defaults to `None`:
             none is.
-        name: String. The name of the optimizer. Defaults to `"guarded_optimizer"`.
+        name: The name of the optimizer. Defaults to `"guarded_optimizer"`.
 
     Attributes:
         inner_optimizer: The wrapped optimizer. Its hyperparameters (`momentum`,
@@ -122,7 +122,7 @@ class GuardedOptimizer(LossScaleOptimizer):
         """Creates the variables of the inner optimizer; warns of float16 without scale.
 
         Args:
-            variables: List of the trainable variables.
+            variables: The trainable variables.
         """
         if self.built:
             return

@@ -1,7 +1,7 @@
 """`LAMB`: Adam with layer-wise adaptive rates, for large batches."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -151,35 +151,35 @@ class LAMB(LayerAdaptive):
         learning_rate: A float, a `keras.optimizers.schedules.LearningRateSchedule`,
             or a callable without arguments that returns the value to use. Defaults to
             `0.001`.
-        beta_1: Float of at least 0 and below 1. How much of the mean of the gradients
-            is kept in a step. Defaults to `0.9`.
-        beta_2: Float of at least 0 and below 1. How much of the mean of their squares
-            is kept in a step. Defaults to `0.999`.
-        epsilon: Float. Added to the root of that mean. 0 stands for
-            `keras.config.epsilon()`, as in the Model Garden. Defaults to `1e-6`.
-        weight_decay_rate: Float. The factor of the weights in the direction, which
-            takes part in the trust ratio. Defaults to `0.0`.
-        exclude_from_weight_decay: List of regular expressions. A variable whose
-            path (`"block/layer_norm/gamma"`) holds a match of one of them is not
-            decayed. Defaults to `None`: all are. A variable that Keras's method of the
-            same name excludes is not decayed either. The `:0` at the end of
-            TensorFlow's names may be in a pattern. `build` warns of a pattern that
-            matches nothing: if none of the list matches, or if what is near to it, as
-            `layer_norm` is to `LayerNorm`, is not excluded.
-        exclude_from_layer_adaptation: List of regular expressions. A variable whose
-            path holds a match has a trust ratio of 1. Defaults to `None`: the same
-            as `exclude_from_weight_decay`. An empty list excludes none.
-        name: String. The name of the optimizer. Defaults to `"LAMB"`.
-        bias_correction: Bool. Whether the moments, which begin with 0, are divided by
-            what they have forgotten. Defaults to `True`.
-        min_trust_ratio: Float. The lower bound of the trust ratio. Defaults to `None`:
-            there is none.
-        max_trust_ratio: Float. The upper bound of the trust ratio. Defaults to `None`:
-            there is none.
-        exclude_1d: Bool. Whether to exclude every variable of less than two
-            dimensions, such as biases and the weights of normalization, from both
-            decay and adaptation. The biases of `keras.layers.MultiHeadAttention` have
-            two: exclude those by `"bias"`. Defaults to `False`.
+        beta_1: At least 0 and below 1. How much of the mean of the gradients is kept in
+            a step. Defaults to `0.9`.
+        beta_2: At least 0 and below 1. How much of the mean of their squares is kept in
+            a step. Defaults to `0.999`.
+        epsilon: Added to the root of that mean. 0 stands for `keras.config.epsilon()`,
+            as in the Model Garden. Defaults to `1e-6`.
+        weight_decay_rate: The factor of the weights in the direction, which takes part
+            in the trust ratio. Defaults to `0.0`.
+        exclude_from_weight_decay: Regular expressions. A variable whose path
+            (`"block/layer_norm/gamma"`) holds a match of one of them is not decayed.
+            Defaults to `None`: all are. A variable that Keras's method of the same name
+            excludes is not decayed either. The `:0` at the end of TensorFlow's names
+            may be in a pattern. `build` warns of a pattern that matches nothing: if
+            none of the list matches, or if what is near to it, as `layer_norm` is to
+            `LayerNorm`, is not excluded.
+        exclude_from_layer_adaptation: Regular expressions. A variable whose path holds
+            a match has a trust ratio of 1. Defaults to `None`: the same as
+            `exclude_from_weight_decay`. An empty list excludes none.
+        name: The name of the optimizer. Defaults to `"LAMB"`.
+        bias_correction: Whether the moments, which begin with 0, are divided by what
+            they have forgotten. Defaults to `True`.
+        min_trust_ratio: The lower bound of the trust ratio. Defaults to `None`: there
+            is none.
+        max_trust_ratio: The upper bound of the trust ratio. Defaults to `None`: there
+            is none.
+        exclude_1d: Whether to exclude every variable of less than two dimensions, such
+            as biases and the weights of normalization, from both decay and adaptation.
+            The biases of `keras.layers.MultiHeadAttention` have two: exclude those by
+            `"bias"`. Defaults to `False`.
         **kwargs: The keywords of every Keras optimizer (`clipnorm`,
             `global_clipnorm`, `clipvalue`, `use_ema`, `ema_momentum`,
             `ema_overwrite_frequency`, `gradient_accumulation_steps`,
@@ -231,8 +231,8 @@ class LAMB(LayerAdaptive):
         beta_2: float = 0.999,
         epsilon: float = 1e-6,
         weight_decay_rate: float = 0.0,
-        exclude_from_weight_decay: Iterable[str] | None = None,
-        exclude_from_layer_adaptation: Iterable[str] | None = None,
+        exclude_from_weight_decay: list[str] | tuple[str, ...] | None = None,
+        exclude_from_layer_adaptation: list[str] | tuple[str, ...] | None = None,
         name: str = "LAMB",
         *,
         bias_correction: bool = True,
@@ -276,9 +276,9 @@ class LAMB(LayerAdaptive):
         """Makes an optimizer from what `get_config` returned.
 
         Args:
-            config: Dict. One of the `LAMB` of the Model Garden or of TensorFlow Addons,
-                whose later versions say `weight_decay`, will do.
-            custom_objects: Dict of names to classes that the config refers to.
+            config: One of the `LAMB` of the Model Garden or of TensorFlow Addons, whose
+                later versions say `weight_decay`, will do.
+            custom_objects: The classes that the config refers to, by their names.
 
         Returns:
             A `LAMB`.

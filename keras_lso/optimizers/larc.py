@@ -85,17 +85,17 @@ class LARC(Wrapper):
         inner_optimizer: The `keras.optimizers.Optimizer` to wrap. Its
             hyperparameters (`learning_rate`, `momentum`, ...) can be read and set
             on this optimizer as well.
-        eta: Float. The trust coefficient, the share of a layer's norm by which it
-            may move. Defaults to `0.002`.
+        eta: The trust coefficient, the share of a layer's norm by which it may move.
+            Defaults to `0.002`.
         mode: `"clip"` or `"scale"`. Defaults to `"clip"`.
-        min_update: Float. The lowest ratio. Defaults to `1e-7`.
-        epsilon: Float. Added to the norm of the gradient. Defaults to `1e-7`.
-        exclude: List of regular expressions. The gradient of a variable whose path
-            (`"block/bn/gamma"`) holds a match of one of them is not rescaled.
-            Defaults to `None`: all are rescaled. The `:0` at the end of TensorFlow's
-            names may be in a pattern. `build` warns of a pattern that matches nothing:
-            if none of the list matches, or if what is near to it is not excluded.
-        name: String. The name of the optimizer. Defaults to `"LARC"`.
+        min_update: The lowest ratio. Defaults to `1e-7`.
+        epsilon: Added to the norm of the gradient. Defaults to `1e-7`.
+        exclude: Regular expressions. The gradient of a variable whose path
+            (`"block/bn/gamma"`) holds a match of one of them is not rescaled. Defaults
+            to `None`: all are rescaled. The `:0` at the end of TensorFlow's names may
+            be in a pattern. `build` warns of a pattern that matches nothing: if none of
+            the list matches, or if what is near to it is not excluded.
+        name: The name of the optimizer. Defaults to `"LARC"`.
 
     Raises:
         ValueError, TypeError: If an argument is none of the above.
@@ -128,7 +128,7 @@ class LARC(Wrapper):
         mode: Literal["clip", "scale"] = "clip",
         min_update: float = 1e-7,
         epsilon: float = 1e-7,
-        exclude: Iterable[str] | None = None,
+        exclude: list[str] | tuple[str, ...] | None = None,
         name: str = "LARC",
     ) -> None:
         check_optimizer(inner_optimizer)
@@ -162,7 +162,7 @@ class LARC(Wrapper):
         """Creates the variables of the inner optimizer.
 
         Args:
-            variables: List of the trainable variables.
+            variables: The trainable variables.
         """
         if self.built:
             return
@@ -178,7 +178,7 @@ class LARC(Wrapper):
         """Scales the loss as the inner optimizer does.
 
         Args:
-            loss: Tensor or number.
+            loss: The loss.
 
         Returns:
             The scaled loss.
@@ -195,13 +195,13 @@ class LARC(Wrapper):
         """Rescales the gradients, and lets the inner optimizer apply them.
 
         Args:
-            grads: List of gradients, one for each variable; None where a variable
-                has none. Integers count as float32.
-            trainable_variables: List of variables. Defaults to those that the
-                optimizer was built for; the first call builds it.
-            axis_name: String or tuple of strings. On JAX, inside of `jax.shard_map`
-                or `jax.pmap`: the axis over which the gradients are still to be
-                averaged. Defaults to `None`: the caller has averaged them.
+            grads: The gradients, one for each variable; None where a variable has none.
+                Integers count as float32.
+            trainable_variables: The variables. Defaults to those that the optimizer was
+                built for; the first call builds it.
+            axis_name: On JAX, inside of `jax.shard_map` or `jax.pmap`: the axis over
+                which the gradients are still to be averaged. Defaults to `None`: the
+                caller has averaged them.
             **kwargs: Arguments of the inner optimizer's `apply`, such as `scaled` and
                 `update_scale` of a `LossScaleOptimizer`.
         """
@@ -235,8 +235,8 @@ class LARC(Wrapper):
         """Returns the factor of each gradient.
 
         Args:
-            grads: List of gradients, one for each variable, or None.
-            variables: List of variables.
+            grads: The gradients, one for each variable, or None.
+            variables: The variables.
             inv_scale: Float32 scalar (tensor), the factor that unscales the gradients.
                 Defaults to `1.0`: they are not scaled.
 
@@ -319,7 +319,7 @@ class LARC(Wrapper):
         """Runs `apply` on pairs.
 
         Args:
-            grads_and_vars: List of `(gradient, variable)` pairs.
+            grads_and_vars: The `(gradient, variable)` pairs.
             **kwargs: See `apply`.
 
         Returns:
@@ -333,7 +333,7 @@ class LARC(Wrapper):
         """Lets the inner optimizer set the final values (EMA) of `var_list`.
 
         Args:
-            var_list: List of trainable variables.
+            var_list: The trainable variables.
         """
         var_list = as_list("var_list", var_list, "variables")
         self.inner_optimizer.finalize_variable_values(var_list)
@@ -384,8 +384,8 @@ class LARC(Wrapper):
         """Returns the `LARC` that a config describes.
 
         Args:
-            config: Dict, as `get_config` returns it.
-            custom_objects: Dict of names to classes that the config refers to.
+            config: As `get_config` returns it.
+            custom_objects: The classes that the config refers to, by their names.
                 Defaults to `None`.
 
         Returns:

@@ -1,7 +1,7 @@
 """`LARS`: layer-wise adaptive rate scaling, for large batches."""
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -148,33 +148,33 @@ class LARS(LayerAdaptive):
             or a callable without arguments that returns the value to use. It is
             multiplied by a layer's trust ratio, and thus far higher than that of SGD:
             10 for a ResNet-50 at batch size 4,096. Defaults to `0.01`.
-        momentum: Float between 0 and 1. Defaults to `0.9`.
-        weight_decay_rate: Float. The factor of the L2 penalty's gradient, which
-            takes part in the trust ratio. Defaults to `0.0`.
-        eeta: Float. The share of a layer's norm by which it moves at a learning
-            rate of 1; the paper's trust coefficient. Defaults to `0.001`.
-        nesterov: Bool. Whether to use Nesterov momentum. Defaults to `False`.
-        classic_momentum: Bool. Whether the learning rate enters the momentum.
-            Defaults to `True`.
-        exclude_from_weight_decay: List of regular expressions. A variable whose
-            path (`"block/bn/gamma"`) holds a match of one of them is not decayed.
-            Defaults to `None`: all are. A variable that Keras's method of the same
-            name excludes is not decayed either. The `:0` at the end of TensorFlow's
-            names may be in a pattern. `build` warns of a pattern that matches nothing:
-            if none of the list matches, or if what is near to it is not excluded.
-        exclude_from_layer_adaptation: List of regular expressions. A variable whose
-            path holds a match has a trust ratio of 1. Defaults to `None`: the same
-            as `exclude_from_weight_decay`. An empty list excludes none.
-        name: String. The name of the optimizer. Defaults to `"LARS"`.
+        momentum: Between 0 and 1. Defaults to `0.9`.
+        weight_decay_rate: The factor of the L2 penalty's gradient, which takes part in
+            the trust ratio. Defaults to `0.0`.
+        eeta: The share of a layer's norm by which it moves at a learning rate of 1; the
+            paper's trust coefficient. Defaults to `0.001`.
+        nesterov: Whether to use Nesterov momentum. Defaults to `False`.
+        classic_momentum: Whether the learning rate enters the momentum. Defaults to
+            `True`.
+        exclude_from_weight_decay: Regular expressions. A variable whose path
+            (`"block/bn/gamma"`) holds a match of one of them is not decayed. Defaults
+            to `None`: all are. A variable that Keras's method of the same name excludes
+            is not decayed either. The `:0` at the end of TensorFlow's names may be in a
+            pattern. `build` warns of a pattern that matches nothing: if none of the
+            list matches, or if what is near to it is not excluded.
+        exclude_from_layer_adaptation: Regular expressions. A variable whose path holds
+            a match has a trust ratio of 1. Defaults to `None`: the same as
+            `exclude_from_weight_decay`. An empty list excludes none.
+        name: The name of the optimizer. Defaults to `"LARS"`.
         trust_ratio: `"model_garden"`, as above, or `"paper"`, as in the paper and
             in MLPerf's reference, for classic momentum only:
             `eeta * |w| / (|g| + weight_decay_rate * |w| + epsilon)`. Defaults to
             `"model_garden"`.
-        epsilon: Float. Added to the denominator of the trust ratio. Defaults to `0.0`.
-        trust_clip: Bool. Whether trust ratios above 1 become 1. Defaults to `False`.
-        exclude_1d: Bool. Whether to exclude every variable of less than two
-            dimensions, such as biases and the weights of normalization, from both
-            decay and adaptation, as MLPerf and MoCo do. Defaults to `False`.
+        epsilon: Added to the denominator of the trust ratio. Defaults to `0.0`.
+        trust_clip: Whether trust ratios above 1 become 1. Defaults to `False`.
+        exclude_1d: Whether to exclude every variable of less than two dimensions, such
+            as biases and the weights of normalization, from both decay and adaptation,
+            as MLPerf and MoCo do. Defaults to `False`.
         **kwargs: The keywords of every Keras optimizer (`clipnorm`,
             `global_clipnorm`, `clipvalue`, `use_ema`, `ema_momentum`,
             `ema_overwrite_frequency`, `gradient_accumulation_steps`,
@@ -220,8 +220,8 @@ class LARS(LayerAdaptive):
         eeta: float = 0.001,
         nesterov: bool = False,
         classic_momentum: bool = True,
-        exclude_from_weight_decay: Iterable[str] | None = None,
-        exclude_from_layer_adaptation: Iterable[str] | None = None,
+        exclude_from_weight_decay: list[str] | tuple[str, ...] | None = None,
+        exclude_from_layer_adaptation: list[str] | tuple[str, ...] | None = None,
         name: str = "LARS",
         *,
         trust_ratio: Literal["model_garden", "paper"] = "model_garden",

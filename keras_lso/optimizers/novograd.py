@@ -1,7 +1,7 @@
 """`NovoGrad`: momentum of gradients that are normalized layer by layer."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Self
 
@@ -141,23 +141,23 @@ class NovoGrad(OwnOptimizer):
             gradients have a norm of about 1 whatever the loss is, so it is lower than
             that of SGD: OpenSeq2Seq's recipe for Jasper starts at 0.02. Defaults to
             `0.01`.
-        beta_1: Float between 0 and 1. The decay of the momentum. Defaults to `0.95`.
-        beta_2: Float between 0 and 1. The decay of the second moment. With 0 each
-            gradient is divided by its own norm. Defaults to `0.98`.
-        epsilon: Float. Added to the second moment, under the root. If 0, a gradient
-            of zeros stays zero. Defaults to `1e-8`.
-        weight_decay_rate: Float. The factor of the weights that are added to the
-            normalized gradient. Other versions of NovoGrad call it `weight_decay`,
-            which means decoupled decay in Keras. Defaults to `0.0`.
-        grad_averaging: Bool. Whether the momentum is an average, as in Adam, which
-            multiplies the steps by `1 - beta_1`. Defaults to `False`.
-        exclude_from_weight_decay: List of regular expressions. A variable whose
-            path (`"block/bn/gamma"`) holds a match of one of them is not decayed.
-            Defaults to `None`: all are. A variable that Keras's method of the same
-            name excludes is not decayed either. The `:0` at the end of TensorFlow's
-            names may be in a pattern. `build` warns of a pattern that matches nothing:
-            if none of the list matches, or if what is near to it is not excluded.
-        name: String. The name of the optimizer. Defaults to `"NovoGrad"`.
+        beta_1: Between 0 and 1. The decay of the momentum. Defaults to `0.95`.
+        beta_2: Between 0 and 1. The decay of the second moment. With 0 each gradient is
+            divided by its own norm. Defaults to `0.98`.
+        epsilon: Added to the second moment, under the root. If 0, a gradient of zeros
+            stays zero. Defaults to `1e-8`.
+        weight_decay_rate: The factor of the weights that are added to the normalized
+            gradient. Other versions of NovoGrad call it `weight_decay`, which means
+            decoupled decay in Keras. Defaults to `0.0`.
+        grad_averaging: Whether the momentum is an average, as in Adam, which multiplies
+            the steps by `1 - beta_1`. Defaults to `False`.
+        exclude_from_weight_decay: Regular expressions. A variable whose path
+            (`"block/bn/gamma"`) holds a match of one of them is not decayed. Defaults
+            to `None`: all are. A variable that Keras's method of the same name excludes
+            is not decayed either. The `:0` at the end of TensorFlow's names may be in a
+            pattern. `build` warns of a pattern that matches nothing: if none of the
+            list matches, or if what is near to it is not excluded.
+        name: The name of the optimizer. Defaults to `"NovoGrad"`.
         **kwargs: The keywords of every Keras optimizer (`clipnorm`,
             `global_clipnorm`, `clipvalue`, `use_ema`, `ema_momentum`,
             `ema_overwrite_frequency`, `gradient_accumulation_steps`,
@@ -200,7 +200,7 @@ class NovoGrad(OwnOptimizer):
         epsilon: float = 1e-8,
         weight_decay_rate: float = 0.0,
         grad_averaging: bool = False,
-        exclude_from_weight_decay: Iterable[str] | None = None,
+        exclude_from_weight_decay: list[str] | tuple[str, ...] | None = None,
         name: str = "NovoGrad",
         **kwargs: Any,
     ) -> None:
@@ -285,8 +285,8 @@ class NovoGrad(OwnOptimizer):
         """Makes an optimizer from what `get_config` returned.
 
         Args:
-            config: Dict.
-            custom_objects: Dict of names to classes that the config refers to.
+            config: What `get_config` returned.
+            custom_objects: The classes that the config refers to, by their names.
 
         Returns:
             A `NovoGrad`.

@@ -19,8 +19,8 @@ class FixedLR(LearningRateSchedule):
     ```
 
     Args:
-        learning_rate: Float. The rate.
-        name: String. Defaults to `"FixedLR"`.
+        learning_rate: The rate.
+        name: Defaults to `"FixedLR"`.
 
     Returns:
         A schedule: called with a step, it returns the rate, a float32 scalar.

@@ -35,17 +35,17 @@ class Cyclical(LearningRateSchedule):
     `step_size=half_cycle`.
 
     Args:
-        low: Float. The rate at the ends of cycles.
-        high: Float, not below `low`. The rate in the middle of the first cycle; with
+        low: The rate at the ends of cycles.
+        high: Not below `low`. The rate in the middle of the first cycle; with
             `mode="exponential"` before `gamma` lowers it.
-        half_cycle: Positive int. The number of steps (not epochs) from `low` to
-            `high`. So many steps lead back.
-        mode: String. `"triangular"`: all cycles are alike. `"triangular2"`: each cycle
-            is half as high as the one before. `"exponential"`: a cycle is lower by the
-            factor `gamma` at each step. Defaults to `"triangular"`.
-        gamma: Positive float of at most 1, such as 0.9999. For `mode="exponential"`
-            alone. Defaults to `1.0`.
-        name: String. Defaults to `"Cyclical"`.
+        half_cycle: Positive. The number of steps (not epochs) from `low` to `high`. So
+            many steps lead back.
+        mode: `"triangular"`: all cycles are alike. `"triangular2"`: each cycle is half
+            as high as the one before. `"exponential"`: a cycle is lower by the factor
+            `gamma` at each step. Defaults to `"triangular"`.
+        gamma: Positive, and at most 1, such as 0.9999. For `mode="exponential"` alone.
+            Defaults to `1.0`.
+        name: Defaults to `"Cyclical"`.
 
     Returns:
         A schedule: called with a step, it returns the rate, a float32 scalar.

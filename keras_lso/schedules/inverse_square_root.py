@@ -32,13 +32,13 @@ class InverseSquareRoot(LearningRateSchedule):
     number of steps in all: a run may end at any step.
 
     Args:
-        learning_rate: Float. The rate at the end of the warm-up, the highest one.
-        warmup_steps: Int of zero or more. The number of steps (not epochs) of the
-            warm-up. With 0 there is none.
-        timescale: Positive int. The number of steps that the decay takes for its unit:
-            the larger it is, the more slowly the rate falls. Defaults to `None`: as
-            many as `warmup_steps`, and 10,000 without a warm-up.
-        name: String. Defaults to `"InverseSquareRoot"`.
+        learning_rate: The rate at the end of the warm-up, the highest one.
+        warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
+            With 0 there is none.
+        timescale: Positive. The number of steps that the decay takes for its unit: the
+            larger it is, the more slowly the rate falls. Defaults to `None`: as many as
+            `warmup_steps`, and 10,000 without a warm-up.
+        name: Defaults to `"InverseSquareRoot"`.
 
     Returns:
         A schedule: called with a step, it returns the rate, a float32 scalar.

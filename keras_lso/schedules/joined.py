@@ -1,6 +1,6 @@
 """`JoinedSchedules`: schedules one after the other."""
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any, Self
 
 import keras
@@ -35,11 +35,10 @@ class JoinedSchedules(LearningRateSchedule):
     `keras_lso.schedules.LinearWarmup` lists.
 
     Args:
-        schedules: List of `keras.optimizers.schedules.LearningRateSchedule`s and
-            floats, the constant rates.
-        boundaries: List of ints, strictly increasing, one fewer than `schedules`. The
-            first step (not epoch) of each schedule but the first one.
-        name: String. Defaults to `"Sequential"`.
+        schedules: Schedules, and numbers for constant rates.
+        boundaries: Strictly increasing, one fewer than `schedules`. The first step (not
+            epoch) of each schedule but the first one.
+        name: Defaults to `"Sequential"`.
 
     Returns:
         A schedule: called with a step, it returns the rate, a float32 scalar.
@@ -61,8 +60,8 @@ class JoinedSchedules(LearningRateSchedule):
 
     def __init__(
         self,
-        schedules: Iterable[LearningRateSchedule | float],
-        boundaries: Iterable[int],
+        schedules: Sequence[LearningRateSchedule | float],
+        boundaries: Sequence[int],
         name: str = "Sequential",
     ) -> None:
         super().__init__()

@@ -54,10 +54,10 @@ def deserialize(
     Keras has a class of that name.
 
     Args:
-        config: Dict, as `serialize` returns it, or with the keys `"class_name"` and
+        config: As `serialize` returns it, or with the keys `"class_name"` and
             `"config"` alone.
-        custom_objects: Dict of names to classes that the config refers to.
-            Defaults to `None`.
+        custom_objects: The classes that the config refers to, by their names. Defaults
+            to `None`.
 
     Returns:
         A `keras.optimizers.schedules.LearningRateSchedule`.
@@ -109,7 +109,7 @@ def get(
             `FixedLR`), the config dict of a schedule, or the name of a class whose
             arguments all have defaults: one of your own, since neither Keras nor
             `keras_lso` has such a schedule.
-        custom_objects: Dict of names to classes that a config or a name refers to.
+        custom_objects: The classes that a config or a name refers to, by their names.
             Defaults to `None`.
 
     Returns:

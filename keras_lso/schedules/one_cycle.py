@@ -46,17 +46,17 @@ class OneCycle(LearningRateSchedule):
     of Keras's moves the rate alone.
 
     Args:
-        max_learning_rate: Float. The highest rate.
-        total_steps: Positive int. The number of steps (not epochs) of the run.
-        warmup_share: Float from 0 to 1. The share of the steps in which the rate rises.
+        max_learning_rate: The highest rate.
+        total_steps: Positive. The number of steps (not epochs) of the run.
+        warmup_share: From 0 to 1. The share of the steps in which the rate rises.
             Defaults to `0.3`.
-        div_factor: Positive float. The rate of step 0 is the highest one divided by it.
+        div_factor: Positive. The rate of step 0 is the highest one divided by it.
             Defaults to `25.0`.
-        final_div_factor: Positive float. The last rate is that of step 0 divided by
-            it. Defaults to `10000.0`.
-        anneal: String. The curve of both phases: `"cosine"` or `"linear"`. Defaults to
+        final_div_factor: Positive. The last rate is that of step 0 divided by it.
+            Defaults to `10000.0`.
+        anneal: The curve of both phases: `"cosine"` or `"linear"`. Defaults to
             `"cosine"`.
-        name: String. Defaults to `"OneCycle"`.
+        name: Defaults to `"OneCycle"`.
 
     Returns:
         A schedule: called with a step, it returns the rate, a float32 scalar.

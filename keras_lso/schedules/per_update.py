@@ -33,11 +33,11 @@ class PerUpdate(LearningRateSchedule):
     Args:
         schedule: A `keras.optimizers.schedules.LearningRateSchedule` whose steps are
             updates, or a float, the constant rate.
-        micro_batches: Positive int. The number of micro-batches in an update: the
+        micro_batches: Positive. The number of micro-batches in an update: the
             optimizer's `gradient_accumulation_steps`. 1 says that the steps of
             `schedule` are micro-batches on purpose, of which `LossScaleOptimizer` does
             not warn then.
-        name: String. Defaults to `"PerUpdate"`.
+        name: Defaults to `"PerUpdate"`.
 
     Returns:
         A schedule: called with a step, it returns the rate, a float32 scalar.

@@ -37,13 +37,13 @@ class PolynomialDecayWithOffset(schedules.PolynomialDecay):
     `power` below 1 the rate may then be NaN from `decay_steps` on.
 
     Args:
-        offset: Int. The step at which the schedule starts. Defaults to `0`.
-        initial_learning_rate: Float. The rate at the offset.
-        decay_steps: Positive int. The number of steps (not epochs) of the decay.
-        end_learning_rate: Float. The rate after the decay. Defaults to `0.0001`.
-        power: Float of zero or more. Defaults to `1.0`: a straight line.
-        cycle: Bool. Whether the rate restarts. Defaults to `False`.
-        name: String. Defaults to `"PolynomialDecayWithOffset"`.
+        offset: The step at which the schedule starts. Defaults to `0`.
+        initial_learning_rate: The rate at the offset.
+        decay_steps: Positive. The number of steps (not epochs) of the decay.
+        end_learning_rate: The rate after the decay. Defaults to `0.0001`.
+        power: Zero or more. Defaults to `1.0`: a straight line.
+        cycle: Whether the rate restarts. Defaults to `False`.
+        name: Defaults to `"PolynomialDecayWithOffset"`.
 
     Returns:
         A schedule: called with a step, it returns the rate, a float32 scalar.

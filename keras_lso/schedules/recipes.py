@@ -28,9 +28,9 @@ def linear_scaling(
     warm-up of five epochs: see `keras_lso.schedules.LinearWarmup`.
 
     Args:
-        base_learning_rate: Float. The rate that suits `base_batch_size`.
-        batch_size: Positive int. The number of examples a step, over all devices.
-        base_batch_size: Positive int. Defaults to `256`.
+        base_learning_rate: The rate that suits `base_batch_size`.
+        batch_size: Positive. The number of examples a step, over all devices.
+        base_batch_size: Positive. Defaults to `256`.
 
     Returns:
         A float, the learning rate.
@@ -104,8 +104,8 @@ def mlperf_resnet(batch_size: int, steps_per_epoch: float) -> Recipe:
     layer adaptation.
 
     Args:
-        batch_size: Int. 4096, 8192 or 32768 examples a step, over all devices.
-        steps_per_epoch: Positive int or float, such as `1281167 / batch_size`.
+        batch_size: 4096, 8192 or 32768 examples a step, over all devices.
+        steps_per_epoch: Positive, such as `1281167 / batch_size`.
 
     Returns:
         A `Recipe`: the schedule and the keyword arguments for `keras_lso.LARS`.
@@ -241,7 +241,7 @@ def mlperf_bert(batch_size: int) -> LAMBRecipe:
     the masked ones are right. These numbers are not for training from scratch.
 
     Args:
-        batch_size: Int. One of the table, sequences a step over all devices.
+        batch_size: One of the table, sequences a step over all devices.
 
     Returns:
         A `LAMBRecipe`: the schedule and the keyword arguments for `keras_lso.LAMB`.

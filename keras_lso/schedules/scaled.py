@@ -30,8 +30,8 @@ class Scaled(LearningRateSchedule):
     Args:
         schedule: A `keras.optimizers.schedules.LearningRateSchedule`, or a float, the
             constant rate.
-        factor: Float of at least 0.
-        name: String. Defaults to `"Scaled"`.
+        factor: At least 0.
+        name: Defaults to `"Scaled"`.
 
     Returns:
         A schedule: called with a step, it returns the rate, a float32 scalar.

@@ -1,13 +1,13 @@
 """Warm-ups in front of any schedule: the rate rises to that of the schedule."""
 
 import functools
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import keras
 from keras import ops
 from keras.optimizers.schedules import LearningRateSchedule
 
-from keras_lso._backend.types import Tensor
+from keras_lso._backend.types import FunctionT, Tensor
 from keras_lso._core.checks import check_config
 from keras_lso.schedules import _check as check
 from keras_lso.schedules._curves import power_of_step, straight_line
@@ -24,7 +24,7 @@ _OLD_NAMES = {
 }
 
 
-def _takes_old_names(init):
+def _takes_old_names(init: FunctionT) -> FunctionT:
     """Lets a constructor take the Model Garden's names for its arguments."""
 
     @functools.wraps(init)
@@ -40,7 +40,7 @@ def _takes_old_names(init):
             kwargs[new] = kwargs.pop(old)
         init(self, *args, **kwargs)
 
-    return with_old_names
+    return cast(FunctionT, with_old_names)
 
 
 class _Warmup(LearningRateSchedule):
@@ -100,11 +100,11 @@ class LinearWarmup(_Warmup):
         schedule_or_rate: A `keras.optimizers.schedules.LearningRateSchedule`, or a
             float, the constant rate after the warm-up. The Model Garden's name for it,
             `after_warmup_lr_sched`, works too, but not both.
-        warmup_steps: Int of zero or more. The number of steps (not epochs) of the
-            warm-up. With 0 there is none.
-        initial_learning_rate: Float. The rate of step 0. The Model Garden's name for
-            it, `warmup_learning_rate`, works too. Defaults to `0.0`.
-        name: String. Defaults to `"LinearWarmup"`.
+        warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
+            With 0 there is none.
+        initial_learning_rate: The rate of step 0. The Model Garden's name for it,
+            `warmup_learning_rate`, works too. Defaults to `0.0`.
+        name: Defaults to `"LinearWarmup"`.
 
     Returns:
         A schedule: called with a step, it returns the rate, a float32 scalar.
@@ -183,10 +183,10 @@ class PolynomialWarmup(_Warmup):
         schedule_or_rate: A `keras.optimizers.schedules.LearningRateSchedule`, or a
             float, the constant rate after the warm-up. The Model Garden's name for it,
             `after_warmup_lr_sched`, works too, but not both.
-        warmup_steps: Int of zero or more. The number of steps (not epochs) of the
-            warm-up. With 0 there is none.
-        power: Float. The power of the step. Defaults to `1.0`: a straight line.
-        name: String. Defaults to `"PolynomialWarmup"`.
+        warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
+            With 0 there is none.
+        power: The power of the step. Defaults to `1.0`: a straight line.
+        name: Defaults to `"PolynomialWarmup"`.
 
     Returns:
         A schedule: called with a step, it returns the rate, a float32 scalar.

@@ -27,14 +27,14 @@ class WarmupCosine(LearningRateSchedule):
     decay_steps` steps.
 
     Args:
-        learning_rate: Float. The rate at the end of the warm-up, the highest one.
-        warmup_steps: Int of zero or more. The number of steps (not epochs) of the
-            warm-up. With 0 there is none.
-        decay_steps: Positive int. The number of steps after the warm-up in which the
-            rate falls.
-        end_learning_rate: Float. The rate after the decay. Defaults to `0.0`.
-        initial_learning_rate: Float. The rate of step 0. Defaults to `0.0`.
-        name: String. Defaults to `"WarmupCosine"`.
+        learning_rate: The rate at the end of the warm-up, the highest one.
+        warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
+            With 0 there is none.
+        decay_steps: Positive. The number of steps after the warm-up in which the rate
+            falls.
+        end_learning_rate: The rate after the decay. Defaults to `0.0`.
+        initial_learning_rate: The rate of step 0. Defaults to `0.0`.
+        name: Defaults to `"WarmupCosine"`.
 
     Returns:
         A schedule: called with a step, it returns the rate, a float32 scalar.

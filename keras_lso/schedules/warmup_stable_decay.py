@@ -46,19 +46,19 @@ class WarmupStableDecay(LearningRateSchedule):
     larger `stable_steps`, and decay several times, to judge how far it has come.
 
     Args:
-        learning_rate: Float. The rate of the stable phase.
-        warmup_steps: Int of zero or more. The number of steps (not epochs) of the
-            warm-up. With 0 there is none.
-        stable_steps: Int of zero or more. The number of steps after the warm-up at
-            which the rate stays.
-        decay_steps: Positive int. The number of steps after the stable phase in which
-            the rate falls.
-        decay: String. The curve of the decay: `"1-sqrt"`, `"linear"`, `"cosine"` or
+        learning_rate: The rate of the stable phase.
+        warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
+            With 0 there is none.
+        stable_steps: Zero or more. The number of steps after the warm-up at which the
+            rate stays.
+        decay_steps: Positive. The number of steps after the stable phase in which the
+            rate falls.
+        decay: The curve of the decay: `"1-sqrt"`, `"linear"`, `"cosine"` or
             `"exponential"`. Defaults to `"1-sqrt"`.
-        end_learning_rate: Float. The rate after the decay. It must be above zero where
-            the decay is exponential. Defaults to `0.0`.
-        initial_learning_rate: Float. The rate of step 0. Defaults to `0.0`.
-        name: String. Defaults to `"WarmupStableDecay"`.
+        end_learning_rate: The rate after the decay. It must be above zero where the
+            decay is exponential. Defaults to `0.0`.
+        initial_learning_rate: The rate of step 0. Defaults to `0.0`.
+        name: Defaults to `"WarmupStableDecay"`.
 
     Returns:
         A schedule: called with a step, it returns the rate, a float32 scalar.

@@ -49,7 +49,7 @@ def agree(grads: Any, exchange: Callable[[bytes], list[bytes]]) -> list[Tensor |
     on the others, and None if no process has it. This exchanges 40 bytes.
 
     Args:
-        grads: List of dense tensors or None.
+        grads: Dense tensors or None.
         exchange: Callable that takes bytes, equally many on each process, and returns
             the list of the bytes of all processes, in their order.
 

@@ -70,7 +70,7 @@ def read(prefix: str) -> Graph:
     """Returns the `Graph` of a checkpoint.
 
     Args:
-        prefix: String, the path without `.index`.
+        prefix: The path without `.index`.
     """
     tf = _import_tensorflow()
     from tensorflow.core.protobuf import trackable_object_graph_pb2

@@ -7,7 +7,7 @@ step late. The polynomial one is in `keras_lso/schedules/`, which needs it too.
 
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -59,11 +59,11 @@ class PiecewiseConstantDecayWithOffset(schedules.PiecewiseConstantDecay):
     Note that a boundary itself still belongs to the interval before it.
 
     Args:
-        offset: Int. The step at which the schedule starts. Defaults to `0`.
-        boundaries: List of ints, strictly increasing. The last step of each interval
-            but the last one, counted from the offset.
-        values: List of floats, one more than `boundaries`. The rates.
-        name: String. Defaults to `"PiecewiseConstantDecayWithOffset"`.
+        offset: The step at which the schedule starts. Defaults to `0`.
+        boundaries: Strictly increasing. The last step of each interval but the last
+            one, counted from the offset.
+        values: One more than `boundaries`. The rates.
+        name: Defaults to `"PiecewiseConstantDecayWithOffset"`.
 
     Returns:
         A schedule: called with a step, it returns the rate, a float32 scalar.
@@ -87,8 +87,8 @@ class PiecewiseConstantDecayWithOffset(schedules.PiecewiseConstantDecay):
         self,
         offset: int = 0,
         *,
-        boundaries: Iterable[int],
-        values: Iterable[float],
+        boundaries: Sequence[int],
+        values: Sequence[float],
         name: str = "PiecewiseConstantDecayWithOffset",
     ) -> None:
         self.offset: int = check.integer("offset", offset)
@@ -132,12 +132,12 @@ class ExponentialDecayWithOffset(schedules.ExponentialDecay):
     one: put a warm-up in front.
 
     Args:
-        offset: Int. The step at which the schedule starts. Defaults to `0`.
-        initial_learning_rate: Float. The rate at the offset.
-        decay_steps: Positive int. The number of steps (not epochs) of the decay.
-        decay_rate: Positive float. The rate is multiplied by it in each `decay_steps`.
-        staircase: Bool. Whether the rate falls in stairs. Defaults to `False`.
-        name: String. Defaults to `"ExponentialDecayWithOffset"`.
+        offset: The step at which the schedule starts. Defaults to `0`.
+        initial_learning_rate: The rate at the offset.
+        decay_steps: Positive. The number of steps (not epochs) of the decay.
+        decay_rate: Positive. The rate is multiplied by it in each `decay_steps`.
+        staircase: Whether the rate falls in stairs. Defaults to `False`.
+        name: Defaults to `"ExponentialDecayWithOffset"`.
 
     Returns:
         A schedule: called with a step, it returns the rate, a float32 scalar.
@@ -219,15 +219,15 @@ class CosineDecayWithOffset(schedules.CosineDecay):
     Before the offset the formula extends backwards: put a warm-up in front.
 
     Args:
-        offset: Int. The step at which the schedule starts. Defaults to `0`.
-        initial_learning_rate: Float. The rate at the offset.
-        decay_steps: Positive int. The number of steps (not epochs) of the decay.
-        alpha: Float. The last rate as a fraction of the highest one. Defaults to `0.0`.
-        name: String. Defaults to `"CosineDecayWithOffset"`.
-        warmup_target: Float. The rate to which a linear warm-up of its own leads.
-            Defaults to `None`: no warm-up.
-        warmup_steps: Int of zero or more. The number of steps (not epochs) of the
-            warm-up. With 0 there is none. Defaults to `0`.
+        offset: The step at which the schedule starts. Defaults to `0`.
+        initial_learning_rate: The rate at the offset.
+        decay_steps: Positive. The number of steps (not epochs) of the decay.
+        alpha: The last rate as a fraction of the highest one. Defaults to `0.0`.
+        name: Defaults to `"CosineDecayWithOffset"`.
+        warmup_target: The rate to which a linear warm-up of its own leads. Defaults to
+            `None`: no warm-up.
+        warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
+            With 0 there is none. Defaults to `0`.
 
     Returns:
         A schedule: called with a step, it returns the rate, a float32 scalar.
@@ -296,9 +296,9 @@ class DirectPowerDecay(LearningRateSchedule):
     ```
 
     Args:
-        initial_learning_rate: Float. The rate of steps 0 and 1.
-        power: Float. Negative for a rate that falls, such as `-0.5`. Defaults to `1.0`.
-        name: String. Defaults to `"DirectPowerDecay"`.
+        initial_learning_rate: The rate of steps 0 and 1.
+        power: Negative for a rate that falls, such as `-0.5`. Defaults to `1.0`.
+        name: Defaults to `"DirectPowerDecay"`.
 
     Returns:
         A schedule: called with a step, it returns the rate, a float32 scalar.
@@ -357,14 +357,14 @@ class PowerAndLinearDecay(LearningRateSchedule):
     there is no line, and the rate follows the power after `total_decay_steps` as well.
 
     Args:
-        initial_learning_rate: Float. The rate of the first step.
-        total_decay_steps: Positive int. The step after the offset at which the rate is
+        initial_learning_rate: The rate of the first step.
+        total_decay_steps: Positive. The step after the offset at which the rate is
             zero.
-        power: Float. The power of the step. Defaults to `1.0`.
-        linear_decay_fraction: Float from 0 to 1. The share of the steps, the last ones,
-            in which the rate is multiplied by a line to zero. Defaults to `0.1`.
-        offset: Int. The step at which the schedule starts. Defaults to `0`.
-        name: String. Defaults to `"PowerAndLinearDecay"`.
+        power: The power of the step. Defaults to `1.0`.
+        linear_decay_fraction: From 0 to 1. The share of the steps, the last ones, in
+            which the rate is multiplied by a line to zero. Defaults to `0.1`.
+        offset: The step at which the schedule starts. Defaults to `0`.
+        name: Defaults to `"PowerAndLinearDecay"`.
 
     Returns:
         A schedule: called with a step, it returns the rate, a float32 scalar.
@@ -441,13 +441,13 @@ class PowerDecayWithOffset(LearningRateSchedule):
     ```
 
     Args:
-        initial_learning_rate: Float. The rate of the first step after the offset.
-        power: Float. Negative for a rate that falls, such as `-0.5`. Defaults to `1.0`.
-        offset: Int. The last step before the decay. Defaults to `0`.
-        pre_offset_learning_rate: Float. The rate up to the offset, itself included, and
-            never exceeded after it. Defaults to `1e6`, which is not a rate to train
-            with: put a warm-up of more than `offset` steps in front, or set it.
-        name: String. Defaults to `"PowerDecayWithOffset"`.
+        initial_learning_rate: The rate of the first step after the offset.
+        power: Negative for a rate that falls, such as `-0.5`. Defaults to `1.0`.
+        offset: The last step before the decay. Defaults to `0`.
+        pre_offset_learning_rate: The rate up to the offset, itself included, and never
+            exceeded after it. Defaults to `1e6`, which is not a rate to train with: put
+            a warm-up of more than `offset` steps in front, or set it.
+        name: Defaults to `"PowerDecayWithOffset"`.
 
     Returns:
         A schedule: called with a step, it returns the rate, a float32 scalar.
@@ -524,11 +524,11 @@ class StepCosineDecayWithOffset(LearningRateSchedule):
     stays at the last value. With one boundary it is constant.
 
     Args:
-        boundaries: List of ints, strictly increasing, as many as `values`. The steps at
-            which the values are reached, counted from the offset.
-        values: List of floats. The rates at the boundaries.
-        offset: Int. The step at which the schedule starts. Defaults to `0`.
-        name: String. Defaults to `"StepCosineDecayWithOffset"`.
+        boundaries: Strictly increasing, as many as `values`. The steps at which the
+            values are reached, counted from the offset.
+        values: The rates at the boundaries.
+        offset: The step at which the schedule starts. Defaults to `0`.
+        name: Defaults to `"StepCosineDecayWithOffset"`.
 
     Returns:
         A schedule: called with a step, it returns the rate, a float32 scalar.
@@ -548,8 +548,8 @@ class StepCosineDecayWithOffset(LearningRateSchedule):
 
     def __init__(
         self,
-        boundaries: Iterable[int],
-        values: Iterable[float],
+        boundaries: Sequence[int],
+        values: Sequence[float],
         offset: int = 0,
         name: str = "StepCosineDecayWithOffset",
     ) -> None:

@@ -32,10 +32,10 @@ def _clip_by_global_norm(
     If it is not finite, all values become NaN, so that no infinite gradient is applied.
 
     Args:
-        t_list: List or tuple of tensors, dense or sparse, or None.
-        clip_norm: Float, or scalar tensor. The global norm to clip to, above 0.
+        t_list: Tensors, dense or sparse, or None.
+        clip_norm: The global norm to clip to, above 0.
         use_norm: Scalar (tensor). The global norm, or None to compute it.
-        name: String. Defaults to `None`. Keras 3 does not name operations.
+        name: Defaults to `None`. Keras 3 does not name operations.
 
     Returns:
         A tuple of the list of clipped tensors, in their dtypes, with None where there
@@ -94,8 +94,8 @@ def _clip_gradients_by_norm(
     """Clips gradients by their global norm.
 
     Args:
-        grads_and_vars: List of `(gradient, variable)` pairs.
-        clip_gradients: Float. The norm to clip to.
+        grads_and_vars: The `(gradient, variable)` pairs.
+        clip_gradients: The norm to clip to.
 
     Returns:
         List of `(gradient, variable)` pairs. A gradient of None stays None.

@@ -127,8 +127,8 @@ class TrainingOp:
         called outside of any `tf.function`.
 
         Args:
-            log_dir: String or path. The directory. Defaults to `"logs"`.
-            every: Int. The number of updates between two writings. Defaults to `100`.
+            log_dir: The directory. Defaults to `"logs"`.
+            every: The number of updates between two writings. Defaults to `100`.
         """
         every = check_positive_int("every", every)
         before, self._writer = self._writer, SummaryWriter(log_dir)
@@ -142,7 +142,7 @@ class TrainingOp:
         Args:
             *batch: The arguments of the loss: arrays or tensors, or nested structures
                 of them.
-            skip_update: Bool. Whether to accumulate the gradients without updating the
+            skip_update: Whether to accumulate the gradients without updating the
                 variables. Defaults to `None`: the value of `skip_update_ph`; without
                 it, every `iter_size`-th call updates.
 

@@ -136,8 +136,8 @@ class AutomaticLossScaler:
         """Checks gradients for NaN, and finds their largest magnitude.
 
         Args:
-            grads_and_vars: List of `(gradient, variable)` pairs. Gradients that are
-                None are ignored.
+            grads_and_vars: The `(gradient, variable)` pairs. Gradients that are None
+                are ignored.
 
         Returns:
             A tuple of a boolean scalar tensor, whether a gradient holds a NaN, and a

@@ -7,7 +7,7 @@ has one of this name.
 
 import inspect
 import re
-from collections.abc import Iterable
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from keras_lso._backend.types import Tensor
@@ -29,7 +29,7 @@ _DOCSTRING = """{summary}
 See `keras_lso.schedules.{cls.__qualname__}` for the formula and the errors.
 
 Args:
-    global_step: Int, or a tensor of one. The step, from 0.
+    global_step: The step, from 0.
 {arguments}
 Returns:
     The learning rate, {result}.
@@ -85,7 +85,7 @@ def _arguments(cls, name):
     [lines] = re.findall(
         r"^Args:\n((?:    .*\n)+)", inspect.cleandoc(cls.__doc__), re.M
     )
-    own_name = "" if name is None else f'    name: String. Defaults to `"{name}"`.\n'
+    own_name = "" if name is None else f'    name: Defaults to `"{name}"`.\n'
     return re.sub(r"^    name: .*\n", own_name, lines, flags=re.M)
 
 
@@ -96,8 +96,8 @@ if TYPE_CHECKING:  # What `_policy` makes.
     def piecewise_constant(
         global_step: int | Tensor,
         learning_rate: float,
-        boundaries: Iterable[float],
-        decay_rates: Iterable[float],
+        boundaries: Sequence[float],
+        decay_rates: Sequence[float],
         steps_per_epoch: int | None = None,
     ) -> Tensor: ...
 

@@ -104,29 +104,29 @@ def optimize_loss(
             the learning rate, such as those in `lr_policies`, or a
             `keras.optimizers.schedules.LearningRateSchedule`. If None,
             `optimizer_params` or the instance determine the learning rate.
-        var_list: List of the variables to train. Defaults to `None`: the trainable
-            variables of `model`; without a model, those that the loss reads.
+        var_list: The variables to train. Defaults to `None`: the trainable variables of
+            `model`; without a model, those that the loss reads.
         dtype: `"mixed"`, or a dtype such as `"float32"`, `"float16"`, `tf.float16`.
             With `"mixed"` the loss is scaled, and float16 variables have float32
             masters. Defaults to `"float32"`. The model's dtype policy determines its
             compute dtype.
-        clip_gradients: Float. The global norm to clip the gradients to. Defaults to
-            `None`: no clipping.
-        summaries: List of names from `OPTIMIZER_SUMMARIES`. Defaults to `None`:
+        clip_gradients: The global norm to clip the gradients to. Defaults to `None`: no
+            clipping.
+        summaries: Names from `OPTIMIZER_SUMMARIES`. Defaults to `None`:
             `"learning_rate"`, `"global_gradient_norm"` and `"loss_scale"`.
             `train_op.write_summaries(log_dir)` starts writing them.
         larc_params: Dict of `larc_eta`, and optionally `larc_mode` (`"clip"` or
             `"scale"`), `min_update` and `epsilon`, for `keras_lso.LARC`. Defaults to
             `None`: no LARC.
-        loss_scaling: Float, the loss scale, or `"Backoff"` or `"LogMax"` in any case.
-            Only used with `dtype="mixed"`. Defaults to `1.0`.
+        loss_scaling: The loss scale, or `"Backoff"` or `"LogMax"` in any case. Only
+            used with `dtype="mixed"`. Defaults to `1.0`.
         loss_scaling_params: Dict of parameters of `AutomaticLossScaler`. Defaults to
             `None`.
-        on_horovod: Bool. Whether to average the gradients over all processes:
-            those of `torch.distributed`, of multi-process JAX, of a
-            `tf.distribute.Strategy`, or of Horovod. Defaults to `False`.
-        iter_size: Int. The number of batches whose gradients are averaged into one
-            update. Defaults to `1`.
+        on_horovod: Whether to average the gradients over all processes: those of
+            `torch.distributed`, of multi-process JAX, of a `tf.distribute.Strategy`, or
+            of Horovod. Defaults to `False`.
+        iter_size: The number of batches whose gradients are averaged into one update.
+            Defaults to `1`.
         skip_update_ph: A boolean variable, or a callable without arguments that
             returns a bool: whether a call only accumulates its gradients. Defaults to
             `None`: every `iter_size`-th call updates. For a single call pass

@@ -45,8 +45,7 @@ def get_regularization_loss(
         scope: String that selects the variables whose path starts with it. Or a Keras
             model or layer, or a list of them, with the variables. Defaults to `None`:
             all variables of the model that `optimize_loss` trains.
-        name: String. Defaults to `"total_regularization_loss"`. Keras 3 does not name
-            tensors.
+        name: Defaults to `"total_regularization_loss"`. Keras 3 does not name tensors.
 
     Returns:
         A float32 scalar tensor; 0 if no variable has a regularizer.

@@ -4,7 +4,7 @@ That one, `FixedLR`, is in `keras_lso/schedules/`, where `get` makes it of a num
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -45,15 +45,15 @@ class PiecewiseConstant(LearningRateSchedule):
     every factor multiplies the initial rate.
 
     Args:
-        learning_rate: Float. The initial rate.
-        boundaries: List of ints, strictly increasing. The last step of each interval
-            but the last one. With `steps_per_epoch` a list of ints and floats, the
-            epochs after which the rate changes; a fraction of a step is dropped.
-        decay_rates: List of floats, as many as `boundaries`. The factors of the initial
-            rate after each of them.
-        steps_per_epoch: Positive int. The number of batches in an epoch. Defaults to
+        learning_rate: The initial rate.
+        boundaries: Strictly increasing. The last step of each interval but the last
+            one. With `steps_per_epoch` a list of ints and floats, the epochs after
+            which the rate changes; a fraction of a step is dropped.
+        decay_rates: As many as `boundaries`. The factors of the initial rate after each
+            of them.
+        steps_per_epoch: Positive. The number of batches in an epoch. Defaults to
             `None`: the boundaries are steps.
-        name: String. Defaults to `"PiecewiseConstant"`.
+        name: Defaults to `"PiecewiseConstant"`.
 
     Returns:
         A schedule: called with a step, it returns the rate, a float32 scalar.
@@ -79,8 +79,8 @@ class PiecewiseConstant(LearningRateSchedule):
     def __init__(
         self,
         learning_rate: float,
-        boundaries: Iterable[float],
-        decay_rates: Iterable[float],
+        boundaries: Sequence[float],
+        decay_rates: Sequence[float],
         steps_per_epoch: int | None = None,
         name: str = "PiecewiseConstant",
     ) -> None:
@@ -156,15 +156,15 @@ class TransformerPolicy(LearningRateSchedule):
     also called "Noam", has a cap in OpenSeq2Seq.
 
     Args:
-        learning_rate: Float. A factor of the rate.
-        d_model: Positive int. The width of the model.
-        warmup_steps: Positive int. The number of steps of the line.
-        max_lr: Float. The cap. Defaults to `None`: none.
-        coefficient: Float. Another factor; OpenSeq2Seq recommends 0.002 for Adam.
-            Defaults to `1.0`.
+        learning_rate: A factor of the rate.
+        d_model: Positive. The width of the model.
+        warmup_steps: Positive. The number of steps of the line.
+        max_lr: The cap. Defaults to `None`: none.
+        coefficient: Another factor; OpenSeq2Seq recommends 0.002 for Adam. Defaults to
+            `1.0`.
         dtype: String, or a dtype of NumPy or a framework. The dtype of the rate, which
             is computed in float32. Defaults to `"float32"`.
-        name: String. Defaults to `"TransformerPolicy"`.
+        name: Defaults to `"TransformerPolicy"`.
 
     Returns:
         A schedule: called with a step, it returns the rate, a scalar of `dtype`.
@@ -315,14 +315,13 @@ class ExpDecay(_Decay):
     `learning_rate`. Accurate to 1e-6 of the rate up to step 2**24.
 
     Args:
-        learning_rate: Float. The rate before the decay.
-        decay_steps: Positive int. The number of steps (not epochs) of the decay.
-        decay_rate: Positive float. The rate is multiplied by it in each `decay_steps`.
-        use_staircase_decay: Bool. Whether the rate falls in stairs.
-        begin_decay_at: Int of zero or more. The first step of the decay. Defaults to
-            `0`.
-        min_lr: Float. The minimum. Defaults to `0.0`.
-        name: String. Defaults to `"ExpDecay"`.
+        learning_rate: The rate before the decay.
+        decay_steps: Positive. The number of steps (not epochs) of the decay.
+        decay_rate: Positive. The rate is multiplied by it in each `decay_steps`.
+        use_staircase_decay: Whether the rate falls in stairs.
+        begin_decay_at: Zero or more. The first step of the decay. Defaults to `0`.
+        min_lr: The minimum. Defaults to `0.0`.
+        name: Defaults to `"ExpDecay"`.
 
     Returns:
         A schedule: called with a step, it returns the rate, a float32 scalar.
@@ -412,15 +411,14 @@ class PolyDecay(_Decay):
     the rate for `decay_steps` of up to 2**24 and powers of up to 300.
 
     Args:
-        learning_rate: Float. The rate before the decay.
-        decay_steps: Positive int. The number of steps (not epochs) of the decay.
-        power: Positive float. Defaults to `1.0`: a straight line.
-        begin_decay_at: Int of zero or more. The first step of the decay. Defaults to
-            `0`.
-        min_lr: Float. The rate after the decay. Defaults to `0.0`.
-        warmup_steps: Int of zero or more. The number of steps (not epochs) of the
-            warm-up. With 0 there is none. Defaults to `0`.
-        name: String. Defaults to `None`: that of the class.
+        learning_rate: The rate before the decay.
+        decay_steps: Positive. The number of steps (not epochs) of the decay.
+        power: Positive. Defaults to `1.0`: a straight line.
+        begin_decay_at: Zero or more. The first step of the decay. Defaults to `0`.
+        min_lr: The rate after the decay. Defaults to `0.0`.
+        warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
+            With 0 there is none. Defaults to `0`.
+        name: Defaults to `None`: that of the class.
 
     Returns:
         A schedule: called with a step, it returns the rate, a float32 scalar.
@@ -500,17 +498,16 @@ class InvPolyDecay(_Decay):
     to 300.
 
     Args:
-        learning_rate: Float. The rate before the decay.
-        decay_steps: Positive int. The number of steps (not epochs) of the decay.
-        min_lr: Float. The rate after the decay. Below 1e-8 it counts as 1e-8, above
+        learning_rate: The rate before the decay.
+        decay_steps: Positive. The number of steps (not epochs) of the decay.
+        min_lr: The rate after the decay. Below 1e-8 it counts as 1e-8, above
             `learning_rate` as `learning_rate`.
-        power: Positive float. The larger, the more exponential the decay. Defaults to
-            `1.0`.
-        begin_decay_at: Int of zero or more. The first step of the decay, if it is not
-            before the end of the warm-up. Defaults to `0`.
-        warmup_steps: Int of zero or more. The number of steps (not epochs) of the
-            warm-up. With 0 there is none. Defaults to `0`.
-        name: String. Defaults to `"InvPolyDecay"`.
+        power: Positive. The larger, the more exponential the decay. Defaults to `1.0`.
+        begin_decay_at: Zero or more. The first step of the decay, if it is not before
+            the end of the warm-up. Defaults to `0`.
+        warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
+            With 0 there is none. Defaults to `0`.
+        name: Defaults to `"InvPolyDecay"`.
 
     Returns:
         A schedule: called with a step, it returns the rate, a float32 scalar.
@@ -603,16 +600,15 @@ class CosineDecayPolicy(_Decay):
     class `CosineDecay`.
 
     Args:
-        learning_rate: Float. The rate before the decay.
-        decay_steps: Positive int. The number of steps (not epochs) of the decay.
-        power: Positive float. Has no effect, as in OpenSeq2Seq. Defaults to `1.0`.
-        begin_decay_at: Int of zero or more. The first step of the decay. Defaults to
-            `0`.
-        min_lr: Float. The rate after the decay, as a fraction of `learning_rate`.
-            Defaults to `0.0`.
-        warmup_steps: Int of zero or more. The number of steps (not epochs) of the
-            warm-up. With 0 there is none. Defaults to `0`.
-        name: String. Defaults to `None`: that of the class.
+        learning_rate: The rate before the decay.
+        decay_steps: Positive. The number of steps (not epochs) of the decay.
+        power: Positive. Has no effect, as in OpenSeq2Seq. Defaults to `1.0`.
+        begin_decay_at: Zero or more. The first step of the decay. Defaults to `0`.
+        min_lr: The rate after the decay, as a fraction of `learning_rate`. Defaults to
+            `0.0`.
+        warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
+            With 0 there is none. Defaults to `0`.
+        name: Defaults to `None`: that of the class.
 
     Returns:
         A schedule: called with a step, it returns the rate, a float32 scalar.

@@ -56,9 +56,9 @@ def load(
     """Loads a model, compiles it as it was when it was saved, restores its optimizer.
 
     Args:
-        path: String or path of the file.
+        path: The path of the file.
         load_model: `keras.saving.load_model`, or a function like it.
-        compile: Bool. Whether to compile the model.
+        compile: Whether to compile the model.
         custom_objects: Dict of names to classes. Defaults to `None`.
 
     Returns:

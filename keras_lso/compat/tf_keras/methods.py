@@ -38,7 +38,7 @@ def get_gradients(
     Args:
         loss: Callable without arguments that returns the loss. Or a tensor: on
             PyTorch, and on TensorFlow inside of a `tf.function`.
-        params: List of variables.
+        params: The variables.
 
     Returns:
         List of gradients; those of a `LossScaleOptimizer` are unscaled.
@@ -69,7 +69,7 @@ def get_updates(
 
     Args:
         loss: See `get_gradients`.
-        params: List of variables.
+        params: The variables.
 
     Returns:
         List of one item, what `apply_gradients` returns.
@@ -93,10 +93,10 @@ def add_slot(
 
     Args:
         var: The variable that the slot belongs to.
-        slot_name: String. The name of the slot.
+        slot_name: The name of the slot.
         initializer: Name of an initializer, a callable, or an array with the
             initial value. Defaults to `"zeros"`.
-        shape: Tuple of integers. Defaults to `None`: the shape of `var`.
+        shape: Defaults to `None`: the shape of `var`.
 
     Returns:
         A variable of the dtype of `var`.
@@ -125,7 +125,7 @@ def get_slot(self: Any, var: keras.Variable, slot_name: str) -> keras.Variable:
 
     Args:
         var: The variable that the slot belongs to.
-        slot_name: String, one of `get_slot_names()`.
+        slot_name: One of `get_slot_names()`.
 
     Returns:
         A variable.
@@ -187,12 +187,12 @@ def add_weight(
     """Adds a variable to the optimizer's state.
 
     Args:
-        name: String. The name of the variable.
-        shape: Tuple of integers.
-        dtype: String. Defaults to `None`: `keras.config.floatx()`.
+        name: The name of the variable.
+        shape: The shape of the variable.
+        dtype: Defaults to `None`: `keras.config.floatx()`.
         initializer: Name of an initializer, or a callable. Defaults to
             `"zeros"`.
-        trainable: Bool. Defaults to `None`: `False`.
+        trainable: Defaults to `None`: `False`.
         synchronization: `"auto"`, `"none"`, `"on_write"`, `"on_read"`, or a
             `tf.VariableSynchronization`. Defaults to `"auto"`.
         aggregation: `"none"`, `"sum"`, `"mean"`, `"only_first_replica"`, or a
@@ -243,8 +243,8 @@ def set_weights(self: Any, weights: Iterable[ArrayLike]) -> None:
     """Sets the state from a list of arrays.
 
     Args:
-        weights: List of arrays, as `get_weights` returns it, which leaves the
-            loss scale unchanged. Or the values of `variables`.
+        weights: Arrays, as `get_weights` returns it, which leaves the loss scale
+            unchanged. Or the values of `variables`.
 
     Raises:
         ValueError: If the number of arrays or a shape differs. Nothing is

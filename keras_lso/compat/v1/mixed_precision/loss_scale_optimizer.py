@@ -43,8 +43,8 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         opt: The `keras.optimizers.Optimizer` to wrap.
         loss_scale: A number, the string `"dynamic"`, or a
             `keras_lso.loss_scales.LossScale`.
-        use_locking: Bool. Whether to lock variables during an update. Defaults to
-            `False`. Without effect: Keras 3 never updates a variable concurrently.
+        use_locking: Whether to lock variables during an update. Defaults to `False`.
+            Without effect: Keras 3 never updates a variable concurrently.
         name: A non-empty string. The name of the optimizer. Defaults to `None`:
             that of `opt`.
 
@@ -110,7 +110,7 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
 
         Args:
             var: The variable that the slot belongs to.
-            slot_name: String, one of `get_slot_names()`.
+            slot_name: One of `get_slot_names()`.
 
         Returns:
             A variable or None.
@@ -131,13 +131,13 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         Args:
             loss: Callable without arguments that returns the loss. Or a tensor: on
                 PyTorch, and on TensorFlow inside a `tf.function`.
-            var_list: List of variables. Defaults to `None`: those that the
-                optimizer was built for; before `build`, the trainable variables
-                that an additional call of `loss` reads.
+            var_list: The variables. Defaults to `None`: those that the optimizer was
+                built for; before `build`, the trainable variables that an additional
+                call of `loss` reads.
             gate_gradients: `GATE_NONE`, `GATE_OP` or `GATE_GRAPH`. Without effect.
                 Defaults to `GATE_OP`.
             aggregation_method: Without effect. Defaults to `None`.
-            colocate_gradients_with_ops: Bool. Without effect. Defaults to `False`.
+            colocate_gradients_with_ops: Without effect. Defaults to `False`.
             grad_loss: Tensor of the loss's shape, by which its elements are
                 weighted. Defaults to `None`: by 1.
 
@@ -178,11 +178,11 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         """Updates the variables if all gradients are finite.
 
         Args:
-            grads_and_vars: List of `(gradient, variable)` pairs, as
-                `compute_gradients` returns them.
+            grads_and_vars: The `(gradient, variable)` pairs, as `compute_gradients`
+                returns them.
             global_step: Variable to increment by one after an update. Defaults to
                 `None`.
-            name: String. Defaults to `None`. Keras 3 does not name operations.
+            name: Defaults to `None`. Keras 3 does not name operations.
             **kwargs: `scaled`, `update_scale` and `experimental_aggregate_gradients`
                 of `keras_lso.LossScaleOptimizer.apply_gradients`.
 
@@ -220,7 +220,7 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
             gate_gradients: Without effect. Defaults to `GATE_OP`.
             aggregation_method: Without effect. Defaults to `None`.
             colocate_gradients_with_ops: Without effect. Defaults to `False`.
-            name: String. Without effect. Defaults to `None`.
+            name: Without effect. Defaults to `None`.
             grad_loss: See `compute_gradients`. Defaults to `None`.
 
         Returns:
