@@ -59,12 +59,12 @@ def steps_table(results):
         "Steps", columns, left=2, notes=[*_machines(results), *_shapes(results)]
     )
     table.notes += [
-        "x floor: against moving the bytes of the step at the speed above, that of a "
-        "plain copy or of a pass in place, whichever was faster in the same rounds (no "
-        "strict bound: caches keep some of them, all of many-small). x inner, x Keras, "
-        "x peer: against the inner optimizer alone, Keras's wrapper, the fastest peer. "
-        "extra MB: the most memory that the step needs for a while. first s: to "
-        "build, trace, compile and run the first step.",
+        "x floor: compared with moving the step's bytes at the speed above, that of a "
+        "plain copy or a pass in place, whichever was faster in the same rounds (not a "
+        "strict bound: caches keep some of the bytes, all of many-small). x inner, x "
+        "Keras, x peer: compared with the inner optimizer alone, Keras's wrapper, the "
+        "fastest peer. extra MB: the most memory that the step needs for a while. "
+        "first s: the time to build, trace, compile and run the first step.",
     ]
     for result in results:
         for group in result["groups"]:
@@ -259,9 +259,9 @@ def fit_table(results):
     columns += ["x Keras", "first epoch s"]
     table = Table("fit, with Adam", columns, left=3)
     table.notes = [
-        "The float16 rows train under mixed_float16, float32 without it. The monitor "
-        "reads the scale and the skipped steps at the end of an epoch, which is one of "
-        "five batches here."
+        "The float16 rows train under mixed_float16, the float32 rows without it. The "
+        "monitor reads the scale and the skipped steps at the end of an epoch, which "
+        "has five batches here."
     ]
     for result in results:
         for group in result["fit"]:
@@ -402,9 +402,9 @@ def participants_table(results):
     ]
     table = Table("Two participants", columns, left=4)
     table.notes = [
-        "On the cores of one machine, which the two share. MirroredStrategy, data "
-        "parallel and DDP: adding the gradients up is a part of the step. x plain: "
-        "against the same step on tensors that nobody shares."
+        "The two share the cores of one machine. With MirroredStrategy, data parallel "
+        "and DDP, adding the gradients up is a part of the step. x plain: compared "
+        "with the same step on tensors that nobody shares."
     ]
     for result in results:
         # Results of an earlier version have none.
@@ -436,10 +436,11 @@ def host_table(results):
     columns += ["x peer", "at most", "met"]
     table = Table("Host time", columns, left=3)
     table.notes = [
-        "Of tensors of 4 elements, on one thread: kernels cost next to nothing. "
-        "clipped: by global_clipnorm, the peer by clip_grad_norm_. of 4: with the "
-        "gradients of 4 micro-batches added up, the time of one of them. PyTorch has "
-        "no Lion and no LARS, and the peer the rule that its name says."
+        "The tensors have 4 elements and there is one thread: kernels cost next to "
+        "nothing. clipped: by global_clipnorm, the peer by clip_grad_norm_. of 4: the "
+        "time of one micro-batch, with the gradients of 4 micro-batches added up. "
+        "PyTorch has no Lion and no LARS: there the peer is the rule that its name "
+        "says."
     ]
     for result in results:
         for group in _host_groups(result):

@@ -31,6 +31,11 @@ ON_EVERY_BACKEND = [
     ("large_batch_digits.py", "--fast"),
     ("transformer_char.py", "--steps", "10"),
     ("spikes.py", "--steps", "20"),
+    ("schedules.py",),
+    ("float16_range.py",),
+    ("float16_report.py",),
+    ("keras_beside_keras_lso.py", "--steps", "50"),
+    ("large_batch_transformer.py", "--fast"),
     ("train_digits.py", "--epochs", "2"),
     ("float16_digits.py", "--epochs", "1"),
     ("float16_digits.py", "--dtype", "bfloat16", "--epochs", "1"),
@@ -190,6 +195,8 @@ def test_the_examples_run(complete):
 def test_no_example_is_left_out():
     run_here = ON_EVERY_BACKEND + sum(OF_ONE_BACKEND.values(), [])
     workers = {"digits_report.py", "digits_worker.py", "float16_digits_worker.py"}
+    # KerasHub asks for TensorFlow's build for GPUs.
+    workers.add("keras_hub_finetune.py")
     files = {file.name for file in (ROOT / "examples").glob("*.py")}
     assert {name for name, *_ in run_here} == files - workers
 

@@ -106,7 +106,7 @@ def test_what_a_step_costs_is_what_was_measured(results):
     rows = docs_figures.comparison_rows(results)
     assert rows_below(page, "## What it costs") == rows
     figures = [
-        f"takes {docs_figures.fit_range(results)}\nof what it takes with Keras's",
+        f"takes {docs_figures.fit_range(results)} times as long as with Keras's",
         docs_figures.first_step_most(results).replace("takes ", ""),
     ]
     assert not missing_from(page, figures)
