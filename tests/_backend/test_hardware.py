@@ -1,0 +1,79 @@
+"""Which hardware computes with a tensor; accelerators are stood in for."""
+
+import types
+
+import keras
+import pytest
+from keras import ops
+
+from keras_lso._backend import backend
+
+BACKEND = keras.backend.backend()
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """`cuda(capability)`: a tensor on a GPU of a compute capability, None on ROCm."""
+    return {"tensorflow": on_tensorflow, "jax": on_jax, "torch": on_torch}[BACKEND](
+        monkeypatch
+    )
+
+
+def on_torch(monkeypatch):
+    import torch
+
+    def make(capability):
+        monkeypatch.setattr(torch.version, "hip", None if capability else "6.2")
+        monkeypatch.setattr(
+            torch.cuda, "get_device_capability", lambda device: capability or (9, 0)
+        )
+        return types.SimpleNamespace(device=torch.device("cuda:1"))
+
+    return make
+
+
+def on_jax(monkeypatch):
+    def make(capability):
+        name = ".".join(map(str, capability)) if capability else "gfx90a"
+        gpu = types.SimpleNamespace(platform="gpu", id=1, compute_capability=name)
+        return types.SimpleNamespace(devices=lambda: [gpu])
+
+    return make
+
+
+def on_tensorflow(monkeypatch):
+    import tensorflow as tf
+
+    def make(capability):
+        details = {"compute_capability": capability} if capability else {}
+        monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: "ab")
+        monkeypatch.setattr(
+            tf.config.experimental,
+            "get_device_details",
+            lambda gpu: details if gpu == "b" else {"compute_capability": (1, 0)},
+        )
+        place = "/job:localhost/replica:0/task:0/device:GPU:1"
+        return types.SimpleNamespace(device=place)
+
+    return make
+
+
+def test_the_host_is_a_cpu():
+    assert backend.hardware_of(ops.ones(2)) == "cpu"
+
+
+@pytest.mark.parametrize("capability", [(7, 5), (12, 0)])
+def test_a_gpu_has_its_compute_capability(capability, cuda):
+    assert backend.hardware_of(cuda(capability)) == "gpu:{}.{}".format(*capability)
+
+
+def test_gpus_of_other_makers_are_unknown(cuda):
+    assert backend.hardware_of(cuda(None)) is None
+
+
+def test_what_neither_has_is_unknown():
+    if BACKEND == "torch":
+        value = ops.ones(2).to("meta")
+        assert backend.hardware_of(value) is None
+    elif BACKEND == "tensorflow":
+        assert backend.hardware_of(types.SimpleNamespace(device="")) is None
