@@ -167,7 +167,7 @@ class Torch(Framework):
         return list(names) or ["cpu"]
 
     def hardware_of(self, value):
-        """See `Framework.hardware_of`. ROCm has compute capabilities of another kind."""
+        """See `Framework.hardware_of`. Those of ROCm are of another kind."""
         if value.device.type == "cpu":
             return "cpu"
         if value.device.type != "cuda" or torch.version.hip is not None:
