@@ -121,7 +121,10 @@ def test_its_dependencies_fit(bare):
 
 
 def test_info(bare):
-    printed = bare.run("-m", "keras_lso", "info").stdout
+    command = bare.python.with_name("keras-lso")
+    environment = {"folder": bare.folder, "KERAS_BACKEND": bare.backend}
+    printed = run(command, "info", **environment).stdout
+    assert bare.run("-m", "keras_lso", "info").stdout == printed
     assert re.search(r"^packages +keras_lso \d.*, keras 3\..*, numpy ", printed, re.M)
     assert re.search(rf"^backend +{bare.backend}, kernels auto", printed, re.M)
     assert re.search(r"^ *keras_lso\.LARS +one pass", printed, re.M)
