@@ -71,6 +71,8 @@ def test_the_hardware_decides(policy, hardware, expected):
     applied = found.apply(model)
     assert {*policies_of(applied), applied.dtype_policy.name} == {expected[0]}
     assert type(applied.optimizer).__name__ == (expected[1] or "SGD")
+    if found.initial_scale is not None:
+        assert float(applied.optimizer.loss_scale) == found.initial_scale
 
 
 @pytest.mark.in_turn

@@ -123,7 +123,7 @@ def test_keras_own_class_is_read(is_named, ending, tmp_path):
 @pytest.mark.in_turn
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize(
-    "make", [adam, lambda: keras_lso.LARC(keras.optimizers.SGD(0.25, momentum=0.5))]
+    "make", [adam, lambda: keras_lso.LARC(keras.optimizers.SGD(0.25))]
 )
 def test_an_optimizer_without_a_scale(make, ending, tmp_path):
     model = trained(make(), "float32")
@@ -132,6 +132,20 @@ def test_an_optimizer_without_a_scale(make, ending, tmp_path):
     assert found.applied_steps == 3
     if ending != ".weights.h5":
         assert found.learning_rate == 0.25
+
+
+@pytest.mark.one_backend
+def test_a_wrapper_of_another_kind_has_no_scale(tmp_path):
+    # Its own two variables, then those of what it wraps.
+    inner = [np.int32(7), np.float32(0.5), np.ones(3, "float32")]
+    with h5py.File(tmp_path / "model.weights.h5", "w") as file:
+        for i, value in enumerate(inner):
+            file[f"optimizer/inner_optimizer/vars/{i}"] = value
+        for i, value in enumerate([np.int32(9), np.float32(0.0), *inner]):
+            file[f"optimizer/vars/{i}"] = value
+    found = contents_of(tmp_path / "model.weights.h5").optimizer
+    assert found.loss_scale is found.skipped_steps is None
+    assert (found.applied_steps, found.variables) == (9, 5)
 
 
 @pytest.mark.in_turn("jax")
