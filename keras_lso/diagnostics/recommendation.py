@@ -84,7 +84,8 @@ def recommend(
             `x` yields.
         hardware: String, what is to train the model: `"cpu"`, `"tpu"`, or `"gpu:7.5"`
             with the compute capability of the GPU. Defaults to `"auto"`: what the
-            model is on.
+            model is on. If bfloat16 has too few digits for a model, `"gpu:7.5"`
+            recommends float16, on a newer GPU too.
 
     Returns:
         A `keras_lso.diagnostics.Recommendation`.
@@ -292,8 +293,8 @@ class Recommendation:
         If the model is compiled, so is the new one: with an optimizer of the same
         config, in the wrapper that is recommended. A spike guard, a kind of masters and
         a loss-scale policy that the model's optimizer has stay; the optimizer begins
-        anew. For layers that you add, set the dtype policy by
-        `keras.config.set_dtype_policy`.
+        anew. Set the dtype policy by `keras.config.set_dtype_policy` as well: layers
+        that you add have it, and a `GuardedOptimizer` warns where it is float16.
 
         Args:
             model: A `keras.Model` that is built, with the layers of the one that was

@@ -71,9 +71,20 @@ def test_gpus_of_other_makers_are_unknown(cuda):
     assert backend.hardware_of(cuda(None)) is None
 
 
-def test_what_neither_has_is_unknown():
+def placed(kind):
+    """A tensor on a device of another kind, as far as its place can be seen."""
     if BACKEND == "torch":
-        value = ops.ones(2).to("meta")
-        assert backend.hardware_of(value) is None
-    elif BACKEND == "tensorflow":
-        assert backend.hardware_of(types.SimpleNamespace(device="")) is None
+        return ops.ones(2).to("meta")
+    if BACKEND == "jax":
+        device = types.SimpleNamespace(platform=kind, id=0)
+        return types.SimpleNamespace(devices=lambda: [device])
+    return types.SimpleNamespace(device=f"/device:{kind.upper()}:0")
+
+
+def test_other_devices_are_unknown():
+    assert backend.hardware_of(placed("npu")) is None
+
+
+@pytest.mark.skipif(BACKEND == "torch", reason="PyTorch says 'xla' of a TPU")
+def test_a_tpu_is_known():
+    assert backend.hardware_of(placed("tpu")) == "tpu"
