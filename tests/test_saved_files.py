@@ -23,6 +23,7 @@ ENDINGS = (".keras", ".h5", ".weights.h5")
 def trained(optimizer, policy="mixed_float16", last="float32"):
     """A model after two steps, and one more that overflows."""
     parts = [layers.Dense(3, dtype=policy), layers.Dense(1, dtype=last)]
+    keras.utils.set_random_seed(0)
     model = keras.Sequential([keras.Input((4,)), *parts])
     model.compile(optimizer, "mse")
     for factor in (1.0, 1.0, np.inf):
@@ -193,18 +194,38 @@ def test_dtype_policies_of_layers_in_layers_are_counted(tmp_path):
 
 @pytest.mark.in_turn("tensorflow")
 def test_it_is_ready_for_json_and_for_people(tmp_path):
-    found = saved(trained(LossScaleOptimizer(adam())), tmp_path / "model.keras")
-    assert json.loads(json.dumps(found.to_dict()))["optimizer"]["loss_scale"] == 2.0**14
+    optimizer = LossScaleOptimizer(adam(), initial_scale=64.0)
+    found = saved(trained(optimizer), tmp_path / "model.keras")
+    assert json.loads(json.dumps(found.to_dict()))["optimizer"]["loss_scale"] == 32.0
     text = str(found)
     for words in (
         f"{tmp_path / 'model.keras'}, model",
         "float32: 1 layer, mixed_float16: 1 layer",
         "keras.optimizers.Adam",
-        "loss scale         2**14",
+        "loss scale         2**5",
         "skipped steps      1",
-        "DynamicLossScale(initial_scale=32768, dynamic_growth_steps=2000)",
+        "DynamicLossScale(initial_scale=64, dynamic_growth_steps=2000)",
+        "masters            none, master_weights='auto'",
     ):
         assert words in " ".join(text.split("\n")), text
+
+
+@pytest.mark.in_turn("jax")
+def test_what_a_file_does_not_have_is_not_printed(tmp_path):
+    model = trained(GuardedOptimizer(adam()), "bfloat16", "bfloat16")
+    text = str(saved(model, tmp_path / "model.weights.h5"))
+    for words in (
+        "weights        4 bfloat16 (38 bytes)",
+        "of a class that the file does not name",
+        "of 4 weights (76 bytes)",
+    ):
+        assert words in text, text
+    assert "scale" not in text and "dtype policies" not in text
+    for name in ("bare.keras", "bare.h5", "bare.weights.h5"):
+        bare = keras.Sequential([keras.Input((4,)), layers.Dense(1)])
+        found = saved(bare, tmp_path / name)
+        assert found.optimizer is None
+        assert "none" in str(found).splitlines()[-1]
 
 
 @pytest.mark.one_backend
