@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from keras_lso.compat.saved_optimizers import SavedOptimizer, of_model, of_weights
-from keras_lso.compat.saving import _WEIGHTS, _read_config
+from keras_lso.compat.saving import WEIGHTS, read_config
 from keras_lso.compat.untrusted_files import (
     DAMAGE,
     datasets_in,
@@ -89,14 +89,14 @@ def _of_archive(path):
 
     with zipfile.ZipFile(path) as archive:
         refuse_bombs(archive)
-        config = _read_config(archive)
+        config = read_config(archive)
         found = SavedFile(path, "model", *_of_config(config))
         compiled = config.get("compile_config")
         compiled = compiled if isinstance(compiled, dict) else {}
-        if _WEIGHTS not in archive.namelist():
+        if WEIGHTS not in archive.namelist():
             found.optimizer = of_weights(None, compiled.get("optimizer"))
             return found
-        with archive.open(_WEIGHTS) as member, h5py.File(member, "r") as file:
+        with archive.open(WEIGHTS) as member, h5py.File(member, "r") as file:
             found.weights = _weights_in(file, "optimizer/")
             found.optimizer = of_weights(file, compiled.get("optimizer"))
     return found
