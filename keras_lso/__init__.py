@@ -13,6 +13,7 @@ from keras_lso._core.spike_guard import SpikeGuard
 from keras_lso._version import __version__  # noqa: F401
 from keras_lso.diagnostics.float16 import float16_report
 from keras_lso.diagnostics.float32_layers import keep_in_float32
+from keras_lso.diagnostics.recommendation import recommend
 from keras_lso.diagnostics.statistics import (
     protect_statistics,
     restore_if_skipped,
@@ -48,6 +49,7 @@ __all__ = [
     "mixed_precision",
     "plotting",
     "protect_statistics",
+    "recommend",
     "restore_if_skipped",
     "schedules",
     "stateless_restore_if_skipped",

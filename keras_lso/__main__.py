@@ -1,107 +1,123 @@
-"""`python -m keras_lso info` prints what a bug report needs."""
+"""The command `keras-lso`, also `python -m keras_lso`.
+
+What it does is in `diagnostics/info.py`, `compat/saved_files.py` and
+`compat/precision_command.py`, which are imported when they are asked for.
+"""
 
 import argparse
-import inspect
-import platform
+import json
 import sys
-from collections.abc import Callable
+from collections.abc import Sequence
 
-import keras
-import numpy
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
-from keras_lso import _version
-from keras_lso._backend import KERNELS, backend
-from keras_lso._core.fused_step import Choice
-from keras_lso.optimizers.lamb import LAMB
-from keras_lso.optimizers.larc import LARC
-from keras_lso.optimizers.lars import LARS
-from keras_lso.optimizers.novograd import NovoGrad
-
-# The optimizers with arguments other than their defaults, by the name to print.
-_ARGUMENTS = {
-    "SGD": {"learning_rate": 0.01},
-    "SGD, momentum": {"learning_rate": 0.01, "momentum": 0.9},
-}
-# Classes that step by another optimizer.
-_WRAPPERS = ("LossScaleOptimizer", "MultiOptimizer", "Optimizer")
+_EXIT_STATUS = """\
+exit status:
+  0  all is well
+  1  report: layers have to stay in float32, or a value is inf or NaN
+  2  an argument is wrong, or a file cannot be read or written
+"""
 
 
-def main(argv=None):
+def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command, and returns its exit status.
 
     Args:
         argv: List of strings, the arguments of the command. Defaults to `None`: those
             of the process.
     """
-    parser = argparse.ArgumentParser(prog="python -m keras_lso", description=__doc__)
-    parser.add_argument("command", choices=["info"], help="print versions and paths")
-    parser.parse_args(argv)
-    print_info(Console(soft_wrap=True))
+    arguments = _parser().parse_args(argv)
+    try:
+        return arguments.run(arguments)
+    except (OSError, ValueError) as error:
+        from keras_lso.compat.saved_files_table import printable
+
+        # One line, whatever a file has put into it.
+        line = printable(" ".join(str(error).split()))
+        print(f"keras-lso: error: {line}", file=sys.stderr)
+        return 2
+
+
+def _parser():
+    parser = argparse.ArgumentParser(
+        prog="keras-lso",
+        description="Loss scaling for Keras 3: what runs here, what a file holds, what "
+        "a model needs.",
+        epilog=_EXIT_STATUS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    info = commands.add_parser(
+        "info",
+        help="print what a bug report needs",
+        description="Prints versions, backend, devices and the step of each optimizer.",
+    )
+    info.set_defaults(run=_info)
+    _add_show(commands)
+    _add_report(commands)
+    return parser
+
+
+def _add_show(commands):
+    show = commands.add_parser(
+        "show",
+        help="print what is in a saved model or its weights, without loading it",
+        description="Prints the loss scale, the counters, the dtype policies and the "
+        "masters in a file. No model is made, and no code in the file is run.",
+    )
+    show.add_argument("file", metavar="FILE", help=".keras, .h5 or .weights.h5")
+    show.add_argument("--json", action="store_true", help="print it as JSON")
+    show.set_defaults(run=_show)
+
+
+def _add_report(commands):
+    report = commands.add_parser(
+        "report",
+        help="print what float16 does to a saved model, and what it should train in",
+        description="Loads a model, in safe mode, and runs it on a batch. Prints the "
+        "report of float16,\nthat of the gradients, and the recommendation.",
+        epilog=_EXIT_STATUS,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    report.add_argument("model", metavar="MODEL", help=".keras or .h5")
+    report.add_argument(
+        "batch",
+        metavar="BATCH",
+        help=".npz with x, y and sample_weight; of several inputs x_NAME each",
+    )
+    report.add_argument(
+        "--hardware",
+        default="auto",
+        metavar="H",
+        help="cpu, tpu, gpu:7.5 (with the compute capability) or auto, the default: "
+        "what this machine has",
+    )
+    report.add_argument("--json", metavar="PATH", help="write all of it to this file")
+    report.set_defaults(run=_report)
+
+
+def _info(arguments):
+
+    from keras_lso.diagnostics.info import print_info
+
+    print_info()
     return 0
 
 
-def print_info(console):
-    """Prints versions, backend, devices, and the kind of each optimizer's step."""
-    for name, value in facts().items():
-        console.print(f"{name:<10} {value}", highlight=False, markup=False)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("inner optimizer")
-    table.add_column("step in LossScaleOptimizer, with float32 variables")
-    for name, step in steps().items():
-        table.add_row(name, step)
-    console.print(table)
+def _show(arguments):
+    from keras_lso.compat.saved_files import contents_of
+
+    found = contents_of(arguments.file)
+    print(json.dumps(found.to_dict(), indent=2) if arguments.json else found)
+    return 0
 
 
-def facts():
-    """Returns versions, backend, devices and dtypes, a dict of strings."""
-    # Not from the metadata: a nightly Keras has another name there, a checkout none.
-    versions = {
-        "keras_lso": _version.__version__,
-        "keras": keras.__version__,
-        "numpy": numpy.__version__,
-    }
-    versions |= backend.packages()
-    return {
-        "packages": ", ".join(f"{name} {v}" for name, v in versions.items()),
-        "python": f"{platform.python_version()}, {platform.platform()}",
-        "backend": f"{keras.backend.backend()}, kernels {KERNELS}",
-        "devices": ", ".join(backend.devices()) or "none",
-        "dtype": f"policy {keras.config.dtype_policy().name}, "
-        f"floatx {keras.config.floatx()}",
-    }
+def _report(arguments):
+    from keras_lso.compat.precision_command import precision_of
 
-
-def steps():
-    """Returns the kind of step of each inner optimizer, a dict of strings."""
-    return {name: _step_of(make()) for name, make in _optimizers().items()}
-
-
-def _optimizers():
-    """Returns a dict of names to functions that make an optimizer."""
-    found: dict[str, Callable] = {}
-    for name, cls in inspect.getmembers(keras.optimizers, inspect.isclass):
-        is_optimizer = issubclass(cls, keras.optimizers.Optimizer)
-        if is_optimizer and name not in _WRAPPERS:
-            found[name] = cls
-    sgd = found.pop("SGD")
-    for name, arguments in _ARGUMENTS.items():
-        found[name] = lambda arguments=arguments: sgd(**arguments)
-    for cls in (LAMB, LARS, NovoGrad):
-        found[f"keras_lso.{cls.__name__}"] = cls
-    found["keras_lso.LARC"] = lambda: LARC(found["SGD, momentum"]())
-    return dict(sorted(found.items(), key=lambda item: item[0].lower()))
-
-
-def _step_of(optimizer):
-    variables = [keras.Variable([1.0, 2.0])]
-    optimizer.build(variables)
-    gradients = [keras.ops.ones((2,))]
-    if Choice(optimizer, gradients, variables).fused:
-        return "one pass: unscale, skip and update"
-    return backend.OTHER_STEP
+    found = precision_of(arguments.model, arguments.batch, arguments.hardware)
+    print(found)
+    if arguments.json is not None:
+        found.write(arguments.json)
+    return 1 if found.has_findings else 0
 
 
 if __name__ == "__main__":

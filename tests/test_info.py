@@ -1,4 +1,4 @@
-"""`python -m keras_lso info` says what a bug report needs."""
+"""`keras-lso info` says what a bug report needs."""
 
 import subprocess
 import sys
@@ -7,7 +7,8 @@ import keras
 import pytest
 
 import keras_lso
-from keras_lso.__main__ import main, steps
+from keras_lso.__main__ import main
+from keras_lso.diagnostics.info import steps
 
 
 def test_it_prints_versions_backend_and_devices(capsys):

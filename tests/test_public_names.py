@@ -121,6 +121,7 @@ def test_the_public_names_are_these():
         "mixed_precision",
         "plotting",
         "protect_statistics",
+        "recommend",
         "restore_if_skipped",
         "schedules",
         "stateless_restore_if_skipped",

@@ -13,6 +13,7 @@ import contextlib
 import functools
 import importlib.metadata
 import math
+from typing import Any
 
 import keras
 import numpy as np
@@ -568,6 +569,14 @@ class Framework:
     def devices(self):
         """Returns the names of the devices that the framework sees, a list."""
         return []
+
+    def hardware_of(self, value: Any) -> str | None:
+        """Returns what computes with a tensor, whose device is in use already.
+
+        `"cpu"`, `"tpu"`, or `"gpu:7.5"` with the compute capability. None where it is
+        unknown which dtypes the device is fast in, as on GPUs of other makers.
+        """
+        return "cpu"
 
     # --- Running a model on the host, for reports -----------------------------------
     def random_state_kept(self):

@@ -23,7 +23,7 @@ from keras_lso.compat.untrusted_files import DAMAGE, hard_group, refuse_bombs
 # RecursionError: a config can be nested too deeply.
 _MISFITS = (*DAMAGE, RecursionError)
 _CONFIG = "config.json"
-_WEIGHTS = "model.weights.h5"
+WEIGHTS = "model.weights.h5"
 
 
 def deserialize(
@@ -137,7 +137,7 @@ def _adopted_copy(filepath, folder, custom_objects, compile):
     """
     with zipfile.ZipFile(filepath) as archive:
         refuse_bombs(archive)
-        config = _read_config(archive)
+        config = read_config(archive)
         if not compile:
             # A model that is not compiled loads in spite of a damaged optimizer.
             config["compile_config"] = None
@@ -151,7 +151,7 @@ def _adopted_copy(filepath, folder, custom_objects, compile):
         return copy
 
 
-def _read_config(archive):
+def read_config(archive: zipfile.ZipFile) -> Any:
     """Returns the config of the model in a `.keras` file."""
     if _CONFIG not in archive.namelist():
         raise ValueError(
@@ -188,9 +188,9 @@ def _was_wrapped_by_keras(archive, config):
         arguments = arguments.get(key)
         if not isinstance(arguments, dict):
             return False
-    if "inner_optimizer" in arguments or _WEIGHTS not in archive.namelist():
+    if "inner_optimizer" in arguments or WEIGHTS not in archive.namelist():
         return False
-    with archive.open(_WEIGHTS) as file, h5py.File(file, "r") as weights:
+    with archive.open(WEIGHTS) as file, h5py.File(file, "r") as weights:
         return hard_group(weights, "optimizer/inner_optimizer") is not None
 
 

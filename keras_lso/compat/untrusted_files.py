@@ -60,10 +60,12 @@ def hard_group(file: Any, path: str) -> Any:
     return group
 
 
-def read_dataset(group: Any, path: str) -> NDArray[Any]:
-    """Returns the array at a path below a group, if the file itself holds it."""
+def dataset_at(group: Any, path: str) -> Any:
+    """Returns the dataset at a path below a group, if the file itself holds it.
+
+    Nothing of it is read.
+    """
     import h5py
-    import numpy as np
 
     parent, _, name = path.rpartition("/")
     owner = hard_group(group, parent) if parent else group
@@ -80,6 +82,14 @@ def read_dataset(group: Any, path: str) -> NDArray[Any]:
             f"The file holds '{path}' as a group, or as a link to something else. "
             "Only arrays in the file itself are read."
         )
+    return dataset
+
+
+def read_dataset(group: Any, path: str) -> NDArray[Any]:
+    """Returns the array at a path below a group, if the file itself holds it."""
+    import numpy as np
+
+    dataset = dataset_at(group, path)
     size = math.prod(dataset.shape or ()) * dataset.dtype.itemsize
     stored = dataset.id.get_storage_size()
     if _is_bomb(size, stored):
@@ -112,6 +122,34 @@ def read_datasets(group: Any, names: Iterable[str]) -> list[NDArray[Any]]:
             )
         addresses.add(address)
     return arrays
+
+
+def datasets_in(file: Any) -> dict[str, Any]:
+    """Returns the datasets that a file itself holds, each once, by their paths.
+
+    Nothing of them is read. Groups may be in each other, and as deep as one likes.
+
+    Args:
+        file: An `h5py.File`.
+    """
+    import h5py
+
+    found, ahead, seen = {}, [("", file)], set()
+    while ahead:
+        path, group = ahead.pop()
+        for name in group:
+            if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+                continue
+            item = group[name]
+            address = h5py.h5o.get_info(item.id).addr
+            if address in seen:
+                continue
+            seen.add(address)
+            if isinstance(item, h5py.Group):
+                ahead.append((f"{path}{name}/", item))
+            elif isinstance(item, h5py.Dataset):
+                found[path + name] = item
+    return found
 
 
 def read_names(attributes: Mapping[str, Any], name: str) -> list[str]:

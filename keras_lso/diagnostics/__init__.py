@@ -1,8 +1,9 @@
-"""Reports on float16: what overflows, what underflows, and what a step has skipped."""
+"""Reports on float16, and what follows from them: what overflows, what underflows."""
 
 from keras_lso.diagnostics.float16 import Float16Report
 from keras_lso.diagnostics.float16_ranges import LayerRange
 from keras_lso.diagnostics.magnitudes import Magnitudes
+from keras_lso.diagnostics.recommendation import Recommendation
 from keras_lso.diagnostics.underflow import UnderflowReport
 from keras_lso.diagnostics.underflow_counts import GradientCounts
 
@@ -11,5 +12,6 @@ __all__ = [
     "GradientCounts",
     "LayerRange",
     "Magnitudes",
+    "Recommendation",
     "UnderflowReport",
 ]

@@ -5,8 +5,8 @@ How a model is made anew is in `model_copies.py`.
 
 import difflib
 import warnings
-from collections.abc import Collection
-from typing import Literal
+from collections.abc import Callable, Collection
+from typing import Any, Literal
 
 import keras
 
@@ -71,35 +71,51 @@ def keep_in_float32(
     >>> [layer.dtype_policy.name for layer in mixed.layers]
     ['float32', 'mixed_float16']
     """
-    _check(model, others)
-    paths = LayerPaths(model)
-    kept = _paths_of(paths, layers)
-    policies = {
-        id(layer): _policy(layer, path in kept, others)
-        for path, layer in paths.layers.items()
-    }
-    copy, unsaved = copy_of_model(model, policies)
-    if unsaved:
-        warnings.warn(
-            f"Saved files will not hold the dtype policies of {unsaved}, since the "
-            "config of the layer or model that makes them does not. In its "
-            "`__init__` pass `dtype` on to them, or call `keep_in_float32` again after "
-            "loading.",
-            stacklevel=2,
-        )
-    return copy
-
-
-def _check(model, others):
-    if not isinstance(model, keras.Model):
-        raise TypeError(
-            "`model` must be a keras.Model. "
-            f"Received: model={model!r} of type {type(model).__name__}"
-        )
+    check_copied(model)
     if others not in OTHERS:
         raise ValueError(
             "`others` must be 'mixed_float16', 'mixed_bfloat16' or None. "
             f"Received: others={others!r}"
+        )
+    paths = LayerPaths(model)
+    kept = paths_inside(paths, layers)
+    policies = {
+        id(layer): _policy(layer, path in kept, others)
+        for path, layer in paths.layers.items()
+    }
+    return copied(model, policies)
+
+
+def copied(
+    model: ModelT,
+    policies: dict[int, str | None],
+    optimizer_like: Callable[[Any], Any] | None = None,
+) -> ModelT:
+    """Returns a copy of a model, and warns of what of it a saved file would not hold.
+
+    Args:
+        model: A `keras.Model` that is built.
+        policies: See `copy_of_model`.
+        optimizer_like: See `copy_of_model`. Defaults to `None`.
+    """
+    copy, unsaved = copy_of_model(model, policies, optimizer_like)
+    if unsaved:
+        warnings.warn(
+            f"Saved files will not hold the dtype policies of {unsaved}, since the "
+            "config of the layer or model that makes them does not. In its "
+            "`__init__` pass `dtype` on to them, or make the model anew after loading, "
+            "by `keep_in_float32` or `apply`.",
+            stacklevel=3,
+        )
+    return copy
+
+
+def check_copied(model: Any) -> None:
+    """Raises an error for what is no model that can be made anew."""
+    if not isinstance(model, keras.Model):
+        raise TypeError(
+            "`model` must be a keras.Model. "
+            f"Received: model={model!r} of type {type(model).__name__}"
         )
     check_not_quantized(model)
     if not model.built:
@@ -133,7 +149,7 @@ def _policy(layer, is_kept, others):
 # --- Which layers -------------------------------------------------------------------
 
 
-def _paths_of(paths, layers):
+def paths_inside(paths: LayerPaths, layers: Any) -> set[str]:
     """Returns the paths of the layers that are asked for, and of those inside."""
     wanted = [layers] if isinstance(layers, str | keras.layers.Layer) else layers
     if not isinstance(wanted, list | tuple | set):

@@ -7,6 +7,7 @@ several nested models stays one layer. All else is made of its config.
 import inspect
 import tempfile
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -26,7 +27,9 @@ from keras_lso.diagnostics.layer_paths import LayerPaths
 
 
 def copy_of_model(
-    model: ModelT, policies: dict[int, str | None]
+    model: ModelT,
+    policies: dict[int, str | None],
+    optimizer_like: Callable[[Any], Any] | None = None,
 ) -> tuple[ModelT, list[str | None]]:
     """Returns a copy of a model, and what of it a saved file would not hold.
 
@@ -34,6 +37,8 @@ def copy_of_model(
         model: A `keras.Model` that is built.
         policies: Dict of ids of its layers to the name of a dtype policy, or to None
             for the one that the layer has.
+        optimizer_like: Callable that takes the model's optimizer and returns that of
+            the copy. Defaults to `None`: one of the same config.
 
     Returns:
         Tuple of the new model and the list of paths of layers whose dtype policies no
@@ -60,7 +65,7 @@ def copy_of_model(
     for old, new in pairs:
         _copy_lookups(old, new)
     if model.compiled and type(model).compile is keras.Model.compile:
-        _compile_like(copy, model)
+        _compile_like(copy, model, optimizer_like)
     paths = LayerPaths(copy)
     return copy, [paths.path_of(layer) for layer in unsaved]
 
@@ -87,7 +92,7 @@ class _Copies:
 
     def _of_config(self, layer):
         try:
-            copy = _again(layer)
+            copy = made_again(layer)
         except (NotImplementedError, TypeError) as error:
             name = type(layer).__name__
             has = "has none" if isinstance(error, NotImplementedError) else "lacks some"
@@ -107,12 +112,12 @@ class _Copies:
         found = []
         for copy in self._of_configs:
             if children_of(copy):
-                again = _again(copy)
+                again = made_again(copy)
                 found += [a for a, b in _pairs(copy, again) if _dtypes(a) != _dtypes(b)]
         return list(dict.fromkeys(found))
 
 
-def _again(value):
+def made_again(value: Any) -> Any:
     """Returns a layer, metric or optimizer made of its config.
 
     Functions of the user's are those of `value` itself: a config holds the name of a
@@ -221,16 +226,18 @@ def _copy_lookups(old, new):
         new.finalize_state()
 
 
-def _compile_like(copy, model):
+def _compile_like(copy, model, optimizer_like):
     arguments = compile_arguments(model)
     try:
         for key in ("optimizer", "metrics", "weighted_metrics"):
             arguments[key] = tree.map_structure(_fresh, arguments[key])
+        if optimizer_like is not None:
+            arguments["optimizer"] = optimizer_like(model.optimizer)
     except (NotImplementedError, TypeError, ValueError) as error:
         warnings.warn(
             "The new model is not compiled: call its `compile`. An optimizer or metric "
             f"of `model` cannot be made anew of its config: {error}",
-            stacklevel=4,
+            stacklevel=5,
         )
         return
     # Whoever has refused Keras's loss scaling does so again.
@@ -242,5 +249,5 @@ def _compile_like(copy, model):
 def _fresh(value):
     """Returns a new optimizer or metric of the same config; names are as they were."""
     if isinstance(value, keras.optimizers.Optimizer | keras.metrics.Metric):
-        return _again(value)
+        return made_again(value)
     return value

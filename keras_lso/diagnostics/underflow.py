@@ -169,7 +169,7 @@ def _gradients(model, weights, masters, x, y, sample_weight):
     owners: list = []
     shapes: list = []
     layers = [layer for layer in layers_of(model)[1:] if len(layers_of(layer)) == 1]
-    with _after_each_call(layers, lambda layer, value: shapes.append(value.shape)):
+    with after_each_call(layers, lambda layer, value: shapes.append(value.shape)):
         model(x, training=True)
     # A zero that is added to an output has the gradient of the output.
     probes = [keras.Variable(np.zeros(shape, "float32")) for shape in shapes]
@@ -180,7 +180,7 @@ def _gradients(model, weights, masters, x, y, sample_weight):
 
     in_place = {id(v): master for v, master in masters}
     variables = [in_place.get(id(v), v) for v, _ in weights]
-    with _after_each_call(layers, add_probe):
+    with after_each_call(layers, add_probe):
         _, grads = backend.compute_gradients(loss, [*variables, *probes])
     holders = [layer for _, layer in weights]
     found: dict = {id(layer): (layer, []) for layer in layers_of(model)}
@@ -222,7 +222,7 @@ def _name(model, layer):
 
 
 @contextlib.contextmanager
-def _after_each_call(layers, function):
+def after_each_call(layers, function):
     """Calls `function(layer, output)` with each floating-point output of each layer.
 
     The result replaces the output, unless it is None.

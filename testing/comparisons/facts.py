@@ -1,5 +1,6 @@
 """Comparisons of the facts about a backend: devices, memory, flags."""
 
+import keras
 import numpy as np
 from keras import ops
 
@@ -12,6 +13,12 @@ def names_devices(own, reference):
     assert reference() == []
     assert own()
     assert all(isinstance(name, str) for name in own())
+
+
+@compares("hardware_of")
+def is_the_cpu_for_what_is_there(own, reference):
+    for value in (tensor([1.0]), keras.Variable([1.0]).value):
+        assert own(value) == reference(value) == "cpu"
 
 
 @compares("has_values")

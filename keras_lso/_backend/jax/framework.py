@@ -1,6 +1,7 @@
 """The primitives on JAX: stateless under `jax.jit`, eager outside it."""
 
 import contextlib
+import re
 from typing import Any
 
 import jax
@@ -185,6 +186,14 @@ class JAX(Framework):
 
     def devices(self):
         return [f"{device.platform}:{device.id}" for device in jax.devices()]
+
+    def hardware_of(self, value):
+        """See `Framework.hardware_of`. ROCm has names there, such as `"gfx90a"`."""
+        device = min(value.devices(), key=lambda device: device.id)
+        if device.platform in ("cpu", "tpu"):
+            return device.platform
+        capability = str(getattr(device, "compute_capability", ""))
+        return f"gpu:{capability}" if re.fullmatch(r"\d+\.\d+", capability) else None
 
 
 def trained_variables(loss_fn):

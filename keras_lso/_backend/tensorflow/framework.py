@@ -326,6 +326,18 @@ class TensorFlow(Framework):
     def devices(self):
         return [device.name for device in tf.config.list_logical_devices()]
 
+    def hardware_of(self, value):
+        """See `Framework.hardware_of`. ROCm says nothing of a compute capability."""
+        device = tf.DeviceSpec.from_string(value.device)
+        if device.device_type in ("CPU", "TPU"):
+            return device.device_type.lower()
+        if device.device_type != "GPU":
+            return None
+        gpu = tf.config.list_physical_devices("GPU")[device.device_index]
+        details = tf.config.experimental.get_device_details(gpu)
+        capability = details.get("compute_capability")
+        return capability and "gpu:{}.{}".format(*capability)
+
 
 def _facts_of(grads):
     """None for one with tuples as its parts, which has no shape: see `as_gradient`."""

@@ -169,6 +169,15 @@ class Torch(Framework):
         names = map(torch.cuda.get_device_name, range(torch.cuda.device_count()))
         return list(names) or ["cpu"]
 
+    def hardware_of(self, value):
+        """See `Framework.hardware_of`. Those of ROCm are of another kind."""
+        if value.device.type == "cpu":
+            return "cpu"
+        if value.device.type != "cuda" or torch.version.hip is not None:
+            return None
+        major, minor = torch.cuda.get_device_capability(value.device)
+        return f"gpu:{major}.{minor}"
+
 
 def _gradients(loss, variables, grad_loss):
     values = [v.value for v in variables]

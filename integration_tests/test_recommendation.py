@@ -1,0 +1,167 @@
+"""Models of which training shows what float16 needs: the recommendation knows it.
+
+Each is recommended what a GPU of compute capability 7.5 needs, and trained so, in
+float16 on a CPU, beside float32. Those that fail without it are trained without, too.
+"""
+
+import importlib.util
+import pathlib
+import runpy
+import sys
+
+import keras
+import numpy as np
+import pytest
+
+import keras_lso
+from integration_tests.test_float16_report import Y, large_embedding
+
+EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
+pytestmark = pytest.mark.slow
+
+
+def recommend(model, x, y):
+    found = keras_lso.recommend(model, x, y, hardware="gpu:7.5")
+    assert found.dtype_policy == "mixed_float16"
+    assert found.optimizer == "LossScaleOptimizer"
+    # Less is kept for the backward pass, and nothing else is larger but for the scale.
+    assert found.bytes["outputs"] < found.bytes_now["outputs"]
+    assert 0 <= found.bytes["optimizer"] - found.bytes_now["optimizer"] < 100
+    return found
+
+
+def in_float16(model, optimizer):
+    """The model in float16, without any of what is recommended."""
+    narrow = keras_lso.keep_in_float32(model, [], others="mixed_float16")
+    narrow.compile(optimizer, model.loss, auto_scale_loss=False)
+    return narrow
+
+
+def losses_of(model, x, y, steps):
+    losses = []
+    for _ in range(steps):
+        model.reset_metrics()
+        losses.append(float(model.train_on_batch(x, y)))
+    return losses
+
+
+@pytest.mark.full
+@pytest.mark.default_backend("torch")
+def test_a_resnet_needs_no_layer_in_float32():
+    keras.utils.set_random_seed(0)
+    model = keras.applications.ResNet50(
+        weights=None, input_shape=(32, 32, 3), classes=4
+    )
+    loss = "sparse_categorical_crossentropy"
+    model.compile(keras.optimizers.Adam(1e-4), loss)
+    x = np.random.default_rng(0).normal(size=(16, 32, 32, 3)).astype("float32")
+    y = np.arange(16) % 4
+    found = recommend(model, x, y)
+    assert found.layers_in_float32 == []
+    # Nearly all that it returns is halved: not what `float16` casts by itself.
+    assert found.bytes["outputs"] < 0.51 * found.bytes_now["outputs"]
+    applied = found.apply(model)
+    for each in (applied, model):
+        losses = losses_of(each, x, y, steps=4)
+        assert losses[-1] < 0.4 * losses[0]
+    assert int(applied.optimizer.skipped_steps) == 0
+
+
+@pytest.mark.default_backend("torch")
+@pytest.mark.skipif(
+    importlib.util.find_spec("keras_hub") is None, reason="KerasHub is not installed"
+)
+def test_a_bert_needs_no_layer_in_float32():
+    import keras_hub
+
+    keras.utils.set_random_seed(0)
+    backbone = keras_hub.models.BertBackbone(
+        vocabulary_size=16,
+        num_layers=2,
+        num_heads=2,
+        hidden_dim=16,
+        intermediate_dim=32,
+        dropout=0.0,
+        max_sequence_length=4,
+    )
+    head = keras.layers.Dense(2, name="head")
+    model = keras.Model(backbone.input, head(backbone.output["pooled_output"]))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Adam(0.01), loss)
+    tokens = np.random.default_rng(0).integers(16, size=(32, 4)).astype("int32")
+    inputs = {
+        "token_ids": tokens,
+        "segment_ids": np.zeros_like(tokens),
+        "padding_mask": np.ones_like(tokens),
+    }
+    targets = tokens[:, 0] % 2
+    found = recommend(model, inputs, targets)
+    assert found.layers_in_float32 == []
+    applied = found.apply(model)
+    if keras.backend.backend() == "jax":
+        return  # It has no attention in float16 on a CPU.
+    expected = losses_of(model, inputs, targets, steps=20)
+    assert expected[-1] < 0.5 * expected[0]
+    losses = losses_of(applied, inputs, targets, steps=20)
+    # One may be skipped, as gradients grow.
+    assert int(applied.optimizer.skipped_steps) <= 1
+    np.testing.assert_allclose(losses[:3], expected[:3], rtol=0.02)
+    np.testing.assert_allclose(losses[-1], expected[-1], atol=0.01)
+
+
+@pytest.fixture
+def sigmoids(tmp_path, monkeypatch, capsys):
+    """The model, the images and the labels of examples/underflow.py."""
+    monkeypatch.setattr(sys, "argv", ["underflow.py", str(tmp_path / "underflow.png")])
+    names = runpy.run_path(str(EXAMPLES / "underflow.py"))
+    return names["model"], names["images"], names["labels"]
+
+
+@pytest.mark.default_backend("torch")
+def test_sigmoids_need_a_high_scale(sigmoids):
+    model, images, labels = sigmoids
+    found = recommend(model, images, labels)
+    assert found.layers_in_float32 == []
+    # 99 % of the gradients in front of the first dense layer are flushed without.
+    assert found.initial_scale >= 2.0**20
+    # The first layers, to which the smallest gradients lead.
+    for layer in model.layers[2:]:
+        layer.trainable = False
+    adam = {"learning_rate": 0.05}
+    model.compile(keras.optimizers.Adam(**adam), "mean_squared_error")
+    applied = found.apply(model)
+    narrow = in_float16(model, keras.optimizers.Adam(**adam))
+    start = model.layers[0].get_weights()[0]
+    fell, moved = {}, {}
+    for name, each in (("wide", model), ("applied", applied), ("narrow", narrow)):
+        losses = losses_of(each, images, labels, steps=30)
+        fell[name] = losses[0] - losses[-1]
+        moved[name] = each.layers[0].get_weights()[0] - start
+    assert fell["applied"] == pytest.approx(fell["wide"], rel=0.02)
+    assert fell["narrow"] < 0.5 * fell["wide"]
+    # Without a scale the first layer moves at random.
+    error = {name: np.linalg.norm(moved[name] - moved["wide"]) for name in moved}
+    distance = np.linalg.norm(moved["wide"])
+    assert error["applied"] < 0.02 * distance
+    assert error["narrow"] > 0.5 * distance
+
+
+@pytest.mark.default_backend("torch")
+def test_a_layer_that_overflows_is_named():
+    keras.utils.set_random_seed(0)
+    parts, (x, culprit) = large_embedding()
+    model = keras.Sequential([keras.Input(x.shape[1:], dtype="int32"), *parts])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.05), loss)
+    found = recommend(model, x, Y)
+    assert culprit in found.layers_in_float32
+    assert any(r.startswith(f"{culprit}: overflow, above 65504") for r in found.reasons)
+    applied = found.apply(model)
+    scaled = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.05))
+    narrow = in_float16(model, scaled)
+    assert not np.isfinite(losses_of(narrow, x, Y, steps=20)).any()
+    assert int(scaled.skipped_steps) == 20
+    expected = losses_of(model, x, Y, steps=20)
+    assert expected[-1] < 0.9 * expected[0]
+    losses = losses_of(applied, x, Y, steps=20)
+    np.testing.assert_allclose(losses, expected, rtol=0.02)

@@ -1,0 +1,125 @@
+"""A batch in a `.npz` file, which an untrusted party may have written.
+
+NumPy would make objects of pickles, and an array as large as a header says before it
+looks whether the file is that large. Here neither happens.
+"""
+
+import math
+import os
+import zipfile
+from typing import Any
+
+import keras
+import numpy as np
+
+from keras_lso.compat.untrusted_files import DAMAGE, refuse_bombs
+
+KEYS = (
+    "`x`, `y` and `sample_weight`, or `x_NAME` and `y_NAME` for each of several inputs "
+    "and outputs"
+)
+
+
+def read_batch(path: str | os.PathLike[str]) -> tuple[Any, Any, Any]:
+    """Returns the inputs, the targets and the weights of the examples in a file.
+
+    Numbers are cast to `floatx`, as `fit` casts them. Several inputs or targets are a
+    dict of their names.
+
+    Args:
+        path: String or path of a `.npz` file, as `numpy.savez` writes it.
+
+    Raises:
+        OSError: If the file cannot be opened.
+        ValueError: If it is no such file, is damaged, would fill the memory, or holds
+            other arrays than a batch.
+    """
+    path = os.fspath(path)
+    with open(path, "rb"):  # For an error of the disk that says what is wrong.
+        pass
+    try:
+        arrays = _arrays_in(path)
+        return _sorted(arrays)
+    except (*DAMAGE, MemoryError, TypeError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            raise
+        kind = "" if type(error) is ValueError else f"{type(error).__name__}: "
+        raise ValueError(
+            f"The batch cannot be read. Received: {path!r}, and the error: "
+            f"{kind}{error}"
+        ) from error
+
+
+def _arrays_in(path):
+    if not zipfile.is_zipfile(path):
+        raise ValueError(
+            "It is no `.npz` file. Write one by `numpy.savez(path, x=x, y=y)`."
+        )
+    with zipfile.ZipFile(path) as archive:
+        refuse_bombs(archive)
+        for item in archive.infolist():
+            with archive.open(item) as file:
+                _check_size(file, item)
+    with np.load(path, allow_pickle=False) as arrays:
+        return {name: _as_in_fit(arrays[name]) for name in arrays.files}
+
+
+_HEADERS = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
+
+
+def _check_size(file, item):
+    """Refuses an array whose header does not say how large it is."""
+    try:
+        version = np.lib.format.read_magic(file)
+        header = _HEADERS[version](file) if version in _HEADERS else None
+    except (*DAMAGE, MemoryError, SyntaxError, TypeError, ValueError) as error:
+        raise ValueError(f"'{item.filename}' is no array of NumPy's.") from error
+    if header is None:
+        raise ValueError(f"'{item.filename}' has a format of NumPy's that is unknown.")
+    shape, _, dtype = header
+    if dtype.hasobject:
+        raise ValueError(
+            f"'{item.filename}' holds Python objects, of which nothing is made. Save "
+            "arrays of numbers."
+        )
+    size, rest = math.prod(shape) * dtype.itemsize, item.file_size - file.tell()
+    if size != rest:
+        raise ValueError(
+            f"'{item.filename}' is damaged: it holds {rest} bytes, and its header "
+            f"speaks of {size}."
+        )
+
+
+def _as_in_fit(array):
+    if array.dtype.kind != "f":
+        return array
+    with np.errstate(over="ignore"):
+        return array.astype(keras.config.floatx())
+
+
+def _sorted(arrays):
+    """Returns inputs, targets and weights of the arrays of a file."""
+    known: dict[str, dict] = {"x": {}, "y": {}}
+    for name, array in arrays.items():
+        part, separator, rest = name.partition("_")
+        if part in known and bool(separator) == bool(rest):
+            known[part][rest] = array
+        elif name != "sample_weight":
+            raise ValueError(f"It must hold {KEYS}. It holds {sorted(arrays)}.")
+    if not known["x"]:
+        raise ValueError(f"It must hold {KEYS}. It holds {sorted(arrays)}.")
+    x, y = (_one_or_all(known[part], part, arrays) for part in ("x", "y"))
+    return x, y, arrays.get("sample_weight")
+
+
+def _one_or_all(found, part, arrays):
+    """Returns the array of a part, or a dict of those of several; None without one."""
+    if "" in found and len(found) > 1:
+        raise ValueError(
+            f"It must hold `{part}` or arrays `{part}_NAME`, not both. It holds "
+            f"{sorted(arrays)}."
+        )
+    return found.get("", found or None)

@@ -1,0 +1,44 @@
+"""Why a recommendation is what it is: sentences."""
+
+from keras_lso.diagnostics.float16 import Float16Report
+from keras_lso.diagnostics.hardware import is_fast_in, policy_for
+
+
+def of_weights(dtype: str, hardware: str) -> str:
+    """Returns why weights of 16 bits keep their dtype."""
+    masters = "masters keep the steps that 16 bits would round away"
+    reason = f"The weights of the model are in {dtype}, and stay so: {masters}."
+    if is_fast_in(hardware, dtype):
+        return reason
+    _, other = policy_for(hardware)
+    return f"{reason} It is slow in {dtype} there. {other}"
+
+
+def of_report(report: Float16Report) -> list[str]:
+    """Returns why layers stay in float32."""
+    reasons = [
+        f"{path}: {reason}."
+        for path, found in report.layers.items()
+        for reason in found.reasons
+    ]
+    if report.layers_to_keep:
+        reasons.append(f"So in float32: {', '.join(report.layers_to_keep)}.")
+    elif reasons:
+        reasons.append(
+            "No layer can be kept in float32 instead. Scale the inputs of the model, "
+            "and put what it computes outside of its layers into one."
+        )
+    return reasons
+
+
+def of_scale(scale: float | None) -> str:
+    """Returns why the loss scale begins where it does."""
+    if scale is None:
+        return (
+            "The gradients were not looked at, for want of targets or of a compiled "
+            "loss: the loss scale begins at its default."
+        )
+    return (
+        "The loss scale begins at half of the highest power of two at which no "
+        "gradient of this batch overflows, within its bounds."
+    )

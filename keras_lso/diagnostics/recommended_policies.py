@@ -1,0 +1,79 @@
+"""Which layers a recommendation is for, and the dtype policy that each of them gets."""
+
+import keras
+
+from keras_lso.diagnostics.float32_layers import NARROW, paths_inside
+from keras_lso.diagnostics.layer_paths import LayerPaths
+from keras_lso.diagnostics.recommended_optimizers import kind_of_masters
+from keras_lso.diagnostics.training_bytes import owners_of, weight_dtype
+
+# The dtype policies under which weights are in float32.
+WIDE_WEIGHTS = ("float32", "mixed_float16", "mixed_bfloat16")
+
+
+def weights_of_16_bits(model: keras.Model) -> str | None:
+    """Returns the dtype of the weights that have 16 bits; None without any."""
+    dtypes = {keras.backend.standardize_dtype(v.dtype) for v in model.weights}
+    return next((dtype for dtype in NARROW if dtype in dtypes), None)
+
+
+def in_float32_already(paths: LayerPaths) -> list[str]:
+    """Returns the layers that compute in float32 in a model of 16 bits: their paths."""
+    layers = paths.layers
+    if not any(layer.compute_dtype in NARROW for layer in layers.values()):
+        return []
+    wide = {
+        path
+        for path in paths.parents
+        # It computes nothing.
+        if not isinstance(layers[path], keras.layers.InputLayer)
+        and all(layers[p].compute_dtype == "float32" for p in paths.inside(path))
+    }
+    return outermost(paths, wide)
+
+
+def outermost(paths: LayerPaths, wanted: set[str]) -> list[str]:
+    """Returns those paths that are inside of no other, in the model's order."""
+    inside = {p for path in wanted for p in paths.inside(path) if p != path}
+    return [path for path in paths.layers if path in wanted and path not in inside]
+
+
+def policies_of(
+    paths: LayerPaths, policy: str, in_float32: list[str]
+) -> dict[int, str | None]:
+    """Returns the name of the dtype policy that each layer gets, by its id.
+
+    None for its own, which layers of 16-bit weights keep.
+
+    Args:
+        paths: `LayerPaths` of the model.
+        policy: String, the dtype policy that is recommended.
+        in_float32: List of the paths of layers that compute in float32 all the same.
+    """
+    kept = paths_inside(paths, in_float32)
+    target = policy if policy in WIDE_WEIGHTS else None
+    found: dict[int, str | None] = {}
+    for path, layer in paths.layers.items():
+        computes = layer.compute_dtype
+        if computes not in ("float32", *NARROW):
+            found[id(layer)] = None
+        elif path in kept:
+            found[id(layer)] = "float32" if computes in NARROW else None
+        else:
+            is_same = target == layer.dtype_policy.name
+            found[id(layer)] = None if is_same else target
+    return found
+
+
+def masters_of(model: keras.Model, policies: dict[int, str | None]) -> str | None:
+    """Returns the kind of masters; None if no weight that is trained needs any."""
+    dtypes = {
+        weight_dtype(variable, layer, policies[id(layer)])
+        for variable, layer in owners_of(model)
+        if variable.trainable
+    }
+    return (
+        kind_of_masters(getattr(model, "optimizer", None))
+        if dtypes & set(NARROW)
+        else None
+    )

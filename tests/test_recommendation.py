@@ -1,0 +1,436 @@
+"""`recommend`: which dtype policy, layers in float32 and loss scale; the bytes."""
+
+import keras
+import numpy as np
+import pytest
+from keras import layers, ops
+
+import keras_lso
+from keras_lso import GuardedOptimizer, LossScaleOptimizer, diagnostics
+from keras_lso._backend import backend
+from keras_lso.diagnostics import hardware as hardware_module
+from keras_lso.diagnostics.training_bytes import bytes_of
+from keras_lso.loss_scales import DynamicLossScale, FixedLossScale, LogMaxLossScale
+
+X = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
+Y = X[:, :1]
+POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "bfloat16", "float16")
+
+
+def make_model(policy="float32", last=None, optimizer="sgd", factor=1.0):
+    """A model whose `scaled` and `norm` overflow in float16 at a factor of 1e6."""
+    parts = [
+        layers.Dense(8, "tanh", name="hidden", dtype=policy),
+        layers.Rescaling(factor, name="scaled", dtype=policy),
+        layers.LayerNormalization(name="norm", dtype=policy),
+        layers.Dense(1, name="last", dtype=last or policy),
+    ]
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential([keras.Input((4,)), *parts], name="model")
+    model.dtype_policy = policy
+    if optimizer is not None:
+        # Keras would wrap a bare one.
+        model.compile(optimizer, "mse", auto_scale_loss=False)
+    return model
+
+
+def policies_of(model):
+    return [layer.dtype_policy.name for layer in model.layers]
+
+
+def recommend(model, hardware="gpu:7.5", x=X, y=Y):
+    return keras_lso.recommend(model, x, y, hardware=hardware)
+
+
+# --- Which dtype policy -------------------------------------------------------------
+
+TABLE = {
+    "cpu": ("float32", None),
+    "gpu:6.1": ("float32", None),
+    "gpu:7.0": ("mixed_float16", "LossScaleOptimizer"),
+    "gpu:7.5": ("mixed_float16", "LossScaleOptimizer"),
+    "gpu:8.0": ("mixed_bfloat16", "GuardedOptimizer"),
+    "gpu:12.0": ("mixed_bfloat16", "GuardedOptimizer"),
+    "tpu": ("mixed_bfloat16", "GuardedOptimizer"),
+}
+
+
+@pytest.mark.in_turn
+@pytest.mark.parametrize(("hardware", "expected"), TABLE.items())
+@pytest.mark.parametrize("policy", ["float32", "mixed_float16", "mixed_bfloat16"])
+def test_the_hardware_decides(policy, hardware, expected):
+    model = make_model(policy)
+    found = recommend(model, hardware)
+    assert (found.hardware, found.dtype_policy, found.optimizer) == (
+        hardware,
+        *expected,
+    )
+    assert found.layers_in_float32 == []
+    assert found.master_weights is None
+    assert (found.initial_scale is None) is (expected[0] != "mixed_float16")
+    applied = found.apply(model)
+    assert {*policies_of(applied), applied.dtype_policy.name} == {expected[0]}
+    assert type(applied.optimizer).__name__ == (expected[1] or "SGD")
+    if found.initial_scale is not None:
+        assert float(applied.optimizer.loss_scale) == found.initial_scale
+
+
+@pytest.mark.in_turn
+@pytest.mark.parametrize("hardware", ["cpu", "gpu:7.5", "gpu:8.0", "tpu"])
+@pytest.mark.parametrize(
+    ("dtype", "wrapper"),
+    [("bfloat16", "GuardedOptimizer"), ("float16", "LossScaleOptimizer")],
+)
+def test_weights_of_16_bits_stay_and_have_masters(dtype, wrapper, hardware):
+    model = make_model(dtype)
+    found = recommend(model, hardware)
+    assert (found.dtype_policy, found.optimizer) == (dtype, wrapper)
+    assert found.master_weights == "float32"
+    is_slow = {"float16": ("cpu", "tpu"), "bfloat16": ("cpu", "gpu:7.5")}[dtype]
+    assert ("It is slow" in found.reasons[0]) is (hardware in is_slow)
+    applied = found.apply(model)
+    assert set(policies_of(applied)) == {dtype}
+    applied.train_on_batch(X, Y)
+    assert len(applied.optimizer._masters.numbers) == 6
+
+
+@pytest.mark.in_turn
+@pytest.mark.parametrize("hardware", ["gpu:7.5", "gpu:8.0"])
+@pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
+def test_what_computes_in_float32_among_16_bits_stays_so(policy, hardware):
+    model = make_model(policy, last="float32")
+    found = recommend(model, hardware)
+    assert found.layers_in_float32 == ["last"]
+    assert any(r.startswith("last computes in float32 already") for r in found.reasons)
+    new = TABLE[hardware][0]
+    assert policies_of(found.apply(model)) == [new, new, new, "float32"]
+    # On a CPU all are in float32, and none is an exception.
+    assert recommend(model, "cpu").layers_in_float32 == []
+
+
+@pytest.mark.in_turn("jax")
+def test_a_nested_model_is_named_by_its_outermost_layer_in_float32():
+    front = keras.Sequential([keras.Input((4,)), layers.Dense(3)], name="front")
+    last = layers.Dense(1, dtype="mixed_float16", name="last")
+    model = keras.Sequential([keras.Input((4,)), front, last])
+    assert recommend(model, "tpu", y=None).layers_in_float32 == ["front"]
+
+
+@pytest.mark.parametrize(
+    ("policy", "last", "kept"),
+    [
+        ("float32", None, ["scaled", "norm"]),
+        ("mixed_float16", "float32", ["scaled", "norm", "last"]),
+        ("mixed_bfloat16", "float32", ["scaled", "norm", "last"]),
+        ("float16", None, ["scaled", "norm"]),
+        ("bfloat16", None, []),
+    ],
+)
+@pytest.mark.in_turn
+def test_layers_that_overflow_stay_in_float32(policy, last, kept):
+    model = make_model(policy, last, factor=1e6)
+    found = recommend(model)
+    assert found.layers_in_float32 == kept
+    overflow = [r for r in found.reasons if r.startswith("scaled: overflow")]
+    assert len(overflow) == (policy != "bfloat16")
+    applied = found.apply(model)
+    kinds = ["float32" if p in kept else "other" for p in ("hidden", "scaled", "norm")]
+    new = {"float16": "float16", "bfloat16": "bfloat16"}.get(policy, "mixed_float16")
+    assert policies_of(applied)[:3] == [new if k == "other" else k for k in kinds]
+    if policy != "bfloat16":
+        losses = [float(applied.train_on_batch(X, Y)) for _ in range(3)]
+        assert losses[2] < losses[0] and int(applied.optimizer.skipped_steps) == 0
+
+
+@pytest.mark.in_turn("torch")
+def test_the_scale_is_that_of_the_report():
+    model = make_model()
+    expected = keras_lso.float16_report(model, X, Y).recommended_scale
+    assert recommend(model).initial_scale == expected != 2.0**15
+    # Of a smaller loss it is higher.
+    small = keras_lso.recommend(
+        model, X, Y, sample_weight=np.full(8, 2.0**-6), hardware="gpu:7.5"
+    )
+    assert small.initial_scale == expected * 2**6
+
+
+@pytest.mark.in_turn("tensorflow")
+def test_without_gradients_the_scale_begins_at_its_default():
+    for model, y in ((make_model(), None), (make_model(optimizer=None), Y)):
+        found = recommend(model, y=y)
+        assert found.initial_scale == 2.0**15
+        assert any("gradients were not looked at" in r for r in found.reasons)
+
+
+class Sums(keras.Model):
+    """A model that adds outside of its layers."""
+
+    def __init__(self):
+        super().__init__(dtype="mixed_float16")
+        start = {"kernel_initializer": "ones", "dtype": "mixed_float16"}
+        self.dense = layers.Dense(2, **start)
+
+    def call(self, x):
+        return self.dense(x) + self.dense(x)
+
+
+@pytest.mark.in_turn("jax")
+def test_what_no_layer_can_help_is_said():
+    # 40000, and twice that.
+    found = recommend(Sums(), x=np.full((1, 2), 20000.0, "float32"), y=None)
+    assert found.layers_in_float32 == []
+    assert any("Scale the inputs of the model" in r for r in found.reasons)
+    fitting = recommend(Sums(), x=np.ones((1, 2), "float32"), y=None)
+    assert not any("Scale the inputs" in r for r in fitting.reasons)
+
+
+# --- The hardware -------------------------------------------------------------------
+
+
+def test_auto_is_what_the_model_is_on(monkeypatch):
+    assert recommend(make_model(), "auto").hardware == "cpu"
+    seen = []
+    monkeypatch.setattr(
+        backend, "hardware_of", lambda value: seen.append(value) or "gpu:8.6"
+    )
+    assert recommend(make_model(), "auto").dtype_policy == "mixed_bfloat16"
+    # A model without weights is where its inputs are.
+    bare = keras.Sequential([keras.Input((4,)), layers.Rescaling(2.0)])
+    assert recommend(bare, "auto", y=None).hardware == "gpu:8.6"
+    assert [tuple(value.shape) for value in seen] == [(4, 8), (8, 4)]
+
+
+def test_unknown_hardware_has_to_be_named(monkeypatch):
+    monkeypatch.setattr(backend, "hardware_of", lambda value: None)
+    with pytest.raises(ValueError, match="Name hardware that is fast.*'gpu:7.5'"):
+        recommend(make_model(), "auto")
+    assert recommend(make_model(), "tpu").dtype_policy == "mixed_bfloat16"
+
+
+@pytest.mark.one_backend
+@pytest.mark.parametrize(
+    "hardware", ["gpu", "gpu:7", "gpu:7.5.1", "GPU:7.5", "v100", "", None, 7.5, ["cpu"]]
+)
+def test_other_names_of_hardware_are_refused(hardware):
+    with pytest.raises(ValueError, match="`hardware` must be 'auto'.*Received: hard"):
+        hardware_module.check_hardware(hardware)
+
+
+@pytest.mark.one_backend
+def test_compute_capabilities_compare_as_numbers():
+    assert hardware_module.policy_for("gpu:10.0")[0] == "mixed_bfloat16"
+    assert not hardware_module.is_fast_in("gpu:6.1", "float16")
+    assert hardware_module.is_fast_in("gpu:7.0", "float16")
+    assert not hardware_module.is_fast_in("gpu:7.5", "bfloat16")
+
+
+# --- The bytes ----------------------------------------------------------------------
+
+
+def recurrent():
+    parts = [layers.LSTM(3, return_sequences=True), layers.Dense(1)]
+    return keras.Sequential([keras.Input((5, 2)), *parts]), np.ones(
+        (8, 5, 2), "float32"
+    )
+
+
+def attention():
+    x = keras.Input((5, 4))
+    y = layers.MultiHeadAttention(2, 2, name="attention")(x, x)
+    return keras.Model(x, layers.Add()([x, y])), np.ones((2, 5, 4), "float32")
+
+
+@pytest.mark.in_turn
+@pytest.mark.parametrize("hardware", ["cpu", "gpu:7.5", "gpu:8.0"])
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_bytes_are_those_of_the_model_that_is_applied(policy, hardware):
+    model = make_model(policy, optimizer="adam", factor=1e6)
+    found = recommend(model, hardware)
+    applied = found.apply(model)
+    applied.optimizer.build(applied.trainable_variables)
+    trained = sum(map(bytes_of, applied.trainable_weights))
+    assert found.bytes["weights"] == sum(map(bytes_of, applied.weights))
+    assert found.bytes["gradients"] == trained
+    assert found.bytes["optimizer"] == sum(map(bytes_of, applied.optimizer.variables))
+    assert found.bytes_now["weights"] == sum(map(bytes_of, model.weights))
+    # Outputs as well, and each other.
+    assert recommend(applied, hardware).bytes_now == found.bytes
+
+
+@pytest.mark.in_turn
+@pytest.mark.parametrize(
+    ("make", "elements"),
+    [
+        # An LSTM returns a sequence, its cell one step at a time.
+        (recurrent, 8 * 5 * (3 + 1)),
+        # Queries, keys, values and what is made of them, the softmax, and the sum.
+        (attention, None),
+    ],
+)
+def test_outputs_are_those_of_the_innermost_layers(make, elements):
+    model, x = make()
+    found = keras_lso.recommend(model, x, hardware="tpu")
+    assert found.bytes_now["outputs"] == 2 * found.bytes["outputs"] > 0
+    if elements is not None:
+        assert found.bytes_now["outputs"] == 4 * elements
+    assert found.bytes["optimizer"] == 0
+    assert found.reasons[-1] == "The model is not compiled: no optimizer is counted."
+
+
+@pytest.mark.in_turn("torch")
+def test_an_optimizer_without_a_config_is_not_counted():
+    class Own(keras.optimizers.SGD):
+        def get_config(self):
+            raise NotImplementedError
+
+    model = make_model(optimizer=Own())
+    found = recommend(model, "tpu")
+    assert found.bytes["optimizer"] == found.bytes_now["optimizer"] == 0
+    assert "cannot be made anew" in found.reasons[-1]
+
+
+def test_the_model_is_left_as_it_was():
+    model = make_model("mixed_float16", optimizer="adam")
+    model.train_on_batch(X, Y)
+    variables = [*model.variables, *model.optimizer.variables]
+    before = [ops.convert_to_numpy(v) for v in variables]
+    recommend(model, "gpu:7.5").apply(model)
+    assert policies_of(model) == ["mixed_float16"] * 4
+    for variable, value in zip(variables, before, strict=True):
+        np.testing.assert_array_equal(ops.convert_to_numpy(variable), value)
+    unused = make_model(optimizer="adam")
+    recommend(unused, "gpu:8.0")
+    assert not unused.optimizer.built
+
+
+# --- The optimizer ------------------------------------------------------------------
+
+
+def applied_optimizer(optimizer, hardware="gpu:7.5", policy="float32"):
+    model = make_model(policy, optimizer=optimizer)
+    found = recommend(model, hardware)
+    return found.apply(model).optimizer, found
+
+
+@pytest.mark.in_turn
+@pytest.mark.parametrize("wrapper", [LossScaleOptimizer, GuardedOptimizer])
+@pytest.mark.parametrize("hardware", ["cpu", "gpu:7.5", "gpu:8.0"])
+def test_what_a_user_has_chosen_of_a_wrapper_stays(hardware, wrapper):
+    guard = keras_lso.SpikeGuard(window=16, warmup=8)
+    old = wrapper(
+        keras.optimizers.SGD(0.5, momentum=0.75),
+        spike_guard=guard,
+        master_weights="remainder",
+    )
+    new, found = applied_optimizer(old, hardware, "bfloat16")
+    assert found.master_weights == new.master_weights == "remainder"
+    new, _ = applied_optimizer(old, hardware)
+    # A guard needs a wrapper, in float32 as well.
+    assert type(new).__name__ == (TABLE[hardware][1] or "GuardedOptimizer")
+    assert new.spike_guard.get_config() == guard.get_config()
+    inner = new.inner_optimizer
+    assert inner is not old.inner_optimizer
+    assert (float(inner.learning_rate), inner.momentum) == (0.5, 0.75)
+
+
+@pytest.mark.in_turn("jax")
+def test_without_loss_scaling_a_loss_scale_optimizer_goes_and_a_guard_stays():
+    sgd = keras.optimizers.SGD
+    assert type(applied_optimizer(LossScaleOptimizer(sgd()), "cpu")[0]) is type(sgd())
+    new, _ = applied_optimizer(keras.optimizers.LossScaleOptimizer(sgd(0.5)), "cpu")
+    assert type(new) is type(sgd()) and float(new.learning_rate) == 0.5
+    assert isinstance(
+        applied_optimizer(GuardedOptimizer(sgd()), "cpu")[0], GuardedOptimizer
+    )
+
+
+@pytest.mark.in_turn("tensorflow")
+def test_a_loss_scale_policy_stays_and_begins_where_it_is_recommended():
+    sgd = keras.optimizers.SGD
+    policy = DynamicLossScale(2.0, increment_period=7, hysteresis=2)
+    new, found = applied_optimizer(LossScaleOptimizer(sgd(), loss_scale=policy))
+    expected = {**policy.get_config(), "initial_loss_scale": found.initial_scale}
+    assert new.loss_scale_policy.get_config() == expected
+    assert new.loss_scale_policy is not policy
+    new, found = applied_optimizer(
+        LossScaleOptimizer(sgd(), max_scale=4, initial_scale=2)
+    )
+    assert found.initial_scale > new.loss_scale_policy.initial_loss_scale == 4.0
+    fixed = LossScaleOptimizer(sgd(), dynamic=False, initial_scale=2)
+    new, found = applied_optimizer(fixed)
+    assert isinstance(new.loss_scale_policy, FixedLossScale)
+    assert float(new.loss_scale) == found.initial_scale
+    log_max = LossScaleOptimizer(sgd(), loss_scale=LogMaxLossScale(log_max=15.0))
+    new, _ = applied_optimizer(log_max)
+    assert new.loss_scale_policy.get_config() == log_max.loss_scale_policy.get_config()
+
+
+@pytest.mark.in_turn("torch")
+def test_a_model_that_is_not_compiled_stays_so():
+    model = make_model(optimizer=None)
+    assert not recommend(model).apply(model).compiled
+
+
+# --- Another model ------------------------------------------------------------------
+
+
+@pytest.mark.in_turn("jax")
+def test_it_applies_to_another_model_of_these_layers():
+    found = recommend(make_model(factor=1e6))
+    other = make_model(optimizer="adam")
+    assert policies_of(found.apply(other)) == [
+        *("mixed_float16", "float32", "float32", "mixed_float16")
+    ]
+
+
+@pytest.mark.in_turn("torch")
+def test_it_does_not_apply_to_a_model_of_other_layers_or_weights():
+    found = recommend(make_model(factor=1e6))
+    other = keras.Sequential([keras.Input((4,)), layers.Dense(1, name="scale")])
+    with pytest.raises(ValueError, match=r"has no 'scaled'. Near it are: \['scale'\]"):
+        found.apply(other)
+    with pytest.raises(ValueError, match="is for, float32.* weights in bfloat16"):
+        found.apply(make_model("bfloat16"))
+    narrow = recommend(make_model("bfloat16"))
+    with pytest.raises(ValueError, match="is for, bfloat16.* weights in float32"):
+        narrow.apply(make_model())
+    with pytest.raises(TypeError, match="must be a keras.Model"):
+        found.apply("model")
+    unbuilt = keras.Sequential([layers.Dense(1)])
+    with pytest.raises(ValueError, match="must be built"):
+        found.apply(unbuilt)
+
+
+@pytest.mark.in_turn("tensorflow")
+def test_what_is_no_model_is_refused():
+    with pytest.raises(TypeError, match="`model` must be a keras.Model"):
+        keras_lso.recommend("model.keras", X)
+    quantized = make_model()
+    quantized.quantize("int8")
+    with pytest.raises(ValueError, match="must not be quantized"):
+        recommend(quantized)
+
+
+@pytest.mark.in_turn("jax")
+def test_it_takes_what_fit_takes():
+    batches = ((X * 10**i, Y) for i in range(3))
+    found = keras_lso.recommend(make_model(), batches, hardware="gpu:7.5")
+    assert found == recommend(make_model())
+    assert next(batches)[0][0, 0] == X[0, 0] * 10  # One was taken.
+
+
+@pytest.mark.in_turn("torch")
+def test_it_says_in_words_what_to_do():
+    text = str(recommend(make_model("float16", factor=1e6)))
+    for words in (
+        "dtype policy       float16",
+        "layers in float32  scaled, norm",
+        "keras_lso.LossScaleOptimizer(inner_optimizer, initial_scale=2**",
+        "masters            float32",
+        "scaled: overflow, above 65504",
+    ):
+        assert words in text
+    assert "keras_lso.GuardedOptimizer(inner" in str(recommend(make_model(), "tpu"))
+    text = str(recommend(make_model(), "cpu"))
+    assert "layers in float32  all" in text and "without loss scaling" in text
+    assert isinstance(recommend(make_model(), "cpu"), diagnostics.Recommendation)
