@@ -95,7 +95,6 @@ def _add_report(commands):
 
 
 def _info(arguments):
-
     from keras_lso.diagnostics.info import print_info
 
     print_info()
