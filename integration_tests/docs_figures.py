@@ -40,29 +40,25 @@ def markdown_row(cells):
 
 
 def comparison_rows(results):
-    """Returns a row for SGD with momentum and one for Adam."""
+    """Returns a row for each backend with SGD and momentum, and with Adam."""
     modes = {"tensorflow": "graph", "jax": "jit", "torch": "eager"}
+    names = {"tensorflow": "TensorFlow", "jax": "JAX", "torch": "PyTorch"}
     rows = []
-    for inner, title in (("SGD+momentum", "SGD and momentum"), ("Adam", "Adam")):
-        groups = {
-            result["backend"]: {row["name"]: row["ms"] for row in group["rows"]}
-            for result in results
-            for group in result["groups"]
-            if (group["mode"], group["shapes"], group["inner"], group["kind"])
-            == (modes[result["backend"]], USUAL_SHAPES, inner, "float32")
-        }
-        cells = [
-            ", ".join(
-                f"{groups[backend][row] / groups[backend]['inner alone']:.2f}"
-                for backend in modes
-            )
-            for row in ("Keras's wrapper", "keras_lso")
-        ]
-        torch = groups["torch"]
-        fused = torch["GradScaler + fused"] / torch["inner alone"]
-        cells.insert(1, f"{fused:.2f} on PyTorch")
-        title = f"a step with {title}: TensorFlow, JAX, PyTorch"
-        rows.append(markdown_row([title, *cells]))
+    for inner, title in (("SGD+momentum", "SGD with momentum"), ("Adam", "Adam")):
+        for backend, mode in modes.items():
+            [group] = [
+                {row["name"]: row["ms"] for row in group["rows"]}
+                for result in results
+                if result["backend"] == backend
+                for group in result["groups"]
+                if (group["mode"], group["shapes"], group["inner"], group["kind"])
+                == (mode, USUAL_SHAPES, inner, "float32")
+            ]
+            cells = [
+                f"{group[row] / group['inner alone']:.2f}" if row in group else ""
+                for row in ("Keras's wrapper", "GradScaler + fused", "keras_lso")
+            ]
+            rows.append(markdown_row([title, names[backend], *cells]))
     return rows
 
 
