@@ -51,4 +51,4 @@ def absolute(text, repository, tag):
         view = "raw" if path.endswith(_PICTURES) else "blob"
         return f"{match['before']}{repository}/{view}/{tag}/{path}"
 
-    return _RELATIVE.sub(address, text).replace("ADDRESS", repository)
+    return _RELATIVE.sub(address, text)
