@@ -1,7 +1,7 @@
 """Checks the English of the pages: proselint's checks, and the house's own words.
 
-    python -m tools.prose                 # the pages
-    python -m tools.prose --docstrings    # docstrings and comments of the Python files
+    python -m tools.prose                       # the pages
+    python -m tools.prose --docstrings tools    # docstrings and comments in a folder
 
 It prints a line for each finding, `file:line: words: what to write`, and exits with 1
 if there are any. It reads prose only: no code, no targets of links, no HTML.
@@ -17,7 +17,6 @@ import sys
 import tokenize
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PYTHON = ("keras_lso", "tools")
 
 # Pages whose English is still to be revised. A page leaves the list when it passes.
 NOT_YET = {
@@ -161,7 +160,7 @@ def by_proselint(prose):
 
 
 def check(file, text, first_line=1, checks=(by_the_house, by_proselint)):
-    """Yields the findings in a text, of which `first_line` is the first in its file."""
+    """Yields the findings in a text, whose first line has this number in its file."""
     prose = prose_of(text)
     allowed = {(page, words) for page, words, _ in EXCEPTIONS}
     for checked_by in checks:
@@ -186,9 +185,9 @@ def pages(root=ROOT):
             yield name, path.read_text(), 1
 
 
-def strings_and_comments(root=ROOT):
+def strings_and_comments(folders, root=ROOT):
     """Yields the file, the text and the first line of docstrings and of comments."""
-    for path in sorted(p for folder in PYTHON for p in (root / folder).rglob("*.py")):
+    for path in sorted(p for folder in folders for p in (root / folder).rglob("*.py")):
         name, source = path.relative_to(root).as_posix(), path.read_text()
         for node in ast.walk(ast.parse(source)):
             documented = ast.Module | ast.ClassDef | ast.FunctionDef
@@ -213,9 +212,9 @@ def comments_of(source):
 
 def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--docstrings", action="store_true")
-    asked = parser.parse_args(arguments)
-    texts = strings_and_comments() if asked.docstrings else pages()
+    parser.add_argument("--docstrings", nargs="+", metavar="FOLDER")
+    folders = parser.parse_args(arguments).docstrings
+    texts = strings_and_comments(folders) if folders else pages()
     found = sorted({finding for text in texts for finding in check(*text)})
     print("\n".join(map(str, found)) or "The prose has no finding.")
     return 1 if found else 0

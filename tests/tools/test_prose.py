@@ -69,6 +69,29 @@ def test_comments_on_lines_in_a_row_are_one_text():
     assert list(prose.comments_of(source)) == [("One.", 1), ("Two is\nbeside one.", 3)]
 
 
+def test_docstrings_and_comments_are_read_and_other_strings_are_not(tmp_path):
+    source = """'''A module.
+
+It is made anew.
+'''
+
+TEXT = "anew"  # Nothing beside it.
+
+
+def function():
+    '''It runs by itself.'''
+"""
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "module.py").write_text(source)
+    texts = prose.strings_and_comments(["folder"], tmp_path)
+    found = [f for text in texts for f in prose.check(*text, [prose.by_the_house])]
+    assert sorted((f.file, f.line, f.words) for f in found) == [
+        ("folder/module.py", 3, "anew"),
+        ("folder/module.py", 6, "beside"),
+        ("folder/module.py", 10, "by itself"),
+    ]
+
+
 def written(tmp_path, page):
     (tmp_path / "docs").mkdir()
     (tmp_path / "docs" / "page.md").write_text(page)
