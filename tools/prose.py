@@ -77,9 +77,9 @@ HOUSE = (
         r"\bones?\s+that\s+(?:is|are|does|do|has|have|was|were)\s+not\b(?=\s*[.,;:)])",
         "the noun",
     ),
-    (_BEGIN + r"Of\s(?!course\b)", "the subject first"),
+    (_BEGIN + r"(?-i:Of)\s(?!course\b)", "the subject first"),
     (
-        _BEGIN + r"To\s(?:(?!\n\s*\n)[^.,:;!?])+?"
+        _BEGIN + r"(?-i:To)\s(?:(?!\n\s*\n)[^.,:;!?])+?"
         r"\s(?:takes?|costs?|means?|needs?|would|is|was)\b",
         "the verb with -ing (`Finding out takes`)",
     ),
