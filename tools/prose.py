@@ -34,7 +34,6 @@ NOT_YET = {
     "docs/long-runs.md",
     "docs/performance.md",
     "docs/policies.md",
-    "docs/releasing.md",
     "docs/roadmap.md",
     "docs/saving.md",
     "docs/scaling.md",
