@@ -116,11 +116,12 @@ mutations: $(INSTALLED) ## make the faults to fear one at a time: each has a tes
 mutate-changed: $(INSTALLED) ## mutate the files changed since SINCE (default: origin/main), by Cosmic Ray
 	$(NOX) --session mutate_changed -- $(SINCE)
 
-lint: $(INSTALLED) ## ruff, types, who may import whom, how long functions may be, the workflows
+lint: $(INSTALLED) ## ruff, types, who may import whom, how long functions may be, the workflows, the prose
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .
 	$(BIN)/zizmor --offline --quiet .github
 	$(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/python -m tools.lint_functions
 	$(BIN)/python -m tools.type_completeness
+	$(BIN)/python -m tools.prose && $(BIN)/python -m tools.prose --docstrings tools examples
 format: $(INSTALLED) ## let ruff format the code and fix what it can
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 

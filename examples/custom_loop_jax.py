@@ -86,8 +86,8 @@ state = keras.tree.map_structure(lambda v: v.value, variables)
 for epoch in range(12):
     for batch in np.random.permutation(1400).reshape(-1, 100):
         state, loss = train_step(state, images[batch], labels[batch])
-    # The variables do not follow the state by themselves. This and the next lines
-    # read from the device: now and then, not at every step.
+    # The variables do not follow the state automatically. This and the next lines
+    # read from the device: do so now and then, not at every step.
     keras.tree.map_structure(lambda v, value: v.assign(value), variables, state)
     # --8<-- [end:loop]
     optimizer.check_stalled()

@@ -2,7 +2,7 @@
 
     python examples/ddp.py
 
-It starts its own two processes. On GPUs write "nccl" and a device for each.
+It starts its own two processes. On GPUs, write "nccl" and give each a device.
 """
 
 import os
@@ -96,7 +96,7 @@ def run(rank, address):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", address, rank=rank, world_size=PROCESSES)
     train(rank)
-    # Outside of `train`: a network that outlives its group may hang at the end.
+    # Outside `train`: a network that outlives its group may hang at the end.
     dist.destroy_process_group()
 
 

@@ -7,7 +7,7 @@ from the same weights:
 - float32;
 - float16 (Keras's `float16` policy, under which the weights are float16 too);
 - float16 with `keras_lso.LossScaleOptimizer(..., master_weights=False)`;
-- the same with `"float32"` masters, `"remainder"` and `"stochastic"` in place of False.
+- the same with `"float32"` masters, `"remainder"` and `"stochastic"` instead of False.
 
 With `--dtype bfloat16`, also with an Adam whose `beta_2` is 0.99:
 
@@ -21,7 +21,7 @@ Run it with
     python examples/float16_digits.py [--dtype bfloat16] [--epochs 50] [--output .]
                                       [--backends tensorflow jax torch]
 
-It prints a table that says what happens, and draws the losses into
+It prints a table of the results, and draws the losses into
 `float16_digits.png` or `bfloat16_digits.png` in the output folder.
 `float16_digits_worker.py` trains.
 """

@@ -1,12 +1,12 @@
-"""Where the gradients of a model lie on float16's number line, unscaled and scaled.
+"""The gradients of a model on float16's number line, unscaled and scaled.
 
     python examples/float16_range.py [--output .]
 
 The model is the LeNet-5 with sigmoids of `make demo`, after 12 epochs of float32. The
 gradients of one batch are computed in float32, for the outputs of all layers but the
-last: these are what the backward pass hands from layer to layer in float16. The script
-prints what float16 would make of the values before and after they are multiplied by
-2**15, the default first loss scale, and draws both histograms into `float16_range.png`.
+last. The backward pass hands these from layer to layer in float16. The script prints
+the effect of float16 on the values before and after they are multiplied by 2**15, the
+default first loss scale, and draws both histograms into `float16_range.png`.
 """
 
 import argparse

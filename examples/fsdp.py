@@ -26,7 +26,7 @@ EPOCHS = 6
 
 
 def make_network():
-    """Returns a plain PyTorch network, of which this process holds a half."""
+    """Returns a plain PyTorch network; this process holds half of its weights."""
     torch.manual_seed(0)
     network = nn.Sequential(
         nn.Conv2d(1, 16, 3),
@@ -37,7 +37,7 @@ def make_network():
         nn.Linear(64, 10),
     )
     # --8<-- [start:network]
-    # Weights and their slots are float32. What is computed is float16, and gradients
+    # Weights and their slots are float32. The network computes in float16. Gradients
     # are added up in float32, in which a sum does not overflow.
     policy = MixedPrecisionPolicy(
         param_dtype=torch.float16,
@@ -108,7 +108,7 @@ def run(rank, address):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", address, rank=rank, world_size=PROCESSES)
     train(rank)
-    # Outside of `train`: a network that outlives its group may hang at the end.
+    # Outside `train`: a network that outlives its group may hang at the end.
     dist.destroy_process_group()
 
 

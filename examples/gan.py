@@ -2,16 +2,15 @@
 
     python examples/gan.py
 
-The generator and the discriminator have an optimizer each, with a loss scale of its
-own: their gradients differ in size, and an overflow in the one must not cost the
-other a step.
+The generator and the discriminator each have an optimizer with its own loss scale.
+Their gradients differ in size, and an overflow in one must not cost the other a step.
 
-The discriminator has two losses, on real digits and on generated ones, and one
-optimizer that applies the gradients of each. Both losses were multiplied by the
-same scale, so the scale must not move between the two; and together they are one
-step of training, which should count once towards `dynamic_growth_steps`. So all but
-the last are applied with `update_scale=False`. An overflow in any of them skips its
-own step, and lowers the scale when the last is applied.
+The discriminator has two losses, on real digits and on generated digits, and one
+optimizer that applies the gradients of each. Both losses were multiplied by the same
+scale, so the scale must not move between the two. Together they are one step of
+training, which should count once towards `dynamic_growth_steps`. So all except the last
+are applied with `update_scale=False`. An overflow in any of them skips its own step,
+and lowers the scale when the last is applied.
 """
 
 import argparse

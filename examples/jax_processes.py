@@ -2,9 +2,9 @@
 
 python examples/jax_processes.py
 
-It starts itself twice more. On two machines you would start the program once on each,
-with the address of the first one. Each process trains on batches of its own; gradients
-are averaged by XLA, and a step in which one process overflows is skipped by both.
+The script starts two more processes of itself. On two machines, start it once on each,
+with the address of the first machine. Each process trains on batches of its own. XLA
+averages the gradients, and both processes skip a step in which one overflows.
 """
 
 import os
@@ -58,7 +58,7 @@ def train(address, rank):
     keras.config.set_dtype_policy("mixed_float16")
     # --8<-- [start:distribution]
     # Each process has a device here. `auto_shard_dataset=False`: each brings a batch of
-    # its own. A `tf.data.Dataset` of whole batches Keras would share out by itself.
+    # its own. Keras would split a `tf.data.Dataset` of whole batches automatically.
     keras.distribution.set_distribution(
         keras.distribution.DataParallel(auto_shard_dataset=False)
     )

@@ -1,4 +1,4 @@
-"""Keras's LossScaleOptimizer beside that of keras_lso, through a spell of overflows.
+"""Keras's LossScaleOptimizer and that of keras_lso, through a spell of overflows.
 
     python examples/keras_beside_keras_lso.py [--steps 4000] [--output .]
 
@@ -7,18 +7,18 @@ batches in the same order: once with `keras.optimizers.LossScaleOptimizer`, once
 `keras_lso.LossScaleOptimizer`. Both classes have their default settings, and Adam
 inside. The script prints a table and writes `keras_beside_keras_lso.png`.
 
-The data. A batch holds 32 readings of 8 sensors, and the target is a smooth function of
-them. The readings are drawn at random, as no real set is needed to show what follows.
+The data. A batch contains 32 readings of 8 sensors, and the target is a smooth function
+of them. The readings are random, because the effect needs no real data.
 
-What makes the overflows. From step 600 to step 1400 one sensor fails in one batch of
-four, and its readings hold 9.97e36, which netCDF files hold where a value is missing.
-Nobody has cleaned the data. Float16 ends at 65504, so the reading is inf in the forward
-pass, and every gradient of that step is inf or NaN. Whatever makes so many steps
-overflow has the same effect; the steps need not follow each other.
+The overflows. From step 600 to step 1400, one sensor fails in one batch of four. Its
+readings are 9.97e36, netCDF's fill value for missing data. Nobody has cleaned the data.
+Float16 ends at 65504, so the reading is inf in the forward pass, and every gradient of
+that step is inf or NaN. Anything else that makes so many steps overflow has the same
+effect. The steps need not follow each other.
 
-What the two classes do. Both skip each of those steps, and halve the loss scale. Both
-double it after 2,000 finite steps in a row. Keras's class has no lower bound: the scale
-falls below what float16 gradients need, and then to 0.0. The next good batch has
+The two classes. Both skip each of those steps, and halve the loss scale. Both double it
+after 2,000 finite steps in a row. Keras's class has no lower bound: the scale falls
+below the range that float16 gradients need, and then to 0.0. The next good batch has
 gradients of 0 * loss, which are 0 and finite, and 0 / 0.0 makes every weight NaN. The
 class of keras_lso stops at its `min_scale`, 2**-14, where large gradients still pass,
 and climbs from there when the spell is over.
@@ -43,14 +43,14 @@ import matplotlib.pyplot as plt  # noqa: E402
 STEPS, BATCH, SENSORS = 4000, 32, 8
 SPELL, SHARE = (600, 1400), 0.25
 MISSING = 9.96921e36
-SMOOTHED = 50  # Steps of which the median loss is drawn.
+SMOOTHED = 50  # The picture shows the median loss of this many steps.
 
 KERAS, OURS = "keras.optimizers", "keras_lso"
 CLASSES = {
     KERAS: keras.optimizers.LossScaleOptimizer,
     OURS: keras_lso.LossScaleOptimizer,
 }
-# Keras's curve is broad: that of keras_lso lies on top of it, as long as they are the
+# Keras's curve is broad, because the curve of keras_lso covers it while they are the
 # same. "C0" and "C1" are the first colours of matplotlib's style.
 STYLES = {
     KERAS: {

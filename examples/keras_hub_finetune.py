@@ -7,18 +7,18 @@ A small BERT of characters, made from its constructor, so that nothing is downlo
 - is then frozen and learns the same of NumPy's documentation and other code, through
   `backbone.enable_lora(rank)` and a new head.
 
-With what a fine-tuning recipe has: `AdamW` with a linear warm-up, decay that leaves out
-biases and normalisation, `global_clipnorm`, and gradients accumulated over several
-batches. The dtype policy says what is around `AdamW`:
+It has the settings of a fine-tuning recipe: `AdamW` with a linear warm-up, decay that
+leaves out biases and normalisation, `global_clipnorm`, and gradients accumulated over
+several batches. The dtype policy determines the optimizer around `AdamW`:
 
 - `mixed_float16`, the default: `keras_lso.LossScaleOptimizer`;
-- `bfloat16`, whose weights have 16 bits: nothing, and from the same weights
-  `keras_lso.GuardedOptimizer`, which trains by masters.
+- `bfloat16`, whose weights have 16 bits: none, and from the same weights
+  `keras_lso.GuardedOptimizer`, which trains masters.
 
     pip install keras-hub
     python examples/keras_hub_finetune.py [--policy bfloat16] [--steps 200]
 
-prints a table of what was trained. It trains on the backend in KERAS_BACKEND.
+prints a table of the trainings. It trains on the backend in KERAS_BACKEND.
 """
 
 import argparse

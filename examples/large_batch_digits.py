@@ -13,7 +13,7 @@ each inside `keras_lso.LossScaleOptimizer`. Run it with `make large-batch`, or
 
 It prints a table and writes `large_batch.png` into the output folder. It trains on
 the backend named in KERAS_BACKEND, or else on the first installed of JAX, TensorFlow
-and PyTorch. `--fast` has little of everything and proves only that it runs.
+and PyTorch. `--fast` uses little of everything and proves only that it runs.
 
 Both optimizers get the same:
 
@@ -235,9 +235,9 @@ class Trial:
         )
 
     def run(self, seed, train_data, judge_data):
-        """Trains afresh from a seed and returns what came of it.
+        """Trains from a seed, from new weights, and returns the result.
 
-        A model that is compiled already takes new weights in no time.
+        Giving new weights to a compiled model takes almost no time.
         """
         keras.utils.set_random_seed(seed)
         self.model.set_weights(build_model(self.penalty).get_weights())

@@ -17,10 +17,10 @@ proves only that it runs.
 
 Both optimizers get the same:
 
-- data: 1,137 digits to train on, each of which comes 43 times with other patches
-  masked, 300 to choose the learning rate by, and 360 to test on. A digit is a sentence
-  of 16 patches of 2 x 2 pixels, a word one of nine degrees of darkness. A quarter of
-  the patches is masked;
+- data: 1,137 digits to train on, 300 to choose the learning rate by, and 360 to test
+  on. Each digit to train on comes 43 times with other patches masked. A digit is a
+  sentence of 16 patches of 2 x 2 pixels, a word one of nine degrees of darkness. A
+  quarter of the patches is masked;
 - network: two blocks of attention with layer normalization after each sum, as BERT has;
 - weight decay (0.01), of kernels and embeddings only, and betas (0.9 and 0.98);
 - schedule: a linear warm-up over an eighth of the images, then a linear decay. The rate
@@ -30,7 +30,7 @@ Both optimizers get the same:
   size, as You et al. do. The rate with most of the masked patches right is taken,
   trained from other seeds and tested.
 
-A seed sets the initial weights, the order of the images and what is masked. The lowest
+A seed sets the initial weights, the order of the images and the masks. The lowest
 of each optimizer's rates comes from a coarse search by factors of four.
 """
 
@@ -186,7 +186,7 @@ class Trial:
         )
 
     def run(self, seed, base_rate, judged):
-        """Trains afresh and returns the share of the masked patches that is right.
+        """Trains new weights and returns the share of the masked patches that is right.
 
         Args:
             seed: Int.

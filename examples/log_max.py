@@ -1,10 +1,10 @@
-"""One overflow, and what OpenSeq2Seq's LogMax and that of keras_lso make of it.
+"""The effect of one overflow on OpenSeq2Seq's LogMax and on that of keras_lso.
 
     python examples/log_max.py [--output .]
 
-Both see the same gradients, of which only the largest magnitude matters: its
-logarithm is normally distributed, and one step overflows. No model is trained.
-Prints what happens and draws the scales into `log_max.png`.
+Both see the same gradients. Only the largest magnitude matters: its logarithm is
+normally distributed, and one step overflows. No model is trained. The script prints
+the results and draws the scales into `log_max.png`.
 """
 
 import argparse

@@ -15,7 +15,7 @@ import sys
 
 os.environ["KERAS_BACKEND"] = "tensorflow"
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
-BATCH_SIZE = 128  # Of both workers together.
+BATCH_SIZE = 128  # Both workers together.
 
 
 def start_workers():
@@ -43,7 +43,7 @@ def train():
 
     import keras_lso
 
-    # First of all: the processes find each other here.
+    # This comes first, because the processes connect here.
     strategy = tf.distribute.MultiWorkerMirroredStrategy()
     rank = strategy.cluster_resolver.task_id
     keras.utils.set_random_seed(0)
@@ -57,7 +57,7 @@ def train():
     data = strategy.experimental_distribute_dataset(data)
 
     # --8<-- [start:step]
-    # What is made here has a copy on each worker.
+    # Each worker gets a copy of everything that is created here.
     with strategy.scope():
         model = keras.Sequential(
             [

@@ -2,7 +2,7 @@
 
 python examples/shard_map.py
 
-Four devices of a CPU stand in for four accelerators. Each computes the gradients of its
+Four devices of a CPU represent four accelerators. Each computes the gradients of its
 part of a batch; `axis_name` says that they are still to be averaged. A step in which
 one device overflows is skipped on all of them.
 """
@@ -59,8 +59,8 @@ def compute_loss(trainable, optimizer_state, x, y):
 # --8<-- [start:step]
 def train_step(state, x, y):
     trainable, optimizer_state = state
-    # Of weights that all devices share JAX would add up the gradients by itself: a sum,
-    # not a mean. Of copies each device has its own, which `axis_name` averages.
+    # JAX would add up the gradients of weights that all devices share: a sum, not a
+    # mean. Each device has copies of its own, whose gradients `axis_name` averages.
     copies = jax.lax.pcast(trainable, "batch", to="varying")
     gradients, loss = jax.grad(compute_loss, has_aux=True)(
         copies, optimizer_state, x, y
@@ -88,7 +88,7 @@ state = keras.tree.map_structure(lambda v: v.value, variables)
 for epoch in range(8):
     for batch in np.random.permutation(1400).reshape(-1, 100):
         state, loss = train_step(state, images[batch], labels[batch])
-    # The variables do not follow the state by themselves.
+    # The variables do not follow the state automatically.
     host_state = jax.device_get(state)
     keras.tree.map_structure(lambda v, value: v.assign(value), variables, host_state)
     print(

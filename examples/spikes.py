@@ -4,16 +4,16 @@
 
 One small language model is trained twice on Python's manual, from the same weights, on
 the same batches in the same order, by Adam: once in a `GuardedOptimizer` alone, once
-with a `SpikeGuard`. The script prints a table and writes `spikes.png`, and
-`spikes_record.png`, what each step of the second run was. It trains on the backend in
-KERAS_BACKEND, in a minute on a CPU.
+with a `SpikeGuard`. The script prints a table and writes `spikes.png`. It draws the
+record of each step of the second run into `spikes_record.png`. It trains on the backend
+in KERAS_BACKEND, in a minute on a CPU.
 
-The damage. From the middle of the training on, four batches are of a file that was
-damaged: a stretch of it is one byte, over and over. All numbers are finite, so that no
-check for overflows finds them. The model is sure that no such text follows, and the
-gradients are many times as large as those of other batches.
+The damage. From the middle of the training on, four batches come from a damaged file: a
+stretch of it is one byte, over and over. All numbers are finite, so no check for
+overflows finds them. The model is sure that no such text follows, and the gradients are
+many times as large as those of other batches.
 
-What the two runs do. Without the guard the model learns from such a batch that every
+The two runs. Without the guard the model learns from such a batch that every
 character is followed by that byte. It takes dozens of steps to unlearn, since Adam's
 momentum goes on in that direction, and its second moments, which have grown, shorten
 the steps that lead back. With the guard the norm of the gradients is more than six

@@ -14,8 +14,8 @@ Run it with `make demo`, or
 
 It prints a table and writes `demo.png` into the output folder.
 
-Why float16 fails here. The smallest number above zero that float16 has is 6e-8;
-what is below half of that becomes zero. The network is a LeNet-5 with sigmoids, of
+Why float16 fails here. The smallest number above zero in float16 is 6e-8, and values
+below half of that become zero. The network is a LeNet-5 with sigmoids, of
 the kind that was made for this very task in the 1990s, and every part of it makes
 gradients smaller on their way from the loss to the first layer:
 
@@ -27,20 +27,20 @@ gradients smaller on their way from the loss to the first layer:
   6e-2.
 
 The product is 5e-9, before any weight (mostly well below 1) is multiplied in.
-Nothing in it is unsound: Adam divides the gradients by their own size, so float32
-learns as if they were large. It is float16 that cannot write them down. (With ReLUs
-in place of the sigmoids, float16 needs no loss scaling on so small a task.)
+The network is not at fault: Adam divides the gradients by their own size, so float32
+learns as if they were large. Float16 cannot represent them. (With ReLUs instead of the
+sigmoids, float16 needs no loss scaling on so small a task.)
 
-What is measured. Twelve times or so in the run, or at every epoch of a short one, the
-gradient of one fixed batch is computed twice at the current weights: in float32,
-and in float16 as the run does it, of the loss times its current loss scale (1
-where there is none). Of all weights and biases whose gradient is not zero in
-float32, the "share flushed to zero" are those where it is zero in float16, before
-it is unscaled; counts are added up over the run.
+The measurement. About twelve times in the run, or at every epoch of a short one, the
+gradient of one fixed batch is computed twice at the current weights. Once it is
+computed in float32. Once it is computed in float16 as in the run, from the loss times
+its current loss scale (1 where there is none). The "share flushed to zero" is that of
+the weights and biases whose gradient is zero in float16, before it is unscaled, among
+those whose gradient is not zero in float32. Counts are added up over the run.
 
-The scale starts too high on purpose. One can see it fall, at the cost of a skipped
-step each time, find its level, and try every 40 good steps whether twice as much
-will do.
+The scale starts too high on purpose. You can see it fall, at the cost of a skipped
+step each time, find its level, and try every 40 good steps whether twice the scale
+works.
 """
 
 import argparse

@@ -14,10 +14,10 @@ prints a table and what the float16 model writes, and draws the losses and the l
 scale into `transformer_char.png`. It trains on the backend in KERAS_BACKEND.
 
 The two loss curves lie on each other: float16 rounds to three digits, and batches
-differ by more. The loss scale starts at 1, has seen after one step how large the
-gradients are, and is then as high as float16 allows with three standard deviations
-to spare: it costs no step, where a scale that starts too high costs one for each
-halving. Its bound is 2**24 here, not 2**14 as by default, so that one sees it move.
+differ by more. The loss scale starts at 1 and measures the size of the gradients in
+one step. It is then as high as float16 allows with three standard deviations to spare.
+This costs no step, whereas a scale that starts too high costs one for each halving. Its
+bound is 2**24 here, not 2**14 as by default, so that you can see it move.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""What float16 would make of a small network's gradients, at each loss scale.
+"""The effect of float16 on a small network's gradients, at each loss scale.
 
 python examples/underflow.py [PICTURE]
 """

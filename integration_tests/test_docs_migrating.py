@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 def names_of_dtype_policies():
     """Returns the cells with old names, and the code to write for each."""
-    rows = table_of("docs/migrating.md", "of the dtype policy")
+    rows = table_of("docs/migrating.md", "dtype policy of tf.keras and TF1")
     return {old: code_in(new) for old, new in rows}
 
 

@@ -398,11 +398,11 @@ class LossScaleOptimizer(
             update_scale: Whether this step moves the loss scale. Defaults to `True`.
                 With several losses in one step, set it to `False` for all but the last,
                 which then answers for their overflows too.
-            axis_name: On JAX, inside of `jax.shard_map` or `jax.pmap`: the axis over
+            axis_name: On JAX, inside `jax.shard_map` or `jax.pmap`: the axis over
                 which the gradients are still to be averaged. Defaults to `None`: the
-                caller has done that. Gradients and variables that are shards are told
-                by their types, inside of a `jax.shard_map` with `check_vma=True`, its
-                default, only.
+                caller has done that. Shards are recognised by their types.
+                This works only inside `jax.shard_map` with `check_vma=True` (the
+                default).
 
         Raises:
             TypeError: If one of the two is no list, or if they are swapped.

@@ -24,7 +24,7 @@ _FRONT = """\
 
 
 def add(site, pages, ref):
-    """Copies a site to its folder, and writes the list and the front page anew."""
+    """Copies a site to its folder, and renews the list and the front page."""
     name = ref.removeprefix("v") if ref.startswith("v") else "dev"
     _replace(site, pages / name)
     released = sorted(_released(pages), key=Version, reverse=True)

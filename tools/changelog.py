@@ -3,7 +3,7 @@
     python -m tools.changelog            # of the version in keras_lso/_version.py
     python -m tools.changelog v0.2.0     # and the tag has to be that of the version
 
-Of a development version it prints the section of what is not released.
+For a development version it prints the section of unreleased changes.
 """
 
 import pathlib

@@ -73,7 +73,7 @@ GROUPS = (
     ),
     (
         "Callbacks, reports and pictures",
-        "See [Troubleshooting](troubleshooting.md#first-of-all-look) and [Which scale "
+        "See [Troubleshooting](troubleshooting.md#first-look) and [Which scale "
         "does a model need?](policies.md#which-scale-does-a-model-need)",
         "callbacks/ diagnostics/underflow diagnostics/hardware diagnostics/recommend "
         "compat/batch_files compat/precision_command plotting",
@@ -99,7 +99,7 @@ FEWEST_WORDS = 3
 
 
 def group_of(module):
-    """Returns the heading under which the messages of a module stand."""
+    """Returns the heading of a module's messages."""
     return next(
         heading
         for heading, _, starts in GROUPS
@@ -161,9 +161,9 @@ def assigned(scope):
 
 
 def own_nodes(scope):
-    """Yields the nodes of a module or a function, without functions inside of it.
+    """Yields the nodes of a module or a function, without inner functions.
 
-    Of a text that is put together of parts it yields the whole, and not the parts.
+    For a text that is put together from parts, it yields the whole and not the parts.
     """
     docstring = ast.get_docstring(scope, clean=False) if is_scope(scope) else None
     for child in ast.iter_child_nodes(scope):
@@ -199,9 +199,9 @@ def text_of(node, names):
 
 
 def as_markdown(text):
-    """Returns a text with what has a meaning in Markdown escaped, outside of code."""
+    """Returns a text whose characters with a meaning in Markdown are escaped."""
     parts = text.split("`")
-    # Between two backticks stands code.
+    # The text between two backticks is code, and not escaped.
     parts[::2] = [
         re.sub(r"([\\*_\[\]])", r"\\\1", part).replace("<", "&lt;")
         for part in parts[::2]

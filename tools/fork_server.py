@@ -1,7 +1,7 @@
-"""A process that has imported what takes long, and forks one for each run of tests.
+"""A process that imports slow packages, and forks a process for each run of tests.
 
-To import Keras and a framework takes longer than most tests. What is tested must not be
-among what is imported here: each run has its own copy of that.
+Importing Keras and a framework takes longer than most tests. This process must not
+import the package under test: each run has its own copy of it.
 
     python -m tools.fork_server keras torch
 

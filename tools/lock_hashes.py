@@ -1,10 +1,10 @@
-"""Adds to pins the hashes of the files that an index has of them.
+"""Adds to each pin the hashes of its files on an index.
 
     python -m tools.lock_hashes build/frozen.txt requirements/dev.txt
 
-pip then refuses a file that the index did not have when the versions were chosen. Of
-PyTorch there is no hash: each index has a build of its own. requirements/torch.txt has
-its version. It needs uv, which reads the hashes off the index.
+pip then refuses a file that the index did not have when the versions were chosen.
+PyTorch has no hash, because each index has its own build. requirements/torch.txt has
+its version. The script needs uv, which reads the hashes from the index.
 """
 
 import pathlib

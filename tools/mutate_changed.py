@@ -20,8 +20,8 @@ from tools.mutations import MODULES, ROOT, copy_checkout
 
 # Its tests run by `make test-triton`: .venv has no Triton, and would skip them.
 NEEDS_TRITON = "keras_lso/_backend/torch/triton/kernels.py"
-# Of the operators that Cosmic Ray puts in place of another only the nearest is left:
-# whoever notices that one notices the others.
+# Cosmic Ray replaces an operator by several others. Only the nearest is left: a test
+# that notices the nearest notices the others.
 EXCLUDED = (
     "core/ReplaceBinaryOperator_(?!Add_Sub|Sub_Add|Mul_Div|Div_Mul|FloorDiv_Div"
     "|Mod_FloorDiv|Pow_Mul|BitAnd_BitOr|BitOr_BitAnd)",
@@ -41,9 +41,9 @@ def git(*arguments, root=ROOT):
 
 
 def default_base(root=ROOT):
-    """What to compare with: what is pushed, the last tag, or the state of yesterday.
+    """The base to compare with: the pushed branch, the last tag, or yesterday's state.
 
-    The first of them that there is, and for what is pushed, that differs from HEAD.
+    It is the first of these that exists. The pushed branch must also differ from HEAD.
     """
     if git("log", "-1", "--format=%h", "origin/main..HEAD", root=root):
         return git("merge-base", "origin/main", "HEAD", root=root)

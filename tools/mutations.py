@@ -36,8 +36,8 @@ MODULES = {
     "jax": ("keras", "jax"),
     "torch": ("keras", "torch"),
 }
-# Of a fault in what all backends share, `make test` sees each case of an `in_turn` test
-# under one of them: here all are seen under the one that the fault names.
+# Under `make test` the cases of an `in_turn` test take turns between the backends. Here
+# all cases run under the backend that the fault names.
 PYTEST = ["-x", "-q", "-p", "no:cacheprovider", "--all-turns"]
 # They would make another run than that of `make test`.
 NOT_HANDED_ON = {"HYPOTHESIS_PROFILE", "KERAS_LSO_KERNELS", "PYTEST_ADDOPTS"}

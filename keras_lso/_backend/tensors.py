@@ -62,7 +62,7 @@ def pack(values, size_of=lambda value: math.prod(value.shape)):
     """Concatenates small dense tensors of one dtype, and returns the list of all.
 
     A compiler needs time for each tensor that is read, and a runtime for each kernel
-    that is launched. To copy what fits into the cache takes less.
+    that is launched. Copying tensors that fit into the cache takes less.
 
     Args:
         values: List of dense tensors.

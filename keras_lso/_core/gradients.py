@@ -27,7 +27,7 @@ from keras_lso._keras_internals.variables import (
 def _is_array(value):
     """Whether it is one variable or tensor, which may be iterated over, too.
 
-    On JAX a variable may be so for ever.
+    Iterating over a JAX variable never ends.
     """
     return backend.is_variable(value) or ops.is_tensor(value)
 

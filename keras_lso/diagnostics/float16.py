@@ -43,13 +43,13 @@ def float16_report(
 ) -> "Float16Report":
     """Finds the layers of a model whose values do not fit into float16.
 
-    The model is called on a batch twice, with the same weights and seeds: in float32,
-    and in float16. Of each layer the largest magnitudes of its inputs, weights and
-    outputs are compared with 65504, the largest number of float16, and those of what
-    its `call` computes on the way with functions of `keras.ops`. It counts what would
-    be flushed to zero, and what is inf or NaN. If targets are given, so are the
-    gradients, at the loss scale. The report says in words which layers should stay in
-    float32, or in bfloat16, which has the range of float32.
+    The model is called on a batch twice, with the same weights and seeds: in float32
+    and in float16. For each layer, the report compares the largest magnitudes of its
+    inputs, weights and outputs with 65504, the largest number of float16. It does the
+    same for intermediate values that `call` computes with functions of `keras.ops`. It
+    counts values that would be flushed to zero, and values that are inf or NaN. If you
+    pass targets, the gradients at the loss scale are included. The report says in words
+    which layers should stay in float32, or in bfloat16, which has the range of float32.
 
     ```python
     report = keras_lso.float16_report(model, x_batch, y_batch)

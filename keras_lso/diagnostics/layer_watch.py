@@ -50,8 +50,9 @@ def readings_of(
 
     Returns:
         Tuple of a dict of tuples to `Reading`: the id of the layer; "inputs",
-        "weights", "outputs" or "ops"; the name of the op, else ""; the how many-th such
-        value it was; and a dict of the ids of layers to how often they were called.
+        "weights", "outputs" or "ops"; the name of the op, else ""; its index among the
+        values of that kind; and a dict of the ids of layers to how often they were
+        called.
     """
     watcher = _Watcher()
     with contextlib.ExitStack() as stack:

@@ -94,10 +94,10 @@ class Magnitudes:
     def add(self, wide: Reading, narrow: Reading) -> None:
         """Adds the readings of a tensor in float32 and in float16."""
         if narrow.dtype == "float16" and not self.is_float16:
-            # What was in float32 is forgotten.
+            # Forget the readings in float32.
             vars(self).update(vars(Magnitudes(is_float16=True)))
         elif self.is_float16 and narrow.dtype != "float16":
-            return  # What the layer computes in float32 can have any magnitude.
+            return  # Values that the layer computes in float32 may be of any size.
         self.largest = max(self.largest, wide.largest)
         self.not_finite += wide.not_finite
         self.not_finite_in_float16 += narrow.not_finite

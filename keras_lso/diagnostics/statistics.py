@@ -34,17 +34,16 @@ def protect_statistics(model: ModelT) -> ModelT:
 
     An overflow in the forward pass makes the mean and the variance of a batch inf or
     NaN, and with them the moving statistics of `BatchNormalization`. The step is
-    skipped, but the statistics stay NaN, and so does all that `evaluate` and
-    `predict` compute. Keras's own `LossScaleOptimizer` and `torch.amp.GradScaler` leave
-    it so (https://github.com/pytorch/pytorch/issues/88474).
+    skipped, but the statistics stay NaN permanently, and `evaluate` and `predict`
+    compute NaN. Keras's own `LossScaleOptimizer` and `torch.amp.GradScaler` do not
+    change this (https://github.com/pytorch/pytorch/issues/88474).
 
-    After this call a step that the optimizer skips also leaves all that layers keep in
-    non-trainable variables as it was before it, bit for bit: moving statistics, the
-    vectors of `SpectralNormalization`, counters; also the states of stateful recurrent
-    layers and, on PyTorch, the buffers of a `TorchModuleWrapper`. Metrics and the
-    states of seed generators move on. Of a train step that applies several times, as
-    that of a GAN, each of its optimizers may be the one that skips. With gradient
-    accumulation it is the micro-batch that is skipped.
+    After this call a skipped step also restores the non-trainable variables of layers,
+    bit for bit: moving statistics, the vectors of `SpectralNormalization`, counters.
+    It also restores the states of stateful recurrent layers and, on PyTorch, the
+    buffers of a `TorchModuleWrapper`. Metrics and the states of seed generators move
+    on. A train step may apply several times, like that of a GAN: a skip by any of its
+    optimizers counts. With gradient accumulation single micro-batches are skipped.
 
     Weights that layers train are not restored, nor those of frozen layers, if a `call`
     writes to them. `SpectralNormalization` does: it divides its kernel by a norm, which

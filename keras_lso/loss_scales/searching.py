@@ -32,10 +32,10 @@ class SearchingLossScale(DynamicLossScale):
 
     A scale that begins too high falls by a factor of 2 at each step that it skips:
     networks that need `2**7` train from the ninth step on. This one falls by
-    `search_factor` until a step is finite. By how much that was too far it finds out by
-    growing after `search_period` steps, until it overflows or is back below the last
-    scale that did. Then it is a `DynamicLossScale`; if the first step is finite, it is
-    one from the start.
+    `search_factor` until a step is finite. To recover from overshooting, it then grows
+    every `search_period` steps until it overflows or reaches the factor below the last
+    scale that overflowed. Then it is a `DynamicLossScale`; if the first step is finite,
+    it is one from the start.
 
     ```python
     if not has_found:

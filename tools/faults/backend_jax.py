@@ -1,4 +1,4 @@
-"""Faults of the JAX backend: masks, donated buffers, and what is compiled."""
+"""Faults of the JAX backend: masks, donated buffers, and the compiled program."""
 
 from tools.faults.fault import Fault
 

@@ -1,4 +1,4 @@
-"""Faults of what is looked at before a step: gradients, rates, variables."""
+"""Faults of the checks before a step: gradients, rates, variables."""
 
 from tools.faults.fault import Fault
 

@@ -1,4 +1,4 @@
-"""Faults of formulas, and of which optimizer steps by which."""
+"""Faults of formulas, and of the choice of a formula for an optimizer."""
 
 from tools.faults.fault import Fault
 

@@ -1,4 +1,4 @@
-"""Faults of state and of files: what is saved, found and loaded."""
+"""Faults of state and files: saving, finding and loading."""
 
 from tools.faults.fault import Fault
 

@@ -26,10 +26,10 @@ _LINE = 32
 class Memory:
     """A few buffers for all chunks: new memory costs more than the arithmetic on it.
 
-    A chunk lies in the middle of a buffer. Each thread takes a part of a tensor, and so
-    two threads write the same lines for a large tensor as for a small one. Where their
-    cores share no cache, a line that changes hands takes longer than one of the main
-    memory.
+    A chunk is in the middle of a buffer. Each thread takes a part of a tensor, so two
+    threads write the same lines for a large tensor as for a small one. If their cores
+    share no cache, a line that another core has written takes longer than one of the
+    main memory.
 
     Args:
         like: A tensor on the host.

@@ -1,6 +1,6 @@
 """The private attributes of Keras and of the frameworks that the package leans on.
 
-Apart from the modules that use them, and importing none of these, because the list is
-gone through before them: beside a version that the package was not tested with, an
-error is to name what that version lacks, in place of an `AttributeError` in some step.
+The list is checked before any module that uses these attributes is imported. With an
+untested version, the user then gets an error that names the missing attributes instead
+of an `AttributeError` during a step.
 """

@@ -318,8 +318,8 @@ def _step(chunk, launches, rule, grads, inv_scale, found, found_inf, iterations)
     """Steps a chunk by its launches; returns whether it did."""
     how, device = TRITON_STEPS[rule.kernel], grads[0].device
     arguments = _arguments(rule, inv_scale, found_inf, device)
-    # Such a tensor holds the negative of what it is; of several elements it has gaps,
-    # and was copied.
+    # A tensor with the negative bit set stores the negated values. `contiguous()` has
+    # already resolved it for tensors with more than one element.
     if arguments is None or any(
         grads[i].is_neg() for launch in launches for i in launch.single
     ):

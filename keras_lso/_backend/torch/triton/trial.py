@@ -4,18 +4,17 @@ Whether a kernel is right depends on the card, its driver and the Triton that is
 installed. So a kernel first steps tensors of ours: once in a process for each device,
 and for each of its variants, which Triton compiles apart. It passes if
 
-- what it makes of them is what the formulas of `rules.py` and `masters.py` make of them
-  on the host,
-- a step that is skipped leaves every bit alone, those of NaNs and of -0.0 too,
-- nothing beside the tensors is written, nor the gradients,
-- nothing raises.
+- its results equal those of the formulas of `rules.py` and `masters.py` on the host,
+- a skipped step changes no bit, not even in NaNs and -0.0,
+- it writes neither the gradients nor any memory outside the tensors,
+- it raises no error.
 
 The tensors have one element, less than a block, one block, several with a rest, and
 several at an address from which no 16 bytes can be read at once; for LARS, a thousand
-more. Of weights of 16 bits some were assigned, and some are beyond the largest float16.
+more. Some of the 16-bit weights were assigned, and some exceed the largest float16.
 
 The trial reads from the device, and so waits for it: before the first step of a
-variant, and never later. What no trial can show is speed, nor can it survive an illegal
+variant, and never later. A trial does not measure speed, and cannot survive an illegal
 access to memory, which ends the process.
 """
 
