@@ -1,11 +1,14 @@
 """Gradients and variables that are distributed over replicas or processes.
 
 The replicas are those of a `tf.distribute.Strategy`, whose gradients are summed once;
-the shards are those of PyTorch's FSDP2, of which each process holds a part.
+the shards are those of PyTorch's FSDP2 and of Keras's `ModelParallel` on PyTorch, of
+which each process holds a part.
 """
 
 import contextlib
 import threading
+
+import keras
 
 from keras_lso._backend import backend
 from keras_lso._keras_internals.optimizers import chain_of, stepping
@@ -58,6 +61,22 @@ class _ReduceUnlessReduced:
 
 
 # --- Shards -----------------------------------------------------------------
+
+
+def laid_out_like(grads, variables):
+    """Returns gradients that are sharded as their variables are, in Keras's `fit`.
+
+    From Keras 3.16 on a `ModelParallel` shards variables on PyTorch. What its trainer
+    hands over is as autograd has left it.
+
+    Args:
+        grads: List of tensors or None, one for each variable.
+        variables: List of variables.
+    """
+    if keras.distribution.distribution() is None:
+        # A loop of the user's own, whose gradients are to be right.
+        return grads
+    return backend.laid_out_like(grads, list(map(_value, variables)))
 
 
 def check_shards(grads, variables):

@@ -88,6 +88,13 @@ def same_tensor(own, reference):
     equal(own(tensor(RANDOM[0]), *like), reference(tensor(RANDOM[0]), *like))
 
 
+@compares("laid_out_like")
+def same_layout(own, reference):
+    grads = [tensor(RANDOM[0]), None, tensor(RANDOM[1])]
+    values = [tensor(RANDOM[1])] * 3
+    assert own(grads, values) is reference(grads, values) is grads
+
+
 @compares("as_gradient")
 def same_gradient(own, reference):
     for value in (tensor([1.5]), tensor([1.5], "float16"), [1, 2], np.array([3.0])):

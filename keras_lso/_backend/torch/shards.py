@@ -55,6 +55,28 @@ def sharded_like(value, like):
     return torch.nn.Parameter(sharded, requires_grad=value.requires_grad)
 
 
+def laid_out_like(grads, values):
+    """See `Framework.laid_out_like`.
+
+    What autograd leaves may be a sum of which each process has a part. Each gradient is
+    exchanged on its own, in the order of the list.
+    """
+    if not any_sharded(grads):
+        return grads
+    with torch.no_grad():
+        return [_laid_out_like(g, v) for g, v in zip(grads, values, strict=True)]
+
+
+def _laid_out_like(grad, value):
+    if not is_sharded(grad):
+        return grad
+    if not is_sharded(value):
+        return grad.full_tensor()
+    if grad.placements == value.placements and grad.device_mesh == value.device_mesh:
+        return grad
+    return grad.redistribute(value.device_mesh, value.placements)
+
+
 def first_place(tensor):
     """Returns the place of a shard's first element in the whole tensor, in C order.
 
