@@ -14,5 +14,7 @@ excluded_before_build = pytest.mark.skipif(
 )
 # Until then Keras read the class name of a config with a module in lower case as well.
 reads_lower_case = _RELEASE < (3, 16)
+# Before 3.16 `load_model` left the weights of a `Sequential` out, by its paths.
+loads_sequential_of_orbax = _RELEASE >= (3, 16)
 # From 3.16 on `fit` trains with several processes on PyTorch.
 fits_torch_processes = _RELEASE >= (3, 16)

@@ -46,6 +46,8 @@ class Fit(NamedTuple):
         statistics: Bool. Whether there are moving statistics, which are protected.
         shared_by_keras: Bool. Whether Keras picks the batches of a process out of a
             `PyDataset` of all, in place of arrays that are its own.
+        is_resumed: Bool. Whether the second epoch is that of a new model, which has
+            loaded what `OrbaxCheckpoint` has written of the first.
         starts_alike: Bool. Whether the processes make the same weights. Of different
             ones `DataParallel` hands those of the first process to the other.
     """
@@ -56,6 +58,7 @@ class Fit(NamedTuple):
     dtype: str = "float32"
     statistics: bool = False
     shared_by_keras: bool = False
+    is_resumed: bool = False
     starts_alike: bool = True
 
 
@@ -67,6 +70,7 @@ FITS = {
     "clipped": Fit(lambda: keras.optimizers.SGD(0.05, global_clipnorm=0.5), "last"),
     "without a rule": Fit(lambda: keras.optimizers.Adamax(0.01)),
     "accumulating": Fit(accumulating),
+    "resumed": Fit(adam, is_resumed=True),
     "of a data set": Fit(adam, "first", shared_by_keras=True),
     "statistics": Fit(adam, "first", statistics=True),
     "float16": Fit(adam, dtype="float16", starts_alike=False),
