@@ -76,6 +76,8 @@ FITS = {
     "float16": Fit(adam, dtype="float16", starts_alike=False),
     "shards": Fit(adam, "first", (1, 2)),
     "shards, lars": Fit(lars, mesh=(1, 2)),
+    "shards, novograd": Fit(lambda: keras_lso.NovoGrad(0.01), mesh=(1, 2)),
+    "shards, float16": Fit(adam, dtype="float16", mesh=(1, 2)),
     "shards, accumulating": Fit(accumulating, mesh=(1, 2)),
     "shards of batches": Fit(adam, mesh=(2, 1)),
 }

@@ -525,6 +525,10 @@ class Framework:
         """Returns a whole tensor sharded as `like` is, if that has the same shape."""
         return value
 
+    def layout_of(self, value):
+        """Returns the layout of a shard, as Keras's variables take it; else None."""
+        return None
+
     def laid_out_like(self, grads, values):
         """Returns gradients that are sharded as their variables are, or not at all.
 

@@ -11,6 +11,7 @@ import threading
 import keras
 
 from keras_lso._backend import backend
+from keras_lso._keras_internals.keras_version import assigns_by_layout
 from keras_lso._keras_internals.optimizers import chain_of, stepping
 from keras_lso._keras_internals.variables import flat_path
 
@@ -89,6 +90,22 @@ def check_shards(grads, variables):
     backend.check_shards(grads, variables, list(map(_value, variables)))
 
 
+def remember_layouts(variables):
+    """Lets variables that were made of shards take what is assigned to them.
+
+    FSDP2's parameters are shards of themselves. Only of those that Keras has sharded
+    does it know the layout.
+
+    Args:
+        variables: List of variables.
+    """
+    if not assigns_by_layout():
+        return
+    for variable in variables:
+        if getattr(variable, "_layout", variable) is None:
+            variable._layout = backend.layout_of(_value(variable))
+
+
 def shard_slot(slot, variable):
     """Shards a new slot as its variable is.
 
@@ -103,6 +120,7 @@ def shard_slot(slot, variable):
     """
     if _is_sharded(variable):
         slot._value = backend.sharded_like(_value(slot), _value(variable))
+        remember_layouts([slot])
     return slot
 
 

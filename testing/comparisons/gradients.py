@@ -88,6 +88,11 @@ def same_tensor(own, reference):
     equal(own(tensor(RANDOM[0]), *like), reference(tensor(RANDOM[0]), *like))
 
 
+@compares("layout_of")
+def no_layout(own, reference):
+    assert own(tensor(RANDOM[0])) is reference(tensor(RANDOM[0])) is None
+
+
 @compares("laid_out_like")
 def same_layout(own, reference):
     grads = [tensor(RANDOM[0]), None, tensor(RANDOM[1])]

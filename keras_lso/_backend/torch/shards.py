@@ -5,6 +5,8 @@ tensors are sharded. All of them make the same all-reduces in the same order: no
 depends on the values of a shard.
 """
 
+from typing import Any, NamedTuple
+
 import torch
 import torch.distributed as dist
 
@@ -53,6 +55,20 @@ def sharded_like(value, like):
         src_data_rank=None,
     )
     return torch.nn.Parameter(sharded, requires_grad=value.requires_grad)
+
+
+class Layout(NamedTuple):
+    """How a tensor is sharded, in the words of Keras's own class."""
+
+    device_mesh: Any
+    placements: tuple
+
+
+def layout_of(value):
+    """See `Framework.layout_of`."""
+    if not is_sharded(value):
+        return None
+    return Layout(value.device_mesh, value.placements)
 
 
 def laid_out_like(grads, values):
