@@ -16,5 +16,7 @@ excluded_before_build = pytest.mark.skipif(
 reads_lower_case = _RELEASE < (3, 16)
 # Before 3.16 `load_model` left the weights of a `Sequential` out, by its paths.
 loads_sequential_of_orbax = _RELEASE >= (3, 16)
+# Before 3.16 `model.save("model.h5")` took the optimizer out of later `.keras` files.
+h5_takes_compile_away = _RELEASE < (3, 16)
 # From 3.16 on `fit` trains with several processes on PyTorch.
 fits_torch_processes = _RELEASE >= (3, 16)
