@@ -12,6 +12,7 @@ from keras import ops
 
 import keras_lso
 from integration_tests.docs_blocks import code_in, run_block, table_of
+from testing.keras_versions import h5_takes_compile_away
 
 # What a backend has to do with files is in `test_resume.py`.
 pytestmark = [pytest.mark.slow, pytest.mark.default_backend("torch")]
@@ -47,7 +48,8 @@ def test_a_model_that_was_saved_as_h5_is_compiled_again_for_a_keras_file(clean):
 
     model = compiled(keras_lso.LossScaleOptimizer(keras.optimizers.SGD()))
     model.save("model.h5")
-    assert type(loaded(model)) is not keras_lso.LossScaleOptimizer
+    if h5_takes_compile_away:
+        assert type(loaded(model)) is not keras_lso.LossScaleOptimizer
     model.compile(model.optimizer, loss="mse")
     assert type(loaded(model)) is keras_lso.LossScaleOptimizer
 

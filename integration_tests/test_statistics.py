@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 import keras_lso
+from testing.keras_versions import takes_several_steps
 
 BACKEND = keras.backend.backend()
 BATCH_SIZE, BATCHES = 8, 6
@@ -20,8 +21,7 @@ MODES = {
     "run_eagerly=True": {"run_eagerly": True},
     "steps_per_execution=3": {"steps_per_execution": 3},
 }
-if BACKEND == "torch":
-    # Keras refuses it.
+if not takes_several_steps:
     del MODES["steps_per_execution=3"]
 # `torch.compile` takes a minute. Eager JAX compiles each operation by itself.
 TAKE_LONG = {

@@ -32,7 +32,7 @@ from keras_lso._core.wrapper import (
     check_optimizer,
     remember_wrapped,
 )
-from keras_lso._keras_internals.distribution import sharded_slots
+from keras_lso._keras_internals.distribution import remember_layouts, sharded_slots
 from keras_lso._keras_internals.optimizers import (
     averages_of,
     chain_of,
@@ -281,6 +281,7 @@ class LossScaleOptimizer(
         if self.built:
             return
         variables = check_trainable("variables", variables)
+        remember_layouts(variables)
         inner = self.inner_optimizer
         if self._spikes is not None:
             check_windows(inner)

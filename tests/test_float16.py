@@ -1,5 +1,6 @@
 """`float16_report`: numbers against NumPy, and the layer at fault by its name."""
 
+import functools
 import json
 import math
 
@@ -10,6 +11,8 @@ from keras import layers, ops
 
 import keras_lso
 from keras_lso._backend import backend
+from keras_lso._keras_internals.layers import BACKEND_OP_MODULES
+from keras_lso.diagnostics.layer_watch import readings_of
 
 RANDOM = np.random.default_rng(0)
 MIXED = "mixed_float16"
@@ -104,6 +107,26 @@ def test_a_dropout_counts_in_training_only():
     report = keras_lso.float16_report(model, x, training=False)
     assert report.layers["drop"].outputs.largest == 20000
     assert report.layers_to_keep == []
+
+
+class Product(layers.Layer):
+    """What a `Dense` computes, by the public ops."""
+
+    def build(self, input_shape):
+        self.kernel = self.add_weight(shape=(4, 2), initializer="ones")
+
+    def call(self, x):
+        return ops.add(ops.matmul(x, self.kernel), 0)
+
+
+def test_each_op_is_read_once_whichever_way_a_layer_finds_it():
+    # From Keras 3.16 on its own layers call what the public ops call.
+    x = ops.ones((3, 4))
+    for make in (lambda: layers.Dense(2, name="a"), lambda: Product(name="a")):
+        model = sequential(make, shape=(4,))
+        readings, _ = readings_of(model.layers, functools.partial(model, x))
+        read = [key[2:] for key in readings if key[1] == "ops"]
+        assert sorted(read) == [("add", 0), ("matmul", 0)]
 
 
 # --- The layer at fault -------------------------------------------------------------
@@ -411,7 +434,7 @@ def state_of(model):
 def ops_of_keras():
     from keras.src import ops as others
 
-    return {**vars(ops)}, {**vars(others)}
+    return [{**vars(module)} for module in (ops, others, *BACKEND_OP_MODULES)]
 
 
 def test_the_model_is_as_it_was():

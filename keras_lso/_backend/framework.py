@@ -389,8 +389,9 @@ class Framework:
 
     def to_dense(self, grad):
         """Returns the gradient as a dense tensor; rows of equal index are summed."""
-        # In this order PyTorch takes a sparse one.
-        return ops.add(ops.zeros(ops.shape(grad), dtype=grad.dtype), grad)
+        # In this order PyTorch takes a sparse one. By the operator, since Keras 3.16
+        # narrows float64 in `ops.add` there.
+        return ops.zeros(ops.shape(grad), dtype=grad.dtype) + grad
 
     def elements_of(self, grad):
         """Returns a gradient's elements, a sparse one's without the zeros."""
@@ -534,6 +535,19 @@ class Framework:
         """
         # A copy: on a CPU it may be the memory of a variable.
         return np.array(ops.convert_to_numpy(value))
+
+    def layout_of(self, value):
+        """Returns the layout of a shard, as Keras's variables take it; else None."""
+        return None
+
+    def laid_out_like(self, grads, values):
+        """Returns gradients that are sharded as their variables are, or not at all.
+
+        Args:
+            grads: List of tensors or None.
+            values: List of the tensors that the variables hold.
+        """
+        return grads
 
     def are_shards(self, grads, variables):
         """Whether a device has shards of the gradients, inside of `jax.shard_map`.

@@ -7,7 +7,11 @@ import keras
 from keras import ops
 
 from keras_lso._backend import backend
-from keras_lso._keras_internals.distribution import check_shards, has_reduced_gradients
+from keras_lso._keras_internals.distribution import (
+    check_shards,
+    has_reduced_gradients,
+    laid_out_like,
+)
 from keras_lso._keras_internals.optimizers import (
     chain_of,
     check_known,
@@ -234,6 +238,7 @@ def check_gradients(optimizer, grads, variables):
             f"{len(grads)} gradients for {len(variables)} variables. Pass None "
             "for a variable without a gradient."
         )
+    grads = laid_out_like(grads, variables)
     check_shards(grads, variables)
     check_shapes(grads, variables)
     return grads, variables

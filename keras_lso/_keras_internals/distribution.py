@@ -1,13 +1,17 @@
 """Gradients and variables that are distributed over replicas or processes.
 
 The replicas are those of a `tf.distribute.Strategy`, whose gradients are summed once;
-the shards are those of PyTorch's FSDP2, of which each process holds a part.
+the shards are those of PyTorch's FSDP2 and of Keras's `ModelParallel` on PyTorch, of
+which each process holds a part.
 """
 
 import contextlib
 import threading
 
+import keras
+
 from keras_lso._backend import backend
+from keras_lso._keras_internals.keras_version import assigns_by_layout
 from keras_lso._keras_internals.optimizers import chain_of, stepping
 from keras_lso._keras_internals.variables import flat_path
 
@@ -60,6 +64,22 @@ class _ReduceUnlessReduced:
 # --- Shards -----------------------------------------------------------------
 
 
+def laid_out_like(grads, variables):
+    """Returns gradients that are sharded as their variables are, in Keras's `fit`.
+
+    From Keras 3.16 on a `ModelParallel` shards variables on PyTorch. What its trainer
+    hands over is as autograd has left it.
+
+    Args:
+        grads: List of tensors or None, one for each variable.
+        variables: List of variables.
+    """
+    if keras.distribution.distribution() is None:
+        # A loop of the user's own, whose gradients are to be right.
+        return grads
+    return backend.laid_out_like(grads, list(map(_value, variables)))
+
+
 def check_shards(grads, variables):
     """Refuses what a process sees the wrong part of.
 
@@ -68,6 +88,22 @@ def check_shards(grads, variables):
         variables: List of variables.
     """
     backend.check_shards(grads, variables, list(map(_value, variables)))
+
+
+def remember_layouts(variables):
+    """Lets variables that were made of shards take what is assigned to them.
+
+    FSDP2's parameters are shards of themselves. Only of those that Keras has sharded
+    does it know the layout.
+
+    Args:
+        variables: List of variables.
+    """
+    if not assigns_by_layout():
+        return
+    for variable in variables:
+        if getattr(variable, "_layout", variable) is None:
+            variable._layout = backend.layout_of(_value(variable))
 
 
 def shard_slot(slot, variable):
@@ -84,6 +120,7 @@ def shard_slot(slot, variable):
     """
     if _is_sharded(variable):
         slot._value = backend.sharded_like(_value(slot), _value(variable))
+        remember_layouts([slot])
     return slot
 
 

@@ -57,6 +57,16 @@ def excludes_before_build_alone():
     return not _contains("<3.16", keras.__version__)
 
 
+def assigns_by_layout():
+    """Whether a variable that holds a shard lays out by its layout what is assigned.
+
+    Keras 3.16 does, and fails without one.
+    """
+    import keras
+
+    return not _contains("<3.16", keras.__version__)
+
+
 def check_keras():
     """Imports Keras, refuses it if it is too old, and probes it if it is too new.
 

@@ -1,9 +1,11 @@
 """Layers: what they are made of, their dtype policies, how they are compiled."""
 
 import contextlib
+import inspect
 import warnings
 
 import keras
+from keras.src import backend as keras_backend
 from keras.src import ops as layer_ops
 from keras.src.backend.common import AutocastScope
 from keras.src.models.functional import Functional, functional_like_constructor
@@ -11,6 +13,21 @@ from keras.src.saving.serialization_lib import SafeModeScope
 
 # Keras's own layers look their ops up in another module than `keras.ops`.
 OP_MODULES = (keras.ops, layer_ops)
+
+
+def _backend_op_modules():
+    """Returns the modules in which Keras's layers look ops up from Keras 3.16 on.
+
+    The functions of `keras.ops` call the same.
+    """
+    package = getattr(keras_backend, "ops", None)
+    if package is None:
+        return ()
+    modules = filter(inspect.ismodule, vars(package).values())
+    return (package, *(m for m in modules if m.__name__.startswith(package.__name__)))
+
+
+BACKEND_OP_MODULES = _backend_op_modules()
 
 
 def children_of(layer):

@@ -12,6 +12,7 @@ from keras_lso._backend.types import Tensor
 from keras_lso._keras_internals.distribution import (
     check_shards,
     has_reduced_gradients,
+    laid_out_like,
     reduced_gradients,
     shard_slot,
 )
@@ -94,6 +95,7 @@ class RuleOptimizer(keras.optimizers.Optimizer):
         # Keras's optimizers also take a bare `tf.Variable`.
         are_kerass = all(isinstance(v, keras.Variable) for v in trainable_variables)
         tensors = [backend.as_gradient(g) for g in grads]
+        tensors = laid_out_like(tensors, trainable_variables)
         check_shards(tensors, trainable_variables)
         if not has_reduced_gradients():
             tensors = backend.reduce_gradients(tensors)

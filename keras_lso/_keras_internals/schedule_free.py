@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import keras
 from keras import ops
 
+from keras_lso._backend import backend
 from keras_lso._keras_internals.optimizers import (
     has_stepped,
     index_of,
@@ -40,8 +41,7 @@ class Point(NamedTuple):
 
         In float32 at least: a difference of two numbers that are close.
         """
-        wide = keras.backend.result_type(self.variable.dtype, "float32")
-        y, z = ops.cast(self.variable, wide), ops.cast(self.z, wide)
+        y, z = backend.in_float32(self.variable), backend.in_float32(self.z)
         x = (y - (1 - self.beta_1) * z) / self.beta_1
         return ops.cast(x, self.variable.dtype)
 

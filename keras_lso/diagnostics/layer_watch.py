@@ -18,6 +18,7 @@ from keras import ops, tree
 
 from keras_lso._backend import backend
 from keras_lso._keras_internals.layers import (
+    BACKEND_OP_MODULES,
     OP_MODULES,
     is_cast,
     operations_of,
@@ -76,6 +77,8 @@ class _Watcher:
         self._counts: Counter = Counter()
         self._called: list[keras.layers.Layer] = []
         self._is_reading = False
+        # How many functions of ops are being called, one by the other.
+        self._depth = 0
 
     def _read(self, kind, name, values):
         """Reads all floating-point tensors among some values."""
@@ -139,23 +142,38 @@ class _Watcher:
     def of_ops(self) -> Iterator[None]:
         before = [
             (module, name, op)
-            for module in OP_MODULES
+            for module in (*OP_MODULES, *BACKEND_OP_MODULES)
             for name, op in vars(module).items()
             if inspect.isfunction(op) and name not in _MOVES
         ]
         try:
             for module, name, op in before:
-                setattr(module, name, self._of_op(name, op))
+                is_inner = module in BACKEND_OP_MODULES
+                setattr(module, name, self._of_op(name, op, is_inner))
             yield
         finally:
             for module, name, op in before:
                 setattr(module, name, op)
 
-    def _of_op(self, name, op):
+    def _of_op(self, name, op, is_inner):
+        """Returns an op that is watched.
+
+        Args:
+            name: String.
+            op: The function.
+            is_inner: Bool. Whether it is the backend's, which other ops call as well.
+        """
+
         @functools.wraps(op)
         def watched(*args, **kwargs):
-            outputs = op(*args, **kwargs)
-            self._read("ops", name, outputs)
+            is_read = not (is_inner and self._depth)
+            self._depth += 1
+            try:
+                outputs = op(*args, **kwargs)
+            finally:
+                self._depth -= 1
+            if is_read:
+                self._read("ops", name, outputs)
             return outputs
 
         return watched

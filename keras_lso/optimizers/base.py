@@ -38,6 +38,7 @@ from keras_lso._core.option_checks import check_learning_rate
 from keras_lso._core.state_file import checked
 from keras_lso._core.variable_list import VariableList
 from keras_lso._core.wrapper import like
+from keras_lso._keras_internals.distribution import remember_layouts
 from keras_lso._keras_internals.optimizers import index_of, variables_of
 from keras_lso._keras_internals.rates import updates_of
 from keras_lso._keras_internals.rule_optimizer import RuleOptimizer
@@ -89,6 +90,7 @@ class OwnOptimizer(RuleOptimizer, methods.Signatures):
         if self.built:
             return
         variables = check_trainable("variables", variables)
+        remember_layouts(variables)
         super().build(variables)
         self._add_slots(variables)
         warn_of_idle_patterns([*self._exclusions(), by_names(self)])

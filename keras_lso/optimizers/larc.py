@@ -29,7 +29,11 @@ from keras_lso._core.state_file import checked
 from keras_lso._core.step import Gradients
 from keras_lso._core.variable_list import VariableList
 from keras_lso._core.wrapper import Wrapper, check_optimizer, passed_on
-from keras_lso._keras_internals.distribution import reduced_gradients, sharded_slots
+from keras_lso._keras_internals.distribution import (
+    reduced_gradients,
+    remember_layouts,
+    sharded_slots,
+)
 from keras_lso._keras_internals.optimizers import (
     as_accumulated,
     chain_of,
@@ -167,6 +171,7 @@ class LARC(Wrapper):
         if self.built:
             return
         variables = check_trainable("variables", variables)
+        remember_layouts(variables)
         with sharded_slots(self.inner_optimizer, variables):
             self.inner_optimizer.build(variables)
         self._finish_build(variables)

@@ -98,6 +98,18 @@ def copies_to_the_host(own, reference):
     np.testing.assert_array_equal(ops.convert_to_numpy(value), second)
 
 
+@compares("layout_of")
+def no_layout(own, reference):
+    assert own(tensor(RANDOM[0])) is reference(tensor(RANDOM[0])) is None
+
+
+@compares("laid_out_like")
+def same_layout(own, reference):
+    grads = [tensor(RANDOM[0]), None, tensor(RANDOM[1])]
+    values = [tensor(RANDOM[1])] * 3
+    assert own(grads, values) is reference(grads, values) is grads
+
+
 @compares("as_gradient")
 def same_gradient(own, reference):
     for value in (tensor([1.5]), tensor([1.5], "float16"), [1, 2], np.array([3.0])):

@@ -4,6 +4,20 @@ from tools.faults.fault import Fault
 
 FAULTS = [
     Fault(
+        name="a variable takes the part of a gradient that this process has",
+        file="keras_lso/_backend/torch/shards.py",
+        old="return grad.full_tensor()",
+        new="return grad",
+        tests="tests/_backend/test_torch_shards.py::test_gradients_are_laid_out_as_their_variables_are",
+    ),
+    Fault(
+        name="a shard takes the part of a gradient that this process has",
+        file="keras_lso/_backend/torch/shards.py",
+        old="return grad.redistribute(value.device_mesh, value.placements)",
+        new="return grad",
+        tests="tests/_backend/test_torch_shards.py::test_gradients_are_laid_out_as_their_variables_are",
+    ),
+    Fault(
         name="a clipped norm may be that of a shard",
         file="keras_lso/_keras_internals/optimizers.py",
         old="clipping.clipnorm or",

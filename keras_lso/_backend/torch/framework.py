@@ -54,6 +54,8 @@ class Torch(Framework):
     elements_of = staticmethod(torch_sparse.elements_of)
     any_sharded = staticmethod(torch_shards.any_sharded)
     sharded_like = staticmethod(torch_shards.sharded_like)
+    layout_of = staticmethod(torch_shards.layout_of)
+    laid_out_like = staticmethod(torch_shards.laid_out_like)
     check_shards = staticmethod(torch_shard_checks.check_shards)
     scalar = staticmethod(torch_scalars.scalar)
     without_host = staticmethod(torch_numbers.without_host)

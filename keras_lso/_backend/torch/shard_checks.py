@@ -20,7 +20,8 @@ _WHAT_TO_WRITE = (
     "Shard a plain `torch.nn.Module`, and afterwards make its variables: `fully_shard("
     "module); variables = [keras.Variable(p, name=n) for n, p in "
     "module.named_parameters()]`. A Keras "
-    "model can be trained with `DistributedDataParallel`."
+    "model can be trained with `DistributedDataParallel` and, from Keras 3.16 on, by "
+    "`fit` under a `keras.distribution.ModelParallel`, which shards its variables."
 )
 
 

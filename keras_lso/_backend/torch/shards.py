@@ -5,6 +5,8 @@ tensors are sharded. All of them make the same all-reduces in the same order: no
 depends on the values of a shard.
 """
 
+from typing import Any, NamedTuple
+
 import torch
 import torch.distributed as dist
 
@@ -58,6 +60,42 @@ def sharded_like(value, like):
         src_data_rank=None,
     )
     return torch.nn.Parameter(sharded, requires_grad=value.requires_grad)
+
+
+class Layout(NamedTuple):
+    """How a tensor is sharded, in the words of Keras's own class."""
+
+    device_mesh: Any
+    placements: tuple
+
+
+def layout_of(value):
+    """See `Framework.layout_of`."""
+    if not is_sharded(value):
+        return None
+    return Layout(value.device_mesh, value.placements)
+
+
+def laid_out_like(grads, values):
+    """See `Framework.laid_out_like`.
+
+    What autograd leaves may be a sum of which each process has a part. Each gradient is
+    exchanged on its own, in the order of the list.
+    """
+    if not any_sharded(grads):
+        return grads
+    with torch.no_grad():
+        return [_laid_out_like(g, v) for g, v in zip(grads, values, strict=True)]
+
+
+def _laid_out_like(grad, value):
+    if not is_sharded(grad):
+        return grad
+    if not is_sharded(value):
+        return grad.full_tensor()
+    if grad.placements == value.placements and grad.device_mesh == value.device_mesh:
+        return grad
+    return grad.redistribute(value.device_mesh, value.placements)
 
 
 def first_place(tensor):

@@ -1,0 +1,68 @@
+"""One of two PyTorch processes that call Keras's `fit` together.
+
+    python -m integration_tests.distributed.worker_torch_fit RANK PORT FOLDER
+
+For each of `torch_fits.FITS` it writes what it holds after each step to
+`FOLDER/FIT-RANK.npz`, and prints its history: `HISTORY [FIT, {NAME: [...]}]`. It prints
+what it holds after the lines of docs/which-setup.md: `HELD [value, ...]`.
+"""
+
+import json
+import sys
+
+import keras
+import numpy as np
+import torch
+
+from integration_tests.distributed import problem, torch_fits
+from integration_tests.docs_blocks import run_block
+
+rank, port, folder = int(sys.argv[1]), *sys.argv[2:]
+
+
+def train(name):
+    fit = torch_fits.FITS[name]
+    # Names that count what was made are those of a new process.
+    keras.utils.clear_session()
+    torch_fits.set_distribution(fit)
+    model, recorder = torch_fits.make_model(fit, rank), torch_fits.Recorder()
+    # The processes of a row take the same batches.
+    is_row = fit.mesh is not None and fit.mesh[0] == 1
+    batches = range(2) if is_row else [rank]
+    if fit.is_resumed:
+        saved = keras.callbacks.OrbaxCheckpoint(f"{folder}/orbax-{rank}")
+        torch_fits.train(model, fit, batches, recorder, saved, epochs=1)
+        model.ddp_model = None
+        keras.utils.clear_session()
+        torch_fits.set_distribution(fit)
+        model = torch_fits.make_model(fit, rank)
+        model.optimizer.build(model.trainable_variables)
+        model.load_weights(f"{folder}/orbax-{rank}")
+    epoch = {"initial_epoch": int(fit.is_resumed)}
+    history = torch_fits.train(model, fit, batches, recorder, **epoch)
+    problem.save(f"{folder}/{name}-{rank}", recorder.steps)
+    if fit.statistics:
+        problem.save(f"{folder}/moving-{rank}", recorder.statistics)
+    print("HISTORY", json.dumps([name, history]))
+    # PyTorch may hang at the end if a network outlives its group.
+    model.ddp_model = None
+
+
+def on_page():
+    page = "docs/which-setup.md"
+    names = run_block(page, "def make_model", {})
+    # "With its own part of the data".
+    names["x"] = np.random.default_rng(rank).normal(size=(32, 4)).astype("float32")
+    run_block(page, "keras.distribution.initialize()", names)
+    model = names["model"]
+    variables = [*model.trainable_variables, *model.optimizer.variables]
+    print("HELD", json.dumps([v.numpy().tolist() for v in variables]))
+    model.ddp_model = None
+
+
+keras.distribution.initialize(f"localhost:{port}", num_processes=2, process_id=rank)
+for name in torch_fits.FITS:
+    train(name)
+on_page()
+torch.distributed.barrier()
+torch.distributed.destroy_process_group()

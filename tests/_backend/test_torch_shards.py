@@ -1,0 +1,59 @@
+"""Gradients that autograd leaves otherwise than their variables, in one process."""
+
+import keras
+import pytest
+
+from keras_lso._keras_internals import distribution
+
+torch = pytest.importorskip("torch")
+if keras.backend.backend() != "torch":
+    pytest.skip("shards are PyTorch's", allow_module_level=True)
+
+import torch.distributed as dist  # noqa: E402
+from torch.distributed.device_mesh import init_device_mesh  # noqa: E402
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard  # noqa: E402
+
+
+@pytest.fixture
+def mesh():
+    """A mesh of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield init_device_mesh("cpu", (1, 1), mesh_dim_names=("batch", "model"))
+    dist.destroy_process_group()
+
+
+def laid_out(values, mesh, *placements):
+    return DTensor.from_local(torch.tensor(values), mesh, placements)
+
+
+@pytest.fixture
+def distributed(monkeypatch):
+    """As under a `ModelParallel`, which an older Keras does not have on PyTorch."""
+    monkeypatch.setattr(keras.distribution, "distribution", object)
+
+
+def test_gradients_are_laid_out_as_their_variables_are(mesh, distributed):
+    sharded = Replicate(), Shard(0)
+    variables = [
+        keras.Variable([1.0, 2.0]),
+        keras.Variable(torch.nn.Parameter(laid_out([1.0, 2.0], mesh, *sharded))),
+        keras.Variable([1.0, 2.0]),
+        keras.Variable([1.0, 2.0]),
+    ]
+    plain = torch.tensor([5.0, 6.0])
+    grads = [
+        laid_out([3.0, 4.0], mesh, Partial(), Replicate()),
+        laid_out([3.0, 4.0], mesh, Partial(), Shard(0)),
+        plain,
+        None,
+    ]
+    whole, shard, same, none = distribution.laid_out_like(grads, variables)
+    assert type(whole) is torch.Tensor and whole.tolist() == [3.0, 4.0]
+    assert shard.placements == sharded and shard.to_local().tolist() == [3.0, 4.0]
+    assert same is plain and none is None
+
+
+def test_a_loop_of_ones_own_hands_over_what_is_right(mesh):
+    grads = [laid_out([3.0, 4.0], mesh, Partial(), Replicate())]
+    found = distribution.laid_out_like(grads, [keras.Variable([1.0, 2.0])])
+    assert found is grads
