@@ -1,4 +1,4 @@
-"""Reports on float16: what overflows, what underflows, and what a step has skipped."""
+"""Reports on overflow and underflow in float16, and tools for skipped steps."""
 
 from keras_lso.diagnostics.float16 import Float16Report
 from keras_lso.diagnostics.float16_ranges import LayerRange
