@@ -102,9 +102,9 @@ def test_an_event_file_holds_both(make_model, data, with_overflows, fit, tmp_pat
 
 
 STALLED = """\
-Training has stalled. All steps since step 2 were skipped, at the lowest loss
-scale there is (6.10352e-05): the gradients are inf or NaN at any scale, so the
-model itself has diverged.
+Training has stalled. All steps since step 2 were skipped at the lowest loss
+scale (6.10352e-05): the gradients are inf or NaN at any scale, so the model
+itself has diverged.
 """
 GRADIENTS = """\
 Layers whose gradients are not finite: hidden_b, norm_b, output_b.

@@ -363,11 +363,11 @@ def test_steps_that_were_lost_are_told_once(
         optimizer.record_steps(length)
     record = joined(fit(model, make_data(batches), StepRecord())["step_record"])
     assert len(record["step"]) == 2 * batches - missing
-    messages = [str(w.message) for w in recwarn if "on record" in str(w.message)]
+    messages = [str(w.message) for w in recwarn if "from the record" in str(w.message)]
     assert len(messages) == (missing > 0)
     if missing:
         assert "4 steps before step 5 are missing from the record" in messages[0]
-        assert "with a length of 4 for each" in messages[0]
+        assert "with a length of 4 times" in messages[0]
 
 
 def test_a_model_that_was_trained_before_is_compiled_once_more():

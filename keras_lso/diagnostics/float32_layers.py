@@ -51,7 +51,7 @@ def keep_in_float32(
             `"encoder/dense"`, as in a `float16_report`.
         others: The dtype policy of all other layers that compute in float32 or
             bfloat16, `"mixed_float16"` or `"mixed_bfloat16"`. Defaults to `None`: they
-            keep their policies.
+            keep their dtype policies.
 
     Returns:
         A `keras.Model` of the same class. `model` is unchanged.

@@ -28,12 +28,12 @@ from keras_lso.diagnostics.layer_paths import LayerPaths
 def copy_of_model(
     model: ModelT, policies: dict[int, str | None]
 ) -> tuple[ModelT, list[str | None]]:
-    """Returns a copy of a model, and the layers whose policies a file would lose.
+    """Returns a copy of a model, and the layers whose dtypes a file would lose.
 
     Args:
         model: A built `keras.Model`.
         policies: Dict of ids of its layers to the name of a dtype policy, or to None
-            if the layer keeps its policy.
+            if the layer keeps its own.
 
     Returns:
         Tuple of the new model and the list of paths of layers whose dtype policies are

@@ -51,7 +51,7 @@ def make_policy(
         if given:
             raise ValueError(
                 "`loss_scale` is a whole loss-scale policy and cannot be combined "
-                f"with {', '.join(given)}. Set them in the policy instead, for "
+                f"with {', '.join(given)}. Set them in its constructor instead, for "
                 "example `loss_scale=keras_lso.loss_scales.DynamicLossScale(...)`. "
                 f"Received: loss_scale={loss_scale!r}"
             )

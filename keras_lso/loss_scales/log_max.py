@@ -29,10 +29,10 @@ _SMALLEST_NORMAL = float(np.finfo("float32").tiny)
 class LogMaxLossScale(LossScale):
     """A loss scale from a model of the gradients' largest magnitude.
 
-    The policy assumes that the logarithm of the largest magnitude is normally
-    distributed, and tracks its mean and spread from step to step. It chooses the
-    scale that puts `2**16`, where float16 ends, `overflow_std_dev` standard deviations
-    above the mean. The scale therefore needs no overflow to find its height.
+    The model is that the logarithm of the largest magnitude is normally distributed.
+    `LogMaxLossScale` tracks its mean and spread from step to step. It chooses the scale
+    that puts `2**16`, where float16 ends, `overflow_std_dev` standard deviations above
+    the mean. The scale therefore needs no overflow to find its height.
 
     ```python
     x = log2(amax) if finite else log_max       # amax: of the unscaled gradients
@@ -46,7 +46,7 @@ class LogMaxLossScale(LossScale):
     first step the scale is 1. A step whose gradients are all zero has no logarithm
     and leaves the state unchanged.
 
-    This policy comes from OpenSeq2Seq. OpenSeq2Seq sets the `x` of an overflow to
+    This class comes from OpenSeq2Seq. OpenSeq2Seq sets the `x` of an overflow to
     `2**log_max` instead of the logarithm, which means a magnitude of `2**65536`. One
     overflow then keeps the scale at its lowest for thousands of steps.
     `original_overflow=True` reproduces this.

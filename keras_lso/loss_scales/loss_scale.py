@@ -26,11 +26,11 @@ DEFAULT_MAX_SCALE = 2.0**24
 class LossScale:
     """Base class of the loss-scale policies.
 
-    A policy holds the current loss scale and moves it after each step. Subclass
-    `LossScale` to write your own policy: override `step`, and override `build` if the
-    policy has more state than the scale and one counter. Register the class, so that
-    files and configs that contain it can be loaded. If `__init__` has further
-    arguments, override `get_config` to add them.
+    A `LossScale` holds the current loss scale and moves it after each step. Subclass it
+    to write your own: override `step`, and override `build` if there is more state than
+    the scale and one counter. Register the class, so that files and configs that
+    contain it can be loaded. If `__init__` has further arguments, override `get_config`
+    to add them.
 
     A loss-scale policy belongs to one `LossScaleOptimizer`, which creates,
     saves and loads its variables. Losses are multiplied by the variable `scale`,
@@ -84,7 +84,7 @@ class LossScale:
         Args:
             add_variable: Callable with the arguments of
                 `keras.Optimizer.add_variable`. Defaults to `None`: the method of the
-                optimizer that owns this policy. Without an owner the variables belong
+                optimizer that owns this object. Without an owner the variables belong
                 to no optimizer.
         """
         if self.built:

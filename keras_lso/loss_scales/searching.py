@@ -53,8 +53,8 @@ class SearchingLossScale(DynamicLossScale):
         ...  # As a DynamicLossScale.
     ```
 
-    `LossScaleOptimizer(inner_optimizer, initial_scale="auto")` uses this policy with
-    its defaults. Keras's own class halves its scale at each skipped step.
+    `LossScaleOptimizer(inner_optimizer, initial_scale="auto")` uses this class with its
+    defaults. Keras's own class halves its scale at each skipped step.
 
     Args:
         initial_loss_scale: The scale of the first step. Defaults to `2**15`.
