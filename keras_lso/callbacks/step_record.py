@@ -42,8 +42,8 @@ class StepRecord(OptimizerCallback):
         log_dir: The directory of an event file for TensorBoard, with a scalar for each
             number. Each `fit` writes its own file. Defaults to `None`: no file is
             written.
-        every: Writes only every so many steps, and every skipped step. Defaults to
-            `1`.
+        every: The interval, in steps, at which steps are written. Skipped steps are
+            always written. Defaults to `1`.
 
     Raises:
         ValueError, TypeError: If an argument is not valid, if an existing file has

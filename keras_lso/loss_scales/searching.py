@@ -33,9 +33,9 @@ class SearchingLossScale(DynamicLossScale):
     A dynamic scale that begins too high falls by a factor of 2 at each skipped step: a
     network that needs `2**7` trains from the ninth step on. This scale falls by
     `search_factor` until a step is finite. To recover from overshooting, it then grows
-    every `search_period` steps, until it overflows or reaches the scale one factor
-    below the last scale that overflowed. From then on it is a `DynamicLossScale`. If
-    the first step is finite, it is one from the start.
+    every `search_period` steps, until it overflows or is just below the last scale that
+    overflowed. From then on it is a `DynamicLossScale`. If the first step is finite, it
+    is one from the start.
 
     ```python
     if not has_found:
