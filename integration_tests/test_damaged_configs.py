@@ -313,7 +313,7 @@ def twice():
 
 NESTED = {
     "a wrapper in a wrapper": (twice, "must not be a LossScaleOptimizer"),
-    "a config in itself": (cyclic, "holds itself"),
+    "a config in itself": (cyclic, "contains itself"),
     "a thousand LARCs": (lambda: larcs(1000), "nested too deeply"),
     "a deep config": (lambda: damage.nested(10**5), "nested too deeply"),
 }

@@ -56,7 +56,7 @@ __all__ = [
     "underflow_report",
 ]
 
-# What serves older APIs is imported when it is used.
+# Modules for older APIs are imported when they are used.
 _MODULES = ("compat", "mixed_precision")
 _FUNCTIONS = ("deserialize", "load_model")
 

@@ -70,7 +70,7 @@ class LossScaleOptimizer(
 
     Loss scaling multiplies the loss by a number, the loss scale, before the
     gradients are computed, and divides the gradients by it afterwards. In exact
-    arithmetic that changes nothing. In float16 it keeps small gradients from
+    arithmetic this changes nothing. In float16 it keeps small gradients from
     being flushed to zero.
 
     ```python
@@ -83,9 +83,9 @@ class LossScaleOptimizer(
         scale /= 2, down to min_scale
     ```
 
-    It is a `keras.optimizers.LossScaleOptimizer`, so `Model.compile` takes it as
-    it is and `fit` scales the loss and hands the scaled gradients to `apply`. In
-    a loop of your own, either let `apply` unscale:
+    It is a `keras.optimizers.LossScaleOptimizer`, so `Model.compile` accepts it
+    directly, and `fit` scales the loss and passes the scaled gradients to `apply`.
+    In your own loop, either let `apply` unscale:
 
     ```python
     loss = optimizer.scale_loss(loss)
@@ -93,7 +93,7 @@ class LossScaleOptimizer(
     optimizer.apply(gradients, variables)
     ```
 
-    or unscale yourself, say to look at the gradients or to clip them:
+    or unscale the gradients yourself, for example to inspect or clip them:
 
     ```python
     loss = optimizer.get_scaled_loss(loss)
@@ -101,52 +101,53 @@ class LossScaleOptimizer(
     optimizer.apply_gradients(zip(gradients, variables))
     ```
 
-    Whether the gradients are scaled is told from which of these you called
-    last; `scaled=True` or `scaled=False` says it outright.
+    The method that you called last tells `apply` whether the gradients are scaled.
+    Pass `scaled=True` or `scaled=False` to state it explicitly.
 
     With `gradient_accumulation_steps` on the inner optimizer, a micro-batch that
-    overflows is dropped whole, and the window waits for the next finite one.
-    A learning-rate schedule counts finite micro-batches there, as Keras's
-    optimizers have it, while `iterations` counts updates. In a
-    `keras_lso.schedules.PerUpdate` it counts updates as well.
+    overflows is dropped entirely, and the window waits for the next finite one.
+    `iterations` then counts updates. A learning-rate schedule counts finite
+    micro-batches, as in Keras's optimizers; wrap it in
+    `keras_lso.schedules.PerUpdate` to make it count updates as well.
 
     Args:
         inner_optimizer: The `keras.optimizers.Optimizer` to wrap.
-        dynamic: Whether the scale adapts itself. Defaults to `True`. If `False`, it
-            stays at `initial_scale`.
+        dynamic: Whether the scale adapts to the gradients. Defaults to `True`. If
+            `False`, it stays at `initial_scale`.
         initial_scale: The scale of the first step. Defaults to `2**15`; required if
             `dynamic` is `False`. Too high is better than too low: the scale falls at
-            every overflow but rises slowly. `"auto"`: it begins at `2**15` and falls by
-            a factor of 16 until a step is finite, as
-            `keras_lso.loss_scales.SearchingLossScale` has it.
+            every overflow but rises slowly. With `"auto"` it begins at `2**15` and
+            falls by a factor of 16 until a step is finite, as described in
+            `keras_lso.loss_scales.SearchingLossScale`.
         dynamic_growth_steps: Number of finite steps after which the scale doubles.
-            Defaults to `2000`. Not for a fixed scale.
-        loss_scale: A `keras_lso.loss_scales.LossScale` to use in place of the
-            scale that the other arguments describe, none of which may then be
-            given. Also what `keras_lso.loss_scales.get` takes: a number,
-            `"dynamic"`, a config dict.
-        min_scale: The dynamic scale never falls below it. Defaults to `2**-14`.
-        max_scale: The dynamic scale never rises above it. Defaults to `2**24`.
+            Defaults to `2000`. Must not be given for a fixed scale.
+        loss_scale: A `keras_lso.loss_scales.LossScale`. It replaces the scale that
+            the other arguments describe; none of them may be given with it. Also
+            accepts everything that `keras_lso.loss_scales.get` does: a number,
+            `"dynamic"`, or a config dict.
+        min_scale: The lower bound of the dynamic scale. Defaults to `2**-14`.
+        max_scale: The upper bound of the dynamic scale. Defaults to `2**24`.
         master_weights: `"auto"`, `"float32"`, `"remainder"`, `"stochastic"`, True or
-            False. How weights in float16 or bfloat16 keep steps that are too small
+            False. How float16 or bfloat16 weights keep steps that are too small
             for 16 bits, in a model under the dtype policy `"float16"` or
             `"bfloat16"`. Defaults to `"auto"`, which is `"float32"`; the page
-            "Choosing a dtype policy and a loss scale" says why.
+            "Choosing a dtype policy and a loss scale" explains why.
 
-            - `"float32"`, or True: a float32 number for each weight, 4 bytes. The
-              inner optimizer trains it, and the weight is the number rounded.
-            - `"remainder"`: what rounding takes off that number, 2 bytes. The number
-              is the same to the bit; in float16 within `2**-40` below `2**-14`.
-            - `"stochastic"`: nothing. The number is rounded to one of the two nearest
-              weights at random, which is right on average.
-            - False: nothing. The inner optimizer computes in 16 bits, and its slots
-              have 16 bits too. Otherwise slots are float32.
+            - `"float32"`, or True: keeps a float32 number for each weight, 4 bytes. The
+              inner optimizer trains this number; the weight is its rounded value.
+            - `"remainder"`: keeps the rounding error of that number, 2 bytes. The
+              number is restored to the bit; in float16, numbers below `2**-14` are
+              restored within `2**-40`.
+            - `"stochastic"`: keeps nothing. The number is rounded at random to one of
+              the two nearest weights, which is right on average.
+            - False: keeps nothing. The inner optimizer computes in 16 bits, and its
+              slots have 16 bits too. In the other modes slots are float32.
 
             Under `"mixed_float16"` and `"mixed_bfloat16"` weights are float32, and
             nothing is kept.
-        spike_guard: A `keras_lso.SpikeGuard`, which says by the norm of the gradients
-            which steps are outliers. These are skipped, and leave the loss scale as it
-            is. Defaults to `None`: none is.
+        spike_guard: A `keras_lso.SpikeGuard`, which decides by the norm of the
+            gradients which steps are outliers. An outlier is skipped and leaves the
+            loss scale unchanged. Defaults to `None`: no step counts as an outlier.
         name: The name of the optimizer. Defaults to `"loss_scale_optimizer"`.
 
     Attributes:
@@ -154,11 +155,12 @@ class LossScaleOptimizer(
             `beta_1`, `clipnorm`, ...) read and write through this one as well.
         loss_scale: Float32 scalar tensor. The current scale.
         loss_scale_policy: The `keras_lso.loss_scales.LossScale` behind it.
-        iterations: The variable that counts the steps that were applied; with
+        iterations: The variable that counts the applied steps; with
             `gradient_accumulation_steps`, the updates.
-        skipped_steps: Integer scalar tensor. The number that were not.
-        skipped_spikes: Integer scalar tensor. The number of those that were outliers.
-        last_step_applied: Boolean scalar tensor. Whether the last one was.
+        skipped_steps: Integer scalar tensor. The number of skipped steps.
+        skipped_spikes: Integer scalar tensor. The number of steps that were skipped
+            as outliers.
+        last_step_applied: Boolean scalar tensor. Whether the last step was applied.
 
     Example:
 
@@ -185,11 +187,11 @@ class LossScaleOptimizer(
         https://arxiv.org/abs/1710.03740)
     """
 
-    # It consists of these parts: `loss_scale_policy`, the `LossScale` that holds the
-    # loss scale and moves it; `_scaling`, which knows whether gradients are scaled;
-    # `_counters`, of applied and skipped steps; `_state`, the layout in which all of it
-    # is saved; and, once it is built, `_masters` of 16-bit variables, and `_step`,
-    # which applies or skips.
+    # The parts are: `loss_scale_policy`, the `LossScale` that holds the loss scale and
+    # moves it; `_scaling`, which knows whether gradients are scaled; `_counters` of
+    # applied and skipped steps; `_state`, the layout in which the state is saved; and,
+    # after `build`, the `_masters` of 16-bit variables, and `_step`, which applies or
+    # skips.
 
     if not TYPE_CHECKING:  # See `Signatures`.
         minimize = methods.minimize
@@ -207,10 +209,10 @@ class LossScaleOptimizer(
     # trainers pass scaled ones.
     _takes_unscaled_pairs = False
 
-    # What knows whether gradients are scaled.
+    # The class of `_scaling`, which knows whether gradients are scaled.
     _scaling_class = LossScaling
 
-    # What the constructor is given, and cannot be replaced afterwards.
+    # The arguments of the constructor that cannot be replaced afterwards.
     _parts = ("inner_optimizer", "loss_scale_policy", "master_weights", "spike_guard")
 
     def __init__(
@@ -256,8 +258,8 @@ class LossScaleOptimizer(
         self.inner_optimizer: keras.optimizers.Optimizer = inner_optimizer
         self.master_weights = master_weights
         remember_wrapped(inner_optimizer, self.name)
-        # Not in `build`, which the first step calls when its loss has been scaled: a
-        # `tf.train.Checkpoint` restores a variable as soon as that exists, and the
+        # Not in `build`, which the first step calls after its loss has been scaled. A
+        # `tf.train.Checkpoint` restores a variable as soon as the variable exists; the
         # gradients would be unscaled by another scale than the loss was scaled by.
         policy.build()
         self._scaling = self._scaling_class(policy)
@@ -288,8 +290,8 @@ class LossScaleOptimizer(
         masters = MasterWeights(variables, self.master_weights, inner)
         if inner.built and masters.numbers:
             raise ValueError(
-                "The inner optimizer has been built already, for 16-bit variables, of "
-                "which it is to train float32 masters now. Pass an optimizer that has "
+                "The inner optimizer has been built already, for 16-bit variables, and "
+                "cannot train their float32 masters now. Pass an optimizer that has "
                 "not been used, or master_weights=False. Received: "
                 f"inner_optimizer={inner!r}"
             )
@@ -311,7 +313,7 @@ class LossScaleOptimizer(
 
     @property
     def loss_scale_factor(self) -> None:
-        """None: the loss scale of a `LossScaleOptimizer` is its own."""
+        """None: a `LossScaleOptimizer` has its own loss scale."""
         return None
 
     @loss_scale_factor.setter
@@ -327,7 +329,7 @@ class LossScaleOptimizer(
         """Multiplies the loss by the loss scale.
 
         Args:
-            loss: A float16 loss is promoted to float32, in which no loss scale
+            loss: The loss. A float16 loss is promoted to float32, where no loss scale
                 overflows.
 
         Returns:
@@ -347,7 +349,8 @@ class LossScaleOptimizer(
             The scaled loss, or a callable that returns it.
         """
         if callable(loss):
-            # Compiled, it runs only while it is traced: what it says is said now.
+            # A compiled function runs only while it is traced, so the state is set
+            # below, outside the callable.
             scaled = lambda: self.get_scaled_loss(loss())  # noqa: E731
         else:
             scaled = self._scaling.scale(loss)
@@ -357,16 +360,16 @@ class LossScaleOptimizer(
     def get_unscaled_gradients(self, grads: Iterable[Tensor | None]) -> list[Tensor]:
         """Divides gradients of a scaled loss by the loss scale.
 
-        `apply` takes the gradients for unscaled from here on, until the next
-        loss is scaled. Variables that are overwritten with their gradients (float8
-        scales) need the other way: hand `apply` the scaled gradients.
+        From this call on, `apply` treats gradients as unscaled, until the next loss
+        is scaled. Do not call this method for variables that are overwritten with
+        their gradients (float8 scales): pass the scaled gradients to `apply`.
 
         Args:
             grads: Tensors, dense or sparse. None passes through.
 
         Returns:
-            A new list. What was narrower than float32 is float32 now: dividing
-            in float16 would lose what loss scaling saved.
+            A new list. Gradients narrower than float32 become float32: dividing in
+            float16 would lose the small values that loss scaling saved.
         """
         unscaled = self._scaling.unscale(as_list("grads", grads, "gradients"))
         self._scaling.gradients = Gradients.UNSCALED
@@ -385,31 +388,32 @@ class LossScaleOptimizer(
     ) -> None:
         """Updates the variables, or skips the step if a gradient is not finite.
 
-        A skipped step changes no trainable variable and nothing of the inner
-        optimizer, bit for bit.
+        A skipped step leaves the trainable variables and the inner optimizer
+        unchanged, bit for bit.
 
         Args:
             grads: The gradients, one for each variable; None where a variable has none.
                 Integers count as float32.
             trainable_variables: The variables. Defaults to those that the optimizer was
                 built for; the first call builds it.
-            scaled: Whether `grads` are of the scaled loss. Defaults to `None`: they
-                are, unless `get_unscaled_gradients` was called after the last
-                `scale_loss` or `get_scaled_loss`.
+            scaled: Whether `grads` are gradients of the scaled loss. Defaults to
+                `None`: they are, unless `get_unscaled_gradients` was called after the
+                last `scale_loss` or `get_scaled_loss`.
             update_scale: Whether this step moves the loss scale. Defaults to `True`.
-                With several losses in one step, set it to `False` for all but the last,
-                which then answers for their overflows too.
+                With several losses in one step, set it to `False` for all but the
+                last. The last one then also accounts for the overflows of the others.
             axis_name: On JAX, inside `jax.shard_map` or `jax.pmap`: the axis over
                 which the gradients are still to be averaged. Defaults to `None`: the
-                caller has done that. Shards are recognised by their types.
-                This works only inside `jax.shard_map` with `check_vma=True` (the
-                default).
+                caller has averaged them. Shards among the gradients and variables are
+                recognised by their types. This works only inside `jax.shard_map` with
+                `check_vma=True` (the default).
 
         Raises:
-            TypeError: If one of the two is no list, or if they are swapped.
-            ValueError: If the gradients are not those of the variables, by their number
-                or shapes, if one is complex, if all are None, or if the optimizer was
-                built for others.
+            TypeError: If `grads` or `trainable_variables` is not a list, or if the two
+                are swapped.
+            ValueError: If the gradients do not fit the variables in number or shape,
+                if a gradient is complex, if all gradients are None, or if the
+                optimizer was built for other variables.
             RuntimeError: If called in a cross-replica context.
         """
         if axis_name is not None:
@@ -449,8 +453,8 @@ class LossScaleOptimizer(
             experimental_aggregate_gradients: Whether to add up the gradients of all
                 replicas of a `tf.distribute.Strategy`. Defaults to `True`. If `False`,
                 the caller has already done so.
-            skip_gradients_aggregation: The opposite, as later versions of tf.keras have
-                it. Defaults to `False`.
+            skip_gradients_aggregation: The opposite, from later versions of tf.keras.
+                Defaults to `False`.
             scaled: See `apply`. Defaults to `None`.
             update_scale: See `apply`. Defaults to `True`.
             axis_name: See `apply`. Defaults to `None`.
@@ -469,8 +473,8 @@ class LossScaleOptimizer(
         are_reduced = skip_gradients_aggregation or not experimental_aggregate_gradients
         if are_reduced and axis_name is not None:
             raise ValueError(
-                "`axis_name` says that the gradients are still to be averaged, and "
-                "`skip_gradients_aggregation=True` that they are not. Give one of "
+                "`axis_name` says that the gradients are still to be averaged, but "
+                "`skip_gradients_aggregation=True` says that they are not. Give one of "
                 f"them. Received: axis_name={axis_name!r}"
             )
         return methods.apply_pairs(
@@ -492,9 +496,9 @@ class LossScaleOptimizer(
         update_scale: bool = True,
         axis_name: str | tuple[str, ...] | None = None,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Does what `apply` does, on values that come in and go out.
+        """Applies gradients as `apply` does, but takes and returns values.
 
-        The values that come in stay as they are.
+        The arguments are left unchanged.
 
         Args:
             optimizer_variables: The values of `variables`.
@@ -511,8 +515,8 @@ class LossScaleOptimizer(
 
         Raises:
             ValueError: If the optimizer is not built, or was built for other
-                variables; on TensorFlow, as in Keras; on PyTorch, if autograd follows
-                a gradient, since it cannot follow the step.
+                variables; on TensorFlow, as in Keras; on PyTorch, if autograd tracks
+                a gradient, since it cannot track the step.
         """
         return super().stateless_apply(
             optimizer_variables,
@@ -526,8 +530,8 @@ class LossScaleOptimizer(
     def finalize_variable_values(self, var_list: Iterable[keras.Variable]) -> None:
         """Lets the inner optimizer set the final values (EMA) of `var_list`.
 
-        Keras calls this at the end of `fit`, whose compiled steps can warn of nothing:
-        it warns if the last steps were skipped for a learning rate that is not finite.
+        Keras calls this at the end of `fit`. It warns if the last steps were skipped
+        because the learning rate is not finite: compiled steps cannot warn.
 
         Args:
             var_list: The trainable variables.
@@ -535,8 +539,8 @@ class LossScaleOptimizer(
         var_list = as_list("var_list", var_list, "variables")
         if not self.built:
             return
-        # Without values after an error in the first step of Keras's `fit` on JAX, which
-        # this is called after, too.
+        # After an error in the first step of `fit` on JAX, Keras calls this method
+        # although the variables have no values.
         if have_values(self.variables) and self._counters.skips_in_a_row():
             self._step.warn_of_rates()
         if not keeps_averages(self):
@@ -551,15 +555,15 @@ class LossScaleOptimizer(
         with self.masters_in_step():
             self.inner_optimizer.finalize_variable_values(trained)
             for variable, _ in averages:
-                # On JAX it shares a buffer with its average now, which the next `fit`
-                # donates twice.
+                # On JAX the variable now shares a buffer with its average, and the
+                # next `fit` would donate this buffer twice.
                 variable.assign(ops.copy(variable))
 
     def masters_in_step(self) -> contextlib.AbstractContextManager[None]:
-        """Returns a context, after which the model has what was assigned to masters.
+        """Returns a context that copies values assigned to masters into the model.
 
-        For code that assigns to what the inner optimizer trains, such as
-        `keras_lso.callbacks.SwapEMAWeights`.
+        It is for code that assigns to the variables that the inner optimizer trains,
+        such as `keras_lso.callbacks.SwapEMAWeights`.
         """
         return self._masters.in_step() if self.built else contextlib.nullcontext()
 
@@ -572,7 +576,7 @@ class LossScaleOptimizer(
 
     @property
     def dynamic(self) -> bool:
-        """Whether the loss scale adapts itself."""
+        """Whether the loss scale adapts to the gradients."""
         return not isinstance(self.loss_scale_policy, FixedLossScale)
 
     @property
@@ -619,7 +623,7 @@ class LossScaleOptimizer(
     def last_step_applied(self) -> Tensor:
         """Whether the last step was applied, a boolean scalar tensor.
 
-        True before the first one.
+        True before the first step.
         """
         return self._counters.last_was_applied
 
@@ -627,7 +631,8 @@ class LossScaleOptimizer(
         """Raises an error if training has stalled: no loss scale is low enough.
 
         When every step overflows at the lowest scale, the model itself has
-        diverged. This reads one number from the device: do not call it at each step.
+        diverged. The check reads one number from the device, so do not call it at
+        every step.
 
         Args:
             patience: Number of consecutive steps, all skipped at the lowest scale,
@@ -639,11 +644,12 @@ class LossScaleOptimizer(
         self._counters.check_stalled(patience)
 
     def record_overflows(self) -> None:
-        """Records from now on which gradients are not finite.
+        """Starts recording which gradients are not finite.
 
-        Each gradient is then checked by itself, which reads all of them once more.
-        It adds one variable to `variables`, so compiled functions must be made
-        again: `model.make_train_function(force=True)`, or `jax.jit` of a new function.
+        Each step then checks every gradient separately, which reads all gradients once
+        more. The record adds one variable to `variables`, so compiled functions must be
+        made again: `model.make_train_function(force=True)`, or `jax.jit` of a new
+        function.
 
         Raises:
             ValueError: If the optimizer has not been built yet.
@@ -657,33 +663,35 @@ class LossScaleOptimizer(
             self._counters.record_overflows(len(variables_of(self)))
 
     def overflowed_variables(self) -> list[keras.Variable]:
-        """Returns which variables' gradients made the last step skip.
+        """Returns the variables whose gradients caused the last step to be skipped.
+
+        It reads one number for each variable from the device.
 
         Returns:
-            List of variables, empty if the last step was applied. It reads a number
-            for each variable from the device.
+            List of variables, empty if the last step was applied.
 
         Raises:
-            ValueError: If nothing was recorded.
+            ValueError: If `record_overflows` was not called.
         """
         found = self._counters.overflowed()
         variables = variables_of(self)
         return [v for v, is_bad in zip(variables, found, strict=True) if is_bad]
 
     def record_steps(self, length: int = 512) -> None:
-        """Records each step from now on, for `read_record`.
+        """Starts recording each step, for `read_record`.
 
-        A ring on the device holds the last steps: nothing is read by the host. Where no
-        option needs the norm of the gradients, it is computed for the record. It adds
-        two variables to `variables`, so compiled functions must be made again, as after
-        `record_overflows`. In `fit`, `keras_lso.callbacks.StepRecord` calls this.
+        A ring buffer on the device holds the last steps; the host reads nothing. The
+        norm of the gradients is computed for the record where no option needs it
+        already. The record adds two variables to `variables`, so compiled functions
+        must be made again, as after `record_overflows`. In `fit`,
+        `keras_lso.callbacks.StepRecord` calls this method.
 
         Args:
-            length: The number of steps that the ring holds. Read it at least as often.
-                Defaults to `512`.
+            length: The number of steps that the ring buffer holds. Call `read_record`
+                at least once every `length` steps. Defaults to `512`.
 
         Raises:
-            ValueError: If fewer steps are recorded already.
+            ValueError: If a record of fewer steps exists already.
 
         Example:
 
@@ -706,26 +714,26 @@ class LossScaleOptimizer(
             self._counters.record_steps(length, self)
 
     def read_record(self) -> dict[str, NDArray[Any]]:
-        """Returns what was recorded since the last call, and at most the whole ring.
+        """Returns the steps recorded since the last call, at most the ring's length.
 
-        It reads the ring from the device.
+        It reads the ring buffer from the device.
 
         Returns:
-            Dict of NumPy arrays, with an element for each step, in their order:
+            Dict of NumPy arrays, with one element for each step, in order:
 
-            - `"step"`: Integers. The number of the step, from 1 on, applied or not.
+            - `"step"`: Integers. The number of the step, from 1, applied or not.
             - `"outcome"`: Strings. `"applied"`; `"accumulated"`, if the gradients were
-              added to those of a window that goes on; or why the step was skipped:
-              `"overflow"`, `"spike"`, or `"rate"`, if the learning rate or another
-              coefficient was not finite.
+              added to a window that is not complete; or the reason why the step was
+              skipped: `"overflow"`, `"spike"`, or `"rate"`, if the learning rate or
+              another coefficient was not finite.
             - `"loss_scale"`: Float32. The loss scale of the step.
             - `"gradient_norm"`: Float32. The norm of all unscaled gradients, before
-              they are clipped; not finite where they are not.
-            - `"learning_rate"`: Float32. That of the step; of several optimizers in a
-              `MultiOptimizer`, that of the first.
+              clipping; not finite if a gradient is not.
+            - `"learning_rate"`: Float32. The learning rate of the step; in a
+              `MultiOptimizer`, the rate of its first optimizer.
             - `"largest_gradient"`: Float32. The largest magnitude among the unscaled
-              gradients, for a loss scale that looks at it, as
-              `keras_lso.loss_scales.LogMaxLossScale` does. NaN for others.
+              gradients, for a loss scale that uses it, such as
+              `keras_lso.loss_scales.LogMaxLossScale`. NaN for other loss scales.
 
         Raises:
             ValueError: If `record_steps` was not called.
@@ -736,10 +744,10 @@ class LossScaleOptimizer(
 
     @property
     def variables(self) -> VariableList:
-        """All variables of this optimizer and of the inner one.
+        """All variables of this optimizer and of the inner optimizer.
 
-        The last ones are not saved: `StepCounters.variables`. It is a list, as in Keras
-        3, but callable, as in tf.keras.
+        A list, as in Keras 3, which is also callable, as in tf.keras. The last
+        variables, `StepCounters.variables`, are not saved.
         """
         own = [*self._state.in_memory, *self._counters.variables]
         return VariableList(own, called=lambda: self._called_variables())
@@ -760,17 +768,19 @@ class LossScaleOptimizer(
     def __dir__(self) -> list[str]:
         """Hides `inner_optimizer` from Keras while a file is loaded.
 
-        Keras saves and loads each object that `dir()` lists. The inner optimizer is
-        saved so for Keras's own class; `load_own_variables` has restored it already.
-        TensorFlow's checkpoints recognise slots by `get_slot_names`, and refuse to save
-        the same slots twice: it is never listed.
+        Keras saves and loads each object that `dir()` lists. It saves the inner
+        optimizer this way, so that its own class can read the file. When it loads the
+        file, `load_own_variables` has restored the inner optimizer already.
+
+        `get_slot_names` is never listed: TensorFlow's checkpoints recognise slots by
+        it, and refuse to save the same slots twice.
         """
         hidden = {"get_slot_names"}
         if vars(self).get("_hides_inner_optimizer", False):
             hidden.add("inner_optimizer")
         return [n for n in super().__dir__() if n not in hidden]
 
-    # --- What methods of tf.keras ask ---------------------------------------
+    # --- Called by methods of tf.keras --------------------------------------
 
     def _scaled(self, loss):
         return self._scaling.scale(loss)
@@ -782,7 +792,7 @@ class LossScaleOptimizer(
         return self.apply_gradients(grads_and_vars, name=name, scaled=True)
 
     def _weight_layouts(self):
-        # The first has no loss scale, and leaves it unchanged.
+        # The first layout has no loss scale. It leaves the current one unchanged.
         return [self.weights, self._state.in_memory, list(self.variables)]
 
     def _assign_weights(self, variables, values):
@@ -796,7 +806,7 @@ class LossScaleOptimizer(
     # --- Config -------------------------------------------------------------
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the config: Keras's four keys, and what is not the default."""
+        """Returns the config: Keras's four keys, and arguments not at their default."""
         config = {
             "name": self.name,
             "inner_optimizer": config_of(self.inner_optimizer),
@@ -815,11 +825,11 @@ class LossScaleOptimizer(
     def from_config(
         cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> Self:
-        """Makes an optimizer from what `get_config` returned.
+        """Makes an optimizer from the return value of `get_config`.
 
         Args:
-            config: One of Keras's own `LossScaleOptimizer` will do, and one of any
-                version of tf.keras.
+            config: The config dict. Configs of Keras's own `LossScaleOptimizer` and of
+                any version of tf.keras work too.
             custom_objects: The classes that the config refers to, by their names.
 
         Returns:
@@ -830,7 +840,7 @@ class LossScaleOptimizer(
 
     @classmethod
     def _with_arguments(cls, inner, arguments):
-        """Makes one past the constructor of a subclass, which takes other arguments."""
+        """Bypasses the constructor of a subclass, which takes other arguments."""
         optimizer = cls.__new__(cls)
         LossScaleOptimizer.__init__(optimizer, inner, **arguments)
         return optimizer
@@ -838,7 +848,7 @@ class LossScaleOptimizer(
 
 # --- Arguments and configs ------------------------------------------------------------
 
-# Older versions of Keras wrote these, which never had an effect, into the config.
+# Older versions of Keras wrote these keys into the config. They never had an effect.
 _IGNORED_AT_THEIR_DEFAULTS = {
     "weight_decay": None,
     "clipnorm": None,
@@ -871,7 +881,7 @@ def refuse_unsupported(
 def check_inner_optimizer(
     inner: keras.optimizers.Optimizer, argument: str = "inner_optimizer"
 ) -> None:
-    """Refuses what is not an optimizer, and what scales the loss already."""
+    """Refuses objects that are not optimizers or that scale the loss already."""
     check_optimizer(inner, argument)
     for stepper in have_rates(optimizers_in(inner)):
         check_callable_rate("learning_rate", rate_given_to(stepper))
@@ -905,7 +915,7 @@ def read_config(
     """Returns the arguments in a config of a `LossScaleOptimizer`.
 
     Args:
-        config: What `get_config` returned.
+        config: The return value of `get_config`.
         custom_objects: The classes that the config refers to, by their names. Defaults
             to `None`.
 
@@ -924,7 +934,7 @@ def read_config(
         config.pop("inner_optimizer"), custom_objects, "`inner_optimizer`"
     )
     if config.get("loss_scale") is not None:
-        # They are there for readers that know Keras's four keys only.
+        # These two are written for readers that know only Keras's four keys.
         config.pop("initial_scale", None)
         config.pop("dynamic_growth_steps", None)
         config["loss_scale"] = get(config["loss_scale"], custom_objects)

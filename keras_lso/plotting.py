@@ -1,12 +1,12 @@
-"""Pictures of schedules, loss scales, trust ratios, underflow and overflow.
+"""Plots of schedules, loss scales, trust ratios, underflow and overflow.
 
 Each function returns a `matplotlib` figure; `figure.savefig(path)` writes it to a file.
-It draws in matplotlib's current style, as `plt.style.use("dark_background")` sets it:
-on the style's background, with the first colours of its cycle. Where a style does not
-choose, the colours are those of Okabe and Ito, which the colour-blind can tell apart,
-and the grid is pale.
+A function draws in matplotlib's current style, which you choose with, for example,
+`plt.style.use("dark_background")`. It uses the style's background and the first colours
+of the style's cycle. If the style sets no colours, the functions use those of Okabe and
+Ito, which colour-blind readers can tell apart. If it sets no grid, the grid is pale.
 
-Only this module needs matplotlib, which it imports when a function draws.
+Only this module needs matplotlib, and imports it when a function draws.
 """
 
 import functools
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 # Okabe and Ito's colours.
 _COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
-# Each for a style that leaves it as it is by default.
+# Each entry applies if the style leaves it at matplotlib's default.
 _STYLE = {
     "axes.prop_cycle": f"cycler(color={_COLORS})",
     "axes.spines.top": False,
@@ -47,7 +47,7 @@ _MOST_POINTS = 1000
 
 
 def _in_style(draw: FunctionT) -> FunctionT:
-    """Lets a function draw in the user's style, completed by that of the package."""
+    """Lets a function draw in the user's style, completed by the package's style."""
 
     @functools.wraps(draw)
     def draw_in_style(*args, **kwargs):
@@ -55,7 +55,7 @@ def _in_style(draw: FunctionT) -> FunctionT:
             import matplotlib
         except ImportError as error:
             raise ImportError(
-                "Pictures are drawn by matplotlib, which is not installed. Run "
+                "The plots need matplotlib, which is not installed. Run "
                 '`pip install matplotlib`, or `pip install "keras-lso[plot]"`.'
             ) from error
         now, default = matplotlib.rcParams, matplotlib.rcParamsDefault
@@ -74,19 +74,19 @@ def plot_schedule(
     | Mapping[str, LearningRateSchedule],
     steps: int,
 ) -> "Figure":
-    """Draws the learning rate of one schedule or more.
+    """Draws the learning rate of one or more schedules.
 
     Args:
-        schedules: A learning-rate schedule, a list of them, or a dict of labels to
-            them.
-        steps: At least 2. The number of steps to draw, from step 0 on.
+        schedules: A learning-rate schedule, a list of schedules, or a dict of labels to
+            schedules.
+        steps: At least 2. The number of steps to draw, from step 0.
 
     Returns:
         A `matplotlib` figure.
 
     Raises:
         ImportError: If matplotlib is not installed.
-        ValueError, TypeError: If an argument is none of the above.
+        ValueError, TypeError: If an argument is not valid.
 
     Example:
 
@@ -122,8 +122,8 @@ def _as_dict(schedules):
     is_dict = isinstance(schedules, dict) and schedules
     if not is_dict or not all(isinstance(s, kind) for s in schedules.values()):
         raise TypeError(
-            "`schedules` must be a learning-rate schedule, a list of them, or a dict "
-            f"of labels to them. Received: schedules={schedules!r}"
+            "`schedules` must be a learning-rate schedule, a list of schedules, or a "
+            f"dict of labels to schedules. Received: schedules={schedules!r}"
         )
     return schedules
 
@@ -133,15 +133,15 @@ def plot_loss_scale(history: keras.callbacks.History | dict[str, Any]) -> "Figur
     """Draws the loss scale and the skipped steps of a run, below its loss.
 
     Args:
-        history: The `History` that `fit` with a `keras_lso.callbacks.LossScaleMonitor`
-            returned, or its dict of lists.
+        history: The `History` returned by `fit` with a
+            `keras_lso.callbacks.LossScaleMonitor`, or its dict of lists.
 
     Returns:
         A `matplotlib` figure.
 
     Raises:
         ImportError: If matplotlib is not installed.
-        ValueError: If the history holds no loss scale.
+        ValueError: If the history contains no loss scale.
 
     Example:
 
@@ -187,7 +187,7 @@ def _draw_skipped(axis, epochs, skipped):
     bars.set_ylim(0, max(4, 3 * new.max()))
     bars.yaxis.get_major_locator().set_params(integer=True)
     bars.spines["right"].set_visible(True)
-    # The line is drawn in front of the bars, and the background behind both.
+    # Draw the line in front of the bars, and the background behind both.
     axis.set_zorder(bars.get_zorder() + 1)
     axis.patch.set_visible(False)
     bars.patch.set_visible(True)
@@ -197,16 +197,16 @@ def _draw_skipped(axis, epochs, skipped):
 def plot_record(
     record: str | os.PathLike[str] | dict[str, Any] | list[dict[str, Any]],
 ) -> "Figure":
-    """Draws what a `keras_lso.callbacks.StepRecord` has recorded, in four panels.
+    """Draws the record of a `keras_lso.callbacks.StepRecord` in four panels.
 
-    They are the norm of the gradients (and the largest of them, where it is known), the
-    loss scale, the learning rate, and how many steps were skipped so far for each
-    reason. Spikes are marked at their norm, overflows at their loss scale.
+    The panels show the norm of the gradients (and the largest gradient, if it is
+    known), the loss scale, the learning rate, and the number of steps skipped so far
+    for each reason. Spikes are marked at their norm, overflows at their loss scale.
 
     Args:
-        record: The path of the file. Or a dict of arrays, as
-            `LossScaleOptimizer.read_record` returns it, or a list of such, as
-            `history.history["step_record"]` is.
+        record: The path of the file; a dict of arrays from
+            `LossScaleOptimizer.read_record`; or a list of such dicts, like
+            `history.history["step_record"]`.
 
     Returns:
         A `matplotlib` figure.
@@ -253,7 +253,7 @@ def plot_record(
 
 
 def _as_record(record: Any) -> dict[str, Any]:
-    """Returns a dict of arrays, given a file, one of them or several."""
+    """Returns a dict of arrays, given a file, a dict, or a list of dicts."""
     if isinstance(record, str | os.PathLike):
         record = RecordFile(record).read()
     parts = [record] if isinstance(record, dict) else record
@@ -262,8 +262,8 @@ def _as_record(record: Any) -> dict[str, Any]:
         isinstance(p, dict) and {*COLUMNS} <= {*p} for p in parts
     ):
         raise ValueError(
-            "`record` must be the path of a file that a StepRecord has written, what "
-            "`optimizer.read_record()` returned, or a list of such dicts. "
+            "`record` must be the path of a file that a StepRecord has written, the "
+            "dict that `optimizer.read_record()` returned, or a list of such dicts. "
             f"Received: record={record!r}"
         )
     whole = {name: np.concatenate([p[name] for p in parts]) for name in COLUMNS}
@@ -273,7 +273,7 @@ def _as_record(record: Any) -> dict[str, Any]:
 
 
 def _draw_steps(axis, steps, values, color, label, base=10):
-    """Draws positive numbers on a logarithmic axis; what is not finite is left out."""
+    """Draws positive numbers on a logarithmic axis; leaves out inf and NaN."""
     values = np.where(np.isfinite(values), values, np.nan)
     axis.plot(steps, values, color=color, linewidth=1.2)
     if np.nanmax(values, initial=0.0) > 0:
@@ -282,7 +282,7 @@ def _draw_steps(axis, steps, values, color, label, base=10):
 
 
 def _draw_reasons(axis, steps, outcomes):
-    """Draws how many steps were skipped so far, a line for each reason."""
+    """Draws the number of steps skipped so far, with a line for each reason."""
     colors = dict(zip(("overflow", "spike", "rate"), _colors()[1:], strict=False))
     for reason, color in colors.items():
         at = outcomes == reason
@@ -301,9 +301,10 @@ def plot_trust_ratios(
     """Draws the trust ratios by which LARS or LARC rescales each layer.
 
     Args:
-        ratios: Dict of layers' or variables' names to their ratios, as
-            `LARS.trust_ratios` returns it; or a list of such dicts, one a step, of
-            which the median is drawn, and a line from the least to the largest.
+        ratios: Dict of layers' or variables' names to their ratios, as returned by
+            `LARS.trust_ratios`; or a list of such dicts, one per step. For a list, a
+            dot marks the median, and a line runs from the smallest to the largest
+            ratio.
 
     Returns:
         A `matplotlib` figure.
@@ -320,8 +321,8 @@ def plot_trust_ratios(
     snapshots: list[Any] = [ratios] if isinstance(ratios, dict) else list(ratios)
     if not snapshots or not all(isinstance(s, dict) and s for s in snapshots):
         raise ValueError(
-            "`ratios` must be a dict of names to trust ratios, or a list of such. "
-            f"Received: ratios={ratios!r}"
+            "`ratios` must be a dict of names to trust ratios, or a list of such "
+            f"dicts. Received: ratios={ratios!r}"
         )
     names = list(dict.fromkeys(name for snapshot in snapshots for name in snapshot))
     rows = [[float(s[name]) for s in snapshots if name in s] for name in names]
@@ -353,7 +354,7 @@ def plot_underflow(report: "UnderflowReport") -> "Figure":
     """
     names, layers = list(report.layers), list(report.layers.values())
     figure, [axis] = _figure(1, height=max(2.2, 1.3 + 0.24 * len(names)))
-    # A subnormal value, which keeps some of its digits, counts half.
+    # A subnormal value keeps some of its digits, so it counts half.
     lost = np.array([np.add(c.flushed, np.divide(c.subnormal, 2)) for c in layers])
     overflowing = np.array([c.overflowing for c in layers])
     axis.imshow(_cells(lost, overflowing), aspect="auto", interpolation="nearest")
@@ -373,9 +374,9 @@ def plot_underflow(report: "UnderflowReport") -> "Figure":
 
 @_in_style
 def plot_float16(report: "Float16Report") -> "Figure":
-    """Draws the largest magnitudes of each layer beside the range of float16.
+    """Draws the largest magnitudes of each layer against the range of float16.
 
-    The layers to keep in float32 have their names in colour.
+    The names of the layers to keep in float32 are coloured.
 
     Args:
         report: The `Float16Report` that `keras_lso.float16_report` returned.
@@ -398,7 +399,7 @@ def plot_float16(report: "Float16Report") -> "Figure":
             for value in _largest(found, kind)
         ]
         values, rows = zip(*points, strict=True) if points else ((), ())
-        # Hollow, so that what they lie over is seen.
+        # Hollow markers do not hide the ones below.
         style = {"markersize": size, "markerfacecolor": "none", "label": kind}
         axis.plot(values, rows, marker, color=ink, **style)
     axis.set_xscale("log", base=2)
@@ -422,19 +423,19 @@ _KINDS = ("inputs", "|", 9), ("weights", "s", 3), ("ops", "x", 5), ("outputs", "
 
 
 def _largest(found, kind):
-    """Returns the largest magnitudes of a kind that are in float16 and not zero."""
+    """Returns the largest nonzero magnitudes of a kind in float16."""
     of_kind = found.ops.values() if kind == "ops" else [getattr(found, kind)]
     return [m.largest for m in of_kind if m is not None and m.is_float16 and m.largest]
 
 
 def _cells(lost, overflowing):
-    """Returns an image in the colours of both, as transparent as they are rare."""
+    """Returns an image in the colours of both; rarer values are more transparent."""
     from matplotlib.colors import to_rgb
 
     # The square root makes a share of 1% visible.
     opacities = np.sqrt(np.clip([lost, overflowing], 0, 1))[..., np.newaxis]
     colors = np.array([to_rgb(color) for color in _colors()[:2]])[:, None, None]
-    # Where both are 0, any colour will do.
+    # If both are 0, any colour will do.
     whole = np.maximum(opacities.sum(axis=0), np.finfo("float64").tiny)
     mixed = (opacities * colors).sum(axis=0) / whole
     return np.concatenate([mixed, 1 - np.prod(1 - opacities, axis=0)], axis=-1)
@@ -478,7 +479,8 @@ def _figure(rows, height):
 def _colors():
     """Returns the colours of the style: three or more.
 
-    Not as "C0", which is looked up when a figure is saved, in the style of then.
+    Not as "C0", which matplotlib resolves in the style that is current when the figure
+    is saved.
     """
     from matplotlib import rcParams
 

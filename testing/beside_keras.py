@@ -1,7 +1,7 @@
-"""Steps of a `LossScaleOptimizer` beside those of the inner optimizer by itself.
+"""Compares steps of a `LossScaleOptimizer` with steps of the inner optimizer alone.
 
-Keras's own optimizer is the reference: it is given the same gradients, unscaled, and
-only those that are finite.
+Keras's own optimizer is the reference. It gets the same gradients, unscaled, and only
+the finite ones.
 """
 
 import keras
@@ -11,21 +11,22 @@ from keras import ops
 import keras_lso
 
 SCALE = 1024.0
-# More elements than are added up one by one, in tensors small and large.
+# Small and large tensors, with more elements than are added up one by one.
 SHAPES = [(3,), (2, 2), (200, 100)]
-# On the host, which can read flags, and where nobody may look at a tensor.
+# On the host, which can read flags, and on a device whose tensors the host must not
+# read.
 WAYS = ["host", "accelerator"] if keras.backend.backend() == "torch" else ["host"]
 
 
 def take(way, monkeypatch):
-    """Lets PyTorch take a CPU for an accelerator, if that is the way to go."""
+    """Makes PyTorch treat the CPU as an accelerator, if `way` says so."""
     if way == "accelerator":
         name = "keras_lso._backend.torch.measure.is_on_host"
         monkeypatch.setattr(name, lambda tensor: False)
 
 
 class Pair:
-    """Our optimizer and Keras's, each with variables of its own.
+    """Our optimizer and Keras's, each with its own variables.
 
     Args:
         make: Callable of a learning rate and `options` that returns an optimizer.
@@ -70,7 +71,7 @@ class Pair:
         self.apply_to_keras(grads)
 
     def step_without(self, missing):
-        """A step in which a variable has no gradient: its number, or None."""
+        """Takes a step in which variable number `missing`, if any, has no gradient."""
         grads = self.gradients()
         ours, theirs = ([*map(ops.convert_to_tensor, grads)] for _ in "ab")
         if missing is not None:
@@ -79,7 +80,7 @@ class Pair:
         self.inner.apply(theirs, self.theirs)
 
     def overflow(self, bad):
-        """Applies gradients one of which is not finite, and sees that nothing moves."""
+        """Applies a gradient that is not finite, and checks that nothing moves."""
         grads = self.gradients()
         grads[2][7, 5] = bad
         before = bits(self.state())
@@ -90,7 +91,7 @@ class Pair:
         return [*self.ours, *self.optimizer.inner_optimizer.variables]
 
     def assert_alike(self, rtol=2e-6):
-        """Weights, slots, sums and averages, and the count of steps."""
+        """Compares weights, slots, sums and averages, and the count of steps."""
         expected = [*self.theirs, *self.inner.variables]
         for ours, theirs in zip(self.state(), expected, strict=True):
             a, b = map(ops.convert_to_numpy, (ours, theirs))
@@ -104,7 +105,7 @@ class Pair:
             np.testing.assert_allclose(a, b, rtol=2.0**-11, atol=1e-7)
 
     def assert_stateless_steps_are_those_of(self, twin, count):
-        """So many steps, of a pair made alike; what they are given stays as it is."""
+        """Takes stateless steps, and a twin's steps; arguments stay unchanged."""
         weights = [v.value for v in self.ours]
         state = [v.value for v in self.optimizer.variables]
         for _ in range(count):

@@ -1,9 +1,9 @@
-"""Refuses cases that cannot fail: one that is another's twin, or stands for others.
+"""Refuses cases that cannot fail: duplicates, and skipped representatives.
 
-Where a backend takes the reference's function as its own, say, a test of both would
-compare it with itself. And of the combinations of an `exhaustive` test the few that are
-run stand for the others: one that is skipped would leave its values to nobody. So would
-one of an `in_turn` test that is skipped under the backend whose turn it is.
+If a backend uses the reference's function, for example, a test of both would compare
+the function with itself. The few combinations of an `exhaustive` test that run
+represent the others: if one is skipped, no case tests its values. The same holds for a
+case of an `in_turn` test that is skipped under the backend whose turn it is.
 """
 
 import collections
@@ -35,7 +35,7 @@ def same_cases(items):
 
 
 def identity(value):
-    """Returns what only the same objects have in common, and equal plain values."""
+    """Returns a key that is equal only for identical objects and equal plain values."""
     if isinstance(value, dict):
         return dict, tuple((key, identity(item)) for key, item in value.items())
     if isinstance(value, list | tuple):
@@ -45,7 +45,7 @@ def identity(value):
     return id(value)
 
 
-# Of each `exhaustive` test: the cases that were skipped, and whether others were not.
+# The skipped cases of each `exhaustive` test, and the tests with cases that ran.
 SKIPPED: dict = collections.defaultdict(list)
 RUN = set()
 SKIPPED_IN_TURN = []
@@ -65,7 +65,7 @@ def pytest_runtest_logreport(report):
 
 
 def left_to_nobody():
-    """Returns the skipped cases that stand for others, or whose turn it was."""
+    """Returns the skipped cases that represent others, or whose turn it was."""
     exhaustive = [cases for test, cases in SKIPPED.items() if test in RUN]
     return list(dict.fromkeys([*SKIPPED_IN_TURN, *sum(exhaustive, [])]))
 
@@ -80,9 +80,9 @@ def pytest_terminal_summary(terminalreporter, config):
     if cases and not config.getoption("full"):
         terminalreporter.section("skipped, and left to nobody", red=True)
         terminalreporter.line(
-            "These are `exhaustive` and stand for other combinations of their values, "
+            "These are `exhaustive` and represent other combinations of their values, "
             "or `in_turn` and run under no other backend. Leave values that the "
-            "backend has not out of the parametrisation, or take the mark away."
+            "backend lacks out of the parametrisation, or remove the mark."
         )
         for case in cases:
             terminalreporter.line(f"  {case}")

@@ -1,11 +1,11 @@
-"""Runs code in forks of a process that has imported Keras, and nothing of ours.
+"""Runs code in forks of a process that has imported Keras, but not this package.
 
-For tests of what happens at an import of the package: to import Keras and a framework
-takes longer than all of them. The process is started with
+Tests of the package's import use it: importing Keras and a framework takes longer than
+all these tests. The process is started with
 
     python -m testing.forked
 
-and reads what to run from its input, a JSON object a line.
+and reads its orders from standard input, one JSON object per line.
 """
 
 import functools
@@ -29,7 +29,7 @@ def run(code, backend, **environment):
     Args:
         code: String.
         backend: The backend of Keras.
-        **environment: What is added to the environment.
+        **environment: Additional environment variables.
 
     Returns:
         A `subprocess.CompletedProcess`, with its outputs as text.
@@ -49,14 +49,14 @@ def run(code, backend, **environment):
 
 @functools.cache
 def _start(backend):
-    """Starts the process, which ends when its input does: with this one."""
+    """Starts the process. It ends when its input ends, with this process."""
     return subprocess.Popen(
         [sys.executable, "-m", "testing.forked"],
         cwd=ROOT,
         env={**os.environ, "KERAS_BACKEND": backend, "TF_CPP_MIN_LOG_LEVEL": "3"},
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        # Where frameworks greet.
+        # Frameworks print greetings there.
         stderr=subprocess.DEVNULL,
         text=True,
     )
@@ -66,7 +66,7 @@ def _start(backend):
 
 
 def main():
-    # The children look for the package where `python -c` does.
+    # The children find the package as `python -c` does.
     sys.path[0] = ""
     import keras  # noqa: F401
 
@@ -79,7 +79,7 @@ def main():
 
 
 def _become(code, environment, files):
-    """Makes of a forked process what `python -c` would have started."""
+    """Runs code in a forked process as `python -c` would."""
     exit_code = 1
     try:
         for number, file in enumerate(files, start=1):

@@ -1,4 +1,4 @@
-"""What the Keras at hand can do, by which tests choose."""
+"""Features of the installed version of Keras, for tests that depend on them."""
 
 import keras
 import pytest
@@ -12,7 +12,7 @@ excludes_after_build = _RELEASE < (3, 16)
 excluded_before_build = pytest.mark.skipif(
     not excludes_after_build, reason="Keras takes exclusions before `build` alone"
 )
-# Until then Keras read the class name of a config with a module in lower case as well.
+# Before 3.16 Keras also read lower-case class names of configs that have a module.
 reads_lower_case = _RELEASE < (3, 16)
 # Before 3.16 `load_model` left the weights of a `Sequential` out, by its paths.
 loads_sequential_of_orbax = _RELEASE >= (3, 16)

@@ -9,7 +9,7 @@ from keras_lso._backend import backend, without_kernels
 
 @contextlib.contextmanager
 def off():
-    """Does what `KERAS_LSO_KERNELS=generic` does when the package is imported."""
+    """Has the effect of `KERAS_LSO_KERNELS=generic` at the import of the package."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(backend, "__class__", without_kernels(type(backend)))
         yield

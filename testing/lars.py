@@ -1,6 +1,6 @@
-"""`LARS` as its formula in NumPy float64 has it, and what its tests train.
+"""The formula of `LARS` in NumPy float64, and variables for its tests.
 
-The Model Garden's and optax's own code are references in the integration tests.
+The integration tests compare with the Model Garden's and optax's own code.
 """
 
 import keras
@@ -23,7 +23,7 @@ def variable(path, value, dtype="float32"):
 
 
 def values_of(variables):
-    """In float64, in which every number of a narrower dtype is exact."""
+    """Returns values in float64, which holds every narrower number exactly."""
     return [
         np.array(ops.convert_to_numpy(ops.cast(v, _wide(v)))).astype("float64")
         for v in variables
@@ -35,7 +35,7 @@ def _wide(v):
 
 
 class InNumPy:
-    """`LARS` in float64, as the docstring of the class has it."""
+    """`LARS` in float64, with the formula in the docstring of the class."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A loss-scale policy of the user's own, and how a policy is built."""
+"""A user-defined loss-scale policy, and a helper that builds policies."""
 
 import keras
 from keras import ops

@@ -1,4 +1,4 @@
-"""What tests need of weights of 16 bits and their masters."""
+"""Helpers for tests of 16-bit weights and their masters."""
 
 import ml_dtypes
 import numpy as np
@@ -10,13 +10,13 @@ NUMPY = {"float16": np.float16, "bfloat16": ml_dtypes.bfloat16, "float32": np.fl
 
 
 def targets_of(variables, slots, weights=None, kind="float32"):
-    """Returns `Targets`, of masters or of what else a kind keeps.
+    """Returns `Targets` of masters, or of the variables that another kind keeps.
 
     Args:
-        variables: List of float32 variables, or of what is kept with weights.
+        variables: List of float32 variables, or of the variables kept for weights.
         slots: List of tuples of variables.
-        weights: List with the weight of 16 bits of each variable, or None. Defaults to
-            `None`: there are none.
+        weights: List with the 16-bit weight of each variable, or None. Defaults to
+            `None`: there are no such weights.
         kind: String. Defaults to `"float32"`.
     """
     if weights is None:
@@ -30,9 +30,9 @@ def targets_of(variables, slots, weights=None, kind="float32"):
     return Targets(written, slots, narrow)
 
 
-# --- Numbers, and what is kept of them ----------------------------------------------
+# --- Numbers and remainders ---------------------------------------------------------
 #
-# The formulas of the issue in NumPy, which judge those of the package.
+# Reference formulas in NumPy, with which those of the package are compared.
 
 
 def split(numbers, dtype):
@@ -64,11 +64,11 @@ def unit_of(weights):
 
 
 def numbers_of(dtype, shape, seed=0):
-    """Returns random float32 numbers that float16 holds too; or the parts of such.
+    """Returns random float32 numbers in the range of float16, whole or split.
 
     Args:
-        dtype: String, `"float32"`, or the dtype of the weights that are returned, with
-            their remainders.
+        dtype: String. With `"float32"` the numbers are returned; otherwise weights of
+            this dtype and their remainders.
         shape: Tuple.
         seed: Int. Defaults to `0`.
     """

@@ -1,17 +1,17 @@
-"""Warnings that training goes wrong: no program that we show may raise one."""
+"""Warnings that training goes wrong. No program in the documentation may raise one."""
 
 MESSAGES = (
-    "LossScaleOptimizer divides gradients by the loss scale, and no loss has been",
+    "LossScaleOptimizer divides gradients by the loss scale, but no loss has been",
     "variables are bfloat16, and",
 )
 # For `pytest.mark.filterwarnings`.
 AS_ERRORS = [f"error:.*{message}:UserWarning" for message in MESSAGES]
-# For `PYTHONWARNINGS`, which takes the beginning of a message. Programs that programs
-# start read it too, of which some show their errors alone.
+# For `PYTHONWARNINGS`, which takes the beginning of a message. Child processes read it
+# too, and some programs show only the errors of theirs.
 ENVIRONMENT = {"PYTHONWARNINGS": f"error:{MESSAGES[0].split(',')[0]}:UserWarning"}
 
 
 def check_output(errors):
-    """Refuses the warnings in what a program has written to `stderr`."""
+    """Refuses these warnings in the `stderr` of a program."""
     found = [message for message in MESSAGES if message in errors]
     assert not found, errors

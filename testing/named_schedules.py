@@ -1,8 +1,8 @@
-"""The schedules that people look for by their names, and what each has to be.
+"""The schedules with well-known names, and their reference formulas.
 
-Each function returns, for a number of steps: the schedule, its formula in float64, and
-its first and last steps of phases with the exact rates there, None where the rate is
-the result of rounded operations.
+For a number of steps, each function returns the schedule, its formula in float64, and a
+dict of the first and last steps of its phases to the exact rates there; None if the
+rate is the result of rounded operations.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ def half_cosine(share):
     return (1 + np.cos(np.pi * share)) / 2
 
 
-# What is left of the way from the one rate to the other.
+# The share that is left of the way from one rate to the other.
 LEFT = {
     "1-sqrt": lambda share: 1 - np.sqrt(share),
     "linear": lambda share: 1 - share,

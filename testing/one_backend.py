@@ -1,8 +1,8 @@
 """Fails a test that is marked `one_backend` if the code of a backend runs in it.
 
 These are the files in the backend's folder in `keras_lso/_backend/`, and its file in
-`keras_lso/compat/backend/`, which the other backends never import. What Keras does on
-its backends, such as making a variable, is Keras's to test.
+`keras_lso/compat/backend/`, which the other backends never import. Keras's own work on
+its backends, such as making a variable, is not tested here.
 """
 
 import contextlib
@@ -54,7 +54,7 @@ def pytest_runtest_call(item):
     with calls_of_a_backend() as found:
         result = yield
     assert not found, (
-        f"{item.nodeid} is marked `one_backend`, and calls {sorted(found)}, which "
-        "another backend does otherwise. Remove the mark."
+        f"{item.nodeid} is marked `one_backend`, but calls {sorted(found)}, which "
+        "differ between backends. Remove the mark."
     )
     return result

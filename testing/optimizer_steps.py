@@ -9,14 +9,14 @@ SCALE = 2.0**10
 
 
 def apply(optimizer, grads, variables):
-    """Applies unscaled gradients, the way `fit` would."""
+    """Applies unscaled gradients as `fit` would."""
     if isinstance(optimizer, LossScaleOptimizer):
         grads = [np.asarray(g) * SCALE for g in grads]
     optimizer.apply([tensor(g) for g in grads], variables)
 
 
 def stepper(compile_, optimizer, variables):
-    """What `apply` does, as `step(grads)`, compiled once for all steps."""
+    """Returns `apply` as a function `step(grads)`, compiled once for all steps."""
     optimizer.build(variables)
 
     def step(grads):

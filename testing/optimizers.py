@@ -1,4 +1,4 @@
-"""The optimizers that tests step: at least one for each rule in the registry.
+"""The optimizers for tests of steps: at least one for each rule in the registry.
 
 `tests/test_keras_internals.py` fails if a rule has none. Add an optimizer here to add
 it to all tests that compare kernels, formulas and steps.
@@ -46,11 +46,11 @@ WITH_NORMS = [*OURS, "keras lamb"]
 
 
 def rule_of(make):
-    """Returns the class of rules that the optimizers of this table step by."""
+    """Returns the class of rules of an optimizer in this table."""
     return registered_rule(make(0.5))
 
 
 def decaying(make):
-    """Returns keywords with which variables decay, by the kind of the optimizer."""
+    """Returns the keywords that make this kind of optimizer use weight decay."""
     is_of_keras = issubclass(rule_of(make), KerasRule)
     return {"weight_decay" if is_of_keras else "weight_decay_rate": 0.1}

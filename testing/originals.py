@@ -1,14 +1,14 @@
-"""What an original does, such as tf.keras's class: run once, recorded, and read here.
+"""Recorded results of originals, such as tf.keras's class.
 
-A test gives `original` a function that runs the original, and gets what it returns:
+A test passes to `original` a function that runs the original, and gets its result:
 
-- by default from the record, so that nothing of the original is even imported;
-- with `--full` from the original itself, after the record was compared with it;
+- by default from the record, without an import of the original;
+- with `--full` from the original itself, after a comparison with the record;
 - with `--record` (`make golden`) from the original, and the record is written;
-- where the original is not installed, from the record in any case.
+- if the original is not installed, always from the record.
 
-The records of `test_x.py` are in `golden/test_x.npz` beside it: the arrays, one after
-the other, and the rest as JSON, with the versions of what made them.
+The records of `test_x.py` are in `golden/test_x.npz` next to it: the arrays one after
+the other, and the rest as JSON, with the versions of the packages that made them.
 """
 
 import copy
@@ -20,9 +20,9 @@ import math
 import numpy as np
 import pytest
 
-# Largest difference between a record and the original on another machine, in units in
-# the last place of the largest magnitude in the array; of a float32's, if it has more
-# digits. Other processors add up in another order; a run is as long as 300 steps.
+# The largest difference between a record and the original on another machine, in units
+# in the last place (at most float32's) of the largest magnitude in the array. Other
+# processors add up in another order; a run has up to 300 steps.
 UNITS = 16
 MAKERS = (
     *("tensorflow", "tensorflow_cpu", "tf_keras", "tf-models-official"),
@@ -35,7 +35,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--record",
         action="store_true",
-        help="run the tests that have an original, and record what it does",
+        help="run the tests that have an original, and record its results",
     )
 
 
@@ -60,12 +60,12 @@ def pytest_sessionfinish(session):
 
 @pytest.fixture
 def original(request):
-    """`original(run, name=None, is_installed=True)`: what `run()` returns or returned.
+    """`original(run, name=None, is_installed=True)`: the result of `run()`.
 
-    It is a tree of dicts with strings as keys, lists, tuples, NumPy's arrays and
-    scalars, bytes, strings, numbers, bools and None. The name is that of the test with
-    its arguments, and a number from its second original on; tests of one module that
-    share an original give it a name.
+    The result is a tree of dicts with strings as keys, lists, tuples, NumPy's arrays
+    and scalars, bytes, strings, numbers, bools and None. By default the name consists
+    of the test's name and arguments, and a number from its second original on. Tests of
+    one module that share an original give it a name.
     """
     path = request.path.parent / "golden" / f"{request.path.stem}.npz"
     all_records = request.config.stash[ALL_RECORDS]
@@ -89,7 +89,7 @@ def original(request):
 
 
 class Records:
-    """What the originals of one module did, by name."""
+    """The results of the originals of one module, by name."""
 
     def __init__(self, path):
         self.path = path
@@ -102,7 +102,7 @@ class Records:
         return copy.deepcopy(self.trees[name])
 
     def check(self, name, run):
-        """Returns what the original does, if that is what was recorded."""
+        """Returns the result of the original, after a comparison with the record."""
         recorded = self.read(name, run)
         if name not in self.live:
             live = as_recorded(run())
@@ -119,7 +119,7 @@ class Records:
         return copy.deepcopy(tree)
 
     def write(self):
-        """Writes what was recorded, and keeps what the same versions did before."""
+        """Writes the new records, and keeps earlier records of the same versions."""
         if not self.live:
             return  # The original is not installed.
         versions = installed_versions()
@@ -142,7 +142,7 @@ def installed_versions():
 
 
 def save(path, versions, trees):
-    """Writes trees by their names; the same bytes, if they are the same."""
+    """Writes trees by their names; equal trees give equal bytes."""
     leaves = Leaves()
     flat = {name: flatten(tree, leaves) for name, tree in sorted(trees.items())}
     streams = {}
@@ -170,14 +170,14 @@ def load(path):
 
 
 class Leaves:
-    """The arrays of trees; those that are equal are one."""
+    """The arrays of trees; equal arrays are stored once."""
 
     def __init__(self):
         self.arrays = []
         self.numbers = {}
 
     def add(self, array):
-        """Returns its number."""
+        """Returns the number of an array."""
         key = array.dtype.name, array.shape, array.tobytes()
         if key not in self.numbers:
             self.numbers[key] = len(self.arrays)
@@ -186,7 +186,7 @@ class Leaves:
 
 
 def flatten(tree, leaves):
-    """Returns the tree as JSON has it, with numbers in place of its arrays."""
+    """Returns the tree in JSON's types, with numbers in place of its arrays."""
     if tree is None or type(tree) in (bool, int, float, str):
         return tree
     if type(tree) is list:
@@ -232,7 +232,7 @@ def as_recorded(tree):
 def compare(live, recorded, where):
     """Raises an error unless both are the same, floats up to `UNITS`.
 
-    Bytes are files, which hold floats too: the tests read them, and compare.
+    Bytes are files, which may contain floats: the tests read and compare them.
     """
     same = type(live) is type(recorded)
     if same and isinstance(live, dict):

@@ -10,9 +10,10 @@ _PIN = re.compile(r"^([\w.-]+)==([\w.!]+)", re.MULTILINE)
 
 
 def pins_of(name):
-    """Returns a dict of packages, by their canonical names, to versions, of a file.
+    """Returns a dict of the packages' canonical names to the versions in a file.
 
-    PyTorch's is in a file of its own, which is installed with those that need it.
+    PyTorch's version is in its own file, which is installed with the files that need
+    it.
     """
     text = (FOLDER / "torch.txt").read_text() + (FOLDER / f"{name}.txt").read_text()
     return {canonicalize_name(package): pin for package, pin in _PIN.findall(text)}

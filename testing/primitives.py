@@ -1,7 +1,7 @@
-"""The primitives of the backend seam, in each of the ways that a backend has of them.
+"""The primitives of the backend seam, in each variant that a backend has.
 
-Those of the framework that runs, the reference in `Framework`, and the framework's as
-they run where nobody may look at a tensor.
+The variants are the current framework's, the reference in `Framework`, and the
+framework's on a device whose tensors the host must not read.
 """
 
 import types
@@ -18,12 +18,12 @@ from keras_lso._keras_internals.variables import storage_of
 
 DTYPES = ["float16", "bfloat16", "float32"]
 if keras.backend.backend() != "jax":
-    # A combination with one that is skipped would stand for its other values.
+    # A skipped combination with float64 would represent its other values.
     DTYPES.append("float64")
 NOT_FINITE = [np.inf, -np.inf, np.nan]
 
 
-# What tells a step that it runs on a CPU, where to look at a tensor costs nothing.
+# The function that tells a step that it runs on a CPU, where reading a tensor is free.
 TELLS_OF_CPU = {
     "torch": "keras_lso._backend.torch.measure.is_on_host",
     "jax": "keras_lso._backend.jax.measure._is_on_cpu",
@@ -31,7 +31,7 @@ TELLS_OF_CPU = {
 
 
 def on_an_accelerator(function):
-    """A primitive as it runs where nobody may look at a tensor."""
+    """A primitive on a device whose tensors the host must not read."""
 
     def call(*args, **kwargs):
         with mock.patch(TELLS_OF_CPU, lambda *args: False):
@@ -42,7 +42,7 @@ def on_an_accelerator(function):
 
 IS_TENSORFLOW = keras.backend.backend() == "tensorflow"
 PRIMITIVES = ["measure", "run_if", "fused_step", "l2_norms"]
-# Of these, what looks at tensors on a CPU.
+# The primitives that read tensors on a CPU.
 LOOK_AT_TENSORS = {
     "torch": ["measure", "run_if", "fused_step"],
     "jax": ["measure"],
@@ -59,7 +59,7 @@ KERNELS = {
 
 
 def is_reference(primitive):
-    """Whether it is the plain `Framework`'s, which a backend may have inherited."""
+    """Whether a function is the plain `Framework`'s, which a backend may inherit."""
     function = getattr(primitive, "__func__", primitive)
     return function is getattr(Framework, function.__name__, None)
 
@@ -67,8 +67,8 @@ def is_reference(primitive):
 def implementations(*primitives):
     """The functions of each of `KERNELS`: `{name: function}`, or tuples of several.
 
-    Of those that are the same here, as `fused_step` is on JAX, one is enough. The
-    reference's is not called on TensorFlow, where it takes long; JAX's is the same.
+    Equal functions, such as `fused_step` on JAX, are listed once. The reference is not
+    called on TensorFlow, where it takes long; on JAX it is the same.
     """
     found, seen = {}, []
     for name, kernels in KERNELS.items():
@@ -93,7 +93,7 @@ MODEL_GARDEN, PAPER = (
 
 
 def storage(fused_step, variables):
-    """What `fused_step` changes. The reference takes variables on all backends."""
+    """The storage that `fused_step` changes. The reference always takes variables."""
     if is_reference(fused_step):
         return variables
     return storage_of(variables)

@@ -1,4 +1,4 @@
-"""Errors of bad input, by what their messages say, and an optimizer to raise them."""
+"""Helpers for errors about bad input: words of messages, and an optimizer."""
 
 import keras
 import pytest
@@ -9,7 +9,7 @@ def sgd():
 
 
 def refused(exception, *words):
-    """Expects `exception`, with a message that holds all of `words`."""
+    """Expects `exception`, with a message that contains all of `words`."""
     return _Refused(exception, words)
 
 

@@ -1,4 +1,4 @@
-"""Every schedule, and its rates beside numbers that anybody can check by hand."""
+"""Every schedule, and expected rates that anybody can check by hand."""
 
 import json
 
@@ -35,13 +35,13 @@ from keras_lso.schedules import (
     WarmupStableDecay,
 )
 
-# A rate is the result of at most ten float32 operations, each of which is off by half
-# a unit in the last place, and `pow` and `cos` by a few.
+# A rate is the result of at most ten float32 operations. Each is off by half a unit in
+# the last place, `pow` and `cos` by a few units.
 EPSILON = float(np.finfo("float32").eps)
 TOLERANCE = {"rtol": 8 * EPSILON, "atol": 8 * EPSILON}
 
 
-# Every class, every argument off its default.
+# Every class, with no argument at its default.
 ALL = {
     "LinearWarmup": lambda: LinearWarmup(0.5, 4, 0.1, name="mine"),
     "PolynomialWarmup": lambda: PolynomialWarmup(0.5, 4, power=2.0, name="mine"),
@@ -126,7 +126,7 @@ def rates(schedule, steps=STEPS):
 
 
 def assert_rates(schedule, expected):
-    """Compares with a dict of steps to rates."""
+    """Compares the rates of a schedule with a dict of steps to rates."""
     np.testing.assert_allclose(
         rates(schedule, expected.keys()), list(expected.values()), **TOLERANCE
     )

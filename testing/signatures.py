@@ -17,9 +17,9 @@ def without_types(function):
 
 
 def for_type_checkers(module):
-    """Returns a dict of what a module defines for type checkers alone.
+    """Returns a dict of the names that a module defines only for type checkers.
 
-    That is the body of its last `if TYPE_CHECKING:`, which is run here.
+    They are in the body of its last `if TYPE_CHECKING:`, which is run here.
     """
     found = [
         node

@@ -4,7 +4,7 @@ import numpy as np
 
 
 class Model:
-    """What a `SpikeGuard` does, step by step.
+    """The decisions of a `SpikeGuard`, step by step.
 
     Args:
         guard: The `SpikeGuard`.
@@ -23,7 +23,7 @@ class Model:
         return values.mean() + self.guard.threshold * deviation
 
     def applies(self, norm):
-        """Whether a step of a finite norm is applied; remembers it."""
+        """Returns whether a step with a finite norm is applied; remembers the norm."""
         guard, entry, is_spike = self.guard, norm, False
         warmup = min(guard.warmup, guard.window)
         if len(self.norms) >= warmup and norm > self.limit():
@@ -40,9 +40,9 @@ class Model:
 
 
 def by_olmo(norms, window, threshold):
-    """The decisions of OLMo-core's `SkipStepOptimizer`, on gradient norms alone.
+    """The decisions of OLMo-core's `SkipStepOptimizer`, from gradient norms only.
 
-    Outliers stay in its history as they are. It judges from half a window on.
+    Outliers enter its history unchanged. It judges from half a window on.
     """
     decisions = []
     for i, norm in enumerate(norms):
@@ -55,9 +55,9 @@ def by_olmo(norms, window, threshold):
 
 
 def by_levanter(norms, window, threshold):
-    """The decisions of levanter's `SkipStepConfig`, on gradient norms alone.
+    """The decisions of levanter's `SkipStepConfig`, from gradient norms only.
 
-    Its history has applied steps only, and a population's deviation.
+    Its history has only applied steps. It uses the population's standard deviation.
     """
     history, decisions = [], []
     for norm in norms:

@@ -1,6 +1,6 @@
 """Scripts of whole steps, which run with the kernels and without them.
 
-A script says which optimizer trains which variables, and what each step is given.
+A script defines an optimizer, its variables, and the gradients of each step.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ BACKEND = keras.backend.backend()
 
 
 def tensor(values):
-    # A copy: what is done to the tensor must not reach the script.
+    # A copy: changes of the tensor must not reach the script.
     return ops.convert_to_tensor(np.array(values))
 
 
@@ -34,7 +34,7 @@ def bits(values):
 
 LAYOUTS = {
     "dense": tensor,
-    # On PyTorch these are views whose elements do not lie in their order, ...
+    # On PyTorch these are views whose elements are not in memory order, ...
     "transposed": lambda values: ops.transpose(tensor(values.T)),
     # ... have others between them, ...
     "strided": lambda values: ops.repeat(tensor(values), 2, axis=-1)[..., ::2],
@@ -45,7 +45,7 @@ LAYOUTS = {
 
 @dataclasses.dataclass
 class Gradient:
-    """A gradient that can be made again and again.
+    """A gradient that can be made repeatedly.
 
     Args:
         values: Array.
@@ -57,9 +57,10 @@ class Gradient:
 
     @property
     def rows(self):
-        """Those that a sparse one has.
+        """The rows of a sparse gradient.
 
-        Each once: what Keras's Adam does with two of a kind on TensorFlow is its own.
+        Each row occurs once: Keras's Adam treats duplicates on TensorFlow in its own
+        way.
         """
         return list(range(len(self.values)))[::-2]
 
@@ -75,7 +76,7 @@ class Gradient:
         if self.form == "sparse":
             made = make_sparse(self.values[self.rows], self.rows, self.values.shape)
             if BACKEND == "jax":
-                # Under `jit` Keras's Adam squares no others.
+                # Under `jit` Keras's Adam squares only such gradients.
                 made.unique_indices = True
             return made
         return LAYOUTS[self.form](self.values)
@@ -90,9 +91,9 @@ class Script:
         options: Dict of its arguments; `excluded` is a list of names.
         start: List of arrays, the variables' first values.
         scale: Float, the loss scale.
-        steps: For each step a list of `Gradient`s, None for a variable without one.
-        skipped: Numbers of the steps in which one is not finite.
-        assigned: Dict: the number of a step, and the number of the variable that is
+        steps: A list of `Gradient`s for each step, None for a variable without one.
+        skipped: Numbers of the steps in which a gradient is not finite.
+        assigned: Dict of the number of a step to the number of a variable that is
             assigned from outside before it.
     """
 
@@ -134,9 +135,9 @@ class Run:
             v for v in of_the_optimizer if not v.path.startswith(own)
         ]
         self.largest = [np.abs(array(v)).max(initial=0) for v in self.trained]
-        # Some ten roundings of 6e-8 a step, of numbers that are no larger than the
-        # largest that the tensor has held. A norm, and what is divided by it, adds as
-        # many again.
+        # Some ten roundings of 6e-8 per step, of numbers that are no larger than the
+        # largest that the tensor has held. A norm, and a division by it, add as many
+        # again.
         has_norms = (
             script.optimizer in WITH_NORMS or "global_clipnorm" in script.options
         )
@@ -174,7 +175,7 @@ class Run:
         return apply
 
     def step(self, grads, is_skipped=False):
-        """A step that leaves the gradients as they are, and all if it is skipped."""
+        """A step that leaves the gradients unchanged; a skipped one, all variables."""
         given, before = bits(grads), bits(self.trained)
         self.apply(grads)
         assert bits(grads) == given
@@ -189,7 +190,7 @@ class Run:
         for i, (v, e) in enumerate(pairs):
             e = array(e)
             self.largest[i] = max(self.largest[i], np.abs(e).max(initial=0))
-            # A float16 variable is its master, rounded: to the one side or the other.
+            # A float16 variable is its rounded master, which may round to either side.
             share = 2**-10 if v.dtype == "float16" else self.share
             share = share if "float" in v.dtype else 0
             np.testing.assert_allclose(
@@ -201,7 +202,7 @@ def compare(script, make_sparse=None, compiled=None):
     """Runs a script with the kernels and without them."""
     fast = Run(script, compiled)
     with kernels.off():
-        # What XLA makes of a step takes seconds; on JAX eager steps take longer.
+        # XLA takes seconds to compile a step; on JAX eager steps take longer.
         reference = Run(script, compiled if BACKEND == "jax" else None)
     for number, step in enumerate(script.steps):
         for run, context in (

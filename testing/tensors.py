@@ -1,4 +1,4 @@
-"""Tensors for tests: of dtypes that JAX may not have, transposed, and of some rows."""
+"""Tensors for tests: of dtypes that JAX may lack, transposed, and with some rows."""
 
 import keras
 import numpy as np
@@ -7,7 +7,7 @@ from keras import ops
 
 
 def tensor(values, dtype="float32"):
-    """A tensor of exactly this dtype; a test of one that is not there is skipped."""
+    """A tensor of exactly this dtype; skips the test if the backend lacks it."""
     result = ops.convert_to_tensor(np.asarray(values, "float64"), dtype=dtype)
     if keras.backend.standardize_dtype(result.dtype) != dtype:
         pytest.skip(f"This backend has no {dtype} here (JAX: x64 is off)")
@@ -15,7 +15,7 @@ def tensor(values, dtype="float32"):
 
 
 def numpy(values):
-    """Its elements in float64."""
+    """The elements of a tensor in float64."""
     if keras.backend.standardize_dtype(values.dtype) == "bfloat16":
         values = ops.cast(values, "float32")
     return ops.convert_to_numpy(values).astype("float64")
@@ -27,12 +27,12 @@ def number(value):
 
 
 def transposed(values):
-    """On PyTorch a view, whose elements do not lie in their order."""
+    """On PyTorch a view whose elements are not in memory order."""
     return ops.transpose(values, axes=tuple(range(len(values.shape)))[::-1])
 
 
 def sparse_gradient(values, rows, shape):
-    """A gradient of some rows only, of which one may come twice."""
+    """A gradient with only some rows, one of which may occur twice."""
     return _OF_ROWS[keras.backend.backend()](values, rows, shape)
 
 

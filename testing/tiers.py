@@ -1,11 +1,16 @@
-"""Which tests `make test` leaves to `make test-full`, which gives `--full`.
+"""Selects the tests that `make test` leaves to `make test-full`, which gives `--full`.
 
-Five marks tell: `exhaustive`, one of many combinations of arguments, of which some are
-enough to see each value; `full`, too slow for every change; `one_backend`, which
-depends on no backend; `default_backend("jax")`, a long program that is for each of
-them, and that `make test` runs under the one that it names; and `in_turn`, one of many
-cases that are alike on all backends, of which `make test` runs each under one:
-`in_turn("jax")` names it, and without a name the cases of a test take turns.
+There are five marks:
+
+- `exhaustive`: one of many combinations of arguments. `make test` runs enough
+  combinations to cover each value;
+- `full`: too slow for every change;
+- `one_backend`: depends on no backend;
+- `default_backend("jax")`: a long program for every backend. `make test` runs it only
+  under the named backend;
+- `in_turn`: one of many cases that are alike on all backends. `make test` runs each
+  case under one backend: `in_turn("jax")` names it; without a name the cases of a test
+  take turns.
 """
 
 import os
@@ -20,7 +25,7 @@ THE_ONE_BACKEND = "torch"
 # The quickest first: a test of one case more than the others gives it to that one.
 TURNS = ("torch", "jax", "tensorflow")
 
-# How the programs that tests start are told of `--full`.
+# The environment variable that passes `--full` to programs that tests start.
 VARIABLE = "KERAS_LSO_TESTS"
 
 
@@ -33,7 +38,7 @@ def pytest_addoption(parser):
     parser.addoption(
         "--full",
         action="store_true",
-        help="run every combination of arguments, and what `make test` leaves out",
+        help="run every combination of arguments, and the tests outside `make test`",
     )
     parser.addoption(
         "--all-turns",
@@ -50,7 +55,7 @@ def pytest_configure(config):
 # deselected or run earlier.
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config, items):
-    """Leaves out what is for `--full`, unless it was asked for by its name."""
+    """Leaves out tests for `--full`, unless they were requested by name."""
     if config.getoption("full"):
         return
     left_out = combinations_left_out(items)
@@ -106,8 +111,9 @@ def turns_of(items):
 def turn(position):
     """Returns the backend that runs a case at a position in the list of its test.
 
-    It is the sum of the position's digits to the base of three, not the last of them:
-    of combinations with an argument of three values, each value comes to each backend.
+    The backend's index is the sum of the position's digits in base three, not the last
+    digit: in combinations with an argument of three values, each value then runs under
+    each backend.
     """
     total = 0
     while position:
@@ -117,10 +123,10 @@ def turn(position):
 
 
 def combinations_left_out(items):
-    """Returns those combinations of `exhaustive` tests that the others make up for.
+    """Returns the combinations of `exhaustive` tests that may be left out.
 
-    Those left have each value of each argument in one of them at least. Each test
-    begins elsewhere in its list, so that together they see more of the pairs.
+    The remaining combinations cover each value of each argument at least once. Each
+    test begins at another place in its list, so that together they cover more pairs.
     """
     combinations = defaultdict(list)
     for item in items:

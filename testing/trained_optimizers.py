@@ -28,7 +28,7 @@ def step(optimizer, finite=True, **arguments):
 
 
 def trained(**arguments):
-    """Three applied steps and one that was skipped, the second."""
+    """Four steps, of which the second is skipped."""
     optimizer = new_optimizer(new_weights(), **arguments)
     for finite in [True, False, True, True]:
         step(optimizer, finite)

@@ -1,4 +1,4 @@
-"""Steps by Triton's kernels, and what the formulas make of the same tensors.
+"""Steps by Triton's kernels, and by the formulas on the same tensors.
 
 The references are the formulas of `rules.py` and `masters.py`, which the kernels follow
 to the last bit.
@@ -76,13 +76,13 @@ def tensors(seed, dtype=torch.float32, shapes=SHAPES):
 
 
 class State(NamedTuple):
-    """What a step writes, the arguments of `testing.masters.targets_of`.
+    """The tensors that a step writes, the arguments of `testing.masters.targets_of`.
 
     Attributes:
-        kept: List of float32 weights, or of what is kept with each of 16 bits.
+        kept: List of float32 weights, or of the tensors kept for 16-bit weights.
         slots: List of tuples of tensors.
-        weights: List of weights of 16 bits. Defaults to `None`.
-        kind: String, that of their masters.
+        weights: List of 16-bit weights. Defaults to `None`.
+        kind: String, the kind of their masters.
     """
 
     kept: list
@@ -111,7 +111,7 @@ class State(NamedTuple):
 
 
 def make(rule, low=None, kind=None, shapes=SHAPES):
-    """A `State`, in which some weights of 16 bits were assigned."""
+    """A `State` in which some 16-bit weights were assigned."""
     numbers = tensors(1, shapes=shapes)
     slots = [tensors(2 + i, shapes=shapes) for i in range(len(rule.slots))]
     slots[1:] = [[s.square() for s in row] for row in slots[1:]]
@@ -130,14 +130,14 @@ def make(rule, low=None, kind=None, shapes=SHAPES):
         w.view(-1)[2::5] = 7.0
         w.view(-1)[-len(SPECIAL) :] = torch.tensor(SPECIAL).to(w.dtype)
         if kind == "remainder":
-            # With each of these values another one in each tensor.
+            # Each tensor has another value next to each of these.
             edges = torch.tensor(EDGES * len(SPECIAL)).roll(i)[: len(SPECIAL)]
             k.view(-1)[-len(SPECIAL) :] = edges
     return State(kept, slots, weights, kind)
 
 
 def expected_of(rule, state, grads, inv_scale):
-    """What `rules.py` and `masters.py` make of them, by operations of PyTorch."""
+    """Takes the step of `rules.py` and `masters.py`, with operations of PyTorch."""
     # PyTorch's square root on a CPU is not rounded as in IEEE 754; the kernels' is.
     root = lambda x: torch.sqrt(x.double()).float()  # noqa: E731
     with mock.patch.object(formulas, "sqrt", root):
@@ -171,7 +171,7 @@ def assert_same_bits(actual, expected):
 
 
 def raw(tensors):
-    """Their bytes, in which a NaN is itself and -0.0 is not 0.0."""
+    """The bytes of tensors, where NaN equals NaN and -0.0 differs from 0.0."""
     return [bytes(t.detach().reshape(-1, 1).view(torch.uint8).numpy()) for t in tensors]
 
 
@@ -186,7 +186,7 @@ def step(rule, state, grads, finite=True, inv_scale=INV_SCALE, norms=None):
 
 
 def exact_norms(rule, g, w, v):
-    """The norms that LARS takes, of float64."""
+    """The norms of LARS, in float64."""
     if rule.trust_ratio is None:
         return None
     measured = rule.measured(formulas, g.double(), w.double(), v.double())

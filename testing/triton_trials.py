@@ -1,4 +1,4 @@
-"""Kernels of PyTorch that tests take for Triton's, sound and broken."""
+"""Kernels in PyTorch, sound and broken, that replace Triton's in tests."""
 
 import dataclasses
 import itertools
@@ -29,7 +29,7 @@ RULES = {
 
 
 def by_the_formula(chunk, rule, grads, inv_scale, found_inf, iterations):
-    """A kernel that is right."""
+    """A correct kernel."""
     if found_inf == 1.0:
         return True
     for i, (w, *slots) in enumerate(zip(chunk.variables, *chunk.slots, strict=True)):
@@ -65,7 +65,7 @@ def never_skips(chunk, rule, grads, inv_scale, found_inf, iterations):
 
 
 def afterwards(change):
-    """Returns a kernel that is right, and then does something else to the chunk."""
+    """Returns a correct kernel that then does something else to the chunk."""
 
     def step(chunk, rule, grads, inv_scale, found_inf, iterations):
         by_the_formula(chunk, rule, grads, inv_scale, found_inf, iterations)
@@ -165,7 +165,7 @@ def leaves_the_remainders(chunk, *args):
 
 
 def takes_zeros_for_rounded_numbers(chunk, *args):
-    """As a NaN, which 0 and a negative remainder would be."""
+    """The weight as NaN, the result of 0 with a negative remainder."""
     are_zero = [n.weight == 0 for n in chunk.narrow]
     by_the_formula(chunk, *args)
     for narrow, is_zero in zip(chunk.narrow, are_zero, strict=True):
@@ -231,7 +231,7 @@ BROKEN = {
     raises: "ValueError: no such instruction",
     declines: "it does not take the tensors",
 }
-# By the kind of masters of the weights.
+# Each with the kind of masters for which it is broken, and the error.
 BROKEN_FOR = {
     drops_the_remainders: ("remainder", "after a step .* in the weights"),
     leaves_the_remainders: ("remainder", "after a step .* in the masters"),

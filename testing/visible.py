@@ -1,4 +1,4 @@
-"""Whether what a figure shows can be told from its background, in whatever style."""
+"""Checks that the parts of a figure contrast with its background, in any style."""
 
 from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgba
@@ -7,14 +7,14 @@ from matplotlib.patches import Patch
 from matplotlib.spines import Spine
 from matplotlib.text import Text
 
-# By WCAG's measure, which is 1 for equal colours and 21 for black on white. The paler
-# of the examples' lines has 1.8 on white; a grid and what is transparent may be paler.
+# In WCAG's measure, which is 1 for equal colours and 21 for black on white. The paler
+# of the examples' lines has 1.8 on white; grids and transparent parts may be paler.
 LEAST, LEAST_OF_PALE = 1.5, 1.1
 
 
 def assert_visible(figure):
-    """Compares every colour of a figure with the background that it is on."""
-    # Only now it has its ticks, and their lines and labels.
+    """Compares every colour of a figure with its background."""
+    # Drawing creates the ticks, with their lines and labels.
     figure.draw_without_rendering()
     grids = {
         line: axes
@@ -25,7 +25,7 @@ def assert_visible(figure):
     for artist in set(figure.findobj(lambda artist: artist.get_visible())):
         for part in parts_of(artist, figure):
             seen += 1
-            # A line of a grid does not know its axes.
+            # A grid line does not know its axes.
             background = background_of(grids.get(artist, artist.axes), figure)
             for color in part:
                 is_pale = artist in grids or color[3] < 1
@@ -38,16 +38,16 @@ def assert_visible(figure):
 
 
 def background_of(axes, figure):
-    """Returns the colour of the axes, or of the figure where there are none."""
+    """Returns the colour of the axes, or of the figure if there are none."""
     below = over(to_rgba(figure.get_facecolor()), (1.0, 1.0, 1.0))
     return below if axes is None else over(to_rgba(axes.get_facecolor()), below)
 
 
 def parts_of(artist, figure):
-    """Returns the colours of each part of an artist, one of which has to show."""
+    """Returns the colours of each part of an artist; one of them must be visible."""
     alpha = artist.get_alpha()
     backgrounds = [figure.patch, *(axes.patch for axes in figure.axes)]
-    # What a style has for a frame may be the colour of the background.
+    # A style's frame may have the colour of the background.
     if artist in backgrounds or isinstance(artist, Spine):
         return []
     if isinstance(artist, Text):
@@ -68,7 +68,7 @@ def parts_of(artist, figure):
 
 
 def over(color, background):
-    """Returns the RGB of a colour, which may be transparent, on a background."""
+    """Returns the RGB of a possibly transparent colour on a background."""
     *rgb, alpha = color
     return tuple(
         alpha * c + (1 - alpha) * b for c, b in zip(rgb, background, strict=True)

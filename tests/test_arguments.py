@@ -270,7 +270,7 @@ TOGETHER = {
 @pytest.mark.parametrize("name, arguments", TOGETHER.items(), ids=TOGETHER)
 def test_a_policy_together_with_what_describes_another_is_refused(name, arguments):
     policy = DynamicLossScale(16.0)
-    words = ("`loss_scale`", name, "Set them there instead", f"{policy!r}")
+    words = ("`loss_scale`", name, "Set them in its constructor instead", f"{policy!r}")
     with refused(ValueError, *words):
         LossScaleOptimizer(sgd(), loss_scale=policy, **arguments)
     # The policy is still free.

@@ -253,7 +253,7 @@ def test_what_is_nan_in_float32_is_not_float16s_fault():
     model = sequential(lambda: layers.ReLU(name="relu"), shape=(1,))
     report = keras_lso.float16_report(model, np.array([[np.nan]], "float32"))
     assert "float16 is not to blame" in report.layers["relu"].notes[0]
-    assert "Nothing fails in float16 alone." in str(report)
+    assert "Nothing fails only in float16." in str(report)
     assert report.layers_to_keep == []
 
 

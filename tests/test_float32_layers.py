@@ -121,7 +121,7 @@ def test_layers_are_named_by_name_by_path_and_by_object():
 @pytest.mark.parametrize(
     "name, error, match",
     [
-        ("dens", ValueError, "has no 'dens'. Near it are: .*dense"),
+        ("dens", ValueError, "has no 'dens'. Similar are: .*dense"),
         ("first/norm", ValueError, "has no 'first/norm'"),
         (3, TypeError, "`layers` must be a list of names, paths or layers"),
         ([3], TypeError, "`layers` must be a list of names, paths or layers"),

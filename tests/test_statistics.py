@@ -548,9 +548,7 @@ def test_a_model_without_our_optimizer_is_refused(optimizer):
 
 def test_what_is_no_model_is_refused():
     for model in (keras.layers.Dense(1), scaling(), None):
-        with pytest.raises(
-            TypeError, match="`model` must be a `keras.Model`, of which"
-        ):
+        with pytest.raises(TypeError, match="`model` must be a `keras.Model`, whose"):
             keras_lso.protect_statistics(model)
 
 

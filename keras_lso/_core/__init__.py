@@ -1,10 +1,10 @@
-"""What happens to a gradient: the optimizers, without what older APIs add to them.
+"""The core of the optimizers, without the additions for older APIs.
 
-Read `loss_scale_optimizer.py` first; its `apply` is the way of a gradient, from top to
-bottom. What it calls stands beside it: `gradients.py` pairs gradients with variables,
-`step.py` scales, unscales and steps, `counters.py` counts, `state_file.py` saves and
-loads.
+Read `keras_lso/loss_scale_optimizer.py` first; its `apply` is the path of a gradient,
+from top to bottom. It calls the modules here: `gradients.py` pairs gradients with
+variables, `step.py` scales, unscales and steps, `counters.py` counts, and
+`state_file.py` saves and loads.
 
-Nothing here imports `compat/` or `mixed_precision/`, which build on it: a contract of
-import-linter in `pyproject.toml` holds that.
+Nothing here imports `compat/` or `mixed_precision/`, which build on it. A contract of
+import-linter in `pyproject.toml` enforces this.
 """

@@ -1,6 +1,6 @@
-"""What numbers, rates, lists and configs have to be, and the errors that say so.
+"""Checks of numbers, rates, lists and configs, with their errors.
 
-The core needs these; `_core/option_checks.py` has those of other arguments.
+The core needs these; `_core/option_checks.py` has the checks of other arguments.
 """
 
 import inspect
@@ -26,8 +26,8 @@ SMALLEST_SCALE, LARGEST_SCALE = 2.0**-126, 2.0**126
 def refusal(
     argument: str, value: Any, requirement: str, error: type[Exception] = ValueError
 ) -> Exception:
-    """Returns the error for an argument that is not what it must be."""
-    # How a list is written says that it is one.
+    """Returns the error for an argument that does not meet a requirement."""
+    # The text of a list shows that it is a list.
     kind = "" if isinstance(value, list) else f" of type {type(value).__name__}"
     return error(
         f"Argument `{argument}` must {requirement}. "
@@ -35,12 +35,12 @@ def refusal(
     )
 
 
-# Who calls this package in a training step that is not the user's.
+# Packages whose frames are not the user's code.
 _NO_USER = ("keras_lso", "keras", "tensorflow", "jax", "torch", "contextlib")
 
 
 def warn(message: str) -> None:
-    """Warns at the line of the user's that led here, not at one of the libraries'."""
+    """Warns at the user's line of code that led here, not at a library's line."""
     modules = [frame.frame.f_globals.get("__name__", "") for frame in inspect.stack(0)]
     roots = [name.split(".")[0] for name in modules]
     level = next((i for i, root in enumerate(roots) if root not in _NO_USER), 1)
@@ -71,8 +71,8 @@ def fits_float32(value: Any) -> bool:
 def is_scale(value: Any) -> bool:
     """Whether `value` is a number that can be a loss scale.
 
-    Its inverse, by which gradients are multiplied, has to be a normal float32 as well:
-    compilers take a subnormal one for 0.
+    Its inverse, which multiplies gradients, must be a normal float32 as well: compilers
+    treat a subnormal number as 0.
     """
     return is_number(value) and SMALLEST_SCALE <= _in_float32(value) <= LARGEST_SCALE
 
@@ -114,7 +114,7 @@ def check_bounds(
 
 
 def _as_integer(value):
-    """Returns an integer or a whole float as an int, and None for all else."""
+    """Returns an integer or a whole float as an int; None for anything else."""
     if isinstance(value, (bool, np.bool_)):
         return None
     # tf.keras and TF1 call int().
@@ -160,7 +160,7 @@ def check_factor(
 
 
 def check_bool(argument: str, value: Any) -> bool:
-    """Returns `value` as a bool; a number is not one."""
+    """Returns `value` as a bool; refuses numbers."""
     if not isinstance(value, (bool, np.bool_)):
         raise refusal(argument, value, "be True or False", TypeError)
     return bool(value)
@@ -184,20 +184,20 @@ def check_rate(argument: str, value: Any) -> float:
 
 
 def check_callable_rate(argument: str, value: Any) -> Any:
-    """Returns `value`, unless it is a callable that a step cannot call for its rate."""
+    """Returns `value`; refuses a callable that a step cannot call for its rate."""
     if not callable(value) or isinstance(
         value, keras.optimizers.schedules.LearningRateSchedule
     ):
         return value
-    # A config can name any function of Keras, and each step would call it. A lambda
-    # that Keras has read from a file says that it is of Keras.
+    # A config can name any function of Keras, and each step would call it. The module
+    # of a lambda that Keras has read from a file is Keras's, too.
     is_of_keras = str(getattr(value, "__module__", "")).split(".")[0] == "keras"
     is_of_keras = is_of_keras and getattr(value, "__name__", "") != "<lambda>"
     if is_of_keras or not _takes_no_arguments(value):
         requirement = (
             "be a number, an instance of a "
-            "`keras.optimizers.schedules.LearningRateSchedule` or a function of "
-            f"your own, which is called without arguments. {schedule_hint(value)}"
+            "`keras.optimizers.schedules.LearningRateSchedule` or your own function "
+            f"without arguments. {schedule_hint(value)}"
         )
         raise refusal(argument, value, requirement, TypeError)
     return value
@@ -209,15 +209,15 @@ def _takes_no_arguments(function):
     except TypeError:
         return False
     except ValueError:
-        # It does not say what it takes.
+        # The function has no signature.
         return True
     return True
 
 
 def schedule_hint(value: Any) -> str:
-    """Returns what to write in place of a callable that is no schedule, as a sentence.
+    """Returns a hint on replacing a callable that is not a schedule, as a sentence.
 
-    It may be one of tf.keras's, which are not Keras 3's.
+    The callable may be a schedule of tf.keras, which Keras 3 does not accept.
     """
     if isinstance(value, type):
         return "Give an instance, not the class"
@@ -231,10 +231,10 @@ def schedule_hint(value: Any) -> str:
 
 
 def warn_of_micro_batches(optimizer: Any) -> None:
-    """Warns of a schedule that counts micro-batches, as Keras's optimizers have it.
+    """Warns of a schedule that counts micro-batches, as in Keras's optimizers.
 
     Args:
-        optimizer: The optimizer, which has been built and may have others in it.
+        optimizer: The optimizer, which has been built and may contain others.
     """
     for stepper in have_rates(optimizers_in(optimizer)):
         window, rate = stepper.gradient_accumulation_steps, rate_given_to(stepper)
@@ -243,8 +243,8 @@ def warn_of_micro_batches(optimizer: Any) -> None:
             name = type(stepper).__name__
             warn(
                 f"With `gradient_accumulation_steps={window}` a learning-rate schedule "
-                f"counts micro-batches, not updates: {100 * window} steps of it are "
-                f"100 updates. So that it counts updates, write `{name}(keras_lso."
+                f"counts micro-batches, not updates: {100 * window} of its steps are "
+                f"100 updates. To make it count updates, write `{name}(keras_lso."
                 f"schedules.PerUpdate(schedule, {window}), "
                 f"gradient_accumulation_steps={window})`. If its steps are "
                 "micro-batches on purpose, write `keras_lso.schedules.PerUpdate("
@@ -261,12 +261,12 @@ def check_share(argument: str, value: Any) -> float:
 
 
 def entries(count: int) -> str:
-    """Returns the words for a number of entries."""
+    """Returns a number of entries in words."""
     return f"{count} {'entry' if count == 1 else 'entries'}"
 
 
 def check_list(argument: str, values: Any, at_least: int = 0) -> list[Any]:
-    """Returns `values` as a list of at least so many items."""
+    """Returns `values` as a list with at least `at_least` items."""
     if not isinstance(values, (list, tuple, np.ndarray)):
         raise refusal(argument, values, "be a list", TypeError)
     if len(values) < at_least:
@@ -290,8 +290,8 @@ def check_patterns(argument: str, value: Any) -> list[str] | None:
             re.compile(pattern)
         except re.error as error:
             requirement = (
-                f"hold regular expressions. {pattern!r} is none: {error}. To match it "
-                f"letter by letter write {re.escape(pattern)!r}"
+                f"hold regular expressions. {pattern!r} is not one: {error}. To match "
+                f"it literally, write {re.escape(pattern)!r}"
             )
             raise refusal(argument, value, requirement) from error
     return list(value)
@@ -300,7 +300,7 @@ def check_patterns(argument: str, value: Any) -> list[str] | None:
 def check_config(
     owner: str, config: Any, required: Iterable[str] = ()
 ) -> dict[str, Any]:
-    """Returns a copy of the config of an `owner`, or says why it is none."""
+    """Returns a copy of the config of an `owner`; raises an error if it is not one."""
     if not isinstance(config, dict) or not all(isinstance(k, str) for k in config):
         raise TypeError(
             f"The config of a {owner} must be a dict with strings as its keys, as "

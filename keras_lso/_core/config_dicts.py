@@ -1,22 +1,22 @@
-"""Config dicts from elsewhere: what they have to be, and making objects of them.
+"""Config dicts from elsewhere: checks, and objects made from them.
 
-A config may come out of a file that is damaged, or that somebody else wrote. Which
-classes it may name is up to Keras: its own, registered ones and `custom_objects`. No
-module is imported for a config but Keras's own.
+A config may come from a damaged file, or from a file that somebody else wrote. Keras
+decides which classes it may name: its own, registered classes and `custom_objects`. No
+module is imported for a config, except Keras's own.
 """
 
-# Besides ValueError and TypeError, what comes of a config that fits no class.
+# Errors, apart from ValueError and TypeError, of a config that fits no class.
 _MISFITS = (AttributeError, LookupError, OverflowError, RecursionError)
 _ADDRESS = ("class_name", "module", "registered_name")
 
 
 def read_object(read, config, what, custom_objects=None):
-    """Returns `read(config, custom_objects)`, or says that the config is malformed.
+    """Returns `read(config, custom_objects)`; raises a `ValueError` if that fails.
 
     Args:
         read: Callable, one of Keras's functions that deserialize.
-        config: Dict, as Keras's functions that serialize return it.
-        what: String that says what it describes, for the errors.
+        config: Dict, the result of one of Keras's functions that serialize.
+        what: String that names the object in errors.
         custom_objects: Dict of names to classes. Defaults to `None`.
     """
     _check_address(config, what)
@@ -30,12 +30,12 @@ def misfit(config, what, error):
     """Returns the error for a config that does not fit the class it names."""
     reason = f"{type(error).__name__}: {error}"
     if isinstance(error, RecursionError):
-        reason = "it is nested too deeply, or holds itself"
+        reason = "it is nested too deeply, or contains itself"
     return ValueError(
         f"The config of the {what} does not fit the class that it names, "
-        f"{config.get('class_name')!r} ({reason}). Write what `keras.saving."
-        "serialize_keras_object` returns; if it comes from a file, the file may be "
-        "damaged, or from another version of the class."
+        f"{config.get('class_name')!r} ({reason}). Pass the return value of "
+        "`keras.saving.serialize_keras_object`. If the config comes from a file, the "
+        "file may be damaged, or from another version of the class."
     )
 
 
@@ -49,7 +49,7 @@ def _check_address(config, what):
                 f"Received: {key}={value!r}"
             )
     name = config["class_name"]
-    # Keras's own words for values. A lambda it refuses by itself, in safe mode.
+    # Names that Keras uses for values. Keras itself refuses a lambda, in safe mode.
     if name.startswith("__") and name != "__lambda__":
         raise ValueError(
             f"The config of the {what} must name a class as its 'class_name'. "

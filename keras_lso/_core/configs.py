@@ -1,7 +1,7 @@
-"""Configs of optimizers, also those that other libraries and older versions wrote.
+"""Configs of optimizers, including those of other libraries and older versions.
 
-`compat/tf_keras/configs.py` reads what they wrote: it is imported when the first config
-is read, and registers functions that return a config as this version writes it.
+`compat/tf_keras/configs.py` reads these. It is imported when the first config is read,
+and registers functions that convert a config to the form of this version.
 """
 
 import importlib
@@ -12,14 +12,14 @@ from keras_lso._core.checks import fits_float32, is_number
 from keras_lso._core.config_dicts import misfit, read_object
 from keras_lso._keras_internals.optimizers import public_config
 
-# How a config names our class.
+# The names of our class in a config.
 OURS = {
     "module": "keras_lso.loss_scale_optimizer",
     "class_name": "LossScaleOptimizer",
     "registered_name": "keras_lso>LossScaleOptimizer",
 }
 
-# Arguments of Keras's optimizers that it takes without a look at them.
+# Arguments of Keras's optimizers that Keras does not check.
 _NUMBERS = (
     "weight_decay",
     "clipnorm",
@@ -37,9 +37,10 @@ def register_reader(kind):
     """Returns a decorator that registers a reader of configs.
 
     Args:
-        kind: `OPTIMIZER`, for whole configs of optimizers and what holds some;
-            `LOSS_SCALE_OPTIMIZER`, for the arguments in the config of one; `SCHEDULE`,
-            for the config of a learning-rate schedule.
+        kind: `OPTIMIZER`, for whole configs of optimizers and objects that contain
+            such configs; `LOSS_SCALE_OPTIMIZER`, for the arguments in the config of a
+            `LossScaleOptimizer`; `SCHEDULE`, for the config of a learning-rate
+            schedule.
     """
 
     def register(read):
@@ -50,7 +51,7 @@ def register_reader(kind):
 
 
 def modernise(kind, config, custom_objects=None):
-    """Returns a config as this version writes it, whoever has written it.
+    """Returns a config in the form of this version, whichever program wrote it.
 
     Args:
         kind: See `register_reader`.
@@ -65,12 +66,12 @@ def modernise(kind, config, custom_objects=None):
 
 
 def adopt(config, custom_objects=None):
-    """Returns a copy of `config` in which the classes that we succeed are ours.
+    """Returns a copy of `config` in which our classes replace their predecessors.
 
     Args:
-        config: Dict, or list of what holds some. The config of an optimizer, or of a
-            model.
-        custom_objects: Dict of names to classes, which are left alone. Defaults to
+        config: The config of an optimizer or a model: a dict, or a list that contains
+            dicts.
+        custom_objects: Dict of names to classes, which are not replaced. Defaults to
             `None`.
     """
     return modernise(OPTIMIZER, public_config(config), custom_objects)
@@ -80,10 +81,10 @@ def read_optimizer(config, custom_objects=None, what="optimizer"):
     """Returns the optimizer that a config dict describes.
 
     Args:
-        config: Dict, as `keras.optimizers.serialize` returns it.
+        config: Dict, the return value of `keras.optimizers.serialize`.
         custom_objects: Dict of names to classes that the config refers to. Defaults to
             `None`.
-        what: String that says what it describes, for the errors.
+        what: String that names the object in errors.
 
     Returns:
         A Keras optimizer.
@@ -102,22 +103,22 @@ def read_optimizer(config, custom_objects=None, what="optimizer"):
     )
     optimizer = read_object(read, modern, what, custom_objects)
     if isinstance(optimizer, str):
-        # What Keras returns for the name of a class that it does not know.
+        # Keras returns the name of a class that it does not know.
         raise ValueError(
-            f"Unknown optimizer class '{optimizer}'. If it is one of your "
-            f"own, pass it in `custom_objects`. Received: {config!r}"
+            f"Unknown optimizer class '{optimizer}'. If it is your own class, "
+            f"pass it in `custom_objects`. Received: {config!r}"
         )
     return optimizer
 
 
 def check_numbers(config, what):
-    """Refuses numbers with which an optimizer of Keras's would compute NaN.
+    """Refuses numbers with which one of Keras's optimizers would compute NaN.
 
-    Keras itself looks at few of them. Configs of a user's own classes are theirs.
+    Keras itself checks few of them. Configs of a user's own classes are not checked.
 
     Args:
         config: Dict with a `class_name` and a `config`.
-        what: String that says what it describes, for the errors.
+        what: String that names the object in errors.
     """
     arguments = config.get("config")
     is_own = not str(config.get("module") or "keras").startswith("keras")

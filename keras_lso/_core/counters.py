@@ -1,6 +1,6 @@
-"""What a `LossScaleOptimizer` counts: skipped steps, and the largest gradient.
+"""The counters of a `LossScaleOptimizer`: skipped steps, and the largest gradient.
 
-None of it is read by the host in a step.
+The host reads none of them during a step.
 """
 
 from typing import Any
@@ -21,19 +21,19 @@ class StepCounters:
     Args:
         policy: The `LossScale` whose `amax` and lowest scale are counted.
         inner_optimizer: The optimizer that counts the applied steps. Its user may
-            assign that count, as to restart a learning-rate schedule.
+            assign that count, for example to restart a learning-rate schedule.
         skipped: Variable for the number of skipped steps.
         add_variable: Callable with the arguments of `keras.Optimizer.add_variable`.
 
     Attributes:
-        applied: The variable that counts the steps that were applied, the inner
-            optimizer's.
-        variables: List of those that are not saved. `amax_since_update`, for a
-            loss-scale policy that asks for it: the largest magnitude among the
-            gradients since the scale was last updated. `consecutive_skips`: how many
-            steps in a row were skipped, how many in a row overflowed at the lowest
-            scale, and how many overflowed since the scale was last updated. Behind them
-            `overflows` and those of `record`, once they are recorded.
+        applied: The inner optimizer's variable that counts the applied steps.
+        variables: List of the variables that are not saved. `amax_since_update`, for a
+            loss-scale policy that needs it, is the largest magnitude among the
+            gradients since the last update of the scale. `consecutive_skips` holds the
+            number of skipped steps in a row, the number of overflows in a row at the
+            lowest scale, and the number of overflows since the last update of the
+            scale. `overflows` and the variables of `record` follow once they are
+            recorded.
         record: The `StepRecord`; None until `record_steps` is called.
     """
 
@@ -61,20 +61,19 @@ class StepCounters:
         return counter
 
     def count(self, finite, rates_finite, update_scale, has_counted):
-        """Counts a step; to be called before the scale moves.
+        """Counts a step. It must be called before the scale moves.
 
         Args:
             finite: Boolean scalar tensor. Whether the gradients are finite.
             rates_finite: Boolean scalar tensor. Whether the coefficients of the step
-                are; None where the host knows that they are.
+                are finite; None if the host knows that they are.
             update_scale: Bool. See `LossScaleOptimizer.apply`.
             has_counted: Bool. Whether the inner optimizer has counted the step, if it
-                was applied. It does not count a fused one.
+                was applied. It does not count a fused step.
 
         Returns:
-            Boolean scalar tensor. Whether the gradients of all steps since the scale
-            was last updated were finite: those of a loss that was applied with
-            `update_scale=False` count too.
+            Boolean scalar tensor. Whether the gradients of all steps since the last
+            update of the scale were finite. Steps with `update_scale=False` count too.
         """
         scale = read(self._policy.scale)
         variables = [self._skipped, self.applied, self._streaks]
@@ -98,7 +97,7 @@ class StepCounters:
 
     @property
     def moved_with_scale(self):
-        """List of the variables that start afresh when the scale is updated."""
+        """List of the variables that are reset when the scale is updated."""
         return [] if self._amax is None else [self._amax]
 
     @property
@@ -113,13 +112,13 @@ class StepCounters:
         return ops.equal(ops.convert_to_tensor(self._streaks)[0], 0)
 
     def skips_in_a_row(self):
-        """Returns how many steps in a row were skipped, an int read from the device."""
+        """Returns the number of skipped steps in a row, an int read from the device."""
         return int(ops.convert_to_numpy(self._streaks)[0])
 
     def skips_at_lowest(self):
-        """Returns how many steps in a row were skipped at the lowest scale, an int.
+        """Returns the number of steps in a row skipped at the lowest scale, an int.
 
-        It reads that number from the device.
+        It reads the number from the device.
         """
         return int(ops.convert_to_numpy(self._streaks)[1])
 
@@ -135,39 +134,39 @@ class StepCounters:
         skips = self.skips_at_lowest()
         if skips >= patience:
             raise FloatingPointError(
-                f"The last {skips} steps were all skipped, at the lowest loss scale "
-                f"there is ({self._policy.min_scale}): the gradients are "
+                f"The last {skips} steps were all skipped at the lowest loss scale "
+                f"({self._policy.min_scale}): the gradients are "
                 "inf or NaN at any scale, so the model itself has diverged. Go back "
                 "to a checkpoint and lower the learning rate or clip the gradients "
                 "(`global_clipnorm` of the inner optimizer)."
             )
 
     def reset(self):
-        """Starts afresh, all but the number of applied steps."""
+        """Resets everything except the number of applied steps."""
         if self.record is not None:
             self.record.restart()
         for variable in (self._skipped, *self.variables):
             variable.assign(ops.zeros(variable.shape, variable.dtype))
 
-    # --- What each step was ---------------------------------------------------
+    # --- The record of each step ----------------------------------------------
 
     def record_steps(self, length, optimizer):
-        """Records each step from now on; see `LossScaleOptimizer.record_steps`."""
+        """Starts recording each step; see `LossScaleOptimizer.record_steps`."""
         length = check_positive_int("length", length)
         if self.record is None:
             self.record = StepRecord(length, optimizer, self._skipped, self._add)
         elif self.record.length < length:
             raise ValueError(
-                "The optimizer records its steps already, the last "
-                f"{self.record.length} of them. Ask for as many as you need before the "
-                f"first step. Received: length={length}"
+                "The optimizer already records its steps, the last "
+                f"{self.record.length} of them. Ask for the length that you need "
+                f"before the first step. Received: length={length}"
             )
 
     def read_record(self):
         """See `LossScaleOptimizer.read_record`."""
         if self.record is None:
             raise ValueError(
-                "Steps are recorded only after `optimizer.record_steps()`: call it, "
+                "Steps are recorded only after `optimizer.record_steps()`. Call it, "
                 "and make a step."
             )
         return self.record.read()
@@ -175,19 +174,19 @@ class StepCounters:
     # --- Which gradients are not finite ---------------------------------------
 
     def record_overflows(self, count):
-        """Looks at each of `count` gradients by itself from now on."""
+        """Starts checking each of `count` gradients separately."""
         if self.overflows is None:
             self.overflows = self._add("overflows", "int32", (count,))
 
     def stop_recording_overflows(self):
-        """Looks at no single gradient from now on."""
+        """Stops checking single gradients."""
         if self.overflows is not None:
             at = list(map(id, self.variables)).index(id(self.overflows))
             del self.variables[at]
             self.overflows = None
 
     def note_overflows(self, grads, positions):
-        """Notes which gradients are not finite.
+        """Stores which gradients are not finite.
 
         Args:
             grads: List of tensors, as they are applied.
@@ -203,7 +202,7 @@ class StepCounters:
         """Returns for each variable whether its gradient was not finite, an array."""
         if self.overflows is None:
             raise ValueError(
-                "Which gradients are not finite is recorded only after "
-                "`optimizer.record_overflows()`: call it, and make a step."
+                "Overflows are recorded only after `optimizer.record_overflows()`. "
+                "Call it, and make a step."
             )
         return ops.convert_to_numpy(self.overflows)

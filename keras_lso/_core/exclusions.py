@@ -1,14 +1,15 @@
-"""What arguments exclude, and a warning of patterns that exclude nothing.
+"""Exclusions by arguments, and a warning of patterns that exclude nothing.
 
-Names differ between libraries, and between versions of Keras: `LayerNorm` was one, and
-`layer_norm` is another. A pattern that matches nothing changes nothing, and training
-shows that late if at all. So `build` looks at each pattern, and warns once.
+Names differ between libraries, and between versions of Keras: `LayerNorm` became
+`layer_norm`. A pattern that matches nothing changes nothing, and training shows this
+late, if at all. `build` therefore checks each pattern, and warns once.
 
-Lists of patterns are handed on, and name what one model has and another has not. A
-pattern in vain is no mistake as long as another of its list matches, unless it is near
-to what nothing excludes: in `["LayerNorm", "bias"]` the first one matches nothing, and
-most likely means `layer_norm/gamma`, which decays. Of `["LayerNorm", "layer_norm",
-"bias"]` the second one has found that, and nothing is said.
+Lists of patterns are passed on from model to model, and may name layers that a model
+does not have. A pattern without a match is not a mistake as long as another pattern of
+its list matches, unless it is similar to a variable that nothing excludes. In
+`["LayerNorm", "bias"]` the first pattern matches nothing, and most likely means
+`layer_norm/gamma`, which decays. In `["LayerNorm", "layer_norm", "bias"]` the second
+pattern matches that variable, so there is no warning.
 """
 
 import operator
@@ -42,11 +43,11 @@ def check_exclusions(optimizer, var_list, var_names):
 
     Args:
         optimizer: The optimizer whose method was called. It may wrap others.
-        var_list: See there.
-        var_names: See there.
+        var_list: See the method.
+        var_names: See the method.
 
     Raises:
-        ValueError: If it is too late, by the rules of the Keras at hand.
+        ValueError: If the installed version of Keras takes no exclusions after `build`.
     """
     if var_list is not None:
         var_list = list_of_variables("var_list", var_list)
@@ -57,9 +58,9 @@ def check_exclusions(optimizer, var_list, var_names):
         name = type(chain_of(optimizer)[-1]).__name__
         raise ValueError(
             f"The {name} has been built, and from Keras 3.16 on `build` decides which "
-            "variables decay: `exclude_from_weight_decay` has to be called before it. "
-            "The first step calls `build`, and so does `fit`. Call the method of a new "
-            f"optimizer at once: `optimizer = {name}(...); optimizer."
+            "variables decay: call `exclude_from_weight_decay` before it. "
+            "The first step calls `build`, and so does `fit`. Make a new optimizer, "
+            f"and call the method first: `optimizer = {name}(...); optimizer."
             'exclude_from_weight_decay(var_names=["bias"])`. '
             f"Received: var_list={var_list}, var_names={var_names}"
         )
@@ -67,18 +68,18 @@ def check_exclusions(optimizer, var_list, var_names):
 
 
 class Exclusion(NamedTuple):
-    """What an argument of an optimizer excludes by patterns.
+    """The exclusion of variables by the patterns of an optimizer's argument.
 
     Attributes:
         optimizer: The optimizer, which has been built.
         argument: String, the name of the argument.
         patterns: List of regular expressions, or None.
-        finds: Callable of a pattern and a variable, whether the one is found in the
-            name of the other.
-        excludes: Callable of a variable, whether it is excluded, by whatever.
-        where: String, in what patterns are searched.
-        is_alone: Bool, whether the argument is no addition to another that excludes
-            what such lists are written for. Defaults to `True`.
+        finds: Callable of a pattern and a variable, whether the pattern is found in the
+            name of the variable.
+        excludes: Callable of a variable, whether it is excluded, for any reason.
+        where: String, the names in which patterns are searched.
+        is_alone: Bool. False if another argument already excludes the variables that
+            such lists are written for. Defaults to `True`.
     """
 
     optimizer: object
@@ -101,7 +102,7 @@ def by_paths(optimizer, argument, patterns, excludes=None, is_alone=True):
         optimizer: See `Exclusion`.
         argument: See `Exclusion`.
         patterns: See `Exclusion`.
-        excludes: See `Exclusion`. Defaults to `None`: nothing but these patterns does.
+        excludes: See `Exclusion`. Defaults to `None`: only these patterns exclude.
         is_alone: See `Exclusion`.
     """
 
@@ -114,17 +115,17 @@ def by_paths(optimizer, argument, patterns, excludes=None, is_alone=True):
 
 
 def by_names(optimizer, name_of=operator.attrgetter("name"), search=is_found):
-    """Returns the `Exclusion` by names that `exclude_from_weight_decay` was called for.
+    """Returns the `Exclusion` by the names passed to `exclude_from_weight_decay`.
 
     Args:
         optimizer: See `Exclusion`.
-        name_of: Callable of a variable, the name that is looked at. Defaults to that of
-            the variable itself, as in an optimizer of ours.
+        name_of: Callable of a variable that returns the name to search. Defaults to the
+            variable's own name, as in the package's optimizers.
         search: Callable of a compiled pattern and a name. Defaults to `is_found`.
     """
     names = names_excluded_by(optimizer)
     given = set(alternatives(names.pattern)) if names else set()
-    # What a wrapper has added is no pattern that the user knows.
+    # The user does not know the patterns that a wrapper has added.
     added = {form for p in given for form in with_and_without_end([p])[1:]} & given
 
     def finds(pattern, variable):
@@ -148,9 +149,9 @@ def _first(name_of, optimizer):
 
 
 def by_inner_names(wrapper):
-    """Returns the `Exclusion`s by names of the optimizers that a wrapper is around.
+    """Returns the `Exclusion`s by names of the optimizers inside a wrapper.
 
-    Those of ours look at them when they are built, and so does a wrapper in between.
+    The package's optimizers, and a wrapper in between, check them in their own `build`.
     """
     inner = wrapper.inner_optimizer
     steppers = stepping(inner) if chain_of(inner) == [inner] else []
@@ -162,7 +163,7 @@ def by_inner_names(wrapper):
 
 
 def alternatives(pattern):
-    """Splits a regular expression at each `|` that is in no group and in no set."""
+    """Splits a regular expression at each `|` outside groups and sets."""
     parts, depth, in_set, start = [], 0, False, 0
     for token in re.finditer(r"\\.|[][()|]", pattern):
         text = token.group()
@@ -189,7 +190,7 @@ def warn_of_idle_patterns(exclusions):
 
 
 def _remarks(exclusion):
-    """Returns what there is to say of an argument, a list of strings."""
+    """Returns the remarks about an argument, a list of strings."""
     if not exclusion.patterns or not variables_of(exclusion.optimizer):
         return []
     idle = [p for p in exclusion.patterns if not exclusion.finds_any(p)]
@@ -205,12 +206,12 @@ def _remarks(exclusion):
 
 
 def _remark(exclusion, pattern, is_mistake):
-    """Returns what there is to say of a pattern in vain; None if nothing is.
+    """Returns the remark about a pattern without a match; None if there is none.
 
     Args:
         exclusion: The `Exclusion`.
         pattern: String.
-        is_mistake: Whether it is a mistake even if it is near to nothing.
+        is_mistake: Whether the pattern is a mistake even if no name is similar.
     """
     variables = variables_of(exclusion.optimizer)
     other = next(filter(exclusion.finds_any, rewritten(pattern)), None)

@@ -1,6 +1,6 @@
-"""The steps of an optimizer that are one pass over memory, and when they are taken.
+"""Fused steps: steps of an optimizer in one pass over memory.
 
-`Choice` decides, once, between one of them and the optimizer's own step.
+`Choice` decides once between a fused step and the optimizer's own step.
 """
 
 import functools
@@ -29,18 +29,18 @@ from keras_lso._keras_internals.variables import assign, hold, read, storage_of
 
 
 class FusedStep:
-    """How an optimizer updates these variables in one pass, as far as it stays.
+    """An optimizer's update of these variables in one pass: the part that is constant.
 
     Args:
         rule: Class of rules.
         optimizer: The optimizer.
         grads: List of tensors. No None.
         written: `Targets` of the optimizer's variables.
-        targets: `Targets` of what a step changes of these: see `stored_in`.
+        targets: `Targets` of the storage that a step changes: see `stored_in`.
 
     Attributes:
-        clips: Bool. Whether the gradients are to be clipped by the norm of all.
-        targets: `Targets`, what the step writes.
+        clips: Bool. Whether the gradients are clipped by their joint norm.
+        targets: `Targets` that the step writes.
     """
 
     def __init__(self, rule, optimizer, grads, written, targets):
@@ -48,8 +48,8 @@ class FusedStep:
         self._optimizer, self._rule = optimizer, rule
         self._groups = rule.groups_of(optimizer, indices)
         self._first_of_each = list(map(self._groups.index, set(self._groups)))
-        # Of the fields that are tensors, once they are known: the positions of the
-        # rules, and the names.
+        # The positions of the rules, and the names, of the fields that are tensors.
+        # Found in the first step.
         self._coefficients: tuple | None = None
         self.clips = bool(optimizer.global_clipnorm)
         chunks = backend.chunked(self._groups, targets, grads)
@@ -60,7 +60,7 @@ class FusedStep:
         """Whether the variables still hold the tensors that the step would change."""
         return hold(self._written, self._storage, self.targets.chunks)
 
-    # There is no part of the step that it leaves out.
+    # `holds` already checks every part of the step.
     holds_all = holds
 
     def take(self, grads, inv_scale, amax, are_alike, spikes=None, norm=False):
@@ -72,13 +72,14 @@ class FusedStep:
             amax: See `Framework.measure`.
             are_alike: See `Framework.measure`.
             spikes: `SpikeHistory`, which judges the step. Defaults to `None`.
-            norm: Bool. Whether the `Measurement` is to have the norm of all gradients.
+            norm: Bool. Whether the `Measurement` must have the norm of all gradients.
                 Defaults to `False`.
 
         Returns:
-            A tuple of the `Measurement` of the gradients, and of whether finite ones
-            are applied: None if they are for certain, else a boolean scalar tensor.
-            Coefficients that are not finite, and outliers, are not.
+            A tuple of the `Measurement` of the gradients, and of whether finite
+            gradients are applied: None if they certainly are, else a boolean scalar
+            tensor. Outliers are not applied, nor are steps with coefficients that are
+            not finite.
         """
         rules = self.rules()
         permitted = self.rates_finite(rules)
@@ -86,7 +87,7 @@ class FusedStep:
             grads,
             amax,
             inv_scale,
-            # The step may re-initialise masters: no norms of theirs before it.
+            # The step may re-initialise masters, so their norms are not known yet.
             rules=None if self.targets.narrow else rules,
             targets=self.targets,
             are_alike=are_alike,
@@ -103,10 +104,10 @@ class FusedStep:
     def rules(self, learning_rate=None):
         """Returns the rule of each variable, with the coefficients of this step.
 
-        Variables of one group share one.
+        Variables of one group share a rule.
 
         Args:
-            learning_rate: Scalar tensor. Defaults to `None`: that of `rate_of`.
+            learning_rate: Scalar tensor. Defaults to `None`: the result of `rate_of`.
         """
         if learning_rate is None:
             learning_rate = rate_of(self._optimizer)
@@ -129,12 +130,12 @@ class FusedStep:
         return backend.are_finite(list(values))
 
     def clipped(self, grads, inv_scale, norm):
-        """Returns gradients, and what unscales them so that they are clipped.
+        """Returns gradients, and the factor that unscales and clips them.
 
         Args:
             grads: List of tensors. No None.
             inv_scale: Float32 scalar tensor, or 1.0.
-            norm: Float32 scalar tensor, the norm of all unscaled gradients, where the
+            norm: Float32 scalar tensor, the norm of all unscaled gradients, if the
                 step `clips`.
         """
         of_each, value = self._optimizer.clipnorm, self._optimizer.clipvalue
@@ -158,26 +159,26 @@ class AccumulatedStep:
 
     Each micro-batch is unscaled and added to the sums of its window in one pass, unless
     it overflows. The last of `gradient_accumulation_steps` then updates the variables
-    and clears the sums. Whether it is the last depends on how many were finite, which
-    an accelerator knows: there each one calls all kernels, which write nothing until
-    then.
+    and clears the sums. The number of finite micro-batches decides which one is the
+    last. On an accelerator the host does not know this number, so every micro-batch
+    calls all kernels, which write nothing before the last.
 
     Args:
         step: `FusedStep`, whose gradients are the sums.
         optimizer: The optimizer.
         accumulators: List of the variables that hold the sums.
-        sums: List of what the step changes of these: `storage_of(accumulators)`.
+        sums: List of the sums' storage: `storage_of(accumulators)`.
         grads: List of tensors. No None.
 
     Attributes:
-        targets: `Targets`, what the step writes at the end of a window.
+        targets: `Targets` that the step writes at the end of a window.
     """
 
     def __init__(self, step, optimizer, accumulators, sums, grads):
         self._step, self._optimizer = step, optimizer
         self.targets = step.targets
         self._accumulators, self._applied = accumulators, iteration_variable(optimizer)
-        # To add is to descend, at a rate of -1.
+        # Adding is SGD with a rate of -1.
         self._adding = [SGD(learning_rate=-1.0)] * len(sums)
         targets = _without_slots(sums)._replace(are_private=True)
         self._sums = _chunked(targets, grads)
@@ -191,7 +192,7 @@ class AccumulatedStep:
         return self._sums_hold() and (self._window_goes_on() or self._step.holds())
 
     def holds_all(self):
-        """Whether this is true of the update at the end of the window as well."""
+        """Whether this also holds for the update at the end of the window."""
         return self._sums_hold() and self._step.holds()
 
     def _sums_hold(self):
@@ -206,9 +207,9 @@ class AccumulatedStep:
     def take(self, grads, inv_scale, amax, are_alike, spikes=None, norm=False):
         """Adds a micro-batch, and updates the variables if it is the last of a window.
 
-        For the arguments and what is returned see `FusedStep.take`. Coefficients that
-        are not finite matter to the last micro-batch of a window, which is left out. An
-        outlier is a window: its sums are cleared.
+        For the arguments and the return value see `FusedStep.take`. Coefficients that
+        are not finite matter only at the last micro-batch of a window, which is then
+        skipped. An outlier is a whole window: its sums are cleared.
         """
         count = self._optimizer.gradient_accumulation_steps
         goes_on = self._window_goes_on()
@@ -225,8 +226,8 @@ class AccumulatedStep:
         found = backend.measure(
             grads,
             amax,
-            # So that neither the sum of so many nor its norm can overflow, whatever is
-            # lost to rounding.
+            # Then neither the sum of a window nor its norm can overflow, whatever the
+            # rounding.
             inv_scale * (2 * count),
             targets=self._sums,
             are_alike=are_alike,
@@ -245,7 +246,7 @@ class AccumulatedStep:
         """Updates the variables if a window has ended; returns `permitted`."""
         is_due = is_last
         if spikes is not None:
-            # Not in the branch, in which no replica may assign the history.
+            # Outside the branch below, in which no replica may assign the history.
             calm = spikes.judge(self._norm(count), is_last)
             is_due = backend.scalars.logical_and(is_last, calm)
             permitted = both(permitted, calm)
@@ -276,16 +277,16 @@ class AccumulatedStep:
 
 
 class AveragedStep:
-    """A step after which the moving averages of the weights move, as with `use_ema`.
+    """A step that also moves the averages of the weights, as with `use_ema`.
 
-    Keras averages after each of its steps, those that only accumulate among them. Every
+    Keras averages after each of its steps, including those that only accumulate. Every
     `ema_overwrite_frequency` updates the averages then overwrite the weights.
 
     Args:
         step: `FusedStep` or `AccumulatedStep`, of all variables of the optimizer.
         optimizer: The optimizer.
         averages: List of the variables that hold the averages.
-        stored: List of what the step changes of these: `storage_of(averages)`.
+        stored: List of the averages' storage: `storage_of(averages)`.
     """
 
     def __init__(self, step, optimizer, averages, stored):
@@ -301,7 +302,7 @@ class AveragedStep:
     def holds(self):
         """Whether the variables still hold the tensors that the step would change."""
         averages = self._averages
-        # Each step reads the weights, one that updates nothing as well.
+        # Each step reads the weights, even one that updates nothing.
         return self._step.holds_all() and hold(
             self._variables, averages.variables, averages.chunks
         )
@@ -309,14 +310,14 @@ class AveragedStep:
     def take(self, grads, inv_scale, amax, are_alike, spikes=None, norm=False):
         """Updates the variables and their averages, if the gradients are finite.
 
-        For the arguments and what is returned see `FusedStep.take`.
+        For the arguments and the return value see `FusedStep.take`.
         """
         found, permitted = self._step.take(
             grads, inv_scale, amax, are_alike, spikes, norm
         )
         applied = _restricted(found, permitted).finite
         if self._optimizer.gradient_accumulation_steps:
-            # A micro-batch that updates nothing has not looked at the masters.
+            # A micro-batch that updates nothing has not checked the masters.
             backend.synchronise_masters(self._weights, applied)
         updates = updates_of(self._optimizer)
         momentum = backend.scalar(updates != 0, "float32")
@@ -348,7 +349,7 @@ class AveragedStep:
 def undo_window(optimizer, calm):
     """Takes back the count of the micro-batches of a window, unless it is calm.
 
-    All but the last: that is not counted, since its step is skipped.
+    The last one is not counted in the first place, since its step is skipped.
     """
     applied = iteration_variable(optimizer)
     steps = read(applied)
@@ -357,40 +358,40 @@ def undo_window(optimizer, calm):
 
 
 def _restricted(found, permitted):
-    """Returns a `Measurement` that is finite only if the step is permitted, too."""
+    """Returns a `Measurement` that is finite only if the step is also permitted."""
     if permitted is None:
         return found
     return found._replace(finite=both(permitted, found.finite))
 
 
 def both(permitted, flag):
-    """Returns whether both are true, of which the first may be None for true."""
+    """Returns whether both are true; None as the first counts as true."""
     return flag if permitted is None else backend.scalars.logical_and(permitted, flag)
 
 
 def _without_slots(variables):
-    """Returns the `Targets` of a step that writes nothing but these variables."""
+    """Returns the `Targets` of a step that writes only these variables."""
     return Targets(variables, [()] * len(variables))
 
 
 def _chunked(targets, values):
-    """Returns `Targets` with the chunks of a step in which all are treated alike."""
+    """Returns `Targets` with the chunks of a step that treats all variables alike."""
     kinds = [None] * len(targets.variables)
     return targets._replace(chunks=backend.chunked(kinds, targets, values))
 
 
-# --- Which one is taken -------------------------------------------------------------
+# --- The choice of a step -----------------------------------------------------------
 
 
 class Choice:
-    """Which step an optimizer makes, and whether it would be chosen again.
+    """The choice of an optimizer's step, and whether it is still valid.
 
     Args:
         optimizer: The optimizer.
         grads: List of tensors. No None.
         variables: List of the variables that they belong to.
-        masters: The `MasterWeights`, of which some of the variables may be. Defaults to
-            `None`: there are none.
+        masters: The `MasterWeights`, if some of the variables may be masters. Defaults
+            to `None`: there are none.
 
     Attributes:
         fused: `FusedStep` or `AccumulatedStep`, None if the optimizer's own step is
@@ -457,7 +458,7 @@ def slots_of(rule, optimizer, variables):
 
 
 def stored_in(written):
-    """Returns the `Targets` that a step changes, of those of variables."""
+    """Returns the `Targets` of the storage that a step changes, given variables."""
     variables = storage_of(written.written[: len(written.variables)])
     narrow = written.narrow
     if narrow is not None:
@@ -473,7 +474,7 @@ def _accumulated_step_of(rule, optimizer, grads, variables, masters):
     if rule is None:
         return None
     accumulators = accumulators_of(optimizer, variables)
-    # A window that a variable has no gradient in clears its sum nevertheless.
+    # Keras clears the sum of a variable even if it has no gradient in the window.
     if len(accumulators) < len(accumulators_of(optimizer)):
         return None
     sums = storage_of(accumulators)
@@ -486,7 +487,7 @@ def _accumulated_step_of(rule, optimizer, grads, variables, masters):
 def _averaged_step_of(step, optimizer, variables):
     """Returns the optimizer's `AveragedStep`, None if its own step is better."""
     averages = moving_averages_of(optimizer, variables)
-    # Keras averages what has no gradient as well.
+    # Keras also averages variables without a gradient.
     if len(averages) < len(moving_averages_of(optimizer)):
         return None
     stored = storage_of(averages)

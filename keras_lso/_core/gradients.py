@@ -29,9 +29,9 @@ from keras_lso._keras_internals.variables import (
 
 
 def _is_array(value):
-    """Whether it is one variable or tensor, which may be iterated over, too.
+    """Whether the value is a single variable or tensor.
 
-    Iterating over a JAX variable never ends.
+    Python can iterate over these too; over a JAX variable it never ends.
     """
     return backend.is_variable(value) or ops.is_tensor(value)
 
@@ -59,7 +59,7 @@ def check_some_gradient(optimizer, grads, variables):
     """Refuses gradients that are all None, unless there is nothing to train."""
     if any(g is not None for g in grads):
         return
-    # A model whose layers are all frozen trains nothing; that is no error.
+    # A model whose layers are all frozen trains nothing. That is not an error.
     nothing_to_train = optimizer.built and not variables_of(optimizer)
     if not nothing_to_train:
         raise ValueError(
@@ -70,9 +70,9 @@ def check_some_gradient(optimizer, grads, variables):
 
 
 def _check_members(optimizer, grads, variables):
-    """Refuses gradients of which a member of a `MultiOptimizer` has none but None.
+    """Refuses gradients that are all None for a member of a `MultiOptimizer`.
 
-    Keras does so too, but when the members before that one have stepped.
+    Keras refuses them too, but only after the members before that one have stepped.
     """
     innermost = chain_of(optimizer)[-1]
     members = members_of(innermost)
@@ -88,21 +88,21 @@ def _check_members(optimizer, grads, variables):
                 "No gradients provided for any variable of a member of the "
                 f"MultiOptimizer: `grads` holds only None for the {len(own)} variables "
                 f"of its optimizer {member.name!r}. Compute the gradients of a loss "
-                "that depends on them; to train the others alone, freeze the layers of "
-                "these before the optimizer is built. They are: "
+                "that depends on these variables. To train only the others, freeze the "
+                "layers of these variables before the optimizer is built. Variables: "
                 f"{[path for _, path in own]}"
             )
 
 
 def check_shapes(grads, variables):
-    """Refuses a gradient that is not of its variable's shape.
+    """Refuses a gradient that does not have its variable's shape.
 
-    Keras would spread one of fewer dimensions over the variable, or fail halfway.
+    Keras would broadcast a gradient of fewer dimensions, or fail halfway.
     """
     for grad, variable in zip(grads, variables, strict=True):
         if grad is None or grad.shape == variable.shape:
             continue
-        # Inside of `jax.shard_map` Keras knows the shape of the whole variable only.
+        # Inside `jax.shard_map` Keras knows only the shape of the whole variable.
         shape = ops.convert_to_tensor(variable).shape
         if not _may_be_equal(grad.shape, shape):
             raise ValueError(
@@ -122,7 +122,7 @@ def _may_be_equal(shape, other):
 
 
 def as_list(argument: str, values: Any, of_what: str) -> list[Any]:
-    """Returns the items of an argument, which may be any iterable but one tensor."""
+    """Returns the items of an argument, any iterable except a single tensor."""
     if type(values) is list:
         return values
     is_other = _is_array(values) or isinstance(values, str | Mapping)
@@ -135,7 +135,7 @@ def as_list(argument: str, values: Any, of_what: str) -> list[Any]:
 
 
 def check_trainable(argument, variables):
-    """Returns a list of variables that can be trained, or says why they cannot."""
+    """Returns a list of trainable variables; raises an error if one cannot train."""
     variables = list_of_variables(argument, variables)
     check_distinct(argument, variables)
     _refuse_complex(variables)
@@ -143,7 +143,7 @@ def check_trainable(argument, variables):
 
 
 def list_of_variables(argument, variables):
-    """Returns the variables that an argument holds, and refuses all else."""
+    """Returns the variables in an argument; refuses anything else."""
     variables = as_list(argument, variables, "variables")
     stranger = next((v for v in variables if not backend.is_variable(v)), None)
     if stranger is not None:
@@ -156,13 +156,13 @@ def list_of_variables(argument, variables):
 
 
 def _refuse_complex(variables):
-    """Refuses variables of which a real gradient would train one half."""
+    """Refuses complex variables: a real gradient would train one half of them."""
     for variable in variables:
         dtype = keras.backend.standardize_dtype(variable.dtype)
         if "complex" in dtype:
             raise ValueError(
-                "A variable that is trained must be real: gradients, norms and slots "
-                "are. Train the real and the imaginary part as two variables of "
+                "A variable that is trained must be real, like gradients, norms and "
+                "slots. Train the real and the imaginary part as two variables of "
                 f"floats, and write `ops.cast(real, {dtype!r}) + 1j * "
                 f"ops.cast(imaginary, {dtype!r})` where the model needs a complex "
                 f"tensor. Received: the variable {path_of(variable)!r} of dtype "
@@ -171,7 +171,7 @@ def _refuse_complex(variables):
 
 
 def check_variables_come_last(grads, variables):
-    """Refuses what are no variables; the commonest slip is to swap the two."""
+    """Refuses a list that holds no variables; most often the two are swapped."""
     are_swapped = grads and all(map(backend.is_variable, grads))
     if are_swapped and not all(map(backend.is_variable, variables)):
         raise TypeError(
@@ -189,19 +189,19 @@ def check_distinct(argument, variables):
         if key in names:
             raise ValueError(
                 f"Argument `{argument}` holds a variable twice: {names[key]!r} and "
-                f"{name!r} are one, which would be updated twice a step. Add up its "
-                "gradients, and pass it once."
+                f"{name!r} are the same, and would be updated twice per step. Add up "
+                "its gradients, and pass the variable once."
             )
         names[key] = name
 
 
 def pair_gradients(optimizer, grads, variables):
-    """Pairs gradients and variables, building the optimizer if need be.
+    """Pairs gradients and variables; builds the optimizer if necessary.
 
     Args:
-        optimizer: The optimizer that is to apply them.
+        optimizer: The optimizer that applies them.
         grads: List of tensors, arrays or None.
-        variables: List of variables, or None for those that the optimizer knows.
+        variables: List of variables, or None for the optimizer's own.
 
     Returns:
         A tuple of the list of tensors or None, and the list of variables.
@@ -216,7 +216,7 @@ def pair_gradients(optimizer, grads, variables):
 
 
 def check_gradients(optimizer, grads, variables):
-    """Pairs gradients and variables, and changes nothing: see `pair_gradients`."""
+    """Pairs gradients and variables without a change: see `pair_gradients`."""
     grads = as_list("grads", grads, "gradients, one for each variable")
     if variables is None:
         if not optimizer.built:
@@ -245,7 +245,7 @@ def check_gradients(optimizer, grads, variables):
 
 
 def _as_gradients(grads, variables):
-    """Returns gradients as tensors; a complex one is most often of such a variable."""
+    """Returns gradients as tensors; blames complex variables for complex gradients."""
     try:
         return [backend.as_gradient(g) for g in grads]
     except ValueError:
@@ -254,17 +254,17 @@ def _as_gradients(grads, variables):
 
 
 def reduce_gradients(optimizer, grads, variables, overwritten, axis_name):
-    """Returns the gradients of all replicas, and whether all have the same now.
+    """Returns the gradients of all replicas, and whether all replicas now agree.
 
-    They are added up before they are looked at, since it is the sum that must be
-    finite: two finite gradients may add up to inf.
+    The gradients are added up before they are measured, since the sum must be finite:
+    two finite gradients may add up to inf.
 
     Args:
-        optimizer: The optimizer that is to apply them.
+        optimizer: The optimizer that applies them.
         grads: List of tensors or None, one for each variable.
         variables: List of variables.
         overwritten: List of bools, whether a variable takes its gradient as its value;
-            None if none does. That is no gradient, and not added up.
+            None if no variable does. Such values are not added up.
         axis_name: See `LossScaleOptimizer.apply`.
 
     Returns:

@@ -1,8 +1,8 @@
 """Classes for older APIs that configs name: imported when such a config is read.
 
-Keras finds a class by its registered name alone. Until a module of `compat` is
-imported, a stand-in is registered in place of each of its classes. Importing the module
-registers the class itself under that name.
+Keras finds a class only by its registered name. Until a module of `compat` is imported,
+a stand-in is registered in place of each of its classes. Importing the module registers
+the class itself under that name.
 """
 
 import importlib
@@ -36,16 +36,16 @@ MODULES = {
 
 
 def _stand_in(registered_name, module):
-    """Returns a class whose `from_config` is that of the class it is registered for."""
+    """Returns a stand-in whose `from_config` calls that of the actual class."""
 
     def from_config(cls, config):
         importlib.import_module(f"keras_lso.{module}")
-        # Not by `get_registered_object`: while Keras reads a config, that finds what
-        # was registered before.
+        # Not by `get_registered_object`: while Keras reads a config, that finds the
+        # class that was registered before.
         found = keras.saving.get_custom_objects()[registered_name]
         return found.from_config(config)
 
-    # Keras's error about a wrong config names the class that it called.
+    # Keras's error about a wrong config uses this name.
     name = registered_name.removeprefix("keras_lso>").rpartition(".")[2]
     members = {
         "__module__": f"keras_lso.{module}",

@@ -1,7 +1,7 @@
-"""The masters of float16 and bfloat16 variables: what is trained in place of them.
+"""The masters of float16 and bfloat16 variables, which are trained in their place.
 
-The inner optimizer is built for float32 variables and steps on these. See
-`_backend/masters.py` for the kinds of masters, and why there are any.
+The inner optimizer is built for float32 variables and updates these. See
+`_backend/masters.py` for the kinds of masters, and the reasons for them.
 """
 
 import contextlib
@@ -34,8 +34,8 @@ _LOW_PRECISION = ("float16", "bfloat16")
 
 
 def check_argument(master_weights):
-    """Returns `master_weights`, or says which values there are."""
-    # 0 and 1 equal False and True, but are not what anybody means.
+    """Returns `master_weights`; raises an error with the choices if it is not one."""
+    # 0 and 1 equal False and True, but nobody means them.
     if isinstance(master_weights, str | bool) and master_weights in _CHOICES:
         return master_weights
     raise ValueError(
@@ -45,25 +45,25 @@ def check_argument(master_weights):
     )
 
 
-# Half of the smallest float16, which rounds to the even neighbour.
+# Half of the smallest float16. It rounds to the even neighbour, 0.
 _ROUNDED_TO_0 = 2.0**-25
 
 
 class MasterWeights:
-    """The masters of a model's variables, and how the two keep in step.
+    """The masters of a model's variables; keeps masters and variables in step.
 
     Args:
         variables: List of trainable variables.
         master_weights: A value of the argument of that name.
-        inner_optimizer: The optimizer that is to train them.
+        inner_optimizer: The optimizer that will train them.
 
     Attributes:
-        trained: List of what the inner optimizer trains: float32 masters or stand-ins
-            for weights of 16 bits, and the other variables themselves.
-        variables: List of the variables that are kept with weights, a part of the
+        trained: List of the variables that the inner optimizer trains: float32 masters
+            or stand-ins for weights of 16 bits, and the other variables themselves.
+        variables: List of the variables that are kept for the weights, a part of the
             optimizer's state.
-        iterations: The variable that counts the steps, if rounding draws random bits by
-            it, else None.
+        iterations: The variable that counts the steps, if rounding uses it to draw
+            random bits; else None.
     """
 
     def __init__(self, variables, master_weights, inner_optimizer):
@@ -79,7 +79,7 @@ class MasterWeights:
         return [n for n in self._narrow if n is not None]
 
     def _of(self, variable, index):
-        """Returns the `Narrow` weight that a variable is; None if it has no master."""
+        """Returns the `Narrow` weight of a variable; None if it has no master."""
         dtype = keras.backend.standardize_dtype(variable.dtype)
         is_narrow = dtype in _LOW_PRECISION and not is_overwritten(variable)
         if self._kind is None or not is_narrow:
@@ -92,7 +92,7 @@ class MasterWeights:
         return Narrow(self._kind, variable, kept, index)
 
     def _trained_for(self, variable, narrow):
-        """Returns what is trained in place of a variable."""
+        """Returns the variable that is trained in place of a variable."""
         if narrow is None:
             return variable
         if narrow.kind.keeps_number:
@@ -109,17 +109,17 @@ class MasterWeights:
         return [] if self._kind is None or self._kind.keeps_number else self.numbers
 
     def release(self, inner_optimizer):
-        """Takes the memory of stand-ins, once the optimizer has been built for them."""
+        """Frees the memory of stand-ins, once the optimizer has been built for them."""
         if self._stand_ins:
             release(self._stand_ins)
-            # They hold nothing that could be restored.
+            # Stand-ins hold no values that could be restored.
             leave_trained_out_of_checkpoints(inner_optimizer)
 
     def warn_of_epsilons(self, inner_optimizer):
-        """Warns of an epsilon that is 0 in float16, by which an optimizer divides.
+        """Warns if an epsilon that an optimizer divides by is 0 in float16.
 
         Args:
-            inner_optimizer: The optimizer, which may have others in it.
+            inner_optimizer: The optimizer, which may contain others.
         """
         if not any(v.dtype == "float16" for v in self.trained):
             return
@@ -134,21 +134,22 @@ class MasterWeights:
             if lost and steps_in_dtype_of_variables(optimizer):
                 warn(
                     f"{type(optimizer).__name__} trains float16 variables without "
-                    f"float32 master weights, and there its {', '.join(lost)} is 0: "
-                    "where a gradient is 0 the weight would be NaN. Write "
+                    f"float32 master weights, and its {', '.join(lost)} is 0 in "
+                    "float16: a weight whose gradient is 0 would become NaN. Write "
                     "`epsilon=1e-7`, or leave out `master_weights=False`."
                 )
 
     def trained_of(self, optimizer, variables):
-        """Returns what the optimizer trains in place of each of its variables."""
+        """Returns the variables that the optimizer trains in place of `variables`."""
         if not self._found:
             return list(variables)
         return [self.trained[index_of(optimizer, v)] for v in variables]
 
     def narrow_weights(self, trained):
-        """Returns the `Narrow` weight in whose place each of `trained` is trained.
+        """Returns the `Narrow` weight that each of `trained` replaces.
 
-        A list with None for what is trained itself; None if there are no masters.
+        A list with None for variables that are trained themselves; None if there are no
+        masters.
         """
         if not self._found:
             return None
@@ -158,7 +159,7 @@ class MasterWeights:
 
     @contextlib.contextmanager
     def in_step(self):
-        """Lets what is assigned to `numbers` meanwhile reach the model's variables."""
+        """Copies values that are assigned to `numbers` inside into the model."""
         # A copy: on PyTorch a step changes the variable's own tensor.
         iterations = self.iterations
         if iterations is not None:
@@ -177,14 +178,14 @@ class MasterWeights:
     # --- Files ----------------------------------------------------------------------
 
     def saved(self, variable):
-        """Returns what a file has for one of `numbers`, whatever the kind: the number.
+        """Returns the float32 number for one of `numbers`, as a file holds it.
 
-        A float32 tensor.
+        Files hold the number for all kinds of masters.
         """
         return self._narrow_of(variable).number(backend)
 
     def load(self, variable, value):
-        """Takes the number for one of `numbers` from a file.
+        """Loads the number for one of `numbers` from a file.
 
         Args:
             variable: The float32 variable.
@@ -197,9 +198,9 @@ class MasterWeights:
             narrow.kept.assign(narrow.kind.kept_with(backend, weight, value))
 
     def restart(self):
-        """Begins again at the weights, for a file that has no numbers.
+        """Restarts from the weights, for a file that has no numbers.
 
-        Masters in float32 do so by themselves.
+        Masters in float32 do so automatically.
         """
         for narrow in self._found:
             if narrow.kept is not None and not narrow.kind.keeps_number:
@@ -212,14 +213,14 @@ class MasterWeights:
 
 
 def _kind_of(master_weights, inner_optimizer, variables):
-    """Returns the `Kind` of masters, None if there are to be none.
+    """Returns the `Kind` of masters, None for no masters.
 
-    Where stand-ins cannot give memory back, an optimizer without a fused step trains
+    If stand-ins cannot give memory back, an optimizer without a fused step trains
     float32 masters.
     """
     if master_weights is False:
         return None
-    # See docs/benchmarks.md for what the kinds cost.
+    # See docs/benchmarks.md for the costs of the kinds.
     names = {"auto": "float32", True: "float32"}
     kind = KINDS[names.get(master_weights, master_weights)]
     is_fused = backend.FUSES_STEPS and fitting_rule(inner_optimizer, variables)

@@ -1,7 +1,8 @@
-"""The methods that `LossScaleOptimizer`, LARS, LAMB and NovoGrad have besides Keras's.
+"""Methods that `LossScaleOptimizer`, LARS, LAMB and NovoGrad add to Keras's.
 
-A class names those it has, `minimize = methods.minimize`. Those of tf.keras 2 alone are
-in `compat/tf_keras/methods.py`, which is imported when one of them is looked up.
+A class assigns the methods that it has, `minimize = methods.minimize`. Methods that
+only tf.keras 2 has are in `compat/tf_keras/methods.py`, which is imported when one of
+them is looked up.
 """
 
 import importlib
@@ -43,23 +44,23 @@ def minimize(
     """Computes the gradients of a loss and applies them.
 
     Args:
-        loss: Callable without arguments that returns the loss. Or a tensor: on
-            TensorFlow together with `tape`, on PyTorch without. JAX cannot
-            differentiate a tensor.
+        loss: Callable without arguments that returns the loss; or a tensor, on
+            TensorFlow with `tape`, on PyTorch without. JAX cannot differentiate a
+            tensor.
         var_list: The variables to update, or a callable that returns them. Use a
             callable if the first call of `loss` creates variables. (JAX then repeats
-            that call.) One variable counts as a list of it, as in tf.keras 2.
-        grad_loss: Tensor of the loss's shape, by which its elements are
-            weighted. Defaults to `None`: by 1.
+            that call.) A single variable counts as a list of one, as in tf.keras 2.
+        grad_loss: Tensor of the loss's shape with the weights of its elements.
+            Defaults to `None`: all weights are 1.
         name: Defaults to `None`. Keras 3 does not name operations.
-        tape: The `tf.GradientTape` under which a tensor `loss` was computed, or
-            a part of what a callable returns. Defaults to `None`.
+        tape: The `tf.GradientTape` under which a tensor `loss`, or a part of the
+            result of a callable, was computed. Defaults to `None`.
 
     Returns:
         The variable that counts the applied steps.
 
     Raises:
-        ValueError: If `var_list` does not hold variables only, if no variable
+        ValueError: If `var_list` holds anything but variables, if no variable
             has a gradient, or if a tensor cannot be differentiated.
         RuntimeError: If called in a cross-replica context.
 
@@ -91,7 +92,7 @@ def apply_gradients(
         name: Defaults to `None`. Keras 3 does not name operations.
         experimental_aggregate_gradients: See
             `keras_lso.LossScaleOptimizer.apply_gradients`. Defaults to `True`.
-        skip_gradients_aggregation: See there. Defaults to `False`.
+        skip_gradients_aggregation: See the same method. Defaults to `False`.
 
     Returns:
         The variable that counts the applied steps.
@@ -107,7 +108,7 @@ def apply_gradients(
 
 @backend.as_written
 def apply_pairs(optimizer, grads_and_vars, name, are_reduced, **kwargs):
-    """Does what `apply_gradients` does; `kwargs` are more arguments of `apply`."""
+    """Implements `apply_gradients`; `kwargs` are further arguments of `apply`."""
     check_operation_name(name)
     backend.check_replica_context("apply_gradients")
     grads, variables = split_pairs(grads_and_vars)
@@ -141,9 +142,9 @@ def scaled_gradients(optimizer, loss, var_list, grad_loss=None, tape=None):
 if TYPE_CHECKING:
 
     class Signatures:
-        """The methods above, and those of tf.keras, as a type checker knows them.
+        """The methods above, and those of tf.keras, for type checkers.
 
-        It does not see what a class takes over from here.
+        They do not see the methods that a class assigns from this module.
         """
 
         @property

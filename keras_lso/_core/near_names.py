@@ -1,22 +1,22 @@
-"""What a pattern that matches nothing may mean, by the names that there are."""
+"""Finds the names that a pattern without a match may mean."""
 
 import difflib
 import re
 
 from keras_lso._keras_internals.variables import path_of
 
-# How alike two words are that are one but for a slip, and two that share something.
+# The likeness of two words that differ by a slip, and of two that are similar.
 _A_SLIP, _SIMILAR = 0.85, 0.7
 _MOST_NAMES = 3
-# How many letters a part has at least that another begins with.
+# The least number of letters of a part for a comparison of beginnings.
 _SHORTEST = 4
 
 
 def rewritten(pattern):
-    """Returns patterns that may be meant by one, as names are in Keras 3."""
+    """Returns patterns that a pattern may mean, with the names of Keras 3."""
     spelled = [pattern]
     if "\\" not in pattern:
-        # `LayerNorm` was the name of what is `layer_norm`.
+        # `LayerNorm` is the old name of `layer_norm`.
         parted = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", pattern)
         spelled.append(parted.lower())
     patterns = []
@@ -30,7 +30,7 @@ def rewritten(pattern):
 
 
 def meant_by(pattern, variables):
-    """Returns the variables whose paths have all words of a pattern, spelled alike."""
+    """Returns the variables whose paths have all words of a pattern, up to a slip."""
     words = _words(pattern)
     paths = [_names_in(path_of(v)) for v in variables]
     known = {name for path in paths for name in path}
@@ -43,7 +43,7 @@ def meant_by(pattern, variables):
 
 
 def nearest(pattern, variables):
-    """Returns the names of layers and variables that are nearest, and whether near."""
+    """Returns the most similar names, and whether they are similar enough."""
     words = _words(pattern)
     likeness = {
         name: max((_likeness(word, name) for word in words), default=0.0)
@@ -55,7 +55,7 @@ def nearest(pattern, variables):
 
 
 def _words(pattern):
-    """Returns the words of a regular expression, as it spells them."""
+    """Returns the words in a regular expression, with its spelling."""
     # Without flags such as (?i), and escapes such as \b.
     text = re.sub(r"\(\?[a-z]+\)|\\.", " ", pattern).replace("_?", "_")
     return [word for word in re.findall(r"\w+", text) if len(_letters(word)) > 1]
@@ -67,7 +67,7 @@ def _names_in(path):
 
 
 def _likeness(word, name):
-    """Returns how alike a word is to a name or to some parts of it, up to 1."""
+    """Returns the likeness of a word to a name or to parts of it, up to 1."""
     given, parts = _letters(word), _parts(name)
     if given in _letters(name) or _initials(_parts(word)) in parts:
         return 1.0
@@ -89,15 +89,15 @@ def _letters(text):
 
 
 def _parts(text):
-    """Returns the parts of a name, `layer` and `norm` of `LayerNorm`, in small."""
+    """Returns the parts of a name, `layer` and `norm` of `LayerNorm`, in lower case."""
     return tuple(map(str.lower, re.findall(r"[A-Z]?[a-z]+|[A-Z]+", text)))
 
 
 def _begin_alike(parts, others):
-    """Whether several parts are others, or begin as they do.
+    """Whether several parts equal others, or are beginnings of them or extend them.
 
-    So do `layer` and `normalization` as `layer` and `norm`. Of a single part that says
-    little: `layernorm` begins with `layer`.
+    An example is `layer` and `normalization` for `layer` and `norm`. A single part says
+    too little: `layernorm` begins with `layer`.
     """
     pairs = zip(parts, others, strict=False)
     return 1 < len(parts) <= len(others) and all(

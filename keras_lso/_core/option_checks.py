@@ -1,6 +1,6 @@
-"""What arguments of optimizers, schedules and methods have to be.
+"""Checks of the arguments of optimizers, schedules and methods.
 
-Those of `LossScaleOptimizer` and the loss scales are checked by `_core/checks.py`.
+`_core/checks.py` checks the arguments of `LossScaleOptimizer` and the loss scales.
 """
 
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from keras_lso._core.checks import check_callable_rate, check_rate, refusal
 
 
 def check_learning_rate(argument: str, value: Any) -> Any:
-    """Returns what Keras takes for a learning rate; a number as a float."""
+    """Returns a learning rate that Keras takes; a number as a float."""
     if isinstance(value, keras.optimizers.schedules.LearningRateSchedule):
         return value
     if not callable(value):
@@ -22,7 +22,7 @@ def check_learning_rate(argument: str, value: Any) -> Any:
 
 
 def check_choice(argument: str, value: Any, choices: Iterable[Any]) -> Any:
-    """Returns `value`, which has to be one of the strings in `choices`."""
+    """Returns `value`, which must be one of the strings in `choices`."""
     if value not in choices:
         known = ", ".join(map(repr, choices))
         raise refusal(argument, value, f"be one of {known}")
@@ -30,7 +30,7 @@ def check_choice(argument: str, value: Any, choices: Iterable[Any]) -> Any:
 
 
 def check_names(owner: str, argument: str, params: Any, known: Iterable[str]) -> None:
-    """Refuses a dict of parameters that holds a name which `owner` does not know."""
+    """Refuses a dict of parameters with a name that `owner` does not know."""
     for name in params:
         if name not in known:
             raise ValueError(
@@ -40,7 +40,7 @@ def check_names(owner: str, argument: str, params: Any, known: Iterable[str]) ->
 
 
 def check_operation_name(name: Any) -> None:
-    """Refuses a name that is no string, for a method of tf.keras that takes one."""
+    """Refuses a name that is not a string, for a method of tf.keras that takes one."""
     if name is not None and not isinstance(name, str):
         requirement = (
             "be a string or None. To say whether the gradients are scaled, write "
@@ -63,7 +63,7 @@ def check_variables(argument: str, variables: Any) -> list[Any]:
         if not backend.is_variable(variable):
             raise ValueError(
                 f"Argument `{argument}` takes variables only, such as "
-                "`model.trainable_variables` holds. Received: "
+                "`model.trainable_variables`. Received: "
                 f"{variable!r} of type {type(variable).__name__}"
             )
     if len({id(v) for v in variables}) < len(variables):

@@ -1,6 +1,6 @@
 """`RecordFile`: the steps of a run in a file, as JSON lines or as CSV.
 
-It is apart from its users, a callback and a picture.
+A callback writes the file, and a plot reads it.
 """
 
 import csv
@@ -11,7 +11,7 @@ import pathlib
 
 import numpy as np
 
-# With the type of each.
+# The columns, with their types.
 COLUMNS = {
     "step": int,
     "outcome": str,
@@ -33,15 +33,15 @@ class RecordFile:
         self._file = pathlib.Path(path)
         if self._file.suffix not in (".jsonl", ".json", ".csv"):
             raise ValueError(
-                "`path` must end with '.jsonl' or '.json', for a JSON object a line, "
-                f"or with '.csv'. Received: path={path!r}"
+                "`path` must end with '.jsonl' or '.json', for one JSON object per "
+                f"line, or with '.csv'. Received: path={path!r}"
             )
         self._is_csv = self._file.suffix == ".csv"
 
     def begin(self):
-        """Makes the file and its folder, or checks one that is to be appended to.
+        """Makes the file and its folder, or checks an existing file.
 
-        A last line that a process has not finished, since it was killed, is removed.
+        An unfinished last line, from a process that was killed, is removed.
         """
         self._file.parent.mkdir(parents=True, exist_ok=True)
         self._file.touch()
@@ -64,10 +64,10 @@ class RecordFile:
                 file.writelines(json.dumps(row) + "\n" for row in rows)
 
     def read(self):
-        """Returns a dict of arrays, without what was trained once more later."""
+        """Returns a dict of arrays, without steps that were trained again later."""
         self._check_columns()
         with self._file.open(encoding="utf-8", newline="") as file:
-            # Not one that a process has not finished, or not yet.
+            # Skip a line that a process has not finished.
             lines = [line for line in file if line.endswith("\n")]
         rows = csv.DictReader(lines) if self._is_csv else map(json.loads, lines)
         kept: list[dict] = []
@@ -93,7 +93,7 @@ class RecordFile:
             names = [first.strip()]
         if first and names != list(COLUMNS):
             raise ValueError(
-                "The file is no record of steps, whose columns are "
+                "The file is not a record of steps, which has the columns "
                 f"{', '.join(COLUMNS)}. Give the path of a new file. Received: "
                 f"path={str(self._file)!r}, with {', '.join(map(str, names))[:200]}"
             )
@@ -106,9 +106,9 @@ def _number(value, kind):
 
 
 def plain(value):
-    """Returns an element of an array as Python has it, None for what is not finite.
+    """Returns an element of an array as a Python object; None for inf and NaN.
 
-    A float32 keeps the digits that it is written with.
+    A float32 keeps its shortest digits.
     """
     if isinstance(value, np.floating):
         return float(str(value)) if np.isfinite(value) else None

@@ -1,4 +1,4 @@
-"""`SpikeGuard`: which steps are outliers, and are skipped like an overflow."""
+"""`SpikeGuard`: decides which steps are outliers, to be skipped like an overflow."""
 
 from typing import Any, Self
 
@@ -13,11 +13,11 @@ from keras_lso._core.checks import (
 
 @keras.saving.register_keras_serializable("keras_lso", name="SpikeGuard")
 class SpikeGuard:
-    """Says which steps are outliers by the norm of their gradients.
+    """Decides by the norm of their gradients which steps are outliers.
 
-    An optimizer with a spike guard skips such a step: nothing changes, bit for bit, as
-    at an overflow. A batch that is corrupt, or that a model has no use for, then does
-    not undo what the steps before it have learned.
+    An optimizer with a spike guard skips an outlier as it skips an overflow: nothing
+    changes, bit for bit. A corrupt or unsuitable batch then does not undo what the
+    model has learned.
 
     ```python
     limit = mean(norms) + threshold * std(norms)    # of the last `window` norms
@@ -29,30 +29,29 @@ class SpikeGuard:
         norms.append(norm)
     ```
 
-    The norm is that of all unscaled gradients together, over all replicas, processes
-    and shards: the one that `global_clipnorm` clips by. With
-    `gradient_accumulation_steps` it is that of a window's mean gradient, and the whole
-    window is skipped.
+    The norm is the joint norm of all unscaled gradients, over all replicas, processes
+    and shards, as in `global_clipnorm`. With `gradient_accumulation_steps` it is the
+    norm of a window's mean gradient, and the whole window is skipped.
 
-    An outlier enters the history as the limit that it exceeded. So the limit rises
-    where the level of the norms has changed for good, by a new learning rate or a new
-    phase of the data, and a single outlier hardly moves it. Where the norms remain
-    above the limit for `window` steps in a row, the next step is applied.
+    An outlier enters the history as the limit that it exceeded. A single outlier
+    therefore hardly moves the limit, but the limit rises when the level of the norms
+    has changed permanently, through a new learning rate or a new phase of the data.
+    After `window` outliers in a row, the next step is applied.
 
-    A spike is no overflow. The loss scale neither falls, since a lower one would not
-    make the gradients smaller, nor does it count the step as a good one, since nothing
-    was learned at that scale.
+    A spike is not an overflow. It does not lower the loss scale, since a lower scale
+    would not make the gradients smaller. It does not count as a good step either,
+    since nothing was learned at that scale.
 
     Args:
-        threshold: Above 0. By how many standard deviations a norm may lie above the
-            mean of the history. Defaults to `6.0`.
-        window: 2 or more. The number of norms in the history, of finite steps. Defaults
-            to `128`.
-        warmup: 2 or more. The number of norms that the history needs before a step is
-            judged by it; `window` if that is less. Defaults to `64`.
-        max_norm: Above 0. A norm above it is an outlier whatever the history is, from
-            the first step on, and for any number of steps. Defaults to `None`: there is
-            no such limit.
+        threshold: Above 0. The number of standard deviations by which a norm may exceed
+            the mean of the history. Defaults to `6.0`.
+        window: 2 or more. The number of norms in the history. Only finite steps enter
+            it. Defaults to `128`.
+        warmup: 2 or more. The number of norms that the history needs before it judges
+            a step; `window` if that is less. Defaults to `64`.
+        max_norm: Above 0. A larger norm is an outlier whatever the history is, from
+            the first step on, and for any number of steps. Defaults to `None`: no such
+            limit.
 
     Example:
 
@@ -89,7 +88,7 @@ class SpikeGuard:
         self.max_norm = max_norm
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments, a dict."""
+        """Returns the arguments as a dict."""
         return {
             "threshold": self.threshold,
             "window": self.window,
@@ -102,7 +101,7 @@ class SpikeGuard:
         """Returns the guard that a config describes.
 
         Args:
-            config: What `get_config` returned.
+            config: The return value of `get_config`.
         """
         return cls(**config)
 

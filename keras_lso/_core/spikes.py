@@ -1,6 +1,6 @@
-"""What a `SpikeGuard` remembers of the last steps, and how it judges the next one.
+"""The history of a `SpikeGuard`, and its judgement of the next step.
 
-Nothing is read by the host: the history is a ring of norms on the device.
+The history is a ring buffer of norms on the device. The host reads nothing.
 """
 
 import functools
@@ -11,24 +11,23 @@ from keras_lso._backend import backend
 from keras_lso._keras_internals.optimizers import members_of
 from keras_lso._keras_internals.variables import read
 
-# Of the mean: what norms that are equal may differ by.
+# The share of the mean by which equal norms may differ.
 _ROUNDING = 2.0**-18
 
 
 class SpikeHistory:
-    """The last norms of an optimizer's gradients, and how many steps were outliers.
+    """The last norms of an optimizer's gradients, and the number of outliers.
 
     Args:
         guard: `SpikeGuard`.
         add_variable: Callable with the arguments of `keras.Optimizer.add_variable`.
-        assign: Callable `(variable, value)`. Keras allows that an optimizer has its
-            own.
+        assign: Callable `(variable, value)`. In Keras an optimizer may override it.
 
     Attributes:
         variables: List of the two variables, which are saved. `spike_norms` is a ring
-            of norms. `spike_counts` are the number of norms that it was given (which
-            goes from `2 * window - 1` back to `window`), how many steps in a row were
-            outliers, and how many were skipped.
+            buffer of norms. `spike_counts` holds the number of norms that entered the
+            ring (it wraps from `2 * window - 1` to `window`), the number of outliers in
+            a row, and the number of skipped steps.
     """
 
     def __init__(self, guard, add_variable, assign):
@@ -51,11 +50,11 @@ class SpikeHistory:
             variable.assign(ops.zeros(variable.shape, variable.dtype))
 
     def judge(self, norm, finite):
-        """Returns whether a step is no outlier, and remembers its norm.
+        """Returns False for an outlier, and remembers the norm of the step.
 
         Args:
             norm: Float32 scalar tensor, the norm of all unscaled gradients.
-            finite: Boolean scalar tensor. Where it is False, nothing is remembered.
+            finite: Boolean scalar tensor. If it is False, nothing is remembered.
 
         Returns:
             Boolean scalar tensor.
@@ -67,7 +66,7 @@ class SpikeHistory:
         is_judged = seen >= min(self._guard.warmup, window)
         is_above = scalars.logical_and(is_judged, norm > limit)
         is_spike = scalars.logical_and(is_above, in_a_row < window)
-        # Of the limit that it is above: see `SpikeGuard`.
+        # An outlier enters the history as the limit that it exceeds: see `SpikeGuard`.
         entry = scalars.where(is_spike, limit, norm)
         if self._guard.max_norm is not None:
             is_spike = scalars.logical_or(is_spike, norm > self._guard.max_norm)
@@ -88,10 +87,10 @@ class SpikeHistory:
         return scalars.logical_not(is_spike)
 
     def _limit(self, norms, seen):
-        """Returns the largest norm that is no outlier, a float32 scalar tensor."""
+        """Returns the largest norm that is not an outlier, a float32 scalar tensor."""
         scalars, window = backend.scalars, self._guard.window
         places = ops.arange(window, dtype=seen.dtype)
-        # In units of the largest, whose square may be beyond float32.
+        # In units of the largest norm, whose square may exceed the range of float32.
         largest = ops.max(norms)
         unit = scalars.where(largest > 0, largest, scalars.ones_like(largest))
         values = norms / unit
@@ -111,8 +110,8 @@ def check_windows(optimizer):
     members = members_of(optimizer)
     if any(member.gradient_accumulation_steps for member in members):
         raise ValueError(
-            "A SpikeGuard judges the mean gradient of a window, and the members of a "
-            "MultiOptimizer have a window each. Leave out `spike_guard`, or the "
+            "A SpikeGuard judges the mean gradient of a window, but each member of a "
+            "MultiOptimizer has its own window. Leave out `spike_guard`, or the "
             "`gradient_accumulation_steps` of the members. Received: "
             f"{len(members)} members"
         )

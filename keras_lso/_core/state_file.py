@@ -1,15 +1,15 @@
 """The state of a `LossScaleOptimizer` in a file, in the layout of Keras's own class.
 
-In this order, so that files go both ways:
+The order is as follows, so that each class can read the other's files:
 
-- `iteration`: the number of steps, skipped ones included, and `learning_rate`, which
-  has no use. A `GuardedOptimizer`, which has no loss scale, says so there. In memory
-  `iteration` is the number of skipped steps alone, since a user may assign the inner
-  optimizer's count of applied ones;
+- `iteration`: the number of steps, including skipped ones, and `learning_rate`, which
+  is unused, except that a `GuardedOptimizer` marks there that it has no loss scale. In
+  memory, `iteration` is only the number of skipped steps, since a user may assign the
+  inner optimizer's count of applied steps;
 - `step_counter` and `dynamic_scale`, of the loss-scale policy;
 - the variables of the inner optimizer;
-- what else the loss-scale policy keeps, and the float32 number of each weight that has
-  a master, whatever the kind of masters;
+- the other variables of the loss-scale policy, and the float32 number of each weight
+  that has a master, whatever the kind of masters;
 - the history of a spike guard, if there is one.
 """
 
@@ -25,7 +25,7 @@ from keras_lso._keras_internals.optimizers import (
 )
 from keras_lso._keras_internals.unsaved import restore_unsaved, saved_by_keras
 
-# What an optimizer without a loss scale has as its own learning rate; others have 0.
+# The learning rate of an optimizer without a loss scale. Others have 0.
 _NO_SCALE = -1.0
 
 
@@ -33,8 +33,8 @@ class StateFile:
     """Saves and loads the variables of an optimizer, all of them or none.
 
     Args:
-        optimizer: The `LossScaleOptimizer`. It is asked for its variables each time:
-            there are more of them once it is built.
+        optimizer: The `LossScaleOptimizer`. Its variables are looked up each time,
+            since `build` adds some.
     """
 
     def __init__(self, optimizer):
@@ -42,7 +42,7 @@ class StateFile:
 
     @property
     def _steps(self):
-        """What a file has the number of steps for, skipped ones included."""
+        """The variable whose entry in a file is the number of all steps."""
         return iteration_variable(self._optimizer)
 
     @property
@@ -57,7 +57,7 @@ class StateFile:
 
     @property
     def in_memory(self):
-        """The variables that the optimizer has: what it keeps in place of numbers."""
+        """The variables in memory, with the kept variables instead of the numbers."""
         masters = self._masters.variables if self._masters else ()
         return [*self._variables_but_masters, *masters, *self._of_spikes]
 
@@ -87,7 +87,7 @@ class StateFile:
 
     @property
     def _first_variables(self):
-        """Those that Keras's class has as well, before the inner optimizer's."""
+        """The variables that Keras's class also has, before the inner optimizer's."""
         optimizer = self._optimizer
         of_policy = optimizer.loss_scale_policy.variables
         return base_variables_of(optimizer) + of_policy[:2]
@@ -98,7 +98,7 @@ class StateFile:
         for i, variable in enumerate(self.variables):
             if id(variable) in numbers:
                 variable = self._masters.saved(variable)
-            # Not by `numpy()`, which under OpenVINO reads constants only in Keras 3.12.
+            # Not with `numpy()`: under OpenVINO it reads only constants in Keras 3.12.
             value = np.array(ops.convert_to_numpy(variable))
             if variable is self._steps:
                 steps = value + np.int64(ops.convert_to_numpy(self._applied))
@@ -106,25 +106,25 @@ class StateFile:
             store[str(i)] = value
 
     def load(self, store, is_as_in_memory=False):
-        """Reads the state; warns, as Keras does, if it is of another optimizer.
+        """Reads the state; warns, as Keras does, if it is from another optimizer.
 
         Three layouts are known: our own, that of `keras.optimizers.LossScaleOptimizer`,
-        and that of the bare inner optimizer, after which the scale starts afresh.
+        and that of the bare inner optimizer, after which the scale starts over.
 
         Args:
             store: Mapping of `"0"`, `"1"`, ... to arrays.
             is_as_in_memory: Bool. Whether `iteration` has the number of skipped steps,
-                as somebody saves it who knows no `save`. Defaults to `False`.
+                as in a state that was saved without `save`. Defaults to `False`.
         """
         variables = self._variables_in(store)
         if variables is None or not self._has_this_history(variables, store):
-            # Perhaps of an optimizer with a spike guard, or with another window.
+            # The state may be from an optimizer with a spike guard, or another window.
             without = _without_spikes(store)
             others = None if without is None else self._variables_in(without)
             if others is not None:
                 variables, store = others, without
         if variables is None:
-            # What Keras does: a model may be loaded without its optimizer.
+            # Warn, as Keras does: a model may be loaded without its optimizer.
             warn(
                 "Skipping variable loading for optimizer "
                 f"'{self._optimizer.name}', because it has {len(self.variables)} "
@@ -143,7 +143,7 @@ class StateFile:
         restore_unsaved(self._optimizer.inner_optimizer, variables)
 
     def assign(self, variables, values):
-        """Assigns values to some of the variables; the rest of the state starts afresh.
+        """Assigns values to some of the variables, and resets the rest of the state.
 
         Args:
             variables: List of variables.
@@ -176,7 +176,7 @@ class StateFile:
         policy.restore()
 
     def say_that_there_is_no_scale(self):
-        """Lets the loss scale of who loads this state start afresh."""
+        """Marks the state so that an optimizer that loads it starts a new scale."""
         self._unused.assign(_NO_SCALE)
 
     @property
@@ -193,10 +193,10 @@ class StateFile:
             all_variables,
             # Of an optimizer without a spike guard.
             all_variables[: len(all_variables) - len(self._of_spikes)],
-            # Of who saves `optimizer.variables` by themselves.
+            # Of a user who saves `optimizer.variables` directly.
             self.in_memory,
-            # Of an optimizer without masters, as ours was of bfloat16 weights. They
-            # restart where the weights differ.
+            # Of an optimizer without masters, like ours once for bfloat16 weights. The
+            # masters restart where the weights differ.
             self._variables_but_masters,
             first + inner.variables,
             first + saved_by_keras(inner),
@@ -207,16 +207,16 @@ class StateFile:
             base = base_variables_of(self._optimizer)
             layouts.append(base + inner.variables)
         layouts = [v for v in layouts if len(v) == len(store.keys())]
-        # Two may be of one length: around Adafactor Keras's class saves fewer of the
-        # inner optimizer's variables, and as many more of its own.
+        # Two layouts may have the same length: around Adafactor, Keras's class saves
+        # fewer of the inner optimizer's variables, and as many more of its own.
         variables = max(layouts, key=lambda v: _count_fitting(v, store), default=None)
-        # Before `build` a wrapper has so few that other files may have as many.
+        # Before `build` a wrapper has so few variables that other files may match.
         if variables is None or is_built:
             return variables
         return variables if _count_fitting(variables, store) == len(variables) else None
 
     def _has_this_history(self, variables, store):
-        """Whether the history of spikes in a store, if any, is one of this length."""
+        """Whether the history of spikes in a store, if any, has this length."""
         history = self._of_spikes
         if not history or variables[-1] is not history[-1]:
             return True
@@ -228,8 +228,8 @@ class StateFile:
         trained = variables_of(self._optimizer)
         if any(v.dtype in ("float16", "bfloat16") for v in trained):
             return (
-                " The weights have 16 bits: an optimizer with float32 masters of them "
-                "(`master_weights`) and one without have not the same state."
+                " The weights have 16 bits: an optimizer with float32 masters "
+                "(`master_weights`) and one without do not have the same state."
             )
         return ""
 
@@ -239,7 +239,7 @@ _SPIKES = 2
 
 
 def _without_spikes(store):
-    """Returns a store without the last entries, None if they are of no spike guard."""
+    """Returns a store without a spike guard's entries; None if it has none."""
     names = set(store.keys())
     count = len(names) - _SPIKES
     if not {str(count), str(count + 1)} <= names:
@@ -253,7 +253,7 @@ def _without_spikes(store):
 
 
 def _count_fitting(variables, store):
-    """Returns for how many of the variables there is an entry of their kind."""
+    """Returns the number of variables that have a fitting entry."""
     names = set(store.keys())
     return sum(
         str(i) in names and _fits(variable, store[str(i)])
@@ -262,7 +262,7 @@ def _count_fitting(variables, store):
 
 
 def _fits(variable, stored):
-    """Whether what is stored has the variable's shape, and is whole if that is."""
+    """Whether an entry has the variable's shape, and is an integer if that is."""
     if not hasattr(stored, "dtype"):
         stored = np.asarray(stored)
     is_whole = "int" in keras.backend.standardize_dtype(variable.dtype)
@@ -270,13 +270,14 @@ def _fits(variable, stored):
     return has_shape and (stored.dtype.kind in "iu") == is_whole
 
 
-# --- All of it fits, or none of it is taken -----------------------------------
+# --- Checks, so that all of the state is loaded or nothing --------------------
 
 
 def checked(optimizer, store):
-    """Returns what Keras's `load_own_variables` may read; it assigns as it goes.
+    """Returns a checked store for Keras's `load_own_variables`.
 
-    Keras itself warns of a store with more or fewer entries, and assigns nothing.
+    Keras assigns one variable after the other. It warns of a store with more or fewer
+    entries, and assigns nothing.
     """
     variables = list(optimizer.variables)
     if len(store.keys()) != len(variables):
@@ -290,21 +291,21 @@ def read_stored(variables, store, mended=()):
     Args:
         variables: List of variables, as many as the store has entries.
         store: Mapping of `"0"`, `"1"`, ... to arrays, as Keras's stores are.
-        mended: Variables in which NaN and numbers that are too large do no harm,
-            since they are mended afterwards.
+        mended: Variables in which NaN and numbers that are too large do no harm, since
+            they are repaired afterwards.
 
     Returns:
         List of arrays of the variables' shapes and dtypes.
 
     Raises:
-        ValueError, TypeError: If one is missing or does not fit its variable.
+        ValueError, TypeError: If an array is missing or does not fit its variable.
     """
     names = set(store.keys())
     missing = [str(i) for i in range(len(variables)) if str(i) not in names]
     if missing:
         raise ValueError(
             "The state of an optimizer is stored under the numbers of its variables, "
-            f"'0' to '{len(variables) - 1}'. Not there: {missing}. The file is "
+            f"'0' to '{len(variables) - 1}'. Missing: {missing}. The file is "
             "damaged. Nothing was assigned."
         )
     mended = {id(v) for v in mended}
@@ -317,8 +318,8 @@ def read_stored(variables, store, mended=()):
                 check_is_sound(variable, stored, value)
             except ValueError as error:
                 raise ValueError(
-                    f"{error} The model alone is loaded by `load_model(path, "
-                    "compile=False)` and `model.load_weights(path, "
+                    f"{error} To load only the model, write `load_model(path, "
+                    "compile=False)` or `model.load_weights(path, "
                     "skip_mismatch=True)`. Nothing was assigned."
                 ) from error
         values.append(value)
@@ -326,20 +327,20 @@ def read_stored(variables, store, mended=()):
 
 
 def check_is_sound(variable, stored, value):
-    """Refuses NaN, and what is finite in the file but not in the variable's dtype.
+    """Refuses NaN, and finite numbers that overflow in the variable's dtype.
 
-    A slot or a learning rate that is NaN makes a weight NaN at the next step, though
-    the gradients are finite. A slot may well be inf: Adam's second moment, say.
+    A slot or a learning rate that is NaN makes a weight NaN at the next step, although
+    the gradients are finite. A slot may be inf, such as Adam's second moment.
 
     Args:
-        variable: The variable that the value is for.
-        stored: Array, as it is in the file.
-        value: Array, the same in the dtype of the variable.
+        variable: The variable for the value.
+        stored: Array from the file.
+        value: The same array in the dtype of the variable.
     """
     target = f"The optimizer's variable '{variable.path}'"
     if np.isnan(value).any():
         raise ValueError(
-            f"{target} must not be NaN, as the file has it: the run that wrote it had "
+            f"{target} must not be NaN, but is in the file: the run that wrote it had "
             "diverged, or the file is damaged. Load an earlier file."
         )
     infinite = np.isinf(value)
@@ -356,11 +357,11 @@ def check_array(target, value, shape, dtype="float32", is_count=False):
     """Returns `value` as an array of numbers that fits into `target`.
 
     Args:
-        target: String that says what it is for.
-        value: Array, or what NumPy makes one of.
-        shape: Tuple of integers, the shape that it has to have.
-        dtype: String. Only whole numbers that it holds fit into an integer one.
-        is_count: Bool. Whether no negative number fits. Defaults to `False`.
+        target: String that names the target.
+        value: Array, or an object that NumPy can convert to one.
+        shape: Tuple of integers, the required shape.
+        dtype: String. An integer dtype takes only whole numbers in its range.
+        is_count: Bool. Whether negative numbers are refused. Defaults to `False`.
     """
     array = np.asarray(value)
     # Objects, strings, times, complex numbers; records, but not bfloat16.
@@ -390,10 +391,10 @@ def check_state(variable, value):
     """Returns `value` as an array of the shape and dtype of an optimizer's variable."""
     dtype = keras.backend.standardize_dtype(variable.dtype)
     target = f"The optimizer's variable '{variable.path}'"
-    # Of other integers only their owner, such as a loss-scale policy, knows which of
-    # them it keeps.
+    # For other integers, only their owner, such as a loss-scale policy, knows the valid
+    # range.
     is_count = variable.name == "iteration"
     array = check_array(target, value, variable.shape, dtype, is_count)
-    # Not every backend takes every array: PyTorch no big-endian one.
+    # Not every backend takes every array: PyTorch takes no big-endian one.
     with np.errstate(over="ignore", invalid="ignore"):
         return array.astype(dtype)

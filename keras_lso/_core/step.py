@@ -5,8 +5,8 @@
         -> unscaled and applied in one pass, or by the inner optimizer's own step
         -> counted -> the loss scale moves
 
-`LossScaling` knows whether gradients are scaled, a `Plan` what a step does that depends
-on no value, and `Step` takes it. Nothing is read by the host, except where
+`LossScaling` knows whether gradients are scaled. A `Plan` holds the decisions of a step
+that depend on no value, and `Step` takes the step. The host reads nothing, except where
 `backend.run_if` says so.
 """
 
@@ -60,10 +60,10 @@ from keras_lso._keras_internals.variables import (
 
 
 class Gradients(enum.Enum):
-    """What the gradients are that `apply` gets next."""
+    """The kind of the gradients in the next call of `apply`."""
 
     UNKNOWN = "unknown"
-    """No loss was scaled yet: taken for scaled, as Keras's trainers hand them over."""
+    """No loss was scaled yet: taken for scaled, as Keras's trainers pass them."""
     SCALED_BY_KERAS = "scaled by Keras"
     """`scale_loss` was called last, which Keras's trainers do."""
     SCALED = "scaled"
@@ -79,27 +79,27 @@ class LossScaling:
         policy: The `LossScale` that holds the loss scale.
 
     Attributes:
-        gradients: A `Gradients`. It is tied to no trace: a function that is traced
-            again, or called once more, finds it as the last call left it.
+        gradients: A `Gradients`. It does not belong to a trace: a function that is
+            traced again, or called again, finds the value that the last call left.
     """
 
     def __init__(self, policy):
         self._policy = policy
         self.gradients = Gradients.UNKNOWN
-        # By the memory of the gradients that were unscaled: a weak reference to each,
-        # and its version, which changes when it is written to.
+        # Maps the memory of each gradient that was unscaled to a weak reference and a
+        # version, which changes when the gradient is written to.
         self._unscaled: dict = {}
         self._has_warned = False
 
     def __getstate__(self):
-        """A copy has seen no gradients, to which it could not refer either."""
+        """Returns the state of a copy, without references to gradients."""
         return {**vars(self), "_unscaled": {}}
 
     @backend.as_written
     def scale(self, loss):
         """Returns the loss times the loss scale, in float32 or wider."""
         # A copy: on PyTorch the variable's own tensor changes in place, and autograd
-        # keeps what the loss was multiplied by.
+        # keeps the factor of the loss.
         return backend.times(
             as_loss(loss), backend.scalars.copy(read(self._policy.scale))
         )
@@ -117,14 +117,14 @@ class LossScaling:
         return unscaled
 
     def are_scaled(self, grads):
-        """Whether gradients are scaled, where the caller of `apply` did not say so.
+        """Whether gradients are scaled, if the caller of `apply` did not say so.
 
         Args:
-            grads: List of what `apply` was called with.
+            grads: List of the gradients that `apply` was called with.
 
         Raises:
-            ValueError: If some are the arguments of `get_unscaled_gradients`, and some
-                are not, or if one was written to since.
+            ValueError: If only some of the gradients are arguments of
+                `get_unscaled_gradients`, or if one was written to since.
         """
         if self.gradients is not Gradients.UNSCALED:
             if self.gradients is Gradients.UNKNOWN:
@@ -134,11 +134,11 @@ class LossScaling:
         are_arguments = list(map(self._is_argument, present))
         if any(are_arguments) and not all(are_arguments):
             raise ValueError(
-                "Some of the gradients were passed to `get_unscaled_gradients`, and "
-                "are scaled, and others are not the same tensors. Pass either all that "
-                "it returned, or all that it was given, or say which they are by "
+                "Some of the gradients are the scaled arguments of "
+                "`get_unscaled_gradients`, and others are not. Pass either all of its "
+                "results, or all of its arguments, or say which they are with "
                 "`scaled=True` or `scaled=False`. Received: "
-                f"{sum(are_arguments)} of {len(present)} gradients that it was given"
+                f"{sum(are_arguments)} of {len(present)} gradients are its arguments"
             )
         return any(are_arguments)
 
@@ -151,43 +151,43 @@ class LossScaling:
             return False
         if version != backend.version_of(tensor):
             raise ValueError(
-                "A gradient that was passed to `get_unscaled_gradients` was written to "
-                "since: whether it is still scaled cannot be told. If it is, as after "
-                "`grad.mul_(factor)`, write `apply(..., scaled=True)`. If the unscaled "
-                "gradient was copied into it, write `scaled=False`. Received: a "
-                f"gradient of shape {tuple(grad.shape)}"
+                "A gradient was written to after it was passed to "
+                "`get_unscaled_gradients`, so it may be scaled or not. If it is "
+                "scaled, as after `grad.mul_(factor)`, write `apply(..., scaled=True)`."
+                " If the unscaled gradient was copied into it, write `scaled=False`. "
+                f"Received: a gradient of shape {tuple(grad.shape)}"
             )
         return True
 
     def _warn_of_unknown(self):
-        """Warns once that gradients are unscaled though no loss was ever scaled."""
+        """Warns once that gradients are unscaled although no loss was ever scaled."""
         policy = self._policy
         if self._has_warned or policy.min_scale == policy.max_scale == 1:
             return
         self._has_warned = True
         warn(
-            "LossScaleOptimizer divides gradients by the loss scale, and no loss has "
-            "been multiplied by it: the steps are too small by that factor. In a "
-            "training step of your own, scale the loss before it is differentiated:"
+            "LossScaleOptimizer divides gradients by the loss scale, but no loss has "
+            "been multiplied by it: the steps are too small by that factor. In your "
+            "own training step, scale the loss before you differentiate it:"
             f"\n\n{backend.HOW_TO_SCALE}\n\n"
-            "Or say what the gradients are: `apply(..., scaled=False)` for those of a "
-            "loss that is not scaled, `scaled=True` for those of a loss that you have "
-            "multiplied by `optimizer.loss_scale`."
+            "Or say what the gradients are: `apply(..., scaled=False)` if the loss is "
+            "not scaled, `scaled=True` if you have multiplied the loss by "
+            "`optimizer.loss_scale`."
         )
 
     def inv_scale(self, are_scaled):
-        """Returns what unscales gradients: a float32 scalar tensor, or 1.0."""
+        """Returns the factor that unscales gradients: a float32 scalar, or 1.0."""
         if not are_scaled:
             return 1.0
         return backend.scalars.reciprocal(read(self._policy.scale))
 
 
 class NoLossScaling(LossScaling):
-    """Leaves losses and gradients as they are, at a loss scale of 1."""
+    """Leaves losses and gradients unchanged, at a loss scale of 1."""
 
     def __init__(self, policy):
         super().__init__(policy)
-        # Whoever asks need not know whether a loss was scaled.
+        # Without a scale, it does not matter whether a loss was scaled.
         self.gradients = Gradients.UNSCALED
 
     def scale(self, loss):
@@ -204,7 +204,7 @@ class NoLossScaling(LossScaling):
 
 
 def as_loss(loss):
-    """Returns a loss as it is, or says why it is none."""
+    """Returns a loss unchanged; raises an error if it is not a loss."""
     if ops.is_tensor(loss) or isinstance(loss, np.ndarray) or is_number(loss):
         dtype = keras.backend.standardize_dtype(getattr(loss, "dtype", "float32"))
         if "complex" in dtype:
@@ -216,28 +216,29 @@ def as_loss(loss):
     if backend.is_variable(loss):
         return ops.convert_to_tensor(loss)
     raise TypeError(
-        "A loss must be a tensor or a number. Of several losses, scale their sum, or "
-        f"each by itself. Received: loss={loss!r} of type {type(loss).__name__}"
+        "A loss must be a tensor or a number. If you have several losses, scale their "
+        "sum, or scale each separately. Received: "
+        f"loss={loss!r} of type {type(loss).__name__}"
     )
 
 
 def _references(grads):
-    """Returns weak references to gradients, and their versions, by their memory."""
+    """Returns weak references to gradients and their versions, by their memory."""
     found = {}
     for grad in grads:
-        # Neither None nor Python's numbers and lists have references.
+        # None, and Python's numbers and lists, cannot have weak references.
         with contextlib.suppress(TypeError):
             reference = weakref.ref(grad)
             found[backend.memory_of(grad)] = reference, backend.version_of(grad)
     return found
 
 
-# --- What is decided once -----------------------------------------------------------
+# --- Decisions that are made once ---------------------------------------------------
 #
 # A step has to know which variables are masters, which gradients are missing, whether
-# there is a fused step, and that its arguments fit together. To find that out takes
-# longer than to update small tensors. It stays as it is from step to step, and to see
-# that it does takes little.
+# there is a fused step, and that its arguments fit together. Finding this out takes
+# longer than updating small tensors. The answers stay the same from step to step, and
+# checking that they do is cheap.
 
 
 class Plan:
@@ -251,15 +252,16 @@ class Plan:
 
     Attributes:
         variables: The list of variables.
-        trained: List of what the inner optimizer trains in place of each.
+        trained: List of the variables that the inner optimizer trains in their place.
         has_gradient: List of bools, one for each variable.
         is_overwritten: List of bools, whether a variable takes its gradient as its
-            value; None if none does.
+            value; None if no variable does.
         is_steppable: Bool. Whether `Framework.steppable` returns the same gradients.
         has_float16: Bool. Whether a float16 variable is trained without a master.
-        fused: The inner optimizer's step as one pass; None if it makes its own.
-        dtypes: List of the narrower dtype to which that step casts each gradient that
-            is present, or None; None if it casts none.
+        fused: The inner optimizer's step as one pass; None if it takes its own step.
+        dtypes: List with an entry for each gradient that is present: the narrower dtype
+            to which the inner optimizer's own step casts it, or None. None if the step
+            casts no gradient.
     """
 
     def __init__(self, optimizer, masters, grads, variables):
@@ -286,8 +288,8 @@ class Plan:
         self.fused = self._choice.fused
         self._are_uncast = None
         if backend.STEPS_WRITE_TENSORS and not self.fused:
-            # Or a module was cast, of which `check_not_narrowed` tells. A fused step
-            # looks at what it writes.
+            # If a module was cast, `check_not_narrowed` has to run again. A fused step
+            # checks the tensors that it writes.
             self._are_uncast = backend.tensor_guards(tensors_of(variables))
         self.dtypes = None
         if not self.fused:
@@ -295,11 +297,11 @@ class Plan:
             self.dtypes = dtypes_as_applied(inner, present, trained)
 
     def holds(self, grads, variables):
-        """Whether a step on these, not checked yet, would be decided so again.
+        """Whether the same decisions hold for these arguments, not checked yet.
 
         Args:
-            grads: What `apply` was called with.
-            variables: What `apply` was called with, not None.
+            grads: The argument of `apply`.
+            variables: The argument of `apply`, not None.
         """
         return (
             self._context is not None
@@ -314,7 +316,7 @@ class Plan:
         )
 
 
-# --- What is done each time ---------------------------------------------------------
+# --- Work that is done at each step -------------------------------------------------
 
 
 class Step:
@@ -336,15 +338,15 @@ class Step:
         self._has_warned = False
 
     def __getstate__(self):
-        """A copy decides anew: it has other variables."""
+        """Returns the state of a copy, without the plan: it has other variables."""
         return {**vars(self), "_plan": None}
 
     def remembered_plan(self, grads, variables):
-        """Returns the `Plan` of the last step, None if it does not hold for these.
+        """Returns the `Plan` of the last step; None if it is no longer valid.
 
         Args:
-            grads: What `apply` was called with.
-            variables: What `apply` was called with.
+            grads: The argument of `apply`.
+            variables: The argument of `apply`.
         """
         plan = self._plan
         if variables is None:
@@ -360,7 +362,7 @@ class Step:
         """Updates the variables, or skips the step; see `LossScaleOptimizer.apply`.
 
         Args:
-            plan: `Plan` that holds for the gradients.
+            plan: A `Plan` that is valid for the gradients.
             grads: List of tensors or None.
             scaled: See `apply`.
             update_scale: See `apply`.
@@ -408,7 +410,7 @@ class Step:
             record.write(before, found, permitted, largest)
 
     def _measured_only(self, grads, inv_scale, are_alike):
-        """Returns the `Measurement` of gradients that nothing is applied of."""
+        """Returns the `Measurement` of gradients that will not be applied."""
         return backend.measure(
             grads,
             self._policy.needs_amax,
@@ -418,7 +420,7 @@ class Step:
         )
 
     def _measured(self, plan, grads, inv_scale, are_alike):
-        """Returns the `Measurement` of what the inner optimizer's own step applies."""
+        """Returns the `Measurement` of the gradients for the inner optimizer's step."""
         inner, window = self._inner, largest_window(self._inner)
         needs_norm = self._spikes is not None or self._counters.record is not None
         found = backend.measure(
@@ -427,7 +429,7 @@ class Step:
             # As in `AccumulatedStep`: no sum of a window overflows.
             inv_scale * (2 * window) if window else inv_scale,
             are_alike=are_alike,
-            # Keras makes NaN of gradients whose norm overflows.
+            # Keras turns gradients whose norm overflows into NaN.
             norm=clips_by_the_norm_of_all(inner) or needs_norm,
         )
         if window and needs_norm:
@@ -458,7 +460,7 @@ class Step:
         return applied
 
     def _let_inner_update(self, plan, grads, found, are_scaled):
-        """Lets the inner optimizer step; returns whether finite gradients may be."""
+        """Lets the inner optimizer step; returns whether finite gradients may apply."""
         inner, masters = self._inner, self._masters
         variables, trained = plan.variables, plan.trained
         # Before anything changes: a schedule may raise an error.
@@ -470,10 +472,10 @@ class Step:
         finite = both(permitted, found.finite)
 
         def update(grads):
-            # Read here: each replica runs this, with its own gradients.
+            # Unscaled here, since each replica runs this with its own gradients.
             unscaled = self._unscaled(plan, grads, are_scaled)
             unscaled = as_accumulated(inner, unscaled, trained)
-            # Here, since each replica runs this in a thread of its own.
+            # Entered here, since each replica runs this in its own thread.
             with masters.in_step(), reduced_gradients(inner):
                 inner.apply(unscaled, trained)
 
@@ -483,7 +485,7 @@ class Step:
         return permitted
 
     def _judged(self, plan, grads, found, permitted, are_scaled):
-        """Returns whether the inner optimizer may step, and this is no outlier."""
+        """Returns whether the inner optimizer may step and the step is no outlier."""
         windows = [o for o in have_rates(self._optimizers) if largest_window(o)]
         finite = both(permitted, found.finite)
         if not windows:
@@ -508,7 +510,7 @@ class Step:
         return both(permitted, calm)
 
     def _unscaled(self, plan, grads, are_scaled):
-        """Returns gradients in float32 or wider; None, and what overwrites, stays."""
+        """Returns gradients in float32 or wider; leaves None and overwriting ones."""
         overwrites = plan.is_overwritten or [False] * len(grads)
         of_loss = [
             g is not None and not is_own
@@ -527,7 +529,7 @@ class Step:
         ]
 
     def _move_scale(self, found, permitted, grads, plan, inv_scale, update_scale):
-        """Counts the step, and moves the loss scale by what was found.
+        """Counts the step, and moves the loss scale according to the `Measurement`.
 
         Returns:
             The largest magnitude of the unscaled gradients, a float32 scalar tensor, if
@@ -556,7 +558,7 @@ class Step:
             self._policy.step(all_finite, amax)
 
     def _update_scale_unless_kept(self, finite, permitted, *arguments):
-        """Updates the loss scale, but where finite gradients were not permitted."""
+        """Updates the loss scale, unless finite gradients were not permitted."""
         scalars = backend.scalars
         keeps = scalars.logical_and(finite, scalars.logical_not(permitted))
         moved = [*self._policy.variables, *self._counters.moved_with_scale]
@@ -565,7 +567,7 @@ class Step:
         backend.restore(live_storage_of(moved), before, keeps)
 
     def warn_of_rates(self):
-        """Warns once that steps are skipped since a coefficient is not finite."""
+        """Warns once that steps are skipped because a coefficient is not finite."""
         if self._has_warned:
             return
         message = why_skipped(self._inner, self._hyperparameters)

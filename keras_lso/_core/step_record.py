@@ -1,4 +1,4 @@
-"""What a step was: a ring of rows on the device, which the host reads now and then."""
+"""The record of steps: a ring of rows on the device that the host reads rarely."""
 
 import numpy as np
 from keras import ops
@@ -35,7 +35,7 @@ class StepRecord:
 
     Attributes:
         length: Int. The number of steps that the ring holds.
-        missed: Int. How many steps the last call of `read` came too late for.
+        missed: Int. The number of steps that were overwritten before the last `read`.
     """
 
     def __init__(self, length, optimizer, skipped, add):
@@ -48,20 +48,20 @@ class StepRecord:
         self._rows = add("step_record", "float32", (length, 1 + len(_COLUMNS)))
         self._count = add("steps_recorded", "int", ())
         self.missed = self._missed = 0
-        # How many rows were read, and the step before the first of all rows. A
-        # checkpoint of TensorFlow has rows, which variables hold as soon as they exist.
+        # The number of rows read, and the step before the first row. Variables restored
+        # from a checkpoint of TensorFlow hold its rows as soon as they exist.
         self._read, attempted = self._numbers()
         self._before = attempted - self._read
-        # What was written before a state was loaded, and is not read yet.
+        # The rows that were written before a state was loaded, and are not read yet.
         self._kept = []
 
     def restart(self):
-        """Starts afresh, before the variables become zeros."""
+        """Prepares for a new start, before the variables become zeros."""
         self._kept.append(self._new_rows())
         self._read, self._before = 0, None
 
     def _numbers(self):
-        """Returns how many rows there were so far, and how many steps, two ints."""
+        """Returns the number of rows and the number of steps so far, two ints."""
         variables = self._count, self._skipped, self._applied
         count, skipped, applied = (int(ops.convert_to_numpy(v)) for v in variables)
         return count, skipped + applied
@@ -69,7 +69,7 @@ class StepRecord:
     # --- On the device --------------------------------------------------------
 
     def before(self):
-        """Returns what a step is about to change, and `write` needs."""
+        """Returns the values for `write` that the step is about to change."""
         scale = backend.scalars.copy(read(self._policy.scale))
         spikes = None if self._spikes is None else ops.copy(self._spikes.skipped)
         return scale, self._rate(), spikes
@@ -78,12 +78,12 @@ class StepRecord:
         """Writes a row, once the step is counted.
 
         Args:
-            before: What `before` returned.
+            before: The return value of `before`.
             found: `Measurement` of the gradients, with their norm.
             permitted: Boolean scalar tensor, whether finite gradients were applied;
-                None if they were for certain.
+                None if they certainly were.
             amax: Float32 scalar tensor, the largest magnitude of the unscaled
-                gradients; None if it was not looked for.
+                gradients; None if it was not measured.
         """
         scalars = backend.scalars
         scale, rate, spikes = before
@@ -104,7 +104,7 @@ class StepRecord:
         assign(self._count, count + 1)
 
     def _rate(self):
-        """Returns the learning rate, of several optimizers that of the first."""
+        """Returns the learning rate, or the first rate of several optimizers."""
         return rate_of(self._steppers[0]) if self._steppers else None
 
     def _outcome(self, finite, permitted, spikes):
@@ -138,11 +138,11 @@ class StepRecord:
         return {name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
 
     def _new_rows(self):
-        """Returns a dict of arrays, what was written since the last call or reset."""
+        """Returns the rows since the last call or reset, a dict of arrays."""
         count, attempted = self._numbers()
         rows = np.array(ops.convert_to_numpy(self._rows))
         if count < self._read:
-            # Such a checkpoint was restored.
+            # A checkpoint with fewer rows was restored.
             self._read, self._before = 0, None
         if self._before is None:
             self._before = attempted - count

@@ -1,6 +1,6 @@
 """`VariableList`: the type of `optimizer.variables`, for both Keras 3 and tf.keras.
 
-Apart from the optimizers, since each backend registers it as a nested structure.
+It has its own module, since each backend registers it as a nested structure.
 """
 
 from collections.abc import Callable, Iterable
@@ -19,7 +19,7 @@ class VariableList(list[keras.Variable]):
     In Keras 3 `optimizer.variables` is a list. In tf.keras `optimizer.variables()` is a
     call, which returns the step count and the slots, but neither the learning rate nor
     the loss scale: code that sets them all to zero re-initialises the optimizer. A call
-    returns what the callable `called` returns; without it, all variables.
+    of this list returns the result of the callable `called`; without it, all variables.
     """
 
     def __init__(
@@ -31,7 +31,7 @@ class VariableList(list[keras.Variable]):
         self._called = called
 
     def __call__(self) -> list[keras.Variable]:
-        """Returns what the method `variables` of tf.keras returned."""
+        """Returns the variables that `variables()` of tf.keras returned."""
         return list(self if self._called is None else self._called())
 
     def __reduce__(self) -> Any:

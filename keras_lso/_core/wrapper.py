@@ -1,4 +1,4 @@
-"""What an optimizer that wraps another one has from it.
+"""`Wrapper`: the base class of optimizers that wrap another optimizer.
 
 `LossScaleOptimizer` and `LARC` are such wrappers.
 """
@@ -36,7 +36,7 @@ def passed_on(
         return getattr(self.inner_optimizer, name)
 
     def set_(self, value):
-        # Keras's constructor assigns its defaults before there is an inner one.
+        # Keras's constructor assigns its defaults before there is an inner optimizer.
         if "inner_optimizer" in vars(self):
             value = value if check is None else check(name, value)
             setattr(self.inner_optimizer, name, value)
@@ -47,7 +47,7 @@ def passed_on(
 class Wrapper(keras.optimizers.Optimizer):
     """An optimizer with the hyperparameters of its `inner_optimizer`.
 
-    Those that every Keras optimizer has are properties. Any other public
+    The hyperparameters of every Keras optimizer are properties. Any other public
     attribute (`momentum`, `beta_1`, a user's own) is looked up on access.
     """
 
@@ -98,10 +98,10 @@ class Wrapper(keras.optimizers.Optimizer):
 
         Args:
             var_list: The variables to exclude. Defaults to `None`.
-            var_names: Regular expressions; a variable is excluded if its name holds a
-                match of one of them. Keras's optimizers look for them in the last part
-                of the path, and on TensorFlow in the whole path. The `:0` at the end of
-                TensorFlow's names may be in an expression on all backends. Defaults to
+            var_names: Regular expressions. A variable is excluded if one of them
+                matches in its name. Keras's optimizers search the last part of the
+                path, and on TensorFlow the whole path. On all backends, an expression
+                may contain the `:0` at the end of TensorFlow's names. Defaults to
                 `None`.
 
         Raises:
@@ -113,21 +113,21 @@ class Wrapper(keras.optimizers.Optimizer):
         if is_multi_optimizer(self.inner_optimizer):
             warn(
                 "A MultiOptimizer has no weight decay of its own to exclude variables "
-                "from: nothing is excluded. Call `exclude_from_weight_decay` of those "
-                "of its optimizers that decay."
+                "from, so nothing is excluded. Call `exclude_from_weight_decay` of its "
+                "optimizers that use weight decay."
             )
         self.inner_optimizer.exclude_from_weight_decay(var_list, var_names)
         if self.built:
             warn_of_idle_patterns(by_inner_names(self))
 
     def _finish_build(self, variables):
-        """Remembers the variables, and warns of patterns that exclude none of them."""
+        """Remembers the variables, and warns of patterns that exclude no variable."""
         remember_trainable_variables(self, variables)
         self.built = True
         warn_of_idle_patterns(self._exclusions())
 
     def _exclusions(self):
-        """Returns the `Exclusion`s that nobody has looked at yet, a list."""
+        """Returns the list of `Exclusion`s that have not been checked yet."""
         return by_inner_names(self)
 
     def __getattr__(self, name: str) -> Any:
@@ -146,15 +146,15 @@ class Wrapper(keras.optimizers.Optimizer):
         else:
             super().__setattr__(name, value)
 
-    # What is given to the constructor, and cannot be replaced afterwards.
+    # The arguments of the constructor that cannot be replaced afterwards.
     _parts: tuple[str, ...] = ("inner_optimizer",)
 
     def _check_stays(self, name, value):
         old = vars(self).get(name, value)
         if old is not value and not (isinstance(old, str | bool) and old == value):
             raise AttributeError(
-                f"`{name}` of a {type(self).__name__} cannot be replaced: its state "
-                "and its next step are those of the old one. Make a new "
+                f"`{name}` of a {type(self).__name__} cannot be replaced: the state "
+                "and the next step depend on the old one. Make a new "
                 f"{type(self).__name__} with a new inner optimizer, such as "
                 "`optimizer.inner_optimizer.from_config(optimizer.inner_optimizer."
                 f"get_config())`. Received: {name}={value!r}"
@@ -177,9 +177,9 @@ class Wrapper(keras.optimizers.Optimizer):
         trainable_variables: Iterable[Tensor],
         **kwargs: Any,
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Does what `apply` does, on values that come in and go out.
+        """Applies gradients as `apply` does, but takes and returns values.
 
-        The values that come in stay as they are.
+        The arguments are left unchanged.
 
         Args:
             optimizer_variables: The values of `optimizer.variables`.
@@ -194,8 +194,8 @@ class Wrapper(keras.optimizers.Optimizer):
 
         Raises:
             ValueError: If the optimizer is not built, or was built for other
-                variables; on TensorFlow, as in Keras; on PyTorch, if autograd follows
-                a gradient, since it cannot follow the step.
+                variables; on TensorFlow, as in Keras; on PyTorch, if autograd tracks
+                a gradient, since it cannot track the step.
         """
         backend.check_stateless_is_supported()
         if not self.built:
@@ -208,7 +208,7 @@ class Wrapper(keras.optimizers.Optimizer):
         own_values = _values_of("optimizer_variables", own, optimizer_variables)
         values = _values_of("trainable_variables", trained, trainable_variables)
         grads = as_list("grads", grads, "gradients, one for each variable")
-        # Masters are trained like the variables that they are of.
+        # Masters are trainable, like their variables.
         fixed = [x for x, v in zip(own_values, own, strict=True) if not v.trainable]
         backend.check_not_followed([*grads, *fixed])
         mapping = [
@@ -224,7 +224,7 @@ class Wrapper(keras.optimizers.Optimizer):
 
 
 def _values_of(argument, variables, values):
-    """Returns the list of values that an argument holds, one for each variable."""
+    """Returns the values in an argument as a list, one for each variable."""
     values = as_list(argument, values, "tensors")
     if len(values) != len(variables):
         raise ValueError(
@@ -246,14 +246,14 @@ def like(variables: Iterable[Any], values: Iterable[Tensor]) -> list[Tensor]:
     return kind(values) if issubclass(kind, list) else list(values)
 
 
-# The innermost optimizers that a LossScaleOptimizer steps, and its name.
+# The innermost optimizers inside a LossScaleOptimizer, with the name of the latter.
 _wrapped: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 
 
 def check_optimizer(
     inner: keras.optimizers.Optimizer, argument: str = "inner_optimizer"
 ) -> None:
-    """Refuses what is not an optimizer."""
+    """Refuses objects that are not optimizers."""
     if isinstance(inner, keras.optimizers.Optimizer):
         return
     hint = "keras.optimizers.Adam()"
@@ -289,5 +289,5 @@ def check_not_wrapped(inner: keras.optimizers.Optimizer) -> None:
 
 
 def remember_wrapped(inner: keras.optimizers.Optimizer, name: str) -> None:
-    """Remembers that a LossScaleOptimizer of this name steps the optimizer."""
+    """Remembers that a LossScaleOptimizer with this name wraps the optimizer."""
     _wrapped[chain_of(inner)[-1]] = name

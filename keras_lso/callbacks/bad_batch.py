@@ -17,7 +17,7 @@ from keras_lso._keras_internals.variables import path_of
 class BadBatch:
     """Watches the batches that a model trains on, and writes one into a file.
 
-    It holds the batches since `look` was called last.
+    It holds the batches since the last call of `look`.
 
     Args:
         path: A path that ends with `.npz`.
@@ -32,31 +32,31 @@ class BadBatch:
         self._found: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what a copy has: the path alone."""
+        """Returns the state of a copy: only the path."""
         return {"_file": self._file, "_model": None, "_batches": [], "_found": None}
 
     def begin(self, model: keras.Model) -> None:
-        """Begins to watch what a model trains on."""
+        """Begins to watch the batches of a model."""
         backend.check_batches_are_seen(model.steps_per_execution)
         self._model = model
         self._batches, self._found = [], None
 
     def watch(self) -> None:
-        """Sees to it that the next step shows its batch; `fit` may have another one."""
+        """Makes the train function, which `fit` may have replaced, show its batches."""
         function = self._model.train_function
         if isinstance(function, _Watched):
             return
         self._model.train_function = _Watched(function, self._batches.append)
 
     def end(self) -> None:
-        """Ends to watch."""
+        """Stops watching."""
         function = getattr(self._model, "train_function", None)
         if isinstance(function, _Watched):
             self._model.train_function = function.function
         self._batches, self._found = [], None
 
     def look(self, skipped: int) -> None:
-        """Keeps the batch of the first of the last `skipped` steps, and no other."""
+        """Keeps only the batch of the first of the last `skipped` steps."""
         if not skipped:
             self._found = None
         elif self._batches and (self._found is None or skipped <= len(self._batches)):

@@ -1,4 +1,4 @@
-"""`Copies`: a run as it was at some steps, in host memory, to go back to."""
+"""`Copies`: snapshots of a run in host memory, to restore."""
 
 from typing import Any, NamedTuple
 
@@ -21,10 +21,10 @@ class Copy(NamedTuple):
 
     Attributes:
         attempted: Int. The number of steps so far, applied or skipped.
-        applied: Int. The number of those that were applied.
+        applied: Int. The number of applied steps.
         model: List of arrays, the values of the model's variables.
-        optimizer: List of arrays, those of the optimizer's.
-        restored: Int. How often training had gone back to a copy by then.
+        optimizer: List of arrays, the values of the optimizer's variables.
+        restored: Int. The number of restores before this copy.
     """
 
     attempted: int
@@ -41,10 +41,10 @@ class Copies:
         optimizer: The model's `LossScaleOptimizer`.
         every: The number of applied steps between two copies.
         keep: The number of copies.
-        factor: What the learning rate is multiplied by at each `restore`.
+        factor: The factor that multiplies the learning rate at each `restore`.
 
     Attributes:
-        restored: Int. How often training has gone back to a copy.
+        restored: Int. The number of restores so far.
     """
 
     def __init__(
@@ -53,14 +53,14 @@ class Copies:
         self._optimizer = optimizer
         self._every, self._keep, self._factor = every, keep, factor
         self._copies: list[Copy] = []
-        # Before so many steps no copy can be due.
+        # No copy can be due before this number of steps.
         self._due = 0
-        # The copy that training went back to last, until there is a newer one.
+        # The copy that was restored last, until there is a newer copy.
         self._last: Copy | None = None
         self.restored: int = 0
 
     def may_be_due(self, steps: int) -> bool:
-        """Whether a copy may be due after so many steps, an int; it reads nothing."""
+        """Whether a copy may be due after this number of steps. Reads no device."""
         return steps >= self._due and self._optimizer.built
 
     def take(self, model: keras.Model, steps: int) -> None:
@@ -68,7 +68,7 @@ class Copies:
 
         Args:
             model: The model.
-            steps: The number of steps so far, applied or skipped, or a larger one.
+            steps: An upper bound of the number of steps so far, applied or skipped.
         """
         attempted, applied = self._counts()
         if self._copies:
@@ -86,18 +86,18 @@ class Copies:
             self._last = None
 
     def restore(self, model: keras.Model, steps: int, before: int) -> Copy | None:
-        """Goes back to the last copy from before the steps that were skipped.
+        """Restores the last copy from before the skipped steps.
 
-        From a copy that has led to a stall again, before the next was due, training
-        goes further back, if it can. The learning rate is multiplied by the factor.
+        If that copy has led to a stall before the next copy was due, an older copy is
+        restored if there is one. The learning rate is multiplied by the factor.
 
         Args:
             model: See `take`.
             steps: See `take`.
-            before: The number of steps before the first that was skipped.
+            before: The number of steps before the first skipped one.
 
         Returns:
-            The `Copy`, None if there is none.
+            The restored `Copy`; None if there is none.
         """
         self._copies = [c for c in self._copies if c.attempted <= before]
         if len(self._copies) > 1 and self._copies[-1] is self._last:
@@ -112,7 +112,7 @@ class Copies:
         self.restored += 1
         self._due = steps + self._every
         for stepper in have_rates(optimizers_in(self._optimizer.inner_optimizer)):
-            # The copy has the rate of its time.
+            # The copy holds the learning rate from the time of the copy.
             times = self.restored - copy.restored
             _multiply_rate(stepper, self._factor, times)
         return copy
@@ -120,17 +120,17 @@ class Copies:
     def _counts(self):
         """Returns the numbers of all steps, and of applied ones, read from the device.
 
-        With accumulated gradients these are micro-batches.
+        With accumulated gradients, steps are micro-batches.
         """
         optimizer = self._optimizer
         applied = int(ops.convert_to_numpy(optimizer._counters.applied))
         return applied + int(ops.convert_to_numpy(optimizer.skipped_steps)), applied
 
     def _parts(self, model):
-        """Returns the lists of the model's variables, and of the optimizer's.
+        """Returns the lists of the model's and of the optimizer's variables.
 
-        Neither metrics nor the states of seed generators are among them: what is drawn
-        after a return is new.
+        Metrics and the states of seed generators are left out: random numbers after a
+        restore are new.
         """
         of_model = [*model.weights, *kept_outside_of_lists(layers_of(model))]
         return of_model, self._optimizer._state.in_memory
@@ -156,8 +156,8 @@ def _multiply_rate(stepper, factor, times):
     Args:
         stepper: The optimizer.
         factor: Float.
-        times: Int. How often it has not been multiplied yet, if it is a number. A
-            schedule is none of the variables that were restored: it has once.
+        times: Int. The number of multiplications that a restored number still needs. A
+            schedule is not restored, so it always needs one.
     """
     rate = rate_given_to(stepper)
     if isinstance(rate, keras.Variable):
@@ -169,7 +169,7 @@ def _multiply_rate(stepper, factor, times):
 
 
 def value_of(variable: keras.Variable) -> NDArray[Any]:
-    """Returns the value of a variable as an array of its own."""
+    """Returns the value of a variable as a new array."""
     return backend.to_host(variable.value)
 
 

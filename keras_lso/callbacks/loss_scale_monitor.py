@@ -24,68 +24,70 @@ from keras_lso.callbacks.optimizer_callback import OptimizerCallback
 
 ON_STALL = ("warn", "stop", "raise", "restore")
 
-# What a stall may come from. Each is reported once.
+# The causes of a stall. Each is reported once.
 OVERFLOWS, RATES = "overflows", "rates"
 
 
 class LossScaleMonitor(OptimizerCallback):
     """Shows the loss scale and the skipped steps of a `LossScaleOptimizer` in `fit`.
 
-    The logs of each epoch get two more entries, which the progress bar and the
-    `History` show: `loss_scale`, and `skipped_steps`, the number of steps that were
-    skipped since the optimizer was made. A few skipped steps are normal: a dynamic
-    scale finds its highest value by overflows.
+    The monitor adds two entries to the logs of each epoch, which the progress bar and
+    the `History` show: `loss_scale`, and `skipped_steps`, the number of steps skipped
+    since the optimizer was made. A few skipped steps are normal: a dynamic scale finds
+    its highest value by overflows.
 
     When `patience` steps in a row were skipped at the lowest loss scale, the model
-    itself has diverged, and no scale can help. The monitor says so once, in a
-    `UserWarning`: since which step, which layers have gradients that are not finite,
-    which layers hold inf or NaN (the statistics of a `BatchNormalization` for
-    example), and what to do. It also says once when as many steps in a row were skipped
-    since the learning rate, or another coefficient of the inner optimizer, is not
-    finite: which one, and what computes it.
+    itself has diverged, and no scale can help. The monitor then warns once, in a
+    `UserWarning`. The warning names the first skipped step, the layers whose gradients
+    are not finite, the layers that hold inf or NaN (the statistics of a
+    `BatchNormalization` for example), and a remedy. The monitor also warns once when
+    `patience` steps in a row were skipped because the learning rate, or another
+    coefficient of the inner optimizer, is not finite. This warning names the
+    coefficient and its source.
 
-    With `on_stall="restore"` training goes on by itself. The monitor keeps copies of
-    all weights and of the optimizer in host memory. At a stall it goes back to the last
-    one from before the first skipped step, lowers the learning rate, and goes on with
-    the next batch, with a warning each time. A copy that leads to a stall again, before
-    the next one is due, is passed over for the one before. What is drawn at random is
-    drawn afresh, and metrics of the epoch go on.
+    With `on_stall="restore"` training recovers automatically. The monitor keeps copies
+    of all weights and of the optimizer in host memory. At a stall it restores the last
+    copy from before the first skipped step, lowers the learning rate, and goes on with
+    the next batch, with a warning each time. If this copy leads to another stall before
+    the next copy is due, the monitor restores the copy before it. Random states and the
+    metrics of the epoch are not restored.
 
-    It synchronises with the device at the end of an epoch and every `patience`
-    batches, and, with `on_stall="restore"`, every `keep_every` batches. At no other
+    The monitor synchronises with the device at the end of an epoch and every `patience`
+    batches, and, with `on_stall="restore"`, every `keep_every` batches, but at no other
     time.
 
     Args:
-        log_dir: The directory of an event file for TensorBoard, with the two scalars
-            for each epoch and for every `patience` batches, by the step of the
-            optimizer, applied or skipped. Each `fit` writes a file of its own. Defaults
-            to `None`: no file is written.
+        log_dir: The directory of an event file for TensorBoard. The file gets the two
+            scalars for each epoch and for every `patience` batches, by the step of the
+            optimizer, applied or skipped. Each `fit` writes its own file. Defaults to
+            `None`: no file is written.
         patience: Number of consecutive steps, all skipped at the lowest scale or with a
             learning rate that is not finite, after which training counts as stalled.
             Defaults to `50`.
         on_stall: The reaction to a stall: `"warn"`, `"stop"` (a warning, and `fit`
             ends), `"raise"`, or `"restore"`. Defaults to `"warn"`.
         keep_every: With `"restore"`, the number of applied steps between two copies.
-            Those that hold inf or NaN are not kept. Defaults to `500`.
-        keep: With `"restore"`, the number of copies that are kept. Defaults to `2`.
-        learning_rate_factor: Above 0 and at most 1. With `"restore"`, what the learning
-            rate is multiplied by each time: a number, or all rates of a schedule, which
-            is then a `keras_lso.schedules.Scaled`. Defaults to `0.5`.
-        retries: With `"restore"`, how often training may go back to a copy in one
-            `fit`, before a stall raises an error. Defaults to `3`.
-        save_bad_batch: A path that ends with `.npz`. At a stall this file gets the
-            batch of the first step that was skipped at the lowest loss scale (`x`, `y`
-            and `sample_weight`; of nested inputs `x/name`), the number of its `step`,
-            and `variables`, the paths of the variables whose gradients are not finite.
-            Up to `patience` batches are held for it. Defaults to `None`.
+            Copies that hold inf or NaN are not kept. Defaults to `500`.
+        keep: With `"restore"`, the number of copies to keep. Defaults to `2`.
+        learning_rate_factor: Above 0 and at most 1. With `"restore"`, the factor that
+            multiplies the learning rate at each restore. If the rate is a schedule, the
+            factor multiplies all its rates, and the schedule becomes a
+            `keras_lso.schedules.Scaled`. Defaults to `0.5`.
+        retries: With `"restore"`, the number of restores in one `fit` after which the
+            next stall raises an error. Defaults to `3`.
+        save_bad_batch: A path that ends with `.npz`. At a stall, the monitor writes to
+            this file the batch of the first step that was skipped at the lowest loss
+            scale (`x`, `y` and `sample_weight`; `x/name` for nested inputs), its number
+            (`step`), and the paths of the variables whose gradients are not finite
+            (`variables`). The monitor holds up to `patience` batches for this file.
+            Defaults to `None`: no file is written.
 
     Raises:
-        ValueError, TypeError: If an argument is none of the above, or if the model's
-            optimizer is no `LossScaleOptimizer`.
+        ValueError, TypeError: If an argument is not valid, or if the model's optimizer
+            is not a `LossScaleOptimizer`.
         ImportError: If there is a `log_dir` and TensorBoard is not installed.
-        FloatingPointError: In `fit`, with `on_stall="raise"`; with `"restore"`, after
-            `retries`, or if a copy cannot help: if there is none, or the learning rate
-            is not finite.
+        FloatingPointError: In `fit`, with `on_stall="raise"`. With `"restore"`, after
+            `retries`, if there is no copy, or if the learning rate is not finite.
 
     Example:
 
@@ -117,7 +119,7 @@ class LossScaleMonitor(OptimizerCallback):
         self.keep_every: int = check_positive_int("keep_every", keep_every)
         self.keep: int = check_positive_int("keep", keep)
         factor = check_factor("learning_rate_factor", learning_rate_factor, 0.0)
-        # 1 leaves the rate alone.
+        # A factor of 1 leaves the rate unchanged.
         self.learning_rate_factor: float = check_share("learning_rate_factor", factor)
         self.retries: int = check_int("retries", retries, at_least=0)
         self.save_bad_batch = save_bad_batch
@@ -129,7 +131,7 @@ class LossScaleMonitor(OptimizerCallback):
         # The first step of a stall. It is reported after one more step, which records
         # the layers whose gradients are not finite.
         self._stalled_since: Any = None
-        # The number of steps before those that were skipped.
+        # The number of steps before the first skipped one.
         self._before = 0
         self._skipped = 0
         self._reported = set()
@@ -137,7 +139,7 @@ class LossScaleMonitor(OptimizerCallback):
         self._per_execution = 1
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what a copy has: the copies of a run belong to its `fit`."""
+        """Returns the state of a copy, without the copies of the run."""
         return {**super().__getstate__(), "_copies": None}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
@@ -171,7 +173,7 @@ class LossScaleMonitor(OptimizerCallback):
             self._bad_batch.watch()
 
     def _steps(self):
-        """Returns an int, which no fewer steps were made than."""
+        """Returns an upper bound of the number of steps so far, an int."""
         return (self._batches - 1) * self._per_execution
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
@@ -189,7 +191,7 @@ class LossScaleMonitor(OptimizerCallback):
             self._bad_batch.end()
 
     def _read(self):
-        """Writes and returns the two numbers, and checks for a stall."""
+        """Writes and returns scale and skipped steps, and checks for a stall."""
         optimizer = self._find_optimizer()
         scale, skipped = float(optimizer.loss_scale), int(optimizer.skipped_steps)
         # By NumPy: `int` does not take a variable that replicas share.
@@ -234,13 +236,11 @@ class LossScaleMonitor(OptimizerCallback):
     def _restore(self, optimizer, message):
         """Goes back to a copy and lowers the learning rate, or raises an error."""
         if self._copies.restored == self.retries:
-            again = (
-                f"It has gone back to a copy {self.retries} times, which was no help."
-            )
+            again = f"Restoring a copy {self.retries} times did not help."
             raise FloatingPointError(_paragraphs([message, again]))
         copy = self._copies.restore(self.model, self._steps(), self._before)
         if copy is None:
-            none = "There is no copy from before that step to go back to."
+            none = "There is no copy from before that step to restore."
             raise FloatingPointError(_paragraphs([message, none]))
         optimizer._counters.stop_recording_overflows()
         self.model.make_train_function(force=True)
@@ -265,7 +265,7 @@ class LossScaleMonitor(OptimizerCallback):
 
 
 def _diagnosis(model, optimizer, since, has_recorded):
-    """Returns a paragraph each on what happened, and where.
+    """Returns a text with a paragraph for the stall, and for the layers involved.
 
     Args:
         model: The model, which has stalled.
@@ -275,8 +275,8 @@ def _diagnosis(model, optimizer, since, has_recorded):
     """
     lowest = optimizer.loss_scale_policy.min_scale
     parts = [
-        f"Training has stalled. All steps since step {since} were skipped, at the "
-        f"lowest loss scale there is ({lowest:g}): the gradients are inf or NaN at any "
+        f"Training has stalled. All steps since step {since} were skipped at the "
+        f"lowest loss scale ({lowest:g}): the gradients are inf or NaN at any "
         "scale, so the model itself has diverged."
     ]
     if has_recorded:
@@ -295,11 +295,11 @@ _ADVICE = (
 
 
 def _diagnosis_of_rates(since, reason):
-    """Returns the same where a coefficient of the inner optimizer is not finite.
+    """Returns the text for a coefficient of the inner optimizer that is not finite.
 
     Args:
         since: Int. The first of the steps that were skipped.
-        reason: String that says which coefficient it is.
+        reason: String that names the coefficient.
     """
     happened = f"Training has stalled. All steps since step {since} were skipped."
     return _paragraphs([happened, reason])
@@ -311,7 +311,7 @@ def _paragraphs(parts):
 
 
 def _name_layers(variables, limit=3):
-    """Returns the paths of the variables' layers, the first few of them."""
+    """Returns the paths of the first layers of the variables."""
     paths = (path_of(v) for v in variables)
     layers = list(dict.fromkeys(path.rpartition("/")[0] or path for path in paths))
     more = f" and {len(layers) - limit} more" if len(layers) > limit else ""
@@ -320,10 +320,10 @@ def _name_layers(variables, limit=3):
 
 @contextlib.contextmanager
 def _shown_without_its_place():
-    """Prints a warning on a line of its own, without the file and line that raised it.
+    """Prints a warning on its own line, without the file and line that raised it.
 
-    It would interrupt a progress bar, and its text says where to look. A caller that
-    catches warnings is not affected.
+    File and line would interrupt a progress bar, and the text of the warning names the
+    place to look. A caller that catches warnings is not affected.
     """
     before = warnings.formatwarning
     warnings.formatwarning = lambda message, *_, **__: f"\n{message}\n"

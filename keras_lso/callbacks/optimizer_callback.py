@@ -1,4 +1,4 @@
-"""What the callbacks that watch a `LossScaleOptimizer` have in common."""
+"""The base class of callbacks that watch a `LossScaleOptimizer`."""
 
 import os
 from typing import Any
@@ -25,16 +25,16 @@ class OptimizerCallback(keras.callbacks.Callback):
         self.log_dir = log_dir
         self._writer: Any = None
         if log_dir is not None:
-            # Now, since training may take long.
+            # Check now rather than after a long training.
             check_is_installed()
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what a copy has: all but the open file. It opens one of its own."""
+        """Returns the state of a copy, which opens its own file."""
         return {**vars(self), "_writer": None}
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._find_optimizer()
-        # A `fit` that an error has ended has left its file open.
+        # A `fit` that ended with an error has left its file open.
         self._close()
         self._write_scalars([])
 
@@ -60,7 +60,7 @@ class OptimizerCallback(keras.callbacks.Callback):
             self._writer = None
 
     def _find_optimizer(self):
-        """Returns the model's `LossScaleOptimizer`, which another one may wrap."""
+        """Returns the model's `LossScaleOptimizer`, which may be wrapped."""
         optimizer = getattr(self.model, "optimizer", None)
         for inner in () if optimizer is None else chain_of(optimizer):
             if isinstance(inner, LossScaleOptimizer):
@@ -68,8 +68,8 @@ class OptimizerCallback(keras.callbacks.Callback):
         hint = ""
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
             hint = (
-                " It has Keras's own, which `compile` takes under 'mixed_float16' "
-                "unless it gets another."
+                " This model has Keras's own, which `compile` uses by default under "
+                "'mixed_float16'."
             )
         raise ValueError(
             f"{type(self).__name__} needs a model that was compiled with a "

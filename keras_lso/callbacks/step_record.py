@@ -18,36 +18,36 @@ _LENGTH = 512
 class StepRecord(OptimizerCallback):
     """Records each step of a `LossScaleOptimizer` in `fit`, and why some are skipped.
 
-    A step's record is its number (from 1 on), the outcome, the loss scale, the norm of
-    the unscaled gradients before they are clipped, the learning rate, and the largest
-    gradient where the loss scale looks at it. See `LossScaleOptimizer.read_record` for
-    each.
+    The record of a step holds its number (from 1), the outcome, the loss scale, the
+    norm of the unscaled gradients before clipping, the learning rate, and, if the loss
+    scale uses it, the largest gradient. `LossScaleOptimizer.read_record` describes each
+    of them.
 
-    The steps are kept on the device, and read once in 512 steps and at the end of an
-    epoch: between them `fit` waits for nothing. The norm costs a pass over the
+    The device keeps the records. The callback reads them every 512 steps and at the end
+    of an epoch; `fit` does not wait in between. The norm costs a pass over the
     gradients, unless `global_clipnorm` or a `keras_lso.SpikeGuard` needs it anyway. The
     `History` that `fit` returns gets an entry `step_record`, a dict of arrays for each
     epoch. `keras_lso.plotting.plot_record` draws the file.
 
-    A step is read once: give one of these callbacks to a `fit`, with both a path and a
-    directory if you want both. Of several processes that train together, give a path or
-    a directory to one: the record is the same in all.
+    A step can be read only once, so pass a single `StepRecord` to `fit`. It may have
+    both a path and a directory. If several processes train together, give a path or a
+    directory to only one: the record is the same in all of them.
 
     Args:
-        path: The path of a file that ends with `.jsonl` or `.json` (a JSON object a
-            line) or `.csv`. Steps are appended to a file that exists: of a step that is
-            there twice, since training went back to a checkpoint, the last one counts.
-            What is no number, or not known, is `null`, or empty. Defaults to `None`: no
-            file is written.
+        path: The path of a file that ends with `.jsonl` or `.json` (one JSON object per
+            line) or `.csv`. Steps are appended to an existing file. If training went
+            back to a checkpoint and a step is in the file twice, the last entry counts.
+            A value that is not finite or not known is `null`, or empty. Defaults to
+            `None`: no file is written.
         log_dir: The directory of an event file for TensorBoard, with a scalar for each
-            number. Each `fit` writes a file of its own. Defaults to `None`: no file is
+            number. Each `fit` writes its own file. Defaults to `None`: no file is
             written.
-        every: Of so many steps one is written, and each that is skipped. Defaults to
-            `1`.
+        every: The interval, in steps, at which steps are written. Skipped steps are
+            always written. Defaults to `1`.
 
     Raises:
-        ValueError, TypeError: If an argument is none of the above, if a file has other
-            columns, or if the model's optimizer is no `LossScaleOptimizer`.
+        ValueError, TypeError: If an argument is not valid, if an existing file has
+            other columns, or if the model's optimizer is not a `LossScaleOptimizer`.
         ImportError: If there is a `log_dir` and TensorBoard is not installed.
 
     Example:
@@ -91,7 +91,7 @@ class StepRecord(OptimizerCallback):
         optimizer.record_steps(self._length)
         if len(optimizer.variables) > before:
             self.model.make_train_function(force=True)
-        # What came before is no step of this `fit`.
+        # Discard the steps from before this `fit`.
         optimizer.read_record()
         self._unread = 0
 
@@ -135,14 +135,15 @@ class StepRecord(OptimizerCallback):
         self._write_scalars((row["step"], _scalars_of(row)) for row in rows)
 
     def _note_missing(self, missed, steps):
-        """Warns once if more steps were made than the ring holds."""
+        """Warns once if more steps were made than the ring buffer holds."""
         if not missed or self._has_warned:
             return
         self._has_warned = True
         warn(
-            f"{missed} steps before step {steps[0]} are not on record: the model makes "
-            "several steps a batch. Call `optimizer.record_steps(length)` before "
-            f"`fit`, with a length of {self._length} for each of them."
+            f"{missed} steps before step {steps[0]} are missing from the record: the "
+            "model makes several steps per batch. Call "
+            "`optimizer.record_steps(length)` before `fit`, with a length of "
+            f"{self._length} times the number of steps per batch."
         )
 
 
@@ -151,6 +152,6 @@ def _is_taken(row):
 
 
 def _scalars_of(row):
-    """Returns what TensorBoard shows of a step, a dict of numbers."""
+    """Returns the numbers of a step for TensorBoard, a dict."""
     found = {"skipped": float(not _is_taken(row))}
     return found | {name: v for name, v in row.items() if isinstance(v, float)}

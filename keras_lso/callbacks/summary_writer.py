@@ -1,6 +1,6 @@
 """`SummaryWriter`: event files for TensorBoard, without TensorFlow.
 
-It is apart from its callers, a callback and OpenSeq2Seq's training op.
+A callback and OpenSeq2Seq's training op use it.
 """
 
 import os
@@ -13,7 +13,7 @@ from keras import ops
 
 
 class SummaryWriter:
-    """Writes scalars and histograms into an event file, by TensorBoard's own writer.
+    """Writes scalars and histograms into an event file, with TensorBoard's own writer.
 
     Args:
         log_dir: The directory of the file.
@@ -50,7 +50,7 @@ class SummaryWriter:
 
 
 def check_is_installed() -> None:
-    """Raises an ImportError if there is no TensorBoard to write by."""
+    """Raises an ImportError if TensorBoard is not installed."""
     _event_file_writer()
 
 

@@ -1,6 +1,6 @@
 """`SwapEMAWeights`: Keras's callback, for models with master weights.
 
-It overrides all of Keras's methods that swap, since they know neither masters nor LARC.
+It overrides all of Keras's swapping methods, which know neither masters nor LARC.
 """
 
 from typing import Any
@@ -17,11 +17,10 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
 
     It evaluates the model with the averages of its weights, which an optimizer with
     `use_ema=True` keeps, and then restores the weights. Under the dtype policy
-    `"float16"` or `"bfloat16"` these are averages of the masters, in float32; they are
-    rounded into the model's variables, which Keras's own callback does not do. This one
-    also finds the averages of an optimizer inside of `LARC`, and `predict` restores the
-    weights as well. Before the first applied step there are no averages, and nothing is
-    swapped.
+    `"float16"` or `"bfloat16"` the averages are float32 averages of the masters. This
+    callback rounds them into the model's variables, unlike Keras's own. It also finds
+    the averages of an optimizer inside `LARC`, and restores the weights after `predict`
+    too. Before the first applied step there are no averages, and nothing is swapped.
 
     Args:
         swap_on_epoch: Whether to swap at the end of each epoch and restore the weights
@@ -52,7 +51,7 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
         self._weights: list[tuple[keras.Variable, Tensor]] | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what a copy has: all but the weights of the model at hand."""
+        """Returns the state of a copy, without the weights of the current model."""
         return {**vars(self), "_weights": None}
 
     def set_model(self, model: keras.Model) -> None:

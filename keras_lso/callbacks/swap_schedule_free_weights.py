@@ -1,8 +1,8 @@
-"""`SwapScheduleFreeWeights`: what schedule-free training is for, in the model.
+"""`SwapScheduleFreeWeights`: puts the average of schedule-free training in the model.
 
-Between epochs and after `fit` the model may hold the average. Which optimizer's does is
-remembered here, apart from the callbacks: the next `fit`, or an evaluation, may come
-with another one.
+Between epochs and after `fit` the model may hold the average. This module, rather than
+a callback, remembers whose model does: the next `fit`, or an evaluation, may use
+another callback.
 """
 
 import weakref
@@ -21,8 +21,9 @@ class _Swapped(NamedTuple):
     """A model that holds the average.
 
     Attributes:
-        weights: What it trains with, for `put_back`.
-        fingerprint: Of the weights that it was given: other weights may be loaded.
+        weights: The weights that it trains with, for `put_back`.
+        fingerprint: Fingerprint of the average in the model. It tells whether other
+            weights were loaded meanwhile.
     """
 
     weights: Pairs
@@ -37,35 +38,35 @@ _swapped: weakref.WeakKeyDictionary[keras.Optimizer, _Swapped] = (
 class SwapScheduleFreeWeights(keras.callbacks.Callback):
     """Evaluates a model that `keras.optimizers.ScheduleFreeAdamW` trains.
 
-    Schedule-free training takes its gradients at one point, `y`, and is for another
-    one, `x`, the average that takes the place of a learning rate that decays. Keras's
-    optimizer (since Keras 3.15) leaves the model at `y`. This callback computes `x` of
-    `y` and of the optimizer's `momentum`, which is the paper's `z`:
+    Schedule-free training computes gradients at one point, `y`, and its result is
+    another point, `x`, the average that replaces a decaying learning rate. Keras's
+    optimizer (since Keras 3.15) leaves the model at `y`. This callback computes `x`
+    from `y` and from the optimizer's `momentum`, which is the paper's `z`:
 
     ```python
     x = (y - (1 - beta_1) * z) / beta_1
     ```
 
     The model has `x` during `evaluate`, `predict` and the validation of `fit`, and `y`
-    again afterwards. Where the optimizer keeps masters of float16 or bfloat16 weights,
-    `x` is computed of these in float32, and rounded into the model's variables. The
-    optimizer may be Keras's own, a member of a `MultiOptimizer`, or within
-    `LossScaleOptimizer`, `GuardedOptimizer` and `LARC`.
+    again afterwards. If the optimizer keeps masters of float16 or bfloat16 weights,
+    `x` is computed from the masters in float32, and rounded into the model's variables.
+    The optimizer may be Keras's own, a member of a `MultiOptimizer`, or wrapped in
+    `LossScaleOptimizer`, `GuardedOptimizer` or `LARC`.
 
     With `swap_on_epoch=True` the model ends with `x`, to be saved or used. To train on,
-    pass the callback, or another one of this class, to the next `fit`: it begins at
-    `y` again, unless other weights were loaded meanwhile. What saves a model to resume
-    training from it, such as `BackupAndRestore`, has to come before this callback in
-    the list of callbacks, where the model holds `y`. What saves it to use it, such as
-    `ModelCheckpoint`, comes after.
+    pass this callback, or another `SwapScheduleFreeWeights`, to the next `fit`. Then
+    training begins at `y` again, unless other weights were loaded meanwhile. In the
+    list of callbacks, a callback that saves the model to resume training, such as
+    `BackupAndRestore`, must come before this one, while the model holds `y`. A callback
+    that saves the model for use, such as `ModelCheckpoint`, must come after it.
 
     Args:
         swap_on_epoch: Bool. Whether the model holds `x` from the end of each epoch to
             the beginning of the next, and at the end of `fit`. Defaults to `False`.
 
     Raises:
-        ValueError: When `x` is to be computed, if no `ScheduleFreeAdamW` trains the
-            model, or one with `beta_1=0`.
+        ValueError: When `x` is computed, if no `ScheduleFreeAdamW` trains the model,
+            or if its `beta_1` is 0.
 
     Example:
 
@@ -92,7 +93,7 @@ class SwapScheduleFreeWeights(keras.callbacks.Callback):
         self._weights: Pairs | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what a copy has: all but the weights of the model at hand."""
+        """Returns the state of a copy, without the weights of the current model."""
         return {**vars(self), "_weights": None}
 
     def set_model(self, model: keras.Model) -> None:
@@ -136,14 +137,14 @@ class SwapScheduleFreeWeights(keras.callbacks.Callback):
             self._weights = None
 
     def _go_on(self) -> None:
-        """Lets the model train where it did, if it holds the average."""
+        """Restores the trained weights if the model holds the average."""
         optimizer = self.model.optimizer
         if _holds_average(optimizer):
             put_back(optimizer, _swapped.pop(optimizer).weights)
 
 
 def _holds_average(optimizer: keras.Optimizer) -> bool:
-    """Whether the optimizer's model still holds what the end of an epoch left in it."""
+    """Whether the optimizer's model still holds the average of an epoch's end."""
     swapped = _swapped.get(optimizer)
     if swapped is None:
         return False
@@ -161,12 +162,12 @@ def _fingerprint(optimizer: keras.Optimizer) -> list[int]:
 
 
 def _swap_in_average(optimizer: keras.Optimizer) -> Pairs:
-    """Gives the model the average; returns what it trains with."""
+    """Puts the average into the model; returns the weights that it trains with."""
     found = schedule_free_in(optimizer)
     if not found:
         raise ValueError(
             "SwapScheduleFreeWeights needs a model that a `keras.optimizers."
-            "ScheduleFreeAdamW` trains, by itself or within `LossScaleOptimizer`, "
+            "ScheduleFreeAdamW` trains, alone or within `LossScaleOptimizer`, "
             "`GuardedOptimizer`, `LARC` or a `MultiOptimizer`. Leave the callback out, "
             "or compile the model with one: `LossScaleOptimizer(keras.optimizers."
             f"ScheduleFreeAdamW())`. Received: optimizer={optimizer!r}"
@@ -174,9 +175,9 @@ def _swap_in_average(optimizer: keras.Optimizer) -> Pairs:
     for one in found:
         if not one.beta_1:
             raise ValueError(
-                "With `beta_1=0` the weights of a ScheduleFreeAdamW hold nothing of "
-                "the average that SwapScheduleFreeWeights is to compute. Write "
-                f"`beta_1=0.9`. Received: beta_1={one.beta_1!r}"
+                "With `beta_1=0` SwapScheduleFreeWeights cannot compute the average "
+                "from the weights of a ScheduleFreeAdamW. Write `beta_1=0.9`. "
+                f"Received: beta_1={one.beta_1!r}"
             )
 
     def averages() -> Pairs:

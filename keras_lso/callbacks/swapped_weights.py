@@ -1,4 +1,4 @@
-"""Other values in the place of a model's weights, and the weights back again."""
+"""Swaps other values into a model's weights, and restores the weights."""
 
 import contextlib
 from collections.abc import Callable
@@ -7,20 +7,20 @@ from typing import Any
 import keras
 from keras import ops
 
-# What is trained, and a value for it.
+# Trained variables, with a value for each.
 Pairs = list[tuple[keras.Variable, Any]]
 
 
 def swap_in(optimizer: keras.Optimizer, values: Callable[[], Pairs]) -> Pairs:
-    """Assigns values to what an optimizer trains; the model has them afterwards.
+    """Assigns values to the variables that an optimizer trains, and to the model.
 
     Args:
         optimizer: The model's optimizer, which may keep masters.
         values: Callable that returns pairs of a variable and its new value. It is
-            called where the variables hold what is trained.
+            called in the context of a step, where the variables hold the masters.
 
     Returns:
-        The same with the values until now, for `put_back`.
+        Pairs of the same variables and their previous values, for `put_back`.
     """
     with _in_step(optimizer):
         pairs = values()
@@ -33,7 +33,7 @@ def swap_in(optimizer: keras.Optimizer, values: Callable[[], Pairs]) -> Pairs:
 
 
 def put_back(optimizer: keras.Optimizer, weights: Pairs) -> None:
-    """Assigns what `swap_in` has returned."""
+    """Assigns the values that `swap_in` returned."""
     with _in_step(optimizer):
         for variable, value in weights:
             variable.assign(value)

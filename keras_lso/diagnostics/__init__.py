@@ -1,4 +1,4 @@
-"""Reports on float16, and what follows from them: what overflows, what underflows."""
+"""Reports on overflow and underflow in float16, a recommendation, and skipped steps."""
 
 from keras_lso.diagnostics.float16 import Float16Report
 from keras_lso.diagnostics.float16_ranges import LayerRange

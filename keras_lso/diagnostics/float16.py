@@ -1,7 +1,7 @@
 """`float16_report`: where a model does not fit into float16, before it fails.
 
-What is seen of a pass is in `layer_watch.py`, what follows from it in
-`float16_ranges.py`, the table in `float16_table.py`.
+`layer_watch.py` observes a pass, `float16_ranges.py` draws the conclusions, and
+`float16_table.py` writes the table.
 """
 
 import os
@@ -43,13 +43,13 @@ def float16_report(
 ) -> "Float16Report":
     """Finds the layers of a model whose values do not fit into float16.
 
-    The model is called on a batch twice, with the same weights and seeds: in float32
-    and in float16. For each layer, the report compares the largest magnitudes of its
-    inputs, weights and outputs with 65504, the largest number of float16. It does the
-    same for intermediate values that `call` computes with functions of `keras.ops`. It
-    counts values that would be flushed to zero, and values that are inf or NaN. If you
-    pass targets, the gradients at the loss scale are included. The report says in words
-    which layers should stay in float32, or in bfloat16, which has the range of float32.
+    The function calls the model on a batch twice, with the same weights and seeds: in
+    float32, and in float16. For each layer it compares the largest magnitudes of the
+    inputs, the weights, the outputs, and the intermediate results of `keras.ops`
+    functions with 65504, the largest float16 number. It also counts the values that
+    would be flushed to zero, and the values that are inf or NaN. If targets are given,
+    it does the same for the gradients at the loss scale. The report explains which
+    layers should stay in float32, or in bfloat16, which has the range of float32.
 
     ```python
     report = keras_lso.float16_report(model, x_batch, y_batch)
@@ -57,39 +57,38 @@ def float16_report(
     model = report.apply(model)
     ```
 
-    A layer that computes in float32 in a model with a dtype policy of float16 stays so.
-    A model without any float16, in float32 or bfloat16, is looked at as it would be
-    under `"mixed_float16"`. The model may have layers in layers, layers that are called
-    twice, several inputs and outputs. It is left as it was, and so are its seeds and
-    statistics. What a fused kernel computes, such as the logits in
-    `keras.ops.dot_product_attention`, cannot be seen, nor what a layer computes without
-    `keras.ops`; what goes into it and comes out of it can.
+    In a model that uses float16, layers that compute in float32 stay in float32. A
+    model in float32 or bfloat16, without any float16, is examined as it would be under
+    `"mixed_float16"`. The model may have nested layers, layers that are called twice,
+    and several inputs and outputs. The model, its seeds and its statistics are left
+    unchanged. Intermediate results of a fused kernel, such as the logits in
+    `keras.ops.dot_product_attention`, or of a layer that computes without `keras.ops`,
+    cannot be observed; only their inputs and outputs can.
 
     Args:
         model: A `keras.Model`. If it is compiled, gradients are reported as well.
-        x: Inputs of one batch. Or any other data that `fit` takes: a `tf.data.Dataset`,
+        x: Inputs of one batch, or any other data that `fit` takes: a `tf.data.Dataset`,
             a `keras.utils.PyDataset`, a `torch.utils.data.DataLoader`, or a generator
             of batches.
-        y: Targets of one batch. Defaults to `None`: `x` yields them, or the model's
-            loss needs none, or the forward pass alone is looked at.
-        loss_scale: The loss scale at which to look at the gradients. Defaults to
-            `None`: the one that `underflow_report` would recommend for the layers that
-            are left in float16.
-        sample_weight: Weights of the examples. Defaults to `None`: 1, or those that
-            `x` yields.
-        batches: How many batches to look at, if `x` yields several. Defaults to 1.
-        training: Whether the model is called in training mode, where dropout makes
-            values larger and `BatchNormalization` takes the statistics of the batch.
-            The gradients always are those of training. Defaults to `True`.
+        y: Targets of one batch. Defaults to `None`: `x` yields the targets, or the
+            model's loss needs none, or only the forward pass is examined.
+        loss_scale: The loss scale at which to examine the gradients. Defaults to
+            `None`: the scale that `underflow_report` would recommend for the layers
+            that are left in float16.
+        sample_weight: Weights of the examples. Defaults to `None`: 1, or the weights
+            that `x` yields.
+        batches: The number of batches to examine, if `x` yields several. Defaults to 1.
+        training: Whether to call the model in training mode, in which dropout makes
+            values larger and `BatchNormalization` uses the statistics of the batch.
+            Gradients are always computed in training mode. Defaults to `True`.
 
     Returns:
         A `Float16Report`.
 
     Raises:
         ValueError: If a layer is quantized, if `loss_scale` is given for a model that
-            has no gradients, or if an argument is none of the above.
-        TypeError: If `model` is not a `keras.Model`, or an argument is none of the
-            above.
+            has no gradients, or if the value of an argument is not valid.
+        TypeError: If `model` is not a `keras.Model`, or an argument has the wrong type.
 
     Example:
 
@@ -100,7 +99,7 @@ def float16_report(
     >>> report = keras_lso.float16_report(model, keras.ops.full((1, 2), 40000.0))
     >>> report.layers["sum"].ops["matmul"].largest
     80000.0
-    >>> report.layers_to_keep  # 80000 is inf in float16, and the input of the other.
+    >>> report.layers_to_keep  # 80000 is inf in float16, and the input of "last".
     ['sum', 'last']
     """
     _check_model(model)
@@ -120,7 +119,7 @@ def float16_report(
     ranges = ranges_of(paths, readings, compute_dtypes)
     explain(paths, ranges)
     scales = None, None
-    # Behind the passes, in which layers may call `add_loss`.
+    # After the passes, in which layers may call `add_loss`.
     if _has_gradients(model, data[0][1], loss_scale):
         scales = _add_gradients(model, paths, ranges, data, loss_scale)
     keep = layers_to_keep(paths, ranges)
@@ -137,7 +136,7 @@ def _check_model(model):
 
 
 def _has_gradients(model, y, loss_scale):
-    """Whether a loss can be computed: of targets, or by the model itself."""
+    """Whether a loss can be computed: from targets, or by the model itself."""
     if model.compiled and model.loss is not None:
         has_loss = y is not None
     else:
@@ -145,9 +144,9 @@ def _has_gradients(model, y, loss_scale):
         has_loss = model.compiled and (computes or bool(model.losses))
     if loss_scale is not None and not has_loss:
         raise ValueError(
-            "`loss_scale` is for the gradients, of which there are none: compile the "
-            "model with a loss, and pass the targets as `y`, or leave `loss_scale` "
-            f"out. Received: loss_scale={loss_scale}, compiled={model.compiled}"
+            "`loss_scale` is for the gradients, but there are none. Compile the model "
+            "with a loss, and pass the targets as `y`, or leave `loss_scale` out. "
+            f"Received: loss_scale={loss_scale}, compiled={model.compiled}"
         )
     return has_loss
 
@@ -156,7 +155,7 @@ def _has_gradients(model, y, loss_scale):
 
 
 def _in_float16(model):
-    """Returns which layers get which dtype policy, where none is in float16 yet."""
+    """Returns pairs of a layer and its new dtype policy; none if float16 is in use."""
     dtypes = {layer.compute_dtype for layer in layers_of(model)}
     if "float16" in dtypes:
         return []
@@ -172,16 +171,17 @@ def _readings(model, narrow, paths, x, training):
     layers = list(paths.layers.values())
     found = []
     for policies in (in_float32(model), dtype_policies_set(narrow)):
-        # Outside: in the scope Keras 3.12 restores no float16 weights.
+        # `unchanged` is outside, since inside the scope Keras 3.12 restores no float16
+        # weights.
         with unchanged(model), policies:
             found.append(readings_of(layers, lambda: model(x, training=training)))
     return tuple(found)
 
 
 def _add_gradients(model, paths, ranges, data, loss_scale):
-    """Adds the gradients to the layers; returns the loss scale and the recommended.
+    """Adds the gradients to the layers; returns the used and the recommended scale.
 
-    A layer that stays in float32, or should, bears any scale.
+    Layers that stay in float32, or should stay in it, can bear any scale.
     """
     kept = {p for path in layers_to_keep(paths, ranges) for p in paths.inside(path)}
     arrays: dict = {}
@@ -206,15 +206,16 @@ def _add_gradients(model, paths, ranges, data, loss_scale):
 class Float16Report:
     """The result of `float16_report`. `print` it, `plot` it, or `apply` it to a model.
 
-    A path is the names of the layers that a layer is in and its own, with slashes
-    between, such as `"encoder/dense"`.
+    A path consists of the names of the enclosing layers and the layer's own name,
+    separated by slashes, such as `"encoder/dense"`.
 
     Attributes:
         layers: Dict of the layers' paths to `LayerRange`.
-        layers_to_keep: List of the paths of layers to keep in float32. What is inside
-            of them stays in float32 as well.
-        loss_scale: Float, at which the gradients are counted. None without gradients.
-        recommended_scale: Float, the `initial_scale` that `underflow_report` would
+        layers_to_keep: List of the paths of layers to keep in float32. The layers
+            inside them stay in float32 as well.
+        loss_scale: Float. The loss scale at which the gradients are counted. None
+            without gradients.
+        recommended_scale: Float. The `initial_scale` that `underflow_report` would
             recommend for the layers that are left in float16. None without gradients.
     """
 
@@ -233,19 +234,19 @@ class Float16Report:
         self._becomes_mixed = becomes_mixed
 
     def apply(self, model: ModelT) -> ModelT:
-        """Returns a model that keeps in float32 what does not fit into float16.
+        """Returns a model that keeps the `layers_to_keep` in float32.
 
-        A model in float32 or bfloat16 becomes one of `"mixed_float16"` otherwise.
+        The other layers of a model in float32 or bfloat16 get `"mixed_float16"`.
 
         Args:
-            model: A `keras.Model` with the layers of the one that was looked at.
+            model: A `keras.Model` with the layers of the model in the report.
 
         Returns:
             A new model with the same weights: see `keras_lso.keep_in_float32`.
 
         Raises:
-            ValueError: If a layer of the report is none of the model's, and as
-                `keras_lso.keep_in_float32` does.
+            ValueError: If the model lacks a layer of the report, or for the reasons
+                listed in `keras_lso.keep_in_float32`.
         """
         others: Literal["mixed_float16"] | None = (
             "mixed_float16" if self._becomes_mixed else None
@@ -267,11 +268,11 @@ class Float16Report:
         }
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> "Figure":
-        """Draws the largest magnitudes of each layer beside the range of float16.
+        """Draws the largest magnitudes of each layer against the range of float16.
 
         Args:
-            path: The file to save the picture to. Defaults to `None`: it is only
-                returned.
+            path: The file to save the picture to. Defaults to `None`: the figure is
+                only returned.
 
         Returns:
             A `matplotlib` figure.

@@ -1,6 +1,6 @@
-"""What float16 does to each layer of a model, and in words what to do about it.
+"""The effects of float16 on each layer of a model, and advice in words.
 
-It is apart from `float16.py`, which runs the model: here are its readings alone.
+This module sees only the readings; `float16.py` runs the model.
 """
 
 import math
@@ -24,7 +24,7 @@ from keras_lso.diagnostics.underflow_counts import (
     GradientCounts,
 )
 
-# Powers of two: what training may well use up.
+# Headroom, in powers of two, that training may well use up.
 CLOSE = 2.0
 
 
@@ -34,16 +34,16 @@ class LayerRange:
 
     Attributes:
         compute_dtype: String, the dtype in which the model in float16 calls the layer.
-        calls: Int. How often the layer is called, for all batches.
+        calls: Int. The number of calls of the layer, for all batches.
         inputs: `Magnitudes` of the inputs, as the layer casts them.
-        weights: `Magnitudes` of the weights. None without any.
-        ops: Dict of the names of functions of `keras.ops` to the `Magnitudes` of what
-            they return to the layer's `call`, those that compute in float16.
+        weights: `Magnitudes` of the weights. None without weights.
+        ops: Dict of the names of `keras.ops` functions to the `Magnitudes` of their
+            results in the layer's `call`. Only functions that compute in float16.
         outputs: `Magnitudes` of the outputs.
-        gradients: `GradientCounts` at the scale of the report. None without any, and
-            for a layer that is in float32 or should be.
-        reasons: List of strings, why the layer should stay in float32.
-        notes: List of strings, what else there is to say.
+        gradients: `GradientCounts` at the scale of the report. None without gradients,
+            and for a layer that is in float32 or should be.
+        reasons: List of strings, the reasons to keep the layer in float32.
+        notes: List of strings, further remarks.
     """
 
     compute_dtype: str
@@ -57,14 +57,14 @@ class LayerRange:
     notes: list[str] = field(default_factory=list)
 
     def parts(self) -> list[tuple[str, Magnitudes]]:
-        """Returns a list of the names and `Magnitudes` of what is in float16."""
+        """Returns a list of the names and `Magnitudes` of the values in float16."""
         named = [("inputs", self.inputs), ("weights", self.weights), *self.ops.items()]
         named.append(("outputs", self.outputs))
         return [(name, m) for name, m in named if m is not None and m.is_float16]
 
     @property
     def tightest(self) -> tuple[str, Magnitudes] | None:
-        """Tuple of the name and the `Magnitudes` of what has the least headroom."""
+        """Tuple of the name and `Magnitudes` of the part with the least headroom."""
         return min(self.parts(), key=lambda part: part[1].headroom, default=None)
 
     @property
@@ -93,7 +93,7 @@ def ranges_of(
 
     Args:
         paths: `LayerPaths` of the model.
-        batches: List of tuples of what `_layer_watch.readings_of` returned, in float32
+        batches: List of tuples of the results of `layer_watch.readings_of`, in float32
             and in float16.
         compute_dtypes: Dict of ids of layers to the dtype in which the model in float16
             calls them.
@@ -133,7 +133,7 @@ def ranges_of(
 
 
 def _only_passes_on(layer, found, outputs):
-    """Whether a layer is made of others, and has no values of its own."""
+    """Whether a layer consists of others, and has no values of its own."""
     inside = children_of(layer)
     if not inside or found.ops or own_variables_of(layer):
         return False
@@ -146,7 +146,7 @@ def _only_passes_on(layer, found, outputs):
 
 
 def explain(paths: LayerPaths, ranges: dict[str, LayerRange]) -> None:
-    """Writes the reasons and notes of each layer that the forward pass gives.
+    """Writes the reasons and notes of each layer that follow from the forward pass.
 
     Args:
         paths: `LayerPaths` of the model.
@@ -155,7 +155,7 @@ def explain(paths: LayerPaths, ranges: dict[str, LayerRange]) -> None:
     for found in ranges.values():
         found.reasons = [*_overflow(found), *_flush(found)]
         found.notes = _notes(found)
-    # What makes inf or NaN of numbers in range: the innermost of those that do.
+    # The innermost layers that turn numbers in range into inf or NaN.
     for path, found in reversed(ranges.items()):
         inside = [p for p in paths.inside(path) if p != path and p in ranges]
         if not any(ranges[p].reasons for p in inside):
@@ -163,12 +163,12 @@ def explain(paths: LayerPaths, ranges: dict[str, LayerRange]) -> None:
 
 
 def explain_gradients(found: LayerRange, scale: float, recommended: float) -> None:
-    """Writes the reasons that the gradients of a layer give.
+    """Writes the reasons that follow from the gradients of a layer.
 
     Args:
         found: `LayerRange`.
         scale: The loss scale of the gradients' counts.
-        recommended: The loss scale that serves the layers best.
+        recommended: The best loss scale for the layers.
     """
     counts: Any = found.gradients  # They have just been counted.
     at = f"at the loss scale {scale:g}"
@@ -199,9 +199,9 @@ def _overflow(found):
 
 
 def _bears_it(found):
-    """Whether float16 makes no inf of numbers that only float32 holds.
+    """Whether numbers that only float32 holds do not become inf in float16.
 
-    Layers may take other constants there, as Keras's attention does for its masks.
+    Layers may use other constants in float16, as Keras's attention does for its masks.
     """
     return not any(m.not_finite_in_float16 for _, m in found.parts())
 
@@ -236,13 +236,13 @@ def _breakdown(found):
     return ["outputs that are inf or NaN, of inputs that are not: digits are lost"]
 
 
-# --- What to keep -------------------------------------------------------------------
+# --- Layers to keep -----------------------------------------------------------------
 
 
 def layers_to_keep(paths: LayerPaths, ranges: dict[str, LayerRange]) -> list[str]:
-    """Returns the paths of the layers to keep in float32, none inside of another.
+    """Returns the paths of the layers to keep in float32, none inside another.
 
-    The model itself is none of them: what of its inputs does not fit has to be scaled.
+    The model itself is never one of them: inputs that do not fit have to be scaled.
     """
     wanted = []
     for path, found in ranges.items():
@@ -269,9 +269,10 @@ def _to_keep(paths, path, found):
 
 
 def _outermost(paths, path):
-    """Returns the path of the layer of Keras that makes this one, if there is one.
+    """Returns the path of the Keras layer that made this layer, if there is one.
 
-    It has one dtype policy in its config, and it casts what goes into the other.
+    That layer has a single dtype policy in its config, and casts the inputs of this
+    layer.
     """
     while (parent := paths.parents[path]) in paths.parents:
         layer = paths.layers[parent]

@@ -1,6 +1,6 @@
 """The table that a `Float16Report` prints, and the words below it.
 
-It is apart from `float16.py`, since it imports rich, which takes a while.
+It is a separate module since importing rich takes a while.
 """
 
 import math
@@ -31,7 +31,7 @@ def table_of(report: "Float16Report") -> str:
 
 
 def _cells(found):
-    """Returns the row of a layer: of what has the least headroom."""
+    """Returns the row of a layer: its part with the least headroom."""
     tightest = found.tightest
     if tightest is None:
         largest = found.outputs.largest if found.outputs else 0.0
@@ -61,10 +61,10 @@ def _words(report):
     elif reasons:
         yield (
             "No layer can be kept in float32 instead. Scale the inputs of the model, "
-            "and put what it computes outside of its layers into one."
+            "and move computations from outside its layers into a layer."
         )
     elif any(magnitudes.not_finite for magnitudes in parts):
-        yield "Nothing fails in float16 alone. First look for what is inf or NaN."
+        yield "Nothing fails only in float16. First look for the source of inf or NaN."
     else:
         yield "Every layer fits into float16."
     if report.recommended_scale is not None:

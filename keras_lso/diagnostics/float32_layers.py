@@ -1,6 +1,6 @@
-"""`keep_in_float32`: a model like another, with layers of other dtype policies.
+"""`keep_in_float32`: a copy of a model whose layers have other dtype policies.
 
-How a model is made anew is in `model_copies.py`.
+`model_copies.py` makes the copy.
 """
 
 import difflib
@@ -24,43 +24,43 @@ def keep_in_float32(
     layers: str | keras.layers.Layer | Collection[str | keras.layers.Layer],
     others: Literal["mixed_float16", "mixed_bfloat16"] | None = None,
 ) -> ModelT:
-    """Returns a model like this one, in which some layers compute in float32.
+    """Returns a copy of a model in which some layers compute in float32.
 
-    The new model has new layers, with the weights, the statistics and the states of
-    seeds of the old ones. A layer that is kept takes all layers inside of it along:
-    those of a nested model, of a `MultiHeadAttention`, or the cell of an `LSTM`. If the
-    model was compiled, so is the new one, with the same loss and metrics, and an
-    optimizer of the same config that begins anew: momenta, the count of steps and the
-    loss scale are not carried over. A model with a `compile` of its own has to be
-    compiled by you, and so has one with an optimizer or a metric that has no config: a
-    warning says so.
+    The new model has new layers, with the weights, statistics and seed states of the
+    old layers. A layer in `layers` keeps all layers inside it in float32 as well, such
+    as those of a nested model or of a `MultiHeadAttention`, or the cell of an `LSTM`.
+    If the model was compiled, the new model is compiled too, with the same loss and
+    metrics, and with a new optimizer from the same config: momenta, the count of steps
+    and the loss scale are not carried over. If the model's class overrides `compile`,
+    or if an optimizer or a metric has no config, you have to compile the new model
+    yourself: a warning says so.
 
     ```python
     model = keras_lso.keep_in_float32(model, ["embedding", "decoder/attention"])
     ```
 
-    Saved files hold the dtype policies that the layers' configs hold. If a layer of
-    your own makes others without passing its `dtype` on to them, a loaded model has
-    lost theirs: a warning names such layers.
+    Saved files hold only the dtype policies in the layers' configs. If your own layer
+    makes sublayers without passing its `dtype` to them, a loaded model loses their
+    dtype policies: a warning names such layers.
 
     Args:
         model: A `keras.Model` that is built: `Sequential`, functional, or subclassed
             with a `get_config`.
-        layers: Names, paths or layer objects, or one of these. A path is the names of
-            the layers that a layer is in and its own, such as `"encoder/dense"`, as
-            `float16_report` writes it.
+        layers: Names, paths or layer objects, or one of these. A path consists of the
+            names of the enclosing layers and the layer's own name, such as
+            `"encoder/dense"`, as in a `float16_report`.
         others: The dtype policy of all other layers that compute in float32 or
             bfloat16, `"mixed_float16"` or `"mixed_bfloat16"`. Defaults to `None`: they
-            keep theirs.
+            keep their dtype policies.
 
     Returns:
-        A `keras.Model` of the same class. `model` is as it was.
+        A `keras.Model` of the same class. `model` is unchanged.
 
     Raises:
-        TypeError: If `model` is not a `keras.Model`, or `layers` none of the above.
-        ValueError: If there is no such layer, or several of this name; if the model is
-            not built, has no config that it can be made of, or is quantized; if
-            `others` is none of the above.
+        TypeError: If `model` is not a `keras.Model`, or `layers` has another type.
+        ValueError: If there is no such layer, or several layers have this name; if the
+            model is not built, cannot be made from its config, or is quantized; if
+            `others` is not valid.
 
     Example:
 
@@ -131,14 +131,14 @@ def check_not_quantized(model: keras.Model) -> None:
         if layer.quantization_mode is not None:
             raise ValueError(
                 "`model` must not be quantized: the weights of a quantized layer are "
-                "no floating-point numbers. Take the model from before `quantize`. "
+                "not floating-point numbers. Take the model from before `quantize`. "
                 f"Received a layer {layer.name!r} with the dtype policy "
                 f"{layer.dtype_policy.name!r}"
             )
 
 
 def _policy(layer, is_kept, others):
-    """Returns the name of the dtype policy that a layer gets, None for its own."""
+    """Returns the name of a layer's new dtype policy; None if it keeps its own."""
     if is_kept:
         return "float32" if layer.compute_dtype in NARROW else None
     if others is not None and layer.compute_dtype in ("float32", "bfloat16"):
@@ -150,7 +150,7 @@ def _policy(layer, is_kept, others):
 
 
 def paths_inside(paths: LayerPaths, layers: Any) -> set[str]:
-    """Returns the paths of the layers that are asked for, and of those inside."""
+    """Returns the paths of the requested layers and of the layers inside them."""
     wanted = [layers] if isinstance(layers, str | keras.layers.Layer) else layers
     if not isinstance(wanted, list | tuple | set):
         raise TypeError(
@@ -186,11 +186,11 @@ def _path_of(paths, item):
         return named[0]
     if named:
         raise ValueError(
-            f"`layers` must say which layer {item!r} is, of these: {named}. Write one "
-            "of these paths, or pass the layer object."
+            f"`layers` must be unambiguous, but several layers are called {item!r}. "
+            f"Write one of the paths {named}, or pass the layer object."
         )
     near = difflib.get_close_matches(item, paths.layers, n=3, cutoff=0.4)
     raise ValueError(
         f"`layers` must hold names, paths or layers of the model, which has no {item!r}"
-        f". Near it are: {near or list(paths.layers)[:10]}"
+        f". Similar are: {near or list(paths.layers)[:10]}"
     )

@@ -1,7 +1,7 @@
-"""The path of each layer of a model: the names of the layers it is in, and its own.
+"""The path of each layer of a model: the names of its enclosing layers, and its own.
 
-Keras's `layer.path` is that of the scope in which a layer was built, which two layers
-of nested models may share. These are those of the model at hand, each of one layer.
+Keras's `layer.path` is the path of the scope in which a layer was built, which two
+layers of nested models may share. The paths here belong to one model and are unique.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ class LayerPaths:
     Attributes:
         layers: Dict of paths to layers, each layer once, the model itself first.
         aliases: Dict of further paths to layers that are in several places.
-        parents: Dict of paths to the paths of the layers that these are in.
+        parents: Dict of paths to the paths of the enclosing layers.
     """
 
     def __init__(self, model: keras.Model) -> None:
@@ -34,7 +34,7 @@ class LayerPaths:
         for child in children:
             number[child.name] += 1
             name = child.name
-            # Layers beside each other may have one name, in a subclassed model.
+            # In a subclassed model, sibling layers may have the same name.
             if count[name] > 1 or prefix + name in self.layers:
                 name = f"{name}#{number[child.name]}"
             if id(child) in self._paths:
@@ -46,11 +46,11 @@ class LayerPaths:
             self._visit(child, prefix + name, f"{prefix}{name}/")
 
     def path_of(self, layer: keras.layers.Layer) -> str | None:
-        """Returns the path of a layer; None if it is none of the model's."""
+        """Returns the path of a layer; None if it is not in the model."""
         return self._paths.get(id(layer))
 
     def inside(self, path: str) -> list[str]:
-        """Returns the paths of a layer and of all layers inside of it."""
+        """Returns the paths of a layer and of all layers inside it."""
         layer = self.layers[path]
         found, ahead = {}, [layer]
         while ahead:

@@ -1,9 +1,9 @@
 """Watches a forward pass: the magnitudes that go into, through and out of each layer.
 
-Each layer's `call` is wrapped, and each function of `keras.ops`, which says what a
-layer computes on the way. It is a diagnosis on the host, of an eager call. What runs
-inside of a transformation of JAX (`jax.vmap`, `ops.scan`) has no values yet, and is
-left out.
+It wraps each layer's `call`, and each function of `keras.ops`, whose results are the
+intermediate values of a layer. It is a diagnosis on the host, of an eager call. Tensors
+inside a transformation of JAX (`jax.vmap`, `ops.scan`) have no values yet, and are left
+out.
 """
 
 import contextlib
@@ -27,7 +27,7 @@ from keras_lso._keras_internals.layers import (
 from keras_lso.diagnostics.magnitudes import Reading, reading_of
 from keras_lso.diagnostics.trial_runs import attribute_set
 
-# They make no values, or none that their arguments do not have.
+# Functions whose results have no values that their arguments do not have.
 _MOVES = frozenset(
     """
     array broadcast_to cast cond concatenate convert_to_numpy convert_to_tensor copy
@@ -41,19 +41,19 @@ _MOVES = frozenset(
 def readings_of(
     layers: Iterable[keras.layers.Layer], run: Callable[[], object]
 ) -> tuple[dict[Any, Reading], Mapping[int, int]]:
-    """Returns what was seen of the layers while `run()` called them.
+    """Returns the readings of the layers from a call of `run()`.
 
-    The layers are as they were afterwards, also if it raises.
+    The layers are unchanged afterwards, even if `run` raises an error.
 
     Args:
         layers: List of layers, models included.
         run: Callable without arguments.
 
     Returns:
-        Tuple of a dict of tuples to `Reading`: the id of the layer; "inputs",
-        "weights", "outputs" or "ops"; the name of the op, else ""; its index among the
-        values of that kind; and a dict of the ids of layers to how often they were
-        called.
+        Tuple of two dicts. The first has a `Reading` for each tuple of the id of the
+        layer; "inputs", "weights", "outputs" or "ops"; the name of the op, or ""; and
+        the index of the value among the values of that kind. The second has the number
+        of calls for each id of a layer.
     """
     watcher = _Watcher()
     with contextlib.ExitStack() as stack:
@@ -69,7 +69,7 @@ def readings_of(
 
 
 class _Watcher:
-    """The readings of one pass, and which layers are being called."""
+    """The readings of one pass, and the stack of the layers being called."""
 
     def __init__(self) -> None:
         self.readings: dict[Any, Reading] = {}
@@ -84,7 +84,7 @@ class _Watcher:
         """Reads all floating-point tensors among some values."""
         if not self._called or self._is_reading:
             return
-        # What follows calls ops itself.
+        # The lines below call ops themselves.
         self._is_reading = True
         try:
             for value in tree.flatten(values):
@@ -101,7 +101,7 @@ class _Watcher:
         if self.calls[id(layer)] > 1:
             return
         for variable in filter(is_cast, own_variables_of(layer)):
-            # Here, where the layer itself would, it is read in the layer's dtype.
+            # Inside the layer's call, the variable is read in the layer's dtype.
             self._read("weights", "", variable.value)
 
     @contextlib.contextmanager
@@ -180,7 +180,7 @@ class _Watcher:
 
 
 def _has_floats(value):
-    """Whether it is a tensor of floats, and holds them: a tracer of JAX does not."""
+    """Whether a value is a tensor of floats with values: a tracer of JAX has none."""
     is_float = ops.is_tensor(value) and keras.backend.is_float_dtype(value.dtype)
     return is_float and backend.has_values(value)
 
@@ -189,8 +189,8 @@ def _has_floats(value):
 def _unrolled(rnn):
     """Makes a recurrent layer call its cell step by step, where values can be read.
 
-    A loop of JAX has none, and a fused kernel calls no cell. Keras unrolls no loop on
-    PyTorch that goes backwards over a mask, nor needs to.
+    A loop of JAX has no values, and a fused kernel calls no cell. On PyTorch, Keras
+    does not unroll a loop that goes backwards over a mask, and need not.
     """
     values = {"use_cudnn": False, "unroll": backend.COMPILES_LOOPS or rnn.unroll}
     before = {name: getattr(rnn, name) for name in values if hasattr(rnn, name)}

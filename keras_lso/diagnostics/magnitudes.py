@@ -1,6 +1,6 @@
-"""How large the values of a tensor are, in float32 and in float16, batch after batch.
+"""The magnitudes of tensors, in float32 and in float16, over several batches.
 
-It needs neither a model nor a backend, which `layer_watch.py` needs.
+Unlike `layer_watch.py`, this module needs neither a model nor a backend.
 """
 
 import math
@@ -17,15 +17,16 @@ FLOAT16_MAX = 65504.0
 
 @dataclass(frozen=True)
 class Reading:
-    """One tensor, as it was computed: its dtype, and sums and extremes of its values.
+    """One computed tensor: its dtype, and sums and extremes of its values.
 
     Attributes:
         dtype: String.
         not_finite: Int. The number of values that are inf or NaN.
-        values: Int. The number of finite values that are not zero.
-        largest: Float. The largest magnitude of these, 0 without any.
-        flushed: Int. How many of them float16 would flush to zero.
-        total: Float. The sum of their magnitudes.
+        values: Int. The number of finite nonzero values.
+        largest: Float. The largest magnitude of the finite values, 0 without any.
+        flushed: Int. The number of finite nonzero values that float16 would flush to
+            zero.
+        total: Float. The sum of the magnitudes of the finite values.
         lost: Float. The part of the sum that would be flushed to zero.
     """
 
@@ -57,19 +58,19 @@ def reading_of(array: ArrayLike, dtype: str) -> Reading:
 
 @dataclass
 class Magnitudes:
-    """The values of one kind: a layer's inputs, weights, outputs, or those of an op.
+    """Values of one kind: inputs, weights or outputs of a layer, or results of an op.
 
     Attributes:
-        is_float16: Bool. Whether they are in float16, where the model computes in it.
+        is_float16: Bool. Whether the values are in float16 when the model computes in
+            float16.
         largest: Float. The largest magnitude in float32.
         largest_in_float16: Float. The largest magnitude in float16; inf if a value is
-            inf or NaN there.
-        not_finite: Int. How many values are inf or NaN in float32 already.
-        not_finite_in_float16: Int. How many are in float16.
-        flushed: Float. The share of the values, zeros excluded, that float16 flushes to
-            zero.
-        lost: Float. The share of the sum of magnitudes that is flushed to zero: small
-            where the values that matter are kept.
+            inf or NaN in float16.
+        not_finite: Int. The number of values that are inf or NaN in float32 already.
+        not_finite_in_float16: Int. The number of values that are inf or NaN in float16.
+        flushed: Float. The share of the nonzero values that float16 flushes to zero.
+        lost: Float. The share of the sum of magnitudes that is flushed to zero. It is
+            small if the values that matter are kept.
     """
 
     is_float16: bool = False
@@ -85,7 +86,7 @@ class Magnitudes:
 
     @property
     def headroom(self) -> float:
-        """Float. Powers of two between the largest value and the largest of float16.
+        """Float. Powers of two between the largest value and the largest float16.
 
         Below 0 the values overflow; inf if all are zero.
         """
@@ -94,10 +95,10 @@ class Magnitudes:
     def add(self, wide: Reading, narrow: Reading) -> None:
         """Adds the readings of a tensor in float32 and in float16."""
         if narrow.dtype == "float16" and not self.is_float16:
-            # Forget the readings in float32.
+            # Readings in float32 are discarded.
             vars(self).update(vars(Magnitudes(is_float16=True)))
         elif self.is_float16 and narrow.dtype != "float16":
-            return  # Values that the layer computes in float32 may be of any size.
+            return  # A float32 value of the layer can have any magnitude.
         self.largest = max(self.largest, wide.largest)
         self.not_finite += wide.not_finite
         self.not_finite_in_float16 += narrow.not_finite
@@ -109,7 +110,7 @@ class Magnitudes:
         self.lost = float(lost / total) if total else 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns the numbers as a dict, ready for JSON but for inf."""
+        """Returns the numbers as a dict, ready for JSON except for inf."""
         names = self.__dataclass_fields__
         return {
             **{name: getattr(self, name) for name in names},

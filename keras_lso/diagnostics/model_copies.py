@@ -1,7 +1,7 @@
-"""A model made anew with other dtype policies: of its configs, with its weights.
+"""Copies a model with other dtype policies: from its configs, with its weights.
 
 A functional or `Sequential` model is cloned layer by layer, so that a layer that is in
-several nested models stays one layer. All else is made of its config.
+several nested models stays one layer. Everything else is made from its config.
 """
 
 import inspect
@@ -31,21 +31,21 @@ def copy_of_model(
     policies: dict[int, str | None],
     optimizer_like: Callable[[Any], Any] | None = None,
 ) -> tuple[ModelT, list[str | None]]:
-    """Returns a copy of a model, and what of it a saved file would not hold.
+    """Returns a copy of a model, and the layers whose dtypes a file would lose.
 
     Args:
-        model: A `keras.Model` that is built.
+        model: A built `keras.Model`.
         policies: Dict of ids of its layers to the name of a dtype policy, or to None
-            for the one that the layer has.
-        optimizer_like: Callable that takes the model's optimizer and returns that of
-            the copy. Defaults to `None`: one of the same config.
+            if the layer keeps its own.
+        optimizer_like: Callable that takes the model's optimizer and returns the
+            optimizer of the copy. Defaults to `None`: one of the same config.
 
     Returns:
-        Tuple of the new model and the list of paths of layers whose dtype policies no
-        config holds.
+        Tuple of the new model and the list of paths of layers whose dtype policies are
+        in no config.
 
     Raises:
-        ValueError: If a layer or the model has no config that it can be made of.
+        ValueError: If a layer or the model cannot be made from its config.
     """
     classes = {type(layer).__name__: type(layer) for layer in layers_of(model)}
     with keras.saving.custom_object_scope(classes):
@@ -58,7 +58,7 @@ def copy_of_model(
             _set_policy(new, old, policies)
         unsaved = copies.unsaved()
     for old, new in pairs:
-        # Of a model this sets all its layers, which come later in the list.
+        # For a model, this also sets all its layers, which come later in the list.
         if new.trainable != old.trainable:
             new.trainable = old.trainable
     _copy_values(model, copy)
@@ -71,7 +71,7 @@ def copy_of_model(
 
 
 class _Copies:
-    """The new layers, each old one having one of them."""
+    """The new layers, one for each old layer."""
 
     def __init__(self, policies: dict[int, str | None]) -> None:
         self.policies = policies
@@ -97,11 +97,11 @@ class _Copies:
             name = type(layer).__name__
             has = "has none" if isinstance(error, NotImplementedError) else "lacks some"
             raise ValueError(
-                f"`model` must be made anew of its config, and {name} {has}. Write "
-                f"a `get_config` that returns what `{name}.__init__` takes. Received: "
-                f"{layer!r}, and the error: {error}"
+                f"`model` must be remade from its config, but {name} {has}. Write a "
+                f"`get_config` that returns the arguments of `{name}.__init__`. "
+                f"Received: {layer!r}, and the error: {error}"
             ) from error
-        # Before `build` makes the weights in the dtype that they will have.
+        # Set now, since `build` makes the weights in the dtype of the policy.
         for old, new in _pairs(layer, copy):
             _set_policy(new, old, self.policies)
         self._of_configs.append(copy)
@@ -118,10 +118,10 @@ class _Copies:
 
 
 def made_again(value: Any) -> Any:
-    """Returns a layer, metric or optimizer made of its config.
+    """Returns a layer, metric or optimizer made from its config.
 
-    Functions of the user's are those of `value` itself: a config holds the name of a
-    function, and of a lambda its code, of which Keras makes few lambdas again.
+    The user's functions are taken from `value` itself. A config holds only the name of
+    a function, or the code of a lambda, which Keras can seldom turn back into one.
     """
     if isinstance(value, keras.layers.Lambda):
         return lambda_like(value)
@@ -134,9 +134,9 @@ def made_again(value: Any) -> Any:
 
 
 def _named(value):
-    """Returns by name what a config names: functions, and classes such as regularizers.
+    """Returns the functions and classes (such as regularizers) in a config, by name.
 
-    What is Keras's own is found without.
+    Keras finds its own without this.
     """
     kinds = keras.Initializer, keras.Regularizer, keras.constraints.Constraint
     named: dict = {type(value).__name__: type(value)}
@@ -149,7 +149,7 @@ def _named(value):
 
 
 def _unbuilt(config):
-    """Returns a config of which the layers inside are made without their weights."""
+    """Returns a config whose inner layers are made without their weights."""
     if isinstance(config, dict):
         is_layer = "class_name" in config
         return {
@@ -163,7 +163,7 @@ def _unbuilt(config):
 def _pairs(old, new):
     """Returns a list of layers and their counterparts, as far as these exist.
 
-    Some layers make those inside of them when they are built.
+    Some layers make their inner layers only when they are built.
     """
     found, ahead, seen = [], [(old, new)], set()
     while ahead:
@@ -204,9 +204,9 @@ def _check_alike(model, copy, pairs):
     if len(pairs) != len(layers_of(model)) or shapes[0] != shapes[1]:
         name = type(model).__name__
         raise ValueError(
-            "`model` must be made anew of its config, which gave a model of other "
-            f"layers or weights. Make `{name}.get_config` return what its `__init__` "
-            f"takes, and write a `build`. Received: model={model!r}"
+            "`model` must be remade from its config, but the result has other layers "
+            f"or weights. Make `{name}.get_config` return the arguments of "
+            f"`__init__`, and write a `build`. Received: model={model!r}"
         )
 
 
@@ -217,7 +217,7 @@ def _copy_values(model, copy):
 
 
 def _copy_lookups(old, new):
-    """Copies what `adapt` has found: tables, and tensors that follow from variables."""
+    """Copies the results of `adapt`: tables, and tensors derived from variables."""
     if hasattr(old, "save_assets"):
         with tempfile.TemporaryDirectory() as folder:
             old.save_assets(folder)
@@ -236,18 +236,18 @@ def _compile_like(copy, model, optimizer_like):
     except (NotImplementedError, TypeError, ValueError) as error:
         warnings.warn(
             "The new model is not compiled: call its `compile`. An optimizer or metric "
-            f"of `model` cannot be made anew of its config: {error}",
+            f"of `model` cannot be remade from its config: {error}",
             stacklevel=5,
         )
         return
-    # Whoever has refused Keras's loss scaling does so again.
+    # A model without Keras's loss scaling has none in the copy either.
     is_mixed = model.dtype_policy.name == "mixed_float16"
     is_scaled = isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
     copy.compile(**arguments, auto_scale_loss=is_scaled or not is_mixed)
 
 
 def _fresh(value):
-    """Returns a new optimizer or metric of the same config; names are as they were."""
+    """Returns a new optimizer or metric from the same config; names stay names."""
     if isinstance(value, keras.optimizers.Optimizer | keras.metrics.Metric):
         return made_again(value)
     return value

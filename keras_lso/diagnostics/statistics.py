@@ -1,7 +1,7 @@
-"""Moving statistics that survive a skipped step: those of BatchNormalization, say.
+"""Restores moving statistics, such as BatchNormalization's, after a skipped step.
 
-`LossScaleOptimizer` protects what it trains. What layers write in the forward pass is
-written before anybody knows that the step overflows; here it is put back.
+`LossScaleOptimizer` protects the variables that it trains. Layers write their
+statistics in the forward pass, before the overflow is known. This module restores them.
 """
 
 import contextlib
@@ -30,32 +30,33 @@ from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
 
 def protect_statistics(model: ModelT) -> ModelT:
-    """Lets a skipped step leave the moving statistics of a model as they were.
+    """Protects the moving statistics of a model from skipped steps.
 
     An overflow in the forward pass makes the mean and the variance of a batch inf or
     NaN, and with them the moving statistics of `BatchNormalization`. The step is
-    skipped, but the statistics stay NaN permanently, and `evaluate` and `predict`
-    compute NaN. Keras's own `LossScaleOptimizer` and `torch.amp.GradScaler` do not
-    change this (https://github.com/pytorch/pytorch/issues/88474).
+    skipped, but the statistics stay NaN, and so do all results of `evaluate` and
+    `predict`. Keras's own `LossScaleOptimizer` and `torch.amp.GradScaler` do not
+    prevent this (https://github.com/pytorch/pytorch/issues/88474).
 
-    After this call a skipped step also restores the non-trainable variables of layers,
-    bit for bit: moving statistics, the vectors of `SpectralNormalization`, counters.
-    It also restores the states of stateful recurrent layers and, on PyTorch, the
-    buffers of a `TorchModuleWrapper`. Metrics and the states of seed generators move
-    on. A train step may apply several times, like that of a GAN: a skip by any of its
-    optimizers counts. With gradient accumulation single micro-batches are skipped.
+    After this call, a skipped step also leaves the non-trainable variables of layers
+    unchanged, bit for bit: moving statistics, the vectors of `SpectralNormalization`,
+    and counters. The same holds for the states of stateful recurrent layers and, on
+    PyTorch, the buffers of a `TorchModuleWrapper`. Metrics and the states of seed
+    generators still change. If a train step applies several optimizers, like that of a
+    GAN, any of them may skip. With gradient accumulation, a skipped micro-batch counts
+    as a skipped step.
 
-    Weights that layers train are not restored, nor those of frozen layers, if a `call`
-    writes to them. `SpectralNormalization` does: it divides its kernel by a norm, which
-    is finite whatever the batch. For what a layer of your own writes, write
-    `add_weight(..., trainable=False)`. What the SavedModel of a `TFSMLayer` writes is
-    not restored.
+    Weights that layers train are not restored if a `call` writes to them, and neither
+    are those of frozen layers. `SpectralNormalization` has such a weight: it divides
+    its kernel by a norm, which is finite whatever the batch. In your own layer, use
+    `add_weight(..., trainable=False)` for variables that `call` writes to. Variables
+    that the SavedModel of a `TFSMLayer` writes to are not restored.
 
-    It takes effect in `fit` and `train_on_batch`, compiled or not, also with a
-    `train_step` of your own. The values before the step are kept until its end: a copy
-    on PyTorch. With a `train_step` of your own, which may write anything, the weights
-    of frozen layers are kept and restored too. For other loops see
-    `restore_if_skipped`.
+    The protection takes effect in `fit` and `train_on_batch`, compiled or not, even
+    with your own `train_step`. The values from before the step are kept until its end;
+    on PyTorch they are copies. With your own `train_step`, which may write to any
+    variable, the weights of frozen layers are kept and restored too. For other loops
+    see `restore_if_skipped`.
 
     Example:
 
@@ -75,25 +76,25 @@ def protect_statistics(model: ModelT) -> ModelT:
 
     Args:
         model: A `keras.Model`, before or after `compile`, which may be called again. A
-            copy, or what is loaded from a file, is another model: call this for it.
+            copy of the model, or a model loaded from a file, needs its own call.
 
     Returns:
         The same model.
 
     Raises:
-        TypeError: If it is no `keras.Model`.
-        ValueError: If it is compiled without a `keras_lso.LossScaleOptimizer`; at the
-            first step if it is compiled so later.
+        TypeError: If `model` is not a `keras.Model`.
+        ValueError: If the model is compiled without a `keras_lso.LossScaleOptimizer`;
+            at the first step if it is compiled that way later.
     """
     if not isinstance(model, keras.Model):
         raise TypeError(
-            "`model` must be a `keras.Model`, of which `fit` calls the `train_step`. "
+            "`model` must be a `keras.Model`, whose `train_step` is called by `fit`. "
             f"Received: model={model!r}"
         )
     if keras.config.is_nnx_enabled():
         raise ValueError(
             "With `keras.config.set_nnx_enabled(True)` `fit` calls the `train_step` of "
-            "the model's class, which is not to be changed for one model: turn it off."
+            "the model's class, which cannot be changed for one model. Turn NNX off."
         )
     if model.compiled:
         _guards_of(model)
@@ -108,14 +109,15 @@ def restore_if_skipped(
     model: keras.layers.Layer | Sequence[keras.layers.Layer],
     optimizer: keras.optimizers.Optimizer | Sequence[keras.optimizers.Optimizer],
 ) -> Iterator[None]:
-    """Restores a model's moving statistics after a step of a loop of your own.
+    """Restores a model's moving statistics after a skipped step of your own loop.
 
-    For a loop that calls the model and applies gradients; `protect_statistics` does the
-    same for `fit`. If the step in the `with` is skipped, all non-trainable variables of
-    the model are afterwards what they were before, and so are the states of stateful
-    recurrent layers; the states of seed generators move on. It synchronises nothing,
-    and may be used in a `tf.function` and in the replicas of a
-    `tf.distribute.Strategy`. For `jax.jit` there is `stateless_restore_if_skipped`.
+    Use it in a loop that calls the model and applies gradients; `protect_statistics`
+    does the same for `fit`. If the step in the `with` block is skipped, all
+    non-trainable variables of the model and the states of stateful recurrent layers get
+    their previous values back. The states of seed generators still change. The function
+    does not synchronise with the device, and works in a `tf.function` and in the
+    replicas of a `tf.distribute.Strategy`. For `jax.jit` use
+    `stateless_restore_if_skipped`.
 
     Example:
 
@@ -135,13 +137,13 @@ def restore_if_skipped(
     [0.0, 0.0]
 
     Args:
-        model: A `keras.layers.Layer` that has been built, all that the step calls; or a
-            list of them.
-        optimizer: The `keras_lso.LossScaleOptimizer` of the step; or a list of all of
-            them, each of which may skip.
+        model: A built `keras.layers.Layer` that contains all layers that the step
+            calls; or a list of such layers.
+        optimizer: The `keras_lso.LossScaleOptimizer` of the step; or a list of all
+            optimizers of the step, each of which may skip.
 
     Raises:
-        TypeError: If one of the arguments is something else.
+        TypeError: If an argument has another type.
         ValueError: If the step creates variables: build the model before.
     """
     layers, guards = _check_layers(model), _check_optimizers(optimizer)
@@ -158,9 +160,10 @@ def stateless_restore_if_skipped(
 ) -> list[Tensor]:
     """Returns the non-trainable variables after a step, or before it if it was skipped.
 
-    What `restore_if_skipped` does, on values that come in and go out, as in a
-    `jax.jit`. The states of stateful recurrent layers are not among them:
-    `model.stateless_call` neither takes nor returns these, and leaves them alone.
+    It does the same as `restore_if_skipped`, but takes and returns values, for
+    `jax.jit`. The values do not include the states of stateful recurrent layers:
+    `model.stateless_call` neither takes nor returns these states, and leaves them
+    unchanged.
 
     Example:
 
@@ -172,20 +175,20 @@ def stateless_restore_if_skipped(
     ```
 
     Args:
-        model: A `keras.layers.Layer` that has been built.
-        optimizer: The `keras_lso.LossScaleOptimizer`, or one around it.
+        model: A built `keras.layers.Layer`.
+        optimizer: The `keras_lso.LossScaleOptimizer`, or an optimizer that wraps it.
         before: Tuple of two lists of tensors, the values of
             `model.non_trainable_variables` and of `optimizer.variables`.
-        after: The same after the step.
+        after: The same lists after the step.
 
     Returns:
         List of tensors, the values of `model.non_trainable_variables`.
 
     Raises:
-        TypeError: If `model` is no layer, or `optimizer` no `LossScaleOptimizer`.
-        ValueError: If the lists have other lengths.
+        TypeError: If `model` is not a layer, or `optimizer` not a `LossScaleOptimizer`.
+        ValueError: If the lists have the wrong lengths.
     """
-    # One of each, since their values are one list.
+    # Only one of each, since their values are in one list.
     [layer], guards = _check_layers([model]), _check_optimizers([optimizer])
     variables = layer.non_trainable_variables
     for name, pair in {"before": before, "after": after}.items():
@@ -203,11 +206,11 @@ def stateless_restore_if_skipped(
 
 
 class _ProtectedStep:
-    """The `train_step` of one model, of which a skipped one leaves no trace.
+    """The `train_step` of one model, without a trace of skipped steps.
 
     Args:
         model: The model.
-        step: The `train_step` that it had.
+        step: The model's previous `train_step`.
     """
 
     def __init__(self, model: keras.Model, step: Callable[..., Any]) -> None:
@@ -221,7 +224,7 @@ class _ProtectedStep:
         if backend.TRAIN_STEP_IS_STATELESS:
             return self._step_on_values(guards, *args, **kwargs)
         if not self._has_built:
-            # A variable that the step creates has no value before it.
+            # A variable that the step creates has no value before the step.
             build_by_batch(self._model, args[0] if args else kwargs["data"])
             self._has_built = True
         before = _Before(self._kept, guards)
@@ -249,7 +252,7 @@ class _ProtectedStep:
 
 
 class _Before:
-    """What variables and the counts of skipped steps were before a step.
+    """The values of variables and the counts of skipped steps before a step.
 
     Args:
         find: Callable that returns the list of the variables.
@@ -265,15 +268,15 @@ class _Before:
         self._counts = [o.skipped_steps for o in guards]
 
     def restore_if_skipped(self) -> None:
-        """Restores the values, if one of the optimizers has skipped since."""
+        """Restores the values if one of the optimizers has skipped since."""
         known = set(map(identity_of, self._variables))
         new = [v.path for v in self._find() if identity_of(v) not in known]
         if new:
             raise ValueError(
                 "The step has created variables, or given a buffer another shape or "
-                "dtype: what to restore is not known. Build the model first: call it "
-                "on a batch, or `model.build(...)`. Keep what changes its shape as a "
-                f"plain attribute of the module. Received: {new}"
+                "dtype, so there are no values to restore. Build the model first: call "
+                "it on a batch, or call `model.build(...)`. Keep a tensor that changes "
+                f"its shape as a plain attribute of the module. Received: {new}"
             )
         skipped = _differ(self._counts, [o.skipped_steps for o in self._guards])
         storage = live_storage_of(self._variables)
@@ -281,7 +284,7 @@ class _Before:
 
 
 def _select(variables, kept, optimizer, guards, before, after):
-    """Returns the values of the variables after a step, of `kept` unless skipped."""
+    """Returns the values after a step; the old ones of `kept` if it was skipped."""
     (old, own_before), (new, own_after) = before, after
     skipped = _differ(*(_counts(optimizer, guards, v) for v in (own_before, own_after)))
     kept = set(map(id, kept))
@@ -293,14 +296,14 @@ def _select(variables, kept, optimizer, guards, before, after):
 
 
 def _counts(optimizer, guards, values):
-    """Returns how many steps each of `guards` has skipped, by the optimizer's state."""
+    """Returns the number of steps each of `guards` has skipped, from given values."""
     mapping = list(zip(optimizer.variables, values, strict=True))
     with keras.StatelessScope(state_mapping=mapping):
         return [guard.skipped_steps for guard in guards]
 
 
 def _differ(counts, others):
-    """Returns whether one of the counts is another, a boolean scalar tensor."""
+    """Returns whether one of the counts has changed, a boolean scalar tensor."""
     pairs = zip(counts, others, strict=True)
     return functools.reduce(ops.logical_or, [ops.not_equal(a, b) for a, b in pairs])
 
@@ -309,13 +312,14 @@ def _guards_of(model):
     """Returns the optimizers of a compiled model that skip steps, a list."""
     guards = _skipping(optimizers_in(model))
     if backend.TRAIN_STEP_IS_STATELESS:
-        # Another, such as that of a model inside of it, cannot apply in its train step.
+        # Another optimizer, such as that of a nested model, cannot apply in this train
+        # step.
         known = set(map(id, getattr(model.optimizer, "variables", ())))
         guards = [o for o in guards if id(o.dynamic_scale) in known]
     if not guards:
         raise ValueError(
-            "`protect_statistics` restores what a skipped step has written, and only a "
-            "`keras_lso.LossScaleOptimizer` says which step was skipped. Write "
+            "`protect_statistics` restores variables after a skipped step, and only a "
+            "`keras_lso.LossScaleOptimizer` tells which step was skipped. Write "
             "`model.compile(keras_lso.LossScaleOptimizer(optimizer), ...)`. Received: "
             f"model.optimizer={getattr(model, 'optimizer', None)!r}"
         )
@@ -331,7 +335,7 @@ def _check_optimizers(optimizer):
         if not found:
             raise TypeError(
                 "`optimizer` must be a `keras_lso.LossScaleOptimizer`, or a list of "
-                f"such. Received: optimizer={optimizer!r}"
+                f"such optimizers. Received: optimizer={optimizer!r}"
             )
         guards += found
     return guards

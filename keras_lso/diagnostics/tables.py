@@ -1,6 +1,6 @@
-"""What the tables of the reports share: their width, and how numbers are written.
+"""The common parts of the reports' tables: their width, and the form of numbers.
 
-It is apart from the reports, since it imports rich, which takes a while.
+It is a separate module since importing rich takes a while.
 """
 
 import io
@@ -26,8 +26,8 @@ def new_table(first: str, headings: Iterable[str]) -> Any:
 def text_of(*renderables: Any) -> str:
     """Returns tables and lines as text, at most `WIDTH` characters a line."""
     stream = io.StringIO()
-    # In a notebook rich would show the table there, and write nothing here; and
-    # notebooks ask for colours, which are no part of a text.
+    # In a notebook, rich would display the table instead of writing it to the stream,
+    # and notebooks ask for colours, which do not belong into a text.
     plain = {"force_jupyter": False, "force_terminal": False}
     console = Console(file=stream, width=WIDTH, **plain)
     for renderable in renderables:

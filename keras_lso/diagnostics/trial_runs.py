@@ -1,4 +1,4 @@
-"""What the reports need to run a model: batches, a dtype policy, its state restored."""
+"""Trial runs of a model for the reports: batches, a dtype policy, a restored state."""
 
 import contextlib
 import itertools
@@ -18,13 +18,13 @@ from keras_lso._keras_internals.variables import layers_of
 def batches_of(
     x: Any, y: Any, sample_weight: Any, count: int = 1
 ) -> list[tuple[Any, Any, Any]]:
-    """Returns the first batches of what `fit` takes: arrays are one.
+    """Returns the first batches of data that `fit` takes; arrays are one batch.
 
     Args:
         x: Inputs of one batch, or a dataset.
         y: Targets of one batch, or None.
         sample_weight: Weights of the examples of one batch, or None.
-        count: How many batches of a dataset to return, if it has as many.
+        count: The number of batches of a dataset to return, if it has that many.
 
     Returns:
         List of tuples of inputs, targets and weights, tensors or None.
@@ -54,7 +54,7 @@ def _batches(x, y, sample_weight, count):
             "yields them with the inputs. Received: "
             f"y={y!r}, sample_weight={sample_weight!r}"
         )
-    # Unlike others a `PyDataset` may be read beyond its end.
+    # Unlike other data, a `PyDataset` may be read beyond its end.
     is_indexed = isinstance(x, keras.utils.PyDataset)
     items = map(x.__getitem__, itertools.count()) if is_indexed else iter(x)
     end = x.num_batches if is_indexed else None  # None if there is none.
@@ -65,7 +65,7 @@ def _batches(x, y, sample_weight, count):
 
 
 def build(model: keras.Model, x: Any) -> None:
-    """Builds what `fit` would build."""
+    """Builds the layers that `fit` would build."""
     if not all(layer.built for layer in layers_of(model)):
         model(x)
 
@@ -95,10 +95,11 @@ def attribute_set(owner: object, name: str, value: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unchanged(model: keras.Model) -> Iterator[None]:
-    """Restores what a pass changes: statistics, seeds, metrics, and masks of dropout.
+    """Restores the state that a pass changes.
 
-    Weights as well: `SpectralNormalization` assigns its kernel when it is called. And
-    the states of recurrent layers.
+    This is statistics, seeds, metrics, masks of dropout and the states of recurrent
+    layers; and weights, since `SpectralNormalization` assigns its kernel when it is
+    called.
     """
     kept = kept_outside_of_lists(layers_of(model))
     variables = [*model.variables, *model.metrics_variables, *kept]
@@ -114,7 +115,7 @@ def unchanged(model: keras.Model) -> Iterator[None]:
 
 
 def _reset_metrics_since(model, variables):
-    """Resets the metrics that `compute_loss` made, one for each of several losses."""
+    """Resets the metrics that `compute_loss` made, one for each loss."""
     known = {id(v) for v in variables}
     for metric in model.metrics:
         if not all(id(v) in known for v in metric.variables):
@@ -122,7 +123,7 @@ def _reset_metrics_since(model, variables):
 
 
 def _reset_masks(model):
-    """Makes cells forget masks of dropout, which an error has made them keep."""
+    """Makes cells forget dropout masks that an error made them keep."""
     for layer in layers_of(model):
         if hasattr(layer, "reset_dropout_mask"):
             layer.reset_dropout_mask()

@@ -1,7 +1,7 @@
 """`underflow_report`: the underflow of a model's gradients in float16, at any scale.
 
-The counting of values is in `underflow_counts.py`, the table in `underflow_table.py`.
-How the model is run without changing it is in `trial_runs.py`.
+`underflow_counts.py` counts values, `underflow_table.py` writes the table, and
+`trial_runs.py` runs the model without changing it.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-# Powers of two, by which scaling is exact.
+# Scaling by powers of two is exact.
 DEFAULT_SCALES = tuple(2.0**i for i in range(0, 25, 2))
 
 
@@ -46,11 +46,11 @@ def underflow_report(
 ) -> "UnderflowReport":
     """Counts the underflow and overflow of each layer's gradients in float16.
 
-    The gradients of one batch are computed in float32: those of the layer's weights,
-    and those that reach its outputs, on which all layers before it depend, but not
-    those of frozen layers before the first that is trained. Of the values that are not
-    zero, some would be zero in float16, some subnormal (with fewer digits), some inf. A
-    loss scale multiplies all of them.
+    The function computes the gradients of one batch in float32: the gradients of each
+    layer's weights, and the gradients of its outputs, on which all previous layers
+    depend. Frozen layers before the first trained layer are left out. In float16, some
+    of the nonzero values would become zero, subnormal (with fewer digits), or inf. A
+    loss scale multiplies all values.
 
     ```python
     report = keras_lso.underflow_report(model, x_batch, y_batch)
@@ -60,20 +60,20 @@ def underflow_report(
     )
     ```
 
-    Use a batch of the size that you train with: a mean over more examples makes the
-    gradients of each smaller. The model is run in training mode, and its state is
-    restored afterwards.
+    Use the batch size of your training: a mean over more examples makes the gradients
+    of each example smaller. The model runs in training mode, and its state is restored
+    afterwards.
 
     Args:
-        model: A compiled `keras.Model`, of any dtype policy.
-        x: Inputs of one batch. Or any other data that `fit` takes, of which the first
-            batch is used: a `tf.data.Dataset`, a `keras.utils.PyDataset`, a
-            `torch.utils.data.DataLoader`, or a generator of batches, which is advanced
-            by one batch.
-        y: Targets of one batch. Defaults to `None`: `x` yields them, or the model's
-            loss needs none.
-        sample_weight: Weights of the examples. Defaults to `None`: 1, or those that
-            `x` yields.
+        model: A compiled `keras.Model`, with any dtype policy.
+        x: Inputs of one batch, or any other data that `fit` takes: a `tf.data.Dataset`,
+            a `keras.utils.PyDataset`, a `torch.utils.data.DataLoader`, or a generator
+            of batches. Only the first batch is used; a generator is advanced by one
+            batch.
+        y: Targets of one batch. Defaults to `None`: `x` yields the targets, or the
+            model's loss needs none.
+        sample_weight: Weights of the examples. Defaults to `None`: 1, or the weights
+            that `x` yields.
         scales: The loss scales to report on. Defaults to `None`: every second power of
             two from 1 to `2**24`.
 
@@ -82,8 +82,8 @@ def underflow_report(
 
     Raises:
         ValueError: If the model is not compiled, if its loss needs targets and there
-            are none, if `x` yields no batch, or targets beside `y`, or if an argument
-            is none of the above.
+            are none, if `x` yields no batch, if both `x` and `y` give targets, or if an
+            argument is not valid.
 
     Example:
 
@@ -112,8 +112,8 @@ def underflow_report(
 def _check_is_compiled(model):
     if not isinstance(model, keras.Model) or not model.compiled:
         raise ValueError(
-            "`model` must be a keras.Model that was compiled with a loss: call "
-            f"`model.compile(optimizer, loss)`. Received: model={model!r}"
+            "`model` must be a keras.Model that was compiled with a loss. Call "
+            f"`model.compile(optimizer, loss)` first. Received: model={model!r}"
         )
 
 
@@ -132,18 +132,20 @@ def _check_has_targets(model, y):
 def gradients_of(
     model: keras.Model, x: Any, y: Any, sample_weight: Any
 ) -> list[tuple[keras.layers.Layer, list[NDArray[Any]]]]:
-    """Returns the float32 gradients of a batch, of each layer.
+    """Returns the float32 gradients of a batch for each layer.
 
-    The model is as it was afterwards.
+    The model is left unchanged.
 
     Returns:
-        List of tuples of a layer and the list of its gradients, NumPy arrays: of its
-        own weights, and, if it has no layers in it, of what it returns at each call.
+        List of tuples of a layer and the list of its gradients, NumPy arrays: the
+        gradients of its own weights, and, if it contains no layers, of the output of
+        each call.
     """
     weights = [(v, layer) for layer in layers_of(model) for v in _own_weights(layer)]
     # The gradient of a float16 variable would be float16 itself.
     masters = [(v, copy_of(v, "float32")) for v, _ in weights if v.dtype == "float16"]
-    # Outside: in the scope Keras 3.12 restores no float16 weights.
+    # `unchanged` is outside, since inside the scope Keras 3.12 restores no float16
+    # weights.
     with unchanged(model), in_float32(model):
         return _gradients(model, weights, masters, x, y, sample_weight)
 
@@ -171,7 +173,7 @@ def _gradients(model, weights, masters, x, y, sample_weight):
     layers = [layer for layer in layers_of(model)[1:] if len(layers_of(layer)) == 1]
     with after_each_call(layers, lambda layer, value: shapes.append(value.shape)):
         model(x, training=True)
-    # A zero that is added to an output has the gradient of the output.
+    # A zero added to an output has the gradient of the output.
     probes = [keras.Variable(np.zeros(shape, "float32")) for shape in shapes]
 
     def add_probe(layer, value):
@@ -194,9 +196,9 @@ def _gradients(model, weights, masters, x, y, sample_weight):
 
 
 def _called_before_any_is_trained(called, trained):
-    """Returns the number of first calls to whose outputs training leads no gradient."""
+    """Returns the number of first calls whose outputs get no gradient in training."""
     if not all(layer in called for layer in trained):
-        return 0  # A layer with others in it, of whose calls the order is unknown.
+        return 0  # A layer that contains others: the order of its calls is unknown.
     first = (i for i, layer in enumerate(called) if layer in trained)
     return next(first, len(called))
 
@@ -207,7 +209,7 @@ def _replaced(masters, probes):
     if not masters:
         yield
         return
-    # On JAX this scope hides the caller's, and so the probes that are held there.
+    # On JAX this scope hides the caller's scope, which holds the probes.
     pairs = [*masters, *((probe, probe) for probe in probes)]
     scope = keras.StatelessScope()
     for variable, source in pairs:
@@ -256,8 +258,9 @@ class UnderflowReport:
         safe_scales: Tuple of the lowest and the highest scale at which every layer is
             safe: none of its values overflows, and at most 1% are flushed to zero.
             None if there is no such scale.
-        initial_scale: Float, for a `LossScaleOptimizer`. Half of the highest power of
-            two at which no value overflows, within the default bounds of the scale.
+        initial_scale: Float. The `initial_scale` for a `LossScaleOptimizer`: half of
+            the highest power of two at which no value overflows, within the default
+            bounds of the scale.
     """
 
     def __init__(self, scales: list[float], layers: dict[str, GradientCounts]) -> None:
@@ -291,8 +294,8 @@ class UnderflowReport:
         """Draws the shares of each layer against the scale.
 
         Args:
-            path: The file to save the picture to. Defaults to `None`: it is only
-                returned.
+            path: The file to save the picture to. Defaults to `None`: the figure is
+                only returned.
 
         Returns:
             A `matplotlib` figure.

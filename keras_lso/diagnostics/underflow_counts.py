@@ -1,6 +1,6 @@
 """Counts of the values that float16 flushes, rounds or overflows, at given scales.
 
-It is apart from `underflow.py`, since it needs neither a model nor a backend.
+Unlike `underflow.py`, this module needs neither a model nor a backend.
 """
 
 from collections.abc import Iterable, Sequence
@@ -30,9 +30,10 @@ class GradientCounts:
         smallest: Float, the smallest magnitude. None if there are no values.
         median: Float, the median magnitude. None if there are no values.
         largest: Float, the largest magnitude. Inf or NaN if a value is not finite.
-        flushed: List of floats, for each scale the share that would be zero.
-        subnormal: List of floats, the share that would be subnormal.
-        overflowing: List of floats, the share that would be inf, or is not finite.
+        flushed: List of floats, the share that would be zero at each scale.
+        subnormal: List of floats, the share that would be subnormal at each scale.
+        overflowing: List of floats, the share that would be inf at each scale, or is
+            not finite.
         lowest_safe_scale: Float. The lowest scale at which at most 1% are flushed.
         highest_safe_scale: Float. The highest scale at which no value overflows; 0 if
             a value is not finite.

@@ -1,6 +1,6 @@
 """The table that an `UnderflowReport` prints.
 
-It is apart from `underflow.py`, since it imports rich, which takes a while.
+It is a separate module since importing rich takes a while.
 """
 
 import math

@@ -50,8 +50,8 @@ def make_policy(
         given = [name for name, value in others.items() if value is not None]
         if given:
             raise ValueError(
-                "`loss_scale` is a whole loss-scale policy and does not go together "
-                f"with {', '.join(given)}. Set them there instead, for "
+                "`loss_scale` is a whole loss-scale policy and cannot be combined "
+                f"with {', '.join(given)}. Set them in its constructor instead, for "
                 "example `loss_scale=keras_lso.loss_scales.DynamicLossScale(...)`. "
                 f"Received: loss_scale={loss_scale!r}"
             )
@@ -75,7 +75,7 @@ def _dynamic_policy(initial_scale, dynamic_growth_steps, min_scale, max_scale):
         initial_scale = DEFAULT_INITIAL_SCALE
     if dynamic_growth_steps is None:
         dynamic_growth_steps = DEFAULT_GROWTH_STEPS
-    # Checked here too, under the names by which the user gave them.
+    # Checked here too, so that an error has the names of the user's arguments.
     check_scale("initial_scale", initial_scale)
     check_bounds(min_scale, max_scale, initial_scale=initial_scale)
     check_positive_int("dynamic_growth_steps", dynamic_growth_steps)
@@ -107,10 +107,10 @@ def _fixed_policy(initial_scale, moves):
 
 
 def policy_arguments(policy: LossScale) -> dict[str, Any]:
-    """Returns the arguments that make `policy`, beyond Keras's own two.
+    """Returns the arguments that make `policy`, in addition to Keras's own two.
 
-    Those are `initial_scale` and `dynamic_growth_steps`, and all that the default
-    loss scale needs.
+    Keras's own are `initial_scale` and `dynamic_growth_steps`. The default loss scale
+    needs no others.
     """
     if type(policy) is FixedLossScale:
         return {"dynamic": False}

@@ -39,25 +39,26 @@ class DynamicLossScale(LossScale):
         scale, good_steps = max(scale * backoff_factor, min_scale), 0
     ```
 
-    With `hysteresis=n` the scale drops at the n-th overflow and at each one
-    after it, until the scale has grown once, which refills the budget
-    (`consecutive_hysteresis=True`: every good step refills it). This is what
-    DeepSpeed and Megatron-LM do.
+    With `hysteresis=n` the scale drops at the n-th overflow and at each later one.
+    The count begins again when the scale grows, or, with
+    `consecutive_hysteresis=True`, at every good step. DeepSpeed and Megatron-LM do
+    the same.
 
     Args:
         initial_loss_scale: The scale of the first step. Defaults to `2**15`.
         increment_period: Number of finite steps after which the scale grows. Defaults
             to `2000`.
-        multiplier: Above 1. The factor of growth, and its inverse that of backoff.
-            Defaults to `2.0`.
-        growth_factor: Above 1. Defaults to `multiplier`.
-        backoff_factor: Between 0 and 1. Defaults to `1 / multiplier`.
-        min_scale: The scale never falls below it. Defaults to `2**-14`.
-        max_scale: The scale never rises above it. Defaults to `2**24`.
+        multiplier: Above 1. The factor of growth; backoff divides by it. Defaults to
+            `2.0`.
+        growth_factor: Above 1. The factor of growth. Defaults to `multiplier`.
+        backoff_factor: Between 0 and 1. The factor of backoff. Defaults to
+            `1 / multiplier`.
+        min_scale: The lower bound of the scale. Defaults to `2**-14`.
+        max_scale: The upper bound of the scale. Defaults to `2**24`.
         hysteresis: The number of overflows at which the scale first drops. Defaults to
-            `1`: at once.
-        consecutive_hysteresis: Whether every good step refills the budget of overflows.
-            Defaults to `False`: growth does.
+            `1`: the first overflow.
+        consecutive_hysteresis: Whether every good step resets the count of overflows.
+            Defaults to `False`: only growth resets it.
 
     Example:
 
@@ -135,12 +136,12 @@ class DynamicLossScale(LossScale):
         )
 
     def _period(self):
-        """Returns after how many finite steps the scale grows now."""
+        """Returns the number of finite steps after which the scale grows now."""
         # The counter is an int32 on most backends.
         return min(self.increment_period, 2**31 - 1)
 
     def _backoff(self):
-        """Returns what an overflow multiplies the scale by now."""
+        """Returns the factor by which an overflow multiplies the scale now."""
         return self.backoff_factor
 
     def _spend_overflow(self, finite):

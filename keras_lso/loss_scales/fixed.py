@@ -13,8 +13,8 @@ from keras_lso.loss_scales.loss_scale import LossScale
 class FixedLossScale(LossScale):
     """A loss scale that never changes.
 
-    Steps whose gradients are not finite are skipped all the same, so an
-    overflow never reaches a weight. (In tf.keras and TF1 it does.)
+    Steps whose gradients are not finite are still skipped, so an overflow never
+    reaches a weight. (In tf.keras and TF1 it does.)
 
     Args:
         loss_scale_value: The loss scale, positive and finite in float32.
@@ -33,8 +33,8 @@ class FixedLossScale(LossScale):
         self.loss_scale_value = value
 
     def step(self, finite: bool | Tensor, amax: float | Tensor | None = None) -> None:
-        """Leaves the scale as it is."""
-        # AutoGraph cannot read a function that is nothing but words.
+        """Leaves the scale unchanged."""
+        # AutoGraph cannot read a function that has only a docstring.
         return
 
     def get_config(self) -> dict[str, Any]:

@@ -29,11 +29,10 @@ _SMALLEST_NORMAL = float(np.finfo("float32").tiny)
 class LogMaxLossScale(LossScale):
     """A loss scale from a model of the gradients' largest magnitude.
 
-    The logarithm of the largest magnitude is taken for normally distributed. Its
-    mean and its spread are followed step by step, and the scale is as high as it
-    can be if `2**16`, where float16 ends, is to lie `overflow_std_dev` standard
-    deviations above the mean. So it need not overflow to find out how high it may
-    be.
+    The model is that the logarithm of the largest magnitude is normally distributed.
+    `LogMaxLossScale` tracks its mean and spread from step to step. It chooses the scale
+    that puts `2**16`, where float16 ends, `overflow_std_dev` standard deviations above
+    the mean. The scale therefore needs no overflow to find its height.
 
     ```python
     x = log2(amax) if finite else log_max       # amax: of the unscaled gradients
@@ -45,32 +44,33 @@ class LogMaxLossScale(LossScale):
 
     `average` is the moving average with bias correction, as in Adam. Before the
     first step the scale is 1. A step whose gradients are all zero has no logarithm
-    and leaves the state as it is.
+    and leaves the state unchanged.
 
-    OpenSeq2Seq, which this comes from, takes `2**log_max` for the `x` of an overflow,
-    where the logarithm belongs: a magnitude of `2**65536`. One overflow then keeps the
-    scale at its lowest for thousands of steps. `original_overflow=True` does that.
+    This class comes from OpenSeq2Seq. OpenSeq2Seq sets the `x` of an overflow to
+    `2**log_max` instead of the logarithm, which means a magnitude of `2**65536`. One
+    overflow then keeps the scale at its lowest for thousands of steps.
+    `original_overflow=True` reproduces this.
 
-    The scale is no power of two in general, so scaling and unscaling round the
-    gradients, by 1e-7 at most. The scale never falls below 1 unless you say so:
-    gradients above `2**16` need a lower `scale_min`.
+    The scale is generally not a power of two, so scaling and unscaling round the
+    gradients, by 1e-7 at most. By default the scale never falls below 1: gradients
+    above `2**16` need a lower `scale_min`.
 
     Args:
-        scale_min: The scale never falls below it. Defaults to `1.0`.
-        scale_max: The scale never rises above it. Defaults to `2**14`.
-        log_max: The logarithm (base 2) that stands for the largest magnitude of a step
-            that overflows. Defaults to `16.0`.
+        scale_min: The lower bound of the scale. Defaults to `1.0`.
+        scale_max: The upper bound of the scale. Defaults to `2**14`.
+        log_max: The logarithm (base 2) to use as the largest magnitude of a step that
+            overflows. Defaults to `16.0`.
         beta1: Between 0 and 1. The decay of the mean. Defaults to `0.99`.
         beta2: Between 0 and 1. The decay of the averages behind the spread. Defaults to
             `0.999`.
-        overflow_std_dev: Zero or more. How many standard deviations above the mean
-            float16 is to end. Defaults to `3.09`: a thousandth of the steps overflow,
-            if the distribution is normal.
-        original_overflow: Whether an overflow counts as OpenSeq2Seq counts it. Defaults
-            to `False`.
+        overflow_std_dev: Zero or more. The distance, in standard deviations, from the
+            mean to the end of float16. Defaults to `3.09`: one step in a thousand
+            overflows if the distribution is normal.
+        original_overflow: Whether to treat an overflow as OpenSeq2Seq does. Defaults to
+            `False`.
 
     Raises:
-        ValueError, TypeError: If an argument is none of these.
+        ValueError, TypeError: If an argument is not valid.
 
     Example:
 
@@ -117,9 +117,9 @@ class LogMaxLossScale(LossScale):
         )
         if self.original_overflow and self.log_max >= _LARGEST_ORIGINAL:
             raise ValueError(
-                "With `original_overflow=True` an overflow counts as 2**log_max, whose "
-                f"square float32 holds below {_LARGEST_ORIGINAL}. "
-                f"Received: log_max={log_max!r}"
+                "With `original_overflow=True` an overflow counts as 2**log_max, so "
+                f"log_max must be below {_LARGEST_ORIGINAL}: float32 cannot hold the "
+                f"square otherwise. Received: log_max={log_max!r}"
             )
 
     def build(self, add_variable: Callable[..., keras.Variable] | None = None) -> None:
@@ -146,11 +146,11 @@ class LogMaxLossScale(LossScale):
         Args:
             finite: Boolean scalar (tensor). Whether every gradient was finite.
             amax: Float32 scalar tensor. The largest magnitude among the unscaled
-                gradients; of no meaning if they are not finite.
+                gradients. It is ignored if a gradient is not finite.
         """
         if amax is None:
             raise ValueError(
-                "LogMaxLossScale follows the largest magnitude of the gradients. Call "
+                "LogMaxLossScale needs the largest magnitude of the gradients. Call "
                 "`step(finite, amax)`, or let `update(gradients)` find both. Received: "
                 "amax=None"
             )
@@ -158,7 +158,7 @@ class LogMaxLossScale(LossScale):
         finite = ops.logical_and(finite, ops.isfinite(amax))
         observed = ops.logical_or(ops.logical_not(finite), amax > 0)
         overflow = 2.0**self.log_max if self.original_overflow else self.log_max
-        # Both branches of a `where` are computed: no logarithm of zero or NaN.
+        # `where` computes both branches, so keep zero and NaN out of the logarithm.
         magnitude = ops.where(ops.logical_and(finite, observed), amax, float32(1))
         magnitude = ops.maximum(magnitude, float32(_SMALLEST_NORMAL))
         x = ops.where(finite, ops.log2(magnitude), float32(overflow))
@@ -209,13 +209,14 @@ class LogMaxLossScale(LossScale):
 def _share(beta, count):
     """Returns the weight of the last of `count` values in their moving average.
 
-    `(1 - beta) / (1 - beta**count)`: what Adam's bias correction comes to. It is 1 for
-    the first value, so that the average needs no correction afterwards.
+    The weight is `(1 - beta) / (1 - beta**count)`, equivalent to Adam's bias
+    correction. It is 1 for the first value, so the average needs no later correction.
     """
     # In float32 `1 - beta**count` would keep three digits at the first steps.
     corrected = -ops.expm1(ops.cast(count, "float32") * math.log(beta))
-    # Not above 1 by rounding: variances would be negative. Of the first value exactly
-    # 1: it has no spread, and 6e-8 less would give one of 0.004 to a first 2**-16.
+    # Rounding must not take the weight above 1: variances would become negative. The
+    # weight of the first value is exactly 1, since one value has no spread: with 6e-8
+    # less, a first value of 2**-16 would have a spread of 0.004.
     share = ops.minimum((1 - beta) / corrected, float32(1))
     return ops.where(count == 1, float32(1), share)
 

@@ -16,11 +16,11 @@ def get(
     identifier: LossScale | float | str | dict[str, Any],
     custom_objects: Mapping[str, Any] | None = None,
 ) -> LossScale:
-    """Returns the loss-scale policy that `identifier` stands for.
+    """Returns the loss-scale policy for `identifier`.
 
     Args:
-        identifier: A number (a fixed scale), `"dynamic"`, a `LossScale` (which
-            is returned as it is), or the config dict of one.
+        identifier: A number (a fixed scale), `"dynamic"`, a `LossScale` (returned
+            unchanged), or the config dict of a `LossScale`.
         custom_objects: Dict of names to classes that the config may refer to.
             Defaults to `None`.
 
@@ -28,8 +28,8 @@ def get(
         A `LossScale`.
 
     Raises:
-        TypeError: If `identifier` is none of these.
-        ValueError: If the number, the name or the config is not a valid one.
+        TypeError: If `identifier` has another type.
+        ValueError: If the number, the name or the config is not valid.
 
     Example:
 
@@ -60,18 +60,18 @@ def get(
 def serialize(policy: LossScale) -> dict[str, Any]:
     """Returns the config of a loss-scale policy, for `deserialize`, as a dict.
 
-    The config holds the arguments; the state, such as the scale of a `DynamicLossScale`
-    now, is saved with the optimizer.
+    The config holds the arguments. The state, such as the current scale of a
+    `DynamicLossScale`, is saved with the optimizer.
 
     Args:
         policy: A `LossScale`.
 
     Returns:
-        A dict that JSON can hold: the class's address, and the arguments as its
+        A dict that JSON can hold, with the address of the class, and the arguments as
         `config`.
 
     Raises:
-        TypeError: If `policy` is not one, but a number for example.
+        TypeError: If `policy` is not a `LossScale`.
 
     Example:
 
@@ -83,7 +83,7 @@ def serialize(policy: LossScale) -> dict[str, Any]:
     if not isinstance(policy, LossScale):
         raise TypeError(
             "Argument `policy` must be a `keras_lso.loss_scales.LossScale`; "
-            "`keras_lso.loss_scales.get` makes one of a number or 'dynamic'. "
+            "`keras_lso.loss_scales.get` makes one from a number or 'dynamic'. "
             f"Received: policy={policy!r} of type {type(policy).__name__}"
         )
     return keras.saving.serialize_keras_object(policy)
@@ -95,7 +95,7 @@ def deserialize(
     """Returns the loss-scale policy that a config dict describes.
 
     Args:
-        config: As `serialize` returns it, or as TF1 wrote it.
+        config: The return value of `serialize`, or a config that TF1 wrote.
         custom_objects: The classes that the config refers to, by their names. Defaults
             to `None`.
 

@@ -1,6 +1,6 @@
-"""`LossScale`: what every loss-scale policy is and has.
+"""`LossScale`: the base class of every loss-scale policy.
 
-It is a pure state machine. Its variables move by `ops.where` alone, with
+It is a pure state machine. Its variables change only through `ops.where`, with
 no Python branch on a tensor and no host read, so the same lines run under
 `jax.jit`, in a `tf.function`, and in eager PyTorch without a synchronisation.
 """
@@ -26,20 +26,20 @@ DEFAULT_MAX_SCALE = 2.0**24
 class LossScale:
     """Base class of the loss-scale policies.
 
-    It holds the current loss scale and says how it moves after each
-    step. Subclass it to write your own: override `step`, and `build` if
-    there is state besides the scale and one counter. Register the class, so
-    that the files and configs that hold it can be loaded; if `__init__` has
-    arguments of its own, override `get_config` to add them.
+    A `LossScale` holds the current loss scale and moves it after each step. Subclass it
+    to write your own: override `step`, and override `build` if there is more state than
+    the scale and one counter. Register the class, so that files and configs that
+    contain it can be loaded. If `__init__` has further arguments, override `get_config`
+    to add them.
 
     A loss-scale policy belongs to one `LossScaleOptimizer`, which creates,
     saves and loads its variables. Losses are multiplied by the variable `scale`,
-    gradients by its inverse: move it by `assign_scale`, and leave `value` as it is.
+    gradients by its inverse. Move it with `assign_scale`, and do not override `value`.
 
     Args:
         initial_loss_scale: The scale of the first step, positive and finite in float32.
-        min_scale: The scale never falls below it. Defaults to `2**-14`.
-        max_scale: The scale never rises above it. Defaults to `2**24`.
+        min_scale: The lower bound of the scale. Defaults to `2**-14`.
+        max_scale: The upper bound of the scale. Defaults to `2**24`.
 
     Example:
 
@@ -57,7 +57,7 @@ class LossScale:
     """
 
     needs_amax = False
-    """Whether `step` wants the largest magnitude of the unscaled gradients."""
+    """Whether `step` needs the largest magnitude of the unscaled gradients."""
 
     def __init__(
         self,
@@ -83,9 +83,9 @@ class LossScale:
 
         Args:
             add_variable: Callable with the arguments of
-                `keras.Optimizer.add_variable`. Defaults to `None`: that of the
-                optimizer that owns this object; without one the variables are
-                free-standing.
+                `keras.Optimizer.add_variable`. Defaults to `None`: the method of the
+                optimizer that owns this object. Without an owner the variables belong
+                to no optimizer.
         """
         if self.built:
             return
@@ -106,7 +106,7 @@ class LossScale:
     def add_variable(
         self, name: str, value: float, dtype: str = "float32"
     ) -> keras.Variable:
-        """Adds a scalar to the state; to be called in `build`."""
+        """Adds a scalar to the state. Call it in `build`."""
         variable = self._add_variable(
             shape=(),
             dtype=dtype,
@@ -121,7 +121,7 @@ class LossScale:
 
     @property
     def variables(self) -> list[keras.Variable]:
-        """The state: `[step_counter, dynamic_scale]`, then what `build` adds."""
+        """The state: `[step_counter, dynamic_scale]`, then variables of `build`."""
         return list(self._variables) if self.built else []
 
     @property
@@ -129,8 +129,8 @@ class LossScale:
         """The current loss scale, a float32 scalar tensor."""
         if not self.built:
             return float32(self.initial_loss_scale)
-        # A copy: on PyTorch the variable's own tensor changes in place, under the
-        # hands of whoever kept it (autograd, say).
+        # A copy: on PyTorch the variable's own tensor changes in place, even while
+        # other code, such as autograd, holds a reference to it.
         return backend.scalars.copy(read(self.scale))
 
     def __call__(self) -> Tensor:
@@ -148,16 +148,16 @@ class LossScale:
         Args:
             finite: Boolean scalar (tensor). Whether every gradient was finite.
             amax: Float32 scalar tensor. The largest magnitude among the
-                unscaled gradients; given where `needs_amax` is True.
+                unscaled gradients; given if `needs_amax` is True.
         """
         raise NotImplementedError(f"{type(self).__name__} must override `step`.")
 
     @backend.as_written
     def update(self, grads: Any) -> tuple[None, Tensor]:
-        """Moves the scale after a step, by the gradients: TF1's form of `step`.
+        """Moves the scale after a step, given the gradients: TF1's form of `step`.
 
-        For loops that scale the loss themselves, by `policy()`. A
-        `LossScaleOptimizer` calls `step` by itself.
+        Use it in loops that scale the loss themselves, by `policy()`. A
+        `LossScaleOptimizer` calls `step` automatically.
 
         Args:
             grads: Nested structure of unscaled gradients, dense or sparse. None is
@@ -165,8 +165,8 @@ class LossScale:
 
         Returns:
             A tuple of None, where TF1 had an operation to run, and a boolean scalar
-            tensor: whether the gradients are finite and should be applied. (TF1 said
-            True whatever they were if the scale is fixed.)
+            tensor: whether the gradients are finite and should be applied. (TF1
+            always returned True for a fixed scale.)
 
         Raises:
             RuntimeError: If called in a cross-replica context.
@@ -191,12 +191,12 @@ class LossScale:
         return None, finite
 
     def reset(self) -> None:
-        """Sets the state back to what it was at the first step."""
+        """Resets the state to its initial values."""
         for variable, value in zip(self._variables, self._initial_values, strict=True):
             variable.assign(value)
 
     def restore(self) -> None:
-        """Mends a state that was just loaded: NaN and values out of bounds."""
+        """Repairs a state that was just loaded: NaN and values out of bounds."""
         scale = float(ops.convert_to_numpy(self.scale))
         if math.isnan(scale):
             scale = self.initial_loss_scale
@@ -214,13 +214,13 @@ class LossScale:
                 "`optimizer.apply(..., update_scale=False)` for all but the last."
             )
         if self._owner is None and self.built:
-            # What `owner` has not made itself `tf.train.Checkpoint` would not find.
+            # `tf.train.Checkpoint` finds only variables that `owner` tracks.
             for variable in self._variables:
                 track_variable(owner, variable)
         self._owner = owner
 
     def __getstate__(self) -> dict[str, Any]:
-        """Returns what a copy has: all but the optimizer that this belongs to."""
+        """Returns the state of a copy: everything except the owner."""
         return {**vars(self), "_owner": None, "_add_variable": _free_variable}
 
     def __copy__(self) -> Self:
@@ -228,7 +228,7 @@ class LossScale:
         return copy.deepcopy(self)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the arguments of the constructor, without the defaults."""
+        """Returns the arguments of the constructor, without those at their default."""
         config = {"initial_loss_scale": self.initial_loss_scale}
         if self.min_scale != DEFAULT_MIN_SCALE:
             config["min_scale"] = self.min_scale
@@ -238,7 +238,7 @@ class LossScale:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """Makes a loss-scale policy from what `get_config` returned."""
+        """Makes a loss-scale policy from the return value of `get_config`."""
         return cls(**check_config(cls.__name__, config))
 
     def __repr__(self) -> str:
@@ -247,7 +247,7 @@ class LossScale:
 
 
 def float32(value: Any) -> Tensor:
-    """Returns a tensor, in float32 whatever `keras.config.floatx()` is."""
+    """Returns a float32 tensor, whatever `keras.config.floatx()` is."""
     return backend.scalar(value, "float32")
 
 

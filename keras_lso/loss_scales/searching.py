@@ -53,21 +53,21 @@ class SearchingLossScale(DynamicLossScale):
         ...  # As a DynamicLossScale.
     ```
 
-    `LossScaleOptimizer(inner_optimizer, initial_scale="auto")` has one with the
-    defaults. Keras's own class halves its scale at each of these steps.
+    `LossScaleOptimizer(inner_optimizer, initial_scale="auto")` uses this class with its
+    defaults. Keras's own class halves its scale at each skipped step.
 
     Args:
         initial_loss_scale: The scale of the first step. Defaults to `2**15`.
-        increment_period: Number of finite steps after which the scale grows once it is
-            found. Defaults to `2000`.
-        multiplier: Above 1. The factor of growth, and its inverse that of backoff.
-            Defaults to `2.0`.
-        search_factor: At least `multiplier`. What the scale is divided by at an
-            overflow before the first finite step. Defaults to `16.0`.
-        search_period: Number of finite steps after which the scale grows before it is
-            found. Defaults to `20`.
-        min_scale: The scale never falls below it. Defaults to `2**-14`.
-        max_scale: The scale never rises above it. Defaults to `2**24`.
+        increment_period: Number of finite steps after which the scale grows, after the
+            search. Defaults to `2000`.
+        multiplier: Above 1. The factor of growth; backoff divides by it. Defaults to
+            `2.0`.
+        search_factor: At least `multiplier`. The divisor of the scale at an overflow
+            before the first finite step. Defaults to `16.0`.
+        search_period: Number of finite steps after which the scale grows, during the
+            search. Defaults to `20`.
+        min_scale: The lower bound of the scale. Defaults to `2**-14`.
+        max_scale: The upper bound of the scale. Defaults to `2**24`.
 
     Example:
 
@@ -105,16 +105,16 @@ class SearchingLossScale(DynamicLossScale):
         if self.search_factor < self.multiplier:
             raise ValueError(
                 "Argument `search_factor` must not be below `multiplier`: the search "
-                "would be slower than what it replaces. Received: "
+                "would be slower than the backoff that it replaces. Received: "
                 f"search_factor={search_factor!r}, multiplier={multiplier!r}"
             )
         self.search_period: int = check_positive_int("search_period", search_period)
 
     @property
     def _climbs(self):
-        """How often the scale may grow until it is back where it overflowed, less one.
+        """The number of growths back to the scale that overflowed, less one.
 
-        The quotient of two logarithms of powers is a whole number but for rounding.
+        For powers, the quotient of the logarithms is a whole number up to rounding.
         """
         steps = math.log(self.search_factor) / math.log(self.multiplier)
         return math.ceil(steps - 1e-9) - 1
@@ -123,7 +123,7 @@ class SearchingLossScale(DynamicLossScale):
         if self.built:
             return
         super().build(add_variable)
-        # How often the scale may still grow in the search, or where the search is.
+        # The number of growths left in the search, or the phase of the search.
         self.search_state: keras.Variable = self.add_variable(
             "search_state", _STARTS, dtype="int"
         )

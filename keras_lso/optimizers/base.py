@@ -78,14 +78,14 @@ class OwnOptimizer(RuleOptimizer, methods.Signatures):
     _looks_at_patterns = True
 
     def build(self, variables: Iterable[keras.Variable]) -> None:
-        """Creates the slots of each variable, and finds out which ones are excluded.
+        """Creates the slots of each variable, and determines the excluded variables.
 
         Args:
             variables: The trainable variables.
 
         Raises:
-            TypeError: If it is no list of variables.
-            ValueError: If a variable is complex, or there twice.
+            TypeError: If `variables` is not a list of variables.
+            ValueError: If a variable is complex, or is listed twice.
         """
         if self.built:
             return
@@ -102,13 +102,12 @@ class OwnOptimizer(RuleOptimizer, methods.Signatures):
     ) -> None:
         """Excludes variables from both kinds of weight decay, not from adaptation.
 
-        What the argument of the same name excludes stays excluded.
+        Variables that the argument of the same name excludes stay excluded.
 
         Args:
             var_list: The variables to exclude. Defaults to `None`.
-            var_names: Regular expressions; a variable is excluded if its name, which is
-                the last part of its path, holds a match of one of them. Defaults to
-                `None`.
+            var_names: Regular expressions. A variable is excluded if one of them
+                matches in its name, the last part of its path. Defaults to `None`.
 
         Raises:
             ValueError: From Keras 3.16 on, if the optimizer has been built.
@@ -141,9 +140,10 @@ class OwnOptimizer(RuleOptimizer, methods.Signatures):
                 built for; the first call builds it.
 
         Raises:
-            TypeError: If one of the two is no list, or if they are swapped.
-            ValueError: If the gradients are not those of the variables, by their number
-                or shapes, or if one is complex.
+            TypeError: If `grads` or `trainable_variables` is not a list, or if the two
+                are swapped.
+            ValueError: If the gradients do not fit the variables in number or shape,
+                or if a gradient is complex.
         """
         grads, variables = check_gradients(self, grads, trainable_variables)
         own_in_scope([*variables, *self.variables])
@@ -155,9 +155,9 @@ class OwnOptimizer(RuleOptimizer, methods.Signatures):
         grads: Iterable[Tensor | None],
         trainable_variables: Iterable[Tensor],
     ) -> tuple[list[Tensor], list[Tensor]]:
-        """Does what `apply` does, on values that come in and go out.
+        """Applies gradients as `apply` does, but takes and returns values.
 
-        The values that come in stay as they are.
+        The arguments are left unchanged.
 
         Args:
             optimizer_variables: The values of `optimizer.variables`.
@@ -170,8 +170,8 @@ class OwnOptimizer(RuleOptimizer, methods.Signatures):
             `optimizer_variables`.
 
         Raises:
-            ValueError: On PyTorch, if autograd follows a gradient, since it cannot
-                follow the step; on TensorFlow, as in Keras.
+            ValueError: On PyTorch, if autograd tracks a gradient, since it cannot
+                track the step; on TensorFlow, as in Keras.
         """
         own = as_list("optimizer_variables", optimizer_variables, "tensors")
         trained = as_list("trainable_variables", trainable_variables, "tensors")
@@ -181,7 +181,7 @@ class OwnOptimizer(RuleOptimizer, methods.Signatures):
         return trained, like(optimizer_variables, own)
 
     def finalize_variable_values(self, var_list: Iterable[keras.Variable]) -> None:
-        """Sets the final values of the variables, those of their averages if any.
+        """Sets the final values of the variables: their averages, if there are any.
 
         Args:
             var_list: The trainable variables.
@@ -192,25 +192,25 @@ class OwnOptimizer(RuleOptimizer, methods.Signatures):
 
     @property
     def variables(self) -> VariableList:
-        """The variables: a list, as in Keras 3, but callable, as in tf.keras."""
+        """The variables: a list, as in Keras 3, also callable, as in tf.keras."""
         return VariableList(super().variables, called=lambda: self.weights)
 
     def load_own_variables(self, store: MutableMapping[str, Any]) -> None:
-        """Reads the state from `store`, all of it or, if it does not fit, nothing.
+        """Reads the state from `store`; changes nothing if it does not fit.
 
-        Keras's optimizers assign the first variables before they see that the next one
-        does not fit.
+        Keras's optimizers assign the first variables before they notice that a later
+        one does not fit.
         """
         super().load_own_variables(checked(self, store))
 
     def __dir__(self) -> list[str]:
         """Hides `get_slot_names`, by which TensorFlow's checkpoints recognise slots.
 
-        They refuse to save the same slots twice.
+        The checkpoints refuse to save the same slots twice.
         """
         return [n for n in super().__dir__() if n != "get_slot_names"]
 
-    # --- What methods of tf.keras ask -----------------------------------------
+    # --- Called by methods of tf.keras ----------------------------------------
 
     def _scaled(self, loss):
         return self.scale_loss(loss)
@@ -237,8 +237,9 @@ class LayerAdaptive(OwnOptimizer):
     The group of a variable is a pair of bools: whether it decays, whether it adapts.
 
     Attributes:
-        _default_learning_rate: Float, with which `lr` is no contradiction.
-        _kind_of_decay: String, what `weight_decay_rate` is, for an error.
+        _default_learning_rate: Float. `lr` may be given with a `learning_rate` of
+            this value.
+        _kind_of_decay: String. The predicate of `weight_decay_rate` in an error.
     """
 
     learning_rate: Any
@@ -270,7 +271,7 @@ class LayerAdaptive(OwnOptimizer):
         self.decay = decay
         self.weight_decay_rate = weight_decay_rate
         self.exclude_1d = exclude_1d
-        # Not by the argument's name, which is a method of every Keras optimizer.
+        # The argument's name is a method of every Keras optimizer.
         self._no_decay_patterns = no_decay
         self.exclude_from_layer_adaptation = no_adaptation
 
@@ -281,7 +282,7 @@ class LayerAdaptive(OwnOptimizer):
             return check_learning_rate("learning_rate", learning_rate)
         if learning_rate != cls._default_learning_rate:
             raise TypeError(
-                "`lr` is another name of `learning_rate`: give one of them. Received: "
+                "`lr` is another name of `learning_rate`. Give one of them. Received: "
                 f"learning_rate={learning_rate!r}, lr={kwargs['lr']!r}"
             )
         return check_learning_rate("lr", kwargs.pop("lr"))
@@ -293,7 +294,7 @@ class LayerAdaptive(OwnOptimizer):
             name = cls.__name__
             raise ValueError(
                 f"`weight_decay_rate` {cls._kind_of_decay}; `weight_decay` shrinks the "
-                "weights beside the step. Give one of them. Received: "
+                "weights separately from the step. Give one of them. Received: "
                 f"weight_decay_rate={weight_decay_rate}, weight_decay={weight_decay}. "
                 f"{name} as published has `weight_decay_rate` only."
             )
@@ -332,7 +333,8 @@ class LayerAdaptive(OwnOptimizer):
                 argument,
                 patterns,
                 partial(self._is_excluded, patterns),
-                # With it a list in vain, such as that of a recipe, costs nothing.
+                # With `exclude_1d`, a pattern without a match, such as one from a
+                # recipe, does no harm.
                 is_alone=not self.exclude_1d,
             )
             for argument, patterns in lists.items()
@@ -363,7 +365,7 @@ class LayerAdaptive(OwnOptimizer):
         grads: Iterable[Tensor | None],
         variables: Iterable[keras.Variable] | None = None,
     ) -> dict[str, Tensor]:
-        """Returns by how much each variable's step is rescaled.
+        """Returns the factor by which each variable's step is rescaled.
 
         Args:
             grads: The unscaled gradients, one for each variable; None where a
@@ -372,8 +374,8 @@ class LayerAdaptive(OwnOptimizer):
                 for.
 
         Returns:
-            Dict of the variables' paths to scalar tensors, those excluded from the
-            adaptation left out.
+            Dict of the variables' paths to scalar tensors, without the variables that
+            are excluded from adaptation.
 
         Raises:
             ValueError: If the optimizer has not been built yet.
@@ -436,10 +438,11 @@ class LayerAdaptive(OwnOptimizer):
     def from_config(
         cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> Self:
-        """Makes an optimizer from what `get_config` returned.
+        """Makes an optimizer from the return value of `get_config`.
 
         Args:
-            config: One of the Model Garden's optimizer of this name will do.
+            config: The config dict. A config of the Model Garden's optimizer of this
+                name works too.
             custom_objects: The classes that the config refers to, by their names.
 
         Returns:
@@ -458,5 +461,5 @@ class LayerAdaptive(OwnOptimizer):
 
 
 def _as_list(patterns):
-    # Keras tracks the lists that are attributes, and hands out its own kind.
+    # Keras wraps a list that is an attribute in a list type of its own.
     return None if patterns is None else list(patterns)

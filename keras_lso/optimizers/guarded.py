@@ -25,7 +25,7 @@ DEFAULT_NAME = "guarded_optimizer"
 class NoLossScale(FixedLossScale):
     """The loss-scale policy of an optimizer without one: 1.0, which multiplies nothing.
 
-    It has the variables of others, so that files go both ways.
+    It has the variables of the other loss scales, so that files load both ways.
     """
 
     def __init__(self) -> None:
@@ -40,43 +40,42 @@ class NoLossScale(FixedLossScale):
 
 @keras.saving.register_keras_serializable("keras_lso", name="GuardedOptimizer")
 class GuardedOptimizer(LossScaleOptimizer):
-    """An optimizer that skips steps whose gradients are not finite, in bfloat16 say.
+    """An optimizer that skips steps with gradients that are not finite, for bfloat16.
 
-    bfloat16 and float32 reach far enough to need no loss scale. What else a
-    `LossScaleOptimizer` does, this class does without one:
+    The range of bfloat16 and float32 is wide enough to need no loss scale. This class
+    is a `LossScaleOptimizer` without one:
 
-    - A step whose gradients hold inf or NaN is skipped, on all replicas: nothing
-      changes, bit for bit.
-    - Weights in bfloat16 or float16 train in float32, by masters. A step smaller than
-      1/512 of a bfloat16 weight is otherwise rounded away, and with Keras's Adam
-      nothing may move at all.
+    - A step whose gradients contain inf or NaN is skipped on all replicas. It changes
+      nothing, bit for bit.
+    - bfloat16 and float16 weights are trained in float32, through masters. Without
+      masters, a step smaller than 1/512 of a bfloat16 weight is rounded away, and
+      with Keras's Adam no weight may move at all.
     - The step of most optimizers is one pass over memory.
     - `keras_lso.callbacks.LossScaleMonitor` and `keras_lso.protect_statistics` work.
 
-    Neither losses nor gradients are multiplied by anything: `scale_loss` and
-    `get_scaled_loss` return the loss as it came, `get_unscaled_gradients` the
-    gradients.
+    Losses and gradients are not scaled: `scale_loss` and `get_scaled_loss` return the
+    loss unchanged, and `get_unscaled_gradients` returns the gradients unchanged.
 
     Args:
         inner_optimizer: The `keras.optimizers.Optimizer` to wrap.
         master_weights: `"auto"`, `"float32"`, `"remainder"`, `"stochastic"`, True or
-            False. How weights in bfloat16 or float16 keep steps that are too small
-            for 16 bits: by 4 bytes a weight (`"float32"`, True), by 2
-            (`"remainder"`), by rounding at random (`"stochastic"`), or not (False).
-            Defaults to `"auto"`. `keras_lso.LossScaleOptimizer` says more.
-        spike_guard: A `keras_lso.SpikeGuard`, which says by the norm of the gradients
-            which steps are outliers. These are skipped as well. Defaults to `None`:
-            none is.
+            False. How bfloat16 or float16 weights keep steps that are too small
+            for 16 bits: with 4 bytes a weight (`"float32"`, True), with 2 bytes
+            (`"remainder"`), by rounding at random (`"stochastic"`), or not at all
+            (False). Defaults to `"auto"`. See `keras_lso.LossScaleOptimizer`.
+        spike_guard: A `keras_lso.SpikeGuard`, which decides by the norm of the
+            gradients which steps are outliers. Outliers are skipped as well. Defaults
+            to `None`: no step counts as an outlier.
         name: The name of the optimizer. Defaults to `"guarded_optimizer"`.
 
     Attributes:
         inner_optimizer: The wrapped optimizer. Its hyperparameters (`momentum`,
             `beta_1`, `clipnorm`, ...) read and write through this one as well.
         loss_scale: Float32 scalar tensor, 1.0.
-        iterations: The variable that counts the steps that were applied; with
+        iterations: The variable that counts the applied steps; with
             `gradient_accumulation_steps`, the updates.
-        skipped_steps: Integer scalar tensor. The number that were not.
-        last_step_applied: Boolean scalar tensor. Whether the last one was.
+        skipped_steps: Integer scalar tensor. The number of skipped steps.
+        last_step_applied: Boolean scalar tensor. Whether the last step was applied.
 
     Example:
 
@@ -115,11 +114,11 @@ class GuardedOptimizer(LossScaleOptimizer):
     @property
     def loss_scale(self) -> Tensor:
         """1.0, a float32 scalar tensor."""
-        # Not the variable's value, which a checkpoint of another optimizer may assign.
+        # A checkpoint of another optimizer may assign another value to the variable.
         return ops.ones((), dtype="float32")
 
     def build(self, variables: Iterable[keras.Variable]) -> None:
-        """Creates the variables of the inner optimizer; warns of float16 without scale.
+        """Creates the variables of the inner optimizer; warns if float16 is used.
 
         Args:
             variables: The trainable variables.
@@ -132,15 +131,15 @@ class GuardedOptimizer(LossScaleOptimizer):
             keras.backend.standardize_dtype(v.dtype) == "float16" for v in variables
         ):
             warn(
-                "GuardedOptimizer does not scale the loss, and gradients that pass "
-                "through float16 need it: those below 6e-8 become 0. Write "
-                "`LossScaleOptimizer(inner_optimizer)`, or take bfloat16. Received: "
+                "GuardedOptimizer does not scale the loss, and float16 gradients need "
+                "a loss scale: gradients below 6e-8 become 0. Write "
+                "`LossScaleOptimizer(inner_optimizer)`, or use bfloat16. Received: "
                 f"a model or variables in float16, under the dtype policy "
                 f"'{policy.name}'"
             )
 
     def get_config(self) -> dict[str, Any]:
-        """Returns the config: what was given to the constructor."""
+        """Returns the config: the arguments of the constructor."""
         config = {"name": self.name, "inner_optimizer": config_of(self.inner_optimizer)}
         if self.master_weights != "auto":
             config["master_weights"] = self.master_weights

@@ -83,14 +83,14 @@ class LAMBRule(LayerAdaptiveRule):
     ) -> tuple[Tensor, ...]:
         """Returns the direction of the step, and the variable.
 
-        An inf or a NaN in the gradient is a NaN in the norm of the first: inf / inf.
+        An inf or a NaN in the gradient makes the direction's norm NaN: inf / inf.
         """
         return self.advance(xp, always, g, w, m, v)[-1], w
 
     def advance(
         self, xp: Any, select: Any, g: Tensor, w: Tensor, m: Tensor, v: Tensor
     ) -> tuple[Tensor, ...]:
-        """Returns the new moments, and the direction that goes with them."""
+        """Returns the new moments, and their direction."""
         m = select(m * self.beta_1 + g * (1 - self.beta_1), m)
         v = select(v * self.beta_2 + xp.square(g) * (1 - self.beta_2), v)
         root = xp.sqrt(self.corrected(xp, v, self.beta_2))
@@ -98,7 +98,7 @@ class LAMBRule(LayerAdaptiveRule):
         return m, v, d + w * self.weight_decay if self.weight_decay else d
 
     def corrected(self, xp: Any, moment: Tensor, beta: float) -> Tensor:
-        """Returns a moment without its bias towards the zeros that it began with."""
+        """Returns a moment without its bias towards its initial zeros."""
         if self.step is None or beta == 0:
             return moment
         # In float32 `1 - beta**2` has four digits for a beta of 0.999.
@@ -121,11 +121,12 @@ class LAMBRule(LayerAdaptiveRule):
 @steps_by(LAMBRule)
 @keras.saving.register_keras_serializable("keras_lso", name="LAMB")
 class LAMB(LayerAdaptive):
-    """Optimizer that gives each layer a learning rate of its own, on top of Adam.
+    """Optimizer that gives each layer its own learning rate, on top of Adam.
 
-    LAMB moves each layer in the direction of Adam with weight decay, and as far as a
-    share of the norm of its weights: `learning_rate` is that share. Transformers train
-    with it at batch sizes at which one rate for all layers is too high for some.
+    LAMB moves each layer in the direction of Adam with weight decay. The length of the
+    move is a share of the norm of the layer's weights: `learning_rate` is that share.
+    LAMB trains transformers at batch sizes where one rate for all layers is too high
+    for some of the layers.
 
     ```python
     m = beta_1 * m + (1 - beta_1) * g
@@ -139,11 +140,11 @@ class LAMB(LayerAdaptive):
     w = w - learning_rate * trust_ratio * d
     ```
 
-    `t` is the number of this update, from 1. This is Algorithm 2 of the paper, which
-    bounds `|w|` where this class bounds the ratio, if it is asked to.
+    `t` is the number of this update, from 1. This is Algorithm 2 of the paper, except
+    that the paper bounds `|w|`, and this class bounds the ratio if you give a bound.
 
-    Norms are those of whole variables, accumulated in float32 at least. Trust ratios
-    are of unscaled gradients: for float16 write
+    Norms are taken of whole variables and accumulated in float32 at least. Trust ratios
+    are computed from unscaled gradients: for float16 write
     `keras_lso.LossScaleOptimizer(LAMB(...))`. `build` determines which variables are
     excluded.
 
@@ -151,35 +152,35 @@ class LAMB(LayerAdaptive):
         learning_rate: A float, a `keras.optimizers.schedules.LearningRateSchedule`,
             or a callable without arguments that returns the value to use. Defaults to
             `0.001`.
-        beta_1: At least 0 and below 1. How much of the mean of the gradients is kept in
-            a step. Defaults to `0.9`.
-        beta_2: At least 0 and below 1. How much of the mean of their squares is kept in
-            a step. Defaults to `0.999`.
-        epsilon: Added to the root of that mean. 0 stands for `keras.config.epsilon()`,
-            as in the Model Garden. Defaults to `1e-6`.
+        beta_1: At least 0 and below 1. The decay of the mean of the gradients. Defaults
+            to `0.9`.
+        beta_2: At least 0 and below 1. The decay of the mean of their squares. Defaults
+            to `0.999`.
+        epsilon: Added to the root of the mean of the squares. 0 means
+            `keras.config.epsilon()`, as in the Model Garden. Defaults to `1e-6`.
         weight_decay_rate: The factor of the weights in the direction, which takes part
             in the trust ratio. Defaults to `0.0`.
-        exclude_from_weight_decay: Regular expressions. A variable whose path
-            (`"block/layer_norm/gamma"`) holds a match of one of them is not decayed.
-            Defaults to `None`: all are. A variable that Keras's method of the same name
-            excludes is not decayed either. The `:0` at the end of TensorFlow's names
-            may be in a pattern. `build` warns of a pattern that matches nothing: if
-            none of the list matches, or if what is near to it, as `layer_norm` is to
-            `LayerNorm`, is not excluded.
-        exclude_from_layer_adaptation: Regular expressions. A variable whose path holds
-            a match has a trust ratio of 1. Defaults to `None`: the same as
-            `exclude_from_weight_decay`. An empty list excludes none.
+        exclude_from_weight_decay: Regular expressions. A variable is not decayed if
+            one of them matches in its path (`"block/layer_norm/gamma"`). Defaults to
+            `None`: all variables are decayed. Variables that Keras's method of the same
+            name excludes are not decayed either. A pattern may contain the `:0` at the
+            end of TensorFlow's names. `build` warns of a pattern that matches nothing,
+            if no pattern of the list matches, or if a variable with a similar name
+            (`layer_norm` for `LayerNorm`) is not excluded.
+        exclude_from_layer_adaptation: Regular expressions. A variable has a trust
+            ratio of 1 if one of them matches in its path. Defaults to `None`: the same
+            as `exclude_from_weight_decay`. An empty list excludes no variable.
         name: The name of the optimizer. Defaults to `"LAMB"`.
-        bias_correction: Whether the moments, which begin with 0, are divided by what
-            they have forgotten. Defaults to `True`.
-        min_trust_ratio: The lower bound of the trust ratio. Defaults to `None`: there
-            is none.
-        max_trust_ratio: The upper bound of the trust ratio. Defaults to `None`: there
-            is none.
-        exclude_1d: Whether to exclude every variable of less than two dimensions, such
-            as biases and the weights of normalization, from both decay and adaptation.
-            The biases of `keras.layers.MultiHeadAttention` have two: exclude those by
-            `"bias"`. Defaults to `False`.
+        bias_correction: Whether to correct the moments for their bias towards the
+            initial zeros. Defaults to `True`.
+        min_trust_ratio: The lower bound of the trust ratio. Defaults to `None`: no
+            lower bound.
+        max_trust_ratio: The upper bound of the trust ratio. Defaults to `None`: no
+            upper bound.
+        exclude_1d: Whether to exclude every variable with fewer than two dimensions,
+            such as biases and the weights of normalization, from both decay and
+            adaptation. The biases of `keras.layers.MultiHeadAttention` have two
+            dimensions: exclude them with the pattern `"bias"`. Defaults to `False`.
         **kwargs: The keywords of every Keras optimizer (`clipnorm`,
             `global_clipnorm`, `clipvalue`, `use_ema`, `ema_momentum`,
             `ema_overwrite_frequency`, `gradient_accumulation_steps`,
@@ -188,7 +189,7 @@ class LAMB(LayerAdaptive):
             `1 + decay * iterations`.
 
     Raises:
-        ValueError, TypeError: If an argument is none of the above.
+        ValueError, TypeError: If an argument is not valid.
 
     Example:
 
@@ -199,7 +200,7 @@ class LAMB(LayerAdaptive):
     >>> print(w.numpy())  # |w| is 5: a step of 0.1 * 5
     [3.  3.5]
 
-    What BERT is trained with, but for the schedule:
+    The settings for BERT, without the learning-rate schedule:
 
     >>> optimizer = keras_lso.LAMB(
     ...     2e-3,
@@ -273,11 +274,11 @@ class LAMB(LayerAdaptive):
     def from_config(
         cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> Self:
-        """Makes an optimizer from what `get_config` returned.
+        """Makes an optimizer from the return value of `get_config`.
 
         Args:
-            config: One of the `LAMB` of the Model Garden or of TensorFlow Addons, whose
-                later versions say `weight_decay`, will do.
+            config: The config dict. A config of the `LAMB` of the Model Garden or of
+                TensorFlow Addons, whose later versions say `weight_decay`, works too.
             custom_objects: The classes that the config refers to, by their names.
 
         Returns:
@@ -285,7 +286,7 @@ class LAMB(LayerAdaptive):
         """
         config = check_config(cls.__name__, config)
         has_rate = "weight_decay_rate" in config
-        # Keras's own `Lamb` says None where it has none.
+        # The config of Keras's own `Lamb` says None if it has no weight decay.
         if not has_rate and config.get("weight_decay") is not None:
             config["weight_decay_rate"] = config.pop("weight_decay")
         return super().from_config(config, custom_objects=custom_objects)
@@ -306,16 +307,16 @@ class LAMB(LayerAdaptive):
 
 
 def _as_in_dtype(beta, dtype):
-    """Returns a beta as a tensor of this dtype would hold it.
+    """Returns a beta rounded as in a tensor of this dtype.
 
     In float32 `1 - beta` is off by 5e-5 for a beta of 0.999. The bias correction, which
-    is computed in float32, is then off by as much, and so it is in the Model Garden.
+    is computed in float32, is then off by as much, as in the Model Garden.
     """
     return beta if dtype == "float64" else float(np.float32(beta))
 
 
 def _check_beta(argument, value):
-    """Returns a float of at least 0 and below 1, with which `1 - beta` is no 0."""
+    """Returns a float of at least 0 and below 1 for which `1 - beta` is not 0."""
     if value == 0 and not isinstance(value, bool):
         return 0.0
     beta = check_factor(argument, value, above=0.0, below=1.0)

@@ -1,6 +1,6 @@
 """`LARC`: layer-wise adaptive rate control, in front of any optimizer.
 
-It is apart from `_core/`, since no other optimizer needs it.
+It is not in `_core/`, since no other optimizer needs it.
 """
 
 from collections.abc import Iterable, Mapping, MutableMapping
@@ -59,8 +59,9 @@ CLIP, SCALE = MODES = ("clip", "scale")
 class LARC(Wrapper):
     """Optimizer that rescales each layer's gradient before an inner optimizer.
 
-    It limits every layer's step to a share `eta` of the norm of its weights, whatever
-    optimizer takes that step, unless `min_update` is above that.
+    LARC limits every layer's step to a share `eta` of the norm of its weights, whatever
+    optimizer takes that step. Only a layer whose ratio is raised to `min_update` may
+    move further.
 
     ```python
     # mode="clip": the gradient shrinks where the step would be too long
@@ -75,9 +76,9 @@ class LARC(Wrapper):
     ```
 
     A layer whose weights are all zero, such as a new bias, moves by `min_update`
-    only: leave biases out with `exclude`.
+    only: exclude biases with `exclude`.
 
-    Ratios are of unscaled gradients: for float16 write
+    Ratios are computed from unscaled gradients: for float16 write
     `LossScaleOptimizer(LARC(inner_optimizer))`. `LARC(LossScaleOptimizer(...))` does
     the same in a custom loop, but `compile` under `"mixed_float16"` would scale the
     loss a second time.
@@ -89,20 +90,21 @@ class LARC(Wrapper):
         inner_optimizer: The `keras.optimizers.Optimizer` to wrap. Its
             hyperparameters (`learning_rate`, `momentum`, ...) can be read and set
             on this optimizer as well.
-        eta: The trust coefficient, the share of a layer's norm by which it may move.
+        eta: The trust coefficient: the share of its norm by which a layer may move.
             Defaults to `0.002`.
         mode: `"clip"` or `"scale"`. Defaults to `"clip"`.
         min_update: The lowest ratio. Defaults to `1e-7`.
         epsilon: Added to the norm of the gradient. Defaults to `1e-7`.
-        exclude: Regular expressions. The gradient of a variable whose path
-            (`"block/bn/gamma"`) holds a match of one of them is not rescaled. Defaults
-            to `None`: all are rescaled. The `:0` at the end of TensorFlow's names may
-            be in a pattern. `build` warns of a pattern that matches nothing: if none of
-            the list matches, or if what is near to it is not excluded.
+        exclude: Regular expressions. The gradient of a variable is not rescaled if one
+            of them matches in the variable's path (`"block/bn/gamma"`). Defaults to
+            `None`: all gradients are rescaled. A pattern may contain the `:0` at the
+            end of TensorFlow's names. `build` warns of a pattern that matches nothing,
+            if no pattern of the list matches, or if a variable with a similar name is
+            not excluded.
         name: The name of the optimizer. Defaults to `"LARC"`.
 
     Raises:
-        ValueError, TypeError: If an argument is none of the above.
+        ValueError, TypeError: If an argument is not valid.
 
     Example:
 
@@ -148,7 +150,7 @@ class LARC(Wrapper):
             raise ValueError(
                 "mode='clip' divides by the learning rate, and a "
                 f"{type(inner_optimizer).__name__} has no single one. Wrap each of its "
-                "optimizers in a LARC of its own, or write mode='scale'."
+                "optimizers in its own LARC, or write mode='scale'."
             )
         min_update = check_rate("min_update", min_update)
         epsilon = check_rate("epsilon", epsilon)
@@ -204,14 +206,14 @@ class LARC(Wrapper):
                 Integers count as float32.
             trainable_variables: The variables. Defaults to those that the optimizer was
                 built for; the first call builds it.
-            axis_name: On JAX, inside of `jax.shard_map` or `jax.pmap`: the axis over
+            axis_name: On JAX, inside `jax.shard_map` or `jax.pmap`: the axis over
                 which the gradients are still to be averaged. Defaults to `None`: the
                 caller has averaged them.
             **kwargs: Arguments of the inner optimizer's `apply`, such as `scaled` and
                 `update_scale` of a `LossScaleOptimizer`.
         """
         grads = as_list("grads", grads, "gradients, one for each variable")
-        # It may raise, so it comes before anything is built.
+        # This may raise an error, so it comes before anything is built.
         inv_scale = self._inv_scale(grads, kwargs)
         backend.check_axis_name(axis_name)
         grads, variables = pair_gradients(self, grads, trainable_variables)
@@ -275,7 +277,7 @@ class LARC(Wrapper):
             denominators = denominators * ops.cast(self._rate(), "float32")
         scalars = backend.scalars
         highest = scalars.ones_like(numerators)
-        # Over 0 it is inf, and never the NaN of 0 / 0: see `fraction`.
+        # A ratio over 0 is inf, and never the NaN of 0 / 0: see `fraction`.
         ratios = scalars.where(denominators == 0, highest, numerators) / denominators
         # A tensor: Keras may convert numbers to `floatx`, which may be float16.
         lowest = ops.convert_to_tensor(self.min_update, "float32")
@@ -294,8 +296,9 @@ class LARC(Wrapper):
     def _inv_scale(self, grads, kwargs):
         """Returns the factor that unscales the gradients' norms.
 
-        Rescaled gradients are other tensors, of which the optimizer inside cannot tell
-        whether they are scaled: `kwargs`, its arguments, says so afterwards.
+        Rescaled gradients are new tensors, so the optimizer inside cannot tell whether
+        they are scaled. This method therefore sets `scaled` in `kwargs`, the arguments
+        of that optimizer.
         """
         guards = [o for o in chain_of(self) if isinstance(o, LossScaleOptimizer)]
         if not guards:
@@ -321,7 +324,7 @@ class LARC(Wrapper):
         grads_and_vars: Iterable[tuple[Tensor | None, keras.Variable]],
         **kwargs: Any,
     ) -> keras.Variable:
-        """Runs `apply` on pairs.
+        """Calls `apply` with the gradients and variables of pairs.
 
         Args:
             grads_and_vars: The `(gradient, variable)` pairs.
@@ -343,7 +346,7 @@ class LARC(Wrapper):
         var_list = as_list("var_list", var_list, "variables")
         self.inner_optimizer.finalize_variable_values(var_list)
 
-    # --- State: that of the inner optimizer, and nothing else ---------------------
+    # --- State: only the state of the inner optimizer -----------------------------
 
     @property
     def variables(self) -> VariableList:
@@ -361,14 +364,14 @@ class LARC(Wrapper):
         """Reads the state of the inner optimizer, in its layout."""
         inner = self.inner_optimizer
         own_layout = type(inner).load_own_variables
-        # A user's class with a method of its own may have a layout of its own.
+        # A user's class that overrides the method may have its own layout.
         if own_layout is keras.optimizers.Optimizer.load_own_variables:
             store = checked(inner, store)
         inner.load_own_variables(store)
 
     def __dir__(self) -> list[str]:
-        # Keras saves every attribute listed by `dir()`. `save_own_variables` has
-        # saved the inner optimizer already: a file is the same without LARC.
+        # Keras saves every attribute listed by `dir()`, but `save_own_variables` saves
+        # the inner optimizer already: a file is the same without LARC.
         return [n for n in super().__dir__() if n != "inner_optimizer"]
 
     def get_config(self) -> dict[str, Any]:
@@ -389,7 +392,7 @@ class LARC(Wrapper):
         """Returns the `LARC` that a config describes.
 
         Args:
-            config: As `get_config` returns it.
+            config: The return value of `get_config`.
             custom_objects: The classes that the config refers to, by their names.
                 Defaults to `None`.
 

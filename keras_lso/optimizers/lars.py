@@ -77,9 +77,9 @@ class LARSRule(LayerAdaptiveRule):
         return self.trust_ratio is not None and self.trust_ratio.paper
 
     def measured(self, xp: Any, g: Tensor, w: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """Returns the direction that the trust ratio is taken of, and the variable.
+        """Returns the direction behind the trust ratio, and the variable.
 
-        An inf or a NaN in the gradient is one in the norm of the first of them.
+        An inf or a NaN in the gradient shows in the norm of the direction.
         """
         if self.is_paper:
             return g, w
@@ -91,7 +91,7 @@ class LARSRule(LayerAdaptiveRule):
         return g + w * self.weight_decay if self.weight_decay else g
 
     def advance(self, xp: Any, select: Any, d: Tensor, v: Tensor) -> tuple[Tensor, ...]:
-        """Returns the new momentum, and the update that goes with it."""
+        """Returns the new momentum, and its update."""
         v = select(v * self.momentum + d, v)
         return v, (v * self.momentum + d if self.nesterov else v)
 
@@ -111,11 +111,11 @@ class LARSRule(LayerAdaptiveRule):
 @steps_by(LARSRule)
 @keras.saving.register_keras_serializable("keras_lso", name="LARS")
 class LARS(LayerAdaptive):
-    """Optimizer that gives each layer a learning rate of its own.
+    """Optimizer that gives each layer its own learning rate.
 
-    LARS moves each layer in proportion to its weights: by a share `eeta` of their
-    norm, whatever the norm of its gradient. No layer then diverges at a learning rate
-    that is high enough for large batches.
+    LARS moves each layer by a share `eeta` of the norm of its weights, whatever the
+    norm of its gradient. No layer then diverges at a learning rate that is high enough
+    for large batches.
 
     ```python
     d = g + weight_decay_rate * w
@@ -127,7 +127,7 @@ class LARS(LayerAdaptive):
     ```
 
     With `classic_momentum=False` the learning rate does not enter the momentum, and
-    the trust ratio is that of the update:
+    the trust ratio is computed from the update:
 
     ```python
     v = momentum * v + d
@@ -137,17 +137,18 @@ class LARS(LayerAdaptive):
     w = w - learning_rate * trust_ratio * u
     ```
 
-    Norms are those of whole variables, accumulated in float32 at least: a norm above
-    1.8e19 counts as infinite (the layer does not move), one below 1e-22 as 0. Trust
-    ratios are of unscaled gradients: for float16 write
+    Norms are taken of whole variables and accumulated in float32 at least. A norm above
+    1.8e19 counts as infinite (the layer does not move), a norm below 1e-22 as 0. Trust
+    ratios are computed from unscaled gradients: for float16 write
     `keras_lso.LossScaleOptimizer(LARS(...))`. `build` determines which variables are
     excluded.
 
     Args:
         learning_rate: A float, a `keras.optimizers.schedules.LearningRateSchedule`,
             or a callable without arguments that returns the value to use. It is
-            multiplied by a layer's trust ratio, and thus far higher than that of SGD:
-            10 for a ResNet-50 at batch size 4,096. Defaults to `0.01`.
+            multiplied by a layer's trust ratio, and is thus far higher than the
+            learning rate of SGD: 10 for a ResNet-50 at batch size 4,096. Defaults to
+            `0.01`.
         momentum: Between 0 and 1. Defaults to `0.9`.
         weight_decay_rate: The factor of the L2 penalty's gradient, which takes part in
             the trust ratio. Defaults to `0.0`.
@@ -156,15 +157,16 @@ class LARS(LayerAdaptive):
         nesterov: Whether to use Nesterov momentum. Defaults to `False`.
         classic_momentum: Whether the learning rate enters the momentum. Defaults to
             `True`.
-        exclude_from_weight_decay: Regular expressions. A variable whose path
-            (`"block/bn/gamma"`) holds a match of one of them is not decayed. Defaults
-            to `None`: all are. A variable that Keras's method of the same name excludes
-            is not decayed either. The `:0` at the end of TensorFlow's names may be in a
-            pattern. `build` warns of a pattern that matches nothing: if none of the
-            list matches, or if what is near to it is not excluded.
-        exclude_from_layer_adaptation: Regular expressions. A variable whose path holds
-            a match has a trust ratio of 1. Defaults to `None`: the same as
-            `exclude_from_weight_decay`. An empty list excludes none.
+        exclude_from_weight_decay: Regular expressions. A variable is not decayed if
+            one of them matches in its path (`"block/bn/gamma"`). Defaults to `None`:
+            all variables are decayed. Variables that Keras's method of the same name
+            excludes are not decayed either. A pattern may contain the `:0` at the end
+            of TensorFlow's names. `build` warns of a pattern that matches nothing, if
+            no pattern of the list matches, or if a variable with a similar name is
+            not excluded.
+        exclude_from_layer_adaptation: Regular expressions. A variable has a trust
+            ratio of 1 if one of them matches in its path. Defaults to `None`: the same
+            as `exclude_from_weight_decay`. An empty list excludes no variable.
         name: The name of the optimizer. Defaults to `"LARS"`.
         trust_ratio: `"model_garden"`, as above, or `"paper"`, as in the paper and
             in MLPerf's reference, for classic momentum only:
@@ -172,9 +174,9 @@ class LARS(LayerAdaptive):
             `"model_garden"`.
         epsilon: Added to the denominator of the trust ratio. Defaults to `0.0`.
         trust_clip: Whether trust ratios above 1 become 1. Defaults to `False`.
-        exclude_1d: Whether to exclude every variable of less than two dimensions, such
-            as biases and the weights of normalization, from both decay and adaptation,
-            as MLPerf and MoCo do. Defaults to `False`.
+        exclude_1d: Whether to exclude every variable with fewer than two dimensions,
+            such as biases and the weights of normalization, from both decay and
+            adaptation, as MLPerf and MoCo do. Defaults to `False`.
         **kwargs: The keywords of every Keras optimizer (`clipnorm`,
             `global_clipnorm`, `clipvalue`, `use_ema`, `ema_momentum`,
             `ema_overwrite_frequency`, `gradient_accumulation_steps`,
@@ -183,7 +185,7 @@ class LARS(LayerAdaptive):
             `1 + decay * iterations`.
 
     Raises:
-        ValueError, TypeError: If an argument is none of the above.
+        ValueError, TypeError: If an argument is not valid.
 
     Example:
 
@@ -194,7 +196,7 @@ class LARS(LayerAdaptive):
     >>> print(w.numpy())  # |w| is 5: a step of 10 * 0.001 * 5
     [3.   3.95]
 
-    Only matrices and kernels adapt and decay, without a list of names:
+    With `exclude_1d`, only matrices and kernels adapt and decay:
 
     >>> optimizer = keras_lso.LARS(10.0, weight_decay_rate=2e-4, exclude_1d=True)
 
@@ -280,8 +282,8 @@ def _check_together(trust_ratio, classic_momentum):
     """Refuses arguments that contradict each other."""
     if trust_ratio == PAPER and not classic_momentum:
         raise ValueError(
-            "The paper's trust ratio is of the gradient, before it enters the "
-            "momentum, so trust_ratio='paper' needs classic_momentum=True. "
+            "The paper's trust ratio is computed from the gradient, before it enters "
+            "the momentum, so trust_ratio='paper' needs classic_momentum=True. "
             "Received: classic_momentum=False. For popular momentum write "
             "trust_ratio='model_garden'."
         )

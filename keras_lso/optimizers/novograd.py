@@ -76,13 +76,13 @@ class NovoGradRule(Rule):
         return 1 - self.beta_1 if self.grad_averaging else 1.0
 
     def normalize(self, xp: Any, g_norm: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        """Returns the new second moment, and what the gradient is multiplied by."""
+        """Returns the new second moment, and the factor of the gradient."""
         square = xp.square(g_norm)
         moved = self.beta_2 * v + (1 - self.beta_2) * square
         moved = xp.where(v == 0, square, moved)
         total = moved + self.epsilon
         factor = xp.where(total == 0, xp.zeros_like(total), 1 / xp.sqrt(total))
-        # An inf would stay for ever, and the layer with it.
+        # An inf would never leave the average, and the layer would never move again.
         return xp.where(moved < math.inf, moved, v), factor
 
     def __call__(
@@ -111,8 +111,8 @@ class NovoGrad(OwnOptimizer):
 
     Adam divides each element of a gradient by the root of its second moment.
     NovoGrad has one second moment for a whole layer: an average of the squared norm
-    of its gradient. So its state is half as large as Adam's, and a step does not grow
-    with the norm of the gradient.
+    of the layer's gradient. Its state is therefore half as large as Adam's, and a step
+    does not grow with the norm of the gradient.
 
     ```python
     v = |g|**2 if v == 0 else beta_2 * v + (1 - beta_2) * |g|**2
@@ -123,24 +123,24 @@ class NovoGrad(OwnOptimizer):
     w = w - learning_rate * m
     ```
 
-    A layer is one variable. Its first gradient that is not zero sets `v`, so that
-    there is no bias to correct. Norms are accumulated in float32 at least, and `v` has
-    that dtype, whatever the dtype of the weights. A norm below 1e-19 may count as 0;
-    one above 1.8e19 counts as infinite, and that gradient enters neither `m` nor `v`.
-    Norms are of unscaled gradients: for float16 write
+    A layer is one variable. Its first nonzero gradient sets `v`, so there is no bias
+    to correct. Norms are accumulated in float32 at least, and `v` has that dtype,
+    whatever the dtype of the weights. A norm below 1e-19 may count as 0. A norm above
+    1.8e19 counts as infinite, and that gradient enters neither `m` nor `v`. Norms are
+    taken of unscaled gradients: for float16 write
     `keras_lso.LossScaleOptimizer(NovoGrad(...))`.
 
-    This is the formula of OpenSeq2Seq, with `epsilon` under the root. (Its code
-    computes the average but never stores it, so it trained with `beta_2=0`.) With
-    `epsilon=0` it equals `optax.novograd` with `eps=0`, unless the first gradient of a
-    layer is zero.
+    This is the formula of OpenSeq2Seq, with `epsilon` under the root. (OpenSeq2Seq's
+    code computes the average but never stores it, so it trained with `beta_2=0`.) With
+    `epsilon=0` the formula equals `optax.novograd` with `eps=0`, unless the first
+    gradient of a layer is zero.
 
     Args:
         learning_rate: A float, a `keras.optimizers.schedules.LearningRateSchedule`,
-            or a callable without arguments that returns the value to use. Normalized
-            gradients have a norm of about 1 whatever the loss is, so it is lower than
-            that of SGD: OpenSeq2Seq's recipe for Jasper starts at 0.02. Defaults to
-            `0.01`.
+            or a callable without arguments that returns the value to use. It is lower
+            than the learning rate of SGD, since normalized gradients have a norm of
+            about 1 whatever the loss is: OpenSeq2Seq's recipe for Jasper starts at
+            0.02. Defaults to `0.01`.
         beta_1: Between 0 and 1. The decay of the momentum. Defaults to `0.95`.
         beta_2: Between 0 and 1. The decay of the second moment. With 0 each gradient is
             divided by its own norm. Defaults to `0.98`.
@@ -149,14 +149,15 @@ class NovoGrad(OwnOptimizer):
         weight_decay_rate: The factor of the weights that are added to the normalized
             gradient. Other versions of NovoGrad call it `weight_decay`, which means
             decoupled decay in Keras. Defaults to `0.0`.
-        grad_averaging: Whether the momentum is an average, as in Adam, which multiplies
+        grad_averaging: Whether the momentum is an average, as in Adam. This multiplies
             the steps by `1 - beta_1`. Defaults to `False`.
-        exclude_from_weight_decay: Regular expressions. A variable whose path
-            (`"block/bn/gamma"`) holds a match of one of them is not decayed. Defaults
-            to `None`: all are. A variable that Keras's method of the same name excludes
-            is not decayed either. The `:0` at the end of TensorFlow's names may be in a
-            pattern. `build` warns of a pattern that matches nothing: if none of the
-            list matches, or if what is near to it is not excluded.
+        exclude_from_weight_decay: Regular expressions. A variable is not decayed if
+            one of them matches in its path (`"block/bn/gamma"`). Defaults to `None`:
+            all variables are decayed. Variables that Keras's method of the same name
+            excludes are not decayed either. A pattern may contain the `:0` at the end
+            of TensorFlow's names. `build` warns of a pattern that matches nothing, if
+            no pattern of the list matches, or if a variable with a similar name is
+            not excluded.
         name: The name of the optimizer. Defaults to `"NovoGrad"`.
         **kwargs: The keywords of every Keras optimizer (`clipnorm`,
             `global_clipnorm`, `clipvalue`, `use_ema`, `ema_momentum`,
@@ -165,10 +166,10 @@ class NovoGrad(OwnOptimizer):
 
     Attributes:
         momentums: List of variables, the `m` of each trainable variable.
-        second_moments: List of scalar variables, the `v` of each.
+        second_moments: List of scalar variables, the `v` of each trainable variable.
 
     Raises:
-        ValueError, TypeError: If an argument is none of the above.
+        ValueError, TypeError: If an argument is not valid.
 
     Example:
 
@@ -217,10 +218,10 @@ class NovoGrad(OwnOptimizer):
             raise ValueError(
                 "`weight_decay_rate` adds the weights to the normalized gradient, "
                 "before it enters the momentum; `weight_decay` shrinks the weights "
-                "beside the step. Give one of them. Received: "
+                "separately from the step. Give one of them. Received: "
                 f"weight_decay_rate={weight_decay_rate}, "
-                f"weight_decay={kwargs['weight_decay']}. What other versions of "
-                "NovoGrad call weight_decay is `weight_decay_rate`."
+                f"weight_decay={kwargs['weight_decay']}. Other versions of NovoGrad "
+                "use the name weight_decay for `weight_decay_rate`."
             )
         super().__init__(learning_rate=learning_rate, name=name, **kwargs)
         self.beta_1 = beta_1
@@ -228,7 +229,7 @@ class NovoGrad(OwnOptimizer):
         self.epsilon = epsilon
         self.weight_decay_rate = weight_decay_rate
         self.grad_averaging = grad_averaging
-        # Not by the argument's name, which is a method of every Keras optimizer.
+        # The argument's name is a method of every Keras optimizer.
         self._no_decay_patterns = no_decay
 
     def _may_decay(self, variable):
@@ -257,7 +258,7 @@ class NovoGrad(OwnOptimizer):
         )
 
     def _groups_of(self, indices):
-        """Returns for each of the variables at `indices` whether it decays."""
+        """Returns a bool for each variable at `indices`: whether it decays."""
         return self._decaying(indices)
 
     def get_config(self) -> dict[str, Any]:
@@ -270,7 +271,7 @@ class NovoGrad(OwnOptimizer):
                 "epsilon": self.epsilon,
                 "weight_decay_rate": self.weight_decay_rate,
                 "grad_averaging": self.grad_averaging,
-                # Keras keeps lists that are attributes as lists of its own kind.
+                # Keras wraps a list that is an attribute in a list type of its own.
                 "exclude_from_weight_decay": (
                     None if no_decay is None else list(no_decay)
                 ),
@@ -282,10 +283,10 @@ class NovoGrad(OwnOptimizer):
     def from_config(
         cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> Self:
-        """Makes an optimizer from what `get_config` returned.
+        """Makes an optimizer from the return value of `get_config`.
 
         Args:
-            config: What `get_config` returned.
+            config: The config dict.
             custom_objects: The classes that the config refers to, by their names.
 
         Returns:
@@ -296,10 +297,10 @@ class NovoGrad(OwnOptimizer):
 
 
 def _layout_of_a_scalar():
-    """Returns the layout of what all devices have; `None` if nothing is distributed.
+    """Returns the layout of replicated tensors; `None` without a distribution.
 
-    Left to itself, Keras takes that of the weight whose name is in the scalar's, and
-    JAX 0.5 refuses to split a scalar.
+    By default, Keras takes the layout of the weight whose name is part of the scalar's
+    name, and JAX 0.5 refuses to split a scalar.
     """
     distribution = keras.distribution.distribution()
     if distribution is None:

@@ -1,10 +1,10 @@
-"""Learning-rate schedules, by the names that people know them by.
+"""Learning-rate schedules, under their usual names.
 
 Every class here is a `keras.optimizers.schedules.LearningRateSchedule`: pass it to
-an optimizer as the `learning_rate`. The first step is step 0. Schedules of the
-TensorFlow Model Garden have the arithmetic of its
-`official.modeling.optimization.lr_schedule`, and its configs load. OpenSeq2Seq's
-learning-rate policies are classes here.
+an optimizer as the `learning_rate`. The first step is step 0. The schedules of the
+TensorFlow Model Garden compute the same rates as its
+`official.modeling.optimization.lr_schedule`, and load its configs. OpenSeq2Seq's
+learning-rate policies are classes here too.
 """
 
 import importlib
@@ -87,7 +87,7 @@ __all__ = [
     "serialize",
 ]
 
-# What only users of other libraries need is imported when it is used.
+# Classes that only users of other libraries need are imported when they are used.
 _MODEL_GARDEN = (
     "CosineDecayWithOffset",
     "DirectPowerDecay",

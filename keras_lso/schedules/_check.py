@@ -1,8 +1,8 @@
-"""What the arguments of schedules have to be: `check.rate`, `check.positive_int` etc.
+"""Checks of the arguments of schedules: `check.rate`, `check.positive_int` etc.
 
 Each check takes the argument's name and value, and returns the value to keep or raises
-an error. Checks of numbers in general are those of `_core/checks.py`; the others are
-for schedules alone.
+an error. General checks of numbers come from `_core/checks.py`; the others are only for
+schedules.
 """
 
 import itertools
@@ -35,10 +35,10 @@ def optional(check: Callable[[str, Any], Any], argument: str, value: Any) -> Any
 
 
 def positive_rate(argument: str, value: Any) -> float:
-    """Returns a rate above zero as a float, for a curve that never comes to zero."""
+    """Returns a rate above zero as a float, for a curve that never reaches zero."""
     value = rate(argument, value)
     if value == 0:
-        requirement = "be above zero where the decay is exponential"
+        requirement = "be above zero if the decay is exponential"
         raise checks.refusal(argument, value, requirement)
     return value
 
@@ -54,13 +54,13 @@ def at_most_one(argument: str, value: Any) -> float:
 def list_of(
     check: Callable[[str, Any], Any], argument: str, values: Any, at_least: int = 0
 ) -> list[Any]:
-    """Returns a list of so many items as a list of checked items."""
+    """Returns the checked items of a list that has at least `at_least` items."""
     values = any_list(argument, values, at_least)
     return [check(f"{argument}[{i}]", value) for i, value in enumerate(values)]
 
 
 def name(value: Any, cls: type) -> str:
-    """Returns the name of a schedule of a class, by default that of the class."""
+    """Returns the name of a schedule, by default the name of its class."""
     # The Model Garden's configs may hold None.
     value = cls.__name__ if value is None else value
     if not isinstance(value, str):
@@ -69,14 +69,14 @@ def name(value: Any, cls: type) -> str:
 
 
 def schedule_or_rate(argument: str, value: Any) -> Any:
-    """Returns a schedule as it is and a rate as a float."""
+    """Returns a schedule unchanged, and a rate as a float."""
     if isinstance(value, LearningRateSchedule):
         return value
     if checks.is_number(value):
         return rate(argument, value)
     hint = ""
     if isinstance(value, dict):
-        hint = " Make a schedule of its config with `from_config` first."
+        hint = " Make a schedule from its config with `from_config` first."
     elif callable(value):
         hint = f" {checks.schedule_hint(value)}."
     raise TypeError(

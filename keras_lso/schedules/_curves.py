@@ -1,8 +1,9 @@
-"""The curves that schedules consist of, in float32, each formula once.
+"""The curves of the schedules, in float32.
 
-A curve is a function of two shares: which part of its steps is left, and which is done.
-Each is a division of its own, of integers that were subtracted before (`_steps.py`):
-it has float32's accuracy where it is small, and is exactly 0 and 1 at the ends.
+A curve is a function of two shares: the share of its steps that is left, and the share
+that is done. Each share is a separate division of integers that were subtracted before
+(`_steps.py`). A small share therefore has the accuracy of float32, and the shares are
+exactly 0 and 1 at the ends.
 """
 
 import math
@@ -19,19 +20,19 @@ def float32(value):
 
 
 def shares(left, done, before=None):
-    """Returns which part of some steps is left, and which is done.
+    """Returns the share of some steps that is left, and the share that is done.
 
-    Both are divided by their sum, since a compiler may replace the division by a
-    constant with a multiplication by its rounded inverse: 49 / 49 would be below 1,
-    3 / 3 above it, and 1 - 3 / 3 negative. On an NVIDIA GPU XLA's quotient of two equal
-    numbers may be off by one rounding; that of zero is zero.
+    Both numbers are divided by their sum, since a compiler may replace the division by
+    a constant with a multiplication by its rounded inverse: 49 / 49 would be below 1,
+    3 / 3 above it, and 1 - 3 / 3 negative. On an NVIDIA GPU, XLA's quotient of two
+    equal numbers may be off by one rounding; the quotient of zero is zero.
 
     Args:
         left: Float32 tensor, the number of steps that are left.
-        done: Float32 tensor, the number of those that are done.
-        before: Int, their sum, for steps before the first. 20 million that are left and
-            minus 20 million that are done are rounded, so that they add up to another
-            number. Defaults to `None`: there are no such steps.
+        done: Float32 tensor, the number of steps that are done.
+        before: Int, their sum, for steps before the first. Rounding would change this
+            sum if, for example, 20 million steps are left and minus 20 million are
+            done. Defaults to `None`: there are no such steps.
     """
     total = left + done
     if before is not None:
@@ -60,7 +61,8 @@ def cosine_between(left, done, start, end):
 def root_between(left, done, start, end):
     """Returns the rate on `1 - sqrt(done)` from `start` to `end`.
 
-    Near the end that difference would lose its digits. It is `left / (1 + sqrt(done))`.
+    Near the end the difference would lose digits, so the curve is computed as
+    `left / (1 + sqrt(done))`.
     """
     root = ops.sqrt(done)
     return left / (1 + root) * start + root * end
@@ -69,7 +71,8 @@ def root_between(left, done, start, end):
 def exponential_between(left, done, start, end):
     """Returns the rate on the exponential curve from `start` to `end`, both positive.
 
-    From the end that is nearer, so that the exponent is small, and 0 at both.
+    It is computed from the nearer end, so that the exponent is small, and 0 at both
+    ends.
     """
     growth = math.log(end) - math.log(start)
     from_start = start * ops.exp(ops.minimum(done, float32(0.5)) * growth)
@@ -78,7 +81,7 @@ def exponential_between(left, done, start, end):
 
 
 def warmed_up(steps, total, start, end, rate):
-    """Returns `rate`, but before step `total` the line from `start` to `end`."""
+    """Returns the line from `start` to `end` before step `total`, then `rate`."""
     return ops.where(
         is_before(steps, total), straight_line(steps, total, start, end), rate
     )
@@ -87,15 +90,15 @@ def warmed_up(steps, total, start, end, rate):
 def half_cosine(share):
     """Returns `(1 - cos(pi * share)) / 2`, accurate near zero as well.
 
-    Of the share that is left it falls from 1 to 0 like a cosine. Of the share that is
-    done it is what the other lacks of 1.
+    Applied to the share that is left, it falls from 1 to 0 like a cosine. Applied to
+    the share that is done, it is 1 minus that.
     """
     sine = ops.sin(share * (math.pi / 2))
     return sine * sine
 
 
 def one_minus_power(left, done, power):
-    """Returns `1 - left ** power` of two shares, accurate where little is done too."""
+    """Returns `1 - left ** power`, accurate for small `done` too."""
     log_left = ops.where(
         done < 0.5, ops.log1p(-ops.minimum(done, float32(0.5))), ops.log(left)
     )
@@ -111,8 +114,8 @@ def power_of_step(steps, power, total=1):
 def power_of_rate(rate, count):
     """Returns `rate ** count` for a positive float and an integer tensor.
 
-    Raising a rounded number to the power n multiplies its relative error by n. So what
-    rounding the rate to float32 has changed becomes a factor of its own.
+    Raising a rounded number to the power n multiplies its relative error by n. The
+    rounding error of the rate in float32 is therefore corrected by a separate factor.
     """
     limits = np.finfo("float32")
     base = float(np.clip(rate, limits.tiny, limits.max).astype("float32"))
@@ -120,7 +123,7 @@ def power_of_rate(rate, count):
     result = ops.power(float32(base), count)
     if base == rate:
         return result
-    # A million times what rounding the rate has changed shows. Within these limits the
+    # A million times the rounding error of the rate matters. Within these limits the
     # power is a normal number: 0 times inf would be NaN.
     rest = ops.clip(count * math.log(rate / base), float32(-87), float32(87))
     return result * ops.exp(rest)
@@ -132,7 +135,7 @@ def stairs(steps, boundaries, values):
     Args:
         steps: Int32 tensor.
         boundaries: List of ints.
-        values: List of floats, one more.
+        values: List of floats, one more than `boundaries`.
     """
     first, *later = values
     rate = float32(first)

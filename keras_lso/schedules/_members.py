@@ -17,28 +17,29 @@ def rate_at(member, step):
 
 
 def serialize_member(member):
-    """Returns what a config holds of a member."""
+    """Returns the entry of a config for a member."""
     return keras.saving.serialize_keras_object(member)
 
 
 def deserialize_member(argument, config):
-    """Returns the member that a config holds under the name `argument`."""
+    """Returns the member for the entry `argument` of a config."""
     if not isinstance(config, dict):
         return config
     if "class_name" not in config:
         raise ValueError(
-            f"The config's `{argument}` does not say which class of schedule it is: "
-            "the Model Garden leaves the name out. Write `keras.optimizers.schedules."
-            f"serialize(schedule)` in its place, or build the schedule in code. "
+            f"The config's `{argument}` does not name the class of the schedule, which "
+            "the Model Garden leaves out. Replace it with `keras.optimizers.schedules."
+            f"serialize(schedule)`, or build the schedule in code. "
             f"Received: {argument}={config!r}"
         )
     return read_object(read_schedule, config, f"schedule `{argument}`")
 
 
 def read_schedule(config, custom_objects=None):
-    """Returns the object that a config describes, whose keys `read_object` checked.
+    """Returns the object for a config whose keys `read_object` has checked.
 
-    Keras finds its own classes by their bare names; so does this function ours.
+    Keras finds its own classes by their bare names. This function also finds the
+    package's classes by their bare names.
     """
     if config.get("module") or config.get("registered_name"):
         return keras.saving.deserialize_keras_object(config, custom_objects)

@@ -1,8 +1,8 @@
-"""The step that a schedule is called with, as an integer for as long as possible.
+"""The step of a schedule, kept as an integer for as long as possible.
 
-float32 holds the integers up to 2**24 only, and a compiler may multiply by the rounded
-inverse of a constant where a schedule divides by it. So steps are subtracted, compared
-and counted as integers. The curves of `_curves.py` divide what is left.
+float32 holds only the integers up to 2**24, and a compiler may replace a division by a
+constant with a multiplication by its rounded inverse. Steps are therefore subtracted,
+compared and counted as integers. The curves of `_curves.py` divide the results.
 """
 
 import math
@@ -25,14 +25,14 @@ class Steps(NamedTuple):
     """Int32 tensor, the number rounded down, of at most `LARGEST_STEP`."""
 
     fraction: Any = None
-    """Float32 tensor, what was rounded off. None for integers."""
+    """Float32 tensor, the fraction that was rounded off. None for integers."""
 
 
 def as_tensor(step):
-    """Returns a step as an int32 or int64 tensor, or as one of float32 or float64.
+    """Returns a step as an int32, int64, float32 or float64 tensor.
 
-    A number of the host that is whole is int32, and clipped to it: JAX would wrap
-    around, and make 2**24 of `np.float64(2**24 + 1)`.
+    A whole number on the host becomes int32, clipped to its range: JAX would wrap
+    around, and would turn `np.float64(2**24 + 1)` into 2**24.
     """
     if isinstance(step, int | float | np.generic | np.ndarray):
         step = _on_host(step)
@@ -47,7 +47,7 @@ def as_tensor(step):
 
 def _on_host(step):
     if isinstance(step, int):
-        # It may be too large for a float.
+        # The int may be too large for a float.
         step = min(max(step, -LARGEST_STEP), LARGEST_STEP)
     step = np.clip(np.asarray(step, "float64"), -LARGEST_STEP, LARGEST_STEP)
     is_whole = np.all(step == np.floor(step))
@@ -70,13 +70,13 @@ def elapsed(step, offset=0):
 
 
 def since(steps, start):
-    """Returns the `Steps` since a later or an earlier one, an int."""
+    """Returns the `Steps` since the step `start`, an int."""
     if start == 0:
         return steps
     start = min(max(start, -LARGEST_STEP), LARGEST_STEP)
     whole = steps.whole
     if start < 0:
-        # Else the last ones would wrap around.
+        # Otherwise the last steps would wrap around.
         whole = ops.minimum(whole, LARGEST_STEP + start)
     return steps._replace(whole=whole - start)
 
@@ -112,8 +112,8 @@ def clipped(steps, first, last):
 def left_and_done(steps, total):
     """Returns `total - steps` and `steps` in float32, subtracted as integers.
 
-    From the end on they are 0 and `total`. Before the first step the one is larger than
-    `total`, and the other negative.
+    From the end on they are 0 and `total`. Before the first step, `total - steps` is
+    larger than `total`, and `steps` is negative.
     """
     end = min(total, LARGEST_STEP)
     # Long before the first step the difference would wrap around.
@@ -122,21 +122,21 @@ def left_and_done(steps, total):
 
 
 def left_and_done_since(steps, start, total):
-    """Returns the same of the steps since a later one; before it `total` and 0."""
+    """Returns `left_and_done` of the steps since `start`; before it, `total` and 0."""
     return left_and_done(clipped(since(steps, start), 0, LARGEST_STEP), total)
 
 
 def steps_to(steps, point):
-    """Returns `point - steps` in float32, of a float that lies between two steps."""
+    """Returns `point - steps` in float32, for a float between two steps."""
     whole = math.floor(point)
     left = ops.cast(whole - steps.whole, "float32") + (point - whole)
     return left if steps.fraction is None else left - steps.fraction
 
 
 def left_and_done_of_cycles(steps, length):
-    """Returns the same of the multiple of a length that ends the current cycle.
+    """Returns `left_and_done` of the cycles so far, including the current one.
 
-    That step belongs to the cycle. Before the first step both are those of step 0.
+    The last step of a cycle belongs to it. Steps before the first count as step 0.
     """
     end = min(length, LARGEST_STEP)
     steps = clipped(steps, 0, LARGEST_STEP)

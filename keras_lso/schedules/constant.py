@@ -1,4 +1,4 @@
-"""`FixedLR`: a constant rate as a schedule, which `schedules.get` makes of a number."""
+"""`FixedLR`: a constant rate as a schedule. `schedules.get` makes it from a number."""
 
 from typing import Any
 
@@ -28,7 +28,7 @@ class FixedLR(LearningRateSchedule):
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If a rate is negative, a number is NaN or infinite, a number of
-            steps is not an integer, or an argument is outside of the range above.
+            steps is not an integer, or an argument is outside the range above.
 
     Example:
 
@@ -43,7 +43,7 @@ class FixedLR(LearningRateSchedule):
         https://nvidia.github.io/OpenSeq2Seq/html/api-docs/optimizers.html)
     """
 
-    # It counts nothing: `LossScaleOptimizer` looks for this before it warns.
+    # It does not count steps. `LossScaleOptimizer` checks this before it warns.
     _counts_micro_batches = False
 
     def __init__(self, learning_rate: float, name: str = "FixedLR") -> None:

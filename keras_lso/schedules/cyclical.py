@@ -1,4 +1,4 @@
-"""`Cyclical`: up and down between two rates, over and over."""
+"""`Cyclical`: up and down between two rates, repeatedly."""
 
 import math
 from typing import Any, Literal
@@ -37,13 +37,13 @@ class Cyclical(LearningRateSchedule):
     Args:
         low: The rate at the ends of cycles.
         high: Not below `low`. The rate in the middle of the first cycle; with
-            `mode="exponential"` before `gamma` lowers it.
-        half_cycle: Positive. The number of steps (not epochs) from `low` to `high`. So
-            many steps lead back.
+            `mode="exponential"`, before `gamma` lowers it.
+        half_cycle: Positive. The number of steps (not epochs) from `low` to `high`, and
+            from `high` to `low`.
         mode: `"triangular"`: all cycles are alike. `"triangular2"`: each cycle is half
-            as high as the one before. `"exponential"`: a cycle is lower by the factor
-            `gamma` at each step. Defaults to `"triangular"`.
-        gamma: Positive, and at most 1, such as 0.9999. For `mode="exponential"` alone.
+            as high as the previous one. `"exponential"`: the height of a cycle is
+            multiplied by `gamma` at each step. Defaults to `"triangular"`.
+        gamma: Positive, and at most 1, such as 0.9999. Only for `mode="exponential"`.
             Defaults to `1.0`.
         name: Defaults to `"Cyclical"`.
 
@@ -53,7 +53,7 @@ class Cyclical(LearningRateSchedule):
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If a rate is negative, a number is NaN or infinite, a number of
-            steps is not an integer, or an argument is outside of the range above.
+            steps is not an integer, or an argument is outside the range above.
 
     Example:
 
@@ -86,7 +86,7 @@ class Cyclical(LearningRateSchedule):
         self.gamma: float = check.at_most_one("gamma", gamma)
         if self.gamma < 1 and self.mode != "exponential":
             raise ValueError(
-                '`gamma` is for `mode="exponential"` alone: write that, or leave '
+                '`gamma` is only for `mode="exponential"`. Write this mode, or leave '
                 f"`gamma` out. Received: gamma={gamma!r}, mode={mode!r}"
             )
         self.name: str = check.name(name, type(self))
@@ -112,7 +112,7 @@ class Cyclical(LearningRateSchedule):
         return step // length, step % length
 
     def _highest(self, steps, cycle):
-        """Returns the rate that the lines of this step lead to."""
+        """Returns the rate at the peak of the cycle, as of this step."""
         if self.mode == "triangular":
             return self.high
         if self.mode == "triangular2":

@@ -26,18 +26,18 @@ class InverseSquareRoot(LearningRateSchedule):
         rate = learning_rate * sqrt(timescale / (step + timescale - warmup_steps))
     ```
 
-    With `timescale=None` the decay is that of the Transformer, which
-    `learning_rate * min(step / warmup_steps, sqrt(warmup_steps / step))` is. The rate
-    falls to half of the highest one in three times the `timescale`. It depends on no
-    number of steps in all: a run may end at any step.
+    With `timescale=None` this is the schedule of the Transformer,
+    `learning_rate * min(step / warmup_steps, sqrt(warmup_steps / step))`. After three
+    times the `timescale`, the rate has fallen to half of the highest rate. The rate
+    does not depend on the total number of steps: a run may end at any step.
 
     Args:
-        learning_rate: The rate at the end of the warm-up, the highest one.
+        learning_rate: The highest rate, at the end of the warm-up.
         warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
             With 0 there is none.
-        timescale: Positive. The number of steps that the decay takes for its unit: the
-            larger it is, the more slowly the rate falls. Defaults to `None`: as many as
-            `warmup_steps`, and 10,000 without a warm-up.
+        timescale: Positive. The unit of the decay, in steps: the larger it is, the more
+            slowly the rate falls. Defaults to `None`: `warmup_steps`, or 10,000 without
+            a warm-up.
         name: Defaults to `"InverseSquareRoot"`.
 
     Returns:
@@ -46,7 +46,7 @@ class InverseSquareRoot(LearningRateSchedule):
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If a rate is negative, a number is NaN or infinite, a number of
-            steps is not an integer, or an argument is outside of the range above.
+            steps is not an integer, or an argument is outside the range above.
 
     Example:
 

@@ -31,13 +31,13 @@ class JoinedSchedules(LearningRateSchedule):
 
     `optax.join_schedules` does the same. Configs call the class `Sequential`.
 
-    A schedule of Keras's is called as it is, with the limits that
-    `keras_lso.schedules.LinearWarmup` lists.
+    Keras's own schedules are called unchanged, with the limitations listed in
+    `keras_lso.schedules.LinearWarmup`.
 
     Args:
         schedules: Schedules, and numbers for constant rates.
         boundaries: Strictly increasing, one fewer than `schedules`. The first step (not
-            epoch) of each schedule but the first one.
+            epoch) of each schedule except the first schedule.
         name: Defaults to `"Sequential"`.
 
     Returns:
@@ -46,7 +46,7 @@ class JoinedSchedules(LearningRateSchedule):
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If a rate is negative, a number is NaN or infinite, a number of
-            steps is not an integer, or an argument is outside of the range above.
+            steps is not an integer, or an argument is outside the range above.
 
     Example:
 
@@ -97,6 +97,6 @@ class JoinedSchedules(LearningRateSchedule):
         return cls(**config)
 
 
-# Configs call the class `Sequential`, which is not its name in Python: Keras has a
-# model of that name. Keras writes the registered name, and this one as `class_name`.
+# Configs call the class `Sequential`. Python code does not, since Keras has a model of
+# that name. Keras writes the registered name, and `__name__` as `class_name`.
 JoinedSchedules.__name__ = "Sequential"

@@ -1,6 +1,6 @@
 """`get`, `serialize` and `deserialize`: from schedules to configs and back.
 
-They are apart from `_members.py`, which the schedules themselves import.
+They are not in `_members.py`, since the schedules themselves import that module.
 """
 
 from collections.abc import Mapping
@@ -22,11 +22,11 @@ def serialize(schedule: LearningRateSchedule) -> dict[str, Any]:
         schedule: A `keras.optimizers.schedules.LearningRateSchedule`.
 
     Returns:
-        A dict that JSON can hold, for `deserialize`: the class's address, and the
-        arguments as its `config`.
+        A dict that JSON can hold, for `deserialize`, with the address of the class, and
+        the arguments as `config`.
 
     Raises:
-        TypeError: If `schedule` is not a schedule, but a number for example.
+        TypeError: If `schedule` is not a schedule.
 
     Example:
 
@@ -38,7 +38,7 @@ def serialize(schedule: LearningRateSchedule) -> dict[str, Any]:
     if not isinstance(schedule, LearningRateSchedule):
         raise TypeError(
             "Argument `schedule` must be a `keras.optimizers.schedules."
-            "LearningRateSchedule`; `keras_lso.schedules.get` makes one of a number. "
+            "LearningRateSchedule`; `keras_lso.schedules.get` makes one from a number. "
             f"Received: schedule={schedule!r} of type {type(schedule).__name__}"
         )
     return keras.saving.serialize_keras_object(schedule)
@@ -49,13 +49,13 @@ def deserialize(
 ) -> LearningRateSchedule:
     """Returns the schedule that a config dict describes.
 
-    Unlike `keras.optimizers.schedules.deserialize` it refuses the config of another
-    object, and finds the classes of `keras_lso` by their bare names as well, unless
-    Keras has a class of that name.
+    Unlike `keras.optimizers.schedules.deserialize`, this function refuses configs of
+    objects that are not schedules. It also finds the classes of `keras_lso` by their
+    bare names, unless Keras has a class of that name.
 
     Args:
-        config: As `serialize` returns it, or with the keys `"class_name"` and
-            `"config"` alone.
+        config: The return value of `serialize`, or a dict with only the keys
+            `"class_name"` and `"config"`.
         custom_objects: The classes that the config refers to, by their names. Defaults
             to `None`.
 
@@ -86,7 +86,7 @@ def deserialize(
         raise ValueError(
             "Argument `config` must name the class of the schedule as its "
             "'class_name', as `keras_lso.schedules.serialize` does; `get_config` "
-            f"returns the arguments alone. Received: config={config!r}"
+            f"returns only the arguments. Received: config={config!r}"
         )
     schedule = read_object(read_schedule, config, "schedule", custom_objects)
     if not isinstance(schedule, LearningRateSchedule):
@@ -102,13 +102,13 @@ def get(
     identifier: LearningRateSchedule | float | str | dict[str, Any],
     custom_objects: Mapping[str, Any] | None = None,
 ) -> LearningRateSchedule:
-    """Returns the schedule that `identifier` stands for, as Keras's `get`s do.
+    """Returns the schedule for `identifier`, like the `get` functions of Keras.
 
     Args:
-        identifier: A schedule (returned as it is), a number (the constant rate of a
+        identifier: A schedule (returned unchanged), a number (the constant rate of a
             `FixedLR`), the config dict of a schedule, or the name of a class whose
-            arguments all have defaults: one of your own, since neither Keras nor
-            `keras_lso` has such a schedule.
+            arguments all have defaults. Only your own classes can be named, since
+            neither Keras nor `keras_lso` has such a schedule.
         custom_objects: The classes that a config or a name refers to, by their names.
             Defaults to `None`.
 
@@ -116,8 +116,8 @@ def get(
         A `keras.optimizers.schedules.LearningRateSchedule`.
 
     Raises:
-        TypeError: If `identifier` is none of these.
-        ValueError: If the number, the name or the config is not a valid one.
+        TypeError: If `identifier` has another type.
+        ValueError: If the number, the name or the config is not valid.
 
     Example:
 

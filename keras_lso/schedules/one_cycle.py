@@ -27,7 +27,7 @@ _CURVES = {"cosine": cosine_between, "linear": line_between}
 
 @keras.saving.register_keras_serializable("keras_lso", name="OneCycle")
 class OneCycle(LearningRateSchedule):
-    """Raises the learning rate to its maximum once, and lets it fall to almost nothing.
+    """Raises the learning rate to its maximum once, then lowers it to almost nothing.
 
     ```python
     initial = max_learning_rate / div_factor
@@ -39,20 +39,20 @@ class OneCycle(LearningRateSchedule):
         rate moves from max_learning_rate to end, (step - top) / (last - top)
     ```
 
-    Both along half a cosine, or along a line with `anneal="linear"`. The last of
-    `total_steps` steps, step `total_steps - 1`, has the lowest rate, and so have all
-    after it. These are the rates of PyTorch's `OneCycleLR`. It moves the momentum as
-    well, against the rate, unless it is called with `cycle_momentum=False`; a schedule
-    of Keras's moves the rate alone.
+    Both moves follow half a cosine, or a straight line with `anneal="linear"`. The last
+    of `total_steps` steps, step `total_steps - 1`, and all later steps have the lowest
+    rate. These are the rates of PyTorch's `OneCycleLR`. PyTorch's class also moves the
+    momentum, against the rate, unless it has `cycle_momentum=False`. A Keras schedule
+    moves only the rate.
 
     Args:
         max_learning_rate: The highest rate.
         total_steps: Positive. The number of steps (not epochs) of the run.
-        warmup_share: From 0 to 1. The share of the steps in which the rate rises.
+        warmup_share: From 0 to 1. The share of the steps during which the rate rises.
             Defaults to `0.3`.
-        div_factor: Positive. The rate of step 0 is the highest one divided by it.
+        div_factor: Positive. The ratio of the highest rate to the rate of step 0.
             Defaults to `25.0`.
-        final_div_factor: Positive. The last rate is that of step 0 divided by it.
+        final_div_factor: Positive. The ratio of the rate of step 0 to the last rate.
             Defaults to `10000.0`.
         anneal: The curve of both phases: `"cosine"` or `"linear"`. Defaults to
             `"cosine"`.
@@ -64,7 +64,7 @@ class OneCycle(LearningRateSchedule):
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If a rate is negative, a number is NaN or infinite, a number of
-            steps is not an integer, or an argument is outside of the range above.
+            steps is not an integer, or an argument is outside the range above.
 
     Example:
 
@@ -114,11 +114,11 @@ class OneCycle(LearningRateSchedule):
     def __call__(self, step: int | Tensor) -> Tensor:
         curve, highest = _CURVES[self.anneal], self.max_learning_rate
         last = self.total_steps - 1
-        # Seldom a whole step. Rounded, since 0.29 * 100 is below 29.
+        # The top is seldom a whole step. It is rounded, since 0.29 * 100 is below 29.
         top = round(self.warmup_share * self.total_steps, 6) - 1
         steps = clipped(elapsed(step), 0, last)
         to_top = steps_to(steps, top)
-        # A phase of no steps has no shares.
+        # A phase without steps has no shares.
         rising = falling = float32(highest)
         if top > 0:
             left, done = shares(to_top, in_float32(steps))

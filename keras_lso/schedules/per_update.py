@@ -1,4 +1,4 @@
-"""`PerUpdate`: a schedule that counts updates where gradients are accumulated."""
+"""`PerUpdate`: a schedule that counts updates when gradients are accumulated."""
 
 from typing import Any, Self
 
@@ -18,25 +18,24 @@ from keras_lso.schedules._steps import elapsed
 
 @keras.saving.register_keras_serializable("keras_lso", name="PerUpdate")
 class PerUpdate(LearningRateSchedule):
-    """Lets a schedule count updates in place of micro-batches.
+    """Makes a schedule count updates instead of micro-batches.
 
     ```python
     rate = schedule(step // micro_batches)
     ```
 
-    With `gradient_accumulation_steps` Keras's optimizers call a schedule with the
+    With `gradient_accumulation_steps`, Keras's optimizers call a schedule with the
     number of the micro-batch: a warm-up of 1000 steps is over after 250 updates of four
-    micro-batches each. In a `PerUpdate` the schedule has the number of the update, and
-    all micro-batches of a window have the rate of its update. A micro-batch that
+    micro-batches each. `PerUpdate` calls the schedule with the number of the update, so
+    all micro-batches of a window have the rate of their update. A micro-batch that
     `keras_lso.LossScaleOptimizer` drops does not count, and its window ends later.
 
     Args:
         schedule: A `keras.optimizers.schedules.LearningRateSchedule` whose steps are
             updates, or a float, the constant rate.
         micro_batches: Positive. The number of micro-batches in an update: the
-            optimizer's `gradient_accumulation_steps`. 1 says that the steps of
-            `schedule` are micro-batches on purpose, of which `LossScaleOptimizer` does
-            not warn then.
+            optimizer's `gradient_accumulation_steps`. Pass 1 if the steps of `schedule`
+            are micro-batches on purpose: `LossScaleOptimizer` then does not warn.
         name: Defaults to `"PerUpdate"`.
 
     Returns:
@@ -45,7 +44,7 @@ class PerUpdate(LearningRateSchedule):
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If a rate is negative, a number is NaN or infinite, a number of
-            steps is not an integer, or an argument is outside of the range above.
+            steps is not an integer, or an argument is outside the range above.
 
     Example:
 
@@ -59,7 +58,7 @@ class PerUpdate(LearningRateSchedule):
     ... )
     """
 
-    # What `LossScaleOptimizer` looks for before it warns.
+    # `LossScaleOptimizer` checks this before it warns.
     _counts_micro_batches = False
 
     def __init__(

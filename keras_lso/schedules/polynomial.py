@@ -1,4 +1,4 @@
-"""`PolynomialDecayWithOffset`: Keras's polynomial decay, exact and some steps later."""
+"""`PolynomialDecayWithOffset`: Keras's polynomial decay, exact and with an offset."""
 
 from typing import Any
 
@@ -26,22 +26,23 @@ class PolynomialDecayWithOffset(schedules.PolynomialDecay):
     ```
 
     Before the offset the formula extends backwards, and the rate is above the initial
-    one: put a warm-up in front.
+    rate: put a warm-up in front.
 
-    With `cycle=True` the rate restarts: `decay_steps` is then the first multiple of
-    itself that is not below the step. Before the offset, where the Model Garden's rate
-    is then infinite or negative, it is the initial one.
+    With `cycle=True` the rate restarts: the first multiple of `decay_steps` that is not
+    below the step then replaces `decay_steps`. Before the offset the rate is the
+    initial rate; the Model Garden's rate is infinite or negative there.
 
-    The rate is exact at the ends of the decay and of cycles, compiled as well. Keras's
-    own class divides by a constant, and XLA multiplies by its rounded inverse: with a
-    `power` below 1 the rate may then be NaN from `decay_steps` on.
+    The rate is exact at the ends of the decay and of cycles, even when compiled.
+    Keras's own class divides by a constant, and XLA multiplies by the rounded inverse
+    of the constant: with a `power` below 1 the rate may then be NaN from `decay_steps`
+    on.
 
     Args:
         offset: The step at which the schedule starts. Defaults to `0`.
         initial_learning_rate: The rate at the offset.
         decay_steps: Positive. The number of steps (not epochs) of the decay.
         end_learning_rate: The rate after the decay. Defaults to `0.0001`.
-        power: Zero or more. Defaults to `1.0`: a straight line.
+        power: The exponent, zero or more. Defaults to `1.0`: a straight line.
         cycle: Whether the rate restarts. Defaults to `False`.
         name: Defaults to `"PolynomialDecayWithOffset"`.
 
@@ -51,7 +52,7 @@ class PolynomialDecayWithOffset(schedules.PolynomialDecay):
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If a rate is negative, a number is NaN or infinite, a number of
-            steps is not an integer, or an argument is outside of the range above.
+            steps is not an integer, or an argument is outside the range above.
 
     Example:
 
@@ -94,7 +95,7 @@ class PolynomialDecayWithOffset(schedules.PolynomialDecay):
             power, rest = left, done
         else:
             power = ops.power(left, float32(self.power))
-            # Where the rate falls the difference is accurate enough.
+            # If the rate falls, the difference is accurate enough.
             rises = end > initial and self.power > 0
             rest = one_minus_power(left, done, self.power) if rises else 1 - power
         # Before the offset the terms of the sum would cancel each other.

@@ -1,6 +1,6 @@
 """Published learning rates for large batches: functions that make schedules.
 
-They are apart from the schedules because their numbers come from benchmarks and papers.
+They have their own module because their numbers come from benchmarks and papers.
 """
 
 from typing import Any, NamedTuple
@@ -24,13 +24,14 @@ def linear_scaling(
     base_learning_rate * batch_size / base_batch_size
     ```
 
-    The rule of Goyal et al., who train ResNet-50 with 0.1 per 256 images, after a
-    warm-up of five epochs: see `keras_lso.schedules.LinearWarmup`.
+    This is the rule of Goyal et al., who train ResNet-50 with 0.1 per 256 images, after
+    a warm-up of five epochs: see `keras_lso.schedules.LinearWarmup`.
 
     Args:
-        base_learning_rate: The rate that suits `base_batch_size`.
-        batch_size: Positive. The number of examples a step, over all devices.
-        base_batch_size: Positive. Defaults to `256`.
+        base_learning_rate: The rate for `base_batch_size`.
+        batch_size: Positive. The number of examples per step, over all devices.
+        base_batch_size: Positive. The batch size of `base_learning_rate`. Defaults to
+            `256`.
 
     Returns:
         A float, the learning rate.
@@ -58,7 +59,7 @@ def linear_scaling(
 
 
 class Recipe(NamedTuple):
-    """A learning-rate schedule and the settings of LARS that go with it."""
+    """A learning-rate schedule and the matching settings of LARS."""
 
     learning_rate: LearningRateSchedule
     """The schedule: the optimizer's `learning_rate`."""
@@ -96,15 +97,15 @@ def mlperf_resnet(batch_size: int, steps_per_epoch: float) -> Recipe:
         rate = (base - 1e-4) * left ** 2 + 1e-4
     ```
 
-    The end rate and the power are those of the reference's code. The published decay
+    The end rate and the power come from the reference's code. The published decay
     steps assume ImageNet's 1,281,167 images per epoch; for other data they are scaled
-    in proportion, so that the decay takes as many epochs. LARS has the form of the
-    paper, with `eeta=0.001` and `epsilon=0.0` (the reference's code replaces an epsilon
-    of 0 by 1e-7); biases and normalisation parameters have neither weight decay nor
-    layer adaptation.
+    in proportion, so that the decay takes the same number of epochs. LARS has the form
+    of the paper, with `eeta=0.001` and `epsilon=0.0` (the reference's code replaces an
+    epsilon of 0 by 1e-7). Biases and normalisation parameters have neither weight decay
+    nor layer adaptation.
 
     Args:
-        batch_size: 4096, 8192 or 32768 examples a step, over all devices.
+        batch_size: 4096, 8192 or 32768 examples per step, over all devices.
         steps_per_epoch: Positive, such as `1281167 / batch_size`.
 
     Returns:
@@ -165,7 +166,7 @@ def mlperf_resnet(batch_size: int, steps_per_epoch: float) -> Recipe:
 
 
 class LAMBRecipe(NamedTuple):
-    """A learning-rate schedule and the settings of LAMB that go with it."""
+    """A learning-rate schedule and the matching settings of LAMB."""
 
     learning_rate: LearningRateSchedule
     """The schedule: the optimizer's `learning_rate`."""
@@ -175,7 +176,7 @@ class LAMBRecipe(NamedTuple):
 
 
 class _Bert(NamedTuple):
-    """A reference point of MLPerf's BERT, by the names of its hyperparameters."""
+    """A reference point of MLPerf's BERT: its hyperparameters by name."""
 
     base_learning_rate: float
     training_steps: int
@@ -231,17 +232,18 @@ def mlperf_bert(batch_size: int) -> LAMBRecipe:
         rate = base * (1 - min(step / steps, 1))
     ```
 
-    The warm-up rises towards the base rate while the decay, which counts from step 0,
-    goes on below it: where the one takes over from the other the rate falls, as in the
-    reference's code. `epsilon` is 1e-6, and gradients are clipped by their
+    The warm-up rises to the base rate, but the decay counts from step 0 and has fallen
+    below the base rate by then. The rate therefore drops when the decay takes over, as
+    in the reference's code. `epsilon` is 1e-6, and gradients are clipped with a
     `global_clipnorm` of 1. Biases and layer normalization have neither weight decay nor
     layer adaptation: they are excluded by their names, and by `exclude_1d`.
 
-    The benchmark goes on from a checkpoint, with sequences of 512 tokens, until 72% of
-    the masked ones are right. These numbers are not for training from scratch.
+    The benchmark starts from a checkpoint, and trains with sequences of 512 tokens
+    until 72% of the masked tokens are right. These numbers are not for training from
+    scratch.
 
     Args:
-        batch_size: One of the table, sequences a step over all devices.
+        batch_size: A batch size of the table: sequences per step, over all devices.
 
     Returns:
         A `LAMBRecipe`: the schedule and the keyword arguments for `keras_lso.LAMB`.
@@ -270,9 +272,9 @@ def mlperf_bert(batch_size: int) -> LAMBRecipe:
     if batch_size not in _MLPERF_BERT:
         raise ValueError(
             "MLPerf's reference points are for the batch sizes "
-            f"{', '.join(map(str, _MLPERF_BERT))}. For others, begin with the rate of "
-            "one of these times the root of the ratio of the batch sizes, as in "
-            f"arXiv:1904.00962. Received: batch_size={batch_size}"
+            f"{', '.join(map(str, _MLPERF_BERT))}. For others, start from the rate of "
+            "one of these, multiplied by the square root of the ratio of the batch "
+            f"sizes, as in arXiv:1904.00962. Received: batch_size={batch_size}"
         )
     point = _MLPERF_BERT[batch_size]
     settings = {

@@ -23,14 +23,13 @@ class Scaled(LearningRateSchedule):
     rate = factor * schedule(step)
     ```
 
-    It is what `keras_lso.callbacks.LossScaleMonitor(on_stall="restore")` puts in the
-    place of a schedule, to go on at a lower rate. The config, and so a saved model, has
-    the factor.
+    `keras_lso.callbacks.LossScaleMonitor(on_stall="restore")` wraps a schedule in this
+    class, to go on at a lower rate. The config, and thus a saved model, has the factor.
 
     Args:
         schedule: A `keras.optimizers.schedules.LearningRateSchedule`, or a float, the
             constant rate.
-        factor: At least 0.
+        factor: The factor, at least 0.
         name: Defaults to `"Scaled"`.
 
     Returns:

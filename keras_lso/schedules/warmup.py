@@ -1,4 +1,4 @@
-"""Warm-ups in front of any schedule: the rate rises to that of the schedule."""
+"""Warm-ups in front of any schedule: the rate rises to the schedule's rate."""
 
 import functools
 from typing import Any, Self, cast
@@ -34,7 +34,7 @@ def _takes_old_names(init: FunctionT) -> FunctionT:
                 continue
             if new in kwargs:
                 raise TypeError(
-                    f"`{old}` is the Model Garden's name for `{new}`: give one of "
+                    f"`{old}` is the Model Garden's name for `{new}`. Give one of "
                     f"them. Received: {old}={kwargs[old]!r}, {new}={kwargs[new]!r}"
                 )
             kwargs[new] = kwargs.pop(old)
@@ -85,16 +85,16 @@ class LinearWarmup(_Warmup):
     ```
 
     The line ends at the schedule's rate at `warmup_steps`, so the rate does not jump.
-    The schedule's own steps are not shifted: the first `warmup_steps` of them are left
-    out. For a decay that starts after the warm-up give it an offset,
-    `PolynomialDecayWithOffset(offset=warmup_steps, ...)`, or join the two with
-    `keras_lso.schedules.JoinedSchedules`.
+    The schedule's own steps are not shifted: its first `warmup_steps` steps are
+    skipped. If the decay should start after the warm-up, give it an offset,
+    `PolynomialDecayWithOffset(offset=warmup_steps, ...)`, or join warm-up and decay
+    with `keras_lso.schedules.JoinedSchedules`.
 
-    A schedule of Keras's is called as it is. Compiled, its `PolynomialDecay` may be NaN
-    from its last step on if `power` is below 1, and miscounts its cycles; the stairs of
-    its `ExponentialDecay` may begin a step late. Write
-    `keras_lso.schedules.PolynomialDecayWithOffset` or `ExponentialDecayWithOffset`:
-    with an offset of 0 they are the same schedules, and exact.
+    Keras's own schedules are called unchanged. When compiled, Keras's `PolynomialDecay`
+    may be NaN from its last step on if `power` is below 1, and miscounts its cycles;
+    the stairs of Keras's `ExponentialDecay` may begin a step late. Use
+    `keras_lso.schedules.PolynomialDecayWithOffset` or `ExponentialDecayWithOffset`
+    instead: with an offset of 0 they are the same schedules, and exact.
 
     Args:
         schedule_or_rate: A `keras.optimizers.schedules.LearningRateSchedule`, or a
@@ -112,7 +112,7 @@ class LinearWarmup(_Warmup):
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If a rate is negative, a number is NaN or infinite, a number of
-            steps is not an integer, or an argument is outside of the range above.
+            steps is not an integer, or an argument is outside the range above.
 
     Example:
 
@@ -175,7 +175,7 @@ class PolynomialWarmup(_Warmup):
     ```
 
     Step 0 counts as step 1, so no rate is zero. The schedule's own steps are not
-    shifted, and a schedule of Keras's is called as it is: see
+    shifted, and Keras's own schedules are called unchanged: see
     `keras_lso.schedules.LinearWarmup`. The Model Garden's spelling, `PolynomialWarmUp`,
     is the same class.
 
@@ -185,7 +185,7 @@ class PolynomialWarmup(_Warmup):
             `after_warmup_lr_sched`, works too, but not both.
         warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
             With 0 there is none.
-        power: The power of the step. Defaults to `1.0`: a straight line.
+        power: The exponent. Defaults to `1.0`: a straight line.
         name: Defaults to `"PolynomialWarmup"`.
 
     Returns:
@@ -194,7 +194,7 @@ class PolynomialWarmup(_Warmup):
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If a rate is negative, a number is NaN or infinite, a number of
-            steps is not an integer, or an argument is outside of the range above.
+            steps is not an integer, or an argument is outside the range above.
 
     Example:
 

@@ -23,15 +23,15 @@ class WarmupCosine(LearningRateSchedule):
         rate = end + (learning_rate - end) * (1 + cos(pi * x)) / 2
     ```
 
-    `decay_steps` counts from the end of the warm-up: a run takes `warmup_steps +
+    `decay_steps` counts from the end of the warm-up, so a run has `warmup_steps +
     decay_steps` steps.
 
     Args:
-        learning_rate: The rate at the end of the warm-up, the highest one.
+        learning_rate: The highest rate, at the end of the warm-up.
         warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
             With 0 there is none.
-        decay_steps: Positive. The number of steps after the warm-up in which the rate
-            falls.
+        decay_steps: Positive. The number of steps after the warm-up during which the
+            rate falls.
         end_learning_rate: The rate after the decay. Defaults to `0.0`.
         initial_learning_rate: The rate of step 0. Defaults to `0.0`.
         name: Defaults to `"WarmupCosine"`.
@@ -42,7 +42,7 @@ class WarmupCosine(LearningRateSchedule):
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If a rate is negative, a number is NaN or infinite, a number of
-            steps is not an integer, or an argument is outside of the range above.
+            steps is not an integer, or an argument is outside the range above.
 
     Example:
 

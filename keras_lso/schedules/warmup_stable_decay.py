@@ -27,7 +27,7 @@ _CURVES = {
 
 @keras.saving.register_keras_serializable("keras_lso", name="WarmupStableDecay")
 class WarmupStableDecay(LearningRateSchedule):
-    """Warms the learning rate up, keeps it, and lets it decay: WSD, the trapezoid.
+    """Warms the learning rate up, keeps it, and lets it decay (WSD, the trapezoid).
 
     ```python
     if step < warmup_steps:
@@ -41,21 +41,22 @@ class WarmupStableDecay(LearningRateSchedule):
         if decay == "exponential": rate = learning_rate * (end / learning_rate) ** x
     ```
 
-    Each number of steps counts from the end of the phase before. The stable phase has
-    the same rates however long it is: a run can go on from a checkpoint of it with a
-    larger `stable_steps`, and decay several times, to judge how far it has come.
+    Each number of steps counts from the end of the previous phase. The length of the
+    stable phase does not change its rates: a run can go on from a checkpoint of this
+    phase with a larger `stable_steps`. It can also decay several times, to measure its
+    progress.
 
     Args:
         learning_rate: The rate of the stable phase.
         warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
             With 0 there is none.
-        stable_steps: Zero or more. The number of steps after the warm-up at which the
-            rate stays.
-        decay_steps: Positive. The number of steps after the stable phase in which the
-            rate falls.
+        stable_steps: Zero or more. The number of steps after the warm-up during which
+            the rate is constant.
+        decay_steps: Positive. The number of steps after the stable phase during which
+            the rate falls.
         decay: The curve of the decay: `"1-sqrt"`, `"linear"`, `"cosine"` or
             `"exponential"`. Defaults to `"1-sqrt"`.
-        end_learning_rate: The rate after the decay. It must be above zero where the
+        end_learning_rate: The rate after the decay. It must be above zero if the
             decay is exponential. Defaults to `0.0`.
         initial_learning_rate: The rate of step 0. Defaults to `0.0`.
         name: Defaults to `"WarmupStableDecay"`.
@@ -66,7 +67,7 @@ class WarmupStableDecay(LearningRateSchedule):
     Raises:
         TypeError: If an argument has the wrong type.
         ValueError: If a rate is negative, a number is NaN or infinite, a number of
-            steps is not an integer, or an argument is outside of the range above.
+            steps is not an integer, or an argument is outside the range above.
 
     Example:
 

@@ -216,7 +216,7 @@ TWICE = {
 def test_a_variable_that_comes_twice_is_refused(use):
     a = keras.Variable(np.ones(1, "float32"), name="a")
     optimizer = keras_lso.LossScaleOptimizer(K.SGD(1.0))
-    with pytest.raises(ValueError, match="twice: 'a' and 'a' are one"):
+    with pytest.raises(ValueError, match="twice: 'a' and 'a' are the same"):
         use(optimizer, a)
     assert float(a.numpy()[0]) == 1.0 and not optimizer.built
 
@@ -226,7 +226,7 @@ def test_two_variables_of_one_value_are_refused():
     a = keras.Variable(np.ones(1, "float32"), name="a")
     b = keras.Variable(np.zeros(1, "float32"), name="b")
     b._value = a._value
-    with pytest.raises(ValueError, match="'a' and 'b' are one"):
+    with pytest.raises(ValueError, match="'a' and 'b' are the same"):
         keras_lso.LossScaleOptimizer(K.SGD(1.0)).build([a, b])
 
 

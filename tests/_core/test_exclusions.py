@@ -352,7 +352,7 @@ def test_names_that_members_of_a_multi_optimizer_look_for_in_vain(variables):
 
 def test_an_exclusion_of_a_multi_optimizer_itself_is_told():
     optimizer = LossScaleOptimizer(multi_optimizer(INNER["SGD"](), INNER["SGD"]()))
-    with pytest.warns(UserWarning, match="of its optimizers that decay"):
+    with pytest.warns(UserWarning, match="of its optimizers that use weight decay"):
         optimizer.exclude_from_weight_decay(var_names=["bias"])
 
 

@@ -168,7 +168,7 @@ def test_gradients_that_were_written_to_since_are_refused(w):
         write(grad, unscaled)
         before = values(w)
         for given in grad, grad.detach():
-            with pytest.raises(ValueError, match="was written to since"):
+            with pytest.raises(ValueError, match="was written to after"):
                 optimizer.apply([given], [w])
         assert values(w) == before
         optimizer.apply([grad], [w], scaled=name == "clipped")

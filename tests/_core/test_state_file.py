@@ -295,7 +295,7 @@ def test_a_store_with_a_gap_is_refused_and_nothing_is_loaded(snapshot):
     before = snapshot(optimizer.variables)
     store = saved(new_optimizer(new_weights()))
     store["twelve"] = store.pop("6")
-    with pytest.raises(ValueError, match=r"Not there: \['6'\]"):
+    with pytest.raises(ValueError, match=r"Missing: \['6'\]"):
         optimizer.load_own_variables(store)
     assert snapshot(optimizer.variables) == before
 

@@ -82,7 +82,7 @@ def test_a_slot_under_another_name_is_refused(optimizer):
     store = changed(state_of(optimizer))
     key = last_slot(optimizer, store)
     store[f"{key}0"] = store.pop(key)
-    assert_refused(optimizer, store, rf"Not there: \['{key}'\]")
+    assert_refused(optimizer, store, rf"Missing: \['{key}'\]")
 
 
 @pytest.mark.parametrize("rate", [np.nan, np.inf, -np.inf, 1e39])

@@ -191,7 +191,7 @@ def test_arguments_are_refused_in_the_name_of_the_class():
 
 
 def test_float16_without_a_loss_scale_is_warned_of():
-    with pytest.warns(UserWarning, match="gradients that pass through float16 need it"):
+    with pytest.warns(UserWarning, match="float16 gradients need a loss scale"):
         GuardedOptimizer(K.SGD(0.1)).build(variables("float16"))
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_float16")

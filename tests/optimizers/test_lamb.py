@@ -154,7 +154,7 @@ def test_the_signature_is_the_model_gardens_and_four_keywords():
         ),
         ({"exclude_from_weight_decay": "bias"}, ["must be a list", "'bias'"]),
         ({"exclude_1d": None}, ["`exclude_1d`", "True or False"]),
-        ({"learning_rate": 0.5, "lr": 0.25}, ["give one of them", "lr=0.25"]),
+        ({"learning_rate": 0.5, "lr": 0.25}, ["Give one of them", "lr=0.25"]),
         (
             {"weight_decay_rate": 0.25, "weight_decay": 0.5},
             ["Give one of them", "weight_decay_rate=0.25", "LAMB as published"],

@@ -141,7 +141,7 @@ def test_lr_may_be_a_schedule():
 def test_lr_and_learning_rate_together_are_an_error():
     with pytest.raises(TypeError, match="learning_rate=0.5, lr=0.25") as error:
         LARS(0.5, lr=0.25)
-    assert "give one of them" in str(error.value)
+    assert "Give one of them" in str(error.value)
 
 
 # --- Refusals -----------------------------------------------------------------
@@ -179,7 +179,7 @@ def test_rates_are_numbers(argument):
 
 def test_a_function_of_keras_is_no_learning_rate():
     # A config can name any of them, and each step would call it.
-    parts = ["`learning_rate`", "a function of your own"]
+    parts = ["`learning_rate`", "your own function"]
     for function in (keras.ops.shape, keras.config.floatx):
         assert_refused(TypeError, parts, learning_rate=function)
 

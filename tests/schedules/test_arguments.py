@@ -304,11 +304,11 @@ def test_boundaries_that_are_none_are_refused(make):
         ),
         (
             lambda: WarmupStableDecay(1.0, 4, 4, 4, decay="exponential"),
-            "`end_learning_rate` must be above zero where the decay is exponential",
+            "`end_learning_rate` must be above zero if the decay is exponential",
         ),
         (
             lambda: WarmupStableDecay(0.0, 4, 4, 4, "exponential", 0.1),
-            "Argument `learning_rate` must be above zero where the decay is",
+            "Argument `learning_rate` must be above zero if the decay is",
         ),
         *[
             (
@@ -351,7 +351,7 @@ def test_boundaries_that_are_none_are_refused(make):
         ),
         (
             lambda: Cyclical(0.1, 0.2, 4, "triangular2", gamma=0.9),
-            '`gamma` is for `mode="exponential"` alone',
+            '`gamma` is only for `mode="exponential"`',
         ),
         *[
             (

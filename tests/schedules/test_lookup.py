@@ -86,7 +86,7 @@ def test_get_returns_a_schedule_for_each_kind_of_identifier():
         ("Nothing", ValueError, "'Nothing' does not name a schedule whose"),
         ("SGD", ValueError, "'SGD' does not name a schedule whose"),
         ({}, ValueError, "must name the class of the schedule as its 'class_name'"),
-        (OURS.get_config(), ValueError, "`get_config` returns the arguments alone"),
+        (OURS.get_config(), ValueError, "`get_config` returns only the arguments"),
         ({"class_name": 3}, ValueError, "must hold a string as its 'class_name'"),
         (
             loss_scales.serialize(loss_scales.FixedLossScale(2)),

@@ -86,7 +86,7 @@ def warnings_of_build(optimizer, variables=None):
 def test_a_schedule_that_counts_micro_batches_is_warned_of_once():
     [message] = warnings_of_build(wrap(WARMUP, window=8))
     assert "`gradient_accumulation_steps=8`" in message
-    assert "800 steps of it are 100 updates" in message
+    assert "800 of its steps are 100 updates" in message
     line = (
         "`SGD(keras_lso.schedules.PerUpdate(schedule, 8), "
         "gradient_accumulation_steps=8)`"
