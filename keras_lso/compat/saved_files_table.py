@@ -18,7 +18,7 @@ def text_of_file(found: "SavedFile") -> str:
     if found.model is not None:
         rows["model"] = found.model
     if found.dtype_policies is not None:
-        rows["dtype policies"] = _layers(found.dtype_policies) or "none"
+        rows["dtype policies"] = _counted(found.dtype_policies) or "none"
     weights = (
         f"{counts['number']} {dtype} ({bytes_text(counts['bytes'])})"
         for dtype, counts in found.weights.items()
@@ -63,7 +63,7 @@ def _masters(kind, number, bytes):
     return f"{count}{named}"
 
 
-def _layers(policies):
+def _counted(policies):
     return ", ".join(
         f"{name}: {count} layer{'' if count == 1 else 's'}"
         for name, count in policies.items()
