@@ -121,7 +121,7 @@ lint: $(INSTALLED) ## ruff, types, who may import whom, how long functions may b
 	$(BIN)/zizmor --offline --quiet .github
 	$(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/python -m tools.lint_functions
 	$(BIN)/python -m tools.type_completeness
-	$(BIN)/python -m tools.prose && $(BIN)/python -m tools.prose --docstrings tools examples
+	$(BIN)/python -m tools.prose && $(BIN)/python -m tools.prose --docstrings tools examples keras_lso
 format: $(INSTALLED) ## let ruff format the code and fix what it can
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 

@@ -236,13 +236,6 @@ def test_what_is_on_the_pages_of_the_api_is_there():
         assert resolve(alias) is resolve(name), alias
 
 
-def test_the_citation_is_of_this_version():
-    [version] = re.findall(
-        r"^version: (.*)$", (ROOT / "CITATION.cff").read_text(), re.M
-    )
-    assert version == keras_lso.__version__
-
-
 def test_every_page_of_the_api_says_which_names_stay():
     for page, path in PAGES.items():
         if page.startswith("docs/api/"):

@@ -187,7 +187,7 @@ def _draw_skipped(axis, epochs, skipped):
     bars.set_ylim(0, max(4, 3 * new.max()))
     bars.yaxis.get_major_locator().set_params(integer=True)
     bars.spines["right"].set_visible(True)
-    # Draw the line in front of the bars, and the background behind both.
+    # Put the line in front of the bars, and the background behind both.
     axis.set_zorder(bars.get_zorder() + 1)
     axis.patch.set_visible(False)
     bars.patch.set_visible(True)

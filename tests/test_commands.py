@@ -115,7 +115,7 @@ def test_what_is_not_finite_has_status_1(files, run):
     save_batch("nan.npz", x=X * np.nan, y=Y)
     status, out, _ = run("report", "model.keras", "nan.npz", "--json", "found.json")
     assert status == 1
-    assert "Nothing fails in float16 alone." in out
+    assert "Nothing fails only in float16." in out
     # JSON itself has no such numbers, and other readers refuse them.
     text = (files / "found.json").read_text()
     assert '"nan"' in text

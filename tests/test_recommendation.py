@@ -286,7 +286,7 @@ def test_an_optimizer_without_a_config_is_not_counted():
     model = make_model(optimizer=Own())
     found = recommend(model, "tpu")
     assert found.bytes["optimizer"] == found.bytes_now["optimizer"] == 0
-    assert "cannot be made anew" in found.reasons[-1]
+    assert "cannot be remade" in found.reasons[-1]
 
 
 def test_the_model_is_left_as_it_was():

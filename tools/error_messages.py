@@ -20,7 +20,7 @@ OPENING = """\
 
 All errors and warnings of the package. Each says what came, and what to write instead.
 Where a message names something of your program, such as a number or a variable, "..."
-stands here. To find yours, paste it into this field, or a few of its fixed words into
+is here. To find yours, paste it into this field, or a few of its fixed words into
 the search above. Messages of Keras and of the frameworks are on
 [Troubleshooting](troubleshooting.md).
 

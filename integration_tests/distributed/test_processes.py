@@ -131,7 +131,7 @@ def test_what_only_jax_has(results):
         assert result["sparse"] == [[90000.0], [2.0], [0.0]]
         # An array of all processes stays what it is; others are averaged beside it.
         assert result["spans processes"] == [[float(rank)], [0.5, 0.5]]
-        assert "outside of `jax.jit`" in result["in jit"]
+        assert "outside `jax.jit`" in result["in jit"]
 
 
 @pytest.mark.skipif(not ON_TENSORFLOW, reason="replicas are TensorFlow's")

@@ -7,7 +7,7 @@ from keras import ops
 class RecordingScope(keras.StatelessScope):
     """A `StatelessScope` that records which variables are read and written in it.
 
-    Variables that are not in its `state_mapping` have their values outside of it.
+    Variables that are not in its `state_mapping` have their values outside it.
     """
 
     def __init__(self, state_mapping=()):

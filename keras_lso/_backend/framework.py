@@ -453,7 +453,7 @@ class Framework:
         return False
 
     def outside_of_functions(self, like=None):
-        """Returns a context outside of `tf.function`s, in the name scope of `like`."""
+        """Returns a context outside `tf.function`s, in the name scope of `like`."""
         return contextlib.nullcontext()
 
     def check_stateless_is_supported(self):
@@ -507,7 +507,7 @@ class Framework:
             raise ValueError(
                 "`axis_name` is an axis of `jax.shard_map` or `jax.pmap`, which this "
                 "Keras backend does not have: leave it out. On TensorFlow the replicas "
-                "of a `tf.distribute.Strategy` add up their gradients by themselves; "
+                "of a `tf.distribute.Strategy` add up their gradients on their own; "
                 "on PyTorch `DistributedDataParallel` has averaged them already. "
                 f"Received: axis_name={axis_name!r}"
             )
@@ -550,7 +550,7 @@ class Framework:
         return grads
 
     def are_shards(self, grads, variables):
-        """Whether a device has shards of the gradients, inside of `jax.shard_map`.
+        """Whether a device has shards of the gradients, inside `jax.shard_map`.
 
         Raises:
             ValueError: If only one of gradient and variable is a shard.

@@ -2,9 +2,9 @@
 
 A float16 weight of 1.0 cannot take a step smaller than 0.0005, and a bfloat16 weight
 none smaller than 0.004: the step is rounded away. So the optimizer steps on a float32
-number, of which the weight is the rounded value. Each class here is one kind of master,
-and says what is kept next to the weight, which number that makes with the weight before
-a step, and what is written after it.
+number, and the weight is its rounded value. Each class here is one kind of master. It
+defines the part that it keeps next to the weight, the number that both make before a
+step, and the values that it writes after the step.
 
 | kind | kept | bytes |
 | --- | --- | --- |
@@ -52,7 +52,7 @@ class Kind:
         raise NotImplementedError
 
     def parts(self, framework, number, dtype, bits=None):
-        """Returns the weight and what is kept with it, of the number after a step.
+        """Returns the weight and the part kept with it, for the number after a step.
 
         Args:
             framework: `Framework`.
@@ -64,7 +64,7 @@ class Kind:
         raise NotImplementedError
 
     def kept_with(self, framework, weight, number):
-        """Returns what is kept with a weight that is not this kind's for a number.
+        """Returns the part to keep with a weight that another kind rounded.
 
         At a tie `Float32` and `Remainder` round to different neighbours. A file of one
         kind that the other reads has such weights.
@@ -141,7 +141,7 @@ class Remainder(Kind):
         else:
             bits = framework.bitcast(number, "int32")
             low = ops.right_shift(ops.left_shift(bits, 16), 16)
-            # Of a NaN of all ones the upper half would become -0.0.
+            # The upper half of a NaN of all ones would become -0.0.
             low = ops.where(ops.isnan(number), ops.zeros_like(low), low)
             wide = framework.bitcast(bits - low, "float32")
         return ops.cast(wide, dtype), ops.cast(low, "int16")
@@ -195,10 +195,11 @@ KINDS = {"float32": Float32(), "remainder": Remainder(), "stochastic": Stochasti
 
 # --- Random bits --------------------------------------------------------------------
 #
-# Of the place of an element, the position of its weight and the number of the step: all
-# replicas and processes draw the same, and a resumed run goes on as if it had not
-# stopped. The hash is "lowbias32" of https://github.com/skeeto/hash-prospector. It is
-# computed in int32, whose products wrap around on every backend.
+# They follow from the place of an element, the position of its weight and the number of
+# the step. So all replicas and processes draw the same, and a resumed run goes on as if
+# it had not stopped. The hash is "lowbias32" of
+# https://github.com/skeeto/hash-prospector. It is computed in int32, whose products
+# wrap around on every backend.
 
 FACTORS = 0x7FEB352D, 0x846CA68B - 2**32
 PLACES, WEIGHTS = 0x9E3779B1 - 2**32, 0x85EBCA77 - 2**32

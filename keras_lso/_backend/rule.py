@@ -11,8 +11,8 @@ already.
 place. On PyTorch the tensors are `Tensors`, lists of tensors that are updated together.
 
 `select(new, old)` is `new` where the step is applied and `old` where it is skipped. It
-is applied to every new value as soon as there is one: what is computed from it then
-never needs the old value as well, so that a compiler can update in place.
+is applied to every new value as soon as there is one. Later values then never need
+the old value as well, so that a compiler can update in place.
 
 Some rules take norms of whole tensors, those of what `measured(xp, gradient, variable,
 *slots)` returns, in that order: see `Framework.norms_of`.

@@ -94,7 +94,7 @@ class Scalars:
             applied.assign(count + ops.cast(takes, count.dtype))
         scale, lowest = scales
         at_lowest = overflows * ops.cast(scale <= lowest, old.dtype)
-        # Where the scale is updated the third number starts afresh.
+        # Where the scale is updated the third number starts again.
         is_left = ops.ones_like(missed) if not update_scale else missed - overflows
         counted = old + ops.stack([missed, overflows, overflows])
         assign(streaks, counted * ops.stack([missed, at_lowest, is_left]))

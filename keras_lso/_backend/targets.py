@@ -41,7 +41,7 @@ class Narrow(NamedTuple):
         return self.kind.number(framework, weight, kept)
 
     def parts(self, framework, number, iterations):
-        """Returns what is written after a step: tuples of a variable and a tensor.
+        """Returns the values to write after a step: tuples of a variable and a tensor.
 
         Args:
             framework: `Framework`.

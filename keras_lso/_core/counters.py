@@ -1,6 +1,6 @@
 """The counters of a `LossScaleOptimizer`: skipped steps, and the largest gradient.
 
-The host reads none of them during a step.
+The host reads no counter during a step.
 """
 
 from typing import Any

@@ -191,12 +191,12 @@ class StateFile:
         all_variables = self.variables
         layouts = [
             all_variables,
-            # Of an optimizer without a spike guard.
+            # From an optimizer without a spike guard.
             all_variables[: len(all_variables) - len(self._of_spikes)],
-            # Of a user who saves `optimizer.variables` directly.
+            # From a user who saves `optimizer.variables` directly.
             self.in_memory,
-            # Of an optimizer without masters, like ours once for bfloat16 weights. The
-            # masters restart where the weights differ.
+            # From an optimizer without masters, like ours once for bfloat16 weights.
+            # The masters restart where the weights differ.
             self._variables_but_masters,
             first + inner.variables,
             first + saved_by_keras(inner),

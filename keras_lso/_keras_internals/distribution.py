@@ -1,8 +1,8 @@
 """Gradients and variables that are distributed over replicas or processes.
 
 The replicas are those of a `tf.distribute.Strategy`, whose gradients are summed once;
-the shards are those of PyTorch's FSDP2 and of Keras's `ModelParallel` on PyTorch, of
-which each process holds a part.
+the shards are those of PyTorch's FSDP2 and of Keras's `ModelParallel` on PyTorch. Each
+process holds one.
 """
 
 import contextlib
@@ -91,7 +91,7 @@ def check_shards(grads, variables):
 
 
 def remember_layouts(variables):
-    """Lets variables that were made of shards take what is assigned to them.
+    """Lets variables that were made of shards take assigned values.
 
     FSDP2's parameters are shards of themselves. Only of those that Keras has sharded
     does it know the layout.

@@ -58,7 +58,7 @@ def excludes_before_build_alone():
 
 
 def assigns_by_layout():
-    """Whether a variable that holds a shard lays out by its layout what is assigned.
+    """Whether a variable that holds a shard lays out assigned values by its layout.
 
     Keras 3.16 does, and fails without one.
     """
@@ -80,7 +80,7 @@ def check_keras():
     try:
         import keras
     except Exception as error:
-        # An old Keras beside a new framework fails in its own imports. The cause is
+        # An old Keras with a new framework fails in its own imports. The cause is
         # then its version, which only the metadata can tell.
         version = _installed_version()
         if version is None or is_supported(version):

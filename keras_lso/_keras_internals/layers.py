@@ -31,7 +31,7 @@ BACKEND_OP_MODULES = _backend_op_modules()
 
 
 def children_of(layer):
-    """Returns the layers that a layer or model is made of, not those inside of them."""
+    """Returns the direct sublayers of a layer or model, without their sublayers."""
     return layer._flatten_layers(include_self=False, recursive=False)
 
 
@@ -64,7 +64,7 @@ def is_graph(model):
 
 
 def own_variables_of(layer):
-    """Returns the variables of a layer, without those of the layers inside of it."""
+    """Returns the variables of a layer, without those of its sublayers."""
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
@@ -102,7 +102,7 @@ def autocast_to(dtype):
 
 @contextlib.contextmanager
 def configs_trusted():
-    """Makes objects anew of their own configs, of which the code is the user's own."""
+    """Makes objects again from their configs, whose code is the user's own."""
     with warnings.catch_warnings(), SafeModeScope(safe_mode=False):
         warnings.filterwarnings("ignore", "The object being serialized includes a `la")
         yield

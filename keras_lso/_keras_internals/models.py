@@ -12,10 +12,10 @@ from keras_lso._keras_internals.variables import layers_of
 
 
 def optimizers_in(model):
-    """Returns the optimizers that a model may train with, a list.
+    """Returns a list of the optimizers that a model may train with.
 
-    Those that it, or a model inside of it, has as attributes or in a list or dict that
-    is one, with what they wrap.
+    The model, or a model inside it, has them as attributes, or in a list or dict that
+    is an attribute. The list includes the optimizers that they wrap.
     """
     found: dict[int, keras.Optimizer] = {}
     for part in layers_of(model):
@@ -35,7 +35,7 @@ def _items_of(value):
 
 
 def kept_by_layers(model, includes_frozen):
-    """Returns the variables that layers keep in addition to what is trained, a list.
+    """Returns the variables that layers keep in addition to trained weights, a list.
 
     Neither metrics nor the states of seed generators are among them. What
     `kept_outside_of_lists` returns comes last.
@@ -125,7 +125,7 @@ def own_attribute(model, name):
 
 
 def remake_train_function(model):
-    """Makes anew what `fit` has compiled of the model's train step, if it has."""
+    """Makes the model's train function again, if `fit` has made one."""
     if model.train_function is not None:
         model.make_train_function(force=True)
 

@@ -357,7 +357,7 @@ def _those_of(optimizer, kept, variables):
 
 
 def averages_of(optimizer):
-    """Returns pairs of what is trained and its moving average.
+    """Returns pairs of a trained variable and its moving average.
 
     Before the first step that is applied an average is zero, and left out.
     """
@@ -373,7 +373,7 @@ def averages_of(optimizer):
 
 def has_stepped(optimizer):
     """Whether a step of the optimizer was applied."""
-    # By NumPy: what replicas share does not become an `int` by itself.
+    # By NumPy: `int` does not take a value that replicas share.
     return int(ops.convert_to_numpy(iteration_variable(optimizer))) > 0
 
 
@@ -428,7 +428,7 @@ def check_known(optimizer, variables):
     """Refuses variables that the optimizer was not built for."""
     for variable in variables:
         if not is_known(optimizer, variable):
-            # Keras's own words, but for the value: in a `tf.function` there is none.
+            # Keras's own words, without the value: in a `tf.function` there is none.
             raise ValueError(
                 f"Unknown variable: {path_of(variable)}. This optimizer can only be "
                 "called for the variables it was originally built with. When working "
@@ -442,7 +442,7 @@ def check_takes_shards(optimizer):
     for clipping in stepping(optimizer):
         if clipping.clipnorm or clipping.global_clipnorm:
             raise ValueError(
-                "Inside of `jax.shard_map` Keras's `clipnorm` and `global_clipnorm` "
+                "Inside `jax.shard_map` Keras's `clipnorm` and `global_clipnorm` "
                 "see the norms of a device's shards. Clip the gradients before they "
                 "are applied, or shard the variables with `keras.distribution`. "
                 f"Received: clipnorm={clipping.clipnorm}, "

@@ -141,7 +141,7 @@ def _numbers_of(optimizer):
     return list(dict.fromkeys([*_GIVEN, *found]))
 
 
-# --- What is said of them ------------------------------------------------------------
+# --- The words for them --------------------------------------------------------------
 
 
 def check_no_own_scale(name, value):

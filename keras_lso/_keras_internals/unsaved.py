@@ -56,5 +56,5 @@ def nadam_product(optimizer, steps):
 
 
 def _scope(variable):
-    """Returns what stands before the name in a variable's path, "" for nothing."""
+    """Returns the part of a variable's path before the name, "" if there is none."""
     return path_of(variable).rpartition("/")[0].rpartition("/")[2]

@@ -112,7 +112,7 @@ _traits = operator.attrgetter("_constraint", "_overwrite_with_gradient")
 
 
 def tensors_of(variables):
-    """Returns the tensors that variables hold, outside of all scopes."""
+    """Returns the tensors that variables hold, outside all scopes."""
     return list(map(_tensor_of, variables))
 
 
@@ -133,13 +133,13 @@ def own_in_scope(variables):
 
 
 def memory_for(variables):
-    """Returns a context in which stand-ins hold what is assigned to them.
+    """Returns a context in which stand-ins hold assigned values.
 
     Args:
         variables: List of variables that were given to `release`.
     """
     if backend.STEPS_WRITE_TENSORS and in_stateless_scope():
-        # The scope holds what is assigned.
+        # The scope holds assigned values.
         return contextlib.nullcontext()
     return backend.memory_for(variables)
 

@@ -1,6 +1,6 @@
 """The names of other libraries, for code that is to run by changing its imports.
 
-`import keras_lso` alone imports none of them.
+`import keras_lso` alone imports no module of this folder.
 """
 
 import importlib

@@ -82,7 +82,7 @@ def _check_size(file, item):
     shape, _, dtype = header
     if dtype.hasobject:
         raise ValueError(
-            f"'{item.filename}' holds Python objects, of which nothing is made. Save "
+            f"'{item.filename}' holds Python objects, which are not loaded. Save "
             "arrays of numbers."
         )
     size, rest = math.prod(shape) * dtype.itemsize, item.file_size - file.tell()

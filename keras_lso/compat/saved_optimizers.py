@@ -184,7 +184,7 @@ class _State:
 
 
 class _Numbered(_State):
-    """Of files in which the variables have numbers: `optimizer/vars/0` and so on."""
+    """The state in a file with numbered variables: `optimizer/vars/0` and so on."""
 
     def __init__(self, group, inner):
         super().__init__(group, list(map(str, range(len(group)))))
@@ -216,12 +216,12 @@ class _Numbered(_State):
 
 
 class _Named(_State):
-    """Of a whole model in HDF5, which names the variables."""
+    """The state in a whole model in HDF5, which names the variables."""
 
     def __init__(self, group, weights):
         names = read_names(group.attrs, "weight_names")
         ends = [name.rpartition("/")[2].partition(":")[0] for name in names]
-        # What follows belongs to no state.
+        # Later names belong to no state.
         state = next((i for i, end in enumerate(ends) if end in _UNSAVED), len(names))
         self.counts_skips = state < len(names)
         self._ends, self._weights = ends[:state], weights
@@ -240,7 +240,7 @@ class _Named(_State):
         first, second = self._first(*_ITERATIONS), None
         if first is not None and self.is_scaled:
             second = self._first(*_ITERATIONS, start=first + 1)
-        # Of two counts the wrapper's comes first.
+        # If there are two counts, the wrapper's comes first.
         counts = (None, first) if second is None else (first, second)
         return self._first("dynamic_scale"), self._first("step_counter"), *counts
 
@@ -300,7 +300,7 @@ def _skipped(state, steps, applied):
     total = state.number(steps)
     if total is None or applied is None or state.counts_skips:
         return total
-    # Of Keras's class the total stays 0, and a user may assign the count of steps.
+    # With Keras's class the total stays 0, and a user may assign the count of steps.
     return total - applied if total >= applied else None
 
 

@@ -31,9 +31,9 @@ def deserialize(
 ) -> keras.optimizers.Optimizer:
     """Returns the optimizer that a config dict describes.
 
-    A `LossScaleOptimizer` is that of `keras_lso`, and a config that was written on
-    PyTorch is read on every backend. `keras.optimizers.deserialize`, which finds
-    classes by their bare names, does neither.
+    A `LossScaleOptimizer` in the config becomes that of `keras_lso`. Every backend
+    reads configs that were written on PyTorch. `keras.optimizers.deserialize` finds
+    classes by their bare names and does neither.
 
     Args:
         config: As `keras.optimizers.serialize` returns it.
@@ -73,7 +73,7 @@ def load_model(
 ) -> keras.Model:
     """Loads a model whose optimizer may be Keras's, or saved by any backend.
 
-    It is `keras.saving.load_model`, except that
+    It works as `keras.saving.load_model`, except that
 
     - a `keras.optimizers.LossScaleOptimizer` in a `.keras` or `.h5` file becomes that
       of `keras_lso`, with its state;

@@ -14,7 +14,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-# The errors of h5py, json and zipfile for a damaged file, besides ValueError.
+# The errors of h5py, json and zipfile for a damaged file, other than ValueError.
 DAMAGE = (
     AttributeError,
     EOFError,
@@ -101,7 +101,7 @@ def read_dataset(group: Any, path: str) -> NDArray[Any]:
 
 
 def read_datasets(group: Any, names: Iterable[str]) -> list[NDArray[Any]]:
-    """Returns the arrays of these names below a group, each of which is in it once.
+    """Returns the arrays of these names below a group, if each is there once.
 
     An array that is named often, or has many names, would fill the memory.
 

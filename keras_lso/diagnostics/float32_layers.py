@@ -103,7 +103,7 @@ def copied(
         warnings.warn(
             f"Saved files will not hold the dtype policies of {unsaved}, since the "
             "config of the layer or model that makes them does not. In its "
-            "`__init__` pass `dtype` on to them, or make the model anew after loading, "
+            "`__init__` pass `dtype` on to them, or remake the model after loading, "
             "by `keep_in_float32` or `apply`.",
             stacklevel=3,
         )
@@ -111,7 +111,7 @@ def copied(
 
 
 def check_copied(model: Any) -> None:
-    """Raises an error for what is no model that can be made anew."""
+    """Raises an error if a model cannot be copied."""
     if not isinstance(model, keras.Model):
         raise TypeError(
             "`model` must be a keras.Model. "

@@ -214,7 +214,7 @@ def _count(found, model, policies, x):
         found.reasons.append("The model is not compiled: no optimizer is counted.")
     elif not is_counted or wrapped is None:
         found.reasons.append(
-            "The optimizer cannot be made anew of its config, and is not counted."
+            "The optimizer cannot be remade from its config, and is not counted."
         )
 
 
@@ -223,7 +223,7 @@ def _built_or_again(optimizer):
 
 
 def _built(optimizer, model, policies, make):
-    """Returns what is made of an optimizer, built for weights of these dtype policies.
+    """Returns the optimizer that `make` returns, built for these dtype policies.
 
     None if there is none, or none can be made.
     """
@@ -266,7 +266,7 @@ class Recommendation:
             compute capability.
         dtype_policy: String, the name of the dtype policy.
         layers_in_float32: List of the paths of layers that compute in float32 all the
-            same. What is inside of them does so as well.
+            same. Layers inside them do so as well.
         initial_scale: Float, of the `LossScaleOptimizer`. None without loss scaling.
         master_weights: String, the kind of masters. None if no weight needs one.
         optimizer: `"LossScaleOptimizer"`, `"GuardedOptimizer"`, or None: as it is.
@@ -292,8 +292,8 @@ class Recommendation:
 
         If the model is compiled, so is the new one: with an optimizer of the same
         config, in the wrapper that is recommended. A spike guard, a kind of masters and
-        a loss-scale policy that the model's optimizer has stay; the optimizer begins
-        anew. Set the dtype policy by `keras.config.set_dtype_policy` as well: layers
+        a loss-scale policy that the model's optimizer has stay; the optimizer starts
+        again. Set the dtype policy by `keras.config.set_dtype_policy` as well: layers
         that you add have it, and a `GuardedOptimizer` warns where it is float16.
 
         Args:
@@ -325,8 +325,8 @@ class Recommendation:
         if own != expected:
             raise ValueError(
                 "`model` must have weights of the dtype that the recommendation is for,"
-                f" {expected or 'float32'}. Recommend anew: `keras_lso.recommend(model,"
-                f" x, y)`. Received: a model with weights in {own or 'float32'}"
+                f" {expected or 'float32'}. Call `keras_lso.recommend(model,"
+                f" x, y)` for it. Received: a model with weights in {own or 'float32'}"
             )
         paths = LayerPaths(model)
         for path in self.layers_in_float32:

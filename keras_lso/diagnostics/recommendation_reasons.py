@@ -26,7 +26,7 @@ def of_report(report: Float16Report) -> list[str]:
     elif reasons:
         reasons.append(
             "No layer can be kept in float32 instead. Scale the inputs of the model, "
-            "and put what it computes outside of its layers into one."
+            "and put what it computes outside its layers into one."
         )
     return reasons
 

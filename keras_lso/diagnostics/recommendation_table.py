@@ -44,7 +44,7 @@ def _optimizer(found):
 
 
 def bytes_text(count: int) -> str:
-    """Returns a number of bytes in the largest unit of which there is one."""
+    """Returns a number of bytes in the largest unit that it reaches."""
     value, unit = float(count), 0
     while value >= 1024 and unit < len(_UNITS) - 1:
         value, unit = value / 1024, unit + 1

@@ -1,7 +1,7 @@
 """The optimizer of a recommendation: that of a model, wrapped as recommended.
 
-What a user has chosen of a wrapper stays: its spike guard, its kind of masters, its
-loss-scale policy but for where the scale begins.
+The user's choices for a wrapper stay: its spike guard, its kind of masters, and its
+loss-scale policy, except the first scale.
 """
 
 import keras
@@ -20,7 +20,7 @@ def wrapped_like(
     wrapper: str | None,
     initial_scale: float | None,
 ) -> keras.optimizers.Optimizer:
-    """Returns an optimizer of the same config, wrapped anew.
+    """Returns an optimizer of the same config, in a new wrapper.
 
     Args:
         optimizer: The optimizer of a model, in any wrapper or in none.
@@ -30,7 +30,7 @@ def wrapped_like(
     bare, old = optimizer, None
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         bare = optimizer.inner_optimizer
-        # What Keras's class has besides is where its scale begins.
+        # Keras's class also has a first scale.
         old = optimizer if isinstance(optimizer, LossScaleOptimizer) else None
     inner = made_again(bare)
     arguments: dict = {}

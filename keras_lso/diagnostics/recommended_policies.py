@@ -33,7 +33,7 @@ def in_float32_already(paths: LayerPaths) -> list[str]:
 
 
 def outermost(paths: LayerPaths, wanted: set[str]) -> list[str]:
-    """Returns those paths that are inside of no other, in the model's order."""
+    """Returns those paths that are inside no other, in the model's order."""
     inside = {p for path in wanted for p in paths.inside(path) if p != path}
     return [path for path in paths.layers if path in wanted and path not in inside]
 

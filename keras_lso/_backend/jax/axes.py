@@ -54,8 +54,8 @@ def mean_over(axis_name, grad):
     if _tells(axis_name) and set(_names(axis_name)) - set(varying_axes(grad)):
         raise ValueError(
             "A gradient is the same on all devices of the axis already: leave "
-            "`axis_name` out. Inside of `jax.shard_map`, JAX adds up the gradients of "
-            "variables that all devices share (`in_specs=P()`) by itself. To have "
+            "`axis_name` out. Inside `jax.shard_map`, JAX adds up the gradients of "
+            "variables that all devices share (`in_specs=P()`) on its own. For "
             "their mean, differentiate the `jax.lax.pmean` of the loss; to average "
             "them here, differentiate by `jax.lax.pcast(variables, axis_name, "
             f"to='varying')`. Received: axis_name={axis_name!r}"
@@ -66,13 +66,13 @@ def mean_over(axis_name, grad):
 def check_axis_is_bound(axis_name):
     """Refuses an axis that is not bound here."""
     try:
-        # Of a constant: no communication.
+        # A constant needs no communication.
         jax.lax.psum(1, axis_name)
     except NameError as error:
         raise ValueError(
             "`axis_name` must name an axis of the `jax.shard_map` or `jax.pmap` that "
             "this is called in. Under `jax.jit` alone, and with `keras.distribution`, "
-            "XLA averages the gradients by itself: leave it out. "
+            "XLA averages the gradients on its own: leave it out. "
             f"Received: axis_name={axis_name!r}"
         ) from error
 

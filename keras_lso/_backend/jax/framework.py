@@ -56,7 +56,7 @@ class JAX(Framework):
         A `jax.lax.cond` would copy the state through its branches. Here the step always
         runs, and each write is a select between the new value and the old one, which
         XLA fuses into the update. What the step reads back is masked already: it never
-        needs an old value beside the new one, and all stays in place.
+        needs an old value next to the new one, and all stays in place.
         """
         with _MaskedWrites(finite) as scope:
             step(grads)
@@ -84,7 +84,7 @@ class JAX(Framework):
         return [None] * len(values)
 
     def known(self, tensor):
-        """See `Framework.known`: outside of compiled functions, on one CPU."""
+        """See `Framework.known`: outside compiled functions, on one CPU."""
         if _any_tracer(tensor):
             return None
         devices = jnp.asarray(tensor).devices()

@@ -4,8 +4,8 @@ Under `mixed_float16` the gradient of a layer's kernel is the transpose of a pro
 and rounded to float16 in between, so that XLA cannot make the product in the order of
 the kernel. It fuses transpose and rounding into each kernel that reads the gradient:
 the check and the update of each slot then go through memory in strides, which takes
-three times as long. Of a gradient whose order is prescribed one copy is made, for all
-of them; one that lies in that order already is taken as it is. XLA removes barriers on
+three times as long. If the order of a gradient is prescribed, one copy serves all of
+them, and a gradient that has that order already is not copied. XLA removes barriers on
 a CPU before it fuses, so that `jax.lax.optimization_barrier` prevents nothing.
 """
 
@@ -24,7 +24,7 @@ def in_row_major_order(grads):
 
 
 def _is_in_some_order(grad):
-    """Whether XLA chooses the order, which an array outside of `jax.jit` has."""
+    """Whether XLA chooses the order, which an array outside `jax.jit` has."""
     is_traced = isinstance(grad, jax.core.Tracer) and not isinstance(grad, sparse.BCOO)
     return HAS_LAYOUTS and is_traced and grad.ndim > 1
 

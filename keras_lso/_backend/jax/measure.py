@@ -37,7 +37,7 @@ def measure(
     The reference serves better on an accelerator, where one read is the whole cost and
     the host would take the branch, and on several devices, where XLA would gather a
     tensor to concatenate it with others or to pass it to a branch. It reduces each
-    tensor to scalars by itself, and XLA combines these into one reduction.
+    tensor to scalars on its own, and XLA combines these into one reduction.
     """
     values = [jnp.asarray(framework.elements_of(g)) for g in grads]
     if not is_on_one_cpu() or varying_axes(*values):

@@ -40,7 +40,7 @@ class TensorFlow(Framework):
     measure = _not_converted(tf_measure.measure)
 
     def known(self, tensor):
-        """See `Framework.known`: outside of functions, on a CPU."""
+        """See `Framework.known`: outside functions, on a CPU."""
         # The device of a tensor in a graph is not known yet.
         if not tf.executing_eagerly():
             return None
@@ -83,7 +83,7 @@ class TensorFlow(Framework):
         return lambda others: _facts_of(others) == found
 
     def fused_step_takes(self, rule, targets, gradients):
-        """Whether these are float32 variables, of which each replica has its copy."""
+        """Whether these are float32 variables with a copy on each replica."""
         return (
             _are_on_each_replica(targets.variables)
             and not any(isinstance(g, tf.IndexedSlices) for g in gradients)
@@ -207,7 +207,7 @@ class TensorFlow(Framework):
                 raise ValueError(
                     f"The variable {path!r} was not made in the strategy's scope: all "
                     "replicas would write to the same one, each its own step. Make the "
-                    "model and the optimizer inside of `with strategy.scope():`, and "
+                    "model and the optimizer inside `with strategy.scope():`, and "
                     "call `optimizer.build(model.trainable_variables)` there."
                 )
 
@@ -270,7 +270,7 @@ class TensorFlow(Framework):
     def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
         with tape or tf.GradientTape() as tape:
             if not callable(variables):
-                # By itself a tape watches trainable variables only.
+                # A tape watches only trainable variables on its own accord.
                 tape.watch(_tf_variables(variables))
             loss = tf.convert_to_tensor(loss_fn())
         if callable(variables):

@@ -1,4 +1,4 @@
-"""The float32 numbers of 16-bit weights on TensorFlow, outside of XLA.
+"""The float32 numbers of 16-bit weights on TensorFlow, outside XLA.
 
 Its kernels update resource variables. Where no variable holds the number, a kernel gets
 one of a single step: TensorFlow hands it the memory of the number, and takes it back.
@@ -11,8 +11,8 @@ import tensorflow as tf
 # The name of a resource of its own for each operation that makes one, which ends with
 # the last reference to it.
 _ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
-# A function that was loaded from a `SavedModel` has another name in its place, by which
-# its resources would be one, but for their containers.
+# A function that was loaded from a `SavedModel` has another name in its place, which
+# would make its resources one, if their containers did not differ.
 _containers = map("keras_lso_{}".format, itertools.count())
 
 

@@ -43,7 +43,7 @@ def tensor_guards(grads):
 
 
 def _guards_of(tensors):
-    """Returns a callable, whether other tensors are like these but for their values.
+    """Returns a callable: are other tensors like these, apart from their values?
 
     Like these in dtype, shape and layout, and in whether they hold negatives of what
     they are. The guards of `torch.compile` see that in one call, a sixth of the time
@@ -72,7 +72,7 @@ def _facts_of(tensors):
 
 
 class Draws:
-    """What random bits depend on besides the step; see `masters.random_bits`.
+    """What random bits depend on, other than the step; see `masters.random_bits`.
 
     Args:
         narrow: List of the `Narrow` weights of a chunk.

@@ -1,13 +1,13 @@
 """The float32 numbers of 16-bit weights on an accelerator, in few passes over memory.
 
-What `masters.py` does on the host, with the same results but for what is kept with a
-NaN, which makes a NaN again, whatever it is. Here each operation is a pass over the
+What `masters.py` does on the host, with the same results. Only the part kept with a NaN
+differs: any value makes a NaN again. Here each operation is a pass over the
 device's memory, and nobody may look at a tensor: `finite` is a boolean scalar tensor,
 and where it is False nothing changes. So
 
 - operations take tensors of 16 and 32 bits together, and widen them as they read,
 - the halves of 32 bits are tensors of 16 bits themselves (`_halves`),
-- a shift or a mask that a half does by itself is none.
+- a shift or a mask that only selects a half costs no operation.
 """
 
 import torch
@@ -117,7 +117,7 @@ class StochasticNumbers(_Numbers):
         return torch.where(is_within, up, nearest).view(torch.bfloat16)
 
     def _drawn_float16(self, bits):
-        # Of the last three bytes.
+        # Keep three of the four bytes.
         bits.view(torch.int8).view(-1, 4)[:, 3].zero_()
         numbers = self._flat.clamp_(-FLOAT16_MAX, FLOAT16_MAX)
         exponents = torch.bitwise_and(numbers.view(torch.int32), masters.EXPONENT)

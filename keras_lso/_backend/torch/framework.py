@@ -124,7 +124,8 @@ class Torch(Framework):
 
     def detached_copy(self, value):
         copy = value.detach().clone()
-        # Of what has a history it is no leaf that a gradient could stop at unseen.
+        # If the value has a history, the copy is no leaf at which a gradient could
+        # stop.
         return copy.requires_grad_(value.requires_grad and value.is_leaf)
 
     def check_not_followed(self, tensors):
@@ -160,7 +161,7 @@ class Torch(Framework):
     def has_values(self, value):
         try:
             value.data_ptr()
-        except RuntimeError:  # Inside of `torch.vmap`.
+        except RuntimeError:  # Inside `torch.vmap`.
             return False
         return value.device.type != "meta"
 

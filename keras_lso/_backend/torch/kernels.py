@@ -19,7 +19,7 @@ DEVICES = ("cpu", "cuda")
 SMALLEST_RATE = 2.0**-29
 # At this step Adam's bias correction is 1, for any beta below 1.
 _LAST_STEP = 2.0**100
-# Elements that a line of the cache holds, of float16, of which it holds most.
+# Elements of float16 in a line of the cache, which holds fewer of any other dtype.
 _LINE = 32
 
 
@@ -56,8 +56,8 @@ class Memory:
     def flat(self, tensors, number=0, dtype=None):
         """Returns the same as one tensor with the elements of all."""
         if number not in self._flats:
-            # It may be kept, and what is made in inference mode is not to be written
-            # outside of it.
+            # It may be kept, and a tensor from inference mode must not be written
+            # outside that mode.
             with torch.inference_mode(False):
                 self._flats[number] = self._like.new_empty(
                     self._size, dtype=torch.float32
@@ -78,7 +78,7 @@ class Kernel:
         weights: List of tensors, the chunk's variables.
         are_wide: Bool. Whether the gradients are all in float32.
         memory: `Memory` for intermediate results. None on an accelerator, whose
-            allocator reuses memory by itself.
+            allocator reuses memory on its own.
         found_inf: Float32 scalar tensor. If it is 1.0, neither variables nor slots are
             written. None on the host.
         owns_gradients: Bool. Whether they may be written. Defaults to `False`.
@@ -309,7 +309,7 @@ def _sgd(
         d,
         m,
         lr=lr,
-        # To the kernel a momentum of 0 means that there is no slot.
+        # The kernel reads a momentum of 0 as "no slot".
         momentum=1.0 if is_first_step else momentum,
         nesterov=nesterov and not is_first_step,
         weight_decay=0.0,

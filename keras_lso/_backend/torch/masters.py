@@ -18,7 +18,7 @@ from keras_lso._backend.torch import in_step as torch_in_step
 from keras_lso._backend.torch.kernels import copy_unless
 from keras_lso._backend.torch.shards import is_sharded
 
-# Of the buffers of `Memory`: the rules use the first two as well.
+# The buffers of `Memory`. The rules use the first two as well.
 _FIRST, _SECOND, _NUMBERS = range(3)
 
 
@@ -41,7 +41,7 @@ class InPlaceNumbers:
         self.tensors = chunk.numbers
 
     def write(self, found_inf, iterations):
-        """Writes what is kept of the numbers after a step.
+        """Writes the kept parts of the numbers after a step.
 
         Args:
             found_inf: Float32 scalar tensor, 1.0 where `finite` is False; None on the

@@ -1,7 +1,7 @@
 """Reading the gradients once, on PyTorch: `measure`, of plain and of sharded tensors.
 
-Of sharded tensors each process reads its shards. Norms, the largest magnitude and the
-flag are reduced over the processes before they are used, in one all-reduce a step.
+Each process reads its own shards of sharded tensors. Norms, the largest magnitude and
+the flag are reduced over the processes before they are used, in one all-reduce a step.
 """
 
 import math
@@ -172,7 +172,7 @@ def norms_of(values, dtype=None):
 
 
 def _row_norms(values, dtype):
-    # Of what lies in strides PyTorch adds eight times as many squares one by one, which
+    # In a strided tensor PyTorch adds eight times as many squares one by one, which
     # takes longer than a copy.
     flat = values.contiguous().view(-1)
     whole = flat.numel() // _ROW * _ROW
@@ -192,7 +192,7 @@ def wide_dtype(values):
 
 
 def _measure_shards(grads, packs, amax, inv_scale, rules, targets, norm):
-    """Returns the `Measurement` of tensors some of which are sharded."""
+    """Returns the `Measurement` of tensors, if some are sharded."""
     agreement, shards = Agreement(grads), shards_of(grads)
     if norm:
         largest = _largest(shards, packs).float() if amax else None

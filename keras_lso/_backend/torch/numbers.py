@@ -50,7 +50,7 @@ class NumbersOnDevice(TorchFunctionMode):
 
 
 class _Scalars(NumbersOnDevice):
-    """Takes branches without reading from the device, besides.
+    """Also takes branches without reading from the device.
 
     `conditions` are those of the branches without an answer, which take the True side.
     """

@@ -1,4 +1,4 @@
-"""Tensors of which each process holds a shard: PyTorch's `DTensor`, as FSDP2 has them.
+"""Tensors with a shard in each process: PyTorch's `DTensor`, as FSDP2 has them.
 
 What a process computes of its own shards is reduced over the processes among which the
 tensors are sharded. All of them make the same all-reduces in the same order: none

@@ -2,7 +2,7 @@
 
 A branch on the host would wait for the device, and no CUDA graph can record it. The
 state is copied before the step, which moves 8 bytes for each of its float32 elements,
-and takes that much memory until the step is over. To write it back moves nothing if the
+and takes that much memory until the step is over. Writing it back moves nothing if the
 step is to be taken.
 """
 

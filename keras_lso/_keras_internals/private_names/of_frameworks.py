@@ -1,6 +1,6 @@
 """The private functions of PyTorch and TensorFlow that the package leans on.
 
-Of JAX it uses none. A test compares the list with the package's source.
+It uses no private function of JAX. A test compares the list with the package's source.
 """
 
 from keras_lso._keras_internals.private_names.probes import Probe
@@ -44,7 +44,7 @@ PROBES = (
         "torch.Tensor",
         "_version",
     ),
-    # Of a Parameter, `to_local` returns a view of it, whose memory cannot be replaced.
+    # `to_local` of a Parameter returns a view, whose memory cannot be replaced.
     _torch("torch.distributed.tensor.DTensor", "_local_tensor"),
     Probe(
         "tensorflow.python.ops.control_flow_util",

@@ -1,7 +1,7 @@
 """The private attributes of Keras that the package leans on, each with its probe.
 
-A test compares the list with the package's source: what is used is listed, and what is
-listed is used.
+A test compares the list with the package's source: every attribute that is
+used is in the list, and the reverse.
 """
 
 from keras_lso._keras_internals.private_names.probes import (

@@ -45,7 +45,7 @@ def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
         if backend.is_traced(leaves):
             raise RuntimeError(
                 "This is compiled by `jax.jit` already, and assigns Keras variables. "
-                "Call it outside of `jax.jit` and the like."
+                "Call it outside `jax.jit` and the like."
             )
         signature = structure, tuple((x.shape, x.dtype) for x in leaves)
         if signature not in compiled:
@@ -115,7 +115,7 @@ def average_over_processes(grads: Iterable[Tensor | None]) -> list[Tensor | None
     """See `compat.backend.average_over_processes`: one exchange for each dtype."""
     if backend.is_traced(grads):
         raise RuntimeError(
-            "On JAX gradients can be averaged over processes outside of `jax.jit` "
+            "On JAX gradients can be averaged over processes outside `jax.jit` "
             "only. Do not compile the training op: it compiles itself."
         )
     # In float32 first, since `to_dense` sums rows of equal index.

@@ -100,7 +100,7 @@ class TrainingOp:
         self._compiled: dict = {}
         if variables is None and model is not None and _is_built(model):
             variables = model.trainable_variables
-        # As early as possible: outside of replicas.
+        # As early as possible: outside replicas.
         if variables:
             self._build(variables)
 
@@ -108,7 +108,7 @@ class TrainingOp:
         # The steps that it has compiled, and the loss, would go on with its variables.
         raise TypeError(
             "A training op cannot be copied or pickled: its loss reads the variables "
-            "that it trains, of which a copy would have others. Call `optimize_loss` "
+            "that it trains, and a copy would have others. Call `optimize_loss` "
             "again, for the model of the copy. To save the run, save the model and "
             "`train_op.optimizer.variables`."
         )
@@ -124,7 +124,7 @@ class TrainingOp:
         """Starts writing the summaries to a file for TensorBoard.
 
         Each writing synchronises host and device. Afterwards the training op must be
-        called outside of any `tf.function`.
+        called outside any `tf.function`.
 
         Args:
             log_dir: The directory. Defaults to `"logs"`.
@@ -173,7 +173,7 @@ class TrainingOp:
             )
         if self._writer is not None:
             raise RuntimeError(
-                "A training op that writes summaries must be called outside of any "
+                "A training op that writes summaries must be called outside any "
                 "`tf.function`, which compiles it a second time."
             )
 

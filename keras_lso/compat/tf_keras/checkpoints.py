@@ -80,7 +80,7 @@ def _read_graph(graph, optimizer):
 
 
 def _find_optimizer(graph):
-    """Returns the node of the optimizer, of which there must be exactly one."""
+    """Returns the node of the optimizer. There must be exactly one."""
     found = [node for node in graph.nodes if _is_new(node) or _is_legacy(node)]
     if not found:
         raise ValueError(

@@ -1,6 +1,7 @@
 """Converting the config dicts of tf.keras 2, the Model Garden and Keras to ours.
 
-Apart from the core, which calls what is registered here and knows no older config.
+Apart from the core, which calls the functions registered here and knows no older
+config.
 """
 
 import inspect

@@ -60,7 +60,7 @@ def load_optimizer_state(
 
     The next steps are those of tf.keras within float32 rounding, except for three of
     `tf.keras.optimizers.legacy`: its Nadam had another momentum schedule, and its
-    RMSprop without momentum and its Adagrad added epsilon outside of the root.
+    RMSprop without momentum and its Adagrad added epsilon outside the root.
 
     Slots are matched to variables by the names of layer and variable. Layers that Keras
     itself numbered, and all those of a `.keras` file, which holds no names, are matched

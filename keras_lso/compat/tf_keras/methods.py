@@ -37,7 +37,7 @@ def get_gradients(
 
     Args:
         loss: Callable without arguments that returns the loss. Or a tensor: on
-            PyTorch, and on TensorFlow inside of a `tf.function`.
+            PyTorch, and on TensorFlow inside a `tf.function`.
         params: The variables.
 
     Returns:

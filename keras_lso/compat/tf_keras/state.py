@@ -158,7 +158,7 @@ def _groups(optimizer):
 
 
 def values_for(optimizer: keras.optimizers.Optimizer, state: SavedState) -> Any:
-    """Returns pairs of an optimizer's variable and its new value; assigns none of them.
+    """Returns pairs of an optimizer's variable and its new value, without assigning it.
 
     The optimizer is built and wraps no other. A `SavedState` of another kind of
     optimizer raises a `ValueError`.

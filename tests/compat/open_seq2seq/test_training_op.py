@@ -188,7 +188,7 @@ def test_in_a_jax_jit_of_the_callers_it_is_refused():
 
     w = variable()
     train_op = make(lambda x: ops.sum(w * x), var_list=[w])
-    with pytest.raises(RuntimeError, match=r"outside of `jax\.jit`"):
+    with pytest.raises(RuntimeError, match=r"outside `jax\.jit`"):
         jax.jit(lambda x: train_op(x))(ops.ones(1))
     train_op(ONE)
     assert float(w.numpy()[0]) == -0.5

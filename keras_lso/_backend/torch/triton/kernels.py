@@ -6,12 +6,12 @@ makes of it: `KIND` is its name in `masters.KINDS`, and None for float32 weights
 `found_inf` is 1.0 nothing is written.
 
 The formulas are those of the classes in `rules.py` and `masters.py`, operation by
-operation. They are launched without fused multiply-add, so that each operation rounds
-as it does there.
+operation. They are launched without the fusion of products and sums, so that each
+operation rounds as it does there.
 
 Tensors are given by their addresses, in a table of `count` columns. Its rows are their
 numbers of elements, the first block of each, and then the addresses of the weights, of
-each slot and of what is kept with the weights, if there is something. If their kind
+each slot and of the parts kept with the weights, if there are any. If their kind
 draws random bits, there are two rows more: the positions of the weights among those of
 the optimizer, and the place of the first element of each in the whole tensor.
 `gradients` is one more such row, of other addresses in each step. `owners` holds for
@@ -132,7 +132,7 @@ def _gradient(
 
 @triton.jit
 def _weight_at(table, row, count, owner, iterations, KIND: tl.constexpr):
-    """Returns where a weight and what is kept with it are, and a key of random bits.
+    """Returns the places of a weight and its kept part, and a key of random bits.
 
     `row` is the first of the table after the slots. Without `iterations` no bits are
     drawn.
@@ -187,7 +187,7 @@ def _store_weight(
     WHOLE: tl.constexpr,
     N: tl.constexpr,
 ):
-    """Writes the weight and what is kept with it, of the number after a step."""
+    """Writes the weight and its kept part, for the number after a step."""
     if KIND == "float32":
         _store(kept, start, size, w, tl.float32, WHOLE, N)
         w = rounded(w, WEIGHT)

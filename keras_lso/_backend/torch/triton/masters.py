@@ -1,7 +1,7 @@
 """The kinds of masters in Triton's language: what `../../masters.py` does, in a block.
 
-To the bit, but for the bits of a NaN. Only `kernels.py` imports this file, which needs
-Triton.
+Bit for bit, apart from the bits of a NaN. Only `kernels.py` imports this file, which
+needs Triton.
 """
 
 import triton
@@ -79,7 +79,7 @@ def parts(w, WEIGHT: tl.constexpr):
         low = tl.where(w == w, low, 0)
     else:
         bits = w.to(tl.int32, bitcast=True)
-        # Of a NaN of all ones the upper half would become -0.0.
+        # The upper half of a NaN of all ones would become -0.0.
         low = tl.where(w == w, (bits << 16) >> 16, 0)
         weight = (bits - low).to(tl.float32, bitcast=True).to(tl.bfloat16)
     return weight, low.to(tl.int16)

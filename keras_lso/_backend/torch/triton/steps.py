@@ -130,7 +130,7 @@ def _measure_lars(rule, launch, tables, arguments, found):
     if rule.trust_ratio is None:
         return {"rates": rule.learning_rate.repeat(group.count)}
     if found.rule_norms is not None:
-        # Of the whole tensors, if these are shards.
+        # The norms of the whole tensors, if these are shards.
         pairs = zip(*(found.rule_norms[i] for i in columns), strict=True)
         return {"rates": rule.rate(tuple(map(torch.stack, pairs)), _SCALARS)}
     squares = arguments["found_inf"].new_empty(2 * group.blocks)
@@ -196,7 +196,7 @@ class Launch(NamedTuple):
 
 
 def decide(chunks, rules, grads):
-    """Finds out which chunks our kernels take, and tries what is untried.
+    """Finds out which chunks our kernels take, and tries the untried kernels.
 
     All of them before the first is stepped, since a trial may raise. What it finds is
     kept with the chunks, as long as gradients and rules are of the same kinds.
@@ -395,6 +395,6 @@ def _launch(kernel, launch, tables, arguments):
         **launch.compiled,
         N=kernels().BLOCK,
         num_warps=kernels().WARPS,
-        # Each operation rounds by itself, as in the formula.
+        # Each operation rounds on its own, as in the formula.
         enable_fp_fusion=False,
     )

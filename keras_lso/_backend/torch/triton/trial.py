@@ -39,16 +39,16 @@ class Reference(Framework):
     """What the formulas need of a backend, on the host."""
 
     def bitcast(self, values, dtype):
-        # Not by NumPy, of which PyTorch may warn.
+        # NumPy would do, but PyTorch may warn of it.
         return values.view(getattr(torch, dtype))
 
 
 _REFERENCE = Reference()
-# Of the largest magnitude in a tensor, or of 1.0 if that is more. A kernel computes in
-# the order of the formula, and is mostly right to the bit. But a card need not round a
-# root or a quotient as the host does, and sums the squares of LARS's norms in an order
-# of its own: a few roundings of 6e-8. An error in a formula is far more, since all
-# numbers of a trial are of the order of 1.
+# A share of the largest magnitude in a tensor, or of 1.0 if that is more. A kernel
+# computes in the order of the formula, and is mostly right to the bit. But a card need
+# not round a root or a quotient as the host does, and sums the squares of LARS's norms
+# in an order of its own: a few roundings of 6e-8. An error in a formula is far more,
+# since all numbers of a trial are of the order of 1.
 TOLERANCE = 1e-6
 
 
@@ -148,7 +148,7 @@ def passes(variant, device, step, block):
     Raises:
         RuntimeError: If it failed, and `KERAS_LSO_KERNELS=triton` asks for it.
     """
-    # A process that was forked of this one tries anew.
+    # A process that was forked from this one tries again.
     key = os.getpid(), device, variant
     if key not in _verdicts:
         if _is_recorded(device):
@@ -254,7 +254,7 @@ def _places(rule, device, block):
 
 def _rows(variant, places):
     """Returns rows on the host: see `Variant.names`."""
-    # Of its own, so that the user's random numbers stay as they are.
+    # A separate one, so that the user's random numbers stay as they are.
     generator = torch.Generator("cpu").manual_seed(0)
     size = (places[-1].stop // 64 + 2) * 64
 
@@ -373,7 +373,7 @@ def _expected(variant, rows, applied, places):
 
 
 def _nearest(narrow, own, number):
-    """Returns what is written of a number, or of one that is nearer to a kernel's own.
+    """Returns the rounded number, or that of a number nearer to the kernel's own.
 
     That number may be off in its last bits, and they may decide how it is rounded.
 
@@ -398,7 +398,7 @@ def _limit(tensor, tolerance=TOLERANCE):
 
 
 def _difference(row, expected, places, tolerance):
-    """Returns how far a row is from what is expected, a string; None if it is not."""
+    """Returns how far a row is from the expected one, a string; None if it fits."""
     # Double: the difference of two float16 may be beyond float16.
     errors, limits = (row.double() - expected.double()).abs(), torch.zeros(row.numel())
     for place in places:
