@@ -1,3 +1,3 @@
 """The version: the metadata of a build has it from here, a checkout may have none."""
 
-__version__ = "0.2.0"
+__version__ = "0.3.0.dev0"
