@@ -79,6 +79,26 @@ def halve(model):
     model.make_train_function(force=True)
 
 
+def train_and_restart(model, other):
+    """Trains a run that stalls and goes on, and the same run restarted by hand.
+
+    Returns:
+        Tuple of the warnings, the first step that was taken again, and the step at
+        which the run went back.
+    """
+    x, y = data()
+    record = callbacks.StepRecord()
+    history, told = fit(model, x, y, monitor(), record)
+    [recorded] = history.history["step_record"]
+    steps = recorded["step"]
+    [at] = np.flatnonzero(np.diff(steps) < 0) + 1
+    first = steps[at]
+    fit(other, x[: first - 1], y[: first - 1])
+    halve(other)
+    fit(other, x[at:], y[at:])
+    return told, first, at
+
+
 MODES = [
     {"jit_compile": False},
     {"jit_compile": True},
@@ -100,22 +120,12 @@ def test_a_restored_run_is_one_that_was_restarted_by_hand(arguments, mode):
     if BACKEND == "torch":
         # `torch.compile` takes a minute, and there is a step at a time.
         mode = {}
-    x, y = data()
-    model, record = make_model(**arguments, **mode), callbacks.StepRecord()
-    history, told = fit(model, x, y, monitor(), record)
+    model, other = (make_model(**arguments, **mode) for _ in "ab")
+    told, first, at = train_and_restart(model, other)
     assert len(told) == 1 and "retry 1 of 3" in told[0]
-    [recorded] = history.history["step_record"]
-    steps = recorded["step"]
-    [at] = np.flatnonzero(np.diff(steps) < 0) + 1
-    first = steps[at]
     assert f"from the weights after step {first - 1}," in told[0]
     assert BAD.start - 25 < first - 1 < BAD.start < at
     assert all(np.isfinite(value).all() for value in values_of(model))
-
-    other = make_model(**arguments, **mode)
-    fit(other, x[: first - 1], y[: first - 1])
-    halve(other)
-    fit(other, x[at:], y[at:])
     for found, right in zip(values_of(model), values_of(other), strict=True):
         np.testing.assert_array_equal(found, right)
 

@@ -17,14 +17,7 @@ jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(f"localhost:{port}", num_processes=2, process_id=rank)
 
 from integration_tests.distributed.jax_meshes import CPUS, data_parallel  # noqa: E402
-from integration_tests.test_restore import (  # noqa: E402
-    callbacks,
-    data,
-    fit,
-    halve,
-    make_model,
-    monitor,
-)
+from integration_tests.test_restore import make_model, train_and_restart  # noqa: E402
 
 
 def halves():
@@ -55,17 +48,9 @@ def held(model):
     ]
 
 
-x, y = data()
 keras.distribution.set_distribution(DISTRIBUTIONS[name]())
 model, other = make_model(normalization=False), make_model(normalization=False)
-record = callbacks.StepRecord()
-history, told = fit(model, x, y, monitor(), record)
-steps = history.history["step_record"][0]["step"]
-[at] = np.flatnonzero(np.diff(steps) < 0) + 1
-first = steps[at]
-fit(other, x[: first - 1], y[: first - 1])
-halve(other)
-fit(other, x[at:], y[at:])
+told, _, _ = train_and_restart(model, other)
 halved = [v for v in model.weights if not v.value.is_fully_replicated]
 print("HALVES", json.dumps(len(halved)))
 print("TOLD", json.dumps(told))
