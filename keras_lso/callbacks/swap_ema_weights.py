@@ -7,12 +7,11 @@ from typing import Any
 
 import keras
 
-from keras_lso._backend.types import Tensor
 from keras_lso._keras_internals.optimizers import averages_of, keeps_averages
-from keras_lso.callbacks.swapped_weights import put_back, swap_in
+from keras_lso.callbacks.swapped_weights import Pairs, SwappedInEvaluations, swap_in
 
 
-class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
+class SwapEMAWeights(SwappedInEvaluations, keras.callbacks.SwapEMAWeights):
     """`keras.callbacks.SwapEMAWeights` for models with master weights.
 
     It evaluates the model with the averages of its weights, which an optimizer with
@@ -48,41 +47,21 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
     def __init__(self, swap_on_epoch: bool = False) -> None:
         super().__init__(swap_on_epoch)
         # Pairs of a variable and its value, while the model holds the averages.
-        self._weights: list[tuple[keras.Variable, Tensor]] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the state of a copy, without the weights of the current model."""
-        return {**vars(self), "_weights": None}
-
-    def set_model(self, model: keras.Model) -> None:
-        super().set_model(model)
-        self._weights = None
+        self._weights: Pairs | None = None
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._weights = None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         if self.swap_on_epoch:
-            self._restore_weights()
+            self._restore()
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         # No exception for the last epoch: `fit` ends with the averages in any case.
         if self.swap_on_epoch:
-            self._swap_in_averages()
+            self._swap()
 
-    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._swap_in_averages()
-
-    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._restore_weights()
-
-    def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._swap_in_averages()
-
-    def on_predict_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._restore_weights()
-
-    def _swap_in_averages(self):
+    def _swap(self) -> None:
         if self._weights is not None:
             return
         optimizer = self.model.optimizer
@@ -92,9 +71,3 @@ class SwapEMAWeights(keras.callbacks.SwapEMAWeights):
                 f"optimizer. Received: optimizer={optimizer!r}"
             )
         self._weights = swap_in(optimizer, lambda: averages_of(optimizer))
-
-    def _restore_weights(self):
-        if self._weights is None:
-            return
-        put_back(self.model.optimizer, self._weights)
-        self._weights = None

@@ -14,7 +14,12 @@ from keras import ops
 
 from keras_lso._keras_internals.optimizers import variables_of
 from keras_lso._keras_internals.schedule_free import points_of, schedule_free_in
-from keras_lso.callbacks.swapped_weights import Pairs, put_back, swap_in
+from keras_lso.callbacks.swapped_weights import (
+    Pairs,
+    SwappedInEvaluations,
+    put_back,
+    swap_in,
+)
 
 
 class _Swapped(NamedTuple):
@@ -35,7 +40,7 @@ _swapped: weakref.WeakKeyDictionary[keras.Optimizer, _Swapped] = (
 )
 
 
-class SwapScheduleFreeWeights(keras.callbacks.Callback):
+class SwapScheduleFreeWeights(SwappedInEvaluations):
     """Evaluates a model that `keras.optimizers.ScheduleFreeAdamW` trains.
 
     Schedule-free training computes gradients at one point, `y`, and its result is
@@ -92,14 +97,6 @@ class SwapScheduleFreeWeights(keras.callbacks.Callback):
         # Pairs of a variable and its value, during an evaluation.
         self._weights: Pairs | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        """Returns the state of a copy, without the weights of the current model."""
-        return {**vars(self), "_weights": None}
-
-    def set_model(self, model: keras.Model) -> None:
-        super().set_model(model)
-        self._weights = None
-
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         self._weights = None
         self._go_on()
@@ -114,27 +111,10 @@ class SwapScheduleFreeWeights(keras.callbacks.Callback):
             weights = _swap_in_average(optimizer)
             _swapped[optimizer] = _Swapped(weights, _fingerprint(optimizer))
 
-    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._swap()
-
-    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._restore()
-
-    def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
-        self._swap()
-
-    def on_predict_end(self, logs: dict[str, Any] | None = None) -> None:
-        self._restore()
-
     def _swap(self) -> None:
         optimizer = self.model.optimizer
         if self._weights is None and not _holds_average(optimizer):
             self._weights = _swap_in_average(optimizer)
-
-    def _restore(self) -> None:
-        if self._weights is not None:
-            put_back(self.model.optimizer, self._weights)
-            self._weights = None
 
     def _go_on(self) -> None:
         """Restores the trained weights if the model holds the average."""

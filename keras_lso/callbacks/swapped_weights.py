@@ -39,6 +39,43 @@ def put_back(optimizer: keras.Optimizer, weights: Pairs) -> None:
             variable.assign(value)
 
 
+class SwappedInEvaluations(keras.callbacks.Callback):
+    """A callback with which a model has other weights in each evaluation.
+
+    `_swap` of a subclass swaps them in, and keeps the pairs of `swap_in` as `_weights`.
+    """
+
+    _weights: Pairs | None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Returns the state of a copy, without the weights of the current model."""
+        return {**vars(self), "_weights": None}
+
+    def set_model(self, model: keras.Model) -> None:
+        super().set_model(model)
+        self._weights = None
+
+    def on_test_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._swap()
+
+    def on_test_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._restore()
+
+    def on_predict_begin(self, logs: dict[str, Any] | None = None) -> None:
+        self._swap()
+
+    def on_predict_end(self, logs: dict[str, Any] | None = None) -> None:
+        self._restore()
+
+    def _swap(self) -> None:
+        raise NotImplementedError
+
+    def _restore(self) -> None:
+        if self._weights is not None:
+            put_back(self.model.optimizer, self._weights)
+            self._weights = None
+
+
 def _in_step(optimizer: keras.Optimizer) -> contextlib.AbstractContextManager[Any]:
     scope = getattr(optimizer, "masters_in_step", None)
     return contextlib.nullcontext() if scope is None else scope()
