@@ -1,4 +1,4 @@
-"""Which dtype policy a piece of hardware is for: the table of README.md, as code."""
+"""The dtype policy for a piece of hardware: the table of docs/policies.md as code."""
 
 import re
 from typing import Any
@@ -8,6 +8,8 @@ import keras
 from keras_lso._backend import backend
 
 HARDWARE = "'auto', 'cpu', 'tpu' or 'gpu:7.5', with the compute capability of the GPU"
+# The compute capabilities from which GPUs have Tensor Cores for a dtype.
+_TENSOR_CORES = {"float16": (7, 0), "bfloat16": (8, 0)}
 _GPU = re.compile(r"gpu:(\d{1,3})\.(\d{1,3})")
 
 
@@ -59,9 +61,9 @@ def policy_for(hardware: str) -> tuple[str, str]:
         )
     capability = _capability(hardware)
     gpu = "A GPU of compute capability {}.{}".format(*capability)
-    if capability < (7, 0):
+    if capability < _TENSOR_CORES["float16"]:
         return "float32", f"{gpu} has no Tensor Cores, which make 16 bits fast."
-    if capability < (8, 0):
+    if capability < _TENSOR_CORES["bfloat16"]:
         return (
             "mixed_float16",
             f"{gpu} has Tensor Cores for float16, and none for bfloat16.",
@@ -77,7 +79,7 @@ def is_fast_in(hardware: str, dtype: str) -> bool:
     """Whether the hardware computes in a dtype of 16 bits faster than in float32."""
     if hardware in ("cpu", "tpu"):
         return hardware == "tpu" and dtype == "bfloat16"
-    return _capability(hardware) >= ((8, 0) if dtype == "bfloat16" else (7, 0))
+    return _capability(hardware) >= _TENSOR_CORES[dtype]
 
 
 def _capability(hardware):
