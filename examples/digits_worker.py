@@ -54,7 +54,7 @@ def load_data():
 
 
 def build_model(policy):
-    """Returns a LeNet-5; the same weights for the same seed, whatever the policy."""
+    """Returns a LeNet-5, with the same weights under each dtype policy."""
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(policy)
     return keras.Sequential(

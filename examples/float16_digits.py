@@ -5,14 +5,14 @@ installed Keras backend, with SGD and with Adam at Keras's default learning rate
 from the same weights:
 
 - float32;
-- float16 (Keras's `float16` policy, under which the weights are float16 too);
+- float16 (Keras's `float16` dtype policy, under which the weights are float16 too);
 - float16 with `keras_lso.LossScaleOptimizer(..., master_weights=False)`;
 - the same with `"float32"` masters, `"remainder"` and `"stochastic"` instead of False.
 
 With `--dtype bfloat16`, also with an Adam whose `beta_2` is 0.99:
 
 - float32;
-- bfloat16 (Keras's `bfloat16` policy);
+- bfloat16 (Keras's `bfloat16` dtype policy);
 - bfloat16 with `keras_lso.GuardedOptimizer(..., master_weights="float32")`;
 - the same with `"remainder"` and `"stochastic"`.
 

@@ -85,7 +85,7 @@ def load_data():
 
 
 def build_model(policy):
-    """Returns a classifier; with the same weights, as the policy rounds them."""
+    """Returns a classifier; with the same weights, as the dtype policy rounds them."""
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(policy)
     model = keras.Sequential(

@@ -4,7 +4,7 @@ Trains a small convolutional classifier on scikit-learn's 1,797 scanned digits, 
 each installed Keras backend, three times from the same weights:
 
 - float32;
-- float16 (Keras's `mixed_float16` policy) with no loss scaling;
+- float16 (Keras's `mixed_float16` dtype policy) with no loss scaling;
 - float16 with `keras_lso.LossScaleOptimizer`.
 
 Run it with `make demo`, or

@@ -4,7 +4,7 @@ Trains a language model on the license and the documentation that every Python
 brings along, from the same weights and on the same batches
 
 - in float32, and
-- in float16 (Keras's `mixed_float16` policy) with `LogMaxLossScale`.
+- in float16 (Keras's `mixed_float16` dtype policy) with `LogMaxLossScale`.
 
 The learning rate is that of "Attention Is All You Need": `TransformerPolicy`.
 
@@ -103,7 +103,7 @@ def batches(numbers):
 
 
 def build_model(policy, characters):
-    """Returns a Transformer; with the same weights, whatever the policy."""
+    """Returns a Transformer; with the same weights, whatever the dtype policy."""
     keras.utils.set_random_seed(0)
     keras.config.set_dtype_policy(policy)
     inputs = keras.Input((LENGTH,), dtype="int32")

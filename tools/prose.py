@@ -62,6 +62,12 @@ HOUSE = (
         "the verb with -ing (`Finding out takes`)",
     ),
     (r"\bhow\s+many-th\b", "the index"),
+    # One word for one thing: there are three kinds, and arguments of the name.
+    (
+        r"(?:\A|(?<!\S)(?!\W*(?:dtype|loss-scale|learning-rate)\s)\S+\s+)"
+        r"polic(?:y|ies)\b(?!:\s)",
+        "dtype policy, loss-scale policy or learning-rate policy",
+    ),
 )
 
 # Findings that are right as they are: a page, the words, the reason.

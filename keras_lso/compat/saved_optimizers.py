@@ -205,11 +205,11 @@ class _Numbered(_State):
         return (3, 2, 0, _FIRST) if self.is_scaled else (None, None, None, 0)
 
     def masters(self):
-        """Returns the datasets of masters, behind what the policy keeps, and spikes."""
+        """Returns the datasets of masters, after those of the loss scale."""
         rest = self.datasets[_FIRST + (self._inner or 0) :]
         if len(rest) > 1 and _are_spikes(*rest[-2:]):
             rest = rest[:-2]
-        # A policy keeps single numbers, and a weight is one only by chance.
+        # A loss-scale policy keeps single numbers, and a weight is one only by chance.
         while rest and not rest[0].shape:
             rest = rest[1:]
         return rest

@@ -1,4 +1,4 @@
-"""The dtype policy for a piece of hardware: the table of docs/policies.md as code."""
+"""The dtype policy for a piece of hardware, as in the table of `docs/policies.md`."""
 
 import re
 from typing import Any

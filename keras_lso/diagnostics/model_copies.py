@@ -101,7 +101,7 @@ class _Copies:
                 f"`get_config` that returns the arguments of `{name}.__init__`. "
                 f"Received: {layer!r}, and the error: {error}"
             ) from error
-        # Set now, since `build` makes the weights in the dtype of the policy.
+        # Set now, since `build` makes the weights in the dtype of the dtype policy.
         for old, new in _pairs(layer, copy):
             _set_policy(new, old, self.policies)
         self._of_configs.append(copy)

@@ -32,6 +32,8 @@ def by_the_house(text):
         ("It ends. Of a network we see one.", "Of"),
         ("To find it out takes longer.", "To find it out takes"),
         ("- To keep the\n  values costs nothing.", "To keep the values costs"),
+        ("Policy is a word.", "Policy"),
+        ("A loss-scale\npolicy. It is a\npolicy.", "a policy"),
     ],
 )
 def test_words_of_the_house_are_found(text, words):
@@ -52,6 +54,8 @@ def test_words_of_the_house_are_found(text, words):
         "The text.\n\n    anew = beside\n",
         "<!-- anew -->",
         ">>> anew\nfor ever\n",
+        "A [dtype policy](policy.md), loss-scale\n  policies, (learning-rate policy).",
+        "Args:\n    policy: A dtype policy.\n    x: A policy=1.",
     ],
 )
 def test_other_words_and_code_are_left_alone(text):

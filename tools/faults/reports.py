@@ -63,8 +63,8 @@ FAULTS = [
     Fault(
         name="bfloat16 is recommended for a GPU that has none",
         file="keras_lso/diagnostics/hardware.py",
-        old="if capability < (8, 0):",
-        new="if capability < (7, 5):",
+        old='"bfloat16": (8, 0)',
+        new='"bfloat16": (7, 5)',
         tests="tests/test_recommendation.py::test_the_hardware_decides",
     ),
     Fault(

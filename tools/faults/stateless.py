@@ -71,8 +71,8 @@ FAULTS = [
     ),
     Fault(
         name="averages stay in place after an evaluation",
-        file="keras_lso/callbacks/swap_ema_weights.py",
-        old="on_test_end(self, logs: dict[str, Any] | None = None) -> None:\n        self._restore_weights()",
+        file="keras_lso/callbacks/swapped_weights.py",
+        old="on_test_end(self, logs: dict[str, Any] | None = None) -> None:\n        self._restore()",
         new="on_test_end(self, logs: dict[str, Any] | None = None) -> None:\n        pass",
         tests="integration_tests/test_callbacks.py::test_swap_ema_weights_evaluates_the_averages",
     ),
