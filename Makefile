@@ -1,42 +1,39 @@
-# `make` alone lists the targets. All they need is Python 3.11, git and make: the first
-# one that runs builds .venv. What has an environment of its own is in noxfile.py.
+# `make` lists the targets. They need only Python 3.11, git and make: the first one that
+# runs builds .venv. The environments of other versions are in noxfile.py.
 
 PYTHON ?= $(shell python3.11 --version >/dev/null 2>&1 && echo python3.11 || echo python3)
 BACKENDS := tensorflow jax torch
-# One more than there are cores: a job that waits for its own processes leaves its core.
+# One more than CI has cores, since some jobs wait for processes of their own.
 AT_ONCE ?= 3
-# Of each backend. The cases of each day are new ones.
+# For each backend. Each day has its own random cases.
 ATTACK_MINUTES ?= 60
 ATTACK_SEED ?= $(shell date +%Y%m%d)
-# Of what is there: the frameworks have no wheels for the newest Python at first.
+# The newest that is installed and for which the frameworks have wheels.
 NEWEST_PYTHON ?= $(shell for python in python3.13 python3.12 $(PYTHON); do \
     $$python --version >/dev/null 2>&1 && echo $$python && exit; done)
 
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 NOX := $(BIN)/nox
-# `make coverage` runs the tests by another command.
+# `make coverage` sets another command.
 RUN := $(BIN)/python
 PYTEST = $(RUN) -m pytest
-# The longest first, so that none is left alone at the end.
+# The longest jobs first, so that none runs alone at the end.
 JOBS := integration-tensorflow integration-jax unit-tensorflow unit-jax unit-torch \
     integration-torch lint
 
-# A target whose name ends with a backend runs under it, as in `make unit-jax`. PyTorch's
-# threads would get into the way of what else runs.
+# `make unit-jax` runs the unit tests under JAX. PyTorch's threads would slow down the
+# jobs that run at the same time.
 %-tensorflow: export KERAS_BACKEND = tensorflow
 %-jax: export KERAS_BACKEND = jax
 %-torch: export KERAS_BACKEND = torch
 %-tensorflow %-jax %-torch: export OMP_NUM_THREADS = 1
 export TF_CPP_MIN_LOG_LEVEL = 3
 each = $(addprefix $(1)-,$(BACKENDS))
-# Where one backend fails the next ones run all the same.
+# The other backends still run after one has failed.
 MAKEFLAGS += --keep-going --no-print-directory
 
-.PHONY: help setup demo large-batch large-batch-transformer float16 bfloat16 transformer \
-    test test-full check coverage test-distributed nightly attack soak golden mutations \
-    mutate-changed lint format test-oldest test-newest test-triton test-install release-check \
-    bench bench-gpu bench-gpu-dry bench-accelerators docs docs-serve clean
+.PHONY: $(shell sed -n 's/^\([a-z-]*\):.*/\1/p' $(firstword $(MAKEFILE_LIST)))
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z$$].*## / { if (sub(/.*each,/, "", $$1)) sub(/\)/, "-<backend>", $$1); \
@@ -51,8 +48,7 @@ $(INSTALLED): $(NOX) requirements/originals.txt pyproject.toml
 	@$(BIN)/pip install -qq --no-deps --no-build-isolation -e .
 	@touch $@
 $(NOX): requirements/dev.txt requirements/torch.txt
-	@$(PYTHON) -c 'import sys; sys.version_info >= (3, 11) or sys.exit("keras-lso \
-	needs Python 3.11 or newer: make PYTHON=/path/to/python3.11")'
+	@$(PYTHON) -c 'import sys; assert sys.version_info >= (3, 11), "Write make PYTHON=python3.11"'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	@$(BIN)/pip install -qq -r requirements/nox.txt
 	@touch $@
@@ -61,7 +57,7 @@ $(NOX): requirements/dev.txt requirements/torch.txt
 demo: SCRIPT = train_digits ## train the example model
 large-batch: SCRIPT = large_batch_digits ## compare LARS with SGD at growing batch sizes
 large-batch-transformer: SCRIPT = large_batch_transformer ## compare LAMB with AdamW likewise
-float16: SCRIPT = float16_digits ## train weights in float16, without masters and with each kind
+float16: SCRIPT = float16_digits ## train float16 weights without masters and with each kind
 bfloat16: SCRIPT = float16_digits ## the same in bfloat16
 bfloat16: ARGUMENTS = --dtype bfloat16
 transformer: SCRIPT = transformer_char ## train a Transformer on Python's manual in float16
@@ -69,41 +65,40 @@ demo large-batch large-batch-transformer float16 bfloat16 transformer: $(INSTALL
 	$(BIN)/python examples/$(strip $(SCRIPT)).py $(ARGUMENTS)
 
 # --- Tests in .venv
-test: $(INSTALLED) ## lint, and the suite under every backend: what CI runs
+test: $(INSTALLED) ## lint and all tests under each backend, as CI runs them
 	@$(BIN)/python -m tools.run_jobs --at-once $(AT_ONCE) $(JOBS)
-test-full: $(INSTALLED) ## all of it: every combination, and the originals themselves
+test-full: $(INSTALLED) ## the same with all combinations, and with the originals
 	@$(MAKE) test PYTEST_ARGS="--full $(PYTEST_ARGS)"
 
 check: $(INSTALLED) ## lint and the quick unit tests of PyTorch: after every change
 	@$(BIN)/python -m tools.run_jobs check-kernels-torch check-others-torch lint
-# About as long as each other, for two cores.
 KERNELS := tests/_backend tests/test_fast_paths.py
 check-kernels-torch: $(INSTALLED)
 	$(PYTEST) $(KERNELS) -m "not slow" $(PYTEST_ARGS)
 check-others-torch: $(INSTALLED)
 	$(PYTEST) --doctest-modules keras_lso tests $(KERNELS:%=--ignore=%) -m "not slow" $(PYTEST_ARGS)
 
-coverage: $(INSTALLED) ## the share of lines and branches that `make test` runs
+coverage: $(INSTALLED) ## measure the share of lines and branches that `make test` runs
 	@rm -rf build/coverage
 	@$(MAKE) test RUN="$(RUN) -m coverage run"; status=$$?; $(RUN) -m tools.coverage_table; exit $$status
 
-$(call each,unit): $(INSTALLED) ## the unit tests and doctests under one backend
+$(call each,unit): $(INSTALLED) ## the unit tests and doctests under a backend
 	$(PYTEST) --doctest-modules keras_lso tests $(PYTEST_ARGS)
-$(call each,integration): $(INSTALLED) ## the integration tests under one
+$(call each,integration): $(INSTALLED) ## the integration tests under a backend
 	$(PYTEST) integration_tests $(PYTEST_ARGS)
-$(call each,test): $(INSTALLED) ## both under one backend
+$(call each,test): $(INSTALLED) ## both under a backend
 	$(PYTEST) --doctest-modules keras_lso tests integration_tests $(PYTEST_ARGS)
-test-distributed: $(call each,distributed) ## those with several replicas or processes
+test-distributed: $(call each,distributed) ## the tests with several replicas or processes
 $(call each,distributed): $(INSTALLED)
 	$(PYTEST) integration_tests/distributed $(PYTEST_ARGS)
 
-nightly: $(call each,random) attack soak mutate-changed ## 2,000 new random cases a backend, the attack, the soak, mutants: hours
+nightly: $(call each,random) attack soak mutate-changed ## 2,000 new random cases per backend, attack, soak and mutants (hours)
 $(call each,random): $(INSTALLED)
 	HYPOTHESIS_PROFILE=nightly $(PYTEST) tests integration_tests -m hypothesis --full $(PYTEST_ARGS)
-attack: $(call each,attack) ## random cases for an hour a backend, each step judged alone
+attack: $(call each,attack) ## test random cases for an hour per backend, step by step
 $(call each,attack): $(INSTALLED)
 	$(RUN) -m integration_tests.attack --mode all --minutes $(ATTACK_MINUTES) --seed $(ATTACK_SEED)
-soak: $(call each,soak) ## 100,000 steps a backend, each compared with a model in NumPy
+soak: $(call each,soak) ## compare 100,000 steps per backend with a model in NumPy
 $(call each,soak): $(INSTALLED)
 	$(RUN) -m integration_tests.soak
 
@@ -111,17 +106,15 @@ golden: golden-tensorflow ## run the originals, and record what the tests compar
 golden-tensorflow: $(INSTALLED)
 	rm -f $(filter-out %_of_transformers.npz,$(wildcard integration_tests/golden/*.npz))
 	$(PYTEST) tests integration_tests --record --full $(PYTEST_ARGS)
-mutations: $(INSTALLED) ## make the faults to fear one at a time: each has a test that notices
+mutations: $(INSTALLED) ## plant faults one at a time, each of which a test must notice
 	$(RUN) -m tools.mutations $(MUTATIONS_ARGS)
 mutate-changed: $(INSTALLED) ## mutate the files changed since SINCE (default: origin/main), by Cosmic Ray
 	$(NOX) --session mutate_changed -- $(SINCE)
 
-lint: $(INSTALLED) ## ruff, types, who may import whom, how long functions may be, the workflows, the prose
-	$(BIN)/ruff check . && $(BIN)/ruff format --check .
-	$(BIN)/zizmor --offline --quiet .github
+lint: $(INSTALLED) ## check style, types, imports, lengths of functions, workflows and prose
+	$(BIN)/ruff check . && $(BIN)/ruff format --check . && $(BIN)/zizmor --offline --quiet .github
 	$(BIN)/mypy && $(BIN)/lint-imports && $(BIN)/python -m tools.lint_functions
-	$(BIN)/python -m tools.type_completeness
-	$(BIN)/python -m tools.prose && $(BIN)/python -m tools.prose --docstrings tools examples keras_lso
+	$(BIN)/python -m tools.type_completeness && $(BIN)/python -m tools.prose
 format: $(INSTALLED) ## let ruff format the code and fix what it can
 	$(BIN)/ruff format . && $(BIN)/ruff check --fix .
 
@@ -130,23 +123,22 @@ test-oldest: $(NOX) ## the suite with the oldest Keras, TensorFlow and JAX
 	$(NOX) --session oldest -- $(PYTEST_ARGS)
 test-newest: $(NOX) ## the suite with the newest of everything (downloads)
 	$(NOX) --session newest --force-python $(NEWEST_PYTHON) -- $(PYTEST_ARGS)
-test-triton: $(NOX) ## the kernels for a GPU, by Triton's interpreter and compiler
+test-triton: $(NOX) ## the GPU kernels, in Triton's interpreter and compiler
 	$(NOX) --session triton -- $(PYTEST_ARGS)
-test-install: $(INSTALLED) ## sdist and wheel, installed as users do (downloads)
+test-install: $(INSTALLED) ## install sdist and wheel as users do, and test them (downloads)
 	$(PYTEST) install_tests $(PYTEST_ARGS)
-release-check: $(INSTALLED) ## all of a release but its publication (downloads)
+release-check: $(INSTALLED) ## do all of a release except its publication (downloads)
 	$(NOX) --session release_check -- $(PYTEST_ARGS)
 
-bench: $(INSTALLED) ## time a step under every backend, and those of its peers
+bench: $(INSTALLED) ## time a step of this package and of its peers under each backend
 	$(BIN)/python -m benchmarks --backends $(BACKENDS)
-bench-gpu: ## the same and the tests on a GPU, with PYTHON's own torch and JAX
+bench-gpu: ## the same on a GPU, and its tests, with the torch and JAX of PYTHON
 	KERAS_LSO_KERNELS=auto $(PYTHON) -m benchmarks $(or $(SIZE),--gpu) --backends torch jax
 	KERAS_BACKEND=torch KERAS_LSO_KERNELS=auto $(PYTHON) -m pytest tests/_backend/test_gpu.py
-	KERAS_BACKEND=jax $(PYTHON) -m pytest tests/_backend/test_gpu.py
-	KERAS_BACKEND=torch $(PYTHON) -m pytest tests/_backend/test_gpu.py
-bench-gpu-dry: $(NOX) ## each row of bench-gpu at toy size, on a CPU
+	for b in jax torch; do KERAS_BACKEND=$$b $(PYTHON) -m pytest tests/_backend/test_gpu.py || exit 1; done
+bench-gpu-dry: $(NOX) ## run each row of bench-gpu at toy size on a CPU
 	$(NOX) --session gpu_dry
-bench-accelerators: $(INSTALLED) ## what a step moves on a GPU or TPU, without one
+bench-accelerators: $(INSTALLED) ## count the bytes that a step moves on a GPU or TPU, without one
 	$(NOX) --session accelerators
 
 docs: $(INSTALLED) ## build the documentation into site/

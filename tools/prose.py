@@ -1,13 +1,11 @@
-"""Checks the English of the pages: proselint's checks, and the house's own words.
+"""Checks the English of pages, docstrings and comments, with proselint and own rules.
 
-    python -m tools.prose                       # the pages
-    python -m tools.prose --docstrings tools    # docstrings and comments in a folder
+    python -m tools.prose
 
 It prints a line for each finding, `file:line: words: what to write`, and exits with 1
 if there are any. It reads prose only: no code, no targets of links, no HTML.
 """
 
-import argparse
 import ast
 import dataclasses
 import io
@@ -18,8 +16,8 @@ import tokenize
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 
-# Pages whose English is still to be revised. A page leaves the list when it passes.
-NOT_YET: frozenset[str] = frozenset()
+# Folders whose docstrings and comments are checked.
+FOLDERS = ("tools", "examples", "keras_lso")
 
 # proselint's checks that do not fit, and why.
 UNFIT = {
@@ -164,9 +162,7 @@ def all_pages(root=ROOT):
 def pages(root=ROOT):
     """Yields the name, the text and the first line of each page that is checked."""
     for path in all_pages(root):
-        name = path.relative_to(root).as_posix()
-        if name not in NOT_YET:
-            yield name, path.read_text(), 1
+        yield path.relative_to(root).as_posix(), path.read_text(), 1
 
 
 def strings_and_comments(folders, root=ROOT):
@@ -194,11 +190,8 @@ def comments_of(source):
         yield "\n".join(block), first
 
 
-def main(arguments=None):
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--docstrings", nargs="+", metavar="FOLDER")
-    folders = parser.parse_args(arguments).docstrings
-    texts = strings_and_comments(folders) if folders else pages()
+def main():
+    texts = [*pages(), *strings_and_comments(FOLDERS)]
     found = sorted({finding for text in texts for finding in check(*text)})
     print("\n".join(map(str, found)) or "The prose has no finding.")
     return 1 if found else 0
