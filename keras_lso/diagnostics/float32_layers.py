@@ -91,7 +91,7 @@ def copied(
     policies: dict[int, str | None],
     optimizer_like: Callable[[Any], Any] | None = None,
 ) -> ModelT:
-    """Returns a copy of a model, and warns of what of it a saved file would not hold.
+    """Returns a copy of a model, and warns of dtype policies that a file would lose.
 
     Args:
         model: A `keras.Model` that is built.

@@ -199,7 +199,7 @@ def _build_like(copy, model):
 
 
 def _check_alike(model, copy, pairs):
-    """Refuses a copy that has other layers or variables."""
+    """Raises an error if a copy has other layers or variables."""
     shapes = [[tuple(v.shape) for v in m.variables] for m in (model, copy)]
     if len(pairs) != len(layers_of(model)) or shapes[0] != shapes[1]:
         name = type(model).__name__

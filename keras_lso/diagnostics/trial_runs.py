@@ -97,9 +97,9 @@ def attribute_set(owner: object, name: str, value: Any) -> Iterator[None]:
 def unchanged(model: keras.Model) -> Iterator[None]:
     """Restores the state that a pass changes.
 
-    This is statistics, seeds, metrics, masks of dropout and the states of recurrent
-    layers; and weights, since `SpectralNormalization` assigns its kernel when it is
-    called.
+    This state is statistics, seeds, metrics, dropout masks and the states of recurrent
+    layers. It includes weights, since a call of `SpectralNormalization` assigns its
+    kernel.
     """
     kept = kept_outside_of_lists(layers_of(model))
     variables = [*model.variables, *model.metrics_variables, *kept]
