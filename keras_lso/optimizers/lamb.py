@@ -309,8 +309,9 @@ class LAMB(LayerAdaptive):
 def _as_in_dtype(beta, dtype):
     """Returns a beta rounded as in a tensor of this dtype.
 
-    In float32 `1 - beta` is off by 5e-5 for a beta of 0.999. The bias correction, which
-    is computed in float32, is then off by as much, as in the Model Garden.
+    In float32, `1 - beta` has few correct digits for a beta of 0.999. The bias
+    correction, which is computed in float32, then has the same error, as in the Model
+    Garden.
     """
     return beta if dtype == "float64" else float(np.float32(beta))
 

@@ -68,7 +68,7 @@ class LARC(Wrapper):
     ratio = eta * |w| / (learning_rate * (|g| + epsilon))
     ratio = min(max(ratio, min_update), 1)
 
-    # mode="scale": as LARS, the learning rate comes on top of it
+    # mode="scale": as in LARS, the learning rate multiplies the step as well
     ratio = eta * |w| / (|g| + epsilon)
     ratio = max(ratio, min_update)
 
