@@ -648,8 +648,8 @@ class LossScaleOptimizer(
 
         Each step then checks every gradient separately, which reads all gradients a
         second time. The record adds one variable to `variables`, so compiled functions
-        must be made again: `model.make_train_function(force=True)`, or `jax.jit` of a
-        new function.
+        must be created again: `model.make_train_function(force=True)`, or `jax.jit` of
+        a new function.
 
         Raises:
             ValueError: If the optimizer has not been built yet.
@@ -683,7 +683,7 @@ class LossScaleOptimizer(
         A ring buffer on the device holds the last steps; the host reads nothing. The
         norm of the gradients is computed for the record where no option needs it
         already. The record adds two variables to `variables`, so compiled functions
-        must be made again, as after `record_overflows`. In `fit`,
+        must be created again, as after `record_overflows`. In `fit`,
         `keras_lso.callbacks.StepRecord` calls this method.
 
         Args:
@@ -825,7 +825,7 @@ class LossScaleOptimizer(
     def from_config(
         cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> Self:
-        """Makes an optimizer from the return value of `get_config`.
+        """Creates an optimizer from the return value of `get_config`.
 
         Args:
             config: The config dict. Configs of Keras's own `LossScaleOptimizer` and of

@@ -31,9 +31,9 @@ def deserialize(
 ) -> keras.optimizers.Optimizer:
     """Returns the optimizer that a config dict describes.
 
-    A `LossScaleOptimizer` in the config becomes that of `keras_lso`. Every backend
-    reads configs that were written on PyTorch. `keras.optimizers.deserialize` finds
-    classes by their bare names and does neither.
+    A `LossScaleOptimizer` in the config becomes a `keras_lso.LossScaleOptimizer`. Every
+    backend reads configs that were written on PyTorch. `keras.optimizers.deserialize`
+    finds classes by their bare names and does neither.
 
     Args:
         config: As `keras.optimizers.serialize` returns it.
@@ -75,8 +75,8 @@ def load_model(
 
     It works like `keras.saving.load_model`, except that
 
-    - a `keras.optimizers.LossScaleOptimizer` in a `.keras` or `.h5` file becomes that
-      of `keras_lso`, with its state;
+    - a `keras.optimizers.LossScaleOptimizer` in a `.keras` or `.h5` file becomes a
+      `keras_lso.LossScaleOptimizer`, with its state;
     - a file that was written on PyTorch loads on every backend;
     - the optimizer in a `.h5` file keeps its state, which Keras loses, and continues to
       train.

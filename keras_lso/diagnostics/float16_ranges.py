@@ -269,7 +269,7 @@ def _to_keep(paths, path, found):
 
 
 def _outermost(paths, path):
-    """Returns the path of the Keras layer that made this layer, if there is one.
+    """Returns the path of the Keras layer that created this layer, if there is one.
 
     That layer has a single dtype policy in its config, and casts the inputs of this
     layer.

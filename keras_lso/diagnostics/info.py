@@ -65,7 +65,7 @@ def steps() -> dict[str, str]:
 
 
 def _optimizers():
-    """Returns a dict of names to functions that make an optimizer."""
+    """Returns a dict of names to functions that create an optimizer."""
     found: dict[str, Callable] = {}
     for name, cls in inspect.getmembers(keras.optimizers, inspect.isclass):
         is_optimizer = issubclass(cls, keras.optimizers.Optimizer)

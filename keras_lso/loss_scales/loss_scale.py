@@ -203,7 +203,7 @@ class LossScale:
         self.scale.assign(min(max(scale, self.min_scale), self.max_scale))
 
     def claim(self, owner: keras.optimizers.Optimizer) -> None:
-        """Makes `owner` the only optimizer whose loss scale this moves."""
+        """Makes `owner` the only optimizer that may use this loss scale."""
         if self._owner is not None and self._owner is not owner:
             raise ValueError(
                 "A loss-scale policy belongs to one optimizer, and this "
@@ -238,7 +238,7 @@ class LossScale:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """Makes a loss-scale policy from the return value of `get_config`."""
+        """Creates a loss-scale policy from the return value of `get_config`."""
         return cls(**check_config(cls.__name__, config))
 
     def __repr__(self) -> str:

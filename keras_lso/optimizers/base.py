@@ -438,7 +438,7 @@ class LayerAdaptive(OwnOptimizer):
     def from_config(
         cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> Self:
-        """Makes an optimizer from the return value of `get_config`.
+        """Creates an optimizer from the return value of `get_config`.
 
         Args:
             config: The config dict. A config of the Model Garden's optimizer of this

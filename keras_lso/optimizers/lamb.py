@@ -274,7 +274,7 @@ class LAMB(LayerAdaptive):
     def from_config(
         cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> Self:
-        """Makes an optimizer from the return value of `get_config`.
+        """Creates an optimizer from the return value of `get_config`.
 
         Args:
             config: The config dict. A config of the `LAMB` of the Model Garden or of

@@ -59,9 +59,9 @@ CLIP, SCALE = MODES = ("clip", "scale")
 class LARC(Wrapper):
     """Optimizer that rescales each layer's gradient before an inner optimizer.
 
-    LARC limits every layer's step to a share `eta` of the norm of its weights, whatever
-    optimizer takes that step. Only a layer whose ratio is raised to `min_update` may
-    move further.
+    With plain SGD as the inner optimizer, LARC limits every layer's step to a share
+    `eta` of the norm of its weights. Only a layer whose ratio is raised to `min_update`
+    may move further.
 
     ```python
     # mode="clip": the gradient shrinks where the step would be too long

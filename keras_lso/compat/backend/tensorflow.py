@@ -93,7 +93,7 @@ def _sparse_mean(grad, gather, count):
 
 
 def _checked(grads, gather):
-    """Returns the gradients; asserts that all replicas have the same variables'."""
+    """Returns the gradients, and asserts that those of all replicas match."""
     mine = tf.constant([list(processes.digest([_describe(g) for g in grads]))])
     is_same = tf.reduce_all(tf.equal(gather(mine), mine))
     check = tf.debugging.Assert(

@@ -69,7 +69,7 @@ class AutomaticLossScaler:
         policy: The underlying `keras_lso.loss_scales.LossScale`.
 
     Raises:
-        ValueError, TypeError: If the algorithm or a parameter is invalid.
+        ValueError, TypeError: If the algorithm or a parameter is not valid.
 
     Example:
 

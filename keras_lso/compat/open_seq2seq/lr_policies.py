@@ -2,7 +2,7 @@
 
 Each function constructs a schedule of `keras_lso.schedules` from its other arguments
 and calls the schedule with the step. Optimizers take the schedules themselves. The
-module has the name of the one in OpenSeq2Seq.
+module has the same name in OpenSeq2Seq.
 """
 
 import inspect
@@ -49,7 +49,7 @@ def _policy(
     """Returns a function of the step and the arguments of a schedule.
 
     Its docstring has an example with the arguments `values` and the first five `rates`.
-    `name` is the default of the function's own argument `name`, which only one has.
+    `name` is the default of the argument `name`, which only one of the functions has.
     """
 
     def policy(*args, **kwargs):

@@ -38,7 +38,7 @@ class MixedPrecisionOptimizerWrapper(MixedPrecisionLossScaleOptimizer):
             scaled.
 
     Raises:
-        ValueError, TypeError: If an argument is invalid.
+        ValueError, TypeError: If an argument is not valid.
 
     Example:
 

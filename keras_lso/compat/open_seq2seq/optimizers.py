@@ -139,7 +139,7 @@ def optimize_loss(
         attributes are `optimizer`, `global_step`, `variables` and `accumulators`.
 
     Raises:
-        ValueError, TypeError: If an argument is invalid.
+        ValueError, TypeError: If an argument is not valid.
         AttributeError: If both `clip_gradients` and `larc_params` are given.
         RuntimeError: If `on_horovod=True` and no processes were started.
 

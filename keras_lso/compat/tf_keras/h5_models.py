@@ -20,7 +20,7 @@ from keras_lso.compat.tf_keras.files import load_optimizer_state
 from keras_lso.compat.untrusted_files import hard_group, read_datasets, read_names, text
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
-_ENDINGS = (".h5", ".hdf5")  # By these Keras recognises such a file.
+_ENDINGS = (".h5", ".hdf5")  # The endings by which Keras recognises such a file.
 
 
 class SavedTraining(NamedTuple):

@@ -49,7 +49,7 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
             that of `opt`.
 
     Raises:
-        ValueError, TypeError: If an argument is invalid.
+        ValueError, TypeError: If an argument is not valid.
 
     Example:
 
@@ -145,8 +145,8 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
             List of `(gradient, variable)` pairs. A gradient may be None.
 
         Raises:
-            ValueError: If `var_list` is needed and not given, or an argument is
-                invalid.
+            ValueError: If `var_list` is needed and not given, or an argument is not
+                valid.
             RuntimeError: If called in a cross-replica context.
         """
         check_choice("gate_gradients", gate_gradients, (0, 1, 2))
