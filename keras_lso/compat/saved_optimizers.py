@@ -1,6 +1,7 @@
 """Reads the config of a saved optimizer, and the numbers of its state.
 
-`_core/state_file.py` has the layout of the state. `.h5` files name the variables.
+`_core/state_file.py` has the layout of the state. A whole model in HDF5 names the
+variables.
 """
 
 import math
@@ -211,7 +212,7 @@ class _Numbered(_State):
         rest = self.datasets[_FIRST + (self._inner or 0) :]
         if len(rest) > 1 and _are_spikes(*rest[-2:]):
             rest = rest[:-2]
-        # The variables of a loss-scale policy are scalars; weights are only by chance.
+        # The variables of a loss-scale policy are scalars; weights seldom are.
         while rest and not rest[0].shape:
             rest = rest[1:]
         return rest

@@ -413,7 +413,7 @@ class PowerAndLinearDecay(LearningRateSchedule):
         if tail == 0:
             return rate
         left, _ = left_and_done(steps, self.total_decay_steps)
-        # A tail shorter than a step contains none. It may also underflow in float32.
+        # A tail shorter than a step contains no step, and may underflow in float32.
         tail = max(tail, 1e-6)
         rate = ops.where(left < tail, rate * (left / tail), rate)
         # A power may be infinite, and infinity times zero is NaN.

@@ -25,7 +25,7 @@ def power_of_two(count, rate):
     first, second = high * leading, low * leading
     integer = ops.floor(first + second)
     # The clips change values only where the power is zero or infinite anyway. Without
-    # them it would become NaN there.
+    # the clips the power would be NaN there.
     fraction = ops.clip((first - integer) + second, float32(-1), float32(2))
     rest = ops.clip((high + low) * (rate - leading), float32(-1), float32(1))
     # As factors: a compiler may reorder the terms of a longer sum.

@@ -145,7 +145,7 @@ def _whole(step):
 
 @keras.saving.register_keras_serializable("keras_lso", name="TransformerPolicy")
 class TransformerPolicy(LearningRateSchedule):
-    """OpenSeq2Seq's `transformer_policy`: linear, then one over the square root.
+    """OpenSeq2Seq's `transformer_policy`: a linear warm-up, then an inverse root.
 
     ```python
     step = step + 1

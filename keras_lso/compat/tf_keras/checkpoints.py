@@ -113,7 +113,7 @@ def _is_legacy(node):
 
 def _loss_scale_children(graph, node):
     """Returns the children of the loss scale's node, or {} if there is no such node."""
-    # The wrapper and its optimizer are one object; in TF 2.2 it was the parent.
+    # One node is both wrapper and optimizer; in TF 2.2 the wrapper was the parent.
     for owner in graph.nodes:
         if owner is node or owner.children.get("base_optimizer") == node.index:
             index = owner.children.get("loss_scale")
