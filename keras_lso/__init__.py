@@ -1,6 +1,6 @@
 """Loss scaling for Keras 3, on TensorFlow, JAX and PyTorch."""
 
-# Before anything that a version of Keras which is not supported could break.
+# First, since an unsupported version of Keras could break the other imports.
 from keras_lso._keras_internals import keras_version  # noqa: F401
 
 # isort: split
@@ -69,7 +69,7 @@ def _find(name: str) -> Any:
     raise AttributeError(f"module 'keras_lso' has no attribute {name!r}")
 
 
-if not TYPE_CHECKING:  # A type checker would believe in any name.
+if not TYPE_CHECKING:  # A type checker would accept any name.
     __getattr__ = _find
 
 

@@ -1,7 +1,7 @@
 """The command `keras-lso`, also `python -m keras_lso`.
 
-What it does is in `diagnostics/info.py`, `compat/saved_files.py` and
-`compat/precision_command.py`, which are imported when they are asked for.
+Its subcommands are in `diagnostics/info.py`, `compat/saved_files.py` and
+`compat/precision_command.py`, which are imported when they are used.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (OSError, ValueError) as error:
         from keras_lso.compat.saved_files_table import printable
 
-        # One line, whatever a file has put into it.
+        # One line, whatever text of a file is in it.
         line = printable(" ".join(str(error).split()))
         print(f"keras-lso: error: {line}", file=sys.stderr)
         return 2

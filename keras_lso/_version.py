@@ -1,3 +1,3 @@
-"""The version: the metadata of a build has it from here, a checkout may have none."""
+"""The version. A build takes it from here; a checkout may have no metadata."""
 
 __version__ = "0.3.0.dev0"

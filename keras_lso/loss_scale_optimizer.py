@@ -139,7 +139,7 @@ class LossScaleOptimizer(
               number is restored to the bit; in float16, numbers below `2**-14` are
               restored within `2**-40`.
             - `"stochastic"`: keeps nothing. The number is rounded at random to one of
-              the two nearest weights, which is right on average.
+              the two nearest weights, which is correct on average.
             - False: keeps nothing. The inner optimizer computes in 16 bits, and its
               slots have 16 bits too. In the other modes slots are float32.
 
@@ -646,10 +646,10 @@ class LossScaleOptimizer(
     def record_overflows(self) -> None:
         """Starts recording which gradients are not finite.
 
-        Each step then checks every gradient separately, which reads all gradients once
-        more. The record adds one variable to `variables`, so compiled functions must be
-        made again: `model.make_train_function(force=True)`, or `jax.jit` of a new
-        function.
+        Each step then checks every gradient separately, which reads all gradients a
+        second time. The record adds one variable to `variables`, so compiled functions
+        must be created again: `model.make_train_function(force=True)`, or `jax.jit` of
+        a new function.
 
         Raises:
             ValueError: If the optimizer has not been built yet.
@@ -683,7 +683,7 @@ class LossScaleOptimizer(
         A ring buffer on the device holds the last steps; the host reads nothing. The
         norm of the gradients is computed for the record where no option needs it
         already. The record adds two variables to `variables`, so compiled functions
-        must be made again, as after `record_overflows`. In `fit`,
+        must be created again, as after `record_overflows`. In `fit`,
         `keras_lso.callbacks.StepRecord` calls this method.
 
         Args:
@@ -746,7 +746,7 @@ class LossScaleOptimizer(
     def variables(self) -> VariableList:
         """All variables of this optimizer and of the inner optimizer.
 
-        A list, as in Keras 3, which is also callable, as in tf.keras. The last
+        The value is a list, as in Keras 3, and also callable, as in tf.keras. The last
         variables, `StepCounters.variables`, are not saved.
         """
         own = [*self._state.in_memory, *self._counters.variables]
@@ -769,8 +769,8 @@ class LossScaleOptimizer(
         """Hides `inner_optimizer` from Keras while a file is loaded.
 
         Keras saves and loads each object that `dir()` lists. It saves the inner
-        optimizer this way, so that its own class can read the file. When it loads the
-        file, `load_own_variables` has restored the inner optimizer already.
+        optimizer this way, so that Keras's own class can read the file. When Keras
+        loads the file, `load_own_variables` has restored the inner optimizer already.
 
         `get_slot_names` is never listed: TensorFlow's checkpoints recognise slots by
         it, and refuse to save the same slots twice.
@@ -792,7 +792,7 @@ class LossScaleOptimizer(
         return self.apply_gradients(grads_and_vars, name=name, scaled=True)
 
     def _weight_layouts(self):
-        # The first layout has no loss scale. It leaves the current one unchanged.
+        # The first layout has no loss scale, and leaves the current scale unchanged.
         return [self.weights, self._state.in_memory, list(self.variables)]
 
     def _assign_weights(self, variables, values):
@@ -825,7 +825,7 @@ class LossScaleOptimizer(
     def from_config(
         cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> Self:
-        """Makes an optimizer from the return value of `get_config`.
+        """Creates an optimizer from the return value of `get_config`.
 
         Args:
             config: The config dict. Configs of Keras's own `LossScaleOptimizer` and of
@@ -865,7 +865,7 @@ _IGNORED_AT_THEIR_DEFAULTS = {
 def refuse_unsupported(
     kwargs: dict[str, Any], class_name: str = "LossScaleOptimizer"
 ) -> None:
-    """Refuses all keywords, in Keras's own words."""
+    """Rejects all keywords, in Keras's own words."""
     for argument, default in _IGNORED_AT_THEIR_DEFAULTS.items():
         if kwargs.pop(argument, default) != default:
             raise ValueError(
@@ -881,7 +881,7 @@ def refuse_unsupported(
 def check_inner_optimizer(
     inner: keras.optimizers.Optimizer, argument: str = "inner_optimizer"
 ) -> None:
-    """Refuses objects that are not optimizers or that scale the loss already."""
+    """Rejects objects that are not optimizers or that scale the loss already."""
     check_optimizer(inner, argument)
     for stepper in have_rates(optimizers_in(inner)):
         check_callable_rate("learning_rate", rate_given_to(stepper))

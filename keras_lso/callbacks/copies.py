@@ -60,7 +60,7 @@ class Copies:
         self.restored: int = 0
 
     def may_be_due(self, steps: int) -> bool:
-        """Whether a copy may be due after this number of steps. Reads no device."""
+        """Whether a copy may be due after this number of steps; reads no device."""
         return steps >= self._due and self._optimizer.built
 
     def take(self, model: keras.Model, steps: int) -> None:
@@ -137,7 +137,7 @@ class Copies:
 
 
 def check_rates(optimizer: LossScaleOptimizer) -> None:
-    """Refuses learning rates that cannot be multiplied."""
+    """Rejects learning rates that cannot be multiplied."""
     for stepper in have_rates(optimizers_in(optimizer.inner_optimizer)):
         rate = rate_given_to(stepper)
         schedule = keras.optimizers.schedules.LearningRateSchedule

@@ -33,8 +33,8 @@ class LossScaleMonitor(OptimizerCallback):
 
     The monitor adds two entries to the logs of each epoch, which the progress bar and
     the `History` show: `loss_scale`, and `skipped_steps`, the number of steps skipped
-    since the optimizer was made. A few skipped steps are normal: a dynamic scale finds
-    its highest value by overflows.
+    since the optimizer was created. A few skipped steps are normal: a dynamic scale
+    finds its highest value by overflows.
 
     When `patience` steps in a row were skipped at the lowest loss scale, the model
     itself has diverged, and no scale can help. The monitor then warns once, in a
@@ -47,10 +47,10 @@ class LossScaleMonitor(OptimizerCallback):
 
     With `on_stall="restore"` training recovers automatically. The monitor keeps copies
     of all weights and of the optimizer in host memory. At a stall it restores the last
-    copy from before the first skipped step, lowers the learning rate, and goes on with
-    the next batch, with a warning each time. If this copy leads to another stall before
-    the next copy is due, the monitor restores the copy before it. Random states and the
-    metrics of the epoch are not restored.
+    copy from before the first skipped step, lowers the learning rate, and continues
+    with the next batch, with a warning each time. If this copy leads to another stall
+    before the next copy is due, the monitor restores the copy before it. Random states
+    and the metrics of the epoch are not restored.
 
     The monitor synchronises with the device at the end of an epoch and every `patience`
     batches, and, with `on_stall="restore"`, every `keep_every` batches, but at no other

@@ -11,7 +11,7 @@ from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
 
 class OptimizerCallback(keras.callbacks.Callback):
-    """A callback that finds the model's optimizer, and may write for TensorBoard.
+    """A callback that finds the model's optimizer, and may write an event file.
 
     Args:
         log_dir: The directory of an event file, one for each `fit`; `None` for no file.

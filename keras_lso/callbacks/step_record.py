@@ -135,7 +135,7 @@ class StepRecord(OptimizerCallback):
         self._write_scalars((row["step"], _scalars_of(row)) for row in rows)
 
     def _note_missing(self, missed, steps):
-        """Warns once if more steps were made than the ring buffer holds."""
+        """Warns once if more steps were taken than the ring buffer holds."""
         if not missed or self._has_warned:
             return
         self._has_warned = True

@@ -1,8 +1,8 @@
 """`SwapScheduleFreeWeights`: puts the average of schedule-free training in the model.
 
-Between epochs and after `fit` the model may hold the average. This module, rather than
-a callback, remembers whose model does: the next `fit`, or an evaluation, may use
-another callback.
+Between epochs and after `fit` the model may hold the average. This module remembers
+whose model does. A callback cannot: the next `fit`, or an evaluation, may use another
+one.
 """
 
 import weakref
@@ -27,8 +27,8 @@ class _Swapped(NamedTuple):
 
     Attributes:
         weights: The weights that it trains with, for `put_back`.
-        fingerprint: Fingerprint of the average in the model. It tells whether other
-            weights were loaded meanwhile.
+        fingerprint: Fingerprint of the average in the model. If the fingerprint
+            differs, other weights were loaded meanwhile.
     """
 
     weights: Pairs

@@ -1,4 +1,4 @@
-"""The names of other libraries, for code that is to run by changing its imports.
+"""The names of other libraries, so that code runs here after a change of its imports.
 
 `import keras_lso` alone imports no module of this folder.
 """
@@ -18,7 +18,7 @@ def _find(name: str) -> Any:
     return importlib.import_module(f"{__name__}.{name}")
 
 
-if not TYPE_CHECKING:  # A type checker would believe in any name.
+if not TYPE_CHECKING:  # A type checker would accept any name.
     __getattr__ = _find
 
 

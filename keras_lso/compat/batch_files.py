@@ -1,7 +1,7 @@
 """A batch in a `.npz` file, which an untrusted party may have written.
 
-NumPy would make objects of pickles, and an array as large as a header says before it
-looks whether the file is that large. Here neither happens.
+NumPy can unpickle objects, and it allocates an array of the size in a header before it
+checks whether the file is that large. This module prevents both.
 """
 
 import math
@@ -21,21 +21,21 @@ KEYS = (
 
 
 def read_batch(path: str | os.PathLike[str]) -> tuple[Any, Any, Any]:
-    """Returns the inputs, the targets and the weights of the examples in a file.
+    """Returns the inputs, the targets and the sample weights in a file.
 
-    Numbers are cast to `floatx`, as `fit` casts them. Several inputs or targets are a
-    dict of their names.
+    Floats are cast to `floatx`, as `fit` casts them. Several inputs or targets are
+    returned as a dict by name.
 
     Args:
         path: String or path of a `.npz` file, as `numpy.savez` writes it.
 
     Raises:
         OSError: If the file cannot be opened.
-        ValueError: If it is no such file, is damaged, would fill the memory, or holds
-            other arrays than a batch.
+        ValueError: If the file has another format, is damaged, would fill the memory,
+            or holds arrays that are no part of a batch.
     """
     path = os.fspath(path)
-    with open(path, "rb"):  # For an error of the disk that says what is wrong.
+    with open(path, "rb"):  # Its `OSError` says what is wrong.
         pass
     try:
         arrays = _arrays_in(path)
@@ -71,7 +71,7 @@ _HEADERS = {
 
 
 def _check_size(file, item):
-    """Refuses an array whose header does not say how large it is."""
+    """Raises an error if the header of an array does not match its size."""
     try:
         version = np.lib.format.read_magic(file)
         header = _HEADERS[version](file) if version in _HEADERS else None
@@ -101,7 +101,7 @@ def _as_in_fit(array):
 
 
 def _sorted(arrays):
-    """Returns inputs, targets and weights of the arrays of a file."""
+    """Sorts the arrays of a file into inputs, targets and sample weights."""
     known: dict[str, dict] = {"x": {}, "y": {}}
     for name, array in arrays.items():
         part, separator, rest = name.partition("_")
@@ -116,7 +116,7 @@ def _sorted(arrays):
 
 
 def _one_or_all(found, part, arrays):
-    """Returns the array of a part, or a dict of those of several; None without one."""
+    """Returns the array of a part, a dict if there are several, or None."""
     if "" in found and len(found) > 1:
         raise ValueError(
             f"It must hold `{part}` or arrays `{part}_NAME`, not both. It holds "

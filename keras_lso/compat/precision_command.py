@@ -1,6 +1,6 @@
 """`keras-lso report`: both reports on a saved model, and the recommendation.
 
-What a model and a batch in files may do is in `saving.py` and `batch_files.py`.
+`saving.py` reads the model, and `batch_files.py` reads the batch.
 """
 
 import contextlib
@@ -29,11 +29,11 @@ _STEPS = 4
 
 
 class Precision(NamedTuple):
-    """What `keras-lso report` prints.
+    """The result of `keras-lso report`.
 
     Attributes:
         float16: The `Float16Report`.
-        underflow: The `UnderflowReport`. None where there are no gradients.
+        underflow: The `UnderflowReport`. None if there are no gradients.
         recommendation: The `Recommendation`.
     """
 
@@ -43,7 +43,7 @@ class Precision(NamedTuple):
 
     @property
     def has_findings(self) -> bool:
-        """Whether something does not fit into float16, or is not finite at all."""
+        """Whether any value does not fit into float16 or is not finite."""
         layers = self.float16.layers.values()
         parts = (m for found in layers for _, m in found.parts())
         return (
@@ -53,7 +53,7 @@ class Precision(NamedTuple):
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns all of it, ready for JSON: numbers that are not finite as strings."""
+        """Returns all of it, ready for JSON: non-finite numbers become strings."""
         underflow = self.underflow and self.underflow.to_dict()
         return _finite(
             {
@@ -64,7 +64,7 @@ class Precision(NamedTuple):
         )
 
     def write(self, path: str | os.PathLike[str]) -> None:
-        """Writes it to a file as JSON."""
+        """Writes `to_dict()` to a file as JSON."""
         with open(path, "w", encoding="utf-8") as file:
             json.dump(self.to_dict(), file, indent=2, allow_nan=False)
             file.write("\n")
@@ -85,7 +85,7 @@ class Precision(NamedTuple):
 def precision_of(model_path: str, batch_path: str, hardware: str) -> Precision:
     """Returns both reports on a saved model and a batch, and the recommendation.
 
-    A bar on the standard error shows how far it is, if that is a terminal.
+    A progress bar appears on the standard error if that is a terminal.
 
     Args:
         model_path: String, a `.keras` or `.h5` file.
@@ -94,10 +94,11 @@ def precision_of(model_path: str, batch_path: str, hardware: str) -> Precision:
 
     Raises:
         OSError: If a file cannot be opened.
-        ValueError: If a file is none of these, or they do not fit each other.
+        ValueError: If a file has another format, or the model and the batch do not fit
+            each other.
     """
     hardware = check_hardware(hardware)
-    # First what is quickly read.
+    # The batch first, since it is read quickly.
     batch = read_batch(batch_path)
     with _progress() as advance:
         advance("loading the model")
@@ -120,7 +121,7 @@ def precision_of(model_path: str, batch_path: str, hardware: str) -> Precision:
 
 
 def _loaded(path):
-    with open(path, "rb"):  # For an error of the disk that says what is wrong.
+    with open(path, "rb"):  # Its `OSError` says what is wrong.
         pass
     if path.endswith(".weights.h5") or not path.endswith((".keras", ".h5", ".hdf5")):
         raise ValueError(
@@ -133,9 +134,9 @@ def _loaded(path):
 
 @contextlib.contextmanager
 def _saying(what):
-    """Turns any error into a ValueError that says what has failed.
+    """Converts any error to a ValueError that says what has failed.
 
-    What a file, or a layer in it, makes Keras raise has no common class.
+    The errors that Keras raises for a file, or for a layer in it, have no common class.
     """
     try:
         yield
@@ -145,7 +146,7 @@ def _saying(what):
 
 @contextlib.contextmanager
 def _progress() -> Iterator:
-    """Shows a bar; yields a function that says what is done next."""
+    """Shows a progress bar; yields a function that announces the next task."""
     console = Console(stderr=True)
     columns = BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn()
     hidden = {"transient": True, "disable": not console.is_terminal}
@@ -156,7 +157,7 @@ def _progress() -> Iterator:
 
 
 def _finite(value):
-    """Returns numbers that JSON does not have as "inf", "-inf" and "nan"."""
+    """Replaces numbers that JSON does not have by "inf", "-inf" and "nan"."""
     if isinstance(value, dict):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

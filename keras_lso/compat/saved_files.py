@@ -1,8 +1,8 @@
-"""What is in a saved file, told without making a model: `keras-lso show`.
+"""Reads the contents of a saved file without constructing a model: `keras-lso show`.
 
-The JSON configs and the shapes of the arrays are read, and of the optimizer's arrays
-those of one number. No class is imported, and nothing is made of a config. What the
-optimizer's part says is in `saved_optimizers.py`.
+This reads the JSON configs, the shapes of the arrays, and the optimizer's arrays that
+hold one number. It imports no class, and constructs nothing from a config.
+`saved_optimizers.py` reads the optimizer's part.
 """
 
 import json
@@ -23,22 +23,22 @@ from keras_lso.compat.untrusted_files import (
 )
 
 _MISFITS = (*DAMAGE, MemoryError, RecursionError, TypeError, ValueError)
-# In the root of a file that `save_weights` has written.
+# The groups in the root of a file that `save_weights` has written.
 _OF_WEIGHTS = ("_layer_checkpoint_dependencies", "layers", "optimizer", "vars")
 
 
 @dataclass
 class SavedFile:
-    """What is in a saved file.
+    """The contents of a saved file.
 
     Attributes:
         path: String, the path of the file.
         kind: String: "model", "model in HDF5" or "weights".
-        model: String, the class of the model. None of weights alone.
+        model: String, the class of the model. None for a file of weights.
         dtype_policies: Dict of the names of dtype policies to the number of layers that
-            have them. None of weights alone, whose layers it does not name.
+            have them. None for a file of weights, which does not name the layers.
         weights: Dict of the dtypes of the weights to their `number` and `bytes`.
-        optimizer: `SavedOptimizer`. None without one.
+        optimizer: `SavedOptimizer`. None if there is none.
     """
 
     path: str
@@ -59,17 +59,18 @@ class SavedFile:
 
 
 def contents_of(path: str | os.PathLike[str]) -> SavedFile:
-    """Returns what is in a `.keras`, `.h5` or `.weights.h5` file.
+    """Returns the contents of a `.keras`, `.h5` or `.weights.h5` file.
 
     Args:
         path: String or path of the file.
 
     Raises:
         OSError: If the file cannot be opened.
-        ValueError: If it is none of the above, is damaged, or would fill the memory.
+        ValueError: If the file has another format, is damaged, or would fill the
+            memory.
     """
     path = os.fspath(path)
-    with open(path, "rb"):  # For an error of the disk that says what is wrong.
+    with open(path, "rb"):  # Its `OSError` says what is wrong.
         pass
     try:
         if zipfile.is_zipfile(path):
@@ -126,11 +127,11 @@ def _of_hdf5(path):
 
 
 def _of_config(config):
-    """Returns the class of a model, and how many layers have which dtype policy."""
+    """Returns the class of a model, and the number of layers by dtype policy."""
     if not isinstance(config, dict) or not isinstance(config.get("config"), dict):
         raise ValueError("The config of the model is damaged: it is no dict.")
     policies: Counter = Counter()
-    # Not by recursion, which a config that is nested deeply would exhaust.
+    # A loop, since a deeply nested config would exceed the recursion limit.
     ahead: list = [config["config"]]
     while ahead:
         item = ahead.pop()
@@ -145,11 +146,11 @@ def _of_config(config):
 
 
 def _dtype_policy(config):
-    """Returns the name of the dtype policy of a layer; None of what is no layer."""
+    """Returns the name of the dtype policy of a layer; None for anything else."""
     arguments = config.get("config")
     if not isinstance(arguments, dict) or not config.get("class_name"):
         return None
-    # An input has a dtype, and computes nothing; only layers can be trainable.
+    # An input has a dtype but computes nothing. Only layers can be trainable.
     if config["class_name"] == "InputLayer" or "trainable" not in arguments:
         return None
     policy = arguments.get("dtype")
@@ -167,7 +168,7 @@ def _weights_in(file, optimizer):
         if name.startswith(optimizer):
             continue
         dtype = dataset.dtype.name
-        if dataset.dtype.kind == "V":  # HDF5 knows no bfloat16, and Keras names it.
+        if dataset.dtype.kind == "V":  # HDF5 has no bfloat16; Keras stores its name.
             dtype = str(text(dataset.attrs.get("dtype", "bfloat16")))
         counts = found.setdefault(dtype, {"number": 0, "bytes": 0})
         counts["number"] += 1

@@ -1,6 +1,6 @@
-"""What `keras-lso show` prints of a saved file.
+"""The text that `keras-lso show` prints about a saved file.
 
-It is apart from `saved_files.py`, since it imports rich, which takes a while.
+It is apart from `saved_files.py` because it imports rich, which takes a while.
 """
 
 from typing import TYPE_CHECKING
@@ -80,5 +80,5 @@ def _number(value):
 
 
 def printable(text: str) -> str:
-    """Returns a string of a file without what would move the cursor of a terminal."""
+    """Escapes the characters of a string that would move the cursor of a terminal."""
     return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)

@@ -1,6 +1,7 @@
-"""What a saved optimizer says of itself: its config, and the numbers of its state.
+"""Reads the config of a saved optimizer, and the numbers of its state.
 
-`_core/state_file.py` has the layout of the state. `.h5` files name the variables.
+`_core/state_file.py` has the layout of the state. A whole model in HDF5 names the
+variables.
 """
 
 import math
@@ -14,35 +15,37 @@ from keras_lso.compat.untrusted_files import (
     read_names,
 )
 
-# `iteration`, `learning_rate`, `step_counter`, `dynamic_scale`.
+# The wrapper's own: `iteration`, `learning_rate`, `step_counter`, `dynamic_scale`.
 _FIRST = 4
 _OF_KERAS = "keras.optimizers.LossScaleOptimizer"
 _WRAPPERS = ("LossScaleOptimizer", "GuardedOptimizer")
-# tf.keras 2 has the latter, and no scale in such a file.
+# tf.keras 2 uses the latter, and writes no scale into such a file.
 _ITERATIONS = ("iteration", "iter")
-# The first variable that belongs to no state.
+# The names of the first variable that belongs to no state.
 _UNSAVED = ("amax_since_update", "consecutive_skips")
 
 
 @dataclass
 class SavedOptimizer:
-    """The optimizer in a saved file. What the file does not say is None.
+    """The optimizer in a saved file. Attributes that the file does not hold are None.
 
     Attributes:
         name: String, the class.
-        inner_optimizer: String, the class of the optimizer inside; None of one that
-            wraps nothing.
+        inner_optimizer: String, the class of the wrapped optimizer; None if the
+            optimizer wraps nothing.
         policy: String, the class of the loss-scale policy.
-        policy_config: Dict of what the config says of it.
-        loss_scale: Float, the scale. None without loss scaling.
-        step_counter: Int, the finite steps since the scale was last moved.
-        applied_steps: Int, the steps that were applied.
-        skipped_steps: Int, those that were not. Keras's class does not count them.
-        learning_rate: Float, or the class of a schedule, a string.
+        policy_config: Dict of the policy's arguments in the config.
+        loss_scale: Float, the loss scale. None without loss scaling.
+        step_counter: Int, the number of finite steps since the last change of the loss
+            scale.
+        applied_steps: Int, the number of applied steps.
+        skipped_steps: Int, the number of skipped steps. Keras's class does not count
+            them.
+        learning_rate: Float; or a string, the class of a schedule.
         variables: Int, the number of variables of the state.
-        bytes: Int, theirs.
-        masters: Dict of `kind`, `number` and `bytes`. The numbers that a file holds are
-            those of any kind of masters, of which the config names one.
+        bytes: Int, the size of these variables.
+        masters: Dict of `kind`, `number` and `bytes` of the master weights. The arrays
+            in a file may be of any kind; only the config names the kind.
     """
 
     name: str | None = None
@@ -60,11 +63,11 @@ class SavedOptimizer:
 
 
 def of_weights(file: Any, config: Any) -> SavedOptimizer | None:
-    """Returns the optimizer of a file whose variables have numbers; None without one.
+    """Returns the optimizer of a file with numbered variables; None if it has none.
 
     Args:
         file: An open `h5py.File`, or None.
-        config: What the model's config says of the optimizer; None if it is unknown.
+        config: The optimizer's part of the model's config; None if it is unknown.
     """
     found = _of_config(config)
     group = None if file is None else hard_group(file, "optimizer/vars")
@@ -76,7 +79,7 @@ def of_weights(file: Any, config: Any) -> SavedOptimizer | None:
 
 
 def of_model(file: Any, config: Any) -> SavedOptimizer | None:
-    """Returns the optimizer of a whole model in HDF5; None without one."""
+    """Returns the optimizer of a whole model in HDF5; None if it has none."""
     found = _of_config(config)
     group = hard_group(file, "optimizer_weights")
     if group is None:
@@ -94,7 +97,7 @@ def _of_config(config):
         return found
     found.name = _class_name(config)
     arguments = _arguments(config)
-    # tf.keras's class for TF1 has it as `optimizer`.
+    # tf.keras's class for TF1 calls it `optimizer`.
     inner = arguments.get("inner_optimizer", arguments.get("optimizer"))
     if isinstance(inner, dict):
         found.inner_optimizer = _class_name(inner)
@@ -109,7 +112,7 @@ def _of_config(config):
 
 
 def _is_a(name, *classes):
-    """Whether a class, with where it comes from, has one of these names."""
+    """Whether a qualified class name ends in one of these names."""
     return str(name).rpartition(".")[2] in classes
 
 
@@ -127,14 +130,14 @@ def _add_policy(found, arguments):
 
 
 def _class_name(config):
-    """Returns the class that a config names, with where it comes from."""
+    """Returns the qualified name of the class that a config names."""
     name = str(config.get("registered_name") or config.get("class_name"))
     package, separator, rest = name.partition(">")
     if separator:
         return f"{package}.{rest}"
     module = str(config.get("module") or "")
     if module.startswith("keras.src."):
-        module = "keras.optimizers"  # As on PyTorch, which has classes of its own.
+        module = "keras.optimizers"  # On PyTorch Keras has classes of its own.
     return f"{module}.{config.get('class_name')}" if module else name
 
 
@@ -148,7 +151,7 @@ def _plain_items(config):
 
 
 def _plain(value):
-    """Returns a number, a string, a bool or None; of anything else its type."""
+    """Returns a number, a string, a bool or None unchanged; otherwise the type."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
     return type(value).__name__
@@ -161,14 +164,14 @@ class _State:
     """The variables of a saved optimizer.
 
     Args:
-        group: The `h5py.Group` that they are in.
-        names: List of their names below it.
+        group: The `h5py.Group` that holds them.
+        names: List of their names in the group.
 
     Attributes:
-        datasets: List of the variables, of which nothing is read yet.
+        datasets: List of the variables' datasets. No values are read yet.
     """
 
-    # Whether the wrapper's count is that of skipped steps, not of all.
+    # Whether the wrapper counts skipped steps only, not all steps.
     counts_skips = False
 
     def __init__(self, group, names):
@@ -176,7 +179,7 @@ class _State:
         self.datasets = [dataset_at(group, name) for name in names]
 
     def number(self, index):
-        """Returns the number that a variable is; None if it is none."""
+        """Returns the value of a variable; None if it is no single number."""
         if index is None or index >= len(self.datasets) or self.datasets[index].shape:
             return None
         value = read_dataset(self._group, self._names[index])
@@ -192,7 +195,7 @@ class _Numbered(_State):
 
     @property
     def is_scaled(self):
-        """Whether these are a wrapper's own four, and those of what it wraps."""
+        """Whether these are a wrapper's four variables and its inner optimizer's."""
         if self._inner is None or len(self.datasets) < _FIRST + self._inner:
             return False
         _, _, counter, scale = self.datasets[:_FIRST]
@@ -201,15 +204,15 @@ class _Numbered(_State):
         return are_numbers and kinds[0] in "iu" and kinds[1] == "f"
 
     def places(self):
-        """Returns the indices of scale, step counter and both counts of steps."""
+        """Returns the indices of loss scale, step counter and both counts of steps."""
         return (3, 2, 0, _FIRST) if self.is_scaled else (None, None, None, 0)
 
     def masters(self):
-        """Returns the datasets of masters, after those of the loss scale."""
+        """Returns the datasets of master weights, which follow the loss scale's."""
         rest = self.datasets[_FIRST + (self._inner or 0) :]
         if len(rest) > 1 and _are_spikes(*rest[-2:]):
             rest = rest[:-2]
-        # A loss-scale policy keeps single numbers, and a weight is one only by chance.
+        # The variables of a loss-scale policy are scalars; weights seldom are.
         while rest and not rest[0].shape:
             rest = rest[1:]
         return rest
@@ -221,7 +224,7 @@ class _Named(_State):
     def __init__(self, group, weights):
         names = read_names(group.attrs, "weight_names")
         ends = [name.rpartition("/")[2].partition(":")[0] for name in names]
-        # Later names belong to no state.
+        # The names from here on belong to no state.
         state = next((i for i, end in enumerate(ends) if end in _UNSAVED), len(names))
         self.counts_skips = state < len(names)
         self._ends, self._weights = ends[:state], weights
@@ -232,7 +235,7 @@ class _Named(_State):
         return self._first("dynamic_scale") is not None
 
     def _first(self, *ends, start=0):
-        """Returns the index of the first variable of such a name; None without one."""
+        """Returns the index of the first variable with such a name, or None."""
         rest = range(start, len(self._ends))
         return next((i for i in rest if self._ends[i] in ends), None)
 
@@ -266,13 +269,13 @@ def _are_spikes(norms, counts):
 
 
 def _add_state(found, state):
-    """Writes what the state says."""
+    """Adds the numbers of the state to `found`."""
     found.variables = len(state.datasets)
     found.bytes = sum(map(_bytes_of, state.datasets))
     scale, counter, steps, applied = state.places()
     found.applied_steps = state.number(applied)
     if isinstance(found.learning_rate, int | float) and applied is not None:
-        # A callback or the user may have assigned it.
+        # A callback or the user may have assigned the rate.
         rate = state.number(applied + 1)
         found.learning_rate = found.learning_rate if rate is None else rate
     if not state.is_scaled:
@@ -280,12 +283,12 @@ def _add_state(found, state):
     found.loss_scale = state.number(scale)
     found.step_counter = state.number(counter)
     if found.name is not None and found.inner_optimizer is None:
-        # `compile` has wrapped it, under `mixed_float16`.
+        # `compile` wrapped the optimizer, under `mixed_float16`.
         found.inner_optimizer, found.name = found.name, _OF_KERAS
         _add_policy(found, {})
     if found.name is None or "keras_lso" in found.name:
         found.skipped_steps = _skipped(state, steps, found.applied_steps)
-    # A `GuardedOptimizer` says so in its own learning rate.
+    # The learning rate of a `GuardedOptimizer` itself is -1.
     if _is_a(found.name, "GuardedOptimizer") or state.number(1) == -1.0:
         found.loss_scale = found.step_counter = None
     datasets = state.masters()
@@ -296,7 +299,7 @@ def _add_state(found, state):
 
 
 def _skipped(state, steps, applied):
-    """Returns the number of skipped steps; None if the file does not say it."""
+    """Returns the number of skipped steps; None if the file does not hold it."""
     total = state.number(steps)
     if total is None or applied is None or state.counts_skips:
         return total

@@ -1,6 +1,6 @@
-"""`deserialize` and `load_model`, which make Keras's LossScaleOptimizer ours.
+"""`deserialize` and `load_model`, which replace Keras's LossScaleOptimizer by ours.
 
-They are apart from `_core/configs.py`, which reads the configs, since they also read
+They are apart from `_core/configs.py`, which reads the configs, because they also read
 archives and HDF5 files.
 """
 
@@ -31,9 +31,9 @@ def deserialize(
 ) -> keras.optimizers.Optimizer:
     """Returns the optimizer that a config dict describes.
 
-    A `LossScaleOptimizer` in the config becomes that of `keras_lso`. Every backend
-    reads configs that were written on PyTorch. `keras.optimizers.deserialize` finds
-    classes by their bare names and does neither.
+    A `LossScaleOptimizer` in the config becomes a `keras_lso.LossScaleOptimizer`. Every
+    backend reads configs that were written on PyTorch. `keras.optimizers.deserialize`
+    finds classes by their bare names and does neither.
 
     Args:
         config: As `keras.optimizers.serialize` returns it.
@@ -73,12 +73,13 @@ def load_model(
 ) -> keras.Model:
     """Loads a model whose optimizer may be Keras's, or saved by any backend.
 
-    It works as `keras.saving.load_model`, except that
+    It works like `keras.saving.load_model`, except that
 
-    - a `keras.optimizers.LossScaleOptimizer` in a `.keras` or `.h5` file becomes that
-      of `keras_lso`, with its state;
+    - a `keras.optimizers.LossScaleOptimizer` in a `.keras` or `.h5` file becomes a
+      `keras_lso.LossScaleOptimizer`, with its state;
     - a file that was written on PyTorch loads on every backend;
-    - the optimizer in a `.h5` file has its state, which Keras loses, and trains on.
+    - the optimizer in a `.h5` file keeps its state, which Keras loses, and continues to
+      train.
 
     Args:
         filepath: Path of a `.keras` or `.h5` file.
@@ -86,7 +87,7 @@ def load_model(
             `None`.
         compile: Whether to compile the model as it was when it was saved. Defaults to
             `True`.
-        safe_mode: Whether to refuse files that contain code. Defaults to `True`.
+        safe_mode: Whether to reject files that contain code. Defaults to `True`.
 
     Returns:
         A Keras model.
@@ -131,15 +132,15 @@ def _refusing_what_is_damaged(filepath):
 
 
 def _adopted_copy(filepath, folder, custom_objects, compile):
-    """Returns the path of a copy in `folder` whose classes are ours.
+    """Writes a copy to `folder` whose classes are ours, and returns its path.
 
-    It is `filepath` itself if the file needs no change.
+    Returns `filepath` itself if the file needs no change.
     """
     with zipfile.ZipFile(filepath) as archive:
         refuse_bombs(archive)
         config = read_config(archive)
         if not compile:
-            # A model that is not compiled loads in spite of a damaged optimizer.
+            # A model that is not compiled loads even if its optimizer is damaged.
             config["compile_config"] = None
         adopted = adopt(config, custom_objects)
         if _was_wrapped_by_keras(archive, adopted):

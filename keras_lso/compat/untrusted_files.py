@@ -33,7 +33,7 @@ _MOST_EXPANSION = 100
 
 
 def refuse_bombs(archive: zipfile.ZipFile) -> None:
-    """Refuses a `zipfile.ZipFile` with a member that is large only once unpacked."""
+    """Raises a `ValueError` if a member of an archive is large only once unpacked."""
     for item in archive.infolist():
         if _is_bomb(item.file_size, item.compress_size):
             raise ValueError(
@@ -63,7 +63,7 @@ def hard_group(file: Any, path: str) -> Any:
 def dataset_at(group: Any, path: str) -> Any:
     """Returns the dataset at a path below a group, if the file itself holds it.
 
-    Nothing of it is read.
+    Its values are not read.
     """
     import h5py
 
@@ -101,9 +101,9 @@ def read_dataset(group: Any, path: str) -> NDArray[Any]:
 
 
 def read_datasets(group: Any, names: Iterable[str]) -> list[NDArray[Any]]:
-    """Returns the arrays of these names below a group, if each is there once.
+    """Returns the arrays with these names in a group. Each may occur only once.
 
-    An array that is named often, or has many names, would fill the memory.
+    Reading an array again for each of its names would fill the memory.
 
     Args:
         group: An `h5py.Group`.
@@ -127,7 +127,8 @@ def read_datasets(group: Any, names: Iterable[str]) -> list[NDArray[Any]]:
 def datasets_in(file: Any) -> dict[str, Any]:
     """Returns the datasets that a file itself holds, each once, by their paths.
 
-    Nothing of them is read. Groups may be in each other, and as deep as one likes.
+    Their values are not read. Groups may contain each other, and be nested to any
+    depth.
 
     Args:
         file: An `h5py.File`.
@@ -153,11 +154,11 @@ def datasets_in(file: Any) -> dict[str, Any]:
 
 
 def read_names(attributes: Mapping[str, Any], name: str) -> list[str]:
-    """Returns a list of strings, which Keras splits where it is too long for HDF5.
+    """Returns a list of strings, which Keras splits if it is too long for HDF5.
 
     Args:
         attributes: The attributes of a group.
-        name: The attribute that holds the list, or the beginning of several.
+        name: The attribute that holds the list, or the prefix of several.
     """
     parts = [name] if name in attributes else _numbered(attributes, name)
     values = [attributes[part] for part in parts]

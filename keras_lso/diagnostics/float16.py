@@ -1,4 +1,4 @@
-"""`float16_report`: where a model does not fit into float16, before it fails.
+"""`float16_report`: finds the layers of a model that do not fit into float16.
 
 `layer_watch.py` observes a pass, `float16_ranges.py` draws the conclusions, and
 `float16_table.py` writes the table.

@@ -133,7 +133,7 @@ def ranges_of(
 
 
 def _only_passes_on(layer, found, outputs):
-    """Whether a layer consists of others, and has no values of its own."""
+    """Whether a layer consists of other layers, and has no values of its own."""
     inside = children_of(layer)
     if not inside or found.ops or own_variables_of(layer):
         return False
@@ -199,7 +199,7 @@ def _overflow(found):
 
 
 def _bears_it(found):
-    """Whether numbers that only float32 holds do not become inf in float16.
+    """Whether numbers that only float32 can hold stay finite in float16.
 
     Layers may use other constants in float16, as Keras's attention does for its masks.
     """
@@ -269,7 +269,7 @@ def _to_keep(paths, path, found):
 
 
 def _outermost(paths, path):
-    """Returns the path of the Keras layer that made this layer, if there is one.
+    """Returns the path of the Keras layer that created this layer, if there is one.
 
     That layer has a single dtype policy in its config, and casts the inputs of this
     layer.

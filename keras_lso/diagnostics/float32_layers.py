@@ -40,7 +40,7 @@ def keep_in_float32(
     ```
 
     Saved files hold only the dtype policies in the layers' configs. If your own layer
-    makes sublayers without passing its `dtype` to them, a loaded model loses their
+    creates sublayers without passing its `dtype` to them, a loaded model loses their
     dtype policies: a warning names such layers.
 
     Args:
@@ -59,7 +59,7 @@ def keep_in_float32(
     Raises:
         TypeError: If `model` is not a `keras.Model`, or `layers` has another type.
         ValueError: If there is no such layer, or several layers have this name; if the
-            model is not built, cannot be made from its config, or is quantized; if
+            model is not built, cannot be created from its config, or is quantized; if
             `others` is not valid.
 
     Example:
@@ -91,7 +91,7 @@ def copied(
     policies: dict[int, str | None],
     optimizer_like: Callable[[Any], Any] | None = None,
 ) -> ModelT:
-    """Returns a copy of a model, and warns of what of it a saved file would not hold.
+    """Returns a copy of a model, and warns of dtype policies that a file would lose.
 
     Args:
         model: A `keras.Model` that is built.

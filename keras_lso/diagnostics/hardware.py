@@ -14,7 +14,7 @@ _GPU = re.compile(r"gpu:(\d{1,3})\.(\d{1,3})")
 
 
 def check_hardware(hardware: str) -> str:
-    """Returns `hardware`, or says which values there are."""
+    """Returns `hardware`. Raises a `ValueError` if it is not valid."""
     is_named = isinstance(hardware, str) and hardware in ("auto", "cpu", "tpu")
     if is_named or (isinstance(hardware, str) and _GPU.fullmatch(hardware)):
         return hardware
@@ -28,10 +28,11 @@ def hardware_of(model: keras.Model, x: Any) -> str:
 
     Args:
         model: A `keras.Model` that is built.
-        x: Its inputs, tensors, which say it of a model without weights.
+        x: The model's inputs, tensors. They tell the hardware of a model without
+            weights.
 
     Raises:
-        ValueError: If it is unknown what the hardware is fast in.
+        ValueError: If the dtypes in which the hardware is fast are unknown.
     """
     tensors = [v.value for v in model.weights[:1]] or keras.tree.flatten(x)
     found = backend.hardware_of(tensors[0])
@@ -47,10 +48,10 @@ def hardware_of(model: keras.Model, x: Any) -> str:
 
 
 def policy_for(hardware: str) -> tuple[str, str]:
-    """Returns the dtype policy for the hardware, and a sentence that says why.
+    """Returns the dtype policy for the hardware, and the reason as a sentence.
 
     Args:
-        hardware: String that `check_hardware` accepts, but for `"auto"`.
+        hardware: String that `check_hardware` accepts, except `"auto"`.
     """
     if hardware == "cpu":
         return "float32", "A CPU computes in float32 as fast as in 16 bits, or faster."
@@ -83,6 +84,6 @@ def is_fast_in(hardware: str, dtype: str) -> bool:
 
 
 def _capability(hardware):
-    """Returns the compute capability as a tuple, which compares as numbers do."""
+    """Returns the compute capability as a tuple of ints, which can be compared."""
     major, minor = hardware.removeprefix("gpu:").split(".")
     return int(major), int(minor)

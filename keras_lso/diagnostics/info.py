@@ -1,4 +1,4 @@
-"""What a bug report needs: versions, backend, devices, the step of each optimizer."""
+"""The facts for a bug report: versions, backend, devices, step of each optimizer."""
 
 import inspect
 import platform
@@ -23,7 +23,7 @@ _ARGUMENTS = {
     "SGD": {"learning_rate": 0.01},
     "SGD, momentum": {"learning_rate": 0.01, "momentum": 0.9},
 }
-# Classes that step by another optimizer.
+# Classes that leave the step to another optimizer.
 _WRAPPERS = ("LossScaleOptimizer", "MultiOptimizer", "Optimizer")
 
 
@@ -42,7 +42,7 @@ def print_info() -> None:
 
 def facts() -> dict[str, str]:
     """Returns versions, backend, devices and dtypes, a dict of strings."""
-    # Not from the metadata: a nightly Keras has another name there, a checkout none.
+    # Not from the metadata: there a nightly Keras has another name, a checkout none.
     versions = {
         "keras_lso": _version.__version__,
         "keras": keras.__version__,
@@ -65,7 +65,7 @@ def steps() -> dict[str, str]:
 
 
 def _optimizers():
-    """Returns a dict of names to functions that make an optimizer."""
+    """Returns a dict of names to functions that create an optimizer."""
     found: dict[str, Callable] = {}
     for name, cls in inspect.getmembers(keras.optimizers, inspect.isclass):
         is_optimizer = issubclass(cls, keras.optimizers.Optimizer)

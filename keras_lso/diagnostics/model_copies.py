@@ -1,7 +1,7 @@
 """Copies a model with other dtype policies: from its configs, with its weights.
 
 A functional or `Sequential` model is cloned layer by layer, so that a layer that is in
-several nested models stays one layer. Everything else is made from its config.
+several nested models stays one layer. Everything else is created from its config.
 """
 
 import inspect
@@ -45,7 +45,7 @@ def copy_of_model(
         in no config.
 
     Raises:
-        ValueError: If a layer or the model cannot be made from its config.
+        ValueError: If a layer or the model cannot be created from its config.
     """
     classes = {type(layer).__name__: type(layer) for layer in layers_of(model)}
     with keras.saving.custom_object_scope(classes):
@@ -101,7 +101,7 @@ class _Copies:
                 f"`get_config` that returns the arguments of `{name}.__init__`. "
                 f"Received: {layer!r}, and the error: {error}"
             ) from error
-        # Set now, since `build` makes the weights in the dtype of the dtype policy.
+        # Set now, since `build` creates the weights in the dtype of the dtype policy.
         for old, new in _pairs(layer, copy):
             _set_policy(new, old, self.policies)
         self._of_configs.append(copy)
@@ -118,7 +118,7 @@ class _Copies:
 
 
 def made_again(value: Any) -> Any:
-    """Returns a layer, metric or optimizer made from its config.
+    """Returns a layer, metric or optimizer created from its config.
 
     The user's functions are taken from `value` itself. A config holds only the name of
     a function, or the code of a lambda, which Keras can seldom turn back into one.
@@ -149,7 +149,7 @@ def _named(value):
 
 
 def _unbuilt(config):
-    """Returns a config whose inner layers are made without their weights."""
+    """Returns a config whose inner layers are created without their weights."""
     if isinstance(config, dict):
         is_layer = "class_name" in config
         return {
@@ -163,7 +163,7 @@ def _unbuilt(config):
 def _pairs(old, new):
     """Returns a list of layers and their counterparts, as far as these exist.
 
-    Some layers make their inner layers only when they are built.
+    Some layers create their inner layers only when they are built.
     """
     found, ahead, seen = [], [(old, new)], set()
     while ahead:
@@ -199,7 +199,7 @@ def _build_like(copy, model):
 
 
 def _check_alike(model, copy, pairs):
-    """Refuses a copy that has other layers or variables."""
+    """Raises an error if a copy has other layers or variables."""
     shapes = [[tuple(v.shape) for v in m.variables] for m in (model, copy)]
     if len(pairs) != len(layers_of(model)) or shapes[0] != shapes[1]:
         name = type(model).__name__

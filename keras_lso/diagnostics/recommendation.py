@@ -1,8 +1,8 @@
 """`recommend`: the dtype policy, layers in float32 and loss scale for some hardware.
 
-Which dtype policy which hardware is for is in `hardware.py`, the bytes are counted in
-`training_bytes.py`, the optimizer is wrapped in `recommended_optimizers.py`. What a
-file of a recommendation may hold is in `recommendation_file.py`.
+`hardware.py` has the dtype policy for each kind of hardware. `training_bytes.py` counts
+the bytes, `recommended_optimizers.py` wraps the optimizer, and `recommendation_file.py`
+reads and checks the file of a recommendation.
 """
 
 import difflib
@@ -56,13 +56,14 @@ def recommend(
 
     | hardware | dtype policy | optimizer |
     | --- | --- | --- |
-    | CPU, older GPU | `"float32"` | as it is |
+    | CPU, older GPU | `"float32"` | unchanged |
     | GPU of compute capability 7.0 or 7.5 | `"mixed_float16"` | `LossScaleOptimizer` |
     | GPU from 8.0 on, TPU | `"mixed_bfloat16"` | `GuardedOptimizer` |
 
-    With float16 the model is looked at as by `float16_report`: which layers have to
-    stay in float32, and at which loss scale no gradient overflows. A model whose own
-    weights are in bfloat16 or float16 keeps them, and its optimizer masters of them.
+    For float16, the function examines the model as `float16_report` does, to find the
+    layers that have to stay in float32 and a loss scale at which no gradient overflows.
+    A model whose own weights are in bfloat16 or float16 keeps these weights, and its
+    optimizer keeps master weights.
 
     ```python
     found = keras_lso.recommend(model, x_batch, y_batch, hardware="gpu:7.5")
@@ -70,31 +71,32 @@ def recommend(
     model = found.apply(model)
     ```
 
-    The model is run on the batch, and left as it was. The optimizer that is recommended
-    is built once to count its variables, which takes their memory for a moment.
+    The function runs the model on the batch, and leaves the model unchanged. It builds
+    the recommended optimizer once to count its variables, which takes their memory for
+    a moment.
 
     Args:
-        model: A `keras.Model`. If it is compiled, its gradients are looked at, and
-            the variables of its optimizer are counted.
-        x: Inputs of one batch. Or any other data that `fit` takes, of which the first
-            batch is used.
-        y: Targets of one batch. Defaults to `None`: `x` yields them, or the model's
-            loss needs none, or the forward pass alone is looked at.
-        sample_weight: Weights of the examples. Defaults to `None`: 1, or those that
-            `x` yields.
-        hardware: String, what is to train the model: `"cpu"`, `"tpu"`, or `"gpu:7.5"`
-            with the compute capability of the GPU. Defaults to `"auto"`: what the
-            model is on. If bfloat16 has too few digits for a model, `"gpu:7.5"`
-            recommends float16, on a newer GPU too.
+        model: A `keras.Model`. If it is compiled, the function examines its gradients,
+            and counts the variables of its optimizer.
+        x: Inputs of one batch, or any other data that `fit` takes. Only the first batch
+            is used.
+        y: Targets of one batch. Defaults to `None`: `x` yields the targets, or the
+            model's loss needs none, or only the forward pass is examined.
+        sample_weight: Weights of the examples. Defaults to `None`: 1, or the weights
+            that `x` yields.
+        hardware: String, the hardware that is to train the model: `"cpu"`, `"tpu"`, or
+            `"gpu:7.5"` with the compute capability of the GPU. Defaults to `"auto"`:
+            the hardware that the model is on. If bfloat16 has too few digits for your
+            model, write `"gpu:7.5"` for a newer GPU too: it recommends float16.
 
     Returns:
         A `keras_lso.diagnostics.Recommendation`.
 
     Raises:
         TypeError: If `model` is not a `keras.Model`.
-        ValueError: If `hardware` is none of the above, if it is `"auto"` and the model
-            is on hardware of which it is unknown which dtypes are fast there, if a
-            layer is quantized, or if another argument is none of the above.
+        ValueError: If `hardware` is not valid, if it is `"auto"` and the fast dtypes of
+            the model's hardware are unknown, if a layer is quantized, or if another
+            argument is not valid.
 
     Example:
 
@@ -130,7 +132,7 @@ def _check_model(model):
 def report_of(model: keras.Model, batch: tuple[Any, Any, Any]) -> Float16Report:
     """Returns the `float16_report` of a model as it would be in float16.
 
-    Layers that compute in float32 in a model of bfloat16 stay so in it.
+    In a bfloat16 model, layers that compute in float32 stay in float32.
 
     Args:
         model: A `keras.Model` that is built.
@@ -159,8 +161,8 @@ def recommendation_of(
         model: A `keras.Model` that is built.
         batch: Tuple of inputs, targets and weights of the examples, tensors or None.
         hardware: String, the hardware, not `"auto"`.
-        report: What `report_of` returned for it. Defaults to `None`: it is called
-            where there is something to ask it.
+        report: The return value of `report_of` for the model. Defaults to `None`:
+            `report_of` is called if it is needed.
     """
     paths = LayerPaths(model)
     own = weights_of_16_bits(model)
@@ -198,10 +200,10 @@ def recommendation_of(
 
 
 def _count(found, model, policies, x):
-    """Writes the bytes of a recommendation."""
+    """Counts the bytes, and writes them into a recommendation."""
     counted = TrainingBytes(model, x)
     own = dict.fromkeys(policies)
-    # PyTorch knows no such attribute of a model that is not compiled.
+    # On PyTorch, a model that is not compiled has no such attribute.
     optimizer = getattr(model, "optimizer", None)
     # One after the other: either may take much of the memory.
     now = _built(optimizer, model, own, _built_or_again)
@@ -225,7 +227,7 @@ def _built_or_again(optimizer):
 def _built(optimizer, model, policies, make):
     """Returns the optimizer that `make` returns, built for these dtype policies.
 
-    None if there is none, or none can be made.
+    Returns None if there is no optimizer, or if `make` fails.
     """
     if optimizer is None:
         return None
@@ -234,14 +236,14 @@ def _built(optimizer, model, policies, make):
     except (NotImplementedError, TypeError, ValueError):
         return None
     with warnings.catch_warnings():
-        # Training itself will give them.
+        # Training itself will give the warnings.
         warnings.simplefilter("ignore")
         optimizer.build(_weights_under(model, policies))
     return optimizer
 
 
 def _weights_under(model, policies):
-    """Returns the trainable weights, those that change their dtype as copies."""
+    """Returns the trainable weights, with copies of those that change their dtype."""
     variables = []
     for variable, layer in owners_of(model):
         if variable.trainable:
@@ -258,23 +260,26 @@ def _weights_under(model, policies):
 class Recommendation:
     """The result of `keras_lso.recommend`. `print` it, or `apply` it to a model.
 
-    A path is the names of the layers that a layer is in and its own, with slashes
-    between, such as `"encoder/dense"`.
+    A path consists of the names of the enclosing layers and the layer's own name,
+    separated by slashes, such as `"encoder/dense"`.
 
     Attributes:
-        hardware: String, for which it is: `"cpu"`, `"tpu"`, or `"gpu:7.5"` with the
-            compute capability.
+        hardware: String, the hardware that the recommendation is for: `"cpu"`, `"tpu"`,
+            or `"gpu:7.5"` with the compute capability.
         dtype_policy: String, the name of the dtype policy.
-        layers_in_float32: List of the paths of layers that compute in float32 all the
-            same. Layers inside them do so as well.
-        initial_scale: Float, of the `LossScaleOptimizer`. None without loss scaling.
-        master_weights: String, the kind of masters. None if no weight needs one.
-        optimizer: `"LossScaleOptimizer"`, `"GuardedOptimizer"`, or None: as it is.
-        bytes: Dict of what training holds under the recommended dtype policy:
-            `"weights"`, `"gradients"`, `"optimizer"` (with masters), and `"outputs"`,
-            what layers return for the batch.
-        bytes_now: Dict, the same of the model as it is.
-        reasons: List of strings, sentences that say why.
+        layers_in_float32: List of the paths of layers that still compute in float32.
+            The layers inside them do so as well.
+        initial_scale: Float, the initial scale of the `LossScaleOptimizer`. None
+            without loss scaling.
+        master_weights: String, the kind of master weights. None if no weight needs a
+            master.
+        optimizer: `"LossScaleOptimizer"`, `"GuardedOptimizer"`, or None if the
+            optimizer stays as it is.
+        bytes: Dict of the bytes that training holds under the recommended dtype policy:
+            `"weights"`, `"gradients"`, `"optimizer"` (with master weights), and
+            `"outputs"` (the layers' outputs for the batch).
+        bytes_now: Dict of the same bytes for the model as it is.
+        reasons: List of strings, the reasons as sentences.
     """
 
     hardware: str
@@ -290,23 +295,23 @@ class Recommendation:
     def apply(self, model: keras.Model) -> keras.Model:
         """Returns a model that follows the recommendation.
 
-        If the model is compiled, so is the new one: with an optimizer of the same
-        config, in the wrapper that is recommended. A spike guard, a kind of masters and
-        a loss-scale policy that the model's optimizer has stay; the optimizer starts
-        again. Set the dtype policy by `keras.config.set_dtype_policy` as well: layers
-        that you add have it, and a `GuardedOptimizer` warns where it is float16.
+        If the model is compiled, the new model is compiled too, with an optimizer of
+        the same config in the recommended wrapper. The wrapper keeps the spike guard,
+        the kind of master weights and the loss-scale policy of the model's optimizer;
+        the optimizer begins with a new state. Set the dtype policy with
+        `keras.config.set_dtype_policy` as well: layers that you add have it, and a
+        `GuardedOptimizer` warns if it is float16.
 
         Args:
-            model: A `keras.Model` that is built, with the layers of the one that was
-                looked at.
+            model: A built `keras.Model` with the layers of the model that was examined.
 
         Returns:
             A new model with the same weights: see `keras_lso.keep_in_float32`.
 
         Raises:
-            ValueError: If a layer of the recommendation is none of the model's, if the
-                dtype of the model's weights is not the one it is for, and as
-                `keras_lso.keep_in_float32` does.
+            ValueError: If the model lacks a layer of the recommendation, if its weights
+                do not have the dtype that the recommendation is for, or for the reasons
+                listed in `keras_lso.keep_in_float32`.
 
         Example:
 
@@ -350,8 +355,8 @@ class Recommendation:
         """Returns the recommendation as JSON.
 
         Args:
-            path: String or path of a file to write it to as well. Defaults to `None`:
-                it is only returned.
+            path: String or path of a file to write the JSON to. Defaults to `None`: the
+                JSON is only returned.
         """
         text = json.dumps(self.to_dict(), indent=2)
         if path is not None:
@@ -364,11 +369,11 @@ class Recommendation:
         """Returns the recommendation that `to_json` has written.
 
         Args:
-            path_or_text: String or path of a file, also one that `keras-lso report`
+            path_or_text: String or path of a file that `to_json` or `keras-lso report`
                 has written; or the JSON itself, a string that begins with a brace.
 
         Raises:
-            ValueError: If it holds no recommendation.
+            ValueError: If the file or the string holds no recommendation.
 
         Example:
 

@@ -1,4 +1,4 @@
-"""The JSON of a `Recommendation`: read, and refused if it is of something else."""
+"""Reads the JSON of a `Recommendation`, and rejects any other JSON."""
 
 import json
 import os
@@ -40,7 +40,7 @@ def _is_one_of(*values):
 
 _LIST = "a list of strings"
 _BYTES = f"a dict of whole numbers, of the keys {', '.join(KINDS)}"
-# What each key has to be: how it is told, and in words.
+# The requirement of each key: a check, and a description.
 _FIELDS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "hardware": (_is_hardware, f"one of {HARDWARE}, but for 'auto'"),
     "dtype_policy": (_is_one_of(*POLICIES), f"one of {', '.join(POLICIES)}"),
@@ -82,7 +82,7 @@ def read(path_or_text: str | os.PathLike[str]) -> dict[str, Any]:
         raise ValueError(
             f"The recommendation is no JSON ({error}). Received: {source}"
         ) from error
-    # What `keras-lso report` writes holds the reports as well.
+    # The file of `keras-lso report` holds the reports as well.
     if isinstance(found, dict) and isinstance(found.get("recommendation"), dict):
         found = found["recommendation"]
     _check(found, source)

@@ -1,11 +1,11 @@
-"""Why a recommendation is what it is: sentences."""
+"""The reasons for a recommendation, as sentences."""
 
 from keras_lso.diagnostics.float16 import Float16Report
 from keras_lso.diagnostics.hardware import is_fast_in, policy_for
 
 
 def of_weights(dtype: str, hardware: str) -> str:
-    """Returns why weights of 16 bits keep their dtype."""
+    """Returns the reason why 16-bit weights keep their dtype."""
     masters = "masters keep the steps that 16 bits would round away"
     reason = f"The weights of the model are in {dtype}, and stay so: {masters}."
     if is_fast_in(hardware, dtype):
@@ -15,7 +15,7 @@ def of_weights(dtype: str, hardware: str) -> str:
 
 
 def of_report(report: Float16Report) -> list[str]:
-    """Returns why layers stay in float32."""
+    """Returns the reasons why layers stay in float32."""
     reasons = [
         f"{path}: {reason}."
         for path, found in report.layers.items()
@@ -32,7 +32,7 @@ def of_report(report: Float16Report) -> list[str]:
 
 
 def of_scale(scale: float | None) -> str:
-    """Returns why the loss scale begins where it does."""
+    """Returns the reason for the initial loss scale."""
     if scale is None:
         return (
             "The gradients were not looked at, for want of targets or of a compiled "

@@ -1,6 +1,6 @@
-"""What a `Recommendation` prints: the set-up in words, and a table of bytes.
+"""The text that a `Recommendation` prints: the settings, and a table of bytes.
 
-It is apart from `recommendation.py`, since it imports rich, which takes a while.
+It is a separate module since importing rich takes a while.
 """
 
 from typing import TYPE_CHECKING

@@ -1,7 +1,7 @@
-"""The optimizer of a recommendation: that of a model, wrapped as recommended.
+"""The optimizer of a recommendation: the model's optimizer, wrapped as recommended.
 
-The user's choices for a wrapper stay: its spike guard, its kind of masters, and its
-loss-scale policy, except the first scale.
+The new wrapper keeps the user's choices: the spike guard, the kind of master weights,
+and the loss-scale policy, except its initial scale.
 """
 
 import keras
@@ -11,7 +11,7 @@ from keras_lso.diagnostics.model_copies import made_again
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 from keras_lso.optimizers.guarded import GuardedOptimizer
 
-# The keys of the config of a loss-scale policy that say where the scale begins.
+# The keys of the initial scale in the config of a loss-scale policy.
 _INITIAL = ("initial_loss_scale", "loss_scale_value")
 
 
@@ -25,12 +25,12 @@ def wrapped_like(
     Args:
         optimizer: The optimizer of a model, in any wrapper or in none.
         wrapper: `"LossScaleOptimizer"`, `"GuardedOptimizer"` or None.
-        initial_scale: Float, for the first of them.
+        initial_scale: Float, the initial scale of a `LossScaleOptimizer`.
     """
     bare, old = optimizer, None
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         bare = optimizer.inner_optimizer
-        # Keras's class also has a first scale.
+        # Only the inner optimizer of Keras's own class is kept.
         old = optimizer if isinstance(optimizer, LossScaleOptimizer) else None
     inner = made_again(bare)
     arguments: dict = {}
@@ -40,7 +40,7 @@ def wrapped_like(
     if wrapper == "LossScaleOptimizer":
         policy = _policy_like(old, initial_scale)
         return LossScaleOptimizer(inner, **policy, **arguments)
-    # Without loss scaling, who has a guard keeps it.
+    # Without loss scaling, an optimizer that has a guard keeps it.
     is_guarded = isinstance(old, GuardedOptimizer) or arguments.get("spike_guard")
     if wrapper == "GuardedOptimizer" or is_guarded:
         return GuardedOptimizer(inner, **arguments)
@@ -48,14 +48,14 @@ def wrapped_like(
 
 
 def kind_of_masters(optimizer: keras.optimizers.Optimizer | None) -> str:
-    """Returns the kind of masters that an optimizer has by choice, or the default."""
+    """Returns the chosen kind of an optimizer's master weights, or the default."""
     chosen = getattr(optimizer, "master_weights", None)
     is_ours = isinstance(optimizer, LossScaleOptimizer)
     return chosen if is_ours and chosen in KINDS else "float32"
 
 
 def _policy_like(old, initial_scale):
-    """Returns the arguments that say what the loss scale does."""
+    """Returns the arguments that describe the loss scale."""
     if old is None or isinstance(old, GuardedOptimizer):
         return {"initial_scale": initial_scale}
     policy = old.loss_scale_policy

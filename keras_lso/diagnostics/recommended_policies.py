@@ -1,4 +1,4 @@
-"""Which layers a recommendation is for, and the dtype policy that each of them gets."""
+"""The layers of a recommendation, and the dtype policy that each of them gets."""
 
 import keras
 
@@ -12,20 +12,20 @@ WIDE_WEIGHTS = ("float32", "mixed_float16", "mixed_bfloat16")
 
 
 def weights_of_16_bits(model: keras.Model) -> str | None:
-    """Returns the dtype of the weights that have 16 bits; None without any."""
+    """Returns the dtype of the weights that have 16 bits; None if there are none."""
     dtypes = {keras.backend.standardize_dtype(v.dtype) for v in model.weights}
     return next((dtype for dtype in NARROW if dtype in dtypes), None)
 
 
 def in_float32_already(paths: LayerPaths) -> list[str]:
-    """Returns the layers that compute in float32 in a model of 16 bits: their paths."""
+    """Returns the paths of the layers that compute in float32 in a 16-bit model."""
     layers = paths.layers
     if not any(layer.compute_dtype in NARROW for layer in layers.values()):
         return []
     wide = {
         path
         for path in paths.parents
-        # It computes nothing.
+        # An `InputLayer` computes nothing.
         if not isinstance(layers[path], keras.layers.InputLayer)
         and all(layers[p].compute_dtype == "float32" for p in paths.inside(path))
     }
@@ -33,7 +33,7 @@ def in_float32_already(paths: LayerPaths) -> list[str]:
 
 
 def outermost(paths: LayerPaths, wanted: set[str]) -> list[str]:
-    """Returns those paths that are inside no other, in the model's order."""
+    """Returns the paths that are inside no other path, in the model's order."""
     inside = {p for path in wanted for p in paths.inside(path) if p != path}
     return [path for path in paths.layers if path in wanted and path not in inside]
 
@@ -41,14 +41,14 @@ def outermost(paths: LayerPaths, wanted: set[str]) -> list[str]:
 def policies_of(
     paths: LayerPaths, policy: str, in_float32: list[str]
 ) -> dict[int, str | None]:
-    """Returns the name of the dtype policy that each layer gets, by its id.
+    """Returns the name of the dtype policy that each layer gets, by the layer's id.
 
-    None for its own, which layers of 16-bit weights keep.
+    The name is None if the layer keeps its own, as layers with 16-bit weights do.
 
     Args:
         paths: `LayerPaths` of the model.
-        policy: String, the dtype policy that is recommended.
-        in_float32: List of the paths of layers that compute in float32 all the same.
+        policy: String, the recommended dtype policy.
+        in_float32: List of the paths of layers that still compute in float32.
     """
     kept = paths_inside(paths, in_float32)
     target = policy if policy in WIDE_WEIGHTS else None
@@ -66,7 +66,7 @@ def policies_of(
 
 
 def masters_of(model: keras.Model, policies: dict[int, str | None]) -> str | None:
-    """Returns the kind of masters; None if no weight that is trained needs any."""
+    """Returns the kind of master weights; None if no trained weight needs a master."""
     dtypes = {
         weight_dtype(variable, layer, policies[id(layer)])
         for variable, layer in owners_of(model)

@@ -1,6 +1,6 @@
-"""What training holds in memory: weights, gradients, optimizer, outputs of layers.
+"""The memory of training: weights, gradients, optimizer, and outputs of layers.
 
-All is counted of variables that are there, and of what layers return for a batch.
+The counts come from existing variables, and from the layers' outputs for a batch.
 """
 
 import re
@@ -33,12 +33,12 @@ class TrainingBytes:
         policies: dict[int, str | None],
         optimizer: keras.optimizers.Optimizer | None,
     ) -> dict[str, int]:
-        """Returns the bytes, a dict of the keys `KINDS`.
+        """Returns the bytes as a dict with the keys `KINDS`.
 
         Args:
             policies: Dict of ids of layers to the names of the dtype policies that they
                 get, or None for their own.
-            optimizer: The optimizer, built; None where there is none.
+            optimizer: The built optimizer; None if there is none.
         """
         weights = [
             (variable, _elements(variable.shape) * size_of(dtype))
@@ -79,13 +79,13 @@ def weight_dtype(
 
 
 def bytes_of(variable: keras.Variable) -> int:
-    """Returns the bytes of a variable."""
+    """Returns the size of a variable in bytes."""
     dtype = keras.backend.standardize_dtype(variable.dtype)
     return _elements(variable.shape) * size_of(dtype)
 
 
 def size_of(dtype: str) -> int:
-    """Returns the bytes of a number."""
+    """Returns the size of a number of this dtype in bytes."""
     bits = re.search(r"\d+", dtype)
     return int(bits[0]) // 8 if bits else 1  # A bool.
 
@@ -109,10 +109,10 @@ def owners_of(model: keras.Model) -> list[tuple[keras.Variable, keras.layers.Lay
 
 
 def _outputs_of(model, x):
-    """Returns the layer, the elements and the dtype of each output, a list of tuples.
+    """Returns a list of tuples: each output's layer, number of elements, and dtype.
 
-    Of layers without others in them. A recurrent layer counts as one: its cell returns
-    one step at a time.
+    Only layers without inner layers count. A recurrent layer counts as one layer, since
+    its cell returns one step at a time.
     """
     found = []
 

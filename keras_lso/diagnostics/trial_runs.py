@@ -97,9 +97,9 @@ def attribute_set(owner: object, name: str, value: Any) -> Iterator[None]:
 def unchanged(model: keras.Model) -> Iterator[None]:
     """Restores the state that a pass changes.
 
-    This is statistics, seeds, metrics, masks of dropout and the states of recurrent
-    layers; and weights, since `SpectralNormalization` assigns its kernel when it is
-    called.
+    This state is statistics, seeds, metrics, dropout masks and the states of recurrent
+    layers. It includes weights, since a call of `SpectralNormalization` assigns its
+    kernel.
     """
     kept = kept_outside_of_lists(layers_of(model))
     variables = [*model.variables, *model.metrics_variables, *kept]
@@ -115,7 +115,7 @@ def unchanged(model: keras.Model) -> Iterator[None]:
 
 
 def _reset_metrics_since(model, variables):
-    """Resets the metrics that `compute_loss` made, one for each loss."""
+    """Resets the metrics that `compute_loss` created, one for each loss."""
     known = {id(v) for v in variables}
     for metric in model.metrics:
         if not all(id(v) in known for v in metric.variables):
@@ -123,7 +123,7 @@ def _reset_metrics_since(model, variables):
 
 
 def _reset_masks(model):
-    """Makes cells forget dropout masks that an error made them keep."""
+    """Resets the dropout masks that cells keep after an error."""
     for layer in layers_of(model):
         if hasattr(layer, "reset_dropout_mask"):
             layer.reset_dropout_mask()

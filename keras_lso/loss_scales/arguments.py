@@ -107,7 +107,7 @@ def _fixed_policy(initial_scale, moves):
 
 
 def policy_arguments(policy: LossScale) -> dict[str, Any]:
-    """Returns the arguments that make `policy`, in addition to Keras's own two.
+    """Returns the arguments that describe `policy`, in addition to Keras's own two.
 
     Keras's own are `initial_scale` and `dynamic_growth_steps`. The default loss scale
     needs no others.

@@ -1,8 +1,8 @@
 """`LossScale`: the base class of every loss-scale policy.
 
-It is a pure state machine. Its variables change only through `ops.where`, with
-no Python branch on a tensor and no host read, so the same lines run under
-`jax.jit`, in a `tf.function`, and in eager PyTorch without a synchronisation.
+It is a pure state machine. Steps have no Python branch on a tensor and no host read, so
+the same lines run under `jax.jit`, in a `tf.function`, and in eager PyTorch without a
+synchronisation.
 """
 
 import copy
@@ -203,7 +203,7 @@ class LossScale:
         self.scale.assign(min(max(scale, self.min_scale), self.max_scale))
 
     def claim(self, owner: keras.optimizers.Optimizer) -> None:
-        """Makes `owner` the one optimizer whose scale this moves."""
+        """Makes `owner` the only optimizer that may use this loss scale."""
         if self._owner is not None and self._owner is not owner:
             raise ValueError(
                 "A loss-scale policy belongs to one optimizer, and this "
@@ -238,7 +238,7 @@ class LossScale:
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Self:
-        """Makes a loss-scale policy from the return value of `get_config`."""
+        """Creates a loss-scale policy from the return value of `get_config`."""
         return cls(**check_config(cls.__name__, config))
 
     def __repr__(self) -> str:

@@ -30,12 +30,12 @@ _STARTS, _FALLS = -1, -2
 class SearchingLossScale(DynamicLossScale):
     """A dynamic loss scale that finds its height in a few steps.
 
-    A scale that begins too high falls by a factor of 2 at each step that it skips:
-    networks that need `2**7` train from the ninth step on. This one falls by
+    A `DynamicLossScale` that begins too high falls by a factor of 2 at each skipped
+    step: a network that needs `2**7` trains from the ninth step on. This scale falls by
     `search_factor` until a step is finite. To recover from overshooting, it then grows
-    every `search_period` steps until it overflows or reaches the factor below the last
-    scale that overflowed. Then it is a `DynamicLossScale`; if the first step is finite,
-    it is one from the start.
+    every `search_period` steps until it overflows, or until one more growth would reach
+    the last scale that overflowed. The search then ends, and the scale behaves like a
+    `DynamicLossScale`. If the first step is finite, there is no search.
 
     ```python
     if not has_found:

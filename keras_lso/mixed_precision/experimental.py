@@ -23,14 +23,15 @@ class LossScaleOptimizer(ModernOptimizer):
     """The deprecated optimizer that applies loss scaling.
 
     It differs from `keras_lso.LossScaleOptimizer` in the arguments of its constructor.
-    As in tf.keras, `apply_gradients` assumes unscaled gradients, unless `scale_loss`
-    scaled the loss, as Keras 3's `fit` does, or with `scaled=True`.
+    As in tf.keras, `apply_gradients` assumes unscaled gradients, unless you pass
+    `scaled=True` or `scale_loss` has scaled the loss, as in Keras 3's `fit`.
 
-    As in TensorFlow, what `keras.optimizers.serialize` makes of it deserializes as the
-    class in its place, and so does the optimizer of a model in a file. That class
-    assumes scaled gradients, unless `get_unscaled_gradients` has unscaled them: a loop
-    that goes on with it and scales no loss writes `apply_gradients(..., scaled=False)`.
-    `from_config` of this class, `copy.deepcopy` and `pickle` return this class.
+    As in TensorFlow, a config from `keras.optimizers.serialize` deserializes as
+    `keras_lso.LossScaleOptimizer`, and so does the optimizer in the file of a model.
+    That class assumes scaled gradients, unless `get_unscaled_gradients` has unscaled
+    them. If your loop continues with that class and does not scale the loss, write
+    `apply_gradients(..., scaled=False)`. `from_config` of this class, `copy.deepcopy`
+    and `pickle` return this class.
 
     Args:
         optimizer: The `keras.optimizers.Optimizer` to wrap.
@@ -40,7 +41,7 @@ class LossScaleOptimizer(ModernOptimizer):
             be 2.
 
     Raises:
-        ValueError: If `loss_scale` is none of these, or has another multiplier.
+        ValueError: If `loss_scale` is not valid, or has another multiplier.
         TypeError: If `loss_scale` is a `LossScale` of another class, or `optimizer`
             is not an optimizer.
 
@@ -85,16 +86,17 @@ class LossScaleOptimizer(ModernOptimizer):
         inner, arguments = read_config(config, custom_objects)
         if "loss_scale" in arguments:
             _policy(arguments["loss_scale"])
-        # Without the warning, which the code that made the first one has had.
+        # Without the warning, which the first construction has given already.
         return cls._with_arguments(inner, arguments)
 
     def __reduce__(self) -> Any:
-        # Keras copies by `serialize`. A copy is to take the gradients that this takes.
+        # Keras copies with `serialize`, which would change the class, and with it the
+        # kind of gradients that the copy takes.
         load, arguments = super().__reduce__()
         return _load_as, (type(self), load, arguments)
 
 
-# What `serialize` has made of it is another class, under the name of this one.
+# Under the name of this class in a config, Keras finds the modern class.
 keras.saving.get_custom_objects()[
     keras.saving.get_registered_name(LossScaleOptimizer)
 ] = ModernOptimizer

@@ -1,1 +1,1 @@
-"""LARS, LAMB, NovoGrad and LARC, whose steps go by the norms of layers."""
+"""LARS, LAMB, NovoGrad and LARC, whose steps depend on the norms of layers."""

@@ -74,7 +74,7 @@ class OwnOptimizer(RuleOptimizer, methods.Signatures):
         value = check_callable_rate("learning_rate", value)
         RuleOptimizer.learning_rate.fset(self, value)
 
-    # A wrapper need not look at its patterns.
+    # `build` warns of idle patterns, so a wrapper need not.
     _looks_at_patterns = True
 
     def build(self, variables: Iterable[keras.Variable]) -> None:
@@ -289,7 +289,7 @@ class LayerAdaptive(OwnOptimizer):
 
     @classmethod
     def _check_decays(cls, weight_decay_rate, weight_decay):
-        """Refuses two kinds of weight decay at once."""
+        """Rejects two kinds of weight decay at once."""
         if weight_decay_rate and weight_decay:
             name = cls.__name__
             raise ValueError(
@@ -438,7 +438,7 @@ class LayerAdaptive(OwnOptimizer):
     def from_config(
         cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> Self:
-        """Makes an optimizer from the return value of `get_config`.
+        """Creates an optimizer from the return value of `get_config`.
 
         Args:
             config: The config dict. A config of the Model Garden's optimizer of this

@@ -23,9 +23,9 @@ DEFAULT_NAME = "guarded_optimizer"
 
 
 class NoLossScale(FixedLossScale):
-    """The loss-scale policy of an optimizer without one: 1.0, which multiplies nothing.
+    """The loss-scale policy of an optimizer without a loss scale: always 1.0.
 
-    It has the variables of the other loss scales, so that files load both ways.
+    It has the variables of the other policies, so that files load both ways.
     """
 
     def __init__(self) -> None:

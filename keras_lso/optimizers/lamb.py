@@ -274,7 +274,7 @@ class LAMB(LayerAdaptive):
     def from_config(
         cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> Self:
-        """Makes an optimizer from the return value of `get_config`.
+        """Creates an optimizer from the return value of `get_config`.
 
         Args:
             config: The config dict. A config of the `LAMB` of the Model Garden or of
@@ -309,8 +309,9 @@ class LAMB(LayerAdaptive):
 def _as_in_dtype(beta, dtype):
     """Returns a beta rounded as in a tensor of this dtype.
 
-    In float32 `1 - beta` is off by 5e-5 for a beta of 0.999. The bias correction, which
-    is computed in float32, is then off by as much, as in the Model Garden.
+    In float32, `1 - beta` has few correct digits for a beta of 0.999. The bias
+    correction, which is computed in float32, then has the same error, as in the Model
+    Garden.
     """
     return beta if dtype == "float64" else float(np.float32(beta))
 

@@ -59,16 +59,16 @@ CLIP, SCALE = MODES = ("clip", "scale")
 class LARC(Wrapper):
     """Optimizer that rescales each layer's gradient before an inner optimizer.
 
-    LARC limits every layer's step to a share `eta` of the norm of its weights, whatever
-    optimizer takes that step. Only a layer whose ratio is raised to `min_update` may
-    move further.
+    With plain SGD as the inner optimizer, LARC limits every layer's step to a share
+    `eta` of the norm of its weights. Only a layer whose ratio is raised to `min_update`
+    may move further.
 
     ```python
     # mode="clip": the gradient shrinks where the step would be too long
     ratio = eta * |w| / (learning_rate * (|g| + epsilon))
     ratio = min(max(ratio, min_update), 1)
 
-    # mode="scale": as LARS, the learning rate comes on top of it
+    # mode="scale": as in LARS, the learning rate multiplies the step as well
     ratio = eta * |w| / (|g| + epsilon)
     ratio = max(ratio, min_update)
 

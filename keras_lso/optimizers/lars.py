@@ -279,7 +279,7 @@ class LARS(LayerAdaptive):
 
 
 def _check_together(trust_ratio, classic_momentum):
-    """Refuses arguments that contradict each other."""
+    """Rejects arguments that contradict each other."""
     if trust_ratio == PAPER and not classic_momentum:
         raise ValueError(
             "The paper's trust ratio is computed from the gradient, before it enters "

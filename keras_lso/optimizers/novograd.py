@@ -283,7 +283,7 @@ class NovoGrad(OwnOptimizer):
     def from_config(
         cls, config: dict[str, Any], custom_objects: Mapping[str, Any] | None = None
     ) -> Self:
-        """Makes an optimizer from the return value of `get_config`.
+        """Creates an optimizer from the return value of `get_config`.
 
         Args:
             config: The config dict.

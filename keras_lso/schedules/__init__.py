@@ -118,7 +118,7 @@ def _find(name: str) -> Any:
     return getattr(module, name)
 
 
-if not TYPE_CHECKING:  # A type checker would believe in any name.
+if not TYPE_CHECKING:  # A type checker would accept any name.
     __getattr__ = _find
 
 

@@ -71,8 +71,8 @@ def root_between(left, done, start, end):
 def exponential_between(left, done, start, end):
     """Returns the rate on the exponential curve from `start` to `end`, both positive.
 
-    It is computed from the nearer end, so that the exponent is small, and 0 at both
-    ends.
+    The rate is computed from the nearer end, so that the exponent is small, and 0 at
+    both ends.
     """
     growth = math.log(end) - math.log(start)
     from_start = start * ops.exp(ops.minimum(done, float32(0.5)) * growth)
@@ -91,7 +91,7 @@ def half_cosine(share):
     """Returns `(1 - cos(pi * share)) / 2`, accurate near zero as well.
 
     Applied to the share that is left, it falls from 1 to 0 like a cosine. Applied to
-    the share that is done, it is 1 minus that.
+    the share that is done, it is 1 minus this cosine.
     """
     sine = ops.sin(share * (math.pi / 2))
     return sine * sine

@@ -136,7 +136,8 @@ def steps_to(steps, point):
 def left_and_done_of_cycles(steps, length):
     """Returns `left_and_done` of the cycles so far, including the current one.
 
-    The last step of a cycle belongs to it. Steps before the first count as step 0.
+    The last step of a cycle belongs to that cycle. Steps before the first count as
+    step 0.
     """
     end = min(length, LARGEST_STEP)
     steps = clipped(steps, 0, LARGEST_STEP)

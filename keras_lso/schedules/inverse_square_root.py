@@ -84,7 +84,7 @@ class InverseSquareRoot(LearningRateSchedule):
         later = clipped(since(steps, self.warmup_steps), 0, LARGEST_STEP)
         part, done = shares(float32(float(timescale)), in_float32(later))
         top = self.learning_rate
-        # TensorFlow may make an approximate `rsqrt` of the two.
+        # TensorFlow may replace the division and the root by an approximate `rsqrt`.
         rate = ops.where(done > 0, top * ops.sqrt(part), float32(top))
         return warmed_up(steps, self.warmup_steps, 0.0, top, rate)
 

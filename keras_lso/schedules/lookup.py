@@ -49,7 +49,7 @@ def deserialize(
 ) -> LearningRateSchedule:
     """Returns the schedule that a config dict describes.
 
-    Unlike `keras.optimizers.schedules.deserialize`, this function refuses configs of
+    Unlike `keras.optimizers.schedules.deserialize`, this function rejects configs of
     objects that are not schedules. It also finds the classes of `keras_lso` by their
     bare names, unless Keras has a class of that name.
 

@@ -1,4 +1,4 @@
-"""Published learning rates for large batches: functions that make schedules.
+"""Published learning rates for large batches: functions that return schedules.
 
 They have their own module because their numbers come from benchmarks and papers.
 """

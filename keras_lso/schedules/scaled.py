@@ -24,7 +24,8 @@ class Scaled(LearningRateSchedule):
     ```
 
     `keras_lso.callbacks.LossScaleMonitor(on_stall="restore")` wraps a schedule in this
-    class, to go on at a lower rate. The config, and thus a saved model, has the factor.
+    class, to continue at a lower rate. The config, and thus a saved model, holds the
+    factor.
 
     Args:
         schedule: A `keras.optimizers.schedules.LearningRateSchedule`, or a float, the

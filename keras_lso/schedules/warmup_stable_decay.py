@@ -42,7 +42,7 @@ class WarmupStableDecay(LearningRateSchedule):
     ```
 
     Each number of steps counts from the end of the previous phase. The length of the
-    stable phase does not change its rates: a run can go on from a checkpoint of this
+    stable phase does not change its rates: a run can continue from a checkpoint of this
     phase with a larger `stable_steps`. It can also decay several times, to measure its
     progress.
 
@@ -98,7 +98,7 @@ class WarmupStableDecay(LearningRateSchedule):
     ) -> None:
         super().__init__()
         self.decay: str = check.choice("decay", decay, tuple(_CURVES))
-        # An exponential curve never comes to zero.
+        # An exponential curve never reaches zero.
         is_rate = check.positive_rate if self.decay == "exponential" else check.rate
         self.learning_rate: float = is_rate("learning_rate", learning_rate)
         self.warmup_steps: int = check.step("warmup_steps", warmup_steps)

@@ -35,7 +35,7 @@ trained_variables: Callable[..., list[keras.Variable]] = framework.trained_varia
 def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
     """See `compat.backend.compile_step`.
 
-    To `jax.jit` a variable that is not an argument is a constant. For each new
+    `jax.jit` treats a variable that is not an argument as a constant. For each new
     signature, an abstract evaluation finds the variables to pass.
     """
     compiled: dict[Any, Any] = {}
@@ -64,7 +64,7 @@ def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _variables_of(step, args):
-    """Returns the variables that a step reads only, and those that it writes."""
+    """Returns the variables that a step only reads, and those that it writes."""
     with autodiff.RecordingScope() as scope:
         jax.eval_shape(lambda args: jax.tree.map(jnp.asarray, step(*args)), args)
     kept = [v for key, v in scope.read.items() if key not in scope.written]
@@ -85,7 +85,7 @@ def _stateless(step, kept, written):
 
 
 def _own_buffers(values, others):
-    """Returns the values, copied where one aliases another: they are donated."""
+    """Copies each value that aliases another, since all of them are donated."""
     seen = {_buffer_of(other) for other in others}
     own = []
     for value in values:
@@ -106,7 +106,7 @@ def _buffer_of(value):
 def count_processes() -> int | None:
     """See `compat.backend.count_processes`."""
     count = jax.process_count()
-    # JAX before 0.5.1 does not say so: a single process then counts as none.
+    # JAX before 0.5.1 has no `is_initialized`: a single process then counts as none.
     is_initialized = getattr(jax.distributed, "is_initialized", lambda: False)
     return count if count > 1 or is_initialized() else None
 
@@ -147,7 +147,7 @@ def _means(grads):
     mean = _mean_over(mesh)(rows).addressable_data(0)
     shapes = tuple(g.shape for g in grads)
     return [
-        # Sharded as the gradient: on several of this process's devices, say.
+        # Sharded like the gradient, which may be on several devices of this process.
         jax.device_put(m, g.sharding)
         for m, g in zip(_unflatten(mean, shapes), grads, strict=True)
     ]

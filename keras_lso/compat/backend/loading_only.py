@@ -1,7 +1,7 @@
-"""NumPy and OpenVINO, under which a model can be loaded, but not trained.
+"""NumPy and OpenVINO, under which a model can be loaded but not trained.
 
-A training op can be made. When it is called, `Framework.compute_gradients` raises the
-error.
+A training op can be constructed. When it is called, `Framework.compute_gradients`
+raises the error.
 """
 
 from collections.abc import Callable

@@ -1,7 +1,7 @@
-"""Averaging gradients over processes: what the communication engines share.
+"""Averages gradients over processes: the code that the communication engines share.
 
-The module of each framework finds the engine that runs, its own or Horovod, and takes
-the mean by it.
+The module of each framework finds the running engine, its own or Horovod, and takes the
+mean with it.
 """
 
 import hashlib
@@ -44,14 +44,15 @@ def digest(descriptions: Any) -> bytes:
 def agree(grads: Any, exchange: Callable[[bytes], list[bytes]]) -> list[Tensor | None]:
     """Returns gradients of the same variables on all processes, in the same order.
 
-    With other tensors than the others' a process would deadlock in the mean, or average
-    gradients of different variables. A gradient that only some processes have is zero
-    on the others, and None if no process has it. This exchanges 40 bytes.
+    A process whose tensors differ from the others' would deadlock in the mean, or
+    average gradients of different variables. A gradient that only some processes have
+    is zero on the others, and None if no process has it. Processes that agree exchange
+    40 bytes.
 
     Args:
         grads: Dense tensors or None.
         exchange: Callable that takes bytes, equally many on each process, and returns
-            the list of the bytes of all processes, in their order.
+            the list of the bytes of all processes, in the order of the processes.
 
     Raises:
         RuntimeError: On all processes, if their gradients do not match.
@@ -62,7 +63,7 @@ def agree(grads: Any, exchange: Callable[[bytes], list[bytes]]) -> list[Tensor |
     if len(set(answers)) == 1:
         return grads
     longest = max(int.from_bytes(answer[32:], "big") for answer in answers)
-    # JSON may end in blanks.
+    # JSON allows trailing blanks.
     everyone = [json.loads(text) for text in exchange(_encode(mine).ljust(longest))]
     return [
         g if kind is None or g is not None else ops.zeros(kind[1], dtype=kind[0])

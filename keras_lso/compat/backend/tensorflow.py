@@ -30,8 +30,8 @@ trained_variables: Callable[..., list[keras.Variable]] = autodiff.trained_variab
 def compile_step(step: Callable[..., Any]) -> Callable[..., Any]:
     """See `compat.backend.compile_step`.
 
-    Under a strategy the function around `strategy.run` compiles the step: replicas
-    synchronise in it, which they cannot do in a function of their own.
+    Under a strategy, the function around `strategy.run` compiles the step, since
+    replicas cannot synchronise in a function of their own.
     """
     # One function for batches of any length.
     compiled = tf.function(step, autograph=False, reduce_retracing=True)
@@ -53,9 +53,9 @@ def count_processes() -> int | None:
 def average_over_processes(grads: Iterable[Tensor | None]) -> list[Tensor | None]:
     """See `compat.backend.average_over_processes`. Sparse gradients stay sparse.
 
-    A graph is fixed before it runs, so that None does not count as zero: where another
-    replica has a gradient, the graph raises an `InvalidArgumentError` (but under XLA,
-    which has no errors).
+    A graph is fixed before it runs, so None does not count as zero. If another replica
+    has the gradient, the graph raises an `InvalidArgumentError`, except under XLA,
+    which has no errors.
     """
     grads = [g if g is None else backend.map_values(in_float32, g) for g in grads]
     if not tf.distribute.has_strategy():
@@ -84,7 +84,7 @@ def average_over_processes(grads: Iterable[Tensor | None]) -> list[Tensor | None
 
 
 def _sparse_mean(grad, gather, count):
-    """Returns the rows of all replicas, each divided by their number."""
+    """Returns the rows of all replicas, each divided by the number of replicas."""
     return tf.IndexedSlices(
         gather(grad.values) / tf.cast(count, grad.dtype),
         gather(grad.indices),
@@ -93,7 +93,7 @@ def _sparse_mean(grad, gather, count):
 
 
 def _checked(grads, gather):
-    """Returns the gradients if those of all replicas are of the same variables."""
+    """Returns the gradients, and asserts that those of all replicas match."""
     mine = tf.constant([list(processes.digest([_describe(g) for g in grads]))])
     is_same = tf.reduce_all(tf.equal(gather(mine), mine))
     check = tf.debugging.Assert(
@@ -103,7 +103,7 @@ def _checked(grads, gather):
             + ", ".join(_describe(g) for g in grads)
         ],
     )
-    # None in eager mode, where the check has run.
+    # `check` is None in eager mode, where the assertion has already run.
     with tf.control_dependencies([] if check is None else [check]):
         return [None if g is None else _identity(g) for g in grads]
 

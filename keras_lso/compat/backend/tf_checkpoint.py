@@ -16,13 +16,13 @@ _GRAPH = "_CHECKPOINTABLE_OBJECT_GRAPH"
 
 @dataclasses.dataclass
 class Node:
-    """An object that was saved.
+    """A saved object.
 
     Attributes:
         index: Int, its position in `Graph.nodes`.
         children: Dict of the names of its attributes to the indices of their nodes.
-        name: String, what the variable was called; empty if it is no variable.
-        key: String, under which its value is stored; empty if it has none.
+        name: String, the name of a variable; empty if the object is no variable.
+        key: String, the key of the stored value; empty if there is no value.
         slots: List of `(slot name, index of the variable, index of the slot)`.
     """
 
@@ -34,7 +34,7 @@ class Node:
 
 
 class Graph:
-    """The objects in a checkpoint; the first is what `save` was called on."""
+    """The objects in a checkpoint; the first is the one whose `save` was called."""
 
     def __init__(
         self, nodes: Sequence[Node], read_value: Callable[[str], NDArray[Any]]
@@ -62,7 +62,7 @@ class Graph:
 
 
 def latest(folder: str) -> str | None:
-    """Returns the prefix of the latest checkpoint in a folder, None without one."""
+    """Returns the prefix of the latest checkpoint in a folder; None if it has none."""
     return _import_tensorflow().train.latest_checkpoint(folder)
 
 
@@ -102,7 +102,7 @@ def read(prefix: str) -> Graph:
 def _refusing_damage():
     try:
         yield
-    # What TensorFlow raises depends on the damage.
+    # The class of TensorFlow's error depends on the damage.
     except Exception as error:
         raise ValueError(
             f"The checkpoint is damaged or incomplete ({error})."

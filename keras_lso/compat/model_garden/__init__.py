@@ -1,1 +1,1 @@
-"""What the TensorFlow Model Garden has: the decays of its `lr_schedule`."""
+"""The decays of the TensorFlow Model Garden's `lr_schedule`."""

@@ -1,8 +1,9 @@
 """The decays of the Model Garden's `official.modeling.optimization.lr_schedule`.
 
-Four of them are Keras's decays, started some steps later. Their arithmetic is not
-Keras's, which counts and divides in the dtype of the rate: compiled, its stairs begin a
-step late. The polynomial one is in `keras_lso/schedules/`, which needs it too.
+Four of them are Keras's decays, started some steps later. They do not use Keras's
+arithmetic, which counts and divides in the dtype of the rate: when compiled, Keras's
+stairs begin a step late. The polynomial decay is in `keras_lso/schedules/`, which needs
+it too.
 """
 
 import itertools
@@ -60,9 +61,9 @@ class PiecewiseConstantDecayWithOffset(schedules.PiecewiseConstantDecay):
 
     Args:
         offset: The step at which the schedule starts. Defaults to `0`.
-        boundaries: Strictly increasing. The last step of each interval but the last
-            one, counted from the offset.
-        values: One more than `boundaries`. The rates.
+        boundaries: Strictly increasing. The last step of each interval except the last,
+            counted from the offset.
+        values: The rates, one more than `boundaries`.
         name: Defaults to `"PiecewiseConstantDecayWithOffset"`.
 
     Returns:
@@ -125,8 +126,8 @@ class ExponentialDecayWithOffset(schedules.ExponentialDecay):
     rate = initial * decay_rate ** ((step - offset) / decay_steps)
     ```
 
-    With `staircase=True` the exponent is rounded down. Each stair begins at its step,
-    compiled as well, where those of Keras's own class may begin a step late.
+    With `staircase=True`, the exponent is rounded down. Each stair begins at its step,
+    even when compiled. The stairs of Keras's own class may begin a step late.
 
     Before the offset the formula extends backwards, and the rate is above the initial
     one: put a warm-up in front.
@@ -135,7 +136,7 @@ class ExponentialDecayWithOffset(schedules.ExponentialDecay):
         offset: The step at which the schedule starts. Defaults to `0`.
         initial_learning_rate: The rate at the offset.
         decay_steps: Positive. The number of steps (not epochs) of the decay.
-        decay_rate: Positive. The rate is multiplied by it in each `decay_steps`.
+        decay_rate: Positive. The factor by which the rate changes in `decay_steps`.
         staircase: Whether the rate falls in stairs. Defaults to `False`.
         name: Defaults to `"ExponentialDecayWithOffset"`.
 
@@ -189,9 +190,9 @@ class ExponentialDecayWithOffset(schedules.ExponentialDecay):
 
 
 def _whole_and_rest(steps, length):
-    """Returns how many whole `length`s there are, and the steps beyond, in float32.
+    """Returns the number of whole `length`s, and the remaining steps, rounded down.
 
-    The first of the two is an int32 tensor; both are rounded down.
+    The first is an int32 tensor, the second a float32 tensor.
     """
     if length > LARGEST_STEP:
         return ops.zeros_like(steps.whole), in_float32(steps)
@@ -224,8 +225,8 @@ class CosineDecayWithOffset(schedules.CosineDecay):
         decay_steps: Positive. The number of steps (not epochs) of the decay.
         alpha: The last rate as a fraction of the highest one. Defaults to `0.0`.
         name: Defaults to `"CosineDecayWithOffset"`.
-        warmup_target: The rate to which a linear warm-up of its own leads. Defaults to
-            `None`: no warm-up.
+        warmup_target: The rate at the end of the schedule's own linear warm-up.
+            Defaults to `None`: no warm-up.
         warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
             With 0 there is none. Defaults to `0`.
 
@@ -353,15 +354,15 @@ class PowerAndLinearDecay(LearningRateSchedule):
         rate = max(rate * min((total_decay_steps - step) / tail, 1), 0)
     ```
 
-    Before the offset the rate is the initial one. With `linear_decay_fraction=0`
-    there is no line, and the rate follows the power after `total_decay_steps` as well.
+    Before the offset the rate is the initial one. With `linear_decay_fraction=0` there
+    is no line, and the rate also follows the power after `total_decay_steps`.
 
     Args:
         initial_learning_rate: The rate of the first step.
-        total_decay_steps: Positive. The step after the offset at which the rate is
-            zero.
+        total_decay_steps: Positive. The step, counted from the offset, at which the
+            rate is zero.
         power: The power of the step. Defaults to `1.0`.
-        linear_decay_fraction: From 0 to 1. The share of the steps, the last ones, in
+        linear_decay_fraction: From 0 to 1. The fraction of the steps, at the end, in
             which the rate is multiplied by a line to zero. Defaults to `0.1`.
         offset: The step at which the schedule starts. Defaults to `0`.
         name: Defaults to `"PowerAndLinearDecay"`.
@@ -412,10 +413,10 @@ class PowerAndLinearDecay(LearningRateSchedule):
         if tail == 0:
             return rate
         left, _ = left_and_done(steps, self.total_decay_steps)
-        # A tail of less than a step has none. It might be no float32 either.
+        # A tail shorter than a step contains no step, and may underflow in float32.
         tail = max(tail, 1e-6)
         rate = ops.where(left < tail, rate * (left / tail), rate)
-        # A power may be infinite, and that times zero NaN.
+        # A power may be infinite, and infinity times zero is NaN.
         return ops.where(left > 0, rate, float32(0))
 
     def get_config(self) -> dict[str, Any]:
@@ -444,9 +445,9 @@ class PowerDecayWithOffset(LearningRateSchedule):
         initial_learning_rate: The rate of the first step after the offset.
         power: Negative for a rate that falls, such as `-0.5`. Defaults to `1.0`.
         offset: The last step before the decay. Defaults to `0`.
-        pre_offset_learning_rate: The rate up to the offset, itself included, and never
-            exceeded after it. Defaults to `1e6`, which is not a rate to train with: put
-            a warm-up of more than `offset` steps in front, or set it.
+        pre_offset_learning_rate: The rate up to and including the offset, which the
+            rate never exceeds afterwards. Defaults to `1e6`, which is not a rate to
+            train with: put a warm-up of more than `offset` steps in front, or set it.
         name: Defaults to `"PowerDecayWithOffset"`.
 
     Returns:
@@ -574,8 +575,8 @@ class StepCosineDecayWithOffset(LearningRateSchedule):
         return ops.where(is_before(steps, self.boundaries[-1]), rate, last)
 
     def _interval(self, steps):
-        """Returns the first and the last step of the current interval, their values."""
-        # As tensors: Keras makes int64 of ints, unless `floatx` is float32.
+        """Returns the current interval: its first and last step, and their values."""
+        # As tensors: Keras converts ints to int64, unless `floatx` is float32.
         boundaries = [ops.convert_to_tensor(b, dtype="int32") for b in self.boundaries]
         points = list(zip(boundaries, map(float32, self.values), strict=True))
         (first, value), (second, next_value), *_ = points

@@ -1,7 +1,7 @@
 """Clipping by the global norm, computed in float32 as in OpenSeq2Seq.
 
-Apart from `optimizers.py`, which has these names in OpenSeq2Seq, because the training
-op clips as well.
+OpenSeq2Seq has these names in `optimizers.py`. Here they are in a module of their own
+because the training op clips as well.
 """
 
 from collections.abc import Iterable, Sequence
@@ -38,8 +38,8 @@ def _clip_by_global_norm(
         name: Defaults to `None`. Keras 3 does not name operations.
 
     Returns:
-        A tuple of the list of clipped tensors, in their dtypes, with None where there
-        was None, and the global norm, a float32 scalar tensor.
+        A tuple `(clipped, norm)`. `clipped` is the list of clipped tensors in their own
+        dtypes; a None stays None. `norm` is the global norm, a float32 scalar tensor.
 
     Raises:
         TypeError: If `t_list` is not a sequence.

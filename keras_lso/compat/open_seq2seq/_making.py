@@ -1,6 +1,6 @@
-"""Constructing the optimizer and the schedule that `optimize_loss` is called with.
+"""Constructs the optimizer and the schedule from the arguments of `optimize_loss`.
 
-Apart from `optimizers.py`, which checks the remaining arguments.
+`optimizers.py` checks the remaining arguments.
 """
 
 import inspect

@@ -1,6 +1,6 @@
 """The optimizers that OpenSeq2Seq has names for, with the arguments of TF1.
 
-Apart from `_making.py`, because they are a table to look up.
+They are apart from `_making.py` because they form a lookup table.
 """
 
 import dataclasses
@@ -21,8 +21,8 @@ from keras_lso.optimizers.novograd import NovoGrad
 class NamedOptimizer:
     """Constructs an optimizer from its arguments in TF1 or in Keras.
 
-    `renamed` maps the names in TF1 to those in Keras, and `defaults` holds the defaults
-    of TF1 by the names in Keras, where they differ.
+    `renamed` maps the names of arguments in TF1 to their names in Keras. `defaults`
+    maps names in Keras to the defaults in TF1, where these differ from Keras's.
     """
 
     make: Callable[..., keras.optimizers.Optimizer]
@@ -45,8 +45,8 @@ class NamedOptimizer:
 def _momentum(momentum=None, nesterov=False, **params):
     """Returns SGD with TF1's momentum, which excludes the learning rate.
 
-    `v = momentum * v + g; w = w - learning_rate * v`: the popular momentum of LARS,
-    with all layers excluded from adaptation.
+    The update is `v = momentum * v + g; w = w - learning_rate * v`. This is the popular
+    momentum of LARS, with all layers excluded from adaptation.
     """
     if momentum is None:
         raise ValueError(
@@ -63,7 +63,7 @@ def _momentum(momentum=None, nesterov=False, **params):
 
 
 def _adagrad(initial_accumulator_value, **params):
-    # Without an epsilon it must not start at 0.
+    # Without an epsilon, the accumulator must not start at 0.
     check_factor("initial_accumulator_value", initial_accumulator_value, above=0.0)
     return keras.optimizers.Adagrad(
         initial_accumulator_value=initial_accumulator_value, **params
@@ -89,14 +89,14 @@ def _adamw(weight_decay=None, **params):
 class RMSProp(keras.optimizers.RMSprop):
     """RMSprop with averages initialised to 1, as in TF1. Keras initialises them to 0.
 
-    This shortens the first steps: by a factor of 3 with the default `rho`.
+    This shortens the first steps.
     """
 
     def build(self, variables: Iterable[keras.Variable]) -> None:
         if self.built:
             return
         super().build(variables)
-        # Not in each step of a `tf.function` that calls this.
+        # Once, not in each step of a `tf.function` that calls `build`.
         with backend.outside_of_functions():
             for average in slots_of(self)["rms"]:
                 average.assign(ops.ones(average.shape, average.dtype))

@@ -24,7 +24,8 @@ def power_of_two(count, rate):
     leading = math.ldexp(math.floor(mantissa * 2**12), exponent - 12)
     first, second = high * leading, low * leading
     integer = ops.floor(first + second)
-    # Clips only where the power is zero or infinite anyway, or it would become NaN.
+    # The clips change values only where the power is zero or infinite anyway. Without
+    # the clips the power would be NaN there.
     fraction = ops.clip((first - integer) + second, float32(-1), float32(2))
     rest = ops.clip((high + low) * (rate - leading), float32(-1), float32(1))
     # As factors: a compiler may reorder the terms of a longer sum.
@@ -39,7 +40,7 @@ def power_of_share(count, offset, total, power):
     """Returns `((count + offset) / total) ** power`.
 
     Args:
-        count: Integer tensor of zero or more; one or more for a negative power.
+        count: Integer tensor, at least zero; at least one for a negative power.
         offset: Float of zero or more.
         total: Positive float, which `count + offset` does not exceed.
         power: Float.
@@ -63,8 +64,9 @@ def power_of_share(count, offset, total, power):
 def _power_of_product(base, excess, log_factor, power):
     """Returns `(base * (1 + excess) * exp(log_factor)) ** power`.
 
-    Beyond a power of 100 `base ** power` may leave float32's range. It is computed as
-    a power of a power, whose rounding errors exceed 1e-6 from a power of 300 on.
+    Beyond a power of 100, `base ** power` may leave float32's range. The result is then
+    computed as a power of a power. Its rounding errors exceed 1e-6 from a power of 300
+    on.
     """
     outer = max(math.ceil(abs(power) / 100), 1)
     power = power / outer

@@ -1,6 +1,6 @@
 """The tensors that a training op reports to TensorBoard.
 
-Apart from `_training_op.py`, because they depend only on one step's gradients.
+They are apart from `_training_op.py` because they depend only on one step's gradients.
 """
 
 from keras import ops
@@ -63,7 +63,7 @@ def _rate(chain):
 
 
 def _distinct_paths(variables):
-    """Returns the paths, and numbers all but the first of equal ones."""
+    """Returns the paths, and appends a number to each repetition."""
     paths: list[str] = []
     for path in map(path_of, variables):
         count = paths.count(path)
@@ -89,6 +89,6 @@ def _norm(tensor):
 
 
 def _mask_nans(values):
-    """Replaces what is not finite by 0, since no histogram accepts it."""
+    """Replaces non-finite values by 0, since no histogram accepts them."""
     values = ops.convert_to_tensor(values)
     return ops.where(ops.isfinite(values), values, ops.zeros_like(values))

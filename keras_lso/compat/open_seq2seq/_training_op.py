@@ -1,6 +1,6 @@
 """`TrainingOp`: one compiled step of training.
 
-Apart from `optimizers.py`, which checks the arguments and constructs it.
+It is apart from `optimizers.py`, which checks the arguments and constructs the op.
 """
 
 import os
@@ -35,7 +35,7 @@ from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
 
 class TrainingOp:
-    """Runs one step of training when it is called with a batch.
+    """A callable that runs one step of training on a batch.
 
     ```python
     gradients = gradients_of(loss(*batch))              # unscaled, in float32
@@ -50,10 +50,11 @@ class TrainingOp:
     `tf.function` or `jax.jit` compiles the step. On PyTorch it runs eagerly, as Keras
     trains there.
 
-    - Inside your own `tf.function` the step becomes a part of it. With `iter_size`
-      above 1 pass `skip_update` there, since Python counts calls only during tracing.
-    - On JAX, as in `fit`, the buffers of the variables that a step writes are donated:
-      copy what you keep, `ops.copy(w)` or `target.assign(ops.copy(w))`.
+    - Inside your own `tf.function`, the step becomes a part of that function. With
+      `iter_size` above 1, pass `skip_update` there, since Python counts calls only
+      during tracing.
+    - On JAX, as in `fit`, a step donates the buffers of the variables that it writes.
+      Copy the values that you keep: `ops.copy(w)` or `target.assign(ops.copy(w))`.
     - On TensorFlow the second trace does not know the batch size: write
       `ops.shape(x)[0]` instead of `x.shape[0]`.
 
@@ -100,12 +101,12 @@ class TrainingOp:
         self._compiled: dict = {}
         if variables is None and model is not None and _is_built(model):
             variables = model.trainable_variables
-        # As early as possible: outside replicas.
+        # As early as possible, so that it happens outside replicas.
         if variables:
             self._build(variables)
 
     def __reduce__(self) -> Any:
-        # The steps that it has compiled, and the loss, would go on with its variables.
+        # The compiled steps and the loss of a copy would use the original's variables.
         raise TypeError(
             "A training op cannot be copied or pickled: its loss reads the variables "
             "that it trains, and a copy would have others. Call `optimize_loss` "
@@ -123,12 +124,12 @@ class TrainingOp:
     ) -> None:
         """Starts writing the summaries to a file for TensorBoard.
 
-        Each writing synchronises host and device. Afterwards the training op must be
-        called outside any `tf.function`.
+        Each write synchronises host and device. After this call, you must call the
+        training op outside any `tf.function`.
 
         Args:
             log_dir: The directory. Defaults to `"logs"`.
-            every: The number of updates between two writings. Defaults to `100`.
+            every: The number of updates between two writes. Defaults to `100`.
         """
         every = check_positive_int("every", every)
         before, self._writer = self._writer, SummaryWriter(log_dir)
@@ -163,7 +164,7 @@ class TrainingOp:
         return loss
 
     def _check_traced(self, skip_update):
-        """Refuses what Python would do only once, while the caller is traced."""
+        """Raises an error if the call relies on Python code that a trace runs once."""
         if self._iter_size > 1 and not isinstance(skip_update, bool):
             raise RuntimeError(
                 "With `iter_size` above 1 Python counts the calls, but a `tf.function` "
@@ -209,7 +210,7 @@ class TrainingOp:
             loss, reports = self._run(self._update_step, *batch, summaries=summaries)
         self._updates, self._micro_steps = updates, 0
         if writes:
-            # Counts from before the optimizer was loaded are included.
+            # Both counts include the steps from before the optimizer was loaded.
             skipped = 0 if self._scaler is None else self._scaler.skipped_steps
             attempted = ops.convert_to_numpy(ops.add(self.global_step, skipped))
             self._writer.write([(int(attempted), reports)])
@@ -331,7 +332,7 @@ def _is_built(layer):
 
 
 def _as_tensor(value):
-    """Returns a tensor; a float64 array becomes `floatx`, as in `fit`."""
+    """Returns a value as a tensor; casts a float64 array to `floatx`, as `fit` does."""
     if value is None or ops.is_tensor(value):
         return value
     array = np.asarray(value)
@@ -346,7 +347,7 @@ def _as_tensor(value):
 
 
 def _check_scalar(loss):
-    """Returns the value of the loss as a tensor, which must be a scalar."""
+    """Returns the loss as a tensor. Raises an error if it is not a scalar."""
     if loss is None or isinstance(loss, list | tuple | dict | str):
         hint = " Does it end without `return`?" if loss is None else ""
         raise TypeError(

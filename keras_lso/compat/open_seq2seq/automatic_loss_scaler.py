@@ -22,7 +22,7 @@ from keras_lso._core.option_checks import check_names
 
 
 def _backoff(scale_min=1.0, scale_max=2.0**14, step_factor=2.0, step_window=2000):
-    # Checked here, under the names by which the user passes them.
+    # Checked here, so that an error names the argument as the user passed it.
     scale_min = check_scale("scale_min", scale_min)
     scale_max = check_scale("scale_max", scale_max)
     check_bounds(scale_min, scale_max, ("scale_min", "scale_max"))
@@ -46,8 +46,8 @@ _POLICIES: dict[str, _Make] = {
 class AutomaticLossScaler:
     """A dynamic loss scale, by one of OpenSeq2Seq's two algorithms.
 
-    It only translates names. The algorithms are loss-scale policies for any
-    `keras_lso.LossScaleOptimizer`:
+    This class only translates names. The algorithms are loss-scale policies, which any
+    `keras_lso.LossScaleOptimizer` takes:
 
     - `"Backoff"` is `keras_lso.loss_scales.DynamicLossScale`, initialised to its
       highest scale.
@@ -56,9 +56,9 @@ class AutomaticLossScaler:
 
     Args:
         algorithm: `"Backoff"` or `"LogMax"`, in any case. Defaults to `"Backoff"`.
-        params: Dict of the algorithm's parameters. Defaults to `None`: none. For
-            Backoff: `scale_min` (`1.0`), `scale_max` (`2**14`), `step_factor` (`2.0`),
-            the multiplier of the scale, and `step_window` (`2000`), the growth
+        params: Dict of the algorithm's parameters. Defaults to `None`: the defaults.
+            For Backoff: `scale_min` (`1.0`), `scale_max` (`2**14`), `step_factor`
+            (`2.0`), the multiplier of the scale, and `step_window` (`2000`), the growth
             interval in steps. For LogMax: the arguments of
             `keras_lso.loss_scales.LogMaxLossScale`, with the same defaults except
             that `original_overflow` is `True`.
@@ -69,7 +69,7 @@ class AutomaticLossScaler:
         policy: The underlying `keras_lso.loss_scales.LossScale`.
 
     Raises:
-        ValueError, TypeError: If the algorithm or a parameter is none of these.
+        ValueError, TypeError: If the algorithm or a parameter is not valid.
 
     Example:
 
@@ -116,8 +116,8 @@ class AutomaticLossScaler:
     def update_op(self, has_nan: bool | Tensor, amax: float | Tensor) -> None:
         """Updates the loss scale after a step.
 
-        For loops that scale the loss themselves. An optimizer with this loss scale
-        updates it itself.
+        Call it in a loop that scales the loss itself. An optimizer with this loss scale
+        updates the scale on its own.
 
         Args:
             has_nan: Boolean scalar (tensor). Whether a gradient holds a NaN.
@@ -140,9 +140,10 @@ class AutomaticLossScaler:
                 are ignored.
 
         Returns:
-            A tuple of a boolean scalar tensor, whether a gradient holds a NaN, and a
-            float32 scalar tensor, the largest magnitude: inf if a gradient holds an
-            inf, and undefined if one holds a NaN.
+            A tuple `(has_nan, amax)`. `has_nan` is a boolean scalar tensor: whether a
+            gradient holds a NaN. `amax` is a float32 scalar tensor, the largest
+            magnitude: inf if a gradient holds an inf, undefined if a gradient holds a
+            NaN.
         """
         grads = [backend.as_gradient(g) for g in split_pairs(grads_and_vars)[0]]
         grads = [g for g in grads if g is not None]

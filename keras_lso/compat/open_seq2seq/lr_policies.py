@@ -1,8 +1,8 @@
 """OpenSeq2Seq's learning-rate policies as functions of the step.
 
-Each constructs a class of `keras_lso.schedules` from the other arguments and calls it
-with the step. An optimizer takes the class. They are in this module because OpenSeq2Seq
-has one of this name.
+Each function constructs a schedule of `keras_lso.schedules` from its other arguments
+and calls the schedule with the step. Optimizers take the schedules themselves. The
+module has the same name in OpenSeq2Seq.
 """
 
 import inspect
@@ -49,7 +49,7 @@ def _policy(
     """Returns a function of the step and the arguments of a schedule.
 
     Its docstring has an example with the arguments `values` and the first five `rates`.
-    `name` is the default of its argument `name`, which only one function has.
+    `name` is the default of the argument `name`, which only one of the functions has.
     """
 
     def policy(*args, **kwargs):
@@ -89,7 +89,7 @@ def _arguments(cls, name):
     return re.sub(r"^    name: .*\n", own_name, lines, flags=re.M)
 
 
-if TYPE_CHECKING:  # What `_policy` makes.
+if TYPE_CHECKING:  # The signatures of the functions that `_policy` returns.
 
     def fixed_lr(global_step: int | Tensor, learning_rate: float) -> Tensor: ...
 

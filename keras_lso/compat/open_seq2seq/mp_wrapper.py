@@ -17,8 +17,8 @@ from keras_lso.loss_scales.loss_scale import LossScale
 class MixedPrecisionOptimizerWrapper(MixedPrecisionLossScaleOptimizer):
     """An optimizer that trains in float16, with OpenSeq2Seq's name and methods.
 
-    It scales the loss, and the wrapped optimizer trains float32 masters of the float16
-    variables:
+    It scales the loss, and the wrapped optimizer trains float32 master weights of the
+    float16 variables:
 
     ```python
     grads_and_vars = optimizer.compute_gradients(loss, variables)
@@ -26,19 +26,19 @@ class MixedPrecisionOptimizerWrapper(MixedPrecisionLossScaleOptimizer):
     optimizer.apply_gradients(grads_and_vars, global_step=step)
     ```
 
-    The pairs hold the model's own variables, whereas OpenSeq2Seq returned the masters.
-    It is a `keras_lso.LossScaleOptimizer`, so `compile` takes it as well. It skips
-    non-finite steps with any loss scale; OpenSeq2Seq only with an
-    `AutomaticLossScaler`.
+    The pairs hold the model's own variables, whereas OpenSeq2Seq returned the master
+    weights. The wrapper is a `keras_lso.LossScaleOptimizer`, so you can also pass it
+    to `compile`. It skips non-finite steps with any loss scale; OpenSeq2Seq skipped
+    them only with an `AutomaticLossScaler`.
 
     Args:
         optimizer: The `keras.optimizers.Optimizer` to wrap.
-        loss_scale: None, a float or an `AutomaticLossScaler`. Also what
-            `keras_lso.LossScaleOptimizer` takes: a `keras_lso.loss_scales.LossScale`.
-            Defaults to `None`: the loss is not scaled.
+        loss_scale: None, a float, an `AutomaticLossScaler` or a
+            `keras_lso.loss_scales.LossScale`. Defaults to `None`: the loss is not
+            scaled.
 
     Raises:
-        ValueError, TypeError: If an argument is none of these.
+        ValueError, TypeError: If an argument is not valid.
 
     Example:
 

@@ -93,11 +93,12 @@ def optimize_loss(
 
     Args:
         loss: Callable of a batch that returns the loss, a scalar. Call the model in it
-            with `training=True`, or dropout and batch normalization do not train.
+            with `training=True`, or dropout and batch normalization run in inference
+            mode.
         optimizer: A name from `OPTIMIZER_CLS_NAMES` (`"Adagrad"`, `"Adam"`,
             `"AdamW"`, `"Ftrl"`, `"LARS"`, `"Momentum"`, `"NovoGrad"`, `"RMSProp"`,
-            `"SGD"`), with the arguments and defaults of TF1, or the arguments of
-            Keras; a class of Keras optimizers; or an instance.
+            `"SGD"`), a Keras optimizer class, or an instance. Optimizers given by name
+            take the arguments of TF1, with its defaults, or the arguments of Keras.
         optimizer_params: Dict of the optimizer's arguments. None or empty for an
             instance.
         learning_rate_decay_fn: Callable of the number of applied steps that returns
@@ -107,9 +108,9 @@ def optimize_loss(
         var_list: The variables to train. Defaults to `None`: the trainable variables of
             `model`; without a model, those that the loss reads.
         dtype: `"mixed"`, or a dtype such as `"float32"`, `"float16"`, `tf.float16`.
-            With `"mixed"` the loss is scaled, and float16 variables have float32
-            masters. Defaults to `"float32"`. The model's dtype policy determines its
-            compute dtype.
+            With `"mixed"`, the loss is scaled, and float16 variables have float32
+            master weights. Defaults to `"float32"`. The model's dtype policy determines
+            its compute dtype.
         clip_gradients: The global norm to clip the gradients to. Defaults to `None`: no
             clipping.
         summaries: Names from `OPTIMIZER_SUMMARIES`. Defaults to `None`:
@@ -129,7 +130,7 @@ def optimize_loss(
             Defaults to `1`.
         skip_update_ph: A boolean variable, or a callable without arguments that
             returns a bool: whether a call only accumulates its gradients. Defaults to
-            `None`: every `iter_size`-th call updates. For a single call pass
+            `None`: every `iter_size`-th call updates. For a single call, write
             `train_op(*batch, skip_update=True)`.
         model: The Keras model to train. Defaults to `None`.
 
@@ -138,7 +139,7 @@ def optimize_loss(
         attributes are `optimizer`, `global_step`, `variables` and `accumulators`.
 
     Raises:
-        ValueError, TypeError: If an argument is none of these.
+        ValueError, TypeError: If an argument is not valid.
         AttributeError: If both `clip_gradients` and `larc_params` are given.
         RuntimeError: If `on_horovod=True` and no processes were started.
 
@@ -189,7 +190,7 @@ def optimize_loss(
         wrapped = MixedPrecisionOptimizerWrapper(wrapped, loss_scale)
     if inner.built and var_list is not None:
         check_known(inner, var_list)
-    # Last, so that a call that is refused does not change an instance.
+    # Last, so that a call that raises an error leaves the instance unchanged.
     if inner is optimizer and schedule is not None:
         optimizer.learning_rate = schedule
     return TrainingOp(

@@ -30,8 +30,8 @@ def get_regularization_loss(
 ) -> Tensor:
     """Returns the sum of all regularization losses, in float32.
 
-    Keras 3 keeps no collection of them. In the `loss` of an `optimize_loss(...,
-    model=model)` they are those of that model:
+    Keras 3 keeps no collection of these losses. In the `loss` of an
+    `optimize_loss(..., model=model)`, the function sums the losses of that model:
 
     ```python
     def loss(x, y):
@@ -42,8 +42,8 @@ def get_regularization_loss(
     variable, whatever its dtype, since the squares of a float16 kernel overflow.
 
     Args:
-        scope: String that selects the variables whose path starts with it. Or a Keras
-            model or layer, or a list of them, with the variables. Defaults to `None`:
+        scope: String: selects the variables whose paths start with it. Or a Keras model
+            or layer, or a list of them: selects their variables. Defaults to `None`:
             all variables of the model that `optimize_loss` trains.
         name: Defaults to `"total_regularization_loss"`. Keras 3 does not name tensors.
 
@@ -51,8 +51,8 @@ def get_regularization_loss(
         A float32 scalar tensor; 0 if no variable has a regularizer.
 
     Raises:
-        ValueError: If there is no such model.
-        TypeError: If `scope` is none of these.
+        ValueError: If `scope` is None or a string and there is no default model.
+        TypeError: If `scope` has another type.
 
     Example:
 

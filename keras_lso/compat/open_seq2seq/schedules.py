@@ -1,6 +1,7 @@
 """OpenSeq2Seq's learning-rate policies as schedules, except its constant rate.
 
-That one, `FixedLR`, is in `keras_lso/schedules/`, where `get` makes it of a number.
+The constant rate, `FixedLR`, is in `keras_lso/schedules/`, where `get` constructs it
+from a number.
 """
 
 import math
@@ -46,11 +47,11 @@ class PiecewiseConstant(LearningRateSchedule):
 
     Args:
         learning_rate: The initial rate.
-        boundaries: Strictly increasing. The last step of each interval but the last
-            one. With `steps_per_epoch` a list of ints and floats, the epochs after
-            which the rate changes; a fraction of a step is dropped.
-        decay_rates: As many as `boundaries`. The factors of the initial rate after each
-            of them.
+        boundaries: Strictly increasing. The last step of each interval except the last.
+            With `steps_per_epoch`, a list of ints and floats: the epochs after which
+            the rate changes, rounded down to whole steps.
+        decay_rates: As many as `boundaries`. After each boundary, the factor that
+            multiplies the initial rate.
         steps_per_epoch: Positive. The number of batches in an epoch. Defaults to
             `None`: the boundaries are steps.
         name: Defaults to `"PiecewiseConstant"`.
@@ -144,7 +145,7 @@ def _whole(step):
 
 @keras.saving.register_keras_serializable("keras_lso", name="TransformerPolicy")
 class TransformerPolicy(LearningRateSchedule):
-    """OpenSeq2Seq's `transformer_policy`: a line up, then one over the square root.
+    """OpenSeq2Seq's `transformer_policy`: a linear warm-up, then an inverse root.
 
     ```python
     step = step + 1
@@ -152,14 +153,14 @@ class TransformerPolicy(LearningRateSchedule):
     rate = min(learning_rate * rate, max_lr)
     ```
 
-    The rate is highest at step `warmup_steps - 1`. This schedule of the Transformer,
-    also called "Noam", has a cap in OpenSeq2Seq.
+    The rate is highest at step `warmup_steps - 1`. This is the schedule of the
+    Transformer, also called "Noam", to which OpenSeq2Seq adds a cap.
 
     Args:
         learning_rate: A factor of the rate.
         d_model: Positive. The width of the model.
-        warmup_steps: Positive. The number of steps of the line.
-        max_lr: The cap. Defaults to `None`: none.
+        warmup_steps: Positive. The number of steps of the linear warm-up.
+        max_lr: The cap. Defaults to `None`: no cap.
         coefficient: Another factor; OpenSeq2Seq recommends 0.002 for Adam. Defaults to
             `1.0`.
         dtype: String, or a dtype of NumPy or a framework. The dtype of the rate, which
@@ -231,7 +232,7 @@ class TransformerPolicy(LearningRateSchedule):
 
 
 def _check_float_dtype(value):
-    """Returns the name of a dtype of floats, NumPy's and the frameworks' included."""
+    """Returns the name of a float dtype, which may be NumPy's or a framework's."""
     try:
         dtype = None if value is None else keras.backend.standardize_dtype(value)
     except (TypeError, ValueError):
@@ -248,7 +249,7 @@ def _check_float_dtype(value):
 
 
 class _Decay(LearningRateSchedule):
-    """Base of the schedules: a warm-up, and a decay that begins at a later step.
+    """Base class of schedules with a warm-up and a decay that begins at a given step.
 
     ```python
     rate = learning_rate * min(1, step / warmup_steps)
@@ -259,7 +260,7 @@ class _Decay(LearningRateSchedule):
     learning_rate: float
     decay_steps: int
     begin_decay_at: int
-    # One of them has no warm-up.
+    # `ExpDecay` has no warm-up.
     warmup_steps = 0
 
     def __call__(self, step: int | Tensor) -> Tensor:
@@ -269,7 +270,7 @@ class _Decay(LearningRateSchedule):
         if self.warmup_steps > 0:
             rate = warmed_up(Steps(step), self.warmup_steps, 0.0, full, rate)
         decaying = step - self._begin()
-        # `_decayed` is defined from one step on; below that its result is unused.
+        # `_decayed` needs at least one step; before the decay its result is unused.
         decayed = self._decayed(rate, ops.maximum(decaying, 1))
         return ops.where(decaying > 0, decayed, rate)
 
@@ -277,7 +278,7 @@ class _Decay(LearningRateSchedule):
         return self.begin_decay_at
 
     def _decayed(self, rate, step):
-        """Returns a rate after a number of steps of the decay, one or more."""
+        """Returns the rate after `step` steps of the decay, at least one."""
         raise NotImplementedError
 
     def _left_and_done(self, step):
@@ -311,13 +312,13 @@ class ExpDecay(_Decay):
     rate = max(learning_rate * decay_rate ** exponent, min_lr)
     ```
 
-    `min_lr` is a lower bound at all steps, the first ones included, and may be above
-    `learning_rate`. Accurate to 1e-6 of the rate up to step 2**24.
+    `min_lr` is a lower bound at all steps, including the first ones, and may be above
+    `learning_rate`. The result is accurate to 1e-6 of the rate up to step 2**24.
 
     Args:
         learning_rate: The rate before the decay.
         decay_steps: Positive. The number of steps (not epochs) of the decay.
-        decay_rate: Positive. The rate is multiplied by it in each `decay_steps`.
+        decay_rate: Positive. The factor by which the rate changes in `decay_steps`.
         use_staircase_decay: Whether the rate falls in stairs.
         begin_decay_at: Zero or more. The first step of the decay. Defaults to `0`.
         min_lr: The minimum. Defaults to `0.0`.
@@ -403,12 +404,12 @@ class PolyDecay(_Decay):
         rate = rate * left + min_lr * (1 - left)
     ```
 
-    The decay counts from `begin_decay_at` even if the warm-up takes longer: then the
-    rate that is still warming up decays. To have one after the other, write
+    The decay starts at `begin_decay_at` even if the warm-up takes longer; the rate then
+    decays while it is still warming up. To decay only after the warm-up, write
     `begin_decay_at=warmup_steps`.
 
-    With a `min_lr` above `learning_rate` the rate rises to it. Accurate to 1e-6 of
-    the rate for `decay_steps` of up to 2**24 and powers of up to 300.
+    If `min_lr` is above `learning_rate`, the rate rises to it. The result is accurate
+    to 1e-6 of the rate for `decay_steps` of up to 2**24 and powers of up to 300.
 
     Args:
         learning_rate: The rate before the decay.
@@ -492,19 +493,20 @@ class InvPolyDecay(_Decay):
         rate = max(rate / (1 + k * (step - begin)) ** power, min_lr)
     ```
 
-    From `decay_steps` steps after `begin` on the rate is `min_lr`. This is what
-    OpenSeq2Seq documents; its code continues below `min_lr`, and ignores
-    `begin_decay_at` and `warmup_steps`. Accurate to 1e-6 of the rate for powers of up
-    to 300.
+    The rate is `min_lr` from `decay_steps` steps after `begin` on. This follows
+    OpenSeq2Seq's documentation; its code continues below `min_lr`, and ignores
+    `begin_decay_at` and `warmup_steps`. The result is accurate to 1e-6 of the rate for
+    powers of up to 300.
 
     Args:
         learning_rate: The rate before the decay.
         decay_steps: Positive. The number of steps (not epochs) of the decay.
         min_lr: The rate after the decay. Below 1e-8 it counts as 1e-8, above
             `learning_rate` as `learning_rate`.
-        power: Positive. The larger, the more exponential the decay. Defaults to `1.0`.
-        begin_decay_at: Zero or more. The first step of the decay, if it is not before
-            the end of the warm-up. Defaults to `0`.
+        power: Positive. The larger it is, the closer the decay is to an exponential
+            one. Defaults to `1.0`.
+        begin_decay_at: Zero or more. The first step of the decay, unless the warm-up
+            ends later. Defaults to `0`.
         warmup_steps: Zero or more. The number of steps (not epochs) of the warm-up.
             With 0 there is none. Defaults to `0`.
         name: Defaults to `"InvPolyDecay"`.
@@ -591,13 +593,13 @@ class CosineDecayPolicy(_Decay):
         rate = rate * ((1 - min_lr) * cosine + min_lr)
     ```
 
-    The decay counts from `begin_decay_at` even if the warm-up takes longer: then the
-    rate that is still warming up decays. To have one after the other, write
+    The decay starts at `begin_decay_at` even if the warm-up takes longer; the rate then
+    decays while it is still warming up. To decay only after the warm-up, write
     `begin_decay_at=warmup_steps`.
 
-    Note that `min_lr` is a fraction of the rate; above 1 the rate rises. Accurate to
-    1e-6 of the rate for `decay_steps` of up to 2**24. Configs call the
-    class `CosineDecay`.
+    Note that `min_lr` is a fraction of the rate; if it is above 1, the rate rises. The
+    result is accurate to 1e-6 of the rate for `decay_steps` of up to 2**24. Configs
+    call the class `CosineDecay`.
 
     Args:
         learning_rate: The rate before the decay.
@@ -669,7 +671,7 @@ class CosineDecayPolicy(_Decay):
         }
 
 
-# Configs call the class `CosineDecay`, which is not its name in Python: Keras has a
-# schedule of that name. Keras writes the registered name, and this one as the
-# `class_name`.
+# Configs call the class `CosineDecay`; it has another name in Python, since Keras has a
+# schedule of that name. Keras writes `__name__` as the `class_name`, next to the
+# registered name.
 CosineDecayPolicy.__name__ = "CosineDecay"

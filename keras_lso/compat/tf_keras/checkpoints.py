@@ -1,7 +1,7 @@
 """The optimizer state in TensorFlow's checkpoints and SavedModels.
 
-Apart from `files.py`, because here the state is part of a graph of objects, in which
-the optimizer must be found first.
+It is apart from `files.py` because the state in these files is part of a graph of
+objects, in which the optimizer must be found first.
 """
 
 import os
@@ -11,7 +11,7 @@ import keras
 from keras_lso.compat.backend import tf_checkpoint
 from keras_lso.compat.tf_keras.state import SavedState, split_name
 
-# Children of a layer in a SavedModel that are not attributes of it.
+# Children of a layer in a SavedModel that are not its attributes.
 _LISTS = {"variables", "trainable_variables", "regularization_losses", "keras_api"}
 
 
@@ -112,8 +112,8 @@ def _is_legacy(node):
 
 
 def _loss_scale_children(graph, node):
-    """Returns the children of the loss scale's node; an empty dict without one."""
-    # The wrapper is one object with its optimizer; in TF 2.2 it was the parent.
+    """Returns the children of the loss scale's node, or {} if there is no such node."""
+    # One node is both wrapper and optimizer; in TF 2.2 the wrapper was the parent.
     for owner in graph.nodes:
         if owner is node or owner.children.get("base_optimizer") == node.index:
             index = owner.children.get("loss_scale")
@@ -142,7 +142,7 @@ def _legacy_slots(graph, node, optimizer):
 
 
 def _listed_slots(graph, node, optimizer):
-    """Returns the slots of a class since TF 2.11, a list of variables with names."""
+    """Returns the slots of a class of TF 2.11 or newer, which lists named variables."""
     listed = graph.nodes[node.children["_variables"]].children
     slots: dict[str, list] = {}
     for position in sorted(listed, key=int):

@@ -1,7 +1,6 @@
-"""Converting the config dicts of tf.keras 2, the Model Garden and Keras to ours.
+"""Converts the config dicts of tf.keras 2, the Model Garden and Keras to ours.
 
-Apart from the core, which calls the functions registered here and knows no older
-config.
+The core calls the functions registered here, and knows no older config itself.
 """
 
 import inspect
@@ -21,8 +20,8 @@ from keras_lso._core.configs import (
 )
 from keras_lso.loss_scales import DEFAULT_MAX_SCALE, DEFAULT_MIN_SCALE
 
-# The Model Garden's optimizers that ours succeed, by the names in its configs. It and
-# TensorFlow Addons register LAMB under the same one.
+# Our successors to the Model Garden's optimizers, by the names in its configs. The
+# Model Garden and TensorFlow Addons register LAMB under the same name.
 _SUCCEEDED = {
     name: {
         "module": f"keras_lso.{own.lower()}",
@@ -50,11 +49,12 @@ _BUILTIN = {
 
 @register_reader(OPTIMIZER)
 def adopt_classes(config: Any, custom_objects: Mapping[str, Any] | None = None) -> Any:
-    """Returns a config in which our classes replace those that they succeed.
+    """Returns a config in which our classes replace their predecessors.
 
-    These are the `LossScaleOptimizer` of Keras and of tf.keras, the Model Garden's
-    `LARS` and `LAMB`, and the `LAMB` of TensorFlow Addons, unless `custom_objects`
-    holds a class of that name. Other optimizers of tf.keras become those of Keras 3.
+    The predecessors are the `LossScaleOptimizer` of Keras and of tf.keras, the Model
+    Garden's `LARS` and `LAMB`, and the `LAMB` of TensorFlow Addons, unless
+    `custom_objects` holds a class of that name. Other optimizers of tf.keras become
+    those of Keras 3.
     """
     if isinstance(config, list | tuple):
         return type(config)(adopt_classes(item, custom_objects) for item in config)
@@ -70,7 +70,7 @@ def adopt_classes(config: Any, custom_objects: Mapping[str, Any] | None = None) 
     package = str(config.get("module") or "").split(".")[0]
     if name.lower() in _LOSS_SCALE_OPTIMIZERS and package in _KERAS_PACKAGES:
         config.update(OURS)
-    # Keras has neither. The Model Garden's package is `official`.
+    # Keras has neither name. The Model Garden's package is `official`.
     elif name in _SUCCEEDED and package in _MODEL_GARDEN_PACKAGES:
         config.update(_SUCCEEDED[name])
     elif name.lower() in _BUILTIN and _is_tf_keras(config, package):
@@ -113,7 +113,7 @@ def _to_keras_3(config, class_name, custom_objects):
         rate = read_schedule_config(rate, custom_objects)
     elif rate is not None:
         rate = check_real("learning_rate", rate)
-    # Nadam's `decay` is that of its momentum.
+    # Nadam's `decay` is the decay of its momentum.
     if decay and class_name != "Nadam":
         rate = _decaying(class_name, rate, check_rate("decay", decay))
     if rate is not None:
@@ -149,10 +149,10 @@ def _keras_config(module, class_name, arguments):
 def read_schedule_config(
     config: Any, custom_objects: Mapping[str, Any] | None = None
 ) -> Any:
-    """Returns the config of a schedule, of tf.keras or Keras 3, for Keras 3."""
+    """Converts the config of a schedule of tf.keras or Keras 3 to one of Keras 3."""
     arguments = check_config("`learning_rate`", config.get("config") or {})
     if arguments.get("name", "") is None:
-        # Keras 3 refuses this default of tf.keras.
+        # Keras 3 rejects this default of tf.keras.
         del arguments["name"]
     config = {**config, "config": arguments}
     name = str(config.get("class_name"))
@@ -169,7 +169,7 @@ def read_schedule_config(
 def modern_arguments(
     config: Any, custom_objects: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Returns the arguments of the current `LossScaleOptimizer` in an older config.
+    """Converts an older config to arguments of the current `LossScaleOptimizer`.
 
     TensorFlow 2.0 to 2.3 wrote `optimizer` and `loss_scale`, later versions the keys of
     Keras 3 and `dynamic`.
@@ -195,10 +195,10 @@ def modern_arguments(
 
 
 def _within_bounds(config, initial):
-    """Widens our bounds to an initial scale outside; other classes have none."""
+    """Widens our bounds to include the initial scale; other classes have no bounds."""
     config = check_config("LossScale", {} if config is None else config)
     scale = config.get(initial)
-    # The constructor refuses what is not a scale, and names the argument.
+    # The constructor rejects a value that is no scale, and names the argument.
     if is_scale(scale) and scale > DEFAULT_MAX_SCALE:
         config.setdefault("max_scale", float(scale))
     if is_scale(scale) and scale < DEFAULT_MIN_SCALE:

@@ -1,7 +1,7 @@
 """`load_optimizer_state`, and the state in the `.h5` and `.keras` files of tf.keras 2.
 
-`state.py` holds what is the same for all formats, and `checkpoints.py` reads those that
-TensorFlow itself wrote.
+`state.py` has the code that all formats share, and `checkpoints.py` reads the formats
+that TensorFlow itself wrote.
 """
 
 import json
@@ -43,34 +43,35 @@ _NO_STATE = (
 def load_optimizer_state(
     optimizer: keras.optimizers.Optimizer, path: str | os.PathLike[str]
 ) -> None:
-    """Loads the optimizer state that tf.keras 2 wrote into a Keras 3 optimizer.
+    """Loads the optimizer state in a file of tf.keras 2 into a Keras 3 optimizer.
 
-    Training resumes: iterations, slots and learning rate are those of the file. The
-    hyperparameters of `optimizer` stay its own, and so does a learning-rate schedule.
+    Training resumes: iterations, slots and learning rate come from the file. The
+    `optimizer` keeps its own hyperparameters, and a learning-rate schedule if it has
+    one.
 
     | file | holds a loss scale |
     | --- | --- |
     | `model.save("model.h5")` | no |
-    | `model.save("model.keras")`, of the classes of TF 2.11 and newer | no |
+    | `model.save("model.keras")`, with the classes of TF 2.11 and newer | no |
     | `model.save("folder")`, a SavedModel | yes |
     | `model.save_weights("prefix")` of a compiled model | yes |
     | `tf.train.Checkpoint(model=model, optimizer=optimizer).save("prefix")` | yes |
 
-    Where the file holds none, a `LossScaleOptimizer` re-initialises its loss scale.
+    If the file holds no loss scale, a `LossScaleOptimizer` re-initialises its own.
 
-    The next steps are those of tf.keras within float32 rounding, except for three of
-    `tf.keras.optimizers.legacy`: its Nadam had another momentum schedule, and its
-    RMSprop without momentum and its Adagrad added epsilon outside the root.
+    The next steps equal those of tf.keras within float32 rounding, except for three
+    classes of `tf.keras.optimizers.legacy`. Its Nadam had another momentum schedule;
+    its RMSprop without momentum and its Adagrad added epsilon outside the root.
 
-    Slots are matched to variables by the names of layer and variable. Layers that Keras
-    itself numbered, and all those of a `.keras` file, which holds no names, are matched
-    by their order: build the same model, and the optimizer with its
-    `trainable_variables`. Layers with other names in another order are refused where
-    the names or the shapes reveal it.
+    Slots are matched to variables by the names of the layer and the variable. Layers
+    that Keras itself numbered are matched by their order, and so are all layers of a
+    `.keras` file, which holds no names. Build the same model, and build the optimizer
+    with the model's `trainable_variables`. Layers with other names in another order
+    raise an error where the names or the shapes reveal it.
 
     Args:
-        optimizer: Keras 3 optimizer of the class that was saved, which may be wrapped
-            in a `LossScaleOptimizer`. It must be built.
+        optimizer: Built Keras 3 optimizer of the class that was saved. A
+            `LossScaleOptimizer` may wrap it.
         path: Path of a `.h5` or `.keras` file, of the folder of a SavedModel or of
             checkpoints (the latest is read), or the prefix of a checkpoint. The last
             three need TensorFlow, whatever the backend.
@@ -78,9 +79,9 @@ def load_optimizer_state(
     Raises:
         FileNotFoundError: If there is nothing at `path`.
         ImportError: If TensorFlow or h5py is needed and not installed.
-        ValueError: If the file is damaged, or holds no optimizer state, that of
-            several optimizers, or one of other slots, counts, shapes or dtypes
-            than `optimizer` has. Nothing is loaded then.
+        ValueError: If the file is damaged, or holds no optimizer state, the state of
+            several optimizers, or a state whose slots, counts, shapes or dtypes do not
+            fit `optimizer`. Nothing is loaded then.
 
     Example:
 
@@ -164,7 +165,7 @@ def _initial_scale(scaler):
 
 def _remarks(optimizer, state):
     """Returns the warnings about a learning-rate decay, which is not resumed."""
-    # Nadam's `decay` is that of its momentum.
+    # Nadam's `decay` is the decay of its momentum.
     is_nadam = isinstance(optimizer, keras.optimizers.Nadam)
     if not state.decay or is_nadam or learning_rate_variable(optimizer) is None:
         return []
@@ -185,7 +186,7 @@ def _read(path, optimizer):
         raise FileNotFoundError(
             f"There is no file, folder or checkpoint at path={path!r}."
         )
-    # Keras needs h5py only once a file is read.
+    # Keras imports h5py only when it reads a file.
     try:
         import h5py
     except ImportError as error:
@@ -231,7 +232,7 @@ def _read_archive(h5py, archive, optimizer):
 
 
 def _read_h5(file, optimizer):
-    """Reads a whole model, or what `save_weights("....weights.h5")` writes."""
+    """Reads a whole model, or a file of `save_weights("....weights.h5")`."""
     _refuse_keras_3(text(file.attrs.get("keras_version")))
     group = hard_group(file, "optimizer/vars")
     if group is not None:
@@ -293,7 +294,7 @@ def _from_numbered(group, optimizer, saved):
 
 
 def _described(saved):
-    """Returns a state that holds only the optimizer's config in the file."""
+    """Returns a state with only the values in the optimizer's config."""
     config = (saved or {}).get("config") or {}
     rate = config.get("learning_rate")
     return SavedState(
@@ -310,7 +311,7 @@ def _unwrap(saved):
     """Returns the config dict of the innermost optimizer; None if there is none."""
     while isinstance(saved, dict) and isinstance(saved.get("config"), dict):
         config = saved["config"]
-        # Before TF 2.4 its name was `optimizer`.
+        # Before TF 2.4 the key was `optimizer`.
         inner = config.get("inner_optimizer") or config.get("optimizer")
         if not isinstance(inner, dict):
             return saved

@@ -1,7 +1,8 @@
 """Whole models in HDF5 files, as `model.save("model.h5")` writes them.
 
-Keras builds the optimizer of such a model for no variables, so that its state is lost
-and `fit` fails. Here Keras loads the model, and the rest is read from the file.
+Keras builds the optimizer of such a model for no variables, so that the optimizer's
+state is lost and `fit` fails. Here Keras loads the model alone, and this module reads
+the rest from the file.
 """
 
 import json
@@ -19,7 +20,7 @@ from keras_lso.compat.tf_keras.files import load_optimizer_state
 from keras_lso.compat.untrusted_files import hard_group, read_datasets, read_names, text
 from keras_lso.loss_scale_optimizer import LossScaleOptimizer
 
-_ENDINGS = (".h5", ".hdf5")  # Those that Keras takes for such a file.
+_ENDINGS = (".h5", ".hdf5")  # The endings by which Keras recognises such a file.
 
 
 class SavedTraining(NamedTuple):
@@ -37,12 +38,12 @@ class SavedTraining(NamedTuple):
 
 
 def is_h5(path: str | os.PathLike[str]) -> bool:
-    """Whether a file is one that Keras takes for a whole model in HDF5."""
+    """Whether Keras takes a file for a whole model in HDF5."""
     if not str(path).endswith(_ENDINGS) or not os.path.isfile(path):
         return False
     try:
         import h5py
-    except ImportError:  # Keras says so.
+    except ImportError:  # Keras raises the error.
         return False
     return h5py.is_hdf5(path)
 
@@ -53,7 +54,7 @@ def load(
     compile: bool,
     custom_objects: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Loads a model, compiles it as it was when it was saved, restores its optimizer.
+    """Loads a model, compiles it as it was when saved, and restores its optimizer.
 
     Args:
         path: The path of the file.
@@ -121,13 +122,13 @@ def _restore_training(model, saved, path, custom_objects):
         )
         return
     with keras.saving.custom_object_scope(custom_objects or {}):
-        # If `compile` had put another optimizer around it, the file had that.
+        # If `compile` had wrapped the optimizer, the file would hold the wrapper.
         model.compile(**_arguments(saved.config, custom_objects), auto_scale_loss=False)
     optimizer, trained = model.optimizer, model.trainable_variables
     if saved.values:
         _restore(optimizer, trained, saved)
     if not model.built:
-        # Its first step builds the optimizer, for the variables that it has then.
+        # The model's first step builds the optimizer, for the variables at that time.
         return
     optimizer.build(trained)
     if saved.values is None and saved.names:
@@ -159,9 +160,9 @@ def _arguments(config, custom_objects):
 
 
 def _objects(config, deserialize):
-    """Returns a nested config of losses or metrics with these in their places.
+    """Replaces the losses or metrics in a nested config by their objects.
 
-    A name of Keras's stays one: `compile` knows more of them than `deserialize`.
+    A name of Keras's own stays a string: `compile` knows more names than `deserialize`.
     """
     if isinstance(config, list):
         return [_objects(item, deserialize) for item in config]
@@ -186,7 +187,7 @@ def _restore(optimizer, trained, saved):
     values = saved.values[: len(saved.values) - unsaved]
     kept = optimizer.variables if scaler is None else scaler._state.variables
     if len(values) > len(kept):
-        # Else it was not built either when it was saved, or has no slots.
+        # Otherwise it was not built when it was saved, or has no slots.
         optimizer.build(trained)
     if scaler is None:
         _assign(optimizer, values)
@@ -196,9 +197,9 @@ def _restore(optimizer, trained, saved):
 
 
 def _unsaved(names):
-    """Returns how many variables of our class belong to no state: the last ones.
+    """Returns the number of trailing variables that belong to no state.
 
-    They are `StepCounters.variables`. Of another class there are none.
+    They are `StepCounters.variables` of our class. Other classes have none.
     """
     ends = [name.rpartition("/")[2] for name in names]
     if "consecutive_skips" not in ends:
@@ -208,7 +209,7 @@ def _unsaved(names):
 
 
 def _assign(optimizer, values):
-    # Such a file holds the variables, whatever `save_own_variables` writes.
+    # Such a file holds `variables`, whatever `save_own_variables` writes.
     variables = list(optimizer.variables)
     if len(values) != len(variables):
         warn(

@@ -1,4 +1,4 @@
-"""The methods of tf.keras 2 that optimizers do not have in Keras 3.
+"""The methods of optimizers in tf.keras 2 that Keras 3 does not have.
 
 `LossScaleOptimizer`, LARS, LAMB and NovoGrad have them: see `_core/methods.py`.
 """
@@ -72,7 +72,7 @@ def get_updates(
         params: The variables.
 
     Returns:
-        List of one item, what `apply_gradients` returns.
+        List of one item: the result of `apply_gradients`.
     """
     grads = self.get_gradients(loss, params)
     variables = check_variables("params", params)
@@ -86,9 +86,9 @@ def add_slot(
     initializer: str | dict[str, Any] | Callable[..., Any] | ArrayLike = "zeros",
     shape: Sequence[int] | None = None,
 ) -> keras.Variable:
-    """Returns the slot variable of that name, creating it if there is none.
+    """Returns the slot variable of `var`, and creates it if there is none.
 
-    It is saved with the other variables of the optimizer, and loaded into an
+    The slot is saved with the other variables of the optimizer, and loaded into an
     optimizer that has the same slot.
 
     Args:
@@ -155,7 +155,7 @@ def get_slot_names(self: Any) -> list[str]:
 def find_slot(
     optimizer: keras.optimizers.Optimizer, var: keras.Variable, slot_name: str
 ) -> keras.Variable | None:
-    """Returns the slot variable of `var`, None if there is none."""
+    """Returns the slot variable of `var`; None if there is none."""
     added = _added_slots(optimizer).get(slot_name, {})
     if id(var) in added:
         return added[id(var)][1]
@@ -243,7 +243,7 @@ def set_weights(self: Any, weights: Iterable[ArrayLike]) -> None:
     """Sets the state from a list of arrays.
 
     Args:
-        weights: Arrays, as `get_weights` returns it, which leaves the loss scale
+        weights: List of arrays, as `get_weights` returns it; this leaves the loss scale
             unchanged. Or the values of `variables`.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Matching the variables of a tf.keras file to those of a Keras 3 model."""
+"""Matches the variables of a tf.keras file to those of a Keras 3 model."""
 
 import collections
 import re
@@ -8,21 +8,21 @@ from collections.abc import Sequence
 def pair(names: Sequence[str | None], paths: Sequence[str]) -> list[int]:
     """Returns for each of `paths` the position of its variable in `names`.
 
-    `names` are those in tf.keras, such as `"dense/kernel"`, or None if the file holds
-    none. `paths` are those of as many Keras 3 variables.
+    `names` are the names in tf.keras, such as `"dense/kernel"`, or None if the file
+    holds none. `paths` are the paths of as many Keras 3 variables.
 
-    Names that agree decide. They rarely agree in full: Keras 3 prepends the model's
-    name, and numbers unnamed layers in each process from the start, so that `dense_1`
-    in a file may be any `dense_N` of the model. What the names do not decide, the order
-    does, which is layer by layer in both. An order that contradicts the names raises a
-    `ValueError`.
+    Names that agree determine the match. They rarely agree in full: Keras 3 prepends
+    the model's name, and numbers unnamed layers from the start in each process, so that
+    `dense_1` in a file may be any `dense_N` of the model. Where the names leave the
+    match open, the order determines it: both list the variables layer by layer. An
+    order that contradicts the names raises a `ValueError`.
     """
     known = [n for n in names if n is not None]
     if len(known) < len(names):
         return list(range(len(paths)))
     in_file = [tuple(n.removesuffix(":0").split("/")) for n in known]
     in_model = [tuple(p.split("/")) for p in paths]
-    # As many of the last words as agree: those of the layer and the variable at least.
+    # As many trailing words as agree: at least the layer's and the variable's.
     for length in (4, 3, 2):
         order = _by_key(in_file, in_model, lambda words, n=length: words[-n:])
         is_unique = len({words[-length:] for words in in_file}) == len(in_file)
@@ -39,7 +39,7 @@ def pair(names: Sequence[str | None], paths: Sequence[str]) -> list[int]:
 
 
 def _by_key(names, paths, key):
-    """Matches those of the same key in their order; None if their counts differ."""
+    """Matches names and paths of the same key in order; None if the counts differ."""
     positions: dict = collections.defaultdict(collections.deque)
     for i, name in enumerate(names):
         positions[key(name)].append(i)
@@ -57,7 +57,7 @@ def _unnumbered(words):
 
 
 def _check_order(names, paths, order):
-    """Refuses to match two variables if either has a namesake elsewhere."""
+    """Raises an error if a variable of a pair has a namesake outside the pair."""
     saved = {_unnumbered(name) for name in names}
     own = {_unnumbered(path) for path in paths}
     for path, index in zip(paths, order, strict=True):

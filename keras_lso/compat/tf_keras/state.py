@@ -1,7 +1,7 @@
-"""Converting the optimizer state in a tf.keras file to the variables of Keras 3.
+"""Converts the optimizer state in a tf.keras file to the variables of Keras 3.
 
-Apart from the readers, `files.py` and `checkpoints.py`, because it is the same for all
-formats.
+It is apart from the readers, `files.py` and `checkpoints.py`, because the conversion is
+the same for all formats.
 """
 
 import dataclasses
@@ -22,9 +22,9 @@ from keras_lso._keras_internals.unsaved import nadam_product
 from keras_lso._keras_internals.variables import path_of
 from keras_lso.compat.tf_keras.names import pair
 
-# The slots of each class: their names in tf.keras 2.11+, and in its older classes and
-# `slots_of`. A file holds the slots of the first dict, variable by variable, and then
-# those of the next.
+# The slots of each class. The keys are the names in tf.keras 2.11+, the values those in
+# its older classes and in `slots_of`. A file holds the slots of the first dict,
+# variable by variable, and then those of the next dict.
 _LAYOUTS: dict[type, list[dict[str, str]]] = {
     keras.optimizers.SGD: [{"m": "momentum"}],
     keras.optimizers.Adam: [{"m": "m", "v": "v"}, {"vhat": "vhat"}],
@@ -64,7 +64,7 @@ _WIDER = {
 
 @dataclasses.dataclass
 class SavedState:
-    """What a file holds of one optimizer.
+    """The state of one optimizer in a file.
 
     Attributes:
         iterations: Integer array without axes.
@@ -100,9 +100,9 @@ def layout_of(
 ) -> Any:
     """Returns the slots in the order in which tf.keras 2.11+ created them, as lists.
 
-    The slots of one list were created variable by variable. Without the `config` of the
-    tf.keras optimizer, they are the slots that the Keras 3 `optimizer` has. None for a
-    class that tf.keras did not have.
+    tf.keras created the slots of one list variable by variable. Without the `config` of
+    the tf.keras optimizer, the slots are those of the Keras 3 `optimizer`. Returns None
+    for a class that tf.keras did not have.
     """
     groups = _groups(optimizer)
     if groups is None:
@@ -127,8 +127,8 @@ def split_name(
 ) -> Any:
     """Splits the name of a slot variable into the slot and the variable's name.
 
-    It is `"Adam/m/dense/kernel"` or `"m/dense/kernel"`, and `"Adam/dense/kernel/m"` if
-    `is_legacy`, of a class from before TF 2.11.
+    `name` has the form `"Adam/m/dense/kernel"` or `"m/dense/kernel"`. With `is_legacy`,
+    it is that of a class from before TF 2.11, `"Adam/dense/kernel/m"`.
     """
     if is_legacy:
         variable, _, slot = name.rpartition("/")
@@ -158,9 +158,9 @@ def _groups(optimizer):
 
 
 def values_for(optimizer: keras.optimizers.Optimizer, state: SavedState) -> Any:
-    """Returns pairs of an optimizer's variable and its new value, without assigning it.
+    """Returns `(variable, new value)` pairs of an optimizer, and assigns nothing.
 
-    The optimizer is built and wraps no other. A `SavedState` of another kind of
+    The optimizer must be built and wrap no other. A `SavedState` of another kind of
     optimizer raises a `ValueError`.
     """
     _check_class(optimizer, state)
@@ -184,7 +184,7 @@ def values_for(optimizer: keras.optimizers.Optimizer, state: SavedState) -> Any:
 def learning_rate_variable(
     optimizer: keras.optimizers.Optimizer,
 ) -> keras.Variable | None:
-    """Returns the variable of the learning rate; None if it is a schedule's."""
+    """Returns the variable of the learning rate; None if there is a schedule."""
     rate = optimizer.learning_rate
     return rate if isinstance(rate, keras.Variable) else None
 
@@ -192,7 +192,7 @@ def learning_rate_variable(
 def _check_class(optimizer, state):
     names = [cls.__name__ for cls in _LAYOUTS]
     own = [cls.__name__ for cls in type(optimizer).__mro__ if cls in _LAYOUTS]
-    # Both have the same slots.
+    # Adam and AdamW have the same slots.
     name = "Adam" if state.class_name == "AdamW" else state.class_name
     if own and name in names and name not in own:
         raise ValueError(
@@ -202,7 +202,7 @@ def _check_class(optimizer, state):
 
 
 def _known_slots(optimizer, state):
-    """Returns the saved slots, which must be those of the optimizer."""
+    """Returns the saved slots. Raises an error if the optimizer has others."""
     own, saved = own_slots(optimizer), dict(state.slots)
     # tf.keras 2.11+ saves momentum slots even of an SGD without momentum.
     is_unused = (
@@ -272,13 +272,13 @@ def _check_slot(slot, trainable, variable, name, value):
 
 
 def _rest(optimizer, state, pairs):
-    """Returns the values of what is neither counter, learning rate nor slot."""
+    """Returns the values of variables other than counter, learning rate and slots."""
     done = {id(v) for v, _ in pairs} | {id(learning_rate_variable(optimizer))}
     rest = [v for v in optimizer.variables if id(v) not in done]
     if isinstance(optimizer, keras.optimizers.Nadam) and len(rest) == 1:
         value = state.u_product
         if value is None:
-            # Only checkpoints hold it.
+            # Only checkpoints hold the product.
             value = nadam_product(optimizer, int(state.iterations))
         return [(rest[0], _scalar(rest[0], value, "momentum cache"))]
     if rest:

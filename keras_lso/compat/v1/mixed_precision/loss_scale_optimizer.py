@@ -36,8 +36,8 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
     optimizer.apply_gradients(grads_and_vars, global_step=step)
     ```
 
-    There is no session: a call runs at once, or with the `tf.function` or `jax.jit`
-    around it.
+    There is no session: a call runs immediately, or as a part of the `tf.function` or
+    `jax.jit` around it.
 
     Args:
         opt: The `keras.optimizers.Optimizer` to wrap.
@@ -49,7 +49,7 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
             that of `opt`.
 
     Raises:
-        ValueError, TypeError: If an argument is none of these.
+        ValueError, TypeError: If an argument is not valid.
 
     Example:
 
@@ -126,7 +126,7 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
         colocate_gradients_with_ops: bool = False,
         grad_loss: Tensor | None = None,
     ) -> list[tuple[Tensor, keras.Variable]]:
-        """Computes the gradients of a loss, scaling the loss and unscaling them.
+        """Computes the gradients of the scaled loss, and unscales them.
 
         Args:
             loss: Callable without arguments that returns the loss. Or a tensor: on
@@ -138,15 +138,15 @@ class MixedPrecisionLossScaleOptimizer(LossScaleOptimizer):
                 Defaults to `GATE_OP`.
             aggregation_method: Without effect. Defaults to `None`.
             colocate_gradients_with_ops: Without effect. Defaults to `False`.
-            grad_loss: Tensor of the loss's shape, by which its elements are
-                weighted. Defaults to `None`: by 1.
+            grad_loss: Tensor of the loss's shape: the weights of the loss's elements.
+                Defaults to `None`: weights of 1.
 
         Returns:
             List of `(gradient, variable)` pairs. A gradient may be None.
 
         Raises:
-            ValueError: If `var_list` is needed and not given, or an argument is none
-                of these.
+            ValueError: If `var_list` is needed and not given, or an argument is not
+                valid.
             RuntimeError: If called in a cross-replica context.
         """
         check_choice("gate_gradients", gate_gradients, (0, 1, 2))
