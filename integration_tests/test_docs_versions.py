@@ -25,7 +25,7 @@ PACKAGES = {
     "PyTorch": "torch",
     "NumPy": "numpy",
 }
-COLUMNS = ("Python", *PACKAGES, "is", "known by")
+COLUMNS = ("Python", *PACKAGES, "status", "tests and versions")
 
 
 def rows():
@@ -36,7 +36,7 @@ def rows():
 
 def pins_of(row):
     """Returns the versions in the file that a row names, None if it names none."""
-    named = re.search(r"`requirements/(\w+)\.txt`", row["known by"])
+    named = re.search(r"`requirements/(\w+)\.txt`", row["tests and versions"])
     if named is None:
         return None
     return pins.pins_of(named[1])
@@ -47,7 +47,7 @@ def test_the_table_has_the_versions_of_the_files_that_it_names():
     of_files = [(row, pinned) for row, pinned in of_files if pinned]
     assert len(of_files) >= 3
     for row, pinned in of_files:
-        assert row["is"] in ("tested", "works")
+        assert row["status"] in ("tested", "works")
         versions = {column: pinned.get(name, "-") for column, name in PACKAGES.items()}
         assert {column: row[column] for column in PACKAGES} == versions
 

@@ -18,11 +18,11 @@ ANY = "..."
 OPENING = """\
 # Error messages
 
-All errors and warnings of the package. Each says what came, and what to write instead.
-Where a message names something of your program, such as a number or a variable, "..."
-is here. To find yours, paste it into this field, or a few of its fixed words into
-the search above. Messages of Keras and of the frameworks are on
-[Troubleshooting](troubleshooting.md).
+This page lists all errors and warnings of the package. Each of them names the value
+that it received, and the code to write instead. "..." replaces the parts that differ
+between programs, such as numbers and names of variables. To find a message, paste it
+into the field below, or enter a few of its fixed words in the search above. Messages of
+Keras and of the frameworks are on [Troubleshooting](troubleshooting.md).
 
 <input type="search" id="error-message" placeholder="Paste a message"
 aria-label="Paste an error message"><p id="error-message-found"></p>
@@ -73,8 +73,8 @@ GROUPS = (
     ),
     (
         "Callbacks, reports and pictures",
-        "See [Troubleshooting](troubleshooting.md#first-look) and [Which scale "
-        "does a model need?](policies.md#which-scale-does-a-model-need)",
+        "See [Troubleshooting](troubleshooting.md#watch-the-loss-scale) and [Which "
+        "scale does a model need?](policies.md#which-scale-does-a-model-need)",
         "callbacks/ diagnostics/underflow diagnostics/hardware diagnostics/recommend "
         "compat/batch_files compat/precision_command plotting",
     ),
