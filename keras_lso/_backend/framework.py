@@ -43,7 +43,8 @@ class Framework:
     LENDS_MEMORY = True
     # Whether a step calls `reduce_gradients` and `are_shards`.
     REDUCES_GRADIENTS = False
-    TRAIN_STEP_IS_STATELESS = False  # It takes values, and returns new ones.
+    # Whether Keras's train step takes the values of variables and returns new ones.
+    TRAIN_STEP_IS_STATELESS = False
     # For bug reports: how `run_if` runs a step, and the framework's packages.
     OTHER_STEP = "none: this backend trains nothing"
     PACKAGES: tuple[str, ...] = ()

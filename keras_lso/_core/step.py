@@ -63,7 +63,7 @@ class Gradients(enum.Enum):
     """The kind of the gradients in the next call of `apply`."""
 
     UNKNOWN = "unknown"
-    """No loss was scaled yet. They count as scaled, like those of Keras's trainers."""
+    """No loss was scaled yet. Gradients count as scaled, as from Keras's trainers."""
     SCALED_BY_KERAS = "scaled by Keras"
     """`scale_loss` was called last, which Keras's trainers do."""
     SCALED = "scaled"

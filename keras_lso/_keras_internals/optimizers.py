@@ -153,7 +153,7 @@ def where_variables_are_made(optimizer):
 
 
 def chain_of(optimizer):
-    """Returns the optimizer, what it wraps, what that wraps, and so on."""
+    """Returns the optimizer and the chain of optimizers inside it, outermost first."""
     optimizers = [optimizer]
     while isinstance(vars(optimizers[-1]).get("inner_optimizer"), keras.Optimizer):
         optimizers.append(optimizers[-1].inner_optimizer)
@@ -198,7 +198,7 @@ def optimizers_in(optimizer):
 
 
 def have_rates(optimizers):
-    """Returns those of the optimizers that step at a learning rate of their own."""
+    """Returns the optimizers that step at their own learning rate."""
     return [o for o in optimizers if chain_of(o)[-1] is o and not members_of(o)]
 
 

@@ -41,7 +41,7 @@ def max_over_shards(value):
 def first_place(value):
     """Returns the place of a shard's first element, as if it were sharded by rows.
 
-    The type of a shard does not tell its dimension of sharding.
+    The type of a shard does not tell along which dimension it is sharded.
     """
     place = 0
     for axis in varying_axes(value):

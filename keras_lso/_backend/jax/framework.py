@@ -55,9 +55,9 @@ class JAX(Framework):
 
         A `jax.lax.cond` would copy the state through its branches. Here the step always
         runs, and each write is a select between the new value and the old one, which
-        XLA fuses into the update. The values that the step reads back are
-        already masked. So it never needs an old value together with the new one, and
-        all updates stay in place.
+        XLA fuses into the update. The values that the step reads back are already
+        masked. So it never needs an old value together with the new one, and all
+        updates stay in place.
         """
         with _MaskedWrites(finite) as scope:
             step(grads)
@@ -85,7 +85,7 @@ class JAX(Framework):
         return [None] * len(values)
 
     def known(self, tensor):
-        """See `Framework.known`. Reads outside compiled functions, and on one CPU."""
+        """See `Framework.known`. Reads only on one CPU, outside compiled functions."""
         if _any_tracer(tensor):
             return None
         devices = jnp.asarray(tensor).devices()

@@ -40,7 +40,7 @@ class TensorFlow(Framework):
     measure = _not_converted(tf_measure.measure)
 
     def known(self, tensor):
-        """See `Framework.known`. Reads outside functions, and on a CPU."""
+        """See `Framework.known`. Reads only on a CPU, outside functions."""
         # The device of a tensor in a graph is not known yet.
         if not tf.executing_eagerly():
             return None

@@ -56,9 +56,10 @@ def apply_adam(rule, grad, inv_scale, norm, w, m, v):
 
     move(m, grad, 1 - rule.beta_1)
     move(v, tf.square(grad), 1 - rule.beta_2)
-    # If it leaves its slots, Adagrad's kernel is `w -= lr * m / (sqrt(v) + epsilon)`.
-    # Adam's kernel computes `1 - beta` in float32, which is off by 1e-5 for a beta of
-    # 0.999. With betas of 1 it makes a NaN where `v` is inf.
+    # Without updates of its slots, Adagrad's kernel is
+    # `w -= lr * m / (sqrt(v) + epsilon)`. Adam's kernel computes `1 - beta` in float32,
+    # which is off by 1e-5 for a beta of 0.999. With betas of 1 it makes a NaN where `v`
+    # is inf.
     tf.raw_ops.ResourceApplyAdagradV2(
         var=w,
         accum=v,

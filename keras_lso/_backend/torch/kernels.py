@@ -26,10 +26,10 @@ _LINE = 32
 class Memory:
     """A few buffers for all chunks: new memory costs more than the arithmetic on it.
 
-    A chunk takes the middle of a buffer. Each thread takes a part of a tensor, so two
-    threads write the same cache lines for a large tensor as for a small one. If their
-    cores share no cache, a line that another core has written takes longer to access
-    than main memory.
+    A chunk takes the middle of a buffer. Each thread takes a part of a tensor, so each
+    of two threads writes the same cache lines for a large tensor as for a small one. If
+    their cores share no cache, a line that another core has written takes longer to
+    access than main memory.
 
     Args:
         like: A tensor on the host.

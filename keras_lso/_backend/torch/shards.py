@@ -101,8 +101,8 @@ def _laid_out_like(grad, value):
 def first_place(tensor):
     """Returns the place of a shard's first element in the whole tensor, in C order.
 
-    The place is that of a tensor that is sharded by rows. Shards of other dimensions
-    get different places too, but not those in the whole tensor.
+    The place assumes that the tensor is sharded by rows. Shards of other dimensions
+    also get different places, but not their places in the whole tensor.
     """
     if not is_sharded(tensor):
         return 0

@@ -1,9 +1,9 @@
 """Any optimizer's own step on PyTorch, undone on the device if it must be skipped.
 
 A branch on the host would wait for the device, and no CUDA graph can record it. The
-state is copied before the step, and the copy is kept until the step is over. It moves 8
-bytes for each float32 element of the state. If the step is applied, writing the copy
-back moves nothing.
+state is copied before the step, and the copy is kept until the step is over. Copying
+moves 8 bytes for each float32 element of the state. If the step is applied, writing the
+copy back moves nothing.
 """
 
 import torch
@@ -54,7 +54,7 @@ def _copy_unless(finite, pairs):
         torch_kernels.copy_unless(finite.float(), targets, sources)
 
 
-# --- A few small tensors: what layers keep -----------------------------------------
+# --- A few small tensors: the state of layers --------------------------------------
 
 
 @torch.no_grad()

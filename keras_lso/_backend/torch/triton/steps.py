@@ -2,8 +2,8 @@
 
 PyTorch's own kernels pass over memory several times: one unscales, one decays, one
 steps, and three round masters. The Triton kernels of this package do it in one pass.
-Triton is imported in the first step with tensors on a GPU. (With
-`KERAS_LSO_KERNELS=triton` it is imported with this file.)
+Triton is imported in the first step with tensors on a GPU if `KERAS_LSO_KERNELS` is
+`auto`, and with this file if it is `triton`.
 
 `decide` finds out which `Chunks` the Triton kernels take. A kernel must have passed a
 trial (`trial.py`). A chunk takes one launch for each dtype of its gradients. If no

@@ -137,8 +137,7 @@ _verdicts: dict[tuple, str | None] = {}
 def passes(variant, device, step, block):
     """Returns whether a kernel may step the user's tensors; None if not yet known.
 
-    It is not known while a CUDA graph is captured. The graph would record a trial too,
-    so that there is none.
+    No trial runs while a CUDA graph is captured: the graph would record the trial too.
 
     Args:
         variant: `Variant`.
