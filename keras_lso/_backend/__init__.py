@@ -1,8 +1,11 @@
-"""The frameworks, which are imported here, and in `compat/backend/` for older APIs.
+"""The backends: the modules that import the frameworks.
 
-`backend` is the `Framework` that Keras runs on: `framework.py` documents what it does,
-and has the defaults that fast paths are tested against. The environment variable
-`KERAS_LSO_KERNELS=generic` turns these off; see `kernel_choice.py`.
+(`compat/backend/` imports them too, for older APIs.)
+
+`backend` is the `Framework` of the framework that Keras runs on. `framework.py`
+documents its methods, and has the defaults that fast paths are tested against. The
+environment variable `KERAS_LSO_KERNELS=generic` turns the fast paths off; see
+`kernel_choice.py`.
 """
 
 import importlib
@@ -20,8 +23,8 @@ _CLASSES = {
 
 
 def _framework_class():
-    # NumPy and OpenVINO cannot train, but a model that was trained elsewhere with our
-    # optimizer must load there.
+    # NumPy and OpenVINO cannot train. But a model that was trained elsewhere with this
+    # package's optimizer must load there.
     if keras.backend.backend() not in _CLASSES:
         return Framework
     module, name = _CLASSES[keras.backend.backend()]
@@ -29,7 +32,7 @@ def _framework_class():
 
 
 def without_kernels(cls):
-    """Returns a subclass of a `Framework` that steps by the reference."""
+    """Returns a subclass of a `Framework` whose steps are those of the reference."""
     replaced = (
         *("UPDATES_IN_PLACE", "FUSES_STEPS", "scalars"),
         *("measure", "fused_step", "fused_step_takes"),

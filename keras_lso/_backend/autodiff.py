@@ -1,4 +1,4 @@
-"""Differentiating a loss with respect to Keras variables: what the backends share."""
+"""Differentiation with respect to Keras variables: the parts that backends share."""
 
 import keras
 from keras import ops
@@ -7,7 +7,7 @@ from keras import ops
 class RecordingScope(keras.StatelessScope):
     """A `StatelessScope` that records which variables are read and written in it.
 
-    Variables that are not in its `state_mapping` have their values outside it.
+    Variables that are not in its `state_mapping` keep their values from outside.
     """
 
     def __init__(self, state_mapping=()):
@@ -29,20 +29,19 @@ class RecordingScope(keras.StatelessScope):
 
 
 def trained_variables(loss_fn, run=lambda fn: fn()):
-    """Returns the trainable variables that `loss_fn` reads, in that order.
+    """Returns the trainable variables that `loss_fn` reads, in the order of reading.
 
-    What it assigns is discarded. The variables that it creates, as layers do, exist
-    afterwards.
+    Its assignments are discarded. Variables that it creates, as layers do, persist.
 
     Args:
         loss_fn: Callable without arguments.
-        run: Callable that is given `loss_fn`, and calls it. Defaults to a plain call.
+        run: Callable that takes `loss_fn` and calls it. Defaults to a plain call.
     """
     try:
         with RecordingScope() as scope:
             run(loss_fn)
     except ValueError:
-        # A variable that is initialised from a value is not created in a scope.
+        # Keras does not create a variable from an initial value in a scope.
         loss_fn()
         with RecordingScope() as scope:
             run(loss_fn)
@@ -59,7 +58,7 @@ def weights_of(loss, grad_loss):
 
 
 def check_shape_of_weights(loss_shape, shape):
-    """Refuses a `grad_loss` that cannot be broadcast to the loss's shape."""
+    """Raises a `ValueError` if `grad_loss` cannot be broadcast to the loss's shape."""
     loss_shape, shape = tuple(loss_shape), tuple(shape)
     is_shorter = len(shape) <= len(loss_shape)
     aligned = zip(reversed(shape), reversed(loss_shape), strict=False)
@@ -71,7 +70,7 @@ def check_shape_of_weights(loss_shape, shape):
 
 
 def refuse_tape(tape):
-    """Refuses a `tf.GradientTape` on the other backends."""
+    """Raises a `ValueError` for a `tf.GradientTape` on the other backends."""
     if tape is not None:
         raise ValueError(
             "A `tape` is TensorFlow's: this Keras backend has none, and does not need "

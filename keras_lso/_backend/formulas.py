@@ -1,6 +1,7 @@
-"""The functions that formulas take, of tensors: `xp` in `rule.py`.
+"""The functions of tensors that formulas call: `xp` in `rule.py`.
 
-Those of `keras.ops`, and the average, which Keras writes in its optimizers.
+They are functions of `keras.ops`, and the moving average, which Keras's optimizers
+spell out.
 """
 
 from keras.ops import (  # noqa: F401
@@ -20,7 +21,7 @@ from keras.ops import (  # noqa: F401
 def average(old, new, beta):
     """Returns the next moving average, `beta * old + (1 - beta) * new`.
 
-    As Keras rounds it; on PyTorch Keras rounds it otherwise, and so does
+    It rounds as in Keras. On PyTorch Keras rounds differently, and so does
     `torch/lists.py`.
     """
     return old + (new - old) * (1 - beta)

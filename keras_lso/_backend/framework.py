@@ -1,12 +1,12 @@
-"""What a framework does for this package: every primitive, and its default.
+"""The primitives that this package needs from a framework, with their defaults.
 
-To add a backend, subclass `Framework`, override what the framework does better, and
-name the class in `keras_lso/_backend/__init__.py`. The defaults are in `keras.ops`;
-with them alone a model can be loaded, as on NumPy and OpenVINO, but not trained.
+To add a backend, subclass `Framework`, override the primitives that the framework does
+better, and name the class in `keras_lso/_backend/__init__.py`. The defaults are written
+in `keras.ops`. They suffice to load a model, as on NumPy and OpenVINO, but not to train
+it.
 
-A step calls `measure`, then `fused_step` where there is a rule, else `run_if`.
-`chunked` decides once what these need not find out at each step. docs/extending.md has
-examples.
+A step calls `measure`, then `fused_step` if there is a rule, else `run_if`. `chunked`
+computes the facts that all steps share. docs/extending.md has examples.
 """
 
 import contextlib
@@ -26,30 +26,31 @@ from keras_lso._backend.types import FunctionT
 
 
 class Framework:
-    """The primitives in `keras.ops`. Lists of tensors hold one for each variable."""
+    """The primitives in `keras.ops`. Lists of tensors have one for each variable."""
 
     Measurement = Measurement
     scalars = Scalars()
 
-    # Whether `fused_step` takes the tensors that variables hold, and changes those.
+    # Whether `fused_step` takes the tensors that variables hold, and changes them.
     UPDATES_IN_PLACE = False
     # Whether two variables that hold the same object change together.
     VALUES_ARE_SHARED = False
     # Whether the steps of Keras's optimizers change the tensors that variables hold.
     STEPS_WRITE_TENSORS = False
-    # Whether `fused_step_takes` takes anything.
+    # Whether `fused_step_takes` ever returns True.
     FUSES_STEPS = False
-    # Whether stand-ins give back the memory that `memory_for` has lent to them.
+    # Whether stand-ins give back the memory that `memory_for` lends to them.
     LENDS_MEMORY = True
     # Whether a step calls `reduce_gradients` and `are_shards`.
     REDUCES_GRADIENTS = False
-    TRAIN_STEP_IS_STATELESS = False  # It takes values, and returns new ones.
-    # For bug reports: how `run_if` runs a step, and the framework's distributions.
+    # Whether Keras's train step takes the values of variables and returns new ones.
+    TRAIN_STEP_IS_STATELESS = False
+    # For bug reports: how `run_if` runs a step, and the framework's packages.
     OTHER_STEP = "none: this backend trains nothing"
     PACKAGES: tuple[str, ...] = ()
     # Whether the loop of a recurrent layer is compiled: its cell then sees no values.
     COMPILES_LOOPS = True
-    # How a training step of the user's own scales its loss.
+    # How a custom training step scales its loss.
     HOW_TO_SCALE = "    loss = optimizer.scale_loss(loss)"
 
     # --- A step -------------------------------------------------------------------
@@ -72,11 +73,12 @@ class Framework:
                 1 it can make a finite gradient overflow. Defaults to `1.0`.
             rules: List of rules whose norms to return. A finite norm also
                 proves that its gradient is finite. Defaults to `None`.
-            targets: `Targets` of the step that these rules make. Defaults to `None`.
-            are_alike: Bool. Whether all replicas have the same gradients: nothing is
-                exchanged then. Defaults to `False`.
-            norm: Bool. Whether to return the norm of all, by which they are clipped. If
-                its square overflows, they are not finite. Defaults to `False`.
+            targets: `Targets` of the step. Defaults to `None`.
+            are_alike: Bool. Whether all replicas have the same gradients. If so,
+                nothing is exchanged. Defaults to `False`.
+            norm: Bool. Whether to return the norm of all gradients, by which they are
+                clipped. If its square overflows, the gradients count as not finite.
+                Defaults to `False`.
         """
         dense = [self.to_dense(g) for g in grads]
         # An inf or a NaN stays one, whatever it is multiplied by.
@@ -95,33 +97,34 @@ class Framework:
         )
 
     def context_guards(self):
-        """Returns the global state that a plan depends on; None while traced.
+        """Returns the global state that a plan depends on; None during tracing.
 
-        Compared by `==`: the plan is made again when it changes, and always if None.
+        States are compared by `==`. A plan is rebuilt if the state has changed, and
+        always if it is None.
         """
         return ()
 
     def tensor_guards(self, grads):
-        """Returns a callable, whether a plan for these gradients holds for others.
+        """Returns a predicate: whether a plan for these gradients holds for others.
 
-        It depends on no value of theirs. There are as many others.
+        The predicate takes a list of the same length. It does not depend on values.
         """
         found = [(g.dtype, g.shape) for g in grads]
         return lambda others: [(g.dtype, g.shape) for g in others] == found
 
     def chunked(self, kinds, targets, grads):
-        """Returns what `measure` and `fused_step` need not find out at each step.
+        """Returns facts that `measure` and `fused_step` reuse at each step, or None.
 
-        None, or an object whose `holds()` tells whether it is still valid. It depends
-        on the gradients only through `tensor_guards`. `kinds` is a list of
-        hashables: variables of one kind have the same rule.
+        They are an object whose `holds()` tells whether it is still valid. It depends
+        on the gradients only through `tensor_guards`. `kinds` is a list of hashables:
+        variables of one kind have the same rule.
         """
         return None
 
     def fused_step_takes(self, rule, targets, gradients):
         """Whether `fused_step` takes these, and is faster than the optimizer's step.
 
-        `rule` is a class of rules, and `targets` are `Targets`.
+        `rule` is a class of rules, and `targets` is a `Targets`.
         """
         return False
 
@@ -166,7 +169,8 @@ class Framework:
     def synchronise_masters(self, targets, flag):
         """Re-initialises the masters whose weights were assigned externally, if `flag`.
 
-        A `fused_step` does so with what it updates. `targets` are a step's `Targets`.
+        `fused_step` does the same with the masters that it updates. `targets` is the
+        `Targets` of a step.
         """
         for narrow in targets.in_place:
             old, new = ops.convert_to_tensor(narrow.kept), narrow.number(self)
@@ -175,22 +179,23 @@ class Framework:
     def run_masked(self, flag, step):
         """Runs `step()`, which changes nothing unless `flag`, a boolean scalar tensor.
 
-        It need not run where it is known, without synchronising, that it would not.
+        A backend may leave out the call if the host knows, without synchronising, that
+        `flag` is False.
         """
         step()
 
     def clear(self, variables, flag):
-        """Sets to zero what `Targets.variables` of finite numbers hold, if `flag`."""
+        """Sets `Targets.variables`, whose values are finite, to zero if `flag`."""
         for v in variables:
             old = ops.convert_to_tensor(v)
             v.assign(ops.where(flag, ops.zeros_like(old), old))
 
     def copies_of(self, variables):
-        """Returns what `live_storage_of` variables holds, as later writes leave it."""
+        """Returns copies of `live_storage_of` variables, unaffected by later writes."""
         return [ops.copy(v) for v in variables]
 
     def restore(self, variables, values, flag):
-        """Assigns what `copies_of` returned for variables, if `flag`, else nothing."""
+        """Assigns the results of `copies_of` to variables if `flag`, else nothing."""
         for v, value in zip(variables, values, strict=True):
             v.assign(ops.where(flag, value, ops.convert_to_tensor(v)))
 
@@ -210,16 +215,16 @@ class Framework:
             v.assign(ops.where(finite, ops.convert_to_tensor(v), old))
 
     def known(self, tensor):
-        """Returns the number that a scalar tensor holds, where the host has it.
+        """Returns the number in a scalar tensor if the host has it, else None.
 
-        None where reading it would synchronise, and while a step is traced.
+        None means that reading it would synchronise, or that a step is being traced.
         """
         return None
 
     def are_finite(self, values):
-        """Returns whether scalar tensors are finite, as far as the host does not know.
+        """Returns whether scalar tensors are finite, a boolean scalar tensor.
 
-        None if the host knows that all are, else a boolean scalar tensor.
+        Returns None if the host knows that all are.
         """
         numbers = list(map(self.known, values))
         pairs = zip(numbers, values, strict=True)
@@ -230,7 +235,7 @@ class Framework:
 
     # --- Norms and masters --------------------------------------------------------
     def norms_of(self, rule, gradient, *state):
-        """Returns the L2 norms of what a rule measures, a tuple; None without any.
+        """Returns a tuple of the L2 norms that a rule takes; None if it takes none.
 
         Args:
             rule: Rule.
@@ -253,8 +258,8 @@ class Framework:
             grads: List of tensors, dense or sparse. No None.
             inv_scale: Float32 scalar tensor, or 1.0.
         """
-        # Not a division: it takes twice as long in XLA's Adam, and is the same for the
-        # powers of two that loss scales are.
+        # Not a division, which takes twice as long in XLA's Adam. Both give the same
+        # for powers of two, which loss scales are.
         return [
             self.map_values(lambda v: tensors.times(v, inv_scale), g) for g in grads
         ]
@@ -266,7 +271,7 @@ class Framework:
             grads: List of tensors.
             inv_scale: Float32 scalar tensor, or 1.0.
             norm: Float, `clipnorm`. Defaults to `None`.
-            value: Float, `clipvalue`, if not `norm`. Defaults to `None`.
+            value: Float, `clipvalue`, used without a `norm`. Defaults to `None`.
         """
         unscaled = [tensors.times(g, inv_scale) for g in grads]
         if not norm:
@@ -294,18 +299,18 @@ class Framework:
         return tensors.rounded(master, dtype)
 
     def resynchronised(self, master, value):
-        """Returns the master, re-initialised where its copy was assigned externally.
+        """Returns the master, re-initialised where its weight was assigned externally.
 
         Args:
             master: Float32 tensor.
-            value: Tensor, what the model's low-precision copy holds. `set_weights`, for
-                one, makes it another than the rounded master.
+            value: Tensor, the value of the model's low-precision weight. After
+                `set_weights`, for example, it differs from the rounded master.
         """
         is_in_step = ops.equal(self.rounded(master, value.dtype), value)
         return ops.where(is_in_step, master, ops.cast(value, "float32"))
 
     def bitcast(self, values, dtype):
-        """Returns the bits of float32 numbers as int32, or the other way.
+        """Returns the bits of float32 numbers as int32, or the reverse.
 
         Args:
             values: Tensor.
@@ -314,18 +319,20 @@ class Framework:
         return ops.convert_to_tensor(ops.convert_to_numpy(values).view(dtype))
 
     def places(self, value):
-        """Returns the place of each element of a tensor in the whole one, in C order.
+        """Returns the place of each element in the whole tensor, in C order.
 
-        An int32 tensor like `value`. The shards of a tensor have different places.
+        The result is an int32 tensor with the shape of `value`. The shards of a tensor
+        have different places.
         """
         size = math.prod(value.shape)
         return ops.reshape(ops.arange(size, dtype="int32"), value.shape)
 
     def memory_for(self, variables):
-        """Returns a context in which stand-ins for weights of 16 bits hold values.
+        """Returns a context in which stand-ins for 16-bit weights hold values.
 
-        A stand-in is a float32 variable that an optimizer was built for, and of which
-        nothing is kept. What is assigned to it in the context is there to its end.
+        A stand-in is a float32 variable that an optimizer was built for, and whose
+        value is not kept. A value that is assigned to it in the context lasts until the
+        end of the context.
 
         Args:
             variables: List of variables for which `without_memory` was called.
@@ -333,10 +340,10 @@ class Framework:
         return contextlib.nullcontext()
 
     def without_memory(self, values):
-        """Returns what stand-ins are to hold in place of values that take memory.
+        """Returns values for stand-ins to hold, which save the memory of `values`.
 
         Args:
-            values: List of what they hold.
+            values: List of the values that the stand-ins hold.
         """
         return values
 
@@ -352,23 +359,26 @@ class Framework:
                 returned. Integers become float32, as in Keras on TensorFlow and JAX.
 
         Raises:
-            ValueError: If it is complex. A cast would drop the imaginary part.
+            ValueError: If the value is complex. A cast would drop the imaginary part.
         """
         return tensors.as_real(value, self.map_values)
 
     def memory_of(self, value):
-        """Returns a hashable that tensors of the same elements have in common."""
+        """Returns a hashable that is equal for tensors that share their elements."""
         return id(value)
 
     def version_of(self, value):
-        """Returns what changes when a tensor is written to; None if none ever is."""
+        """Returns a value that changes with each write to a tensor.
+
+        Returns None if tensors are never written.
+        """
         return None
 
     def steppable(self, grads):
-        """Returns gradients, or None, as the steps of optimizers take them.
+        """Returns gradients, or None, in the form that the steps of optimizers take.
 
-        On PyTorch dense ones, on JAX with a CPU the same in a prescribed order in
-        memory, and elsewhere the same.
+        On PyTorch they become dense. On JAX with a CPU they get a prescribed order in
+        memory. Elsewhere they stay as they are.
         """
         return grads
 
@@ -377,9 +387,9 @@ class Framework:
         return ops.copy(value)
 
     def check_not_followed(self, tensors):
-        """Raises a `ValueError` for tensors that a step would lose the history of.
+        """Raises a `ValueError` for tensors whose autograd history a step would lose.
 
-        On PyTorch, whose steps write in place. `tensors` may hold None.
+        Only steps on PyTorch do so, since they write in place. `tensors` may hold None.
         """
         return
 
@@ -389,12 +399,12 @@ class Framework:
 
     def to_dense(self, grad):
         """Returns the gradient as a dense tensor; rows of equal index are summed."""
-        # In this order PyTorch takes a sparse one. By the operator, since Keras 3.16
-        # narrows float64 in `ops.add` there.
+        # PyTorch takes a sparse gradient as the second operand. There `ops.add` of
+        # Keras 3.16 narrows float64, which the operator does not.
         return ops.zeros(ops.shape(grad), dtype=grad.dtype) + grad
 
     def elements_of(self, grad):
-        """Returns a gradient's elements, a sparse one's without the zeros."""
+        """Returns the elements of a gradient; of a sparse one, without the zeros."""
         return self.to_dense(grad)
 
     def scalar(self, value, dtype):
@@ -404,20 +414,21 @@ class Framework:
     def without_host(self, function, near):
         """Calls a function of Python numbers and of device tensors, such as a schedule.
 
-        On PyTorch without synchronising the device of `near` with the host. It has no
-        side effects, returns a scalar tensor, and may be called several times.
+        On PyTorch the call does not synchronise the device of `near` with the host. The
+        function has no side effects, returns a scalar tensor, and may be called several
+        times.
         """
         return function()
 
     # --- Differentiation ----------------------------------------------------------
     def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
-        """Returns a loss and the list of its gradients, None where it has none.
+        """Returns a loss and the list of its gradients, with None where there is none.
 
         Args:
             loss_fn: Callable without arguments that returns the loss, a tensor of any
                 shape (its sum is differentiated). It may assign variables.
-            variables: List of variables, or callable that returns it once `loss_fn`
-                has run.
+            variables: List of variables, or callable that returns the list after
+                `loss_fn` has run.
             grad_loss: Tensor that weights the elements of the loss. Defaults to `None`.
             tape: A `tf.GradientTape`, which may have recorded a part of the loss.
                 Defaults to `None`, as always outside TensorFlow.
@@ -425,7 +436,7 @@ class Framework:
         autodiff.refuse_to_differentiate()
 
     def differentiate(self, loss, variables, transform, grad_loss=None, tape=None):
-        """Returns the gradients of a tensor, where the framework recorded its history.
+        """Returns the gradients of a tensor whose history the framework recorded.
 
         Args:
             loss: Tensor.
@@ -438,9 +449,9 @@ class Framework:
 
     # --- Variables and compiled functions -----------------------------------------
     def as_written(self, function: FunctionT) -> FunctionT:
-        """Decorates a function that a compiler traces without rewriting its source.
+        """Decorates a function so that a compiler traces it without rewriting it.
 
-        What it calls is not rewritten either, on TensorFlow by AutoGraph.
+        On TensorFlow, AutoGraph rewrites neither its source nor that of its callees.
         """
         return function
 
@@ -449,7 +460,7 @@ class Framework:
         return isinstance(value, keras.Variable)
 
     def is_traced(self, values):
-        """Whether a function of the caller's is being traced, given its tensors."""
+        """Whether a function of the caller is being traced, judging by its tensors."""
         return False
 
     def outside_of_functions(self, like=None):
@@ -460,7 +471,7 @@ class Framework:
         """Raises a `ValueError` where Keras has no `stateless_apply`."""
 
     def shown(self, data, show):
-        """Returns what a train function takes batches from, each shown first.
+        """Returns the batches for a train function; `show` is called on each one first.
 
         Args:
             data: List of batches, or an iterator of them.
@@ -479,10 +490,10 @@ class Framework:
         return batches()
 
     def check_batches_are_seen(self, steps_per_execution):
-        """Raises a `ValueError` where `shown` cannot see each batch."""
+        """Raises a `ValueError` if `shown` cannot see each batch."""
 
     def register_list_class(self, cls):
-        """Makes `cls` a list to the framework's functions on nested structures."""
+        """Registers `cls` as a list for the framework's functions on structures."""
         return
 
     def with_positions(self, items):
@@ -491,9 +502,9 @@ class Framework:
 
     # --- Replicas and shards ------------------------------------------------------
     def reduce_gradients(self, grads, axis_name=None):
-        """Returns the gradients of all replicas that apply them together.
+        """Returns the gradients, reduced over the replicas that apply them together.
 
-        On TensorFlow the sums, on JAX the means over the axis, in float32 or wider.
+        They are sums on TensorFlow and means over the axis on JAX, in float32 or wider.
 
         Args:
             grads: List of tensors, dense or sparse, or None.
@@ -521,27 +532,27 @@ class Framework:
         return
 
     def any_sharded(self, values):
-        """Whether one of the tensors is of a type for shards, as `DTensor`."""
+        """Whether one of the tensors is of a sharded type, such as `DTensor`."""
         return False
 
     def sharded_like(self, value, like):
-        """Returns a whole tensor sharded as `like` is, if that has the same shape."""
+        """Returns a whole tensor, sharded like `like` if both have the same shape."""
         return value
 
     def to_host(self, value):
-        """Returns a copy of a tensor in host memory, an array: the whole of it.
+        """Returns a copy of the whole tensor in host memory, an array.
 
-        Where processes hold shards of it, all of them have to ask.
+        If several processes hold shards of it, all of them must call this method.
         """
-        # A copy: on a CPU it may be the memory of a variable.
+        # A copy: on a CPU the array may share the memory of a variable.
         return np.array(ops.convert_to_numpy(value))
 
     def layout_of(self, value):
-        """Returns the layout of a shard, as Keras's variables take it; else None."""
+        """Returns the layout of a shard, as Keras's variables take it, or None."""
         return None
 
     def laid_out_like(self, grads, values):
-        """Returns gradients that are sharded as their variables are, or not at all.
+        """Returns gradients that are sharded like their variables, or not sharded.
 
         Args:
             grads: List of tensors or None.
@@ -550,7 +561,7 @@ class Framework:
         return grads
 
     def are_shards(self, grads, variables):
-        """Whether a device has shards of the gradients, inside `jax.shard_map`.
+        """Whether the gradients are shards of one device, inside `jax.shard_map`.
 
         Raises:
             ValueError: If only one of gradient and variable is a shard.
@@ -558,7 +569,7 @@ class Framework:
         return False
 
     def check_shards(self, grads, variables, values):
-        """Refuses what would make the processes diverge, before anything is changed.
+        """Raises an error, before any change, if a step would make processes diverge.
 
         Args:
             grads: List of tensors or None.
@@ -585,10 +596,11 @@ class Framework:
         return []
 
     def hardware_of(self, value: Any) -> str | None:
-        """Returns what computes with a tensor, whose device is in use already.
+        """Returns the hardware that a tensor is on: `"cpu"`, `"tpu"` or `"gpu:7.5"`.
 
-        `"cpu"`, `"tpu"`, or `"gpu:7.5"` with the compute capability. None where it is
-        unknown which dtypes the device is fast in, as on GPUs of other makers.
+        The number is the compute capability. None means that the fast dtypes of the
+        device are unknown, as on GPUs of other makers. The tensor's device is already
+        in use.
         """
         return "cpu"
 
@@ -598,7 +610,7 @@ class Framework:
         return contextlib.nullcontext()
 
     def has_values(self, value):
-        """Whether a tensor holds numbers that can be read: one that is traced does not.
+        """Whether a tensor holds numbers that can be read. A traced tensor does not.
 
         Args:
             value: Tensor.

@@ -1,12 +1,13 @@
-"""Which kernels the steps are to use: the environment variable `KERAS_LSO_KERNELS`.
+"""The choice of kernels for the steps: the environment variable `KERAS_LSO_KERNELS`.
 
-- `framework`, the default: those of the frameworks.
-- `triton`: on PyTorch on a GPU our own in Triton, for the rules that have one. It is an
-  error if Triton is missing, or if a kernel fails its trial (`torch/triton/trial.py`).
-- `auto`: as `triton`, but those of the framework where that would be an error.
-- `generic`: none, which is the reference of the tests.
+- `framework`, the default: the kernels of the framework.
+- `triton`: on PyTorch with a GPU, the Triton kernels of this package, for the rules
+  that have one. If Triton is missing, or if a kernel fails its trial
+  (`torch/triton/trial.py`), an error is raised.
+- `auto`: like `triton`, but with the kernels of the framework in place of an error.
+- `generic`: no kernels, which is the reference of the tests.
 
-TensorFlow and JAX compile their steps: of these they know `generic` alone.
+TensorFlow and JAX compile their steps. For them, only `generic` makes a difference.
 """
 
 import os

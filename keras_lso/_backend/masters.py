@@ -1,15 +1,15 @@
-"""Masters: how a weight of 16 bits is trained as a number of 32.
+"""Masters: how a 16-bit weight is trained as a 32-bit number.
 
 A float16 weight of 1.0 cannot take a step smaller than 0.0005, and a bfloat16 weight
 none smaller than 0.004: the step is rounded away. So the optimizer steps on a float32
 number, and the weight is its rounded value. Each class here is one kind of master. It
-defines the part that it keeps next to the weight, the number that both make before a
-step, and the values that it writes after the step.
+defines the part that is kept with the weight, the number that the two form before a
+step, and the values that are written after the step.
 
 | kind | kept | bytes |
 | --- | --- | --- |
 | `Float32` | the number | 4 |
-| `Remainder` | what rounding takes off the number | 2 |
+| `Remainder` | the rounding error | 2 |
 | `Stochastic` | nothing: rounding is unbiased, and loses nothing on average | 0 |
 """
 
@@ -22,8 +22,8 @@ from keras_lso._backend.tensors import FLOAT16_MAX
 
 EXPONENT, MANTISSA = 0x7F800000, 23
 LARGEST_BFLOAT16 = (2 - 2**-7) * 2.0**127
-# The bits of the smallest normal float16 in float32, and the exponent of the unit in
-# the last place of a float16 of 1.
+# The float32 bits of the smallest normal float16, and the exponent of the unit in the
+# last place of 1.0 in float16.
 SMALLEST_FLOAT16, _UNIT_OF_FLOAT16 = (127 - 14) << MANTISSA, -10
 
 
@@ -31,9 +31,10 @@ class Kind:
     """A kind of master.
 
     Attributes:
-        kept: String, the dtype of what is kept with each weight; None if nothing is.
-        keeps_number: Bool. Whether that is the float32 number itself, which a step may
-            change in place, and which restarts where its weight was assigned.
+        kept: String, the dtype of the part kept with each weight; None if nothing is
+            kept.
+        keeps_number: Bool. Whether that part is the float32 number itself. A step may
+            change this number in place. It restarts from a weight that was assigned.
         draws: Bool. Whether rounding takes random bits.
     """
 
@@ -58,16 +59,16 @@ class Kind:
             framework: `Framework`.
             number: Float32 tensor.
             dtype: String, `"float16"` or `"bfloat16"`.
-            bits: Int32 tensor of random bits, like `number`. Defaults to `None`: for
-                kinds that draw none.
+            bits: Int32 tensor of random bits with the shape of `number`. Defaults to
+                `None`, for kinds that draw no random bits.
         """
         raise NotImplementedError
 
     def kept_with(self, framework, weight, number):
         """Returns the part to keep with a weight that another kind rounded.
 
-        At a tie `Float32` and `Remainder` round to different neighbours. A file of one
-        kind that the other reads has such weights.
+        At a tie, `Float32` and `Remainder` round to different neighbours. A file of one
+        kind may be read by the other, and may have weights at such a tie.
 
         Args:
             framework: `Framework`.
@@ -92,7 +93,7 @@ class Float32(Kind):
     def kept_with(self, framework, weight, number):
         upper, _ = KINDS["remainder"].parts(framework, number, weight.dtype)
         is_other = framework.rounded(number, weight.dtype) != weight
-        # The next number rounds to the upper neighbour.
+        # The next float32 number rounds to the upper neighbour.
         bits = framework.bitcast(number, "int32")
         after = framework.bitcast(bits + 1, "float32")
         return ops.where(ops.logical_and(is_other, upper == weight), after, number)
@@ -101,15 +102,15 @@ class Float32(Kind):
 class Remainder(Kind):
     """The 16 bits by which the weight differs from the float32 number.
 
-    Of bfloat16 they are the lower half of the number's bits. The weight is the upper
-    half, and 1 more where the lower one, taken for a signed integer, is negative: the
-    upper neighbour at a tie, where rounding to the even one may lose a bit.
+    For bfloat16, the remainder is the lower half of the number's bits. The weight is
+    the upper half, plus 1 if the lower half is negative as a signed integer. A tie thus
+    goes to the upper neighbour, since rounding to even might lose a bit.
 
-    Of float16 they are the difference in units of `2**-15` of the weight's last place,
-    which is `2**-24` below `2**-14`. They are exact from there to 65504, and within
-    `2**-40` below.
+    For float16, the remainder is the difference in units of `2**-15` of the weight's
+    last place. (For weights below `2**-14`, that place is `2**-24`.) It is exact from
+    `2**-14` to 65504, and within `2**-40` below.
 
-    A weight that is assigned from outside keeps its remainder, at most half a unit of
+    A weight that is assigned from outside keeps its remainder, at most half a unit in
     its last place.
 
     Source: for bfloat16 "store_param_remainders" of
@@ -121,19 +122,19 @@ class Remainder(Kind):
     def number(self, framework, weight, kept):
         wide, low = ops.cast(weight, "float32"), ops.cast(kept, "int32")
         if keras.backend.standardize_dtype(weight.dtype) == "float16":
-            # Twice negative, so that nothing is added to -0.0 but another one.
+            # Negated twice: a remainder of 0 adds -0.0, which keeps a weight of -0.0.
             unit = _unit(framework, wide) * 2.0**-15
             return wide + ops.cast(-low, "float32") * -unit
         bits = framework.bitcast(wide, "int32")
         # No number has a weight of 0 and a negative remainder: 0 was assigned. The sum
-        # would be the bits of a NaN. (Not `wide == 0`, which a subnormal may equal.)
+        # would be the bits of a NaN. (Not `wide == 0`: a subnormal may compare equal.)
         is_zero = ops.bitwise_and(bits, 2**31 - 1) == 0
         low = ops.where(ops.logical_and(is_zero, low < 0), ops.zeros_like(low), low)
         return framework.bitcast(bits + low, "float32")
 
     def parts(self, framework, number, dtype, bits=None):
         if keras.backend.standardize_dtype(dtype) == "float16":
-            # Not by a cast there and back, which XLA may leave out.
+            # Not a cast there and back, which XLA may remove.
             number = ops.clip(number, -FLOAT16_MAX, FLOAT16_MAX)
             unit = _unit(framework, number)
             wide = ops.round(number / unit) * unit
@@ -141,7 +142,7 @@ class Remainder(Kind):
         else:
             bits = framework.bitcast(number, "int32")
             low = ops.right_shift(ops.left_shift(bits, 16), 16)
-            # The upper half of a NaN of all ones would become -0.0.
+            # Otherwise a NaN whose bits are all ones would become a zero.
             low = ops.where(ops.isnan(number), ops.zeros_like(low), low)
             wide = framework.bitcast(bits - low, "float32")
         return ops.cast(wide, dtype), ops.cast(low, "int16")
@@ -154,7 +155,9 @@ class Remainder(Kind):
 
 
 class Stochastic(Kind):
-    """Nothing: the number is rounded up with the probability of its remainder.
+    """Stochastic rounding, which keeps nothing with the weight.
+
+    A number is rounded up with the probability of its remainder.
 
     Source: [Zamirai et al., 2020, Revisiting BFloat16
     Training](https://arxiv.org/abs/2010.06192).
@@ -176,28 +179,28 @@ class Stochastic(Kind):
             return ops.cast((below + is_up) * unit, dtype), None
         exact = framework.bitcast(number, "int32")
         up = ops.bitwise_and(exact + ops.bitwise_and(bits, 0xFFFF), -0x10000)
-        # Neither infinities nor NaNs, and no number becomes one.
+        # Infinities and NaNs stay as they are, and no number becomes one.
         is_within = ops.abs(number) <= LARGEST_BFLOAT16
         wide = framework.bitcast(ops.where(is_within, up, exact), "float32")
         return ops.cast(wide, dtype), None
 
 
 def _unit(framework, values):
-    """Returns the unit in the last place of a float16 of each float32 value's size."""
+    """Returns the float16 unit in the last place at the size of each float32 value."""
     exponent = ops.bitwise_and(framework.bitcast(values, "int32"), EXPONENT)
     exponent = ops.maximum(exponent, SMALLEST_FLOAT16) + (_UNIT_OF_FLOAT16 << MANTISSA)
     return framework.bitcast(exponent, "float32")
 
 
-# By the value of `master_weights`.
+# Keyed by the value of `master_weights`.
 KINDS = {"float32": Float32(), "remainder": Remainder(), "stochastic": Stochastic()}
 
 
 # --- Random bits --------------------------------------------------------------------
 #
-# They follow from the place of an element, the position of its weight and the number of
-# the step. So all replicas and processes draw the same, and a resumed run goes on as if
-# it had not stopped. The hash is "lowbias32" of
+# Random bits depend on the place of an element, the position of its weight, and the
+# number of the step. So all replicas and processes draw the same bits, and a resumed
+# run continues as if it had not stopped. The hash is "lowbias32" of
 # https://github.com/skeeto/hash-prospector. It is computed in int32, whose products
 # wrap around on every backend.
 
@@ -206,12 +209,12 @@ PLACES, WEIGHTS = 0x9E3779B1 - 2**32, 0x85EBCA77 - 2**32
 
 
 def random_bits(framework, weight, position, iterations):
-    """Returns an int32 tensor of random bits like a weight.
+    """Returns an int32 tensor of random bits with the shape of a weight.
 
     Args:
         framework: `Framework`.
         weight: Tensor.
-        position: Int, that of the weight among those of the optimizer.
+        position: Int, the position of the weight among the optimizer's weights.
         iterations: Integer scalar tensor, the number of the step.
     """
     key = hashed(ops.cast(iterations, "int32") + int32(position * WEIGHTS))
@@ -219,7 +222,7 @@ def random_bits(framework, weight, position, iterations):
 
 
 def int32(number):
-    """Returns a Python integer as the int32 of the same lower bits."""
+    """Returns the int32 that has the same lower bits as a Python integer."""
     return (number + 2**31) % 2**32 - 2**31
 
 
@@ -231,6 +234,6 @@ def hashed(bits):
 
 
 def _mixed(bits, count):
-    # The sign is not shifted in.
+    # Masked, since the shift copies the sign bit.
     shifted = ops.bitwise_and(ops.right_shift(bits, count), 2 ** (32 - count) - 1)
     return ops.bitwise_xor(bits, shifted)

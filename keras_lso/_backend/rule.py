@@ -4,21 +4,22 @@ A rule holds the coefficients of one step as scalars. It is called with plain te
 
     rule(xp, select, gradient, variable, *slots, norms=norms)
 
-and returns the new values of the variable and of its slots. The gradient is unscaled
-already.
+and returns the new values of the variable and of its slots. The gradient is already
+unscaled.
 
-`xp` has the functions of the formula: it is `formulas.py`, or what a backend has in its
-place. On PyTorch the tensors are `Tensors`, lists of tensors that are updated together.
+`xp` provides the functions that the formula calls: it is `formulas.py`, or a backend's
+replacement for it. On PyTorch the tensors are `Tensors`, lists of tensors that are
+updated together.
 
-`select(new, old)` is `new` where the step is applied and `old` where it is skipped. It
-is applied to every new value as soon as there is one. Later values then never need
-the old value as well, so that a compiler can update in place.
+`select(new, old)` is `new` where the step is applied and `old` where it is skipped. The
+rule calls it on each new value immediately. Later values then do not need the old value
+as well, so that a compiler can update in place.
 
-Some rules take norms of whole tensors, those of what `measured(xp, gradient, variable,
-*slots)` returns, in that order: see `Framework.norms_of`.
+Some rules take norms of whole tensors: of the tensors that `measured(xp, gradient,
+variable, *slots)` returns, in that order. See `Framework.norms_of`.
 
-The rules of Keras's optimizers are in `_keras_internals/rules.py`, those of LARS, LAMB
-and NovoGrad with their classes in `optimizers/`.
+The rules of Keras's optimizers are in `_keras_internals/rules.py`. The rules of LARS,
+LAMB and NovoGrad are with their classes in `optimizers/`.
 """
 
 import enum
@@ -36,30 +37,31 @@ _SCALARS = Scalars()
 
 
 class Norms(enum.Enum):
-    """Which norms of whole tensors the rules of a class take."""
+    """The norms of whole tensors that the rules of a class take."""
 
     NONE = enum.auto()
     GRADIENT = enum.auto()
-    """That of the gradient alone."""
+    """The norm of the gradient alone."""
     OFTEN_GRADIENT = enum.auto()
-    """Those of a direction, which for some coefficients is the gradient, and of the
+    """The norms of a direction (for some coefficients the gradient) and of the
     variable."""
     DIRECTION = enum.auto()
-    """Those of a direction that depends on the slots, and of the variable."""
+    """The norms of a direction that depends on the slots, and of the variable."""
 
 
 class Rule:
-    """What is true of a rule unless it says otherwise.
+    """The base class of rules, with the defaults of their attributes.
 
     Attributes:
-        slots: Dict of the names of its slots to the attributes of the optimizer that
-            hold them, lists with an item for each variable.
+        slots: Dict from the names of the rule's slots to the attributes of the
+            optimizer that hold them: lists with an item for each variable.
         norms: A `Norms`.
-        kernel: String, the name by which backends have a faster kernel for it. Defaults
-            to `None`: they run the formula.
-        finish: Method `(self, optimizer, finite)`, which moves what the optimizer keeps
-            in addition to slots after a step by such rules, if `finite`, a boolean
-            scalar tensor, says that it was applied. Defaults to `None`: nothing.
+        kernel: String, the name under which backends have a faster kernel for the rule.
+            Defaults to `None`: backends run the formula.
+        finish: Method `(self, optimizer, finite)` for after a step by such rules. It
+            updates the optimizer's state other than slots, if `finite`, a boolean
+            scalar tensor, says that the step was applied. Defaults to `None`: there is
+            no such state.
     """
 
     slots: ClassVar[dict[str, str]] = {}
@@ -74,12 +76,12 @@ class Rule:
 
     @classmethod
     def is_rule_of(cls, optimizer: Any) -> bool:
-        """Whether an optimizer of a class that has this rule steps by it now."""
+        """Whether an optimizer of a class with this rule currently steps by it."""
         return True
 
     @classmethod
     def of_groups(cls, optimizer: Any, learning_rate: Tensor) -> dict[Any, Any]:
-        """Returns the rules of this step, a dict by the group of a variable.
+        """Returns the rules of this step, a dict from groups of variables to rules.
 
         Args:
             optimizer: The optimizer.
@@ -89,11 +91,13 @@ class Rule:
 
     @classmethod
     def groups_of(cls, optimizer: Any, indices: Sequence[int]) -> list[Any]:
-        """Returns the group of each variable, a list of keys of that dict.
+        """Returns the group of each variable, a list of keys of `of_groups`.
 
         Args:
-            optimizer: The optimizer. Our own know the groups of their variables.
-            indices: List of ints, which of the variables that it was built for.
+            optimizer: The optimizer. The optimizers of this package know the groups of
+                their variables.
+            indices: List of ints, positions among the variables that the optimizer was
+                built for.
         """
         return optimizer._groups_of(indices)
 
@@ -108,7 +112,7 @@ def always(new: Tensor, old: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class TrustRatio:
-    """How far a layer may move, relative to its norm.
+    """The distance that a layer may move, relative to its norm.
 
     ```python
     ratio = eeta * |w| / (|d| + epsilon)                        # paper=False
@@ -129,8 +133,8 @@ class TrustRatio:
     ) -> tuple[Tensor, Tensor]:
         """Returns the numerator and the denominator of the ratio without its limits.
 
-        Both may be 0. A NaN ends a program under JAX's `jax_debug_nans`, also where a
-        `where` leaves it out afterwards.
+        Both may be 0, and their quotient a NaN. Under JAX's `jax_debug_nans` a NaN ends
+        the program, even if a later `where` discards it.
         """
         denominator = d_norm + self.epsilon
         if self.paper:
@@ -144,11 +148,11 @@ class TrustRatio:
         weight_decay: float,
         scalars: Any = _SCALARS,
     ) -> Tensor:
-        """Returns the ratio; `scalars` are the `Scalars` to compute it by."""
+        """Returns the ratio, computed with the functions of `scalars`, a `Scalars`."""
         numerator, denominator = self.fraction(d_norm, w_norm, weight_decay)
         one, usable = scalars.ones_like(numerator), (w_norm > 0) & (d_norm > 0)
         ratio = scalars.where(usable, numerator, one) / denominator
-        # Not finite: of a variable so large that its norm overflows.
+        # The ratio is not finite if the norm of a large variable overflows.
         usable = usable & (ratio < math.inf)
         if self.lower > 0:
             ratio = ops.maximum(ratio, self.lower)

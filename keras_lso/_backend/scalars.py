@@ -1,13 +1,13 @@
-"""The scalars of a step: what moves them, and the functions that are used on them."""
+"""The scalars of a step, such as the loss scale: their functions and updates."""
 
 from keras import ops
 
 
 class Scalars:
-    """Functions of scalar tensors: some of `keras.ops`, and two of a step's state.
+    """Functions of scalar tensors: some of `keras.ops`, and two that update state.
 
-    What these two move are variables; where the backend `UPDATES_IN_PLACE`, the tensors
-    that variables hold.
+    These two update variables or, if the backend `UPDATES_IN_PLACE`, the tensors that
+    variables hold.
     """
 
     cast = staticmethod(ops.cast)
@@ -26,15 +26,15 @@ class Scalars:
     def move_scale(
         self, scale, good_steps, finite, drops, growth, backoff, period, bounds
     ):
-        """Moves a dynamic loss scale, and its count of finite steps since it moved.
+        """Updates a dynamic loss scale, and its count of finite steps since it changed.
 
         Args:
             scale: Float32 scalar variable.
             good_steps: Int32 scalar variable.
             finite: Boolean scalar tensor.
-            drops: Boolean scalar tensor, whether the scale is multiplied by `backoff`;
-                None if it is so at every overflow.
-            growth: Float. What the scale is multiplied by after `period` finite steps.
+            drops: Boolean scalar tensor, whether to multiply the scale by `backoff`;
+                None to do so at every overflow.
+            growth: Float, the factor of the scale after `period` finite steps.
             backoff: Float, or float32 scalar tensor.
             period: Int, or integer scalar tensor.
             bounds: Tuple of two floats, between which the scale stays.
@@ -63,23 +63,24 @@ class Scalars:
 
         Args:
             skipped: Integer scalar variable, the number of skipped steps.
-            applied: Integer scalar variable, the number of those that were applied;
-                None if it has been counted.
-            streaks: Integer variable of three elements: how many steps in a row were
-                skipped, how many in a row overflowed at the lowest scale, and how many
-                overflowed since the scale was last updated.
+            applied: Integer scalar variable, the number of applied steps; None if this
+                step has already been counted.
+            streaks: Integer variable with three counts: the steps skipped in a row, the
+                steps in a row that overflowed at the lowest scale, and the overflows
+                since the scale was last updated.
             finite: Boolean scalar tensor, whether the gradients are finite.
-            rates_finite: Boolean scalar tensor, whether the coefficients of the step
-                are; None if they are known to be. If only they are not, the step is
-                skipped and leaves the scale as it is.
-            scales: Tuple of the loss scale, a scalar tensor, and the lowest one there
-                is, a float.
+            rates_finite: Boolean scalar tensor, whether the step's coefficients are
+                finite; None if they are known to be. If only the coefficients are not
+                finite, the step is skipped, and the scale stays as it is.
+            scales: Tuple of the loss scale, a scalar tensor, and its lower bound, a
+                float.
             update_scale: Bool, whether this step updates the scale.
-            assign: Callable `(variable, value)`, which assigns what is no scalar: Keras
-                allows that an optimizer has its own.
+            assign: Callable `(variable, value)` that assigns non-scalar variables.
+                Keras lets an optimizer have its own.
 
         Returns:
-            Boolean scalar tensor, whether none overflowed since the scale was updated.
+            Boolean scalar tensor, whether no step overflowed since the scale was
+            updated.
         """
         old = ops.convert_to_tensor(streaks)
         takes = (
@@ -94,7 +95,7 @@ class Scalars:
             applied.assign(count + ops.cast(takes, count.dtype))
         scale, lowest = scales
         at_lowest = overflows * ops.cast(scale <= lowest, old.dtype)
-        # Where the scale is updated the third number starts again.
+        # The third count restarts when the scale is updated.
         is_left = ops.ones_like(missed) if not update_scale else missed - overflows
         counted = old + ops.stack([missed, overflows, overflows])
         assign(streaks, counted * ops.stack([missed, at_lowest, is_left]))

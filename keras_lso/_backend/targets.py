@@ -10,13 +10,13 @@ from keras_lso._backend.masters import random_bits
 
 
 class Narrow(NamedTuple):
-    """A weight of 16 bits, and what makes it the float32 number that is trained.
+    """A 16-bit weight, with the part that completes it to a float32 number.
 
     Attributes:
         kind: A `masters.Kind`.
         weight: The model's float16 or bfloat16 variable.
         kept: The variable that is kept with it, or None.
-        position: Int, where it is among the weights of the optimizer.
+        position: Int, the position of the weight among the optimizer's weights.
     """
 
     kind: Any
@@ -25,11 +25,12 @@ class Narrow(NamedTuple):
     position: int
 
     def stored(self, weight, storage_of):
-        """Returns this weight with what variables hold in place of variables.
+        """Returns this weight with the values of variables in place of the variables.
 
         Args:
-            weight: What the variable of the weight holds.
-            storage_of: Callable of a list of variables, which returns what they hold.
+            weight: The value that the variable of the weight holds.
+            storage_of: Callable that takes a list of variables and returns the values
+                that they hold.
         """
         kept = None if self.kept is None else storage_of([self.kept])[0]
         return self._replace(weight=weight, kept=kept)
@@ -45,7 +46,7 @@ class Narrow(NamedTuple):
 
         Args:
             framework: `Framework`.
-            number: Float32 tensor, what the step has made of the number.
+            number: Float32 tensor, the number after the step.
             iterations: Integer scalar tensor, the number of the step. None if the kind
                 draws no random bits.
         """
@@ -59,24 +60,25 @@ class Narrow(NamedTuple):
 
 
 class Targets(NamedTuple):
-    """What a fused step writes: lists with an item for each gradient.
+    """The variables that a fused step writes: lists with an item for each gradient.
 
-    The items are `keras.Variable`s; where the backend `UPDATES_IN_PLACE`, the tensors
+    The items are `keras.Variable`s or, if the backend `UPDATES_IN_PLACE`, the tensors
     that they hold.
 
     Attributes:
-        variables: List of variables: float32 ones, and weights of 16 bits (or what an
-            optimizer trains in place of these, before it is known what a step writes).
+        variables: List of float32 variables and 16-bit weights. (Before it is known
+            what a step writes, it has the variables that an optimizer trains in place
+            of the weights.)
         slots: List of tuples of variables, in the order of `rule.slots`.
-        narrow: List with the `Narrow` weight that a variable is, or None for one that
-            is trained as it is. Defaults to `None`: all are.
-        iterations: The variable with the number of the step, by which kinds of masters
-            draw random bits. Defaults to `None`: none does.
-        owns_gradients: Bool. Whether the gradients are the step's own, which it may
-            write where it updates the variables. Defaults to `False`.
-        are_private: Bool. Whether only steps refer to the variables, as to slots, and
-            neither a gradient nor a graph of autograd does. Defaults to `False`.
-        chunks: What `Framework.chunked` returned for these. Defaults to `None`.
+        narrow: List with the `Narrow` of each 16-bit weight, and None for a variable
+            that is trained as it is. Defaults to `None`: all are trained as they are.
+        iterations: The variable with the number of the step, from which some kinds of
+            masters draw random bits. Defaults to `None`: no kind draws any.
+        owns_gradients: Bool. Whether the gradients are the step's own, so that it may
+            overwrite them when it updates the variables. Defaults to `False`.
+        are_private: Bool. Whether only steps refer to the variables, as they do to
+            slots, and no gradient or autograd graph does. Defaults to `False`.
+        chunks: The result of `Framework.chunked` for these. Defaults to `None`.
     """
 
     variables: list
@@ -89,7 +91,7 @@ class Targets(NamedTuple):
 
     @property
     def weights(self):
-        """List with the `Narrow` weight of each variable, or None."""
+        """List with the `Narrow` of each variable, or None where there is none."""
         return self.narrow or [None] * len(self.variables)
 
     @property

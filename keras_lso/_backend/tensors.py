@@ -7,7 +7,7 @@ import keras
 from keras import ops
 
 FLOAT16_MAX = 65504.0
-# Numbers of elements: up to how many a tensor is small, and how many make a pack.
+# In elements: the size up to which a tensor is small, and the size of a pack.
 _SMALL, _PACK = 2**14, 2**16
 
 
@@ -25,7 +25,7 @@ def times(values, factor):
 
 
 def rounded(values, dtype):
-    """Does what `Framework.rounded` does."""
+    """Implements `Framework.rounded`."""
     dtype = keras.backend.standardize_dtype(dtype)
     if dtype == "float16":
         values = ops.clip(values, -FLOAT16_MAX, FLOAT16_MAX)
@@ -33,7 +33,7 @@ def rounded(values, dtype):
 
 
 def as_real(value, map_values):
-    """Does what `Framework.as_gradient` does, by the framework's `map_values`."""
+    """Implements `Framework.as_gradient`, with the framework's `map_values`."""
     if value is None:
         return None
     tensor = value if ops.is_tensor(value) else ops.convert_to_tensor(value)
@@ -51,7 +51,7 @@ def as_real(value, map_values):
 
 def amax_of(values):
     """Returns the largest magnitude in a list of dense tensors, in float32."""
-    # `ops.max` refuses empty tensors.
+    # `ops.max` rejects empty tensors.
     largest = [ops.max(ops.abs(v)) for v in values if 0 not in v.shape]
     if not largest:
         return ops.zeros((), dtype="float32")
@@ -59,15 +59,15 @@ def amax_of(values):
 
 
 def pack(values, size_of=lambda value: math.prod(value.shape)):
-    """Concatenates small dense tensors of one dtype, and returns the list of all.
+    """Returns a list of tensors in which small ones of one dtype are concatenated.
 
-    A compiler needs time for each tensor that is read, and a runtime for each kernel
-    that is launched. Copying tensors that fit into the cache takes less.
+    Each tensor that is read adds compile time, and each kernel launch adds run time.
+    Copying tensors that fit into the cache costs less.
 
     Args:
         values: List of dense tensors.
-        size_of: Callable of a tensor that returns the number of its elements, or None
-            where the shape is not known yet. Defaults to the product of its shape.
+        size_of: Callable that takes a tensor and returns its number of elements, or
+            None if the shape is not yet known. Defaults to the product of the shape.
     """
     large, packs, end = [], collections.defaultdict(list), 0
     for value in values:
@@ -83,14 +83,14 @@ def pack(values, size_of=lambda value: math.prod(value.shape)):
 
 
 def map_by_dtype(fn, grads):
-    """Applies `fn` to the list of all tensors of one dtype; None stays None."""
+    """Applies `fn` to the tensors of each dtype, as one list; None stays None."""
     positions: dict[str, list[int]] = {}
     for i, g in enumerate(grads):
         if g is not None:
             dtype = keras.backend.standardize_dtype(g.dtype)
             positions.setdefault(dtype, []).append(i)
     results = [None] * len(grads)
-    # In the same order on all processes.
+    # Sorted, so that all processes use the same order.
     for _, group in sorted(positions.items()):
         for i, result in zip(group, fn([grads[i] for i in group]), strict=True):
             results[i] = result
@@ -98,7 +98,7 @@ def map_by_dtype(fn, grads):
 
 
 def norm_of_all(norms):
-    """Returns the L2 norm of all tensors together, of the norm of each."""
+    """Returns the L2 norm of all tensors together, given the norm of each."""
     norms = ops.stack([ops.cast(norm, "float32") for norm in norms])
     return ops.sqrt(ops.sum(ops.square(norms)))
 

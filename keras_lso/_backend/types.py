@@ -1,7 +1,7 @@
 """The names of types in signatures.
 
-Neither Keras nor TensorFlow is typed. A type checker that reads no sources of theirs
-takes what is theirs for `Any`; one that does, as Pyright, guesses.
+Neither Keras nor TensorFlow is typed. A type checker that does not read their sources
+treats their objects as `Any`. One that does, such as Pyright, guesses.
 """
 
 from collections.abc import Callable
@@ -9,12 +9,12 @@ from typing import Any, TypeAlias, TypeVar
 
 import keras
 
-# A `tf.Tensor`, a `jax.Array` or a `torch.Tensor`. Which of them it is depends on a
-# variable of the environment, which no type checker knows.
+# A `tf.Tensor`, a `jax.Array` or a `torch.Tensor`. The choice depends on an environment
+# variable, which no type checker knows.
 Tensor: TypeAlias = Any
 
-# A function that a decorator leaves the signature of.
+# A function whose signature a decorator keeps.
 FunctionT = TypeVar("FunctionT", bound=Callable[..., Any])
 
-# A model of any class, where a function returns one of the same class.
+# A model of any class, for functions that return a model of the same class.
 ModelT = TypeVar("ModelT", bound=keras.Model)

@@ -97,7 +97,7 @@ def check_bounds(
     names: tuple[str, str] = ("min_scale", "max_scale"),
     **initial: Any,
 ) -> None:
-    """Refuses bounds that cross, or that exclude the initial scale."""
+    """Raises a `ValueError` for bounds that cross, or exclude the initial scale."""
     if min_scale > max_scale:
         low, high = names
         raise ValueError(
@@ -160,7 +160,7 @@ def check_factor(
 
 
 def check_bool(argument: str, value: Any) -> bool:
-    """Returns `value` as a bool; refuses numbers."""
+    """Returns `value` as a bool; rejects numbers."""
     if not isinstance(value, (bool, np.bool_)):
         raise refusal(argument, value, "be True or False", TypeError)
     return bool(value)
@@ -184,7 +184,7 @@ def check_rate(argument: str, value: Any) -> float:
 
 
 def check_callable_rate(argument: str, value: Any) -> Any:
-    """Returns `value`; refuses a callable that a step cannot call for its rate."""
+    """Returns `value`; rejects a callable that a step cannot call for its rate."""
     if not callable(value) or isinstance(
         value, keras.optimizers.schedules.LearningRateSchedule
     ):

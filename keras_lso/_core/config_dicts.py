@@ -49,7 +49,7 @@ def _check_address(config, what):
                 f"Received: {key}={value!r}"
             )
     name = config["class_name"]
-    # Names that Keras uses for values. Keras itself refuses a lambda, in safe mode.
+    # Names that Keras uses for values. Keras itself rejects a lambda, in safe mode.
     if name.startswith("__") and name != "__lambda__":
         raise ValueError(
             f"The config of the {what} must name a class as its 'class_name'. "

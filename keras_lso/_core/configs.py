@@ -112,7 +112,7 @@ def read_optimizer(config, custom_objects=None, what="optimizer"):
 
 
 def check_numbers(config, what):
-    """Refuses numbers with which one of Keras's optimizers would compute NaN.
+    """Raises an error for numbers with which Keras's optimizers would compute NaN.
 
     Keras itself checks few of them. Configs of a user's own classes are not checked.
 

@@ -43,7 +43,7 @@ class StepCounters:
         self._skipped = skipped
         self.applied = iteration_variable(inner_optimizer)
         self.variables = []
-        # Nothing looks at single gradients until `record_overflows` is called.
+        # Single gradients are not checked until `record_overflows` is called.
         self.overflows: Any = None
         self.record: Any = None
         self._amax: Any = self._add("amax_since_update") if policy.needs_amax else None
@@ -171,7 +171,7 @@ class StepCounters:
             )
         return self.record.read()
 
-    # --- Which gradients are not finite ---------------------------------------
+    # --- The record of gradients that are not finite --------------------------
 
     def record_overflows(self, count):
         """Starts checking each of `count` gradients separately."""

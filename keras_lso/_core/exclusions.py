@@ -74,9 +74,10 @@ class Exclusion(NamedTuple):
         optimizer: The optimizer, which has been built.
         argument: String, the name of the argument.
         patterns: List of regular expressions, or None.
-        finds: Callable of a pattern and a variable, whether the pattern is found in the
-            name of the variable.
-        excludes: Callable of a variable, whether it is excluded, for any reason.
+        finds: Callable that takes a pattern and a variable, and returns whether the
+            pattern is found in the variable's name.
+        excludes: Callable that takes a variable and returns whether it is excluded, for
+            any reason.
         where: String, the names in which patterns are searched.
         is_alone: Bool. False if another argument already excludes the variables that
             such lists are written for. Defaults to `True`.
@@ -119,9 +120,10 @@ def by_names(optimizer, name_of=operator.attrgetter("name"), search=is_found):
 
     Args:
         optimizer: See `Exclusion`.
-        name_of: Callable of a variable that returns the name to search. Defaults to the
-            variable's own name, as in the package's optimizers.
-        search: Callable of a compiled pattern and a name. Defaults to `is_found`.
+        name_of: Callable that takes a variable and returns the name to search. Defaults
+            to the variable's own name, as in the package's optimizers.
+        search: Callable that takes a compiled pattern and a name. Defaults to
+            `is_found`.
     """
     names = names_excluded_by(optimizer)
     given = set(alternatives(names.pattern)) if names else set()

@@ -29,7 +29,7 @@ from keras_lso._keras_internals.variables import assign, hold, read, storage_of
 
 
 class FusedStep:
-    """An optimizer's update of these variables in one pass: the part that is constant.
+    """The constant part of an optimizer's update of these variables in one pass.
 
     Args:
         rule: Class of rules.
@@ -76,10 +76,10 @@ class FusedStep:
                 Defaults to `False`.
 
         Returns:
-            A tuple of the `Measurement` of the gradients, and of whether finite
-            gradients are applied: None if they certainly are, else a boolean scalar
-            tensor. Outliers are not applied, nor are steps with coefficients that are
-            not finite.
+            A tuple of the `Measurement` of the gradients, and a flag: whether finite
+            gradients are applied. The flag is a boolean scalar tensor, or None if they
+            certainly are. Neither outliers nor steps with coefficients that are not
+            finite are applied.
         """
         rules = self.rules()
         permitted = self.rates_finite(rules)
@@ -226,8 +226,8 @@ class AccumulatedStep:
         found = backend.measure(
             grads,
             amax,
-            # Then neither the sum of a window nor its norm can overflow, whatever the
-            # rounding.
+            # With this factor neither the sum of a window nor its norm can overflow,
+            # whatever the rounding.
             inv_scale * (2 * count),
             targets=self._sums,
             are_alike=are_alike,
@@ -277,7 +277,7 @@ class AccumulatedStep:
 
 
 class AveragedStep:
-    """A step that also moves the averages of the weights, as with `use_ema`.
+    """A step that also updates the averages of the weights, as with `use_ema`.
 
     Keras averages after each of its steps, including those that only accumulate. Every
     `ema_overwrite_frequency` updates the averages then overwrite the weights.
@@ -322,7 +322,7 @@ class AveragedStep:
         updates = updates_of(self._optimizer)
         momentum = backend.scalar(updates != 0, "float32")
         rule = Average(momentum * self._optimizer.ema_momentum)
-        # By formulas with numbers in them.
+        # The formulas contain Python numbers.
         numbers = backend.without_host(
             lambda: self._weights.numbers(backend), near=momentum
         )
@@ -342,14 +342,14 @@ class AveragedStep:
         return found, permitted
 
     def _let(self, targets, rule, values, flag):
-        """Lets variables follow float32 tensors by a rule, if `flag`."""
+        """Updates variables from float32 tensors by a rule, if `flag`."""
         backend.fused_step([rule] * len(values), targets, values, Measurement(flag))
 
 
 def undo_window(optimizer, calm):
-    """Takes back the count of the micro-batches of a window, unless it is calm.
+    """Undoes the count of the micro-batches of a window, unless it is calm.
 
-    The last one is not counted in the first place, since its step is skipped.
+    The last micro-batch was never counted, since its step is skipped.
     """
     applied = iteration_variable(optimizer)
     steps = read(applied)
@@ -365,7 +365,7 @@ def _restricted(found, permitted):
 
 
 def both(permitted, flag):
-    """Returns whether both are true; None as the first counts as true."""
+    """Returns whether both flags are true. `permitted` counts as true if it is None."""
     return flag if permitted is None else backend.scalars.logical_and(permitted, flag)
 
 

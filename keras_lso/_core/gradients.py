@@ -56,7 +56,7 @@ def split_pairs(grads_and_vars):
 
 
 def check_some_gradient(optimizer, grads, variables):
-    """Refuses gradients that are all None, unless there is nothing to train."""
+    """Raises an error if all gradients are None, unless there is nothing to train."""
     if any(g is not None for g in grads):
         return
     # A model whose layers are all frozen trains nothing. That is not an error.
@@ -70,9 +70,9 @@ def check_some_gradient(optimizer, grads, variables):
 
 
 def _check_members(optimizer, grads, variables):
-    """Refuses gradients that are all None for a member of a `MultiOptimizer`.
+    """Raises an error if a `MultiOptimizer` has a member without any gradient.
 
-    Keras refuses them too, but only after the members before that one have stepped.
+    Keras raises one too, but only after the members before that one have stepped.
     """
     innermost = chain_of(optimizer)[-1]
     members = members_of(innermost)
@@ -95,7 +95,7 @@ def _check_members(optimizer, grads, variables):
 
 
 def check_shapes(grads, variables):
-    """Refuses a gradient that does not have its variable's shape.
+    """Raises an error for a gradient that does not have its variable's shape.
 
     Keras would broadcast a gradient of fewer dimensions, or fail halfway.
     """
@@ -143,7 +143,7 @@ def check_trainable(argument, variables):
 
 
 def list_of_variables(argument, variables):
-    """Returns the variables in an argument; refuses anything else."""
+    """Returns the variables in an argument; raises an error for anything else."""
     variables = as_list(argument, variables, "variables")
     stranger = next((v for v in variables if not backend.is_variable(v)), None)
     if stranger is not None:
@@ -156,7 +156,10 @@ def list_of_variables(argument, variables):
 
 
 def _refuse_complex(variables):
-    """Refuses complex variables: a real gradient would train one half of them."""
+    """Raises an error for complex variables.
+
+    A real gradient would train one half of such a variable.
+    """
     for variable in variables:
         dtype = keras.backend.standardize_dtype(variable.dtype)
         if "complex" in dtype:
@@ -171,7 +174,10 @@ def _refuse_complex(variables):
 
 
 def check_variables_come_last(grads, variables):
-    """Refuses a list that holds no variables; most often the two are swapped."""
+    """Raises an error for a list that holds no variables.
+
+    Most often the lists of gradients and variables are swapped.
+    """
     are_swapped = grads and all(map(backend.is_variable, grads))
     if are_swapped and not all(map(backend.is_variable, variables)):
         raise TypeError(
@@ -182,7 +188,7 @@ def check_variables_come_last(grads, variables):
 
 
 def check_distinct(argument, variables):
-    """Refuses the same variable twice, which would be stepped twice."""
+    """Raises an error if a variable occurs twice, since it would be stepped twice."""
     names: dict = {}
     for variable in variables:
         key, name = key_of(variable), path_of(variable)

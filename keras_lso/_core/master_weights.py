@@ -1,4 +1,4 @@
-"""The masters of float16 and bfloat16 variables, which are trained in their place.
+"""The masters, which are trained in place of float16 and bfloat16 variables.
 
 The inner optimizer is built for float32 variables and updates these. See
 `_backend/masters.py` for the kinds of masters, and the reasons for them.
@@ -59,7 +59,7 @@ class MasterWeights:
 
     Attributes:
         trained: List of the variables that the inner optimizer trains: float32 masters
-            or stand-ins for weights of 16 bits, and the other variables themselves.
+            or stand-ins for 16-bit weights, and the other variables themselves.
         variables: List of the variables that are kept for the weights, a part of the
             optimizer's state.
         iterations: The variable that counts the steps, if rounding uses it to draw
@@ -148,8 +148,8 @@ class MasterWeights:
     def narrow_weights(self, trained):
         """Returns the `Narrow` weight that each of `trained` replaces.
 
-        A list with None for variables that are trained themselves; None if there are no
-        masters.
+        The list has None for variables that are trained themselves. Returns None if
+        there are no masters.
         """
         if not self._found:
             return None
@@ -159,7 +159,7 @@ class MasterWeights:
 
     @contextlib.contextmanager
     def in_step(self):
-        """Copies values that are assigned to `numbers` inside into the model."""
+        """Returns a context that copies values assigned to `numbers` into the model."""
         # A copy: on PyTorch a step changes the variable's own tensor.
         iterations = self.iterations
         if iterations is not None:

@@ -5,7 +5,7 @@ import re
 
 from keras_lso._keras_internals.variables import path_of
 
-# The likeness of two words that differ by a slip, and of two that are similar.
+# The least likeness of two words that differ by a slip, and of two similar words.
 _A_SLIP, _SIMILAR = 0.85, 0.7
 _MOST_NAMES = 3
 # The least number of letters of a part for a comparison of beginnings.

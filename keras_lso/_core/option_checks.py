@@ -30,7 +30,7 @@ def check_choice(argument: str, value: Any, choices: Iterable[Any]) -> Any:
 
 
 def check_names(owner: str, argument: str, params: Any, known: Iterable[str]) -> None:
-    """Refuses a dict of parameters with a name that `owner` does not know."""
+    """Raises a `ValueError` if a dict has a parameter that `owner` does not know."""
     for name in params:
         if name not in known:
             raise ValueError(
@@ -40,7 +40,7 @@ def check_names(owner: str, argument: str, params: Any, known: Iterable[str]) ->
 
 
 def check_operation_name(name: Any) -> None:
-    """Refuses a name that is not a string, for a method of tf.keras that takes one."""
+    """Raises a `TypeError` if the `name` that tf.keras's methods take is no string."""
     if name is not None and not isinstance(name, str):
         requirement = (
             "be a string or None. To say whether the gradients are scaled, write "

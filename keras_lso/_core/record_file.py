@@ -47,7 +47,7 @@ class RecordFile:
         self._file.touch()
         self._check_columns()
         with self._file.open("rb+") as file:
-            # Longer than a line.
+            # These 4096 bytes are more than a line.
             file.seek(-min(4096, self._file.stat().st_size), os.SEEK_END)
             end = file.read()
             file.seek(end.rfind(b"\n") + 1 - len(end), os.SEEK_END)
@@ -56,7 +56,7 @@ class RecordFile:
             self._file.write_text(",".join(COLUMNS) + "\n", "utf-8")
 
     def append(self, rows):
-        """Appends rows, dicts of the names of `COLUMNS` to values; None for NaN."""
+        """Appends rows: dicts from names in `COLUMNS` to values, with None for NaN."""
         with self._file.open("a", encoding="utf-8", newline="") as file:
             if self._is_csv:
                 csv.DictWriter(file, COLUMNS, lineterminator="\n").writerows(rows)

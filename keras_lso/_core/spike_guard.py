@@ -13,7 +13,7 @@ from keras_lso._core.checks import (
 
 @keras.saving.register_keras_serializable("keras_lso", name="SpikeGuard")
 class SpikeGuard:
-    """Decides by the norm of their gradients which steps are outliers.
+    """Decides which steps are outliers, by the norm of their gradients.
 
     An optimizer with a spike guard skips an outlier as it skips an overflow: nothing
     changes, bit for bit. A corrupt or unsuitable batch then does not undo what the

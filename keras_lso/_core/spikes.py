@@ -106,7 +106,7 @@ class SpikeHistory:
 
 
 def check_windows(optimizer):
-    """Refuses several optimizers that each accumulate gradients in windows."""
+    """Raises an error if several optimizers each accumulate gradients in windows."""
     members = members_of(optimizer)
     if any(member.gradient_accumulation_steps for member in members):
         raise ValueError(

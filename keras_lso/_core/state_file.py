@@ -158,7 +158,7 @@ class StateFile:
         policy.reset()
         if self._optimizer._spikes is not None:
             self._optimizer._spikes.reset()
-        # A number: on PyTorch an array would change with the variable.
+        # A Python number: on PyTorch an array would change with the variable.
         unused, own = self._unused, float(ops.convert_to_numpy(self._unused))
         numbers = self._numbers
         if not numbers.intersection(map(id, variables)) and self._masters:
@@ -195,8 +195,8 @@ class StateFile:
             all_variables[: len(all_variables) - len(self._of_spikes)],
             # From a user who saves `optimizer.variables` directly.
             self.in_memory,
-            # From an optimizer without masters, like ours once for bfloat16 weights.
-            # The masters restart where the weights differ.
+            # From an optimizer without masters. (This package's optimizer once had
+            # none for bfloat16 weights.) The masters restart where the weights differ.
             self._variables_but_masters,
             first + inner.variables,
             first + saved_by_keras(inner),
@@ -327,7 +327,7 @@ def read_stored(variables, store, mended=()):
 
 
 def check_is_sound(variable, stored, value):
-    """Refuses NaN, and finite numbers that overflow in the variable's dtype.
+    """Raises an error for NaN, and for numbers that overflow in the variable's dtype.
 
     A slot or a learning rate that is NaN makes a weight NaN at the next step, although
     the gradients are finite. A slot may be inf, such as Adam's second moment.
@@ -361,7 +361,7 @@ def check_array(target, value, shape, dtype="float32", is_count=False):
         value: Array, or an object that NumPy can convert to one.
         shape: Tuple of integers, the required shape.
         dtype: String. An integer dtype takes only whole numbers in its range.
-        is_count: Bool. Whether negative numbers are refused. Defaults to `False`.
+        is_count: Bool. Whether to reject negative numbers. Defaults to `False`.
     """
     array = np.asarray(value)
     # Objects, strings, times, complex numbers; records, but not bfloat16.

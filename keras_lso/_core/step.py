@@ -1,4 +1,4 @@
-"""A step of a `LossScaleOptimizer`: look at the gradients, update or skip, move on.
+"""A step of a `LossScaleOptimizer`: measure the gradients, apply or skip, count.
 
     loss -> scaled
     gradients of all replicas -> measured: are they finite?
@@ -63,7 +63,7 @@ class Gradients(enum.Enum):
     """The kind of the gradients in the next call of `apply`."""
 
     UNKNOWN = "unknown"
-    """No loss was scaled yet: taken for scaled, as Keras's trainers pass them."""
+    """No loss was scaled yet. Gradients count as scaled, as from Keras's trainers."""
     SCALED_BY_KERAS = "scaled by Keras"
     """`scale_loss` was called last, which Keras's trainers do."""
     SCALED = "scaled"
@@ -297,7 +297,7 @@ class Plan:
             self.dtypes = dtypes_as_applied(inner, present, trained)
 
     def holds(self, grads, variables):
-        """Whether the same decisions hold for these arguments, not checked yet.
+        """Whether the same decisions hold for these arguments, which are unchecked.
 
         Args:
             grads: The argument of `apply`.

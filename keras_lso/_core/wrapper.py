@@ -253,7 +253,7 @@ _wrapped: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
 def check_optimizer(
     inner: keras.optimizers.Optimizer, argument: str = "inner_optimizer"
 ) -> None:
-    """Refuses objects that are not optimizers."""
+    """Raises a `TypeError` for an object that is not an optimizer."""
     if isinstance(inner, keras.optimizers.Optimizer):
         return
     hint = "keras.optimizers.Adam()"
@@ -269,10 +269,10 @@ def check_optimizer(
 
 
 def check_not_wrapped(inner: keras.optimizers.Optimizer) -> None:
-    """Refuses an optimizer that another LossScaleOptimizer steps, as tf.keras does.
+    """Raises a `ValueError` if another LossScaleOptimizer steps the optimizer.
 
-    The number of skipped steps is the wrapper's count less the inner optimizer's,
-    which would include the steps of both.
+    tf.keras does the same. The number of skipped steps is the wrapper's count less the
+    inner optimizer's, which would include the steps of both wrappers.
     """
     innermost = chain_of(inner)[-1]
     if innermost in _wrapped:

@@ -1,8 +1,8 @@
 """Gradients and variables that are distributed over replicas or processes.
 
-The replicas are those of a `tf.distribute.Strategy`, whose gradients are summed once;
-the shards are those of PyTorch's FSDP2 and of Keras's `ModelParallel` on PyTorch. Each
-process holds one.
+The replicas are those of a `tf.distribute.Strategy`. Their gradients are summed once.
+The shards are those of PyTorch's FSDP2 and of Keras's `ModelParallel` on PyTorch. Each
+process holds one shard.
 """
 
 import contextlib
@@ -25,7 +25,7 @@ def reduced_gradients(optimizer, are_reduced=True):
     """Keeps an optimizer from adding up the gradients of all replicas.
 
     Args:
-        optimizer: The optimizer that is to apply them, in this replica's thread.
+        optimizer: The optimizer that applies them, in this replica's thread.
         are_reduced: Bool. Whether the caller has added them up. Defaults to `True`.
     """
     if not are_reduced:
@@ -65,23 +65,23 @@ class _ReduceUnlessReduced:
 
 
 def laid_out_like(grads, variables):
-    """Returns gradients that are sharded as their variables are, in Keras's `fit`.
+    """Returns gradients that are sharded like their variables, in Keras's `fit`.
 
-    From Keras 3.16 on a `ModelParallel` shards variables on PyTorch. What its trainer
-    hands over is as autograd has left it.
+    From Keras 3.16 on, a `ModelParallel` shards variables on PyTorch. Its trainer
+    passes gradients as autograd has left them.
 
     Args:
         grads: List of tensors or None, one for each variable.
         variables: List of variables.
     """
     if keras.distribution.distribution() is None:
-        # A loop of the user's own, whose gradients are to be right.
+        # In a custom training loop, the gradients must already be right.
         return grads
     return backend.laid_out_like(grads, list(map(_value, variables)))
 
 
 def check_shards(grads, variables):
-    """Refuses what a process sees the wrong part of.
+    """Raises an error if a process sees the wrong part of a gradient or variable.
 
     Args:
         grads: List of tensors or None, one for each variable.
@@ -93,8 +93,8 @@ def check_shards(grads, variables):
 def remember_layouts(variables):
     """Lets variables that were made of shards take assigned values.
 
-    FSDP2's parameters are shards of themselves. Only of those that Keras has sharded
-    does it know the layout.
+    FSDP2's parameters are shards already. Keras knows the layouts only of variables
+    that it has sharded.
 
     Args:
         variables: List of variables.
@@ -107,9 +107,9 @@ def remember_layouts(variables):
 
 
 def shard_slot(slot, variable):
-    """Shards a new slot as its variable is.
+    """Shards a new slot like its variable.
 
-    Keras makes it of the whole variable's shape, on each process.
+    Keras makes the slot in the whole variable's shape, on each process.
 
     Args:
         slot: Variable.
@@ -126,7 +126,7 @@ def shard_slot(slot, variable):
 
 @contextlib.contextmanager
 def sharded_slots(optimizer, variables):
-    """Lets an optimizer that is built in it shard its slots as the variables are.
+    """Returns a context in which `build` shards slots like their variables.
 
     Args:
         optimizer: The optimizer. It may wrap others.
@@ -140,7 +140,7 @@ def sharded_slots(optimizer, variables):
     add = innermost.add_variable_from_reference
 
     def add_sharded(reference_variable, *args, **kwargs):
-        # One by one: for the whole slots of all variables there may be no room.
+        # One by one, since there may be no room for the whole slots of all variables.
         slot = add(reference_variable, *args, **kwargs)
         return shard_slot(slot, reference_variable)
 
@@ -153,7 +153,7 @@ def sharded_slots(optimizer, variables):
 
 
 def _check_slots(optimizer, variables):
-    """Refuses slots that were made otherwise, of the whole variables' shapes."""
+    """Raises an error for slots in the whole shapes of sharded variables."""
     sharded = list(filter(_is_sharded, variables))
     for stepper in stepping(optimizer):
         for slot in stepper.variables:

@@ -1,8 +1,8 @@
-"""Which versions the package was made for and tested with, checked when imported.
+"""The versions that the package was made for and tested with, checked on import.
 
-It is apart because `keras_lso` imports it first: private attributes of Keras move
-between versions, and without this check an import or a step would fail with an error
-that does not name the version.
+This module is separate because `keras_lso` imports it first. Private attributes of
+Keras move between versions. Without this check, an import or a step would fail with an
+error that does not name the version.
 """
 
 import importlib.metadata
@@ -25,17 +25,18 @@ TESTED = {"keras": "<3.16", "tensorflow": "<2.22", "jax": "<0.13", "torch": "<2.
 def is_supported(version):
     """Whether the package was made for this version of Keras, a string.
 
-    A development version or a release candidate counts as its release. One that is
-    newer than those that were tested is supported as far as its private attributes are
+    A development version or a release candidate counts as its release. A version that
+    is newer than those that were tested is supported if its private attributes are
     where the package looks for them.
     """
     return _contains(SUPPORTED, version)
 
 
 def is_newer_than_tested(package, version):
-    """Whether a package's version, a string, is newer than what the suite passed with.
+    """Whether a package's version, a string, is newer than those that were tested.
 
-    A candidate of the first release that is too new is too new as well: 3.16.0rc0.
+    A candidate of the first release that is too new, such as 3.16.0rc0, is too new as
+    well.
     """
     return not _contains(TESTED[package], version)
 
@@ -48,9 +49,9 @@ def _contains(specifiers, version):
 
 
 def excludes_before_build_alone():
-    """Whether an optimizer takes exclusions from weight decay before `build` alone.
+    """Whether an optimizer takes exclusions from weight decay only before `build`.
 
-    Keras 3.16 decides there which variables decay.
+    In Keras 3.16 `build` decides which variables decay.
     """
     import keras
 
@@ -60,7 +61,7 @@ def excludes_before_build_alone():
 def assigns_by_layout():
     """Whether a variable that holds a shard lays out assigned values by its layout.
 
-    Keras 3.16 does, and fails without one.
+    Keras 3.16 does, and fails without a layout.
     """
     import keras
 
@@ -68,14 +69,14 @@ def assigns_by_layout():
 
 
 def check_keras():
-    """Imports Keras, refuses it if it is too old, and probes it if it is too new.
+    """Imports Keras, rejects it if it is too old, and probes it if it is too new.
 
     Warns:
         UserWarning: If this version of Keras is newer than those that were tested.
 
     Raises:
-        ImportError: If this version of Keras is not supported, or lacks what the
-            package uses of it, or there is none.
+        ImportError: If Keras is missing, or its version is not supported, or it lacks
+            private attributes that the package uses.
     """
     try:
         import keras
@@ -99,11 +100,11 @@ def check_keras():
 def check_framework():
     """Probes the framework below Keras if it is newer than those that were tested.
 
-    Without a warning where nothing is missing: of a framework the package uses a few
-    functions, which Keras in between does not change.
+    If nothing is missing, there is no warning. The package uses few functions of a
+    framework, and Keras, which is in between, does not change them.
 
     Raises:
-        ImportError: If it lacks what the package uses of it.
+        ImportError: If the framework lacks private functions that the package uses.
     """
     import keras
 

@@ -1,4 +1,4 @@
-"""Layers: what they are made of, their dtype policies, how they are compiled."""
+"""Layers: their parts, their dtype policies, and the compilation of models."""
 
 import contextlib
 import inspect
@@ -18,7 +18,7 @@ OP_MODULES = (keras.ops, layer_ops)
 def _backend_op_modules():
     """Returns the modules in which Keras's layers look ops up from Keras 3.16 on.
 
-    The functions of `keras.ops` call the same.
+    The functions of `keras.ops` call the functions in these modules.
     """
     package = getattr(keras_backend, "ops", None)
     if package is None:
@@ -36,14 +36,14 @@ def children_of(layer):
 
 
 def operations_of(model):
-    """Returns the ops between the layers of a functional model, which are no layers."""
+    """Returns the ops between the layers of a functional model, without the layers."""
     if not isinstance(model, Functional):
         return []
     return [o for o in model.operations if not isinstance(o, keras.layers.Layer)]
 
 
 def layers_before(operation):
-    """Returns the layers that an op between layers has its inputs from."""
+    """Returns the layers from which an op between layers gets its inputs."""
     found, ahead, seen = [], [operation], set()
     while ahead:
         for node in ahead.pop()._inbound_nodes:
@@ -57,7 +57,7 @@ def layers_before(operation):
 
 
 def is_graph(model):
-    """Whether Keras can clone a model layer by layer, and the clone has its class."""
+    """Whether Keras can clone a model layer by layer, into the same class."""
     if isinstance(model, keras.Sequential):
         return type(model) is keras.Sequential
     return isinstance(model, Functional) and functional_like_constructor(type(model))
@@ -69,7 +69,7 @@ def own_variables_of(layer):
 
 
 def is_cast(variable):
-    """Whether a layer reads its variable in the dtype that the layer computes in."""
+    """Whether a layer reads its variable in the layer's compute dtype."""
     return variable._autocast
 
 
@@ -93,30 +93,30 @@ def dtype_policies_set(policies):
 
 
 def autocast_to(dtype):
-    """Makes layers read their float variables in a dtype, in a context.
+    """Returns a context in which layers read their float variables in a dtype.
 
-    Layers themselves ask for it only if their own dtype policy has two dtypes.
+    Layers enter such a context only if their own dtype policy has two dtypes.
     """
     return AutocastScope(dtype)
 
 
 @contextlib.contextmanager
 def configs_trusted():
-    """Makes objects again from their configs, whose code is the user's own."""
+    """Lets objects be made again from configs, whose code is the user's own."""
     with warnings.catch_warnings(), SafeModeScope(safe_mode=False):
         warnings.filterwarnings("ignore", "The object being serialized includes a `la")
         yield
 
 
 def lambda_like(layer):
-    """Returns a new `Lambda` layer, whose function no config need hold."""
+    """Returns a new `Lambda` layer. Its function need not fit into a config."""
     config = {**keras.layers.Layer.get_config(layer), "dtype": layer.dtype_policy}
     parts = layer.function, layer._output_shape, layer.mask, layer.arguments
     return type(layer)(*parts, **config)
 
 
 def compile_arguments(model):
-    """Returns what `compile` was called with, as objects."""
+    """Returns the arguments that `compile` was called with, as objects."""
     return dict(model._compile_config.config)
 
 

@@ -1,4 +1,4 @@
-"""Keras's models: their train step, their optimizers, and what their layers keep."""
+"""Keras's models: their train step, their optimizers and the state of their layers."""
 
 import contextlib
 import dataclasses
@@ -37,8 +37,8 @@ def _items_of(value):
 def kept_by_layers(model, includes_frozen):
     """Returns the variables that layers keep in addition to trained weights, a list.
 
-    Neither metrics nor the states of seed generators are among them. What
-    `kept_outside_of_lists` returns comes last.
+    The list has neither metrics nor the states of seed generators. The items of
+    `kept_outside_of_lists` come last.
 
     Args:
         model: The model.
@@ -50,21 +50,21 @@ def kept_by_layers(model, includes_frozen):
         kept = list(model.non_trainable_weights)
     else:
         variables = [v for layer in layers for v in layer._non_trainable_variables]
-        # Layers may share one.
+        # Layers may share a variable.
         kept = list({id(v): v for v in variables if not v.trainable}.values())
     return kept + kept_outside_of_lists(layers)
 
 
 def kept_outside_of_lists(layers):
-    """Returns what layers keep that `model.variables` does not have, a list.
+    """Returns a list of the layers' state that is not in `model.variables`.
 
-    The states of stateful recurrent layers, and on PyTorch the buffers of wrapped
-    modules, each a `Buffer`.
+    It has the states of stateful recurrent layers and, on PyTorch, a `Buffer` for each
+    buffer of wrapped modules.
     """
     kept = []
     for layer in layers:
         if isinstance(layer, keras.layers.RNN):
-            # Nested where the cells are stacked; None unless it is stateful, and built.
+            # Nested if cells are stacked; None unless the layer is stateful and built.
             states = keras.tree.flatten(layer.states)
             kept += [v for v in states if isinstance(v, keras.Variable)]
         elif isinstance(layer, keras.layers.TorchModuleWrapper):
@@ -83,7 +83,7 @@ class Buffer:
 
     @property
     def identity(self):
-        """What it has as long as `assign` can write to it what it held."""
+        """A hashable that stays the same as long as `assign` can restore a value."""
         return id(self.module), self.name, self.tensor.shape, self.tensor.dtype
 
     @property
@@ -93,7 +93,7 @@ class Buffer:
 
     @property
     def _value(self):
-        """What may be written to: not a tensor that came since, which may be shared."""
+        """The object to write to: not a newer tensor, which may be shared."""
         return self.tensor if self.value is self.tensor else self
 
     def assign(self, value):
@@ -110,7 +110,7 @@ def _buffers_of(layer):
 
 
 def identity_of(kept):
-    """Returns by what one of `kept_by_layers` is known, since `==` compares numbers."""
+    """Returns a key for an item of `kept_by_layers`, since `==` compares numbers."""
     return kept.identity if isinstance(kept, Buffer) else id(kept)
 
 
@@ -120,29 +120,29 @@ def is_keras_own(train_step):
 
 
 def own_attribute(model, name):
-    """Returns an attribute of this very model, not of its class; None without."""
+    """Returns an attribute of the model itself, not of its class, or None."""
     return vars(model).get(name)
 
 
 def remake_train_function(model):
-    """Makes the model's train function again, if `fit` has made one."""
+    """Remakes the model's train function, if `fit` has made one."""
     if model.train_function is not None:
         model.make_train_function(force=True)
 
 
 def build_by_batch(model, data):
-    """Builds what is not built yet, as `fit` does on JAX and PyTorch.
+    """Builds the layers that are not yet built, as `fit` does on JAX and PyTorch.
 
-    On TensorFlow `fit` leaves it to the first step. A model that cannot be built so is
-    left as it is.
+    On TensorFlow `fit` leaves building to the first step. A model that cannot be built
+    in this way is left as it is.
 
     Args:
         model: A compiled model.
-        data: What `train_step` is called with, a batch.
+        data: A batch, the argument of `train_step`.
     """
     if all(layer.built for layer in layers_of(model)):
         return
-    # What is wrong, if anything is, the step itself will say.
+    # If something is wrong, the step itself raises the error.
     for build in (_build_in_a_symbolic_pass, _build_by_shapes):
         with contextlib.suppress(Exception), backend.outside_of_functions():
             build(model, data)
@@ -154,6 +154,6 @@ def _build_in_a_symbolic_pass(model, data):
 
 
 def _build_by_shapes(model, data):
-    # Such a pass makes no variables of its own, as the states of recurrent layers are.
+    # A symbolic pass makes no variables such as the states of recurrent layers.
     x, _, _ = keras.utils.unpack_x_y_sample_weight(data)
     model.build(keras.tree.map_structure(lambda value: tuple(value.shape), x))

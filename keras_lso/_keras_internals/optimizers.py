@@ -1,4 +1,4 @@
-"""Keras's optimizers: their class, their config, and what they keep."""
+"""Keras's optimizers: their classes, their configs and their state."""
 
 import contextlib
 import math
@@ -23,10 +23,10 @@ def canonical_class(optimizer):
 
 
 def public_class(cls):
-    """Returns the public class that Keras has an optimizer's class for.
+    """Returns the public Keras class of an optimizer's class.
 
     On PyTorch `keras.optimizers.SGD(...)` is an instance of another, private class. A
-    user's own subclass is its own.
+    user's own subclass is returned as it is.
     """
     if cls.__module__.startswith(_TORCH_OPTIMIZERS):
         return getattr(keras.optimizers, cls.__name__, cls)
@@ -36,8 +36,8 @@ def public_class(cls):
 def public_config(config):
     """Returns a copy of `config` in which torch-only classes have public names.
 
-    Keras writes the private class that it swaps in on PyTorch into its configs,
-    and no other backend can read those.
+    On PyTorch Keras swaps in private classes and writes them into its configs. No other
+    backend can read those.
     """
     if isinstance(config, list | tuple):
         return type(config)(public_config(item) for item in config)
@@ -51,7 +51,7 @@ def public_config(config):
 
 
 def config_of(inner_optimizer):
-    """Returns the config of a wrapped optimizer, alike for optimizers built alike."""
+    """Returns a wrapped optimizer's config, the same for optimizers made alike."""
     config = public_config(keras.saving.serialize_keras_object(inner_optimizer))
     arguments = config["config"]
     if "name" in arguments:
@@ -61,7 +61,7 @@ def config_of(inner_optimizer):
 
 
 def name_of(optimizer):
-    """Returns the optimizer's name, alike for optimizers built alike."""
+    """Returns the optimizer's name, the same for optimizers made alike."""
     return _without_number(optimizer.name, canonical_class(optimizer).__name__)
 
 
@@ -93,10 +93,10 @@ def variables_of(optimizer):
 
 
 def remember_trainable_variables(optimizer, variables):
-    """Does what `BaseOptimizer.build` does for an optimizer without slots.
+    """Does the work of `BaseOptimizer.build` for an optimizer without slots.
 
-    That method would also create EMA and accumulation variables, by hyper-
-    parameters that a wrapper only reads through from its inner optimizer.
+    That method would also create EMA and accumulation variables. The hyperparameters
+    for them belong to the inner optimizer, and a wrapper only passes them on.
     """
     # Plain attributes: the tracker would count the model's variables among the
     # optimizer's.
@@ -109,13 +109,13 @@ def remember_trainable_variables(optimizer, variables):
 
 
 def leave_trained_out_of_checkpoints(optimizer):
-    """Lets `tf.train.Checkpoint` not find what the optimizer trains.
+    """Hides the variables that the optimizer trains from `tf.train.Checkpoint`.
 
-    It finds the slots by themselves.
+    It finds the slots without them.
     """
     for one in optimizers_in(optimizer):
         variables = variables_of(one)
-        # With TensorFlow's note of it.
+        # This deletes TensorFlow's reference to the list as well.
         del one._trainable_variables
         object.__setattr__(one, "_trainable_variables", variables)
 
@@ -131,7 +131,7 @@ def is_known(optimizer, variable):
 
 
 def add_variable(optimizer, name, **arguments):
-    """Adds a variable to the optimizer's state, with any argument that it may have."""
+    """Adds a variable to the optimizer's state, with any arguments of a variable."""
     with keras.name_scope(optimizer.name, caller=optimizer):
         variable = keras.Variable(name=name, **arguments)
     track_variable(optimizer, variable)
@@ -144,16 +144,16 @@ def track_variable(optimizer, variable):
 
 
 def where_variables_are_made(optimizer):
-    """Returns the context in which variables of a built optimizer are to be made.
+    """Returns a context for making variables of a built optimizer.
 
-    That of the `tf.distribute.Strategy` in whose scope the optimizer was made.
+    It is the scope of the `tf.distribute.Strategy` in which the optimizer was made.
     """
     strategy = getattr(optimizer, "_distribution_strategy", None)
     return contextlib.nullcontext() if strategy is None else strategy.scope()
 
 
 def chain_of(optimizer):
-    """Returns the optimizer, what it wraps, what that wraps, and so on."""
+    """Returns the optimizer and the chain of optimizers inside it, outermost first."""
     optimizers = [optimizer]
     while isinstance(vars(optimizers[-1]).get("inner_optimizer"), keras.Optimizer):
         optimizers.append(optimizers[-1].inner_optimizer)
@@ -168,7 +168,7 @@ def schedule_of(optimizer):
 
 
 def source_of_rate(optimizer):
-    """Returns the name of what computes the learning rate; None if it is a variable."""
+    """Returns the name of a schedule or callable of the rate; None for a variable."""
     rate = optimizer._learning_rate
     if isinstance(rate, keras.Variable):
         return None
@@ -176,8 +176,8 @@ def source_of_rate(optimizer):
 
 
 def is_multi_optimizer(optimizer):
-    """Whether it is a `MultiOptimizer`."""
-    # Keras 3.12 has none.
+    """Whether an optimizer is a `MultiOptimizer`."""
+    # Keras 3.12 has no such class.
     cls = getattr(keras.optimizers, "MultiOptimizer", None)
     return cls is not None and isinstance(optimizer, cls)
 
@@ -198,14 +198,14 @@ def optimizers_in(optimizer):
 
 
 def have_rates(optimizers):
-    """Returns those of the optimizers that step at a learning rate of their own."""
+    """Returns the optimizers that step at their own learning rate."""
     return [o for o in optimizers if chain_of(o)[-1] is o and not members_of(o)]
 
 
 def stepping(optimizer):
-    """Returns the optimizers that have variables for what they train.
+    """Returns the optimizers that keep variables for the weights that they train.
 
-    That is the innermost one and, of a `MultiOptimizer`, its members.
+    They are the innermost optimizer and, if that is a `MultiOptimizer`, its members.
     """
     innermost = chain_of(optimizer)[-1]
     return [innermost, *members_of(innermost)]
@@ -228,7 +228,7 @@ def as_accumulated(optimizer, grads, variables):
     else to them.
     """
     wrappers = chain_of(optimizer)[:-1]
-    # It does so itself, once it has unscaled them.
+    # Keras's wrapper does so itself, after it has unscaled them.
     if any(isinstance(o, keras.optimizers.LossScaleOptimizer) for o in wrappers):
         return grads
     if not any(o.gradient_accumulation_steps for o in stepping(optimizer)):
@@ -244,7 +244,7 @@ def cast(grad, dtype):
     return backend.map_values(lambda value: ops.cast(value, dtype), grad)
 
 
-# What a gradient becomes in an optimizer's own step must be finite as well.
+# The gradients must also be finite in the dtype of an optimizer's own step.
 
 _LARGEST = {
     "float16": 65504.0,
@@ -254,7 +254,7 @@ _LARGEST = {
 
 
 def dtypes_as_applied(optimizer, grads, variables):
-    """Returns to which narrower dtype an optimizer's own step casts each gradient.
+    """Returns the narrower dtype to which an optimizer's own step casts each gradient.
 
     Args:
         optimizer: The optimizer. It may wrap others.
@@ -262,9 +262,9 @@ def dtypes_as_applied(optimizer, grads, variables):
         variables: List of the variables that it trains with them.
 
     Returns:
-        List with the name of a dtype, or None for a gradient that stays as wide as
-        float32, in which it is unscaled, or float64 if that is its dtype. None if
-        all do.
+        List with the name of a dtype for each gradient. It has None for a gradient that
+        stays in the dtype in which it is unscaled: float32, or float64 if that is its
+        own dtype. Returns None if all gradients do.
     """
     steppers = have_rates(optimizers_in(optimizer))
     casts = largest_window(optimizer) or any(map(casts_gradients, steppers))
@@ -296,7 +296,7 @@ def _narrower(dtype, grad, steppers, casts):
 def casts_gradients(optimizer):
     """Whether an optimizer casts gradients to the dtypes of the variables.
 
-    Keras's do, but those in which PyTorch steps all variables at once.
+    Keras's optimizers do, except those that step all variables at once on PyTorch.
     """
     return steps_in_dtype_of_variables(optimizer) and not hasattr(
         optimizer, "_parallel_update_step"
@@ -306,7 +306,7 @@ def casts_gradients(optimizer):
 def steps_in_dtype_of_variables(optimizer):
     """Whether an optimizer computes in the dtypes of the variables.
 
-    Keras's do. Ours compute in float32.
+    Keras's optimizers do. The optimizers of this package compute in float32.
     """
     return getattr(optimizer, "_casts_gradients", True)
 
@@ -320,7 +320,7 @@ def largest_window(optimizer):
 
 
 def sums_of(optimizer, variables):
-    """Returns the variable that a gradient of each variable is added to, or None."""
+    """Returns the accumulator of each variable's gradient, or None."""
     found = [None] * len(variables)
     for stepper in have_rates(optimizers_in(optimizer)):
         if not stepper.gradient_accumulation_steps:
@@ -336,7 +336,8 @@ def accumulators_of(optimizer, variables=None):
 
     Args:
         optimizer: The optimizer, not one that wraps another.
-        variables: List of those whose gradients they are. Defaults to `None`: of all.
+        variables: List of the variables that the gradients belong to. Defaults to
+            `None`: all variables.
     """
     return _those_of(optimizer, optimizer._accumulated_gradients, variables)
 
@@ -373,7 +374,7 @@ def averages_of(optimizer):
 
 def has_stepped(optimizer):
     """Whether a step of the optimizer was applied."""
-    # By NumPy: `int` does not take a value that replicas share.
+    # By NumPy, since `int` does not accept a value that replicas share.
     return int(ops.convert_to_numpy(iteration_variable(optimizer))) > 0
 
 
@@ -383,15 +384,15 @@ def count_by(wrapper, inner):
 
 
 def exclude_masters_with_variables(optimizer, variables, masters):
-    """Lets a master be excluded from weight decay wherever its variable is.
+    """Excludes a master from weight decay if its variable is excluded.
 
-    Whether the exclusion was made before `build` or is made at any time after it: the
-    optimizer asks at each step that is decided.
+    The variable may be excluded before `build` or at any time after it, since the
+    optimizer looks it up each time.
 
     Args:
         optimizer: The optimizer, which has been built.
         variables: List of variables that an exclusion may name.
-        masters: List of what it trains in place of each.
+        masters: List of the variables that it trains in their place.
     """
     pairs = [(v, m) for v, m in zip(variables, masters, strict=True) if v is not m]
     if pairs:
@@ -400,9 +401,9 @@ def exclude_masters_with_variables(optimizer, variables, masters):
 
 
 class _DecaysAsVariable:
-    """Whether a variable decays; a master does not if its variable is excluded.
+    """A test whether a variable decays. A master of an excluded variable does not.
 
-    It takes the place of the method of an optimizer that trains masters.
+    It replaces the method of an optimizer that trains masters.
     """
 
     def __init__(self, optimizer, pairs):
@@ -419,13 +420,13 @@ class _DecaysAsVariable:
 def names_excluded_by(optimizer):
     """Returns the regular expression of the names that do not decay; None without any.
 
-    `exclude_from_weight_decay` compiles it of all `var_names` that it is given.
+    `exclude_from_weight_decay` compiles it from all its `var_names`.
     """
     return getattr(optimizer, "_exclude_from_weight_decay_pattern", None)
 
 
 def check_known(optimizer, variables):
-    """Refuses variables that the optimizer was not built for."""
+    """Raises a `ValueError` for variables that the optimizer was not built for."""
     for variable in variables:
         if not is_known(optimizer, variable):
             # Keras's own words, without the value: in a `tf.function` there is none.
@@ -438,7 +439,7 @@ def check_known(optimizer, variables):
 
 
 def check_takes_shards(optimizer):
-    """Refuses an optimizer that would take the norm of a shard for a tensor's."""
+    """Raises an error for an optimizer that would clip by the norms of shards."""
     for clipping in stepping(optimizer):
         if clipping.clipnorm or clipping.global_clipnorm:
             raise ValueError(
@@ -451,7 +452,7 @@ def check_takes_shards(optimizer):
 
 
 def uses_weight_decay(optimizer, variable):
-    """Whether the variable decays, or `exclude_from_weight_decay` has excluded it."""
+    """Whether the variable decays; False if `exclude_from_weight_decay` excluded it."""
     return optimizer._use_weight_decay(as_stepped(variable))
 
 

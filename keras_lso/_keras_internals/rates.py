@@ -1,7 +1,8 @@
 """Learning rates and other coefficients of a step, which have to be finite.
 
-A step that multiplied by one that is not would make every weight inf or NaN, whatever
-the gradients are. It is skipped; the loss scale, which cannot help, stays as it is.
+A step that multiplied by an inf or a NaN would make every weight inf or NaN, whatever
+the gradients are. Such a step is skipped. The loss scale cannot help, and stays as it
+is.
 """
 
 import math
@@ -23,7 +24,7 @@ from keras_lso._keras_internals.variables import read
 
 
 def rate_given_to(optimizer):
-    """Returns what was set as the learning rate: variable, schedule or callable."""
+    """Returns the learning rate as it was set: a variable, schedule or callable."""
     return optimizer._learning_rate
 
 
@@ -43,10 +44,11 @@ def rate_of(optimizer):
 
 
 def _rate_in_step(optimizer):
-    """Returns the rate as a step multiplies by it.
+    """Returns the rate in the dtype in which a step multiplies by it.
 
-    Keras's optimizers cast it to the dtype of each weight: of a float16 one without a
-    master a rate above 65,504 makes inf. Those of this package multiply in float32.
+    Keras's optimizers cast the rate to the dtype of each weight. For a float16 weight
+    without a master, a rate above 65,504 becomes inf. The optimizers of this package
+    multiply in float32.
     """
     rate = rate_of(optimizer)
     casts = steps_in_dtype_of_variables(optimizer)
@@ -59,7 +61,7 @@ def rates_of(optimizers, have_float16):
     """Returns the learning rates that the next step may multiply by, a list of tensors.
 
     Args:
-        optimizers: List of optimizers that step at a rate of their own.
+        optimizers: List of optimizers that each have a learning rate.
         have_float16: Bool. Whether one of them may train a float16 variable.
     """
     rate_in_step = _rate_in_step if have_float16 else rate_of
@@ -78,9 +80,10 @@ def rates_of(optimizers, have_float16):
 
 
 def updates_of(optimizer):
-    """Returns how often the optimizer has updated its variables, an integer tensor.
+    """Returns the number of times the optimizer has updated its variables, a tensor.
 
-    That is `optimizer.iterations`; with accumulation without its copy to the device.
+    It is the integer `optimizer.iterations`, which with accumulation makes a copy to
+    the device. This function does not.
     """
     steps = read(optimizer._iterations)
     count = optimizer.gradient_accumulation_steps
@@ -94,7 +97,7 @@ _GIVEN = ("weight_decay", "clipnorm", "global_clipnorm", "clipvalue")
 class Hyperparameters:
     """The numbers that optimizers multiply or divide by, and that users may change.
 
-    That is each public number of an optimizer. One of a user's own class may be
+    They are the public numbers of an optimizer. In a user's own class, a number may be
     infinite from the start, so as to limit nothing.
 
     Args:
@@ -105,10 +108,11 @@ class Hyperparameters:
         self._names = [(o, _numbers_of(o)) for o in optimizers]
 
     def stray(self):
-        """Returns name and value of a number with which no step can be taken.
+        """Returns the name and value of a number with which no step can be taken.
 
-        That is one that is not finite, of those that the host knows (learning rates are
-        tensors), or a `loss_scale_factor`. None if there is none.
+        The number is not finite, or is a `loss_scale_factor`. Only numbers that the
+        host knows are checked, and learning rates are tensors. Returns None if there is
+        no such number.
         """
         for optimizer, names in self._names:
             state = vars(optimizer)
@@ -141,11 +145,11 @@ def _numbers_of(optimizer):
     return list(dict.fromkeys([*_GIVEN, *found]))
 
 
-# --- The words for them --------------------------------------------------------------
+# --- Messages about them -------------------------------------------------------------
 
 
 def check_no_own_scale(name, value):
-    """Refuses a `loss_scale_factor` that was set since the optimizer was wrapped."""
+    """Raises an error for a `loss_scale_factor` that was set after the wrapping."""
     if name == "loss_scale_factor":
         raise ValueError(
             f"The inner optimizer has loss_scale_factor={value}, by which it would "
@@ -156,14 +160,14 @@ def check_no_own_scale(name, value):
 
 
 def why_skipped(optimizer, hyperparameters=None):
-    """Says which coefficient of an optimizer is not finite; None if all are now.
+    """Returns a message about a coefficient that is not finite; None if all are.
 
     It reads the learning rates from the device.
 
     Args:
         optimizer: The optimizer.
-        hyperparameters: `Hyperparameters` of all that are in it. Defaults to those that
-            it has now.
+        hyperparameters: `Hyperparameters` of all optimizers in it. Defaults to those
+            that they have now.
     """
     optimizers = optimizers_in(optimizer)
     found = (hyperparameters or Hyperparameters(optimizers)).stray()

@@ -1,4 +1,4 @@
-"""`RuleOptimizer`: the base of our own optimizers, whose step is a rule."""
+"""`RuleOptimizer`: the base of this package's optimizers, whose step is a rule."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -25,9 +25,10 @@ from keras_lso._keras_internals.variables import is_found
 
 
 class RuleOptimizer(keras.optimizers.Optimizer):
-    """An optimizer of our own, whose step is a rule.
+    """An optimizer of this package, whose step is a rule.
 
-    A subclass has a rule (`rules.steps_by`), and the lists of slots that this names.
+    A subclass has a rule (`rules.steps_by`), and the lists of slots that the rule
+    names.
     """
 
     _casts_gradients = False  # See `dtypes_as_applied`.
@@ -37,7 +38,7 @@ class RuleOptimizer(keras.optimizers.Optimizer):
         raise NotImplementedError
 
     def _fused_step(self, grads, variables):
-        """Returns the step in one pass that updates these variables; None if none."""
+        """Returns the step that updates these variables in one pass, or None."""
         raise NotImplementedError
 
     def _may_decay(self, variable):
@@ -51,8 +52,8 @@ class RuleOptimizer(keras.optimizers.Optimizer):
     def _use_weight_decay(self, variable):
         """Whether a variable decays, by Keras's rules and by `_may_decay`.
 
-        Keras looks for names in that of what it is given, which on TensorFlow may be a
-        `tf.Variable`. Here it is the variable's own on each backend.
+        Keras searches the name of the argument, which on TensorFlow may be a
+        `tf.Variable`. This method searches the variable's own name on each backend.
         """
         index = self._get_variable_index(variable)
         own, names = self._trainable_variables[index], names_excluded_by(self)

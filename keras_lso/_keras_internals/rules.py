@@ -1,7 +1,7 @@
-"""The rules of Keras's optimizers, one class each, and which optimizer has which.
+"""The rules of Keras's optimizers, one class each, and the registry of rules.
 
-A class says all that the step of an optimizer is: its formula, the class of Keras that
-it is the step of, where that keeps the slots, and how the coefficients are made. See
+A class defines the whole step of an optimizer: its formula, the Keras class that steps
+by it, the attributes in which that class keeps the slots, and the coefficients. See
 `_backend/rule.py`. The formulas are Keras's own, in float32.
 """
 
@@ -31,14 +31,14 @@ from keras_lso._keras_internals.variables import is_overwritten, read
 
 # --- The registry -------------------------------------------------------------------
 
-# By the optimizer's class, which may have one for each of its forms.
+# Keyed by the optimizer's class, which may have a rule for each of its forms.
 _rules: dict[type, list[type[Rule]]] = {}
 
 
 def rule_of(*classes):
     """Returns a decorator that makes a class the rule of optimizers of these classes.
 
-    Not of those of their subclasses, which may do something else.
+    Their subclasses do not get the rule, since they may do something else.
     """
 
     def decorate(rule):
@@ -67,7 +67,7 @@ def registered_rules():
 
 @functools.cache
 def _rules_of(cls):
-    """Returns the rules of a class, by its public one if it is private."""
+    """Returns the rules of a class; for a private class, those of its public class."""
     return _rules.get(public_class(cls), [])
 
 
@@ -80,10 +80,10 @@ def registered_rule(optimizer):
 
 
 def inherited_rule(optimizer):
-    """Returns the rule of the optimizer's class, or of the nearest one above it.
+    """Returns the rule of the optimizer's class, or of the nearest base class.
 
-    A subclass may do more than the rule says, and has no fused step. It updates
-    variable by variable, by the rule and the slots that it inherits.
+    A subclass may do more than the rule, and has no fused step. It updates variable by
+    variable, by the rule and the slots that it inherits.
     """
     return next(
         rule
@@ -106,8 +106,8 @@ def number_of_update(optimizer, dtype="float32"):
 def fitting_rule(optimizer, variables):
     """Returns the rule that reproduces the optimizer's update of these variables.
 
-    Apart from gradient clipping, accumulation and averaging. None if the class is
-    unknown, or if a variable has a constraint.
+    The rule does not include gradient clipping, accumulation and averaging. Returns
+    None if the class is unknown, or if a variable has a constraint.
     """
     rule = registered_rule(optimizer)
     if rule is None or _does_more_than(rule, optimizer, variables):
@@ -119,9 +119,9 @@ def _does_more_than(rule, optimizer, variables):
     has_other_decay = not issubclass(rule, KerasRule)
     clips = [optimizer.clipnorm, optimizer.clipvalue, optimizer.global_clipnorm]
     return (
-        # The norms that such a rule takes are of gradients that have been clipped.
+        # Such a rule takes the norms of gradients that have been clipped.
         (any(clips) and rule.norms is not Norms.NONE)
-        # Set later: Keras's arguments exclude each other.
+        # Set after the constructor, whose arguments exclude each other.
         or sum(map(bool, clips)) > 1
         or (has_other_decay and optimizer.weight_decay is not None)
         or not all(_is_plain(v) for v in variables)
@@ -138,9 +138,9 @@ def _is_plain(variable):
 
 
 def optimizer_guards(optimizer):
-    """Returns what decides by which step an optimizer updates its variables.
+    """Returns the facts that decide by which step an optimizer updates its variables.
 
-    It changes with the hyperparameters that `fitting_rule` and the groups depend on,
+    They change with the hyperparameters that `fitting_rule` and the groups depend on,
     not with the coefficients of a rule.
     """
     state = vars(optimizer)
@@ -164,8 +164,8 @@ def optimizer_guards(optimizer):
 class KerasRule(Rule):
     """A formula of Keras's, with its decoupled decay.
 
-    `decay` is what Keras's optimizers call `weight_decay`, times the learning rate;
-    None if there is none. A variable is in the group True if it decays.
+    `decay` is the `weight_decay` of Keras's optimizers times the learning rate; None
+    if there is none. A variable is in the group True if it decays.
 
     ```python
     w = w - decay * w                                   # before the step
@@ -338,7 +338,7 @@ class Nadam(KerasRule):
         this, following = (
             optimizer.beta_1 * (1 - 0.5 * 0.96**number) for number in (step, step + 1)
         )
-        # Keras has made it a variable that is trained.
+        # Keras has made the product a trainable variable.
         product = ops.stop_gradient(read(optimizer._u_product))
         return cls(
             learning_rate,
@@ -362,7 +362,7 @@ class Nadam(KerasRule):
         return self.product * self.next_momentum
 
     def __call__(self, xp, select, g, w, m, v, norms=None):
-        # As Keras has it. In float32 `1 - beta` is rounded.
+        # As in Keras. In float32 `1 - beta` is rounded.
         beta_1, beta_2 = (xp.cast(b, g.dtype) for b in (self.beta_1, self.beta_2))
         m = select(xp.average(m, g, beta_1), m)
         v = select(xp.average(v, xp.square(g), beta_2), v)
@@ -440,7 +440,7 @@ class Lion(KerasRule):
 @rule_of(keras.optimizers.RMSprop)
 @dataclass(frozen=True)
 class RMSprop(KerasRule):
-    """As `keras.optimizers.RMSprop`, neither centered nor with momentum.
+    """RMSprop as in `keras.optimizers.RMSprop`, neither centered nor with momentum.
 
     ```python
     v = rho * v + (1 - rho) * g**2
@@ -470,7 +470,7 @@ class RMSprop(KerasRule):
 @rule_of(keras.optimizers.Adagrad)
 @dataclass(frozen=True)
 class Adagrad(KerasRule):
-    """As `keras.optimizers.Adagrad`.
+    """Adagrad, as in `keras.optimizers.Adagrad`.
 
     ```python
     v = v + g**2

@@ -1,8 +1,8 @@
 """The three points of schedule-free training: `x`, `y` and `z`.
 
-Keras's `ScheduleFreeAdamW` holds `z`, to which gradients are applied, as its slots, and
-`y`, at which gradients are taken, as the weights. It keeps no `x`, the average of the
-`z` so far, which is what the training is for:
+Keras's `ScheduleFreeAdamW` applies gradients to `z`, which are its slots. It takes
+gradients at `y`, which are the weights. It does not keep `x`, the average of the `z` so
+far, which is the result of the training:
 
 ```python
 y = (1 - beta_1) * z + beta_1 * x
@@ -24,10 +24,10 @@ from keras_lso._keras_internals.optimizers import (
 
 
 class Point(NamedTuple):
-    """Where a variable is.
+    """The points of a variable.
 
     Attributes:
-        variable: What is trained. It holds `y`.
+        variable: The trained variable, which holds `y`.
         z: Variable.
         beta_1: Float, the share of `x` in `y`.
     """
@@ -37,9 +37,9 @@ class Point(NamedTuple):
     beta_1: float
 
     def average(self) -> Any:
-        """Returns `x` of the `y` that the variable holds, a tensor.
+        """Returns `x`, computed from the `y` that the variable holds, a tensor.
 
-        In float32 at least: a difference of two numbers that are close.
+        It is computed in float32 or wider, since it is a difference of close numbers.
         """
         y, z = backend.in_float32(self.variable), backend.in_float32(self.z)
         x = (y - (1 - self.beta_1) * z) / self.beta_1
@@ -47,8 +47,8 @@ class Point(NamedTuple):
 
 
 def schedule_free_in(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
-    """Returns those of the optimizers that step which are schedule-free, a list."""
-    # Keras 3.12 has none.
+    """Returns the schedule-free optimizers among those that step, a list."""
+    # Keras 3.12 has no such class.
     cls = getattr(keras.optimizers, "ScheduleFreeAdamW", None)
     return [o for o in stepping(optimizer) if cls is not None and isinstance(o, cls)]
 
@@ -56,7 +56,8 @@ def schedule_free_in(optimizer: keras.Optimizer) -> list[keras.Optimizer]:
 def points_of(optimizer: keras.Optimizer) -> list[Point]:
     """Returns the `Point` of each variable that is trained schedule-free.
 
-    None before the first step that is applied: there all three points are one.
+    An optimizer has no point before its first applied step, when `x`, `y` and `z` are
+    equal.
     """
     return [
         Point(v, one._momentums[index_of(one, v)], float(one.beta_1))

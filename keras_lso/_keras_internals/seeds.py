@@ -1,6 +1,6 @@
-"""The generator of seeds that Keras draws from where a caller gives none.
+"""The generator from which Keras draws a seed if a caller gives none.
 
-It is apart, since it belongs to no layer and no model.
+It has its own module, since it belongs to no layer and no model.
 """
 
 import contextlib
@@ -9,15 +9,16 @@ import random
 from keras import ops
 from keras.src.backend.common import global_state
 
-# What Keras's `global_seed_generator` looks up.
+# The name that Keras's `global_seed_generator` looks up.
 GLOBAL_SEED_GENERATOR = "global_seed_generator"
 
 
 @contextlib.contextmanager
 def global_seed_kept():
-    """Restores the global `SeedGenerator`, and that there was none.
+    """Restores the global `SeedGenerator`, or its absence.
 
-    And the state of Python's `random`, of which Keras draws the seeds of generators.
+    Also restores the state of Python's `random`, from which Keras draws the seeds of
+    generators.
     """
     state = random.getstate()
     generator = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)

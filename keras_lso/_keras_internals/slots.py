@@ -9,7 +9,7 @@ from keras_lso._keras_internals.variables import flat_path
 def slots_of(optimizer):
     """Returns the optimizer's slots under the names that tf.keras gave them.
 
-    Those of an optimizer that tf.keras did not have keep the names of Keras 3.
+    The slots of an optimizer that tf.keras did not have keep the names of Keras 3.
 
     Args:
         optimizer: A built optimizer that wraps no other.
@@ -28,7 +28,7 @@ def slots_of(optimizer):
 
 
 def _slots_of_members(optimizer):
-    """Returns the slots of a `MultiOptimizer`, each variable's from its own."""
+    """Returns the slots of a `MultiOptimizer`, from the member of each variable."""
     found: dict[str, list] = {}
     for member in members_of(optimizer):
         trained = member._trainable_variables
@@ -51,8 +51,8 @@ def _slot_attributes(optimizer):
 def _slots_in_order(optimizer):
     """Returns the slots in the order in which tf.keras created them.
 
-    Those of one name came before those of the next; Keras 3 goes from variable to
-    variable.
+    tf.keras created all slots of one name before the slots of the next name. Keras 3
+    goes from variable to variable.
     """
     if _slot_attributes(optimizer) is None:
         return []
@@ -66,12 +66,12 @@ def _slots_in_order(optimizer):
 
 
 def _slots_by_name(optimizer):
-    """Returns those slots that are called `<path of the variable>_<slot>`."""
+    """Returns the slots that are named `<path of the variable>_<slot>`."""
     trained = optimizer._trainable_variables
     found: dict[str, list] = {}
     prefixes = [flat_path(v) + "_" for v in trained]
     for slot in optimizer.variables:
-        # The longest: `w_1_momentum` is the slot of `w_1`, not of `w`.
+        # The longest prefix: `w_1_momentum` is the slot of `w_1`, not of `w`.
         prefix = max(filter(slot.name.startswith, prefixes), key=len, default=None)
         if prefix is None:
             continue
@@ -86,8 +86,8 @@ def _slots_by_name(optimizer):
 
 
 _ADAM_SLOTS = {"m": "_momentums", "v": "_velocities", "vhat": "_velocity_hats"}
-# What tf.keras called a slot, and the attribute that Keras 3 keeps it in. Our own
-# optimizers say so in a `_tf_keras_slots` of the class.
+# From a slot's name in tf.keras to the attribute in which Keras 3 keeps it. For the
+# optimizers of this package, the class has them in `_tf_keras_slots`.
 _TF_KERAS_SLOTS = {
     keras.optimizers.SGD: {"momentum": "momentums"},
     keras.optimizers.Adam: _ADAM_SLOTS,
@@ -117,7 +117,7 @@ def weights_of(optimizer):
     kept = [v for v in optimizer.variables if id(v) not in rates]
     in_order = _slots_in_order(optimizer)
     of_slots = {id(v) for v in in_order}
-    # What Keras creates before the slots (averages, accumulators) stays before them.
+    # Variables that Keras creates before the slots (averages, accumulators) stay there.
     first = next((i for i, v in enumerate(kept) if id(v) in of_slots), len(kept))
     others = [v for v in kept[first:] if id(v) not in of_slots]
     return kept[:first] + in_order + others

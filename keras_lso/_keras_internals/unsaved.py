@@ -1,4 +1,4 @@
-"""What Keras's `LossScaleOptimizer` leaves out when it saves the optimizer inside."""
+"""The variables that Keras's `LossScaleOptimizer` does not save."""
 
 import keras
 import numpy as np
@@ -7,27 +7,27 @@ from keras import ops
 from keras_lso._keras_internals.optimizers import stepping
 from keras_lso._keras_internals.variables import path_of
 
-# From then on what Nadam multiplies its product by is `beta_1`, in float32.
+# From this step on, Nadam multiplies its product by `beta_1`, in float32.
 _STEPS_TO_CONSTANT = 1000
 
 
 def saved_by_keras(optimizer):
-    """Returns those variables of an optimizer that Keras's wrapper of it saves.
+    """Returns the variables of an optimizer that Keras's wrapper of it saves.
 
-    Keras's `LossScaleOptimizer` builds it with tracking off, so that a variable
-    which the optimizer just sets as an attribute does not count: Nadam's product of
-    momenta, or what Adafactor has in place of factors for vectors. What counts
-    comes from `add_variable`, which puts it under the optimizer's name.
+    Keras's `LossScaleOptimizer` builds the optimizer with tracking off. It does not
+    save variables that the optimizer only sets as attributes: Nadam's product of
+    momenta, and the variables that Adafactor has in place of factors for vectors. It
+    saves variables from `add_variable`, whose paths have the optimizer's name.
     """
     names = {o.name for o in stepping(optimizer)}
     return [v for v in optimizer.variables if _scope(v) in names]
 
 
 def restore_unsaved(optimizer, loaded):
-    """Computes what a file does not hold from the count of steps, which it does.
+    """Computes the variables that a file does not hold from the count of steps.
 
-    That is Nadam's product of momenta. Begun again at 1, as Keras begins it, it
-    makes the next steps several times too large.
+    The only one is Nadam's product of momenta. If it restarted at 1, as Keras starts
+    it, the next steps would be several times too large.
 
     Args:
         optimizer: The optimizer. It may wrap others.
@@ -43,9 +43,9 @@ def restore_unsaved(optimizer, loaded):
 
 
 def nadam_product(optimizer, steps):
-    """Returns Nadam's product of momenta after as many steps.
+    """Returns Nadam's product of momenta after so many steps.
 
-    As Keras multiplies it up, in float32.
+    It is multiplied in float32, as in Keras.
     """
     beta_1 = np.float32(optimizer.beta_1)
     product = np.float32(1.0)

@@ -1,4 +1,4 @@
-"""Keras's variables, and TensorFlow's own where Keras takes them."""
+"""Keras's variables, and TensorFlow's own where Keras accepts them."""
 
 import contextlib
 import operator
@@ -16,13 +16,13 @@ register_tree_node = register_tree_node_class
 
 
 def storage_of(variables):
-    """Returns what a fused step changes: on PyTorch the tensors behind the variables.
+    """Returns the storage that a fused step changes: on PyTorch, variables' tensors.
 
-    Of a list of variables, or of tuples of variables, as slots are.
+    `variables` is a list of variables, or of tuples of variables, as slots are.
 
-    `variable.value` asks about scopes each time, which for a thousand variables takes
-    longer than the step. In a `StatelessScope` what may be changed are copies: the
-    values there belong to the caller.
+    `variable.value` checks for scopes each time, which for a thousand variables takes
+    longer than the step. In a `StatelessScope` the storage is copies, since the values
+    there belong to the caller.
     """
     if not backend.UPDATES_IN_PLACE:
         return variables
@@ -36,9 +36,10 @@ _tensor_of = operator.attrgetter("_value")
 
 
 def live_storage_of(variables):
-    """Returns what `Framework.copies_of` takes: on PyTorch tensors, but in a scope.
+    """Returns the storage that `Framework.copies_of` takes: on PyTorch, tensors.
 
-    In a `StatelessScope` the variables themselves, which stand for the scope's values.
+    In a `StatelessScope` it is the variables themselves, which then have the scope's
+    values.
 
     Args:
         variables: List of variables, and on PyTorch of a `Buffer` for each buffer.
@@ -51,12 +52,12 @@ def live_storage_of(variables):
 def hold(variables, storage, chunks):
     """Whether the variables themselves hold the tensors that `storage_of` returned.
 
-    In a `StatelessScope` they do not, and `storage_of` would copy what they stand for.
+    In a `StatelessScope` they do not, and `storage_of` would copy the scope's values.
 
     Args:
         variables: List of variables.
-        storage: What `storage_of` returned for them.
-        chunks: What `Framework.chunked` returned for a step that changes it.
+        storage: The result of `storage_of` for them.
+        chunks: The result of `Framework.chunked` for a step that changes the storage.
     """
     if backend.UPDATES_IN_PLACE:
         if in_stateless_scope():
@@ -67,8 +68,8 @@ def hold(variables, storage, chunks):
     return chunks is None or chunks.holds()
 
 
-# Keras asks about scopes, devices and dtypes at each reading and assignment. For the
-# scalars of a step that takes longer than the arithmetic on them.
+# Keras checks scopes, devices and dtypes at each read and assignment. For the scalars
+# of a step, that takes longer than the arithmetic.
 
 
 def read(variable):
@@ -87,24 +88,25 @@ def assign(variable, value):
 
 
 def have_values(variables):
-    """Whether all variables hold values, which Keras's trainer on JAX takes away.
+    """Whether all variables hold values.
 
-    It brings them back at the end of an epoch.
+    Keras's trainer on JAX takes the values away, and returns them at the end of an
+    epoch.
     """
     return all(_tensor_of(variable) is not None for variable in variables)
 
 
 def key_of(variable):
-    """Returns a hashable that variables which change together have in common."""
+    """Returns a hashable that is equal for variables that change together."""
     shared = backend.VALUES_ARE_SHARED
     return id(getattr(variable, "_value", variable) if shared else variable)
 
 
 def variable_guards(variables):
-    """Returns what of variables decides how they are trained, comparable by `==`."""
+    """Returns the traits of variables that decide their training, for `==`."""
     try:
         return list(map(_traits, variables))
-    except AttributeError:  # One of TensorFlow's own, which has neither.
+    except AttributeError:  # A `tf.Variable` has neither.
         return [None for _ in variables]
 
 
@@ -122,10 +124,10 @@ def _copy_in_scope(variable):
 
 
 def own_in_scope(variables):
-    """Gives variables copies of what they hold, if that belongs to a `StatelessScope`.
+    """Gives variables copies of their values, if these belong to a `StatelessScope`.
 
-    On PyTorch Keras's optimizers write the tensors that they find, which in a scope are
-    the caller's.
+    On PyTorch, Keras's optimizers write the tensors of variables, which in a scope
+    belong to the caller.
     """
     if backend.STEPS_WRITE_TENSORS and in_stateless_scope():
         for variable in variables:
@@ -145,31 +147,31 @@ def memory_for(variables):
 
 
 def release(variables):
-    """Takes the memory of variables that stand for others; see `memory_for`."""
+    """Frees the memory of stand-ins; see `memory_for`."""
     held = backend.without_memory(tensors_of(variables))
     for variable, value in zip(variables, held, strict=True):
         variable._value = value
 
 
 def as_stepped(variable):
-    """Returns what Keras's steps know a variable by, whose name they look at.
+    """Returns the object for a variable whose name Keras's steps use.
 
-    On TensorFlow the `tf.Variable` behind it, which has the path for its name.
+    On TensorFlow it is the `tf.Variable` behind the variable. Its name is the path.
     """
     behind = getattr(variable, "_value", None)
     return behind if backend.is_variable(behind) else variable
 
 
 def layers_of(layer):
-    """Returns the layer and all that it is made of, at any depth."""
+    """Returns the layer and its sublayers at any depth."""
     return layer._flatten_layers()
 
 
 def copy_of(variable, dtype):
-    """Returns a new variable with another dtype, and all else like `variable`.
+    """Returns a new variable like `variable`, apart from its dtype.
 
-    It carries the same name and path, by which patterns exclude variables and pick
-    their optimizer, and the same constraint and layout.
+    It has the same name and path, by which patterns exclude variables and select their
+    optimizer. It also has the same constraint and layout.
     """
     copy = _like(variable, dtype, ops.cast, variable.trainable)
     copy.constraint = variable.constraint
@@ -182,7 +184,7 @@ def zeros_of(variable, dtype):
 
 
 def _like(variable, dtype, values_of, trainable):
-    # TensorFlow's own variables have neither a path nor Keras's words for this.
+    # TensorFlow's own variables have neither a path nor Keras's names of aggregations.
     aggregation = getattr(variable.aggregation, "name", variable.aggregation).lower()
     with backend.outside_of_functions(like=variable):
         copy = keras.Variable(
@@ -198,14 +200,14 @@ def _like(variable, dtype, values_of, trainable):
     return copy
 
 
-# Bits behind the point.
+# The bits of the mantissa.
 _DIGITS = {"float64": 52, "float32": 23, "float16": 10, "bfloat16": 7}
 
 
 def check_not_narrowed(variables):
-    """Refuses variables whose tensors have fewer digits than they were made with.
+    """Raises an error for variables whose tensors were cast to fewer digits.
 
-    `module.half()` casts the parameters of a PyTorch module where they are.
+    `module.half()` casts the parameters of a PyTorch module in place.
     """
     if not backend.STEPS_WRITE_TENSORS:
         return
@@ -230,8 +232,8 @@ def path_matches(variable, patterns):
 def is_found(pattern, name):
     """Whether a regular expression is found in a name, without or with its end `":0"`.
 
-    All names of TensorFlow end so, and patterns were written for them. For a pattern
-    that has no colon it would be in the way: `"0$"` would be found in each name.
+    All names of TensorFlow end so, and patterns were written for them. A pattern
+    without a colon must not see that end: `"0$"` would be found in each name.
     """
     name = name.removesuffix(":0")
     if re.search(pattern, name):
@@ -241,17 +243,17 @@ def is_found(pattern, name):
 
 
 def with_and_without_end(patterns):
-    """Returns patterns, and those that end with `":0"` without that end as well.
+    """Returns patterns; adds those that end with `":0"` without that end.
 
-    For Keras's optimizers, which on TensorFlow search names with it, and elsewhere
-    names without.
+    Keras's optimizers search names with that end on TensorFlow, and without it
+    elsewhere.
     """
     without = [re.sub(r":0\$?(?=$|[|)])", "$", pattern) for pattern in patterns]
     return list(dict.fromkeys([*patterns, *without]))
 
 
 def path_of(variable):
-    """Returns the variable's path, of a bare `tf.Variable` its name."""
+    """Returns the variable's path, or the name of a bare `tf.Variable`."""
     return getattr(variable, "path", variable.name)
 
 
@@ -270,5 +272,5 @@ def overwritten(variables):
 
 
 def flat_path(variable):
-    """Returns the variable's path, as names of slots start with it."""
+    """Returns the variable's path in the form in which names of slots start with it."""
     return path_of(variable).replace("/", "_").replace(":", "_")

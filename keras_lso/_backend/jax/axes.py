@@ -1,9 +1,9 @@
-"""Named axes: those of `jax.shard_map`, of `jax.pmap` and of `jax.vmap`.
+"""The named axes of `jax.shard_map`, `jax.pmap` and `jax.vmap`.
 
 In `jax.shard_map` the type of a value has the axes over which it varies. A value that
-varies over an axis is a shard: flags, norms and magnitudes are reduced over that axis.
-With `check_vma=False`, and in `jax.pmap`, types do not have them; averaged gradients
-are then assumed to be equal on all devices.
+varies over an axis is a shard. Flags, norms and magnitudes are reduced over that axis.
+With `check_vma=False`, and in `jax.pmap`, types do not have the axes. Averaged
+gradients are then assumed to be equal on all devices.
 """
 
 import jax
@@ -12,7 +12,7 @@ from jax.experimental import sparse
 
 
 def varying_axes(*values):
-    """Returns the tuple of the names of the axes over which one of these may vary."""
+    """Returns a tuple of the names of axes over which one of the values may vary."""
     # JAX before 0.6 has no such types.
     typeof = getattr(jax, "typeof", None)
     if typeof is None:
@@ -20,7 +20,7 @@ def varying_axes(*values):
     names: set = set()
     for value in values:
         kind = typeof(value.data if isinstance(value, sparse.BCOO) else value)
-        # In JAX 0.10 it is an attribute of its own.
+        # In JAX 0.10 the axes are in a separate attribute.
         kind = getattr(kind, "manual_axis_type", kind)
         names.update(getattr(kind, "varying", ()), getattr(kind, "vma", ()))
     return tuple(sorted(names, key=str))
@@ -39,9 +39,9 @@ def max_over_shards(value):
 
 
 def first_place(value):
-    """Returns the place of a shard's first element, if it was sharded by rows.
+    """Returns the place of a shard's first element, as if it were sharded by rows.
 
-    The type of a shard does not say by which dimension it is.
+    The type of a shard does not tell along which dimension it is sharded.
     """
     place = 0
     for axis in varying_axes(value):
@@ -50,7 +50,7 @@ def first_place(value):
 
 
 def mean_over(axis_name, grad):
-    """Returns the mean over an axis of a gradient that is not averaged yet."""
+    """Returns the mean, over an axis, of a gradient that is not yet averaged."""
     if _tells(axis_name) and set(_names(axis_name)) - set(varying_axes(grad)):
         raise ValueError(
             "A gradient is the same on all devices of the axis already: leave "
@@ -64,7 +64,7 @@ def mean_over(axis_name, grad):
 
 
 def check_axis_is_bound(axis_name):
-    """Refuses an axis that is not bound here."""
+    """Raises a `ValueError` for an axis that is not bound here."""
     try:
         # A constant needs no communication.
         jax.lax.psum(1, axis_name)

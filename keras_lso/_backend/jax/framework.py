@@ -40,7 +40,7 @@ class JAX(Framework):
     def fused_step_takes(self, rule, targets, gradients):
         """Whether the rule has norms, which then need not be computed twice.
 
-        `run_if` is a select on JAX, which XLA fuses into any optimizer's update: no
+        On JAX `run_if` is a select, which XLA fuses into any optimizer's update. So no
         other rule is faster than the optimizer itself.
         """
         return (
@@ -55,8 +55,9 @@ class JAX(Framework):
 
         A `jax.lax.cond` would copy the state through its branches. Here the step always
         runs, and each write is a select between the new value and the old one, which
-        XLA fuses into the update. What the step reads back is masked already: it never
-        needs an old value next to the new one, and all stays in place.
+        XLA fuses into the update. The values that the step reads back are already
+        masked. So it never needs an old value together with the new one, and all
+        updates stay in place.
         """
         with _MaskedWrites(finite) as scope:
             step(grads)
@@ -71,7 +72,7 @@ class JAX(Framework):
 
     @contextlib.contextmanager
     def memory_for(self, variables):
-        """See `Framework.memory_for`: the values are in a scope."""
+        """See `Framework.memory_for`. A scope holds the values."""
         if not variables:
             yield
             return
@@ -84,7 +85,7 @@ class JAX(Framework):
         return [None] * len(values)
 
     def known(self, tensor):
-        """See `Framework.known`: outside compiled functions, on one CPU."""
+        """See `Framework.known`. Reads only on one CPU, outside compiled functions."""
         if _any_tracer(tensor):
             return None
         devices = jnp.asarray(tensor).devices()
@@ -97,7 +98,7 @@ class JAX(Framework):
         return super().to_host(value)
 
     def steppable(self, grads):
-        """See `Framework.steppable`: on one CPU, in the order of the variables."""
+        """See `Framework.steppable`. On one CPU, keeps the order of the variables."""
         if KERNELS == "generic" or not jax_measure.is_on_one_cpu():
             return grads
         return jax_layouts.in_row_major_order(grads)
@@ -112,8 +113,8 @@ class JAX(Framework):
             return sparse.BCOO(
                 (fn(grad.data), grad.indices),
                 shape=grad.shape,
-                # Under `jit` Keras's Adam squares a gradient only if each row is there
-                # once, and says so.
+                # Under `jit` Keras's Adam squares a gradient only if it is marked as
+                # having each row once.
                 unique_indices=grad.unique_indices,
                 indices_sorted=grad.indices_sorted,
             )
@@ -125,8 +126,8 @@ class JAX(Framework):
     def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
         """See `Framework.compute_gradients`.
 
-        JAX differentiates with respect to arguments: variables that `loss_fn` creates
-        take a first run.
+        JAX differentiates with respect to arguments. So a `loss_fn` that creates
+        variables needs a first run.
         """
         autodiff.refuse_tape(tape)
         if callable(variables):
@@ -170,7 +171,7 @@ class JAX(Framework):
         )
 
     def check_axis_name(self, axis_name):
-        """Nothing yet: `reduce_gradients` checks that the axis is bound."""
+        """Does nothing: `reduce_gradients` checks that the axis is bound."""
 
     def reduce_gradients(self, grads, axis_name=None):
         if axis_name is None:
@@ -188,7 +189,7 @@ class JAX(Framework):
         return [f"{device.platform}:{device.id}" for device in jax.devices()]
 
     def hardware_of(self, value):
-        """See `Framework.hardware_of`. ROCm has names there, such as `"gfx90a"`."""
+        """See `Framework.hardware_of`. ROCm has names, such as `"gfx90a"`."""
         device = min(value.devices(), key=lambda device: device.id)
         if device.platform in ("cpu", "tpu"):
             return device.platform
@@ -197,7 +198,7 @@ class JAX(Framework):
 
 
 def trained_variables(loss_fn):
-    """See `autodiff.trained_variables`: nothing is computed."""
+    """See `autodiff.trained_variables`. Computes nothing."""
     # Abstract values are enough to record what is read.
     return autodiff.trained_variables(
         lambda: ops.convert_to_tensor(loss_fn()), jax.eval_shape
@@ -217,11 +218,11 @@ class _MaskedWrites(autodiff.RecordingScope):
 
 
 class _StandIns(autodiff.RecordingScope):
-    """A scope in which some variables have values; the others are those around it.
+    """A scope that holds the values of some variables, and passes on the others.
 
     Attributes:
-        written: Dict of the other variables that were written, where no scope is around
-            it.
+        written: Dict of the other variables that were written, if no scope is around
+            this one.
     """
 
     def __init__(self, variables):
@@ -234,7 +235,7 @@ class _StandIns(autodiff.RecordingScope):
         elif self.original_scope is None:
             super().add_update(update)
         else:
-            # At once, so that it is masked before it is read back.
+            # Immediately, so that the value is masked before it is read back.
             self.original_scope.add_update(update)
 
 

@@ -28,16 +28,18 @@ def measure(
 ):
     """See `Framework.measure`.
 
-    On a CPU a finite sum of squares proves finite elements, at a third of the cost of
-    `isfinite`, and so does a norm that a rule takes anyway. A sum that is not finite
-    proves nothing (1e20 squared is inf), nor does any if unscaling enlarges the
-    gradients: then every element is checked. XLA adds up the gradients three times as
-    fast as their products, so that a norm of the gradient alone is unscaled afterwards.
+    On a CPU, a finite sum of squares proves that all elements are finite, at a third of
+    the cost of `isfinite`. A finite norm that a rule takes anyway proves it too. A sum
+    that is not finite proves nothing: 1e20 squared is inf. Nor is there a proof if
+    unscaling enlarges the gradients. Without a proof, every element is checked. XLA
+    adds up the gradients three times as fast as their products, so that a norm of the
+    gradient alone is unscaled afterwards.
 
-    The reference serves better on an accelerator, where one read is the whole cost and
-    the host would take the branch, and on several devices, where XLA would gather a
-    tensor to concatenate it with others or to pass it to a branch. It reduces each
-    tensor to scalars on its own, and XLA combines these into one reduction.
+    The reference is better on an accelerator and on several devices. On an accelerator,
+    one read is the whole cost, and the host would take the branch. On several devices,
+    XLA would gather a tensor to concatenate it with others or to pass it to a branch.
+    The reference reduces each tensor to scalars separately, and XLA combines these into
+    one reduction.
     """
     values = [jnp.asarray(framework.elements_of(g)) for g in grads]
     if not is_on_one_cpu() or varying_axes(*values):
@@ -47,7 +49,7 @@ def measure(
     inv_scale = jnp.asarray(inv_scale, "float32")
     total = None
     if norm:
-        # No norms of rules: they would be those of the gradients before the clip.
+        # No norms of rules, since they would be of the gradients before clipping.
         norms, packs = None, [in_float32(v) for v in pack(values)]
         total = norm_of_all(list(map(framework.l2_norm, packs))) * inv_scale
         finite = jnp.isfinite(jnp.square(total))
@@ -77,7 +79,7 @@ def _is_on_cpu():
 
 
 def _check(values, norms, inv_scale):
-    """Whether all are finite, as finite norms or sums prove."""
+    """Whether all values are finite, as finite norms or sums prove."""
     unproven = [v for v, n in zip(values, norms, strict=True) if n is None]
     proofs = [_proof(v) for v in pack(unproven)]
     proofs += [jnp.isfinite(n[0]) for n in norms if n is not None]
@@ -91,14 +93,14 @@ def _check(values, norms, inv_scale):
 
 
 def _proof(values):
-    """Returns a boolean: True proves that all are finite."""
+    """Returns a boolean. True proves that all values are finite."""
     if values.dtype == "float16":
-        # For a sum XLA would write them in float32: four times as slow.
+        # For a sum, XLA would write the values in float32: four times as slow.
         return jnp.isfinite(values).all()
     return jnp.isfinite(jnp.sum(jnp.square(values.astype("float32"))))
 
 
-# Functions of the module: outside `jax.jit`, a `cond` of new functions is recompiled.
+# At module level, since outside `jax.jit` a `cond` of new functions is recompiled.
 
 
 def _true(values, inv_scale):
@@ -113,7 +115,7 @@ def _all_finite(values, inv_scale):
 
 
 def _check_by_norms(framework, values, inv_scale):
-    """Returns whether all are finite, and the norms of the unscaled gradients."""
+    """Returns whether all values are finite, and the norms of unscaled gradients."""
     values = [in_float32(v) for v in values]
     norms = [framework.l2_norm(v) for v in values]
     return jax.lax.cond(
@@ -126,8 +128,8 @@ def _check_by_norms(framework, values, inv_scale):
     )
 
 
-# Norms are returned as scalars: if they are slices of one tensor, XLA takes four times
-# as long to compile what reads them.
+# Norms are returned as scalars. If they are slices of one tensor, XLA takes four times
+# as long to compile the code that reads them.
 
 
 def _unscaled_norms(norms, values, inv_scale):

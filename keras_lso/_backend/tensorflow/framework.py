@@ -14,12 +14,12 @@ from keras_lso._backend.tensorflow.kernels import KERNELS
 from keras_lso._backend.tensorflow.measure import in_xla, replica_context
 from keras_lso._backend.tensors import as_real, in_float32, map_by_dtype
 
-# In a `tf.function` AutoGraph rewrites the source of each function, as it does not with
-# Keras's own, and that takes several times as long as tracing them.
+# In a `tf.function` AutoGraph rewrites the source of each function that is not Keras's
+# own. That takes several times as long as tracing it.
 _not_converted = tf.autograph.experimental.do_not_convert
 
 # The strategies with a copy of each variable on each replica. A step that changes every
-# copy alike communicates nothing but the gradients.
+# copy alike communicates only the gradients.
 _MIRRORED = tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy
 
 
@@ -40,21 +40,21 @@ class TensorFlow(Framework):
     measure = _not_converted(tf_measure.measure)
 
     def known(self, tensor):
-        """See `Framework.known`: outside functions, on a CPU."""
+        """See `Framework.known`. Reads only on a CPU, outside functions."""
         # The device of a tensor in a graph is not known yet.
         if not tf.executing_eagerly():
             return None
-        # Keras takes a variable for a tensor.
+        # Keras accepts a variable as a tensor.
         tensor = tf.convert_to_tensor(tensor)
         return tensor.numpy().item() if "CPU" in tensor.device else None
 
     def run_if(self, finite, step, grads, state):
         """See `Framework.run_if`.
 
-        Optimizers write their variables by `merge_call`, in which the replicas
-        synchronise, and which is not allowed inside a `tf.cond`. So several replicas
-        synchronise first, and one `tf.cond` contains all of them. A single replica
-        steps in a context that merges at once.
+        Optimizers write their variables in a `merge_call`. It synchronises the
+        replicas, and is not allowed inside a `tf.cond`. So several replicas synchronise
+        first, and one `tf.cond` contains all of them. A single replica steps in a
+        context that merges immediately.
         """
         context = tf.distribute.get_replica_context()
         if context.num_replicas_in_sync == 1:
@@ -97,7 +97,7 @@ class TensorFlow(Framework):
 
         Under XLA a masked update stays in place, and a `tf.cond` would copy the state.
         Outside XLA there is a kernel for each rule. A replica steps on its own copies
-        of the variables: gradients and flag are the same on all replicas.
+        of the variables, since gradients and flag are the same on all replicas.
         """
         if in_xla():
             super().fused_step(rules, targets, grads, found, inv_scale)
@@ -142,9 +142,9 @@ class TensorFlow(Framework):
         return values
 
     def memory_for(self, variables):
-        """See `Framework.memory_for`: they have it from then on.
+        """See `Framework.memory_for`. The variables keep the memory from then on.
 
-        Under XLA the shape of what a variable holds cannot change.
+        Under XLA the shape of a variable's value cannot change.
         """
         with tf.init_scope():
             for variable in _tf_variables(variables):
@@ -164,12 +164,15 @@ class TensorFlow(Framework):
             _assign_here(v, tf.where(flag, tf.zeros_like(v), v))
 
     def copies_of(self, variables):
-        """The tensor that is read now: an assignment puts another in its place."""
+        """See `Framework.copies_of`. An assignment replaces the tensor that is read."""
         return [tf.convert_to_tensor(v) for v in _tf_variables(variables)]
 
     @_not_converted
     def restore(self, variables, values, flag):
-        """On this replica's copies. Whether to is the same on all replicas."""
+        """See `Framework.restore`. Writes this replica's copies.
+
+        `flag` is the same on all replicas.
+        """
 
         def restore():
             for v, value in zip(variables, values, strict=True):
@@ -189,8 +192,8 @@ class TensorFlow(Framework):
             for narrow in found:
                 _assign_here(narrow.kept, narrow.number(self))
 
-        # Without saturation: with a master above float16's largest number the branch is
-        # taken, and changes nothing.
+        # The cast does not saturate. With a master above the largest float16 the branch
+        # is taken, and changes nothing.
         are_in_step = [
             tf.reduce_all(tf.equal(tf.cast(n.kept, n.weight.dtype), n.weight))
             for n in found
@@ -239,13 +242,13 @@ class TensorFlow(Framework):
         scope = contextlib.nullcontext()
         if like is not None:
             [behind] = _tf_variables([like])
-            # It is taken as it is, since it ends with a slash or is empty.
+            # TensorFlow keeps this name, since it ends with a slash or is empty.
             scope = tf.name_scope("".join(behind.name.rpartition("/")[:2]))
         with tf.init_scope(), scope:
             yield
 
     def shown(self, data, show):
-        """Takes one batch out of an iterator, which a compiled function would do."""
+        """See `Framework.shown`. Takes one batch, before a compiled function would."""
         batch = next(data)
         show(batch)
         return iter(tf.data.Dataset.from_tensors(batch))
@@ -264,13 +267,13 @@ class TensorFlow(Framework):
         return not tf.executing_eagerly()
 
     def is_variable(self, value):
-        """Keras takes TensorFlow's own variables as well."""
+        """See `Framework.is_variable`. Keras accepts TensorFlow's own variables too."""
         return isinstance(value, keras.Variable | tf.Variable)
 
     def compute_gradients(self, loss_fn, variables, grad_loss=None, tape=None):
         with tape or tf.GradientTape() as tape:
             if not callable(variables):
-                # A tape watches only trainable variables on its own accord.
+                # By default, a tape watches only trainable variables.
                 tape.watch(_tf_variables(variables))
             loss = tf.convert_to_tensor(loss_fn())
         if callable(variables):
@@ -300,7 +303,7 @@ class TensorFlow(Framework):
         """See `Framework.as_gradient`.
 
         In Keras the parts of a sparse gradient may be tuples, whose shape TensorFlow
-        does not know: they become tensors as well.
+        does not know. They become tensors as well.
         """
         if isinstance(value, tf.IndexedSlices):
             parts = value.values, value.indices, value.dense_shape
@@ -327,7 +330,7 @@ class TensorFlow(Framework):
         return [device.name for device in tf.config.list_logical_devices()]
 
     def hardware_of(self, value):
-        """See `Framework.hardware_of`. ROCm says nothing of a compute capability."""
+        """See `Framework.hardware_of`. ROCm reports no compute capability."""
         device = tf.DeviceSpec.from_string(value.device)
         if device.device_type in ("CPU", "TPU"):
             return device.device_type.lower()
@@ -340,7 +343,10 @@ class TensorFlow(Framework):
 
 
 def _facts_of(grads):
-    """None for one with tuples as its parts, which has no shape: see `as_gradient`."""
+    """Returns the dtypes and shapes of gradients.
+
+    A gradient whose parts are tuples has no shape, and gets None. See `as_gradient`.
+    """
     return [(g.dtype, g.shape) if _has_a_shape(g) else None for g in grads]
 
 
@@ -354,9 +360,9 @@ def _has_a_shape(grad):
 def _step_alone(step, grads):
     """Steps as the only replica, in TensorFlow's default context.
 
-    That of a `MirroredStrategy` passes control to the thread that runs the replicas,
-    even for one, and refuses the graph of a `tf.cond`, of the caller's or of the
-    optimizer's own (accumulation, averages).
+    The context of a `MirroredStrategy` passes control to the thread that runs the
+    replicas, even for one replica. It rejects the graph of a `tf.cond`, whether the
+    caller's or the optimizer's own (for accumulation and averages).
     """
     if not tf.distribute.has_strategy():
         step(grads)
@@ -366,7 +372,7 @@ def _step_alone(step, grads):
 
 
 def _nothing(*_):
-    """The branches of a `tf.cond` return alike."""
+    """Returns None, so that the branches of a `tf.cond` return the same."""
     return None
 
 

@@ -1,7 +1,8 @@
-"""The rules as TensorFlow's own kernels, where there is no XLA to fuse them.
+"""The rules in TensorFlow's own kernels, for steps that XLA does not fuse.
 
 Each `apply_*` implements the formula of the rules whose `kernel` is its key in
-`KERNELS`, and is tested against it. `norm` is that of the unscaled gradient, or None.
+`KERNELS`, and is tested against it. `norm` is the norm of the unscaled gradient, or
+None.
 """
 
 from collections.abc import Callable
@@ -23,8 +24,8 @@ def apply_decay(w, decay):
         tf.raw_ops.ResourceApplyGradientDescent(var=w, alpha=decay, delta=_read(w))
 
 
-# If the formula multiplies the gradient, the scale is a part of that factor: the
-# unscaled gradient is not written.
+# If the formula multiplies the gradient, the factor includes the scale, so that no
+# unscaled gradient is written.
 
 
 def apply_sgd(rule, grad, inv_scale, norm, w):
@@ -55,13 +56,14 @@ def apply_adam(rule, grad, inv_scale, norm, w, m, v):
 
     move(m, grad, 1 - rule.beta_1)
     move(v, tf.square(grad), 1 - rule.beta_2)
-    # Without its slots, Adagrad's kernel is `w -= lr * m / (sqrt(v) + epsilon)`. Adam's
-    # takes `1 - beta` in float32, which is off by 1e-5 for a beta of 0.999; with betas
-    # of 1 it makes NaN where `v` is inf.
+    # Without updates of its slots, Adagrad's kernel is
+    # `w -= lr * m / (sqrt(v) + epsilon)`. Adam's kernel computes `1 - beta` in float32,
+    # which is off by 1e-5 for a beta of 0.999. With betas of 1 it makes a NaN where `v`
+    # is inf.
     tf.raw_ops.ResourceApplyAdagradV2(
         var=w,
         accum=v,
-        # `alpha` contains the bias correction.
+        # `alpha` includes the bias correction.
         lr=rule.alpha,
         epsilon=rule.epsilon,
         grad=_read(m),
@@ -70,7 +72,7 @@ def apply_adam(rule, grad, inv_scale, norm, w, m, v):
 
 
 def apply_formula(rule, grad, inv_scale, norm, *handles):
-    """Does what the rule says, where TensorFlow has no kernel for it."""
+    """Runs the formula of a rule for which TensorFlow has no kernel."""
     old = [_read(handle) for handle in handles]
     grad, norms = _unscale(grad, inv_scale), None
     if rule.takes_norms:
@@ -92,7 +94,7 @@ def apply_lars(rule, grad, inv_scale, norm, w, v):
         tf.raw_ops.ResourceApplyGradientDescent(var=w, alpha=rate, delta=update)
         return
     if rule.weight_decay and not rule.is_paper:
-        # `norm` is the gradient's, without its decay.
+        # `norm` is the norm of the gradient without its decay.
         norm = norm_of(d)
     elif norm is None:
         norm = norm_of(grad) * factor
@@ -115,7 +117,7 @@ def apply_lamb(rule, grad, inv_scale, norm, w, m, v):
     new_m, new_v, d = rule.advance(formulas, always, _unscale(grad, inv_scale), *old)
     tf.raw_ops.AssignVariableOp(resource=m, value=new_m)
     tf.raw_ops.AssignVariableOp(resource=v, value=new_v)
-    # `norm` is of the gradient, which has nothing to do with that of the direction.
+    # Not `norm`, which is the norm of the gradient, and not of the direction.
     norms = (norm_of(d), norm_of(old[0])) if rule.takes_norms else None
     tf.raw_ops.ResourceApplyGradientDescent(var=w, alpha=rule.rate(norms), delta=d)
 
@@ -148,7 +150,7 @@ def _read(handle):
     return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32)
 
 
-# By `Rule.kernel`.
+# Keyed by `Rule.kernel`.
 KERNELS: dict[str | None, Callable[..., None]] = {
     None: apply_formula,
     "sgd": apply_sgd,

@@ -1,18 +1,18 @@
 """The float32 numbers of 16-bit weights on TensorFlow, outside XLA.
 
-Its kernels update resource variables. Where no variable holds the number, a kernel gets
-one of a single step: TensorFlow hands it the memory of the number, and takes it back.
+TensorFlow's kernels update resource variables. If no variable holds the number, a
+kernel gets a variable for a single step. TensorFlow lends it the memory of the number.
 """
 
 import itertools
 
 import tensorflow as tf
 
-# The name of a resource of its own for each operation that makes one, which ends with
-# the last reference to it.
+# With this name, each operation makes its own resource, which ends with the last
+# reference to it.
 _ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
-# A function that was loaded from a `SavedModel` has another name in its place, which
-# would make its resources one, if their containers did not differ.
+# A function that was loaded from a `SavedModel` has another name in its place. All its
+# resources would then be the same if their containers did not differ.
 _containers = map("keras_lso_{}".format, itertools.count())
 
 
@@ -21,8 +21,8 @@ class Number:
 
     Args:
         framework: `Framework`.
-        variable: What `Targets.variables` has.
-        narrow: The `Narrow` weight that it is, or None.
+        variable: Item of `Targets.variables`.
+        narrow: The `Narrow` of that variable, or None.
 
     Attributes:
         handle: The handle of a resource variable that holds the number.
@@ -38,7 +38,7 @@ class Number:
             self.handle = _holding(narrow.number(framework))
 
     def parts(self, iterations):
-        """Returns tuples of a variable and a tensor, to be assigned after the step.
+        """Returns tuples of a variable and a tensor to assign to it after the step.
 
         Args:
             iterations: Integer scalar tensor, the number of the step, or None.
@@ -57,7 +57,7 @@ def _holding(value):
         dtype=value.dtype,
         shape=value.shape,
         shared_name=_ANONYMOUS,
-        # Eagerly TensorFlow keeps a kernel for each.
+        # In eager execution TensorFlow keeps a kernel for each container.
         container="" if tf.executing_eagerly() else next(_containers),
     )
     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
@@ -68,17 +68,17 @@ def _holding(value):
 
 
 def release(variable):
-    """Takes the memory of a variable, which keeps its shape for whoever asks."""
+    """Frees the memory of a variable, whose `shape` stays the same."""
     with tf.init_scope():
         for handle in _handles(variable):
-            # No kernel that reads it as what it was would find enough.
+            # A kernel that reads the variable as it was finds too few elements.
             tf.raw_ops.AssignVariableOp(
                 resource=handle, value=tf.zeros([0], variable.dtype)
             )
 
 
 def allocate(variable):
-    """Gives a variable its memory back, if it has none; called eagerly."""
+    """Gives a variable its memory back, if it was freed. Call it eagerly."""
     for handle in _handles(variable):
         held = tf.raw_ops.VariableShape(input=handle)
         if tuple(held.numpy()) != tuple(variable.shape):
@@ -87,6 +87,6 @@ def allocate(variable):
 
 
 def _handles(variable):
-    """Returns the handles of the copies that replicas have of a variable."""
+    """Returns the handles of a variable's copies on the replicas."""
     copies = getattr(variable, "values", None)
     return [v.handle for v in (copies if isinstance(copies, tuple) else [variable])]

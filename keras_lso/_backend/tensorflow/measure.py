@@ -29,15 +29,15 @@ def measure(
 ):
     """See `Framework.measure`.
 
-    A finite sum proves finite elements, and so does a norm that a rule takes. A sum
-    that is not finite proves nothing (large numbers add up to inf), nor does any if
-    unscaling enlarges the gradients: then every element is checked. The norm of all
-    gradients must be finite itself.
+    A finite sum proves that all elements are finite, and so does a finite norm that a
+    rule takes. A sum that is not finite proves nothing, since large numbers add up to
+    inf. Nor is there a proof if unscaling enlarges the gradients. Without a proof,
+    every element is checked. The norm of all gradients must itself be finite.
     """
     values = [framework.elements_of(g) for g in grads]
     gradient_norms = of_rules = total = None
     if norm:
-        # It is finite if all elements are.
+        # If it is finite, so are all elements.
         norms = [norm_of(tf.cast(v, tf.float32)) for v in _pack(values)]
         total = norm_of_all(norms) * inv_scale
         finite = tf.math.is_finite(tf.square(total))
@@ -69,23 +69,23 @@ def in_xla():
 
 
 def replica_context():
-    """Returns the context of one of several replicas, None if there are not several."""
+    """Returns the context of this replica if there are several, else None."""
     context = tf.distribute.get_replica_context()
     is_alone = context is None or context.num_replicas_in_sync == 1
     return None if is_alone else context
 
 
 def _proof(values):
-    """Returns a scalar: if it is finite, so are all values."""
+    """Returns a scalar. If it is finite, so are all values."""
     if values.dtype == tf.float16 and in_xla():
-        # For a sum XLA would write them in float32, which takes longer.
+        # For a sum, XLA would write the values in float32, which takes longer.
         is_finite = tf.reduce_all(tf.math.is_finite(values))
         return tf.where(is_finite, 0.0, math.inf)
     return tf.reduce_sum(tf.cast(values, tf.float32))
 
 
 def _check(values, inv_scale, proofs):
-    """Whether all are finite, as finite `proofs` prove."""
+    """Whether all values are finite, as finite `proofs` prove."""
     return tf.cond(
         _are_proven(proofs, inv_scale),
         lambda: tf.constant(True),
@@ -94,7 +94,7 @@ def _check(values, inv_scale, proofs):
 
 
 def _check_by_norms(values, inv_scale):
-    """Returns the same by the norms, and the norms of the unscaled gradients."""
+    """Returns the result of `_check` by norms, and the norms of unscaled gradients."""
     values = [tf.cast(v, tf.float32) for v in values]
     proofs = tf.stack([norm_of(v) for v in values])
     finite, norms = tf.cond(

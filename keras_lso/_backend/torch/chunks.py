@@ -1,6 +1,6 @@
-"""What the fused step on PyTorch decides once: which tensors form a chunk, and where.
+"""The facts that the fused step on PyTorch computes once: the chunks of tensors.
 
-To ask a thousand tensors about themselves, in Python, takes longer than to update them.
+Reading the attributes of a thousand tensors in Python takes longer than updating them.
 """
 
 import itertools
@@ -19,19 +19,20 @@ from keras_lso._backend.torch.shard_checks import FSDP_MODULES
 from keras_lso._backend.torch.shards import any_sharded, first_place, shards_of
 from keras_lso._backend.torch.triton.addresses import Numbers, stream_of
 
-# The number of elements in a chunk, unless one tensor has more: the cache still holds
-# what one operation has written when the next reads it.
+# The number of elements in a chunk, unless one tensor has more. At this size the cache
+# still holds the results of one operation when the next reads them.
 _HOST_CHUNK = 2**20
 _DEVICE_CHUNK = 2**23
-# Elements, 16 MiB. What an allocator has been given back by others, it sorts when it is
-# asked again: that may take longer than a step.
+# In elements, 16 MiB. Up to this size, memory is kept between steps. An allocator sorts
+# the memory that others have freed at the next request, which may take longer than a
+# step.
 _KEPT_MEMORY = 2**22
 
 _dtype, _shape = map(operator.attrgetter, ("dtype", "shape"))
 
 
 def context_guards():
-    """With the modules that FSDP has sharded; see `Framework.context_guards`."""
+    """See `Framework.context_guards`. Includes the modules that FSDP has sharded."""
     if torch.compiler.is_compiling():
         return None
     return set(map(id, FSDP_MODULES))
@@ -43,11 +44,11 @@ def tensor_guards(grads):
 
 
 def _guards_of(tensors):
-    """Returns a callable: are other tensors like these, apart from their values?
+    """Returns a predicate: whether other tensors are like these, apart from values.
 
-    Like these in dtype, shape and layout, and in whether they hold negatives of what
-    they are. The guards of `torch.compile` see that in one call, a sixth of the time
-    that getters of each take. They do not know sparse tensors and shards.
+    It compares the dtype, the shape, the layout and the negative bit. The guards of
+    `torch.compile` do so in one call, in a sixth of the time of a getter per tensor.
+    They do not support sparse tensors and shards.
     """
     is_plain = set(map(type, tensors)) <= PLAIN and not torch.compiler.is_compiling()
     if is_plain and {t.layout for t in tensors} == {torch.strided}:
@@ -62,26 +63,27 @@ def _guards_of(tensors):
 def _facts_of(tensors):
     try:
         layouts = list(map(torch.Tensor.is_contiguous, tensors))
-    except RuntimeError:  # Not each sparse layout says so.
+    except RuntimeError:  # Not every sparse layout implements it.
         layouts = [False] * len(tensors)
     if not all(layouts):
-        # A sparse tensor may say that it has gaps, as a dense one does.
+        # It may be False for a sparse tensor, as it is for a dense one with gaps.
         layouts = [known or t.layout for known, t in zip(layouts, tensors, strict=True)]
     signs = map(torch.Tensor.is_neg, tensors)
     return [*map(_dtype, tensors), *map(_shape, tensors), *layouts, *signs]
 
 
 class Draws:
-    """What random bits depend on, other than the step; see `masters.random_bits`.
+    """The inputs of random bits other than the step; see `masters.random_bits`.
 
     Args:
         narrow: List of the `Narrow` weights of a chunk.
-        variables: List of the tensors whose shards they are, or they themselves.
+        variables: List of the whole tensors, of which the weights may be shards.
 
     Attributes:
-        positions: List of ints, those of the weights among those of the optimizer.
-        places: List of ints, where the first element of each is in the whole tensor.
-        size: Int, the number of all elements.
+        positions: List of ints, the positions of the weights among the optimizer's.
+        places: List of ints, the place of each weight's first element in its whole
+            tensor.
+        size: Int, the total number of elements.
     """
 
     def __init__(self, narrow, variables):
@@ -101,9 +103,9 @@ class Draws:
     def on_device(self):
         """Returns three int32 tensors with an item for each weight.
 
-        - What its position adds to the number of the step.
-        - What it adds to the places of the elements in the chunk.
-        - The number of its elements.
+        - The term that its position adds to the number of the step.
+        - The term that it adds to the places of the elements in the chunk.
+        - Its number of elements.
         """
         keys, _ = self._numbers.on_device(self._keys, stream_of(self._device))
         return keys.to(torch.int32).view(3, -1).unbind()
@@ -114,11 +116,11 @@ class Chunk(NamedTuple):
 
     Attributes:
         are_wide: Bool. Whether their gradients are all in float32.
-        positions: List of ints, where they stand among all.
+        positions: List of ints, the positions of the tensors among all tensors.
         variables: List of tensors: float32 ones, or weights of 16 bits.
         slots: List of lists of tensors, one for each slot of the rule.
-        narrow: List of the `Narrow` weights that the variables are, empty if they are
-            none. They are of one kind and dtype.
+        narrow: List of the `Narrow` weights of the variables, which are of one kind and
+            dtype; empty for float32 variables.
         draws: `Draws` of the random bits for `narrow`; None if their kind draws none.
     """
 
@@ -146,24 +148,24 @@ class Chunk(NamedTuple):
 
 
 class Chunks:
-    """What a fused step need not find out again; see `Framework.chunked`.
+    """Facts that fused steps reuse; see `Framework.chunked`.
 
     Attributes:
         items: List of `Chunk`s.
         most: The number of elements of the largest chunk.
         packs: `Packs` of the gradients.
         are_sharded: Bool. Whether there are shards among the tensors.
-        launches: Dict by the first position of a chunk, of what `triton.steps.decide`
-            has found out.
+        launches: Dict from the first position of a chunk to the decision of
+            `triton.steps.decide`.
     """
 
     def __init__(self, kinds, targets, grads):
         self.are_sharded = any_sharded([*grads, *targets.variables])
         gradients = shards_of(grads)
-        # `tensor_guards` says so of plain gradients alone.
+        # `tensor_guards` guarantees it for plain gradients only.
         self._are_readable = not self.are_sharded and _are_readable(gradients)
         self.packs = Packs(gradients)
-        # What others refer to, and all that the step writes.
+        # The tensors that others refer to, and all tensors that the step writes.
         found = [n for n in targets.weights if n is not None]
         kept = [n.kept for n in found if n.kept is not None]
         self._tensors = [] if targets.are_private else [*targets.variables, *kept]
@@ -200,9 +202,9 @@ class Chunks:
         self._occupied = set(self._places) - {0}
 
     def holds(self):
-        """Whether the tensors are as they were, which `tensor.data = ...` changes.
+        """Whether the tensors are as they were, which `tensor.data = ...` may change.
 
-        Also where they were, but for private ones, as slots are.
+        Except for private tensors, such as slots, their addresses must be the same too.
         """
         tensors, written = self._tensors, self._written
         if self.are_sharded:
@@ -211,16 +213,16 @@ class Chunks:
         return are_in_place and self._are_alike(written)
 
     def memory(self):
-        """Returns the `Memory` for a step on the host, the same each time if small."""
+        """Returns the `Memory` for a step on the host. A small one is reused."""
         memory = self._memory or Memory(self.items[0].variables[0], self.most)
         if self.most <= _KEPT_MEMORY:
             self._memory = memory
         return memory
 
     def readable(self, grads):
-        """Returns gradients that kernels read as they are in memory, in their order.
+        """Returns gradients that kernels can read in the order of their memory.
 
-        None of them aliases what is written.
+        None of them aliases a tensor that the step writes.
         """
         if self._occupied and not self._occupied.isdisjoint(
             map(torch.Tensor.data_ptr, grads)
@@ -237,9 +239,9 @@ def draws_of(narrow, variables):
 
 
 def _are_readable(tensors):
-    """Whether tensors have no gaps, and hold no negatives of what they are.
+    """Whether all tensors are contiguous, and none has the negative bit.
 
-    The imaginary part of a complex conjugate is such a negative.
+    The imaginary part of a complex conjugate has that bit.
     """
     return all(map(torch.Tensor.is_contiguous, tensors)) and not any(
         map(torch.Tensor.is_neg, tensors)
@@ -249,7 +251,7 @@ def _are_readable(tensors):
 def _split(kinds, sizes, limit, alone):
     """Splits the positions into chunks of one kind, of at most `limit` elements.
 
-    A tensor with more elements than `alone` has a chunk to itself.
+    A tensor with more than `alone` elements gets its own chunk.
     """
     large: list[list[int]] = []
     by_kind: dict[Any, list[int]] = {}
@@ -267,5 +269,5 @@ def _split(kinds, sizes, limit, alone):
                 chunks.append([])
                 count = sizes[i]
             chunks[-1].append(i)
-    # The last first: the cache still holds the gradients that were measured last.
+    # In reverse: the cache still holds the gradients that were measured last.
     return [*large[::-1], *chunks[::-1]]

@@ -1,12 +1,14 @@
 """The float32 numbers of 16-bit weights on an accelerator, in few passes over memory.
 
-What `masters.py` does on the host, with the same results. Only the part kept with a NaN
-differs: any value makes a NaN again. Here each operation is a pass over the
-device's memory, and nobody may look at a tensor: `finite` is a boolean scalar tensor,
-and where it is False nothing changes. So
+The classes here return the same results as those of `masters.py` do on the host. Only
+the part kept with a NaN may differ, since any value there makes a NaN again.
 
-- operations take tensors of 16 and 32 bits together, and widen them as they read,
-- the halves of 32 bits are tensors of 16 bits themselves (`_halves`),
+On an accelerator, each operation is a pass over the device's memory, and the host must
+not read a tensor. `finite` is a boolean scalar tensor. Where it is False, nothing
+changes. To save passes,
+
+- operations take 16-bit and 32-bit tensors together, and widen the former on reading,
+- the lower and upper halves of 32-bit elements are 16-bit tensors too (`_halves`),
 - a shift or a mask that only selects a half costs no operation.
 """
 
@@ -18,16 +20,16 @@ from keras_lso._backend.tensors import FLOAT16_MAX
 from keras_lso._backend.torch import in_step as torch_in_step
 from keras_lso._backend.torch.kernels import copy_unless
 
-# The bits of float16: its exponent, that of 2**-14, and that of the largest numbers.
+# Bits of float16: the exponent mask, and the exponents of 2**-14 and 65504.
 _EXPONENT, _SMALLEST, _LARGEST = 0x7C00, 0x0400, 0x7800
-# Added to an integer of up to 22 bits: what comes of it ends with its bits.
+# A sum of this and an integer of up to 22 bits ends with the bits of the integer.
 _INTEGERS = 1.5 * 2.0**23
 # The upper half of `masters.LARGEST_BFLOAT16`.
 _LARGEST_BFLOAT16 = 0x7F7F
 
 
 class _Numbers:
-    """Numbers that last for a step, in one tensor; see `InPlaceNumbers`."""
+    """Numbers that exist during one step, in one tensor; see `InPlaceNumbers`."""
 
     def __init__(self, framework, chunk, memory, finite):
         self._chunk, self._finite = chunk, finite
@@ -48,7 +50,7 @@ class _Numbers:
             self._write(weights, _flatten_dense_tensors(weights), new)
 
     def _write(self, tensors, old, new):
-        """Writes a flat tensor into some that are `old`; bit for bit, or not at all."""
+        """Writes `new` into `tensors`, which hold `old`, if `finite`, bit for bit."""
         kept = torch.where(self._finite, new, old)
         torch._foreach_copy_(tensors, _unflatten_dense_tensors(kept, tensors))
 
@@ -61,7 +63,7 @@ class RemainderNumbers(_Numbers):
         self._kept = [n.kept for n in self._chunk.narrow]
         self._low = low = _flatten_dense_tensors(self._kept)
         if self._is_float16:
-            # Subtracted from 0, so that a remainder of 0 leaves a weight of -0.0.
+            # Subtracted from 0, so that a remainder of 0 keeps a weight of -0.0.
             zero = _number(0.0, weight)
             lost = torch.addcmul(zero, low, _power(weight), value=-1.0)
             return torch.sub(weight, lost, alpha=2.0**-25)
@@ -85,7 +87,7 @@ class RemainderNumbers(_Numbers):
             self._write_weights(weight, found_inf)
             return
         self._write(self._kept, self._low, low)
-        # What was a tie is rounded to the upper neighbour now.
+        # A tie now rounds to the upper neighbour.
         low.clamp_min_(1 - 2**15)
         self._write_weights(numbers.bfloat16(), found_inf)
         torch_in_step.note(self._pairs, self._finite)
@@ -111,7 +113,7 @@ class StochasticNumbers(_Numbers):
         unused.zero_()
         _, up = _halves(bits.add_(self._flat.view(torch.int32)))
         _, upper = _halves(self._flat)
-        # Neither infinities nor NaNs, and no number becomes one.
+        # Infinities and NaNs stay as they are, and no number becomes one.
         is_within = torch.bitwise_and(upper, 2**15 - 1).lt(_LARGEST_BFLOAT16)
         nearest = self._flat.bfloat16().view(torch.int16)
         return torch.where(is_within, up, nearest).view(torch.bfloat16)
@@ -131,7 +133,7 @@ class StochasticNumbers(_Numbers):
         return torch.addcmul(zero, below, power, value=2.0**-10, out=new)
 
 
-# By the class of the kind.
+# Keyed by the class of the kind.
 NUMBERS = {
     masters.Remainder: RemainderNumbers,
     masters.Stochastic: StochasticNumbers,
@@ -142,8 +144,8 @@ def _random_bits(draws, iterations):
     """Returns a flat int32 tensor of the bits of `masters.random_bits`."""
     positions, starts, sizes = draws.on_device()
     keys = _hashed(positions + iterations.to(torch.int32)).add_(starts)
-    # The bits of a place are those of the one before and `PLACES`, and where a weight
-    # begins what its key has more. An element too many, for a weight that has none.
+    # From place to place the bits grow by `PLACES`. Where a weight begins, they grow by
+    # the difference of the keys as well. An empty weight may need the extra element.
     steps = torch.full_like(keys[:1], masters.PLACES).repeat(draws.size + 1)
     more = torch.cat([keys[:1] - masters.PLACES, keys.diff()])
     steps.index_add_(0, sizes.cumsum(0) - sizes, more)
@@ -152,7 +154,7 @@ def _random_bits(draws, iterations):
 
 
 def _hashed(bits):
-    """Does what `masters.hashed` does, in place."""
+    """Implements `masters.hashed`, in place."""
     low, upper = _halves(bits)
     low.bitwise_xor_(upper)
     bits.mul_(masters.FACTORS[0])
@@ -163,9 +165,9 @@ def _hashed(bits):
 
 
 def _halves(flat):
-    """Returns the lower and the upper halves of 32 bits, tensors in the same memory.
+    """Returns the lower and the upper 16 bits of 32-bit elements, as two views.
 
-    The lower ones come first, as on any machine for which PyTorch has GPUs.
+    The lower half comes first, as on any machine for which PyTorch supports GPUs.
     """
     return flat.view(torch.int16).view(-1, 2).unbind(1)
 
@@ -177,5 +179,5 @@ def _power(weight):
 
 
 def _number(value, like):
-    """Returns a float32 tensor of one element, which widens what it meets."""
+    """Returns a float32 tensor of one element, which widens the other operands."""
     return torch.full((1,), value, dtype=torch.float32, device=like.device)

@@ -71,7 +71,7 @@ class Torch(Framework):
             step(grads)
 
     def rounded(self, master, dtype):
-        """Without Keras's `clip`, which copies its limits to the device."""
+        """See `Framework.rounded`. Keras's `clip` copies its limits to the device."""
         dtype = getattr(torch, keras.backend.standardize_dtype(dtype))
         if dtype == torch.float16:
             master = master.clamp(-FLOAT16_MAX, FLOAT16_MAX)
@@ -103,13 +103,16 @@ class Torch(Framework):
         return torch_masters.without_memory(values)
 
     def as_gradient(self, value):
-        """With a faster test, which nearly all gradients pass."""
+        """See `Framework.as_gradient`. Nearly all gradients pass a faster test."""
         if isinstance(value, torch.Tensor) and value.is_floating_point():
             return value
         return as_real(value, self.map_values)
 
     def memory_of(self, value):
-        """With those of `grad.detach()`, `grad.data` and `grad.view(-1)`."""
+        """See `Framework.memory_of`.
+
+        `grad.detach()`, `grad.data` and `grad.view(-1)` share the elements of `grad`.
+        """
         if (
             type(value) in torch_measure.PLAIN
             and value.layout == torch.strided
@@ -124,8 +127,7 @@ class Torch(Framework):
 
     def detached_copy(self, value):
         copy = value.detach().clone()
-        # If the value has a history, the copy is no leaf at which a gradient could
-        # stop.
+        # A value with a history is no leaf, so no gradient may stop at its copy.
         return copy.requires_grad_(value.requires_grad and value.is_leaf)
 
     def check_not_followed(self, tensors):
@@ -155,7 +157,7 @@ class Torch(Framework):
             return _gradients(transform(loss), variables, grad_loss)
 
     def random_state_kept(self):
-        """Dropout without a seed takes its numbers from PyTorch's own generators."""
+        """Restores PyTorch's own generators, from which unseeded dropout draws."""
         return torch.random.fork_rng(range(torch.cuda.device_count()))
 
     def has_values(self, value):
@@ -173,7 +175,7 @@ class Torch(Framework):
         return list(names) or ["cpu"]
 
     def hardware_of(self, value):
-        """See `Framework.hardware_of`. Those of ROCm are of another kind."""
+        """See `Framework.hardware_of`. ROCm's capabilities are of another kind."""
         if value.device.type == "cpu":
             return "cpu"
         if value.device.type != "cuda" or torch.version.hip is not None:
@@ -184,7 +186,7 @@ class Torch(Framework):
 
 def _gradients(loss, variables, grad_loss):
     values = [v.value for v in variables]
-    # Autograd refuses tensors that do not require a gradient.
+    # Autograd rejects tensors that do not require a gradient.
     followed = [v for v in values if v.requires_grad]
     if not loss.requires_grad or not followed:
         return [None] * len(variables)
@@ -195,7 +197,7 @@ def _gradients(loss, variables, grad_loss):
 
 @contextlib.contextmanager
 def _requiring_grad(tensors):
-    """Lets autograd follow variables that are not trainable as well."""
+    """Lets autograd also follow variables that are not trainable."""
     frozen = [t for t in tensors if not t.requires_grad]
     for tensor in frozen:
         tensor.requires_grad_(True)

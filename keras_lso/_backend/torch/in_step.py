@@ -1,24 +1,25 @@
-"""Which masters the host knows to be in step with their variables, on an accelerator.
+"""The masters that the host knows to be in step with their variables on an accelerator.
 
-They are in step if the variable is the rounded master. To compare them reads both,
-which takes longer than the rest of the step. But they are in step after a step that was
-applied, and a skipped step changes nothing: it is enough to know that nothing else has
-written them since. PyTorch counts the writes to a tensor, in its `_version`.
+A master and its variable are in step if the variable is the rounded master. Comparing
+them reads both, which takes longer than the rest of the step. But they are in step
+after an applied step, and a skipped step changes nothing. So it is enough to know that
+nothing else has written them since. PyTorch counts the writes to a tensor, in its
+`_version`.
 
 A bfloat16 weight and its remainder are in step unless the weight is 0 and the remainder
-negative, as after an assignment: to see that takes three passes over both.
+negative, as after an assignment. Checking that takes three passes over both.
 
-Whether a step was applied is copied from the device without synchronising: until the
-answer has arrived, steps compare. Steps also compare
+The flag of whether a step was applied is copied from the device without synchronising.
+Steps compare the tensors until the flag has arrived. Steps also compare them
 
 - after a write that PyTorch has counted, until a step is known to have been applied,
-- if the tensors are no parameters: shards, and copies in a `StatelessScope`, which are
-  others in each step,
-- if a CUDA graph records them: it is replayed after other writes.
+- if the tensors are not parameters: shards, and copies in a `StatelessScope`, which are
+  new in each step,
+- if a CUDA graph is captured, since it may be replayed after other writes.
 
 PyTorch does not count writes to `tensor.data`, by a collective of `torch.distributed`,
 by a replayed CUDA graph, or through another library's view of the same memory. Code
-that writes a variable so between two steps has to call
+that writes a variable in such a way between two steps has to call
 `torch.autograd.graph.increment_version`.
 """
 
@@ -43,7 +44,7 @@ def note(pairs, finite):
     for master, variable in pairs:
         old = _notes.get(id(master))
         if old is not None and old.answer.arrived() is not False:
-            # The older answer arrives sooner, and is as good.
+            # The older answer arrives sooner, and serves as well.
             old.written = _written(master, variable)
         elif _are_counted(master, variable):
             answer = answer or _Answer(finite)
@@ -51,9 +52,9 @@ def note(pairs, finite):
 
 
 class _Note:
-    """A pair that only steps have written since the one that `answer` is of.
+    """A pair that only steps have written since the step of `answer`.
 
-    `written` is what `_written` returned after the last of them.
+    `written` is the result of `_written` after the last of these steps.
     """
 
     __slots__ = ("master", "variable", "answer", "written")
@@ -66,12 +67,12 @@ class _Note:
         self.written = _written(master, variable)
 
 
-# By the ids of the masters. Not in the optimizer: its copies have other masters.
+# Keyed by the ids of the masters. Not in the optimizer: its copies have other masters.
 _notes: dict[int, _Note] = {}
 
 
 class _Answer:
-    """Whether a step was applied, which is copied from the device asynchronously."""
+    """The flag of whether a step was applied, copied from the device asynchronously."""
 
     def __init__(self, finite):
         self._event = None
@@ -83,11 +84,11 @@ class _Answer:
             self._event = torch.cuda.Event()
             self._event.record(torch.cuda.current_stream(finite.device))
         else:
-            # A tensor that has no value, on the `meta` device or a fake one.
+            # The tensor has no value: it is on the `meta` device, or fake.
             self._answer = True
 
     def arrived(self):
-        """Returns a bool, None as long as the device has not computed it."""
+        """Returns a bool; None until the device has computed it."""
         if self._event is not None:
             if not self._event.query():
                 return None
@@ -110,7 +111,7 @@ def _is_known(master, variable):
 
 
 def _written(master, variable):
-    """Returns what changes when one of the two is written."""
+    """Returns a value that changes when one of the two tensors is written."""
     # The address, since an assignment to `tensor.data` is not counted.
     return (
         master._version,
@@ -129,5 +130,5 @@ def _are_counted(master, variable):
 
 
 def _is_recorded():
-    """Whether a CUDA graph records this step."""
+    """Whether a CUDA graph is captured in this step."""
     return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -1,8 +1,8 @@
-"""What the fused steps of a chunk of tensors are made of: PyTorch's own fused kernels.
+"""The operations of fused steps on a chunk of tensors: PyTorch's own fused kernels.
 
-Those kernels can unscale, but they write the unscaled gradients into the caller's. Here
-gradients are only read: the scale is a part of a coefficient of the kernel where there
-is one, and elsewhere the gradients are unscaled into memory of the step's own.
+Those kernels can unscale gradients, but overwrite the caller's gradients when they do.
+Here gradients are only read. The scale becomes a part of a coefficient of the kernel if
+there is one. Otherwise the gradients are unscaled into the step's own memory.
 """
 
 import numpy as np
@@ -12,24 +12,24 @@ from torch._utils import _unflatten_dense_tensors
 from keras_lso._backend.torch import measure as torch_measure
 from keras_lso._backend.torch.measure import SMALL, operands
 
-# Where the kernels are.
+# The devices that have the kernels.
 DEVICES = ("cpu", "cuda")
 
 # Subtracted from 1 in float64, a smaller rate would lose digits of a float32.
 SMALLEST_RATE = 2.0**-29
-# At this step Adam's bias correction is 1, for any beta below 1.
+# At this step number, Adam's bias correction is 1 for any beta below 1.
 _LAST_STEP = 2.0**100
-# Elements of float16 in a line of the cache, which holds fewer of any other dtype.
+# The float16 elements in a cache line, which holds fewer elements of a wider dtype.
 _LINE = 32
 
 
 class Memory:
     """A few buffers for all chunks: new memory costs more than the arithmetic on it.
 
-    A chunk is in the middle of a buffer. Each thread takes a part of a tensor, so two
-    threads write the same lines for a large tensor as for a small one. If their cores
-    share no cache, a line that another core has written takes longer than one of the
-    main memory.
+    A chunk takes the middle of a buffer. Each thread takes a part of a tensor, so each
+    of two threads writes the same cache lines for a large tensor as for a small one. If
+    their cores share no cache, a line that another core has written takes longer to
+    access than main memory.
 
     Args:
         like: A tensor on the host.
@@ -54,10 +54,10 @@ class Memory:
         return _unflatten_dense_tensors(flat, tensors)
 
     def flat(self, tensors, number=0, dtype=None):
-        """Returns the same as one tensor with the elements of all."""
+        """Returns the memory of `like` as one flat tensor."""
         if number not in self._flats:
-            # It may be kept, and a tensor from inference mode must not be written
-            # outside that mode.
+            # The buffer may be kept, and a tensor from inference mode must not be
+            # written outside that mode.
             with torch.inference_mode(False):
                 self._flats[number] = self._like.new_empty(
                     self._size, dtype=torch.float32
@@ -72,7 +72,7 @@ class Memory:
 
 
 class Kernel:
-    """The operations on a chunk of variables, in place.
+    """In-place operations on a chunk of variables.
 
     Args:
         weights: List of tensors, the chunk's variables.
@@ -81,7 +81,7 @@ class Kernel:
             allocator reuses memory on its own.
         found_inf: Float32 scalar tensor. If it is 1.0, neither variables nor slots are
             written. None on the host.
-        owns_gradients: Bool. Whether they may be written. Defaults to `False`.
+        owns_gradients: Bool. Whether the gradients may be written. Defaults to `False`.
     """
 
     def __init__(self, weights, are_wide, memory, found_inf, owns_gradients=False):
@@ -91,7 +91,7 @@ class Kernel:
         self.is_on_host = memory is not None
 
     def new(self, number=0):
-        """Returns tensors like the weights; on the host the same for each number."""
+        """Returns tensors like the weights; on the host, always the same per number."""
         if self._memory is None:
             return [torch.empty_like(w) for w in self.weights]
         return self._memory.like(self.weights, number)
@@ -114,11 +114,11 @@ class Kernel:
         return self.multiply_each(tensors, [factor] * len(tensors))
 
     def multiply_in_kernel(self, grads, factor):
-        """Returns gradients in float32, and what the fused kernel is to divide them by.
+        """Returns float32 gradients, and the divisor for the fused kernel, or None.
 
-        The quotients are the products of `multiply`, which the kernel writes into the
-        gradients: only into the step's own, or copies. Nothing is left to divide by,
-        None, unless that takes one pass less.
+        The quotients equal the products of `multiply`. The kernel writes them into the
+        gradients, so these must be the step's own, or copies. If the division would not
+        save a pass, the gradients are multiplied here, and the divisor is None.
         """
         writes = self._owns_gradients or not (self.is_on_host or self.are_wide)
         if not writes or not torch.is_tensor(factor):
@@ -135,7 +135,7 @@ class Kernel:
 
     def add(self, tensors, others, alpha):
         """Returns `tensors + alpha * others`; `alpha` is a float."""
-        # PyTorch refuses a number that is 0 in float32 and not in float64.
+        # PyTorch rejects a number that is 0 in float32 but not in float64.
         alpha = float(np.float32(alpha))
         if not self.is_on_host:
             return list(torch._foreach_add(tensors, others, alpha=alpha))
@@ -162,7 +162,7 @@ class Kernel:
         """
         in_dampening = {}
         if self.is_on_host and momentum and not nesterov:
-            # The product with a tensor of this size takes as long as a call.
+            # Multiplying a tensor of this size takes as long as a call.
             large = (i for i, w in enumerate(self.weights) if w.numel() > 2**15)
             values = rates.tolist()
             in_dampening = {i: values[i] for i in large if values[i] >= SMALLEST_RATE}
@@ -226,18 +226,18 @@ class Kernel:
         rate=None,
         step=None,
     ):
-        """Does the step of Adam's rule, whose `alpha` contains the bias correction.
+        """Makes the step of Adam's rule, whose `alpha` includes the bias correction.
 
         Args:
             rule: A rule with Adam's betas and epsilon.
             grads: List of tensors.
-            momenta: List of tensors, which it moves.
-            velocities: List of tensors, which it moves.
+            momenta: List of tensors, which are updated.
+            velocities: List of tensors, which are updated.
             scale: See `multiply_in_kernel`. Defaults to `None`.
             targets: List of tensors to update. Defaults to the weights.
             rate: Number or scalar tensor. Defaults to the rule's `alpha`.
-            step: Scalar tensor, the number of the update, by which the kernel corrects
-                the bias. Defaults to `None`: it does not.
+            step: Scalar tensor, the number of the update, from which the kernel
+                corrects the bias. Defaults to `None`: no correction.
         """
         targets = self.weights if targets is None else targets
         if step is None:
@@ -261,9 +261,9 @@ class Kernel:
         )
 
     def directions_of_lamb(self, rule, grads, momenta, velocities, scale=None):
-        """Moves the moments of `LAMBRule`, and returns the directions.
+        """Updates the moments of `LAMBRule`, and returns the directions.
 
-        Adam's kernel does both in one pass: it ascends, at a rate of 1, from the decay.
+        Adam's kernel does both in one pass: it ascends at a rate of 1 from the decay.
         For `scale` see `multiply_in_kernel`.
         """
         d, decay = self.new(1), rule.weight_decay
@@ -278,7 +278,7 @@ class Kernel:
         return d
 
     def assign(self, slots, values):
-        """Copies values, which are the step's own, into slots, unless `found_inf`."""
+        """Copies the step's own values into slots, unless `found_inf` is 1.0."""
         if self._found_inf is None:
             torch._foreach_copy_(slots, values)
         else:
@@ -299,8 +299,8 @@ def _sgd(
 ):
     """Does `m = momentum * m + (1 - dampening) * d`, `w = w - lr * m`.
 
-    With `maximize` it takes `-d` in place of `d`. With a `scale`, a scalar tensor, it
-    divides `d` by it, in place.
+    With `maximize`, `-d` replaces `d`. With `scale`, a scalar tensor, `d` is divided by
+    it, in place.
     """
     # The first step sets `m = d`, as a momentum of 0 does at every step.
     is_first_step = bool(m) and not momentum
@@ -322,7 +322,7 @@ def _sgd(
 
 
 def add_multiple(targets, values, alpha):
-    """Does `w = w + alpha * d`; on the host by the fused kernel, which rounds alike."""
+    """Does `w = w + alpha * d`; the fused kernel of the host rounds alike."""
     if torch_measure.is_on_host(targets[0]):
         _sgd(targets, values, [], None, lr=-alpha, momentum=0.0)
     else:
@@ -330,9 +330,9 @@ def add_multiple(targets, values, alpha):
 
 
 def can_copy_unless(target):
-    """Whether `copy_unless` takes this tensor, a shard or plain, among others like it.
+    """Whether `copy_unless` takes this tensor, which may be a shard.
 
-    `torch.compile` has its own kernels.
+    It does not under `torch.compile`, which has its own kernels.
     """
     return (
         target.is_floating_point()
@@ -345,12 +345,12 @@ def can_copy_unless(target):
 def copy_unless(found_inf, targets, sources):
     """Copies contiguous tensors of a dtype, but writes nothing if `found_inf` is 1.0.
 
-    The targets are the momenta of the fused SGD kernel, which sets them to the
-    gradients. The sources are these, and its variables as well: at a rate of 0 they
-    stay as they are.
+    The targets serve as the momenta of the fused SGD kernel, which sets them to the
+    gradients. The sources serve as its gradients, and also as its variables, which a
+    rate of 0 leaves as they are.
     """
     _sgd(sources, sources, targets, found_inf, lr=0.0, momentum=0.0)
-    # The kernel does not increment the version, which autograd relies on, and the
-    # masters that another optimizer has of the same variables.
+    # The kernel does not increment the version. Autograd relies on it, and so do the
+    # masters of the same variables in another optimizer.
     for target in targets:
         torch.autograd.graph.increment_version(target)

@@ -1,10 +1,10 @@
 """Formulas on lists of tensors: `Tensors`, and functions of them, by `_foreach_*`.
 
-A rule is called with `Tensors` in place of tensors: each operation is one call for all
-of a chunk. A number or a scalar tensor goes with all of them; a tensor with as many
-elements as the list has items goes with them one by one.
+A rule is called with `Tensors` in place of tensors, so that each operation is one call
+for a whole chunk. A number or a scalar tensor applies to all items. A tensor with as
+many elements as the list has items applies one element to each item.
 
-The operations round as those of Keras's optimizers on PyTorch do, which add a multiple
+The operations round like those of Keras's optimizers on PyTorch, which add a multiple
 in one operation.
 """
 
@@ -15,11 +15,11 @@ from keras_lso._backend.torch.measure import operands
 
 
 class Tensors:
-    """A list of float32 tensors with arithmetic, times a number.
+    """A list of float32 tensors, times a number, with arithmetic.
 
-    The product with a number and the sum of two lists wait for what follows: `a + b *
-    0.5` is one operation on `b`, not two, and `written_over` may write a sum over its
-    first term.
+    The product with a number and the sum of two lists are deferred. So `a + b * 0.5` is
+    one operation on `b`, not two, and `written_over` may write a sum over its first
+    term.
 
     Args:
         items: List of tensors. No operation changes them.
@@ -37,7 +37,7 @@ class Tensors:
         """List of tensors, the values."""
         addend, self._addend = self._addend, None
         if self._factor is not None:
-            # A list of its own, which nobody else has.
+            # The product is a new list, which nothing else refers to.
             factors = operands(self._factor, self._items)
             self._items, self._factor = torch._foreach_mul(self._items, factors), None
             if addend is not None:
@@ -47,10 +47,10 @@ class Tensors:
         return self._items
 
     def written_over(self, old):
-        """Returns these values, in the tensors of `old` if they are a sum that has it.
+        """Returns these values; a sum that begins with `old` is written over it.
 
         Args:
-            old: `Tensors`, whose values are not needed any more.
+            old: `Tensors` whose values are no longer needed.
         """
         if self._addend is None or self._items is not old._items:
             return self
@@ -129,10 +129,10 @@ def sign(x):
 
 
 def maximum(x, other):
-    """Returns the larger one of two elements each."""
+    """Returns the elementwise maximum."""
     return Tensors(torch._foreach_maximum(x.items, other.items))
 
 
 def cast(x, dtype):
-    """Returns a number as it is: the kernels round it, as in Keras's on PyTorch."""
+    """Returns a number as it is: the kernels round it, as Keras's do on PyTorch."""
     return x

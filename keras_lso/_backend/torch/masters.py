@@ -1,10 +1,11 @@
-"""The float32 numbers of 16-bit weights on PyTorch: those of a chunk in a few kernels.
+"""The float32 numbers of 16-bit weights on PyTorch, for a whole chunk in few kernels.
 
-`NUMBERS` has a class for each kind of `../masters.py`, whose formulas they implement
-and are tested against. An object holds the numbers of a chunk for a step. `finite` is a
-boolean scalar tensor: where it is False nothing changes. On the host it is None, since
-a skipped step calls nothing here. On an accelerator two of the classes are those of
-`device_masters.py`.
+`NUMBERS` has a class for each kind of `../masters.py`. The classes implement the
+formulas of the kinds, and are tested against them. An object holds the numbers of a
+chunk during one step. On an accelerator, `device_masters.py` has two of the classes.
+
+`finite` is a boolean scalar tensor. Where it is False, nothing changes. On the host it
+is None, since a skipped step does not call this module.
 """
 
 import torch
@@ -23,7 +24,7 @@ _FIRST, _SECOND, _NUMBERS = range(3)
 
 
 class InPlaceNumbers:
-    """Masters that are the numbers: a step changes them where they are.
+    """Float32 masters, which are the numbers themselves: a step updates them in place.
 
     Args:
         framework: `Framework`.
@@ -41,7 +42,7 @@ class InPlaceNumbers:
         self.tensors = chunk.numbers
 
     def write(self, found_inf, iterations):
-        """Writes the kept parts of the numbers after a step.
+        """Writes the weights and their kept parts after a step.
 
         Args:
             found_inf: Float32 scalar tensor, 1.0 where `finite` is False; None on the
@@ -52,7 +53,7 @@ class InPlaceNumbers:
 
 
 class _BufferedNumbers:
-    """Numbers that last for a step, in one buffer; see `InPlaceNumbers`."""
+    """Numbers that exist during one step, in one buffer; see `InPlaceNumbers`."""
 
     def __init__(self, framework, chunk, memory, finite):
         self._chunk, self._memory = chunk, memory
@@ -64,7 +65,7 @@ class _BufferedNumbers:
         self._begin()
 
     def _begin(self):
-        """Makes numbers of the widened weights that the buffer holds."""
+        """Turns the widened weights in the buffer into numbers."""
 
     def _new(self, number, dtype=torch.float32):
         """Returns a flat tensor, and views of it with the shapes of the weights."""
@@ -72,7 +73,7 @@ class _BufferedNumbers:
         return flat, self._memory.like(self._weights, number, dtype)
 
     def _unit_bits(self, values, out):
-        """Writes the exponents of the numbers as bits: 2**10 units of a float16."""
+        """Writes the exponent bits of numbers: in float32, 2**10 float16 units."""
         torch.bitwise_and(values.view(torch.int32), EXPONENT, out=out)
         return out.clamp_min_(SMALLEST_FLOAT16)
 
@@ -86,7 +87,7 @@ class RemainderNumbers(_BufferedNumbers):
             low, lows = self._new(_SECOND)
             torch._foreach_copy_(lows, self._kept)
             self._unit_bits(self._flat, units)
-            # Subtracted from 0, so that a remainder of 0 leaves a weight of -0.0.
+            # Subtracted from 0, so that a remainder of 0 keeps a weight of -0.0.
             torch.sub(torch.zeros_like(low[:1]), low, out=low)
             torch.mul(units.view(torch.float32), low, out=low)
             self._flat.sub_(low, alpha=2.0**-25)
@@ -96,7 +97,7 @@ class RemainderNumbers(_BufferedNumbers):
         bits = self._flat.view(torch.int32)
         bits.add_(low)
         if not self._flat.sum().isfinite():
-            # Perhaps since 0 was assigned to a weight: see `Remainder`.
+            # Perhaps 0 was assigned to a weight: see `masters.Remainder`.
             is_zero = torch.bitwise_and(bits.sub_(low), 2**31 - 1) == 0
             low.masked_fill_(is_zero.logical_and_(low < 0), 0)
             bits.add_(low)
@@ -130,7 +131,7 @@ class RemainderNumbers(_BufferedNumbers):
         torch._foreach_copy_(self._kept, lows)
 
 
-# Added to an integer of up to 22 bits: what comes of it ends with its bits.
+# A sum of this and an integer of up to 22 bits ends with the bits of the integer.
 _INTEGERS, _INTEGER_BITS = 1.5 * 2.0**23, 0x4B400000
 
 
@@ -150,7 +151,7 @@ class StochasticNumbers(_BufferedNumbers):
         else:
             exact = self._flat.view(torch.int32)
             up = bits.bitwise_and_(0xFFFF).add_(exact).bitwise_and_(-0x10000)
-            # Neither infinities nor NaNs, and no number becomes one.
+            # Infinities and NaNs stay as they are, and no number becomes one.
             is_within = self._flat.abs() <= masters.LARGEST_BFLOAT16
             exact.copy_(torch.where(is_within, up, exact))
         torch._foreach_copy_(self._weights, self.tensors)
@@ -168,7 +169,7 @@ class StochasticNumbers(_BufferedNumbers):
 
 
 def _hashed_(bits):
-    """Does what `masters.hashed` does, in place."""
+    """Implements `masters.hashed`, in place."""
     for count, factor in ((16, masters.FACTORS[0]), (15, masters.FACTORS[1]), (16, 1)):
         shifted = torch.bitwise_right_shift(bits, count)
         bits.bitwise_xor_(shifted.bitwise_and_(2 ** (32 - count) - 1))
@@ -177,7 +178,7 @@ def _hashed_(bits):
     return bits
 
 
-# By the class of the kind.
+# Keyed by the class of the kind.
 NUMBERS = {
     masters.Float32: InPlaceNumbers,
     masters.Remainder: RemainderNumbers,
@@ -195,7 +196,7 @@ def numbers_of(framework, chunk, memory, finite):
 
 
 def pairs_of(chunk):
-    """Returns tuples of a float32 master and its weight, those of a chunk."""
+    """Returns the pairs of a float32 master and its weight in a chunk."""
     return [(n.kept, n.weight) for n in chunk.narrow] if chunk.keeps_numbers else []
 
 
@@ -209,8 +210,8 @@ def resynchronise(framework, pairs, finite, memory):
     expected = memory.like(variables)
     torch._foreach_copy_(expected, masters)
     for master, variable, value in zip(masters, variables, expected, strict=True):
-        # In the rare case of -0.0, or of a master beyond float16's range, that differs
-        # from the rounded master, and the formula changes nothing.
+        # `value` may differ from the rounded master, at -0.0 or beyond float16's range.
+        # That is rare, and the formula then changes nothing.
         if not _are_alike(value, variable):
             master.copy_(framework.resynchronised(master, variable))
 
@@ -218,7 +219,8 @@ def resynchronise(framework, pairs, finite, memory):
 def _are_alike(values, others):
     """Whether two tensors have the same elements.
 
-    `torch.equal` takes ten times as long for float16 as for int64 views of four each.
+    `torch.equal` takes ten times as long for float16 as for int64 views, each of whose
+    items covers four elements.
     """
     pair = values.reshape(-1), others.reshape(-1)
     if all(
@@ -273,7 +275,7 @@ def _round_where(finite, found_inf, masters, variables):
 
 
 def without_memory(tensors):
-    """See `Framework.without_memory`: all elements are one, and no number."""
+    """See `Framework.without_memory`. All elements of a tensor share one NaN."""
     for tensor in tensors:
         _hold(tensor, lambda t: t.new_full((), torch.nan).expand(t.shape))
     return tensors

@@ -1,7 +1,7 @@
-"""Reading the gradients once, on PyTorch: `measure`, of plain and of sharded tensors.
+"""The one read of the gradients on PyTorch: `measure`, for plain and sharded tensors.
 
-Each process reads its own shards of sharded tensors. Norms, the largest magnitude and
-the flag are reduced over the processes before they are used, in one all-reduce a step.
+Each process reads its own shards of sharded tensors. The norms, the largest magnitude
+and the flag are reduced over the processes before they are used.
 """
 
 import math
@@ -17,31 +17,32 @@ from keras_lso._backend.rule import Norms
 from keras_lso._backend.torch.shards import Agreement, any_sharded, shards_of
 from keras_lso._backend.torch.sparse import any_sparse, elements_of
 
-# Norms that spare the kernels of such rules work.
+# The kinds of norms for which the norms of gradients save the kernels work.
 _OF_GRADIENTS = (Norms.GRADIENT, Norms.OFTEN_GRADIENT)
-# Elements. The cost of an operation on a smaller tensor is that of its call.
+# In elements. The cost of an operation on a smaller tensor is the cost of its call.
 SMALL = 2**14
-# Other classes may hold shards, rows or a mask.
+# Tensors of other classes may hold shards, rows or a mask.
 PLAIN = {torch.Tensor, torch.nn.Parameter}
 
 _dtype_of = operator.attrgetter("dtype")
 
 
 def is_on_host(tensor):
-    """Whether the host reads this tensor without synchronising."""
+    """Whether the host can read this tensor without synchronising."""
     return tensor.device.type == "cpu"
 
 
 def operands(number, tensors):
-    """Returns a number or scalar tensor as `_foreach_*` takes it soonest, for tensors.
+    """Returns a number or scalar tensor in the form that is fastest in `_foreach_*`.
 
-    On the host a list of one tensor for all: the operation makes a tensor of a number
-    for each of the list, which takes twice as long as to multiply small ones.
+    On the host, it returns a list of the same tensor for all `tensors`. From a number,
+    the operation would make a tensor for each item, which takes twice as long as
+    multiplying small tensors.
     """
     if not is_on_host(tensors[0]):
         return number
     if not isinstance(number, torch.Tensor):
-        # Not on the default device, which may be another.
+        # Not on the default device, which may not be the host.
         number = torch.tensor(number, dtype=tensors[0].dtype, device="cpu")
     return [number] * len(tensors)
 
@@ -72,18 +73,20 @@ def measure(
 def _measure(grads, packs, amax, inv_scale, rules=None, norm=False):
     """Returns the `Measurement` of plain tensors.
 
-    The largest magnitude says whether all elements are finite. On the host the norms of
-    a rule prove it too, if they are finite themselves and unscaling does not enlarge
-    the gradients: 1e20 squared is inf. On an accelerator that branch would synchronise.
+    The largest magnitude shows whether all elements are finite. On the host, finite
+    norms of a rule prove it too, if unscaling does not enlarge the gradients. (Norms
+    that are not finite prove nothing: 1e20 squared is inf.) On an accelerator that
+    branch would synchronise.
 
-    Only norms of the gradients are returned: the step computes others when it has the
-    tensors in the cache.
+    Only the norms of gradients are returned. The step computes other norms when it has
+    the tensors in the cache.
     """
     if norm:
         return _by_the_norm(grads, packs, amax, inv_scale)
     if rules and rules[0].norms in _OF_GRADIENTS and is_on_host(grads[0]):
         norms = norms_of(grads)
-        # What is below inf is no NaN either; to ask so takes a third of `isfinite`.
+        # A number below inf is no NaN either. This takes a third of the time of
+        # `isfinite`.
         finite = (norms < torch.inf).all()
         if finite and inv_scale <= 1:
             unscaled = list((norms * inv_scale).unbind())
@@ -108,13 +111,13 @@ def _of_norms(norms, inv_scale, largest):
 
 
 class Packs:
-    """Which tensors are so small that one norm of all takes less than one of each.
+    """The tensors so small that one norm of all is faster than a norm of each.
 
     Args:
-        tensors: List of plain tensors, of which nothing is kept but where they are.
+        tensors: List of plain tensors. Only their positions are kept.
 
     Attributes:
-        wide_dtype: What `wide_dtype` returns of these tensors.
+        wide_dtype: The result of the function `wide_dtype` for these tensors.
     """
 
     def __init__(self, tensors):
@@ -133,13 +136,13 @@ class Packs:
         if not self._small:
             return tensors
         small = tensors if self._are_all else [tensors[i] for i in self._small]
-        # Without a view of each, which takes longer than to copy it.
+        # Without a view of each tensor, which takes longer than a copy.
         pack = torch.cat(small) if self._are_flat else _flatten_dense_tensors(small)
         return [pack, *map(tensors.__getitem__, self._rest)]
 
 
 def _largest(values, packs):
-    """Returns the largest magnitude as a scalar tensor, or a NaN that is among them."""
+    """Returns the largest magnitude as a scalar tensor, or a NaN if there is one."""
     on_host = is_on_host(values[0])
     # An empty tensor has no maximum.
     some = list(filter(torch.Tensor.numel, packs.of(values) if on_host else values))
@@ -162,8 +165,8 @@ _ROW = 1024
 def norms_of(values, dtype=None):
     """Returns the L2 norms as one tensor, by default in their `wide_dtype`.
 
-    By rows on a CPU, where PyTorch adds squares one by one: of two million elements
-    four digits would be left.
+    On a CPU it works by rows. PyTorch adds squares one by one there, which would leave
+    four digits for two million elements.
     """
     dtype = dtype or wide_dtype(values)
     if values[0].is_cpu and max(map(torch.Tensor.numel, values)) > 4 * _ROW:
@@ -172,7 +175,7 @@ def norms_of(values, dtype=None):
 
 
 def _row_norms(values, dtype):
-    # In a strided tensor PyTorch adds eight times as many squares one by one, which
+    # In a strided tensor, PyTorch adds eight times as many squares one by one. That
     # takes longer than a copy.
     flat = values.contiguous().view(-1)
     whole = flat.numel() // _ROW * _ROW
@@ -184,7 +187,7 @@ def _row_norms(values, dtype):
 
 
 def wide_dtype(values):
-    """Returns a dtype for norms of these tensors, narrower than none of theirs."""
+    """Returns a dtype for norms of these tensors, at least as wide as any of theirs."""
     return torch.float64 if torch.float64 in map(_dtype_of, values) else torch.float32
 
 
@@ -222,14 +225,14 @@ def _by_the_norm_of_shards(grads, shards, largest, inv_scale, agreement):
 
 
 def _without_nan(amax):
-    # A NaN says no more than an inf, and a maximum may lose it.
+    # A NaN means no more than an inf here, and a maximum may lose it.
     return amax.nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
 def _squares(rules, shards, inv_scale, targets):
-    """Returns the squared norms of what the rules measure of these shards.
+    """Returns the squared norms that the rules take of these shards, as one tensor.
 
-    As one tensor, with the list of the positions of the shards that its items are of.
+    Also returns a list with the position of the shard of each item.
     """
     found, owners = [shards[0].new_zeros(0, dtype=torch.float32)], []
     tensors: list[torch.Tensor] = []
@@ -266,10 +269,10 @@ def _norms_by_rule(rules, squares, owners):
 
 
 def norms_of_rules(rules, grads, inv_scale, targets):
-    """Returns what rules measure of sharded tensors, as fields of a `Measurement`.
+    """Returns the norms that rules take of sharded tensors, as `Measurement` fields.
 
-    For a step whose `measure` was not asked for it: the step may change the masters.
-    `targets` are the shards that it writes.
+    It serves a step that may change the masters, for which `measure` has computed no
+    norms. `targets` are the shards that the step writes.
     """
     squares, owners = _squares(rules, shards_of(grads), inv_scale, targets)
     return _norms_by_rule(rules, Agreement(grads).sum(squares, owners), owners)
@@ -284,9 +287,9 @@ def l2_norms(tensors):
 
 
 def _norms_of_whole(tensors, shards):
-    """Returns L2 norms as one tensor, of what this process has `shards` of.
+    """Returns the L2 norms of whole tensors as one tensor, given this process's shards.
 
-    `tensors` say how they are sharded.
+    `tensors` tell how the `shards` belong together.
     """
     norms = norms_of(shards)
     if any_sharded(tensors):
@@ -296,7 +299,7 @@ def _norms_of_whole(tensors, shards):
 
 
 def unscaled(framework, grads, inv_scale):
-    """See `Framework.unscaled`; by one call where all are plain tensors."""
+    """See `Framework.unscaled`. Makes one call if all gradients are plain tensors."""
     are_plain = set(map(type, grads)) <= PLAIN
     if not are_plain or any_sparse(grads):
         return Framework.unscaled(framework, grads, inv_scale)
@@ -308,7 +311,7 @@ def unscaled(framework, grads, inv_scale):
 
 @torch.no_grad()
 def clipped(grads, inv_scale, norm=None, value=None):
-    """See `Framework.clipped`; of shards, shards."""
+    """See `Framework.clipped`. Returns shards for sharded gradients."""
     wide = [g.float() for g in shards_of(grads)]
     unscaled = torch._foreach_mul(wide, operands(inv_scale, wide))
     if norm:

@@ -1,9 +1,9 @@
-"""Python's numbers on the device, without synchronising with the host.
+"""Tensors of Python numbers on the device, without synchronising with the host.
 
-`keras.ops` makes a tensor of each number, whose copy to the device synchronises with
-the host. Here a kernel writes it. A learning-rate schedule is a few operations on the
-step count and on such numbers; where `keras.ops.cond` would read a flag as well, both
-branches are computed.
+`keras.ops` makes a tensor from each number. Its copy to the device synchronises with
+the host. Here a kernel writes the number. A learning-rate schedule is a few operations
+on the step count and on such numbers. Where `keras.ops.cond` would also read a flag,
+both branches are computed.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 # More numbers than this are copied: a kernel for each would take longer.
 _FEW = 32
-# Later branches read their flags: each branch may double the work.
+# Branches beyond these read their flags, since each branch may double the work.
 _MOST_BRANCHES = 4
 
 
@@ -22,10 +22,10 @@ def without_host(function, near):
 
 
 def _select(function, answers):
-    """Runs a function whose first branches take `answers`, and later ones both sides.
+    """Runs a function. Its first branches follow `answers`; later ones take both sides.
 
-    One run takes the True side of all later branches. For each of them a recursion
-    takes its False side, and the True side of those before it.
+    One run takes the True side of all later branches. For each of these branches, a
+    recursive call takes its False side, and the True side of the branches before it.
     """
     with _Scalars(answers) as scalars:
         result = function()
@@ -36,23 +36,24 @@ def _select(function, answers):
 
 
 class NumbersOnDevice(TorchFunctionMode):
-    """Writes Python's numbers on the device, and leaves scalar tensors there."""
+    """Writes Python numbers on the device, and keeps scalar tensors there."""
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if function in (torch.as_tensor, torch.tensor):
             return _written(function, args, kwargs)
         if function is torch._foreach_add_ and torch.is_tensor(kwargs.get("alpha")):
-            # It would read `alpha`: the learning rate of Keras's SGD and Adadelta.
+            # It would read `alpha`, the learning rate in Keras's SGD and Adadelta.
             tensors, others = args
             return function(tensors, torch._foreach_mul(others, kwargs["alpha"]))
         return function(*args, **kwargs)
 
 
 class _Scalars(NumbersOnDevice):
-    """Also takes branches without reading from the device.
+    """A mode that also takes branches without reading from the device.
 
-    `conditions` are those of the branches without an answer, which take the True side.
+    `conditions` are the conditions of the branches without an answer. These take the
+    True side.
     """
 
     def __init__(self, answers):
@@ -72,7 +73,7 @@ class _Scalars(NumbersOnDevice):
 
 
 def _written(make, args, kwargs):
-    """Makes a tensor; one of a few numbers on a device by `torch.full`."""
+    """Makes a tensor. On a device, `torch.full` makes a tensor of a few numbers."""
     device = torch.device(kwargs.get("device") or "cpu")
     is_plain = isinstance(args[0], bool | int | float | np.ndarray | np.number)
     if device.type == "cpu" or not is_plain or not 0 < np.size(args[0]) <= _FEW:

@@ -1,8 +1,8 @@
 """The scalars of a step on PyTorch.
 
-A function of `keras.ops` first looks at what its arguments are, which takes three times
-as long as the operation on a scalar; on a GPU each operation is a kernel that the host
-has to launch. So there are few, which take tensors only.
+A function of `keras.ops` first inspects its arguments, which takes three times as long
+as the operation on a scalar. On a GPU each operation is a kernel that the host has to
+launch. So there are few operations here, and they take tensors only.
 """
 
 import functools
@@ -21,12 +21,12 @@ _FLOAT32_MAX = float(np.finfo("float32").max)
 
 @functools.cache
 def _named(dtype):
-    """Returns a dtype of PyTorch's, given it or its name."""
+    """Returns the PyTorch dtype, given the dtype or its name."""
     return getattr(torch, keras.backend.standardize_dtype(dtype))
 
 
 def scalar(value, dtype):
-    """See `Framework.scalar`; without a copy to the device, which PyTorch waits for."""
+    """See `Framework.scalar`. Avoids a copy to the device, for which PyTorch waits."""
     if isinstance(value, torch.Tensor):
         return value.to(_named(dtype))
     if isinstance(value, int | float):
@@ -77,15 +77,15 @@ class TorchScalars(Scalars):
     def move_scale(
         self, scale, good_steps, finite, drops, growth, backoff, period, bounds
     ):
-        """See `Scalars.move_scale`; as a rule by the kernel of `GradScaler`."""
+        """See `Scalars.move_scale`. Uses the kernel of `GradScaler` where it can."""
         if drops is None and _only_counts(scale, good_steps, finite, period, bounds):
             good_steps.add_(1)
             return
         overflows = torch.logical_not(finite)
         numbers = isinstance(backoff, float) and isinstance(period, int)
-        # The kernel leaves a scale alone that would grow beyond float32.
+        # The kernel does not grow a scale beyond float32.
         if drops is None and numbers and bounds[1] * growth <= _FLOAT32_MAX:
-            # It grows the scale when the count equals the period, not beyond it.
+            # It grows the scale if the count equals the period, not if it exceeds it.
             good_steps.clamp_(max=period - 1)
             # It multiplies in float64, where the product of two float32 is exact.
             growth, backoff = float(np.float32(growth)), float(np.float32(backoff))
@@ -113,7 +113,7 @@ class TorchScalars(Scalars):
         update_scale,
         assign,
     ):
-        """See `Scalars.count_step`; in place, so that nothing is assigned."""
+        """See `Scalars.count_step`. Works in place, without `assign`."""
         takes = (
             finite if rates_finite is None else torch.logical_and(finite, rates_finite)
         )

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from keras_lso._backend.torch.shards import all_sharded, any_sharded, is_sharded
 
-# The modules that FSDP keeps a state of.
+# The modules for which FSDP keeps a state.
 FSDP_MODULES: Any = ()
 with contextlib.suppress(ImportError):
     from torch.distributed._composable_state import _module_state_mapping
@@ -63,7 +63,7 @@ def _describe(tensor):
 
 
 def _check_not_left_behind(variables):
-    """Refuses variables that FSDP has replaced as the parameters of a Keras layer.
+    """Raises an error for variables that FSDP has replaced in a Keras layer.
 
     The layer still computes with them, and their gradients are not reduced.
     """
@@ -79,7 +79,7 @@ def _check_not_left_behind(variables):
 
 
 def _left_behind():
-    """Returns the ids of variables that no longer are their module's parameters."""
+    """Returns the ids of variables that are no longer parameters of their module."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     sharded = getattr(fsdp, "FSDPModule", ())
     return {
@@ -92,7 +92,7 @@ def _left_behind():
 
 
 def _left_behind_by(layer):
-    """Returns those of one layer, and none for a module that is not Keras's."""
+    """Returns the ids for one layer, and none for a module that is not Keras's."""
     parameters = getattr(layer, "_torch_params", None)
     if not isinstance(parameters, torch.nn.ParameterDict):
         return set()

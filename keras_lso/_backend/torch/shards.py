@@ -1,8 +1,8 @@
-"""Tensors with a shard in each process: PyTorch's `DTensor`, as FSDP2 has them.
+"""Tensors with a shard in each process: PyTorch's `DTensor`, which FSDP2 uses.
 
-What a process computes of its own shards is reduced over the processes among which the
-tensors are sharded. All of them make the same all-reduces in the same order: none
-depends on the values of a shard.
+A process computes from its own shards. The results are reduced over the processes among
+which the tensors are sharded. All processes make the same all-reduces in the same
+order, whatever the values of their shards.
 """
 
 from typing import Any, NamedTuple
@@ -33,9 +33,9 @@ def all_sharded(tensors):
 
 
 def shards_of(tensors):
-    """Returns this process's shards, which alias the tensors; plain ones as they are.
+    """Returns this process's shards, which alias the tensors; plain tensors stay.
 
-    To be called in `no_grad`. None is allowed.
+    Call it in `no_grad`. None is allowed.
     """
     if not any_sharded(tensors):
         return tensors
@@ -43,12 +43,12 @@ def shards_of(tensors):
 
 
 def whole(tensor):
-    """Returns the whole of a `DTensor`, for which all processes have to ask."""
+    """Returns the whole of a `DTensor`. All processes have to call this function."""
     return tensor.full_tensor() if is_sharded(tensor) else tensor
 
 
 def sharded_like(value, like):
-    """See `Framework.sharded_like`. What it shards becomes a parameter."""
+    """See `Framework.sharded_like`. A tensor that it shards becomes a parameter."""
     stays = is_sharded(value) or value.shape != like.shape
     if stays or not is_sharded(like):
         return value
@@ -63,7 +63,7 @@ def sharded_like(value, like):
 
 
 class Layout(NamedTuple):
-    """How a tensor is sharded, in the words of Keras's own class."""
+    """The sharding of a tensor, with the attribute names of Keras's own class."""
 
     device_mesh: Any
     placements: tuple
@@ -79,8 +79,8 @@ def layout_of(value):
 def laid_out_like(grads, values):
     """See `Framework.laid_out_like`.
 
-    What autograd leaves may be a sum of which each process has a part. Each gradient is
-    exchanged on its own, in the order of the list.
+    A gradient from autograd may be a sum, of which each process has a part. Each
+    gradient is exchanged separately, in the order of the list.
     """
     if not any_sharded(grads):
         return grads
@@ -101,8 +101,8 @@ def _laid_out_like(grad, value):
 def first_place(tensor):
     """Returns the place of a shard's first element in the whole tensor, in C order.
 
-    As if it were sharded by rows: those of other dimensions have different places too,
-    but not those of the whole tensor.
+    The place assumes that the tensor is sharded by rows. Shards of other dimensions
+    also get different places, but not their places in the whole tensor.
     """
     if not is_sharded(tensor):
         return 0
@@ -112,7 +112,7 @@ def first_place(tensor):
     for dim, placement in enumerate(tensor.placements):
         count, rank = mesh.size(dim), mesh.get_local_rank(dim)
         if placement.is_shard(0):
-            # As `torch.chunk`: the last ones may have fewer, or none.
+            # As in `torch.chunk`, the last shards may have fewer rows, or none.
             most = -(-rows // count)
             place += min(rank * most, rows) * row
             rows = max(min(most, rows - rank * most), 0)
@@ -122,7 +122,7 @@ def first_place(tensor):
 
 
 def mapped(fn, tensor):
-    """Returns what an elementwise function makes of a tensor, of shards a shard."""
+    """Applies an elementwise function to a tensor, or to the shard of a `DTensor`."""
     if not is_sharded(tensor):
         return fn(tensor)
     return DTensor.from_local(
@@ -138,7 +138,7 @@ def mapped(fn, tensor):
 class Agreement:
     """The reductions over the processes that hold shards of these tensors.
 
-    Nothing is reduced over replicas: their tensors have the same bits.
+    Nothing is reduced over replicas, whose tensors have the same bits.
 
     Args:
         tensors: List of tensors, some of which are sharded.
@@ -153,9 +153,9 @@ class Agreement:
         self._groups = dict(sorted(groups.items(), key=lambda item: item[1].size()))
 
     def maximum(self, values):
-        """Returns the maximum over the processes of each item of a 1D tensor.
+        """Returns the maximum of each item of a 1D tensor over the processes.
 
-        Without a NaN, which a maximum may lose.
+        The tensor must have no NaN, which a maximum may lose.
         """
         for group in self._groups.values():
             dist.all_reduce(values, dist.ReduceOp.MAX, group)
@@ -164,8 +164,8 @@ class Agreement:
     def sum(self, values, owners):
         """Returns the sum of each item of a 1D tensor over the shards of its tensor.
 
-        `owners` are the positions of the tensors that the items were computed from,
-        None for what is summed over all processes.
+        `owners` are the positions of the tensors that the items were computed from. An
+        item with None is summed over all processes.
         """
         for name, group in self._groups.items():
             # A tensor that is not sharded in this group counts once.
@@ -175,7 +175,7 @@ class Agreement:
                 if owner is not None and name not in self._groups_of[owner]
             ]
             if once and dist.get_rank(group):
-                # Not by a list of positions, which would be copied to the device.
+                # Indexing by a list would copy the positions to the device.
                 torch._foreach_zero_([values[i] for i in once])
             dist.all_reduce(values, dist.ReduceOp.SUM, group)
         return values

@@ -1,10 +1,11 @@
-"""Sparse gradients on PyTorch, as `torch.nn.Embedding(sparse=True)` has them.
+"""Sparse gradients on PyTorch, such as those of `torch.nn.Embedding(sparse=True)`.
 
-Some of the optimizers that Keras has on PyTorch fail with them, some after a part of
-the variables was updated, and none is faster. So all steps take dense ones.
+Some of Keras's optimizers for PyTorch fail with sparse gradients, some of them after a
+part of the variables was updated. None is faster with them. So all steps take dense
+gradients.
 
 Rows of equal index are summed first, in float32 or wider. A sum that overflows in the
-gradient's own dtype is an overflow all the same, as on TensorFlow and JAX, and as in
+gradient's own dtype still counts as an overflow, as on TensorFlow and JAX, and as in
 `GradScaler`.
 """
 
@@ -18,7 +19,7 @@ _layout = operator.attrgetter("layout")
 
 
 def any_sparse(tensors):
-    """Whether one of the tensors is not dense, in whichever layout."""
+    """Whether one of the tensors is not dense, whatever its layout."""
     try:
         return not set(map(_layout, tensors)) <= {torch.strided}
     except AttributeError:  # An array, or a number.
@@ -40,7 +41,7 @@ def to_dense(grad):
 
 
 def map_values(fn, grad):
-    """See `Framework.map_values`. The rows of a sparse one are summed first."""
+    """See `Framework.map_values`. Sums the rows of a sparse gradient first."""
     if not _is_sparse(grad):
         return fn(grad)
     summed = _summed(grad)
@@ -53,7 +54,7 @@ def elements_of(grad):
 
 
 def _summed(grad):
-    """Returns a sparse gradient in which each index comes once."""
+    """Returns a sparse gradient in which each index occurs once."""
     if grad.layout != torch.sparse_coo:
         grad = grad.to_sparse()
     own = grad.coalesce()

@@ -1,9 +1,9 @@
-"""The fused step on PyTorch: formulas on lists of tensors, and faster kernels of some.
+"""The fused step on PyTorch: formulas on lists of tensors, and faster kernels for some.
 
-Tensors are processed in `Chunks`: plain ones as they are, and of sharded ones the
-shards of this process. On the host the flag `finite` is read first. On
-an accelerator that would synchronise: the kernels take `found_inf`, 1.0 on an overflow,
-and then write nothing.
+A step processes tensors in `Chunks`. For sharded tensors, it processes the shards of
+this process. On the host the flag `finite` is read first. On an accelerator reading it
+would synchronise. So the kernels take `found_inf`, which is 1.0 after an overflow, and
+then write nothing.
 """
 
 import itertools
@@ -34,7 +34,7 @@ from keras_lso._backend.torch.triton import steps as torch_triton
 def fused_step_takes(rule, targets, gradients):
     """Whether there is a kernel for these tensors; `torch.compile` writes its own.
 
-    The processes that share a tensor all return the same.
+    All processes that share a tensor return the same.
     """
     variables = targets.variables
     in_float32 = [
@@ -97,7 +97,7 @@ def fused_step(framework, rules, targets, grads, found=None, inv_scale=None):
         kernel = Kernel(weights, are_wide, memory, found_inf, targets.owns_gradients)
         STEPS[rule.kernel](kernel, rule, own, inv_scale, known, *columns)
         if not targets.are_private:
-            # Autograd relies on it, and the fused kernels do not do it.
+            # Autograd relies on the version, and the fused kernels do not increment it.
             for column in (chunk.numbers or [], *columns):
                 torch.autograd.graph.increment_version(column)
         if numbers is not None:
@@ -119,7 +119,7 @@ def _part(found, chunk):
 def _with_norms(framework, rules, targets, grads, found, inv_scale):
     """Returns the `Measurement` of sharded gradients with the norms of their rules.
 
-    `measure` is not asked for them where the step may re-initialise the masters.
+    `measure` does not compute these norms if the step may re-initialise the masters.
     """
     has_norms = found.gradient_norms or found.rule_norms
     if has_norms or rules[0].norms is Norms.NONE:
@@ -155,7 +155,7 @@ def run_masked(flag, step):
 
 @torch.no_grad()
 def clear(tensors, flag):
-    """See `Framework.clear`; `w - w` in the kernel that can leave `w` as it is."""
+    """See `Framework.clear`. The kernel of `w - w` can also leave `w` as it is."""
     shards = shards_of(tensors)
     if not torch_measure.is_on_host(flag):
         found_inf = torch.logical_not(flag).float()
@@ -167,9 +167,9 @@ def clear(tensors, flag):
 # --- The rules ----------------------------------------------------------------------
 #
 # Each `_step_*` implements the formula of the rules whose `kernel` is its key in
-# `STEPS`, and is tested against it; `_step_by_formula` runs the formula of any other.
-# `found` is the `Measurement` of the gradients `g`; for shards it holds the norms of
-# the whole tensors, and the steps are the same.
+# `STEPS`, and is tested against it. `_step_by_formula` runs the formula of any other
+# rule. `found` is the `Measurement` of the gradients `g`. For shards it holds the norms
+# of the whole tensors, and the steps are the same.
 
 
 def _step_sgd(kernel, rule, g, inv_scale, found):
@@ -206,7 +206,7 @@ def _step_lars(kernel, rule, g, inv_scale, found, v):
         kernel.descend_with_rates(d, v, rule.momentum, rates, rule.nesterov)
         return
     d = _lars_decayed(kernel, rule, kernel.multiply(g, inv_scale))
-    # First the momentum alone: the variables' rate is of the norm of their update.
+    # First the momentum alone: a variable's rate depends on the norm of its update.
     kernel.descend_with_momentum(d, v, rule.momentum, rate=0.0)
     update = kernel.add(d, v, rule.momentum) if rule.nesterov else v
     norms = norms_of(update) if _needs_norms(rule, found) else None
@@ -224,9 +224,9 @@ def _lars_decayed(kernel, rule, g):
 
 
 def _lars_directions(kernel, rule, g, inv_scale, found):
-    """Returns directions `d`, the norms that their rates need or None, and a unit.
+    """Returns directions `d`, the norms for their rates (or None), and a unit.
 
-    The step subtracts `rate * unit * d`. The norms are in the unit of 1.
+    The step subtracts `rate * unit * d`. The norms are in units of 1, not of `unit`.
     """
     needs_norms = _needs_norms(rule, found)
     is_wide_on_host = kernel.is_on_host and kernel.are_wide
@@ -242,7 +242,7 @@ def _lars_directions(kernel, rule, g, inv_scale, found):
             return g, torch.stack(found.gradient_norms), inv_scale
     g, norms = kernel.multiply(g, inv_scale), None
     if needs_norms and rule.is_paper:
-        # Before the decay is added to the gradients.
+        # The norms of the gradients before the decay is added to them.
         of_gradients = found.gradient_norms
         norms = norms_of(g) if of_gradients is None else torch.stack(of_gradients)
     d = _lars_decayed(kernel, rule, g)
@@ -252,7 +252,7 @@ def _lars_directions(kernel, rule, g, inv_scale, found):
 
 
 def _stacked(rule_norms):
-    """Returns the norms of each kind as one tensor, of all tensors of a chunk."""
+    """Returns for each kind of norm one tensor, with the norms of a chunk's tensors."""
     return tuple(map(torch.stack, zip(*rule_norms, strict=True)))
 
 
@@ -304,7 +304,7 @@ def _step_by_formula(kernel, rule, g, inv_scale, found, *columns):
             kernel.assign(target.items, value.items)
 
 
-# By `Rule.kernel`.
+# Keyed by `Rule.kernel`.
 STEPS: dict[str | None, Callable[..., None]] = {
     None: _step_by_formula,
     "sgd": _step_sgd,

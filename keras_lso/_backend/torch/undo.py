@@ -1,9 +1,9 @@
-"""Any optimizer's own step on PyTorch, undone on the device if it is not to be taken.
+"""Any optimizer's own step on PyTorch, undone on the device if it must be skipped.
 
 A branch on the host would wait for the device, and no CUDA graph can record it. The
-state is copied before the step, which moves 8 bytes for each of its float32 elements,
-and takes that much memory until the step is over. Writing it back moves nothing if the
-step is to be taken.
+state is copied before the step, and the copy is kept until the step is over. Copying
+moves 8 bytes for each float32 element of the state. If the step is applied, writing the
+copy back moves nothing.
 """
 
 import torch
@@ -17,7 +17,7 @@ from keras_lso._backend.torch.shards import shards_of
 def run_or_undo(finite, step, grads, state):
     """See `Framework.run_if`."""
     tensors, copies = _copied(state)
-    # Keras's own steps are full of numbers.
+    # Keras's own steps convert many Python numbers to tensors.
     with NumbersOnDevice():
         step(grads)
     _undo_unless(finite, state, tensors, copies)
@@ -36,7 +36,7 @@ def _undo_unless(finite, state, tensors, copies):
     columns = state, tensors, copies, shards_of(tensors), shards_of(copies)
     for v, tensor, copy, shard, shard_of_copy in zip(*columns, strict=True):
         new = v.value
-        # In a `StatelessScope` a step leaves the tensor, and puts another in its place.
+        # In a `StatelessScope` a step does not write the tensor, but replaces it.
         if new is tensor and torch_kernels.can_copy_unless(shard):
             pairs.append((shard, shard_of_copy))
         else:
@@ -45,7 +45,7 @@ def _undo_unless(finite, state, tensors, copies):
 
 
 def _copy_unless(finite, pairs):
-    """Copies to the first of each pair the second, but writes nothing if `finite`."""
+    """Copies the second tensor of each pair to the first, unless `finite` is True."""
     by_dtype: dict[torch.dtype, list] = {}
     for pair in pairs:
         by_dtype.setdefault(pair[0].dtype, []).append(pair)
@@ -54,7 +54,7 @@ def _copy_unless(finite, pairs):
         torch_kernels.copy_unless(finite.float(), targets, sources)
 
 
-# --- A few small tensors: what layers keep -----------------------------------------
+# --- A few small tensors: the state of layers --------------------------------------
 
 
 @torch.no_grad()
@@ -69,7 +69,7 @@ def copies_of(storage):
 
 @torch.no_grad()
 def restore(storage, values, flag):
-    """See `Framework.restore`. On an accelerator by kernels, since nobody knows yet."""
+    """See `Framework.restore`. On an accelerator, kernels read the flag."""
     on_host = torch_measure.is_on_host(flag)
     if on_host and not flag:
         return

@@ -1,4 +1,4 @@
-"""The private functions of PyTorch and TensorFlow that the package leans on.
+"""The private functions of PyTorch and TensorFlow that the package relies on.
 
 It uses no private function of JAX. A test compares the list with the package's source.
 """

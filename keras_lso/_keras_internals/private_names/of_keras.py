@@ -1,7 +1,7 @@
-"""The private attributes of Keras that the package leans on, each with its probe.
+"""The private attributes of Keras that the package relies on, each with its probe.
 
-A test compares the list with the package's source: every attribute that is
-used is in the list, and the reverse.
+A test compares the list with the package's source. Every attribute that is used must be
+in the list, and the reverse.
 """
 
 from keras_lso._keras_internals.private_names.probes import (
@@ -55,7 +55,7 @@ _METHODS_OF_AN_OPTIMIZER = (
 
 
 def _sets_in(cls):
-    """Returns what looks for an attribute of a class that an older Keras lacks."""
+    """Returns a check for an attribute of a class that an older Keras lacks."""
 
     def found(optimizers, name):
         return not hasattr(optimizers, cls) or sets(getattr(optimizers, cls), name)
@@ -110,7 +110,7 @@ _MODULES = (
     Probe("keras.src.saving.serialization_lib", "SafeModeScope"),
     Probe("keras.src.tree.tree_api", "register_tree_node_class"),
     Probe("keras.src.utils.naming", "to_snake_case"),
-    # The classes that Keras puts in place of its own.
+    # The private classes that replace Keras's public ones.
     Probe("keras.src.backend.torch", "optimizers", module, "torch"),
 )
 

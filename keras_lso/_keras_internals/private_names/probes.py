@@ -1,9 +1,9 @@
-"""What a probe is, and how each kind looks for its attribute.
+"""`Probe`: a check that an attribute of another package exists; and kinds of checks.
 
-A probe makes no variable and calls nothing: at import there may be no device yet, a
-`jax.distributed.initialize()` may be still to come, and an optimizer that is made
-counts in the names of those that follow. What only instances have is looked for in the
-code of their class.
+A probe creates no variable and calls nothing. At import there may be no device yet, and
+a `jax.distributed.initialize()` may still follow. A new optimizer would count in the
+names of later ones. An attribute that only instances have is looked for in the code of
+their class.
 """
 
 import dis
@@ -14,12 +14,12 @@ from typing import NamedTuple
 
 
 class Probe(NamedTuple):
-    """One attribute of another package, and how it is looked for.
+    """An attribute of another package, and the check for it.
 
     Attributes:
         owner: String, the full name of the module or class that has it.
         name: String, the attribute.
-        found: Function of the owner and the name, whether it is there.
+        found: Function of the owner and the name that returns whether it exists.
         backend: String, the one backend on which it is used. Defaults to `None`: all.
     """
 
@@ -40,12 +40,12 @@ class Probe(NamedTuple):
 
 
 def of_backend(probes, backend):
-    """Returns those probes that matter on a backend."""
+    """Returns the probes that matter on a backend."""
     return [probe for probe in probes if probe.backend in (None, backend)]
 
 
 def missing(probes):
-    """Returns those probes whose attribute is not there."""
+    """Returns the probes whose attribute is missing."""
     return [probe for probe in probes if not probe.holds()]
 
 
@@ -59,10 +59,11 @@ def module(owner, name):
 
 
 def takes(*arguments):
-    """Returns what looks for a method, and whether it still takes these arguments.
+    """Returns a check that a method exists and still takes these arguments.
 
     Args:
-        *arguments: Strings, the names of what the package passes by position.
+        *arguments: Strings, the names of the arguments that the package passes by
+            position.
     """
 
     def found(owner, name):
@@ -84,14 +85,14 @@ def sets(owner, name):
         instruction.opname == "STORE_ATTR" and instruction.argval == name
         for cls in inspect.getmro(owner)
         for code in methods_of(cls)
-        # Quicker than to go through all instructions.
+        # Quicker than going through all instructions.
         if name in code.co_names
         for instruction in dis.get_instructions(code)
     )
 
 
 def says(text):
-    """Returns what looks for a method that has a string in its code."""
+    """Returns a check that a method has a string in its code."""
 
     def found(owner, name):
         return text in inspect.unwrap(getattr(owner, name)).__code__.co_consts

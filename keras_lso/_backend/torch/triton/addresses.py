@@ -1,10 +1,10 @@
-"""Where tensors are in memory, told to a kernel that steps many of them.
+"""The addresses of tensors, for a kernel that steps many of them.
 
-The addresses of weights and slots stay, those of gradients may be others in each step.
-All are compared with those that the device has, and sent if they differ. They travel as
-arguments of PyTorch's kernels, as in its own fused steps. A copy of host memory would
-have to wait, or the memory to be kept until the copy is made, and a CUDA graph would
-repeat it in each replay.
+The addresses of weights and slots stay the same. The addresses of gradients may change
+in each step. All are compared with those on the device, and sent if they differ. They
+travel as arguments of PyTorch's kernels, as in its own fused steps. With a copy from
+host memory, the host would have to wait, or to keep the memory until the copy is done.
+A CUDA graph would repeat the copy in each replay.
 """
 
 import itertools
@@ -13,19 +13,19 @@ import torch
 
 
 class Group:
-    """Tensors that one launch of a kernel steps, in blocks of so many elements.
+    """The tensors that one launch of a kernel steps, divided into blocks.
 
     Args:
-        rows: List of lists of tensors of one device that the kernel writes: the weights
-            and, in that order, what else it has of each. Their strides are compared
-            when they move.
+        rows: List of lists of tensors of one device that the kernel writes. The first
+            list has the weights. Each other list has one more tensor of each weight, in
+            the same order. Their strides are checked when their addresses change.
         block: Int, the number of elements of a block.
         numbers: List of lists with an integer for each weight. Defaults to none.
 
     Attributes:
-        written: List of all those tensors.
+        written: List of all the tensors in `rows`.
         count: Int, the number of weights.
-        blocks: Int, the number of blocks of all of them.
+        blocks: Int, the number of blocks of all weights.
     """
 
     def __init__(self, rows, block, numbers=()):
@@ -42,16 +42,17 @@ class Group:
         self._owners = None
 
     def on_device(self, grads):
-        """Returns three tensors of int64, or None if the tensors have gaps.
+        """Returns three int64 tensors, or None if the tensors have gaps.
 
         Args:
             grads: List of the gradients, contiguous tensors.
 
         Returns:
-            - A table with a column for each weight: how many elements it has, its first
-              block, its address, those of what else the kernel writes, and the numbers.
+            - A table with a column for each weight: its number of elements, its first
+              block, its address, the addresses of its other tensors in `rows`, and its
+              `numbers`.
             - The addresses of the gradients.
-            - For each block the column of its tensor.
+            - The column of the tensor of each block.
         """
         addresses = list(map(torch.Tensor.data_ptr, self.written))
         if addresses != self._regular_at:
@@ -81,15 +82,15 @@ class Group:
 
     def _owners_in(self, table):
         blocks_of_each = (table[: self.count] + (self._block - 1)) // self._block
-        # Told how many there are, it need not read them from the device.
+        # With the size of the output, PyTorch need not read it from the device.
         return torch.repeat_interleave(blocks_of_each, output_size=self.blocks)
 
 
 class Numbers:
-    """Integers that are kept on a device, and sent when they are others.
+    """Integers that are kept on a device, and sent again only if they change.
 
-    They are kept for one stream: in its order they are overwritten and read. What a
-    CUDA graph records has its own, which no other step changes.
+    They are kept for one stream, in whose order they are overwritten and read. A CUDA
+    graph has integers of its own, which no other step changes.
     """
 
     def __init__(self, device):
@@ -113,7 +114,7 @@ class Numbers:
 
 
 def stream_of(device):
-    """Returns what tells streams apart; None if a CUDA graph records what runs."""
+    """Returns an identifier of the current stream; None if a CUDA graph is captured."""
     if device.type != "cuda":
         return 0
     if torch.cuda.is_current_stream_capturing():

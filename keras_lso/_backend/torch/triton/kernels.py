@@ -1,25 +1,29 @@
 """Kernels that step many tensors in one pass, in Triton's language.
 
-Each reads a gradient of any float dtype, unscales it, and updates the slots and the
-weight. A weight of 16 bits is trained as the float32 number that its kind of master
-makes of it: `KIND` is its name in `masters.KINDS`, and None for float32 weights. If
-`found_inf` is 1.0 nothing is written.
+Each kernel reads a gradient of any float dtype, unscales it, and updates the slots and
+the weight. It trains a 16-bit weight as the float32 number of its master. `KIND` is the
+kind of master, a key in `masters.KINDS`, or None for float32 weights. If `found_inf` is
+1.0, nothing is written.
 
 The formulas are those of the classes in `rules.py` and `masters.py`, operation by
-operation. They are launched without the fusion of products and sums, so that each
-operation rounds as it does there.
+operation. The kernels are launched without the fusion of products and sums, so that
+each operation rounds as in the formula.
 
-Tensors are given by their addresses, in a table of `count` columns. Its rows are their
-numbers of elements, the first block of each, and then the addresses of the weights, of
-each slot and of the parts kept with the weights, if there are any. If their kind
-draws random bits, there are two rows more: the positions of the weights among those of
-the optimizer, and the place of the first element of each in the whole tensor.
-`gradients` is one more such row, of other addresses in each step. `owners` holds for
-each block the column of its tensor. `found_inf`, `inv_scale`, `learning_rate`, `alpha`
-and `decay` point to a float32, and `iterations` to an int32, if random bits are drawn;
-the other coefficients are numbers.
+Tensors are passed by their addresses, in a table with a column for each of the `count`
+weights. The rows of the table are, in this order,
 
-Only `steps.py` imports this file, when tensors on a GPU come: it needs Triton.
+- the number of elements, and the first block,
+- the address of the weight, and the address of each slot,
+- the address of the part kept with the weight, if its kind keeps one,
+- the position of the weight among the optimizer's weights, and the place of its first
+  element in the whole tensor, if its kind draws random bits.
+
+`gradients` is one more such row, with other addresses in each step. `owners` has an
+item for each block, the column of its tensor. `found_inf`, `inv_scale`,
+`learning_rate`, `alpha` and `decay` point to a float32. If random bits are drawn,
+`iterations` points to an int32. The other coefficients are numbers.
+
+Only `steps.py` imports this file, since it needs Triton.
 """
 
 import triton
@@ -34,9 +38,9 @@ from keras_lso._backend.torch.triton.masters import (
     rounded,
 )
 
-# So many elements are a block, of so many warps: each thread has four, 16 bytes in
-# float32. With more the compiler would give a thread other elements in float16, and
-# exchange them through shared memory.
+# The elements and the warps of a block. Each thread has four elements, 16 bytes in
+# float32. With more elements, the compiler would give a thread different ones in
+# float16, and exchange them through shared memory.
 BLOCK = 1024
 WARPS = 8
 _ALIGNMENT = tl.constexpr(16)
@@ -45,9 +49,9 @@ _VARY = [*_TABLES, "iterations", "found_inf", "inv_scale"]
 
 
 def kernel(*coefficients):
-    """Returns a decorator for kernels, which are compiled once for all arguments.
+    """Returns a decorator for kernels, which compiles them once for all arguments.
 
-    Otherwise they would be compiled again for a pointer that is aligned differently.
+    Otherwise Triton would compile them again for a pointer with another alignment.
     """
     names = [*_VARY, *coefficients]
     return triton.jit(do_not_specialize=names, do_not_specialize_on_alignment=names)
@@ -66,7 +70,7 @@ def _place(table, owners, count, N: tl.constexpr):
     """Returns the column of this block's tensor, the block's start, and its size."""
     block = tl.program_id(0)
     owner = tl.load(owners + block)
-    # An int64, as what the table holds: a tensor may have more than 2**31 elements.
+    # An int64, like the items of the table: a tensor may have over 2**31 elements.
     start = (block - _address(table, 1, count, owner)) * N
     return owner, start, _address(table, 0, count, owner)
 
@@ -74,8 +78,9 @@ def _place(table, owners, count, N: tl.constexpr):
 @triton.jit
 def _pointers(address, start, TYPE: tl.constexpr, WHOLE: tl.constexpr, N: tl.constexpr):
     if WHOLE:
-        # It is a multiple already. This way it is one of whatever the caller gives, and
-        # the compiler may be told so: it then loads 16 bytes at once.
+        # The address is a multiple already. Written like this, it is one for every
+        # caller, so that the hint to the compiler holds. The compiler then loads 16
+        # bytes at once.
         address = address // _ALIGNMENT * _ALIGNMENT
         base = tl.multiple_of(address.to(tl.pointer_type(TYPE)), _ALIGNMENT)
     else:
@@ -132,13 +137,13 @@ def _gradient(
 
 @triton.jit
 def _weight_at(table, row, count, owner, iterations, KIND: tl.constexpr):
-    """Returns the places of a weight and its kept part, and a key of random bits.
+    """Returns the addresses of a weight and its kept part, and a key of random bits.
 
-    `row` is the first of the table after the slots. Without `iterations` no bits are
-    drawn.
+    `row` is the first row of the table after the slots. Without `iterations` no bits
+    are drawn.
     """
     weight = _address(table, 2, count, owner)
-    # Where nothing is kept or drawn they are never used.
+    # These are not used where nothing is kept or drawn.
     kept = weight
     key = 0
     if KIND == "stochastic":
@@ -165,7 +170,7 @@ def _weight(
     """Returns the float32 number that a step begins with."""
     w = _load(weight, start, size, WEIGHT, WHOLE, N)
     if KIND == "float32":
-        # It restarts where the weight was assigned.
+        # The master restarts where the weight was assigned.
         number = _load(kept, start, size, tl.float32, WHOLE, N)
         value = w.to(tl.float32)
         w = tl.where(rounded(number, WEIGHT).to(tl.float32) == value, number, value)
@@ -423,17 +428,17 @@ def adam(
         )  # fmt: skip
 
 
-# As with TRITON_INTERPRET=1, by which Triton runs what it would compile on the host.
+# True with TRITON_INTERPRET=1: Triton then interprets the kernels on the host.
 ARE_INTERPRETED = not isinstance(adam, triton.JITFunction)
 
 
 # --- LARS ---------------------------------------------------------------------------
 #
-# Three launches: `lars_squares` sums the squares of each block, `lars_norms` adds those
-# of a tensor, always in the same order, and with the rates that come of the norms
-# `lars` makes the step.
+# LARS takes three launches. `lars_squares` sums the squares of each block. `lars_norms`
+# adds the sums of each tensor, always in the same order. `lars` makes the step, with
+# the rates that follow from the norms.
 
-# So many sums of blocks are added together.
+# The number of block sums that are added at once.
 SUMMED = 1024
 
 
@@ -480,7 +485,7 @@ def lars_squares(
     KIND: tl.constexpr,
     N: tl.constexpr,
 ):
-    """Writes for each block the sum of squares of the direction, and of the weight."""
+    """Writes for each block the sums of squares of the direction and of the weight."""
     if tl.load(found_inf) == 1.0:
         return
     owner, start, size = _place(table, owners, count, N)
@@ -507,7 +512,7 @@ def lars_squares(
 def lars_norms(
     table, count, blocks, squares, norms, SUMMED: tl.constexpr, N: tl.constexpr
 ):
-    """Writes the norms of a tensor's direction and weight, each program those of one.
+    """Writes the norms of directions and weights. Each program takes one tensor.
 
     `blocks` is the number of blocks of all tensors.
     """
@@ -574,7 +579,7 @@ def lars(
     KIND: tl.constexpr,
     N: tl.constexpr,
 ):
-    """The step of `LARSRule` with classic momentum, a rate for each tensor."""
+    """The step of `LARSRule` with classic momentum, and with a rate for each tensor."""
     if tl.load(found_inf) == 1.0:
         return
     owner, start, size = _place(table, owners, count, N)

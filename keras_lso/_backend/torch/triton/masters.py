@@ -1,7 +1,7 @@
-"""The kinds of masters in Triton's language: what `../../masters.py` does, in a block.
+"""The kinds of masters in Triton's language: the formulas of `../../masters.py`.
 
-Bit for bit, apart from the bits of a NaN. Only `kernels.py` imports this file, which
-needs Triton.
+All bits are equal, apart from those of a NaN. Only `kernels.py` imports this file,
+which needs Triton.
 """
 
 import triton
@@ -15,9 +15,9 @@ _LARGEST_BFLOAT16 = tl.constexpr(masters.LARGEST_BFLOAT16)
 _EXPONENT = tl.constexpr(masters.EXPONENT)
 _SMALLEST_FLOAT16 = tl.constexpr(masters.SMALLEST_FLOAT16)
 _UNIT_OF_FLOAT16 = tl.constexpr(-10 << masters.MANTISSA)
-# Added to an integer of up to 22 bits: what comes of it ends with its bits.
+# A sum of this and an integer of up to 22 bits ends with the bits of the integer.
 _INTEGERS, _INTEGER_BITS = tl.constexpr(1.5 * 2.0**23), tl.constexpr(0x4B400000)
-# Unsigned, so that a shift to the right brings in no sign.
+# Unsigned, so that a right shift does not copy the sign bit.
 _FACTOR_1, _FACTOR_2, _PLACES, _WEIGHTS = (
     tl.constexpr(number % 2**32)
     for number in (*masters.FACTORS, masters.PLACES, masters.WEIGHTS)
@@ -56,10 +56,11 @@ def joined(weight, low, WEIGHT: tl.constexpr):
     low = low.to(tl.int32)
     if tl.float16 == WEIGHT:
         w = weight.to(tl.float32)
-        # Twice negative, so that nothing is added to -0.0 but another one.
+        # Negated twice: a remainder of 0 adds -0.0, which keeps a weight of -0.0.
         w = w + (-low).to(tl.float32) * -(_unit(w) * 2.0**-15)
     else:
-        # Not by a conversion, which may make a NaN of all ones: the sum would be none.
+        # Not a conversion, which may make a NaN whose bits are all ones. The sum would
+        # then be no NaN.
         bits = weight.to(tl.int16, bitcast=True).to(tl.int32) << 16
         # No number has a weight of 0 and a negative remainder: 0 was assigned.
         low = tl.where(((bits & 0x7FFFFFFF) == 0) & (low < 0), 0, low)
@@ -79,7 +80,7 @@ def parts(w, WEIGHT: tl.constexpr):
         low = tl.where(w == w, low, 0)
     else:
         bits = w.to(tl.int32, bitcast=True)
-        # The upper half of a NaN of all ones would become -0.0.
+        # Otherwise a NaN whose bits are all ones would become a zero.
         low = tl.where(w == w, (bits << 16) >> 16, 0)
         weight = (bits - low).to(tl.float32, bitcast=True).to(tl.bfloat16)
     return weight, low.to(tl.int16)
@@ -95,14 +96,14 @@ def drawn(w, bits, WEIGHT: tl.constexpr):
         w = _saturated(w)
         unit = _unit(w)
         quotient = tl.div_rn(w, unit)
-        # It is 0 or at least 2**-125: `floor` takes smaller ones for 0.
+        # The quotient is 0 or at least 2**-125: `floor` takes smaller numbers for 0.
         below = tl.floor(quotient)
         chance = (bits & 0xFFFFFF).to(tl.float32) * 2.0**-24
         w = (below + (chance < quotient - below).to(tl.float32)) * unit
     else:
         exact = w.to(tl.uint32, bitcast=True)
         up = (exact + (bits & 0xFFFF)) & 0xFFFF0000
-        # Neither infinities nor NaNs, and no number becomes one.
+        # Infinities and NaNs stay as they are, and no number becomes one.
         w = tl.where(tl.abs(w) <= _LARGEST_BFLOAT16, up, exact)
         w = w.to(tl.float32, bitcast=True)
     return w.to(WEIGHT)
@@ -110,9 +111,9 @@ def drawn(w, bits, WEIGHT: tl.constexpr):
 
 @triton.jit
 def key_of(iterations, position, first_place):
-    """Returns what of the bits of `masters.random_bits` a weight has in common.
+    """Returns the key that a weight's random bits share; see `masters.random_bits`.
 
-    `first_place` is where the weight begins that the kernel sees, in the whole one.
+    `first_place` is the place of the kernel's first element in the whole weight.
     """
     key = iterations.to(tl.uint32) + position.to(tl.uint32) * _WEIGHTS
     return _hashed(key) + first_place.to(tl.uint32) * _PLACES
@@ -120,7 +121,7 @@ def key_of(iterations, position, first_place):
 
 @triton.jit
 def random_bits(key, places):
-    """Returns the bits of the places of a weight."""
+    """Returns the random bits for the places of a weight."""
     return _hashed(places.to(tl.uint32) * _PLACES + key)
 
 

@@ -1,13 +1,13 @@
 """Steps in one pass on a GPU, by the kernels of `kernels.py`.
 
 PyTorch's own kernels pass over memory several times: one unscales, one decays, one
-steps, and three round masters. Ours in Triton do it all at once. Triton is imported
-when the first tensors on a GPU come to a step, and not with this file.
+steps, and three round masters. The Triton kernels of this package do it in one pass.
+Triton is imported in the first step with tensors on a GPU if `KERAS_LSO_KERNELS` is
+`auto`, and with this file if it is `triton`.
 
-`decide` finds out which of the `Chunks` our kernels take: those that have
-passed a trial (`trial.py`). Such a chunk is one launch, if its gradients are of one
-dtype. Where no kernel takes a chunk, `step` says so, and `../steps.py` goes on with
-PyTorch's.
+`decide` finds out which `Chunks` the Triton kernels take. A kernel must have passed a
+trial (`trial.py`). A chunk takes one launch for each dtype of its gradients. If no
+kernel takes a chunk, `step` returns False, and `../steps.py` uses PyTorch's kernels.
 """
 
 import functools
@@ -27,16 +27,16 @@ from keras_lso._backend.torch.triton import trial as torch_triton_trial
 from keras_lso._backend.torch.triton.addresses import Group
 
 _SCALARS = TorchScalars()
-# Where Triton's kernels run.
+# The devices on which the Triton kernels run.
 DEVICES = ("cuda",)
 
 
 @functools.cache
 def kernels():
-    """Returns what `import_kernels` does; None if these kernels are not to be used.
+    """Returns the module of the kernels; None if these kernels are not to be used.
 
     Raises:
-        ImportError: If `KERAS_LSO_KERNELS=triton` asks for them and Triton is missing.
+        ImportError: If `KERAS_LSO_KERNELS=triton` requires them and Triton is missing.
     """
     if kernel_choice.KERNELS not in ("triton", "auto"):
         return None
@@ -50,7 +50,7 @@ def kernels():
                 f"out. It was not imported: {error}"
             ) from error
         if getattr(error, "name", None) != "triton":
-            # It is there, and is too old or broken.
+            # Triton is installed, but is too old or broken.
             warnings.warn(
                 "Triton could not be imported, or is no Triton that keras_lso knows: "
                 "PyTorch's own kernels step in place of ours. "
@@ -66,7 +66,7 @@ def import_kernels():
 
 
 if kernel_choice.KERNELS == "triton":
-    # So that it is missed at once.
+    # Reports a missing Triton at once.
     kernels()
 
 
@@ -74,17 +74,19 @@ if kernel_choice.KERNELS == "triton":
 
 
 class TritonStep(NamedTuple):
-    """How a rule's kernel is called.
+    """The call of a rule's kernel.
 
     Attributes:
         kernel: String, its name in `kernels.py`.
-        coefficients: Callable of the rule that returns a dict of its arguments.
-        form: Callable of the rule that returns what decides which kernels are launched
-            and how they are compiled. It is compared at each step.
-        options: Tuple of names of what is compiled into it, true or false.
-        takes: Callable of the rule, whether the kernel implements it.
-        measure: Callable that returns a dict of arguments which depend on the tensors,
-            from `(rule, launch, tables, arguments, found)`. None if there are none.
+        coefficients: Callable that takes the rule and returns a dict of arguments.
+        form: Callable that takes the rule. Its result decides which kernels are
+            launched and how they are compiled, and is compared at each step.
+        options: Tuple of the names of boolean options that are compiled into the
+            kernel.
+        takes: Callable that takes the rule and returns whether the kernel implements
+            it.
+        measure: Callable `(rule, launch, tables, arguments, found)` that returns a dict
+            of the arguments that depend on the tensors. None if there are none.
     """
 
     kernel: str
@@ -96,7 +98,7 @@ class TritonStep(NamedTuple):
 
 
 def _of_keras(rule):
-    """Returns the arguments of all formulas of Keras."""
+    """Returns the arguments that the formulas of Keras's SGD share."""
     return {"decay": rule.decay, "learning_rate": rule.learning_rate}
 
 
@@ -104,7 +106,7 @@ def _of_adam(rule):
     return {
         "decay": rule.decay,
         "alpha": rule.alpha,
-        # Subtracted in float64: in float32 it would be another number.
+        # Subtracted in float64. In float32 the result would differ.
         "rate_1": 1 - rule.beta_1,
         "rate_2": 1 - rule.beta_2,
         "epsilon": rule.epsilon,
@@ -125,7 +127,7 @@ def _form_of_lars(rule):
 
 
 def _measure_lars(rule, launch, tables, arguments, found):
-    """Returns the learning rates of the tensors, of norms that the device computes."""
+    """Returns the learning rates of the tensors, from norms computed on the device."""
     columns, group = launch.columns, launch.group
     if rule.trust_ratio is None:
         return {"rates": rule.learning_rate.repeat(group.count)}
@@ -136,7 +138,7 @@ def _measure_lars(rule, launch, tables, arguments, found):
     squares = arguments["found_inf"].new_empty(2 * group.blocks)
     norms = squares.new_empty(2, group.count)
     shared = {name: arguments[name] for name in ("found_inf", "inv_scale")}
-    # The paper's ratio is of the gradient without its penalty.
+    # The paper's ratio uses the gradient without its penalty.
     penalty = None if rule.is_paper else arguments["weight_decay"]
     own = {"squares": squares, "weight_decay": penalty, **shared}
     _launch(kernels().lars_squares, launch, tables, own)
@@ -154,7 +156,7 @@ def _measure_lars(rule, launch, tables, arguments, found):
     return {"rates": rule.rate(tuple(norms.unbind()), _SCALARS)}
 
 
-# By `Rule.kernel`.
+# Keyed by `Rule.kernel`.
 TRITON_STEPS = {
     "sgd": TritonStep("sgd", _of_keras, lambda rule: rule.decay is None),
     "momentum": TritonStep(
@@ -175,18 +177,18 @@ TRITON_STEPS = {
 }
 
 
-# --- Which chunks our kernels take --------------------------------------------------
+# --- The chunks that our kernels take -----------------------------------------------
 
 
 class Launch(NamedTuple):
-    """Tensors of a chunk that one launch steps: those with gradients of one dtype.
+    """The tensors of a chunk with gradients of one dtype, which one launch steps.
 
     Attributes:
-        columns: List of ints, where they stand in the chunk.
-        group: `Group` of them.
-        compiled: Dict of what a kernel is compiled for: the dtypes of the gradients and
-            of the weights, and the kind of their masters, or None.
-        single: List of ints, those of the columns that have one element.
+        columns: List of ints, the positions of the tensors in the chunk.
+        group: `Group` of the tensors.
+        compiled: Dict of the properties that a kernel is compiled for: the dtypes of
+            the gradients and of the weights, and the kind of their masters, or None.
+        single: List of ints, the columns of the tensors with one element.
     """
 
     columns: list[int]
@@ -198,13 +200,14 @@ class Launch(NamedTuple):
 def decide(chunks, rules, grads):
     """Finds out which chunks our kernels take, and tries the untried kernels.
 
-    All of them before the first is stepped, since a trial may raise. What it finds is
-    kept with the chunks, as long as gradients and rules are of the same kinds.
+    All trials run before the first chunk is stepped, since a trial may raise an error.
+    The results are kept with the chunks as long as the gradients and rules are of the
+    same kinds.
 
     Args:
         chunks: `Chunks`.
-        rules: List of the rules of all its tensors.
-        grads: List of their gradients, contiguous tensors.
+        rules: List of the rules of all tensors.
+        grads: List of the gradients of all tensors, which are contiguous.
     """
     device = grads[0].device
     if device.type not in DEVICES or kernels() is None:
@@ -221,14 +224,14 @@ def decide(chunks, rules, grads):
             with _current(device):
                 passed = _passes(chunk, rule, own, device)
             chunks.launches[chunk.positions[0]] = (
-                # Not known while a CUDA graph is recorded: the next step asks again.
+                # Not known while a CUDA graph is captured. The next step tries again.
                 None if passed is None else facts,
                 _launches(chunk, own) if passed else None,
             )
 
 
 def _passes(chunk, rule, grads, device):
-    """Whether our kernels take a chunk, and passed; None if that is not known yet."""
+    """Whether our kernels take a chunk and passed; None if that is not yet known."""
     wide = {t.dtype for row in (chunk.numbers or [], *chunk.slots) for t in row}
     takes = TRITON_STEPS[rule.kernel].takes(rule)
     if not takes or not wide <= {torch.float32}:
@@ -248,7 +251,7 @@ def _passes(chunk, rule, grads, device):
 
 
 def name_of_kind(chunk):
-    """Returns what `KINDS` calls the masters of a chunk; None if there are none."""
+    """Returns the key in `KINDS` of a chunk's masters; None if there are none."""
     return _NAMES[type(chunk.narrow[0].kind)] if chunk.narrow else None
 
 
@@ -282,14 +285,14 @@ def _in_triton(dtype):
 
 
 def step(chunks, chunk, rule, grads, inv_scale, found, found_inf, iterations):
-    """Steps a chunk in one pass, its masters included, if a kernel can.
+    """Steps a chunk and its masters in one pass, if a kernel can.
 
     Args:
         chunks: `Chunks`, for which `decide` was called in this step.
-        chunk: `Chunk` of it.
+        chunk: One `Chunk` of these.
         rule: The chunk's rule.
-        grads: List of its gradients, contiguous tensors.
-        inv_scale: Float or scalar tensor, by which they are multiplied.
+        grads: List of the chunk's gradients, contiguous tensors.
+        inv_scale: Float or scalar tensor, by which the gradients are multiplied.
         found: `Measurement` of the gradients.
         found_inf: Float32 scalar tensor. If it is 1.0 nothing is written. None if the
             step is applied.
@@ -297,7 +300,7 @@ def step(chunks, chunk, rule, grads, inv_scale, found, found_inf, iterations):
             master draws random bits.
 
     Returns:
-        Whether it did. If not, nothing was changed.
+        Whether a kernel stepped the chunk. If not, nothing was changed.
     """
     _, launches = chunks.launches.get(chunk.positions[0], (None, None))
     if launches is None:
@@ -306,9 +309,9 @@ def step(chunks, chunk, rule, grads, inv_scale, found, found_inf, iterations):
 
 
 def _step_by_itself(chunk, rule, grads, inv_scale, found_inf, iterations):
-    """Steps tensors that are in no chunk, as those of a trial."""
+    """Steps a chunk that belongs to no `Chunks`, such as that of a trial."""
     if kernels().ARE_INTERPRETED and grads[0].device.type != "cpu":
-        # There the addresses of a GPU's memory are none.
+        # The addresses of a GPU's memory are invalid on the host.
         raise RuntimeError("TRITON_INTERPRET=1 runs the kernels on the host.")
     launches, found = _launches(chunk, grads), Measurement(None)
     return _step(chunk, launches, rule, grads, inv_scale, found, found_inf, iterations)
@@ -340,20 +343,20 @@ def _step(chunk, launches, rule, grads, inv_scale, found, found_inf, iterations)
             if how.measure is not None:
                 own |= how.measure(rule, launch, table, arguments, found)
             _launch(kernel, launch, table, arguments | own)
-            # As PyTorch's kernels do. Autograd relies on it, and `../in_step.py`.
+            # Autograd relies on the version, and so does `../in_step.py`.
             torch.autograd.graph.increment_version(launch.group.written)
     return True
 
 
 def _current(device):
-    """Returns a context in which this is the current device, where there is one."""
+    """Returns a context in which a CUDA device is the current device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 def _arguments(rule, inv_scale, found_inf, device):
-    """Returns a kernel's arguments that are of no tensor in particular, a dict.
+    """Returns a dict of the arguments that a kernel has for all tensors alike.
 
-    None if one is a tensor that the kernel cannot read.
+    Returns None if one of them is a tensor that the kernel cannot read.
     """
     how = TRITON_STEPS[rule.kernel]
     given = {
@@ -380,7 +383,7 @@ def _arguments(rule, inv_scale, found_inf, device):
     return given | {name.upper(): bool(getattr(rule, name)) for name in how.options}
 
 
-# What the kernels read from the device. All else are numbers on the host.
+# The arguments that kernels read from the device. All others are numbers on the host.
 _POINTERS = {"found_inf", "inv_scale", "learning_rate", "alpha", "decay"}
 
 

@@ -1,21 +1,22 @@
-"""A trial of a Triton kernel, before it steps what is the user's: `passes`.
+"""The trial of a Triton kernel, before it steps the user's tensors: `passes`.
 
-Whether a kernel is right depends on the card, its driver and the Triton that is
-installed. So a kernel first steps tensors of ours: once in a process for each device,
-and for each of its variants, which Triton compiles apart. It passes if
+Whether a kernel is correct depends on the GPU, its driver and the installed Triton. So
+each kernel first steps tensors of the trial: once in a process, for each device and for
+each variant that Triton compiles separately. The kernel passes if
 
 - its results equal those of the formulas of `rules.py` and `masters.py` on the host,
 - a skipped step changes no bit, not even in NaNs and -0.0,
 - it writes neither the gradients nor any memory outside the tensors,
 - it raises no error.
 
-The tensors have one element, less than a block, one block, several with a rest, and
-several at an address from which no 16 bytes can be read at once; for LARS, a thousand
-more. Some of the 16-bit weights were assigned, and some exceed the largest float16.
+The trial has a tensor for each way to fill blocks: one element, less than a block, one
+block, several blocks with a rest, and several blocks at an address that allows no reads
+of 16 bytes at once. For LARS, one more tensor has over a thousand blocks. Some of the
+16-bit weights were assigned, and some exceed the largest float16.
 
-The trial reads from the device, and so waits for it: before the first step of a
-variant, and never later. A trial does not measure speed, and cannot survive an illegal
-access to memory, which ends the process.
+The trial reads from the device, and so waits for it. It runs before the first step of a
+variant, and never later. A trial does not measure speed. It cannot survive an illegal
+memory access, which ends the process.
 """
 
 import contextlib
@@ -36,31 +37,32 @@ from keras_lso._backend.torch.chunks import Chunk, draws_of
 
 
 class Reference(Framework):
-    """What the formulas need of a backend, on the host."""
+    """The primitives that the formulas need, on the host."""
 
     def bitcast(self, values, dtype):
-        # NumPy would do, but PyTorch may warn of it.
+        # The default goes by way of NumPy. PyTorch may warn about that.
         return values.view(getattr(torch, dtype))
 
 
 _REFERENCE = Reference()
-# A share of the largest magnitude in a tensor, or of 1.0 if that is more. A kernel
-# computes in the order of the formula, and is mostly right to the bit. But a card need
-# not round a root or a quotient as the host does, and sums the squares of LARS's norms
-# in an order of its own: a few roundings of 6e-8. An error in a formula is far more,
-# since all numbers of a trial are of the order of 1.
+# The tolerance is relative to the largest magnitude in a tensor, or to 1.0 if that is
+# larger. A kernel computes in the order of the formula, so most results are equal to
+# the bit. But a GPU may round roots and quotients differently from the host, and sums
+# the squares for the norms of LARS in its own order. The error is a few roundings of
+# 6e-8. A mistake in a formula causes a far larger error, since all numbers of a trial
+# are of the order of 1.
 TOLERANCE = 1e-6
 
 
 class Variant(NamedTuple):
-    """What Triton compiles apart.
+    """The properties of a kernel for which Triton compiles it separately.
 
     Attributes:
-        rule: Rule of fixed numbers: see `sample_of`.
+        rule: Rule with fixed numbers: see `sample_of`.
         gradient: The dtype of the gradients.
         weight: The dtype of the weights. Defaults to `torch.float32`.
-        kind: String, which of `masters.KINDS` weights of 16 bits have. Defaults to
-            `None`, for float32 weights.
+        kind: String, the key in `masters.KINDS` of 16-bit weights. Defaults to `None`,
+            for float32 weights.
     """
 
     rule: Rule
@@ -77,7 +79,7 @@ class Variant(NamedTuple):
 
     @property
     def names(self):
-        """Tuple of what the rows of a trial hold: see `_rows`."""
+        """Tuple of the names of a trial's rows: see `_rows`."""
         kept = ["masters"] if self.keeps else []
         return "gradients", "weights", *self.rule.slots, *kept
 
@@ -87,8 +89,8 @@ class Variant(NamedTuple):
         return self.kind is not None and KINDS[self.kind].kept is not None
 
 
-# float32 has them all, so that only the operations round, and none is so small that it
-# would not be missed.
+# All are exact in float32, so that only operations round. All are so large that leaving
+# one out would be noticed.
 _NUMBERS = {
     "learning_rate": 0.25,
     "alpha": 0.25,
@@ -105,9 +107,9 @@ _INV_SCALE, _ITERATIONS = 3 / 64, 77
 
 
 def sample_of(rule):
-    """Returns a rule that is compiled as this one, with fixed numbers.
+    """Returns a rule with fixed numbers that compiles like this one.
 
-    Two rules of one variant have the same, so that verdicts are kept by it.
+    All rules of one variant have the same sample, by which verdicts are stored.
     """
     given = {
         field.name: getattr(rule, field.name) for field in dataclasses.fields(rule)
@@ -128,27 +130,26 @@ def sample_of(rule):
 
 # --- The verdict --------------------------------------------------------------------
 
-# By process, device and variant: what is wrong, or None if nothing is.
+# From process, device and variant to a description of the fault, or None.
 _verdicts: dict[tuple, str | None] = {}
 
 
 def passes(variant, device, step, block):
-    """Returns whether a kernel may step what is the user's.
+    """Returns whether a kernel may step the user's tensors; None if not yet known.
 
-    None as long as that is not known: while a CUDA graph records what runs, no trial is
-    made, which would be recorded with it.
+    No trial runs while a CUDA graph is captured: the graph would record the trial too.
 
     Args:
         variant: `Variant`.
         device: `torch.device` on which the kernel is to run.
         step: Callable `(chunk, rule, grads, inv_scale, found_inf, iterations)` that
             steps a `Chunk` by the kernel, and returns whether it did.
-        block: Int, how many elements are a block of the kernel.
+        block: Int, the number of elements in a block of the kernel.
 
     Raises:
-        RuntimeError: If it failed, and `KERAS_LSO_KERNELS=triton` asks for it.
+        RuntimeError: If the kernel failed, and `KERAS_LSO_KERNELS=triton` requires it.
     """
-    # A process that was forked from this one tries again.
+    # With the process, since a process that is forked from this one tries again.
     key = os.getpid(), device, variant
     if key not in _verdicts:
         if _is_recorded(device):
@@ -173,23 +174,23 @@ def passes(variant, device, step, block):
 
 
 def _is_recorded(device):
-    """Whether a CUDA graph records what runs."""
+    """Whether a CUDA graph is captured."""
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
 def _fault_of(variant, device, step, block):
-    """Returns what is wrong with a kernel, a string; None if nothing is."""
+    """Returns a description of a kernel's fault, or None."""
     try:
         with _undisturbed(device):
             return _try(variant, device, step, block)
-    # Whatever it is, PyTorch's kernels do without.
+    # Whatever the error is, PyTorch's own kernels can step in place of this one.
     except Exception as error:
         return f"{type(error).__name__}: {error}"
 
 
 @contextlib.contextmanager
 def _undisturbed(device):
-    """Lets nothing of the user's contexts, nor of the debug mode, into the trial."""
+    """Shields the trial from the user's contexts and from the debug mode."""
     with (
         torch.inference_mode(False),
         torch.no_grad(),
@@ -209,12 +210,12 @@ def _undisturbed(device):
 
 # --- The trial ----------------------------------------------------------------------
 #
-# What a kernel is given are views of rows, which are flat tensors. Between two of them
-# there are elements that nothing may write.
+# A kernel steps views of rows, which are flat tensors. Between two views there are
+# elements that nothing may write.
 
 
 def _try(variant, device, step, block):
-    """Returns what is wrong with a kernel, a string; None if nothing is."""
+    """Returns a description of a kernel's fault, or None."""
     rule, places = variant.rule, _places(variant.rule, device, block)
     before = _rows(variant, places)
     odd = _with_odd_numbers(before, places)
@@ -237,16 +238,16 @@ def _try(variant, device, step, block):
 
 
 def _places(rule, device, block):
-    """Returns where in a row the tensors are, a list of slices."""
+    """Returns the places of the tensors in a row, a list of slices."""
     sizes = [1, 5, block, 2 * block + 7, 3 * block]
     if rule.takes_norms and device.type != "cpu":
-        # The sums of more blocks than are added at once. Where there is no GPU Triton's
-        # interpreter would take ten seconds for it.
+        # More blocks than have their sums added at once. Without a GPU, Triton's
+        # interpreter would take ten seconds for this tensor.
         sizes.insert(0, 1025 * block + 3)
     places, start = [], 64
     for size in sizes:
         places.append(slice(start, start + size))
-        # A multiple of 64: as long as the last is not moved, so are all addresses.
+        # A multiple of 64, so that all tensors are aligned, apart from the last.
         start += (size // 64 + 2) * 64
     askew = places.pop()
     return [*places, slice(askew.start + 1, askew.stop + 1)]
@@ -254,7 +255,7 @@ def _places(rule, device, block):
 
 def _rows(variant, places):
     """Returns rows on the host: see `Variant.names`."""
-    # A separate one, so that the user's random numbers stay as they are.
+    # A separate generator, so that the user's random numbers stay as they are.
     generator = torch.Generator("cpu").manual_seed(0)
     size = (places[-1].stop // 64 + 2) * 64
 
@@ -263,11 +264,12 @@ def _rows(variant, places):
 
     gradients, weights = (16 * row()).to(variant.gradient), row()
     slots = [row() for _ in variant.rule.slots]
-    # The second is an average of squares.
+    # The second slot is an average of squares.
     slots[1:] = [slot.square() for slot in slots[1:]]
     if variant.kind is None:
         return [gradients, weights, *slots]
-    # A whole block beyond the largest float16: the others are to compare by 1.0.
+    # Only one tensor exceeds the largest float16. For the others, the tolerance stays
+    # relative to 1.0.
     weights[places[-3]] *= 7e4
     dtype = keras.backend.standardize_dtype(variant.weight)
     bits = torch.zeros(size, dtype=torch.int32)
@@ -313,7 +315,7 @@ def _chunk(variant, rows, places):
 
 
 def _stepped(variant, rows, places, device, step, found_inf):
-    """Returns what a kernel makes of copies of rows; nothing if it declines."""
+    """Returns copies of rows after a step by the kernel; no rows if it declines."""
     rows = [row.to(device, copy=True) for row in rows]
 
     def number(value):
@@ -334,7 +336,7 @@ def _stepped(variant, rows, places, device, step, found_inf):
 
 
 def _read(rows):
-    """Returns rows on the host, of one copy from the device."""
+    """Returns rows on the host, by one copy from the device."""
     flat = torch.cat([_bits(row) for row in rows]).cpu()
     sizes = [_bits(row).numel() for row in rows]
     parts = zip(flat.split(sizes), rows, strict=True)
@@ -346,12 +348,12 @@ def _bits(row):
 
 
 def _expected(variant, rows, applied, places):
-    """Returns what the formulas make of rows, on the host.
+    """Returns rows after a step by the formulas, on the host.
 
     Args:
         variant: `Variant`.
-        rows: Rows before a step.
-        applied: Those after a step by the kernel.
+        rows: Rows before the step.
+        applied: Rows after the step by the kernel.
         places: List of slices.
     """
     rows = [row.clone() for row in rows]
@@ -373,13 +375,13 @@ def _expected(variant, rows, applied, places):
 
 
 def _nearest(narrow, own, number):
-    """Returns the rounded number, or that of a number nearer to the kernel's own.
+    """Returns the rounded number, chosen within the tolerance to be near the kernel's.
 
-    That number may be off in its last bits, and they may decide how it is rounded.
+    The kernel's number may be off in its last bits, which may decide how it rounds.
 
     Args:
-        narrow: `Narrow` before a step.
-        own: The same after a step by the kernel.
+        narrow: `Narrow` before the step.
+        own: The same `Narrow` after the step by the kernel.
         number: Float32 tensor.
     """
     limit = _limit(number)
@@ -393,17 +395,17 @@ def _nearest(narrow, own, number):
 
 
 def _limit(tensor, tolerance=TOLERANCE):
-    """Returns how far a tensor may be off."""
+    """Returns the absolute tolerance for a tensor."""
     return tolerance * float(tensor.abs().max().clamp_min(1.0))
 
 
 def _difference(row, expected, places, tolerance):
-    """Returns how far a row is from the expected one, a string; None if it fits."""
-    # Double: the difference of two float16 may be beyond float16.
+    """Returns a description of a row's errors, or None if it fits the expected row."""
+    # Double: the difference of two float16 numbers may exceed float16.
     errors, limits = (row.double() - expected.double()).abs(), torch.zeros(row.numel())
     for place in places:
         limits[place] = _limit(expected[place], tolerance)
-    # Not `errors > limits`, which a NaN is not.
+    # Not `errors > limits`, which is False for a NaN.
     wrong = torch.logical_not(errors <= limits)
     if not wrong.any():
         return None
