@@ -210,14 +210,32 @@ def test_a_file_of_keras_own_class_goes_on(name, folder):
     assert_takes_the_same_course(model, expected, "float32")
 
 
+# The file of PyTorch imports PyTorch's compiler. Its Triton crashes in a process that
+# has imported TensorFlow, as this one has for other tests.
+LOAD_AND_TRAIN = """
+import sys
+import keras
+import numpy as np
+
+path, arrays = sys.argv[1:]
+model = keras.saving.load_model(path)
+assert type(model.optimizer) is keras.optimizers.LossScaleOptimizer
+model.compile(model.optimizer, loss="mean_squared_error")
+with np.load(arrays) as file:
+    model.fit(file["x"], file["y"], batch_size=4, shuffle=False, verbose=0)
+"""
+
+
 def test_keras_class_does_not_train_on_from_its_file_of_pytorch(folder):
     """As README.md says; ours does in the tests above."""
-    expected = Expected(folder, "keras")
-    model = keras.saving.load_model(folder / "keras.keras")
-    assert type(model.optimizer) is keras.optimizers.LossScaleOptimizer
+    paths = [str(folder / name) for name in ("keras.keras", "keras.npz")]
+    finished = subprocess.run(
+        [sys.executable, "-c", LOAD_AND_TRAIN, *paths], capture_output=True, text=True
+    )
     if folder.name.startswith("torch"):
-        with pytest.raises(TypeError, match="expected Tensor as element 0"):
-            assert_takes_the_same_course(model, expected, "float32")
+        assert "expected Tensor as element 0" in finished.stderr
+    else:
+        assert finished.returncode == 0, finished.stderr
 
 
 def test_a_file_of_a_bare_optimizer_goes_on(folder):
