@@ -119,7 +119,7 @@ def complete(bare):
 # `bare` comes before `complete`, and so do its tests.
 
 
-def test_it_is_imported_from_where_it_was_installed(bare):
+def test_package_is_imported_from_virtual_environment(bare):
     code = "import keras_lso as k; print(k.__version__); print(k.__file__)"
     version, file = bare.run("-c", code).stdout.splitlines()
     assert bare.distribution.name.startswith(f"keras_lso-{version}")
@@ -128,11 +128,11 @@ def test_it_is_imported_from_where_it_was_installed(bare):
     assert pathlib.Path(file).with_name("py.typed").exists()
 
 
-def test_its_dependencies_fit(bare):
+def test_installed_dependencies_are_compatible(bare):
     assert "No broken requirements" in bare.run("-m", "pip", "check").stdout
 
 
-def test_info(bare):
+def test_info_command_prints_versions_backend_and_optimizers(bare):
     command = bare.python.with_name("keras-lso")
     environment = {"folder": bare.folder, "KERAS_BACKEND": bare.backend}
     printed = run(command, "info", **environment).stdout
@@ -153,7 +153,7 @@ print(int(model.optimizer.iterations), float(model.optimizer.loss_scale))
 """
 
 
-def test_the_program_of_the_readme_runs_in_an_empty_folder(bare, tmp_path):
+def test_readme_program_runs_in_empty_folder(bare, tmp_path):
     readme = (ROOT / "README.md").read_text()
     [program] = re.findall(r"^```python\n(.*?)^```", readme, re.M | re.S)
     printed = bare.run("-c", program + FIT, folder=tmp_path).stdout
@@ -173,7 +173,7 @@ WITHOUT_EXTRAS = {
 
 
 @pytest.mark.parametrize("extra", WITHOUT_EXTRAS)
-def test_a_missing_extra_is_named(bare, extra):
+def test_import_error_names_missing_extra(bare, extra):
     if (bare.backend, extra) == ("tensorflow", "tensorboard"):
         pytest.skip("TensorFlow brings TensorBoard along")
     code = f"import keras_lso; {WITHOUT_EXTRAS[extra]}"
@@ -183,7 +183,7 @@ def test_a_missing_extra_is_named(bare, extra):
     assert f'`pip install "keras-lso[{extra}]"`' in last
 
 
-def test_the_examples_run(complete):
+def test_examples_run_on_installed_package(complete):
     folder = complete.folder / "elsewhere"
     shutil.copytree(ROOT / "examples", folder)
     for name, *arguments in ON_EVERY_BACKEND + OF_ONE_BACKEND[complete.backend]:
@@ -192,7 +192,7 @@ def test_the_examples_run(complete):
         print(f"--- {name}\n{finished.stdout}")
 
 
-def test_no_example_is_left_out():
+def test_example_lists_cover_every_example():
     run_here = ON_EVERY_BACKEND + sum(OF_ONE_BACKEND.values(), [])
     workers = {"digits_report.py", "digits_worker.py", "float16_digits_worker.py"}
     # KerasHub asks for TensorFlow's build for GPUs.
@@ -201,7 +201,7 @@ def test_no_example_is_left_out():
     assert {name for name, *_ in run_here} == files - workers
 
 
-def test_the_sdist_has_all_that_its_tests_need(complete):
+def test_sdist_contains_all_files_for_its_tests(complete):
     if not complete.distribution.name.endswith(".tar.gz"):
         pytest.skip("A wheel has no tests")
     complete.install("pytest", "hypothesis")

@@ -123,7 +123,7 @@ def dtype_of(model):
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_keras_file_goes_on(name, folder):
+def test_keras_file_resumes_under_another_backend(name, folder):
     expected = Expected(folder, name)
     for load in (keras.saving.load_model, keras_lso.load_model):
         model = load(folder / f"{name}.keras")
@@ -137,7 +137,7 @@ def test_a_keras_file_goes_on(name, folder):
 
 
 @pytest.mark.parametrize("name", OURS)
-def test_a_weights_file_goes_on(name, folder):
+def test_weights_file_resumes_under_another_backend(name, folder):
     expected = Expected(folder, name)
     # The same architecture, with other weights and an optimizer that has none yet.
     config = config_in(folder / f"{name}.keras")
@@ -157,7 +157,7 @@ def test_a_weights_file_goes_on(name, folder):
 
 
 @pytest.mark.parametrize("name", [*OURS, "keras", "bare"])
-def test_a_whole_model_in_h5_goes_on(name, folder):
+def test_whole_model_in_h5_resumes_under_another_backend(name, folder):
     expected = Expected(folder, name)
     model = keras_lso.load_model(folder / f"{name}.h5")
     optimizer = model.optimizer
@@ -174,7 +174,7 @@ def test_a_whole_model_in_h5_goes_on(name, folder):
 
 
 @pytest.mark.parametrize("ending", ["keras", "h5"])
-def test_a_state_from_before_the_first_finite_step_comes_back(ending, folder):
+def test_state_before_first_finite_step_is_restored(ending, folder):
     expected = Expected(folder, "early")
     optimizer = keras_lso.load_model(folder / f"early.{ending}").optimizer
     # But for the row of skips, which begins afresh.
@@ -184,7 +184,7 @@ def test_a_state_from_before_the_first_finite_step_comes_back(ending, folder):
     assert int(optimizer.skipped_steps) == 1
 
 
-def test_our_files_name_public_classes_only(folder):
+def test_keras_files_name_only_public_keras_classes(folder):
     for name in OURS:
         config = config_in(folder / f"{name}.keras")
         assert "keras.src" not in json.dumps(config["compile_config"])
@@ -193,7 +193,7 @@ def test_our_files_name_public_classes_only(folder):
 
 
 @pytest.mark.parametrize("name", ["keras", "keras adafactor"])
-def test_a_file_of_keras_own_class_goes_on(name, folder):
+def test_file_of_keras_wrapper_resumes_under_another_backend(name, folder):
     expected = Expected(folder, name)
     model = keras_lso.load_model(folder / f"{name}.keras")
 
@@ -226,7 +226,7 @@ with np.load(arrays) as file:
 """
 
 
-def test_keras_class_does_not_train_on_from_its_file_of_pytorch(folder):
+def test_keras_wrapper_fails_to_resume_from_its_pytorch_file(folder):
     """As README.md says; ours does in the tests above."""
     paths = [str(folder / name) for name in ("keras.keras", "keras.npz")]
     finished = subprocess.run(
@@ -238,7 +238,7 @@ def test_keras_class_does_not_train_on_from_its_file_of_pytorch(folder):
         assert finished.returncode == 0, finished.stderr
 
 
-def test_a_file_of_a_bare_optimizer_goes_on(folder):
+def test_file_of_bare_optimizer_resumes_under_another_backend(folder):
     expected = Expected(folder, "bare")
     model = keras_lso.load_model(folder / "bare.keras")
 
@@ -248,7 +248,7 @@ def test_a_file_of_a_bare_optimizer_goes_on(folder):
     assert_takes_the_same_course(model, expected, "float32")
 
 
-def test_the_weights_of_a_bare_optimizer_go_on_with_loss_scaling(folder):
+def test_weights_file_of_bare_optimizer_resumes_with_loss_scaling(folder):
     expected = Expected(folder, "bare")
     model = keras_lso.load_model(folder / "bare.keras")
     inner = keras_lso.deserialize(keras.optimizers.serialize(model.optimizer))

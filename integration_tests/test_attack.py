@@ -20,7 +20,7 @@ HERE = [mode for mode in MODES[BACKEND] if mode in CASES]
 
 
 @pytest.mark.parametrize("mode", HERE)
-def test_some_cases_have_no_fault(mode):
+def test_attack_finds_no_fault_in_some_step_cases(mode):
     campaign = Campaign("steps", mode, seed=0)
     for number in range(CASES[mode] + 9):
         campaign.case(number)
@@ -32,7 +32,7 @@ def test_some_cases_have_no_fault(mode):
 
 
 @pytest.mark.parametrize("mode", HERE)
-def test_some_schedules_have_no_fault(mode):
+def test_attack_finds_no_fault_in_some_schedules(mode):
     campaign = Campaign("schedules", mode, seed=0)
     for number in range(20 if mode == "eager" else 2):
         campaign.case(number)
@@ -40,7 +40,7 @@ def test_some_schedules_have_no_fault(mode):
 
 
 @pytest.mark.default_backend("torch")
-def test_a_full_process_goes_on_no_further(monkeypatch):
+def test_attack_stops_when_process_is_full(monkeypatch):
     monkeypatch.setattr(campaigns, "is_full", lambda: True)
     assert Campaign("schedules", "eager", seed=0).until(math.inf, 3) == 4
 
@@ -54,7 +54,7 @@ def faults_of(count):
 
 # It is the comparison that is tried, which is NumPy's on each of them.
 @pytest.mark.default_backend("torch")
-def test_a_skipped_step_that_counts_as_applied_is_found(monkeypatch):
+def test_attack_detects_skipped_step_counted_as_applied(monkeypatch):
     monkeypatch.setattr(
         StepCounters, "last_was_applied", property(lambda _: ops.ones((), "bool"))
     )
@@ -62,7 +62,7 @@ def test_a_skipped_step_that_counts_as_applied_is_found(monkeypatch):
 
 
 @pytest.mark.default_backend("torch")
-def test_a_number_that_is_a_thousandth_off_is_found(monkeypatch):
+def test_attack_detects_relative_error_of_one_thousandth(monkeypatch):
     bare_step = run.reference.bare_step
 
     def bare_step_off(*arguments, **options):

@@ -44,7 +44,7 @@ def compiled(make_model, remember, models):
 
 
 @pytest.mark.in_turn("torch")
-def test_learning_rate_scheduler_sets_the_inner_learning_rate(compiled, data, fit):
+def test_learning_rate_scheduler_sets_inner_learning_rate(compiled, data, fit):
     model = compiled()
     scheduler = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
     history = fit(model, *data, epochs=3, callbacks=[scheduler])
@@ -53,7 +53,9 @@ def test_learning_rate_scheduler_sets_the_inner_learning_rate(compiled, data, fi
 
 
 @pytest.mark.in_turn("jax")
-def test_a_scheduled_learning_rate_of_zero_trains_nothing(compiled, data, fit, bits):
+def test_scheduled_learning_rate_of_zero_leaves_weights_unchanged(
+    compiled, data, fit, bits
+):
     model = compiled()
     before = bits(model.trainable_variables)
     stop = keras.callbacks.LearningRateScheduler(lambda epoch: 0.0)
@@ -63,7 +65,7 @@ def test_a_scheduled_learning_rate_of_zero_trains_nothing(compiled, data, fit, b
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_reduce_lr_on_plateau_reduces_the_inner_learning_rate(compiled, data, fit):
+def test_reduce_lr_on_plateau_reduces_inner_learning_rate(compiled, data, fit):
     model = compiled()
     # No epoch after the first is an improvement by so much.
     plateau = keras.callbacks.ReduceLROnPlateau(
@@ -78,7 +80,7 @@ def test_reduce_lr_on_plateau_reduces_the_inner_learning_rate(compiled, data, fi
 
 
 @pytest.mark.in_turn("jax")
-def test_tensorboard_writes_the_inner_learning_rate(compiled, data, fit, tmp_path):
+def test_tensorboard_writes_inner_learning_rate(compiled, data, fit, tmp_path):
     model = compiled()
     halve = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
     board = keras.callbacks.TensorBoard(tmp_path, write_graph=False)
@@ -97,7 +99,7 @@ def test_tensorboard_writes_the_inner_learning_rate(compiled, data, fit, tmp_pat
 
 
 @pytest.mark.in_turn("torch")
-def test_model_checkpoint_keeps_weights_that_load(
+def test_model_checkpoint_saves_weights_that_load(
     compiled, data, fit, with_overflows, bits, tmp_path
 ):
     x, y = data
@@ -121,7 +123,7 @@ def test_model_checkpoint_keeps_weights_that_load(
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_model_checkpoint_keeps_models_that_load_and_go_on(
+def test_model_checkpoint_saves_models_that_load_and_resume(
     compiled, data, fit, with_overflows, bits, tmp_path
 ):
     x, y = data
@@ -150,7 +152,7 @@ class Interruption(keras.callbacks.Callback):
 
 
 @pytest.mark.in_turn("jax")
-def test_backup_and_restore_resumes_an_interrupted_run(
+def test_backup_and_restore_resumes_interrupted_run(
     compiled, models, data, fit, with_overflows, bits, tmp_path
 ):
     x, y = data
@@ -201,7 +203,7 @@ SWAPS = {
 
 
 @pytest.mark.parametrize("swap, policy", SWAPS.values(), ids=SWAPS)
-def test_swap_ema_weights_evaluates_the_averages(
+def test_swap_ema_weights_evaluates_averages(
     swap, policy, compiled, data, make_model, values
 ):
     x, y = data
@@ -232,7 +234,7 @@ def test_swap_ema_weights_evaluates_the_averages(
 
 
 @pytest.mark.in_turn("jax")
-def test_predicting_with_the_averages_leaves_the_weights(compiled, data, bits):
+def test_predict_with_averages_leaves_weights_unchanged(compiled, data, bits):
     x, y = data
     model = compiled("float16", use_ema=True, ema_momentum=0.75)
     model.train_on_batch(x, y)
@@ -246,7 +248,7 @@ def test_predicting_with_the_averages_leaves_the_weights(compiled, data, bits):
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_the_averages_inside_of_larc_are_found(data, make_model, values):
+def test_swap_ema_weights_finds_averages_inside_larc(data, make_model, values):
     x, y = data
     inner = keras.optimizers.SGD(0.125, use_ema=True, ema_momentum=0.75)
     model = make_model("float16")
@@ -265,7 +267,9 @@ def test_the_averages_inside_of_larc_are_found(data, make_model, values):
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
-def test_where_every_step_was_skipped_the_weights_stay(policy, compiled, data, bits):
+def test_swap_ema_weights_keeps_weights_if_every_step_is_skipped(
+    policy, compiled, data, bits
+):
     x, y = data
     model = compiled(policy, use_ema=True)
     before = bits(model.trainable_variables)
@@ -277,7 +281,7 @@ def test_where_every_step_was_skipped_the_weights_stay(policy, compiled, data, b
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16", "float16"])
-def test_averages_end_a_run_that_stops_early_and_the_next_run_goes_on(
+def test_swap_ema_weights_ends_early_stopped_runs_with_averages(
     policy, compiled, data, values
 ):
     x, y = data
@@ -302,7 +306,7 @@ def test_averages_end_a_run_that_stops_early_and_the_next_run_goes_on(
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_without_averages_nothing_is_swapped(compiled):
+def test_swap_ema_weights_without_averages_raises(compiled):
     swap = keras_lso.callbacks.SwapEMAWeights()
     swap.set_model(compiled())
     with pytest.raises(ValueError, match="`use_ema=True`"):
@@ -310,7 +314,7 @@ def test_without_averages_nothing_is_swapped(compiled):
 
 
 @pytest.mark.parametrize("swap, policy", SWAPS.values(), ids=SWAPS)
-def test_swap_ema_weights_validates_each_epoch_with_the_averages(
+def test_swap_ema_weights_validates_each_epoch_with_averages(
     swap, policy, compiled, data, fit
 ):
     x, y = data

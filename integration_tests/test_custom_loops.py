@@ -201,7 +201,7 @@ def built(model, optimizer):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("inner", OPTIMIZERS)
 @pytest.mark.parametrize("loop_class", LOOPS)
-def test_both_idioms_give_the_weights_of_the_inner_optimizer(
+def test_both_loop_idioms_match_bare_inner_optimizer(
     loop_class, inner, make_model, batches, values, assert_close
 ):
     # The same loop without the wrapper and without the batches that overflow.
@@ -227,7 +227,7 @@ def test_both_idioms_give_the_weights_of_the_inner_optimizer(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("unscales_itself", [False, True])
 @pytest.mark.parametrize("loop_class", LOOPS)
-def test_a_float16_model_learns_through_real_overflows(
+def test_float16_model_learns_despite_real_overflows(
     loop_class, unscales_itself, make_model, data, values
 ):
     model = make_model("mixed_float16")
@@ -249,7 +249,7 @@ def test_a_float16_model_learns_through_real_overflows(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("unscales_itself", [False, True])
 @pytest.mark.parametrize("loop_class", COMPILED_LOOPS)
-def test_overflow_and_growth_do_not_compile_again(
+def test_overflow_and_scale_growth_do_not_recompile_step(
     loop_class, unscales_itself, make_model, batches
 ):
     optimizer = keras_lso.LossScaleOptimizer(
@@ -281,7 +281,7 @@ def test_overflow_and_growth_do_not_compile_again(
         for loop in LOOPS
     ],
 )
-def test_a_loop_may_change_from_one_idiom_to_the_other(
+def test_loop_may_switch_between_idioms(
     loop_class, make_model, batches, values, assert_close
 ):
     def train(idioms):

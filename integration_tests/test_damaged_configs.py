@@ -37,7 +37,10 @@ from keras_lso import (
 pytestmark = pytest.mark.default_backend("torch")
 
 # For each test the least number of files, of which an empty loop has none.
-FEWEST = {"test_wrong_values_in_a_file": 30, "test_files_that_would_run_code": 120}
+FEWEST = {
+    "test_file_with_wrong_config_value_is_rejected_or_loads_sanely": 30,
+    "test_file_naming_foreign_object_is_rejected_by_load_model": 120,
+}
 LOADED = []
 
 
@@ -167,7 +170,7 @@ def paths_of_keras(kind):
 
 
 @pytest.mark.parametrize("kind", [*OPTIMIZERS, "old"])
-def test_wrong_values(kind):
+def test_config_with_wrong_value_is_rejected_or_gives_sane_optimizer(kind):
     config = good_config(kind)
     skipped = paths_of_keras(kind)
     paths = [p for p in damage.paths_in(config) if p not in skipped]
@@ -193,7 +196,7 @@ def test_wrong_values(kind):
 
 
 @pytest.mark.parametrize("key", sorted(p[-1] for p in paths_of_keras("bounds")))
-def test_wrong_values_of_arguments_that_keras_does_not_look_at(key):
+def test_unchecked_keras_arguments_never_make_weights_non_finite(key):
     """Refused at once, or at the first step; in no case is a weight not finite."""
     path = ("config", "inner_optimizer", "config", key)
     config = good_config("bounds")
@@ -215,7 +218,7 @@ def test_wrong_values_of_arguments_that_keras_does_not_look_at(key):
 @pytest.mark.parametrize(
     "load", [keras.saving.load_model, keras_lso.load_model], ids=["keras", "keras_lso"]
 )
-def test_wrong_values_in_a_file(load, load_with):
+def test_file_with_wrong_config_value_is_rejected_or_loads_sanely(load, load_with):
     config = good_config("bounds")
     paths = [("config", key) for key in config["config"]]
     values = {k: damage.WRONG_VALUES[k] for k in ("a word", "NaN", "a long integer")}
@@ -246,7 +249,7 @@ COMPLETE = {"inner_optimizer", "optimizer"}
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_what_is_no_optimizer_policy_or_schedule(place, sentinel):
+def test_foreign_object_in_config_is_rejected_without_running_code(place, sentinel):
     kind, path = PLACES[place]
     config = good_config(kind)
     for label, foreign in damage.foreign_objects(sentinel):
@@ -257,7 +260,7 @@ def test_what_is_no_optimizer_policy_or_schedule(place, sentinel):
             assert not sentinel.exists(), label
 
 
-def test_what_is_no_optimizer(sentinel):
+def test_deserialize_rejects_config_of_foreign_object(sentinel):
     for label, foreign in damage.foreign_objects(sentinel):
         made = attempt(lambda c=foreign: keras_lso.deserialize(c), label)
         assert made is None or label == "no config", label
@@ -266,7 +269,9 @@ def test_what_is_no_optimizer(sentinel):
 @pytest.mark.parametrize(
     "load", [keras.saving.load_model, keras_lso.load_model], ids=["keras", "keras_lso"]
 )
-def test_files_that_would_run_code(load, load_with, sentinel):
+def test_file_naming_foreign_object_is_rejected_by_load_model(
+    load, load_with, sentinel
+):
     config = good_config("bounds")
     for label, foreign in damage.foreign_objects(sentinel):
         for key in ("inner_optimizer", "loss_scale"):
@@ -276,7 +281,7 @@ def test_files_that_would_run_code(load, load_with, sentinel):
 
 
 @pytest.mark.parametrize("load", [keras.saving.load_model, keras_lso.load_model])
-def test_a_lambda_is_read_without_safe_mode_only(load, load_with, sentinel):
+def test_lambda_in_config_loads_only_without_safe_mode(load, load_with, sentinel):
     """Inside of our optimizers as anywhere: it is the caller's word that counts."""
     config = good_config("bounds")
     rate = {"class_name": "__lambda__", "config": {"value": damage.lambda_("0.125")}}
@@ -320,7 +325,7 @@ NESTED = {
 
 
 @pytest.mark.parametrize("kind", NESTED)
-def test_nested_configs(kind):
+def test_recursive_or_too_deeply_nested_config_is_rejected(kind):
     make, words = NESTED[kind]
     for read in (
         keras_lso.deserialize,
@@ -333,7 +338,7 @@ def test_nested_configs(kind):
 # --- Other versions -----------------------------------------------------------
 
 
-def test_a_key_of_another_version_is_refused_by_its_name():
+def test_error_names_config_key_of_another_version():
     for kind in OPTIMIZERS:
         config = good_config(kind)
         policies = [v for k, v in config["config"].items() if k == "loss_scale"]
@@ -344,7 +349,7 @@ def test_a_key_of_another_version_is_refused_by_its_name():
             del arguments["shrink_factor"]
 
 
-def test_a_policy_of_another_version_is_refused_by_its_name(load_with):
+def test_error_names_loss_scale_policy_of_another_version(load_with):
     config = good_config("bounds")
     config["config"]["loss_scale"] = {
         "module": "keras_lso.loss_scales.adaptive",
@@ -376,7 +381,7 @@ CLASSES = [
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
-def test_from_config_refuses_what_is_no_config(cls):
+def test_from_config_rejects_malformed_config(cls):
     for config in (None, 3, "adam", [1], {1: 2}, {"learning_rates": 0.5}, {"x": {}}):
         with pytest.raises((TypeError, ValueError)) as error:
             cls.from_config(config)

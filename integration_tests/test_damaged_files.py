@@ -41,18 +41,18 @@ pytestmark = pytest.mark.default_backend("torch")
 
 # For each test the least number of files, of which an empty loop has none.
 FEWEST = {
-    "test_bytes_of_a_keras_file": 42,
-    "test_bytes_of_the_members_of_a_keras_file": 50,
-    "test_bytes_of_a_weights_file": 52,
-    "test_bytes_of_a_tf_keras_file": 52,
-    "test_bytes_of_a_whole_model_in_h5": 52,
-    "test_wrong_arrays_in_a_whole_model_in_h5": 20,
-    "test_wrong_attributes_of_a_whole_model_in_h5": 60,
-    "test_wrong_arrays_in_a_weights_file": 20,
-    "test_wrong_structure": 4,
-    "test_wrong_arrays_in_a_tf_keras_file": 20,
-    "test_wrong_attributes_of_a_tf_keras_file": 60,
-    "test_archives": 2,
+    "test_keras_file_with_damaged_bytes_is_rejected_or_loads_sanely": 42,
+    "test_keras_file_with_damaged_members_is_rejected_or_loads_sanely": 50,
+    "test_weights_file_with_damaged_bytes_is_rejected_or_loads_sanely": 52,
+    "test_tf_keras_file_with_damaged_bytes_is_rejected_or_loads_sanely": 52,
+    "test_h5_model_with_damaged_bytes_is_rejected_or_loads_sanely": 52,
+    "test_h5_model_with_wrong_arrays_is_rejected_or_loads_sanely": 20,
+    "test_h5_model_with_wrong_attributes_is_rejected_or_loads_sanely": 60,
+    "test_weights_file_with_wrong_arrays_is_rejected_or_loads_sanely": 20,
+    "test_file_with_wrong_structure_is_rejected_or_loads_sanely": 4,
+    "test_tf_keras_file_with_wrong_arrays_is_rejected_or_loads_sanely": 20,
+    "test_tf_keras_file_with_wrong_attributes_is_rejected_or_loads_sanely": 60,
+    "test_damaged_or_oversized_archive_is_rejected": 2,
 }
 LOADED = []
 
@@ -186,7 +186,7 @@ def load_tf_keras(data, path, good, label, names=()):
 # --- The good ones ------------------------------------------------------------
 
 
-def test_the_good_files_are_good(good, tmp_path):
+def test_undamaged_files_load_with_their_state(good, tmp_path):
     path = tmp_path / "model.keras"
     path.write_bytes(good.keras)
     for load in (keras.saving.load_model, keras_lso.load_model):
@@ -200,12 +200,12 @@ def test_the_good_files_are_good(good, tmp_path):
 # --- Cut off, and with other bytes --------------------------------------------
 
 
-def test_bytes_of_a_keras_file(good, tmp_path):
+def test_keras_file_with_damaged_bytes_is_rejected_or_loads_sanely(good, tmp_path):
     for label, data in damage.damaged_bytes(good.keras, 1, truncated=12, flipped=30):
         load_file(data, tmp_path / "model.keras", label)
 
 
-def test_bytes_of_the_members_of_a_keras_file(good, tmp_path):
+def test_keras_file_with_damaged_members_is_rejected_or_loads_sanely(good, tmp_path):
     """As if whoever damaged it had mended the archive's checksums."""
     contents = damage.members(good.keras)
     for name, seed in ((damage.CONFIG, 2), (damage.WEIGHTS, 3)):
@@ -218,17 +218,17 @@ def test_bytes_of_the_members_of_a_keras_file(good, tmp_path):
         load_file(data, tmp_path / "model.keras", label)
 
 
-def test_bytes_of_a_weights_file(good, tmp_path):
+def test_weights_file_with_damaged_bytes_is_rejected_or_loads_sanely(good, tmp_path):
     for label, data in damage.damaged_bytes(good.weights, 4, truncated=12, flipped=40):
         load_weights(data, tmp_path / "model.weights.h5", good, label)
 
 
-def test_bytes_of_a_whole_model_in_h5(good, tmp_path):
+def test_h5_model_with_damaged_bytes_is_rejected_or_loads_sanely(good, tmp_path):
     for label, data in damage.damaged_bytes(good.h5, 6, truncated=12, flipped=40):
         load_file(data, tmp_path / "model.h5", label)
 
 
-def test_bytes_of_a_tf_keras_file(good, tmp_path):
+def test_tf_keras_file_with_damaged_bytes_is_rejected_or_loads_sanely(good, tmp_path):
     for label, data in damage.damaged_bytes(good.tf_keras, 5, truncated=12, flipped=40):
         load_tf_keras(data, tmp_path / "model.h5", good, label)
 
@@ -240,7 +240,9 @@ TAKEN = ("0", "bools", "big-endian", "float16", "long doubles", "uint16")
 
 
 @pytest.mark.parametrize("index", range(len(STATE)), ids=NAMES)
-def test_wrong_arrays_in_a_weights_file(index, good, tmp_path):
+def test_weights_file_with_wrong_arrays_is_rejected_or_loads_sanely(
+    index, good, tmp_path
+):
     name = f"optimizer/vars/{index}"
     with h5py.File(io.BytesIO(good.weights)) as file:
         array = file[name][()]
@@ -258,7 +260,7 @@ def test_wrong_arrays_in_a_weights_file(index, good, tmp_path):
 
 
 @pytest.mark.parametrize("index", range(len(STATE)), ids=NAMES)
-def test_wrong_arrays_in_a_whole_model_in_h5(index, good, tmp_path):
+def test_h5_model_with_wrong_arrays_is_rejected_or_loads_sanely(index, good, tmp_path):
     with h5py.File(io.BytesIO(good.h5)) as file:
         group = file["optimizer_weights"]
         name = f"optimizer_weights/{group.attrs['weight_names'][index]}"
@@ -271,7 +273,7 @@ def test_wrong_arrays_in_a_whole_model_in_h5(index, good, tmp_path):
 
 
 @pytest.mark.parametrize("label", damage.structures("", ""))
-def test_wrong_structure(label, good, tmp_path):
+def test_file_with_wrong_structure_is_rejected_or_loads_sanely(label, good, tmp_path):
     change = damage.structures("optimizer/vars", "3")[label]
     data = damage.with_h5(good.weights, change)
     load_weights(data, tmp_path / "model.weights.h5", good, label)
@@ -291,7 +293,9 @@ def test_wrong_structure(label, good, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["Adam/iter:0", "Adam/dense/kernel/m:0"])
-def test_wrong_arrays_in_a_tf_keras_file(name, good, tmp_path):
+def test_tf_keras_file_with_wrong_arrays_is_rejected_or_loads_sanely(
+    name, good, tmp_path
+):
     name = f"optimizer_weights/{name}"
     with h5py.File(io.BytesIO(good.tf_keras)) as file:
         array = np.asarray(file[name][()])
@@ -321,7 +325,7 @@ def with_wrong_attributes(data):
             yield f"{key}: {str(value)[:9]}", damage.with_h5(data, change)
 
 
-def test_wrong_attributes_of_a_whole_model_in_h5(good, tmp_path):
+def test_h5_model_with_wrong_attributes_is_rejected_or_loads_sanely(good, tmp_path):
     path = tmp_path / "model.h5"
     for label, data in with_wrong_attributes(good.h5):
         load_file(data, path, label)
@@ -339,7 +343,9 @@ def test_wrong_attributes_of_a_whole_model_in_h5(good, tmp_path):
         load_file(damage.with_h5(good.h5, change), path, label)
 
 
-def test_wrong_attributes_of_a_tf_keras_file(good, tmp_path):
+def test_tf_keras_file_with_wrong_attributes_is_rejected_or_loads_sanely(
+    good, tmp_path
+):
     path = tmp_path / "model.h5"
     for label, data in with_wrong_attributes(good.tf_keras):
         load_tf_keras(data, path, good, label)
@@ -360,7 +366,7 @@ def test_wrong_attributes_of_a_tf_keras_file(good, tmp_path):
 
 
 @pytest.mark.parametrize("label", damage.ARCHIVES)
-def test_archives(label, good, tmp_path, monkeypatch):
+def test_damaged_or_oversized_archive_is_rejected(label, good, tmp_path, monkeypatch):
     # The bombs of this test are small ones.
     monkeypatch.setattr(untrusted_files, "_LARGE", 2**20)
     data = damage.ARCHIVES[label](damage.members(good.keras))
@@ -374,7 +380,7 @@ def test_archives(label, good, tmp_path, monkeypatch):
     assert not load_tf_keras(data, tmp_path / "tf_keras.keras", good, label)
 
 
-def test_a_model_alone_is_loaded_whatever_its_optimizer(good, tmp_path):
+def test_load_model_without_compile_ignores_broken_optimizer_config(good, tmp_path):
     """`compile=False` is the way out that the errors name."""
     path = tmp_path / "model.keras"
     broken = {"class_name": "LossScaleOptimizer", "config": {"optimizer": 3}}

@@ -1,8 +1,7 @@
-"""The code of README.md and docs/ runs, on the backends that it names.
+"""The code of README.md and docs/ runs on the backends that it names.
 
-The Python blocks of a page run in their order, as one program, in a folder of its own.
-`docs_blocks.py` says how a block is marked. Below "Before:" and "After:" are programs
-that end with the same weights.
+The Python blocks of a page run in order, as one program, in a new folder. The programs
+below "Before:" and "After:" end with the same weights. `docs_blocks.py` has the marks.
 """
 
 import contextlib
@@ -20,12 +19,7 @@ import numpy as np
 import pytest
 
 import keras_lso
-from integration_tests.docs_blocks import (
-    ALL_BLOCKS,
-    BACKEND,
-    PAGES,
-    blocks_of,
-)
+from integration_tests.docs_blocks import ALL_BLOCKS, BACKEND, PAGES, blocks_of
 from keras_lso import __main__ as command
 from keras_lso._keras_internals import keras_version
 from testing import misuse
@@ -33,8 +27,7 @@ from testing.keras_versions import fits_torch_processes
 
 PROGRAMS = sorted({b.page for b in ALL_BLOCKS if b.language == "python"})
 
-
-# The programs of these are the same on every backend: `make test` runs them on one.
+# `make test` runs these on one backend, since their programs are the same on each.
 ON_ONE_BACKEND = {
     "docs/bfloat16.md": "torch",
     "docs/command-line.md": "torch",
@@ -581,7 +574,7 @@ def outcome_of(block, names):
         for page in PROGRAMS
     ],
 )
-def test_the_programs_run(page, clean):
+def test_programs_on_pages_run_and_match_before_and_after(page, clean):
     names = {"__name__": "page"}
     before = None
     ran = []

@@ -55,7 +55,7 @@ def is_finite(values):
 
 
 @pytest.mark.parametrize("wrapper", [OURS, KERAS_OWN], ids=["ours", "Keras's class"])
-def test_the_lines_that_confirm_run(wrapper, clean, capsys):
+def test_diagnostic_lines_on_troubleshooting_page_run(wrapper, clean, capsys):
     model = compiled(optimizer=wrapper(keras.optimizers.SGD(0.01)))
     fit(model)
     names = {"keras": keras, "np": np, "timeit": timeit, "model": model}
@@ -69,7 +69,7 @@ def test_the_lines_that_confirm_run(wrapper, clean, capsys):
 
 
 @pytest.mark.default_backend("torch")
-def test_the_scale_of_keras_class_falls_to_0_and_then_all_weights_are_nan(clean):
+def test_keras_scale_falls_to_zero_and_makes_all_weights_nan(clean):
     inner = keras.optimizers.SGD(0.01)
     model = compiled(optimizer=KERAS_OWN(inner, initial_scale=2.0**-140))
     fit(model, X * np.inf, epochs=12)
@@ -83,7 +83,7 @@ def test_the_scale_of_keras_class_falls_to_0_and_then_all_weights_are_nan(clean)
 
 
 @pytest.mark.default_backend("torch")
-def test_a_step_that_is_skipped_leaves_nan_in_moving_statistics(clean, capsys):
+def test_skipped_step_leaves_nan_in_moving_statistics(clean, capsys):
     model = compiled(
         lambda: keras.layers.Dense(4, kernel_initializer="ones"),
         keras.layers.BatchNormalization,
@@ -117,7 +117,7 @@ class Diverge(keras.callbacks.Callback):
 
 
 @pytest.mark.default_backend("torch")
-def test_model_checkpoint_keeps_weights_from_before_a_nan_and_backup_does_not(clean):
+def test_model_checkpoint_keeps_weights_before_nan_unlike_backup(clean):
     # With a scale that no step overflows at.
     model = compiled(optimizer=OURS(keras.optimizers.SGD(0.01), initial_scale=8))
     source = block_with("docs/troubleshooting.md", "ModelCheckpoint(").source
@@ -136,7 +136,7 @@ def test_model_checkpoint_keeps_weights_from_before_a_nan_and_backup_does_not(cl
 # --- custom-loops.md: weights that a loop moves itself, and the last window ---------
 
 
-def test_a_move_by_gradients_that_overflow_is_nan_although_the_step_is_skipped(clean):
+def test_move_by_overflowing_gradients_makes_weights_nan(clean):
     """`test_docs.py` runs the step of the page, which leaves finite weights."""
     model = compiled(optimizer=OURS(keras.optimizers.SGD(0.01), initial_scale=8))
     weights, optimizer = model.trainable_variables, model.optimizer
@@ -159,7 +159,7 @@ def test_a_move_by_gradients_that_overflow_is_nan_although_the_step_is_skipped(c
     assert all(np.isnan(weight.numpy()).all() for weight in weights)
 
 
-def test_the_last_incomplete_window_waits_for_the_run_that_goes_on(clean):
+def test_incomplete_accumulation_window_resumes_after_load(clean):
     def train(model, batches):
         x = np.arange(1.0, 9.0, dtype="float32").reshape(8, 1) / 8
         fit(model, np.repeat(x, 4, axis=1)[batches], batch_size=1, shuffle=False)
@@ -186,7 +186,7 @@ def test_the_last_incomplete_window_waits_for_the_run_that_goes_on(clean):
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="the sentence is about JAX")
-def test_a_plain_apply_outside_jit_fails_with_keras_class_and_works_with_ours():
+def test_apply_outside_jit_fails_only_with_keras_wrapper():
     def apply(wrapper):
         variable = keras.Variable([1.0])
         optimizer = wrapper(keras.optimizers.SGD(1.0), initial_scale=8)
@@ -199,7 +199,7 @@ def test_a_plain_apply_outside_jit_fails_with_keras_class_and_works_with_ours():
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="the sentence is about PyTorch")
-def test_fsdp2_with_slots_fails_with_keras_class_and_works_with_ours():
+def test_fsdp2_with_slots_fails_only_with_keras_wrapper():
     torch = importlib.import_module("torch")
     dist = importlib.import_module("torch.distributed")
     fsdp = importlib.import_module("torch.distributed.fsdp")
@@ -227,7 +227,7 @@ def test_fsdp2_with_slots_fails_with_keras_class_and_works_with_ours():
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="the page is about PyTorch")
-def test_no_grad_changes_no_weight():
+def test_no_grad_around_apply_gives_equal_weights():
     torch = importlib.import_module("torch")
 
     def train(surroundings):
@@ -254,7 +254,7 @@ def test_no_grad_changes_no_weight():
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="the page is about PyTorch")
-def test_the_defaults_on_the_page_are_those_of_the_classes():
+def test_defaults_on_grad_scaler_page_match_optimizer_classes():
     torch = importlib.import_module("torch")
     names = {
         "PyTorch": ("lr", "eps", "weight_decay"),
@@ -296,7 +296,7 @@ def steps_of_keras(optimizer, gradient=lambda w: 1.0):
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="the page is about PyTorch")
-def test_decay_epsilon_and_momentum_are_as_the_page_says():
+def test_decay_epsilon_and_momentum_compare_to_torch_as_page_says():
     optim, sgd = importlib.import_module("torch").optim, keras.optimizers.SGD
     # "An L2 penalty, which is added to the gradient ... half of PyTorch's."
     with_penalty = steps_of_torch(lambda w: optim.SGD(w, 0.1, weight_decay=0.5))
@@ -325,7 +325,7 @@ def test_decay_epsilon_and_momentum_are_as_the_page_says():
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="the page is about PyTorch")
-def test_a_group_without_decay_is_an_exclusion_by_name():
+def test_exclusion_by_name_replaces_parameter_group_without_decay():
     names = {"keras": keras, "keras_lso": keras_lso}
     page = "docs/migrating-grad-scaler.md"
     optimizer = run_block(page, "exclude_from_weight_decay", names)["decays"]
@@ -340,7 +340,7 @@ def test_a_group_without_decay_is_an_exclusion_by_name():
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="the page is about JAX")
-def test_the_defaults_of_optax_are_those_on_the_page():
+def test_defaults_of_optax_match_page():
     optax = importlib.import_module("optax")
     text = " ".join(PAGES["docs/migrating-optax.md"].read_text().split())
 
@@ -361,7 +361,7 @@ def test_the_defaults_of_optax_are_those_on_the_page():
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="JAX compiles by XLA")
-def test_the_decays_of_keras_have_the_faults_that_the_page_names():
+def test_keras_decay_schedules_have_faults_named_on_page():
     """Once this fails, the page and docstrings of warm-ups have to say since when."""
     jit = importlib.import_module("jax").jit
     ours, theirs = keras_lso.schedules, keras.optimizers.schedules
@@ -397,7 +397,7 @@ class CountsItsCalls(keras.optimizers.schedules.LearningRateSchedule):
     [lambda o: o, keras.optimizers.LossScaleOptimizer, keras_lso.LossScaleOptimizer],
     ids=["the bare optimizer", "Keras's class", "ours"],
 )
-def test_a_schedule_counts_micro_batches_and_iterations_count_updates(wrap):
+def test_schedule_counts_micro_batches_and_iterations_count_updates(wrap):
     dense = keras.layers.Dense(1, use_bias=False, kernel_initializer="zeros")
     model = keras.Sequential([keras.Input((1,)), dense])
     inner = keras.optimizers.SGD(CountsItsCalls(), gradient_accumulation_steps=4)
@@ -410,7 +410,7 @@ def test_a_schedule_counts_micro_batches_and_iterations_count_updates(wrap):
     assert model.get_weights()[0] == -(4 + 8 + 12)
 
 
-def test_the_warmup_of_the_page_takes_as_many_updates_as_it_says():
+def test_warmup_on_page_takes_stated_number_of_updates():
     names = {"keras": keras, "keras_lso": keras_lso}
     run_block("docs/custom-loops.md", "gradient_accumulation_steps=", names)
     optimizer, micro_batches = names["accumulating"], names["micro_batches"]
@@ -475,7 +475,7 @@ def lines_that_name_parameters():
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="a PyTorch module's parameters")
-def test_every_page_hands_on_the_names_of_a_modules_parameters():
+def test_code_on_pages_passes_parameter_names_of_torch_modules():
     lines = lines_that_name_parameters()
     # large-batches.md, migrating-grad-scaler.md, scaling.md, fsdp.py, and twice
     # error-messages.md.
@@ -487,7 +487,7 @@ def test_every_page_hands_on_the_names_of_a_modules_parameters():
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="a PyTorch module's parameters")
-def test_the_patterns_of_the_page_find_the_biases_of_a_module():
+def test_exclusion_patterns_on_page_match_biases_of_torch_module():
     names = {"keras": keras, "keras_lso": keras_lso}
     run_block("docs/large-batches.md", "named_parameters", names)
     variables = names["variables"]
@@ -521,7 +521,7 @@ def exclusions_on_the_page():
     return found
 
 
-def test_the_patterns_of_the_page_find_the_biases_of_a_keras_model():
+def test_exclusion_patterns_on_page_match_biases_of_keras_model():
     layers = [
         keras.layers.Dense(3, name="unbiased", use_bias=False),
         keras.layers.BatchNormalization(name="batch_normalization"),

@@ -46,7 +46,7 @@ def bytes_of(policy, master_weights):
 
 
 @pytest.mark.filterwarnings("ignore:.*trains float16 variables without")
-def test_the_bytes_of_a_weight_are_those_of_real_variables():
+def test_bytes_per_weight_on_page_match_real_variables():
     """That stand-ins take none is shown by `test_master_kinds.py`."""
     rows = table_of("docs/policies.md", "dtype policy | `master_weights`")
     assert len(rows) == 5
@@ -59,7 +59,7 @@ def test_the_bytes_of_a_weight_are_those_of_real_variables():
             assert found == columns, (name, kind)
 
 
-def test_the_page_has_all_kinds_and_what_auto_is():
+def test_policies_page_lists_all_master_kinds_and_meaning_of_auto():
     rows = table_of("docs/policies.md", "`master_weights` | kept with each weight")
     named = [ast.literal_eval(code) for row in rows for code in code_in(row[0])]
     assert named == ["float32", True, "remainder", "stochastic", False]
@@ -69,7 +69,7 @@ def test_the_page_has_all_kinds_and_what_auto_is():
 
 
 @pytest.mark.filterwarnings("ignore:.*trains float16 variables without")
-def test_the_bytes_of_each_choice_are_those_of_the_table():
+def test_bytes_of_optimizers_on_bfloat16_page_match_table():
     """bfloat16.md repeats the last column, with the optimizer that takes as much."""
     rows = table_of("docs/bfloat16.md", "bytes | optimizer")
     names = {"GuardedOptimizer": keras_lso.GuardedOptimizer}
@@ -96,7 +96,7 @@ def distance_at_the_end(rate, master_weights):
 
 @pytest.mark.full
 @pytest.mark.one_backend
-def test_a_small_rate_removes_no_noise_of_stochastic_rounding():
+def test_stochastic_rounding_noise_on_page_matches_measurement():
     heading = "learning rate | float32 masters, remainders | stochastic rounding"
     for rate, right, noisy in table_of("docs/policies.md", heading):
         # Remainders are as float32 masters to the bit: `test_master_kinds.py`.
@@ -120,7 +120,7 @@ def outcomes_on_the_page():
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize(("name", "outcome"), outcomes_on_the_page())
-def test_an_optimizer_does_with_bfloat16_weights_what_the_page_says(name, outcome):
+def test_optimizer_treats_bfloat16_weights_as_page_says(name, outcome):
     random = np.random.default_rng(0)
     weight = keras.Variable(random.normal(0, 0.1, (8, 8)), dtype="bfloat16")
     before = numpy_of(weight)
@@ -144,7 +144,7 @@ def two_dtypes(optimizer):
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="the sentence is about PyTorch")
-def test_a_bfloat16_weight_in_front_keeps_a_float32_one_from_moving():
+def test_leading_bfloat16_weight_stops_float32_weight_in_bare_adam():
     assert two_dtypes(keras.optimizers.Adam(0.1)) == [1.0, 1.0]
     # "But for their decay".
     decayed = two_dtypes(keras.optimizers.AdamW(0.1, weight_decay=0.01))
@@ -154,7 +154,7 @@ def test_a_bfloat16_weight_in_front_keeps_a_float32_one_from_moving():
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="the sentence is about TensorFlow")
-def test_global_clipnorm_fails_with_two_dtypes_and_works_with_ours():
+def test_global_clipnorm_with_two_dtypes_fails_only_without_guard():
     def clipping():
         return keras.optimizers.SGD(0.1, global_clipnorm=2**0.5)
 
@@ -165,7 +165,7 @@ def test_global_clipnorm_fails_with_two_dtypes_and_works_with_ours():
 
 
 @pytest.mark.in_turn("torch")
-def test_floatx_is_the_dtype_of_metrics_and_of_schedules():
+def test_bfloat16_floatx_degrades_metrics_and_schedules():
     keras.config.set_floatx("bfloat16")
     try:
         mean = keras.metrics.Mean()

@@ -29,7 +29,7 @@ def step_of(optimizer, size):
 
 
 @pytest.mark.default_backend("torch")
-def test_a_step_that_is_far_too_large_is_skipped_by_ours_alone():
+def test_only_spike_guard_skips_step_that_is_far_too_large():
     _, by_keras, by_grad_scaler, ours = row_of("a step whose gradients are finite")
     assert (by_keras, by_grad_scaler) == ("applied", "applied")
     assert ours == "skipped, with a `SpikeGuard`"
@@ -50,7 +50,7 @@ def test_a_step_that_is_far_too_large_is_skipped_by_ours_alone():
 
 
 @pytest.mark.default_backend("torch")
-def test_neither_records_steps_nor_goes_back():
+def test_only_keras_lso_records_steps_and_restores_stalled_runs():
     for beginning, name in {
         "why each step was skipped": "StepRecord",
         "a run in which every step overflows goes back": "LossScaleMonitor",
@@ -71,7 +71,7 @@ def test_neither_records_steps_nor_goes_back():
 
 
 @pytest.mark.default_backend("torch")
-def test_what_the_page_says_in_place_of_others_options_runs():
+def test_replacements_for_options_of_other_libraries_run():
     names = {
         "DynamicLossScale": DynamicLossScale,
         "LossScaleMonitor": callbacks.LossScaleMonitor,

@@ -29,7 +29,7 @@ def names_of_dtype_policies():
     return {old: code_in(new) for old, new in rows}
 
 
-def test_the_code_for_the_dtype_policy_runs(clean):
+def test_code_for_dtype_policies_sets_stated_policy(clean):
     for old, pieces in names_of_dtype_policies().items():
         assert pieces
         keras.config.set_dtype_policy("mixed_bfloat16")
@@ -54,7 +54,7 @@ def test_the_code_for_the_dtype_policy_runs(clean):
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="the names are TensorFlow's")
-def test_every_name_of_mixed_precision_is_mapped():
+def test_guide_maps_every_public_name_of_mixed_precision():
     tf, tf_keras = map(importlib.import_module, ("tensorflow", "tf_keras"))
     classes = [row[0] for row in table_of("docs/migrating.md", "old name")]
     mapped = code_in(" ".join([*classes, *names_of_dtype_policies()]))
@@ -138,7 +138,7 @@ def assert_same_weights(model, weights):
         np.testing.assert_array_equal(ours, their)
 
 
-def test_keras_3_reads_the_weights_that_migrating_says_it_reads(theirs):
+def test_keras_3_reads_exactly_file_formats_listed_in_guide(theirs):
     weights = theirs(lambda: save_the_files_of_the_page().get_weights())
     paths = {
         '`model.save("model.h5")`': "model.h5",
@@ -162,7 +162,7 @@ def test_keras_3_reads_the_weights_that_migrating_says_it_reads(theirs):
                 model.load_weights(paths[row[0]])
 
 
-def test_the_weights_of_other_files_go_by_way_of_tf_keras(theirs):
+def test_weights_of_other_file_formats_migrate_through_tf_keras(theirs):
     rows = table_of("docs/migrating.md", "the weights are in")
     assert len(rows) == 3
     pieces = [code_in(cell) for _, cell in rows]
@@ -185,7 +185,7 @@ def test_the_weights_of_other_files_go_by_way_of_tf_keras(theirs):
         assert_same_weights(model, weights)
 
 
-def test_a_model_of_ones_own_class_goes_by_way_of_tf_keras(theirs):
+def test_model_of_custom_class_migrates_through_tf_keras(theirs):
     def run():
         import tf_keras
 
@@ -209,7 +209,7 @@ def test_a_model_of_ones_own_class_goes_by_way_of_tf_keras(theirs):
 # --- migrating-keras.md: who unscales the gradients --------------------------------
 
 
-def test_each_way_to_unscale_takes_the_same_step(clean):
+def test_each_way_to_unscale_takes_same_step(clean):
     rows = table_of("docs/migrating-keras.md", "the loop has")
     calls = [code_in(cell) for _, cell in rows]
     calls[0] = code_in(rows[0][0])[1:]
@@ -304,7 +304,7 @@ def scales_of_grad_scaler(**arguments):
 @pytest.mark.parametrize(
     "factors", [{}, {"growth_factor": 8.0, "backoff_factor": 0.25}]
 )
-def test_the_arguments_of_grad_scaler_have_their_scales_here(factors):
+def test_code_for_grad_scaler_arguments_gives_same_scales(factors):
     arguments = {"init_scale": 64.0, "growth_interval": 3, **factors}
     rows = rows_with(
         "docs/migrating-grad-scaler.md",
@@ -335,7 +335,7 @@ def arguments_of_jmp(cell):
 
 @pytest.mark.skipif(BACKEND != "jax", reason="jmp is JAX's")
 @pytest.mark.parametrize("factor", [{}, {"factor": 4}])
-def test_the_arguments_of_jmp_have_their_scales_here(factor):
+def test_code_for_jmp_arguments_gives_same_scales(factor):
     arguments = {"period": 3, **factor}
     rows = rows_with(
         "docs/migrating-optax.md", "optax, jmp", set(arguments), arguments_of_jmp
@@ -404,7 +404,7 @@ def check_code(code, names):
         ("docs/migrating-optax.md", "optax, jmp", "jax"),
     ],
 )
-def test_the_code_in_the_right_cells_runs(page, heading, on, clean):
+def test_code_in_right_column_of_migration_table_runs(page, heading, on, clean):
     if on != BACKEND:
         pytest.skip(f"the page is about {on}")
     pieces = [code for row in table_of(page, heading) for code in code_in(row[1])]

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.one_backend
 OTHER_LANGUAGES = {"sh", "text", "toml", "mermaid"}
 
 
-def test_every_block_says_what_it_is():
+def test_every_code_block_has_known_language_and_directives():
     for block in ALL_BLOCKS:
         assert block.language in {"python", *OTHER_LANGUAGES}, block
         assert block.directives.get("on", BACKEND) in {"tensorflow", "jax", "torch"}
@@ -27,12 +27,12 @@ def test_every_block_says_what_it_is():
         assert block.language == "python" or not block.directives, block
 
 
-def test_every_directive_belongs_to_a_block():
+def test_every_directive_belongs_to_code_block():
     written = sum(len(DIRECTIVE.findall(path.read_text())) for path in PAGES.values())
     assert written == sum(bool(block.directives) for block in ALL_BLOCKS)
 
 
-def test_all_programs_run_but_one():
+def test_all_programs_have_checks_and_only_one_is_not_run():
     assert set(CHECKS) == set(PROGRAMS) - {"docs/examples.md"}
     left_out = [b.page for b in ALL_BLOCKS if "not run" in b.directives]
     # A session of TensorFlow 1.
@@ -53,7 +53,7 @@ LINK = re.compile(
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"])
-def test_the_links_lead_somewhere(page):
+def test_links_of_root_pages_have_existing_targets(page):
     # Those of docs/ are checked by `make docs`.
     links = ["".join(found) for found in LINK.findall((ROOT / page).read_text())]
     for link in links:
@@ -62,7 +62,7 @@ def test_the_links_lead_somewhere(page):
     assert links
 
 
-def test_every_page_is_in_the_navigation_and_every_picture_is_there():
+def test_navigation_lists_every_page_and_pages_show_every_picture():
     # What `make docs` does not check.
     pages = {name.removeprefix("docs/") for name in PAGES} - {"README.md"}
     listed = re.findall(r": (\S+\.md)$", (ROOT / "mkdocs.yml").read_text(), re.M)
@@ -93,7 +93,7 @@ def rows_below(page, heading):
     return [r for i, r in enumerate(rows) if i > 1 and not r.startswith("| **")]
 
 
-def test_the_speed_in_the_readme_is_what_was_measured(results):
+def test_speed_in_readme_matches_measurements(results):
     in_fit = (
         f"a batch takes {docs_figures.fit_range(results)}\n"
         "of what it takes with Keras's class"
@@ -101,7 +101,7 @@ def test_the_speed_in_the_readme_is_what_was_measured(results):
     assert not missing_from("README.md", [in_fit])
 
 
-def test_what_a_step_costs_is_what_was_measured(results):
+def test_step_cost_on_performance_page_matches_measurements(results):
     page = "docs/performance.md"
     rows = docs_figures.comparison_rows(results)
     assert rows_below(page, "## What it costs") == rows
@@ -112,13 +112,13 @@ def test_what_a_step_costs_is_what_was_measured(results):
     assert not missing_from(page, figures)
 
 
-def test_the_cost_of_lars_is_what_was_measured(results):
+def test_cost_of_lars_on_page_matches_measurements(results):
     page = "docs/large-batches.md"
     assert rows_below(page, "### What it costs") == docs_figures.lars_rows(results)
     assert not missing_from(page, [docs_figures.lars_shapes(results)])
 
 
-def test_the_settings_of_mlperf_are_those_of_the_recipe():
+def test_mlperf_settings_on_page_match_recipe():
     def settings(text):
         # Without the thousands' commas, and how many epochs that is.
         rows = re.findall(r"^ *(\| [\d,]+ \| .*epochs .*)$", text, re.MULTILINE)
@@ -130,7 +130,7 @@ def test_the_settings_of_mlperf_are_those_of_the_recipe():
     assert settings(page) == documented
 
 
-def test_the_accuracy_with_lamb_is_what_was_measured(monkeypatch):
+def test_accuracy_with_lamb_on_page_matches_measurements(monkeypatch):
     """By `make large-batch-transformer`, whose results are beside the example."""
     monkeypatch.syspath_prepend(ROOT / "examples")
     import large_batch_transformer as example
@@ -144,7 +144,7 @@ def test_the_accuracy_with_lamb_is_what_was_measured(monkeypatch):
     assert rows_below("docs/large-batches.md", "### Against AdamW") == rows
 
 
-def test_the_tables_of_benchmarks_are_what_was_measured(results):
+def test_tables_on_benchmarks_page_match_measurements(results):
     page = "docs/benchmarks.md"
     for heading, title in {
         "## The limits": "Limits",
@@ -159,14 +159,14 @@ def test_the_tables_of_benchmarks_are_what_was_measured(results):
         assert rows_below(page, heading) == measured, title
 
 
-def test_the_tables_of_accelerators_are_what_was_told():
+def test_tables_of_accelerators_match_stored_results():
     for table in accelerators.make_tables(accelerators.read(accelerators.RESULTS)):
         [(_, rows)] = table.sections
         rows = [docs_figures.markdown_row(cells) for cells in rows]
         assert rows_below("docs/benchmarks.md", f"### {table.title}") == rows
 
 
-def test_the_best_and_worst_rows_are_what_was_measured(results):
+def test_best_and_worst_rows_on_page_match_measurements(results):
     page = "docs/benchmarks.md"
     heading = "## From the best row to the worst"
     assert rows_below(page, heading) == docs_figures.range_rows(results)
@@ -210,7 +210,7 @@ def resolve(name):
     return getattr(importlib.import_module(module), last)
 
 
-def test_every_public_name_is_on_a_page_of_the_api():
+def test_api_pages_list_every_public_name():
     entries, aliases = documented()
     names = dict(public_names(keras_lso, "keras_lso"))
     # The modules of OpenSeq2Seq have the names that stand above them as well.
@@ -227,7 +227,7 @@ def test_every_public_name_is_on_a_page_of_the_api():
     assert not missing
 
 
-def test_what_is_on_the_pages_of_the_api_is_there():
+def test_names_on_api_pages_exist_and_are_unique():
     entries, aliases = documented()
     assert len(entries) == len(set(entries))
     for name in entries:
@@ -236,7 +236,7 @@ def test_what_is_on_the_pages_of_the_api_is_there():
         assert resolve(alias) is resolve(name), alias
 
 
-def test_every_page_of_the_api_says_which_names_stay():
+def test_every_api_page_states_stability_of_its_names():
     for page, path in PAGES.items():
         if page.startswith("docs/api/"):
             _, words, _ = path.read_text().split("\n\n", 2)

@@ -28,7 +28,7 @@ def compiled(optimizer):
 
 
 @pytest.mark.parametrize(("dtype", "size"), [("float32", 4), ("float16", 6)])
-def test_a_parameter_takes_so_many_bytes_while_it_is_trained(dtype, size):
+def test_trained_parameter_takes_stated_number_of_bytes(dtype, size):
     layer = keras.layers.Dense(8, dtype=dtype)
     layer.build((None, 16))
     optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1))
@@ -41,7 +41,7 @@ def test_a_parameter_takes_so_many_bytes_while_it_is_trained(dtype, size):
 
 
 @pytest.mark.filterwarnings("ignore:Skipping variable loading")
-def test_a_model_that_was_saved_as_h5_is_compiled_again_for_a_keras_file(clean):
+def test_model_recompiled_after_h5_save_keeps_wrapper_in_keras_file(clean):
     def loaded(model):
         model.save("model.keras")
         return keras.saving.load_model("model.keras").optimizer
@@ -61,7 +61,7 @@ def test_a_model_that_was_saved_as_h5_is_compiled_again_for_a_keras_file(clean):
     "duplicate", [copy.deepcopy, lambda value: pickle.loads(pickle.dumps(value))]
 )
 @pytest.mark.parametrize("wrap", [lambda inner: inner, keras_lso.LossScaleOptimizer])
-def test_a_copy_of_an_optimizer_holds_its_config_and_of_a_model_all(wrap, duplicate):
+def test_copied_optimizer_keeps_config_and_copied_model_keeps_state(wrap, duplicate):
     model = compiled(wrap(keras.optimizers.Adam(0.25)))
     model.fit(np.ones((8, 4)), np.ones((8, 1)), batch_size=4, verbose=0)
     with pytest.warns(UserWarning, match="Skipping variable loading"):
@@ -78,7 +78,7 @@ def test_a_copy_of_an_optimizer_holds_its_config_and_of_a_model_all(wrap, duplic
 
 
 @pytest.mark.parametrize("load", [keras.saving.load_model, keras_lso.load_model])
-def test_a_run_with_the_policy_of_the_page_goes_on_from_its_file(load, clean):
+def test_run_with_policy_on_page_resumes_from_file(load, clean):
     names = {"keras": keras, "keras_lso": keras_lso}
     names |= {"Adam": keras.optimizers.Adam}
     names |= {"LossScaleOptimizer": keras_lso.LossScaleOptimizer}
@@ -106,7 +106,7 @@ def test_a_run_with_the_policy_of_the_page_goes_on_from_its_file(load, clean):
         np.testing.assert_array_equal(ours, theirs)
 
 
-def test_the_policy_in_the_docstring_of_LossScale_is_loaded():
+def test_policy_in_docstring_of_loss_scale_is_deserialized():
     names = {"keras": keras, "keras_lso": keras_lso, "ops": ops}
     examples = doctest.DocTestParser().get_examples(
         keras_lso.loss_scales.LossScale.__doc__
@@ -143,7 +143,9 @@ def by_saving(holds):
         (KERAS, OURS, "`keras.optimizers.LossScaleOptimizer`"),
     ],
 )
-def test_the_state_of_another_optimizer_comes_along(writer, reader, holds, path, clean):
+def test_code_on_page_loads_state_of_another_optimizer(
+    writer, reader, holds, path, clean
+):
     model = compiled(writer(keras.optimizers.Adam()))
     model.fit(np.ones((8, 4)), np.ones((8, 1)), batch_size=2, verbose=0)
     (model.save if path == "model.keras" else model.save_weights)(path)
@@ -164,7 +166,7 @@ def test_the_state_of_another_optimizer_comes_along(writer, reader, holds, path,
         )
 
 
-def test_without_building_the_optimizer_its_state_stays_behind(clean):
+def test_unbuilt_optimizer_skips_saved_state_with_warning(clean):
     model = compiled(keras.optimizers.Adam())
     model.fit(np.ones((8, 4)), np.ones((8, 1)), verbose=0)
     model.save_weights("model.weights.h5")

@@ -42,7 +42,7 @@ def pins_of(row):
     return pins.pins_of(named[1])
 
 
-def test_the_table_has_the_versions_of_the_files_that_it_names():
+def test_version_table_matches_pins_in_named_files():
     of_files = [(row, pins_of(row)) for row in rows()]
     of_files = [(row, pinned) for row, pinned in of_files if pinned]
     assert len(of_files) >= 3
@@ -52,7 +52,7 @@ def test_the_table_has_the_versions_of_the_files_that_it_names():
         assert {column: row[column] for column in PACKAGES} == versions
 
 
-def test_the_table_has_the_pythons_of_pyproject():
+def test_version_table_lists_python_versions_of_pyproject():
     start = "Programming Language :: Python :: 3."
     classified = {
         name.removeprefix("Programming Language :: Python :: ")
@@ -65,7 +65,7 @@ def test_the_table_has_the_pythons_of_pyproject():
     assert PROJECT["requires-python"] == f">={oldest}"
 
 
-def test_what_was_not_tested_is_beyond_the_versions_that_were():
+def test_untested_rows_are_outside_tested_version_range():
     for row in rows():
         if pins_of(row):
             continue
@@ -86,7 +86,7 @@ def test_what_was_not_tested_is_beyond_the_versions_that_were():
 @pytest.mark.parametrize(
     "page", ["README.md", "docs/index.md", "docs/compatibility.md"]
 )
-def test_the_versions_of_keras_in_words_are_those_tested(page):
+def test_pages_state_tested_range_of_keras_versions(page):
     [keras] = [
         r for r in map(Requirement, PROJECT["dependencies"]) if r.name == "keras"
     ]

@@ -100,7 +100,7 @@ def digits_runs(backend):
     ]
 
 
-def test_train_digits_draws_losses_scales_and_shares(example, picture):
+def test_train_digits_draws_losses_scales_and_flushed_shares(example, picture):
     report = example("digits_report")
     runs = digits_runs("jax") + digits_runs("torch")
     figure = picture(report.draw, runs)
@@ -160,7 +160,7 @@ def batch_result(optimizer, batch_size, accuracies, validation, best):
     }
 
 
-def test_large_batch_draws_the_test_and_how_the_rates_were_chosen(example, picture):
+def test_large_batch_draws_test_accuracy_and_choice_of_rates(example, picture):
     module = example("large_batch_digits")
     results = [
         batch_result(module.SGD, 100, [0.9, 0.95, 0.91], [0.91, 0.95, 0.9], 1),
@@ -213,7 +213,7 @@ def assert_shows_the_choice(axis, optimizer, results):
 # --- transformer_char.py --------------------------------------------------------
 
 
-def test_the_transformer_draws_both_losses_and_the_scale(example, picture):
+def test_transformer_draws_both_losses_and_loss_scale(example, picture):
     module = example("transformer_char")
     runs = [
         {"policy": "float32", "losses": [3.0, 2.0], "scales": [1.0] * 3},
@@ -266,7 +266,9 @@ def test_the_transformer_draws_both_losses_and_the_scale(example, picture):
     ],
     ids=["float16", "bfloat16"],
 )
-def test_float16_digits_draws_the_losses(example, picture, optimizers, names):
+def test_float16_digits_draws_losses_of_each_backend_and_optimizer(
+    example, picture, optimizers, names
+):
     module = example("float16_digits")
     runs = [
         {
@@ -302,7 +304,7 @@ def test_float16_digits_draws_the_losses(example, picture, optimizers, names):
 # --- log_max.py -----------------------------------------------------------------
 
 
-def test_log_max_draws_both_scales_and_where_a_step_overflows(example, picture):
+def test_log_max_draws_both_scales_and_overflowing_step(example, picture):
     module = example("log_max")
     scales = {False: np.array([1.0, 8.0, 4.0]), True: np.array([1.0, 8.0, 1.0])}
     [axis] = picture(module.draw, scales).axes
@@ -326,9 +328,7 @@ def run_of_overflows(module, scales, losses, bad):
     return module.Run(np.array(losses), np.array(scales), np.array(bad), 0.0)
 
 
-def test_the_comparison_draws_both_scales_and_marks_where_one_is_lost(
-    example, picture, monkeypatch
-):
+def test_comparison_draws_both_scales_and_marks_lost_run(example, picture, monkeypatch):
     module = example("keras_beside_keras_lso")
     monkeypatch.setattr(module, "SMOOTHED", 2)
     bad = [False, True, False, False]
@@ -360,7 +360,7 @@ def test_the_comparison_draws_both_scales_and_marks_where_one_is_lost(
 # --- float16_range.py -------------------------------------------------------------
 
 
-def test_float16_range_draws_the_values_before_and_after(example, picture):
+def test_float16_range_draws_values_before_and_after_scaling(example, picture):
     module = example("float16_range")
     values = np.array([2.0**-30, 2.0**-27, 2.0**-20, 2.0**-2], "float32")
     assert module.shares(values) == (0.5, 0.25, 0.0)
@@ -383,7 +383,7 @@ def test_float16_range_draws_the_values_before_and_after(example, picture):
 # --- schedules.py -----------------------------------------------------------------
 
 
-def test_schedules_draws_a_panel_for_each_class(example, picture):
+def test_schedules_example_draws_one_panel_per_class(example, picture):
     module = example("schedules")
     panels = {name: module.rates_of(made) for name, made in module.PANELS.items()}
     figure = picture(module.draw, panels)

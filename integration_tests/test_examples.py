@@ -78,7 +78,7 @@ def digits_run(tmp_path_factory):
 
 
 @train_digits_runs
-def test_train_digits_prints_a_row_for_each_precision(digits_run):
+def test_train_digits_prints_header_and_row_of_float32(digits_run):
     printed, _ = digits_run
     header = printed[: printed.index(BACKEND, printed.index("LeNet-5"))]
     for word in ("precision", "accuracy", "steps", "skipped", "scale", "flushed"):
@@ -90,7 +90,7 @@ def test_train_digits_prints_a_row_for_each_precision(digits_run):
 
 
 @train_digits_runs
-def test_train_digits_flushes_gradients_without_loss_scaling_only(digits_run):
+def test_train_digits_flushes_gradients_only_without_loss_scaling(digits_run):
     printed, _ = digits_run
     *_, skipped, scale, flushed = table_row(printed, "float16")
     assert (skipped, scale) == ("0", "-")
@@ -105,7 +105,7 @@ def test_train_digits_flushes_gradients_without_loss_scaling_only(digits_run):
 
 
 @train_digits_runs
-def test_train_digits_says_in_words_what_the_table_shows(digits_run):
+def test_train_digits_describes_table_in_words(digits_run):
     printed, _ = digits_run
     assert re.search(
         rf"{BACKEND}: against float32, plain float16 (gains|loses) ", printed
@@ -114,7 +114,7 @@ def test_train_digits_says_in_words_what_the_table_shows(digits_run):
 
 
 @train_digits_runs
-def test_train_digits_draws_a_picture(digits_run):
+def test_train_digits_writes_picture_of_expected_size(digits_run):
     # What is in it: `test_example_pictures.py`.
     _, folder = digits_run
     assert [path.name for path in folder.iterdir()] == ["demo.png"]
@@ -155,14 +155,16 @@ def finished_runs(backend, plain_accuracy):
     ("plain_accuracy", "words"),
     [(0.95, "loses nothing"), (0.10, "loses 85.0"), (0.97, "gains 2.0")],
 )
-def test_the_caption_is_honest_about_plain_float16(train_digits, plain_accuracy, words):
+def test_caption_states_loss_or_gain_of_plain_float16(
+    train_digits, plain_accuracy, words
+):
     caption = train_digits.caption(finished_runs("jax", plain_accuracy))
     assert caption.startswith(
         f"jax: against float32, plain float16 {words}, keras_lso gains 1.0."
     )
 
 
-def test_train_digits_says_which_backend_is_missing(
+def test_train_digits_reports_missing_backend(
     train_digits, monkeypatch, tmp_path, capsys
 ):
     monkeypatch.setattr(train_digits, "BACKENDS", ("no_such_framework", BACKEND))
@@ -183,7 +185,7 @@ def test_train_digits_says_which_backend_is_missing(
 
 
 @pytest.mark.default_backend("torch")
-def test_lamb_and_adamw_train_the_small_encoder(tmp_path, monkeypatch):
+def test_lamb_and_adamw_train_small_encoder(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     import large_batch_transformer as example
 
@@ -204,7 +206,7 @@ def test_lamb_and_adamw_train_the_small_encoder(tmp_path, monkeypatch):
 
 
 @pytest.mark.one_backend
-def test_its_schedule_rises_to_the_peak_and_falls(monkeypatch):
+def test_encoder_schedule_rises_to_peak_and_falls(monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLES)
     import large_batch_transformer as example
 
@@ -247,7 +249,9 @@ def large_batch_row(printed, optimizer):
 @pytest.mark.parametrize(
     ("optimizer", "base_rates"), [("SGD, Nesterov", (0.2, 0.4)), ("LARS", (8.0, 16.0))]
 )
-def test_large_batch_runs_fast(large_batch_run, optimizer, base_rates):
+def test_large_batch_with_short_settings_learns_with_each_optimizer(
+    large_batch_run, optimizer, base_rates
+):
     printed, _ = large_batch_run
     # Three batches an epoch, eight epochs.
     assert re.search(r" 384 +24 +SGD, Nesterov ", printed)
@@ -266,7 +270,7 @@ def test_large_batch_runs_fast(large_batch_run, optimizer, base_rates):
 
 
 @large_batch_runs
-def test_large_batch_says_in_words_what_the_table_shows(large_batch_run):
+def test_large_batch_comparison_in_words_matches_table(large_batch_run):
     printed, _ = large_batch_run
     _, _, sgd, *_ = large_batch_row(printed, "SGD, Nesterov")
     _, _, lars, *_ = large_batch_row(printed, "LARS")
@@ -280,7 +284,7 @@ def test_large_batch_says_in_words_what_the_table_shows(large_batch_run):
 
 
 @large_batch_runs
-def test_large_batch_draws_a_picture(large_batch_run):
+def test_large_batch_writes_picture_of_expected_size(large_batch_run):
     # What is in it: `test_example_pictures.py`.
     _, folder = large_batch_run
     assert [path.name for path in folder.iterdir()] == ["large_batch.png"]
@@ -304,7 +308,7 @@ def large_batch(monkeypatch):
 @pytest.mark.parametrize(
     ("optimizer", "base_rate"), [("SGD, Nesterov", 1.0), ("LARS", 16.0)]
 )
-def test_a_trial_starts_afresh_from_each_seed(large_batch, optimizer, base_rate):
+def test_trial_is_reproducible_for_each_seed(large_batch, optimizer, base_rate):
     keras.config.set_dtype_policy("mixed_float16")
     train_data, valid_data, test_data = large_batch.load_data()
     assert [len(data[0]) for data in (train_data, valid_data, test_data)] == [
@@ -324,7 +328,7 @@ def test_a_trial_starts_afresh_from_each_seed(large_batch, optimizer, base_rate)
 
 
 @pytest.mark.one_backend
-def test_the_rate_with_most_digits_right_is_taken(large_batch):
+def test_merit_prefers_accuracy_and_then_lower_cross_entropy(large_batch):
     runs = [
         {"accuracy": 0.9, "cross_entropy": 0.1},
         {"accuracy": 0.95, "cross_entropy": float("nan")},
@@ -345,7 +349,7 @@ def test_the_rate_with_most_digits_right_is_taken(large_batch):
         ([0.96, 0.98], "is 4.5 points above SGD; their ranges do not overlap"),
     ],
 )
-def test_the_comparison_in_words_falls_either_way(large_batch, lars, words):
+def test_comparison_in_words_states_which_optimizer_is_better(large_batch, lars, words):
     sgd = {"accuracies": [0.90, 0.95], "batch_size": 1152}
     assert large_batch.compare_in_words(sgd, {"accuracies": lars}) == (
         f"Batches of 1,152: LARS {words}."
@@ -355,7 +359,7 @@ def test_the_comparison_in_words_falls_either_way(large_batch, lars, words):
 # --- Custom loops ---------------------------------------------------------------
 
 
-def test_the_custom_loop_of_this_backend_learns_to_read(tmp_path):
+def test_custom_loop_of_current_backend_learns_digits(tmp_path):
     # In a process of its own it has to say which backend to use.
     backend = None if is_full() else BACKEND
     name = f"custom_loop_{BACKEND}.py"
@@ -376,7 +380,7 @@ def test_the_custom_loop_of_this_backend_learns_to_read(tmp_path):
 
 @pytest.mark.full
 @pytest.mark.skipif(BACKEND != "torch", reason="The GAN is a PyTorch program.")
-def test_the_gan_keeps_both_of_its_optimizers_training(tmp_path):
+def test_gan_keeps_both_optimizers_training(tmp_path):
     printed = run_example("gan.py", folder=tmp_path)
     last = printed.splitlines()[-1]
     fields = rf" loss +{NUMBER} scale +{NUMBER} skipped +{NUMBER}"

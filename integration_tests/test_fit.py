@@ -39,7 +39,7 @@ def compiled(make_model):
     return build
 
 
-def test_compile_does_not_wrap_a_second_time(make_model):
+def test_compile_does_not_wrap_loss_scale_optimizer_again(make_model):
     model = make_model()
     optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1))
     model.compile(optimizer, loss="mse")
@@ -65,7 +65,7 @@ takes_long = {"torch": "jit_compile=True"}.get(keras.backend.backend())
         for mode in MODES
     ],
 )
-def test_fit_settles_on_a_scale_that_float16_can_hold(
+def test_fit_settles_on_scale_that_float16_can_hold(
     mode, compiled, data, make_recorder
 ):
     model = compiled(OVERFLOWING_SCALE, MODES[mode])
@@ -96,7 +96,7 @@ def test_fit_settles_on_a_scale_that_float16_can_hold(
 @pytest.mark.parametrize(
     "compiler", ["aot_eager", pytest.param("inductor", marks=pytest.mark.full)]
 )
-def test_a_step_under_torch_compile_is_taken_or_skipped(compiler, values):
+def test_step_under_torch_compile_applies_or_skips(compiler, values):
     import torch
 
     optimizer = keras_lso.LossScaleOptimizer(
@@ -116,7 +116,9 @@ def test_a_step_under_torch_compile_is_taken_or_skipped(compiler, values):
     assert float(optimizer.loss_scale) == 512.0
 
 
-def test_that_overflow_is_real(make_model, data, fit):
+def test_overflowing_scale_makes_weights_non_finite_without_wrapper(
+    make_model, data, fit
+):
     model = make_model()
     inner = keras.optimizers.SGD(0.1, loss_scale_factor=OVERFLOWING_SCALE)
     model.compile(inner, loss="mse", auto_scale_loss=False)
@@ -129,7 +131,7 @@ def test_that_overflow_is_real(make_model, data, fit):
     "mode",
     [pytest.param("jit_compile=False", marks=pytest.mark.full), "jit_compile=auto"],
 )
-def test_fit_gives_the_same_weights_in_each_mode(
+def test_fit_gives_same_weights_in_each_mode(
     mode, compiled, data, fit, with_overflows, values, assert_close
 ):
     x, y = data
@@ -144,7 +146,7 @@ def test_fit_gives_the_same_weights_in_each_mode(
     assert_close(*weights, share=4 * 2.0**-11)
 
 
-def test_losses_are_reported_unscaled(compiled, data):
+def test_keras_methods_report_unscaled_losses(compiled, data):
     x, y = (array[:8] for array in data)
     model = compiled()
     prediction = model.predict(x, verbose=0)
@@ -157,7 +159,9 @@ def test_losses_are_reported_unscaled(compiled, data):
     assert model.train_on_batch(x, y) == pytest.approx(expected, rel=tolerance)
 
 
-def test_train_on_batch_trains_and_skips(compiled, data, values, bits):
+def test_train_on_batch_applies_finite_and_skips_overflowing_steps(
+    compiled, data, values, bits
+):
     x, y = (array[:8] for array in data)
     model = compiled()
     first = model.train_on_batch(x, y)
@@ -175,7 +179,7 @@ def test_train_on_batch_trains_and_skips(compiled, data, values, bits):
     assert float(model.optimizer.loss_scale) == 2.0**14
 
 
-def test_evaluate_and_predict_leave_the_optimizer_alone(compiled, data, fit, bits):
+def test_evaluate_and_predict_leave_optimizer_unchanged(compiled, data, fit, bits):
     x, y = data
     model = compiled()
     fit(model, x, y)
@@ -193,7 +197,7 @@ def test_evaluate_and_predict_leave_the_optimizer_alone(compiled, data, fit, bit
     "mode",
     ["jit_compile=False", pytest.param("jit_compile=True", marks=pytest.mark.full)],
 )
-def test_several_steps_per_execution_are_the_same_steps(
+def test_several_steps_per_execution_match_single_steps(
     mode, compiled, data, fit, with_overflows, values, assert_close
 ):
     x, y = data
@@ -211,7 +215,7 @@ def test_several_steps_per_execution_are_the_same_steps(
 
 
 @pytest.mark.filterwarnings("ignore:The model does not have any trainable weights")
-def test_a_model_whose_layers_are_all_frozen_trains_nothing(compiled, data, fit, bits):
+def test_fit_of_fully_frozen_model_changes_nothing(compiled, data, fit, bits):
     model = compiled()
     for layer in model.layers:
         layer.trainable = False

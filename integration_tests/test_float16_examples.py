@@ -43,7 +43,7 @@ def assert_is_a_picture(path, width, height):
 
 
 @pytest.mark.full
-def test_the_transformer_learns_in_float16_what_it_learns_in_float32(tmp_path):
+def test_transformer_learns_in_float16_as_well_as_in_float32(tmp_path):
     printed = run_example("transformer_char.py", "--steps", "20", folder=tmp_path)
     rows = [
         re.search(rf"{policy} +{NUMBER} +20 +{NUMBER} +(\S+)", printed).groups()
@@ -70,7 +70,7 @@ def test_the_transformer_learns_in_float16_what_it_learns_in_float32(tmp_path):
 
 
 @pytest.mark.full
-def test_damaged_batches_change_nothing_with_a_spike_guard(tmp_path):
+def test_spikes_example_skips_damaged_batches_with_spike_guard(tmp_path):
     printed = run_example("spikes.py", "--steps", "120", folder=tmp_path)
     without, guarded = (
         re.search(rf"{name} +{NUMBER} +{NUMBER} +(\d+) +(\d+)", printed).groups()
@@ -94,7 +94,7 @@ def transformer_char(monkeypatch):
     del sys.modules["transformer_char"]
 
 
-def test_the_transformer_has_the_schedule_and_the_loss_scale_it_names(transformer_char):
+def test_transformer_uses_log_max_scale_and_transformer_policy(transformer_char):
     optimizer = transformer_char.make_optimizer("mixed_float16", steps=400)
     assert isinstance(
         optimizer.loss_scale_policy, keras_lso.loss_scales.LogMaxLossScale
@@ -105,7 +105,7 @@ def test_the_transformer_has_the_schedule_and_the_loss_scale_it_names(transforme
 
 
 @pytest.mark.one_backend
-def test_the_transformer_reads_the_license_and_the_manual(transformer_char):
+def test_transformer_text_holds_license_manual_and_prompt_characters(transformer_char):
     text = transformer_char.load_text()
     assert "Python Software Foundation" in text[:5000]
     assert "Customizing class creation" in text
@@ -113,7 +113,7 @@ def test_the_transformer_reads_the_license_and_the_manual(transformer_char):
     assert set(transformer_char.PROMPT) <= set(text)
 
 
-def test_a_window_is_followed_by_its_targets(transformer_char):
+def test_targets_are_inputs_shifted_by_one_character(transformer_char):
     inputs, targets = transformer_char.windows_at(np.array([3, 5]), np.arange(100))
     assert inputs.shape == targets.shape == (2, transformer_char.LENGTH)
     np.testing.assert_array_equal(inputs[:, 0], [3, 5])
@@ -153,7 +153,7 @@ MASTERS, REMAINDER, STOCHASTIC = (
 
 
 @pytest.mark.full
-def test_with_masters_float16_reaches_the_accuracy_of_float32(digits_run):
+def test_float16_with_masters_reaches_accuracy_of_float32(digits_run):
     table, folder = digits_run
     kinds = MASTERS, REMAINDER, STOCHASTIC
     assert list(table) == ["float32", *PLAIN, *kinds]
@@ -169,7 +169,7 @@ def test_with_masters_float16_reaches_the_accuracy_of_float32(digits_run):
 
 
 @pytest.mark.full
-def test_remainders_train_float16_weights_as_float32_masters_do(digits_run):
+def test_remainders_reach_same_loss_as_float32_masters(digits_run):
     table, _ = digits_run
     for optimizer in ("SGD", "Adam"):
         column = f"{optimizer} loss"
@@ -179,7 +179,7 @@ def test_remainders_train_float16_weights_as_float32_masters_do(digits_run):
 
 @pytest.mark.full
 @pytest.mark.parametrize("weights", PLAIN)
-def test_without_masters_float16_does_not(digits_run, weights):
+def test_float16_without_masters_is_less_accurate_than_float32(digits_run, weights):
     table, _ = digits_run
     assert table[weights]["Adam accuracy"] < table["float32"]["Adam accuracy"] - 3.0
     assert table[weights]["Adam loss"] > 10 * table[MASTERS]["Adam loss"]
@@ -190,7 +190,7 @@ def test_without_masters_float16_does_not(digits_run, weights):
 
 
 @pytest.mark.full
-def test_with_masters_bfloat16_reaches_the_accuracy_of_float32(tmp_path):
+def test_bfloat16_with_masters_reaches_accuracy_of_float32(tmp_path):
     table = run_digits("bfloat16", tmp_path)
     kinds = [f"bfloat16, {kind}" for kind in ("masters", "remainder", "stochastic")]
     assert list(table) == ["float32", "bfloat16", *kinds]
@@ -215,7 +215,7 @@ def test_with_masters_bfloat16_reaches_the_accuracy_of_float32(tmp_path):
 # --- log_max.py -----------------------------------------------------------------
 
 
-def test_one_overflow_holds_only_the_original_log_max_down(monkeypatch, tmp_path):
+def test_one_overflow_keeps_only_original_log_max_scale_down(monkeypatch, tmp_path):
     monkeypatch.syspath_prepend(EXAMPLES)
     import log_max
 

@@ -74,7 +74,7 @@ def losses_of(model, x):
         norm_of_large_inputs,
     ],
 )
-def test_what_overflows_trains_once_the_report_was_applied(make, tmp_path):
+def test_applied_report_makes_overflowing_model_train_like_float32(make, tmp_path):
     keras.utils.set_random_seed(0)
     parts, (x, culprit) = make()
     dtype = "int32" if x.dtype.kind == "i" else "float32"

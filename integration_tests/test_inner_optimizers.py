@@ -85,7 +85,7 @@ INNER = {
 }
 
 
-def test_the_optimizers_of_keras_are_found():
+def test_all_keras_optimizers_are_collected_for_tests():
     assert {"SGD", "Adam", "AdamW", "RMSprop", "Lion"} <= set(INNER)
     assert set(INNER) >= IN_FIT - {"ScheduleFreeAdamW"}
     assert ("Muon" in INNER) == MUON_WORKS
@@ -107,7 +107,7 @@ def gradients():
 
 @pytest.mark.parametrize("inner", INNER)
 @pytest.mark.in_turn
-def test_apply_gives_the_weights_of_the_inner_optimizer_alone(
+def test_apply_gives_weights_of_bare_inner_optimizer(
     inner, make_model, gradients, values, bits, assert_close
 ):
     expected, model = make_model("float32"), make_model("float32")
@@ -153,7 +153,7 @@ IN_FIT = {
         for name in INNER
     ],
 )
-def test_fit_with_an_overflow_gives_the_weights_of_fit_without_it(
+def test_fit_with_overflow_gives_weights_of_fit_without_overflow(
     inner, make_model, data, fit, with_overflows, values, assert_close
 ):
     x, y = data
@@ -175,14 +175,14 @@ def test_fit_with_an_overflow_gives_the_weights_of_fit_without_it(
     assert_close(*weights)
 
 
-def test_a_subclass_keeps_its_own_formula(values):
+def test_subclassed_inner_optimizer_keeps_its_formula(values):
     optimizer = keras_lso.LossScaleOptimizer(SignSGD(0.5), initial_scale=1024)
     variable = keras.Variable([1.0, 1.0])
     optimizer.apply([ops.array([2048.0, -10.0])], [variable])
     np.testing.assert_array_equal(values([variable])[0], [0.5, 1.5])
 
 
-def test_a_custom_optimizer_sees_unscaled_gradients(values):
+def test_custom_inner_optimizer_receives_unscaled_gradients(values):
     optimizer = keras_lso.LossScaleOptimizer(LargestSoFar(0.5), initial_scale=1024)
     variable = keras.Variable([1.0, 1.0])
     optimizer.apply([ops.array([2048.0, -1024.0])], [variable])
@@ -192,7 +192,9 @@ def test_a_custom_optimizer_sees_unscaled_gradients(values):
     np.testing.assert_allclose(values([variable])[0], [0.5, 1.5], rtol=1e-6)
 
 
-def test_multi_optimizer_steps_each_variable_with_its_own(make_model, data, fit, bits):
+def test_multi_optimizer_steps_each_variable_with_its_own_optimizer(
+    make_model, data, fit, bits
+):
     model = make_model()
     optimizer = keras_lso.LossScaleOptimizer(multi_optimizer())
     model.compile(optimizer, loss="mse")

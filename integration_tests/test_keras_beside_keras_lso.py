@@ -73,7 +73,7 @@ def test_keras_loses_every_weight_and_keras_lso_none(comparison):
 
 @pytest.mark.slow
 @pytest.mark.default_backend("torch")
-def test_keras_lso_goes_on_learning(comparison):
+def test_keras_lso_keeps_learning_after_bad_batches(comparison):
     printed, _ = comparison
     before = [float(cell) for cell in row(printed, "loss before the spell")]
     end = [float(cell) for cell in row(printed, "loss at the end")]
@@ -85,7 +85,7 @@ def test_keras_lso_goes_on_learning(comparison):
 
 @pytest.mark.slow
 @pytest.mark.default_backend("torch")
-def test_the_comparison_says_what_happened_and_draws_it(comparison):
+def test_comparison_prints_summary_and_writes_picture(comparison):
     printed, folder = comparison
     words = " ".join(printed.split())
     # From 2**15 to below 2**-126, or to below 2**-149 where float32 goes on so far.
@@ -101,7 +101,7 @@ def test_the_comparison_says_what_happened_and_draws_it(comparison):
 
 
 @pytest.mark.full
-def test_the_page_says_how_many_gradients_are_lost(tmp_path):
+def test_page_states_share_of_gradients_that_become_zero(tmp_path):
     printed = run_example("float16_range.py", folder=tmp_path, backend="torch")
     before, after = [float(s) for s in re.findall(r"([\d.]+)% become 0", printed)]
     text = " ".join(PAGES["docs/how-loss-scaling-works.md"].read_text().split())
@@ -119,7 +119,7 @@ def test_the_page_says_how_many_gradients_are_lost(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.default_backend("torch")
-def test_the_network_of_underflow_needs_loss_scaling(tmp_path):
+def test_underflow_example_network_needs_loss_scaling(tmp_path):
     printed = run_example("underflow.py", folder=tmp_path, backend="torch")
     low = re.search(r"Safe for all layers: 2\*\*(-?\d+) to", printed)[1]
     assert int(low) > 4
@@ -127,7 +127,7 @@ def test_the_network_of_underflow_needs_loss_scaling(tmp_path):
 
 
 @pytest.mark.full
-def test_the_transformer_of_the_float16_report_learns_once_it_was_applied(tmp_path):
+def test_float16_report_example_learns_once_report_is_applied(tmp_path):
     printed = run_example("float16_report.py", folder=tmp_path, backend="torch")
     assert re.search(r"^norm: overflow, above 65504: square", printed, re.MULTILINE)
     before, after = map(float, re.findall(r": loss (\S+),", printed))
@@ -138,7 +138,7 @@ def test_the_transformer_of_the_float16_report_learns_once_it_was_applied(tmp_pa
 
 
 @pytest.mark.one_backend
-def test_the_pages_say_when_the_spell_is():
+def test_readme_states_steps_and_value_of_bad_batches():
     source = (EXAMPLES / "keras_beside_keras_lso.py").read_text()
     assert "SPELL, SHARE = (600, 1400), 0.25" in source
     assert "MISSING = 9.96921e36" in source

@@ -79,7 +79,7 @@ IN_FIT = {
         for name in FEATURES
     ],
 )
-def test_fit_is_as_if_the_overflowing_batches_were_not_there(
+def test_fit_matches_bare_fit_without_overflowing_batches(
     feature, make_model, batches_with_overflows, fit, values, assert_close
 ):
     x, y, finite_x, finite_y = batches_with_overflows
@@ -110,7 +110,7 @@ def test_fit_is_as_if_the_overflowing_batches_were_not_there(
 
 
 @pytest.mark.parametrize("feature", list(FEATURES)[:-1])
-def test_apply_is_as_if_the_overflowing_gradients_were_not_there(
+def test_apply_matches_bare_apply_without_overflowing_gradients(
     feature, values, assert_close
 ):
     random = np.random.default_rng(0)
@@ -140,7 +140,7 @@ def test_apply_is_as_if_the_overflowing_gradients_were_not_there(
 # --- Gradient accumulation ---------------------------------------------------
 
 
-def test_the_window_waits_for_the_next_finite_micro_batch(values, bits):
+def test_accumulation_window_waits_for_next_finite_micro_batch(values, bits):
     optimizer = keras_lso.LossScaleOptimizer(
         keras.optimizers.SGD(0.5, gradient_accumulation_steps=2), initial_scale=1024
     )
@@ -164,7 +164,7 @@ def test_the_window_waits_for_the_next_finite_micro_batch(values, bits):
 # --- EMA ---------------------------------------------------------------------
 
 
-def test_fit_ends_on_the_averages_of_the_applied_steps(make_model, data, fit, values):
+def test_fit_ends_with_moving_averages_as_weights(make_model, data, fit, values):
     model = make_model()
     optimizer = keras_lso.LossScaleOptimizer(
         keras.optimizers.SGD(0.1, use_ema=True, ema_momentum=0.5)
@@ -183,7 +183,7 @@ def test_fit_ends_on_the_averages_of_the_applied_steps(make_model, data, fit, va
 # --- Weight decay ------------------------------------------------------------
 
 
-def test_a_skipped_step_does_not_decay(values):
+def test_skipped_step_does_not_decay_weights(values):
     optimizer = keras_lso.LossScaleOptimizer(
         keras.optimizers.SGD(0.5, weight_decay=0.5), initial_scale=16
     )
@@ -196,7 +196,7 @@ def test_a_skipped_step_does_not_decay(values):
 
 
 @pytest.mark.parametrize("how", ["var_list", "var_names"])
-def test_variables_are_excluded_from_weight_decay_through_the_wrapper(how, values):
+def test_wrapper_excludes_variables_from_weight_decay(how, values):
     kernel = keras.Variable([8.0], name="kernel")
     bias = keras.Variable([8.0], name="bias")
     optimizer = keras_lso.LossScaleOptimizer(
@@ -211,7 +211,7 @@ def test_variables_are_excluded_from_weight_decay_through_the_wrapper(how, value
 # --- Learning-rate schedules -------------------------------------------------
 
 
-def test_a_schedule_steps_on_applied_steps_only(values):
+def test_schedule_advances_only_on_applied_steps(values):
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay(
         [0, 1], [4.0, 2.0, 1.0]
     )
@@ -229,7 +229,7 @@ def test_a_schedule_steps_on_applied_steps_only(values):
     assert weights == [0.0, -4.0, -4.0, -4.0, -6.0, -7.0]
 
 
-def test_a_learning_rate_set_through_the_wrapper_counts(values):
+def test_learning_rate_set_through_wrapper_takes_effect(values):
     optimizer = keras_lso.LossScaleOptimizer(
         keras.optimizers.SGD(1.0), initial_scale=1024
     )
@@ -243,7 +243,7 @@ def test_a_learning_rate_set_through_the_wrapper_counts(values):
 # --- Constraints -------------------------------------------------------------
 
 
-def test_constraints_hold_and_a_skipped_step_does_not_call_upon_them(
+def test_constraints_are_enforced_on_applied_steps_only(
     make_model, data, fit, values, bits
 ):
     x, y = data
@@ -274,7 +274,7 @@ def compile_and_fit(model, optimizer, data, fit):
     fit(model, *data)
 
 
-def test_a_layer_frozen_between_compiles_stays_as_it_is(make_model, data, fit, bits):
+def test_layer_frozen_between_compiles_stays_unchanged(make_model, data, fit, bits):
     model = make_model()
     hidden, output = model.layers
     compile_and_fit(
@@ -293,7 +293,7 @@ def test_a_layer_frozen_between_compiles_stays_as_it_is(make_model, data, fit, b
     keras.backend.backend() == "jax",
     reason="Keras's trainer on JAX wants the variables the optimizer was built with.",
 )
-def test_the_same_optimizer_goes_on_with_fewer_layers(make_model, data, fit, bits):
+def test_same_optimizer_continues_with_fewer_layers(make_model, data, fit, bits):
     model = make_model()
     hidden, output = model.layers
     optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.Adam(0.01))
@@ -310,7 +310,7 @@ def test_the_same_optimizer_goes_on_with_fewer_layers(make_model, data, fit, bit
     keras.backend.backend() != "jax",
     reason="Elsewhere the same optimizer may go on with fewer layers.",
 )
-def test_the_same_optimizer_with_fewer_layers_is_refused_on_jax(make_model, data, fit):
+def test_same_optimizer_with_fewer_layers_is_rejected_on_jax(make_model, data, fit):
     model = make_model()
     optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.Adam(0.01))
     compile_and_fit(model, optimizer, data, fit)
@@ -319,7 +319,7 @@ def test_the_same_optimizer_with_fewer_layers_is_refused_on_jax(make_model, data
         compile_and_fit(model, optimizer, data, fit)
 
 
-def test_the_same_optimizer_with_more_layers_is_refused(make_model, data, fit):
+def test_same_optimizer_with_more_layers_is_rejected(make_model, data, fit):
     model = make_model()
     optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.Adam(0.01))
     model.layers[0].trainable = False
@@ -334,7 +334,7 @@ def test_the_same_optimizer_with_more_layers_is_refused(make_model, data, fit):
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize("inner", INNER)
-def test_a_variable_without_a_gradient_stays_as_it_is(inner, values, bits):
+def test_variable_without_gradient_stays_unchanged(inner, values, bits):
     optimizer = keras_lso.LossScaleOptimizer(INNER[inner](), initial_scale=1024)
     bare = INNER[inner]()
     used, unused, expected = (keras.Variable([1.0, -0.0]) for _ in range(3))
@@ -364,7 +364,7 @@ class WithAnUnusedWeight(keras.layers.Layer):
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-def test_fit_trains_a_model_with_an_unused_weight(make_model, data, fit, values):
+def test_fit_trains_model_with_unused_weight(make_model, data, fit, values):
     model = make_model()
     model.add(WithAnUnusedWeight())
     optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1))
@@ -422,7 +422,7 @@ SPARSE_INNER = {
 
 
 @pytest.mark.parametrize("inner", SPARSE_INNER)
-def test_sparse_gradients_give_the_weights_of_the_inner_optimizer(
+def test_sparse_gradients_give_weights_of_bare_inner_optimizer(
     inner, sparse_gradient, values, bits, assert_close
 ):
     start = np.arange(10, dtype="float32").reshape(5, 2)
@@ -443,7 +443,7 @@ def test_sparse_gradients_give_the_weights_of_the_inner_optimizer(
     assert (int(optimizer.iterations), int(optimizer.skipped_steps)) == (2, 2)
 
 
-def test_slices_that_overflow_only_together_are_found(sparse_gradient, bits):
+def test_overflow_of_summed_sparse_slices_is_detected(sparse_gradient, bits):
     optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.5))
     variable = keras.Variable(np.ones((5, 2), "float32"))
     optimizer.build([variable])
@@ -453,7 +453,7 @@ def test_slices_that_overflow_only_together_are_found(sparse_gradient, bits):
     assert int(optimizer.skipped_steps) == 1
 
 
-def test_sparse_gradients_are_unscaled_as_sparse_ones(sparse_gradient, values):
+def test_unscaled_sparse_gradients_stay_sparse(sparse_gradient, values):
     optimizer = keras_lso.LossScaleOptimizer(
         keras.optimizers.SGD(0.5), initial_scale=1024
     )
@@ -468,7 +468,9 @@ def test_sparse_gradients_are_unscaled_as_sparse_ones(sparse_gradient, values):
 
 
 @pytest.mark.parametrize("inner", [pytest.param("SGD", marks=pytest.mark.full), "Adam"])
-def test_fit_trains_an_embedding(inner, fit, values, assert_close):
+def test_fit_of_embedding_gives_weights_of_bare_inner_optimizer(
+    inner, fit, values, assert_close
+):
     def build():
         return keras.Sequential(
             [
@@ -504,7 +506,7 @@ def overwritten_variable(value):
     return variable
 
 
-def test_an_overwritten_variable_takes_its_gradient_unscaled(values, bits):
+def test_overwritten_variable_takes_its_gradient_without_unscaling(values, bits):
     optimizer = keras_lso.LossScaleOptimizer(
         keras.optimizers.SGD(0.5), initial_scale=1024
     )
@@ -517,7 +519,7 @@ def test_an_overwritten_variable_takes_its_gradient_unscaled(values, bits):
     assert bits([weight, amax]) == before
 
 
-def test_an_overwritten_variable_takes_its_gradient_in_the_unscaled_idiom(values):
+def test_overwritten_variable_takes_its_gradient_if_scaled_is_false(values):
     optimizer = keras_lso.LossScaleOptimizer(
         keras.optimizers.SGD(0.5), initial_scale=1024
     )
@@ -528,7 +530,7 @@ def test_an_overwritten_variable_takes_its_gradient_in_the_unscaled_idiom(values
 
 
 @pytest.mark.filterwarnings("ignore:Layer InputLayer does not have")
-def test_fit_trains_a_float8_model_as_with_the_wrapper_of_keras(
+def test_fit_of_float8_model_matches_keras_wrapper(
     make_model, data, fit, values, assert_close
 ):
     # Not as with the bare inner optimizer: what the model keeps of the range of its
@@ -561,7 +563,7 @@ def test_fit_trains_a_float8_model_as_with_the_wrapper_of_keras(
     ids=["scaled", "scaled, LARC", "LARC"],
 )
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_gradients_are_accumulated_in_narrow_variables_without_masters(wrap, dtype):
+def test_gradients_accumulate_in_16_bit_variables_without_masters(wrap, dtype):
     """Keras's accumulators have the dtype of the variable, whatever a gradient has."""
     optimizer = wrap(keras.optimizers.SGD(0.5, gradient_accumulation_steps=2))
     variable = keras.Variable([1.0, 2.0], dtype=dtype)

@@ -182,7 +182,7 @@ def assert_take_the_same_step(model, other):
 
 
 @every_inner
-def test_a_file_of_keras_own_class_is_read_as_keras_reads_it(inner, tmp_path):
+def test_load_model_reads_file_of_keras_wrapper_as_keras_does(inner, tmp_path):
     file, weights = tmp_path / "model.keras", tmp_path / "model.weights.h5"
     model = train(new_model(keras_own(inner)), steps=3)
     model.save(file)
@@ -204,7 +204,7 @@ def test_a_file_of_keras_own_class_is_read_as_keras_reads_it(inner, tmp_path):
     "inner",
     ["Nadam", "Nadam, accumulating", "Nadam and Adafactor", "LARC around Nadam"],
 )
-def test_nadam_goes_on_as_if_without_a_break(inner, tmp_path):
+def test_nadam_resumes_from_keras_wrapper_like_uninterrupted_run(inner, tmp_path):
     # Its product of momenta is not in Keras's file.
     path = tmp_path / "model.weights.h5"
     bare = new_model(INNER[inner]())
@@ -230,7 +230,7 @@ with_more_than_keras_saves = pytest.mark.parametrize(
 
 
 @with_more_than_keras_saves
-def test_the_file_of_the_bare_optimizer_is_read_bit_for_bit(inner, tmp_path):
+def test_state_loaded_from_bare_optimizer_file_is_bitwise_equal(inner, tmp_path):
     bare = new_model(INNER[inner]())
     bare.optimizer.build(bare.trainable_variables)
     train(bare, steps=3).save_weights(tmp_path / "model.weights.h5")
@@ -245,7 +245,7 @@ def test_the_file_of_the_bare_optimizer_is_read_bit_for_bit(inner, tmp_path):
 
 
 @with_more_than_keras_saves
-def test_our_own_file_is_read_bit_for_bit(inner, tmp_path):
+def test_state_loaded_from_own_keras_file_is_bitwise_equal(inner, tmp_path):
     model = train(new_model(guarded(inner)), steps=3)
     model.save(tmp_path / "model.keras")
     for load in (keras.saving.load_model, keras_lso.load_model):

@@ -87,7 +87,7 @@ def moved(before, variables):
     }
 
 
-def test_lora_trains_its_factors_and_nothing_else(backbone, policy):
+def test_lora_trains_only_its_factors(backbone, policy):
     backbone.enable_lora(2)
     factors = values_of(backbone.trainable_weights)
     frozen = values_of(backbone.non_trainable_weights)
@@ -108,7 +108,7 @@ def test_lora_trains_its_factors_and_nothing_else(backbone, policy):
     assert masters == (2 * ["bias"] if policy == "bfloat16" else [])
 
 
-def test_without_lora_all_is_trained_and_exclusions_hold(backbone):
+def test_training_without_lora_moves_all_weights_and_keeps_exclusions(backbone):
     before = values_of(backbone.trainable_weights)
     model = fit(backbone, batches=4)
     # Keys have no bias that counts: softmax is the same for all of them.
@@ -124,7 +124,7 @@ def test_without_lora_all_is_trained_and_exclusions_hold(backbone):
 # Without a loss scale there is none in the file.
 @pytest.mark.parametrize("policy", ["mixed_float16"], indirect=True)
 @pytest.mark.filterwarnings("ignore:Skipping variable loading")
-def test_a_task_from_a_file_gets_its_optimizer_back_in_three_lines(backbone, tmp_path):
+def test_keras_hub_task_regains_optimizer_state_from_file(backbone, tmp_path):
     """As docs/saving.md says: a task has the default optimizer of its class."""
     import keras_hub
 
@@ -181,7 +181,7 @@ def run_the_example(policy, folder):
 
 # The tests above train the same backbone.
 @pytest.mark.full
-def test_the_example_trains_both_in_float16(tmp_path):
+def test_example_trains_all_weights_and_lora_in_float16(tmp_path):
     rows = run_the_example("mixed_float16", tmp_path)
     assert [row[0] for row in rows] == ["all weights", "LoRA"]
     for *_, scale, skipped in rows:
@@ -190,7 +190,7 @@ def test_the_example_trains_both_in_float16(tmp_path):
 
 
 @pytest.mark.full
-def test_the_example_trains_both_in_bfloat16(tmp_path):
+def test_example_trains_all_weights_and_lora_in_bfloat16(tmp_path):
     rows = run_the_example("bfloat16", tmp_path)
     alone = [] if BACKEND == "tensorflow" else ["AdamW alone"]
     optimizers = [*alone, "GuardedOptimizer"]

@@ -110,7 +110,7 @@ def assert_alike(results, expected):
 
 
 @pytest.mark.parametrize("choice", ["auto", "generic"])
-def test_every_choice_of_kernels_takes_the_same_steps(choice):
+def test_every_choice_of_kernels_takes_same_steps(choice):
     expected = results_of("framework")
     assert expected["momentum, float32"]["steps"] == [8, 1]
     assert_alike(results_of(choice), expected)

@@ -84,7 +84,7 @@ CONFIGURATIONS = {
 # In the Model Garden an empty list is none: a pattern in vain excludes nothing there.
 @pytest.mark.filterwarnings("ignore:A pattern matches no variable.*'nothing'")
 @pytest.mark.parametrize("settings", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
-def test_it_is_the_model_gardens(
+def test_lamb_matches_model_garden(
     settings, start, gradients, model_gardens, assert_close
 ):
     settings = {"learning_rate": 0.05, **settings}
@@ -92,7 +92,7 @@ def test_it_is_the_model_gardens(
     assert_same(ours[RECORDED], model_gardens(settings), assert_close)
 
 
-def test_its_rate_follows_a_schedule_as_in_the_model_garden(
+def test_lamb_with_schedule_matches_model_garden(
     start, gradients, model_gardens, assert_close
 ):
     rates = dict(
@@ -104,7 +104,7 @@ def test_its_rate_follows_a_schedule_as_in_the_model_garden(
     assert_same(ours[RECORDED], model_gardens(settings, rates), assert_close)
 
 
-def test_it_is_optaxs(start, gradients, original, assert_close):
+def test_lamb_matches_optax(start, gradients, original, assert_close):
     # 1 - beta has no rounding error in float32, which optax does not share.
     betas = 1 - 2**-3, 1 - 2**-7
     ours = LAMB(0.05, *betas, weight_decay_rate=0.02)
@@ -129,7 +129,9 @@ def test_it_is_optaxs(start, gradients, original, assert_close):
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.02])
-def test_loss_scaling_leaves_no_trace(decay, start, gradients, assert_close):
+def test_loss_scaling_with_overflows_does_not_change_lamb_steps(
+    decay, start, gradients, assert_close
+):
     """Of scaled gradients, with overflows now and then: as without both."""
     settings = dict(learning_rate=0.05, weight_decay_rate=decay, **EXCLUDED)
     ours = LossScaleOptimizer(LAMB(**settings), initial_scale=2.0**10)
@@ -149,7 +151,7 @@ def test_loss_scaling_leaves_no_trace(decay, start, gradients, assert_close):
 
 # `torch.compile` takes half a minute; `test_fit.py` has a test of it.
 @pytest.mark.parametrize("clip", [{}, {"global_clipnorm": 1.0}], ids=["", "clipped"])
-def test_fit_in_float16_skips_an_overflow_without_a_trace(
+def test_fit_of_lamb_in_float16_is_unaffected_by_skipped_overflow(
     clip, make_model, data, fit, with_overflows, bits, remember
 ):
     x, y = data
@@ -195,7 +197,7 @@ SETTINGS = {
 
 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
-def test_a_config_of_the_model_gardens_loads(settings, original, model_garden):
+def test_config_of_model_garden_lamb_loads(settings, original, model_garden):
     def run():
         import tf_keras
 
@@ -226,7 +228,7 @@ def test_a_config_of_the_model_gardens_loads(settings, original, model_garden):
         assert read.get_config() == expected
 
 
-def test_a_config_of_tensorflow_addons_loads():
+def test_config_of_tensorflow_addons_lamb_loads():
     """Its later versions say `weight_decay` where the Model Garden's adds `_rate`.
 
     As `get_config` of version 0.23 has it.
@@ -249,7 +251,7 @@ def test_a_config_of_tensorflow_addons_loads():
     assert ours.get_config() == expected
 
 
-def test_a_schedule_that_tf_keras_serialized_loads(original, model_garden):
+def test_lamb_config_with_tf_keras_schedule_loads(original, model_garden):
     def run():
         import tf_keras
 

@@ -65,7 +65,7 @@ def model_gardens(original, model_garden, start, gradients):
 @pytest.mark.parametrize("decay", [0.0, 0.02])
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("classic", [True, False], ids=["classic", "popular"])
-def test_it_is_the_model_gardens(
+def test_lars_matches_model_garden(
     classic, nesterov, decay, excluded, start, gradients, model_gardens, assert_close
 ):
     settings = dict(
@@ -82,7 +82,7 @@ def test_it_is_the_model_gardens(
 
 
 @pytest.mark.parametrize("classic", [True, False], ids=["classic", "popular"])
-def test_its_rate_follows_a_schedule_as_in_the_model_garden(
+def test_lars_with_schedule_matches_model_garden(
     classic, start, gradients, model_gardens, assert_close
 ):
     rates = dict(
@@ -94,7 +94,7 @@ def test_its_rate_follows_a_schedule_as_in_the_model_garden(
     assert_same(ours[RECORDED], model_gardens(settings, rates), assert_close)
 
 
-def test_inverse_time_decay_is_that_of_tf_keras(
+def test_lars_with_decay_argument_matches_model_garden(
     start, gradients, model_gardens, assert_close
 ):
     settings = dict(learning_rate=0.5, eeta=0.01, decay=0.1)
@@ -106,7 +106,7 @@ def test_inverse_time_decay_is_that_of_tf_keras(
 @pytest.mark.parametrize("excluded", [None, ["bn", "bias"]], ids=["all", "some"])
 @pytest.mark.parametrize("decay", [0.0, 0.02])
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_it_is_optaxs(
+def test_lars_matches_optax(
     nesterov, decay, excluded, start, gradients, original, assert_close
 ):
     ours = LARS(
@@ -150,7 +150,7 @@ def test_it_is_optaxs(
 
 @pytest.mark.parametrize("clip", [False, True], ids=["", "clip"])
 @pytest.mark.parametrize("nesterov", [False, True])
-def test_the_papers_trust_ratio_is_mlperfs(
+def test_lars_with_paper_trust_ratio_matches_mlperf(
     nesterov, clip, start, gradients, assert_close
 ):
     """MLPerf's reference, mlcommons/training, lars_optimizer.py, in float64.
@@ -192,7 +192,9 @@ def test_the_papers_trust_ratio_is_mlperfs(
 
 @pytest.mark.parametrize("classic", [True, False], ids=["classic", "popular"])
 @pytest.mark.parametrize("decay", [0.0, 0.02])
-def test_loss_scaling_leaves_no_trace(decay, classic, start, gradients, assert_close):
+def test_loss_scaling_with_overflows_does_not_change_lars_steps(
+    decay, classic, start, gradients, assert_close
+):
     """Of scaled gradients, with overflows now and then: as without both."""
     settings = dict(
         learning_rate=0.5, eeta=0.01, weight_decay_rate=decay, classic_momentum=classic
@@ -224,7 +226,7 @@ def full_size_tensors(size):
 
 
 @pytest.mark.parametrize("wrap", [lambda inner: inner, LossScaleOptimizer])
-def test_it_keeps_one_slot_a_variable_and_no_temporaries(wrap):
+def test_lars_keeps_one_slot_per_variable_and_no_temporaries(wrap):
     size, count = 12_347, 3
     weights = [keras.Variable(np.ones(size, "float32")) for _ in range(count)]
     gradients = [ops.ones(size) for _ in range(count)]
@@ -265,7 +267,7 @@ full_on_torch = [full] if keras.backend.backend() == "torch" else []
         pytest.param("LARC", "auto", marks=[] if full_on_torch else [full]),
     ],
 )
-def test_fit_in_float16_skips_an_overflow_without_a_trace(
+def test_fit_of_lars_and_larc_in_float16_is_unaffected_by_skipped_overflow(
     make, jit_compile, make_model, data, fit, with_overflows, bits, remember
 ):
     x, y = data
@@ -312,7 +314,7 @@ MODEL_GARDEN = {
 
 
 @pytest.mark.parametrize("settings", MODEL_GARDEN.values(), ids=MODEL_GARDEN)
-def test_a_config_of_the_model_gardens_loads(settings, original, model_garden):
+def test_config_of_model_garden_lars_loads(settings, original, model_garden):
     config = original(lambda: model_garden("lars").LARS(**settings).get_config())
     ours = LARS.from_config(config)
     expected = LARS(**settings).get_config()
@@ -348,7 +350,7 @@ SCHEDULES = {
 
 @pytest.mark.parametrize("name", [None, "mine"])
 @pytest.mark.parametrize("schedule, settings", SCHEDULES.items(), ids=SCHEDULES)
-def test_a_schedule_that_tf_keras_serialized_loads(
+def test_lars_config_with_tf_keras_schedule_loads(
     schedule, settings, name, original, model_garden
 ):
     def run():

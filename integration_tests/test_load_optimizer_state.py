@@ -65,7 +65,7 @@ def cases(saves, names=OPTIMIZERS):
         *cases(["weights", "checkpoint_folder"], ["adam"]),
     ],
 )
-def test_the_next_ten_steps_are_those_of_tf_keras(name, legacy, save, theirs):
+def test_next_ten_steps_after_load_match_tf_keras(name, legacy, save, theirs):
     make = {"h5": functional, "keras": sequential}.get(save, nested)
     saved = theirs("trained", make, name, save, legacy=legacy, later=STEPS)
     model = twin(make, saved)
@@ -100,7 +100,7 @@ def test_the_next_ten_steps_are_those_of_tf_keras(name, legacy, save, theirs):
         ("adagrad", 1e-3, {"initial_accumulator_value": 0.0}),
     ],
 )
-def test_legacy_formulas_that_keras_3_does_not_have(
+def test_steps_deviate_only_for_legacy_formulas_absent_from_keras_3(
     name, size, arguments, legacy, theirs
 ):
     """The state is right all the same, but the run goes on a little differently."""
@@ -127,7 +127,7 @@ def test_legacy_formulas_that_keras_3_does_not_have(
         assert deviation < SHARE
 
 
-def test_the_momentum_cache_of_nadam_is_loaded_or_computed(theirs):
+def test_momentum_cache_of_nadam_is_loaded_or_computed(theirs):
     """Of TF 2.11 and newer only a checkpoint holds it.
 
     Elsewhere it is multiplied up as Keras does.
@@ -144,7 +144,7 @@ def test_the_momentum_cache_of_nadam_is_loaded_or_computed(theirs):
     assert caches[2] == 0.25
 
 
-def test_legacy_nadam_gives_its_momentum_cache(theirs):
+def test_momentum_cache_of_legacy_nadam_is_loaded(theirs):
     saved = theirs("caches_of_legacy_nadam")
     model = twin(sequential, saved)
     for path in saved.paths:
@@ -154,14 +154,14 @@ def test_legacy_nadam_gives_its_momentum_cache(theirs):
         assert 0 < saved.cache < 0.1
 
 
-def test_one_optimizer_under_two_names_is_one(theirs):
+def test_checkpoint_with_optimizer_under_two_names_loads(theirs):
     saved = theirs("under_two_names")
     ours = built(make_ours("adam"), twin(sequential, saved))
     load_optimizer_state(ours, saved.path)
     assert_same_slots(ours, saved)
 
 
-def test_weights_in_the_format_of_keras_3_hold_the_state_as_well(theirs):
+def test_tf_keras_weights_in_keras_3_format_load_slots(theirs):
     """tf.keras 2.12+ writes `.weights.h5` as Keras 3 does."""
     saved = theirs("trained", sequential, "adam", "keras_3_weights")
     ours = built(make_ours("adam"), twin(sequential, saved))
@@ -169,7 +169,7 @@ def test_weights_in_the_format_of_keras_3_hold_the_state_as_well(theirs):
     assert_same_slots(ours, saved)
 
 
-def test_inf_in_a_slot_is_loaded_as_it_is(theirs):
+def test_inf_in_slot_is_loaded_unchanged(theirs):
     """The square of a finite gradient may be inf; that of a weight is then still."""
     saved = theirs("with_slots_of", "_velocities", np.inf, "checkpoint")
     ours = built(make_ours("adam"), twin(sequential, saved))
@@ -200,7 +200,9 @@ def test_inf_in_a_slot_is_loaded_as_it_is(theirs):
     ],
     ids=lambda value: getattr(value, "__name__", value),
 )
-def test_no_slot_is_swapped(make, save, legacy, numbered, theirs):
+def test_slots_are_assigned_to_their_variables_in_small_models(
+    make, save, legacy, numbered, theirs
+):
     if legacy and save == "keras":
         pytest.skip("tf.keras writes no state of legacy optimizers there")
     name = f"adam {make.__name__} {save} {'legacy' if legacy else 'new'}"
@@ -224,7 +226,7 @@ def test_no_slot_is_swapped(make, save, legacy, numbered, theirs):
         ("checkpoint", False),
     ],
 )
-def test_no_slot_is_swapped_among_many_layers(save, legacy, theirs):
+def test_slots_are_assigned_to_their_variables_among_many_layers(save, legacy, theirs):
     options = dict(legacy=legacy, steps=1)
     saved = theirs("numbered_otherwise", of_many_layers, "momentum", save, **options)
     # The numbers in the names agree in part at most.
@@ -238,7 +240,7 @@ def test_no_slot_is_swapped_among_many_layers(save, legacy, theirs):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("save", ["h5", "keras", "saved_model"])
 @pytest.mark.parametrize("legacy", [False, True], ids=["new", "legacy"])
-def test_a_model_that_was_fitted(legacy, save, theirs):
+def test_state_of_fitted_tf_keras_model_loads(legacy, save, theirs):
     if legacy and save == "keras":
         pytest.skip("tf.keras writes no state of legacy optimizers there")
     saved = theirs("fitted", save, legacy)
@@ -254,7 +256,7 @@ def test_a_model_that_was_fitted(legacy, save, theirs):
 @pytest.mark.in_turn
 @pytest.mark.parametrize("save", ["h5", "checkpoint"])
 @pytest.mark.parametrize("legacy", [False, True], ids=["new", "legacy"])
-def test_names_count_more_than_the_order(save, legacy, theirs):
+def test_slots_are_assigned_by_name_rather_than_order(save, legacy, theirs):
     named = dense("first", "second")
     saved = theirs("trained", named, "adam", save, legacy=legacy)
     model = twin(named, saved)
@@ -267,7 +269,7 @@ def test_names_count_more_than_the_order(save, legacy, theirs):
             np.testing.assert_array_equal(to_numpy(a), values[i])
 
 
-def test_renamed_layers_go_by_their_order(theirs):
+def test_slots_of_renamed_layers_are_assigned_by_order(theirs):
     saved = theirs("trained", dense("body", "head"), "adam", "h5")
     ours = built(make_ours("adam"), dense("encoder", "output")(keras))
     load_optimizer_state(ours, saved.path)
@@ -282,7 +284,7 @@ def test_renamed_layers_go_by_their_order(theirs):
 
 
 @pytest.mark.parametrize("save", ["h5", "keras", "checkpoint"])
-def test_schedules_stay_on_either_side(save, theirs):
+def test_own_learning_rate_is_kept_if_file_or_optimizer_has_schedule(save, theirs):
     def with_schedule(k):
         schedule = k.optimizers.schedules.ExponentialDecay(0.5, 3, 0.5)
         return k.optimizers.Adam(schedule)
@@ -302,7 +304,7 @@ def test_schedules_stay_on_either_side(save, theirs):
 
 
 @pytest.mark.parametrize("save", ["h5", "checkpoint"])
-def test_a_decaying_rate_is_pointed_out(save, theirs):
+def test_decaying_rate_in_file_warns_and_names_matching_schedule(save, theirs):
     def decaying(k):
         return k.optimizers.legacy.SGD(0.5, decay=0.25)
 
@@ -322,7 +324,7 @@ def test_a_decaying_rate_is_pointed_out(save, theirs):
     assert_close_weights(model, saved.later)
 
 
-def test_accumulated_steps_count_as_in_keras_3(theirs):
+def test_loaded_iterations_count_accumulated_updates_as_in_keras_3(theirs):
     saved = theirs("trained", sequential, "momentum", "h5", later=3)
     model = twin(sequential, saved)
     ours = built(make_ours("momentum", gradient_accumulation_steps=2), model)

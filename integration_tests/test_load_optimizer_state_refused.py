@@ -19,7 +19,7 @@ SAVES = ["h5", "keras", "saved_model", "weights", "checkpoint", "checkpoint_fold
 
 
 @pytest.mark.parametrize("save", ["h5", "keras", "checkpoint"])
-def test_momentum_of_an_optimizer_without_is_refused(save, theirs):
+def test_momentum_for_optimizer_without_momentum_is_rejected(save, theirs):
     legacy = save != "keras"
     saved = theirs("trained", sequential, "momentum", save, legacy=legacy)
     ours = built(make_ours("sgd"), twin(sequential, saved))
@@ -45,18 +45,18 @@ def with_state():
 
 
 @pytest.mark.parametrize("save", SAVES)
-def test_a_model_without_optimizer_is_refused(save, with_state, theirs):
+def test_file_of_model_without_optimizer_is_rejected(save, with_state, theirs):
     saved = theirs("without_optimizer", save)
     assert_refused(with_state, saved.path, "holds no optimizer state")
 
 
 @pytest.mark.parametrize("save", ["h5", "saved_model"])
-def test_a_model_saved_without_its_optimizer_is_refused(save, with_state, theirs):
+def test_model_saved_without_its_optimizer_is_rejected(save, with_state, theirs):
     saved = theirs("without_its_optimizer", save)
     assert_refused(with_state, saved.path, "holds no optimizer state")
 
 
-def test_legacy_optimizers_leave_no_state_in_a_keras_file(with_state, theirs):
+def test_keras_file_of_legacy_optimizer_is_rejected(with_state, theirs):
     for wrapper in (None, {}):
         options = dict(legacy=True, wrapper=wrapper)
         saved = theirs("trained", sequential, "adam", "keras", **options)
@@ -64,18 +64,18 @@ def test_legacy_optimizers_leave_no_state_in_a_keras_file(with_state, theirs):
 
 
 @pytest.mark.parametrize("save", ["h5", "checkpoint"])
-def test_an_optimizer_that_has_not_trained_is_refused(save, with_state, theirs):
+def test_file_of_untrained_optimizer_is_rejected(save, with_state, theirs):
     saved = theirs("untrained", save)
     assert_refused(with_state, saved.path, "no optimizer state")
 
 
-def test_several_optimizers_are_named(with_state, theirs):
+def test_error_names_several_optimizers_in_checkpoint(with_state, theirs):
     saved = theirs("with_two_optimizers")
     assert_refused(with_state, saved.path, "2 optimizers: .*'critic', 'generator'")
 
 
 @pytest.mark.parametrize("ending", [".keras", ".h5", ".weights.h5"])
-def test_a_file_of_keras_3_is_refused(ending, with_state, tmp_path):
+def test_file_of_keras_3_is_rejected(ending, with_state, tmp_path):
     model = sequential(keras)
     model.compile(make_ours("adam"), "mse")
     model.optimizer.build(model.trainable_variables)
@@ -89,7 +89,7 @@ def test_a_file_of_keras_3_is_refused(ending, with_state, tmp_path):
     keras.backend.backend() != "tensorflow", reason="a checkpoint of TensorFlow"
 )
 @pytest.mark.default_backend("tensorflow")
-def test_a_checkpoint_of_keras_3_is_refused(with_state, tmp_path):
+def test_checkpoint_of_keras_3_is_rejected(with_state, tmp_path):
     import tensorflow as tf
 
     model = sequential(keras)
@@ -113,7 +113,7 @@ def test_a_checkpoint_of_keras_3_is_refused(with_state, tmp_path):
     ],
     ids=["count", "shape", "vhat", "average", "Adagrad", "Lion"],
 )
-def test_other_counts_shapes_classes_and_slots_are_refused(
+def test_mismatched_counts_shapes_classes_and_slots_are_rejected(
     layers, width, name, arguments, match, save, with_state, theirs
 ):
     make = dense(*layers * [None], width=width)
@@ -125,7 +125,7 @@ def test_other_counts_shapes_classes_and_slots_are_refused(
 @pytest.mark.in_turn
 @pytest.mark.parametrize("save", ["h5", "keras", "checkpoint", "saved_model"])
 @pytest.mark.parametrize("share", [0.0, 0.5, 0.98])
-def test_a_truncated_file_is_refused(save, share, with_state, theirs):
+def test_truncated_file_is_rejected(save, share, with_state, theirs):
     saved = theirs("trained", sequential, "adam", save, record=f"whole {save}")
     path = saved.path
     if save == "checkpoint":
@@ -137,15 +137,15 @@ def test_a_truncated_file_is_refused(save, share, with_state, theirs):
     assert_refused(with_state, saved.path, "damaged|neither an HDF5")
 
 
-def test_a_folder_without_checkpoint_is_refused(with_state, tmp_path):
+def test_folder_without_checkpoint_is_rejected(with_state, tmp_path):
     assert_refused(with_state, tmp_path, "neither a SavedModel nor a checkpoint")
 
 
-def test_a_checkpoint_of_names_is_refused(with_state, theirs):
+def test_name_based_checkpoint_of_session_is_rejected(with_state, theirs):
     assert_refused(with_state, theirs("of_a_session").path, "tf.train.Checkpoint")
 
 
-def test_nothing_is_changed_in_a_wrapper_either(with_state, theirs):
+def test_rejected_file_leaves_wrapper_and_loss_scale_unchanged(with_state, theirs):
     """The scale of a file with a foreign optimizer is not taken."""
     adagrad = lambda k: k.optimizers.Adagrad()  # noqa: E731
     saved = theirs("trained", sequential, adagrad, "checkpoint", wrapper={})
@@ -153,13 +153,13 @@ def test_nothing_is_changed_in_a_wrapper_either(with_state, theirs):
 
 
 @pytest.mark.parametrize("save", ["h5", "keras", "checkpoint"])
-def test_nan_in_a_slot_is_refused(save, with_state, theirs):
+def test_nan_in_slot_is_rejected(save, with_state, theirs):
     """The next step would make weights NaN, though the gradients are finite."""
     saved = theirs("with_slots_of", "_momentums", np.nan, save)
     assert_refused(with_state, saved.path, "momentum.*must not be NaN")
 
 
-def test_a_keras_file_without_its_weights_is_refused(with_state, tmp_path):
+def test_keras_file_without_weights_is_rejected(with_state, tmp_path):
     path = tmp_path / "model.keras"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("config.json", "{}")

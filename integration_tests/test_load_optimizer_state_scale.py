@@ -46,7 +46,7 @@ def wrapped(theirs):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("legacy", [False, True], ids=["new", "legacy"])
 @pytest.mark.parametrize("save", sorted(WITH_SCALE))
-def test_the_scale_and_the_good_steps_are_loaded(save, legacy, wrapped):
+def test_loss_scale_and_good_steps_are_loaded(save, legacy, wrapped):
     saved, model = wrapped(save, legacy, later=STEPS)
     ours = built(keras_lso.LossScaleOptimizer(make_ours("adam")), model)
     # What the file says comes after what this run has seen.
@@ -68,7 +68,7 @@ def test_the_scale_and_the_good_steps_are_loaded(save, legacy, wrapped):
 @pytest.mark.parametrize(
     "save, legacy", [("h5", True), ("h5", False), ("keras", False)]
 )
-def test_a_file_without_scale_starts_afresh_with_a_warning(save, legacy, wrapped):
+def test_file_without_scale_resets_scale_with_warning(save, legacy, wrapped):
     saved, model = wrapped(save, legacy)
     inner = make_ours("adam")
     ours = keras_lso.LossScaleOptimizer(inner, initial_scale=2.0**7)
@@ -84,7 +84,7 @@ def test_a_file_without_scale_starts_afresh_with_a_warning(save, legacy, wrapped
 
 
 @pytest.mark.parametrize("save", ["h5", "checkpoint"])
-def test_an_optimizer_without_scale_needs_none(save, wrapped):
+def test_optimizer_without_scale_loads_without_warning(save, wrapped):
     saved, model = wrapped(save)
     ours = built(make_ours("adam"), model)
     with warnings.catch_warnings():
@@ -93,7 +93,7 @@ def test_an_optimizer_without_scale_needs_none(save, wrapped):
     assert_same_slots(ours, saved)
 
 
-def test_a_checkpoint_of_a_bare_optimizer_holds_no_scale(theirs):
+def test_checkpoint_of_bare_optimizer_warns_of_missing_scale(theirs):
     saved = theirs("trained", sequential, "adam", "checkpoint")
     model = twin(sequential, saved)
     ours = built(keras_lso.LossScaleOptimizer(make_ours("adam")), model)
@@ -101,7 +101,7 @@ def test_a_checkpoint_of_a_bare_optimizer_holds_no_scale(theirs):
         load_optimizer_state(ours, saved.path)
 
 
-def test_a_fixed_scale_stays_as_it_is(wrapped):
+def test_fixed_scale_ignores_loaded_scale_with_warning(wrapped):
     saved, model = wrapped("checkpoint")
     ours = keras_lso.LossScaleOptimizer(make_ours("adam"), False, initial_scale=64)
     built(ours, model)
@@ -125,7 +125,9 @@ def test_a_fixed_scale_stays_as_it_is(wrapped):
         (2.0**10, 10**12, 2.0**10, 1999),
     ],
 )
-def test_a_scale_out_of_bounds_is_mended(scale, good_steps, loaded, counter, theirs):
+def test_loaded_scale_and_counter_out_of_bounds_are_corrected(
+    scale, good_steps, loaded, counter, theirs
+):
     saved = theirs("with_a_scale_of", scale, good_steps)
     model = twin(sequential, saved)
     ours = built(keras_lso.LossScaleOptimizer(make_ours("adam")), model)
@@ -135,7 +137,7 @@ def test_a_scale_out_of_bounds_is_mended(scale, good_steps, loaded, counter, the
 
 
 @pytest.mark.parametrize("save", ["h5", "checkpoint"])
-def test_a_float16_model_trains_on(save, theirs):
+def test_mixed_float16_model_resumes_like_tf_keras(save, theirs):
     """tf.keras keeps float32 variables under `mixed_float16`; so does Keras 3."""
     mixed = dense(None, None, dtype="mixed_float16")
     saved = theirs("trained", mixed, "adam", save, wrapper={}, later=STEPS)
@@ -150,7 +152,7 @@ def test_a_float16_model_trains_on(save, theirs):
     assert_close_weights(model, saved.later)
 
 
-def test_float32_masters_take_the_slots_of_a_float32_model(theirs):
+def test_float32_masters_take_slots_of_float32_model(theirs):
     """Float16 variables have float32 masters, which carry their paths."""
     saved = theirs("trained", sequential, "adam", "checkpoint")
     model = dense(None, None, dtype="float16")(keras)
@@ -161,7 +163,7 @@ def test_float32_masters_take_the_slots_of_a_float32_model(theirs):
 
 
 @pytest.mark.parametrize("save", ["h5", "checkpoint"])
-def test_keras_own_wrapper_is_loaded_as_well(save, wrapped):
+def test_state_loads_into_keras_loss_scale_optimizer(save, wrapped):
     saved, model = wrapped(save)
     ours = keras.optimizers.LossScaleOptimizer(make_ours("adam"), initial_scale=64.0)
     built(ours, model)
@@ -176,7 +178,7 @@ def test_keras_own_wrapper_is_loaded_as_well(save, wrapped):
     assert_same_slots(ours, saved)
 
 
-def test_a_wrapper_of_tf_2_2_tracks_the_optimizer_as_its_child(theirs):
+def test_checkpoint_of_tf_2_2_wrapper_loads_slots_and_scale(theirs):
     saved = theirs("wrapped_as_in_2_2", nested)
     model = twin(nested, saved)
     ours = built(keras_lso.LossScaleOptimizer(make_ours("adam")), model)
@@ -185,7 +187,7 @@ def test_a_wrapper_of_tf_2_2_tracks_the_optimizer_as_its_child(theirs):
     assert float(ours.loss_scale) == 2.0**9 and int(ours.dynamic_counter) == 7
 
 
-def test_a_file_of_before_the_wrapper_was_renamed(wrapped):
+def test_file_of_tf_2_3_wrapper_loads_learning_rate(wrapped):
     """TF 2.3 called the wrapped optimizer's config `optimizer`."""
     import h5py
 

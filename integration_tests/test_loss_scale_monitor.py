@@ -66,7 +66,7 @@ def read_scalars(folder, tag):
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_the_history_and_the_progress_bar_show_the_scale(
+def test_history_and_progress_bar_show_loss_scale_and_skipped_steps(
     make_model, data, with_overflows, fit, capsys
 ):
     x, y = data
@@ -88,7 +88,9 @@ def test_the_history_and_the_progress_bar_show_the_scale(
 
 
 @pytest.mark.in_turn("jax")
-def test_an_event_file_holds_both(make_model, data, with_overflows, fit, tmp_path):
+def test_event_file_holds_loss_scale_and_skipped_steps(
+    make_model, data, with_overflows, fit, tmp_path
+):
     x, y = data
     model = compile_model(make_model(), initial_scale=1024.0)
     monitor = LossScaleMonitor(log_dir=tmp_path, patience=3)
@@ -119,7 +121,7 @@ clip the gradients (`global_clipnorm` of the inner optimizer)."""
 
 
 @pytest.mark.in_turn("jax")
-def test_a_stall_is_told_once_and_where_it_comes_from():
+def test_stall_warns_once_and_names_affected_layers():
     monitor = LossScaleMonitor(patience=3)
     with pytest.warns(UserWarning, match="Training has stalled") as caught:
         model, history = fit_two_branches(monitor, batches=16, mode={}, epochs=2)
@@ -131,7 +133,7 @@ def test_a_stall_is_told_once_and_where_it_comes_from():
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_a_stall_is_shown_on_lines_of_its_own(capsys, monkeypatch):
+def test_stall_warning_is_printed_on_separate_lines(capsys, monkeypatch):
     # As outside of pytest, which records warnings to show them at the end.
     format_before = warnings.formatwarning
     with warnings.catch_warnings():
@@ -148,7 +150,7 @@ def show_as_python_does(message, category, filename, lineno, file=None, line=Non
 
 
 @pytest.mark.in_turn("torch")
-def test_of_many_layers_three_are_named():
+def test_stall_warning_names_at_most_three_layers():
     layers = [keras.layers.Dense(2, name=f"d{i}") for i in range(6)]
     model = keras.Sequential([keras.Input((4,)), *layers], name="net")
     optimizer = keras_lso.LossScaleOptimizer(
@@ -169,7 +171,7 @@ def test_of_many_layers_three_are_named():
 @pytest.mark.skipif(
     keras.backend.backend() == "jax", reason="`fit` on JAX carries no states"
 )
-def test_the_states_of_a_recurrent_layer_are_named():
+def test_stall_warning_names_recurrent_layer_with_nan_states():
     layers = [keras.layers.SimpleRNN(1, stateful=True, name="r"), keras.layers.Dense(1)]
     model = keras.Sequential([keras.Input((2, 1), batch_size=1), *layers], name="net")
     compile_model(model, dynamic=False, initial_scale=8.0)
@@ -183,7 +185,7 @@ def test_the_states_of_a_recurrent_layer_are_named():
 
 
 @pytest.mark.in_turn("torch")
-def test_a_stall_ends_the_run():
+def test_stall_ends_run_with_on_stall_stop():
     with pytest.warns(UserWarning, match="Training has stalled"):
         model, history = fit_two_branches(
             LossScaleMonitor(patience=3, on_stall="stop"), batches=16, epochs=5
@@ -195,14 +197,14 @@ def test_a_stall_ends_the_run():
 
 
 @pytest.mark.in_turn("jax")
-def test_a_stall_is_an_error():
+def test_stall_raises_with_on_stall_raise():
     monitor = LossScaleMonitor(patience=3, on_stall="raise")
     with pytest.raises(FloatingPointError, match="gradients are not finite: hidden_b"):
         fit_two_branches(monitor, batches=16)
 
 
 @pytest.mark.in_turn("torch")
-def test_a_stall_that_shows_only_at_the_end_is_told():
+def test_stall_detected_only_at_end_of_run_warns():
     with pytest.warns(UserWarning, match="Training has stalled") as caught:
         fit_two_branches(LossScaleMonitor(patience=3), batches=4)
     [warning] = [w for w in caught if "stalled" in str(w.message)]
@@ -210,7 +212,7 @@ def test_a_stall_that_shows_only_at_the_end_is_told():
 
 
 @pytest.mark.in_turn("torch")
-def test_a_second_run_is_told_anew():
+def test_stall_in_second_run_warns_again():
     monitor = LossScaleMonitor(patience=3)
     for _ in range(2):
         with pytest.warns(UserWarning, match="All steps since step 2 were skipped"):
@@ -249,7 +251,7 @@ def fit_until_step_two(make_model, data, fit, on_stall):
 
 @pytest.mark.parametrize(("on_stall", "steps"), [("warn", 16), ("stop", 7)])
 @pytest.mark.filterwarnings("ignore:The learning rate")
-def test_a_rate_that_is_not_finite_is_told_once(on_stall, steps, make_model, data, fit):
+def test_non_finite_learning_rate_warns_once(on_stall, steps, make_model, data, fit):
     model, run = fit_until_step_two(make_model, data, fit, on_stall)
     with pytest.warns(UserWarning, match="Training has stalled") as caught:
         run()
@@ -265,7 +267,7 @@ def test_a_rate_that_is_not_finite_is_told_once(on_stall, steps, make_model, dat
 
 @pytest.mark.in_turn("tensorflow")
 @pytest.mark.filterwarnings("ignore:The learning rate")
-def test_a_rate_that_is_not_finite_is_an_error(make_model, data, fit):
+def test_non_finite_learning_rate_raises_with_on_stall_raise(make_model, data, fit):
     _, run = fit_until_step_two(make_model, data, fit, "raise")
     with pytest.raises(FloatingPointError, match="Training has stalled") as error:
         run()
@@ -274,7 +276,7 @@ def test_a_rate_that_is_not_finite_is_an_error(make_model, data, fit):
 
 @pytest.mark.in_turn("tensorflow")
 @pytest.mark.filterwarnings("ignore:The learning rate")
-def test_overflows_are_told_after_a_rate_that_was_not_finite():
+def test_overflows_after_non_finite_learning_rate_warn_separately():
     of_epoch = keras.callbacks.LearningRateScheduler(lambda epoch: [np.nan, 0.1][epoch])
     with pytest.warns(UserWarning, match="Training has stalled") as caught:
         fit_two_branches(
@@ -286,7 +288,7 @@ def test_overflows_are_told_after_a_rate_that_was_not_finite():
 
 
 @pytest.mark.in_turn("jax")
-def test_a_run_without_a_stall_warns_of_nothing(make_model, data, fit, recwarn):
+def test_run_without_stall_does_not_warn(make_model, data, fit, recwarn):
     model = compile_model(make_model())
     fit(model, *data, epochs=3, callbacks=[LossScaleMonitor(patience=2)])
     assert not [w for w in recwarn if "skipped" in str(w.message)]
@@ -294,7 +296,7 @@ def test_a_run_without_a_stall_warns_of_nothing(make_model, data, fit, recwarn):
 
 
 @pytest.mark.in_turn("torch")
-def test_it_reads_at_the_end_of_an_epoch_and_every_patience_batches(
+def test_monitor_reads_state_at_epoch_ends_and_every_patience_batches(
     make_model, data, fit, monkeypatch
 ):
     reads = []
@@ -312,7 +314,7 @@ def test_it_reads_at_the_end_of_an_epoch_and_every_patience_batches(
 
 
 @pytest.mark.in_turn("torch")
-def test_other_optimizers_are_refused(make_model, data, fit):
+def test_monitor_rejects_other_optimizers(make_model, data, fit):
     model = make_model()
     model.compile(keras.optimizers.SGD(0.01), loss="mse")
     with pytest.raises(ValueError, match="This model has Keras's own, which"):
@@ -327,7 +329,7 @@ def test_other_optimizers_are_refused(make_model, data, fit):
     "arguments, name",
     [({"patience": 0}, "patience"), ({"on_stall": "ignore"}, "on_stall")],
 )
-def test_arguments_are_checked(arguments, name):
+def test_monitor_rejects_invalid_arguments(arguments, name):
     with pytest.raises((ValueError, TypeError), match=name):
         LossScaleMonitor(**arguments)
 
@@ -336,7 +338,7 @@ def test_arguments_are_checked(arguments, name):
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_overflowed_variables_are_those_of_the_last_step():
+def test_overflowed_variables_reports_only_last_step():
     optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(1.0))
     variables = [keras.Variable([1.0], name=name) for name in "abc"]
     with pytest.raises(ValueError, match="must be built"):

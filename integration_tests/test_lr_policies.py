@@ -130,7 +130,7 @@ ARGUMENTS = {
 
 
 @pytest.mark.parametrize("name", ARGUMENTS)
-def test_the_rates_of_a_policy_are_those_of_open_seq2seq(name, original):
+def test_rates_of_policy_match_open_seq2seq(name, original):
     def run():
         return [ORIGINALS[name](STEPS, *arguments) for arguments in ARGUMENTS[name]]
 
@@ -155,13 +155,13 @@ def test_the_rates_of_a_policy_are_those_of_open_seq2seq(name, original):
         (0.8, [0], [3.0]),
     ],
 )
-def test_the_rates_of_piecewise_constant_are_those_of_open_seq2seq(arguments, original):
+def test_rates_of_piecewise_constant_match_open_seq2seq(arguments, original):
     rates = [lr_policies.piecewise_constant(step, *arguments) for step in STEPS]
     expected = original(lambda: original_piecewise_constant(STEPS, *arguments))
     np.testing.assert_array_equal([ops.convert_to_numpy(r) for r in rates], expected)
 
 
-def test_poly_decay_warms_up_while_it_decays():
+def test_poly_decay_warms_up_while_decaying():
     arguments = {"learning_rate": 0.02, "decay_steps": 4000, "power": 2}
     expected = {1: 9.99500062e-05, 5: 4.98750781e-04, 9: 8.95954556e-04}
     expected |= {200: 0.02 * (1 - 200 / 4000) ** 2, 4000: 0.0, 4200: 0.0}

@@ -106,7 +106,7 @@ IN_TURN = [
         *(pytest.param(*c, marks=pytest.mark.full) for c in FITS if c not in IN_TURN),
     ],
 )
-def test_a_fit_ends_where_float32_masters_end(
+def test_fit_with_each_master_kind_ends_near_loss_of_float32_masters(
     name, kind, dtype, make_model, data, fit, with_overflows
 ):
     x, y = data
@@ -126,7 +126,9 @@ def test_a_fit_ends_where_float32_masters_end(
 @pytest.mark.skipif(BACKEND == "torch", reason="Keras has no such loop on PyTorch")
 @pytest.mark.full
 @of_each_kind
-def test_several_steps_an_execution_are_the_steps(kind, make_model, data, fit):
+def test_several_steps_per_execution_are_bitwise_equal_to_single_steps(
+    kind, make_model, data, fit
+):
     models = [
         compiled(make_model, kind, run_eagerly=False, jit_compile=False)
         if steps == 1
@@ -150,7 +152,9 @@ def test_several_steps_an_execution_are_the_steps(kind, make_model, data, fit):
 @pytest.mark.in_turn
 @of_each_kind
 @pytest.mark.parametrize("name", ["adam", "adadelta", "averages", "several"])
-def test_a_checkpoint_of_a_model_goes_on(name, kind, make_model, data, fit, tmp_path):
+def test_model_loaded_from_checkpoint_continues_with_each_master_kind(
+    name, kind, make_model, data, fit, tmp_path
+):
     path = tmp_path / "model.keras"
     model = compiled(make_model, kind, name)
     fit(model, *data, callbacks=[keras.callbacks.ModelCheckpoint(path)])
@@ -173,7 +177,9 @@ def test_a_checkpoint_of_a_model_goes_on(name, kind, make_model, data, fit, tmp_
 @pytest.mark.parametrize("other", KINDS)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.in_turn
-def test_a_weights_file_of_each_kind_loads_into_each(kind, other, make_model, tmp_path):
+def test_weights_file_of_each_master_kind_loads_into_each_kind(
+    kind, other, make_model, tmp_path
+):
     path = tmp_path / "state.weights.h5"
     model = take_steps(compiled(make_model, kind))
     model.save_weights(path)
@@ -197,7 +203,7 @@ def test_a_weights_file_of_each_kind_loads_into_each(kind, other, make_model, tm
     [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],
     ids=["deepcopy", "pickle"],
 )
-def test_a_copy_of_a_model_goes_on_by_itself(copied, kind, make_model):
+def test_copied_model_trains_independently_of_original(copied, kind, make_model):
     model = take_steps(compiled(make_model, kind))
     before = state_of(model)
     twin = copied(model)
@@ -214,7 +220,7 @@ def test_a_copy_of_a_model_goes_on_by_itself(copied, kind, make_model):
 
 @of_each_kind
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-def test_weights_that_were_swapped_for_averages_come_back(dtype, kind, make_model):
+def test_weights_swapped_for_averages_are_restored(dtype, kind, make_model):
     model = take_steps(compiled(make_model, kind, "averages", dtype))
     before, numbers = state_of(model), numbers_of(model)
     callback = keras_lso.callbacks.SwapEMAWeights()
@@ -242,7 +248,7 @@ def test_weights_that_were_swapped_for_averages_come_back(dtype, kind, make_mode
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_weight_of_two_layers_has_one_remainder(kind):
+def test_tied_weight_has_single_master_or_remainder(kind):
     class Tied(keras.Model):
         def __init__(self):
             super().__init__(dtype="bfloat16")
@@ -270,7 +276,7 @@ def test_a_weight_of_two_layers_has_one_remainder(kind):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_variable_that_is_overwritten_is_trained_as_it_is(kind):
+def test_overwritten_variable_has_no_master_and_takes_its_gradient(kind):
     weight, own = (keras.Variable([1.0, 2.0], dtype="bfloat16") for _ in "ab")
     own.overwrite_with_gradient = True
     optimizer = make_optimizer(kind)

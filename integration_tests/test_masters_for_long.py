@@ -26,7 +26,7 @@ def printed():
 
 
 @pytest.mark.parametrize("name", worker_masters.MAKES)
-def test_ten_thousand_steps_with_remainders_lose_nothing(name):
+def test_ten_thousand_steps_with_remainders_match_float32_masters(name):
     differences, smallest, (applied, skipped) = printed()[name]
     assert differences == [0.0] * 4
     # Far from float16's subnormal numbers, of which a remainder loses a part.

@@ -45,7 +45,7 @@ def run_doctest(source, **names):
     return result.attempted
 
 
-def test_the_examples_on_the_page_of_the_experimental_class_run():
+def test_examples_on_page_of_experimental_class_run():
     page = original_class().__doc__
     for old, new in (
         ("tf.keras.mixed_precision", "keras_lso.mixed_precision"),
@@ -83,7 +83,7 @@ RMSPROP = """
     ],
     ids=["modern", "experimental", "LARS"],
 )
-def test_the_examples_of_get_weights_and_set_weights_run(make):
+def test_examples_of_get_weights_and_set_weights_run(make):
     optimizer = make()
     assert run_doctest(RMSPROP, keras=keras, np=np, opt=optimizer) == 9
     iterations, kernel, bias = optimizer.get_weights()
@@ -141,7 +141,7 @@ def rows_below(heading):
         ("`LossScale`, `FixedLossScale`, `DynamicLossScale`", OF_LOSS_SCALES),
     ],
 )
-def test_the_guide_has_a_row_for_each_name_on_the_pages(heading, names):
+def test_guide_has_one_row_for_each_name_on_tensorflow_pages(heading, names):
     rows = rows_below(heading)
     assert not names - set(rows)
     # One each, but that tf.keras's `loss_scale` is an argument and an attribute.
@@ -160,14 +160,14 @@ def test_the_guide_has_a_row_for_each_name_on_the_pages(heading, names):
     ],
     ids=["modern", "experimental", "TF1", "DynamicLossScale", "LARS"],
 )
-def test_every_name_on_the_pages_is_there(make, names):
+def test_classes_have_every_name_on_tensorflow_pages(make, names):
     made = make()
     # Arguments of the constructor; the rest are attributes and methods.
     for name in names - {"optimizer", "opt", "repr"}:
         assert hasattr(made, name), name
 
 
-def test_each_new_name_in_the_guide_is_the_class_it_says():
+def test_each_new_name_in_guide_resolves_to_stated_class():
     table = GUIDE.read_text().split("\n\n")[2]
     new_names = [
         re.findall(r"`([\w.]+)`", line.split("|")[2]) for line in table.splitlines()[2:]

@@ -87,7 +87,7 @@ def assert_same(ours, theirs, assert_close):
 @pytest.mark.parametrize("wrap", [lambda o: o, LossScaleOptimizer], ids=["", "scaled"])
 @pytest.mark.parametrize("averaging", [False, True], ids=["", "averaged"])
 @pytest.mark.parametrize("decay", [0.0, 0.02])
-def test_it_is_the_formula_of_open_seq2seq(
+def test_novograd_matches_open_seq2seq_formula(
     decay, averaging, wrap, start, gradients, assert_close
 ):
     rates = [0.02 * (1 - step / 60) ** 2 for step in range(STEPS)]
@@ -101,7 +101,9 @@ def test_it_is_the_formula_of_open_seq2seq(
 
 
 @pytest.mark.parametrize("decay", [pytest.param(0.0, marks=pytest.mark.full), 0.02])
-def test_without_epsilon_it_is_optaxs(decay, start, gradients, original, assert_close):
+def test_novograd_without_epsilon_matches_optax(
+    decay, start, gradients, original, assert_close
+):
     def run():
         import jax
         import optax
@@ -132,7 +134,7 @@ def make():
     "jit_compile",
     [pytest.param(False, marks=pytest.mark.full), "auto"],
 )
-def test_fit_in_float16_skips_an_overflow_without_a_trace(
+def test_fit_of_novograd_in_float16_is_unaffected_by_skipped_overflow(
     jit_compile, make_model, data, fit, with_overflows, bits, remember
 ):
     x, y = data
@@ -159,7 +161,7 @@ def test_fit_in_float16_skips_an_overflow_without_a_trace(
 
 
 @pytest.mark.parametrize("wrap", [lambda o: o, LossScaleOptimizer], ids=["", "scaled"])
-def test_a_model_comes_back_from_a_file_and_trains_on(
+def test_model_with_novograd_loads_from_file_and_resumes(
     wrap, make_model, data, fit, bits, tmp_path
 ):
     model = make_model("float32")
@@ -176,7 +178,7 @@ def test_a_model_comes_back_from_a_file_and_trains_on(
         fit(twin, *data)
 
 
-def test_frozen_layers_stay_as_they_are(make_model, data, fit, bits):
+def test_novograd_leaves_frozen_layers_unchanged(make_model, data, fit, bits):
     model = make_model("mixed_float16")
     model.layers[0].trainable = False
     optimizer = LossScaleOptimizer(make())

@@ -35,7 +35,7 @@ def least_squares():
 @pytest.mark.parametrize(
     "dtype", [pytest.param("float32", marks=pytest.mark.full), "mixed"]
 )
-def test_adam_converges_to_the_least_squares_solution(dtype, least_squares):
+def test_adam_converges_to_least_squares_solution(dtype, least_squares):
     x, y, solution = least_squares
     compute = "float16" if dtype == "mixed" else "float32"
     w = keras.Variable(np.zeros(20, compute), dtype=compute)
@@ -79,7 +79,7 @@ THEIRS = {
 
 @pytest.mark.parametrize("defaults", [False, True])
 @pytest.mark.parametrize("name", THEIRS)
-def test_a_named_optimizer_is_that_of_tf1(name, defaults, original):
+def test_named_optimizer_matches_tf1(name, defaults, original):
     their_class, params = THEIRS[name]
     if defaults:
         # What has no default.
@@ -116,7 +116,7 @@ def test_a_named_optimizer_is_that_of_tf1(name, defaults, original):
 
 
 @pytest.mark.in_turn("jax")
-def test_adamw_decays_by_the_learning_rate():
+def test_adamw_scales_weight_decay_by_learning_rate():
     w = keras.Variable(np.float32([2.0]))
     train_op = optimize_loss(
         lambda: ops.sum(w * 0.0), "AdamW", {"weight_decay": 0.5}, lambda step: 0.25
@@ -126,7 +126,7 @@ def test_adamw_decays_by_the_learning_rate():
 
 
 @pytest.mark.in_turn("jax")
-def test_every_name_that_tf1_has_was_judged():
+def test_every_optimizer_name_of_tf1_is_compared():
     judged = {name.split(",")[0] for name in THEIRS}
     # TF1 proper has no AdamW; LARS and NovoGrad have tests of their own.
     assert set(OPTIMIZER_CLS_NAMES) - judged == {"AdamW", "LARS", "NovoGrad"}
@@ -173,7 +173,7 @@ def train_with_summaries(folder, every=1, batches=(1.0, 2.0, np.inf, 4.0), **arg
 
 
 @pytest.mark.in_turn("jax")
-def test_tensorboard_reads_the_default_summaries(tmp_path):
+def test_tensorboard_reads_default_summaries(tmp_path):
     _, _, events = train_with_summaries(tmp_path)
     assert set(events) == {"learning_rate", "global_gradient_norm", "loss_scale"}
     assert [step for step, _ in events["learning_rate"]] == [1, 2, 3, 4]
@@ -240,13 +240,13 @@ def test_tensorboard_reads_every_summary(tmp_path):
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_summaries_are_written_every_few_updates(tmp_path):
+def test_summaries_are_written_at_given_interval_of_updates(tmp_path):
     _, _, events = train_with_summaries(tmp_path, 2, [1.0] * 10, iter_size=2)
     assert [step for step, _ in events["learning_rate"]] == [2, 4]
 
 
 @pytest.mark.in_turn("jax")
-def test_variables_of_one_path_have_a_tag_each(tmp_path):
+def test_variables_with_same_path_get_distinct_summary_tags(tmp_path):
     first, second = (keras.Variable(np.float32([x]), name="w") for x in (1.0, 2.0))
     train_op = optimize_loss(
         lambda: ops.sum(first) + ops.sum(second),
@@ -263,7 +263,7 @@ def test_variables_of_one_path_have_a_tag_each(tmp_path):
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_the_steps_of_a_resumed_run_go_on(tmp_path):
+def test_summary_steps_of_resumed_run_continue(tmp_path):
     train_op, _, _ = train_with_summaries(tmp_path / "first")
     store = {}
     train_op.optimizer.save_own_variables(store)
@@ -286,7 +286,7 @@ def test_the_steps_of_a_resumed_run_go_on(tmp_path):
 
 
 @pytest.mark.in_turn("torch")
-def test_nothing_is_written_that_nobody_asked_for(tmp_path, monkeypatch):
+def test_training_op_writes_no_files_by_default(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     w = keras.Variable(np.float32([3.0]))
     optimize_loss(lambda: ops.sum(w), "SGD", {}, lambda step: 0.5)()
@@ -299,7 +299,7 @@ def test_nothing_is_written_that_nobody_asked_for(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "loss_scale", [None, 128.0, AutomaticLossScaler, keras_lso.loss_scales.LossScale]
 )
-def test_the_wrapper_trains_a_model_in_float16(loss_scale, make_model, data):
+def test_mixed_precision_wrapper_trains_float16_model(loss_scale, make_model, data):
     if loss_scale is AutomaticLossScaler:
         loss_scale = AutomaticLossScaler("LogMax")
     elif loss_scale is keras_lso.loss_scales.LossScale:
@@ -337,7 +337,7 @@ def test_the_wrapper_trains_a_model_in_float16(loss_scale, make_model, data):
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_the_wrapper_is_saved_and_loaded():
+def test_mixed_precision_wrapper_round_trips_through_config():
     optimizer = MixedPrecisionOptimizerWrapper(
         keras.optimizers.Adam(0.1), AutomaticLossScaler("LogMax", {"beta1": 0.5})
     )
@@ -363,6 +363,6 @@ def test_the_wrapper_is_saved_and_loaded():
         ),
     ],
 )
-def test_other_arguments_of_the_wrapper_are_refused(arguments, message):
+def test_mixed_precision_wrapper_rejects_invalid_arguments(arguments, message):
     with pytest.raises(TypeError, match=message):
         MixedPrecisionOptimizerWrapper(*arguments)

@@ -72,16 +72,16 @@ def resolve(name):
 
 
 @pytest.mark.parametrize("name", SIGNATURES)
-def test_the_signature_is_the_pages(name):
+def test_signature_matches_open_seq2seq_page(name):
     assert without_types(resolve(name)) == f"({SIGNATURES[name]})"
 
 
-def test_apply_gradients_begins_as_on_the_page():
+def test_apply_gradients_signature_begins_as_on_page():
     method = open_seq2seq.MixedPrecisionOptimizerWrapper.apply_gradients
     assert without_types(method).startswith(f"({APPLY_GRADIENTS}")
 
 
-def test_the_other_names_are_there():
+def test_classes_have_other_names_on_page():
     made = {
         "automatic_loss_scaler.AutomaticLossScaler": open_seq2seq.AutomaticLossScaler()
     }
@@ -90,7 +90,7 @@ def test_the_other_names_are_there():
             assert hasattr(made.get(owner, resolve(owner)), name), name
 
 
-def test_everything_stands_at_the_top_as_well():
+def test_package_exports_every_name_of_its_modules():
     for name in SIGNATURES:
         module, last = name.split(".", 1)
         importlib.import_module(f"keras_lso.compat.open_seq2seq.{module}")
@@ -98,7 +98,7 @@ def test_everything_stands_at_the_top_as_well():
             assert getattr(open_seq2seq, last) is resolve(name)
 
 
-def test_the_guide_has_a_row_for_each_name():
+def test_guide_has_row_for_each_name_and_argument():
     rows = set(re.findall(r"^\| `(\w+)`", PAGE.read_text(), re.MULTILINE))
     for name, signature in SIGNATURES.items():
         names = {name.split(".")[-1]}
@@ -109,7 +109,7 @@ def test_the_guide_has_a_row_for_each_name():
         assert not set(names.split()) - rows - {"minimize"}, owner
 
 
-def test_each_new_name_in_the_guide_is_there():
+def test_each_new_name_in_guide_exists():
     table = PAGE.read_text().split("\n\n")[2]
     for line in table.splitlines()[2:]:
         [name] = re.findall(r"`([\w.]+)`", line.split("|")[2])

@@ -61,7 +61,7 @@ def checkpoint(folder):
     "loads", ["weights", *(["a model"] if loads_sequential_of_orbax else [])]
 )
 @pytest.mark.in_turn
-def test_a_run_goes_on_bit_for_bit(
+def test_run_resumed_from_orbax_is_bitwise_equal_to_uninterrupted_run(
     loads, compiled, data, fit, with_overflows, bits, tmp_path
 ):
     x, y = data

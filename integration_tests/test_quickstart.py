@@ -55,7 +55,7 @@ def result_of(text):
 
 
 @pytest.mark.one_backend
-def test_one_cell_installs_and_no_other_needs_the_network(written):
+def test_only_install_cell_of_notebook_runs_shell_commands(written):
     nbformat.validate(written)
     [install] = [cell for cell in written.cells if quickstart.is_install(cell)]
     assert "%pip install" in install.source
@@ -64,7 +64,7 @@ def test_one_cell_installs_and_no_other_needs_the_network(written):
 
 
 @pytest.mark.one_backend
-def test_its_outputs_are_of_one_run_and_of_no_machine(written):
+def test_notebook_outputs_are_of_one_run_without_paths_or_times(written):
     cells = installed(written)
     assert [c.execution_count for c in cells] == list(range(1, len(cells) + 1))
     for cell in cells:
@@ -76,13 +76,13 @@ def test_its_outputs_are_of_one_run_and_of_no_machine(written):
 
 @pytest.mark.slow
 @pytest.mark.default_backend("torch")
-def test_its_cells_print_in_a_short_run_what_is_in_it(written, tmp_path):
+def test_short_run_of_notebook_prints_same_words_as_stored_outputs(written, tmp_path):
     printed = quickstart.run_quickly(tmp_path)
     assert words(printed) == words("".join(map(text_of, installed(written))))
 
 
 @pytest.mark.full
-def test_it_shows_what_it_says(ran):
+def test_notebook_results_match_its_text(ran):
     start, _, report, underflow, trained, scales, _, _, loaded = ran
     assert text_of(start).endswith(f" on {BACKEND}\n")
     # "Nearly all gradients of `conv_1` become 0", and it is the table that is printed.
@@ -103,7 +103,7 @@ def test_it_shows_what_it_says(ran):
 
 
 @pytest.mark.full
-def test_its_outputs_are_what_a_run_prints_but_for_the_numbers(ran, written):
+def test_stored_notebook_outputs_match_new_run_except_numbers(ran, written):
     cells = installed(written)
     assert [c.source for c in cells] == [c.source for c in ran]
     for cell, now in zip(cells, ran, strict=True):

@@ -47,7 +47,7 @@ def losses_of(model, x, y, steps):
 
 @pytest.mark.full
 @pytest.mark.default_backend("torch")
-def test_a_resnet_needs_no_layer_in_float32():
+def test_recommendation_for_resnet_keeps_no_layer_in_float32():
     keras.utils.set_random_seed(0)
     model = keras.applications.ResNet50(
         weights=None, input_shape=(32, 32, 3), classes=4
@@ -71,7 +71,7 @@ def test_a_resnet_needs_no_layer_in_float32():
 @pytest.mark.skipif(
     importlib.util.find_spec("keras_hub") is None, reason="KerasHub is not installed"
 )
-def test_a_bert_needs_no_layer_in_float32():
+def test_recommendation_for_bert_keeps_no_layer_in_float32():
     import keras_hub
 
     keras.utils.set_random_seed(0)
@@ -118,7 +118,7 @@ def sigmoids(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.default_backend("torch")
-def test_sigmoids_need_a_high_scale(sigmoids):
+def test_recommendation_for_sigmoids_has_high_initial_scale(sigmoids):
     model, images, labels = sigmoids
     found = recommend(model, images, labels)
     assert found.layers_in_float32 == []
@@ -147,7 +147,7 @@ def test_sigmoids_need_a_high_scale(sigmoids):
 
 
 @pytest.mark.default_backend("torch")
-def test_a_layer_that_overflows_is_named():
+def test_recommendation_names_overflowing_layer():
     keras.utils.set_random_seed(0)
     parts, (x, culprit) = large_embedding()
     model = keras.Sequential([keras.Input(x.shape[1:], dtype="int32"), *parts])

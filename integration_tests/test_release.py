@@ -29,19 +29,19 @@ def released():
 # --- Versions ------------------------------------------------------------------------
 
 
-def test_the_version_is_the_newest_release_or_the_development_after_it():
+def test_version_is_newest_release_or_later_development_version():
     newest, ours = Version(released()[0]), Version(__version__)
     assert ours == newest or (ours.is_devrelease and ours.release > newest.release)
 
 
-def test_the_changelog_has_the_newest_first():
+def test_changelog_lists_newest_release_first():
     names = [name for name in SECTIONS if name != "Unreleased"]
     assert names == sorted(names, key=Version, reverse=True)
     # In development there is a place for what is not released.
     assert (next(iter(SECTIONS)) == "Unreleased") is Version(__version__).is_devrelease
 
 
-def test_each_release_has_its_changes():
+def test_changelog_links_each_release_to_its_changes():
     newest, *older = released()
     compare = f"{REPOSITORY}/compare"
     expected = (
@@ -54,7 +54,7 @@ def test_each_release_has_its_changes():
     assert changelog.links(CHANGELOG) == expected
 
 
-def test_the_citation_is_of_the_newest_release():
+def test_citation_file_names_newest_release():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text())
     newest = released()[0]
     assert citation["version"] == newest
@@ -62,7 +62,7 @@ def test_the_citation_is_of_the_newest_release():
     assert citation["repository-code"] == REPOSITORY
 
 
-def test_security_names_the_version_that_gets_fixes():
+def test_security_policy_names_version_that_gets_fixes():
     major, minor, *_ = Version(released()[0]).release
     text = (ROOT / "SECURITY.md").read_text()
     assert f"the latest minor version, now {major}.{minor} |" in text
@@ -77,7 +77,7 @@ def files_with_addresses():
     return [path for path in found if "keras-lso/keras-lso" in path.read_text()]
 
 
-def test_the_address_of_the_repository_is_the_same_everywhere():
+def test_all_files_use_same_repository_address():
     owner = REPOSITORY.split("/")[-2]
     host = f"https://{owner}.github.io/{REPOSITORY.split('/')[-1]}"
     for path in files_with_addresses():
@@ -104,7 +104,7 @@ def no_host(monkeypatch):
     monkeypatch.delenv("REPOSITORY_URL", raising=False)
 
 
-def test_the_description_leads_into_the_tag_of_a_release(no_host):
+def test_description_of_release_links_to_its_tag(no_host):
     text = Hook().metadata("1.2.3")["readme"]["text"]
     targets = re.findall(r"\]\(([^)]+)\)|(?:src|srcset|href)=\"([^\"]+)\"", text)
     targets = ["".join(target) for target in targets]
@@ -115,7 +115,7 @@ def test_the_description_leads_into_the_tag_of_a_release(no_host):
     assert "--8<--" not in text
 
 
-def test_links_of_each_form_become_whole():
+def test_relative_links_of_each_form_become_absolute():
     relative = """[a](a.md) [b](#b) [c](https://c.org/c.md)
 <img src="d.png"><source srcset="e.png"><a href="f.md">
 [g]: docs/g.md#part
@@ -129,20 +129,20 @@ def test_links_of_each_form_become_whole():
     assert hatch_build.absolute(relative, "R", "v1") == whole
 
 
-def test_the_description_of_a_checkout_leads_into_main(no_host):
+def test_description_of_development_version_links_to_main(no_host):
     metadata = Hook().metadata("1.3.0.dev0")
     assert metadata["urls"]["Changelog"] == f"{REPOSITORY}/blob/main/CHANGELOG.md"
     assert "/blob/main/docs/" in metadata["readme"]["text"]
 
 
-def test_the_host_of_a_fork_is_that_of_its_environment(monkeypatch):
+def test_repository_url_in_environment_replaces_project_urls(monkeypatch):
     monkeypatch.setenv("REPOSITORY_URL", "https://host.example/fork/")
     metadata = Hook().metadata("1.2.3")
     assert metadata["urls"]["Source"] == "https://host.example/fork"
     assert REPOSITORY not in metadata["readme"]["text"]
 
 
-def test_a_wheel_has_the_addresses_of_its_sdist(monkeypatch):
+def test_metadata_hook_keeps_readme_of_sdist(monkeypatch):
     monkeypatch.setenv("REPOSITORY_URL", "https://host.example/fork")
     known = {"readme": {"text": "", "content-type": "text/markdown"}}
     assert Hook().metadata("1.2.3", **known) == {"version": "1.2.3", **known}

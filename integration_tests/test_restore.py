@@ -116,7 +116,7 @@ MODELS = {
 @pytest.mark.in_turn
 @pytest.mark.parametrize("mode", MODES, ids=lambda m: "-".join(map(str, m.values())))
 @pytest.mark.parametrize("arguments", MODELS.values(), ids=MODELS)
-def test_a_restored_run_is_one_that_was_restarted_by_hand(arguments, mode):
+def test_restored_run_matches_run_restarted_by_hand(arguments, mode):
     if BACKEND == "torch":
         # `torch.compile` takes a minute, and there is a step at a time.
         mode = {}
@@ -132,7 +132,7 @@ def test_a_restored_run_is_one_that_was_restarted_by_hand(arguments, mode):
 
 @pytest.mark.default_backend("jax")
 @pytest.mark.skipif(BACKEND == "torch", reason="PyTorch executes one step at a time")
-def test_a_copy_from_among_the_skipped_steps_is_passed_over():
+def test_restore_ignores_copy_taken_among_skipped_steps():
     """With several steps an execution a copy may come after the first of them."""
     random = np.random.default_rng(0)
     x = random.normal(size=(BATCHES, SIZE, 4)).astype("float32")
@@ -145,7 +145,7 @@ def test_a_copy_from_among_the_skipped_steps_is_passed_over():
 
 
 @pytest.mark.default_backend("torch")
-def test_a_guarded_optimizer_goes_back():
+def test_stalled_run_with_guarded_optimizer_is_restored():
     """Its loss scale is the lowest from the first step on."""
     x, y = data()
     x[BAD] = 1.0
@@ -159,7 +159,7 @@ def test_a_guarded_optimizer_goes_back():
 
 
 @pytest.mark.default_backend("torch")
-def test_a_schedule_is_scaled_in_the_config():
+def test_restore_scales_schedule_in_config():
     model = make_model(schedules.WarmupCosine(2.0**-6, 10, 200))
     fit(model, *data(), monitor())
     rate = model.optimizer.inner_optimizer._learning_rate
@@ -169,7 +169,7 @@ def test_a_schedule_is_scaled_in_the_config():
 
 
 @pytest.mark.default_backend("torch")
-def test_a_schedule_is_scaled_at_each_return():
+def test_each_restore_scales_schedule_again():
     x, y = (np.concatenate([a, a[BAD.start :]]) for a in always_bad())
     model = make_model(schedules.WarmupCosine(2.0**-6, 10, 200))
     with pytest.raises(FloatingPointError, match="copy 2 times did not help"):
@@ -184,7 +184,7 @@ def always_bad():
 
 
 @pytest.mark.default_backend("jax")
-def test_a_run_that_stalls_again_and_again_ends_with_an_error():
+def test_run_that_stalls_after_last_retry_raises():
     x, y = (np.concatenate([a, a[BAD.start :]]) for a in always_bad())
     model, told = make_model(), []
     with pytest.raises(FloatingPointError, match="copy 2 times did not help"):
@@ -196,7 +196,7 @@ def test_a_run_that_stalls_again_and_again_ends_with_an_error():
 
 
 @pytest.mark.default_backend("torch")
-def test_without_a_copy_a_stall_is_an_error():
+def test_stall_without_copy_raises():
     x, y = data()
     x[:] = np.inf
     model = make_model()
@@ -207,7 +207,7 @@ def test_without_a_copy_a_stall_is_an_error():
 
 
 @pytest.mark.default_backend("torch")
-def test_a_copy_that_is_not_finite_is_not_kept():
+def test_non_finite_copy_is_not_kept():
     """The statistics of a batch normalization are inf before its gradients are."""
     x, y = data()
     model = make_model()
@@ -223,7 +223,7 @@ def test_a_copy_that_is_not_finite_is_not_kept():
     assert all(np.isfinite(value).all() for value in values_of(model))
 
 
-def test_the_bad_batch_is_saved(tmp_path):
+def test_monitor_saves_bad_batch(tmp_path):
     x, y = data()
     x[BAD.start, 0, 0] = np.nan
     path = tmp_path / "runs" / "bad.npz"
@@ -240,7 +240,7 @@ def test_the_bad_batch_is_saved(tmp_path):
 
 
 @pytest.mark.default_backend("torch")
-def test_what_cannot_be_multiplied_is_refused_before_training():
+def test_rate_that_cannot_be_scaled_is_rejected_before_training():
     model = make_model(rate=lambda: 0.1)
     with pytest.raises(ValueError, match="subclass of `LearningRateSchedule`"):
         fit(model, *data(), monitor())
@@ -248,14 +248,14 @@ def test_what_cannot_be_multiplied_is_refused_before_training():
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="the others show any batch")
-def test_a_bad_batch_that_nobody_can_see_is_refused(tmp_path):
+def test_save_bad_batch_with_several_steps_per_execution_is_rejected(tmp_path):
     model = make_model(steps_per_execution=5)
     with pytest.raises(ValueError, match="needs `steps_per_execution=1`"):
         fit(model, *data(), monitor(save_bad_batch=tmp_path / "bad.npz"))
 
 
 @pytest.mark.default_backend("torch")
-def test_a_monitor_that_restores_is_copied_and_pickled(tmp_path):
+def test_copied_and_pickled_monitor_restores_stalled_run(tmp_path):
     watching = monitor(save_bad_batch=tmp_path / "bad.npz")
     fit(make_model(), *data(), watching)
     for copied in (copy.deepcopy(watching), pickle.loads(pickle.dumps(watching))):
@@ -276,6 +276,6 @@ def test_a_monitor_that_restores_is_copied_and_pickled(tmp_path):
         ({"save_bad_batch": "bad.npy"}, "end with|ends with"),
     ],
 )
-def test_wrong_arguments_are_refused(arguments, message):
+def test_monitor_rejects_invalid_restore_arguments(arguments, message):
     with pytest.raises((ValueError, TypeError), match=message):
         callbacks.LossScaleMonitor(**arguments)

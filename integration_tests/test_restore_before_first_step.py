@@ -117,7 +117,7 @@ def compare(folder, *arguments, **options):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("is_compiled", [False, True], ids=["eager", "tf.function"])
 @pytest.mark.parametrize("loop", LOOPS.values(), ids=LOOPS)
-def test_the_step_after_it_moves_the_weight_as_far_as_without_it(
+def test_step_after_restore_moves_weight_like_uninterrupted_run(
     loop, is_compiled, tmp_path
 ):
     whole, resumed = compare(
@@ -131,11 +131,11 @@ def test_the_step_after_it_moves_the_weight_as_far_as_without_it(
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("wrap", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @pytest.mark.parametrize("inner", INNER.values(), ids=INNER)
-def test_every_policy_and_optimizer_goes_on_where_it_stopped(wrap, inner, tmp_path):
+def test_every_policy_and_optimizer_resumes_from_checkpoint(wrap, inner, tmp_path):
     compare(tmp_path, wrap, inner, minimize, is_compiled=False)
 
 
-def test_what_is_read_before_the_next_step_is_what_was_saved(tmp_path):
+def test_restored_state_can_be_read_before_next_step(tmp_path):
     arguments = OPTIMIZERS["dynamic"], INNER["SGD"], minimize, False
     whole = Run(*arguments)
     whole.step()
@@ -154,7 +154,7 @@ def test_what_is_read_before_the_next_step_is_what_was_saved(tmp_path):
         resumed.optimizer.check_stalled(patience=1)
 
 
-def test_masters_of_float16_weights_go_on_where_they_stopped(tmp_path):
+def test_masters_of_float16_weights_resume_from_checkpoint(tmp_path):
     # 1000.0 moves in steps of 0.5 in float16: what the master holds is not rounded.
     compare(
         tmp_path,
@@ -166,7 +166,7 @@ def test_masters_of_float16_weights_go_on_where_they_stopped(tmp_path):
     )
 
 
-def test_under_a_strategy(tmp_path):
+def test_checkpoint_restores_before_first_step_under_strategy(tmp_path):
     strategy = tf.distribute.MirroredStrategy(["/cpu:0"])
 
     def on_its_replica(optimizer, variable):
@@ -176,7 +176,7 @@ def test_under_a_strategy(tmp_path):
         compare(tmp_path, OPTIMIZERS["dynamic"], INNER["SGD"], on_its_replica, False)
 
 
-def test_a_model_is_restored_before_fit(tmp_path):
+def test_model_restored_before_fit_matches_uninterrupted_run(tmp_path):
     def new_model():
         model = keras.Sequential(
             [keras.Input((1,)), keras.layers.Dense(1, kernel_initializer="ones")]

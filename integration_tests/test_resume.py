@@ -157,7 +157,7 @@ class SaveDuringFit(keras.callbacks.Callback):
         pytest.param("EMA", "mixed_float16", marks=pytest.mark.full),
     ],
 )
-def test_a_resumed_run_equals_an_uninterrupted_one(run, dtype, tmp_path):
+def test_resumed_run_is_bitwise_equal_to_uninterrupted_run(run, dtype, tmp_path):
     save = SaveDuringFit(tmp_path)
     whole = fit(new_model(RUNS[run](), dtype), epochs=4, callbacks=[save])
     assert int(whole.optimizer.skipped_steps) == 4
@@ -212,7 +212,7 @@ def assert_both_go_on_alike(a, b):
 
 
 @every_inner
-def test_a_file_of_keras_own_class_goes_on_here(inner, tmp_path):
+def test_run_resumes_from_file_of_keras_wrapper(inner, tmp_path):
     theirs = fit(new_model(keras_own(inner), "float32"), epochs=2)
     assert float(theirs.optimizer.dynamic_scale.numpy()) == 2.0**9
     assert int(theirs.optimizer.step_counter.numpy()) == 2
@@ -238,7 +238,7 @@ def test_a_file_of_keras_own_class_goes_on_here(inner, tmp_path):
     ("saved", "loaded"),
     [(0.0, 2.0**-14), (2.0**-30, 2.0**-14), (np.inf, 2.0**24), (np.nan, 2.0**10)],
 )
-def test_a_scale_that_keras_own_class_has_ruined_is_mended(saved, loaded, tmp_path):
+def test_invalid_scale_in_file_of_keras_wrapper_is_corrected(saved, loaded, tmp_path):
     theirs = built_model(keras_own())
     theirs.optimizer.dynamic_scale.assign(saved)
     theirs.save(tmp_path / "theirs.keras")
@@ -252,7 +252,7 @@ def test_a_scale_that_keras_own_class_has_ruined_is_mended(saved, loaded, tmp_pa
 
 
 @every_inner
-def test_weights_go_to_keras_own_class_and_back(inner, tmp_path):
+def test_weights_round_trip_through_keras_wrapper(inner, tmp_path):
     start = fit(new_model(ours(inner), "float32"), epochs=2)
     start.save_weights(tmp_path / "start.weights.h5")
 
@@ -311,7 +311,7 @@ def assert_carried_on(optimizer, bare_run):
 
 
 @pytest.mark.in_turn("jax")
-def test_a_run_of_the_bare_optimizer_goes_on_with_loss_scaling(bare_run):
+def test_run_of_bare_optimizer_resumes_with_loss_scaling(bare_run):
     # A wrapper that has skipped and backed off before, and then grown.
     model = fit(new_model(ours(), "float32"), epochs=1)
     assert float(model.optimizer.loss_scale) == 2.0**9
@@ -324,7 +324,7 @@ def test_a_run_of_the_bare_optimizer_goes_on_with_loss_scaling(bare_run):
 
 
 @pytest.mark.parametrize("dtype", ["mixed_float16", "float16"])
-def test_a_float32_run_goes_on_in_float16(dtype, bare_run):
+def test_float32_run_resumes_in_float16(dtype, bare_run):
     model = built_model(ours(), dtype)
     model.load_weights(bare_run.folder / "bare.weights.h5")
     assert_carried_on(model.optimizer, bare_run)
@@ -346,7 +346,7 @@ def test_a_float32_run_goes_on_in_float16(dtype, bare_run):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("run", ["default", "hysteresis"])
 @pytest.mark.parametrize("restore_first", [False, True], ids=["built", "not built"])
-def test_a_tensorflow_checkpoint_resumes_the_run(run, restore_first, tmp_path):
+def test_run_resumes_from_tensorflow_checkpoint(run, restore_first, tmp_path):
     import tensorflow as tf
 
     def checkpoint(model):

@@ -188,12 +188,12 @@ def of_variable(step):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", [int, ops.convert_to_tensor, of_variable])
 @pytest.mark.parametrize("case", CASES)
-def test_each_rate_is_the_model_gardens(case, kind, reference_case):
+def test_each_rate_matches_model_garden(case, kind, reference_case):
     assert_same_rates(our_rates(CASES[case](schedules), kind), reference_case(case))
 
 
 @pytest.mark.in_turn("jax")
-def test_every_schedule_of_the_model_garden_has_been_judged(original, model_garden):
+def test_every_schedule_of_model_garden_is_compared(original, model_garden):
     def run():
         import tf_keras
 
@@ -214,7 +214,7 @@ def test_every_schedule_of_the_model_garden_has_been_judged(original, model_gard
 
 
 @pytest.mark.in_turn("torch")
-def test_where_the_model_garden_has_no_number_there_is_one(reference):
+def test_rates_are_finite_where_model_garden_has_nan_or_inf(reference):
     def make_cosine(module):
         return module.StepCosineDecayWithOffset([0, 10], [0.8, 0.1], offset=3)
 
@@ -238,7 +238,7 @@ def test_where_the_model_garden_has_no_number_there_is_one(reference):
 
 
 @pytest.mark.in_turn("torch")
-def test_a_warmup_of_no_steps_is_none_as_the_model_gardens(reference):
+def test_warmup_of_zero_steps_matches_model_garden(reference):
     # Its own rate of step 0 is that of the schedule; it divides by zero on the way.
     make = warmup("cosine", "LinearWarmup", 0, 0.1)
     assert_same_rates(our_rates(make(schedules), int), reference(make))
@@ -302,7 +302,7 @@ def joined(request, original):
 
 
 @pytest.mark.parametrize("kind", [int, ops.convert_to_tensor, of_variable])
-def test_joined_schedules_are_those_of_optax(joined, kind):
+def test_joined_schedules_match_optax(joined, kind):
     assert_same_rates(our_rates(joined.ours, kind), joined.rates)
 
 
@@ -379,14 +379,14 @@ IN_TRAINING = [
 
 
 @pytest.mark.parametrize("case", IN_TRAINING)
-def test_sgd_trains_with_the_rates_of_the_model_garden(
+def test_sgd_trains_with_rates_of_model_garden(
     case, reference_case, make_meter, used_rates
 ):
     model = make_meter(keras.optimizers.SGD(CASES[case](schedules)))
     assert_same_rates(used_rates(model), reference_case(case))
 
 
-def test_training_with_joined_schedules_has_the_rates_of_optax(
+def test_sgd_with_joined_schedules_trains_with_rates_of_optax(
     joined, make_meter, used_rates
 ):
     model = make_meter(keras.optimizers.SGD(joined.ours))
@@ -394,7 +394,7 @@ def test_training_with_joined_schedules_has_the_rates_of_optax(
 
 
 @pytest.mark.parametrize("case", [case for case in POLICIES if case != "fixed"])
-def test_sgd_trains_with_the_rates_of_a_policy(case, make_meter, used_rates):
+def test_sgd_trains_with_rates_of_policy(case, make_meter, used_rates):
     model = make_meter(keras.optimizers.SGD(make_policy(case)))
     assert_same_rates(used_rates(model), our_rates(make_policy(case), int))
 
@@ -415,14 +415,14 @@ NAMED = {
 
 
 @pytest.mark.parametrize("case", NAMED)
-def test_sgd_trains_with_the_rates_of_a_schedule(case, make_meter, used_rates):
+def test_sgd_trains_with_rates_of_schedule(case, make_meter, used_rates):
     schedule = NAMED[case]()
     model = make_meter(keras.optimizers.SGD(schedule))
     assert_same_rates(used_rates(model), our_rates(schedule, int))
 
 
 @pytest.mark.parametrize("wrap", [keras_lso.LossScaleOptimizer, lambda inner: inner])
-def test_a_saved_model_goes_on_within_a_window_at_the_rate_of_its_update(
+def test_model_saved_within_window_resumes_at_rate_of_its_update(
     wrap, make_meter, used_rates, tmp_path
 ):
     by_update = NAMED["1-sqrt"]()
@@ -440,13 +440,13 @@ def test_a_saved_model_goes_on_within_a_window_at_the_rate_of_its_update(
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_sgd_trains_with_a_fixed_rate(make_meter, used_rates):
+def test_sgd_trains_with_fixed_rate(make_meter, used_rates):
     model = make_meter(keras.optimizers.SGD(make_policy("fixed")))
     np.testing.assert_array_equal(used_rates(model), np.float32([0.8] * STEPS))
 
 
 @pytest.mark.parametrize("options", [{"jit_compile": False}, {"run_eagerly": True}])
-def test_training_without_a_compiler_has_the_same_rates(
+def test_training_without_compiler_uses_same_rates(
     options, reference_case, make_meter, used_rates
 ):
     case = "linear-warmup-step-cosine"
@@ -456,7 +456,7 @@ def test_training_without_a_compiler_has_the_same_rates(
 
 @pytest.mark.parametrize("load", [keras_lso.load_model, keras.saving.load_model])
 @pytest.mark.parametrize("scaled", [False, True], ids=["plain", "loss-scaled"])
-def test_a_saved_model_goes_on_where_its_schedule_was(
+def test_saved_model_resumes_its_schedule(
     load, scaled, reference_case, make_meter, used_rates, tmp_path
 ):
     case = "linear-warmup-later"
@@ -477,7 +477,7 @@ def test_a_saved_model_goes_on_where_its_schedule_was(
 
 
 @pytest.mark.parametrize("batch_size", [4096, 8192, 32768])
-def test_the_mlperf_recipe_builds_lars_and_its_rates_are_used(
+def test_mlperf_recipe_configures_lars_and_its_rates_are_used(
     batch_size, make_meter, used_rates
 ):
     schedule, settings = schedules.mlperf_resnet(batch_size, steps_per_epoch=0.8)

@@ -52,7 +52,7 @@ def offset_names():
 
 
 @pytest.mark.parametrize(("heading", "theirs", "ours"), ROWS)
-def test_both_calls_of_a_row_have_the_same_rates(heading, theirs, ours, original):
+def test_both_calls_of_table_row_have_same_rates(heading, theirs, ours, original):
     steps = steps_of(theirs)
     expected = original(
         lambda: rates(ORIGINALS[heading], theirs, steps), f"{heading}.{theirs}"
@@ -62,14 +62,14 @@ def test_both_calls_of_a_row_have_the_same_rates(heading, theirs, ours, original
 
 
 @pytest.mark.one_backend
-def test_the_tables_have_every_judge():
+def test_tables_name_every_reference_schedule():
     calls = " ".join(theirs for _, theirs, _ in ROWS)
     for name in ("OneCycleLR", "CyclicLR", "cosine_onecycle", "CyclicalLearningRate"):
         assert name in calls
 
 
 @pytest.mark.in_turn("jax")
-def test_one_cycle_of_as_many_steps_is_one_step_earlier_than_that_of_optax(original):
+def test_one_cycle_is_one_step_earlier_than_optax(original):
     """What the page says of `OneCycle(lr, n)`."""
     n, call = NUMBERS["n"], "cosine_onecycle_schedule(n, lr)"
     theirs = original(lambda: rates(ORIGINALS["optax"], call, list(range(n + 2))))

@@ -32,7 +32,7 @@ IS_INSTALLED = importlib.util.find_spec("transformers") is not None
 
 
 @pytest.mark.parametrize(("theirs", "ours"), ROWS)
-def test_both_calls_of_a_row_have_the_same_rates(theirs, ours, original):
+def test_both_calls_of_table_row_have_same_rates(theirs, ours, original):
     steps = steps_of(theirs)
 
     def run():
@@ -43,6 +43,6 @@ def test_both_calls_of_a_row_have_the_same_rates(theirs, ours, original):
 
 
 @pytest.mark.one_backend
-def test_the_table_has_every_judge():
+def test_table_calls_every_reference_schedule():
     called = {theirs.partition("(")[0] for theirs, _ in ROWS}
     assert called >= set(JUDGES)

@@ -76,7 +76,7 @@ def scales_after(optimizer, steps):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("route", CONFIG_ROUTES.values(), ids=CONFIG_ROUTES.keys())
 @every_policy
-def test_a_config_makes_an_optimizer_that_behaves_alike(policy, route, no_warnings):
+def test_optimizer_from_config_behaves_like_original(policy, route, no_warnings):
     optimizer = LossScaleOptimizer(momentum_sgd(), **POLICIES[policy]())
     loaded = route(optimizer)
 
@@ -92,14 +92,14 @@ def test_a_config_makes_an_optimizer_that_behaves_alike(policy, route, no_warnin
 
 @pytest.mark.one_backend
 @every_policy
-def test_the_config_holds_keras_four_keys_first(policy):
+def test_config_begins_with_four_keys_of_keras(policy):
     theirs = keras.optimizers.LossScaleOptimizer(momentum_sgd())
     config = LossScaleOptimizer(momentum_sgd(), **POLICIES[policy]()).get_config()
     assert list(config)[:4] == list(theirs.get_config())
 
 
 @pytest.mark.one_backend
-def test_the_config_of_keras_own_class_and_of_ours_are_the_same_by_default():
+def test_default_config_matches_config_of_keras_wrapper():
     inner = momentum_sgd()
     theirs = keras.optimizers.LossScaleOptimizer(inner, 2.0**10, 3, name="wrapper")
     ours = LossScaleOptimizer(
@@ -113,7 +113,7 @@ def test_the_config_of_keras_own_class_and_of_ours_are_the_same_by_default():
 
 
 @pytest.mark.one_backend
-def test_the_config_holds_what_json_can_hold():
+def test_config_with_numpy_arguments_round_trips_through_json():
     optimizer = LossScaleOptimizer(
         momentum_sgd(),
         initial_scale=np.float32(1024),
@@ -127,7 +127,7 @@ def test_the_config_holds_what_json_can_hold():
 
 @pytest.mark.one_backend
 @every_policy
-def test_from_config_leaves_the_dict_that_it_is_given_alone(policy):
+def test_from_config_leaves_its_argument_unchanged(policy):
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
     inner = keras.optimizers.Adam(schedule)
     optimizer = LossScaleOptimizer(inner, **POLICIES[policy]())
@@ -140,7 +140,7 @@ def test_from_config_leaves_the_dict_that_it_is_given_alone(policy):
 
 
 @pytest.mark.one_backend
-def test_deserialize_leaves_the_dict_that_it_is_given_alone():
+def test_deserialize_leaves_its_argument_unchanged():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5)
     theirs = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(schedule))
     config = through_json(keras.optimizers.serialize(theirs))
@@ -151,7 +151,7 @@ def test_deserialize_leaves_the_dict_that_it_is_given_alone():
 
 
 @pytest.mark.parametrize("name", INNER_CLASSES)
-def test_the_inner_config_names_the_public_class(name):
+def test_inner_config_names_public_class(name):
     inner = getattr(keras.optimizers, name)(0.01)
     optimizer = LossScaleOptimizer(inner)
     config = through_json(optimizer.get_config())
@@ -167,7 +167,7 @@ def test_the_inner_config_names_the_public_class(name):
 
 @pytest.mark.one_backend
 @needs_multi_optimizer
-def test_the_config_of_a_multi_optimizer_names_public_classes_throughout():
+def test_multi_optimizer_config_names_only_public_classes():
     optimizer = LossScaleOptimizer(multi_optimizer(), initial_scale=2.0**10)
     text = json.dumps(optimizer.get_config())
 
@@ -180,7 +180,7 @@ def test_the_config_of_a_multi_optimizer_names_public_classes_throughout():
 
 
 @pytest.mark.one_backend
-def test_a_registered_inner_optimizer_needs_no_custom_objects():
+def test_registered_inner_optimizer_needs_no_custom_objects():
     optimizer = LossScaleOptimizer(RegisteredSGD(0.05, stride=3))
     for route in CONFIG_ROUTES.values():
         loaded = route(optimizer)
@@ -203,7 +203,7 @@ CUSTOM_ROUTES = {
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("route", CUSTOM_ROUTES.values(), ids=CUSTOM_ROUTES.keys())
-def test_custom_objects_name_unregistered_classes(route):
+def test_unregistered_classes_load_only_with_custom_objects(route):
     optimizer = LossScaleOptimizer(
         UnregisteredSGD(0.05, stride=3), loss_scale=UnregisteredLossScale(64.0)
     )
@@ -222,7 +222,7 @@ def test_custom_objects_name_unregistered_classes(route):
 
 
 @pytest.mark.one_backend
-def test_a_policy_of_the_user_may_be_called_as_one_of_ours():
+def test_custom_policy_may_share_name_of_built_in_policy():
     class Theirs(CountingLossScale):
         pass
 
@@ -235,7 +235,7 @@ def test_a_policy_of_the_user_may_be_called_as_one_of_ours():
 
 
 @pytest.mark.one_backend
-def test_a_subclass_of_ours_comes_back_as_itself():
+def test_registered_subclass_round_trips_as_itself():
     @keras.saving.register_keras_serializable("integration_tests")
     class Subclass(LossScaleOptimizer):
         pass
@@ -255,7 +255,7 @@ def test_a_subclass_of_ours_comes_back_as_itself():
     "class_name", ["LossScaleOptimizer", "lossscaleoptimizer"], ids=str
 )
 @pytest.mark.parametrize("module", ["keras.optimizers", None, "missing"])
-def test_deserialize_reads_every_spelling_of_keras_own_class(class_name, module):
+def test_deserialize_reads_every_spelling_of_keras_wrapper(class_name, module):
     theirs = keras.optimizers.LossScaleOptimizer(momentum_sgd(), 2.0**10, 3)
     config = {"class_name": class_name, "config": theirs.get_config()}
     if module != "missing":
@@ -268,7 +268,7 @@ def test_deserialize_reads_every_spelling_of_keras_own_class(class_name, module)
 
 
 @pytest.mark.one_backend
-def test_deserialize_reads_the_keys_that_old_versions_of_keras_wrote():
+def test_deserialize_reads_keys_of_old_keras_versions():
     theirs = keras.optimizers.LossScaleOptimizer(momentum_sgd())
     config = keras.optimizers.serialize(theirs)
     config["config"].update(weight_decay=None, use_ema=False, ema_momentum=0.99)
@@ -288,7 +288,7 @@ def test_deserialize_reads_other_optimizers_as_keras_does(name):
 
 
 @pytest.mark.in_turn("torch")
-def test_deserialize_reads_classes_that_exist_under_torch_only():
+def test_deserialize_reads_classes_specific_to_torch_backend():
     inner = through_json(keras.optimizers.serialize(keras.optimizers.Adam(0.25)))
     inner["module"] = "keras.src.backend.torch.optimizers.torch_adam"
     inner["registered_name"] = "Adam"
@@ -307,7 +307,7 @@ def test_deserialize_reads_classes_that_exist_under_torch_only():
 
 
 @pytest.mark.one_backend
-def test_deserialize_leaves_a_class_of_the_same_name_alone():
+def test_deserialize_keeps_custom_class_of_same_name():
     class Theirs(keras.optimizers.SGD):
         pass
 
@@ -319,13 +319,13 @@ def test_deserialize_leaves_a_class_of_the_same_name_alone():
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("config", [None, "SGD", {}, {"config": {}}], ids=str)
-def test_deserialize_refuses_what_is_no_config(config):
+def test_deserialize_rejects_invalid_config(config):
     with pytest.raises(ValueError, match="`config` must be the dict"):
         keras_lso.deserialize(config)
 
 
 @pytest.mark.one_backend
-def test_deserialize_refuses_the_config_of_something_else():
+def test_deserialize_rejects_config_of_layer():
     config = keras.saving.serialize_keras_object(layers.Dense(2))
     with pytest.raises(ValueError, match="It describes a Dense"):
         keras_lso.deserialize(config)
@@ -394,7 +394,7 @@ DAMAGED_CONFIGS = {
     DAMAGED_CONFIGS.values(),
     ids=DAMAGED_CONFIGS.keys(),
 )
-def test_a_damaged_config_is_refused_by_name(damage, error, words):
+def test_error_names_damaged_config_entry(damage, error, words):
     config = LossScaleOptimizer(momentum_sgd()).get_config()
     damage(config)
     with pytest.raises(error, match=words):

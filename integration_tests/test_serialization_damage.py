@@ -51,9 +51,7 @@ every_damage = pytest.mark.parametrize(
 
 
 @every_damage
-def test_a_damaged_weights_file_is_refused_and_nothing_half_loaded(
-    damage, words, tmp_path
-):
+def test_damaged_weights_file_is_rejected_without_partial_load(damage, words, tmp_path):
     path = tmp_path / "model.weights.h5"
     trained_model().save_weights(path)
     with h5py.File(path, "r+") as file:
@@ -72,7 +70,7 @@ def test_a_damaged_weights_file_is_refused_and_nothing_half_loaded(
 @pytest.mark.exhaustive
 @every_damage
 @every_loader
-def test_a_damaged_keras_file_is_refused(damage, words, load, tmp_path):
+def test_damaged_keras_file_is_rejected(damage, words, load, tmp_path):
     trained_model().save(tmp_path / "good.keras")
     with zipfile.ZipFile(tmp_path / "good.keras") as good:
         good.extractall(tmp_path)
@@ -87,7 +85,7 @@ def test_a_damaged_keras_file_is_refused(damage, words, load, tmp_path):
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_a_file_with_other_variables_is_skipped_with_a_warning(tmp_path):
+def test_file_with_more_variables_is_skipped_with_warning(tmp_path):
     path = tmp_path / "model.weights.h5"
     trained_model().save_weights(path)
 
@@ -99,7 +97,7 @@ def test_a_file_with_other_variables_is_skipped_with_a_warning(tmp_path):
 
 
 @pytest.mark.in_turn("jax")
-def test_as_many_variables_of_other_shapes_are_refused(tmp_path):
+def test_file_with_same_count_but_other_shapes_is_rejected(tmp_path):
     # Six: those of a bare optimizer with four slots, or of the wrapper of one
     # without any.
     path = tmp_path / "model.weights.h5"

@@ -50,9 +50,7 @@ def config_in(path):
 @pytest.mark.exhaustive
 @every_loader
 @every_policy
-def test_a_keras_file_brings_back_the_model_and_all_state(
-    policy, load, tmp_path, no_warnings
-):
+def test_keras_file_restores_model_and_all_state(policy, load, tmp_path, no_warnings):
     model = trained_model(policy)
     assert int(model.optimizer.skipped_steps) == 2
     model.save(tmp_path / "model.keras")
@@ -66,7 +64,7 @@ def test_a_keras_file_brings_back_the_model_and_all_state(
 
 
 @every_policy
-def test_a_weights_file_brings_back_all_state(policy, tmp_path, no_warnings):
+def test_weights_file_restores_all_state(policy, tmp_path, no_warnings):
     model = trained_model(policy)
     model.save_weights(tmp_path / "model.weights.h5")
 
@@ -77,7 +75,7 @@ def test_a_weights_file_brings_back_all_state(policy, tmp_path, no_warnings):
 
 
 @pytest.mark.in_turn("jax")
-def test_shards_bring_back_all_state(tmp_path, no_warnings):
+def test_sharded_weights_files_restore_all_state(tmp_path, no_warnings):
     model = trained_model("hysteresis")
     model.save_weights(tmp_path / "model.weights.json", max_shard_size=1e-7)
     assert len(list(tmp_path.glob("*.h5"))) > 1
@@ -89,7 +87,7 @@ def test_shards_bring_back_all_state(tmp_path, no_warnings):
 
 @pytest.mark.in_turn("torch")
 @needs_multi_optimizer
-def test_a_multi_optimizer_comes_back_with_all_state(tmp_path, no_warnings):
+def test_multi_optimizer_is_restored_with_all_state(tmp_path, no_warnings):
     model = train(small_model(LossScaleOptimizer(multi_optimizer())))
     model.save(tmp_path / "model.keras")
     model.save_weights(tmp_path / "model.weights.h5")
@@ -107,7 +105,7 @@ def test_a_multi_optimizer_comes_back_with_all_state(tmp_path, no_warnings):
 
 
 @every_loader
-def test_a_file_with_a_registered_inner_optimizer_loads(load, tmp_path, no_warnings):
+def test_file_with_registered_inner_optimizer_loads(load, tmp_path, no_warnings):
     model = built_model(LossScaleOptimizer(RegisteredSGD(0.05, momentum=0.9, stride=3)))
     model.save(tmp_path / "model.keras")
     loaded = load(tmp_path / "model.keras")
@@ -117,7 +115,7 @@ def test_a_file_with_a_registered_inner_optimizer_loads(load, tmp_path, no_warni
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_a_file_with_unregistered_classes_loads_by_custom_objects(
+def test_file_with_unregistered_classes_loads_with_custom_objects(
     tmp_path, no_warnings
 ):
     optimizer = LossScaleOptimizer(
@@ -142,7 +140,7 @@ def sgd_model(momentum=0.0):
 
 @pytest.mark.in_turn("jax")
 @pytest.mark.filterwarnings("error::UserWarning")
-def test_the_state_of_an_optimizer_without_slots_is_loaded_before_it_is_built(tmp_path):
+def test_state_without_slots_loads_before_optimizer_is_built(tmp_path):
     # It has all of its variables already, the loss scale's among them.
     model = train(sgd_model(), epochs=1)
     model.save_weights(tmp_path / "model.weights.h5")
@@ -156,7 +154,7 @@ def test_the_state_of_an_optimizer_without_slots_is_loaded_before_it_is_built(tm
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_weights_without_a_built_optimizer_load_as_keras_loads_them(tmp_path):
+def test_weights_file_loads_into_unbuilt_optimizer_as_in_keras(tmp_path):
     # With more variables than it has, the file must not be taken for that of another
     # class or policy.
     model = train(sgd_model(0.9), epochs=1)
@@ -171,7 +169,7 @@ def test_weights_without_a_built_optimizer_load_as_keras_loads_them(tmp_path):
 
 
 @pytest.mark.in_turn("torch")
-def test_bare_weights_without_a_built_optimizer_load_as_keras_loads_them(tmp_path):
+def test_bare_weights_file_loads_into_unbuilt_optimizer_as_in_keras(tmp_path):
     # Two slots and two variables of its own: as many as an unbuilt wrapper has.
     def dense(optimizer):
         model = keras.Sequential([keras.Input((4,)), layers.Dense(2)])
@@ -198,9 +196,7 @@ def test_bare_weights_without_a_built_optimizer_load_as_keras_loads_them(tmp_pat
 # save models of their own.
 @every_loader
 @pytest.mark.parametrize("policy", ["default", "fixed", "hysteresis", "user's own"])
-def test_a_legacy_h5_file_brings_back_the_model_and_the_config(
-    policy, load, tmp_path, no_warnings
-):
+def test_legacy_h5_file_restores_model_and_config(policy, load, tmp_path, no_warnings):
     optimizer = LossScaleOptimizer(momentum_sgd(), **POLICIES[policy]())
     model = built_model(optimizer)
     model.save(tmp_path / "model.h5")
@@ -214,7 +210,7 @@ def test_a_legacy_h5_file_brings_back_the_model_and_the_config(
 
 
 @pytest.mark.in_turn("torch")
-def test_a_model_from_a_legacy_h5_file_trains_once_compiled(tmp_path, no_warnings):
+def test_model_from_legacy_h5_file_trains_once_compiled(tmp_path, no_warnings):
     model = built_model(LossScaleOptimizer(momentum_sgd()))
     model.save(tmp_path / "model.h5")
     loaded = keras_lso.load_model(tmp_path / "model.h5", compile=False)

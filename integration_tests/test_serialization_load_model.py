@@ -39,7 +39,7 @@ def set_dtype_policy():
 
 
 @pytest.mark.parametrize("policy_on_loading", ["mixed_float16", "float32"])
-def test_load_model_adopts_what_keras_wrapped_by_itself(
+def test_load_model_replaces_wrapper_that_keras_added(
     policy_on_loading, set_dtype_policy, tmp_path, no_warnings
 ):
     # The file's config names the bare optimizer; its state is that of the wrapper.
@@ -60,7 +60,7 @@ def test_load_model_adopts_what_keras_wrapped_by_itself(
 
 
 @pytest.mark.in_turn("torch")
-def test_load_model_leaves_the_file_alone(tmp_path):
+def test_load_model_leaves_file_unchanged(tmp_path):
     path = tmp_path / "model.keras"
     built_model(keras_wrapper()).save(path)
     before = path.read_bytes()
@@ -70,7 +70,7 @@ def test_load_model_leaves_the_file_alone(tmp_path):
 
 
 @pytest.mark.in_turn("jax")
-def test_load_model_takes_a_text_path(tmp_path):
+def test_load_model_accepts_path_as_string(tmp_path):
     model = built_model(keras_wrapper())
     model.save(tmp_path / "model.keras")
     loaded = keras_lso.load_model(str(tmp_path / "model.keras"))
@@ -79,7 +79,7 @@ def test_load_model_takes_a_text_path(tmp_path):
 
 
 @pytest.mark.parametrize("wrap", [keras_wrapper, LossScaleOptimizer, lambda o: o])
-def test_load_model_need_not_compile(wrap, tmp_path, no_warnings):
+def test_load_model_accepts_compile_false(wrap, tmp_path, no_warnings):
     model = built_model(wrap(momentum_sgd()))
     model.save(tmp_path / "model.keras")
     loaded = keras_lso.load_model(tmp_path / "model.keras", compile=False)
@@ -88,7 +88,7 @@ def test_load_model_need_not_compile(wrap, tmp_path, no_warnings):
 
 
 @pytest.mark.one_backend
-def test_load_model_reads_a_model_that_was_never_compiled(tmp_path, no_warnings):
+def test_load_model_reads_uncompiled_model(tmp_path, no_warnings):
     model = small_model()
     model.save(tmp_path / "model.keras")
     loaded = keras_lso.load_model(tmp_path / "model.keras")
@@ -97,7 +97,7 @@ def test_load_model_reads_a_model_that_was_never_compiled(tmp_path, no_warnings)
 
 
 @pytest.mark.in_turn("jax")
-def test_load_model_reads_a_file_with_nothing_to_adopt(tmp_path, no_warnings):
+def test_load_model_keeps_optimizer_without_loss_scaling(tmp_path, no_warnings):
     model = built_model(keras.optimizers.Adam(), dtype="float32")
     model.save(tmp_path / "model.keras")
     loaded = keras_lso.load_model(tmp_path / "model.keras")
@@ -107,7 +107,7 @@ def test_load_model_reads_a_file_with_nothing_to_adopt(tmp_path, no_warnings):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("name", ["missing.keras", "text.keras", "text.txt"])
-def test_load_model_refuses_in_keras_own_words(name, tmp_path):
+def test_load_model_raises_same_errors_as_keras(name, tmp_path):
     for text in ("text.keras", "text.txt"):
         (tmp_path / text).write_text("This is no model.")
     messages = []
@@ -119,7 +119,7 @@ def test_load_model_refuses_in_keras_own_words(name, tmp_path):
 
 
 @pytest.mark.parametrize("wrap", [keras_wrapper, LossScaleOptimizer])
-def test_load_model_refuses_code_unless_told_otherwise(wrap, tmp_path):
+def test_load_model_rejects_lambda_unless_safe_mode_is_off(wrap, tmp_path):
     model = built_model(
         wrap(momentum_sgd()), extra_layers=[layers.Lambda(lambda x: x * 2)]
     )
@@ -137,7 +137,7 @@ def test_load_model_refuses_code_unless_told_otherwise(wrap, tmp_path):
 
 
 @pytest.mark.in_turn("jax")
-def test_load_model_passes_custom_objects_on(tmp_path, no_warnings):
+def test_load_model_passes_custom_objects_to_inner_optimizer(tmp_path, no_warnings):
     model = built_model(keras_wrapper(UnregisteredSGD(0.05, momentum=0.9)))
     model.save(tmp_path / "model.keras")
     loaded = keras_lso.load_model(tmp_path / "model.keras", custom_objects=UNREGISTERED)
@@ -147,7 +147,7 @@ def test_load_model_passes_custom_objects_on(tmp_path, no_warnings):
 
 
 @pytest.mark.in_turn("jax")
-def test_load_model_adopts_no_class_that_custom_objects_name(tmp_path, no_warnings):
+def test_load_model_prefers_custom_object_to_class_of_same_name(tmp_path, no_warnings):
     own = type("LARS", (keras.optimizers.SGD,), {})
     model = small_model(own(0.05))
     model.save(tmp_path / "saved.keras")
@@ -171,7 +171,7 @@ def test_load_model_adopts_no_class_that_custom_objects_name(tmp_path, no_warnin
 
 
 @pytest.mark.in_turn("jax")
-def test_load_model_says_what_it_does_not_replace(tmp_path):
+def test_load_model_warns_that_wrapper_in_folder_is_not_replaced(tmp_path):
     model = small_model(keras_wrapper())
     model.save(tmp_path / "folder", zipped=False)
     with pytest.warns(UserWarning, match="Only in a `.keras` or `.h5` file"):
@@ -198,7 +198,7 @@ class WithVocabulary(layers.Layer):
 
 
 @pytest.mark.in_turn("torch")
-def test_load_model_carries_all_that_is_in_the_archive(tmp_path, no_warnings):
+def test_load_model_keeps_assets_of_archive(tmp_path, no_warnings):
     layer = WithVocabulary()
     model = built_model(keras_wrapper(), extra_layers=[layer])
     layer.words = "loss scale " * 1000

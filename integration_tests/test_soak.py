@@ -7,7 +7,7 @@ import pytest
 from integration_tests import soak
 
 
-def test_a_thousand_steps_are_the_models_and_nothing_grows():
+def test_thousand_steps_match_model_without_growth():
     result = soak.soak(1000)
     assert 20 < result.skipped < 80
     # Up and down, from bound to bound.
@@ -21,7 +21,7 @@ def test_a_thousand_steps_are_the_models_and_nothing_grows():
 
 # It is the comparison that is tried, which is NumPy's on each of them.
 @pytest.mark.default_backend("torch")
-def test_a_drift_of_the_counters_is_found(monkeypatch):
+def test_soak_detects_drift_of_counters(monkeypatch):
     step = soak.Model.step
 
     def step_off_by_one(model, finite):
@@ -37,7 +37,7 @@ def test_a_drift_of_the_counters_is_found(monkeypatch):
 @pytest.mark.parametrize(
     "growth", [{"objects": 9_000}, {"bytes": 90_000 * 500 // 10}, {"arrays": 1}]
 )
-def test_growth_is_found(growth):
+def test_soak_detects_growth_of_memory_and_objects(growth):
     start = soak.Footprint(bytes=400 * 2**20, objects=250_000, arrays=12)
     more = {name: getattr(start, name) + by for name, by in growth.items()}
     end = dataclasses.replace(start, **more)

@@ -52,7 +52,7 @@ def trained_by_numpy(x, y):
 
 
 @pytest.mark.parametrize("mode", ON_PYTORCH if BACKEND == "torch" else MODES, ids=str)
-def test_a_spike_is_skipped_and_leaves_the_loss_scale(mode):
+def test_fit_skips_spike_and_leaves_loss_scale_unchanged(mode):
     x, y = make_data()
     inner = keras.optimizers.SGD(RATE)
     optimizer = keras_lso.LossScaleOptimizer(

@@ -97,7 +97,7 @@ def statistics_of(model):
 
 
 @pytest.mark.parametrize("wrap", [keras_own, ours], ids=["Keras's", "ours"])
-def test_without_protection_validation_is_nan_for_ever(wrap, data):
+def test_unprotected_statistics_keep_validation_loss_nan(wrap, data):
     x, y = data
     model = compile_(make_model(), wrap)
     fit(model, with_overflows(x), y)
@@ -120,7 +120,7 @@ def test_without_protection_validation_is_nan_for_ever(wrap, data):
         for mode in MODES
     ],
 )
-def test_a_skipped_batch_leaves_the_model_as_if_there_were_none(mode, data, bits):
+def test_protected_model_matches_run_without_skipped_batches(mode, data, bits):
     x, y = data
     model = compile_(make_model(), **MODES[mode])
     keras_lso.protect_statistics(model)
@@ -134,7 +134,7 @@ def test_a_skipped_batch_leaves_the_model_as_if_there_were_none(mode, data, bits
     assert bits(model.weights) == bits(twin.weights)
 
 
-def test_a_protected_model_trains_as_an_unprotected_one(data, values):
+def test_protected_model_trains_like_unprotected_model(data, values):
     trained = []
     for protect in (lambda model: model, keras_lso.protect_statistics):
         model = protect(compile_(make_model()))
@@ -145,7 +145,7 @@ def test_a_protected_model_trains_as_an_unprotected_one(data, values):
         np.testing.assert_allclose(actual, expected, rtol=2.0**-10, atol=2.0**-12)
 
 
-def test_a_step_of_which_only_the_gradients_overflow_is_restored_too(data):
+def test_overflow_in_gradients_only_restores_finite_statistics(data):
     """At a scale that begins too high. The statistics would be finite."""
     x, y = data
     model = make_model()

@@ -108,7 +108,7 @@ def events_in(folder):
     }
 
 
-def test_a_long_epoch_is_on_record_step_by_step(tmp_path, monkeypatch):
+def test_step_record_holds_each_step_of_long_epoch_once(tmp_path, monkeypatch):
     """More steps than the ring holds, in two epochs: each is there once."""
     reads = []
     read = keras_lso.LossScaleOptimizer.read_record
@@ -140,7 +140,7 @@ def test_a_long_epoch_is_on_record_step_by_step(tmp_path, monkeypatch):
     ids=str,
 )
 @pytest.mark.in_turn("tensorflow")
-def test_however_tensorflow_compiles_steps_are_on_record(mode, monkeypatch):
+def test_step_record_is_complete_in_each_tensorflow_mode(mode, monkeypatch):
     monkeypatch.setattr(module, "_LENGTH", 8)
     data = make_data(14, overflows=[2])
     history = fit(make_model(**mode), data, StepRecord(), epochs=2)
@@ -152,7 +152,7 @@ def test_however_tensorflow_compiles_steps_are_on_record(mode, monkeypatch):
     "mode", [{"jit_compile": True, "steps_per_execution": 4}, {"run_eagerly": True}]
 )
 @pytest.mark.in_turn("jax")
-def test_however_jax_compiles_steps_are_on_record(mode, monkeypatch):
+def test_step_record_is_complete_in_each_jax_mode(mode, monkeypatch):
     monkeypatch.setattr(module, "_LENGTH", 8)
     data = make_data(14, overflows=[2])
     history = fit(make_model(**mode), data, StepRecord(), epochs=2)
@@ -162,7 +162,7 @@ def test_however_jax_compiles_steps_are_on_record(mode, monkeypatch):
 
 @pytest.mark.parametrize("name", ["steps.jsonl", "steps.json", "steps.csv", "logs"])
 @pytest.mark.in_turn
-def test_files_hold_the_numbers_of_the_history(name, tmp_path):
+def test_record_files_hold_numbers_of_history(name, tmp_path):
     policy = keras_lso.loss_scales.LogMaxLossScale()
     inner = keras.optimizers.SGD(SCHEDULE)
     model = make_model(keras_lso.LossScaleOptimizer(inner, loss_scale=policy))
@@ -193,7 +193,7 @@ def test_files_hold_the_numbers_of_the_history(name, tmp_path):
 
 
 @pytest.mark.in_turn("torch")
-def test_of_so_many_steps_one_is_written_and_each_that_was_skipped(tmp_path):
+def test_record_with_every_writes_each_nth_and_each_skipped_step(tmp_path):
     data = make_data(10, overflows=[1, 3])
     callback = StepRecord(tmp_path / "a.csv", tmp_path / "logs", every=4)
     history = fit(make_model(), data, callback)
@@ -204,7 +204,7 @@ def test_of_so_many_steps_one_is_written_and_each_that_was_skipped(tmp_path):
 
 
 @pytest.mark.in_turn("torch")
-def test_micro_batches_are_no_skipped_steps(tmp_path):
+def test_micro_batches_are_not_recorded_as_skipped(tmp_path):
     inner = keras.optimizers.SGD(0.01, gradient_accumulation_steps=2)
     model = make_model(keras_lso.LossScaleOptimizer(inner))
     fit(model, make_data(6), StepRecord(tmp_path / "a.csv", tmp_path, every=3))
@@ -219,7 +219,7 @@ def test_micro_batches_are_no_skipped_steps(tmp_path):
 
 @pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
 @pytest.mark.one_backend
-def test_a_line_that_was_not_finished_is_removed(name, tmp_path):
+def test_unfinished_line_of_record_is_removed(name, tmp_path):
     """As of a process that was killed while it wrote."""
     path, model = tmp_path / name, make_model()
     fit(model, make_data(3), StepRecord(path))
@@ -236,7 +236,7 @@ def test_a_line_that_was_not_finished_is_removed(name, tmp_path):
     "name, content", [("a.jsonl", ""), ("a.csv", ""), ("a.csv", ",".join(COLUMNS))]
 )
 @pytest.mark.one_backend
-def test_a_file_without_steps_is_begun(name, content, tmp_path):
+def test_record_starts_in_file_without_steps(name, content, tmp_path):
     (tmp_path / name).write_text(content)
     fit(make_model(), make_data(2), StepRecord(tmp_path / name))
     assert RecordFile(tmp_path / name).read()["step"].tolist() == [1, 2]
@@ -254,7 +254,7 @@ def test_a_file_without_steps_is_begun(name, content, tmp_path):
     ],
 )
 @pytest.mark.one_backend
-def test_a_file_of_something_else_is_refused_before_training(name, content, tmp_path):
+def test_foreign_record_file_is_rejected_before_training(name, content, tmp_path):
     path, model = tmp_path / name, make_model()
     path.write_text(content)
     with pytest.raises(ValueError, match="The file is not a record of steps"):
@@ -264,7 +264,7 @@ def test_a_file_of_something_else_is_refused_before_training(name, content, tmp_
 
 
 @pytest.mark.one_backend
-def test_of_a_step_that_was_made_twice_the_last_one_counts(tmp_path):
+def test_record_keeps_last_entry_of_repeated_step(tmp_path):
     path, model = tmp_path / "a.jsonl", make_model()
     fit(model, make_data(4), StepRecord(path))
     model.save(tmp_path / "model.keras")
@@ -282,7 +282,7 @@ def test_of_a_step_that_was_made_twice_the_last_one_counts(tmp_path):
 
 
 @pytest.mark.one_backend
-def test_a_line_is_an_object_with_null_for_what_is_not_known(tmp_path):
+def test_record_line_has_null_for_unknown_values(tmp_path):
     data = make_data(2, overflows=[1])
     for name in ("a.jsonl", "a.csv"):
         fit(make_model(), data, StepRecord(tmp_path / name))
@@ -315,13 +315,13 @@ def test_a_line_is_an_object_with_null_for_what_is_not_known(tmp_path):
         ({"every": 1.5}, "`every` must"),
     ],
 )
-def test_arguments_are_checked(arguments, message):
+def test_step_record_rejects_invalid_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         StepRecord(**arguments)
 
 
 @pytest.mark.one_backend
-def test_other_optimizers_are_refused(tmp_path):
+def test_step_record_rejects_other_optimizers(tmp_path):
     path = tmp_path / "a.csv"
     model = make_model(keras.optimizers.SGD(0.01))
     with pytest.raises(ValueError, match="StepRecord needs a model that was compiled"):
@@ -352,9 +352,7 @@ class Twice(keras.Sequential):
     # The callback counts batches, and reads before the fifth and the ninth.
     [(2, 4, 0), (4, 4, 4), (9, 4, 8), (9, 8, 0)],
 )
-def test_steps_that_were_lost_are_told_once(
-    batches, length, missing, monkeypatch, recwarn
-):
+def test_lost_steps_warn_once(batches, length, missing, monkeypatch, recwarn):
     monkeypatch.setattr(module, "_LENGTH", 4)
     model = Twice([keras.Input((3,)), keras.layers.Dense(1)])
     optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.01))
@@ -370,7 +368,7 @@ def test_steps_that_were_lost_are_told_once(
         assert "with a length of 4 times" in messages[0]
 
 
-def test_a_model_that_was_trained_before_is_compiled_once_more():
+def test_step_record_works_with_previously_trained_model():
     model, data = make_model(), make_data(3)
     fit(model, data)
     record = joined(fit(model, data, StepRecord())["step_record"])
@@ -378,7 +376,7 @@ def test_a_model_that_was_trained_before_is_compiled_once_more():
 
 
 @pytest.mark.one_backend
-def test_what_was_trained_before_fit_is_not_on_record():
+def test_steps_before_fit_are_not_on_record():
     model = make_model()
     model.optimizer.record_steps(600)
     data = make_data(3)

@@ -103,7 +103,7 @@ def model():
 
 
 @pytest.mark.parametrize("cls, known, options", CASES.values(), ids=CASES)
-def test_fit_takes_the_steps_of_the_subclass(
+def test_fit_takes_steps_of_subclassed_optimizer(
     cls, known, options, model, fit, with_overflows, values, assert_close
 ):
     inner = cls(RATE, **options)

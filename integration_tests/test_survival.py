@@ -35,7 +35,7 @@ def repeated(data, batches):
     return tuple(np.concatenate([a] * (batches // len(a) + 1))[:batches] for a in data)
 
 
-def test_training_goes_on_after_400_overflows_in_a_row(
+def test_training_recovers_after_400_consecutive_overflows(
     make_model, data, fit, make_recorder
 ):
     x, y = repeated(data, 480)
@@ -64,7 +64,7 @@ def test_training_goes_on_after_400_overflows_in_a_row(
     assert model.evaluate(*data, verbose=0) < 0.5 * before
 
 
-def test_training_goes_on_after_400_growth_periods_of_zero_gradients(
+def test_training_recovers_after_400_growth_periods_of_zero_gradients(
     make_model, data, fit, make_recorder
 ):
     x, y = repeated(data, 480)
@@ -138,7 +138,7 @@ def make_fragile(variables):
 
 @pytest.mark.parametrize("bad", [INF, -INF, float("nan")])
 @pytest.mark.parametrize("inner", SKIPPING)
-def test_a_skipped_apply_changes_nothing(inner, bad, bits):
+def test_skipped_apply_changes_no_variable(inner, bad, bits):
     optimizer = keras_lso.LossScaleOptimizer(SKIPPING[inner]())
     variables = [keras.Variable(FRAGILE), keras.Variable(FRAGILE.reshape(2, 4))]
     optimizer.build(variables)
@@ -155,7 +155,7 @@ def test_a_skipped_apply_changes_nothing(inner, bad, bits):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("compile_options", COMPILE)
 @pytest.mark.parametrize("inner", ["momentum", "Adam", "EMA that overwrites"])
-def test_a_skipped_step_of_fit_changes_nothing(
+def test_skipped_train_step_changes_no_variable(
     inner, compile_options, make_model, data, bits
 ):
     x, y = (array[:8] for array in data)
@@ -176,7 +176,7 @@ def test_a_skipped_step_of_fit_changes_nothing(
 
 
 @pytest.mark.parametrize("compile_options", COMPILE)
-def test_scale_counters_and_skips_are_those_of_keras(
+def test_scale_counter_and_skips_match_keras_wrapper(
     compile_options, make_model, data, fit, make_recorder, assert_close
 ):
     # The same batch fifteen times; three are given an infinite weight.
@@ -290,14 +290,14 @@ def weights_wrapped(how, name):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("how", TRAIN)
-def test_the_weights_are_those_of_the_inner_optimizer(how, name, assert_close):
+def test_weights_match_bare_inner_optimizer(how, name, assert_close):
     assert_close(weights_wrapped(how, name), weights_alone(how, name), share=1e-6)
 
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("how", TRAIN)
-def test_on_the_generic_path_they_are_so_bitwise(how, name):
+def test_weights_on_generic_path_are_bitwise_equal_to_inner_optimizer(how, name):
     with kernels(are_on=False) as kernels_were_taken:
         wrapped = weights_wrapped(how, name)
     assert not kernels_were_taken()

@@ -113,7 +113,7 @@ def make_script(growth):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("growth", [1, 3, 50])
 @pytest.mark.parametrize("multiplier", [2.0, 4.0, 3.0, 1.1])
-def test_a_dynamic_scale(multiplier, growth, original):
+def test_dynamic_scale_matches_tf1(multiplier, growth, original):
     arguments = multiplier**10, growth, multiplier
     script = make_script(growth)
 
@@ -144,7 +144,7 @@ def test_a_dynamic_scale(multiplier, growth, original):
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_a_dynamic_scale_with_the_defaults(original):
+def test_dynamic_scale_with_defaults_matches_tf1(original):
     names = ("initial_loss_scale", "increment_period", "multiplier")
     values = 1.0, 1.0, 1.0, np.inf
 
@@ -191,7 +191,7 @@ def their_scales(arguments, value, steps=3):
 
 
 @pytest.mark.in_turn("jax")
-def test_the_floor_is_lower(original):
+def test_dynamic_scale_falls_below_floor_of_tf1(original):
     arguments = 2.0, 3, 2.0
     assert original(lambda: their_scales(arguments, np.inf)) == [1.0, 1.0, 1.0]
     ours = loss_scales.DynamicLossScale(*arguments)
@@ -199,7 +199,7 @@ def test_the_floor_is_lower(original):
 
 
 @pytest.mark.parametrize("multiplier, top", [(2.0, 2.0**127), (3.0, 3 * 2.0**126)])
-def test_the_top_of_float32(multiplier, top, original):
+def test_dynamic_scale_stops_where_its_inverse_stays_normal(multiplier, top, original):
     """TF1 leaves the scale where it is; ours has a normal number as its inverse."""
     arguments = 2.0**126, 1, multiplier
     assert original(lambda: their_scales(arguments, 1.0)) == [top, top, top]
@@ -208,7 +208,7 @@ def test_the_top_of_float32(multiplier, top, original):
 
 
 @pytest.mark.parametrize("value", [1.0, 128, 1000.5])
-def test_a_fixed_scale(value, original):
+def test_fixed_scale_matches_tf1_but_skips_overflow(value, original):
     grads = 1.0, np.inf, None
 
     def run():
@@ -245,7 +245,7 @@ CONFIGS = {
 @pytest.mark.parametrize(
     "name, arguments", [(name, a) for name, several in CONFIGS.items() for a in several]
 )
-def test_configs_go_both_ways(name, arguments, original):
+def test_loss_scale_configs_round_trip_with_tf1(name, arguments, original):
     def run():
         cls = getattr(tf1(), name)
         config = cls(**arguments).get_config()

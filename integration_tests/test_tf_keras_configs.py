@@ -73,7 +73,7 @@ WRITERS = [
 ]
 
 
-def test_all_classes_are_here(theirs):
+def test_optimizer_classes_of_tf_keras_are_all_covered(theirs):
     assert theirs("names") == {w: sorted(names) for w, names in CLASSES.items()}
 
 
@@ -83,7 +83,7 @@ def test_all_classes_are_here(theirs):
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("in_file", [False, True])
 @pytest.mark.parametrize("writer, name", WRITERS)
-def test_hyperparameters(writer, name, in_file, trained, theirs):
+def test_hyperparameters_match_tf_keras(writer, name, in_file, trained, theirs):
     record = f"{writer} {name}{' in training' if trained else ''}"
     written = theirs("optimizer", writer, name, trained, record=record)
     for config in written["written"]:
@@ -99,7 +99,7 @@ def test_hyperparameters(writer, name, in_file, trained, theirs):
 @pytest.mark.parametrize(
     "writer, name", [p for p in WRITERS if p.values[0] != "new" and "Nadam" not in p.id]
 )
-def test_decay(writer, name, trained, theirs):
+def test_decay_gives_rates_of_tf_keras(writer, name, trained, theirs):
     written = theirs("optimizer", writer, name, trained, decay=0.25)
     expected = theirs(
         "rates_of_a_decay", writer, name, 0.25, record=f"decay of {writer} {name}"
@@ -125,7 +125,7 @@ def test_decay(writer, name, trained, theirs):
         "CosineDecayRestarts",
     ],
 )
-def test_schedules(writer, kind, theirs):
+def test_schedules_give_rates_of_tf_keras(writer, kind, theirs):
     schedule = theirs("schedule", writer, kind)
     for written in schedule["optimizers"]:
         for config in written["written"]:
@@ -148,7 +148,7 @@ SCALES = {
 
 @pytest.mark.parametrize("kind", SCALES)
 @pytest.mark.parametrize("writer", CLASSES)
-def test_loss_scale_optimizers(writer, kind, theirs):
+def test_loss_scale_optimizer_config_of_tf_keras_loads(writer, kind, theirs):
     arguments, (scale, growth_steps) = SCALES[kind]
     inner, wrapper = theirs("wrapper", writer, **arguments)
     for config in wrapper["written"]:
@@ -171,7 +171,7 @@ OLD_SCALES = {"dynamic": (2.0**15, 2000), "fixed": (64.0, None), **POLICIES}
 
 
 @pytest.mark.parametrize("kind", OLD_SCALES)
-def test_the_experimental_class_of_tensorflow(kind, theirs):
+def test_config_of_experimental_class_of_tensorflow_loads(kind, theirs):
     scale, growth_steps = OLD_SCALES[kind]
     inner, wrapper = theirs("experimental", kind)
     [config] = wrapper["written"]
@@ -188,7 +188,7 @@ def test_the_experimental_class_of_tensorflow(kind, theirs):
 
 
 @pytest.mark.parametrize("kind", POLICIES)
-def test_the_policies_of_tf1_are_read_from_their_configs(kind, theirs):
+def test_config_with_tf1_loss_scale_policy_loads(kind, theirs):
     """The form of TensorFlow 2.0 to 2.3: the policy's own config inside."""
     scale, growth_steps = POLICIES[kind]
     config, their_scale = theirs("of_2_0", kind)

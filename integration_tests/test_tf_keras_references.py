@@ -364,7 +364,7 @@ def split_cases(table, **marks):
     "family, name, growth",
     [*split_cases(CASES), *split_cases(MORE_CASES, marks=pytest.mark.full)],
 )
-def test_a_dynamic_scale(family, name, growth, original):
+def test_optimizer_with_dynamic_scale_matches_original(family, name, growth, original):
     scale = {"dynamic_growth_steps": int(growth)}
     all_rows = name in LAZY and family is not TFKeras
     script = make_script(int(growth), all_rows)
@@ -380,7 +380,7 @@ SQUARES_EACH = pytest.mark.xfail(
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("name", ["momentum", pytest.param("adam", marks=SQUARES_EACH)])
-def test_a_row_that_is_named_twice_gets_the_sum(family, name, original):
+def test_repeated_sparse_row_gets_sum_as_in_original(family, name, original):
     values = np.array([[1, 2], [3, 4], [5, 6]], "float32")
     _, grads = constant_step(1.0)
     grads["table"] = Rows(values, np.array([1, 4, 1]), SHAPES["table"])
@@ -391,7 +391,7 @@ def test_a_row_that_is_named_twice_gets_the_sum(family, name, original):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_fixed_scale(family, original):
+def test_optimizer_with_fixed_scale_matches_original(family, original):
     scale = {"dynamic": False, "initial_scale": 128.0}
     # With inf and NaN the originals go on, see below.
     script = make_script(growth=3, all_rows=True, overflows=False)
@@ -408,7 +408,7 @@ def test_a_fixed_scale(family, original):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("method", ["minimize", "minimize_by_hand"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_loss_that_overflows(family, method, original):
+def test_minimize_of_overflowing_loss_matches_original(family, method, original):
     diary = original(theirs("minimize_distances", family, method, targets()))
     ours = family("exact", {"w": np.zeros(4, "float32")}, dynamic_growth_steps=3)
     reference = Reference(diary, share=0.0)
@@ -449,7 +449,7 @@ def their_scales(diary):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_scale_falls_below_1_where_the_originals_stop(family, original):
+def test_scale_falls_below_one_where_originals_stop(family, original):
     scale = dict(initial_scale=4.0, dynamic_growth_steps=2)
     script = 18 * [OVERFLOW]
     diary = original(theirs("take_steps", family, "sgd", script, **scale))
@@ -463,7 +463,7 @@ def test_the_scale_falls_below_1_where_the_originals_stop(family, original):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_min_scale_gives_back_the_floor_of_the_originals(family, original):
+def test_min_scale_of_one_restores_floor_of_originals(family, original):
     """That is the guide's word for it."""
     scale = dict(initial_scale=4.0, dynamic_growth_steps=2)
     script = [*3 * [OVERFLOW], ONES, OVERFLOW, OVERFLOW, ONES, ONES]
@@ -474,7 +474,7 @@ def test_min_scale_gives_back_the_floor_of_the_originals(family, original):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_scale_stops_at_2_to_the_24_where_the_originals_go_on(family, original):
+def test_scale_stops_at_2_to_the_24_unlike_originals(family, original):
     scale = dict(initial_scale=2.0**22, dynamic_growth_steps=1)
     script = 3 * [ONES]
     diary = original(theirs("take_steps", family, "sgd", script, **scale))
@@ -486,7 +486,7 @@ def test_the_scale_stops_at_2_to_the_24_where_the_originals_go_on(family, origin
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_highest_scale_is_half_of_theirs(family, original):
+def test_highest_scale_is_half_of_highest_scale_of_originals(family, original):
     """The inverse of theirs is no normal number, which compilers take for 0."""
     scale = dict(initial_scale=2.0**125, dynamic_growth_steps=1)
     script = 3 * [ONES]
@@ -497,7 +497,7 @@ def test_the_highest_scale_is_half_of_theirs(family, original):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_fixed_scale_skips_what_the_originals_apply(family, original):
+def test_fixed_scale_skips_overflow_that_originals_apply(family, original):
     script = [ONES, OVERFLOW]
     options = dict(uncount=False, dynamic=False)
     diary = original(theirs("take_steps", family, "sgd", script, **options))
@@ -511,7 +511,7 @@ def test_a_fixed_scale_skips_what_the_originals_apply(family, original):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_skipped_step_counts_in_tf_keras_only(family, original):
+def test_skipped_step_counts_as_iteration_only_in_tf_keras(family, original):
     """So its Adam goes on with another bias correction, and schedules move on."""
     script = 3 * [OVERFLOW, ONES]
     # At the last step only: before the first that is applied they have no slots.
@@ -537,7 +537,7 @@ def test_a_skipped_step_counts_in_tf_keras_only(family, original):
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_gradients_that_are_all_none_are_refused(family, original):
+def test_gradients_that_are_all_none_are_rejected_as_in_originals(family, original):
     message = "No gradients provided for any variable"
     error, iterations = original(theirs("refusal_of_no_gradients", family))
     assert message in error

@@ -43,7 +43,7 @@ def trained_by_us(torch, gradients):
     return weight.value
 
 
-def test_weights_have_the_mean_and_the_variance_of_torchaos():
+def test_stochastic_rounding_matches_mean_and_variance_of_torchao():
     import torch
 
     torch.manual_seed(0)

@@ -93,7 +93,7 @@ def check(paths, folder):
 
 
 @pytest.mark.one_backend
-def test_the_examples_and_pages_have_the_types_of_the_package(tmp_path):
+def test_mypy_accepts_examples_and_pages_and_reports_wrong_types(tmp_path):
     examples = sorted((ROOT / "examples").glob("*.py"))
     wrong = tmp_path / "a_wrong_program.py"
     wrong.write_text(

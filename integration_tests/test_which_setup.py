@@ -27,7 +27,7 @@ def code_lines(block):
     return [line for line in lines if not line.startswith(("import ", "from "))]
 
 
-def test_each_row_leads_to_code_and_all_code_has_a_row():
+def test_each_table_row_links_to_code_and_all_code_has_row():
     links = [link for row in rows() for link in re.findall(r"\]\((\S+)\)", row[-1])]
     # But for the row that leads to the next table.
     assert len(links) == len(rows()) - 1
@@ -41,12 +41,12 @@ def test_each_row_leads_to_code_and_all_code_has_a_row():
             assert anchor in headings, link
 
 
-def test_no_row_is_there_twice():
+def test_table_rows_are_unique():
     cells = [tuple(row[:-1]) for row in rows()]
     assert len(set(cells)) == len(cells)
 
 
-def test_each_section_is_a_few_lines():
+def test_each_section_has_few_lines_of_code():
     counts = {b.heading: len(code_lines(b)) for b in blocks_of(PAGE)}
     # JAX's step has a function of its own for the loss.
     assert counts.pop("A loop on JAX") <= 11

@@ -67,14 +67,14 @@ def without_modules(config):
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_there_are_files_of_every_class():
+def test_stored_files_cover_every_optimizer():
     names = {path.stem for path in FILES}
     assert names == set(write.OPTIMIZERS)
 
 
 @needs_their_keras
 @every_file
-def test_a_file_is_the_same_once_it_was_loaded_and_saved(path, tmp_path):
+def test_file_of_previous_version_round_trips(path, tmp_path):
     config, arrays = read_archive(path)
     if path.stem == "experimental":
         # It comes back as the class in its place, as in TensorFlow.
@@ -92,7 +92,7 @@ def test_a_file_is_the_same_once_it_was_loaded_and_saved(path, tmp_path):
 
 @needs_their_keras
 @every_file
-def test_training_goes_on_from_a_file(path):
+def test_training_resumes_from_file_of_previous_version(path):
     model = keras_lso.load_model(path)
     model.train_on_batch(write.X, write.Y)
     expected = np.load(path.with_name("after_one_more_step.npz"))
@@ -110,7 +110,7 @@ def test_training_goes_on_from_a_file(path):
 )
 @pytest.mark.default_backend("tensorflow")
 @pytest.mark.parametrize("name", ["default", "log_max"])
-def test_a_checkpoint_restores_all_of_the_state(name):
+def test_checkpoint_of_previous_version_restores_all_state(name):
     import tensorflow as tf
 
     path = HERE / f"{name}.checkpoint"
@@ -126,7 +126,7 @@ def test_a_checkpoint_restores_all_of_the_state(name):
 
 
 @pytest.mark.parametrize("name", write.SCHEDULES)
-def test_the_config_of_a_schedule_is_the_same_once_it_was_read(name):
+def test_schedule_config_of_previous_version_round_trips(name):
     schedule = keras.saving.deserialize_keras_object(CONFIGS[name])
     assert isinstance(schedule, keras.optimizers.schedules.LearningRateSchedule)
     again = json.loads(json.dumps(keras.saving.serialize_keras_object(schedule)))

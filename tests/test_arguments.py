@@ -26,7 +26,7 @@ NOT_OPTIMIZERS = {
 @pytest.mark.parametrize(
     "inner, instead, received", NOT_OPTIMIZERS.values(), ids=NOT_OPTIMIZERS
 )
-def test_what_is_not_an_optimizer_is_refused(inner, instead, received):
+def test_inner_optimizer_of_other_type_is_rejected(inner, instead, received):
     with refused(TypeError, "`inner_optimizer`", "Received", received, instead):
         LossScaleOptimizer(inner)
 
@@ -34,7 +34,7 @@ def test_what_is_not_an_optimizer_is_refused(inner, instead, received):
 @pytest.mark.parametrize(
     "wrapper", [LossScaleOptimizer, keras.optimizers.LossScaleOptimizer]
 )
-def test_a_loss_scale_optimizer_inside_another_is_refused(wrapper):
+def test_nested_loss_scale_optimizer_is_rejected(wrapper):
     inner = wrapper(sgd(), initial_scale=16.0)
     with refused(
         TypeError,
@@ -49,7 +49,7 @@ def test_a_loss_scale_optimizer_inside_another_is_refused(wrapper):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("dynamic", [2.0**15, 1, 0, None, "dynamic", np.True_])
-def test_dynamic_must_be_a_bool(dynamic):
+def test_dynamic_rejects_values_that_are_not_bool(dynamic):
     with refused(
         TypeError,
         "`dynamic`",
@@ -62,7 +62,7 @@ def test_dynamic_must_be_a_bool(dynamic):
 
 
 @pytest.mark.one_backend
-def test_a_fixed_scale_must_be_given():
+def test_fixed_scale_requires_initial_scale():
     with refused(
         ValueError, "`dynamic=False`", "`initial_scale`", "initial_scale=1024"
     ):
@@ -70,7 +70,7 @@ def test_a_fixed_scale_must_be_given():
 
 
 @pytest.mark.one_backend
-def test_a_fixed_scale_has_no_growth_steps():
+def test_fixed_scale_rejects_growth_steps():
     with refused(
         ValueError,
         "`dynamic=False`",
@@ -84,7 +84,7 @@ def test_a_fixed_scale_has_no_growth_steps():
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("bound", ["min_scale", "max_scale"])
-def test_a_fixed_scale_has_no_bounds(bound):
+def test_fixed_scale_rejects_bounds(bound):
     with refused(
         ValueError, "`dynamic=False`", f"`{bound}`", f"{bound}=2.0", "must not be given"
     ):
@@ -125,7 +125,7 @@ bad_scales = pytest.mark.parametrize(
     ],
     ids=["dynamic", "fixed"],
 )
-def test_a_bad_initial_scale_is_refused(make, value, exception):
+def test_invalid_initial_scale_is_rejected(make, value, exception):
     received = f"initial_scale={value!r}"
     with refused(
         exception, "`initial_scale`", received, "positive", "finite", "2.0**15"
@@ -136,7 +136,7 @@ def test_a_bad_initial_scale_is_refused(make, value, exception):
 @pytest.mark.one_backend
 @bad_scales
 @pytest.mark.parametrize("bound", ["min_scale", "max_scale"])
-def test_a_bad_bound_is_refused(bound, value, exception):
+def test_invalid_scale_bound_is_rejected(bound, value, exception):
     received = f"{bound}={value!r}"
     with refused(exception, f"`{bound}`", received, "positive", "finite", "2.0**15"):
         LossScaleOptimizer(sgd(), **{bound: value})
@@ -146,7 +146,7 @@ def test_a_bad_bound_is_refused(bound, value, exception):
 
 @pytest.mark.one_backend
 @bad_scales
-def test_a_bad_scale_of_a_policy_is_refused(value, exception):
+def test_invalid_scale_of_policy_is_rejected(value, exception):
     words = (repr(value), "positive", "finite", "2.0**15")
     with refused(exception, "`loss_scale_value`", *words):
         FixedLossScale(value)
@@ -156,13 +156,13 @@ def test_a_bad_scale_of_a_policy_is_refused(value, exception):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("bound", ["min_scale", "max_scale"])
-def test_a_bound_of_none_is_refused(bound):
+def test_scale_bound_of_none_is_rejected(bound):
     with refused(TypeError, f"`{bound}`", f"{bound}=None", "2.0**15"):
         LossScaleOptimizer(sgd(), **{bound: None})
 
 
 @pytest.mark.one_backend
-def test_bounds_that_cross_are_refused():
+def test_min_scale_above_max_scale_is_rejected():
     words = ("`min_scale`", "`max_scale`", "min_scale=64.0", "max_scale=32.0", "above")
     with refused(ValueError, *words):
         LossScaleOptimizer(sgd(), min_scale=64.0, max_scale=32.0)
@@ -172,7 +172,7 @@ def test_bounds_that_cross_are_refused():
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("initial", [4.0, 1024.0])
-def test_bounds_that_exclude_the_initial_scale_are_refused(initial):
+def test_bounds_that_exclude_initial_scale_are_rejected(initial):
     bounds = {"min_scale": 8.0, "max_scale": 512.0}
     words = ("min_scale=8.0", "max_scale=512.0", "widen the bounds")
     received = f"initial_scale={initial}"
@@ -184,7 +184,7 @@ def test_bounds_that_exclude_the_initial_scale_are_refused(initial):
 
 
 @pytest.mark.one_backend
-def test_bounds_that_exclude_the_default_initial_scale_are_refused():
+def test_bounds_that_exclude_default_initial_scale_are_rejected():
     words = ("initial_scale=32768.0", "max_scale=1024.0", "Choose another scale")
     with refused(ValueError, "`initial_scale`", *words):
         LossScaleOptimizer(sgd(), max_scale=1024.0)
@@ -194,7 +194,7 @@ WHOLE = [7, 7.0, np.int32(7), np.uint8(7), np.float32(7), np.float16(7)]
 
 
 @pytest.mark.parametrize("value", WHOLE, ids=repr)
-def test_a_count_may_be_a_whole_float_as_in_tf_keras(value):
+def test_counts_accept_whole_floats_as_in_tf_keras(value):
     optimizer = LossScaleOptimizer(sgd(), dynamic_growth_steps=value)
     policy = DynamicLossScale(increment_period=value, hysteresis=value)
     counts = [optimizer.dynamic_growth_steps, policy.increment_period]
@@ -212,7 +212,7 @@ BAD_COUNTS += [float("nan"), float("inf"), np.float32(2.5), np.float64("nan")]
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("value", BAD_COUNTS, ids=repr)
-def test_a_growth_period_that_is_not_a_positive_integer_is_refused(value):
+def test_counts_reject_values_that_are_not_positive_integers(value):
     words = (repr(value), "positive integer")
     if value is not None:  # the default
         with refused(ValueError, "`dynamic_growth_steps`", *words):
@@ -228,14 +228,14 @@ def test_a_growth_period_that_is_not_a_positive_integer_is_refused(value):
 @pytest.mark.one_backend
 @pytest.mark.parametrize("value", [1.0, 0.5, -2, float("inf"), float("nan"), "2", True])
 @pytest.mark.parametrize("factor", ["multiplier", "growth_factor"])
-def test_a_growth_that_does_not_grow_is_refused(factor, value):
+def test_invalid_growth_factor_is_rejected(factor, value):
     with refused(ValueError, f"`{factor}`", f"{factor}={value!r}", "above 1.0"):
         DynamicLossScale(**{factor: value})
 
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("value", [1.0, 0.0, 2, -0.5, float("nan"), "0.5", True])
-def test_a_backoff_that_does_not_back_off_is_refused(value):
+def test_invalid_backoff_factor_is_rejected(value):
     words = (f"backoff_factor={value!r}", "above 0.0 and below 1.0")
     with refused(ValueError, "`backoff_factor`", *words):
         DynamicLossScale(backoff_factor=value)
@@ -243,7 +243,7 @@ def test_a_backoff_that_does_not_back_off_is_refused(value):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("value", [1, 0, None, "yes"])
-def test_consecutive_hysteresis_must_be_a_bool(value):
+def test_consecutive_hysteresis_rejects_values_that_are_not_bool(value):
     words = (f"consecutive_hysteresis={value!r}", "True or False")
     with refused(TypeError, "`consecutive_hysteresis`", *words):
         DynamicLossScale(consecutive_hysteresis=value)
@@ -251,7 +251,7 @@ def test_consecutive_hysteresis_must_be_a_bool(value):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("value", [1, 0, None, "yes", ["auto"]], ids=repr)
-def test_master_weights_must_be_one_of_three(value):
+def test_master_weights_rejects_unknown_values(value):
     words = (f"master_weights={value!r}", "'auto'", "True", "False")
     with refused(ValueError, "`master_weights`", *words):
         LossScaleOptimizer(sgd(), master_weights=value)
@@ -268,7 +268,7 @@ TOGETHER = {
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("name, arguments", TOGETHER.items(), ids=TOGETHER)
-def test_a_policy_together_with_what_describes_another_is_refused(name, arguments):
+def test_policy_with_other_scale_arguments_is_rejected(name, arguments):
     policy = DynamicLossScale(16.0)
     words = ("`loss_scale`", name, "Set them in its constructor instead", f"{policy!r}")
     with refused(ValueError, *words):
@@ -278,7 +278,7 @@ def test_a_policy_together_with_what_describes_another_is_refused(name, argument
 
 
 @pytest.mark.one_backend
-def test_all_that_goes_together_with_no_policy_is_named_at_once():
+def test_error_lists_all_arguments_that_conflict_with_policy():
     words = ("dynamic=False", "initial_scale", "dynamic_growth_steps", "min_scale")
     with refused(ValueError, *words):
         LossScaleOptimizer(sgd(), False, 8.0, 7, loss_scale="dynamic", min_scale=1.0)
@@ -303,7 +303,7 @@ NOT_POLICIES = {
 @pytest.mark.parametrize(
     "value, exception, words", NOT_POLICIES.values(), ids=NOT_POLICIES
 )
-def test_what_is_not_a_policy_is_refused(value, exception, words):
+def test_invalid_loss_scale_is_rejected(value, exception, words):
     with refused(exception, *words):
         LossScaleOptimizer(sgd(), loss_scale=value)
     with refused(exception, *words):
@@ -311,7 +311,7 @@ def test_what_is_not_a_policy_is_refused(value, exception, words):
 
 
 @pytest.mark.one_backend
-def test_no_policy_at_all_is_refused():
+def test_get_rejects_none_as_loss_scale():
     with refused(TypeError, "number", "'dynamic'", "None"):
         loss_scales.get(None)
 
@@ -331,7 +331,7 @@ def test_no_policy_at_all_is_refused():
         ("gradient_accumulation_steps", 2),
     ],
 )
-def test_what_belongs_to_the_inner_optimizer_is_refused(name, value):
+def test_arguments_of_inner_optimizer_are_rejected(name, value):
     # In Keras's own words.
     words = (f"`{name}`", f"set `{name}` on the `inner_optimizer`")
     with refused(ValueError, *words):
@@ -339,13 +339,13 @@ def test_what_belongs_to_the_inner_optimizer_is_refused(name, value):
 
 
 @pytest.mark.one_backend
-def test_unknown_arguments_are_refused():
+def test_unknown_arguments_are_rejected():
     with refused(ValueError, "does not support arguments", "`scale`", "`steps`"):
         LossScaleOptimizer(sgd(), scale=1.0, steps=2)
 
 
 @pytest.mark.one_backend
-def test_unknown_config_keys_are_refused():
+def test_unknown_config_keys_are_rejected():
     config = {**LossScaleOptimizer(sgd()).get_config(), "increment": 2}
     with refused(ValueError, "does not support arguments", "`increment`"):
         LossScaleOptimizer.from_config(config)
@@ -355,7 +355,7 @@ def test_unknown_config_keys_are_refused():
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("inner", [None, "sgd", 3])
-def test_a_config_without_that_of_an_inner_optimizer_is_refused(inner):
+def test_config_without_inner_optimizer_config_is_rejected(inner):
     config = {**LossScaleOptimizer(sgd()).get_config(), "inner_optimizer": inner}
     words = ("'inner_optimizer'", f"inner_optimizer={inner!r}", "config dict")
     with refused(ValueError, *words):
@@ -363,7 +363,7 @@ def test_a_config_without_that_of_an_inner_optimizer_is_refused(inner):
 
 
 @pytest.mark.one_backend
-def test_a_refused_constructor_leaves_its_arguments_alone():
+def test_rejected_constructor_leaves_arguments_unchanged():
     inner = keras.optimizers.SGD(1.0, loss_scale_factor=8.0)
     policy = DynamicLossScale(16.0)
     for name, value in (

@@ -76,7 +76,7 @@ def assert_is_refused(result, *words):
 
 
 @pytest.mark.in_turn("jax")
-def test_a_model_that_fits_has_status_0(files, run):
+def test_report_returns_status_0_if_model_fits(files, run):
     status, out, err = run(
         "report", "model.keras", "batch.npz", "--hardware", "gpu:7.5"
     )
@@ -91,7 +91,7 @@ def test_a_model_that_fits_has_status_0(files, run):
 @pytest.mark.in_turn("torch")
 @pytest.mark.parametrize("hardware", ["gpu:7.5", "auto"])
 @pytest.mark.parametrize("name", ["model.keras", "model.h5"])
-def test_a_model_that_overflows_has_status_1(hardware, name, files, run):
+def test_report_returns_status_1_if_model_overflows(hardware, name, files, run):
     save_model(name, factor=1e6)
     arguments = "report", name, "batch.npz", "--hardware", hardware
     status, out, _ = run(*arguments, "--json", "precision.json")
@@ -111,7 +111,7 @@ def test_a_model_that_overflows_has_status_1(hardware, name, files, run):
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_what_is_not_finite_has_status_1(files, run):
+def test_report_returns_status_1_for_non_finite_inputs(files, run):
     save_batch("nan.npz", x=X * np.nan, y=Y)
     status, out, _ = run("report", "model.keras", "nan.npz", "--json", "found.json")
     assert status == 1
@@ -127,7 +127,7 @@ def test_what_is_not_finite_has_status_1(files, run):
 
 
 @pytest.mark.in_turn("jax")
-def test_without_gradients_it_says_so(files, run):
+def test_report_mentions_missing_gradients(files, run):
     save_model("bare.keras", optimizer=None)
     save_batch("inputs.npz", x=X)
     for model, batch in (("bare.keras", "batch.npz"), ("model.keras", "inputs.npz")):
@@ -139,7 +139,7 @@ def test_without_gradients_it_says_so(files, run):
 
 
 @pytest.mark.in_turn("torch")
-def test_several_inputs_and_weights_of_examples(files, run):
+def test_report_accepts_named_inputs_and_sample_weights(files, run):
     left, right = keras.Input((4,), name="left"), keras.Input((2,), name="right")
     joined = layers.Concatenate()([left, layers.Dense(2)(right)])
     outputs = {n: layers.Dense(1, name=n)(joined) for n in ("a", "b")}
@@ -158,7 +158,7 @@ def test_several_inputs_and_weights_of_examples(files, run):
 
 
 @pytest.mark.in_turn("jax")
-def test_a_bar_shows_on_a_terminal(files, run, monkeypatch):
+def test_report_shows_progress_bar_on_terminal(files, run, monkeypatch):
     monkeypatch.setenv("FORCE_COLOR", "1")
     _, out, err = run("report", "model.keras", "batch.npz")
     assert "recommendation" in err
@@ -166,7 +166,7 @@ def test_a_bar_shows_on_a_terminal(files, run, monkeypatch):
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_errors_of_files_name_them(files, run):
+def test_report_errors_name_file(files, run):
     assert_is_refused(
         run("report", "none.keras", "batch.npz"), "'none.keras'", "No such"
     )
@@ -188,7 +188,7 @@ def test_errors_of_files_name_them(files, run):
 
 
 @pytest.mark.in_turn("jax")
-def test_a_model_with_code_in_it_is_not_loaded(files, run):
+def test_report_rejects_model_that_contains_code(files, run):
     model = keras.Sequential([keras.Input((4,)), layers.Lambda(lambda x: x + 1)])
     model.save("lambda.keras")
     assert_is_refused(
@@ -209,7 +209,7 @@ def test_a_model_with_code_in_it_is_not_loaded(files, run):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("hardware", ["v100", "gpu", ""])
-def test_other_hardware_is_refused_before_any_file_is_read(hardware, run):
+def test_report_rejects_invalid_hardware_before_reading_files(hardware, run):
     result = run("report", "none.keras", "none.npz", "--hardware", hardware)
     assert_is_refused(result, "`hardware` must be 'auto', 'cpu', 'tpu' or 'gpu:7.5'")
 
@@ -218,7 +218,7 @@ def test_other_hardware_is_refused_before_any_file_is_read(hardware, run):
 
 
 @pytest.mark.one_backend
-def test_numbers_are_cast_as_fit_casts_them(tmp_path):
+def test_read_batch_casts_numbers_as_fit_does(tmp_path):
     path = tmp_path / "batch.npz"
     tokens = np.arange(8)
     save_batch(path, x=X.astype("float64"), y=tokens, sample_weight=np.ones(8))
@@ -243,7 +243,7 @@ def test_numbers_are_cast_as_fit_casts_them(tmp_path):
         ({"x": np.array([{}, []], object)}, "'x.npy' holds Python objects"),
     ],
 )
-def test_other_arrays_are_refused(arrays, words, tmp_path):
+def test_read_batch_rejects_unexpected_arrays(arrays, words, tmp_path):
     path = tmp_path / "batch.npz"
     save_batch(path, **arrays)
     with pytest.raises(ValueError, match=f"{path}.*{words}"):
@@ -258,7 +258,7 @@ class Pickled:
 
 
 @pytest.mark.one_backend
-def test_nothing_is_unpickled(tmp_path, monkeypatch):
+def test_read_batch_never_unpickles_objects(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     objects = np.array([Pickled()], object)
     np.savez("objects.npz", x=objects)
@@ -289,7 +289,7 @@ def header_of(shape):
         (b"\x93NUMPY\x01\x00\xff\xff" + b"(" * 65535, "'x.npy' is no array"),
     ],
 )
-def test_an_array_that_is_not_what_its_header_says(member, words, tmp_path):
+def test_read_batch_rejects_damaged_arrays(member, words, tmp_path):
     path = tmp_path / "batch.npz"
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("x.npy", member)
@@ -298,7 +298,7 @@ def test_an_array_that_is_not_what_its_header_says(member, words, tmp_path):
 
 
 @pytest.mark.one_backend
-def test_a_batch_that_swells_is_refused(tmp_path, monkeypatch):
+def test_read_batch_rejects_decompression_bomb(tmp_path, monkeypatch):
     monkeypatch.setattr(untrusted_files, "_LARGE", 2**20)
     path = tmp_path / "batch.npz"
     np.savez_compressed(path, x=np.zeros(2**20, "float32"))
@@ -307,7 +307,7 @@ def test_a_batch_that_swells_is_refused(tmp_path, monkeypatch):
 
 
 @pytest.mark.one_backend
-def test_what_is_no_archive_is_refused(tmp_path):
+def test_read_batch_rejects_missing_file_and_other_formats(tmp_path):
     (tmp_path / "batch.npz").write_text("text")
     with pytest.raises(ValueError, match="batch.npz.*no `.npz` file"):
         read_batch(tmp_path / "batch.npz")
@@ -319,7 +319,7 @@ def test_what_is_no_archive_is_refused(tmp_path):
 
 
 @pytest.mark.in_turn("torch")
-def test_show_prints_words_or_json(files, run):
+def test_show_prints_text_or_json(files, run):
     status, out, _ = run("show", "model.keras")
     assert status == 0
     assert "file            model.keras, model" in out
@@ -330,7 +330,7 @@ def test_show_prints_words_or_json(files, run):
 
 
 @pytest.mark.one_backend
-def test_show_names_the_file_in_one_line(tmp_path, run):
+def test_show_errors_name_file_in_one_line(tmp_path, run):
     assert_is_refused(run("show", str(tmp_path / "none.keras")), "none.keras")
     assert_is_refused(run("show", str(tmp_path)), str(tmp_path))
     path = tmp_path / "model.keras"
@@ -341,7 +341,7 @@ def test_show_names_the_file_in_one_line(tmp_path, run):
 
 
 @pytest.mark.one_backend
-def test_help_has_the_exit_status_of_each_outcome(capsys):
+def test_help_lists_exit_statuses(capsys):
     for arguments in (["--help"], ["report", "--help"]):
         with pytest.raises(SystemExit, match="0"):
             command.main(arguments)
@@ -355,7 +355,7 @@ def test_help_has_the_exit_status_of_each_outcome(capsys):
 @pytest.mark.parametrize(
     "arguments", [[], ["inform"], ["show"], ["report", "model.keras"], ["info", "all"]]
 )
-def test_wrong_arguments_have_status_2(arguments, capsys):
+def test_invalid_command_line_exits_with_status_2(arguments, capsys):
     with pytest.raises(SystemExit, match="2"):
         command.main(arguments)
     assert capsys.readouterr().err.startswith("usage: keras-lso")

@@ -82,7 +82,7 @@ OPTIMIZERS = {
 @pytest.mark.parametrize("when", ["new", "built", "in the middle of training"])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.in_turn
-def test_an_optimizer_is_copied_by_its_config(name, when, duplicate):
+def test_copied_optimizer_has_same_config_and_no_state(name, when, duplicate):
     optimizer, weight = OPTIMIZERS[name](), keras.Variable([1.0, 2.0], name="bias")
     if when != "new":
         optimizer.build([weight])
@@ -101,7 +101,7 @@ def test_an_optimizer_is_copied_by_its_config(name, when, duplicate):
 
 
 @both_ways
-def test_the_list_of_variables_is_copied(duplicate):
+def test_copied_list_of_variables_preserves_paths(duplicate):
     variables = scaling().variables
     copied = duplicate(variables)
     assert [v.path for v in copied] == [v.path for v in variables]
@@ -125,7 +125,7 @@ POLICIES = {
     ids=["copy", "deepcopy", "pickle"],
 )
 @pytest.mark.parametrize("name", POLICIES)
-def test_a_policy_is_copied_with_its_state_and_serves_another(
+def test_copied_policy_keeps_state_and_serves_other_optimizer(
     name, duplicate, has_owner
 ):
     policy = POLICIES[name]()
@@ -142,7 +142,7 @@ def test_a_policy_is_copied_with_its_state_and_serves_another(
     assert [np.array(v.numpy()) for v in policy.variables] == before
 
 
-def test_a_policy_that_was_not_built_is_copied():
+def test_copied_unbuilt_policy_stays_unbuilt():
     policy = copy.deepcopy(loss_scales.DynamicLossScale(64.0, 3))
     assert not policy.built
     assert (
@@ -184,7 +184,7 @@ def new_schedule(cls):
 
 
 @both_ways
-def test_schedules_are_copied(duplicate):
+def test_copied_schedule_has_same_config_and_rate(duplicate):
     assert len(SCHEDULES) > 12
     for cls in SCHEDULES.values():
         schedule = new_schedule(cls)
@@ -194,7 +194,7 @@ def test_schedules_are_copied(duplicate):
 
 
 @both_ways
-def test_recipes_are_copied(duplicate):
+def test_copied_recipe_has_same_settings(duplicate):
     for recipe in (
         schedules.mlperf_resnet(4096, steps_per_epoch=313),
         schedules.mlperf_bert(4096),
@@ -217,7 +217,7 @@ def steps_in(folder):
 
 @both_ways
 @pytest.mark.parametrize("when", ["new", "after a fit"])
-def test_a_monitor_is_copied_and_writes_a_file_of_its_own(when, duplicate, tmp_path):
+def test_copied_monitor_writes_separate_event_file(when, duplicate, tmp_path):
     monitor = callbacks.LossScaleMonitor(log_dir=tmp_path / "a", patience=3)
     if when == "after a fit":
         fit(callbacks=[monitor])
@@ -242,7 +242,7 @@ class Copying(keras.callbacks.Callback):
 
 
 @both_ways
-def test_a_monitor_is_copied_in_the_middle_of_training(duplicate, tmp_path):
+def test_monitor_can_be_copied_during_training(duplicate, tmp_path):
     monitor = callbacks.LossScaleMonitor(log_dir=tmp_path)
     copying = Copying(monitor, duplicate)
     fit(callbacks=[monitor, copying], epochs=2)
@@ -253,9 +253,7 @@ def test_a_monitor_is_copied_in_the_middle_of_training(duplicate, tmp_path):
 
 @both_ways
 @pytest.mark.parametrize("when", ["new", "after a fit", "in the middle of training"])
-def test_a_record_of_steps_is_copied_and_writes_files_of_its_own(
-    when, duplicate, tmp_path
-):
+def test_copied_step_record_works_independently(when, duplicate, tmp_path):
     record = callbacks.StepRecord(tmp_path / "a.csv", tmp_path / "a", every=2)
     copying = Copying(record, duplicate)
     copying.on_epoch_end(0)
@@ -277,7 +275,7 @@ def test_a_record_of_steps_is_copied_and_writes_files_of_its_own(
     assert (tmp_path / "a").exists() is (when != "new")
 
 
-def test_a_monitor_writes_from_the_beginning_of_a_fit_to_its_end(tmp_path):
+def test_monitor_opens_event_file_only_during_fit(tmp_path):
     monitor = callbacks.LossScaleMonitor(log_dir=tmp_path / "logs")
     assert not (tmp_path / "logs").exists()
     found = []
@@ -290,7 +288,7 @@ def test_a_monitor_writes_from_the_beginning_of_a_fit_to_its_end(tmp_path):
     assert monitor._writer is None
 
 
-def test_a_monitor_writes_again_after_a_fit_that_failed(tmp_path):
+def test_monitor_writes_again_after_failed_fit(tmp_path):
     def fail(batch, logs):
         raise ZeroDivisionError
 
@@ -303,7 +301,7 @@ def test_a_monitor_writes_again_after_a_fit_that_failed(tmp_path):
 
 
 @pytest.mark.one_backend
-def test_a_callback_says_at_once_that_there_is_no_tensorboard(tmp_path, monkeypatch):
+def test_callback_constructor_raises_without_tensorboard(tmp_path, monkeypatch):
     module = "tensorboard.summary.writer.event_file_writer"
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ImportError, match="pip install tensorboard"):
@@ -316,7 +314,7 @@ def test_a_callback_says_at_once_that_there_is_no_tensorboard(tmp_path, monkeypa
 
 @both_ways
 @pytest.mark.parametrize("when", ["new", "after a fit"])
-def test_a_callback_that_swaps_averages_is_copied(when, duplicate):
+def test_copied_ema_swap_callback_works_in_fit(when, duplicate):
     def averaging():
         inner = keras.optimizers.SGD(0.1, use_ema=True)
         return keras_lso.LossScaleOptimizer(inner)
@@ -329,7 +327,7 @@ def test_a_callback_that_swaps_averages_is_copied(when, duplicate):
 @pytest.mark.skipif(
     not hasattr(keras.optimizers, "ScheduleFreeAdamW"), reason="Keras has none"
 )
-def test_a_callback_that_swaps_schedule_free_weights_is_copied(when, duplicate):
+def test_copied_schedule_free_swap_callback_works_in_fit(when, duplicate):
     def schedule_free():
         return keras_lso.LossScaleOptimizer(keras.optimizers.ScheduleFreeAdamW(0.1))
 
@@ -350,7 +348,7 @@ def _assert_is_copied(cls, make_optimizer, when, duplicate):
 
 
 @both_ways
-def test_reports_are_copied(duplicate):
+def test_copied_report_prints_same_text(duplicate):
     model = new_model()
     for report in (
         keras_lso.underflow_report(model, X, Y),
@@ -364,7 +362,7 @@ def test_reports_are_copied(duplicate):
 
 @both_ways
 @pytest.mark.parametrize("algorithm", ["Backoff", "LogMax"])
-def test_a_scaler_is_copied(algorithm, duplicate):
+def test_copied_scaler_has_same_scale_and_separate_policy(algorithm, duplicate):
     scaler = open_seq2seq.AutomaticLossScaler(algorithm)
     copied = duplicate(scaler)
     assert float(copied.loss_scale) == float(scaler.loss_scale)
@@ -381,7 +379,7 @@ def loss_of_weight(target):
 
 @pytest.mark.parametrize("has_stepped", [False, True])
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
-def test_a_training_op_is_not_copied(duplicate, has_stepped):
+def test_training_op_cannot_be_copied(duplicate, has_stepped):
     # Its loss is a function, which reads the variables of the original.
     train_op = open_seq2seq.optimize_loss(
         loss_of_weight, "SGD", {}, schedules.FixedLR(0.5)

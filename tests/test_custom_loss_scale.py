@@ -22,7 +22,7 @@ def with_custom_policy():
 
 
 @pytest.mark.parametrize("scaled", [True, False])
-def test_a_custom_policy_is_told_the_largest_unscaled_gradient(
+def test_custom_policy_receives_largest_unscaled_gradient(
     with_custom_policy, compiled, scaled
 ):
     optimizer, variables = with_custom_policy
@@ -42,7 +42,7 @@ def test_a_custom_policy_is_told_the_largest_unscaled_gradient(
     np.testing.assert_array_equal(variables[0].numpy(), [-1.0, 4.0])
 
 
-def test_a_custom_policy_is_told_the_largest_of_several_losses(
+def test_custom_policy_receives_largest_gradient_of_several_losses(
     with_custom_policy, compiled
 ):
     optimizer, [weight, _] = with_custom_policy
@@ -66,7 +66,7 @@ def test_a_custom_policy_is_told_the_largest_of_several_losses(
         assert float(optimizer.loss_scale) == scale
 
 
-def test_a_custom_policy_hears_nothing_of_float8_scales(with_custom_policy):
+def test_custom_policy_receives_no_float8_scales(with_custom_policy):
     optimizer, [weight, scale] = with_custom_policy
     scale.overwrite_with_gradient = True
     grads = [np.float32([16.0, 8.0]), np.float32(2.0**20)]
@@ -76,7 +76,7 @@ def test_a_custom_policy_hears_nothing_of_float8_scales(with_custom_policy):
 
 
 @pytest.mark.one_backend
-def test_the_state_of_a_custom_policy_follows_that_of_the_inner_optimizer(
+def test_custom_policy_variables_follow_inner_optimizer_variables(
     with_custom_policy,
 ):
     optimizer, _ = with_custom_policy
@@ -88,7 +88,7 @@ def test_the_state_of_a_custom_policy_follows_that_of_the_inner_optimizer(
     ]
 
 
-def test_an_optimizer_with_a_custom_policy_round_trips(with_custom_policy):
+def test_optimizer_with_custom_policy_round_trips(with_custom_policy):
     optimizer, variables = with_custom_policy
     optimizer.apply(
         [ops.convert_to_tensor([np.inf, 0.0]), ops.convert_to_tensor(0.0)], variables
@@ -108,7 +108,7 @@ def test_an_optimizer_with_a_custom_policy_round_trips(with_custom_policy):
 
 
 @pytest.mark.one_backend
-def test_a_custom_policy_is_found_among_custom_objects():
+def test_custom_objects_resolve_custom_policy():
     class Unregistered(FixedLossScale):
         pass
 
@@ -122,7 +122,7 @@ def test_a_custom_policy_is_found_among_custom_objects():
     assert float(twin.loss_scale) == 16.0
 
 
-def test_a_policy_of_the_user_may_be_called_as_one_of_ours():
+def test_custom_policy_may_share_name_with_built_in_policy():
     own = type("FixedLossScale", (FixedLossScale,), {})
     config = keras.saving.serialize_keras_object(own(16.0))
     policy = loss_scales.get(config, custom_objects={"FixedLossScale": own})

@@ -38,14 +38,14 @@ def imported(tree):
     return roots - sys.stdlib_module_names - {"keras_lso"}
 
 
-def test_every_import_is_a_dependency():
+def test_imports_of_package_match_declared_dependencies():
     files = sorted((ROOT / "keras_lso").rglob("*.py"))
     found = set().union(*(imported(ast.parse(file.read_text())) for file in files))
     dependencies = {Requirement(each).name for each in PROJECT["dependencies"]}
     assert found - BACKENDS - EXTRAS - WITH_PYTORCH == dependencies
 
 
-def test_every_backend_and_extra_can_be_asked_for():
+def test_extras_cover_every_backend_and_optional_import():
     extras = PROJECT["optional-dependencies"]
     named = {Requirement(each).name for name in extras for each in extras[name]}
     assert named >= BACKENDS | EXTRAS
@@ -66,7 +66,7 @@ ASKED_FOR += ["mutants", "nox", "release"]
 
 
 @pytest.mark.parametrize("name", ASKED_FOR)
-def test_what_a_group_asks_for_is_pinned(name):
+def test_requirements_of_dependency_group_match_pins(name):
     pinned, wanted = pins_of(name), members(name)
     # None is named twice, by a group and one that it includes.
     assert len({canonicalize_name(each.name) for each in wanted}) == len(wanted)
@@ -74,7 +74,7 @@ def test_what_a_group_asks_for_is_pinned(name):
         assert pinned[canonicalize_name(each.name)] in each.specifier, each
 
 
-def test_what_is_installed_has_hashes():
+def test_pinned_packages_have_hashes():
     files = {file.stem: file.read_text() for file in FOLDER.glob("*.txt")}
     pinned = {name: text.count("==") for name, text in files.items()}
     hashed = {name: text.count(" \\\n    --hash=") for name, text in files.items()}
@@ -86,12 +86,12 @@ def test_what_is_installed_has_hashes():
     assert hashed["dev"] > pinned["dev"]
 
 
-def test_nox_is_the_one_of_the_environment_for_development():
+def test_nox_pins_match_dev_pins():
     of_all = pins_of("dev")
     assert {name: of_all[name] for name in pins_of("nox")} == pins_of("nox")
 
 
-def test_the_oldest_versions_are_those_tested():
+def test_oldest_pins_match_declared_lower_bounds():
     # PyTorch's is left out: on Linux PyPI has no old wheel for a CPU.
     pinned = pins_of("oldest")
     extras = PROJECT["optional-dependencies"]

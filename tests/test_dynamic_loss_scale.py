@@ -127,7 +127,7 @@ def trajectory(policy, pattern, step=None):
     hysteresis=1,
     consecutive_hysteresis=False,
 )
-def test_a_dynamic_scale_moves_as_its_docstring_says(pattern, bounds, **arguments):
+def test_dynamic_loss_scale_matches_documented_algorithm(pattern, bounds, **arguments):
     policy = built(
         DynamicLossScale(min_scale=bounds[0], max_scale=bounds[1], **arguments)
     )
@@ -150,7 +150,7 @@ CONFIGURATIONS = {
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("arguments", CONFIGURATIONS.values(), ids=CONFIGURATIONS)
-def test_a_dynamic_scale_moves_alike_when_compiled(arguments, compiled):
+def test_compiled_dynamic_loss_scale_matches_documented_algorithm(arguments, compiled):
     policy = built(DynamicLossScale(**arguments))
     step = compiled(policy.step, policy.variables)
 
@@ -169,7 +169,7 @@ def test_a_dynamic_scale_moves_alike_when_compiled(arguments, compiled):
     hysteresis=st.integers(1, 4),
     consecutive_hysteresis=st.booleans(),
 )
-def test_hysteresis_is_that_of_deepspeed_and_megatron(pattern, **arguments):
+def test_hysteresis_matches_deepspeed_and_megatron(pattern, **arguments):
     # Far from the upper bound, which neither of them has.
     policy = built(DynamicLossScale(2.0**4, max_scale=2.0**100, **arguments))
     deepspeed, megatron = DeepSpeedLossScaler(policy), MegatronGradScaler(policy)
@@ -182,7 +182,7 @@ def test_hysteresis_is_that_of_deepspeed_and_megatron(pattern, **arguments):
             assert float(policy()) == megatron.scale
 
 
-def test_the_second_of_two_tolerated_overflows_drops_the_scale():
+def test_scale_drops_at_second_overflow_with_hysteresis_of_two():
     policy = built(DynamicLossScale(1024, increment_period=3, hysteresis=2))
     pattern = [False, True, False, False, True, True, True, False, False]
     scales = [scale for scale, _ in trajectory(policy, pattern)]
@@ -190,7 +190,7 @@ def test_the_second_of_two_tolerated_overflows_drops_the_scale():
     assert scales == [1024, 1024, 512, 256, 256, 256, 512, 512, 256]
 
 
-def test_every_good_step_refills_a_consecutive_budget():
+def test_finite_step_refills_consecutive_hysteresis_budget():
     policy = built(
         DynamicLossScale(
             1024, increment_period=9, hysteresis=2, consecutive_hysteresis=True
@@ -216,9 +216,7 @@ def four_hundred(compiled_once):
 @pytest.mark.parametrize(
     "arguments, lowest", [({"min_scale": 0.25}, 0.25), ({}, 2.0**-14)]
 )
-def test_four_hundred_overflows_end_at_the_lowest_scale(
-    four_hundred, arguments, lowest
-):
+def test_four_hundred_overflows_reach_min_scale(four_hundred, arguments, lowest):
     scales = four_hundred(False, **arguments)
     assert min(scales) == scales[-1] == lowest
 
@@ -226,14 +224,12 @@ def test_four_hundred_overflows_end_at_the_lowest_scale(
 @pytest.mark.parametrize(
     "arguments, highest", [({}, 2.0**24), ({"max_scale": 2.0**126}, 2.0**126)]
 )
-def test_four_hundred_growths_end_at_the_highest_scale(
-    four_hundred, arguments, highest
-):
+def test_four_hundred_growths_reach_max_scale(four_hundred, arguments, highest):
     scales = four_hundred(True, increment_period=1, **arguments)
     assert max(scales) == scales[-1] == highest
 
 
-def test_a_period_longer_than_int32_never_ends():
+def test_increment_period_beyond_int32_causes_no_early_growth():
     policy = built(DynamicLossScale(increment_period=2**40))
     assert list(trajectory(policy, [True, True, False, True])) == [
         (2.0**15, 1),
@@ -243,7 +239,7 @@ def test_a_period_longer_than_int32_never_ends():
     ]
 
 
-def test_the_default_float_type_of_keras_does_not_round_the_factors():
+def test_float16_floatx_does_not_round_scale_factors():
     before = keras.config.floatx()
     keras.config.set_floatx("float16")
     try:
@@ -259,14 +255,14 @@ def test_the_default_float_type_of_keras_does_not_round_the_factors():
 
 
 @pytest.mark.one_backend
-def test_the_factors_default_to_the_multiplier_and_its_inverse():
+def test_scale_factors_default_to_multiplier_and_its_inverse():
     policy = DynamicLossScale(multiplier=4.0)
     assert (policy.growth_factor, policy.backoff_factor) == (4.0, 0.25)
     policy = DynamicLossScale(multiplier=4.0, backoff_factor=0.5)
     assert (policy.growth_factor, policy.backoff_factor) == (4.0, 0.5)
 
 
-def test_the_defaults_are_those_of_keras(compiled_once):
+def test_dynamic_loss_scale_defaults_match_keras(compiled_once):
     policy = built(DynamicLossScale())
     theirs = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1))
     assert float(policy()) == theirs.initial_scale == 2.0**15
@@ -294,7 +290,7 @@ def test_the_defaults_are_those_of_keras(compiled_once):
         (5.0, 5.0),
     ],
 )
-def test_a_loaded_scale_is_mended(loaded, restored):
+def test_restore_brings_loaded_scale_within_bounds(loaded, restored):
     policy = built(DynamicLossScale(8.0, min_scale=0.5, max_scale=64.0))
     policy.scale.assign(loaded)
     policy.restore()
@@ -305,7 +301,7 @@ def test_a_loaded_scale_is_mended(loaded, restored):
 @pytest.mark.parametrize(
     "loaded, restored", [((-1, -1), (0, 0)), ((9, 9), (3, 2)), ((2, 1), (2, 1))]
 )
-def test_loaded_counters_are_mended(loaded, restored):
+def test_restore_brings_loaded_counters_within_range(loaded, restored):
     policy = built(DynamicLossScale(increment_period=4, hysteresis=2))
     policy.step_counter.assign(loaded[0])
     policy.overflows_left.assign(loaded[1])

@@ -197,7 +197,7 @@ all_optimizers = pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("optimizer", WITH_KERNEL)
 @examples(torch=8, tensorflow=2, jax=1)
 @hypothesis.given(data=st.data())
-def test_kernels_do_what_the_reference_does(optimizer, data):
+def test_kernels_match_generic_path(optimizer, data):
     compare(data.draw(scripts(optimizer)))
 
 
@@ -212,7 +212,7 @@ ONE_OF_EACH_RULE = ["nesterov", "adamw", "lars", "lamb", "novograd"]
 @compiled_by(*{"tensorflow": ["graph", "xla"], "jax": ["jit"], "torch": []}[BACKEND])
 @examples(torch=1, tensorflow=2, jax=2)
 @hypothesis.given(data=st.data())
-def test_compiled_kernels_do_what_the_reference_does(optimizer, data, compiled):
+def test_compiled_kernels_match_generic_path(optimizer, data, compiled):
     compare(data.draw(scripts(optimizer, is_compiled=True)), compiled=compiled)
 
 
@@ -221,7 +221,7 @@ def test_compiled_kernels_do_what_the_reference_does(optimizer, data, compiled):
 @compiled_by("jit" if BACKEND == "jax" else "eager")
 @examples(torch=100, tensorflow=15, jax=5)
 @hypothesis.given(data=st.data(), optimizer=st.sampled_from(list(OPTIMIZERS)))
-def test_what_no_kernel_takes_stays_the_same_with_the_kernels_on(
+def test_arbitrary_steps_are_same_with_kernels_on_and_off(
     optimizer, data, compiled, make_sparse
 ):
     script = scripts(optimizer, is_plain=False, is_compiled=BACKEND == "jax")
@@ -232,7 +232,7 @@ def test_what_no_kernel_takes_stays_the_same_with_the_kernels_on(
 @all_optimizers
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("missing", [False, True])
-def test_the_kernels_are_what_is_compared(missing, dtype, optimizer):
+def test_optimizer_takes_fused_step_only_with_kernels_on(missing, dtype, optimizer):
     calls = []
 
     def counted(name):
@@ -319,7 +319,7 @@ JUDGED = {
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", JUDGED)
-def test_thirty_steps_are_those_of_the_formula_in_float64(name, compiled):
+def test_sgd_and_adam_match_float64_formulas_over_thirty_steps(name, compiled):
     optimizer, options, settings = JUDGED[name]
     random = np.random.default_rng(0)
     shapes = [(3, 5), (), (7,), (0,)]
@@ -370,7 +370,7 @@ def random_arrays(shapes, seed=0, size=1.0):
         ("lars", 2.0**-3),
     ],
 )
-def test_an_overflow_in_each_position_skips_the_step(optimizer, scale):
+def test_overflow_in_each_position_skips_step(optimizer, scale):
     # More than one register of a processor holds, and no whole number of them.
     shapes = [(3,), (1_000_003,), (), (2, 2)]
     run = Run(Script(optimizer, {}, random_arrays(shapes), scale, []))
@@ -394,7 +394,7 @@ def test_an_overflow_in_each_position_skips_the_step(optimizer, scale):
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "lars"])
-def test_hundreds_of_variables_are_trained_each_by_its_own_gradient(optimizer):
+def test_kernels_match_generic_path_with_many_variables(optimizer):
     # Elsewhere they are put together as well, and each takes its time to trace.
     count = 300 if BACKEND == "torch" else 90
     shapes = [((), (3,), (2, 2))[i % 3] for i in range(count)]
@@ -415,7 +415,7 @@ def after(script, *steps):
 
 
 @all_optimizers
-def test_one_tensor_as_two_gradients_twice_is_as_good_as_four_copies(optimizer):
+def test_shared_gradient_tensor_gives_same_step_as_copies(optimizer):
     shapes = [(3, 5), (3, 5)]
     script = Script(optimizer, {}, random_arrays(shapes), 2.0**10, [])
     [values] = random_arrays([(3, 5)], seed=1, size=2.0**10)
@@ -428,7 +428,7 @@ def test_one_tensor_as_two_gradients_twice_is_as_good_as_four_copies(optimizer):
 @pytest.mark.skipif(BACKEND != "torch", reason="Only PyTorch has views of variables")
 @pytest.mark.parametrize("decay", [None, 0.25])
 @all_optimizers
-def test_a_gradient_may_be_a_view_of_a_variable(optimizer, decay):
+def test_gradient_view_of_variable_gives_same_step_as_copy(optimizer, decay):
     options = {"weight_decay": decay} if decay else {}
     script = Script(optimizer, options, random_arrays([(4, 4)] * 4), 4.0, [])
 
@@ -444,7 +444,7 @@ def test_a_gradient_may_be_a_view_of_a_variable(optimizer, decay):
 
 
 @all_optimizers
-def test_a_gradient_may_lie_transposed_in_memory(optimizer):
+def test_transposed_gradient_gives_same_step_as_contiguous_gradient(optimizer):
     start, gradient = random_arrays([(3, 5)] * 2)
     results = []
     # A copy of `gradient.T` alone would keep the order of `gradient` in memory.
@@ -459,7 +459,7 @@ def test_a_gradient_may_lie_transposed_in_memory(optimizer):
 
 
 @compiled_by(*{"tensorflow": ["graph"], "jax": ["jit"], "torch": ["eager"]}[BACKEND])
-def test_adam_survives_a_gradient_whose_square_overflows(compiled):
+def test_adam_kernel_matches_generic_path_when_squared_gradient_overflows(compiled):
     # So far that `(1 - beta_2) * g * g`, as PyTorch has it, does as well.
     start, gradient = random_arrays([(3, 5)]), random_arrays([(3, 5)], size=1e30)
     small = random_arrays([(3, 5)])

@@ -33,7 +33,7 @@ def sequential(*parts, shape, policy=MIXED):
 
 
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16", "float16"])
-def test_the_numbers_are_those_of_numpy(policy):
+def test_float16_report_magnitudes_match_numpy(policy):
     model = sequential(
         lambda: layers.Dense(3, name="first"),
         lambda: layers.Dense(2, "relu", name="last"),
@@ -64,7 +64,7 @@ def test_the_numbers_are_those_of_numpy(policy):
     assert report.layers_to_keep == ["first", "last"]
 
 
-def test_a_report_of_no_layers_can_be_drawn():
+def test_float16_report_without_layers_can_be_plotted():
     pytest.importorskip("matplotlib").use("Agg")
     model = sequential(lambda: layers.Reshape((2, 1)), shape=(2,))
     model = keras.Sequential([keras.Input((2,), dtype="int32"), *model.layers])
@@ -74,7 +74,7 @@ def test_a_report_of_no_layers_can_be_drawn():
     assert axis.get_ylim() == (0.5, -0.5)
 
 
-def test_several_batches_are_taken_together():
+def test_float16_report_combines_requested_number_of_batches():
     model = sequential(
         lambda: layers.Dense(1, kernel_initializer="ones", name="sum"), shape=(2,)
     )
@@ -94,13 +94,13 @@ class Endless(keras.utils.PyDataset):
         return (np.full((2, 2), 2.0**index, "float32"),)
 
 
-def test_a_dataset_without_an_end():
+def test_float16_report_accepts_endless_dataset():
     model = sequential(lambda: layers.ReLU(name="relu"), shape=(2,))
     report = keras_lso.float16_report(model, Endless(), batches=3)
     assert report.layers["relu"].outputs.largest == 4
 
 
-def test_a_dropout_counts_in_training_only():
+def test_dropout_overflow_is_found_only_in_training_mode():
     model = sequential(lambda: layers.Dropout(0.75, name="drop"), shape=(64,))
     x = np.full((4, 64), 20000.0, "float32")
     assert keras_lso.float16_report(model, x).layers_to_keep == ["drop"]
@@ -119,7 +119,7 @@ class Product(layers.Layer):
         return ops.add(ops.matmul(x, self.kernel), 0)
 
 
-def test_each_op_is_read_once_whichever_way_a_layer_finds_it():
+def test_each_op_is_read_once_for_built_in_and_custom_layers():
     # From Keras 3.16 on its own layers call what the public ops call.
     x = ops.ones((3, 4))
     for make in (lambda: layers.Dense(2, name="a"), lambda: Product(name="a")):
@@ -192,7 +192,7 @@ CULPRITS = [
 
 
 @pytest.mark.parametrize("make", CULPRITS)
-def test_the_report_names_the_layer_that_overflows(make):
+def test_float16_report_names_layers_that_cause_overflow(make):
     model, x, names, what = make()
     report = keras_lso.float16_report(model, x)
     assert report.layers_to_keep == names
@@ -216,7 +216,7 @@ class TinyEpsilon(layers.Layer):
         return x / (ops.abs(x) + 1e-9)
 
 
-def test_digits_that_are_lost_are_found_where_they_are_lost():
+def test_float16_report_names_layer_that_loses_digits():
     model = sequential(
         lambda: TinyEpsilon(name="ratio"), lambda: layers.ReLU(name="relu"), shape=(2,)
     )
@@ -225,7 +225,7 @@ def test_digits_that_are_lost_are_found_where_they_are_lost():
     assert "digits are lost" in report.layers["ratio"].reasons[0]
 
 
-def test_weights_that_vanish_are_named_and_harmless_zeros_are_not():
+def test_float16_report_flags_vanishing_weights_but_ignores_harmless_zeros():
     model = sequential(
         lambda: layers.Dense(1, use_bias=False, name="tiny"),
         lambda: layers.Dense(64, use_bias=False, name="some"),
@@ -241,7 +241,7 @@ def test_weights_that_vanish_are_named_and_harmless_zeros_are_not():
     assert not report.layers["some"].reasons
 
 
-def test_what_is_close_to_the_limit_is_noted_and_stays():
+def test_value_near_float16_limit_is_noted_without_keeping_layer():
     model = sequential(lambda: layers.ReLU(name="relu"), shape=(1,))
     report = keras_lso.float16_report(model, np.array([[30000.0]], "float32"))
     assert report.layers["relu"].notes == ["inputs 3e+04: close to 65504"]
@@ -249,7 +249,7 @@ def test_what_is_close_to_the_limit_is_noted_and_stays():
     assert "Every layer fits into float16." in str(report)
 
 
-def test_what_is_nan_in_float32_is_not_float16s_fault():
+def test_nan_in_float32_is_not_blamed_on_float16():
     model = sequential(lambda: layers.ReLU(name="relu"), shape=(1,))
     report = keras_lso.float16_report(model, np.array([[np.nan]], "float32"))
     assert "float16 is not to blame" in report.layers["relu"].notes[0]
@@ -260,7 +260,7 @@ def test_what_is_nan_in_float32_is_not_float16s_fault():
 # --- Kinds of models ----------------------------------------------------------------
 
 
-def test_layers_in_layers_and_layers_that_are_called_twice():
+def test_float16_report_covers_nested_layers_and_repeated_calls():
     keras.config.set_dtype_policy(MIXED)
     try:
         inner = [
@@ -291,7 +291,7 @@ def test_layers_in_layers_and_layers_that_are_called_twice():
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("kind", ["LSTM", "GRU", "SimpleRNN"])
-def test_a_recurrent_layer_is_looked_into(kind):
+def test_float16_report_covers_cells_of_recurrent_layers(kind):
     model = sequential(
         lambda: layers.Bidirectional(
             getattr(layers, kind)(2, kernel_initializer="ones", name="rnn"), name="both"
@@ -307,7 +307,7 @@ def test_a_recurrent_layer_is_looked_into(kind):
     assert not model.layers[0].forward_layer.unroll
 
 
-def test_a_recurrent_layer_that_goes_backwards_over_a_mask():
+def test_float16_report_covers_backward_recurrent_layer_with_mask():
     model = sequential(
         lambda: layers.Embedding(5, 2, mask_zero=True),
         lambda: layers.SimpleRNN(2, go_backwards=True, name="rnn"),
@@ -326,13 +326,13 @@ class InAMap(layers.Layer):
         return ops.vectorized_map(lambda row: 3 * ops.square(row), x)
 
 
-def test_what_has_no_values_yet_is_left_out():
+def test_float16_report_measures_outputs_of_layer_with_vectorized_map():
     model = sequential(lambda: InAMap(name="map"), shape=(2,))
     found = keras_lso.float16_report(model, np.full((2, 2), 2.0, "float32"))
     assert found.layers["map"].outputs.largest == 12
 
 
-def test_a_mask_is_no_overflow_where_a_layer_takes_other_numbers_in_float16():
+def test_attention_is_kept_only_if_mask_is_infinite_in_float16():
     inputs = keras.Input((3, 4))
     mask = keras.Input((3,), dtype="bool")
     attention = layers.Attention(name="attention")([inputs, inputs], mask=[mask, mask])
@@ -352,7 +352,7 @@ def test_a_mask_is_no_overflow_where_a_layer_takes_other_numbers_in_float16():
         assert "where 1e+09 in float32, but 6.6e+04" in found.notes[0]
 
 
-def test_an_input_is_no_layer_to_keep():
+def test_input_layer_is_not_listed_among_layers_to_keep():
     inputs = keras.Input((2,))
     hidden = layers.Dense(
         2, kernel_initializer="ones", dtype="mixed_float16", name="hidden"
@@ -363,7 +363,7 @@ def test_an_input_is_no_layer_to_keep():
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_attention_is_kept_as_a_whole():
+def test_multi_head_attention_is_kept_as_whole_layer():
     keras.config.set_dtype_policy(MIXED)
     try:
         inputs = keras.Input((2, 4))
@@ -393,7 +393,7 @@ class Subclassed(keras.Model):
         return self.dense(x) + self.dense(x)
 
 
-def test_a_subclassed_model_that_is_not_built_yet():
+def test_float16_report_covers_unbuilt_subclassed_model():
     model = Subclassed()
     report = keras_lso.float16_report(model, np.full((1, 2), 20000.0, "float32"))
     assert report.layers["d"].calls == 2
@@ -403,7 +403,7 @@ def test_a_subclassed_model_that_is_not_built_yet():
     assert "No layer can be kept in float32 instead." in str(report)
 
 
-def test_inputs_that_the_model_itself_casts_have_to_be_scaled():
+def test_overflow_of_inputs_cast_by_model_is_attributed_to_model():
     report = keras_lso.float16_report(Subclassed(), np.full((1, 2), 1e5, "float32"))
     assert "inputs 1e+05" in report.layers["net"].reasons[0]
     assert "net" not in report.layers_to_keep
@@ -437,7 +437,7 @@ def ops_of_keras():
     return [{**vars(module)} for module in (ops, others, *BACKEND_OP_MODULES)]
 
 
-def test_the_model_is_as_it_was():
+def test_float16_report_leaves_model_unchanged():
     x, y = RANDOM.normal(size=(2, 8, 3)).astype("float32")
     model = stateful_model()
     model.fit(x, y[:, :1], verbose=0)
@@ -462,7 +462,7 @@ class Raises(layers.Layer):
         return ops.relu(x)
 
 
-def test_an_error_leaves_the_model_as_it_was():
+def test_error_during_float16_report_leaves_model_unchanged():
     model = sequential(
         lambda: layers.LSTM(2), lambda: Raises(name="r"), shape=(2, 3), policy="float32"
     )
@@ -481,7 +481,7 @@ def test_an_error_leaves_the_model_as_it_was():
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16", "float16"])
-def test_gradients_are_counted_at_the_recommended_scale(policy):
+def test_gradients_are_counted_at_recommended_scale(policy):
     x, y = RANDOM.normal(size=(2, 8, 3)).astype("float32")
     model = stateful_model(policy)
     report = keras_lso.float16_report(model, x, y[:, :1] * 1e-3)
@@ -499,7 +499,7 @@ def test_gradients_are_counted_at_the_recommended_scale(policy):
     assert not any(c.overflowing[0] for c in counts.values())
 
 
-def test_a_scale_that_is_too_high_is_said():
+def test_float16_report_mentions_gradient_overflow_at_given_scale():
     x, y = RANDOM.normal(size=(2, 8, 3)).astype("float32")
     model = stateful_model()
     report = keras_lso.float16_report(model, x, y[:, :1], loss_scale=2.0**30)
@@ -507,7 +507,7 @@ def test_a_scale_that_is_too_high_is_said():
     assert (report.loss_scale, report.recommended_scale < 2.0**30) == (2.0**30, True)
 
 
-def test_without_targets_there_are_no_gradients():
+def test_float16_report_without_targets_has_no_gradients():
     x = RANDOM.normal(size=(8, 3)).astype("float32")
     report = keras_lso.float16_report(stateful_model(), x)
     assert report.loss_scale is None
@@ -517,7 +517,7 @@ def test_without_targets_there_are_no_gradients():
         keras_lso.float16_report(stateful_model(), x, loss_scale=8.0)
 
 
-def test_a_loss_that_needs_targets_is_not_computed_without_them():
+def test_regularized_model_has_no_gradients_without_targets():
     # The regularizer alone gives a loss, but the model is trained with both.
     model = sequential(lambda: layers.Dense(1, kernel_regularizer="l2"), shape=(3,))
     model.compile("sgd", loss="mse")
@@ -535,7 +535,7 @@ class AddsLoss(layers.Layer):
         return x
 
 
-def test_a_loss_that_layers_add_has_gradients():
+def test_loss_added_by_layer_has_gradients():
     model = sequential(
         lambda: layers.Dense(1, name="d"), lambda: AddsLoss(), shape=(3,)
     )
@@ -548,7 +548,7 @@ def test_a_loss_that_layers_add_has_gradients():
 # --- What is reported ---------------------------------------------------------------
 
 
-def test_a_report_is_a_dict_a_table_and_a_picture(tmp_path):
+def test_float16_report_converts_to_dict_table_and_plot(tmp_path):
     pytest.importorskip("matplotlib").use("Agg")
     model, x, _, _ = unscaled_logits()
     report = keras_lso.float16_report(model, x)
@@ -588,7 +588,7 @@ def test_a_report_is_a_dict_a_table_and_a_picture(tmp_path):
         ({"training": 1}, TypeError, "`training`"),
     ],
 )
-def test_what_it_cannot_report_on_is_refused(arguments, error, match):
+def test_float16_report_rejects_invalid_arguments(arguments, error, match):
     defaults = {"model": stateful_model(), "x": np.ones((1, 3), "float32")}
     with pytest.raises(error, match=match):
         keras_lso.float16_report(**{**defaults, **arguments})

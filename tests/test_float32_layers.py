@@ -73,7 +73,7 @@ def nested(is_shared=True):
 X = {name: np.ones((2, 4), "float32") for name in "ab"}
 
 
-def test_a_layer_of_a_nested_model_is_kept():
+def test_layer_of_nested_model_is_kept_in_float32():
     model = nested()
     model.get_layer("second").get_layer("norm").moving_mean.assign([1, 2, 3, 4])
     before = dtypes_of(model)
@@ -90,7 +90,7 @@ def test_a_layer_of_a_nested_model_is_kept():
     assert len(copy.variables) == len(model.variables)
 
 
-def test_a_layer_of_a_nested_model_is_saved(tmp_path):
+def test_saved_model_keeps_nested_layer_in_float32(tmp_path):
     # Keras loads no layer that is in two nested models.
     model = keras_lso.keep_in_float32(nested(is_shared=False), "first/deep/dense")
     expected = model.predict(X, verbose=0)
@@ -104,7 +104,7 @@ def test_a_layer_of_a_nested_model_is_saved(tmp_path):
         np.testing.assert_array_equal(actual, value)
 
 
-def test_layers_are_named_by_name_by_path_and_by_object():
+def test_layers_can_be_selected_by_name_path_or_object():
     model = nested()
     layer = model.get_layer("first").get_layer("deep")
     for name in ("first/deep", "deep", layer, [layer], ("deep",)):
@@ -127,12 +127,12 @@ def test_layers_are_named_by_name_by_path_and_by_object():
         ([3], TypeError, "`layers` must be a list of names, paths or layers"),
     ],
 )
-def test_what_names_no_layer_is_refused(name, error, match):
+def test_arguments_that_name_no_layer_are_rejected(name, error, match):
     with pytest.raises(error, match=match):
         keras_lso.keep_in_float32(nested(), name)
 
 
-def test_what_names_no_layer_of_this_model_is_refused():
+def test_foreign_layer_and_invalid_model_or_others_are_rejected():
     with pytest.raises(ValueError, match="this one is not in it"):
         keras_lso.keep_in_float32(nested(), nested().get_layer("out"))
     with pytest.raises(TypeError, match="`model` must be a keras.Model"):
@@ -141,7 +141,7 @@ def test_what_names_no_layer_of_this_model_is_refused():
         keras_lso.keep_in_float32(nested(), "out", others="float16")
 
 
-def test_a_name_of_several_layers_is_refused():
+def test_ambiguous_layer_name_is_rejected():
     inputs = keras.Input((4,))
     model = keras.Model(inputs, block("two")(block("one")(inputs)))
     with pytest.raises(ValueError, match=r"'one/dense'.*'two/dense'|'two.*'one/dense'"):
@@ -185,7 +185,7 @@ MAKERS = {
 @pytest.mark.in_turn
 @pytest.mark.parametrize("policy", [MIXED, "float16"])
 @pytest.mark.parametrize("kind", MAKERS)
-def test_what_is_inside_of_a_layer_is_kept_with_it(kind, policy, tmp_path):
+def test_sublayers_are_kept_in_float32_with_their_layer(kind, policy, tmp_path):
     keras.config.set_dtype_policy(policy)
     make, shape = MAKERS[kind]
     inputs = keras.Input(shape)
@@ -244,7 +244,7 @@ class Subclassed(keras.Model):
         return {**super().get_config(), "passes_on": self.passes_on}
 
 
-def test_what_a_file_would_not_hold_is_said():
+def test_keep_in_float32_warns_of_dtypes_that_saving_would_lose():
     inputs = keras.Input((4,))
     for passes_on in (True, False):
         model = keras.Model(inputs, Block(passes_on, name="block")(inputs))
@@ -257,7 +257,7 @@ def test_what_a_file_would_not_hold_is_said():
         equal_weights(model, copy)
 
 
-def test_a_subclassed_model_is_made_of_its_config():
+def test_subclassed_model_is_rebuilt_from_config():
     model = Subclassed(name="net")
     with pytest.raises(ValueError, match="must be built"):
         keras_lso.keep_in_float32(model, "out")
@@ -285,7 +285,7 @@ class WithoutConfig(keras.Model):
         raise NotImplementedError
 
 
-def test_a_model_without_a_config_is_refused():
+def test_model_without_config_is_rejected():
     model = WithoutConfig(layers.Dense(1, name="d"))
     model(np.ones((1, 2), "float32"))
     with pytest.raises(
@@ -296,7 +296,7 @@ def test_a_model_without_a_config_is_refused():
 
 
 @pytest.mark.filterwarnings("ignore:Layer InputLayer does not have:UserWarning")
-def test_a_quantized_model_is_refused():
+def test_quantized_model_is_rejected():
     keras.config.set_dtype_policy("float32")
     model = keras.Sequential([keras.Input((4,)), layers.Dense(2, name="d")])
     model.quantize("int8")
@@ -322,7 +322,7 @@ class Tenfold(keras.regularizers.Regularizer):
         return {}
 
 
-def test_functions_and_classes_of_the_users_are_kept():
+def test_copy_preserves_user_functions_and_unregistered_classes():
     model = keras.Sequential(
         [
             keras.Input((2,)),
@@ -357,7 +357,7 @@ class Forgets(layers.Layer):
         return super().get_config()
 
 
-def test_a_config_that_lacks_something_is_refused():
+def test_layer_with_incomplete_config_is_rejected():
     model = keras.Sequential([keras.Input((2,)), Forgets([1], name="f")])
     with pytest.raises(ValueError, match="Forgets lacks some. Write a `get_config`"):
         keras_lso.keep_in_float32(model, "f")
@@ -379,7 +379,7 @@ class Spare(keras.Model):
         return self.out(x)
 
 
-def test_a_layer_that_is_never_called_need_not_be_built():
+def test_unbuilt_layer_that_is_never_called_is_accepted():
     model = Spare(name="net")
     model(np.ones((1, 2), "float32"))
     with pytest.warns(UserWarning, match=r"\['out'\]"):
@@ -415,7 +415,7 @@ def compiled():
 
 # JAX's `fit` gives away the arrays of its model.
 @pytest.mark.default_backend("jax")
-def test_the_copy_is_compiled_alike_and_begins_anew():
+def test_copy_is_compiled_alike_and_trains_independently():
     x, y = np.ones((8, 4), "float32"), np.ones((8, 1), "float32")
     model = compiled()
     model.get_layer("norm").trainable = False
@@ -449,7 +449,7 @@ class NoConfig(keras.metrics.Mean):
         return {}
 
 
-def test_a_metric_without_a_config_leaves_the_compiling_to_the_user():
+def test_metric_without_config_leaves_copy_uncompiled():
     model = keras.Sequential([keras.Input((4,)), layers.Dense(1, name="d")])
     model.compile("sgd", loss="mse", metrics=[NoConfig(2)])
     with pytest.warns(UserWarning, match="The new model is not compiled: call its"):
@@ -462,7 +462,7 @@ def test_a_metric_without_a_config_leaves_the_compiling_to_the_user():
     assert keras_lso.keep_in_float32(model, "d").compiled
 
 
-def test_what_adapt_has_found_is_kept():
+def test_copy_preserves_adapted_normalization_statistics():
     norm = layers.Normalization(name="norm", dtype="float32")
     norm.adapt(np.array([[3.0, 0.0], [5.0, 8.0]], "float32"))
     inputs = keras.Input((2,))
@@ -473,7 +473,7 @@ def test_what_adapt_has_found_is_kept():
 
 
 @pytest.mark.one_backend
-def test_a_vocabulary_is_kept():
+def test_copy_preserves_lookup_vocabulary():
     lookup = layers.IntegerLookup(name="lookup")
     lookup.adapt(np.array([7, 7, 9]))
     inputs = keras.Input((1,), dtype="int64")
@@ -483,7 +483,7 @@ def test_a_vocabulary_is_kept():
 
 
 @pytest.mark.parametrize("wraps", [True, False])
-def test_keras_wraps_the_optimizer_of_the_copy_if_it_did_of_the_model(wraps):
+def test_copy_preserves_auto_scale_loss_setting_of_model(wraps):
     model = keras.Sequential([keras.Input((4,)), layers.Dense(1, name="d")])
     model.compile("sgd", loss="mse", auto_scale_loss=wraps)
     copy = keras_lso.keep_in_float32(model, "d")
@@ -491,7 +491,7 @@ def test_keras_wraps_the_optimizer_of_the_copy_if_it_did_of_the_model(wraps):
     assert wrapped == wraps
 
 
-def test_a_float32_model_becomes_one_in_mixed_float16_with_exceptions():
+def test_float32_model_converts_to_mixed_float16_with_exceptions():
     keras.config.set_dtype_policy("float32")
     model = nested()
     copy = keras_lso.keep_in_float32(model, "first/deep", others=MIXED)

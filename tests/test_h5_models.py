@@ -155,7 +155,9 @@ def assert_goes_on(loaded, model):
 @pytest.mark.in_turn
 @pytest.mark.parametrize("when", ["new", "before a finite step", "trained"])
 @pytest.mark.parametrize("name", SCALING)
-def test_a_scaling_optimizer_goes_on(name, when, tmp_path, no_warnings):
+def test_loss_scale_optimizer_resumes_with_saved_state(
+    name, when, tmp_path, no_warnings
+):
     model = new_model(SCALING[name]())
     steps = {"before a finite step": [False], "trained": [True, False, True, True]}
     if when != "new":
@@ -174,7 +176,9 @@ def test_a_scaling_optimizer_goes_on(name, when, tmp_path, no_warnings):
 @pytest.mark.in_turn
 @pytest.mark.parametrize("when", ["new", "trained"])
 @pytest.mark.parametrize("name", BARE)
-def test_an_optimizer_without_a_scale_goes_on(name, when, tmp_path, no_warnings):
+def test_optimizer_without_loss_scale_resumes_with_saved_state(
+    name, when, tmp_path, no_warnings
+):
     model = new_model(BARE[name]())
     if when == "trained":
         take_steps(model)
@@ -188,7 +192,9 @@ def test_an_optimizer_without_a_scale_goes_on(name, when, tmp_path, no_warnings)
 @pytest.mark.parametrize("inner", [sgd, lambda: keras.optimizers.Nadam(0.05)])
 @pytest.mark.parametrize("when", ["new", "trained"])
 @pytest.mark.in_turn
-def test_keras_own_class_becomes_ours(when, inner, tmp_path, no_warnings):
+def test_keras_loss_scale_optimizer_loads_as_keras_lso_class(
+    when, inner, tmp_path, no_warnings
+):
     theirs = keras.optimizers.LossScaleOptimizer(inner(), initial_scale=64.0)
     model = new_model(theirs)
     if when == "trained":
@@ -214,7 +220,7 @@ def test_keras_own_class_becomes_ours(when, inner, tmp_path, no_warnings):
     assert int(ours.iterations) == steps + 1
 
 
-def test_what_compile_has_wrapped_becomes_ours(tmp_path, no_warnings):
+def test_optimizer_wrapped_by_compile_loads_as_keras_lso_class(tmp_path, no_warnings):
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_float16")
     try:
@@ -228,7 +234,7 @@ def test_what_compile_has_wrapped_becomes_ours(tmp_path, no_warnings):
     assert int(loaded.optimizer.iterations) == int(model.optimizer.iterations) > 0
 
 
-def test_what_compile_was_not_to_wrap_stays_bare(tmp_path, no_warnings):
+def test_optimizer_not_wrapped_by_compile_stays_unwrapped(tmp_path, no_warnings):
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_float16")
     try:
@@ -241,7 +247,7 @@ def test_what_compile_was_not_to_wrap_stays_bare(tmp_path, no_warnings):
     assert bits(loaded.optimizer.variables) == bits(model.optimizer.variables)
 
 
-def test_float32_masters_of_float16_weights_come_back(tmp_path, no_warnings):
+def test_float32_masters_of_float16_weights_are_restored(tmp_path, no_warnings):
     model = new_model(scaling(), dtype="float16")
     take_steps(model)
     masters = [v for v in model.optimizer._masters.variables]
@@ -252,7 +258,9 @@ def test_float32_masters_of_float16_weights_come_back(tmp_path, no_warnings):
 
 
 @pytest.mark.parametrize("kind", ["remainder", "stochastic"])
-def test_weights_of_16_bits_go_on_from_their_numbers(kind, tmp_path, no_warnings):
+def test_remainder_and_stochastic_master_weights_are_restored(
+    kind, tmp_path, no_warnings
+):
     inner = keras.optimizers.Adam(0.05)
     model = new_model(scaling(inner, master_weights=kind), dtype="float16")
     take_steps(model)
@@ -263,7 +271,7 @@ def test_weights_of_16_bits_go_on_from_their_numbers(kind, tmp_path, no_warnings
     assert_goes_on(loaded, model)
 
 
-def test_what_is_recorded_of_overflows_is_left_out(tmp_path, no_warnings):
+def test_overflow_record_does_not_disturb_restored_state(tmp_path, no_warnings):
     model = new_model(scaling(loss_scale=LogMaxLossScale()))
     take_steps(model)
     model.optimizer.record_overflows()
@@ -274,7 +282,7 @@ def test_what_is_recorded_of_overflows_is_left_out(tmp_path, no_warnings):
     )
 
 
-def test_the_experimental_class_becomes_the_modern_one(tmp_path):
+def test_experimental_optimizer_loads_as_loss_scale_optimizer(tmp_path):
     with pytest.warns(DeprecationWarning):
         optimizer = experimental.LossScaleOptimizer(sgd(), 8.0)
     model = take_steps(new_model(optimizer))
@@ -283,7 +291,7 @@ def test_the_experimental_class_becomes_the_modern_one(tmp_path):
     assert (int(loaded.iterations), float(loaded.loss_scale)) == (3, 8.0)
 
 
-def test_fit_goes_on_as_if_without_a_break(tmp_path, no_warnings):
+def test_fit_after_loading_matches_uninterrupted_fit(tmp_path, no_warnings):
     def fit(model):
         model.fit(X, Y, batch_size=4, epochs=2, shuffle=False, verbose=0)
         return model
@@ -309,7 +317,7 @@ def nested():
     return keras.Model(inputs, keras.layers.Dense(1)(inner(frozen(inputs))))
 
 
-def test_a_nested_model_with_a_frozen_layer_goes_on(tmp_path, no_warnings):
+def test_nested_model_with_frozen_layer_resumes_training(tmp_path, no_warnings):
     model = nested()
     model.compile(scaling(), loss="mean_squared_error", **FASTEST)
     take_steps(model)
@@ -336,7 +344,7 @@ class OwnLoss(keras.losses.Loss):
     ],
 )
 @pytest.mark.in_turn
-def test_losses_and_metrics_are_those_of_the_model(arguments, tmp_path, no_warnings):
+def test_losses_and_metrics_match_saved_model(arguments, tmp_path, no_warnings):
     model = new_model(scaling(), **arguments)
     model.fit(X, Y, verbose=0)
     path = saved(model, tmp_path)
@@ -348,7 +356,7 @@ def test_losses_and_metrics_are_those_of_the_model(arguments, tmp_path, no_warni
     loaded.fit(X, Y, verbose=0)
 
 
-def test_custom_objects_name_unregistered_optimizers(tmp_path, no_warnings):
+def test_custom_objects_resolve_unregistered_optimizer(tmp_path, no_warnings):
     class Mine(keras.optimizers.SGD):
         pass
 
@@ -360,7 +368,7 @@ def test_custom_objects_name_unregistered_optimizers(tmp_path, no_warnings):
 
 
 @pytest.mark.one_backend
-def test_a_model_need_not_be_compiled(tmp_path, no_warnings):
+def test_model_loads_without_being_compiled(tmp_path, no_warnings):
     model = take_steps(new_model(scaling()))
     path = saved(model, tmp_path)
     for loaded in (
@@ -376,7 +384,7 @@ def test_a_model_need_not_be_compiled(tmp_path, no_warnings):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("make", [scaling, sgd])
-def test_an_optimizer_that_was_built_for_other_layers_begins_anew(make, tmp_path):
+def test_optimizer_built_for_other_layers_starts_with_new_state(make, tmp_path):
     model = take_steps(new_model(make()))
     model.layers[0].trainable = False
     path = saved(model, tmp_path)
@@ -390,9 +398,7 @@ def test_an_optimizer_that_was_built_for_other_layers_begins_anew(make, tmp_path
 
 
 @pytest.mark.parametrize("make", [scaling, sgd])
-def test_a_model_that_is_not_built_is_built_by_its_first_step(
-    make, tmp_path, no_warnings
-):
+def test_unbuilt_model_is_built_by_first_training_step(make, tmp_path, no_warnings):
     model = keras.Sequential([keras.layers.Dense(1)])
     model.compile(make(), loss="mean_squared_error", **FASTEST)
     loaded = keras_lso.load_model(saved(model, tmp_path))
@@ -430,7 +436,7 @@ def as_of_tf_keras(path, **training):
 
 
 @pytest.mark.one_backend
-def test_a_file_of_tf_keras_goes_on(tmp_path, no_warnings):
+def test_tf_keras_file_restores_adam_state(tmp_path, no_warnings):
     path = saved(new_model(sgd()), tmp_path)
     as_of_tf_keras(path)
     loaded = keras_lso.load_model(path)
@@ -442,7 +448,7 @@ def test_a_file_of_tf_keras_goes_on(tmp_path, no_warnings):
 
 
 @pytest.mark.one_backend
-def test_losses_of_tf_keras_are_left_to_the_user(tmp_path):
+def test_tf_keras_metric_config_leaves_model_uncompiled(tmp_path):
     path = saved(new_model(sgd()), tmp_path)
     metric = {"class_name": "MeanMetricWrapper", "config": {"fn": "mae"}}
     as_of_tf_keras(path, metrics=[[metric]])
@@ -453,7 +459,7 @@ def test_losses_of_tf_keras_are_left_to_the_user(tmp_path):
 
 
 @pytest.mark.one_backend
-def test_a_state_of_tf_keras_that_does_not_fit_begins_anew(tmp_path):
+def test_mismatched_tf_keras_state_is_replaced_by_new_state(tmp_path):
     path = saved(new_model(sgd()), tmp_path)
     as_of_tf_keras(path)
     with h5py.File(path, "r+") as file:
@@ -529,7 +535,7 @@ DAMAGE = {
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize(("damage", "words"), DAMAGE.values(), ids=DAMAGE.keys())
-def test_a_damaged_file_is_refused(damage, words, tmp_path):
+def test_damaged_training_state_is_rejected(damage, words, tmp_path):
     path = saved(take_steps(new_model(scaling())), tmp_path)
     with h5py.File(path, "r+") as file:
         damage(file, tmp_path)

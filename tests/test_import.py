@@ -139,14 +139,14 @@ def without_kernels():
 
 
 @pytest.mark.slow
-def test_the_environment_turns_the_fast_paths_off(without_kernels, capsys):
+def test_environment_variable_disables_fast_paths(without_kernels, capsys):
     assert without_kernels[-1] == "generic True False"
     exec(SHOW_KERNELS, {"keras": keras})
     assert capsys.readouterr().out.split() == ["framework", "False", "True"]
 
 
 @pytest.mark.slow
-def test_no_framework_is_imported_that_keras_did_not_import(without_kernels):
+def test_package_imports_no_framework_that_keras_did_not_import(without_kernels):
     keras_alone, with_ours, _ = without_kernels
     assert with_ours == keras_alone
     assert BACKEND in with_ours.split()
@@ -167,7 +167,7 @@ WHERE_NOTHING_CAN_BE_TRAINED = [
 @pytest.mark.slow
 @pytest.mark.one_backend
 @pytest.mark.parametrize("backend", WHERE_NOTHING_CAN_BE_TRAINED)
-def test_an_optimizer_is_loaded_where_nothing_can_be_trained(backend):
+def test_optimizer_loads_on_backend_without_training_support(backend):
     skip_unless_installed(backend)
     keras_alone, with_ours, *lines = lines_where_nothing_can_be_trained(backend)
     assert with_ours == keras_alone
@@ -177,7 +177,7 @@ def test_an_optimizer_is_loaded_where_nothing_can_be_trained(backend):
 @pytest.mark.slow
 @pytest.mark.one_backend
 @pytest.mark.parametrize("backend", WHERE_NOTHING_CAN_BE_TRAINED)
-def test_an_error_names_the_backend_where_nothing_can_be_trained(backend):
+def test_training_error_names_backend_without_training_support(backend):
     skip_unless_installed(backend)
     *messages, steps = lines_where_nothing_can_be_trained(backend)[4:]
     assert len(messages) == 9
@@ -188,7 +188,7 @@ def test_an_error_names_the_backend_where_nothing_can_be_trained(backend):
 
 @pytest.mark.slow
 @pytest.mark.one_backend
-def test_a_misspelt_environment_variable_is_refused():
+def test_invalid_kernels_environment_variable_is_rejected():
     result = forked.run("import keras_lso", "numpy", KERAS_LSO_KERNELS="fast")
     assert result.returncode == 1
     message = result.stderr.splitlines()[-1]
@@ -209,7 +209,7 @@ print(KERNELS)
 
 @pytest.mark.slow
 @pytest.mark.default_backend("torch")
-def test_triton_is_needed_where_its_kernels_are_asked_for():
+def test_triton_kernels_require_triton_on_pytorch_only():
     """On PyTorch. Elsewhere they are those of the framework, as always."""
     result = forked.run(WITHOUT_TRITON, BACKEND, KERAS_LSO_KERNELS="triton")
     if BACKEND != "torch":
@@ -241,7 +241,7 @@ for module in (keras_lso, keras_lso.compat, keras_lso.schedules):
 
 @pytest.mark.slow
 @pytest.mark.default_backend("torch")
-def test_what_serves_older_apis_is_imported_when_it_is_used():
+def test_compat_modules_are_imported_lazily():
     first, after_a_step, names, of_schedules, modules, *others = output(
         LIST_COMPAT, BACKEND
     )
@@ -289,7 +289,7 @@ def objects_of_compat():
 
 @pytest.mark.slow
 @pytest.mark.default_backend("torch")
-def test_a_config_of_a_class_for_older_apis_is_read_after_a_plain_import():
+def test_config_of_compat_class_deserializes_after_plain_import():
     made = objects_of_compat()
     configs = json.dumps([keras.saving.serialize_keras_object(o) for o in made])
     code = f"CONFIGS = {configs!r}\n{LOAD_CLASSES_OF_COMPAT}"
@@ -299,14 +299,14 @@ def test_a_config_of_a_class_for_older_apis_is_read_after_a_plain_import():
 
 @pytest.mark.slow
 @pytest.mark.default_backend("torch")
-def test_an_error_about_a_config_names_the_class_before_it_is_imported():
+def test_config_error_names_compat_class_that_is_not_imported_yet():
     lines = output(READ_WRONG_CONFIG, BACKEND)
     address = "<class 'keras_lso.compat.open_seq2seq.schedules.PolyDecay'>"
     assert lines[0].startswith(f"{address} could not be deserialized")
 
 
 @pytest.mark.one_backend
-def test_each_class_for_older_apis_is_found_before_it_is_imported():
+def test_late_classes_list_every_registered_compat_class():
     """Those that the modules register, which `late_classes.py` has to name."""
     for module in pkgutil.walk_packages(keras_lso.__path__, "keras_lso."):
         if module.name.startswith(("keras_lso.compat", "keras_lso.mixed_precision")):
@@ -361,7 +361,7 @@ def checkout(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.one_backend
-def test_a_checkout_on_the_path_has_its_version(checkout):
+def test_uninstalled_checkout_has_package_version(checkout):
     code = WITHOUT_METADATA + SHOW_VERSION
     [line] = output(code, "numpy", run_afresh, **checkout)
     version, file = line.split()
@@ -371,7 +371,7 @@ def test_a_checkout_on_the_path_has_its_version(checkout):
 
 @pytest.mark.slow
 @pytest.mark.default_backend("jax")
-def test_info_runs_in_a_checkout_on_the_path(checkout):
+def test_info_runs_in_uninstalled_checkout(checkout):
     code = WITHOUT_METADATA + SHOW_INFO
     packages, *_ = output(code, BACKEND, run_afresh, **checkout)
     versions = {
@@ -384,7 +384,7 @@ def test_info_runs_in_a_checkout_on_the_path(checkout):
 
 
 @pytest.mark.one_backend
-def test_what_is_built_has_the_version_of_the_package():
+def test_build_metadata_has_package_version():
     reason = "hatchling, which builds the package, is not installed"
     core = pytest.importorskip("hatchling.metadata.core", reason=reason)
     from hatchling.plugin.manager import PluginManager

@@ -11,7 +11,7 @@ from keras_lso.__main__ import main
 from keras_lso.diagnostics.info import steps
 
 
-def test_it_prints_versions_backend_and_devices(capsys):
+def test_info_prints_versions_backend_and_devices(capsys):
     assert main(["info"]) == 0
     printed = capsys.readouterr().out
     for expected in (
@@ -27,7 +27,7 @@ def test_it_prints_versions_backend_and_devices(capsys):
     assert "cpu" in line.lower()
 
 
-def test_every_optimizer_is_listed_with_its_step():
+def test_info_lists_optimizers_with_kind_of_step():
     found = steps()
     ours = {"keras_lso.LAMB", "keras_lso.LARC", "keras_lso.LARS", "keras_lso.NovoGrad"}
     assert ours | {"SGD", "SGD, momentum", "Adam", "AdamW", "Ftrl", "Muon"} <= set(
@@ -50,7 +50,7 @@ def test_every_optimizer_is_listed_with_its_step():
 
 @pytest.mark.slow
 @pytest.mark.default_backend("jax")
-def test_the_command_runs():
+def test_info_command_runs_as_module():
     run = subprocess.run(
         [sys.executable, "-m", "keras_lso", "info"], capture_output=True, text=True
     )
@@ -59,7 +59,7 @@ def test_the_command_runs():
 
 
 @pytest.mark.one_backend
-def test_other_commands_are_refused(capsys):
+def test_unknown_command_is_rejected(capsys):
     with pytest.raises(SystemExit, match="2"):
         main(["inform"])
     assert "invalid choice" in capsys.readouterr().err

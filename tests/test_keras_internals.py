@@ -65,12 +65,12 @@ def made_rules(optimizer, variables):
 
 
 @pytest.mark.parametrize("cls", PUBLIC, ids=by_name)
-def test_the_canonical_class_is_the_public_one(cls):
+def test_canonical_class_is_public_keras_class(cls):
     # On PyTorch the class of `keras.optimizers.SGD()` is another.
     assert canonical_class(cls()) is cls
 
 
-def test_a_users_subclass_is_its_own_canonical_class():
+def test_canonical_class_preserves_user_subclass():
     cls = canonical_class(MySGD(0.1))
     assert cls is not keras.optimizers.SGD
     assert issubclass(cls, MySGD)
@@ -80,7 +80,7 @@ def test_a_users_subclass_is_its_own_canonical_class():
 
 
 @pytest.mark.parametrize("cls", PUBLIC, ids=by_name)
-def test_a_public_config_names_the_public_class(cls):
+def test_public_config_names_public_class(cls):
     optimizer = cls(0.25)
     config = public_config(keras.saving.serialize_keras_object(optimizer))
     assert config["module"] == "keras.optimizers"
@@ -94,7 +94,7 @@ def test_a_public_config_names_the_public_class(cls):
 @pytest.mark.parametrize(
     "name, expected", [("sgd_12", "sgd"), ("sgd", "sgd"), ("run_12", "run_12")]
 )
-def test_a_config_drops_the_number_that_keras_gives_and_no_other(name, expected):
+def test_config_drops_only_name_suffix_added_by_keras(name, expected):
     config = config_of(keras.optimizers.SGD(0.5, name=name))
     assert config["config"]["name"] == expected
 
@@ -113,13 +113,13 @@ PUBLIC_CONFIG = {
 }
 
 
-def test_a_config_written_on_pytorch_reads_everywhere():
+def test_config_written_on_pytorch_deserializes_on_any_backend():
     optimizer = keras.saving.deserialize_keras_object(public_config(TORCH_CONFIG))
     assert canonical_class(optimizer) is keras.optimizers.Adam
     assert float(optimizer.learning_rate) == 0.25
 
 
-def test_torch_classes_are_found_however_deep():
+def test_public_config_replaces_pytorch_classes_at_any_depth():
     nested = {"a": [{"b": (TORCH_CONFIG, 3)}], "c": None, "d": "torch"}
     assert public_config(nested) == {
         "a": [{"b": (PUBLIC_CONFIG, 3)}],
@@ -128,13 +128,13 @@ def test_torch_classes_are_found_however_deep():
     }
 
 
-def test_a_config_that_is_made_public_is_a_copy():
+def test_public_config_does_not_modify_its_argument():
     config = {"optimizer": {**TORCH_CONFIG}}
     public_config(config)
     assert config == {"optimizer": TORCH_CONFIG}
 
 
-def test_other_configs_stay_as_they_are():
+def test_public_config_preserves_other_configs():
     config = keras.saving.serialize_keras_object(keras.layers.Dense(2, name="dense"))
     assert public_config(config) == config
     config = keras.saving.serialize_keras_object(MySGD(0.1))
@@ -184,14 +184,14 @@ WITH_RULE = {
 
 
 @pytest.mark.one_backend
-def test_each_rule_is_of_an_optimizer_that_tests_step():
+def test_every_registered_rule_is_covered_by_step_tests():
     found = {rule for rules in registered_rules().values() for rule in rules}
     of_package = {r for r in found if r.__module__.startswith("keras_lso.")}
     assert {rule_of(make) for make in OPTIMIZERS.values()} == of_package
 
 
 @pytest.mark.parametrize("make, rule", WITH_RULE.values(), ids=WITH_RULE)
-def test_known_optimizers_have_a_rule(make, rule, weights):
+def test_known_optimizer_has_matching_rule(make, rule, weights):
     optimizer = make()
     optimizer.build(weights)
     assert fitting_rule(optimizer, weights) is rule
@@ -217,13 +217,13 @@ WITHOUT_RULE = {
 
 
 @pytest.mark.parametrize("make", WITHOUT_RULE.values(), ids=WITHOUT_RULE)
-def test_an_optimizer_that_does_more_than_a_rule_has_none(make, weights):
+def test_optimizer_that_does_more_than_rule_has_no_rule(make, weights):
     optimizer = make()
     optimizer.build(weights)
     assert fitting_rule(optimizer, weights) is None
 
 
-def test_what_is_set_later_counts_as_well(weights):
+def test_fitting_rule_respects_clipping_set_after_build(weights):
     optimizer = keras.optimizers.Adam(0.5)
     optimizer.build(weights)
     optimizer.clipnorm = optimizer.clipvalue = 1.0
@@ -232,7 +232,7 @@ def test_what_is_set_later_counts_as_well(weights):
     assert fitting_rule(optimizer, weights) is rules.Adam
 
 
-def test_a_constraint_has_no_rule(weights):
+def test_variable_with_constraint_has_no_rule(weights):
     optimizer = keras.optimizers.SGD(0.5)
     optimizer.build(weights)
     weights[1].constraint = keras.constraints.NonNeg()
@@ -240,7 +240,7 @@ def test_a_constraint_has_no_rule(weights):
     assert fitting_rule(optimizer, weights[:1]) is rules.SGD
 
 
-def test_a_variable_that_its_gradient_overwrites_has_no_rule(weights):
+def test_variable_overwritten_by_its_gradient_has_no_rule(weights):
     weights[1].overwrite_with_gradient = True
     optimizer = keras.optimizers.Adam(0.5)
     optimizer.build(weights)
@@ -248,7 +248,7 @@ def test_a_variable_that_its_gradient_overwrites_has_no_rule(weights):
     assert fitting_rule(optimizer, weights[:1]) is rules.Adam
 
 
-def test_a_rule_holds_the_coefficients_of_the_next_step(weights):
+def test_rule_holds_coefficients_of_next_step(weights):
     optimizer = keras.optimizers.Adam(
         keras.optimizers.schedules.PiecewiseConstantDecay([1], [0.5, 0.25]),
         beta_1=0.5,
@@ -289,7 +289,7 @@ def test_a_rule_holds_the_coefficients_of_the_next_step(weights):
     ],
     ids=["SGD", "momentum", "Adam", "Lion", "LARS"],
 )
-def test_the_slots_are_those_of_each_variable_in_any_order(make, names, weights):
+def test_rule_slots_match_their_variables_in_any_order(make, names, weights):
     optimizer = make()
     optimizer.build(weights)
     rules_, slots = made_rules(optimizer, weights[::-1])
@@ -303,7 +303,7 @@ def test_the_slots_are_those_of_each_variable_in_any_order(make, names, weights)
             assert variable.path.replace("/", "_") in slot.name
 
 
-def test_the_count_of_a_step_is_that_of_the_optimizer(weights):
+def test_accessors_find_iterations_learning_rate_and_variables(weights):
     optimizer = keras.optimizers.SGD(0.5)
     optimizer.apply([ops.zeros(2), ops.zeros(())], weights)
     assert int(iteration_variable(optimizer).numpy()) == 1
@@ -317,7 +317,7 @@ def test_the_count_of_a_step_is_that_of_the_optimizer(weights):
 @pytest.mark.skipif(
     keras.backend.backend() != "tensorflow", reason="strategies are TensorFlow's"
 )
-def test_variables_are_made_in_the_scope_in_which_the_optimizer_was():
+def test_variables_are_created_in_strategy_scope_of_optimizer():
     import tensorflow as tf
 
     strategy = tf.distribute.OneDeviceStrategy("CPU:0")

@@ -38,7 +38,7 @@ def run(code, backend="numpy"):
 
 
 @pytest.mark.one_backend
-def test_the_supported_versions_are_those_of_pyproject():
+def test_supported_versions_match_pyproject():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     requirements = map(Requirement, project["dependencies"])
     specifiers = {each.name: each.specifier for each in requirements}
@@ -67,13 +67,13 @@ def test_the_supported_versions_are_those_of_pyproject():
         ("no version", False, True),
     ],
 )
-def test_versions(version, supported, newer):
+def test_versions_are_classified_as_supported_or_newer(version, supported, newer):
     assert keras_version.is_supported(version) is supported
     assert keras_version.is_newer_than_tested("keras", version) is newer
 
 
 @pytest.mark.one_backend
-def test_what_was_tested_is_what_the_environments_pin():
+def test_tested_versions_match_pins():
     pins = {}
     for name in ("dev", "newest"):
         for package, version in pins_of(name).items():
@@ -106,7 +106,7 @@ keras.__file__ = "/somewhere/keras/__init__.py"
         ("3.0.0", "runpy.run_module('keras_lso', run_name='__main__')"),
     ],
 )
-def test_an_old_keras_is_refused_at_import(version, statement):
+def test_import_rejects_keras_older_than_supported(version, statement):
     result = run(KERAS_OF_ANOTHER_VERSION.format(version=version) + statement)
     assert result.returncode == 1
     assert result.stderr.splitlines()[-1] == (
@@ -131,7 +131,7 @@ def broken_keras(monkeypatch, tmp_path):
 
 
 @pytest.mark.one_backend
-def test_an_old_keras_that_cannot_be_imported_is_named(broken_keras):
+def test_error_names_old_keras_that_fails_to_import(broken_keras):
     broken_keras("2.15.0")
     with pytest.raises(ImportError, match="Found: Keras 2.15.0. Run `pip") as refused:
         keras_version.check_keras()
@@ -140,14 +140,16 @@ def test_an_old_keras_that_cannot_be_imported_is_named(broken_keras):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("version", [keras.__version__, "3.99.0"])
-def test_a_failing_import_of_a_supported_keras_is_its_own(version, broken_keras):
+def test_import_error_inside_keras_propagates_unless_keras_is_old(
+    version, broken_keras
+):
     broken_keras(version)
     with pytest.raises(ModuleNotFoundError, match="no_such_framework"):
         keras_version.check_keras()
 
 
 @pytest.mark.one_backend
-def test_without_keras_the_error_is_pythons(monkeypatch):
+def test_missing_keras_raises_module_not_found_error(monkeypatch):
     def no_metadata(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
@@ -179,7 +181,7 @@ print(optimizer.inner_optimizer.name, float(optimizer.initial_scale))
 
 @pytest.mark.slow
 @pytest.mark.one_backend
-def test_a_newer_keras_is_warned_of_once_and_works():
+def test_newer_keras_triggers_one_warning_and_works():
     result = forked.run(NEWER + IMPORTS, "numpy")
     assert result.returncode == 0, result.stderr
     warned, works = result.stdout.splitlines()
@@ -199,7 +201,7 @@ def test_a_newer_keras_is_warned_of_once_and_works():
 
 @pytest.mark.slow
 @pytest.mark.one_backend
-def test_a_newer_keras_without_a_private_attribute_is_refused():
+def test_newer_keras_without_private_attribute_is_rejected():
     renamed = """
 from keras.src.utils import naming
 naming.snake_case = vars(naming).pop("to_snake_case")
@@ -215,7 +217,7 @@ naming.snake_case = vars(naming).pop("to_snake_case")
     )
 
 
-def test_all_that_is_missing_is_named_at_once(monkeypatch):
+def test_error_lists_all_missing_private_attributes(monkeypatch):
     monkeypatch.setattr(keras, "__version__", "3.99.0")
     # TensorFlow's optimizers have one of their own besides.
     for cls in keras.optimizers.Adam.__mro__:
@@ -229,7 +231,7 @@ def test_all_that_is_missing_is_named_at_once(monkeypatch):
     assert "SGD" not in str(refused.value)
 
 
-def test_a_tested_keras_is_not_probed(monkeypatch):
+def test_tested_keras_is_not_probed(monkeypatch):
     monkeypatch.setattr(keras, "__version__", "3.15.9")
     monkeypatch.setattr(keras_version, "missing", lambda probes: probes)
     with warnings.catch_warnings():
@@ -247,15 +249,13 @@ def framework(monkeypatch):
     return sys.modules[BACKEND]
 
 
-def test_a_newer_framework_that_has_all_is_not_spoken_of(framework):
+def test_newer_framework_with_all_private_functions_causes_no_warning(framework):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         keras_version.check_framework()
 
 
-def test_a_newer_framework_without_a_private_function_is_refused(
-    framework, monkeypatch
-):
+def test_newer_framework_without_private_function_is_rejected(framework, monkeypatch):
     probes = [p for p in of_frameworks.PROBES if p.backend == BACKEND]
     if not probes:
         pytest.skip("The package uses no private function of JAX.")
@@ -268,7 +268,7 @@ def test_a_newer_framework_without_a_private_function_is_refused(
         assert text in str(refused.value)
 
 
-def test_a_tested_framework_is_not_probed(monkeypatch):
+def test_tested_framework_is_not_probed(monkeypatch):
     tested = keras_version.TESTED[BACKEND].removeprefix("<")
     major, minor = map(int, tested.split("."))
     version = f"{major}.{minor - 1}.7"

@@ -20,7 +20,7 @@ class Twins(keras.Model):
         self.second = layers.TimeDistributed(shared, name="second")
 
 
-def test_layers_of_one_name_are_numbered():
+def test_layers_of_same_name_have_numbered_paths():
     shared = layers.Dropout(0.5, name="shared")
     model = Twins(shared)
     paths = LayerPaths(model)

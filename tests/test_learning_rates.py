@@ -106,7 +106,7 @@ NO_RATES = {
 @pytest.mark.one_backend
 @pytest.mark.parametrize("given", NO_RATES)
 @pytest.mark.parametrize("taker", TAKERS)
-def test_what_no_step_can_call_is_refused_where_it_is_given(taker, given):
+def test_callable_with_required_arguments_is_rejected_as_learning_rate(taker, given):
     take, argument = TAKERS[taker]
     value, words = NO_RATES[given]
     with pytest.raises(TypeError, match=f"Argument `{argument}` must be .*{words}"):
@@ -115,7 +115,7 @@ def test_what_no_step_can_call_is_refused_where_it_is_given(taker, given):
 
 @pytest.mark.full
 @pytest.mark.parametrize("taker", TAKERS)
-def test_schedules_of_tf_keras_are_refused_where_they_are_given(taker):
+def test_tf_keras_schedule_is_rejected_as_learning_rate(taker):
     tf_keras = pytest.importorskip("tf_keras")
     take, argument = TAKERS[taker]
     decay = tf_keras.optimizers.schedules.PolynomialDecay(0.1, 4)
@@ -125,7 +125,7 @@ def test_schedules_of_tf_keras_are_refused_where_they_are_given(taker):
 
 
 @pytest.mark.one_backend
-def test_what_a_step_can_call_is_a_learning_rate():
+def test_learning_rate_accepts_number_callable_and_schedule():
     assert (
         float(keras_lso.LARS(functools.partial(of_the_step, 50)).learning_rate) == 0.05
     )
@@ -160,7 +160,7 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize("make", SCHEDULES.values(), ids=SCHEDULES)
-def test_a_schedule_is_called_with_the_count_of_its_optimizer(make):
+def test_schedule_called_with_iterations_returns_learning_rate(make):
     """`schedule(optimizer.iterations)`, a variable, as loops that print the rate do."""
     schedule = make()
     optimizer = keras_lso.LossScaleOptimizer(keras_lso.LARS(schedule))

@@ -44,7 +44,7 @@ def trajectory(policy, steps, compile_=None):
     return scales
 
 
-def test_the_scale_is_what_the_formula_says(compiled):
+def test_log_max_scale_matches_float64_formula(compiled):
     steps = made_up(400, overflows=[0, 1, 70, 300])
     scales = trajectory(LogMaxLossScale(), steps, compiled)
     np.testing.assert_allclose(scales, list(model(steps)), rtol=RTOL)
@@ -54,7 +54,7 @@ def test_the_scale_is_what_the_formula_says(compiled):
 
 # Long courses of what the test above shows of short ones, on each backend.
 @pytest.mark.default_backend("jax")
-def test_the_original_overflow_pins_the_scale_for_thousands_of_steps(compiled_once):
+def test_original_overflow_pins_scale_for_thousands_of_steps(compiled_once):
     steps = made_up(3000, overflows=[100])
     policy = LogMaxLossScale(original_overflow=True)
     original = trajectory(policy, steps, compiled_once)
@@ -65,7 +65,7 @@ def test_the_original_overflow_pins_the_scale_for_thousands_of_steps(compiled_on
 
 
 @pytest.mark.default_backend("jax")
-def test_the_scale_recovers_where_the_original_does(compiled_once):
+def test_scale_recovers_from_original_overflow_with_smaller_beta2(compiled_once):
     # Averages of fewer steps, so that it takes hundreds of them, not thousands.
     policy = LogMaxLossScale(beta2=0.99, original_overflow=True)
     steps = made_up(1600, overflows=[10])
@@ -77,7 +77,7 @@ def test_the_scale_recovers_where_the_original_does(compiled_once):
     assert scales[-1] > 4.0
 
 
-def test_the_first_magnitude_has_no_spread_whatever_the_decays(compiled_once):
+def test_first_magnitude_has_no_spread_for_any_beta2(compiled_once):
     """In float32 `(1 - beta2) / (1 - beta2**1)` is below 1 for every fifth of them."""
     steps = [(True, np.float32(2.0**-6))]
     for beta2 in np.linspace(0.05, 0.9999, 40).tolist():
@@ -87,9 +87,7 @@ def test_the_first_magnitude_has_no_spread_whatever_the_decays(compiled_once):
 
 
 @pytest.mark.parametrize("before", [0, 5])
-def test_gradients_that_are_all_zero_leave_the_state_as_it_is(
-    before, compiled, snapshot
-):
+def test_all_zero_gradients_leave_policy_state_unchanged(before, compiled, snapshot):
     policy = LogMaxLossScale()
     trajectory(policy, made_up(before))
     step = compiled(policy.step, policy.variables)
@@ -103,7 +101,7 @@ def test_gradients_that_are_all_zero_leave_the_state_as_it_is(
     assert float(policy()) == pytest.approx(expected, rel=1e-6)
 
 
-def test_an_overflow_of_zero_gradients_is_an_overflow():
+def test_flagged_overflow_with_zero_amax_counts_as_overflow():
     policy = LogMaxLossScale()
     policy.build()
     policy.step(False, ops.convert_to_tensor(np.float32(0.0)))
@@ -112,14 +110,14 @@ def test_an_overflow_of_zero_gradients_is_an_overflow():
 
 
 @pytest.mark.parametrize("amax", [1e-45, 1e-38, 3e38])
-def test_every_float32_has_a_logarithm(amax):
+def test_extreme_float32_magnitudes_keep_state_finite(amax):
     policy = LogMaxLossScale(scale_min=2.0**-120, scale_max=2.0**120)
     scales = trajectory(policy, [(True, np.float32(amax))] * 3)
     assert np.all(np.isfinite(scales))
     assert all(np.isfinite(v.numpy()) for v in policy.variables)
 
 
-def test_the_first_scale_is_one_unless_the_bounds_forbid_it():
+def test_initial_scale_is_one_clipped_to_bounds():
     assert float(LogMaxLossScale()()) == 1.0
     assert float(LogMaxLossScale(scale_min=4.0)()) == 4.0
     assert float(LogMaxLossScale(scale_min=0.1, scale_max=0.5)()) == 0.5
@@ -127,7 +125,7 @@ def test_the_first_scale_is_one_unless_the_bounds_forbid_it():
 
 @pytest.mark.parametrize("name", ["mean", "slow_mean", "variance"])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
-def test_a_loaded_state_that_is_no_number_starts_afresh(name, value):
+def test_restore_resets_non_finite_loaded_state(name, value):
     policy = LogMaxLossScale()
     trajectory(policy, made_up(5))
     getattr(policy, name).assign(value)
@@ -136,7 +134,7 @@ def test_a_loaded_state_that_is_no_number_starts_afresh(name, value):
 
 
 @pytest.mark.parametrize("name", ["step_counter", "variance"])
-def test_a_loaded_state_below_zero_starts_afresh(name):
+def test_restore_resets_negative_loaded_state(name):
     policy = LogMaxLossScale()
     trajectory(policy, made_up(5))
     getattr(policy, name).assign(-1)
@@ -149,7 +147,7 @@ def state(policy):
 
 
 @pytest.mark.parametrize("arguments", [{}, {"log_max": 63.0}, {"log_max": 1e4}])
-def test_no_overflow_makes_the_scale_anything_but_a_number(arguments):
+def test_overflows_keep_scale_finite_and_within_bounds(arguments):
     is_original = arguments.get("log_max", 0.0) < 64.0
     policy = LogMaxLossScale(original_overflow=is_original, **arguments)
     policy.build()
@@ -180,6 +178,6 @@ def test_no_overflow_makes_the_scale_anything_but_a_number(arguments):
         ),
     ],
 )
-def test_other_arguments_are_refused(arguments, error, message):
+def test_log_max_loss_scale_rejects_invalid_arguments(arguments, error, message):
     with pytest.raises(error, match=message):
         LogMaxLossScale(**arguments)

@@ -25,7 +25,7 @@ from testing.loss_scales import CountingOverflows, built
 
 
 @pytest.mark.one_backend
-def test_a_fixed_scale_never_moves(compiled):
+def test_fixed_scale_never_changes(compiled):
     policy = built(FixedLossScale(300.0))
     step = compiled(policy.step, policy.variables)
     for finite in [True, False, False, True]:
@@ -34,7 +34,7 @@ def test_a_fixed_scale_never_moves(compiled):
 
 
 @pytest.mark.parametrize("scale", [2.0**-100, 2.0**100])
-def test_a_fixed_scale_may_lie_beyond_the_bounds_of_a_dynamic_one(scale):
+def test_fixed_scale_may_exceed_bounds_of_dynamic_scale(scale):
     policy = built(FixedLossScale(scale))
     policy.restore()
     assert float(policy()) == scale
@@ -81,14 +81,14 @@ def plain_attributes(policy):
 
 
 @pytest.mark.one_backend
-def test_a_config_makes_the_same_policy_again(policy):
+def test_policy_round_trips_through_config(policy):
     twin = type(policy).from_config(policy.get_config())
     assert type(twin) is type(policy)
     assert plain_attributes(twin) == plain_attributes(policy)
 
 
 @pytest.mark.one_backend
-def test_keras_serializes_and_deserializes_a_policy(policy):
+def test_policy_round_trips_through_keras_serialization(policy):
     config = keras.saving.serialize_keras_object(policy)
     twin = keras.saving.deserialize_keras_object(config)
     assert type(twin) is type(policy)
@@ -96,14 +96,14 @@ def test_keras_serializes_and_deserializes_a_policy(policy):
 
 
 @pytest.mark.one_backend
-def test_get_reads_the_config_dict_of_a_policy(policy):
+def test_get_accepts_serialized_policy(policy):
     twin = loss_scales.get(keras.saving.serialize_keras_object(policy))
     assert type(twin) is type(policy)
     assert plain_attributes(twin) == plain_attributes(policy)
 
 
 @pytest.mark.one_backend
-def test_deserialize_reads_what_serialize_returns(policy):
+def test_deserialize_restores_policy_from_serialize(policy):
     config = loss_scales.serialize(policy)
     assert config == keras.saving.serialize_keras_object(policy)
     twin = loss_scales.deserialize(json.loads(json.dumps(config)))
@@ -112,7 +112,7 @@ def test_deserialize_reads_what_serialize_returns(policy):
 
 
 @pytest.mark.one_backend
-def test_what_is_no_policy_or_config_of_one_is_refused():
+def test_serialize_and_deserialize_reject_other_values():
     with pytest.raises(TypeError, match="`policy` must be.*policy=128 of type int"):
         loss_scales.serialize(128)
     for config in (128, "dynamic", None):
@@ -126,7 +126,7 @@ def test_what_is_no_policy_or_config_of_one_is_refused():
 
 
 @pytest.mark.one_backend
-def test_the_representation_of_a_policy_is_code_that_makes_it(policy):
+def test_repr_of_policy_evaluates_to_equal_policy(policy):
     classes = (
         FixedLossScale,
         DynamicLossScale,
@@ -141,7 +141,7 @@ def test_the_representation_of_a_policy_is_code_that_makes_it(policy):
 
 
 @pytest.mark.one_backend
-def test_a_config_leaves_out_the_defaults():
+def test_config_omits_default_values():
     assert DynamicLossScale().get_config() == {
         "initial_loss_scale": 2.0**15,
         "increment_period": 2000,
@@ -150,19 +150,19 @@ def test_a_config_leaves_out_the_defaults():
     assert FixedLossScale(8).get_config() == {"loss_scale_value": 8.0}
 
 
-def test_before_it_is_built_a_policy_has_its_initial_scale_and_no_state(policy):
+def test_unbuilt_policy_has_initial_scale_and_no_variables(policy):
     assert policy.variables == []
     assert float(policy()) == float(policy.value) == policy.initial_loss_scale
 
 
-def test_the_scale_is_a_float32_scalar(policy):
+def test_scale_of_policy_is_float32_scalar(policy):
     for _ in range(2):
         assert keras.backend.standardize_dtype(policy().dtype) == "float32"
         assert tuple(policy().shape) == ()
         policy.build()
 
 
-def test_building_twice_keeps_the_state(policy):
+def test_second_build_preserves_policy_state(policy):
     policy.build()
     variables = policy.variables
     policy.step(False, ops.convert_to_tensor(np.inf))
@@ -173,19 +173,19 @@ def test_building_twice_keeps_the_state(policy):
 
 
 @pytest.mark.one_backend
-def test_the_state_starts_with_the_counter_and_the_scale(policy):
+def test_policy_variables_start_with_counter_and_scale(policy):
     policy.build()
     assert policy.variables[0] is policy.step_counter
     assert policy.variables[1] is policy.scale
     assert [v.name for v in policy.variables[:2]] == ["step_counter", "dynamic_scale"]
 
 
-def test_replicas_share_the_state_of_a_policy(policy):
+def test_policy_variables_use_only_first_replica_aggregation(policy):
     policy.build()
     assert {v.aggregation for v in policy.variables} == {"only_first_replica"}
 
 
-def test_reset_goes_back_to_the_first_step(policy, snapshot):
+def test_reset_restores_initial_state_of_policy(policy, snapshot):
     policy.build()
     first = snapshot(policy.variables)
     for finite in [False, False, True]:
@@ -194,7 +194,7 @@ def test_reset_goes_back_to_the_first_step(policy, snapshot):
     assert snapshot(policy.variables) == first
 
 
-def test_a_scale_that_was_read_stays_what_it_was():
+def test_scale_read_before_step_keeps_its_value():
     policy = built(DynamicLossScale(1024))
     read = policy()
     policy.step(False)
@@ -202,7 +202,7 @@ def test_a_scale_that_was_read_stays_what_it_was():
     assert float(policy()) == 512.0
 
 
-def test_assigned_scales_are_kept_within_the_bounds():
+def test_assign_scale_clips_to_bounds():
     policy = built(LossScale(1.0, min_scale=0.5, max_scale=2.0))
     for value, expected in [(3.0, 2.0), (0.1, 0.5), (1.5, 1.5)]:
         policy.assign_scale(value)
@@ -210,13 +210,13 @@ def test_assigned_scales_are_kept_within_the_bounds():
 
 
 @pytest.mark.one_backend
-def test_the_base_class_says_what_to_override():
+def test_base_class_error_names_method_to_override():
     with pytest.raises(NotImplementedError, match="LossScale must override `step`"):
         built(LossScale(1.0)).step(True)
 
 
 @pytest.mark.one_backend
-def test_a_policy_belongs_to_one_optimizer(policy):
+def test_policy_cannot_be_shared_by_two_optimizers(policy):
     first = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1), loss_scale=policy)
     with pytest.raises(ValueError, match="already belongs to 'loss_scale_optimizer'"):
         keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1), loss_scale=policy)
@@ -255,17 +255,17 @@ def test_a_policy_belongs_to_one_optimizer(policy):
         ),
     ],
 )
-def test_get_makes_the_policy_that_an_identifier_stands_for(identifier, expected):
+def test_get_returns_policy_for_each_kind_of_identifier(identifier, expected):
     policy = loss_scales.get(identifier)
     assert type(policy) is type(expected)
     assert plain_attributes(policy) == plain_attributes(expected)
 
 
 @pytest.mark.one_backend
-def test_get_returns_a_policy_as_it_is(policy):
+def test_get_returns_policy_instance_unchanged(policy):
     assert loss_scales.get(policy) is policy
 
 
 @pytest.mark.one_backend
-def test_get_makes_a_new_policy_each_time():
+def test_get_creates_new_policy_on_each_call():
     assert loss_scales.get("dynamic") is not loss_scales.get("dynamic")

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.one_backend
 # Each side of what is flushed, and numbers of which the sum is inf in float32.
 @hypothesis.example([[2.0**-25, np.nextafter(np.float32(2.0**-25), 1).item()]])
 @hypothesis.example([[3e38, 3e38], [np.inf, np.nan, 0.0], []])
-def test_magnitudes_are_those_of_a_cast_to_float16(batches):
+def test_magnitudes_match_numpy_casts_to_float16(batches):
     found = Magnitudes()
     for batch in batches:
         wide = np.array(batch, "float32")
@@ -49,7 +49,7 @@ def test_magnitudes_are_those_of_a_cast_to_float16(batches):
         assert found.headroom == math.inf
 
 
-def test_what_is_computed_in_float32_counts_for_nothing_beside_float16():
+def test_float16_readings_take_precedence_over_float32_readings():
     large, small = np.array([1e6]), np.array([2.0])
     found = Magnitudes()
     found.add(reading_of(large, "float32"), reading_of(large, "float32"))
@@ -60,7 +60,7 @@ def test_what_is_computed_in_float32_counts_for_nothing_beside_float16():
     assert found.largest_in_float16 == 2.0
 
 
-def test_a_dict_of_magnitudes_holds_all_numbers():
+def test_magnitudes_to_dict_returns_all_numbers():
     found = Magnitudes()
     found.add(reading_of([8.0], "float32"), reading_of([8.0], "float16"))
     assert found.to_dict() == {

@@ -34,7 +34,7 @@ def labels_of(axis):
     return axis.get_xlabel(), axis.get_ylabel()
 
 
-def test_a_schedule_is_drawn_step_by_step():
+def test_plot_schedule_draws_rate_of_each_step():
     figure = plotting.plot_schedule(WARMUP, steps=6)
     [(steps, rates)] = lines_of(figure.axes[0])
     assert list(steps) == [0, 1, 2, 3, 4, 5]
@@ -46,7 +46,7 @@ def test_a_schedule_is_drawn_step_by_step():
     assert axis.get_legend() is None
 
 
-def test_a_schedule_is_drawn_against_zero():
+def test_plot_schedule_starts_rate_axis_at_zero():
     halving = keras_lso.schedules.LinearWarmup(0.5, 4, 1.0)
     [axis] = plotting.plot_schedule(halving, steps=6).axes
     bottom, top = axis.get_ylim()
@@ -54,7 +54,7 @@ def test_a_schedule_is_drawn_against_zero():
     assert top > 1
 
 
-def test_a_long_schedule_is_drawn_from_its_first_step_to_its_last():
+def test_plot_schedule_spans_first_to_last_step_of_long_schedule():
     steps = lines_of(plotting.plot_schedule(WARMUP, np.int64(3)).axes[0])[0][0]
     assert list(steps) == [0, 1, 2]
     [(steps, _)] = lines_of(plotting.plot_schedule(WARMUP, steps=123_456).axes[0])
@@ -65,7 +65,7 @@ def test_a_long_schedule_is_drawn_from_its_first_step_to_its_last():
 
 
 @pytest.mark.one_backend
-def test_every_schedule_is_drawn():
+def test_plot_schedule_draws_rates_of_every_schedule():
     schedules = {name: make() for name, make in ALL.items()}
     axis = plotting.plot_schedule(schedules, steps=len(STEPS)).axes[0]
     for line, schedule in zip(axis.get_lines(), schedules.values(), strict=True):
@@ -83,7 +83,7 @@ def test_every_schedule_is_drawn():
         ([WARMUP, WARMUP], ["0: LinearWarmup", "1: LinearWarmup"]),
     ],
 )
-def test_several_schedules_are_told_apart(schedules, labels):
+def test_plot_schedule_labels_several_schedules(schedules, labels):
     axis = plotting.plot_schedule(schedules, steps=5).axes[0]
     assert texts_of(axis.get_legend().get_texts()) == labels
     lines = axis.get_lines()
@@ -108,7 +108,7 @@ LOGS = {
 
 
 @pytest.mark.one_backend
-def test_a_history_is_drawn():
+def test_plot_loss_scale_draws_losses_scale_and_skipped_steps():
     history = keras.callbacks.History()
     history.history = LOGS
     for given in (LOGS, history):
@@ -136,7 +136,7 @@ def test_a_history_is_drawn():
 
 
 @pytest.mark.one_backend
-def test_of_a_history_that_which_is_there_is_drawn():
+def test_plot_loss_scale_draws_partial_history():
     [scale] = plotting.plot_loss_scale({"loss_scale": [8.0, 4.0]}).axes
     [(epochs, scales)] = lines_of(scale)
     assert (list(epochs), list(scales)) == ([1, 2], [8.0, 4.0])
@@ -170,7 +170,7 @@ def lines_by_label(axis):
 
 
 @pytest.mark.one_backend
-def test_a_record_is_drawn_in_four_panels():
+def test_plot_record_draws_four_panels():
     record = make_record()
     axes = norms, scales, rates, skipped = plotting.plot_record(record).axes
     steps = [7, 8, 9, 10, 11]
@@ -209,7 +209,7 @@ def test_a_record_is_drawn_in_four_panels():
 
 
 @pytest.mark.one_backend
-def test_a_calm_record_has_no_marks():
+def test_plot_record_has_no_marks_without_skipped_steps():
     record = make_record("applied accumulated applied")
     norms, scales, _, skipped = plotting.plot_record(record).axes
     assert lines_by_label(norms) == lines_by_label(scales) == {}
@@ -218,7 +218,7 @@ def test_a_calm_record_has_no_marks():
 
 
 @pytest.mark.one_backend
-def test_the_largest_gradient_and_rates_are_drawn_if_there_are_some():
+def test_plot_record_draws_largest_gradient_and_rate_skips_if_present():
     largest = np.array([0.5, np.nan, 1.0, 1.5, 2.0], "float32")
     record = make_record("applied overflow rate rate applied", largest_gradient=largest)
     norms, *_, skipped = plotting.plot_record(record).axes
@@ -229,7 +229,7 @@ def test_the_largest_gradient_and_rates_are_drawn_if_there_are_some():
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("norm", [0.0, np.nan])
-def test_norms_of_zero_or_none_are_drawn_all_the_same(norm):
+def test_plot_record_accepts_zero_and_nan_norms(norm):
     norms, *_ = plotting.plot_record(
         make_record("overflow", gradient_norm=np.array([norm]))
     ).axes
@@ -238,7 +238,7 @@ def test_norms_of_zero_or_none_are_drawn_all_the_same(norm):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("name", ["steps.csv", "steps.jsonl"])
-def test_a_record_is_drawn_from_its_file_and_from_a_history(name, tmp_path):
+def test_plot_record_draws_same_figure_from_file_and_history(name, tmp_path):
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.1))
     model.compile(optimizer, loss="mse")
@@ -264,7 +264,7 @@ def test_a_record_is_drawn_from_its_file_and_from_a_history(name, tmp_path):
 
 
 @pytest.mark.one_backend
-def test_ratios_are_drawn_by_their_median_and_range():
+def test_plot_trust_ratios_draws_median_and_range():
     snapshots = [{"a": 0.1, "b": 1.0}, {"a": 0.3, "b": 1.0}, {"a": 0.2}]
     [axis] = plotting.plot_trust_ratios(snapshots).axes
     [(medians, rows)] = lines_of(axis)
@@ -300,7 +300,7 @@ def pale(color, share):
 
 
 @pytest.mark.one_backend
-def test_underflow_is_blue_and_overflow_is_red():
+def test_underflow_plot_draws_underflow_blue_and_overflow_red():
     # At 2**0 the first is flushed, and of the second two in four; at 2**4 these are
     # subnormal, which counts half. The third overflows from 2**4 on.
     report = make_report([2.0**-25], [1.0, 2.0**-25, -(2.0**-26), 1.0], [1e4])
@@ -321,7 +321,7 @@ def test_underflow_is_blue_and_overflow_is_red():
 
 
 @pytest.mark.one_backend
-def test_layers_and_scales_are_named_in_the_picture():
+def test_underflow_plot_labels_layers_and_scales():
     figure = make_report([1.0], [1.0]).plot()
     [axis] = figure.axes
     assert texts_of(axis.get_yticklabels()) == ["layer 0", "layer 1"]
@@ -355,7 +355,7 @@ def test_layers_and_scales_are_named_in_the_picture():
         (([np.inf],), None),
     ],
 )
-def test_a_bar_above_the_picture_marks_the_safe_scales(values, ends):
+def test_underflow_plot_marks_safe_scales_with_bar(values, ends):
     [axis] = make_report(*values).plot().axes
     if ends is None:
         assert lines_of(axis) == []
@@ -369,7 +369,7 @@ def test_a_bar_above_the_picture_marks_the_safe_scales(values, ends):
 
 
 @pytest.mark.one_backend
-def test_a_picture_that_is_saved_is_the_one_that_is_returned(tmp_path):
+def test_saved_plot_is_identical_to_returned_figure(tmp_path):
     figure = make_report([1e-9], [1.0], [1e4]).plot(tmp_path / "underflow.png")
     figure.savefig(tmp_path / "again.png")
     saved, again = (
@@ -391,7 +391,7 @@ Safe for all layers: 2**2 to 2**11. Recommended initial_scale: 2**10."""
 
 
 @pytest.mark.one_backend
-def test_a_report_prints_the_shares_at_one_and_at_the_recommended_scale():
+def test_underflow_report_prints_shares_at_one_and_recommended_scale():
     # Of 2000 values, 1000 are flushed at 1, and the last one at 2**8 as well. That is
     # the one of the report's scales that comes next to 2**10.
     mixed = [1.0] * 1001 + [2.0**-25] * 899 + [2.0**-27] * 99 + [2.0**-40]
@@ -400,7 +400,7 @@ def test_a_report_prints_the_shares_at_one_and_at_the_recommended_scale():
 
 
 @pytest.mark.one_backend
-def test_a_report_prints_what_overflows():
+def test_underflow_report_prints_overflow_shares():
     *_, row, _, _ = str(make_report([1.0, 1.0, 1.0, 1e9])).splitlines()
     assert row.split() == ["layer", "0", "1e+00", "25.0%", "2**-25", "to", "2**-14"]
 
@@ -414,7 +414,7 @@ def test_a_report_prints_what_overflows():
         (([0.0],), "Safe for all layers: any.", "2**15"),
     ],
 )
-def test_a_report_says_what_is_safe_for_all_layers(values, safe, scale):
+def test_underflow_report_states_scales_safe_for_all_layers(values, safe, scale):
     last = str(make_report(*values)).splitlines()[-1]
     assert last == f"{safe} Recommended initial_scale: {scale}."
 
@@ -438,13 +438,13 @@ def test_a_report_says_what_is_safe_for_all_layers(values, safe, scale):
         (lambda: plotting.plot_trust_ratios([0.1]), "`ratios` must be"),
     ],
 )
-def test_what_cannot_be_drawn_is_refused(draw, message):
+def test_plot_functions_reject_invalid_arguments(draw, message):
     with pytest.raises((ValueError, TypeError), match=message):
         draw()
 
 
 @pytest.mark.one_backend
-def test_without_matplotlib_it_says_what_to_install(monkeypatch):
+def test_missing_matplotlib_error_names_extra_to_install(monkeypatch):
     import_ = builtins.__import__
 
     def refuse(name, *args, **kwargs):

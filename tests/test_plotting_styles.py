@@ -66,7 +66,7 @@ DRAWN = {
 
 @pytest.mark.parametrize("style", STYLES)
 @pytest.mark.parametrize("draw", DRAWN.values(), ids=DRAWN)
-def test_everything_differs_from_the_background_of_the_style(draw, style):
+def test_plot_elements_contrast_with_background_of_style(draw, style):
     with matplotlib.style.context(style):
         figure = draw()
         assert to_rgba(figure.get_facecolor()) == to_rgba(rc("figure.facecolor"))
@@ -84,13 +84,13 @@ def rc(name):
     return matplotlib.rcParams[name]
 
 
-def test_the_measure_of_contrast_is_that_of_wcag():
+def test_contrast_matches_wcag_examples():
     assert contrast((1, 1, 1), (0, 0, 0)) == pytest.approx(21)
     # W3C's example of what just passes.
     assert contrast((1, 1, 1), to_rgba("#767676")[:3]) == pytest.approx(4.54, abs=0.01)
 
 
-def test_what_cannot_be_seen_is_noticed():
+def test_assert_visible_detects_invisible_line():
     figure = DRAWN["float16"]()
     figure.axes[0].set_facecolor("black")
     with pytest.raises(AssertionError, match="Line2D"):
@@ -101,7 +101,7 @@ def colors_of(figure):
     return [to_hex(line.get_color()) for line in figure.axes[0].get_lines()]
 
 
-def test_the_colours_are_those_of_the_style_or_else_of_okabe_and_ito():
+def test_colors_come_from_style_or_okabe_ito_palette():
     assert colors_of(DRAWN["schedules"]()) == OKABE_ITO
     with matplotlib.style.context("dark_background"):
         cycle = [to_hex(c) for c in rc("axes.prop_cycle").by_key()["color"]]
@@ -113,12 +113,12 @@ def test_the_colours_are_those_of_the_style_or_else_of_okabe_and_ito():
 
 
 @pytest.mark.parametrize("cycle", ["color=['w', 'y']", "linestyle=['-', '--']"])
-def test_a_cycle_of_fewer_than_three_colours_is_not_taken(cycle):
+def test_color_cycle_with_fewer_than_three_colors_is_ignored(cycle):
     with matplotlib.rc_context({"axes.prop_cycle": f"cycler({cycle})"}):
         assert colors_of(DRAWN["schedules"]()) == OKABE_ITO
 
 
-def test_more_schedules_than_colours_begin_again():
+def test_colors_repeat_after_end_of_palette():
     figure = plotting.plot_schedule(warmups(7), steps=5)
     colors = colors_of(figure)
     assert colors[:4] == OKABE_ITO
@@ -126,7 +126,7 @@ def test_more_schedules_than_colours_begin_again():
     assert colors[6] == colors[0]
 
 
-def test_what_a_style_sets_is_kept_and_the_rest_is_the_packages():
+def test_style_settings_take_precedence_over_package_defaults():
     def looks(**style):
         with matplotlib.rc_context(style):
             [axis] = DRAWN["trust ratios"]().axes
@@ -141,7 +141,7 @@ def test_what_a_style_sets_is_kept_and_the_rest_is_the_packages():
     assert looks(**{"axes.grid": True, "grid.linewidth": 3.0})[2] == (True, 1.0, 3.0)
 
 
-def test_the_style_of_the_user_is_left_as_it_was():
+def test_plots_leave_rc_params_unchanged():
     before = matplotlib.rcParams.copy()
     for draw in DRAWN.values():
         draw()

@@ -95,14 +95,14 @@ def list_public_names():
 
 
 @pytest.mark.one_backend
-def test_public_names_are_those_that_are_listed():
+def test_public_names_match_recorded_list():
     listed, found = LIST.read_text().splitlines(), list_public_names()
     difference = "\n".join(difflib.unified_diff(listed, found, lineterm="", n=0))
     assert found == listed, f"{__doc__}\n{difference}"
 
 
 @pytest.mark.one_backend
-def test_the_public_names_are_these():
+def test_package_exports_expected_names():
     assert keras_lso.__all__ == [
         "GuardedOptimizer",
         "LAMB",

@@ -58,7 +58,7 @@ TABLE = {
 @pytest.mark.in_turn
 @pytest.mark.parametrize(("hardware", "expected"), TABLE.items())
 @pytest.mark.parametrize("policy", ["float32", "mixed_float16", "mixed_bfloat16"])
-def test_the_hardware_decides(policy, hardware, expected):
+def test_hardware_determines_dtype_policy_and_optimizer(policy, hardware, expected):
     model = make_model(policy)
     found = recommend(model, hardware)
     assert (found.hardware, found.dtype_policy, found.optimizer) == (
@@ -81,7 +81,7 @@ def test_the_hardware_decides(policy, hardware, expected):
     ("dtype", "wrapper"),
     [("bfloat16", "GuardedOptimizer"), ("float16", "LossScaleOptimizer")],
 )
-def test_weights_of_16_bits_stay_and_have_masters(dtype, wrapper, hardware):
+def test_16_bit_weights_keep_dtype_and_have_float32_masters(dtype, wrapper, hardware):
     model = make_model(dtype)
     found = recommend(model, hardware)
     assert (found.dtype_policy, found.optimizer) == (dtype, wrapper)
@@ -97,7 +97,7 @@ def test_weights_of_16_bits_stay_and_have_masters(dtype, wrapper, hardware):
 @pytest.mark.in_turn
 @pytest.mark.parametrize("hardware", ["gpu:7.5", "gpu:8.0"])
 @pytest.mark.parametrize("policy", ["mixed_float16", "mixed_bfloat16"])
-def test_what_computes_in_float32_among_16_bits_stays_so(policy, hardware):
+def test_float32_layers_of_16_bit_model_stay_in_float32(policy, hardware):
     model = make_model(policy, last="float32")
     found = recommend(model, hardware)
     assert found.layers_in_float32 == ["last"]
@@ -109,7 +109,7 @@ def test_what_computes_in_float32_among_16_bits_stays_so(policy, hardware):
 
 
 @pytest.mark.in_turn("jax")
-def test_a_nested_model_is_named_by_its_outermost_layer_in_float32():
+def test_nested_float32_model_is_named_by_outermost_layer():
     front = keras.Sequential([keras.Input((4,)), layers.Dense(3)], name="front")
     last = layers.Dense(1, dtype="mixed_float16", name="last")
     model = keras.Sequential([keras.Input((4,)), front, last])
@@ -127,7 +127,7 @@ def test_a_nested_model_is_named_by_its_outermost_layer_in_float32():
     ],
 )
 @pytest.mark.in_turn
-def test_layers_that_overflow_stay_in_float32(policy, last, kept):
+def test_layers_that_overflow_in_float16_stay_in_float32(policy, last, kept):
     model = make_model(policy, last, factor=1e6)
     found = recommend(model)
     assert found.layers_in_float32 == kept
@@ -143,7 +143,7 @@ def test_layers_that_overflow_stay_in_float32(policy, last, kept):
 
 
 @pytest.mark.in_turn("torch")
-def test_the_scale_is_that_of_the_report():
+def test_initial_scale_matches_float16_report():
     model = make_model()
     expected = keras_lso.float16_report(model, X, Y).recommended_scale
     assert recommend(model).initial_scale == expected != 2.0**15
@@ -155,7 +155,7 @@ def test_the_scale_is_that_of_the_report():
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_without_gradients_the_scale_begins_at_its_default():
+def test_initial_scale_is_default_without_gradients():
     for model, y in ((make_model(), None), (make_model(optimizer=None), Y)):
         found = recommend(model, y=y)
         assert found.initial_scale == 2.0**15
@@ -175,7 +175,7 @@ class Sums(keras.Model):
 
 
 @pytest.mark.in_turn("jax")
-def test_what_no_layer_can_help_is_said():
+def test_overflow_outside_layers_suggests_scaling_inputs():
     # 40000, and twice that.
     found = recommend(Sums(), x=np.full((1, 2), 20000.0, "float32"), y=None)
     assert found.layers_in_float32 == []
@@ -187,7 +187,7 @@ def test_what_no_layer_can_help_is_said():
 # --- The hardware -------------------------------------------------------------------
 
 
-def test_auto_is_what_the_model_is_on(monkeypatch):
+def test_auto_hardware_is_device_of_model(monkeypatch):
     assert recommend(make_model(), "auto").hardware == "cpu"
     seen = []
     monkeypatch.setattr(
@@ -200,7 +200,7 @@ def test_auto_is_what_the_model_is_on(monkeypatch):
     assert [tuple(value.shape) for value in seen] == [(4, 8), (8, 4)]
 
 
-def test_unknown_hardware_has_to_be_named(monkeypatch):
+def test_auto_hardware_raises_error_on_unknown_device(monkeypatch):
     monkeypatch.setattr(backend, "hardware_of", lambda value: None)
     with pytest.raises(ValueError, match="Name hardware that is fast.*'gpu:7.5'"):
         recommend(make_model(), "auto")
@@ -211,7 +211,7 @@ def test_unknown_hardware_has_to_be_named(monkeypatch):
 @pytest.mark.parametrize(
     "hardware", ["gpu", "gpu:7", "gpu:7.5.1", "GPU:7.5", "v100", "", None, 7.5, ["cpu"]]
 )
-def test_other_names_of_hardware_are_refused(hardware):
+def test_invalid_hardware_names_are_rejected(hardware):
     with pytest.raises(ValueError, match="`hardware` must be 'auto'.*Received: hard"):
         hardware_module.check_hardware(hardware)
 
@@ -243,7 +243,7 @@ def attention():
 @pytest.mark.in_turn
 @pytest.mark.parametrize("hardware", ["cpu", "gpu:7.5", "gpu:8.0"])
 @pytest.mark.parametrize("policy", POLICIES)
-def test_the_bytes_are_those_of_the_model_that_is_applied(policy, hardware):
+def test_bytes_match_applied_model(policy, hardware):
     model = make_model(policy, optimizer="adam", factor=1e6)
     found = recommend(model, hardware)
     applied = found.apply(model)
@@ -267,7 +267,7 @@ def test_the_bytes_are_those_of_the_model_that_is_applied(policy, hardware):
         (attention, None),
     ],
 )
-def test_outputs_are_those_of_the_innermost_layers(make, elements):
+def test_output_bytes_count_outputs_of_innermost_layers(make, elements):
     model, x = make()
     found = keras_lso.recommend(model, x, hardware="tpu")
     assert found.bytes_now["outputs"] == 2 * found.bytes["outputs"] > 0
@@ -278,7 +278,7 @@ def test_outputs_are_those_of_the_innermost_layers(make, elements):
 
 
 @pytest.mark.in_turn("torch")
-def test_an_optimizer_without_a_config_is_not_counted():
+def test_optimizer_without_config_counts_no_bytes():
     class Own(keras.optimizers.SGD):
         def get_config(self):
             raise NotImplementedError
@@ -289,7 +289,7 @@ def test_an_optimizer_without_a_config_is_not_counted():
     assert "cannot be remade" in found.reasons[-1]
 
 
-def test_the_model_is_left_as_it_was():
+def test_recommend_and_apply_leave_model_unchanged():
     model = make_model("mixed_float16", optimizer="adam")
     model.train_on_batch(X, Y)
     variables = [*model.variables, *model.optimizer.variables]
@@ -315,7 +315,7 @@ def applied_optimizer(optimizer, hardware="gpu:7.5", policy="float32"):
 @pytest.mark.in_turn
 @pytest.mark.parametrize("wrapper", [LossScaleOptimizer, GuardedOptimizer])
 @pytest.mark.parametrize("hardware", ["cpu", "gpu:7.5", "gpu:8.0"])
-def test_what_a_user_has_chosen_of_a_wrapper_stays(hardware, wrapper):
+def test_apply_preserves_user_settings_of_optimizer_wrapper(hardware, wrapper):
     guard = keras_lso.SpikeGuard(window=16, warmup=8)
     old = wrapper(
         keras.optimizers.SGD(0.5, momentum=0.75),
@@ -334,7 +334,7 @@ def test_what_a_user_has_chosen_of_a_wrapper_stays(hardware, wrapper):
 
 
 @pytest.mark.in_turn("jax")
-def test_without_loss_scaling_a_loss_scale_optimizer_goes_and_a_guard_stays():
+def test_recommendation_for_cpu_drops_loss_scaling_but_keeps_guard():
     sgd = keras.optimizers.SGD
     assert type(applied_optimizer(LossScaleOptimizer(sgd()), "cpu")[0]) is type(sgd())
     new, _ = applied_optimizer(keras.optimizers.LossScaleOptimizer(sgd(0.5)), "cpu")
@@ -345,7 +345,7 @@ def test_without_loss_scaling_a_loss_scale_optimizer_goes_and_a_guard_stays():
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_a_loss_scale_policy_stays_and_begins_where_it_is_recommended():
+def test_loss_scale_policy_is_kept_with_recommended_initial_scale():
     sgd = keras.optimizers.SGD
     policy = DynamicLossScale(2.0, increment_period=7, hysteresis=2)
     new, found = applied_optimizer(LossScaleOptimizer(sgd(), loss_scale=policy))
@@ -366,7 +366,7 @@ def test_a_loss_scale_policy_stays_and_begins_where_it_is_recommended():
 
 
 @pytest.mark.in_turn("torch")
-def test_a_model_that_is_not_compiled_stays_so():
+def test_uncompiled_model_stays_uncompiled():
     model = make_model(optimizer=None)
     assert not recommend(model).apply(model).compiled
 
@@ -375,7 +375,7 @@ def test_a_model_that_is_not_compiled_stays_so():
 
 
 @pytest.mark.in_turn("jax")
-def test_it_applies_to_another_model_of_these_layers():
+def test_recommendation_applies_to_other_model_with_same_layers():
     found = recommend(make_model(factor=1e6))
     other = make_model(optimizer="adam")
     assert policies_of(found.apply(other)) == [
@@ -384,7 +384,7 @@ def test_it_applies_to_another_model_of_these_layers():
 
 
 @pytest.mark.in_turn("torch")
-def test_it_does_not_apply_to_a_model_of_other_layers_or_weights():
+def test_recommendation_rejects_model_with_other_layers_or_weights():
     found = recommend(make_model(factor=1e6))
     other = keras.Sequential([keras.Input((4,)), layers.Dense(1, name="scale")])
     with pytest.raises(ValueError, match=r"has no 'scaled'. Near it are: \['scale'\]"):
@@ -402,7 +402,7 @@ def test_it_does_not_apply_to_a_model_of_other_layers_or_weights():
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_what_is_no_model_is_refused():
+def test_recommend_rejects_invalid_or_quantized_model():
     with pytest.raises(TypeError, match="`model` must be a keras.Model"):
         keras_lso.recommend("model.keras", X)
     quantized = make_model()
@@ -412,7 +412,7 @@ def test_what_is_no_model_is_refused():
 
 
 @pytest.mark.in_turn("jax")
-def test_it_takes_what_fit_takes():
+def test_recommend_reads_one_batch_from_generator():
     batches = ((X * 10**i, Y) for i in range(3))
     found = keras_lso.recommend(make_model(), batches, hardware="gpu:7.5")
     assert found == recommend(make_model())
@@ -420,7 +420,7 @@ def test_it_takes_what_fit_takes():
 
 
 @pytest.mark.in_turn("torch")
-def test_it_says_in_words_what_to_do():
+def test_recommendation_prints_settings_in_words():
     text = str(recommend(make_model("float16", factor=1e6)))
     for words in (
         "dtype policy       float16",

@@ -23,7 +23,7 @@ FOUND = Recommendation(
 )
 
 
-def test_it_comes_back_from_text_and_file(tmp_path):
+def test_recommendation_round_trips_through_text_and_file(tmp_path):
     path = tmp_path / "found.json"
     text = FOUND.to_json(path)
     for source in (text, f"\n {text}", path, str(path)):
@@ -32,7 +32,7 @@ def test_it_comes_back_from_text_and_file(tmp_path):
     assert Recommendation.from_json(other.to_json()) == other
 
 
-def test_the_file_of_the_command_holds_it(tmp_path):
+def test_from_json_reads_file_of_report_command(tmp_path):
     path = tmp_path / "precision.json"
     path.write_text(
         json.dumps({"recommendation": FOUND.to_dict(), "float16_report": 0})
@@ -56,7 +56,7 @@ WRONG = {
 @pytest.mark.parametrize(
     ("key", "value"), [(key, value) for key in WRONG for value in WRONG[key]]
 )
-def test_a_wrong_value_is_named(key, value, tmp_path):
+def test_from_json_names_key_of_invalid_value(key, value, tmp_path):
     path = tmp_path / "found.json"
     path.write_text(json.dumps({**FOUND.to_dict(), key: value}))
     with pytest.raises(ValueError, match=f"'{key}' of a recomm.*{path}.*{key}="):
@@ -64,7 +64,7 @@ def test_a_wrong_value_is_named(key, value, tmp_path):
 
 
 @pytest.mark.parametrize("changed", [{"initial_scale": None}, {"optimizer": None}])
-def test_a_scale_belongs_to_loss_scaling(changed):
+def test_initial_scale_and_loss_scale_optimizer_require_each_other(changed):
     with pytest.raises(ValueError, match="'initial_scale' if its 'optimizer'"):
         Recommendation.from_json(json.dumps({**FOUND.to_dict(), **changed}))
 
@@ -81,7 +81,7 @@ def test_a_scale_belongs_to_loss_scaling(changed):
         ('{"bytes": 1' + "0" * 5000, "is no JSON"),
     ],
 )
-def test_what_is_no_recommendation_is_refused(text, words, tmp_path):
+def test_from_json_rejects_other_content(text, words, tmp_path):
     path = tmp_path / "found.json"
     path.write_text(text)
     with pytest.raises(
@@ -91,7 +91,7 @@ def test_what_is_no_recommendation_is_refused(text, words, tmp_path):
     assert str(path) in str(error.value)
 
 
-def test_a_file_that_is_not_there_is_named(tmp_path):
+def test_from_json_error_names_missing_file(tmp_path):
     with pytest.raises(FileNotFoundError, match="none.json"):
         Recommendation.from_json(tmp_path / "none.json")
 
@@ -106,5 +106,5 @@ def test_a_file_that_is_not_there_is_named(tmp_path):
         (2**60, "1048576.0 TiB"),
     ],
 )
-def test_bytes_are_written_in_the_largest_unit(count, text):
+def test_bytes_text_uses_largest_unit(count, text):
     assert bytes_text(count) == text

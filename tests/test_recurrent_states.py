@@ -113,7 +113,7 @@ def batch(model, value):
 @pytest.mark.parametrize(
     "mode", ["eager", pytest.param("compiled", marks=pytest.mark.full)]
 )
-def test_a_skipped_step_leaves_the_states_as_they_were(name, mode):
+def test_skipped_step_leaves_recurrent_states_unchanged(name, mode):
     model, states = make(name, run_eagerly=mode == "eager")
     keras_lso.protect_statistics(model)
     start = bits(states)
@@ -131,7 +131,7 @@ def test_a_skipped_step_leaves_the_states_as_they_were(name, mode):
 
 
 @pytest.mark.skipif(BACKEND == "jax", reason="Keras's `fit` on JAX carries no states")
-def test_fit_goes_on_from_the_states_before_a_skipped_batch():
+def test_fit_continues_from_states_before_skipped_batch():
     def train(inputs):
         keras.utils.set_random_seed(0)
         model, states = make("SimpleRNN")
@@ -145,7 +145,7 @@ def test_fit_goes_on_from_the_states_before_a_skipped_batch():
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="Keras refuses it on the others")
-def test_a_model_that_fit_builds_keeps_its_states_from_the_first_step():
+def test_unbuilt_model_keeps_states_on_skipped_first_step():
     model = keras.Sequential([layers.SimpleRNN(2, stateful=True), layers.Dense(1)])
     optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.01))
     model.compile(optimizer, loss="mean_squared_error")
@@ -183,13 +183,13 @@ def check_loop(name, compile_):
     assert all(a != b for a, b in zip(first, later, strict=True))
 
 
-def test_a_loop_restores_the_states(compiled):
+def test_custom_loop_restores_recurrent_states(compiled):
     check_loop("stacked cells", compiled)
 
 
 @pytest.mark.full
 @every_layer
-def test_a_loop_restores_the_states_of_every_layer(name, compiled_on_jax):
+def test_custom_loop_restores_states_of_every_recurrent_layer(name, compiled_on_jax):
     check_loop(name, compiled_on_jax)
 
 
@@ -197,7 +197,7 @@ def test_a_loop_restores_the_states_of_every_layer(name, compiled_on_jax):
     BACKEND == "tensorflow", reason="Keras has no stateless_apply on TensorFlow."
 )
 @pytest.mark.parametrize("value", [1.0, np.nan])
-def test_a_stateless_step_neither_takes_nor_writes_states(value):
+def test_stateless_step_neither_takes_nor_writes_recurrent_states(value):
     model, states = make("SimpleRNN")
     optimizer = model.optimizer
     optimizer.build(model.trainable_variables)

@@ -43,7 +43,7 @@ def adam():
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_the_scale_and_the_counters_are_those_of_the_optimizer(ending, tmp_path):
+def test_contents_match_scale_and_counters_of_optimizer(ending, tmp_path):
     optimizer = LossScaleOptimizer(adam(), initial_scale=64.0, dynamic_growth_steps=7)
     model = trained(optimizer)
     found = saved(model, tmp_path / f"model{ending}").optimizer
@@ -67,7 +67,7 @@ def test_the_scale_and_the_counters_are_those_of_the_optimizer(ending, tmp_path)
 @pytest.mark.in_turn
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("kind", ["auto", "remainder", "stochastic"])
-def test_masters_are_counted(kind, ending, tmp_path):
+def test_contents_count_master_weights(kind, ending, tmp_path):
     guard = keras_lso.SpikeGuard(window=16, warmup=8)
     optimizer = LossScaleOptimizer(
         adam(), loss_scale=LogMaxLossScale(), master_weights=kind, spike_guard=guard
@@ -85,7 +85,7 @@ def test_masters_are_counted(kind, ending, tmp_path):
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_a_guarded_optimizer_has_no_scale(ending, tmp_path):
+def test_contents_of_guarded_optimizer_have_no_loss_scale(ending, tmp_path):
     model = trained(GuardedOptimizer(adam()), "bfloat16")
     found = saved(model, tmp_path / f"model{ending}").optimizer
     assert found.loss_scale is found.step_counter is found.policy is None
@@ -96,7 +96,7 @@ def test_a_guarded_optimizer_has_no_scale(ending, tmp_path):
 @pytest.mark.in_turn
 @pytest.mark.parametrize("ending", ENDINGS)
 @pytest.mark.parametrize("is_named", [True, False])
-def test_keras_own_class_is_read(is_named, ending, tmp_path):
+def test_contents_describe_keras_loss_scale_optimizer(is_named, ending, tmp_path):
     before = keras.config.dtype_policy()
     keras.config.set_dtype_policy("mixed_float16")
     try:
@@ -126,7 +126,7 @@ def test_keras_own_class_is_read(is_named, ending, tmp_path):
 @pytest.mark.parametrize(
     "make", [adam, lambda: keras_lso.LARC(keras.optimizers.SGD(0.25))]
 )
-def test_an_optimizer_without_a_scale(make, ending, tmp_path):
+def test_contents_of_unscaled_optimizer_have_no_loss_scale(make, ending, tmp_path):
     model = trained(make(), "float32")
     found = saved(model, tmp_path / f"model{ending}").optimizer
     assert found.loss_scale is found.skipped_steps is found.masters is None
@@ -136,7 +136,7 @@ def test_an_optimizer_without_a_scale(make, ending, tmp_path):
 
 
 @pytest.mark.one_backend
-def test_a_wrapper_of_another_kind_has_no_scale(tmp_path):
+def test_contents_of_other_wrapper_have_no_loss_scale(tmp_path):
     # Its own two variables, then those of what it wraps.
     inner = [np.int32(7), np.float32(0.5), np.ones(3, "float32")]
     with h5py.File(tmp_path / "model.weights.h5", "w") as file:
@@ -150,7 +150,7 @@ def test_a_wrapper_of_another_kind_has_no_scale(tmp_path):
 
 
 @pytest.mark.in_turn("jax")
-def test_a_schedule_and_a_fixed_scale_are_named(tmp_path):
+def test_contents_name_schedule_and_fixed_scale(tmp_path):
     rate = keras.optimizers.schedules.CosineDecay(0.1, 10)
     inner = keras.optimizers.Adam(rate)
     fixed = LossScaleOptimizer(inner, dynamic=False, initial_scale=8.0)
@@ -161,7 +161,7 @@ def test_a_schedule_and_a_fixed_scale_are_named(tmp_path):
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("ending", ENDINGS)
-def test_weights_and_dtype_policies_are_counted(ending, tmp_path):
+def test_contents_count_weights_and_dtype_policies(ending, tmp_path):
     model = trained(LossScaleOptimizer(adam()), "bfloat16")
     found = saved(model, tmp_path / f"model{ending}")
     assert found.weights == {
@@ -178,7 +178,7 @@ def test_weights_and_dtype_policies_are_counted(ending, tmp_path):
 
 
 @pytest.mark.in_turn("torch")
-def test_dtype_policies_of_layers_in_layers_are_counted(tmp_path):
+def test_contents_count_dtype_policies_of_nested_layers(tmp_path):
     x = keras.Input((5, 4))
     inner = keras.Sequential([layers.Dense(4, dtype="mixed_float16")], name="inner")
     y = layers.TimeDistributed(layers.Dense(4, dtype="mixed_bfloat16"))(inner(x))
@@ -193,7 +193,7 @@ def test_dtype_policies_of_layers_in_layers_are_counted(tmp_path):
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_it_is_ready_for_json_and_for_people(tmp_path):
+def test_contents_convert_to_json_and_text(tmp_path):
     optimizer = LossScaleOptimizer(adam(), initial_scale=64.0)
     found = saved(trained(optimizer), tmp_path / "model.keras")
     assert json.loads(json.dumps(found.to_dict()))["optimizer"]["loss_scale"] == 32.0
@@ -211,7 +211,7 @@ def test_it_is_ready_for_json_and_for_people(tmp_path):
 
 
 @pytest.mark.in_turn("jax")
-def test_what_a_file_does_not_have_is_not_printed(tmp_path):
+def test_contents_omit_missing_parts_from_text(tmp_path):
     model = trained(GuardedOptimizer(adam()), "bfloat16", "bfloat16")
     text = str(saved(model, tmp_path / "model.weights.h5"))
     for words in (
@@ -229,7 +229,7 @@ def test_what_a_file_does_not_have_is_not_printed(tmp_path):
 
 
 @pytest.mark.one_backend
-def test_a_model_of_tf_keras_2(tmp_path):
+def test_contents_describe_tf_keras_2_optimizer(tmp_path):
     inner = {"class_name": "SGD", "config": {"learning_rate": 0.5}}
     arguments = {"inner_optimizer": inner, "initial_scale": 8.0}
     optimizer = {"class_name": "LossScaleOptimizer", "config": arguments}
@@ -282,7 +282,7 @@ HOSTILE = {
 
 
 @pytest.mark.one_backend
-def test_no_class_is_imported_and_nothing_made(tmp_path, monkeypatch):
+def test_reading_hostile_file_imports_no_class(tmp_path, monkeypatch):
     (tmp_path / "evil.py").write_text("raise SystemExit('imported')")
     monkeypatch.syspath_prepend(tmp_path)
     found = contents_of(archive_of(tmp_path / "model.keras", HOSTILE))
@@ -305,7 +305,7 @@ def test_no_class_is_imported_and_nothing_made(tmp_path, monkeypatch):
         ('{"config": ' + "1" * 5000 + "}", "cannot be read"),
     ],
 )
-def test_a_damaged_config_is_refused(config, words, tmp_path):
+def test_damaged_config_is_rejected(config, words, tmp_path):
     path = archive_of(tmp_path / "model.keras", config)
     with pytest.raises(ValueError, match=words) as error:
         contents_of(path)
@@ -313,7 +313,7 @@ def test_a_damaged_config_is_refused(config, words, tmp_path):
 
 
 @pytest.mark.one_backend
-def test_a_config_that_is_nested_deeply_is_walked(tmp_path):
+def test_deeply_nested_config_is_read(tmp_path):
     layer = {"class_name": "Dense", "config": {"trainable": True, "dtype": "float16"}}
     nested = json.dumps(layer)
     for _ in range(100):
@@ -324,7 +324,7 @@ def test_a_config_that_is_nested_deeply_is_walked(tmp_path):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("value", [3, "Adam", [1], {"class_name": None}, {"config": 1}])
-def test_an_odd_config_of_an_optimizer_does_no_harm(value, tmp_path):
+def test_malformed_optimizer_config_is_tolerated(value, tmp_path):
     config = {"config": {}, "class_name": "Model"}
     config["compile_config"] = {"optimizer": value}
     found = contents_of(archive_of(tmp_path / "model.keras", config))
@@ -333,7 +333,7 @@ def test_an_odd_config_of_an_optimizer_does_no_harm(value, tmp_path):
 
 
 @pytest.mark.one_backend
-def test_archives_that_swell_are_refused(tmp_path, monkeypatch):
+def test_decompression_bomb_is_rejected(tmp_path, monkeypatch):
     monkeypatch.setattr(untrusted_files, "_LARGE", 2**20)
     path = archive_of(tmp_path / "model.keras", {"config": {}}, bytes(2**21))
     with pytest.raises(
@@ -351,7 +351,7 @@ def weights_file(tmp_path):
 
 @pytest.mark.in_turn("jax")
 @pytest.mark.parametrize("name", ["3", "5"])
-def test_a_state_that_lies_elsewhere_is_refused(name, weights_file, tmp_path):
+def test_state_behind_external_link_is_rejected(name, weights_file, tmp_path):
     with h5py.File(tmp_path / "other.h5", "w") as other:
         other["secret"] = np.float32(42)
     with h5py.File(weights_file, "r+") as file:
@@ -364,7 +364,7 @@ def test_a_state_that_lies_elsewhere_is_refused(name, weights_file, tmp_path):
 
 
 @pytest.mark.in_turn("torch")
-def test_groups_that_hold_themselves_and_each_other_end(weights_file):
+def test_cyclic_groups_do_not_change_counted_weights(weights_file):
     expected = contents_of(weights_file).weights
     with h5py.File(weights_file, "r+") as file:
         file["layers/again"] = file["layers"]
@@ -374,7 +374,7 @@ def test_groups_that_hold_themselves_and_each_other_end(weights_file):
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_a_state_that_is_cut_off_is_told_or_refused(weights_file):
+def test_incomplete_and_truncated_files_are_rejected(weights_file):
     with h5py.File(weights_file, "r+") as file:
         del file["optimizer/vars"]["3"]
     with pytest.raises(ValueError, match=f"{weights_file}.*no dataset '3'"):
@@ -385,7 +385,7 @@ def test_a_state_that_is_cut_off_is_told_or_refused(weights_file):
 
 
 @pytest.mark.one_backend
-def test_other_files_are_refused(tmp_path):
+def test_files_without_keras_model_are_rejected(tmp_path):
     with h5py.File(tmp_path / "other.h5", "w") as file:
         file["numbers"] = np.ones(3)
     (tmp_path / "text.keras").write_text("text")

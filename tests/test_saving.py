@@ -36,7 +36,7 @@ def written_on_pytorch(config):
 
 
 @pytest.mark.parametrize("on_pytorch", [False, True])
-def test_keras_own_class_becomes_ours(on_pytorch):
+def test_keras_class_deserializes_as_keras_lso_class(on_pytorch):
     config = keras.optimizers.serialize(
         theirs(initial_scale=64.0, dynamic_growth_steps=7, name="mine")
     )
@@ -67,7 +67,7 @@ def test_keras_own_class_becomes_ours(on_pytorch):
     ],
 )
 @pytest.mark.parametrize("on_pytorch", [False, True])
-def test_ours_comes_back_as_it_was(arguments, on_pytorch):
+def test_loss_scale_optimizer_round_trips_through_config(arguments, on_pytorch):
     ours = LossScaleOptimizer(keras.optimizers.SGD(0.5, momentum=0.75), **arguments)
     config = keras.optimizers.serialize(ours)
     if on_pytorch:
@@ -88,7 +88,7 @@ BARE = {
 
 
 @pytest.mark.parametrize("spelling", BARE.values(), ids=BARE)
-def test_every_spelling_of_keras_class_becomes_ours(spelling):
+def test_every_spelling_of_keras_class_deserializes_as_keras_lso_class(spelling):
     # `keras.optimizers.deserialize` takes all of these for its own class, or did.
     config = {**spelling, "config": theirs(initial_scale=64.0).get_config()}
     if reads_lower_case or spelling is not BARE["in lower case"]:
@@ -102,14 +102,14 @@ def test_every_spelling_of_keras_class_becomes_ours(spelling):
 @pytest.mark.parametrize(
     "optimizer", [keras.optimizers.Adam(0.5), keras.optimizers.RMSprop(0.5)]
 )
-def test_other_optimizers_come_back_as_they_were(optimizer):
+def test_other_optimizers_round_trip_through_config(optimizer):
     twin = keras_lso.deserialize(keras.optimizers.serialize(optimizer))
     assert type(twin) is type(optimizer)
     assert twin.get_config() == optimizer.get_config()
 
 
 @pytest.mark.parametrize("name", ["Adam", "adam"])
-def test_a_config_without_a_module_is_read_as_keras_reads_it(name):
+def test_config_without_module_deserializes_as_in_keras(name):
     config = {"class_name": name, "config": {"learning_rate": 0.25}}
     for deserialize in (keras.optimizers.deserialize, keras_lso.deserialize):
         optimizer = deserialize(copy.deepcopy(config))
@@ -117,7 +117,7 @@ def test_a_config_without_a_module_is_read_as_keras_reads_it(name):
         assert float(optimizer.learning_rate) == 0.25
 
 
-def test_an_optimizer_written_on_pytorch_is_read():
+def test_optimizer_config_written_on_pytorch_is_deserialized():
     config = {
         "module": "keras.src.backend.torch.optimizers.torch_adam",
         "class_name": "Adam",
@@ -130,7 +130,7 @@ def test_an_optimizer_written_on_pytorch_is_read():
 
 
 @pytest.mark.parametrize("wrap", [theirs, None])
-def test_custom_objects_are_found_inside(wrap):
+def test_custom_objects_resolve_inner_optimizer(wrap):
     wrapper = keras.optimizers.LossScaleOptimizer if wrap else LossScaleOptimizer
     config = keras.optimizers.serialize(wrapper(Mine(0.25)))
     config["config"]["inner_optimizer"]["module"] = None
@@ -139,7 +139,7 @@ def test_custom_objects_are_found_inside(wrap):
     assert isinstance(twin.inner_optimizer, Mine)
 
 
-def test_the_config_is_not_changed():
+def test_deserialize_and_adopt_do_not_modify_config():
     config = written_on_pytorch(keras.optimizers.serialize(theirs()))
     before = copy.deepcopy(config)
     keras_lso.deserialize(config)
@@ -147,7 +147,7 @@ def test_the_config_is_not_changed():
     assert config == before
 
 
-def test_a_rate_of_a_nested_schedule_is_finite():
+def test_non_finite_rate_of_nested_schedule_is_rejected():
     schedule = keras.optimizers.schedules.ExponentialDecay(1.0, 1, 0.5)
     config = keras.optimizers.serialize(
         LossScaleOptimizer(keras.optimizers.SGD(schedule))
@@ -159,14 +159,14 @@ def test_a_rate_of_a_nested_schedule_is_finite():
 
 
 @pytest.mark.parametrize("config", [None, "adam", 3, [], {}, {"config": {}}])
-def test_what_is_no_config_is_refused(config):
+def test_deserialize_rejects_values_that_are_not_configs(config):
     with pytest.raises(ValueError, match="`config` must be the dict") as error:
         keras_lso.deserialize(config)
     assert "keras.optimizers.serialize" in str(error.value)
     assert repr(config) in str(error.value)
 
 
-def test_the_config_of_something_else_is_refused():
+def test_deserialize_rejects_config_of_other_object():
     config = keras.saving.serialize_keras_object(keras.layers.Dense(2))
     with pytest.raises(ValueError, match="must describe an optimizer.*Dense"):
         keras_lso.deserialize(config)
@@ -175,7 +175,7 @@ def test_the_config_of_something_else_is_refused():
 # --- adopt ---------------------------------------------------------------------
 
 
-def test_keras_class_is_renamed_however_deep():
+def test_adopt_renames_keras_class_at_any_depth():
     config = keras.optimizers.serialize(theirs())
     nested = {"compile_config": {"optimizer": config, "loss": ["mse", ("a", 1)]}}
     adopted = adopt(nested)
@@ -185,7 +185,7 @@ def test_keras_class_is_renamed_however_deep():
     assert adopted == {"compile_config": {"loss": ["mse", ("a", 1)]}}
 
 
-def test_a_config_without_keras_class_stays_as_it_is():
+def test_adopt_leaves_other_configs_unchanged():
     config = {
         "layers": [keras.saving.serialize_keras_object(keras.layers.Dense(2))],
         "ours": keras.saving.serialize_keras_object(
@@ -196,7 +196,7 @@ def test_a_config_without_keras_class_stays_as_it_is():
     assert adopt(config) == config
 
 
-def test_another_packages_class_of_that_name_stays_its_own():
+def test_adopt_leaves_same_named_class_of_other_package_unchanged():
     config = {
         "module": "somebody.optimizers",
         "class_name": "LossScaleOptimizer",

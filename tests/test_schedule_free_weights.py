@@ -127,7 +127,7 @@ def of_model(model, **arguments):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_a_model_is_evaluated_at_the_average_of_the_paper(name):
+def test_evaluation_uses_average_that_matches_paper(name):
     make, dtype = OPTIMIZERS[name]
     model = make_model(make(), dtype)
     paper = take_steps(model)
@@ -148,7 +148,7 @@ def test_a_model_is_evaluated_at_the_average_of_the_paper(name):
 
 @pytest.mark.parametrize("name", ROUNDED)
 @pytest.mark.in_turn
-def test_the_average_is_computed_of_masters(name):
+def test_average_is_computed_from_master_weights(name):
     # Of weights that were rounded it would differ by `1 / beta_1` of their units.
     make, dtype = OPTIMIZERS[name]
     model = make_model(make(), dtype)
@@ -160,7 +160,7 @@ def test_the_average_is_computed_of_masters(name):
 
 
 @pytest.mark.in_turn("torch")
-def test_weights_that_are_rounded_at_random_are_averaged_too():
+def test_stochastically_rounded_weights_are_averaged():
     model = make_model(guarded("stochastic")(), "bfloat16")
     take_steps(model)
     before = bits_of(model)
@@ -175,7 +175,7 @@ def test_weights_that_are_rounded_at_random_are_averaged_too():
 
 
 @pytest.mark.in_turn("jax")
-def test_before_the_first_step_that_is_applied_nothing_is_swapped():
+def test_swap_does_nothing_before_first_applied_step():
     model = make_model(scaled()())
     swap = of_model(model)
     swap.on_test_begin()
@@ -215,7 +215,7 @@ def loss_at(kernel):
 
 
 @pytest.mark.parametrize("make", [inner, scaled()], ids=["bare", "scaled"])
-def test_fit_validates_at_the_average_and_trains_as_without(make):
+def test_fit_validates_at_average_without_changing_training(make):
     plain, model = make_model(make()), make_model(make())
     fit(plain, epochs=3)
     losses = fit(model, SwapScheduleFreeWeights(), epochs=3, validation_data=(X, Y))
@@ -228,7 +228,7 @@ def test_fit_validates_at_the_average_and_trains_as_without(make):
 @pytest.mark.parametrize(
     ("make", "dtype"), [(inner, "float32"), (guarded("remainder"), "bfloat16")]
 )
-def test_a_run_ends_at_the_average_and_the_next_goes_on(make, dtype):
+def test_run_ends_at_average_and_next_run_resumes_training(make, dtype):
     plain, model = make_model(make(), dtype), make_model(make(), dtype)
     fit(plain)
     fit(model, SwapScheduleFreeWeights(swap_on_epoch=True), validation_data=(X, Y))
@@ -245,7 +245,7 @@ def test_a_run_ends_at_the_average_and_the_next_goes_on(make, dtype):
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_each_epoch_ends_at_the_average():
+def test_each_epoch_ends_at_average():
     seen = []
     probe = keras.callbacks.LambdaCallback(
         on_epoch_end=lambda epoch, logs: seen.append(kernel_of(model)),
@@ -259,7 +259,7 @@ def test_each_epoch_ends_at_the_average():
 
 
 @pytest.mark.in_turn("torch")
-def test_weights_that_were_loaded_meanwhile_stay():
+def test_weights_loaded_between_runs_are_kept():
     model = make_model(inner())
     swap = SwapScheduleFreeWeights(swap_on_epoch=True)
     fit(model, swap)
@@ -277,7 +277,7 @@ def test_weights_that_were_loaded_meanwhile_stay():
 
 @pytest.mark.in_turn("tensorflow", "jax")
 @pytest.mark.parametrize("hook", ["on_test_begin", "on_predict_begin", "on_epoch_end"])
-def test_another_optimizer_is_refused(hook):
+def test_swap_rejects_other_optimizers(hook):
     model = make_model(keras_lso.LossScaleOptimizer(keras.optimizers.Adam()))
     swap = of_model(model, swap_on_epoch=True)
     arguments = [0] if hook == "on_epoch_end" else []
@@ -286,7 +286,7 @@ def test_another_optimizer_is_refused(hook):
 
 
 @pytest.mark.in_turn("torch")
-def test_weights_that_hold_nothing_of_the_average_are_refused():
+def test_swap_rejects_zero_beta_1():
     optimizer = keras.optimizers.ScheduleFreeAdamW(beta_1=0.0)
     with pytest.raises(ValueError, match="`beta_1=0.9`. Received: beta_1=0.0"):
         of_model(make_model(optimizer)).on_test_begin()

@@ -67,7 +67,7 @@ def course(policy, pattern):
     multiplier_and_factor=st.sampled_from([(2.0, 16.0), (2.0, 10.0), (4.0, 4.0)]),
     search_period=st.integers(1, 7),
 )
-def test_the_course_is_that_of_the_docstring(
+def test_searching_loss_scale_matches_documented_algorithm(
     pattern, initial, increment_period, multiplier_and_factor, search_period
 ):
     multiplier, search_factor = multiplier_and_factor
@@ -84,7 +84,7 @@ def test_the_course_is_that_of_the_docstring(
         assert good_steps == reference.good_steps
 
 
-def test_the_search_climbs_as_far_as_it_fell_but_for_one_growth():
+def test_search_climbs_back_to_one_growth_below_start():
     policy = SearchingLossScale(2.0**15, increment_period=5, search_period=1)
     scales = [scale for scale, _ in course(policy, [False] + [True] * 9)]
     # The first finite step ends the fall, and three growths the search.
@@ -92,7 +92,7 @@ def test_the_search_climbs_as_far_as_it_fell_but_for_one_growth():
 
 
 @pytest.mark.parametrize("stop", range(1, 9))
-def test_a_search_goes_on_where_it_was_saved(stop):
+def test_search_resumes_from_saved_state(stop):
     def make():
         policy = SearchingLossScale(2.0**15, increment_period=4, search_period=2)
         policy.build()
@@ -130,7 +130,9 @@ def train(compile_, policy, limit, steps):
         pytest.param(2.0**12, marks=pytest.mark.full),
     ],
 )
-def test_it_skips_fewer_steps_and_ends_at_the_same_height(limit, compiled_once):
+def test_search_reaches_dynamic_scale_with_at_most_three_skipped_steps(
+    limit, compiled_once
+):
     # After 15 steps at most it stays where it is.
     halving, height = train(compiled_once, {}, limit, steps=20)
     auto = {"initial_scale": "auto"}
@@ -141,7 +143,7 @@ def test_it_skips_fewer_steps_and_ends_at_the_same_height(limit, compiled_once):
     assert found == height == limit
 
 
-def test_where_the_first_step_is_finite_the_course_is_that_of_a_dynamic_scale():
+def test_search_matches_dynamic_scale_if_first_step_is_finite():
     pattern = [True] * 3 + [False] * 2 + [True] * 5 + [False]
     assert list(course(SearchingLossScale(increment_period=3), pattern)) == list(
         course(DynamicLossScale(increment_period=3), pattern)
@@ -150,7 +152,7 @@ def test_where_the_first_step_is_finite_the_course_is_that_of_a_dynamic_scale():
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("bounds", [{"max_scale": 2.0**10}, {"min_scale": 2.0**20}])
-def test_auto_begins_within_the_bounds(bounds):
+def test_auto_initial_scale_starts_within_bounds(bounds):
     optimizer = LossScaleOptimizer(
         keras.optimizers.SGD(), initial_scale="auto", dynamic_growth_steps=7, **bounds
     )
@@ -171,7 +173,7 @@ def test_auto_begins_within_the_bounds(bounds):
         ({"search_period": 0}, ValueError, "search_period"),
     ],
 )
-def test_wrong_arguments_are_refused(arguments, exception, name):
+def test_searching_loss_scale_rejects_invalid_arguments(arguments, exception, name):
     with pytest.raises(exception, match=name):
         SearchingLossScale(**arguments)
 
@@ -181,7 +183,7 @@ def test_wrong_arguments_are_refused(arguments, exception, name):
     "arguments",
     [{"initial_scale": "automatic"}, {"initial_scale": "auto", "dynamic": 0}],
 )
-def test_other_words_are_refused(arguments):
+def test_optimizer_rejects_invalid_automatic_scale_arguments(arguments):
     with pytest.raises(TypeError, match="initial_scale|dynamic"):
         LossScaleOptimizer(keras.optimizers.SGD(), **arguments)
     with pytest.raises(TypeError, match="initial_scale"):

@@ -68,7 +68,7 @@ def make_sparse(request):
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_an_optimizer_does_with_them_what_it_does_with_a_dense_one(make, make_sparse):
+def test_sparse_gradient_gives_same_step_as_dense_gradient(make, make_sparse):
     weights = []
     for gradient in (make_sparse(VALUES), keras.ops.array(DENSE)):
         variable = keras.Variable(np.ones(SHAPE, "float32"))
@@ -79,7 +79,7 @@ def test_an_optimizer_does_with_them_what_it_does_with_a_dense_one(make, make_sp
     np.testing.assert_allclose(*weights, rtol=3e-7)
 
 
-def test_they_are_unscaled(make_sparse):
+def test_sparse_gradient_is_unscaled(make_sparse):
     optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=2)
     [unscaled] = optimizer.get_unscaled_gradients([make_sparse(VALUES)])
     dense = keras.ops.convert_to_tensor(unscaled, sparse=False)
@@ -87,18 +87,18 @@ def test_they_are_unscaled(make_sparse):
 
 
 @pytest.mark.parametrize("value, finite", [(1.0, True), (np.inf, False)])
-def test_a_policy_looks_at_them(make_sparse, value, finite):
+def test_policy_detects_overflow_in_sparse_gradient(make_sparse, value, finite):
     policy = loss_scales.DynamicLossScale(1024)
     _, should_apply = policy.update([make_sparse(VALUES * np.float32(value))])
     assert bool(should_apply) is finite
 
 
-def test_they_are_clipped_by_their_norm(make_sparse):
+def test_clipping_computes_norm_of_sparse_gradient(make_sparse):
     _, norm = open_seq2seq._clip_by_global_norm([make_sparse(VALUES)], 1.0, None)
     assert float(norm) == pytest.approx(np.sqrt(120.0), rel=1e-6)
 
 
-def test_one_of_another_shape_is_refused(make_sparse):
+def test_sparse_gradient_of_other_shape_is_rejected(make_sparse):
     optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.5))
     variable = keras.Variable(np.ones((3, 5), "float32"))
     with pytest.raises(ValueError, match="must have the shape of its variable"):

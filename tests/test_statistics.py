@@ -100,7 +100,7 @@ def all_that_layers_keep():
         "compiled",
     ],
 )
-def test_a_skipped_step_leaves_what_layers_keep_bit_for_bit(mode):
+def test_skipped_step_leaves_layer_statistics_bitwise_unchanged(mode):
     options = {"run_eagerly": mode == "eager"}
     model = compile_(all_that_layers_keep(), **options)
     keras_lso.protect_statistics(model)
@@ -122,7 +122,7 @@ def test_a_skipped_step_leaves_what_layers_keep_bit_for_bit(mode):
 
 
 @on_torch
-def test_the_first_step_of_all_may_be_skipped():
+def test_skipped_first_step_leaves_layer_statistics_unchanged():
     model = compile_(all_that_layers_keep())
     keras_lso.protect_statistics(model)
     start = bits(model.non_trainable_weights)
@@ -130,7 +130,7 @@ def test_the_first_step_of_all_may_be_skipped():
     assert bits(model.non_trainable_weights) == start
 
 
-def test_seed_generators_and_metrics_move_on():
+def test_skipped_step_still_advances_seed_generators_and_metrics():
     model = compile_(all_that_layers_keep())
     keras_lso.protect_statistics(model)
     [seed] = [v for v in model.variables if "seed_generator" in v.path]
@@ -142,7 +142,7 @@ def test_seed_generators_and_metrics_move_on():
     assert not np.isfinite(model.get_metrics_result()["loss"])
 
 
-def test_a_model_that_fit_builds_is_protected_from_its_first_step():
+def test_model_built_by_fit_is_protected_from_first_step():
     layers = [keras.layers.BatchNormalization(), keras.layers.Dense(1)]
     model = keras_lso.protect_statistics(keras.Sequential(layers))
     compile_(model, run_eagerly=False)
@@ -152,7 +152,7 @@ def test_a_model_that_fit_builds_is_protected_from_its_first_step():
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="PyTorch's modules")
-def test_the_buffers_of_a_wrapped_module_are_restored():
+def test_skipped_step_restores_buffers_of_torch_module():
     import torch
 
     module = torch.nn.BatchNorm1d(3)
@@ -168,7 +168,7 @@ def test_the_buffers_of_a_wrapped_module_are_restored():
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="JAX's functions")
-def test_the_state_of_a_jax_layer_is_restored():
+def test_skipped_step_restores_state_of_jax_layer():
     def initialised(rng, inputs):
         return {"kernel": ops.ones((3, 1))}, {"mean": ops.zeros(())}
 
@@ -204,7 +204,7 @@ def module_that_replaces(torch, keep):
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="PyTorch's modules")
-def test_a_buffer_that_a_module_replaces_is_restored():
+def test_skipped_step_restores_buffer_replaced_by_module():
     import torch
 
     model, module = module_that_replaces(torch, lambda inputs: inputs)
@@ -219,7 +219,7 @@ def test_a_buffer_that_a_module_replaces_is_restored():
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="PyTorch's modules")
-def test_a_buffer_of_another_shape_is_refused_by_its_name():
+def test_error_names_buffer_whose_shape_changes():
     import torch
 
     model, _ = module_that_replaces(torch, lambda inputs: inputs)
@@ -229,7 +229,7 @@ def test_a_buffer_of_another_shape_is_refused_by_its_name():
         model.train_on_batch(GOOD[:4], GOOD[:4])
 
 
-def test_a_micro_batch_that_is_skipped_leaves_no_trace():
+def test_skipped_micro_batch_does_not_affect_training():
     def train(batches):
         model = make_model(keras.layers.BatchNormalization())
         model.layers[-1].kernel.assign(np.ones((3, 1), "float32"))
@@ -274,7 +274,7 @@ class Teacher(keras.Model):
         return logs, (trainable, [v + 1.0 for v in frozen], *others)
 
 
-def test_what_a_train_step_writes_to_frozen_layers_is_restored():
+def test_skipped_step_restores_frozen_weights_written_by_train_step():
     model = Teacher()
     model.build((None, 3))
     keras_lso.protect_statistics(compile_(model))
@@ -285,7 +285,7 @@ def test_what_a_train_step_writes_to_frozen_layers_is_restored():
     assert bits(model.teacher.weights) != before
 
 
-def test_keras_own_train_step_copies_no_frozen_weights(monkeypatch):
+def test_default_train_step_copies_no_frozen_weights(monkeypatch):
     copied = []
     copies_of = backend.copies_of
     monkeypatch.setattr(
@@ -325,7 +325,7 @@ class TwoLosses(keras.Model):
 
 @needs_own_variables
 @pytest.mark.parametrize("skipping", [0, 1])
-def test_either_of_two_optimizers_may_be_the_one_that_skips(skipping):
+def test_skip_by_either_of_two_optimizers_restores_statistics(skipping):
     model = TwoLosses([scaling(), scaling()])
     # Keras has a default one, which is not used.
     model.compile(loss="mse", **FASTEST)
@@ -341,7 +341,7 @@ def test_either_of_two_optimizers_may_be_the_one_that_skips(skipping):
     assert bits(model.non_trainable_weights) == before
 
 
-def test_the_optimizer_of_a_model_inside_does_no_harm():
+def test_optimizer_of_nested_model_does_not_affect_protection():
     inside = compile_(make_model(keras.layers.BatchNormalization()))
     model = compile_(make_model(inside))
     keras_lso.protect_statistics(model)
@@ -351,7 +351,7 @@ def test_the_optimizer_of_a_model_inside_does_no_harm():
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="Keras's train step on JAX")
-def test_an_optimizer_whose_state_the_step_does_not_have_is_refused():
+def test_optimizer_with_state_outside_train_step_is_rejected():
     model = compile_(make_model(), keras.optimizers.SGD())
     model.second_optimizer = scaling()
     with pytest.raises(ValueError, match=r"model\.optimizer=<keras.*SGD"):
@@ -363,7 +363,7 @@ def test_an_optimizer_whose_state_the_step_does_not_have_is_refused():
 
 @on_torch
 @pytest.mark.parametrize("when", ["before compile", "before the next compile", "twice"])
-def test_it_may_be_called_at_any_time(when):
+def test_protect_statistics_works_before_compile_and_when_repeated(when):
     model = make_model(keras.layers.BatchNormalization())
     if when != "before compile":
         compile_(model, run_eagerly=False)
@@ -378,7 +378,7 @@ def test_it_may_be_called_at_any_time(when):
     assert is_finite(model.weights)
 
 
-def test_a_train_function_that_was_made_before_is_made_anew():
+def test_protect_statistics_rebuilds_existing_train_function():
     model = compile_(make_model(keras.layers.BatchNormalization()), run_eagerly=False)
     model.train_on_batch(GOOD, TARGETS)
     made = model.train_function
@@ -390,7 +390,7 @@ def test_a_train_function_that_was_made_before_is_made_anew():
 
 
 @on_torch
-def test_a_scale_below_larc_is_found():
+def test_protect_statistics_finds_loss_scale_optimizer_inside_larc():
     optimizer = keras_lso.LARC(scaling())
     model = compile_(make_model(keras.layers.BatchNormalization()), optimizer)
     keras_lso.protect_statistics(model)
@@ -407,7 +407,7 @@ def test_a_scale_below_larc_is_found():
     [copy.copy, copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))],
     ids=["copy", "deepcopy", "pickle"],
 )
-def test_a_copy_is_another_model_which_is_not_protected(duplicate):
+def test_copy_of_protected_model_is_not_protected(duplicate):
     model = compile_(make_model(keras.layers.BatchNormalization()))
     keras_lso.protect_statistics(model)
     model.train_on_batch(GOOD, TARGETS)
@@ -418,7 +418,7 @@ def test_a_copy_is_another_model_which_is_not_protected(duplicate):
     assert is_finite(model.weights)
 
 
-def test_a_protected_model_is_saved_as_any_other(tmp_path):
+def test_protected_model_round_trips_through_file(tmp_path):
     model = compile_(make_model(keras.layers.BatchNormalization()))
     model.train_on_batch(GOOD, TARGETS)
     config, weights = model.get_config(), bits(model.variables)
@@ -436,7 +436,7 @@ def test_a_protected_model_is_saved_as_any_other(tmp_path):
 # --- Loops of one's own -----------------------------------------------------------
 
 
-def test_a_loop_restores_what_a_skipped_step_has_written(compiled):
+def test_custom_loop_restores_values_written_by_skipped_step(compiled):
     model, optimizer = make_model(keras.layers.BatchNormalization()), scaling()
     optimizer.build(model.trainable_variables)
 
@@ -458,7 +458,7 @@ def test_a_loop_restores_what_a_skipped_step_has_written(compiled):
     assert bits(model.non_trainable_variables) != before[-2:]
 
 
-def test_a_loop_may_have_several_models_and_optimizers():
+def test_custom_loop_accepts_several_models_and_optimizers():
     models = [make_model(keras.layers.BatchNormalization()) for _ in "ab"]
     optimizers = [scaling(), scaling()]
     before = bits([v for model in models for v in model.non_trainable_variables])
@@ -472,7 +472,7 @@ def test_a_loop_may_have_several_models_and_optimizers():
     assert after == before
 
 
-def test_a_model_that_a_loop_builds_is_refused():
+def test_custom_loop_rejects_model_that_creates_variables_inside():
     model = keras.Sequential([keras.layers.BatchNormalization()])
     message = r"has created variables.*call it on a batch.*moving_mean"
     with (
@@ -482,7 +482,7 @@ def test_a_model_that_a_loop_builds_is_refused():
         model(GOOD)
 
 
-def test_an_error_in_a_loop_is_the_callers():
+def test_error_in_custom_loop_propagates_to_caller():
     model = make_model(keras.layers.BatchNormalization())
     with (
         pytest.raises(ZeroDivisionError),
@@ -495,7 +495,7 @@ def test_an_error_in_a_loop_is_the_callers():
     BACKEND == "tensorflow", reason="Keras has no stateless_apply on TensorFlow."
 )
 @pytest.mark.parametrize("bad", [False, True])
-def test_values_of_a_stateless_step_are_those_before_if_it_was_skipped(bad):
+def test_stateless_restore_returns_old_statistics_only_after_skipped_step(bad):
     model = make_model(
         keras.layers.BatchNormalization(), keras.layers.GaussianNoise(0.1)
     )
@@ -532,7 +532,7 @@ def test_values_of_a_stateless_step_are_those_before_if_it_was_skipped(bad):
     ],
     ids=["string", "bare", "Keras's own"],
 )
-def test_a_model_without_our_optimizer_is_refused(optimizer):
+def test_model_without_keras_lso_optimizer_is_rejected(optimizer):
     message = r"Write `model.compile\(keras_lso.LossScaleOptimizer\(optimizer\), "
     model = make_model()
     make = optimizer if callable(optimizer) else lambda: optimizer
@@ -546,19 +546,19 @@ def test_a_model_without_our_optimizer_is_refused(optimizer):
         later.train_on_batch(GOOD, TARGETS)
 
 
-def test_what_is_no_model_is_refused():
+def test_protect_statistics_rejects_values_that_are_not_models():
     for model in (keras.layers.Dense(1), scaling(), None):
         with pytest.raises(TypeError, match="`model` must be a `keras.Model`, whose"):
             keras_lso.protect_statistics(model)
 
 
-def test_nnx_is_refused(monkeypatch):
+def test_protect_statistics_rejects_nnx(monkeypatch):
     monkeypatch.setattr(keras.config, "is_nnx_enabled", lambda: True)
     with pytest.raises(ValueError, match=r"set_nnx_enabled\(True\)"):
         keras_lso.protect_statistics(make_model())
 
 
-def test_swapped_or_missing_arguments_of_a_loop_are_refused():
+def test_custom_loop_rejects_swapped_or_missing_arguments():
     model, optimizer = make_model(), scaling()
     with (
         pytest.raises(TypeError, match="`model` must be"),
@@ -573,7 +573,7 @@ def test_swapped_or_missing_arguments_of_a_loop_are_refused():
             pass
 
 
-def test_a_stateless_step_has_one_model_and_one_optimizer():
+def test_stateless_restore_rejects_lists_of_models_or_optimizers():
     model, optimizer = make_model(), scaling()
     values = ([], []), ([], [])
     for arguments in (([model], optimizer), (model, [optimizer])):
@@ -581,7 +581,7 @@ def test_a_stateless_step_has_one_model_and_one_optimizer():
             keras_lso.stateless_restore_if_skipped(*arguments, *values)
 
 
-def test_lists_of_other_lengths_are_refused():
+def test_stateless_restore_rejects_lists_of_other_lengths():
     model, optimizer = make_model(keras.layers.BatchNormalization()), scaling()
     optimizer.build(model.trainable_variables)
     values = model.non_trainable_variables, optimizer.variables

@@ -73,7 +73,7 @@ def apply(request, optimizer):
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_other_counts_of_gradients_than_of_variables_are_refused(
+def test_mismatched_counts_of_gradients_and_variables_are_rejected(
     optimizer, weights, count
 ):
     grads = gradients(*[1.0] * count)
@@ -85,7 +85,7 @@ def test_other_counts_of_gradients_than_of_variables_are_refused(
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (3,), (1, 2), (2, 1)])
-def test_a_gradient_of_another_shape_is_refused(apply, weights, shape):
+def test_gradient_of_other_shape_is_rejected(apply, weights, shape):
     words = ("A gradient", "`grads`", "`trainable_variables`", weights[0].path)
     with refused(ValueError, *words, str(shape), "(2,)"):
         apply([ops.ones(shape), ops.ones(())], weights)
@@ -96,7 +96,7 @@ def test_a_gradient_of_another_shape_is_refused(apply, weights, shape):
 
 @pytest.mark.skipif(keras.backend.backend() != "tensorflow", reason="tf.function")
 @pytest.mark.parametrize("known", [None, [None]])
-def test_a_shape_that_is_not_known_yet_is_taken(weights, known):
+def test_gradient_of_unknown_shape_is_accepted(weights, known):
     import tensorflow as tf
 
     optimizer = LossScaleOptimizer(sgd(), initial_scale=8.0)
@@ -113,12 +113,12 @@ def test_a_shape_that_is_not_known_yet_is_taken(weights, known):
 NO_GRADIENTS = ("No gradients provided for any variable", "`grads`", "None", "2")
 
 
-def test_no_gradients_at_all_are_refused(apply, weights):
+def test_step_without_any_gradient_is_rejected(apply, weights):
     with refused(ValueError, *NO_GRADIENTS):
         apply([None, None], weights)
 
 
-def test_unknown_variables_are_refused(apply, weights):
+def test_unknown_variable_is_rejected(apply, weights):
     stranger = keras.Variable([1.0, 2.0], name="stranger")
     with refused(ValueError, "Unknown variable", "stranger", "new"):
         apply(gradients(np.ones(2, "float32"), 1.0), [stranger, weights[1]])
@@ -135,13 +135,13 @@ PAIRS = {
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("pairs", PAIRS.values(), ids=PAIRS)
-def test_what_are_not_pairs_is_refused(optimizer, weights, pairs):
+def test_apply_gradients_rejects_values_that_are_not_pairs(optimizer, weights, pairs):
     words = ("`grads_and_vars`", "pairs", "zip(gradients, model.trainable_variables)")
     with refused(TypeError, *words):
         optimizer.apply_gradients(pairs(weights))
 
 
-def test_an_optimizer_that_was_built_is_not_built_for_others(weights):
+def test_wrapper_of_built_optimizer_rejects_other_variables(weights):
     inner = sgd()
     inner.build(weights)
     optimizer = LossScaleOptimizer(inner, initial_scale=8.0)
@@ -157,7 +157,7 @@ WRAPPED_AGAIN = {
 
 
 @pytest.mark.parametrize("again", WRAPPED_AGAIN.values(), ids=WRAPPED_AGAIN)
-def test_an_optimizer_that_has_a_wrapper_is_not_wrapped_again(again):
+def test_wrapped_optimizer_cannot_be_wrapped_again(again):
     inner = sgd()
     weight = keras.Variable(1.0)
     optimizer = LossScaleOptimizer(inner, name="the_first")
@@ -173,14 +173,14 @@ def test_an_optimizer_that_has_a_wrapper_is_not_wrapped_again(again):
 
 
 @pytest.mark.one_backend
-def test_what_was_refused_may_be_wrapped_rightly():
+def test_optimizer_can_be_wrapped_after_rejected_attempt():
     inner = sgd()
     with pytest.raises(TypeError, match="`dynamic`"):
         LossScaleOptimizer(inner, 1024)
     LossScaleOptimizer(inner, initial_scale=1024)
 
 
-def test_a_new_wrapper_goes_on_from_the_state_of_the_old(weights):
+def test_new_wrapper_continues_from_weights_of_old_wrapper(weights):
     old = LossScaleOptimizer(sgd())
     for _ in range(2):
         old.apply(gradients(np.ones(2, "float32"), 1.0), weights)
@@ -196,7 +196,7 @@ def test_a_new_wrapper_goes_on_from_the_state_of_the_old(weights):
 
 
 @pytest.mark.one_backend
-def test_before_the_first_build_the_variables_must_be_given():
+def test_unbuilt_optimizer_requires_variables_in_apply():
     optimizer = LossScaleOptimizer(sgd())
     words = ("`grads`", "`trainable_variables`", "optimizer.build(trainable_variables)")
     with refused(ValueError, *words):
@@ -211,7 +211,7 @@ def test_before_the_first_build_the_variables_must_be_given():
         ([None, None], NO_GRADIENTS),
     ],
 )
-def test_a_refused_first_step_builds_nothing(weights, grads, words):
+def test_rejected_first_step_builds_nothing(weights, grads, words):
     optimizer = LossScaleOptimizer(sgd())
     with refused(ValueError, *words):
         optimizer.apply(gradients(*grads), weights)
@@ -221,7 +221,7 @@ def test_a_refused_first_step_builds_nothing(weights, grads, words):
     assert int(optimizer.iterations) == 1
 
 
-def test_a_first_step_without_any_variable_is_refused():
+def test_first_step_with_empty_lists_is_rejected():
     optimizer = LossScaleOptimizer(sgd())
     with refused(ValueError, "No gradients provided for any variable"):
         optimizer.apply([], [])
@@ -231,7 +231,7 @@ def test_a_first_step_without_any_variable_is_refused():
 # --- Stateless steps ----------------------------------------------------------
 
 
-def test_stateless_apply_is_refused_where_keras_refuses_it(optimizer, weights):
+def test_stateless_apply_is_rejected_on_tensorflow(optimizer, weights):
     if keras.backend.backend() != "tensorflow":
         pytest.skip("It works on JAX and PyTorch; the tests below are about that")
     with refused(ValueError, "stateless_apply", "TensorFlow", "`optimizer.apply`"):
@@ -248,22 +248,20 @@ def stateless():
         pytest.skip("Keras has no `stateless_apply` on TensorFlow")
 
 
-def test_a_stateless_step_needs_a_built_optimizer(stateless):
+def test_stateless_apply_requires_built_optimizer(stateless):
     optimizer = LossScaleOptimizer(sgd())
     words = ("`stateless_apply`", "must be built", "build(trainable_variables)")
     with refused(ValueError, *words):
         optimizer.stateless_apply([], [], [])
 
 
-def test_a_stateless_gradient_of_another_shape_is_refused(
-    stateless, optimizer, weights
-):
+def test_stateless_apply_rejects_gradient_of_other_shape(stateless, optimizer, weights):
     own, trained = ([v.value for v in of] for of in (optimizer.variables, weights))
     with refused(ValueError, "A gradient", weights[0].path, "(1,)", "(2,)"):
         optimizer.stateless_apply(own, gradients([1.0], 1.0), trained)
 
 
-def test_other_counts_of_values_than_of_variables_are_refused(
+def test_stateless_apply_rejects_mismatched_counts_of_values(
     stateless, optimizer, weights
 ):
     own = [v.value for v in optimizer.variables]
@@ -285,7 +283,7 @@ def test_other_counts_of_values_than_of_variables_are_refused(
 
 
 @pytest.mark.one_backend
-def test_weights_are_refused_before_the_first_build():
+def test_set_weights_requires_built_optimizer():
     optimizer = LossScaleOptimizer(sgd())
     with refused(ValueError, "`set_weights()`", "build(trainable_variables)"):
         optimizer.set_weights([])
@@ -293,7 +291,7 @@ def test_weights_are_refused_before_the_first_build():
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("less", [2, 9])
-def test_another_number_of_weights_is_refused(optimizer, less):
+def test_set_weights_rejects_wrong_number_of_weights(optimizer, less):
     weights = [v.numpy() for v in optimizer.variables][:-less]
     words = ("`weights`", f"Received {len(weights)}", "`optimizer.variables`")
     with refused(ValueError, *words, str(len(optimizer.variables) - 1)):
@@ -301,7 +299,7 @@ def test_another_number_of_weights_is_refused(optimizer, less):
 
 
 @pytest.mark.one_backend
-def test_weights_of_other_shapes_are_refused(optimizer):
+def test_set_weights_rejects_weights_of_other_shapes(optimizer):
     weights = [v.numpy() for v in optimizer.variables]
     weights[6] = np.zeros(5, "float32")
     words = (optimizer.variables[6].path, "(2,)", "(5,)", "Nothing was assigned")
@@ -310,7 +308,7 @@ def test_weights_of_other_shapes_are_refused(optimizer):
 
 
 @pytest.mark.one_backend
-def test_a_loss_scale_factor_cannot_be_set(optimizer):
+def test_loss_scale_factor_cannot_be_set_to_number(optimizer):
     words = ("`loss_scale_factor`", "dynamic=False", "initial_scale=512")
     with refused(ValueError, *words):
         optimizer.loss_scale_factor = 512

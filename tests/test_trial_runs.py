@@ -21,7 +21,7 @@ def report_both(model, x, y):
 
 
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast:RuntimeWarning")
-def test_weights_that_a_call_assigns_are_restored():
+def test_report_restores_weights_assigned_during_call():
     # The layer divides its kernel by the largest singular value, at each call.
     model = keras.Sequential(
         [keras.Input((4,)), layers.SpectralNormalization(layers.Dense(1))]
@@ -33,7 +33,7 @@ def test_weights_that_a_call_assigns_are_restored():
         np.testing.assert_array_equal(variable.numpy(), value)
 
 
-def test_the_states_of_a_recurrent_layer_are_restored():
+def test_report_restores_recurrent_states():
     model = keras.Sequential(
         [
             keras.Input((2, 1), batch_size=4),
@@ -49,7 +49,7 @@ def test_the_states_of_a_recurrent_layer_are_restored():
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="PyTorch's modules")
-def test_the_buffers_of_a_wrapped_module_are_restored():
+def test_report_restores_buffers_of_torch_module():
     import torch
 
     module = torch.nn.BatchNorm1d(4)
@@ -62,7 +62,7 @@ def test_the_buffers_of_a_wrapped_module_are_restored():
         np.testing.assert_array_equal(buffer, value)
 
 
-def test_metrics_that_are_made_for_several_losses_start_at_zero():
+def test_report_leaves_metrics_of_several_losses_at_zero():
     inputs = keras.Input((4,))
     outputs = [layers.Dense(1, name=name)(inputs) for name in "ab"]
     model = keras.Model(inputs, outputs)
@@ -92,7 +92,7 @@ def noisy():
 
 
 @pytest.mark.parametrize("is_fresh", [True, False])
-def test_random_numbers_without_a_seed_are_as_if_there_was_no_report(is_fresh):
+def test_report_does_not_change_unseeded_random_numbers(is_fresh):
     found = []
     for reports in (False, True):
         keras.utils.clear_session()
@@ -112,7 +112,7 @@ def test_random_numbers_without_a_seed_are_as_if_there_was_no_report(is_fresh):
     )
 
 
-def test_an_unseeded_dropout_drops_the_same_in_both_passes():
+def test_unseeded_dropout_mask_is_same_in_both_passes():
     model = keras.Sequential([keras.Input((64,)), layers.Dropout(0.5, name="drop")])
     # Magnitudes of which the largest that is left tells which were dropped.
     x = np.arange(1.0, 65.0, dtype="float32").reshape(1, 64) ** 2
@@ -131,7 +131,7 @@ class Cell(layers.SimpleRNNCell):
         return super().call(sequence, states, training)
 
 
-def test_an_error_in_a_sequence_leaves_no_mask_of_dropout_behind():
+def test_error_during_report_leaves_no_dropout_mask_in_cell():
     cell = Cell(2, dropout=0.5, recurrent_dropout=0.5)
     model = keras.Sequential([keras.Input((3, 4)), layers.RNN(cell)])
     model.compile("sgd", loss="mse")
@@ -145,7 +145,7 @@ def test_an_error_in_a_sequence_leaves_no_mask_of_dropout_behind():
     assert model(x[:2], training=True).shape == (2, 2)
 
 
-def test_a_call_that_the_user_has_replaced_stays_replaced():
+def test_report_preserves_call_replaced_by_user():
     model = keras.Sequential([keras.Input((4,)), layers.Dense(1, name="d")])
     model.compile("sgd", loss="mse")
     layer = model.get_layer("d")

@@ -34,7 +34,7 @@ def shares_by_numpy(values, scale):
 @hypothesis.example([2.0**-25, np.nextafter(np.float32(2.0**-25), 1).item()], 0)
 @hypothesis.example([2.0**-14, 2.0**-14 - 2.0**-26, 2.0**-14 - 2.0**-24], 0)
 @hypothesis.example([65504.0, 65519.0, 65520.0, 65536.0], 0)
-def test_shares_are_what_a_cast_to_float16_makes(values, exponent):
+def test_shares_match_numpy_cast_to_float16(values, exponent):
     values, scale = np.array(values, "float32"), 2.0**exponent
     counts = counts_of([values], [scale])
     [shares] = zip(counts.flushed, counts.subnormal, counts.overflowing, strict=True)
@@ -45,7 +45,7 @@ def test_shares_are_what_a_cast_to_float16_makes(values, exponent):
 @hypothesis.given(
     st.lists(st.floats(2.0**-40, 2.0**40, width=32), min_size=1, max_size=300)
 )
-def test_the_safe_scales_are_safe_and_others_are_not(values):
+def test_safe_scale_bounds_separate_safe_from_unsafe_scales(values):
     values = np.array(values, "float32")
     counts = counts_of([values], [1.0])
     low, high = counts.lowest_safe_scale, counts.highest_safe_scale
@@ -59,7 +59,7 @@ def test_the_safe_scales_are_safe_and_others_are_not(values):
 
 
 @pytest.mark.one_backend
-def test_nothing_but_zeros_is_safe_at_any_scale():
+def test_zero_gradients_are_safe_at_any_scale():
     counts = counts_of([np.zeros(3, "float32")], [1.0, 2.0])
     assert counts.values == 0
     assert counts.flushed == counts.overflowing == [0.0, 0.0]
@@ -68,7 +68,7 @@ def test_nothing_but_zeros_is_safe_at_any_scale():
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_what_is_not_finite_is_safe_at_no_scale(bad):
+def test_non_finite_gradients_are_safe_at_no_scale(bad):
     counts = counts_of([np.array([1.0, bad], "float32")], [1.0, 2.0])
     assert counts.overflowing == [0.5, 0.5]
     assert counts.highest_safe_scale == 0.0
@@ -98,7 +98,7 @@ def batch():
     return random.normal(size=(2, 8, 3)).astype("float32")
 
 
-def test_the_gradients_are_those_of_the_formula():
+def test_gradients_match_analytic_formula():
     policy = "mixed_float16"
     layers = [
         keras.layers.Dense(2, use_bias=False, dtype=policy, name="first"),
@@ -139,7 +139,7 @@ class Block(keras.layers.Layer):
         return self.drop(x * self.scale)
 
 
-def test_the_weights_of_a_layer_with_layers_in_it_are_its_own(batch):
+def test_layer_with_sublayers_counts_only_own_weights(batch):
     model = keras.Sequential([keras.Input((3,)), Block(name="block")])
     model.compile("sgd", loss="mse")
     x, y = batch
@@ -151,7 +151,7 @@ def test_the_weights_of_a_layer_with_layers_in_it_are_its_own(batch):
     assert found.largest == pytest.approx(expected.max(), rel=1e-5)
 
 
-def test_frozen_layers_before_the_first_that_is_trained_have_no_gradients(batch):
+def test_frozen_layers_before_first_trainable_layer_have_no_gradients(batch):
     model = make_model("float32")
     model.get_layer("first").trainable = False
     model.compile("sgd", loss="mse")
@@ -181,7 +181,7 @@ class OlderLoss(keras.Model):
         return keras.ops.mean(keras.ops.square(y - y_pred))
 
 
-def test_a_compute_loss_without_training_is_called_without_it(batch):
+def test_compute_loss_without_training_argument_is_accepted(batch):
     model = OlderLoss()
     model.compile("sgd")
     x, y = map(keras.ops.convert_to_tensor, batch)
@@ -190,7 +190,7 @@ def test_a_compute_loss_without_training_is_called_without_it(batch):
 
 
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype float64:UserWarning")
-def test_a_layer_may_compute_in_float64(batch):
+def test_underflow_report_accepts_float64_layer(batch):
     wide = keras.layers.Dense(3, dtype="float64", name="wide")
     model = keras.Sequential([keras.Input((3,)), wide, keras.layers.Dense(1)])
     model.compile("sgd", loss="mse")
@@ -198,7 +198,7 @@ def test_a_layer_may_compute_in_float64(batch):
     assert report.layers["wide"].values == 9 + 3 + 24
 
 
-def test_the_model_is_as_it_was(batch):
+def test_underflow_report_leaves_model_unchanged(batch):
     model = make_model()
     model.fit(batch[0], batch[1][:, :2], verbose=0)
     state = [*model.variables, *model.optimizer.variables, *model.metrics_variables]
@@ -210,7 +210,7 @@ def test_the_model_is_as_it_was(batch):
     assert list(report.layers) == ["first", "norm", "drop", "last"]
 
 
-def test_an_error_leaves_the_model_as_it_was(batch, monkeypatch):
+def test_error_during_underflow_report_leaves_model_unchanged(batch, monkeypatch):
     model = make_model()
 
     def refuse(**_):
@@ -225,14 +225,14 @@ def test_an_error_leaves_the_model_as_it_was(batch, monkeypatch):
     assert not any("call" in vars(layer) for layer in model.layers)
 
 
-def test_it_is_the_same_under_mixed_float16_and_float32(batch):
+def test_underflow_report_is_same_for_mixed_float16_and_float32(batch):
     x, y = batch[0], batch[1][:, :2]
     narrow = keras_lso.underflow_report(make_model(), x, y)
     wide = keras_lso.underflow_report(make_model("float32"), x, y)
     assert narrow.to_dict() == wide.to_dict()
 
 
-def test_of_float16_weights_the_gradients_are_those_in_float32(batch):
+def test_underflow_report_is_same_for_float16_and_float32_weights(batch):
     x, y = batch[0], batch[1][:, :2] * 1e-6
     narrow, wide = make_model("float16"), make_model("float32")
     wide.set_weights(narrow.get_weights())
@@ -243,7 +243,7 @@ def test_of_float16_weights_the_gradients_are_those_in_float32(batch):
     assert all(v.dtype == "float16" for v in narrow.trainable_variables)
 
 
-def test_layers_within_layers_and_several_calls(batch):
+def test_underflow_report_covers_nested_layers_and_repeated_calls(batch):
     shared = keras.layers.Dense(3, name="shared", dtype="mixed_float16")
     inner = keras.Sequential(
         [keras.Input((3,)), keras.layers.Dense(2, name="deep", dtype="mixed_float16")],
@@ -274,7 +274,7 @@ class Subclassed(keras.Model):
         return self.out(self.hidden(self.normalize(inputs)))
 
 
-def test_a_model_that_is_not_built_yet_is_built(batch):
+def test_underflow_report_builds_unbuilt_model(batch):
     x, y = batch[0], batch[1][:, :2]
     model = Subclassed()
     model.compile("sgd", loss="mse")
@@ -287,7 +287,7 @@ def test_a_model_that_is_not_built_yet_is_built(batch):
     assert again.to_dict() == report.to_dict()
 
 
-def test_a_recommended_scale_trains_without_an_overflow(batch):
+def test_recommended_scale_causes_no_skipped_step(batch):
     x, y = batch[0] * 1e-4, batch[1][:, :2] * 1e-4
     model = make_model()
     report = keras_lso.underflow_report(model, x, y)
@@ -354,7 +354,7 @@ DATA = {
 
 @pytest.mark.parametrize("is_weighted", [False, True])
 @pytest.mark.parametrize("make", DATA.values(), ids=DATA)
-def test_of_a_dataset_the_first_batch_is_looked_at(make, is_weighted, batch):
+def test_underflow_report_reads_first_batch_of_dataset(make, is_weighted, batch):
     first = batch[0], batch[1][:, :2]
     if is_weighted:
         first += (np.linspace(0.0, 1.0, len(batch[0]), dtype="float32"),)
@@ -378,7 +378,7 @@ class LossOfItsOwn(keras.Model):
         return keras.ops.mean(y_pred)
 
 
-def test_targets_may_be_missing():
+def test_underflow_report_accepts_missing_targets():
     x = np.ones((2, 3), "float32")
     for data in (x, Batches([(x,)]), iter([x])):
         model = LossOfItsOwn()
@@ -389,18 +389,18 @@ def test_targets_may_be_missing():
 
 
 @pytest.mark.parametrize("make", DATA.values(), ids=DATA)
-def test_targets_beside_those_of_a_dataset_are_refused(make, batch):
+def test_targets_given_with_dataset_are_rejected(make, batch):
     data = make([batch])
     with pytest.raises(ValueError, match="`y` and `sample_weight` must not be given"):
         keras_lso.underflow_report(make_model(), data, batch[1])
 
 
-def test_a_dataset_without_a_batch_is_refused():
+def test_empty_dataset_is_rejected():
     with pytest.raises(ValueError, match="must yield a batch"):
         keras_lso.underflow_report(make_model(), iter([]))
 
 
-def test_what_it_cannot_report_on_is_refused(batch):
+def test_underflow_report_rejects_uncompiled_model_and_invalid_scales(batch):
     x, y = batch[0], batch[1][:, :2]
     with pytest.raises(ValueError, match="compiled"):
         keras_lso.underflow_report(keras.Sequential([keras.layers.Dense(1)]), x, y)

@@ -19,14 +19,14 @@ pytestmark = pytest.mark.one_backend
         ([0.0], "any"),
     ],
 )
-def test_the_safe_scales_are_the_powers_of_two_within(values, safe):
+def test_table_rounds_safe_scales_inward_to_powers_of_two(values, safe):
     scales = [1.0, 4.0]
     report = UnderflowReport(scales, {"dense": counts_of([np.array(values)], scales)})
     [row] = [line for line in table_of(report).splitlines() if "dense" in line]
     assert row.endswith(f"  {safe}")
 
 
-def test_in_a_notebook_the_table_is_text_as_elsewhere(monkeypatch):
+def test_table_in_notebook_is_plain_text(monkeypatch):
     report = UnderflowReport([1.0], {"dense": counts_of([np.array([1.0])], [1.0])})
     elsewhere = table_of(report)
     # What rich takes for a notebook, and for a terminal.

@@ -43,37 +43,37 @@ def file(tmp_path):
         yield file
 
 
-def test_what_is_in_the_file_is_read(file):
+def test_read_dataset_returns_array_stored_in_file(file):
     group = hard_group(file, "group/inner")
     assert read_dataset(group, "value").tolist() == [1, 2]
     assert read_dataset(file, "group/inner/value").tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("path", ["missing", "soft", "external", "group/inner/value"])
-def test_what_is_no_group_of_this_file_is_none(path, file):
+def test_hard_group_returns_none_unless_group_is_in_file(path, file):
     assert hard_group(file, path) is None
     assert hard_group(file, f"{path}/inner") is None
 
 
 @pytest.mark.parametrize("name", ["soft", "external", "bytes", "virtual", "inner"])
-def test_what_lies_elsewhere_is_not_read(name, file):
+def test_read_dataset_rejects_links_and_external_data(name, file):
     # h5py itself would read the other file.
     assert np.asarray(file["group"][name]).size >= 1
     with pytest.raises(ValueError, match=f"'{name}'.*in the file itself"):
         read_dataset(file["group"], name)
 
 
-def test_what_is_missing_is_named(file):
+def test_read_dataset_error_names_missing_dataset(file):
     with pytest.raises(ValueError, match="damaged.*'inner/values'"):
         read_dataset(file["group"], "inner/values")
 
 
-def test_an_array_of_nothing_is_not_made(file):
+def test_read_dataset_rejects_huge_dataset_without_stored_data(file):
     with pytest.raises(ValueError, match="'bomb' takes 0 bytes.*4294967296"):
         read_dataset(file["group"], "bomb")
 
 
-def test_archives_that_swell_are_refused(tmp_path, monkeypatch):
+def test_refuse_bombs_rejects_only_decompression_bombs(tmp_path, monkeypatch):
     monkeypatch.setattr(untrusted_files, "_LARGE", 2**20)
     path = tmp_path / "archive.zip"
     for compression, size in (
@@ -90,7 +90,7 @@ def test_archives_that_swell_are_refused(tmp_path, monkeypatch):
         refuse_bombs(archive)
 
 
-def test_an_array_is_read_under_one_name_only(file):
+def test_read_datasets_rejects_same_array_under_several_names(file):
     """A file of 8 MB with 300 names for one array took 2.4 GB."""
     group = file["group/inner"]
     group["other"] = np.float32([3])

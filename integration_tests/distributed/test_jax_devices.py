@@ -25,7 +25,7 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize("pattern", problem.PATTERNS)
 @pytest.mark.parametrize("way", PARTICIPANTS)
-def test_all_devices_step_and_skip_as_one_would(folder, way, pattern):
+def test_all_jax_devices_step_and_skip_like_single_device(folder, way, pattern):
     if way.startswith("shard_map") and not HAS_SHARD_MAP:
         pytest.skip(NO_SHARD_MAP)
     participants = PARTICIPANTS[way]

@@ -30,7 +30,7 @@ def run_example(name):
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", ["jax_processes.py", "shard_map.py"])
-def test_an_example_learns_and_all_have_the_same_weights(name):
+def test_jax_example_learns_with_equal_weights_on_all_participants(name):
     if name == "shard_map.py" and not HAS_SHARD_MAP:
         pytest.skip(NO_SHARD_MAP)
     losses, skipped, printed = run_example(name)

@@ -23,7 +23,7 @@ def printed():
     return functools.partial(launch.lines_of, text)
 
 
-def test_every_way_to_step_makes_the_same_bits(printed):
+def test_every_way_to_step_gives_bitwise_equal_weights(printed):
     found = printed("WAY")
     ways = (5 if is_full() else 1) + 2 * HAS_SHARD_MAP
     assert len(found) == ways * 2 * (8 if is_full() else 1)
@@ -34,7 +34,7 @@ def test_every_way_to_step_makes_the_same_bits(printed):
         assert skipped == 1
 
 
-def test_remainders_train_as_float32_masters_in_a_compiled_step(printed):
+def test_remainders_match_float32_masters_in_compiled_step(printed):
     for name, dtype, numbers in printed("NUMBERS"):
         pairs = zip(numbers["remainder"], numbers["float32"], strict=True)
         for ours, right in pairs:

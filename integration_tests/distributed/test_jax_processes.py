@@ -30,7 +30,7 @@ CASES = [(fit, pattern) for fit in FITS for pattern in FITS[fit]["patterns"]]
 
 
 @pytest.mark.parametrize(("fit", "pattern"), CASES)
-def test_all_processes_step_and_skip_as_one_would(folder, fit, pattern):
+def test_all_jax_processes_step_and_skip_like_single_process(folder, fit, pattern):
     participants = FITS[fit]["participants"]
     expected = jax_reference.record(FITS[fit]["optimizer"], pattern, participants)
     # The first devices of both processes hold a whole model, and the second ones.
@@ -70,7 +70,7 @@ def start_both(folder, stop):
 
 
 @pytest.mark.full
-def test_a_run_goes_on_where_a_killed_one_had_saved(tmp_path):
+def test_restarted_run_resumes_from_checkpoint_of_killed_run(tmp_path):
     undisturbed, disturbed = tmp_path / "undisturbed", tmp_path / "disturbed"
     undisturbed.mkdir(), disturbed.mkdir()
     for printed in launch.finish(start_both(undisturbed, "-1")):

@@ -18,7 +18,7 @@ HALVES = {"data": 0, "model": 2}
 @pytest.mark.parametrize(
     "distribution", [pytest.param("data", marks=pytest.mark.full), "model"]
 )
-def test_processes_go_on_as_a_run_that_was_restarted_by_hand(distribution):
+def test_restored_processes_continue_like_run_restarted_by_hand(distribution):
     [port] = launch.free_ports(1)
     ranks = [[rank, port, distribution] for rank in ("0", "1")]
     flags = "--xla_force_host_platform_device_count=1"

@@ -21,7 +21,7 @@ def printed():
     return functools.partial(launch.lines_of, text)
 
 
-def test_slots_and_masters_are_sharded_as_their_variables_are(printed):
+def test_slots_and_masters_are_sharded_like_their_variables(printed):
     layouts = printed("LAYOUTS")
     assert len(layouts) == 8
     for name, count, wrong in layouts:
@@ -31,7 +31,7 @@ def test_slots_and_masters_are_sharded_as_their_variables_are(printed):
         assert wrong == [], name
 
 
-def test_an_overflow_in_any_one_shard_is_seen_on_all_devices(printed):
+def test_overflow_in_any_shard_is_detected_on_all_devices(printed):
     results = printed("SKIPS")
     assert len(results) == (10 if is_full() else 7)
     for name, dtype, policy, found in results:
@@ -39,7 +39,7 @@ def test_an_overflow_in_any_one_shard_is_seen_on_all_devices(printed):
         assert found == [True] * 11, (name, dtype, policy)
 
 
-def test_fit_skips_where_one_device_overflows(printed):
+def test_fit_skips_steps_that_overflow_on_one_device(printed):
     results = printed("FIT")
     assert tuple(count for count, *_ in results) == COUNTS
     for count, scales, changed, are_finite in results:
@@ -51,7 +51,7 @@ def test_fit_skips_where_one_device_overflows(printed):
 
 
 @pytest.mark.skipif(not HAS_SHARD_MAP, reason=NO_SHARD_MAP)
-def test_a_shard_map_takes_shards_and_whole_gradients(printed):
+def test_shard_map_accepts_sharded_and_whole_gradients(printed):
     refused = dict(printed("REFUSED"))
     for accepted in ("shards", "whole", "averaged"):
         assert refused[accepted] == "none"
@@ -68,7 +68,7 @@ def test_a_shard_map_takes_shards_and_whole_gradients(printed):
         ("LARC clips shards", "see the norms of a device's shards"),
     ],
 )
-def test_what_would_be_wrong_in_a_shard_map_is_refused(printed, case, words):
+def test_shard_map_rejects_wrong_averaging_axes_and_norm_clipping(printed, case, words):
     refused = dict(printed("REFUSED"))
     if case not in refused and not HAS_SHARD_MAP:
         pytest.skip(NO_SHARD_MAP)

@@ -15,7 +15,7 @@ def printed():
 
 # Each device holds as many elements of the mean, of which there are four.
 @pytest.mark.parametrize("how, elements", [("DATA", 4), ("MODEL", 2)])
-def test_statistics_on_all_devices_are_restored(printed, how, elements):
+def test_skipped_step_restores_statistics_on_all_devices(printed, how, elements):
     protected, unprotected = launch.lines_of(printed, how)
     mean = protected[0][0]
     assert [len(local) for local in mean] == [elements] * 4

@@ -10,7 +10,7 @@ pytestmark = pytest.mark.one_backend
 
 
 @pytest.mark.parametrize("deaths", [0, 1, 3])
-def test_a_process_that_dies_is_run_again_in_another_folder(deaths, tmp_path):
+def test_launch_reruns_crashed_process_with_new_arguments(deaths, tmp_path):
     file, numbers = tmp_path / "deaths", itertools.count()
     file.write_text("")
     printed = launch.run_afresh(
@@ -20,7 +20,7 @@ def test_a_process_that_dies_is_run_again_in_another_folder(deaths, tmp_path):
     assert file.read_text() == "x" * deaths
 
 
-def test_one_that_always_dies_fails_the_test(tmp_path):
+def test_launch_raises_if_process_crashes_on_every_attempt(tmp_path):
     file = tmp_path / "deaths"
     file.write_text("")
     with pytest.raises(AssertionError, match="-11"):

@@ -92,7 +92,7 @@ def assert_is_mean(means):
         np.testing.assert_array_equal(actual, expected, err_msg=name, strict=True)
 
 
-def test_a_training_op_steps_by_the_mean_and_skips_on_all(results):
+def test_training_op_steps_by_mean_and_skips_on_all_processes(results):
     # By half of the mean of four batches, two on each of two processes.
     after_first = [1.0 - 0.5 * 2.0, 2.0 - 0.5 * 2.0]
     after_last = [0.0 - 0.5 * 1.0, 1.0 - 0.5 * 2.0]
@@ -108,7 +108,7 @@ def test_a_training_op_steps_by_the_mean_and_skips_on_all(results):
         assert result["scale"] == 2.0**13
 
 
-def test_all_processes_get_the_mean(results):
+def test_all_processes_receive_mean_of_gradients(results):
     first, second = results
     assert first["count"] == second["count"] == 2
     assert first["means"] == second["means"]
@@ -116,7 +116,7 @@ def test_all_processes_get_the_mean(results):
 
 
 @pytest.mark.skipif(ON_TENSORFLOW, reason="its graphs are checked when they run")
-def test_processes_with_other_variables_are_refused_on_all(results):
+def test_processes_with_different_variables_are_rejected_on_all(results):
     for result in results:
         assert "Gradient 1 differs between them: " in result["other shape"]
         assert "['float32', [2]], ['float32', [3]]" in result["other shape"]
@@ -125,7 +125,7 @@ def test_processes_with_other_variables_are_refused_on_all(results):
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="arrays and sparse tensors of JAX")
-def test_what_only_jax_has(results):
+def test_jax_processes_average_sparse_gradients_and_raise_in_jit(results):
     for rank, result in enumerate(results):
         # (60000 + 120000) / 2, which float16 cannot hold.
         assert result["sparse"] == [[90000.0], [2.0], [0.0]]
@@ -135,7 +135,7 @@ def test_what_only_jax_has(results):
 
 
 @pytest.mark.skipif(not ON_TENSORFLOW, reason="replicas are TensorFlow's")
-def test_processes_of_tensorflow(results):
+def test_tensorflow_processes_average_sparse_gradients_and_compare_variables(results):
     own = ["float32 (2,), None", "None, float32 (2,)"]
     for result, variables in zip(results, own, strict=True):
         assert result["sparse"] == [["IndexedSlices", [[90000.0], [2.0], [0.0]], None]]
@@ -143,7 +143,7 @@ def test_processes_of_tensorflow(results):
 
 
 @pytest.mark.skipif(not ON_TENSORFLOW, reason="replicas are TensorFlow's")
-def test_replicas_of_one_process(path):
+def test_replicas_of_one_process_average_gradients_and_train_alike(path):
     [result] = run("worker_processes_tensorflow", [path])
     assert result["count"] == 2
     first, second = result["means"]

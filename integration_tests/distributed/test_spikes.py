@@ -10,7 +10,7 @@ BACKEND = keras.backend.backend()
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow's replicas")
-def test_mirrored_replicas_skip_together():
+def test_mirrored_replicas_skip_spikes_together():
     [printed] = launch.run("worker_tensorflow_spikes", [])
     right = spikes.expected(24, np.sum)
     assert right.count(False) == 2
@@ -19,7 +19,7 @@ def test_mirrored_replicas_skip_together():
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="JAX's devices")
-def test_devices_of_a_shard_map_skip_together():
+def test_shard_map_devices_skip_spikes_together():
     training = pytest.importorskip("integration_tests.distributed.jax_training")
     if not training.HAS_SHARD_MAP:
         pytest.skip(training.NO_SHARD_MAP)
@@ -32,7 +32,7 @@ def test_devices_of_a_shard_map_skip_together():
 
 @pytest.mark.skipif(BACKEND != "torch", reason="PyTorch's processes")
 @pytest.mark.parametrize("word", ["AVERAGED", "SHARDS"])
-def test_processes_skip_together(processes, word):
+def test_torch_processes_skip_spikes_together(processes, word):
     first, second = (launch.lines_of(printed, word) for printed in processes)
     assert first == second
     [[applied, skipped, _]] = first

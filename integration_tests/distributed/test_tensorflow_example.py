@@ -11,7 +11,7 @@ from integration_tests.distributed.launch import ROOT, TIMEOUT
 
 
 @pytest.mark.full
-def test_two_workers_end_with_the_same_weights():
+def test_multi_worker_example_learns_with_equal_weights_on_both_workers():
     run = subprocess.run(
         [sys.executable, "examples/multi_worker.py"],
         cwd=ROOT,

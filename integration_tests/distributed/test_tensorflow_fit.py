@@ -45,7 +45,7 @@ def skipped_steps(columns):
 
 
 @pytest.mark.parametrize("jit_compile", [False, "auto"])
-def test_fit_skips_on_all_what_overflows_on_one(
+def test_fit_skips_step_on_all_replicas_if_one_overflows(
     folder, printed, reference, jit_compile
 ):
     first, second = (problem.load(folder / f"{jit_compile} {r}.npz") for r in (0, 1))
@@ -61,7 +61,7 @@ def test_fit_skips_on_all_what_overflows_on_one(
         assert actual == pytest.approx(losses, rel=1e-3)
 
 
-def test_what_a_user_reads_after_fit_is_what_one_replica_holds(folder, printed):
+def test_values_read_after_mirrored_fit_match_fit_without_strategy(folder, printed):
     [read] = launch.lines_of(printed, "READS")
     expected = tensorflow_reads.fit_and_read(f"{folder}/alone", None)
     # Whole gradients have that norm. One of a replica has another: rows differ.
@@ -71,20 +71,20 @@ def test_what_a_user_reads_after_fit_is_what_one_replica_holds(folder, printed):
     assert read == expected
 
 
-def test_keras_own_wrapper_applies_what_overflows_on_the_last(printed):
+def test_keras_wrapper_applies_step_that_overflows_on_last_replica(printed):
     """Why there is a test: it may go once Keras asks all replicas."""
     [weights] = launch.lines_of(printed, "KERAS")
     assert not np.isfinite(np.concatenate(list(map(np.ravel, weights)))).any()
 
 
-def test_with_jit_compile_true_no_optimizer_runs(printed):
+def test_jit_compile_true_raises_with_any_optimizer_under_strategy(printed):
     errors = launch.lines_of(printed, "XLA")
     assert len(errors) == 2
     for error in errors:
         assert "located in device" in error
 
 
-def test_a_killed_fit_goes_on_from_its_backup(folder, printed):
+def test_killed_fit_resumes_from_its_backup(folder, printed):
     killed = launch.start(WORKER, str(folder), "2", "1")
     killed.communicate(timeout=launch.TIMEOUT)
     assert killed.returncode == -signal.SIGKILL

@@ -43,7 +43,9 @@ def references():
 
 
 @pytest.mark.parametrize(("case", "pattern"), RUNS)
-def test_replicas_agree_and_train_right(run, references, case, pattern):
+def test_replicas_are_bitwise_equal_and_match_single_process(
+    run, references, case, pattern
+):
     folder, _ = run
     first, second = (problem.load(f"{folder}/{case} {pattern} {r}.npz") for r in (0, 1))
     problem.assert_bitwise_equal(second, first)
@@ -57,7 +59,7 @@ def test_replicas_agree_and_train_right(run, references, case, pattern):
         np.testing.assert_allclose(column, expected, rtol=0, atol=4 * 2.0**-11)
 
 
-def test_the_agreement_costs_no_exchange_or_one(run):
+def test_overflow_agreement_adds_at_most_one_collective(run):
     _, results = run
     for result in results:
         # The gradients are one exchange, and in their sum all find the overflow. Where
@@ -78,14 +80,14 @@ def of_replicas(run, name):
     return [replica for of_process in in_steps for replica in of_process]
 
 
-def test_a_sum_that_overflows_is_skipped(run):
+def test_overflow_of_gradient_sum_over_replicas_skips_step(run):
     # 2 * 3e38 is above float32's largest number. What moves would be 1.0 by 0.5.
     assert of_replicas(run, "sum overflows") == [[[[1.0, -0.0]], 0]] * 2
     # 2 * 60000 is above float16's.
     assert of_replicas(run, "sum of float16") == [[[[1.0 - 60000.0, -0.0]], 1]] * 2
 
 
-def test_rows_of_all_replicas_are_added_up(run):
+def test_sparse_rows_of_all_replicas_are_summed(run):
     # Row 0 has (5, 6) on the second replica; row 2 has (1, 2) and (3, 4) on the first,
     # (7, 8) on the second. Row 1 has none, nor has the other variable.
     step = np.array([[5, 6], [0, 0], [11, 14]]) * 0.5
@@ -95,14 +97,14 @@ def test_rows_of_all_replicas_are_added_up(run):
         assert of_replicas(run, f"sparse {i}") == [expected] * 2, i
 
 
-def test_a_new_value_that_is_not_finite_is_not_assigned(run):
+def test_overwritten_variable_keeps_value_if_new_one_is_not_finite(run):
     for i in range(3):
         # (4 + 6) / 2, and the other variable's gradients are 1 on each.
         assert of_replicas(run, f"overwriting {i}") == [[[[0.0, 0.0], 5.0], 1]] * 2, i
 
 
 @pytest.mark.parametrize("run", ["processes"], indirect=True)
-def test_a_killed_run_goes_on_from_its_checkpoint(run, tmp_path):
+def test_killed_run_resumes_from_its_checkpoint(run, tmp_path):
     folder, _ = run
     steps = tensorflow_loop.STEPS_WITH_CHECKPOINTS
 

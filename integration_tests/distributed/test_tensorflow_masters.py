@@ -29,14 +29,14 @@ def arrays(found):
     return [np.float32(number) for number in found["numbers"]]
 
 
-def test_replicas_stay_alike_with_each_kind(trained):
+def test_replicas_stay_equal_with_each_kind_of_masters(trained):
     assert trained
     for case, found in trained:
         assert all(found[kind]["are alike"] for kind in KINDS), case
         assert all(found[kind]["skipped"] == 2 for kind in KINDS), case
 
 
-def test_remainders_train_as_float32_masters_on_replicas(trained):
+def test_remainders_match_float32_masters_on_replicas(trained):
     for (name, dtype, is_sparse), found in trained:
         kept = "float32" if name in ("Adadelta", "LARC") else "int16"
         assert found["remainder"]["kept"] == [kept] * 3, name
@@ -106,7 +106,9 @@ class Run:
 
 @pytest.mark.parametrize("builds_first", [True, False])
 @of_each_kind
-def test_a_checkpoint_goes_on_as_a_run_that_did_not_stop(kind, builds_first, tmp_path):
+def test_run_restored_from_checkpoint_matches_uninterrupted_run(
+    kind, builds_first, tmp_path
+):
     run = Run(kind).steps(2)
     path = run.checkpoint().save(tmp_path / "state")
     empty = [name for name, shape in tf.train.list_variables(path) if 0 in shape]
@@ -122,7 +124,7 @@ def test_a_checkpoint_goes_on_as_a_run_that_did_not_stop(kind, builds_first, tmp
 
 
 @of_each_kind
-def test_a_step_of_a_saved_model_is_the_step(kind, tmp_path):
+def test_step_of_saved_model_matches_original_step(kind, tmp_path):
     run, module = Run(kind).steps(1), tf.Module()
     module.optimizer, module.weights = run.optimizer, [w.value for w in run.weights]
     grads = [tf.constant(1.0, shape=s) for s in SHAPES]
@@ -144,7 +146,7 @@ def test_a_step_of_a_saved_model_is_the_step(kind, tmp_path):
 @pytest.mark.parametrize(
     "is_compiled", [False, pytest.param(True, marks=pytest.mark.full)]
 )
-def test_a_step_that_is_traced_again_may_be_the_optimizers_own(is_compiled):
+def test_retraced_step_with_constraint_matches_float32_masters(is_compiled):
     """Stand-ins then take memory in the trace, of which a compiled step has none."""
     runs = [Run(kind, is_compiled=is_compiled) for kind in ("remainder", "float32")]
     for run in runs:

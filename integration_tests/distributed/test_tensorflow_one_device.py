@@ -26,7 +26,7 @@ def printed(is_exhaustive, tmp_path_factory):
     )
 
 
-def test_a_strategy_of_one_device_trains_as_no_strategy_does(printed, is_exhaustive):
+def test_strategy_of_one_device_trains_like_no_strategy(printed, is_exhaustive):
     lines = launch.lines_of(printed, "RUN")
     assert len(lines) == sum(len(cases) for *_, cases in runs_of(is_exhaustive))
     for strategy, *where, found in lines:
@@ -39,7 +39,7 @@ def test_a_strategy_of_one_device_trains_as_no_strategy_does(printed, is_exhaust
         assert found["has_moved"], (strategy, *where)
 
 
-def test_fit_on_one_device_trains_as_fit_does(printed, is_exhaustive):
+def test_fit_under_one_device_strategy_matches_plain_fit(printed, is_exhaustive):
     lines = launch.lines_of(printed, "FIT")
     assert len(lines) == (4 if is_exhaustive else 1)
     for name, jit_compile, is_same, skipped in lines:
@@ -47,7 +47,7 @@ def test_fit_on_one_device_trains_as_fit_does(printed, is_exhaustive):
         assert skipped == SKIPPED_AFTER[-1], (name, jit_compile)
 
 
-def test_a_training_op_runs_on_one_device(printed):
+def test_training_op_under_one_device_strategy_matches_no_strategy(printed):
     lines = launch.lines_of(printed, "OP")
     assert len(lines) == 2
     for on_one_device, alone in lines:
@@ -58,6 +58,6 @@ def test_a_training_op_runs_on_one_device(printed):
 
 # What is read under two replicas: `test_tensorflow_fit.py`.
 @pytest.mark.full
-def test_what_a_user_reads_after_fit_is_what_it_is_without_a_strategy(printed):
+def test_values_read_after_one_device_fit_match_fit_without_strategy(printed):
     on_one_device, alone = launch.lines_of(printed, "READS")
     assert on_one_device == alone

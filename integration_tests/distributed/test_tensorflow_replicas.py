@@ -37,7 +37,7 @@ def printed_by_tf_keras_methods():
     return run_worker("worker_mirrored_tf_keras")
 
 
-def test_an_overflow_on_any_replica_skips_the_step_on_all(printed):
+def test_overflow_on_any_replica_skips_step_on_all(printed):
     first, second, applied, last = printed("STATE")
     untouched = [[1.0, -0.0]] * 2
     # Both replicas' gradients of 2 add up to 4; unscaled by 2 that is 2, and the
@@ -49,7 +49,7 @@ def test_an_overflow_on_any_replica_skips_the_step_on_all(printed):
     assert last == {"weights": moved, "scale": 1.0, "skipped": 3, "applied": 1}
 
 
-def test_nan_on_any_replica_skips_the_step_of_a_guarded_optimizer_on_all(printed):
+def test_nan_on_any_replica_skips_step_of_guarded_optimizer_on_all(printed):
     first, applied, last = printed("GUARDED")
     # The gradients of 1 add up to 2; the step is 0.5 * 2 = 1.
     moved = [[0.0, -2.0]] * 2
@@ -58,16 +58,16 @@ def test_nan_on_any_replica_skips_the_step_of_a_guarded_optimizer_on_all(printed
     assert last == {"weights": moved, "skipped": 2, "applied": 1}
 
 
-def test_the_largest_magnitude_is_that_of_the_sum(printed):
+def test_log_max_scale_uses_largest_magnitude_of_summed_gradients(printed):
     # 2 + 62: 2**(16 - 6)
     assert printed("AMAX") == [2.0**10]
 
 
-def test_norms_are_of_the_sum_over_the_replicas(printed):
+def test_norms_are_of_gradients_summed_over_replicas(printed):
     assert_stepped_as_one(printed("NORMS"), count=10)
 
 
-def test_micro_batches_are_added_up_on_all_replicas(printed):
+def test_micro_batches_are_accumulated_on_all_replicas(printed):
     assert_stepped_as_one(printed("ACCUMULATED"), count=3)
 
 
@@ -80,7 +80,7 @@ def assert_stepped_as_one(differences, count):
         assert difference < 8 * 1e-6, name
 
 
-def test_what_was_made_outside_of_the_scope_is_refused(printed):
+def test_variables_created_outside_strategy_scope_are_rejected(printed):
     results = printed("OUTSIDE")
     names = [name for name, *_ in results]
     assert names == ["weight", "TensorFlow's weight", "optimizer"]
@@ -90,7 +90,7 @@ def test_what_was_made_outside_of_the_scope_is_refused(printed):
         assert is_unchanged, name
 
 
-def test_gradients_that_were_added_up_are_not_added_up_again(
+def test_reduced_gradients_are_not_summed_over_replicas_again(
     printed_by_tf_keras_methods,
 ):
     results = printed_by_tf_keras_methods("REDUCED")
@@ -115,7 +115,7 @@ def test_tensorflow_variables_train_on_all_replicas(printed_by_tf_keras_methods)
         assert was_skipped, (name, how)
 
 
-def test_outside_of_a_replica_nothing_is_applied(printed_by_tf_keras_methods):
+def test_cross_replica_context_raises_and_applies_nothing(printed_by_tf_keras_methods):
     results = printed_by_tf_keras_methods("CROSS")
     assert len(results) == (OPTIMIZERS - 1) * 3 + 2
     for name, error, is_unchanged in results:

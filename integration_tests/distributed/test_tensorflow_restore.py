@@ -3,7 +3,7 @@
 from integration_tests.distributed import launch
 
 
-def test_replicas_go_on_as_a_run_that_was_restarted_by_hand():
+def test_restored_replicas_continue_like_run_restarted_by_hand():
     [printed] = launch.run("worker_tensorflow_restore", [])
     [[told]] = launch.lines_of(printed, "TOLD")
     assert "retry 1 of 3" in told

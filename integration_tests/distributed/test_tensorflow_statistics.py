@@ -17,7 +17,7 @@ def printed():
 
 # `SYNCHRONIZED` computes the moments of a batch over all replicas.
 @pytest.mark.parametrize("how", ["PROTECTED", "SYNCHRONIZED", "LOOP"])
-def test_statistics_of_all_replicas_are_restored(printed, how):
+def test_skipped_step_restores_statistics_of_all_replicas(printed, how):
     [protected] = launch.lines_of(printed, how)
     [unprotected] = launch.lines_of(printed, "UNPROTECTED")
     assert len(protected[0][0]) == 2

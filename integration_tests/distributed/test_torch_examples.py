@@ -20,7 +20,7 @@ LAST_WORDS = {
 
 @pytest.mark.full
 @pytest.mark.parametrize("name", LAST_WORDS)
-def test_two_processes_learn_to_read(name, tmp_path):
+def test_torch_example_learns_digits_in_two_processes(name, tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     # An example has to know which backend it is for.
     del environment["KERAS_BACKEND"]

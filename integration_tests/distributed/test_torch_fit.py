@@ -71,7 +71,7 @@ def overflows(fit):
 
 
 @pytest.mark.parametrize("name", [n for n in FITS if not FITS[n].statistics])
-def test_two_processes_fit_as_one(name, folder, histories):
+def test_fit_in_two_processes_matches_single_process(name, folder, histories):
     fit, (expected, history) = FITS[name], alone(name)
     columns, halves = as_whole(recorded(folder, name), expected)
     # The kernel and the bias of the first layer, and their slots.
@@ -94,7 +94,7 @@ def test_two_processes_fit_as_one(name, folder, histories):
 
 
 @pytest.mark.parametrize("name", [n for n in FITS if "accumulating" not in n])
-def test_what_overflows_in_one_process_is_skipped_in_both(name, folder, histories):
+def test_overflow_in_one_process_skips_step_in_both(name, folder, histories):
     for columns in recorded(folder, name):
         weights = columns[: len(problem.initial_weights())]
         steps = list(zip(*weights, strict=True))
@@ -107,7 +107,7 @@ def test_what_overflows_in_one_process_is_skipped_in_both(name, folder, historie
     assert histories[0][name]["skipped_steps"][-1] == sum(overflows(FITS[name]))
 
 
-def test_statistics_are_those_of_a_process_and_survive_an_overflow(folder, histories):
+def test_statistics_differ_between_processes_and_survive_overflow(folder, histories):
     first, last = recorded(folder, "statistics")
     problem.assert_bitwise_equal(first, last)
     moving = [problem.load(folder / f"moving-{rank}.npz") for rank in range(2)]
@@ -119,7 +119,7 @@ def test_statistics_are_those_of_a_process_and_survive_an_overflow(folder, histo
                 assert np.array_equal(column[step], column[step - 1]) is overflow
 
 
-def test_the_lines_of_the_page_train_both_processes_alike(printed):
+def test_lines_on_page_train_both_processes_alike(printed):
     [first], [last] = (launch.lines_of(of_one, "HELD") for of_one in printed)
     assert first == last
     # Two layers of a kernel and a bias, Adam's slots, scales and counters.

@@ -39,7 +39,7 @@ def wait_for_death(first, last):
     assert first.returncode != 0
 
 
-def test_a_run_in_which_a_process_was_killed_ends_as_any_other(tmp_path):
+def test_run_with_killed_process_ends_like_undisturbed_run(tmp_path):
     wait_for_death(*start(tmp_path, "15"))
     # The third checkpoint was never finished.
     written = {path.name for path in tmp_path.iterdir()}

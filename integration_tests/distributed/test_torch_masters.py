@@ -33,7 +33,7 @@ def printed(request, tmp_path_factory):
     return lines_of
 
 
-def test_shards_train_as_whole_weights_do(printed):
+def test_sharded_16_bit_weights_train_like_whole_weights(printed):
     cases = printed("SHARDS")
     assert len(cases) == (22 if is_full() else 3)
     for name, dtype, found in cases:
@@ -55,7 +55,7 @@ def test_stand_ins_for_shards_hold_no_memory(printed):
         assert all(found[kind]["memory"] <= 4 for kind in KINDS), (name, dtype)
 
 
-def test_processes_that_average_gradients_stay_alike(printed):
+def test_processes_that_average_gradients_keep_equal_weights(printed):
     results = dict(printed("AVERAGED"))
     assert list(results) == KINDS[1:]
     assert all(skipped == 1 for _, skipped in results.values())

@@ -29,7 +29,7 @@ def printed(tmp_path_factory):
     return lines_of
 
 
-def test_steps_are_those_on_whole_tensors(printed):
+def test_steps_on_shards_match_steps_on_whole_tensors(printed):
     cases = printed("CASE")
     assert len(cases) == 20 + 4 * 7 + 2 + 8
     for case, result in cases:
@@ -38,26 +38,26 @@ def test_steps_are_those_on_whole_tensors(printed):
         assert not [d for d in result["differences"] if not d <= limit], case
 
 
-def test_only_scalars_and_counters_are_whole(printed):
+def test_only_scalars_and_counters_are_not_sharded(printed):
     for case, result in printed("CASE"):
         shapes = result["shapes of plain"]
         assert shapes, case
         assert all(shape in ([], [3]) for shape in shapes), case
 
 
-def test_some_steps_are_skipped(printed):
+def test_sharded_run_skips_three_steps_in_each_case(printed):
     for case, result in printed("CASE"):
         skipped, _, *_ = result["plain"]
         assert skipped == 3, case
         assert 9 in result["plain"], case
 
 
-def test_steps_on_record_are_those_on_whole_tensors(printed):
+def test_step_record_of_shards_matches_record_of_whole_tensors(printed):
     """The norm is that of all shards, and so is the largest gradient."""
     assert printed("RECORD") == [[n, 12] for n in ("SGD", "accumulation", "RMSprop")]
 
 
-def test_a_step_makes_one_collective(printed):
+def test_sharded_step_makes_one_collective_and_three_with_larc(printed):
     # LARC takes norms before it hands on.
     assert dict(printed("COLLECTIVES")) == {
         "momentum": 1,
@@ -82,7 +82,7 @@ WORDS = {
 }
 
 
-def test_what_would_drift_apart_is_refused_before_anything_changes(printed):
+def test_inconsistent_sharding_is_rejected_before_any_change(printed):
     refused = {name: rest for name, *rest in printed("REFUSED")}
     assert set(refused) == set(WORDS)
     for name, (message, is_unchanged) in refused.items():

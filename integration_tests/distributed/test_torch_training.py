@@ -62,7 +62,7 @@ def as_one(columns, expected):
     ("engine", "case"),
     [pytest.param(e, c, id=f"{e}: {c.name}") for e in CASES for c in CASES[e]],
 )
-def test_two_processes_train_as_one(columns_of, engine, case):
+def test_training_in_two_processes_matches_single_process(columns_of, engine, case):
     expected = alone(case._replace(where="loss", network="plain"))
     is_whole, columns = as_one(columns_of(engine, case), expected)
     sharded = 4 * SHARDED.get(case.optimizer, 2) if engine == "fsdp" else 0

@@ -14,7 +14,7 @@ TWO_DEVICES = "--xla_force_host_platform_device_count=2"
 
 # The tests beside this one are of the same engines.
 @pytest.mark.full
-def test_two_participants_hold_the_same(tmp_path):
+def test_both_participants_end_with_equal_weights_and_state(tmp_path):
     arguments = [[]]
     if BACKEND == "torch":
         address = f"file://{tmp_path}/store"

@@ -90,9 +90,7 @@ def owned(model):
 
 @hypothesis.given(training=trainings())
 @tried_on(nightly=60, torch=3, tensorflow=1, jax=1)
-def test_a_model_survives_its_overflows_and_goes_on_from_its_file(
-    training, tmp_path_factory
-):
+def test_model_survives_overflows_and_resumes_from_file(training, tmp_path_factory):
     path = tmp_path_factory.mktemp("files") / "model.keras"
     random = np.random.default_rng(0)
     models = [training.make_model()]

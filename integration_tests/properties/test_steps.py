@@ -81,7 +81,7 @@ IN_MEMORY = (None, cases.OWN_VARIABLES, cases.VARIABLES)
 
 @hypothesis.given(case=cases.cases(saved=IN_MEMORY))
 @tried_on(nightly=1800, torch=40, tensorflow=5, jax=3)
-def test_each_step_does_what_it_should(case):
+def test_each_eager_step_keeps_all_invariants(case):
     check(case)
 
 
@@ -89,12 +89,12 @@ def test_each_step_does_what_it_should(case):
 @pytest.mark.parametrize("way", cases.COMPILED)
 @hypothesis.given(data=hypothesis.strategies.data())
 @tried_on(nightly=200, torch=1, tensorflow=1, jax=2)
-def test_so_does_each_compiled_step(way, data):
+def test_each_compiled_step_keeps_all_invariants(way, data):
     saved = (None, None, cases.OWN_VARIABLES)
     check(data.draw(cases.cases(way, saved)))
 
 
 @hypothesis.given(case=cases.cases(saved=(cases.KERAS_FILE,)))
 @tried_on(nightly=200, torch=4, tensorflow=1, jax=1)
-def test_a_model_goes_on_from_its_file(case, tmp_path_factory):
+def test_run_continued_from_keras_file_keeps_all_invariants(case, tmp_path_factory):
     check(case, tmp_path_factory.mktemp("files"))

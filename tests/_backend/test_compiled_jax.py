@@ -98,7 +98,7 @@ def tensors(state):
 
 
 @pytest.mark.exhaustive
-def test_no_branch_carries_a_variable_or_a_slot(kind, step):
+def test_no_branch_of_compiled_step_carries_variable_or_slot(kind, step):
     found = conditionals(step.hlo)
     assert bool(found) == (kind == "CPU")
     for result in found:
@@ -122,7 +122,7 @@ def test_no_branch_carries_a_variable_or_a_slot(kind, step):
         assert not inputs & of_state
 
 
-def test_a_branch_that_carries_a_variable_is_found():
+def test_conditionals_finds_branch_that_carries_variable():
     def step(w):
         return jax.lax.cond(w.sum() > 0, jax.numpy.sin, jax.numpy.cos, w)
 
@@ -131,11 +131,11 @@ def test_a_branch_that_carries_a_variable_is_found():
 
 
 @pytest.mark.exhaustive
-def test_the_host_has_no_part_in_a_step(kind, step):
+def test_compiled_step_has_no_host_transfers(kind, step):
     assert not Program(step.hlo).host_transfers
 
 
-def test_a_part_for_the_host_is_found():
+def test_program_finds_host_transfers_of_debug_print():
     def step(w):
         jax.debug.print("{}", w)
         return w
@@ -145,7 +145,7 @@ def test_a_part_for_the_host_is_found():
 
 
 @pytest.mark.exhaustive
-def test_a_state_comes_out_where_it_went_in(kind, step):
+def test_compiled_step_returns_state_in_donated_buffers(kind, step):
     state = step.new_state()
     before = [x.unsafe_buffer_pointer() for x in tensors(state)]
     after = jax.block_until_ready(step.compiled(state, step.grads))
@@ -153,7 +153,7 @@ def test_a_state_comes_out_where_it_went_in(kind, step):
 
 
 @pytest.mark.exhaustive
-def test_nothing_is_compiled_again(kind, step):
+def test_overflows_and_rate_changes_do_not_recompile_step(kind, step):
     overflow = [g * np.inf for g in step.grads]
     state = step.new_state()
     for grads in (step.grads, overflow, overflow, step.grads):
@@ -197,7 +197,7 @@ def readers_of_the_product(inner):
 
 @pytest.mark.skipif(not jax_layouts.HAS_LAYOUTS, reason="this JAX has no layouts")
 @pytest.mark.parametrize("name", ["AdamW", "RMSprop", "LARS"])
-def test_a_gradient_is_transposed_once_for_all_that_read_it(name, monkeypatch):
+def test_transposed_gradient_is_copied_once_for_all_readers(name, monkeypatch):
     inner, _ = STEPS[name]
     [copy] = readers_of_the_product(inner())
     # In the order of the kernel, as it is or as a vector.
@@ -218,7 +218,7 @@ def exported(inner, platform, *allowed):
     return export(*arguments), arguments, step(*arguments)
 
 
-def test_a_step_is_exported_for_a_cpu_where_layouts_are_allowed():
+def test_step_exports_for_cpu_where_layout_custom_call_is_allowed():
     """JAX guarantees nothing for layouts, and exports them only where it is told to."""
     allowed = jax.export.DisabledSafetyCheck.custom_call("LayoutConstraint")
     program, arguments, expected = exported(keras.optimizers.SGD(0.5), "cpu", allowed)
@@ -228,12 +228,12 @@ def test_a_step_is_exported_for_a_cpu_where_layouts_are_allowed():
 
 
 @pytest.mark.parametrize("platform", ["tpu", "cuda"])
-def test_a_step_is_exported_for_an_accelerator_without_more_words(platform):
+def test_step_exports_for_accelerator_without_disabled_safety_checks(platform):
     program, _, _ = exported(keras.optimizers.SGD(0.5), platform)
     assert jax.export.deserialize(program.serialize()).platforms == (platform,)
 
 
-def test_a_step_of_several_models_at_once_is_the_step_of_each():
+def test_vmapped_step_of_ensemble_equals_step_of_each_model():
     """As an ensemble trains, by `jax.vmap`."""
     variable = keras.Variable(np.ones((4, 3), "float32"))
     optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.Adam(0.5))
@@ -246,7 +246,7 @@ def test_a_step_of_several_models_at_once_is_the_step_of_each():
         np.testing.assert_array_equal(new, step(grad)[0][0])
 
 
-def test_no_kernel_takes_a_float64_gradient():
+def test_fused_step_does_not_accept_float64_gradient():
     variables = [keras.Variable([1.0, 2.0])]
     # NumPy's, since JAX has any only where it was told so at its start.
     targets, wide = Targets(variables, [()]), np.ones(2)
@@ -254,7 +254,7 @@ def test_no_kernel_takes_a_float64_gradient():
     assert not backend.fused_step_takes(LARSRule, targets, [wide])
 
 
-def test_a_gradient_whose_rows_are_there_once_still_says_so():
+def test_sparse_gradient_with_unique_indices_steps_like_keras_adam():
     """Keras's Adam squares no other sparse gradient under `jit`."""
     values = np.arange(1.0, 9.0, dtype="float32").reshape(2, 4)
 

@@ -12,7 +12,7 @@ from testing.tensors import number, numpy, tensor
 # --- compute_gradients --------------------------------------------------------
 
 
-def test_gradients_equal_derivatives_by_hand(compiled):
+def test_gradients_equal_hand_computed_derivatives(compiled):
     a, b = keras.Variable([[1.0, -2.0]]), keras.Variable(3.0)
     unused = keras.Variable([5.0, 6.0])
     variables = [a, b, unused]
@@ -35,14 +35,14 @@ def test_gradients_equal_derivatives_by_hand(compiled):
         np.testing.assert_array_equal(ops.convert_to_numpy(actual), by_hand)
 
 
-def test_computing_gradients_changes_no_variable(snapshot):
+def test_compute_gradients_changes_no_variable(snapshot):
     variables = [keras.Variable([1.0, -0.0]), keras.Variable(2.0)]
     before = snapshot(variables)
     backend.compute_gradients(lambda: ops.sum(variables[0] * variables[1]), variables)
     assert snapshot(variables) == before
 
 
-def test_without_a_framework_an_error_says_what_to_do():
+def test_compute_gradients_without_framework_says_how_to_choose_backend():
     with pytest.raises(NotImplementedError, match="Set KERAS_BACKEND to") as error:
         REFERENCE.compute_gradients(lambda: 1.0, [])
     for framework in ("tensorflow", "jax", "torch"):
@@ -53,7 +53,7 @@ def test_without_a_framework_an_error_says_what_to_do():
 
 
 @pytest.mark.parametrize("weights", [[1.0, -2.0], np.array([1.0, -2.0]), None])
-def test_the_elements_of_a_loss_are_weighted(weights):
+def test_weights_scale_gradients_of_loss_elements(weights):
     a = keras.Variable([3.0, 4.0])
     loss, [gradient] = backend.compute_gradients(lambda: a * a, [a], weights)
     np.testing.assert_array_equal(ops.convert_to_numpy(loss), [9.0, 16.0])
@@ -61,14 +61,14 @@ def test_the_elements_of_a_loss_are_weighted(weights):
     np.testing.assert_array_equal(ops.convert_to_numpy(gradient), by_hand)
 
 
-def test_one_weight_is_that_of_all_elements():
+def test_scalar_weight_applies_to_all_loss_elements():
     a = keras.Variable(3.0)
     _, [gradient] = backend.compute_gradients(lambda: a + ops.zeros(4), [a], 2.0)
     assert number(gradient) == 8.0
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_the_weights_take_the_dtype_of_the_loss(dtype):
+def test_weights_are_cast_to_dtype_of_loss(dtype):
     a = keras.Variable([3.0, 4.0], dtype=dtype)
     _, [gradient] = backend.compute_gradients(
         lambda: a * a, [a], tensor([1.0, 0.5], "float32")
@@ -77,7 +77,7 @@ def test_the_weights_take_the_dtype_of_the_loss(dtype):
     np.testing.assert_array_equal(numpy(gradient), [6.0, 4.0])
 
 
-def test_what_the_loss_does_not_depend_on_has_no_gradient():
+def test_variable_unused_by_loss_has_gradient_none():
     a, b = keras.Variable(2.0), keras.Variable(3.0)
     for variables in ([a, b], lambda: [a, b]):
         _, gradients = backend.compute_gradients(lambda: a * a, variables)
@@ -88,14 +88,14 @@ def test_what_the_loss_does_not_depend_on_has_no_gradient():
     assert number(loss) == 5.0
 
 
-def test_of_no_variables_there_are_no_gradients():
+def test_empty_variable_list_returns_no_gradients():
     a = keras.Variable(2.0)
     loss, gradients = backend.compute_gradients(lambda: a * a, [])
     assert list(gradients) == []
     assert number(loss) == 4.0
 
 
-def test_variables_that_are_not_trainable_have_gradients():
+def test_non_trainable_variable_has_gradient_and_stays_frozen():
     frozen = keras.Variable(3.0, trainable=False)
     _, [gradient] = backend.compute_gradients(lambda: frozen * frozen, [frozen])
     assert number(gradient) == 6.0
@@ -105,7 +105,7 @@ def test_variables_that_are_not_trainable_have_gradients():
     assert not frozen.trainable
 
 
-def test_what_the_loss_writes_stays_written(compiled):
+def test_assignments_made_by_loss_persist(compiled):
     a, count = keras.Variable(2.0), keras.Variable(0.0, trainable=False)
     average = keras.Variable([0.0, 0.0], trainable=False)
 
@@ -129,7 +129,7 @@ def test_what_the_loss_writes_stays_written(compiled):
     np.testing.assert_array_equal(average.numpy(), [1.5, 4.5])
 
 
-def test_variables_may_come_when_the_loss_has_run():
+def test_variables_may_be_created_by_loss():
     made = []
 
     def loss():
@@ -166,7 +166,7 @@ def differentiated(a, power, **arguments):
 @pytest.mark.parametrize(
     "grad_loss, expected", [(None, [18, 24]), ([1, -1], [18, -24])]
 )
-def test_a_tensor_is_differentiated_where_its_history_is_known(grad_loss, expected):
+def test_differentiate_returns_gradient_of_tensor_except_on_jax(grad_loss, expected):
     a = keras.Variable([3.0, 4.0])
     if keras.backend.backend() == "jax":
         with pytest.raises(ValueError, match="does not know how it was computed"):
@@ -177,13 +177,13 @@ def test_a_tensor_is_differentiated_where_its_history_is_known(grad_loss, expect
     assert of_unused is None
 
 
-def test_a_tape_is_refused_where_there_are_none():
+def test_tape_is_rejected_on_backends_without_tapes():
     if keras.backend.backend() == "tensorflow":
         pytest.skip("There are tapes")
     with pytest.raises(ValueError, match="`tape` is TensorFlow's"):
         backend.differentiate(ops.ones(()), [], lambda loss: loss, tape=object())
 
 
-def test_without_a_framework_no_tensor_is_differentiated():
+def test_differentiate_without_framework_raises_not_implemented_error():
     with pytest.raises(NotImplementedError, match="Set KERAS_BACKEND to"):
         REFERENCE.differentiate(1.0, [], lambda loss: loss)

@@ -72,7 +72,7 @@ def steps(optimizer, dtype="float32"):
 
 
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_a_step_divides_nothing_by_nothing(make, nans_raise):
+def test_step_divides_no_zero_by_zero(make, nans_raise):
     steps(make())
 
 
@@ -82,12 +82,12 @@ WRAPPED = {**OPTIMIZERS, **KERASS}
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("make", WRAPPED.values(), ids=WRAPPED)
 @pytest.mark.exhaustive
-def test_a_step_that_is_unscaled_divides_nothing_by_nothing(make, dtype, nans_raise):
+def test_loss_scaled_step_divides_no_zero_by_zero(make, dtype, nans_raise):
     policy = LogMaxLossScale() if dtype == "float16" else 8.0
     steps(keras_lso.LossScaleOptimizer(make(), loss_scale=policy), dtype)
 
 
-def test_trust_ratios_of_nothing(nans_raise):
+def test_lars_trust_ratio_of_zero_weight_and_zero_gradient_is_one(nans_raise):
     optimizer = keras_lso.LARS(0.5)
     variable = keras.Variable(np.zeros(2, "float32"), name="w")
     optimizer.build([variable])

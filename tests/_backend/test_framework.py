@@ -22,12 +22,12 @@ FOLDER = pathlib.Path(framework.__file__).parent
 
 
 @pytest.mark.parametrize("name", overrides(type(backend)))
-def test_an_override_does_what_the_default_does(name):
+def test_backend_override_matches_framework_default(name):
     compare = comparison_of(type(backend), name)
     compare(getattr(backend, name), getattr(REFERENCE, name))
 
 
-def test_an_override_without_a_comparison_fails_with_its_name():
+def test_override_without_comparison_fails_with_its_name():
     class Other(Framework):
         def l2_norm(self, values):
             return values
@@ -37,12 +37,12 @@ def test_an_override_without_a_comparison_fails_with_its_name():
         comparison_of(Other, "l2_norm")
 
 
-def test_a_step_calls_what_a_backend_overrides():
+def test_reduces_gradients_flag_tells_whether_backend_overrides_reduction():
     called = {"reduce_gradients", "are_shards"} & set(overrides(type(backend)))
     assert backend.REDUCES_GRADIENTS is bool(called)
 
 
-def test_the_overrides_of_all_backends_are_compared_and_nothing_else():
+def test_comparisons_cover_exactly_overrides_of_all_backends():
     # Read, not imported: a test runs with one framework.
     found = set()
     for name in ("tensorflow", "jax", "torch"):
@@ -60,12 +60,12 @@ def is_framework(node):
     return any(getattr(base, "id", "") == "Framework" for base in bases)
 
 
-def test_a_backend_has_no_primitives_that_others_do_not_have():
+def test_backend_has_only_primitives_of_framework_class():
     own = {name for name in dir(backend) if not name.startswith("_")}
     assert own == set(filter(lambda name: not name.startswith("_"), dir(Framework)))
 
 
-def test_without_kernels_the_reference_steps():
+def test_without_kernels_replaces_kernels_by_reference():
     replaced = without_kernels(type(backend))
     for name in ("scalars", "measure", "fused_step", "fused_step_takes"):
         assert getattr(replaced, name) is getattr(Framework, name)
@@ -73,6 +73,6 @@ def test_without_kernels_the_reference_steps():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_steps_are_counted_alike(way, monkeypatch):
+def test_scalars_count_steps_like_reference(way, monkeypatch):
     take(way, monkeypatch)
     assert_counted_alike(backend.scalars, REFERENCE.scalars)

@@ -143,7 +143,7 @@ class LARSSteps:
     is_zero=st.sampled_from([None, "gradients", "weights"]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_lars_steps_equal_numpy_in_float64(
+def test_lars_steps_match_numpy_in_float64(
     way,
     shapes,
     classic_momentum,
@@ -228,7 +228,7 @@ LARS_FORMS = {
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("form", LARS_FORMS.values(), ids=LARS_FORMS)
-def test_lars_steps_equal_numpy_in_float64_when_compiled(compiled, snapshot, form):
+def test_compiled_lars_steps_match_numpy_in_float64(compiled, snapshot, form):
     random = np.random.default_rng(0)
     shapes = [(3, 4), (), (5,), (2, 0)]
     weights, momentums = ([random.normal(size=s) for s in shapes] for _ in range(2))
@@ -257,7 +257,7 @@ def test_lars_steps_equal_numpy_in_float64_when_compiled(compiled, snapshot, for
 
 
 @each_way_of_steps
-def test_a_large_gradient_moves_a_layer_that_hardly_decays(way):
+def test_large_gradient_moves_layer_with_tiny_weight_decay(way):
     # Divided by the decay, the gradient's norm would overflow.
     weights, gradient = np.array([3.0, 4.0]), np.array([6e12, -8e12])
     rule = lars_rule(momentum=0.9, weight_decay=1e-8, trust_ratio=MODEL_GARDEN)
@@ -275,7 +275,7 @@ if backend.UPDATES_IN_PLACE:
 
 
 @in_each_way("way", WITH_NORMS)
-def test_the_step_takes_the_norms_that_were_measured(way):
+def test_fused_step_uses_measured_norms(way):
     # So that it reads the gradient no second time. To show it, they are of another.
     fused_step, measure = way
     weights, gradient = np.array([3.0, 4.0]), np.array([6.0, -8.0])
@@ -295,7 +295,7 @@ def test_the_step_takes_the_norms_that_were_measured(way):
 @pytest.mark.exhaustive
 @each_way_of_steps
 @pytest.mark.parametrize("form", LARS_FORMS.values(), ids=LARS_FORMS)
-def test_how_a_gradient_lies_in_memory_does_not_matter(way, snapshot, form):
+def test_lars_step_is_independent_of_gradient_memory_layout(way, snapshot, form):
     random = np.random.default_rng(0)
     weights, momentums = (random.normal(size=(3, 4)) for _ in range(2))
     gradient = np.outer([1.0, -2.0, 3.0], np.ones(4))
@@ -315,7 +315,7 @@ def test_how_a_gradient_lies_in_memory_does_not_matter(way, snapshot, form):
 
 @pytest.mark.exhaustive
 @each_way_of_steps
-def test_each_variable_takes_its_own_rule_whatever_its_size(way):
+def test_variables_of_all_sizes_are_updated_by_their_own_rules(way):
     # On PyTorch they go to the kernels in chunks of 2**18 elements and of one rule.
     random = np.random.default_rng(0)
     sizes = [3, 2**18 + 1, 0, 2**17, 5, 2**17, 2**17, 2]
@@ -336,7 +336,7 @@ def test_each_variable_takes_its_own_rule_whatever_its_size(way):
 @pytest.mark.exhaustive
 @each_way_of_steps
 @pytest.mark.parametrize("form", ["classic", "not decayed", "popular", "paper"])
-def test_trust_ratios_of_many_elements_keep_their_digits(way, form):
+def test_trust_ratios_of_large_tensors_keep_float32_precision(way, form):
     # As many as the last layer of a ResNet-50 has. What is lost of the one norm must
     # not be lost of the other as well, so the gradient is of another kind.
     weights = np.random.default_rng(0).standard_normal(2**21, dtype="float32")
@@ -354,7 +354,7 @@ def test_trust_ratios_of_many_elements_keep_their_digits(way, form):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("inv_scale", [None, 2.0**-15, 2.0])
 @pytest.mark.parametrize("is_measured", [False, True])
-def test_a_gradient_whose_norm_overflows_moves_nothing_and_is_no_overflow(
+def test_finite_gradient_with_infinite_norm_has_zero_rate_and_is_no_overflow(
     compiled, is_measured, inv_scale
 ):
     # 1e25 is finite, its square is not: eeta * |w| / inf is 0.

@@ -189,7 +189,7 @@ EXAMPLES = 4 if IS_TENSORFLOW and not is_full() else 10
     dtype=st.sampled_from(["float32", "float16"]),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_fused_steps_equal_the_steps_of_the_keras_optimizer(
+def test_fused_steps_match_keras_optimizer(
     make, fused_step, shapes, pattern, scale, magnitude, dtype, seed
 ):
     random = np.random.default_rng(seed)
@@ -236,7 +236,7 @@ if backend.UPDATES_IN_PLACE:
 @pytest.mark.parametrize("make", TO_THE_BIT)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @in_each_way("fused_step", OF_THE_FRAMEWORK)
-def test_fused_steps_are_keras_own_to_the_bit(fused_step, dtype, make, snapshot):
+def test_fused_steps_are_bitwise_equal_to_keras(fused_step, dtype, make, snapshot):
     random = np.random.default_rng(0)
     # What packs small tensors and what does not.
     weights = [random.normal(size=s).astype("float32") for s in [(), (3, 5), (40_001,)]]
@@ -258,7 +258,7 @@ def test_fused_steps_are_keras_own_to_the_bit(fused_step, dtype, make, snapshot)
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_fused_steps_are_the_same_when_compiled(make, compiled, snapshot):
+def test_compiled_fused_steps_match_keras_optimizer(make, compiled, snapshot):
     random = np.random.default_rng(0)
     weights = [random.normal(size=s).astype("float32") for s in [(3, 4), (), (5,)]]
     scale = 2.0**10
@@ -283,7 +283,7 @@ def test_fused_steps_are_the_same_when_compiled(make, compiled, snapshot):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
 @each_fused_step
-def test_fifty_fused_steps_from_zero_equal_those_of_the_keras_optimizer(
+def test_fifty_fused_steps_from_zero_weights_match_keras_optimizer(
     make, fused_step, compiled_once
 ):
     # A weight that starts at zero is nothing but its steps: their relative errors
@@ -319,9 +319,7 @@ LOW_PRECISION = [
 @pytest.mark.exhaustive
 @each_fused_step
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_fused_steps_of_masters_keep_their_variables_in_step(
-    make, fused_step, compiled
-):
+def test_fused_step_of_masters_keeps_variables_synchronized(make, fused_step, compiled):
     random = np.random.default_rng(0)
     weights = [random.normal(size=s).astype("float32") for _, s in LOW_PRECISION]
     weights[0][0] = -0.0, 0.0, 1e-9, 7e4
@@ -366,9 +364,7 @@ def test_fused_steps_of_masters_keep_their_variables_in_step(
 @pytest.mark.exhaustive
 @each_fused_step
 @pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_a_skipped_fused_step_keeps_negative_zeros(
-    make, fused_step, compiled, snapshot
-):
+def test_skipped_fused_step_keeps_negative_zeros(make, fused_step, compiled, snapshot):
     negative_zeros = np.full(3, -0.0, "float32")
     fused = FusedOptimizer(make, [negative_zeros], fused_step)
     for variable in fused.state:
@@ -383,7 +379,9 @@ def test_a_skipped_fused_step_keeps_negative_zeros(
 @pytest.mark.exhaustive
 @each_fused_step
 @pytest.mark.parametrize("learning_rate", [1e-3, 0.3, 0.0])
-def test_many_small_decays_add_up(fused_step, learning_rate, compiled_once):
+def test_many_small_weight_decays_accumulate_without_bias(
+    fused_step, learning_rate, compiled_once
+):
     # No gradient: the weights do nothing but decay.
     def make():
         return keras.optimizers.AdamW(learning_rate, weight_decay=0.0041)
@@ -412,7 +410,7 @@ def takes(variables, grads):
     return backend.fused_step_takes(LARSRule, targets, grads)
 
 
-def test_a_kernel_takes_float32_variables_and_dense_gradients_only():
+def test_fused_step_accepts_float32_but_not_16_bit_variables():
     variables = [keras.Variable([1.0, 2.0]), keras.Variable(3.0)]
     grads = [tensor([1.0, 2.0]), tensor(3.0)]
     assert takes(variables, grads)
@@ -422,13 +420,13 @@ def test_a_kernel_takes_float32_variables_and_dense_gradients_only():
         assert not takes([narrow, variables[1]], narrow_grads)
 
 
-def test_no_kernel_takes_a_float64_gradient():
+def test_fused_step_does_not_accept_float64_gradient():
     variables = [keras.Variable([1.0, 2.0]), keras.Variable(3.0)]
     grads = [tensor([1.0, 2.0]), tensor(3.0, "float64")]
     assert not takes(variables, grads)
 
 
-def test_no_kernel_takes_a_sparse_gradient(sparse_gradient):
+def test_fused_step_does_not_accept_sparse_gradient(sparse_gradient):
     variables = [keras.Variable(np.ones((3, 1), "float32"))]
     grads = [sparse_gradient(np.ones((1, 1), "float32"), [2], (3, 1))]
     assert not takes(variables, grads)

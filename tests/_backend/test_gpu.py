@@ -75,7 +75,7 @@ def snapshot(variables):
 
 
 @pytest.mark.parametrize("inner", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_steps_equal_those_of_the_inner_optimizer(inner):
+def test_wrapped_steps_match_inner_optimizer(inner):
     optimizer, variables = make(inner())
     alone, twins = inner(), make(inner())[1]
     alone.build(twins)
@@ -107,7 +107,7 @@ needs_cuda = pytest.mark.skipif(
 @needs_cuda
 @pytest.mark.parametrize("dtype, kind", WEIGHTS)
 @pytest.mark.parametrize("inner", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_a_step_waits_for_nothing(inner, dtype, kind):
+def test_step_never_synchronizes_with_gpu(inner, dtype, kind):
     import torch
 
     optimizer, variables = make(inner(), dtype=dtype, kind=kind)
@@ -128,7 +128,7 @@ def test_a_step_waits_for_nothing(inner, dtype, kind):
 @needs_cuda
 @pytest.mark.parametrize("dtype, kind", WEIGHTS)
 @pytest.mark.parametrize("inner", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_kernels_in_triton_pass_their_trials(inner, dtype, kind, monkeypatch):
+def test_triton_kernels_pass_their_trials(inner, dtype, kind, monkeypatch):
     from keras_lso._backend.torch.triton import steps as torch_triton
     from keras_lso._backend.torch.triton import trial as torch_triton_trial
 
@@ -154,7 +154,7 @@ WITH_A_KERNEL = {
 
 
 @needs_cuda
-def test_masters_are_not_compared_once_a_step_is_known_to_be_applied(monkeypatch):
+def test_masters_are_not_compared_again_after_applied_step(monkeypatch):
     import torch
 
     from keras_lso._backend.torch import masters as torch_masters
@@ -185,7 +185,7 @@ def test_masters_are_not_compared_once_a_step_is_known_to_be_applied(monkeypatch
 @needs_cuda
 @pytest.mark.parametrize("dtype, kind", WEIGHTS)
 @pytest.mark.parametrize("inner", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_a_step_is_captured_and_replayed(inner, dtype, kind):
+def test_step_captured_in_cuda_graph_replays_like_eager_steps(inner, dtype, kind):
     import torch
 
     captured, variables = make(inner(), dtype=dtype, kind=kind)
@@ -223,7 +223,7 @@ def test_a_step_is_captured_and_replayed(inner, dtype, kind):
 @needs_cuda
 @pytest.mark.parametrize("dtype, kind", WEIGHTS[1:])
 @pytest.mark.parametrize("inner", WITH_A_KERNEL, ids=lambda inner: inner.__name__)
-def test_masters_are_stepped_as_by_the_kernels_of_pytorch(
+def test_triton_kernels_step_masters_like_pytorch_kernels(
     inner, dtype, kind, monkeypatch
 ):
     """Random bits included: both draw those of the place, the weight and the step."""

@@ -58,16 +58,16 @@ def on_tensorflow(monkeypatch):
     return make
 
 
-def test_the_host_is_a_cpu():
+def test_hardware_of_host_tensor_is_cpu():
     assert backend.hardware_of(ops.ones(2)) == "cpu"
 
 
 @pytest.mark.parametrize("capability", [(7, 5), (12, 0)])
-def test_a_gpu_has_its_compute_capability(capability, cuda):
+def test_hardware_of_gpu_includes_compute_capability(capability, cuda):
     assert backend.hardware_of(cuda(capability)) == "gpu:{}.{}".format(*capability)
 
 
-def test_gpus_of_other_makers_are_unknown(cuda):
+def test_hardware_of_non_nvidia_gpu_is_none(cuda):
     assert backend.hardware_of(cuda(None)) is None
 
 
@@ -81,10 +81,10 @@ def placed(kind):
     return types.SimpleNamespace(device=f"/device:{kind.upper()}:0")
 
 
-def test_other_devices_are_unknown():
+def test_hardware_of_other_device_is_none():
     assert backend.hardware_of(placed("npu")) is None
 
 
 @pytest.mark.skipif(BACKEND == "torch", reason="PyTorch says 'xla' of a TPU")
-def test_a_tpu_is_known():
+def test_hardware_of_tpu_is_tpu():
     assert backend.hardware_of(placed("tpu")) == "tpu"

@@ -32,7 +32,7 @@ KINDS = ["LossScaleOptimizer", "LossScaleOptimizer(LARC)", "LARC(LossScaleOptimi
 @pytest.mark.skipif(IS_JAX, reason="JAX has named axes")
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", ["apply", "apply_gradients"])
-def test_where_there_are_no_axes_none_is_taken(kind, method):
+def test_axis_name_is_rejected_on_backends_other_than_jax(kind, method):
     optimizer, weight = make(kind), keras.Variable([1.0])
     grad = ops.ones((1,))
     arguments = [grad], [weight]
@@ -45,14 +45,14 @@ def test_where_there_are_no_axes_none_is_taken(kind, method):
 
 @ON_JAX
 @pytest.mark.parametrize("kind", KINDS)
-def test_outside_of_a_map_there_is_no_axis(kind):
+def test_axis_name_outside_mapped_function_raises_value_error(kind):
     optimizer, weight = make(kind), keras.Variable([1.0])
     with pytest.raises(ValueError, match=r"(?s)XLA averages.*axis_name='batch'"):
         optimizer.apply([ops.ones((1,))], [weight], scaled=True, axis_name="batch")
 
 
 @ON_JAX
-def test_gradients_that_are_reduced_have_no_axis_to_be_averaged_over():
+def test_axis_name_with_skip_gradients_aggregation_is_rejected():
     optimizer, weight = make("LossScaleOptimizer"), keras.Variable([1.0])
     with pytest.raises(ValueError, match="Give one of them"):
         optimizer.apply_gradients(
@@ -66,7 +66,7 @@ def test_gradients_that_are_reduced_have_no_axis_to_be_averaged_over():
 @ON_JAX
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("method", ["apply", "apply_gradients", "stateless_apply"])
-def test_gradients_are_averaged_before_they_are_looked_at(kind, method):
+def test_gradients_are_averaged_over_axis_before_overflow_check(kind, method):
     import jax
 
     optimizer, weight = make(kind), keras.Variable([4.0, 3.0])
@@ -121,7 +121,7 @@ def test_float16_gradients_are_averaged_in_float32():
 
 
 @ON_JAX
-def test_what_overwrites_its_variable_is_not_averaged():
+def test_gradient_that_overwrites_its_variable_is_not_averaged():
     import jax
 
     weight, scale = keras.Variable([4.0]), keras.Variable(1.0)
@@ -143,7 +143,7 @@ def test_what_overwrites_its_variable_is_not_averaged():
 
 @ON_JAX
 @pytest.mark.parametrize("name", ["SGD", "LARS", "LAMB", "NovoGrad"])
-def test_shards_on_a_single_device(name):
+def test_shard_map_on_single_device_matches_jitted_step(name):
     import jax
     from jax.sharding import Mesh, PartitionSpec
 
@@ -175,7 +175,7 @@ def test_shards_on_a_single_device(name):
 
 
 @ON_JAX
-def test_a_policy_is_told_the_largest_magnitude_of_all_shards():
+def test_loss_scale_policy_receives_largest_magnitude_of_all_shards():
     import jax
     from jax.sharding import Mesh, PartitionSpec
 

@@ -41,7 +41,7 @@ def tensors(values):
 
 
 @pytest.mark.parametrize("size", [1, 2**12 + 1, 2**13 - 1, 2**14 + 1])
-def test_every_element_has_its_part_in_a_norm(kernels, size):
+def test_norms_include_every_element_of_long_tensors(kernels, size):
     # On PyTorch long tensors are cut into rows of 1024.
     values = np.zeros((4, size), "float32")
     for row, i in zip(values, (0, size // 2, max(size - 2, 0), size - 1), strict=True):
@@ -50,7 +50,7 @@ def test_every_element_has_its_part_in_a_norm(kernels, size):
     assert [float(norm) for norm in norms] == [3.0] * 4
 
 
-def test_packs_hold_every_element_once():
+def test_packs_hold_every_element_exactly_once():
     # Whole numbers, which float16 has all of.
     values = [
         ops.reshape(ops.cast(v, dtype), shape)
@@ -71,7 +71,7 @@ def test_packs_hold_every_element_once():
     assert sorted(found) == [*range(15), *[15] * (2**14 + 1)]
 
 
-def test_packs_stay_small():
+def test_packs_stay_below_size_limit():
     packs = pack(tensors(gradients([1000] * 500)))
     sizes = [int(np.prod(p.shape)) for p in packs]
     assert sum(sizes) == 500_000
@@ -82,7 +82,7 @@ def test_packs_stay_small():
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_one_bad_element_is_found_in_whatever_pack(kernels, bad):
+def test_measure_finds_one_nonfinite_element_in_any_pack(kernels, bad):
     good = gradients()
     assert bool(kernels.measure(tensors(good)).finite)
     for which in [0, 1, 2, 4, 5, 50, 104, 105, 106]:
@@ -93,7 +93,7 @@ def test_one_bad_element_is_found_in_whatever_pack(kernels, bad):
 
 
 @pytest.mark.parametrize("which", [0, 2, 50, 106])
-def test_every_element_is_looked_at_where_sums_prove_nothing(kernels, which):
+def test_measure_checks_elements_where_sums_overflow(kernels, which):
     values = gradients()
     values[which][-1] = 1e20  # its square is inf
     values[1][:2] = 3e38  # and so is the sum of these
@@ -106,7 +106,7 @@ def test_every_element_is_looked_at_where_sums_prove_nothing(kernels, which):
     assert bool(found.finite)
 
 
-def test_the_largest_magnitude_is_found_in_whatever_pack(kernels):
+def test_measure_finds_largest_magnitude_in_any_pack(kernels):
     for which in [0, 2, 50, 106]:
         values = gradients()
         values[which][-1] = -100.0
@@ -129,7 +129,7 @@ def test_xla_compiles_few_operations_for_many_gradients():
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="It reads TensorFlow's graph")
 @pytest.mark.parametrize("sizes", [[64] * 300], ids=["300"])
-def test_tensorflow_has_few_operations_for_many_gradients(sizes):
+def test_tensorflow_graph_has_few_operations_for_many_gradients(sizes):
     tf = pytest.importorskip("tensorflow")
 
     @tf.function
@@ -146,7 +146,7 @@ def test_tensorflow_has_few_operations_for_many_gradients(sizes):
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="Only TensorFlow has AutoGraph")
-def test_autograph_does_not_convert_the_kernels(monkeypatch):
+def test_autograph_does_not_convert_kernels(monkeypatch):
     tf = pytest.importorskip("tensorflow")
     seen = []
     elements_of = backend.elements_of
@@ -161,7 +161,7 @@ def test_autograph_does_not_convert_the_kernels(monkeypatch):
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="Only TensorFlow has AutoGraph")
-def test_autograph_does_not_convert_a_step(monkeypatch):
+def test_autograph_does_not_convert_optimizer_step(monkeypatch):
     tf = pytest.importorskip("tensorflow")
     optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(1.0))
     variables = [keras.Variable([3.0])]
@@ -202,7 +202,7 @@ RECIPES = {
 
 @pytest.mark.skipif(BACKEND != "torch", reason="TensorFlow and JAX compile their steps")
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_step_calls_few_of_our_functions(recipe):
+def test_torch_step_makes_few_python_calls_for_any_number_of_tensors(recipe):
     calls, more_calls = (calls_in_a_step(RECIPES[recipe](), n) for n in (3, 300))
     assert calls == more_calls
     assert len(calls) <= 69
@@ -235,7 +235,7 @@ def calls_in_a_step(optimizer, count):
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="Only TensorFlow has AutoGraph")
-def test_autograph_can_read_what_a_step_calls():
+def test_autograph_converts_all_backend_functions_to_code():
     tf = pytest.importorskip("tensorflow")
     functions = dict(inspect.getmembers(type(backend), inspect.isfunction))
     assert {"check_shards", "check_replica_context", "reduce_gradients"} < set(

@@ -8,12 +8,12 @@ from testing.primitives import REFERENCE
 from testing.tensors import tensor
 
 
-def test_a_function_is_mapped_over_a_dense_gradient():
+def test_map_values_applies_function_to_dense_gradient():
     doubled = backend.map_values(lambda values: values * 2.0, tensor([1.0, -3.0]))
     np.testing.assert_array_equal(ops.convert_to_numpy(doubled), [2.0, -6.0])
 
 
-def test_a_function_is_mapped_over_the_values_of_a_sparse_gradient(sparse_gradient):
+def test_map_values_applies_function_to_values_of_sparse_gradient(sparse_gradient):
     values = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], "float32")
     gradient = sparse_gradient(values, [2, 0, 0], (3, 2))
     halved = backend.map_values(lambda values: values / 2.0, gradient)

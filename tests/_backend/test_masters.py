@@ -61,11 +61,11 @@ def assert_remainders(numbers, dtype):
 
 
 @of_each_dtype
-def test_a_weight_and_its_remainder_are_the_number(dtype):
+def test_weight_and_remainder_recover_float32_number(dtype):
     assert_remainders(numbers_of("float32", (2**16,)), dtype)
 
 
-def test_each_bit_pattern_comes_back_from_bfloat16():
+def test_sampled_bit_patterns_round_trip_through_bfloat16_and_remainder():
     """A sample: each pattern of the upper half, with lower halves at the edges."""
     upper = np.arange(2**16, dtype=np.uint32) << 16
     for low in (0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF):
@@ -74,7 +74,7 @@ def test_each_bit_pattern_comes_back_from_bfloat16():
 
 
 @pytest.mark.full
-def test_all_bit_patterns_come_back_from_bfloat16():
+def test_all_bit_patterns_round_trip_through_bfloat16_and_remainder():
     for upper in range(0, 2**16, 2**6):
         bits = np.arange(upper << 16, (upper + 2**6) << 16, dtype=np.uint64)
         numbers = bits.astype(np.uint32).view(np.float32)
@@ -87,7 +87,7 @@ def float16_numbers(exponent, mantissas):
     return np.concatenate([bits, bits | np.uint32(2**31)]).view(np.float32)
 
 
-def test_numbers_of_each_binade_come_back_from_float16():
+def test_numbers_of_each_binade_round_trip_through_float16_and_remainder():
     ties = np.arange(0, 2**23, 2**12)
     mantissas = np.unique(np.concatenate([ties, ties + 1, ties[1:] - 1, [2**23 - 1]]))
     for exponent in range(-30, 15):
@@ -96,7 +96,7 @@ def test_numbers_of_each_binade_come_back_from_float16():
 
 
 @pytest.mark.full
-def test_all_mantissas_of_each_binade_come_back_from_float16():
+def test_all_mantissas_of_each_binade_round_trip_through_float16():
     random = np.random.default_rng(0)
     for exponent in range(-30, 16):
         for start in range(0, 2**23, 2**16):
@@ -109,20 +109,20 @@ def test_all_mantissas_of_each_binade_come_back_from_float16():
 
 
 @of_each_dtype
-def test_zeros_keep_their_signs(dtype):
+def test_remainders_preserve_sign_of_zero(dtype):
     numbers = np.float32([0.0, -0.0])
     again = number_of(*parts_of(numbers, dtype), dtype)
     assert again.tobytes() == numbers.tobytes()
 
 
-def test_a_number_above_the_largest_float16_saturates():
+def test_numbers_above_largest_float16_saturate():
     weights, low = parts_of(np.float32([7e4, -1e9, np.inf, 65504.0]), "float16")
     assert weights.tolist() == [65504.0, -65504.0, 65504.0, 65504.0]
     assert low.tolist() == [0, 0, 0, 0]
 
 
 @of_each_dtype
-def test_a_nan_stays_one_whatever_its_bits(dtype):
+def test_nan_with_any_bits_stays_nan(dtype):
     # The canonical ones of x86, of ARM and of CUDA.
     bits = np.uint32([0xFFC00000, 0x7FC00000, 0x7FFFFFFF, 0xFFFFFFFF])
     weights, low = parts_of(bits.view(np.float32), dtype)
@@ -134,7 +134,7 @@ def test_a_nan_stays_one_whatever_its_bits(dtype):
 @pytest.mark.parametrize("low", [-(2**15), -1, 0, 2**15 - 1])
 @pytest.mark.parametrize("weight", [0.0, -0.0, 1.0, -2.0, 3.0e-5])
 @pytest.mark.exhaustive
-def test_an_assigned_weight_is_off_by_half_a_unit_at_most(weight, low, dtype):
+def test_assigned_weight_differs_from_number_by_at_most_one_unit(weight, low, dtype):
     weights = np.array([weight], NUMPY[dtype])
     [number] = number_of(weights, np.int16([low]), dtype)
     unit = 2.0**-10 if dtype == "float16" else 2.0**-7
@@ -148,7 +148,7 @@ def test_an_assigned_weight_is_off_by_half_a_unit_at_most(weight, low, dtype):
 
 
 @of_each_dtype
-def test_what_is_kept_with_a_weight_of_another_kind_goes_on_from_the_number(dtype):
+def test_kept_with_continues_from_number_of_other_master_kind(dtype):
     ties = np.arange(0, 2**20, 2**11) + 2**15
     numbers = ((127 << 23) + ties).astype(np.uint32).view(np.float32)
     number = ops.convert_to_tensor(numbers)
@@ -180,7 +180,7 @@ def rounded_many(number, dtype, count=100_000):
 @pytest.mark.parametrize("exponent", [-30, -24, -20, -15, -14, -3, 0, 7, 14])
 @pytest.mark.parametrize("fraction", [1.000123, 1.3333333, 1.9995])
 @pytest.mark.exhaustive
-def test_the_mean_of_many_roundings_is_the_number(exponent, fraction, dtype):
+def test_stochastic_rounding_is_unbiased(exponent, fraction, dtype):
     number = float(np.float32(fraction * 2.0**exponent))
     found = rounded_many(number, dtype)
     neighbours = np.unique(found)
@@ -194,7 +194,7 @@ def test_the_mean_of_many_roundings_is_the_number(exponent, fraction, dtype):
 
 
 @of_each_dtype
-def test_a_number_that_16_bits_hold_is_not_rounded(dtype):
+def test_stochastic_rounding_keeps_numbers_that_fit_16_bits(dtype):
     weights, _ = numbers_of(dtype, (2**12,))
     numbers = ops.convert_to_tensor(weights.astype("float32"))
     bits = random_bits(backend, numbers, 0, ops.convert_to_tensor(5))
@@ -203,7 +203,7 @@ def test_a_number_that_16_bits_hold_is_not_rounded(dtype):
 
 
 @of_each_dtype
-def test_no_number_is_rounded_to_infinity(dtype):
+def test_stochastic_rounding_never_rounds_finite_number_to_infinity(dtype):
     largest = {"float16": 65504.0, "bfloat16": 3.3895314e38}[dtype]
     numbers = ops.full((1000,), largest * (1 - 2.0**-20), dtype="float32")
     bits = random_bits(backend, numbers, 0, ops.convert_to_tensor(5))
@@ -226,7 +226,7 @@ def lowbias32(values):
     return x
 
 
-def test_random_bits_are_those_of_the_hash():
+def test_random_bits_match_numpy_hash():
     like = ops.zeros((3, 50))
     found = random_bits(backend, like, 9, ops.convert_to_tensor(123))
     with np.errstate(over="ignore"):
@@ -236,7 +236,7 @@ def test_random_bits_are_those_of_the_hash():
     np.testing.assert_array_equal(ops.convert_to_numpy(found), right)
 
 
-def test_bits_depend_on_the_weight_and_the_step():
+def test_random_bits_differ_between_weights_and_steps():
     like = ops.zeros((1000,))
     draws = [
         ops.convert_to_numpy(random_bits(backend, like, i, ops.convert_to_tensor(n)))
@@ -254,6 +254,6 @@ def test_bits_depend_on_the_weight_and_the_step():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_fused_step_keeps_what_the_reference_keeps(way, monkeypatch):
+def test_fused_step_keeps_same_numbers_as_reference(way, monkeypatch):
     take(way, monkeypatch)
     same_numbers(backend.fused_step, lambda *a: Framework.fused_step(REFERENCE, *a))

@@ -63,7 +63,7 @@ def measured_for(rule, grads):
 @each_measure
 @pytest.mark.parametrize("bad", NOT_FINITE)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_one_bad_element_anywhere_is_found(measure, dtype, bad):
+def test_measure_finds_one_nonfinite_element_at_any_position(measure, dtype, bad):
     shapes = [(2, 3), (), (4,)]
     good = [np.full(shape, 0.5) for shape in shapes]
     for which, shape in enumerate(shapes):
@@ -80,7 +80,7 @@ def test_one_bad_element_anywhere_is_found(measure, dtype, bad):
 @with_and_without_rules
 @pytest.mark.parametrize("bad", NOT_FINITE)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32"])
-def test_one_bad_element_is_found_for_every_rule(measure, dtype, bad, rule):
+def test_measure_finds_one_nonfinite_element_for_every_rule(measure, dtype, bad, rule):
     for position in range(4):
         values = [0.5, -0.5, 0.25, 1.0]
         values[position] = bad
@@ -93,7 +93,7 @@ def test_one_bad_element_is_found_for_every_rule(measure, dtype, bad, rule):
 @pytest.mark.exhaustive
 @each_measure
 @with_and_without_rules
-def test_infinities_that_cancel_are_found(measure, rule):
+def test_measure_finds_infinities_of_opposite_signs(measure, rule):
     grads = [tensor([np.inf, -np.inf, 1.0])]
     assert not bool(measure(grads, **measured_for(rule, grads)).finite)
 
@@ -147,7 +147,7 @@ UNSCALED = [
 @each_measure
 @with_and_without_rules
 @pytest.mark.parametrize("magnitude, inv_scale, finite", UNSCALED)
-def test_gradients_that_overflow_only_when_unscaled_are_found(
+def test_measure_finds_gradients_that_overflow_only_when_unscaled(
     measure, magnitude, inv_scale, finite, rule
 ):
     grads = [tensor([1.0]), tensor([0.5, -magnitude])]
@@ -158,7 +158,7 @@ def test_gradients_that_overflow_only_when_unscaled_are_found(
 
 @each_measure
 @pytest.mark.parametrize("rule", ["no rule", "classic", "novograd"])
-def test_a_finite_norm_proves_nothing_where_unscaling_enlarges(measure, rule):
+def test_measure_finds_unscaling_overflow_despite_finite_norm(measure, rule):
     # The squares of these are finite, and their products with 1e25 are not.
     grads = [tensor([1.0]), tensor([0.5, -1e15])]
     told = measured_for(MEASURED_RULES[rule], grads)
@@ -166,7 +166,7 @@ def test_a_finite_norm_proves_nothing_where_unscaling_enlarges(measure, rule):
 
 
 @each_measure
-def test_empty_gradients_are_finite(measure):
+def test_empty_gradients_are_finite_with_zero_magnitude(measure):
     found = measure([tensor(np.zeros(0)), tensor(np.zeros((3, 0)))], amax=True)
     assert bool(found.finite)
     assert number(found.amax) == 0.0
@@ -175,7 +175,7 @@ def test_empty_gradients_are_finite(measure):
 @pytest.mark.exhaustive
 @each_measure
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_the_largest_magnitude_equals_numpy_in_float64(measure, dtype):
+def test_largest_magnitude_matches_numpy_in_float64(measure, dtype):
     random = np.random.default_rng(0)
     shapes = [(3, 4, 5), (), (0,), (7,), (2, 0)]
     grads = [tensor(random.normal(size=shape), dtype) for shape in shapes]
@@ -187,7 +187,7 @@ def test_the_largest_magnitude_equals_numpy_in_float64(measure, dtype):
 
 
 @each_measure
-def test_dtypes_may_be_mixed(measure):
+def test_measure_accepts_mixed_gradient_dtypes(measure):
     grads = [tensor([3.0, 4.0], "float16"), tensor([-12.0], "bfloat16"), tensor(5.0)]
     found = measure(grads, amax=True, **measured_for(ADAPTIVE, grads))
     assert bool(found.finite)
@@ -195,7 +195,7 @@ def test_dtypes_may_be_mixed(measure):
 
 
 @each_measure
-def test_the_results_are_float32_and_boolean_scalars(measure):
+def test_measure_returns_boolean_and_float32_scalars(measure):
     found = measure([tensor([1.0], "float16")], amax=True)
     results = found.finite, found.amax
     assert [keras.backend.standardize_dtype(r.dtype) for r in results] == [
@@ -206,13 +206,13 @@ def test_the_results_are_float32_and_boolean_scalars(measure):
 
 
 @each_measure
-def test_norms_and_largest_magnitude_come_only_when_asked_for(measure):
+def test_measure_returns_norms_and_magnitude_only_on_request(measure):
     found = measure([tensor([1.0])])
     assert found.gradient_norms is found.rule_norms is None
     assert found.amax is None
 
 
-def test_the_reference_returns_the_norms_that_each_rule_asks_for():
+def test_reference_measure_returns_norms_requested_by_each_rule():
     # The variable is 2, 2 and the slot -1, -1; the gradient is unscaled first.
     grads = [tensor([12.0, 16.0])] * len(MEASURED_RULES)
     told = [measured_for(rule, grads[:1]) for rule in list(MEASURED_RULES.values())[1:]]
@@ -247,7 +247,7 @@ def test_the_reference_returns_the_norms_that_each_rule_asks_for():
 
 @pytest.mark.exhaustive
 @with_and_without_rules
-def test_measuring_is_the_same_when_compiled(compiled, rule):
+def test_compiled_measure_finds_overflows_and_largest_magnitude(compiled, rule):
     def measure(grads, inv_scale):
         told = measured_for(rule, grads)
         found = backend.measure(grads, amax=True, inv_scale=inv_scale, **told)
@@ -271,7 +271,9 @@ def test_measuring_is_the_same_when_compiled(compiled, rule):
 @pytest.mark.exhaustive
 @each_measure
 @pytest.mark.parametrize("bad", NOT_FINITE)
-def test_a_bad_element_in_a_sparse_gradient_is_found(measure, sparse_gradient, bad):
+def test_measure_finds_nonfinite_element_in_sparse_gradient(
+    measure, sparse_gradient, bad
+):
     for row in range(3):
         values = np.ones((3, 2), "float32")
         values[row, 1] = bad
@@ -280,7 +282,7 @@ def test_a_bad_element_in_a_sparse_gradient_is_found(measure, sparse_gradient, b
 
 
 @each_measure
-def test_the_largest_magnitude_adds_up_rows_that_come_twice(
+def test_largest_magnitude_of_sparse_gradient_sums_duplicate_rows(
     measure, sparse_gradient, compiled
 ):
     values = np.array([[3.0, -1.0], [1.0, 2.0], [1.0, 5.0], [-4.0, 2.0]], "float32")
@@ -300,7 +302,7 @@ def test_the_largest_magnitude_adds_up_rows_that_come_twice(
 
 
 @each_measure
-def test_rows_that_overflow_only_when_added_up_are_found(measure, sparse_gradient):
+def test_measure_finds_duplicate_rows_whose_sum_overflows(measure, sparse_gradient):
     # Float16 rows add up in float16, as the optimizer would have added them up.
     values = np.array([[60000.0], [60000.0]], "float16")
     assert not bool(measure([sparse_gradient(values, [2, 2], (3, 1))]).finite)

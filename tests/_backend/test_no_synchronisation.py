@@ -121,7 +121,7 @@ def kernels_of_a_step(
 @pytest.mark.parametrize("gradient_dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
 @pytest.mark.parametrize("inner", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_a_step_neither_reads_from_the_device_nor_writes_to_it(
+def test_step_neither_reads_from_device_nor_copies_to_device(
     inner, policy, gradient_dtype, variable_dtype
 ):
     """Float16 and bfloat16 variables have masters here.
@@ -150,7 +150,9 @@ def test_a_step_neither_reads_from_the_device_nor_writes_to_it(
 @pytest.mark.parametrize("variable_dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("kind", ["remainder", "stochastic"])
 @pytest.mark.parametrize("inner", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_no_kind_of_master_reads_from_the_device(inner, kind, variable_dtype):
+def test_remainder_and_stochastic_masters_never_read_from_device(
+    inner, kind, variable_dtype
+):
     """Neither in the first step, which sends what random bits depend on, nor later."""
     optimizer = keras_lso.LossScaleOptimizer(inner(), master_weights=kind)
     with torch.device("meta"):
@@ -160,7 +162,7 @@ def test_no_kind_of_master_reads_from_the_device(inner, kind, variable_dtype):
         run(optimizer, grads, variables)
 
 
-def test_to_record_fifty_tensors_takes_as_many_kernels_as_two():
+def test_recording_steps_of_fifty_tensors_takes_as_many_kernels_as_two():
     few, many = (
         kernels_of_a_step(keras_lso.LossScaleOptimizer(AdamW(0.1)), count, records=True)
         for count in (2, 50)
@@ -170,7 +172,7 @@ def test_to_record_fifty_tensors_takes_as_many_kernels_as_two():
 
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("inner", ["AdamW", "AdamW, clipped", "LARS"])
-def test_a_record_moves_no_byte_more(inner, dtype):
+def test_recording_steps_moves_no_additional_bytes(inner, dtype):
     """Norms tell what is finite, with a record or without."""
     without, with_record = (
         bytes_a_parameter(inner, dtype, "float32", records=records)
@@ -203,7 +205,7 @@ TO_ROUND, TO_CLAMP = 4 + 2 + 8, 4
 
 
 @pytest.mark.parametrize("inner", BYTES)
-def test_masters_of_float16_variables_move_18_bytes_a_parameter(inner):
+def test_float32_masters_of_float16_variables_move_18_bytes_per_parameter(inner):
     """With SGD, with momentum or not, and with Adam that makes no more than 60 in all.
 
     LARS moves 64 without masters. GradScaler and a fused SGD with momentum, with
@@ -217,7 +219,7 @@ def test_masters_of_float16_variables_move_18_bytes_a_parameter(inner):
             assert moved <= 60
 
 
-def test_a_step_after_an_assignment_compares_and_moves_52_bytes_more():
+def test_float32_masters_move_52_more_bytes_after_assignment():
     step = bytes_a_parameter("momentum", "float16", "float16")
     other = bytes_a_parameter("momentum", "float16", "float16", is_assigned=True)
     # The masters and the variables are put together (8, 4), the masters clamped (8) and
@@ -241,12 +243,12 @@ OTHER_MASTERS = {
 
 @pytest.mark.parametrize("kind, dtype", OTHER_MASTERS)
 @pytest.mark.parametrize("inner", ["momentum", "Adam"])
-def test_what_other_kinds_of_masters_move(inner, kind, dtype):
+def test_remainder_and_stochastic_masters_move_expected_bytes(inner, kind, dtype):
     moved = bytes_a_parameter(inner, dtype, dtype, kind=kind)
     assert moved == BYTES[inner] + OTHER_MASTERS[kind, dtype]
 
 
-def test_remainders_after_an_assignment_move_14_bytes_more():
+def test_remainder_masters_move_14_more_bytes_after_assignment():
     """A weight of 0 is looked for that has a negative one: 3, 3 and 3, then 5."""
     arguments = "momentum", "bfloat16", "bfloat16"
     step = bytes_a_parameter(*arguments, kind="remainder")
@@ -286,7 +288,7 @@ def bytes_a_parameter(
 @pytest.mark.parametrize(
     "inner", ["SGD", "momentum", "nesterov and decay", "Adam", "AdamW", "Lion"]
 )
-def test_many_tensors_take_as_many_kernels_as_a_few(inner, dtypes):
+def test_step_of_many_tensors_takes_as_many_kernels_as_of_few(inner, dtypes):
     few, many = (
         kernels_of_a_step(
             keras_lso.LossScaleOptimizer(OPTIMIZERS[inner]()),
@@ -299,7 +301,7 @@ def test_many_tensors_take_as_many_kernels_as_a_few(inner, dtypes):
 
 
 @pytest.mark.parametrize("inner", ["LARS", "LAMB", "NovoGrad"])
-def test_a_ratio_for_each_tensor_takes_one_kernel_each(inner):
+def test_trust_ratios_take_one_additional_kernel_per_tensor(inner):
     few, many = (
         kernels_of_a_step(keras_lso.LossScaleOptimizer(OPTIMIZERS[inner]()), count)
         for count in (2, 50)
@@ -341,7 +343,7 @@ class Own(K.Optimizer):
 
 @pytest.mark.parametrize("variable_dtype", ["float32", "float16"])
 @pytest.mark.parametrize("inner", OWN_STEPS.values(), ids=OWN_STEPS)
-def test_a_step_without_a_rule_is_undone_on_the_device(inner, variable_dtype):
+def test_step_without_rule_is_undone_on_device(inner, variable_dtype):
     optimizer = keras_lso.LossScaleOptimizer(inner(0.1), master_weights=False)
     kernels_of_a_step(optimizer, count=2, variable_dtype=variable_dtype)
 
@@ -360,7 +362,7 @@ MEASURED = {
 @pytest.mark.parametrize("guard", [None, keras_lso.SpikeGuard()], ids=["", "guarded"])
 @pytest.mark.parametrize("policy", ["dynamic", "LogMax"])
 @pytest.mark.parametrize("inner", MEASURED.values(), ids=MEASURED)
-def test_neither_a_record_nor_a_spike_guard_reads_from_the_device(inner, policy, guard):
+def test_step_record_and_spike_guard_never_read_from_device(inner, policy, guard):
     optimizer = keras_lso.LossScaleOptimizer(
         inner(), loss_scale=POLICIES[policy](), spike_guard=guard
     )
@@ -371,7 +373,7 @@ def test_neither_a_record_nor_a_spike_guard_reads_from_the_device(inner, policy,
         run(optimizer, grads, variables)
 
 
-def test_what_would_synchronise_is_found():
+def test_device_read_in_custom_step_raises_on_meta_device():
     """A user's step that looks at a gradient."""
 
     class Looking(Own):
@@ -391,13 +393,13 @@ class Copying(loss_scales.FixedLossScale):
         self.assign_scale(self.value + keras.ops.convert_to_tensor(0.5))
 
 
-def test_what_would_be_copied_is_found():
+def test_host_to_device_copy_in_policy_raises_assertion_error():
     optimizer = keras_lso.LossScaleOptimizer(SGD(0.1), loss_scale=Copying(8.0))
     with pytest.raises(AssertionError, match=r"0\.5 is copied"):
         kernels_of_a_step(optimizer, count=1)
 
 
-def test_what_layers_keep_is_restored_on_the_device():
+def test_layer_state_is_restored_by_constant_number_of_device_kernels():
     """By as many kernels for fifty layers as for two."""
     few, many = (kernels_of_a_protected_step(count) for count in (2, 50))
     # Those of the layers, and of the loss scale, which a rate that is not finite keeps.
@@ -483,7 +485,7 @@ RATES = {
 
 
 @pytest.mark.parametrize("make_rate", RATES.values(), ids=RATES)
-def test_a_learning_rate_is_computed_on_the_device(make_rate):
+def test_learning_rate_is_computed_on_device(make_rate):
     for make_inner in (SGD, AdamW, keras_lso.LARS):
         kernels_of_a_step(
             keras_lso.LossScaleOptimizer(make_inner(make_rate())), count=2
@@ -491,7 +493,7 @@ def test_a_learning_rate_is_computed_on_the_device(make_rate):
 
 
 @pytest.mark.parametrize("make_inner", [SGD, AdamW, keras_lso.LARS])
-def test_a_learning_rate_that_a_callback_sets_is_copied_before_the_step(make_inner):
+def test_learning_rate_set_by_callback_is_not_copied_during_step(make_inner):
     optimizer = keras_lso.LossScaleOptimizer(make_inner(0.1))
     with torch.device("meta"):
         variables, grads = make(optimizer, [(3, 4)], torch.float32, "float32")
@@ -499,7 +501,7 @@ def test_a_learning_rate_that_a_callback_sets_is_copied_before_the_step(make_inn
     run(optimizer, grads, variables)
 
 
-def test_every_schedule_is_among_them():
+def test_learning_rate_cases_cover_every_schedule():
     classes = [*vars(KERAS).values(), *(getattr(OURS, name) for name in OURS.__all__)]
     schedules = {
         cls
@@ -512,7 +514,7 @@ def test_every_schedule_is_among_them():
 
 
 @pytest.mark.parametrize("make_rate", RATES.values(), ids=RATES)
-def test_a_learning_rate_is_what_it_is_on_the_host(make_rate):
+def test_branchless_learning_rate_matches_schedule_on_host(make_rate):
     """The device is the CPU here, which has values: branches go both ways."""
     rate = make_rate()
     if not isinstance(rate, KERAS.LearningRateSchedule):
@@ -536,7 +538,7 @@ class RefuseToRead(TorchFunctionMode):
         return function(*args, **(kwargs or {}))
 
 
-def test_a_schedule_that_would_read_is_found():
+def test_refuse_to_read_finds_schedule_that_branches_on_tensor():
     rate = KERAS.CosineDecay(0.1, 10, warmup_target=1.0, warmup_steps=5)
     found = pytest.raises(AssertionError, match="reads from the device")
     with found, keras.device("cpu"), RefuseToRead():

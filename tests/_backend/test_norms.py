@@ -16,7 +16,7 @@ each_l2_norms = in_each_way("l2_norms", implementations("l2_norms"))
 
 @each_l2_norms
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_norms_equal_numpy_in_float64(l2_norms, dtype):
+def test_norms_match_numpy_in_float64(l2_norms, dtype):
     random = np.random.default_rng(0)
     shapes = [(3, 4, 5), (), (0,), (7,), (2, 0)]
     values = [tensor(random.normal(size=shape), dtype) for shape in shapes]
@@ -33,7 +33,9 @@ def test_norms_equal_numpy_in_float64(l2_norms, dtype):
 
 @each_l2_norms
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_narrow_norms_are_summed_up_and_returned_in_float32(l2_norms, dtype):
+def test_norms_of_16_bit_tensors_are_accumulated_and_returned_in_float32(
+    l2_norms, dtype
+):
     # 256 squared is 65536, which float16 does not hold; nor does it the second norm.
     norms = l2_norms([tensor([192.0, -256.0], dtype), tensor([49152.0] * 4, dtype)])
     assert [keras.backend.standardize_dtype(n.dtype) for n in norms] == ["float32"] * 2
@@ -41,14 +43,14 @@ def test_narrow_norms_are_summed_up_and_returned_in_float32(l2_norms, dtype):
 
 
 @each_l2_norms
-def test_a_wide_tensor_among_others_keeps_its_range(l2_norms):
+def test_norm_of_float64_tensor_among_float32_keeps_its_range(l2_norms):
     values = [tensor([3.0, 4.0]), tensor([3e30, 4e30], "float64")]
     norms = [float(ops.convert_to_numpy(n)) for n in l2_norms(values)]
     np.testing.assert_allclose(norms, [5.0, 5e30], rtol=1e-14)
 
 
 @each_l2_norms
-def test_norms_of_many_elements_keep_their_digits(l2_norms, compiled):
+def test_norms_of_large_tensors_keep_float32_precision(l2_norms, compiled):
     # As large as the last layer of a VGG. One by one in float32 the squares would
     # add up with an error of 1e-4; in blocks or by halves it is some 1e-7.
     values = np.random.default_rng(0).standard_normal(2**22, dtype="float32")
@@ -62,7 +64,7 @@ def test_norms_of_many_elements_keep_their_digits(l2_norms, compiled):
 
 
 @each_l2_norms
-def test_norms_of_an_expanded_tensor_keep_their_digits(l2_norms):
+def test_norm_of_expanded_tensor_keeps_float32_precision(l2_norms):
     # The gradient of a sum. PyTorch adds up what is not contiguous one by one, and
     # equal squares are all rounded to the same side: in rows of 1,024 by 7e-6.
     first, count = 1.97917, 2**14 + 3
@@ -71,7 +73,7 @@ def test_norms_of_an_expanded_tensor_keep_their_digits(l2_norms):
 
 
 @each_l2_norms
-def test_norms_of_a_transposed_tensor_are_its_own(l2_norms):
+def test_norm_of_transposed_tensor_matches_numpy(l2_norms):
     values = np.arange(6.0).reshape(2, 3)
     [norm] = l2_norms([transposed(tensor(values))])
     np.testing.assert_allclose(number(norm), np.linalg.norm(values), rtol=2e-7)
@@ -79,13 +81,13 @@ def test_norms_of_a_transposed_tensor_are_its_own(l2_norms):
 
 @each_l2_norms
 @pytest.mark.parametrize("bad", NOT_FINITE)
-def test_norms_of_what_is_not_finite_are_not_finite(l2_norms, bad):
+def test_norm_of_nonfinite_tensor_is_not_finite(l2_norms, bad):
     [norm] = l2_norms([tensor([1.0, bad])])
     assert not np.isfinite(number(norm))
 
 
 @each_l2_norms
-def test_norms_of_a_sparse_gradient_add_up_rows_that_come_twice(
+def test_norm_of_sparse_gradient_sums_duplicate_rows(
     l2_norms, sparse_gradient, compiled
 ):
     values = np.array([[3.0, -1.0], [1.0, 2.0], [1.0, 5.0], [-4.0, 2.0]], "float32")

@@ -22,7 +22,7 @@ def state():
 
 @each_run_if
 @pytest.mark.parametrize("finite", [True, False])
-def test_a_step_is_run_whole_or_leaves_every_bit(
+def test_run_if_runs_whole_step_or_leaves_state_bitwise_unchanged(
     run_if, compiled, snapshot, state, finite
 ):
     weights, slot, count = state
@@ -50,7 +50,7 @@ def test_a_step_is_run_whole_or_leaves_every_bit(
 
 @each_run_if
 @pytest.mark.parametrize("finite", [True, False])
-def test_what_a_step_reads_back_is_what_it_wrote(run_if, compiled, finite):
+def test_run_if_step_reads_back_values_assigned_before(run_if, compiled, finite):
     a, b = keras.Variable([1.0]), keras.Variable([10.0])
 
     def step(grads):

@@ -23,7 +23,7 @@ def addresses(tensors):
     return [t.data_ptr() for t in tensors]
 
 
-def test_a_table_says_where_each_block_is():
+def test_address_table_lists_tensors_and_owner_of_each_block():
     [weights, slots], [grads] = rows(), rows(1)
     group = Group([weights, slots], BLOCK)
     table, gradients, owners = group.on_device(grads)
@@ -40,14 +40,14 @@ def test_a_table_says_where_each_block_is():
     assert list(map(id, group.written)) == list(map(id, [*weights, *slots]))
 
 
-def test_numbers_of_the_weights_are_the_last_rows():
+def test_address_table_ends_with_rows_of_weight_numbers():
     both, [grads] = rows(), rows(1)
     numbers = [[4, 5, 6, 7], [0, 2**31, 2**40, -1]]
     table, _, _ = Group(both, BLOCK, numbers).on_device(grads)
     assert table.view(6, 4)[2:].tolist() == [*map(addresses, both), *numbers]
 
 
-def test_what_stays_where_it_is_is_sent_once():
+def test_address_table_is_sent_once_while_tensors_stay_in_place():
     group, [grads, others] = Group(rows(), BLOCK), rows()
     first = group.on_device(grads)
     assert all(a is b for a, b in zip(group.on_device(grads), first, strict=True))
@@ -59,7 +59,7 @@ def test_what_stays_where_it_is_is_sent_once():
 
 
 @pytest.mark.parametrize("row", [0, 1])
-def test_what_has_moved_is_sent_again(row):
+def test_address_table_is_sent_again_after_tensor_moves(row):
     both, [grads] = rows(), rows(1)
     group = Group(both, BLOCK)
     group.on_device(grads)
@@ -70,7 +70,7 @@ def test_what_has_moved_is_sent_again(row):
 
 
 @pytest.mark.parametrize("data", [torch.zeros(34)[::2], torch.zeros(16)])
-def test_what_has_gaps_or_another_length_has_no_table(data):
+def test_strided_or_resized_tensor_has_no_address_table(data):
     both, [grads] = rows(), rows(1)
     group = Group(both, BLOCK)
     group.on_device(grads)
@@ -82,7 +82,7 @@ def test_what_has_gaps_or_another_length_has_no_table(data):
     assert group.on_device(grads) is not None
 
 
-def test_a_graph_that_is_recorded_has_numbers_of_its_own():
+def test_recorded_graph_receives_separate_numbers():
     numbers = Numbers(torch.device("cpu"))
     eager, _ = numbers.on_device([3, 4], stream=0)
     recorded, is_new = numbers.on_device([3, 4], stream=None)
@@ -93,7 +93,7 @@ def test_a_graph_that_is_recorded_has_numbers_of_its_own():
     assert same is eager and not is_new
 
 
-def test_a_graph_that_is_recorded_has_all_tables_of_its_own(monkeypatch):
+def test_recorded_graph_receives_separate_address_tables(monkeypatch):
     group, [grads] = Group(rows(), BLOCK), rows(1)
     eager = group.on_device(grads)
     with monkeypatch.context() as patch:
@@ -104,14 +104,14 @@ def test_a_graph_that_is_recorded_has_all_tables_of_its_own(monkeypatch):
     assert all(a is b for a, b in zip(group.on_device(grads), eager, strict=True))
 
 
-def test_another_stream_has_numbers_of_its_own():
+def test_each_stream_receives_separate_numbers():
     numbers = Numbers(torch.device("cpu"))
     one, _ = numbers.on_device([3, 4], stream=1)
     other, is_new = numbers.on_device([3, 4], stream=2)
     assert is_new and other is not one
 
 
-def test_addresses_are_sent_to_the_last_bit():
+def test_addresses_are_sent_exactly_as_int64():
     address = 2**47 - 1
     sent, _ = Numbers(torch.device("cpu")).on_device([address], stream=0)
     assert sent.dtype == torch.int64 and sent.tolist() == [address]

@@ -45,7 +45,7 @@ class Training:
         self.optimizer.apply(grads, self.variables)
 
 
-def test_large_tensors_stand_alone_and_small_ones_together(calls):
+def test_large_tensors_form_separate_chunks_and_small_tensors_share_chunk(calls):
     first, second, third = SMALL
     Training([first, LARGE[0], second, LARGE[1], third]).step()
     shapes = [[tuple(g.shape) for g in grads] for grads in calls]
@@ -55,7 +55,7 @@ def test_large_tensors_stand_alone_and_small_ones_together(calls):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_large_tensors_are_unscaled_about_the_same_middle(calls, dtype):
+def test_unscaled_large_gradients_share_memory_midpoint(calls, dtype):
     # The thread that has the first half of one has the first half of the other.
     Training(LARGE).step(dtype)
     middles = [g.data_ptr() + g.nbytes // 2 for (g,) in calls]
@@ -63,7 +63,7 @@ def test_large_tensors_are_unscaled_about_the_same_middle(calls, dtype):
     assert abs(middles[0] - middles[1]) <= 128  # bytes of a line
 
 
-def test_memory_that_is_kept_can_be_written_after_a_step_in_inference_mode(calls):
+def test_kept_memory_is_writable_after_step_in_inference_mode(calls):
     training = Training(LARGE[:1])
     with torch.inference_mode():
         training.step()
@@ -73,7 +73,7 @@ def test_memory_that_is_kept_can_be_written_after_a_step_in_inference_mode(calls
 
 
 @pytest.mark.parametrize("is_kept", [True, False])
-def test_memory_is_kept_unless_it_is_large(calls, monkeypatch, is_kept):
+def test_unscaled_gradient_memory_is_kept_up_to_size_limit(calls, monkeypatch, is_kept):
     size = np.prod(LARGE[0])
     monkeypatch.setattr(torch_chunks, "_KEPT_MEMORY", size if is_kept else size - 1)
     training = Training(LARGE[:1])
@@ -84,7 +84,7 @@ def test_memory_is_kept_unless_it_is_large(calls, monkeypatch, is_kept):
     assert (first.data_ptr() == second.data_ptr()) == is_kept
 
 
-def test_tensors_on_the_host_step_whatever_the_default_device_is():
+def test_step_on_host_tensors_ignores_default_device():
     steps = []
     for device in ("cpu", "meta"):
         variable = keras.Variable(np.ones(3, "float32"))

@@ -65,7 +65,7 @@ def gradients(shapes):
 
 @of_each_rule
 @of_each_kind
-def test_a_step_keeps_what_the_formulas_keep(low, kind, rule):
+def test_step_keeps_same_bits_as_master_formulas(low, kind, rule):
     for shapes in (SHAPES, [(300,)]):
         state, grads = make(rule, low, kind, shapes), gradients(shapes)
         if isinstance(rule, rules.SGD):
@@ -77,7 +77,7 @@ def test_a_step_keeps_what_the_formulas_keep(low, kind, rule):
 
 @of_each_rule
 @of_each_kind
-def test_a_skipped_step_changes_no_bit(low, kind, rule):
+def test_skipped_step_changes_no_bit(low, kind, rule):
     for shapes in (SHAPES, [(300,)]):
         state, grads = make(rule, low, kind, shapes), gradients(shapes)
         state.weights[-2 % len(shapes)].view(torch.int16).view(-1)[-9:] = 0x7F81
@@ -88,7 +88,7 @@ def test_a_skipped_step_changes_no_bit(low, kind, rule):
 
 @of_each_kind
 @pytest.mark.parametrize("lower", [0, 1, 0x1000, 0x1234, 0x7FFF, 0x8000, 0xFFFF])
-def test_numbers_of_each_upper_half_are_split_as_by_the_formula(lower, low, kind):
+def test_numbers_of_every_upper_half_split_like_formula(lower, low, kind):
     upper = np.arange(2**16, dtype=np.uint32) << 16
     numbers = torch.tensor((upper | np.uint32(lower)).view(np.float32))
     state = make(RULES["overwrite"], low, kind, [tuple(numbers.shape)] * 4)
@@ -100,7 +100,7 @@ def test_numbers_of_each_upper_half_are_split_as_by_the_formula(lower, low, kind
 
 @pytest.mark.parametrize("remainder", [*EDGES, 12345, -54])
 @pytest.mark.parametrize("low", ["float16", "bfloat16"])
-def test_weights_of_all_bits_are_joined_as_by_the_formula(low, remainder):
+def test_weights_of_all_bit_patterns_join_like_formula(low, remainder):
     weights = torch.arange(2**16).to(torch.int16).view(getattr(torch, low))
     kept = torch.full_like(weights, remainder, dtype=torch.int16)
     state, grads = State([kept], [()], [weights], "remainder"), [torch.ones(2**16)]
@@ -135,7 +135,7 @@ def pairs_of(optimizer):
     return [(n.kept.value, n.weight.value) for n in optimizer._masters._found]
 
 
-def test_a_weight_to_which_0_was_assigned_restarts_there():
+def test_weight_assigned_zero_restarts_at_zero():
     optimizer, variable = trained()
     assert torch_in_step.are_known(pairs_of(optimizer))
     variable.assign(np.zeros(64))
@@ -148,7 +148,7 @@ def test_a_weight_to_which_0_was_assigned_restarts_there():
     assert (low.value[is_negative] == 0).all()
 
 
-def test_steps_look_for_zeros_until_one_is_known_to_be_applied():
+def test_steps_check_for_assigned_zeros_until_step_is_applied():
     optimizer, variable = trained()
     [low] = optimizer._masters.variables
     variable.assign(np.zeros(64))
@@ -161,7 +161,7 @@ def test_steps_look_for_zeros_until_one_is_known_to_be_applied():
     assert torch_in_step.are_known(pairs_of(optimizer))
 
 
-def test_weights_with_gaps_in_memory_are_written_as_well():
+def test_strided_weights_are_written_without_changing_gaps():
     wide = torch.zeros(64, dtype=torch.bfloat16)
     for kind in ("remainder", "stochastic"):
         wide.copy_(torch.arange(64))
@@ -177,7 +177,7 @@ def test_weights_with_gaps_in_memory_are_written_as_well():
         assert (wide[1::2] == torch.arange(1, 64, 2)).all()
 
 
-def test_there_is_a_class_for_each_kind():
+def test_torch_numbers_has_class_for_each_master_kind():
     from keras_lso._backend.torch import masters as torch_masters
 
     assert set(torch_masters.NUMBERS) == set(map(type, KINDS.values()))

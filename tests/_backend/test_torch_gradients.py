@@ -18,13 +18,13 @@ def frozen():
     return variable
 
 
-def test_frozen_tensors_are_frozen_again(frozen):
+def test_compute_gradients_refreezes_frozen_tensors(frozen):
     _, [grad] = backend.compute_gradients(lambda: ops.sum(frozen * 3.0), [frozen])
     assert grad.tolist() == [3.0]
     assert not frozen.value.requires_grad
 
 
-def test_frozen_tensors_are_frozen_again_after_an_error(frozen):
+def test_compute_gradients_refreezes_frozen_tensors_after_error(frozen):
     def loss():
         raise RuntimeError("no loss")
 
@@ -33,7 +33,7 @@ def test_frozen_tensors_are_frozen_again_after_an_error(frozen):
     assert not frozen.value.requires_grad
 
 
-def test_frozen_tensors_among_others_have_no_gradient(frozen):
+def test_differentiate_returns_none_for_frozen_tensors(frozen):
     first, last = keras.Variable([5.0]), keras.Variable([7.0])
     loss = ops.sum(first * 3.0 + frozen * 4.0 + last * 6.0)
     variables = [frozen, first, frozen, last]
@@ -43,7 +43,7 @@ def test_frozen_tensors_among_others_have_no_gradient(frozen):
 
 
 @pytest.mark.parametrize("is_unscaled_in_place", [False, True])
-def test_a_backward_pass_adds_to_gradients_that_were_applied(is_unscaled_in_place):
+def test_backward_pass_accumulates_into_applied_gradients(is_unscaled_in_place):
     """Why a step leaves them scaled: who unscales in place gets another weight.
 
     Each backward pass adds a gradient of 1 to `.grad`, which nobody clears: the second

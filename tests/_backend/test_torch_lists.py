@@ -40,7 +40,7 @@ FORMULAS = {
 
 
 @pytest.mark.parametrize("formula", FORMULAS.values(), ids=FORMULAS)
-def test_formulas_equal_numpy_in_float64(formula):
+def test_formulas_of_tensor_lists_match_numpy_in_float64(formula):
     a, b, c = arrays(1), arrays(2), 0.375
     of_lists = tensors(a), tensors(b)
     found = formula(*of_lists, torch.tensor(c)).items
@@ -52,7 +52,7 @@ def test_formulas_equal_numpy_in_float64(formula):
             np.testing.assert_array_equal(value.numpy(), np.float32(expected))
 
 
-def test_a_tensor_of_numbers_has_one_for_each_item():
+def test_tensor_of_factors_multiplies_each_list_item_by_its_factor():
     a, rates = arrays(1), np.array([0.5, 2.0, 4.0])
     found = tensors(a) * torch.tensor(rates, dtype=torch.float32)
     for value, x, rate in zip(found.items, a, rates, strict=True):
@@ -68,7 +68,7 @@ FUNCTIONS = {
 
 
 @pytest.mark.parametrize("name", FUNCTIONS)
-def test_functions_equal_numpys(name):
+def test_functions_of_tensor_lists_match_numpy(name):
     sign = 1.0 if name == "sqrt" else -1.0
     a = [x * sign for x in arrays(3)]
     for factor in (1.0, 0.5):
@@ -78,7 +78,7 @@ def test_functions_equal_numpys(name):
             np.testing.assert_allclose(value.numpy(), expected, rtol=1e-6)
 
 
-def test_the_larger_one_and_the_average():
+def test_maximum_and_average_of_tensor_lists_match_numpy():
     a, b = arrays(4), arrays(5)
     larger = lists.maximum(tensors(a), tensors(b)).items
     averages = lists.average(tensors(a), tensors(b), 0.75).items
@@ -89,7 +89,7 @@ def test_the_larger_one_and_the_average():
 
 
 @pytest.mark.parametrize("name", ["sum", "difference", "multiples are added"])
-def test_a_sum_is_written_over_its_first_term(name):
+def test_sum_of_tensor_lists_is_written_over_first_term(name):
     a, b = arrays(6), arrays(7)
     old, other = tensors(a), tensors(b)
     places = list(map(torch.Tensor.data_ptr, old.items))
@@ -101,7 +101,7 @@ def test_a_sum_is_written_over_its_first_term(name):
         np.testing.assert_array_equal(value.numpy(), np.float32(y))
 
 
-def test_what_is_no_sum_with_the_old_one_is_written_nowhere():
+def test_expressions_other_than_sums_overwrite_no_operand():
     a, b = arrays(8), arrays(9)
     old, other = tensors(a), tensors(b)
     for new in (other + old, old * 0.5, (old + other) * 2.0, other):

@@ -87,7 +87,7 @@ def assert_same_bits(actual, expected):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_masters_are_rounded_and_restart_as_in_the_reference(dtype):
+def test_masters_round_and_resynchronize_like_reference(dtype):
     values = np.repeat(SPECIAL, len(SPECIAL))
     master = torch.tensor(values, dtype=torch.float32)
     with np.errstate(over="ignore"):
@@ -103,7 +103,7 @@ def test_masters_are_rounded_and_restart_as_in_the_reference(dtype):
     )
 
 
-def test_what_a_step_has_left_is_not_compared_again(accelerator, comparisons):
+def test_masters_are_compared_only_in_first_step(accelerator, comparisons):
     optimizer, variables = make([[1.0, 2.0], [3.0]])
     for _ in range(3):
         step(optimizer, variables)
@@ -166,7 +166,7 @@ def train_with_another_optimizer(optimizer, variable):
         train_with_another_optimizer,
     ],
 )
-def test_a_master_restarts_however_its_variable_was_written(accelerator, write):
+def test_master_restarts_after_any_write_to_its_variable(accelerator, write):
     optimizer, [variable] = make([[2.0, 3.0]])
     for _ in range(2):
         step(optimizer, [variable])
@@ -179,7 +179,7 @@ def test_a_master_restarts_however_its_variable_was_written(accelerator, write):
     assert torch.equal(master.value.detach(), expected)
 
 
-def test_a_master_that_was_assigned_alone_follows_its_variable(accelerator):
+def test_master_assigned_alone_restarts_from_its_variable(accelerator):
     optimizer, [variable] = make([[2.0, 3.0]])
     for _ in range(2):
         step(optimizer, [variable])
@@ -188,7 +188,7 @@ def test_a_master_that_was_assigned_alone_follows_its_variable(accelerator):
     np.testing.assert_array_equal(variable.value.detach(), [0.5, 1.5])
 
 
-def test_notes_go_with_their_optimizer(accelerator):
+def test_notes_are_freed_with_their_optimizer(accelerator):
     gc.collect()
     before = len(torch_in_step._notes)
     optimizer, variables = make([[1.0, 2.0], [3.0]])
@@ -200,7 +200,7 @@ def test_notes_go_with_their_optimizer(accelerator):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_a_skipped_step_changes_no_bit_whatever_the_values(accelerator, dtype):
+def test_skipped_step_changes_no_bit_of_special_values(accelerator, dtype):
     optimizer, variables = make([SPECIAL, [1.0]], dtype)
     kept = [*variables, *optimizer._masters.variables]
     step(optimizer, variables, 0.0)
@@ -213,7 +213,7 @@ def test_a_skipped_step_changes_no_bit_whatever_the_values(accelerator, dtype):
         assert_same_bits(bits(kept), before)
 
 
-def test_the_word_of_a_skipped_step_is_not_enough(accelerator, comparisons):
+def test_masters_are_compared_until_step_is_not_skipped(accelerator, comparisons):
     optimizer, variables = make([[1.0, 2.0]])
     step(optimizer, variables, np.inf)
     variables[0].assign([5.0, 2.0])
@@ -226,7 +226,7 @@ def test_the_word_of_a_skipped_step_is_not_enough(accelerator, comparisons):
     np.testing.assert_array_equal(variables[0].value.detach(), [3.5, 0.5])
 
 
-def test_steps_compare_until_the_word_of_one_is_heard(
+def test_masters_are_compared_until_answer_of_applied_step_arrives(
     accelerator, comparisons, monkeypatch
 ):
     """A host that is steps ahead of its device hears of the first one at last."""
@@ -254,7 +254,9 @@ def test_steps_compare_until_the_word_of_one_is_heard(
     np.testing.assert_array_equal(variables[0].value.detach(), [4.0, 1.0])
 
 
-def test_a_step_that_a_graph_records_compares(accelerator, comparisons, monkeypatch):
+def test_masters_are_compared_in_steps_recorded_by_graph(
+    accelerator, comparisons, monkeypatch
+):
     optimizer, variables = make([[1.0, 2.0]])
     for _ in range(2):
         step(optimizer, variables)
@@ -269,7 +271,7 @@ def test_a_step_that_a_graph_records_compares(accelerator, comparisons, monkeypa
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_any_course_of_events_ends_as_on_a_cpu(monkeypatch, dtype, seed):
+def test_random_sequence_of_steps_and_assignments_matches_cpu(monkeypatch, dtype, seed):
     """Steps, overflows and assignments of variables and masters, in any order.
 
     All numbers are multiples of 1/256 below 2**16, which float32 has exactly.
@@ -305,7 +307,7 @@ def test_any_course_of_events_ends_as_on_a_cpu(monkeypatch, dtype, seed):
             assert torch.equal(a.value, e.value), event
 
 
-def test_a_variable_with_gaps_in_memory_is_rounded_as_well(accelerator):
+def test_strided_variable_is_rounded_without_changing_gaps(accelerator):
     wide = torch.tensor([1.0, 9.0, 2.0, 9.0], dtype=torch.float16)
     variable = keras.Variable(torch.nn.Parameter(wide[::2]), dtype="float16")
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=SCALE)
@@ -346,13 +348,13 @@ of_each_make = pytest.mark.parametrize(
 @of_each_kind
 @of_each_make
 @pytest.mark.parametrize("way", beside_keras.WAYS)
-def test_a_weight_in_strides_is_rounded_as_any_other(make, kind, way, monkeypatch):
+def test_transposed_weights_step_like_contiguous_weights(make, kind, way, monkeypatch):
     beside_keras.take(way, monkeypatch)
     assert take_steps(kind, make, transposed=True) == take_steps(kind, make)
 
 
 @of_each_kind
 @of_each_make
-def test_a_step_in_inference_mode_is_the_step(make, kind):
+def test_step_in_inference_mode_is_bitwise_equal_to_ordinary_step(make, kind):
     found = take_steps(kind, make, mode=torch.inference_mode)
     assert found == take_steps(kind, make)

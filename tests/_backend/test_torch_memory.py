@@ -45,9 +45,7 @@ def wrapped(kind, dtype="float32", **options):
 @every_way
 @every_kind
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_backward_through_weights_that_a_step_has_changed_is_refused(
-    dtype, kind, way, monkeypatch
-):
+def test_backward_through_weights_changed_by_step_raises(dtype, kind, way, monkeypatch):
     """As after a step of Keras or of `torch.optim`: a GAN's second loss needs it."""
     take(way, monkeypatch)
     variable, optimizer = wrapped(kind, dtype)
@@ -57,7 +55,7 @@ def test_backward_through_weights_that_a_step_has_changed_is_refused(
         loss.backward()
 
 
-def test_a_skipped_step_leaves_the_graph_usable():
+def test_skipped_step_leaves_autograd_graph_usable():
     variable, optimizer = wrapped("Adam")
     loss = (variable.value * variable.value).sum()
     optimizer.apply([torch.full((4,), torch.inf)], [variable], scaled=True)
@@ -66,7 +64,7 @@ def test_a_skipped_step_leaves_the_graph_usable():
 
 
 @every_kind
-def test_slots_tell_that_they_were_written(kind):
+def test_step_increments_version_counters_of_slots(kind):
     variable, optimizer = wrapped(kind)
     slots = [v for v in optimizer.inner_optimizer.variables if v.shape == (4,)]
     before = [v.value._version for v in slots]
@@ -74,7 +72,7 @@ def test_slots_tell_that_they_were_written(kind):
     assert all(v.value._version > b for v, b in zip(slots, before, strict=True))
 
 
-def test_weights_made_in_inference_mode_are_stepped():
+def test_weights_created_in_inference_mode_are_updated():
     with torch.inference_mode():
         variable, optimizer = wrapped("Adam")
         optimizer.apply([torch.ones(4)], [variable], scaled=True)
@@ -109,7 +107,9 @@ def replace(variables, layout):
 @every_way
 @every_kind
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_memory_with_gaps_is_stepped_as_other_memory(dtype, kind, way, monkeypatch):
+def test_strided_weights_and_slots_step_like_contiguous_tensors(
+    dtype, kind, way, monkeypatch
+):
     take(way, monkeypatch)
     expected = steps_of(kind, lambda variable, optimizer: None, dtype)
     targets = {
@@ -123,7 +123,7 @@ def test_memory_with_gaps_is_stepped_as_other_memory(dtype, kind, way, monkeypat
         np.testing.assert_allclose(found, expected, rtol=rtol, err_msg=name)
 
 
-def test_a_master_with_gaps_is_stepped():
+def test_strided_master_steps_like_contiguous_master():
     def between(variable, optimizer):
         replace(optimizer._masters.variables, strided)
 
@@ -144,7 +144,7 @@ def negative(values):
 
 @every_way
 @every_kind
-def test_a_gradient_may_hold_the_negative_of_what_it_is(kind, way, monkeypatch):
+def test_gradient_with_negative_bit_steps_like_plain_gradient(kind, way, monkeypatch):
     take(way, monkeypatch)
     ends = []
     for make in (torch.tensor, negative):
@@ -165,7 +165,7 @@ def test_a_gradient_may_hold_the_negative_of_what_it_is(kind, way, monkeypatch):
 
 @pytest.mark.parametrize("kind", ["SGD", "Adam", "amsgrad", "LARS"])
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_a_module_that_was_cast_after_build_is_refused(dtype, kind):
+def test_module_cast_to_16_bits_after_build_is_rejected(dtype, kind):
     module = torch.nn.Linear(1, 1, bias=False)
     variable = keras.Variable(module.weight, name="kernel")
     optimizer = LossScaleOptimizer(KINDS[kind](), initial_scale=1.0)
@@ -184,7 +184,7 @@ def test_a_module_that_was_cast_after_build_is_refused(dtype, kind):
         assert int(optimizer.iterations) == steps + 1
 
 
-def test_a_module_that_was_cast_before_is_trained():
+def test_module_cast_to_float16_before_build_is_trained():
     module = torch.nn.Linear(1, 1, bias=False).half()
     torch.nn.init.ones_(module.weight)
     variable = keras.Variable(module.weight)
@@ -195,7 +195,7 @@ def test_a_module_that_was_cast_before_is_trained():
     assert module.weight.item() == pytest.approx(0.99, abs=1e-3)
 
 
-def test_a_module_with_masters_that_was_cast_is_refused():
+def test_module_with_masters_cast_after_build_is_rejected():
     module = torch.nn.Linear(1, 1, bias=False).half()
     variable = keras.Variable(module.weight)
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=1.0)
@@ -206,7 +206,7 @@ def test_a_module_with_masters_that_was_cast_is_refused():
 
 
 @pytest.mark.parametrize("kind", ["SGD", "Adam", "amsgrad", "LARS"])
-def test_a_module_with_more_digits_than_it_had_is_trained(kind):
+def test_module_cast_to_float64_after_build_is_trained(kind):
     module = torch.nn.Linear(1, 1, bias=False)
     torch.nn.init.ones_(module.weight)
     variable = keras.Variable(module.weight)
@@ -220,7 +220,7 @@ def test_a_module_with_more_digits_than_it_had_is_trained(kind):
 
 
 @pytest.mark.parametrize("make", [keras_lso.LARS, keras_lso.LAMB, keras_lso.NovoGrad])
-def test_our_optimizers_refuse_it_alone(make):
+def test_unwrapped_optimizers_reject_module_cast_after_build(make):
     module = torch.nn.Linear(1, 1, bias=False)
     variable = keras.Variable(module.weight)
     optimizer = make(0.1)

@@ -30,14 +30,14 @@ def one_within_the_other(a, b, c):
 
 
 @pytest.mark.parametrize("function", [one_after_the_other, one_within_the_other])
-def test_the_branch_is_the_one_that_the_answers_lead_to(function):
+def test_select_returns_result_of_branch_chosen_by_flags(function):
     for flags in itertools.product([False, True], repeat=3):
         tensors = [torch.tensor(flag) for flag in flags]
         found = torch_numbers._select(lambda given=tensors: function(*given), ())
         assert float(found) == float(function(*flags))
 
 
-def test_after_some_branches_flags_are_read():
+def test_select_matches_function_with_six_flags():
     for flags in itertools.product([False, True], repeat=6):
         tensors = [torch.tensor(flag) for flag in flags]
         found = torch_numbers._select(

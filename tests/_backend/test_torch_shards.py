@@ -32,7 +32,7 @@ def distributed(monkeypatch):
     monkeypatch.setattr(keras.distribution, "distribution", object)
 
 
-def test_gradients_are_laid_out_as_their_variables_are(mesh, distributed):
+def test_gradients_are_laid_out_like_their_variables(mesh, distributed):
     sharded = Replicate(), Shard(0)
     variables = [
         keras.Variable([1.0, 2.0]),
@@ -53,7 +53,7 @@ def test_gradients_are_laid_out_as_their_variables_are(mesh, distributed):
     assert same is plain and none is None
 
 
-def test_a_loop_of_ones_own_hands_over_what_is_right(mesh):
+def test_gradients_without_distribution_keep_their_layout(mesh):
     grads = [laid_out([3.0, 4.0], mesh, Partial(), Replicate())]
     found = distribution.laid_out_like(grads, [keras.Variable([1.0, 2.0])])
     assert found is grads

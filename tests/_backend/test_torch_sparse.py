@@ -90,7 +90,7 @@ def guarded_adam():
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_sparse_gradients_step_as_dense_ones(kind, way, monkeypatch):
+def test_sparse_gradients_step_like_dense_gradients(kind, way, monkeypatch):
     take(way, monkeypatch)
     make, options = KINDS[kind]
     assert_same_as_dense(
@@ -99,37 +99,37 @@ def test_sparse_gradients_step_as_dense_ones(kind, way, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["LARS", "LAMB", "NovoGrad"])
-def test_our_optimizers_take_them_alone(kind):
+def test_unwrapped_optimizers_step_sparse_gradients_like_dense_gradients(kind):
     make, options = KINDS[kind]
     for more in {}, {"clipvalue": 0.5}, {"gradient_accumulation_steps": 2}:
         assert_same_as_dense(lambda more=more: make(0.1, **options, **more))
 
 
 @pytest.mark.parametrize("inner", ["SGD", "Adadelta", "accumulation"])
-def test_larc_takes_them(inner):
+def test_larc_steps_sparse_gradients_like_dense_gradients(inner):
     make, options = KINDS[inner]
     assert_same_as_dense(lambda: keras_lso.LARC(make(0.1, **options)))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_every_policy_takes_them(policy):
+def test_loss_scale_policies_step_sparse_gradients_like_dense_gradients(policy):
     assert_same_as_dense(
         lambda: LossScaleOptimizer(keras.optimizers.Adam(0.1), **POLICIES[policy]())
     )
 
 
-def test_float16_variables_take_them():
+def test_float16_variables_step_sparse_gradients_like_dense_gradients():
     assert_same_as_dense(guarded_adam, dtype="float16")
 
 
-def test_they_are_unscaled():
+def test_sparse_gradients_are_unscaled_and_stay_sparse():
     assert_same_as_dense(guarded_adam, unscales=True)
     [grad] = guarded_adam().get_unscaled_gradients([sparse(np.full((3, 3), 64.0))])
     assert grad.layout == torch.sparse_coo
     assert grad.to_dense()[:, 0].tolist() == [0.0, 2.0, 0.0, 0.0, 1.0, 0.0]
 
 
-def test_an_embedding_is_trained_from_its_loss():
+def test_sparse_embedding_is_trained_from_scaled_loss():
     embedding = torch.nn.Embedding(10, 3, sparse=True)
     torch.nn.init.ones_(embedding.weight)
     variable = keras.Variable(embedding.weight)
@@ -142,7 +142,7 @@ def test_an_embedding_is_trained_from_its_loss():
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_rows_that_overflow_once_they_are_summed_skip_the_step(way, monkeypatch):
+def test_duplicate_rows_whose_sum_overflows_skip_step(way, monkeypatch):
     take(way, monkeypatch)
     variable = keras.Variable(np.ones(SHAPE), dtype="float32")
     optimizer = LossScaleOptimizer(
@@ -164,7 +164,7 @@ def test_rows_that_overflow_once_they_are_summed_skip_the_step(way, monkeypatch)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_rows_of_16_bits_are_summed_in_float32(dtype):
+def test_duplicate_rows_of_16_bits_are_summed_in_float32(dtype):
     """In float16 2048 and 1 are 2048, and in bfloat16 256 and 1 are 256."""
     values = np.float32([[2048.0], [256.0], [1.0], [1.0]])
     indices, shape = torch.tensor([[0, 1, 0, 1]]), (2, 1)
@@ -186,7 +186,7 @@ def test_rows_of_16_bits_are_summed_in_float32(dtype):
 
 
 @pytest.mark.parametrize("layout", [torch.sparse_csr, torch.sparse_csc])
-def test_other_sparse_layouts_step_as_dense_ones(layout):
+def test_csr_and_csc_gradients_step_like_dense_gradients(layout):
     dense = torch.tensor(np.arange(18.0, dtype="float32").reshape(SHAPE))
     ends = []
     for grad in (dense, dense.to_sparse(layout=layout)):
@@ -197,7 +197,7 @@ def test_other_sparse_layouts_step_as_dense_ones(layout):
     assert ends[0] == ends[1]
 
 
-def test_the_callers_gradient_stays_sparse_and_as_it_was():
+def test_step_leaves_sparse_gradient_of_caller_unchanged():
     variable = keras.Variable(np.ones(SHAPE), dtype="float32")
     optimizer = guarded_adam()
     grad = sparse(np.ones((3, 3)))
@@ -208,7 +208,7 @@ def test_the_callers_gradient_stays_sparse_and_as_it_was():
     assert grad._values().tolist() == np.ones((3, 3)).tolist()
 
 
-def test_a_step_on_sparse_gradients_is_decided_once():
+def test_steps_on_sparse_gradients_reuse_fused_plan():
     variable = keras.Variable(np.ones(SHAPE), dtype="float32")
     optimizer = guarded_adam()
     optimizer.build([variable])
@@ -221,7 +221,7 @@ def test_a_step_on_sparse_gradients_is_decided_once():
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
-def test_a_dense_gradient_with_gaps_may_come_before_and_after(dtype):
+def test_sparse_gradient_between_strided_dense_gradients_steps_like_dense(dtype):
     """It is no more contiguous than a sparse one, and of the same shape and dtype."""
     dense = torch.tensor(np.arange(1.0, 19.0).reshape(SHAPE), dtype=dtype)
     strided = torch.stack([dense, dense], -1)[..., 0]
@@ -237,7 +237,7 @@ def test_a_dense_gradient_with_gaps_may_come_before_and_after(dtype):
     assert ends[0] == ends[1]
 
 
-def test_norms_are_of_the_sums_of_rows():
+def test_sparse_norm_and_largest_magnitude_sum_duplicate_rows():
     grad = sparse(np.full((3, 3), 1.0))
     [norm] = backend.l2_norms([grad])
     assert float(norm) == pytest.approx(np.sqrt(3 * (4 + 1)))

@@ -84,7 +84,7 @@ def on_a_gpu(monkeypatch):
     return use
 
 
-def test_what_has_passed_steps(on_a_gpu):
+def test_kernel_that_passed_trial_takes_steps(on_a_gpu):
     kernels, pair = on_a_gpu(by_the_formula), Pair(keras.optimizers.Adam)
     for _ in range(3):
         pair.step()
@@ -96,7 +96,9 @@ def test_what_has_passed_steps(on_a_gpu):
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("kernel", [never_skips, raises, leaving(rest_of_a_block)])
-def test_what_has_failed_is_replaced_by_pytorch(kernel, dtype, on_a_gpu):
+def test_kernel_that_failed_trial_is_replaced_by_pytorch_kernel(
+    kernel, dtype, on_a_gpu
+):
     kernels, pair = on_a_gpu(kernel), Pair(keras.optimizers.Adam, dtype=dtype)
     with pytest.warns(UserWarning, match="failed its trial") as caught:
         pair.step()
@@ -110,7 +112,7 @@ def test_what_has_failed_is_replaced_by_pytorch(kernel, dtype, on_a_gpu):
         pair.assert_weights_alike_in_float16()
 
 
-def test_a_failure_is_an_error_before_anything_has_changed(on_a_gpu, monkeypatch):
+def test_failed_trial_raises_before_any_state_changes(on_a_gpu, monkeypatch):
     """Of the second of two chunks: the first is not stepped either."""
     monkeypatch.setattr(kernel_choice, "KERNELS", "triton")
 
@@ -130,7 +132,7 @@ def test_a_failure_is_an_error_before_anything_has_changed(on_a_gpu, monkeypatch
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_each_kind_of_master_is_tried_and_steps(
+def test_kernel_is_tried_and_steps_for_each_master_kind(
     dtype, kind, on_a_gpu, verdicts, monkeypatch
 ):
     """As by PyTorch's own kernels: with random bits of the same step and weight."""
@@ -154,7 +156,7 @@ def test_each_kind_of_master_is_tried_and_steps(
     assert tried == {(getattr(torch, dtype), kind)}
 
 
-def test_what_is_tried_may_change_from_step_to_step(on_a_gpu, verdicts):
+def test_changed_options_and_gradient_dtypes_are_tried_again(on_a_gpu, verdicts):
     """In the options of the optimizer, and in the dtype of the gradients."""
 
     def make(rate, **options):
@@ -173,7 +175,7 @@ def test_what_is_tried_may_change_from_step_to_step(on_a_gpu, verdicts):
     pair.assert_alike()
 
 
-def test_gradients_of_several_dtypes_all_have_to_pass(on_a_gpu):
+def test_kernel_failing_for_one_gradient_dtype_takes_no_step(on_a_gpu):
     """Else a chunk would be stepped by two ways."""
 
     def wrong_in_float16(chunk, rule, grads, *args):
@@ -191,7 +193,9 @@ def test_gradients_of_several_dtypes_all_have_to_pass(on_a_gpu):
     pair.assert_alike(1e-3)
 
 
-def test_steps_after_a_recorded_one_are_tried(on_a_gpu, monkeypatch, verdicts):
+def test_kernel_is_tried_in_first_step_after_graph_recording(
+    on_a_gpu, monkeypatch, verdicts
+):
     kernels, pair = on_a_gpu(by_the_formula), Pair(keras.optimizers.Adam)
     with monkeypatch.context() as patch:
         patch.setattr(torch_triton_trial, "_is_recorded", lambda device: True)
@@ -204,7 +208,7 @@ def test_steps_after_a_recorded_one_are_tried(on_a_gpu, monkeypatch, verdicts):
     pair.assert_alike()
 
 
-def test_a_step_that_is_like_the_last_asks_for_no_verdict(on_a_gpu, monkeypatch):
+def test_repeated_step_requests_no_verdict(on_a_gpu, monkeypatch):
     kernels, pair = on_a_gpu(by_the_formula), Pair(keras.optimizers.Adam)
     pair.step()
     monkeypatch.setattr(torch_triton_trial, "passes", None)
@@ -213,7 +217,7 @@ def test_a_step_that_is_like_the_last_asks_for_no_verdict(on_a_gpu, monkeypatch)
     assert len(kernels.calls) == 2
 
 
-def test_a_gradient_that_is_the_negative_of_what_it_holds_is_left_to_pytorch(on_a_gpu):
+def test_gradient_with_negative_bit_is_left_to_pytorch(on_a_gpu):
     """PyTorch notes the sign of such a view, and memory has the other one."""
     step = torch_triton._step
     on_a_gpu(by_the_formula)
@@ -225,7 +229,7 @@ def test_a_gradient_that_is_the_negative_of_what_it_holds_is_left_to_pytorch(on_
     assert not step(chunk, launches, rules.SGD(torch.tensor(0.1)), [grad], *arguments)
 
 
-def test_what_the_host_interprets_takes_no_addresses_of_a_gpu(monkeypatch):
+def test_interpreted_kernels_reject_gpu_tensors(monkeypatch):
     monkeypatch.setattr(
         torch_triton, "kernels", lambda: SimpleNamespace(ARE_INTERPRETED=True)
     )
@@ -251,7 +255,7 @@ def without_triton(monkeypatch):
     torch_triton.kernels.cache_clear()
 
 
-def test_a_step_without_triton_is_silent(without_triton):
+def test_step_without_triton_emits_no_warning(without_triton):
     pair = Pair(keras.optimizers.Adam)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -261,7 +265,7 @@ def test_a_step_without_triton_is_silent(without_triton):
     pair.assert_alike()
 
 
-def test_a_triton_that_cannot_be_imported_is_warned_of(without_triton, monkeypatch):
+def test_failed_triton_import_warns_once(without_triton, monkeypatch):
     def too_old(name):
         raise TypeError("jit() got an unexpected keyword argument")
 
@@ -274,7 +278,7 @@ def test_a_triton_that_cannot_be_imported_is_warned_of(without_triton, monkeypat
     pair.assert_alike()
 
 
-def test_triton_is_not_looked_for_if_it_is_not_asked_for(without_triton, monkeypatch):
+def test_framework_kernels_setting_never_imports_triton(without_triton, monkeypatch):
     monkeypatch.setattr(kernel_choice, "KERNELS", "framework")
     monkeypatch.setattr(torch_triton, "import_kernels", None)
     pair = Pair(keras.optimizers.Adam)
@@ -282,7 +286,9 @@ def test_triton_is_not_looked_for_if_it_is_not_asked_for(without_triton, monkeyp
     pair.assert_alike()
 
 
-def test_triton_is_missed_if_it_is_asked_for(without_triton, monkeypatch):
+def test_triton_kernels_setting_without_triton_raises_import_error(
+    without_triton, monkeypatch
+):
     monkeypatch.setattr(kernel_choice, "KERNELS", "triton")
     pair = Pair(keras.optimizers.Adam)
     before = bits(pair.state())
@@ -291,7 +297,7 @@ def test_triton_is_missed_if_it_is_asked_for(without_triton, monkeypatch):
     assert bits(pair.state()) == before
 
 
-def test_triton_is_not_imported_with_the_package(monkeypatch):
+def test_importing_steps_module_does_not_import_triton_kernels(monkeypatch):
     names = []
     monkeypatch.setattr(torch_triton.importlib, "import_module", names.append)
     spec = importlib.util.spec_from_file_location("anew", torch_triton.__file__)

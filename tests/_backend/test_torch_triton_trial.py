@@ -44,13 +44,13 @@ pytestmark = pytest.mark.usefixtures("verdicts")
 @pytest.mark.parametrize("weights", WEIGHTS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_a_kernel_that_is_right_passes(rule, dtype, weights):
+def test_correct_kernel_passes_trial(rule, dtype, weights):
     variant = Variant(sample_of(rule), dtype, *weights)
     assert passes(variant, CPU, by_the_formula, BLOCK)
 
 
 @pytest.mark.parametrize("kernel", BROKEN, ids=lambda kernel: kernel.__name__)
-def test_a_kernel_that_is_wrong_fails(kernel):
+def test_wrong_kernel_fails_trial_with_warning(kernel):
     with pytest.warns(UserWarning, match="failed its trial on cpu") as caught:
         assert passes(MOMENTUM, CPU, kernel, BLOCK) is False
     [message] = [str(w.message) for w in caught]
@@ -62,7 +62,7 @@ def test_a_kernel_that_is_wrong_fails(kernel):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("kernel", BROKEN_FOR, ids=lambda kernel: kernel.__name__)
-def test_a_kernel_that_is_wrong_for_a_kind_fails(kernel, dtype):
+def test_kernel_wrong_for_one_master_kind_fails_trial(kernel, dtype):
     kind, fault = BROKEN_FOR[kernel]
     variant = MOMENTUM._replace(weight=dtype, kind=kind)
     with pytest.warns(UserWarning, match=f"masters: {kind}.*{fault}"):
@@ -70,7 +70,7 @@ def test_a_kernel_that_is_wrong_for_a_kind_fails(kernel, dtype):
 
 
 @pytest.mark.parametrize("weights", WEIGHTS[1:], ids=str)
-def test_a_last_bit_may_decide_how_a_number_is_rounded(weights):
+def test_trial_tolerates_rounding_differences_of_last_bit(weights):
     """As of a root or a quotient that a card rounds in another way."""
 
     def off_by_a_bit(chunk, rule, *args):
@@ -83,7 +83,7 @@ def test_a_last_bit_may_decide_how_a_number_is_rounded(weights):
     assert passes(variant, CPU, off_by_a_bit, BLOCK)
 
 
-def test_a_rule_is_tried_with_numbers_of_which_each_counts():
+def test_trial_sample_is_sensitive_to_each_rule_coefficient():
     for rule in RULES.values():
         sample = sample_of(rule)
         expected = moved(sample)
@@ -106,7 +106,7 @@ def places():
     return torch_triton_trial._places(rules.SGD(0.1), CPU, BLOCK)
 
 
-def test_norms_are_tried_of_more_blocks_than_are_added_at_once(monkeypatch):
+def test_trial_finds_norms_that_omit_blocks(monkeypatch):
     sound = REFERENCE.norms_of
 
     def norms_of_some_blocks(rule, *tensors):
@@ -128,7 +128,7 @@ def test_norms_are_tried_of_more_blocks_than_are_added_at_once(monkeypatch):
     assert passes(variant, CPU, by_the_formula, BLOCK)
 
 
-def test_rules_that_are_compiled_alike_are_tried_once():
+def test_rules_compiled_alike_share_trial_sample():
     rate = torch.tensor(0.1)
     one, other = rules.Adam(rate, 0.9, 0.999, 1e-7), rules.Adam(rate * 2, 0.5, 0.9, 1.0)
     assert sample_of(one) == sample_of(other)
@@ -154,7 +154,7 @@ def counting(kernel, calls):
 
 
 @pytest.mark.parametrize("kernel", [by_the_formula, raises])
-def test_a_variant_is_tried_once_and_warned_of_once(kernel):
+def test_variant_is_tried_once_and_warns_once(kernel):
     calls = []
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -164,7 +164,7 @@ def test_a_variant_is_tried_once_and_warned_of_once(kernel):
     assert len(caught) == (kernel is raises)
 
 
-def test_each_device_and_each_process_has_its_own_trial(monkeypatch):
+def test_each_device_and_process_runs_separate_trial(monkeypatch):
     calls = []
     step = counting(by_the_formula, calls)
     other = MOMENTUM._replace(gradient=torch.float32)
@@ -176,7 +176,7 @@ def test_each_device_and_each_process_has_its_own_trial(monkeypatch):
     assert len(calls) == 8
 
 
-def test_it_is_an_error_where_triton_is_asked_for(monkeypatch):
+def test_failed_trial_raises_where_triton_kernels_are_required(monkeypatch):
     monkeypatch.setattr(kernel_choice, "KERNELS", "triton")
     for _ in "ab":
         with pytest.raises(RuntimeError, match="no such instruction") as caught:
@@ -187,7 +187,7 @@ def test_it_is_an_error_where_triton_is_asked_for(monkeypatch):
     assert passes(other, CPU, by_the_formula, BLOCK)
 
 
-def test_a_graph_that_is_recorded_leaves_a_variant_untried(monkeypatch, verdicts):
+def test_graph_recording_leaves_variant_untried(monkeypatch, verdicts):
     with monkeypatch.context() as patch:
         patch.setattr(torch_triton_trial, "_is_recorded", lambda device: True)
         assert passes(MOMENTUM, CPU, by_the_formula, BLOCK) is None
@@ -209,7 +209,7 @@ def in_float64():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_the_contexts_of_the_user_are_not_felt(rule, kind, in_float64):
+def test_trial_is_independent_of_user_contexts(rule, kind, in_float64):
     variant = Variant(sample_of(rule), torch.bfloat16, torch.float16, kind)
     with torch.inference_mode(), torch.device("meta"), keras.device("meta"):
         assert passes(variant, CPU, by_the_formula, BLOCK)
@@ -217,14 +217,14 @@ def test_the_contexts_of_the_user_are_not_felt(rule, kind, in_float64):
         assert torch.ones(1).device.type == "meta"
 
 
-def test_random_numbers_stay_as_they_are():
+def test_trial_preserves_random_number_state():
     before = torch.random.get_rng_state()
     assert passes(MOMENTUM, CPU, by_the_formula, BLOCK)
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
 @pytest.mark.parametrize("is_sound", [True, False])
-def test_it_may_wait_where_the_user_may_not(is_sound, monkeypatch):
+def test_trial_disables_and_restores_sync_debug_mode(is_sound, monkeypatch):
     modes = [2]
     monkeypatch.setattr("torch.cuda.get_sync_debug_mode", lambda: modes[-1])
     monkeypatch.setattr("torch.cuda.set_sync_debug_mode", modes.append)

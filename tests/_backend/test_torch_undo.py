@@ -62,7 +62,7 @@ def gradients(count, seed=1):
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_steps_are_keras_own_and_a_skipped_one_leaves_every_bit(name):
+def test_applied_steps_match_keras_and_skipped_steps_change_no_bit(name):
     ours, theirs = variables_of(name), variables_of(name)
     inner, reference = OPTIMIZERS[name](), OPTIMIZERS[name]()
     optimizer = keras_lso.LossScaleOptimizer(
@@ -87,7 +87,7 @@ def test_steps_are_keras_own_and_a_skipped_one_leaves_every_bit(name):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float64"])
-def test_variables_of_other_dtypes_are_undone_as_well(dtype):
+def test_skipped_step_of_float16_and_float64_variables_changes_no_bit(dtype):
     variables = variables_of("", dtype)
     optimizer = keras_lso.LossScaleOptimizer(
         Steps(0.1, momentum=0.9), initial_scale=SCALE, master_weights=False
@@ -107,7 +107,7 @@ def test_variables_of_other_dtypes_are_undone_as_well(dtype):
 
 
 @pytest.mark.parametrize("is_finite", [True, False])
-def test_what_a_stateless_step_returns_is_undone(is_finite):
+def test_stateless_step_returns_old_weights_when_skipped(is_finite):
     variables = variables_of("")
     optimizer = keras_lso.LossScaleOptimizer(Steps(0.1, momentum=0.9))
     optimizer.build(variables)
@@ -124,7 +124,7 @@ def test_what_a_stateless_step_returns_is_undone(is_finite):
     assert bits([*variables, *optimizer.variables]) == before
 
 
-def test_every_second_column_of_a_matrix_is_undone():
+def test_run_if_undoes_strided_columns_only():
     matrix = torch.arange(16.0).reshape(4, 4)
     weights = keras.Variable(np.zeros((4, 2), "float32"))
     weights.value.data = matrix[:, ::2]
@@ -144,7 +144,7 @@ def test_every_second_column_of_a_matrix_is_undone():
 
 
 @pytest.mark.parametrize("skipped", [True, False])
-def test_what_layers_keep_is_restored_on_the_device(skipped):
+def test_layer_state_is_restored_only_if_step_is_skipped(skipped):
     """Whatever the dtype and the layout, and only if the step was skipped."""
     tensors = [
         torch.arange(6.0),

@@ -96,7 +96,7 @@ of_each_lars = pytest.mark.parametrize("rule", LARS.values(), ids=LARS)
 
 @of_each_dtype
 @of_each_rule
-def test_a_step_is_that_of_the_formula_to_the_bit(rule, dtype, low, kind, launches):
+def test_step_is_bitwise_equal_to_formula(rule, dtype, low, kind, launches):
     state, grads = make(rule, low, kind), tensors(9, getattr(torch, dtype))
     kept = [g.clone() for g in grads]
     expected = expected_of(rule, state, grads, number(INV_SCALE))
@@ -110,7 +110,7 @@ def test_a_step_is_that_of_the_formula_to_the_bit(rule, dtype, low, kind, launch
 
 @of_each_kind
 @of_each_rule
-def test_a_skipped_step_changes_no_bit(rule, weights, launches):
+def test_skipped_step_changes_no_bit(rule, weights, launches):
     state, grads = make(rule, *weights), tensors(9, torch.float16)
     grads[-1][5] = np.inf
     before = raw([*state.tensors, *grads])
@@ -121,7 +121,7 @@ def test_a_skipped_step_changes_no_bit(rule, weights, launches):
 
 @of_each_dtype
 @of_each_lars
-def test_a_step_of_lars_is_that_of_the_formula(rule, dtype, low, kind, launches):
+def test_lars_step_matches_formula(rule, dtype, low, kind, launches):
     # More blocks than are added together, and tensors that have a norm.
     shapes = [(0,), (), (3, 5), (BLOCK,), (2, BLOCK + 7)]
     state = make(rule, low, kind, shapes)
@@ -155,7 +155,7 @@ def test_a_step_of_lars_is_that_of_the_formula(rule, dtype, low, kind, launches)
 
 @of_each_kind
 @of_each_lars
-def test_a_skipped_step_of_lars_changes_no_bit(rule, weights, launches):
+def test_skipped_lars_step_changes_no_bit(rule, weights, launches):
     state, grads = make(rule, *weights), tensors(9)
     grads[-1][5] = np.inf
     before = raw([*state.tensors, *grads])
@@ -164,7 +164,7 @@ def test_a_skipped_step_of_lars_changes_no_bit(rule, weights, launches):
     assert raw([*state.tensors, *grads]) == before
 
 
-def test_every_block_has_its_part_in_a_norm():
+def test_lars_norms_include_every_block():
     """Of more blocks than are added together, with the rest in the last one."""
     rule = LARS["no decay"]
     size = 1025 * BLOCK + 3
@@ -177,7 +177,7 @@ def test_every_block_has_its_part_in_a_norm():
     torch.testing.assert_close(slot, expected.slots[0][0], rtol=1e-6, atol=0)
 
 
-def test_norms_that_were_measured_are_taken(launches):
+def test_lars_step_uses_measured_norms(launches):
     """As those of whole tensors are, if the step is one of shards."""
     rule, grads = LARS["ratio"], tensors(9)
     state = make(rule)
@@ -192,7 +192,7 @@ def test_norms_that_were_measured_are_taken(launches):
         assert torch.equal(w, e[0])
 
 
-def test_a_step_without_a_scale_or_a_flag_is_applied():
+def test_step_without_scale_or_flag_is_applied():
     rule, grads = RULES["nesterov, decay"], tensors(9)
     state = make(rule)
     expected = expected_of(rule, state, grads, 1.0)
@@ -202,9 +202,7 @@ def test_a_step_without_a_scale_or_a_flag_is_applied():
 
 @of_each_kind
 @pytest.mark.parametrize("which", ["weight", "slot", "kept", "gradient"])
-def test_a_tensor_that_lies_askew_in_memory_is_stepped_as_others(
-    which, weights, launches
-):
+def test_tensor_at_unaligned_address_steps_like_formula(which, weights, launches):
     """At an address that is no multiple of 16, as a view may be."""
     rule, shape = RULES["momentum"], [(3 * BLOCK,)] * 3
     state = make(rule, *weights, shapes=shape)
@@ -227,7 +225,7 @@ def test_a_tensor_that_lies_askew_in_memory_is_stepped_as_others(
 
 
 @of_each_kind
-def test_gradients_of_several_dtypes_take_a_launch_each(weights, launches):
+def test_gradients_of_each_dtype_take_separate_launch(weights, launches):
     rule = RULES["AdamW"]
     state, grads = make(rule, *weights), tensors(9)
     grads[1], grads[4] = grads[1].half(), grads[4].bfloat16()
@@ -237,7 +235,7 @@ def test_gradients_of_several_dtypes_take_a_launch_each(weights, launches):
     assert_same_bits(state, expected)
 
 
-def test_nothing_beside_the_tensors_is_written():
+def test_step_writes_no_memory_outside_its_tensors():
     rule = RULES["momentum"]
     whole = torch.full((3, 64), 7.0)
     weight, slot, grad = (row[16:45] for row in whole)
@@ -258,7 +256,9 @@ def test_nothing_beside_the_tensors_is_written():
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_what_no_kernel_takes_is_left_to_those_of_pytorch(rule, change, launches):
+def test_unsupported_rules_and_layouts_are_left_to_pytorch_kernels(
+    rule, change, launches
+):
     shapes = [(BLOCK,)] * 4
     state = make(rule, "float16", "float32", shapes)
     if change == "a variable with gaps":
@@ -340,7 +340,7 @@ def broken(request, monkeypatch, verdicts):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_kernel_that_is_wrong_is_warned_of_once_and_not_used(broken, dtype, launches):
+def test_wrong_kernel_warns_once_and_is_not_used(broken, dtype, launches):
     pair = Pair(OPTIMIZERS["momentum"], dtype=dtype)
     with pytest.warns(UserWarning, match="failed its trial on cpu") as caught:
         for _ in range(2):
@@ -355,9 +355,7 @@ def test_a_kernel_that_is_wrong_is_warned_of_once_and_not_used(broken, dtype, la
         pair.assert_weights_alike_in_float16()
 
 
-def test_a_kernel_that_is_wrong_is_an_error_if_it_is_asked_for(
-    broken, launches, monkeypatch
-):
+def test_wrong_kernel_raises_if_triton_is_required(broken, launches, monkeypatch):
     monkeypatch.setattr(kernel_choice, "KERNELS", "triton")
     pair = Pair(OPTIMIZERS["momentum"])
     before = bits(pair.state())
@@ -367,7 +365,7 @@ def test_a_kernel_that_is_wrong_is_an_error_if_it_is_asked_for(
     assert bits(pair.state()) == before and launches == []
 
 
-def test_a_recorded_step_is_that_of_pytorch_until_there_is_a_verdict(
+def test_recorded_step_uses_pytorch_kernels_until_trial_verdict(
     verdicts, launches, monkeypatch
 ):
     pair = Pair(OPTIMIZERS["momentum"])
@@ -397,7 +395,7 @@ OPTIMIZERS = {
 }
 
 
-def test_lars_steps_as_by_the_kernels_of_pytorch(monkeypatch, launches):
+def test_lars_steps_match_pytorch_kernels(monkeypatch, launches):
     pair, twin = (
         Pair(lambda rate: keras_lso.LARS(rate, weight_decay_rate=0.1, exclude_1d=True))
         for _ in range(2)
@@ -416,7 +414,7 @@ def test_lars_steps_as_by_the_kernels_of_pytorch(monkeypatch, launches):
 
 @pytest.mark.parametrize("options", [{}, {"clipnorm": 0.5}, {"use_ema": True}], ids=str)
 @pytest.mark.parametrize("make_inner", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_steps_equal_those_of_keras(make_inner, options, launches):
+def test_steps_match_keras(make_inner, options, launches):
     pair = Pair(make_inner, **options)
     for _ in range(2):
         pair.step()
@@ -433,7 +431,7 @@ def test_steps_equal_those_of_keras(make_inner, options, launches):
 @pytest.mark.parametrize("kind", ["float32", "remainder"])
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 @pytest.mark.parametrize("make_inner", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_steps_of_masters_equal_those_of_keras(make_inner, dtype, kind, launches):
+def test_steps_of_masters_match_keras(make_inner, dtype, kind, launches):
     pair = pair_with(kind, make_inner, dtype)
     for _ in range(3):
         pair.step_in_float16()
@@ -464,7 +462,9 @@ def pair_with(kind, make_inner, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_stochastic_steps_draw_as_those_of_pytorch(dtype, launches, monkeypatch):
+def test_stochastic_steps_are_bitwise_equal_to_pytorch_kernels(
+    dtype, launches, monkeypatch
+):
     """By plain descent, which both round alike."""
     pairs = [pair_with("stochastic", K.SGD, dtype) for _ in "ab"]
     for way in ("triton", "pytorch"):
@@ -484,7 +484,7 @@ def moved(tensor):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_tensors_that_move_in_memory_are_found_again(dtype):
+def test_tensors_moved_in_memory_are_found_again(dtype):
     pair, twin = (Pair(K.Adam, dtype=dtype) for _ in range(2))
     kept = []
     for i in range(6):
@@ -502,7 +502,7 @@ def test_tensors_that_move_in_memory_are_found_again(dtype):
     assert bits(pair.state()) == bits(twin.state())
 
 
-def test_the_steps_of_a_copy_leave_the_original_alone():
+def test_steps_of_copied_optimizer_leave_original_unchanged():
     pair = Pair(K.Adam)
     pair.step()
     before = bits(pair.state())
@@ -513,7 +513,7 @@ def test_the_steps_of_a_copy_leave_the_original_alone():
     assert bits(other[1]) != bits(pair.ours)
 
 
-def test_autograd_hears_that_a_weight_was_written():
+def test_autograd_detects_weight_written_by_step():
     pair = Pair(K.SGD)
     weight = pair.ours[0].value
     loss = (weight * weight).sum()
@@ -522,7 +522,7 @@ def test_autograd_hears_that_a_weight_was_written():
         loss.backward()
 
 
-def test_a_note_that_a_master_is_in_step_does_not_outlive_a_step(monkeypatch):
+def test_triton_step_invalidates_note_that_master_is_in_step(monkeypatch):
     """Of PyTorch's kernels, which do not compare where they know."""
     ours = [keras.Variable([2.0, 3.0], dtype="float16")]
     optimizers = [

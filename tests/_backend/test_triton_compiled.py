@@ -101,7 +101,7 @@ def program(case, gradient, weight=tl.float32, kind=None):
 
 
 @of_each_case
-def test_a_step_reads_the_gradient_and_passes_once_over_the_rest(case):
+def test_kernel_reads_gradient_and_passes_once_over_state(case):
     assert bytes_of_blocks(program(case, tl.float32)) == (BYTES[case], BYTES[case])
 
 
@@ -119,13 +119,13 @@ def test_threads_of_whole_blocks_exchange_no_elements(case, kind):
 @of_each_low
 @of_each_kind
 @of_each_case
-def test_weights_of_16_bits_move_two_bytes_more_at_most(case, kind, low):
+def test_kernels_of_16_bit_weights_move_expected_bytes(case, kind, low):
     # The gradient is two bytes shorter.
     expected = BYTES[case] - 2 + ACCESSES[case] * KINDS[kind]
     assert bytes_of_blocks(program(case, low, low, kind)) == (expected, expected)
 
 
-def test_remainders_move_28_bytes_with_adam_and_20_with_momentum():
+def test_remainder_masters_move_28_bytes_with_adam_and_20_with_momentum():
     """With the two bytes by which a gradient is checked."""
     for case, moved in {"Adam": 28, "momentum": 20}.items():
         ptx = program(case, tl.bfloat16, tl.bfloat16, "remainder")
@@ -138,7 +138,7 @@ FLOOR = "cvt.rmi.ftz.f32.f32"
 @of_each_low
 @of_each_kind
 @of_each_case
-def test_each_operation_is_rounded_as_in_ieee_754(case, kind, low):
+def test_kernel_operations_round_as_in_ieee_754(case, kind, low):
     ptx = program(case, tl.float16, low, kind)
     # `floor` takes a number below the normal range for 0, and gets none.
     inexact = re.search(r"\bfma\.|\.ftz|\.approx|div\.full", ptx.replace(FLOOR, ""))
@@ -149,7 +149,7 @@ def test_each_operation_is_rounded_as_in_ieee_754(case, kind, low):
         assert "sqrt.rn.f32" in ptx and "div.rn.f32" in ptx
 
 
-def test_the_norms_of_a_tensor_are_of_the_sums_of_its_blocks():
+def test_norm_kernel_sums_blocks_without_atomics():
     pointers = {"table": "*i64", "squares": POINTER, "norms": POINTER}
     ptx = compiled(
         "lars_norms",
@@ -166,7 +166,7 @@ IS_NOT_1 = re.compile(r"setp\.neu\.f32\s+(%p\d+), %r\d+, 0f3F800000;")
 
 @of_each_kind
 @of_each_case
-def test_a_skipped_step_reads_the_flag_and_returns(case, kind):
+def test_skipped_step_reads_only_flag_and_returns(case, kind):
     ptx = program(case, tl.float32, tl.bfloat16, kind)
     found = IS_NOT_1.search(ptx)
     assert ptx[: found.start()].count("ld.global") == 1
@@ -181,7 +181,7 @@ def test_a_skipped_step_reads_the_flag_and_returns(case, kind):
     assert "global" not in skipped[: skipped.index("ret;")]
 
 
-def test_neither_values_nor_addresses_compile_a_kernel_again():
+def test_values_and_addresses_do_not_recompile_kernel():
     """What Triton knows a compiled program by, as it finds it at a launch."""
     kernel = kernels.momentum
     bind = create_function_from_signature(
@@ -264,9 +264,7 @@ RULES = {
 @pytest.mark.parametrize("weights", WEIGHTS, ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
 @pytest.mark.parametrize("rule", RULES.values(), ids=RULES)
-def test_a_step_runs_the_programs_that_its_trial_has_run(
-    rule, dtype, weights, programs
-):
+def test_step_runs_same_programs_as_its_trial(rule, dtype, weights, programs):
     sample = torch_triton_trial.sample_of(rule)
     variant = torch_triton_trial.Variant(sample, dtype, *weights)
     # What is not launched changes nothing, and so it fails.

@@ -89,7 +89,7 @@ def numbers_of(lower):
 
 @of_each_dtype
 @pytest.mark.parametrize("lower", LOWER_HALVES)
-def test_numbers_are_split_as_by_the_formula(dtype, lower):
+def test_numbers_split_like_formula(dtype, lower):
     numbers, weights, low = numbers_of(lower), new(dtype), new("int16")
     run(split, numbers, weights, low, dtype=dtype)
     expected = REMAINDER.parts(REFERENCE, numbers, dtype)
@@ -99,7 +99,7 @@ def test_numbers_are_split_as_by_the_formula(dtype, lower):
 
 @of_each_dtype
 @pytest.mark.parametrize("low", [*EDGES, 12345, -54])
-def test_weights_and_remainders_are_joined_as_by_the_formula(dtype, low):
+def test_weights_and_remainders_join_like_formula(dtype, low):
     """Each pattern of a weight, with remainders that no number has with it as well."""
     weights = torch.arange(2**16).to(torch.int16).view(getattr(torch, dtype))
     low, numbers = torch.full((COUNT,), low, dtype=torch.int16), new("float32")
@@ -109,7 +109,7 @@ def test_weights_and_remainders_are_joined_as_by_the_formula(dtype, low):
 
 @of_each_dtype
 @pytest.mark.parametrize("lower", LOWER_HALVES)
-def test_numbers_are_rounded_by_bits_as_by_the_formula(dtype, lower):
+def test_numbers_round_stochastically_like_formula(dtype, lower):
     numbers, weights = numbers_of(lower), new(dtype)
     random = np.random.default_rng(lower)
     bits = torch.tensor(random.integers(-(2**31), 2**31, COUNT, dtype=np.int32))
@@ -148,7 +148,7 @@ def stepped(positions, places, sizes, iterations):
 
 @pytest.mark.parametrize("iterations", [0, 7, 2**31 - 1, -(2**31)])
 @pytest.mark.parametrize("position", [0, 3, 10**6])
-def test_random_bits_are_those_of_the_reference(position, iterations):
+def test_random_bits_match_reference(position, iterations):
     found, grads = stepped([position], [0], [5000], iterations)
     narrow = Narrow(STOCHASTIC, torch.ones(5000, dtype=torch.bfloat16), None, position)
     numbers, steps = 1.0 - grads * 0.125, torch.tensor(iterations)
@@ -157,7 +157,7 @@ def test_random_bits_are_those_of_the_reference(position, iterations):
     assert not torch.equal(found, REFERENCE.rounded(numbers, "bfloat16"))
 
 
-def test_a_shard_has_the_bits_of_its_places():
+def test_shards_draw_random_bits_of_their_places():
     whole, _ = stepped([4], [0], [9000], 11)
     shards, _ = stepped([4] * 3, [0, 1, 3000], [1, 2999, 6000], 11)
     assert torch.equal(shards, whole)

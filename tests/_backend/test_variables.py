@@ -8,7 +8,7 @@ from keras import ops
 from keras_lso._backend import backend
 
 
-def test_variables_are_told_from_other_things():
+def test_is_variable_tells_variables_from_other_objects():
     assert backend.is_variable(keras.Variable(1.0))
     assert backend.is_variable(keras.Variable(1, trainable=False, dtype="int32"))
     for other in (ops.ones(()), np.ones(()), 1.0, None, "w", keras.Variable):

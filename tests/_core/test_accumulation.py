@@ -48,7 +48,7 @@ def is_fused(optimizer):
 
 @each
 @pytest.mark.parametrize("count", [2, 3])
-def test_windows_are_those_of_keras(name, count, way):
+def test_accumulated_steps_match_keras_after_each_micro_batch(name, count, way):
     pair = pair_of(name, count)
     for _ in range(2 * count + 1):
         pair.step()
@@ -57,7 +57,7 @@ def test_windows_are_those_of_keras(name, count, way):
     assert is_fused(pair.optimizer) is (BACKEND != "jax")
 
 
-def test_a_window_of_a_power_of_two_has_keras_s_bits():
+def test_window_of_four_is_bitwise_equal_to_keras_on_torch():
     pair = pair_of("SGD", 4)
     for _ in range(9):
         pair.step()
@@ -69,7 +69,9 @@ def test_a_window_of_a_power_of_two_has_keras_s_bits():
 @pytest.mark.exhaustive
 @each
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
-def test_a_micro_batch_that_overflows_is_dropped_whole(name, bad, way):
+def test_overflowing_micro_batch_is_dropped_whole_and_counted_as_skipped(
+    name, bad, way
+):
     """The first of a window, the one in the middle, and the one that would end it."""
     pair = pair_of(name)
     for number in range(9):
@@ -84,7 +86,7 @@ CLIPPED = {"momentum", "AdamW", "Lion"}
 
 
 @pytest.mark.parametrize("name", ["momentum"] if BACKEND == "jax" else sorted(CLIPPED))
-def test_the_mean_is_clipped_and_not_its_parts(name, way):
+def test_global_clipnorm_clips_mean_of_window_not_micro_batches(name, way):
     pair = pair_of(name, global_clipnorm=0.5)
     # The mean of three is shorter than the limit in the first window alone.
     for size in (1e-3,) * 3 + (1.0,) * 6:
@@ -92,7 +94,7 @@ def test_the_mean_is_clipped_and_not_its_parts(name, way):
         pair.assert_alike(8e-6)
 
 
-def test_the_limit_and_the_window_are_read_at_each_step():
+def test_global_clipnorm_and_accumulation_steps_are_read_at_each_step():
     pair = pair_of("momentum", global_clipnorm=0.5)
     for limit, count in [(0.5, 3), (2.0, 3), (0.125, 3), (0.25, 2), (0.25, 2)]:
         for optimizer in (pair.optimizer.inner_optimizer, pair.inner):
@@ -103,7 +105,7 @@ def test_the_limit_and_the_window_are_read_at_each_step():
 
 
 @each
-def test_float16_variables_have_sums_in_float32(name, way):
+def test_float16_variables_accumulate_gradients_in_float32(name, way):
     pair = pair_of(name, dtype="float16")
     for _ in range(6):
         pair.step_in_float16()
@@ -112,7 +114,7 @@ def test_float16_variables_have_sums_in_float32(name, way):
 
 @pytest.mark.skipif(BACKEND == "jax", reason="Keras's own step adds them up there")
 @pytest.mark.parametrize("limit", [None, 1.0])
-def test_no_sum_overflows(limit, way):
+def test_gradient_that_could_overflow_window_sum_is_skipped(limit, way):
     """A third of float32's largest number is finite, and so large that four are not."""
     pair = pair_of("momentum", 4, scale=1.0, global_clipnorm=limit)
     pair.step()
@@ -127,7 +129,7 @@ def test_no_sum_overflows(limit, way):
 
 
 @pytest.mark.skipif(BACKEND == "jax", reason="Keras's own step adds them up there")
-def test_no_norm_of_a_sum_overflows():
+def test_gradient_that_could_overflow_norm_of_window_sum_is_skipped():
     """Squares of each gradient are finite, those of three added up would not be."""
     pair = pair_of("momentum", 3, global_clipnorm=1.0, scale=1.0)
     large = [np.zeros(s, "float32") for s in SHAPES]
@@ -147,14 +149,14 @@ def test_no_norm_of_a_sum_overflows():
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-def test_a_variable_without_a_gradient_leaves_it_to_keras():
+def test_accumulation_with_missing_gradient_matches_keras():
     pair = pair_of("momentum")
     for missing in (None, 1, None, 0, None, 2, None):
         pair.step_without(missing)
         pair.assert_alike()
 
 
-def test_a_part_of_the_variables_leaves_it_to_keras():
+def test_accumulation_over_subset_of_variables_matches_keras():
     pair = pair_of("momentum")
     pair.inner.build(pair.theirs)
     for part in (3, 2, 3, 1, 3, 3):
@@ -167,7 +169,7 @@ def test_a_part_of_the_variables_leaves_it_to_keras():
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("count", [None, 3])
 @pytest.mark.parametrize("name", ["SGD", "momentum", "AdamW"])
-def test_no_gradient_is_written(name, count, dtype, way):
+def test_apply_leaves_gradients_bitwise_unchanged(name, count, dtype, way):
     pair = pair_of(name, count)
     for _ in range(4):
         grads = [ops.cast(g, dtype) for g in pair.gradients()]
@@ -177,7 +179,7 @@ def test_no_gradient_is_written(name, count, dtype, way):
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="Only PyTorch's tensors change in place")
-def test_sums_that_are_other_tensors_now_are_found():
+def test_accumulation_matches_keras_after_accumulator_tensors_are_replaced():
     pair = pair_of("momentum")
     pair.step()
     for optimizer in (pair.optimizer.inner_optimizer, pair.inner):
@@ -202,7 +204,7 @@ def test_sums_that_are_other_tensors_now_are_found():
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="Elsewhere a step is compiled")
-def test_the_host_stops_where_a_window_goes_on(monkeypatch):
+def test_torch_clears_gradient_sums_only_at_finite_end_of_window(monkeypatch):
     pair = pair_of("momentum")
     pair.step()
     taken = []
@@ -216,7 +218,7 @@ def test_the_host_stops_where_a_window_goes_on(monkeypatch):
     assert taken
 
 
-def test_stateless_steps():
+def test_stateless_accumulated_steps_are_bitwise_equal_to_apply():
     if BACKEND == "tensorflow":
         pytest.skip("Keras has no `stateless_apply` on TensorFlow")
     pair, twin = pair_of("AdamW"), pair_of("AdamW")

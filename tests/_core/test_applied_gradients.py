@@ -49,7 +49,7 @@ def bare(inner, dtype, grads, grad_dtype):
 
 
 @pytest.mark.parametrize("make", CASTS[BACKEND])
-def test_a_gradient_that_overflows_in_the_dtype_of_its_variable_is_skipped(make, way):
+def test_gradient_that_overflows_in_dtype_of_variable_is_skipped(make, way):
     weights, optimizer = run(make(1e-3), "float16", [1e5, 100.0], "float32")
     assert int(optimizer.skipped_steps) == 1
     np.testing.assert_array_equal(
@@ -58,14 +58,14 @@ def test_a_gradient_that_overflows_in_the_dtype_of_its_variable_is_skipped(make,
 
 
 @pytest.mark.parametrize("make", CASTS[BACKEND])
-def test_a_scale_below_one_that_makes_it_overflow_is_noticed(make, way):
+def test_gradient_that_overflows_float16_when_unscaled_is_skipped(make, way):
     weights, optimizer = run(make(1e-3), "float16", [6e4], "float16", scale=0.5)
     assert int(optimizer.skipped_steps) == 1 and not weights.any()
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="Keras casts gradients elsewhere")
 @pytest.mark.parametrize("make", [K.SGD, K.Lion])
-def test_what_pytorch_applies_in_float32_is_not_skipped(make):
+def test_gradient_that_torch_applies_in_float32_is_not_skipped(make):
     weights, optimizer = run(make(1e-3), "float16", [1e5], "float32")
     assert int(optimizer.skipped_steps) == 0
     np.testing.assert_array_equal(
@@ -74,7 +74,7 @@ def test_what_pytorch_applies_in_float32_is_not_skipped(make):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-def test_nadam_multiplies_in_the_dtype_of_its_first_variable(dtype):
+def test_wrapped_nadam_with_mixed_dtypes_is_bitwise_equal_to_keras(dtype):
     """Also where only those after it have gradients, one of them a scalar."""
     if BACKEND == "jax" and dtype == "float64":
         pytest.skip("JAX has no float64 unless it is enabled")
@@ -100,7 +100,7 @@ def test_nadam_multiplies_in_the_dtype_of_its_first_variable(dtype):
     assert ends[:2] == ends[2:]
 
 
-def test_our_own_optimizers_compute_in_float32(way):
+def test_lars_applies_gradient_beyond_float16_in_float32(way):
     # The gradient has this norm, and the weights are 0: the ratio is 1.
     weights, optimizer = run(keras_lso.LARS(1e-3), "float16", [1e5], "float32")
     assert int(optimizer.skipped_steps) == 0
@@ -111,7 +111,7 @@ CLIPS = [{"clipnorm": 1.0}, {"clipvalue": 1.0}, {"global_clipnorm": 1.0}]
 
 
 @pytest.mark.parametrize("clip", CLIPS, ids=str)
-def test_a_gradient_that_is_clipped_first_is_applied(clip, way):
+def test_gradient_beyond_float16_is_applied_if_clipped_first(clip, way):
     make = CASTS[BACKEND][0]
     weights, optimizer = run(make(0.5, **clip), "float16", [1e5], "float32")
     assert int(optimizer.skipped_steps) == 0
@@ -120,7 +120,7 @@ def test_a_gradient_that_is_clipped_first_is_applied(clip, way):
 
 
 @pytest.mark.parametrize("clip", CLIPS, ids=str)
-def test_a_gradient_in_float16_is_clipped_in_float32(clip, way):
+def test_float16_gradient_is_clipped_in_float32(clip, way):
     """In float16 the square of 1,000 is inf, and its norm made every weight NaN."""
     ends = []
     for dtype in ("float16", "float32"):
@@ -136,7 +136,7 @@ def test_a_gradient_in_float16_is_clipped_in_float32(clip, way):
 
 
 @pytest.mark.parametrize("make", [K.SGD, K.Adam])
-def test_micro_batches_that_add_up_to_inf_are_dropped(make, way):
+def test_micro_batch_that_overflows_float16_sum_is_dropped(make, way):
     inner = make(1e-3, gradient_accumulation_steps=2)
     weights, optimizer = run(inner, "float16", [4e4, 4e4, 100.0], "float32")
     assert int(optimizer.skipped_steps) == 1
@@ -148,14 +148,14 @@ def test_micro_batches_that_add_up_to_inf_are_dropped(make, way):
 
 
 @pytest.mark.parametrize("make", [K.SGD, K.Adadelta])
-def test_sums_in_float32_stay_finite_too(make, way):
+def test_micro_batches_that_could_overflow_float32_sum_are_skipped(make, way):
     inner = make(1e-3, gradient_accumulation_steps=2)
     weights, optimizer = run(inner, "float32", [3e38, 3e38], "float32")
     assert int(optimizer.skipped_steps) == 2 and not weights.any()
 
 
 @pytest.mark.skipif(BACKEND == "jax", reason="JAX has no float64 unless it is enabled")
-def test_a_float64_gradient_is_checked_in_float32(way):
+def test_keras_step_skips_float64_gradient_beyond_float32(way):
     make = CASTS[BACKEND][0]
     weights, optimizer = run(make(1e-3), "float32", [1e39, 1.0], "float64")
     assert int(optimizer.skipped_steps) == 1
@@ -176,13 +176,15 @@ OURS = {
 @pytest.mark.skipif(BACKEND == "jax", reason="JAX has no float64 unless it is enabled")
 @pytest.mark.parametrize("grad", [1e39, 1e200])
 @pytest.mark.parametrize("make", OURS.values(), ids=OURS)
-def test_a_float64_gradient_beyond_float32_is_skipped_whoever_steps(make, grad, way):
+def test_layerwise_and_fused_steps_skip_float64_gradient_beyond_float32(
+    make, grad, way
+):
     weights, optimizer = run(make(1e-3), "float32", [grad], "float64")
     assert int(optimizer.skipped_steps) == 1 and not weights.any()
     assert all(np.isfinite(v.numpy()).all() for v in optimizer.variables)
 
 
-def test_masters_take_what_their_variables_could_not(way):
+def test_master_weights_apply_gradient_beyond_float16(way):
     w = keras.Variable(np.zeros(1), dtype="float16")
     optimizer = keras_lso.LossScaleOptimizer(K.SGD(1e-3), initial_scale=1.0)
     optimizer.apply([ops.convert_to_tensor(np.float32([1e5]))], [w], scaled=True)
@@ -190,7 +192,7 @@ def test_masters_take_what_their_variables_could_not(way):
     assert ops.convert_to_numpy(w).tolist() == [-100.0]
 
 
-def test_the_gradient_that_overflows_when_it_is_cast_is_recorded():
+def test_gradient_that_overflows_when_cast_is_recorded():
     make = CASTS[BACKEND][0]
     a, b = (keras.Variable(np.zeros(1), dtype="float16", name=name) for name in "ab")
     optimizer = keras_lso.LossScaleOptimizer(
@@ -213,7 +215,7 @@ TWICE = {
 
 
 @pytest.mark.parametrize("use", TWICE.values(), ids=TWICE)
-def test_a_variable_that_comes_twice_is_refused(use):
+def test_duplicate_variable_is_rejected(use):
     a = keras.Variable(np.ones(1, "float32"), name="a")
     optimizer = keras_lso.LossScaleOptimizer(K.SGD(1.0))
     with pytest.raises(ValueError, match="twice: 'a' and 'a' are the same"):
@@ -222,7 +224,7 @@ def test_a_variable_that_comes_twice_is_refused(use):
 
 
 @pytest.mark.skipif(BACKEND == "jax", reason="JAX's arrays are values, not memory")
-def test_two_variables_of_one_value_are_refused():
+def test_two_variables_that_share_one_value_are_rejected():
     a = keras.Variable(np.ones(1, "float32"), name="a")
     b = keras.Variable(np.zeros(1, "float32"), name="b")
     b._value = a._value
@@ -230,7 +232,7 @@ def test_two_variables_of_one_value_are_refused():
         keras_lso.LossScaleOptimizer(K.SGD(1.0)).build([a, b])
 
 
-def test_values_that_are_shared_by_a_stateless_step_are_two():
+def test_stateless_apply_updates_variables_that_share_one_value():
     if BACKEND == "tensorflow":
         pytest.skip("TensorFlow has no stateless_apply")
     variables = [keras.Variable(np.ones(1, "float32")) for _ in "ab"]
@@ -250,7 +252,7 @@ def told(make, dtypes, **options):
     return [str(w.message) for w in seen]
 
 
-def test_an_epsilon_that_is_0_in_float16_is_warned_of():
+def test_epsilon_that_is_zero_in_float16_warns():
     small = functools.partial(K.Adam, epsilon=1e-8)
     [message] = told(small, ["float16"], master_weights=False)
     for words in ("`epsilon=1e-08` is 0", "Adam", "float16", "`epsilon=1e-7`"):

@@ -37,7 +37,7 @@ def is_fused(optimizer):
 
 @each
 @pytest.mark.parametrize("frequency", [None, 1, 3])
-def test_weights_and_averages_are_those_of_keras(name, frequency, way):
+def test_weights_and_averages_match_keras_despite_overflows(name, frequency, way):
     pair = pair_of(name, ema_overwrite_frequency=frequency)
     for number in range(8):
         if number in (0, 2, 5):
@@ -50,7 +50,7 @@ def test_weights_and_averages_are_those_of_keras(name, frequency, way):
 
 @each
 @pytest.mark.parametrize("frequency", [None, 2])
-def test_micro_batches_move_averages_as_in_keras(name, frequency, way):
+def test_averages_over_micro_batches_match_keras(name, frequency, way):
     pair = pair_of(
         name, gradient_accumulation_steps=3, ema_overwrite_frequency=frequency
     )
@@ -62,7 +62,7 @@ def test_micro_batches_move_averages_as_in_keras(name, frequency, way):
     assert is_fused(pair.optimizer) is (BACKEND != "jax")
 
 
-def test_momentum_and_frequency_are_read_at_each_step():
+def test_ema_momentum_and_overwrite_frequency_are_read_at_each_step():
     pair = pair_of("SGD")
     for momentum, frequency in [(0.5, None), (0.9, 2), (0.1, 2), (0.5, 3), (0.5, 1)]:
         for optimizer in (pair.optimizer.inner_optimizer, pair.inner):
@@ -72,7 +72,7 @@ def test_momentum_and_frequency_are_read_at_each_step():
         pair.assert_alike()
 
 
-def test_averages_of_float16_variables_are_those_of_their_masters(way):
+def test_averages_of_float16_variables_match_keras_in_float32(way):
     pair = pair_of("AdamW", dtype="float16", ema_overwrite_frequency=2)
     for _ in range(5):
         pair.step_in_float16()
@@ -85,7 +85,7 @@ def test_averages_of_float16_variables_are_those_of_their_masters(way):
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-def test_a_variable_without_a_gradient_is_averaged_as_well():
+def test_variable_without_gradient_is_averaged_as_in_keras():
     pair = pair_of("SGD")
     for missing in (None, 1, None, 0):
         pair.step_without(missing)
@@ -93,7 +93,7 @@ def test_a_variable_without_a_gradient_is_averaged_as_well():
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="Only PyTorch's tensors change in place")
-def test_averages_that_are_other_tensors_now_are_found(way):
+def test_averages_match_keras_after_average_tensors_are_replaced(way):
     torch = pytest.importorskip("torch")
     pair = pair_of("SGD", ema_overwrite_frequency=2)
     pair.step()
@@ -112,7 +112,7 @@ def test_averages_that_are_other_tensors_now_are_found(way):
         pair.assert_alike()
 
 
-def test_the_model_gets_its_averages_in_the_end():
+def test_finalize_variable_values_assigns_averages_as_in_keras():
     pair = pair_of("SGD")
     for _ in range(3):
         pair.step()
@@ -125,7 +125,7 @@ def test_the_model_gets_its_averages_in_the_end():
     BACKEND == "tensorflow", reason="Keras has no `stateless_apply` on TensorFlow"
 )
 @pytest.mark.parametrize("count", [None, 2])
-def test_stateless_steps(count, way):
+def test_stateless_averaged_steps_are_bitwise_equal_to_apply(count, way):
     options = {"gradient_accumulation_steps": count, "ema_overwrite_frequency": 2}
     pair, twin = pair_of("AdamW", **options), pair_of("AdamW", **options)
     pair.assert_stateless_steps_are_those_of(twin, count=5)
@@ -133,7 +133,7 @@ def test_stateless_steps(count, way):
 
 @each
 @pytest.mark.parametrize("frequency", [None, 2])
-def test_an_assignment_within_a_window_reaches_the_averages(name, frequency, way):
+def test_assignment_within_window_reaches_averages(name, frequency, way):
     """As in Keras, whose averages are of the weights as they are."""
     make, found = MAKE[name], []
     for dtype in ("float32", "float16"):

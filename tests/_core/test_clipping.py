@@ -65,7 +65,7 @@ def assert_close(ours, theirs, rtol=1e-6):
 
 
 @each
-def test_it_clips_as_keras_does(make, way):
+def test_clipped_steps_match_keras(make, way):
     optimizer, ours, inner, theirs = pair(make)
     for norm in (0.01, 0.499, 0.501, 40.0, 0.0):
         grads = gradients(norm)
@@ -78,7 +78,7 @@ def test_it_clips_as_keras_does(make, way):
 
 
 @each
-def test_gradients_that_are_unscaled_already(make):
+def test_clipped_steps_on_unscaled_gradients_match_keras(make):
     optimizer, ours, inner, theirs = pair(make)
     for norm in (0.01, 40.0):
         optimizer.apply(tensors(gradients(norm)), ours, scaled=False)
@@ -87,7 +87,7 @@ def test_gradients_that_are_unscaled_already(make):
 
 
 @pytest.mark.parametrize("name", ["global_clipnorm", "clipnorm", "clipvalue"])
-def test_the_limit_is_read_at_each_step(name):
+def test_clipping_limit_is_read_at_each_step(name):
     optimizer, ours, inner, theirs = pair(lambda: K.SGD(0.1, momentum=0.9))
     for limit in (0.5, 2.0, 0.125, None, 0.01):
         for clipping in (optimizer.inner_optimizer, inner):
@@ -98,7 +98,7 @@ def test_the_limit_is_read_at_each_step(name):
 
 
 @each
-def test_float16_gradients_of_float16_variables(make, way):
+def test_clipped_steps_on_float16_gradients_match_keras_in_float32(make, way):
     """Against NumPy's norm of what float16 has left of the gradients."""
     optimizer, ours, inner, _ = pair(make, "float16")
     masters = [keras.Variable(ops.cast(v, "float32"), dtype="float32") for v in ours]
@@ -116,7 +116,7 @@ def test_float16_gradients_of_float16_variables(make, way):
 
 @each
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_a_step_that_overflows_changes_nothing(make, bad, way):
+def test_overflow_in_clipped_step_leaves_weights_and_slots_unchanged(make, bad, way):
     optimizer, ours, *_ = pair(make)
     optimizer.apply(tensors(gradients(4.0), SCALE), ours)
     kept = [*ours, *optimizer.inner_optimizer.variables]
@@ -136,7 +136,7 @@ IN_THEIR_OWN_STEP = {
 
 
 @pytest.mark.parametrize("name", ["momentum", "Adam", *IN_THEIR_OWN_STEP])
-def test_a_norm_that_overflows_skips_the_step(name):
+def test_overflow_of_global_norm_skips_step(name):
     """Keras would make NaN of it: gradients of 1e25 are finite, their squares not."""
     optimizer, ours, inner, theirs = pair((MAKE | IN_THEIR_OWN_STEP)[name])
     before = [np.array(ops.convert_to_numpy(v)).tobytes() for v in ours]
@@ -149,7 +149,7 @@ def test_a_norm_that_overflows_skips_the_step(name):
 
 
 @pytest.mark.parametrize("name", ["Adam", *IN_THEIR_OWN_STEP])
-def test_a_norm_that_overflows_once_unscaled_skips_the_step(name):
+def test_overflow_of_unscaled_global_norm_skips_step(name):
     """Squares of gradients of 1e18 are finite; those of 1024 times as large are not."""
     make = (MAKE | IN_THEIR_OWN_STEP)[name]
     optimizer = keras_lso.LossScaleOptimizer(
@@ -163,7 +163,7 @@ def test_a_norm_that_overflows_once_unscaled_skips_the_step(name):
 
 
 @pytest.mark.parametrize("name", ["momentum", *IN_THEIR_OWN_STEP])
-def test_a_dynamic_scale_falls_until_the_norm_of_scaled_gradients_fits(name):
+def test_loss_scale_falls_until_norm_of_scaled_gradients_is_finite(name):
     """As docs/policies.md says, whose bounds these norms are below and above."""
     for norm, skips in ((5e14, 0), (7e14, 1)):
         optimizer, ours, inner, theirs = pair((MAKE | IN_THEIR_OWN_STEP)[name])
@@ -176,7 +176,7 @@ def test_a_dynamic_scale_falls_until_the_norm_of_scaled_gradients_fits(name):
         assert_close(ours, theirs)
 
 
-def test_of_three_limits_that_are_set_later_keras_takes_its_first(way):
+def test_clipping_limits_set_after_init_follow_keras_precedence(way):
     optimizer, ours, inner, theirs = pair(lambda: K.SGD(0.1))
     for clipping in (optimizer.inner_optimizer, inner):
         clipping.clipvalue, clipping.global_clipnorm = 1e-4, 0.2
@@ -187,7 +187,7 @@ def test_of_three_limits_that_are_set_later_keras_takes_its_first(way):
 
 
 @pytest.mark.parametrize("name", ["clipnorm", "clipvalue"])
-def test_the_mean_of_a_window_is_clipped(name, way):
+def test_clipnorm_and_clipvalue_clip_mean_of_window_as_in_keras(name, way):
     optimizer, ours, inner, theirs = pair(
         lambda: K.SGD(0.1, gradient_accumulation_steps=2, **{name: 0.05})
     )
@@ -198,7 +198,7 @@ def test_the_mean_of_a_window_is_clipped(name, way):
         assert_close(ours, theirs)
 
 
-def test_large_gradients_are_not_lost_to_the_scale():
+def test_clipnorm_of_large_gradients_matches_keras_despite_scale():
     """The square of a gradient of 1e17 is finite, but not once it is scaled."""
     optimizer, ours, inner, theirs = pair(MAKE["momentum, each norm"])
     grads = gradients(1e17)
@@ -207,7 +207,7 @@ def test_large_gradients_are_not_lost_to_the_scale():
     assert_close(ours, theirs)
 
 
-def test_a_policy_is_told_the_largest_magnitude():
+def test_policy_receives_largest_gradient_before_clipping():
     seen = []
 
     class Listening(LogMaxLossScale):
@@ -224,7 +224,7 @@ def test_a_policy_is_told_the_largest_magnitude():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_the_norm_of_all_is_that_of_numpy(dtype):
+def test_measured_global_norm_matches_numpy(dtype):
     values = [g.astype(dtype) for g in gradients(40.0)]
     found = backend.measure(
         [ops.convert_to_tensor(v) for v in values],

@@ -11,7 +11,7 @@ from testing.trained_optimizers import new_optimizer, new_weights, number, step,
 # --- Counters -----------------------------------------------------------------
 
 
-def test_before_the_first_step_nothing_was_skipped():
+def test_counters_have_initial_values_before_first_step():
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1))
     for _ in range(2):
         assert number(optimizer.skipped_steps) == 0
@@ -22,7 +22,7 @@ def test_before_the_first_step_nothing_was_skipped():
         optimizer.build(new_weights())
 
 
-def test_applied_and_skipped_steps_are_counted(compiled):
+def test_counters_track_applied_and_skipped_steps(compiled):
     optimizer = new_optimizer(new_weights())
     run = compiled(
         lambda *grads: optimizer.apply(list(grads)),
@@ -50,7 +50,7 @@ def test_applied_and_skipped_steps_are_counted(compiled):
     ]
 
 
-def test_what_a_user_asks_comes_as_scalar_tensors():
+def test_counters_and_scale_are_scalar_tensors_of_expected_dtype():
     optimizer = trained()
     expected = {
         "loss_scale": "float",
@@ -66,7 +66,7 @@ def test_what_a_user_asks_comes_as_scalar_tensors():
         assert dtype.startswith(kind), name
 
 
-def test_what_was_read_stays_what_it_was():
+def test_returned_counters_do_not_change_with_later_steps():
     # On PyTorch a variable's tensor changes in place.
     optimizer = trained()
     names = ["loss_scale", "skipped_steps", "last_step_applied", "dynamic_counter"]
@@ -77,7 +77,7 @@ def test_what_was_read_stays_what_it_was():
     assert before != [number(getattr(optimizer, name)) for name in names]
 
 
-def test_a_micro_batch_counts_as_a_step():
+def test_skipped_micro_batches_are_counted_and_lower_scale():
     weights = new_weights()
     inner = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
     optimizer = LossScaleOptimizer(inner, initial_scale=8.0)
@@ -92,7 +92,7 @@ def test_a_micro_batch_counts_as_a_step():
     np.testing.assert_array_equal(ops.convert_to_numpy(weights[0])[0], 1.0 - 2.5)
 
 
-def test_what_describes_a_dynamic_scale_is_none_for_a_fixed_one():
+def test_dynamic_counter_and_growth_steps_are_none_for_fixed_scale():
     fixed = new_optimizer(new_weights(), dynamic=False)
     assert fixed.dynamic is False
     assert fixed.dynamic_counter is None
@@ -104,7 +104,7 @@ def test_what_describes_a_dynamic_scale_is_none_for_a_fixed_one():
     assert dynamic.initial_scale == 8.0
 
 
-def test_an_overflow_without_an_update_counts_at_the_next_update(compiled):
+def test_overflow_without_scale_update_lowers_scale_at_next_update(compiled):
     weight = keras.Variable(np.array([1.0], "float32"))
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5), initial_scale=1024.0)
     optimizer.build([weight])
@@ -129,7 +129,7 @@ def test_an_overflow_without_an_update_counts_at_the_next_update(compiled):
 # --- Has it stalled? ----------------------------------------------------------
 
 
-def test_training_has_stalled_after_as_many_skips_at_the_lowest_scale():
+def test_check_stalled_raises_after_patience_skips_at_lowest_scale():
     optimizer = new_optimizer(new_weights(), min_scale=2.0)
     # 8 -> 4 -> 2: none of these two was at the lowest scale.
     for _ in range(2):
@@ -143,7 +143,7 @@ def test_training_has_stalled_after_as_many_skips_at_the_lowest_scale():
                 optimizer.check_stalled(patience=patience)
 
 
-def test_the_default_patience_is_fifty():
+def test_check_stalled_has_default_patience_of_fifty():
     optimizer = new_optimizer(new_weights(), dynamic=False)
     for _ in range(49):
         step(optimizer, finite=False)
@@ -153,7 +153,7 @@ def test_the_default_patience_is_fifty():
         optimizer.check_stalled()
 
 
-def test_one_applied_step_ends_a_stall():
+def test_applied_step_ends_stall():
     optimizer = new_optimizer(new_weights(), dynamic=False)
     for _ in range(3):
         step(optimizer, finite=False)
@@ -164,7 +164,7 @@ def test_one_applied_step_ends_a_stall():
         optimizer.check_stalled(patience=1)
 
 
-def test_skips_above_the_lowest_scale_are_no_stall():
+def test_check_stalled_ignores_skips_above_lowest_scale():
     optimizer = new_optimizer(new_weights(), min_scale=2.0)
     for _ in range(9):
         step(optimizer, finite=False, update_scale=False)
@@ -172,7 +172,7 @@ def test_skips_above_the_lowest_scale_are_no_stall():
     assert number(optimizer.skipped_steps) == 9
 
 
-def test_skips_at_the_lowest_scale_count_without_an_update_of_the_scale():
+def test_check_stalled_counts_skips_without_scale_update_at_lowest_scale():
     optimizer = new_optimizer(new_weights(), min_scale=8.0)
     for _ in range(3):
         step(optimizer, finite=False, update_scale=False)
@@ -181,7 +181,7 @@ def test_skips_at_the_lowest_scale_count_without_an_update_of_the_scale():
         optimizer.check_stalled(patience=3)
 
 
-def test_a_lowest_scale_that_float32_rounds_is_recognised():
+def test_check_stalled_recognizes_lowest_scale_rounded_to_float32():
     for lowest in (0.1, 0.7):  # rounded up and down
         optimizer = new_optimizer(new_weights(), initial_scale=lowest, min_scale=lowest)
         step(optimizer, finite=False)
@@ -189,7 +189,7 @@ def test_a_lowest_scale_that_float32_rounds_is_recognised():
             optimizer.check_stalled(patience=1)
 
 
-def test_a_stall_is_recognised_when_compiled(compiled):
+def test_check_stalled_counts_skips_of_compiled_steps(compiled):
     optimizer = new_optimizer(new_weights(), min_scale=4.0)
     run = compiled(
         lambda *grads: optimizer.apply(list(grads)),

@@ -63,7 +63,9 @@ def step(optimizer, variables):
 @pytest.mark.parametrize("exclude", [by_the_wrapper, by_the_inner_optimizer])
 @pytest.mark.parametrize("make", INNER.values(), ids=INNER)
 @pytest.mark.exhaustive
-def test_an_exclusion_counts_whenever_it_is_made(make, exclude, names, dtype):
+def test_exclusion_takes_effect_before_build_after_build_and_between_steps(
+    make, exclude, names, dtype
+):
     late = ("after build", "between steps") if excludes_after_build else ()
     for when in ("before build", *late):
         kernel, bias = variables = two_variables(dtype)
@@ -90,7 +92,7 @@ def test_an_exclusion_counts_whenever_it_is_made(make, exclude, names, dtype):
 
 
 @excluded_before_build
-def test_an_exclusion_counts_in_the_middle_of_a_window():
+def test_exclusion_takes_effect_within_accumulation_window():
     kernel, bias = variables = two_variables("float16")
     inner = keras.optimizers.SGD(0.5, gradient_accumulation_steps=2, **DECAYS)
     optimizer = LossScaleOptimizer(inner, initial_scale=1.0)
@@ -100,7 +102,7 @@ def test_an_exclusion_counts_in_the_middle_of_a_window():
     assert step(optimizer, variables) == [0.75, 1.0]
 
 
-def test_an_exclusion_by_a_wrapper_around_the_wrapper_counts():
+def test_exclusion_through_larc_around_wrapper_takes_effect():
     kernel, bias = variables = two_variables("float16")
     inner = LossScaleOptimizer(keras.optimizers.SGD(0.5, **DECAYS), initial_scale=1.0)
     optimizer = LARC(inner)
@@ -128,7 +130,7 @@ def multi_optimizer(first, second, start="second"):
     ],
 )
 @pytest.mark.parametrize("make", [INNER["SGD"], INNER["LARS"]], ids=["SGD", "LARS"])
-def test_an_exclusion_of_a_member_of_a_multi_optimizer_counts(make, when):
+def test_exclusion_in_multi_optimizer_member_takes_effect(make, when):
     names = "first", "second", "second_bias"
     variables = [
         keras.Variable(np.ones(2, "float16"), dtype="float16", name=n) for n in names
@@ -166,7 +168,7 @@ def kept_by(optimizer, variables):
 @pytest.mark.parametrize("make", [INNER["SGD"], INNER["its own step"]])
 @pytest.mark.exhaustive
 @pytest.mark.filterwarnings("ignore:A pattern matches no variable")
-def test_names_exclude_what_they_do_without_the_wrapper(make, dtype):
+def test_wrapped_optimizer_excludes_same_names_as_bare_optimizer(make, dtype):
     """Keras looks for them in other names on TensorFlow: `model/first/bias:0`."""
     for name in ("bias", "^bias$", "bias:0", "first", "/bias"):
         kept = []
@@ -235,7 +237,7 @@ IN_VAIN = {
     "wrap", [lambda o: o, LossScaleOptimizer, LARC], ids=["alone", "scaled", "LARC"]
 )
 @pytest.mark.exhaustive
-def test_a_pattern_that_excludes_nothing_is_told_once(wrap, patterns, words, variables):
+def test_pattern_that_excludes_nothing_warns_once(wrap, patterns, words, variables):
     [message] = warnings_of(wrap(lars(patterns)), variables)
     assert words in message
     assert "`exclude_from_weight_decay` in LARS" in message
@@ -255,7 +257,7 @@ QUIET = {
 
 @pytest.mark.parametrize("patterns", QUIET.values(), ids=QUIET)
 @pytest.mark.in_turn
-def test_a_list_of_which_a_pattern_is_found_is_no_mistake(patterns, variables):
+def test_complete_or_empty_pattern_list_does_not_warn(patterns, variables):
     assert warnings_of(lars(patterns), variables) == []
 
 
@@ -269,7 +271,7 @@ def with_paths(*paths):
 
 
 @pytest.mark.one_backend
-def test_parts_of_names_are_near_to_what_they_are_of():
+def test_warning_suggests_layer_name_nearest_to_pattern():
     """As layers of `keras.applications` and of KerasHub are called."""
     of_a_cnn = with_paths("conv1_conv/bias", "conv1_bn/gamma", "conv1_bn/beta")
     norm = "self_attention_layer_norm"
@@ -289,7 +291,7 @@ def test_parts_of_names_are_near_to_what_they_are_of():
 
 
 @pytest.mark.one_backend
-def test_what_is_excluded_otherwise_need_not_be_found(variables):
+def test_unmatched_pattern_does_not_warn_if_variables_are_excluded_otherwise(variables):
     assert warnings_of(lars(["LayerNorm"], exclude_1d=True), variables) == []
     recipe = mlperf_bert(8192)
     for kernels in (variables, variables[:1]):
@@ -302,14 +304,14 @@ def test_what_is_excluded_otherwise_need_not_be_found(variables):
 
 
 @pytest.mark.one_backend
-def test_the_warning_is_told_where_the_optimizer_is_built(variables):
+def test_warning_points_to_file_that_builds_optimizer(variables):
     for optimizer in (lars(["Bias"]), LossScaleOptimizer(adamw("Bias"))):
         with pytest.warns(UserWarning, match="'Bias'") as seen:
             optimizer.build(variables)
         assert [w.filename for w in seen] == [__file__]
 
 
-def test_each_argument_is_looked_at(variables):
+def test_warning_names_argument_and_class_of_unmatched_pattern(variables):
     both = lars(["LayerNorm"], exclude_from_layer_adaptation=["Dense"])
     [message] = warnings_of(both, variables)
     assert "'LayerNorm' (write 'layer_norm') of `exclude_from_weight_decay`" in message
@@ -323,7 +325,7 @@ def test_each_argument_is_looked_at(variables):
         assert words in message and "'Bias' (write 'bias')" in message
 
 
-def test_names_that_kerass_optimizers_look_for_in_vain(variables):
+def test_unmatched_var_names_of_keras_optimizer_warn(variables):
     [message] = warnings_of(LossScaleOptimizer(adamw("LayerNorm", "bias")), variables)
     assert "'LayerNorm'" in message and "layer_norm" in message
     assert "`exclude_from_weight_decay(var_names=...)` in AdamW" in message
@@ -336,21 +338,21 @@ def test_names_that_kerass_optimizers_look_for_in_vain(variables):
         assert len(seen) == (0 if on_tensorflow else 1)
 
 
-def test_one_warning_of_what_two_optimizers_exclude(variables):
+def test_larc_and_inner_optimizer_share_one_warning_of_unmatched_patterns(variables):
     optimizer = LossScaleOptimizer(LARC(adamw("Beta"), exclude=["Gamma"]))
     [message] = warnings_of(optimizer, variables)
     assert "'Gamma' (write 'gamma') of `exclude` in LARC" in message
     assert "'Beta' (write 'beta') of" in message
 
 
-def test_names_that_members_of_a_multi_optimizer_look_for_in_vain(variables):
+def test_multi_optimizer_members_warn_of_unmatched_names(variables):
     multi = multi_optimizer(adamw("Bias"), lars(["Gamma"]), "model/layer")
     of_lars, of_adamw = warnings_of(LossScaleOptimizer(multi), variables)
     assert "'Gamma' (write 'gamma')" in of_lars
     assert "'Bias' (write 'bias')" in of_adamw
 
 
-def test_an_exclusion_of_a_multi_optimizer_itself_is_told():
+def test_exclusion_on_multi_optimizer_itself_warns():
     optimizer = LossScaleOptimizer(multi_optimizer(INNER["SGD"](), INNER["SGD"]()))
     with pytest.warns(UserWarning, match="of its optimizers that use weight decay"):
         optimizer.exclude_from_weight_decay(var_names=["bias"])
@@ -358,7 +360,7 @@ def test_an_exclusion_of_a_multi_optimizer_itself_is_told():
 
 @excluded_before_build
 @pytest.mark.parametrize("make", [INNER["SGD"], INNER["LARS"]], ids=["SGD", "LARS"])
-def test_names_that_are_looked_for_in_vain_after_build(make, variables):
+def test_unmatched_name_excluded_after_build_warns(make, variables):
     optimizer = LossScaleOptimizer(make())
     optimizer.build(variables)
     optimizer.exclude_from_weight_decay(var_names=["bias"])
@@ -366,7 +368,7 @@ def test_names_that_are_looked_for_in_vain_after_build(make, variables):
         optimizer.exclude_from_weight_decay(var_names=["Kernel"])
 
 
-def test_the_ends_of_tensorflow_s_names_are_found():
+def test_names_with_tensorflow_suffix_exclude_variables():
     for patterns, kept in (
         (["/bias:0$"], ["bias"]),
         (["kernel:0"], ["kernel"]),
@@ -384,7 +386,7 @@ def test_the_ends_of_tensorflow_s_names_are_found():
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("inner", ["SGD", "its own step", "LARC", "LARS, decoupled"])
 @pytest.mark.exhaustive
-def test_a_wrapper_excludes_by_the_ends_of_tensorflow_s_names(inner, dtype):
+def test_wrapper_excludes_names_with_tensorflow_suffix(inner, dtype):
     for name in ("bias:0", "bias:0$", "(gamma:0|bias:0)"):
         optimizer = LossScaleOptimizer(INNER[inner](), initial_scale=1.0)
         optimizer.exclude_from_weight_decay(var_names=[name])
@@ -393,7 +395,7 @@ def test_a_wrapper_excludes_by_the_ends_of_tensorflow_s_names(inner, dtype):
         assert kept_by(optimizer, variables) == ["bias"], name
 
 
-def test_only_what_the_user_wrote_is_told(variables):
+def test_warning_quotes_only_patterns_written_by_user(variables):
     optimizer = LossScaleOptimizer(INNER["SGD"]())
     optimizer.exclude_from_weight_decay(var_names=["Bias:0", "scale:0"])
     [message] = warnings_of(optimizer, variables)
@@ -414,7 +416,9 @@ REFUSED = {
 @pytest.mark.parametrize("arguments, error, words", REFUSED.values(), ids=REFUSED)
 @pytest.mark.parametrize("make", [INNER["LARC"], INNER["LARS"]], ids=["LARC", "LARS"])
 @pytest.mark.one_backend
-def test_what_is_no_exclusion_is_refused(make, arguments, error, words):
+def test_invalid_exclusion_is_rejected_and_previous_exclusion_kept(
+    make, arguments, error, words
+):
     variables, optimizer = two_variables("float32"), make()
     optimizer.exclude_from_weight_decay(var_list=variables[1:])
     with pytest.raises(error, match=words):
@@ -427,7 +431,9 @@ def test_what_is_no_exclusion_is_refused(make, arguments, error, words):
 @pytest.mark.parametrize(
     "name, built", [("LARC", "all"), ("LARC", "the innermost alone"), ("LARS", "all")]
 )
-def test_an_exclusion_is_refused_where_keras_takes_none(name, built, monkeypatch):
+def test_late_exclusion_is_rejected_where_keras_excludes_only_before_build(
+    name, built, monkeypatch
+):
     monkeypatch.setattr(exclusions, "excludes_before_build_alone", lambda: True)
     variables, optimizer = two_variables("float32"), INNER[name]()
     optimizer.exclude_from_weight_decay(var_names=["bias"])
@@ -440,7 +446,7 @@ def test_an_exclusion_is_refused_where_keras_takes_none(name, built, monkeypatch
 
 
 @pytest.mark.one_backend
-def test_a_regular_expression_is_split_where_it_has_alternatives():
+def test_alternatives_splits_regular_expression_at_top_level_bars():
     for pattern, parts in (
         ("bias|gamma", ["bias", "gamma"]),
         ("(a|b)c|[|]|d", ["(a|b)c", "[|]", "d"]),

@@ -60,7 +60,7 @@ def refused(optimizer, variables, snapshot):
 
 
 @pytest.mark.parametrize("is_built", [False, True])
-def test_gradients_and_variables_that_are_swapped(
+def test_apply_rejects_swapped_gradients_and_variables(
     optimizer, variables, refused, is_built
 ):
     if is_built:
@@ -72,14 +72,14 @@ def test_gradients_and_variables_that_are_swapped(
 
 
 @pytest.mark.one_backend
-def test_pairs_that_are_swapped(optimizer, variables):
+def test_apply_gradients_rejects_swapped_pairs(optimizer, variables):
     grads = gradients(np.float32([1, 1]), np.float32(1))
     with pytest.raises(TypeError, match="The two are swapped"):
         optimizer.apply_gradients(zip(variables, grads, strict=True))
     assert not optimizer.built
 
 
-def test_what_is_no_variable(refused, variables):
+def test_apply_rejects_tensor_in_place_of_variable(refused, variables):
     grads = gradients(np.float32([1, 1]), np.float32(1))
     words = "`trainable_variables`", "model.trainable_variables", "It holds"
     refused(TypeError, words, grads, [variables[0], ops.array(3.0)])
@@ -89,7 +89,9 @@ def test_what_is_no_variable(refused, variables):
 @pytest.mark.parametrize(
     "of_grads", [True, False], ids=["grads", "trainable_variables"]
 )
-def test_one_tensor_in_place_of_a_list(refused, variables, of_grads):
+def test_apply_rejects_single_tensor_or_variable_in_place_of_list(
+    refused, variables, of_grads
+):
     grads = gradients(np.float32([1, 1]))
     if of_grads:
         refused(TypeError, ["`grads`", "must be a list"], grads[0], variables[:1])
@@ -98,12 +100,12 @@ def test_one_tensor_in_place_of_a_list(refused, variables, of_grads):
         refused(TypeError, words, grads, variables[0])
 
 
-def test_a_dict_of_gradients(refused, variables):
+def test_apply_rejects_dict_of_gradients(refused, variables):
     grads = {"a": ops.array([1.0, 1.0]), "b": ops.array(1.0)}
     refused(TypeError, ["`grads`", "must be a list", "dict"], grads, variables)
 
 
-def test_generators_are_taken(optimizer, variables, snapshot):
+def test_apply_accepts_generators(optimizer, variables, snapshot):
     before = snapshot(variables)
     grads = gradients(np.float32([1, 1]), np.float32(1))
     optimizer.apply((g for g in grads), (v for v in variables))
@@ -111,7 +113,7 @@ def test_generators_are_taken(optimizer, variables, snapshot):
     assert all(a != b for a, b in zip(snapshot(variables), before, strict=True))
 
 
-def test_complex_gradients(refused, variables):
+def test_apply_rejects_complex_gradients(refused, variables):
     grads = gradients(np.complex64([1, 1j]), np.float32(1))
     words = "complex64", "(2,)", "keras.ops.real(gradient)"
     refused(ValueError, words, grads, variables)
@@ -120,7 +122,7 @@ def test_complex_gradients(refused, variables):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", ["int32", "uint8", "int64", "bool"])
 @pytest.mark.parametrize("form", [list, np.asarray, ops.convert_to_tensor])
-def test_integers_count_as_floats(form, dtype):
+def test_integer_and_bool_gradients_step_like_float32_gradients(form, dtype):
     # Keras's bare optimizers do so on TensorFlow and JAX, and fail on PyTorch.
     for make in OPTIMIZERS.values():
         results = []
@@ -134,7 +136,7 @@ def test_integers_count_as_floats(form, dtype):
         assert (results[0] != [1.0, 2.0]).any()
 
 
-def test_integers_that_come_sparse(sparse_gradient):
+def test_sparse_integer_gradients_are_applied(sparse_gradient):
     variable = keras.Variable(np.ones((3, 1), "float32"))
     optimizer = keras_lso.LossScaleOptimizer(sgd(), initial_scale=1.0)
     rows = np.array([[2], [4]], "int32")
@@ -142,7 +144,7 @@ def test_integers_that_come_sparse(sparse_gradient):
     assert ops.convert_to_numpy(variable)[:, 0].tolist() == [0.0, 1.0, -1.0]
 
 
-def test_unscaling_takes_and_refuses_the_same():
+def test_get_unscaled_gradients_accepts_integers_and_rejects_complex():
     optimizer = keras_lso.LossScaleOptimizer(sgd(), initial_scale=2.0)
     [unscaled] = optimizer.get_unscaled_gradients(gradients(np.int32([1, 3])))
     assert ops.convert_to_numpy(unscaled).tolist() == [0.5, 1.5]
@@ -150,7 +152,7 @@ def test_unscaling_takes_and_refuses_the_same():
         optimizer.get_unscaled_gradients(gradients(np.complex64([1j])))
 
 
-def test_a_policy_takes_and_refuses_the_same():
+def test_policy_update_accepts_integers_and_rejects_complex():
     policy = DynamicLossScale(8.0, increment_period=1)
     assert bool(policy.update(gradients(np.int32([1, 3])))[1])
     assert float(policy()) == 16.0
@@ -195,7 +197,9 @@ def iterated(monkeypatch):
 
 
 @pytest.mark.parametrize("case", ONE_FOR_A_LIST)
-def test_one_variable_where_a_list_is_due(optimizer, case, iterated, snapshot):
+def test_methods_reject_single_variable_or_tensor_without_iterating(
+    optimizer, case, iterated, snapshot
+):
     variable, method = keras.Variable([1.0, 2.0]), case.split(" ")[0]
     if method in ("ratios", "trust_ratios") and not hasattr(optimizer, method):
         pytest.skip("of LARC, or of LARS and LAMB")
@@ -210,7 +214,7 @@ def test_one_variable_where_a_list_is_due(optimizer, case, iterated, snapshot):
     assert not iterated
 
 
-def test_one_tensor_to_unscale(iterated):
+def test_get_unscaled_gradients_rejects_single_tensor_without_iterating(iterated):
     optimizer = keras_lso.LossScaleOptimizer(sgd())
     variable = keras.Variable([1.0, 2.0])
     for one in (variable, variable.value):
@@ -220,7 +224,7 @@ def test_one_tensor_to_unscale(iterated):
 
 
 @pytest.mark.parametrize("make", [list, tuple, iter], ids=lambda make: make.__name__)
-def test_any_iterable_of_variables_is_built(optimizer, variables, make):
+def test_build_accepts_any_iterable_of_variables(optimizer, variables, make):
     optimizer.build(make(variables))
     grads = gradients(np.float32([1, 1]), np.float32(1))
     optimizer.finalize_variable_values(make(variables))
@@ -230,14 +234,14 @@ def test_any_iterable_of_variables_is_built(optimizer, variables, make):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("given", ["dense/kernel", {"w": 1}, 3.0, None, ["dense"]])
-def test_what_is_built_for_must_be_variables(optimizer, given):
+def test_build_rejects_arguments_that_are_not_variables(optimizer, given):
     with pytest.raises(TypeError, match="`variables` must be a list of variables"):
         optimizer.build(given)
     assert not optimizer.built
 
 
 @pytest.mark.one_backend
-def test_values_before_and_after_a_step_are_lists():
+def test_stateless_restore_if_skipped_requires_lists_of_values():
     layer = keras.layers.BatchNormalization()
     layer.build((None, 2))
     optimizer = keras_lso.LossScaleOptimizer(sgd())
@@ -256,14 +260,14 @@ def complex_variable():
     return keras.Variable(np.complex64([1 + 2j, 3]), dtype="complex64", name="phase")
 
 
-def test_a_complex_variable_is_refused_by_its_name(optimizer):
+def test_build_rejects_complex_variable_by_name(optimizer):
     words = "'phase'.*complex64"
     with pytest.raises(ValueError, match="two variables(.|\n)*" + words):
         optimizer.build([keras.Variable(1.0), complex_variable()])
     assert not optimizer.built
 
 
-def test_gradients_of_a_complex_variable(optimizer, snapshot):
+def test_apply_rejects_complex_variable_and_changes_nothing(optimizer, snapshot):
     variable = complex_variable()
     before = snapshot([variable])
     with pytest.raises(ValueError, match="two variables.*'phase'"):
@@ -272,7 +276,7 @@ def test_gradients_of_a_complex_variable(optimizer, snapshot):
     assert snapshot([variable]) == before
 
 
-def test_the_two_parts_of_a_complex_number_are_trained_as_the_error_says():
+def test_real_and_imaginary_parts_train_as_complex_error_suggests():
     real, imaginary = (keras.Variable([x], dtype="float32") for x in (3.0, 4.0))
     optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(0.25))
 
@@ -315,7 +319,9 @@ MULTI = {
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
 @pytest.mark.parametrize("wrap", MULTI.values(), ids=MULTI)
-def test_a_member_that_has_no_gradient_stops_the_others_too(wrap, dtype, snapshot):
+def test_step_is_rejected_if_multi_optimizer_member_has_no_gradients(
+    wrap, dtype, snapshot
+):
     names = "body", "head", "head_bias"
     variables = [keras.Variable(np.ones(2), dtype=dtype, name=n) for n in names]
     optimizer = wrap(multi_optimizer())
@@ -338,7 +344,7 @@ def test_a_member_that_has_no_gradient_stops_the_others_too(wrap, dtype, snapsho
 # --- A variable twice ---------------------------------------------------------------
 
 
-def test_nothing_is_built_for_a_variable_twice(optimizer, variables):
+def test_build_rejects_duplicate_variable(optimizer, variables):
     with pytest.raises(ValueError, match="`variables` holds a variable twice: 'a' and"):
         optimizer.build([*variables, variables[0]])
     assert not optimizer.built

@@ -43,7 +43,7 @@ def optimizer(weights):
 # --- Scaling ------------------------------------------------------------------
 
 
-def test_the_loss_is_multiplied_by_the_scale(optimizer):
+def test_scale_loss_multiplies_loss_by_current_scale(optimizer):
     assert float(optimizer.scale_loss(3.0)) == 24.0
     assert float(optimizer.get_scaled_loss(3.0)) == 24.0
     assert float(optimizer.scale_loss(ops.convert_to_tensor(3.0))) == 24.0
@@ -52,13 +52,13 @@ def test_the_loss_is_multiplied_by_the_scale(optimizer):
 
 
 @pytest.mark.one_backend
-def test_a_loss_is_scaled_before_the_optimizer_is_built():
+def test_unbuilt_optimizer_scales_loss():
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=64.0)
     assert float(optimizer.scale_loss(2.0)) == 128.0
     assert float(optimizer.loss_scale) == 64.0
 
 
-def test_a_callable_loss_gives_a_callable_that_scales_when_called(optimizer):
+def test_scaled_callable_loss_uses_scale_at_time_of_call(optimizer):
     losses = iter([3.0, 5.0])
     scaled = optimizer.get_scaled_loss(lambda: next(losses))
     assert float(scaled()) == 24.0
@@ -68,7 +68,7 @@ def test_a_callable_loss_gives_a_callable_that_scales_when_called(optimizer):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("loss", [3.0, [3.0], [[3.0, 3.0], [3.0, 3.0]]])
-def test_a_float16_loss_is_scaled_in_float32(loss):
+def test_float16_loss_is_scaled_in_float32(loss):
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(1.0))
     loss = ops.convert_to_tensor(loss, dtype="float16")
     for scaled in (optimizer.scale_loss(loss), optimizer.get_scaled_loss(loss)):
@@ -80,7 +80,7 @@ def test_a_float16_loss_is_scaled_in_float32(loss):
 # --- Unscaling ----------------------------------------------------------------
 
 
-def test_gradients_are_divided_by_the_scale_and_none_passes_through(optimizer):
+def test_get_unscaled_gradients_divides_by_scale_and_keeps_none(optimizer):
     unscaled = optimizer.get_unscaled_gradients(tensors([8.0, -4.0], None, 1.0))
     assert isinstance(unscaled, list)
     np.testing.assert_array_equal(ops.convert_to_numpy(unscaled[0]), [1.0, -0.5])
@@ -89,7 +89,7 @@ def test_gradients_are_divided_by_the_scale_and_none_passes_through(optimizer):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_narrow_gradients_come_out_float32(dtype):
+def test_unscaled_float16_and_bfloat16_gradients_are_float32(dtype):
     optimizer = LossScaleOptimizer(
         keras.optimizers.SGD(1.0), initial_scale=2.0**20, max_scale=2.0**24
     )
@@ -110,7 +110,7 @@ def test_apply_does_not_flush_small_float16_gradients():
     assert values_of([weight]) == [[-(2.0**-34)]]
 
 
-def test_sparse_gradients_are_unscaled_and_stay_sparse(optimizer, sparse_gradient):
+def test_unscaled_sparse_gradient_stays_sparse(optimizer, sparse_gradient):
     values = np.array([[8.0], [16.0], [24.0]], "float32")
     gradient = sparse_gradient(values, [2, 0, 0], (3, 1))
     (unscaled,) = optimizer.get_unscaled_gradients([gradient])
@@ -122,7 +122,9 @@ def test_sparse_gradients_are_unscaled_and_stay_sparse(optimizer, sparse_gradien
 
 
 @pytest.mark.parametrize("scaled", [True, False])
-def test_sparse_gradients_are_applied(sparse_gradient, compiled, scaled):
+def test_sparse_gradients_are_applied_and_nan_skips_step(
+    sparse_gradient, compiled, scaled
+):
     table = keras.Variable(np.zeros((3, 1), "float32"))
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=8.0)
     optimizer.build([table])
@@ -180,7 +182,7 @@ AS_UNSCALED = [[2.0, 20.0], 14.0]
 GRADIENTS = ([8.0, 0.0], 16.0)
 
 
-def test_gradients_are_taken_for_scaled_at_first(optimizer, weights, apply):
+def test_gradients_are_assumed_scaled_initially(optimizer, weights, apply):
     apply(optimizer, tensors(*GRADIENTS), weights)
     assert values_of(weights) == AS_SCALED
 
@@ -200,14 +202,14 @@ SCALINGS = {
 
 
 @pytest.mark.parametrize("scale", SCALINGS.values(), ids=SCALINGS)
-def test_the_next_scaled_loss_means_scaled_gradients(optimizer, weights, apply, scale):
+def test_next_scaled_loss_marks_gradients_as_scaled(optimizer, weights, apply, scale):
     optimizer.get_unscaled_gradients(tensors(1.0))
     scale(optimizer)
     apply(optimizer, tensors(*GRADIENTS), weights)
     assert values_of(weights) == AS_SCALED
 
 
-def test_calling_a_scaled_callable_means_scaled_gradients(optimizer, weights):
+def test_call_of_scaled_callable_loss_marks_gradients_as_scaled(optimizer, weights):
     scaled = optimizer.get_scaled_loss(lambda: 1.0)
     optimizer.get_unscaled_gradients(tensors(1.0))
     scaled()
@@ -216,7 +218,7 @@ def test_calling_a_scaled_callable_means_scaled_gradients(optimizer, weights):
 
 
 @pytest.mark.parametrize("unscaled", [True, False])
-def test_two_steps_in_a_row_take_their_gradients_alike(
+def test_two_consecutive_steps_treat_gradients_alike(
     optimizer, weights, apply, unscaled
 ):
     optimizer.scale_loss(1.0)
@@ -230,7 +232,7 @@ def test_two_steps_in_a_row_take_their_gradients_alike(
 
 @pytest.mark.parametrize("marked_unscaled", [True, False])
 @pytest.mark.parametrize("scaled", [True, False])
-def test_the_argument_overrides_what_was_called_last(
+def test_scaled_argument_overrides_last_call_for_single_step(
     optimizer, weights, apply, marked_unscaled, scaled
 ):
     optimizer.scale_loss(1.0)
@@ -245,9 +247,7 @@ def test_the_argument_overrides_what_was_called_last(
     assert values_of(weights) == (AS_UNSCALED if marked_unscaled else AS_SCALED)
 
 
-def test_unscaled_gradients_that_are_not_finite_skip_the_step(
-    optimizer, weights, apply
-):
+def test_non_finite_unscaled_gradients_skip_step(optimizer, weights, apply):
     optimizer.scale_loss(1.0)
     gradients = optimizer.get_unscaled_gradients(tensors([8.0, np.nan], 16.0))
     apply(optimizer, gradients, weights)
@@ -255,9 +255,7 @@ def test_unscaled_gradients_that_are_not_finite_skip_the_step(
     assert float(optimizer.loss_scale) == 4.0
 
 
-def test_a_compiled_step_does_not_depend_on_what_is_called_outside_it(
-    optimizer, weights, compiled
-):
+def test_compiled_step_ignores_calls_made_outside(optimizer, weights, compiled):
     def tf_keras_step(*grads):
         optimizer.get_scaled_loss(1.0)
         unscaled = optimizer.get_unscaled_gradients(list(grads))
@@ -280,7 +278,7 @@ def test_a_compiled_step_does_not_depend_on_what_is_called_outside_it(
     assert values_of(weights) == [[10.0 - 8, 20.0], 30.0 - 16]
 
 
-def test_a_step_that_is_traced_again_stays_the_same(compiled):
+def test_retraced_step_keeps_treating_gradients_as_unscaled(compiled):
     table = [keras.Variable(np.zeros(2, "float32"))]
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=8.0)
     optimizer.build(table)
@@ -298,31 +296,31 @@ def test_a_step_that_is_traced_again_stays_the_same(compiled):
 # --- Applying -----------------------------------------------------------------
 
 
-def test_the_first_call_builds_the_optimizer(weights):
+def test_first_apply_builds_optimizer(weights):
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=8.0)
     optimizer.apply(tensors(*GRADIENTS), weights)
     assert optimizer.built and optimizer.inner_optimizer.built
     assert values_of(weights) == AS_SCALED
 
 
-def test_the_variables_default_to_those_it_was_built_for(optimizer, weights):
+def test_apply_defaults_to_variables_of_build(optimizer, weights):
     optimizer.apply(tensors(*GRADIENTS))
     assert values_of(weights) == AS_SCALED
 
 
-def test_some_of_the_variables_may_be_trained_alone(optimizer, weights):
+def test_apply_trains_subset_of_variables_alone(optimizer, weights):
     optimizer.apply(tensors(16.0), weights[1:])
     assert values_of(weights) == [[10.0, 20.0], 28.0]
 
 
-def test_gradients_and_pairs_may_come_from_any_iterable(optimizer, weights):
+def test_apply_accepts_iterators_and_apply_gradients_accepts_list(optimizer, weights):
     optimizer.apply(iter(tensors(*GRADIENTS)), iter(weights))
     assert values_of(weights) == AS_SCALED
     optimizer.apply_gradients(list(zip(tensors([0.0, 8.0], 0.0), weights, strict=True)))
     assert values_of(weights) == [[9.0, 19.0], 28.0]
 
 
-def test_apply_gradients_returns_the_count_of_applied_steps(optimizer, weights):
+def test_apply_gradients_returns_count_of_applied_steps(optimizer, weights):
     pairs = list(zip(tensors(*GRADIENTS), weights, strict=True))
     assert int(optimizer.apply_gradients(pairs)) == 1
     pairs = list(zip(tensors([INF, 0], 1.0), weights, strict=True))
@@ -330,12 +328,12 @@ def test_apply_gradients_returns_the_count_of_applied_steps(optimizer, weights):
 
 
 @pytest.mark.filterwarnings("ignore:Gradients do not exist")
-def test_a_variable_without_a_gradient_stays(optimizer, weights, apply):
+def test_variable_without_gradient_stays_unchanged(optimizer, weights, apply):
     apply(optimizer, tensors([8.0, 8.0], None), weights)
     assert values_of(weights) == [[9.0, 19.0], 30.0]
 
 
-def test_a_model_that_trains_nothing_is_no_error():
+def test_optimizer_without_variables_accepts_empty_steps():
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(1.0))
     optimizer.build([])
     optimizer.apply([], [])
@@ -345,7 +343,7 @@ def test_a_model_that_trains_nothing_is_no_error():
 
 
 @pytest.mark.parametrize("finite", [True, False])
-def test_update_scale_false_leaves_the_scale_and_its_counter(
+def test_update_scale_false_leaves_scale_and_counter_unchanged(
     optimizer, weights, apply, finite
 ):
     optimizer.apply(tensors([0.0, 0.0], 0.0), weights)
@@ -360,7 +358,7 @@ def test_update_scale_false_leaves_the_scale_and_its_counter(
     assert bool(optimizer.last_step_applied) is finite
 
 
-def test_the_scale_grows_after_as_many_finite_steps(weights, apply):
+def test_scale_doubles_after_dynamic_growth_steps(weights, apply):
     optimizer = LossScaleOptimizer(
         keras.optimizers.SGD(0.0), initial_scale=8.0, dynamic_growth_steps=3
     )
@@ -372,7 +370,7 @@ def test_the_scale_grows_after_as_many_finite_steps(weights, apply):
     assert scales == [8, 8, 16, 16, 16, 8, 8, 8, 16]
 
 
-def test_a_gradient_is_divided_by_the_scale_it_was_multiplied_by(weights):
+def test_gradient_is_divided_by_scale_before_scale_grows(weights):
     # The scale moves only after the step: 16 / 8, not 16 / 16.
     optimizer = LossScaleOptimizer(
         keras.optimizers.SGD(1.0), initial_scale=8.0, dynamic_growth_steps=1
@@ -382,7 +380,7 @@ def test_a_gradient_is_divided_by_the_scale_it_was_multiplied_by(weights):
     assert float(optimizer.loss_scale) == 16.0
 
 
-def test_gradients_that_overwrite_their_variable_are_not_scaled():
+def test_gradient_that_overwrites_variable_is_not_unscaled():
     weight, amax = keras.Variable([1.0]), keras.Variable(1.0)
     amax.overwrite_with_gradient = True
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(1.0), initial_scale=8.0)
@@ -407,7 +405,9 @@ INNER = {
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("bad", [INF, -INF, np.nan])
 @pytest.mark.parametrize("make", INNER.values(), ids=INNER)
-def test_a_skipped_step_changes_nothing(make, bad, compiled, snapshot):
+def test_skipped_step_leaves_weights_and_slots_bitwise_unchanged(
+    make, bad, compiled, snapshot
+):
     weights = [
         keras.Variable(np.array([1.0, -0.0], "float32")),
         keras.Variable(np.array(-0.0, "float32")),
@@ -432,7 +432,7 @@ def test_a_skipped_step_changes_nothing(make, bad, compiled, snapshot):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("make", INNER.values(), ids=INNER)
-def test_gradients_that_overflow_only_when_unscaled_skip_the_step(
+def test_gradients_that_overflow_only_when_unscaled_skip_step(
     make, weights, compiled, snapshot
 ):
     # At a scale below 1 a finite float32 becomes inf when it is divided by it.
@@ -451,14 +451,14 @@ def test_gradients_that_overflow_only_when_unscaled_skip_the_step(
 
 
 @pytest.mark.parametrize("loss_scale", [64.0, "dynamic"])
-def test_no_overflow_reaches_a_weight(loss_scale, weights):
+def test_overflow_skips_step_under_fixed_and_dynamic_scale(loss_scale, weights):
     optimizer = LossScaleOptimizer(keras.optimizers.Adam(), loss_scale=loss_scale)
     optimizer.apply(tensors([INF, 0.0], 0.0), weights)
     assert values_of(weights) == [[10.0, 20.0], 30.0]
     assert int(optimizer.skipped_steps) == 1
 
 
-def test_a_fixed_scale_stays_over_finite_and_skipped_steps(weights, apply):
+def test_fixed_scale_stays_constant_over_finite_and_skipped_steps(weights, apply):
     optimizer = LossScaleOptimizer(
         keras.optimizers.SGD(1.0), dynamic=False, initial_scale=8.0
     )
@@ -469,7 +469,7 @@ def test_a_fixed_scale_stays_over_finite_and_skipped_steps(weights, apply):
     assert values_of(weights) == [[9.0, 19.0], 28.0]
 
 
-def test_final_values_come_from_the_inner_optimizer():
+def test_finalize_variable_values_assigns_averages_of_inner_optimizer():
     weight = keras.Variable([0.0])
     inner = keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5)
     optimizer = LossScaleOptimizer(inner, initial_scale=8.0)
@@ -484,7 +484,7 @@ def test_final_values_come_from_the_inner_optimizer():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("update_scale", [True, False])
 @pytest.mark.parametrize("scaled", [True, False])
-def test_a_stateless_step_does_what_apply_does(
+def test_stateless_apply_is_bitwise_equal_to_apply(
     compiled, snapshot, scaled, update_scale
 ):
     if keras.backend.backend() == "tensorflow":
@@ -521,7 +521,7 @@ def test_a_stateless_step_does_what_apply_does(
     assert snapshot(stateless.variables + weights[1]) == untouched
 
 
-def test_a_stateless_step_leaves_the_values_that_it_was_given(snapshot):
+def test_stateless_apply_leaves_arguments_unchanged(snapshot):
     if keras.backend.backend() == "tensorflow":
         pytest.skip("Keras has no `stateless_apply` on TensorFlow")
     weight = keras.Variable([1.0, -0.0])
@@ -533,7 +533,7 @@ def test_a_stateless_step_leaves_the_values_that_it_was_given(snapshot):
     assert snapshot(given) == before
 
 
-def test_an_inner_optimizer_that_has_trained_has_skipped_nothing(weights):
+def test_wrapper_of_trained_optimizer_counts_no_skipped_steps(weights):
     inner = keras.optimizers.SGD(1.0)
     for _ in range(3):
         inner.apply(tensors([0.0, 0.0], 0.0), weights)
@@ -544,7 +544,7 @@ def test_an_inner_optimizer_that_has_trained_has_skipped_nothing(weights):
     assert int(optimizer.skipped_steps) == 0
 
 
-def test_building_twice_changes_nothing(optimizer, weights, snapshot):
+def test_second_build_leaves_variables_unchanged(optimizer, weights, snapshot):
     optimizer.apply(tensors([INF, 0.0], 0.0))
     before = snapshot(optimizer.variables)
     optimizer.build(weights)

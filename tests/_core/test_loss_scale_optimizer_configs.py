@@ -10,13 +10,13 @@ from keras_lso.loss_scales import DynamicLossScale
 
 
 @pytest.mark.one_backend
-def test_it_is_one_of_keras_own():
+def test_loss_scale_optimizer_is_instance_of_keras_class():
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1))
     assert isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
 
 
 @pytest.mark.one_backend
-def test_a_loss_scale_factor_is_cleared_with_a_warning_that_says_what_to_write():
+def test_loss_scale_factor_is_cleared_with_warning_naming_initial_scale():
     inner = keras.optimizers.SGD(0.1, loss_scale_factor=512.0)
     with pytest.warns(UserWarning, match="initial_scale=512.0") as record:
         optimizer = LossScaleOptimizer(inner)
@@ -30,7 +30,7 @@ def test_a_loss_scale_factor_is_cleared_with_a_warning_that_says_what_to_write()
 
 
 @pytest.mark.one_backend
-def test_the_config_holds_keras_four_keys_by_default():
+def test_default_config_has_same_keys_as_keras_class():
     ours = LossScaleOptimizer(keras.optimizers.SGD(0.5)).get_config()
     theirs = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5))
     assert list(ours) == list(theirs.get_config())
@@ -42,7 +42,7 @@ def test_the_config_holds_keras_four_keys_by_default():
 
 
 @pytest.mark.one_backend
-def test_two_optimizers_built_alike_have_equal_configs():
+def test_optimizers_with_equal_arguments_have_equal_configs():
     first, second = (
         LossScaleOptimizer(keras.optimizers.SGD(0.5, name="sgd")) for _ in range(2)
     )
@@ -66,7 +66,7 @@ ARGUMENTS = {
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("arguments, extra", ARGUMENTS.values(), ids=ARGUMENTS)
-def test_a_config_makes_the_same_optimizer_again(arguments, extra):
+def test_config_round_trips_arguments_and_inner_optimizer(arguments, extra):
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5, momentum=0.9), **arguments)
     config = optimizer.get_config()
     fours = {"name", "inner_optimizer", "initial_scale", "dynamic_growth_steps"}
@@ -92,7 +92,7 @@ def test_a_config_makes_the_same_optimizer_again(arguments, extra):
     ],
     ids=repr,
 )
-def test_a_policy_beyond_keras_arguments_is_in_the_config(policy):
+def test_config_includes_policy_beyond_keras_arguments(policy):
     policy = DynamicLossScale.from_config(policy.get_config())  # of this test's own
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.5), loss_scale=policy)
     config = optimizer.get_config()
@@ -104,7 +104,7 @@ def test_a_policy_beyond_keras_arguments_is_in_the_config(policy):
 
 
 @pytest.mark.one_backend
-def test_a_policy_within_keras_arguments_leaves_the_config_as_keras_has_it():
+def test_config_of_policy_equals_config_of_equivalent_arguments():
     by_policy = LossScaleOptimizer(
         keras.optimizers.SGD(0.5, name="sgd"), loss_scale=DynamicLossScale(64.0, 5)
     )
@@ -117,7 +117,7 @@ def test_a_policy_within_keras_arguments_leaves_the_config_as_keras_has_it():
 
 
 @pytest.mark.one_backend
-def test_keras_serializes_and_deserializes_it():
+def test_keras_serialization_round_trips_optimizer():
     optimizer = LossScaleOptimizer(keras.optimizers.Adam(0.5), min_scale=1.0)
     config = keras.saving.serialize_keras_object(optimizer)
     assert config["registered_name"] == "keras_lso>LossScaleOptimizer"
@@ -127,7 +127,7 @@ def test_keras_serializes_and_deserializes_it():
 
 
 @pytest.mark.one_backend
-def test_the_config_of_keras_own_class_is_understood():
+def test_from_config_accepts_config_of_keras_class():
     theirs = keras.optimizers.LossScaleOptimizer(
         keras.optimizers.SGD(0.5, name="sgd"), initial_scale=64.0
     )
@@ -140,7 +140,7 @@ def test_the_config_of_keras_own_class_is_understood():
 
 
 @pytest.mark.one_backend
-def test_a_custom_inner_optimizer_is_found_among_custom_objects():
+def test_from_config_finds_inner_optimizer_in_custom_objects():
     class Mine(keras.optimizers.SGD):
         pass
 

@@ -104,7 +104,7 @@ def assert_same_numbers(run, other, dtype):
 @pytest.mark.exhaustive
 @pytest.mark.in_turn
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
-def test_remainders_train_as_float32_masters_do(make, dtype, monkeypatch):
+def test_remainders_train_like_float32_masters(make, dtype, monkeypatch):
     for way in WAYS:
         with monkeypatch.context() as patch:
             take(way, patch)
@@ -126,7 +126,7 @@ def kept_of(optimizer):
 
 
 @of_each_dtype
-def test_a_remainder_takes_two_bytes_a_weight_and_nothing_takes_four(dtype):
+def test_remainder_stores_int16_and_no_float32_copy_per_weight(dtype):
     run = Run(K.SGD, dtype, "remainder").steps(1)
     assert [tuple(v.shape) for v in kept_of(run.optimizer)] == SHAPES
     largest = [v for v in run.optimizer.variables if tuple(v.shape) == SHAPES[-1]]
@@ -134,7 +134,7 @@ def test_a_remainder_takes_two_bytes_a_weight_and_nothing_takes_four(dtype):
 
 
 @of_each_dtype
-def test_stochastic_rounding_keeps_nothing(dtype):
+def test_stochastic_rounding_adds_no_variables(dtype):
     kinds = "stochastic", False
     run, without = (Run(K.SGD, dtype, kind).steps(1) for kind in kinds)
     assert len(run.optimizer.variables) == len(without.optimizer.variables)
@@ -143,7 +143,7 @@ def test_stochastic_rounding_keeps_nothing(dtype):
 @of_each_kind
 @of_each_dtype
 @pytest.mark.exhaustive
-def test_stand_ins_for_weights_hold_no_memory(dtype, kind):
+def test_stand_in_variables_hold_no_memory_between_steps(dtype, kind):
     import gc
 
     run = Run(K.Adam, dtype, kind).steps(2)
@@ -166,7 +166,7 @@ def bytes_of(value):
 
 
 @of_each_kind
-def test_stand_ins_give_memory_back_after_an_error(kind, monkeypatch):
+def test_stand_in_variables_release_memory_after_error(kind, monkeypatch):
     run = Run(K.Adadelta, "bfloat16", kind).steps(2)
     before = bits(run.weights)
 
@@ -187,7 +187,9 @@ def test_stand_ins_give_memory_back_after_an_error(kind, monkeypatch):
 @of_each_dtype
 @pytest.mark.parametrize("name", ["adamw", "lars", "adadelta"])
 @pytest.mark.exhaustive
-def test_a_skipped_step_changes_nothing(name, dtype, kind, way, monkeypatch):
+def test_skipped_step_leaves_weights_slots_and_remainders_unchanged(
+    name, dtype, kind, way, monkeypatch
+):
     take(way, monkeypatch)
     run = Run(MAKES[name], dtype, kind).steps(4)
     kept = [*run.weights, *run.optimizer.inner_optimizer.variables]
@@ -202,7 +204,7 @@ def test_a_skipped_step_changes_nothing(name, dtype, kind, way, monkeypatch):
 @of_each_dtype
 @each_way
 @pytest.mark.exhaustive
-def test_a_weight_that_was_assigned_keeps_half_a_unit_at_most(
+def test_assigned_weight_survives_zero_step_within_one_unit(
     way, dtype, value, monkeypatch
 ):
     take(way, monkeypatch)
@@ -218,7 +220,7 @@ def test_a_weight_that_was_assigned_keeps_half_a_unit_at_most(
 # --- Stochastic rounding ------------------------------------------------------------
 
 
-def test_a_weight_moves_by_less_than_its_unit_on_average():
+def test_stochastic_rounding_preserves_small_updates_on_average():
     start = np.ones((64, 64), "float32")
     w = keras.Variable(start, dtype="bfloat16")
     optimizer = keras_lso.GuardedOptimizer(K.SGD(1.0), master_weights="stochastic")
@@ -235,12 +237,12 @@ def test_a_weight_moves_by_less_than_its_unit_on_average():
 @of_each_dtype
 @pytest.mark.parametrize("name", ["adam", "lars", "adadelta", "averaged"])
 @pytest.mark.exhaustive
-def test_equal_runs_draw_equal_bits(name, dtype):
+def test_equal_stochastic_runs_are_bitwise_equal(name, dtype):
     one, other = (Run(MAKES[name], dtype, "stochastic").steps(6) for _ in "ab")
     assert one.state() == other.state()
 
 
-def test_weights_of_one_model_draw_different_bits():
+def test_equal_weights_are_rounded_with_different_random_bits():
     pair = [keras.Variable(np.ones(1000, "float32"), dtype="bfloat16") for _ in "ab"]
     optimizer = keras_lso.GuardedOptimizer(K.SGD(1.0), master_weights="stochastic")
     optimizer.apply([ops.full((1000,), 1e-3)] * 2, pair)
@@ -269,7 +271,7 @@ def loaded(run, kind, make, dtype, steps=0):
 @pytest.mark.parametrize("other", KINDS)
 @of_each_dtype
 @pytest.mark.exhaustive
-def test_a_file_of_each_kind_loads_into_each(dtype, other, kind, name):
+def test_file_of_each_kind_loads_into_every_kind(dtype, other, kind, name):
     make = MAKES[name]
     run = Run(make, dtype, kind).steps(4)
     new = loaded(run, other, make, dtype)
@@ -285,14 +287,14 @@ def test_a_file_of_each_kind_loads_into_each(dtype, other, kind, name):
 @of_each_dtype
 @pytest.mark.parametrize("name", ["adamw", "accumulated", "adadelta"])
 @pytest.mark.exhaustive
-def test_a_resumed_run_goes_on_as_one_that_did_not_stop(name, dtype, kind):
+def test_resumed_run_is_bitwise_equal_to_uninterrupted_run(name, dtype, kind):
     run = Run(MAKES[name], dtype, kind).steps(4)
     new = loaded(run, kind, MAKES[name], dtype)
     assert new.steps(3).state() == run.steps(3).state()
 
 
 @of_each_kind
-def test_a_file_without_numbers_begins_at_the_weights(kind):
+def test_file_without_masters_restarts_from_weights(kind):
     make = MAKES["adam"]
     run = Run(make, "bfloat16", False).steps(3)
     new = loaded(run, kind, make, "bfloat16", steps=2)
@@ -303,7 +305,7 @@ def test_a_file_without_numbers_begins_at_the_weights(kind):
 
 
 @of_each_kind
-def test_a_config_names_the_kind(kind):
+def test_config_round_trips_kind(kind):
     optimizer = keras_lso.LossScaleOptimizer(K.SGD(), master_weights=kind)
     config = optimizer.get_config()
     assert config["master_weights"] == kind
@@ -312,7 +314,7 @@ def test_a_config_names_the_kind(kind):
 
 
 @of_each_kind
-def test_a_copy_steps_by_itself(kind):
+def test_deepcopy_keeps_kind_and_leaves_original_unchanged(kind):
     run = Run(MAKES["adam"], "bfloat16", kind).steps(2)
     before = run.state()
     twin = copy.deepcopy(run.optimizer)
@@ -330,7 +332,7 @@ def test_a_copy_steps_by_itself(kind):
     keras.backend.backend() == "tensorflow", reason="TensorFlow has no stateless_apply"
 )
 @pytest.mark.exhaustive
-def test_a_stateless_step_is_the_step(name, dtype, kind):
+def test_stateless_step_is_bitwise_equal_to_step(name, dtype, kind):
     run = Run(MAKES[name], dtype, kind).steps(2)
     twin = Run(MAKES[name], dtype, kind).steps(2)
     weights = [v.value for v in run.weights]
@@ -348,7 +350,7 @@ def test_a_stateless_step_is_the_step(name, dtype, kind):
 @of_each_kind
 @of_each_dtype
 @pytest.mark.exhaustive
-def test_averages_reach_the_weights_at_the_end(dtype, kind):
+def test_finalize_variable_values_assigns_averages_to_weights(dtype, kind):
     run = Run(lambda rate: K.SGD(rate, use_ema=True), dtype, kind).steps(3)
     inner = run.optimizer.inner_optimizer
     averages = [ops.convert_to_numpy(v) for v in inner._model_variables_moving_average]
@@ -360,7 +362,7 @@ def test_averages_reach_the_weights_at_the_end(dtype, kind):
 
 
 @of_each_kind
-def test_sparse_gradients_are_taken(kind):
+def test_sparse_gradients_step_like_float32_masters(kind):
     from testing.tensors import sparse_gradient
 
     values = ops.convert_to_tensor(np.ones((2, 4), "float32"))
@@ -376,7 +378,7 @@ def test_sparse_gradients_are_taken(kind):
     np.testing.assert_allclose(*results, rtol=0, atol=2.0**-7)
 
 
-def test_an_excluded_weight_does_not_decay():
+def test_excluded_weight_does_not_decay():
     weights = [keras.Variable([1.0, 2.0], dtype="bfloat16") for _ in "ab"]
     inner = K.SGD(0.5, weight_decay=0.5)
     inner.exclude_from_weight_decay(var_list=[weights[0]])
@@ -388,7 +390,7 @@ def test_an_excluded_weight_does_not_decay():
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("value", ["kahan", 2, None])
-def test_other_kinds_are_refused(value):
+def test_unknown_kind_is_rejected(value):
     with pytest.raises(ValueError, match="'remainder' and 'stochastic'"):
         keras_lso.LossScaleOptimizer(K.SGD(), master_weights=value)
 
@@ -396,14 +398,14 @@ def test_other_kinds_are_refused(value):
 @pytest.mark.skipif(
     backend.LENDS_MEMORY, reason="here what an optimizer steps on lasts for a step"
 )
-def test_without_a_fused_step_masters_are_float32():
+def test_remainder_kind_keeps_no_int16_state_without_fused_step():
     """TensorFlow's steps write variables, which keep their memory."""
     run = Run(K.Adadelta, "bfloat16", "remainder").steps(2)
     assert not kept_of(run.optimizer)
     assert run.optimizer.get_config()["master_weights"] == "remainder"
 
 
-def test_what_decides_for_another_step_later_is_honoured():
+def test_clipping_set_after_build_steps_remainders_like_float32_masters():
     """A constraint that is set after `build` takes the fused step away."""
     runs = [Run(K.Adam, "bfloat16", kind) for kind in ("remainder", "float32")]
     for run in runs:

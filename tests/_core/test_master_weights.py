@@ -40,7 +40,7 @@ def as_float(variable):
 
 
 @BOTH_WAYS
-def test_steps_too_small_for_float16_add_up(make):
+def test_steps_too_small_for_float16_accumulate_in_master(make):
     with_masters, without = variable([1.0]), variable([1.0])
     ours = wrap(make(1.0))
     plain = wrap(make(1.0), master_weights=False)
@@ -52,7 +52,7 @@ def test_steps_too_small_for_float16_add_up(make):
     assert as_float(without) == [1.0]
 
 
-def test_a_float32_variable_has_no_master():
+def test_float32_variable_has_no_master():
     float32, float16 = variable([1.0], "float32"), variable([1.0])
     optimizer = wrap(keras.optimizers.SGD(0.5))
     optimizer.build([float32, float16])
@@ -73,13 +73,13 @@ def test_a_float32_variable_has_no_master():
         (False, "bfloat16", 0),
     ],
 )
-def test_which_variables_have_masters(master_weights, dtype, count):
+def test_master_weights_argument_sets_number_of_masters(master_weights, dtype, count):
     optimizer = wrap(keras.optimizers.SGD(0.5), master_weights=master_weights)
     optimizer.build([variable([1.0], dtype)])
     assert len(optimizer.variables) == 2 + 2 + 2 + count + 1
 
 
-def test_what_its_gradient_overwrites_has_no_master():
+def test_variable_overwritten_by_gradient_has_no_master():
     w, scale = variable([1.0]), variable([1.0])
     scale.overwrite_with_gradient = True
     optimizer = wrap(keras.optimizers.SGD(0.5))
@@ -89,12 +89,12 @@ def test_what_its_gradient_overwrites_has_no_master():
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("value", ["yes", None, 1, 0])
-def test_other_values_are_refused(value):
+def test_invalid_master_weights_argument_is_rejected(value):
     with pytest.raises(ValueError, match=f"master_weights={value!r}"):
         wrap(keras.optimizers.SGD(0.5), master_weights=value)
 
 
-def test_a_skipped_step_changes_neither_variable_nor_master():
+def test_skipped_step_changes_neither_variable_nor_master():
     w = variable([1.0, -0.0])
     optimizer = wrap(keras.optimizers.Adam(0.1))
     optimizer.apply([gradient([0.3, 0.0], 4.0)], [w])
@@ -105,7 +105,7 @@ def test_a_skipped_step_changes_neither_variable_nor_master():
 
 
 @BOTH_WAYS
-def test_a_master_restarts_where_its_variable_was_assigned(make):
+def test_master_restarts_only_where_variable_was_assigned(make):
     w = variable([1.0, 2.0])
     optimizer = wrap(make(1.0))
     optimizer.apply([gradient([1e-4, 1e-4], 4.0)], [w])
@@ -116,7 +116,7 @@ def test_a_master_restarts_where_its_variable_was_assigned(make):
 
 
 @pytest.mark.parametrize("size", [3, 8])
-def test_an_assignment_is_seen_at_every_place(size):
+def test_assignment_to_any_element_reaches_master(size):
     w = variable([1.0] * size)
     optimizer = wrap(keras.optimizers.SGD(1.0))
     optimizer.build([w])
@@ -129,7 +129,7 @@ def test_an_assignment_is_seen_at_every_place(size):
 
 
 @BOTH_WAYS
-def test_what_is_too_large_for_float16_saturates(make):
+def test_float16_variable_saturates_while_master_keeps_value(make):
     w = variable([60000.0])
     optimizer = wrap(make(1.0))
     optimizer.apply([gradient([-1e5], 4.0)], [w])
@@ -139,7 +139,7 @@ def test_what_is_too_large_for_float16_saturates(make):
     assert as_float(w) == [60000.0]
 
 
-def test_a_master_carries_path_constraint_and_exclusions():
+def test_master_carries_path_constraint_and_exclusion():
     with keras.name_scope("block"):
         w = variable([1.0])
         excluded = variable([1.0])
@@ -154,7 +154,7 @@ def test_a_master_carries_path_constraint_and_exclusions():
     assert as_float(excluded) == [1.0]
 
 
-def test_final_values_are_those_of_the_averaged_masters():
+def test_finalize_variable_values_assigns_averages_of_masters():
     w = variable([1.0])
     optimizer = wrap(keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5))
     for _ in range(2):
@@ -165,7 +165,7 @@ def test_final_values_are_those_of_the_averaged_masters():
     assert masters(optimizer)[0] == [0.625]
 
 
-def test_masters_are_saved_and_loaded():
+def test_saved_and_loaded_masters_resume_bitwise_equal():
     def train(optimizer, w, steps):
         for _ in range(steps):
             optimizer.apply([gradient([1e-4], 4.0)], [w])
@@ -186,7 +186,7 @@ def test_masters_are_saved_and_loaded():
 
 
 @pytest.mark.one_backend
-def test_the_config_holds_what_is_not_the_default():
+def test_config_includes_master_weights_only_if_not_default():
     optimizer = wrap(keras.optimizers.SGD(1.0), master_weights=False)
     config = optimizer.get_config()
     assert config["master_weights"] is False
@@ -195,7 +195,7 @@ def test_the_config_holds_what_is_not_the_default():
     assert "master_weights" not in wrap(keras.optimizers.SGD(1.0)).get_config()
 
 
-def test_what_was_assigned_survives_the_end_of_training():
+def test_finalize_variable_values_keeps_assigned_weight():
     w = variable([1.0])
     optimizer = wrap(keras.optimizers.SGD(1.0))
     optimizer.apply([gradient([0.5], 4.0)], [w])
@@ -205,7 +205,7 @@ def test_what_was_assigned_survives_the_end_of_training():
 
 
 @pytest.mark.parametrize("use_ema", [True, False])
-def test_variables_that_nobody_knows_are_not_finalized(use_ema):
+def test_finalize_variable_values_ignores_unknown_variable(use_ema):
     w, unknown = variable([1.0]), variable([2.0])
     optimizer = wrap(keras.optimizers.SGD(1.0, use_ema=use_ema))
     optimizer.apply([gradient([0.5], 4.0)], [w])
@@ -217,7 +217,7 @@ def test_variables_that_nobody_knows_are_not_finalized(use_ema):
     not hasattr(keras.optimizers, "MultiOptimizer"),
     reason="this version of Keras has no MultiOptimizer",
 )
-def test_exclusions_reach_the_members_of_a_multi_optimizer():
+def test_exclusions_reach_masters_of_multi_optimizer_members():
     with keras.name_scope("a"):
         a = variable([1.0])
     with keras.name_scope("b"):
@@ -234,7 +234,7 @@ def test_exclusions_reach_the_members_of_a_multi_optimizer():
     assert [as_float(v)[0] for v in (a, b, decayed)] == [0.5, 1.0, 0.5]
 
 
-def test_an_optimizer_that_has_trained_float16_is_refused():
+def test_inner_optimizer_already_trained_on_float16_is_rejected():
     w = variable([1.0])
     inner = keras.optimizers.SGD(1.0)
     inner.apply([gradient([0.5])], [w])
@@ -245,7 +245,7 @@ def test_an_optimizer_that_has_trained_float16_is_refused():
         optimizer.apply([gradient([0.5])], [w])
 
 
-def test_masters_are_made_in_a_compiled_step_as_well(compiled):
+def test_compiled_step_creates_and_updates_masters(compiled):
     """Not on JAX, where nothing can be made of a value under `jax.jit`."""
     w = variable([1.0])
     optimizer = wrap(keras.optimizers.SGD(1.0))
@@ -258,7 +258,7 @@ def test_masters_are_made_in_a_compiled_step_as_well(compiled):
     np.testing.assert_allclose(masters(optimizer)[0], [1 - 3e-4], rtol=1e-6)
 
 
-def test_a_file_with_masters_is_left_out_with_a_word_about_them():
+def test_file_with_masters_is_skipped_with_warning_if_masters_are_off():
     with_masters = wrap(keras.optimizers.SGD(1.0))
     with_masters.build([variable([1.0])])
     store = {}
@@ -271,7 +271,7 @@ def test_a_file_with_masters_is_left_out_with_a_word_about_them():
     assert int(ops.convert_to_numpy(without.variables[0])) == 0
 
 
-def test_a_file_without_masters_lets_them_start_from_the_weights():
+def test_file_without_masters_starts_masters_from_weights():
     without = wrap(keras.optimizers.SGD(1.0), master_weights=False)
     without.build([variable([3.0])])
     store = {}
@@ -285,7 +285,7 @@ def test_a_file_without_masters_lets_them_start_from_the_weights():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_averages_of_no_step_are_not_the_final_values(dtype):
+def test_finalize_variable_values_ignores_averages_before_first_step(dtype):
     w = variable([3.0], dtype)
     optimizer = wrap(keras.optimizers.SGD(1.0, use_ema=True))
     optimizer.apply([gradient([np.inf])], [w])
@@ -294,7 +294,7 @@ def test_averages_of_no_step_are_not_the_final_values(dtype):
 
 
 @pytest.mark.parametrize("dtype, calls", [("float32", 1), ("float16", 0)])
-def test_an_inner_optimizer_finalizes_by_itself(dtype, calls):
+def test_inner_finalize_variable_values_is_called_only_without_masters(dtype, calls):
     """With masters it is asked only where there is something to take from it."""
     finalized = []
 
@@ -310,7 +310,7 @@ def test_an_inner_optimizer_finalizes_by_itself(dtype, calls):
 
 
 @pytest.mark.parametrize("inner", [keras.optimizers.Adam, keras.optimizers.RMSprop])
-def test_a_bare_tensorflow_variable_has_a_master(inner):
+def test_bare_tensorflow_variable_trains_through_master(inner):
     if keras.backend.backend() != "tensorflow":
         pytest.skip("Keras's optimizers take bare variables on TensorFlow only")
     import tensorflow as tf
@@ -327,7 +327,7 @@ def test_a_bare_tensorflow_variable_has_a_master(inner):
 
 
 @pytest.mark.parametrize("policy", ["dynamic", "auto"])
-def test_a_state_without_masters_loads_and_they_restart_from_the_weights(policy):
+def test_bfloat16_state_without_masters_loads_and_restarts_masters(policy):
     """As it was saved of bfloat16 weights before they had masters."""
     scale = {"initial_scale": "auto"} if policy == "auto" else {}
     before = keras_lso.LossScaleOptimizer(

@@ -18,14 +18,14 @@ CLASSES = [keras_lso.LossScaleOptimizer, keras_lso.LARS, keras_lso.NovoGrad]
 @pytest.mark.one_backend
 @pytest.mark.parametrize("cls", CLASSES)
 @pytest.mark.parametrize("name", ["add_slot", "get_slot", "get_updates", "set_weights"])
-def test_a_method_of_a_class_is_the_function(cls, name):
+def test_tf_keras_method_of_class_is_original_function(cls, name):
     found = getattr(cls, name)
     assert found is getattr(methods, name)
     assert next(iter(inspect.signature(found).parameters)) == "self"
     assert inspect.getdoc(found)
 
 
-def test_a_method_of_an_optimizer_is_bound():
+def test_tf_keras_methods_are_bound_to_optimizer():
     optimizer = keras_lso.LARS(0.1)
     variable = keras.Variable([1.0, 2.0])
     optimizer.build([variable])
@@ -33,7 +33,7 @@ def test_a_method_of_an_optimizer_is_bound():
     assert optimizer.weights[-1] is optimizer.momentums[0]
 
 
-def test_a_subclass_overrides_a_method():
+def test_subclass_overrides_tf_keras_method_and_calls_super():
     class Named(keras_lso.NovoGrad):
         def get_slot_names(self):
             return [name.upper() for name in super().get_slot_names()]
@@ -44,7 +44,7 @@ def test_a_subclass_overrides_a_method():
 
 
 @pytest.mark.one_backend
-def test_type_checkers_know_the_signatures():
+def test_signatures_for_type_checkers_match_methods():
     known = vars(for_type_checkers(_methods)["Signatures"])
     taken = {
         name

@@ -115,7 +115,7 @@ INNER = {
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("make", INNER.values(), ids=INNER)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_steps_alike_are_decided_once(make, dtype, monkeypatch):
+def test_similar_steps_share_one_plan(make, dtype, monkeypatch):
     made = count_plans(monkeypatch)
     twin = Twin(make, plans=True, dtype=dtype)
     twin.steps(4)
@@ -131,7 +131,7 @@ def test_steps_alike_are_decided_once(make, dtype, monkeypatch):
     assert int(twin.optimizer.skipped_steps) == 1
 
 
-def test_steps_are_decided_anew_where_something_else_is_another(monkeypatch):
+def test_changed_context_guards_make_new_plan(monkeypatch):
     """As in another `tf.distribute.Strategy`, or once FSDP has sharded a module."""
     made = count_plans(monkeypatch)
     twin, counts = Twin(INNER["momentum"], plans=True), []
@@ -143,7 +143,7 @@ def test_steps_are_decided_anew_where_something_else_is_another(monkeypatch):
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="Replicas are TensorFlow's")
-def test_a_step_that_was_decided_by_a_replica_is_refused_outside():
+def test_step_planned_in_replica_is_rejected_in_cross_replica_context():
     import tensorflow as tf
 
     strategy = tf.distribute.MirroredStrategy(["CPU:0"])
@@ -164,7 +164,7 @@ def test_a_step_that_was_decided_by_a_replica_is_refused_outside():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_numbers_are_read_at_each_step(dtype):
+def test_numeric_hyperparameters_are_read_at_each_step(dtype):
     def change(twin):
         twin.inner.learning_rate = 0.125
         twin.inner.momentum = 0.5
@@ -239,12 +239,12 @@ CHANGES_OF_ARGUMENTS = [
 @pytest.mark.parametrize("change", CHANGES_OF_ARGUMENTS, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("make", [INNER["AdamW"], INNER["its own step"]])
 @pytest.mark.in_turn
-def test_other_arguments(change, make):
+def test_changed_arguments_step_like_optimizer_without_plan(change, make):
     assert_decided_anew(change, make)
 
 
 @pytest.mark.parametrize("make", INNER.values(), ids=INNER)
-def test_what_is_refused_is_refused_after_any_number_of_steps(make):
+def test_invalid_arguments_are_rejected_after_planned_steps(make):
     twin = Twin(make, plans=True)
     twin.steps()
     grads, before = twin.gradients(), twin.state()
@@ -330,11 +330,11 @@ if not excludes_after_build:
     "change, make", CHANGES_OF_THE_OPTIMIZER.values(), ids=CHANGES_OF_THE_OPTIMIZER
 )
 @pytest.mark.in_turn
-def test_another_hyperparameter(change, make, dtype):
+def test_changed_hyperparameters_step_like_optimizer_without_plan(change, make, dtype):
     assert_decided_anew(change, make, dtype=dtype)
 
 
-def test_the_averages_of_a_step_go_on():
+def test_toggled_use_ema_steps_like_optimizer_without_plan():
     def change(twin):
         twin.inner.use_ema = not twin.inner.use_ema
         twin.steps(2)
@@ -342,7 +342,7 @@ def test_the_averages_of_a_step_go_on():
     assert_decided_anew(change, lambda: SGD(0.5, momentum=0.9, use_ema=True))
 
 
-def test_recorded_overflows():
+def test_record_overflows_after_planned_steps_finds_overflowed_variable():
     def change(twin):
         twin.optimizer.record_overflows()
         bad = twin.gradients()
@@ -391,14 +391,16 @@ if BACKEND != "tensorflow":  # Its variables hold one `tf.Variable` for ever.
 
 @pytest.mark.parametrize("change", CHANGES_OF_VARIABLES, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_changed_variables(change, dtype):
+def test_changed_variables_step_like_optimizer_without_plan(change, dtype):
     assert_decided_anew(change, dtype=dtype)
 
 
 @pytest.mark.parametrize("change", CHANGES_OF_VARIABLES, ids=lambda c: c.__name__)
 @pytest.mark.parametrize("averages", [False, True])
 @pytest.mark.exhaustive
-def test_changed_variables_in_the_middle_of_a_window(change, averages):
+def test_variables_changed_within_window_step_like_optimizer_without_plan(
+    change, averages
+):
     """Two micro-batches before its end; the averages move with each of them.
 
     In the second window: until the first update the averages are the weights.
@@ -410,7 +412,7 @@ def test_changed_variables_in_the_middle_of_a_window(change, averages):
     assert_decided_anew(change, make, before=8)
 
 
-def test_a_variable_that_is_overwritten_from_now_on():
+def test_variable_marked_as_overwritten_steps_like_optimizer_without_plan():
     assert_decided_anew(overwrite_one)
 
 
@@ -430,7 +432,7 @@ def transposed(tensor):
 @ON_TORCH
 @pytest.mark.parametrize("move", [new_memory, another_dtype, transposed])
 @pytest.mark.parametrize("make", [INNER["decaying"], INNER["AdamW"]])
-def test_data_that_was_moved(move, make):
+def test_moved_tensor_data_steps_like_optimizer_without_plan(move, make):
     """As `module.to(...)` does: the parameters stay, and their memory is another's."""
 
     def change(twin):
@@ -445,7 +447,7 @@ def test_data_that_was_moved(move, make):
 
 
 @ON_TORCH
-def test_low_precision_data_that_was_moved():
+def test_moved_float16_data_steps_like_optimizer_without_plan():
     def change(twin):
         for v in twin.variables:
             v.value.data = v.value.data.clone()
@@ -456,7 +458,7 @@ def test_low_precision_data_that_was_moved():
 # --- Copies, and other ways to step ---------------------------------------------------
 
 
-def test_a_copy_steps_its_own_variables():
+def test_deepcopy_steps_its_own_variables():
     def change(twin):
         twin.optimizer, twin.variables = copy.deepcopy((twin.optimizer, twin.variables))
         twin.inner = twin.optimizer.inner_optimizer
@@ -470,7 +472,7 @@ def test_a_copy_steps_its_own_variables():
     assert_decided_anew(change)
 
 
-def test_no_plan_is_copied():
+def test_step_state_for_copies_omits_plan():
     twin = Twin(INNER["momentum"], plans=True)
     twin.steps()
     step = twin.optimizer._step
@@ -479,7 +481,7 @@ def test_no_plan_is_copied():
     assert set(step.__getstate__()) == set(vars(step))
 
 
-def test_a_pickled_optimizer_goes_on():
+def test_pickled_optimizer_steps_like_optimizer_without_plan():
     def change(twin):
         twin.optimizer = pickle.loads(pickle.dumps(twin.optimizer))
         twin.inner = twin.optimizer.inner_optimizer
@@ -492,7 +494,7 @@ def test_a_pickled_optimizer_goes_on():
     BACKEND == "tensorflow", reason="Keras has no stateless_apply there"
 )
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_stateless_step_leaves_the_variables_alone(dtype):
+def test_stateless_step_leaves_variables_unchanged(dtype):
     def change(twin):
         before = twin.state()
         arguments = (
@@ -508,7 +510,7 @@ def test_a_stateless_step_leaves_the_variables_alone(dtype):
 
 
 @ON_TORCH
-def test_a_stateless_step_copies_what_it_changes_once(monkeypatch):
+def test_stateless_step_copies_each_changed_variable_once(monkeypatch):
     copied = []
     copy_in_scope = variables._copy_in_scope
 
@@ -532,7 +534,7 @@ def test_a_stateless_step_copies_what_it_changes_once(monkeypatch):
         assert len(copied) == len(set(copied))
 
 
-def test_a_loaded_state_goes_on(tmp_path):
+def test_loaded_model_continues_training_like_saved_model(tmp_path):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2)])
     model.compile(keras_lso.LossScaleOptimizer(Adam(0.5)), loss="mse")
     x, y = np.ones((4, 2), "float32"), np.zeros((4, 2), "float32")
@@ -551,7 +553,7 @@ def test_a_loaded_state_goes_on(tmp_path):
     BACKEND == "jax",
     reason="Keras's trainer on JAX takes no fewer variables than before",
 )
-def test_a_layer_that_is_frozen_stays():
+def test_frozen_layer_stays_unchanged_while_other_layer_trains():
     model = keras.Sequential(
         [keras.Input((2,)), *(keras.layers.Dense(2) for _ in "ab")]
     )

@@ -153,7 +153,9 @@ if BACKEND == "tensorflow":
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_state_that_was_saved_comes_back(policy, when, way, tmp_path):
+def test_policy_state_round_trips_through_every_way_of_saving(
+    policy, when, way, tmp_path
+):
     model = trained(policy, WHEN[when])
     loaded = WAYS[way](model, policy, tmp_path)
     assert state_of(loaded) == state_of(model)
@@ -161,9 +163,7 @@ def test_a_state_that_was_saved_comes_back(policy, when, way, tmp_path):
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow's checkpoints")
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_checkpoint_holds_a_policy_that_was_there_before_its_optimizer(
-    policy, tmp_path
-):
+def test_checkpoint_restores_policy_built_before_optimizer(policy, tmp_path):
     import tensorflow as tf
 
     def make():
@@ -187,7 +187,7 @@ def test_a_checkpoint_holds_a_policy_that_was_there_before_its_optimizer(
 )
 @pytest.mark.parametrize("policy", ["auto", "of a user"])
 @pytest.mark.filterwarnings("ignore:Sharding info not provided")
-def test_orbax_restores_a_state_from_before_the_first_finite_step(policy, tmp_path):
+def test_orbax_restores_state_saved_before_first_finite_step(policy, tmp_path):
     pytest.importorskip("orbax.checkpoint")
     model = trained(policy, [False])
     callback = keras.callbacks.OrbaxCheckpoint(str(tmp_path), save_freq="epoch")
@@ -201,7 +201,7 @@ def test_orbax_restores_a_state_from_before_the_first_finite_step(policy, tmp_pa
 
 @pytest.mark.parametrize("count", [-1, -5, -(2**31)])
 @pytest.mark.parametrize("of", ["the optimizer", "its inner optimizer"])
-def test_a_negative_number_of_steps_is_refused(of, count):
+def test_negative_step_count_in_state_is_rejected(of, count):
     model = trained("auto", [True])
     optimizer = model.optimizer
     inner = optimizer.inner_optimizer
@@ -221,7 +221,7 @@ def test_a_negative_number_of_steps_is_refused(of, count):
         assert state_of(model) == before
 
 
-def test_a_damaged_state_of_the_search_is_mended():
+def test_damaged_search_state_is_repaired_on_load():
     model = trained("searching", [False, True])
     optimizer = model.optimizer
     position = [v.name for v in optimizer.variables].index("search_state")

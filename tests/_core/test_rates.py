@@ -74,7 +74,7 @@ class Run:
 
 @each
 @pytest.mark.filterwarnings("ignore:The learning rate")
-def test_a_schedule_that_ends_in_nan_ends_the_steps(make, compiled_once):
+def test_schedule_that_turns_nan_skips_all_later_steps(make, compiled_once):
     run = Run(make(UntilStepTwo()), compiled_once)
     for _ in range(2):
         run.step()
@@ -92,7 +92,7 @@ def test_a_schedule_that_ends_in_nan_ends_the_steps(make, compiled_once):
 @each
 @pytest.mark.parametrize("rate", [np.nan, np.inf])
 @pytest.mark.filterwarnings("ignore:The learning rate")
-def test_training_goes_on_at_the_next_finite_rate(make, rate, way):
+def test_training_resumes_at_next_finite_learning_rate(make, rate, way):
     run, without = Run(make(0.5)), Run(make(0.5))
     for value in (0.5, rate, rate, 0.25):
         run.optimizer.learning_rate = without.optimizer.learning_rate = value
@@ -107,7 +107,7 @@ def test_training_goes_on_at_the_next_finite_rate(make, rate, way):
 @pytest.mark.parametrize("window", [None, 2])
 @pytest.mark.parametrize("make", [K.SGD, K.Adam, K.Adagrad])
 @pytest.mark.filterwarnings("ignore:The learning rate")
-def test_a_rate_that_is_inf_in_float16_skips_steps_of_float16_weights(
+def test_rate_infinite_in_float16_skips_steps_of_float16_weights(
     make, window, compiled_once, snapshot
 ):
     """Keras casts it to the dtype of each weight, and makes inf and NaN of them."""
@@ -136,7 +136,7 @@ def test_a_rate_that_is_inf_in_float16_skips_steps_of_float16_weights(
     assert np.isfinite(ops.convert_to_numpy(w).astype("float32")).all()
 
 
-def test_the_warning_says_that_a_rate_is_inf_in_float16():
+def test_warning_says_that_rate_is_infinite_in_float16():
     w = keras.Variable(np.float32([1.0, 2.0]), dtype="float16")
     optimizer = keras_lso.LossScaleOptimizer(K.SGD(1e5), master_weights=False)
     with pytest.warns(UserWarning, match="100000.0 at step 0, and inf in float16"):
@@ -150,7 +150,7 @@ def test_the_warning_says_that_a_rate_is_inf_in_float16():
     ids=["a master", "LARS"],
 )
 @pytest.mark.filterwarnings("error::UserWarning")
-def test_a_rate_that_is_multiplied_in_float32_may_be_larger(make, options):
+def test_rate_beyond_float16_is_applied_if_multiplied_in_float32(make, options):
     w = keras.Variable(np.float32([1.0, 2.0]), dtype="float16")
     optimizer = keras_lso.LossScaleOptimizer(make(1e5), **options)
     optimizer.apply([np.float32([1e-5, 0.0])], [w], scaled=False)
@@ -159,7 +159,7 @@ def test_a_rate_that_is_multiplied_in_float32_may_be_larger(make, options):
 
 
 @pytest.mark.filterwarnings("ignore:The learning rate")
-def test_gradients_that_overflow_too_lower_the_scale(way):
+def test_gradient_overflow_under_nan_rate_lowers_scale(way):
     run = Run(K.Adam(np.nan))
     run.step(np.inf)
     assert float(run.optimizer.loss_scale) == SCALE / 2
@@ -169,7 +169,7 @@ def test_gradients_that_overflow_too_lower_the_scale(way):
 
 
 @pytest.mark.filterwarnings("ignore:The learning rate")
-def test_a_policy_of_the_largest_gradient_stays(way):
+def test_step_with_nan_rate_leaves_log_max_policy_unchanged(way):
     run = Run(K.SGD(0.5), loss_scale=LogMaxLossScale(), **dict.fromkeys(UNSET))
     run.step()
     before = run.bits()
@@ -186,7 +186,7 @@ UNSET = ("initial_scale", "dynamic_growth_steps")
 
 @pytest.mark.filterwarnings("ignore:The learning rate")
 @pytest.mark.parametrize("make", [K.SGD, K.Adadelta, keras_lso.LARS])
-def test_a_rate_matters_to_the_last_micro_batch_of_a_window(make, way):
+def test_non_finite_rate_skips_only_last_micro_batch_of_window(make, way):
     run = Run(make(0.5, gradient_accumulation_steps=2))
     run.optimizer.learning_rate = np.nan
     run.step()
@@ -207,7 +207,7 @@ def test_a_rate_matters_to_the_last_micro_batch_of_a_window(make, way):
     not hasattr(K, "MultiOptimizer"), reason="Keras 3.12 has no MultiOptimizer"
 )
 @pytest.mark.filterwarnings("ignore:The learning rate")
-def test_the_rate_of_each_member_counts():
+def test_non_finite_rate_of_multi_optimizer_member_skips_step():
     members = {"a": K.SGD(0.5), "b": K.Adam(np.nan)}
     inner = K.MultiOptimizer(lambda variable: members[variable.name])
     a, b = (keras.Variable(1.0, name=name) for name in "ab")
@@ -236,7 +236,9 @@ HYPERPARAMETERS = {
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("name", HYPERPARAMETERS)
-def test_any_other_coefficient_is_named(name, compiled_once):
+def test_non_finite_hyperparameter_skips_step_and_is_named_in_warning(
+    name, compiled_once
+):
     make, value = HYPERPARAMETERS[name]
     name = name.partition(" ")[0]
     run = Run(make(0.5), compiled_once)
@@ -256,7 +258,7 @@ class MySGD(K.SGD):
         self.limit, self.factor = np.inf, 1.0
 
 
-def test_a_number_of_a_users_own_class_is_named_once_it_is_infinite():
+def test_attribute_of_user_optimizer_that_becomes_infinite_skips_step():
     run = Run(MySGD(0.5))
     run.step()
     assert run.skipped == 0
@@ -267,14 +269,14 @@ def test_a_number_of_a_users_own_class_is_named_once_it_is_infinite():
 
 
 @pytest.mark.filterwarnings("error::UserWarning")
-def test_an_infinite_clipvalue_clips_nothing():
+def test_infinite_clipvalue_clips_nothing():
     run, twin = Run(K.SGD(0.5, clipvalue=np.inf)), Run(K.SGD(0.5))
     for each_run in (run, twin):
         each_run.step()
     np.testing.assert_array_equal(run.w.numpy(), twin.w.numpy())
 
 
-def test_one_warning_names_the_rate_its_step_and_its_schedule():
+def test_single_warning_names_rate_step_and_schedule():
     run = Run(K.SGD(UntilStepTwo()))
     with pytest.warns(UserWarning, match="rate is nan at step 2, as `Unt") as seen:
         for _ in range(5):
@@ -283,7 +285,7 @@ def test_one_warning_names_the_rate_its_step_and_its_schedule():
     assert found.filename == __file__
 
 
-def test_a_stalled_run_names_the_rate():
+def test_check_stalled_names_non_finite_rate():
     run = Run(K.SGD(np.inf))
     with pytest.warns(UserWarning, match="rate is inf at step 0"):
         for _ in range(3):
@@ -295,7 +297,7 @@ def test_a_stalled_run_names_the_rate():
     run.optimizer.check_stalled(patience=3)
 
 
-def test_fit_warns_at_its_end_at_the_latest():
+def test_fit_warns_once_of_nan_learning_rate():
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile(keras_lso.LossScaleOptimizer(K.SGD(UntilStepTwo())), loss="mse")
     x = np.ones((8, 1), "float32")
@@ -308,7 +310,7 @@ def test_fit_warns_at_its_end_at_the_latest():
     assert all(np.isfinite(w).all() for w in model.get_weights())
 
 
-def test_a_schedule_that_raises_leaves_everything_as_it_was():
+def test_schedule_that_raises_leaves_state_unchanged():
     class Remote(K.schedules.LearningRateSchedule):
         is_down = False
 

@@ -63,7 +63,7 @@ APPLY = [apply, apply_gradients, apply_by_larc]
 
 
 @pytest.mark.parametrize("apply", APPLY)
-def test_gradients_that_were_only_looked_at_are_scaled(apply, w, b):
+def test_original_gradients_count_as_scaled_after_get_unscaled_gradients(apply, w, b):
     optimizer = make()
     optimizer.scale_loss(1.0)
     grads = [tensor(SCALE, 0.0), tensor(SCALE)]
@@ -74,7 +74,7 @@ def test_gradients_that_were_only_looked_at_are_scaled(apply, w, b):
 
 
 @pytest.mark.parametrize("apply", APPLY)
-def test_what_is_made_of_the_unscaled_gradients_is_not(apply, w, b):
+def test_gradients_derived_from_unscaled_gradients_count_as_unscaled(apply, w, b):
     optimizer = make()
     optimizer.scale_loss(1.0)
     grads = optimizer.get_unscaled_gradients([tensor(SCALE, 0.0), tensor(4 * SCALE)])
@@ -82,7 +82,7 @@ def test_what_is_made_of_the_unscaled_gradients_is_not(apply, w, b):
     assert values(w) == [3.0, 4.0] and values(b) == [1.0]
 
 
-def test_the_pairs_of_the_deprecated_class_are_told_in_the_same_way(w):
+def test_deprecated_class_tells_scaled_pairs_from_unscaled_pairs(w):
     with pytest.warns(DeprecationWarning):
         optimizer = ExperimentalOptimizer(SGD(1.0), SCALE)
     scaled = tensor(SCALE, 0.0)
@@ -92,7 +92,7 @@ def test_the_pairs_of_the_deprecated_class_are_told_in_the_same_way(w):
     assert values(w) == [2.0, 4.0]
 
 
-def test_it_is_told_while_a_step_is_traced(w, compiled):
+def test_traced_step_applies_original_gradients_as_scaled(w, compiled):
     optimizer = make()
     optimizer.build([w])
 
@@ -108,7 +108,7 @@ def test_it_is_told_while_a_step_is_traced(w, compiled):
     assert values(w) == [2.0, 4.0]
 
 
-def test_a_sparse_gradient_is_told_by_its_identity(sparse_gradient):
+def test_sparse_gradient_counts_as_scaled_after_get_unscaled_gradients(sparse_gradient):
     table = keras.Variable(np.ones((3, 2), "float32"))
     optimizer = make()
     optimizer.scale_loss(1.0)
@@ -118,7 +118,7 @@ def test_a_sparse_gradient_is_told_by_its_identity(sparse_gradient):
     assert values(table) == [[1.0, 1.0], [0.0, 0.0], [1.0, 1.0]]
 
 
-def test_gradients_of_which_none_was_unscaled_may_be_missing(w, b):
+def test_original_gradients_with_none_count_as_scaled(w, b):
     optimizer = make()
     optimizer.build([w, b])
     grads = [tensor(SCALE, 0.0), None]
@@ -128,7 +128,7 @@ def test_gradients_of_which_none_was_unscaled_may_be_missing(w, b):
     assert values(w) == [3.0, 4.0] and values(b) == [2.0]
 
 
-def test_scaled_and_unscaled_ones_together_are_refused(w, b):
+def test_mixed_scaled_and_unscaled_gradients_are_rejected(w, b):
     optimizer = make()
     optimizer.scale_loss(1.0)
     grads = [tensor(SCALE, 0.0), tensor(SCALE)]
@@ -142,7 +142,7 @@ def test_scaled_and_unscaled_ones_together_are_refused(w, b):
     assert values(w) == [3.0 - SCALE, 4.0]
 
 
-def test_the_next_scaled_loss_ends_it(w):
+def test_next_scale_loss_makes_original_gradients_count_as_scaled(w):
     optimizer = make()
     grads = [tensor(SCALE, 0.0)]
     for _ in range(2):
@@ -154,7 +154,7 @@ def test_the_next_scaled_loss_ends_it(w):
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="Only PyTorch's tensors can be written")
-def test_gradients_that_were_written_to_since_are_refused(w):
+def test_gradients_written_after_unscaling_are_rejected(w):
     """They may be scaled still, or hold the result."""
     ways = {
         "clipped": lambda grad, unscaled: grad.mul_(0.5),
@@ -179,7 +179,7 @@ def test_gradients_that_were_written_to_since_are_refused(w):
 @pytest.mark.parametrize(
     "view", [lambda g: g.detach(), lambda g: g.data, lambda g: g.view(-1)]
 )
-def test_another_tensor_of_the_same_memory_is_scaled_too(view, w):
+def test_view_of_original_gradient_counts_as_scaled(view, w):
     grad = tensor(SCALE, 0.0)
     optimizer = make()
     optimizer.scale_loss(1.0)
@@ -188,7 +188,7 @@ def test_another_tensor_of_the_same_memory_is_scaled_too(view, w):
     assert values(w) == [3.0, 4.0]
 
 
-def test_no_gradient_is_kept_alive():
+def test_only_last_unscaled_gradients_are_tracked():
     optimizer = make()
     for _ in range(3):
         optimizer.get_unscaled_gradients([tensor(1.0, 2.0), None])
@@ -196,7 +196,7 @@ def test_no_gradient_is_kept_alive():
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy])
-def test_it_can_be_copied_meanwhile(copied, w):
+def test_optimizer_is_copyable_and_picklable_after_unscaling(copied, w):
     optimizer = make()
     optimizer.build([w])
     grads = [tensor(SCALE, 0.0)]
@@ -217,7 +217,7 @@ NO_LOSSES = {
 
 @pytest.mark.parametrize("loss", NO_LOSSES.values(), ids=NO_LOSSES)
 @pytest.mark.parametrize("scale", ["scale_loss", "get_scaled_loss"])
-def test_what_is_no_loss_is_refused_and_changes_nothing(scale, loss, w):
+def test_invalid_loss_is_rejected_and_changes_nothing(scale, loss, w):
     optimizer = make()
     optimizer.get_scaled_loss(1.0)
     grads = optimizer.get_unscaled_gradients([tensor(SCALE, 0.0)])
@@ -229,7 +229,7 @@ def test_what_is_no_loss_is_refused_and_changes_nothing(scale, loss, w):
     assert values(w) == [3.0, 4.0]
 
 
-def test_a_complex_loss_is_refused():
+def test_complex_loss_is_rejected():
     loss = ops.convert_to_tensor(np.complex64(1 + 1j))
     with pytest.raises(ValueError, match="must be real"):
         make().scale_loss(loss)
@@ -245,7 +245,7 @@ LOSSES = {
 
 
 @pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
-def test_what_is_a_loss_is_scaled(loss):
+def test_numbers_arrays_and_variables_are_scaled_as_losses(loss):
     scaled = make().scale_loss(loss() if callable(loss) else loss)
     assert float(ops.sum(scaled)) == 3.0 * SCALE
 
@@ -267,7 +267,7 @@ def warned(function):
 
 
 @pytest.mark.parametrize("apply", [apply, apply_gradients])
-def test_gradients_of_a_loss_that_nobody_scaled_are_warned_of_once(apply, w):
+def test_gradients_of_unscaled_loss_warn_once(apply, w):
     optimizer = make()
     [found] = warned(lambda: [apply(optimizer, [tensor(1, 1)], [w]) for _ in "abc"])
     assert LINES[BACKEND] in str(found.message)
@@ -284,16 +284,16 @@ SILENT = {
 
 
 @pytest.mark.parametrize("use", SILENT.values(), ids=SILENT)
-def test_whoever_says_what_gradients_are_is_not_warned(use, w):
+def test_gradients_of_known_scaling_do_not_warn(use, w):
     assert not warned(lambda: use(make(), w))
 
 
-def test_a_scale_of_one_changes_no_gradient(w):
+def test_gradients_under_scale_of_one_do_not_warn(w):
     optimizer = make(loss_scale=FixedLossScale(1.0), initial_scale=None)
     assert not warned(lambda: optimizer.apply([tensor(1, 1)], [w]))
 
 
-def test_keras_s_own_trainer_scales_the_loss():
+def test_keras_fit_does_not_warn_of_unscaled_loss():
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
     model.compile(make(), loss="mse")
     x = np.ones((2, 1), "float32")
@@ -310,7 +310,7 @@ PARTS = {
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_a_part_is_not_replaced(name):
+def test_parts_of_optimizer_cannot_be_replaced(name):
     optimizer = make()
     part = getattr(optimizer, name)
     setattr(optimizer, name, part)
@@ -319,14 +319,14 @@ def test_a_part_is_not_replaced(name):
     assert getattr(optimizer, name) is part
 
 
-def test_the_optimizer_inside_of_larc_is_not_replaced():
+def test_inner_optimizer_of_larc_cannot_be_replaced():
     optimizer = keras_lso.LARC(SGD(0.5))
     with pytest.raises(AttributeError, match="`inner_optimizer` of a LARC"):
         optimizer.inner_optimizer = SGD(1.0)
 
 
 @pytest.mark.parametrize("has_stepped", [False, True])
-def test_a_scale_of_the_inner_optimizer_s_own_is_refused_later_too(has_stepped, w):
+def test_apply_rejects_loss_scale_factor_set_later_on_inner_optimizer(has_stepped, w):
     optimizer = make()
     optimizer.scale_loss(1.0)
     if has_stepped:
@@ -344,9 +344,7 @@ def test_a_scale_of_the_inner_optimizer_s_own_is_refused_later_too(has_stepped, 
 
 
 @pytest.mark.parametrize("scale", [2.0**126, 2.0**127, np.inf, np.nan])
-def test_a_scale_assigned_by_hand_is_back_between_its_bounds_after_a_step(
-    scale, w, compiled
-):
+def test_next_step_clamps_large_assigned_scale_and_skips_nan_scale(scale, w, compiled):
     """As docs/policies.md says: beyond 2**126 its inverse is no normal float32."""
     optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.SGD(1.0))
     optimizer.build([w])

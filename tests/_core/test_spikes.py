@@ -72,7 +72,7 @@ KINDS = ["calm", "spikes", "level", "huge level", "falling"]
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
-def test_the_steps_that_are_skipped_are_the_models(make, kind, way, monkeypatch):
+def test_skipped_spikes_match_numpy_model(make, kind, way, monkeypatch):
     take(way, monkeypatch)
     optimizer, variables = guarded(make)
     model, norms = Model(optimizer.spike_guard), recorded(kind)
@@ -85,7 +85,7 @@ def test_the_steps_that_are_skipped_are_the_models(make, kind, way, monkeypatch)
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("kind", ["calm", "falling"])
-def test_calm_norms_are_judged_as_in_olmo_core_and_levanter(kind):
+def test_decisions_on_calm_norms_match_olmo_core_and_levanter(kind):
     guard = keras_lso.SpikeGuard(6.0, window=16, warmup=8)
     optimizer, variables = guarded(guard=guard)
     norms = recorded(kind)
@@ -94,7 +94,7 @@ def test_calm_norms_are_judged_as_in_olmo_core_and_levanter(kind):
 
 
 @pytest.mark.in_turn("torch")
-def test_a_spike_is_judged_as_in_olmo_core_and_the_next_one_as_in_levanter():
+def test_first_spike_matches_olmo_core_and_second_matches_levanter():
     """OLMo-core keeps a spike in its history, where it hides the next one."""
     norms = recorded("calm")
     norms[[30, 34]] *= 20.0
@@ -108,7 +108,7 @@ def test_a_spike_is_judged_as_in_olmo_core_and_the_next_one_as_in_levanter():
 
 
 @pytest.mark.in_turn("jax")
-def test_a_new_level_is_learned_where_levanter_skips_forever():
+def test_guard_learns_new_level_where_levanter_skips_forever():
     norms = recorded("level", 90)
     optimizer, variables = guarded(guard=keras_lso.SpikeGuard(6.0, 16, 8))
     found = applied(optimizer, variables, norms)
@@ -118,7 +118,7 @@ def test_a_new_level_is_learned_where_levanter_skips_forever():
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("growth", [1.0, 10.0, 30.0])
-def test_no_more_than_a_window_of_steps_is_skipped_in_a_row(growth):
+def test_guard_skips_at_most_window_consecutive_steps(growth):
     """Whatever the norms are: here they grow faster than the limit does."""
     optimizer, variables = guarded()
     norms = [*np.linspace(1, 1.1, 8), *(1e3 * growth ** np.arange(11))]
@@ -127,20 +127,20 @@ def test_no_more_than_a_window_of_steps_is_skipped_in_a_row(growth):
     assert 1 <= max(map(len, skips)) <= 8
 
 
-def test_no_step_is_judged_before_the_history_is_warm():
+def test_guard_skips_no_step_during_warmup():
     guard = keras_lso.SpikeGuard(3.0, window=16, warmup=4)
     optimizer, variables = guarded(guard=guard)
     assert applied(optimizer, variables, [1.0, 1.1, 1.2, 50.0]) == [True] * 4
 
 
-def test_a_history_that_is_not_full_judges_by_what_it_has():
+def test_guard_judges_by_partly_filled_history_after_warmup():
     guard = keras_lso.SpikeGuard(3.0, window=16, warmup=4)
     optimizer, variables = guarded(guard=guard)
     found = applied(optimizer, variables, [1.0, 1.1, 1.2, 1.1, 1.0, 2.0])
     assert found == [True] * 5 + [False]
 
 
-def test_norms_that_differ_by_a_rounding_are_no_outliers():
+def test_norms_that_differ_by_rounding_are_not_spikes():
     optimizer, variables = guarded()
     for _ in range(8):
         optimizer.apply(gradients(1.0), variables, scaled=True)
@@ -151,7 +151,7 @@ def test_norms_that_differ_by_a_rounding_are_no_outliers():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("make", MAKES.values(), ids=MAKES)
 @pytest.mark.parametrize("told", [{}, {"use_ema": True}, {"global_clipnorm": 1.0}])
-def test_a_spike_changes_nothing_but_the_history(make, told, way, monkeypatch):
+def test_spike_leaves_weights_slots_and_scale_unchanged(make, told, way, monkeypatch):
     take(way, monkeypatch)
     optimizer, variables = guarded(make, **told)
     applied(optimizer, variables, np.linspace(1, 1.2, 6))
@@ -163,7 +163,7 @@ def test_a_spike_changes_nothing_but_the_history(make, told, way, monkeypatch):
     assert applied(optimizer, variables, [1.0]) == [True]
 
 
-def test_the_scale_neither_falls_nor_grows_at_a_spike():
+def test_spike_neither_lowers_nor_raises_loss_scale():
     guard = keras_lso.SpikeGuard(3.0, window=8, warmup=4)
     optimizer = keras_lso.LossScaleOptimizer(
         K.SGD(0.01), initial_scale=4.0, dynamic_growth_steps=6, spike_guard=guard
@@ -177,7 +177,7 @@ def test_the_scale_neither_falls_nor_grows_at_a_spike():
     assert float(optimizer.loss_scale) == 8.0
 
 
-def test_an_overflow_is_no_spike_and_does_not_enter_the_history():
+def test_overflow_is_not_counted_as_spike_and_stays_out_of_history():
     optimizer, variables = guarded()
     applied(optimizer, variables, np.linspace(1, 1.2, 5))
     history = bits(optimizer._spikes.variables)
@@ -190,7 +190,7 @@ def test_an_overflow_is_no_spike_and_does_not_enter_the_history():
     assert float(optimizer.loss_scale) == 2.0
 
 
-def test_a_norm_above_the_largest_is_a_spike_from_the_first_step_on():
+def test_norm_above_max_norm_is_spike_from_first_step_on():
     guard = keras_lso.SpikeGuard(window=8, warmup=4, max_norm=2.0)
     optimizer, variables = guarded(guard=guard)
     norms = [3.0, 1.0, 2.5, 1.1, *[5.0] * 12, 1.0]
@@ -198,7 +198,7 @@ def test_a_norm_above_the_largest_is_a_spike_from_the_first_step_on():
     assert found == [n <= 2.0 for n in norms]
 
 
-def test_norms_are_unscaled():
+def test_guard_judges_unscaled_norms():
     optimizer, variables = guarded()
     applied(optimizer, variables, np.linspace(1, 1.2, 6))
     optimizer.loss_scale_policy.assign_scale(1024.0)
@@ -219,7 +219,7 @@ def values(variables):
 @each_way
 @pytest.mark.default_backend("torch", "tensorflow")
 @pytest.mark.parametrize("name", ["adam", "adadelta"])
-def test_a_window_with_a_spike_is_taken_back(name, way, monkeypatch):
+def test_window_with_spike_is_rolled_back(name, way, monkeypatch):
     take(way, monkeypatch)
     optimizer, variables = guarded(MAKES[name], gradient_accumulation_steps=3)
     model = Model(optimizer.spike_guard)
@@ -249,7 +249,7 @@ def stored(optimizer):
     return store
 
 
-def test_a_resumed_run_judges_as_one_that_did_not_stop():
+def test_resumed_run_skips_same_spikes_as_uninterrupted_run():
     norms = recorded("spikes")
     optimizer, variables = guarded()
     applied(optimizer, variables, norms[:21])
@@ -262,7 +262,7 @@ def test_a_resumed_run_judges_as_one_that_did_not_stop():
 
 @pytest.mark.parametrize("window", [8, 5, None])
 @pytest.mark.parametrize("other", [8, 5, None])
-def test_a_file_with_another_history_or_none_loads(window, other):
+def test_loaded_state_restores_history_only_if_windows_are_equal(window, other):
     def make(length):
         guard = length and keras_lso.SpikeGuard(3.0, length, 4)
         optimizer = keras_lso.LossScaleOptimizer(
@@ -285,7 +285,7 @@ def test_a_file_with_another_history_or_none_loads(window, other):
 
 
 @pytest.mark.parametrize("cls", ["LossScaleOptimizer", "GuardedOptimizer"])
-def test_a_config_has_the_guard(cls):
+def test_config_round_trips_spike_guard(cls):
     guard = keras_lso.SpikeGuard(5.0, 32, 16, 100.0)
     optimizer = getattr(keras_lso, cls)(K.SGD(), spike_guard=guard)
     config = optimizer.get_config()
@@ -310,25 +310,25 @@ def test_a_config_has_the_guard(cls):
         ({"max_norm": float("inf")}, "max_norm"),
     ],
 )
-def test_arguments_are_checked(told, message):
+def test_invalid_spike_guard_argument_is_rejected(told, message):
     with pytest.raises(ValueError, match=f"Argument `{message}` must"):
         keras_lso.SpikeGuard(**told)
 
 
 @pytest.mark.one_backend
-def test_what_is_no_guard_is_refused():
+def test_spike_guard_of_wrong_type_is_rejected():
     with pytest.raises(TypeError, match="SpikeGuard"):
         keras_lso.LossScaleOptimizer(K.SGD(), spike_guard=6.0)
 
 
 @pytest.mark.one_backend
-def test_a_guard_cannot_be_replaced():
+def test_spike_guard_cannot_be_replaced():
     optimizer, _ = guarded()
     with pytest.raises(AttributeError, match="spike_guard"):
         optimizer.spike_guard = None
 
 
-def test_without_a_guard_there_are_no_spikes():
+def test_optimizer_without_guard_counts_no_spikes():
     optimizer = keras_lso.LossScaleOptimizer(K.SGD())
     assert int(optimizer.skipped_spikes) == 0
 
@@ -336,7 +336,7 @@ def test_without_a_guard_there_are_no_spikes():
 @pytest.mark.skipif(
     keras.backend.backend() == "tensorflow", reason="TensorFlow has no stateless_apply"
 )
-def test_a_stateless_step_judges_as_a_step():
+def test_stateless_apply_skips_same_spikes_as_apply():
     (one, variables), (other, others) = guarded(), guarded()
     state = [v.value for v in one.variables]
     weights = [v.value for v in variables]
@@ -349,7 +349,7 @@ def test_a_stateless_step_judges_as_a_step():
     assert int(other.skipped_spikes) > 0
 
 
-def test_statistics_are_kept_at_a_spike():
+def test_spike_leaves_protected_statistics_unchanged():
     model = keras.Sequential(
         [keras.Input((4,)), keras.layers.BatchNormalization(), keras.layers.Dense(1)]
     )

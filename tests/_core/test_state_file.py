@@ -22,7 +22,7 @@ from testing.trained_optimizers import (
 
 
 @pytest.mark.parametrize("hysteresis", [1, 2])
-def test_the_variables_come_in_keras_order_and_then_ours(hysteresis):
+def test_variables_follow_keras_order_and_end_with_own_variables(hysteresis):
     policy = DynamicLossScale(8.0, hysteresis=hysteresis)
     optimizer = new_optimizer(new_weights(), loss_scale=policy)
     inner = optimizer.inner_optimizer.variables
@@ -37,7 +37,7 @@ def test_the_variables_come_in_keras_order_and_then_ours(hysteresis):
     assert optimizer.variables[3] is optimizer.dynamic_scale
 
 
-def test_keras_own_class_has_the_same_variables_in_the_same_order():
+def test_variables_match_keras_class_in_names_shapes_and_dtypes():
     weights = new_weights()
     ours = new_optimizer(weights)
     theirs = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.5))
@@ -47,7 +47,7 @@ def test_keras_own_class_has_the_same_variables_in_the_same_order():
     ]
 
 
-def test_all_but_the_slots_is_there_before_it_is_built():
+def test_variables_other_than_slots_exist_before_build():
     # What is restored before the first step finds its variables.
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1, momentum=0.9))
     before = [v.name for v in optimizer.variables]
@@ -58,7 +58,7 @@ def test_all_but_the_slots_is_there_before_it_is_built():
 
 
 @pytest.mark.parametrize("is_built", [False, True])
-def test_what_is_read_before_the_first_step_is_where_it_starts(is_built):
+def test_scale_and_counters_have_initial_values_before_first_step(is_built):
     optimizer = LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=8)
     if is_built:
         optimizer.build([keras.Variable(1.0)])
@@ -71,7 +71,7 @@ def test_what_is_read_before_the_first_step_is_where_it_starts(is_built):
 
 @pytest.mark.one_backend
 @pytest.mark.filterwarnings("error::UserWarning")
-def test_the_state_of_an_optimizer_that_was_never_built_is_read():
+def test_unbuilt_optimizer_loads_state_of_unbuilt_keras_optimizer():
     of_keras, ours = (
         cls(keras.optimizers.Adam(0.1))
         for cls in (keras.optimizers.LossScaleOptimizer, LossScaleOptimizer)
@@ -87,7 +87,7 @@ def test_the_state_of_an_optimizer_that_was_never_built_is_read():
     assert number(other.loss_scale) == 2.0**15
 
 
-def test_the_own_iteration_counts_skipped_steps():
+def test_own_iteration_variable_counts_skipped_steps():
     optimizer = trained()
     assert number(optimizer.variables[0]) == 1
     assert number(optimizer.variables[4]) == 3
@@ -95,7 +95,7 @@ def test_the_own_iteration_counts_skipped_steps():
 
 
 @pytest.mark.parametrize("steps", [0, 5000])
-def test_a_restarted_schedule_skips_no_steps(steps):
+def test_assigned_iterations_keep_count_of_skipped_steps(steps):
     optimizer = trained()
     optimizer.iterations.assign(steps)
     assert number(optimizer.skipped_steps) == 1
@@ -109,7 +109,7 @@ def test_a_restarted_schedule_skips_no_steps(steps):
     assert number(other.iterations) == steps + 1
 
 
-def test_the_last_step_that_can_be_counted_is_saved():
+def test_largest_iteration_count_round_trips():
     optimizer = trained()
     optimizer.iterations.assign(2**31 - 1)
     other = new_optimizer(new_weights())
@@ -132,7 +132,7 @@ def arguments(request):
     return request.param
 
 
-def test_the_store_holds_all_variables_but_the_count_of_skips(arguments, snapshot):
+def test_store_holds_every_variable_except_consecutive_skips(arguments, snapshot):
     optimizer = trained(**arguments())
     store = saved(optimizer)
     assert list(store) == [str(i) for i in range(len(optimizer.variables) - 1)]
@@ -142,7 +142,7 @@ def test_the_store_holds_all_variables_but_the_count_of_skips(arguments, snapsho
     assert [v.tobytes() for v in rest] == snapshot(optimizer.variables[1:-1])
 
 
-def test_what_was_saved_is_loaded(arguments, snapshot):
+def test_state_round_trips_through_store(arguments, snapshot):
     optimizer = trained(**arguments())
     other = new_optimizer(new_weights(), **arguments())
     other.load_own_variables(saved(optimizer))
@@ -151,7 +151,7 @@ def test_what_was_saved_is_loaded(arguments, snapshot):
     assert number(other.iterations) == 3
 
 
-def test_a_loaded_optimizer_goes_on_like_the_one_that_was_saved(arguments, snapshot):
+def test_loaded_optimizer_steps_like_saved_optimizer(arguments, snapshot):
     optimizer = trained(**arguments())
     other = new_optimizer(new_weights(), **arguments())
     other.load_own_variables(saved(optimizer))
@@ -168,7 +168,7 @@ def test_a_loaded_optimizer_goes_on_like_the_one_that_was_saved(arguments, snaps
     )
 
 
-def test_loading_ends_a_stall():
+def test_loading_state_ends_stall():
     optimizer = new_optimizer(new_weights(), dynamic=False)
     store = saved(optimizer)
     for _ in range(3):
@@ -193,7 +193,7 @@ def keras_own(weights):
     return optimizer
 
 
-def test_the_layout_of_keras_own_class_is_loaded(arguments, snapshot):
+def test_state_of_keras_class_is_loaded(arguments, snapshot):
     theirs = keras_own(new_weights())
     policy = arguments()
     ours = trained(**policy)
@@ -212,7 +212,7 @@ def test_the_layout_of_keras_own_class_is_loaded(arguments, snapshot):
         assert number(ours.loss_scale_policy.overflows_left) == 3
 
 
-def test_keras_own_class_loads_ours(snapshot):
+def test_keras_class_loads_state_of_keras_lso(snapshot):
     ours = trained()
     theirs = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.5))
     theirs.build(new_weights())
@@ -221,7 +221,9 @@ def test_keras_own_class_loads_ours(snapshot):
     assert number(theirs.dynamic_scale) == 4.0
 
 
-def test_the_state_of_the_bare_inner_optimizer_is_loaded(arguments, snapshot):
+def test_state_of_bare_inner_optimizer_is_loaded_and_scale_starts_fresh(
+    arguments, snapshot
+):
     weights = new_weights()
     bare = keras.optimizers.Adam(0.5)
     for _ in range(5):
@@ -250,7 +252,7 @@ def test_the_state_of_the_bare_inner_optimizer_is_loaded(arguments, snapshot):
     ],
 )
 @pytest.mark.parametrize("load", ["load_own_variables", "set_weights"])
-def test_a_loaded_scale_is_kept_within_the_bounds(scale, restored, load):
+def test_loaded_scale_is_clamped_to_bounds_or_reset_if_nan(scale, restored, load):
     arguments = {"min_scale": 2.0, "max_scale": 64.0}
     store = saved(trained(**arguments))
     store["3"] = np.asarray(scale, "float32")
@@ -265,7 +267,7 @@ def test_a_loaded_scale_is_kept_within_the_bounds(scale, restored, load):
 @pytest.mark.parametrize(
     "own, inner, skipped", [(0, 3, 0), (2, 3, 0), (3, 3, 0), (9, 3, 6)]
 )
-def test_no_fewer_steps_were_taken_than_applied(own, inner, skipped):
+def test_loaded_count_of_skipped_steps_is_never_negative(own, inner, skipped):
     store = saved(trained())
     store["0"] = np.asarray(own, store["0"].dtype)
     store["4"] = np.asarray(inner, store["4"].dtype)
@@ -276,7 +278,7 @@ def test_no_fewer_steps_were_taken_than_applied(own, inner, skipped):
 
 @pytest.mark.parametrize("position", [0, 3, 6, 9])
 @pytest.mark.parametrize("load", ["load_own_variables", "set_weights"])
-def test_a_wrong_shape_is_refused_and_nothing_is_loaded(position, load, snapshot):
+def test_wrong_shape_is_rejected_and_nothing_is_loaded(position, load, snapshot):
     optimizer = trained()
     before = snapshot(optimizer.variables)
     store = saved(new_optimizer(new_weights()))
@@ -290,7 +292,7 @@ def test_a_wrong_shape_is_refused_and_nothing_is_loaded(position, load, snapshot
     assert number(optimizer.skipped_steps) == 1
 
 
-def test_a_store_with_a_gap_is_refused_and_nothing_is_loaded(snapshot):
+def test_store_with_missing_key_is_rejected_and_nothing_is_loaded(snapshot):
     optimizer = trained()
     before = snapshot(optimizer.variables)
     store = saved(new_optimizer(new_weights()))
@@ -300,7 +302,7 @@ def test_a_store_with_a_gap_is_refused_and_nothing_is_loaded(snapshot):
     assert snapshot(optimizer.variables) == before
 
 
-def test_another_number_of_variables_is_passed_over_with_a_warning(snapshot):
+def test_store_with_other_variable_count_is_skipped_with_warning(snapshot):
     optimizer = trained()
     before = snapshot(optimizer.variables)
     store = saved(optimizer)
@@ -310,14 +312,14 @@ def test_another_number_of_variables_is_passed_over_with_a_warning(snapshot):
     assert snapshot(optimizer.variables) == before
 
 
-def test_an_optimizer_that_was_not_built_says_so_when_loading():
+def test_unbuilt_optimizer_warns_when_loading_state_of_built_optimizer():
     optimizer = LossScaleOptimizer(keras.optimizers.Adam(0.5))
     with pytest.warns(UserWarning, match="has not been built yet"):
         optimizer.load_own_variables(saved(trained()))
     assert not optimizer.built
 
 
-def test_the_state_of_an_optimizer_that_was_not_built_is_loaded():
+def test_unbuilt_optimizer_loads_state_and_can_be_built_afterwards():
     unbuilt = LossScaleOptimizer(keras.optimizers.Adam(0.5))
     unbuilt.learning_rate = 0.25
     other = LossScaleOptimizer(keras.optimizers.Adam(0.5))
@@ -327,7 +329,7 @@ def test_the_state_of_an_optimizer_that_was_not_built_is_loaded():
     assert number(other.loss_scale) == 2.0**15
 
 
-def test_weights_are_set_in_the_order_of_the_variables(arguments, snapshot):
+def test_set_weights_follows_order_of_variables(arguments, snapshot):
     optimizer = trained(**arguments())
     values = [v.numpy() for v in optimizer.variables]
     for weights in (values, values[:-1]):  # the last one is not part of the state
@@ -336,7 +338,7 @@ def test_weights_are_set_in_the_order_of_the_variables(arguments, snapshot):
         assert snapshot(other.variables) == snapshot(optimizer.variables)
 
 
-def test_keras_finds_the_inner_optimizer_when_saving_but_not_when_loading():
+def test_dir_lists_inner_optimizer_after_saving_but_not_after_loading():
     # Keras saves what `dir` lists. Its own class saves the inner optimizer twice.
     optimizer = new_optimizer(new_weights())
     inner = optimizer.inner_optimizer
@@ -349,7 +351,7 @@ def test_keras_finds_the_inner_optimizer_when_saving_but_not_when_loading():
     assert "inner_optimizer" in dir(optimizer)
 
 
-def test_loading_what_was_saved_warns_of_nothing():
+def test_loading_own_state_does_not_warn():
     optimizer = trained()
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)

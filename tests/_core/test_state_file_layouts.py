@@ -57,7 +57,7 @@ def named_values(optimizer):
 @pytest.mark.parametrize("writer", WRAPPERS)
 @pytest.mark.parametrize("shapes", SHAPES)
 @every_inner
-def test_a_layout_is_told_by_more_than_its_length(inner, shapes, writer):
+def test_state_layout_of_each_writer_is_recognized(inner, shapes, writer):
     shapes = SHAPES[shapes]
     written = filled(WRAPPERS[writer](INNER[inner]()), shapes)
     ours = LossScaleOptimizer(INNER[inner](), initial_scale=8.0)
@@ -75,7 +75,7 @@ def test_a_layout_is_told_by_more_than_its_length(inner, shapes, writer):
 
 
 @pytest.mark.parametrize("steps", [0, 3, 2000])
-def test_the_momenta_that_keras_does_not_save_are_multiplied_up(steps):
+def test_nadam_momenta_product_missing_in_keras_state_is_recomputed(steps):
     theirs = filled(keras.optimizers.LossScaleOptimizer(keras.optimizers.Nadam()), [()])
     theirs.inner_optimizer.iterations.assign(steps)
     ours = filled(LossScaleOptimizer(keras.optimizers.Nadam()), [()])
@@ -87,7 +87,7 @@ def test_the_momenta_that_keras_does_not_save_are_multiplied_up(steps):
     )
 
 
-def test_a_product_of_momenta_that_was_saved_is_not_multiplied_up():
+def test_saved_nadam_momenta_product_is_not_recomputed():
     ours = filled(LossScaleOptimizer(keras.optimizers.Nadam()), [()])
     # Not what `beta_1` would make of it now.
     ours.inner_optimizer._u_product.assign(0.625)
@@ -96,7 +96,7 @@ def test_a_product_of_momenta_that_was_saved_is_not_multiplied_up():
     assert number(again.inner_optimizer._u_product) == 0.625
 
 
-def test_a_refused_file_leaves_the_product_of_momenta_alone(snapshot):
+def test_rejected_state_leaves_nadam_momenta_product_unchanged(snapshot):
     theirs = filled(keras.optimizers.LossScaleOptimizer(keras.optimizers.Nadam()), [()])
     ours = filled(LossScaleOptimizer(keras.optimizers.Nadam()), [()])
     before = snapshot(ours.variables)
@@ -107,7 +107,7 @@ def test_a_refused_file_leaves_the_product_of_momenta_alone(snapshot):
 
 
 @pytest.mark.one_backend
-def test_slots_of_scalars_are_not_taken_for_the_state_of_an_unbuilt_wrapper(snapshot):
+def test_unbuilt_wrapper_does_not_load_scalar_slots_of_bare_optimizer(snapshot):
     unbuilt = LossScaleOptimizer(keras.optimizers.SGD(0.5, momentum=0.5))
     before = snapshot(unbuilt.variables)
     bare = keras.optimizers.SGD(0.25, momentum=0.5)

@@ -65,7 +65,9 @@ def grads_of(values):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 @pytest.mark.parametrize("are_finite", [True, False])
-def test_the_arguments_stay_as_they_were(are_finite, make, dtype):
+def test_stateless_apply_leaves_arguments_and_variables_unchanged(
+    are_finite, make, dtype
+):
     optimizer, state, grads, values = given(make, dtype)
     if not are_finite:
         grads[1] = grads[1] * np.inf
@@ -79,7 +81,7 @@ def test_the_arguments_stay_as_they_were(are_finite, make, dtype):
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_they_stay_without_kernels(make):
+def test_stateless_apply_without_kernels_leaves_arguments_unchanged(make):
     with kernels.off():
         optimizer, state, grads, values = given(make, "float32")
         before = bits([*state, *grads, *values])
@@ -88,7 +90,7 @@ def test_they_stay_without_kernels(make):
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_they_stay_in_a_scope_of_the_callers_own(make):
+def test_apply_in_stateless_scope_leaves_mapped_values_unchanged(make):
     optimizer, state, grads, values = given(make, "float32")
     variables = optimizer._trainable_variables
     mapping = [*zip(variables, values, strict=True)]
@@ -106,7 +108,7 @@ on_torch = pytest.mark.skipif(BACKEND != "torch", reason="`jax.grad` follows all
 
 @on_torch
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_a_gradient_that_autograd_follows_is_refused(make):
+def test_stateless_apply_rejects_gradients_and_state_tracked_by_autograd(make):
     """Its history would be lost: a meta-gradient would be wrong without a word."""
     import torch
 
@@ -131,7 +133,7 @@ def test_a_gradient_that_autograd_follows_is_refused(make):
 
 @on_torch
 @pytest.mark.parametrize("name", MAKERS)
-def test_the_values_after_a_step_have_no_history(name):
+def test_stateless_apply_returns_values_without_autograd_history(name):
     optimizer, state, grads, values = given(MAKERS[name], "float32")
     leaves = [v.requires_grad_() for v in values]
     new, _ = optimizer.stateless_apply(state, grads, leaves)
@@ -146,7 +148,7 @@ def test_the_values_after_a_step_have_no_history(name):
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="PyTorch's steps write their tensors")
-def test_jax_differentiates_a_step():
+def test_jax_differentiates_stateless_step():
     import jax
 
     optimizer, state, grads, values = given(lambda: guarded(SGD(0.5)), "float32")

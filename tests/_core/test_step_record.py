@@ -136,7 +136,7 @@ def make_small(*inner, **arguments):
     ids=" ".join,
 )
 @pytest.mark.parametrize("inner", MAKES.values(), ids=MAKES)
-def test_rows_are_those_of_numpy_on_the_same_gradients(inner, told, way, monkeypatch):
+def test_recorded_rows_match_numpy_model(inner, told, way, monkeypatch):
     take(way, monkeypatch)
     optimizer, variables = make(inner(SCHEDULE, **told))
     model = Model(told.get("gradient_accumulation_steps", 1))
@@ -150,7 +150,9 @@ def test_rows_are_those_of_numpy_on_the_same_gradients(inner, told, way, monkeyp
 @pytest.mark.parametrize("window", [2, 3])
 @pytest.mark.parametrize("name", ["adam", "adadelta"])
 @pytest.mark.default_backend("torch", "tensorflow")
-def test_a_micro_batch_has_its_own_norm(name, window, way, monkeypatch):
+def test_recorded_norms_of_micro_batches_match_numpy_model(
+    name, window, way, monkeypatch
+):
     """Not that of the sums, nor of the mean of the window."""
     take(way, monkeypatch)
     inner = MAKES[name](SCHEDULE, gradient_accumulation_steps=window)
@@ -164,7 +166,7 @@ def test_a_micro_batch_has_its_own_norm(name, window, way, monkeypatch):
 
 @pytest.mark.parametrize("name", ["adam", "adadelta"])
 @pytest.mark.exhaustive
-def test_a_compiled_step_is_recorded_as_any(name, compiled):
+def test_recorded_rows_of_compiled_steps_match_numpy_model(name, compiled):
     optimizer, variables = make(MAKES[name](SCHEDULE), shapes=SHAPES[:2])
     model = Model()
     run = compiled(
@@ -181,7 +183,7 @@ def test_a_compiled_step_is_recorded_as_any(name, compiled):
 @pytest.mark.skipif(
     keras.backend.backend() == "tensorflow", reason="TensorFlow has no stateless_apply"
 )
-def test_a_stateless_step_returns_the_rows():
+def test_stateless_apply_returns_recorded_rows():
     optimizer, variables = make()
     model, state = Model(), [v.value for v in optimizer.variables]
     weights = [v.value for v in variables]
@@ -198,7 +200,7 @@ def test_a_stateless_step_returns_the_rows():
 
 
 @pytest.mark.parametrize("name", ["adam", "adadelta"])
-def test_a_step_on_unscaled_gradients_has_their_norm(name):
+def test_recorded_norm_is_unscaled_for_scaled_and_unscaled_gradients(name):
     optimizer, variables = make(MAKES[name](SCHEDULE))
     [grads] = gradients(1, overflows=())
     apply(optimizer, variables, grads, scaled=False)
@@ -208,7 +210,7 @@ def test_a_step_on_unscaled_gradients_has_their_norm(name):
     np.testing.assert_allclose(norms, [expected] * 2, **ROUNDING)
 
 
-def test_the_norm_of_float16_gradients_does_not_overflow():
+def test_recorded_norm_of_float16_gradients_does_not_overflow():
     optimizer, variables = make_small()
     grads = [ops.convert_to_tensor(np.full((2,), 6e4, "float16"))]
     optimizer.apply(grads, variables, scaled=True)
@@ -217,7 +219,7 @@ def test_the_norm_of_float16_gradients_does_not_overflow():
     np.testing.assert_allclose(norm, 6e4 / 8 * np.sqrt(2), rtol=1e-6)
 
 
-def test_a_variable_without_a_gradient_adds_nothing_to_the_norm():
+def test_variable_without_gradient_adds_nothing_to_recorded_norm():
     optimizer, variables = make(shapes=[(2,), (2,)])
     grad = ops.convert_to_tensor(np.array([24.0, 32.0], "float32"))
     with pytest.warns(UserWarning, match="do not exist"):
@@ -225,7 +227,7 @@ def test_a_variable_without_a_gradient_adds_nothing_to_the_norm():
     assert optimizer.read_record()["gradient_norm"].tolist() == [5.0]
 
 
-def test_a_sparse_gradient_counts_its_rows_once_added(sparse_gradient):
+def test_recorded_norm_adds_up_duplicate_rows_of_sparse_gradient(sparse_gradient):
     """Rows that occur twice are one row of the tensor."""
     optimizer, variables = make(shapes=[(4, 2)])
     grad = sparse_gradient(np.full((2, 2), 8.0, "float32"), [1, 1], (4, 2))
@@ -235,7 +237,7 @@ def test_a_sparse_gradient_counts_its_rows_once_added(sparse_gradient):
 
 
 @pytest.mark.parametrize("inner", [K.Adam, K.Adadelta])
-def test_the_largest_gradient_is_known_to_a_scale_that_looks_at_it(inner):
+def test_largest_gradient_is_recorded_for_log_max_policy(inner):
     policy = keras_lso.loss_scales.LogMaxLossScale()
     optimizer, variables = make(inner(SCHEDULE), loss_scale=policy)
     steps = gradients(3, overflows=())
@@ -250,7 +252,7 @@ def test_the_largest_gradient_is_known_to_a_scale_that_looks_at_it(inner):
     assert record["loss_scale"].tolist() == scales
 
 
-def test_a_fixed_scale_and_none_are_recorded():
+def test_fixed_scale_and_absent_scale_are_recorded():
     for optimizer, scale in (
         (keras_lso.LossScaleOptimizer(K.SGD(0.5), False, 16.0), 16.0),
         (keras_lso.GuardedOptimizer(K.SGD(0.5)), 1.0),
@@ -271,7 +273,9 @@ def test_a_fixed_scale_and_none_are_recorded():
 @each_way
 @pytest.mark.parametrize("inner", [K.Adam, K.Adadelta])
 @pytest.mark.exhaustive
-def test_a_spike_an_overflow_and_a_rate_are_told_apart(inner, way, monkeypatch):
+def test_record_distinguishes_spike_overflow_and_non_finite_rate(
+    inner, way, monkeypatch
+):
     take(way, monkeypatch)
     guard = keras_lso.SpikeGuard(window=8, warmup=4, max_norm=10.0)
     optimizer, variables = make_small(inner(0.5), spike_guard=guard)
@@ -291,7 +295,7 @@ def test_a_spike_an_overflow_and_a_rate_are_told_apart(inner, way, monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore:`momentum` of the inner optimizer is nan")
-def test_a_coefficient_that_is_not_finite_counts_as_a_rate():
+def test_non_finite_momentum_is_recorded_with_outcome_rate():
     inner = K.SGD(0.5, momentum=0.9)
     optimizer, variables = make_small(inner)
     inner.momentum = np.nan
@@ -303,7 +307,7 @@ def test_a_coefficient_that_is_not_finite_counts_as_a_rate():
 
 
 @pytest.mark.parametrize("inner", [K.Adam, K.Adadelta])
-def test_a_window_with_a_spike_is_one_at_its_last_micro_batch(inner):
+def test_window_with_spike_is_recorded_as_spike_at_last_micro_batch(inner):
     guard = keras_lso.SpikeGuard(window=8, warmup=4, max_norm=4.0)
     made = inner(0.5, gradient_accumulation_steps=3)
     optimizer, variables = make_small(made, spike_guard=guard)
@@ -322,7 +326,7 @@ def test_a_window_with_a_spike_is_one_at_its_last_micro_batch(inner):
 # --- The ring -----------------------------------------------------------------------
 
 
-def test_each_step_is_read_once():
+def test_read_record_returns_each_step_once():
     optimizer, variables = make_small()
     assert len(optimizer.read_record()["step"]) == 0
     small(optimizer, variables, [1.0, 2.0])
@@ -337,7 +341,7 @@ def test_each_step_is_read_once():
     assert record["step"].tolist() == [3]
 
 
-def test_a_ring_holds_the_last_steps():
+def test_record_holds_last_steps_up_to_length():
     optimizer, variables = make_small(record=4)
     small(optimizer, variables, [1.0, 2.0, 3.0])
     assert optimizer.read_record()["step"].tolist() == [1, 2, 3]
@@ -351,7 +355,7 @@ def test_a_ring_holds_the_last_steps():
     assert record["step"].tolist() == [10, 11, 12, 13]
 
 
-def test_what_was_read_does_not_change_later():
+def test_returned_record_does_not_change_later():
     optimizer, variables = make_small(record=2)
     small(optimizer, variables, [1.0, 2.0])
     record = optimizer.read_record()
@@ -362,7 +366,7 @@ def test_what_was_read_does_not_change_later():
 # --- The numbers of the steps ---------------------------------------------------------
 
 
-def test_steps_before_the_record_count():
+def test_step_numbers_include_steps_before_recording():
     optimizer, variables = make_small(record=0)
     small(optimizer, variables, [1.0, np.inf])
     optimizer.record_steps()
@@ -370,7 +374,7 @@ def test_steps_before_the_record_count():
     assert optimizer.read_record()["step"].tolist() == [3, 4]
 
 
-def test_a_record_may_begin_before_the_optimizer_is_built():
+def test_recording_may_begin_before_build():
     optimizer = keras_lso.LossScaleOptimizer(K.Adam(0.5))
     optimizer.record_steps()
     variables = [keras.Variable([1.0, 2.0])]
@@ -380,7 +384,7 @@ def test_a_record_may_begin_before_the_optimizer_is_built():
     assert record["outcome"].tolist() == ["applied", "overflow"]
 
 
-def test_after_a_state_is_loaded_steps_go_on_from_its_number():
+def test_step_numbers_continue_from_loaded_state():
     optimizer, variables = make_small(record=4)
     small(optimizer, variables, [1.0, np.inf, 2.0])
     store = stored(optimizer)
@@ -399,7 +403,7 @@ def test_after_a_state_is_loaded_steps_go_on_from_its_number():
     keras.backend.backend() != "tensorflow", reason="The checkpoint is TensorFlow's"
 )
 @pytest.mark.parametrize("when", ["later", "before the record"])
-def test_after_a_checkpoint_is_restored_steps_go_on_from_its_number(when, tmp_path):
+def test_step_numbers_continue_from_restored_checkpoint(when, tmp_path):
     """It has the ring, as it has all variables."""
     import tensorflow as tf
 
@@ -422,7 +426,7 @@ def test_after_a_checkpoint_is_restored_steps_go_on_from_its_number(when, tmp_pa
     assert record["gradient_norm"][-1] == 5.0
 
 
-def test_who_assigns_the_count_of_updates_does_not_renumber_steps():
+def test_assigned_iterations_do_not_renumber_recorded_steps():
     """As to restart a schedule: a record has each number once."""
     optimizer, variables = make_small(K.Adam(SCHEDULE))
     small(optimizer, variables, [1.0])
@@ -456,7 +460,9 @@ def stored(optimizer):
     ids=" ".join,
 )
 @pytest.mark.parametrize("inner", MAKES.values(), ids=MAKES)
-def test_training_is_bit_for_bit_that_without_a_record(inner, told, way, monkeypatch):
+def test_training_is_bitwise_equal_with_and_without_recording(
+    inner, told, way, monkeypatch
+):
     take(way, monkeypatch)
     kept = []
     for record in (0, 4):
@@ -471,7 +477,7 @@ def test_training_is_bit_for_bit_that_without_a_record(inner, told, way, monkeyp
 
 
 @pytest.mark.parametrize("records", [False, True])
-def test_a_file_loads_whether_steps_are_recorded_or_not(records):
+def test_state_loads_whether_or_not_steps_are_recorded(records):
     optimizer, variables = make_small(record=4 * records)
     small(optimizer, variables, [1.0, np.inf])
     other, others = make_small(record=4 * (not records))
@@ -487,7 +493,7 @@ def test_a_file_loads_whether_steps_are_recorded_or_not(records):
     [copy.deepcopy, lambda o: pickle.loads(pickle.dumps(o))],
     ids=["deepcopy", "pickle"],
 )
-def test_a_copy_of_the_optimizer_records_if_it_is_asked_to(duplicate):
+def test_copied_optimizer_records_only_after_record_steps(duplicate):
     """Keras copies the config of an optimizer, which does not have the record."""
     optimizer, variables = make_small()
     small(optimizer, variables, [1.0])
@@ -504,7 +510,7 @@ def test_a_copy_of_the_optimizer_records_if_it_is_asked_to(duplicate):
 
 
 @pytest.mark.one_backend
-def test_there_is_no_record_before_it_is_asked_for():
+def test_read_record_raises_before_record_steps():
     optimizer, _ = make_small(record=0)
     with pytest.raises(ValueError, match="only after `optimizer.record_steps"):
         optimizer.read_record()
@@ -512,14 +518,14 @@ def test_there_is_no_record_before_it_is_asked_for():
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("length", [0, -1, 2.5, "many", True])
-def test_a_length_is_a_positive_integer(length):
+def test_record_steps_rejects_invalid_length(length):
     optimizer, _ = make_small(record=0)
     with pytest.raises(ValueError, match="`length` must"):
         optimizer.record_steps(length)
 
 
 @pytest.mark.one_backend
-def test_a_ring_does_not_grow():
+def test_second_record_steps_rejects_larger_length():
     optimizer, _ = make_small(record=4)
     before = len(optimizer.variables)
     optimizer.record_steps(3)

@@ -51,7 +51,7 @@ def last_slot(optimizer, store):
     return max((k for k, v in store.items() if v.shape == (2,)), key=int)
 
 
-def test_a_good_state_is_loaded(optimizer):
+def test_valid_state_is_loaded(optimizer):
     store = changed(state_of(optimizer))
     optimizer.load_own_variables(store)
     loaded = state_of(optimizer)
@@ -71,14 +71,12 @@ def test_a_good_state_is_loaded(optimizer):
         (np.array([1.0, 1e300]), "must be finite in float32.*1e[+]300"),
     ],
 )
-def test_a_slot_that_does_not_fit_is_refused_and_nothing_assigned(
-    optimizer, value, match
-):
+def test_invalid_slot_is_rejected_and_nothing_is_assigned(optimizer, value, match):
     store = changed(state_of(optimizer))
     assert_refused(optimizer, {**store, last_slot(optimizer, store): value}, match)
 
 
-def test_a_slot_under_another_name_is_refused(optimizer):
+def test_slot_under_wrong_key_is_rejected(optimizer):
     store = changed(state_of(optimizer))
     key = last_slot(optimizer, store)
     store[f"{key}0"] = store.pop(key)
@@ -86,7 +84,7 @@ def test_a_slot_under_another_name_is_refused(optimizer):
 
 
 @pytest.mark.parametrize("rate", [np.nan, np.inf, -np.inf, 1e39])
-def test_a_learning_rate_that_is_not_finite_is_refused(optimizer, rate):
+def test_learning_rate_not_finite_in_float32_is_rejected(optimizer, rate):
     # The wrapper has one as well, which is of no use.
     index = [i for i, v in enumerate(optimizer.variables) if v.name == "learning_rate"][
         -1
@@ -95,7 +93,7 @@ def test_a_learning_rate_that_is_not_finite_is_refused(optimizer, rate):
     assert_refused(optimizer, store, "learning_rate.*must")
 
 
-def test_another_number_of_variables_is_skipped_with_a_warning(optimizer):
+def test_state_with_other_variable_count_is_skipped_with_warning(optimizer):
     store = changed(state_of(optimizer))
     store["100"] = np.float32(1)
     before = state_of(optimizer)
@@ -106,14 +104,14 @@ def test_another_number_of_variables_is_skipped_with_a_warning(optimizer):
 
 
 @pytest.mark.parametrize("dtype", ["float16", ">f4", "longdouble", "float64", "int64"])
-def test_other_dtypes_of_numbers_are_converted(optimizer, dtype):
+def test_slots_of_other_numeric_dtypes_are_converted(optimizer, dtype):
     store = changed(state_of(optimizer))
     key = last_slot(optimizer, store)
     optimizer.load_own_variables({**store, key: store[key].astype(dtype)})
     np.testing.assert_array_equal(state_of(optimizer)[key], store[key])
 
 
-def test_an_infinite_slot_is_loaded_as_it_is(optimizer):
+def test_infinite_slot_is_loaded_unchanged(optimizer):
     """The square of a finite gradient may be inf."""
     store = changed(state_of(optimizer))
     key = last_slot(optimizer, store)

@@ -32,7 +32,7 @@ def same(a, b):
 # --- A list, and a call -------------------------------------------------------
 
 
-def test_it_is_a_list(optimizer):
+def test_variables_property_behaves_like_list(optimizer):
     variables = optimizer.variables
     plain = list(variables)
     assert isinstance(variables, list)
@@ -45,7 +45,7 @@ def test_it_is_a_list(optimizer):
     assert VariableList([1, 2]) == [1, 2]
 
 
-def test_what_is_made_of_it_is_a_plain_list(optimizer):
+def test_slices_sums_and_copies_of_variables_are_plain_lists(optimizer):
     variables = optimizer.variables
     for made in (
         variables[:2],
@@ -60,7 +60,7 @@ def test_what_is_made_of_it_is_a_plain_list(optimizer):
         assert type(made) is list
 
 
-def test_the_call_gives_what_tf_keras_gave(optimizer):
+def test_calling_variables_returns_weights_without_learning_rate(optimizer):
     called = optimizer.variables()
     assert type(called) is list
     assert same(called, optimizer.weights)
@@ -70,18 +70,18 @@ def test_the_call_gives_what_tf_keras_gave(optimizer):
 
 
 @pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
-def test_before_build_there_is_the_step_count(make):
+def test_calling_variables_before_build_returns_only_iterations(make):
     optimizer = make()
     assert same(optimizer.variables(), [optimizer.iterations])
 
 
-def test_a_list_of_its_own_calls_itself():
+def test_variable_list_returns_own_items_unless_callable_is_given():
     assert VariableList()() == []
     assert VariableList([1, 2])() == [1, 2]
     assert VariableList([1, 2], called=lambda: [3])() == [3]
 
 
-def test_changing_the_list_changes_no_optimizer(optimizer):
+def test_clearing_returned_lists_leaves_optimizer_unchanged(optimizer):
     count = len(optimizer.variables)
     optimizer.variables.clear()
     optimizer.variables().clear()
@@ -92,7 +92,7 @@ def test_changing_the_list_changes_no_optimizer(optimizer):
 # --- Copies -------------------------------------------------------------------
 
 
-def test_a_shallow_copy_is_alike(optimizer):
+def test_shallow_copy_of_variable_list_returns_same_variables(optimizer):
     variables = optimizer.variables
     twin = copy.copy(variables)
     assert same(twin, variables)
@@ -104,7 +104,7 @@ def by_pickle(value):
 
 
 @pytest.mark.parametrize("clone", [copy.deepcopy, by_pickle], ids=["deep", "pickle"])
-def test_a_clone_calls_its_own_variables(optimizer, clone):
+def test_cloned_variable_list_returns_cloned_variables_when_called(optimizer, clone):
     variables = optimizer.variables
     twin = clone(variables)
     for a, b in zip(twin, variables, strict=True):
@@ -114,7 +114,7 @@ def test_a_clone_calls_its_own_variables(optimizer, clone):
     assert {id(v) for v in twin()} <= {id(v) for v in twin}
 
 
-def test_pickled_it_is_not_much_larger_than_a_list(optimizer):
+def test_pickled_variable_list_is_not_much_larger_than_plain_list(optimizer):
     variables = optimizer.variables
     size, plain = len(pickle.dumps(variables)), len(pickle.dumps(list(variables)))
     assert size < 1.5 * plain
@@ -123,7 +123,7 @@ def test_pickled_it_is_not_much_larger_than_a_list(optimizer):
 # --- Nested structures --------------------------------------------------------
 
 
-def test_keras_tree_flattens_it_like_a_list(optimizer):
+def test_keras_tree_flattens_variable_list_like_plain_list(optimizer):
     variables, plain = optimizer.variables, list(optimizer.variables)
     assert tree.is_nested(variables)
     assert same(tree.flatten(variables), plain)
@@ -132,7 +132,7 @@ def test_keras_tree_flattens_it_like_a_list(optimizer):
     assert paths == [path for path, _ in tree.flatten_with_path({"a": plain})]
 
 
-def test_keras_tree_maps_it(optimizer):
+def test_keras_tree_maps_variable_list_to_list(optimizer):
     variables = optimizer.variables
     mapped = tree.map_structure(lambda v: v.name, variables)
     assert isinstance(mapped, list)
@@ -144,7 +144,7 @@ def test_keras_tree_maps_it(optimizer):
     assert tree.lists_to_tuples(variables) == tuple(variables)
 
 
-def test_beside_a_plain_list_it_has_to_be_made_one(optimizer):
+def test_keras_tree_rejects_variable_list_paired_with_plain_list(optimizer):
     # A structure is told by its class, and no list can be called.
     numbers = list(range(len(optimizer.variables)))
     with pytest.raises((TypeError, ValueError), match="mismatch|an instance of list"):
@@ -160,7 +160,7 @@ on_torch = pytest.mark.skipif(BACKEND != "torch", reason="PyTorch only")
 
 
 @on_jax
-def test_jax_flattens_it_like_a_list(optimizer):
+def test_jax_tree_flattens_variable_list_like_plain_list(optimizer):
     import jax
 
     variables = optimizer.variables
@@ -174,7 +174,7 @@ def test_jax_flattens_it_like_a_list(optimizer):
 
 
 @on_jax
-def test_on_jax_too_it_has_to_be_made_a_list_beside_one(optimizer):
+def test_jax_tree_rejects_variable_list_paired_with_plain_list(optimizer):
     import jax
 
     numbers = list(range(len(optimizer.variables)))
@@ -185,7 +185,7 @@ def test_on_jax_too_it_has_to_be_made_a_list_beside_one(optimizer):
 
 
 @on_tensorflow
-def test_tensorflow_flattens_it_like_a_list(optimizer):
+def test_tensorflow_nest_flattens_variable_list_like_plain_list(optimizer):
     import tensorflow as tf
 
     variables = optimizer.variables
@@ -198,7 +198,7 @@ def test_tensorflow_flattens_it_like_a_list(optimizer):
 
 
 @on_torch
-def test_torch_flattens_it_like_a_list(optimizer):
+def test_torch_pytree_flattens_variable_list_like_plain_list(optimizer):
     from torch.utils import _pytree
 
     variables = optimizer.variables
@@ -212,13 +212,13 @@ def test_torch_flattens_it_like_a_list(optimizer):
 # --- Keras itself -------------------------------------------------------------
 
 
-def test_a_layer_may_keep_it(optimizer):
+def test_layer_tracks_variables_of_assigned_variable_list(optimizer):
     layer = keras.layers.Layer()
     layer.kept = optimizer.variables
     assert len(layer.variables) == len(optimizer.variables)
 
 
-def test_fit_and_files_are_unaffected(tmp_path):
+def test_fit_and_weights_file_work_with_variable_list(tmp_path):
     def make():
         model = keras.Sequential(
             [keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")]
@@ -239,7 +239,7 @@ def test_fit_and_files_are_unaffected(tmp_path):
     assert int(again.optimizer.iterations) == 3
 
 
-def test_a_list_that_was_shortened_can_be_copied(optimizer):
+def test_shortened_variable_list_can_be_copied(optimizer):
     variables = optimizer.variables
     called = {id(v) for v in variables()}
     del variables[0]
@@ -252,7 +252,7 @@ def test_a_list_that_was_shortened_can_be_copied(optimizer):
     BACKEND == "tensorflow", reason="Keras has no stateless_apply there"
 )
 @pytest.mark.parametrize("name", MAKERS)
-def test_a_stateless_step_gives_the_kind_of_list_that_it_was_given(name):
+def test_stateless_apply_returns_list_type_of_given_state(name):
     optimizer, trained = MAKERS[name](), keras.Variable([1.0, 2.0])
     optimizer.build([trained])
     grads = [ops.ones(2)]

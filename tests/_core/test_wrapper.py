@@ -53,7 +53,7 @@ PROPERTIES = {
 @pytest.mark.parametrize(
     "name, before, after", [(k, *v) for k, v in PROPERTIES.items()], ids=PROPERTIES
 )
-def test_a_hyperparameter_reads_and_writes_through(
+def test_hyperparameter_reads_and_writes_through_to_inner_optimizer(
     optimizer, inner, name, before, after
 ):
     assert getattr(optimizer, name) == getattr(inner, name) == before
@@ -66,14 +66,16 @@ def test_a_hyperparameter_reads_and_writes_through(
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("name", ["learning_rate", "lr"])
-def test_the_learning_rate_reads_and_writes_through(optimizer, inner, name):
+def test_learning_rate_reads_and_writes_through_to_inner_optimizer(
+    optimizer, inner, name
+):
     assert float(getattr(optimizer, name)) == 0.5
     setattr(optimizer, name, 0.25)
     assert float(inner.learning_rate) == float(optimizer.learning_rate) == 0.25
     assert float(optimizer.lr) == 0.25
 
 
-def test_a_schedule_may_be_set_through_the_wrapper(optimizer, inner):
+def test_learning_rate_schedule_can_be_set_through_wrapper(optimizer, inner):
     optimizer.learning_rate = keras.optimizers.schedules.PiecewiseConstantDecay(
         [3], [0.5, 0.25]
     )
@@ -82,7 +84,7 @@ def test_a_schedule_may_be_set_through_the_wrapper(optimizer, inner):
     assert float(optimizer.lr) == 0.25
 
 
-def test_a_hyperparameter_that_was_written_takes_effect():
+def test_hyperparameter_set_through_wrapper_takes_effect():
     optimizer = LossScaleOptimizer(
         keras.optimizers.SGD(1.0, momentum=0.5), initial_scale=8.0
     )
@@ -97,7 +99,7 @@ def test_a_hyperparameter_that_was_written_takes_effect():
     np.testing.assert_array_equal(weight.numpy(), [-0.5 - 0.125, 0.5 - 0.125])
 
 
-def test_the_steps_are_those_of_the_inner_optimizer():
+def test_wrapper_iterations_equal_inner_iterations():
     inner = keras.optimizers.SGD(1.0, gradient_accumulation_steps=2)
     optimizer = LossScaleOptimizer(inner, initial_scale=8.0)
     weight, gradient = weight_and_gradient()
@@ -107,7 +109,7 @@ def test_the_steps_are_those_of_the_inner_optimizer():
 
 
 @pytest.mark.one_backend
-def test_the_attributes_of_a_users_own_optimizer_read_and_write_through():
+def test_attributes_and_methods_of_user_optimizer_read_and_write_through():
     class Mine(keras.optimizers.SGD):
         sharpness = 3
 
@@ -127,7 +129,7 @@ def test_the_attributes_of_a_users_own_optimizer_read_and_write_through():
 
 
 @pytest.mark.one_backend
-def test_a_new_attribute_is_the_wrappers_own(optimizer, inner):
+def test_new_attribute_is_set_on_wrapper_only(optimizer, inner):
     optimizer.note = "mine"
     assert optimizer.note == "mine"
     assert not hasattr(inner, "note")
@@ -139,7 +141,7 @@ def test_a_new_attribute_is_the_wrappers_own(optimizer, inner):
 
 
 @pytest.mark.one_backend
-def test_private_attributes_are_not_read_through(optimizer, inner):
+def test_private_attributes_do_not_read_or_write_through(optimizer, inner):
     inner._secret = 3
     assert not hasattr(optimizer, "_secret")
     optimizer._secret = 4
@@ -148,7 +150,7 @@ def test_private_attributes_are_not_read_through(optimizer, inner):
 
 
 @pytest.mark.one_backend
-def test_what_neither_has_is_an_attribute_error(optimizer):
+def test_missing_attribute_raises_attribute_error(optimizer):
     assert not hasattr(optimizer, "momentum_of_inertia")
     with pytest.raises(AttributeError, match="momentum_of_inertia"):
         _ = optimizer.momentum_of_inertia
@@ -157,9 +159,7 @@ def test_what_neither_has_is_an_attribute_error(optimizer):
 
 
 @pytest.mark.one_backend
-def test_the_wrappers_own_attributes_come_before_those_of_the_inner_optimizer(
-    optimizer, inner
-):
+def test_wrapper_attributes_take_precedence_over_inner_attributes(optimizer, inner):
     inner.loss_scale = 3.0
     assert float(optimizer.loss_scale) == 2.0**15
     assert optimizer.name != inner.name
@@ -170,20 +170,20 @@ def test_the_wrappers_own_attributes_come_before_those_of_the_inner_optimizer(
 @pytest.mark.parametrize(
     "name", ["iterations", "loss_scale", "dynamic", "skipped_steps", "variables"]
 )
-def test_what_is_read_only_cannot_be_set(optimizer, inner, name):
+def test_read_only_properties_cannot_be_set(optimizer, inner, name):
     with pytest.raises(AttributeError, match=f"{name}.*has no setter"):
         setattr(optimizer, name, 1)
     assert name not in vars(inner)
 
 
 @pytest.mark.one_backend
-def test_there_is_no_loss_scale_factor(optimizer, inner):
+def test_loss_scale_factor_is_none(optimizer, inner):
     # A trainer that looks for one finds none to scale the loss by again.
     assert optimizer.loss_scale_factor is None
     assert inner.loss_scale_factor is None
 
 
-def test_no_slots_are_made_for_what_is_only_read_through(optimizer, inner):
+def test_wrapper_creates_no_slots_for_options_of_inner_optimizer(optimizer, inner):
     # The inner optimizer averages and accumulates; the wrapper has no variables
     # for that: its own four, the inner ones, and the count of skips.
     weight, _ = weight_and_gradient()
@@ -194,7 +194,7 @@ def test_no_slots_are_made_for_what_is_only_read_through(optimizer, inner):
     assert len(inner.variables) == len(twin.variables)
 
 
-def test_exclusions_from_weight_decay_reach_the_inner_optimizer():
+def test_exclusions_from_weight_decay_reach_inner_optimizer():
     weights = [
         keras.Variable([1.0], name=name) for name in ("kernel", "bias", "embedding")
     ]
@@ -205,7 +205,7 @@ def test_exclusions_from_weight_decay_reach_the_inner_optimizer():
     assert [float(w.numpy()[0]) for w in weights] == [0.5, 1.0, 1.0]
 
 
-def test_a_copy_is_an_optimizer_of_its_own():
+def test_deepcopy_is_independent_of_original():
     # Copying looks for many attributes on an object that has none yet.
     optimizer = LossScaleOptimizer(
         keras.optimizers.SGD(1.0, momentum=0.5), initial_scale=8.0

@@ -30,7 +30,7 @@ ENTRY %main (w: f32[8,4], g: f16[8,4]) -> (f32[8,4], pred[]) {
 
 
 @pytest.mark.one_backend
-def test_a_program_is_read_off_its_text():
+def test_program_parses_instructions_and_bytes_from_hlo_text():
     program = Program(TEXT)
     assert list(program.instructions) == ["w", "g", "near", "here", "flag", "new"]
     assert program.count("fusion") == 2
@@ -45,7 +45,7 @@ def test_a_program_is_read_off_its_text():
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="PyTorch's own device without values")
-def test_the_rows_of_pytorch(tmp_path, capsys):
+def test_pytorch_target_saves_and_prints_rows_of_each_recipe(tmp_path, capsys):
     from benchmarks.accelerators import on_torch
 
     path = tmp_path / "results.json"
@@ -61,7 +61,7 @@ def test_the_rows_of_pytorch(tmp_path, capsys):
 
 @pytest.mark.skipif(BACKEND != "jax", reason="JAX's compiled program")
 @pytest.mark.parametrize("kind", ["float32", "float16"])
-def test_a_step_on_jax_writes_in_place_and_asks_no_host(kind):
+def test_jax_step_updates_state_in_place_without_host_transfers(kind):
     """Compiled for a CPU, in the way that an accelerator takes."""
     import jax
 
@@ -78,7 +78,7 @@ def test_a_step_on_jax_writes_in_place_and_asks_no_host(kind):
 
 
 @pytest.mark.one_backend
-def test_targets_are_kept_beside_each_other_in_their_order(tmp_path):
+def test_saved_targets_keep_fixed_order(tmp_path):
     path = tmp_path / "results.json"
     row = {"recipe": "SGD", "row": "keras_lso", "bytes": 1.5, "kernels": 7, "least": 1}
     for target in ("TPU v5e", "PyTorch", "H200", "PyTorch"):
@@ -93,7 +93,7 @@ def test_targets_are_kept_beside_each_other_in_their_order(tmp_path):
 
 
 @pytest.mark.one_backend
-def test_what_is_committed_holds_what_was_promised():
+def test_committed_results_meet_promised_limits():
     found = command.read(command.RESULTS)
     assert list(found) == list(command.TARGETS)
     for target, rows in found.items():

@@ -24,7 +24,7 @@ from benchmarks.timing import Step, time_in_turn
     "name, tensors, millions",
     [("resnet50", 161, 25.557), ("bert-base", 199, 109.482), ("many-small", 1000, 2.6)],
 )
-def test_shapes_are_those_of_the_models(name, tensors, millions):
+def test_shapes_match_tensor_and_parameter_counts_of_models(name, tensors, millions):
     shapes = SHAPES[name]()
     assert len(shapes) == tensors
     # The published counts have three decimals; many-small is drawn about 2.56.
@@ -54,13 +54,13 @@ def test_shapes_are_those_of_the_models(name, tensors, millions):
         ("Adam", "bfloat16", {"masters": "stochastic"}, 2 * (2 + 2) + 4 * 4),
     ],
 )
-def test_bytes_are_counted(inner, kind, options, bytes_each):
+def test_bytes_of_step_match_hand_counted_bytes(inner, kind, options, bytes_each):
     expected = bytes_each * parameters(SHAPES["tiny"]())
     assert bytes_of_step("tiny", inner, kind, **options) == expected
 
 
 @pytest.mark.one_backend
-def test_gradients_stay_clear_of_denormals_and_overflow():
+def test_benchmark_gradients_avoid_denormals_and_overflow():
     for gradient in make_data("tiny", "float16").gradients:
         assert np.abs(gradient).min() >= 0.5
         assert np.abs(gradient * 2.0**15).max() <= np.finfo("float16").max
@@ -76,7 +76,9 @@ def test_gradients_stay_clear_of_denormals_and_overflow():
         (None, 1.0, "did not change"),
     ],
 )
-def test_a_row_that_does_not_do_its_work_is_refused(weight, slot, message):
+def test_check_healthy_rejects_denormal_nonfinite_and_unchanged_values(
+    weight, slot, message
+):
     data = make_data("tiny", "float32")
     weights = data.weights if weight is None else [np.full(3, weight, "float32")]
     slots = [np.full(3, slot, "float32"), np.array(7)]
@@ -88,7 +90,7 @@ def test_a_row_that_does_not_do_its_work_is_refused(weight, slot, message):
     check_healthy("row", step, data)
 
 
-def test_rows_are_timed_in_turn_and_warm_up_is_left_out():
+def test_time_in_turn_interleaves_rows_and_omits_warm_up():
     calls = []
 
     def clock(name):
@@ -146,7 +148,7 @@ def cells(text, *words):
 
 
 @pytest.mark.one_backend
-def test_the_report_has_the_ratios_and_the_limits():
+def test_report_contains_ratios_and_limits():
     text = markdown([make_result()])
     ratios = cells(text, "SGD+momentum", "keras_lso")[5:9]
     assert ratios == ["3.00", "1.20", "0.50", "1.50"]
@@ -171,7 +173,7 @@ def measured(tmp_path, capsys):
     return measure
 
 
-def test_steps_and_compilations_run_on_tiny_tensors(measured):
+def test_steps_and_compilations_parts_run_on_tiny_tensors(measured):
     result, printed = measured("steps", "compilations")
     [group] = result["groups"]
     roles = [row["role"] for row in group["rows"]]
@@ -188,7 +190,7 @@ def test_steps_and_compilations_run_on_tiny_tensors(measured):
 # XLA takes 20 seconds to compile the model, PyTorch none.
 @pytest.mark.slow
 @pytest.mark.default_backend("torch")
-def test_fit_runs_on_a_small_model(measured):
+def test_fit_part_runs_on_small_model(measured):
     result, printed = measured("fit")
     [group] = result["fit"]
     assert [row["role"] for row in group["rows"]] == [
@@ -199,7 +201,7 @@ def test_fit_runs_on_a_small_model(measured):
 
 
 @pytest.mark.one_backend
-def test_many_small_are_twelve_layers_of_256():
+def test_many_small_model_has_twelve_layers_of_256_units():
     model, data, classes, batch = fit.MODELS["many small"]()
     assert [v.shape for v in model.trainable_variables] == 12 * [(256, 256), (256,)]
     assert (data.shape, batch) == ((16 * fit.BATCHES, 256), 16)
@@ -209,7 +211,7 @@ def test_many_small_are_twelve_layers_of_256():
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("ms, met", [(10.0, "yes"), (10.1, "NO")])
-def test_the_report_says_whether_many_small_layers_take_too_long(ms, met):
+def test_report_shows_whether_many_small_layers_meet_time_limit(ms, met):
     rows = [
         {"name": name, "role": role, "ms": time, "low_ms": 1.0, "high_ms": 99.0}
         | {"first_s": 1.0}
@@ -231,7 +233,7 @@ def test_the_report_says_whether_many_small_layers_take_too_long(ms, met):
 
 
 @pytest.mark.default_backend("torch")
-def test_protection_is_measured_beside_none(measured):
+def test_protected_part_measures_unprotected_and_protected_rows(measured):
     result, printed = measured("protected")
     [group] = result["protected"]
     assert [row["role"] for row in group["rows"]] == ["unprotected", "protected"]
@@ -240,7 +242,7 @@ def test_protection_is_measured_beside_none(measured):
 
 
 @pytest.mark.one_backend
-def test_the_report_says_whether_protection_costs_too_much():
+def test_report_shows_whether_protection_meets_cost_limit():
     for ms, met in ((10.2, "yes"), (10.21, "NO")):
         rows = [
             {"name": name, "role": role, "ms": time, "low_ms": 1.0, "high_ms": 99.0}
@@ -256,7 +258,7 @@ def test_the_report_says_whether_protection_costs_too_much():
 
 
 @pytest.mark.default_backend("torch")
-def test_a_record_of_steps_is_measured_beside_none(measured):
+def test_recorded_part_measures_rows_with_and_without_step_record(measured):
     result, printed = measured("recorded")
     [group] = result["recorded"]
     assert [row["role"] for row in group["rows"]] == [
@@ -267,7 +269,7 @@ def test_a_record_of_steps_is_measured_beside_none(measured):
 
 
 @pytest.mark.one_backend
-def test_the_report_says_whether_a_record_costs_too_much():
+def test_report_shows_whether_step_record_meets_cost_limit():
     for ms, met in ((10.2, "yes"), (10.21, "NO")):
         rows = [
             {"name": role, "role": role, "ms": time, "low_ms": 1.0, "high_ms": 99.0}
@@ -287,7 +289,7 @@ def test_the_report_says_whether_a_record_costs_too_much():
 
 
 @pytest.mark.default_backend("torch")
-def test_masters_are_measured_by_time_and_bytes(measured):
+def test_masters_part_measures_time_and_bytes_per_weight(measured):
     result, printed = measured("masters")
     assert {group["dtype"] for group in result["masters"]} == {"bfloat16", "float16"}
     for group in result["masters"]:
@@ -299,7 +301,7 @@ def test_masters_are_measured_by_time_and_bytes(measured):
 
 
 @pytest.mark.one_backend
-def test_the_report_says_whether_remainders_cost_too_much():
+def test_report_shows_whether_remainders_meet_cost_limit():
     for ms, met in ((10.0, "yes"), (10.1, "NO")):
         told = {"low_ms": 1.0, "high_ms": 99.0, "extra_bytes": None}
         rows = [
@@ -314,7 +316,7 @@ def test_the_report_says_whether_remainders_cost_too_much():
 
 # They are processes, or threads with devices of their own.
 @pytest.mark.full
-def test_two_participants_run_on_tiny_tensors(measured):
+def test_participants_part_runs_two_participants_on_tiny_tensors(measured):
     result, printed = measured("participants")
     [participants] = result["participants"]
     assert participants["number"] == 2

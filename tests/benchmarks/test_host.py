@@ -21,12 +21,12 @@ ON_TORCH = keras.backend.backend() == "torch"
 
 
 @pytest.mark.one_backend
-def test_the_tensors_have_four_elements():
+def test_host_shapes_have_tensors_of_four_elements():
     assert [ALL_SHAPES[name]() for name in SHAPES] == [[(4,)] * 160, [(4,)] * 1000]
 
 
 @pytest.mark.one_backend
-def test_recipes_are_chosen_by_inner_and_kind():
+def test_recipes_are_chosen_by_inner_optimizer_and_kind():
     assert chosen_recipes() == list(RECIPES)
     names = [recipe.name for recipe in chosen_recipes(["AdamW", "LARS"])]
     assert names == ["AdamW", "AdamW, clipped", "AdamW, clipped, of 4", "LARS"]
@@ -36,7 +36,7 @@ def test_recipes_are_chosen_by_inner_and_kind():
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("shapes", SHAPES)
-def test_the_limits_are_those_of_recipes(shapes):
+def test_host_limits_match_expected_limits_of_recipes(shapes):
     limits = {
         name: (limit.against, limit.at_most)
         for limit in LIMITS
@@ -72,7 +72,7 @@ def make_group(inner, peer, ours_ms):
 
 
 @pytest.mark.one_backend
-def test_the_report_has_microseconds_ratios_and_limits():
+def test_report_contains_microseconds_ratios_and_limits():
     [old] = read([RESULTS / "torch-amd-epyc-2-cores.json"])
     groups = [
         make_group("AdamW, clipped", "GradScaler + fused", 1.5),
@@ -101,14 +101,14 @@ def test_the_report_has_microseconds_ratios_and_limits():
 
 
 @pytest.mark.one_backend
-def test_a_result_without_the_part_has_no_table_of_it():
+def test_report_omits_host_table_without_host_results():
     result = read([RESULTS / "torch-amd-epyc-2-cores.json"])[0]
     result.pop("host", None)
     assert "Host time" not in markdown([result])
 
 
 @pytest.mark.one_backend
-def test_rows_whose_weights_differ_are_refused():
+def test_check_alike_rejects_rows_with_different_weights():
     weights = np.linspace(1.0, 2.0, 5, dtype="float32")
     moved = weights.copy()
     moved[3] += 0.01
@@ -133,7 +133,7 @@ def measure_host(path, *inner):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not ON_TORCH, reason="a step is compiled there")
-def test_every_recipe_runs_on_tiny_tensors(tmp_path, capsys):
+def test_every_host_recipe_runs_on_tiny_tensors(tmp_path, capsys):
     import torch
 
     threads = torch.get_num_threads()
@@ -163,7 +163,7 @@ def test_every_recipe_runs_on_tiny_tensors(tmp_path, capsys):
 
 @pytest.mark.skipif(not ON_TORCH, reason="a step is compiled there")
 @pytest.mark.parametrize("threads", [1, 2])
-def test_rows_run_on_one_thread(threads):
+def test_one_thread_sets_single_thread_and_restores_thread_count(threads):
     import torch
 
     from benchmarks import rows_torch
@@ -180,5 +180,5 @@ def test_rows_run_on_one_thread(threads):
 
 
 @pytest.mark.skipif(ON_TORCH, reason="a step is eager there")
-def test_compiled_steps_have_no_such_part(tmp_path):
+def test_host_part_is_empty_on_compiled_backends(tmp_path):
     assert measure_host(tmp_path / "result.json", "SGD+momentum") == []

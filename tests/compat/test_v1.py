@@ -46,7 +46,7 @@ def array(*values):
 
 
 @pytest.mark.one_backend
-def test_the_policies_are_ours():
+def test_v1_loss_scales_are_keras_lso_loss_scales():
     for module in (mixed_precision, mixed_precision.experimental):
         for name in ("LossScale", "FixedLossScale", "DynamicLossScale"):
             assert getattr(module, name) is getattr(loss_scales, name)
@@ -57,7 +57,7 @@ def test_the_policies_are_ours():
 # --- Policies -----------------------------------------------------------------
 
 
-def test_policies_are_called_and_come_back_from_their_configs():
+def test_policies_are_callable_and_round_trip_through_config_and_repr():
     for policy in (FixedLossScale(8), DynamicLossScale(2048, 500, 4.0)):
         again = type(policy).from_config(policy.get_config())
         assert again.get_config() == policy.get_config()
@@ -78,7 +78,7 @@ STRUCTURES = {
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", STRUCTURES)
-def test_update_looks_into_any_structure(kind, compiled):
+def test_update_checks_gradients_in_any_structure(kind, compiled):
     policy = DynamicLossScale(8, increment_period=2)
     policy.build()
     run = compiled(
@@ -99,21 +99,21 @@ def test_update_looks_into_any_structure(kind, compiled):
     ]
 
 
-def test_update_returns_a_pair_of_which_the_first_is_nothing():
+def test_update_returns_pair_whose_first_item_is_none():
     result = DynamicLossScale().update([array(1.0)])
     assert isinstance(result, tuple) and len(result) == 2
     assert result[0] is None
 
 
 @pytest.mark.parametrize("grads", [[], None, [None], {}, {"a": [None, ()]}], ids=str)
-def test_no_gradients_are_finite(grads):
+def test_update_counts_missing_gradients_as_finite(grads):
     policy = DynamicLossScale(8, increment_period=1)
     assert bool(policy.update(grads)[1])
     assert float(policy()) == 16.0
 
 
 @pytest.mark.parametrize("bad", [False, True])
-def test_update_takes_sparse_gradients(sparse_gradient, bad):
+def test_update_accepts_sparse_gradients(sparse_gradient, bad):
     rows = np.array([[1.0, 2.0], [3.0, np.inf if bad else 4.0]], "float32")
     policy = DynamicLossScale(8)
     grads = {"a": [sparse_gradient(rows, [2, 0], (3, 2)), None]}
@@ -121,7 +121,7 @@ def test_update_takes_sparse_gradients(sparse_gradient, bad):
     assert float(policy()) == (4.0 if bad else 8.0)
 
 
-def test_a_fixed_scale_says_what_is_finite_and_stays():
+def test_fixed_scale_reports_finiteness_and_stays_unchanged():
     policy = FixedLossScale(8)
     assert bool(policy.update([array(1.0)])[1])
     assert not bool(policy.update([array(np.inf)])[1])
@@ -135,14 +135,14 @@ class Doubling(mixed_precision.LossScale):
         self.assign_scale(ops.where(amax > 4.0, self.value * 2, self.value))
 
 
-def test_a_policy_of_ones_own_can_be_updated():
+def test_custom_policy_can_be_updated():
     policy = Doubling(8)
     for last, expected in ((1.0, 8.0), (-5.0, 16.0)):
         assert bool(policy.update({"a": array(0.5, last)})[1])
         assert float(policy()) == expected
 
 
-def test_a_policy_that_was_never_built_works_in_a_compiled_function():
+def test_unbuilt_policy_works_in_compiled_function():
     policy = DynamicLossScale(8, increment_period=2)
     if BACKEND == "jax":
         pytest.skip("On JAX state is made outside: `policy.build()`")
@@ -160,7 +160,7 @@ def test_a_policy_that_was_never_built_works_in_a_compiled_function():
     assert float(policy()) == 8.0
 
 
-def test_the_policy_of_an_optimizer_can_be_updated_before_it_is_built():
+def test_policy_can_be_updated_before_optimizer_is_built():
     policy = DynamicLossScale(8)
     optimizer = LossScaleOptimizer(sgd(), loss_scale=policy)
     policy.update([array(np.inf)])
@@ -171,7 +171,7 @@ def test_the_policy_of_an_optimizer_can_be_updated_before_it_is_built():
     assert sum(v is policy.scale for v in optimizer.variables) == 1
 
 
-def test_a_loop_by_hand_trains(compiled):
+def test_loop_with_policy_skips_overflow_and_unscales_gradients(compiled):
     """The loop of TF1's page on LossScale, with a tensor for a condition."""
     policy, w = DynamicLossScale(8), new_variable()
     policy.build()
@@ -191,7 +191,7 @@ def test_a_loop_by_hand_trains(compiled):
 # --- The optimizer: compute and apply -----------------------------------------
 
 
-def test_gradients_come_unscaled_and_are_applied(compiled):
+def test_compute_gradients_unscales_and_apply_gradients_applies(compiled):
     optimizer, w, step = make(), new_variable(), new_step()
     optimizer.build([w])
 
@@ -211,7 +211,7 @@ def test_gradients_come_unscaled_and_are_applied(compiled):
     assert (int(optimizer.iterations), int(optimizer.skipped_steps)) == (2, 1)
 
 
-def test_pairs_are_unscaled_whoever_computed_them():
+def test_apply_gradients_takes_pairs_as_unscaled():
     optimizer, w = make(), new_variable()
     optimizer.apply_gradients([(array(1.0, 0.0), w)])
     assert values(w) == [2.5, 4.0]
@@ -228,7 +228,7 @@ def test_global_step_may_have_any_dtype(dtype):
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow's own variables")
-def test_global_step_and_variables_may_be_tensorflows():
+def test_global_step_and_variables_may_be_tensorflow_variables():
     import tensorflow as tf
 
     optimizer, w = make(), tf.Variable([3.0, 4.0])
@@ -245,7 +245,7 @@ def test_global_step_and_variables_may_be_tensorflows():
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("wrong", [5, "step", np.array(0)])
-def test_global_step_is_a_variable(wrong):
+def test_global_step_that_is_not_variable_is_rejected(wrong):
     optimizer, w = make(), new_variable()
     with pytest.raises(ValueError, match="`global_step` takes variables only"):
         optimizer.apply_gradients([(array(1.0, 1.0), w)], global_step=wrong)
@@ -253,7 +253,7 @@ def test_global_step_is_a_variable(wrong):
 
 
 @pytest.mark.one_backend
-def test_what_cannot_be_applied_leaves_global_step():
+def test_rejected_gradients_leave_global_step_unchanged():
     optimizer, w, step = make(), new_variable(), new_step()
     for pairs in ([], [(None, w)]):
         with pytest.raises(ValueError, match="No gradients provided"):
@@ -263,7 +263,7 @@ def test_what_cannot_be_applied_leaves_global_step():
     assert (values(step), values(w)) == (5, [3.0, 4.0])
 
 
-def test_a_gradient_may_be_none():
+def test_gradient_may_be_none():
     optimizer, w, unused = make(), new_variable(), new_variable()
     pairs = optimizer.compute_gradients(lambda: ops.sum(w), [w, unused])
     assert [g is None for g, _ in pairs] == [False, True]
@@ -272,14 +272,14 @@ def test_a_gradient_may_be_none():
     assert (values(w), values(unused)) == ([2.5, 3.5], [3.0, 4.0])
 
 
-def test_clipped_gradients_are_applied_as_they_are():
+def test_clipped_gradients_are_applied_unchanged():
     optimizer, w = make(), new_variable()
     pairs = optimizer.compute_gradients(lambda: ops.sum(w * w), [w])
     optimizer.apply_gradients([(ops.clip(g, -7.0, 7.0), v) for g, v in pairs])
     assert values(w) == [0.0, 0.5]
 
 
-def test_grad_loss_and_the_arguments_that_are_left_to_the_framework():
+def test_compute_gradients_accepts_arguments_of_tf1():
     optimizer, w = make(), new_variable()
     pairs = optimizer.compute_gradients(
         lambda: w * w,
@@ -297,7 +297,7 @@ def test_grad_loss_and_the_arguments_that_are_left_to_the_framework():
 # --- The optimizer: which variables -------------------------------------------
 
 
-def test_without_var_list_all_that_the_loss_reads_are_trained():
+def test_loss_without_var_list_trains_all_variables_read():
     w, b, other = new_variable(), keras.Variable(2.0), new_variable()
     frozen = keras.Variable(1.0, trainable=False)
     optimizer = make()
@@ -309,7 +309,7 @@ def test_without_var_list_all_that_the_loss_reads_are_trained():
     assert values(other) == [3.0, 4.0]
 
 
-def test_once_built_those_are_trained_that_it_was_built_for():
+def test_optimizer_without_var_list_uses_variables_from_build():
     w, unused = new_variable(), new_variable()
     optimizer = make()
     optimizer.build([unused, w])
@@ -317,7 +317,7 @@ def test_once_built_those_are_trained_that_it_was_built_for():
     assert [g is None for g, _ in pairs] == [True, False]
 
 
-def test_without_var_list_layers_may_be_built_by_the_loss():
+def test_loss_without_var_list_may_build_layers():
     dense = keras.layers.Dense(1, kernel_initializer="ones")
     norm = keras.layers.BatchNormalization(momentum=0.5)
     dropout = keras.layers.Dropout(0.5)
@@ -335,7 +335,7 @@ def test_without_var_list_layers_may_be_built_by_the_loss():
     assert len(optimizer.compute_gradients(loss)) == 4
 
 
-def test_without_var_list_variables_may_be_made_by_the_loss():
+def test_loss_without_var_list_may_create_variables():
     made = []
 
     def loss():
@@ -348,20 +348,20 @@ def test_without_var_list_variables_may_be_made_by_the_loss():
 
 
 @pytest.mark.skipif(BACKEND == "jax", reason="There a tensor is refused anyway")
-def test_a_tensor_needs_var_list():
+def test_tensor_as_loss_requires_var_list():
     w = new_variable()
     with pytest.raises(ValueError, match="`var_list` must be given"):
         make().compute_gradients(ops.sum(w))
 
 
 @pytest.mark.one_backend
-def test_var_list_takes_variables_only():
+def test_var_list_accepts_only_variables():
     w = new_variable()
     with pytest.raises(ValueError, match="`var_list` takes variables only"):
         make().compute_gradients(lambda: ops.sum(w), [w, 3.0])
 
 
-def test_minimize_does_both_in_the_order_of_tf1():
+def test_minimize_computes_and_applies_with_arguments_of_tf1():
     optimizer, w, step = make(), new_variable(), new_step()
     optimizer.minimize(lambda: ops.sum(w * w) / 2, step, [w])
     assert (values(w), values(step)) == ([1.5, 2.0], 6)
@@ -382,7 +382,7 @@ def test_minimize_does_both_in_the_order_of_tf1():
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="Replicas are TensorFlow's")
 @pytest.mark.parametrize("method", ["apply", "minimize", "compute", "update"])
-def test_a_cross_replica_context_is_refused(method):
+def test_cross_replica_context_is_rejected(method):
     import tensorflow as tf
 
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
@@ -402,7 +402,7 @@ def test_a_cross_replica_context_is_refused(method):
 
 
 @pytest.mark.one_backend
-def test_name_and_use_locking():
+def test_name_and_use_locking_are_kept_as_in_tf1():
     inner = sgd(name="mine")
     optimizer = MixedPrecisionLossScaleOptimizer(inner, 8)
     assert optimizer.name == optimizer.get_name() == "mine"
@@ -414,7 +414,7 @@ def test_name_and_use_locking():
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("name", ["", 3, b"a", ["a"], "a/b"])
-def test_a_malformed_name_is_refused(name):
+def test_malformed_name_is_rejected(name):
     with pytest.raises(ValueError, match="`name` must be a non-empty string"):
         make(8, name=name)
 
@@ -429,13 +429,13 @@ def test_a_malformed_name_is_refused(name):
         ({}, "keys 'class_name' and 'config'"),
     ],
 )
-def test_a_malformed_loss_scale_is_refused(loss_scale, words):
+def test_malformed_loss_scale_is_rejected(loss_scale, words):
     with pytest.raises(ValueError, match=words):
         make(loss_scale)
 
 
 @pytest.mark.one_backend
-def test_any_policy_may_be_the_loss_scale():
+def test_any_policy_may_be_loss_scale():
     for policy in (FixedLossScale(8), DynamicLossScale(8, multiplier=4), Doubling(8)):
         optimizer = make(policy)
         assert optimizer.loss_scale_policy is policy
@@ -445,18 +445,18 @@ def test_any_policy_may_be_the_loss_scale():
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("opt", [None, "sgd", keras.optimizers.SGD])
-def test_opt_must_be_an_optimizer(opt):
+def test_opt_that_is_not_optimizer_is_rejected(opt):
     with pytest.raises(ValueError, match="Argument `opt` must be an instance"):
         MixedPrecisionLossScaleOptimizer(opt, 8)
 
 
 @pytest.mark.one_backend
-def test_opt_must_not_scale_the_loss_itself():
+def test_opt_that_scales_loss_is_rejected():
     with pytest.raises(TypeError, match="`opt` must not be a LossScaleOptimizer"):
         MixedPrecisionLossScaleOptimizer(LossScaleOptimizer(sgd()), 8)
 
 
-def test_variables_are_the_slots_and_the_scale():
+def test_variables_are_iteration_slots_and_loss_scale():
     optimizer = MixedPrecisionLossScaleOptimizer(sgd(momentum=0.5), "dynamic")
     w = keras.Variable([3.0, 4.0], name="w")
     optimizer.minimize(lambda: ops.sum(w), var_list=[w])
@@ -471,7 +471,7 @@ def test_variables_are_the_slots_and_the_scale():
     assert values(optimizer.get_slot(w, "momentum")) == [-0.5, -0.5]
 
 
-def test_it_comes_back_from_its_config_and_from_a_file(tmp_path):
+def test_v1_optimizer_round_trips_through_config_and_file(tmp_path):
     optimizer = make(64, use_locking=True, name="mine")
     config = keras.optimizers.serialize(optimizer)
     for again in (keras_lso.deserialize(config), keras.optimizers.deserialize(config)):

@@ -33,13 +33,13 @@ class Mine(LossScale):
 
 
 @pytest.mark.one_backend
-def test_the_modern_class_is_ours():
+def test_mixed_precision_exports_modern_class_and_experimental_module():
     assert keras_lso.mixed_precision.LossScaleOptimizer is LossScaleOptimizer
     assert keras_lso.mixed_precision.experimental is experimental
 
 
 @pytest.mark.parametrize("version", ["v1", "v2"])
-def test_the_modern_names_of_tensorflow_lead_to_ours(version):
+def test_compat_module_exports_modern_class_and_state_loader(version):
     path = f"keras_lso.compat.{version}.keras.mixed_precision"
     module = importlib.import_module(path)
     assert module.LossScaleOptimizer is LossScaleOptimizer
@@ -48,7 +48,7 @@ def test_the_modern_names_of_tensorflow_lead_to_ours(version):
 
 
 @pytest.mark.one_backend
-def test_the_experimental_class_is_a_modern_one_and_not_the_other_way_round():
+def test_experimental_class_is_subclass_of_modern_class():
     assert issubclass(experimental.LossScaleOptimizer, LossScaleOptimizer)
     assert isinstance(make("dynamic"), keras_lso.mixed_precision.LossScaleOptimizer)
     assert isinstance(make("dynamic"), keras.optimizers.LossScaleOptimizer)
@@ -65,7 +65,7 @@ def test_the_experimental_class_is_a_modern_one_and_not_the_other_way_round():
         "keras_lso.compat.v2.keras.mixed_precision.experimental",
     ],
 )
-def test_the_names_of_tensorflow_lead_to_it(path):
+def test_tensorflow_paths_lead_to_experimental_class(path):
     found = keras_lso
     for name in path.split(".")[1:]:
         found = getattr(found, name)
@@ -124,7 +124,7 @@ given = pytest.mark.parametrize("kind", GIVEN)
 
 @pytest.mark.one_backend
 @given
-def test_the_config_equals_that_of_the_modern_class(kind):
+def test_config_equals_config_of_modern_class(kind):
     value, arguments = GIVEN[kind]
     if "loss_scale" in arguments:
         arguments = {"loss_scale": value()}
@@ -137,7 +137,7 @@ def test_the_config_equals_that_of_the_modern_class(kind):
 
 @pytest.mark.one_backend
 @given
-def test_the_warning_prints_the_modern_call(kind):
+def test_deprecation_warning_prints_equivalent_modern_call(kind):
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         optimizer = make(GIVEN[kind][0]())
@@ -201,7 +201,7 @@ WORDS = {
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("kind", WRONG)
-def test_anything_else_is_refused(kind):
+def test_invalid_loss_scale_is_rejected(kind):
     value, error = WRONG[kind]
     words = WORDS.get(kind, "`loss_scale` must be the string 'dynamic'")
     inner = sgd()
@@ -214,7 +214,7 @@ def test_anything_else_is_refused(kind):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("kind", ["another multiplier", "another class"])
-def test_the_error_says_what_to_write(kind):
+def test_error_suggests_modern_class(kind):
     value, error = WRONG[kind]
     with pytest.raises(error, match=r"keras_lso.LossScaleOptimizer\(optimizer, loss"):
         make(value())
@@ -222,13 +222,13 @@ def test_the_error_says_what_to_write(kind):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("inner", [None, "sgd", LossScaleOptimizer(sgd())])
-def test_optimizer_must_be_one_that_does_not_scale(inner):
+def test_invalid_optimizer_argument_is_rejected(inner):
     with pytest.raises(TypeError, match="Argument `optimizer` must"):
         experimental.LossScaleOptimizer(inner, 8)
 
 
 @pytest.mark.one_backend
-def test_a_policy_belongs_to_one_optimizer():
+def test_policy_of_another_optimizer_is_rejected():
     policy = DynamicLossScale()
     optimizer = make(policy)
     assert optimizer.loss_scale_policy is policy
@@ -237,7 +237,7 @@ def test_a_policy_belongs_to_one_optimizer():
 
 
 @pytest.mark.one_backend
-def test_arguments_may_be_keywords_and_both_are_needed():
+def test_arguments_may_be_keywords_and_loss_scale_is_required():
     optimizer = experimental.LossScaleOptimizer(loss_scale=8, optimizer=sgd())
     assert float(optimizer.loss_scale) == 8.0
     with pytest.raises(TypeError, match="missing 1 required.*'loss_scale'"):
@@ -247,7 +247,7 @@ def test_arguments_may_be_keywords_and_both_are_needed():
 # --- Attributes ---------------------------------------------------------------
 
 
-def test_attributes_of_the_pages_are_there():
+def test_documented_attributes_are_available():
     inner = keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=3.0)
     optimizer = experimental.LossScaleOptimizer(inner, "dynamic")
     for _ in range(2):
@@ -284,7 +284,7 @@ def check_is(others, cls, optimizer):
 
 
 @given
-def test_what_is_serialized_becomes_the_modern_class_without_a_warning(kind):
+def test_deserialized_optimizer_is_modern_class_without_warning(kind):
     # "Deserializing a LossScaleOptimizer always results in a V2 LossScaleOptimizer,
     # even if serialized with a LossScaleOptimizerV1", say the tests of TensorFlow 2.4.
     optimizer = make(GIVEN[kind][0]())
@@ -304,7 +304,7 @@ def test_what_is_serialized_becomes_the_modern_class_without_a_warning(kind):
 
 @given
 @pytest.mark.in_turn
-def test_from_config_and_copies_are_of_the_same_class(kind):
+def test_from_config_and_copies_keep_experimental_class(kind):
     optimizer = make(GIVEN[kind][0]())
     with warnings.catch_warnings():
         warnings.filterwarnings("error", ".*LossScaleOptimizer is deprecated")
@@ -320,7 +320,7 @@ def test_from_config_and_copies_are_of_the_same_class(kind):
         assert w.numpy().tolist() == [2.5]  # pairs are unscaled, as in tf.keras
 
 
-def test_it_comes_back_from_a_file(tmp_path):
+def test_saved_model_loads_with_modern_class(tmp_path):
     model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
     model.compile(make(loss_scales.DynamicLossScale(64, 2)), "mse")
     model.fit(np.ones((4, 2)), np.ones((4, 1)), epochs=3, verbose=0)
@@ -334,7 +334,7 @@ def test_it_comes_back_from_a_file(tmp_path):
 
 
 @pytest.mark.one_backend
-def test_where_warnings_are_errors_the_policy_is_still_free():
+def test_policy_stays_usable_if_deprecation_warning_is_error():
     policy = DynamicLossScale()
     with warnings.catch_warnings():
         warnings.simplefilter("error")

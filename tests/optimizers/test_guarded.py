@@ -61,7 +61,7 @@ def data():
 
 
 @pytest.mark.one_backend
-def test_the_signature():
+def test_signature_has_expected_arguments_and_defaults():
     assert without_types(GuardedOptimizer) == (
         "(inner_optimizer, *, master_weights='auto', spike_guard=None, "
         "name='guarded_optimizer', **kwargs)"
@@ -69,7 +69,7 @@ def test_the_signature():
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
-def test_losses_and_gradients_come_back_as_they_are(dtype):
+def test_losses_and_gradients_are_returned_unchanged(dtype):
     optimizer = GuardedOptimizer(K.SGD(0.1))
     loss = ops.cast(ops.array(3.0), dtype)
     assert optimizer.scale_loss(loss) is loss
@@ -82,13 +82,13 @@ def test_losses_and_gradients_come_back_as_they_are(dtype):
     assert not optimizer.dynamic
 
 
-def test_what_is_no_loss_is_refused():
+def test_scale_loss_rejects_list():
     with pytest.raises(TypeError, match="A loss must be a tensor or a number"):
         GuardedOptimizer(K.SGD(0.1)).scale_loss([1.0])
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="a step is a list of operations on JAX")
-def test_no_factor_costs_a_multiplication():
+def test_guarded_step_contains_no_multiplication_by_loss_scale():
     import jax
 
     def products(wrap):
@@ -115,7 +115,7 @@ def test_no_factor_costs_a_multiplication():
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.in_turn
-def test_steps_are_those_at_a_loss_scale_of_1_to_the_bit(name, dtype):
+def test_guarded_steps_are_bitwise_equal_to_steps_at_loss_scale_1(name, dtype):
     results = []
     for wrap in (GuardedOptimizer, at_scale_1):
         optimizer, trained = wrap(MAKERS[name]()), variables(dtype)
@@ -127,7 +127,7 @@ def test_steps_are_those_at_a_loss_scale_of_1_to_the_bit(name, dtype):
         np.testing.assert_array_equal(ours, expected)
 
 
-def test_a_step_with_nan_changes_no_bit():
+def test_step_with_nan_gradient_changes_no_bit():
     optimizer, trained = GuardedOptimizer(K.Adam(0.1)), variables("bfloat16")
     optimizer.apply(gradients(0), trained)
     kept = [*trained, *optimizer._masters.variables]
@@ -140,7 +140,7 @@ def test_a_step_with_nan_changes_no_bit():
 
 
 @pytest.mark.parametrize("scaled", [None, True, False])
-def test_what_is_said_of_the_gradients_changes_nothing(scaled):
+def test_scaled_argument_does_not_change_step(scaled):
     optimizer, trained = GuardedOptimizer(K.SGD(0.5)), variables()
     before = arrays(trained)
     optimizer.scale_loss(ops.array(1.0))
@@ -150,7 +150,7 @@ def test_what_is_said_of_the_gradients_changes_nothing(scaled):
         np.testing.assert_array_equal(new, expected)
 
 
-def test_steps_too_small_for_bfloat16_add_up():
+def test_steps_below_bfloat16_precision_accumulate():
     [w] = [keras.Variable(np.ones(1), dtype="bfloat16")]
     optimizer = GuardedOptimizer(K.SGD(1e-4))
     for _ in range(100):
@@ -160,7 +160,7 @@ def test_steps_too_small_for_bfloat16_add_up():
 
 
 @pytest.mark.parametrize("is_outside", [True, False])
-def test_larc_need_not_know_whether_a_loss_was_scaled(is_outside):
+def test_larc_with_guarded_optimizer_matches_larc_alone(is_outside):
     def larc(inner):
         return LARC(inner, eta=0.01, mode="scale")
 
@@ -178,7 +178,7 @@ def test_larc_need_not_know_whether_a_loss_was_scaled(is_outside):
 # --- Arguments and warnings ---------------------------------------------------------
 
 
-def test_arguments_are_refused_in_the_name_of_the_class():
+def test_guarded_optimizer_rejects_unsupported_arguments():
     for keyword in ("initial_scale", "dynamic", "loss_scale"):
         with pytest.raises(ValueError, match="GuardedOptimizer does not support arg"):
             GuardedOptimizer(K.SGD(0.1), **{keyword: 1.0})
@@ -190,7 +190,7 @@ def test_arguments_are_refused_in_the_name_of_the_class():
         GuardedOptimizer(K.SGD(0.1)).master_weights = False
 
 
-def test_float16_without_a_loss_scale_is_warned_of():
+def test_float16_variables_and_policies_warn_about_missing_loss_scale():
     with pytest.warns(UserWarning, match="float16 gradients need a loss scale"):
         GuardedOptimizer(K.SGD(0.1)).build(variables("float16"))
     before = keras.config.dtype_policy()
@@ -206,7 +206,7 @@ def test_float16_without_a_loss_scale_is_warned_of():
 
 
 @pytest.mark.parametrize("master_weights", ["auto", False])
-def test_a_config_makes_one_like_it(master_weights):
+def test_guarded_optimizer_round_trips_through_config(master_weights):
     optimizer = GuardedOptimizer(K.Adam(0.1), master_weights=master_weights, name="g")
     config = optimizer.get_config()
     assert json.loads(json.dumps(config)) == config
@@ -231,7 +231,9 @@ def test_a_config_makes_one_like_it(master_weights):
     ],
 )
 @pytest.mark.in_turn
-def test_a_model_comes_back_from_its_file_and_trains_on(suffix, load, tmp_path):
+def test_saved_model_restores_optimizer_and_continues_training_identically(
+    suffix, load, tmp_path
+):
     # Keras itself reads no bfloat16 from an .h5 file.
     dtype = "float32" if suffix == "h5" else "bfloat16"
     model = make_model(GuardedOptimizer(K.Adam(0.1)), dtype)
@@ -256,7 +258,7 @@ def state_of(optimizer):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_state_of_either_class_loads_into_the_other(dtype):
+def test_guarded_and_loss_scale_optimizers_load_state_of_each_other(dtype):
     """And the loss scale starts afresh where there was none."""
     guarded, scaled = GuardedOptimizer(K.Adam(0.1)), LossScaleOptimizer(K.Adam(0.1))
     for optimizer in (guarded, scaled):
@@ -293,7 +295,7 @@ def test_the_state_of_either_class_loads_into_the_other(dtype):
 # --- In fit -------------------------------------------------------------------------
 
 
-def test_a_monitor_counts_skipped_steps_in_fit():
+def test_loss_scale_monitor_counts_skipped_steps_in_fit():
     model = make_model(GuardedOptimizer(K.Adam(0.1)))
     x, y = data()
     y[5] = np.inf
@@ -307,7 +309,7 @@ def test_a_monitor_counts_skipped_steps_in_fit():
 
 
 @pytest.mark.skipif(BACKEND == "tensorflow", reason="TensorFlow has no stateless_apply")
-def test_a_stateless_step_is_a_step():
+def test_stateless_step_equals_apply():
     optimizer, trained = GuardedOptimizer(K.Adam(0.1)), variables("bfloat16")
     optimizer.build(trained)
     state, values = ([v.value for v in vs] for vs in (optimizer.variables, trained))

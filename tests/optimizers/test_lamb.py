@@ -109,7 +109,7 @@ def assert_close(actual, expected, share=SHARE):
 
 
 @pytest.mark.one_backend
-def test_the_signature_is_the_model_gardens_and_four_keywords():
+def test_lamb_signature_has_model_garden_arguments_and_four_keywords():
     parameters = inspect.signature(LAMB).parameters.values()
     positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
@@ -162,7 +162,7 @@ def test_the_signature_is_the_model_gardens_and_four_keywords():
     ],
     ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
 )
-def test_what_is_refused(settings, parts):
+def test_lamb_rejects_invalid_arguments_with_specific_errors(settings, parts):
     with pytest.raises((ValueError, TypeError)) as error:
         LAMB(**settings)
     assert all(part in str(error.value) for part in parts), str(error.value)
@@ -192,7 +192,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
 @pytest.mark.in_turn
-def test_steps_are_the_formula(wrap, start, gradients, form):
+def test_lamb_steps_match_formula_in_numpy(wrap, start, gradients, form):
     variables, inner = make_variables(start), LAMB(0.1, **form)
     optimizer, reference = wrap(inner), InNumPy(start, **form)
     for grads in gradients:
@@ -203,7 +203,7 @@ def test_steps_are_the_formula(wrap, start, gradients, form):
         assert_close(inner.velocities, reference.v)
 
 
-def test_a_step_by_hand():
+def test_lamb_step_matches_hand_computed_values():
     # Without bias correction m is 4 and v 16; d is 4 / (4 + 4) + 0.5 * (3, 4).
     w = keras.Variable([3.0, 4.0])
     optimizer = LAMB(0.5, 0.5, 0.75, 4.0, 0.5, bias_correction=False)
@@ -219,7 +219,7 @@ def test_a_step_by_hand():
 
 
 @pytest.mark.parametrize("zero", ["weights", "gradients", "both"])
-def test_where_a_norm_is_zero_the_trust_ratio_is_one(wrap, zero):
+def test_trust_ratio_is_one_where_norm_is_zero(wrap, zero):
     """Whatever the bounds, as in DeepSpeed, which has them."""
     w = np.zeros(2) if zero != "gradients" else np.array([3.0, 4.0])
     g = np.zeros(2) if zero != "weights" else np.array([8.0, -8.0])
@@ -230,7 +230,7 @@ def test_where_a_norm_is_zero_the_trust_ratio_is_one(wrap, zero):
 
 
 @pytest.mark.parametrize("bounds, ratio", [((None, 2.0), 2.0), ((6.0, None), 6.0)])
-def test_the_trust_ratio_is_bounded(wrap, bounds, ratio):
+def test_trust_ratio_is_clipped_to_bounds(wrap, bounds, ratio):
     # |w| is 5, |d| is 1.
     w = keras.Variable([3.0, 4.0])
     lower, upper = bounds
@@ -239,11 +239,13 @@ def test_the_trust_ratio_is_bounded(wrap, bounds, ratio):
     assert_close([w], [[3.0 - 0.125 * ratio, 4.0]])
 
 
-def test_an_epsilon_of_zero_is_kerass():
+def test_epsilon_zero_is_replaced_by_keras_default():
     assert LAMB(epsilon=0).epsilon == keras.config.epsilon()
 
 
-def test_exclude_1d_drops_vectors_and_scalars_from_both(wrap, start, gradients):
+def test_exclude_1d_excludes_vectors_and_scalars_from_decay_and_adaptation(
+    wrap, start, gradients
+):
     form = dict(weight_decay_rate=0.1)
     excluded = {"exclude_from_weight_decay": NAMES[1:]}
     variables, reference = make_variables(start), InNumPy(start, **form, **excluded)
@@ -254,7 +256,9 @@ def test_exclude_1d_drops_vectors_and_scalars_from_both(wrap, start, gradients):
     assert_close(variables, reference.weights)
 
 
-def test_a_schedule_with_decay_and_a_setting_that_changes(wrap, start, gradients):
+def test_lamb_steps_follow_schedule_with_decay_and_changed_settings(
+    wrap, start, gradients
+):
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 2, 0.5)
     variables, inner = make_variables(start), LAMB(schedule, decay=0.5)
     optimizer, reference = wrap(inner), InNumPy(start)
@@ -267,7 +271,7 @@ def test_a_schedule_with_decay_and_a_setting_that_changes(wrap, start, gradients
     assert_close(variables, reference.weights)
 
 
-def test_a_subclass_that_changes_nothing_does_the_same(wrap, start, gradients):
+def test_subclass_without_changes_matches_formula(wrap, start, gradients):
     """It has no rule: Keras updates one variable after the other."""
 
     class JustANewName(LAMB):
@@ -282,7 +286,7 @@ def test_a_subclass_that_changes_nothing_does_the_same(wrap, start, gradients):
 
 
 @pytest.mark.full
-def test_steps_are_the_same_when_compiled(compiled, start, gradients):
+def test_compiled_lamb_steps_match_formula(compiled, start, gradients):
     variables, inner = make_variables(start), LAMB(0.1, weight_decay_rate=0.1)
     optimizer = LossScaleOptimizer(inner, initial_scale=SCALE)
     optimizer.build(variables)
@@ -302,7 +306,7 @@ def test_steps_are_the_same_when_compiled(compiled, start, gradients):
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_an_overflow_changes_nothing_and_does_not_count(start, gradients, bad):
+def test_overflow_changes_no_state_and_is_not_counted_as_step(start, gradients, bad):
     variables, inner = make_variables(start), LAMB(0.1, weight_decay_rate=0.1)
     optimizer = LossScaleOptimizer(inner, initial_scale=SCALE)
     optimizer.build(variables)
@@ -323,7 +327,7 @@ def test_an_overflow_changes_nothing_and_does_not_count(start, gradients, bad):
     assert_close(variables, reference.weights)
 
 
-def test_float16_variables_have_masters(start, gradients):
+def test_float16_variables_are_updated_through_float32_masters(start, gradients):
     variables = make_variables(start, "float16")
     inner = LAMB(0.1, weight_decay_rate=0.1, exclude_1d=True)
     optimizer = LossScaleOptimizer(inner, initial_scale=SCALE)
@@ -343,7 +347,7 @@ def test_float16_variables_have_masters(start, gradients):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_narrow_variables_step_in_float32(dtype):
+def test_float16_and_bfloat16_variables_step_in_float32(dtype):
     [w] = make_variables([[3.0, 4.0]], dtype)
     optimizer, reference = LAMB(0.1, epsilon=0.5), InNumPy([[3.0, 4.0]], epsilon=0.5)
     for gradient in ([1.0, 2.0], [-4.0, 0.5]):
@@ -368,7 +372,7 @@ def test_float64_variables_step_in_float64(start, gradients):
         np.testing.assert_allclose(array(v), expected, rtol=1e-11)
 
 
-def test_sparse_gradients_do_what_dense_ones_do(wrap, sparse_gradient):
+def test_sparse_gradients_step_like_dense_gradients(wrap, sparse_gradient):
     values = np.array([[8.0, 1.0], [16.0, 2.0], [24.0, 3.0]], "float32")
     rows = [2, 0, 0]
     dense = np.zeros((4, 2), "float32")
@@ -386,7 +390,7 @@ def test_sparse_gradients_do_what_dense_ones_do(wrap, sparse_gradient):
     assert (tables[0] != start).all()
 
 
-def test_trust_ratios_are_those_of_the_next_step(start, gradients):
+def test_trust_ratios_predict_next_step(start, gradients):
     variables, optimizer = make_variables(start), LAMB(0.1, exclude_1d=True)
     optimizer.build(variables)
     for number, grads in enumerate(gradients[:2]):
@@ -409,7 +413,7 @@ def test_trust_ratios_are_those_of_the_next_step(start, gradients):
 
 
 @pytest.mark.one_backend
-def test_it_comes_back_from_its_config():
+def test_lamb_round_trips_through_config():
     settings = dict(
         learning_rate=0.5,
         beta_1=0.25,
@@ -438,14 +442,14 @@ def test_it_comes_back_from_its_config():
 
 
 @pytest.mark.one_backend
-def test_keras_own_decay_comes_back_as_what_it_is():
+def test_keras_weight_decay_round_trips_through_config():
     config = LAMB(weight_decay=0.25).get_config()
     twin = LAMB.from_config(config)
     assert (twin.weight_decay, twin.weight_decay_rate) == (0.25, 0.0)
 
 
 @pytest.mark.one_backend
-def test_a_config_without_a_decay_may_say_so():
+def test_from_config_accepts_weight_decay_none():
     config = keras.optimizers.Lamb(0.5).get_config()
     assert config["weight_decay"] is None
     read = LAMB.from_config(config)

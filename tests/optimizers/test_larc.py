@@ -69,7 +69,9 @@ def tensors(grads):
 @pytest.mark.parametrize("size", [1e-6, 1.0, 1e6])
 @pytest.mark.parametrize("rate", [0.01, 5.0])
 @pytest.mark.parametrize("mode", ["clip", "scale"])
-def test_the_ratio_is_the_originals(mode, rate, size, weights, make_gradients):
+def test_larc_ratio_matches_openseq2seq_formula(
+    mode, rate, size, weights, make_gradients
+):
     grads = make_gradients(size)
     expected = [
         original(g, v.numpy(), rate, 0.002, mode)
@@ -82,7 +84,7 @@ def test_the_ratio_is_the_originals(mode, rate, size, weights, make_gradients):
 
 
 @pytest.mark.parametrize("mode", ["clip", "scale"])
-def test_each_argument_has_its_part_in_it(mode, weights, make_gradients):
+def test_larc_ratio_uses_eta_min_update_and_epsilon(mode, weights, make_gradients):
     grads = make_gradients(0.1)
     arguments = dict(eta=0.3, min_update=0.05, epsilon=0.7)
     expected = [
@@ -95,7 +97,7 @@ def test_each_argument_has_its_part_in_it(mode, weights, make_gradients):
         np.testing.assert_allclose(got, expect, **CLOSE)
 
 
-def test_clip_goes_by_the_rate_of_the_step(weights, make_gradients):
+def test_clip_mode_uses_learning_rate_of_each_step(weights, make_gradients):
     rates = keras.optimizers.schedules.PiecewiseConstantDecay([1], [4.0, 0.25])
     inner = Recorder(rates)
     optimizer = LARC(inner)
@@ -106,7 +108,7 @@ def test_clip_goes_by_the_rate_of_the_step(weights, make_gradients):
         np.testing.assert_allclose(inner.got[0], expected, **CLOSE)
 
 
-def test_an_excluded_gradient_stays_as_it_is(weights, make_gradients):
+def test_excluded_gradients_are_not_rescaled(weights, make_gradients):
     grads = make_gradients()
     inner = Recorder(1.0)
     LARC(inner, exclude=["^bias$", "sca"]).apply(tensors(grads), weights)
@@ -117,7 +119,7 @@ def test_an_excluded_gradient_stays_as_it_is(weights, make_gradients):
 
 @pytest.mark.parametrize("mode", ["clip", "scale"])
 @pytest.mark.parametrize("rate", [0.0, 1.0])
-def test_nothing_is_divided_by_zero(rate, mode, weights):
+def test_zero_gradients_and_zero_rate_cause_no_division_by_zero(rate, mode, weights):
     before = [v.numpy().copy() for v in weights]
     inner = Recorder(rate)
     optimizer = LARC(inner, mode=mode, epsilon=0.0)
@@ -135,7 +137,9 @@ def test_norms_of_float16_gradients_do_not_overflow(weights):
     np.testing.assert_allclose(inner.got[0], expected, **CLOSE)
 
 
-def test_a_sparse_gradient_is_rescaled_by_the_norm_of_the_whole(sparse_gradient):
+def test_sparse_gradient_with_duplicate_rows_is_rescaled_like_dense_gradient(
+    sparse_gradient,
+):
     table = keras.Variable(np.ones((5, 2), "float32"))
     twin = keras.Variable(np.ones((5, 2), "float32"))
     dense = np.zeros((5, 2), "float32")
@@ -150,7 +154,7 @@ def test_a_sparse_gradient_is_rescaled_by_the_norm_of_the_whole(sparse_gradient)
     assert (table.numpy()[0] == 1).all() and (table.numpy()[3] < 1).all()
 
 
-def test_a_missing_gradient_stays_missing(weights, make_gradients):
+def test_missing_gradient_stays_none(weights, make_gradients):
     grads = make_gradients()
     inner = Recorder(1.0)
     with pytest.warns(UserWarning, match="Gradients do not exist"):
@@ -159,7 +163,7 @@ def test_a_missing_gradient_stays_missing(weights, make_gradients):
     assert (weights[1].numpy() == 0).all()
 
 
-def test_the_ratio_is_a_float32_whatever_floatx_is(weights):
+def test_larc_ratio_is_float32_regardless_of_floatx(weights):
     inner = Recorder(1.0)
     optimizer = LARC(inner, eta=0.0, min_update=1e-8)
     before = keras.config.floatx()
@@ -172,7 +176,7 @@ def test_the_ratio_is_a_float32_whatever_floatx_is(weights):
 
 
 @pytest.mark.filterwarnings("ignore:Explicitly requested dtype")
-def test_a_float64_variable_takes_float64_steps():
+def test_float64_variable_takes_loss_scaled_larc_step():
     try:
         w = keras.Variable(np.ones((3, 4)), dtype="float64")
         gradient = ops.full((3, 4), 2.0, dtype="float64")
@@ -186,7 +190,7 @@ def test_a_float64_variable_takes_float64_steps():
     np.testing.assert_allclose(w.numpy(), expected, **CLOSE)
 
 
-def test_clip_goes_by_the_decayed_rate_of_lars():
+def test_clip_mode_uses_decayed_learning_rate_of_lars():
     w = keras.Variable(np.full((2, 2), 1000.0, "float32"))
     inner = keras_lso.LARS(
         100.0, decay=1.0, momentum=0.0, exclude_from_layer_adaptation=[".*"]
@@ -200,7 +204,7 @@ def test_clip_goes_by_the_decayed_rate_of_lars():
 
 
 @pytest.mark.one_backend
-def test_clip_needs_one_learning_rate():
+def test_clip_mode_rejects_multi_optimizer():
     if not hasattr(keras.optimizers, "MultiOptimizer"):
         pytest.skip("Keras has a MultiOptimizer since 3.15")
     several = keras.optimizers.MultiOptimizer(
@@ -226,7 +230,7 @@ INNER = {
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("make", INNER.values(), ids=INNER)
-def test_it_is_the_inner_optimizer_on_rescaled_gradients(
+def test_larc_steps_inner_optimizer_on_rescaled_gradients(
     make, weights, make_gradients, compiled
 ):
     twins = [keras.Variable(v.numpy(), name=v.name) for v in weights]
@@ -250,7 +254,7 @@ def test_it_is_the_inner_optimizer_on_rescaled_gradients(
     assert int(optimizer.iterations) == 4
 
 
-def test_it_has_no_state_of_its_own(weights):
+def test_larc_has_only_variables_of_inner_optimizer(weights):
     inner = keras.optimizers.Adam(0.5)
     optimizer = LARC(inner)
     optimizer.build(weights)
@@ -262,7 +266,7 @@ def test_it_has_no_state_of_its_own(weights):
 
 
 @pytest.mark.one_backend
-def test_the_inner_hyperparameters_read_and_write_through(weights):
+def test_larc_reads_and_writes_hyperparameters_of_inner_optimizer(weights):
     inner = keras.optimizers.SGD(0.5, momentum=0.9, clipnorm=2.0)
     optimizer = LARC(inner)
     assert float(optimizer.learning_rate) == 0.5
@@ -275,7 +279,7 @@ def test_the_inner_hyperparameters_read_and_write_through(weights):
     assert not hasattr(inner, "eta")
 
 
-def test_stateless_apply_is_apply(weights, make_gradients):
+def test_stateless_apply_equals_apply(weights, make_gradients):
     if keras.backend.backend() == "tensorflow":
         pytest.skip("Keras has no stateless_apply on TensorFlow")
     twins = [keras.Variable(v.numpy(), name=v.name) for v in weights]
@@ -292,7 +296,9 @@ def test_stateless_apply_is_apply(weights, make_gradients):
         np.testing.assert_array_equal(_numpy(value), twin.numpy())
 
 
-def test_a_stateless_step_takes_what_apply_takes(weights, make_gradients):
+def test_stateless_apply_accepts_scaled_argument_and_rejects_wrong_state(
+    weights, make_gradients
+):
     if keras.backend.backend() == "tensorflow":
         pytest.skip("Keras has no stateless_apply on TensorFlow")
     optimizer = LARC(LossScaleOptimizer(keras.optimizers.SGD(0.5)))
@@ -315,7 +321,9 @@ def test_a_stateless_step_takes_what_apply_takes(weights, make_gradients):
         optimizer.stateless_apply([], tensors(make_gradients()), values, scaled=True)
 
 
-def test_the_averages_of_the_inner_optimizer_become_final(weights, make_gradients):
+def test_finalize_variable_values_assigns_averages_of_inner_optimizer(
+    weights, make_gradients
+):
     optimizer = LARC(keras.optimizers.SGD(1.0, use_ema=True, ema_momentum=0.5))
     averages = None
     for seed in range(3):
@@ -349,7 +357,7 @@ NESTED = {"inside": larc_inside, "outside": larc_outside}
 
 @pytest.mark.parametrize("mode", ["clip", "scale"])
 @pytest.mark.parametrize("make", NESTED.values(), ids=NESTED)
-def test_ratios_are_of_unscaled_gradients(make, mode, weights, make_gradients):
+def test_larc_ratios_use_unscaled_gradients(make, mode, weights, make_gradients):
     twins = [keras.Variable(v.numpy(), name=v.name) for v in weights]
     optimizer = make(mode=mode)
     alone = LARC(keras.optimizers.SGD(0.5, momentum=0.9), mode=mode)
@@ -366,7 +374,9 @@ def test_ratios_are_of_unscaled_gradients(make, mode, weights, make_gradients):
 
 @pytest.mark.parametrize("value", [np.inf, np.nan])
 @pytest.mark.parametrize("make", NESTED.values(), ids=NESTED)
-def test_an_overflow_is_still_seen(make, value, weights, make_gradients, snapshot):
+def test_overflow_skips_larc_step_and_halves_loss_scale(
+    make, value, weights, make_gradients, snapshot
+):
     optimizer = make()
     optimizer.apply(tensors(make_gradients()), weights, scaled=True)
     inner = optimizer
@@ -381,7 +391,7 @@ def test_an_overflow_is_still_seen(make, value, weights, make_gradients, snapsho
     assert float(optimizer.loss_scale) == 2.0**11
 
 
-def test_unscaled_gradients_are_known_for_such(weights, make_gradients):
+def test_larc_does_not_unscale_gradients_twice(weights, make_gradients):
     twins = [keras.Variable(v.numpy(), name=v.name) for v in weights]
     optimizer = larc_outside()
     grads = make_gradients()
@@ -392,7 +402,9 @@ def test_unscaled_gradients_are_known_for_such(weights, make_gradients):
         np.testing.assert_allclose(v.numpy(), twin.numpy(), **CLOSE)
 
 
-def test_a_fixed_loss_scale_factor_is_taken_out_of_the_norm(weights, make_gradients):
+def test_loss_scale_factor_of_inner_optimizer_is_removed_from_norm(
+    weights, make_gradients
+):
     grads = make_gradients()
     expected = 256 * original(grads[0], weights[0].numpy(), 0.5, 0.002, "scale")
     inner = Recorder(0.5, loss_scale_factor=256.0)
@@ -402,7 +414,7 @@ def test_a_fixed_loss_scale_factor_is_taken_out_of_the_norm(weights, make_gradie
     np.testing.assert_allclose(inner.got[0], expected, **CLOSE)
 
 
-def test_a_second_loss_scale_around_it_is_refused(weights, make_gradients, snapshot):
+def test_second_loss_scale_around_larc_is_rejected(weights, make_gradients, snapshot):
     inner = LARC(LossScaleOptimizer(keras.optimizers.SGD(0.5)))
     with pytest.raises(TypeError, match="nor wrap one.*scaled twice"):
         LossScaleOptimizer(inner)
@@ -418,7 +430,7 @@ def test_a_second_loss_scale_around_it_is_refused(weights, make_gradients, snaps
 
 
 @pytest.mark.one_backend
-def test_kerass_own_loss_scale_inside_it_is_refused():
+def test_keras_loss_scale_optimizer_inside_larc_is_rejected():
     theirs = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.5))
     with pytest.raises(
         TypeError, match=r"keras_lso\.LossScaleOptimizer\(keras_lso\.LA"
@@ -430,7 +442,7 @@ def test_kerass_own_loss_scale_inside_it_is_refused():
 
 
 @pytest.mark.one_backend
-def test_the_config_holds_everything():
+def test_larc_round_trips_through_config():
     optimizer = LARC(
         keras.optimizers.SGD(0.5, momentum=0.9),
         eta=0.1,
@@ -450,7 +462,7 @@ def test_the_config_holds_everything():
     assert copy.inner_optimizer.momentum == 0.9
 
 
-def test_a_file_is_that_of_the_inner_optimizer(weights, make_gradients):
+def test_larc_saves_state_that_inner_optimizer_loads(weights, make_gradients):
     """A run may resume with LARC, or without it."""
     optimizer = LARC(keras.optimizers.Adam(0.5))
     for seed in range(3):
@@ -483,18 +495,18 @@ def test_a_file_is_that_of_the_inner_optimizer(weights, make_gradients):
         (dict(exclude=[3]), TypeError, "`exclude`.*3"),
     ],
 )
-def test_a_wrong_argument_is_named(arguments, error, words):
+def test_invalid_larc_argument_is_named_in_error(arguments, error, words):
     with pytest.raises(error, match=words):
         LARC(keras.optimizers.SGD(0.5), **arguments)
 
 
 @pytest.mark.one_backend
-def test_the_inner_optimizer_has_to_be_one():
+def test_inner_optimizer_of_wrong_type_is_rejected():
     with pytest.raises(TypeError, match="`inner_optimizer`.*'sgd'"):
         LARC("sgd")
 
 
-def test_gradients_and_variables_have_to_match(weights, make_gradients):
+def test_mismatched_gradients_and_variables_are_rejected(weights, make_gradients):
     optimizer = LARC(keras.optimizers.SGD(0.5))
     with pytest.raises(ValueError, match="2 gradients for 3 variables"):
         optimizer.apply(tensors(make_gradients()[:2]), weights)

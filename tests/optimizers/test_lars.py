@@ -20,7 +20,9 @@ from testing.tensors import tensor
 @forms
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 @pytest.mark.parametrize("momentum", [0.9, 0.0])
-def test_steps_are_the_formula(wrap, start, gradients, form, decay, momentum):
+def test_lars_steps_match_formula_in_numpy(
+    wrap, start, gradients, form, decay, momentum
+):
     settings = dict(momentum=momentum, weight_decay_rate=decay, eeta=0.1, **form)
     reference = InNumPy(start, **settings)
     optimizer = LARS(0.5, **settings)
@@ -34,7 +36,7 @@ def test_steps_are_the_formula(wrap, start, gradients, form, decay, momentum):
         assert_close(values_of(optimizer.momentums), reference.momentums, 2 * SHARE)
 
 
-def test_a_step_by_hand():
+def test_lars_step_matches_hand_computed_values():
     # |w| is 5 and |g| is 10, so that the ratio is 0.5 * 5 / 10.
     w = variable("w", [3.0, 4.0])
     optimizer = LARS(2.0, momentum=0.5, eeta=0.5)
@@ -47,7 +49,7 @@ def test_a_step_by_hand():
     assert values_of([w])[0].tolist() == [-2.0, -2.5]
 
 
-def test_a_schedule_gives_the_rate_of_each_step(wrap, start, gradients):
+def test_schedule_sets_learning_rate_of_each_step(wrap, start, gradients):
     schedule = keras.optimizers.schedules.PiecewiseConstantDecay(
         [1, 3], [0.5, 0.25, 2.0]
     )
@@ -60,7 +62,7 @@ def test_a_schedule_gives_the_rate_of_each_step(wrap, start, gradients):
     assert_close(values_of(variables), reference.weights)
 
 
-def test_a_callable_is_asked_once_for_the_rate_of_each_step(wrap):
+def test_callable_learning_rate_is_called_once_per_step(wrap):
     rates = iter([0.5, 2.0])
     optimizer = wrap(LARS(lambda: next(rates), momentum=0.0, eeta=0.1))
     w = variable("w", [3.0, 4.0])
@@ -71,7 +73,7 @@ def test_a_callable_is_asked_once_for_the_rate_of_each_step(wrap):
     assert_close(values_of([w]), reference.weights)
 
 
-def test_a_setting_that_changes_counts_from_the_next_step_on(wrap, start, gradients):
+def test_changed_settings_apply_from_next_step(wrap, start, gradients):
     optimizer = wrap(LARS(0.5, eeta=0.1))
     reference = InNumPy(start, eeta=0.1)
     variables = [variable(p, w) for p, w in zip(PATHS, start, strict=True)]
@@ -86,7 +88,7 @@ def test_a_setting_that_changes_counts_from_the_next_step_on(wrap, start, gradie
     assert_close(values_of(variables), reference.weights)
 
 
-def test_steps_are_the_same_when_compiled(compiled, start, gradients):
+def test_compiled_lars_steps_match_formula(compiled, start, gradients):
     settings = dict(weight_decay_rate=0.1, eeta=0.1, nesterov=True)
     optimizer = LARS(0.5, decay=0.5, **settings)
     variables = [variable(p, w) for p, w in zip(PATHS, start, strict=True)]
@@ -104,7 +106,7 @@ def test_steps_are_the_same_when_compiled(compiled, start, gradients):
     assert int(optimizer.iterations) == len(gradients)
 
 
-def test_one_slot_a_variable_and_no_more(start):
+def test_lars_has_one_momentum_slot_per_variable(start):
     variables = [variable(p, w) for p, w in zip(PATHS, start, strict=True)]
     optimizer = LARS(0.5)
     optimizer.build(variables)
@@ -114,7 +116,7 @@ def test_one_slot_a_variable_and_no_more(start):
     assert len(optimizer.variables) == 2 + len(variables)
 
 
-def test_the_callers_gradients_stay_as_they_are(wrap):
+def test_step_leaves_gradients_of_caller_unchanged(wrap):
     w = variable("w", [3.0, 4.0])
     optimizer = wrap(LARS(0.5, weight_decay_rate=0.1))
     gradient = tensor([8.0, -0.0])
@@ -122,7 +124,7 @@ def test_the_callers_gradients_stay_as_they_are(wrap):
     assert ops.convert_to_numpy(gradient).tobytes() == np.float32([8, -0.0]).tobytes()
 
 
-def test_variables_without_a_gradient_stay_as_they_are(wrap):
+def test_variables_without_gradient_stay_unchanged(wrap):
     variables = [variable("a", [3.0, 4.0]), variable("b", [3.0, 4.0])]
     optimizer = wrap(LARS(0.5, weight_decay_rate=0.1))
     optimizer.build(variables)
@@ -137,7 +139,7 @@ def test_variables_without_a_gradient_stay_as_they_are(wrap):
 
 
 @pytest.mark.parametrize("schedule", [False, True], ids=["a number", "a schedule"])
-def test_decay_divides_the_learning_rate(wrap, start, gradients, schedule):
+def test_decay_divides_learning_rate(wrap, start, gradients, schedule):
     rate = 0.5
     if schedule:
         rate = keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.25)
@@ -180,7 +182,7 @@ def test_decay_counts_windows_of_accumulated_gradients(
     assert int(inner.iterations) == 3
 
 
-def test_decay_can_be_set_later():
+def test_decay_set_after_first_step_applies_to_next_step():
     optimizer = LARS(0.5, momentum=0.0, eeta=0.1)
     w = variable("w", [3.0, 4.0])
     reference = InNumPy([[3.0, 4.0]], momentum=0.0, eeta=0.1)
@@ -195,7 +197,7 @@ def test_decay_can_be_set_later():
 # --- Stateless ----------------------------------------------------------------
 
 
-def test_a_stateless_step_is_a_step(wrap, start, gradients, snapshot):
+def test_stateless_steps_are_bitwise_equal_to_apply(wrap, start, gradients, snapshot):
     if keras.backend.backend() == "tensorflow":
         pytest.skip("Keras has no stateless_apply on TensorFlow")
     variables = [variable(p, w) for p, w in zip(PATHS, start, strict=True)]

@@ -15,7 +15,7 @@ from testing.optimizer_steps import apply, in_loss_scale_optimizer
 
 
 @pytest.mark.one_backend
-def test_the_signature_is_the_model_gardens_and_four_keywords():
+def test_lars_signature_has_model_garden_arguments_and_four_keywords():
     parameters = inspect.signature(LARS).parameters.values()
     positional = [p for p in parameters if p.kind is p.POSITIONAL_OR_KEYWORD]
     keywords = [p for p in parameters if p.kind is p.KEYWORD_ONLY]
@@ -27,7 +27,7 @@ def test_the_signature_is_the_model_gardens_and_four_keywords():
 
 
 @pytest.mark.one_backend
-def test_the_positional_arguments_land_where_they_do_in_the_model_garden():
+def test_positional_arguments_follow_model_garden_order():
     optimizer = LARS(0.5, 0.8, 0.1, 0.02, True, False, ["bn"], ["bias"], "mine")
     config = optimizer.get_config()
     assert {key: config[key] for key in MODEL_GARDEN_ARGUMENTS} == {
@@ -44,7 +44,7 @@ def test_the_positional_arguments_land_where_they_do_in_the_model_garden():
 
 
 @pytest.mark.one_backend
-def test_each_argument_is_an_attribute():
+def test_arguments_are_readable_as_attributes():
     optimizer = LARS(
         0.5,
         momentum=0.75,
@@ -79,7 +79,7 @@ def test_each_argument_is_an_attribute():
 
 
 @pytest.mark.one_backend
-def test_numbers_of_numpy_and_integers_are_taken():
+def test_numpy_numbers_and_integers_are_accepted_and_stored_as_floats():
     optimizer = LARS(
         np.float32(0.5),
         momentum=np.float64(0.75),
@@ -101,7 +101,7 @@ def test_numbers_of_numpy_and_integers_are_taken():
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("momentum", [0, 1, 0.0, 1.0])
-def test_a_momentum_may_be_0_or_1(momentum):
+def test_momentum_of_0_or_1_is_accepted(momentum):
     assert LARS(momentum=momentum).momentum == momentum
 
 
@@ -109,7 +109,7 @@ def test_a_momentum_may_be_0_or_1(momentum):
 
 
 @pytest.mark.one_backend
-def test_lr_is_another_name_of_the_learning_rate():
+def test_lr_is_alias_of_learning_rate():
     optimizer = LARS(lr=0.25)
     assert float(optimizer.learning_rate) == 0.25
     assert float(optimizer.lr) == 0.25
@@ -122,14 +122,14 @@ def test_lr_is_another_name_of_the_learning_rate():
 
 
 @pytest.mark.one_backend
-def test_lr_is_read_and_written_through_a_loss_scale_optimizer():
+def test_loss_scale_optimizer_reads_and_writes_lr_of_inner_lars():
     optimizer = in_loss_scale_optimizer(LARS(lr=0.25))
     assert float(optimizer.lr) == 0.25
     optimizer.lr = 0.5
     assert float(optimizer.inner_optimizer.learning_rate) == 0.5
 
 
-def test_lr_may_be_a_schedule():
+def test_lr_accepts_schedule():
     schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)
     optimizer = LARS(lr=schedule)
     w = variable("w", [3.0, 4.0])
@@ -138,7 +138,7 @@ def test_lr_may_be_a_schedule():
 
 
 @pytest.mark.one_backend
-def test_lr_and_learning_rate_together_are_an_error():
+def test_lr_and_learning_rate_together_raise_type_error():
     with pytest.raises(TypeError, match="learning_rate=0.5, lr=0.25") as error:
         LARS(0.5, lr=0.25)
     assert "Give one of them" in str(error.value)
@@ -160,7 +160,7 @@ def assert_refused(error_type, parts, **settings):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("argument", RATES)
-def test_rates_are_zero_or_more_and_finite(argument):
+def test_rate_arguments_reject_negative_and_nonfinite_numbers(argument):
     for value in (-0.5, -1e-30):
         parts = [f"`{argument}`", f"{argument}={value!r}", "zero or more"]
         assert_refused(ValueError, parts, **{argument: value})
@@ -171,13 +171,13 @@ def test_rates_are_zero_or_more_and_finite(argument):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("argument", RATES)
-def test_rates_are_numbers(argument):
+def test_rate_arguments_reject_values_other_than_numbers(argument):
     for value in ("0.5", True, None, [0.5], np.bool_(False), 1j):
         parts = [f"`{argument}`", f"{argument}={value!r}", "must be a number"]
         assert_refused(TypeError, parts, **{argument: value})
 
 
-def test_a_function_of_keras_is_no_learning_rate():
+def test_learning_rate_rejects_functions_of_keras():
     # A config can name any of them, and each step would call it.
     parts = ["`learning_rate`", "your own function"]
     for function in (keras.ops.shape, keras.config.floatx):
@@ -185,7 +185,7 @@ def test_a_function_of_keras_is_no_learning_rate():
 
 
 @pytest.mark.one_backend
-def test_a_momentum_lies_between_0_and_1():
+def test_momentum_rejects_values_outside_0_to_1():
     for value in (-0.1, 1.1, np.nan, np.inf, "0.9", True, None, [0.9]):
         parts = ["`momentum`", f"momentum={value!r}", "between 0 and 1"]
         assert_refused(ValueError, parts, momentum=value)
@@ -193,7 +193,7 @@ def test_a_momentum_lies_between_0_and_1():
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("argument", BOOLS)
-def test_bools_are_bools(argument):
+def test_bool_arguments_reject_other_types(argument):
     for value in (0, 1, 0.5, "True", None, np.int64(1)):
         parts = [f"`{argument}`", f"{argument}={value!r}", "must be True or False"]
         assert_refused(TypeError, parts, **{argument: value})
@@ -201,21 +201,21 @@ def test_bools_are_bools(argument):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("argument", LISTS)
-def test_a_bare_string_is_no_list(argument):
+def test_exclusion_list_rejects_bare_string(argument):
     parts = [f"`{argument}`", f"{argument}='bias'", "a list of regular expressions"]
     assert_refused(TypeError, parts, **{argument: "bias"})
 
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("argument", LISTS)
-def test_what_is_no_list_is_refused(argument):
+def test_exclusion_list_rejects_other_types(argument):
     for value in (3, {"bias"}, {"bias": 1}, b"bias"):
         assert_refused(TypeError, [f"`{argument}`", repr(value)], **{argument: value})
 
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("argument", LISTS)
-def test_a_pattern_that_is_no_string_is_refused(argument):
+def test_exclusion_list_rejects_patterns_other_than_strings(argument):
     for item in (3, None, b"bias", ["bias"]):
         parts = [f"`{argument}`", repr(["bn", item]), "must hold strings"]
         assert_refused(TypeError, parts, **{argument: ["bn", item]})
@@ -223,20 +223,20 @@ def test_a_pattern_that_is_no_string_is_refused(argument):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("argument", LISTS)
-def test_a_pattern_that_does_not_compile_is_refused(argument):
+def test_exclusion_list_rejects_invalid_regular_expression(argument):
     parts = [f"`{argument}`", "'bn['", r"bn\\[", "must hold regular expressions"]
     assert_refused(ValueError, parts, **{argument: ["bias", "bn["]})
 
 
 @pytest.mark.one_backend
-def test_an_unknown_trust_ratio_is_refused():
+def test_unknown_trust_ratio_is_rejected():
     for value in ("papers", "PAPER", None, 1, True):
         parts = ["`trust_ratio`", f"trust_ratio={value!r}", "'model_garden', 'paper'"]
         assert_refused(ValueError, parts, trust_ratio=value)
 
 
 @pytest.mark.one_backend
-def test_the_papers_ratio_needs_classic_momentum():
+def test_paper_trust_ratio_requires_classic_momentum():
     parts = ["trust_ratio='paper'", "classic_momentum=False", "classic_momentum=True"]
     parts.append("trust_ratio='model_garden'")
     settings = dict(trust_ratio="paper", classic_momentum=False)
@@ -244,7 +244,7 @@ def test_the_papers_ratio_needs_classic_momentum():
 
 
 @pytest.mark.one_backend
-def test_two_kinds_of_weight_decay_are_refused():
+def test_weight_decay_and_weight_decay_rate_together_are_rejected():
     parts = ["weight_decay_rate=0.125", "weight_decay=0.25", "Give one of them"]
     assert_refused(ValueError, parts, weight_decay_rate=0.125, weight_decay=0.25)
     # A decay of 0 is none.
@@ -253,12 +253,12 @@ def test_two_kinds_of_weight_decay_are_refused():
 
 
 @pytest.mark.one_backend
-def test_an_unknown_keyword_is_refused():
+def test_unknown_keyword_is_rejected():
     assert_refused(ValueError, ["not recognized", "wheight_decay"], wheight_decay=0.1)
 
 
 @pytest.mark.one_backend
-def test_too_many_positional_arguments_are_refused():
+def test_too_many_positional_arguments_raise_type_error():
     # What follows the name in the Model Garden are keywords, and so it is here.
     with pytest.raises(TypeError, match="positional"):
         LARS(0.5, 0.9, 0.0, 0.001, False, True, None, None, "LARS", "paper")

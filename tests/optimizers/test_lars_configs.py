@@ -65,7 +65,7 @@ def round_trips(optimizer):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("settings", CONFIGURED.values(), ids=CONFIGURED)
-def test_a_config_holds_everything(settings):
+def test_config_contains_all_arguments_and_round_trips(settings):
     optimizer = LARS(**settings)
     config = optimizer.get_config()
     own = set(MODEL_GARDEN_ARGUMENTS) | set(OWN_ARGUMENTS) | {"decay"}
@@ -79,7 +79,7 @@ def test_a_config_holds_everything(settings):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("settings", CONFIGURED.values(), ids=CONFIGURED)
-def test_a_config_is_no_part_of_the_optimizer(settings):
+def test_changing_config_does_not_change_optimizer(settings):
     optimizer = LARS(**settings)
     config = optimizer.get_config()
     for key in ("exclude_from_weight_decay", "exclude_from_layer_adaptation"):
@@ -92,7 +92,7 @@ def test_a_config_is_no_part_of_the_optimizer(settings):
     assert "more" not in json.dumps(optimizer.get_config())
 
 
-def test_what_comes_back_steps_like_the_original(start, gradients):
+def test_deserialized_optimizer_steps_bitwise_like_original(start, gradients):
     optimizer = LARS(
         keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.25),
         weight_decay_rate=0.1,
@@ -112,7 +112,7 @@ def test_what_comes_back_steps_like_the_original(start, gradients):
     assert results[1:] == results[:1] * 4
 
 
-def test_a_nested_schedule_comes_back():
+def test_keras_schedule_round_trips_in_config():
     schedule = keras.optimizers.schedules.CosineDecay(0.25, 10, alpha=0.5, name="mine")
     for twin in round_trips(LARS(schedule)):
         restored = twin.get_config()["learning_rate"]
@@ -122,7 +122,7 @@ def test_a_nested_schedule_comes_back():
 
 
 @pytest.mark.one_backend
-def test_reading_a_config_does_not_change_it():
+def test_from_config_does_not_change_config():
     schedule = keras.optimizers.schedules.CosineDecay(0.25, 10)
     config = LARS(schedule, exclude_from_weight_decay=["bn"]).get_config()
     before = json.dumps(config)
@@ -142,7 +142,7 @@ class MySchedule(keras.optimizers.schedules.LearningRateSchedule):
         return {"rate": self.rate}
 
 
-def test_a_users_schedule_comes_back():
+def test_registered_custom_schedule_round_trips_in_config():
     for twin in round_trips(LARS(MySchedule(0.25))):
         assert twin.get_config()["learning_rate"]["config"] == {"rate": 0.25}
         assert float(twin.learning_rate) == 0.25
@@ -157,14 +157,14 @@ class Unregistered(keras.optimizers.schedules.LearningRateSchedule):
 
 
 @pytest.mark.one_backend
-def test_a_schedule_is_found_among_custom_objects():
+def test_from_config_finds_schedule_in_custom_objects():
     config = LARS(Unregistered()).get_config()
     twin = LARS.from_config(config, custom_objects={"Unregistered": Unregistered})
     assert float(twin.learning_rate) == 0.75
 
 
 @pytest.mark.one_backend
-def test_it_comes_back_inside_a_loss_scale_optimizer():
+def test_lars_in_loss_scale_optimizer_round_trips_through_config():
     optimizer = LossScaleOptimizer(
         LARS(0.5, exclude_from_weight_decay=["bn"], exclude_from_layer_adaptation=[])
     )
@@ -175,7 +175,7 @@ def test_it_comes_back_inside_a_loss_scale_optimizer():
 
 
 @pytest.mark.one_backend
-def test_another_class_of_that_name_is_left_alone():
+def test_deserialize_restores_other_registered_class_named_lars():
     @keras.saving.register_keras_serializable("elsewhere", name="LARS")
     class Other(keras.optimizers.SGD):
         pass
@@ -185,7 +185,7 @@ def test_another_class_of_that_name_is_left_alone():
 
 
 @pytest.mark.one_backend
-def test_a_custom_lars_is_preferred_to_ours():
+def test_deserialize_prefers_custom_object_named_lars():
     class Mine(keras.optimizers.SGD):
         pass
 
@@ -203,7 +203,9 @@ def test_a_custom_lars_is_preferred_to_ours():
 @pytest.mark.parametrize(
     "jit_compile", [False] if keras.backend.backend() == "torch" else [False, True]
 )
-def test_a_model_comes_back_with_its_optimizer(wrap, tmp_path, snapshot, jit_compile):
+def test_saved_model_restores_optimizer_and_continues_training_identically(
+    wrap, tmp_path, snapshot, jit_compile
+):
     random = np.random.default_rng(0)
     x = random.normal(size=(8, 3)).astype("float32")
     y = random.normal(size=(8, 1)).astype("float32")

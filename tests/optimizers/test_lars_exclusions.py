@@ -56,7 +56,7 @@ def variables():
 
 
 @pytest.mark.one_backend
-def test_the_variables_here_have_the_paths_that_they_are_given(variables):
+def test_variables_of_fixture_have_given_paths(variables):
     assert [v.path for v in variables] == PATHS
 
 
@@ -75,7 +75,7 @@ def test_the_variables_here_have_the_paths_that_they_are_given(variables):
         (None, NONE),
     ],
 )
-def test_patterns_are_regular_expressions_searched_in_the_full_path(
+def test_exclusion_patterns_are_searched_as_regexes_in_full_path(
     wrap, variables, patterns, excluded
 ):
     decaying, adapting = treatment(
@@ -87,7 +87,7 @@ def test_patterns_are_regular_expressions_searched_in_the_full_path(
     assert (decaying, adapting) == (ALL - excluded, ALL)
 
 
-def test_patterns_that_are_found_in_no_path_exclude_nothing(wrap, variables):
+def test_unmatched_patterns_warn_and_exclude_nothing(wrap, variables):
     idle = ["BETA", "^bn", "^gamma", "block$"]
     with pytest.warns(UserWarning, match="'BETA' .*'\\^bn' .*'\\^gamma' .*'block\\$' "):
         treated = treatment(variables, wrap, exclude_from_weight_decay=idle)
@@ -113,7 +113,7 @@ GAMMA, BIAS = {"block/bn/gamma"}, {"dense/bias"}
         (["gamma"], ["gamma", "bias"], GAMMA, GAMMA | BIAS),
     ],
 )
-def test_none_an_empty_list_and_a_list_differ(
+def test_exclusion_lists_distinguish_none_from_empty_list(
     wrap, variables, no_decay, no_adaptation, excluded, not_adapted
 ):
     decaying, adapting = treatment(
@@ -144,7 +144,7 @@ def test_none_an_empty_list_and_a_list_differ(
         ),
     ],
 )
-def test_exclude_1d_drops_vectors_and_scalars_from_both(
+def test_exclude_1d_excludes_vectors_and_scalars_from_decay_and_adaptation(
     wrap, variables, lists, excluded, not_adapted
 ):
     flat = ALL - {"block/conv/kernel"}
@@ -152,7 +152,7 @@ def test_exclude_1d_drops_vectors_and_scalars_from_both(
     assert (ALL - decaying, ALL - adapting) == (flat | excluded, flat | not_adapted)
 
 
-def test_keras_method_excludes_variables_and_names_from_decay_alone(wrap, variables):
+def test_keras_exclusion_method_excludes_from_decay_only(wrap, variables):
     decaying, adapting = treatment(
         variables,
         wrap,
@@ -162,7 +162,7 @@ def test_keras_method_excludes_variables_and_names_from_decay_alone(wrap, variab
     assert adapting == ALL
 
 
-def test_keras_method_and_the_list_add_up(wrap, variables):
+def test_keras_exclusion_method_and_list_combine(wrap, variables):
     decaying, adapting = treatment(
         variables,
         wrap,
@@ -173,7 +173,7 @@ def test_keras_method_and_the_list_add_up(wrap, variables):
     assert ALL - adapting == {"dense/bias"}
 
 
-def test_exclusions_hold_for_keras_decoupled_weight_decay_as_well(wrap, variables):
+def test_exclusions_apply_to_keras_decoupled_weight_decay(wrap, variables):
     optimizer = wrap(
         LARS(
             1.0,
@@ -194,7 +194,7 @@ def test_exclusions_hold_for_keras_decoupled_weight_decay_as_well(wrap, variable
     assert set(after.values()) == {2.0, 1.5}
 
 
-def test_without_a_weight_decay_rate_the_lists_still_exclude_from_adaptation(variables):
+def test_adaptation_exclusions_apply_without_weight_decay_rate(variables):
     optimizer = LARS(
         1.0, momentum=0.0, eeta=0.5, exclude_from_layer_adaptation=["bias"]
     )
@@ -208,7 +208,7 @@ def test_without_a_weight_decay_rate_the_lists_still_exclude_from_adaptation(var
     np.testing.assert_allclose(firsts, expected, rtol=1e-6)
 
 
-def test_masters_of_float16_variables_are_excluded_like_them():
+def test_masters_inherit_exclusions_of_float16_variables():
     variables = [
         variable(p, np.full(s, 2.0, "float32"), "float16")
         for p, s in zip(PATHS, SHAPES, strict=True)
@@ -231,7 +231,7 @@ def test_masters_of_float16_variables_are_excluded_like_them():
 
 
 @excluded_before_build
-def test_keras_s_exclusion_counts_after_build_as_well():
+def test_keras_exclusion_method_applies_after_build():
     w, bias = variable("kernel", [3.0, 4.0]), variable("bias", [1.0, 2.0])
     optimizer = LARS(1.0, weight_decay_rate=0.5, eeta=1.0, momentum=0.0)
     optimizer.build([w, bias])

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Explicitly requested dtype float
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_norms_of_narrow_tensors_are_summed_up_in_float32(wrap, dtype):
+def test_norms_of_16_bit_tensors_are_accumulated_in_float32(wrap, dtype):
     # The square of 48 * 1024 overflows float16, and so does the norm, twice as much.
     w = variable("w", np.full(4, 49152.0), dtype)
     optimizer = LARS(1.0, momentum=0.0, eeta=0.25)
@@ -30,7 +30,7 @@ def test_norms_of_narrow_tensors_are_summed_up_in_float32(wrap, dtype):
 
 @forms
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_narrow_variables_step_in_float32(form, dtype):
+def test_float16_and_bfloat16_variables_step_in_float32(form, dtype):
     w = variable("w", [3.0, 4.0], dtype)
     optimizer = LARS(0.5, momentum=0.5, weight_decay_rate=0.25, eeta=0.1, **form)
     optimizer.build([w])
@@ -60,7 +60,7 @@ def test_float64_variables_step_in_float64(form, start, gradients):
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float64"])
-def test_gradients_of_another_dtype_step_float32_variables(wrap, dtype):
+def test_float32_variables_accept_gradients_of_other_dtypes(wrap, dtype):
     variables = [variable("a", [3.0, 4.0]), variable("b", 2.0)]
     reference = InNumPy([[3.0, 4.0], 2.0], eeta=0.1)
     optimizer = LARS(0.5, eeta=0.1)
@@ -72,7 +72,7 @@ def test_gradients_of_another_dtype_step_float32_variables(wrap, dtype):
     assert_close(values_of(variables), reference.weights)
 
 
-def test_a_gradient_whose_norm_overflows_float32_moves_nothing(wrap):
+def test_gradient_with_overflowing_norm_leaves_weights_unchanged(wrap):
     # As in the Model Garden: the ratio is eeta * |w| / inf.
     w = variable("w", [3.0, 4.0])
     inner = LARS(0.5, momentum=0.5)
@@ -85,7 +85,9 @@ def test_a_gradient_whose_norm_overflows_float32_moves_nothing(wrap):
 
 @pytest.mark.exhaustive
 @forms
-def test_sparse_gradients_do_what_dense_ones_do(wrap, form, sparse_gradient, compiled):
+def test_sparse_gradients_step_like_dense_gradients(
+    wrap, form, sparse_gradient, compiled
+):
     values = np.array([[8.0, 1.0], [16.0, 2.0], [24.0, 3.0]], "float32")
     rows = [2, 0, 0]
     dense = np.zeros((4, 2), "float32")
@@ -112,7 +114,7 @@ def test_sparse_gradients_do_what_dense_ones_do(wrap, form, sparse_gradient, com
     assert (np.abs(results[0] - start) > 0).all()
 
 
-def test_arrays_will_do_as_gradients(wrap):
+def test_numpy_arrays_are_accepted_as_gradients(wrap):
     w = variable("w", [3.0, 4.0])
     optimizer = wrap(LARS(1.0, eeta=0.5))
     optimizer.apply([np.array([0.0, 16.0], "float32")], [w])
@@ -122,7 +124,7 @@ def test_arrays_will_do_as_gradients(wrap):
 # What PyTorch warns of would be an error in the tests only.
 @pytest.mark.filterwarnings("ignore:An output with one or more elements was resized")
 @pytest.mark.parametrize("shape", [(3,), (2, 2, 2)])
-def test_a_gradient_of_another_shape_is_refused(wrap, shape):
+def test_gradient_of_wrong_shape_is_rejected(wrap, shape):
     w = variable("w", [3.0, 4.0])
     optimizer = wrap(LARS(1.0, momentum=0.5))
     # Each framework says it in its own way.
@@ -131,7 +133,7 @@ def test_a_gradient_of_another_shape_is_refused(wrap, shape):
     assert values_of([w])[0].tolist() == [3.0, 4.0]
 
 
-def test_a_variable_that_its_gradient_overwrites_takes_no_step(wrap):
+def test_variable_overwritten_by_gradient_takes_no_step(wrap):
     w, scale = variable("w", [3.0, 4.0]), variable("scale", [1.0, 1.0])
     scale.overwrite_with_gradient = True
     inner = LARS(1.0, eeta=0.5)
@@ -142,7 +144,7 @@ def test_a_variable_that_its_gradient_overwrites_takes_no_step(wrap):
     assert_close(values_of([w, scale]), [[3.0, 1.5], [7.0, 8.0]])
 
 
-def test_a_bare_tensorflow_variable_is_excluded_by_its_name(wrap):
+def test_tensorflow_variable_is_excluded_by_name(wrap):
     if keras.backend.backend() != "tensorflow":
         pytest.skip("Keras's optimizers take bare variables on TensorFlow only")
     import tensorflow as tf
@@ -154,7 +156,7 @@ def test_a_bare_tensorflow_variable_is_excluded_by_its_name(wrap):
     assert [v.numpy().tolist() for v in variables] == [[3.0, -12.0], [3.0, 1.5]]
 
 
-def test_lists_will_do_as_gradients():
+def test_lists_are_accepted_as_gradients():
     w = variable("w", [3.0, 4.0])
     LARS(10.0, momentum=0.0).apply([[0.0, 100.0]], [w])
     np.testing.assert_allclose(values_of([w])[0], [3.0, 3.95], rtol=1e-6)

@@ -31,7 +31,9 @@ CLIPS = {
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("keyword", CLIPS)
-def test_gradients_are_clipped_before_anything_else(wrap, start, gradients, keyword):
+def test_gradients_are_clipped_before_weight_decay_and_trust_ratio(
+    wrap, start, gradients, keyword
+):
     # Without decay the norm of a gradient would not matter.
     settings = dict(weight_decay_rate=0.2, eeta=0.1)
     optimizer = wrap(LARS(0.5, **settings, **{keyword: 0.5}))
@@ -43,7 +45,7 @@ def test_gradients_are_clipped_before_anything_else(wrap, start, gradients, keyw
         assert_close(values_of(variables), reference.weights)
 
 
-def test_averages_are_of_the_weights_after_each_step(wrap, start, gradients):
+def test_ema_averages_weights_after_each_step(wrap, start, gradients):
     optimizer = wrap(LARS(0.5, eeta=0.1, use_ema=True, ema_momentum=0.75))
     reference = InNumPy(start, eeta=0.1)
     variables = [variable(p, w) for p, w in zip(PATHS, start, strict=True)]
@@ -60,7 +62,7 @@ def test_averages_are_of_the_weights_after_each_step(wrap, start, gradients):
     assert_close(values_of(variables), averages)
 
 
-def test_accumulated_gradients_are_one_step_of_their_mean(
+def test_accumulated_gradients_take_one_step_of_their_mean(
     wrap, compiled_on_jax, start, gradients
 ):
     settings = dict(weight_decay_rate=0.1, eeta=0.1, nesterov=True)
@@ -76,7 +78,7 @@ def test_accumulated_gradients_are_one_step_of_their_mean(
         assert_close(values_of(variables), reference.weights)
 
 
-def test_keras_weight_decay_shrinks_the_weights_beside_the_step(wrap, start, gradients):
+def test_keras_weight_decay_shrinks_weights_before_each_step(wrap, start, gradients):
     optimizer = wrap(LARS(0.5, eeta=0.1, weight_decay=0.25))
     reference = InNumPy(start, eeta=0.1)
     variables = [variable(p, w) for p, w in zip(PATHS, start, strict=True)]
@@ -87,7 +89,7 @@ def test_keras_weight_decay_shrinks_the_weights_beside_the_step(wrap, start, gra
     assert_close(values_of(variables), reference.weights)
 
 
-def test_a_constraint_holds_after_the_step(wrap):
+def test_constraint_holds_after_step(wrap):
     w = variable("w", [3.0, 4.0])
     w.constraint = keras.constraints.MinMaxNorm(max_value=1.0)
     apply(wrap(LARS(0.5)), [[1.0, 1.0]], [w])

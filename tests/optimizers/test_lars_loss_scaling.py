@@ -37,7 +37,7 @@ def in_a_fixed_scale(optimizer):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("settings", IN_EVERY_WAY.values(), ids=IN_EVERY_WAY)
-def test_neither_loss_scaling_nor_a_skipped_step_shows(
+def test_loss_scaled_steps_match_unscaled_steps_despite_skipped_steps(
     compiled, start, gradients, settings, snapshot
 ):
     # One compiled step for both, with a skipped one before each that is applied.
@@ -63,7 +63,7 @@ def test_neither_loss_scaling_nor_a_skipped_step_shows(
 
 
 @pytest.mark.parametrize("settings", IN_EVERY_WAY.values(), ids=IN_EVERY_WAY)
-def test_outside_a_compiler_loss_scaling_does_not_show_in_any_bit(
+def test_eager_loss_scaled_steps_are_bitwise_equal_to_unscaled_steps(
     start, gradients, settings, snapshot
 ):
     # A compiler contracts products and sums, here and there another way.
@@ -81,7 +81,7 @@ def _as_it_is(function, variables):
     return function
 
 
-def test_trust_ratios_are_of_unscaled_gradients():
+def test_trust_ratios_use_unscaled_gradients():
     # Of scaled ones, the decay would weigh a thousandth in the norm.
     w = variable("w", [3.0, 4.0])
     optimizer = in_loss_scale_optimizer(
@@ -92,7 +92,7 @@ def test_trust_ratios_are_of_unscaled_gradients():
     assert_close(values_of([w]), [[1.5, 2.0]])
 
 
-def test_a_gradient_that_overflows_only_scaled_is_no_reason_to_stop():
+def test_gradient_norm_that_overflows_only_when_scaled_skips_no_step():
     # 1e20 squared overflows float32; unscaled, the norm does not.
     w = variable("w", [3.0, 4.0])
     optimizer = LossScaleOptimizer(LARS(1.0, eeta=0.5), initial_scale=2.0**20)

@@ -34,7 +34,7 @@ class JustANewName(LARS):
 
 @pytest.mark.exhaustive
 @forms
-def test_a_users_update_step_is_honoured(wrap, compiled, start, gradients, form):
+def test_overridden_update_step_is_used(wrap, compiled, start, gradients, form):
     inner = HalfSteps(0.5, weight_decay_rate=0.1, eeta=0.1, **form)
     optimizer = wrap(inner)
     reference = InNumPy(start, weight_decay_rate=0.1, eeta=0.1, **form)
@@ -52,7 +52,7 @@ def test_a_users_update_step_is_honoured(wrap, compiled, start, gradients, form)
     assert_close(values_of(variables), reference.weights)
 
 
-def test_a_users_update_step_is_called_for_each_variable(wrap, start, gradients):
+def test_overridden_update_step_is_called_once_per_variable(wrap, start, gradients):
     inner = CountedSteps(0.5, eeta=0.1)
     optimizer = wrap(inner)
     reference = InNumPy(start, eeta=0.1)
@@ -65,7 +65,7 @@ def test_a_users_update_step_is_called_for_each_variable(wrap, start, gradients)
 
 
 @forms
-def test_a_subclass_that_changes_nothing_does_the_same(wrap, start, gradients, form):
+def test_subclass_without_changes_matches_lars(wrap, start, gradients, form):
     variables, twins = (
         [variable(p, w) for p, w in zip(PATHS, start, strict=True)] for _ in range(2)
     )
@@ -78,7 +78,7 @@ def test_a_subclass_that_changes_nothing_does_the_same(wrap, start, gradients, f
 
 
 @pytest.mark.one_backend
-def test_a_subclass_comes_back_as_itself():
+def test_subclass_round_trips_as_its_own_class():
     config = keras.saving.serialize_keras_object(HalfSteps(0.5, eeta=0.25))
     twin = keras.saving.deserialize_keras_object(
         config, custom_objects={"HalfSteps": HalfSteps}

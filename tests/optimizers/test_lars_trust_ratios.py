@@ -14,7 +14,7 @@ from testing.tensors import tensor
 
 @forms
 @pytest.mark.parametrize("zero", ["weights", "gradients", "both"])
-def test_where_a_norm_is_zero_the_trust_ratio_is_one(wrap, form, zero):
+def test_trust_ratio_is_one_where_norm_is_zero(wrap, form, zero):
     w = np.zeros(2) if zero != "gradients" else np.array([3.0, 4.0])
     g = np.zeros(2) if zero != "weights" else np.array([1.0, -2.0])
     v = variable("w", w)
@@ -52,7 +52,7 @@ class MLPerf:
 @pytest.mark.parametrize("clip", [False, True])
 @pytest.mark.parametrize("epsilon", [0.0, 0.5])
 @pytest.mark.parametrize("eeta", [0.01, 2.0])
-def test_the_papers_ratio_is_mlperfs(
+def test_paper_trust_ratio_matches_mlperf_reference(
     wrap, start, gradients, eeta, epsilon, clip, nesterov
 ):
     start[1] = np.zeros_like(start[1])  # |w| is 0
@@ -87,7 +87,7 @@ def test_the_papers_ratio_is_mlperfs(
         assert_close(values_of(variables), reference.weights, 2 * SHARE)
 
 
-def test_the_papers_ratio_by_hand():
+def test_paper_trust_ratio_matches_hand_computed_values():
     # |w| is 5 and |g| is 2: 0.5 * 5 / (2 + 0.4 * 5 + 1) is a half.
     w = variable("w", [3.0, 4.0])
     settings = dict(momentum=0.0, weight_decay_rate=0.4, eeta=0.5)
@@ -98,7 +98,7 @@ def test_the_papers_ratio_by_hand():
     assert_close(values_of([w]), [[3.0 - 1.6, 4.0 - 0.8]])
 
 
-def test_epsilon_and_the_cap_work_with_the_model_gardens_ratio_too(wrap):
+def test_epsilon_and_trust_clip_apply_to_model_garden_ratio(wrap):
     # |w| is 5 and |g| is 2: 0.5 * 5 / (2 + 3), and 2 * 5 / 2, which is above 1.
     for settings, ratio in [
         (dict(eeta=0.5, epsilon=3.0), 0.5),
@@ -113,7 +113,7 @@ def test_epsilon_and_the_cap_work_with_the_model_gardens_ratio_too(wrap):
             assert_close(values_of([w]), [[3.0 - ratio * 2.0, 4.0]])
 
 
-def test_the_papers_trust_ratios_have_the_decay_in_them():
+def test_paper_trust_ratios_include_weight_decay():
     optimizer = keras_lso.LARS(
         1.0, eeta=0.1, weight_decay_rate=0.2, trust_ratio="paper"
     )
@@ -124,7 +124,7 @@ def test_the_papers_trust_ratios_have_the_decay_in_them():
     assert float(ratios["w"]) == pytest.approx(0.1 * 5 / (1 + 0.2 * 5), rel=1e-6)
 
 
-def test_trust_ratios_are_what_the_step_is_rescaled_by():
+def test_trust_ratios_equal_rescaling_of_next_step():
     # Nesterov-free, undecayed and with a rate of 1, the first step is ratio * g.
     optimizer = keras_lso.LARS(1.0, eeta=0.1, exclude_from_weight_decay=["left_out"])
     names = ["a", "b", "left_out", "unused"]

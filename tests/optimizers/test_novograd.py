@@ -117,7 +117,7 @@ def assert_as(optimizer, variables, reference, share=SHARE):
 
 
 @pytest.mark.one_backend
-def test_the_arguments_and_their_defaults():
+def test_novograd_signature_has_expected_arguments_and_defaults():
     parameters = list(inspect.signature(NovoGrad).parameters.values())[:-1]
     # As a list: the order counts as well.
     assert [(p.name, p.default) for p in parameters] == [
@@ -151,7 +151,7 @@ def test_the_arguments_and_their_defaults():
     ],
     ids=lambda value: "+".join(value) if isinstance(value, dict) else "",
 )
-def test_what_is_refused(settings, parts):
+def test_novograd_rejects_invalid_arguments_with_specific_errors(settings, parts):
     with pytest.raises((ValueError, TypeError)) as error:
         NovoGrad(**settings)
     assert all(part in str(error.value) for part in parts), str(error.value)
@@ -161,7 +161,7 @@ def test_what_is_refused(settings, parts):
 
 
 @forms
-def test_steps_are_the_formula(wrap, start, gradients, form):
+def test_novograd_steps_match_formula_in_numpy(wrap, start, gradients, form):
     variables, inner = make_variables(start), NovoGrad(0.5, **form)
     optimizer, reference = wrap(inner), InNumPy(start, **form)
     for grads in gradients:
@@ -170,7 +170,7 @@ def test_steps_are_the_formula(wrap, start, gradients, form):
         assert_as(inner, variables, reference)
 
 
-def test_a_step_by_hand():
+def test_novograd_step_matches_hand_computed_values():
     w = keras.Variable([3.0, 4.0])
     optimizer = NovoGrad(
         0.5, beta_1=0.5, beta_2=0.75, epsilon=11.0, weight_decay_rate=0.25
@@ -185,7 +185,7 @@ def test_a_step_by_hand():
     assert array(optimizer.second_moments[0]) == 25
 
 
-def test_a_schedule_and_a_setting_that_changes(wrap, start, gradients):
+def test_novograd_steps_follow_schedule_and_changed_settings(wrap, start, gradients):
     schedule = keras.optimizers.schedules.ExponentialDecay(0.5, 2, 0.5)
     variables, inner = make_variables(start), NovoGrad(schedule)
     optimizer, reference = wrap(inner), InNumPy(start)
@@ -198,7 +198,7 @@ def test_a_schedule_and_a_setting_that_changes(wrap, start, gradients):
 
 
 @forms
-def test_a_subclass_that_changes_nothing_does_the_same(wrap, start, gradients, form):
+def test_subclass_without_changes_matches_novograd(wrap, start, gradients, form):
     """It has no rule: Keras updates one variable after the other."""
 
     class JustANewName(NovoGrad):
@@ -215,7 +215,7 @@ def test_a_subclass_that_changes_nothing_does_the_same(wrap, start, gradients, f
     assert_as(inner, twins, reference)
 
 
-def test_two_slots_a_variable_one_of_them_a_scalar(start, gradients):
+def test_novograd_has_momentum_and_scalar_second_moment_per_variable(start, gradients):
     variables, optimizer = make_variables(start), NovoGrad(0.5)
     optimizer.minimize(lambda: sum(ops.sum(v * v) for v in variables), variables)
     assert optimizer.get_slot_names() == ["m", "v"]
@@ -233,7 +233,9 @@ def test_two_slots_a_variable_one_of_them_a_scalar(start, gradients):
     assert_close(twin.second_moments, [array(slot) for slot in v])
 
 
-def test_variables_without_a_gradient_stay_as_they_are(wrap, start, snapshot):
+def test_variables_without_gradient_and_their_slots_stay_unchanged(
+    wrap, start, snapshot
+):
     variables, inner = make_variables(start), NovoGrad(0.5, weight_decay_rate=0.1)
     optimizer = wrap(inner)
     optimizer.build(variables)
@@ -253,9 +255,7 @@ def test_variables_without_a_gradient_stay_as_they_are(wrap, start, snapshot):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("epsilon", [1e-8, 0.0])
-def test_the_first_gradient_that_is_not_zero_starts_the_average(
-    wrap, compiled, epsilon
-):
+def test_first_nonzero_gradient_initializes_second_moment(wrap, compiled, epsilon):
     w, inner = keras.Variable([3.0, 4.0]), NovoGrad(0.5, beta_1=0.5, epsilon=epsilon)
     optimizer = wrap(inner)
     optimizer.build([w])
@@ -272,7 +272,7 @@ def test_the_first_gradient_that_is_not_zero_starts_the_average(
     assert_close([w, inner.second_moments[0]], [[3.0, 4.75], 0.98e4])
 
 
-def test_of_a_gradient_whose_norm_overflows_float32_nothing_enters(wrap):
+def test_gradient_with_overflowing_norm_enters_neither_moment(wrap):
     w = keras.Variable([3.0, 4.0])
     inner = NovoGrad(0.5, beta_1=0.5)
     outer = wrap(inner)
@@ -290,7 +290,7 @@ def test_of_a_gradient_whose_norm_overflows_float32_nothing_enters(wrap):
     assert int(inner.iterations) == 4
 
 
-def test_a_gradient_that_overflows_only_scaled_is_no_reason_to_stop():
+def test_gradient_norm_that_overflows_only_when_scaled_skips_no_step():
     # 2**70 squared overflows float32; unscaled, the norm does not.
     w, inner = keras.Variable([3.0, 4.0]), NovoGrad(0.5)
     optimizer = LossScaleOptimizer(inner, initial_scale=2.0**20)
@@ -300,7 +300,7 @@ def test_a_gradient_that_overflows_only_scaled_is_no_reason_to_stop():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_narrow_variables_step_in_float32(dtype):
+def test_float16_and_bfloat16_variables_step_in_float32(dtype):
     w = keras.Variable([3.0, 4.0], dtype=dtype)
     optimizer = NovoGrad(0.5, beta_1=0.5, weight_decay_rate=0.25)
     reference = InNumPy([[3.0, 4.0]], beta_1=0.5, weight_decay_rate=0.25)
@@ -327,7 +327,7 @@ def test_float64_variables_step_in_float64(start, gradients):
     assert_as(optimizer, variables, reference, 1e-13)
 
 
-def test_sparse_gradients_do_what_dense_ones_do(wrap, sparse_gradient):
+def test_sparse_gradients_step_like_dense_gradients(wrap, sparse_gradient):
     values = np.array([[8.0, 1.0], [16.0, 2.0], [24.0, 3.0]], "float32")
     # One row twice: the norm is of their sum.
     rows = [2, 0, 0]
@@ -346,7 +346,7 @@ def test_sparse_gradients_do_what_dense_ones_do(wrap, sparse_gradient):
     assert_close(results[0], [array(v) for v in results[1]])
 
 
-def test_a_variable_that_its_gradient_overwrites_takes_no_step(wrap):
+def test_variable_overwritten_by_gradient_takes_no_step(wrap):
     w, overwritten = keras.Variable([3.0, 4.0]), keras.Variable(1.0)
     overwritten.overwrite_with_gradient = True
     inner = NovoGrad(0.5)
@@ -362,7 +362,7 @@ def test_a_variable_that_its_gradient_overwrites_takes_no_step(wrap):
 # --- Who is not decayed ---------------------------------------------------------
 
 
-def test_patterns_and_keras_method_exclude_from_decay(wrap, start):
+def test_patterns_and_keras_method_exclude_variables_from_decay(wrap, start):
     """With gradients of zeros a variable moves by its decay alone."""
     variables = make_variables(start)
     inner = NovoGrad(
@@ -388,7 +388,7 @@ def test_patterns_and_keras_method_exclude_from_decay(wrap, start):
         assert factors() == [1.0, 1.0, 1.0, 0.75]
 
 
-def test_exclusions_hold_for_keras_decoupled_weight_decay_as_well(start):
+def test_exclusions_apply_to_keras_decoupled_weight_decay(start):
     variables = make_variables(start)
     optimizer = NovoGrad(
         0.5, weight_decay=0.5, exclude_from_weight_decay=["bias", "gamma"]
@@ -398,7 +398,7 @@ def test_exclusions_hold_for_keras_decoupled_weight_decay_as_well(start):
     assert_close(variables, expected)
 
 
-def test_masters_of_float16_variables_are_excluded_like_them():
+def test_masters_inherit_exclusions_of_float16_variables():
     variables = make_variables([[2.0], [2.0], [2.0], [2.0]], "float16")
     inner = NovoGrad(
         0.5, weight_decay_rate=0.5, exclude_from_weight_decay=["bias", "scale"]
@@ -412,13 +412,13 @@ def test_masters_of_float16_variables_are_excluded_like_them():
 # --- The keywords of every Keras optimizer --------------------------------------
 
 
-def test_gradients_are_clipped_before_anything_else(wrap):
+def test_gradients_are_clipped_before_second_moment_is_computed(wrap):
     w, inner = keras.Variable([3.0, 4.0]), NovoGrad(0.5, clipnorm=5.0)
     apply(wrap(inner), [[30.0, 40.0]], [w])
     assert_close([w, inner.second_moments[0]], [[2.7, 3.6], 25.0])
 
 
-def test_accumulated_gradients_are_one_step_of_their_mean(
+def test_accumulated_gradients_take_one_step_of_their_mean(
     wrap, compiled_on_jax, start, gradients
 ):
     variables = make_variables(start)
@@ -437,7 +437,7 @@ def test_accumulated_gradients_are_one_step_of_their_mean(
     assert_close(variables, reference.weights)
 
 
-def test_averages_are_of_the_weights_after_each_step(wrap, start, gradients):
+def test_ema_averages_weights_after_each_step(wrap, start, gradients):
     variables = make_variables(start)
     optimizer = wrap(NovoGrad(0.5, use_ema=True, ema_momentum=0.5))
     reference, averages = InNumPy(start), None
@@ -477,7 +477,7 @@ def in_a_fixed_scale(optimizer):
 
 @pytest.mark.exhaustive
 @forms
-def test_neither_loss_scaling_nor_a_skipped_step_shows(
+def test_loss_scaled_steps_match_unscaled_steps_despite_skipped_steps(
     compiled, start, gradients, form, snapshot
 ):
     # A step is skipped before each that is applied: the first one has no moments yet.
@@ -502,7 +502,7 @@ def test_neither_loss_scaling_nor_a_skipped_step_shows(
 
 
 @forms
-def test_outside_a_compiler_it_does_not_show_in_any_bit(
+def test_eager_loss_scaled_steps_are_bitwise_equal_to_unscaled_steps(
     start, gradients, form, snapshot
 ):
     # A compiler contracts products and sums, here and there another way.
@@ -514,7 +514,7 @@ def test_outside_a_compiler_it_does_not_show_in_any_bit(
         assert snapshot(state_inside) == snapshot(state)
 
 
-def test_a_stateless_step_is_a_step(wrap, start, gradients, snapshot):
+def test_stateless_steps_are_bitwise_equal_to_apply(wrap, start, gradients, snapshot):
     if keras.backend.backend() == "tensorflow":
         pytest.skip("Keras has no stateless_apply on TensorFlow")
     variables, inner = make_variables(start), NovoGrad(0.5, weight_decay_rate=0.1)
@@ -555,7 +555,7 @@ CONFIGURED = {
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("settings", CONFIGURED.values(), ids=CONFIGURED)
-def test_it_comes_back_from_its_config(settings):
+def test_novograd_round_trips_through_config(settings):
     optimizer = NovoGrad(**settings)
     config = optimizer.get_config()
     assert {key: config[key] for key in settings} == settings

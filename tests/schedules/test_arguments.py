@@ -128,7 +128,7 @@ pytestmark = pytest.mark.one_backend
         ("max_lr", lambda x: TransformerPolicy(1.0, 16, 4, max_lr=x)),
     ],
 )
-def test_a_rate_that_is_none_is_refused(argument, make):
+def test_invalid_rate_is_rejected(argument, make):
     words = f"Argument `{argument}` must be"
     for value in (-0.1, float("nan"), float("inf"), 1e39, 10**400):
         with pytest.raises(ValueError, match=words):
@@ -148,7 +148,7 @@ def test_a_rate_that_is_none_is_refused(argument, make):
         lambda power: PowerDecayWithOffset(0.5, power=power),
     ],
 )
-def test_a_power_may_be_negative_but_must_be_finite(make):
+def test_power_may_be_negative_but_must_be_finite(make):
     assert make(-0.5).power == -0.5
     for power in (float("nan"), float("-inf")):
         with pytest.raises(ValueError, match="Argument `power` must be finite"):
@@ -233,7 +233,7 @@ a_number_of_steps = pytest.mark.parametrize(
 
 @pytest.mark.one_backend
 @a_number_of_steps
-def test_a_number_of_steps_that_is_none_is_refused(argument, make, refused):
+def test_invalid_integer_argument_is_rejected(argument, make, refused):
     for value in [*refused, 1.5, True, "4", None, float("nan"), float("inf")]:
         with pytest.raises(ValueError, match=f"Argument `{argument}` must be a"):
             make(value)
@@ -241,7 +241,7 @@ def test_a_number_of_steps_that_is_none_is_refused(argument, make, refused):
 
 @pytest.mark.one_backend
 @a_number_of_steps
-def test_a_number_of_steps_may_be_a_whole_float(argument, make, refused):
+def test_whole_float_is_accepted_as_integer_argument(argument, make, refused):
     # The originals make a float of it anyway. 4096 is also a batch size of MLPerf's.
     expected = described(make(4096))
     for value in (4096.0, np.float32(4096)):
@@ -268,7 +268,7 @@ def described(result):
         lambda x: PiecewiseConstant(1.0, x, [0.5, 0.1], steps_per_epoch=3),
     ],
 )
-def test_boundaries_that_are_none_are_refused(make):
+def test_invalid_boundaries_are_rejected(make):
     assert make([2, 4]).boundaries == [2, 4]
     for boundaries in ([4, 2], [2, 2]):
         with pytest.raises(ValueError, match="must be strictly increasing"):
@@ -412,7 +412,7 @@ def test_boundaries_that_are_none_are_refused(make):
         ),
     ],
 )
-def test_an_argument_out_of_range_is_refused(make, message):
+def test_argument_out_of_range_is_rejected(make, message):
     with pytest.raises(ValueError, match=message):
         make()
 
@@ -427,7 +427,7 @@ def test_an_argument_out_of_range_is_refused(make, message):
         (None, "or a number"),
     ],
 )
-def test_a_schedule_that_is_none_is_refused(schedule, message):
+def test_schedule_of_wrong_type_is_rejected(schedule, message):
     for make in (
         lambda: LinearWarmup(schedule, 4),
         lambda: PolynomialWarmup(schedule, 4),
@@ -466,6 +466,6 @@ def test_a_schedule_that_is_none_is_refused(schedule, message):
         (lambda: JoinedSchedules(0.5, []), "`schedules` must be a list"),
     ],
 )
-def test_an_argument_of_the_wrong_type_is_refused(make, message):
+def test_argument_of_wrong_type_is_rejected(make, message):
     with pytest.raises(TypeError, match=message):
         make()

@@ -73,7 +73,7 @@ def through_pickle(schedule):
     ],
 )
 @every_schedule_and_nested
-def test_a_copy_is_the_same_schedule(make, through):
+def test_schedule_round_trips_through_config_pickle_and_deepcopy(make, through):
     schedule = make()
     before = json.dumps(schedule.get_config())
     restored = through(schedule)
@@ -85,7 +85,7 @@ def test_a_copy_is_the_same_schedule(make, through):
 
 
 @pytest.mark.one_backend
-def test_a_nested_copy_keeps_offsets_and_names():
+def test_nested_schedule_round_trips_offsets_and_names():
     restored = through_json(nested_twice())
     assert restored.schedules[0].name == "outer"
     assert restored.schedules[0].schedule_or_rate.name == "inner"
@@ -97,7 +97,7 @@ def test_a_nested_copy_keeps_offsets_and_names():
 
 
 @pytest.mark.in_turn("torch")
-def test_a_nested_schedule_of_the_user_is_found_in_custom_objects():
+def test_nested_user_schedule_is_found_in_custom_objects():
     class Half(keras.optimizers.schedules.LearningRateSchedule):
         def __call__(self, step):
             return 0.5
@@ -113,7 +113,7 @@ def test_a_nested_schedule_of_the_user_is_found_in_custom_objects():
 
 @pytest.mark.one_backend
 @every_schedule
-def test_each_argument_is_an_attribute_and_in_the_config(make):
+def test_every_argument_is_attribute_and_config_entry(make):
     schedule = make()
     arguments = inspect.signature(type(schedule)).parameters
     config = schedule.get_config()
@@ -144,7 +144,7 @@ def test_attributes_are_plain_python_values():
 
 @pytest.mark.one_backend
 @every_schedule
-def test_a_name_of_none_is_the_default_one(make):
+def test_name_of_none_in_config_restores_class_name(make):
     schedule = make()
     config = {**schedule.get_config(), "name": None}
     assert type(schedule).from_config(config).name == type(schedule).__name__
@@ -162,7 +162,7 @@ SAVED_AS = {
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("name", SAVED_AS)
-def test_a_config_has_the_name_that_the_class_is_saved_under(name):
+def test_config_uses_saved_name_of_class(name):
     schedule = SAVED_AS[name]
     config = keras.saving.serialize_keras_object(schedule)
     assert config["class_name"] == name
@@ -175,13 +175,13 @@ def test_a_config_has_the_name_that_the_class_is_saved_under(name):
 
 
 @pytest.mark.one_backend
-def test_the_names_in_configs_are_not_those_in_python():
+def test_saved_class_names_are_not_exported():
     for name in SAVED_AS:
         assert not hasattr(schedules, name)
 
 
 @pytest.mark.one_backend
-def test_what_a_config_holds_is_not_what_the_schedule_holds():
+def test_changes_to_returned_config_leave_schedule_unchanged():
     for make in ALL.values():
         schedule = make()
         before = json.dumps(schedule.get_config())
@@ -192,7 +192,7 @@ def test_what_a_config_holds_is_not_what_the_schedule_holds():
 
 
 @pytest.mark.one_backend
-def test_a_class_of_the_user_adds_arguments_of_its_own():
+def test_user_subclass_round_trips_additional_argument():
     class Shifted(FixedLR):
         def __init__(self, learning_rate, shift=1.0, name=None):
             super().__init__(learning_rate, name)

@@ -21,7 +21,7 @@ def entries(docstring):
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__qualname__)
-def test_a_docstring_is_complete(cls):
+def test_docstring_documents_every_argument_and_default(cls):
     docstring = inspect.getdoc(cls)
     parameters = inspect.signature(cls).parameters
     documented = entries(docstring)

@@ -26,7 +26,7 @@ class Half(keras.optimizers.schedules.LearningRateSchedule):
 
 
 @pytest.mark.parametrize("schedule", [OURS, KERASS], ids=["ours", "Keras's"])
-def test_a_schedule_is_serialized_as_keras_does(schedule):
+def test_serialize_matches_keras_and_round_trips(schedule):
     config = schedules.serialize(schedule)
     assert config == keras.optimizers.schedules.serialize(schedule)
     for read in (schedules.deserialize, schedules.get):
@@ -35,7 +35,7 @@ def test_a_schedule_is_serialized_as_keras_does(schedule):
         assert restored.get_config() == schedule.get_config()
 
 
-def test_every_schedule_goes_through_get_and_serialize():
+def test_every_schedule_round_trips_through_serialize_and_get():
     for make in ALL.values():
         schedule = make()
         config = json.loads(json.dumps(schedules.serialize(schedule)))
@@ -44,7 +44,7 @@ def test_every_schedule_goes_through_get_and_serialize():
         assert restored.get_config() == schedule.get_config()
 
 
-def test_a_class_of_ours_is_known_by_its_bare_name():
+def test_deserialize_finds_keras_lso_class_by_bare_name():
     config = {
         "class_name": "PolynomialWarmup",
         "config": {
@@ -63,7 +63,7 @@ def test_a_class_of_ours_is_known_by_its_bare_name():
     assert type(schedules.deserialize(config)) is type(KERASS)
 
 
-def test_get_returns_a_schedule_for_each_kind_of_identifier():
+def test_get_returns_schedule_for_each_kind_of_identifier():
     assert schedules.get(OURS) is OURS
     assert schedules.get(0.25).get_config() == schedules.FixedLR(0.25).get_config()
     assert type(schedules.get(1)) is schedules.FixedLR
@@ -95,25 +95,25 @@ def test_get_returns_a_schedule_for_each_kind_of_identifier():
         ),
     ],
 )
-def test_what_is_no_schedule_is_refused(identifier, error, message):
+def test_get_rejects_invalid_identifier(identifier, error, message):
     with pytest.raises(error, match=message):
         schedules.get(identifier)
 
 
-def test_the_reason_why_a_name_is_not_enough_is_told():
+def test_get_by_name_error_names_missing_argument_in_cause():
     with pytest.raises(ValueError, match="config dict with the arguments") as error:
         schedules.get("FixedLR")
     assert "'learning_rate'" in str(error.value.__cause__)
 
 
-def test_what_cannot_be_serialized_or_read_is_refused():
+def test_serialize_and_deserialize_reject_wrong_types():
     with pytest.raises(TypeError, match=r"`schedule` must be.*schedule=0\.5 of type"):
         schedules.serialize(0.5)
     with pytest.raises(TypeError, match="`config` must be a dict.*of type str"):
         schedules.deserialize("FixedLR")
 
 
-def test_a_name_of_no_schedule_is_missing_as_in_any_module():
+def test_unknown_schedule_name_raises_attribute_and_import_errors():
     with pytest.raises(AttributeError, match="'keras_lso.schedules' has no .*'Cosine'"):
         schedules.Cosine  # noqa: B018
     with pytest.raises(ImportError, match="cannot import name 'Cosine'"):

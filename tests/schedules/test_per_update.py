@@ -43,7 +43,7 @@ INF = float("inf")
 @pytest.mark.parametrize(
     "wrapper", [keras_lso.LossScaleOptimizer, keras_lso.GuardedOptimizer]
 )
-def test_an_update_has_the_rate_of_its_number_whatever_is_skipped(wrapper, gradients):
+def test_per_update_rate_follows_update_count_despite_skips(wrapper, gradients):
     optimizer = wrap(PerUpdate(WARMUP, 3), wrapper)
     found = rates_of_updates(optimizer, gradients)
     np.testing.assert_allclose(found, [0.1, 0.2, 0.3, 0.4], rtol=1e-5)
@@ -52,14 +52,14 @@ def test_an_update_has_the_rate_of_its_number_whatever_is_skipped(wrapper, gradi
 
 
 @pytest.mark.one_backend
-def test_without_it_an_update_has_the_rate_of_its_last_micro_batch():
+def test_update_uses_rate_of_last_micro_batch_without_per_update():
     with pytest.warns(UserWarning, match="counts micro-batches"):
         found = rates_of_updates(wrap(WARMUP), [1.0] * 6)
     np.testing.assert_allclose(found, [0.3, 0.5], rtol=1e-5)
 
 
 @pytest.mark.in_turn("torch")
-def test_keras_s_own_optimizers_take_it():
+def test_keras_optimizer_accepts_per_update():
     optimizer = K.SGD(PerUpdate(WARMUP, 2), gradient_accumulation_steps=2)
     weight = keras.Variable([0.0])
     for _ in range(6):
@@ -83,7 +83,7 @@ def warnings_of_build(optimizer, variables=None):
 
 
 @pytest.mark.one_backend
-def test_a_schedule_that_counts_micro_batches_is_warned_of_once():
+def test_schedule_that_counts_micro_batches_warns_once():
     [message] = warnings_of_build(wrap(WARMUP, window=8))
     assert "`gradient_accumulation_steps=8`" in message
     assert "800 of its steps are 100 updates" in message
@@ -97,7 +97,7 @@ def test_a_schedule_that_counts_micro_batches_is_warned_of_once():
 
 
 @pytest.mark.one_backend
-def test_the_line_to_write_is_one_that_is_not_warned_of():
+def test_line_suggested_by_warning_does_not_warn():
     line = (
         "SGD(keras_lso.schedules.PerUpdate(schedule, 3), gradient_accumulation_steps=3)"
     )
@@ -120,12 +120,12 @@ def test_the_line_to_write_is_one_that_is_not_warned_of():
         (WARMUP, None),
     ],
 )
-def test_nothing_else_is_warned_of(rate, window):
+def test_rate_that_counts_no_micro_batches_does_not_warn(rate, window):
     assert not warnings_of_build(wrap(rate, window=window))
 
 
 @pytest.mark.one_backend
-def test_only_what_counts_no_micro_batches_is_left_out():
+def test_every_schedule_except_fixed_lr_and_per_update_warns():
     found = {n for n, make in ALL.items() if not warnings_of_build(wrap(make()))}
     assert found == {"FixedLR", "PerUpdate"}
     # What it holds may count updates; its own boundary counts micro-batches.
@@ -143,7 +143,7 @@ def test_only_what_counts_no_micro_batches_is_left_out():
         lambda inner: keras_lso.LARC(keras_lso.LossScaleOptimizer(inner)),
     ],
 )
-def test_the_schedule_is_found_in_whatever_is_wrapped(make):
+def test_warning_finds_schedule_in_nested_wrappers(make):
     def inner(rate):
         return K.SGD(rate, gradient_accumulation_steps=2)
 
@@ -155,7 +155,7 @@ def test_the_schedule_is_found_in_whatever_is_wrapped(make):
 @pytest.mark.skipif(
     not hasattr(K, "MultiOptimizer"), reason="the oldest Keras has no MultiOptimizer"
 )
-def test_one_warning_is_enough_for_all_members():
+def test_multi_optimizer_warns_once_for_all_members():
     def multi(rate):
         first = K.SGD(rate, gradient_accumulation_steps=2)
         second = K.Adam(rate, gradient_accumulation_steps=2)
@@ -168,7 +168,7 @@ def test_one_warning_is_enough_for_all_members():
 
 
 @pytest.mark.one_backend
-def test_our_own_optimizers_are_named_by_their_class():
+def test_warning_names_class_of_wrapped_lars():
     inner = keras_lso.LARS(WARMUP, gradient_accumulation_steps=2)
     [message] = warnings_of_build(keras_lso.LossScaleOptimizer(inner))
     assert "write `LARS(keras_lso.schedules.PerUpdate(schedule, 2), " in message

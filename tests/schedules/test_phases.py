@@ -438,7 +438,7 @@ def wrong_rates(cases, compiled, fraction=None):
     return wrong
 
 
-def test_a_schedule_is_exact_at_the_ends_of_its_phases(compiled):
+def test_schedule_is_exact_at_ends_of_phases(compiled):
     cases = {name: make(n) for name, (make, n) in CASES.items()}
     assert not wrong_rates(cases, compiled)
 
@@ -454,7 +454,7 @@ def some_lengths():
 
 @pytest.mark.full
 @pytest.mark.parametrize("first", range(0, 200, 4))
-def test_a_schedule_is_exact_for_200_lengths(first, compiled):
+def test_schedule_is_exact_for_200_lengths(first, compiled):
     lengths = some_lengths()
     assert len(lengths) == 200
     cases = {
@@ -467,7 +467,7 @@ def test_a_schedule_is_exact_for_200_lengths(first, compiled):
 
 @pytest.mark.in_turn
 @pytest.mark.parametrize("n", [1, 7, 1000])
-def test_a_step_may_have_a_fraction(n):
+def test_fractional_steps_match_float64_formula(n):
     """As where a schedule counts epochs. The policies round it down."""
     cases = {name: make(n) for name, (make, _) in CASES.items()}
     for fraction in (0.25, 0.5):
@@ -505,7 +505,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_a_large_step_is_exact_whatever_holds_it(kind):
+def test_large_steps_match_float64_formula_for_every_type_of_step(kind):
     for name in LONG:
         make, _ = CASES[name]
         case = make(2**24)
@@ -516,7 +516,7 @@ def test_a_large_step_is_exact_whatever_holds_it(kind):
 
 
 @pytest.mark.parametrize("rate", [0.6465283318235197, 1.3, 1.0 - 1e-9, 0.0001, 0.9])
-def test_an_exponential_decay_of_two_billion_periods_is_no_nan(rate):
+def test_exponential_decay_over_two_billion_periods_is_not_nan(rate):
     schedule = schedules.ExponentialDecayWithOffset(
         0, initial_learning_rate=0.5, decay_steps=1, decay_rate=rate
     )
@@ -528,7 +528,7 @@ def test_an_exponential_decay_of_two_billion_periods_is_no_nan(rate):
 
 
 @pytest.mark.parametrize("kind", [int, float, np.int64, np.uint64, np.float64])
-def test_a_step_of_no_run_counts_as_the_last_one(kind):
+def test_step_beyond_int32_counts_as_last_step(kind):
     for name, (make, n) in CASES.items():
         schedule = make(n).schedule
         last = float(schedule(LAST))
@@ -548,7 +548,7 @@ def test_a_step_of_no_run_counts_as_the_last_one(kind):
         (1000, 10, 0.0, 0.3, 0.1),
     ],
 )
-def test_a_decay_long_before_its_offset_keeps_its_digits(
+def test_polynomial_decay_long_before_offset_keeps_precision(
     offset, n, power, initial, end, compiled
 ):
     case = polynomial_case(n, power, end, offset, initial)
@@ -558,7 +558,7 @@ def test_a_decay_long_before_its_offset_keeps_its_digits(
     np.testing.assert_allclose(ops.convert_to_numpy(found), expected, rtol=1e-6)
 
 
-def test_a_float_tensor_holds_fewer_steps():
+def test_float32_tensor_step_matches_formula_and_is_capped():
     # Of the integers around 2**24 float32 has these.
     for name in LONG:
         make, _ = CASES[name]

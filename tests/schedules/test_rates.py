@@ -34,7 +34,7 @@ pytestmark = pytest.mark.in_turn
 
 
 @pytest.mark.one_backend
-def test_no_public_schedule_is_missing_in_this_file():
+def test_every_public_schedule_has_rate_tests():
     classes = {
         name
         for name in schedules.__all__
@@ -132,12 +132,12 @@ def test_no_public_schedule_is_missing_in_this_file():
         (JoinedSchedules([0.5, 0.25], [0]), {-1: 0.5, 0: 0.25}),
     ],
 )
-def test_rates_are_what_the_formula_says(schedule, expected):
+def test_rates_match_worked_examples(schedule, expected):
     assert_rates(schedule, expected)
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_a_warmup_ends_where_the_schedule_is_and_does_not_shift_its_clock():
+def test_warmup_ends_at_rate_of_schedule_without_shifting_its_steps():
     decay = PolynomialDecayWithOffset(
         initial_learning_rate=1.0, decay_steps=10, end_learning_rate=0.0
     )
@@ -151,7 +151,7 @@ def test_a_warmup_ends_where_the_schedule_is_and_does_not_shift_its_clock():
 
 
 @pytest.mark.in_turn("torch")
-def test_a_sequential_member_sees_the_steps_since_its_boundary():
+def test_joined_schedules_count_steps_from_their_boundaries():
     joined = JoinedSchedules([0.5, LinearWarmup(0.4, 4), DirectPowerDecay(0.1)], [2, 5])
     assert_rates(
         joined,
@@ -160,7 +160,7 @@ def test_a_sequential_member_sees_the_steps_since_its_boundary():
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_a_cycling_decay_has_its_initial_rate_before_the_offset():
+def test_cyclic_decay_has_initial_rate_before_offset():
     schedule = PolynomialDecayWithOffset(
         offset=5,
         initial_learning_rate=1.0,
@@ -178,7 +178,7 @@ def test_a_cycling_decay_has_its_initial_rate_before_the_offset():
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("floatx", ["bfloat16", "float16", "float64"])
 @every_schedule
-def test_rates_are_float32_whatever_floatx_is(make, floatx):
+def test_rates_are_float32_for_every_floatx(make, floatx):
     steps = [*STEPS, 70_000]
     expected = rates(make(), steps)
     default = keras.config.floatx()
@@ -193,7 +193,7 @@ def test_rates_are_float32_whatever_floatx_is(make, floatx):
 
 
 @every_schedule
-def test_a_step_is_an_integer_of_any_kind(make):
+def test_rates_are_equal_for_every_type_of_step(make):
     schedule = make()
     variable = keras.Variable(0, dtype="int", trainable=False)
 
@@ -222,7 +222,7 @@ def test_a_step_is_an_integer_of_any_kind(make):
 @pytest.mark.in_turn("tensorflow", "jax", "torch")
 @pytest.mark.exhaustive
 @every_schedule
-def test_one_trace_serves_every_step(make, compiled):
+def test_compiled_schedule_is_not_retraced_for_other_steps(make, compiled):
     schedule = make()
     variable = keras.Variable(0, dtype="int32", trainable=False)
     traces = []
@@ -250,7 +250,7 @@ def test_one_trace_serves_every_step(make, compiled):
 )
 @pytest.mark.default_backend("torch")
 @every_schedule
-def test_no_value_is_read_back_from_the_device(make):
+def test_schedule_reads_no_value_back_from_device(make):
     import torch
     from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -268,7 +268,7 @@ def test_no_value_is_read_back_from_the_device(make):
 
 
 @pytest.mark.in_turn("torch")
-def test_a_large_step_is_subtracted_before_it_is_rounded():
+def test_offset_is_subtracted_from_large_step_before_rounding():
     # 2**25 + 1 is not a float32.
     schedule = PiecewiseConstantDecayWithOffset(
         offset=2**25, boundaries=[0], values=[1.0, 0.5]

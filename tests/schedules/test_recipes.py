@@ -16,7 +16,7 @@ pytestmark = pytest.mark.in_turn
 
 
 @pytest.mark.one_backend
-def test_linear_scaling_is_proportional_to_the_batch_size():
+def test_linear_scaling_is_proportional_to_batch_size():
     assert linear_scaling(0.1, 256) == 0.1
     assert linear_scaling(0.1, 8192) == 3.2
     assert linear_scaling(0.5, 64, base_batch_size=128) == 0.25
@@ -45,7 +45,7 @@ def mlperf_rate(step, base, warmup_steps, decay_steps):
         (32768, 40, 21.2, 640, 2319),
     ],
 )
-def test_the_mlperf_schedule_is_that_of_the_reference(
+def test_mlperf_resnet_rates_match_reference(
     batch_size, steps_per_epoch, base, warmup_steps, decay_steps
 ):
     schedule = mlperf_resnet(batch_size, steps_per_epoch).learning_rate
@@ -69,7 +69,7 @@ def test_the_mlperf_schedule_is_that_of_the_reference(
     ("batch_size", "momentum", "weight_decay_rate"),
     [(4096, 0.9, 2e-4), (8192, 0.9, 2e-4), (32768, 0.94, 2.5e-5)],
 )
-def test_the_mlperf_settings_are_the_published_ones(
+def test_mlperf_resnet_settings_match_published_values(
     batch_size, momentum, weight_decay_rate
 ):
     schedule, settings = mlperf_resnet(batch_size, 100)
@@ -114,7 +114,7 @@ def mlperf_bert_rate(step, base, steps, warmup, start):
 
 
 @pytest.mark.parametrize("batch_size", MLPERF_BERT)
-def test_the_schedule_of_mlperfs_bert_is_that_of_the_reference(batch_size):
+def test_mlperf_bert_rates_match_reference(batch_size):
     point = MLPERF_BERT[batch_size]
     schedule = mlperf_bert(batch_size).learning_rate
     end = max(0, sum(point[2:]))
@@ -129,7 +129,7 @@ def test_the_schedule_of_mlperfs_bert_is_that_of_the_reference(batch_size):
 
 
 @pytest.mark.one_backend
-def test_the_settings_of_mlperfs_bert_are_the_published_ones():
+def test_mlperf_bert_settings_match_published_values():
     schedule, settings = mlperf_bert(6912)
     assert settings == {
         "beta_1": 0.7206,
@@ -151,6 +151,6 @@ def test_the_settings_of_mlperfs_bert_are_the_published_ones():
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_a_recipe_for_hardly_any_steps_is_finite():
+def test_mlperf_resnet_rates_are_finite_for_tiny_number_of_steps():
     schedule = mlperf_resnet(4096, 1e-6).learning_rate
     assert_rates(schedule, {0: 10.0, 1: 1e-4})

@@ -30,7 +30,7 @@ class Item:
         (0.1 + 0.2, 0.2 + 0.1),
     ],
 )
-def test_the_same_functions_are_the_same_case(value, twin):
+def test_cases_with_same_arguments_are_rejected(value, twin):
     items = [Item(a=1, b=value), Item(a=2, b=value), Item(a=1, b=twin)]
     assert cases.same_cases(items) == [(items[0], items[2])]
     with pytest.raises(pytest.UsageError, match=r"same arguments(.|\n)*::test"):
@@ -50,7 +50,7 @@ def test_the_same_functions_are_the_same_case(value, twin):
         ("1", 1),
     ],
 )
-def test_what_only_looks_alike_is_another_case(value, other):
+def test_cases_with_similar_arguments_are_accepted(value, other):
     items = [Item(a=value), Item(a=other), Item("another_test", a=value)]
     assert cases.same_cases(items) == []
     cases.pytest_collection_modifyitems(items)
@@ -62,7 +62,7 @@ def report(nodeid, *keywords, skipped=False):
     )
 
 
-def test_a_skipped_case_that_stands_for_others_is_found(monkeypatch):
+def test_skipped_case_that_represents_others_is_found(monkeypatch):
     monkeypatch.setattr(cases, "SKIPPED", collections.defaultdict(list))
     monkeypatch.setattr(cases, "RUN", set())
     monkeypatch.setattr(cases, "SKIPPED_IN_TURN", [])

@@ -29,20 +29,20 @@ def measure():
 
 
 @pytest.mark.parametrize("call", [refuse_an_argument, read_a_config])
-def test_what_depends_on_no_backend(call):
+def test_backend_independent_call_is_not_recorded(call):
     with one_backend.calls_of_a_backend() as found:
         call()
     assert not found
 
 
 @pytest.mark.parametrize("call, name", [(take_a_step, "measure"), (measure, "measure")])
-def test_what_depends_on_the_backend(call, name):
+def test_backend_dependent_call_is_recorded(call, name):
     with one_backend.calls_of_a_backend() as found:
         call()
     assert any(name in each for each in found)
 
 
-def test_a_marked_test_that_depends_on_the_backend_fails(request):
+def test_marked_test_that_depends_on_backend_fails(request):
     hook = one_backend.pytest_runtest_call(request.node)
     request.node.add_marker("one_backend")
     next(hook)
@@ -51,7 +51,7 @@ def test_a_marked_test_that_depends_on_the_backend_fails(request):
         hook.send(None)
 
 
-def test_a_marked_test_that_does_not_is_let_be(request):
+def test_marked_test_that_is_backend_independent_passes(request):
     hook = one_backend.pytest_runtest_call(request.node)
     request.node.add_marker("one_backend")
     next(hook)

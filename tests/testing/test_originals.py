@@ -49,28 +49,28 @@ def leaves(tree):
     return type(tree), tree
 
 
-def test_a_tree_is_read_as_it_was(recorded):
+def test_recorded_tree_round_trips(recorded):
     assert leaves(recorded.read("tree", never)) == leaves(TREE)
 
 
-def test_what_a_test_does_to_a_tree_is_not_in_the_record(recorded):
+def test_changes_to_returned_tree_do_not_reach_record(recorded):
     recorded.read("tree", never)["weights"][:] = 0.0
     assert leaves(recorded.read("tree", never)) == leaves(TREE)
 
 
-def test_a_test_sees_the_types_of_the_record_while_it_is_made(records):
+def test_record_returns_copy_with_types_of_stored_tree(records):
     live = records().record("tree", lambda: TREE)
     assert leaves(live) == leaves(TREE)
     assert live["weights"] is not TREE["weights"]
 
 
 @pytest.mark.parametrize("leaf", [{1: 2}, {1}, object(), np.array(["a"]), 1j])
-def test_what_cannot_be_recorded_is_refused(leaf, records):
+def test_unsupported_leaf_is_rejected(leaf, records):
     with pytest.raises(TypeError, match="must not return"):
         records().record("tree", lambda: [leaf])
 
 
-def test_a_missing_record_says_how_to_make_it(records, recorded):
+def test_missing_record_error_says_how_to_create_record(records, recorded):
     with pytest.raises(LookupError, match=r"no 'other'; `make golden`"):
         recorded.read("other", never)
     recorded.path.unlink()
@@ -78,7 +78,7 @@ def test_a_missing_record_says_how_to_make_it(records, recorded):
         records().read("tree", never)
 
 
-def test_the_original_is_what_a_full_run_goes_on_with(recorded):
+def test_check_runs_original_once_and_returns_live_result(recorded):
     live = {**TREE, "gain": np.array(0.3 + 3e-8, "float32")}
     assert live["gain"] != TREE["gain"]
     found = recorded.check("tree", lambda: live)
@@ -108,30 +108,28 @@ def test_the_original_is_what_a_full_run_goes_on_with(recorded):
         ("file", None),
     ],
 )
-def test_an_original_that_has_changed_is_noticed(where, changed, recorded):
+def test_changed_original_is_reported(where, changed, recorded):
     # By each test that asks for it.
     for _ in range(2):
         with pytest.raises(AssertionError, match=f"npz: tree/{where}.*differs"):
             recorded.check("tree", lambda: {**TREE, where: changed})
 
 
-def test_another_key_is_noticed(recorded):
+def test_additional_key_of_original_is_reported(recorded):
     with pytest.raises(AssertionError, match="differs"):
         recorded.check("tree", lambda: {**TREE, "more": 1})
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize("units, is_same", [(15, True), (17, False)])
-def test_floats_may_differ_by_units_in_the_last_place_of_the_largest(
-    units, is_same, dtype
-):
+def test_floats_may_differ_by_sixteen_units_of_largest_value(units, is_same, dtype):
     unit = np.finfo("float16" if dtype == "float16" else "float32").eps
     recorded = np.array([1024.0, 0.0, np.inf, np.nan], dtype)
     live = np.array([1024.0, 1024.0 * units * unit, np.inf, np.nan], dtype)
     assert originals.is_same_leaf(live, recorded) == is_same
 
 
-def test_two_originals_of_one_name_are_noticed(records):
+def test_two_different_records_of_one_name_are_rejected(records):
     both = records()
     both.record("tree", lambda: [1])
     both.record("tree", lambda: [1])
@@ -139,7 +137,7 @@ def test_two_originals_of_one_name_are_noticed(records):
         both.record("tree", lambda: [2])
 
 
-def test_the_same_records_are_the_same_bytes(records, recorded):
+def test_equal_records_are_written_as_equal_bytes(records, recorded):
     before = recorded.path.read_bytes()
     for name in ("later", "earlier"):
         recorded.record(name, lambda: [1.0])
@@ -154,7 +152,9 @@ def test_the_same_records_are_the_same_bytes(records, recorded):
     assert again.path.read_bytes() == recorded.path.read_bytes()
 
 
-def test_records_of_other_versions_are_not_kept(records, recorded, monkeypatch):
+def test_records_of_other_package_versions_are_discarded(
+    records, recorded, monkeypatch
+):
     recorded.record("more", lambda: 1)
     recorded.write()
     assert records().trees.keys() == {"tree", "more"}

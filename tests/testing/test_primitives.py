@@ -14,6 +14,6 @@ WAYS = {
 
 
 @pytest.mark.parametrize("primitive, count", WAYS.items(), ids=WAYS)
-def test_a_primitive_is_tested_in_each_way_and_in_none_twice(primitive, count):
+def test_primitive_is_tested_in_every_way_exactly_once(primitive, count):
     assert len(set(implementations(primitive).values())) == count
     assert len(implementations(primitive)) == count

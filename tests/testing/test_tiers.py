@@ -34,7 +34,7 @@ class Item:
         return next((mark for mark in self.marks if mark.name == name), None)
 
 
-def test_every_value_of_every_argument_is_left():
+def test_exhaustive_cases_cover_every_value_of_every_argument():
     arguments = {"a": [object() for _ in range(5)], "b": [{}, {}, []], "c": [1.0, None]}
     items = [
         Item(EXHAUSTIVE, **dict(zip(arguments, values, strict=True)))
@@ -53,7 +53,7 @@ def cases(count, *marks, name="test"):
     return [Item(*marks, name=name, a=i) for i in range(count)]
 
 
-def test_cases_take_turns_by_their_position():
+def test_cases_take_turns_by_position():
     items = cases(6, TURN) + cases(2, TURN, name="test_other")
     turns = tiers.turns_of(items)
     expected = ["torch", "jax", "tensorflow", "jax", "tensorflow", "torch"]
@@ -66,7 +66,7 @@ def test_cases_take_turns_by_their_position():
 
 
 @pytest.mark.parametrize("size", [3, 9, 10])
-def test_turns_follow_no_argument(size):
+def test_turns_bring_every_argument_value_to_every_backend(size):
     """Each value of an argument comes to each backend."""
     turns = [tiers.turn(position) for position in range(size * 27)]
     for value in range(size):
@@ -75,7 +75,7 @@ def test_turns_follow_no_argument(size):
     assert max(counts.values()) - min(counts.values()) <= 1
 
 
-def test_a_named_backend_runs_its_case_and_takes_no_turn():
+def test_named_backend_runs_case_and_takes_no_turn():
     named = Item(pytest.mark.in_turn("tensorflow"), a=0)
     both = Item(pytest.mark.in_turn("jax", "torch"), a=1)
     items = [named, both, *cases(2, TURN)]
@@ -84,14 +84,14 @@ def test_a_named_backend_runs_its_case_and_takes_no_turn():
     assert [turns[item] for item in items] == backends
 
 
-def test_a_test_of_one_case_has_to_name_its_backend():
+def test_single_case_in_turn_must_name_backend():
     alone = Item(TURN)
     del alone.callspec
     with pytest.raises(pytest.UsageError, match=r"no other cases.*in_turn\(\"jax\"\)"):
         tiers.turns_of([alone])
 
 
-def test_marks_of_a_backend_come_before_turns():
+def test_backend_marks_take_precedence_over_turns():
     for mark, backend in ((ANY, "torch"), (JAX, "jax")):
         items = cases(9, TURN, mark)
         turns = tiers.turns_of(items)
@@ -121,7 +121,7 @@ pytest.main(["--collect-only", "-q", *sys.argv[2:]], plugins=[Writer()])
 
 @pytest.mark.slow
 @pytest.mark.one_backend
-def test_the_cases_that_take_turns_are_the_same_on_every_backend(tmp_path):
+def test_cases_that_take_turns_are_same_on_every_backend(tmp_path):
     """Otherwise a case could be at a position that is another backend's on each."""
     folders = [ROOT / "tests", ROOT / "integration_tests"]
     files = [
@@ -157,5 +157,5 @@ def test_the_cases_that_take_turns_are_the_same_on_every_backend(tmp_path):
         ((JAX,), "torch", True),
     ],
 )
-def test_a_mark_leaves_a_test_to_another_run(marks, backend, expected):
+def test_marks_decide_whether_test_is_left_to_another_run(marks, backend, expected):
     assert tiers.is_for_another_run(Item(*marks), backend, {}) == expected

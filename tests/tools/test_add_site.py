@@ -39,14 +39,14 @@ def listed(pages):
     return [(each["version"], *each["aliases"]) for each in versions]
 
 
-def test_before_a_release_there_is_the_development_version(add):
+def test_site_without_release_has_only_development_version(add):
     pages = add("main", "of main")
     assert texts(pages) == {"dev": "of main"}
     assert listed(pages) == [("dev",)]
     assert 'url=dev/index.html"' in (pages / "index.html").read_text()
 
 
-def test_releases_are_in_order_and_the_newest_is_the_latest(add):
+def test_releases_are_listed_newest_first_with_newest_as_latest(add):
     for version in ("0.9.0", "0.10.0"):
         pages = add(f"v{version}", version)
     pages = add("main", "of main")
@@ -56,13 +56,13 @@ def test_releases_are_in_order_and_the_newest_is_the_latest(add):
     assert 'url=latest/index.html"' in (pages / "index.html").read_text()
 
 
-def test_a_fix_of_an_older_version_leaves_the_latest_as_it_is(add):
+def test_fix_of_older_version_leaves_latest_unchanged(add):
     add("v0.2.0", "new")
     pages = add("v0.1.1", "old")
     assert texts(pages) == {"0.2.0": "new", "0.1.1": "old", "latest": "new"}
 
 
-def test_a_site_that_comes_again_replaces_the_old_one(add):
+def test_site_added_again_replaces_old_files(add):
     pages = add("main", "old")
     (pages / "dev" / "gone.html").touch()
     pages = add("main", "new")

@@ -14,7 +14,7 @@ error_messages = pytest.importorskip("tools.error_messages")
 pytestmark = pytest.mark.one_backend
 
 
-def test_the_page_is_that_of_the_sources():
+def test_error_message_page_matches_sources():
     assert error_messages.PAGE.read_text() == error_messages.make_page(), (
         "Run `python -m tools.error_messages`"
     )
@@ -37,7 +37,7 @@ RAISED = {
 
 
 @pytest.mark.parametrize("call", RAISED.values(), ids=RAISED)
-def test_a_message_that_a_program_gets_is_on_the_page(call):
+def test_raised_error_message_is_on_page(call):
     with pytest.raises(Exception) as raised:
         call()
     lines = [
@@ -53,7 +53,7 @@ def test_a_message_that_a_program_gets_is_on_the_page(call):
     assert any(re.fullmatch(p, str(raised.value), re.DOTALL) for p in patterns)
 
 
-def test_messages_are_put_together_from_what_the_source_says():
+def test_messages_are_assembled_from_source_code():
     source = '''
 LIMIT = "of at most 4"
 
@@ -77,12 +77,12 @@ def composed(value):
     ]
 
 
-def test_what_markdown_would_take_for_its_own_is_escaped():
+def test_as_markdown_escapes_markup_outside_code():
     text = error_messages.as_markdown("2.0**15 in `a_b**c` of [x] <y> z_1")
     assert text == r"2.0\*\*15 in `a_b**c` of \[x\] &lt;y> z\_1"
 
 
-def test_every_group_has_messages_and_leads_to_pages_that_are_there():
+def test_every_group_has_messages_and_links_to_existing_pages():
     page = error_messages.make_page()
     for part in page.split("\n## ")[1:]:
         assert "\n- **" in part, part

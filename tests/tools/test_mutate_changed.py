@@ -50,7 +50,7 @@ def push(root):
     run_git(root, "update-ref", "refs/remotes/origin/main", "HEAD")
 
 
-def test_what_changed_is_found_whether_it_is_committed_or_not(project):
+def test_changed_files_finds_committed_and_uncommitted_changes(project):
     (project / "keras_lso/changed.py").write_text("1")
     (project / "keras_lso/notes.txt").write_text("")
     (project / "tests.py").write_text("")
@@ -62,7 +62,7 @@ def test_what_changed_is_found_whether_it_is_committed_or_not(project):
     assert mutate_changed.changed_files("HEAD", project) == []
 
 
-def test_the_default_is_what_is_not_pushed_and_otherwise_the_last_tag(project):
+def test_default_base_is_pushed_commit_or_last_tag(project):
     first = mutate_changed.git("rev-parse", "HEAD", root=project)
     assert mutate_changed.default_base(project) == "v1"
     (project / "keras_lso/changed.py").write_text("1")
@@ -72,7 +72,7 @@ def test_the_default_is_what_is_not_pushed_and_otherwise_the_last_tag(project):
     assert mutate_changed.default_base(project) == "v1"
 
 
-def test_without_a_tag_the_default_is_what_changed_today(project):
+def test_default_base_without_tag_is_last_commit_before_today(project):
     run_git(project, "tag", "-d", "v1")
     first = mutate_changed.git("rev-parse", "HEAD", root=project)
     (project / "keras_lso/changed.py").write_text("1")
@@ -81,7 +81,7 @@ def test_without_a_tag_the_default_is_what_changed_today(project):
     assert mutate_changed.default_base(project) == first
 
 
-def test_without_a_commit_to_compare_with_it_asks_for_one(capsys):
+def test_main_rejects_unknown_commit(capsys):
     with pytest.raises(SystemExit):
         mutate_changed.main(["no-such-commit"])
     assert "'no-such-commit' is no commit" in capsys.readouterr().err
@@ -105,19 +105,19 @@ def test_without_a_commit_to_compare_with_it_asks_for_one(capsys):
         ("callbacks/swap_ema_weights.py", ""),
     ],
 )
-def test_a_file_has_the_tests_of_its_name_or_of_its_folder(file, tests):
+def test_tests_of_file_are_found_by_name_or_folder(file, tests):
     assert (ROOT / "keras_lso" / file).is_file()
     expected = [f"tests/{name}" for name in tests.split()]
     assert mutate_changed.tests_of(f"keras_lso/{file}", ROOT) == expected
 
 
-def test_a_file_of_a_backend_is_tested_under_it():
+def test_backend_of_backend_file_is_named_in_its_path():
     assert mutate_changed.backend_of("keras_lso/_backend/jax/axes.py") == "jax"
     assert mutate_changed.backend_of("keras_lso/compat/backend/jax.py") == "jax"
     assert mutate_changed.backend_of("keras_lso/_core/step.py") == "torch"
 
 
-def test_cosmic_ray_can_read_the_config():
+def test_config_is_toml_with_cosmic_ray_settings():
     config = tomllib.loads(mutate_changed.config_of(["a.py"], ["a test"], 5.0))
     config = config["cosmic-ray"]
     assert config["module-path"] == ["a.py"]

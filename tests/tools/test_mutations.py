@@ -23,7 +23,7 @@ ROOT = pathlib.Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize("area", faults.AREAS, ids=lambda area: area.__name__)
-def test_each_fault_changes_one_place_of_the_package(area):
+def test_each_fault_changes_one_place_in_package(area):
     for fault in area.FAULTS:
         source = (ROOT / fault.file).read_text()
         assert source.count(fault.old) == 1, fault.name
@@ -35,7 +35,7 @@ def test_each_fault_changes_one_place_of_the_package(area):
 
 
 @pytest.mark.parametrize("area", faults.AREAS, ids=lambda area: area.__name__)
-def test_each_fault_names_tests_that_there_are(area):
+def test_each_fault_names_existing_tests(area):
     for fault in area.FAULTS:
         assert fault.backend in mutations.MODULES, fault.name
         # Whole files would take minutes.
@@ -45,7 +45,7 @@ def test_each_fault_names_tests_that_there_are(area):
             assert any(f"def {name}" in source for source in sources), fault.name
 
 
-def test_no_two_faults_have_one_name():
+def test_fault_names_are_distinct():
     names = [fault.name for fault in faults.ALL]
     assert sorted(set(names)) == sorted(names)
 
@@ -105,7 +105,7 @@ FAULTS = {
 }
 
 
-def test_each_fault_is_told_by_what_it_does(project):
+def test_run_all_reports_outcome_of_each_fault(project):
     before = (project / "toy/__init__.py").read_text()
     verdicts = mutations.run_all(FAULTS, project, modules=NOTHING)
     assert {f: v.outcome for f, v in verdicts.items()} == FAULTS
@@ -118,7 +118,7 @@ def test_each_fault_is_told_by_what_it_does(project):
     assert not list(project.rglob("__pycache__"))
 
 
-def test_what_hangs_is_stopped(project):
+def test_hanging_fault_is_stopped_at_timeout(project):
     endless = fault("endless", "return 2 * x", "while True: pass")
     [verdict] = mutations.run_all(
         [endless], project, timeout=2, modules=NOTHING
@@ -127,7 +127,7 @@ def test_what_hangs_is_stopped(project):
     assert verdict.seconds >= 2
 
 
-def test_little_is_imported_but_what_is_asked_for(project):
+def test_run_all_imports_only_requested_modules(project):
     sound = fault("sound", "2 * x", "x * 2", "tests/test_toy.py::test_little")
     [verdict] = mutations.run_all([sound], project, modules=NOTHING).values()
     assert verdict.outcome == mutations.SURVIVED
@@ -136,9 +136,7 @@ def test_little_is_imported_but_what_is_asked_for(project):
     assert verdict.test.endswith("test_little_is_imported[wave]")
 
 
-def test_a_copy_has_what_is_not_committed_and_nothing_that_is_ignored(
-    project, tmp_path
-):
+def test_copy_of_checkout_has_uncommitted_but_no_ignored_files(project, tmp_path):
     subprocess.run(["git", "add", "tests"], cwd=project, check=True)
     (project / "tests/test_toy.py").unlink()
     mutations.copy_checkout(project, tmp_path / "copy")
@@ -147,13 +145,13 @@ def test_a_copy_has_what_is_not_committed_and_nothing_that_is_ignored(
     assert sorted(names) == [".gitignore", "conftest.py", "pyproject.toml", *of_toy]
 
 
-def test_a_fault_that_fits_nowhere_is_an_error(project):
+def test_fault_without_unique_match_raises_value_error(project):
     for old in ("triple", "def "):
         with pytest.raises(ValueError, match="replaces what occurs"):
             mutations.run_all([fault("bad", old, "")], project, modules=NOTHING)
 
 
-def test_the_table_has_a_row_for_each_fault(capsys):
+def test_report_prints_row_for_each_fault(capsys):
     verdicts = {
         fault("first", "a", "b"): mutations.Verdict(mutations.KILLED, "t[1-x]", 1.25),
         fault("second", "c", "d"): mutations.Verdict(mutations.SURVIVED),
@@ -165,7 +163,7 @@ def test_the_table_has_a_row_for_each_fault(capsys):
     assert "2 faults: 1 killed, 1 survived." in printed
 
 
-def test_some_faults_can_be_chosen():
+def test_choose_filters_faults_by_text_and_backend():
     every = list(mutations.MODULES)
     assert mutations.choose(None, every) == faults.ALL
     assert {f.backend for f in mutations.choose(None, ["jax"])} == {"jax"}
@@ -175,7 +173,9 @@ def test_some_faults_can_be_chosen():
 
 
 @pytest.mark.parametrize("outcome", [mutations.SURVIVED, mutations.NO_TEST])
-def test_the_exit_status_tells_that_one_survived(outcome, monkeypatch, capsys):
+def test_exit_status_is_1_if_fault_survives_or_has_no_test(
+    outcome, monkeypatch, capsys
+):
     def run_all(chosen, **arguments):
         outcomes = [mutations.KILLED, mutations.TIMEOUT, outcome]
         pairs = zip(chosen, outcomes, strict=False)

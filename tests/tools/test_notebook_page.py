@@ -8,7 +8,7 @@ notebook_page = pytest.importorskip("tools.notebook_page")
 pytestmark = pytest.mark.one_backend
 
 
-def test_the_page_is_that_of_the_notebook():
+def test_notebook_page_matches_notebook():
     page, pictures = notebook_page.make_page()
     assert notebook_page.PAGE.read_text() == page, "Run `python -m tools.notebook_page`"
     assert len(pictures) == 2

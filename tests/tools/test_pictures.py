@@ -41,7 +41,7 @@ def ink(path, background):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("path", LIGHT, ids=lambda path: path.stem)
-def test_the_two_versions_of_a_picture_show_the_same(path, backgrounds):
+def test_light_and_dark_versions_of_picture_show_same_content(path, backgrounds):
     light = ink(path, backgrounds[""])
     dark = ink(path.with_stem(f"{path.stem}-dark"), backgrounds["-dark"])
     assert light.shape == dark.shape
@@ -99,7 +99,7 @@ def run(tmp_path, monkeypatch):
     sys.modules.pop("example", None)
 
 
-def test_an_example_runs_once_and_draws_twice(run, capsys):
+def test_example_runs_once_and_draws_light_and_dark_pictures(run, capsys):
     before = matplotlib.rcParams.copy(), list(sys.path), list(sys.argv)
     example, drawn = run(EXAMPLE, "--steps", "3")
     assert (matplotlib.rcParams, sys.path, sys.argv) == before
@@ -113,7 +113,7 @@ def test_an_example_runs_once_and_draws_twice(run, capsys):
     assert printed == [f"Drew docs/images/{name}" for name in reversed(BOTH)]
 
 
-def test_results_that_are_written_are_drawn_without_training(run):
+def test_stored_results_are_drawn_without_training(run):
     results = pictures.EXAMPLES / "example.json"
     results.write_text(json.dumps({"backend": "jax", "results": [2.0]}))
     example, drawn = run(EXAMPLE)
@@ -122,7 +122,7 @@ def test_results_that_are_written_are_drawn_without_training(run):
     assert drawn == BOTH
 
 
-def test_a_report_that_an_example_plots_is_drawn_twice(run):
+def test_report_plotted_by_example_is_drawn_twice(run):
     before = UnderflowReport.plot
     _, drawn = run(FLAT)
     assert drawn == BOTH

@@ -36,7 +36,7 @@ def by_the_house(text):
         ("A loss-scale\npolicy. It is a\npolicy.", "a policy"),
     ],
 )
-def test_words_of_the_house_are_found(text, words):
+def test_house_style_check_finds_discouraged_words(text, words):
     assert [found for _, found in by_the_house(text)] == [words]
 
 
@@ -58,22 +58,22 @@ def test_words_of_the_house_are_found(text, words):
         "Args:\n    policy: A dtype policy.\n    x: A policy=1.",
     ],
 )
-def test_other_words_and_code_are_left_alone(text):
+def test_house_style_check_ignores_other_words_and_code(text):
     assert by_the_house(text) == []
 
 
-def test_finding_names_the_file_the_line_and_what_to_write():
+def test_finding_names_file_line_and_replacement():
     text = "# A page\n\n```\ncode\n```\n\nIt stays so\nfor ever.\n"
     [found] = prose.check("page.md", text, 10, [prose.by_the_house])
     assert str(found) == "page.md:17: for ever: write permanently, never ends"
 
 
-def test_comments_on_lines_in_a_row_are_one_text():
+def test_comments_on_consecutive_lines_form_one_text():
     source = 'x = 1  # One.\n\n# Two is\n# beside one.\ny = "# none"\n'
     assert list(prose.comments_of(source)) == [("One.", 1), ("Two is\nbeside one.", 3)]
 
 
-def test_docstrings_and_comments_are_read_and_other_strings_are_not(tmp_path):
+def test_docstrings_and_comments_are_checked_but_other_strings_are_not(tmp_path):
     source = """'''A module.
 
 It is made anew.
@@ -122,7 +122,7 @@ def test_exit_status_is_1_with_findings_and_0_without(tmp_path, monkeypatch, cap
     assert prose.main() == 0
 
 
-def test_exceptions_are_still_needed():
+def test_exceptions_occur_in_their_pages():
     paths = {
         path.relative_to(prose.ROOT).as_posix(): path for path in prose.all_pages()
     }

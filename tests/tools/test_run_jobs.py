@@ -44,7 +44,7 @@ def rows(output):
     return output.partition("All jobs:\n")[2].splitlines()
 
 
-def test_a_row_has_result_seconds_and_counts(capfd, folder):
+def test_summary_row_has_result_seconds_and_counts(capfd, folder):
     assert run_jobs.main(["passing", "lint"]) == 0
     printed = capfd.readouterr().out
     first, second = rows(printed)
@@ -56,7 +56,7 @@ def test_a_row_has_result_seconds_and_counts(capfd, folder):
     assert "No function is too long." in (folder / "lint.txt").read_text()
 
 
-def test_a_failing_job_is_shown_and_the_others_run(capfd):
+def test_failing_job_is_shown_and_other_jobs_run(capfd):
     assert run_jobs.main(["--at-once", "1", "failing", "lint"]) == 1
     printed = capfd.readouterr().out
     assert printed.index("a traceback") < printed.index("lint")
@@ -65,12 +65,12 @@ def test_a_failing_job_is_shown_and_the_others_run(capfd):
     assert "passed" in second
 
 
-def test_a_job_that_does_not_exist_fails(capfd):
+def test_unknown_job_fails(capfd):
     assert run_jobs.main(["nothing"]) == 1
     printed = capfd.readouterr().out
     assert "No rule to make target" in printed
     assert re.fullmatch(r"nothing +failed +\d+ s", rows(printed)[0])
 
 
-def test_jobs_run_at_once():
+def test_jobs_run_in_parallel():
     assert run_jobs.main(["--at-once", "2", "first", "second"]) == 0

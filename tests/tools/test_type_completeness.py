@@ -56,13 +56,13 @@ def run(monkeypatch, capsys, found):
     return status, capsys.readouterr().out.splitlines()
 
 
-def test_all_types_are_known(monkeypatch, capsys):
+def test_report_with_all_types_known_has_exit_status_0(monkeypatch, capsys):
     status, lines = run(monkeypatch, capsys, report(KNOWN, COMMAND))
     assert status == 0
     assert lines == ["1 of 1 types are known."]
 
 
-def test_what_is_missing_is_named_with_its_line(monkeypatch, capsys):
+def test_missing_types_are_printed_with_file_and_line(monkeypatch, capsys):
     found = report(KNOWN, MISSING, GUESSED, OF_A_BASE)
     status, lines = run(monkeypatch, capsys, found)
     assert status == 1
@@ -76,7 +76,7 @@ def test_what_is_missing_is_named_with_its_line(monkeypatch, capsys):
     ]
 
 
-def test_no_types_are_too_few(monkeypatch, capsys):
+def test_report_without_types_has_exit_status_1(monkeypatch, capsys):
     """As of a package that the checker does not find."""
     general = [diagnostic('No py.typed file found for "keras_lso"')]
     status, lines = run(monkeypatch, capsys, report(general=general))

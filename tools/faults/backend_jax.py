@@ -8,7 +8,7 @@ FAULTS = [
         file="keras_lso/_backend/jax/framework.py",
         old="return jax_layouts.in_row_major_order(grads)",
         new="return grads",
-        tests="tests/_backend/test_compiled_jax.py::test_a_gradient_is_transposed_once_for_all_that_read_it",
+        tests="tests/_backend/test_compiled_jax.py::test_transposed_gradient_is_copied_once_for_all_readers",
         backend="jax",
     ),
     Fault(
@@ -16,7 +16,7 @@ FAULTS = [
         file="keras_lso/_backend/jax/layouts.py",
         old="tuple(range(grad.ndim))",
         new="tuple(reversed(range(grad.ndim)))",
-        tests="tests/_backend/test_compiled_jax.py::test_a_gradient_is_transposed_once_for_all_that_read_it",
+        tests="tests/_backend/test_compiled_jax.py::test_transposed_gradient_is_copied_once_for_all_readers",
         backend="jax",
     ),
     Fault(
@@ -24,7 +24,7 @@ FAULTS = [
         file="keras_lso/_backend/jax/framework.py",
         old="jnp.where(self._finite, value, variable.value)",
         new="value",
-        tests="tests/_backend/test_run_if.py::test_a_step_is_run_whole_or_leaves_every_bit",
+        tests="tests/_backend/test_run_if.py::test_run_if_runs_whole_step_or_leaves_state_bitwise_unchanged",
         backend="jax",
     ),
     Fault(
@@ -32,7 +32,7 @@ FAULTS = [
         file="keras_lso/_backend/jax/framework.py",
         old='and not any(g.dtype == "float64" for g in gradients)',
         new="",
-        tests="tests/_backend/test_compiled_jax.py::test_no_kernel_takes_a_float64_gradient",
+        tests="tests/_backend/test_compiled_jax.py::test_fused_step_does_not_accept_float64_gradient",
         backend="jax",
     ),
     Fault(
@@ -40,7 +40,7 @@ FAULTS = [
         file="keras_lso/compat/backend/jax.py",
         old="jnp.copy(value) if buffer in seen else value",
         new="value",
-        tests="tests/compat/open_seq2seq/test_training_op.py::test_what_is_donated_is_nobody_elses",
+        tests="tests/compat/open_seq2seq/test_training_op.py::test_training_op_donates_no_buffer_that_is_used_elsewhere",
         backend="jax",
     ),
     Fault(
@@ -48,7 +48,7 @@ FAULTS = [
         file="keras_lso/compat/backend/jax.py",
         old="tuple((x.shape, x.dtype) for x in leaves",
         new="len(leaves",
-        tests="tests/compat/open_seq2seq/test_training_op.py::test_batches_of_two_lengths_may_read_two_variables",
+        tests="tests/compat/open_seq2seq/test_training_op.py::test_batches_of_different_length_may_read_different_variables",
         backend="jax",
     ),
     Fault(
@@ -56,7 +56,7 @@ FAULTS = [
         file="keras_lso/_backend/jax/framework.py",
         old="sum_duplicates(nse=grad.nse).",
         new="",
-        tests="tests/_backend/test_measure.py::test_rows_that_overflow_only_when_added_up_are_found",
+        tests="tests/_backend/test_measure.py::test_measure_finds_duplicate_rows_whose_sum_overflows",
         backend="jax",
     ),
     Fault(
@@ -64,7 +64,7 @@ FAULTS = [
         file="keras_lso/_backend/jax/measure.py",
         old="proofs).all() & (inv_scale <= 1)",
         new="proofs).all()",
-        tests="tests/_backend/test_measure.py::test_a_finite_norm_proves_nothing_where_unscaling_enlarges",
+        tests="tests/_backend/test_measure.py::test_measure_finds_unscaling_overflow_despite_finite_norm",
         backend="jax",
     ),
 ]

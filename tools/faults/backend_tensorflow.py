@@ -8,7 +8,7 @@ FAULTS = [
         file="keras_lso/_backend/tensorflow/measure.py",
         old=") & (inv_scale <= 1.0)",
         new=")",
-        tests="tests/_backend/test_measure.py::test_measuring_is_the_same_when_compiled",
+        tests="tests/_backend/test_measure.py::test_compiled_measure_finds_overflows_and_largest_magnitude",
         backend="tensorflow",
     ),
     Fault(
@@ -16,7 +16,7 @@ FAULTS = [
         file="keras_lso/_backend/tensorflow/framework.py",
         old="tf.math.unsorted_segment_sum(grad.values, rows, tf.size(indices))",
         new="grad.values",
-        tests="tests/_backend/test_measure.py::test_the_largest_magnitude_adds_up_rows_that_come_twice",
+        tests="tests/_backend/test_measure.py::test_largest_magnitude_of_sparse_gradient_sums_duplicate_rows",
         backend="tensorflow",
     ),
     Fault(
@@ -24,7 +24,7 @@ FAULTS = [
         file="keras_lso/_backend/tensorflow/measure.py",
         old="tf.reduce_sum(tf.cast",
         new="0.0 * tf.reduce_sum(tf.ones_like",
-        tests="tests/_backend/test_measure.py::test_one_bad_element_anywhere_is_found",
+        tests="tests/_backend/test_measure.py::test_measure_finds_one_nonfinite_element_at_any_position",
         backend="tensorflow",
     ),
     Fault(
@@ -32,7 +32,7 @@ FAULTS = [
         file="keras_lso/_backend/tensorflow/framework.py",
         old="and not any(isinstance(g, tf.IndexedSlices) for g in gradients)",
         new="",
-        tests="tests/_backend/test_fused_step.py::test_no_kernel_takes_a_sparse_gradient",
+        tests="tests/_backend/test_fused_step.py::test_fused_step_does_not_accept_sparse_gradient",
         backend="tensorflow",
     ),
     Fault(
@@ -40,7 +40,7 @@ FAULTS = [
         file="keras_lso/_backend/tensorflow/framework.py",
         old="tf.cond(found.finite, step, _nothing",
         new="step(",
-        tests="tests/test_fast_paths.py::test_kernels_do_what_the_reference_does",
+        tests="tests/test_fast_paths.py::test_kernels_match_generic_path",
         backend="tensorflow",
     ),
 ]

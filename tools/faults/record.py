@@ -2,11 +2,11 @@
 
 from tools.faults.fault import Fault
 
-_NUMPY = "tests/_core/test_step_record.py::test_rows_are_those_of_numpy_on_the_same_gradients"
-_WINDOWS = "tests/_core/test_step_record.py::test_a_micro_batch_has_its_own_norm"
-_REASONS = "tests/_core/test_step_record.py::test_a_spike_an_overflow_and_a_rate_are_told_apart"
-_RING = "tests/_core/test_step_record.py::test_a_ring_holds_the_last_steps"
-_TWICE = "integration_tests/test_step_record.py::test_of_a_step_that_was_made_twice_the_last_one_counts"
+_NUMPY = "tests/_core/test_step_record.py::test_recorded_rows_match_numpy_model"
+_WINDOWS = "tests/_core/test_step_record.py::test_recorded_norms_of_micro_batches_match_numpy_model"
+_REASONS = "tests/_core/test_step_record.py::test_record_distinguishes_spike_overflow_and_non_finite_rate"
+_RING = "tests/_core/test_step_record.py::test_record_holds_last_steps_up_to_length"
+_TWICE = "integration_tests/test_step_record.py::test_record_keeps_last_entry_of_repeated_step"
 
 FAULTS = [
     Fault(
@@ -63,21 +63,21 @@ FAULTS = [
         file="keras_lso/_core/counters.py",
         old="        if self.record is not None:\n            self.record.restart()\n",
         new="",
-        tests="tests/_core/test_step_record.py::test_after_a_state_is_loaded_steps_go_on_from_its_number",
+        tests="tests/_core/test_step_record.py::test_step_numbers_continue_from_loaded_state",
     ),
     Fault(
         name="what a ring cannot hold until it is read is lost",
         file="keras_lso/callbacks/step_record.py",
         old="if self._unread + self._per_execution > self._length:",
         new="if False:",
-        tests="integration_tests/test_step_record.py::test_a_long_epoch_is_on_record_step_by_step",
+        tests="integration_tests/test_step_record.py::test_step_record_holds_each_step_of_long_epoch_once",
     ),
     Fault(
         name="a function that was compiled before the record goes on without it",
         file="keras_lso/callbacks/step_record.py",
         old="if len(optimizer.variables) > before:",
         new="if False:",
-        tests="integration_tests/test_step_record.py::test_a_model_that_was_trained_before_is_compiled_once_more",
+        tests="integration_tests/test_step_record.py::test_step_record_works_with_previously_trained_model",
         backend="tensorflow",
     ),
     Fault(
@@ -92,6 +92,6 @@ FAULTS = [
         file="keras_lso/_core/record_file.py",
         old="            file.truncate()\n",
         new="",
-        tests="integration_tests/test_step_record.py::test_a_line_that_was_not_finished_is_removed",
+        tests="integration_tests/test_step_record.py::test_unfinished_line_of_record_is_removed",
     ),
 ]

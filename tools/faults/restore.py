@@ -3,7 +3,7 @@
 from tools.faults.fault import Fault
 
 _TESTS = "integration_tests/test_restore.py"
-_BY_HAND = f"{_TESTS}::test_a_restored_run_is_one_that_was_restarted_by_hand"
+_BY_HAND = f"{_TESTS}::test_restored_run_matches_run_restarted_by_hand"
 
 FAULTS = [
     Fault(
@@ -11,7 +11,7 @@ FAULTS = [
         file="keras_lso/callbacks/copies.py",
         old="if all(map(is_finite, [*of_model, *of_optimizer])):",
         new="if True:",
-        tests=f"{_TESTS}::test_a_copy_that_is_not_finite_is_not_kept",
+        tests=f"{_TESTS}::test_non_finite_copy_is_not_kept",
         backend="torch",
     ),
     Fault(
@@ -19,7 +19,7 @@ FAULTS = [
         file="keras_lso/callbacks/copies.py",
         old="if c.attempted <= before]",
         new="]",
-        tests=f"{_TESTS}::test_a_copy_from_among_the_skipped_steps_is_passed_over",
+        tests=f"{_TESTS}::test_restore_ignores_copy_taken_among_skipped_steps",
         backend="jax",
     ),
     Fault(
@@ -27,7 +27,7 @@ FAULTS = [
         file="keras_lso/callbacks/copies.py",
         old="self._copies[-1] is self._last",
         new="False",
-        tests=f"{_TESTS}::test_a_run_that_stalls_again_and_again_ends_with_an_error",
+        tests=f"{_TESTS}::test_run_that_stalls_after_last_retry_raises",
         backend="jax",
     ),
     Fault(
@@ -43,7 +43,7 @@ FAULTS = [
         file="keras_lso/callbacks/copies.py",
         old="factor**times)",
         new="factor)",
-        tests=f"{_TESTS}::test_a_run_that_stalls_again_and_again_ends_with_an_error",
+        tests=f"{_TESTS}::test_run_that_stalls_after_last_retry_raises",
         backend="jax",
     ),
     Fault(
@@ -59,7 +59,7 @@ FAULTS = [
         file="keras_lso/callbacks/copies.py",
         old="Scaled(schedule, before * factor)",
         new="Scaled(schedule, factor)",
-        tests=f"{_TESTS}::test_a_schedule_is_scaled_at_each_return",
+        tests=f"{_TESTS}::test_each_restore_scales_schedule_again",
         backend="torch",
     ),
     Fault(
@@ -67,7 +67,7 @@ FAULTS = [
         file="keras_lso/callbacks/bad_batch.py",
         old="self._batches[-min(skipped, len(self._batches))]",
         new="self._batches[-min(skipped, len(self._batches)) + 1]",
-        tests=f"{_TESTS}::test_the_bad_batch_is_saved",
+        tests=f"{_TESTS}::test_monitor_saves_bad_batch",
         backend="torch",
     ),
     Fault(
@@ -75,7 +75,7 @@ FAULTS = [
         file="keras_lso/callbacks/loss_scale_monitor.py",
         old="self._copies.restored == self.retries",
         new="False",
-        tests=f"{_TESTS}::test_a_run_that_stalls_again_and_again_ends_with_an_error",
+        tests=f"{_TESTS}::test_run_that_stalls_after_last_retry_raises",
         backend="jax",
     ),
     Fault(
@@ -84,7 +84,7 @@ FAULTS = [
         old="value = multihost_utils.process_allgather(value, tiled=True)",
         new="value = value.addressable_shards[0].data",
         tests="integration_tests/distributed/test_jax_restore.py"
-        "::test_processes_go_on_as_a_run_that_was_restarted_by_hand",
+        "::test_restored_processes_continue_like_run_restarted_by_hand",
         backend="jax",
     ),
 ]

@@ -2,9 +2,11 @@
 
 from tools.faults.fault import Fault
 
-_MODEL = "tests/_core/test_spikes.py::test_the_steps_that_are_skipped_are_the_models"
-_STILL = "tests/_core/test_spikes.py::test_a_spike_changes_nothing_but_the_history"
-_WINDOWS = "tests/_core/test_spikes.py::test_a_window_with_a_spike_is_taken_back"
+_MODEL = "tests/_core/test_spikes.py::test_skipped_spikes_match_numpy_model"
+_STILL = (
+    "tests/_core/test_spikes.py::test_spike_leaves_weights_slots_and_scale_unchanged"
+)
+_WINDOWS = "tests/_core/test_spikes.py::test_window_with_spike_is_rolled_back"
 
 FAULTS = [
     Fault(
@@ -19,14 +21,14 @@ FAULTS = [
         file="keras_lso/_core/spikes.py",
         old="in_a_row < window",
         new="in_a_row < 2 * window",
-        tests="tests/_core/test_spikes.py::test_no_more_than_a_window_of_steps_is_skipped_in_a_row",
+        tests="tests/_core/test_spikes.py::test_guard_skips_at_most_window_consecutive_steps",
     ),
     Fault(
         name="steps are judged before the history is warm",
         file="keras_lso/_core/spikes.py",
         old="seen >= min(self._guard.warmup, window)",
         new="seen >= 2",
-        tests="tests/_core/test_spikes.py::test_no_step_is_judged_before_the_history_is_warm",
+        tests="tests/_core/test_spikes.py::test_guard_skips_no_step_during_warmup",
     ),
     Fault(
         name="the history forgets nothing",
@@ -40,28 +42,28 @@ FAULTS = [
         file="keras_lso/_core/spikes.py",
         old="places < seen, values",
         new="places < window, values",
-        tests="tests/_core/test_spikes.py::test_a_history_that_is_not_full_judges_by_what_it_has",
+        tests="tests/_core/test_spikes.py::test_guard_judges_by_partly_filled_history_after_warmup",
     ),
     Fault(
         name="an overflow enters the history",
         file="keras_lso/_core/spikes.py",
         old="scalars.logical_and(is_next, finite)",
         new="is_next",
-        tests="tests/_core/test_spikes.py::test_an_overflow_is_no_spike_and_does_not_enter_the_history",
+        tests="tests/_core/test_spikes.py::test_overflow_is_not_counted_as_spike_and_stays_out_of_history",
     ),
     Fault(
         name="equal norms are outliers by their rounding",
         file="keras_lso/_core/spikes.py",
         old="mean * _ROUNDING",
         new="mean * 0.0",
-        tests="tests/_core/test_spikes.py::test_norms_that_differ_by_a_rounding_are_no_outliers",
+        tests="tests/_core/test_spikes.py::test_norms_that_differ_by_rounding_are_not_spikes",
     ),
     Fault(
         name="a limit on norms is lifted as the history is",
         file="keras_lso/_core/spikes.py",
         old="logical_or(is_spike, norm > self._guard.max_norm)",
         new="logical_or(is_spike, (norm > self._guard.max_norm) & (in_a_row < 2))",
-        tests="tests/_core/test_spikes.py::test_a_norm_above_the_largest_is_a_spike_from_the_first_step_on",
+        tests="tests/_core/test_spikes.py::test_norm_above_max_norm_is_spike_from_first_step_on",
     ),
     Fault(
         name="a fused step applies an outlier",
@@ -96,6 +98,6 @@ FAULTS = [
         file="keras_lso/_core/state_file.py",
         old="[] if spikes is None else spikes.variables",
         new="[]",
-        tests="tests/_core/test_spikes.py::test_a_resumed_run_judges_as_one_that_did_not_stop",
+        tests="tests/_core/test_spikes.py::test_resumed_run_skips_same_spikes_as_uninterrupted_run",
     ),
 ]

@@ -164,18 +164,18 @@ def used_of_others():
     }
 
 
-def test_every_private_attribute_that_is_used_is_listed():
+def test_every_used_private_attribute_is_listed():
     unlisted = used_of_others().keys() - listed()
     assert not unlisted, "Add a probe to private_names/, or say why not."
 
 
-def test_what_is_listed_is_used():
+def test_every_listed_private_attribute_is_used():
     # Those of modules rather than of attributes are found by their import.
     modules = {"optimizers", "GraphOrParentsInXlaContext"}
     assert listed() - modules <= used_of_others().keys()
 
 
-def test_the_private_attributes_of_keras_are_used_in_one_folder():
+def test_private_keras_attributes_are_used_only_in_known_files():
     of_keras_alone = listed() & {probe.name for probe in of_keras.PROBES}
     files = set().union(*map(used_of_others().get, of_keras_alone - {"optimizers"}))
     elsewhere = {f for f in files if not f.startswith("_keras_internals/")}
@@ -183,7 +183,7 @@ def test_the_private_attributes_of_keras_are_used_in_one_folder():
 
 
 @pytest.mark.one_backend
-def test_every_exception_is_still_one():
+def test_every_listed_exception_is_still_needed():
     used, defined = names_of_the_package()
     for name in NO_ATTRIBUTES_OF_OTHERS:
         assert name in used, name
@@ -191,7 +191,7 @@ def test_every_exception_is_still_one():
 
 
 @pytest.mark.one_backend
-def test_a_new_private_attribute_would_be_noticed():
+def test_names_visitor_finds_used_and_defined_private_names():
     names = Names()
     names.visit(
         ast.parse(

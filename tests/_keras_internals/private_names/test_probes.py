@@ -68,7 +68,7 @@ class Derived(Base):
         ("_of_another", False),
     ],
 )
-def test_what_methods_set_is_found_in_their_code(name, is_set):
+def test_sets_finds_attributes_in_code_of_methods(name, is_set):
     assert sets(Derived, name) is is_set
 
 
@@ -84,12 +84,12 @@ def test_what_methods_set_is_found_in_their_code(name, is_set):
         ("_no_such_method", [], False),
     ],
 )
-def test_a_method_has_to_take_what_is_passed(name, arguments, found):
+def test_takes_checks_arguments_accepted_by_method(name, arguments, found):
     assert takes(*arguments)(Derived, name) is found
 
 
 @pytest.mark.one_backend
-def test_a_string_is_looked_for_in_one_method():
+def test_says_finds_string_only_in_named_method():
     assert says("the_suffix")(Derived, "build")
     assert not says("the_suffix")(Derived, "_add")
     assert not says("another_suffix")(Derived, "build")
@@ -107,20 +107,20 @@ def test_a_string_is_looked_for_in_one_method():
         ("keras.src", "no_such_module", module, False),
     ],
 )
-def test_a_probe_holds_where_owner_and_name_are_found(owner, name, found, holds):
+def test_probe_holds_only_if_owner_and_name_exist(owner, name, found, holds):
     assert Probe(owner, name, found).holds() is holds
 
 
-def test_here_all_probes_hold():
+def test_all_probes_hold_in_this_environment():
     assert list(map(str, missing(HERE))) == []
 
 
 @pytest.mark.parametrize("probe", HERE, ids=lambda p: f"{p.owner}.{p.name}")
-def test_every_probe_notices_that_its_attribute_is_gone(probe):
+def test_probe_fails_if_attribute_is_missing(probe):
     assert not probe._replace(name=f"{probe.name}_gone").holds()
 
 
-def test_a_method_that_takes_other_arguments_is_noticed(monkeypatch):
+def test_missing_reports_method_with_changed_signature(monkeypatch):
     [index_of] = [p for p in HERE if p.name == "_get_variable_index"]
     monkeypatch.setattr(
         keras.optimizers.Optimizer, index_of.name, lambda self: 0, raising=False
@@ -129,7 +129,7 @@ def test_a_method_that_takes_other_arguments_is_noticed(monkeypatch):
 
 
 @pytest.mark.one_backend
-def test_a_probe_of_one_backend_is_for_no_other():
+def test_probe_with_backend_applies_only_to_that_backend():
     everywhere, on_torch = Probe("a", "b"), Probe("a", "b", backend="torch")
     assert of_backend([everywhere, on_torch], "torch") == [everywhere, on_torch]
     assert of_backend([everywhere, on_torch], "jax") == [everywhere]

@@ -48,7 +48,7 @@ HOW_TO_START = {
 }
 
 
-def test_where_nothing_runs_the_error_says_how_to_start_it(grads):
+def test_error_without_running_processes_says_how_to_start_them(grads):
     assert backend.count_processes() is None
     for refused in (
         backend.check_processes_run,
@@ -60,7 +60,7 @@ def test_where_nothing_runs_the_error_says_how_to_start_it(grads):
             assert words in str(error.value)
 
 
-def test_a_backend_that_cannot_train_has_none(grads, monkeypatch):
+def test_backend_that_cannot_train_has_no_processes(grads, monkeypatch):
     monkeypatch.setattr(backend, "_own", loading_only)
     assert backend.count_processes() is None
     with pytest.raises(RuntimeError, match="has no processes"):
@@ -111,7 +111,7 @@ has_horovod = pytest.mark.skipif(BACKEND == "jax", reason="Horovod knows no JAX"
 
 
 @has_horovod
-def test_horovod_averages(horovod, grads):
+def test_horovod_averages_gradients_over_processes(horovod, grads):
     assert backend.count_processes() == 2
     backend.check_processes_run()
     # 60000 and 180000: they are added up in float32.
@@ -119,7 +119,7 @@ def test_horovod_averages(horovod, grads):
 
 
 @has_horovod
-def test_horovod_has_to_be_initialised(horovod, grads):
+def test_uninitialized_horovod_counts_as_no_processes(horovod, grads):
     horovod.size = not_initialized
     assert backend.count_processes() is None
     with pytest.raises(RuntimeError, match="nothing does"):
@@ -127,12 +127,12 @@ def test_horovod_has_to_be_initialised(horovod, grads):
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="Horovod knows no JAX")
-def test_there_is_no_horovod_for_jax(horovod):
+def test_jax_ignores_horovod(horovod):
     assert backend.count_processes() is None
 
 
 @pytest.mark.skipif(BACKEND != "torch", reason="a process of PyTorch alone may differ")
-def test_what_only_the_other_process_has_is_zero_here(horovod):
+def test_gradient_missing_in_one_process_counts_as_zero(horovod):
     answers = iter(
         [
             lambda mine: [mine, mine[:32][::-1] + (40).to_bytes(8, "big")],
@@ -153,7 +153,7 @@ def test_what_only_the_other_process_has_is_zero_here(horovod):
         ([["float32", [2]]] * 2, r"lists of \[1, 2\] gradients"),
     ],
 )
-def test_other_variables_in_another_process_are_refused(others, words):
+def test_different_variables_in_another_process_are_rejected(others, words):
     text = json.dumps(others).encode().ljust(60)
     answers = iter([b"another digest".ljust(32) + len(text).to_bytes(8, "big"), text])
     with pytest.raises(RuntimeError, match=f"same variables.*{words}"):
@@ -161,7 +161,7 @@ def test_other_variables_in_another_process_are_refused(others, words):
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="graphs are TensorFlow's")
-def test_horovod_in_a_graph(horovod, grads):
+def test_horovod_averages_in_graph_and_rejects_other_variables(horovod, grads):
     import tensorflow as tf
 
     sparse = tf.IndexedSlices(ops.cast([60000.0], "float16"), [1], [2])
@@ -213,7 +213,7 @@ def one_process(monkeypatch, tmp_path):
         yield lambda fn, args: fn(*args)
 
 
-def test_one_process_has_its_own_gradients(one_process, horovod, grads):
+def test_single_process_keeps_its_own_gradients(one_process, horovod, grads):
     assert backend.count_processes() == 1
     backend.check_processes_run()
     assert_means(one_process(backend.average_over_processes, (grads,)), factor=1)

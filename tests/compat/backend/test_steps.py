@@ -22,7 +22,7 @@ EACH = pytest.mark.parametrize("module", [backend, loading_only], ids=["own", "p
 
 
 @EACH
-def test_the_trainable_variables_that_a_loss_reads_are_found(module, snapshot):
+def test_trained_variables_are_trainable_variables_read_by_loss(module, snapshot):
     a, b, unread = keras.Variable(2.0), keras.Variable(3.0), keras.Variable(4.0)
     frozen = keras.Variable(5.0, trainable=False)
 
@@ -38,7 +38,7 @@ def test_the_trainable_variables_that_a_loss_reads_are_found(module, snapshot):
 
 
 @EACH
-def test_layers_that_a_loss_builds_are_found(module):
+def test_trained_variables_include_layers_built_by_loss(module):
     dense = keras.layers.Dense(2, kernel_initializer="ones")
     found = module.trained_variables(lambda: ops.sum(dense(np.ones((1, 3)))))
     assert {id(v) for v in found} == {id(dense.kernel), id(dense.bias)}
@@ -46,7 +46,7 @@ def test_layers_that_a_loss_builds_are_found(module):
 
 
 @EACH
-def test_a_compiled_step_reads_and_assigns_variables(module):
+def test_compiled_step_reads_and_assigns_variables(module):
     variable = keras.Variable([1.0, 2.0])
 
     def step(x, nothing):
@@ -63,7 +63,7 @@ def test_a_compiled_step_reads_and_assigns_variables(module):
         assert nothing is None
 
 
-def test_a_step_is_compiled_where_there_is_a_compiler():
+def test_compile_step_traces_once_except_on_torch():
     variable, runs = keras.Variable([1.0]), []
 
     def step(x):
@@ -84,16 +84,16 @@ def test_a_step_is_compiled_where_there_is_a_compiler():
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("name", ["numpy", "openvino", "of tomorrow"])
-def test_what_cannot_train_has_the_module_for_it(name):
+def test_backend_that_cannot_train_uses_loading_only_module(name):
     assert backend._module_of(name) is loading_only
 
 
-def test_what_can_train_has_a_module_of_its_own():
+def test_backend_that_can_train_uses_its_own_module():
     assert pathlib.Path(backend._module_of(BACKEND).__file__).stem == BACKEND
 
 
 @pytest.mark.one_backend
-def test_each_module_has_what_is_asked_of_it():
+def test_each_backend_module_defines_exactly_names_in_use():
     # Read, not imported: a test runs beside one framework.
     tree = ast.parse((FOLDER / "__init__.py").read_text())
     asked = {

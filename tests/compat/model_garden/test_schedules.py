@@ -64,19 +64,19 @@ pytestmark = pytest.mark.in_turn
         (PowerDecayWithOffset(2.0), {0: 1e6, 1: 2.0}),
     ],
 )
-def test_rates_are_what_the_formula_says(schedule, expected):
+def test_rates_match_worked_examples(schedule, expected):
     assert_rates(schedule, expected)
 
 
 @pytest.mark.in_turn("jax")
-def test_a_stepwise_cosine_stays_at_the_last_value():
+def test_stepwise_cosine_stays_at_last_value():
     schedule = StepCosineDecayWithOffset([0, 4, 6], [1.0, 0.5, 0.1], offset=3)
     assert_rates(schedule, {3: 1.0, 5: 0.75, 7: 0.5, 8: 0.3, 9: 0.1, 10: 0.1, 99: 0.1})
     assert_rates(StepCosineDecayWithOffset([0], [0.5]), {-1: 0.5, 0: 0.5, 1: 0.5})
 
 
 @pytest.mark.in_turn("jax")
-def test_no_tail_ends_in_nan():
+def test_power_and_linear_decay_with_extreme_tail_ends_at_zero():
     # A power that is infinite in float32, and a tail that is zero in it.
     steep = PowerAndLinearDecay(1.0, 10, power=200.0)
     short = PowerAndLinearDecay(1.0, 10, power=0.0, linear_decay_fraction=1e-300)
@@ -85,7 +85,7 @@ def test_no_tail_ends_in_nan():
 
 
 @pytest.mark.one_backend
-def test_the_decays_with_an_offset_are_those_of_keras():
+def test_decays_with_offset_are_instances_of_keras_decays():
     for name in ("PiecewiseConstant", "Polynomial", "Exponential", "Cosine"):
         base = getattr(keras.optimizers.schedules, f"{name}Decay")
         assert isinstance(ALL[f"{name}DecayWithOffset"](), base)
@@ -95,7 +95,7 @@ def test_the_decays_with_an_offset_are_those_of_keras():
 
 
 @pytest.mark.one_backend
-def test_the_model_gardens_names_for_arguments_work():
+def test_warmups_accept_argument_names_of_model_garden():
     assert PolynomialWarmUp is PolynomialWarmup
     warmup = LinearWarmup(
         after_warmup_lr_sched=0.5, warmup_steps=4, warmup_learning_rate=0.1
@@ -117,13 +117,13 @@ def test_the_model_gardens_names_for_arguments_work():
         },
     ],
 )
-def test_an_argument_under_both_names_is_refused(arguments):
+def test_argument_under_both_names_is_rejected(arguments):
     with pytest.raises(TypeError, match="Model Garden's name for"):
         LinearWarmup(warmup_steps=4, **arguments)
 
 
 @pytest.mark.one_backend
-def test_an_argument_by_position_and_under_its_old_name_is_refused():
+def test_duplicate_or_unknown_old_argument_name_is_rejected():
     with pytest.raises(TypeError, match="multiple values"):
         LinearWarmup(0.5, 4, after_warmup_lr_sched=0.5)
     with pytest.raises(TypeError, match="unexpected keyword"):
@@ -131,7 +131,7 @@ def test_an_argument_by_position_and_under_its_old_name_is_refused():
 
 
 @pytest.mark.one_backend
-def test_an_old_config_of_a_constant_rate_loads():
+def test_old_config_with_constant_rate_loads():
     old = {
         "after_warmup_lr_sched": 0.5,
         "warmup_steps": 4,
@@ -146,7 +146,7 @@ def test_an_old_config_of_a_constant_rate_loads():
 
 
 @pytest.mark.parametrize("cls", [LinearWarmup, PolynomialWarmup])
-def test_an_old_config_that_lost_the_class_of_its_schedule_is_refused(cls):
+def test_old_config_without_class_of_its_schedule_is_rejected(cls):
     decay = keras.optimizers.schedules.PolynomialDecay(1.0, 10)
     old = {"after_warmup_lr_sched": decay.get_config(), "warmup_steps": 4}
     with pytest.raises(ValueError, match=r"schedules\.serialize\(schedule\)"):

@@ -59,7 +59,7 @@ def trace(scaler, steps, compile_=None):
     window=st.integers(1, 6),
     factor=st.sampled_from([2.0, 4.0]),
 )
-def test_backoff_is_the_originals(overflows, window, factor):
+def test_backoff_matches_open_seq2seq(overflows, window, factor):
     scaler = AutomaticLossScaler(
         "Backoff",
         {"scale_max": 256.0, "step_factor": factor, "step_window": window},
@@ -69,7 +69,7 @@ def test_backoff_is_the_originals(overflows, window, factor):
 
 
 @pytest.mark.in_turn("torch")
-def test_the_default_backoff_grows_at_the_originals_steps():
+def test_default_backoff_grows_at_same_steps_as_open_seq2seq():
     scaler = AutomaticLossScaler()
     policy = scaler.policy
     overflows = [i in (0, 100, 3000) for i in range(5200)]
@@ -84,7 +84,7 @@ def test_the_default_backoff_grows_at_the_originals_steps():
 
 
 @pytest.mark.in_turn("jax")
-def test_logmax_is_the_originals_its_fault_included(compiled_once):
+def test_logmax_matches_open_seq2seq_including_its_overflow_fault(compiled_once):
     logs = np.random.default_rng(3).normal(5.0, 1.0, size=700)
     steps = [(i == 500, np.float32(2.0**x)) for i, x in enumerate(logs)]
     scales = trace(AutomaticLossScaler("LogMax"), steps, compiled_once)
@@ -98,7 +98,7 @@ def test_logmax_is_the_originals_its_fault_included(compiled_once):
     "has_nan, amax", [(True, 1.0), (False, np.inf), (False, np.nan), (True, np.nan)]
 )
 @pytest.mark.parametrize("algorithm", ["Backoff", "LogMax"])
-def test_either_flag_is_an_overflow(algorithm, has_nan, amax):
+def test_nan_flag_or_non_finite_amax_counts_as_overflow(algorithm, has_nan, amax):
     scaler = AutomaticLossScaler(algorithm, {"scale_max": 64.0})
     before = trace(scaler, [(False, 2.0)] * 3)[-1]
     [_, after] = trace(scaler, [(has_nan, amax)])
@@ -106,7 +106,7 @@ def test_either_flag_is_an_overflow(algorithm, has_nan, amax):
 
 
 @pytest.mark.in_turn("torch")
-def test_the_names_are_those_of_the_page():
+def test_algorithm_names_and_defaults_match_page():
     assert AutomaticLossScaler.SUPPORTED_ALGOS == ["backoff", "logmax"]
     assert type(AutomaticLossScaler("BACKOFF").policy) is DynamicLossScale
     assert type(AutomaticLossScaler("logMax").policy) is LogMaxLossScale
@@ -115,14 +115,14 @@ def test_the_names_are_those_of_the_page():
 
 
 @pytest.mark.one_backend
-def test_a_window_may_be_a_whole_float():
+def test_step_window_accepts_integral_float():
     window = AutomaticLossScaler(params={"step_window": 3.0}).policy.increment_period
     assert (type(window), window) == (int, 3)
 
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("algorithm", ["log_max", "", None, 3])
-def test_an_unknown_algorithm_is_refused(algorithm):
+def test_unknown_algorithm_is_rejected(algorithm):
     with pytest.raises(ValueError, match="'Backoff' or 'LogMax'.*algorithm="):
         AutomaticLossScaler(algorithm)
 
@@ -143,13 +143,13 @@ def test_an_unknown_algorithm_is_refused(algorithm):
         ("LogMax", {"beta2": 1.0}, ValueError, "beta2=1.0"),
     ],
 )
-def test_other_params_are_refused_by_name(algorithm, params, error, message):
+def test_error_names_invalid_params(algorithm, params, error, message):
     with pytest.raises(error, match=message):
         AutomaticLossScaler(algorithm, params)
 
 
 @pytest.mark.in_turn("tensorflow")
-def test_check_grads_tells_nan_from_inf(sparse_or_none):
+def test_check_grads_distinguishes_nan_from_inf(sparse_or_none):
     w = keras.Variable(np.zeros((3, 1), "float32"))
 
     def check(*grads):
@@ -174,13 +174,13 @@ def sparse_or_none(request):
 
 
 @pytest.mark.in_turn("torch")
-def test_no_gradient_at_all_is_no_overflow():
+def test_check_grads_without_gradients_finds_no_overflow():
     has_nan, amax = AutomaticLossScaler.check_grads([(None, keras.Variable(1.0))])
     assert (bool(has_nan), float(amax)) == (False, 0.0)
 
 
 @pytest.mark.in_turn("torch")
-def test_an_optimizer_moves_the_scale_by_itself():
+def test_optimizer_updates_scale_of_its_policy():
     scaler = AutomaticLossScaler("Backoff", {"scale_max": 64.0})
     optimizer = keras_lso.LossScaleOptimizer(
         keras.optimizers.SGD(1.0), loss_scale=scaler.policy

@@ -21,7 +21,7 @@ def arrays(clipped):
 
 @pytest.mark.parametrize("clip_norm, factor", [(6.5, 0.5), (13.0, 1.0), (99.0, 1.0)])
 @pytest.mark.parametrize("kind", [list, tuple])
-def test_values_shrink_by_the_ratio_of_the_norms(clip_norm, factor, kind):
+def test_clipping_scales_values_by_ratio_of_norms(clip_norm, factor, kind):
     clipped, norm = _clip_by_global_norm(kind(tensors()), clip_norm, None, name="clip")
     assert isinstance(clipped, list)
     assert float(norm) == 13.0
@@ -32,13 +32,13 @@ def test_values_shrink_by_the_ratio_of_the_norms(clip_norm, factor, kind):
             np.testing.assert_allclose(value, before * factor, rtol=1e-6)
 
 
-def test_a_norm_that_is_known_is_used():
+def test_clipping_uses_given_norm():
     clipped, norm = _clip_by_global_norm(tensors(), 1.0, ops.convert_to_tensor(2.0))
     assert float(norm) == 2.0
     np.testing.assert_allclose(arrays(clipped)[2], [6.0], rtol=1e-6)
 
 
-def test_float16_stays_float16_and_its_norm_is_in_float32():
+def test_clipping_float16_computes_norm_in_float32():
     values = [np.float16([30000.0, 40000.0])]
     clipped, norm = _clip_by_global_norm(tensors(values), 5.0, None)
     assert float(norm) == 50000.0
@@ -47,14 +47,14 @@ def test_float16_stays_float16_and_its_norm_is_in_float32():
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan])
-def test_what_is_not_finite_does_not_become_so(bad):
+def test_clipping_with_non_finite_norm_leaves_no_finite_value(bad):
     values = [np.float32([bad, 1.0]), np.float32([2.0])]
     clipped, norm = _clip_by_global_norm(tensors(values), 1.0, None)
     assert not np.isfinite(float(norm))
     assert not np.any(np.isfinite(np.concatenate(arrays(clipped))))
 
 
-def test_sparse_values_stay_sparse(sparse_gradient):
+def test_clipped_sparse_values_stay_sparse(sparse_gradient):
     # Row 1 twice: 3 and 1 add up to 4.
     gradient = sparse_gradient(np.float32([[3.0], [3.0], [1.0]]), [1, 0, 1], (3, 1))
     clipped, norm = _clip_by_global_norm([gradient], 2.5, None)
@@ -66,32 +66,32 @@ def test_sparse_values_stay_sparse(sparse_gradient):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("t_list", [{"a": 1.0}, 3.0, "tensors", None])
-def test_no_sequence_is_a_type_error(t_list):
+def test_t_list_that_is_not_sequence_raises_type_error(t_list):
     with pytest.raises(TypeError, match="`t_list` must be a list or a tuple"):
         _clip_by_global_norm(t_list, 1.0, None)
 
 
 @pytest.mark.one_backend
-def test_a_tensor_is_no_sequence():
+def test_tensor_as_t_list_raises_type_error():
     with pytest.raises(TypeError, match="`t_list`"):
         _clip_by_global_norm(ops.ones(3), 1.0, None)
 
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("clip_norm", [0.0, -1.0, np.nan])
-def test_a_norm_that_is_not_above_zero_is_refused(clip_norm):
+def test_clip_norm_not_above_zero_is_rejected(clip_norm):
     with pytest.raises(ValueError, match="clip_norm="):
         _clip_by_global_norm(tensors(), clip_norm, None)
 
 
-def test_nothing_has_a_norm_of_zero():
+def test_clipping_without_gradients_gives_norm_of_zero():
     clipped, norm = _clip_by_global_norm([None], 1.0, None)
     assert clipped == [None]
     assert float(norm) == 0.0
     assert _clip_gradients_by_norm([], 1.0) == []
 
 
-def test_pairs_stay_pairs():
+def test_clipping_keeps_gradient_variable_pairs():
     variables = [keras.Variable(0.0) for _ in VALUES]
     pairs = zip(tensors(), variables, strict=True)
     clipped = _clip_gradients_by_norm(list(pairs), 6.5)

@@ -50,14 +50,14 @@ every_policy = pytest.mark.parametrize("name", POLICIES)
 
 
 @pytest.mark.one_backend
-def test_the_functions_are_those_of_the_page():
+def test_functions_and_signatures_match_page():
     assert set(lr_policies.__all__) == SIGNATURES.keys() == POLICIES.keys()
     for name, signature in SIGNATURES.items():
         assert without_types(getattr(lr_policies, name)) == signature
 
 
 @pytest.mark.one_backend
-def test_type_checkers_know_the_functions():
+def test_type_stubs_cover_all_functions_with_their_arguments():
     known = for_type_checkers(lr_policies)
     assert set(known) == set(lr_policies.__all__)
     for name, function in known.items():
@@ -70,7 +70,7 @@ def test_type_checkers_know_the_functions():
 
 @pytest.mark.exhaustive
 @every_policy
-def test_a_function_is_its_class_called_with_the_step(name, compiled):
+def test_function_gives_same_rate_as_its_class(name, compiled):
     cls, arguments = POLICIES[name]
     function = getattr(lr_policies, name)
     policy = cls(*arguments)
@@ -89,7 +89,7 @@ def test_a_function_is_its_class_called_with_the_step(name, compiled):
 
 @pytest.mark.one_backend
 @every_policy
-def test_the_arguments_have_the_names_of_the_class(name):
+def test_function_arguments_have_names_of_class_arguments(name):
     cls, _ = POLICIES[name]
     ours = list(inspect.signature(cls).parameters)
     theirs = list(inspect.signature(getattr(lr_policies, name)).parameters)
@@ -99,7 +99,7 @@ def test_the_arguments_have_the_names_of_the_class(name):
 
 
 @pytest.mark.one_backend
-def test_bad_arguments_are_refused():
+def test_invalid_arguments_are_rejected():
     with pytest.raises(ValueError, match="`decay_steps` must be"):
         lr_policies.poly_decay(0, 0.5, 0)
     with pytest.raises(TypeError, match="`name` must be a string"):
@@ -114,7 +114,7 @@ def test_bad_arguments_are_refused():
 
 @pytest.mark.one_backend
 @every_policy
-def test_a_docstring_is_complete(name):
+def test_docstring_documents_every_argument_and_section(name):
     function = getattr(lr_policies, name)
     assert (function.__name__, function.__module__) == (name, lr_policies.__name__)
     docstring = inspect.getdoc(function)

@@ -37,7 +37,7 @@ BATCHES = np.random.default_rng(0).normal(size=(12, 5, 2)).astype("float32")
 # --- A step -------------------------------------------------------------------
 
 
-def test_a_step_is_that_of_the_optimizer():
+def test_training_op_takes_step_of_optimizer():
     w = variable()
     train_op = make(linear(w), var_list=[w])
     start = w.numpy()
@@ -50,7 +50,7 @@ def test_a_step_is_that_of_the_optimizer():
     assert int(train_op.global_step.numpy()) == 1
 
 
-def test_the_learning_rate_is_a_function_of_the_applied_steps():
+def test_learning_rate_is_function_of_applied_steps():
     w = variable([0.0])
     train_op = optimize_loss(
         lambda x: ops.sum(w * x),
@@ -63,7 +63,7 @@ def test_the_learning_rate_is_a_function_of_the_applied_steps():
         assert float(w.numpy()[0]) == expected
 
 
-def test_a_schedule_and_no_decay_function_will_do():
+def test_decay_function_may_be_schedule_or_none():
     schedule = keras_lso.schedules.FixedLR(0.5)
     w = variable([0.0])
     optimize_loss(lambda x: ops.sum(w * x), "SGD", {}, schedule)(np.float32([1.0]))
@@ -74,7 +74,7 @@ def test_a_schedule_and_no_decay_function_will_do():
 
 
 @pytest.mark.parametrize("kind", ["class", "instance"])
-def test_an_optimizer_may_be_a_class_or_an_instance(kind):
+def test_optimizer_may_be_class_or_instance(kind):
     optimizer = keras.optimizers.SGD
     params = {"momentum": 0.5} if kind == "class" else None
     if kind == "instance":
@@ -86,7 +86,7 @@ def test_an_optimizer_may_be_a_class_or_an_instance(kind):
         assert float(w.numpy()[0]) == expected
 
 
-def test_variables_are_those_of_the_model_or_those_that_the_loss_reads():
+def test_trained_variables_come_from_model_loss_or_var_list():
     model = keras.Sequential([keras.layers.Dense(1), keras.layers.Dense(1)])
     other, frozen = variable([1.0]), variable([1.0], trainable=False)
 
@@ -108,7 +108,7 @@ def test_variables_are_those_of_the_model_or_those_that_the_loss_reads():
     assert np.any(other.numpy() != before)
 
 
-def test_what_the_loss_assigns_and_draws_stays_in_step():
+def test_assignments_and_random_numbers_of_loss_advance_once_per_call():
     """Batch statistics and random numbers move once a call, compiled or not."""
     seed = keras.random.SeedGenerator(3)
     calls = keras.Variable(0.0, trainable=False)
@@ -129,7 +129,7 @@ def test_what_the_loss_assigns_and_draws_stays_in_step():
     assert len(set(np.diff([0.0, *weights]))) == 3
 
 
-def test_batches_of_another_shape_are_compiled_anew():
+def test_training_op_accepts_batches_of_different_shapes():
     w = variable()
     train_op = make(linear(w), rate=0.0)
     for batch in (BATCHES[0], BATCHES[1][:2], BATCHES[2]):
@@ -137,14 +137,14 @@ def test_batches_of_another_shape_are_compiled_anew():
         np.testing.assert_allclose(loss, np.mean(batch @ w.numpy()), rtol=1e-5)
 
 
-def test_a_batch_may_be_nested_and_of_wide_floats():
+def test_batch_may_be_nested_and_float64():
     w = variable()
     train_op = make(lambda batch: ops.sum(w * batch["x"][0]), var_list=[w])
     train_op({"x": [np.array([1.0, 2.0], "float64")]})
     np.testing.assert_array_equal(w.numpy(), [1.0 - RATE, 2.0 - 2 * RATE])
 
 
-def test_what_layers_add_to_the_loss_is_in_it():
+def test_loss_includes_activity_regularization_of_layers():
     model = keras.Sequential(
         [keras.layers.Dense(2, activity_regularizer=keras.regularizers.L2(0.5))]
     )
@@ -164,7 +164,7 @@ def test_what_layers_add_to_the_loss_is_in_it():
 # --- Loss scaling -------------------------------------------------------------
 
 
-def test_a_number_is_the_loss_scale():
+def test_numeric_loss_scaling_is_fixed_loss_scale():
     w = variable()
     train_op = make(linear(w), var_list=[w], dtype="mixed", loss_scaling=64.0)
     for _ in range(2):
@@ -173,7 +173,7 @@ def test_a_number_is_the_loss_scale():
 
 
 @pytest.mark.parametrize("loss_scaling", [1024.0, 3, "backoff", "LogMax"])
-def test_a_mixed_step_is_the_float32_one_of_the_masters(loss_scaling):
+def test_mixed_step_matches_float32_step_up_to_rounding(loss_scaling):
     wide, narrow = variable(), variable(dtype="float16")
     make(linear(wide), var_list=[wide])(BATCHES[0])
     train_op = make(
@@ -187,7 +187,7 @@ def test_a_mixed_step_is_the_float32_one_of_the_masters(loss_scaling):
     )
 
 
-def test_an_overflow_is_skipped_and_drops_the_scale():
+def test_overflow_skips_step_and_halves_loss_scale():
     w = variable()
     train_op = make(
         linear(w),
@@ -206,12 +206,12 @@ def test_an_overflow_is_skipped_and_drops_the_scale():
 
 
 @pytest.mark.one_backend
-def test_without_mixed_the_loss_is_not_scaled():
+def test_loss_is_not_scaled_without_mixed_dtype():
     train_op = make(dtype="float16", loss_scaling=1024.0)
     assert not isinstance(train_op.optimizer, keras.optimizers.LossScaleOptimizer)
 
 
-def test_a_loss_scale_optimizer_of_the_users_own_scales(monkeypatch):
+def test_loss_scale_optimizer_instance_scales_loss(monkeypatch):
     optimizer = keras_lso.LossScaleOptimizer(
         keras.optimizers.SGD(1.0), dynamic=False, initial_scale=8.0
     )
@@ -240,7 +240,7 @@ def test_gradients_are_clipped_by_their_global_norm():
 
 
 @pytest.mark.parametrize("dtype", ["float16", "mixed"])
-def test_float16_gradients_are_clipped_by_a_norm_in_float32(dtype):
+def test_float16_gradients_are_clipped_by_float32_norm(dtype):
     # 60000 squared is inf in float16.
     w = keras.Variable(np.zeros(2, "float16"), dtype="float16")
     train_op = make(
@@ -257,7 +257,7 @@ def test_float16_gradients_are_clipped_by_a_norm_in_float32(dtype):
 
 @pytest.mark.parametrize("mode", ["clip", "scale"])
 @pytest.mark.parametrize("dtype", ["float32", "mixed"])
-def test_larc_rescales_each_gradient(mode, dtype):
+def test_larc_rescales_each_gradient_as_in_formula(mode, dtype):
     a, b = variable([3.0, 4.0]), variable([0.3])
     gradients = np.float32([30.0, 40.0]), np.float32([0.01])
     expected = []
@@ -285,7 +285,7 @@ def test_larc_rescales_each_gradient(mode, dtype):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "mixed"])
-def test_accumulators_are_the_mean_so_far_at_every_step(dtype):
+def test_accumulator_holds_partial_mean_of_gradients_at_every_step(dtype):
     w = variable()
     train_op = make(
         linear(w), var_list=[w], iter_size=3, dtype=dtype, loss_scaling=64.0
@@ -304,7 +304,7 @@ def test_accumulators_are_the_mean_so_far_at_every_step(dtype):
     assert int(train_op.global_step.numpy()) == 3
 
 
-def test_the_accumulated_update_is_one_step_on_the_large_batch():
+def test_accumulated_update_matches_step_on_large_batch():
     large, small = variable(), variable()
     on_large = make(linear(large), "Adam", var_list=[large])
     on_small = make(linear(small), "Adam", var_list=[small], iter_size=4)
@@ -316,7 +316,7 @@ def test_the_accumulated_update_is_one_step_on_the_large_batch():
 
 
 @pytest.mark.parametrize("said_by", ["call", "variable", "callable"])
-def test_who_says_that_a_call_only_accumulates(said_by):
+def test_skip_update_is_given_by_call_variable_or_callable(said_by):
     w = variable([0.0])
     flag = keras.Variable(True, dtype="bool", trainable=False)
     placeholder = {
@@ -336,7 +336,7 @@ def test_who_says_that_a_call_only_accumulates(said_by):
     assert updates == [0.0, 0.0, 3 * one, 3 * one, 5 * one]
 
 
-def test_an_overflow_in_one_batch_skips_the_whole_update():
+def test_overflow_in_one_batch_skips_whole_update():
     w = variable([0.0])
     train_op = make(
         lambda x: ops.sum(w * x), iter_size=2, dtype="mixed", loss_scaling="Backoff"
@@ -347,7 +347,7 @@ def test_an_overflow_in_one_batch_skips_the_whole_update():
     assert float(train_op.optimizer.loss_scale) == 2.0**13
 
 
-def test_a_variable_without_gradient_stays():
+def test_variable_without_gradient_stays_unchanged():
     used, unused = variable([0.0]), variable([1.0])
     train_op = make(lambda x: ops.sum(used * x), var_list=[used, unused], iter_size=2)
     for _ in range(4):
@@ -411,13 +411,13 @@ def test_a_variable_without_gradient_stays():
         ({"loss": "mse"}, TypeError, "`loss` must be a callable"),
     ],
 )
-def test_other_arguments_are_refused(arguments, error, message):
+def test_optimize_loss_rejects_invalid_arguments(arguments, error, message):
     with pytest.raises(error, match=message):
         make(**arguments)
 
 
 @pytest.mark.one_backend
-def test_clipping_and_larc_do_not_go_together():
+def test_clipping_together_with_larc_is_rejected():
     with pytest.raises(
         AttributeError,
         match="LARC and gradient norm clipping should not be used together",
@@ -426,19 +426,19 @@ def test_clipping_and_larc_do_not_go_together():
 
 
 @pytest.mark.one_backend
-def test_a_tensor_is_no_loss_and_the_error_shows_the_callable():
+def test_error_for_tensor_as_loss_shows_callable_to_write():
     with pytest.raises(TypeError, match=r"def loss\(x, y\): return loss_fn"):
         optimize_loss(ops.ones(()), "SGD", {}, lambda step: 0.1)
 
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("decay_fn", [0.1, "cosine"])
-def test_a_rate_is_no_decay_function(decay_fn):
+def test_rate_or_string_as_decay_function_is_rejected(decay_fn):
     with pytest.raises(TypeError, match="callable of the step"):
         optimize_loss(lambda: ops.zeros(()), "SGD", {}, decay_fn)
 
 
-def test_a_loss_must_be_a_scalar():
+def test_non_scalar_loss_is_rejected():
     w = variable()
     with pytest.raises(ValueError, match=r"a scalar.*shape \(2,\)"):
         make(lambda: w * 2.0, var_list=[w])()
@@ -452,7 +452,7 @@ def test_a_loss_must_be_a_scalar():
         (2, "yes", TypeError, "skip_update='yes'"),
     ],
 )
-def test_a_flag_that_makes_no_sense_is_refused(iter_size, flag, error, message):
+def test_invalid_skip_update_is_rejected(iter_size, flag, error, message):
     w = variable()
     train_op = make(lambda: ops.sum(w), iter_size=iter_size)
     with pytest.raises(error, match=message):
@@ -462,7 +462,7 @@ def test_a_flag_that_makes_no_sense_is_refused(iter_size, flag, error, message):
 @pytest.mark.parametrize(
     "dtype", ["float32", "float16", np.float16, np.dtype("float32"), None]
 )
-def test_dtypes_are_those_of_any_library(dtype):
+def test_dtype_argument_accepts_dtypes_of_any_library(dtype):
     """They change nothing: the model computes in its own."""
     # The framework's own, such as `tf.float16`.
     dtype = ops.ones((), dtype="float16").dtype if dtype is None else dtype
@@ -475,7 +475,7 @@ def test_dtypes_are_those_of_any_library(dtype):
     )
 
 
-def test_every_name_makes_an_optimizer():
+def test_every_optimizer_name_gives_working_optimizer():
     assert list(OPTIMIZER_CLS_NAMES) == [
         "Adagrad",
         "Adam",
@@ -502,7 +502,7 @@ def test_every_name_makes_an_optimizer():
         assert np.all(w.numpy() != before)
 
 
-def test_the_defaults_are_those_of_tf1():
+def test_optimizer_defaults_match_tf1():
     def made(name, **params):
         optimizer = OPTIMIZER_CLS_NAMES[name](learning_rate=0.5, **params)
         optimizer.build([variable()])
@@ -518,7 +518,7 @@ def test_the_defaults_are_those_of_tf1():
 
 
 @pytest.mark.one_backend
-def test_the_package_has_the_pages_names():
+def test_package_exports_names_of_its_modules():
     modules = {
         "optimizers": open_seq2seq.optimizers.__all__,
         "lr_policies": open_seq2seq.lr_policies.__all__,

@@ -27,7 +27,7 @@ def regularized(dtype="float32"):
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_the_regularization_loss_is_in_float32(dtype):
+def test_regularization_loss_is_float32(dtype):
     model = regularized(dtype)
     loss = get_regularization_loss(model)
     assert keras.backend.standardize_dtype(loss.dtype) == "float32"
@@ -36,7 +36,7 @@ def test_the_regularization_loss_is_in_float32(dtype):
     assert float(get_regularization_loss([model, model])) == float(loss)
 
 
-def test_in_a_loss_it_is_that_of_the_model_and_of_the_scope():
+def test_regularization_loss_in_loss_uses_model_and_scope():
     model, found = regularized(), {}
     scopes = [None, "sequential", model.layers[0].kernel.path]
 
@@ -54,7 +54,7 @@ def test_in_a_loss_it_is_that_of_the_model_and_of_the_scope():
     assert float(get_regularization_loss(keras.layers.Dense(1))) == 0.0
 
 
-def test_after_a_loss_within_a_loss_the_outer_model_is_at_hand():
+def test_regularization_loss_uses_outer_model_after_nested_loss():
     outer, inner = regularized(), regularized()
     inner.layers[1].kernel.regularizer = None
     with model_at_hand(outer):
@@ -66,12 +66,12 @@ def test_after_a_loss_within_a_loss_the_outer_model_is_at_hand():
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("scope", [None, "encoder"])
-def test_without_a_model_at_hand_it_says_what_to_write(scope):
+def test_error_without_model_says_to_pass_model(scope):
     with pytest.raises(ValueError, match=r"get_regularization_loss\(model\)"):
         get_regularization_loss(scope)
 
 
 @pytest.mark.one_backend
-def test_a_scope_that_is_none_is_refused():
+def test_scope_of_wrong_type_is_rejected():
     with pytest.raises(TypeError, match="`scope` must be a string.*3"):
         get_regularization_loss(3)

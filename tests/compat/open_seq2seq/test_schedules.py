@@ -125,7 +125,7 @@ def at(schedule, steps):
         ),
     ],
 )
-def test_rates_are_what_the_formula_says(schedule, expected):
+def test_rates_match_worked_examples(schedule, expected):
     # The next test is about accuracy; this one has room for 0.0.
     np.testing.assert_allclose(
         at(schedule, expected), list(expected.values()), rtol=1e-6, atol=1e-12
@@ -235,7 +235,7 @@ def some_steps(seed=0):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("case", ACCURACY)
-def test_a_rate_is_accurate_to_a_millionth(case, compiled):
+def test_rate_is_accurate_to_one_millionth(case, compiled):
     make, formula, arguments = ACCURACY[case]
     steps = some_steps()
     expected = formula(steps, *arguments)
@@ -248,7 +248,7 @@ def test_a_rate_is_accurate_to_a_millionth(case, compiled):
     np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=SMALLEST)
 
 
-def test_no_exponent_makes_a_rate_that_is_nan():
+def test_extreme_exponents_never_give_nan_rate():
     steps = (1, 2, 3, 2**24, 2**31 - 2)
     assert at(ExpDecay(0.3, 1, 1e-300, False), steps) == [0.0] * 5
     assert at(ExpDecay(0.3, 1, 1e300, False), steps) == [np.inf] * 5
@@ -276,7 +276,7 @@ def own_dtype(name):
 
 @pytest.mark.parametrize("kind", [str, lambda name: np.dtype(name).type, own_dtype])
 @pytest.mark.parametrize("name", ["float16", "float32"])
-def test_a_rate_has_the_dtype_that_was_asked_for(kind, name):
+def test_rate_has_requested_dtype(kind, name):
     policy = TransformerPolicy(2.0, 512, 4000, dtype=kind(name))
     restored = TransformerPolicy.from_config(policy.get_config())
     assert policy.dtype == restored.dtype == name
@@ -289,7 +289,7 @@ def test_a_rate_has_the_dtype_that_was_asked_for(kind, name):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("dtype", ["int32", "mixed", None, 32, ["float32"]])
-def test_a_dtype_that_is_none_of_floats_is_refused(dtype):
+def test_dtype_that_is_not_float_is_rejected(dtype):
     with pytest.raises(ValueError, match="Argument `dtype` must be a dtype of floats"):
         TransformerPolicy(1.0, 16, 4, dtype=dtype)
 
@@ -298,7 +298,7 @@ def test_a_dtype_that_is_none_of_floats_is_refused(dtype):
 
 
 @pytest.mark.one_backend
-def test_boundaries_in_epochs_stay_epochs_in_the_config():
+def test_boundaries_in_epochs_stay_epochs_in_config():
     policy = PiecewiseConstant(1.0, [1, 2.5], [0.5, 0.1], steps_per_epoch=4)
     config = policy.get_config()
     assert (config["boundaries"], config["steps_per_epoch"]) == ([1.0, 2.5], 4)
@@ -310,7 +310,7 @@ def test_boundaries_in_epochs_stay_epochs_in_the_config():
 @pytest.mark.one_backend
 @pytest.mark.parametrize("policy", [PolyDecay, CosineDecayPolicy, InvPolyDecay])
 @pytest.mark.parametrize("argument", ["power", "min_lr", "warmup_steps"])
-def test_an_argument_that_is_no_number_is_refused(policy, argument):
+def test_non_numeric_argument_is_rejected(policy, argument):
     arguments = {"min_lr": 0.1, argument: "1"}
     with pytest.raises((TypeError, ValueError), match=f"Argument `{argument}` must"):
         policy(1.0, 4, **arguments)
@@ -329,7 +329,7 @@ LAST = 2**31 - 2
         lambda: TransformerPolicy(1.0, 16, 10),
     ],
 )
-def test_steps_of_no_run_have_the_rate_of_the_nearest_one(make):
+def test_steps_out_of_range_have_rate_of_nearest_valid_step(make):
     schedule = make()
     first, last = float(schedule(0)), float(schedule(LAST))
     assert last == pytest.approx(0.25) or last < 1e-4
@@ -342,7 +342,7 @@ def test_steps_of_no_run_have_the_rate_of_the_nearest_one(make):
 
 
 @pytest.mark.one_backend
-def test_boundaries_beyond_the_last_step_are_refused():
+def test_boundaries_beyond_last_step_are_rejected():
     message = r"`boundaries\[0\]` must be an integer of at most 2147483647"
     with pytest.raises(ValueError, match=message):
         PiecewiseConstant(1.0, [2**40], [0.5])
@@ -351,7 +351,7 @@ def test_boundaries_beyond_the_last_step_are_refused():
 @pytest.mark.parametrize(
     "step", [np.int8(3), np.int16(3), np.uint8(3), np.uint32(3), np.float64(3.7)]
 )
-def test_steps_may_be_narrow(step):
+def test_schedule_accepts_narrow_integer_and_float_steps(step):
     schedule = PolyDecay(1.0, 10)
     assert float(schedule(step)) == pytest.approx(0.7)
     assert float(schedule(ops.convert_to_tensor(step))) == pytest.approx(0.7)

@@ -39,14 +39,14 @@ def test_batches_of_two_kinds_accumulate_for_two_variables():
     assert float(c.numpy()[0]) == -0.25
 
 
-def test_none_in_a_batch_is_passed_on():
+def test_none_in_batch_is_passed_to_loss():
     w = variable()
     train_op = make(lambda x, mask: ops.sum(w * x) * (1.0 if mask is None else 0.0))
     train_op(ONE, None)
     assert float(w.numpy()[0]) == -0.5
 
 
-def test_a_writer_that_fails_does_not_disturb_the_count(tmp_path):
+def test_failing_summary_writer_does_not_disturb_accumulation(tmp_path):
     w = variable()
     train_op = make(lambda x: ops.sum(w * x), iter_size=2)
     train_op.write_summaries(tmp_path, every=1)
@@ -64,7 +64,7 @@ def test_a_writer_that_fails_does_not_disturb_the_count(tmp_path):
     assert float(w.numpy()[0]) == before == -0.5
 
 
-def test_a_string_in_a_batch_is_refused():
+def test_string_in_batch_is_rejected():
     w = variable()
     with pytest.raises(TypeError, match="A batch must hold arrays.*'train'"):
         make(lambda x, mode: ops.sum(w * x))(ONE, "train")
@@ -72,14 +72,14 @@ def test_a_string_in_a_batch_is_refused():
 
 @pytest.mark.skipif(BACKEND == "jax", reason="JAX has no float64 by default")
 @pytest.mark.parametrize("dtype", ["float32", "mixed"])
-def test_a_loss_in_float64_comes_back_in_float32(dtype):
+def test_float64_loss_is_returned_in_float32(dtype):
     w = variable(2.0)
     loss = make(lambda: ops.sum(ops.cast(w, "float64")), dtype=dtype)()
     assert keras.backend.standardize_dtype(loss.dtype) == "float32"
     assert float(w.numpy()[0]) == 1.5
 
 
-def test_a_call_that_fails_does_not_count():
+def test_failed_call_does_not_count_as_micro_batch():
     w = variable(0.0, 0.0)
     train_op = make(lambda x: ops.sum(w * x), iter_size=2, var_list=[w])
     with pytest.raises(Exception):  # noqa: B017 - each framework's own
@@ -96,7 +96,7 @@ def test_a_call_that_fails_does_not_count():
     assert float(w.numpy()[0]) == -0.5
 
 
-def test_after_a_call_that_failed_the_next_one_accumulates():
+def test_first_call_after_failed_call_accumulates():
     w = variable(0.0, 0.0)
     train_op = make(lambda x: ops.sum(w * x), iter_size=2, var_list=[w])
     with pytest.raises(TypeError, match="takes 1 positional argument but 2"):
@@ -107,7 +107,7 @@ def test_after_a_call_that_failed_the_next_one_accumulates():
     assert w.numpy().tolist() == [-0.5, -0.5]
 
 
-def test_batches_of_two_lengths_may_read_two_variables():
+def test_batches_of_different_length_may_read_different_variables():
     w, short, long = variable(), variable(2.0), variable(4.0)
 
     def loss(x):
@@ -124,7 +124,7 @@ def test_batches_of_two_lengths_may_read_two_variables():
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="functions of TensorFlow retrace")
-def test_a_batch_of_any_length_is_traced_a_few_times_only():
+def test_batches_of_many_lengths_are_traced_at_most_three_times():
     w, traces = variable(), []
 
     def loss(x):
@@ -141,7 +141,7 @@ def test_a_batch_of_any_length_is_traced_a_few_times_only():
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="tf.function is TensorFlow's")
-def test_in_a_tf_function_of_the_callers():
+def test_training_op_in_tf_function_requires_skip_update():
     import tensorflow as tf
 
     w = variable()
@@ -157,7 +157,7 @@ def test_in_a_tf_function_of_the_callers():
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="tf.function is TensorFlow's")
-def test_rmsprop_starts_once_in_a_tf_function_of_the_callers():
+def test_rmsprop_in_tf_function_of_caller_starts_only_once():
     import tensorflow as tf
 
     def train(compiled):
@@ -172,7 +172,7 @@ def test_rmsprop_starts_once_in_a_tf_function_of_the_callers():
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="tf.function is TensorFlow's")
-def test_summaries_are_refused_in_a_tf_function_of_the_callers(tmp_path):
+def test_summaries_in_tf_function_of_caller_are_rejected(tmp_path):
     import tensorflow as tf
 
     w = variable()
@@ -183,7 +183,7 @@ def test_summaries_are_refused_in_a_tf_function_of_the_callers(tmp_path):
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="jax.jit is JAX's")
-def test_in_a_jax_jit_of_the_callers_it_is_refused():
+def test_training_op_in_jax_jit_of_caller_is_rejected():
     import jax
 
     w = variable()
@@ -195,7 +195,7 @@ def test_in_a_jax_jit_of_the_callers_it_is_refused():
 
 
 @pytest.mark.skipif(BACKEND != "jax", reason="buffers are donated on JAX")
-def test_what_is_donated_is_nobody_elses():
+def test_training_op_donates_no_buffer_that_is_used_elsewhere():
     w, twin, teacher = variable(), variable(), variable(2.0)
     twin.assign(w)
     read = teacher.value
@@ -216,7 +216,7 @@ def frozen_model():
     return model
 
 
-def test_nothing_to_train_is_refused():
+def test_training_op_without_trainable_variables_is_rejected():
     model = frozen_model()
     with pytest.raises(ValueError, match="'sequential.*' has no trainable variables"):
         make(lambda x: ops.sum(model(x)), model=model)(ONE[None])
@@ -226,7 +226,7 @@ def test_nothing_to_train_is_refused():
         make(lambda x: ops.sum(x), var_list=[])(ONE)
 
 
-def test_a_model_that_looks_built_is_not():
+def test_unbuilt_model_that_claims_to_be_built_is_trained_whole():
     class Deferred(keras.Model):
         def __init__(self):
             super().__init__()
@@ -242,7 +242,7 @@ def test_a_model_that_looks_built_is_not():
     assert len(train_op.variables) == 2
 
 
-def test_a_model_of_which_a_part_is_built_is_trained_whole():
+def test_partly_built_model_is_trained_whole():
     first, second = keras.layers.Dense(2), keras.layers.Dense(1)
     first.build((None, 1))
 
@@ -273,7 +273,7 @@ def test_a_model_of_which_a_part_is_built_is_trained_whole():
         ),
     ],
 )
-def test_keras_own_scaling_is_refused(optimizer, params):
+def test_loss_scaling_by_keras_optimizer_is_rejected(optimizer, params):
     with pytest.raises(ValueError, match="must not scale the loss by Keras's own"):
         make(lambda: ops.zeros(()), optimizer, params, rate=None)
 
@@ -288,7 +288,7 @@ def test_keras_own_scaling_is_refused(optimizer, params):
         (lambda: built_for_others(keras.optimizers.SGD(9.0)), "Unknown variable"),
     ],
 )
-def test_an_instance_is_not_changed_by_a_call_that_is_refused(optimizer, words):
+def test_rejected_call_leaves_optimizer_instance_unchanged(optimizer, words):
     optimizer = optimizer()
     with pytest.raises((TypeError, ValueError), match=words):
         make(lambda: ops.zeros(()), optimizer, dtype="mixed", var_list=[variable()])
@@ -300,7 +300,7 @@ def built_for_others(optimizer):
     return optimizer
 
 
-def test_an_instance_belongs_to_one_schedule():
+def test_second_schedule_for_optimizer_instance_is_rejected():
     optimizer, w = keras.optimizers.SGD(9.0), variable()
     make(lambda: ops.sum(w), optimizer)
     with pytest.raises(ValueError, match="another training op gave it"):
@@ -310,7 +310,7 @@ def test_an_instance_belongs_to_one_schedule():
 
 
 @pytest.mark.parametrize("knows_model", [True, False])
-def test_a_resumed_rmsprop_goes_on(knows_model):
+def test_resumed_rmsprop_matches_uninterrupted_run(knows_model):
     """Its averages start at 1, but not after a file was loaded."""
 
     def new():
@@ -357,20 +357,20 @@ def test_a_resumed_rmsprop_goes_on(knows_model):
         ({"loss_scaling": np.nan, "dtype": "mixed"}, ValueError, "loss_scaling=nan"),
     ],
 )
-def test_other_arguments_are_refused(arguments, error, message):
+def test_training_op_rejects_invalid_arguments(arguments, error, message):
     with pytest.raises(error, match=message):
         make(lambda: ops.zeros(()), **arguments)
 
 
 @pytest.mark.parametrize("rate", [None, "fast"])
-def test_a_decay_function_must_return_a_rate(rate):
+def test_decay_function_that_returns_no_rate_is_rejected(rate):
     w = variable()
     train_op = optimize_loss(lambda: ops.sum(w), "SGD", {}, lambda step: rate)
     with pytest.raises(TypeError, match=f"`learning_rate_decay_fn` must.*{rate!r}"):
         train_op()
 
 
-def test_a_rate_has_all_digits_of_a_float32():
+def test_rate_is_float32_under_float16_floatx():
     optimizer = make(lambda x: x, rate=0.1, var_list=[variable()]).optimizer
     before = keras.config.floatx()
     keras.config.set_floatx("float16")
@@ -382,14 +382,14 @@ def test_a_rate_has_all_digits_of_a_float32():
     assert float(rate) == np.float32(0.1)
 
 
-def test_a_decay_function_may_return_one_as_those_of_tf1_do():
+def test_decay_function_may_return_callable_as_in_tf1():
     w = variable()
     optimize_loss(lambda: ops.sum(w), "SGD", {}, lambda step: lambda: 0.25)()
     assert float(w.numpy()[0]) == -0.25
 
 
 @pytest.mark.parametrize("returned", [None, (1.0, 2.0), {"loss": 1.0}])
-def test_a_loss_that_returns_no_scalar_is_refused(returned):
+def test_loss_that_returns_no_tensor_is_rejected(returned):
     w = variable()
     with pytest.raises(TypeError, match="must return a scalar tensor"):
         make(lambda: returned, var_list=[w])()

@@ -59,7 +59,7 @@ def legacy(**children):
     ]
 
 
-def test_slots_come_in_the_order_of_the_variables(read):
+def test_legacy_slots_are_read_in_order_of_variables(read):
     state = read(*legacy())
     assert state.slots == {"m": [("layer/kernel", 4.0), ("layer/bias", 5.0)]}
     assert (state.iterations, state.decay, state.is_legacy) == (7, 0.5, True)
@@ -67,7 +67,7 @@ def test_slots_come_in_the_order_of_the_variables(read):
     assert state.loss_scale is None
 
 
-def test_the_scale_is_that_of_a_wrapper_that_is_the_parent(read):
+def test_loss_scale_is_read_from_wrapper_above_optimizer(read):
     state = read(
         *legacy(wrapper=11),
         {"children": {"base_optimizer": 2, "loss_scale": 12}},
@@ -78,14 +78,14 @@ def test_the_scale_is_that_of_a_wrapper_that_is_the_parent(read):
     assert (state.loss_scale, state.good_steps) == (64.0, 3)
 
 
-def test_the_scale_is_that_of_a_wrapper_that_is_the_optimizer(read):
+def test_loss_scale_is_read_from_wrapper_that_is_optimizer(read):
     objects = legacy()
     objects[2]["children"]["loss_scale"] = 11
     state = read(*objects, {"children": {"current_loss_scale": 12}}, {"value": 64.0})
     assert (state.loss_scale, state.good_steps) == (64.0, None)
 
 
-def test_numbered_variables_come_in_the_order_of_their_numbers(read):
+def test_numbered_variables_are_read_in_numeric_order(read):
     names = [f"Adam/{slot}/layer_{i}/kernel" for i in range(6) for slot in "mv"]
     numbers = {str(i): 3 + i for i in range(13)}
     state = read(
@@ -104,21 +104,21 @@ def test_numbered_variables_come_in_the_order_of_their_numbers(read):
     assert (state.iterations, state.is_legacy) == (9, False)
 
 
-def test_of_two_optimizers_none_is_taken(read):
+def test_checkpoint_with_two_optimizers_is_rejected(read):
     objects = legacy(other=11)
     other = {"children": objects[2]["children"]}
     with pytest.raises(ValueError, match=r"2 optimizers: \['optimizer', 'other'\]"):
         read(*objects, other)
 
 
-def test_a_graph_that_does_not_fit_together_is_damaged(read):
+def test_inconsistent_object_graph_is_reported_as_damaged(read):
     objects = legacy()
     objects[2]["children"]["iter"] = 99
     with pytest.raises(ValueError, match="damaged.*IndexError"):
         read(*objects)
 
 
-def test_a_node_is_what_tensorflow_describes():
+def test_node_holds_fields_of_tensorflow_proto():
     made = types.SimpleNamespace
     proto = made(
         children=[made(local_name="kernel", node_id=4)],

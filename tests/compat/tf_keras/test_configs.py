@@ -114,7 +114,7 @@ def rates(optimizer, steps=(0, 1, 2, 10, 1000)):
 @pytest.mark.parametrize("address", ADDRESSES, ids=str)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("kind", LOSS_SCALE_OPTIMIZERS)
-def test_every_form_and_name_is_read(kind, name, address):
+def test_deserialize_reads_every_form_and_name_of_wrapper(kind, name, address):
     config, (scale, growth_steps) = LOSS_SCALE_OPTIMIZERS[kind]
     optimizer = read({"class_name": name, "config": config, **address})
     assert type(optimizer) is LossScaleOptimizer
@@ -135,7 +135,7 @@ def test_every_form_and_name_is_read(kind, name, address):
     "cls", [LossScaleOptimizer, experimental.LossScaleOptimizer], ids=["modern", "old"]
 )
 @pytest.mark.parametrize("kind", LOSS_SCALE_OPTIMIZERS)
-def test_from_config_reads_every_form(cls, kind):
+def test_from_config_reads_every_form_of_wrapper_config(cls, kind):
     config, (scale, growth_steps) = LOSS_SCALE_OPTIMIZERS[kind]
     before = copy.deepcopy(config)
     optimizer = cls.from_config(config)
@@ -147,7 +147,7 @@ def test_from_config_reads_every_form(cls, kind):
 
 
 @pytest.mark.one_backend
-def test_another_multiplier_is_read():
+def test_dynamic_policy_with_other_multiplier_is_read():
     config = {"optimizer": SGD, "loss_scale": dynamic(multiplier=4.0)}
     optimizer = read({"class_name": "LossScaleOptimizer", "config": config})
     assert isinstance(optimizer.loss_scale_policy, DynamicLossScale)
@@ -155,14 +155,14 @@ def test_another_multiplier_is_read():
 
 
 @pytest.mark.one_backend
-def test_the_experimental_class_has_no_other_multiplier_by_config_either():
+def test_experimental_from_config_rejects_other_multiplier():
     config = {"optimizer": SGD, "loss_scale": dynamic(multiplier=4.0)}
     with pytest.raises(ValueError, match="multiplier"):
         experimental.LossScaleOptimizer.from_config(config)
 
 
 @pytest.mark.one_backend
-def test_a_scale_above_our_bounds_is_read():
+def test_initial_scale_above_default_bounds_is_read():
     config = {
         "inner_optimizer": SGD,
         "dynamic": True,
@@ -195,7 +195,7 @@ MALFORMED = {
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("kind", MALFORMED)
-def test_malformed_configs_are_refused(kind):
+def test_malformed_configs_are_rejected(kind):
     config, words = MALFORMED[kind]
     with pytest.raises((TypeError, ValueError), match=words):
         read({"class_name": "LossScaleOptimizer", "config": config})
@@ -211,7 +211,7 @@ def test_malformed_configs_are_refused(kind):
 @pytest.mark.parametrize("class_name", ["SGD", "sgd", "Adam", "adam", "RMSprop"])
 @pytest.mark.parametrize("rate", [0.5, 1, np.float32(0.5)])
 @pytest.mark.parametrize("key", ["lr", "learning_rate"])
-def test_the_rate_has_two_names(class_name, rate, key):
+def test_learning_rate_is_read_under_both_names(class_name, rate, key):
     optimizer = read({"class_name": class_name, "config": {key: rate, "decay": 0.0}})
     assert type(optimizer).__name__.lower() == class_name.lower()
     assert float(optimizer.learning_rate) == rate
@@ -228,7 +228,7 @@ def test_the_rate_has_two_names(class_name, rate, key):
     ],
     ids=str,
 )
-def test_decay_becomes_a_schedule(rate, decay):
+def test_decay_becomes_inverse_time_schedule(rate, decay):
     steps = (0, 1, 2, 10, 1000)
     expected = [rate / (1.0 + decay * step) for step in steps]
     for config in (
@@ -240,13 +240,13 @@ def test_decay_becomes_a_schedule(rate, decay):
 
 
 @pytest.mark.parametrize("name, rate", [("SGD", 0.01), ("Adam", 0.001)])
-def test_decay_without_a_rate_is_of_the_default_rate(name, rate):
+def test_decay_without_learning_rate_uses_default_rate(name, rate):
     optimizer = read({"class_name": name, "config": {"decay": 0.5}})
     assert rates(optimizer, [0, 2]) == pytest.approx([rate, rate / 2])
 
 
 @pytest.mark.one_backend
-def test_decay_of_nadam_is_not_that_of_the_rate():
+def test_decay_of_nadam_leaves_learning_rate_constant():
     config = {
         "class_name": "Nadam",
         "config": {"name": "Nadam", "learning_rate": 0.5, "decay": 0.004},
@@ -289,7 +289,7 @@ SCHEDULES = {
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("name", SCHEDULES)
 @pytest.mark.parametrize("marks", [{"decay": 0.0}, {"jit_compile": True}, {}], ids=str)
-def test_schedules_without_a_name_are_read(name, marks):
+def test_schedules_without_name_are_read(name, marks):
     schedule = {"class_name": name, "config": {**SCHEDULES[name], "name": None}}
     expected = getattr(keras.optimizers.schedules, name)(**SCHEDULES[name])
     for optimizer in (
@@ -300,7 +300,7 @@ def test_schedules_without_a_name_are_read(name, marks):
 
 
 @pytest.mark.one_backend
-def test_a_schedule_and_a_decay_are_refused():
+def test_schedule_together_with_decay_is_rejected():
     schedule = {
         "class_name": "ExponentialDecay",
         "config": SCHEDULES["ExponentialDecay"],
@@ -343,7 +343,7 @@ NEW_STYLE = {
     ],
     ids=str,
 )
-def test_the_new_optimizers_of_tf_keras_are_read(address):
+def test_new_optimizers_of_tf_keras_are_read(address):
     optimizer = read({"class_name": "Adam", "config": NEW_STYLE, **address})
     assert isinstance(optimizer, keras.optimizers.Adam)
     found = optimizer.get_config()
@@ -353,7 +353,7 @@ def test_the_new_optimizers_of_tf_keras_are_read(address):
 
 
 @pytest.mark.one_backend
-def test_the_name_that_tf_keras_writes_into_h5_files_is_read():
+def test_class_name_that_tf_keras_writes_to_h5_is_read():
     optimizer = read({"class_name": "Custom>Adam", "config": NEW_STYLE})
     assert isinstance(optimizer, keras.optimizers.Adam)
     assert optimizer.beta_1 == 0.5
@@ -364,13 +364,13 @@ def test_the_name_that_tf_keras_writes_into_h5_files_is_read():
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("name", ["AdamWeightDecay", "Novograd", "unknown"])
-def test_an_unknown_optimizer_is_named(name):
+def test_error_names_unknown_optimizer(name):
     with pytest.raises((TypeError, ValueError), match=f"(?i)(unknown|locate).*{name}"):
         read({"class_name": name, "config": {}})
 
 
 @pytest.mark.one_backend
-def test_lars_of_the_model_garden_is_read():
+def test_lars_config_of_model_garden_is_read():
     config = {
         "name": "LARS",
         "learning_rate": 0.5,
@@ -403,7 +403,7 @@ class Adam(keras.optimizers.Adam):
 
 
 @pytest.mark.one_backend
-def test_a_registered_optimizer_of_that_name_stays(monkeypatch):
+def test_registered_optimizer_of_same_name_is_kept(monkeypatch):
     monkeypatch.setattr(Adam, "__module__", "my_project.optimizers")
     optimizer = LossScaleOptimizer(Adam(0.5, decay=0.25))
     for again in (
@@ -416,7 +416,7 @@ def test_a_registered_optimizer_of_that_name_stays(monkeypatch):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("how", ["argument", "scope"])
-def test_a_custom_object_of_that_name_stays(how):
+def test_custom_object_of_same_name_is_kept(how):
     config = {
         "module": "my_project.optimizers",
         "class_name": "Adam",
@@ -439,7 +439,7 @@ def test_a_custom_object_of_that_name_stays(how):
 
 
 @pytest.mark.one_backend
-def test_optimizers_of_keras_3_are_left_to_keras():
+def test_optimizers_of_keras_3_round_trip_unchanged():
     for optimizer in (
         keras.optimizers.Adam(0.5, amsgrad=True, name="mine"),
         keras.optimizers.SGD(

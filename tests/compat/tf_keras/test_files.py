@@ -142,13 +142,13 @@ def assert_refused(optimizer, path, match, error=ValueError):
     ids=["legacy", "new", "new without scope", "new in scopes"],
 )
 @pytest.mark.parametrize("chunk", [None, 2], ids=["whole", "chunks"])
-def test_named_weights(weights, chunk, write, adam):
+def test_named_weights_load_from_h5_file(weights, chunk, write, adam):
     load_optimizer_state(adam, str(write(weights, chunk=chunk)))
     assert_is_loaded(adam)
 
 
 @pytest.mark.one_backend
-def test_the_path_may_be_an_object(write, adam):
+def test_load_optimizer_state_accepts_path_object(write, adam):
     load_optimizer_state(adam, write(new_adam()))
     assert_is_loaded(adam)
 
@@ -156,7 +156,7 @@ def test_the_path_may_be_an_object(write, adam):
 @pytest.mark.one_backend
 @pytest.mark.parametrize("config", [None, {"class_name": "Adam", "config": {}}])
 @pytest.mark.parametrize("weights", ["model.weights.h5", "variables.h5"])
-def test_numbered_weights(config, weights, write_archive, adam):
+def test_numbered_weights_load_from_keras_file(config, weights, write_archive, adam):
     path = write_archive(new_adam().values(), config, weights=weights)
     load_optimizer_state(adam, path)
     assert_is_loaded(adam)
@@ -182,7 +182,7 @@ def test_numbered_weights(config, weights, write_archive, adam):
         ("Lion", {}, {}, [["m"]]),
     ],
 )
-def test_the_layout_follows_the_config(cls, arguments, config, expected, variables):
+def test_slot_layout_follows_config(cls, arguments, config, expected, variables):
     optimizer = getattr(keras.optimizers, cls)(**arguments)
     optimizer.build(variables)
     assert layout_of(optimizer, config) == expected
@@ -190,7 +190,7 @@ def test_the_layout_follows_the_config(cls, arguments, config, expected, variabl
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("rate, loaded", [(0.25, 0.25), ({"class_name": "X"}, 0.5)])
-def test_the_rate_of_the_config(rate, loaded, write, write_archive, adam):
+def test_learning_rate_is_loaded_from_config(rate, loaded, write, write_archive, adam):
     config = {"class_name": "Adam", "config": {"learning_rate": rate}}
     wrapper = {
         "class_name": "LossScaleOptimizer",
@@ -208,7 +208,7 @@ def test_the_rate_of_the_config(rate, loaded, write, write_archive, adam):
 
 
 @pytest.mark.one_backend
-def test_before_tf_2_4_the_wrapper_called_what_it_wraps_optimizer(write, adam):
+def test_wrapper_config_before_tf_2_4_gives_learning_rate(write, adam):
     config = {"class_name": "Adam", "config": {"learning_rate": 0.25}}
     wrapper = {"class_name": "LossScaleOptimizer", "config": {"optimizer": config}}
     load_optimizer_state(adam, write(legacy_adam(), wrapper))
@@ -217,13 +217,13 @@ def test_before_tf_2_4_the_wrapper_called_what_it_wraps_optimizer(write, adam):
 
 
 @pytest.mark.one_backend
-def test_names_from_a_custom_scope_are_those_of_the_class(write, adam):
+def test_class_name_with_custom_prefix_loads(write, adam):
     config = {"class_name": "Custom>Adam", "config": {}}
     load_optimizer_state(adam, write(new_adam(), config))
     assert_is_loaded(adam)
 
 
-def test_a_larc_in_between_is_passed_through(write, variables):
+def test_state_loads_through_larc_wrapper(write, variables):
     sgd = keras.optimizers.SGD(0.1, momentum=0.9)
     optimizer = keras_lso.LossScaleOptimizer(keras_lso.LARC(sgd))
     optimizer.build(variables)
@@ -236,7 +236,7 @@ def test_a_larc_in_between_is_passed_through(write, variables):
     assert int(optimizer.iterations) == 7 and int(optimizer.skipped_steps) == 0
 
 
-def test_other_optimizers_take_slots_of_the_same_names(write, variables):
+def test_lars_takes_slots_of_same_name(write, variables):
     """The Model Garden's LARS was an optimizer of before TF 2.11."""
     lars = keras_lso.LARS(0.5, momentum=0.9)
     lars.build(variables)
@@ -247,7 +247,7 @@ def test_other_optimizers_take_slots_of_the_same_names(write, variables):
     assert_equal(lars.momentums, arrays(1))
 
 
-def test_the_scale_starts_afresh_and_the_warning_points_here(write, variables):
+def test_missing_scale_is_reset_with_warning_at_caller(write, variables):
     optimizer = keras_lso.LossScaleOptimizer(keras.optimizers.Adam(), initial_scale=64)
     optimizer.build(variables)
     optimizer.dynamic_scale.assign(2.0)
@@ -259,7 +259,7 @@ def test_the_scale_starts_afresh_and_the_warning_points_here(write, variables):
 
 
 @pytest.mark.one_backend
-def test_float16_slots_widen(write, variables):
+def test_float16_slots_load_into_float32_slots(write, variables):
     optimizer = keras.optimizers.Adam()
     optimizer.build(variables)
     load_optimizer_state(optimizer, write(legacy_adam(dtype="float16")))
@@ -296,7 +296,7 @@ def test_float16_slots_widen(write, variables):
         ([], [], []),
     ],
 )
-def test_pair(names, paths, order):
+def test_pair_matches_names_to_paths(names, paths, order):
     assert pair(names, paths) == order
 
 
@@ -308,7 +308,7 @@ def test_pair(names, paths, order):
         (["dense/k", "dense_1/k", "hidden/k"], ["hidden/k", "dense/k", "out/k"]),
     ],
 )
-def test_pair_refuses_to_contradict_names(names, paths):
+def test_pair_rejects_order_that_contradicts_names(names, paths):
     with pytest.raises(ValueError, match="might be taken for"):
         pair(names, paths)
 
@@ -317,7 +317,7 @@ def test_pair_refuses_to_contradict_names(names, paths):
 
 
 @pytest.mark.one_backend
-def test_an_optimizer_that_is_not_built(write):
+def test_unbuilt_optimizer_is_rejected(write):
     inner = keras.optimizers.Adam()
     for optimizer in (inner, keras_lso.LossScaleOptimizer(inner)):
         with pytest.raises(
@@ -327,20 +327,20 @@ def test_an_optimizer_that_is_not_built(write):
 
 
 @pytest.mark.one_backend
-def test_what_is_no_optimizer(write):
+def test_optimizer_of_wrong_type_is_rejected(write):
     with pytest.raises(TypeError, match="`optimizer` must be.*optimizer='adam'"):
         load_optimizer_state("adam", write(new_adam()))
 
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("name", ["missing.h5", "missing.keras", "missing"])
-def test_a_path_that_does_not_exist(name, adam, tmp_path):
+def test_missing_path_raises_file_not_found_error(name, adam, tmp_path):
     assert_refused(adam, tmp_path / name, name, FileNotFoundError)
 
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("content", [b"", b"garbage" * 100])
-def test_garbage(content, adam, tmp_path):
+def test_garbage_file_is_rejected(content, adam, tmp_path):
     path = tmp_path / "model.h5"
     path.write_bytes(content)
     assert_refused(adam, path, "neither an HDF5 file.*model.h5")
@@ -348,7 +348,7 @@ def test_garbage(content, adam, tmp_path):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("share", [0.3, 0.6, 0.95])
-def test_truncated_files(share, adam, write, write_archive):
+def test_truncated_files_are_rejected(share, adam, write, write_archive):
     for path in (write(new_adam()), write_archive(new_adam().values())):
         content = path.read_bytes()
         path.write_bytes(content[: int(share * len(content))])
@@ -356,7 +356,7 @@ def test_truncated_files(share, adam, write, write_archive):
 
 
 @pytest.mark.one_backend
-def test_files_that_lack_what_they_announce(adam, write, write_archive):
+def test_files_with_missing_or_broken_parts_are_rejected(adam, write, write_archive):
     path = write(new_adam())
     with h5py.File(path, "r+") as file:
         del file["optimizer_weights/Adam/v/dense/kernel:0"]
@@ -372,7 +372,7 @@ def test_files_that_lack_what_they_announce(adam, write, write_archive):
 
 
 @pytest.mark.one_backend
-def test_files_without_optimizer_state(adam, write, tmp_path):
+def test_files_without_optimizer_state_are_rejected(adam, write, tmp_path):
     path = tmp_path / "weights.h5"
     with h5py.File(path, "w") as file:
         file["dense/kernel:0"] = np.zeros(3)
@@ -383,7 +383,7 @@ def test_files_without_optimizer_state(adam, write, tmp_path):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("version", ["3.0.0", "3.15.1"])
-def test_files_of_keras_3(version, adam, write, write_archive):
+def test_files_of_keras_3_are_rejected(version, adam, write, write_archive):
     for path in (
         write(new_adam(), version=version),
         write_archive(new_adam().values(), version=version),
@@ -392,7 +392,7 @@ def test_files_of_keras_3(version, adam, write, write_archive):
 
 
 @pytest.mark.one_backend
-def test_weights_of_keras_3_have_a_learning_rate(adam, tmp_path):
+def test_weights_file_of_keras_3_is_recognized_by_learning_rate(adam, tmp_path):
     path = tmp_path / "model.weights.h5"
     step, *slots = new_adam().values()
     with h5py.File(path, "w") as file:
@@ -419,14 +419,14 @@ def test_weights_of_keras_3_have_a_learning_rate(adam, tmp_path):
         ({"Adam/iter:0": np.int64([7])}, "iterations must be an integer"),
     ],
 )
-def test_wrong_counts_shapes_and_types(change, match, adam, write):
+def test_wrong_counts_shapes_and_dtypes_are_rejected(change, match, adam, write):
     weights = {**legacy_adam(), **change}
     weights = {name: value for name, value in weights.items() if value is not None}
     assert_refused(adam, write(weights), match)
 
 
 @pytest.mark.one_backend
-def test_more_iterations_than_the_backend_counts(adam, write):
+def test_more_iterations_than_int32_holds_are_rejected(adam, write):
     dtype = keras.backend.standardize_dtype(adam.iterations.dtype)
     largest = int(np.iinfo(dtype).max)
     load_optimizer_state(adam, write(legacy_adam(iterations=largest)))
@@ -437,7 +437,7 @@ def test_more_iterations_than_the_backend_counts(adam, write):
 
 
 @pytest.mark.one_backend
-def test_wrong_counts_in_a_file_without_names(adam, write_archive):
+def test_wrong_counts_or_shapes_without_names_are_rejected(adam, write_archive):
     values = list(new_adam().values())
     assert_refused(adam, write_archive(values[:-1]), "holds 5 slot variables.*make 6")
     assert_refused(adam, write_archive([values[0], *values[:0:-1]]), "has shape")
@@ -453,14 +453,16 @@ def test_wrong_counts_in_a_file_without_names(adam, write_archive):
         (lambda: keras.optimizers.Lion(), r"file: \['v'\]"),
     ],
 )
-def test_other_slots(optimizer, match, variables, write):
+def test_slots_of_different_optimizer_are_rejected(optimizer, match, variables, write):
     optimizer = optimizer()
     optimizer.build(variables)
     assert_refused(optimizer, write(legacy_adam()), match)
 
 
 @pytest.mark.one_backend
-def test_other_classes_with_the_same_slots(variables, write):
+def test_state_of_other_class_with_same_slots_is_rejected_unless_adamw(
+    variables, write
+):
     config = {"class_name": "Adam", "config": {}}
     optimizer = keras.optimizers.Adamax()
     optimizer.build(variables)
@@ -474,14 +476,14 @@ def test_other_classes_with_the_same_slots(variables, write):
 
 
 @pytest.mark.one_backend
-def test_state_that_tf_keras_never_had(variables, write):
+def test_state_for_adafactor_is_rejected(variables, write):
     optimizer = keras.optimizers.Adafactor()
     optimizer.build(variables)
     assert_refused(optimizer, write({"Adafactor/iter:0": np.int64(3)}), "optimizer")
 
 
 @pytest.mark.one_backend
-def test_unknown_weights(adam, write):
+def test_unknown_weights_are_rejected(adam, write):
     weights = {**new_adam(), "Adam/lookahead/dense/kernel:0": np.ones((2, 3))}
     assert_refused(adam, write(weights), "no place here: 'Adam/lookahead/dense/kernel'")
 
@@ -494,7 +496,9 @@ def test_unknown_weights(adam, write):
         ("tensorflow", "checkpoint.index", "pip install tensorflow.*`.h5`"),
     ],
 )
-def test_what_has_to_be_installed(module, make, match, adam, tmp_path, monkeypatch):
+def test_error_names_package_to_install(
+    module, make, match, adam, tmp_path, monkeypatch
+):
     path = tmp_path / make
     path.write_bytes(b"x")
     imported = builtins.__import__

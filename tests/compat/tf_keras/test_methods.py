@@ -72,7 +72,7 @@ class Network:
 
 
 @pytest.mark.exhaustive
-def test_minimize_takes_the_step_of_the_unscaled_loss(optimizer, compiled):
+def test_minimize_takes_step_of_unscaled_loss(optimizer, compiled):
     w, b = new_variable(), keras.Variable(2.0)
     optimizer.build([w, b])
 
@@ -89,7 +89,7 @@ def test_minimize_takes_the_step_of_the_unscaled_loss(optimizer, compiled):
     assert int(optimizer.iterations) == 2
 
 
-def test_minimize_skips_an_overflow(scaling, compiled):
+def test_minimize_skips_overflow(scaling, compiled):
     w = new_variable()
     scaling.build([w])
 
@@ -105,7 +105,7 @@ def test_minimize_skips_an_overflow(scaling, compiled):
     assert (int(scaling.iterations), int(scaling.skipped_steps)) == (1, 1)
 
 
-def test_minimize_moves_the_dynamic_scale():
+def test_minimize_updates_dynamic_scale():
     optimizer = LossScaleOptimizer(sgd(), initial_scale=8, dynamic_growth_steps=2)
     w = new_variable()
     scales = []
@@ -115,13 +115,13 @@ def test_minimize_moves_the_dynamic_scale():
     assert scales == [8.0, 16.0, 8.0, 8.0]
 
 
-def test_minimize_returns_the_count_of_applied_steps(optimizer):
+def test_minimize_returns_iterations(optimizer):
     w = new_variable()
     assert optimizer.minimize(lambda: ops.sum(w), [w]) is optimizer.iterations
 
 
 @pytest.mark.parametrize("kind", ["list", "tuple", "nested", "one", "callable"])
-def test_var_list_may_be(optimizer, kind):
+def test_var_list_may_be_structure_variable_or_callable(optimizer, kind):
     w = new_variable()
     var_list = {
         "list": [w],
@@ -135,21 +135,21 @@ def test_var_list_may_be(optimizer, kind):
         assert values(w) == expected
 
 
-def test_only_the_variables_of_var_list_move(optimizer):
+def test_minimize_changes_only_variables_in_var_list(optimizer):
     w, other = new_variable(), new_variable()
     optimizer.minimize(lambda: ops.sum(w * other), [w])
     assert values(w) == [1.5, 2.0]
     assert values(other) == [3.0, 4.0]
 
 
-def test_a_variable_that_is_not_trainable_moves_if_it_is_named(optimizer):
+def test_non_trainable_variable_in_var_list_is_trained(optimizer):
     frozen, w = new_variable(trainable=False), new_variable()
     optimizer.minimize(lambda: ops.sum(frozen) + ops.sum(w), [frozen, w])
     assert values(w) == [2.5, 3.5]
     assert values(frozen) == [2.5, 3.5]
 
 
-def test_a_variable_without_a_gradient_stays(optimizer):
+def test_variable_without_gradient_stays_unchanged(optimizer):
     w, unused = new_variable(), new_variable()
     optimizer.build([w, unused])
     optimizer.minimize(lambda: ops.sum(w), [w, unused])
@@ -157,14 +157,14 @@ def test_a_variable_without_a_gradient_stays(optimizer):
     assert values(unused) == [3.0, 4.0]
 
 
-def test_the_elements_of_a_loss_are_added_up(optimizer):
+def test_elements_of_loss_are_summed(optimizer):
     w = new_variable()
     optimizer.minimize(lambda: w * w / 2, [w])
     assert values(w) == [1.5, 2.0]
 
 
 @pytest.mark.parametrize("as_list", [False, True])
-def test_grad_loss_weights_the_elements(optimizer, as_list):
+def test_grad_loss_weights_elements_of_loss(optimizer, as_list):
     w = new_variable()
     weights = [1.0, -2.0]
     optimizer.minimize(
@@ -173,14 +173,14 @@ def test_grad_loss_weights_the_elements(optimizer, as_list):
     assert values(w) == [1.5, 8.0]
 
 
-def test_a_float16_loss_does_not_overflow_when_scaled(scaling):
+def test_scaled_float16_loss_does_not_overflow(scaling):
     w = new_variable()
     scaling.minimize(lambda: ops.cast(ops.sum(w) * 64, "float16"), [w])
     assert values(w) == [-29.0, -28.0]
     assert int(scaling.skipped_steps) == 0
 
 
-def test_float16_variables_take_a_step(scaling):
+def test_minimize_steps_float16_variables(scaling):
     w = new_variable(dtype="float16")
     scaling.minimize(lambda: ops.sum(w * w) / 2, [w])
     assert values(w) == [1.5, 2.0]
@@ -189,7 +189,7 @@ def test_float16_variables_take_a_step(scaling):
 # --- minimize: what happens inside the loss -----------------------------------
 
 
-def test_layers_may_be_built_by_the_first_call_of_the_loss(optimizer):
+def test_first_call_of_loss_may_build_layers(optimizer):
     dense = keras.layers.Dense(2, kernel_initializer="ones")
     x = np.array([[1.0, 2.0]], "float32")
     for _ in range(2):
@@ -199,7 +199,7 @@ def test_layers_may_be_built_by_the_first_call_of_the_loss(optimizer):
     assert int(optimizer.iterations) == 2
 
 
-def test_variables_may_be_made_by_the_first_call_of_the_loss(optimizer):
+def test_first_call_of_loss_may_create_variables(optimizer):
     made = []
 
     def loss():
@@ -211,7 +211,7 @@ def test_variables_may_be_made_by_the_first_call_of_the_loss(optimizer):
     assert values(made[0]) == [1.5, 2.0]
 
 
-def test_what_the_loss_assigns_is_assigned_once(optimizer, compiled):
+def test_assignment_in_loss_runs_once_per_step(optimizer, compiled):
     w, calls = new_variable(), keras.Variable(0.0, trainable=False)
     optimizer.build([w])
 
@@ -231,7 +231,7 @@ def test_what_the_loss_assigns_is_assigned_once(optimizer, compiled):
     assert values(w) == [1.5, 2.5]
 
 
-def test_what_the_loss_assigns_stays_when_the_step_is_skipped(scaling):
+def test_assignment_in_loss_is_kept_when_step_is_skipped(scaling):
     w, calls = new_variable(), keras.Variable(0.0, trainable=False)
 
     def loss():
@@ -245,7 +245,7 @@ def test_what_the_loss_assigns_stays_when_the_step_is_skipped(scaling):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("known", [False, True])
-def test_batch_statistics_move_once_a_step(optimizer, known):
+def test_batch_statistics_are_updated_once_per_step(optimizer, known):
     network = Network()
     if known:
         network.loss()
@@ -268,7 +268,7 @@ def test_batch_statistics_move_once_a_step(optimizer, known):
             assert expected.any()
 
 
-def test_dropout_draws_another_mask_at_each_step(optimizer):
+def test_dropout_draws_new_mask_at_each_step(optimizer):
     dropout = keras.layers.Dropout(0.5, seed=1)
     w = keras.Variable(np.zeros(64, "float32"))
     steps = []
@@ -282,7 +282,7 @@ def test_dropout_draws_another_mask_at_each_step(optimizer):
     assert not (steps[1] == steps[2]).all()
 
 
-def test_the_loss_is_called_once_where_the_variables_are_known(optimizer):
+def test_loss_is_called_once_if_variables_are_known(optimizer):
     network = Network()
     network.loss()
     optimizer.build(network.variables())
@@ -292,7 +292,7 @@ def test_the_loss_is_called_once_where_the_variables_are_known(optimizer):
     assert network.calls == before + 2
 
 
-def test_a_loss_that_fails_changes_nothing(optimizer, snapshot):
+def test_failing_loss_leaves_variables_unchanged(optimizer, snapshot):
     w, other = new_variable(), keras.Variable(0.0, trainable=False)
     optimizer.build([w])
     before = snapshot([w, *optimizer.variables])
@@ -312,7 +312,7 @@ def test_a_loss_that_fails_changes_nothing(optimizer, snapshot):
 
 @on_tensorflow
 @pytest.mark.parametrize("persistent", [False, True])
-def test_minimize_takes_a_tensor_and_its_tape(optimizer, persistent):
+def test_minimize_accepts_tensor_with_its_tape(optimizer, persistent):
     import tensorflow as tf
 
     w = new_variable()
@@ -323,7 +323,7 @@ def test_minimize_takes_a_tensor_and_its_tape(optimizer, persistent):
 
 
 @on_tensorflow
-def test_minimize_takes_tensorflow_own_variables(optimizer):
+def test_minimize_accepts_tensorflow_variables(optimizer):
     import tensorflow as tf
 
     w = tf.Variable([3.0, 4.0])
@@ -336,7 +336,7 @@ def test_minimize_takes_tensorflow_own_variables(optimizer):
 
 
 @on_tensorflow
-def test_a_tensor_without_its_tape_is_refused(optimizer, snapshot):
+def test_tensor_without_tape_is_rejected_on_tensorflow(optimizer, snapshot):
     w = new_variable()
     with pytest.raises(ValueError, match="`tape` is required.*GradientTape"):
         optimizer.minimize(ops.sum(w * w), [w])
@@ -344,14 +344,14 @@ def test_a_tensor_without_its_tape_is_refused(optimizer, snapshot):
 
 
 @on_torch
-def test_minimize_takes_a_tensor_on_pytorch(optimizer):
+def test_minimize_accepts_tensor_on_pytorch(optimizer):
     w = new_variable()
     optimizer.minimize(w * w / 2, [w], grad_loss=[1.0, -2.0])
     assert values(w) == [1.5, 8.0]
 
 
 @on_torch
-def test_minimize_takes_a_tensor_where_autograd_is_off(optimizer):
+def test_minimize_accepts_tensor_under_no_grad(optimizer):
     import torch
 
     w = new_variable()
@@ -362,7 +362,7 @@ def test_minimize_takes_a_tensor_where_autograd_is_off(optimizer):
 
 
 @on_torch
-def test_minimize_takes_a_callable_where_autograd_is_off(optimizer):
+def test_minimize_accepts_callable_under_no_grad(optimizer):
     import torch
 
     w = new_variable()
@@ -373,7 +373,7 @@ def test_minimize_takes_a_callable_where_autograd_is_off(optimizer):
 
 @pytest.mark.skipif(BACKEND != "jax", reason="JAX only")
 @pytest.mark.parametrize("method", ["minimize", "get_gradients", "get_updates"])
-def test_on_jax_a_tensor_is_refused_with_what_to_write(optimizer, method):
+def test_error_for_tensor_on_jax_shows_lambda_to_write(optimizer, method):
     w = new_variable()
     with pytest.raises(ValueError, match="does not know how it was computed.*`lambda"):
         getattr(optimizer, method)(ops.sum(w * w), [w])
@@ -381,7 +381,7 @@ def test_on_jax_a_tensor_is_refused_with_what_to_write(optimizer, method):
 
 
 @pytest.mark.skipif(BACKEND == "tensorflow", reason="Tapes are TensorFlow's")
-def test_a_tape_is_refused_where_there_are_none(optimizer):
+def test_tape_with_tensor_is_rejected_on_other_backends(optimizer):
     w = new_variable()
     with pytest.raises(ValueError, match="`tape` is TensorFlow's"):
         optimizer.minimize(ops.sum(w * w), [w], tape=object())
@@ -392,7 +392,7 @@ def test_a_tape_is_refused_where_there_are_none(optimizer):
 
 
 @pytest.mark.parametrize("wrong", [None, 1.0, "w", np.ones(2), [None], {"a": "b"}])
-def test_var_list_takes_variables_only(optimizer, wrong):
+def test_var_list_accepts_only_variables(optimizer, wrong):
     w = new_variable()
     for var_list in ([w, wrong], lambda: [w, wrong]):
         with pytest.raises(ValueError, match="`var_list` takes variables only"):
@@ -401,7 +401,7 @@ def test_var_list_takes_variables_only(optimizer, wrong):
     assert not optimizer.built
 
 
-def test_a_variable_that_is_given_twice_is_refused(optimizer):
+def test_duplicate_variable_in_var_list_is_rejected(optimizer):
     w = new_variable()
     with pytest.raises(ValueError, match="`var_list` holds a variable twice"):
         optimizer.minimize(lambda: ops.sum(w), [w, w])
@@ -410,7 +410,7 @@ def test_a_variable_that_is_given_twice_is_refused(optimizer):
 
 
 @pytest.mark.parametrize("depends", [False, True])
-def test_no_gradient_for_any_variable_is_an_error(optimizer, depends):
+def test_minimize_without_any_gradient_raises(optimizer, depends):
     w, other = new_variable(), new_variable()
     with pytest.raises(ValueError, match="No gradients provided for any variable"):
         if depends:
@@ -420,14 +420,14 @@ def test_no_gradient_for_any_variable_is_an_error(optimizer, depends):
     assert values(w) == [3.0, 4.0]
 
 
-def test_a_loss_that_depends_on_nothing_is_an_error(optimizer):
+def test_constant_loss_raises(optimizer):
     w = new_variable()
     with pytest.raises(ValueError, match="No gradients provided for any variable"):
         optimizer.minimize(lambda: 3.0, [w])
 
 
 @pytest.mark.parametrize("name", [True, 3, ["a"]])
-def test_a_name_is_a_string(optimizer, name):
+def test_name_that_is_not_string_is_rejected(optimizer, name):
     w = new_variable()
     with pytest.raises(TypeError, match="`name` must be a string or None"):
         optimizer.minimize(lambda: ops.sum(w), [w], name=name)
@@ -441,7 +441,7 @@ def test_a_name_is_a_string(optimizer, name):
 # --- get_gradients and get_updates --------------------------------------------
 
 
-def test_get_gradients_returns_them_unscaled(optimizer, compiled):
+def test_get_gradients_returns_unscaled_gradients(optimizer, compiled):
     w, b = new_variable(), keras.Variable(2.0)
     optimizer.build([w, b])
     get = compiled(
@@ -454,7 +454,7 @@ def test_get_gradients_returns_them_unscaled(optimizer, compiled):
     assert int(optimizer.iterations) == 0
 
 
-def test_get_gradients_and_apply_gradients_make_a_step(optimizer):
+def test_get_gradients_with_apply_gradients_takes_step(optimizer):
     w = new_variable()
     for expected in ([1.5, 2.0], [0.75, 1.0]):
         grads = optimizer.get_gradients(lambda: ops.sum(w * w) / 2, [w])
@@ -462,14 +462,14 @@ def test_get_gradients_and_apply_gradients_make_a_step(optimizer):
         assert values(w) == expected
 
 
-def test_get_gradients_of_what_the_loss_does_not_read_is_an_error(optimizer):
+def test_get_gradients_of_variable_unused_by_loss_raises(optimizer):
     w, unused = new_variable(), keras.Variable(1.0, name="unused")
     with pytest.raises(ValueError, match="unused has `None` for gradient"):
         optimizer.get_gradients(lambda: ops.sum(w), [w, unused])
 
 
 @on_tensorflow
-def test_get_gradients_takes_a_tensor_inside_of_a_tf_function(optimizer):
+def test_get_gradients_accepts_tensor_in_tf_function(optimizer):
     import tensorflow as tf
 
     w = new_variable()
@@ -478,13 +478,13 @@ def test_get_gradients_takes_a_tensor_inside_of_a_tf_function(optimizer):
 
 
 @on_torch
-def test_get_gradients_takes_a_tensor_on_pytorch(optimizer):
+def test_get_gradients_accepts_tensor_on_pytorch(optimizer):
     w = new_variable()
     assert values(optimizer.get_gradients(ops.sum(w * w), [w])[0]) == [6.0, 8.0]
 
 
 @pytest.mark.parametrize("nested", [False, True])
-def test_get_updates_makes_a_step(optimizer, nested):
+def test_get_updates_takes_step(optimizer, nested):
     w = new_variable()
     params = {"a": w} if nested else [w]
     result = optimizer.get_updates(lambda: ops.sum(w * w) / 2, params)
@@ -492,7 +492,7 @@ def test_get_updates_makes_a_step(optimizer, nested):
     assert len(result) == 1 and result[0] is optimizer.iterations
 
 
-def test_minimize_is_not_misled_by_what_was_unscaled_before(scaling):
+def test_minimize_unscales_after_earlier_get_gradients(scaling):
     w = new_variable()
     scaling.get_gradients(lambda: ops.sum(w), [w])
     scaling.minimize(lambda: ops.sum(w), [w])
@@ -500,7 +500,7 @@ def test_minimize_is_not_misled_by_what_was_unscaled_before(scaling):
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="a tape is TensorFlow's")
-def test_a_callable_may_use_what_its_tape_has_recorded(optimizer):
+def test_callable_may_use_values_recorded_by_its_tape(optimizer):
     import tensorflow as tf
 
     w = new_variable()
@@ -511,7 +511,7 @@ def test_a_callable_may_use_what_its_tape_has_recorded(optimizer):
 
 
 @pytest.mark.skipif(BACKEND == "tensorflow", reason="TensorFlow has tapes")
-def test_a_tape_is_refused_beside_a_callable_too(optimizer):
+def test_tape_with_callable_is_rejected_on_other_backends(optimizer):
     w = new_variable()
     with pytest.raises(ValueError, match="A `tape` is TensorFlow's"):
         optimizer.minimize(lambda: ops.sum(w), [w], tape=object())
@@ -519,7 +519,7 @@ def test_a_tape_is_refused_beside_a_callable_too(optimizer):
 
 
 @pytest.mark.parametrize("shape", [(3,), (2, 2), (1, 2)])
-def test_a_grad_loss_of_another_shape_is_refused(optimizer, shape):
+def test_grad_loss_of_different_shape_is_rejected(optimizer, shape):
     w = new_variable()
     with pytest.raises(ValueError, match="`grad_loss` must have the loss's shape"):
         optimizer.minimize(lambda: w * w, [w], grad_loss=np.ones(shape, "float32"))
@@ -527,7 +527,7 @@ def test_a_grad_loss_of_another_shape_is_refused(optimizer, shape):
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="tf.function is TensorFlow's")
-def test_grad_loss_weights_a_loss_whose_length_is_not_known_yet(optimizer):
+def test_grad_loss_weights_loss_of_unknown_length(optimizer):
     import tensorflow as tf
 
     w = new_variable()

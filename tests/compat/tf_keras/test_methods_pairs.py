@@ -52,7 +52,7 @@ def grad(*values):
 
 
 @pytest.mark.parametrize("name, scale", [("modern", SCALE), ("experimental", 1.0)])
-def test_before_anything_was_scaled_the_class_decides(name, scale):
+def test_class_decides_if_pairs_are_scaled_before_any_scaling(name, scale):
     optimizer, w = MAKERS[name](), new_variable()
     optimizer.apply_gradients([(grad(scale, -scale), w)])
     assert values(w) == [2.5, 4.5]
@@ -63,7 +63,7 @@ def test_before_anything_was_scaled_the_class_decides(name, scale):
 
 
 @pytest.mark.parametrize("name, scale", [("modern", SCALE), ("experimental", 1.0)])
-def test_after_a_loss_was_scaled_the_class_decides(name, scale):
+def test_class_decides_if_pairs_are_scaled_after_get_scaled_loss(name, scale):
     optimizer, w = MAKERS[name](), new_variable()
     optimizer.get_scaled_loss(1.0)
     optimizer.apply_gradients([(grad(scale, 0.0), w)])
@@ -73,7 +73,7 @@ def test_after_a_loss_was_scaled_the_class_decides(name, scale):
     assert values(w) == [2.0, 4.0]
 
 
-def test_after_scale_loss_pairs_are_scaled_until_another_method_is_used(scaling):
+def test_pairs_count_as_scaled_after_scale_loss_until_unscaled(scaling):
     # Keras 3's TensorFlow trainer calls these two.
     w = new_variable()
     scaling.scale_loss(1.0)
@@ -84,7 +84,7 @@ def test_after_scale_loss_pairs_are_scaled_until_another_method_is_used(scaling)
     assert values(w) == [2.0, 4.0]
 
 
-def test_what_cannot_be_unscaled_leaves_scaled_pairs_scaled(scaling):
+def test_failed_unscaling_leaves_pairs_scaled(scaling):
     w = new_variable()
     scaling.scale_loss(1.0)
     with pytest.raises(TypeError, match="`grads` must be a list of gradients"):
@@ -93,7 +93,7 @@ def test_what_cannot_be_unscaled_leaves_scaled_pairs_scaled(scaling):
     assert values(w) == [2.5, 4.0]
 
 
-def test_after_gradients_were_unscaled_pairs_are_not_scaled(scaling):
+def test_pairs_count_as_unscaled_after_get_unscaled_gradients(scaling):
     w = new_variable()
     scaling.get_scaled_loss(1.0)
     grads = scaling.get_unscaled_gradients([grad(SCALE, 0.0), None])
@@ -105,7 +105,7 @@ def test_after_gradients_were_unscaled_pairs_are_not_scaled(scaling):
 
 
 @pytest.mark.parametrize("scaled, scale", [(True, SCALE), (False, 1.0)])
-def test_an_argument_says_it_outright(scaling, scaled, scale):
+def test_scaled_argument_overrides_inference(scaling, scaled, scale):
     w = new_variable()
     scaling.apply_gradients([(grad(scale, 0.0), w)], scaled=scaled)
     scaling.get_scaled_loss(1.0)
@@ -115,7 +115,7 @@ def test_an_argument_says_it_outright(scaling, scaled, scale):
     assert values(w) == [1.5, 4.0]
 
 
-def test_the_scale_can_be_left_where_it_is():
+def test_update_scale_false_leaves_loss_scale_unchanged():
     optimizer, w = LossScaleOptimizer(sgd(), initial_scale=SCALE), new_variable()
     optimizer.apply_gradients([(grad(np.inf, 0.0), w)], update_scale=False)
     assert float(optimizer.loss_scale) == SCALE
@@ -124,7 +124,7 @@ def test_the_scale_can_be_left_where_it_is():
 
 
 @pytest.mark.parametrize("bad", [np.inf, -np.inf, np.nan])
-def test_a_fixed_scale_skips_a_bad_step_too(bad):
+def test_fixed_scale_skips_non_finite_step(bad):
     optimizer, w = MAKERS["experimental"](), new_variable()
     optimizer.apply_gradients([(grad(1.0, bad), w)])
     assert values(w) == [3.0, 4.0]
@@ -132,7 +132,7 @@ def test_a_fixed_scale_skips_a_bad_step_too(bad):
     assert int(optimizer.iterations) == 0
 
 
-def test_fit_takes_the_experimental_class():
+def test_fit_with_experimental_class_matches_plain_optimizer():
     def fit(optimizer):
         model = keras.Sequential(
             [keras.Input((2,)), keras.layers.Dense(1, kernel_initializer="ones")]
@@ -166,7 +166,7 @@ def make_step(optimizer, w, **arguments):
     ],
     ids=str,
 )
-def test_with_one_replica_the_arguments_change_nothing(optimizer, arguments):
+def test_aggregation_arguments_change_nothing_with_one_replica(optimizer, arguments):
     w = new_variable()
     for expected in ([2.5, 4.0], [2.0, 4.0]):
         assert make_step(optimizer, w, **arguments) is optimizer.iterations
@@ -184,7 +184,7 @@ def test_with_one_replica_the_arguments_change_nothing(optimizer, arguments):
     ],
     ids=str,
 )
-def test_gradients_that_were_added_up_are_not_added_up_again(
+def test_aggregated_gradients_are_not_reduced_again(
     optimizer, arguments, count, monkeypatch
 ):
     totals = []
@@ -203,7 +203,7 @@ def test_gradients_that_were_added_up_are_not_added_up_again(
     assert len(totals) == 2 * count + 1
 
 
-def test_pairs_may_come_from_any_iterable(optimizer):
+def test_apply_gradients_accepts_pairs_from_iterator(optimizer):
     w, scale = new_variable(), float(getattr(optimizer, "loss_scale", 1.0))
     scale = scale if type(optimizer) is LossScaleOptimizer else 1.0
     optimizer.apply_gradients(iter([[grad(scale, 0.0), w]]))
@@ -230,7 +230,7 @@ MALFORMED = {
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("built", [False, True])
 @pytest.mark.parametrize("kind", MALFORMED)
-def test_malformed_pairs_are_a_type_error(optimizer, kind, built, snapshot):
+def test_malformed_pairs_raise_type_error(optimizer, kind, built, snapshot):
     w = new_variable()
     if built:
         optimizer.build([w])
@@ -243,7 +243,7 @@ def test_malformed_pairs_are_a_type_error(optimizer, kind, built, snapshot):
 
 
 @pytest.mark.one_backend
-def test_a_variable_in_place_of_the_pairs_is_a_type_error(optimizer):
+def test_variable_in_place_of_pairs_raises_type_error(optimizer):
     # On JAX `list(variable)` never ends: an index that is too large is clipped.
     def stop(*_):
         raise TimeoutError("apply_gradients(variable) does not end")
@@ -259,7 +259,7 @@ def test_a_variable_in_place_of_the_pairs_is_a_type_error(optimizer):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("pairs", ["none", "only None"])
-def test_no_gradients_are_a_value_error(optimizer, pairs):
+def test_missing_gradients_raise_value_error(optimizer, pairs):
     w = new_variable()
     with pytest.raises(ValueError, match="No gradients provided for any variable"):
         optimizer.apply_gradients([] if pairs == "none" else [(None, w)])
@@ -288,7 +288,7 @@ def calls(optimizer, w):
     keras.backend.backend() != "tensorflow", reason="Replicas are TensorFlow's"
 )
 @pytest.mark.parametrize("method", calls(None, None))
-def test_a_cross_replica_context_is_refused(optimizer, method):
+def test_cross_replica_context_is_rejected(optimizer, method):
     import tensorflow as tf
 
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():

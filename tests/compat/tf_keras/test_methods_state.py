@@ -68,7 +68,7 @@ SLOTS = {
 
 
 @pytest.mark.parametrize("kind", SLOTS)
-def test_slots_have_the_names_of_tf_keras(kind, weights):
+def test_slots_have_names_of_tf_keras(kind, weights):
     expected, arguments = SLOTS[kind]
     inner = getattr(keras.optimizers, kind.split()[0])(0.5, **arguments)
     optimizer = LossScaleOptimizer(inner)
@@ -82,7 +82,7 @@ def test_slots_have_the_names_of_tf_keras(kind, weights):
         assert tuple(slot.shape) == tuple(w.shape)
 
 
-def test_the_slots_of_adam_are_its_first_and_second_moments(weights):
+def test_slots_of_adam_are_its_first_and_second_moments(weights):
     optimizer = LossScaleOptimizer(adam())
     step(optimizer, weights)
     # Of a gradient of 2 * 3.
@@ -92,7 +92,7 @@ def test_the_slots_of_adam_are_its_first_and_second_moments(weights):
     )
 
 
-def test_lars_has_the_slot_of_the_model_garden(weights):
+def test_lars_has_momentum_slot_of_model_garden(weights):
     optimizer = LARS(0.5)
     optimizer.build(weights)
     assert optimizer.get_slot_names() == ["momentum"]
@@ -103,7 +103,7 @@ def test_lars_has_the_slot_of_the_model_garden(weights):
 
 @pytest.mark.parametrize("make", [LARS, keras.optimizers.Lamb], ids=["LARS", "Lamb"])
 @pytest.mark.parametrize("order", [1, -1])
-def test_names_that_begin_alike_are_told_apart(make, order):
+def test_get_slot_distinguishes_variable_names_with_same_prefix(make, order):
     # Variables without a name are called `variable`, `variable_1`, ...
     weights = [keras.Variable([1.0, 2.0], name=n) for n in ("w", "w_1")][::order]
     optimizer = make()
@@ -116,7 +116,7 @@ def test_names_that_begin_alike_are_told_apart(make, order):
         assert optimizer.get_slot(w, "momentum").name == f"{w.name}_momentum"
 
 
-def test_slots_of_float16_variables_are_those_of_their_masters(weights):
+def test_slots_of_float16_variables_belong_to_their_masters(weights):
     half = [keras.Variable([1.0, 2.0], dtype="float16", name="w")]
     optimizer = LossScaleOptimizer(adam(), initial_scale=8)
     step(optimizer, half)
@@ -125,7 +125,7 @@ def test_slots_of_float16_variables_are_those_of_their_masters(weights):
     assert np.all(np.array(optimizer.get_slot(half[0], "v")) > 0)
 
 
-def test_an_unknown_slot_is_a_key_error(optimizer, weights):
+def test_unknown_slot_raises_key_error(optimizer, weights):
     with pytest.raises(KeyError, match="has not been built yet"):
         optimizer.get_slot(weights[0], "m")
     assert optimizer.get_slot_names() == []
@@ -136,7 +136,7 @@ def test_an_unknown_slot_is_a_key_error(optimizer, weights):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_slot_can_be_added(optimizer, weights, when):
+def test_add_slot_adds_slot_once(optimizer, weights, when):
     if when == "after":
         step(optimizer, weights)
     slot = optimizer.add_slot(weights[0], "average", "ones")
@@ -154,7 +154,7 @@ def test_a_slot_can_be_added(optimizer, weights, when):
     assert int(optimizer.iterations) == (2 if when == "after" else 1)
 
 
-def test_a_slot_that_the_optimizer_has_is_not_added(weights):
+def test_add_slot_returns_existing_slot(weights):
     optimizer = LossScaleOptimizer(adam())
     optimizer.build(weights)
     count = len(optimizer.variables)
@@ -177,7 +177,7 @@ INITIALIZERS = {
 @pytest.mark.one_backend
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", INITIALIZERS)
-def test_a_slot_starts_as_it_is_told(optimizer, weights, kind):
+def test_added_slot_starts_with_given_initializer(optimizer, weights, kind):
     slot = optimizer.add_slot(weights[0], "s", INITIALIZERS[kind])
     np.testing.assert_array_equal(slot.numpy(), [1.0, 1.0])
     assert slot.dtype == "float32"
@@ -185,7 +185,7 @@ def test_a_slot_starts_as_it_is_told(optimizer, weights, kind):
 
 
 @pytest.mark.one_backend
-def test_a_slot_may_have_a_shape_of_its_own(optimizer, weights):
+def test_added_slot_may_differ_in_shape_from_its_variable(optimizer, weights):
     slot = optimizer.add_slot(weights[0], "s", shape=(3, 1))
     np.testing.assert_array_equal(slot.numpy(), np.zeros((3, 1)))
     half = keras.Variable([1.0], dtype="float16")
@@ -194,7 +194,7 @@ def test_a_slot_may_have_a_shape_of_its_own(optimizer, weights):
 
 @pytest.mark.one_backend
 @pytest.mark.parametrize("wrong", [np.ones(3), 1.0, None, np.array(["a", "b"])])
-def test_a_wrong_initial_value_adds_nothing(optimizer, weights, wrong):
+def test_invalid_initial_value_adds_no_slot(optimizer, weights, wrong):
     count = len(optimizer.variables)
     with pytest.raises((TypeError, ValueError), match="slot 's'"):
         optimizer.add_slot(weights[0], "s", wrong)
@@ -202,7 +202,7 @@ def test_a_wrong_initial_value_adds_nothing(optimizer, weights, wrong):
     assert optimizer.get_slot_names() == []
 
 
-def test_added_slots_are_saved(optimizer, weights):
+def test_added_slots_are_saved_and_loaded(optimizer, weights):
     optimizer.build(weights)
     optimizer.add_slot(weights[0], "s").assign([5.0, 6.0])
     store = {}
@@ -216,7 +216,7 @@ def test_added_slots_are_saved(optimizer, weights):
 # --- add_weight ---------------------------------------------------------------
 
 
-def test_a_weight_can_be_added(optimizer, weights):
+def test_add_weight_adds_optimizer_variable(optimizer, weights):
     optimizer.build(weights)
     weight = optimizer.add_weight("cache", (2,), "int32", "ones")
     assert weight.dtype == "int32" and not weight.trainable
@@ -231,7 +231,9 @@ def test_a_weight_can_be_added(optimizer, weights):
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("synchronization", ["auto", "NONE", "on_write", "on_read"])
 @pytest.mark.parametrize("aggregation", ["none", "SUM", "mean", "only_first_replica"])
-def test_options_of_a_weight(optimizer, synchronization, aggregation):
+def test_add_weight_accepts_synchronization_and_aggregation(
+    optimizer, synchronization, aggregation
+):
     options = {"synchronization": synchronization, "aggregation": aggregation}
     weight = optimizer.add_weight("w", (), **options)
     assert weight.aggregation == aggregation.lower()
@@ -239,7 +241,7 @@ def test_options_of_a_weight(optimizer, synchronization, aggregation):
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow's own enums")
-def test_options_of_a_weight_may_be_tensorflows(optimizer):
+def test_add_weight_accepts_tensorflow_enums(optimizer):
     import tensorflow as tf
 
     weight = optimizer.add_weight(
@@ -265,7 +267,7 @@ def test_options_of_a_weight_may_be_tensorflows(optimizer):
         ({"trainable": True, "synchronization": "on_read"}, "'on_read' only for"),
     ],
 )
-def test_wrong_options_of_a_weight_add_nothing(optimizer, arguments, words):
+def test_invalid_options_add_no_weight(optimizer, arguments, words):
     count = len(optimizer.variables)
     with pytest.raises(ValueError, match=words):
         optimizer.add_weight("w", (), **arguments)
@@ -275,7 +277,7 @@ def test_wrong_options_of_a_weight_add_nothing(optimizer, arguments, words):
 # --- get_weights and set_weights ----------------------------------------------
 
 
-def test_rmsprop_and_a_dense_layer_have_three_weights():
+def test_rmsprop_with_dense_layer_has_three_weights():
     model = keras.Sequential([keras.layers.Dense(10)])
     optimizer = LossScaleOptimizer(keras.optimizers.RMSprop(), initial_scale=8)
     model.compile(optimizer, loss="mse")
@@ -290,7 +292,7 @@ def test_rmsprop_and_a_dense_layer_have_three_weights():
     assert float(optimizer.loss_scale) == 8.0
 
 
-def test_the_weights_are_the_count_and_the_slots(optimizer, weights):
+def test_weights_are_iterations_and_slots(optimizer, weights):
     assert names(optimizer.weights) == ["iteration"]
     step(optimizer, weights)
     slots = [
@@ -308,7 +310,7 @@ def test_the_weights_are_the_count_and_the_slots(optimizer, weights):
         np.testing.assert_array_equal(array, variable.numpy())
 
 
-def test_what_get_weights_returned_stays(optimizer, weights):
+def test_arrays_from_get_weights_are_independent_copies(optimizer, weights):
     step(optimizer, weights)
     arrays = optimizer.get_weights()
     before = [a.copy() for a in arrays]
@@ -322,7 +324,7 @@ def test_what_get_weights_returned_stays(optimizer, weights):
 
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("kind", ["arrays", "lists", "variables", "tensors", "tuple"])
-def test_set_weights_takes_what_get_weights_gave(optimizer, weights, kind, snapshot):
+def test_set_weights_restores_values_of_get_weights(optimizer, weights, kind, snapshot):
     step(optimizer, weights)
     expected = snapshot(optimizer.weights)
     given = optimizer.get_weights()
@@ -339,7 +341,7 @@ def test_set_weights_takes_what_get_weights_gave(optimizer, weights, kind, snaps
     assert snapshot(optimizer.weights) == expected
 
 
-def test_set_weights_leaves_the_scale_and_the_skipped_steps(weights):
+def test_set_weights_leaves_loss_scale_and_skipped_steps_unchanged(weights):
     optimizer = LossScaleOptimizer(adam(), initial_scale=8)
     step(optimizer, weights)
     saved = optimizer.get_weights()
@@ -352,7 +354,7 @@ def test_set_weights_leaves_the_scale_and_the_skipped_steps(weights):
     assert float(optimizer.loss_scale) == 4.0
 
 
-def test_set_weights_takes_the_values_of_all_variables(optimizer, weights, snapshot):
+def test_set_weights_accepts_values_of_all_variables(optimizer, weights, snapshot):
     step(optimizer, weights)
     values = [np.array(v.numpy()) for v in optimizer.variables]
     expected = snapshot(optimizer.variables)
@@ -381,7 +383,7 @@ WRONG = {
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("all_variables", [False, True])
 @pytest.mark.parametrize("kind", WRONG)
-def test_wrong_weights_change_nothing(
+def test_invalid_weights_are_rejected_without_change(
     optimizer, weights, kind, all_variables, snapshot
 ):
     # Keras's own method assigns one after the other and stops half-way.
@@ -398,12 +400,12 @@ def test_wrong_weights_change_nothing(
 
 
 @pytest.mark.one_backend
-def test_weights_cannot_be_set_before_build(optimizer):
+def test_set_weights_before_build_raises(optimizer):
     with pytest.raises(ValueError, match="has not yet been built"):
         optimizer.set_weights([np.array(1)])
 
 
-def test_setting_all_variables_to_zero_starts_afresh(weights):
+def test_zeroing_all_variables_resets_state_but_not_loss_scale_or_rate(weights):
     """The idiom of tf.keras, which must spare the loss scale and the rate."""
     optimizer = LossScaleOptimizer(adam(), initial_scale=8)
     step(optimizer, weights)
@@ -423,7 +425,7 @@ def test_setting_all_variables_to_zero_starts_afresh(weights):
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="TensorFlow's own format")
 @pytest.mark.parametrize("with_weights", [False, True])
-def test_a_tensorflow_checkpoint_holds_the_optimizer(
+def test_tensorflow_checkpoint_restores_optimizer(
     optimizer, weights, with_weights, tmp_path, snapshot
 ):
     # TensorFlow asks whatever has a `get_slot_names` for its slots, and then refuses
@@ -444,7 +446,7 @@ def test_a_tensorflow_checkpoint_holds_the_optimizer(
 @pytest.mark.parametrize(
     "count", [2.0**40, -5.0, -1, 2**70], ids=["above int32", "below", "int", "huge"]
 )
-def test_a_count_that_the_variable_cannot_hold_is_refused(weights, count):
+def test_iterations_out_of_range_are_rejected(weights, count):
     optimizer = MAKERS["modern"]()
     optimizer.build(weights)
     values = optimizer.get_weights()
@@ -458,7 +460,7 @@ def test_a_count_that_the_variable_cannot_hold_is_refused(weights, count):
 @pytest.mark.parametrize(
     "more", [{"use_ema": True}, {"gradient_accumulation_steps": 2}]
 )
-def test_lars_with_a_schedule_takes_both_kinds_of_weights(weights, more):
+def test_lars_with_schedule_accepts_both_kinds_of_weights(weights, more):
     # Without a variable for the learning rate both are equally long.
     schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)
     optimizer = LARS(schedule, **more)
@@ -478,7 +480,7 @@ def test_lars_with_a_schedule_takes_both_kinds_of_weights(weights, more):
     not hasattr(keras.optimizers, "MultiOptimizer"),
     reason="Keras has a MultiOptimizer since 3.15",
 )
-def test_several_inner_optimizers_have_the_slots_of_each(weights):
+def test_multi_optimizer_has_slots_of_each_inner_optimizer(weights):
     inner = keras.optimizers.MultiOptimizer(
         keras.optimizers.OptimizerMap(
             adam(), {"bias": keras.optimizers.SGD(0.25, momentum=0.9)}
