@@ -23,7 +23,7 @@ from integration_tests.docs_blocks import ALL_BLOCKS, BACKEND, PAGES, blocks_of
 from keras_lso import __main__ as command
 from keras_lso._keras_internals import keras_version
 from testing import misuse
-from testing.keras_versions import fits_torch_processes
+from testing.keras_versions import fits_torch_processes, import_keras_hub
 
 PROGRAMS = sorted({b.page for b in ALL_BLOCKS if b.language == "python"})
 
@@ -173,8 +173,7 @@ def shard_map(names):
 
 @contextlib.contextmanager
 def keras_hub(names):
-    if importlib.util.find_spec("keras_hub") is None:
-        pytest.skip("KerasHub is not installed: see test_keras_hub.py")
+    import_keras_hub()
     yield
 
 

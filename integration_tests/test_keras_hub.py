@@ -1,6 +1,5 @@
 """A KerasHub backbone, trained by a recipe for fine-tuning, with LoRA and without."""
 
-import importlib.util
 import math
 import re
 
@@ -10,14 +9,12 @@ import pytest
 
 import keras_lso
 from integration_tests.test_examples import BACKEND, run_example
+from testing.keras_versions import import_keras_hub
 
-REASON = "KerasHub is not installed: the one in originals.txt needs Keras 3.15"
-# Not by an import: it takes a second, also where all is deselected.
 pytestmark = [
     pytest.mark.slow,
     # What of it depends on a backend, `test_keras_features.py` trains on each.
     pytest.mark.default_backend("torch"),
-    pytest.mark.skipif(importlib.util.find_spec("keras_hub") is None, reason=REASON),
 ]
 
 
@@ -31,8 +28,7 @@ def policy(request):
 
 @pytest.fixture
 def backbone(policy):
-    import keras_hub
-
+    keras_hub = import_keras_hub()
     # As in the example: with dropout JAX's attention has a float16 on a CPU.
     return keras_hub.models.BertBackbone(
         vocabulary_size=16,
@@ -171,6 +167,7 @@ def rows_of(printed):
 
 
 def run_the_example(policy, folder):
+    import_keras_hub()
     name, steps = "keras_hub_finetune.py", 40
     arguments = ("--policy", policy, "--steps", str(steps))
     printed = run_example(name, *arguments, folder=folder, backend=BACKEND)

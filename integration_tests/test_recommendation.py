@@ -4,7 +4,6 @@ Each is recommended what a GPU of compute capability 7.5 needs, and trained so, 
 float16 on a CPU, beside float32. Those that fail without it are trained without, too.
 """
 
-import importlib.util
 import pathlib
 import runpy
 import sys
@@ -15,6 +14,7 @@ import pytest
 
 import keras_lso
 from integration_tests.test_float16_report import Y, large_embedding
+from testing.keras_versions import import_keras_hub
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
 pytestmark = pytest.mark.slow
@@ -68,12 +68,8 @@ def test_recommendation_for_resnet_keeps_no_layer_in_float32():
 
 
 @pytest.mark.default_backend("torch")
-@pytest.mark.skipif(
-    importlib.util.find_spec("keras_hub") is None, reason="KerasHub is not installed"
-)
 def test_recommendation_for_bert_keeps_no_layer_in_float32():
-    import keras_hub
-
+    keras_hub = import_keras_hub()
     keras.utils.set_random_seed(0)
     backbone = keras_hub.models.BertBackbone(
         vocabulary_size=16,

@@ -22,3 +22,9 @@ h5_takes_compile_away = _RELEASE < (3, 16)
 takes_several_steps = _RELEASE >= (3, 16) or keras.backend.backend() != "torch"
 # From 3.16 on `fit` trains with several processes on PyTorch.
 fits_torch_processes = _RELEASE >= (3, 16)
+
+
+def import_keras_hub():
+    """Returns KerasHub; skips the test if it is missing, or older than Keras allows."""
+    reason = "KerasHub is not installed, or cannot be imported with this Keras"
+    return pytest.importorskip("keras_hub", reason=reason, exc_type=ImportError)

@@ -143,6 +143,23 @@ def test_step_of_saved_model_matches_original_step(kind, tmp_path):
         np.testing.assert_array_equal(ours.numpy(), right.numpy())
 
 
+def test_each_number_in_graph_has_its_own_container():
+    """Numbers of a loaded function share a name, and would share a resource."""
+    run = Run("remainder")
+    grads = [tf.constant(1.0, shape=s) for s in SHAPES]
+
+    @functools.partial(tf.function, autograph=False)
+    def step():
+        run.optimizer.apply(grads, run.weights, scaled=True)
+
+    step()
+    graph = step.get_concrete_function().graph.as_graph_def()
+    nodes = [*graph.node, *(n for f in graph.library.function for n in f.node_def)]
+    containers = [n.attr["container"].s for n in nodes if n.op == "VarHandleOp"]
+    assert len(containers) >= len(SHAPES)
+    assert len(set(containers)) == len(containers)
+
+
 @pytest.mark.parametrize(
     "is_compiled", [False, pytest.param(True, marks=pytest.mark.full)]
 )

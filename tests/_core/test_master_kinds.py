@@ -200,6 +200,20 @@ def test_skipped_step_leaves_weights_slots_and_remainders_unchanged(
     assert bits(kept) == before
 
 
+@each_way
+@of_each_dtype
+def test_skipped_step_keeps_remainders_of_assigned_weights(dtype, way, monkeypatch):
+    take(way, monkeypatch)
+    run = Run(K.SGD, dtype, "remainder").steps(4)
+    for weight in run.weights:
+        weight.assign(ops.zeros(weight.shape, dtype=dtype))
+    kept = [*run.weights, *kept_of(run.optimizer)]
+    before = bits(kept)
+    run.steps(1)
+    assert int(run.optimizer.skipped_steps) == 1
+    assert bits(kept) == before
+
+
 @pytest.mark.parametrize("value", [0.0, -0.0, 1.0])
 @of_each_dtype
 @each_way

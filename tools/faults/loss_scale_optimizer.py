@@ -84,9 +84,9 @@ FAULTS = [
     ),
     Fault(
         name="what overwrites its variable is unscaled",
-        file="keras_lso/compat/open_seq2seq/_training_op.py",
-        old="None or is_overwritten(v)",
-        new="None",
+        file="keras_lso/_core/step.py",
+        old="g is not None and not is_own\n",
+        new="g is not None\n",
         tests="tests/_core/test_loss_scale_optimizer.py::test_gradient_that_overwrites_variable_is_not_unscaled",
     ),
     Fault(
