@@ -297,6 +297,9 @@ class LossScaleOptimizer(
             )
         with sharded_slots(inner, masters.trained):
             inner.build(masters.trained)
+        if self._spikes is not None:
+            # Only now a `MultiOptimizer` knows the members that a function chooses.
+            check_windows(inner)
         masters.release(inner)
         exclude_masters_with_variables(inner, variables, masters.trained)
         # An inner optimizer that was built before keeps the variables it knows.

@@ -31,7 +31,8 @@ class SpikeGuard:
 
     The norm is the joint norm of all unscaled gradients, over all replicas, processes
     and shards, as in `global_clipnorm`. With `gradient_accumulation_steps` it is the
-    norm of a window's mean gradient, and the whole window is skipped.
+    norm of a window's mean gradient, and the whole window is skipped. Only averages of
+    `use_ema` and moving statistics stay as its earlier micro-batches have left them.
 
     An outlier enters the history as the limit that it exceeded. A single outlier
     therefore hardly moves the limit, but the limit rises when the level of the norms

@@ -116,13 +116,7 @@ class StateFile:
             is_as_in_memory: Bool. Whether `iteration` has the number of skipped steps,
                 as in a state that was saved without `save`. Defaults to `False`.
         """
-        variables = self._variables_in(store)
-        if variables is None or not self._has_this_history(variables, store):
-            # The state may be from an optimizer with a spike guard, or another window.
-            without = _without_spikes(store)
-            others = None if without is None else self._variables_in(without)
-            if others is not None:
-                variables, store = others, without
+        variables, store = self._variables_in(store)
         if variables is None:
             # Warn, as Keras does: a model may be loaded without its optimizer.
             warn(
@@ -185,42 +179,48 @@ class StateFile:
         return base_variables_of(self._optimizer)[1]
 
     def _variables_in(self, store):
-        """Returns the variables whose values are stored; None for another layout."""
+        """Returns the variables whose values are stored, and the store with only these.
+
+        The variables are None for another layout.
+        """
+        layouts = self._layouts
+        found = [(variables, store) for variables in layouts]
+        without = _without_spikes(store)
+        if without is not None:
+            # From an optimizer with a spike guard, or with a guard of another window.
+            history = self._of_spikes
+            whole = [(v + history, store) for v in layouts[:_WITH_SPIKES] if history]
+            found = whole + found + [(variables, without) for variables in layouts]
+        found = [(v, stored) for v, stored in found if len(v) == len(stored.keys())]
+        # Two layouts may have the same length: around Adafactor, Keras's class saves
+        # fewer of the inner optimizer's variables, and as many more of its own.
+        fewest = min(found, key=lambda each: _misfits(*each), default=(None, store))
+        # Before `build` a wrapper has so few variables that other files may match.
+        if found and not self._optimizer.built and _misfits(*fewest):
+            return None, store
+        return fewest
+
+    @property
+    def _layouts(self):
+        """The lists of variables that a file may have, without a spike guard's."""
         first, inner = self._first_variables, self._optimizer.inner_optimizer
-        is_built = self._optimizer.built
-        all_variables = self.variables
+        but_masters = self._variables_but_masters
+        masters = self._masters
         layouts = [
-            all_variables,
-            # From an optimizer without a spike guard.
-            all_variables[: len(all_variables) - len(self._of_spikes)],
+            but_masters + (list(masters.numbers) if masters else []),
             # From a user who saves `optimizer.variables` directly.
-            self.in_memory,
+            but_masters + (list(masters.variables) if masters else []),
             # From an optimizer without masters. (This package's optimizer once had
             # none for bfloat16 weights.) The masters restart where the weights differ.
-            self._variables_but_masters,
+            but_masters,
             first + inner.variables,
             first + saved_by_keras(inner),
             inner.variables,
         ]
-        if not is_built:
+        if not self._optimizer.built:
             # Keras's class makes the scale's variables in `build`, as ours once did.
-            base = base_variables_of(self._optimizer)
-            layouts.append(base + inner.variables)
-        layouts = [v for v in layouts if len(v) == len(store.keys())]
-        # Two layouts may have the same length: around Adafactor, Keras's class saves
-        # fewer of the inner optimizer's variables, and as many more of its own.
-        variables = max(layouts, key=lambda v: _count_fitting(v, store), default=None)
-        # Before `build` a wrapper has so few variables that other files may match.
-        if variables is None or is_built:
-            return variables
-        return variables if _count_fitting(variables, store) == len(variables) else None
-
-    def _has_this_history(self, variables, store):
-        """Whether the history of spikes in a store, if any, has this length."""
-        history = self._of_spikes
-        if not history or variables[-1] is not history[-1]:
-            return True
-        return _fits(history[0], store[str(len(variables) - len(history))])
+            layouts.append(base_variables_of(self._optimizer) + inner.variables)
+        return layouts
 
     def _hint_at_other_layouts(self):
         if not self._optimizer.built:
@@ -236,6 +236,8 @@ class StateFile:
 
 # The variables of a spike guard: see `SpikeHistory`.
 _SPIKES = 2
+# The number of layouts, of the first ones, that a spike guard's variables may follow.
+_WITH_SPIKES = 3
 
 
 def _without_spikes(store):
@@ -252,11 +254,11 @@ def _without_spikes(store):
     return {str(i): store[str(i)] for i in range(count) if str(i) in names}
 
 
-def _count_fitting(variables, store):
-    """Returns the number of variables that have a fitting entry."""
+def _misfits(variables, store):
+    """Returns the number of variables that have no fitting entry."""
     names = set(store.keys())
     return sum(
-        str(i) in names and _fits(variable, store[str(i)])
+        str(i) not in names or not _fits(variable, store[str(i)])
         for i, variable in enumerate(variables)
     )
 

@@ -284,6 +284,51 @@ def test_loaded_state_restores_history_only_if_windows_are_equal(window, other):
     assert is_calm is not is_same
 
 
+def of_two_weights(masters, guard):
+    """Returns an optimizer with as many masters as a guard has variables."""
+    optimizer = keras_lso.LossScaleOptimizer(
+        K.Adam(0.01), initial_scale=4.0, master_weights=masters, spike_guard=guard
+    )
+    variables = [keras.Variable(np.ones(s), dtype="float16") for s in ((3, 4), (5,))]
+    optimizer.build(variables)
+    return optimizer, variables
+
+
+def test_state_without_masters_and_with_history_loads_into_masters():
+    guard = keras_lso.SpikeGuard(3.0, window=8, warmup=4)
+    old, variables = of_two_weights(False, guard)
+    applied(old, variables, np.linspace(1, 1.2, 6))
+    new, _ = of_two_weights("float32", None)
+    new.load_own_variables(stored(old))
+    assert int(new.iterations) == 6
+    # With its own guard, the history as well.
+    new, _ = of_two_weights("float32", guard)
+    new.load_own_variables(stored(old))
+    assert int(new.iterations) == 6
+    assert bits(new._spikes.variables) == bits(old._spikes.variables)
+
+
+def test_masters_are_not_loaded_as_history_of_spikes():
+    old, variables = of_two_weights("float32", None)
+    applied(old, variables, np.linspace(1, 1.2, 6))
+    new, _ = of_two_weights(False, keras_lso.SpikeGuard(3.0, window=8, warmup=4))
+    with pytest.warns(UserWarning, match="Skipping variable loading"):
+        new.load_own_variables(stored(old))
+    assert int(new.iterations) == 0
+
+
+@pytest.mark.skipif(
+    not hasattr(K, "MultiOptimizer"), reason="Keras 3.12 has no MultiOptimizer"
+)
+def test_members_chosen_by_function_may_not_accumulate_with_guard():
+    sgd, adam = K.SGD(0.01, gradient_accumulation_steps=3), K.Adam(0.02)
+    inner = K.MultiOptimizer(lambda v: sgd if len(v.shape) == 2 else adam)
+    optimizer = keras_lso.GuardedOptimizer(inner, spike_guard=keras_lso.SpikeGuard())
+    variables = [keras.Variable(np.ones(s, "float32")) for s in ((3, 4), (5,))]
+    with pytest.raises(ValueError, match="its own window"):
+        optimizer.build(variables)
+
+
 @pytest.mark.parametrize("cls", ["LossScaleOptimizer", "GuardedOptimizer"])
 def test_config_round_trips_spike_guard(cls):
     guard = keras_lso.SpikeGuard(5.0, 32, 16, 100.0)

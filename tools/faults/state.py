@@ -48,8 +48,8 @@ FAULTS = [
     Fault(
         name="a layout is told by its length alone",
         file="keras_lso/_core/state_file.py",
-        old="max(layouts, key=lambda v: _count_fitting(v, store), default=None",
-        new="next(iter(layouts), None",
+        old="min(found, key=lambda each: _misfits(*each), default=(None, store)",
+        new="next(iter(found), (None, store)",
         tests="tests/_core/test_state_file_layouts.py::test_state_layout_of_each_writer_is_recognized",
     ),
     Fault(
