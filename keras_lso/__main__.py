@@ -5,6 +5,7 @@ Its subcommands are in `diagnostics/info.py`, `compat/saved_files.py` and
 """
 
 import argparse
+import io
 import json
 import sys
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             of the process.
     """
     arguments = _parser().parse_args(argv)
+    _escape_unencodable()
     try:
         return arguments.run(arguments)
     except (OSError, ValueError) as error:
@@ -34,6 +36,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         line = printable(" ".join(str(error).split()))
         print(f"keras-lso: error: {line}", file=sys.stderr)
         return 2
+
+
+def _escape_unencodable():
+    """Lets the standard output escape the characters that its encoding lacks.
+
+    Names of files and layers may contain any character.
+    """
+    # Another handler is the user's choice, and a program may have replaced the stream.
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
 
 
 def _parser():
@@ -113,9 +125,12 @@ def _report(arguments):
     from keras_lso.compat.precision_command import precision_of
 
     found = precision_of(arguments.model, arguments.batch, arguments.hardware)
-    print(found)
-    if arguments.json is not None:
-        found.write(arguments.json)
+    try:
+        if arguments.json is not None:
+            found.write(arguments.json)
+    finally:
+        # The results are not lost if the file cannot be written.
+        print(found)
     return 1 if found.has_findings else 0
 
 

@@ -214,6 +214,72 @@ def test_report_rejects_invalid_hardware_before_reading_files(hardware, run):
     assert_is_refused(result, "`hardware` must be 'auto', 'cpu', 'tpu' or 'gpu:7.5'")
 
 
+# --- The encoding of the output -----------------------------------------------------
+
+
+@pytest.fixture
+def encoded(monkeypatch):
+    """`encoded(encoding)`: a stream of bytes, the standard output in that encoding."""
+
+    def replace(encoding, errors="strict"):
+        stream = io.BytesIO()
+        output = io.TextIOWrapper(stream, encoding, errors, write_through=True)
+        monkeypatch.setattr("sys.stdout", output)
+        return stream
+
+    return replace
+
+
+# Windows uses cp1252 for output to a file, and a container without a locale ASCII.
+@pytest.mark.in_turn
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+def test_report_prints_on_output_that_is_not_unicode(encoding, files, encoded):
+    stream = encoded(encoding)
+    arguments = "report", "model.keras", "batch.npz", "--hardware", "gpu:7.5"
+    assert command.main([*arguments, "--json", "found.json"]) == 0
+    out = stream.getvalue().decode(encoding)
+    assert "Every layer fits into float16." in out
+    assert "\n -----" in out
+    assert json.loads((files / "found.json").read_text())["underflow_report"]
+
+
+@pytest.mark.in_turn("jax")
+def test_report_is_ascii_if_names_are(files):
+    x = np.ones((8, 4), "float32")
+    model = keras_lso.load_model("model.keras")
+    for found in (
+        keras_lso.float16_report(model, x, x[:, :1]),
+        keras_lso.underflow_report(model, x, x[:, :1]),
+        keras_lso.recommend(model, x, x[:, :1], hardware="gpu:7.5"),
+    ):
+        assert str(found).isascii()
+
+
+@pytest.mark.one_backend
+def test_show_escapes_characters_that_encoding_lacks(files, encoded, capsys):
+    (files / "model.keras").rename("modèle 日本.keras")
+    stream = encoded("cp1252")
+    assert command.main(["show", "modèle 日本.keras"]) == 0
+    out = stream.getvalue().decode("cp1252")
+    assert r"modèle \u65e5\u672c.keras, model" in out
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.one_backend
+def test_command_leaves_error_handler_of_user(files, encoded):
+    (files / "model.keras").rename("modèle.keras")
+    stream = encoded("ascii", "replace")
+    assert command.main(["show", "modèle.keras"]) == 0
+    assert b"mod?le.keras, model" in stream.getvalue()
+
+
+@pytest.mark.one_backend
+def test_info_prints_on_ascii_output(encoded):
+    stream = encoded("ascii")
+    assert command.main(["info"]) == 0
+    assert b"inner optimizer" in stream.getvalue()
+
+
 # --- The batch ----------------------------------------------------------------------
 
 

@@ -382,7 +382,7 @@ def test_saved_plot_is_identical_to_returned_figure(tmp_path):
 TABLE = """
                   flushed  flushed  subnormal  overflow
  layer    median  at 2**0  at 2**8    at 2**8   at 2**8      safe scales
- ───────────────────────────────────────────────────────────────────────
+ -----------------------------------------------------------------------
  layer 0   6e-08                       100.0%             2**-1 to 2**39
  layer 1   1e+00    50.0%    <0.1%      49.9%              2**2 to 2**15
  layer 2   2e+01                                         2**-29 to 2**11

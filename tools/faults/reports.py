@@ -117,6 +117,21 @@ FAULTS = [
         tests="tests/test_commands.py::test_report_returns_status_1_if_model_overflows",
     ),
     Fault(
+        name="a report cannot be printed in cp1252",
+        file="keras_lso/diagnostics/tables.py",
+        old=r'    \n -- \n"',
+        new=r'    \n ── \n"',
+        tests="tests/test_commands.py::test_report_is_ascii_if_names_are",
+        backend="jax",
+    ),
+    Fault(
+        name="a name that the encoding of the output lacks ends the command",
+        file="keras_lso/__main__.py",
+        old='errors="backslashreplace"',
+        new='errors="strict"',
+        tests="tests/test_commands.py::test_show_escapes_characters_that_encoding_lacks",
+    ),
+    Fault(
         name="a header makes an array that fills the memory",
         file="keras_lso/compat/batch_files.py",
         old="if size != rest:",
