@@ -127,6 +127,23 @@ def test_report_returns_status_1_for_non_finite_inputs(files, run):
 
 
 @pytest.mark.in_turn("jax")
+def test_report_returns_status_1_for_non_finite_gradients(files, run):
+    save_batch("nan.npz", x=X, y=Y * np.nan)
+    status, out, _ = run("report", "model.keras", "nan.npz")
+    assert status == 1
+    assert "The gradients contain inf or NaN in float32 already" in out
+    assert "Recommended initial_scale" not in out
+
+
+@pytest.mark.in_turn("torch")
+@pytest.mark.parametrize("hardware", ["cpu", "gpu:7.5"])
+def test_report_rejects_batch_without_examples(hardware, files, run):
+    save_batch("none.npz", x=X[:0], y=Y[:0])
+    result = run("report", "model.keras", "none.npz", "--hardware", hardware)
+    assert_is_refused(result, "'none.npz'", "`x` must hold at least one example")
+
+
+@pytest.mark.in_turn("jax")
 def test_report_mentions_missing_gradients(files, run):
     save_model("bare.keras", optimizer=None)
     save_batch("inputs.npz", x=X)

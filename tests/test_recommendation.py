@@ -159,7 +159,34 @@ def test_initial_scale_is_default_without_gradients():
     for model, y in ((make_model(), None), (make_model(optimizer=None), Y)):
         found = recommend(model, y=y)
         assert found.initial_scale == 2.0**15
-        assert any("gradients were not looked at" in r for r in found.reasons)
+        assert found.reasons[1] == (
+            "The gradients were not examined: the batch has no targets, or the model "
+            "is not compiled with a loss. The loss scale begins at its default."
+        )
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("part", ["x", "y"])
+def test_reasons_name_gradients_that_are_not_finite(part, bad):
+    batch = {"x": X.copy(), "y": Y.copy()}
+    batch[part][3] = bad
+    found = recommend(make_model(), **batch)
+    assert found.initial_scale == 2.0**15
+    assert found.reasons[1:] == [
+        "The gradients contain inf or NaN in float32 already: first look for their "
+        "source. The loss scale begins at its default."
+    ]
+
+
+@pytest.mark.in_turn("jax")
+def test_reasons_name_gradients_that_are_all_zero():
+    found = keras_lso.recommend(
+        make_model(), X, Y, sample_weight=np.zeros(8), hardware="gpu:7.5"
+    )
+    assert found.initial_scale == 2.0**15
+    assert found.reasons[1:] == [
+        "The gradients in float16 are all 0. The loss scale begins at its default."
+    ]
 
 
 class Sums(keras.Model):

@@ -177,7 +177,7 @@ def recommendation_of(
         report = report_of(model, batch) if report is None else report
         kept = outermost(paths, {*kept, *report.layers_to_keep})
         reasons += recommendation_reasons.of_report(report)
-        reasons.append(recommendation_reasons.of_scale(report.recommended_scale))
+        reasons.append(recommendation_reasons.of_scale(report))
         scale = report.recommended_scale or DEFAULT_INITIAL_SCALE
     guard = None if policy == "float32" else "GuardedOptimizer"
     policies = policies_of(paths, policy, kept)

@@ -2,6 +2,7 @@
 
 from keras_lso.diagnostics.float16 import Float16Report
 from keras_lso.diagnostics.hardware import is_fast_in, policy_for
+from keras_lso.diagnostics.underflow_counts import NOT_FINITE, all_finite
 
 
 def of_weights(dtype: str, hardware: str) -> str:
@@ -31,14 +32,21 @@ def of_report(report: Float16Report) -> list[str]:
     return reasons
 
 
-def of_scale(scale: float | None) -> str:
+def of_scale(report: Float16Report) -> str:
     """Returns the reason for the initial loss scale."""
-    if scale is None:
-        return (
-            "The gradients were not looked at, for want of targets or of a compiled "
-            "loss: the loss scale begins at its default."
+    counts = [v.gradients for v in report.layers.values() if v.gradients]
+    if report.recommended_scale is None:
+        why = (
+            "The gradients were not examined: the batch has no targets, or the model "
+            "is not compiled with a loss."
         )
-    return (
-        "The loss scale begins at half of the highest power of two at which no "
-        "gradient of this batch overflows, within its bounds."
-    )
+    elif not all_finite(counts):
+        why = NOT_FINITE
+    elif not any(found.values for found in counts):
+        why = "The gradients in float16 are all 0."
+    else:
+        return (
+            "The loss scale begins at half of the highest power of two at which no "
+            "gradient of this batch overflows, within its bounds."
+        )
+    return f"{why} The loss scale begins at its default."
