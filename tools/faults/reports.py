@@ -175,6 +175,13 @@ FAULTS = [
         tests="tests/test_saved_files.py::test_contents_match_scale_and_counters_of_optimizer",
     ),
     Fault(
+        name="micro-batches are shown as applied steps",
+        file="keras_lso/compat/saved_optimizers.py",
+        old="type(window) is int and window > 0",
+        new="False",
+        tests="tests/test_saved_files.py::test_applied_steps_are_updates_of_accumulated_gradients",
+    ),
+    Fault(
         name="another wrapper is shown with a rate as its scale",
         file="keras_lso/compat/saved_optimizers.py",
         old="if self._inner is None or len(self.datasets) < _FIRST + self._inner:",
