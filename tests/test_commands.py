@@ -150,7 +150,7 @@ def test_report_mentions_missing_gradients(files, run):
     for model, batch in (("bare.keras", "batch.npz"), ("model.keras", "inputs.npz")):
         status, out, _ = run("report", model, batch, "--json", "found.json")
         assert status == 0
-        assert "There are no gradients to look at" in out
+        assert "There are no gradients: the model is not compiled" in out
         written = json.loads((files / "found.json").read_text())
         assert written["underflow_report"] is None
 
@@ -366,10 +366,10 @@ def header_of(shape):
     [
         (header_of((2**40,)) + bytes(8), "'x.npy' is damaged.*4398046511104"),
         (header_of((4,)) + bytes(8), "'x.npy' is damaged"),
-        (b"\x93NUMPY\x09\x00" + bytes(100), "'x.npy' has a format"),
-        (b"text", "'x.npy' is no array"),
-        (b"", "'x.npy' is no array"),
-        (b"\x93NUMPY\x01\x00\xff\xff" + b"(" * 65535, "'x.npy' is no array"),
+        (b"\x93NUMPY\x09\x00" + bytes(100), "'x.npy' has an unknown version"),
+        (b"text", "'x.npy' is not a NumPy array"),
+        (b"", "'x.npy' is not a NumPy array"),
+        (b"\x93NUMPY\x01\x00\xff\xff" + b"(" * 65535, "'x.npy' is not a NumPy array"),
     ],
 )
 def test_read_batch_rejects_damaged_arrays(member, words, tmp_path):
@@ -392,7 +392,7 @@ def test_read_batch_rejects_decompression_bomb(tmp_path, monkeypatch):
 @pytest.mark.one_backend
 def test_read_batch_rejects_missing_file_and_other_formats(tmp_path):
     (tmp_path / "batch.npz").write_text("text")
-    with pytest.raises(ValueError, match="batch.npz.*no `.npz` file"):
+    with pytest.raises(ValueError, match="batch.npz.*not a `.npz` file"):
         read_batch(tmp_path / "batch.npz")
     with pytest.raises(FileNotFoundError, match="none.npz"):
         read_batch(tmp_path / "none.npz")

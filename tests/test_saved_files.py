@@ -248,7 +248,7 @@ def test_contents_omit_missing_parts_from_text(tmp_path):
     text = str(saved(model, tmp_path / "model.weights.h5"))
     for words in (
         "weights        4 bfloat16 (38 bytes)",
-        "of a class that the file does not name",
+        "the file does not name the class",
         "of 4 weights (76 bytes)",
     ):
         assert words in text, text
@@ -423,8 +423,8 @@ def test_files_without_keras_model_are_rejected(tmp_path):
     (tmp_path / "text.keras").write_text("text")
     np.savez(tmp_path / "batch.npz", x=X)
     for name, words in (
-        ("other.h5", "neither a model nor weights of Keras"),
-        ("text.keras", "neither a `.keras` file nor one in HDF5"),
+        ("other.h5", "neither a Keras model nor Keras weights"),
+        ("text.keras", "neither a `.keras` file nor an HDF5 file"),
         ("batch.npz", "no `config.json`"),
     ):
         with pytest.raises(ValueError, match=f"{tmp_path / name}.*{words}"):

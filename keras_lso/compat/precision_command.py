@@ -73,7 +73,7 @@ class Precision(NamedTuple):
             file.write("\n")
 
     def __str__(self) -> str:
-        without = "There are no gradients to look at: the model is not compiled, or"
+        without = "There are no gradients: the model is not compiled, or"
         parts = [
             "float16",
             str(self.float16),

@@ -34,7 +34,7 @@ def _optimizer(found):
     """Returns the rows of an optimizer."""
     if found is None:
         return {"optimizer": "none"}
-    rows = {"optimizer": found.name or "of a class that the file does not name"}
+    rows = {"optimizer": found.name or "unknown: the file does not name the class"}
     if found.inner_optimizer is not None:
         rows["inner optimizer"] = found.inner_optimizer
     if found.learning_rate is not None:

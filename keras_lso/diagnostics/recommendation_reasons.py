@@ -7,12 +7,12 @@ from keras_lso.diagnostics.underflow_counts import NOT_FINITE, all_finite
 
 def of_weights(dtype: str, hardware: str) -> str:
     """Returns the reason why 16-bit weights keep their dtype."""
-    masters = "masters keep the steps that 16 bits would round away"
-    reason = f"The weights of the model are in {dtype}, and stay so: {masters}."
+    masters = "Master weights keep the steps that 16 bits would round away."
+    reason = f"The weights of the model are in {dtype}, and keep this dtype. {masters}"
     if is_fast_in(hardware, dtype):
         return reason
     _, other = policy_for(hardware)
-    return f"{reason} It is slow in {dtype} there. {other}"
+    return f"{reason} The hardware is slow in {dtype}. {other}"
 
 
 def of_report(report: Float16Report) -> list[str]:
@@ -23,11 +23,11 @@ def of_report(report: Float16Report) -> list[str]:
         for reason in found.reasons
     ]
     if report.layers_to_keep:
-        reasons.append(f"So in float32: {', '.join(report.layers_to_keep)}.")
+        reasons.append(f"These stay in float32: {', '.join(report.layers_to_keep)}.")
     elif reasons:
         reasons.append(
             "No layer can be kept in float32 instead. Scale the inputs of the model, "
-            "and put what it computes outside its layers into one."
+            "and move computations from outside its layers into a layer."
         )
     return reasons
 
