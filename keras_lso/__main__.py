@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return arguments.run(arguments)
     except (OSError, ValueError) as error:
-        from keras_lso.compat.saved_files_table import printable
+        from keras_lso.diagnostics.tables import printable
 
         # One line, whatever text of a file is in it.
         line = printable(" ".join(str(error).split()))

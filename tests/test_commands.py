@@ -231,6 +231,16 @@ def test_report_rejects_invalid_hardware_before_reading_files(hardware, run):
     assert_is_refused(result, "`hardware` must be 'auto', 'cpu', 'tpu' or 'gpu:7.5'")
 
 
+@pytest.mark.in_turn("torch")
+def test_report_escapes_control_characters_in_names(files, run):
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(1, name="a\x1b[2Jb")])
+    model.compile("sgd", "mse")
+    model.save("evil.keras")
+    status, out, _ = run("report", "evil.keras", "batch.npz")
+    assert status == 0
+    assert r"a\x1b[2Jb" in out and "\x1b" not in out
+
+
 # --- The encoding of the output -----------------------------------------------------
 
 

@@ -35,7 +35,14 @@ def text_of(*renderables: Any) -> str:
     console = Console(file=stream, width=WIDTH, **plain)
     for renderable in renderables:
         console.print(renderable, highlight=False, markup=False)
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
+    # The names of layers may come from the file of a stranger.
+    lines = (printable(line.rstrip()) for line in stream.getvalue().splitlines())
+    return "\n".join(lines)
+
+
+def printable(text: str) -> str:
+    """Escapes the characters of a string that would move the cursor of a terminal."""
+    return "".join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
 
 
 def scale_text(value: float) -> str:

@@ -162,10 +162,17 @@ FAULTS = [
     ),
     Fault(
         name="a file moves the cursor of a terminal",
-        file="keras_lso/compat/saved_files_table.py",
+        file="keras_lso/diagnostics/tables.py",
         old="c if c.isprintable() else",
         new="c if c else",
         tests="tests/test_saved_files.py::test_reading_hostile_file_imports_no_class",
+    ),
+    Fault(
+        name="a layer's name moves the cursor of a terminal",
+        file="keras_lso/diagnostics/tables.py",
+        old="printable(line.rstrip())",
+        new="line.rstrip()",
+        tests="tests/test_commands.py::test_report_escapes_control_characters_in_names",
     ),
     Fault(
         name="skipped steps are shown with the applied ones in them",
